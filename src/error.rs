@@ -1,0 +1,122 @@
+//! The one error type of the library: a kind that decides the exit code, a message that says what was expected and what
+//! was found, and a help line that says what to do. The binary prints it; nothing in the library prints or panics.
+
+use std::fmt;
+
+/// What kind of failure an [`Error`] is. Scripts can branch on it through the exit code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// A setting, a command line or a combination of them that cannot be run.
+    Config,
+    /// Input that cannot be used: missing, unreadable or malformed data, model or tokenizer files.
+    Data,
+    /// Memory ran out on the host or on the device.
+    OutOfMemory,
+    /// The loss or the gradients stopped being numbers.
+    NonFinite,
+    /// The device failed and this process can no longer use it.
+    Device,
+    /// The operating system refused to read or write.
+    Io,
+}
+
+/// An error with what happened, what to do about it, and a kind.
+#[derive(Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    message: String,
+    help: Option<String>,
+}
+
+/// Result with Kiln's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), help: None }
+    }
+
+    /// A setting that cannot be run; `message` names the key, what is expected and what was given.
+    pub fn config(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Config, message)
+    }
+
+    /// Input that cannot be used; `message` names the file and the place in it.
+    pub fn data(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Data, message)
+    }
+
+    /// Memory ran out.
+    pub fn out_of_memory(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::OutOfMemory, message)
+    }
+
+    /// A loss or gradient that is not a finite number.
+    pub fn non_finite(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::NonFinite, message)
+    }
+
+    /// The device failed.
+    pub fn device(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Device, message)
+    }
+
+    /// The operating system refused `action` (for example "write runs/a/plan.toml").
+    pub fn io(action: impl fmt::Display, error: &std::io::Error) -> Self {
+        Self::new(ErrorKind::Io, format!("cannot {action}: {error}"))
+    }
+
+    /// Adds the line that says what to do.
+    #[must_use]
+    pub fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+
+    /// Prefixes the message with where it happened, for example a file name.
+    #[must_use]
+    pub fn at(mut self, place: impl fmt::Display) -> Self {
+        self.message = format!("{place}: {}", self.message);
+        self
+    }
+
+    /// The kind of failure.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// The exit code of the process that fails with this error: 1 io, 2 config, 3 data, 4 out of memory, 5 non-finite,
+    /// 7 device.
+    pub fn exit_code(&self) -> u8 {
+        match self.kind {
+            ErrorKind::Io => 1,
+            ErrorKind::Config => 2,
+            ErrorKind::Data => 3,
+            ErrorKind::OutOfMemory => 4,
+            ErrorKind::NonFinite => 5,
+            ErrorKind::Device => 7,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        match &self.help {
+            Some(help) => write!(f, "\n  help: {help}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// The candidate nearest to `given`, for "did you mean" hints; none if nothing is close.
+pub fn nearest<'a>(given: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    candidates
+        .into_iter()
+        .map(|candidate| (strsim::jaro_winkler(given, candidate), candidate))
+        .filter(|(score, _)| *score > 0.75)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, candidate)| candidate)
+}
