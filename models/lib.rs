@@ -1,1 +1,40 @@
-//! m
+//! GPT-2 and BERT on [Burn](https://burn.dev): what is computed. Each model is written once, in one file, from top to
+//! bottom, with Hugging Face's names; the device decides which backend runs it.
+//!
+//! The crate knows no data, no loss, no optimizer and no files but weights: `[batch, seq]` ids go in, logits come out.
+//!
+//! ```
+//! use burn::tensor::{Device, Int, Tensor};
+//! use kiln_models::{Head, Model, ModelConfig, ModelInput, ModelType};
+//!
+//! let mut fields = serde_json::Map::new();
+//! fields.insert("n_layer".into(), 2.into());
+//! fields.insert("n_head".into(), 2.into());
+//! fields.insert("n_embd".into(), 16.into());
+//! fields.insert("vocab_size".into(), 100.into());
+//! let config = ModelConfig::from_fields(ModelType::Gpt2, &fields)?;
+//!
+//! let device = Device::default();
+//! let model = Model::new(&config, Head::CausalLm, &device)?;
+//! let input_ids = Tensor::<2, Int>::from_ints([[1, 2, 3], [4, 5, 6]], &device);
+//! let input = ModelInput { input_ids, attention_mask: None, token_type_ids: None, last_token: None };
+//! let logits = model.forward(input, false);
+//! assert_eq!(logits.dims(), [6, 100]); // [batch * seq, vocab_size]
+//! # Ok::<(), kiln_models::Error>(())
+//! ```
+
+pub mod bert;
+pub mod config;
+mod error;
+pub mod gpt2;
+mod heads;
+pub mod layers;
+pub mod weights;
+
+pub use config::{ModelConfig, ModelType};
+pub use error::{Error, Result};
+pub use gpt2::KvCache;
+pub use heads::{
+    BertForMaskedLm, BertForQuestionAnswering, BertForSequenceClassification, Gpt2ForSequenceClassification,
+    Gpt2LmHeadModel, Head, Model, ModelInput,
+};

@@ -1,0 +1,188 @@
+//! BERT (Devlin et al. 2018), with Hugging Face's names: `transformers/models/bert/modeling_bert.py` is the reference.
+//! Learned positions and token types, post-LayerNorm blocks, erf GELU, padding mask. The heads are in `heads.rs`.
+
+use burn::module::Module;
+use burn::tensor::{Bool, Device, Int, Tensor};
+
+use crate::config::BertConfig;
+use crate::layers::{
+    Activation, Embedding, LayerNorm, Linear, attention, dropout, merge_heads, padding_mask, split_heads,
+};
+
+/// The transformer body: token ids to hidden states, and the pooled first token where the head wants it.
+#[derive(Module, Debug)]
+pub struct BertModel {
+    /// Word, position and token-type embeddings.
+    pub embeddings: BertEmbeddings,
+    encoder: BertEncoder,
+    pooler: Option<BertPooler>,
+}
+
+/// Sum of word, position and token-type embeddings, normalised.
+#[derive(Module, Debug)]
+pub struct BertEmbeddings {
+    /// `[vocab_size, hidden_size]`; the masked language model head uses it again, transposed.
+    pub word_embeddings: Embedding,
+    position_embeddings: Embedding,
+    token_type_embeddings: Embedding,
+    layer_norm: LayerNorm,
+    dropout: f64,
+}
+
+/// The stack of layers.
+#[derive(Module, Debug)]
+pub struct BertEncoder {
+    layer: Vec<BertLayer>,
+}
+
+/// One layer: attention and feed-forward, each added to its input and then normalised.
+#[derive(Module, Debug)]
+pub struct BertLayer {
+    attention: BertAttention,
+    intermediate: BertIntermediate,
+    output: BertOutput,
+}
+
+/// Self-attention with its output projection.
+#[derive(Module, Debug)]
+pub struct BertAttention {
+    self_: BertSelfAttention,
+    output: BertOutput,
+}
+
+/// The three input projections of self-attention.
+#[derive(Module, Debug)]
+pub struct BertSelfAttention {
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    num_heads: usize,
+    dropout: f64,
+}
+
+/// The widening half of the feed-forward block.
+#[derive(Module, Debug)]
+pub struct BertIntermediate {
+    dense: Linear,
+    #[module(skip)]
+    activation: Activation,
+}
+
+/// A projection back to `hidden_size`, added to the residual and normalised.
+#[derive(Module, Debug)]
+pub struct BertOutput {
+    dense: Linear,
+    layer_norm: LayerNorm,
+    dropout: f64,
+}
+
+/// `tanh(W h_0 + b)` of the first token.
+#[derive(Module, Debug)]
+pub struct BertPooler {
+    dense: Linear,
+}
+
+impl BertModel {
+    /// Random weights as `transformers` draws them, `N(0, initializer_range)`; with a pooler where the head needs one.
+    pub fn new(config: &BertConfig, with_pooler: bool, device: &Device) -> Self {
+        let (d, std) = (config.hidden_size, config.initializer_range);
+        let norm = || LayerNorm::new(d, config.layer_norm_eps, device);
+        let linear = |d_in, d_out| Linear::new(d_in, d_out, true, std, device);
+        let output =
+            |d_in| BertOutput { dense: linear(d_in, d), layer_norm: norm(), dropout: config.hidden_dropout_prob };
+        let layer = |_| BertLayer {
+            attention: BertAttention {
+                self_: BertSelfAttention {
+                    query: linear(d, d),
+                    key: linear(d, d),
+                    value: linear(d, d),
+                    num_heads: config.num_attention_heads,
+                    dropout: config.attention_probs_dropout_prob,
+                },
+                output: output(d),
+            },
+            intermediate: BertIntermediate {
+                dense: linear(d, config.intermediate_size),
+                activation: config.activation(),
+            },
+            output: output(config.intermediate_size),
+        };
+        Self {
+            embeddings: BertEmbeddings {
+                word_embeddings: Embedding::new(config.vocab_size, d, config.padding_idx(), std, device),
+                position_embeddings: Embedding::new(config.max_position_embeddings, d, None, std, device),
+                token_type_embeddings: Embedding::new(config.type_vocab_size, d, None, std, device),
+                layer_norm: norm(),
+                dropout: config.hidden_dropout_prob,
+            },
+            encoder: BertEncoder { layer: (0..config.num_hidden_layers).map(layer).collect() },
+            pooler: with_pooler.then(|| BertPooler { dense: linear(d, d) }),
+        }
+    }
+
+    /// - `input_ids`: `[batch, seq]`
+    /// - `attention_mask`: `[batch, seq]`, true = attend; none when nothing is padded
+    /// - `token_type_ids`: `[batch, seq]`; none means all 0
+    /// - returns `[batch * seq, hidden_size]`
+    pub fn forward(
+        &self,
+        input_ids: Tensor<2, Int>,
+        attention_mask: Option<Tensor<2, Bool>>,
+        token_type_ids: Option<Tensor<2, Int>>,
+        train: bool,
+    ) -> Tensor<2> {
+        let [batch, _] = input_ids.dims();
+        let hidden = attention_mask.map(padding_mask); // [batch, 1, 1, seq]
+        let mut x = self.embeddings.forward(input_ids, token_type_ids, train);
+        for layer in &self.encoder.layer {
+            let attended = layer.attention.forward(x, batch, hidden.clone(), train);
+            let inner = layer.intermediate.activation.forward(layer.intermediate.dense.forward(attended.clone()));
+            x = layer.output.forward(inner, attended, train);
+        }
+        x
+    }
+
+    /// The pooled first token of each sequence, `[batch * seq, hidden_size] -> [batch, hidden_size]`; the first token
+    /// as it is when the model has no pooler.
+    pub fn pooled(&self, x: Tensor<2>, batch: usize) -> Tensor<2> {
+        let [rows, d] = x.dims();
+        let first = x.reshape([batch, rows / batch, d]).slice([0..batch, 0..1, 0..d]).reshape([batch, d]);
+        match &self.pooler {
+            Some(pooler) => pooler.dense.forward(first).tanh(),
+            None => first,
+        }
+    }
+}
+
+impl BertEmbeddings {
+    fn forward(&self, input_ids: Tensor<2, Int>, token_type_ids: Option<Tensor<2, Int>>, train: bool) -> Tensor<2> {
+        let [batch, seq] = input_ids.dims();
+        let words = self.word_embeddings.forward(input_ids.reshape([batch * seq])); // [batch * seq, hidden]
+        let types = match token_type_ids {
+            Some(ids) => self.token_type_embeddings.forward(ids.reshape([batch * seq])),
+            None => {
+                let d = words.dims()[1];
+                self.token_type_embeddings.weight.val().slice([0..1, 0..d])
+            }
+        };
+        let x = self.position_embeddings.positions(words + types, batch, 0);
+        dropout(self.layer_norm.forward(x), self.dropout, train)
+    }
+}
+
+impl BertAttention {
+    fn forward(&self, x: Tensor<2>, batch: usize, hidden: Option<Tensor<4, Bool>>, train: bool) -> Tensor<2> {
+        let projections = &self.self_;
+        let heads = |linear: &Linear| split_heads(linear.forward(x.clone()), batch, projections.num_heads);
+        let (query, key, value) = (heads(&projections.query), heads(&projections.key), heads(&projections.value));
+        let scale = 1.0 / (query.dims()[3] as f64).sqrt();
+        let context = attention(query, key, value, hidden, scale, projections.dropout, train);
+        self.output.forward(merge_heads(context), x, train)
+    }
+}
+
+impl BertOutput {
+    fn forward(&self, x: Tensor<2>, residual: Tensor<2>, train: bool) -> Tensor<2> {
+        self.layer_norm.forward(dropout(self.dense.forward(x), self.dropout, train) + residual)
+    }
+}

@@ -1,0 +1,199 @@
+//! GPT-2 (Radford et al. 2019), with Hugging Face's names: `transformers/models/gpt2/modeling_gpt2.py` is the reference.
+//! Learned positions, pre-LayerNorm blocks, tanh GELU, causal attention. The heads are in `heads.rs`.
+
+use burn::module::Module;
+use burn::tensor::{Bool, Device, Int, Tensor};
+
+use crate::config::Gpt2Config;
+use crate::layers::{
+    Activation, Conv1D, Embedding, LayerNorm, attention, causal_mask, dropout, merge_heads, padding_mask, split_heads,
+};
+
+/// The transformer body: token ids to normalised hidden states.
+#[derive(Module, Debug)]
+pub struct Gpt2Model {
+    /// Token embedding `[vocab_size, n_embd]`; the language model head uses it again, transposed.
+    pub wte: Embedding,
+    /// Position embedding `[n_positions, n_embd]`
+    pub wpe: Embedding,
+    /// The blocks.
+    pub h: Vec<Gpt2Block>,
+    /// The last normalisation.
+    pub ln_f: LayerNorm,
+    embd_pdrop: f64,
+}
+
+/// One block: attention and feed-forward, each after a LayerNorm and added to its input.
+#[derive(Module, Debug)]
+pub struct Gpt2Block {
+    ln_1: LayerNorm,
+    attn: Gpt2Attention,
+    ln_2: LayerNorm,
+    mlp: Gpt2Mlp,
+}
+
+/// Causal self-attention with one projection for query, key and value.
+#[derive(Module, Debug)]
+pub struct Gpt2Attention {
+    c_attn: Conv1D,
+    c_proj: Conv1D,
+    n_head: usize,
+    scale: f64,
+    attn_pdrop: f64,
+    resid_pdrop: f64,
+}
+
+/// The feed-forward block.
+#[derive(Module, Debug)]
+pub struct Gpt2Mlp {
+    c_fc: Conv1D,
+    c_proj: Conv1D,
+    #[module(skip)]
+    activation: Activation,
+    resid_pdrop: f64,
+}
+
+/// Keys and values of the tokens seen so far, for generation: one pair `[batch, heads, seen, head_dim]` a layer.
+#[derive(Debug, Default)]
+pub struct KvCache {
+    layers: Vec<(Tensor<4>, Tensor<4>)>,
+}
+
+impl KvCache {
+    /// How many tokens the cache holds.
+    pub fn len(&self) -> usize {
+        self.layers.first().map_or(0, |(key, _)| key.dims()[2])
+    }
+
+    /// Whether no token has been seen.
+    pub fn is_empty(&self) -> bool {
+        self.layers.is_empty()
+    }
+
+    /// Appends the keys and values of layer `index` and returns all of that layer's.
+    fn append(&mut self, index: usize, key: Tensor<4>, value: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
+        let pair = match self.layers.get(index) {
+            Some((k, v)) => (Tensor::cat(vec![k.clone(), key], 2), Tensor::cat(vec![v.clone(), value], 2)),
+            None => (key, value),
+        };
+        if index == self.layers.len() {
+            self.layers.push(pair.clone());
+        } else {
+            self.layers[index] = pair.clone();
+        }
+        pair
+    }
+}
+
+impl Gpt2Model {
+    /// Random weights as `transformers` draws them: `N(0, initializer_range)`, the two projections that write to the
+    /// residual stream scaled by `1 / sqrt(2 n_layer)`.
+    pub fn new(config: &Gpt2Config, device: &Device) -> Self {
+        let std = config.initializer_range;
+        Self {
+            wte: Embedding::new(config.vocab_size, config.n_embd, None, std, device),
+            wpe: Embedding::new(config.n_positions, config.n_embd, None, std, device),
+            h: (0..config.n_layer).map(|_| Gpt2Block::new(config, device)).collect(),
+            ln_f: LayerNorm::new(config.n_embd, config.layer_norm_epsilon, device),
+            embd_pdrop: config.embd_pdrop,
+        }
+    }
+
+    /// - `input_ids`: `[batch, seq]`
+    /// - `attention_mask`: `[batch, seq]`, true = attend; none when nothing is padded (and always none with a cache)
+    /// - returns `[batch * seq, n_embd]`
+    pub fn forward(
+        &self,
+        input_ids: Tensor<2, Int>,
+        attention_mask: Option<Tensor<2, Bool>>,
+        mut cache: Option<&mut KvCache>,
+        train: bool,
+    ) -> Tensor<2> {
+        let [batch, seq] = input_ids.dims();
+        let device = input_ids.device();
+        let past = cache.as_ref().map_or(0, |cache| cache.len());
+        let tokens = self.wte.forward(input_ids.reshape([batch * seq])); // [batch * seq, n_embd]
+        let mut x = dropout(self.wpe.positions(tokens, batch, past), self.embd_pdrop, train);
+
+        let causal = causal_mask(seq, past, &device); // [1, 1, seq, past + seq]
+        let hidden = match attention_mask {
+            Some(mask) => {
+                let shape = [batch, 1, seq, past + seq];
+                padding_mask(mask).expand(shape).bool_or(causal.expand(shape))
+            }
+            None => causal,
+        };
+        for (index, block) in self.h.iter().enumerate() {
+            let cache = cache.as_deref_mut().map(|cache| (cache, index));
+            x = block.forward(x, batch, hidden.clone(), cache, train);
+        }
+        self.ln_f.forward(x)
+    }
+}
+
+impl Gpt2Block {
+    fn new(config: &Gpt2Config, device: &Device) -> Self {
+        let (d, std) = (config.n_embd, config.initializer_range);
+        let residual_std = std / (2.0 * config.n_layer as f64).sqrt();
+        let norm = || LayerNorm::new(d, config.layer_norm_epsilon, device);
+        Self {
+            ln_1: norm(),
+            attn: Gpt2Attention {
+                c_attn: Conv1D::new(d, 3 * d, std, device),
+                c_proj: Conv1D::new(d, d, residual_std, device),
+                n_head: config.n_head,
+                scale: if config.scale_attn_weights { 1.0 / ((d / config.n_head) as f64).sqrt() } else { 1.0 },
+                attn_pdrop: config.attn_pdrop,
+                resid_pdrop: config.resid_pdrop,
+            },
+            ln_2: norm(),
+            mlp: Gpt2Mlp {
+                c_fc: Conv1D::new(d, config.inner(), std, device),
+                c_proj: Conv1D::new(config.inner(), d, residual_std, device),
+                activation: config.activation(),
+                resid_pdrop: config.resid_pdrop,
+            },
+        }
+    }
+
+    /// `x`: `[batch * seq, n_embd]`
+    fn forward(
+        &self,
+        x: Tensor<2>,
+        batch: usize,
+        hidden: Tensor<4, Bool>,
+        cache: Option<(&mut KvCache, usize)>,
+        train: bool,
+    ) -> Tensor<2> {
+        let x = x.clone() + self.attn.forward(self.ln_1.forward(x), batch, hidden, cache, train);
+        x.clone() + self.mlp.forward(self.ln_2.forward(x), train)
+    }
+}
+
+impl Gpt2Attention {
+    fn forward(
+        &self,
+        x: Tensor<2>,
+        batch: usize,
+        hidden: Tensor<4, Bool>,
+        cache: Option<(&mut KvCache, usize)>,
+        train: bool,
+    ) -> Tensor<2> {
+        let [rows, d] = x.dims();
+        let qkv = self.c_attn.forward(x); // [batch * seq, 3 * n_embd]
+        let part = |i: usize| split_heads(qkv.clone().slice([0..rows, i * d..(i + 1) * d]), batch, self.n_head);
+        let (query, mut key, mut value) = (part(0), part(1), part(2)); // [batch, heads, seq, head_dim]
+        if let Some((cache, index)) = cache {
+            (key, value) = cache.append(index, key, value);
+        }
+        let context = attention(query, key, value, Some(hidden), self.scale, self.attn_pdrop, train);
+        dropout(self.c_proj.forward(merge_heads(context)), self.resid_pdrop, train)
+    }
+}
+
+impl Gpt2Mlp {
+    fn forward(&self, x: Tensor<2>, train: bool) -> Tensor<2> {
+        let inner = self.activation.forward(self.c_fc.forward(x)); // [batch * seq, n_inner]
+        dropout(self.c_proj.forward(inner), self.resid_pdrop, train)
+    }
+}

@@ -1,0 +1,237 @@
+//! What stands on the transformer bodies: language model, masked language model, sequence classification (and
+//! regression, which is one label), span. [`Model`] is the body with its head; it gives logits and nothing else, the loss
+//! is the trainer's business.
+
+use burn::module::{Module, Param};
+use burn::tensor::{Bool, Device, Int, Tensor};
+
+use crate::bert::BertModel;
+use crate::config::{BertConfig, Gpt2Config, ModelConfig};
+use crate::error::{Error, Result};
+use crate::gpt2::{Gpt2Model, KvCache};
+use crate::layers::{Activation, LayerNorm, Linear, dropout, uninitialized};
+
+/// Which head stands on the body. The names of the classes are Hugging Face's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Head {
+    /// Next-token logits (`GPT2LMHeadModel`).
+    CausalLm,
+    /// Logits of every position's own token (`BertForMaskedLM`).
+    MaskedLm,
+    /// One vector of `num_labels` logits a sequence (`...ForSequenceClassification`); one label is regression.
+    SequenceClassification,
+    /// A start and an end logit a token (`BertForQuestionAnswering`).
+    QuestionAnswering,
+}
+
+/// A body with its head.
+#[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant)] // there is one of these in a process
+pub enum Model {
+    /// `GPT2LMHeadModel`
+    Gpt2Lm(Gpt2LmHeadModel),
+    /// `GPT2ForSequenceClassification`
+    Gpt2Classification(Gpt2ForSequenceClassification),
+    /// `BertForMaskedLM`
+    BertMlm(BertForMaskedLm),
+    /// `BertForSequenceClassification`
+    BertClassification(BertForSequenceClassification),
+    /// `BertForQuestionAnswering`
+    BertSpan(BertForQuestionAnswering),
+}
+
+/// One batch as the model sees it.
+#[derive(Debug, Clone)]
+pub struct ModelInput {
+    /// `[batch, seq]`
+    pub input_ids: Tensor<2, Int>,
+    /// `[batch, seq]`, true = attend; none when nothing is padded.
+    pub attention_mask: Option<Tensor<2, Bool>>,
+    /// `[batch, seq]`; none means all 0. GPT-2 has none.
+    pub token_type_ids: Option<Tensor<2, Int>>,
+    /// `[batch]`: index of the last valid token of each sequence, which GPT-2's classification head reads; none means the
+    /// last position.
+    pub last_token: Option<Tensor<1, Int>>,
+}
+
+/// GPT-2 with the language model head, which is the token embedding again.
+#[derive(Module, Debug)]
+pub struct Gpt2LmHeadModel {
+    transformer: Gpt2Model,
+}
+
+/// GPT-2 with a linear classifier on the last valid token.
+#[derive(Module, Debug)]
+pub struct Gpt2ForSequenceClassification {
+    transformer: Gpt2Model,
+    score: Linear,
+}
+
+/// BERT with the masked language model head.
+#[derive(Module, Debug)]
+pub struct BertForMaskedLm {
+    bert: BertModel,
+    cls: BertOnlyMlmHead,
+}
+
+/// Holds the predictions, as Hugging Face nests them.
+#[derive(Module, Debug)]
+pub struct BertOnlyMlmHead {
+    predictions: BertLmPredictionHead,
+}
+
+/// Transform, then the word embedding transposed (tied), then a bias per word.
+#[derive(Module, Debug)]
+pub struct BertLmPredictionHead {
+    transform: BertPredictionHeadTransform,
+    bias: Param<Tensor<1>>,
+}
+
+/// Dense, activation, LayerNorm.
+#[derive(Module, Debug)]
+pub struct BertPredictionHeadTransform {
+    dense: Linear,
+    layer_norm: LayerNorm,
+    #[module(skip)]
+    activation: Activation,
+}
+
+/// BERT with a linear classifier on the pooled first token.
+#[derive(Module, Debug)]
+pub struct BertForSequenceClassification {
+    bert: BertModel,
+    classifier: Linear,
+    dropout: f64,
+}
+
+/// BERT with a start and an end logit for every token.
+#[derive(Module, Debug)]
+pub struct BertForQuestionAnswering {
+    bert: BertModel,
+    qa_outputs: Linear,
+}
+
+impl Model {
+    /// A model with random weights, drawn when they are first used. `head` must be one that the family has.
+    pub fn new(config: &ModelConfig, head: Head, device: &Device) -> Result<Self> {
+        Ok(match (config, head) {
+            (ModelConfig::Gpt2(config), Head::CausalLm) => {
+                Self::Gpt2Lm(Gpt2LmHeadModel { transformer: Gpt2Model::new(config, device) })
+            }
+            (ModelConfig::Gpt2(config), Head::SequenceClassification) => {
+                Self::Gpt2Classification(Gpt2ForSequenceClassification::new(config, device))
+            }
+            (ModelConfig::Bert(config), Head::MaskedLm) => Self::BertMlm(BertForMaskedLm::new(config, device)),
+            (ModelConfig::Bert(config), Head::SequenceClassification) => {
+                Self::BertClassification(BertForSequenceClassification::new(config, device))
+            }
+            (ModelConfig::Bert(config), Head::QuestionAnswering) => {
+                Self::BertSpan(BertForQuestionAnswering::new(config, device))
+            }
+            (config, head) => return Err(Error::NoSuchHead { kind: config.model_type(), head }),
+        })
+    }
+
+    /// The logits of a batch:
+    /// - language models: `[batch * seq, vocab_size]`
+    /// - sequence classification and regression: `[batch, num_labels]`
+    /// - span: `[batch * seq, 2]`, start and end
+    ///
+    /// `train` switches dropout on.
+    pub fn forward(&self, input: ModelInput, train: bool) -> Tensor<2> {
+        let [batch, seq] = input.input_ids.dims();
+        let ModelInput { input_ids, attention_mask, token_type_ids, last_token } = input;
+        match self {
+            Self::Gpt2Lm(model) => model.forward(input_ids, attention_mask, None, train),
+            Self::Gpt2Classification(model) => {
+                let x = model.transformer.forward(input_ids, attention_mask, None, train);
+                let d = x.dims()[1];
+                let last = match last_token {
+                    Some(index) => {
+                        let first = Tensor::<1, Int>::arange(0..batch as i64, &index.device()) * seq as i64;
+                        x.select(0, first + index)
+                    }
+                    None => x.reshape([batch, seq, d]).slice([0..batch, seq - 1..seq, 0..d]).reshape([batch, d]),
+                };
+                model.score.forward(last)
+            }
+            Self::BertMlm(model) => {
+                let x = model.bert.forward(input_ids, attention_mask, token_type_ids, train);
+                model.cls.predictions.forward(x, model.bert.embeddings.word_embeddings.weight.val())
+            }
+            Self::BertClassification(model) => {
+                let x = model.bert.forward(input_ids, attention_mask, token_type_ids, train);
+                model.classifier.forward(dropout(model.bert.pooled(x, batch), model.dropout, train))
+            }
+            Self::BertSpan(model) => {
+                model.qa_outputs.forward(model.bert.forward(input_ids, attention_mask, token_type_ids, train))
+            }
+        }
+    }
+}
+
+impl Gpt2LmHeadModel {
+    /// `[batch, seq] -> [batch * seq, vocab_size]`; with a cache the ids continue the tokens it has seen.
+    pub fn forward(
+        &self,
+        input_ids: Tensor<2, Int>,
+        attention_mask: Option<Tensor<2, Bool>>,
+        cache: Option<&mut KvCache>,
+        train: bool,
+    ) -> Tensor<2> {
+        let x = self.transformer.forward(input_ids, attention_mask, cache, train);
+        x.matmul(self.transformer.wte.weight.val().transpose())
+    }
+}
+
+impl Gpt2ForSequenceClassification {
+    fn new(config: &Gpt2Config, device: &Device) -> Self {
+        Self {
+            transformer: Gpt2Model::new(config, device),
+            score: Linear::new(config.n_embd, config.labels.num_labels(), false, config.initializer_range, device),
+        }
+    }
+}
+
+impl BertForMaskedLm {
+    fn new(config: &BertConfig, device: &Device) -> Self {
+        let d = config.hidden_size;
+        let predictions = BertLmPredictionHead {
+            transform: BertPredictionHeadTransform {
+                dense: Linear::new(d, d, true, config.initializer_range, device),
+                layer_norm: LayerNorm::new(d, config.layer_norm_eps, device),
+                activation: config.activation(),
+            },
+            bias: uninitialized([config.vocab_size], device, |shape, device| Tensor::zeros(shape, device)),
+        };
+        Self { bert: BertModel::new(config, false, device), cls: BertOnlyMlmHead { predictions } }
+    }
+}
+
+impl BertLmPredictionHead {
+    /// `x [n, hidden_size]`, `words [vocab_size, hidden_size]` -> `[n, vocab_size]`
+    fn forward(&self, x: Tensor<2>, words: Tensor<2>) -> Tensor<2> {
+        let x = self.transform.activation.forward(self.transform.dense.forward(x));
+        self.transform.layer_norm.forward(x).matmul(words.transpose()) + self.bias.val().unsqueeze()
+    }
+}
+
+impl BertForSequenceClassification {
+    fn new(config: &BertConfig, device: &Device) -> Self {
+        let labels = config.labels.num_labels();
+        Self {
+            bert: BertModel::new(config, true, device),
+            classifier: Linear::new(config.hidden_size, labels, true, config.initializer_range, device),
+            dropout: config.classifier_dropout.unwrap_or(config.hidden_dropout_prob),
+        }
+    }
+}
+
+impl BertForQuestionAnswering {
+    fn new(config: &BertConfig, device: &Device) -> Self {
+        Self {
+            bert: BertModel::new(config, false, device),
+            qa_outputs: Linear::new(config.hidden_size, 2, true, config.initializer_range, device),
+        }
+    }
+}

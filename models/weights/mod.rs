@@ -1,0 +1,12 @@
+//! Hugging Face weights in and out. `names` maps parameters to Hugging Face's tensor names, `files` reads checkpoints of
+//! every layout `transformers` writes, `load` fits one to a model and reports what did not, `save` writes one that
+//! `transformers` opens.
+
+mod files;
+mod load;
+mod names;
+mod save;
+
+pub use load::{LoadReport, load};
+pub use names::{Parameter, parameters};
+pub use save::{NamedTensor, export, save, to_hf_layout, write_safetensors};

@@ -1,0 +1,101 @@
+//! The table between our parameters and Hugging Face's tensor names. The fields of the models carry Hugging Face's names,
+//! so the table is short: three spellings that Rust cannot have, and torch's transposed `Linear`.
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::Tensor;
+
+/// Field names that differ from Hugging Face's.
+const SPELLINGS: &[(&str, &str)] = &[("layer_norm", "LayerNorm"), ("self_", "self")];
+
+/// One parameter of a model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Parameter {
+    /// Burn's identity of the parameter, the key of its gradient.
+    pub id: ParamId,
+    /// Hugging Face's tensor name.
+    pub name: String,
+    /// Shape as Hugging Face stores it.
+    pub shape: Vec<usize>,
+    /// Hugging Face stores the transpose of ours (torch's `Linear`).
+    pub transposed: bool,
+    /// It belongs to a LayerNorm.
+    pub in_norm: bool,
+}
+
+impl Parameter {
+    /// Whether weight decay applies: not to biases, not to LayerNorm weights (`Trainer.get_decay_parameter_names`).
+    pub fn decays(&self) -> bool {
+        !self.in_norm && !self.name.ends_with("bias")
+    }
+
+    /// Number of elements.
+    pub fn num_elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// Every parameter of `model`, in the order in which the model visits them. Creates nothing: shapes of parameters that
+/// have not been drawn yet are known.
+pub fn parameters<M: Module>(model: &M) -> Vec<Parameter> {
+    let mut visitor = Names { path: PathStack::default(), found: Vec::new() };
+    model.visit(&mut visitor);
+    visitor.found
+}
+
+/// Follows a traversal and knows the Hugging Face name of the place it is at.
+#[derive(Debug, Default)]
+pub(super) struct PathStack {
+    segments: Vec<(String, String)>,
+}
+
+impl PathStack {
+    pub(super) fn enter(&mut self, name: &str, container: &str) {
+        self.segments.push((name.to_string(), container.to_string()));
+    }
+
+    pub(super) fn exit(&mut self) {
+        self.segments.pop();
+    }
+
+    /// The Hugging Face name; an enum's variant is ours alone and no part of it.
+    pub(super) fn name(&self) -> String {
+        let segments = self.segments.iter().filter(|(_, container)| !container.starts_with("Enum:"));
+        let spelled = segments.map(|(name, _)| {
+            SPELLINGS.iter().find(|(ours, _)| ours == name).map_or(name.as_str(), |(_, theirs)| theirs)
+        });
+        spelled.collect::<Vec<_>>().join(".")
+    }
+
+    pub(super) fn transposed(&self) -> bool {
+        self.segments.last().is_some_and(|(name, container)| name == "weight" && container == "Struct:Linear")
+    }
+
+    pub(super) fn in_norm(&self) -> bool {
+        self.segments.last().is_some_and(|(_, container)| container == "Struct:LayerNorm")
+    }
+}
+
+struct Names {
+    path: PathStack,
+    found: Vec<Parameter>,
+}
+
+impl ModuleVisitor for Names {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.exit();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let transposed = self.path.transposed();
+        let mut shape = param.lazy_shape().to_vec();
+        if transposed {
+            shape.reverse();
+        }
+        let (name, in_norm) = (self.path.name(), self.path.in_norm());
+        self.found.push(Parameter { id: param.id, name, shape, transposed, in_norm });
+    }
+}

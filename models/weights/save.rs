@@ -1,0 +1,118 @@
+//! Writes weights as `transformers` does: `model.safetensors`, f32, Hugging Face's names and layout. A file appears under
+//! its name only when it is whole and on disk.
+
+use std::collections::HashMap;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::Tensor;
+use safetensors::tensor::{Dtype, TensorView};
+
+use super::names::{Parameter, parameters};
+use crate::error::{Error, Result};
+
+/// A tensor on the host, f32, row-major.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NamedTensor {
+    /// Its name in the file.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its values.
+    pub data: Vec<f32>,
+}
+
+/// Every parameter of `model` under its Hugging Face name, in Hugging Face's layout.
+///
+/// # Errors
+/// The device's message when a value cannot be read back.
+pub fn export<M: Module>(model: &M) -> std::result::Result<Vec<NamedTensor>, String> {
+    let parameters = parameters(model).into_iter().map(|parameter| (parameter.id, parameter)).collect();
+    let mut visitor = Export { parameters, exported: Vec::new(), error: None };
+    model.visit(&mut visitor);
+    match visitor.error {
+        Some(error) => Err(error),
+        None => Ok(visitor.exported),
+    }
+}
+
+/// A parameter's value or gradient on the host, turned into Hugging Face's layout.
+///
+/// # Errors
+/// The device's message when the value cannot be read back.
+pub fn to_hf_layout<const D: usize>(
+    parameter: &Parameter,
+    tensor: Tensor<D>,
+) -> std::result::Result<NamedTensor, String> {
+    let tensor = if parameter.transposed { tensor.swap_dims(0, 1) } else { tensor };
+    let shape = tensor.dims().to_vec();
+    let data = tensor.try_into_vec_as::<f32>().map_err(|error| format!("{}: {error}", parameter.name))?;
+    Ok(NamedTensor { name: parameter.name.clone(), shape, data })
+}
+
+/// Writes `model.safetensors` into `folder`.
+///
+/// # Errors
+/// A value that cannot be read from the device, or a folder that cannot be written.
+pub fn save<M: Module>(model: &M, folder: &Path) -> Result<()> {
+    let path = folder.join("model.safetensors");
+    let tensors = export(model).map_err(|problem| Error::Weights { path: path.clone(), problem })?;
+    write_safetensors(&path, &tensors)
+}
+
+/// Writes `tensors` to `path` as one safetensors file: aside first, then renamed, so that `path` is never half a file.
+///
+/// # Errors
+/// The operating system's, for example a full disk; `path` is then as it was before.
+pub fn write_safetensors(path: &Path, tensors: &[NamedTensor]) -> Result<()> {
+    let io = |source| Error::Io { action: "write", path: path.into(), source };
+    let bytes = tensors
+        .iter()
+        .map(|tensor| tensor.data.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>())
+        .collect::<Vec<_>>();
+    let views = tensors.iter().zip(&bytes).map(|(tensor, bytes)| {
+        let view = TensorView::new(Dtype::F32, tensor.shape.clone(), bytes)
+            .expect("four bytes a value and the shape of the tensor they came from");
+        (tensor.name.as_str(), view)
+    });
+    let header = HashMap::from([("format".to_string(), "pt".to_string())]);
+    let serialized = safetensors::serialize(views, Some(header)).map_err(|error| io(std::io::Error::other(error)))?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut aside = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
+    let mut writer = BufWriter::new(aside.as_file_mut());
+    writer.write_all(&serialized).and_then(|()| writer.flush()).map_err(io)?;
+    drop(writer);
+    aside.as_file().sync_all().map_err(io)?;
+    readable_by_all(aside.as_file()).map_err(io)?;
+    aside.persist(path).map_err(|error| io(error.error))?;
+    Ok(())
+}
+
+/// Temporary files are private to their owner; a model file gets the usual permissions.
+fn readable_by_all(file: &std::fs::File) -> std::io::Result<()> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        file.set_permissions(std::fs::Permissions::from_mode(0o644))?;
+    }
+    #[cfg(not(unix))]
+    let _ = file;
+    Ok(())
+}
+
+struct Export {
+    parameters: HashMap<ParamId, Parameter>,
+    exported: Vec<NamedTensor>,
+    error: Option<String>,
+}
+
+impl ModuleVisitor for Export {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let parameter = &self.parameters[&param.id];
+        match to_hf_layout(parameter, param.val()) {
+            Ok(tensor) => self.exported.push(tensor),
+            Err(error) => self.error = Some(error),
+        }
+    }
+}
