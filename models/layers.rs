@@ -89,6 +89,7 @@ impl LayerNorm {
 pub struct Embedding {
     /// `[num_embeddings, features]`
     pub weight: Param<Tensor<2>>,
+    padding_idx: Option<usize>,
 }
 
 impl Embedding {
@@ -101,12 +102,20 @@ impl Embedding {
                 None => table,
             }
         });
-        Self { weight }
+        Self { weight, padding_idx }
     }
 
-    /// `[n] -> [n, features]`
+    /// `[n] -> [n, features]`. The row `padding_idx` gets no gradient from being looked up, as in torch's `Embedding`.
     pub fn forward(&self, ids: Tensor<1, Int>) -> Tensor<2> {
-        self.weight.val().select(0, ids)
+        let x = self.weight.val().select(0, ids.clone());
+        match self.padding_idx {
+            Some(row) if x.is_tracked() => {
+                let [n, features] = x.dims();
+                let is_padding = ids.equal_scalar(row as i64).reshape([n, 1]).expand([n, features]);
+                x.clone().mask_where(is_padding, x.detach())
+            }
+            _ => x,
+        }
     }
 
     /// The first `seq` rows from `start`, repeated for every sequence of the batch: `[batch * seq, features]`.

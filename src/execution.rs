@@ -1,0 +1,188 @@
+//! Where a run executes: finds the device that the config names, seeds it, reads values back from it (and counts the
+//! reads, since a read in the middle of a step stalls the device), and knows how much memory the process has used.
+
+use std::panic;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use burn::tensor::{Device, DeviceType, Tensor};
+
+use crate::config::DeviceKind;
+use crate::error::{Error, Result};
+
+/// A device of this machine that this build can use.
+#[derive(Debug, Clone)]
+pub struct Available {
+    /// The kind, as it is written in configs.
+    pub kind: DeviceKind,
+    /// The index among the devices of that kind.
+    pub index: usize,
+    /// Burn's name of it.
+    pub name: String,
+    /// The device.
+    pub device: Device,
+    /// It is a processor that pretends to be a GPU (a software Vulkan driver); `auto` does not choose it.
+    pub is_software: bool,
+}
+
+/// Every device that this build and this machine offer, best first: CUDA, wgpu, CPU.
+pub fn available() -> Vec<Available> {
+    let mut devices = Vec::new();
+    #[cfg(feature = "cuda")]
+    devices.extend(enumerate(DeviceKind::Cuda, DeviceType::Cuda));
+    #[cfg(feature = "wgpu")]
+    devices.extend(enumerate(DeviceKind::Wgpu, DeviceType::Wgpu));
+    devices.extend(enumerate(DeviceKind::Cpu, DeviceType::Flex));
+    devices
+}
+
+/// Asks Burn for the devices of one kind. A missing driver makes the runtimes panic; here that means "none".
+fn enumerate(kind: DeviceKind, device_type: DeviceType) -> Vec<Available> {
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(|_| {}));
+    let found = panic::catch_unwind(|| Device::enumerate(device_type).into_vec()).unwrap_or_default();
+    panic::set_hook(hook);
+    let described = found.into_iter().enumerate().map(|(index, device)| {
+        let name = format!("{device:?}").trim_start_matches("Device<").trim_end_matches('>').to_string();
+        let is_software = kind == DeviceKind::Wgpu && name.contains("Cpu");
+        Available { kind, index, name, device, is_software }
+    });
+    described.collect()
+}
+
+/// The device that `kind` and `index` name.
+///
+/// # Errors
+/// A kind that this build lacks (with the build command), a kind or an index that this machine lacks.
+pub fn select(kind: DeviceKind, index: usize) -> Result<Available> {
+    let built = match kind {
+        DeviceKind::Auto | DeviceKind::Cpu => true,
+        DeviceKind::Wgpu => cfg!(feature = "wgpu"),
+        DeviceKind::Cuda => cfg!(feature = "cuda"),
+    };
+    if !built {
+        return Err(Error::config(format!("device.kind = \"{kind}\": this build of kiln has no {kind} support"))
+            .help(format!("build it with `cargo build --release --features {kind}`, or set device.kind = \"cpu\"")));
+    }
+    let mut devices = available();
+    if kind == DeviceKind::Auto {
+        devices.retain(|device| !device.is_software);
+        let best = devices.first().map(|device| device.kind);
+        devices.retain(|device| Some(device.kind) == best);
+    } else {
+        devices.retain(|device| device.kind == kind);
+    }
+    let found = devices.len();
+    devices.into_iter().nth(index).ok_or_else(|| {
+        Error::config(match found {
+            0 => format!("device.kind = \"{kind}\": this machine has no such device, or its driver is missing"),
+            _ => format!("device.index = {index}: this machine has {found} {kind} device(s), numbered from 0"),
+        })
+        .help("`kiln devices` lists what this build and this machine offer")
+    })
+}
+
+static READS: AtomicU64 = AtomicU64::new(0);
+
+/// How many times values have been read back from a device since the process started.
+pub fn device_reads() -> u64 {
+    READS.load(Ordering::Relaxed)
+}
+
+/// Reads scalars back in one transfer, in order. Every read of a run goes through here, so that reads can be counted.
+///
+/// # Errors
+/// What the device reports: execution errors surface when a value is read.
+pub fn read_scalars(values: Vec<Tensor<1>>) -> Result<Vec<f64>> {
+    if values.is_empty() {
+        return Ok(Vec::new());
+    }
+    READS.fetch_add(1, Ordering::Relaxed);
+    let together = Tensor::cat(values.into_iter().map(without_autodiff).collect(), 0);
+    let values = together.try_into_vec_as::<f32>().map_err(|error| device_error(&error))?;
+    Ok(values.into_iter().map(f64::from).collect())
+}
+
+/// Reads all of one tensor back, in row-major order.
+///
+/// # Errors
+/// As [`read_scalars`].
+pub fn read_values<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {
+    READS.fetch_add(1, Ordering::Relaxed);
+    tensor.try_into_vec_as::<f32>().map_err(|error| device_error(&error))
+}
+
+fn without_autodiff(tensor: Tensor<1>) -> Tensor<1> {
+    if tensor.is_autodiff() { tensor.inner() } else { tensor }
+}
+
+fn device_error(error: &dyn std::fmt::Display) -> Error {
+    let text = error.to_string();
+    if text.to_lowercase().contains("memory") {
+        Error::out_of_memory(format!("the device ran out of memory: {text}"))
+            .help("lower trainer.per_device_train_batch_size and raise trainer.gradient_accumulation_steps by as much")
+    } else {
+        Error::device(format!("the device failed: {text}"))
+    }
+}
+
+/// A seed for one use of randomness, independent of the others: `purpose` names the use, `step` and `part` the place in
+/// the run. Nothing of a generator's state needs to be saved: the seed of any moment can be computed again.
+/// (SplitMix64's output function, Steele, Lea & Flood 2014, as the mixer.)
+pub fn seed_for(run_seed: u64, purpose: &str, step: u64, part: u64) -> u64 {
+    let mix = |value: u64| {
+        let mut z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    };
+    let purpose = purpose.bytes().fold(0, |hash, byte| mix(hash ^ u64::from(byte)));
+    [purpose, step, part].into_iter().fold(mix(run_seed), |hash, value| mix(hash ^ value))
+}
+
+/// The most memory this process has had resident, in MiB; none where the system does not tell (other than Linux).
+pub fn peak_mib() -> Option<f64> {
+    status_kib("VmHWM:").map(|kib| kib / 1024.0)
+}
+
+fn status_kib(key: &str) -> Option<f64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(key))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn seeds_differ_by_every_argument() {
+        let all = [
+            seed_for(1, "dropout", 0, 0),
+            seed_for(2, "dropout", 0, 0),
+            seed_for(1, "init", 0, 0),
+            seed_for(1, "dropout", 1, 0),
+            seed_for(1, "dropout", 0, 1),
+        ];
+        for (i, a) in all.iter().enumerate() {
+            assert!(all[i + 1..].iter().all(|b| a != b));
+        }
+        assert_eq!(seed_for(1, "dropout", 3, 4), seed_for(1, "dropout", 3, 4));
+    }
+
+    #[test]
+    fn reads_are_counted_and_in_order() {
+        let device = Device::flex();
+        let before = device_reads();
+        let values = [1.0f32, 2.0, 3.0].map(|value| Tensor::<1>::from_floats([value], &device)).to_vec();
+        assert_eq!(read_scalars(values).unwrap(), [1.0, 2.0, 3.0]);
+        assert!(device_reads() > before);
+    }
+
+    #[test]
+    fn a_cpu_is_always_there_and_a_second_is_refused() {
+        assert_eq!(select(DeviceKind::Cpu, 0).unwrap().kind, DeviceKind::Cpu);
+        let error = select(DeviceKind::Cpu, 7).unwrap_err().to_string();
+        assert!(error.contains("device.index = 7"), "{error}");
+    }
+}

@@ -1,0 +1,164 @@
+//! What a run reports: one record per event, written twice. As a line of `metrics.jsonl`, flushed at once, so that nothing
+//! is lost when the process dies; and as a dict line on stdout, as Hugging Face's Trainer prints it and as metric regexes
+//! read it. A NaN is written as NaN (as Python's json module does), never left out.
+
+use std::fmt::Write as _;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// One value of a record.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    /// A count.
+    Count(u64),
+    /// A measurement; may be NaN or infinite.
+    Real(f64),
+    /// A measurement that this machine cannot make.
+    Missing,
+}
+
+impl From<u64> for Value {
+    fn from(value: u64) -> Self {
+        Self::Count(value)
+    }
+}
+
+impl From<f64> for Value {
+    fn from(value: f64) -> Self {
+        Self::Real(value)
+    }
+}
+
+impl From<Option<f64>> for Value {
+    fn from(value: Option<f64>) -> Self {
+        value.map_or(Self::Missing, Self::Real)
+    }
+}
+
+/// Named values in the order in which they are written.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Record {
+    fields: Vec<(String, Value)>,
+}
+
+impl Record {
+    /// Adds a value.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
+        self.fields.push((name.to_string(), value.into()));
+        self
+    }
+
+    /// The value called `name`, as a number; none when it is not there or could not be measured.
+    pub fn get(&self, name: &str) -> Option<f64> {
+        self.fields.iter().find(|(field, _)| field == name).and_then(|(_, value)| match value {
+            Value::Count(count) => Some(*count as f64),
+            Value::Real(real) => Some(*real),
+            Value::Missing => None,
+        })
+    }
+
+    /// The fields in order.
+    pub fn fields(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.fields.iter().map(|(name, value)| (name.as_str(), value))
+    }
+
+    /// `{"step": 1, "loss": 8.3}`
+    pub fn to_json(&self) -> String {
+        self.render('"', ["NaN", "Infinity", "-Infinity", "null"])
+    }
+
+    /// `{'step': 1, 'loss': 8.3}`
+    pub fn to_dict(&self) -> String {
+        self.render('\'', ["nan", "inf", "-inf", "None"])
+    }
+
+    fn render(&self, quote: char, [nan, inf, minus_inf, missing]: [&str; 4]) -> String {
+        let mut text = String::from("{");
+        for (i, (name, value)) in self.fields.iter().enumerate() {
+            let comma = if i == 0 { "" } else { ", " };
+            let written = match value {
+                Value::Count(count) => write!(text, "{comma}{quote}{name}{quote}: {count}"),
+                Value::Missing => write!(text, "{comma}{quote}{name}{quote}: {missing}"),
+                Value::Real(real) if real.is_nan() => write!(text, "{comma}{quote}{name}{quote}: {nan}"),
+                Value::Real(real) if real.is_infinite() => {
+                    let sign = if *real > 0.0 { inf } else { minus_inf };
+                    write!(text, "{comma}{quote}{name}{quote}: {sign}")
+                }
+                Value::Real(real) => write!(text, "{comma}{quote}{name}{quote}: {real:?}"),
+            };
+            written.expect("writing to a String cannot fail");
+        }
+        text.push('}');
+        text
+    }
+}
+
+/// `metrics.jsonl` of a run folder, open for appending.
+#[derive(Debug)]
+pub struct MetricsFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl MetricsFile {
+    /// Opens `metrics.jsonl` in `folder`.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let path = folder.join("metrics.jsonl");
+        let file = OpenOptions::new().create(true).append(true).open(&path);
+        let file = file.map_err(|error| Error::io(format!("open {}", path.display()), &error))?;
+        Ok(Self { path, file })
+    }
+
+    /// Appends one line.
+    ///
+    /// # Errors
+    /// The operating system's, for example a full disk.
+    pub fn append(&mut self, record: &Record) -> Result<()> {
+        let line = record.to_json() + "\n";
+        let written = self.file.write_all(line.as_bytes());
+        written.map_err(|error| Error::io(format!("write {}", self.path.display()), &error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        Record::default()
+            .with("step", 3)
+            .with("loss", f64::NAN)
+            .with("lr", 5e-5)
+            .with("epoch", 1.0)
+            .with("up", f64::INFINITY)
+            .with("peak_mib", None)
+    }
+
+    #[test]
+    fn json_is_what_pythons_json_module_reads() {
+        let expected = r#"{"step": 3, "loss": NaN, "lr": 5e-5, "epoch": 1.0, "up": Infinity, "peak_mib": null}"#;
+        assert_eq!(record().to_json(), expected);
+    }
+
+    #[test]
+    fn the_dict_line_is_pythons() {
+        let expected = "{'step': 3, 'loss': nan, 'lr': 5e-5, 'epoch': 1.0, 'up': inf, 'peak_mib': None}";
+        assert_eq!(record().to_dict(), expected);
+        let line = Record::default().with("train_runtime", 123_456.789).to_dict();
+        assert_eq!(line, "{'train_runtime': 123456.789}", "metric regexes read [0-9.]*");
+    }
+
+    #[test]
+    fn values_are_found_by_name() {
+        assert_eq!(record().get("lr"), Some(5e-5));
+        assert_eq!(record().get("peak_mib"), None);
+        assert_eq!(record().get("absent"), None);
+    }
+}

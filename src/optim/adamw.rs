@@ -1,0 +1,107 @@
+//! AdamW (Loshchilov & Hutter 2017) over all parameters of a model, by PyTorch's formula and with its defaults
+//! (`torch.optim.AdamW`): decoupled decay first, bias-corrected moments, epsilon outside the square root.
+//! State lives on the device in f32, flat, keyed by parameter.
+
+use std::collections::{BTreeMap, HashMap};
+
+use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
+use kiln_models::weights::parameters;
+
+/// What AdamW is told once.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamWConfig {
+    /// Decay of the first moment. Default 0.9.
+    pub beta1: f64,
+    /// Decay of the second moment. Default 0.999.
+    pub beta2: f64,
+    /// Added to the denominator. Default 1e-8.
+    pub epsilon: f64,
+    /// Decoupled weight decay of every parameter that decays. Default 0.
+    pub weight_decay: f64,
+}
+
+impl Default for AdamWConfig {
+    fn default() -> Self {
+        Self { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 }
+    }
+}
+
+/// The optimizer with its state.
+#[derive(Debug, Clone)]
+pub struct AdamW {
+    config: AdamWConfig,
+    /// How many updates have been made.
+    step: u64,
+    /// Weight decay of each parameter: the config's, or 0 for biases and LayerNorm weights.
+    decay: HashMap<ParamId, f64>,
+    moments: BTreeMap<ParamId, Moments>,
+}
+
+/// First and second moment of one parameter, flat `[n]`, f32.
+#[derive(Debug, Clone)]
+struct Moments {
+    exp_avg: Tensor<1>,
+    exp_avg_sq: Tensor<1>,
+}
+
+impl AdamW {
+    /// An optimizer for `model`, without state yet. Parameter groups are Hugging Face's: no decay on biases and norms.
+    pub fn new<M: Module>(config: AdamWConfig, model: &M) -> Self {
+        let decay = parameters(model)
+            .into_iter()
+            .map(|parameter| (parameter.id, if parameter.decays() { config.weight_decay } else { 0.0 }))
+            .collect();
+        Self { config, step: 0, decay, moments: BTreeMap::new() }
+    }
+
+    /// One update with learning rate `lr`. `scale`, `[1]`, multiplies every gradient: it carries the division by the loss
+    /// count and the clipping, so that neither needs a pass of its own or a value on the host.
+    #[must_use]
+    pub fn step<M: Module>(&mut self, model: M, grads: GradientsParams, scale: &Tensor<1>, lr: f64) -> M {
+        self.step += 1;
+        model.map(&mut Update { optimizer: self, grads, scale, lr })
+    }
+
+    fn update(&mut self, id: ParamId, value: Tensor<1>, grad: Tensor<1>, lr: f64) -> Tensor<1> {
+        let AdamWConfig { beta1, beta2, epsilon, .. } = self.config;
+        let squared = grad.clone().square() * (1.0 - beta2);
+        let first = grad * (1.0 - beta1);
+        let moments = match self.moments.remove(&id) {
+            Some(Moments { exp_avg, exp_avg_sq }) => {
+                Moments { exp_avg: exp_avg * beta1 + first, exp_avg_sq: exp_avg_sq * beta2 + squared }
+            }
+            None => Moments { exp_avg: first, exp_avg_sq: squared },
+        };
+        let correction1 = 1.0 - beta1.powf(self.step as f64);
+        let correction2 = 1.0 - beta2.powf(self.step as f64);
+        let denominator = moments.exp_avg_sq.clone().sqrt() / correction2.sqrt() + epsilon;
+        let update = moments.exp_avg.clone() / denominator * (lr / correction1);
+        self.moments.insert(id, moments);
+        let decay = lr * self.decay.get(&id).copied().unwrap_or(0.0);
+        if decay == 0.0 { value - update } else { value * (1.0 - decay) - update }
+    }
+}
+
+struct Update<'a> {
+    optimizer: &'a mut AdamW,
+    grads: GradientsParams,
+    scale: &'a Tensor<1>,
+    lr: f64,
+}
+
+impl ModuleMapper for Update<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(grad) = self.grads.remove::<D>(param.id) else { return param };
+        let (id, value, mapper) = param.consume();
+        let require_grad = value.is_require_grad();
+        let value = value.inner();
+        let shape = value.shape();
+        let n = shape.num_elements();
+        let grad = grad.reshape([n]) * self.scale.clone();
+        let updated = self.optimizer.update(id, value.reshape([n]), grad, self.lr);
+        let updated = Tensor::<D>::from_inner(updated.reshape(shape)).set_require_grad(require_grad);
+        Param::from_mapped_value(id, updated, mapper)
+    }
+}

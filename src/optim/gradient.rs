@@ -1,0 +1,49 @@
+//! What happens to gradients between the backward pass and the update: micro-batches are summed, the sum is divided once
+//! by the number of loss terms, and the result is clipped by its global norm. All of it stays on the device.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Tensor};
+
+/// L2 norm over the gradients of all parameters of `model`, `[1]`, f32.
+pub fn global_norm<M: Module>(model: &M, grads: &GradientsParams) -> Tensor<1> {
+    let mut squares = SumOfSquares { grads, sums: Vec::new() };
+    model.visit(&mut squares);
+    let device = model.devices().into_iter().next().unwrap_or_default().inner();
+    match squares.sums.is_empty() {
+        true => Tensor::zeros([1], &device),
+        false => Tensor::cat(squares.sums, 0).sum().sqrt(),
+    }
+}
+
+/// The factor that turns summed gradients into the clipped mean gradient, and the norm of the mean before clipping.
+///
+/// With `max_norm` the factor is `min(1, max_norm / (norm + 1e-6)) / count` (`torch.nn.utils.clip_grad_norm_`), without it
+/// `1 / count`. Both are `[1]` on the device.
+pub fn scale_and_norm(sum_norm: Tensor<1>, count: usize, max_norm: Option<f64>) -> (Tensor<1>, Tensor<1>) {
+    let per_term = 1.0 / count as f64;
+    let norm = sum_norm * per_term;
+    let scale = match max_norm {
+        Some(max_norm) => ((norm.clone() + 1e-6).recip() * max_norm).clamp_max(1.0) * per_term,
+        None => norm.ones_like() * per_term,
+    };
+    (scale, norm)
+}
+
+/// The device on which gradients live: that of the parameters, without autodiff.
+pub fn device_of<M: Module>(model: &M) -> Device {
+    model.devices().into_iter().next().unwrap_or_default()
+}
+
+struct SumOfSquares<'a> {
+    grads: &'a GradientsParams,
+    sums: Vec<Tensor<1>>,
+}
+
+impl ModuleVisitor for SumOfSquares<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(grad) = self.grads.get::<D>(param.id) {
+            self.sums.push(grad.square().sum());
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Tasks: which head a run needs, and how logits and labels become a loss. A loss is a sum and a count, divided once by
+//! whoever has collected all of an optimizer step; never a mean of means.
+
+use std::fmt;
+
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use kiln_models::{Head, ModelInput};
+use serde::{Deserialize, Serialize};
+
+use crate::data::{Batch, Labels};
+use crate::error::{Error, Result};
+
+/// Labels with this value are ignored (PyTorch's `ignore_index`).
+pub const IGNORED: i32 = -100;
+
+/// What a run learns to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Task {
+    /// Predict the next token (causal language model).
+    Clm,
+    /// Predict masked tokens.
+    Mlm,
+    /// Predict one label for a sequence.
+    SequenceClassification,
+    /// Predict one number for a sequence.
+    Regression,
+    /// Predict where in a text the answer starts and ends.
+    QuestionAnswering,
+}
+
+impl Task {
+    /// Every task.
+    pub const ALL: [Self; 5] =
+        [Self::Clm, Self::Mlm, Self::SequenceClassification, Self::Regression, Self::QuestionAnswering];
+
+    /// The name as it is written in configs and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Clm => "clm",
+            Self::Mlm => "mlm",
+            Self::SequenceClassification => "sequence-classification",
+            Self::Regression => "regression",
+            Self::QuestionAnswering => "question-answering",
+        }
+    }
+
+    /// The task called `name`.
+    ///
+    /// # Errors
+    /// An unknown name, with the nearest known one.
+    pub fn from_name(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|task| task.name() == name).ok_or_else(|| {
+            let names = Self::ALL.map(Self::name);
+            let near = crate::error::nearest(name, names).map_or_else(String::new, |n| format!("did you mean {n:?}? "));
+            Error::config(format!("unknown task {name:?}")).help(format!("{near}expected one of {}", names.join(", ")))
+        })
+    }
+
+    /// The head that the task needs.
+    pub fn head(self) -> Head {
+        match self {
+            Self::Clm => Head::CausalLm,
+            Self::Mlm => Head::MaskedLm,
+            Self::SequenceClassification | Self::Regression => Head::SequenceClassification,
+            Self::QuestionAnswering => Head::QuestionAnswering,
+        }
+    }
+
+    /// Whether the loss is a mean negative log-likelihood of tokens, whose exponential is the perplexity.
+    pub fn has_perplexity(self) -> bool {
+        matches!(self, Self::Clm | Self::Mlm)
+    }
+
+    /// Whether predictions can be counted as right or wrong.
+    pub fn has_accuracy(self) -> bool {
+        !matches!(self, Self::Regression | Self::QuestionAnswering)
+    }
+}
+
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A batch on the device: what the model reads and what the loss compares with.
+#[derive(Debug, Clone)]
+pub struct DeviceBatch {
+    /// What the model reads.
+    pub input: ModelInput,
+    /// What the loss compares with; none when the batch has no labels.
+    pub targets: Option<Targets>,
+    /// How many terms the loss sum has: valid tokens, rows or spans. Known on the host, so no step reads it back.
+    pub count: usize,
+}
+
+/// Labels on the device.
+#[derive(Debug, Clone)]
+pub enum Targets {
+    /// One class a row of the logits.
+    Classes {
+        /// `[n]`; 0 where the label is ignored.
+        index: Tensor<1, Int>,
+        /// `[n]`, 1 or 0; none when no label is ignored.
+        weight: Option<Tensor<1>>,
+    },
+    /// `[batch]`
+    Values(Tensor<1>),
+    /// `[batch]` each
+    Spans {
+        /// Index of the first token of the answer.
+        start: Tensor<1, Int>,
+        /// Index of the last token of the answer.
+        end: Tensor<1, Int>,
+    },
+}
+
+/// Sum of a loss over its terms, on the device, and how many terms there were.
+#[derive(Debug, Clone)]
+pub struct LossSum {
+    /// `[1]`, f32
+    pub sum: Tensor<1>,
+    /// Number of terms.
+    pub count: usize,
+}
+
+impl DeviceBatch {
+    /// Moves `batch` to `device`. For `clm` the labels are shifted here, on the host: position `i` predicts label `i + 1`.
+    ///
+    /// # Errors
+    /// Labels of another kind than the task has.
+    pub fn new(task: Task, batch: &Batch, device: &Device) -> Result<Self> {
+        let shape = [batch.rows, batch.seq_len];
+        let ids = |values: &[i32]| Tensor::<2, Int>::from_data(TensorData::new(values.to_vec(), shape), device);
+        let attention_mask = batch.attention_mask.as_ref();
+        let (targets, count) = match (&batch.labels, task) {
+            (Labels::None, _) => (None, 0),
+            (Labels::Tokens(labels), Task::Clm) => classes(&shifted(labels, batch.seq_len), device),
+            (Labels::Tokens(labels), Task::Mlm) => classes(labels, device),
+            (Labels::Classes(labels), Task::SequenceClassification) => classes(labels, device),
+            (Labels::Values(values), Task::Regression) => {
+                let values = Tensor::from_data(TensorData::new(values.clone(), [batch.rows]), device);
+                (Some(Targets::Values(values)), batch.rows)
+            }
+            (Labels::Spans { start, end }, Task::QuestionAnswering) => {
+                let ints = |values: &[i32]| Tensor::from_data(TensorData::new(values.to_vec(), [batch.rows]), device);
+                (Some(Targets::Spans { start: ints(start), end: ints(end) }), batch.rows)
+            }
+            (_, task) => {
+                return Err(Error::data(format!("the labels of this batch are not those of the task {task}")));
+            }
+        };
+        let last_token = attention_mask.map(|mask| {
+            let last = mask.chunks(batch.seq_len).map(|row| row.iter().rposition(|&attended| attended).unwrap_or(0));
+            let last = last.map(|index| index as i32).collect::<Vec<_>>();
+            Tensor::from_data(TensorData::new(last, [batch.rows]), device)
+        });
+        let input = ModelInput {
+            input_ids: ids(&batch.input_ids),
+            attention_mask: attention_mask.map(|mask| Tensor::from_data(TensorData::new(mask.clone(), shape), device)),
+            token_type_ids: batch.token_type_ids.as_deref().map(ids),
+            last_token,
+        };
+        Ok(Self { input, targets, count })
+    }
+
+    /// The loss sum of `logits` against this batch's targets.
+    ///
+    /// - tokens and classes: negative log-likelihood, `logits [n, classes]`
+    /// - values: squared error, `logits [batch, 1]`
+    /// - spans: mean of the start's and the end's negative log-likelihood, `logits [batch * seq, 2]`
+    ///
+    /// as `transformers`' `ForCausalLMLoss`, `ForMaskedLMLoss`, `ForSequenceClassificationLoss` and
+    /// `ForQuestionAnsweringLoss` before their division.
+    ///
+    /// # Errors
+    /// A batch without labels.
+    pub fn loss(&self, logits: Tensor<2>) -> Result<LossSum> {
+        let logits = in_f32(logits);
+        let sum = match &self.targets {
+            None => return Err(Error::data("this batch has no labels, so it has no loss")),
+            Some(Targets::Classes { index, weight }) => {
+                let loss = negative_log_likelihood(logits, index.clone());
+                match weight {
+                    Some(weight) => (loss * weight.clone()).sum(),
+                    None => loss.sum(),
+                }
+            }
+            Some(Targets::Values(values)) => {
+                let rows = values.dims()[0];
+                (logits.reshape([rows]) - values.clone()).square().sum()
+            }
+            Some(Targets::Spans { start, end }) => {
+                let rows = start.dims()[0];
+                let loss = |column: usize, target: &Tensor<1, Int>| {
+                    negative_log_likelihood(span_logits(logits.clone(), rows, column), target.clone()).sum()
+                };
+                (loss(0, start) + loss(1, end)) * 0.5
+            }
+        };
+        Ok(LossSum { sum, count: self.count })
+    }
+
+    /// How many predictions are right, `[1]`; none for a task without accuracy.
+    pub fn correct(&self, logits: Tensor<2>) -> Option<Tensor<1>> {
+        let Some(Targets::Classes { index, weight }) = &self.targets else { return None };
+        let rows = index.dims()[0];
+        let right = logits.argmax(1).reshape([rows]).equal(index.clone()).float();
+        Some(match weight {
+            Some(weight) => (right * weight.clone()).sum(),
+            None => right.sum(),
+        })
+    }
+}
+
+/// The start (column 0) or end (column 1) logits of `[batch * seq, 2]` as `[batch, seq]`.
+pub fn span_logits(logits: Tensor<2>, batch: usize, column: usize) -> Tensor<2> {
+    let rows = logits.dims()[0];
+    logits.slice([0..rows, column..column + 1]).reshape([batch, rows / batch])
+}
+
+/// `-log softmax(logits)[target]` for each row, `[n, classes]` and `[n]` -> `[n]`.
+fn negative_log_likelihood(logits: Tensor<2>, target: Tensor<1, Int>) -> Tensor<1> {
+    let rows = logits.dims()[0];
+    // The maximum only keeps exp from overflowing; its gradient cancels, so it is not tracked.
+    let shifted = logits.clone() - logits.detach().max_dim(1);
+    let log_sum = shifted.clone().exp().sum_dim(1).log(); // [n, 1]
+    let picked = shifted.gather(1, target.reshape([rows, 1]));
+    (log_sum - picked).reshape([rows])
+}
+
+fn in_f32(logits: Tensor<2>) -> Tensor<2> {
+    if FloatDType::from(logits.dtype()) == FloatDType::F32 { logits } else { logits.cast(FloatDType::F32) }
+}
+
+/// Labels moved one position to the left within each row; the last position predicts nothing.
+fn shifted(labels: &[i32], seq_len: usize) -> Vec<i32> {
+    let rows = labels.chunks(seq_len);
+    rows.flat_map(|row| row[1..].iter().copied().chain([IGNORED])).collect()
+}
+
+fn classes(labels: &[i32], device: &Device) -> (Option<Targets>, usize) {
+    let rows = labels.len();
+    let count = labels.iter().filter(|&&label| label != IGNORED).count();
+    let index = labels.iter().map(|&label| if label == IGNORED { 0 } else { label }).collect::<Vec<_>>();
+    let weight = (count < rows).then(|| {
+        let weight = labels.iter().map(|&label| f32::from(label != IGNORED)).collect::<Vec<f32>>();
+        Tensor::from_data(TensorData::new(weight, [rows]), device)
+    });
+    (Some(Targets::Classes { index: Tensor::from_data(TensorData::new(index, [rows]), device), weight }), count)
+}
