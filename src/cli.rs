@@ -1,0 +1,326 @@
+//! The command line: arguments, and what each command prints. All work is done by the library; an error ends the process
+//! with the exit code of its kind.
+
+use std::io::{IsTerminal, Write};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Parser, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::config::{DeviceKind, RunConfig};
+use crate::data::store;
+use crate::data::tokenized::read_batch;
+use crate::error::{Error, Result};
+use crate::execution;
+use crate::forward::forward_to_file;
+use crate::generate::{GenerateOptions, generate};
+use crate::metrics::Record;
+use crate::model_folder::ModelFolder;
+use crate::plan::RunPlan;
+use crate::task::Task;
+use crate::trainer::{Callback, Control, Progress, RunFolder, Trainer};
+
+/// Trains GPT-2 and BERT from a config file.
+#[derive(Debug, Parser)]
+#[command(name = "kiln", version, about, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Train the model that a config file describes
+    Train(ConfigArgs),
+    /// Print what a config file would do, without training
+    Plan(ConfigArgs),
+    /// Run one batch through a model and write logits, loss and gradients
+    Forward(ForwardArgs),
+    /// Continue a text with a trained GPT-2
+    Generate(GenerateArgs),
+    /// List what this build and this machine offer
+    Devices,
+}
+
+#[derive(Debug, Args)]
+struct ConfigArgs {
+    /// The config file (TOML)
+    file: PathBuf,
+    /// Override a key of the file; the value is TOML, anything else is taken as text
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    set: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+struct DeviceArgs {
+    /// auto, cpu, wgpu or cuda
+    #[arg(long, default_value = "auto")]
+    device: String,
+    /// Which device of that kind, from 0
+    #[arg(long, default_value_t = 0)]
+    device_index: usize,
+}
+
+#[derive(Debug, Args)]
+struct ForwardArgs {
+    /// A model folder in Hugging Face's form, or a Hub id
+    model: String,
+    /// JSON with input_ids, attention_mask, token_type_ids and labels as nested lists
+    #[arg(long)]
+    batch: PathBuf,
+    /// clm, mlm, sequence-classification, regression or question-answering
+    #[arg(long)]
+    task: String,
+    /// The safetensors file to write
+    #[arg(long)]
+    out: PathBuf,
+    /// Also write grad.<tensor name> of the loss
+    #[arg(long)]
+    gradients: bool,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+#[derive(Debug, Args)]
+struct GenerateArgs {
+    /// A model folder in Hugging Face's form, or a Hub id
+    model: String,
+    /// The text to continue
+    #[arg(long)]
+    prompt: String,
+    /// At most this many tokens
+    #[arg(long, default_value_t = 100)]
+    max_new_tokens: usize,
+    /// 0 takes the most likely token every time
+    #[arg(long, default_value_t = 1.0)]
+    temperature: f64,
+    /// Keep only the K most likely tokens; 0 keeps all
+    #[arg(long, default_value_t = 0)]
+    top_k: usize,
+    /// Keep the most likely tokens that reach probability P together
+    #[arg(long, default_value_t = 1.0)]
+    top_p: f64,
+    /// Seed of the draws
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+impl Cli {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// Whatever the command meets; the message is complete.
+    pub fn run(self) -> Result<()> {
+        match self.command {
+            Command::Train(args) => train(&args),
+            Command::Plan(args) => plan(&args),
+            Command::Forward(args) => run_forward(&args),
+            Command::Generate(args) => run_generate(&args),
+            Command::Devices => devices(),
+        }
+    }
+}
+
+/// Prints a line to stdout. A reader that has gone away (`kiln plan FILE | head`) is no error of ours.
+fn say(line: impl std::fmt::Display) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+fn load_plan(args: &ConfigArgs, check_folder: bool) -> Result<RunPlan> {
+    let config = RunConfig::load_with(&args.file, &args.set)?;
+    if check_folder {
+        RunFolder::check(&config)?;
+    }
+    let bar = progress_bar("{spinner} {msg} {bytes}/{total_bytes}");
+    let plan = config.plan_with_progress(&mut |progress: store::Progress| {
+        bar.set_message("tokenising");
+        bar.set_length(progress.total_bytes);
+        bar.set_position(progress.done_bytes);
+        ControlFlow::Continue(())
+    });
+    bar.finish_and_clear();
+    plan
+}
+
+/// A bar on stderr when that is a terminal, nothing otherwise.
+fn progress_bar(template: &str) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template(template).expect("the templates of this file are valid");
+    ProgressBar::new(0).with_style(style)
+}
+
+fn plan(args: &ConfigArgs) -> Result<()> {
+    say(load_plan(args, false)?.describe());
+    Ok(())
+}
+
+fn train(args: &ConfigArgs) -> Result<()> {
+    let plan = load_plan(args, true)?;
+    say(plan.describe());
+    let folder = plan.config.output_dir()?;
+    let trainer = Trainer::new(plan)?;
+    if let Some(report) = trainer.load_report() {
+        say(format!("loaded {} tensors", report.loaded));
+        report.lines().iter().for_each(say);
+    }
+    let output = trainer.with_callback(Printer::new()).train()?;
+    if let Some(sample) = &output.sample {
+        say(format!("\n--- sample ---\n{sample}\n--------------\n"));
+    }
+    say(format!("model: {}", folder.join("model").display()));
+    say(format!("again: {}", repeat_command(&folder)));
+    Ok(())
+}
+
+/// The command that repeats a run into a folder of its own.
+fn repeat_command(folder: &Path) -> String {
+    let (plan, next) = (folder.join("plan.toml"), format!("{}-again", folder.display()));
+    format!("kiln train {} --set run.output_dir={next}", plan.display())
+}
+
+/// Prints rows as dict lines on stdout, with a progress bar on stderr when that is a terminal.
+struct Printer {
+    bar: ProgressBar,
+}
+
+impl Printer {
+    fn new() -> Self {
+        Self { bar: progress_bar("{elapsed_precise} [{bar:40}] step {pos}/{len} {msg} ETA {eta}") }
+    }
+
+    fn row(&self, row: &Record) {
+        self.bar.suspend(|| say(row.to_dict()));
+    }
+}
+
+impl Callback for Printer {
+    fn on_train_begin(&mut self, plan: &RunPlan) {
+        self.bar.set_length(plan.steps.total);
+    }
+
+    fn on_step_end(&mut self, progress: &Progress, _control: &mut Control) {
+        self.bar.set_position(progress.step);
+    }
+
+    fn on_log(&mut self, _progress: &Progress, row: &Record) {
+        if let Some(loss) = row.get("loss") {
+            self.bar.set_message(format!("loss {loss:.4}"));
+        }
+        self.row(row);
+    }
+
+    fn on_evaluate(&mut self, _progress: &Progress, row: &Record) {
+        self.row(row);
+    }
+
+    fn on_train_end(&mut self, _progress: &Progress, summary: &Record) {
+        self.bar.finish_and_clear();
+        self.row(summary);
+    }
+}
+
+fn device(args: &DeviceArgs) -> Result<execution::Available> {
+    execution::select(DeviceKind::from_name(&args.device)?, args.device_index)
+}
+
+fn run_forward(args: &ForwardArgs) -> Result<()> {
+    let task = Task::from_name(&args.task)?;
+    let device = device(&args.device)?.device;
+    let device = if args.gradients { device.autodiff() } else { device };
+    let folder = ModelFolder::open(&args.model, task, &device)?;
+    folder.notes.iter().for_each(say);
+    let batch = read_batch(&args.batch, task)?;
+    let config = &folder.config;
+    batch.validate(config.vocab_size(), config.labels().num_labels(), config.max_positions(), config.type_vocab_size())
+        .map_err(|error| error.at(args.batch.display()))?;
+    let out = forward_to_file(&folder, task, &batch, args.gradients, &device, &args.out)?;
+    for tensor in out.iter().filter(|tensor| !tensor.name.starts_with("grad.")) {
+        match tensor.data[..] {
+            [value] => say(format!("{}: {value}", tensor.name)),
+            _ => say(format!("{}: {:?}", tensor.name, tensor.shape)),
+        }
+    }
+    say(format!("wrote {} tensors to {}", out.len(), args.out.display()));
+    Ok(())
+}
+
+fn run_generate(args: &GenerateArgs) -> Result<()> {
+    let device = device(&args.device)?.device;
+    let folder = ModelFolder::open(&args.model, Task::Clm, &device)?;
+    let tokenizer = folder.tokenizer()?;
+    let prompt = tokenizer.encode(&args.prompt)?;
+    let mut stop = folder.config.eos_token_ids();
+    stop.extend(tokenizer.eot_id());
+    let options = GenerateOptions {
+        max_new_tokens: args.max_new_tokens,
+        temperature: args.temperature,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        seed: args.seed,
+        stop,
+    };
+    let mut out = std::io::stdout();
+    let _ = write!(out, "{}", args.prompt).and_then(|()| out.flush());
+    // A token may end in the middle of a character: text is shown as far as it is whole.
+    let (mut tokens, mut shown) = (Vec::new(), 0);
+    generate(&folder.model, &folder.config, &device, &prompt, &options, |token| {
+        tokens.push(token);
+        let text = tokenizer.decode(&tokens).unwrap_or_default();
+        let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len().max(shown);
+        let written = out.write_all(&text.as_bytes()[shown..whole]).and_then(|()| out.flush());
+        shown = whole;
+        if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    say("");
+    Ok(())
+}
+
+fn devices() -> Result<()> {
+    say(format!(
+        "kiln {} built for: cpu{}{}, {} engine",
+        env!("CARGO_PKG_VERSION"),
+        if cfg!(feature = "wgpu") { ", wgpu" } else { "" },
+        if cfg!(feature = "cuda") { ", cuda" } else { "" },
+        if cfg!(feature = "compiler") { "compiled" } else { "native" },
+    ));
+    for device in execution::available() {
+        let note = if device.is_software { " (software, not chosen by \"auto\")" } else { "" };
+        say(format!("{} {}: {}{note}", device.kind, device.index, device.name));
+    }
+    say(format!("cpu threads: {}", std::thread::available_parallelism().map_or(1, usize::from)));
+    #[cfg(target_arch = "x86_64")]
+    say(format!(
+        "cpu vector units: avx2 {}, avx512f {}",
+        std::arch::is_x86_feature_detected!("avx2"),
+        std::arch::is_x86_feature_detected!("avx512f")
+    ));
+    Ok(())
+}
+
+/// Parses the arguments, runs the command, prints an error if there is one, and returns the exit code.
+pub fn main() -> std::process::ExitCode {
+    match Cli::parse().run() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            std::process::ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+impl From<kiln_models::Error> for Error {
+    fn from(error: kiln_models::Error) -> Self {
+        match &error {
+            kiln_models::Error::Config(_) | kiln_models::Error::NoSuchHead { .. } => Self::config(error.to_string()),
+            kiln_models::Error::Io { action, path, source } => {
+                Self::io(format_args!("{action} {}", path.display()), source)
+            }
+            _ => Self::data(error.to_string()),
+        }
+    }
+}

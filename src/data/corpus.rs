@@ -1,0 +1,149 @@
+//! Plain text: a document is a file. Documents are read one at a time, so a corpus may be larger than memory.
+
+use std::fs;
+use std::path::PathBuf;
+
+use super::paths;
+use crate::error::{Error, Result};
+use crate::execution::seed_for;
+
+/// Text files in a fixed order.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Corpus {
+    files: Vec<PathBuf>,
+    /// Size in bytes of each file.
+    sizes: Vec<u64>,
+}
+
+impl Corpus {
+    /// The files that `patterns` name.
+    ///
+    /// # Errors
+    /// As [`paths::resolve`]; files that are all empty.
+    pub fn open(patterns: &[String]) -> Result<Self> {
+        let files = paths::resolve(patterns)?;
+        let size = |file: &PathBuf| {
+            let metadata = fs::metadata(file);
+            metadata.map(|m| m.len()).map_err(|error| Error::io(format!("read {}", file.display()), &error))
+        };
+        let sizes = files.iter().map(size).collect::<Result<Vec<_>>>()?;
+        if sizes.iter().sum::<u64>() == 0 {
+            let first = files[0].display();
+            return Err(Error::data(format!("{first} and {} more file(s): expected text, got nothing", files.len() - 1)));
+        }
+        Ok(Self { files, sizes })
+    }
+
+    /// Number of documents.
+    pub fn num_documents(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Size of all documents in bytes.
+    pub fn num_bytes(&self) -> u64 {
+        self.sizes.iter().sum()
+    }
+
+    /// Splits off `share` (between 0 and 1) of the documents for validation: `(rest, validation)`. Which ones depends on
+    /// the seed and the number of documents alone, so it is the same whatever else changes.
+    ///
+    /// # Errors
+    /// Too few documents for both sides to have one.
+    pub fn split(self, share: f64, seed: u64) -> Result<(Self, Self)> {
+        let chosen = split_off(self.files.len(), share, seed).ok_or_else(|| {
+            Error::data(format!(
+                "data.validation = {share}: {} document(s) cannot be split; a document is a file, and each side needs one",
+                self.files.len()
+            ))
+            .help("name validation files instead, or split the text into more files")
+        })?;
+        let side = |validation: bool| {
+            let indices = (0..self.files.len()).filter(|index| chosen[*index] == validation);
+            let (files, sizes) = indices.map(|index| (self.files[index].clone(), self.sizes[index])).unzip();
+            Self { files, sizes }
+        };
+        Ok((side(false), side(true)))
+    }
+
+    /// The documents in order, read as they are asked for.
+    pub fn documents(&self) -> impl Iterator<Item = Result<String>> {
+        (0..self.files.len()).map(|index| self.document(index))
+    }
+
+    /// The document at `index`.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is not UTF-8.
+    pub fn document(&self, index: usize) -> Result<String> {
+        let file = &self.files[index];
+        let bytes = fs::read(file).map_err(|error| Error::io(format!("read {}", file.display()), &error))?;
+        String::from_utf8(bytes).map_err(|error| {
+            let offset = error.utf8_error().valid_up_to();
+            let byte = error.as_bytes()[offset];
+            Error::data(format!(
+                "{}: expected UTF-8 text, got the byte 0x{byte:02x} at offset {offset}",
+                file.display()
+            ))
+            .help("convert the file to UTF-8, or leave it out of the pattern")
+        })
+    }
+}
+
+/// Which of `len` items a share of them takes: those with the smallest hashes, at least one and not all. None when that is
+/// impossible.
+pub(super) fn split_off(len: usize, share: f64, seed: u64) -> Option<Vec<bool>> {
+    if len < 2 {
+        return None;
+    }
+    let count = ((len as f64 * share).round() as usize).clamp(1, len - 1);
+    let mut order = (0..len).collect::<Vec<_>>();
+    order.sort_by_key(|index| (seed_for(seed, "validation", *index as u64, 0), *index));
+    let mut chosen = vec![false; len];
+    order[..count].iter().for_each(|index| chosen[*index] = true);
+    Some(chosen)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn corpus(folder: &tempfile::TempDir, documents: &[&[u8]]) -> Result<Corpus> {
+        for (i, document) in documents.iter().enumerate() {
+            fs::write(folder.path().join(format!("{i:03}.txt")), document).unwrap();
+        }
+        Corpus::open(&[format!("{}/*.txt", folder.path().display())])
+    }
+
+    #[test]
+    fn a_document_is_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let corpus = corpus(&folder, &[b"one", b"", b"three"]).unwrap();
+        assert_eq!(corpus.documents().collect::<Result<Vec<_>>>().unwrap(), ["one", "", "three"]);
+        assert_eq!((corpus.num_documents(), corpus.num_bytes()), (3, 8));
+    }
+
+    #[test]
+    fn empty_and_broken_text_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(corpus(&folder, &[b"", b""]).unwrap_err().to_string().contains("got nothing"));
+        let broken = corpus(&folder, &[b"abc", b"de\xfff"]).unwrap();
+        let error = broken.documents().find_map(Result::err).unwrap().to_string();
+        assert!(error.contains("001.txt") && error.contains("0xff at offset 2"), "{error}");
+    }
+
+    #[test]
+    fn splitting_is_deterministic_and_complete() {
+        let folder = tempfile::tempdir().unwrap();
+        let texts = (0..100).map(|i| format!("document {i}")).collect::<Vec<_>>();
+        let whole = corpus(&folder, &texts.iter().map(|text| text.as_bytes()).collect::<Vec<_>>()).unwrap();
+        let (train, validation) = whole.clone().split(0.02, 1).unwrap();
+        assert_eq!((train.num_documents(), validation.num_documents()), (98, 2));
+        assert!(validation.files.iter().all(|file| !train.files.contains(file)));
+        assert_eq!(whole.clone().split(0.02, 1).unwrap().1, validation);
+        assert_ne!(whole.clone().split(0.02, 2).unwrap().1, validation);
+        assert_eq!(whole.split(0.0001, 1).unwrap().1.num_documents(), 1, "a share is at least one document");
+        let one = corpus(&tempfile::tempdir().unwrap(), &[b"all"]);
+        assert!(one.unwrap().split(0.5, 1).unwrap_err().to_string().contains("cannot be split"));
+    }
+}

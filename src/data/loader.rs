@@ -1,0 +1,316 @@
+//! Batches in order, prepared ahead on a worker thread. A position is a value: reading it costs nothing and seeking to it
+//! is immediate. Only host memory is touched here; tensors are made on the training thread.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::collate::collate;
+use super::sampler::Sampler;
+use super::{Batch, Dataset};
+use crate::error::{Error, Result};
+
+/// How batches are made.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LoaderOptions {
+    /// Examples a batch.
+    pub batch_size: usize,
+    /// Order of the examples.
+    pub sampler: Sampler,
+    /// Seed of the order.
+    pub seed: u64,
+    /// Leave out the last batch of an epoch when it is smaller.
+    pub drop_last: bool,
+    /// The id that padding uses.
+    pub pad_id: u32,
+    /// Pad every batch to at least this length.
+    pub pad_to: Option<usize>,
+    /// Batches prepared ahead; 0 prepares each when it is asked for.
+    pub prefetch: usize,
+    /// Go on with the next epoch, without end.
+    pub repeat: bool,
+}
+
+/// Where a loader stands: `index` examples of epoch `epoch` have been handed out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Position {
+    /// Epoch, from 0.
+    pub epoch: u64,
+    /// Examples of this epoch that are gone.
+    pub index: u64,
+}
+
+/// A batch and where it came from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoadedBatch {
+    /// The batch.
+    pub batch: Batch,
+    /// Passes over the data after this batch, with fraction.
+    pub epoch_progress: f64,
+    /// No batch of this epoch follows.
+    pub last_in_epoch: bool,
+    /// Where the loader stands after this batch.
+    pub position_after: Position,
+}
+
+/// Hands out batches.
+pub struct Loader {
+    source: Source,
+    position: Position,
+    ahead: Option<Ahead>,
+    waited: Duration,
+}
+
+/// What a worker needs to make any batch.
+#[derive(Clone)]
+struct Source {
+    dataset: Arc<dyn Dataset>,
+    options: LoaderOptions,
+}
+
+/// Batches that a worker thread prepares. Dropping the receiver ends the thread.
+struct Ahead {
+    receiver: Receiver<Result<Option<LoadedBatch>>>,
+    worker: Option<JoinHandle<()>>,
+}
+
+impl Loader {
+    /// A loader at the start of epoch 0.
+    ///
+    /// # Errors
+    /// A batch size of 0, or `drop_last` with fewer examples than one batch.
+    pub fn new(dataset: Arc<dyn Dataset>, options: LoaderOptions) -> Result<Self> {
+        let len = dataset.len();
+        if options.batch_size == 0 || len == 0 || (options.drop_last && len < options.batch_size) {
+            return Err(Error::data(format!("{len} examples give no batch of {}", options.batch_size)));
+        }
+        Ok(Self {
+            source: Source { dataset, options },
+            position: Position::default(),
+            ahead: None,
+            waited: Duration::ZERO,
+        })
+    }
+
+    /// The next batch; none after the last one of a loader that does not repeat.
+    ///
+    /// # Errors
+    /// Data that cannot be read; a worker that failed.
+    pub fn next(&mut self) -> Result<Option<LoadedBatch>> {
+        let started = Instant::now();
+        let next = self.take();
+        self.waited += started.elapsed();
+        if let Ok(Some(loaded)) = &next {
+            self.position = loaded.position_after;
+        }
+        next
+    }
+
+    fn take(&mut self) -> Result<Option<LoadedBatch>> {
+        if self.source.options.prefetch == 0 {
+            return self.source.batch_at(self.position);
+        }
+        let ahead = match &mut self.ahead {
+            Some(ahead) => ahead,
+            None => self.ahead.insert(Ahead::start(self.source.clone(), self.position)?),
+        };
+        ahead.receiver.recv().unwrap_or_else(|_| {
+            Err(Error::data("the thread that prepares batches ended without one")
+                .help("its own message stands above; this is a defect of Kiln"))
+        })
+    }
+
+    /// Where the loader stands.
+    pub fn position(&self) -> Position {
+        self.position
+    }
+
+    /// Continues at `position`.
+    pub fn seek(&mut self, position: Position) {
+        self.ahead = None;
+        self.position = position;
+    }
+
+    /// How long callers have waited for batches.
+    pub fn data_wait(&self) -> Duration {
+        self.waited
+    }
+}
+
+impl Source {
+    /// The batch at `position`, a pure function of it.
+    fn batch_at(&self, mut position: Position) -> Result<Option<LoadedBatch>> {
+        let options = &self.options;
+        let len = self.dataset.len() as u64;
+        let size = options.batch_size as u64;
+        let usable = if options.drop_last { len - len % size } else { len };
+        if position.index >= usable {
+            position = Position { epoch: position.epoch + 1, index: 0 };
+        }
+        if !options.repeat && position.epoch > 0 {
+            return Ok(None);
+        }
+        let end = (position.index + size).min(usable);
+        let examples = (position.index..end).map(|place| {
+            let index = options.sampler.index(options.seed, position.epoch, len, place);
+            self.dataset.get(index as usize)
+        });
+        let batch = collate(&examples.collect::<Result<Vec<_>>>()?, options.pad_id, options.pad_to)?;
+        let last_in_epoch = end == usable;
+        Ok(Some(LoadedBatch {
+            batch,
+            epoch_progress: position.epoch as f64 + end as f64 / usable as f64,
+            last_in_epoch,
+            position_after: match last_in_epoch {
+                true => Position { epoch: position.epoch + 1, index: 0 },
+                false => Position { index: end, ..position },
+            },
+        }))
+    }
+}
+
+impl Ahead {
+    fn start(source: Source, mut position: Position) -> Result<Self> {
+        let (sender, receiver) = sync_channel(source.options.prefetch);
+        let worker = std::thread::Builder::new().name("kiln-loader".into()).spawn(move || {
+            loop {
+                let made = source.batch_at(position);
+                let next = match &made {
+                    Ok(Some(loaded)) => Some(loaded.position_after),
+                    _ => None,
+                };
+                if sender.send(made).is_err() {
+                    return; // nobody listens any more
+                }
+                match next {
+                    Some(next) => position = next,
+                    None => return,
+                }
+            }
+        });
+        let worker = worker.map_err(|error| Error::io("start the thread that prepares batches", &error))?;
+        Ok(Self { receiver, worker: Some(worker) })
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        // Closing the channel makes the worker's next send fail; then it ends and can be waited for.
+        let (_, closed) = sync_channel(0);
+        self.receiver = closed;
+        if let Some(worker) = self.worker.take() {
+            let _ = worker.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::data::{Example, Label};
+
+    struct Numbers(usize);
+
+    impl Dataset for Numbers {
+        fn len(&self) -> usize {
+            self.0
+        }
+        fn get(&self, index: usize) -> Result<Example> {
+            if index == 99 {
+                return Err(Error::data("example 99 is broken"));
+            }
+            let input_ids = vec![index as i32; index % 3 + 1];
+            Ok(Example { input_ids, attention_mask: None, token_type_ids: None, label: Label::Class(index as i32) })
+        }
+        fn max_len(&self) -> usize {
+            3
+        }
+    }
+
+    fn options(prefetch: usize, repeat: bool) -> LoaderOptions {
+        LoaderOptions {
+            batch_size: 4,
+            sampler: Sampler::Random,
+            seed: 5,
+            drop_last: false,
+            pad_id: 0,
+            pad_to: None,
+            prefetch,
+            repeat,
+        }
+    }
+
+    fn take(loader: &mut Loader, n: usize) -> Vec<LoadedBatch> {
+        (0..n).map(|_| loader.next().unwrap().unwrap()).collect()
+    }
+
+    #[test]
+    fn prefetching_changes_nothing() {
+        let batches = |prefetch| take(&mut Loader::new(Arc::new(Numbers(10)), options(prefetch, true)).unwrap(), 7);
+        assert_eq!(batches(0), batches(3));
+    }
+
+    #[test]
+    fn an_epoch_ends_with_a_smaller_batch_and_the_next_begins() {
+        let mut loader = Loader::new(Arc::new(Numbers(10)), options(2, true)).unwrap();
+        let batches = take(&mut loader, 4);
+        assert_eq!(batches.iter().map(|b| b.batch.rows).collect::<Vec<_>>(), [4, 4, 2, 4]);
+        assert_eq!(batches.iter().map(|b| b.last_in_epoch).collect::<Vec<_>>(), [false, false, true, false]);
+        assert_eq!(batches[2].epoch_progress, 1.0);
+        assert_eq!(loader.position(), Position { epoch: 1, index: 4 });
+    }
+
+    #[test]
+    fn one_pass_sees_every_example_once_and_ends() {
+        let mut loader = Loader::new(Arc::new(Numbers(10)), options(2, false)).unwrap();
+        let mut seen = Vec::new();
+        while let Some(loaded) = loader.next().unwrap() {
+            let crate::data::Labels::Classes(classes) = loaded.batch.labels else { panic!("classes expected") };
+            seen.extend(classes);
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, (0..10).collect::<Vec<_>>());
+        assert!(Loader::new(Arc::new(Numbers(10)), options(0, false)).unwrap().next().unwrap().is_some());
+    }
+
+    #[test]
+    fn seeking_continues_exactly() {
+        let mut straight = Loader::new(Arc::new(Numbers(11)), options(2, true)).unwrap();
+        let all = take(&mut straight, 8);
+        for cut in 0..7 {
+            let mut resumed = Loader::new(Arc::new(Numbers(11)), options(2, true)).unwrap();
+            if cut > 0 {
+                resumed.seek(all[cut - 1].position_after);
+            }
+            assert_eq!(take(&mut resumed, 8 - cut), all[cut..]);
+        }
+    }
+
+    #[test]
+    fn drop_last_drops_the_remainder_only() {
+        let mut loader =
+            Loader::new(Arc::new(Numbers(10)), LoaderOptions { drop_last: true, ..options(0, true) }).unwrap();
+        let batches = take(&mut loader, 3);
+        assert!(batches.iter().all(|loaded| loaded.batch.rows == 4));
+        assert!(batches[1].last_in_epoch && batches[2].position_after.epoch == 1);
+        let tiny = LoaderOptions { drop_last: true, ..options(0, true) };
+        assert!(Loader::new(Arc::new(Numbers(3)), tiny).is_err());
+    }
+
+    #[test]
+    fn an_error_of_the_worker_arrives() {
+        let mut loader = Loader::new(Arc::new(Numbers(100)), options(2, false)).unwrap();
+        let error = loop {
+            match loader.next() {
+                Ok(Some(_)) => {}
+                Ok(None) => panic!("example 99 was never read"),
+                Err(error) => break error,
+            }
+        };
+        assert!(error.to_string().contains("example 99"));
+    }
+}

@@ -1,0 +1,324 @@
+//! Text to ids and back: a wrapper around the `tokenizers` crate that knows the files Hugging Face folders hold, and learns
+//! a byte-level BPE when there is none.
+
+use std::fs;
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+use tokenizers::models::TrainerWrapper;
+use tokenizers::models::bpe::{BPE, BpeTrainerBuilder};
+use tokenizers::models::wordpiece::WordPiece;
+use tokenizers::normalizers::BertNormalizer;
+use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::processors::bert::BertProcessing;
+use tokenizers::{AddedToken, Model};
+
+use super::corpus::Corpus;
+use crate::error::{Error, Result};
+use crate::execution::seed_for;
+
+/// GPT-2's end-of-text token, which also separates documents.
+pub const END_OF_TEXT: &str = "<|endoftext|>";
+
+/// Merges are learned from at most this much text, drawn from the corpus in a seeded order: what a vocabulary needs to know
+/// of a language fits in it, and memory stays bounded whatever the corpus.
+pub const TRAIN_BYTES: usize = 32 << 20;
+
+/// A tokenizer.
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    hash: [u8; 32],
+}
+
+impl Tokenizer {
+    /// Whether `folder` holds files that [`load`](Self::load) reads.
+    pub fn is_in(folder: &Path) -> bool {
+        let has = |name: &str| folder.join(name).is_file();
+        has("tokenizer.json")
+            || has("vocab.txt")
+            || (has("vocab.json") && has("merges.txt"))
+            || (has("encoder.json") && has("vocab.bpe"))
+    }
+
+    /// Reads a folder with `tokenizer.json`, `vocab.json` and `merges.txt` (or OpenAI's names, `encoder.json` and
+    /// `vocab.bpe`), or `vocab.txt` (WordPiece, lower-casing unless `tokenizer_config.json` says `do_lower_case: false`); or
+    /// one such file.
+    ///
+    /// # Errors
+    /// None of these files, or one that cannot be read.
+    pub fn load(path: &Path) -> Result<Self> {
+        let bad = |file: &Path, error: tokenizers::Error| {
+            Error::data(format!("{}: not a readable tokenizer: {error}", file.display()))
+        };
+        let (folder, file) = match path.is_dir() {
+            true => (path, None),
+            false => (path.parent().unwrap_or(Path::new(".")), path.file_name().and_then(|name| name.to_str())),
+        };
+        let find = |name: &str| {
+            let there = folder.join(name);
+            (file.is_none_or(|file| file == name) && there.is_file()).then_some(there)
+        };
+        if let Some(found) = find("tokenizer.json") {
+            return Self::wrap(tokenizers::Tokenizer::from_file(&found).map_err(|error| bad(&found, error))?);
+        }
+        for (vocab, merges) in [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")] {
+            let (vocab, merges) = (folder.join(vocab), folder.join(merges));
+            let named = |path: &Path| file.is_none_or(|file| path.file_name().is_some_and(|name| name == file));
+            if vocab.is_file() && merges.is_file() && (named(&vocab) || named(&merges)) {
+                let model = BPE::from_file(&vocab.to_string_lossy(), &merges.to_string_lossy()).build();
+                return byte_level(model.map_err(|error| bad(&vocab, error))?);
+            }
+        }
+        if let Some(found) = find("vocab.txt") {
+            let model = WordPiece::from_file(&found.to_string_lossy()).unk_token("[UNK]".into()).build();
+            return word_piece(model.map_err(|error| bad(&found, error))?, lower_cases(folder)?, &found);
+        }
+        if let Some(file) = file.filter(|file| file.ends_with(".json")) {
+            let found = folder.join(file);
+            return Self::wrap(tokenizers::Tokenizer::from_file(&found).map_err(|error| bad(&found, error))?);
+        }
+        Err(Error::data(format!("{}: no tokenizer found", path.display()))
+            .help("expected tokenizer.json, vocab.json with merges.txt, or vocab.txt"))
+    }
+
+    /// Learns a byte-level BPE (Radford et al. 2019) of `vocab_size` tokens from `corpus`: 256 bytes, end-of-text (id 0),
+    /// and merges. Deterministic for a seed. The vocabulary is smaller when the text does not yield as many merges.
+    ///
+    /// # Errors
+    /// Text that cannot be read; fewer than 257 tokens asked for.
+    pub fn train_bpe(corpus: &Corpus, vocab_size: usize, seed: u64) -> Result<Self> {
+        if vocab_size < 257 {
+            return Err(Error::config(format!("tokenizer.train_vocab_size: expected at least 257, got {vocab_size}"))
+                .help("256 bytes and end-of-text are always in it"));
+        }
+        let mut trainer = BpeTrainerBuilder::new()
+            .vocab_size(vocab_size)
+            .show_progress(false)
+            .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
+            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+            .build();
+        let mut order = (0..corpus.num_documents()).collect::<Vec<_>>();
+        order.sort_by_key(|index| (seed_for(seed, "tokenizer", *index as u64, 0), *index));
+        let (mut texts, mut bytes) = (Vec::new(), 0);
+        for index in order {
+            if bytes >= TRAIN_BYTES {
+                break;
+            }
+            let mut text = corpus.document(index)?;
+            text.truncate(text.floor_char_boundary(TRAIN_BYTES - bytes));
+            bytes += text.len();
+            texts.push(text);
+        }
+        let mut inner = tokenizers::Tokenizer::new(BPE::default());
+        inner.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
+        inner.with_decoder(Some(ByteLevel::new(false, true, true)));
+        let mut wrapped = TrainerWrapper::BpeTrainer(std::mem::take(&mut trainer));
+        inner
+            .train(&mut wrapped, texts.into_iter())
+            .map_err(|error| Error::data(format!("learning the tokenizer failed: {error}")))?;
+        Self::wrap(inner.into())
+    }
+
+    fn wrap(inner: tokenizers::Tokenizer) -> Result<Self> {
+        let mut inner = inner;
+        // Lengths are the collator's business; a file that truncates or pads would do it behind its back.
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|error| Error::data(format!("tokenizer: {error}")))?;
+        let json = inner.to_string(false).map_err(|error| Error::data(format!("tokenizer: {error}")))?;
+        Ok(Self { hash: Sha256::digest(json.as_bytes()).into(), inner })
+    }
+
+    /// The ids of `text`, with the special tokens that the tokenizer adds.
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let encoding = self.inner.encode_fast(text, true).map_err(|e| Error::data(format!("tokenizer: {e}")))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The ids of several texts, on all cores.
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn encode_batch(&self, texts: &[String]) -> Result<Vec<Vec<u32>>> {
+        let inputs = texts.iter().map(String::as_str).collect::<Vec<_>>();
+        let encodings =
+            self.inner.encode_batch_fast(inputs, true).map_err(|error| Error::data(format!("tokenizer: {error}")))?;
+        Ok(encodings.iter().map(|encoding| encoding.get_ids().to_vec()).collect())
+    }
+
+    /// The text of `ids`; a character that is cut in the middle shows as U+FFFD.
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        self.inner.decode(ids, false).map_err(|error| Error::data(format!("tokenizer: {error}")))
+    }
+
+    /// Number of ids, added tokens included: one more than the largest id.
+    pub fn vocab_size(&self) -> usize {
+        let largest = self.inner.get_vocab(true).into_values().max();
+        largest.map_or(0, |id| id as usize + 1)
+    }
+
+    /// The id of a token.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// The id that ends a document: `<|endoftext|>`, `</s>` or `[SEP]`, the first that exists.
+    pub fn eot_id(&self) -> Option<u32> {
+        [END_OF_TEXT, "</s>", "[SEP]"].into_iter().find_map(|token| self.token_id(token))
+    }
+
+    /// SHA-256 of everything that decides the ids.
+    pub fn content_hash(&self) -> [u8; 32] {
+        self.hash
+    }
+
+    /// Writes `tokenizer.json` and a `tokenizer_config.json` with which `transformers`' `AutoTokenizer` opens it.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn save(&self, folder: &Path) -> Result<()> {
+        let json = self.inner.to_string(true).map_err(|error| Error::data(format!("tokenizer: {error}")))?;
+        let mut config = serde_json::Map::new();
+        config.insert("tokenizer_class".into(), "PreTrainedTokenizerFast".into());
+        config.insert("clean_up_tokenization_spaces".into(), false.into());
+        let named = [
+            ("bos_token", &[END_OF_TEXT, "<s>"][..]),
+            ("eos_token", &[END_OF_TEXT, "</s>"]),
+            ("unk_token", &["[UNK]", "<unk>", END_OF_TEXT]),
+            ("cls_token", &["[CLS]"]),
+            ("sep_token", &["[SEP]"]),
+            ("pad_token", &["[PAD]", "<pad>"]),
+            ("mask_token", &["[MASK]", "<mask>"]),
+        ];
+        for (role, tokens) in named {
+            if let Some(token) = tokens.iter().find(|token| self.token_id(token).is_some()) {
+                config.insert(role.into(), (*token).into());
+            }
+        }
+        let config = serde_json::to_string_pretty(&config).map_err(|e| Error::data(format!("tokenizer: {e}")))?;
+        for (name, text) in [("tokenizer.json", json), ("tokenizer_config.json", config + "\n")] {
+            let path = folder.join(name);
+            fs::write(&path, text).map_err(|error| Error::io(format!("write {}", path.display()), &error))?;
+        }
+        Ok(())
+    }
+}
+
+/// GPT-2's pipeline around its vocabulary and merges.
+fn byte_level(model: BPE) -> Result<Tokenizer> {
+    let mut inner = tokenizers::Tokenizer::new(model);
+    inner.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
+    inner.with_decoder(Some(ByteLevel::new(false, true, true)));
+    if inner.token_to_id(END_OF_TEXT).is_some() {
+        special(&mut inner, &[END_OF_TEXT])?;
+    }
+    Tokenizer::wrap(inner)
+}
+
+/// BERT's pipeline around its word pieces.
+fn word_piece(model: WordPiece, lower_case: bool, file: &Path) -> Result<Tokenizer> {
+    let missing = ["[UNK]", "[CLS]", "[SEP]"].into_iter().find(|token| model.token_to_id(token).is_none());
+    if let Some(token) = missing {
+        return Err(Error::data(format!("{}: expected BERT's word pieces, but {token} is missing", file.display())));
+    }
+    let id = |token: &str| (token.to_string(), model.token_to_id(token).unwrap_or_default());
+    let ends = BertProcessing::new(id("[SEP]"), id("[CLS]"));
+    let mut inner = tokenizers::Tokenizer::new(model);
+    inner
+        .with_normalizer(Some(BertNormalizer::new(true, true, None, lower_case)))
+        .map_err(|error| Error::data(format!("tokenizer: {error}")))?;
+    inner.with_pre_tokenizer(Some(BertPreTokenizer));
+    inner.with_post_processor(Some(ends));
+    inner.with_decoder(Some(tokenizers::decoders::wordpiece::WordPiece::default()));
+    let present = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].into_iter();
+    let present = present.filter(|token| inner.token_to_id(token).is_some()).collect::<Vec<_>>();
+    special(&mut inner, &present)?;
+    Tokenizer::wrap(inner)
+}
+
+fn special(inner: &mut tokenizers::Tokenizer, tokens: &[&str]) -> Result<()> {
+    let tokens = tokens.iter().map(|token| AddedToken::from(*token, true)).collect::<Vec<_>>();
+    inner.add_special_tokens(tokens).map(drop).map_err(|error| Error::data(format!("tokenizer: {error}")))
+}
+
+/// `do_lower_case` of `tokenizer_config.json`; BERT's default is true.
+fn lower_cases(folder: &Path) -> Result<bool> {
+    let path = folder.join("tokenizer_config.json");
+    if !path.is_file() {
+        return Ok(true);
+    }
+    let text = fs::read_to_string(&path).map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
+    let json: serde_json::Value =
+        serde_json::from_str(&text).map_err(|error| Error::data(format!("{}: {error}", path.display())))?;
+    Ok(json.get("do_lower_case").and_then(serde_json::Value::as_bool).unwrap_or(true))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn corpus(folder: &tempfile::TempDir) -> Corpus {
+        let text = "fn main() { println!(\"hällo wörld 你好\"); }\n".repeat(20);
+        fs::write(folder.path().join("a.rs"), text).unwrap();
+        Corpus::open(&[format!("{}/a.rs", folder.path().display())]).unwrap()
+    }
+
+    #[test]
+    fn a_learned_bpe_is_lossless_deterministic_and_survives_saving() {
+        let folder = tempfile::tempdir().unwrap();
+        let corpus = corpus(&folder);
+        let tokenizer = Tokenizer::train_bpe(&corpus, 290, 1).unwrap();
+        assert_eq!(tokenizer.vocab_size(), 290);
+        assert_eq!(tokenizer.eot_id(), Some(0));
+        let text = "fn other() { /* never seen: ü 你 🦀 */ }";
+        let ids = tokenizer.encode(text).unwrap();
+        assert_eq!(tokenizer.decode(&ids).unwrap(), text);
+        assert!(ids.len() < text.len());
+        assert_eq!(Tokenizer::train_bpe(&corpus, 290, 1).unwrap().content_hash(), tokenizer.content_hash());
+        tokenizer.save(folder.path()).unwrap();
+        assert!(Tokenizer::is_in(folder.path()));
+        let loaded = Tokenizer::load(folder.path()).unwrap();
+        assert_eq!(loaded.encode(text).unwrap(), ids);
+        assert_eq!(loaded.content_hash(), tokenizer.content_hash());
+        assert!(Tokenizer::train_bpe(&corpus, 100, 1).is_err());
+    }
+
+    #[test]
+    fn word_pieces_get_berts_pipeline() {
+        let folder = tempfile::tempdir().unwrap();
+        let pieces = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhello\nwor\n##ld\n";
+        fs::write(folder.path().join("vocab.txt"), pieces).unwrap();
+        let ids = |folder: &Path| Tokenizer::load(folder).unwrap().encode("Hello world !").unwrap();
+        assert_eq!(ids(folder.path()), [2, 5, 6, 7, 1, 3]);
+        fs::write(folder.path().join("tokenizer_config.json"), "{\"do_lower_case\": false}").unwrap();
+        assert_eq!(ids(folder.path()), [2, 1, 6, 7, 1, 3]);
+        fs::write(folder.path().join("vocab.txt"), "hello\n").unwrap();
+        assert!(Tokenizer::load(folder.path()).unwrap_err().to_string().contains("[UNK] is missing"));
+    }
+
+    #[test]
+    fn openais_file_names_work() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("encoder.json"), r#"{"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}"#).unwrap();
+        fs::write(folder.path().join("vocab.bpe"), "#version: 0.2\na b\n").unwrap();
+        let tokenizer = Tokenizer::load(folder.path()).unwrap();
+        assert_eq!(tokenizer.encode("abb<|endoftext|>").unwrap(), [2, 1, 3]);
+        assert_eq!(tokenizer.vocab_size(), 4);
+    }
+
+    #[test]
+    fn what_is_no_tokenizer_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(Tokenizer::load(folder.path()).unwrap_err().to_string().contains("no tokenizer found"));
+        fs::write(folder.path().join("tokenizer.json"), "{").unwrap();
+        assert!(Tokenizer::load(folder.path()).unwrap_err().to_string().contains("not a readable tokenizer"));
+    }
+}

@@ -1,0 +1,283 @@
+//! Opens everything a run reads, before anything is planned: model configuration, tokenizer, training and validation data.
+//! What is found here are facts; [`plan`](crate::plan) turns them and the config into what will happen.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use kiln_models::config::Labels;
+use kiln_models::{ModelConfig, ModelType};
+use serde_json::{Map, Value};
+
+use crate::config::{DataFormat, RunConfig, Validation};
+use crate::data::blocks::Blocks;
+use crate::data::corpus::Corpus;
+use crate::data::store::{Progress, TokenStore};
+use crate::data::tokenized::TokenizedData;
+use crate::data::tokenizer::Tokenizer;
+use crate::data::{Dataset, paths};
+use crate::error::{Error, Result};
+use crate::hub::{self, Wanted};
+use crate::task::Task;
+
+/// What a run reads.
+pub struct Inputs {
+    /// The model, with vocabulary and labels settled.
+    pub model_config: ModelConfig,
+    /// The local folder of the pretrained model, if any.
+    pub model_from: Option<PathBuf>,
+    /// Fields of a pretrained model's `config.json` that Kiln does not know.
+    pub unknown_model_fields: Vec<String>,
+    /// The tokenizer, where there is one.
+    pub tokenizer: Option<Arc<Tokenizer>>,
+    /// Block size of packed text; none for data that is tokenised already.
+    pub block_size: Option<usize>,
+    /// The id that padding uses.
+    pub pad_id: u32,
+    /// Training data.
+    pub train: Arc<dyn Dataset>,
+    /// Tokens of the training data.
+    pub train_tokens: u64,
+    /// Validation data, if any.
+    pub validation: Option<Arc<dyn Dataset>>,
+}
+
+impl Inputs {
+    /// Opens what `config` names. `progress` is told how far tokenising has come and may interrupt it.
+    ///
+    /// # Errors
+    /// Whatever is missing, unreadable or does not fit together.
+    pub fn open(
+        config: &RunConfig,
+        device_seed: u64,
+        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Self> {
+        let (mut model_config, model_from, unknown_model_fields) = model_config(config)?;
+        match config.data.format {
+            DataFormat::Tokenized => {
+                tokenized(config, &mut model_config).and_then(|(train, train_tokens, validation)| {
+                    let tokenizer = optional_tokenizer(config, &model_from)?;
+                    let pad_id = model_config.pad_token_id().unwrap_or(0);
+                    Ok(Self {
+                        model_config,
+                        model_from,
+                        unknown_model_fields,
+                        tokenizer,
+                        block_size: None,
+                        pad_id,
+                        train,
+                        train_tokens,
+                        validation,
+                    })
+                })
+            }
+            _ => Self::open_text(config, model_config, model_from, unknown_model_fields, device_seed, progress),
+        }
+    }
+
+    fn open_text(
+        config: &RunConfig,
+        model_config: ModelConfig,
+        model_from: Option<PathBuf>,
+        unknown_model_fields: Vec<String>,
+        seed: u64,
+        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Self> {
+        if config.data.task != Task::Clm {
+            return Err(Error::config(format!(
+                "data.format = \"text\" with data.task = \"{}\": plain text has no labels for this task",
+                config.data.task
+            ))
+            .help("set data.task = \"clm\", or data.format = \"tokenized\" with a `labels` column"));
+        }
+        let corpus = Corpus::open(&config.data.train)?;
+        let (train, validation) = match &config.data.validation {
+            None => (corpus, None),
+            Some(Validation::Files(patterns)) => (corpus, Some(Corpus::open(patterns)?)),
+            Some(Validation::Share(share)) => {
+                let (train, validation) = corpus.split(*share, seed)?;
+                (train, Some(validation))
+            }
+        };
+        let tokenizer = match optional_tokenizer(config, &model_from)? {
+            Some(tokenizer) => tokenizer,
+            None => match config.tokenizer.train_vocab_size {
+                Some(size) => Arc::new(trained_tokenizer(&train, size, seed)?),
+                None => {
+                    return Err(Error::config("data.format = \"text\" needs a tokenizer, and the config names none").help(
+                        "set tokenizer.from to a tokenizer, or tokenizer.train_vocab_size = 4096 to learn one from the \
+                         training text",
+                    ));
+                }
+            },
+        };
+        let model_config = with_vocabulary(model_config, &tokenizer, config, model_from.is_some())?;
+        let positions = model_config.max_positions();
+        let block_size = config.data.block_size.unwrap_or(positions.min(1024));
+        if block_size > positions {
+            return Err(Error::config(format!(
+                "data.block_size = {block_size}: the model has {positions} positions, so a block can have at most as many"
+            ))
+            .help(format!("set data.block_size = {positions}, or raise the model's n_positions")));
+        }
+        let open = |corpus: &Corpus, progress: &mut dyn FnMut(Progress) -> ControlFlow<()>| {
+            Blocks::new(TokenStore::build_or_open(corpus, &tokenizer, progress)?, block_size)
+        };
+        let train = open(&train, progress)?;
+        let validation = validation.map(|corpus| open(&corpus, progress)).transpose()?;
+        Ok(Self {
+            pad_id: model_config.pad_token_id().unwrap_or_else(|| tokenizer.eot_id().unwrap_or(0)),
+            model_config,
+            model_from,
+            unknown_model_fields,
+            tokenizer: Some(tokenizer),
+            block_size: Some(block_size),
+            train_tokens: (train.len() * block_size) as u64,
+            train: Arc::new(train),
+            validation: validation.map(|blocks| Arc::new(blocks) as Arc<dyn Dataset>),
+        })
+    }
+}
+
+/// The model's configuration: a folder's or the Hub's `config.json`, a preset, or the family's defaults, with the explicit
+/// fields on top.
+fn model_config(config: &RunConfig) -> Result<(ModelConfig, Option<PathBuf>, Vec<String>)> {
+    let section = &config.model;
+    let fields = fields(&section.fields)?;
+    let named = |error: kiln_models::Error| Error::from(error).at("[model]");
+    if let Some(from) = &section.from {
+        let folder = hub::resolve(from, &Wanted::MODEL)?;
+        let path = folder.join("config.json");
+        let text = std::fs::read_to_string(&path).map_err(|e| Error::io(format!("read {}", path.display()), &e))?;
+        let (found, unknown) = ModelConfig::from_json(&text).map_err(|e| Error::from(e).at(path.display()))?;
+        if let Some(kind) = section.kind.filter(|kind| *kind != found.model_type()) {
+            let found = found.model_type();
+            return Err(Error::config(format!("model.kind = \"{kind}\", but {} is a {found} model", path.display()))
+                .help(format!("set model.kind = \"{found}\" or leave it out")));
+        }
+        let merged = found.with_fields(&fields).map_err(named)?;
+        return Ok((merged, Some(folder), unknown));
+    }
+    let kind = section.kind.unwrap_or(ModelType::Gpt2);
+    let base = match &section.size {
+        Some(size) => ModelConfig::preset(kind, size).map_err(named)?,
+        None => ModelConfig::from_fields(kind, &Map::new()).map_err(named)?,
+    };
+    Ok((base.with_fields(&fields).map_err(named)?, None, Vec::new()))
+}
+
+/// TOML values as JSON; the model's fields are described once, by their Hugging Face form.
+fn fields(table: &toml::Table) -> Result<Map<String, Value>> {
+    match serde_json::to_value(table) {
+        Ok(Value::Object(map)) => Ok(map),
+        _ => Err(Error::config("[model]: expected plain values, as in Hugging Face's config.json")),
+    }
+}
+
+fn optional_tokenizer(config: &RunConfig, model_from: &Option<PathBuf>) -> Result<Option<Arc<Tokenizer>>> {
+    if let Some(from) = &config.tokenizer.from {
+        let path = hub::resolve(from, &Wanted::TOKENIZER)?;
+        return Ok(Some(Arc::new(Tokenizer::load(&path)?)));
+    }
+    if config.tokenizer.train_vocab_size.is_some() {
+        return Ok(None);
+    }
+    match model_from {
+        Some(folder) if Tokenizer::is_in(folder) => Ok(Some(Arc::new(Tokenizer::load(folder)?))),
+        _ => Ok(None),
+    }
+}
+
+fn trained_tokenizer(corpus: &Corpus, size: usize, seed: u64) -> Result<Tokenizer> {
+    let tokenizer = Tokenizer::train_bpe(corpus, size, seed)?;
+    if tokenizer.vocab_size() < size {
+        return Err(Error::data(format!(
+            "tokenizer.train_vocab_size = {size}: the training text yields only {} tokens",
+            tokenizer.vocab_size()
+        ))
+        .help(format!("set tokenizer.train_vocab_size = {} or train on more text", tokenizer.vocab_size())));
+    }
+    Ok(tokenizer)
+}
+
+/// The model's vocabulary and the tokenizer's must fit: a new model takes the tokenizer's, an explicit or pretrained one
+/// must be at least as large.
+fn with_vocabulary(
+    mut model: ModelConfig,
+    tokenizer: &Tokenizer,
+    config: &RunConfig,
+    pretrained: bool,
+) -> Result<ModelConfig> {
+    let size = tokenizer.vocab_size();
+    let stated = pretrained || config.model.fields.contains_key("vocab_size");
+    if !stated {
+        let field = Map::from_iter([("vocab_size".to_string(), Value::from(size))]);
+        model = model.with_fields(&field).map_err(Error::from)?;
+        if let Some(id) = tokenizer.eot_id() {
+            model.set_inert("bos_token_id", id.into());
+            model.set_inert("eos_token_id", id.into());
+        }
+    }
+    if size > model.vocab_size() {
+        return Err(Error::config(format!(
+            "the tokenizer has {size} tokens, but the model's vocabulary has {}; every token needs a row",
+            model.vocab_size()
+        ))
+        .help(format!("set model.vocab_size = {size}, or use the tokenizer that belongs to the model")));
+    }
+    Ok(model)
+}
+
+type Rows = (Arc<dyn Dataset>, u64, Option<Arc<dyn Dataset>>);
+
+fn tokenized(config: &RunConfig, model: &mut ModelConfig) -> Result<Rows> {
+    let task = config.data.task;
+    let open = |patterns: &[String]| TokenizedData::open(&paths::resolve(patterns)?, task);
+    if config.tokenizer.train_vocab_size.is_some() {
+        return Err(Error::config("tokenizer.train_vocab_size with data.format = \"tokenized\": the data has no text")
+            .help("leave it out; give model.vocab_size"));
+    }
+    let all = open(&config.data.train)?;
+    let (train, validation) = match &config.data.validation {
+        None => (all, None),
+        Some(Validation::Files(patterns)) => (all, Some(open(patterns)?)),
+        Some(Validation::Share(share)) => {
+            let (train, validation) = all.split(*share, config.trainer.seed)?;
+            (train, Some(validation))
+        }
+    };
+    settle_labels(task, model, config, &train)?;
+    let labels = model.labels().num_labels();
+    for data in std::iter::once(&train).chain(&validation) {
+        data.validate(model.vocab_size(), labels, model.max_positions(), model.type_vocab_size())?;
+    }
+    let tokens = train.num_tokens();
+    Ok((Arc::new(train), tokens, validation.map(|data| Arc::new(data) as Arc<dyn Dataset>)))
+}
+
+/// A classification head has as many labels as the config or the pretrained model states, else as the data shows.
+/// Regression has one.
+fn settle_labels(task: Task, model: &mut ModelConfig, config: &RunConfig, train: &TokenizedData) -> Result<()> {
+    let stated = model.labels().id2label.is_some() || model.labels().num_labels.is_some();
+    match task {
+        Task::Regression => {
+            if stated && model.labels().num_labels() != 1 && config.model.from.is_none() {
+                return Err(Error::config(format!(
+                    "data.task = \"regression\" predicts one number, but the model has {} labels",
+                    model.labels().num_labels()
+                ))
+                .help("set model.num_labels = 1 or leave it out"));
+            }
+            *model.labels_mut() = Labels { problem_type: Some("regression".into()), ..Labels::numbered(1) };
+        }
+        Task::SequenceClassification if !stated => {
+            let count = train.max_label().map_or(2, |label| (label + 1).max(2));
+            *model.labels_mut() = Labels::numbered(count);
+        }
+        Task::SequenceClassification if model.labels().id2label.is_none() => {
+            *model.labels_mut() = Labels::numbered(model.labels().num_labels());
+        }
+        _ => {}
+    }
+    Ok(())
+}

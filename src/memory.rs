@@ -1,0 +1,57 @@
+//! What a run will need in memory, by arithmetic, so that a plan can say it before anything is allocated. An estimate: a
+//! log row's `peak_mib` is the measurement.
+
+use kiln_models::ModelConfig;
+
+use crate::plan::BatchPlan;
+use crate::task::Task;
+
+/// Bytes by what they hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryEstimate {
+    /// Weights, f32.
+    pub weights: u64,
+    /// Gradients, f32; twice while micro-batches are accumulated.
+    pub gradients: u64,
+    /// The optimizer's two moments, f32.
+    pub optimizer: u64,
+    /// What the backward pass needs of the forward pass, logits included.
+    pub activations: u64,
+}
+
+impl MemoryEstimate {
+    /// For `num_parameters` parameters and micro-batches of `batch.micro` sequences of `batch.seq_len` tokens.
+    pub fn new(model: &ModelConfig, task: Task, num_parameters: usize, batch: BatchPlan) -> Self {
+        let parameters = 4 * num_parameters as u64;
+        let (width, layers, heads, inner) = model.shape();
+        let tokens = batch.micro * batch.seq_len;
+        // Values that autodiff keeps for a token of a layer, counted in the code of the plain composition: LayerNorms
+        // (2 x 4), query, key, value with their slices and head copies, context and projections (14), residuals (2), the
+        // activation's factors (8 of the inner width), scores, softmax and, with dropout, mask and product.
+        let kept_scores = if has_attention_dropout(model) { 5 } else { 3 };
+        let per_layer = 24 * width + 8 * inner + kept_scores * heads * batch.seq_len;
+        // Logits, their exponential, and their gradients on the way back.
+        let head = match task {
+            Task::Clm | Task::Mlm => 5 * model.vocab_size(),
+            _ => 4 * width,
+        };
+        Self {
+            weights: parameters,
+            gradients: if batch.accumulation > 1 { 2 * parameters } else { parameters },
+            optimizer: 2 * parameters,
+            activations: 4 * (tokens * (layers * per_layer + 6 * width + head)) as u64,
+        }
+    }
+
+    /// All of it, in bytes.
+    pub fn total(&self) -> u64 {
+        self.weights + self.gradients + self.optimizer + self.activations
+    }
+}
+
+fn has_attention_dropout(model: &ModelConfig) -> bool {
+    match model {
+        ModelConfig::Gpt2(config) => config.attn_pdrop > 0.0,
+        ModelConfig::Bert(config) => config.attention_probs_dropout_prob > 0.0,
+    }
+}

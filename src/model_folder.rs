@@ -1,0 +1,78 @@
+//! A trained or pretrained model in its folder, as the commands that use one open it: configuration, weights, tokenizer.
+
+use std::path::{Path, PathBuf};
+
+use burn::tensor::Device;
+use kiln_models::weights::load;
+use kiln_models::{Model, ModelConfig};
+
+use crate::data::tokenizer::Tokenizer;
+use crate::error::{Error, Result};
+use crate::hub::{self, Wanted};
+use crate::task::Task;
+
+/// A model read from a folder, with everything in place.
+pub struct ModelFolder {
+    /// Where it was read from.
+    pub path: PathBuf,
+    /// Its configuration.
+    pub config: ModelConfig,
+    /// The model with its weights.
+    pub model: Model,
+    /// Things worth telling: unknown fields, unused tensors.
+    pub notes: Vec<String>,
+}
+
+impl ModelFolder {
+    /// Opens the model that `spec` (a folder or a Hub id) names, with the head of `task`, on `device`.
+    ///
+    /// # Errors
+    /// Files that are missing or do not fit, and a checkpoint without that head: its output would be random.
+    pub fn open(spec: &str, task: Task, device: &Device) -> Result<Self> {
+        let path = hub::resolve(spec, &Wanted::MODEL)?;
+        let (mut config, unknown) = read_config(&path)?;
+        if task == Task::Regression {
+            config.labels_mut().problem_type = Some("regression".into());
+        }
+        let model = Model::new(&config, task.head(), device)?;
+        let (model, report) = load(model, &path)?;
+        if !report.new.is_empty() {
+            return Err(Error::data(format!(
+                "{}: the checkpoint has no head for the task {task} (missing {})",
+                path.display(),
+                report.new.join(", ")
+            ))
+            .help("its output would be random; fine-tune the model on this task first, or choose the task it was trained for"));
+        }
+        let mut notes = report.lines();
+        if !unknown.is_empty() {
+            notes.push(format!("config.json has fields that Kiln does not know: {}", unknown.join(", ")));
+        }
+        Ok(Self { path, config, model, notes })
+    }
+
+    /// The tokenizer in the folder.
+    ///
+    /// # Errors
+    /// There is none, or it cannot be read.
+    pub fn tokenizer(&self) -> Result<Tokenizer> {
+        Tokenizer::load(&self.path)
+    }
+}
+
+fn read_config(folder: &Path) -> Result<(ModelConfig, Vec<String>)> {
+    let path = folder.join("config.json");
+    let text = std::fs::read_to_string(&path).map_err(|e| Error::io(format!("read {}", path.display()), &e))?;
+    ModelConfig::from_json(&text).map_err(|e| Error::from(e).at(path.display()))
+}
+
+/// The class of `transformers` that opens a folder with this model.
+pub fn architecture(model: &Model) -> &'static str {
+    match model {
+        Model::Gpt2Lm(_) => "GPT2LMHeadModel",
+        Model::Gpt2Classification(_) => "GPT2ForSequenceClassification",
+        Model::BertMlm(_) => "BertForMaskedLM",
+        Model::BertClassification(_) => "BertForSequenceClassification",
+        Model::BertSpan(_) => "BertForQuestionAnswering",
+    }
+}

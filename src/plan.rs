@@ -1,0 +1,263 @@
+//! What will happen: the config and the facts about its inputs become numbers, checked against one another, printed and
+//! saved before step 1. Deriving a plan trains nothing and writes nothing.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use burn::tensor::Device;
+use kiln_models::weights::parameters;
+use kiln_models::{Model, ModelConfig};
+
+use crate::config::{EvalStrategy, RunConfig};
+use crate::data::Dataset;
+use crate::data::store::Progress;
+use crate::data::tokenizer::Tokenizer;
+use crate::error::{Error, Result};
+use crate::execution::{self, Available};
+use crate::generate::GenerateOptions;
+use crate::inputs::Inputs;
+use crate::memory::MemoryEstimate;
+use crate::optim::schedule::Schedule;
+use crate::task::Task;
+
+/// A run, resolved.
+pub struct RunPlan {
+    /// The config with every default and derived value made explicit; saved as `plan.toml`.
+    pub config: RunConfig,
+    /// The task.
+    pub task: Task,
+    /// Where it runs.
+    pub device: Available,
+    /// The model.
+    pub model_config: ModelConfig,
+    /// The folder of the pretrained model, if any.
+    pub model_from: Option<PathBuf>,
+    /// Fields of a pretrained model's `config.json` that Kiln does not know.
+    pub unknown_model_fields: Vec<String>,
+    /// Parameters of the model, tied ones counted once.
+    pub num_parameters: usize,
+    /// The tokenizer, where there is one.
+    pub tokenizer: Option<Arc<Tokenizer>>,
+    /// The id that padding uses.
+    pub pad_id: u32,
+    /// Training data.
+    pub train: Arc<dyn Dataset>,
+    /// Validation data, if any.
+    pub validation: Option<Arc<dyn Dataset>>,
+    /// Batch arithmetic.
+    pub batch: BatchPlan,
+    /// Step arithmetic.
+    pub steps: StepPlan,
+    /// Learning rate by step.
+    pub schedule: Schedule,
+    /// Optimizer steps between evaluations.
+    pub eval_steps: u64,
+    /// Optimizer steps between log rows.
+    pub logging_steps: u64,
+    /// The text sample at the end, if any.
+    pub generation: Option<SamplePlan>,
+    /// Memory, by arithmetic.
+    pub memory: MemoryEstimate,
+}
+
+/// How a global batch is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchPlan {
+    /// Examples a forward pass.
+    pub micro: usize,
+    /// Forward and backward passes an optimizer step.
+    pub accumulation: usize,
+    /// Examples an optimizer step: `micro * accumulation`.
+    pub global: usize,
+    /// Longest example in tokens.
+    pub seq_len: usize,
+}
+
+/// How many steps the run has, and why.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepPlan {
+    /// Optimizer steps of the run.
+    pub total: u64,
+    /// Optimizer steps a pass over the training data, the last of them possibly smaller.
+    pub per_epoch: u64,
+    /// Examples of the training data.
+    pub train_examples: usize,
+    /// Tokens of the training data.
+    pub train_tokens: u64,
+    /// Tokens that the run will see, to within the last batches of each epoch.
+    pub tokens: u64,
+    /// The arithmetic, for people.
+    pub because: String,
+    /// The run ends after this much time, whatever else is planned.
+    pub max_duration: Option<Duration>,
+}
+
+/// The text sample that a run writes at its end.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SamplePlan {
+    /// The text that the model continues.
+    pub prompt: String,
+    /// How it continues.
+    pub sampling: GenerateOptions,
+}
+
+impl RunConfig {
+    /// Opens the inputs (tokenising them, if that has not been done before) and derives the plan.
+    ///
+    /// # Errors
+    /// Inputs that cannot be used, and settings that contradict one another or the inputs.
+    pub fn plan(self) -> Result<RunPlan> {
+        self.plan_with_progress(&mut |_| std::ops::ControlFlow::Continue(()))
+    }
+
+    /// As [`plan`](Self::plan); `progress` is told how far tokenising has come and may interrupt it.
+    ///
+    /// # Errors
+    /// As [`plan`](Self::plan).
+    pub fn plan_with_progress(
+        self,
+        progress: &mut dyn FnMut(Progress) -> std::ops::ControlFlow<()>,
+    ) -> Result<RunPlan> {
+        self.validate()?;
+        let device = execution::select(self.device.kind, self.device.index)?;
+        let inputs = Inputs::open(&self, self.trainer.seed, progress)?;
+        RunPlan::derive(self, inputs, device)
+    }
+}
+
+impl RunPlan {
+    /// The plan that follows from `config` and what its inputs are. Pure: reads and writes nothing.
+    ///
+    /// # Errors
+    /// Settings that contradict one another or the inputs.
+    pub fn derive(mut config: RunConfig, inputs: Inputs, device: Available) -> Result<Self> {
+        let task = config.data.task;
+        // Built for its shapes only: nothing is drawn until a parameter is used.
+        let model = Model::new(&inputs.model_config, task.head(), &Device::flex())?;
+        let num_parameters = parameters(&model).iter().map(|parameter| parameter.num_elements()).sum();
+        let trainer = &config.trainer;
+        let batch = BatchPlan {
+            micro: trainer.per_device_train_batch_size,
+            accumulation: trainer.gradient_accumulation_steps,
+            global: trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps,
+            seq_len: inputs.train.max_len(),
+        };
+        let steps = step_plan(&config, batch, inputs.train.len(), inputs.train_tokens)?;
+        let schedule = Schedule::new(
+            &trainer.lr_scheduler_type,
+            trainer.learning_rate,
+            trainer.warmup_steps,
+            steps.total,
+            &trainer.lr_scheduler_kwargs,
+        )?;
+        if trainer.eval_strategy != EvalStrategy::No && inputs.validation.is_none() {
+            return Err(Error::config(format!(
+                "trainer.eval_strategy = \"{}\", but there is no validation data",
+                trainer.eval_strategy
+            ))
+            .help("set data.validation to files or to a share such as \"2%\", or trainer.eval_strategy = \"no\""));
+        }
+        // Automatic: at least 20 rows a run, at most 500 steps apart.
+        let logging_steps = trainer.logging_steps.unwrap_or((steps.total / 20).clamp(1, 500));
+        let eval_steps = trainer.eval_steps.unwrap_or(logging_steps);
+        let generation = sample_plan(&config, &inputs)?;
+        let memory = MemoryEstimate::new(&inputs.model_config, task, num_parameters, batch);
+
+        config.trainer.logging_steps = Some(logging_steps);
+        if trainer_evaluates_by_steps(&config) {
+            config.trainer.eval_steps = Some(eval_steps);
+        }
+        config.data.block_size = inputs.block_size.or(config.data.block_size);
+        Ok(Self {
+            task,
+            device,
+            num_parameters,
+            model_config: inputs.model_config,
+            model_from: inputs.model_from,
+            unknown_model_fields: inputs.unknown_model_fields,
+            tokenizer: inputs.tokenizer,
+            pad_id: inputs.pad_id,
+            train: inputs.train,
+            validation: inputs.validation,
+            batch,
+            steps,
+            schedule,
+            eval_steps,
+            logging_steps,
+            generation,
+            memory,
+            config,
+        })
+    }
+
+    /// Whether a log row follows step `step` (counted from 1).
+    pub fn logs_at(&self, step: u64) -> bool {
+        step.is_multiple_of(self.logging_steps) || (self.config.trainer.logging_first_step && step == 1)
+    }
+}
+
+fn trainer_evaluates_by_steps(config: &RunConfig) -> bool {
+    config.trainer.eval_strategy == EvalStrategy::Steps
+}
+
+/// Hugging Face's arithmetic: the last batch of an epoch may be smaller (unless dropped), and so may the last window of
+/// accumulated batches; epochs may have fractions.
+fn step_plan(config: &RunConfig, batch: BatchPlan, examples: usize, train_tokens: u64) -> Result<StepPlan> {
+    let trainer = &config.trainer;
+    let batches = match trainer.dataloader_drop_last {
+        true => examples / batch.micro,
+        false => examples.div_ceil(batch.micro),
+    };
+    if batches == 0 {
+        return Err(Error::config(format!(
+            "trainer.dataloader_drop_last = true: {examples} examples do not fill one batch of {}",
+            batch.micro
+        ))
+        .help("lower trainer.per_device_train_batch_size or set trainer.dataloader_drop_last = false"));
+    }
+    let per_epoch = batches.div_ceil(batch.accumulation) as u64;
+    let tokens_per_step = train_tokens as f64 / per_epoch as f64;
+    let (total, because) = if let Some(max_steps) = trainer.max_steps {
+        (max_steps, format!("max_steps = {max_steps}"))
+    } else if let Some(max_tokens) = trainer.max_tokens {
+        let total = (max_tokens as f64 / tokens_per_step).ceil() as u64;
+        (total, format!("{max_tokens} tokens / {tokens_per_step:.0} tokens a step, rounded up"))
+    } else {
+        let epochs = trainer.num_train_epochs.unwrap_or(crate::config::DEFAULT_EPOCHS);
+        ((epochs * per_epoch as f64).ceil() as u64, format!("{epochs} epochs x {per_epoch} steps"))
+    };
+    let max_duration = trainer.max_minutes.map(|minutes| Duration::from_secs_f64(minutes * 60.0));
+    let tokens = (total as f64 * tokens_per_step).round() as u64;
+    Ok(StepPlan {
+        total: total.max(1),
+        per_epoch,
+        train_examples: examples,
+        train_tokens,
+        tokens,
+        because,
+        max_duration,
+    })
+}
+
+fn sample_plan(config: &RunConfig, inputs: &Inputs) -> Result<Option<SamplePlan>> {
+    let Some(section) = &config.generation else { return Ok(None) };
+    if config.data.task != Task::Clm {
+        return Err(Error::config(format!("[generation]: task {} does not generate text", config.data.task))
+            .help("remove the section, or set data.task = \"clm\""));
+    }
+    let Some(tokenizer) = &inputs.tokenizer else {
+        return Err(Error::config("[generation] needs a tokenizer, and this run has none")
+            .help("set tokenizer.from, or remove the section"));
+    };
+    let sampling = GenerateOptions {
+        max_new_tokens: section.max_new_tokens,
+        temperature: section.temperature,
+        top_k: section.top_k,
+        top_p: section.top_p,
+        seed: section.seed,
+        stop: tokenizer.eot_id().into_iter().collect(),
+    };
+    sampling.validate().map_err(|error| error.at("[generation]"))?;
+    Ok(Some(SamplePlan { prompt: section.prompt.clone(), sampling }))
+}
