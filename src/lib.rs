@@ -2,5 +2,6 @@
 //! names, and config files that say everything a run does.
 
 pub mod error;
+pub mod hub;
 
 pub use error::{Error, ErrorKind, Result};
