@@ -1,8 +1,24 @@
 //! Kiln trains GPT-2 and BERT on [Burn](https://burn.dev): the models of [`kiln_models`], a Trainer with Hugging Face's
 //! names, and config files that say everything a run does.
 
+pub mod cli;
+pub mod config;
 pub mod data;
 pub mod error;
+pub mod execution;
+pub mod forward;
+pub mod generate;
+pub mod hub;
+pub mod inputs;
+pub mod memory;
+pub mod metrics;
+pub mod model_folder;
+pub mod optim;
+pub mod plan;
 pub mod task;
+pub mod trainer;
 
+pub use config::RunConfig;
 pub use error::{Error, ErrorKind, Result};
+pub use plan::RunPlan;
+pub use trainer::Trainer;

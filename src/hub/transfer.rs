@@ -1,0 +1,397 @@
+//! Talks to the Hub: what a revision holds, and one file at a time into the cache. A file enters the cache under its own
+//! name only when every byte is there (length, and SHA-256 where the Hub gives it); until then it is `*.incomplete`.
+//!
+//! `hf-hub` names repositories and lays out the cache; the transfer itself is done here, on the same HTTP client, because
+//! hf-hub 0.5.0 waits for ever on a host that does not answer, takes a short file for whole, cannot get past a finished
+//! but not yet renamed one (HTTP 416), sends the token to the servers it is redirected to, and asks for a byte range of a
+//! gzip answer, which the Hub does not give (its issue 141).
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hf_hub::api::RepoInfo;
+use hf_hub::{CacheRepo, Repo};
+use indicatif::{ProgressBar, ProgressStyle};
+use sha2::{Digest, Sha256};
+use ureq::http::{Method, Request, Response, StatusCode, Uri};
+
+use super::{HubSettings, is_commit, name_of, offline_help};
+use crate::error::{Error, Result};
+
+/// Redirects are followed this far: renamed repository, cached file, storage.
+const MAX_REDIRECTS: usize = 5;
+/// How often a transfer is taken up again after it broke off.
+const MAX_ATTEMPTS: u32 = 3;
+
+/// A repository on the Hub, and the settings to reach it with.
+pub(super) struct Session<'a> {
+    repo: &'a Repo,
+    settings: &'a HubSettings,
+    files: &'a CacheRepo,
+    agent: ureq::Agent,
+    endpoint: Uri,
+}
+
+/// What the Hub says about a file before it is sent.
+struct FileInfo {
+    /// Names the content: SHA-256 of a large file, git's hash of a small one.
+    etag: String,
+    /// Bytes.
+    size: u64,
+}
+
+/// Why an attempt to receive a file ended early.
+enum Interrupted {
+    /// The connection: worth another attempt.
+    Transfer(String),
+    /// Anything else.
+    Final(Error),
+}
+
+impl<'a> Session<'a> {
+    pub(super) fn new(repo: &'a Repo, settings: &'a HubSettings, files: &'a CacheRepo) -> Result<Self> {
+        let config = ureq::Agent::config_builder()
+            .timeout_resolve(Some(settings.timeout))
+            .timeout_connect(Some(settings.timeout))
+            .timeout_send_request(Some(settings.timeout))
+            .timeout_recv_response(Some(settings.timeout))
+            .timeout_per_read(Some(settings.timeout))
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .user_agent(concat!("kiln/", env!("CARGO_PKG_VERSION")))
+            .build();
+        let endpoint = Uri::try_from(&settings.endpoint)
+            .map_err(|error| Error::config(format!("`{}` is no address of a Hub: {error}", settings.endpoint)))?;
+        Ok(Self { repo, settings, files, agent: config.into(), endpoint })
+    }
+
+    /// The commit that the revision means now, and the names of its files.
+    pub(super) fn info(&self) -> Result<RepoInfo> {
+        let url = format!("{}/api/{}", self.settings.endpoint, self.repo.api_url());
+        let mut reply = self.send(Method::GET, &url, 0)?;
+        self.check(&reply, None)?;
+        let unexpected = |what: String| {
+            Error::data(format!("the answer of {url} is not the Hub's: {what}")).help("check HF_ENDPOINT and the proxy")
+        };
+        let text = reply.body_mut().read_to_vec().map_err(|error| self.unreachable(&reason(&error, self.settings)))?;
+        let info: RepoInfo = serde_json::from_slice(&text).map_err(|error| unexpected(error.to_string()))?;
+        match is_commit(&info.sha) {
+            true => Ok(info),
+            false => Err(unexpected(format!("`{}` is no commit", info.sha))),
+        }
+    }
+
+    /// Makes sure that the snapshot of `commit` holds the file.
+    pub(super) fn fetch(&self, commit: &str, name: &str) -> Result<()> {
+        let pointer = self.files.pointer_path(commit).join(name);
+        if pointer.is_file() {
+            return Ok(());
+        }
+        let url = format!("{}/{}/resolve/{commit}/{name}", self.settings.endpoint, self.repo.url());
+        let info = self.file_info(&url, name)?;
+        let blob = self.files.blob_path(&info.etag);
+        let blobs = blob.parent().unwrap_or(&self.settings.cache);
+        std::fs::create_dir_all(blobs).map_err(|error| Error::io(format!("create {}", blobs.display()), &error))?;
+        let _lock = self.lock(&info.etag)?;
+        // Another process may have finished the same file while this one waited for the lock.
+        if blob.metadata().map(|found| found.len()).ok() != Some(info.size) {
+            self.download(&url, &blob, &info, name)?;
+        }
+        link(&blob, &pointer, name)
+    }
+
+    /// Asks for a file's etag and size. The answer before the redirect to storage is the one that knows them.
+    fn file_info(&self, url: &str, name: &str) -> Result<FileInfo> {
+        let reply = self.send(Method::HEAD, url, 0)?;
+        self.check(&reply, Some(name))?;
+        let header = |key: &str| reply.headers().get(key).and_then(|value| value.to_str().ok());
+        let etag = header("x-linked-etag").or_else(|| header("etag")).unwrap_or_default();
+        let etag = etag.trim_start_matches("W/").trim_matches('"');
+        let size = header("x-linked-size").or_else(|| header("content-length")).and_then(|size| size.parse().ok());
+        // The etag becomes a file name.
+        let is_name =
+            (1..=200).contains(&etag.len()) && etag.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        match (is_name, size) {
+            (true, Some(size)) => Ok(FileInfo { etag: etag.to_string(), size }),
+            _ => Err(Error::data(format!("the answer of {url} is not the Hub's: it lacks the etag or the size"))
+                .help("check HF_ENDPOINT and the proxy")),
+        }
+    }
+
+    /// Brings the whole file to `blob`, resuming what an earlier attempt left.
+    fn download(&self, url: &str, blob: &Path, info: &FileInfo, name: &str) -> Result<()> {
+        let partial = beside(blob, "incomplete");
+        let bar = self.progress_bar(info.size, name);
+        // Only what can be checked afterwards is resumed; the other files are small.
+        let is_sha256 = info.etag.len() == 64 && info.etag.bytes().all(|byte| byte.is_ascii_hexdigit());
+        for attempt in 1.. {
+            let found = partial.metadata().map_or(0, |found| found.len());
+            let start = if is_sha256 && found <= info.size { found } else { 0 };
+            match self.receive(url, &partial, start, info.size, name, &bar) {
+                Ok(()) => {}
+                Err(Interrupted::Transfer(_)) if attempt < MAX_ATTEMPTS => {
+                    std::thread::sleep(Duration::from_millis(200) * attempt);
+                    continue;
+                }
+                Err(Interrupted::Transfer(reason)) => {
+                    let found = partial.metadata().map_or(0, |found| found.len());
+                    let whole = info.size;
+                    return Err(Error::data(format!(
+                        "{name} of `{}` broke off after {found} of {whole} bytes, {attempt} times: {reason}",
+                        name_of(self.repo)
+                    ))
+                    .help("run the command again to go on; nothing incomplete is used"));
+                }
+                Err(Interrupted::Final(error)) => return Err(error),
+            }
+            if !is_sha256 || sha256(&partial)? == info.etag.to_ascii_lowercase() {
+                break;
+            }
+            let _ = std::fs::remove_file(&partial);
+            if attempt == MAX_ATTEMPTS {
+                return Err(Error::data(format!(
+                    "{name} of `{}` arrived damaged (SHA-256 differs)",
+                    name_of(self.repo)
+                ))
+                .help("run the command again; if it stays so, the server or a proxy alters files"));
+            }
+        }
+        bar.finish_and_clear();
+        std::fs::rename(&partial, blob).map_err(|error| Error::io(format!("write {}", blob.display()), &error))
+    }
+
+    /// One attempt: from byte `start` to the end of the file, flushed to the disk.
+    fn receive(
+        &self,
+        url: &str,
+        partial: &Path,
+        start: u64,
+        size: u64,
+        name: &str,
+        bar: &ProgressBar,
+    ) -> std::result::Result<(), Interrupted> {
+        let write_error = |error| Interrupted::Final(Error::io(format!("write {}", partial.display()), &error));
+        if start == size && partial.exists() {
+            return Ok(());
+        }
+        let reply = self.send(Method::GET, url, start).map_err(Interrupted::Final)?;
+        let range = reply.headers().get("content-range").and_then(|value| value.to_str().ok());
+        let resumed = reply.status() == StatusCode::PARTIAL_CONTENT
+            && range.is_some_and(|range| range.starts_with(&format!("bytes {start}-")));
+        if !resumed {
+            if start > 0 && reply.status() != StatusCode::OK {
+                // The part cannot be continued (416 and its like): start over.
+                let _ = std::fs::remove_file(partial);
+                return Err(Interrupted::Transfer(format!("cannot resume, HTTP status {}", reply.status().as_u16())));
+            }
+            self.check(&reply, Some(name)).map_err(Interrupted::Final)?;
+        }
+        let mut file = OpenOptions::new()
+            .create(true)
+            .write(true)
+            .append(resumed)
+            .truncate(!resumed)
+            .open(partial)
+            .map_err(write_error)?;
+        let mut received = if resumed { start } else { 0 };
+        bar.set_position(received);
+        let mut body = reply.into_body().into_reader();
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            let count = body
+                .read(&mut buffer)
+                .map_err(|error| Interrupted::Transfer(reason(&ureq::Error::from(error), self.settings)))?;
+            if count == 0 {
+                break;
+            }
+            file.write_all(&buffer[..count]).map_err(write_error)?;
+            received += count as u64;
+            bar.set_position(received);
+            if received > size {
+                break;
+            }
+        }
+        if received != size {
+            drop(file);
+            if received > size {
+                let _ = std::fs::remove_file(partial);
+            }
+            return Err(Interrupted::Transfer(format!("expected {size} bytes, got {received}")));
+        }
+        file.sync_all().map_err(write_error)
+    }
+
+    /// Sends a request and follows redirects. The token goes to the Hub's own origin only. A HEAD stops where the Hub
+    /// hands over to another server.
+    fn send(&self, method: Method, url: &str, start: u64) -> Result<Response<ureq::Body>> {
+        let parse = |url: &str| {
+            Uri::try_from(url).map_err(|error| Error::data(format!("the Hub redirects to `{url}`: {error}")))
+        };
+        let mut url = parse(url)?;
+        for _ in 0..=MAX_REDIRECTS {
+            // Identity: a compressed answer has neither the file's length nor its byte ranges.
+            let mut request = Request::builder().method(&method).uri(&url).header("Accept-Encoding", "identity");
+            if start > 0 {
+                request = request.header("Range", format!("bytes={start}-"));
+            }
+            if let Some(token) = &self.settings.token
+                && same_origin(&url, &self.endpoint)
+            {
+                request = request.header("Authorization", format!("Bearer {token}"));
+            }
+            let request = request.body(()).map_err(|error| self.unreachable(&error.to_string()))?;
+            let reply = self.agent.run(request).map_err(|error| self.unreachable(&reason(&error, self.settings)))?;
+            let location = reply.headers().get("location").and_then(|value| value.to_str().ok());
+            let Some(location) = location.filter(|_| reply.status().is_redirection()) else {
+                return Ok(reply);
+            };
+            let next = match location.starts_with('/') {
+                true => parse(&format!(
+                    "{}://{}{location}",
+                    url.scheme_str().unwrap_or("https"),
+                    url.authority().map_or("", |authority| authority.as_str())
+                ))?,
+                false => parse(location)?,
+            };
+            if method == Method::HEAD && !same_origin(&next, &url) {
+                return Ok(reply);
+            }
+            url = next;
+        }
+        Err(self.unreachable(&format!("more than {MAX_REDIRECTS} redirects")))
+    }
+
+    /// Turns an HTTP status into an error that says whose fault it is; `file` if the request was for one.
+    fn check(&self, reply: &Response<ureq::Body>, file: Option<&str>) -> Result<()> {
+        let status = reply.status();
+        // A HEAD ends at the redirect to storage, which is an answer.
+        if status.is_success() || status.is_redirection() {
+            return Ok(());
+        }
+        let header = |key: &str| reply.headers().get(key).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let (code, endpoint) = (header("x-error-code"), &self.settings.endpoint);
+        let (id, name, revision) = (self.repo.url(), name_of(self.repo), self.repo.revision());
+        let offline = offline_help(self.repo, self.settings);
+        let has_token = self.settings.token.is_some();
+        Err(match (status.as_u16(), code) {
+            (401 | 403, "GatedRepo") => Error::data(format!("`{id}` on {endpoint} is gated: access has to be granted"))
+                .help(format!("accept its terms on {endpoint}/{id}, then set HF_TOKEN to a token of that account")),
+            (401 | 403, _) if has_token => Error::data(format!(
+                "{endpoint} refuses access to `{name}` (HTTP status {status}) with the token given"
+            ))
+            .help("check the id, and that HF_TOKEN is valid and may read this repository"),
+            (401 | 403, _) => Error::data(format!(
+                "`{name}` does not exist on {endpoint}, or is private or gated (HTTP status {status})"
+            ))
+            .help("check the id; for a private or gated repository set HF_TOKEN"),
+            (404, "RevisionNotFound") => Error::data(format!("`{id}` on {endpoint} has no revision `{revision}`"))
+                .help("give a branch, a tag or a full commit hash after the `@`"),
+            (404, _) if file.is_some() => {
+                Error::data(format!("`{name}` on {endpoint} has no file {}", file.unwrap_or_default()))
+                    .help("the repository is incomplete; choose another revision with id@revision")
+            }
+            (404, _) => Error::data(format!("`{id}` does not exist on {endpoint}"))
+                .help("check the id, for example openai-community/gpt2; a private repository needs HF_TOKEN"),
+            (429, _) => {
+                Error::data(format!("{endpoint} refuses `{name}` for now: too many requests (HTTP status 429)"))
+                    .help(format!("wait, or set HF_TOKEN; {offline}"))
+            }
+            _ => Error::data(format!("{endpoint} cannot deliver `{name}`: HTTP status {status}"))
+                .help(format!("try again later; {offline}")),
+        })
+    }
+
+    fn unreachable(&self, reason: &str) -> Error {
+        let (name, endpoint) = (name_of(self.repo), &self.settings.endpoint);
+        Error::data(format!("cannot load `{name}` from the Hugging Face Hub at {endpoint}: {reason}"))
+            .help(offline_help(self.repo, self.settings))
+    }
+
+    /// Keeps other processes and threads, huggingface_hub's among them, from writing the same thing; ends with the value
+    /// or the process.
+    pub(super) fn lock(&self, name: &str) -> Result<File> {
+        let folder = self.settings.cache.join(".locks").join(self.repo.folder_name());
+        let path = folder.join(format!("{name}.lock"));
+        let lock = || {
+            std::fs::create_dir_all(&folder)?;
+            let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
+            file.lock()?;
+            Ok(file)
+        };
+        lock().map_err(|error| Error::io(format!("lock {}", path.display()), &error))
+    }
+
+    fn progress_bar(&self, size: u64, name: &str) -> ProgressBar {
+        if !self.settings.progress {
+            return ProgressBar::hidden();
+        }
+        let style = ProgressStyle::with_template("{msg} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} ({eta})");
+        let bar = ProgressBar::new(size).with_message(name.to_string());
+        match style {
+            Ok(style) => bar.with_style(style),
+            Err(_) => bar,
+        }
+    }
+}
+
+/// What went wrong on the way, in words.
+fn reason(error: &ureq::Error, settings: &HubSettings) -> String {
+    match error {
+        ureq::Error::HostNotFound => "the host name cannot be resolved".to_string(),
+        ureq::Error::Timeout(stage) => format!("no answer within {:?} ({stage})", settings.timeout),
+        ureq::Error::Io(error) => error.to_string(),
+        other => other.to_string(),
+    }
+}
+
+fn same_origin(a: &Uri, b: &Uri) -> bool {
+    a.scheme() == b.scheme() && a.authority() == b.authority()
+}
+
+/// `path` with a further extension.
+pub(super) fn beside(path: &Path, extension: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".");
+    name.push(extension);
+    PathBuf::from(name)
+}
+
+/// Lower-case hexadecimal SHA-256 of a file.
+fn sha256(path: &Path) -> Result<String> {
+    let read = || {
+        let mut hash = Sha256::new();
+        std::io::copy(&mut File::open(path)?, &mut hash)?;
+        Ok(hash.finalize())
+    };
+    let hash = read().map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
+    Ok(hash.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Makes the snapshot's file point at the blob, as huggingface_hub does: a relative link, so that the cache can be moved;
+/// a copy where the file system has no links.
+fn link(blob: &Path, pointer: &Path, name: &str) -> Result<()> {
+    if pointer.is_file() {
+        return Ok(());
+    }
+    let make = || {
+        std::fs::create_dir_all(pointer.parent().unwrap_or(blob))?;
+        if pointer.symlink_metadata().is_ok() {
+            // A link whose blob was deleted.
+            std::fs::remove_file(pointer)?;
+        }
+        #[cfg(unix)]
+        if let Some(blob) = blob.file_name() {
+            // Up from the snapshot to the repository's folder, and one more for each folder in the name.
+            let target = "../".repeat(2 + name.matches('/').count()) + "blobs";
+            if std::os::unix::fs::symlink(Path::new(&target).join(blob), pointer).is_ok() {
+                return Ok(());
+            }
+        }
+        let aside = beside(pointer, "incomplete");
+        std::fs::copy(blob, &aside)?;
+        std::fs::rename(&aside, pointer)
+    };
+    make().map_err(|error| Error::io(format!("write {}", pointer.display()), &error))
+}
