@@ -104,26 +104,26 @@ impl Document {
     fn insert_written(&mut self, section: &str, key: &str, value: Value, lines: &HashMap<String, usize>) -> Result<()> {
         let written = format!("{section}.{key}");
         let prefix = format!("{written}.");
-        let line = lines.get(&written).copied().unwrap_or(1);
-        self.places.insert(written.clone(), (Place::Line(line), None));
         for (nested, line) in lines.iter().filter(|(nested, _)| nested.starts_with(&prefix)) {
             self.places.insert(nested.clone(), (Place::Line(*line), None));
         }
+        let here = Place::Line(lines.get(&written).copied().unwrap_or(1));
+        // If another spelling of this very key came first, its record stays: the message below names both.
+        self.places.entry(written.clone()).or_insert((here.clone(), None));
         let Some((section, key, value)) = place(section, key, value).map_err(|complaint| self.locate(complaint))?
         else {
             return Ok(());
         };
         let full = format!("{section}.{key}");
-        let keys = self.section(section);
-        if keys.contains_key(key) {
-            let first = self.places.get(&full).and_then(|(_, written)| written.clone()).unwrap_or(full);
-            let complaint =
-                Complaint::new(&written, format!("`{first}` and `{written}` are two ways of stating the same thing"));
-            return Err(self.locate(complaint.help("keep one of the two lines")));
+        if self.section(section).contains_key(key) {
+            let first = self.places.get(&full).and_then(|(_, spelling)| spelling.clone()).unwrap_or(full);
+            self.places.insert(written.clone(), (here, None));
+            let message = format!("`{first}` and `{written}` are two ways of stating the same thing");
+            return Err(self.locate(Complaint::new(&written, message).help("keep one of the two lines")));
         }
-        keys.insert(key.to_owned(), value);
+        self.section(section).insert(key.to_owned(), value);
         if full != written {
-            self.places.insert(full, (Place::Line(line), Some(written)));
+            self.places.insert(full, (here, Some(written)));
         }
         Ok(())
     }
@@ -135,6 +135,8 @@ impl Document {
                 .help("for example --set trainer.learning_rate=1e-3")
         };
         let (path, value) = text.split_once('=').ok_or_else(malformed)?;
+        // With spaces around the sign, as in a file, they belong to neither side.
+        let value = if path.ends_with(' ') { value.trim() } else { value };
         let path: Vec<&str> = path.split('.').map(str::trim).collect();
         let [section, key, nested @ ..] = path.as_slice() else {
             return Err(malformed());
@@ -149,6 +151,7 @@ impl Document {
         };
         let origin = Place::Override(text.to_owned());
         let written = path.join(".");
+        self.places.entry((*section).to_owned()).or_insert((origin.clone(), None));
         self.places.insert(written.clone(), (origin.clone(), None));
         if nested.is_empty() {
             let Some((section, key, value)) = place(section, key, value).map_err(|complaint| self.locate(complaint))?

@@ -128,7 +128,7 @@ lr_scheduler_kwargs = { power = 2, lr_end = 0.0 }
     }
     let text = parse("").unwrap().to_toml().unwrap();
     for default in
-        ["num_train_epochs = 3.0", "learning_rate = 5e-5", "adam_beta2 = 0.999", "kind = \"auto\"", "index = 0"]
+        ["num_train_epochs = 3.0", "learning_rate = 0.00005", "adam_beta2 = 0.999", "kind = \"auto\"", "index = 0"]
     {
         assert!(text.contains(default), "no {default} in {text}");
     }
@@ -409,6 +409,7 @@ fn overrides() {
     let config = with(&[
         "trainer.max_steps=10",
         "trainer.max_steps = 20",
+        "trainer.optim = adamw",
         "trainer.lr_scheduler_type=polynomial",
         "trainer.lr_scheduler_kwargs.power=2",
         "trainer.lr_scheduler_kwargs.lr_end=1e-6",
@@ -475,6 +476,7 @@ fn files() {
 
 #[test]
 fn text_that_is_not_toml() {
+    assert!(RunConfig::parse(&format!("\u{feff}{}", SMALL.replace('\n', "\r\n")), "a.toml").is_ok());
     refused(
         RunConfig::parse("[run]\noutput_dir = runs/x\n", "a.toml"),
         &["a.toml: ", "line 2, column", "output_dir = runs/x"],

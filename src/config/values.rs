@@ -68,26 +68,26 @@ impl<'de> Deserialize<'de> for StepsOrRatio {
                 f.write_str("a whole number of steps, or a ratio between 0 and 1")
             }
 
+            fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<StepsOrRatio, E> {
+                let steps = usize::try_from(value).map_err(|_| E::invalid_value(Unexpected::Unsigned(value), &self))?;
+                Ok(StepsOrRatio::Steps(steps))
+            }
+
             fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<StepsOrRatio, E> {
-                CountReader
-                    .visit_i64::<E>(value)
-                    .ok()
-                    .and_then(|steps| usize::try_from(steps).ok())
-                    .map(StepsOrRatio::Steps)
-                    .ok_or_else(|| E::invalid_value(Unexpected::Signed(value), &self))
+                match u64::try_from(value) {
+                    Ok(steps) => self.visit_u64(steps),
+                    Err(_) => Err(E::invalid_value(Unexpected::Signed(value), &self)),
+                }
             }
 
             fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<StepsOrRatio, E> {
-                let ratio = StepsOrRatio::Ratio(value);
-                if ratio.is_valid() {
-                    return Ok(ratio);
+                match StepsOrRatio::Ratio(value) {
+                    ratio if ratio.is_valid() => Ok(ratio),
+                    _ => match CountReader.visit_f64::<E>(value) {
+                        Ok(steps) => self.visit_u64(steps),
+                        Err(_) => Err(E::invalid_value(Unexpected::Float(value), &self)),
+                    },
                 }
-                CountReader
-                    .visit_f64::<E>(value)
-                    .ok()
-                    .and_then(|steps| usize::try_from(steps).ok())
-                    .map(StepsOrRatio::Steps)
-                    .ok_or_else(|| E::invalid_value(Unexpected::Float(value), &self))
             }
         }
         deserializer.deserialize_any(Reader)
@@ -215,6 +215,10 @@ impl Visitor<'_> for CountReader {
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a whole number that is not negative")
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<u64, E> {
+        Ok(value)
     }
 
     fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<u64, E> {
