@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::config::{DeviceKind, RunConfig};
 use crate::data::store;
-use crate::data::tokenized::read_batch;
+use crate::data::tokenized::{Limits, read_batch};
 use crate::error::{Error, Result};
 use crate::execution;
 use crate::forward::forward_to_file;
@@ -200,7 +200,7 @@ impl Printer {
 
 impl Callback for Printer {
     fn on_train_begin(&mut self, plan: &RunPlan) {
-        self.bar.set_length(plan.steps.total);
+        self.bar.set_length(plan.steps.total as u64);
     }
 
     fn on_step_end(&mut self, progress: &Progress, _control: &mut Control) {
@@ -225,7 +225,7 @@ impl Callback for Printer {
 }
 
 fn device(args: &DeviceArgs) -> Result<execution::Available> {
-    execution::select(DeviceKind::from_name(&args.device)?, args.device_index)
+    execution::select(args.device.parse::<DeviceKind>().map_err(|error| error.at("--device"))?, args.device_index)
 }
 
 fn run_forward(args: &ForwardArgs) -> Result<()> {
@@ -234,10 +234,7 @@ fn run_forward(args: &ForwardArgs) -> Result<()> {
     let device = if args.gradients { device.autodiff() } else { device };
     let folder = ModelFolder::open(&args.model, task, &device)?;
     folder.notes.iter().for_each(say);
-    let batch = read_batch(&args.batch, task)?;
-    let config = &folder.config;
-    batch.validate(config.vocab_size(), config.labels().num_labels(), config.max_positions(), config.type_vocab_size())
-        .map_err(|error| error.at(args.batch.display()))?;
+    let batch = read_batch(&args.batch, task, &Limits::of(&folder.config))?;
     let out = forward_to_file(&folder, task, &batch, args.gradients, &device, &args.out)?;
     for tensor in out.iter().filter(|tensor| !tensor.name.starts_with("grad.")) {
         match tensor.data[..] {
@@ -286,7 +283,7 @@ fn devices() -> Result<()> {
         env!("CARGO_PKG_VERSION"),
         if cfg!(feature = "wgpu") { ", wgpu" } else { "" },
         if cfg!(feature = "cuda") { ", cuda" } else { "" },
-        if cfg!(feature = "compiler") { "compiled" } else { "native" },
+        execution::engine(),
     ));
     for device in execution::available() {
         let note = if device.is_software { " (software, not chosen by \"auto\")" } else { "" };

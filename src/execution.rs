@@ -81,6 +81,11 @@ pub fn select(kind: DeviceKind, index: usize) -> Result<Available> {
     })
 }
 
+/// The engine that this build is: native (eager) or compiled (Burn's fusion and autotune).
+pub fn engine() -> &'static str {
+    if cfg!(feature = "compiler") { "compiled" } else { "native" }
+}
+
 static READS: AtomicU64 = AtomicU64::new(0);
 
 /// How many times values have been read back from a device since the process started.

@@ -66,8 +66,10 @@ pub fn generate(
     }
     if let Some(id) = prompt.iter().find(|&&id| id as usize >= config.vocab_size()) {
         let vocab = config.vocab_size();
-        return Err(Error::data(format!("the prompt has token id {id}, but the model's vocabulary has {vocab} tokens"))
-            .help("the tokenizer does not belong to this model"));
+        return Err(Error::data(format!(
+            "the prompt has token id {id}, but the model's vocabulary has {vocab} tokens"
+        ))
+        .help("the tokenizer does not belong to this model"));
     }
     if prompt.len() >= config.max_positions() {
         return Err(Error::data(format!(

@@ -9,11 +9,11 @@ use kiln_models::config::Labels;
 use kiln_models::{ModelConfig, ModelType};
 use serde_json::{Map, Value};
 
-use crate::config::{DataFormat, RunConfig, Validation};
+use crate::config::{DataFormat, ModelKind, RunConfig, Validation};
 use crate::data::blocks::Blocks;
 use crate::data::corpus::Corpus;
 use crate::data::store::{Progress, TokenStore};
-use crate::data::tokenized::TokenizedData;
+use crate::data::tokenized::{Limits, TokenizedData};
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{Dataset, paths};
 use crate::error::{Error, Result};
@@ -47,11 +47,7 @@ impl Inputs {
     ///
     /// # Errors
     /// Whatever is missing, unreadable or does not fit together.
-    pub fn open(
-        config: &RunConfig,
-        device_seed: u64,
-        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-    ) -> Result<Self> {
+    pub fn open(config: &RunConfig, progress: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Self> {
         let (mut model_config, model_from, unknown_model_fields) = model_config(config)?;
         match config.data.format {
             DataFormat::Tokenized => {
@@ -71,7 +67,7 @@ impl Inputs {
                     })
                 })
             }
-            _ => Self::open_text(config, model_config, model_from, unknown_model_fields, device_seed, progress),
+            _ => Self::open_text(config, model_config, model_from, unknown_model_fields, config.trainer.seed, progress),
         }
     }
 
@@ -90,10 +86,12 @@ impl Inputs {
             ))
             .help("set data.task = \"clm\", or data.format = \"tokenized\" with a `labels` column"));
         }
-        let corpus = Corpus::open(&config.data.train)?;
+        let corpus = Corpus::open(&config.data.train).map_err(|error| error.at("data.train"))?;
         let (train, validation) = match &config.data.validation {
             None => (corpus, None),
-            Some(Validation::Files(patterns)) => (corpus, Some(Corpus::open(patterns)?)),
+            Some(Validation::Files(patterns)) => {
+                (corpus, Some(Corpus::open(patterns).map_err(|error| error.at("data.validation"))?))
+            }
             Some(Validation::Share(share)) => {
                 let (train, validation) = corpus.split(*share, seed)?;
                 (train, Some(validation))
@@ -150,7 +148,7 @@ fn model_config(config: &RunConfig) -> Result<(ModelConfig, Option<PathBuf>, Vec
         let path = folder.join("config.json");
         let text = std::fs::read_to_string(&path).map_err(|e| Error::io(format!("read {}", path.display()), &e))?;
         let (found, unknown) = ModelConfig::from_json(&text).map_err(|e| Error::from(e).at(path.display()))?;
-        if let Some(kind) = section.kind.filter(|kind| *kind != found.model_type()) {
+        if let Some(kind) = section.kind.filter(|kind| model_type(*kind) != found.model_type()) {
             let found = found.model_type();
             return Err(Error::config(format!("model.kind = \"{kind}\", but {} is a {found} model", path.display()))
                 .help(format!("set model.kind = \"{found}\" or leave it out")));
@@ -158,12 +156,22 @@ fn model_config(config: &RunConfig) -> Result<(ModelConfig, Option<PathBuf>, Vec
         let merged = found.with_fields(&fields).map_err(named)?;
         return Ok((merged, Some(folder), unknown));
     }
-    let kind = section.kind.unwrap_or(ModelType::Gpt2);
+    let kind = match section.kind {
+        Some(kind) => model_type(kind),
+        None => return Err(Error::config("model.kind: expected \"gpt2\" or \"bert\", since there is no model.from")),
+    };
     let base = match &section.size {
         Some(size) => ModelConfig::preset(kind, size).map_err(named)?,
         None => ModelConfig::from_fields(kind, &Map::new()).map_err(named)?,
     };
     Ok((base.with_fields(&fields).map_err(named)?, None, Vec::new()))
+}
+
+fn model_type(kind: ModelKind) -> ModelType {
+    match kind {
+        ModelKind::Gpt2 => ModelType::Gpt2,
+        ModelKind::Bert => ModelType::Bert,
+    }
 }
 
 /// TOML values as JSON; the model's fields are described once, by their Hugging Face form.
@@ -232,24 +240,26 @@ type Rows = (Arc<dyn Dataset>, u64, Option<Arc<dyn Dataset>>);
 
 fn tokenized(config: &RunConfig, model: &mut ModelConfig) -> Result<Rows> {
     let task = config.data.task;
-    let open = |patterns: &[String]| TokenizedData::open(&paths::resolve(patterns)?, task);
+    let open = |key: &str, patterns: &[String]| {
+        TokenizedData::open(&paths::resolve(patterns).map_err(|error| error.at(key))?, task)
+    };
     if config.tokenizer.train_vocab_size.is_some() {
         return Err(Error::config("tokenizer.train_vocab_size with data.format = \"tokenized\": the data has no text")
             .help("leave it out; give model.vocab_size"));
     }
-    let all = open(&config.data.train)?;
+    let all = open("data.train", &config.data.train)?;
     let (train, validation) = match &config.data.validation {
         None => (all, None),
-        Some(Validation::Files(patterns)) => (all, Some(open(patterns)?)),
+        Some(Validation::Files(patterns)) => (all, Some(open("data.validation", patterns)?)),
         Some(Validation::Share(share)) => {
             let (train, validation) = all.split(*share, config.trainer.seed)?;
             (train, Some(validation))
         }
     };
     settle_labels(task, model, config, &train)?;
-    let labels = model.labels().num_labels();
+    let limits = Limits::of(model);
     for data in std::iter::once(&train).chain(&validation) {
-        data.validate(model.vocab_size(), labels, model.max_positions(), model.type_vocab_size())?;
+        data.validate(&limits)?;
     }
     let tokens = train.num_tokens();
     Ok((Arc::new(train), tokens, validation.map(|data| Arc::new(data) as Arc<dyn Dataset>)))

@@ -89,8 +89,7 @@ mod tests {
 
     #[test]
     fn shorter_rows_are_padded_and_masked() {
-        let rows =
-            [example(&[1, 2, 3], Label::Tokens(vec![1, 2, 3])), example(&[4], Label::Tokens(vec![4]))];
+        let rows = [example(&[1, 2, 3], Label::Tokens(vec![1, 2, 3])), example(&[4], Label::Tokens(vec![4]))];
         let batch = collate(&rows, 9, None).unwrap();
         assert_eq!((batch.rows, batch.seq_len, batch.num_tokens), (2, 3, 4));
         assert_eq!(batch.input_ids, [1, 2, 3, 4, 9, 9]);

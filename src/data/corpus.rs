@@ -29,7 +29,10 @@ impl Corpus {
         let sizes = files.iter().map(size).collect::<Result<Vec<_>>>()?;
         if sizes.iter().sum::<u64>() == 0 {
             let first = files[0].display();
-            return Err(Error::data(format!("{first} and {} more file(s): expected text, got nothing", files.len() - 1)));
+            return Err(Error::data(format!(
+                "{first} and {} more file(s): expected text, got nothing",
+                files.len() - 1
+            )));
         }
         Ok(Self { files, sizes })
     }

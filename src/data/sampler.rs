@@ -1,20 +1,8 @@
 //! The order in which examples are seen. A random order is a permutation computed element by element, so any position of
 //! any epoch can be reached at once and nothing of a generator has to be saved.
 
-use serde::{Deserialize, Serialize};
-
+pub use crate::config::Sampler;
 use crate::execution::seed_for;
-
-/// The order of the examples of an epoch.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Sampler {
-    /// Another permutation every epoch, decided by the seed.
-    #[default]
-    Random,
-    /// As the data stands.
-    Sequential,
-}
 
 impl Sampler {
     /// The example at `position` of epoch `epoch`, among `len`. For each epoch a bijection of `0..len`.

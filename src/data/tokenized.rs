@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use kiln_models::ModelConfig;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -159,6 +160,16 @@ impl Dataset for TokenizedData {
 }
 
 impl Limits {
+    /// The limits of a model.
+    pub fn of(model: &ModelConfig) -> Self {
+        Self {
+            vocab_size: model.vocab_size(),
+            num_labels: model.labels().num_labels(),
+            max_positions: model.max_positions(),
+            type_vocab_size: model.type_vocab_size(),
+        }
+    }
+
     /// # Errors
     /// What is out of range, with the position, the value and the range.
     pub fn check(&self, example: &Example) -> Result<()> {
@@ -180,7 +191,9 @@ impl Limits {
             Label::Tokens(labels) => {
                 in_range("labels", labels, self.vocab_size, "the vocabulary has that many tokens", true)
             }
-            Label::Class(class) => in_range("labels", &[*class], self.num_labels, "the model has that many labels", false),
+            Label::Class(class) => {
+                in_range("labels", &[*class], self.num_labels, "the model has that many labels", false)
+            }
             Label::Span { start, end } => {
                 in_range("start_positions", &[*start], len, "the row has that many tokens", false)?;
                 in_range("end_positions", &[*end], len, "the row has that many tokens", false)
@@ -284,7 +297,9 @@ fn label(row: &Row, task: Task, input_ids: &[i32], mask: Option<&[bool]>) -> Res
     let has_span = row.start_positions.is_some() || row.end_positions.is_some();
     if task == Task::QuestionAnswering {
         if row.labels.is_some() {
-            return Err(Error::data("labels: the task question-answering has start_positions and end_positions instead"));
+            return Err(Error::data(
+                "labels: the task question-answering has start_positions and end_positions instead",
+            ));
         }
         return match (row.start_positions, row.end_positions) {
             (Some(start), Some(end)) if start <= end => {
@@ -309,7 +324,9 @@ fn label(row: &Row, task: Task, input_ids: &[i32], mask: Option<&[bool]>) -> Res
     match (task, &row.labels) {
         // Without labels a causal language model predicts its own input, where it is attended.
         (Task::Clm, None) => Ok(Label::Tokens(match mask {
-            Some(mask) => input_ids.iter().zip(mask).map(|(id, attended)| if *attended { *id } else { IGNORED }).collect(),
+            Some(mask) => {
+                input_ids.iter().zip(mask).map(|(id, attended)| if *attended { *id } else { IGNORED }).collect()
+            }
             None => input_ids.to_vec(),
         })),
         (_, None) => Ok(Label::None),

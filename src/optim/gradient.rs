@@ -3,7 +3,7 @@
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 
 /// L2 norm over the gradients of all parameters of `model`, `[1]`, f32.
 pub fn global_norm<M: Module>(model: &M, grads: &GradientsParams) -> Tensor<1> {
@@ -28,11 +28,6 @@ pub fn scale_and_norm(sum_norm: Tensor<1>, count: usize, max_norm: Option<f64>) 
         None => norm.ones_like() * per_term,
     };
     (scale, norm)
-}
-
-/// The device on which gradients live: that of the parameters, without autodiff.
-pub fn device_of<M: Module>(model: &M) -> Device {
-    model.devices().into_iter().next().unwrap_or_default()
 }
 
 struct SumOfSquares<'a> {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use kiln_models::Model;
 
@@ -13,7 +14,6 @@ use crate::data::loader::{Loader, LoaderOptions};
 use crate::data::sampler::Sampler;
 use crate::error::{Error, Result};
 use crate::execution::read_scalars;
-use crate::inference::without_gradients;
 use crate::metrics::Record;
 use crate::task::{DeviceBatch, Task};
 
@@ -46,7 +46,7 @@ pub fn evaluate(
     pad_id: u32,
     device: &Device,
 ) -> Result<Evaluation> {
-    let model = without_gradients(model);
+    let model = model.valid();
     let options = LoaderOptions {
         batch_size,
         sampler: Sampler::Sequential,
@@ -98,10 +98,8 @@ impl Evaluation {
 
     /// The evaluation row of a run.
     pub fn record(&self, progress: &Progress, elapsed: Duration) -> Record {
-        let mut record = Record::default()
-            .with("step", progress.step)
-            .with("epoch", progress.epoch)
-            .with("eval_loss", self.loss);
+        let mut record =
+            Record::default().with("step", progress.step).with("epoch", progress.epoch).with("eval_loss", self.loss);
         if let Some(perplexity) = self.perplexity() {
             record = record.with("eval_perplexity", perplexity);
         }

@@ -7,6 +7,7 @@ mod output;
 
 use std::time::{Duration, Instant};
 
+use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, Tensor};
 use kiln_models::Model;
@@ -113,8 +114,9 @@ impl Trainer {
     pub fn train(&mut self) -> Result<TrainOutput> {
         let mut folder = RunFolder::create(&self.plan)?;
         let trainer = self.plan.config.trainer.clone();
-        let total_steps = self.plan.steps.total;
+        let total_steps = self.plan.steps.total as u64;
         let accumulation = self.plan.batch.accumulation;
+        let clip = (trainer.max_grad_norm > 0.0).then_some(trainer.max_grad_norm);
         let mut loader = self.train_loader()?;
         let mut progress = Progress { step: 0, total_steps, samples: 0, tokens: 0, epoch: 0.0 };
         let mut control = Control::default();
@@ -161,9 +163,8 @@ impl Trainer {
 
             // Divide once, clip by the global norm, update.
             let grads = accumulator.grads();
-            let (scale, grad_norm) =
-                scale_and_norm(global_norm(&self.model, &grads), count, self.plan.config.trainer.max_grad_norm());
-            let lr = self.plan.schedule.lr(progress.step);
+            let (scale, grad_norm) = scale_and_norm(global_norm(&self.model, &grads), count, clip);
+            let lr = self.plan.schedule.lr(progress.step as usize);
             let model = self.model.clone();
             self.model = self.optimizer.step(model, grads, &scale, lr);
             let loss = loss_sum * (1.0 / count as f64);
@@ -180,7 +181,8 @@ impl Trainer {
             for callback in &mut self.callbacks {
                 callback.on_step_end(&progress, &mut control);
             }
-            if self.plan.logs_at(progress.step) || last || out_of_time || control.should_training_stop {
+            let ends = last || out_of_time || control.should_training_stop;
+            if self.plan.logs_at(progress.step as usize) || ends {
                 let values = read_scalars(vec![loss, grad_norm])?;
                 let row = clock.close_window(&progress, values[0], values[1], lr);
                 folder.metrics.append(&row)?;
@@ -189,7 +191,7 @@ impl Trainer {
                 }
                 stop_if_not_finite(&progress, values[0], values[1])?;
             }
-            if self.evaluates_after(&progress, epoch_ended) || (last && trainer.eval_strategy != EvalStrategy::No) {
+            if self.evaluates_after(progress.step, epoch_ended, ends) {
                 self.evaluate_and_record(&mut folder, &progress, &mut clock)?;
             }
             if out_of_time {
@@ -218,7 +220,7 @@ impl Trainer {
             LoaderOptions {
                 batch_size: self.plan.batch.micro,
                 sampler: self.plan.config.data.sampler,
-                seed: trainer.data_seed.unwrap_or(trainer.seed),
+                seed: trainer.data_seed(),
                 drop_last: trainer.dataloader_drop_last,
                 pad_id: self.plan.pad_id,
                 pad_to: None,
@@ -228,15 +230,12 @@ impl Trainer {
         )
     }
 
-    fn evaluates_after(&self, progress: &Progress, epoch_ended: bool) -> bool {
-        let trainer = &self.plan.config.trainer;
-        if progress.step == self.plan.steps.total {
-            return false; // the last step's evaluation is decided by the caller
-        }
-        match trainer.eval_strategy {
+    /// Whether an evaluation follows step `step`; a run that evaluates at all does so at its end.
+    fn evaluates_after(&self, step: u64, epoch_ended: bool, run_ends: bool) -> bool {
+        match self.plan.config.trainer.eval_strategy {
             EvalStrategy::No => false,
-            EvalStrategy::Epoch => epoch_ended,
-            EvalStrategy::Steps => progress.step.is_multiple_of(self.plan.eval_steps),
+            EvalStrategy::Epoch => epoch_ended || run_ends,
+            EvalStrategy::Steps => step.is_multiple_of(self.plan.eval_steps as u64) || run_ends,
         }
     }
 
@@ -265,7 +264,7 @@ impl Trainer {
     fn sample(&self) -> Result<Option<String>> {
         let (Some(options), Some(tokenizer)) = (&self.plan.generation, &self.plan.tokenizer) else { return Ok(None) };
         let prompt = tokenizer.encode(&options.prompt)?;
-        let model = crate::inference::without_gradients(&self.model);
+        let model = self.model.valid();
         let device = &self.plan.device.device;
         let tokens =
             crate::generate::generate(&model, &self.plan.model_config, device, &prompt, &options.sampling, |_| {

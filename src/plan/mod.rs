@@ -1,6 +1,8 @@
 //! What will happen: the config and the facts about its inputs become numbers, checked against one another, printed and
 //! saved before step 1. Deriving a plan trains nothing and writes nothing.
 
+mod print;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +11,10 @@ use burn::tensor::Device;
 use kiln_models::weights::parameters;
 use kiln_models::{Model, ModelConfig};
 
-use crate::config::{EvalStrategy, RunConfig};
-use crate::data::Dataset;
+use crate::config::{EvalStrategy, RunConfig, RunLength, StepsOrRatio};
 use crate::data::store::Progress;
 use crate::data::tokenizer::Tokenizer;
+use crate::data::{Dataset, paths};
 use crate::error::{Error, Result};
 use crate::execution::{self, Available};
 use crate::generate::GenerateOptions;
@@ -52,9 +54,9 @@ pub struct RunPlan {
     /// Learning rate by step.
     pub schedule: Schedule,
     /// Optimizer steps between evaluations.
-    pub eval_steps: u64,
+    pub eval_steps: usize,
     /// Optimizer steps between log rows.
-    pub logging_steps: u64,
+    pub logging_steps: usize,
     /// The text sample at the end, if any.
     pub generation: Option<SamplePlan>,
     /// Memory, by arithmetic.
@@ -78,9 +80,9 @@ pub struct BatchPlan {
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepPlan {
     /// Optimizer steps of the run.
-    pub total: u64,
+    pub total: usize,
     /// Optimizer steps a pass over the training data, the last of them possibly smaller.
-    pub per_epoch: u64,
+    pub per_epoch: usize,
     /// Examples of the training data.
     pub train_examples: usize,
     /// Tokens of the training data.
@@ -121,8 +123,18 @@ impl RunConfig {
     ) -> Result<RunPlan> {
         self.validate()?;
         let device = execution::select(self.device.kind, self.device.index)?;
-        let inputs = Inputs::open(&self, self.trainer.seed, progress)?;
+        let inputs = Inputs::open(&self, progress)?;
         RunPlan::derive(self, inputs, device)
+    }
+}
+
+impl RunConfig {
+    /// The run folder, with `~` and `${VAR}` expanded.
+    ///
+    /// # Errors
+    /// A path with an environment variable that is not set.
+    pub fn output_dir(&self) -> Result<PathBuf> {
+        paths::expand(&self.run.output_dir.to_string_lossy())
     }
 }
 
@@ -145,12 +157,13 @@ impl RunPlan {
         };
         let steps = step_plan(&config, batch, inputs.train.len(), inputs.train_tokens)?;
         let schedule = Schedule::new(
-            &trainer.lr_scheduler_type,
+            trainer.lr_scheduler_type,
             trainer.learning_rate,
-            trainer.warmup_steps,
+            trainer.warmup_steps.resolve(steps.total),
             steps.total,
             &trainer.lr_scheduler_kwargs,
-        )?;
+        )
+        .map_err(|error| error.at("[trainer]"))?;
         if trainer.eval_strategy != EvalStrategy::No && inputs.validation.is_none() {
             return Err(Error::config(format!(
                 "trainer.eval_strategy = \"{}\", but there is no validation data",
@@ -159,14 +172,15 @@ impl RunPlan {
             .help("set data.validation to files or to a share such as \"2%\", or trainer.eval_strategy = \"no\""));
         }
         // Automatic: at least 20 rows a run, at most 500 steps apart.
-        let logging_steps = trainer.logging_steps.unwrap_or((steps.total / 20).clamp(1, 500));
-        let eval_steps = trainer.eval_steps.unwrap_or(logging_steps);
+        let resolve = |steps_or_ratio: StepsOrRatio| steps_or_ratio.resolve(steps.total).max(1);
+        let logging_steps = trainer.logging_steps.map_or((steps.total / 20).clamp(1, 500), resolve);
+        let eval_steps = trainer.eval_steps.map_or(logging_steps, resolve);
         let generation = sample_plan(&config, &inputs)?;
         let memory = MemoryEstimate::new(&inputs.model_config, task, num_parameters, batch);
 
-        config.trainer.logging_steps = Some(logging_steps);
-        if trainer_evaluates_by_steps(&config) {
-            config.trainer.eval_steps = Some(eval_steps);
+        config.trainer.logging_steps = Some(logging_steps.into());
+        if config.trainer.eval_strategy == EvalStrategy::Steps {
+            config.trainer.eval_steps = Some(eval_steps.into());
         }
         config.data.block_size = inputs.block_size.or(config.data.block_size);
         Ok(Self {
@@ -191,14 +205,18 @@ impl RunPlan {
         })
     }
 
+    /// The run folder.
+    ///
+    /// # Errors
+    /// A path with an environment variable that is not set.
+    pub fn output_dir(&self) -> Result<PathBuf> {
+        self.config.output_dir()
+    }
+
     /// Whether a log row follows step `step` (counted from 1).
-    pub fn logs_at(&self, step: u64) -> bool {
+    pub fn logs_at(&self, step: usize) -> bool {
         step.is_multiple_of(self.logging_steps) || (self.config.trainer.logging_first_step && step == 1)
     }
-}
-
-fn trainer_evaluates_by_steps(config: &RunConfig) -> bool {
-    config.trainer.eval_strategy == EvalStrategy::Steps
 }
 
 /// Hugging Face's arithmetic: the last batch of an epoch may be smaller (unless dropped), and so may the last window of
@@ -216,16 +234,17 @@ fn step_plan(config: &RunConfig, batch: BatchPlan, examples: usize, train_tokens
         ))
         .help("lower trainer.per_device_train_batch_size or set trainer.dataloader_drop_last = false"));
     }
-    let per_epoch = batches.div_ceil(batch.accumulation) as u64;
+    let per_epoch = batches.div_ceil(batch.accumulation);
     let tokens_per_step = train_tokens as f64 / per_epoch as f64;
-    let (total, because) = if let Some(max_steps) = trainer.max_steps {
-        (max_steps, format!("max_steps = {max_steps}"))
-    } else if let Some(max_tokens) = trainer.max_tokens {
-        let total = (max_tokens as f64 / tokens_per_step).ceil() as u64;
-        (total, format!("{max_tokens} tokens / {tokens_per_step:.0} tokens a step, rounded up"))
-    } else {
-        let epochs = trainer.num_train_epochs.unwrap_or(crate::config::DEFAULT_EPOCHS);
-        ((epochs * per_epoch as f64).ceil() as u64, format!("{epochs} epochs x {per_epoch} steps"))
+    let (total, because) = match trainer.length() {
+        RunLength::Steps(steps) => (steps, format!("max_steps = {steps}")),
+        RunLength::Tokens(tokens) => {
+            let total = (tokens as f64 / tokens_per_step).ceil() as usize;
+            (total, format!("{tokens} tokens / {tokens_per_step:.0} tokens a step, rounded up"))
+        }
+        RunLength::Epochs(epochs) => {
+            ((epochs * per_epoch as f64).ceil() as usize, format!("{epochs} epochs x {per_epoch} steps"))
+        }
     };
     let max_duration = trainer.max_minutes.map(|minutes| Duration::from_secs_f64(minutes * 60.0));
     let tokens = (total as f64 * tokens_per_step).round() as u64;

@@ -1,0 +1,94 @@
+//! A config written in Rust: one method per section, checked at the end like a file. Sections are plain structs with
+//! defaults, so a script sets the fields it means and leaves the rest to `..Default::default()`.
+
+use std::path::PathBuf;
+
+use super::{
+    DataSection, DeviceKind, DeviceSection, GenerationSection, ModelSection, OnExisting, RunConfig, TokenizerSection,
+    TrainerSection,
+};
+use crate::error::Result;
+
+/// Builds a [`RunConfig`] section by section.
+///
+/// ```
+/// use kiln::config::{DataSection, ModelKind, ModelSection, RunConfig, TokenizerSection, TrainerSection, Validation};
+/// use kiln::task::Task;
+///
+/// let config = RunConfig::builder("runs/readme")
+///     .model(ModelSection::new(ModelKind::Gpt2).with("n_layer", 4).with("n_head", 4).with("n_embd", 256))
+///     .data(DataSection {
+///         block_size: Some(128),
+///         validation: Some(Validation::Share(0.02)),
+///         ..DataSection::text(Task::Clm, ["src/**/*.rs"])
+///     })
+///     .tokenizer(TokenizerSection::train(4096))
+///     .trainer(TrainerSection { max_steps: Some(300), learning_rate: 1e-3, ..Default::default() })
+///     .build()?;
+/// assert_eq!(config.trainer.per_device_train_batch_size, 8);
+/// # Ok::<(), kiln::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct RunConfigBuilder {
+    config: RunConfig,
+}
+
+impl RunConfigBuilder {
+    pub(super) fn new(output_dir: impl Into<PathBuf>) -> Self {
+        let mut config = RunConfig::default();
+        config.run.output_dir = output_dir.into();
+        Self { config }
+    }
+
+    /// What to do when the run folder exists. Default: an error.
+    pub fn on_existing(mut self, on_existing: OnExisting) -> Self {
+        self.config.run.on_existing = on_existing;
+        self
+    }
+
+    /// The model. Required.
+    pub fn model(mut self, model: ModelSection) -> Self {
+        self.config.model = model;
+        self
+    }
+
+    /// The data and the task. Required.
+    pub fn data(mut self, data: DataSection) -> Self {
+        self.config.data = data;
+        self
+    }
+
+    /// The tokenizer. Default: the pretrained model's own.
+    pub fn tokenizer(mut self, tokenizer: TokenizerSection) -> Self {
+        self.config.tokenizer = tokenizer;
+        self
+    }
+
+    /// The hyperparameters. Default: Hugging Face's.
+    pub fn trainer(mut self, trainer: TrainerSection) -> Self {
+        self.config.trainer = trainer;
+        self
+    }
+
+    /// The first device of this kind. Default: the best there is.
+    pub fn device(mut self, kind: DeviceKind) -> Self {
+        self.config.device = DeviceSection { kind, ..DeviceSection::default() };
+        self
+    }
+
+    /// A sample of text at the end. Default: none.
+    pub fn generation(mut self, generation: GenerationSection) -> Self {
+        self.config.generation = Some(generation);
+        self
+    }
+
+    /// The config, checked as a file would be.
+    ///
+    /// # Errors
+    /// As [`RunConfig::validate`].
+    pub fn build(self) -> Result<RunConfig> {
+        self.config.validate()?;
+        Ok(self.config)
+    }
+}

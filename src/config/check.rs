@@ -1,0 +1,290 @@
+//! The rules that a config must keep whatever the model and the data turn out to be: ranges of values, and settings that
+//! exclude or need each other. What depends on files, the model or the device is checked by the plan.
+
+use toml::Value;
+
+use super::document::Complaint;
+use super::{
+    DataFormat, DataSection, EvalStrategy, GenerationSection, RunConfig, SchedulerType, StepsOrRatio, TrainerSection,
+    Validation,
+};
+use crate::task::Task;
+
+type Checked = Result<(), Complaint>;
+
+/// The first rule that `config` breaks.
+pub(super) fn check(config: &RunConfig) -> Checked {
+    seeds(config)?;
+    finite(config)?;
+    if config.run.output_dir.as_os_str().is_empty() {
+        return Err(Complaint::new("run.output_dir", "required: the folder that the run writes to"));
+    }
+    model(config)?;
+    data(&config.data)?;
+    tokenizer(config)?;
+    trainer(&config.trainer)?;
+    evaluation(config)?;
+    config.generation.as_ref().map_or(Ok(()), |section| generation(section, config))
+}
+
+/// TOML's integers are signed: a larger seed could not be written to plan.toml.
+fn seeds(config: &RunConfig) -> Checked {
+    let seeds = [
+        ("trainer.seed", Some(config.trainer.seed)),
+        ("trainer.data_seed", config.trainer.data_seed),
+        ("trainer.max_tokens", config.trainer.max_tokens),
+        ("generation.seed", config.generation.as_ref().map(|section| section.seed)),
+    ];
+    match seeds.into_iter().find(|(_, value)| value.is_some_and(|value| i64::try_from(value).is_err())) {
+        Some((key, Some(value))) => Err(Complaint::new(key, format!("expected at most {}, got {value}", i64::MAX))),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses NaN and infinities wherever they stand.
+fn finite(config: &RunConfig) -> Checked {
+    fn walk(key: &str, value: &Value) -> Checked {
+        match value {
+            Value::Float(number) if !number.is_finite() => {
+                Err(Complaint::new(key, format!("expected a finite number, got {number}")))
+            }
+            Value::Array(values) => {
+                values.iter().enumerate().try_for_each(|(index, value)| walk(&format!("{key}[{index}]"), value))
+            }
+            Value::Table(table) => table.iter().try_for_each(|(name, value)| {
+                walk(&if key.is_empty() { name.clone() } else { format!("{key}.{name}") }, value)
+            }),
+            _ => Ok(()),
+        }
+    }
+    let value = Value::try_from(config).map_err(|error| Complaint::new("config", error.to_string()))?;
+    walk("", &value)
+}
+
+fn model(config: &RunConfig) -> Checked {
+    let model = &config.model;
+    if model.kind.is_none() && model.from.is_none() {
+        return Err(Complaint::new(
+            "model",
+            "expected `kind` (gpt2 or bert) or `from` (a pretrained folder or hub id), got neither",
+        ));
+    }
+    if model.from.is_some() && model.size.is_some() {
+        return Err(two_ways(
+            "model.size",
+            "model.from",
+            "the folder's config.json gives the size; explicit fields override it",
+        ));
+    }
+    not_empty("model.from", model.from.as_deref())?;
+    not_empty("model.size", model.size.as_deref())
+}
+
+fn data(data: &DataSection) -> Checked {
+    if data.train.is_empty() {
+        return Err(Complaint::new("data.train", "required: the files to train on, got none"));
+    }
+    for path in &data.train {
+        not_empty("data.train", Some(path))?;
+    }
+    match &data.validation {
+        Some(Validation::Share(share)) if !(*share > 0.0 && *share < 1.0) => {
+            return Err(Complaint::new("data.validation", format!("expected a share between 0 and 1, got {share}")));
+        }
+        Some(Validation::Files(files)) if files.is_empty() => {
+            return Err(Complaint::new("data.validation", "expected files or a share, got an empty list")
+                .help("remove the key"));
+        }
+        Some(Validation::Files(files)) => {
+            files.iter().try_for_each(|path| not_empty("data.validation", Some(path)))?;
+        }
+        _ => {}
+    }
+    if let Some(size) = data.block_size {
+        at_least("data.block_size", size, 1)?;
+    }
+    if data.block_size == Some(1) && data.task == Task::Clm {
+        return Err(Complaint::new(
+            "data.block_size",
+            "expected 2 or more, got 1: a single token has nothing to predict",
+        ));
+    }
+    if data.format == DataFormat::Text && !matches!(data.task, Task::Clm | Task::Mlm) {
+        return Err(Complaint::new("data.format", format!("`text` holds no labels for the task {}", data.task))
+            .help("use format = \"tokenized\": rows of input_ids and labels"));
+    }
+    Ok(())
+}
+
+/// A byte-level BPE starts from the 256 bytes, so that it can write any text.
+const BYTE_ALPHABET: usize = 256;
+
+fn tokenizer(config: &RunConfig) -> Checked {
+    let tokenizer = &config.tokenizer;
+    if tokenizer.from.is_some() && tokenizer.train_vocab_size.is_some() {
+        return Err(two_ways(
+            "tokenizer.train_vocab_size",
+            "tokenizer.from",
+            "use a tokenizer that exists, or learn one",
+        ));
+    }
+    not_empty("tokenizer.from", tokenizer.from.as_deref())?;
+    match tokenizer.train_vocab_size {
+        Some(size) if size <= BYTE_ALPHABET => Err(Complaint::new(
+            "tokenizer.train_vocab_size",
+            format!("expected more than the {BYTE_ALPHABET} bytes that a byte-level BPE starts from, got {size}"),
+        )),
+        Some(_) if config.data.format == DataFormat::Tokenized => Err(Complaint::new(
+            "tokenizer.train_vocab_size",
+            "there is no text to learn a tokenizer from: data.format is `tokenized`",
+        )
+        .help("remove it; the vocabulary is the model's vocab_size")),
+        None if config.data.format == DataFormat::Text && tokenizer.from.is_none() && config.model.from.is_none() => {
+            Err(Complaint::new(
+                "tokenizer",
+                "text needs a tokenizer: expected `from` or `train_vocab_size`, got neither",
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn trainer(trainer: &TrainerSection) -> Checked {
+    let lengths = [
+        ("trainer.max_steps", trainer.max_steps.is_some()),
+        ("trainer.num_train_epochs", trainer.num_train_epochs.is_some()),
+        ("trainer.max_tokens", trainer.max_tokens.is_some()),
+    ];
+    let mut given = lengths.iter().filter_map(|(key, given)| given.then_some(*key));
+    if let (Some(first), Some(second)) = (given.next(), given.next()) {
+        return Err(two_ways(second, first, "both set the length of the run (max_minutes may join either)"));
+    }
+    if let Some(steps) = trainer.max_steps {
+        at_least("trainer.max_steps", steps, 1)?;
+    }
+    if trainer.max_tokens == Some(0) {
+        return Err(Complaint::new("trainer.max_tokens", "expected 1 or more, got 0"));
+    }
+    let positive = |v: f64| v > 0.0;
+    let not_negative = |v: f64| v >= 0.0;
+    let decay_rate = |v: f64| (0.0..1.0).contains(&v);
+    for (key, value, expected, ok) in [
+        (
+            "trainer.num_train_epochs",
+            trainer.num_train_epochs.unwrap_or(1.0),
+            "above 0",
+            &positive as &dyn Fn(f64) -> bool,
+        ),
+        ("trainer.max_minutes", trainer.max_minutes.unwrap_or(1.0), "above 0", &positive),
+        ("trainer.learning_rate", trainer.learning_rate, "above 0", &positive),
+        ("trainer.weight_decay", trainer.weight_decay, "of 0 or more", &not_negative),
+        ("trainer.adam_beta1", trainer.adam_beta1, "from 0 to below 1", &decay_rate),
+        ("trainer.adam_beta2", trainer.adam_beta2, "from 0 to below 1", &decay_rate),
+        ("trainer.adam_epsilon", trainer.adam_epsilon, "above 0", &positive),
+        ("trainer.max_grad_norm", trainer.max_grad_norm, "of 0 or more (0 means no clipping)", &not_negative),
+    ] {
+        if !ok(value) {
+            return Err(Complaint::new(key, format!("expected a number {expected}, got {value}")));
+        }
+    }
+    at_least("trainer.per_device_train_batch_size", trainer.per_device_train_batch_size, 1)?;
+    at_least("trainer.per_device_eval_batch_size", trainer.per_device_eval_batch_size, 1)?;
+    at_least("trainer.gradient_accumulation_steps", trainer.gradient_accumulation_steps, 1)?;
+    for (key, value, least) in [
+        ("trainer.warmup_steps", Some(trainer.warmup_steps), 0),
+        ("trainer.logging_steps", trainer.logging_steps, 1),
+        ("trainer.eval_steps", trainer.eval_steps, 1),
+    ] {
+        match value {
+            Some(StepsOrRatio::Steps(steps)) => at_least(key, steps, least)?,
+            Some(ratio) if !ratio.is_valid() => {
+                return Err(Complaint::new(key, format!("expected a ratio between 0 and 1, got {ratio}")));
+            }
+            _ => {}
+        }
+    }
+    if let (Some(total), StepsOrRatio::Steps(warmup)) = (trainer.max_steps, trainer.warmup_steps)
+        && warmup > total
+    {
+        return Err(Complaint::new(
+            "trainer.warmup_steps",
+            format!("the warm-up of {warmup} steps is longer than the run of {total} steps (trainer.max_steps)"),
+        )
+        .help("lower warmup_steps, or give it as a ratio below 1"));
+    }
+    if trainer.lr_scheduler_type == SchedulerType::Constant && trainer.warmup_steps != StepsOrRatio::Steps(0) {
+        return Err(Complaint::new("trainer.warmup_steps", "the schedule `constant` has no warm-up")
+            .help("use lr_scheduler_type = \"constant_with_warmup\""));
+    }
+    trainer
+        .lr_scheduler_kwargs
+        .check(trainer.lr_scheduler_type, trainer.learning_rate)
+        .map_err(|error| Complaint::of("trainer.lr_scheduler_kwargs", &error))
+}
+
+fn evaluation(config: &RunConfig) -> Checked {
+    let trainer = &config.trainer;
+    if trainer.eval_steps.is_some() && trainer.eval_strategy != EvalStrategy::Steps {
+        let message = format!("has no effect with eval_strategy = \"{}\"", trainer.eval_strategy);
+        return Err(
+            Complaint::new("trainer.eval_steps", message).help("set eval_strategy = \"steps\", or remove eval_steps")
+        );
+    }
+    if config.data.validation.is_some() {
+        return Ok(());
+    }
+    let help = "set data.validation to files, or to a share such as \"2%\"";
+    if trainer.eval_strategy != EvalStrategy::No {
+        let message = format!("`{}` needs validation data, and there is none", trainer.eval_strategy);
+        return Err(Complaint::new("trainer.eval_strategy", message).help(help));
+    }
+    if trainer.eval_on_start {
+        return Err(Complaint::new("trainer.eval_on_start", "needs validation data, and there is none").help(help));
+    }
+    Ok(())
+}
+
+fn generation(section: &GenerationSection, config: &RunConfig) -> Checked {
+    if config.data.task != Task::Clm {
+        let message = format!("only a causal language model writes text, and data.task is {}", config.data.task);
+        return Err(Complaint::new("generation", message).help("remove [generation]"));
+    }
+    if config.tokenizer.from.is_none() && config.tokenizer.train_vocab_size.is_none() && config.model.from.is_none() {
+        return Err(Complaint::new("generation", "writing text needs a tokenizer, and there is none")
+            .help("set tokenizer.from"));
+    }
+    if section.prompt.is_empty() {
+        return Err(Complaint::new("generation.prompt", "required: the text to continue"));
+    }
+    at_least("generation.max_new_tokens", section.max_new_tokens, 1)?;
+    if section.temperature < 0.0 {
+        let message = format!("expected a number of 0 or more, got {}", section.temperature);
+        return Err(Complaint::new("generation.temperature", message));
+    }
+    if !(section.top_p > 0.0 && section.top_p <= 1.0) {
+        let message = format!("expected a number above 0 and at most 1, got {}", section.top_p);
+        return Err(Complaint::new("generation.top_p", message));
+    }
+    Ok(())
+}
+
+fn at_least(key: &str, value: usize, least: usize) -> Checked {
+    match value < least {
+        true => Err(Complaint::new(key, format!("expected {least} or more, got {value}"))),
+        false => Ok(()),
+    }
+}
+
+fn not_empty(key: &str, value: Option<&str>) -> Checked {
+    match value {
+        Some(text) if text.trim().is_empty() => {
+            Err(Complaint::new(key, "expected a name or path, got an empty string"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn two_ways(key: &str, other: &str, help: &str) -> Complaint {
+    Complaint::new(key, format!("`{other}` and `{key}` are two ways of stating the same thing"))
+        .help(format!("keep one: {help}"))
+}

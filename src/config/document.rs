@@ -1,0 +1,365 @@
+//! From text to a checked table: parses TOML, remembers on which line every key stands, lays `--set` overrides on top, puts
+//! older spellings under their present names and refuses keys that no section has. What comes out is given to serde.
+
+use std::collections::HashMap;
+
+use serde::de::{DeserializeOwned, Deserializer, Visitor};
+use toml::de::{DeTable, DeValue};
+use toml::{Spanned, Table, Value};
+
+use super::hugging_face::{place, way_out};
+use super::sections::{DataSection, DeviceSection, GenerationSection, RunSection, TokenizerSection};
+use super::trainer::TrainerSection;
+use super::{RunConfig, SchedulerKwargs};
+use crate::error::{Error, Result, nearest};
+
+/// What is wrong with one key, before it is known where in which file that key stands.
+#[derive(Debug)]
+pub(crate) struct Complaint {
+    key: String,
+    message: String,
+    help: Option<String>,
+}
+
+impl Complaint {
+    /// `message` says what was expected and what was given.
+    pub(crate) fn new(key: &str, message: impl Into<String>) -> Self {
+        Self { key: key.to_owned(), message: message.into(), help: None }
+    }
+
+    /// Takes message and help from an error that knows no key.
+    pub(crate) fn of(key: &str, error: &impl ToString) -> Self {
+        let text = error.to_string();
+        match text.split_once("\n  help: ") {
+            Some((message, help)) => Self::new(key, message).help(help),
+            None => Self::new(key, text),
+        }
+    }
+
+    pub(crate) fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+}
+
+impl From<Complaint> for Error {
+    fn from(complaint: Complaint) -> Self {
+        let error = Self::config(format!("{}: {}", complaint.key, complaint.message));
+        match complaint.help {
+            Some(help) => error.help(help),
+            None => error,
+        }
+    }
+}
+
+/// A config as a table under present names, with the place where each key was written.
+pub(crate) struct Document {
+    origin: String,
+    /// The sections and their keys.
+    pub(crate) table: Table,
+    /// By full key: where it was written and, if it was another spelling, how.
+    places: HashMap<String, (Place, Option<String>)>,
+}
+
+#[derive(Clone)]
+enum Place {
+    Line(usize),
+    Override(String),
+}
+
+impl Document {
+    /// Parses `text`, which came from `origin` (a file name, for messages), and lays `overrides` (`section.key=value`) on top.
+    pub(crate) fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Self> {
+        let lines = Self::lines(text).map_err(|error| {
+            Error::config(format!("{origin}: {}", error.to_string().trim_end()))
+                .help("the file is TOML: [section], then key = value; text values stand in quotes")
+        })?;
+        let written: Table = text.parse().map_err(|error| Error::config(format!("{origin}: {error}")))?;
+        let mut document = Self { origin: origin.to_owned(), table: Table::new(), places: HashMap::new() };
+        for (section, value) in written {
+            let line = Place::Line(lines.get(&section).copied().unwrap_or(1));
+            let Value::Table(keys) = value else {
+                document.places.insert(section.clone(), (line, None));
+                let complaint = if sections().contains(&section.as_str()) {
+                    Complaint::new(&section, format!("expected a section [{section}], got {}", shown(&value)))
+                } else {
+                    unknown_section(&section)
+                };
+                return Err(document.locate(complaint));
+            };
+            document.places.insert(section.clone(), (line, None));
+            document.table.entry(section.as_str()).or_insert_with(|| Value::Table(Table::new()));
+            for (key, value) in keys {
+                document.insert_written(&section, &key, value, &lines)?;
+            }
+        }
+        for text in overrides {
+            document.set(text)?;
+        }
+        document.check_names()?;
+        Ok(document)
+    }
+
+    /// Takes a key from the file; two spellings of the same key there are refused.
+    fn insert_written(&mut self, section: &str, key: &str, value: Value, lines: &HashMap<String, usize>) -> Result<()> {
+        let written = format!("{section}.{key}");
+        let prefix = format!("{written}.");
+        for (nested, line) in lines.iter().filter(|(nested, _)| nested.starts_with(&prefix)) {
+            self.places.insert(nested.clone(), (Place::Line(*line), None));
+        }
+        let here = Place::Line(lines.get(&written).copied().unwrap_or(1));
+        // If another spelling of this very key came first, its record stays: the message below names both.
+        self.places.entry(written.clone()).or_insert((here.clone(), None));
+        let Some((section, key, value)) = place(section, key, value).map_err(|complaint| self.locate(complaint))?
+        else {
+            return Ok(());
+        };
+        let full = format!("{section}.{key}");
+        if self.section(section).contains_key(key) {
+            let first = self.places.get(&full).and_then(|(_, spelling)| spelling.clone()).unwrap_or(full);
+            self.places.insert(written.clone(), (here, None));
+            let message = format!("`{first}` and `{written}` are two ways of stating the same thing");
+            return Err(self.locate(Complaint::new(&written, message).help("keep one of the two lines")));
+        }
+        self.section(section).insert(key.to_owned(), value);
+        if full != written {
+            self.places.insert(full, (here, Some(written)));
+        }
+        Ok(())
+    }
+
+    /// Lays one `section.key=value` on top. The value is TOML; what is not valid TOML is a string.
+    fn set(&mut self, text: &str) -> Result<()> {
+        let malformed = || {
+            Error::config(format!("--set {text}: expected section.key=value"))
+                .help("for example --set trainer.learning_rate=1e-3")
+        };
+        let (path, value) = text.split_once('=').ok_or_else(malformed)?;
+        // With spaces around the sign, as in a file, they belong to neither side.
+        let value = if path.ends_with(' ') { value.trim() } else { value };
+        let path: Vec<&str> = path.split('.').map(str::trim).collect();
+        let [section, key, nested @ ..] = path.as_slice() else {
+            return Err(malformed());
+        };
+        if path.iter().any(|part| part.is_empty()) {
+            return Err(malformed());
+        }
+        let value = match value.trim().parse::<Value>() {
+            // No key takes a date, so a name such as runs/2025-01-31 without its quotes is a string.
+            Ok(Value::Datetime(_)) | Err(_) => Value::String(value.to_owned()),
+            Ok(value) => value,
+        };
+        let origin = Place::Override(text.to_owned());
+        let written = path.join(".");
+        self.places.entry((*section).to_owned()).or_insert((origin.clone(), None));
+        self.places.insert(written.clone(), (origin.clone(), None));
+        if nested.is_empty() {
+            let Some((section, key, value)) = place(section, key, value).map_err(|complaint| self.locate(complaint))?
+            else {
+                return Ok(());
+            };
+            let full = format!("{section}.{key}");
+            // What the file says about this key no longer counts, nor where it said it.
+            self.places.retain(|place, _| !place.starts_with(&format!("{full}.")));
+            self.section(section).insert(key.to_owned(), value);
+            let spelling = (full != written).then_some(written);
+            self.places.insert(full, (origin, spelling));
+            return Ok(());
+        }
+        let mut target = self.section(section);
+        for (depth, part) in path.iter().enumerate().take(path.len() - 1).skip(1) {
+            let entry = target.entry(*part).or_insert_with(|| Value::Table(Table::new()));
+            let Value::Table(inner) = entry else {
+                return Err(Error::config(format!(
+                    "--set {text}: {} is {}, not a table",
+                    path[..=depth].join("."),
+                    shown(entry)
+                )));
+            };
+            target = inner;
+        }
+        target.insert(path[path.len() - 1].to_owned(), value);
+        Ok(())
+    }
+
+    fn section(&mut self, name: &str) -> &mut Table {
+        let section = self.table.entry(name).or_insert_with(|| Value::Table(Table::new()));
+        section.as_table_mut().expect("every entry of the document is made as a table")
+    }
+
+    /// Refuses sections and keys that do not exist.
+    fn check_names(&self) -> Result<()> {
+        for (section, keys) in &self.table {
+            let known = match section.as_str() {
+                "run" => field_names::<RunSection>(),
+                // Every other key of [model] is a field of the model's own config.
+                "model" => continue,
+                "data" => field_names::<DataSection>(),
+                "tokenizer" => field_names::<TokenizerSection>(),
+                "trainer" => field_names::<TrainerSection>(),
+                "device" => field_names::<DeviceSection>(),
+                "generation" => field_names::<GenerationSection>(),
+                _ => return Err(self.locate(unknown_section(section))),
+            };
+            for (key, value) in keys.as_table().into_iter().flatten() {
+                let full = format!("{section}.{key}");
+                if !known.contains(&key.as_str()) {
+                    return Err(self.locate(match way_out(key).filter(|_| section == "trainer") {
+                        Some(help) => {
+                            Complaint::new(&full, format!("Hugging Face's `{key}` is not supported by this version"))
+                                .help(help)
+                        }
+                        None => unknown_key(section, key, known),
+                    }));
+                }
+                if let ("trainer.lr_scheduler_kwargs", Value::Table(kwargs)) = (full.as_str(), value) {
+                    let known = field_names::<SchedulerKwargs>();
+                    if let Some(name) = kwargs.keys().find(|name| !known.contains(&name.as_str())) {
+                        return Err(self.locate(unknown_key(&full, name, known)));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the table into the config, naming key, expectation and value where it does not fit.
+    pub(crate) fn read(&self) -> Result<RunConfig> {
+        if !self.table.get("data").is_some_and(|data| data.get("task").is_some()) {
+            let complaint = Complaint::new("data.task", "required, and not given");
+            let tasks = crate::task::Task::ALL.map(|task| task.to_string()).join(", ");
+            return Err(self.locate(complaint.help(format!("add task under [data]: one of {tasks}"))));
+        }
+        let table = Value::Table(self.table.clone());
+        serde_path_to_error::deserialize(table).map_err(|error| {
+            let key = error.path().to_string();
+            self.locate(Complaint::of(&key, &plain_words(error.inner().message())))
+        })
+    }
+
+    /// Says where the key of a complaint was written: the nearest place on the way up from the key to its section.
+    pub(crate) fn locate(&self, complaint: Complaint) -> Error {
+        let mut key = complaint.key.as_str();
+        let place = loop {
+            match (self.places.get(key), key.rsplit_once(['.', '['])) {
+                (Some(place), _) => break Some(place),
+                (None, Some((parent, _))) => key = parent,
+                (None, None) => break None,
+            }
+        };
+        let at = match place {
+            Some((Place::Line(line), _)) => format!("{}:{line}", self.origin),
+            Some((Place::Override(text), _)) => format!("--set {text}"),
+            None => self.origin.clone(),
+        };
+        let spelling = place.and_then(|(_, spelling)| spelling.as_ref()).filter(|spelling| **spelling != complaint.key);
+        let mut complaint = complaint;
+        if let Some(spelling) = spelling {
+            complaint.key = format!("{} (written as {spelling})", complaint.key);
+        }
+        Error::from(complaint).at(at)
+    }
+
+    /// The line of every key in `text`, by full key.
+    fn lines(text: &str) -> std::result::Result<HashMap<String, usize>, toml::de::Error> {
+        fn walk(text: &str, prefix: &str, table: &DeTable<'_>, lines: &mut HashMap<String, usize>) {
+            for (key, value) in table {
+                let full = format!("{prefix}{}", key.get_ref());
+                let before = text.get(..Spanned::span(key).start).unwrap_or_default();
+                lines.insert(full.clone(), before.matches('\n').count() + 1);
+                if let DeValue::Table(inner) = value.get_ref() {
+                    walk(text, &format!("{full}."), inner, lines);
+                }
+            }
+        }
+        let mut lines = HashMap::new();
+        walk(text, "", DeTable::parse(text)?.get_ref(), &mut lines);
+        Ok(lines)
+    }
+}
+
+fn sections() -> &'static [&'static str] {
+    field_names::<RunConfig>()
+}
+
+fn unknown_section(name: &str) -> Complaint {
+    let list: Vec<String> = sections().iter().map(|section| format!("[{section}]")).collect();
+    let complaint = Complaint::new(name, "unknown section or top-level key");
+    match nearest(name, sections().iter().copied()) {
+        Some(near) => complaint.help(format!("did you mean [{near}]? Known sections: {}", list.join(", "))),
+        None => complaint.help(format!("known sections: {}", list.join(", "))),
+    }
+}
+
+/// The complaint about a key that `section` does not have: the nearest known name and the list. For `[model]`, whose further
+/// keys only the models know, the caller gives that list.
+pub(crate) fn unknown_key(section: &str, key: &str, known: &[&str]) -> Complaint {
+    let complaint = Complaint::new(&format!("{section}.{key}"), "unknown key");
+    let list = format!("[{section}] has {}", known.join(", "));
+    match nearest(key, known.iter().copied()) {
+        Some(near) => complaint.help(format!("did you mean `{near}`? {list}")),
+        None => complaint.help(list),
+    }
+}
+
+/// A value in a message, cut when it is long.
+fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(60) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}
+
+/// serde's wording of a mismatch, "invalid type: GOT, expected WANTED", in the words of this file's other messages.
+fn plain_words(message: &str) -> String {
+    let mismatch = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
+    let Some((got, wanted)) = mismatch.and_then(|text| text.rsplit_once(", expected ")) else {
+        return message.to_owned();
+    };
+    let wanted = match wanted {
+        "f64" => "a number",
+        "a boolean" => "true or false",
+        _ if wanted.starts_with("struct ") => "a table",
+        other => other,
+    };
+    let got = match got {
+        "sequence" => "a list",
+        "map" => "a table",
+        other => other,
+    };
+    format!("expected {wanted}, got {got}")
+}
+
+/// The names of a struct's fields as serde knows them, so that the list of keys is the struct itself.
+fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
+    struct Names<'a>(&'a mut &'static [&'static str]);
+
+    impl<'de> Deserializer<'de> for Names<'_> {
+        type Error = serde::de::value::Error;
+
+        fn deserialize_any<V: Visitor<'de>>(self, _: V) -> std::result::Result<V::Value, Self::Error> {
+            Err(serde::de::Error::custom("only the names of a struct are read"))
+        }
+
+        fn deserialize_struct<V: Visitor<'de>>(
+            self,
+            _: &'static str,
+            fields: &'static [&'static str],
+            visitor: V,
+        ) -> std::result::Result<V::Value, Self::Error> {
+            *self.0 = fields;
+            self.deserialize_any(visitor)
+        }
+
+        serde::forward_to_deserialize_any! {
+            bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit unit_struct newtype_struct
+            seq tuple tuple_struct map enum identifier ignored_any
+        }
+    }
+
+    let mut names: &'static [&'static str] = &[];
+    // The result is an error by construction: the names are all that is wanted.
+    let _ = T::deserialize(Names(&mut names));
+    names
+}

@@ -1,0 +1,221 @@
+//! Hugging Face's names in `[trainer]`: spellings of earlier releases that become today's, arguments that have their place
+//! in another section, and arguments that this version does not honour, each refused with the way out. The list is
+//! `TrainingArguments` of transformers 5.23, and of 4.x where a script may still carry a name from there.
+
+use toml::Value;
+
+use super::document::Complaint;
+
+/// Where a key of the file belongs, with its value there; `None` for a setting that asks for nothing.
+pub(crate) type Placed<'a> = Option<(&'a str, &'a str, Value)>;
+
+/// Puts a key of `[section]` under its present name.
+pub(crate) fn place<'a>(section: &'a str, key: &'a str, value: Value) -> Result<Placed<'a>, Complaint> {
+    if section != "trainer" {
+        return Ok(Some((section, key, value)));
+    }
+    Ok(Some(match key {
+        "evaluation_strategy" => ("trainer", "eval_strategy", value),
+        "per_gpu_train_batch_size" => ("trainer", "per_device_train_batch_size", value),
+        "per_gpu_eval_batch_size" => ("trainer", "per_device_eval_batch_size", value),
+        "warmup_ratio" => match number(&value) {
+            Some(ratio) if (0.0..1.0).contains(&ratio) => ("trainer", "warmup_steps", Value::Float(ratio)),
+            _ => {
+                return Err(Complaint::new(
+                    "trainer.warmup_ratio",
+                    format!("expected a ratio from 0 to below 1, got {value}"),
+                ));
+            }
+        },
+        "train_sampling_strategy" => ("data", "sampler", value),
+        "use_cpu" | "no_cuda" => match value {
+            Value::Boolean(true) => ("device", "kind", Value::from("cpu")),
+            Value::Boolean(false) => return Ok(None),
+            other => {
+                return Err(Complaint::new(&format!("trainer.{key}"), format!("expected true or false, got {other}"))
+                    .help("or set device.kind"));
+            }
+        },
+        _ => ("trainer", key, value),
+    }))
+}
+
+/// The older spellings and the arguments that live in another section, for tests and messages.
+#[cfg(test)]
+pub(crate) const PLACED: [&str; 7] = [
+    "evaluation_strategy",
+    "per_gpu_train_batch_size",
+    "per_gpu_eval_batch_size",
+    "warmup_ratio",
+    "train_sampling_strategy",
+    "use_cpu",
+    "no_cuda",
+];
+
+fn number(value: &Value) -> Option<f64> {
+    value.as_float().or_else(|| value.as_integer().map(|value| value as f64))
+}
+
+/// What to do instead of a `TrainingArguments` field that this version does not honour; `None` for any other key.
+pub(crate) fn way_out(key: &str) -> Option<&'static str> {
+    UNSUPPORTED.iter().find_map(|(keys, help)| keys.contains(&key).then_some(*help))
+}
+
+/// Arguments of `TrainingArguments` that are refused, with the way out.
+pub(crate) const UNSUPPORTED: &[(&[&str], &str)] = &[
+    (&["output_dir", "logging_dir"], "set run.output_dir; metrics.jsonl lies in the same folder"),
+    (&["run_name"], "name the run by run.output_dir"),
+    (&["overwrite_output_dir"], "set run.on_existing = \"overwrite\" (or \"fail\")"),
+    (
+        &["resume_from_checkpoint", "ignore_data_skip", "restore_callback_states_from_checkpoint"],
+        "remove it: this version saves no checkpoints that a run could continue from",
+    ),
+    (
+        &["do_train", "do_eval", "do_predict"],
+        "remove it: `kiln train` trains, and evaluates as trainer.eval_strategy and data.validation say",
+    ),
+    (
+        &[
+            "bf16",
+            "fp16",
+            "bf16_full_eval",
+            "fp16_full_eval",
+            "half_precision_backend",
+            "fp16_opt_level",
+            "fp16_backend",
+            "tf32",
+        ],
+        "remove it: this version computes in f32",
+    ),
+    (
+        &[
+            "save_steps",
+            "save_strategy",
+            "save_total_limit",
+            "save_only_model",
+            "save_safetensors",
+            "save_on_each_node",
+            "enable_jit_checkpoint",
+            "load_best_model_at_end",
+            "metric_for_best_model",
+            "greater_is_better",
+        ],
+        "remove it: this version saves the model once, at the end of the run, in run.output_dir/model",
+    ),
+    (
+        &["optim_args", "optim_target_modules", "adafactor"],
+        "use trainer.optim = \"adamw_torch\" with adam_beta1, adam_beta2 and adam_epsilon",
+    ),
+    (&["label_smoothing_factor", "neftune_noise_alpha"], "remove it: the loss is the plain cross-entropy"),
+    (&["group_by_length", "length_column_name"], "choose data.sampler = \"random\" or \"sequential\""),
+    (
+        &[
+            "gradient_checkpointing",
+            "gradient_checkpointing_kwargs",
+            "activation_checkpointing",
+            "activation_checkpointing_kwargs",
+        ],
+        "lower trainer.per_device_train_batch_size and raise trainer.gradient_accumulation_steps to save memory",
+    ),
+    (&["auto_find_batch_size"], "set trainer.per_device_train_batch_size"),
+    (
+        &[
+            "torch_compile",
+            "torch_compile_backend",
+            "torch_compile_mode",
+            "jit_mode_eval",
+            "torchdynamo",
+            "use_ipex",
+            "use_liger_kernel",
+            "liger_kernel_config",
+            "torch_empty_cache_steps",
+            "use_cache",
+        ],
+        "remove it: it belongs to PyTorch",
+    ),
+    (&["use_mps_device", "xpu_backend"], "set device.kind"),
+    (&["logging_strategy", "log_on_each_node"], "set trainer.logging_steps"),
+    (&["logging_nan_inf_filter"], "remove it: Kiln writes NaN as it is"),
+    (
+        &["include_num_input_tokens_seen", "include_tokens_per_second"],
+        "remove it: every log row has tokens and tokens_per_s",
+    ),
+    (&["log_level", "log_level_replica", "disable_tqdm"], "remove it: the progress bar shows on a terminal only"),
+    (
+        &["report_to", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"],
+        "remove it: metrics go to metrics.jsonl in the run folder and to stdout",
+    ),
+    (
+        &[
+            "eval_delay",
+            "eval_do_concat_batches",
+            "eval_use_gather_object",
+            "eval_accumulation_steps",
+            "include_for_metrics",
+            "include_inputs_for_metrics",
+            "batch_eval_metrics",
+            "prediction_loss_only",
+            "evaluate_during_training",
+        ],
+        "remove it: trainer.eval_strategy, eval_steps and eval_on_start say when to evaluate",
+    ),
+    (
+        &[
+            "push_to_hub",
+            "push_to_hub_model_id",
+            "push_to_hub_organization",
+            "push_to_hub_token",
+            "hub_token",
+            "hub_private_repo",
+            "hub_model_id",
+            "hub_strategy",
+            "hub_always_push",
+            "hub_revision",
+        ],
+        "upload the folder model/ of the finished run; transformers opens it",
+    ),
+    (&["full_determinism"], "remove it: on the CPU the same config gives the same run"),
+    (
+        &[
+            "dataloader_num_workers",
+            "dataloader_pin_memory",
+            "dataloader_persistent_workers",
+            "dataloader_prefetch_factor",
+            "dataloader_multiprocessing_context",
+            "dataloader_in_order",
+        ],
+        "remove it: Kiln reads data in its own process",
+    ),
+    (
+        &["remove_unused_columns", "label_names"],
+        "remove it: `tokenized` rows have input_ids, attention_mask, token_type_ids, labels",
+    ),
+    (
+        &[
+            "accelerator_config",
+            "parallelism_config",
+            "average_tokens_across_devices",
+            "ddp_find_unused_parameters",
+            "ddp_bucket_cap_mb",
+            "ddp_broadcast_buffers",
+            "ddp_static_graph",
+            "ddp_backend",
+            "ddp_timeout",
+            "fsdp",
+            "fsdp_config",
+            "fsdp_min_num_params",
+            "fsdp_transformer_layer_cls_to_wrap",
+            "deepspeed",
+            "local_rank",
+            "split_batches",
+            "tpu_num_cores",
+            "tpu_metrics_debug",
+            "sharded_ddp",
+            "mp_parameters",
+            "past_index",
+            "ray_scope",
+        ],
+        "remove it: this version trains on one device",
+    ),
+    (&["debug", "skip_memory_metrics"], "remove it: every log row has peak_mib"),
+];

@@ -1,0 +1,162 @@
+//! What a run was asked to do: the config file as serde structs, read, checked and written back. It mirrors the file and
+//! derives nothing: steps, shapes and devices are the plan's. A component receives its own section, never [`RunConfig`].
+//!
+//! Defaults are Hugging Face's and stand in the `Default` implementations of the sections. Every mistake is one error with
+//! the file, the line, the key, what was expected and what was given.
+
+mod builder;
+mod check;
+mod document;
+mod hugging_face;
+pub(crate) mod names;
+pub(crate) mod scheduler;
+mod sections;
+mod trainer;
+mod values;
+
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+pub use builder::RunConfigBuilder;
+pub use names::{DataFormat, DeviceKind, EvalStrategy, ModelKind, OnExisting, OptimizerName, Sampler};
+pub use scheduler::{Ramp, SchedulerKwargs, SchedulerType};
+pub use sections::{DataSection, DeviceSection, GenerationSection, ModelSection, RunSection, TokenizerSection};
+pub use trainer::{RunLength, TrainerSection};
+pub use values::{StepsOrRatio, Validation};
+
+use crate::error::{Error, Result};
+use document::Document;
+
+/// A config file: one field per section.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RunConfig {
+    /// `[run]`: where the results go.
+    pub run: RunSection,
+    /// `[model]`: which model, and where its weights come from.
+    pub model: ModelSection,
+    /// `[data]`: what is learned from.
+    pub data: DataSection,
+    /// `[tokenizer]`: how text becomes ids.
+    pub tokenizer: TokenizerSection,
+    /// `[trainer]`: the hyperparameters.
+    pub trainer: TrainerSection,
+    /// `[device]`: where the run computes.
+    pub device: DeviceSection,
+    /// `[generation]`: a sample of text at the end. Left out: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub generation: Option<GenerationSection>,
+}
+
+impl RunConfig {
+    /// Reads and checks a config file.
+    ///
+    /// # Errors
+    /// A config error for a file that is missing, not UTF-8 or not TOML, an unknown key, a wrong type or a value that makes
+    /// no sense; an io error when the system refuses to read it.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        Self::load_with(path, &[])
+    }
+
+    /// [`load`](Self::load) with `section.key=value` overrides laid on top, later ones over earlier ones. The value is TOML,
+    /// so lists and tables work; what is not valid TOML is a string.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load), and for an override that has another form.
+    pub fn load_with(path: impl AsRef<Path>, overrides: &[String]) -> Result<Self> {
+        let path = path.as_ref();
+        let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        Self::from_text(&read(path)?, &path.display().to_string(), stem.as_deref(), overrides)
+    }
+
+    /// Reads and checks a config from text. `origin` stands for the file name in messages; there is no file, so
+    /// `run.output_dir` must be given.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn parse(text: &str, origin: &str) -> Result<Self> {
+        Self::from_text(text, origin, None, &[])
+    }
+
+    /// Starts a config for people who write scripts; see [`RunConfigBuilder`].
+    pub fn builder(output_dir: impl Into<std::path::PathBuf>) -> RunConfigBuilder {
+        RunConfigBuilder::new(output_dir)
+    }
+
+    /// Checks the values and how they go together, as far as the config alone can tell.
+    ///
+    /// # Errors
+    /// A config error that names the key, what is expected and what was given.
+    pub fn validate(&self) -> Result<()> {
+        Ok(check::check(self)?)
+    }
+
+    /// The config as a file: every key that has a value, defaults included. Reading it gives an equal config.
+    ///
+    /// # Errors
+    /// A config error for a value that TOML cannot hold.
+    pub fn to_toml(&self) -> Result<String> {
+        let mut explicit = self.clone();
+        if let RunLength::Epochs(epochs) = self.trainer.length() {
+            explicit.trainer.num_train_epochs = Some(epochs);
+        }
+        toml::to_string(&explicit)
+            .map_err(|error| Error::config(format!("this config cannot be written as TOML: {error}")))
+    }
+
+    fn from_text(text: &str, origin: &str, stem: Option<&str>, overrides: &[String]) -> Result<Self> {
+        let document = Document::parse(text, origin, overrides)?;
+        let mut config = document.read()?;
+        if let Some(stem) = stem
+            && document.table.get("run").and_then(|run| run.get("output_dir")).is_none()
+        {
+            config.run.output_dir = Path::new("runs").join(stem);
+        }
+        check::check(&config).map_err(|complaint| document.locate(complaint))?;
+        Ok(config)
+    }
+}
+
+/// The error for a key that `[section]` does not have, with the nearest of the `known` names. The models use it for their
+/// fields in `[model]`.
+pub fn unknown_key(section: &str, key: &str, known: &[&str]) -> Error {
+    document::unknown_key(section, key, known).into()
+}
+
+/// Reads a config file as text.
+fn read(path: &Path) -> Result<String> {
+    let shown = path.display();
+    if path.is_dir() {
+        return Err(with_neighbours(Error::config(format!("{shown}: expected a config file, got a folder")), path));
+    }
+    let bytes = std::fs::read(path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            with_neighbours(Error::config(format!("{shown}: no such config file")), folder)
+        }
+        _ => Error::io(format!("read {shown}"), &error),
+    })?;
+    String::from_utf8(bytes).map_err(|error| {
+        let good = error.utf8_error().valid_up_to();
+        let line = error.as_bytes()[..good].iter().filter(|byte| **byte == b'\n').count() + 1;
+        Error::config(format!("{shown}:{line}: expected UTF-8 text, got other bytes at byte {good}"))
+            .help("save the file as UTF-8")
+    })
+}
+
+/// Adds the config files of `folder` as help.
+fn with_neighbours(error: Error, folder: &Path) -> Error {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let is_toml = |path: &std::path::PathBuf| path.extension().is_some_and(|extension| extension == "toml");
+    let mut files: Vec<String> = entries.filter(is_toml).map(|path| path.display().to_string()).collect();
+    files.sort();
+    match files.len() {
+        0 => error.help(format!("there is no .toml file in {}", folder.display())),
+        count if count > 12 => error.help(format!("there are {count} .toml files in {}", folder.display())),
+        _ => error.help(format!("there are {}", files.join(", "))),
+    }
+}

@@ -1,0 +1,247 @@
+//! The settings that are one name out of a few: each an enum with its spelling in a file, the list of all spellings and an
+//! error with the nearest one. Values that are known but that this version cannot do are refused here, with the reason.
+
+use crate::error::{Error, nearest};
+
+/// Declares an enum whose values are names in a config file: `ALL`, `as_str`, `Display`, `FromStr` and serde, all from one
+/// list. The optional function sees names that are not in the list: synonyms it maps, names with a reason it refuses.
+macro_rules! names {
+    ($(#[$meta:meta])* $name:ident ($what:literal $(, $special:path)?) {
+        $($(#[$value_meta:meta])* $value:ident = $text:literal),+ $(,)?
+    }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum $name { $($(#[$value_meta])* $value),+ }
+
+        impl $name {
+            /// Every value, in the order in which messages list them.
+            pub const ALL: &'static [Self] = &[$(Self::$value),+];
+
+            /// The name as a config file writes it.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$value => $text),+ }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.as_str())
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = $crate::error::Error;
+
+            fn from_str(given: &str) -> $crate::error::Result<Self> {
+                if let Some(value) = Self::ALL.iter().find(|value| value.as_str() == given) {
+                    return Ok(*value);
+                }
+                $(if let Some(special) = $special(given) {
+                    return special;
+                })?
+                Err($crate::config::names::unknown_name($what, given, Self::ALL.iter().map(|value| value.as_str())))
+            }
+        }
+
+        impl serde::Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+                serializer.serialize_str(self.as_str())
+            }
+        }
+
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+                String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    };
+}
+pub(crate) use names;
+
+/// The error for a name that is not among `known`: lists them and suggests the nearest.
+pub(crate) fn unknown_name<'a>(what: &str, given: &str, known: impl Iterator<Item = &'a str>) -> Error {
+    let known: Vec<&str> = known.collect();
+    let error = Error::config(format!("unknown {what} `{given}`: expected one of {}", known.join(", ")));
+    match nearest(given, known) {
+        Some(name) => error.help(format!("did you mean `{name}`?")),
+        None => error,
+    }
+}
+
+names! {
+    /// What to do when the run folder exists already.
+    OnExisting("on_existing", resume_is_not_available) {
+        /// Stop with an error; nothing is touched.
+        Fail = "fail",
+        /// Remove what an earlier run left there.
+        Overwrite = "overwrite",
+    }
+}
+
+/// `resume` becomes a value of [`OnExisting`] when there are checkpoints to resume from; until then this refuses it.
+fn resume_is_not_available(given: &str) -> Option<Result<OnExisting, Error>> {
+    (given == "resume").then(|| {
+        Err(Error::config(
+            "`resume` is not available: this version saves no checkpoints that a run could continue from",
+        )
+        .help("use `fail`, or `overwrite` to start again in the same folder"))
+    })
+}
+
+names! {
+    /// The model family, Hugging Face's `model_type`.
+    ModelKind("model kind") {
+        /// GPT-2: a decoder for causal language modelling and sequence classification.
+        Gpt2 = "gpt2",
+        /// BERT: an encoder for masked language modelling, classification, regression and question answering.
+        Bert = "bert",
+    }
+}
+
+names! {
+    /// How the data files are written.
+    DataFormat("data format", format_is_not_available) {
+        /// Plain UTF-8 text, tokenized here.
+        Text = "text",
+        /// JSON or JSONL rows of `input_ids`, `attention_mask`, `token_type_ids`, `labels`; -100 is the ignored label.
+        Tokenized = "tokenized",
+    }
+}
+
+fn format_is_not_available(given: &str) -> Option<Result<DataFormat, Error>> {
+    matches!(given, "jsonl" | "csv" | "tsv" | "parquet").then(|| {
+        Err(Error::config(format!("`{given}` is not available: this version reads `text` and `tokenized`"))
+            .help("convert the data to `tokenized`: JSONL rows with `input_ids` and `labels`"))
+    })
+}
+
+names! {
+    /// The order in which training samples are drawn.
+    Sampler("sampler", no_length_groups) {
+        /// A new seeded permutation in every epoch.
+        Random = "random",
+        /// The order of the files.
+        Sequential = "sequential",
+    }
+}
+
+fn no_length_groups(given: &str) -> Option<Result<Sampler, Error>> {
+    (given == "group_by_length").then(|| {
+        Err(Error::config("`group_by_length` is not supported by this version").help("use `random` or `sequential`"))
+    })
+}
+
+names! {
+    /// When the model is evaluated during training (Hugging Face's `eval_strategy`).
+    EvalStrategy("evaluation strategy") {
+        /// Never.
+        No = "no",
+        /// Every `eval_steps` optimizer steps.
+        Steps = "steps",
+        /// At the end of every epoch.
+        Epoch = "epoch",
+    }
+}
+
+names! {
+    /// The optimizer, by Hugging Face's names.
+    OptimizerName("optimizer", optimizer_synonym) {
+        /// AdamW by PyTorch's formula, decoupled weight decay. `adamw` and `adamw_torch_fused` (the same formula) are
+        /// accepted spellings.
+        AdamW = "adamw_torch",
+    }
+}
+
+fn optimizer_synonym(given: &str) -> Option<Result<OptimizerName, Error>> {
+    // The rest of transformers.training_args.OptimizerNames, by family.
+    const FAMILIES: [&str; 12] = [
+        "adafactor",
+        "ademamix",
+        "sgd",
+        "adagrad",
+        "lion",
+        "paged_",
+        "rmsprop",
+        "galore_",
+        "lomo",
+        "adalomo",
+        "grokadamw",
+        "schedule_free_",
+    ];
+    const SINGLES: [&str; 11] = [
+        "adamw_hf",
+        "adamw_torch_xla",
+        "adamw_torch_npu_fused",
+        "adamw_anyprecision",
+        "adamw_torch_4bit",
+        "adamw_torch_8bit",
+        "adamw_bnb_8bit",
+        "adamw_8bit",
+        "apollo_adamw",
+        "apollo_adamw_layerwise",
+        "stable_adamw",
+    ];
+    match given {
+        "adamw" | "adamw_torch_fused" => Some(Ok(OptimizerName::AdamW)),
+        _ if SINGLES.contains(&given) || FAMILIES.iter().any(|family| given.starts_with(family)) => {
+            Some(Err(Error::config(format!("Hugging Face's optimizer `{given}` is not supported by this version"))
+                .help("use `adamw_torch`")))
+        }
+        _ => None,
+    }
+}
+
+names! {
+    /// Where the run computes.
+    DeviceKind("device kind") {
+        /// The best device that this build and machine offer.
+        Auto = "auto",
+        /// The processor.
+        Cpu = "cpu",
+        /// A GPU through WebGPU (Vulkan, Metal, DirectX 12).
+        Wgpu = "wgpu",
+        /// An NVIDIA GPU through CUDA.
+        Cuda = "cuda",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn every_name_reads_back_as_itself() {
+        for value in OnExisting::ALL {
+            assert_eq!(value.as_str().parse::<OnExisting>().unwrap(), *value);
+        }
+        for value in DeviceKind::ALL {
+            assert_eq!(value.to_string().parse::<DeviceKind>().unwrap(), *value);
+        }
+        assert_eq!("gpt2".parse::<ModelKind>().unwrap(), ModelKind::Gpt2);
+        assert_eq!("tokenized".parse::<DataFormat>().unwrap(), DataFormat::Tokenized);
+        assert_eq!("sequential".parse::<Sampler>().unwrap(), Sampler::Sequential);
+        assert_eq!("epoch".parse::<EvalStrategy>().unwrap(), EvalStrategy::Epoch);
+    }
+
+    #[test]
+    fn synonyms_of_the_optimizer() {
+        for name in ["adamw", "adamw_torch", "adamw_torch_fused"] {
+            assert_eq!(name.parse::<OptimizerName>().unwrap(), OptimizerName::AdamW);
+        }
+    }
+
+    #[test]
+    fn names_refused_with_a_reason_or_a_suggestion() {
+        let refused = |error: Error, part: &str| assert!(error.to_string().contains(part), "{error}");
+        refused("resume".parse::<OnExisting>().unwrap_err(), "not available");
+        refused("parquet".parse::<DataFormat>().unwrap_err(), "reads `text` and `tokenized`");
+        refused("tokenised".parse::<DataFormat>().unwrap_err(), "did you mean `tokenized`?");
+        refused("group_by_length".parse::<Sampler>().unwrap_err(), "not supported");
+        refused("sgd".parse::<OptimizerName>().unwrap_err(), "Hugging Face's optimizer `sgd` is not supported");
+        refused("paged_lion_8bit".parse::<OptimizerName>().unwrap_err(), "not supported by this version");
+        refused("adamw_trch".parse::<OptimizerName>().unwrap_err(), "did you mean `adamw_torch`?");
+        refused("gpt-2".parse::<ModelKind>().unwrap_err(), "did you mean `gpt2`?");
+        refused("gpu".parse::<DeviceKind>().unwrap_err(), "expected one of auto, cpu, wgpu, cuda");
+    }
+}

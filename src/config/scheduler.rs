@@ -1,0 +1,211 @@
+//! What a config file says about the learning-rate schedule: its name and its own arguments, both Hugging Face's. The
+//! values themselves come from [`crate::optim::schedule`].
+
+use serde::{Deserialize, Serialize};
+
+use super::names::names;
+use super::values::some_count;
+use crate::error::{Error, Result, nearest};
+
+names! {
+    /// The learning-rate schedules of transformers 5.23 that are functions of the step alone.
+    SchedulerType("learning-rate schedule", needs_metrics) {
+        /// Warm-up, then a straight line to 0.
+        Linear = "linear",
+        /// Warm-up, then half a cosine to 0.
+        Cosine = "cosine",
+        /// Warm-up, then `num_cycles` half cosines, each from the peak to 0.
+        CosineWithRestarts = "cosine_with_restarts",
+        /// Warm-up, then a polynomial of degree `power` to `lr_end`.
+        Polynomial = "polynomial",
+        /// The same rate throughout; takes no warm-up.
+        Constant = "constant",
+        /// Warm-up, then the same rate.
+        ConstantWithWarmup = "constant_with_warmup",
+        /// Warm-up, then falling with the inverse square root of the step.
+        InverseSqrt = "inverse_sqrt",
+        /// [`Cosine`](Self::Cosine) that ends at `min_lr` or `min_lr_rate`.
+        CosineWithMinLr = "cosine_with_min_lr",
+        /// [`CosineWithMinLr`](Self::CosineWithMinLr) whose warm-up starts above 0, at `warmup_lr_rate`.
+        CosineWarmupWithMinLr = "cosine_warmup_with_min_lr",
+        /// Warm-up, a plateau, then a decay over the last `num_decay_steps`.
+        WarmupStableDecay = "warmup_stable_decay",
+    }
+}
+
+fn needs_metrics(given: &str) -> Option<Result<SchedulerType>> {
+    matches!(given, "reduce_lr_on_plateau" | "greedy").then(|| {
+        Err(Error::config(format!(
+            "Hugging Face's schedule `{given}` is not supported: it changes the rate by what it measures on the way, and \
+             Kiln's learning rate is a function of the step alone"
+        ))
+        .help("use `cosine` or `warmup_stable_decay`"))
+    })
+}
+
+impl SchedulerType {
+    /// The arguments that the schedule takes in `lr_scheduler_kwargs`.
+    pub const fn kwargs(self) -> &'static [&'static str] {
+        match self {
+            Self::Linear | Self::Constant | Self::ConstantWithWarmup => &[],
+            Self::Cosine | Self::CosineWithRestarts => &["num_cycles"],
+            Self::Polynomial => &["lr_end", "power"],
+            Self::InverseSqrt => &["timescale"],
+            Self::CosineWithMinLr => &["num_cycles", "min_lr", "min_lr_rate"],
+            Self::CosineWarmupWithMinLr => &["num_cycles", "min_lr", "min_lr_rate", "warmup_lr_rate"],
+            Self::WarmupStableDecay => {
+                &["num_decay_steps", "num_stable_steps", "warmup_type", "decay_type", "min_lr_ratio", "num_cycles"]
+            }
+        }
+    }
+}
+
+names! {
+    /// The form of a ramp of [`SchedulerType::WarmupStableDecay`].
+    Ramp("ramp") {
+        /// A straight line.
+        Linear = "linear",
+        /// A cosine.
+        Cosine = "cosine",
+        /// One minus a square root.
+        OneMinusSqrt = "1-sqrt",
+    }
+}
+
+/// `[trainer.lr_scheduler_kwargs]`: a schedule's own arguments. [`SchedulerType::kwargs`] says which schedule takes which;
+/// one that the schedule does not take is refused.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SchedulerKwargs {
+    /// Waves of the cosine: 0.5 is the fall from the peak to the end (the default); for `cosine_with_restarts` the number
+    /// of restarts (default 1).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub num_cycles: Option<f64>,
+    /// Degree of the polynomial (default 1).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub power: Option<f64>,
+    /// Learning rate at the end of `polynomial` (default 1e-7).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lr_end: Option<f64>,
+    /// Learning rate at the end of the schedules with a minimum; this or `min_lr_rate` must be given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_lr: Option<f64>,
+    /// The same as a part of `learning_rate`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_lr_rate: Option<f64>,
+    /// Where the warm-up of `cosine_warmup_with_min_lr` starts, as a part of `learning_rate` (default one step's worth).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warmup_lr_rate: Option<f64>,
+    /// Time scale of `inverse_sqrt` in steps (default `warmup_steps`, or 10,000 without warm-up).
+    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    pub timescale: Option<usize>,
+    /// Steps of the decay of `warmup_stable_decay`; must be given.
+    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    pub num_decay_steps: Option<usize>,
+    /// Steps of its plateau (default what warm-up and decay leave).
+    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    pub num_stable_steps: Option<usize>,
+    /// Form of its warm-up (default linear).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warmup_type: Option<Ramp>,
+    /// Form of its decay (default cosine).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decay_type: Option<Ramp>,
+    /// Where its warm-up starts and its decay ends, as a part of `learning_rate` (default 0).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_lr_ratio: Option<f64>,
+}
+
+impl SchedulerKwargs {
+    /// Whether none is given.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn given(&self) -> impl Iterator<Item = &'static str> {
+        [
+            ("num_cycles", self.num_cycles.is_some()),
+            ("power", self.power.is_some()),
+            ("lr_end", self.lr_end.is_some()),
+            ("min_lr", self.min_lr.is_some()),
+            ("min_lr_rate", self.min_lr_rate.is_some()),
+            ("warmup_lr_rate", self.warmup_lr_rate.is_some()),
+            ("timescale", self.timescale.is_some()),
+            ("num_decay_steps", self.num_decay_steps.is_some()),
+            ("num_stable_steps", self.num_stable_steps.is_some()),
+            ("warmup_type", self.warmup_type.is_some()),
+            ("decay_type", self.decay_type.is_some()),
+            ("min_lr_ratio", self.min_lr_ratio.is_some()),
+        ]
+        .into_iter()
+        .filter_map(|(name, given)| given.then_some(name))
+    }
+
+    /// Checks that the arguments are ones that `kind` takes, that those it needs are there and that their values make
+    /// sense for a peak of `learning_rate`.
+    ///
+    /// # Errors
+    /// A config error that names the argument.
+    pub fn check(&self, kind: SchedulerType, learning_rate: f64) -> Result<()> {
+        let takes = kind.kwargs();
+        if let Some(name) = self.given().find(|name| !takes.contains(name)) {
+            let list =
+                if takes.is_empty() { "it takes none".to_owned() } else { format!("it takes {}", takes.join(", ")) };
+            let error = Error::config(format!("the schedule `{kind}` has no argument `{name}`: {list}"));
+            return Err(match nearest(name, takes.iter().copied()) {
+                Some(near) => error.help(format!("did you mean `{near}`?")),
+                None => error.help("remove it, or choose a schedule that takes it in lr_scheduler_type"),
+            });
+        }
+        let within = |name: &str, value: Option<f64>, expected: &str, ok: fn(f64) -> bool| match value {
+            Some(value) if !(value.is_finite() && ok(value)) => {
+                Err(Error::config(format!("`{name}`: expected {expected}, got {value}")))
+            }
+            _ => Ok(()),
+        };
+        within("num_cycles", self.num_cycles, "a number above 0", |v| v > 0.0)?;
+        within("power", self.power, "a number above 0", |v| v > 0.0)?;
+        within("lr_end", self.lr_end, "a number that is not negative", |v| v >= 0.0)?;
+        within("min_lr", self.min_lr, "a number that is not negative", |v| v >= 0.0)?;
+        within("min_lr_rate", self.min_lr_rate, "a number from 0 to 1", |v| (0.0..=1.0).contains(&v))?;
+        within("warmup_lr_rate", self.warmup_lr_rate, "a number from 0 to 1", |v| (0.0..=1.0).contains(&v))?;
+        within("min_lr_ratio", self.min_lr_ratio, "a number from 0 to 1", |v| (0.0..=1.0).contains(&v))?;
+        if self.timescale == Some(0) {
+            return Err(Error::config("`timescale`: expected 1 or more, got 0"));
+        }
+        match kind {
+            SchedulerType::Polynomial => {
+                let lr_end = self.lr_end.unwrap_or(DEFAULT_LR_END);
+                (lr_end < learning_rate).then_some(()).ok_or_else(|| {
+                    Error::config(format!(
+                        "`lr_end`: expected less than learning_rate ({learning_rate:e}), got {lr_end:e}"
+                    ))
+                })
+            }
+            SchedulerType::CosineWithMinLr | SchedulerType::CosineWarmupWithMinLr => {
+                match (self.min_lr, self.min_lr_rate) {
+                    (Some(_), Some(_)) => {
+                        Err(Error::config("`min_lr` and `min_lr_rate` are two ways of stating the same thing")
+                            .help("keep one"))
+                    }
+                    (None, None) => {
+                        Err(Error::config(format!("the schedule `{kind}` needs `min_lr` or `min_lr_rate`"))
+                            .help("for a fall to 10 %: lr_scheduler_kwargs = { min_lr_rate = 0.1 }"))
+                    }
+                    (Some(min_lr), None) if min_lr > learning_rate => Err(Error::config(format!(
+                        "`min_lr`: expected at most learning_rate ({learning_rate:e}), got {min_lr:e}"
+                    ))),
+                    _ => Ok(()),
+                }
+            }
+            SchedulerType::WarmupStableDecay if self.num_decay_steps.is_none() => {
+                Err(Error::config(format!("the schedule `{kind}` needs `num_decay_steps`"))
+                    .help("for example lr_scheduler_kwargs = { num_decay_steps = 100 }"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Hugging Face's default of `lr_end`.
+pub(crate) const DEFAULT_LR_END: f64 = 1e-7;

@@ -1,0 +1,203 @@
+//! The sections of a config file except `[trainer]`: one struct each, one field per key. A field's doc says what it means
+//! and its default; the default itself stands in the `Default` implementation below the struct and nowhere else.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Deserializer, Serialize};
+use toml::Table;
+
+use super::names::{DataFormat, DeviceKind, ModelKind, OnExisting, Sampler, unknown_name};
+use super::values::{Validation, count, some_count, strings};
+use crate::task::Task;
+
+/// `[run]`: where the results go.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RunSection {
+    /// The run folder. Default: `runs/NAME` for a config file `NAME.toml`; required without a file.
+    pub output_dir: PathBuf,
+    /// What to do when it exists. Default: `fail`.
+    pub on_existing: OnExisting,
+}
+
+impl Default for RunSection {
+    fn default() -> Self {
+        Self { output_dir: PathBuf::new(), on_existing: OnExisting::Fail }
+    }
+}
+
+/// `[model]`: which model, and where its weights come from.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ModelSection {
+    /// The family. Required unless `from` is given, whose `config.json` says it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<ModelKind>,
+    /// A pretrained folder, or a hub id as `ID` or `ID@REVISION`. Default: weights are drawn at random. Not with `size`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// A preset of the family, such as `small` or `base`. Default: Hugging Face's default shape of the family.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<String>,
+    /// Every other key of the section, in the order of the file: fields of the model's Hugging Face `config.json`, which
+    /// override the preset or the pretrained folder. Their names and types are checked where the model is built.
+    #[serde(flatten)]
+    pub fields: Table,
+}
+
+impl ModelSection {
+    /// A model of this family with random weights.
+    pub fn new(kind: ModelKind) -> Self {
+        Self { kind: Some(kind), ..Self::default() }
+    }
+
+    /// The pretrained model in a folder, or on the hub as `ID` or `ID@REVISION`.
+    pub fn from_pretrained(from: impl Into<String>) -> Self {
+        Self { from: Some(from.into()), ..Self::default() }
+    }
+
+    /// Chooses a preset of the family.
+    #[must_use]
+    pub fn with_size(mut self, size: impl Into<String>) -> Self {
+        self.size = Some(size.into());
+        self
+    }
+
+    /// Sets a field of the model's Hugging Face config, such as `n_layer`.
+    #[must_use]
+    pub fn with(mut self, field: impl Into<String>, value: impl Into<toml::Value>) -> Self {
+        self.fields.insert(field.into(), value.into());
+        self
+    }
+}
+
+/// `[data]`: what is learned from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DataSection {
+    /// What the model learns to do. Required in a file.
+    #[serde(deserialize_with = "task")]
+    pub task: Task,
+    /// How the files are written. Default: `text`.
+    pub format: DataFormat,
+    /// The training data: paths, globs, `~`, `${VAR:-default}`; a list, or one string. Required.
+    #[serde(deserialize_with = "strings")]
+    pub train: Vec<String>,
+    /// The validation data: files likewise, or a share of the training documents such as `"2%"` or `0.02`. Default: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation: Option<Validation>,
+    /// Tokens per sample. Default: the model's number of positions, at most 1024.
+    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    pub block_size: Option<usize>,
+    /// The order of training samples; evaluation always keeps the order of the files. Default: `random`.
+    pub sampler: Sampler,
+}
+
+impl Default for DataSection {
+    fn default() -> Self {
+        Self {
+            task: Task::Clm,
+            format: DataFormat::Text,
+            train: Vec::new(),
+            validation: None,
+            block_size: None,
+            sampler: Sampler::Random,
+        }
+    }
+}
+
+impl DataSection {
+    /// Text files for `task`: paths, globs, `~`, `${VAR:-default}`.
+    pub fn text<S: Into<String>>(task: Task, train: impl IntoIterator<Item = S>) -> Self {
+        Self { task, train: train.into_iter().map(Into::into).collect(), ..Self::default() }
+    }
+
+    /// JSON or JSONL files of token ids for `task`.
+    pub fn tokenized<S: Into<String>>(task: Task, train: impl IntoIterator<Item = S>) -> Self {
+        Self { format: DataFormat::Tokenized, ..Self::text(task, train) }
+    }
+}
+
+/// Reads a task by its name, with a suggestion for one that does not exist.
+fn task<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Task, D::Error> {
+    let given = String::deserialize(deserializer)?;
+    let names = Task::ALL.map(|task| task.to_string());
+    let found = Task::ALL.into_iter().zip(&names).find_map(|(task, name)| (*name == given).then_some(task));
+    found.ok_or_else(|| serde::de::Error::custom(unknown_name("task", &given, names.iter().map(String::as_str))))
+}
+
+/// `[tokenizer]`: how text becomes ids. Default: the tokenizer in the folder of `model.from`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TokenizerSection {
+    /// A folder or hub id with `tokenizer.json`, `vocab.json` + `merges.txt` or `vocab.txt`. Not with `train_vocab_size`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// Learns a byte-level BPE of this many tokens from the training text.
+    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    pub train_vocab_size: Option<usize>,
+}
+
+impl TokenizerSection {
+    /// The tokenizer in a folder or on the hub.
+    pub fn from_pretrained(from: impl Into<String>) -> Self {
+        Self { from: Some(from.into()), train_vocab_size: None }
+    }
+
+    /// A byte-level BPE of `vocab_size` tokens, learned from the training text.
+    pub fn train(vocab_size: usize) -> Self {
+        Self { from: None, train_vocab_size: Some(vocab_size) }
+    }
+}
+
+/// `[device]`: where the run computes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DeviceSection {
+    /// The kind of device. Default: `auto`.
+    pub kind: DeviceKind,
+    /// Which one of several of that kind, from 0. Default: 0.
+    #[serde(deserialize_with = "count")]
+    pub index: usize,
+}
+
+impl Default for DeviceSection {
+    fn default() -> Self {
+        Self { kind: DeviceKind::Auto, index: 0 }
+    }
+}
+
+/// `[generation]`: a sample of text written when training ends; only for causal language models. Left out: no sample. Names
+/// and defaults are those of Hugging Face's `GenerationConfig`, except that Kiln samples unless the temperature is 0.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GenerationSection {
+    /// The text to continue. Required.
+    pub prompt: String,
+    /// How many tokens to write at most. Default: 100.
+    #[serde(deserialize_with = "count")]
+    pub max_new_tokens: usize,
+    /// What logits are divided by before sampling; 0 takes the most likely token always. Default: 1.0.
+    pub temperature: f64,
+    /// Samples among this many most likely tokens; 0 means all. Default: 50.
+    #[serde(deserialize_with = "count")]
+    pub top_k: usize,
+    /// Samples among the most likely tokens that have this much probability together; 1.0 means all. Default: 1.0.
+    pub top_p: f64,
+    /// Seed of the sampling. Default: 42.
+    #[serde(deserialize_with = "count")]
+    pub seed: u64,
+}
+
+impl Default for GenerationSection {
+    fn default() -> Self {
+        Self { prompt: String::new(), max_new_tokens: 100, temperature: 1.0, top_k: 50, top_p: 1.0, seed: 42 }
+    }
+}
+
+impl GenerationSection {
+    /// A continuation of `prompt`.
+    pub fn new(prompt: impl Into<String>) -> Self {
+        Self { prompt: prompt.into(), ..Self::default() }
+    }
+}

@@ -1,0 +1,141 @@
+//! `[trainer]`: the hyperparameters, by the names and with the defaults of Hugging Face's `TrainingArguments`. Spellings of
+//! earlier releases and the arguments that are not honoured are in `hugging_face.rs`.
+
+use serde::{Deserialize, Serialize};
+
+use super::names::{EvalStrategy, OptimizerName};
+use super::scheduler::{SchedulerKwargs, SchedulerType};
+use super::values::{StepsOrRatio, count, count_or_minus_one, some_count};
+
+/// `[trainer]`: how the model is trained. At most one of `max_steps`, `num_train_epochs` and `max_tokens` is given; it sets
+/// the length of the run and of the learning-rate schedule.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TrainerSection {
+    /// Length of the run in optimizer steps; -1 means not given. Default: not given.
+    #[serde(deserialize_with = "count_or_minus_one", skip_serializing_if = "Option::is_none")]
+    pub max_steps: Option<usize>,
+    /// Length of the run in passes over the training data, with fractions. Default: 3.0 when no length is given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub num_train_epochs: Option<f64>,
+    /// Length of the run in training tokens. Default: not given.
+    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<u64>,
+    /// Stops the run after this many minutes if it has not ended by then; may join any length. It does not shape the
+    /// schedule, so that the learning rate stays a function of the step. Default: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_minutes: Option<f64>,
+    /// Samples per forward pass in training. Default: 8.
+    #[serde(deserialize_with = "count")]
+    pub per_device_train_batch_size: usize,
+    /// Samples per forward pass in evaluation. Default: 8.
+    #[serde(deserialize_with = "count")]
+    pub per_device_eval_batch_size: usize,
+    /// Forward and backward passes per optimizer step. Default: 1.
+    #[serde(deserialize_with = "count")]
+    pub gradient_accumulation_steps: usize,
+    /// Peak learning rate. Default: 5e-5.
+    pub learning_rate: f64,
+    /// The schedule. Default: `linear`.
+    pub lr_scheduler_type: SchedulerType,
+    /// Steps of warm-up, or below 1 a ratio of the run, rounded up. Default: 0.
+    pub warmup_steps: StepsOrRatio,
+    /// AdamW's decay, not applied to biases and norms. Default: 0.0.
+    pub weight_decay: f64,
+    /// AdamW's decay rate of the first moment. Default: 0.9.
+    pub adam_beta1: f64,
+    /// AdamW's decay rate of the second moment. Default: 0.999.
+    pub adam_beta2: f64,
+    /// AdamW's epsilon. Default: 1e-8.
+    pub adam_epsilon: f64,
+    /// Largest global gradient norm; 0 means no clipping. Default: 1.0.
+    pub max_grad_norm: f64,
+    /// The optimizer. Default: `adamw_torch`.
+    pub optim: OptimizerName,
+    /// A log row every so many steps, or below 1 a ratio of the run. Default: chosen from the length of the run (at most
+    /// Hugging Face's 500, and at least 20 rows).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logging_steps: Option<StepsOrRatio>,
+    /// Logs step 1 too. Default: false.
+    pub logging_first_step: bool,
+    /// When to evaluate. Default: `no`.
+    pub eval_strategy: EvalStrategy,
+    /// With `eval_strategy = "steps"`: every so many steps, or below 1 a ratio of the run. Default: as `logging_steps`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_steps: Option<StepsOrRatio>,
+    /// Evaluates before step 1 too. Default: false.
+    pub eval_on_start: bool,
+    /// Seed of the weights, of dropout and of the order of samples. Default: 42.
+    #[serde(deserialize_with = "count")]
+    pub seed: u64,
+    /// Seed of the order of samples alone. Default: `seed`.
+    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    pub data_seed: Option<u64>,
+    /// Leaves out the last batch of an epoch when it is not full. Default: false.
+    pub dataloader_drop_last: bool,
+    /// The schedule's own arguments. Default: none given.
+    #[serde(skip_serializing_if = "SchedulerKwargs::is_empty")]
+    pub lr_scheduler_kwargs: SchedulerKwargs,
+}
+
+impl Default for TrainerSection {
+    fn default() -> Self {
+        Self {
+            max_steps: None,
+            num_train_epochs: None,
+            max_tokens: None,
+            max_minutes: None,
+            per_device_train_batch_size: 8,
+            per_device_eval_batch_size: 8,
+            gradient_accumulation_steps: 1,
+            learning_rate: 5e-5,
+            lr_scheduler_type: SchedulerType::Linear,
+            warmup_steps: StepsOrRatio::Steps(0),
+            weight_decay: 0.0,
+            adam_beta1: 0.9,
+            adam_beta2: 0.999,
+            adam_epsilon: 1e-8,
+            max_grad_norm: 1.0,
+            optim: OptimizerName::AdamW,
+            logging_steps: None,
+            logging_first_step: false,
+            eval_strategy: EvalStrategy::No,
+            eval_steps: None,
+            eval_on_start: false,
+            seed: 42,
+            data_seed: None,
+            dataloader_drop_last: false,
+            lr_scheduler_kwargs: SchedulerKwargs::default(),
+        }
+    }
+}
+
+/// Passes over the training data when a config names no length, as in Hugging Face's Trainer.
+const DEFAULT_NUM_TRAIN_EPOCHS: f64 = 3.0;
+
+/// How long a run is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum RunLength {
+    /// So many optimizer steps.
+    Steps(usize),
+    /// So many passes over the training data.
+    Epochs(f64),
+    /// So many training tokens.
+    Tokens(u64),
+}
+
+impl TrainerSection {
+    /// The length that was given, or 3 epochs. `max_minutes` may end the run before it.
+    pub fn length(&self) -> RunLength {
+        match (self.max_steps, self.max_tokens, self.num_train_epochs) {
+            (Some(steps), _, _) => RunLength::Steps(steps),
+            (None, Some(tokens), _) => RunLength::Tokens(tokens),
+            (None, None, epochs) => RunLength::Epochs(epochs.unwrap_or(DEFAULT_NUM_TRAIN_EPOCHS)),
+        }
+    }
+
+    /// The seed of the order of samples.
+    pub fn data_seed(&self) -> u64 {
+        self.data_seed.unwrap_or(self.seed)
+    }
+}

@@ -1,0 +1,148 @@
+//! A plan for people: what `kiln plan` prints and every run shows before step 1, and the `plan.toml` that repeats it.
+
+use std::fmt::Write as _;
+
+use super::RunPlan;
+use crate::error::Result;
+use crate::execution::engine;
+
+impl RunPlan {
+    /// The plan in lines, every number with its arithmetic.
+    pub fn describe(&self) -> String {
+        let mut text = String::new();
+        let mut line = |name: &str, value: String| {
+            writeln!(text, "{name:<14} {value}").expect("writing to a String cannot fail");
+        };
+        let (width, layers, heads, inner) = self.model_config.shape();
+        let from = self.model_from.as_ref().map_or("random weights".into(), |path| path.display().to_string());
+        line("model", format!("{} for {}, from {from}", self.model_config.model_type(), self.task));
+        line(
+            "",
+            format!(
+                "{layers} layers x {width} wide x {heads} heads, feed-forward {inner}, vocabulary {}, positions {}",
+                self.model_config.vocab_size(),
+                self.model_config.max_positions()
+            ),
+        );
+        line("parameters", thousands(self.num_parameters as u64));
+        if !self.unknown_model_fields.is_empty() {
+            line("", format!("not known, not used: config.json {}", self.unknown_model_fields.join(", ")));
+        }
+        let validation =
+            self.validation.as_ref().map_or("none".into(), |data| format!("{} examples", thousands(data.len() as u64)));
+        line(
+            "data",
+            format!(
+                "{} examples of up to {} tokens, {} tokens; validation {validation}",
+                thousands(self.steps.train_examples as u64),
+                self.batch.seq_len,
+                thousands(self.steps.train_tokens)
+            ),
+        );
+        let batch = &self.batch;
+        line(
+            "batch",
+            format!(
+                "{} = {} x {} micro-batches = up to {} tokens/step",
+                batch.global,
+                batch.micro,
+                batch.accumulation,
+                thousands((batch.global * batch.seq_len) as u64)
+            ),
+        );
+        line("steps", format!("{} ({}), {} an epoch", self.steps.total, self.steps.because, self.steps.per_epoch));
+        line("tokens", format!("about {}", thousands(self.steps.tokens)));
+        if let Some(limit) = self.steps.max_duration {
+            line("time limit", format!("{} minutes", limit.as_secs_f64() / 60.0));
+        }
+        line(
+            "learning rate",
+            format!("{}, warm-up {} steps: {}", self.schedule.kind(), self.schedule.warmup_steps(), self.curve()),
+        );
+        let trainer = &self.config.trainer;
+        line(
+            "optimizer",
+            format!(
+                "{} betas ({}, {}), epsilon {}, weight decay {} (not on biases and norms), clipping at {}",
+                trainer.optim,
+                trainer.adam_beta1,
+                trainer.adam_beta2,
+                trainer.adam_epsilon,
+                trainer.weight_decay,
+                if trainer.max_grad_norm > 0.0 { trainer.max_grad_norm.to_string() } else { "nothing".into() }
+            ),
+        );
+        let mib = |bytes: u64| format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20));
+        line(
+            "memory",
+            format!(
+                "about {} = weights {} + gradients {} + optimizer {} + activations {}",
+                mib(self.memory.total()),
+                mib(self.memory.weights),
+                mib(self.memory.gradients),
+                mib(self.memory.optimizer),
+                mib(self.memory.activations)
+            ),
+        );
+        line("device", format!("{} {} ({})", self.device.kind, self.device.index, self.device.name));
+        line("active", format!("{} engine, f32, seed {}", engine(), trainer.seed));
+        line(
+            "logs",
+            format!(
+                "every {} steps; evaluation: {}",
+                self.logging_steps,
+                match trainer.eval_strategy {
+                    crate::config::EvalStrategy::Steps => format!("every {} steps and at the end", self.eval_steps),
+                    crate::config::EvalStrategy::Epoch => "every epoch and at the end".into(),
+                    crate::config::EvalStrategy::No => "never".into(),
+                }
+            ),
+        );
+        line("output", self.config.run.output_dir.display().to_string());
+        text
+    }
+
+    /// The learning rate at the first, the peak and the last step, and at quarters.
+    fn curve(&self) -> String {
+        let total = self.steps.total;
+        let mut steps =
+            vec![0, self.schedule.warmup_steps(), total / 4, total / 2, total * 3 / 4, total.saturating_sub(1)];
+        steps.retain(|step| *step < total);
+        steps.sort_unstable();
+        steps.dedup();
+        let points = steps.iter().map(|step| format!("{:.3e} at step {}", self.schedule.lr(*step), step + 1));
+        points.collect::<Vec<_>>().join(", ")
+    }
+
+    /// The text of `plan.toml`: a config file with every default explicit, from which the run can be repeated, under a
+    /// comment with what was derived from it.
+    ///
+    /// # Errors
+    /// A value that TOML cannot hold.
+    pub fn to_toml(&self) -> Result<String> {
+        let mut text =
+            String::from("# What this run does, resolved. A config file: `kiln train` repeats the run from it.\n");
+        for line in self.describe().lines() {
+            writeln!(text, "# {line}").expect("writing to a String cannot fail");
+        }
+        writeln!(text, "# kiln {}\n", env!("CARGO_PKG_VERSION")).expect("writing to a String cannot fail");
+        Ok(text + &self.config.to_toml()?)
+    }
+}
+
+/// `1234567` as `1,234,567`.
+fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);
+    groups.collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::thousands;
+
+    #[test]
+    fn numbers_are_grouped() {
+        assert_eq!([0, 999, 1000, 1_234_567].map(thousands), ["0", "999", "1,000", "1,234,567"]);
+    }
+}
