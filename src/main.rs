@@ -1,2 +1,2 @@
 //! k
-fn main() {}
+fn main(){}
