@@ -1,5 +1,5 @@
-//! The rules that a config must keep whatever the model and the data turn out to be: ranges of values, and settings that
-//! exclude or need each other. What depends on files, the model or the device is checked by the plan.
+//! The rules that a config must keep whatever the model and the data turn out to be: ranges of values, and settings
+//! that exclude or need each other. What depends on files, the model or the device is checked by the plan.
 
 use toml::Value;
 
@@ -157,7 +157,8 @@ fn trainer(trainer: &TrainerSection) -> Checked {
     ];
     let mut given = lengths.iter().filter_map(|(key, given)| given.then_some(*key));
     if let (Some(first), Some(second)) = (given.next(), given.next()) {
-        return Err(two_ways(second, first, "both set the length of the run (max_minutes may join either)"));
+        let help = "both set the length of the run; -1 takes one back, also by --set (max_minutes may join either)";
+        return Err(two_ways(second, first, help));
     }
     if let Some(steps) = trainer.max_steps {
         at_least("trainer.max_steps", steps, 1)?;

@@ -1,5 +1,6 @@
-//! From text to a checked table: parses TOML, remembers on which line every key stands, lays `--set` overrides on top, puts
-//! older spellings under their present names and refuses keys that no section has. What comes out is given to serde.
+//! From text to a checked table: parses TOML, remembers on which line every key stands, lays `--set` overrides on top,
+//! puts older spellings under their present names and refuses keys that no section has. What comes out is given to
+//! serde.
 
 use std::collections::HashMap;
 
@@ -68,7 +69,8 @@ enum Place {
 }
 
 impl Document {
-    /// Parses `text`, which came from `origin` (a file name, for messages), and lays `overrides` (`section.key=value`) on top.
+    /// Parses `text`, which came from `origin` (a file name, for messages), and lays `overrides` (`section.key=value`)
+    /// on top.
     pub(crate) fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Self> {
         let lines = Self::lines(text).map_err(|error| {
             Error::config(format!("{origin}: {}", error.to_string().trim_end()))
@@ -225,7 +227,7 @@ impl Document {
 
     /// Reads the table into the config, naming key, expectation and value where it does not fit.
     pub(crate) fn read(&self) -> Result<RunConfig> {
-        if !self.table.get("data").is_some_and(|data| data.get("task").is_some()) {
+        if self.table.get("data").is_none_or(|data| data.get("task").is_none()) {
             let complaint = Complaint::new("data.task", "required, and not given");
             let tasks = crate::task::Task::ALL.map(|task| task.to_string()).join(", ");
             return Err(self.locate(complaint.help(format!("add task under [data]: one of {tasks}"))));
@@ -291,8 +293,8 @@ fn unknown_section(name: &str) -> Complaint {
     }
 }
 
-/// The complaint about a key that `section` does not have: the nearest known name and the list. For `[model]`, whose further
-/// keys only the models know, the caller gives that list.
+/// The complaint about a key that `section` does not have: the nearest known name and the list. For `[model]`, whose
+/// further keys only the models know, the caller gives that list.
 pub(crate) fn unknown_key(section: &str, key: &str, known: &[&str]) -> Complaint {
     let complaint = Complaint::new(&format!("{section}.{key}"), "unknown key");
     let list = format!("[{section}] has {}", known.join(", "));

@@ -1,6 +1,6 @@
-//! Hugging Face's names in `[trainer]`: spellings of earlier releases that become today's, arguments that have their place
-//! in another section, and arguments that this version does not honour, each refused with the way out. The list is
-//! `TrainingArguments` of transformers 5.23, and of 4.x where a script may still carry a name from there.
+//! Hugging Face's names in `[trainer]`: spellings of earlier releases that become today's, arguments that have their
+//! place in another section, and arguments that this version does not honour, each refused with the way out. The list
+//! is `TrainingArguments` of transformers 5.23, and of 4.x where a script may still carry a name from there.
 
 use toml::Value;
 

@@ -1,8 +1,9 @@
-//! What a run was asked to do: the config file as serde structs, read, checked and written back. It mirrors the file and
-//! derives nothing: steps, shapes and devices are the plan's. A component receives its own section, never [`RunConfig`].
+//! What a run was asked to do: the config file as serde structs, read, checked and written back. It mirrors the file
+//! and derives nothing: steps, shapes and devices are the plan's. A component receives its own section, never
+//! [`RunConfig`].
 //!
-//! Defaults are Hugging Face's and stand in the `Default` implementations of the sections. Every mistake is one error with
-//! the file, the line, the key, what was expected and what was given.
+//! Defaults are Hugging Face's and stand in the `Default` implementations of the sections. Every mistake is one error
+//! with the file, the line, the key, what was expected and what was given.
 
 mod builder;
 mod check;
@@ -56,14 +57,14 @@ impl RunConfig {
     /// Reads and checks a config file.
     ///
     /// # Errors
-    /// A config error for a file that is missing, not UTF-8 or not TOML, an unknown key, a wrong type or a value that makes
-    /// no sense; an io error when the system refuses to read it.
+    /// A config error for a file that is missing, not UTF-8 or not TOML, an unknown key, a wrong type or a value that
+    /// makes no sense; an io error when the system refuses to read it.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         Self::load_with(path, &[])
     }
 
-    /// [`load`](Self::load) with `section.key=value` overrides laid on top, later ones over earlier ones. The value is TOML,
-    /// so lists and tables work; what is not valid TOML is a string.
+    /// [`load`](Self::load) with `section.key=value` overrides laid on top, later ones over earlier ones. The value is
+    /// TOML, so lists and tables work; what is not valid TOML is a string.
     ///
     /// # Errors
     /// As [`load`](Self::load), and for an override that has another form.
@@ -121,8 +122,8 @@ impl RunConfig {
     }
 }
 
-/// The error for a key that `[section]` does not have, with the nearest of the `known` names. The models use it for their
-/// fields in `[model]`.
+/// The error for a key that `[section]` does not have, with the nearest of the `known` names. The models use it for
+/// their fields in `[model]`.
 pub fn unknown_key(section: &str, key: &str, known: &[&str]) -> Error {
     document::unknown_key(section, key, known).into()
 }

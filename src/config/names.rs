@@ -1,10 +1,12 @@
-//! The settings that are one name out of a few: each an enum with its spelling in a file, the list of all spellings and an
-//! error with the nearest one. Values that are known but that this version cannot do are refused here, with the reason.
+//! The settings that are one name out of a few: each an enum with its spelling in a file, the list of all spellings and
+//! an error with the nearest one. Values that are known but that this version cannot do are refused here, with the
+//! reason.
 
 use crate::error::{Error, nearest};
 
-/// Declares an enum whose values are names in a config file: `ALL`, `as_str`, `Display`, `FromStr` and serde, all from one
-/// list. The optional function sees names that are not in the list: synonyms it maps, names with a reason it refuses.
+/// Declares an enum whose values are names in a config file: `ALL`, `as_str`, `Display`, `FromStr` and serde, all from
+/// one list. The optional function sees names that are not in the list: synonyms it maps, names with a reason it
+/// refuses.
 macro_rules! names {
     ($(#[$meta:meta])* $name:ident ($what:literal $(, $special:path)?) {
         $($(#[$value_meta:meta])* $value:ident = $text:literal),+ $(,)?

@@ -72,13 +72,13 @@ names! {
     }
 }
 
-/// `[trainer.lr_scheduler_kwargs]`: a schedule's own arguments. [`SchedulerType::kwargs`] says which schedule takes which;
-/// one that the schedule does not take is refused.
+/// `[trainer.lr_scheduler_kwargs]`: a schedule's own arguments. [`SchedulerType::kwargs`] says which schedule takes
+/// which; one that the schedule does not take is refused.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SchedulerKwargs {
-    /// Waves of the cosine: 0.5 is the fall from the peak to the end (the default); for `cosine_with_restarts` the number
-    /// of restarts (default 1).
+    /// Waves of the cosine: 0.5 is the fall from the peak to the end (the default); for `cosine_with_restarts` the
+    /// number of restarts (default 1).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_cycles: Option<f64>,
     /// Degree of the polynomial (default 1).
@@ -93,7 +93,8 @@ pub struct SchedulerKwargs {
     /// The same as a part of `learning_rate`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_lr_rate: Option<f64>,
-    /// Where the warm-up of `cosine_warmup_with_min_lr` starts, as a part of `learning_rate` (default one step's worth).
+    /// Where the warm-up of `cosine_warmup_with_min_lr` starts, as a part of `learning_rate` (default one step's
+    /// worth).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warmup_lr_rate: Option<f64>,
     /// Time scale of `inverse_sqrt` in steps (default `warmup_steps`, or 10,000 without warm-up).

@@ -1,5 +1,5 @@
-//! The sections of a config file except `[trainer]`: one struct each, one field per key. A field's doc says what it means
-//! and its default; the default itself stands in the `Default` implementation below the struct and nowhere else.
+//! The sections of a config file except `[trainer]`: one struct each, one field per key. A field's doc says what it
+//! means and its default; the default itself stands in the `Default` implementation below the struct and nowhere else.
 
 use std::path::PathBuf;
 
@@ -33,14 +33,15 @@ pub struct ModelSection {
     /// The family. Required unless `from` is given, whose `config.json` says it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<ModelKind>,
-    /// A pretrained folder, or a hub id as `ID` or `ID@REVISION`. Default: weights are drawn at random. Not with `size`.
+    /// A pretrained folder, or a hub id as `ID` or `ID@REVISION`. Default: weights are drawn at random. Not with
+    /// `size`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
     /// A preset of the family, such as `small` or `base`. Default: Hugging Face's default shape of the family.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<String>,
-    /// Every other key of the section, in the order of the file: fields of the model's Hugging Face `config.json`, which
-    /// override the preset or the pretrained folder. Their names and types are checked where the model is built.
+    /// Every other key of the section, in the order of the file: fields of the model's Hugging Face `config.json`,
+    /// which override the preset or the pretrained folder. Their names and types are checked where the model is built.
     #[serde(flatten)]
     pub fields: Table,
 }
@@ -83,7 +84,8 @@ pub struct DataSection {
     /// The training data: paths, globs, `~`, `${VAR:-default}`; a list, or one string. Required.
     #[serde(deserialize_with = "strings")]
     pub train: Vec<String>,
-    /// The validation data: files likewise, or a share of the training documents such as `"2%"` or `0.02`. Default: none.
+    /// The validation data: files likewise, or a share of the training documents such as `"2%"` or `0.02`. Default:
+    /// none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation: Option<Validation>,
     /// Tokens per sample. Default: the model's number of positions, at most 1024.
@@ -130,7 +132,8 @@ fn task<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Task, D::Error> {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TokenizerSection {
-    /// A folder or hub id with `tokenizer.json`, `vocab.json` + `merges.txt` or `vocab.txt`. Not with `train_vocab_size`.
+    /// A folder or hub id with `tokenizer.json`, `vocab.json` + `merges.txt` or `vocab.txt`. Not with
+    /// `train_vocab_size`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
     /// Learns a byte-level BPE of this many tokens from the training text.
@@ -167,8 +170,9 @@ impl Default for DeviceSection {
     }
 }
 
-/// `[generation]`: a sample of text written when training ends; only for causal language models. Left out: no sample. Names
-/// and defaults are those of Hugging Face's `GenerationConfig`, except that Kiln samples unless the temperature is 0.
+/// `[generation]`: a sample of text written when training ends; only for causal language models. Left out: no sample.
+/// Names and defaults are those of Hugging Face's `GenerationConfig`, except that Kiln samples unless the temperature
+/// is 0.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GenerationSection {

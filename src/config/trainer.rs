@@ -1,25 +1,25 @@
-//! `[trainer]`: the hyperparameters, by the names and with the defaults of Hugging Face's `TrainingArguments`. Spellings of
-//! earlier releases and the arguments that are not honoured are in `hugging_face.rs`.
+//! `[trainer]`: the hyperparameters, by the names and with the defaults of Hugging Face's `TrainingArguments`.
+//! Spellings of earlier releases and the arguments that are not honoured are in `hugging_face.rs`.
 
 use serde::{Deserialize, Serialize};
 
 use super::names::{EvalStrategy, OptimizerName};
 use super::scheduler::{SchedulerKwargs, SchedulerType};
-use super::values::{StepsOrRatio, count, count_or_minus_one, some_count};
+use super::values::{StepsOrRatio, count, count_or_minus_one, number_or_minus_one, some_count};
 
-/// `[trainer]`: how the model is trained. At most one of `max_steps`, `num_train_epochs` and `max_tokens` is given; it sets
-/// the length of the run and of the learning-rate schedule.
+/// `[trainer]`: how the model is trained. At most one of `max_steps`, `num_train_epochs` and `max_tokens` is given; it
+/// sets the length of the run and of the learning-rate schedule.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TrainerSection {
-    /// Length of the run in optimizer steps; -1 means not given. Default: not given.
+    /// Length of the run in optimizer steps; -1 means not given, here and in the two below. Default: not given.
     #[serde(deserialize_with = "count_or_minus_one", skip_serializing_if = "Option::is_none")]
     pub max_steps: Option<usize>,
     /// Length of the run in passes over the training data, with fractions. Default: 3.0 when no length is given.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "number_or_minus_one", skip_serializing_if = "Option::is_none")]
     pub num_train_epochs: Option<f64>,
     /// Length of the run in training tokens. Default: not given.
-    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "count_or_minus_one", skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u64>,
     /// Stops the run after this many minutes if it has not ended by then; may join any length. It does not shape the
     /// schedule, so that the learning rate stays a function of the step. Default: no limit.
@@ -52,8 +52,8 @@ pub struct TrainerSection {
     pub max_grad_norm: f64,
     /// The optimizer. Default: `adamw_torch`.
     pub optim: OptimizerName,
-    /// A log row every so many steps, or below 1 a ratio of the run. Default: chosen from the length of the run (at most
-    /// Hugging Face's 500, and at least 20 rows).
+    /// A log row every so many steps, or below 1 a ratio of the run. Default: chosen from the length of the run (at
+    /// most Hugging Face's 500, and at least 20 rows).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logging_steps: Option<StepsOrRatio>,
     /// Logs step 1 too. Default: false.

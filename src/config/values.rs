@@ -1,13 +1,14 @@
-//! Values with more than one spelling in a file: whole numbers that may be written `1e3`, a list that may be one string, a
-//! number of steps that may be a ratio, validation data that may be a share. The sections use them; nothing here knows keys.
+//! Values with more than one spelling in a file: whole numbers that may be written `1e3`, a list that may be one
+//! string, a number of steps that may be a ratio, validation data that may be a share. The sections use them; nothing
+//! here knows keys.
 
 use std::fmt;
 
 use serde::de::{Error as _, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A number of optimizer steps, or a ratio of the run's length: Hugging Face's reading of `warmup_steps`, `logging_steps`
-/// and `eval_steps`, where a value below 1 is a ratio.
+/// A number of optimizer steps, or a ratio of the run's length: Hugging Face's reading of `warmup_steps`,
+/// `logging_steps` and `eval_steps`, where a value below 1 is a ratio.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum StepsOrRatio {
     /// So many optimizer steps.
@@ -97,7 +98,8 @@ impl<'de> Deserialize<'de> for StepsOrRatio {
 /// Where validation data comes from.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Validation {
-    /// This share of the training documents, above 0 and below 1, split off deterministically. Written `"2%"` or `0.02`.
+    /// This share of the training documents, above 0 and below 1, split off deterministically. Written `"2%"` or
+    /// `0.02`.
     Share(f64),
     /// Files of their own: paths, globs, `~`, `${VAR:-default}`.
     Files(Vec<String>),
@@ -180,7 +182,11 @@ pub(crate) fn some_count<'de, D: Deserializer<'de>, T: TryFrom<u64>>(deserialize
 }
 
 /// [`some_count`] where -1 means absent, as Hugging Face writes `max_steps`.
-pub(crate) fn count_or_minus_one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D::Error> {
+pub(crate) fn count_or_minus_one<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: TryFrom<u64>,
+{
     struct Reader;
     impl Visitor<'_> for Reader {
         type Value = Option<u64>;
@@ -205,7 +211,12 @@ pub(crate) fn count_or_minus_one<'de, D: Deserializer<'de>>(deserializer: D) -> 
     }
     let value = deserializer.deserialize_any(Reader)?;
     let too_large = |value: u64| D::Error::custom(format!("{value} is too large for this machine"));
-    value.map(|value| usize::try_from(value).map_err(|_| too_large(value))).transpose()
+    value.map(|value| T::try_from(value).map_err(|_| too_large(value))).transpose()
+}
+
+/// A number where -1 means absent.
+pub(crate) fn number_or_minus_one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    f64::deserialize(deserializer).map(|value| (value != -1.0).then_some(value))
 }
 
 struct CountReader;

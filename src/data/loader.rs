@@ -99,7 +99,7 @@ impl Loader {
     ///
     /// # Errors
     /// Data that cannot be read; a worker that failed.
-    pub fn next(&mut self) -> Result<Option<LoadedBatch>> {
+    pub fn next_batch(&mut self) -> Result<Option<LoadedBatch>> {
         let started = Instant::now();
         let next = self.take();
         self.waited += started.elapsed();
@@ -245,7 +245,7 @@ mod tests {
     }
 
     fn take(loader: &mut Loader, n: usize) -> Vec<LoadedBatch> {
-        (0..n).map(|_| loader.next().unwrap().unwrap()).collect()
+        (0..n).map(|_| loader.next_batch().unwrap().unwrap()).collect()
     }
 
     #[test]
@@ -268,13 +268,13 @@ mod tests {
     fn one_pass_sees_every_example_once_and_ends() {
         let mut loader = Loader::new(Arc::new(Numbers(10)), options(2, false)).unwrap();
         let mut seen = Vec::new();
-        while let Some(loaded) = loader.next().unwrap() {
+        while let Some(loaded) = loader.next_batch().unwrap() {
             let crate::data::Labels::Classes(classes) = loaded.batch.labels else { panic!("classes expected") };
             seen.extend(classes);
         }
         seen.sort_unstable();
         assert_eq!(seen, (0..10).collect::<Vec<_>>());
-        assert!(Loader::new(Arc::new(Numbers(10)), options(0, false)).unwrap().next().unwrap().is_some());
+        assert!(Loader::new(Arc::new(Numbers(10)), options(0, false)).unwrap().next_batch().unwrap().is_some());
     }
 
     #[test]
@@ -305,7 +305,7 @@ mod tests {
     fn an_error_of_the_worker_arrives() {
         let mut loader = Loader::new(Arc::new(Numbers(100)), options(2, false)).unwrap();
         let error = loop {
-            match loader.next() {
+            match loader.next_batch() {
                 Ok(Some(_)) => {}
                 Ok(None) => panic!("example 99 was never read"),
                 Err(error) => break error,

@@ -118,7 +118,7 @@ impl Tokenizer {
         inner
             .train(&mut wrapped, texts.into_iter())
             .map_err(|error| Error::data(format!("learning the tokenizer failed: {error}")))?;
-        Self::wrap(inner.into())
+        Self::wrap(inner)
     }
 
     fn wrap(inner: tokenizers::Tokenizer) -> Result<Self> {

@@ -1,6 +1,6 @@
 //! The learning rate of every optimizer step, as a pure function: Hugging Face's schedules, formula by formula
-//! (transformers 5.23, `optimization.py`), checked against values computed there. It holds no state, so a resumed run has
-//! nothing to restore. The plan builds one, prints its curve, and the trainer asks it once per step.
+//! (transformers 5.23, `optimization.py`), checked against values computed there. It holds no state, so a resumed run
+//! has nothing to restore. The plan builds one, prints its curve, and the trainer asks it once per step.
 
 use std::f64::consts::PI;
 
@@ -53,12 +53,12 @@ enum Shape {
 }
 
 impl Schedule {
-    /// The schedule `kind` with peak `base_lr` over `total_steps` optimizer steps, of which the first `warmup_steps` warm up
-    /// (a ratio is resolved by [`StepsOrRatio::resolve`](crate::config::StepsOrRatio::resolve)).
+    /// The schedule `kind` with peak `base_lr` over `total_steps` optimizer steps, of which the first `warmup_steps`
+    /// warm up (a ratio is resolved by [`StepsOrRatio::resolve`](crate::config::StepsOrRatio::resolve)).
     ///
     /// # Errors
-    /// A config error when the peak is not a number above 0, the run has no steps, the warm-up is longer than the run or
-    /// given to `constant`, or `kwargs` do not fit the schedule.
+    /// A config error when the peak is not a number above 0, the run has no steps, the warm-up is longer than the run
+    /// or given to `constant`, or `kwargs` do not fit the schedule.
     pub fn new(
         kind: SchedulerType,
         base_lr: f64,
@@ -126,8 +126,8 @@ impl Schedule {
         Ok(Self { kind, base_lr, warmup_steps, total_steps, shape })
     }
 
-    /// The learning rate of the optimizer step that follows `step` completed ones. The first step asks for `lr(0)`, which is
-    /// 0 under a linear warm-up, as in Hugging Face's Trainer.
+    /// The learning rate of the optimizer step that follows `step` completed ones. The first step asks for `lr(0)`,
+    /// which is 0 under a linear warm-up, as in Hugging Face's Trainer.
     pub fn lr(&self, step: usize) -> f64 {
         self.base_lr * self.factor(step)
     }

@@ -61,7 +61,7 @@ pub fn evaluate(
     let (mut loss, mut correct, mut count, mut samples, mut batches) = (0.0, 0.0, 0usize, 0, 0);
     let mut pending: Vec<Tensor<1>> = Vec::new(); // loss and number of right predictions, in turn
     loop {
-        let loaded = loader.next()?;
+        let loaded = loader.next_batch()?;
         if let Some(loaded) = &loaded {
             let batch = DeviceBatch::new(task, &loaded.batch, device)?;
             let logits = model.forward(batch.input.clone(), false);

@@ -136,7 +136,7 @@ impl Trainer {
             let (mut count, mut step_tokens) = (0, 0);
             let mut epoch_ended = false;
             for micro in 0..accumulation {
-                let Some(loaded) = loader.next()? else { break };
+                let Some(loaded) = loader.next_batch()? else { break };
                 self.device.seed(seed_for(trainer.seed, "dropout", progress.step, micro as u64));
                 let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.device)?;
                 let loss = batch.loss(self.model.forward(batch.input.clone(), true))?;
