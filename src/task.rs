@@ -67,6 +67,21 @@ impl Task {
         }
     }
 
+    /// What the loss sum of an optimizer step of `micro_batches` micro-batches with `num_labels` valid labels is divided
+    /// by, as `transformers` 5.23's Trainer does it, whose loss and gradient norm Kiln reproduces:
+    /// - language models: the valid labels of all micro-batches (`num_items_in_batch`), of which the Trainer counts the
+    ///   first of each GPT-2 row too, although nothing predicts it;
+    /// - the others: the labels of one micro-batch, because their models take the mean of each micro-batch and the Trainer
+    ///   adds these means up. With accumulation their loss is that many times the mean.
+    pub fn step_divisor(self, num_labels: usize, micro_batches: usize) -> f64 {
+        match self {
+            Self::Clm | Self::Mlm => num_labels as f64,
+            Self::SequenceClassification | Self::Regression | Self::QuestionAnswering => {
+                num_labels as f64 / micro_batches as f64
+            }
+        }
+    }
+
     /// Whether the loss is a mean negative log-likelihood of tokens, whose exponential is the perplexity.
     pub fn has_perplexity(self) -> bool {
         matches!(self, Self::Clm | Self::Mlm)
@@ -91,8 +106,11 @@ pub struct DeviceBatch {
     pub input: ModelInput,
     /// What the loss compares with; none when the batch has no labels.
     pub targets: Option<Targets>,
-    /// How many terms the loss sum has: valid tokens, rows or spans. Known on the host, so no step reads it back.
+    /// How many terms the loss sum has: predicted tokens, rows or spans. Known on the host, so no step reads it back.
     pub count: usize,
+    /// How many labels are valid. For `clm` these are more than the terms: the first token of a row has a label, but
+    /// nothing before it predicts it.
+    pub num_labels: usize,
 }
 
 /// Labels on the device.
@@ -151,6 +169,10 @@ impl DeviceBatch {
                 return Err(Error::data(format!("the labels of this batch are not those of the task {task}")));
             }
         };
+        let num_labels = match &batch.labels {
+            Labels::Tokens(labels) => labels.iter().filter(|&&label| label != IGNORED).count(),
+            _ => count,
+        };
         let last_token = attention_mask.map(|mask| {
             let last = mask.chunks(batch.seq_len).map(|row| row.iter().rposition(|&attended| attended).unwrap_or(0));
             let last = last.map(|index| index as i32).collect::<Vec<_>>();
@@ -162,7 +184,7 @@ impl DeviceBatch {
             token_type_ids: batch.token_type_ids.as_deref().map(ids),
             last_token,
         };
-        Ok(Self { input, targets, count })
+        Ok(Self { input, targets, count, num_labels })
     }
 
     /// The loss sum of `logits` against this batch's targets.

@@ -18,10 +18,10 @@ pub fn global_norm<M: Module>(model: &M, grads: &GradientsParams) -> Tensor<1> {
 
 /// The factor that turns summed gradients into the clipped mean gradient, and the norm of the mean before clipping.
 ///
-/// With `max_norm` the factor is `min(1, max_norm / (norm + 1e-6)) / count` (`torch.nn.utils.clip_grad_norm_`), without it
-/// `1 / count`. Both are `[1]` on the device.
-pub fn scale_and_norm(sum_norm: Tensor<1>, count: usize, max_norm: Option<f64>) -> (Tensor<1>, Tensor<1>) {
-    let per_term = 1.0 / count as f64;
+/// With `max_norm` the factor is `min(1, max_norm / (norm + 1e-6)) / divisor` (`torch.nn.utils.clip_grad_norm_`), without
+/// it `1 / divisor`. Both are `[1]` on the device.
+pub fn scale_and_norm(sum_norm: Tensor<1>, divisor: f64, max_norm: Option<f64>) -> (Tensor<1>, Tensor<1>) {
+    let per_term = 1.0 / divisor;
     let norm = sum_norm * per_term;
     let scale = match max_norm {
         Some(max_norm) => ((norm.clone() + 1e-6).recip() * max_norm).clamp_max(1.0) * per_term,

@@ -133,7 +133,7 @@ impl Trainer {
             // One optimizer step: up to `accumulation` micro-batches, fewer at the end of an epoch.
             let mut accumulator = GradientsAccumulator::new();
             let mut loss_sum: Option<Tensor<1>> = None;
-            let (mut count, mut step_tokens) = (0, 0);
+            let (mut num_labels, mut micro_batches, mut step_tokens) = (0, 0, 0);
             let mut epoch_ended = false;
             for micro in 0..accumulation {
                 let Some(loaded) = loader.next_batch()? else { break };
@@ -147,7 +147,8 @@ impl Trainer {
                     Some(total) => total + sum,
                     None => sum,
                 });
-                count += loss.count;
+                num_labels += batch.num_labels;
+                micro_batches += 1;
                 step_tokens += loaded.batch.num_tokens as u64;
                 progress.samples += loaded.batch.rows as u64;
                 progress.epoch = loaded.epoch_progress;
@@ -156,18 +157,19 @@ impl Trainer {
                     break;
                 }
             }
-            let (Some(loss_sum), true) = (loss_sum, count > 0) else {
+            let (Some(loss_sum), true) = (loss_sum, num_labels > 0) else {
                 return Err(Error::data(format!("step {}: no label of the batch is valid", progress.step + 1))
                     .help("every optimizer step needs at least one label that is not -100"));
             };
 
             // Divide once, clip by the global norm, update.
             let grads = accumulator.grads();
-            let (scale, grad_norm) = scale_and_norm(global_norm(&self.model, &grads), count, clip);
+            let divisor = self.plan.task.step_divisor(num_labels, micro_batches);
+            let (scale, grad_norm) = scale_and_norm(global_norm(&self.model, &grads), divisor, clip);
             let lr = self.plan.schedule.lr(progress.step as usize);
             let model = self.model.clone();
             self.model = self.optimizer.step(model, grads, &scale, lr);
-            let loss = loss_sum * (1.0 / count as f64);
+            let loss = loss_sum * (1.0 / divisor);
             loss_total = Some(match loss_total {
                 Some(total) => total + loss.clone(),
                 None => loss.clone(),

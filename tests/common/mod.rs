@@ -1,0 +1,82 @@
+//! What the tests of the binary share: running it, and comparing its files with the fixtures.
+#![allow(dead_code, clippy::unwrap_used)] // every test binary uses a part of it
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// The binary, with a cache of its own so that tests do not see the user's, and no network.
+pub fn kiln(folder: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
+    command.current_dir(folder).env("KILN_CACHE", folder.join("kiln-cache"));
+    command.env("HF_HOME", folder.join("hf-home")).env("HF_HUB_OFFLINE", "1");
+    command
+}
+
+/// Runs the binary and expects success; its stdout.
+pub fn succeeds(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}\n{}", text(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Runs the binary and expects an error: the exit code, every part of the message, no panic.
+pub fn fails(command: &mut Command, code: i32, parts: &[&str]) {
+    let output = command.output().unwrap();
+    let all = text(&output);
+    assert_eq!(output.status.code(), Some(code), "{command:?}\n{all}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.starts_with("error: "), "{command:?}\n{all}");
+    assert!(!stderr.contains("panicked"), "{command:?}\n{all}");
+    for part in parts {
+        assert!(stderr.contains(part), "{command:?}\nexpected {part:?} in\n{all}");
+    }
+}
+
+pub fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+pub fn fixture(case: &str) -> PathBuf {
+    // Other cases of the same form can be tried by naming their folder.
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/oracle");
+    std::env::var_os("KILN_ORACLE").map_or(own, PathBuf::from).join(case)
+}
+
+pub fn json(path: &Path) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// Every tensor of a safetensors file, with its shape, as f32.
+pub fn tensors(path: &Path) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
+    let bytes = std::fs::read(path).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let read = |view: safetensors::tensor::TensorView<'_>| {
+        let values = view.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        (view.shape().to_vec(), values)
+    };
+    file.tensors().into_iter().map(|(name, view)| (name, read(view))).collect()
+}
+
+/// Rows of a run's `metrics.jsonl`.
+pub fn rows(run: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
+}
+
+/// Rows of the training steps alone.
+pub fn train_rows(run: &Path) -> Vec<Value> {
+    rows(run).into_iter().filter(|row| row.get("loss").is_some()).collect()
+}
+
+pub fn l2(values: impl IntoIterator<Item = f64>) -> f64 {
+    values.into_iter().map(|value| value * value).sum::<f64>().sqrt()
+}
+
+/// `|a - b| / |b|` in the L2 norm.
+pub fn relative_l2(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    l2(a.iter().zip(b).map(|(a, b)| f64::from(*a) - f64::from(*b))) / l2(b.iter().map(|b| f64::from(*b))).max(1e-30)
+}

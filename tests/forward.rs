@@ -1,0 +1,107 @@
+//! `kiln forward` against `transformers`: logits, loss and every gradient of the oracle cases
+//! (made by tests/fixtures/make_extra_oracle.py and its like; float32, no dropout).
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{fails, fixture, kiln, l2, relative_l2, succeeds, tensors};
+
+/// Logits are sums of a few dozen products of order 1, so f32 rounding leaves them equal to about 1e-6; 1e-4 is the
+/// project's promise. Losses are means of them; gradients pass through two layers more.
+const LOGITS_ABSOLUTE: f32 = 1e-4;
+const LOSS_RELATIVE: f32 = 1e-5;
+const GRADIENT_RELATIVE: f64 = 1e-3;
+/// Gradients that are zero in exact arithmetic (a key's bias shifts all scores of a row alike) are rounding noise on both
+/// sides; their norm stays below this, against norms of 1e-3 and more of all others.
+const GRADIENT_ZERO: f64 = 1e-6;
+
+fn check(case: &str, task: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let (case, out) = (fixture(case), folder.path().join("out.safetensors"));
+    let mut command = kiln(folder.path());
+    command.arg("forward").arg(case.join("model")).arg("--batch").arg(case.join("batch.json"));
+    succeeds(command.args(["--task", task, "--gradients", "--out"]).arg(&out));
+    let (got, expected) = (tensors(&out), tensors(&case.join("expected.safetensors")));
+    assert_eq!(got.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
+    for (name, (shape, values)) in &expected {
+        let (got_shape, got) = &got[name];
+        assert_eq!(got_shape, shape, "{name}");
+        if name == "loss" {
+            assert!((got[0] / values[0] - 1.0).abs() < LOSS_RELATIVE, "loss {} against {}", got[0], values[0]);
+        } else if name.ends_with("logits") {
+            let worst = got.iter().zip(values).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(worst < LOGITS_ABSOLUTE, "{name}: off by {worst}");
+        } else if l2(values.iter().map(|v| f64::from(*v))) < GRADIENT_ZERO {
+            assert!(l2(got.iter().map(|v| f64::from(*v))) < GRADIENT_ZERO, "{name}: expected zero");
+        } else {
+            let off = relative_l2(got, values);
+            assert!(off < GRADIENT_RELATIVE, "{name}: off by {off}");
+        }
+    }
+}
+
+#[test]
+fn gpt2_lm() {
+    check("gpt2-lm", "clm");
+}
+
+#[test]
+fn gpt2_lm_padded() {
+    check("gpt2-lm-padded", "clm");
+}
+
+#[test]
+fn bert_mlm() {
+    check("bert-mlm", "mlm");
+}
+
+#[test]
+fn bert_classification() {
+    check("bert-classification", "sequence-classification");
+}
+
+#[test]
+fn bert_regression() {
+    check("bert-regression", "regression");
+}
+
+#[test]
+fn bert_qa() {
+    check("bert-qa", "question-answering");
+}
+
+#[test]
+fn gpt2_classification_reads_the_last_valid_token() {
+    check("gpt2-classification", "sequence-classification");
+}
+
+#[test]
+fn gpt2_with_a_feed_forward_width_of_its_own() {
+    check("gpt2-n-inner", "clm");
+}
+
+#[test]
+fn bert_with_another_epsilon_and_more_token_types() {
+    check("bert-eps-types", "mlm");
+}
+
+#[test]
+fn bad_input_is_one_clear_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = fixture("gpt2-lm").join("model");
+    let forward = |model: &std::path::Path, batch: &str, task: &str| {
+        std::fs::write(folder.path().join("batch.json"), batch).unwrap();
+        let mut command = kiln(folder.path());
+        command.arg("forward").arg(model).args(["--batch", "batch.json", "--out", "out.safetensors", "--task", task]);
+        command
+    };
+    let batch = r#"{"input_ids": [[1, 2, 3]]}"#;
+    fails(&mut forward(&model, batch, "clmm"), 2, &["unknown task", "did you mean \"clm\"?"]);
+    fails(&mut forward(&model, batch, "mlm"), 2, &["gpt2 has no MaskedLm head"]);
+    fails(&mut forward(&model, batch, "sequence-classification"), 3, &["no head", "score.weight"]);
+    fails(&mut forward(&model, r#"{"input_ids": [[1, 999]]}"#, "clm"), 3, &["input_ids[1]", "expected 0 to 210, got 999"]);
+    fails(&mut forward(&model, "{", "clm"), 3, &["malformed JSON"]);
+    fails(forward(&model, r#"{"input_ids": [[1]], "labels": [[-100]]}"#, "clm").arg("--gradients"), 3, &["no label"]);
+    fails(&mut forward(&folder.path().join("none"), batch, "clm"), 3, &["no such file or folder", "none"]);
+    assert!(!folder.path().join("out.safetensors").exists());
+}
