@@ -225,12 +225,6 @@ fn trainer(trainer: &TrainerSection) -> Checked {
 
 fn evaluation(config: &RunConfig) -> Checked {
     let trainer = &config.trainer;
-    if trainer.eval_steps.is_some() && trainer.eval_strategy != EvalStrategy::Steps {
-        let message = format!("has no effect with eval_strategy = \"{}\"", trainer.eval_strategy);
-        return Err(
-            Complaint::new("trainer.eval_steps", message).help("set eval_strategy = \"steps\", or remove eval_steps")
-        );
-    }
     if config.data.validation.is_some() {
         return Ok(());
     }

@@ -1,0 +1,103 @@
+//! What the Trainer costs over the bare work: the same model, batches and optimizer, once as a loop of forward, backward and
+//! update with nothing else, once through `Trainer`. Alternated, medians of repeats.
+//!
+//!     cargo bench --bench loop_overhead
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use burn::optim::GradientsParams;
+use burn::tensor::Device;
+use kiln::config::{DataSection, ModelKind, ModelSection, OnExisting, Sampler, TrainerSection};
+use kiln::data::loader::{Loader, LoaderOptions};
+use kiln::optim::adamw::{AdamW, AdamWConfig};
+use kiln::optim::gradient::{global_norm, scale_and_norm};
+use kiln::task::{DeviceBatch, Task};
+use kiln::{RunConfig, RunPlan, Trainer};
+use kiln_models::Model;
+
+const STEPS: usize = 12;
+const REPEATS: usize = 7;
+
+fn main() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data.jsonl");
+    let row = |i: usize| {
+        let ids = (0..128).map(|j| ((i * 31 + j * 17) % 2048).to_string()).collect::<Vec<_>>().join(",");
+        format!("{{\"input_ids\": [{ids}]}}\n")
+    };
+    std::fs::write(&data, (0..STEPS * 8).map(row).collect::<String>()).unwrap();
+    let plan = || -> RunPlan {
+        let model = [("n_layer", 4), ("n_head", 4), ("n_embd", 256), ("n_positions", 128), ("vocab_size", 2048)];
+        let model =
+            model.into_iter().fold(ModelSection::new(ModelKind::Gpt2), |m, (field, value)| m.with(field, value));
+        RunConfig::builder(folder.path().join("run"))
+            .on_existing(OnExisting::Overwrite)
+            .model(model)
+            .data(DataSection {
+                sampler: Sampler::Sequential,
+                ..DataSection::tokenized(Task::Clm, [data.display().to_string()])
+            })
+            .trainer(TrainerSection {
+                max_steps: Some(STEPS),
+                logging_steps: Some(10.into()),
+                ..TrainerSection::default()
+            })
+            .build()
+            .unwrap()
+            .plan()
+            .unwrap()
+    };
+    let (mut bare, mut trained) = (Vec::new(), Vec::new());
+    for _ in 0..REPEATS {
+        bare.push(bare_step_ms(&plan()));
+        let mut trainer = Trainer::new(plan()).unwrap();
+        let output = trainer.train().unwrap();
+        let seconds = output.summary.get("train_runtime").unwrap();
+        trained.push(seconds * 1e3 / STEPS as f64);
+    }
+    let median = |values: &mut Vec<f64>| {
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
+    println!("bare     {bare:.1?} ms/step");
+    println!("trainer  {trained:.1?} ms/step");
+    let (bare, trained) = (median(&mut bare), median(&mut trained));
+    println!(
+        "medians of {REPEATS}, {STEPS} steps each: bare {bare:.1} ms, trainer {trained:.1} ms, ratio {:.3}",
+        trained / bare
+    );
+}
+
+/// Milliseconds a step of the bare loop.
+fn bare_step_ms(plan: &RunPlan) -> f64 {
+    let device = Device::flex().autodiff();
+    let mut model = Model::new(&plan.model_config, plan.task.head(), &device).unwrap();
+    let mut optimizer = AdamW::new(AdamWConfig::default(), &model);
+    let options = LoaderOptions {
+        batch_size: plan.batch.micro,
+        sampler: Sampler::Sequential,
+        seed: 0,
+        drop_last: false,
+        pad_id: 0,
+        pad_to: None,
+        prefetch: 0,
+        repeat: true,
+    };
+    let mut loader = Loader::new(Arc::clone(&plan.train), options).unwrap();
+    let batches = (0..STEPS).map(|_| {
+        let batch = loader.next_batch().unwrap().unwrap().batch;
+        DeviceBatch::new(plan.task, &batch, &device).unwrap()
+    });
+    let batches = batches.collect::<Vec<_>>();
+    let start = Instant::now();
+    for batch in batches {
+        let loss = batch.loss(model.forward(batch.input.clone(), true)).unwrap();
+        let grads = GradientsParams::from_grads(loss.sum.backward(), &model);
+        let (scale, _) = scale_and_norm(global_norm(&model, &grads), loss.count as f64, Some(1.0));
+        model = optimizer.step(model, grads, &scale, 1e-4);
+    }
+    device.sync().unwrap();
+    start.elapsed().as_secs_f64() * 1e3 / STEPS as f64
+}

@@ -1,0 +1,62 @@
+//! A loop of one's own from Kiln's pieces, without the Trainer: model, data, loss, gradients, schedule and optimizer, each
+//! used by itself. The task is to continue a repeating sequence.
+//!
+//!     cargo run --release --example custom_loop
+
+use burn::optim::GradientsParams;
+use burn::tensor::Device;
+use kiln::Result;
+use kiln::config::{SchedulerKwargs, SchedulerType};
+use kiln::data::{Batch, Labels};
+use kiln::execution::{read_scalars, seed_for};
+use kiln::optim::adamw::{AdamW, AdamWConfig};
+use kiln::optim::gradient::{global_norm, scale_and_norm};
+use kiln::optim::schedule::Schedule;
+use kiln::task::{DeviceBatch, Task};
+use kiln_models::config::Gpt2Config;
+use kiln_models::{Model, ModelConfig};
+
+const STEPS: usize = 50;
+const ROWS: usize = 8;
+const SEQ_LEN: usize = 16;
+const PERIOD: u64 = 7;
+
+/// Rows that count modulo [`PERIOD`], each from another start.
+fn batch(step: u64) -> Batch {
+    let start = |row| seed_for(1, "example", step, row) % PERIOD;
+    let rows = (0..ROWS as u64).flat_map(|row| (0..SEQ_LEN as u64).map(move |i| ((start(row) + i) % PERIOD) as i32));
+    let input_ids = rows.collect::<Vec<_>>();
+    Batch {
+        rows: ROWS,
+        seq_len: SEQ_LEN,
+        labels: Labels::Tokens(input_ids.clone()),
+        num_tokens: input_ids.len(),
+        input_ids,
+        attention_mask: None,
+        token_type_ids: None,
+    }
+}
+
+fn main() -> Result<()> {
+    let device = Device::flex().autodiff();
+    device.seed(1);
+    let config =
+        Gpt2Config { vocab_size: 10, n_positions: 32, n_embd: 32, n_layer: 2, n_head: 2, ..Default::default() };
+    let mut model = Model::new(&ModelConfig::Gpt2(config), Task::Clm.head(), &device)?;
+    let mut optimizer = AdamW::new(AdamWConfig { weight_decay: 0.01, ..AdamWConfig::default() }, &model);
+    let schedule = Schedule::new(SchedulerType::Cosine, 1e-2, 5, STEPS, &SchedulerKwargs::default())?;
+
+    for step in 0..STEPS {
+        let batch = DeviceBatch::new(Task::Clm, &batch(step as u64), &device)?;
+        let logits = model.forward(batch.input.clone(), true);
+        let loss = batch.loss(logits)?; // a sum and a count
+        let grads = GradientsParams::from_grads(loss.sum.backward(), &model);
+        let (scale, norm) = scale_and_norm(global_norm(&model, &grads), loss.count as f64, Some(1.0));
+        model = optimizer.step(model, grads, &scale, schedule.lr(step));
+        if (step + 1) % 10 == 0 {
+            let values = read_scalars(vec![loss.sum.inner(), norm])?; // the only values that leave the device
+            println!("step {:2}: loss {:.4}, gradient norm {:.3}", step + 1, values[0] / loss.count as f64, values[1]);
+        }
+    }
+    Ok(())
+}
