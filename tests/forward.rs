@@ -99,7 +99,11 @@ fn bad_input_is_one_clear_error() {
     fails(&mut forward(&model, batch, "clmm"), 2, &["unknown task", "did you mean \"clm\"?"]);
     fails(&mut forward(&model, batch, "mlm"), 2, &["gpt2 has no MaskedLm head"]);
     fails(&mut forward(&model, batch, "sequence-classification"), 3, &["no head", "score.weight"]);
-    fails(&mut forward(&model, r#"{"input_ids": [[1, 999]]}"#, "clm"), 3, &["input_ids[1]", "expected 0 to 210, got 999"]);
+    fails(
+        &mut forward(&model, r#"{"input_ids": [[1, 999]]}"#, "clm"),
+        3,
+        &["input_ids[1]", "expected 0 to 210, got 999"],
+    );
     fails(&mut forward(&model, "{", "clm"), 3, &["malformed JSON"]);
     fails(forward(&model, r#"{"input_ids": [[1]], "labels": [[-100]]}"#, "clm").arg("--gradients"), 3, &["no label"]);
     fails(&mut forward(&folder.path().join("none"), batch, "clm"), 3, &["no such file or folder", "none"]);

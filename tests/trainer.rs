@@ -40,8 +40,7 @@ fn check(case: &str, kind: &str, task: &str) {
             assert!((got / expected - 1.0).abs() < RELATIVE, "{name}: {got} against {expected}");
         }
     }
-    let (got, expected) =
-        (tensors(&run.join("model/model.safetensors")), tensors(&case.join("final.safetensors")));
+    let (got, expected) = (tensors(&run.join("model/model.safetensors")), tensors(&case.join("final.safetensors")));
     assert_eq!(got.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
     for (name, (shape, values)) in &expected {
         assert_eq!(&got[name].0, shape, "{name}");

@@ -6,9 +6,17 @@ use crate::common::place::Place;
 #[test]
 fn unknown_keys_and_sections_get_a_suggestion() {
     let place = Place::new();
-    place.refused_lines("lerning_rate = 1e-3", &["bad.toml:", "trainer.lerning_rate: unknown key", "did you mean `learning_rate`?"]);
+    place.refused_lines(
+        "lerning_rate = 1e-3",
+        &["bad.toml:", "trainer.lerning_rate: unknown key", "did you mean `learning_rate`?"],
+    );
     place.refused_lines("[devise]\nkind = \"cpu\"", &["devise: unknown section", "did you mean [device]?"]);
-    place.refused("text.toml", &["data.blocksize=8"], 2, &["data.blocksize: unknown key", "did you mean `block_size`?"]);
+    place.refused(
+        "text.toml",
+        &["data.blocksize=8"],
+        2,
+        &["data.blocksize: unknown key", "did you mean `block_size`?"],
+    );
     place.refused("text.toml", &["model.n_layers=2"], 2, &["n_layers", "unknown", "did you mean \"n_layer\"?"]);
     place.refused("text.toml", &["model.zzz=2"], 2, &["unknown field \"zzz\" for gpt2", "Known fields: vocab_size"]);
     place.refused("text.toml", &["trainer.fp16=true"], 2, &["`fp16` is not supported", "f32"]);
@@ -17,16 +25,19 @@ fn unknown_keys_and_sections_get_a_suggestion() {
 #[test]
 fn wrong_types() {
     let place = Place::new();
-    place.refused_lines("logging_steps = \"many\"", &["bad.toml:", "trainer.logging_steps: expected a whole number", "\"many\""]);
+    place.refused_lines(
+        "logging_steps = \"many\"",
+        &["bad.toml:", "trainer.logging_steps: expected a whole number", "\"many\""],
+    );
     for (set, parts) in [
         ("trainer.max_steps=2.5", ["trainer.max_steps: expected a whole number", "2.5"]),
         ("trainer.learning_rate=fast", ["trainer.learning_rate: expected a number", "\"fast\""]),
         ("trainer.eval_on_start=1", ["trainer.eval_on_start: expected true or false", "`1`"]),
         ("data.train=3", ["data.train: expected a string or a list of strings", "`3`"]),
         ("model.kind=7", ["model.kind: expected a string", "`7`"]),
-        ("model.n_layer=two", ["model.n_layer: expected a whole number", "\"two\""]),
-        ("model.n_layer=1.5", ["model.n_layer: expected a whole number", "1.5"]),
-        ("model.resid_pdrop=half", ["model.resid_pdrop: expected a number", "\"half\""]),
+        ("model.n_layer=two", ["[model]: n_layer: expected a whole number", "\"two\""]),
+        ("model.n_layer=1.5", ["[model]: n_layer: expected a whole number", "1.5"]),
+        ("model.resid_pdrop=half", ["[model]: resid_pdrop: expected a number", "\"half\""]),
         ("run=3", ["run", "3"]),
     ] {
         place.refused("text.toml", &[set], 2, &parts);
@@ -42,13 +53,19 @@ fn two_ways_of_stating_the_same_thing() {
         (&["trainer.max_tokens=100"][..], "`trainer.max_steps`"),
         (&["tokenizer.from=x"], "`tokenizer.from` and `tokenizer.train_vocab_size`"),
         (&["model.from=x", "model.size=small"], "`model.from` and `model.size`"),
-        (&["trainer.eval_strategy=no", "trainer.evaluation_strategy=no"], "`trainer.evaluation_strategy`"),
-        (&["trainer.warmup_steps=1", "trainer.warmup_ratio=0.1"], "`trainer.warmup_steps`"),
-        (&["trainer.use_cpu=true"], "`trainer.use_cpu` and `device.kind`"),
     ] {
         place.refused("text.toml", sets, 2, &[pair, two]);
     }
-    place.refused("text.toml", &["model.n_layer=1", "model.num_hidden_layers=2"], 2, &["n_layer", "num_hidden_layers", two]);
+    place
+        .refused_lines("eval_strategy = \"no\"\nevaluation_strategy = \"no\"", &["`trainer.evaluation_strategy`", two]);
+    place.refused_lines("warmup_steps = 1\nwarmup_ratio = 0.1", &["`trainer.warmup_steps`", two]);
+    place.refused_lines("use_cpu = true", &["`device.kind` and `trainer.use_cpu`", two]);
+    place.refused(
+        "text.toml",
+        &["model.n_layer=1", "model.num_hidden_layers=2"],
+        2,
+        &["n_layer", "num_hidden_layers", two],
+    );
     place.refused("text.toml", &["model.num_labels=2", "model.id2label={0='a'}"], 2, &["num_labels", "id2label", two]);
 }
 
@@ -85,7 +102,12 @@ fn zero_and_negative_sizes() {
         }
     }
     place.refused("text.toml", &["data.block_size=1"], 2, &["data.block_size", "expected 2 or more, got 1"]);
-    place.refused("text.toml", &["tokenizer.train_vocab_size=0"], 2, &["tokenizer.train_vocab_size", "256 bytes", "got 0"]);
+    place.refused(
+        "text.toml",
+        &["tokenizer.train_vocab_size=0"],
+        2,
+        &["tokenizer.train_vocab_size", "256 bytes", "got 0"],
+    );
     for key in ["n_layer", "n_head", "n_embd", "n_positions", "n_inner", "vocab_size"] {
         place.refused("text.toml", &[&format!("model.{key}=0")], 2, &[key, "expected a positive number, got 0"]);
         place.refused("text.toml", &[&format!("model.{key}=-8")], 2, &[key, "expected a whole number", "-8"]);
@@ -178,10 +200,20 @@ fn warm_up_longer_than_the_run() {
 #[test]
 fn evaluation_and_generation_need_their_inputs() {
     let place = Place::new();
-    place.refused("text.toml", &["trainer.eval_strategy=epoch"], 2, &["trainer.eval_strategy", "needs validation data", "data.validation"]);
+    place.refused(
+        "text.toml",
+        &["trainer.eval_strategy=epoch"],
+        2,
+        &["trainer.eval_strategy", "needs validation data", "data.validation"],
+    );
     place.refused("rows.toml", &["generation.prompt=a"], 2, &["generation", "needs a tokenizer"]);
     place.refused("text.toml", &["generation.prompt=a", "generation.top_p=1.5"], 2, &["generation.top_p", "got 1.5"]);
-    place.refused("text.toml", &["generation.prompt=a", "generation.temperature=-1"], 2, &["generation.temperature", "got -1"]);
+    place.refused(
+        "text.toml",
+        &["generation.prompt=a", "generation.temperature=-1"],
+        2,
+        &["generation.temperature", "got -1"],
+    );
     let long = format!("generation.prompt={}", "fn let use mod ".repeat(20));
     place.refused("text.toml", &[&long], 2, &["generation.prompt", "16 positions"]);
 }

@@ -7,10 +7,20 @@ use crate::common::{fails, fixture};
 fn no_such_file_and_a_glob_that_matches_nothing() {
     let place = Place::new();
     place.refused("text.toml", &["data.train=none.txt"], 2, &["data.train", "\"none.txt\": no such file", "help: "]);
-    place.refused("text.toml", &["data.train=none/*.txt"], 2, &["data.train", "\"none/*.txt\"", "matches no file", "help: "]);
+    place.refused(
+        "text.toml",
+        &["data.train=none/*.txt"],
+        2,
+        &["data.train", "\"none/*.txt\"", "matches no file", "help: "],
+    );
     place.refused("text.toml", &["data.train=text/["], 2, &["data.train", "text/[", "not a valid glob"]);
     place.refused("text.toml", &["data.train=text"], 2, &["data.train", "expected a file or a glob, got a folder"]);
-    place.refused("text.toml", &["data.train=${KILN_NOT_SET}/a"], 2, &["KILN_NOT_SET is not set", "${KILN_NOT_SET:-...}"]);
+    place.refused(
+        "text.toml",
+        &["data.train=${KILN_NOT_SET}/a"],
+        2,
+        &["KILN_NOT_SET is not set", "${KILN_NOT_SET:-...}"],
+    );
     place.refused("text.toml", &["data.train=[]"], 2, &["data.train: required"]);
     place.refused("text.toml", &["data.validation=[\"none.txt\"]"], 2, &["data.validation", "no such file"]);
     place.refused("rows.toml", &["data.train=none.jsonl"], 2, &["data.train", "no such file"]);
@@ -24,12 +34,27 @@ fn text_that_is_empty_or_no_text() {
     place.write("utf16.txt", b"\xff\xfeh\0i\0");
     place.write("blank.txt", " \n");
     place.refused("text.toml", &["data.train=empty.txt"], 3, &["empty.txt", "expected text, got nothing"]);
-    place.refused("text.toml", &["data.train=latin1.txt"], 3, &["latin1.txt", "expected UTF-8", "0xef at offset 2", "help: "]);
+    place.refused(
+        "text.toml",
+        &["data.train=latin1.txt"],
+        3,
+        &["latin1.txt", "expected UTF-8", "0xef at offset 2", "help: "],
+    );
     place.refused("text.toml", &["data.train=utf16.txt"], 3, &["utf16.txt", "expected UTF-8", "0xff at offset 0"]);
-    place.refused("text.toml", &["data.train=blank.txt"], 3, &["train_vocab_size = 270: the training text yields only"]);
+    place.refused(
+        "text.toml",
+        &["data.train=blank.txt"],
+        3,
+        &["train_vocab_size = 270: the training text yields only"],
+    );
     place.refused("text.toml", &["data.validation=[\"latin1.txt\"]"], 3, &["latin1.txt", "expected UTF-8"]);
     place.refused("text.toml", &["data.validation=[\"empty.txt\"]"], 3, &["data.validation", "got nothing"]);
-    place.refused("text.toml", &["data.train=text/0.txt", "data.validation=10%"], 3, &["1 document(s) cannot be split", "help: "]);
+    place.refused(
+        "text.toml",
+        &["data.train=text/0.txt", "data.validation=10%"],
+        3,
+        &["1 document(s) cannot be split", "help: "],
+    );
 }
 
 #[test]
@@ -71,10 +96,10 @@ fn tokenized_rows_that_are_malformed() {
     bad("{\"input_ids\": [1, 2]}\n{\"input_ids\": [1,", &["line 2", "malformed JSON"]);
     bad("[{\"input_ids\": [1, 2]}", &["malformed JSON"]);
     bad("{\"input_ids\": [1, 2], \"label\": 1}", &["line 1", "unknown field `label`", "help: "]);
-    bad("{\"input_ids\": 3}", &["line 1", "input_ids", "expected a list of whole numbers"]);
-    bad("{\"input_ids\": [1.5]}", &["line 1", "1.5"]);
+    bad("{\"input_ids\": 3}", &["line 1: input_ids: expected a list, got integer `3`", "help: a row has"]);
+    bad("{\"input_ids\": [1.5]}", &["line 1: input_ids[0]: expected a whole number", "1.5"]);
     bad("{\"labels\": [1]}", &["line 1", "input_ids"]);
-    bad("3", &["line 1"]);
+    bad("3", &["line 1: expected an object with input_ids, got 3"]);
     bad("{\"input_ids\": []}", &["line 1", "expected at least one token, got none"]);
     bad("{\"input_ids\": [1, 2], \"attention_mask\": [1]}", &["attention_mask", "expected 2 values", "got 1"]);
     bad("{\"input_ids\": [1, 2], \"attention_mask\": [1, 2]}", &["attention_mask", "expected 0 or 1, got 2"]);
@@ -100,14 +125,23 @@ fn token_ids_and_labels_out_of_range() {
     bad(&[], "{\"input_ids\": [1, 32]}", &["line 2: input_ids[1]: expected 0 to 31, got 32", "help: "]);
     bad(&[], "{\"input_ids\": [1, -1]}", &["input_ids[1]: expected 0 to 31, got -1"]);
     bad(&[], "{\"input_ids\": [99999999999]}", &["input_ids: expected a 32-bit number, got 99999999999"]);
-    bad(&[], "{\"input_ids\": [1, 2], \"labels\": [1, 32]}", &["labels[1]: expected 0 to 31 (or -100, ignored), got 32"]);
+    bad(
+        &[],
+        "{\"input_ids\": [1, 2], \"labels\": [1, 32]}",
+        &["labels[1]: expected 0 to 31 (or -100, ignored), got 32"],
+    );
     bad(&[], "{\"input_ids\": [1, 2], \"labels\": [-1, 2]}", &["labels[0]: expected 0 to 31", "got -1"]);
     let classes = ["data.task=sequence-classification", "model.num_labels=2"];
     bad(&classes, "{\"input_ids\": [1, 2], \"labels\": 2}", &["labels: expected 0 to 1, got 2"]);
     bad(&classes, "{\"input_ids\": [1, 2], \"labels\": -1}", &["labels: expected 0 to 1, got -1"]);
     bad(&classes, "{\"input_ids\": [1, 2], \"labels\": 0.5}", &["labels: expected a whole number", "0.5"]);
     place.write("bad.jsonl", "{\"input_ids\": [1, 2]}");
-    place.refused("rows.toml", &[&["data.train=bad.jsonl"], &classes[..]].concat(), 3, &["no labels", "add the column labels"]);
+    place.refused(
+        "rows.toml",
+        &[&["data.train=bad.jsonl"], &classes[..]].concat(),
+        3,
+        &["no labels", "add the column labels"],
+    );
 }
 
 #[test]
@@ -122,14 +156,26 @@ fn rows_of_berts_tasks() {
         place.refused("bert.toml", &[], 3, &[&["bad.jsonl"], parts].concat());
     };
     bad("question-answering", "{\"input_ids\": [1], \"start_positions\": 0}", &["expected both, got one"]);
-    bad("question-answering", "{\"input_ids\": [1], \"start_positions\": 1, \"end_positions\": 1}", &["start_positions: expected 0 to 0, got 1"]);
-    bad("question-answering", "{\"input_ids\": [1, 2], \"start_positions\": 1, \"end_positions\": 0}", &["end_positions: expected at least start_positions (1), got 0"]);
+    bad(
+        "question-answering",
+        "{\"input_ids\": [1], \"start_positions\": 1, \"end_positions\": 1}",
+        &["start_positions: expected 0 to 0, got 1"],
+    );
+    bad(
+        "question-answering",
+        "{\"input_ids\": [1, 2], \"start_positions\": 1, \"end_positions\": 0}",
+        &["end_positions: expected at least start_positions (1), got 0"],
+    );
     bad("question-answering", "{\"input_ids\": [1], \"labels\": 1}", &["start_positions and end_positions instead"]);
     bad("regression", "{\"input_ids\": [1], \"labels\": \"high\"}", &["labels: expected a finite number", "\"high\""]);
     bad("regression", "{\"input_ids\": [1], \"labels\": 1e300}", &["labels: expected a finite number"]);
     bad("regression", "{\"input_ids\": [1], \"labels\": NaN}", &["malformed JSON"]);
     bad("mlm", "{\"input_ids\": [1]}", &["the rows have no labels"]);
-    bad("mlm", "{\"input_ids\": [1], \"labels\": [1], \"token_type_ids\": [2]}", &["token_type_ids: expected 0 to 1, got 2"]);
+    bad(
+        "mlm",
+        "{\"input_ids\": [1], \"labels\": [1], \"token_type_ids\": [2]}",
+        &["token_type_ids: expected 0 to 1, got 2"],
+    );
     place.write("bert.toml", format!("{rows}\"clm\"\n"));
     place.write("bad.jsonl", "{\"input_ids\": [1, 2]}");
     place.refused("bert.toml", &[], 2, &["bert has no CausalLm head"]);
@@ -146,26 +192,47 @@ fn forward_and_generate_refuse_the_same() {
         place.kiln(&["forward", model, "--task", task, "--batch", "batch.json", "--out", "out.safetensors"])
     };
     for (batch, code, parts) in [
-        ("{\"input_ids\": [[1, 211]], \"labels\": [0]}", 3, ["batch.json row 1: input_ids[1]", "expected 0 to 210, got 211"]),
+        (
+            "{\"input_ids\": [[1, 211]], \"labels\": [0]}",
+            3,
+            ["batch.json row 1: input_ids[1]", "expected 0 to 210, got 211"],
+        ),
         ("{\"input_ids\": [[1, 2]], \"labels\": [3]}", 3, ["batch.json row 1: labels", "expected 0 to 2, got 3"]),
-        ("{\"input_ids\": [[1, 2]], \"labels\": [0, 1]}", 3, ["batch.json: labels", "expected 1 rows, as input_ids has, got 2"]),
+        (
+            "{\"input_ids\": [[1, 2]], \"labels\": [0, 1]}",
+            3,
+            ["batch.json: labels", "expected 1 rows, as input_ids has, got 2"],
+        ),
         ("{\"input_ids\": []}", 3, ["batch.json: input_ids", "expected a list of rows"]),
         ("[1]", 3, ["batch.json", "expected an object of columns"]),
-        ("{\"input_ids\": [[1, 2], [1]], \"attention_mask\": [[1, 1], [1, 1]]}", 3, ["batch.json row 2: attention_mask", "expected 1 values"]),
+        (
+            "{\"input_ids\": [[1, 2], [1]], \"attention_mask\": [[1, 1], [1, 1]]}",
+            3,
+            ["batch.json row 2: attention_mask", "expected 1 values"],
+        ),
     ] {
         fails(&mut forward(batch), code, &parts);
     }
     let missing = ["forward", model, "--task", "regression", "--batch", "none.json", "--out", "out.safetensors"];
-    fails(&mut place.kiln(&missing), 3, &["classifier"]);
-    let missing = ["forward", model, "--task", "sequence-classification", "--batch", "none.json", "--out", "out.safetensors"];
+    fails(&mut place.kiln(&missing), 3, &["regression predicts one number, but the model has 3 labels"]);
+    let missing =
+        ["forward", model, "--task", "sequence-classification", "--batch", "none.json", "--out", "out.safetensors"];
     fails(&mut place.kiln(&missing), 1, &["cannot read none.json"]);
     assert!(!place.path("out.safetensors").exists());
 
     fails(&mut place.kiln(&["generate", model, "--prompt", "a"]), 2, &["bert has no CausalLm head"]);
     let model = fixture("gpt2-lm").join("model");
     let model = model.to_str().unwrap();
-    fails(&mut place.kiln(&["generate", model, "--prompt", "a"]), 3, &["no tokenizer found", "expected tokenizer.json"]);
-    fails(&mut place.kiln(&["generate", "no/such/model", "--prompt", "a"]), 3, &["no such file or folder: no/such/model"]);
+    fails(
+        &mut place.kiln(&["generate", model, "--prompt", "a"]),
+        3,
+        &["no tokenizer found", "expected tokenizer.json"],
+    );
+    fails(
+        &mut place.kiln(&["generate", "no/such/model", "--prompt", "a"]),
+        3,
+        &["no such file or folder: no/such/model"],
+    );
     place.train("text.toml", &[]);
     for (args, code, part) in [
         (["--prompt", ""], 3, "the prompt has no tokens"),
@@ -173,7 +240,11 @@ fn forward_and_generate_refuse_the_same() {
         (["--prompt=a", "--temperature=nan"], 2, "temperature: expected a number >= 0, got NaN"),
         (["--prompt=a", "--top-p=0"], 2, "top_p: expected a number in (0, 1], got 0"),
         (["--prompt=a", "--max-new-tokens=0"], 2, "max_new_tokens: expected at least 1, got 0"),
-        (["--prompt=one two three four five six seven eight nine ten eleven", "--seed=1"], 3, "the model has 16 positions"),
+        (
+            ["--prompt=one two three four five six seven eight nine ten eleven", "--seed=1"],
+            3,
+            "the model has 16 positions",
+        ),
     ] {
         let mut command = place.kiln(&["generate", "run/model"]);
         fails(command.args(args), code, &[part]);

@@ -24,7 +24,10 @@ fn widths_that_heads_do_not_divide() {
     let place = Place::new();
     place.refused("text.toml", &["model.n_head=3"], 2, &["n_embd (8) is not divisible by n_head (3)"]);
     let bert = ["model.kind=bert", "model.hidden_size=10", "model.num_attention_heads=4"];
-    place.write("bert.toml", "[run]\noutput_dir = \"run\"\n[data]\ntask = \"mlm\"\nformat = \"tokenized\"\ntrain = \"rows.jsonl\"\n");
+    place.write(
+        "bert.toml",
+        "[run]\noutput_dir = \"run\"\n[data]\ntask = \"mlm\"\nformat = \"tokenized\"\ntrain = \"rows.jsonl\"\n",
+    );
     place.refused("bert.toml", &bert, 2, &["hidden_size (10) is not divisible by num_attention_heads (4)"]);
 }
 
@@ -54,7 +57,10 @@ fn fields_of_hugging_face_that_are_refused() {
         fails(&mut place.kiln(&["generate", "model", "--prompt", "a"]), 2, &parts);
     }
     for (field, why) in [
-        (json!({"position_embedding_type": "relative_key"}), "expected \"absolute\", got \"relative_key\": relative positions"),
+        (
+            json!({"position_embedding_type": "relative_key"}),
+            "expected \"absolute\", got \"relative_key\": relative positions",
+        ),
         (json!({"is_decoder": true}), "causal BERT is not implemented"),
         (json!({"hidden_act": "silu"}), "got \"silu\"; other activations are not implemented"),
         (json!({"add_cross_attention": true}), "cross-attention is not implemented"),
@@ -65,7 +71,12 @@ fn fields_of_hugging_face_that_are_refused() {
         fails(&mut place.kiln(&forward), 2, &["model/config.json", why]);
     }
     place.refused("text.toml", &["model.scale_attn_by_inverse_layer_idx=true"], 2, &["[model]", "by the layer index"]);
-    place.refused("text.toml", &["model.activation_function=swish"], 2, &["[model]", "activation_function", "got \"swish\""]);
+    place.refused(
+        "text.toml",
+        &["model.activation_function=swish"],
+        2,
+        &["[model]", "activation_function", "got \"swish\""],
+    );
 }
 
 #[test]
@@ -83,14 +94,20 @@ fn model_folders_that_are_no_model() {
     place.refused("rows.toml", FROM, 2, &["model/config.json", "model_type is missing"]);
     model_with(&place, "bert-mlm", &json!({}));
     place.write("other.toml", "[run]\noutput_dir = \"run\"\n[model]\nkind = \"gpt2\"\nfrom = \"model\"\n[data]\ntask = \"clm\"\nformat = \"tokenized\"\ntrain = \"rows.jsonl\"\n");
-    place.refused("other.toml", &[], 2, &["model.kind = \"gpt2\", but", "is a bert model", "help: set model.kind = \"bert\""]);
+    place.refused(
+        "other.toml",
+        &[],
+        2,
+        &["model.kind = \"gpt2\", but", "is a bert model", "help: set model.kind = \"bert\""],
+    );
     place.refused("rows.toml", &["model.from=org/name"], 3, &["org/name"]); // the tests run without a network
 }
 
 #[test]
 fn tokenizers_that_do_not_fit_the_model() {
     let place = Place::new();
-    let parts = ["the tokenizer has 270 tokens, but the model's vocabulary has 100", "help: set model.vocab_size = 270"];
+    let parts =
+        ["the tokenizer has 270 tokens, but the model's vocabulary has 100", "help: set model.vocab_size = 270"];
     place.refused("text.toml", &["model.vocab_size=100"], 2, &parts);
 
     // A tokenizer that exists, with a model that is too small for it.
@@ -106,7 +123,11 @@ fn tokenizers_that_do_not_fit_the_model() {
     fails(&mut place.kiln(&["generate", "model", "--prompt", "use mod let"]), 3, &["tokenizer", "211"]);
     config["vocab_size"] = 300.into();
     place.write("made/model/config.json", config.to_string());
-    fails(&mut place.kiln(&["generate", "made/model", "--prompt", "a"]), 3, &["wte.weight: expected [300, 8], got [270, 8]"]);
+    fails(
+        &mut place.kiln(&["generate", "made/model", "--prompt", "a"]),
+        3,
+        &["wte.weight: expected [300, 8], got [270, 8]"],
+    );
 }
 
 #[test]

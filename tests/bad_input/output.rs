@@ -26,7 +26,8 @@ fn a_run_folder_that_is_a_file_or_cannot_be_made() {
     place.write("taken", "a file");
     for on_existing in ["fail", "overwrite"] {
         let on_existing = format!("run.on_existing={on_existing}");
-        let train = |folder: &str| place.config("train", "rows.toml", &[&format!("run.output_dir={folder}"), &on_existing]);
+        let train =
+            |folder: &str| place.config("train", "rows.toml", &[&format!("run.output_dir={folder}"), &on_existing]);
         fails(&mut train("taken"), 2, &["run.output_dir: taken exists and is not a folder", "help: "]);
         fails(&mut train("taken/run"), 2, &["run.output_dir: taken is not a folder", "taken/run", "help: "]);
     }
@@ -90,7 +91,11 @@ fn a_disk_that_is_full_leaves_nothing_half_written() {
         ("text.toml", &["run.on_existing=overwrite"][..], "tokenizer.json"),
         ("rows.toml", &["run.on_existing=overwrite", "model.vocab_size=600"], "model.safetensors"),
     ] {
-        fails(&mut limited(place.config("train", file, sets), 10), 1, &["cannot write run/", name, full]);
+        fails(
+            &mut limited(place.config("train", file, sets), 10),
+            1,
+            &["run/model: cannot write", name, full, "help: make room"],
+        );
         assert_eq!(place.listing("run"), ["metrics.jsonl", "plan.toml"], "{name}");
     }
     // The same run goes through when there is room again.
@@ -122,7 +127,12 @@ fn output_that_cannot_be_printed_is_an_error() {
 #[test]
 fn devices_that_this_build_or_machine_lacks() {
     let place = Place::new();
-    place.refused("rows.toml", &["device.index=7"], 2, &["device.index = 7", "this machine has 1 cpu device(s)", "help: `kiln devices`"]);
+    place.refused(
+        "rows.toml",
+        &["device.index=7"],
+        2,
+        &["device.index = 7", "this machine has 1 cpu device(s)", "help: `kiln devices`"],
+    );
     place.refused("rows.toml", &["device.index=-1"], 2, &["device.index", "expected a whole number"]);
     for (kind, is_built) in [("wgpu", cfg!(feature = "wgpu")), ("cuda", cfg!(feature = "cuda"))] {
         if is_built {
@@ -134,13 +144,18 @@ fn devices_that_this_build_or_machine_lacks() {
         let generate = ["generate", "none", "--prompt", "a", "--device", kind];
         fails(&mut place.kiln(&generate), 2, &[&message, &help]);
     }
-    fails(&mut place.kiln(&["generate", "none", "--prompt", "a", "--device", "cpu", "--device-index", "3"]), 2, &["device.index = 3"]);
+    fails(
+        &mut place.kiln(&["generate", "none", "--prompt", "a", "--device", "cpu", "--device-index", "3"]),
+        2,
+        &["device.index = 3"],
+    );
 }
 
 #[test]
 fn a_loss_that_is_no_number_stops_the_run() {
     let place = Place::new();
-    let sets = ["trainer.learning_rate=1e30", "trainer.max_grad_norm=0", "trainer.max_steps=20", "trainer.logging_steps=1"];
+    let sets =
+        ["trainer.learning_rate=1e30", "trainer.max_grad_norm=0", "trainer.max_steps=20", "trainer.logging_steps=1"];
     let output = place.config("train", "rows.toml", &sets).output().unwrap();
     let (stdout, stderr) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert_eq!(output.status.code(), Some(5), "{stderr}");

@@ -106,23 +106,50 @@ fn tensors_that_are_missing_misshapen_or_no_numbers() {
         header.insert("transformer.h.0.ln_9.weight".into(), tensor);
     });
     let unfit = "the weights do not fit the model";
-    refused(&place, &renamed, &["model:", unfit, "1 of 28 tensors missing (transformer.h.0.ln_1.weight)", "1 unused (transformer.h.0.ln_9.weight)"]);
+    refused(
+        &place,
+        &renamed,
+        &[
+            "model:",
+            unfit,
+            "1 of 28 tensors missing (transformer.h.0.ln_1.weight)",
+            "1 unused (transformer.h.0.ln_9.weight)",
+        ],
+    );
     let reshaped = changed(&|header| header["transformer.h.0.mlp.c_fc.weight"]["shape"] = json!([192, 48]));
-    refused(&place, &reshaped, &[unfit, "1 of another shape (transformer.h.0.mlp.c_fc.weight: expected [48, 192], got [192, 48])"]);
+    refused(
+        &place,
+        &reshaped,
+        &[unfit, "1 of another shape (transformer.h.0.mlp.c_fc.weight: expected [48, 192], got [192, 48])"],
+    );
     let whole_numbers = changed(&|header| header["transformer.wpe.weight"]["dtype"] = json!("I32"));
-    refused(&place, &whole_numbers, &["model/model.safetensors: transformer.wpe.weight: expected F32, F16, BF16 or F64, got I32"]);
+    refused(
+        &place,
+        &whole_numbers,
+        &["model/model.safetensors: transformer.wpe.weight: expected F32, F16, BF16 or F64, got I32"],
+    );
     // The config describes another model than the file holds.
     place.write("model/model.safetensors", file(&Value::Object(header.clone()).to_string(), &data));
     place.untrained("from.toml", &["model.n_layer=3"], 3, &[unfit, "12 of 40 tensors missing", "and 6 more"]);
-    place.untrained("from.toml", &["model.n_positions=128"], 3, &["transformer.wpe.weight: expected [128, 48], got [64, 48]"]);
+    place.untrained(
+        "from.toml",
+        &["model.n_positions=128"],
+        3,
+        &["transformer.wpe.weight: expected [128, 48], got [64, 48]"],
+    );
     // Tied weights of which the file holds two versions.
     let mut untied = header.clone();
     let bias = untied["transformer.wte.weight"]["data_offsets"].as_array().unwrap();
     let size = bias[1].as_u64().unwrap() - bias[0].as_u64().unwrap();
     let at = data.len() as u64;
-    untied.insert("lm_head.weight".into(), json!({"dtype": "F32", "shape": [211, 48], "data_offsets": [at, at + size]}));
+    untied
+        .insert("lm_head.weight".into(), json!({"dtype": "F32", "shape": [211, 48], "data_offsets": [at, at + size]}));
     let data = [data, vec![0; size as usize]].concat();
-    refused(&place, &file(&Value::Object(untied).to_string(), &data), &["lm_head.weight differs from transformer.wte.weight"]);
+    refused(
+        &place,
+        &file(&Value::Object(untied).to_string(), &data),
+        &["lm_head.weight differs from transformer.wte.weight"],
+    );
 }
 
 #[test]
@@ -139,10 +166,15 @@ fn shards_and_pickles_that_lie() {
     index("{\"weight_map\": {\"a\": \"none.safetensors\"}}", &["none.safetensors"]);
     let (header, data) = parts();
     place.write("model/one.safetensors", file(&Value::Object(header).to_string(), &data));
-    index("{\"weight_map\": {\"a\": \"one.safetensors\"}}", &["says that a is in one.safetensors, which does not hold it"]);
+    index(
+        "{\"weight_map\": {\"a\": \"one.safetensors\"}}",
+        &["says that a is in one.safetensors, which does not hold it"],
+    );
     std::fs::remove_file(place.path("model/model.safetensors.index.json")).unwrap();
-    for bytes in [&b""[..], b"PK\x03\x04", b"\x80\x02}q\x00.", b"hello"] {
+    for bytes in [&b""[..], b"PK\x03\x04", b"hello"] {
         place.write("model/pytorch_model.bin", bytes);
-        place.untrained("from.toml", &[], 3, &["model/pytorch_model.bin"]);
+        place.untrained("from.toml", &[], 3, &["model/pytorch_model.bin: not a readable PyTorch checkpoint"]);
     }
+    place.write("model/pytorch_model.bin", b"\x80\x02}q\x00."); // an empty dictionary
+    place.untrained("from.toml", &[], 3, &["28 of 28 tensors missing"]);
 }

@@ -60,7 +60,8 @@ impl Place {
     pub fn new() -> Self {
         let place = Self { folder: tempfile::tempdir().unwrap() };
         for document in 0..6u32 {
-            let words = (0..60u32).map(|i| format!("{}{}", ["fn", "let", "use", "mod"][(i % 4) as usize], i * (document + 3) % 41));
+            let words = (0..60u32)
+                .map(|i| format!("{}{}", ["fn", "let", "use", "mod"][(i % 4) as usize], i * (document + 3) % 41));
             place.write(&format!("text/{document}.txt"), words.collect::<Vec<_>>().join(" "));
         }
         let row = |i: u32| format!("{{\"input_ids\": [{}, {}, {}, {}]}}\n", i, (i * 7) % 32, (i * 5 + 1) % 32, 31 - i);
@@ -90,7 +91,7 @@ impl Place {
     /// `kiln train FILE --set ...`
     pub fn config(&self, command: &str, file: &str, sets: &[&str]) -> Command {
         let mut command = self.kiln(&[command, file]);
-        sets.iter().for_each(|set| drop(command.args(["--set", set])));
+        command.args(sets.iter().flat_map(|set| ["--set", set]));
         command
     }
 
