@@ -262,19 +262,41 @@ fn run_generate(args: &GenerateArgs) -> Result<()> {
         seed: args.seed,
         stop,
     };
-    let mut out = std::io::stdout();
-    let _ = write!(out, "{}", args.prompt).and_then(|()| out.flush());
+    if stream(&args.prompt)?.is_break() {
+        return Ok(());
+    }
     // A token may end in the middle of a character: text is shown as far as it is whole.
-    let (mut tokens, mut shown) = (Vec::new(), 0);
+    let (mut tokens, mut shown, mut failed) = (Vec::new(), 0, None);
     generate(&folder.model, &folder.config, &device, &prompt, &options, |token| {
         tokens.push(token);
         let text = tokenizer.decode(&tokens).unwrap_or_default();
         let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len().max(shown);
-        let written = out.write_all(&text.as_bytes()[shown..whole]).and_then(|()| out.flush());
-        shown = whole;
-        if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        match stream(text.get(shown..whole).unwrap_or_default()) {
+            Ok(reader) => {
+                shown = whole;
+                reader
+            }
+            Err(error) => {
+                failed = Some(error);
+                ControlFlow::Break(())
+            }
+        }
     })?;
-    say("")
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let rest = tokenizer.decode(&tokens)?;
+    say(rest.get(shown..).unwrap_or_default())
+}
+
+/// Writes text as it comes; breaks when the reader has gone away.
+fn stream(text: &str) -> Result<ControlFlow<()>> {
+    let mut out = std::io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(ControlFlow::Continue(())),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
+        Err(error) => Err(Error::io("write to stdout", &error)),
+    }
 }
 
 fn devices() -> Result<()> {
