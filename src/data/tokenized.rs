@@ -416,7 +416,7 @@ mod tests {
             ("[{]", Clm, "malformed JSON"),
             ("{\"input_ids\": [1]}\n{\"input_ids\": [1", Clm, "line 2: malformed JSON"),
             (r#"[{"input_ids": []}]"#, Clm, "at least one token"),
-            (r#"[{"input_ids": ["a"]}]"#, Clm, "invalid type"),
+            (r#"[{"input_ids": ["a"]}]"#, Clm, "input_ids[0]: expected a whole number"),
             (r#"[{"ids": [1]}]"#, Clm, "unknown field `ids`"),
             (r#"[{"input_ids": [1], "labels": [1, 2]}]"#, Mlm, "expected 1 values"),
             (r#"[{"input_ids": [1], "labels": 3}]"#, Mlm, "expected a list of token ids"),
