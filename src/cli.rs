@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::config::{DeviceKind, RunConfig};
+use crate::config::{DeviceKind, OnExisting, RunConfig};
 use crate::data::store;
 use crate::data::tokenized::{Limits, read_batch};
 use crate::error::{Error, Result};
@@ -18,6 +18,7 @@ use crate::generate::{GenerateOptions, generate};
 use crate::metrics::Record;
 use crate::model_folder::ModelFolder;
 use crate::plan::RunPlan;
+use crate::signals;
 use crate::task::Task;
 use crate::trainer::{Callback, Control, Progress, RunFolder, Trainer};
 
@@ -32,7 +33,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Train the model that a config file describes
-    Train(ConfigArgs),
+    Train(TrainArgs),
     /// Print what a config file would do, without training
     Plan(ConfigArgs),
     /// Run one batch through a model and write logits, loss and gradients
@@ -50,6 +51,15 @@ struct ConfigArgs {
     /// Override a key of the file; the value is TOML, anything else is taken as text
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     set: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+struct TrainArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Continue from the newest checkpoint in the run folder; the same as --set run.on_existing=resume
+    #[arg(long)]
+    resume: bool,
 }
 
 #[derive(Debug, Args)]
@@ -129,20 +139,25 @@ fn say(line: impl std::fmt::Display) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
-fn load_plan(args: &ConfigArgs, check_folder: bool) -> Result<RunPlan> {
-    let config = RunConfig::load_with(&args.file, &args.set)?;
-    if check_folder {
-        RunFolder::check(&config)?;
-    }
+fn load_plan(args: &ConfigArgs) -> Result<RunPlan> {
+    resolve(RunConfig::load_with(&args.file, &args.set)?)
+}
+
+/// The plan of `config`; a signal stops tokenising.
+fn resolve(config: RunConfig) -> Result<RunPlan> {
+    signals::install()?;
     let bar = progress_bar("{spinner} {msg} {bytes}/{total_bytes}");
     let plan = config.plan_with_progress(&mut |progress: store::Progress| {
         bar.set_message("tokenising");
         bar.set_length(progress.total_bytes);
         bar.set_position(progress.done_bytes);
-        ControlFlow::Continue(())
+        if signals::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     bar.finish_and_clear();
-    plan
+    match signals::received() {
+        Some(signal) => Err(signal.error("stopped before the first step")),
+        None => plan,
+    }
 }
 
 /// A bar on stderr when that is a terminal, nothing otherwise.
@@ -155,12 +170,17 @@ fn progress_bar(template: &str) -> ProgressBar {
 }
 
 fn plan(args: &ConfigArgs) -> Result<()> {
-    say(load_plan(args, false)?.describe());
+    say(load_plan(args)?.describe());
     Ok(())
 }
 
-fn train(args: &ConfigArgs) -> Result<()> {
-    let plan = load_plan(args, true)?;
+fn train(args: &TrainArgs) -> Result<()> {
+    let mut config = RunConfig::load_with(&args.config.file, &args.config.set)?;
+    if args.resume {
+        config.run.on_existing = OnExisting::Resume;
+    }
+    RunFolder::check(&config)?;
+    let plan = resolve(config)?;
     say(plan.describe());
     let folder = plan.config.output_dir()?;
     let trainer = Trainer::new(plan)?;
@@ -199,6 +219,11 @@ impl Printer {
 }
 
 impl Callback for Printer {
+    fn on_resume(&mut self, progress: &Progress, checkpoint: &Path) {
+        say(format!("continuing after step {} from {}", progress.step, checkpoint.display()));
+        self.bar.set_position(progress.step);
+    }
+
     fn on_train_begin(&mut self, plan: &RunPlan) {
         self.bar.set_length(plan.steps.total as u64);
     }
@@ -214,7 +239,7 @@ impl Callback for Printer {
         self.row(row);
     }
 
-    fn on_evaluate(&mut self, _progress: &Progress, row: &Record) {
+    fn on_evaluate(&mut self, _progress: &Progress, row: &Record, _control: &mut Control) {
         self.row(row);
     }
 
