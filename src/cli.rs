@@ -18,6 +18,7 @@ use crate::generate::{GenerateOptions, generate};
 use crate::metrics::Record;
 use crate::model_folder::ModelFolder;
 use crate::plan::RunPlan;
+use crate::runs;
 use crate::signals;
 use crate::task::Task;
 use crate::trainer::{Callback, Control, Progress, RunFolder, Trainer};
@@ -40,6 +41,17 @@ enum Command {
     Forward(ForwardArgs),
     /// Continue a text with a trained GPT-2
     Generate(GenerateArgs),
+    /// List the runs in a folder with their status
+    Runs {
+        /// The folder of the runs
+        #[arg(default_value = "runs")]
+        folder: PathBuf,
+    },
+    /// Tell how a run stands, from its folder alone
+    Describe {
+        /// The run folder
+        run: PathBuf,
+    },
     /// List what this build and this machine offer
     Devices,
 }
@@ -129,6 +141,8 @@ impl Cli {
             Command::Plan(args) => plan(&args),
             Command::Forward(args) => run_forward(&args),
             Command::Generate(args) => run_generate(&args),
+            Command::Runs { folder } => runs::list(&folder).map(|runs| say(runs::table(&runs).trim_end())),
+            Command::Describe { run } => runs::describe(&run).map(|text| say(text.trim_end())),
             Command::Devices => devices(),
         }
     }

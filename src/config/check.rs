@@ -5,8 +5,8 @@ use toml::Value;
 
 use super::document::Complaint;
 use super::{
-    DataFormat, DataSection, EvalStrategy, GenerationSection, RunConfig, SaveStrategy, SchedulerType, StepsOrRatio, TrainerSection,
-    Validation,
+    DataFormat, DataSection, EvalStrategy, GenerationSection, RunConfig, SaveStrategy, SchedulerType, StepsOrRatio,
+    TrainerSection, Validation,
 };
 use crate::task::Task;
 
@@ -271,8 +271,10 @@ fn saving(trainer: &TrainerSection) -> Checked {
     ];
     if trainer.eval_strategy == EvalStrategy::No {
         return match needs.into_iter().find(|(_, asked)| *asked) {
-            Some((key, _)) => Err(Complaint::new(key, "the best model is found by evaluating, and eval_strategy is `no`")
-                .help("set trainer.eval_strategy = \"steps\" or \"epoch\"")),
+            Some((key, _)) => {
+                Err(Complaint::new(key, "the best model is found by evaluating, and eval_strategy is `no`")
+                    .help("set trainer.eval_strategy = \"steps\" or \"epoch\""))
+            }
             None => Ok(()),
         };
     }

@@ -92,12 +92,7 @@ pub(crate) const UNSUPPORTED: &[(&[&str], &str)] = &[
         "remove it: this version computes in f32",
     ),
     (
-        &[
-            "save_only_model",
-            "save_safetensors",
-            "save_on_each_node",
-            "enable_jit_checkpoint",
-        ],
+        &["save_only_model", "save_safetensors", "save_on_each_node", "enable_jit_checkpoint"],
         "remove it: a checkpoint holds all that continues the run, as safetensors; trainer.save_strategy says when",
     ),
     (

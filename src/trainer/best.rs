@@ -64,11 +64,8 @@ impl Best {
     pub fn see(&mut self, row: &Record, step: u64) -> Result<bool> {
         let Some(value) = row.get(&self.metric) else {
             let names = row.fields().map(|(name, _)| name).filter(|name| name.starts_with("eval_"));
-            return Err(Error::config(format!(
-                "trainer.metric_for_best_model: the evaluation has no {}",
-                self.metric
-            ))
-            .help(format!("it has {}", names.collect::<Vec<_>>().join(", "))));
+            return Err(Error::config(format!("trainer.metric_for_best_model: the evaluation has no {}", self.metric))
+                .help(format!("it has {}", names.collect::<Vec<_>>().join(", "))));
         };
         let better = |than: f64| if self.greater_is_better { value > than } else { value < than };
         let best = self.value();

@@ -189,10 +189,9 @@ impl Checkpoint {
     fn verify(path: &Path) -> std::result::Result<Self, Fault> {
         let state_path = path.join(STATE);
         let io = |what: &Path, error: &std::io::Error| match error.kind() {
-            std::io::ErrorKind::NotFound => Fault::Damaged(format!(
-                "{} is missing",
-                what.file_name().unwrap_or_default().to_string_lossy()
-            )),
+            std::io::ErrorKind::NotFound => {
+                Fault::Damaged(format!("{} is missing", what.file_name().unwrap_or_default().to_string_lossy()))
+            }
             _ => Fault::Refused(Error::io(format!("read {}", what.display()), error)),
         };
         let text = fs::read(&state_path).map_err(|error| io(&state_path, &error))?;
@@ -291,7 +290,8 @@ pub fn rotate(checkpoints: &Path, limit: usize, keep: Option<u64>) -> Result<()>
     for (_, path) in removable.take(excess) {
         // Renamed first: a folder that is half removed must not look like a checkpoint.
         let aside = checkpoints.join(format!("{ASIDE}removed"));
-        let removed = remove_folder(&aside).and_then(|()| fs::rename(path, &aside)).and_then(|()| remove_folder(&aside));
+        let removed =
+            remove_folder(&aside).and_then(|()| fs::rename(path, &aside)).and_then(|()| remove_folder(&aside));
         removed.map_err(|error| Error::io(format!("remove {}", path.display()), &error))?;
     }
     Ok(())

@@ -39,7 +39,8 @@ pub(super) fn write_trainer_state(folder: &RunFolder, plan: &RunPlan, run: &Run)
         "trial_name": null,
         "trial_params": null,
     });
-    let head = serde_json::to_string_pretty(&head).map_err(|error| Error::data(format!("trainer_state.json: {error}")))?;
+    let head =
+        serde_json::to_string_pretty(&head).map_err(|error| Error::data(format!("trainer_state.json: {error}")))?;
     // Rows go in as they stand: they may hold NaN, which Python's json module reads and writes.
     let history = rows(folder.path())?.join(",\n    ");
     let text = format!("{},\n  \"log_history\": [\n    {history}\n  ]\n}}\n", head.trim_end_matches("\n}"));

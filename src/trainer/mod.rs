@@ -33,9 +33,9 @@ use crate::task::DeviceBatch;
 use history::write_trainer_state;
 use run::{Run, finish_saving};
 
+pub use best::Best;
 pub use callback::{Callback, Control, Progress};
 pub use evaluate::{Evaluation, evaluate};
-pub use best::Best;
 pub use output::RunFolder;
 pub use promise::Promise;
 pub use status::{RunStatus, Status};

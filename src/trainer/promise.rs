@@ -172,7 +172,9 @@ mod tests {
         let was = promise(json!({"trainer": {"seed": 1}, "model": {"n_layer": 2}, LENGTH: 9}));
         let now = promise(json!({"trainer": {"seed": 2}, "model": {"n_head": 2}, LENGTH: 9}));
         let error = was.kept_by(&now, 3).unwrap_err().to_string();
-        for part in ["trainer.seed was 1 and is 2", "model.n_layer was 2 and is not given", "model.n_head was not given"] {
+        for part in
+            ["trainer.seed was 1 and is 2", "model.n_layer was 2 and is not given", "model.n_head was not given"]
+        {
             assert!(error.contains(part), "{error}");
         }
         was.kept_by(&was, 3).unwrap();

@@ -51,7 +51,8 @@ impl Saver {
     /// What the write met.
     pub fn wait(&mut self) -> Result<()> {
         let Some(thread) = self.writing.take() else { return Ok(()) };
-        let written = thread.join().map_err(|_| Error::data("the thread that saves checkpoints ended without a word"))?;
+        let written =
+            thread.join().map_err(|_| Error::data("the thread that saves checkpoints ended without a word"))?;
         self.spent += written?;
         Ok(())
     }

@@ -109,8 +109,8 @@ impl Status {
     /// The operating system's.
     pub fn write(&self, folder: &Path) -> Result<()> {
         let path = folder.join(FILE);
-        let text = serde_json::to_string_pretty(self)
-            .map_err(|error| Error::data(format!("{}: {error}", path.display())))?;
+        let text =
+            serde_json::to_string_pretty(self).map_err(|error| Error::data(format!("{}: {error}", path.display())))?;
         write_whole(&path, (text + "\n").as_bytes())
     }
 
