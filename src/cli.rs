@@ -22,6 +22,7 @@ use crate::runs;
 use crate::signals;
 use crate::task::Task;
 use crate::trainer::{Callback, Control, Progress, RunFolder, Trainer};
+use crate::verify_resume::{Report, verify};
 
 /// Trains GPT-2 and BERT from a config file.
 #[derive(Debug, Parser)]
@@ -37,6 +38,8 @@ enum Command {
     Train(TrainArgs),
     /// Print what a config file would do, without training
     Plan(ConfigArgs),
+    /// Show on a config that a run which is stopped and resumed ends where an undisturbed one ends
+    VerifyResume(ConfigArgs),
     /// Run one batch through a model and write logits, loss and gradients
     Forward(ForwardArgs),
     /// Continue a text with a trained GPT-2
@@ -139,6 +142,7 @@ impl Cli {
         match self.command {
             Command::Train(args) => train(&args),
             Command::Plan(args) => plan(&args),
+            Command::VerifyResume(args) => run_verify_resume(&args),
             Command::Forward(args) => run_forward(&args),
             Command::Generate(args) => run_generate(&args),
             Command::Runs { folder } => runs::list(&folder).map(|runs| say(runs::table(&runs).trim_end())),
@@ -209,6 +213,26 @@ fn train(args: &TrainArgs) -> Result<()> {
     say(format!("model: {}", folder.join("model").display()));
     say(format!("again: {}", repeat_command(&folder)));
     Ok(())
+}
+
+fn run_verify_resume(args: &ConfigArgs) -> Result<()> {
+    let report = verify(&RunConfig::load_with(&args.file, &args.set)?, &resolve)?;
+    let Report { before, after, tensors, rows, differences } = &report;
+    if differences.is_empty() {
+        say(format!(
+            "{} steps equal {before} steps, a stop and {after} steps: {tensors} tensors of weights and moments and {rows} \
+             rows are the same, bit for bit",
+            before + after
+        ));
+        return Ok(());
+    }
+    let shown = differences.iter().take(6).map(String::as_str).collect::<Vec<_>>().join("\n  ");
+    Err(Error::device(format!(
+        "{} steps do not equal {before} steps, a stop and {after} steps; {} differences:\n  {shown}",
+        before + after,
+        differences.len()
+    ))
+    .help("on the CPU this is a defect of Kiln; a GPU may add in another order each time"))
 }
 
 /// The command that repeats a run into a folder of its own.

@@ -19,6 +19,7 @@ pub mod runs;
 pub mod signals;
 pub mod task;
 pub mod trainer;
+pub mod verify_resume;
 
 pub use config::RunConfig;
 pub use error::{Error, ErrorKind, Result};

@@ -76,7 +76,8 @@ fn damaged_checkpoints_are_skipped() {
     write(folder.path(), "clm");
     succeeds(&mut train(folder.path(), "run", &[]));
     let last = folder.path().join("run/checkpoints/step-000014");
-    let damages: [(&str, fn(&Path)); 4] = [
+    type Damage = fn(&Path);
+    let damages: [(&str, Damage); 4] = [
         ("does not match its checksum", |last| {
             let file = last.join("optimizer.safetensors");
             let mut bytes = std::fs::read(&file).unwrap();

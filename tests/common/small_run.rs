@@ -23,7 +23,7 @@ const MEASURED: [&str; 12] = [
     "warmup_seconds",
 ];
 
-/// 23 rows of 3 to 6 tokens, labelled for `task`.
+/// 25 rows of 3 to 6 tokens, labelled for `task`.
 fn data(task: &str) -> String {
     let row = |i: usize| {
         let ids = (0..3 + i % 4).map(|j| (i * 7 + j * 3) % 29 + 1).collect::<Vec<_>>();
@@ -43,7 +43,7 @@ fn data(task: &str) -> String {
         }
         row.to_string() + "\n"
     };
-    (0..23).map(row).collect()
+    (0..25).map(row).collect()
 }
 
 /// A config with everything that a resumed run could get wrong: dropout, accumulation, a random order, epochs with a
