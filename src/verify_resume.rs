@@ -40,7 +40,7 @@ pub fn verify(config: &RunConfig, plan: &dyn Fn(RunConfig) -> Result<RunPlan>) -
     let mut config = config.clone();
     config.generation = None;
     let trainer = &mut config.trainer;
-    (trainer.eval_strategy, trainer.eval_on_start) = (EvalStrategy::No, false);
+    (trainer.eval_strategy, trainer.eval_steps, trainer.eval_on_start) = (EvalStrategy::No, None, false);
     (trainer.save_strategy, trainer.load_best_model_at_end) = (SaveStrategy::No, false);
     (trainer.metric_for_best_model, trainer.greater_is_better) = (None, None);
     (trainer.early_stopping_patience, trainer.early_stopping_threshold) = (None, 0.0);

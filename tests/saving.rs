@@ -191,7 +191,7 @@ fn events_come_in_order_and_the_control_is_heard() {
         format!("data.train={data}"),
         format!("run.output_dir={}", run.display()),
         "trainer.logging_steps=4".into(),
-        "trainer.eval_strategy=no".into(),
+        "trainer.eval_steps=100".into(),
         "trainer.save_strategy=no".into(),
     ];
     let config = RunConfig::load_with(&path, &set).unwrap();
@@ -200,7 +200,7 @@ fn events_come_in_order_and_the_control_is_heard() {
     assert_eq!(trainer.train().unwrap().step, 5);
     let expected = "train_begin 0, epoch_begin 0, step_begin 0, step_end 1, step_begin 1, step_end 2, evaluate 2, save 2, \
                     step_begin 2, step_end 3, step_begin 3, step_end 4, epoch_end 4, log 4, epoch_begin 4, step_begin 4, \
-                    step_end 5, log 5, train_end 5";
+                    step_end 5, log 5, evaluate 5, train_end 5";
     assert_eq!(events.lock().unwrap().join(", "), expected);
     assert_eq!(steps(&run), [2]);
 }
