@@ -16,6 +16,8 @@ pub enum ErrorKind {
     OutOfMemory,
     /// The loss or the gradients stopped being numbers.
     NonFinite,
+    /// Two things that have to be the same are not.
+    Differs,
     /// The device failed and this process can no longer use it.
     Device,
     /// The operating system refused to read or write.
@@ -60,6 +62,11 @@ impl Error {
         Self::new(ErrorKind::NonFinite, message)
     }
 
+    /// A comparison that failed; `message` says what was compared and the first differences.
+    pub fn differs(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Differs, message)
+    }
+
     /// The device failed.
     pub fn device(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Device, message)
@@ -95,7 +102,7 @@ impl Error {
     }
 
     /// The exit code of the process that fails with this error: 1 io, 2 config, 3 data, 4 out of memory, 5 non-finite,
-    /// 7 device, 130 and 143 for SIGINT and SIGTERM.
+    /// 6 a comparison that failed, 7 device, 130 and 143 for SIGINT and SIGTERM.
     pub fn exit_code(&self) -> u8 {
         match self.kind {
             ErrorKind::Io => 1,
@@ -103,6 +110,7 @@ impl Error {
             ErrorKind::Data => 3,
             ErrorKind::OutOfMemory => 4,
             ErrorKind::NonFinite => 5,
+            ErrorKind::Differs => 6,
             ErrorKind::Device => 7,
             ErrorKind::Interrupted(signal) => signal.exit_code(),
         }

@@ -1,11 +1,13 @@
 //! Kiln trains GPT-2 and BERT on [Burn](https://burn.dev): the models of [`kiln_models`], a Trainer with Hugging Face's
 //! names, and config files that say everything a run does.
 
+pub mod cache;
 pub mod cli;
 pub mod config;
 pub mod data;
 pub mod error;
 pub mod execution;
+pub mod export;
 pub mod forward;
 pub mod generate;
 pub mod hub;

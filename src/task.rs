@@ -74,12 +74,13 @@ impl Task {
     /// - the others: the labels of one micro-batch, because their models take the mean of each micro-batch and the Trainer
     ///   adds these means up. With accumulation their loss is that many times the mean.
     pub fn step_divisor(self, num_labels: usize, micro_batches: usize) -> f64 {
-        match self {
-            Self::Clm | Self::Mlm => num_labels as f64,
-            Self::SequenceClassification | Self::Regression | Self::QuestionAnswering => {
-                num_labels as f64 / micro_batches as f64
-            }
-        }
+        if self.sums_micro_batches() { num_labels as f64 / micro_batches as f64 } else { num_labels as f64 }
+    }
+
+    /// Whether the loss of an optimizer step depends on how it is cut into micro-batches; see
+    /// [`step_divisor`](Self::step_divisor).
+    pub fn sums_micro_batches(self) -> bool {
+        matches!(self, Self::SequenceClassification | Self::Regression | Self::QuestionAnswering)
     }
 
     /// Whether the loss is a mean negative log-likelihood of tokens, whose exponential is the perplexity.

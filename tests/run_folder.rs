@@ -81,6 +81,7 @@ fn rows_have_the_keys_that_are_promised() {
             "metrics.jsonl",
             "model",
             "plan.toml",
+            "run.log",
             "status.json",
             "trainer_state.json"
         ]

@@ -204,3 +204,50 @@ fn events_come_in_order_and_the_control_is_heard() {
     assert_eq!(events.lock().unwrap().join(", "), expected);
     assert_eq!(steps(&run), [2]);
 }
+
+#[test]
+fn the_log_and_the_curves_of_tensorboard() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let run = folder.path().join("run");
+    let board = ["--set", "trainer.report_to=tensorboard"];
+    succeeds(train(folder.path(), "run", &board).args(["--set", "trainer.max_steps=7"]));
+    let log = std::fs::read_to_string(run.join("run.log")).unwrap();
+    for part in ["Z parameters", "'step': 7, ", "'eval_loss': ", "saving ", "'train_runtime': "] {
+        assert!(log.contains(part), "{part} in {log}");
+    }
+    let events = || std::fs::read_dir(run.join("tensorboard")).unwrap().map(|entry| entry.unwrap().path());
+    let first = events().next().unwrap();
+    assert!(first.file_name().unwrap().to_str().unwrap().starts_with("events.out.tfevents."));
+    let bytes = std::fs::read(first).unwrap();
+    for tag in ["train/loss", "train/learning_rate", "eval/perplexity"] {
+        assert!(bytes.windows(tag.len()).any(|window| window == tag.as_bytes()), "{tag}");
+    }
+    // A run that is not asked for curves draws none, and one that is replaced leaves none behind.
+    succeeds(
+        train(folder.path(), "run", &["--set", "run.on_existing=overwrite"]).args(["--set", "trainer.max_steps=1"]),
+    );
+    assert!(!run.join("tensorboard").exists());
+    fails(&mut train(folder.path(), "run", &["--set", "trainer.report_to=wandb"]), 2, &["`wandb` is not supported"]);
+}
+
+#[test]
+fn a_model_is_packed_and_the_cache_is_listed_and_cleared() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    succeeds(&mut train(folder.path(), "run", &["--set", "trainer.max_steps=1"]));
+    let stdout = succeeds(kiln(folder.path()).args(["export", "run", "--tar", "model.tar.gz"]));
+    assert!(stdout.contains("config.json") && stdout.contains("wrote model.tar.gz"), "{stdout}");
+    assert!(std::fs::metadata(folder.path().join("model.tar.gz")).unwrap().len() > 1000);
+    fails(kiln(folder.path()).args(["export", "run", "--tar", "model.tar.gz"]), 2, &["the file exists"]);
+    fails(kiln(folder.path()).args(["export", "none", "--tar", "a.tar.gz"]), 3, &["no config.json", "help: "]);
+    fails(kiln(folder.path()).args(["export", "run", "--tar", "none/a.tar.gz"]), 1, &["cannot write none/a.tar.gz"]);
+
+    let tokens = folder.path().join("cache/tokens");
+    std::fs::create_dir_all(&tokens).unwrap();
+    std::fs::write(tokens.join("abc.tokens"), [0; 2048]).unwrap();
+    let mut cache = |what: &str| succeeds(kiln(folder.path()).env("KILN_CACHE", "cache").args(["cache", what]));
+    assert!(cache("list").contains("2.00 KiB  tokens/abc.tokens  written"));
+    assert!(cache("clear").contains("removed 1 entries, 2.00 KiB"));
+    assert!(cache("list").contains("0 entries"));
+}

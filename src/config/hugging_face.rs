@@ -135,8 +135,8 @@ pub(crate) const UNSUPPORTED: &[(&[&str], &str)] = &[
     ),
     (&["log_level", "log_level_replica", "disable_tqdm"], "remove it: the progress bar shows on a terminal only"),
     (
-        &["report_to", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"],
-        "remove it: metrics go to metrics.jsonl in the run folder and to stdout",
+        &["project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"],
+        "remove it: metrics go to metrics.jsonl and stdout, and with trainer.report_to = \"tensorboard\" to event files",
     ),
     (
         &[

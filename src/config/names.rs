@@ -200,6 +200,35 @@ fn optimizer_synonym(given: &str) -> Option<Result<OptimizerName, Error>> {
 }
 
 names! {
+    /// Who is told of the rows of a run, besides `metrics.jsonl` and stdout (Hugging Face's `report_to`).
+    Integration("integration", integration_synonym) {
+        /// TensorBoard event files in `tensorboard/` in the run folder.
+        TensorBoard = "tensorboard",
+    }
+}
+
+fn integration_synonym(given: &str) -> Option<Result<Integration, Error>> {
+    // The rest of transformers.integrations' names: services and their clients.
+    const OTHERS: [&str; 11] = [
+        "azure_ml",
+        "clearml",
+        "codecarbon",
+        "comet_ml",
+        "dagshub",
+        "dvclive",
+        "flyte",
+        "mlflow",
+        "neptune",
+        "swanlab",
+        "wandb",
+    ];
+    (OTHERS.contains(&given) || given == "trackio").then(|| {
+        Err(Error::config(format!("Hugging Face's integration `{given}` is not supported by this version"))
+            .help("metrics.jsonl in the run folder has every row; or use \"tensorboard\""))
+    })
+}
+
+names! {
     /// Where the run computes.
     DeviceKind("device kind") {
         /// The best device that this build and machine offer.

@@ -3,9 +3,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::names::{EvalStrategy, OptimizerName, SaveStrategy};
+use super::names::{EvalStrategy, Integration, OptimizerName, SaveStrategy};
 use super::scheduler::{SchedulerKwargs, SchedulerType};
-use super::values::{StepsOrRatio, count, count_or_minus_one, number_or_minus_one, some_count};
+use super::values::{StepsOrRatio, count, count_or_minus_one, integrations, number_or_minus_one, some_count};
 
 /// `[trainer]`: how the model is trained. At most one of `max_steps`, `num_train_epochs` and `max_tokens` is given; it
 /// sets the length of the run and of the learning-rate schedule.
@@ -58,6 +58,9 @@ pub struct TrainerSection {
     pub logging_steps: Option<StepsOrRatio>,
     /// Logs step 1 too. Default: false.
     pub logging_first_step: bool,
+    /// Who is told of the rows besides `metrics.jsonl` and stdout: one name, a list, `all` or `none`. Default: `none`.
+    #[serde(deserialize_with = "integrations", skip_serializing_if = "Vec::is_empty")]
+    pub report_to: Vec<Integration>,
     /// When to evaluate. Default: `no`.
     pub eval_strategy: EvalStrategy,
     /// With `eval_strategy = "steps"`: every so many steps, or below 1 a ratio of the run. Default: as `logging_steps`.
@@ -121,6 +124,7 @@ impl Default for TrainerSection {
             optim: OptimizerName::AdamW,
             logging_steps: None,
             logging_first_step: false,
+            report_to: Vec::new(),
             eval_strategy: EvalStrategy::No,
             eval_steps: None,
             eval_on_start: false,

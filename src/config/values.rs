@@ -7,6 +7,8 @@ use std::fmt;
 use serde::de::{Error as _, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::names::Integration;
+
 /// A number of optimizer steps, or a ratio of the run's length: Hugging Face's reading of `warmup_steps`,
 /// `logging_steps` and `eval_steps`, where a value below 1 is a ratio.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -168,6 +170,16 @@ pub(crate) fn strings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<
         }
     }
     deserializer.deserialize_any(Reader)
+}
+
+/// Reads the integrations of Hugging Face's `report_to`: a name or a list of names, where `all` and `none` stand alone.
+pub(crate) fn integrations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Integration>, D::Error> {
+    let names = strings(deserializer)?;
+    match names.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["none"] => Ok(Vec::new()),
+        ["all"] => Ok(Integration::ALL.to_vec()),
+        _ => names.iter().map(|name| name.parse().map_err(D::Error::custom)).collect(),
+    }
 }
 
 /// Reads a whole number that is not negative. A float with a whole value is one too, so that `1e3` can be written.

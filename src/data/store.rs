@@ -8,7 +8,7 @@
 use std::fs::{self, File};
 use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::ops::{ControlFlow, Range};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use memmap2::Mmap;
 use sha2::{Digest, Sha256};
@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 use super::corpus::Corpus;
 use super::pieces::Piece;
 use super::tokenizer::Tokenizer;
+use crate::cache;
 use crate::error::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"KILNTOK1";
@@ -56,7 +57,7 @@ impl TokenStore {
     /// # Errors
     /// Text that cannot be read, a cache that cannot be written, an interruption.
     pub fn build_or_open(corpus: &Corpus, tokenizer: &Tokenizer, progress: &mut OnProgress<'_>) -> Result<Self> {
-        Self::build_or_open_in(&cache_folder()?.join("tokens"), corpus, tokenizer, progress)
+        Self::build_or_open_in(&cache::folder()?.join(cache::TOKENS), corpus, tokenizer, progress)
     }
 
     /// As [`build_or_open`](Self::build_or_open), with the cache in `folder`.
@@ -135,18 +136,6 @@ impl TokenStore {
             _ => bytes.as_chunks().0.iter().map(|id| i32::from_le_bytes(*id)).collect(),
         }
     }
-}
-
-/// Kiln's cache: `$KILN_CACHE`, else `$XDG_CACHE_HOME/kiln`, else `~/.cache/kiln`.
-///
-/// # Errors
-/// None of them can be told.
-pub fn cache_folder() -> Result<PathBuf> {
-    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let folder = variable("KILN_CACHE")
-        .or_else(|| variable("XDG_CACHE_HOME").map(|folder| folder.join("kiln")))
-        .or_else(|| std::env::home_dir().map(|home| home.join(".cache/kiln")));
-    folder.ok_or_else(|| Error::config("no folder for the cache").help("set the environment variable KILN_CACHE"))
 }
 
 /// SHA-256 over everything the ids depend on.

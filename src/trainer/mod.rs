@@ -10,9 +10,12 @@ mod history;
 mod output;
 mod promise;
 mod run;
+mod run_log;
 mod saver;
 mod status;
+mod tensorboard;
 
+use std::ops::ControlFlow;
 use std::time::Instant;
 
 use burn::module::Module;
@@ -21,6 +24,7 @@ use burn::tensor::{Device, Tensor};
 use kiln_models::Model;
 use kiln_models::weights::{LoadReport, load};
 
+use crate::config::Integration;
 use crate::data::loader::{Loader, LoaderOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::execution::{read_scalars, seed_for};
@@ -32,6 +36,8 @@ use crate::signals;
 use crate::task::DeviceBatch;
 use history::write_trainer_state;
 use run::{Run, finish_saving};
+use run_log::RunLog;
+use tensorboard::TensorBoard;
 
 pub use best::Best;
 pub use callback::{Callback, Control, Progress};
@@ -116,7 +122,14 @@ impl Trainer {
     /// of another run; a signal that stopped the run after a checkpoint was saved.
     pub fn train(&mut self) -> Result<TrainOutput> {
         let (mut folder, checkpoint) = RunFolder::create(&self.plan)?;
+        self.callbacks.push(Box::new(RunLog::new(folder.path())));
+        if self.plan.config.trainer.report_to.contains(&Integration::TensorBoard) {
+            self.callbacks.push(Box::new(TensorBoard::create(folder.path())?));
+        }
         let output = self.begin(&folder, checkpoint.as_ref()).and_then(|run| self.run(&mut folder, run));
+        if let Err(error) = &output {
+            RunLog::new(folder.path()).say(format_args!("ended: {error}"));
+        }
         folder.status.end(output.as_ref().err());
         let written = folder.status.write(folder.path());
         output.and_then(|output| written.map(|()| output))
@@ -243,11 +256,11 @@ impl Trainer {
         let summary = run.clock.summary(&run.progress, run.mean_loss()?, saving);
         folder.metrics.append(&summary)?;
         folder.write_model(&self.model, &self.plan)?;
-        let sample = self.sample()?;
         folder.write_results(run.evaluation.as_ref(), &summary)?;
         write_trainer_state(folder, &self.plan, &run)?;
         folder.status.advance(&run.progress, run.clock.start.elapsed().as_secs_f64());
         self.callbacks.iter_mut().for_each(|callback| callback.on_train_end(&run.progress, &summary));
+        let sample = self.sample()?;
         Ok(TrainOutput { step: run.progress.step, summary, sample })
     }
 
@@ -318,7 +331,8 @@ impl Trainer {
         let device = &self.plan.device.device;
         let tokens =
             crate::generate::generate(&model, &self.plan.model_config, device, &prompt, &options.sampling, |_| {
-                std::ops::ControlFlow::Continue(())
+                // The run is complete by now, so a signal only cuts the sample short.
+                if signals::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             })?;
         Ok(Some(format!("{}{}", options.prompt, tokenizer.decode(&tokens)?)))
     }

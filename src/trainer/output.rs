@@ -12,6 +12,7 @@ use kiln_models::weights::save;
 use super::checkpoint::{self, Checkpoint};
 use super::promise::Promise;
 use super::status::Status;
+use super::{run_log, tensorboard};
 use crate::config::{OnExisting, RunConfig};
 use crate::error::{Error, Result};
 use crate::metrics::{MetricsFile, Record};
@@ -27,6 +28,8 @@ const ENTRIES: &[&str] = &[
     super::status::FILE,
     "trainer_state.json",
     "all_results.json",
+    run_log::FILE,
+    tensorboard::FOLDER,
 ];
 
 /// The locked file of a folder that a process writes to.

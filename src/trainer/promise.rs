@@ -4,6 +4,10 @@
 //! Free are settings that change what is reported, saved or measured but no weight: where the run writes, logging,
 //! evaluation, saving, early stopping, `max_minutes`, the text sample, and which device of a kind. The length of the run is
 //! free when the schedule does not depend on it. Everything else is refused by name.
+//!
+//! The micro-batch is free at the same number of examples in an optimizer step, where the loss of a step does not depend
+//! on how it is cut (language models). Then sums are added in another order, so that losses differ by rounding (f32: some
+//! 1e-6 relative a step), and dropout, which is drawn for each micro-batch, draws anew.
 
 use std::collections::BTreeMap;
 
@@ -25,6 +29,7 @@ const FREE: &[&str] = &[
     "trainer.per_device_eval_batch_size",
     "trainer.logging_steps",
     "trainer.logging_first_step",
+    "trainer.report_to",
     "trainer.eval_strategy",
     "trainer.eval_steps",
     "trainer.eval_on_start",
@@ -45,6 +50,8 @@ const DERIVED: &[&str] = &[
     "trainer.max_tokens",
     "trainer.warmup_steps",
     "trainer.data_seed",
+    "trainer.per_device_train_batch_size",
+    "trainer.gradient_accumulation_steps",
     "device.kind",
     "generation",
 ];
@@ -79,6 +86,11 @@ impl Promise {
         settings.insert(LENGTH.into(), json!(plan.steps.total));
         settings.insert("trainer.warmup_steps".into(), json!(plan.schedule.warmup_steps()));
         settings.insert("trainer.data_seed".into(), json!(plan.config.trainer.data_seed()));
+        let (micro, accumulation) = (plan.batch.micro, plan.batch.accumulation);
+        settings.insert("examples in an optimizer step".into(), json!(micro * accumulation));
+        if plan.task.sums_micro_batches() {
+            settings.insert("trainer.per_device_train_batch_size".into(), json!(micro));
+        }
         settings.insert("device.kind".into(), json!(plan.device.kind.as_str()));
         settings.insert("training examples".into(), json!(plan.steps.train_examples));
         settings.insert("training tokens".into(), json!(plan.steps.train_tokens));

@@ -76,7 +76,7 @@ fn hugging_face_arguments_that_are_not_honoured() {
         ("bf16 = false", "f32"),
         ("save_only_model = true", "trainer.save_strategy"),
         ("resume_from_checkpoint = true", "--resume"),
-        ("report_to = \"wandb\"", "metrics.jsonl"),
+        ("trackio_space_id = \"a\"", "metrics.jsonl"),
         ("deepspeed = \"ds.json\"", "one device"),
         ("push_to_hub = true", "upload"),
         ("group_by_length = true", "data.sampler"),
@@ -88,6 +88,8 @@ fn hugging_face_arguments_that_are_not_honoured() {
         let name = key.split(' ').next().unwrap();
         refused(parse(key), &[&format!("Hugging Face's `{name}` is not supported by this version"), "a.toml:12", part]);
     }
+    refused(parse("report_to = \"wandb\""), &["integration `wandb` is not supported", "metrics.jsonl"]);
+    refused(parse("report_to = [\"tensorbord\"]"), &["did you mean `tensorboard`?"]);
     let mut names: Vec<&str> = UNSUPPORTED.iter().flat_map(|(names, _)| *names).copied().chain(PLACED).collect();
     let count = names.len();
     names.sort_unstable();

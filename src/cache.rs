@@ -1,0 +1,123 @@
+//! What Kiln keeps between runs, and where: text that was tokenised. Everything in it can be made again.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use indicatif::HumanBytes;
+
+use crate::error::{Error, Result};
+
+/// Kiln's cache: `$KILN_CACHE`, else `$XDG_CACHE_HOME/kiln`, else `~/.cache/kiln`.
+///
+/// # Errors
+/// None of them can be told.
+pub fn folder() -> Result<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let folder = variable("KILN_CACHE")
+        .or_else(|| variable("XDG_CACHE_HOME").map(|folder| folder.join("kiln")))
+        .or_else(|| std::env::home_dir().map(|home| home.join(".cache/kiln")));
+    folder.ok_or_else(|| Error::config("no folder for the cache").help("set the environment variable KILN_CACHE"))
+}
+
+/// A file of the cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Its path in the cache.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// How long ago it was written; zero when the clock went back since.
+    pub age: Duration,
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let age = Duration::from_secs(self.age.as_secs());
+        let bytes = HumanBytes(self.bytes).to_string();
+        write!(f, "{bytes:>12}  {}  written {} ago", self.name, humantime::format_duration(age))
+    }
+}
+
+/// The size of `entries` together, for people.
+pub fn size(entries: &[Entry]) -> String {
+    HumanBytes(entries.iter().map(|entry| entry.bytes).sum()).to_string()
+}
+
+/// The files of the cache in `folder`, by name; none when there is no such folder.
+///
+/// # Errors
+/// A folder that cannot be read.
+pub fn list(folder: &Path) -> Result<Vec<Entry>> {
+    let kept = files(folder)?.into_iter().map(|(kind, path)| {
+        let io = |error: std::io::Error| Error::io(format!("read {}", path.display()), &error);
+        let metadata = fs::metadata(&path).map_err(io)?;
+        let age = SystemTime::now().duration_since(metadata.modified().map_err(io)?).unwrap_or_default();
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        Ok(Entry { name: format!("{kind}/{file}"), bytes: metadata.len(), age })
+    });
+    kept.collect()
+}
+
+/// Removes the files that [`list`] shows and returns them. What a run at work has open stays readable to it.
+///
+/// # Errors
+/// A file that cannot be removed.
+pub fn clear(folder: &Path) -> Result<Vec<Entry>> {
+    let entries = list(folder)?;
+    for entry in &entries {
+        let path = folder.join(&entry.name);
+        fs::remove_file(&path).map_err(|error| Error::io(format!("remove {}", path.display()), &error))?;
+    }
+    Ok(entries)
+}
+
+/// Kind and path of every file, of kinds that Kiln writes: `KILN_CACHE` may name a folder with other things in it.
+fn files(folder: &Path) -> Result<Vec<(&'static str, PathBuf)>> {
+    let mut found = Vec::new();
+    for kind in KINDS {
+        let folder = folder.join(kind);
+        let entries = match fs::read_dir(&folder) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            entries => entries.map_err(|error| Error::io(format!("read {}", folder.display()), &error))?,
+        };
+        found.extend(
+            entries.flatten().map(|entry| entry.path()).filter(|path| path.is_file()).map(|path| (*kind, path)),
+        );
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Token ids of a corpus.
+pub const TOKENS: &str = "tokens";
+
+/// The folders of the cache.
+const KINDS: &[&str] = &[TOKENS];
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn what_is_listed_is_what_is_cleared() {
+        let place = tempfile::tempdir().unwrap();
+        assert_eq!(list(&place.path().join("none")).unwrap(), []);
+        fs::create_dir(place.path().join(TOKENS)).unwrap();
+        fs::write(place.path().join("tokens/b.tokens"), [0; 2048]).unwrap();
+        fs::write(place.path().join("tokens/a.tokens"), [0; 10]).unwrap();
+        fs::write(place.path().join("mine.txt"), "not Kiln's").unwrap();
+        let entries = list(place.path()).unwrap();
+        assert_eq!(
+            entries.iter().map(|entry| entry.name.as_str()).collect::<Vec<_>>(),
+            ["tokens/a.tokens", "tokens/b.tokens"]
+        );
+        assert_eq!(size(&entries), "2.01 KiB");
+        assert!(entries[1].to_string().contains("2.00 KiB  tokens/b.tokens  written"), "{}", entries[1]);
+        assert_eq!(clear(place.path()).unwrap().len(), 2);
+        assert_eq!(list(place.path()).unwrap(), []);
+        assert!(place.path().join("mine.txt").exists());
+    }
+}

@@ -1,0 +1,142 @@
+//! The command line: arguments, and what each command prints. All work is done by the library; an error ends the process
+//! with the exit code of its kind.
+
+mod folders;
+mod models;
+mod training;
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::error::{Error, Result};
+use crate::execution;
+use folders::CacheCommand;
+use models::{ExportArgs, ForwardArgs, GenerateArgs};
+use training::{ConfigArgs, TrainArgs};
+
+/// Trains GPT-2 and BERT from a config file.
+#[derive(Debug, Parser)]
+#[command(name = "kiln", version, about, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Train the model that a config file describes
+    Train(TrainArgs),
+    /// Print what a config file would do, without training
+    Plan(ConfigArgs),
+    /// Show on a config that a run which is stopped and resumed ends where an undisturbed one ends
+    VerifyResume(ConfigArgs),
+    /// Run one batch through a model and write logits, loss and gradients
+    Forward(ForwardArgs),
+    /// Continue a text with a trained GPT-2
+    Generate(GenerateArgs),
+    /// Pack a model folder into model.tar.gz
+    Export(ExportArgs),
+    /// List the runs in a folder with their status
+    Runs {
+        /// The folder of the runs
+        #[arg(default_value = "runs")]
+        folder: PathBuf,
+    },
+    /// Tell how a run stands, from its folder alone
+    Describe {
+        /// The run folder
+        run: PathBuf,
+    },
+    /// List or clear what is kept between runs: tokenised text
+    #[command(subcommand)]
+    Cache(CacheCommand),
+    /// List what this build and this machine offer
+    Devices,
+}
+
+impl Cli {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// Whatever the command meets; the message is complete.
+    pub fn run(self) -> Result<()> {
+        match self.command {
+            Command::Train(args) => training::train(&args),
+            Command::Plan(args) => training::plan(&args),
+            Command::VerifyResume(args) => training::run_verify_resume(&args),
+            Command::Forward(args) => models::run_forward(&args),
+            Command::Generate(args) => models::run_generate(&args),
+            Command::Export(args) => models::run_export(&args),
+            Command::Runs { folder } => folders::runs(&folder),
+            Command::Describe { run } => folders::describe(&run),
+            Command::Cache(command) => folders::cache(&command),
+            Command::Devices => devices(),
+        }
+    }
+}
+
+/// Prints a line to stdout. A reader that has gone away (`kiln plan FILE | head`) is no error of ours; a full disk is one.
+fn say(line: impl std::fmt::Display) -> Result<()> {
+    match writeln!(std::io::stdout(), "{line}") {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::io("write to stdout", &error)),
+        _ => Ok(()),
+    }
+}
+
+/// A bar on stderr when that is a terminal, nothing otherwise.
+fn progress_bar(template: &str) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template(template).expect("the templates of this file are valid");
+    ProgressBar::new(0).with_style(style)
+}
+
+fn devices() -> Result<()> {
+    say(format!(
+        "kiln {} built for: cpu{}{}, {} engine",
+        env!("CARGO_PKG_VERSION"),
+        if cfg!(feature = "wgpu") { ", wgpu" } else { "" },
+        if cfg!(feature = "cuda") { ", cuda" } else { "" },
+        execution::engine(),
+    ))?;
+    for device in execution::available() {
+        let note = if device.is_software { " (software, not chosen by \"auto\")" } else { "" };
+        say(format!("{} {}: {}{note}", device.kind, device.index, device.name))?;
+    }
+    say(format!("cpu threads: {}", std::thread::available_parallelism().map_or(1, usize::from)))?;
+    #[cfg(target_arch = "x86_64")]
+    say(format!(
+        "cpu vector units: avx2 {}, avx512f {}",
+        std::arch::is_x86_feature_detected!("avx2"),
+        std::arch::is_x86_feature_detected!("avx512f")
+    ))?;
+    Ok(())
+}
+
+/// Parses the arguments, runs the command, prints an error if there is one, and returns the exit code.
+pub fn main() -> std::process::ExitCode {
+    match Cli::parse().run() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            std::process::ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+impl From<kiln_models::Error> for Error {
+    fn from(error: kiln_models::Error) -> Self {
+        match &error {
+            kiln_models::Error::Config(message) => Self::config(message),
+            kiln_models::Error::NoSuchHead { .. } => Self::config(error.to_string()),
+            kiln_models::Error::Io { action, path, source } => {
+                Self::io(format_args!("{action} {}", path.display()), source)
+            }
+            _ => Self::data(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! `kiln forward`, `kiln generate` and `kiln export`: what takes a model folder.
+
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::say;
+use crate::config::DeviceKind;
+use crate::data::tokenized::{Limits, read_batch};
+use crate::error::{Error, Result};
+use crate::execution;
+use crate::export::export;
+use crate::forward::forward_to_file;
+use crate::generate::{GenerateOptions, generate};
+use crate::model_folder::ModelFolder;
+use crate::task::Task;
+
+#[derive(Debug, Args)]
+struct DeviceArgs {
+    /// auto, cpu, wgpu or cuda
+    #[arg(long, default_value = "auto")]
+    device: String,
+    /// Which device of that kind, from 0
+    #[arg(long, default_value_t = 0)]
+    device_index: usize,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ForwardArgs {
+    /// A model folder in Hugging Face's form, or a Hub id
+    model: String,
+    /// JSON with input_ids, attention_mask, token_type_ids and labels as nested lists
+    #[arg(long)]
+    batch: PathBuf,
+    /// clm, mlm, sequence-classification, regression or question-answering
+    #[arg(long)]
+    task: String,
+    /// The safetensors file to write
+    #[arg(long)]
+    out: PathBuf,
+    /// Also write grad.<tensor name> of the loss
+    #[arg(long)]
+    gradients: bool,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct GenerateArgs {
+    /// A model folder in Hugging Face's form, or a Hub id
+    model: String,
+    /// The text to continue
+    #[arg(long)]
+    prompt: String,
+    /// At most this many tokens
+    #[arg(long, default_value_t = 100)]
+    max_new_tokens: usize,
+    /// 0 takes the most likely token every time
+    #[arg(long, default_value_t = 1.0)]
+    temperature: f64,
+    /// Keep only the K most likely tokens; 0 keeps all
+    #[arg(long, default_value_t = 0)]
+    top_k: usize,
+    /// Keep the most likely tokens that reach probability P together
+    #[arg(long, default_value_t = 1.0)]
+    top_p: f64,
+    /// Seed of the draws
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ExportArgs {
+    /// A model folder in Hugging Face's form, or a run folder, whose model/ is taken
+    model: PathBuf,
+    /// The archive to write, as a rule model.tar.gz
+    #[arg(long, value_name = "FILE")]
+    tar: PathBuf,
+}
+
+fn device(args: &DeviceArgs) -> Result<execution::Available> {
+    execution::select(args.device.parse::<DeviceKind>().map_err(|error| error.at("--device"))?, args.device_index)
+}
+
+pub(super) fn run_forward(args: &ForwardArgs) -> Result<()> {
+    let task = Task::from_name(&args.task)?;
+    let device = device(&args.device)?.device;
+    let device = if args.gradients { device.autodiff() } else { device };
+    let folder = ModelFolder::open(&args.model, task, &device)?;
+    folder.notes.iter().try_for_each(say)?;
+    let batch = read_batch(&args.batch, task, &Limits::of(&folder.config))?;
+    let out = forward_to_file(&folder, task, &batch, args.gradients, &device, &args.out)?;
+    for tensor in out.iter().filter(|tensor| !tensor.name.starts_with("grad.")) {
+        match tensor.data[..] {
+            [value] => say(format!("{}: {value}", tensor.name))?,
+            _ => say(format!("{}: {:?}", tensor.name, tensor.shape))?,
+        }
+    }
+    say(format!("wrote {} tensors to {}", out.len(), args.out.display()))
+}
+
+pub(super) fn run_generate(args: &GenerateArgs) -> Result<()> {
+    let device = device(&args.device)?.device;
+    let folder = ModelFolder::open(&args.model, Task::Clm, &device)?;
+    let tokenizer = folder.tokenizer()?;
+    let prompt = tokenizer.encode(&args.prompt)?;
+    let mut stop = folder.config.eos_token_ids();
+    stop.extend(tokenizer.eot_id());
+    let options = GenerateOptions {
+        max_new_tokens: args.max_new_tokens,
+        temperature: args.temperature,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        seed: args.seed,
+        stop,
+    };
+    if stream(&args.prompt)?.is_break() {
+        return Ok(());
+    }
+    // A token may end in the middle of a character: text is shown as far as it is whole.
+    let (mut tokens, mut shown, mut failed) = (Vec::new(), 0, None);
+    generate(&folder.model, &folder.config, &device, &prompt, &options, |token| {
+        tokens.push(token);
+        let text = tokenizer.decode(&tokens).unwrap_or_default();
+        let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len().max(shown);
+        match stream(text.get(shown..whole).unwrap_or_default()) {
+            Ok(reader) => {
+                shown = whole;
+                reader
+            }
+            Err(error) => {
+                failed = Some(error);
+                ControlFlow::Break(())
+            }
+        }
+    })?;
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let rest = tokenizer.decode(&tokens)?;
+    say(rest.get(shown..).unwrap_or_default())
+}
+
+/// Writes text as it comes; breaks when the reader has gone away.
+fn stream(text: &str) -> Result<ControlFlow<()>> {
+    let mut out = std::io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(ControlFlow::Continue(())),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
+        Err(error) => Err(Error::io("write to stdout", &error)),
+    }
+}
+
+pub(super) fn run_export(args: &ExportArgs) -> Result<()> {
+    let exported = export(&args.model, &args.tar)?;
+    exported.iter().try_for_each(|(name, bytes)| say(format!("{bytes:>12}  {name}")))?;
+    say(format!("wrote {}", args.tar.display()))
+}

@@ -1,0 +1,159 @@
+//! `kiln train`, `kiln plan` and `kiln verify-resume`: what takes a config file.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use indicatif::ProgressBar;
+
+use super::{progress_bar, say};
+use crate::config::{OnExisting, RunConfig};
+use crate::data::store;
+use crate::error::{Error, Result};
+use crate::metrics::Record;
+use crate::plan::RunPlan;
+use crate::signals;
+use crate::trainer::{Callback, Control, Progress, RunFolder, Trainer};
+use crate::verify_resume::{Report, verify};
+
+#[derive(Debug, Args)]
+pub(super) struct ConfigArgs {
+    /// The config file (TOML)
+    file: PathBuf,
+    /// Override a key of the file; the value is TOML, anything else is taken as text
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    set: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct TrainArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Continue from the newest checkpoint in the run folder; the same as --set run.on_existing=resume
+    #[arg(long)]
+    resume: bool,
+}
+
+fn load_plan(args: &ConfigArgs) -> Result<RunPlan> {
+    resolve(RunConfig::load_with(&args.file, &args.set)?)
+}
+
+/// The plan of `config`; a signal stops tokenising.
+fn resolve(config: RunConfig) -> Result<RunPlan> {
+    signals::install()?;
+    let bar = progress_bar("{spinner} {msg} {bytes}/{total_bytes}");
+    let plan = config.plan_with_progress(&mut |progress: store::Progress| {
+        bar.set_message("tokenising");
+        bar.set_length(progress.total_bytes);
+        bar.set_position(progress.done_bytes);
+        if signals::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    bar.finish_and_clear();
+    match signals::received() {
+        Some(signal) => Err(signal.error("stopped before the first step")),
+        None => plan,
+    }
+}
+
+pub(super) fn plan(args: &ConfigArgs) -> Result<()> {
+    say(load_plan(args)?.describe())
+}
+
+pub(super) fn train(args: &TrainArgs) -> Result<()> {
+    let mut config = RunConfig::load_with(&args.config.file, &args.config.set)?;
+    if args.resume {
+        config.run.on_existing = OnExisting::Resume;
+    }
+    RunFolder::check(&config)?;
+    let plan = resolve(config)?;
+    say(plan.describe())?;
+    let folder = plan.config.output_dir()?;
+    let trainer = Trainer::new(plan)?;
+    if let Some(report) = trainer.load_report() {
+        say(format!("loaded {} tensors", report.loaded))?;
+        report.lines().iter().try_for_each(say)?;
+    }
+    let output = trainer.with_callback(Printer::new()).train()?;
+    if let Some(sample) = &output.sample {
+        say(format!("\n--- sample ---\n{sample}\n--------------\n"))?;
+    }
+    say(format!("model: {}", folder.join("model").display()))?;
+    say(format!("again: {}", repeat_command(&folder)))?;
+    match signals::received() {
+        Some(signal) => Err(signal.error("the run was complete, so nothing is lost but the rest of its sample")),
+        None => Ok(()),
+    }
+}
+
+pub(super) fn run_verify_resume(args: &ConfigArgs) -> Result<()> {
+    let report = verify(&RunConfig::load_with(&args.file, &args.set)?, &resolve)?;
+    let Report { before, after, tensors, rows, differences } = &report;
+    if differences.is_empty() {
+        return say(format!(
+            "{} steps equal {before} steps, a stop and {after} steps: {tensors} tensors of weights and moments and {rows} \
+             rows are the same, bit for bit",
+            before + after
+        ));
+    }
+    let shown = differences.iter().take(6).map(String::as_str).collect::<Vec<_>>().join("\n  ");
+    Err(Error::differs(format!(
+        "{} steps do not equal {before} steps, a stop and {after} steps; {} differences:\n  {shown}",
+        before + after,
+        differences.len()
+    ))
+    .help("on the CPU this is a defect of Kiln; a GPU may add in another order each time"))
+}
+
+/// The command that repeats a run into a folder of its own.
+fn repeat_command(folder: &Path) -> String {
+    let (plan, next) = (folder.join("plan.toml"), format!("{}-again", folder.display()));
+    format!("kiln train {} --set run.output_dir={next}", plan.display())
+}
+
+/// Prints rows as dict lines on stdout, with a progress bar on stderr when that is a terminal.
+struct Printer {
+    bar: ProgressBar,
+}
+
+impl Printer {
+    fn new() -> Self {
+        Self { bar: progress_bar("{elapsed_precise} [{bar:40}] step {pos}/{len} {msg} ETA {eta}") }
+    }
+
+    fn row(&self, row: &Record) {
+        // A row that cannot be shown is in metrics.jsonl all the same: no reason to end the training.
+        let _ = self.bar.suspend(|| say(row.to_dict()));
+    }
+}
+
+impl Callback for Printer {
+    fn on_resume(&mut self, progress: &Progress, checkpoint: &Path) {
+        let _ =
+            self.bar.suspend(|| say(format!("continuing after step {} from {}", progress.step, checkpoint.display())));
+        self.bar.set_position(progress.step);
+    }
+
+    fn on_train_begin(&mut self, plan: &RunPlan) {
+        self.bar.set_length(plan.steps.total as u64);
+    }
+
+    fn on_step_end(&mut self, progress: &Progress, _control: &mut Control) {
+        self.bar.set_position(progress.step);
+    }
+
+    fn on_log(&mut self, _progress: &Progress, row: &Record) {
+        if let Some(loss) = row.get("loss") {
+            self.bar.set_message(format!("loss {loss:.4}"));
+        }
+        self.row(row);
+    }
+
+    fn on_evaluate(&mut self, _progress: &Progress, row: &Record, _control: &mut Control) {
+        self.row(row);
+    }
+
+    fn on_train_end(&mut self, _progress: &Progress, summary: &Record) {
+        self.bar.finish_and_clear();
+        self.row(summary);
+    }
+}

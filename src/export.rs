@@ -1,0 +1,93 @@
+//! `kiln export`: a model folder as one `model.tar.gz`, the form in which model registries and SageMaker take models: the
+//! files of the folder at the root of the archive.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+use crate::error::{Error, Result};
+
+/// Packs the files of `model` (a model folder, or a run folder with `model/` in it) into the gzipped tar archive `target`.
+/// The archive appears under its name when it is whole; the same files give the same bytes. Returns names and sizes in
+/// bytes of what is in it.
+///
+/// # Errors
+/// A folder without `config.json`, a target that exists, and the operating system's.
+pub fn export(model: &Path, target: &Path) -> Result<Vec<(String, u64)>> {
+    let inner = model.join("model");
+    let folder = if !model.join("config.json").is_file() && inner.is_dir() { &inner } else { model };
+    if !folder.join("config.json").is_file() {
+        return Err(Error::data(format!("{}: expected a model folder, found no config.json in it", folder.display()))
+            .help("give the model/ folder of a finished run, or the run folder itself"));
+    }
+    if target.exists() {
+        return Err(Error::config(format!("--tar {}: the file exists", target.display()))
+            .help("give the name of a file that does not exist"));
+    }
+    let above = target.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let io = |error: std::io::Error| Error::io(format!("write {}", target.display()), &error);
+    let aside = tempfile::NamedTempFile::new_in(above).map_err(io)?;
+    let mut archive = tar::Builder::new(GzEncoder::new(aside.as_file(), Compression::default()));
+    // Times and owners say nothing of the model, and would make two archives of one model differ.
+    archive.mode(tar::HeaderMode::Deterministic);
+    let mut packed = Vec::new();
+    for path in files(folder)? {
+        let io = |error: std::io::Error| Error::io(format!("pack {}", path.display()), &error);
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let mut file = File::open(&path).map_err(io)?;
+        packed.push((name.clone(), file.metadata().map_err(io)?.len()));
+        archive.append_file(name, &mut file).map_err(io)?;
+    }
+    archive.into_inner().and_then(GzEncoder::finish).and_then(File::sync_all).map_err(io)?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        fs::set_permissions(aside.path(), fs::Permissions::from_mode(0o644)).map_err(io)?;
+    }
+    aside.persist_noclobber(target).map_err(|error| io(error.error))?;
+    Ok(packed)
+}
+
+/// The plain files of `folder`, by name.
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder).map_err(|error| Error::io(format!("read {}", folder.display()), &error))?;
+    let mut files = entries.flatten().map(|entry| entry.path()).filter(|path| path.is_file()).collect::<Vec<_>>();
+    files.sort();
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn an_archive_holds_the_files_and_is_the_same_every_time() {
+        let place = tempfile::tempdir().unwrap();
+        let (model, target) = (place.path().join("run/model"), place.path().join("model.tar.gz"));
+        fs::create_dir_all(&model).unwrap();
+        fs::write(model.join("config.json"), "{}").unwrap();
+        fs::write(model.join("model.safetensors"), vec![7u8; 5000]).unwrap();
+        let packed = export(&place.path().join("run"), &target).unwrap();
+        assert_eq!(packed, [("config.json".into(), 2), ("model.safetensors".into(), 5000)]);
+        let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(File::open(&target).unwrap()));
+        let read = archive.entries().unwrap().map(|entry| {
+            let mut entry = entry.unwrap();
+            let mut bytes = Vec::new();
+            entry.read_to_end(&mut bytes).unwrap();
+            (entry.path().unwrap().display().to_string(), bytes)
+        });
+        let read = read.collect::<Vec<_>>();
+        assert_eq!(read, [("config.json".into(), b"{}".to_vec()), ("model.safetensors".into(), vec![7u8; 5000])]);
+        let again = place.path().join("again.tar.gz");
+        export(&model, &again).unwrap();
+        assert!(fs::read(&again).unwrap() == fs::read(&target).unwrap());
+        assert!(export(&model, &target).unwrap_err().to_string().contains("the file exists"));
+        assert!(export(place.path(), &place.path().join("x")).unwrap_err().to_string().contains("no config.json"));
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 3, "nothing half-written is left");
+    }
+}

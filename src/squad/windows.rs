@@ -1,0 +1,118 @@
+//! A question with a piece of its context, as `run_qa.py` of `transformers` cuts it: the question whole, the context in
+//! windows that overlap by `doc_stride` tokens, and the answer as the first and last token of it, or the first token of the
+//! sequence (`[CLS]`) where the window does not hold it.
+
+use tokenizers::{TruncationDirection, TruncationParams, TruncationStrategy};
+
+use super::read::Question;
+use crate::error::{Error, Result};
+
+/// One question with one piece of its context.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Window {
+    /// Index of the question.
+    pub question: usize,
+    /// `[CLS] question [SEP] context [SEP]`, or what the tokenizer makes of a pair.
+    pub input_ids: Vec<i32>,
+    /// 1 for the context, for models that tell the two apart.
+    pub token_type_ids: Option<Vec<i32>>,
+    /// First token of the context.
+    pub context_start: usize,
+    /// First and one past the last character of each of its tokens in the context.
+    pub offsets: Vec<(usize, usize)>,
+    /// First token of the answer.
+    pub start: i32,
+    /// Last token of the answer.
+    pub end: i32,
+}
+
+/// Cuts questions into windows.
+#[derive(Debug, Clone)]
+pub struct WindowEncoder {
+    tokenizer: tokenizers::Tokenizer,
+    max_length: usize,
+    token_types: bool,
+}
+
+impl WindowEncoder {
+    /// Windows of at most `max_length` tokens of which `doc_stride` are those of the window before; with token types if
+    /// the model has them.
+    ///
+    /// # Errors
+    /// A stride that leaves nothing new for a window.
+    pub fn new(
+        tokenizer: &tokenizers::Tokenizer,
+        max_length: usize,
+        doc_stride: usize,
+        token_types: bool,
+    ) -> Result<Self> {
+        let mut tokenizer = tokenizer.clone();
+        let truncation = TruncationParams {
+            direction: TruncationDirection::Right,
+            max_length,
+            strategy: TruncationStrategy::OnlySecond,
+            stride: doc_stride,
+        };
+        tokenizer.with_truncation(Some(truncation)).map_err(|error| {
+            Error::config(format!("data.doc_stride = {doc_stride} with windows of {max_length} tokens: {error}"))
+                .help("a window must be longer than what it shares with the one before")
+        })?;
+        Ok(Self { tokenizer, max_length, token_types })
+    }
+
+    /// The windows of `question`, which has index `index`; at least one.
+    ///
+    /// # Errors
+    /// A question that leaves no room for its context.
+    pub fn windows(&self, index: usize, question: &Question) -> Result<Vec<Window>> {
+        let no_room = |why: String| {
+            Error::data(format!(
+                "question {}: it leaves too little room for its context in {} tokens: {why}",
+                question.id, self.max_length
+            ))
+            .help("raise data.max_length or lower data.doc_stride")
+        };
+        // Room is checked here because the tokenizer does not: it would loop over windows without a new token.
+        let asked = self.tokenizer.encode_fast(question.text.trim_start(), false).map_err(|e| no_room(e.to_string()))?;
+        let special = self.tokenizer.get_post_processor().map_or(0, |post| post.added_tokens(true));
+        let stride = self.tokenizer.get_truncation().map_or(0, |truncation| truncation.stride);
+        if asked.len() + special + stride >= self.max_length {
+            return Err(no_room(format!("the question has {}, the overlap is {stride}", asked.len())));
+        }
+        let pair = (question.text.trim_start(), question.context.as_ref());
+        let mut first = self.tokenizer.encode_char_offsets(pair, true).map_err(|error| no_room(error.to_string()))?;
+        let overflowing = first.take_overflowing();
+        let window = |encoding: &tokenizers::Encoding| {
+            let sequence = encoding.get_sequence_ids();
+            let of_context = |id: &Option<usize>| *id == Some(1);
+            let context_start = sequence.iter().position(of_context).unwrap_or(sequence.len());
+            let length = sequence.iter().filter(|id| of_context(id)).count();
+            let offsets = encoding.get_offsets()[context_start..context_start + length].to_vec();
+            let (start, end) = span(question, context_start, &offsets);
+            let signed = |ids: &[u32]| ids.iter().map(|id| *id as i32).collect::<Vec<_>>();
+            Window {
+                question: index,
+                input_ids: signed(encoding.get_ids()),
+                token_type_ids: self.token_types.then(|| signed(encoding.get_type_ids())),
+                context_start,
+                offsets,
+                start,
+                end,
+            }
+        };
+        Ok(std::iter::once(&first).chain(&overflowing).map(window).collect())
+    }
+}
+
+/// First and last token of the first answer, or 0 and 0 when the window does not hold all of it.
+fn span(question: &Question, context_start: usize, offsets: &[(usize, usize)]) -> (i32, i32) {
+    let Some(answer) = question.answers.first() else { return (0, 0) };
+    let (from, to) = (answer.start, answer.start + answer.text.chars().count());
+    let holds = offsets.first().is_some_and(|first| first.0 <= from) && offsets.last().is_some_and(|last| last.1 >= to);
+    if !holds {
+        return (0, 0);
+    }
+    let start = offsets.iter().take_while(|(begin, _)| *begin <= from).count() - 1;
+    let end = offsets.len() - offsets.iter().rev().take_while(|(_, end)| *end >= to).count();
+    ((context_start + start) as i32, (context_start + end) as i32)
+}
