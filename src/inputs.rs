@@ -1,6 +1,8 @@
 //! Opens everything a run reads, before anything is planned: model configuration, tokenizer, training and validation data.
 //! What is found here are facts; [`plan`](crate::plan) turns them and the config into what will happen.
 
+mod table;
+
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,6 +22,8 @@ use crate::error::{Error, Result};
 use crate::hub::{self, Wanted};
 use crate::task::Task;
 
+use table::TableData;
+
 /// What a run reads.
 pub struct Inputs {
     /// The model, with vocabulary and labels settled.
@@ -32,6 +36,8 @@ pub struct Inputs {
     pub tokenizer: Option<Arc<Tokenizer>>,
     /// Block size of packed text; none for data that is tokenised already.
     pub block_size: Option<usize>,
+    /// Tokens that rows of a table are cut to; none for other data.
+    pub max_length: Option<usize>,
     /// The id that padding uses.
     pub pad_id: u32,
     /// Training data.
@@ -60,6 +66,7 @@ impl Inputs {
                         unknown_model_fields,
                         tokenizer,
                         block_size: None,
+                        max_length: None,
                         pad_id,
                         train,
                         train_tokens,
@@ -67,8 +74,43 @@ impl Inputs {
                     })
                 })
             }
-            _ => Self::open_text(config, model_config, model_from, unknown_model_fields, config.trainer.seed, progress),
+            DataFormat::Csv | DataFormat::Tsv | DataFormat::Jsonl | DataFormat::Parquet => {
+                Self::open_table(config, model_config, model_from, unknown_model_fields, progress)
+            }
+            DataFormat::Text => {
+                Self::open_text(config, model_config, model_from, unknown_model_fields, config.trainer.seed, progress)
+            }
         }
+    }
+
+    fn open_table(
+        config: &RunConfig,
+        model_config: ModelConfig,
+        model_from: Option<PathBuf>,
+        unknown_model_fields: Vec<String>,
+        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Self> {
+        let Some(tokenizer) = optional_tokenizer(config, &model_from)? else {
+            return Err(Error::config(format!(
+                "data.format = \"{}\" needs a tokenizer, and there is none in model.from",
+                config.data.format
+            ))
+            .help("set tokenizer.from"));
+        };
+        let mut model_config = with_vocabulary(model_config, &tokenizer, config, model_from.is_some())?;
+        let tables = TableData::open(config, &mut model_config, &tokenizer, progress)?;
+        Ok(Self {
+            pad_id: model_config.pad_token_id().unwrap_or_else(|| tokenizer.eot_id().unwrap_or(0)),
+            model_config,
+            model_from,
+            unknown_model_fields,
+            tokenizer: Some(tokenizer),
+            block_size: None,
+            max_length: Some(tables.max_length),
+            train_tokens: (0..tables.train.len()).map(|index| tables.train.len_of(index) as u64).sum(),
+            train: tables.train,
+            validation: tables.validation,
+        })
     }
 
     fn open_text(
@@ -130,6 +172,7 @@ impl Inputs {
             unknown_model_fields,
             tokenizer: Some(tokenizer),
             block_size: Some(block_size),
+            max_length: None,
             train_tokens: (train.len() * block_size) as u64,
             train: Arc::new(train),
             validation: validation.map(|blocks| Arc::new(blocks) as Arc<dyn Dataset>),

@@ -15,6 +15,7 @@ pub mod metrics;
 pub mod model_folder;
 pub mod optim;
 pub mod plan;
+pub mod scores;
 pub mod task;
 pub mod trainer;
 

@@ -111,8 +111,46 @@ fn data(data: &DataSection) -> Checked {
     }
     if data.format == DataFormat::Text && !matches!(data.task, Task::Clm | Task::Mlm) {
         return Err(Complaint::new("data.format", format!("`text` holds no labels for the task {}", data.task))
-            .help("use format = \"tokenized\": rows of input_ids and labels"));
+            .help("use `csv`, `tsv`, `jsonl` or `parquet` with a label column, or `tokenized`"));
     }
+    table(data)
+}
+
+/// The keys of tables.
+fn table(data: &DataSection) -> Checked {
+    let names = [
+        ("data.text_column", &data.text_column),
+        ("data.text_pair_column", &data.text_pair_column),
+        ("data.label_column", &data.label_column),
+    ];
+    for (key, name) in names {
+        not_empty(key, name.as_deref())?;
+    }
+    if !data.format.is_table() {
+        let given = [("data.label_names", data.label_names.is_some()), ("data.max_length", data.max_length.is_some())];
+        let given = names.iter().map(|(key, name)| (*key, name.is_some())).chain(given).find(|(_, given)| *given);
+        return given.map_or(Ok(()), |(key, _)| {
+            Err(Complaint::new(key, format!("has no effect with format = \"{}\"", data.format))
+                .help("it belongs to tables: `csv`, `tsv`, `jsonl` or `parquet`"))
+        });
+    }
+    if !matches!(data.task, Task::SequenceClassification | Task::Regression) {
+        let message = format!("`{}` is not available for the task {}", data.format, data.task);
+        return Err(Complaint::new("data.format", message)
+            .help("tables are read for sequence-classification and regression; use `text` or `tokenized`"));
+    }
+    if data.block_size.is_some() {
+        return Err(Complaint::new("data.block_size", "rows of a table are not packed into blocks")
+            .help("data.max_length cuts long rows"));
+    }
+    if let Some(length) = data.max_length {
+        at_least("data.max_length", length, 1)?;
+    }
+    let Some(names) = &data.label_names else { return Ok(()) };
+    if data.task == Task::Regression {
+        return Err(Complaint::new("data.label_names", "the task regression has numbers, not names"));
+    }
+    crate::data::labels::LabelNames::new(names.clone()).map_err(|error| Complaint::of("data.label_names", &error))?;
     Ok(())
 }
 
@@ -139,10 +177,18 @@ fn tokenizer(config: &RunConfig) -> Checked {
             "there is no text to learn a tokenizer from: data.format is `tokenized`",
         )
         .help("remove it; the vocabulary is the model's vocab_size")),
-        None if config.data.format == DataFormat::Text && tokenizer.from.is_none() && config.model.from.is_none() => {
+        Some(_) if config.data.format.is_table() => Err(Complaint::new(
+            "tokenizer.train_vocab_size",
+            format!("a tokenizer is learned from `text`, and data.format is `{}`", config.data.format),
+        )
+        .help("set tokenizer.from")),
+        None if config.data.format != DataFormat::Tokenized
+            && tokenizer.from.is_none()
+            && config.model.from.is_none() =>
+        {
             Err(Complaint::new(
                 "tokenizer",
-                "text needs a tokenizer: expected `from` or `train_vocab_size`, got neither",
+                "text needs a tokenizer: expected `from` or (with the format `text`) `train_vocab_size`, got neither",
             ))
         }
         _ => Ok(()),

@@ -25,7 +25,10 @@ use serde::{Deserialize, Serialize};
 pub use builder::RunConfigBuilder;
 pub use names::{DataFormat, DeviceKind, EvalStrategy, ModelKind, OnExisting, OptimizerName, Sampler};
 pub use scheduler::{Ramp, SchedulerKwargs, SchedulerType};
-pub use sections::{DataSection, DeviceSection, GenerationSection, ModelSection, RunSection, TokenizerSection};
+pub use sections::{
+    DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DataSection, DeviceSection, GenerationSection, ModelSection, RunSection,
+    TokenizerSection,
+};
 pub use trainer::{RunLength, TrainerSection};
 pub use values::{StepsOrRatio, Validation};
 

@@ -102,19 +102,27 @@ names! {
 
 names! {
     /// How the data files are written.
-    DataFormat("data format", format_is_not_available) {
+    DataFormat("data format") {
         /// Plain UTF-8 text, tokenized here.
         Text = "text",
+        /// Comma-separated columns; the first row names them, fields may stand in double quotes.
+        Csv = "csv",
+        /// Tab-separated columns; the first row names them, quotes mean nothing.
+        Tsv = "tsv",
+        /// A JSON object a line.
+        Jsonl = "jsonl",
+        /// Parquet files with flat columns.
+        Parquet = "parquet",
         /// JSON or JSONL rows of `input_ids`, `attention_mask`, `token_type_ids`, `labels`; -100 is the ignored label.
         Tokenized = "tokenized",
     }
 }
 
-fn format_is_not_available(given: &str) -> Option<Result<DataFormat, Error>> {
-    matches!(given, "jsonl" | "csv" | "tsv" | "parquet").then(|| {
-        Err(Error::config(format!("`{given}` is not available: this version reads `text` and `tokenized`"))
-            .help("convert the data to `tokenized`: JSONL rows with `input_ids` and `labels`"))
-    })
+impl DataFormat {
+    /// Whether the files are tables, whose columns the config names.
+    pub fn is_table(self) -> bool {
+        matches!(self, Self::Csv | Self::Tsv | Self::Jsonl | Self::Parquet)
+    }
 }
 
 names! {
@@ -237,7 +245,6 @@ mod tests {
     fn names_refused_with_a_reason_or_a_suggestion() {
         let refused = |error: Error, part: &str| assert!(error.to_string().contains(part), "{error}");
         refused("resume".parse::<OnExisting>().unwrap_err(), "not available");
-        refused("parquet".parse::<DataFormat>().unwrap_err(), "reads `text` and `tokenized`");
         refused("tokenised".parse::<DataFormat>().unwrap_err(), "did you mean `tokenized`?");
         refused("group_by_length".parse::<Sampler>().unwrap_err(), "not supported");
         refused("sgd".parse::<OptimizerName>().unwrap_err(), "Hugging Face's optimizer `sgd` is not supported");

@@ -72,6 +72,12 @@ impl ModelSection {
     }
 }
 
+/// The column of tables that `text_column` names when it is left out.
+pub const DEFAULT_TEXT_COLUMN: &str = "text";
+
+/// The column of tables that `label_column` names when it is left out.
+pub const DEFAULT_LABEL_COLUMN: &str = "label";
+
 /// `[data]`: what is learned from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -91,6 +97,23 @@ pub struct DataSection {
     /// Tokens per sample. Default: the model's number of positions, at most 1024.
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
     pub block_size: Option<usize>,
+    /// The column with the text, for tables (`csv`, `tsv`, `jsonl`, `parquet`). Default: `text`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text_column: Option<String>,
+    /// The column with the second text of a pair, for tables. Default: none, rows are single texts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text_pair_column: Option<String>,
+    /// The column with the label, for tables. Default: `label`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub label_column: Option<String>,
+    /// The labels in the order of their ids. Default: the pretrained model's `id2label`, else those of the training data,
+    /// sorted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub label_names: Option<Vec<String>>,
+    /// Tokens that a row of a table is cut to, special ones included. Default: the model's number of positions, at most
+    /// 512.
+    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    pub max_length: Option<usize>,
     /// The order of training samples; evaluation always keeps the order of the files. Default: `random`.
     pub sampler: Sampler,
 }
@@ -103,6 +126,11 @@ impl Default for DataSection {
             train: Vec::new(),
             validation: None,
             block_size: None,
+            text_column: None,
+            text_pair_column: None,
+            label_column: None,
+            label_names: None,
+            max_length: None,
             sampler: Sampler::Random,
         }
     }
@@ -112,6 +140,11 @@ impl DataSection {
     /// Text files for `task`: paths, globs, `~`, `${VAR:-default}`.
     pub fn text<S: Into<String>>(task: Task, train: impl IntoIterator<Item = S>) -> Self {
         Self { task, train: train.into_iter().map(Into::into).collect(), ..Self::default() }
+    }
+
+    /// Tables in `format` for `task`, with the columns `text` and `label`.
+    pub fn table<S: Into<String>>(task: Task, format: DataFormat, train: impl IntoIterator<Item = S>) -> Self {
+        Self { format, ..Self::text(task, train) }
     }
 
     /// JSON or JSONL files of token ids for `task`.

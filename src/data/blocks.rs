@@ -38,13 +38,17 @@ impl Dataset for Blocks {
         self.store.len() / self.block_size
     }
 
-    fn get(&self, index: usize) -> Result<Example> {
+    fn get(&self, index: usize, _epoch: u64) -> Result<Example> {
         let input_ids = self.store.tokens(index * self.block_size..(index + 1) * self.block_size);
         let label = Label::Tokens(input_ids.clone());
         Ok(Example { input_ids, attention_mask: None, token_type_ids: None, label })
     }
 
     fn max_len(&self) -> usize {
+        self.block_size
+    }
+
+    fn len_of(&self, _index: usize) -> usize {
         self.block_size
     }
 }

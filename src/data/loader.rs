@@ -156,7 +156,7 @@ impl Source {
         let end = (position.index + size).min(usable);
         let examples = (position.index..end).map(|place| {
             let index = options.sampler.index(options.seed, position.epoch, len, place);
-            self.dataset.get(index as usize)
+            self.dataset.get(index as usize, position.epoch)
         });
         let batch = collate(&examples.collect::<Result<Vec<_>>>()?, options.pad_id, options.pad_to)?;
         let last_in_epoch = end == usable;
@@ -219,7 +219,10 @@ mod tests {
         fn len(&self) -> usize {
             self.0
         }
-        fn get(&self, index: usize) -> Result<Example> {
+        fn len_of(&self, index: usize) -> usize {
+            index % 3 + 1
+        }
+        fn get(&self, index: usize, _epoch: u64) -> Result<Example> {
             if index == 99 {
                 return Err(Error::data("example 99 is broken"));
             }

@@ -1,15 +1,19 @@
-//! Data, in the order in which it flows: paths -> corpus -> tokenizer -> token store -> blocks (or tokenized rows) ->
-//! sampler -> loader -> collate -> [`Batch`]. Everything here lives on the host; nothing knows models or the trainer.
+//! Data, in the order in which it flows: paths -> corpus -> tokenizer -> token store -> blocks (or a table -> its rows, or
+//! tokenized rows) -> sampler -> loader -> collate -> [`Batch`]. Everything here lives on the host; nothing knows models or the trainer.
 
 pub mod blocks;
 pub mod collate;
 pub mod corpus;
+pub mod labels;
 pub mod loader;
 pub mod paths;
+pub mod rows;
 pub mod sampler;
 pub mod store;
+pub mod table;
 pub mod tokenized;
 pub mod tokenizer;
+pub mod view;
 
 use crate::error::Result;
 
@@ -95,11 +99,15 @@ pub trait Dataset: Send + Sync {
         self.len() == 0
     }
 
-    /// The example at `index`, which is below [`len`](Self::len).
+    /// The example at `index`, which is below [`len`](Self::len), as epoch `epoch` sees it. A pure function of both, so that
+    /// a run that is continued sees the same.
     ///
     /// # Errors
     /// Data that cannot be read any more.
-    fn get(&self, index: usize) -> Result<Example>;
+    fn get(&self, index: usize, epoch: u64) -> Result<Example>;
+
+    /// Tokens of the example at `index`.
+    fn len_of(&self, index: usize) -> usize;
 
     /// Tokens of the longest example.
     fn max_len(&self) -> usize;

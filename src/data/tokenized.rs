@@ -150,8 +150,12 @@ impl Dataset for TokenizedData {
         self.examples.len()
     }
 
-    fn get(&self, index: usize) -> Result<Example> {
+    fn get(&self, index: usize, _epoch: u64) -> Result<Example> {
         Ok(self.examples[index].clone())
+    }
+
+    fn len_of(&self, index: usize) -> usize {
+        self.examples[index].input_ids.len()
     }
 
     fn max_len(&self) -> usize {

@@ -12,9 +12,10 @@ use tokenizers::normalizers::BertNormalizer;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::processors::bert::BertProcessing;
-use tokenizers::{AddedToken, Model};
+use tokenizers::{AddedToken, EncodeInput, Model, PostProcessor, TruncationParams};
 
 use super::corpus::Corpus;
+use super::table::Row;
 use crate::error::{Error, Result};
 use crate::execution::seed_for;
 
@@ -24,6 +25,60 @@ pub const END_OF_TEXT: &str = "<|endoftext|>";
 /// Merges are learned from at most this much text, drawn from the corpus in a seeded order: what a vocabulary needs to know
 /// of a language fits in it, and memory stays bounded whatever the corpus.
 pub const TRAIN_BYTES: usize = 32 << 20;
+
+/// A row as ids.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Encoded {
+    /// Token ids, special ones included.
+    pub ids: Vec<u32>,
+    /// Token types, one a token.
+    pub types: Vec<u8>,
+}
+
+/// Encodes rows of one or two texts up to a length. Longer ones are cut as `transformers` cuts them
+/// (`truncation="longest_first"`: tokens go from the end of the longer text).
+#[derive(Debug, Clone)]
+pub struct RowEncoder {
+    inner: tokenizers::Tokenizer,
+    hash: [u8; 32],
+    has_types: bool,
+}
+
+impl RowEncoder {
+    /// The ids of `rows`, on all cores.
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn encode(&self, rows: &[Row]) -> Result<Vec<Encoded>> {
+        let input = |row: &Row| match &row.text_pair {
+            Some(pair) => EncodeInput::Dual(row.text.clone().into(), pair.clone().into()),
+            None => EncodeInput::Single(row.text.clone().into()),
+        };
+        let inputs = rows.iter().map(input).collect::<Vec<_>>();
+        let encodings = self.inner.encode_batch_fast(inputs, true);
+        let encodings = encodings.map_err(|error| Error::data(format!("tokenizer: {error}")))?;
+        let encoded = encodings.iter().map(|encoding| Encoded {
+            ids: encoding.get_ids().to_vec(),
+            types: encoding.get_type_ids().iter().map(|kind| *kind as u8).collect(),
+        });
+        Ok(encoded.collect())
+    }
+
+    /// Whether token types are kept.
+    pub fn has_types(&self) -> bool {
+        self.has_types
+    }
+
+    /// Number of ids, added tokens included.
+    pub fn vocab_size(&self) -> usize {
+        vocab_size(&self.inner)
+    }
+
+    /// SHA-256 of everything that decides the ids.
+    pub fn content_hash(&self) -> [u8; 32] {
+        self.hash
+    }
+}
 
 /// A tokenizer.
 #[derive(Debug, Clone)]
@@ -160,8 +215,28 @@ impl Tokenizer {
 
     /// Number of ids, added tokens included: one more than the largest id.
     pub fn vocab_size(&self) -> usize {
-        let largest = self.inner.get_vocab(true).into_values().max();
-        largest.map_or(0, |id| id as usize + 1)
+        vocab_size(&self.inner)
+    }
+
+    /// An encoder of rows, of pairs if `pairs`, of at most `max_length` tokens; with `has_types`, it keeps token types.
+    ///
+    /// # Errors
+    /// A length that has no room for a token of each text beside the special ones.
+    pub fn row_encoder(&self, max_length: usize, pairs: bool, has_types: bool) -> Result<RowEncoder> {
+        let special = self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(pairs));
+        let least = special + if pairs { 2 } else { 1 };
+        if max_length < least {
+            return Err(Error::config(format!(
+                "data.max_length = {max_length}: expected at least {least}, since the tokenizer adds {special} tokens"
+            )));
+        }
+        let mut inner = self.inner.clone();
+        let truncation = TruncationParams { max_length, ..TruncationParams::default() };
+        inner.with_truncation(Some(truncation)).map_err(|error| Error::data(format!("tokenizer: {error}")))?;
+        let mut hash = Sha256::new();
+        hash.update(self.hash);
+        hash.update(format!("rows of {max_length}, pairs {pairs}, types {has_types}").as_bytes());
+        Ok(RowEncoder { inner, hash: hash.finalize().into(), has_types })
     }
 
     /// The id of a token.
@@ -209,6 +284,10 @@ impl Tokenizer {
         }
         Ok(())
     }
+}
+
+fn vocab_size(inner: &tokenizers::Tokenizer) -> usize {
+    inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)
 }
 
 /// GPT-2's pipeline around its vocabulary and merges.

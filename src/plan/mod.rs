@@ -11,7 +11,7 @@ use burn::tensor::Device;
 use kiln_models::weights::parameters;
 use kiln_models::{Model, ModelConfig};
 
-use crate::config::{EvalStrategy, RunConfig, RunLength, StepsOrRatio};
+use crate::config::{DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, EvalStrategy, RunConfig, RunLength, StepsOrRatio};
 use crate::data::store::Progress;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{Dataset, paths};
@@ -183,6 +183,11 @@ impl RunPlan {
             config.trainer.eval_steps = Some(eval_steps.into());
         }
         config.data.block_size = inputs.block_size.or(config.data.block_size);
+        config.data.max_length = inputs.max_length;
+        if config.data.format.is_table() {
+            config.data.text_column.get_or_insert_with(|| DEFAULT_TEXT_COLUMN.into());
+            config.data.label_column.get_or_insert_with(|| DEFAULT_LABEL_COLUMN.into());
+        }
         Ok(Self {
             task,
             device,

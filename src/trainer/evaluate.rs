@@ -9,22 +9,26 @@ use burn::tensor::{Device, Tensor};
 use kiln_models::Model;
 
 use super::callback::Progress;
-use crate::data::Dataset;
 use crate::data::loader::{Loader, LoaderOptions};
 use crate::data::sampler::Sampler;
+use crate::data::{Dataset, Labels};
 use crate::error::{Error, Result};
 use crate::execution::read_scalars;
 use crate::metrics::Record;
-use crate::task::{DeviceBatch, Task};
+use crate::scores::{self, Confusion};
+use crate::task::{DeviceBatch, IGNORED, Task};
 
 /// Sums over a dataset.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
     task: Task,
     /// Mean loss over all valid terms.
     pub loss: f64,
     /// Share of right predictions; none for a task without accuracy.
     pub accuracy: Option<f64>,
+    /// What the predictions are worth, for a task that predicts one thing a row: `f1` and `matthews_correlation`, or `mse`,
+    /// `pearson` and `spearmanr`.
+    pub scores: Vec<(&'static str, f64)>,
     /// Examples evaluated.
     pub samples: u64,
     /// Batches evaluated.
@@ -58,25 +62,36 @@ pub fn evaluate(
         repeat: false,
     };
     let mut loader = Loader::new(dataset, options)?;
+    let (mut predicted, mut expected, mut num_labels) = (Vec::new(), Expected::default(), 0);
+    let mut pending_rows = Vec::new(); // predictions of each batch in `pending`
     let (mut loss, mut correct, mut count, mut samples, mut batches) = (0.0, 0.0, 0usize, 0, 0);
-    let mut pending: Vec<Tensor<1>> = Vec::new(); // loss and number of right predictions, in turn
+    let mut pending: Vec<Tensor<1>> = Vec::new(); // loss, number of right predictions and predictions, in turn
     loop {
         let loaded = loader.next_batch()?;
         if let Some(loaded) = &loaded {
             let batch = DeviceBatch::new(task, &loaded.batch, device)?;
             let logits = model.forward(batch.input.clone(), false);
             let right = batch.correct(logits.clone());
+            num_labels = logits.dims()[1];
+            let predictions = expected.add(&loaded.batch.labels, task).then(|| predictions(logits.clone()));
+            pending_rows.push(predictions.as_ref().map_or(0, |rows| rows.dims()[0]));
             let sum = batch.loss(logits)?;
             pending.push(sum.sum.clone());
             pending.push(right.unwrap_or_else(|| sum.sum.zeros_like()));
+            pending.extend(predictions);
             count += sum.count;
             samples += loaded.batch.rows as u64;
             batches += 1;
         }
-        if pending.len() >= 2 * READ_EVERY || loaded.is_none() {
-            for pair in read_scalars(std::mem::take(&mut pending))?.chunks(2) {
-                loss += pair[0];
-                correct += pair[1];
+        if pending_rows.len() >= READ_EVERY || loaded.is_none() {
+            let values = read_scalars(std::mem::take(&mut pending))?;
+            let mut rest = &values[..];
+            for rows in pending_rows.drain(..) {
+                let (of_batch, after) = rest.split_at(2 + rows);
+                loss += of_batch[0];
+                correct += of_batch[1];
+                predicted.extend_from_slice(&of_batch[2..]);
+                rest = after;
             }
         }
         if loaded.is_none() {
@@ -87,7 +102,54 @@ pub fn evaluate(
         return Err(Error::data("the validation data has no valid label").help("at least one label must not be -100"));
     }
     let accuracy = task.has_accuracy().then_some(correct / count as f64);
-    Ok(Evaluation { task, loss: loss / count as f64, accuracy, samples, batches })
+    let scores = expected.scores(&predicted, num_labels);
+    Ok(Evaluation { task, loss: loss / count as f64, accuracy, scores, samples, batches })
+}
+
+/// The labels of a dataset whose predictions are compared row by row.
+#[derive(Default)]
+struct Expected {
+    classes: Vec<i32>,
+    values: Vec<f64>,
+}
+
+impl Expected {
+    /// Keeps the labels of a batch; whether its predictions are wanted.
+    fn add(&mut self, labels: &Labels, task: Task) -> bool {
+        match (labels, task) {
+            (Labels::Classes(classes), Task::SequenceClassification) => self.classes.extend(classes),
+            (Labels::Values(values), Task::Regression) => self.values.extend(values.iter().copied().map(f64::from)),
+            _ => return false,
+        }
+        true
+    }
+
+    fn scores(&self, predicted: &[f64], num_labels: usize) -> Vec<(&'static str, f64)> {
+        if !self.values.is_empty() {
+            let expected = &self.values;
+            return vec![
+                ("mse", scores::mean_squared_error(expected, predicted)),
+                ("pearson", scores::pearson(expected, predicted)),
+                ("spearmanr", scores::spearman(expected, predicted)),
+            ];
+        }
+        if self.classes.is_empty() {
+            return Vec::new();
+        }
+        let pairs = self.classes.iter().zip(predicted).filter(|(expected, _)| **expected != IGNORED);
+        let pairs = pairs.map(|(expected, predicted)| (*expected as usize, *predicted as usize));
+        let confusion = Confusion::new(num_labels, pairs);
+        vec![("f1", confusion.f1()), ("matthews_correlation", confusion.matthews_correlation())]
+    }
+}
+
+/// `[rows, labels]` -> `[rows]`: the most likely class, or the value of a head with one output.
+fn predictions(logits: Tensor<2>) -> Tensor<1> {
+    let [rows, labels] = logits.dims();
+    match labels {
+        1 => logits.reshape([rows]),
+        _ => logits.argmax(1).reshape([rows]).float(),
+    }
 }
 
 impl Evaluation {
@@ -105,6 +167,9 @@ impl Evaluation {
         }
         if let Some(accuracy) = self.accuracy {
             record = record.with("eval_accuracy", accuracy);
+        }
+        for (name, value) in &self.scores {
+            record = record.with(&format!("eval_{name}"), *value);
         }
         let seconds = elapsed.as_secs_f64();
         record

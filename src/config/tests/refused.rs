@@ -140,15 +140,33 @@ fn unknown_names() {
         &["data.task: unknown task `clmm`", "did you mean `clm`?", "sequence-classification"],
     );
     refused(with(&["model.kind=gpt3"]), &["model.kind: unknown model kind `gpt3`", "did you mean `gpt2`?"]);
-    refused(
-        with(&["data.format=csv"]),
-        &["data.format: `csv` is not available: this version reads `text` and `tokenized`"],
-    );
+    refused(with(&["data.format=cvs"]), &["data.format: unknown data format `cvs`", "did you mean `csv`?"]);
     refused(with(&["run.on_existing=resume"]), &["run.on_existing: `resume` is not available"]);
     refused(
         with(&["device.kind=gpu"]),
         &["device.kind: unknown device kind `gpu`: expected one of auto, cpu, wgpu, cuda"],
     );
+}
+
+#[test]
+fn tables() {
+    let table = |more: &[&str]| {
+        let base = ["data.format=csv", "data.task=sequence-classification", "tokenizer.train_vocab_size=300"];
+        with(&[&base[..], more].concat())
+    };
+    refused(table(&[]), &["tokenizer.train_vocab_size: a tokenizer is learned from `text`"]);
+    refused(table(&["data.task=clm"]), &["data.format: `csv` is not available for the task clm"]);
+    refused(with(&["data.max_length=64"]), &["data.max_length: has no effect with format = \"text\""]);
+    refused(with(&["data.label_column=y"]), &["data.label_column: has no effect"]);
+    for (set, expected) in [
+        ("data.label_names=[\"a\"]", "data.label_names: expected at least two labels"),
+        ("data.label_names=[\"a\", \"a\"]", "data.label_names: expected each label once"),
+        ("data.max_length=0", "data.max_length: expected at least 1"),
+        ("data.block_size=8", "rows of a table are not packed"),
+        ("data.text_column=''", "data.text_column: expected a name"),
+    ] {
+        refused(table(&[set]), &[expected]);
+    }
 }
 
 #[test]
