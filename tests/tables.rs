@@ -86,7 +86,14 @@ fn a_classifier_learns_from_every_text_format() {
         assert_eq!(labels, serde_json::json!({"0": expected[0], "1": expected[1]}), "{format}");
         // plan.toml repeats the run.
         let mut again = kiln(folder.path());
-        succeeds(again.args(["train", "run/plan.toml", "--set", "run.output_dir=again", "--set", "trainer.max_steps=1"]));
+        succeeds(again.args([
+            "train",
+            "run/plan.toml",
+            "--set",
+            "run.output_dir=again",
+            "--set",
+            "trainer.max_steps=1",
+        ]));
     }
 }
 
@@ -115,7 +122,11 @@ fn broken_tables_are_refused() {
         &["data.train", "train.csv", "no column \"stars\"; there are \"text\", \"label\""],
     );
     let map = "data.label_names=[\"praise\", \"neutral\"]";
-    fails(&mut train(path, &[map]), 3, &["train.csv line 3", "\"blame\" is outside the map", "\"praise\", \"neutral\""]);
+    fails(
+        &mut train(path, &[map]),
+        3,
+        &["train.csv line 3", "\"blame\" is outside the map", "\"praise\", \"neutral\""],
+    );
     with("validation.csv", b"text,label\na film,other\n");
     fails(&mut train(path, &[]), 3, &["data.validation", "validation.csv line 2", "\"other\" is outside the map"]);
     with("validation.csv", b"text,label\n");

@@ -161,7 +161,7 @@ fn tables() {
     for (set, expected) in [
         ("data.label_names=[\"a\"]", "data.label_names: expected at least two labels"),
         ("data.label_names=[\"a\", \"a\"]", "data.label_names: expected each label once"),
-        ("data.max_length=0", "data.max_length: expected at least 1"),
+        ("data.max_length=0", "data.max_length: expected 1 or more"),
         ("data.block_size=8", "rows of a table are not packed"),
         ("data.text_column=''", "data.text_column: expected a name"),
     ] {
