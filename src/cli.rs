@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::config::{DeviceKind, RunConfig};
+use crate::config::{DeviceKind, OnExisting, RunConfig};
 use crate::data::store;
 use crate::data::tokenized::{Limits, read_batch};
 use crate::error::{Error, Result};
@@ -18,8 +18,11 @@ use crate::generate::{GenerateOptions, generate};
 use crate::metrics::Record;
 use crate::model_folder::ModelFolder;
 use crate::plan::RunPlan;
+use crate::runs;
+use crate::signals;
 use crate::task::Task;
 use crate::trainer::{Callback, Control, Progress, RunFolder, Trainer};
+use crate::verify_resume::{Report, verify};
 
 /// Trains GPT-2 and BERT from a config file.
 #[derive(Debug, Parser)]
@@ -32,13 +35,26 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Train the model that a config file describes
-    Train(ConfigArgs),
+    Train(TrainArgs),
     /// Print what a config file would do, without training
     Plan(ConfigArgs),
+    /// Show on a config that a run which is stopped and resumed ends where an undisturbed one ends
+    VerifyResume(ConfigArgs),
     /// Run one batch through a model and write logits, loss and gradients
     Forward(ForwardArgs),
     /// Continue a text with a trained GPT-2
     Generate(GenerateArgs),
+    /// List the runs in a folder with their status
+    Runs {
+        /// The folder of the runs
+        #[arg(default_value = "runs")]
+        folder: PathBuf,
+    },
+    /// Tell how a run stands, from its folder alone
+    Describe {
+        /// The run folder
+        run: PathBuf,
+    },
     /// List what this build and this machine offer
     Devices,
 }
@@ -50,6 +66,15 @@ struct ConfigArgs {
     /// Override a key of the file; the value is TOML, anything else is taken as text
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     set: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+struct TrainArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Continue from the newest checkpoint in the run folder; the same as --set run.on_existing=resume
+    #[arg(long)]
+    resume: bool,
 }
 
 #[derive(Debug, Args)]
@@ -117,32 +142,43 @@ impl Cli {
         match self.command {
             Command::Train(args) => train(&args),
             Command::Plan(args) => plan(&args),
+            Command::VerifyResume(args) => run_verify_resume(&args),
             Command::Forward(args) => run_forward(&args),
             Command::Generate(args) => run_generate(&args),
+            Command::Runs { folder } => runs::list(&folder).and_then(|runs| say(runs::table(&runs).trim_end())),
+            Command::Describe { run } => runs::describe(&run).and_then(|text| say(text.trim_end())),
             Command::Devices => devices(),
         }
     }
 }
 
-/// Prints a line to stdout. A reader that has gone away (`kiln plan FILE | head`) is no error of ours.
-fn say(line: impl std::fmt::Display) {
-    let _ = writeln!(std::io::stdout(), "{line}");
+/// Prints a line to stdout. A reader that has gone away (`kiln plan FILE | head`) is no error of ours; a full disk is one.
+fn say(line: impl std::fmt::Display) -> Result<()> {
+    match writeln!(std::io::stdout(), "{line}") {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::io("write to stdout", &error)),
+        _ => Ok(()),
+    }
 }
 
-fn load_plan(args: &ConfigArgs, check_folder: bool) -> Result<RunPlan> {
-    let config = RunConfig::load_with(&args.file, &args.set)?;
-    if check_folder {
-        RunFolder::check(&config)?;
-    }
+fn load_plan(args: &ConfigArgs) -> Result<RunPlan> {
+    resolve(RunConfig::load_with(&args.file, &args.set)?)
+}
+
+/// The plan of `config`; a signal stops tokenising.
+fn resolve(config: RunConfig) -> Result<RunPlan> {
+    signals::install()?;
     let bar = progress_bar("{spinner} {msg} {bytes}/{total_bytes}");
     let plan = config.plan_with_progress(&mut |progress: store::Progress| {
         bar.set_message("tokenising");
         bar.set_length(progress.total_bytes);
         bar.set_position(progress.done_bytes);
-        ControlFlow::Continue(())
+        if signals::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     bar.finish_and_clear();
-    plan
+    match signals::received() {
+        Some(signal) => Err(signal.error("stopped before the first step")),
+        None => plan,
+    }
 }
 
 /// A bar on stderr when that is a terminal, nothing otherwise.
@@ -155,26 +191,48 @@ fn progress_bar(template: &str) -> ProgressBar {
 }
 
 fn plan(args: &ConfigArgs) -> Result<()> {
-    say(load_plan(args, false)?.describe());
-    Ok(())
+    say(load_plan(args)?.describe())
 }
 
-fn train(args: &ConfigArgs) -> Result<()> {
-    let plan = load_plan(args, true)?;
-    say(plan.describe());
+fn train(args: &TrainArgs) -> Result<()> {
+    let mut config = RunConfig::load_with(&args.config.file, &args.config.set)?;
+    if args.resume {
+        config.run.on_existing = OnExisting::Resume;
+    }
+    RunFolder::check(&config)?;
+    let plan = resolve(config)?;
+    say(plan.describe())?;
     let folder = plan.config.output_dir()?;
     let trainer = Trainer::new(plan)?;
     if let Some(report) = trainer.load_report() {
-        say(format!("loaded {} tensors", report.loaded));
-        report.lines().iter().for_each(say);
+        say(format!("loaded {} tensors", report.loaded))?;
+        report.lines().iter().try_for_each(say)?;
     }
     let output = trainer.with_callback(Printer::new()).train()?;
     if let Some(sample) = &output.sample {
-        say(format!("\n--- sample ---\n{sample}\n--------------\n"));
+        say(format!("\n--- sample ---\n{sample}\n--------------\n"))?;
     }
-    say(format!("model: {}", folder.join("model").display()));
-    say(format!("again: {}", repeat_command(&folder)));
-    Ok(())
+    say(format!("model: {}", folder.join("model").display()))?;
+    say(format!("again: {}", repeat_command(&folder)))
+}
+
+fn run_verify_resume(args: &ConfigArgs) -> Result<()> {
+    let report = verify(&RunConfig::load_with(&args.file, &args.set)?, &resolve)?;
+    let Report { before, after, tensors, rows, differences } = &report;
+    if differences.is_empty() {
+        return say(format!(
+            "{} steps equal {before} steps, a stop and {after} steps: {tensors} tensors of weights and moments and {rows} \
+             rows are the same, bit for bit",
+            before + after
+        ));
+    }
+    let shown = differences.iter().take(6).map(String::as_str).collect::<Vec<_>>().join("\n  ");
+    Err(Error::device(format!(
+        "{} steps do not equal {before} steps, a stop and {after} steps; {} differences:\n  {shown}",
+        before + after,
+        differences.len()
+    ))
+    .help("on the CPU this is a defect of Kiln; a GPU may add in another order each time"))
 }
 
 /// The command that repeats a run into a folder of its own.
@@ -194,11 +252,18 @@ impl Printer {
     }
 
     fn row(&self, row: &Record) {
-        self.bar.suspend(|| say(row.to_dict()));
+        // A row that cannot be shown is in metrics.jsonl all the same: no reason to end the training.
+        let _ = self.bar.suspend(|| say(row.to_dict()));
     }
 }
 
 impl Callback for Printer {
+    fn on_resume(&mut self, progress: &Progress, checkpoint: &Path) {
+        let _ =
+            self.bar.suspend(|| say(format!("continuing after step {} from {}", progress.step, checkpoint.display())));
+        self.bar.set_position(progress.step);
+    }
+
     fn on_train_begin(&mut self, plan: &RunPlan) {
         self.bar.set_length(plan.steps.total as u64);
     }
@@ -214,7 +279,7 @@ impl Callback for Printer {
         self.row(row);
     }
 
-    fn on_evaluate(&mut self, _progress: &Progress, row: &Record) {
+    fn on_evaluate(&mut self, _progress: &Progress, row: &Record, _control: &mut Control) {
         self.row(row);
     }
 
@@ -233,17 +298,16 @@ fn run_forward(args: &ForwardArgs) -> Result<()> {
     let device = device(&args.device)?.device;
     let device = if args.gradients { device.autodiff() } else { device };
     let folder = ModelFolder::open(&args.model, task, &device)?;
-    folder.notes.iter().for_each(say);
+    folder.notes.iter().try_for_each(say)?;
     let batch = read_batch(&args.batch, task, &Limits::of(&folder.config))?;
     let out = forward_to_file(&folder, task, &batch, args.gradients, &device, &args.out)?;
     for tensor in out.iter().filter(|tensor| !tensor.name.starts_with("grad.")) {
         match tensor.data[..] {
-            [value] => say(format!("{}: {value}", tensor.name)),
-            _ => say(format!("{}: {:?}", tensor.name, tensor.shape)),
+            [value] => say(format!("{}: {value}", tensor.name))?,
+            _ => say(format!("{}: {:?}", tensor.name, tensor.shape))?,
         }
     }
-    say(format!("wrote {} tensors to {}", out.len(), args.out.display()));
-    Ok(())
+    say(format!("wrote {} tensors to {}", out.len(), args.out.display()))
 }
 
 fn run_generate(args: &GenerateArgs) -> Result<()> {
@@ -261,20 +325,41 @@ fn run_generate(args: &GenerateArgs) -> Result<()> {
         seed: args.seed,
         stop,
     };
-    let mut out = std::io::stdout();
-    let _ = write!(out, "{}", args.prompt).and_then(|()| out.flush());
+    if stream(&args.prompt)?.is_break() {
+        return Ok(());
+    }
     // A token may end in the middle of a character: text is shown as far as it is whole.
-    let (mut tokens, mut shown) = (Vec::new(), 0);
+    let (mut tokens, mut shown, mut failed) = (Vec::new(), 0, None);
     generate(&folder.model, &folder.config, &device, &prompt, &options, |token| {
         tokens.push(token);
         let text = tokenizer.decode(&tokens).unwrap_or_default();
         let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len().max(shown);
-        let written = out.write_all(&text.as_bytes()[shown..whole]).and_then(|()| out.flush());
-        shown = whole;
-        if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        match stream(text.get(shown..whole).unwrap_or_default()) {
+            Ok(reader) => {
+                shown = whole;
+                reader
+            }
+            Err(error) => {
+                failed = Some(error);
+                ControlFlow::Break(())
+            }
+        }
     })?;
-    say("");
-    Ok(())
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let rest = tokenizer.decode(&tokens)?;
+    say(rest.get(shown..).unwrap_or_default())
+}
+
+/// Writes text as it comes; breaks when the reader has gone away.
+fn stream(text: &str) -> Result<ControlFlow<()>> {
+    let mut out = std::io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(ControlFlow::Continue(())),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
+        Err(error) => Err(Error::io("write to stdout", &error)),
+    }
 }
 
 fn devices() -> Result<()> {
@@ -284,18 +369,18 @@ fn devices() -> Result<()> {
         if cfg!(feature = "wgpu") { ", wgpu" } else { "" },
         if cfg!(feature = "cuda") { ", cuda" } else { "" },
         execution::engine(),
-    ));
+    ))?;
     for device in execution::available() {
         let note = if device.is_software { " (software, not chosen by \"auto\")" } else { "" };
-        say(format!("{} {}: {}{note}", device.kind, device.index, device.name));
+        say(format!("{} {}: {}{note}", device.kind, device.index, device.name))?;
     }
-    say(format!("cpu threads: {}", std::thread::available_parallelism().map_or(1, usize::from)));
+    say(format!("cpu threads: {}", std::thread::available_parallelism().map_or(1, usize::from)))?;
     #[cfg(target_arch = "x86_64")]
     say(format!(
         "cpu vector units: avx2 {}, avx512f {}",
         std::arch::is_x86_feature_detected!("avx2"),
         std::arch::is_x86_feature_detected!("avx512f")
-    ));
+    ))?;
     Ok(())
 }
 
@@ -313,7 +398,8 @@ pub fn main() -> std::process::ExitCode {
 impl From<kiln_models::Error> for Error {
     fn from(error: kiln_models::Error) -> Self {
         match &error {
-            kiln_models::Error::Config(_) | kiln_models::Error::NoSuchHead { .. } => Self::config(error.to_string()),
+            kiln_models::Error::Config(message) => Self::config(message),
+            kiln_models::Error::NoSuchHead { .. } => Self::config(error.to_string()),
             kiln_models::Error::Io { action, path, source } => {
                 Self::io(format_args!("{action} {}", path.display()), source)
             }

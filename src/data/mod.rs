@@ -1,5 +1,6 @@
-//! Data, in the order in which it flows: paths -> corpus -> tokenizer -> token store -> blocks (or a table -> its rows, or
-//! tokenized rows) -> sampler -> loader -> collate -> [`Batch`]. Everything here lives on the host; nothing knows models or the trainer.
+//! Data, in the order in which it flows: paths -> corpus -> pieces -> tokenizer -> token store -> blocks (or a table -> its
+//! rows, or tokenized rows) -> sampler -> loader -> collate -> [`Batch`]. Everything here lives on the host; nothing knows
+//! models or the trainer.
 
 pub mod blocks;
 pub mod collate;
@@ -7,6 +8,7 @@ pub mod corpus;
 pub mod labels;
 pub mod loader;
 pub mod paths;
+pub mod pieces;
 pub mod rows;
 pub mod sampler;
 pub mod store;
