@@ -11,10 +11,12 @@ use kiln_models::config::Labels;
 use kiln_models::{ModelConfig, ModelType};
 use serde_json::{Map, Value};
 
-use crate::config::{DataFormat, ModelKind, RunConfig, Validation};
+use crate::config::{DEFAULT_TEXT_COLUMN, DataFormat, ModelKind, RunConfig, Validation};
 use crate::data::blocks::Blocks;
 use crate::data::corpus::Corpus;
+use crate::data::masking::{Masked, Masking};
 use crate::data::store::{Progress, TokenStore};
+use crate::data::table::{Columns, Table};
 use crate::data::tokenized::{Limits, TokenizedData};
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{Dataset, paths};
@@ -74,12 +76,12 @@ impl Inputs {
                     })
                 })
             }
-            DataFormat::Csv | DataFormat::Tsv | DataFormat::Jsonl | DataFormat::Parquet => {
+            DataFormat::Csv | DataFormat::Tsv | DataFormat::Jsonl | DataFormat::Parquet
+                if !matches!(config.data.task, Task::Clm | Task::Mlm) =>
+            {
                 Self::open_table(config, model_config, model_from, unknown_model_fields, progress)
             }
-            DataFormat::Text => {
-                Self::open_text(config, model_config, model_from, unknown_model_fields, config.trainer.seed, progress)
-            }
+            _ => Self::open_text(config, model_config, model_from, unknown_model_fields, config.trainer.seed, progress),
         }
     }
 
@@ -121,19 +123,17 @@ impl Inputs {
         seed: u64,
         progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Self> {
-        if config.data.task != Task::Clm {
-            return Err(Error::config(format!(
-                "data.format = \"text\" with data.task = \"{}\": plain text has no labels for this task",
-                config.data.task
-            ))
-            .help("set data.task = \"clm\", or data.format = \"tokenized\" with a `labels` column"));
-        }
-        let corpus = Corpus::open(&config.data.train).map_err(|error| error.at("data.train"))?;
+        let open = |key: &str, patterns: &[String]| {
+            let corpus = match config.data.format.is_table() {
+                true => Table::open(patterns, config.data.format, text_column(config)).and_then(Corpus::of_table),
+                false => Corpus::open(patterns, config.data.documents),
+            };
+            corpus.map_err(|error| error.at(key))
+        };
+        let corpus = open("data.train", &config.data.train)?;
         let (train, validation) = match &config.data.validation {
             None => (corpus, None),
-            Some(Validation::Files(patterns)) => {
-                (corpus, Some(Corpus::open(patterns).map_err(|error| error.at("data.validation"))?))
-            }
+            Some(Validation::Files(patterns)) => (corpus, Some(open("data.validation", patterns)?)),
             Some(Validation::Share(share)) => {
                 let (train, validation) = corpus.split(*share, seed)?;
                 (train, Some(validation))
@@ -144,7 +144,11 @@ impl Inputs {
             None => match config.tokenizer.train_vocab_size {
                 Some(size) => Arc::new(trained_tokenizer(&train, size, seed)?),
                 None => {
-                    return Err(Error::config("data.format = \"text\" needs a tokenizer, and the config names none").help(
+                    let format = config.data.format;
+                    return Err(Error::config(format!(
+                        "data.format = \"{format}\" needs a tokenizer, and the config names none"
+                    ))
+                    .help(
                         "set tokenizer.from to a tokenizer, or tokenizer.train_vocab_size = 4096 to learn one from the \
                          training text",
                     ));
@@ -163,8 +167,22 @@ impl Inputs {
         let open = |corpus: &Corpus, progress: &mut dyn FnMut(Progress) -> ControlFlow<()>| {
             Blocks::new(TokenStore::build_or_open(corpus, &tokenizer, progress)?, block_size)
         };
-        let train = open(&train, progress)?;
-        let validation = validation.map(|corpus| open(&corpus, progress)).transpose()?;
+        let train = open(&train, progress).map_err(|error| error.at("data.train"))?;
+        let validation = validation.map(|corpus| open(&corpus, progress)).transpose();
+        let validation = validation.map_err(|error| error.at("data.validation"))?;
+        let masking = match config.data.task {
+            Task::Mlm => {
+                let (probability, whole_words) = (config.data.mlm_probability, config.data.whole_word_mask);
+                Some(Arc::new(Masking::new(&tokenizer, probability, whole_words)?))
+            }
+            _ => None,
+        };
+        let masked = |blocks: Blocks| -> Arc<dyn Dataset> {
+            match &masking {
+                Some(masking) => Arc::new(Masked::new(Arc::new(blocks), masking.clone(), seed)),
+                None => Arc::new(blocks),
+            }
+        };
         Ok(Self {
             pad_id: model_config.pad_token_id().unwrap_or_else(|| tokenizer.eot_id().unwrap_or(0)),
             model_config,
@@ -174,10 +192,16 @@ impl Inputs {
             block_size: Some(block_size),
             max_length: None,
             train_tokens: (train.len() * block_size) as u64,
-            train: Arc::new(train),
-            validation: validation.map(|blocks| Arc::new(blocks) as Arc<dyn Dataset>),
+            train: masked(train),
+            validation: validation.map(masked),
         })
     }
+}
+
+/// The columns of a table whose rows are documents.
+fn text_column(config: &RunConfig) -> Columns {
+    let text = config.data.text_column.clone().unwrap_or_else(|| DEFAULT_TEXT_COLUMN.into());
+    Columns { text, text_pair: None, label: None }
 }
 
 /// The model's configuration: a folder's or the Hub's `config.json`, a preset, or the family's defaults, with the explicit

@@ -97,6 +97,31 @@ fn a_classifier_learns_from_every_text_format() {
     }
 }
 
+/// A table that pyarrow has written; see `fixtures/make_tables.py`.
+fn parquet(name: &str) -> Vec<u8> {
+    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tables").join(name)).unwrap()
+}
+
+#[test]
+fn parquet_gives_what_csv_gives() {
+    let folder = folder();
+    let losses = |set: &[&str]| {
+        succeeds(&mut train(folder.path(), set));
+        let rows = rows(&folder.path().join("run"));
+        rows.iter().filter_map(|row| row["loss"].as_f64().or(row["eval_loss"].as_f64())).collect::<Vec<_>>()
+    };
+    let of_csv = losses(&[]);
+    for name in ["names.parquet", "numbers.parquet"] {
+        std::fs::write(folder.path().join(name), parquet(name)).unwrap();
+        let set = [
+            "data.format=parquet".to_string(),
+            format!("data.train=[{name:?}]"),
+            format!("data.validation=[{name:?}]"),
+        ];
+        assert_eq!(losses(&set.each_ref().map(String::as_str)), of_csv, "{name}");
+    }
+}
+
 #[test]
 fn pairs_and_regression_work() {
     let folder = folder();
@@ -135,13 +160,34 @@ fn broken_tables_are_refused() {
     fails(&mut train(path, &[]), 3, &["validation.csv line 3", "expected 2 columns", "got 1"]);
     with("validation.csv", b"text,label\na f\xfflm,praise\n");
     fails(&mut train(path, &[]), 3, &["validation.csv line 2", "column \"text\"", "UTF-8", "0xff"]);
-    with("cut.parquet", b"PAR1\x15\x04\x15");
-    fails(
-        &mut train(path, &["data.format=parquet", "data.train=[\"cut.parquet\"]"]),
-        3,
-        &["cut.parquet", "not a whole parquet file"],
+    with("validation.csv", b"text,label\na film,praise\na play,blame\n");
+    let whole = parquet("numbers.parquet");
+    let of_parquet = |bytes: &[u8], set: &[&str], parts: &[&str]| {
+        with("cut.parquet", bytes);
+        let set = [&["data.format=parquet", "data.train=[\"cut.parquet\"]", "data.validation=\"25%\""], set].concat();
+        fails(&mut train(path, &set), 3, &[&["cut.parquet"], parts].concat());
+    };
+    for cut in [0, 6, whole.len() / 2, whole.len() - 1] {
+        of_parquet(&whole[..cut], &[], &["not a whole parquet file"]);
+    }
+    let mut damaged = whole.clone();
+    damaged[4..60].fill(0xff);
+    of_parquet(&damaged, &[], &["damaged parquet file"]);
+    of_parquet(&whole, &["data.text_column=label"], &["row 1", "column \"label\": expected text, got 1"]);
+    of_parquet(
+        &whole,
+        &["data.text_column=tokens"],
+        &["column \"tokens\": expected text or numbers, got a nested type"],
     );
+    of_parquet(&whole, &["data.label_column=stars", "data.task=regression"], &["row 8", "null"]);
+    of_parquet(&whole, &["data.label_column=grade"], &["no column \"grade\"", "\"text\", \"tokens\", \"label\""]);
     fails(&mut train(path, &["data.max_length=17"]), 2, &["data.max_length = 17", "16 positions"]);
     fails(&mut train(path, &["data.task=regression"]), 3, &["train.csv line 2", "finite number", "\"praise\""]);
+    // Root may write everywhere but where the system makes the files up.
+    #[cfg(target_os = "linux")]
+    {
+        let mut read_only = train(path, &[]);
+        fails(read_only.env("KILN_CACHE", "/proc/kiln"), 1, &["cannot write the cache /proc/kiln", "set KILN_CACHE"]);
+    }
     assert!(!path.join("run").exists());
 }

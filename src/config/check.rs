@@ -5,8 +5,8 @@ use toml::Value;
 
 use super::document::Complaint;
 use super::{
-    DataFormat, DataSection, EvalStrategy, GenerationSection, RunConfig, SaveStrategy, SchedulerType, StepsOrRatio,
-    TrainerSection, Validation,
+    DataFormat, DataSection, Documents, EvalStrategy, GenerationSection, RunConfig, SaveStrategy, SchedulerType,
+    StepsOrRatio, TrainerSection, Validation,
 };
 use crate::task::Task;
 
@@ -110,11 +110,42 @@ fn data(data: &DataSection) -> Checked {
             "expected 2 or more, got 1: a single token has nothing to predict",
         ));
     }
+    let limits = [("data.max_train_samples", data.max_train_samples), ("data.max_eval_samples", data.max_eval_samples)];
+    for (key, value) in limits {
+        at_least(key, value.unwrap_or(1), 1)?;
+    }
+    if data.documents == Documents::Line && data.format != DataFormat::Text {
+        let message = format!("has no effect with format = \"{}\"", data.format);
+        return Err(Complaint::new("data.documents", message).help("remove it; a row of a table is a document"));
+    }
+    masking(data)?;
     if data.format == DataFormat::Text && !matches!(data.task, Task::Clm | Task::Mlm) {
         return Err(Complaint::new("data.format", format!("`text` holds no labels for the task {}", data.task))
             .help("use `csv`, `tsv`, `jsonl` or `parquet` with a label column, or `tokenized`"));
     }
     table(data)
+}
+
+/// The keys of masked language modelling.
+fn masking(data: &DataSection) -> Checked {
+    if !(data.mlm_probability > 0.0 && data.mlm_probability <= 1.0) {
+        let message = format!("expected a share above 0 and at most 1, got {}", data.mlm_probability);
+        return Err(Complaint::new("data.mlm_probability", message));
+    }
+    let default = DataSection::default();
+    let given = [
+        ("data.mlm_probability", data.mlm_probability != default.mlm_probability),
+        ("data.whole_word_mask", data.whole_word_mask),
+    ];
+    let Some((key, _)) = given.into_iter().find(|(_, given)| *given) else { return Ok(()) };
+    if data.task != Task::Mlm {
+        return Err(Complaint::new(key, format!("has no effect with the task {}", data.task)).help("remove it"));
+    }
+    if data.format == DataFormat::Tokenized {
+        return Err(Complaint::new(key, "has no effect with format = \"tokenized\": the rows carry their own labels")
+            .help("remove it"));
+    }
+    Ok(())
 }
 
 /// The keys of tables.
@@ -135,10 +166,25 @@ fn table(data: &DataSection) -> Checked {
                 .help("it belongs to tables: `csv`, `tsv`, `jsonl` or `parquet`"))
         });
     }
-    if !matches!(data.task, Task::SequenceClassification | Task::Regression) {
+    if data.task == Task::QuestionAnswering {
         let message = format!("`{}` is not available for the task {}", data.format, data.task);
-        return Err(Complaint::new("data.format", message)
-            .help("tables are read for sequence-classification and regression; use `text` or `tokenized`"));
+        return Err(Complaint::new("data.format", message).help("use `tokenized`"));
+    }
+    if matches!(data.task, Task::Clm | Task::Mlm) {
+        let given = [
+            ("data.text_pair_column", data.text_pair_column.is_some()),
+            ("data.label_column", data.label_column.is_some()),
+            ("data.label_names", data.label_names.is_some()),
+        ];
+        if let Some((key, _)) = given.into_iter().find(|(_, given)| *given) {
+            return Err(Complaint::new(key, format!("has no effect with the task {}", data.task))
+                .help("a language model reads data.text_column alone"));
+        }
+        if data.max_length.is_some() {
+            return Err(Complaint::new("data.max_length", format!("has no effect with the task {}", data.task))
+                .help("rows run on in blocks of data.block_size tokens"));
+        }
+        return Ok(());
     }
     if data.block_size.is_some() {
         return Err(Complaint::new("data.block_size", "rows of a table are not packed into blocks")
@@ -178,11 +224,16 @@ fn tokenizer(config: &RunConfig) -> Checked {
             "there is no text to learn a tokenizer from: data.format is `tokenized`",
         )
         .help("remove it; the vocabulary is the model's vocab_size")),
-        Some(_) if config.data.format.is_table() => Err(Complaint::new(
-            "tokenizer.train_vocab_size",
-            format!("a tokenizer is learned from `text`, and data.format is `{}`", config.data.format),
-        )
-        .help("set tokenizer.from")),
+        Some(_)
+            if config.data.format.is_table()
+                && matches!(config.data.task, Task::SequenceClassification | Task::Regression) =>
+        {
+            Err(Complaint::new(
+                "tokenizer.train_vocab_size",
+                format!("a tokenizer is learned from `text`, and data.format is `{}`", config.data.format),
+            )
+            .help("set tokenizer.from"))
+        }
         None if config.data.format != DataFormat::Tokenized
             && tokenizer.from.is_none()
             && config.model.from.is_none() =>

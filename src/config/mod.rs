@@ -23,7 +23,10 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 pub use builder::RunConfigBuilder;
-pub use names::{DataFormat, DeviceKind, EvalStrategy, ModelKind, OnExisting, OptimizerName, Sampler, SaveStrategy};
+pub use names::{
+    DataFormat, DeviceKind, Documents, EvalStrategy, ModelKind, OnExisting, OptimizerName, PaddingStrategy, Sampler,
+    SaveStrategy,
+};
 pub use scheduler::{Ramp, SchedulerKwargs, SchedulerType};
 pub use sections::{
     DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DataSection, DeviceSection, GenerationSection, ModelSection, RunSection,

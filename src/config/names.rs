@@ -118,6 +118,35 @@ impl DataFormat {
 }
 
 names! {
+    /// What one document of a text is. Documents are separated by end-of-text.
+    Documents("kind of document") {
+        /// A whole file.
+        File = "file",
+        /// A line; blank lines are none.
+        Line = "line",
+    }
+}
+
+names! {
+    /// To which length the rows of a batch are padded.
+    PaddingStrategy("padding", no_padding) {
+        /// The longest row of the batch.
+        Longest = "longest",
+        /// `max_length` for tables, else the longest example of the data: every batch has one shape.
+        MaxLength = "max_length",
+        /// The next of a few lengths that are chosen from the data.
+        Buckets = "buckets",
+    }
+}
+
+fn no_padding(given: &str) -> Option<Result<PaddingStrategy, Error>> {
+    (given == "do_not_pad").then(|| {
+        Err(Error::config("`do_not_pad` is not available: the rows of a batch have one length")
+            .help("`longest` pads least"))
+    })
+}
+
+names! {
     /// The order in which training samples are drawn.
     Sampler("sampler", no_length_groups) {
         /// A new seeded permutation in every epoch.
@@ -236,6 +265,8 @@ mod tests {
         }
         assert_eq!("gpt2".parse::<ModelKind>().unwrap(), ModelKind::Gpt2);
         assert_eq!("tokenized".parse::<DataFormat>().unwrap(), DataFormat::Tokenized);
+        assert_eq!("line".parse::<Documents>().unwrap(), Documents::Line);
+        assert_eq!("max_length".parse::<PaddingStrategy>().unwrap(), PaddingStrategy::MaxLength);
         assert_eq!("sequential".parse::<Sampler>().unwrap(), Sampler::Sequential);
         assert_eq!("best".parse::<SaveStrategy>().unwrap(), SaveStrategy::Best);
         assert_eq!("epoch".parse::<EvalStrategy>().unwrap(), EvalStrategy::Epoch);
@@ -253,6 +284,7 @@ mod tests {
         let refused = |error: Error, part: &str| assert!(error.to_string().contains(part), "{error}");
         refused("resumes".parse::<OnExisting>().unwrap_err(), "did you mean `resume`?");
         refused("tokenised".parse::<DataFormat>().unwrap_err(), "did you mean `tokenized`?");
+        refused("do_not_pad".parse::<PaddingStrategy>().unwrap_err(), "`longest` pads least");
         refused("group_by_length".parse::<Sampler>().unwrap_err(), "not supported");
         refused("sgd".parse::<OptimizerName>().unwrap_err(), "Hugging Face's optimizer `sgd` is not supported");
         refused("paged_lion_8bit".parse::<OptimizerName>().unwrap_err(), "not supported by this version");

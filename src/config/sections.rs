@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Deserializer, Serialize};
 use toml::Table;
 
-use super::names::{DataFormat, DeviceKind, ModelKind, OnExisting, Sampler, unknown_name};
+use super::names::{DataFormat, DeviceKind, Documents, ModelKind, OnExisting, PaddingStrategy, Sampler, unknown_name};
 use super::values::{Validation, count, some_count, strings};
 use crate::task::Task;
 
@@ -114,6 +114,20 @@ pub struct DataSection {
     /// 512.
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
     pub max_length: Option<usize>,
+    /// What a document of plain text is, for `text`; a row of a table always is one. Default: `file`.
+    pub documents: Documents,
+    /// The share of tokens that the task `mlm` masks and predicts. Default: 0.15.
+    pub mlm_probability: f64,
+    /// Masks all pieces of a word together, for the task `mlm`. Default: false.
+    pub whole_word_mask: bool,
+    /// To which length the rows of a batch are padded. Default: `longest`.
+    pub padding: PaddingStrategy,
+    /// Trains on the first so many examples only. Default: all.
+    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    pub max_train_samples: Option<usize>,
+    /// Evaluates on the first so many validation examples only. Default: all.
+    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    pub max_eval_samples: Option<usize>,
     /// The order of training samples; evaluation always keeps the order of the files. Default: `random`.
     pub sampler: Sampler,
 }
@@ -131,6 +145,12 @@ impl Default for DataSection {
             label_column: None,
             label_names: None,
             max_length: None,
+            documents: Documents::File,
+            mlm_probability: 0.15,
+            whole_word_mask: false,
+            padding: PaddingStrategy::Longest,
+            max_train_samples: None,
+            max_eval_samples: None,
             sampler: Sampler::Random,
         }
     }

@@ -6,7 +6,10 @@ pub mod blocks;
 pub mod collate;
 pub mod corpus;
 pub mod labels;
+pub mod lines;
 pub mod loader;
+pub mod masking;
+pub mod padding;
 pub mod paths;
 pub mod pieces;
 pub mod rows;
@@ -24,6 +27,8 @@ use crate::error::Result;
 pub struct Batch {
     /// Number of sequences.
     pub rows: usize,
+    /// How many of them are examples. Rows that only fill the batch up follow; nothing of them is attended or counted.
+    pub examples: usize,
     /// Tokens of each sequence, padding included.
     pub seq_len: usize,
     /// `[rows * seq_len]`
@@ -45,11 +50,11 @@ pub enum Labels {
     None,
     /// One a token, `[rows * seq_len]`; -100 is ignored.
     Tokens(Vec<i32>),
-    /// One class a sequence, `[rows]`.
+    /// One class a sequence, `[rows]`; -100 is ignored.
     Classes(Vec<i32>),
-    /// One number a sequence, `[rows]`.
+    /// One number a sequence, `[rows]`; 0 in rows that are no examples.
     Values(Vec<f32>),
-    /// First and last token of the answer, `[rows]` each.
+    /// First and last token of the answer, `[rows]` each; 0 in rows that are no examples.
     Spans {
         /// First token.
         start: Vec<i32>,

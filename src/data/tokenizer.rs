@@ -5,9 +5,9 @@ use std::fs;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
-use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainerBuilder};
 use tokenizers::models::wordpiece::WordPiece;
+use tokenizers::models::{ModelWrapper, TrainerWrapper};
 use tokenizers::normalizers::BertNormalizer;
 use tokenizers::parallelism::MaybeParallelIterator;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
@@ -18,7 +18,6 @@ use tokenizers::{AddedToken, EncodeInput, Encoding, Model, PostProcessor, Token,
 use super::corpus::Corpus;
 use super::table::Row;
 use crate::error::{Error, Result};
-use crate::execution::seed_for;
 
 /// GPT-2's end-of-text token, which also separates documents.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
@@ -167,19 +166,15 @@ impl Tokenizer {
             .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
             .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
             .build();
-        let mut order = (0..corpus.num_documents()).collect::<Vec<_>>();
-        order.sort_by_key(|index| (seed_for(seed, "tokenizer", *index as u64, 0), *index));
         let (mut texts, mut bytes) = (Vec::new(), 0);
-        for index in order {
-            for piece in corpus.pieces_of(index, TRAIN_PIECE)? {
-                if bytes >= TRAIN_BYTES {
-                    break;
-                }
-                let mut text = piece?.text;
-                text.truncate(text.floor_char_boundary(TRAIN_BYTES - bytes));
-                bytes += text.len();
-                texts.push(text);
+        for piece in corpus.sample(TRAIN_BYTES as u64, seed, TRAIN_PIECE) {
+            if bytes >= TRAIN_BYTES {
+                break;
             }
+            let mut text = piece?.text;
+            text.truncate(text.floor_char_boundary(TRAIN_BYTES - bytes));
+            bytes += text.len();
+            texts.push(text);
         }
         let mut inner = tokenizers::Tokenizer::new(BPE::default());
         inner.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
@@ -280,6 +275,32 @@ impl Tokenizer {
         hash.update(self.hash);
         hash.update(format!("rows of {max_length}, pairs {pairs}, types {has_types}").as_bytes());
         Ok(RowEncoder { inner, hash: hash.finalize().into(), has_types })
+    }
+
+    /// The id that stands for a masked token: `[MASK]` or `<mask>`.
+    pub fn mask_id(&self) -> Option<u32> {
+        ["[MASK]", "<mask>"].into_iter().find_map(|token| self.token_id(token))
+    }
+
+    /// The ids of special tokens, which are no text.
+    pub fn special_ids(&self) -> Vec<u32> {
+        let added = self.inner.get_added_tokens_decoder();
+        added.into_iter().filter_map(|(id, token)| token.special.then_some(id)).collect()
+    }
+
+    /// Whether each id continues the word of the id before it; none for a model whose pieces do not tell.
+    pub fn continuations(&self) -> Option<Vec<bool>> {
+        // Word pieces mark what continues a word, byte-level BPE marks the space (or line end, or tab) before one.
+        let continues: fn(&str) -> bool = match self.inner.get_model() {
+            ModelWrapper::WordPiece(_) => |token| token.starts_with("##"),
+            ModelWrapper::BPE(_) => |token| !token.starts_with(['Ġ', 'Ċ', 'ĉ']),
+            _ => return None,
+        };
+        let mut all = vec![false; self.vocab_size()];
+        for (token, id) in self.inner.get_vocab(false) {
+            all[id as usize] = continues(&token);
+        }
+        Some(all)
     }
 
     /// The id of a token.
@@ -386,11 +407,12 @@ fn lower_cases(folder: &Path) -> Result<bool> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::config::Documents;
 
     fn corpus(folder: &tempfile::TempDir) -> Corpus {
         let text = "fn main() { println!(\"hällo wörld 你好\"); }\n".repeat(20);
         fs::write(folder.path().join("a.rs"), text).unwrap();
-        Corpus::open(&[format!("{}/a.rs", folder.path().display())]).unwrap()
+        Corpus::open(&[format!("{}/a.rs", folder.path().display())], Documents::File).unwrap()
     }
 
     #[test]

@@ -10,6 +10,7 @@ use kiln_models::Model;
 
 use super::callback::Progress;
 use crate::data::loader::{Loader, LoaderOptions};
+use crate::data::padding::Padding;
 use crate::data::sampler::Sampler;
 use crate::data::{Dataset, Labels};
 use crate::error::{Error, Result};
@@ -49,6 +50,7 @@ pub fn evaluate(
     dataset: Arc<dyn Dataset>,
     batch_size: usize,
     pad_id: u32,
+    padding: &Padding,
     device: &Device,
 ) -> Result<Evaluation> {
     let model = model.valid();
@@ -58,7 +60,7 @@ pub fn evaluate(
         seed: 0,
         drop_last: false,
         pad_id,
-        pad_to: None,
+        padding: padding.clone(),
         prefetch: 2,
         repeat: false,
     };
@@ -77,14 +79,16 @@ pub fn evaluate(
             let logits = model.forward(batch.input.clone(), false);
             let right = batch.correct(logits.clone());
             num_labels = logits.dims()[1];
-            let predictions = expected.add(&loaded.batch.labels, task).then(|| predictions(logits.clone()));
+            let examples = loaded.batch.examples;
+            let compared = expected.add(&loaded.batch.labels, examples, task);
+            let predictions = compared.then(|| predictions(logits.clone(), examples));
             pending_rows.push(predictions.as_ref().map_or(0, |rows| rows.dims()[0]));
             let sum = batch.loss(logits)?;
             pending.push(sum.sum.clone());
             pending.push(right.unwrap_or_else(|| sum.sum.zeros_like()));
             pending.extend(predictions);
             count += sum.count;
-            samples += loaded.batch.rows as u64;
+            samples += loaded.batch.examples as u64;
             batches += 1;
         }
         if pending_rows.len() >= READ_EVERY || loaded.is_none() {
@@ -118,11 +122,13 @@ struct Expected {
 }
 
 impl Expected {
-    /// Keeps the labels of a batch; whether its predictions are wanted.
-    fn add(&mut self, labels: &Labels, task: Task) -> bool {
+    /// Keeps the labels of the first `examples` rows of a batch; whether their predictions are wanted.
+    fn add(&mut self, labels: &Labels, examples: usize, task: Task) -> bool {
         match (labels, task) {
-            (Labels::Classes(classes), Task::SequenceClassification) => self.classes.extend(classes),
-            (Labels::Values(values), Task::Regression) => self.values.extend(values.iter().copied().map(f64::from)),
+            (Labels::Classes(classes), Task::SequenceClassification) => self.classes.extend(&classes[..examples]),
+            (Labels::Values(values), Task::Regression) => {
+                self.values.extend(values[..examples].iter().copied().map(f64::from));
+            }
             _ => return false,
         }
         true
@@ -147,12 +153,13 @@ impl Expected {
     }
 }
 
-/// `[rows, labels]` -> `[rows]`: the most likely class, or the value of a head with one output.
-fn predictions(logits: Tensor<2>) -> Tensor<1> {
-    let [rows, labels] = logits.dims();
+/// `[rows, labels]` -> `[examples]`: the most likely class of each example, or the value of a head with one output.
+fn predictions(logits: Tensor<2>, examples: usize) -> Tensor<1> {
+    let labels = logits.dims()[1];
+    let logits = logits.slice([0..examples, 0..labels]);
     match labels {
-        1 => logits.reshape([rows]),
-        _ => logits.argmax(1).reshape([rows]).float(),
+        1 => logits.reshape([examples]),
+        _ => logits.argmax(1).reshape([examples]).float(),
     }
 }
 

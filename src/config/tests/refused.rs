@@ -184,7 +184,10 @@ fn tables() {
         with(&[&base[..], more].concat())
     };
     refused(table(&[]), &["tokenizer.train_vocab_size: a tokenizer is learned from `text`"]);
-    refused(table(&["data.task=clm"]), &["data.format: `csv` is not available for the task clm"]);
+    refused(table(&["data.task=question-answering"]), &["data.format: `csv` is not available for the task question-"]);
+    table(&["data.task=clm", "data.block_size=8", "data.text_column=body"]).unwrap();
+    refused(table(&["data.task=clm", "data.label_column=y"]), &["data.label_column: has no effect with the task clm"]);
+    refused(table(&["data.task=mlm", "data.max_length=8"]), &["data.max_length: has no effect", "data.block_size"]);
     refused(with(&["data.max_length=64"]), &["data.max_length: has no effect with format = \"text\""]);
     refused(with(&["data.label_column=y"]), &["data.label_column: has no effect"]);
     for (set, expected) in [
@@ -196,6 +199,24 @@ fn tables() {
     ] {
         refused(table(&[set]), &[expected]);
     }
+}
+
+#[test]
+fn documents_masking_padding_and_limits() {
+    refused(with(&["data.documents=paragraph"]), &["data.documents: unknown kind of document `paragraph`"]);
+    refused(with(&["data.documents=line", "data.format=tokenized"]), &["data.documents: has no effect with format"]);
+    refused(with(&["data.mlm_probability=0.2"]), &["data.mlm_probability: has no effect with the task clm"]);
+    refused(with(&["data.whole_word_mask=true"]), &["data.whole_word_mask: has no effect with the task clm"]);
+    let tokenized = ["data.task=mlm", "data.format=tokenized", "data.whole_word_mask=true"];
+    refused(with(&tokenized), &["data.whole_word_mask: has no effect with format = \"tokenized\""]);
+    for share in ["0", "1.5", "-0.1"] {
+        let share = format!("data.mlm_probability={share}");
+        refused(with(&["data.task=mlm", &share]), &["data.mlm_probability: expected a share above 0 and at most 1"]);
+    }
+    refused(with(&["data.padding=do_not_pad"]), &["data.padding: `do_not_pad` is not available"]);
+    refused(with(&["data.padding=bucket"]), &["did you mean `buckets`?"]);
+    refused(with(&["data.max_train_samples=0"]), &["data.max_train_samples: expected 1 or more, got 0"]);
+    refused(with(&["data.max_eval_samples=0"]), &["data.max_eval_samples: expected 1 or more, got 0"]);
 }
 
 #[test]
@@ -247,7 +268,7 @@ fn data_tokenizer_evaluation_and_generation_must_fit() {
     let none = "[run]\noutput_dir = \"x\"\n[model]\nkind = \"gpt2\"\n[data]\ntask = \"clm\"\ntrain = \"a\"\n";
     refused(
         RunConfig::parse(none, "a.toml"),
-        &["tokenizer: text needs a tokenizer: expected `from` or `train_vocab_size`"],
+        &["tokenizer: text needs a tokenizer: expected `from` or (with the format `text`) `train_vocab_size`"],
     );
     refused(
         RunConfig::parse(&format!("{none}format = \"tokenized\"\n[generation]\nprompt = \"a\""), "a.toml"),
