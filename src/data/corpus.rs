@@ -140,8 +140,8 @@ impl Corpus {
     }
 
     /// The documents in order, files in pieces of at most `max_bytes`; a line or a row is one piece.
-    pub fn pieces(&self, max_bytes: usize) -> Box<dyn Iterator<Item = Result<Piece>> + '_> {
-        let documents: Box<dyn Iterator<Item = Result<Piece>> + '_> = match &self.documents {
+    pub fn pieces(&self, max_bytes: usize) -> Box<dyn Iterator<Item = Result<Piece>> + Send + '_> {
+        let documents: Box<dyn Iterator<Item = Result<Piece>> + Send + '_> = match &self.documents {
             Kind::File => return Box::new((0..self.files.len()).flat_map(move |file| self.pieces_of(file, max_bytes))),
             Kind::Line => Box::new(self.files.iter().flat_map(|file| or_error(Lines::open(file)))),
             Kind::Row(table) => {
@@ -152,13 +152,18 @@ impl Corpus {
         Box::new((0..).zip(documents).filter(move |(index, piece)| piece.is_err() || part.has(*index)).map(|(_, p)| p))
     }
 
-    fn pieces_of(&self, file: usize, max_bytes: usize) -> impl Iterator<Item = Result<Piece>> {
+    fn pieces_of(&self, file: usize, max_bytes: usize) -> impl Iterator<Item = Result<Piece>> + Send {
         or_error(Pieces::open(&self.files[file], max_bytes))
     }
 
     /// Pieces of documents drawn from the corpus by `seed`: about `limit` bytes or all of it. Files come whole, in a seeded
     /// order, and it is the caller's to stop; lines and rows come in their own order, each with the same chance.
-    pub fn sample(&self, limit: u64, seed: u64, max_bytes: usize) -> Box<dyn Iterator<Item = Result<Piece>> + '_> {
+    pub fn sample(
+        &self,
+        limit: u64,
+        seed: u64,
+        max_bytes: usize,
+    ) -> Box<dyn Iterator<Item = Result<Piece>> + Send + '_> {
         if self.documents == Kind::File {
             let mut order = (0..self.files.len()).collect::<Vec<_>>();
             order.sort_by_key(|index| (seed_for(seed, "tokenizer", *index as u64, 0), *index));
@@ -190,7 +195,9 @@ impl Corpus {
 }
 
 /// What was opened, or the one error that opening it gave.
-fn or_error<T, I: Iterator<Item = Result<T>>>(opened: Result<I>) -> impl Iterator<Item = Result<T>> {
+fn or_error<T: Send, I: Iterator<Item = Result<T>> + Send>(
+    opened: Result<I>,
+) -> impl Iterator<Item = Result<T>> + Send {
     let (items, error) = match opened {
         Ok(items) => (Some(items), None),
         Err(error) => (None, Some(Err(error))),

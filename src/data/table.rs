@@ -78,7 +78,7 @@ pub enum Cell {
     Number(f64),
 }
 
-type Rows = Box<dyn Iterator<Item = Result<Row>>>;
+type Rows = Box<dyn Iterator<Item = Result<Row>> + Send>;
 
 impl Table {
     /// The table that `patterns` name.
@@ -100,7 +100,7 @@ impl Table {
     }
 
     /// The rows in order, read as they are asked for. After an error nothing more follows from that file.
-    pub fn rows(&self) -> impl Iterator<Item = Result<Row>> {
+    pub fn rows(&self) -> impl Iterator<Item = Result<Row>> + Send {
         self.files.iter().flat_map(|file| {
             let rows = match self.format {
                 DataFormat::Csv => delimited::rows(file, b',', &self.columns),
