@@ -11,6 +11,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::Device;
 use kiln::config::{DataSection, ModelKind, ModelSection, OnExisting, Sampler, SaveStrategy, TrainerSection};
 use kiln::data::loader::{Loader, LoaderOptions};
+use kiln::data::padding::Padding;
 use kiln::optim::adamw::{AdamW, AdamWConfig};
 use kiln::optim::gradient::{global_norm, scale_and_norm};
 use kiln::task::{DeviceBatch, Task};
@@ -83,7 +84,7 @@ fn bare_step_ms(plan: &RunPlan) -> f64 {
         seed: 0,
         drop_last: false,
         pad_id: 0,
-        pad_to: None,
+        padding: Padding::default(),
         prefetch: 0,
         repeat: true,
     };

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
+use kiln::config::Documents;
 use kiln::data::corpus::Corpus;
 use kiln::data::store::TokenStore;
 use kiln::data::tokenizer::Tokenizer;
@@ -41,7 +42,7 @@ fn main() -> ExitCode {
     let sample = folder.path().join("sample");
     std::fs::create_dir(&sample).unwrap();
     write_words(&sample.join("sample.txt"), 1 << 20, &mut draw);
-    let sample = Corpus::open(&[format!("{}/sample.txt", sample.display())]).unwrap();
+    let sample = Corpus::open(&[format!("{}/sample.txt", sample.display())], Documents::File).unwrap();
     Tokenizer::train_bpe(&sample, 8192, 1).unwrap().save(folder.path()).unwrap();
     let status = Command::new(std::env::current_exe().unwrap()).env(FOLDER, folder.path()).status().unwrap();
     if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -65,7 +66,7 @@ fn write_words(path: &Path, bytes: usize, draw: &mut u64) {
 }
 
 fn measure(folder: &Path) -> ExitCode {
-    let corpus = Corpus::open(&[format!("{}/*.txt", folder.display())]).unwrap();
+    let corpus = Corpus::open(&[format!("{}/*.txt", folder.display())], Documents::File).unwrap();
     let tokenizer = Tokenizer::load(folder).unwrap();
     let before = peak_mib();
     let start = Instant::now();

@@ -144,6 +144,11 @@ pub fn seed_for(run_seed: u64, purpose: &str, step: u64, part: u64) -> u64 {
     [purpose, step, part].into_iter().fold(mix(run_seed), |hash, value| mix(hash ^ value))
 }
 
+/// A hash as a number from 0 to below 1, with the 53 bits that an f64 has room for.
+pub fn uniform(hash: u64) -> f64 {
+    (hash >> 11) as f64 / (1u64 << 53) as f64
+}
+
 /// The most memory this process has had resident, in MiB; none where the system does not tell (other than Linux).
 pub fn peak_mib() -> Option<f64> {
     status_kib("VmHWM:").map(|kib| kib / 1024.0)

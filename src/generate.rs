@@ -7,7 +7,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_models::{KvCache, Model, ModelConfig};
 
 use crate::error::{Error, Result};
-use crate::execution::{read_values, seed_for};
+use crate::execution::{read_values, seed_for, uniform};
 
 /// How the next token is chosen and when to stop.
 #[derive(Debug, Clone, PartialEq)]
@@ -125,7 +125,7 @@ fn choose(logits: &[f32], options: &GenerateOptions, position: u64) -> Result<u3
     });
     weights.truncate(kept.map_or(weights.len(), |last| last + 1));
     // 53 random bits in [0, 1).
-    let draw = (seed_for(options.seed, "generate", position, 0) >> 11) as f64 / (1u64 << 53) as f64;
+    let draw = uniform(seed_for(options.seed, "generate", position, 0));
     let mut left = draw * weights.iter().sum::<f64>();
     let chosen = weights.iter().position(|weight| {
         left -= weight;

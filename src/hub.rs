@@ -3,6 +3,7 @@
 //! standard cache, where Hugging Face's own tools find it too. It looks at names and sizes only: what the files hold is
 //! for the model and tokenizer loaders, which are its users.
 
+mod dataset;
 mod settings;
 mod transfer;
 mod wanted;
@@ -14,6 +15,7 @@ use hf_hub::{Cache, CacheRepo, Repo, RepoType};
 use crate::error::{Error, Result};
 use transfer::Session;
 
+pub use dataset::{dataset_files, dataset_files_with, is_dataset};
 pub use settings::HubSettings;
 pub use wanted::Wanted;
 
@@ -102,6 +104,11 @@ fn split_revision(spec: &str) -> (&str, Option<&str>) {
 /// Reads `id[@revision]` by the Hub's naming rules (huggingface_hub's `validate_repo_id`, git's for the revision). The
 /// names become paths in the cache and parts of URLs, so nothing else may pass.
 fn parse_id(spec: &str) -> Result<Repo> {
+    parse_id_as(spec, RepoType::Model)
+}
+
+/// [`parse_id`] for a repository of some kind.
+fn parse_id_as(spec: &str, kind: RepoType) -> Result<Repo> {
     let (id, revision) = split_revision(spec);
     let part_is_valid = |part: &str| {
         (1..=96).contains(&part.len())
@@ -128,7 +135,7 @@ fn parse_id(spec: &str) -> Result<Repo> {
         return Err(Error::config(format!("`{revision}` in `{spec}` is no revision"))
             .help("after the `@` comes a branch, a tag or a commit, for example gpt2@main"));
     }
-    Ok(Repo::with_revision(id.to_string(), RepoType::Model, revision.to_string()))
+    Ok(Repo::with_revision(id.to_string(), kind, revision.to_string()))
 }
 
 /// How messages name a repository: as the user would write it.
@@ -192,7 +199,11 @@ fn from_hub(repo: &Repo, wanted: &Wanted, settings: &HubSettings) -> Result<Path
 
 /// How to do without the network, for error messages.
 fn offline_help(repo: &Repo, settings: &HubSettings) -> String {
-    let id = repo.url();
+    let url = repo.url();
+    let id = match url.strip_prefix("datasets/") {
+        Some(id) => format!("{id} --repo-type dataset"),
+        None => url,
+    };
     let revision = match repo.revision() {
         DEFAULT_REVISION => String::new(),
         revision => format!(" --revision {revision}"),

@@ -1,6 +1,9 @@
 //! Opens everything a run reads, before anything is planned: model configuration, tokenizer, training and validation data.
 //! What is found here are facts; [`plan`](crate::plan) turns them and the config into what will happen.
 
+mod squad;
+mod table;
+
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,16 +12,21 @@ use kiln_models::config::Labels;
 use kiln_models::{ModelConfig, ModelType};
 use serde_json::{Map, Value};
 
-use crate::config::{DataFormat, ModelKind, RunConfig, Validation};
+use crate::config::{DEFAULT_TEXT_COLUMN, DataFormat, ModelKind, RunConfig, Validation};
 use crate::data::blocks::Blocks;
 use crate::data::corpus::Corpus;
+use crate::data::masking::{Masked, Masking};
 use crate::data::store::{Progress, TokenStore};
+use crate::data::table::{Columns, Table};
 use crate::data::tokenized::{Limits, TokenizedData};
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{Dataset, paths};
 use crate::error::{Error, Result};
 use crate::hub::{self, Wanted};
 use crate::task::Task;
+
+use squad::SquadInputs;
+use table::TableData;
 
 /// What a run reads.
 pub struct Inputs {
@@ -32,6 +40,8 @@ pub struct Inputs {
     pub tokenizer: Option<Arc<Tokenizer>>,
     /// Block size of packed text; none for data that is tokenised already.
     pub block_size: Option<usize>,
+    /// Tokens that rows of a table are cut to; none for other data.
+    pub max_length: Option<usize>,
     /// The id that padding uses.
     pub pad_id: u32,
     /// Training data.
@@ -60,6 +70,7 @@ impl Inputs {
                         unknown_model_fields,
                         tokenizer,
                         block_size: None,
+                        max_length: None,
                         pad_id,
                         train,
                         train_tokens,
@@ -67,8 +78,61 @@ impl Inputs {
                     })
                 })
             }
+            DataFormat::Squad => Self::open_squad(config, model_config, model_from, unknown_model_fields),
+            DataFormat::Csv | DataFormat::Tsv | DataFormat::Jsonl | DataFormat::Parquet
+                if !matches!(config.data.task, Task::Clm | Task::Mlm) =>
+            {
+                Self::open_table(config, model_config, model_from, unknown_model_fields, progress)
+            }
             _ => Self::open_text(config, model_config, model_from, unknown_model_fields, config.trainer.seed, progress),
         }
+    }
+
+    fn open_squad(
+        config: &RunConfig,
+        model_config: ModelConfig,
+        model_from: Option<PathBuf>,
+        unknown_model_fields: Vec<String>,
+    ) -> Result<Self> {
+        let tokenizer = required_tokenizer(config, &model_from)?;
+        let model_config = with_vocabulary(model_config, &tokenizer, config, model_from.is_some())?;
+        let squad = SquadInputs::open(config, &model_config, &tokenizer)?;
+        Ok(Self {
+            pad_id: model_config.pad_token_id().unwrap_or(0),
+            model_config,
+            model_from,
+            unknown_model_fields,
+            tokenizer: Some(tokenizer),
+            block_size: None,
+            max_length: Some(squad.max_length),
+            train_tokens: (0..squad.train.len()).map(|index| squad.train.len_of(index) as u64).sum(),
+            train: Arc::new(squad.train),
+            validation: squad.validation.map(|data| Arc::new(data) as Arc<dyn Dataset>),
+        })
+    }
+
+    fn open_table(
+        config: &RunConfig,
+        model_config: ModelConfig,
+        model_from: Option<PathBuf>,
+        unknown_model_fields: Vec<String>,
+        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Self> {
+        let tokenizer = required_tokenizer(config, &model_from)?;
+        let mut model_config = with_vocabulary(model_config, &tokenizer, config, model_from.is_some())?;
+        let tables = TableData::open(config, &mut model_config, &tokenizer, progress)?;
+        Ok(Self {
+            pad_id: model_config.pad_token_id().unwrap_or_else(|| tokenizer.eot_id().unwrap_or(0)),
+            model_config,
+            model_from,
+            unknown_model_fields,
+            tokenizer: Some(tokenizer),
+            block_size: None,
+            max_length: Some(tables.max_length),
+            train_tokens: (0..tables.train.len()).map(|index| tables.train.len_of(index) as u64).sum(),
+            train: tables.train,
+            validation: tables.validation,
+        })
     }
 
     fn open_text(
@@ -79,19 +143,17 @@ impl Inputs {
         seed: u64,
         progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Self> {
-        if config.data.task != Task::Clm {
-            return Err(Error::config(format!(
-                "data.format = \"text\" with data.task = \"{}\": plain text has no labels for this task",
-                config.data.task
-            ))
-            .help("set data.task = \"clm\", or data.format = \"tokenized\" with a `labels` column"));
-        }
-        let corpus = Corpus::open(&config.data.train).map_err(|error| error.at("data.train"))?;
+        let open = |key: &str, patterns: &[String]| {
+            let corpus = match config.data.format.is_table() {
+                true => Table::open(patterns, config.data.format, text_column(config)).and_then(Corpus::of_table),
+                false => Corpus::open(patterns, config.data.documents),
+            };
+            corpus.map_err(|error| error.at(key))
+        };
+        let corpus = open("data.train", &config.data.train)?;
         let (train, validation) = match &config.data.validation {
             None => (corpus, None),
-            Some(Validation::Files(patterns)) => {
-                (corpus, Some(Corpus::open(patterns).map_err(|error| error.at("data.validation"))?))
-            }
+            Some(Validation::Files(patterns)) => (corpus, Some(open("data.validation", patterns)?)),
             Some(Validation::Share(share)) => {
                 let (train, validation) = corpus.split(*share, seed)?;
                 (train, Some(validation))
@@ -102,7 +164,11 @@ impl Inputs {
             None => match config.tokenizer.train_vocab_size {
                 Some(size) => Arc::new(trained_tokenizer(&train, size, seed)?),
                 None => {
-                    return Err(Error::config("data.format = \"text\" needs a tokenizer, and the config names none").help(
+                    let format = config.data.format;
+                    return Err(Error::config(format!(
+                        "data.format = \"{format}\" needs a tokenizer, and the config names none"
+                    ))
+                    .help(
                         "set tokenizer.from to a tokenizer, or tokenizer.train_vocab_size = 4096 to learn one from the \
                          training text",
                     ));
@@ -121,8 +187,22 @@ impl Inputs {
         let open = |corpus: &Corpus, progress: &mut dyn FnMut(Progress) -> ControlFlow<()>| {
             Blocks::new(TokenStore::build_or_open(corpus, &tokenizer, progress)?, block_size)
         };
-        let train = open(&train, progress)?;
-        let validation = validation.map(|corpus| open(&corpus, progress)).transpose()?;
+        let train = open(&train, progress).map_err(|error| error.at("data.train"))?;
+        let validation = validation.map(|corpus| open(&corpus, progress)).transpose();
+        let validation = validation.map_err(|error| error.at("data.validation"))?;
+        let masking = match config.data.task {
+            Task::Mlm => {
+                let (probability, whole_words) = (config.data.mlm_probability, config.data.whole_word_mask);
+                Some(Arc::new(Masking::new(&tokenizer, probability, whole_words)?))
+            }
+            _ => None,
+        };
+        let masked = |blocks: Blocks| -> Arc<dyn Dataset> {
+            match &masking {
+                Some(masking) => Arc::new(Masked::new(Arc::new(blocks), masking.clone(), seed)),
+                None => Arc::new(blocks),
+            }
+        };
         Ok(Self {
             pad_id: model_config.pad_token_id().unwrap_or_else(|| tokenizer.eot_id().unwrap_or(0)),
             model_config,
@@ -130,11 +210,18 @@ impl Inputs {
             unknown_model_fields,
             tokenizer: Some(tokenizer),
             block_size: Some(block_size),
+            max_length: None,
             train_tokens: (train.len() * block_size) as u64,
-            train: Arc::new(train),
-            validation: validation.map(|blocks| Arc::new(blocks) as Arc<dyn Dataset>),
+            train: masked(train),
+            validation: validation.map(masked),
         })
     }
+}
+
+/// The columns of a table whose rows are documents.
+fn text_column(config: &RunConfig) -> Columns {
+    let text = config.data.text_column.clone().unwrap_or_else(|| DEFAULT_TEXT_COLUMN.into());
+    Columns { text, text_pair: None, label: None }
 }
 
 /// The model's configuration: a folder's or the Hub's `config.json`, a preset, or the family's defaults, with the explicit
@@ -194,6 +281,15 @@ fn optional_tokenizer(config: &RunConfig, model_from: &Option<PathBuf>) -> Resul
         Some(folder) if Tokenizer::is_in(folder) => Ok(Some(Arc::new(Tokenizer::load(folder)?))),
         _ => Ok(None),
     }
+}
+
+/// The tokenizer of data that is labelled text: one that exists.
+fn required_tokenizer(config: &RunConfig, model_from: &Option<PathBuf>) -> Result<Arc<Tokenizer>> {
+    optional_tokenizer(config, model_from)?.ok_or_else(|| {
+        let format = config.data.format;
+        Error::config(format!("data.format = \"{format}\" needs a tokenizer, and there is none in model.from"))
+            .help("set tokenizer.from")
+    })
 }
 
 fn trained_tokenizer(corpus: &Corpus, size: usize, seed: u64) -> Result<Tokenizer> {

@@ -124,14 +124,21 @@ pub enum Targets {
         /// `[n]`, 1 or 0; none when no label is ignored.
         weight: Option<Tensor<1>>,
     },
-    /// `[batch]`
-    Values(Tensor<1>),
-    /// `[batch]` each
+    /// One number a row.
+    Values {
+        /// `[batch]`
+        values: Tensor<1>,
+        /// `[batch]`, 1 or 0; none when every row is an example.
+        weight: Option<Tensor<1>>,
+    },
+    /// One span a row.
     Spans {
-        /// Index of the first token of the answer.
+        /// Index of the first token of the answer, `[batch]`.
         start: Tensor<1, Int>,
-        /// Index of the last token of the answer.
+        /// Index of the last token of the answer, `[batch]`.
         end: Tensor<1, Int>,
+        /// `[batch]`, 1 or 0; none when every row is an example.
+        weight: Option<Tensor<1>>,
     },
 }
 
@@ -153,6 +160,10 @@ impl DeviceBatch {
         let shape = [batch.rows, batch.seq_len];
         let ids = |values: &[i32]| Tensor::<2, Int>::from_data(TensorData::new(values.to_vec(), shape), device);
         let attention_mask = batch.attention_mask.as_ref();
+        let row_weight = || {
+            let weight = (0..batch.rows).map(|row| f32::from(row < batch.examples)).collect::<Vec<_>>();
+            (batch.examples < batch.rows).then(|| Tensor::from_data(TensorData::new(weight, [batch.rows]), device))
+        };
         let (targets, count) = match (&batch.labels, task) {
             (Labels::None, _) => (None, 0),
             (Labels::Tokens(labels), Task::Clm) => classes(&shifted(labels, batch.seq_len), device),
@@ -160,11 +171,11 @@ impl DeviceBatch {
             (Labels::Classes(labels), Task::SequenceClassification) => classes(labels, device),
             (Labels::Values(values), Task::Regression) => {
                 let values = Tensor::from_data(TensorData::new(values.clone(), [batch.rows]), device);
-                (Some(Targets::Values(values)), batch.rows)
+                (Some(Targets::Values { values, weight: row_weight() }), batch.examples)
             }
             (Labels::Spans { start, end }, Task::QuestionAnswering) => {
                 let ints = |values: &[i32]| Tensor::from_data(TensorData::new(values.to_vec(), [batch.rows]), device);
-                (Some(Targets::Spans { start: ints(start), end: ints(end) }), batch.rows)
+                (Some(Targets::Spans { start: ints(start), end: ints(end), weight: row_weight() }), batch.examples)
             }
             (_, task) => {
                 return Err(Error::data(format!("the labels of this batch are not those of the task {task}")));
@@ -204,20 +215,17 @@ impl DeviceBatch {
         let sum = match &self.targets {
             None => return Err(Error::data("this batch has no labels, so it has no loss")),
             Some(Targets::Classes { index, weight }) => {
-                let loss = negative_log_likelihood(logits, index.clone());
-                match weight {
-                    Some(weight) => (loss * weight.clone()).sum(),
-                    None => loss.sum(),
-                }
+                weighted_sum(negative_log_likelihood(logits, index.clone()), weight)
             }
-            Some(Targets::Values(values)) => {
+            Some(Targets::Values { values, weight }) => {
                 let rows = values.dims()[0];
-                (logits.reshape([rows]) - values.clone()).square().sum()
+                weighted_sum((logits.reshape([rows]) - values.clone()).square(), weight)
             }
-            Some(Targets::Spans { start, end }) => {
+            Some(Targets::Spans { start, end, weight }) => {
                 let rows = start.dims()[0];
                 let loss = |column: usize, target: &Tensor<1, Int>| {
-                    negative_log_likelihood(span_logits(logits.clone(), rows, column), target.clone()).sum()
+                    let logits = span_logits(logits.clone(), rows, column);
+                    weighted_sum(negative_log_likelihood(logits, target.clone()), weight)
                 };
                 (loss(0, start) + loss(1, end)) * 0.5
             }
@@ -230,10 +238,7 @@ impl DeviceBatch {
         let Some(Targets::Classes { index, weight }) = &self.targets else { return None };
         let rows = index.dims()[0];
         let right = logits.argmax(1).reshape([rows]).equal(index.clone()).float();
-        Some(match weight {
-            Some(weight) => (right * weight.clone()).sum(),
-            None => right.sum(),
-        })
+        Some(weighted_sum(right, weight))
     }
 }
 
@@ -251,6 +256,14 @@ fn negative_log_likelihood(logits: Tensor<2>, target: Tensor<1, Int>) -> Tensor<
     let log_sum = shifted.clone().exp().sum_dim(1).log(); // [n, 1]
     let picked = shifted.gather(1, target.reshape([rows, 1]));
     (log_sum - picked).reshape([rows])
+}
+
+/// The sum of `terms [n]`, of those with weight 1 where there are weights: `[1]`.
+fn weighted_sum(terms: Tensor<1>, weight: &Option<Tensor<1>>) -> Tensor<1> {
+    match weight {
+        Some(weight) => (terms * weight.clone()).sum(),
+        None => terms.sum(),
+    }
 }
 
 fn in_f32(logits: Tensor<2>) -> Tensor<2> {

@@ -50,6 +50,7 @@ fn rows_have_the_keys_that_are_promised() {
         "learning_rate",
         "step_ms",
         "tokens_per_s",
+        "data_wait",
         "peak_mib",
     ];
     assert_eq!(keys(&rows[0]), train);

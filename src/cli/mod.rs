@@ -14,8 +14,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::error::{Error, Result};
 use crate::execution;
 use folders::CacheCommand;
-use models::{ExportArgs, ForwardArgs, GenerateArgs};
-use training::{ConfigArgs, TrainArgs};
+use models::{ExportArgs, ForwardArgs, GenerateArgs, PredictArgs};
+use training::{ConfigArgs, EvalArgs, InitArgs, TrainArgs};
 
 /// Trains GPT-2 and BERT from a config file.
 #[derive(Debug, Parser)]
@@ -27,16 +27,22 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Write a commented config for a task and a model
+    Init(InitArgs),
     /// Train the model that a config file describes
     Train(TrainArgs),
     /// Print what a config file would do, without training
     Plan(ConfigArgs),
+    /// Evaluate a model on the validation data of a config file
+    Eval(EvalArgs),
     /// Show on a config that a run which is stopped and resumed ends where an undisturbed one ends
     VerifyResume(ConfigArgs),
     /// Run one batch through a model and write logits, loss and gradients
     Forward(ForwardArgs),
     /// Continue a text with a trained GPT-2
     Generate(GenerateArgs),
+    /// Predict labels, numbers or answers for the rows of a file
+    Predict(PredictArgs),
     /// Pack a model folder into model.tar.gz
     Export(ExportArgs),
     /// List the runs in a folder with their status
@@ -64,11 +70,14 @@ impl Cli {
     /// Whatever the command meets; the message is complete.
     pub fn run(self) -> Result<()> {
         match self.command {
+            Command::Init(args) => training::run_init(&args),
             Command::Train(args) => training::train(&args),
             Command::Plan(args) => training::plan(&args),
+            Command::Eval(args) => training::run_eval(&args),
             Command::VerifyResume(args) => training::run_verify_resume(&args),
             Command::Forward(args) => models::run_forward(&args),
             Command::Generate(args) => models::run_generate(&args),
+            Command::Predict(args) => models::run_predict(&args),
             Command::Export(args) => models::run_export(&args),
             Command::Runs { folder } => folders::runs(&folder),
             Command::Describe { run } => folders::describe(&run),

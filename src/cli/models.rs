@@ -1,13 +1,13 @@
-//! `kiln forward`, `kiln generate` and `kiln export`: what takes a model folder.
+//! `kiln forward`, `kiln generate`, `kiln predict` and `kiln export`: what takes a model folder.
 
-use std::io::Write;
+use std::io::{BufWriter, Write};
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
 use super::say;
-use crate::config::DeviceKind;
+use crate::config::{DEFAULT_TEXT_COLUMN, DataFormat, DeviceKind};
 use crate::data::tokenized::{Limits, read_batch};
 use crate::error::{Error, Result};
 use crate::execution;
@@ -15,6 +15,8 @@ use crate::export::export;
 use crate::forward::forward_to_file;
 use crate::generate::{GenerateOptions, generate};
 use crate::model_folder::ModelFolder;
+use crate::predict::{PredictOptions, predict};
+use crate::signals;
 use crate::task::Task;
 
 #[derive(Debug, Args)]
@@ -69,6 +71,38 @@ pub(super) struct GenerateArgs {
     /// Seed of the draws
     #[arg(long, default_value_t = 42)]
     seed: u64,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct PredictArgs {
+    /// A model folder in Hugging Face's form, or a Hub id
+    model: String,
+    /// The rows: .csv, .tsv, .jsonl, .parquet, or SQuAD's .json
+    #[arg(long)]
+    input: PathBuf,
+    /// sequence-classification, regression or question-answering
+    #[arg(long)]
+    task: String,
+    /// The JSONL file to write; stdout when it is left out
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// csv, tsv, jsonl, parquet or squad, when the ending of the file does not tell
+    #[arg(long)]
+    format: Option<String>,
+    /// The column with the text, or with the question
+    #[arg(long, default_value = DEFAULT_TEXT_COLUMN)]
+    text_column: String,
+    /// The column with the second text of a pair, or with the context of a question
+    #[arg(long)]
+    text_pair_column: Option<String>,
+    /// Rows of a forward pass
+    #[arg(long, default_value_t = 8)]
+    batch_size: usize,
+    /// Tokens that a row is cut to
+    #[arg(long)]
+    max_length: Option<usize>,
     #[command(flatten)]
     device: DeviceArgs,
 }
@@ -153,6 +187,39 @@ fn stream(text: &str) -> Result<ControlFlow<()>> {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
         Err(error) => Err(Error::io("write to stdout", &error)),
     }
+}
+
+pub(super) fn run_predict(args: &PredictArgs) -> Result<()> {
+    signals::install()?;
+    let task = Task::from_name(&args.task)?;
+    let format = args.format.as_deref().map(str::parse::<DataFormat>).transpose().map_err(|e| e.at("--format"))?;
+    if args.batch_size == 0 {
+        return Err(Error::config("--batch-size: expected 1 or more, got 0"));
+    }
+    let options = PredictOptions {
+        input: args.input.clone(),
+        format,
+        text_column: args.text_column.clone(),
+        text_pair_column: args.text_pair_column.clone(),
+        batch_size: args.batch_size,
+        max_length: args.max_length,
+    };
+    let device = device(&args.device)?.device;
+    let folder = ModelFolder::open(&args.model, task, &device)?;
+    let Some(out) = &args.out else {
+        return predict(&folder, task, &options, &device, &mut |prediction| say(prediction)).map(drop);
+    };
+    folder.notes.iter().try_for_each(say)?;
+    let io = |error: std::io::Error| Error::io(format!("write {}", out.display()), &error);
+    let above = out.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut aside = tempfile::NamedTempFile::new_in(above).map_err(io)?;
+    let mut writer = BufWriter::new(aside.as_file_mut());
+    let count =
+        predict(&folder, task, &options, &device, &mut |prediction| writeln!(writer, "{prediction}").map_err(io))?;
+    writer.flush().map_err(io)?;
+    drop(writer);
+    aside.persist(out).map_err(|error| io(error.error))?;
+    say(format!("wrote {count} predictions to {}", out.display()))
 }
 
 pub(super) fn run_export(args: &ExportArgs) -> Result<()> {

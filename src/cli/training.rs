@@ -1,5 +1,7 @@
-//! `kiln train`, `kiln plan` and `kiln verify-resume`: what takes a config file.
+//! `kiln init`, `kiln train`, `kiln plan`, `kiln eval` and `kiln verify-resume`: what takes a config file.
 
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -10,10 +12,13 @@ use super::{progress_bar, say};
 use crate::config::{OnExisting, RunConfig};
 use crate::data::store;
 use crate::error::{Error, Result};
+use crate::evaluate_folder::evaluate_folder;
+use crate::init::template;
 use crate::metrics::Record;
 use crate::plan::RunPlan;
 use crate::signals;
-use crate::trainer::{Callback, Control, Progress, RunFolder, Trainer};
+use crate::task::Task;
+use crate::trainer::{Callback, Control, Progress, RunFolder, Trainer, write_whole};
 use crate::verify_resume::{Report, verify};
 
 #[derive(Debug, Args)]
@@ -32,6 +37,51 @@ pub(super) struct TrainArgs {
     /// Continue from the newest checkpoint in the run folder; the same as --set run.on_existing=resume
     #[arg(long)]
     resume: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct InitArgs {
+    /// clm, mlm, sequence-classification, regression or question-answering
+    task: String,
+    /// The pretrained model: a folder or a Hub id
+    model: String,
+    /// The file to write; TASK.toml when it is left out
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+pub(super) fn run_init(args: &InitArgs) -> Result<()> {
+    let task = Task::from_name(&args.task)?;
+    let path = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("{task}.toml")));
+    let file = OpenOptions::new().write(true).create_new(true).open(&path);
+    let written = file.and_then(|mut file| file.write_all(template(task, &args.model).as_bytes()));
+    written.map_err(|error| {
+        let error = Error::io(format!("write {}", path.display()), &error);
+        if path.exists() { error.help("give the name of a file that does not exist: --out FILE") } else { error }
+    })?;
+    say(format!("wrote {}; next: set [data], then `kiln plan {0}`", path.display()))
+}
+
+#[derive(Debug, Args)]
+pub(super) struct EvalArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// The model folder; model/ in the run folder when it is left out
+    #[arg(long, value_name = "MODEL_DIR")]
+    model: Option<String>,
+    /// Also write the figures to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
+    let config = RunConfig::load_with(&args.config.file, &args.config.set)?;
+    let (record, confusion) = evaluate_folder(config, args.model.as_deref(), &resolve)?;
+    if let Some(out) = &args.out {
+        write_whole(out, (record.to_json() + "\n").as_bytes())?;
+    }
+    confusion.iter().try_for_each(say)?;
+    say(record.to_dict())
 }
 
 fn load_plan(args: &ConfigArgs) -> Result<RunPlan> {

@@ -5,8 +5,8 @@ use toml::Value;
 
 use super::document::Complaint;
 use super::{
-    DataFormat, DataSection, EvalStrategy, GenerationSection, RunConfig, SaveStrategy, SchedulerType, StepsOrRatio,
-    TrainerSection, Validation,
+    DataFormat, DataSection, Documents, EvalStrategy, GenerationSection, RunConfig, SaveStrategy, SchedulerType,
+    StepsOrRatio, TrainerSection, Validation,
 };
 use crate::task::Task;
 
@@ -110,10 +110,123 @@ fn data(data: &DataSection) -> Checked {
             "expected 2 or more, got 1: a single token has nothing to predict",
         ));
     }
+    let limits = [("data.max_train_samples", data.max_train_samples), ("data.max_eval_samples", data.max_eval_samples)];
+    for (key, value) in limits {
+        at_least(key, value.unwrap_or(1), 1)?;
+    }
+    if data.documents == Documents::Line && data.format != DataFormat::Text {
+        let message = format!("has no effect with format = \"{}\"", data.format);
+        return Err(Complaint::new("data.documents", message).help("remove it; a row of a table is a document"));
+    }
+    masking(data)?;
+    squad(data)?;
     if data.format == DataFormat::Text && !matches!(data.task, Task::Clm | Task::Mlm) {
         return Err(Complaint::new("data.format", format!("`text` holds no labels for the task {}", data.task))
-            .help("use format = \"tokenized\": rows of input_ids and labels"));
+            .help("use `csv`, `tsv`, `jsonl` or `parquet` with a label column, `squad`, or `tokenized`"));
     }
+    table(data)
+}
+
+/// The keys of question answering on SQuAD's files.
+fn squad(data: &DataSection) -> Checked {
+    let squad = data.format == DataFormat::Squad;
+    let given = [
+        ("data.doc_stride", data.doc_stride.is_some()),
+        ("data.n_best_size", data.n_best_size.is_some()),
+        ("data.max_answer_length", data.max_answer_length.is_some()),
+        ("data.null_score_diff_threshold", data.null_score_diff_threshold.is_some()),
+    ];
+    if let Some((key, _)) = given.into_iter().find(|(_, given)| *given && !squad) {
+        return Err(Complaint::new(key, format!("has no effect with format = \"{}\"", data.format))
+            .help("it belongs to `squad`"));
+    }
+    if squad && data.task != Task::QuestionAnswering {
+        return Err(Complaint::new("data.format", format!("`squad` is not available for the task {}", data.task))
+            .help("set data.task = \"question-answering\""));
+    }
+    if squad && data.block_size.is_some() {
+        return Err(Complaint::new("data.block_size", "has no effect with format = \"squad\"")
+            .help("data.max_length is the length of a window of the context"));
+    }
+    for (key, value) in [("data.n_best_size", data.n_best_size), ("data.max_answer_length", data.max_answer_length)] {
+        at_least(key, value.unwrap_or(1), 1)?;
+    }
+    Ok(())
+}
+
+/// The keys of masked language modelling.
+fn masking(data: &DataSection) -> Checked {
+    if !(data.mlm_probability > 0.0 && data.mlm_probability <= 1.0) {
+        let message = format!("expected a share above 0 and at most 1, got {}", data.mlm_probability);
+        return Err(Complaint::new("data.mlm_probability", message));
+    }
+    let default = DataSection::default();
+    let given = [
+        ("data.mlm_probability", data.mlm_probability != default.mlm_probability),
+        ("data.whole_word_mask", data.whole_word_mask),
+    ];
+    let Some((key, _)) = given.into_iter().find(|(_, given)| *given) else { return Ok(()) };
+    if data.task != Task::Mlm {
+        return Err(Complaint::new(key, format!("has no effect with the task {}", data.task)).help("remove it"));
+    }
+    if data.format == DataFormat::Tokenized {
+        return Err(Complaint::new(key, "has no effect with format = \"tokenized\": the rows carry their own labels")
+            .help("remove it"));
+    }
+    Ok(())
+}
+
+/// The keys of tables.
+fn table(data: &DataSection) -> Checked {
+    let names = [
+        ("data.text_column", &data.text_column),
+        ("data.text_pair_column", &data.text_pair_column),
+        ("data.label_column", &data.label_column),
+    ];
+    for (key, name) in names {
+        not_empty(key, name.as_deref())?;
+    }
+    if !data.format.is_table() {
+        let max_length = data.max_length.is_some() && data.format != DataFormat::Squad;
+        let given = [("data.label_names", data.label_names.is_some()), ("data.max_length", max_length)];
+        let given = names.iter().map(|(key, name)| (*key, name.is_some())).chain(given).find(|(_, given)| *given);
+        return given.map_or(Ok(()), |(key, _)| {
+            Err(Complaint::new(key, format!("has no effect with format = \"{}\"", data.format))
+                .help("it belongs to tables: `csv`, `tsv`, `jsonl` or `parquet`"))
+        });
+    }
+    if data.task == Task::QuestionAnswering {
+        let message = format!("`{}` is not available for the task {}", data.format, data.task);
+        return Err(Complaint::new("data.format", message).help("use `squad` or `tokenized`"));
+    }
+    if matches!(data.task, Task::Clm | Task::Mlm) {
+        let given = [
+            ("data.text_pair_column", data.text_pair_column.is_some()),
+            ("data.label_column", data.label_column.is_some()),
+            ("data.label_names", data.label_names.is_some()),
+        ];
+        if let Some((key, _)) = given.into_iter().find(|(_, given)| *given) {
+            return Err(Complaint::new(key, format!("has no effect with the task {}", data.task))
+                .help("a language model reads data.text_column alone"));
+        }
+        if data.max_length.is_some() {
+            return Err(Complaint::new("data.max_length", format!("has no effect with the task {}", data.task))
+                .help("rows run on in blocks of data.block_size tokens"));
+        }
+        return Ok(());
+    }
+    if data.block_size.is_some() {
+        return Err(Complaint::new("data.block_size", "rows of a table are not packed into blocks")
+            .help("data.max_length cuts long rows"));
+    }
+    if let Some(length) = data.max_length {
+        at_least("data.max_length", length, 1)?;
+    }
+    let Some(names) = &data.label_names else { return Ok(()) };
+    if data.task == Task::Regression {
+        return Err(Complaint::new("data.label_names", "the task regression has numbers, not names"));
+    }
+    crate::data::labels::LabelNames::new(names.clone()).map_err(|error| Complaint::of("data.label_names", &error))?;
     Ok(())
 }
 
@@ -140,10 +253,24 @@ fn tokenizer(config: &RunConfig) -> Checked {
             "there is no text to learn a tokenizer from: data.format is `tokenized`",
         )
         .help("remove it; the vocabulary is the model's vocab_size")),
-        None if config.data.format == DataFormat::Text && tokenizer.from.is_none() && config.model.from.is_none() => {
+        Some(_)
+            if config.data.format == DataFormat::Squad
+                || config.data.format.is_table()
+                    && matches!(config.data.task, Task::SequenceClassification | Task::Regression) =>
+        {
+            Err(Complaint::new(
+                "tokenizer.train_vocab_size",
+                format!("a tokenizer is learned from `text`, and data.format is `{}`", config.data.format),
+            )
+            .help("set tokenizer.from"))
+        }
+        None if config.data.format != DataFormat::Tokenized
+            && tokenizer.from.is_none()
+            && config.model.from.is_none() =>
+        {
             Err(Complaint::new(
                 "tokenizer",
-                "text needs a tokenizer: expected `from` or `train_vocab_size`, got neither",
+                "text needs a tokenizer: expected `from` or (with the format `text`) `train_vocab_size`, got neither",
             ))
         }
         _ => Ok(()),

@@ -24,10 +24,14 @@ use serde::{Deserialize, Serialize};
 
 pub use builder::RunConfigBuilder;
 pub use names::{
-    DataFormat, DeviceKind, EvalStrategy, Integration, ModelKind, OnExisting, OptimizerName, Sampler, SaveStrategy,
+    DataFormat, DeviceKind, Documents, EvalStrategy, Integration, ModelKind, OnExisting, OptimizerName,
+    PaddingStrategy, Sampler, SaveStrategy,
 };
 pub use scheduler::{Ramp, SchedulerKwargs, SchedulerType};
-pub use sections::{DataSection, DeviceSection, GenerationSection, ModelSection, RunSection, TokenizerSection};
+pub use sections::{
+    DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DataSection, DeviceSection, GenerationSection, ModelSection, RunSection,
+    TokenizerSection,
+};
 pub use trainer::{RunLength, TrainerSection};
 pub use values::{StepsOrRatio, Validation};
 

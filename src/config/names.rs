@@ -94,18 +94,57 @@ names! {
 
 names! {
     /// How the data files are written.
-    DataFormat("data format", format_is_not_available) {
+    DataFormat("data format") {
         /// Plain UTF-8 text, tokenized here.
         Text = "text",
+        /// Comma-separated columns; the first row names them, fields may stand in double quotes.
+        Csv = "csv",
+        /// Tab-separated columns; the first row names them, quotes mean nothing.
+        Tsv = "tsv",
+        /// A JSON object a line.
+        Jsonl = "jsonl",
+        /// Parquet files with flat columns.
+        Parquet = "parquet",
+        /// SQuAD's JSON, version 1.1 or 2.0, for question answering.
+        Squad = "squad",
         /// JSON or JSONL rows of `input_ids`, `attention_mask`, `token_type_ids`, `labels`; -100 is the ignored label.
         Tokenized = "tokenized",
     }
 }
 
-fn format_is_not_available(given: &str) -> Option<Result<DataFormat, Error>> {
-    matches!(given, "jsonl" | "csv" | "tsv" | "parquet").then(|| {
-        Err(Error::config(format!("`{given}` is not available: this version reads `text` and `tokenized`"))
-            .help("convert the data to `tokenized`: JSONL rows with `input_ids` and `labels`"))
+impl DataFormat {
+    /// Whether the files are tables, whose columns the config names.
+    pub fn is_table(self) -> bool {
+        matches!(self, Self::Csv | Self::Tsv | Self::Jsonl | Self::Parquet)
+    }
+}
+
+names! {
+    /// What one document of a text is. Documents are separated by end-of-text.
+    Documents("kind of document") {
+        /// A whole file.
+        File = "file",
+        /// A line; blank lines are none.
+        Line = "line",
+    }
+}
+
+names! {
+    /// To which length the rows of a batch are padded.
+    PaddingStrategy("padding", no_padding) {
+        /// The longest row of the batch.
+        Longest = "longest",
+        /// `max_length` for tables, else the longest example of the data: every batch has one shape.
+        MaxLength = "max_length",
+        /// The next of a few lengths that are chosen from the data.
+        Buckets = "buckets",
+    }
+}
+
+fn no_padding(given: &str) -> Option<Result<PaddingStrategy, Error>> {
+    (given == "do_not_pad").then(|| {
+        Err(Error::config("`do_not_pad` is not available: the rows of a batch have one length")
+            .help("`longest` pads least"))
     })
 }
 
@@ -257,6 +296,8 @@ mod tests {
         }
         assert_eq!("gpt2".parse::<ModelKind>().unwrap(), ModelKind::Gpt2);
         assert_eq!("tokenized".parse::<DataFormat>().unwrap(), DataFormat::Tokenized);
+        assert_eq!("line".parse::<Documents>().unwrap(), Documents::Line);
+        assert_eq!("max_length".parse::<PaddingStrategy>().unwrap(), PaddingStrategy::MaxLength);
         assert_eq!("sequential".parse::<Sampler>().unwrap(), Sampler::Sequential);
         assert_eq!("best".parse::<SaveStrategy>().unwrap(), SaveStrategy::Best);
         assert_eq!("epoch".parse::<EvalStrategy>().unwrap(), EvalStrategy::Epoch);
@@ -273,8 +314,8 @@ mod tests {
     fn names_refused_with_a_reason_or_a_suggestion() {
         let refused = |error: Error, part: &str| assert!(error.to_string().contains(part), "{error}");
         refused("resumes".parse::<OnExisting>().unwrap_err(), "did you mean `resume`?");
-        refused("parquet".parse::<DataFormat>().unwrap_err(), "reads `text` and `tokenized`");
         refused("tokenised".parse::<DataFormat>().unwrap_err(), "did you mean `tokenized`?");
+        refused("do_not_pad".parse::<PaddingStrategy>().unwrap_err(), "`longest` pads least");
         refused("group_by_length".parse::<Sampler>().unwrap_err(), "not supported");
         refused("sgd".parse::<OptimizerName>().unwrap_err(), "Hugging Face's optimizer `sgd` is not supported");
         refused("paged_lion_8bit".parse::<OptimizerName>().unwrap_err(), "not supported by this version");

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Deserializer, Serialize};
 use toml::Table;
 
-use super::names::{DataFormat, DeviceKind, ModelKind, OnExisting, Sampler, unknown_name};
+use super::names::{DataFormat, DeviceKind, Documents, ModelKind, OnExisting, PaddingStrategy, Sampler, unknown_name};
 use super::values::{Validation, count, some_count, strings};
 use crate::task::Task;
 
@@ -72,6 +72,12 @@ impl ModelSection {
     }
 }
 
+/// The column of tables that `text_column` names when it is left out.
+pub const DEFAULT_TEXT_COLUMN: &str = "text";
+
+/// The column of tables that `label_column` names when it is left out.
+pub const DEFAULT_LABEL_COLUMN: &str = "label";
+
 /// `[data]`: what is learned from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -91,6 +97,49 @@ pub struct DataSection {
     /// Tokens per sample. Default: the model's number of positions, at most 1024.
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
     pub block_size: Option<usize>,
+    /// The column with the text, for tables (`csv`, `tsv`, `jsonl`, `parquet`). Default: `text`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text_column: Option<String>,
+    /// The column with the second text of a pair, for tables. Default: none, rows are single texts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text_pair_column: Option<String>,
+    /// The column with the label, for tables. Default: `label`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub label_column: Option<String>,
+    /// The labels in the order of their ids. Default: the pretrained model's `id2label`, else those of the training data,
+    /// sorted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub label_names: Option<Vec<String>>,
+    /// Tokens that a row of a table or a window of `squad` is cut to, special ones included. Default: the model's number of
+    /// positions, at most 512 (384 for `squad`).
+    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    pub max_length: Option<usize>,
+    /// What a document of plain text is, for `text`; a row of a table always is one. Default: `file`.
+    pub documents: Documents,
+    /// The share of tokens that the task `mlm` masks and predicts. Default: 0.15.
+    pub mlm_probability: f64,
+    /// Masks all pieces of a word together, for the task `mlm`. Default: false.
+    pub whole_word_mask: bool,
+    /// Tokens that two neighbouring windows of a context share, for `squad`. Default: 128.
+    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    pub doc_stride: Option<usize>,
+    /// So many best starts are paired with so many best ends when answers are looked for, for `squad`. Default: 20.
+    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    pub n_best_size: Option<usize>,
+    /// The longest answer in tokens, for `squad`. Default: 30.
+    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    pub max_answer_length: Option<usize>,
+    /// No answer is given when its score is more than this above the best answer's, for SQuAD 2.0. Default: 0.0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub null_score_diff_threshold: Option<f64>,
+    /// To which length the rows of a batch are padded. Default: `longest`.
+    pub padding: PaddingStrategy,
+    /// Trains on the first so many examples only. Default: all.
+    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    pub max_train_samples: Option<usize>,
+    /// Evaluates on the first so many validation examples only. Default: all.
+    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    pub max_eval_samples: Option<usize>,
     /// The order of training samples; evaluation always keeps the order of the files. Default: `random`.
     pub sampler: Sampler,
 }
@@ -103,6 +152,21 @@ impl Default for DataSection {
             train: Vec::new(),
             validation: None,
             block_size: None,
+            text_column: None,
+            text_pair_column: None,
+            label_column: None,
+            label_names: None,
+            max_length: None,
+            documents: Documents::File,
+            mlm_probability: 0.15,
+            whole_word_mask: false,
+            doc_stride: None,
+            n_best_size: None,
+            max_answer_length: None,
+            null_score_diff_threshold: None,
+            padding: PaddingStrategy::Longest,
+            max_train_samples: None,
+            max_eval_samples: None,
             sampler: Sampler::Random,
         }
     }
@@ -112,6 +176,11 @@ impl DataSection {
     /// Text files for `task`: paths, globs, `~`, `${VAR:-default}`.
     pub fn text<S: Into<String>>(task: Task, train: impl IntoIterator<Item = S>) -> Self {
         Self { task, train: train.into_iter().map(Into::into).collect(), ..Self::default() }
+    }
+
+    /// Tables in `format` for `task`, with the columns `text` and `label`.
+    pub fn table<S: Into<String>>(task: Task, format: DataFormat, train: impl IntoIterator<Item = S>) -> Self {
+        Self { format, ..Self::text(task, train) }
     }
 
     /// JSON or JSONL files of token ids for `task`.

@@ -98,6 +98,11 @@ pub struct TrainerSection {
     pub data_seed: Option<u64>,
     /// Leaves out the last batch of an epoch when it is not full. Default: false.
     pub dataloader_drop_last: bool,
+    /// Trains on the examples of the first optimizer step over and over: a model that can learn learns them by heart.
+    /// Default: false.
+    pub overfit_one_batch: bool,
+    /// One optimizer step and one batch of each evaluation, to see that everything works. Default: false.
+    pub fast_dev_run: bool,
     /// The schedule's own arguments. Default: none given.
     #[serde(skip_serializing_if = "SchedulerKwargs::is_empty")]
     pub lr_scheduler_kwargs: SchedulerKwargs,
@@ -139,6 +144,8 @@ impl Default for TrainerSection {
             seed: 42,
             data_seed: None,
             dataloader_drop_last: false,
+            overfit_one_batch: false,
+            fast_dev_run: false,
             lr_scheduler_kwargs: SchedulerKwargs::default(),
         }
     }

@@ -38,13 +38,17 @@ impl Dataset for Blocks {
         self.store.len() / self.block_size
     }
 
-    fn get(&self, index: usize) -> Result<Example> {
+    fn get(&self, index: usize, _epoch: u64) -> Result<Example> {
         let input_ids = self.store.tokens(index * self.block_size..(index + 1) * self.block_size);
         let label = Label::Tokens(input_ids.clone());
         Ok(Example { input_ids, attention_mask: None, token_type_ids: None, label })
     }
 
     fn max_len(&self) -> usize {
+        self.block_size
+    }
+
+    fn len_of(&self, _index: usize) -> usize {
         self.block_size
     }
 }
@@ -55,6 +59,7 @@ mod tests {
     use std::ops::ControlFlow;
 
     use super::*;
+    use crate::config::Documents;
     use crate::data::corpus::Corpus;
     use crate::data::tokenizer::Tokenizer;
 
@@ -63,7 +68,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("a.txt"), "abcdefghi").unwrap();
         std::fs::write(folder.path().join("b.txt"), "jklm").unwrap();
-        let corpus = Corpus::open(&[format!("{}/*.txt", folder.path().display())]).unwrap();
+        let corpus = Corpus::open(&[format!("{}/*.txt", folder.path().display())], Documents::File).unwrap();
         let tokenizer = Tokenizer::train_bpe(&corpus, 257, 1).unwrap();
         let mut go_on = |_| ControlFlow::Continue(());
         TokenStore::build_or_open_in(&folder.path().join("cache"), &corpus, &tokenizer, &mut go_on).unwrap()
@@ -76,7 +81,7 @@ mod tests {
         let blocks = Blocks::new(store(), 4).unwrap();
         assert_eq!((blocks.len(), blocks.max_len()), (3, 4));
         for index in 0..3 {
-            let example = blocks.get(index).unwrap();
+            let example = blocks.get(index, 0).unwrap();
             assert_eq!(example.input_ids, ids[index * 4..index * 4 + 4]);
             assert_eq!(example.label, Label::Tokens(example.input_ids.clone()));
             assert_eq!((example.attention_mask, example.token_type_ids), (None, None));

@@ -1,17 +1,20 @@
-//! Examples become a batch: padded on the right to the longest of them (or to a fixed length), labels of padding ignored.
+//! Examples become a batch: padded on the right to a common length, and with rows below to a full batch where its shape is
+//! fixed. Labels of padding are ignored.
 
+use super::padding::Padding;
 use super::{Batch, Example, Label, Labels};
 use crate::error::{Error, Result};
 use crate::task::IGNORED;
 
-/// Pads `examples` to the longest of them, or to `pad_to` where that is longer, with `pad_id`.
+/// Pads `examples` with `pad_id` to the length that `padding` has for the longest of them, and to `rows` rows where there
+/// are fewer.
 ///
 /// # Errors
 /// Examples with labels of different kinds.
-pub fn collate(examples: &[Example], pad_id: u32, pad_to: Option<usize>) -> Result<Batch> {
-    let rows = examples.len();
+pub fn collate(examples: &[Example], pad_id: u32, padding: &Padding, rows: usize) -> Result<Batch> {
+    let rows = rows.max(examples.len());
     let longest = examples.iter().map(|example| example.input_ids.len()).max().unwrap_or(0);
-    let seq_len = longest.max(pad_to.unwrap_or(0));
+    let seq_len = padding.length(longest);
     let padded = |values: &[i32], padding: i32| {
         let mut row = values.to_vec();
         row.resize(seq_len, padding);
@@ -34,14 +37,20 @@ pub fn collate(examples: &[Example], pad_id: u32, pad_to: Option<usize>) -> Resu
             types.extend(own.map_or_else(|| vec![0; seq_len], |own| padded(own, 0)));
         }
     }
+    input_ids.resize(rows * seq_len, pad_id as i32);
+    mask.resize(rows * seq_len, false);
+    if has_types {
+        types.resize(rows * seq_len, 0);
+    }
     let num_tokens = mask.iter().filter(|&&attended| attended).count();
     Ok(Batch {
         rows,
+        examples: examples.len(),
         seq_len,
         input_ids,
         attention_mask: (num_tokens < rows * seq_len).then_some(mask),
         token_type_ids: has_types.then_some(types),
-        labels: labels(examples, |values| padded(values, IGNORED))?,
+        labels: labels(examples, |values| padded(values, IGNORED))?.filled(rows, seq_len),
         num_tokens,
     })
 }
@@ -78,6 +87,20 @@ fn labels(examples: &[Example], padded: impl Fn(&[i32]) -> Vec<i32>) -> Result<L
     }
 }
 
+impl Labels {
+    /// With those of rows that are no examples, up to `rows`.
+    fn filled(mut self, rows: usize, seq_len: usize) -> Self {
+        match &mut self {
+            Self::None => {}
+            Self::Tokens(labels) => labels.resize(rows * seq_len, IGNORED),
+            Self::Classes(classes) => classes.resize(rows, IGNORED),
+            Self::Values(values) => values.resize(rows, 0.0),
+            Self::Spans { start, end } => [start, end].into_iter().for_each(|positions| positions.resize(rows, 0)),
+        }
+        self
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -90,7 +113,7 @@ mod tests {
     #[test]
     fn shorter_rows_are_padded_and_masked() {
         let rows = [example(&[1, 2, 3], Label::Tokens(vec![1, 2, 3])), example(&[4], Label::Tokens(vec![4]))];
-        let batch = collate(&rows, 9, None).unwrap();
+        let batch = collate(&rows, 9, &Padding::default(), 2).unwrap();
         assert_eq!((batch.rows, batch.seq_len, batch.num_tokens), (2, 3, 4));
         assert_eq!(batch.input_ids, [1, 2, 3, 4, 9, 9]);
         assert_eq!(batch.attention_mask.unwrap(), [true, true, true, true, false, false]);
@@ -100,10 +123,24 @@ mod tests {
     #[test]
     fn equal_rows_have_no_mask_and_a_fixed_length_pads() {
         let rows = [example(&[1, 2], Label::Class(0)), example(&[3, 4], Label::Class(1))];
-        assert_eq!(collate(&rows, 0, None).unwrap().attention_mask, None);
-        let batch = collate(&rows, 0, Some(4)).unwrap();
+        assert_eq!(collate(&rows, 0, &Padding::default(), 2).unwrap().attention_mask, None);
+        let batch = collate(&rows, 0, &Padding::of(&[4]), 2).unwrap();
         assert_eq!((batch.seq_len, batch.num_tokens), (4, 4));
         assert_eq!(batch.labels, Labels::Classes(vec![0, 1]));
+    }
+
+    #[test]
+    fn rows_that_fill_a_batch_are_ignored() {
+        let filled = |label: Label| collate(&[example(&[1, 2], label)], 9, &Padding::of(&[3]), 2).unwrap();
+        let batch = filled(Label::Tokens(vec![1, 2]));
+        assert_eq!((batch.rows, batch.examples, batch.num_tokens), (2, 1, 2));
+        assert_eq!(batch.input_ids, [1, 2, 9, 9, 9, 9]);
+        assert_eq!(batch.attention_mask.unwrap(), [true, true, false, false, false, false]);
+        assert_eq!(batch.labels, Labels::Tokens(vec![1, 2, -100, -100, -100, -100]));
+        assert_eq!(filled(Label::Class(1)).labels, Labels::Classes(vec![1, -100]));
+        assert_eq!(filled(Label::Value(0.5)).labels, Labels::Values(vec![0.5, 0.0]));
+        let spans = Labels::Spans { start: vec![1, 0], end: vec![1, 0] };
+        assert_eq!(filled(Label::Span { start: 1, end: 1 }).labels, spans);
     }
 
     #[test]
@@ -111,12 +148,12 @@ mod tests {
         let mut rows = [example(&[1, 2], Label::None), example(&[3], Label::None)];
         rows[0].token_type_ids = Some(vec![0, 1]);
         rows[1].token_type_ids = Some(vec![1]);
-        assert_eq!(collate(&rows, 0, None).unwrap().token_type_ids.unwrap(), [0, 1, 1, 0]);
+        assert_eq!(collate(&rows, 0, &Padding::default(), 2).unwrap().token_type_ids.unwrap(), [0, 1, 1, 0]);
     }
 
     #[test]
     fn labels_of_two_kinds_are_refused() {
         let rows = [example(&[1], Label::Class(0)), example(&[1], Label::Value(0.5))];
-        assert!(collate(&rows, 0, None).is_err());
+        assert!(collate(&rows, 0, &Padding::default(), 2).is_err());
     }
 }

@@ -1,29 +1,73 @@
-//! Plain text: a document is a file. Documents are read in pieces, so a corpus, and each document of it, may be larger than
-//! memory.
+//! Text as documents: a document is a file, a line of one, or a row of a table. They are read as a stream, and files in
+//! pieces, so a corpus may be larger than memory.
 
 use std::fs;
 use std::path::PathBuf;
 
+use super::lines::Lines;
 use super::paths;
 use super::pieces::{Piece, Pieces, not_utf8};
+use super::table::Table;
+use crate::config::Documents;
 use crate::error::{Error, Result};
-use crate::execution::seed_for;
+use crate::execution::{seed_for, uniform};
 
-/// Text files in a fixed order.
+/// Documents in a fixed order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Corpus {
     files: Vec<PathBuf>,
     /// Size in bytes of each file.
     sizes: Vec<u64>,
+    documents: Kind,
+    /// The share of the lines or rows that belongs to this corpus; none means all. Files are chosen one by one.
+    part: Option<Part>,
+}
+
+/// What a document is.
+#[derive(Debug, Clone, PartialEq)]
+enum Kind {
+    File,
+    Line,
+    Row(Table),
+}
+
+/// A seeded share of the documents of a stream, each decided by its number alone.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Part {
+    seed: u64,
+    share: f64,
+    /// The share itself, or what it leaves.
+    is_share: bool,
+}
+
+impl Part {
+    fn has(&self, document: u64) -> bool {
+        (uniform(seed_for(self.seed, "validation", document, 0)) < self.share) == self.is_share
+    }
 }
 
 impl Corpus {
-    /// The files that `patterns` name.
+    /// The text files that `patterns` name.
     ///
     /// # Errors
     /// As [`paths::resolve`]; files that are all empty or blank.
-    pub fn open(patterns: &[String]) -> Result<Self> {
-        let files = paths::resolve(patterns)?;
+    pub fn open(patterns: &[String], documents: Documents) -> Result<Self> {
+        let documents = match documents {
+            Documents::File => Kind::File,
+            Documents::Line => Kind::Line,
+        };
+        Self::of(paths::resolve(patterns)?, documents)
+    }
+
+    /// The text column of a table.
+    ///
+    /// # Errors
+    /// Files that cannot be read; a table whose text is all empty or blank.
+    pub fn of_table(table: Table) -> Result<Self> {
+        Self::of(table.files().to_vec(), Kind::Row(table))
+    }
+
+    fn of(files: Vec<PathBuf>, documents: Kind) -> Result<Self> {
         let size = |file: &PathBuf| {
             let metadata = fs::metadata(file);
             metadata.map(|m| m.len()).map_err(|error| Error::io(format!("read {}", file.display()), &error))
@@ -32,7 +76,7 @@ impl Corpus {
         if sizes.iter().sum::<u64>() == 0 {
             return Err(Error::data(format!("{}: expected text, got nothing", all(&files))));
         }
-        let corpus = Self { files, sizes };
+        let corpus = Self { files, sizes, documents, part: None };
         if corpus.is_blank()? {
             return Err(Error::data(format!("{}: expected text, got only white space", all(&corpus.files))));
         }
@@ -49,76 +93,94 @@ impl Corpus {
         Ok(true)
     }
 
-    /// Number of documents.
-    pub fn num_documents(&self) -> usize {
-        self.files.len()
-    }
-
-    /// Size of all documents in bytes.
+    /// Size of all files in bytes.
     pub fn num_bytes(&self) -> u64 {
         self.sizes.iter().sum()
     }
 
+    /// What tells this corpus from another one of the same files; empty where a document is a file.
+    pub fn describe(&self) -> String {
+        match (&self.documents, &self.part) {
+            (Kind::File, None) => String::new(),
+            (Kind::File, part) => format!("files {part:?}"),
+            (Kind::Line, part) => format!("lines {part:?}"),
+            (Kind::Row(table), part) => format!("rows {:?} {part:?}", table.columns()),
+        }
+    }
+
     /// Splits off `share` (between 0 and 1) of the documents for validation: `(rest, validation)`. Which ones depends on
-    /// the seed and the number of documents alone, so it is the same whatever else changes.
+    /// the seed and the number of documents alone, so it is the same whatever else changes; of lines and rows, on the seed
+    /// and each one's number.
     ///
     /// # Errors
-    /// Too few documents for both sides to have one.
+    /// Too few files for both sides to have one.
     pub fn split(self, share: f64, seed: u64) -> Result<(Self, Self)> {
+        if self.documents != Kind::File {
+            let side = |is_share| Self { part: Some(Part { seed, share, is_share }), ..self.clone() };
+            return Ok((side(false), side(true)));
+        }
         let chosen = split_off(self.files.len(), share, seed).ok_or_else(|| {
             Error::data(format!(
                 "data.validation = {share}: {} document(s) cannot be split; a document is a file, and each side needs one",
                 self.files.len()
             ))
-            .help("name validation files instead, or split the text into more files")
+            .help("name validation files instead, set data.documents = \"line\", or split the text into more files")
         })?;
         let side = |validation: bool| {
             let indices = (0..self.files.len()).filter(|index| chosen[*index] == validation);
             let (files, sizes) = indices.map(|index| (self.files[index].clone(), self.sizes[index])).unzip();
-            Self { files, sizes }
+            Self { files, sizes, documents: Kind::File, part: None }
         };
         Ok((side(false), side(true)))
     }
 
-    /// The paths of the documents, in order.
+    /// The paths of the files, in order.
     pub fn files(&self) -> &[PathBuf] {
         &self.files
     }
 
-    /// The documents in order, each in pieces of at most `max_bytes`.
-    pub fn pieces(&self, max_bytes: usize) -> impl Iterator<Item = Result<Piece>> {
-        self.pieces_in(0..self.files.len(), max_bytes)
+    /// The documents in order, files in pieces of at most `max_bytes`; a line or a row is one piece.
+    pub fn pieces(&self, max_bytes: usize) -> Box<dyn Iterator<Item = Result<Piece>> + Send + '_> {
+        let documents: Box<dyn Iterator<Item = Result<Piece>> + Send + '_> = match &self.documents {
+            Kind::File => return Box::new((0..self.files.len()).flat_map(move |file| self.pieces_of(file, max_bytes))),
+            Kind::Line => Box::new(self.files.iter().flat_map(|file| or_error(Lines::open(file)))),
+            Kind::Row(table) => {
+                Box::new(table.rows().map(|row| row.map(|row| Piece { text: row.text, ends_document: true })))
+            }
+        };
+        let Some(part) = self.part else { return documents };
+        Box::new((0..).zip(documents).filter(move |(index, piece)| piece.is_err() || part.has(*index)).map(|(_, p)| p))
     }
 
-    /// The documents in the order of `indices`, each in pieces of at most `max_bytes`.
-    pub fn pieces_in(
+    fn pieces_of(&self, file: usize, max_bytes: usize) -> impl Iterator<Item = Result<Piece>> + Send {
+        or_error(Pieces::open(&self.files[file], max_bytes))
+    }
+
+    /// Pieces of documents drawn from the corpus by `seed`: about `limit` bytes or all of it. Files come whole, in a seeded
+    /// order, and it is the caller's to stop; lines and rows come in their own order, each with the same chance.
+    pub fn sample(
         &self,
-        indices: impl IntoIterator<Item = usize>,
+        limit: u64,
+        seed: u64,
         max_bytes: usize,
-    ) -> impl Iterator<Item = Result<Piece>> {
-        indices.into_iter().flat_map(move |index| {
-            let (pieces, error) = match self.pieces_of(index, max_bytes) {
-                Ok(pieces) => (Some(pieces), None),
-                Err(error) => (None, Some(Err(error))),
-            };
-            pieces.into_iter().flatten().chain(error)
-        })
+    ) -> Box<dyn Iterator<Item = Result<Piece>> + Send + '_> {
+        if self.documents == Kind::File {
+            let mut order = (0..self.files.len()).collect::<Vec<_>>();
+            order.sort_by_key(|index| (seed_for(seed, "tokenizer", *index as u64, 0), *index));
+            return Box::new(order.into_iter().flat_map(move |file| self.pieces_of(file, max_bytes)));
+        }
+        let chance = limit as f64 / self.num_bytes() as f64;
+        let drawn = move |index: u64| uniform(seed_for(seed, "tokenizer", index, 0)) < chance;
+        let documents = (0..).zip(self.pieces(max_bytes));
+        Box::new(documents.filter(move |(index, piece)| piece.is_err() || drawn(*index)).map(|(_, piece)| piece))
     }
 
-    /// The document at `index` in pieces of at most `max_bytes`.
-    ///
-    /// # Errors
-    /// A file that cannot be opened; reading it, one that cannot be read or is not UTF-8.
-    pub fn pieces_of(&self, index: usize, max_bytes: usize) -> Result<Pieces<'_>> {
-        Pieces::open(&self.files[index], max_bytes)
-    }
-
-    /// The documents in order, read whole as they are asked for.
+    /// The files in order, read whole as they are asked for.
     pub fn documents(&self) -> impl Iterator<Item = Result<String>> {
         (0..self.files.len()).map(|index| self.document(index))
     }
 
-    /// The document at `index`.
+    /// The file at `index`.
     ///
     /// # Errors
     /// A file that cannot be read or is not UTF-8.
@@ -132,6 +194,17 @@ impl Corpus {
     }
 }
 
+/// What was opened, or the one error that opening it gave.
+fn or_error<T: Send, I: Iterator<Item = Result<T>> + Send>(
+    opened: Result<I>,
+) -> impl Iterator<Item = Result<T>> + Send {
+    let (items, error) = match opened {
+        Ok(items) => (Some(items), None),
+        Err(error) => (None, Some(Err(error))),
+    };
+    items.into_iter().flatten().chain(error)
+}
+
 /// How an error that holds for all of `files` names them: the first, and how many others there are.
 fn all(files: &[PathBuf]) -> String {
     let first = files[0].display();
@@ -143,7 +216,7 @@ fn all(files: &[PathBuf]) -> String {
 
 /// Which of `len` items a share of them takes: those with the smallest hashes, at least one and not all. None when that is
 /// impossible.
-pub(super) fn split_off(len: usize, share: f64, seed: u64) -> Option<Vec<bool>> {
+pub(crate) fn split_off(len: usize, share: f64, seed: u64) -> Option<Vec<bool>> {
     if len < 2 {
         return None;
     }
@@ -159,12 +232,14 @@ pub(super) fn split_off(len: usize, share: f64, seed: u64) -> Option<Vec<bool>> 
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::config::DataFormat;
+    use crate::data::table::Columns;
 
     fn corpus(folder: &tempfile::TempDir, documents: &[&[u8]]) -> Result<Corpus> {
         for (i, document) in documents.iter().enumerate() {
             fs::write(folder.path().join(format!("{i:03}.txt")), document).unwrap();
         }
-        Corpus::open(&[format!("{}/*.txt", folder.path().display())])
+        Corpus::open(&[format!("{}/*.txt", folder.path().display())], Documents::File)
     }
 
     #[test]
@@ -172,7 +247,35 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let corpus = corpus(&folder, &[b"one", b"", b"three"]).unwrap();
         assert_eq!(corpus.documents().collect::<Result<Vec<_>>>().unwrap(), ["one", "", "three"]);
-        assert_eq!((corpus.num_documents(), corpus.num_bytes()), (3, 8));
+        assert_eq!((corpus.files().len(), corpus.num_bytes()), (3, 8));
+    }
+
+    #[test]
+    fn a_document_is_a_line_or_a_row() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| [folder.path().join(name).display().to_string()];
+        let text = (0..100).map(|i| format!("line {i}")).collect::<Vec<_>>();
+        fs::write(folder.path().join("a.txt"), text.join("\n\n")).unwrap();
+        fs::write(folder.path().join("a.csv"), format!("n,text\n1,{}\n", text.join("\n1,"))).unwrap();
+        let lines = Corpus::open(&path("a.txt"), Documents::Line).unwrap();
+        let columns = Columns { text: "text".into(), text_pair: None, label: None };
+        let rows = Corpus::of_table(Table::open(&path("a.csv"), DataFormat::Csv, columns).unwrap()).unwrap();
+        for corpus in [lines, rows] {
+            let texts = |corpus: &Corpus| {
+                let pieces = corpus.pieces(4).collect::<Result<Vec<_>>>().unwrap();
+                assert!(pieces.iter().all(|piece| piece.ends_document));
+                pieces.into_iter().map(|piece| piece.text).collect::<Vec<_>>()
+            };
+            assert_eq!(texts(&corpus), text);
+            let (train, validation) = corpus.clone().split(0.2, 1).unwrap();
+            // 100 draws with the chance 0.2: 20 +- 4 standard deviations of 4.
+            assert!((4..=36).contains(&texts(&validation).len()));
+            assert_eq!([texts(&train), texts(&validation)].concat().len(), 100);
+            assert!(texts(&validation).iter().all(|line| !texts(&train).contains(line)));
+            assert_ne!(train.describe(), validation.describe());
+            let half = corpus.sample(corpus.num_bytes() / 2, 1, 4096).count();
+            assert!((30..=70).contains(&half), "100 draws with the chance 0.5 gave {half}");
+        }
     }
 
     #[test]
@@ -196,11 +299,11 @@ mod tests {
         let texts = (0..100).map(|i| format!("document {i}")).collect::<Vec<_>>();
         let whole = corpus(&folder, &texts.iter().map(|text| text.as_bytes()).collect::<Vec<_>>()).unwrap();
         let (train, validation) = whole.clone().split(0.02, 1).unwrap();
-        assert_eq!((train.num_documents(), validation.num_documents()), (98, 2));
+        assert_eq!((train.files.len(), validation.files.len()), (98, 2));
         assert!(validation.files.iter().all(|file| !train.files.contains(file)));
         assert_eq!(whole.clone().split(0.02, 1).unwrap().1, validation);
         assert_ne!(whole.clone().split(0.02, 2).unwrap().1, validation);
-        assert_eq!(whole.split(0.0001, 1).unwrap().1.num_documents(), 1, "a share is at least one document");
+        assert_eq!(whole.split(0.0001, 1).unwrap().1.files.len(), 1, "a share is at least one document");
         let one = corpus(&tempfile::tempdir().unwrap(), &[b"all"]);
         assert!(one.unwrap().split(0.5, 1).unwrap_err().to_string().contains("cannot be split"));
     }

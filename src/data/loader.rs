@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::collate::collate;
+use super::padding::Padding;
 use super::sampler::Sampler;
 use super::{Batch, Dataset};
 use crate::error::{Error, Result};
 
 /// How batches are made.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct LoaderOptions {
     /// Examples a batch.
     pub batch_size: usize,
@@ -26,8 +27,8 @@ pub struct LoaderOptions {
     pub drop_last: bool,
     /// The id that padding uses.
     pub pad_id: u32,
-    /// Pad every batch to at least this length.
-    pub pad_to: Option<usize>,
+    /// The lengths that batches are padded to. Where they are fixed, a last batch that is not full is filled up.
+    pub padding: Padding,
     /// Batches prepared ahead; 0 prepares each when it is asked for.
     pub prefetch: usize,
     /// Go on with the next epoch, without end.
@@ -161,9 +162,10 @@ impl Source {
         let end = (position.index + size).min(usable);
         let examples = (position.index..end).map(|place| {
             let index = options.sampler.index(options.seed, position.epoch, len, place);
-            self.dataset.get(index as usize)
+            self.dataset.get(index as usize, position.epoch)
         });
-        let batch = collate(&examples.collect::<Result<Vec<_>>>()?, options.pad_id, options.pad_to)?;
+        let rows = if options.padding.is_fixed() { options.batch_size } else { 0 };
+        let batch = collate(&examples.collect::<Result<Vec<_>>>()?, options.pad_id, &options.padding, rows)?;
         let last_in_epoch = end == usable;
         Ok(Some(LoadedBatch {
             batch,
@@ -234,7 +236,10 @@ mod tests {
         fn len(&self) -> usize {
             self.0
         }
-        fn get(&self, index: usize) -> Result<Example> {
+        fn len_of(&self, index: usize) -> usize {
+            index % 3 + 1
+        }
+        fn get(&self, index: usize, _epoch: u64) -> Result<Example> {
             if index == 99 {
                 return Err(Error::data("example 99 is broken"));
             }
@@ -254,7 +259,7 @@ mod tests {
             seed: 5,
             drop_last: false,
             pad_id: 0,
-            pad_to: None,
+            padding: Padding::default(),
             prefetch,
             repeat,
         }
@@ -278,6 +283,14 @@ mod tests {
         assert_eq!(batches.iter().map(|b| b.last_in_epoch).collect::<Vec<_>>(), [false, false, true, false]);
         assert_eq!(batches[2].epoch_progress, 1.0);
         assert_eq!(loader.position(), Position { epoch: 1, index: 4 });
+    }
+
+    #[test]
+    fn with_a_fixed_shape_the_last_batch_is_filled_up() {
+        let fixed = LoaderOptions { padding: Padding::of(&[4]), ..options(0, false) };
+        let batches = take(&mut Loader::new(Arc::new(Numbers(10)), fixed).unwrap(), 3);
+        assert_eq!(batches.iter().map(|b| (b.batch.rows, b.batch.seq_len)).collect::<Vec<_>>(), [(4, 4); 3]);
+        assert_eq!(batches.iter().map(|b| b.batch.examples).collect::<Vec<_>>(), [4, 4, 2]);
     }
 
     #[test]

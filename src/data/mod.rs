@@ -1,24 +1,35 @@
-//! Data, in the order in which it flows: paths -> corpus -> pieces -> tokenizer -> token store -> blocks (or tokenized rows)
-//! -> sampler -> loader -> collate -> [`Batch`]. Everything here lives on the host; nothing knows models or the trainer.
+//! Data, in the order in which it flows: paths -> corpus -> pieces -> tokenizer -> token store -> blocks (or a table -> its
+//! rows, or tokenized rows) -> sampler -> loader -> collate -> [`Batch`]. Everything here lives on the host; nothing knows
+//! models or the trainer.
 
 pub mod blocks;
 pub mod collate;
 pub mod corpus;
+pub mod labels;
+pub mod lines;
 pub mod loader;
+pub mod masking;
+pub mod padding;
 pub mod paths;
 pub mod pieces;
+pub mod rows;
 pub mod sampler;
 pub mod store;
+pub mod table;
 pub mod tokenized;
 pub mod tokenizer;
+pub mod view;
 
 use crate::error::Result;
+use crate::squad::SquadData;
 
 /// One micro-batch on the host, row-major.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
     /// Number of sequences.
     pub rows: usize,
+    /// How many of them are examples. Rows that only fill the batch up follow; nothing of them is attended or counted.
+    pub examples: usize,
     /// Tokens of each sequence, padding included.
     pub seq_len: usize,
     /// `[rows * seq_len]`
@@ -40,11 +51,11 @@ pub enum Labels {
     None,
     /// One a token, `[rows * seq_len]`; -100 is ignored.
     Tokens(Vec<i32>),
-    /// One class a sequence, `[rows]`.
+    /// One class a sequence, `[rows]`; -100 is ignored.
     Classes(Vec<i32>),
-    /// One number a sequence, `[rows]`.
+    /// One number a sequence, `[rows]`; 0 in rows that are no examples.
     Values(Vec<f32>),
-    /// First and last token of the answer, `[rows]` each.
+    /// First and last token of the answer, `[rows]` each; 0 in rows that are no examples.
     Spans {
         /// First token.
         start: Vec<i32>,
@@ -96,12 +107,21 @@ pub trait Dataset: Send + Sync {
         self.len() == 0
     }
 
-    /// The example at `index`, which is below [`len`](Self::len).
+    /// The example at `index`, which is below [`len`](Self::len), as epoch `epoch` sees it. A pure function of both, so that
+    /// a run that is continued sees the same.
     ///
     /// # Errors
     /// Data that cannot be read any more.
-    fn get(&self, index: usize) -> Result<Example>;
+    fn get(&self, index: usize, epoch: u64) -> Result<Example>;
+
+    /// Tokens of the example at `index`.
+    fn len_of(&self, index: usize) -> usize;
 
     /// Tokens of the longest example.
     fn max_len(&self) -> usize;
+
+    /// The questions behind the examples, when they are windows of SQuAD's contexts.
+    fn squad(&self) -> Option<&SquadData> {
+        None
+    }
 }

@@ -1,10 +1,11 @@
-//! Paths as configs write them: `~`, `${VAR}` and `${VAR:-default}` are expanded, globs (`*`, `**`, `?`, `[..]`) become the
+//! Paths as configs write them: files of datasets on the Hub (`hf://datasets/..`) are downloaded, `~`, `${VAR}` and `${VAR:-default}` are expanded, globs (`*`, `**`, `?`, `[..]`) become the
 //! files that match, in a fixed order.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use crate::error::{Error, Result};
+use crate::hub;
 
 /// Expands a leading `~` (the home folder) and `${VAR}` or `${VAR:-default}` anywhere. A default may contain a `~`.
 ///
@@ -73,6 +74,9 @@ pub fn resolve(patterns: &[String]) -> Result<Vec<PathBuf>> {
 }
 
 fn matching(pattern: &str) -> Result<Vec<PathBuf>> {
+    if hub::is_dataset(pattern) {
+        return hub::dataset_files(pattern);
+    }
     let path = expand(pattern)?;
     let shown = match path.to_string_lossy() {
         expanded if expanded == pattern => format!("{pattern:?}"),

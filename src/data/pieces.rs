@@ -89,7 +89,8 @@ fn seam(text: &str) -> Option<usize> {
     last(b' ').or_else(|| last(b'\n').map(|at| at + 1))
 }
 
-fn read_error(path: &Path, error: &std::io::Error) -> Error {
+/// The error for a text file that cannot be read.
+pub(super) fn read_error(path: &Path, error: &std::io::Error) -> Error {
     Error::io(format!("read {}", path.display()), error)
 }
 

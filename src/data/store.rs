@@ -143,6 +143,7 @@ fn key(corpus: &Corpus, tokenizer: &Tokenizer) -> Result<String> {
     let mut hash = Sha256::new();
     hash.update(MAGIC);
     hash.update(tokenizer.content_hash());
+    hash.update(corpus.describe());
     let mut buffer = vec![0; 1 << 18];
     for path in corpus.files() {
         let io = |error: std::io::Error| Error::io(format!("read {}", path.display()), &error);
@@ -181,7 +182,7 @@ fn build(
     let mut writer = BufWriter::with_capacity(1 << 20, aside.as_file_mut());
     writer.write_all(&[0; HEADER]).map_err(io)?;
     let mut state = Progress { done_bytes: 0, total_bytes: corpus.num_bytes(), tokens: 0 };
-    let mut starts_document = true;
+    let (mut starts_document, mut documents) = (true, 0u64);
     let mut flush = |group: &mut Vec<Piece>, state: &mut Progress| -> Result<()> {
         let texts = group.iter().map(|piece| piece.text.as_str()).collect::<Vec<_>>();
         for (piece, ids) in group.iter().zip(tokenizer.encode_pieces(&texts)?) {
@@ -191,8 +192,10 @@ fn build(
                 writer.write_all(&id.to_le_bytes()[..width]).map_err(io)?;
                 state.tokens += 1;
             }
-            state.done_bytes += piece.text.len() as u64;
+            // Of a compressed table there is more text than bytes.
+            state.done_bytes = (state.done_bytes + piece.text.len() as u64).min(state.total_bytes);
             starts_document = piece.ends_document;
+            documents += u64::from(piece.ends_document);
         }
         group.clear();
         match progress(*state) {
@@ -216,7 +219,7 @@ fn build(
     let mut header = MAGIC.to_vec();
     header.extend((width as u64).to_le_bytes());
     header.extend(state.tokens.to_le_bytes());
-    header.extend((corpus.num_documents() as u64).to_le_bytes());
+    header.extend(documents.to_le_bytes());
     header.extend(Sha256::digest(&header));
     writer.write_all(&header).and_then(|()| writer.flush()).map_err(io)?;
     drop(writer);
@@ -225,7 +228,7 @@ fn build(
     Ok(())
 }
 
-fn cache_error(folder: &Path, error: &std::io::Error) -> Error {
+pub(super) fn cache_error(folder: &Path, error: &std::io::Error) -> Error {
     Error::io(format!("write the cache {}", folder.display()), error)
         .help("set KILN_CACHE to a folder that can be written and has room")
 }
@@ -234,6 +237,7 @@ fn cache_error(folder: &Path, error: &std::io::Error) -> Error {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::config::Documents;
 
     struct Fixture {
         folder: tempfile::TempDir,
@@ -248,7 +252,7 @@ mod tests {
             let text = format!("document {i} says hello world, hello kiln. ").repeat(3);
             fs::write(folder.path().join(format!("text/{i}.txt")), text).unwrap();
         }
-        let corpus = Corpus::open(&[format!("{}/text/*.txt", folder.path().display())]).unwrap();
+        let corpus = Corpus::open(&[format!("{}/text/*.txt", folder.path().display())], Documents::File).unwrap();
         let tokenizer = Tokenizer::train_bpe(&corpus, 280, 1).unwrap();
         Fixture { folder, corpus, tokenizer }
     }
@@ -337,7 +341,7 @@ mod tests {
         fs::write(text.join("0.txt"), "").unwrap();
         fs::write(text.join("1.txt"), awkward(5 * PIECE_BYTES + 77)).unwrap();
         fs::write(text.join("2.txt"), awkward(PIECE_BYTES)).unwrap();
-        let corpus = Corpus::open(&[format!("{}/*.txt", text.display())]).unwrap();
+        let corpus = Corpus::open(&[format!("{}/*.txt", text.display())], Documents::File).unwrap();
         let pieces =
             "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nfn\nmain\nlet\nx\n1\nit\ndon\nt\ns\n'\n(\n)\n;\n=\n{\ne\n##x\n";
         fs::write(folder.path().join("vocab.txt"), pieces).unwrap();

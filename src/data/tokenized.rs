@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::collate::collate;
 use super::corpus::split_off;
+use super::padding::Padding;
 use super::{Batch, Dataset, Example, Label};
 use crate::error::{Error, Result, plain_words};
 use crate::task::{IGNORED, Task};
@@ -150,8 +151,12 @@ impl Dataset for TokenizedData {
         self.examples.len()
     }
 
-    fn get(&self, index: usize) -> Result<Example> {
+    fn get(&self, index: usize, _epoch: u64) -> Result<Example> {
         Ok(self.examples[index].clone())
+    }
+
+    fn len_of(&self, index: usize) -> usize {
+        self.examples[index].input_ids.len()
     }
 
     fn max_len(&self) -> usize {
@@ -245,7 +250,7 @@ pub fn read_batch(file: &Path, task: Task, limits: &Limits) -> Result<Batch> {
         limits.check(&example).map_err(place)?;
         examples.push(example);
     }
-    collate(&examples, 0, None).map_err(at)
+    collate(&examples, 0, &Padding::default(), 0).map_err(at)
 }
 
 fn read_text(file: &Path) -> Result<String> {
@@ -403,7 +408,7 @@ mod tests {
     #[test]
     fn a_causal_model_needs_no_labels() {
         let data = open(r#"[{"input_ids": [1, 2, 0], "attention_mask": [1, 1, 0]}]"#, Task::Clm).unwrap();
-        assert_eq!(data.get(0).unwrap().label, Label::Tokens(vec![1, 2, -100]));
+        assert_eq!(data.get(0, 0).unwrap().label, Label::Tokens(vec![1, 2, -100]));
         assert_eq!(data.num_tokens(), 2);
     }
 

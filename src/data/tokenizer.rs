@@ -5,19 +5,20 @@ use std::fs;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
-use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainerBuilder};
 use tokenizers::models::wordpiece::WordPiece;
+use tokenizers::models::{ModelWrapper, TrainerWrapper};
 use tokenizers::normalizers::BertNormalizer;
 use tokenizers::parallelism::MaybeParallelIterator;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::processors::bert::BertProcessing;
-use tokenizers::{AddedToken, Encoding, Model, Token};
+use tokenizers::{AddedToken, EncodeInput, Encoding, Model, PostProcessor, Token, TruncationParams};
 
 use super::corpus::Corpus;
+use super::table::Row;
 use crate::error::{Error, Result};
-use crate::execution::seed_for;
+use crate::squad::WindowEncoder;
 
 /// GPT-2's end-of-text token, which also separates documents.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
@@ -25,6 +26,60 @@ pub const END_OF_TEXT: &str = "<|endoftext|>";
 /// Merges are learned from at most this much text, drawn from the corpus in a seeded order: what a vocabulary needs to know
 /// of a language fits in it, and memory stays bounded whatever the corpus.
 pub const TRAIN_BYTES: usize = 16 << 20;
+
+/// A row as ids.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Encoded {
+    /// Token ids, special ones included.
+    pub ids: Vec<u32>,
+    /// Token types, one a token.
+    pub types: Vec<u8>,
+}
+
+/// Encodes rows of one or two texts up to a length. Longer ones are cut as `transformers` cuts them
+/// (`truncation="longest_first"`: tokens go from the end of the longer text).
+#[derive(Debug, Clone)]
+pub struct RowEncoder {
+    inner: tokenizers::Tokenizer,
+    hash: [u8; 32],
+    has_types: bool,
+}
+
+impl RowEncoder {
+    /// The ids of `rows`, on all cores.
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn encode(&self, rows: &[Row]) -> Result<Vec<Encoded>> {
+        let input = |row: &Row| match &row.text_pair {
+            Some(pair) => EncodeInput::Dual(row.text.clone().into(), pair.clone().into()),
+            None => EncodeInput::Single(row.text.clone().into()),
+        };
+        let inputs = rows.iter().map(input).collect::<Vec<_>>();
+        let encodings = self.inner.encode_batch_fast(inputs, true);
+        let encodings = encodings.map_err(|error| Error::data(format!("tokenizer: {error}")))?;
+        let encoded = encodings.iter().map(|encoding| Encoded {
+            ids: encoding.get_ids().to_vec(),
+            types: encoding.get_type_ids().iter().map(|kind| *kind as u8).collect(),
+        });
+        Ok(encoded.collect())
+    }
+
+    /// Whether token types are kept.
+    pub fn has_types(&self) -> bool {
+        self.has_types
+    }
+
+    /// Number of ids, added tokens included.
+    pub fn vocab_size(&self) -> usize {
+        vocab_size(&self.inner)
+    }
+
+    /// SHA-256 of everything that decides the ids.
+    pub fn content_hash(&self) -> [u8; 32] {
+        self.hash
+    }
+}
 
 /// Text is read in pieces of this many bytes while the vocabulary is learned.
 const TRAIN_PIECE: usize = 64 << 10;
@@ -112,11 +167,9 @@ impl Tokenizer {
             .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
             .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
             .build();
-        let mut order = (0..corpus.num_documents()).collect::<Vec<_>>();
-        order.sort_by_key(|index| (seed_for(seed, "tokenizer", *index as u64, 0), *index));
         // Read as it is counted, never all at once. A failure ends the text, and is told when the counting is over.
         let (mut left, mut failed) = (TRAIN_BYTES, None);
-        let texts = corpus.pieces_in(order, TRAIN_PIECE).map_while(|piece| {
+        let texts = corpus.sample(TRAIN_BYTES as u64, seed, TRAIN_PIECE).map_while(|piece| {
             let mut text = piece.map_err(|error| failed = Some(error)).ok().filter(|_| left > 0)?.text;
             text.truncate(text.floor_char_boundary(left));
             left -= text.len();
@@ -189,6 +242,14 @@ impl Tokenizer {
         Ok((sides.next().unwrap_or_default(), sides.next().unwrap_or_default()))
     }
 
+    /// Cuts questions and their contexts into windows; see [`WindowEncoder::new`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn window_encoder(&self, max_length: usize, doc_stride: usize, token_types: bool) -> Result<WindowEncoder> {
+        WindowEncoder::new(&self.inner, max_length, doc_stride, token_types)
+    }
+
     /// The text of `ids`; a character that is cut in the middle shows as U+FFFD.
     ///
     /// # Errors
@@ -199,8 +260,54 @@ impl Tokenizer {
 
     /// Number of ids, added tokens included: one more than the largest id.
     pub fn vocab_size(&self) -> usize {
-        let largest = self.inner.get_vocab(true).into_values().max();
-        largest.map_or(0, |id| id as usize + 1)
+        vocab_size(&self.inner)
+    }
+
+    /// An encoder of rows, of pairs if `pairs`, of at most `max_length` tokens; with `has_types`, it keeps token types.
+    ///
+    /// # Errors
+    /// A length that has no room for a token of each text beside the special ones.
+    pub fn row_encoder(&self, max_length: usize, pairs: bool, has_types: bool) -> Result<RowEncoder> {
+        let special = self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(pairs));
+        let least = special + if pairs { 2 } else { 1 };
+        if max_length < least {
+            return Err(Error::config(format!(
+                "data.max_length = {max_length}: expected at least {least}, since the tokenizer adds {special} tokens"
+            )));
+        }
+        let mut inner = self.inner.clone();
+        let truncation = TruncationParams { max_length, ..TruncationParams::default() };
+        inner.with_truncation(Some(truncation)).map_err(|error| Error::data(format!("tokenizer: {error}")))?;
+        let mut hash = Sha256::new();
+        hash.update(self.hash);
+        hash.update(format!("rows of {max_length}, pairs {pairs}, types {has_types}").as_bytes());
+        Ok(RowEncoder { inner, hash: hash.finalize().into(), has_types })
+    }
+
+    /// The id that stands for a masked token: `[MASK]` or `<mask>`.
+    pub fn mask_id(&self) -> Option<u32> {
+        ["[MASK]", "<mask>"].into_iter().find_map(|token| self.token_id(token))
+    }
+
+    /// The ids of special tokens, which are no text.
+    pub fn special_ids(&self) -> Vec<u32> {
+        let added = self.inner.get_added_tokens_decoder();
+        added.into_iter().filter_map(|(id, token)| token.special.then_some(id)).collect()
+    }
+
+    /// Whether each id continues the word of the id before it; none for a model whose pieces do not tell.
+    pub fn continuations(&self) -> Option<Vec<bool>> {
+        // Word pieces mark what continues a word, byte-level BPE marks the space (or line end, or tab) before one.
+        let continues: fn(&str) -> bool = match self.inner.get_model() {
+            ModelWrapper::WordPiece(_) => |token| token.starts_with("##"),
+            ModelWrapper::BPE(_) => |token| !token.starts_with(['Ġ', 'Ċ', 'ĉ']),
+            _ => return None,
+        };
+        let mut all = vec![false; self.vocab_size()];
+        for (token, id) in self.inner.get_vocab(false) {
+            all[id as usize] = continues(&token);
+        }
+        Some(all)
     }
 
     /// The id of a token.
@@ -248,6 +355,10 @@ impl Tokenizer {
         }
         Ok(())
     }
+}
+
+fn vocab_size(inner: &tokenizers::Tokenizer) -> usize {
+    inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)
 }
 
 /// GPT-2's pipeline around its vocabulary and merges.
@@ -303,11 +414,12 @@ fn lower_cases(folder: &Path) -> Result<bool> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::config::Documents;
 
     fn corpus(folder: &tempfile::TempDir) -> Corpus {
         let text = "fn main() { println!(\"hällo wörld 你好\"); }\n".repeat(20);
         fs::write(folder.path().join("a.rs"), text).unwrap();
-        Corpus::open(&[format!("{}/a.rs", folder.path().display())]).unwrap()
+        Corpus::open(&[format!("{}/a.rs", folder.path().display())], Documents::File).unwrap()
     }
 
     #[test]

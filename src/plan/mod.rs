@@ -11,9 +11,13 @@ use burn::tensor::Device;
 use kiln_models::weights::parameters;
 use kiln_models::{Model, ModelConfig};
 
-use crate::config::{EvalStrategy, RunConfig, RunLength, SaveStrategy, StepsOrRatio};
+use crate::config::{
+    DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, EvalStrategy, RunConfig, RunLength, SaveStrategy, StepsOrRatio,
+};
+use crate::data::padding::{Batches, Padding, PaddingCost};
 use crate::data::store::Progress;
 use crate::data::tokenizer::Tokenizer;
+use crate::data::view::View;
 use crate::data::{Dataset, paths};
 use crate::error::{Error, Result};
 use crate::execution::{self, Available};
@@ -49,6 +53,10 @@ pub struct RunPlan {
     pub validation: Option<Arc<dyn Dataset>>,
     /// Batch arithmetic.
     pub batch: BatchPlan,
+    /// The lengths that batches are padded to.
+    pub padding: Padding,
+    /// What padding costs in training.
+    pub padding_cost: PaddingCost,
     /// Step arithmetic.
     pub steps: StepPlan,
     /// Learning rate by step.
@@ -145,23 +153,34 @@ impl RunPlan {
     ///
     /// # Errors
     /// Settings that contradict one another or the inputs.
-    pub fn derive(mut config: RunConfig, inputs: Inputs, device: Available) -> Result<Self> {
+    pub fn derive(mut config: RunConfig, mut inputs: Inputs, device: Available) -> Result<Self> {
         let task = config.data.task;
+        limit(&config, &mut inputs);
         // Built for its shapes only: nothing is drawn until a parameter is used.
         let model = Model::new(&inputs.model_config, task.head(), &Device::flex())?;
         let num_parameters = parameters(&model).iter().map(|parameter| parameter.num_elements()).sum();
         let trainer = &config.trainer;
+        let batches = Batches {
+            size: trainer.per_device_train_batch_size,
+            sampler: config.data.sampler,
+            seed: trainer.data_seed(),
+            drop_last: trainer.dataloader_drop_last,
+        };
+        let validation = inputs.validation.as_ref().map_or(0, |data| data.max_len());
+        let longest = inputs.max_length.unwrap_or(inputs.train.max_len().max(validation));
+        let padding = Padding::new(config.data.padding, longest, &*inputs.train, batches);
+        let padding_cost = padding.cost(&*inputs.train, batches);
         let batch = BatchPlan {
             micro: trainer.per_device_train_batch_size,
             accumulation: trainer.gradient_accumulation_steps,
             global: trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps,
-            seq_len: inputs.train.max_len(),
+            seq_len: padding.length(inputs.train.max_len()),
         };
         let steps = step_plan(&config, batch, inputs.train.len(), inputs.train_tokens)?;
         let schedule = Schedule::new(
             trainer.lr_scheduler_type,
             trainer.learning_rate,
-            trainer.warmup_steps.resolve(steps.total),
+            if trainer.fast_dev_run { 0 } else { trainer.warmup_steps.resolve(steps.total) },
             steps.total,
             &trainer.lr_scheduler_kwargs,
         )
@@ -199,6 +218,13 @@ impl RunPlan {
         }
         config.trainer.save_steps = save_steps.into();
         config.data.block_size = inputs.block_size.or(config.data.block_size);
+        config.data.max_length = inputs.max_length;
+        if config.data.format.is_table() {
+            config.data.text_column.get_or_insert_with(|| DEFAULT_TEXT_COLUMN.into());
+            if !matches!(task, Task::Clm | Task::Mlm) {
+                config.data.label_column.get_or_insert_with(|| DEFAULT_LABEL_COLUMN.into());
+            }
+        }
         Ok(Self {
             task,
             device,
@@ -211,6 +237,8 @@ impl RunPlan {
             train: inputs.train,
             validation: inputs.validation,
             batch,
+            padding,
+            padding_cost,
             steps,
             schedule,
             eval_steps,
@@ -236,6 +264,33 @@ impl RunPlan {
     }
 }
 
+/// Leaves out the examples that the config does not want.
+fn limit(config: &RunConfig, inputs: &mut Inputs) {
+    let trainer = &config.trainer;
+    let step = trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps;
+    let only = |given: Option<usize>, one: bool, size: usize| if one { Some(size) } else { given };
+    let one_step = trainer.overfit_one_batch || trainer.fast_dev_run;
+    let train = only(config.data.max_train_samples, one_step, step);
+    let eval = only(config.data.max_eval_samples, trainer.fast_dev_run, trainer.per_device_eval_batch_size);
+    if let Some(wanted) = train.filter(|wanted| *wanted < inputs.train.len()) {
+        let view = first(&inputs.train, wanted);
+        inputs.train_tokens = (0..view.len()).map(|index| view.len_of(index) as u64).sum();
+        inputs.train = view;
+    }
+    if let (Some(wanted), Some(validation)) = (eval, &inputs.validation) {
+        inputs.validation = Some(first(validation, wanted));
+    }
+}
+
+/// The first `wanted` examples; of question answering the first so many questions with all their windows, since an answer
+/// is looked for in all of them.
+fn first(data: &Arc<dyn Dataset>, wanted: usize) -> Arc<dyn Dataset> {
+    match data.squad() {
+        Some(squad) => Arc::new(squad.first(wanted)),
+        None => Arc::new(View::first(data.clone(), wanted)),
+    }
+}
+
 /// Hugging Face's arithmetic: the last batch of an epoch may be smaller (unless dropped), and so may the last window of
 /// accumulated batches; epochs may have fractions.
 fn step_plan(config: &RunConfig, batch: BatchPlan, examples: usize, train_tokens: u64) -> Result<StepPlan> {
@@ -254,6 +309,7 @@ fn step_plan(config: &RunConfig, batch: BatchPlan, examples: usize, train_tokens
     let per_epoch = batches.div_ceil(batch.accumulation);
     let tokens_per_step = train_tokens as f64 / per_epoch as f64;
     let (total, because) = match trainer.length() {
+        _ if trainer.fast_dev_run => (1, "fast_dev_run".into()),
         RunLength::Steps(steps) => (steps, format!("max_steps = {steps}")),
         RunLength::Tokens(tokens) => {
             let total = (tokens as f64 / tokens_per_step).ceil() as usize;

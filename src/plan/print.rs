@@ -51,6 +51,7 @@ impl RunPlan {
                 thousands(batch.global.saturating_mul(batch.seq_len) as u64)
             ),
         );
+        line("padding", self.describe_padding());
         line("steps", format!("{} ({}), {} an epoch", self.steps.total, self.steps.because, self.steps.per_epoch));
         line("tokens", format!("about {}", thousands(self.steps.tokens)));
         if let Some(limit) = self.steps.max_duration {
@@ -111,6 +112,14 @@ impl RunPlan {
         );
         line("output", self.config.run.output_dir.display().to_string());
         text
+    }
+
+    fn describe_padding(&self) -> String {
+        let (strategy, cost) = (self.config.data.padding, self.padding_cost);
+        let lengths = self.padding.lengths().iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+        let to = if lengths.is_empty() { "the longest row of a batch".into() } else { format!("{lengths} tokens") };
+        let shapes = if cost.shapes == 1 { "shape" } else { "shapes" };
+        format!("{strategy}: to {to}; {:.1} % of positions are padding, {} {shapes}", cost.waste * 100.0, cost.shapes)
     }
 
     /// The learning rate at the first, the peak and the last step, and at quarters.

@@ -65,6 +65,11 @@ impl SquadData {
         }
     }
 
+    /// The first `count` questions, or all if there are fewer.
+    pub fn first(&self, count: usize) -> Self {
+        self.part(|index| index < count)
+    }
+
     /// Splits off `share` of the contexts for validation: `(rest, validation)`. Questions about one context stay together.
     ///
     /// # Errors

@@ -158,7 +158,10 @@ mod tests {
             assert!(error.contains(part), "{error}");
         };
         let bytes = r#"{"id": "q7", "question": "W?", "answers": [{"text": "city", "answer_start": 13}]}"#;
-        refused(&file(bytes), "question q7: the answer \"city\" is not in its context at character 13; there stands \"ity.\"");
+        refused(
+            &file(bytes),
+            "question q7: the answer \"city\" is not in its context at character 13; there stands \"ity.\"",
+        );
         refused(&file(r#"{"id": "q8", "question": "W?", "answers": []}"#), "question q8: it has no answer");
         refused("{\"data\": []}", "found none");
         refused("[1]", "no SQuAD JSON");

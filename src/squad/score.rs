@@ -19,6 +19,20 @@ pub struct Scores {
     pub no_answer: Option<(f64, f64)>,
 }
 
+impl Scores {
+    /// The scores by the names of the official scripts: `exact_match` and `f1`, and for version 2.0 their parts.
+    pub fn named(&self) -> Vec<(&'static str, f64)> {
+        let mut named = vec![("exact_match", self.exact_match), ("f1", self.f1)];
+        if let Some((exact, f1)) = self.has_answer {
+            named.extend([("HasAns_exact", exact), ("HasAns_f1", f1)]);
+        }
+        if let Some((exact, f1)) = self.no_answer {
+            named.extend([("NoAns_exact", exact), ("NoAns_f1", f1)]);
+        }
+        named
+    }
+}
+
 /// Scores `predictions`, one a question, in the order of `questions`.
 pub fn scores(questions: &[Question], predictions: &[Prediction]) -> Scores {
     let of = |wanted: &dyn Fn(&Question) -> bool| -> Option<(f64, f64)> {
@@ -51,7 +65,8 @@ fn one(question: &Question, predicted: &str) -> (f64, f64) {
         accepted.iter().map(|accepted| score(accepted, predicted)).fold(f64::NEG_INFINITY, f64::max)
     };
     // Where nothing is left of either side, the script of version 1.1 finds no word in common.
-    let f1_of_1 = |accepted: &str, predicted: &str| if normalized(predicted).is_empty() { 0.0 } else { f1(accepted, predicted) };
+    let f1_of_1 =
+        |accepted: &str, predicted: &str| if normalized(predicted).is_empty() { 0.0 } else { f1(accepted, predicted) };
     (best(exact_match), if question.may_be_unanswerable { best(f1) } else { best(f1_of_1) })
 }
 

@@ -102,13 +102,8 @@ fn choose(question: &Question, mut candidates: Vec<Candidate>, none: f64, option
     // Stable, so of equal scores the earlier window's comes first.
     candidates.sort_by(|a, b| b.score.total_cmp(&a.score));
     candidates.truncate(options.n_best_size);
-    let no_answer = |probability| Prediction {
-        id: question.id.clone(),
-        text: String::new(),
-        span: None,
-        score: none,
-        probability,
-    };
+    let no_answer =
+        |probability| Prediction { id: question.id.clone(), text: String::new(), span: None, score: none, probability };
     let Some(best) = candidates.first().copied() else { return no_answer(1.0) };
     let may_be_none = question.may_be_unanswerable;
     let scores = candidates.iter().map(|candidate| candidate.score).chain(may_be_none.then_some(none));

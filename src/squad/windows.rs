@@ -73,7 +73,8 @@ impl WindowEncoder {
             .help("raise data.max_length or lower data.doc_stride")
         };
         // Room is checked here because the tokenizer does not: it would loop over windows without a new token.
-        let asked = self.tokenizer.encode_fast(question.text.trim_start(), false).map_err(|e| no_room(e.to_string()))?;
+        let asked =
+            self.tokenizer.encode_fast(question.text.trim_start(), false).map_err(|e| no_room(e.to_string()))?;
         let special = self.tokenizer.get_post_processor().map_or(0, |post| post.added_tokens(true));
         let stride = self.tokenizer.get_truncation().map_or(0, |truncation| truncation.stride);
         if asked.len() + special + stride >= self.max_length {

@@ -15,6 +15,8 @@ pub(super) struct Clock {
     window_start: Instant,
     window_steps: u64,
     window_tokens: u64,
+    /// How long the loader had been waited for when the window began.
+    waited_before: Duration,
     /// `(step_ms, tokens_per_s)` of every log window but the first, which is the warm-up.
     steady: Vec<(f64, f64)>,
     warmup: Option<Duration>,
@@ -33,6 +35,7 @@ impl Clock {
             window_start: now,
             window_steps: 0,
             window_tokens: 0,
+            waited_before: Duration::ZERO,
             steady: Vec::new(),
             warmup: None,
             eval: Duration::ZERO,
@@ -58,8 +61,14 @@ impl Clock {
         self.window_start += elapsed;
     }
 
-    /// Ends the window that started at the last log row. Its values have just been read, so the device is idle.
-    pub(super) fn close_window(&mut self, progress: &Progress, loss: f64, grad_norm: f64, lr: f64) -> Record {
+    /// Ends the window that started at the last log row. Its values have just been read, so the device is idle. `waited` is
+    /// how long this process has waited for batches in all.
+    pub(super) fn close_window(
+        &mut self,
+        progress: &Progress,
+        [loss, grad_norm, lr]: [f64; 3],
+        waited: Duration,
+    ) -> Record {
         let seconds = self.window_start.elapsed().as_secs_f64();
         let step_ms = seconds * 1e3 / self.window_steps as f64;
         let tokens_per_s = self.window_tokens as f64 / seconds;
@@ -67,8 +76,9 @@ impl Clock {
             Some(_) => self.steady.push((step_ms, tokens_per_s)),
             None => self.warmup = Some(self.window_start.elapsed()),
         }
+        let data_wait = (waited - self.waited_before).as_secs_f64() / seconds;
         self.window_start = Instant::now();
-        (self.window_steps, self.window_tokens) = (0, 0);
+        (self.window_steps, self.window_tokens, self.waited_before) = (0, 0, waited);
         Record::default()
             .with("step", progress.step)
             .with("epoch", progress.epoch)
@@ -79,6 +89,7 @@ impl Clock {
             .with("learning_rate", lr)
             .with("step_ms", step_ms)
             .with("tokens_per_s", tokens_per_s)
+            .with("data_wait", data_wait)
             .with("peak_mib", peak_mib())
     }
 

@@ -16,7 +16,7 @@ mod status;
 mod tensorboard;
 
 use std::ops::ControlFlow;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
@@ -42,7 +42,7 @@ use tensorboard::TensorBoard;
 pub use best::Best;
 pub use callback::{Callback, Control, Progress};
 pub use evaluate::{Evaluation, evaluate};
-pub use output::RunFolder;
+pub use output::{RunFolder, write_whole};
 pub use promise::Promise;
 pub use status::{RunStatus, Status};
 
@@ -178,7 +178,7 @@ impl Trainer {
                 num_labels += batch.num_labels;
                 micro_batches += 1;
                 step_tokens += loaded.batch.num_tokens as u64;
-                run.progress.samples += loaded.batch.rows as u64;
+                run.progress.samples += loaded.batch.examples as u64;
                 run.progress.epoch = loaded.epoch_progress;
                 if loaded.last_in_epoch {
                     epoch_ended = true;
@@ -215,7 +215,7 @@ impl Trainer {
             let step_values = StepValues { loss, grad_norm, lr };
             let logs = self.plan.logs_at(step as usize) || last;
             if logs {
-                self.log(folder, &mut run, &step_values)?;
+                self.log(folder, &mut run, &step_values, loader.data_wait())?;
             }
             let evaluates = self.evaluates_after(step, epoch_ended, last) || run.control.should_evaluate;
             if evaluates {
@@ -240,7 +240,7 @@ impl Trainer {
             if (out_of_time || run.control.should_training_stop) && !last {
                 // The end of a run that ends early. A run that is continued has none here, so it follows the checkpoint.
                 if !logs {
-                    self.log(folder, &mut run, &step_values)?;
+                    self.log(folder, &mut run, &step_values, loader.data_wait())?;
                 }
                 if !evaluates && self.evaluates_after(step, epoch_ended, true) {
                     self.evaluate_and_record(folder, &mut run)?;
@@ -274,16 +274,16 @@ impl Trainer {
                 seed: trainer.data_seed(),
                 drop_last: trainer.dataloader_drop_last,
                 pad_id: self.plan.pad_id,
-                pad_to: None,
+                padding: self.plan.padding.clone(),
                 prefetch: 2,
                 repeat: true,
             },
         )
     }
 
-    fn log(&mut self, folder: &mut RunFolder, run: &mut Run, values: &StepValues) -> Result<()> {
+    fn log(&mut self, folder: &mut RunFolder, run: &mut Run, values: &StepValues, waited: Duration) -> Result<()> {
         let (loss, grad_norm) = values.read()?;
-        let row = run.clock.close_window(&run.progress, loss, grad_norm, values.lr);
+        let row = run.clock.close_window(&run.progress, [loss, grad_norm, values.lr], waited);
         folder.metrics.append(&row)?;
         self.callbacks.iter_mut().for_each(|callback| callback.on_log(&run.progress, &row));
         stop_if_not_finite(&run.progress, loss, grad_norm)
@@ -301,6 +301,7 @@ impl Trainer {
             validation,
             self.plan.config.trainer.per_device_eval_batch_size,
             self.plan.pad_id,
+            &self.plan.padding,
             &self.plan.device.device,
         );
         let evaluation = match evaluation {

@@ -25,6 +25,7 @@ const FREE: &[&str] = &[
     "run.",
     "generation.",
     "device.index",
+    "data.max_eval_samples",
     "trainer.max_minutes",
     "trainer.per_device_eval_batch_size",
     "trainer.logging_steps",
@@ -159,7 +160,7 @@ fn content(plan: &RunPlan) -> Result<String> {
     let len = plan.train.len();
     let mut hash = Sha256::new();
     for index in (0..SAMPLED.min(len)).map(|i| i * len / SAMPLED.min(len)) {
-        let example = plan.train.get(index)?;
+        let example = plan.train.get(index, 0)?;
         for id in &example.input_ids {
             hash.update(id.to_le_bytes());
         }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use kiln::ErrorKind;
-use kiln::hub::{HubSettings, Wanted, resolve_with};
+use kiln::hub::{HubSettings, Wanted, dataset_files_with, resolve_with};
 use server::{COMMIT, COMMIT_V1, Hub};
 
 const ID: &str = "org/tiny";
@@ -379,4 +379,51 @@ fn a_cache_that_cannot_be_written_is_named() {
     let error = resolve_with(ID, &Wanted::MODEL, &settings).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Io);
     assert!(error.to_string().contains("models--org--tiny"), "{error}");
+}
+
+#[test]
+fn the_files_of_a_dataset_are_downloaded_once_and_found_offline() {
+    let (part, home) = (weights(), tempfile::tempdir().unwrap());
+    let hub = Hub::start(
+        ID,
+        &[
+            ("README.md", b"#"),
+            ("sst2/train-00000-of-00002.parquet", &part),
+            ("sst2/train-00001-of-00002.parquet", b"second"),
+            ("sst2/validation-00000-of-00001.parquet", b"third"),
+            ("plain/test.jsonl", b"{}"),
+        ],
+    );
+    hub.change(|state| state.is_dataset = true);
+    let settings = settings(&hub, home.path());
+    let address = "hf://datasets/org/tiny/sst2/train";
+    let files = dataset_files_with(address, &settings).unwrap();
+    let snapshot = home.path().join("hub/datasets--org--tiny/snapshots").join(COMMIT);
+    let expected = ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"];
+    assert_eq!(files, expected.map(|name| snapshot.join("sst2").join(name)));
+    assert_eq!(std::fs::read(&files[0]).unwrap(), part);
+    assert_eq!(std::fs::read(&files[1]).unwrap(), b"second");
+    assert!(!snapshot.join("README.md").exists() && !snapshot.join("plain").exists(), "only what is wanted is taken");
+    assert_eq!(dataset_files_with("hf://datasets/org/tiny@v1/plain/*.jsonl", &settings).unwrap().len(), 1);
+
+    let asked = hub.requests().len();
+    let offline = HubSettings { offline: true, ..settings.clone() };
+    assert_eq!(dataset_files_with(address, &settings).unwrap(), files);
+    assert_eq!(dataset_files_with(address, &offline).unwrap(), files);
+    assert_eq!(hub.requests().len(), asked, "the second time needs no network");
+
+    let error = |address: &str, settings: &HubSettings| {
+        let error = dataset_files_with(address, settings).unwrap_err();
+        assert!(error.to_string().contains("help:"), "{error}");
+        error.to_string()
+    };
+    let missing = error("hf://datasets/org/tiny/sst2/test", &settings);
+    assert!(missing.contains("has no file sst2/test") && missing.contains("plain/test.jsonl"), "{missing}");
+    let missing = error("hf://datasets/org/tiny/sst2/validation", &offline);
+    assert!(missing.contains("HF_HUB_OFFLINE") && missing.contains("--repo-type dataset"), "{missing}");
+    // A part that is gone from the cache is not passed over in silence.
+    std::fs::remove_file(&files[1]).unwrap();
+    assert!(error(address, &offline).contains("HF_HUB_OFFLINE"));
+    assert_eq!(dataset_files_with(address, &settings).unwrap(), files);
+    assert!(files[1].is_file());
 }

@@ -24,6 +24,8 @@ type Files = BTreeMap<String, Vec<u8>>;
 #[derive(Default)]
 pub struct State {
     pub id: String,
+    /// It serves a dataset, whose paths differ from a model's.
+    pub is_dataset: bool,
     pub revisions: BTreeMap<String, String>,
     pub commits: BTreeMap<String, Files>,
     /// Requests without this token get 401, as for a private repository.
@@ -137,7 +139,8 @@ fn hub_reply(state: &State, seen: &Seen, storage: &str) -> Vec<u8> {
         return answer("401 Unauthorized", &["X-Error-Code: RepoNotFound"], b"Invalid username or password.", seen);
     }
     let id = &state.id;
-    if let Some(revision) = seen.path.strip_prefix(&format!("/api/models/{id}/revision/")) {
+    let (kind, folder) = if state.is_dataset { ("datasets", "/datasets") } else { ("models", "") };
+    if let Some(revision) = seen.path.strip_prefix(&format!("/api/{kind}/{id}/revision/")) {
         let revision = revision.replace("%2F", "/");
         let commit =
             state.revisions.get(&revision).or_else(|| state.commits.contains_key(&revision).then_some(&revision));
@@ -148,8 +151,8 @@ fn hub_reply(state: &State, seen: &Seen, storage: &str) -> Vec<u8> {
         let body = serde_json::json!({ "id": id, "sha": commit, "siblings": names }).to_string();
         return answer("200 OK", &["Content-Type: application/json"], body.as_bytes(), seen);
     }
-    let cached = format!("/api/resolve-cache/models/{id}/");
-    let direct = format!("/{id}/resolve/");
+    let cached = format!("/api/resolve-cache/{kind}/{id}/");
+    let direct = format!("{folder}/{id}/resolve/");
     let rest = seen.path.strip_prefix(&cached).or_else(|| seen.path.strip_prefix(&direct));
     let Some((commit, name)) = rest.and_then(|rest| rest.split_once('/')) else {
         return answer("404 Not Found", &["X-Error-Code: RepoNotFound"], b"", seen);

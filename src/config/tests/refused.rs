@@ -171,15 +171,54 @@ fn unknown_names() {
         &["data.task: unknown task `clmm`", "did you mean `clm`?", "sequence-classification"],
     );
     refused(with(&["model.kind=gpt3"]), &["model.kind: unknown model kind `gpt3`", "did you mean `gpt2`?"]);
-    refused(
-        with(&["data.format=csv"]),
-        &["data.format: `csv` is not available: this version reads `text` and `tokenized`"],
-    );
+    refused(with(&["data.format=cvs"]), &["data.format: unknown data format `cvs`", "did you mean `csv`?"]);
     refused(with(&["run.on_existing=resum"]), &["run.on_existing", "did you mean `resume`?"]);
     refused(
         with(&["device.kind=gpu"]),
         &["device.kind: unknown device kind `gpu`: expected one of auto, cpu, wgpu, cuda"],
     );
+}
+
+#[test]
+fn tables() {
+    let table = |more: &[&str]| {
+        let base = ["data.format=csv", "data.task=sequence-classification", "tokenizer.train_vocab_size=300"];
+        with(&[&base[..], more].concat())
+    };
+    refused(table(&[]), &["tokenizer.train_vocab_size: a tokenizer is learned from `text`"]);
+    refused(table(&["data.task=question-answering"]), &["data.format: `csv` is not available for the task question-"]);
+    table(&["data.task=clm", "data.block_size=8", "data.text_column=body"]).unwrap();
+    refused(table(&["data.task=clm", "data.label_column=y"]), &["data.label_column: has no effect with the task clm"]);
+    refused(table(&["data.task=mlm", "data.max_length=8"]), &["data.max_length: has no effect", "data.block_size"]);
+    refused(with(&["data.max_length=64"]), &["data.max_length: has no effect with format = \"text\""]);
+    refused(with(&["data.label_column=y"]), &["data.label_column: has no effect"]);
+    for (set, expected) in [
+        ("data.label_names=[\"a\"]", "data.label_names: expected at least two labels"),
+        ("data.label_names=[\"a\", \"a\"]", "data.label_names: expected each label once"),
+        ("data.max_length=0", "data.max_length: expected 1 or more"),
+        ("data.block_size=8", "rows of a table are not packed"),
+        ("data.text_column=''", "data.text_column: expected a name"),
+    ] {
+        refused(table(&[set]), &[expected]);
+    }
+}
+
+#[test]
+fn documents_masking_padding_and_limits() {
+    refused(with(&["data.documents=paragraph"]), &["data.documents: unknown kind of document `paragraph`"]);
+    refused(with(&["data.documents=line", "data.format=tokenized"]), &["data.documents: has no effect with format"]);
+    refused(with(&["data.mlm_probability=0.2"]), &["data.mlm_probability: has no effect with the task clm"]);
+    refused(with(&["data.whole_word_mask=true"]), &["data.whole_word_mask: has no effect with the task clm"]);
+    let tokenized = ["data.task=mlm", "data.format=tokenized", "data.whole_word_mask=true"];
+    refused(with(&tokenized), &["data.whole_word_mask: has no effect with format = \"tokenized\""]);
+    for share in ["0", "1.5", "-0.1"] {
+        let share = format!("data.mlm_probability={share}");
+        refused(with(&["data.task=mlm", &share]), &["data.mlm_probability: expected a share above 0 and at most 1"]);
+    }
+    refused(with(&["data.padding=do_not_pad"]), &["data.padding: `do_not_pad` is not available"]);
+    refused(with(&["data.padding=bucket"]), &["did you mean `buckets`?"]);
+    refused(with(&["data.max_train_samples=0"]), &["data.max_train_samples: expected 1 or more, got 0"]);
+    refused(with(&["data.max_eval_samples=0"]), &["data.max_eval_samples: expected 1 or more, got 0"]);
 }
 
 #[test]
@@ -231,7 +270,7 @@ fn data_tokenizer_evaluation_and_generation_must_fit() {
     let none = "[run]\noutput_dir = \"x\"\n[model]\nkind = \"gpt2\"\n[data]\ntask = \"clm\"\ntrain = \"a\"\n";
     refused(
         RunConfig::parse(none, "a.toml"),
-        &["tokenizer: text needs a tokenizer: expected `from` or `train_vocab_size`"],
+        &["tokenizer: text needs a tokenizer: expected `from` or (with the format `text`) `train_vocab_size`"],
     );
     refused(
         RunConfig::parse(&format!("{none}format = \"tokenized\"\n[generation]\nprompt = \"a\""), "a.toml"),

@@ -1,0 +1,400 @@
+//! A table as encoded rows in one memory-mapped file: ids, token types and label of every row, cut to the maximum length.
+//! Kept and guarded as the [token store](super::store): written as a stream under a key of everything it depends on, and
+//! in the cache only when it is whole.
+//!
+//! Layout, little-endian: `KILNROW1`, width of an id in bytes (u32: 2 or 4), 1 if rows have token types (u32), number of
+//! rows (u64), number of bytes of the rows (u64), SHA-256 of these 32 bytes; the rows, each its ids and then its token types
+//! (a byte each); the index, 16 bytes a row: offset (u64), number of tokens (u32), label (u32: the class, or the bits of
+//! the f32).
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use memmap2::Mmap;
+use sha2::{Digest, Sha256};
+
+use super::labels::{LabelRule, SeenLabels};
+use super::store::{OnProgress, Progress, cache_error, cache_folder};
+use super::table::{Row, Table};
+use super::tokenizer::{Encoded, RowEncoder};
+use super::{Dataset, Example, Label};
+use crate::error::{Error, Result};
+
+const MAGIC: &[u8; 8] = b"KILNROW1";
+const HEADER: usize = 64;
+const INDEX: usize = 16;
+
+/// Rows are handed to the tokenizer in groups of about this many bytes.
+const GROUP_BYTES: usize = 1 << 20;
+
+/// Encoded rows.
+#[derive(Debug)]
+pub struct RowStore {
+    map: Mmap,
+    width: usize,
+    has_types: bool,
+    len: usize,
+    /// Where the index starts.
+    index: usize,
+    rule: LabelRule,
+    max_len: usize,
+}
+
+/// What a first reading of a table shows.
+#[derive(Debug, Clone)]
+pub struct Scan {
+    /// Bytes of text.
+    pub bytes: u64,
+    /// Rows.
+    pub rows: u64,
+    /// The values of the label column.
+    pub labels: SeenLabels,
+    hash: [u8; 32],
+}
+
+impl Scan {
+    /// Reads all of `table` once; `classes` says whether the label column holds classes.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the table; a table without rows; labels that cannot be classes.
+    pub fn new(table: &Table, classes: bool) -> Result<Self> {
+        let (mut bytes, mut rows, mut labels, mut hash) = (0, 0, SeenLabels::default(), Sha256::new());
+        for row in table.rows() {
+            let row = row?;
+            rows += 1;
+            for text in std::iter::once(&row.text).chain(&row.text_pair) {
+                bytes += text.len() as u64;
+                hash.update((text.len() as u64).to_le_bytes());
+                hash.update(text.as_bytes());
+            }
+            if let Some(cell) = &row.label {
+                hash.update(format!("{cell:?}\n").as_bytes());
+                if classes {
+                    labels.add(cell).map_err(|error| error.at(&row.place))?;
+                }
+            }
+        }
+        if rows == 0 {
+            let files = table.files();
+            let more = if files.len() > 1 { format!(" and {} more file(s)", files.len() - 1) } else { String::new() };
+            return Err(Error::data(format!("{}{more}: expected rows, got none", files[0].display())));
+        }
+        Ok(Self { bytes, rows, labels, hash: hash.finalize().into() })
+    }
+}
+
+impl RowStore {
+    /// The rows of `table` under `encoder`, with labels by `rule`: from the cache, or encoded now.
+    ///
+    /// # Errors
+    /// Rows that cannot be read or labels that `rule` refuses, with their place; a cache that cannot be written; an
+    /// interruption.
+    pub fn build_or_open(
+        table: &Table,
+        scan: &Scan,
+        encoder: &RowEncoder,
+        rule: &LabelRule,
+        progress: &mut OnProgress<'_>,
+    ) -> Result<Self> {
+        Self::build_or_open_in(&cache_folder()?.join("rows"), table, scan, encoder, rule, progress)
+    }
+
+    /// As [`build_or_open`](Self::build_or_open), with the cache in `folder`.
+    ///
+    /// # Errors
+    /// As [`build_or_open`](Self::build_or_open).
+    pub fn build_or_open_in(
+        folder: &Path,
+        table: &Table,
+        scan: &Scan,
+        encoder: &RowEncoder,
+        rule: &LabelRule,
+        progress: &mut OnProgress<'_>,
+    ) -> Result<Self> {
+        let path = folder.join(format!("{}.rows", key(scan, encoder, rule)));
+        if path.is_file() {
+            match Self::open(&path, rule) {
+                Ok(store) => return Ok(store),
+                // A damaged cache is no reason to fail: the table is still there.
+                Err(error) => eprintln!("warning: {error}; tokenising again"),
+            }
+        }
+        fs::create_dir_all(folder).map_err(|error| cache_error(folder, &error))?;
+        build(&path, folder, table, scan, encoder, rule, progress)?;
+        Self::open(&path, rule)
+    }
+
+    /// Opens a store that is on disk and whose labels `rule` has made.
+    ///
+    /// # Errors
+    /// A file that is no row store, is cut short, or whose header does not match its checksum.
+    pub fn open(path: &Path, rule: &LabelRule) -> Result<Self> {
+        let io = |error: &std::io::Error| Error::io(format!("read {}", path.display()), error);
+        let bad = |what: &str| Error::data(format!("{}: {what}", path.display()));
+        let file = File::open(path).map_err(|error| io(&error))?;
+        // SAFETY: the map is read-only, and the file was renamed into place whole; nothing of Kiln's writes to it again.
+        // As with every mapped file, whoever truncates it from outside stops this process.
+        #[allow(unsafe_code)]
+        let map = unsafe { Mmap::map(&file) }.map_err(|error| io(&error))?;
+        if map.len() < HEADER || &map[..8] != MAGIC {
+            return Err(bad("not a row store of this version"));
+        }
+        if Sha256::digest(&map[..32])[..] != map[32..HEADER] {
+            return Err(bad("damaged header"));
+        }
+        let u64_at = |at: usize| u64::from_le_bytes(map[at..at + 8].as_chunks().0[0]) as usize;
+        let (width, has_types) = (u64_at(8) & 0xffff_ffff, u64_at(8) >> 32 != 0);
+        let (len, index) = (u64_at(16), HEADER + u64_at(24));
+        if map.len() != index + len * INDEX {
+            return Err(bad(&format!("expected {} bytes, got {}", index + len * INDEX, map.len())));
+        }
+        let mut store = Self { map, width, has_types, len, index, rule: rule.clone(), max_len: 0 };
+        // Rows follow one another without gaps; a damaged index does not get past this.
+        let mut expected = 0;
+        for row in 0..len {
+            let (offset, tokens, _) = store.entry(row);
+            if offset != expected {
+                return Err(bad(&format!("damaged index at row {row}")));
+            }
+            expected += tokens * store.bytes_per_token();
+            store.max_len = store.max_len.max(tokens);
+        }
+        if HEADER + expected != index {
+            return Err(bad("damaged index"));
+        }
+        Ok(store)
+    }
+
+    fn bytes_per_token(&self) -> usize {
+        self.width + usize::from(self.has_types)
+    }
+
+    /// Offset, number of tokens and label of a row.
+    fn entry(&self, row: usize) -> (usize, usize, u32) {
+        let entry = &self.map[self.index + row * INDEX..self.index + (row + 1) * INDEX];
+        let offset = u64::from_le_bytes(entry[..8].as_chunks().0[0]) as usize;
+        let words: &[[u8; 4]] = entry[8..].as_chunks().0;
+        (offset, u32::from_le_bytes(words[0]) as usize, u32::from_le_bytes(words[1]))
+    }
+}
+
+impl Dataset for RowStore {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn get(&self, index: usize, _epoch: u64) -> Result<Example> {
+        let (offset, tokens, label) = self.entry(index);
+        let start = HEADER + offset;
+        let types = start + tokens * self.width;
+        let bytes = &self.map[start..types];
+        let input_ids = match self.width {
+            2 => bytes.as_chunks().0.iter().map(|id| i32::from(u16::from_le_bytes(*id))).collect(),
+            _ => bytes.as_chunks().0.iter().map(|id| i32::from_le_bytes(*id)).collect(),
+        };
+        let types =
+            self.has_types.then(|| self.map[types..types + tokens].iter().map(|kind| i32::from(*kind)).collect());
+        let label = match self.rule {
+            LabelRule::Nothing => Label::None,
+            LabelRule::Classes(_) => Label::Class(label as i32),
+            LabelRule::Values => Label::Value(f32::from_bits(label)),
+        };
+        Ok(Example { input_ids, attention_mask: None, token_type_ids: types, label })
+    }
+
+    fn max_len(&self) -> usize {
+        self.max_len
+    }
+
+    fn len_of(&self, index: usize) -> usize {
+        self.entry(index).1
+    }
+}
+
+/// SHA-256 over everything the rows depend on.
+fn key(scan: &Scan, encoder: &RowEncoder, rule: &LabelRule) -> String {
+    let mut hash = Sha256::new();
+    hash.update(MAGIC);
+    hash.update(scan.hash);
+    hash.update(encoder.content_hash());
+    hash.update(rule.describe().as_bytes());
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn build(
+    path: &Path,
+    folder: &Path,
+    table: &Table,
+    scan: &Scan,
+    encoder: &RowEncoder,
+    rule: &LabelRule,
+    progress: &mut OnProgress<'_>,
+) -> Result<()> {
+    let io = |error: std::io::Error| cache_error(folder, &error);
+    let width: usize = if encoder.vocab_size() <= 1 << 16 { 2 } else { 4 };
+    let has_types = encoder.has_types();
+    let mut aside = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
+    // The index comes after the rows and is not held in memory either.
+    let mut index = tempfile::tempfile_in(folder).map_err(io)?;
+    let mut writer = BufWriter::with_capacity(1 << 20, aside.as_file_mut());
+    let mut index_writer = BufWriter::new(&mut index);
+    writer.write_all(&[0; HEADER]).map_err(io)?;
+    let mut state = Progress { done_bytes: 0, total_bytes: scan.bytes, tokens: 0 };
+    let (mut offset, mut rows) = (0u64, 0u64);
+    let mut flush = |group: &mut Vec<Row>, state: &mut Progress| -> Result<()> {
+        for (row, encoded) in group.iter().zip(encoder.encode(group)?) {
+            let at = |error: Error| error.at(&row.place);
+            let Encoded { ids, types } = encoded;
+            if ids.is_empty() {
+                return Err(at(Error::data("the text is empty: it has no tokens").help("leave the row out")));
+            }
+            let label = match rule.apply(row.label.as_ref()).map_err(at)? {
+                Label::Class(class) => class as u32,
+                Label::Value(value) => value.to_bits(),
+                _ => 0,
+            };
+            for id in &ids {
+                writer.write_all(&id.to_le_bytes()[..width]).map_err(io)?;
+            }
+            if has_types {
+                writer.write_all(&types).map_err(io)?;
+            }
+            let mut entry = offset.to_le_bytes().to_vec();
+            entry.extend((ids.len() as u32).to_le_bytes());
+            entry.extend(label.to_le_bytes());
+            index_writer.write_all(&entry).map_err(io)?;
+            offset += (ids.len() * (width + usize::from(has_types))) as u64;
+            rows += 1;
+            state.tokens += ids.len() as u64;
+        }
+        state.done_bytes += group.iter().map(size).sum::<usize>() as u64;
+        group.clear();
+        match progress(*state) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Error::data("tokenising was interrupted").help("nothing was kept")),
+        }
+    };
+    let (mut group, mut group_bytes) = (Vec::<Row>::new(), 0);
+    for row in table.rows() {
+        let row = row?;
+        group_bytes += size(&row);
+        group.push(row);
+        if group_bytes >= GROUP_BYTES {
+            flush(&mut group, &mut state)?;
+            group_bytes = 0;
+        }
+    }
+    flush(&mut group, &mut state)?;
+    index_writer.flush().map_err(io)?;
+    drop(index_writer);
+    index.rewind().map_err(io)?;
+    std::io::copy(&mut index, &mut writer).map_err(io)?;
+    writer.seek(SeekFrom::Start(0)).map_err(io)?;
+    let mut header = MAGIC.to_vec();
+    header.extend((width as u32).to_le_bytes());
+    header.extend(u32::from(has_types).to_le_bytes());
+    header.extend(rows.to_le_bytes());
+    header.extend(offset.to_le_bytes());
+    header.extend(Sha256::digest(&header));
+    writer.write_all(&header).and_then(|()| writer.flush()).map_err(io)?;
+    drop(writer);
+    aside.as_file().sync_all().map_err(io)?;
+    aside.persist(path).map_err(|error| io(error.error))?;
+    Ok(())
+}
+
+fn size(row: &Row) -> usize {
+    row.text.len() + row.text_pair.as_ref().map_or(0, String::len)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::config::DataFormat;
+    use crate::data::labels::LabelNames;
+    use crate::data::table::Columns;
+    use crate::data::tokenizer::Tokenizer;
+
+    struct Fixture {
+        folder: tempfile::TempDir,
+        table: Table,
+        tokenizer: Tokenizer,
+    }
+
+    fn fixture() -> Fixture {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("vocab.txt"), "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\nc\n").unwrap();
+        let tokenizer = Tokenizer::load(folder.path()).unwrap();
+        let file = folder.path().join("a.csv");
+        fs::write(&file, "one,two,label\na b c a b,c,neg\na,b b b b b,pos\n,a,pos\n").unwrap();
+        let columns = Columns { text: "one".into(), text_pair: Some("two".into()), label: Some("label".into()) };
+        let table = Table::open(&[file.display().to_string()], DataFormat::Csv, columns).unwrap();
+        Fixture { folder, table, tokenizer }
+    }
+
+    fn rule() -> LabelRule {
+        LabelRule::Classes(LabelNames::new(vec!["neg".into(), "pos".into()]).unwrap())
+    }
+
+    fn store(fixture: &Fixture, cache: &Path, max_length: usize) -> Result<RowStore> {
+        let encoder = fixture.tokenizer.row_encoder(max_length, true, true)?;
+        let scan = Scan::new(&fixture.table, true)?;
+        RowStore::build_or_open_in(cache, &fixture.table, &scan, &encoder, &rule(), &mut |_| ControlFlow::Continue(()))
+    }
+
+    #[test]
+    fn pairs_have_types_and_the_longest_side_is_cut() {
+        let fixture = fixture();
+        let store = store(&fixture, fixture.folder.path(), 7).unwrap();
+        assert_eq!((store.len(), store.max_len()), (3, 7));
+        let first = store.get(0, 0).unwrap();
+        assert_eq!(first.input_ids, [2, 5, 6, 7, 3, 7, 3]);
+        assert_eq!(first.token_type_ids.unwrap(), [0, 0, 0, 0, 0, 1, 1]);
+        assert_eq!(first.label, Label::Class(0));
+        let second = store.get(1, 0).unwrap();
+        assert_eq!(second.input_ids, [2, 5, 3, 6, 6, 6, 3]);
+        assert_eq!(second.token_type_ids.unwrap(), [0, 0, 0, 1, 1, 1, 1]);
+        let third = store.get(2, 0).unwrap();
+        assert_eq!((third.input_ids, third.label, store.len_of(2)), (vec![2, 3, 5, 3], Label::Class(1), 4));
+        let error = fixture.tokenizer.row_encoder(3, true, true).unwrap_err().to_string();
+        assert!(error.contains("data.max_length = 3"), "{error}");
+    }
+
+    #[test]
+    fn a_damaged_cache_is_made_again_and_an_interruption_leaves_nothing() {
+        let fixture = fixture();
+        let cache = fixture.folder.path().join("cache");
+        let expected = store(&fixture, &cache, 9).unwrap().get(1, 0).unwrap();
+        let file = fs::read_dir(&cache).unwrap().next().unwrap().unwrap().path();
+        let whole = fs::read(&file).unwrap();
+        for (at, says) in [(17, "damaged header"), (whole.len() - INDEX, "damaged index")] {
+            let mut lying = whole.clone();
+            lying[at] ^= 1;
+            fs::write(&file, &lying).unwrap();
+            assert!(RowStore::open(&file, &rule()).unwrap_err().to_string().contains(says));
+            assert_eq!(store(&fixture, &cache, 9).unwrap().get(1, 0).unwrap(), expected);
+        }
+        fs::write(&file, &whole[..whole.len() - 1]).unwrap();
+        assert!(RowStore::open(&file, &rule()).unwrap_err().to_string().contains("expected"));
+        fs::remove_file(&file).unwrap();
+        let encoder = fixture.tokenizer.row_encoder(9, true, true).unwrap();
+        let scan = Scan::new(&fixture.table, true).unwrap();
+        let stopped = RowStore::build_or_open_in(&cache, &fixture.table, &scan, &encoder, &rule(), &mut |_| {
+            ControlFlow::Break(())
+        });
+        assert!(stopped.unwrap_err().to_string().contains("interrupted"));
+        assert_eq!(fs::read_dir(&cache).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn other_lengths_and_labels_are_other_keys() {
+        let fixture = fixture();
+        let scan = Scan::new(&fixture.table, true).unwrap();
+        let encoder = |length| fixture.tokenizer.row_encoder(length, true, true).unwrap();
+        assert_ne!(key(&scan, &encoder(8), &rule()), key(&scan, &encoder(9), &rule()));
+        assert_ne!(key(&scan, &encoder(8), &rule()), key(&scan, &encoder(8), &LabelRule::Values));
+    }
+}

@@ -1,0 +1,64 @@
+//! JSON lines: an object a line.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::{Cell, Columns, Place, Row, Rows, missing, not_text};
+use crate::error::{Error, Result};
+
+/// The rows of `file`; empty lines are skipped.
+pub(super) fn rows(file: &Path, columns: &Columns) -> Result<Rows> {
+    let path: Arc<Path> = file.into();
+    let opened = File::open(file).map_err(|error| Error::io(format!("read {}", file.display()), &error))?;
+    let columns = columns.clone();
+    let lines = BufReader::new(opened).split(b'\n').enumerate();
+    Ok(Box::new(lines.filter_map(move |(index, line)| {
+        let place = Place { file: path.clone(), unit: "line", number: index as u64 + 1 };
+        match line {
+            Err(error) => Some(Err(Error::io(format!("read {}", path.display()), &error))),
+            Ok(line) if line.iter().all(u8::is_ascii_whitespace) => None,
+            Ok(line) => Some(row(&line, &columns, &place).map_err(|error| error.at(&place))),
+        }
+    })))
+}
+
+fn row(line: &[u8], columns: &Columns, place: &Place) -> Result<Row> {
+    let line = std::str::from_utf8(line).map_err(|error| {
+        Error::data(format!("expected UTF-8 text, got other bytes at byte {}", error.valid_up_to()))
+    })?;
+    let value = serde_json::from_str(line).map_err(|error| Error::data(format!("malformed JSON: {error}")))?;
+    let Value::Object(mut object) = value else {
+        return Err(Error::data("expected an object with the columns of the row, got another JSON value"));
+    };
+    if let Some(name) = columns.names().find(|name| !object.contains_key(*name)) {
+        return Err(missing(name, &object.keys().cloned().collect::<Vec<_>>()));
+    }
+    let text_pair = columns.text_pair.as_deref().map(|name| text(&object, name)).transpose()?;
+    let text = text(&object, &columns.text)?;
+    let label = columns.label.as_ref().map(|name| cell(name, object.remove(name).unwrap_or_default())).transpose()?;
+    Ok(Row { place: place.clone(), text, text_pair, label })
+}
+
+fn text(object: &Map<String, Value>, name: &str) -> Result<String> {
+    match &object[name] {
+        Value::String(text) => Ok(text.clone()),
+        other => Err(not_text(name, &other.to_string())),
+    }
+}
+
+fn cell(name: &str, value: Value) -> Result<Cell> {
+    match value {
+        Value::Null => Ok(Cell::Null),
+        Value::Bool(value) => Ok(Cell::Integer(value.into())),
+        Value::String(text) => Ok(Cell::Text(text)),
+        Value::Number(number) => match number.as_i64() {
+            Some(integer) => Ok(Cell::Integer(integer)),
+            None => Ok(Cell::Number(number.as_f64().unwrap_or(f64::NAN))),
+        },
+        other => Err(Error::data(format!("column {name:?}: expected a name or a number, got {other}"))),
+    }
+}

@@ -1,0 +1,82 @@
+//! Rows of a parquet file. Only the named columns are decoded.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use parquet::errors::ParquetError;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::Field;
+use parquet::schema::types::Type;
+
+use super::{Cell, Columns, Place, Row, Rows, not_text};
+use crate::error::{Error, Result};
+
+/// The rows of `file`.
+pub(super) fn rows(file: &Path, columns: &Columns) -> Result<Rows> {
+    let path: Arc<Path> = file.into();
+    let opened = File::open(file).map_err(|error| Error::io(format!("read {}", file.display()), &error))?;
+    let reader = SerializedFileReader::new(opened).map_err(|error| {
+        Error::data(format!("{}: not a whole parquet file: {error}", file.display()))
+            .help("its end holds the index: a download that was cut short must be made again")
+    })?;
+    let schema = reader.metadata().file_metadata().schema();
+    let names = schema.get_fields().iter().map(|field| field.name().to_string()).collect::<Vec<_>>();
+    columns.find(&names, file.display())?;
+    // Of a column that is named twice, once as text and once as label, one copy is decoded.
+    let wanted = schema.get_fields().iter().filter(|field| columns.names().any(|name| name == field.name()));
+    let wanted = wanted.cloned().collect::<Vec<_>>();
+    if let Some(nested) = wanted.iter().find(|field| !field.is_primitive()) {
+        let message =
+            format!("{}: column {:?}: expected text or numbers, got a nested type", path.display(), nested.name());
+        return Err(Error::data(message));
+    }
+    let projection = Type::group_type_builder(schema.name()).with_fields(wanted).build();
+    let rows = projection.and_then(|projection| reader.into_iter().project(Some(projection)));
+    let rows = rows.map_err(|error| damaged(&path, &error))?;
+    let columns = columns.clone();
+    Ok(Box::new(rows.enumerate().map(move |(index, record)| {
+        let place = Place { file: path.clone(), unit: "row", number: index as u64 + 1 };
+        let record = record.map_err(|error| damaged(&path, &error))?;
+        let get = |name: &str| record.get_column_iter().find_map(|(column, field)| (column == name).then_some(field));
+        let get = |name: &str| get(name).unwrap_or(&Field::Null);
+        let text = |name: &str| text(name, get(name)).map_err(|error| error.at(&place));
+        Ok(Row {
+            text: text(&columns.text)?,
+            text_pair: columns.text_pair.as_deref().map(text).transpose()?,
+            label: columns.label.as_ref().map(|name| cell(name, get(name))).transpose().map_err(|e| e.at(&place))?,
+            place,
+        })
+    })))
+}
+
+fn text(name: &str, field: &Field) -> Result<String> {
+    match field {
+        Field::Str(text) => Ok(text.clone()),
+        Field::Bytes(bytes) => String::from_utf8(bytes.data().to_vec())
+            .map_err(|_| Error::data(format!("column {name:?}: expected UTF-8 text, got other bytes"))),
+        other => Err(not_text(name, &other.to_string())),
+    }
+}
+
+fn cell(name: &str, field: &Field) -> Result<Cell> {
+    Ok(match field {
+        Field::Null => Cell::Null,
+        Field::Bool(value) => Cell::Integer((*value).into()),
+        Field::Byte(value) => Cell::Integer((*value).into()),
+        Field::Short(value) => Cell::Integer((*value).into()),
+        Field::Int(value) => Cell::Integer((*value).into()),
+        Field::Long(value) => Cell::Integer(*value),
+        Field::UByte(value) => Cell::Integer((*value).into()),
+        Field::UShort(value) => Cell::Integer((*value).into()),
+        Field::UInt(value) => Cell::Integer((*value).into()),
+        Field::Float(value) => Cell::Number((*value).into()),
+        Field::Double(value) => Cell::Number(*value),
+        Field::Str(_) | Field::Bytes(_) => Cell::Text(text(name, field)?),
+        other => return Err(Error::data(format!("column {name:?}: expected a name or a number, got {other}"))),
+    })
+}
+
+fn damaged(file: &Arc<Path>, error: &ParquetError) -> Error {
+    Error::data(format!("{}: damaged parquet file: {error}", file.display()))
+}

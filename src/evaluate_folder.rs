@@ -1,0 +1,59 @@
+//! `kiln eval`: a trained model on the validation data of a config, by the same pass that evaluates during training.
+
+use std::time::Instant;
+
+use crate::config::RunConfig;
+use crate::data::labels::LabelNames;
+use crate::error::{Error, Result};
+use crate::hub::{self, Wanted};
+use crate::metrics::Record;
+use crate::model_folder::ModelFolder;
+use crate::plan::RunPlan;
+use crate::trainer::{Progress, evaluate};
+
+/// Evaluates the model in the folder (or of the Hub id) `model`, or else the one in the run folder of `config`, on the
+/// validation data of `config`. `plan` makes a plan of a config. Returns the figures of an evaluation row, and for a
+/// classification the confusion matrix as lines of text.
+///
+/// # Errors
+/// A config without validation data, a folder without a model of the config's task, and whatever reading them meets.
+pub fn evaluate_folder(
+    config: RunConfig,
+    model: Option<&str>,
+    plan: &dyn Fn(RunConfig) -> Result<RunPlan>,
+) -> Result<(Record, Vec<String>)> {
+    let mut config = config;
+    if config.data.validation.is_none() {
+        return Err(Error::config("data.validation: required to evaluate, got none")
+            .help("name files, or a share to split off: --set data.validation=10%"));
+    }
+    let folder = match model {
+        Some(model) => hub::resolve(model, &Wanted::MODEL)?,
+        None => config.output_dir()?.join("model"),
+    };
+    if !folder.join("config.json").is_file() {
+        return Err(Error::data(format!("{}: expected a model folder, found no config.json in it", folder.display()))
+            .help("train first, or name the folder: --model MODEL_DIR"));
+    }
+    // The model's own vocabulary and labels hold, so data is encoded as it was in training.
+    let spec = folder.display().to_string();
+    config.model = crate::config::ModelSection { from: Some(spec.clone()), ..Default::default() };
+    if crate::data::tokenizer::Tokenizer::is_in(&folder) {
+        config.tokenizer = crate::config::TokenizerSection::from_pretrained(spec.clone());
+    }
+    let plan = plan(config)?;
+    let Some(validation) = plan.validation.clone() else {
+        return Err(Error::data("data.validation: there is no validation data"));
+    };
+    let device = &plan.device.device;
+    let model = ModelFolder::open(&spec, plan.task, &device.clone().autodiff())?;
+    let started = Instant::now();
+    let batch_size = plan.config.trainer.per_device_eval_batch_size;
+    let evaluation = evaluate(&model.model, plan.task, validation, batch_size, plan.pad_id, &plan.padding, device)?;
+    let progress = Progress { step: 0, total_steps: 0, samples: 0, tokens: 0, epoch: 0.0 };
+    let record = evaluation.record(&progress, started.elapsed());
+    let figures = record.fields().filter(|(name, _)| name.starts_with("eval_"));
+    let figures = figures.fold(Record::default(), |figures, (name, value)| figures.with(name, value.clone()));
+    let names = LabelNames::of_model(plan.model_config.labels())?.map(|names| names.names().to_vec());
+    Ok((figures, evaluation.confusion_lines(&names.unwrap_or_default())))
+}

@@ -1,0 +1,166 @@
+//! What predictions are worth, computed on the host in f64 from all predictions of a dataset. The formulas are those of
+//! scikit-learn and SciPy, which `run_glue` reports; `tests/fixtures/make_scores.py` makes the values the tests compare with.
+
+/// How often each class was predicted for each class.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Confusion {
+    num_labels: usize,
+    /// `[expected * num_labels + predicted]`
+    counts: Vec<u64>,
+}
+
+impl Confusion {
+    /// Counts pairs of expected and predicted classes, all below `num_labels`.
+    pub fn new(num_labels: usize, pairs: impl IntoIterator<Item = (usize, usize)>) -> Self {
+        let mut counts = vec![0; num_labels * num_labels];
+        for (expected, predicted) in pairs {
+            counts[expected * num_labels + predicted] += 1;
+        }
+        Self { num_labels, counts }
+    }
+
+    /// How many classes there are.
+    pub fn num_labels(&self) -> usize {
+        self.num_labels
+    }
+
+    /// How often `predicted` was predicted for `expected`.
+    pub fn count(&self, expected: usize, predicted: usize) -> u64 {
+        self.counts[expected * self.num_labels + predicted]
+    }
+
+    fn expected(&self, class: usize) -> u64 {
+        (0..self.num_labels).map(|predicted| self.count(class, predicted)).sum()
+    }
+
+    fn predicted(&self, class: usize) -> u64 {
+        (0..self.num_labels).map(|expected| self.count(expected, class)).sum()
+    }
+
+    /// F1, the harmonic mean of precision and recall: of class 1 for two labels (`average="binary"`), else the mean over
+    /// the classes that occur among labels or predictions (`average="macro"`). 0 where it is 0 / 0.
+    pub fn f1(&self) -> f64 {
+        let of_class = |class: usize| {
+            let both = (self.expected(class) + self.predicted(class)) as f64;
+            if both == 0.0 { 0.0 } else { 2.0 * self.count(class, class) as f64 / both }
+        };
+        if self.num_labels == 2 {
+            return of_class(1);
+        }
+        let occurs = |class: &usize| self.expected(*class) + self.predicted(*class) > 0;
+        let values = (0..self.num_labels).filter(occurs).map(of_class).collect::<Vec<_>>();
+        values.iter().sum::<f64>() / values.len().max(1) as f64
+    }
+
+    /// Matthews' correlation coefficient for any number of classes (Gorodkin 2004); 0 where labels or predictions are all
+    /// of one class, as in scikit-learn.
+    pub fn matthews_correlation(&self) -> f64 {
+        let classes = || 0..self.num_labels;
+        let total = self.counts.iter().sum::<u64>() as f64;
+        let right = classes().map(|class| self.count(class, class)).sum::<u64>() as f64;
+        let product = |a: &dyn Fn(usize) -> u64, b: &dyn Fn(usize) -> u64| -> f64 {
+            classes().map(|class| a(class) as f64 * b(class) as f64).sum()
+        };
+        let (expected, predicted) = (|class| self.expected(class), |class| self.predicted(class));
+        let covariance = right * total - product(&expected, &predicted);
+        let of_expected = total * total - product(&expected, &expected);
+        let of_predicted = total * total - product(&predicted, &predicted);
+        let scale = (of_expected * of_predicted).sqrt();
+        if scale == 0.0 { 0.0 } else { covariance / scale }
+    }
+}
+
+/// Mean of the squared differences.
+pub fn mean_squared_error(expected: &[f64], predicted: &[f64]) -> f64 {
+    expected.iter().zip(predicted).map(|(a, b)| (a - b).powi(2)).sum::<f64>() / expected.len() as f64
+}
+
+/// Pearson's correlation; NaN where one side is constant, as in SciPy.
+pub fn pearson(a: &[f64], b: &[f64]) -> f64 {
+    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+    let (mean_a, mean_b) = (mean(a), mean(b));
+    let (mut both, mut of_a, mut of_b) = (0.0, 0.0, 0.0);
+    for (a, b) in a.iter().zip(b) {
+        both += (a - mean_a) * (b - mean_b);
+        of_a += (a - mean_a).powi(2);
+        of_b += (b - mean_b).powi(2);
+    }
+    if of_a == 0.0 || of_b == 0.0 { f64::NAN } else { (both / (of_a.sqrt() * of_b.sqrt())).clamp(-1.0, 1.0) }
+}
+
+/// Spearman's correlation: Pearson's of the ranks, equal values sharing the mean of theirs.
+pub fn spearman(a: &[f64], b: &[f64]) -> f64 {
+    pearson(&ranks(a), &ranks(b))
+}
+
+fn ranks(values: &[f64]) -> Vec<f64> {
+    let mut order = (0..values.len()).collect::<Vec<_>>();
+    order.sort_by(|a, b| values[*a].total_cmp(&values[*b]));
+    let mut ranks = vec![0.0; values.len()];
+    let mut done = 0;
+    for equal in order.chunk_by(|a, b| values[*a] == values[*b]) {
+        let rank = done as f64 + (equal.len() as f64 + 1.0) / 2.0;
+        equal.iter().for_each(|index| ranks[*index] = rank);
+        done += equal.len();
+    }
+    ranks
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use serde::Deserialize;
+
+    #[derive(Deserialize)]
+    struct Fixture {
+        classes: Vec<Classes>,
+        values: Vec<Values>,
+    }
+
+    #[derive(Deserialize)]
+    struct Classes {
+        num_labels: usize,
+        expected: Vec<usize>,
+        predicted: Vec<usize>,
+        f1: f64,
+        matthews_correlation: f64,
+    }
+
+    #[derive(Deserialize)]
+    struct Values {
+        expected: Vec<f64>,
+        predicted: Vec<f64>,
+        mse: f64,
+        pearson: f64,
+        spearmanr: f64,
+    }
+
+    /// Both sides are a few sums in f64.
+    fn near(got: f64, expected: f64) {
+        assert!((got - expected).abs() < 1e-12, "{got} against {expected}");
+    }
+
+    #[test]
+    fn scores_are_those_of_scikit_learn_and_scipy() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/scores.json");
+        let fixture: Fixture = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        assert!(fixture.classes.len() >= 5 && fixture.values.len() >= 3);
+        for case in fixture.classes {
+            let confusion = Confusion::new(case.num_labels, case.expected.into_iter().zip(case.predicted));
+            near(confusion.f1(), case.f1);
+            near(confusion.matthews_correlation(), case.matthews_correlation);
+        }
+        for case in fixture.values {
+            near(mean_squared_error(&case.expected, &case.predicted), case.mse);
+            near(pearson(&case.expected, &case.predicted), case.pearson);
+            near(spearman(&case.expected, &case.predicted), case.spearmanr);
+        }
+    }
+
+    #[test]
+    fn a_constant_side_has_no_correlation() {
+        assert!(pearson(&[1.0, 1.0], &[1.0, 2.0]).is_nan());
+        assert_eq!(Confusion::new(2, [(0, 0), (1, 0)]).matthews_correlation(), 0.0);
+    }
+}
