@@ -1,8 +1,11 @@
 //! The table between our parameters and Hugging Face's tensor names. The fields of the models carry Hugging Face's names,
-//! so the table is short: three spellings that Rust cannot have, and torch's transposed `Linear`.
+//! so the table is short: two spellings that Rust cannot have, and torch's transposed `Linear`. The names of BERT's variants
+//! are in `variant.rs`.
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
+
+use crate::variant::BertVariant;
 
 /// Field names that differ from Hugging Face's.
 const SPELLINGS: &[(&str, &str)] = &[("layer_norm", "LayerNorm"), ("self_", "self")];
@@ -57,13 +60,20 @@ impl PathStack {
         self.segments.pop();
     }
 
-    /// The Hugging Face name; an enum's variant is ours alone and no part of it.
+    /// The Hugging Face name; an enum's variant is ours alone and no part of it, but that of `Model` says whose names the
+    /// tensors have.
     pub(super) fn name(&self) -> String {
-        let segments = self.segments.iter().filter(|(_, container)| !container.starts_with("Enum:"));
-        let spelled = segments.map(|(name, _)| {
+        let (enums, segments): (Vec<_>, Vec<_>) =
+            self.segments.iter().partition(|(_, container)| container.starts_with("Enum:"));
+        let variant = match enums.first().map(|(name, _)| name.as_str()) {
+            Some(name) if name.starts_with("Roberta") => BertVariant::Roberta,
+            Some(name) if name.starts_with("DistilBert") => BertVariant::DistilBert,
+            _ => BertVariant::Bert,
+        };
+        let spelled = segments.into_iter().map(|(name, _)| {
             SPELLINGS.iter().find(|(ours, _)| ours == name).map_or(name.as_str(), |(_, theirs)| theirs)
         });
-        spelled.collect::<Vec<_>>().join(".")
+        variant.tensor(spelled.collect::<Vec<_>>().join("."))
     }
 
     pub(super) fn transposed(&self) -> bool {

@@ -97,6 +97,10 @@ names! {
         Gpt2 = "gpt2",
         /// BERT: an encoder for masked language modelling, classification, regression and question answering.
         Bert = "bert",
+        /// RoBERTa: BERT with positions of its own and no use for token types.
+        Roberta = "roberta",
+        /// DistilBERT: half of BERT's layers, no token types.
+        DistilBert = "distilbert",
     }
 }
 
