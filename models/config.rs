@@ -449,8 +449,22 @@ impl ModelConfig {
         kind.defaults().with_fields(fields)
     }
 
-    /// This configuration with explicit `fields` on top; a name that Kiln does not honour is refused.
-    pub fn with_fields(self, fields: &Map<String, Value>) -> Result<Self> {
+    /// This configuration with explicit `fields` on top; a name that Kiln does not honour is refused, and so are two names
+    /// for one thing.
+    pub fn with_fields(mut self, fields: &Map<String, Value>) -> Result<Self> {
+        let pairs = GPT2_ALIASES.iter().filter(|_| self.model_type() == ModelType::Gpt2).copied();
+        for (one, other) in pairs.chain([("num_labels", "id2label")]) {
+            if fields.contains_key(one) && fields.contains_key(other) {
+                return Err(Error::Config(format!(
+                    "{one} and {other} are two ways of stating the same thing; keep one of them"
+                )));
+            }
+        }
+        if fields.contains_key("num_labels") {
+            // The names of the labels that were there would win over the number.
+            let labels = self.labels_mut();
+            (labels.id2label, labels.label2id) = (None, None);
+        }
         self.merge(fields, |name, kind| {
             let known = kind.fields();
             let near = known
@@ -458,7 +472,7 @@ impl ModelConfig {
                 .map(|candidate| (strsim::jaro_winkler(name, candidate), candidate))
                 .max_by(|a, b| a.0.total_cmp(&b.0))
                 .filter(|(score, _)| *score > 0.75)
-                .map_or_else(String::new, |(_, candidate)| format!("; did you mean {candidate:?}?"));
+                .map_or_else(|| ".".into(), |(_, candidate)| format!("; did you mean {candidate:?}?"));
             Err(Error::Config(format!("unknown field {name:?} for {kind}{near} Known fields: {}", known.join(", "))))
         })
     }
@@ -505,7 +519,7 @@ impl ModelConfig {
                 None => Gpt2Config::deserialize(&one).map(|_| ()),
                 Some(_) => BertConfig::deserialize(&one).map(|_| ()),
             };
-            result.map_err(|error| Error::Config(format!("{name}: {error}")))?;
+            result.map_err(|error| Error::Config(wrong_type(name, value, &error)))?;
         }
         let merged = Value::Object(merged.into_iter().map(|(name, value)| (plain(&name), value)).collect());
         let config = match variant {
@@ -531,8 +545,9 @@ impl ModelConfig {
             if size == 0 {
                 return Err(Error::Config(format!("{name}: expected a positive number, got 0")));
             }
-            if size > i32::MAX as usize {
-                return Err(Error::Config(format!("{name}: expected at most {}, got {size}", i32::MAX)));
+            let largest = largest(name);
+            if size > largest {
+                return Err(Error::Config(format!("{name}: expected at most {largest}, got {size}")));
             }
         }
         if width % heads != 0 {
@@ -777,10 +792,33 @@ impl ModelConfig {
     }
 }
 
+/// The largest value of a size. Far above any model, and small enough that the number of parameters and of their bytes
+/// fits in 64 bits.
+fn largest(name: &str) -> usize {
+    match name {
+        "n_layer" | "num_hidden_layers" => 1 << 12,
+        "n_embd" | "hidden_size" | "n_head" | "num_attention_heads" => 1 << 20,
+        "n_inner" | "intermediate_size" => 1 << 22,
+        _ => 1 << 24,
+    }
+}
+
+/// A value of a type that its field does not have; `error` is serde's, which names the type in Rust's words.
+fn wrong_type(name: &str, value: &Value, error: &serde_json::Error) -> String {
+    let error = error.to_string();
+    let expected = match error.rsplit_once("expected ").map_or(error.as_str(), |(_, expected)| expected) {
+        "usize" | "u32" => "a whole number that is not negative",
+        "f64" => "a number",
+        "a boolean" => "true or false",
+        other => other,
+    };
+    format!("{name}: expected {expected}, got {value}")
+}
+
 impl Gpt2Config {
     /// Width of the feed-forward block.
     pub fn inner(&self) -> usize {
-        self.n_inner.unwrap_or(4 * self.n_embd)
+        self.n_inner.unwrap_or(self.n_embd.saturating_mul(4))
     }
 
     pub(crate) fn activation(&self) -> Activation {

@@ -124,9 +124,12 @@ impl Cli {
     }
 }
 
-/// Prints a line to stdout. A reader that has gone away (`kiln plan FILE | head`) is no error of ours.
-fn say(line: impl std::fmt::Display) {
-    let _ = writeln!(std::io::stdout(), "{line}");
+/// Prints a line to stdout. A reader that has gone away (`kiln plan FILE | head`) is no error of ours; a full disk is one.
+fn say(line: impl std::fmt::Display) -> Result<()> {
+    match writeln!(std::io::stdout(), "{line}") {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::io("write to stdout", &error)),
+        _ => Ok(()),
+    }
 }
 
 fn load_plan(args: &ConfigArgs, check_folder: bool) -> Result<RunPlan> {
@@ -155,26 +158,24 @@ fn progress_bar(template: &str) -> ProgressBar {
 }
 
 fn plan(args: &ConfigArgs) -> Result<()> {
-    say(load_plan(args, false)?.describe());
-    Ok(())
+    say(load_plan(args, false)?.describe())
 }
 
 fn train(args: &ConfigArgs) -> Result<()> {
     let plan = load_plan(args, true)?;
-    say(plan.describe());
+    say(plan.describe())?;
     let folder = plan.config.output_dir()?;
     let trainer = Trainer::new(plan)?;
     if let Some(report) = trainer.load_report() {
-        say(format!("loaded {} tensors", report.loaded));
-        report.lines().iter().for_each(say);
+        say(format!("loaded {} tensors", report.loaded))?;
+        report.lines().iter().try_for_each(say)?;
     }
     let output = trainer.with_callback(Printer::new()).train()?;
     if let Some(sample) = &output.sample {
-        say(format!("\n--- sample ---\n{sample}\n--------------\n"));
+        say(format!("\n--- sample ---\n{sample}\n--------------\n"))?;
     }
-    say(format!("model: {}", folder.join("model").display()));
-    say(format!("again: {}", repeat_command(&folder)));
-    Ok(())
+    say(format!("model: {}", folder.join("model").display()))?;
+    say(format!("again: {}", repeat_command(&folder)))
 }
 
 /// The command that repeats a run into a folder of its own.
@@ -194,7 +195,8 @@ impl Printer {
     }
 
     fn row(&self, row: &Record) {
-        self.bar.suspend(|| say(row.to_dict()));
+        // A row that cannot be shown is in metrics.jsonl all the same: no reason to end the training.
+        let _ = self.bar.suspend(|| say(row.to_dict()));
     }
 }
 
@@ -233,17 +235,16 @@ fn run_forward(args: &ForwardArgs) -> Result<()> {
     let device = device(&args.device)?.device;
     let device = if args.gradients { device.autodiff() } else { device };
     let folder = ModelFolder::open(&args.model, task, &device)?;
-    folder.notes.iter().for_each(say);
+    folder.notes.iter().try_for_each(say)?;
     let batch = read_batch(&args.batch, task, &Limits::of(&folder.config))?;
     let out = forward_to_file(&folder, task, &batch, args.gradients, &device, &args.out)?;
     for tensor in out.iter().filter(|tensor| !tensor.name.starts_with("grad.")) {
         match tensor.data[..] {
-            [value] => say(format!("{}: {value}", tensor.name)),
-            _ => say(format!("{}: {:?}", tensor.name, tensor.shape)),
+            [value] => say(format!("{}: {value}", tensor.name))?,
+            _ => say(format!("{}: {:?}", tensor.name, tensor.shape))?,
         }
     }
-    say(format!("wrote {} tensors to {}", out.len(), args.out.display()));
-    Ok(())
+    say(format!("wrote {} tensors to {}", out.len(), args.out.display()))
 }
 
 fn run_generate(args: &GenerateArgs) -> Result<()> {
@@ -261,20 +262,41 @@ fn run_generate(args: &GenerateArgs) -> Result<()> {
         seed: args.seed,
         stop,
     };
-    let mut out = std::io::stdout();
-    let _ = write!(out, "{}", args.prompt).and_then(|()| out.flush());
+    if stream(&args.prompt)?.is_break() {
+        return Ok(());
+    }
     // A token may end in the middle of a character: text is shown as far as it is whole.
-    let (mut tokens, mut shown) = (Vec::new(), 0);
+    let (mut tokens, mut shown, mut failed) = (Vec::new(), 0, None);
     generate(&folder.model, &folder.config, &device, &prompt, &options, |token| {
         tokens.push(token);
         let text = tokenizer.decode(&tokens).unwrap_or_default();
         let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len().max(shown);
-        let written = out.write_all(&text.as_bytes()[shown..whole]).and_then(|()| out.flush());
-        shown = whole;
-        if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        match stream(text.get(shown..whole).unwrap_or_default()) {
+            Ok(reader) => {
+                shown = whole;
+                reader
+            }
+            Err(error) => {
+                failed = Some(error);
+                ControlFlow::Break(())
+            }
+        }
     })?;
-    say("");
-    Ok(())
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let rest = tokenizer.decode(&tokens)?;
+    say(rest.get(shown..).unwrap_or_default())
+}
+
+/// Writes text as it comes; breaks when the reader has gone away.
+fn stream(text: &str) -> Result<ControlFlow<()>> {
+    let mut out = std::io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(ControlFlow::Continue(())),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
+        Err(error) => Err(Error::io("write to stdout", &error)),
+    }
 }
 
 fn devices() -> Result<()> {
@@ -284,18 +306,18 @@ fn devices() -> Result<()> {
         if cfg!(feature = "wgpu") { ", wgpu" } else { "" },
         if cfg!(feature = "cuda") { ", cuda" } else { "" },
         execution::engine(),
-    ));
+    ))?;
     for device in execution::available() {
         let note = if device.is_software { " (software, not chosen by \"auto\")" } else { "" };
-        say(format!("{} {}: {}{note}", device.kind, device.index, device.name));
+        say(format!("{} {}: {}{note}", device.kind, device.index, device.name))?;
     }
-    say(format!("cpu threads: {}", std::thread::available_parallelism().map_or(1, usize::from)));
+    say(format!("cpu threads: {}", std::thread::available_parallelism().map_or(1, usize::from)))?;
     #[cfg(target_arch = "x86_64")]
     say(format!(
         "cpu vector units: avx2 {}, avx512f {}",
         std::arch::is_x86_feature_detected!("avx2"),
         std::arch::is_x86_feature_detected!("avx512f")
-    ));
+    ))?;
     Ok(())
 }
 
@@ -313,7 +335,8 @@ pub fn main() -> std::process::ExitCode {
 impl From<kiln_models::Error> for Error {
     fn from(error: kiln_models::Error) -> Self {
         match &error {
-            kiln_models::Error::Config(_) | kiln_models::Error::NoSuchHead { .. } => Self::config(error.to_string()),
+            kiln_models::Error::Config(message) => Self::config(message),
+            kiln_models::Error::NoSuchHead { .. } => Self::config(error.to_string()),
             kiln_models::Error::Io { action, path, source } => {
                 Self::io(format_args!("{action} {}", path.display()), source)
             }

@@ -120,3 +120,25 @@ pub fn nearest<'a>(given: &str, candidates: impl IntoIterator<Item = &'a str>) -
         .max_by(|a, b| a.0.total_cmp(&b.0))
         .map(|(_, candidate)| candidate)
 }
+
+/// serde's wording of a mismatch, "invalid type: GOT, expected WANTED", in the words of Kiln's other messages.
+pub(crate) fn plain_words(message: &str) -> String {
+    let mismatch = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
+    let Some((got, wanted)) = mismatch.and_then(|text| text.rsplit_once(", expected ")) else {
+        return message.to_owned();
+    };
+    let wanted = match wanted {
+        "f64" => "a number",
+        "i64" => "a whole number",
+        "a sequence" => "a list",
+        "a boolean" => "true or false",
+        _ if wanted.starts_with("struct ") => "a table",
+        other => other,
+    };
+    let got = match got {
+        "sequence" => "a list",
+        "map" => "a table",
+        other => other,
+    };
+    format!("expected {wanted}, got {got}")
+}

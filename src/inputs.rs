@@ -222,7 +222,7 @@ fn with_vocabulary(
     let stated = pretrained || config.model.fields.contains_key("vocab_size");
     if !stated {
         let field = Map::from_iter([("vocab_size".to_string(), Value::from(size))]);
-        model = model.with_fields(&field).map_err(Error::from)?;
+        model = model.with_fields(&field).map_err(|error| Error::from(error).at("the tokenizer's vocabulary"))?;
         if let Some(id) = tokenizer.eot_id() {
             model.set_inert("bos_token_id", id.into());
             model.set_inert("eos_token_id", id.into());

@@ -24,28 +24,31 @@ impl MemoryEstimate {
     pub fn new(model: &ModelConfig, task: Task, num_parameters: usize, batch: BatchPlan) -> Self {
         let parameters = 4 * num_parameters as u64;
         let (width, layers, heads, inner) = model.shape();
-        let tokens = batch.micro * batch.seq_len;
+        // In 128 bits, so that the largest sizes that are allowed do not overflow on their way to a number.
+        let [width, layers, heads, inner] = [width, layers, heads, inner].map(|size| size as u128);
+        let seq_len = batch.seq_len as u128;
+        let tokens = batch.micro as u128 * seq_len;
         // Values that autodiff keeps for a token of a layer, counted in the code of the plain composition: LayerNorms
         // (2 x 4), query, key, value with their slices and head copies, context and projections (14), residuals (2), the
         // activation's factors (8 of the inner width), scores, softmax and, with dropout, mask and product.
         let kept_scores = if has_attention_dropout(model) { 5 } else { 3 };
-        let per_layer = 24 * width + 8 * inner + kept_scores * heads * batch.seq_len;
+        let per_layer = 24 * width + 8 * inner + kept_scores * heads * seq_len;
         // Logits, their exponential, and their gradients on the way back.
         let head = match task {
-            Task::Clm | Task::Mlm => 5 * model.vocab_size(),
+            Task::Clm | Task::Mlm => 5 * model.vocab_size() as u128,
             _ => 4 * width,
         };
         Self {
             weights: parameters,
             gradients: if batch.accumulation > 1 { 2 * parameters } else { parameters },
             optimizer: 2 * parameters,
-            activations: 4 * (tokens * (layers * per_layer + 6 * width + head)) as u64,
+            activations: u64::try_from(4 * tokens * (layers * per_layer + 6 * width + head)).unwrap_or(u64::MAX),
         }
     }
 
     /// All of it, in bytes.
     pub fn total(&self) -> u64 {
-        self.weights + self.gradients + self.optimizer + self.activations
+        [self.gradients, self.optimizer, self.activations].into_iter().fold(self.weights, u64::saturating_add)
     }
 }
 

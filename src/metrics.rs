@@ -116,13 +116,18 @@ impl MetricsFile {
         Ok(Self { path, file })
     }
 
-    /// Appends one line.
+    /// Appends one line, whole or not at all.
     ///
     /// # Errors
     /// The operating system's, for example a full disk.
     pub fn append(&mut self, record: &Record) -> Result<()> {
         let line = record.to_json() + "\n";
-        let written = self.file.write_all(line.as_bytes());
+        let written = self.file.metadata().map(|metadata| metadata.len()).and_then(|length| {
+            self.file.write_all(line.as_bytes()).inspect_err(|_| {
+                // Half a line would spoil the file for every reader; that the disk is full is the error to report.
+                let _ = self.file.set_len(length);
+            })
+        });
         written.map_err(|error| Error::io(format!("write {}", self.path.display()), &error))
     }
 }

@@ -44,6 +44,14 @@ impl ModelFolder {
             ))
             .help("its output would be random; fine-tune the model on this task first, or choose the task it was trained for"));
         }
+        let labels = config.labels().num_labels();
+        if task == Task::Regression && labels != 1 {
+            return Err(Error::data(format!(
+                "{}: regression predicts one number, but the model has {labels} labels",
+                path.display()
+            ))
+            .help("choose the task that the model was trained for"));
+        }
         let mut notes = report.lines();
         if !unknown.is_empty() {
             notes.push(format!("config.json has fields that Kiln does not know: {}", unknown.join(", ")));

@@ -162,6 +162,7 @@ fn trainer(trainer: &TrainerSection) -> Checked {
     }
     if let Some(steps) = trainer.max_steps {
         at_least("trainer.max_steps", steps, 1)?;
+        at_most("trainer.max_steps", steps, MAX_STEPS)?;
     }
     if trainer.max_tokens == Some(0) {
         return Err(Complaint::new("trainer.max_tokens", "expected 1 or more, got 0"));
@@ -188,9 +189,21 @@ fn trainer(trainer: &TrainerSection) -> Checked {
             return Err(Complaint::new(key, format!("expected a number {expected}, got {value}")));
         }
     }
-    at_least("trainer.per_device_train_batch_size", trainer.per_device_train_batch_size, 1)?;
-    at_least("trainer.per_device_eval_batch_size", trainer.per_device_eval_batch_size, 1)?;
-    at_least("trainer.gradient_accumulation_steps", trainer.gradient_accumulation_steps, 1)?;
+    for (key, value) in
+        [("trainer.num_train_epochs", trainer.num_train_epochs), ("trainer.max_minutes", trainer.max_minutes)]
+    {
+        if let Some(value) = value.filter(|value| *value > MAX_STEPS as f64) {
+            return Err(Complaint::new(key, format!("expected at most {MAX_STEPS}, got {value}")));
+        }
+    }
+    for (key, value) in [
+        ("trainer.per_device_train_batch_size", trainer.per_device_train_batch_size),
+        ("trainer.per_device_eval_batch_size", trainer.per_device_eval_batch_size),
+        ("trainer.gradient_accumulation_steps", trainer.gradient_accumulation_steps),
+    ] {
+        at_least(key, value, 1)?;
+        at_most(key, value, MAX_BATCH)?;
+    }
     for (key, value, least) in [
         ("trainer.warmup_steps", Some(trainer.warmup_steps), 0),
         ("trainer.logging_steps", trainer.logging_steps, 1),
@@ -261,6 +274,17 @@ fn generation(section: &GenerationSection, config: &RunConfig) -> Checked {
         return Err(Complaint::new("generation.top_p", message));
     }
     Ok(())
+}
+
+/// Far above any use, and small enough that steps, samples and bytes can be multiplied in 64 bits.
+const MAX_STEPS: usize = 1 << 31;
+const MAX_BATCH: usize = 1 << 20;
+
+fn at_most(key: &str, value: usize, most: usize) -> Checked {
+    match value > most {
+        true => Err(Complaint::new(key, format!("expected at most {most}, got {value}"))),
+        false => Ok(()),
+    }
 }
 
 fn at_least(key: &str, value: usize, least: usize) -> Checked {

@@ -12,7 +12,7 @@ use super::hugging_face::{place, way_out};
 use super::sections::{DataSection, DeviceSection, GenerationSection, RunSection, TokenizerSection};
 use super::trainer::TrainerSection;
 use super::{RunConfig, SchedulerKwargs};
-use crate::error::{Error, Result, nearest};
+use crate::error::{Error, Result, nearest, plain_words};
 
 /// What is wrong with one key, before it is known where in which file that key stands.
 #[derive(Debug)]
@@ -311,26 +311,6 @@ fn shown(value: &Value) -> String {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text,
     }
-}
-
-/// serde's wording of a mismatch, "invalid type: GOT, expected WANTED", in the words of this file's other messages.
-fn plain_words(message: &str) -> String {
-    let mismatch = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
-    let Some((got, wanted)) = mismatch.and_then(|text| text.rsplit_once(", expected ")) else {
-        return message.to_owned();
-    };
-    let wanted = match wanted {
-        "f64" => "a number",
-        "a boolean" => "true or false",
-        _ if wanted.starts_with("struct ") => "a table",
-        other => other,
-    };
-    let got = match got {
-        "sequence" => "a list",
-        "map" => "a table",
-        other => other,
-    };
-    format!("expected {wanted}, got {got}")
 }
 
 /// The names of a struct's fields as serde knows them, so that the list of keys is the struct itself.

@@ -48,3 +48,47 @@ impl Dataset for Blocks {
         self.block_size
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::ops::ControlFlow;
+
+    use super::*;
+    use crate::data::corpus::Corpus;
+    use crate::data::tokenizer::Tokenizer;
+
+    /// Two documents of 9 and 4 bytes under a tokenizer without merges: 15 tokens with their ends of text.
+    fn store() -> TokenStore {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("a.txt"), "abcdefghi").unwrap();
+        std::fs::write(folder.path().join("b.txt"), "jklm").unwrap();
+        let corpus = Corpus::open(&[format!("{}/*.txt", folder.path().display())]).unwrap();
+        let tokenizer = Tokenizer::train_bpe(&corpus, 257, 1).unwrap();
+        let mut go_on = |_| ControlFlow::Continue(());
+        TokenStore::build_or_open_in(&folder.path().join("cache"), &corpus, &tokenizer, &mut go_on).unwrap()
+    }
+
+    #[test]
+    fn blocks_run_on_and_the_remainder_is_dropped() {
+        let ids = store().tokens(0..15);
+        assert_eq!((ids[9], ids[14]), (0, 0), "end-of-text follows each document");
+        let blocks = Blocks::new(store(), 4).unwrap();
+        assert_eq!((blocks.len(), blocks.max_len()), (3, 4));
+        for index in 0..3 {
+            let example = blocks.get(index).unwrap();
+            assert_eq!(example.input_ids, ids[index * 4..index * 4 + 4]);
+            assert_eq!(example.label, Label::Tokens(example.input_ids.clone()));
+            assert_eq!((example.attention_mask, example.token_type_ids), (None, None));
+        }
+        assert_eq!(Blocks::new(store(), 15).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn less_than_one_block_is_refused_with_the_numbers() {
+        let error = Blocks::new(store(), 16).unwrap_err().to_string();
+        assert!(error.contains("15 tokens") && error.contains("block of 16"), "{error}");
+        assert!(Blocks::new(store(), 1).unwrap_err().to_string().contains("at least 2"));
+        assert!(Blocks::new(store(), 0).is_err());
+    }
+}

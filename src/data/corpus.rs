@@ -1,9 +1,11 @@
-//! Plain text: a document is a file. Documents are read one at a time, so a corpus may be larger than memory.
+//! Plain text: a document is a file. Documents are read in pieces, so a corpus, and each document of it, may be larger than
+//! memory.
 
 use std::fs;
 use std::path::PathBuf;
 
 use super::paths;
+use super::pieces::{Piece, Pieces, not_utf8};
 use crate::error::{Error, Result};
 use crate::execution::seed_for;
 
@@ -19,7 +21,7 @@ impl Corpus {
     /// The files that `patterns` name.
     ///
     /// # Errors
-    /// As [`paths::resolve`]; files that are all empty.
+    /// As [`paths::resolve`]; files that are all empty or blank.
     pub fn open(patterns: &[String]) -> Result<Self> {
         let files = paths::resolve(patterns)?;
         let size = |file: &PathBuf| {
@@ -28,13 +30,23 @@ impl Corpus {
         };
         let sizes = files.iter().map(size).collect::<Result<Vec<_>>>()?;
         if sizes.iter().sum::<u64>() == 0 {
-            let first = files[0].display();
-            return Err(Error::data(format!(
-                "{first} and {} more file(s): expected text, got nothing",
-                files.len() - 1
-            )));
+            return Err(Error::data(format!("{}: expected text, got nothing", all(&files))));
         }
-        Ok(Self { files, sizes })
+        let corpus = Self { files, sizes };
+        if corpus.is_blank()? {
+            return Err(Error::data(format!("{}: expected text, got only white space", all(&corpus.files))));
+        }
+        Ok(corpus)
+    }
+
+    /// Whether all text is white space. Reads until a character is not: as a rule that is the first one.
+    fn is_blank(&self) -> Result<bool> {
+        for piece in self.pieces(4096) {
+            if !piece?.text.trim().is_empty() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Number of documents.
@@ -68,7 +80,31 @@ impl Corpus {
         Ok((side(false), side(true)))
     }
 
-    /// The documents in order, read as they are asked for.
+    /// The paths of the documents, in order.
+    pub fn files(&self) -> &[PathBuf] {
+        &self.files
+    }
+
+    /// The documents in order, each in pieces of at most `max_bytes`.
+    pub fn pieces(&self, max_bytes: usize) -> impl Iterator<Item = Result<Piece>> {
+        (0..self.files.len()).flat_map(move |index| {
+            let (pieces, error) = match self.pieces_of(index, max_bytes) {
+                Ok(pieces) => (Some(pieces), None),
+                Err(error) => (None, Some(Err(error))),
+            };
+            pieces.into_iter().flatten().chain(error)
+        })
+    }
+
+    /// The document at `index` in pieces of at most `max_bytes`.
+    ///
+    /// # Errors
+    /// A file that cannot be opened; reading it, one that cannot be read or is not UTF-8.
+    pub fn pieces_of(&self, index: usize, max_bytes: usize) -> Result<Pieces<'_>> {
+        Pieces::open(&self.files[index], max_bytes)
+    }
+
+    /// The documents in order, read whole as they are asked for.
     pub fn documents(&self) -> impl Iterator<Item = Result<String>> {
         (0..self.files.len()).map(|index| self.document(index))
     }
@@ -82,13 +118,17 @@ impl Corpus {
         let bytes = fs::read(file).map_err(|error| Error::io(format!("read {}", file.display()), &error))?;
         String::from_utf8(bytes).map_err(|error| {
             let offset = error.utf8_error().valid_up_to();
-            let byte = error.as_bytes()[offset];
-            Error::data(format!(
-                "{}: expected UTF-8 text, got the byte 0x{byte:02x} at offset {offset}",
-                file.display()
-            ))
-            .help("convert the file to UTF-8, or leave it out of the pattern")
+            not_utf8(file, offset, error.as_bytes()[offset])
         })
+    }
+}
+
+/// How an error that holds for all of `files` names them: the first, and how many others there are.
+fn all(files: &[PathBuf]) -> String {
+    let first = files[0].display();
+    match files.len() - 1 {
+        0 => first.to_string(),
+        others => format!("{first} and {others} more"),
     }
 }
 
@@ -130,9 +170,15 @@ mod tests {
     fn empty_and_broken_text_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         assert!(corpus(&folder, &[b"", b""]).unwrap_err().to_string().contains("got nothing"));
+        let blank = corpus(&folder, &[b" \n", "\u{a0}\t ".repeat(5000).as_bytes()]).unwrap_err().to_string();
+        assert!(blank.contains("000.txt and 1 more") && blank.contains("only white space"), "{blank}");
+        assert!(corpus(&folder, &[b" \n", b" x"]).is_ok());
         let broken = corpus(&folder, &[b"abc", b"de\xfff"]).unwrap();
         let error = broken.documents().find_map(Result::err).unwrap().to_string();
         assert!(error.contains("001.txt") && error.contains("0xff at offset 2"), "{error}");
+        assert_eq!(broken.pieces(64).find_map(Result::err).unwrap().to_string(), error);
+        fs::remove_file(folder.path().join("001.txt")).unwrap();
+        assert!(broken.pieces(64).find_map(Result::err).unwrap().to_string().contains("cannot read"));
     }
 
     #[test]

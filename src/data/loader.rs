@@ -117,10 +117,15 @@ impl Loader {
             Some(ahead) => ahead,
             None => self.ahead.insert(Ahead::start(self.source.clone(), self.position)?),
         };
-        ahead.receiver.recv().unwrap_or_else(|_| {
-            Err(Error::data("the thread that prepares batches ended without one")
-                .help("its own message stands above; this is a defect of Kiln"))
-        })
+        let next = match ahead.receiver.recv() {
+            Ok(next) => next,
+            Err(_) => Err(ahead.failure()),
+        };
+        if !matches!(next, Ok(Some(_))) {
+            // The worker has ended. Who asks again gets what a loader without one answers: a fresh look at this position.
+            self.ahead = None;
+        }
+        next
     }
 
     /// Where the loader stands.
@@ -194,6 +199,16 @@ impl Ahead {
         let worker = worker.map_err(|error| Error::io("start the thread that prepares batches", &error))?;
         Ok(Self { receiver, worker: Some(worker) })
     }
+
+    /// Why the worker ended without an answer: it panicked.
+    fn failure(&mut self) -> Error {
+        let panic = self.worker.take().and_then(|worker| worker.join().err());
+        let text = panic.as_ref().and_then(|panic| {
+            panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied())
+        });
+        Error::data(format!("the thread that prepares batches failed: {}", text.unwrap_or("no message")))
+            .help("this is a defect of Kiln")
+    }
 }
 
 impl Drop for Ahead {
@@ -223,6 +238,7 @@ mod tests {
             if index == 99 {
                 return Err(Error::data("example 99 is broken"));
             }
+            assert!(index != 199, "example 199 panics");
             let input_ids = vec![index as i32; index % 3 + 1];
             Ok(Example { input_ids, attention_mask: None, token_type_ids: None, label: Label::Class(index as i32) })
         }
@@ -312,5 +328,55 @@ mod tests {
             }
         };
         assert!(error.to_string().contains("example 99"));
+    }
+    #[test]
+    fn after_the_end_there_is_still_nothing() {
+        for prefetch in [0, 1, 3] {
+            let mut loader = Loader::new(Arc::new(Numbers(5)), options(prefetch, false)).unwrap();
+            take(&mut loader, 2);
+            for _ in 0..3 {
+                assert_eq!(loader.next_batch().unwrap(), None, "prefetch {prefetch}");
+            }
+            loader.seek(Position::default());
+            assert_eq!(take(&mut loader, 2).len(), 2, "a loader at its end can be sent back");
+        }
+    }
+
+    #[test]
+    fn an_error_stays_where_it_is() {
+        for prefetch in [0, 2] {
+            let sequential = LoaderOptions { sampler: Sampler::Sequential, ..options(prefetch, false) };
+            let mut loader = Loader::new(Arc::new(Numbers(100)), sequential).unwrap();
+            take(&mut loader, 24);
+            for _ in 0..2 {
+                assert!(loader.next_batch().unwrap_err().to_string().contains("example 99"), "prefetch {prefetch}");
+            }
+            assert_eq!(loader.position(), Position { epoch: 0, index: 96 });
+        }
+    }
+
+    #[test]
+    fn a_panic_of_the_worker_is_an_error_with_its_message() {
+        let sequential = LoaderOptions { sampler: Sampler::Sequential, ..options(2, false) };
+        let mut loader = Loader::new(Arc::new(Numbers(200)), sequential).unwrap();
+        loader.seek(Position { epoch: 0, index: 196 });
+        let error = loader.next_batch().unwrap_err().to_string();
+        assert!(error.contains("example 199 panics"), "{error}");
+    }
+
+    #[test]
+    fn dropping_the_loader_ends_its_thread() {
+        let dataset: Arc<dyn Dataset> = Arc::new(Numbers(10));
+        let mut loader = Loader::new(dataset.clone(), options(2, true)).unwrap();
+        take(&mut loader, 1);
+        assert_eq!(Arc::strong_count(&dataset), 3, "here, the loader and its thread");
+        drop(loader);
+        assert_eq!(Arc::strong_count(&dataset), 1);
+    }
+
+    #[test]
+    fn what_gives_no_batch_is_refused() {
+        assert!(Loader::new(Arc::new(Numbers(0)), options(0, true)).is_err());
+        assert!(Loader::new(Arc::new(Numbers(4)), LoaderOptions { batch_size: 0, ..options(0, true) }).is_err());
     }
 }

@@ -1,11 +1,12 @@
-//! Data, in the order in which it flows: paths -> corpus -> tokenizer -> token store -> blocks (or tokenized rows) ->
-//! sampler -> loader -> collate -> [`Batch`]. Everything here lives on the host; nothing knows models or the trainer.
+//! Data, in the order in which it flows: paths -> corpus -> pieces -> tokenizer -> token store -> blocks (or tokenized rows)
+//! -> sampler -> loader -> collate -> [`Batch`]. Everything here lives on the host; nothing knows models or the trainer.
 
 pub mod blocks;
 pub mod collate;
 pub mod corpus;
 pub mod loader;
 pub mod paths;
+pub mod pieces;
 pub mod sampler;
 pub mod store;
 pub mod tokenized;

@@ -60,7 +60,8 @@ pub fn resolve(patterns: &[String]) -> Result<Vec<PathBuf>> {
     let mut seen = BTreeSet::new();
     for pattern in patterns {
         for file in matching(pattern)? {
-            if seen.insert(file.clone()) {
+            // `a.txt` and `./a.txt` are one file.
+            if seen.insert(file.canonicalize().unwrap_or_else(|_| file.clone())) {
                 files.push(file);
             }
         }
@@ -144,6 +145,7 @@ mod tests {
         };
         assert_eq!(names(&[format!("{root}/**/*.txt")]), ["a.txt", "b.txt", "deep/c.txt"]);
         assert_eq!(names(&[format!("{root}/b.txt"), format!("{root}/*.txt")]), ["b.txt", "a.txt"]);
+        assert_eq!(names(&[format!("{root}/a.txt"), format!("{root}/deep/../a.txt")]), ["a.txt"]);
         for (pattern, says) in [
             (format!("{root}/*.rs"), "matches no file"),
             (format!("{root}/none.txt"), "no such file"),

@@ -6,7 +6,7 @@
 //! documents (u64), SHA-256 of these 32 bytes, then the ids.
 
 use std::fs::{self, File};
-use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 
@@ -14,15 +14,18 @@ use memmap2::Mmap;
 use sha2::{Digest, Sha256};
 
 use super::corpus::Corpus;
+use super::pieces::Piece;
 use super::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"KILNTOK1";
 const HEADER: usize = 64;
 
-/// Documents are handed to the tokenizer in groups of about this many bytes, to use all cores on small documents while
-/// holding little text at a time.
-const GROUP_BYTES: usize = 1 << 20;
+/// Text is handed to the tokenizer in groups of about this many bytes, to use all cores while holding little at a time.
+const GROUP_BYTES: usize = 4 << 20;
+
+/// Each group is cut into pieces of at most this many bytes; a core works on one at a time.
+const PIECE_BYTES: usize = 32 << 10;
 
 /// How far tokenising has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,8 +103,11 @@ impl TokenStore {
         let u64_at = |at: usize| u64::from_le_bytes(map[at..at + 8].as_chunks().0[0]);
         let width = u64_at(8) as u32 as usize;
         let (len, documents) = (u64_at(16) as usize, u64_at(24));
-        if map.len() != HEADER + len * width {
-            return Err(bad(&format!("expected {} bytes, got {}", HEADER + len * width, map.len())));
+        let bytes = len.checked_mul(width).and_then(|bytes| bytes.checked_add(HEADER));
+        match bytes.filter(|_| matches!(width, 2 | 4)) {
+            Some(bytes) if bytes == map.len() => {}
+            Some(bytes) => return Err(bad(&format!("expected {bytes} bytes, got {}", map.len()))),
+            None => return Err(bad(&format!("a header that cannot be: {len} ids of {width} bytes"))),
         }
         Ok(Self { map, width, len, documents })
     }
@@ -148,10 +154,24 @@ fn key(corpus: &Corpus, tokenizer: &Tokenizer) -> Result<String> {
     let mut hash = Sha256::new();
     hash.update(MAGIC);
     hash.update(tokenizer.content_hash());
-    for document in corpus.documents() {
-        let document = document?;
-        hash.update((document.len() as u64).to_le_bytes());
-        hash.update(document.as_bytes());
+    let mut buffer = vec![0; 1 << 18];
+    for path in corpus.files() {
+        let io = |error: std::io::Error| Error::io(format!("read {}", path.display()), &error);
+        let mut file = File::open(path).map_err(io)?;
+        let mut len = 0u64;
+        loop {
+            match file.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(read) => {
+                    hash.update(&buffer[..read]);
+                    len += read as u64;
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(io(error)),
+            }
+        }
+        // The length after the text tells documents apart: "ab" + "c" is not "a" + "bc".
+        hash.update(len.to_le_bytes());
     }
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
@@ -165,30 +185,41 @@ fn build(
 ) -> Result<()> {
     let io = |error: std::io::Error| cache_error(folder, &error);
     let width: usize = if tokenizer.vocab_size() <= 1 << 16 { 2 } else { 4 };
-    let end_of_text = tokenizer.eot_id();
+    let (before, mut after) = tokenizer.around()?;
+    // BERT's [SEP] is both what ends a text and what separates documents: once is enough.
+    after.extend(tokenizer.eot_id().filter(|id| after.last() != Some(id)));
     let mut aside = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
     let mut writer = BufWriter::with_capacity(1 << 20, aside.as_file_mut());
     writer.write_all(&[0; HEADER]).map_err(io)?;
     let mut state = Progress { done_bytes: 0, total_bytes: corpus.num_bytes(), tokens: 0 };
-    let mut group = Vec::<String>::new();
-    let mut flush = |group: &mut Vec<String>, state: &mut Progress| -> Result<()> {
-        for ids in tokenizer.encode_batch(group)? {
-            for id in ids.into_iter().chain(end_of_text) {
+    let mut starts_document = true;
+    let mut flush = |group: &mut Vec<Piece>, state: &mut Progress| -> Result<()> {
+        let texts = group.iter().map(|piece| piece.text.as_str()).collect::<Vec<_>>();
+        for (piece, ids) in group.iter().zip(tokenizer.encode_pieces(&texts)?) {
+            let before = if starts_document { &before[..] } else { &[] };
+            let after = if piece.ends_document { &after[..] } else { &[] };
+            for id in before.iter().chain(&ids).chain(after) {
                 writer.write_all(&id.to_le_bytes()[..width]).map_err(io)?;
                 state.tokens += 1;
             }
+            state.done_bytes += piece.text.len() as u64;
+            starts_document = piece.ends_document;
         }
-        state.done_bytes += group.iter().map(|text| text.len() as u64).sum::<u64>();
         group.clear();
         match progress(*state) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(Error::data("tokenising was interrupted").help("nothing was kept")),
         }
     };
-    for document in corpus.documents() {
-        group.push(document?);
-        if group.iter().map(String::len).sum::<usize>() >= GROUP_BYTES {
+    let (mut group, mut bytes) = (Vec::new(), 0);
+    for piece in corpus.pieces(PIECE_BYTES) {
+        let piece = piece?;
+        // An empty document is not free either: it is counted as one byte, so that many of them do not pile up.
+        bytes += piece.text.len().max(1);
+        group.push(piece);
+        if bytes >= GROUP_BYTES {
             flush(&mut group, &mut state)?;
+            bytes = 0;
         }
     }
     flush(&mut group, &mut state)?;
@@ -282,11 +313,124 @@ mod tests {
         assert_eq!(fs::read_dir(&cache).unwrap().count(), 0);
     }
 
+    /// Text with what makes cutting hard: runs of spaces, blank lines, contractions, no spaces at all, wide characters.
+    fn awkward(bytes: usize) -> String {
+        let parts = [
+            "fn main() {",
+            " let x = 1;",
+            "\n\n",
+            "\t  ",
+            "it's",
+            " don't",
+            "日本語",
+            "🦀",
+            "\r\n",
+            "  ",
+            "é",
+            "  x",
+            "\n",
+        ];
+        let mut text = String::new();
+        for i in 0.. {
+            if text.len() >= bytes {
+                break;
+            }
+            text.push_str(parts[crate::execution::seed_for(3, "awkward", i, 0) as usize % parts.len()]);
+        }
+        text
+    }
+
+    #[test]
+    fn a_document_larger_than_a_piece_has_the_ids_of_the_whole() {
+        let Fixture { folder, tokenizer, .. } = fixture();
+        let text = folder.path().join("large");
+        fs::create_dir(&text).unwrap();
+        fs::write(text.join("0.txt"), "").unwrap();
+        fs::write(text.join("1.txt"), awkward(5 * PIECE_BYTES + 77)).unwrap();
+        fs::write(text.join("2.txt"), awkward(PIECE_BYTES)).unwrap();
+        let corpus = Corpus::open(&[format!("{}/*.txt", text.display())]).unwrap();
+        let pieces =
+            "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nfn\nmain\nlet\nx\n1\nit\ndon\nt\ns\n'\n(\n)\n;\n=\n{\ne\n##x\n";
+        fs::write(folder.path().join("vocab.txt"), pieces).unwrap();
+        let bert = Tokenizer::load(&folder.path().join("vocab.txt")).unwrap();
+        for (name, tokenizer, separator) in [("bpe", tokenizer, Some(0)), ("bert", bert, None)] {
+            let cache = folder.path().join(name);
+            let store = TokenStore::build_or_open_in(&cache, &corpus, &tokenizer, &mut go_on).unwrap();
+            let expected = corpus.documents().flat_map(|document| {
+                tokenizer.encode(&document.unwrap()).unwrap().into_iter().chain(separator).collect::<Vec<_>>()
+            });
+            let expected = expected.map(|id| id as i32).collect::<Vec<_>>();
+            assert!(store.tokens(0..store.len()) == expected, "{name}: the ids differ");
+            assert_eq!(store.num_documents(), 3);
+        }
+    }
+
+    #[test]
+    fn progress_ends_at_the_whole() {
+        let Fixture { folder, corpus, tokenizer } = fixture();
+        let mut last = None;
+        let mut progress = |progress| {
+            last = Some(progress);
+            ControlFlow::Continue(())
+        };
+        let store = TokenStore::build_or_open_in(folder.path(), &corpus, &tokenizer, &mut progress).unwrap();
+        let bytes = corpus.num_bytes();
+        assert_eq!(last, Some(Progress { done_bytes: bytes, total_bytes: bytes, tokens: store.len() as u64 }));
+    }
+
+    #[test]
+    fn text_that_is_not_utf8_leaves_no_cache() {
+        let Fixture { folder, corpus, tokenizer } = fixture();
+        fs::write(folder.path().join("text/3.txt"), b"good \xfe bad").unwrap();
+        let cache = folder.path().join("cache");
+        let error = TokenStore::build_or_open_in(&cache, &corpus, &tokenizer, &mut go_on).unwrap_err().to_string();
+        assert!(error.contains("3.txt") && error.contains("0xfe at offset 5"), "{error}");
+        assert_eq!(fs::read_dir(&cache).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_cache_that_cannot_be_written_says_where_to_put_it() {
+        let Fixture { folder, corpus, tokenizer } = fixture();
+        let taken = folder.path().join("text/0.txt");
+        let error = TokenStore::build_or_open_in(&taken, &corpus, &tokenizer, &mut go_on).unwrap_err().to_string();
+        assert!(error.contains("cannot write the cache") && error.contains("KILN_CACHE"), "{error}");
+    }
+
+    #[test]
+    fn what_is_no_store_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("a.tokens");
+        let mut impossible = MAGIC.to_vec();
+        impossible.extend(3u64.to_le_bytes());
+        impossible.extend([0xff; 16]);
+        impossible.extend(Sha256::digest(&impossible));
+        for (bytes, says) in [
+            (&b""[..], "not a token store"),
+            (b"KILNTOK1", "not a token store"),
+            (&[7; 100], "not a token store"),
+            (&impossible, "a header that cannot be"),
+        ] {
+            fs::write(&file, bytes).unwrap();
+            let error = TokenStore::open(&file).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+        assert!(TokenStore::open(&folder.path().join("none")).is_err());
+    }
+
     #[test]
     fn other_text_is_another_key() {
         let Fixture { folder, corpus, tokenizer } = fixture();
         let before = key(&corpus, &tokenizer).unwrap();
         fs::write(folder.path().join("text/0.txt"), "other").unwrap();
         assert_ne!(key(&corpus, &tokenizer).unwrap(), before);
+        // Where one document ends and the next begins counts too.
+        let key_of = |first: &str, second: &str| {
+            fs::write(folder.path().join("text/0.txt"), first).unwrap();
+            fs::write(folder.path().join("text/1.txt"), second).unwrap();
+            key(&corpus, &tokenizer).unwrap()
+        };
+        assert_ne!(key_of("ab", "c"), key_of("a", "bc"));
+        let other = Tokenizer::train_bpe(&corpus, 262, 1).unwrap();
+        assert_ne!(key(&corpus, &other).unwrap(), key(&corpus, &tokenizer).unwrap());
     }
 }

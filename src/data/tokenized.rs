@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::collate::collate;
 use super::corpus::split_off;
 use super::{Batch, Dataset, Example, Label};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, plain_words};
 use crate::task::{IGNORED, Task};
 
 /// Rows in memory.
@@ -262,8 +262,13 @@ fn malformed(file: &Path, error: &serde_json::Error) -> Error {
 
 /// A row as an example of `task`.
 fn example(row: Value, task: Task) -> Result<Example> {
-    let row = Row::deserialize(row).map_err(|error| {
-        Error::data(error.to_string()).help(
+    if !row.is_object() {
+        return Err(Error::data(format!("expected an object with input_ids, got {}", shortened(&row))));
+    }
+    let row: Row = serde_path_to_error::deserialize(row).map_err(|error| {
+        let (path, problem) = (error.path().to_string(), plain_words(&error.inner().to_string()));
+        let problem = if path == "." || problem.contains("field `") { problem } else { format!("{path}: {problem}") };
+        Error::data(problem).help(
             "a row has input_ids and, as needed, attention_mask, token_type_ids, labels, start_positions, end_positions",
         )
     })?;
@@ -411,7 +416,7 @@ mod tests {
             ("[{]", Clm, "malformed JSON"),
             ("{\"input_ids\": [1]}\n{\"input_ids\": [1", Clm, "line 2: malformed JSON"),
             (r#"[{"input_ids": []}]"#, Clm, "at least one token"),
-            (r#"[{"input_ids": ["a"]}]"#, Clm, "invalid type"),
+            (r#"[{"input_ids": ["a"]}]"#, Clm, "input_ids[0]: expected a whole number"),
             (r#"[{"ids": [1]}]"#, Clm, "unknown field `ids`"),
             (r#"[{"input_ids": [1], "labels": [1, 2]}]"#, Mlm, "expected 1 values"),
             (r#"[{"input_ids": [1], "labels": 3}]"#, Mlm, "expected a list of token ids"),

@@ -9,10 +9,11 @@ use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainerBuilder};
 use tokenizers::models::wordpiece::WordPiece;
 use tokenizers::normalizers::BertNormalizer;
+use tokenizers::parallelism::MaybeParallelIterator;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::processors::bert::BertProcessing;
-use tokenizers::{AddedToken, Model};
+use tokenizers::{AddedToken, Encoding, Model, Token};
 
 use super::corpus::Corpus;
 use crate::error::{Error, Result};
@@ -24,6 +25,9 @@ pub const END_OF_TEXT: &str = "<|endoftext|>";
 /// Merges are learned from at most this much text, drawn from the corpus in a seeded order: what a vocabulary needs to know
 /// of a language fits in it, and memory stays bounded whatever the corpus.
 pub const TRAIN_BYTES: usize = 32 << 20;
+
+/// Text is read in pieces of this many bytes while the vocabulary is learned.
+const TRAIN_PIECE: usize = 1 << 20;
 
 /// A tokenizer.
 #[derive(Debug, Clone)]
@@ -75,7 +79,16 @@ impl Tokenizer {
             let model = WordPiece::from_file(&found.to_string_lossy()).unk_token("[UNK]".into()).build();
             return word_piece(model.map_err(|error| bad(&found, error))?, lower_cases(folder)?, &found);
         }
-        if let Some(file) = file.filter(|file| file.ends_with(".json")) {
+        for (vocab, merges) in [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")] {
+            for (there, missing) in [(vocab, merges), (merges, vocab)] {
+                if find(there).is_some() {
+                    let there = folder.join(there);
+                    return Err(Error::data(format!("{}: {missing} is missing beside it", there.display()))
+                        .help("a byte-level BPE is a vocabulary and its merges: both files are needed"));
+                }
+            }
+        }
+        if let Some(file) = file.filter(|file| file.ends_with(".json") && folder.join(file).is_file()) {
             let found = folder.join(file);
             return Self::wrap(tokenizers::Tokenizer::from_file(&found).map_err(|error| bad(&found, error))?);
         }
@@ -103,13 +116,15 @@ impl Tokenizer {
         order.sort_by_key(|index| (seed_for(seed, "tokenizer", *index as u64, 0), *index));
         let (mut texts, mut bytes) = (Vec::new(), 0);
         for index in order {
-            if bytes >= TRAIN_BYTES {
-                break;
+            for piece in corpus.pieces_of(index, TRAIN_PIECE)? {
+                if bytes >= TRAIN_BYTES {
+                    break;
+                }
+                let mut text = piece?.text;
+                text.truncate(text.floor_char_boundary(TRAIN_BYTES - bytes));
+                bytes += text.len();
+                texts.push(text);
             }
-            let mut text = corpus.document(index)?;
-            text.truncate(text.floor_char_boundary(TRAIN_BYTES - bytes));
-            bytes += text.len();
-            texts.push(text);
         }
         let mut inner = tokenizers::Tokenizer::new(BPE::default());
         inner.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
@@ -148,6 +163,34 @@ impl Tokenizer {
         let encodings =
             self.inner.encode_batch_fast(inputs, true).map_err(|error| Error::data(format!("tokenizer: {error}")))?;
         Ok(encodings.iter().map(|encoding| encoding.get_ids().to_vec()).collect())
+    }
+
+    /// The ids of parts of documents, on all cores, without the special tokens that go around a document; see
+    /// [`around`](Self::around).
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn encode_pieces(&self, texts: &[&str]) -> Result<Vec<Vec<u32>>> {
+        // Only the ids are kept: an `Encoding` takes some thirty times their memory.
+        let ids = texts.to_vec().into_maybe_par_iter().map(|text| {
+            let encoding = self.inner.encode_fast(text, false);
+            encoding.map(|encoding| encoding.get_ids().to_vec())
+        });
+        ids.collect::<tokenizers::Result<_>>().map_err(|error| Error::data(format!("tokenizer: {error}")))
+    }
+
+    /// The special tokens that [`encode`](Self::encode) puts before and after a text: none for GPT-2, `[CLS]` and `[SEP]`
+    /// for BERT.
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn around(&self) -> Result<(Vec<u32>, Vec<u32>)> {
+        const MARK: u32 = u32::MAX;
+        let marked = Encoding::from_tokens(vec![Token::new(MARK, "a".into(), (0, 1))], 0);
+        let all = self.inner.post_process(marked, None, true);
+        let all = all.map_err(|error| Error::data(format!("tokenizer: {error}")))?;
+        let mut sides = all.get_ids().splitn(2, |id| *id == MARK).map(<[u32]>::to_vec);
+        Ok((sides.next().unwrap_or_default(), sides.next().unwrap_or_default()))
     }
 
     /// The text of `ids`; a character that is cut in the middle shows as U+FFFD.
@@ -298,6 +341,10 @@ mod tests {
         fs::write(folder.path().join("vocab.txt"), pieces).unwrap();
         let ids = |folder: &Path| Tokenizer::load(folder).unwrap().encode("Hello world !").unwrap();
         assert_eq!(ids(folder.path()), [2, 5, 6, 7, 1, 3]);
+        let tokenizer = Tokenizer::load(folder.path()).unwrap();
+        assert_eq!(tokenizer.around().unwrap(), (vec![2], vec![3]));
+        assert_eq!(tokenizer.encode_pieces(&["Hello", " world !"]).unwrap(), [vec![5], vec![6, 7, 1]]);
+        assert_eq!(tokenizer.encode_batch(&["Hello".into()]).unwrap(), [[2, 5, 3]]);
         fs::write(folder.path().join("tokenizer_config.json"), "{\"do_lower_case\": false}").unwrap();
         assert_eq!(ids(folder.path()), [2, 1, 6, 7, 1, 3]);
         fs::write(folder.path().join("vocab.txt"), "hello\n").unwrap();
@@ -312,12 +359,24 @@ mod tests {
         let tokenizer = Tokenizer::load(folder.path()).unwrap();
         assert_eq!(tokenizer.encode("abb<|endoftext|>").unwrap(), [2, 1, 3]);
         assert_eq!(tokenizer.vocab_size(), 4);
+        assert_eq!(tokenizer.around().unwrap(), (vec![], vec![]));
+        // Either file names both.
+        for name in ["encoder.json", "vocab.bpe"] {
+            assert_eq!(Tokenizer::load(&folder.path().join(name)).unwrap().content_hash(), tokenizer.content_hash());
+        }
     }
 
     #[test]
     fn what_is_no_tokenizer_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         assert!(Tokenizer::load(folder.path()).unwrap_err().to_string().contains("no tokenizer found"));
+        let missing = Tokenizer::load(&folder.path().join("none/tokenizer.json")).unwrap_err().to_string();
+        assert!(missing.contains("no tokenizer found") && missing.contains("vocab.txt"), "{missing}");
+        fs::write(folder.path().join("vocab.json"), "{}").unwrap();
+        for path in [folder.path().to_path_buf(), folder.path().join("vocab.json")] {
+            let half = Tokenizer::load(&path).unwrap_err().to_string();
+            assert!(half.contains("merges.txt is missing"), "{half}");
+        }
         fs::write(folder.path().join("tokenizer.json"), "{").unwrap();
         assert!(Tokenizer::load(folder.path()).unwrap_err().to_string().contains("not a readable tokenizer"));
     }

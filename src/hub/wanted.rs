@@ -119,7 +119,12 @@ pub(super) fn shards(folder: &Path, name: &str) -> Result<BTreeSet<String>> {
         files.map(|file| file.as_str().filter(|name| is_plain(name)).map(str::to_string)).collect()
     });
     shards.filter(|shards| !shards.is_empty()).ok_or_else(|| {
-        Error::data(format!("{}: expected `weight_map`, an object of tensor name = file name", path.display()))
+        let got = index.get("weight_map").map_or_else(|| "none".to_string(), ToString::to_string);
+        let got = got.char_indices().nth(80).map_or(got.clone(), |(end, _)| format!("{}...", &got[..end]));
+        Error::data(format!(
+            "{}: expected `weight_map`, an object of tensor name = name of a file beside the index, got {got}",
+            path.display()
+        ))
     })
 }
 

@@ -278,5 +278,14 @@ fn sample_plan(config: &RunConfig, inputs: &Inputs) -> Result<Option<SamplePlan>
         stop: tokenizer.eot_id().into_iter().collect(),
     };
     sampling.validate().map_err(|error| error.at("[generation]"))?;
+    let (tokens, positions) = (tokenizer.encode(&section.prompt)?.len(), inputs.model_config.max_positions());
+    if tokens == 0 || tokens >= positions {
+        return Err(Error::config(format!(
+            "generation.prompt: expected 1 to {} tokens, since the model has {positions} positions and the answer needs \
+             one, got {tokens}",
+            positions - 1
+        ))
+        .help("shorten the prompt, or give the model more positions"));
+    }
     Ok(Some(SamplePlan { prompt: section.prompt.clone(), sampling }))
 }

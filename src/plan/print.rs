@@ -47,7 +47,7 @@ impl RunPlan {
                 batch.global,
                 batch.micro,
                 batch.accumulation,
-                thousands((batch.global * batch.seq_len) as u64)
+                thousands(batch.global.saturating_mul(batch.seq_len) as u64)
             ),
         );
         line("steps", format!("{} ({}), {} an epoch", self.steps.total, self.steps.because, self.steps.per_epoch));

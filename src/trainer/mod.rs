@@ -207,8 +207,8 @@ impl Trainer {
         };
         let summary = clock.summary(&progress, train_loss);
         folder.metrics.append(&summary)?;
-        let sample = self.sample()?;
         folder.write_model(&self.model, &self.plan)?;
+        let sample = self.sample()?;
         for callback in &mut self.callbacks {
             callback.on_train_end(&progress, &summary);
         }

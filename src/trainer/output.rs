@@ -35,6 +35,14 @@ impl RunFolder {
             return Err(Error::config(format!("run.output_dir: {} exists and is not a folder", path.display()))
                 .help("set run.output_dir to a folder that does not exist"));
         }
+        let above = path.ancestors().skip(1).find(|above| above.exists());
+        if let Some(above) = above.filter(|above| !above.is_dir()) {
+            let (above, path) = (above.display(), path.display());
+            return Err(Error::config(format!(
+                "run.output_dir: {above} is not a folder, so {path} cannot be made in it"
+            ))
+            .help("set run.output_dir to a folder that does not exist"));
+        }
         let used = ENTRIES.iter().any(|entry| path.join(entry).exists());
         let occupied = fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_some());
         match config.run.on_existing {
@@ -79,25 +87,33 @@ impl RunFolder {
     /// The operating system's; no `model/` is left behind then.
     pub fn write_model(&self, model: &Model, plan: &RunPlan) -> Result<PathBuf> {
         let target = self.path.join("model");
-        let aside = tempfile::Builder::new().prefix(".model-").tempdir_in(&self.path);
-        let aside = aside.map_err(|error| Error::io(format!("write {}", target.display()), &error))?;
-        let config = serde_json::to_string_pretty(&plan.model_config.to_json(architecture(model)))
-            .map_err(|error| Error::data(format!("config.json: {error}")))?;
-        write_whole(&aside.path().join("config.json"), (config + "\n").as_bytes())?;
-        if let Some(tokenizer) = &plan.tokenizer {
-            tokenizer.save(aside.path())?;
+        match write_aside(&self.path, &target, model, plan) {
+            Ok(()) => Ok(target),
+            Err(error) => {
+                Err(error.at(target.display()).help("make room there, or fix its permissions, and run again"))
+            }
         }
-        save(model, aside.path())?;
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt;
-            fs::set_permissions(aside.path(), fs::Permissions::from_mode(0o755))
-                .map_err(|error| Error::io(format!("write {}", target.display()), &error))?;
-        }
-        fs::rename(aside.path(), &target).map_err(|error| Error::io(format!("write {}", target.display()), &error))?;
-        let _renamed = aside.keep(); // nothing is left under the temporary name to delete
-        Ok(target)
     }
+}
+
+fn write_aside(run: &Path, target: &Path, model: &Model, plan: &RunPlan) -> Result<()> {
+    let io = |error: std::io::Error| Error::io(format!("write {}", target.display()), &error);
+    let aside = tempfile::Builder::new().prefix(".model-").tempdir_in(run).map_err(io)?;
+    let config = serde_json::to_string_pretty(&plan.model_config.to_json(architecture(model)))
+        .map_err(|error| Error::data(format!("config.json: {error}")))?;
+    write_whole(&aside.path().join("config.json"), (config + "\n").as_bytes())?;
+    if let Some(tokenizer) = &plan.tokenizer {
+        tokenizer.save(aside.path())?;
+    }
+    save(model, aside.path())?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        fs::set_permissions(aside.path(), fs::Permissions::from_mode(0o755)).map_err(io)?;
+    }
+    fs::rename(aside.path(), target).map_err(io)?;
+    let _renamed = aside.keep(); // nothing is left under the temporary name to delete
+    Ok(())
 }
 
 /// Writes a file that appears under its name only when it is whole.

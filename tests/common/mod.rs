@@ -1,6 +1,8 @@
 //! What the tests of the binary share: running it, and comparing its files with the fixtures.
 #![allow(dead_code, clippy::unwrap_used)] // every test binary uses a part of it
 
+pub mod place;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -257,6 +257,17 @@ fn a_short_file_is_never_taken_for_whole() {
 }
 
 #[test]
+fn a_transfer_that_hangs_is_given_up() {
+    let (hub, home) = (start(), tempfile::tempdir().unwrap());
+    hub.change(|state| (state.cuts, state.cut_at, state.hang) = (3, 1000, true));
+    let settings = HubSettings { timeout: Duration::from_millis(300), ..settings(&hub, home.path()) };
+    let start = Instant::now();
+    let message = fails(ID, &settings);
+    assert!(message.contains("3000 of 800000 bytes") && message.contains("no answer within 300ms"), "{message}");
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+}
+
+#[test]
 fn a_left_over_part_does_not_get_in_the_way() {
     let whole = weights();
     let mut wrong = whole[..5000].to_vec();

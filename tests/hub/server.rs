@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
@@ -32,6 +33,8 @@ pub struct State {
     /// The next so many bodies from storage end after `cut_at` bytes.
     pub cuts: usize,
     pub cut_at: usize,
+    /// A body that was cut is not closed either: the connection hangs.
+    pub hang: bool,
     /// Storage does not announce a length and closes early: only the announced size can tell.
     pub hide_length: bool,
     /// Flips a byte of what storage sends.
@@ -102,6 +105,9 @@ fn serve(state: Arc<Mutex<State>>, storage: Option<String>) -> String {
                 };
                 // The client may have hung up, which is its right.
                 let _ = stream.write_all(&reply);
+                if storage.is_none() && state.lock().unwrap().hang {
+                    std::thread::sleep(Duration::from_secs(5));
+                }
             });
         }
     });

@@ -1,0 +1,131 @@
+//! What a forward pass must and must not depend on: causality, padding, the key/value cache, dropout.
+#![allow(clippy::unwrap_used)]
+
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use kiln_models::{Head, KvCache, Model, ModelConfig, ModelInput, ModelType};
+use serde_json::json;
+
+/// Equal sums of f32 in another order, of values of order 1.
+const ROUNDING: f32 = 2e-6;
+
+fn model(kind: ModelType, head: Head) -> Model {
+    let fields = match kind {
+        ModelType::Gpt2 => json!({"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 12, "vocab_size": 40}),
+        ModelType::Bert => json!({"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16,
+            "intermediate_size": 32, "max_position_embeddings": 12, "vocab_size": 40, "num_labels": 3}),
+    };
+    let mut fields = fields.as_object().unwrap().clone();
+    fields.insert("initializer_range".into(), json!(0.3)); // large enough that every token matters
+    let device = Device::flex();
+    device.seed(3);
+    Model::new(&ModelConfig::from_fields(kind, &fields).unwrap(), head, &device).unwrap()
+}
+
+fn ids(rows: &[&[i32]]) -> Tensor<2, Int> {
+    Tensor::from_data(TensorData::new(rows.concat(), [rows.len(), rows[0].len()]), &Device::flex())
+}
+
+fn input(rows: &[&[i32]]) -> ModelInput {
+    ModelInput { input_ids: ids(rows), attention_mask: None, token_type_ids: None, last_token: None }
+}
+
+/// Rows padded on the right with `padding` to one length, with their mask.
+fn padded(rows: &[&[i32]], padding: i32) -> ModelInput {
+    let longest = rows.iter().map(|row| row.len()).max().unwrap();
+    let filled = rows.iter().map(|row| {
+        let mut row = row.to_vec();
+        row.resize(longest, padding);
+        row
+    });
+    let filled = filled.collect::<Vec<_>>();
+    let mask = rows.iter().flat_map(|row| (0..longest).map(|i| i < row.len())).collect::<Vec<bool>>();
+    let mask = Tensor::<2, Bool>::from_data(TensorData::new(mask, [rows.len(), longest]), &Device::flex());
+    let last = rows.iter().map(|row| row.len() as i32 - 1).collect::<Vec<_>>();
+    let last = Tensor::from_data(TensorData::new(last, [rows.len()]), &Device::flex());
+    let filled = filled.iter().map(Vec::as_slice).collect::<Vec<_>>();
+    ModelInput { attention_mask: Some(mask), last_token: Some(last), ..input(&filled) }
+}
+
+fn read(logits: Tensor<2>) -> Vec<Vec<f32>> {
+    let width = logits.dims()[1];
+    logits.try_into_vec_as::<f32>().unwrap().chunks(width).map(<[f32]>::to_vec).collect()
+}
+
+fn close(a: &[Vec<f32>], b: &[Vec<f32>]) {
+    assert_eq!(a.len(), b.len());
+    let worst = a.iter().flatten().zip(b.iter().flatten()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(worst < ROUNDING, "off by {worst}");
+}
+
+#[test]
+fn a_later_token_changes_no_earlier_logit() {
+    let model = model(ModelType::Gpt2, Head::CausalLm);
+    let first = read(model.forward(input(&[&[1, 2, 3, 4, 5, 6]]), false));
+    let second = read(model.forward(input(&[&[1, 2, 3, 9, 5, 6]]), false));
+    assert_eq!(first[..3], second[..3]);
+    for position in 3..6 {
+        assert_ne!(first[position], second[position], "position {position} sees token 3");
+    }
+}
+
+#[test]
+fn berts_tokens_see_each_other() {
+    let model = model(ModelType::Bert, Head::MaskedLm);
+    let first = read(model.forward(input(&[&[1, 2, 3, 4]]), false));
+    let second = read(model.forward(input(&[&[1, 2, 3, 9]]), false));
+    assert!((0..4).all(|position| first[position] != second[position]));
+}
+
+#[test]
+fn a_cache_gives_the_logits_of_the_whole_text() {
+    let Model::Gpt2Lm(model) = model(ModelType::Gpt2, Head::CausalLm) else { unreachable!() };
+    let text = [5, 1, 7, 3, 2, 8, 4];
+    let whole = read(model.forward(ids(&[&text]), None, None, false));
+    for cuts in [&[7][..], &[3, 1, 1, 1, 1], &[1, 1, 1, 1, 1, 1, 1], &[2, 3, 2]] {
+        let (mut cache, mut start, mut parts) = (KvCache::default(), 0, Vec::new());
+        assert!(cache.is_empty());
+        for length in cuts {
+            let part = &text[start..start + length];
+            parts.extend(read(model.forward(ids(&[part]), None, Some(&mut cache), false)));
+            start += length;
+            assert_eq!(cache.len(), start);
+        }
+        close(&parts, &whole);
+    }
+}
+
+#[test]
+fn padding_changes_nothing() {
+    let rows: [&[i32]; 3] = [&[1, 2, 3, 4, 5, 6], &[7, 8, 9], &[4, 3, 2, 1]];
+    for (kind, head) in [
+        (ModelType::Gpt2, Head::CausalLm),
+        (ModelType::Gpt2, Head::SequenceClassification),
+        (ModelType::Bert, Head::MaskedLm),
+        (ModelType::Bert, Head::SequenceClassification),
+        (ModelType::Bert, Head::QuestionAnswering),
+    ] {
+        let model = model(kind, head);
+        let together = read(model.forward(padded(&rows, 39), false));
+        let per_row = together.len() / rows.len();
+        for (i, row) in rows.iter().enumerate() {
+            let alone = read(model.forward(input(&[row]), false));
+            let of_row = &together[i * per_row..][..alone.len()];
+            close(of_row, &alone);
+        }
+    }
+}
+
+#[test]
+fn dropout_is_for_training_only() {
+    for (kind, head) in [(ModelType::Gpt2, Head::CausalLm), (ModelType::Bert, Head::SequenceClassification)] {
+        let model = model(kind, head);
+        let run = |train: bool| read(model.forward(input(&[&[1, 2, 3, 4]]), train));
+        assert_eq!(run(false), run(false));
+        assert_ne!(run(true), run(true), "two draws");
+        let seeded = || {
+            Device::flex().seed(11);
+            run(true)
+        };
+        assert_eq!(seeded(), seeded());
+    }
+}

@@ -1,0 +1,151 @@
+//! A text file in pieces, so that a document may be larger than memory. A piece ends where tokenising the pieces one by one
+//! gives the ids of the whole. Used by the token store and by the learning of a vocabulary; knows nothing of tokenizers
+//! beyond where it is safe to cut.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use crate::error::{Error, Result};
+
+/// A part of a document.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// The text; may be empty where it ends the document.
+    pub text: String,
+    /// Nothing of this document follows.
+    pub ends_document: bool,
+}
+
+/// Reads one file; an iterator over at least one piece.
+pub struct Pieces<'a> {
+    path: &'a Path,
+    file: File,
+    /// Read, but not handed out yet.
+    pending: Vec<u8>,
+    /// Bytes handed out.
+    offset: usize,
+    max_bytes: usize,
+    finished: bool,
+}
+
+impl<'a> Pieces<'a> {
+    /// Opens `path`. Pieces have at most `max_bytes` bytes, which is at least 4 (the longest character).
+    ///
+    /// # Errors
+    /// A file that cannot be opened.
+    pub fn open(path: &'a Path, max_bytes: usize) -> Result<Self> {
+        let file = File::open(path).map_err(|error| read_error(path, &error))?;
+        Ok(Self { path, file, pending: Vec::new(), offset: 0, max_bytes: max_bytes.max(4), finished: false })
+    }
+
+    fn read(&mut self) -> Result<Piece> {
+        let wanted = self.max_bytes.saturating_sub(self.pending.len()) as u64;
+        let read = (&mut self.file).take(wanted).read_to_end(&mut self.pending);
+        let read = read.map_err(|error| read_error(self.path, &error))?;
+        // A file that ends exactly here shows its end only in the next read, which may then find nothing.
+        let at_end = (read as u64) < wanted;
+        let text = match std::str::from_utf8(&self.pending) {
+            Ok(text) => text,
+            // A character that the piece cuts: the rest of it follows.
+            Err(error) if error.error_len().is_none() && !at_end => {
+                std::str::from_utf8(&self.pending[..error.valid_up_to()]).unwrap_or_default()
+            }
+            Err(error) => {
+                let at = error.valid_up_to();
+                return Err(not_utf8(self.path, self.offset + at, self.pending[at]));
+            }
+        };
+        let cut = if at_end { text.len() } else { seam(text).unwrap_or(text.len()) };
+        let text = text[..cut].to_string();
+        self.pending.drain(..cut);
+        self.offset += cut;
+        Ok(Piece { text, ends_document: at_end })
+    }
+}
+
+impl Iterator for Pieces<'_> {
+    type Item = Result<Piece>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.finished {
+            return None;
+        }
+        let piece = self.read();
+        self.finished = piece.as_ref().map_or(true, |piece| piece.ends_document);
+        Some(piece)
+    }
+}
+
+/// The last place at which `text` can be cut without changing its tokens: before a single space between two characters that
+/// are no white space. GPT-2's pattern and BERT's both end a word there, and a tokenizer that puts a space before a text
+/// that has none finds one. Where there is no such space, after a single line feed between two such characters.
+fn seam(text: &str) -> Option<usize> {
+    let stands_alone = |at: usize| {
+        let solid = |character: Option<char>| character.is_some_and(|character| !character.is_whitespace());
+        solid(text[..at].chars().next_back()) && solid(text[at + 1..].chars().next())
+    };
+    let last = |byte: u8| (0..text.len()).rev().find(|&at| text.as_bytes()[at] == byte && stands_alone(at));
+    last(b' ').or_else(|| last(b'\n').map(|at| at + 1))
+}
+
+fn read_error(path: &Path, error: &std::io::Error) -> Error {
+    Error::io(format!("read {}", path.display()), error)
+}
+
+/// The error for a text file that is not UTF-8 from `offset` on.
+pub(super) fn not_utf8(path: &Path, offset: usize, byte: u8) -> Error {
+    Error::data(format!("{}: expected UTF-8 text, got the byte 0x{byte:02x} at offset {offset}", path.display()))
+        .help("convert the file to UTF-8, or leave it out of the pattern")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn pieces(bytes: &[u8], max_bytes: usize) -> Result<Vec<Piece>> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.txt");
+        std::fs::write(&path, bytes).unwrap();
+        Pieces::open(&path, max_bytes)?.collect()
+    }
+
+    #[test]
+    fn pieces_are_bounded_and_join_to_the_whole() {
+        let text = "let größe = \"日本語 🦀\";\n\n  fn x() {}\tno  seam\nhere aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaé ";
+        for max_bytes in 4..text.len() + 3 {
+            let pieces = pieces(text.as_bytes(), max_bytes).unwrap();
+            assert_eq!(pieces.iter().map(|piece| piece.text.as_str()).collect::<String>(), text, "{max_bytes}");
+            assert!(pieces.iter().all(|piece| piece.text.len() <= max_bytes));
+            let ends = pieces.iter().map(|piece| piece.ends_document).collect::<Vec<_>>();
+            assert!(ends.iter().rev().skip(1).all(|end| !end) && ends[ends.len() - 1], "{max_bytes}: {ends:?}");
+        }
+    }
+
+    #[test]
+    fn an_empty_file_is_one_empty_piece() {
+        assert_eq!(pieces(b"", 8).unwrap(), [Piece { text: String::new(), ends_document: true }]);
+    }
+
+    #[test]
+    fn cuts_are_before_single_spaces_else_after_single_line_feeds() {
+        assert_eq!(seam("ab cd  ef"), Some(2));
+        assert_eq!(seam("ab cd "), Some(2), "what follows the last space is not known");
+        assert_eq!(seam("ab\ncd\n\nef"), Some(3));
+        assert_eq!(seam("ab\u{a0} cd"), None, "a no-break space is white space too");
+        assert_eq!(seam("abcd"), None);
+        assert_eq!(seam(" abcd"), None);
+    }
+
+    #[test]
+    fn broken_text_is_refused_at_its_offset_in_the_file() {
+        for max_bytes in 4..20 {
+            let error = pieces(b"ab cd ef \xffgh", max_bytes).unwrap_err().to_string();
+            assert!(error.contains("0xff at offset 9"), "{max_bytes}: {error}");
+            let error = pieces("ab cd é".as_bytes().split_last().unwrap().1, max_bytes).unwrap_err().to_string();
+            assert!(error.contains("0xc3 at offset 6"), "{max_bytes}: {error}");
+        }
+        assert!(Pieces::open(Path::new("/no/such/file"), 8).is_err());
+    }
+}

@@ -1,0 +1,170 @@
+//! Where a run cannot write, or cannot compute: run folders, full disks, devices, and losses that are no numbers.
+
+use std::process::Command;
+
+use crate::common::place::{Place, listing};
+use crate::common::{fails, fixture};
+
+#[test]
+fn a_run_folder_that_exists() {
+    let place = Place::new();
+    place.train("rows.toml", &[]);
+    let metrics = std::fs::read(place.path("run/metrics.jsonl")).unwrap();
+    let parts = ["run.output_dir: run exists and is not empty", "help: ", "on_existing = \"overwrite\""];
+    fails(&mut place.config("train", "rows.toml", &[]), 2, &parts);
+    assert_eq!(std::fs::read(place.path("run/metrics.jsonl")).unwrap(), metrics, "the run in it is as it was");
+    // What is no run of Kiln's is not replaced.
+    place.write("letters/a.txt", "dear");
+    let sets = ["run.output_dir=letters", "run.on_existing=overwrite"];
+    fails(&mut place.config("train", "rows.toml", &sets), 2, &["letters holds no run of Kiln's", "help: "]);
+    assert_eq!(place.listing("letters"), ["a.txt"]);
+}
+
+#[test]
+fn a_run_folder_that_is_a_file_or_cannot_be_made() {
+    let place = Place::new();
+    place.write("taken", "a file");
+    for on_existing in ["fail", "overwrite"] {
+        let on_existing = format!("run.on_existing={on_existing}");
+        let train =
+            |folder: &str| place.config("train", "rows.toml", &[&format!("run.output_dir={folder}"), &on_existing]);
+        fails(&mut train("taken"), 2, &["run.output_dir: taken exists and is not a folder", "help: "]);
+        fails(&mut train("taken/run"), 2, &["run.output_dir: taken is not a folder", "taken/run", "help: "]);
+    }
+    assert_eq!(std::fs::read_to_string(place.path("taken")).unwrap(), "a file");
+    // Root may write everywhere but where the system makes the files up.
+    #[cfg(target_os = "linux")]
+    {
+        let parts = ["cannot create /proc/kiln-run", "help: run.output_dir must be a writable folder"];
+        fails(&mut place.config("train", "rows.toml", &["run.output_dir=/proc/kiln-run"]), 1, &parts);
+    }
+    fails(&mut place.config("train", "rows.toml", &["run.output_dir="]), 2, &["run.output_dir"]);
+    let parts = ["the environment variable KILN_NOT_SET is not set"];
+    fails(&mut place.config("train", "rows.toml", &["run.output_dir=${KILN_NOT_SET}/run"]), 2, &parts);
+    let out = ["forward", "--task", "clm", "--batch", "batch.json", "--out", "taken/out.safetensors"];
+    place.write("batch.json", "{\"input_ids\": [[1, 2]]}");
+    let mut forward = place.kiln(&out);
+    fails(forward.arg(fixture("gpt2-lm").join("model")), 1, &["cannot write taken/out.safetensors"]);
+}
+
+/// The command under a limit on the size of files, the nearest thing to a full disk that needs no rights: writes past it
+/// fail. Blocks are of 512 bytes (POSIX `ulimit -f`).
+#[cfg(target_os = "linux")]
+fn limited(command: Command, blocks: usize) -> Command {
+    let mut shell = Command::new("sh");
+    // The signal would end the process before the write could fail.
+    shell.arg("-c").arg(format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\""));
+    shell.arg(command.get_program()).args(command.get_args());
+    shell.current_dir(command.get_current_dir().unwrap());
+    for (name, value) in command.get_envs() {
+        shell.env(name, value.unwrap());
+    }
+    shell
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_disk_that_is_full_leaves_nothing_half_written() {
+    let place = Place::new();
+    let full = "File too large";
+
+    // The cache of token ids.
+    fails(&mut limited(place.config("plan", "text.toml", &[]), 1), 1, &["cannot write", "kiln-cache", full]);
+    assert_eq!(place.listing("kiln-cache/tokens"), [""; 0]);
+    crate::common::succeeds(&mut place.config("plan", "text.toml", &[]));
+
+    // plan.toml
+    fails(&mut limited(place.config("train", "text.toml", &[]), 1), 1, &["cannot write run/plan.toml", full]);
+    assert_eq!(place.listing("run"), [""; 0]);
+
+    // metrics.jsonl: rows that were written are whole, the one that failed is not there.
+    let long = ["trainer.max_steps=40", "trainer.logging_steps=1"];
+    fails(&mut limited(place.config("train", "rows.toml", &long), 8), 1, &["cannot write run/metrics.jsonl", full]);
+    assert_eq!(place.listing("run"), ["metrics.jsonl", "plan.toml"]);
+    let metrics = std::fs::read_to_string(place.path("run/metrics.jsonl")).unwrap();
+    assert!(metrics.ends_with("}\n"), "{metrics}");
+    let rows = crate::common::rows(&place.path("run"));
+    assert!(rows.len() > 5 && rows.len() < 40, "{}", rows.len());
+
+    // The tokenizer, then the weights.
+    for (file, sets, name) in [
+        ("text.toml", &["run.on_existing=overwrite"][..], "tokenizer.json"),
+        ("rows.toml", &["run.on_existing=overwrite", "model.vocab_size=600"], "model.safetensors"),
+    ] {
+        fails(
+            &mut limited(place.config("train", file, sets), 10),
+            1,
+            &["run/model: cannot write", name, full, "help: make room"],
+        );
+        assert_eq!(place.listing("run"), ["metrics.jsonl", "plan.toml"], "{name}");
+    }
+    // The same run goes through when there is room again.
+    place.train("rows.toml", &["run.on_existing=overwrite"]);
+    assert_eq!(place.listing("run"), ["metrics.jsonl", "model", "plan.toml"]);
+
+    // kiln forward
+    place.write("batch.json", "{\"input_ids\": [[1, 2, 3, 4, 5, 6, 7, 8]]}");
+    let mut forward = place.kiln(&["forward", "--task", "clm", "--batch", "batch.json", "--out", "out/o.safetensors"]);
+    std::fs::create_dir(place.path("out")).unwrap();
+    forward.arg(fixture("gpt2-lm").join("model"));
+    fails(&mut limited(forward, 4), 1, &["cannot write out/o.safetensors", full]);
+    assert_eq!(place.listing("out"), [""; 0]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn output_that_cannot_be_printed_is_an_error() {
+    let place = Place::new();
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    for mut command in [place.config("plan", "rows.toml", &[]), place.kiln(&["devices"])] {
+        let output = command.stdout(full()).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(stderr.starts_with("error: cannot write to stdout"), "{stderr}");
+    }
+}
+
+#[test]
+fn devices_that_this_build_or_machine_lacks() {
+    let place = Place::new();
+    place.refused(
+        "rows.toml",
+        &["device.index=7"],
+        2,
+        &["device.index = 7", "this machine has 1 cpu device(s)", "help: `kiln devices`"],
+    );
+    place.refused("rows.toml", &["device.index=-1"], 2, &["device.index", "expected a whole number"]);
+    for (kind, is_built) in [("wgpu", cfg!(feature = "wgpu")), ("cuda", cfg!(feature = "cuda"))] {
+        if is_built {
+            continue; // what the machine then offers is not known here
+        }
+        let message = format!("device.kind = \"{kind}\": this build of kiln has no {kind} support");
+        let help = format!("help: build it with `cargo build --release --features {kind}`");
+        place.refused("rows.toml", &[&format!("device.kind={kind}")], 2, &[&message, &help]);
+        let generate = ["generate", "none", "--prompt", "a", "--device", kind];
+        fails(&mut place.kiln(&generate), 2, &[&message, &help]);
+    }
+    fails(
+        &mut place.kiln(&["generate", "none", "--prompt", "a", "--device", "cpu", "--device-index", "3"]),
+        2,
+        &["device.index = 3"],
+    );
+}
+
+#[test]
+fn a_loss_that_is_no_number_stops_the_run() {
+    let place = Place::new();
+    let sets =
+        ["trainer.learning_rate=1e30", "trainer.max_grad_norm=0", "trainer.max_steps=20", "trainer.logging_steps=1"];
+    let output = place.config("train", "rows.toml", &sets).output().unwrap();
+    let (stdout, stderr) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert_eq!(output.status.code(), Some(5), "{stderr}");
+    assert!(stderr.starts_with("error: step ") && stderr.contains("expected finite numbers"), "{stderr}");
+    assert!(stderr.contains("help: lower trainer.learning_rate") && !stderr.contains("panicked"), "{stderr}");
+    let metrics = std::fs::read_to_string(place.path("run/metrics.jsonl")).unwrap();
+    let last = metrics.lines().last().unwrap();
+    assert!(last.contains("\"loss\": NaN") && last.ends_with('}'), "{last}");
+    assert!(stdout.contains("'loss': nan"), "{stdout}");
+    assert!(!metrics.contains("train_runtime"), "a failed run has no summary");
+    assert_eq!(listing(&place.path("run")), ["metrics.jsonl", "plan.toml"]);
+}

@@ -1,0 +1,180 @@
+//! Weight files that are cut short, lie about themselves or belong to another model. Nothing in them is trusted: `train`
+//! and `generate` end with the file's name and no run folder is made.
+
+use serde_json::{Map, Value, json};
+
+use crate::common::place::Place;
+use crate::common::{fails, fixture};
+
+/// A safetensors file with this header and this many bytes of data.
+fn file(header: &str, data: &[u8]) -> Vec<u8> {
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()
+}
+
+/// The header and the data of a real model's file.
+fn parts() -> (Map<String, Value>, Vec<u8>) {
+    let bytes = std::fs::read(fixture("gpt2-lm").join("model/model.safetensors")).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    (serde_json::from_slice(&bytes[8..8 + length]).unwrap(), bytes[8 + length..].to_vec())
+}
+
+fn place() -> Place {
+    let place = Place::new();
+    let source = fixture("gpt2-lm").join("model");
+    place.write("model/config.json", std::fs::read(source.join("config.json")).unwrap());
+    place.write("model/model.safetensors", std::fs::read(source.join("model.safetensors")).unwrap());
+    place.write(
+        "from.toml",
+        "[run]\noutput_dir = \"run\"\n[model]\nfrom = \"model\"\n[data]\ntask = \"clm\"\nformat = \"tokenized\"\n\
+         train = \"rows.jsonl\"\n[trainer]\nmax_steps = 1\n[device]\nkind = \"cpu\"\n",
+    );
+    place.write("batch.json", "{\"input_ids\": [[1, 2]]}");
+    place
+}
+
+fn refused(place: &Place, bytes: &[u8], parts: &[&str]) {
+    place.write("model/model.safetensors", bytes);
+    place.untrained("from.toml", &[], 3, parts);
+    let forward = ["forward", "model", "--task", "clm", "--batch", "batch.json", "--out", "out.safetensors"];
+    fails(&mut place.kiln(&forward), 3, parts);
+    assert!(!place.path("out.safetensors").exists());
+}
+
+#[test]
+fn the_untouched_file_trains() {
+    let place = place();
+    place.train("from.toml", &[]);
+}
+
+#[test]
+fn truncated_files() {
+    let place = place();
+    let (header, data) = parts();
+    let whole = file(&Value::Object(header).to_string(), &data);
+    for length in [0, 4, 8, 100, whole.len() / 2, whole.len() - 1] {
+        let size = format!("({length} bytes)");
+        refused(&place, &whole[..length], &["model/model.safetensors: not a valid safetensors file", &size]);
+    }
+    refused(&place, &[&whole[..], b"more"].concat(), &["model/model.safetensors: not a valid safetensors file"]);
+}
+
+#[test]
+fn headers_that_lie() {
+    let place = place();
+    let (header, data) = parts();
+    let invalid = "model/model.safetensors: not a valid safetensors file";
+    // A length beyond the file, beyond what is allowed, beyond a machine word.
+    for length in [1 << 20, 1 << 40, u64::MAX, u64::MAX - 7] {
+        let mut bytes = file(&Value::Object(header.clone()).to_string(), &data);
+        bytes[..8].copy_from_slice(&length.to_le_bytes());
+        refused(&place, &bytes, &[invalid]);
+    }
+    refused(&place, &file("not JSON at all", &data), &[invalid]);
+    refused(&place, &file("[1, 2]", &data), &[invalid]);
+    refused(&place, &file("{\"a\": 3}", &data), &[invalid]);
+
+    let changed = |name: &str, key: &str, value: Value| {
+        let mut header = header.clone();
+        header[name][key] = value;
+        file(&Value::Object(header).to_string(), &data)
+    };
+    let name = "transformer.wte.weight";
+    let offsets = header[name]["data_offsets"].as_array().unwrap();
+    let (start, end) = (offsets[0].as_u64().unwrap(), offsets[1].as_u64().unwrap());
+    refused(&place, &changed(name, "data_offsets", json!([start, end + (1 << 30)])), &[invalid]);
+    refused(&place, &changed(name, "data_offsets", json!([end, start])), &[invalid]);
+    refused(&place, &changed(name, "data_offsets", json!([0, end - start])), &[invalid]);
+    refused(&place, &changed(name, "data_offsets", json!([start, u64::MAX])), &[invalid]);
+    refused(&place, &changed(name, "shape", json!([211, 49])), &[invalid]);
+    refused(&place, &changed(name, "shape", json!([u64::MAX, u64::MAX])), &[invalid]);
+    refused(&place, &changed(name, "shape", json!([-1])), &[invalid]);
+    refused(&place, &changed(name, "dtype", json!("F16")), &[invalid]);
+    refused(&place, &changed(name, "dtype", json!("F99")), &[invalid]);
+}
+
+#[test]
+fn tensors_that_are_missing_misshapen_or_no_numbers() {
+    let place = place();
+    let (header, data) = parts();
+    let changed = |change: &dyn Fn(&mut Map<String, Value>)| {
+        let mut header = header.clone();
+        change(&mut header);
+        file(&Value::Object(header).to_string(), &data)
+    };
+    let renamed = changed(&|header| {
+        let tensor = header.remove("transformer.h.0.ln_1.weight").unwrap();
+        header.insert("transformer.h.0.ln_9.weight".into(), tensor);
+    });
+    let unfit = "the weights do not fit the model";
+    refused(
+        &place,
+        &renamed,
+        &[
+            "model:",
+            unfit,
+            "1 of 28 tensors missing (transformer.h.0.ln_1.weight)",
+            "1 unused (transformer.h.0.ln_9.weight)",
+        ],
+    );
+    let reshaped = changed(&|header| header["transformer.h.0.mlp.c_fc.weight"]["shape"] = json!([192, 48]));
+    refused(
+        &place,
+        &reshaped,
+        &[unfit, "1 of another shape (transformer.h.0.mlp.c_fc.weight: expected [48, 192], got [192, 48])"],
+    );
+    let whole_numbers = changed(&|header| header["transformer.wpe.weight"]["dtype"] = json!("I32"));
+    refused(
+        &place,
+        &whole_numbers,
+        &["model/model.safetensors: transformer.wpe.weight: expected F32, F16, BF16 or F64, got I32"],
+    );
+    // The config describes another model than the file holds.
+    place.write("model/model.safetensors", file(&Value::Object(header.clone()).to_string(), &data));
+    place.untrained("from.toml", &["model.n_layer=3"], 3, &[unfit, "12 of 40 tensors missing", "and 6 more"]);
+    place.untrained(
+        "from.toml",
+        &["model.n_positions=128"],
+        3,
+        &["transformer.wpe.weight: expected [128, 48], got [64, 48]"],
+    );
+    // Tied weights of which the file holds two versions.
+    let mut untied = header.clone();
+    let bias = untied["transformer.wte.weight"]["data_offsets"].as_array().unwrap();
+    let size = bias[1].as_u64().unwrap() - bias[0].as_u64().unwrap();
+    let at = data.len() as u64;
+    untied
+        .insert("lm_head.weight".into(), json!({"dtype": "F32", "shape": [211, 48], "data_offsets": [at, at + size]}));
+    let data = [data, vec![0; size as usize]].concat();
+    refused(
+        &place,
+        &file(&Value::Object(untied).to_string(), &data),
+        &["lm_head.weight differs from transformer.wte.weight"],
+    );
+}
+
+#[test]
+fn shards_and_pickles_that_lie() {
+    let place = place();
+    std::fs::remove_file(place.path("model/model.safetensors")).unwrap();
+    let index = |text: &str, parts: &[&str]| {
+        place.write("model/model.safetensors.index.json", text);
+        place.untrained("from.toml", &[], 3, &[&["model.safetensors"], parts].concat());
+    };
+    index("{", &["not JSON"]);
+    index("{\"weight_map\": 3}", &["weight_map"]);
+    index("{\"weight_map\": {\"a\": \"../secret.safetensors\"}}", &["../secret.safetensors"]);
+    index("{\"weight_map\": {\"a\": \"none.safetensors\"}}", &["none.safetensors"]);
+    let (header, data) = parts();
+    place.write("model/one.safetensors", file(&Value::Object(header).to_string(), &data));
+    index(
+        "{\"weight_map\": {\"a\": \"one.safetensors\"}}",
+        &["says that a is in one.safetensors, which does not hold it"],
+    );
+    std::fs::remove_file(place.path("model/model.safetensors.index.json")).unwrap();
+    for bytes in [&b""[..], b"PK\x03\x04", b"hello"] {
+        place.write("model/pytorch_model.bin", bytes);
+        place.untrained("from.toml", &[], 3, &["model/pytorch_model.bin: not a readable PyTorch checkpoint"]);
+    }
+    place.write("model/pytorch_model.bin", b"\x80\x02}q\x00."); // an empty dictionary
+    place.untrained("from.toml", &[], 3, &["28 of 28 tensors missing"]);
+}

@@ -1,0 +1,132 @@
+//! A folder with a small text, tokenised rows and configs that train the smallest models on them in milliseconds: what the
+//! tests of bad input and of the run folder start from and spoil.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{fails, kiln, succeeds};
+
+/// A causal language model on `text/*.txt`: 6 documents, blocks of 8 tokens, a tokenizer of 270 tokens.
+pub const TEXT: &str = r#"
+[run]
+output_dir = "run"
+[model]
+kind = "gpt2"
+n_layer = 1
+n_head = 2
+n_embd = 8
+n_positions = 16
+[data]
+task = "clm"
+train = ["text/*.txt"]
+block_size = 8
+[tokenizer]
+train_vocab_size = 270
+[device]
+kind = "cpu"
+[trainer]
+per_device_train_batch_size = 4
+max_steps = 2
+"#;
+
+/// A causal language model on `rows.jsonl`: 10 rows of 4 tokens, batches of 2.
+pub const ROWS: &str = r#"
+[run]
+output_dir = "run"
+[model]
+kind = "gpt2"
+n_layer = 1
+n_head = 2
+n_embd = 8
+n_positions = 16
+vocab_size = 32
+[data]
+task = "clm"
+format = "tokenized"
+train = ["rows.jsonl"]
+[device]
+kind = "cpu"
+[trainer]
+per_device_train_batch_size = 2
+max_steps = 2
+"#;
+
+/// See the top of this file.
+pub struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    pub fn new() -> Self {
+        let place = Self { folder: tempfile::tempdir().unwrap() };
+        for document in 0..6u32 {
+            let words = (0..60u32)
+                .map(|i| format!("{}{}", ["fn", "let", "use", "mod"][(i % 4) as usize], i * (document + 3) % 41));
+            place.write(&format!("text/{document}.txt"), words.collect::<Vec<_>>().join(" "));
+        }
+        let row = |i: u32| format!("{{\"input_ids\": [{}, {}, {}, {}]}}\n", i, (i * 7) % 32, (i * 5 + 1) % 32, 31 - i);
+        place.write("rows.jsonl", (0..10).map(row).collect::<String>());
+        place.write("text.toml", TEXT);
+        place.write("rows.toml", ROWS);
+        place
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn write(&self, name: &str, bytes: impl AsRef<[u8]>) {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    }
+
+    /// `kiln` in this folder.
+    pub fn kiln(&self, args: &[&str]) -> Command {
+        let mut command = kiln(self.folder.path());
+        command.args(args);
+        command
+    }
+
+    /// `kiln train FILE --set ...`
+    pub fn config(&self, command: &str, file: &str, sets: &[&str]) -> Command {
+        let mut command = self.kiln(&[command, file]);
+        command.args(sets.iter().flat_map(|set| ["--set", set]));
+        command
+    }
+
+    /// Trains, and expects success; stdout.
+    pub fn train(&self, file: &str, sets: &[&str]) -> String {
+        succeeds(&mut self.config("train", file, sets))
+    }
+
+    /// Neither a plan nor a run comes of it, both say the same, and no run folder is made.
+    pub fn refused(&self, file: &str, sets: &[&str], code: i32, parts: &[&str]) {
+        fails(&mut self.config("plan", file, sets), code, parts);
+        self.untrained(file, sets, code, parts);
+    }
+
+    /// A plan may be made, but no run comes of it, and no run folder is made.
+    pub fn untrained(&self, file: &str, sets: &[&str], code: i32, parts: &[&str]) {
+        fails(&mut self.config("train", file, sets), code, parts);
+        assert!(!self.path("run").exists(), "{sets:?} left a run folder");
+    }
+
+    /// As [`refused`](Self::refused), for the lines of a config file after `[trainer]` or a later section.
+    pub fn refused_lines(&self, lines: &str, parts: &[&str]) {
+        self.write("bad.toml", format!("{TEXT}{lines}\n"));
+        self.refused("bad.toml", &[], 2, parts);
+    }
+
+    /// Files of a folder, sorted; empty when there is none.
+    pub fn listing(&self, name: &str) -> Vec<String> {
+        listing(&self.path(name))
+    }
+}
+
+pub fn listing(folder: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let mut names = entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect::<Vec<_>>();
+    names.sort();
+    names
+}
