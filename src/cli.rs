@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::config::{DeviceKind, RunConfig};
+use crate::config::{DeviceKind, OnExisting, RunConfig};
 use crate::data::store;
 use crate::data::tokenized::{Limits, read_batch};
 use crate::error::{Error, Result};
@@ -18,8 +18,11 @@ use crate::generate::{GenerateOptions, generate};
 use crate::metrics::Record;
 use crate::model_folder::ModelFolder;
 use crate::plan::RunPlan;
+use crate::runs;
+use crate::signals;
 use crate::task::Task;
 use crate::trainer::{Callback, Control, Progress, RunFolder, Trainer};
+use crate::verify_resume::{Report, verify};
 
 /// Trains GPT-2 and BERT from a config file.
 #[derive(Debug, Parser)]
@@ -32,13 +35,26 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Train the model that a config file describes
-    Train(ConfigArgs),
+    Train(TrainArgs),
     /// Print what a config file would do, without training
     Plan(ConfigArgs),
+    /// Show on a config that a run which is stopped and resumed ends where an undisturbed one ends
+    VerifyResume(ConfigArgs),
     /// Run one batch through a model and write logits, loss and gradients
     Forward(ForwardArgs),
     /// Continue a text with a trained GPT-2
     Generate(GenerateArgs),
+    /// List the runs in a folder with their status
+    Runs {
+        /// The folder of the runs
+        #[arg(default_value = "runs")]
+        folder: PathBuf,
+    },
+    /// Tell how a run stands, from its folder alone
+    Describe {
+        /// The run folder
+        run: PathBuf,
+    },
     /// List what this build and this machine offer
     Devices,
 }
@@ -50,6 +66,15 @@ struct ConfigArgs {
     /// Override a key of the file; the value is TOML, anything else is taken as text
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     set: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+struct TrainArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Continue from the newest checkpoint in the run folder; the same as --set run.on_existing=resume
+    #[arg(long)]
+    resume: bool,
 }
 
 #[derive(Debug, Args)]
@@ -117,8 +142,11 @@ impl Cli {
         match self.command {
             Command::Train(args) => train(&args),
             Command::Plan(args) => plan(&args),
+            Command::VerifyResume(args) => run_verify_resume(&args),
             Command::Forward(args) => run_forward(&args),
             Command::Generate(args) => run_generate(&args),
+            Command::Runs { folder } => runs::list(&folder).and_then(|runs| say(runs::table(&runs).trim_end())),
+            Command::Describe { run } => runs::describe(&run).and_then(|text| say(text.trim_end())),
             Command::Devices => devices(),
         }
     }
@@ -132,20 +160,25 @@ fn say(line: impl std::fmt::Display) -> Result<()> {
     }
 }
 
-fn load_plan(args: &ConfigArgs, check_folder: bool) -> Result<RunPlan> {
-    let config = RunConfig::load_with(&args.file, &args.set)?;
-    if check_folder {
-        RunFolder::check(&config)?;
-    }
+fn load_plan(args: &ConfigArgs) -> Result<RunPlan> {
+    resolve(RunConfig::load_with(&args.file, &args.set)?)
+}
+
+/// The plan of `config`; a signal stops tokenising.
+fn resolve(config: RunConfig) -> Result<RunPlan> {
+    signals::install()?;
     let bar = progress_bar("{spinner} {msg} {bytes}/{total_bytes}");
     let plan = config.plan_with_progress(&mut |progress: store::Progress| {
         bar.set_message("tokenising");
         bar.set_length(progress.total_bytes);
         bar.set_position(progress.done_bytes);
-        ControlFlow::Continue(())
+        if signals::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     bar.finish_and_clear();
-    plan
+    match signals::received() {
+        Some(signal) => Err(signal.error("stopped before the first step")),
+        None => plan,
+    }
 }
 
 /// A bar on stderr when that is a terminal, nothing otherwise.
@@ -158,11 +191,16 @@ fn progress_bar(template: &str) -> ProgressBar {
 }
 
 fn plan(args: &ConfigArgs) -> Result<()> {
-    say(load_plan(args, false)?.describe())
+    say(load_plan(args)?.describe())
 }
 
-fn train(args: &ConfigArgs) -> Result<()> {
-    let plan = load_plan(args, true)?;
+fn train(args: &TrainArgs) -> Result<()> {
+    let mut config = RunConfig::load_with(&args.config.file, &args.config.set)?;
+    if args.resume {
+        config.run.on_existing = OnExisting::Resume;
+    }
+    RunFolder::check(&config)?;
+    let plan = resolve(config)?;
     say(plan.describe())?;
     let folder = plan.config.output_dir()?;
     let trainer = Trainer::new(plan)?;
@@ -176,6 +214,25 @@ fn train(args: &ConfigArgs) -> Result<()> {
     }
     say(format!("model: {}", folder.join("model").display()))?;
     say(format!("again: {}", repeat_command(&folder)))
+}
+
+fn run_verify_resume(args: &ConfigArgs) -> Result<()> {
+    let report = verify(&RunConfig::load_with(&args.file, &args.set)?, &resolve)?;
+    let Report { before, after, tensors, rows, differences } = &report;
+    if differences.is_empty() {
+        return say(format!(
+            "{} steps equal {before} steps, a stop and {after} steps: {tensors} tensors of weights and moments and {rows} \
+             rows are the same, bit for bit",
+            before + after
+        ));
+    }
+    let shown = differences.iter().take(6).map(String::as_str).collect::<Vec<_>>().join("\n  ");
+    Err(Error::device(format!(
+        "{} steps do not equal {before} steps, a stop and {after} steps; {} differences:\n  {shown}",
+        before + after,
+        differences.len()
+    ))
+    .help("on the CPU this is a defect of Kiln; a GPU may add in another order each time"))
 }
 
 /// The command that repeats a run into a folder of its own.
@@ -201,6 +258,12 @@ impl Printer {
 }
 
 impl Callback for Printer {
+    fn on_resume(&mut self, progress: &Progress, checkpoint: &Path) {
+        let _ =
+            self.bar.suspend(|| say(format!("continuing after step {} from {}", progress.step, checkpoint.display())));
+        self.bar.set_position(progress.step);
+    }
+
     fn on_train_begin(&mut self, plan: &RunPlan) {
         self.bar.set_length(plan.steps.total as u64);
     }
@@ -216,7 +279,7 @@ impl Callback for Printer {
         self.row(row);
     }
 
-    fn on_evaluate(&mut self, _progress: &Progress, row: &Record) {
+    fn on_evaluate(&mut self, _progress: &Progress, row: &Record, _control: &mut Control) {
         self.row(row);
     }
 

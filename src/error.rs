@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use crate::signals::Signal;
+
 /// What kind of failure an [`Error`] is. Scripts can branch on it through the exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
@@ -18,6 +20,8 @@ pub enum ErrorKind {
     Device,
     /// The operating system refused to read or write.
     Io,
+    /// A signal asked the process to stop.
+    Interrupted(Signal),
 }
 
 /// An error with what happened, what to do about it, and a kind.
@@ -61,6 +65,11 @@ impl Error {
         Self::new(ErrorKind::Device, message)
     }
 
+    /// A signal stopped the work; `message` says how far it came.
+    pub fn interrupted(signal: Signal, message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Interrupted(signal), message)
+    }
+
     /// The operating system refused `action` (for example "write runs/a/plan.toml").
     pub fn io(action: impl fmt::Display, error: &std::io::Error) -> Self {
         Self::new(ErrorKind::Io, format!("cannot {action}: {error}"))
@@ -86,7 +95,7 @@ impl Error {
     }
 
     /// The exit code of the process that fails with this error: 1 io, 2 config, 3 data, 4 out of memory, 5 non-finite,
-    /// 7 device.
+    /// 7 device, 130 and 143 for SIGINT and SIGTERM.
     pub fn exit_code(&self) -> u8 {
         match self.kind {
             ErrorKind::Io => 1,
@@ -95,6 +104,7 @@ impl Error {
             ErrorKind::OutOfMemory => 4,
             ErrorKind::NonFinite => 5,
             ErrorKind::Device => 7,
+            ErrorKind::Interrupted(signal) => signal.exit_code(),
         }
     }
 }

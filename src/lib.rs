@@ -15,8 +15,11 @@ pub mod metrics;
 pub mod model_folder;
 pub mod optim;
 pub mod plan;
+pub mod runs;
+pub mod signals;
 pub mod task;
 pub mod trainer;
+pub mod verify_resume;
 
 pub use config::RunConfig;
 pub use error::{Error, ErrorKind, Result};

@@ -102,10 +102,11 @@ impl Record {
 pub struct MetricsFile {
     path: PathBuf,
     file: File,
+    rows: u64,
 }
 
 impl MetricsFile {
-    /// Opens `metrics.jsonl` in `folder`.
+    /// Opens `metrics.jsonl` in `folder`, for a run from its start.
     ///
     /// # Errors
     /// The operating system's.
@@ -113,7 +114,45 @@ impl MetricsFile {
         let path = folder.join("metrics.jsonl");
         let file = OpenOptions::new().create(true).append(true).open(&path);
         let file = file.map_err(|error| Error::io(format!("open {}", path.display()), &error))?;
-        Ok(Self { path, file })
+        Ok(Self { path, file, rows: 0 })
+    }
+
+    /// Opens `metrics.jsonl` in `folder` and keeps its first `rows` rows: what follows is written again by a run that
+    /// continues from there.
+    ///
+    /// # Errors
+    /// Fewer rows than that, and the operating system's.
+    pub fn open_with(folder: &Path, rows: u64) -> Result<Self> {
+        let mut metrics = Self::open(folder)?;
+        let io = |error: &std::io::Error| Error::io(format!("read {}", metrics.path.display()), error);
+        let text = std::fs::read(&metrics.path).map_err(|error| io(&error))?;
+        let (mut found, mut end) = (0, 0);
+        for (at, _) in text.iter().enumerate().filter(|(_, byte)| **byte == b'\n').take(rows as usize) {
+            (found, end) = (found + 1, at + 1);
+        }
+        if found < rows {
+            return Err(Error::data(format!(
+                "{} has {found} rows, and the checkpoint was saved after {rows}",
+                metrics.path.display()
+            ))
+            .help("put the file back as the run wrote it, or start again with run.on_existing = \"overwrite\""));
+        }
+        metrics.file.set_len(end as u64).map_err(|error| io(&error))?;
+        metrics.rows = rows;
+        Ok(metrics)
+    }
+
+    /// How many rows it has.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Brings it to disk.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn sync(&self) -> Result<()> {
+        self.file.sync_all().map_err(|error| Error::io(format!("write {}", self.path.display()), &error))
     }
 
     /// Appends one line, whole or not at all.
@@ -128,12 +167,14 @@ impl MetricsFile {
                 let _ = self.file.set_len(length);
             })
         });
+        self.rows += 1;
         written.map_err(|error| Error::io(format!("write {}", self.path.display()), &error))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
 
     fn record() -> Record {
@@ -158,6 +199,19 @@ mod tests {
         assert_eq!(record().to_dict(), expected);
         let line = Record::default().with("train_runtime", 123_456.789).to_dict();
         assert_eq!(line, "{'train_runtime': 123456.789}", "metric regexes read [0-9.]*");
+    }
+
+    #[test]
+    fn rows_after_a_checkpoint_are_cut_off() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut metrics = MetricsFile::open(folder.path()).unwrap();
+        (1..=3).for_each(|step| metrics.append(&Record::default().with("step", step)).unwrap());
+        let mut metrics = MetricsFile::open_with(folder.path(), 2).unwrap();
+        metrics.append(&Record::default().with("step", 7)).unwrap();
+        assert_eq!(metrics.rows(), 3);
+        let text = std::fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
+        assert_eq!(text, "{\"step\": 1}\n{\"step\": 2}\n{\"step\": 7}\n");
+        assert!(MetricsFile::open_with(folder.path(), 4).unwrap_err().to_string().contains("has 3 rows"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use kiln::config::{DataSection, EvalStrategy, ModelKind, ModelSection, TrainerSection};
+use kiln::config::{DataSection, EvalStrategy, ModelKind, ModelSection, SaveStrategy, TrainerSection};
 use kiln::execution::device_reads;
 use kiln::metrics::Record;
 use kiln::task::Task;
@@ -47,6 +47,7 @@ fn only_log_steps_read_from_the_device() {
             gradient_accumulation_steps: 2,
             logging_steps: Some(8.into()),
             eval_strategy: EvalStrategy::No,
+            save_strategy: SaveStrategy::No,
             ..TrainerSection::default()
         })
         .build()

@@ -72,7 +72,19 @@ fn rows_have_the_keys_that_are_promised() {
         assert!((loss.exp() / perplexity - 1.0).abs() < 1e-12);
         assert!((0.0..=1.0).contains(&row["eval_accuracy"].as_f64().unwrap()));
     }
-    assert_eq!(place.listing("run"), ["metrics.jsonl", "model", "plan.toml"]);
+    assert_eq!(
+        place.listing("run"),
+        [
+            ".lock",
+            "all_results.json",
+            "checkpoints",
+            "metrics.jsonl",
+            "model",
+            "plan.toml",
+            "status.json",
+            "trainer_state.json"
+        ]
+    );
     let model = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"];
     assert_eq!(place.listing("run/model"), model);
 }

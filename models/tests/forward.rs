@@ -1,9 +1,18 @@
 //! What a forward pass must and must not depend on: causality, padding, the key/value cache, dropout.
 #![allow(clippy::unwrap_used)]
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use kiln_models::{Head, KvCache, Model, ModelConfig, ModelInput, ModelType};
 use serde_json::json;
+
+/// Tests run in threads of one process, which share Flex's random state: whoever draws holds this.
+static RANDOM: Mutex<()> = Mutex::new(());
+
+fn hold_random() -> MutexGuard<'static, ()> {
+    RANDOM.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Equal sums of f32 in another order, of values of order 1.
 const ROUNDING: f32 = 2e-6;
@@ -17,6 +26,7 @@ fn model(kind: ModelType, head: Head) -> Model {
     let mut fields = fields.as_object().unwrap().clone();
     fields.insert("initializer_range".into(), json!(0.3)); // large enough that every token matters
     let device = Device::flex();
+    let _held = hold_random();
     device.seed(3);
     Model::new(&ModelConfig::from_fields(kind, &fields).unwrap(), head, &device).unwrap()
 }
@@ -119,6 +129,7 @@ fn padding_changes_nothing() {
 fn dropout_is_for_training_only() {
     for (kind, head) in [(ModelType::Gpt2, Head::CausalLm), (ModelType::Bert, Head::SequenceClassification)] {
         let model = model(kind, head);
+        let _held = hold_random();
         let run = |train: bool| read(model.forward(input(&[&[1, 2, 3, 4]]), train));
         assert_eq!(run(false), run(false));
         assert_ne!(run(true), run(true), "two draws");

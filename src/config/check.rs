@@ -5,8 +5,8 @@ use toml::Value;
 
 use super::document::Complaint;
 use super::{
-    DataFormat, DataSection, EvalStrategy, GenerationSection, RunConfig, SchedulerType, StepsOrRatio, TrainerSection,
-    Validation,
+    DataFormat, DataSection, EvalStrategy, GenerationSection, RunConfig, SaveStrategy, SchedulerType, StepsOrRatio,
+    TrainerSection, Validation,
 };
 use crate::task::Task;
 
@@ -24,6 +24,7 @@ pub(super) fn check(config: &RunConfig) -> Checked {
     tokenizer(config)?;
     trainer(&config.trainer)?;
     evaluation(config)?;
+    saving(&config.trainer)?;
     config.generation.as_ref().map_or(Ok(()), |section| generation(section, config))
 }
 
@@ -208,6 +209,7 @@ fn trainer(trainer: &TrainerSection) -> Checked {
         ("trainer.warmup_steps", Some(trainer.warmup_steps), 0),
         ("trainer.logging_steps", trainer.logging_steps, 1),
         ("trainer.eval_steps", trainer.eval_steps, 1),
+        ("trainer.save_steps", Some(trainer.save_steps), 1),
     ] {
         match value {
             Some(StepsOrRatio::Steps(steps)) => at_least(key, steps, least)?,
@@ -248,6 +250,56 @@ fn evaluation(config: &RunConfig) -> Checked {
     }
     if trainer.eval_on_start {
         return Err(Complaint::new("trainer.eval_on_start", "needs validation data, and there is none").help(help));
+    }
+    Ok(())
+}
+
+/// When the best model can be known, and when it is on disk. The rules are those of `TrainingArguments`.
+fn saving(trainer: &TrainerSection) -> Checked {
+    let limits = [
+        ("trainer.save_total_limit", trainer.save_total_limit),
+        ("trainer.early_stopping_patience", trainer.early_stopping_patience),
+    ];
+    for (key, value) in limits {
+        at_least(key, value.unwrap_or(1), 1)?;
+    }
+    if let Some(metric) = &trainer.metric_for_best_model {
+        not_empty("trainer.metric_for_best_model", Some(metric))?;
+    }
+    if trainer.early_stopping_threshold < 0.0 {
+        let message = format!("expected a number of 0 or more, got {}", trainer.early_stopping_threshold);
+        return Err(Complaint::new("trainer.early_stopping_threshold", message));
+    }
+    if trainer.early_stopping_threshold > 0.0 && trainer.early_stopping_patience.is_none() {
+        return Err(Complaint::new("trainer.early_stopping_threshold", "says nothing without early_stopping_patience")
+            .help("set trainer.early_stopping_patience, or remove it"));
+    }
+    let best = trainer.save_strategy == SaveStrategy::Best;
+    let needs = [
+        ("trainer.save_strategy", best),
+        ("trainer.load_best_model_at_end", trainer.load_best_model_at_end),
+        ("trainer.early_stopping_patience", trainer.early_stopping_patience.is_some()),
+        ("trainer.metric_for_best_model", trainer.metric_for_best_model.is_some()),
+        ("trainer.greater_is_better", trainer.greater_is_better.is_some()),
+    ];
+    if trainer.eval_strategy == EvalStrategy::No {
+        return match needs.into_iter().find(|(_, asked)| *asked) {
+            Some((key, _)) => {
+                Err(Complaint::new(key, "the best model is found by evaluating, and eval_strategy is `no`")
+                    .help("set trainer.eval_strategy = \"steps\" or \"epoch\""))
+            }
+            None => Ok(()),
+        };
+    }
+    if !trainer.load_best_model_at_end || best {
+        return Ok(());
+    }
+    // The best model must be on disk: every saved step is an evaluated one.
+    let (save, eval) = (trainer.save_strategy, trainer.eval_strategy);
+    if save.as_str() != eval.as_str() {
+        let message = format!("saves by `{save}` and evaluates by `{eval}`; the best model would not be on disk");
+        return Err(Complaint::new("trainer.load_best_model_at_end", message)
+            .help(format!("set trainer.save_strategy = \"best\" or \"{eval}\"")));
     }
     Ok(())
 }

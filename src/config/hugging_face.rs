@@ -65,10 +65,14 @@ pub(crate) fn way_out(key: &str) -> Option<&'static str> {
 pub(crate) const UNSUPPORTED: &[(&[&str], &str)] = &[
     (&["output_dir", "logging_dir"], "set run.output_dir; metrics.jsonl lies in the same folder"),
     (&["run_name"], "name the run by run.output_dir"),
-    (&["overwrite_output_dir"], "set run.on_existing = \"overwrite\" (or \"fail\")"),
+    (&["overwrite_output_dir"], "set run.on_existing = \"overwrite\" (or \"resume\" or \"fail\")"),
     (
-        &["resume_from_checkpoint", "ignore_data_skip", "restore_callback_states_from_checkpoint"],
-        "remove it: this version saves no checkpoints that a run could continue from",
+        &["resume_from_checkpoint"],
+        "set run.on_existing = \"resume\" or use `kiln train FILE --resume`: the run continues from its newest checkpoint",
+    ),
+    (
+        &["ignore_data_skip", "restore_callback_states_from_checkpoint"],
+        "remove it: a resumed run continues where it stood, in the data and in its counters",
     ),
     (
         &["do_train", "do_eval", "do_predict"],
@@ -88,19 +92,8 @@ pub(crate) const UNSUPPORTED: &[(&[&str], &str)] = &[
         "remove it: this version computes in f32",
     ),
     (
-        &[
-            "save_steps",
-            "save_strategy",
-            "save_total_limit",
-            "save_only_model",
-            "save_safetensors",
-            "save_on_each_node",
-            "enable_jit_checkpoint",
-            "load_best_model_at_end",
-            "metric_for_best_model",
-            "greater_is_better",
-        ],
-        "remove it: this version saves the model once, at the end of the run, in run.output_dir/model",
+        &["save_only_model", "save_safetensors", "save_on_each_node", "enable_jit_checkpoint"],
+        "remove it: a checkpoint holds all that continues the run, as safetensors; trainer.save_strategy says when",
     ),
     (
         &["optim_args", "optim_target_modules", "adafactor"],

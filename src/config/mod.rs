@@ -23,7 +23,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 pub use builder::RunConfigBuilder;
-pub use names::{DataFormat, DeviceKind, EvalStrategy, ModelKind, OnExisting, OptimizerName, Sampler};
+pub use names::{DataFormat, DeviceKind, EvalStrategy, ModelKind, OnExisting, OptimizerName, Sampler, SaveStrategy};
 pub use scheduler::{Ramp, SchedulerKwargs, SchedulerType};
 pub use sections::{DataSection, DeviceSection, GenerationSection, ModelSection, RunSection, TokenizerSection};
 pub use trainer::{RunLength, TrainerSection};

@@ -72,22 +72,14 @@ pub(crate) fn unknown_name<'a>(what: &str, given: &str, known: impl Iterator<Ite
 
 names! {
     /// What to do when the run folder exists already.
-    OnExisting("on_existing", resume_is_not_available) {
+    OnExisting("on_existing") {
         /// Stop with an error; nothing is touched.
         Fail = "fail",
         /// Remove what an earlier run left there.
         Overwrite = "overwrite",
+        /// Continue the run from its newest whole checkpoint; from the start when there is none.
+        Resume = "resume",
     }
-}
-
-/// `resume` becomes a value of [`OnExisting`] when there are checkpoints to resume from; until then this refuses it.
-fn resume_is_not_available(given: &str) -> Option<Result<OnExisting, Error>> {
-    (given == "resume").then(|| {
-        Err(Error::config(
-            "`resume` is not available: this version saves no checkpoints that a run could continue from",
-        )
-        .help("use `fail`, or `overwrite` to start again in the same folder"))
-    })
 }
 
 names! {
@@ -146,6 +138,20 @@ names! {
         Steps = "steps",
         /// At the end of every epoch.
         Epoch = "epoch",
+    }
+}
+
+names! {
+    /// When a checkpoint is saved during training (Hugging Face's `save_strategy`).
+    SaveStrategy("save strategy") {
+        /// Never on a schedule; a run that is stopped before its end saves one all the same.
+        No = "no",
+        /// Every `save_steps` optimizer steps and at the end.
+        Steps = "steps",
+        /// At the end of every epoch and at the end.
+        Epoch = "epoch",
+        /// After every evaluation that is the best so far.
+        Best = "best",
     }
 }
 
@@ -227,6 +233,7 @@ mod tests {
         assert_eq!("gpt2".parse::<ModelKind>().unwrap(), ModelKind::Gpt2);
         assert_eq!("tokenized".parse::<DataFormat>().unwrap(), DataFormat::Tokenized);
         assert_eq!("sequential".parse::<Sampler>().unwrap(), Sampler::Sequential);
+        assert_eq!("best".parse::<SaveStrategy>().unwrap(), SaveStrategy::Best);
         assert_eq!("epoch".parse::<EvalStrategy>().unwrap(), EvalStrategy::Epoch);
     }
 
@@ -240,7 +247,7 @@ mod tests {
     #[test]
     fn names_refused_with_a_reason_or_a_suggestion() {
         let refused = |error: Error, part: &str| assert!(error.to_string().contains(part), "{error}");
-        refused("resume".parse::<OnExisting>().unwrap_err(), "not available");
+        refused("resumes".parse::<OnExisting>().unwrap_err(), "did you mean `resume`?");
         refused("parquet".parse::<DataFormat>().unwrap_err(), "reads `text` and `tokenized`");
         refused("tokenised".parse::<DataFormat>().unwrap_err(), "did you mean `tokenized`?");
         refused("group_by_length".parse::<Sampler>().unwrap_err(), "not supported");

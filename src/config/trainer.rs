@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::names::{EvalStrategy, OptimizerName};
+use super::names::{EvalStrategy, OptimizerName, SaveStrategy};
 use super::scheduler::{SchedulerKwargs, SchedulerType};
 use super::values::{StepsOrRatio, count, count_or_minus_one, number_or_minus_one, some_count};
 
@@ -65,6 +65,28 @@ pub struct TrainerSection {
     pub eval_steps: Option<StepsOrRatio>,
     /// Evaluates before step 1 too. Default: false.
     pub eval_on_start: bool,
+    /// When to save a checkpoint, from which the run can be continued. Default: `steps`.
+    pub save_strategy: SaveStrategy,
+    /// With `save_strategy = "steps"`: every so many steps, or below 1 a ratio of the run. Default: 500.
+    pub save_steps: StepsOrRatio,
+    /// Keeps this many checkpoints and removes older ones, though never the best one when `load_best_model_at_end` is
+    /// set. Default: all are kept; each takes about three times the room of the model.
+    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    pub save_total_limit: Option<usize>,
+    /// Ends the run with the weights of the checkpoint whose evaluation was best. Default: false.
+    pub load_best_model_at_end: bool,
+    /// The evaluation figure that says which model is best, with or without `eval_`. Default: `loss`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metric_for_best_model: Option<String>,
+    /// Whether more of that figure is better. Default: true unless its name ends in `loss` or `perplexity`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub greater_is_better: Option<bool>,
+    /// Ends the run after this many evaluations in a row that were not better than the best
+    /// (`EarlyStoppingCallback`). Default: not given.
+    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    pub early_stopping_patience: Option<usize>,
+    /// By how much an evaluation must be better to count for `early_stopping_patience`. Default: 0.0.
+    pub early_stopping_threshold: f64,
     /// Seed of the weights, of dropout and of the order of samples. Default: 42.
     #[serde(deserialize_with = "count")]
     pub seed: u64,
@@ -102,6 +124,14 @@ impl Default for TrainerSection {
             eval_strategy: EvalStrategy::No,
             eval_steps: None,
             eval_on_start: false,
+            save_strategy: SaveStrategy::Steps,
+            save_steps: StepsOrRatio::Steps(500),
+            save_total_limit: None,
+            load_best_model_at_end: false,
+            metric_for_best_model: None,
+            greater_is_better: None,
+            early_stopping_patience: None,
+            early_stopping_threshold: 0.0,
             seed: 42,
             data_seed: None,
             dataloader_drop_last: false,
@@ -132,6 +162,18 @@ impl TrainerSection {
             (None, Some(tokens), _) => RunLength::Tokens(tokens),
             (None, None, epochs) => RunLength::Epochs(epochs.unwrap_or(DEFAULT_NUM_TRAIN_EPOCHS)),
         }
+    }
+
+    /// The name in evaluation rows of the figure that says which model is best: `eval_loss`, `eval_accuracy`.
+    pub fn best_metric(&self) -> String {
+        let name = self.metric_for_best_model.as_deref().unwrap_or("loss");
+        if name.starts_with("eval_") { name.into() } else { format!("eval_{name}") }
+    }
+
+    /// Whether more of [`best_metric`](Self::best_metric) is better.
+    pub fn best_is_greatest(&self) -> bool {
+        let name = self.best_metric();
+        self.greater_is_better.unwrap_or(!name.ends_with("loss") && !name.ends_with("perplexity"))
     }
 
     /// The seed of the order of samples.

@@ -1,13 +1,16 @@
 //! AdamW (Loshchilov & Hutter 2017) over all parameters of a model, by PyTorch's formula and with its defaults
 //! (`torch.optim.AdamW`): decoupled decay first, bias-corrected moments, epsilon outside the square root.
-//! State lives on the device in f32, flat, keyed by parameter.
+//! State lives on the device in f32, flat, keyed by parameter; it leaves and enters under Hugging Face's parameter names.
 
 use std::collections::{BTreeMap, HashMap};
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
-use kiln_models::weights::parameters;
+use burn::tensor::{Device, Tensor, TensorData};
+use kiln_models::weights::{NamedTensor, parameters};
+
+use crate::error::{Error, Result};
+use crate::execution::read_values;
 
 /// What AdamW is told once.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -39,6 +42,9 @@ pub struct AdamW {
     moments: BTreeMap<ParamId, Moments>,
 }
 
+/// The endings of the two moments' names, PyTorch's.
+const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
+
 /// First and second moment of one parameter, flat `[n]`, f32.
 #[derive(Debug, Clone)]
 struct Moments {
@@ -62,6 +68,65 @@ impl AdamW {
     pub fn step<M: Module>(&mut self, model: M, grads: GradientsParams, scale: &Tensor<1>, lr: f64) -> M {
         self.step += 1;
         model.map(&mut Update { optimizer: self, grads, scale, lr })
+    }
+
+    /// The state on the host: `NAME.exp_avg` and `NAME.exp_avg_sq`, flat in Kiln's own layout, `[n]`, for every parameter
+    /// that has been updated. The number of updates is the caller's to keep.
+    ///
+    /// # Errors
+    /// The device's, when a value cannot be read.
+    pub fn export<M: Module>(&self, model: &M) -> Result<Vec<NamedTensor>> {
+        let mut tensors = Vec::new();
+        for parameter in parameters(model) {
+            let Some(moments) = self.moments.get(&parameter.id) else { continue };
+            for (ending, moment) in MOMENTS.into_iter().zip([&moments.exp_avg, &moments.exp_avg_sq]) {
+                let name = format!("{}.{ending}", parameter.name);
+                tensors.push(NamedTensor {
+                    name,
+                    shape: vec![parameter.num_elements()],
+                    data: read_values(moment.clone())?,
+                });
+            }
+        }
+        Ok(tensors)
+    }
+
+    /// Puts back what [`export`](Self::export) gave after `step` updates of a model of the same shape.
+    ///
+    /// # Errors
+    /// Names or sizes that are not the model's, or one moment without the other; the state is then as it was.
+    pub fn import<M: Module>(
+        &mut self,
+        model: &M,
+        step: u64,
+        tensors: Vec<NamedTensor>,
+        device: &Device,
+    ) -> Result<()> {
+        let mut given = tensors.into_iter().map(|tensor| (tensor.name, tensor.data)).collect::<BTreeMap<_, _>>();
+        let mut moments = BTreeMap::new();
+        for parameter in parameters(model) {
+            let found = MOMENTS.map(|ending| given.remove(&format!("{}.{ending}", parameter.name)));
+            let n = parameter.num_elements();
+            match found {
+                [None, None] => {}
+                [Some(first), Some(second)] if first.len() == n && second.len() == n => {
+                    let [exp_avg, exp_avg_sq] =
+                        [first, second].map(|values| Tensor::from_data(TensorData::new(values, [n]), device));
+                    moments.insert(parameter.id, Moments { exp_avg, exp_avg_sq });
+                }
+                _ => {
+                    return Err(Error::data(format!(
+                        "the optimizer's state of {} does not fit: expected both moments with {n} values",
+                        parameter.name
+                    )));
+                }
+            }
+        }
+        if let Some(name) = given.keys().next() {
+            return Err(Error::data(format!("the optimizer's state has {name}, which the model does not have")));
+        }
+        (self.step, self.moments) = (step, moments);
+        Ok(())
     }
 
     fn update(&mut self, id: ParamId, value: Tensor<1>, grad: Tensor<1>, lr: f64) -> Tensor<1> {

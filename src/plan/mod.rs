@@ -11,7 +11,7 @@ use burn::tensor::Device;
 use kiln_models::weights::parameters;
 use kiln_models::{Model, ModelConfig};
 
-use crate::config::{EvalStrategy, RunConfig, RunLength, StepsOrRatio};
+use crate::config::{EvalStrategy, RunConfig, RunLength, SaveStrategy, StepsOrRatio};
 use crate::data::store::Progress;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{Dataset, paths};
@@ -55,6 +55,8 @@ pub struct RunPlan {
     pub schedule: Schedule,
     /// Optimizer steps between evaluations.
     pub eval_steps: usize,
+    /// Optimizer steps between checkpoints.
+    pub save_steps: usize,
     /// Optimizer steps between log rows.
     pub logging_steps: usize,
     /// The text sample at the end, if any.
@@ -175,6 +177,19 @@ impl RunPlan {
         let resolve = |steps_or_ratio: StepsOrRatio| steps_or_ratio.resolve(steps.total).max(1);
         let logging_steps = trainer.logging_steps.map_or((steps.total / 20).clamp(1, 500), resolve);
         let eval_steps = trainer.eval_steps.map_or(logging_steps, resolve);
+        let save_steps = resolve(trainer.save_steps);
+        if trainer.load_best_model_at_end
+            && trainer.save_strategy == SaveStrategy::Steps
+            && !save_steps.is_multiple_of(eval_steps)
+        {
+            return Err(Error::config(format!(
+                "trainer.save_steps is {save_steps} steps and eval_steps is {eval_steps}: with load_best_model_at_end \
+                 every saved step must be an evaluated one"
+            ))
+            .help(format!(
+                "set trainer.save_steps to a multiple of {eval_steps}, or trainer.save_strategy = \"best\""
+            )));
+        }
         let generation = sample_plan(&config, &inputs)?;
         let memory = MemoryEstimate::new(&inputs.model_config, task, num_parameters, batch);
 
@@ -182,6 +197,7 @@ impl RunPlan {
         if config.trainer.eval_strategy == EvalStrategy::Steps {
             config.trainer.eval_steps = Some(eval_steps.into());
         }
+        config.trainer.save_steps = save_steps.into();
         config.data.block_size = inputs.block_size.or(config.data.block_size);
         Ok(Self {
             task,
@@ -198,6 +214,7 @@ impl RunPlan {
             steps,
             schedule,
             eval_steps,
+            save_steps,
             logging_steps,
             generation,
             memory,

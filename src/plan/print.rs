@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::RunPlan;
+use crate::config::{EvalStrategy, SaveStrategy};
 use crate::error::Result;
 use crate::execution::engine;
 
@@ -92,11 +93,21 @@ impl RunPlan {
                 "every {} steps; evaluation: {}",
                 self.logging_steps,
                 match trainer.eval_strategy {
-                    crate::config::EvalStrategy::Steps => format!("every {} steps and at the end", self.eval_steps),
-                    crate::config::EvalStrategy::Epoch => "every epoch and at the end".into(),
-                    crate::config::EvalStrategy::No => "never".into(),
+                    EvalStrategy::Steps => format!("every {} steps and at the end", self.eval_steps),
+                    EvalStrategy::Epoch => "every epoch and at the end".into(),
+                    EvalStrategy::No => "never".into(),
                 }
             ),
+        );
+        let kept = trainer.save_total_limit.map_or(String::new(), |limit| format!(", the last {limit} kept"));
+        line(
+            "checkpoints",
+            match trainer.save_strategy {
+                SaveStrategy::No => "only when the run is stopped".into(),
+                SaveStrategy::Steps => format!("every {} steps and at the end{kept}", self.save_steps),
+                SaveStrategy::Epoch => format!("every epoch and at the end{kept}"),
+                SaveStrategy::Best => format!("when {} is the best so far{kept}", trainer.best_metric()),
+            },
         );
         line("output", self.config.run.output_dir.display().to_string());
         text

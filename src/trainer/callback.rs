@@ -1,5 +1,7 @@
 //! Hooks into the training loop, with Hugging Face's event names (`TrainerCallback`). The command line prints through one.
 
+use std::path::Path;
+
 use crate::metrics::Record;
 use crate::plan::RunPlan;
 
@@ -18,27 +20,46 @@ pub struct Progress {
     pub epoch: f64,
 }
 
-/// What a callback may ask of the loop.
+/// What a callback may ask of the loop (`TrainerControl`). All but `should_training_stop` hold for the step at hand.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Control {
     /// End after this step, as if the plan ended here.
     pub should_training_stop: bool,
+    /// Evaluate after this step.
+    pub should_evaluate: bool,
+    /// Save a checkpoint after this step.
+    pub should_save: bool,
 }
 
 /// Called by the loop; every method does nothing unless it is written.
 #[allow(unused_variables)]
 pub trait Callback {
+    /// Before everything else, when the run continues from `checkpoint`.
+    fn on_resume(&mut self, progress: &Progress, checkpoint: &Path) {}
+
     /// Before the first step.
     fn on_train_begin(&mut self, plan: &RunPlan) {}
 
+    /// Before the first step of an epoch, also when a run is taken up in the middle of one.
+    fn on_epoch_begin(&mut self, progress: &Progress) {}
+
+    /// Before every optimizer step.
+    fn on_step_begin(&mut self, progress: &Progress) {}
+
     /// After every optimizer step. Reads nothing from the device.
     fn on_step_end(&mut self, progress: &Progress, control: &mut Control) {}
+
+    /// After the last step of an epoch, following its `on_step_end`.
+    fn on_epoch_end(&mut self, progress: &Progress, control: &mut Control) {}
 
     /// After a training row was written.
     fn on_log(&mut self, progress: &Progress, row: &Record) {}
 
     /// After an evaluation row was written.
-    fn on_evaluate(&mut self, progress: &Progress, row: &Record) {}
+    fn on_evaluate(&mut self, progress: &Progress, row: &Record, control: &mut Control) {}
+
+    /// After a checkpoint was handed over for writing into `checkpoint`; the folder appears when it is whole.
+    fn on_save(&mut self, progress: &Progress, checkpoint: &Path) {}
 
     /// After the last step, when everything is written.
     fn on_train_end(&mut self, progress: &Progress, summary: &Record) {}

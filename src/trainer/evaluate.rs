@@ -15,6 +15,7 @@ use crate::data::sampler::Sampler;
 use crate::error::{Error, Result};
 use crate::execution::read_scalars;
 use crate::metrics::Record;
+use crate::signals;
 use crate::task::{DeviceBatch, Task};
 
 /// Sums over a dataset.
@@ -37,7 +38,7 @@ const READ_EVERY: usize = 32;
 /// Evaluates `model` on `dataset`.
 ///
 /// # Errors
-/// Data that cannot be read, or a dataset without one valid label.
+/// Data that cannot be read, a dataset without one valid label, or a signal that asks the process to stop.
 pub fn evaluate(
     model: &Model,
     task: Task,
@@ -61,6 +62,9 @@ pub fn evaluate(
     let (mut loss, mut correct, mut count, mut samples, mut batches) = (0.0, 0.0, 0usize, 0, 0);
     let mut pending: Vec<Tensor<1>> = Vec::new(); // loss and number of right predictions, in turn
     loop {
+        if let Some(signal) = signals::received() {
+            return Err(signal.error(format_args!("stopped while evaluating, after {batches} batches")));
+        }
         let loaded = loader.next_batch()?;
         if let Some(loaded) = &loaded {
             let batch = DeviceBatch::new(task, &loaded.batch, device)?;

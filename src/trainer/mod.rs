@@ -1,11 +1,19 @@
 //! The training loop, read from top to bottom: [`Trainer::train`]. Evaluation, logging and saving hang on it; nothing else
 //! trains.
 
+mod best;
 mod callback;
+pub mod checkpoint;
+mod clock;
 mod evaluate;
+mod history;
 mod output;
+mod promise;
+mod run;
+mod saver;
+mod status;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
@@ -13,19 +21,24 @@ use burn::tensor::{Device, Tensor};
 use kiln_models::Model;
 use kiln_models::weights::{LoadReport, load};
 
-use crate::config::EvalStrategy;
 use crate::data::loader::{Loader, LoaderOptions};
-use crate::error::{Error, Result};
-use crate::execution::{peak_mib, read_scalars, seed_for};
+use crate::error::{Error, ErrorKind, Result};
+use crate::execution::{read_scalars, seed_for};
 use crate::metrics::Record;
 use crate::optim::adamw::{AdamW, AdamWConfig};
 use crate::optim::gradient::{global_norm, scale_and_norm};
 use crate::plan::RunPlan;
+use crate::signals;
 use crate::task::DeviceBatch;
+use history::write_trainer_state;
+use run::{Run, finish_saving};
 
+pub use best::Best;
 pub use callback::{Callback, Control, Progress};
 pub use evaluate::{Evaluation, evaluate};
 pub use output::RunFolder;
+pub use promise::Promise;
+pub use status::{RunStatus, Status};
 
 /// A model, its optimizer and its data, ready to train.
 pub struct Trainer {
@@ -47,18 +60,6 @@ pub struct TrainOutput {
     pub summary: Record,
     /// The text that the model wrote at the end, when the config asks for one.
     pub sample: Option<String>,
-}
-
-/// Where the time of a run goes, and how far it has come.
-struct Clock {
-    start: Instant,
-    window_start: Instant,
-    window_steps: u64,
-    window_tokens: u64,
-    /// `(step_ms, tokens_per_s)` of every log window but the first, which is the warm-up.
-    steady: Vec<(f64, f64)>,
-    warmup: Option<Duration>,
-    eval: Duration,
 }
 
 impl Trainer {
@@ -107,29 +108,43 @@ impl Trainer {
         &self.model
     }
 
-    /// Trains to the end of the plan, writes the run folder, and returns the summary.
+    /// Trains to the end of the plan, writes the run folder, and returns the summary. With `run.on_existing = "resume"` it
+    /// begins where the newest checkpoint stands.
     ///
     /// # Errors
-    /// Data that cannot be read, a loss or gradient norm that is not finite, a device or a disk that fails.
+    /// Data that cannot be read, a loss or gradient norm that is not finite, a device or a disk that fails, a checkpoint
+    /// of another run; a signal that stopped the run after a checkpoint was saved.
     pub fn train(&mut self) -> Result<TrainOutput> {
-        let mut folder = RunFolder::create(&self.plan)?;
+        let (mut folder, checkpoint) = RunFolder::create(&self.plan)?;
+        let output = self.begin(&folder, checkpoint.as_ref()).and_then(|run| self.run(&mut folder, run));
+        folder.status.end(output.as_ref().err());
+        let written = folder.status.write(folder.path());
+        output.and_then(|output| written.map(|()| output))
+    }
+
+    /// THE loop.
+    fn run(&mut self, folder: &mut RunFolder, mut run: Run) -> Result<TrainOutput> {
         let trainer = self.plan.config.trainer.clone();
         let total_steps = self.plan.steps.total as u64;
         let accumulation = self.plan.batch.accumulation;
         let clip = (trainer.max_grad_norm > 0.0).then_some(trainer.max_grad_norm);
         let mut loader = self.train_loader()?;
-        let mut progress = Progress { step: 0, total_steps, samples: 0, tokens: 0, epoch: 0.0 };
-        let mut control = Control::default();
-        let mut loss_total: Option<Tensor<1>> = None; // sum over steps of the step's loss, on the device
-        for callback in &mut self.callbacks {
-            callback.on_train_begin(&self.plan);
+        loader.seek(run.position);
+        let mut epoch_begins = true;
+        self.callbacks.iter_mut().for_each(|callback| callback.on_train_begin(&self.plan));
+        if run.pending_evaluation {
+            self.evaluate_and_record(folder, &mut run)?;
         }
-        let mut clock = Clock::start();
-        if trainer.eval_on_start {
-            self.evaluate_and_record(&mut folder, &progress, &mut clock)?;
+        if let Some(signal) = signals::received() {
+            return Err(signal.error("stopped before the first step"));
         }
 
-        while progress.step < total_steps && !control.should_training_stop {
+        while run.progress.step < total_steps && !run.control.should_training_stop {
+            if std::mem::take(&mut epoch_begins) {
+                self.callbacks.iter_mut().for_each(|callback| callback.on_epoch_begin(&run.progress));
+            }
+            self.callbacks.iter_mut().for_each(|callback| callback.on_step_begin(&run.progress));
+
             // One optimizer step: up to `accumulation` micro-batches, fewer at the end of an epoch.
             let mut accumulator = GradientsAccumulator::new();
             let mut loss_sum: Option<Tensor<1>> = None;
@@ -137,7 +152,7 @@ impl Trainer {
             let mut epoch_ended = false;
             for micro in 0..accumulation {
                 let Some(loaded) = loader.next_batch()? else { break };
-                self.device.seed(seed_for(trainer.seed, "dropout", progress.step, micro as u64));
+                self.device.seed(seed_for(trainer.seed, "dropout", run.progress.step, micro as u64));
                 let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.device)?;
                 let loss = batch.loss(self.model.forward(batch.input.clone(), true))?;
                 let grads = GradientsParams::from_grads(loss.sum.backward(), &self.model);
@@ -150,15 +165,15 @@ impl Trainer {
                 num_labels += batch.num_labels;
                 micro_batches += 1;
                 step_tokens += loaded.batch.num_tokens as u64;
-                progress.samples += loaded.batch.rows as u64;
-                progress.epoch = loaded.epoch_progress;
+                run.progress.samples += loaded.batch.rows as u64;
+                run.progress.epoch = loaded.epoch_progress;
                 if loaded.last_in_epoch {
                     epoch_ended = true;
                     break;
                 }
             }
             let (Some(loss_sum), true) = (loss_sum, num_labels > 0) else {
-                return Err(Error::data(format!("step {}: no label of the batch is valid", progress.step + 1))
+                return Err(Error::data(format!("step {}: no label of the batch is valid", run.progress.step + 1))
                     .help("every optimizer step needs at least one label that is not -100"));
             };
 
@@ -166,53 +181,74 @@ impl Trainer {
             let grads = accumulator.grads();
             let divisor = self.plan.task.step_divisor(num_labels, micro_batches);
             let (scale, grad_norm) = scale_and_norm(global_norm(&self.model, &grads), divisor, clip);
-            let lr = self.plan.schedule.lr(progress.step as usize);
+            let lr = self.plan.schedule.lr(run.progress.step as usize);
             let model = self.model.clone();
             self.model = self.optimizer.step(model, grads, &scale, lr);
             let loss = loss_sum * (1.0 / divisor);
-            loss_total = Some(match loss_total {
-                Some(total) => total + loss.clone(),
-                None => loss.clone(),
-            });
-            progress.step += 1;
-            progress.tokens += step_tokens;
-            clock.step(step_tokens);
+            run.add_loss(&loss);
+            run.position = loader.position();
+            run.progress.step += 1;
+            run.progress.tokens += step_tokens;
+            run.clock.step(step_tokens);
+            run.is_best = false;
 
-            let last = progress.step == total_steps;
-            let out_of_time = self.plan.steps.max_duration.is_some_and(|limit| clock.start.elapsed() >= limit);
-            for callback in &mut self.callbacks {
-                callback.on_step_end(&progress, &mut control);
+            // What follows the step: its row, its evaluation, its checkpoint.
+            let (step, last) = (run.progress.step, run.progress.step == total_steps);
+            self.callbacks.iter_mut().for_each(|callback| callback.on_step_end(&run.progress, &mut run.control));
+            if epoch_ended {
+                epoch_begins = true;
+                self.callbacks.iter_mut().for_each(|callback| callback.on_epoch_end(&run.progress, &mut run.control));
             }
-            let ends = last || out_of_time || control.should_training_stop;
-            if self.plan.logs_at(progress.step as usize) || ends {
-                let values = read_scalars(vec![loss, grad_norm])?;
-                let row = clock.close_window(&progress, values[0], values[1], lr);
-                folder.metrics.append(&row)?;
-                for callback in &mut self.callbacks {
-                    callback.on_log(&progress, &row);
+            let step_values = StepValues { loss, grad_norm, lr };
+            let logs = self.plan.logs_at(step as usize) || last;
+            if logs {
+                self.log(folder, &mut run, &step_values)?;
+            }
+            let evaluates = self.evaluates_after(step, epoch_ended, last) || run.control.should_evaluate;
+            if evaluates {
+                self.evaluate_and_record(folder, &mut run)?;
+            }
+            let limit = self.plan.steps.max_duration;
+            let out_of_time = !last && limit.is_some_and(|limit| run.clock.start.elapsed() >= limit);
+            let signal = signals::received();
+            let ends = last || run.control.should_training_stop;
+            let saves = self.saves_after(step, epoch_ended, ends, run.is_best) || run.control.should_save;
+            if saves || out_of_time || signal.is_some() {
+                step_values.read_finite(&run.progress)?;
+                self.save(folder, &mut run)?;
+            }
+            if let Some(signal) = signal {
+                finish_saving(&mut run)?;
+                return Err(signal
+                    .error(format_args!("stopped after step {step} of {total_steps}; a checkpoint is saved"))
+                    .help("continue with `kiln train FILE --resume`"));
+            }
+            (run.control.should_evaluate, run.control.should_save) = (false, false);
+            if (out_of_time || run.control.should_training_stop) && !last {
+                // The end of a run that ends early. A run that is continued has none here, so it follows the checkpoint.
+                if !logs {
+                    self.log(folder, &mut run, &step_values)?;
                 }
-                stop_if_not_finite(&progress, values[0], values[1])?;
-            }
-            if self.evaluates_after(progress.step, epoch_ended, ends) {
-                self.evaluate_and_record(&mut folder, &progress, &mut clock)?;
-            }
-            if out_of_time {
+                if !evaluates && self.evaluates_after(step, epoch_ended, true) {
+                    self.evaluate_and_record(folder, &mut run)?;
+                }
                 break;
             }
         }
 
-        let train_loss = match loss_total {
-            Some(total) => read_scalars(vec![total])?[0] / progress.step as f64,
-            None => f64::NAN,
-        };
-        let summary = clock.summary(&progress, train_loss);
+        let saving = finish_saving(&mut run)?;
+        if trainer.load_best_model_at_end {
+            self.load_best(folder, &run)?;
+        }
+        let summary = run.clock.summary(&run.progress, run.mean_loss()?, saving);
         folder.metrics.append(&summary)?;
         folder.write_model(&self.model, &self.plan)?;
         let sample = self.sample()?;
-        for callback in &mut self.callbacks {
-            callback.on_train_end(&progress, &summary);
-        }
-        Ok(TrainOutput { step: progress.step, summary, sample })
+        folder.write_results(run.evaluation.as_ref(), &summary)?;
+        write_trainer_state(folder, &self.plan, &run)?;
+        folder.status.advance(&run.progress, run.clock.start.elapsed().as_secs_f64());
+        self.callbacks.iter_mut().for_each(|callback| callback.on_train_end(&run.progress, &summary));
+        Ok(TrainOutput { step: run.progress.step, summary, sample })
     }
 
     fn train_loader(&self) -> Result<Loader> {
@@ -232,16 +268,18 @@ impl Trainer {
         )
     }
 
-    /// Whether an evaluation follows step `step`; a run that evaluates at all does so at its end.
-    fn evaluates_after(&self, step: u64, epoch_ended: bool, run_ends: bool) -> bool {
-        match self.plan.config.trainer.eval_strategy {
-            EvalStrategy::No => false,
-            EvalStrategy::Epoch => epoch_ended || run_ends,
-            EvalStrategy::Steps => step.is_multiple_of(self.plan.eval_steps as u64) || run_ends,
-        }
+    fn log(&mut self, folder: &mut RunFolder, run: &mut Run, values: &StepValues) -> Result<()> {
+        let (loss, grad_norm) = values.read()?;
+        let row = run.clock.close_window(&run.progress, loss, grad_norm, values.lr);
+        folder.metrics.append(&row)?;
+        self.callbacks.iter_mut().for_each(|callback| callback.on_log(&run.progress, &row));
+        stop_if_not_finite(&run.progress, loss, grad_norm)
     }
 
-    fn evaluate_and_record(&mut self, folder: &mut RunFolder, progress: &Progress, clock: &mut Clock) -> Result<()> {
+    /// Evaluates and writes the row. When a signal comes first, the evaluation stays due.
+    fn evaluate_and_record(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<()> {
+        run.is_best = false;
+        run.pending_evaluation = false;
         let Some(validation) = self.plan.validation.clone() else { return Ok(()) };
         let started = Instant::now();
         let evaluation = evaluate(
@@ -251,14 +289,24 @@ impl Trainer {
             self.plan.config.trainer.per_device_eval_batch_size,
             self.plan.pad_id,
             &self.plan.device.device,
-        )?;
+        );
+        let evaluation = match evaluation {
+            Err(error) if matches!(error.kind(), ErrorKind::Interrupted(_)) && run.progress.step > 0 => {
+                run.pending_evaluation = true;
+                return Ok(());
+            }
+            other => other?,
+        };
         let elapsed = started.elapsed();
-        clock.exclude_evaluation(elapsed);
-        let row = evaluation.record(progress, elapsed);
+        run.clock.exclude_evaluation(elapsed);
+        let row = evaluation.record(&run.progress, elapsed);
         folder.metrics.append(&row)?;
-        for callback in &mut self.callbacks {
-            callback.on_evaluate(progress, &row);
+        self.callbacks.iter_mut().for_each(|callback| callback.on_evaluate(&run.progress, &row, &mut run.control));
+        if run.progress.step > 0 {
+            run.is_best = run.best.see(&row, run.progress.step)?;
+            run.control.should_training_stop |= run.best.is_exhausted();
         }
+        run.evaluation = Some(row);
         Ok(())
     }
 
@@ -276,6 +324,26 @@ impl Trainer {
     }
 }
 
+/// What a step leaves to be shown: loss and gradient norm, `[1]` each, still on the device, and the learning rate.
+struct StepValues {
+    loss: Tensor<1>,
+    grad_norm: Tensor<1>,
+    lr: f64,
+}
+
+impl StepValues {
+    fn read(&self) -> Result<(f64, f64)> {
+        let values = read_scalars(vec![self.loss.clone(), self.grad_norm.clone()])?;
+        Ok((values[0], values[1]))
+    }
+
+    /// A checkpoint of a run that learns nothing any more would only be in the way.
+    fn read_finite(&self, progress: &Progress) -> Result<()> {
+        let (loss, grad_norm) = self.read()?;
+        stop_if_not_finite(progress, loss, grad_norm)
+    }
+}
+
 /// A run whose loss or gradient norm is no number learns nothing any more: it ends, after the row that shows it.
 fn stop_if_not_finite(progress: &Progress, loss: f64, grad_norm: f64) -> Result<()> {
     if loss.is_finite() && grad_norm.is_finite() {
@@ -286,78 +354,4 @@ fn stop_if_not_finite(progress: &Progress, loss: f64, grad_norm: f64) -> Result<
         progress.step
     ))
     .help("lower trainer.learning_rate, raise trainer.warmup_steps, or set trainer.max_grad_norm"))
-}
-
-impl Clock {
-    fn start() -> Self {
-        let now = Instant::now();
-        Self {
-            start: now,
-            window_start: now,
-            window_steps: 0,
-            window_tokens: 0,
-            steady: Vec::new(),
-            warmup: None,
-            eval: Duration::ZERO,
-        }
-    }
-
-    fn step(&mut self, tokens: u64) {
-        self.window_steps += 1;
-        self.window_tokens += tokens;
-    }
-
-    /// Evaluation is not training time: the open window starts that much later.
-    fn exclude_evaluation(&mut self, elapsed: Duration) {
-        self.eval += elapsed;
-        self.window_start += elapsed;
-    }
-
-    /// Ends the window that started at the last log row. Its values have just been read, so the device is idle.
-    fn close_window(&mut self, progress: &Progress, loss: f64, grad_norm: f64, lr: f64) -> Record {
-        let seconds = self.window_start.elapsed().as_secs_f64();
-        let step_ms = seconds * 1e3 / self.window_steps as f64;
-        let tokens_per_s = self.window_tokens as f64 / seconds;
-        match self.warmup {
-            Some(_) => self.steady.push((step_ms, tokens_per_s)),
-            None => self.warmup = Some(self.window_start.elapsed()),
-        }
-        self.window_start = Instant::now();
-        (self.window_steps, self.window_tokens) = (0, 0);
-        Record::default()
-            .with("step", progress.step)
-            .with("epoch", progress.epoch)
-            .with("samples", progress.samples)
-            .with("tokens", progress.tokens)
-            .with("loss", loss)
-            .with("grad_norm", grad_norm)
-            .with("learning_rate", lr)
-            .with("step_ms", step_ms)
-            .with("tokens_per_s", tokens_per_s)
-            .with("peak_mib", peak_mib())
-    }
-
-    /// The last row: Hugging Face's keys, then medians of the steady state, which leaves the first log window out.
-    fn summary(&mut self, progress: &Progress, train_loss: f64) -> Record {
-        let runtime = self.start.elapsed().as_secs_f64();
-        let median = |pick: fn(&(f64, f64)) -> f64| {
-            let mut values = self.steady.iter().map(pick).collect::<Vec<_>>();
-            values.sort_by(f64::total_cmp);
-            (!values.is_empty()).then(|| values[values.len() / 2])
-        };
-        Record::default()
-            .with("step", progress.step)
-            .with("train_runtime", runtime)
-            .with("train_samples_per_second", progress.samples as f64 / runtime)
-            .with("train_steps_per_second", progress.step as f64 / runtime)
-            .with("train_loss", train_loss)
-            .with("epoch", progress.epoch)
-            .with("samples", progress.samples)
-            .with("tokens", progress.tokens)
-            .with("steady_step_ms", median(|window| window.0))
-            .with("steady_tokens_per_second", median(|window| window.1))
-            .with("warmup_seconds", self.warmup.map(|warmup| warmup.as_secs_f64()))
-            .with("eval_seconds", self.eval.as_secs_f64())
-            .with("peak_mib", peak_mib())
-    }
 }

@@ -75,32 +75,56 @@ fn a_disk_that_is_full_leaves_nothing_half_written() {
 
     // plan.toml
     fails(&mut limited(place.config("train", "text.toml", &[]), 1), 1, &["cannot write run/plan.toml", full]);
-    assert_eq!(place.listing("run"), [""; 0]);
+    assert_eq!(place.listing("run"), [".lock"]);
 
     // metrics.jsonl: rows that were written are whole, the one that failed is not there.
     let long = ["trainer.max_steps=40", "trainer.logging_steps=1"];
     fails(&mut limited(place.config("train", "rows.toml", &long), 8), 1, &["cannot write run/metrics.jsonl", full]);
-    assert_eq!(place.listing("run"), ["metrics.jsonl", "plan.toml"]);
+    assert_eq!(place.listing("run"), [".lock", "metrics.jsonl", "plan.toml", "status.json"]);
     let metrics = std::fs::read_to_string(place.path("run/metrics.jsonl")).unwrap();
     assert!(metrics.ends_with("}\n"), "{metrics}");
     let rows = crate::common::rows(&place.path("run"));
     assert!(rows.len() > 5 && rows.len() < 40, "{}", rows.len());
 
+    // A checkpoint.
+    fails(
+        &mut limited(place.config("train", "text.toml", &["run.on_existing=overwrite"]), 10),
+        1,
+        &["cannot write run/checkpoints/", full],
+    );
+    assert_eq!(place.listing("run/checkpoints"), [""; 0]);
+
     // The tokenizer, then the weights.
     for (file, sets, name) in [
-        ("text.toml", &["run.on_existing=overwrite"][..], "tokenizer.json"),
-        ("rows.toml", &["run.on_existing=overwrite", "model.vocab_size=600"], "model.safetensors"),
+        ("text.toml", &["run.on_existing=overwrite", "trainer.save_strategy=no"][..], "tokenizer.json"),
+        (
+            "rows.toml",
+            &["run.on_existing=overwrite", "trainer.save_strategy=no", "model.vocab_size=600"],
+            "model.safetensors",
+        ),
     ] {
         fails(
             &mut limited(place.config("train", file, sets), 10),
             1,
             &["run/model: cannot write", name, full, "help: make room"],
         );
-        assert_eq!(place.listing("run"), ["metrics.jsonl", "plan.toml"], "{name}");
+        assert_eq!(place.listing("run"), [".lock", "metrics.jsonl", "plan.toml", "status.json"], "{name}");
     }
     // The same run goes through when there is room again.
     place.train("rows.toml", &["run.on_existing=overwrite"]);
-    assert_eq!(place.listing("run"), ["metrics.jsonl", "model", "plan.toml"]);
+    assert_eq!(
+        place.listing("run"),
+        [
+            ".lock",
+            "all_results.json",
+            "checkpoints",
+            "metrics.jsonl",
+            "model",
+            "plan.toml",
+            "status.json",
+            "trainer_state.json"
+        ]
+    );
 
     // kiln forward
     place.write("batch.json", "{\"input_ids\": [[1, 2, 3, 4, 5, 6, 7, 8]]}");
@@ -166,5 +190,5 @@ fn a_loss_that_is_no_number_stops_the_run() {
     assert!(last.contains("\"loss\": NaN") && last.ends_with('}'), "{last}");
     assert!(stdout.contains("'loss': nan"), "{stdout}");
     assert!(!metrics.contains("train_runtime"), "a failed run has no summary");
-    assert_eq!(listing(&place.path("run")), ["metrics.jsonl", "plan.toml"]);
+    assert_eq!(listing(&place.path("run")), [".lock", "metrics.jsonl", "plan.toml", "status.json"]);
 }

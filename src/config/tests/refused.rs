@@ -74,7 +74,8 @@ fn hugging_face_arguments_that_are_not_honoured() {
     for (key, part) in [
         ("fp16 = true", "f32"),
         ("bf16 = false", "f32"),
-        ("save_steps = 500", "run.output_dir/model"),
+        ("save_only_model = true", "trainer.save_strategy"),
+        ("resume_from_checkpoint = true", "--resume"),
         ("report_to = \"wandb\"", "metrics.jsonl"),
         ("deepspeed = \"ds.json\"", "one device"),
         ("push_to_hub = true", "upload"),
@@ -95,6 +96,34 @@ fn hugging_face_arguments_that_are_not_honoured() {
     for name in names {
         assert!(parse(&format!("{name} = \"a word\"")).is_err(), "{name} is honoured and refused at once");
     }
+}
+
+#[test]
+fn saving_and_the_best_model() {
+    let never = "the best model is found by evaluating";
+    refused(parse("load_best_model_at_end = true"), &["trainer.load_best_model_at_end", never]);
+    refused(parse("save_strategy = \"best\""), &["trainer.save_strategy", never]);
+    refused(parse("early_stopping_patience = 3"), &["trainer.early_stopping_patience", never]);
+    refused(parse("metric_for_best_model = \"loss\""), &["trainer.metric_for_best_model", never]);
+    refused(parse("greater_is_better = true"), &["trainer.greater_is_better", never]);
+    refused(parse("early_stopping_patience = 0"), &["early_stopping_patience: expected 1 or more"]);
+    refused(parse("early_stopping_threshold = 0.1"), &["says nothing without early_stopping_patience"]);
+    refused(parse("early_stopping_threshold = -0.1"), &["expected a number of 0 or more"]);
+    refused(parse("save_total_limit = 0"), &["save_total_limit: expected 1 or more"]);
+    refused(parse("save_steps = 0"), &["save_steps: expected 1 or more"]);
+    refused(parse("save_strategy = \"step\""), &["did you mean `steps`?"]);
+    let best = |lines: &str| parse(&format!("load_best_model_at_end = true\n{lines}"));
+    refused(best("eval_strategy = \"epoch\""), &["saves by `steps` and evaluates by `epoch`", "or \"epoch\""]);
+    assert!(best("eval_strategy = \"steps\"\neval_steps = 250").is_ok());
+    assert!(best("eval_strategy = \"epoch\"\nsave_strategy = \"epoch\"").is_ok());
+    assert!(best("eval_strategy = \"steps\"\neval_steps = 300\nsave_strategy = \"best\"").is_ok());
+    let metric = |name: &str| {
+        let lines = format!("eval_strategy = \"epoch\"\nmetric_for_best_model = \"{name}\"");
+        let trainer = parse(&lines).unwrap().trainer;
+        (trainer.best_metric(), trainer.best_is_greatest())
+    };
+    assert_eq!(metric("accuracy"), ("eval_accuracy".to_owned(), true));
+    assert_eq!(metric("eval_loss"), ("eval_loss".to_owned(), false));
 }
 
 #[test]
@@ -144,7 +173,7 @@ fn unknown_names() {
         with(&["data.format=csv"]),
         &["data.format: `csv` is not available: this version reads `text` and `tokenized`"],
     );
-    refused(with(&["run.on_existing=resume"]), &["run.on_existing: `resume` is not available"]);
+    refused(with(&["run.on_existing=resum"]), &["run.on_existing", "did you mean `resume`?"]);
     refused(
         with(&["device.kind=gpu"]),
         &["device.kind: unknown device kind `gpu`: expected one of auto, cpu, wgpu, cuda"],

@@ -1,0 +1,111 @@
+//! Where the time of a run goes: log windows, the steady state, and what is no training time (evaluation, saving).
+
+use std::time::{Duration, Instant};
+
+use super::callback::Progress;
+use crate::execution::peak_mib;
+use crate::metrics::Record;
+
+/// The clock of a run.
+#[derive(Debug)]
+pub(super) struct Clock {
+    pub(super) start: Instant,
+    /// How far the run had come when this process took it up.
+    before: Progress,
+    window_start: Instant,
+    window_steps: u64,
+    window_tokens: u64,
+    /// `(step_ms, tokens_per_s)` of every log window but the first, which is the warm-up.
+    steady: Vec<(f64, f64)>,
+    warmup: Option<Duration>,
+    eval: Duration,
+    /// How long training waited for saving.
+    save_wait: Duration,
+}
+
+impl Clock {
+    /// Starts now, with `before` behind it.
+    pub(super) fn start(before: Progress) -> Self {
+        let now = Instant::now();
+        Self {
+            start: now,
+            before,
+            window_start: now,
+            window_steps: 0,
+            window_tokens: 0,
+            steady: Vec::new(),
+            warmup: None,
+            eval: Duration::ZERO,
+            save_wait: Duration::ZERO,
+        }
+    }
+
+    /// A step was made.
+    pub(super) fn step(&mut self, tokens: u64) {
+        self.window_steps += 1;
+        self.window_tokens += tokens;
+    }
+
+    /// Evaluation is not training time: the open window starts that much later.
+    pub(super) fn exclude_evaluation(&mut self, elapsed: Duration) {
+        self.eval += elapsed;
+        self.window_start += elapsed;
+    }
+
+    /// Nor is waiting for a checkpoint.
+    pub(super) fn exclude_saving(&mut self, elapsed: Duration) {
+        self.save_wait += elapsed;
+        self.window_start += elapsed;
+    }
+
+    /// Ends the window that started at the last log row. Its values have just been read, so the device is idle.
+    pub(super) fn close_window(&mut self, progress: &Progress, loss: f64, grad_norm: f64, lr: f64) -> Record {
+        let seconds = self.window_start.elapsed().as_secs_f64();
+        let step_ms = seconds * 1e3 / self.window_steps as f64;
+        let tokens_per_s = self.window_tokens as f64 / seconds;
+        match self.warmup {
+            Some(_) => self.steady.push((step_ms, tokens_per_s)),
+            None => self.warmup = Some(self.window_start.elapsed()),
+        }
+        self.window_start = Instant::now();
+        (self.window_steps, self.window_tokens) = (0, 0);
+        Record::default()
+            .with("step", progress.step)
+            .with("epoch", progress.epoch)
+            .with("samples", progress.samples)
+            .with("tokens", progress.tokens)
+            .with("loss", loss)
+            .with("grad_norm", grad_norm)
+            .with("learning_rate", lr)
+            .with("step_ms", step_ms)
+            .with("tokens_per_s", tokens_per_s)
+            .with("peak_mib", peak_mib())
+    }
+
+    /// The last row: Hugging Face's keys, then medians of the steady state, which leaves the first log window out.
+    /// Speeds are this process's; `saving` is what reading and writing checkpoints took, most of it beside training.
+    pub(super) fn summary(&self, progress: &Progress, train_loss: f64, saving: Duration) -> Record {
+        let runtime = self.start.elapsed().as_secs_f64();
+        let median = |pick: fn(&(f64, f64)) -> f64| {
+            let mut values = self.steady.iter().map(pick).collect::<Vec<_>>();
+            values.sort_by(f64::total_cmp);
+            (!values.is_empty()).then(|| values[values.len() / 2])
+        };
+        Record::default()
+            .with("step", progress.step)
+            .with("train_runtime", runtime)
+            .with("train_samples_per_second", (progress.samples - self.before.samples) as f64 / runtime)
+            .with("train_steps_per_second", (progress.step - self.before.step) as f64 / runtime)
+            .with("train_loss", train_loss)
+            .with("epoch", progress.epoch)
+            .with("samples", progress.samples)
+            .with("tokens", progress.tokens)
+            .with("steady_step_ms", median(|window| window.0))
+            .with("steady_tokens_per_second", median(|window| window.1))
+            .with("warmup_seconds", self.warmup.map(|warmup| warmup.as_secs_f64()))
+            .with("eval_seconds", self.eval.as_secs_f64())
+            .with("save_seconds", saving.as_secs_f64())
+            .with("save_wait_seconds", self.save_wait.as_secs_f64())
+            .with("peak_mib", peak_mib())
+    }
+}

@@ -1,0 +1,190 @@
+//! What must not change between the processes of one run, so that N steps, a stop and M steps equal N + M steps. Every
+//! setting belongs to it unless it is listed here as free, so a setting that is new is on the safe side.
+//!
+//! Free are settings that change what is reported, saved or measured but no weight: where the run writes, logging,
+//! evaluation, saving, early stopping, `max_minutes`, the text sample, and which device of a kind. The length of the run is
+//! free when the schedule does not depend on it. Everything else is refused by name.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::checkpoint::hex;
+use crate::config::SchedulerType;
+use crate::error::{Error, Result};
+use crate::plan::RunPlan;
+
+/// Keys (or, with a dot at the end, sections) that may change.
+const FREE: &[&str] = &[
+    "run.",
+    "generation.",
+    "device.index",
+    "trainer.max_minutes",
+    "trainer.per_device_eval_batch_size",
+    "trainer.logging_steps",
+    "trainer.logging_first_step",
+    "trainer.eval_strategy",
+    "trainer.eval_steps",
+    "trainer.eval_on_start",
+    "trainer.save_strategy",
+    "trainer.save_steps",
+    "trainer.save_total_limit",
+    "trainer.load_best_model_at_end",
+    "trainer.metric_for_best_model",
+    "trainer.greater_is_better",
+    "trainer.early_stopping_patience",
+    "trainer.early_stopping_threshold",
+];
+
+/// Keys that are compared by what they come to, so that a ratio equals the steps it stands for.
+const DERIVED: &[&str] = &[
+    "trainer.max_steps",
+    "trainer.num_train_epochs",
+    "trainer.max_tokens",
+    "trainer.warmup_steps",
+    "trainer.data_seed",
+    "device.kind",
+    "generation",
+];
+
+const LENGTH: &str = "total steps";
+
+/// Examples whose content stands for the training data's.
+const SAMPLED: usize = 64;
+
+/// The settings and facts that must stay, by key.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Promise {
+    /// SHA-256 of the settings: equal promises have equal fingerprints.
+    pub fingerprint: String,
+    settings: BTreeMap<String, Value>,
+}
+
+impl Promise {
+    /// The promise of a run.
+    ///
+    /// # Errors
+    /// Training data that cannot be read.
+    pub fn of(plan: &RunPlan) -> Result<Self> {
+        let mut settings = BTreeMap::new();
+        let config = serde_json::to_value(&plan.config).map_err(|error| Error::config(error.to_string()))?;
+        flatten("", &config, &mut settings);
+        settings.retain(|key, _| {
+            let free = |name: &str| key == name || (name.ends_with('.') && key.starts_with(name));
+            !FREE.iter().any(|name| free(name)) && !DERIVED.contains(&key.as_str())
+        });
+        flatten("model", &plan.model_config.to_json(""), &mut settings);
+        settings.insert(LENGTH.into(), json!(plan.steps.total));
+        settings.insert("trainer.warmup_steps".into(), json!(plan.schedule.warmup_steps()));
+        settings.insert("trainer.data_seed".into(), json!(plan.config.trainer.data_seed()));
+        settings.insert("device.kind".into(), json!(plan.device.kind.as_str()));
+        settings.insert("training examples".into(), json!(plan.steps.train_examples));
+        settings.insert("training tokens".into(), json!(plan.steps.train_tokens));
+        settings.insert("content of the training data".into(), json!(content(plan)?));
+        let mut hash = Sha256::new();
+        for (key, value) in &settings {
+            hash.update(format!("{key}={value}\n"));
+        }
+        Ok(Self { fingerprint: hex(&hash.finalize()), settings })
+    }
+
+    /// Whether a run with the promise `self`, now at `step`, may continue as `now`.
+    ///
+    /// # Errors
+    /// The settings that differ, with both values.
+    pub fn kept_by(&self, now: &Self, step: u64) -> Result<()> {
+        let keys = self.settings.keys().chain(now.settings.keys().filter(|key| !self.settings.contains_key(*key)));
+        let mut broken = Vec::new();
+        for key in keys {
+            let (was, is) = (self.settings.get(key), now.settings.get(key));
+            if was == is || (key == LENGTH && now.length_is_free()) {
+                continue;
+            }
+            let shown = |value: Option<&Value>| value.map_or("not given".into(), Value::to_string);
+            broken.push(format!("{key} was {} and is {}", shown(was), shown(is)));
+        }
+        let total = now.settings[LENGTH].as_u64().unwrap_or_default();
+        if broken.is_empty() && step > total {
+            broken.push(format!("the run has made {step} steps and is to end after {total}"));
+        }
+        if broken.is_empty() {
+            return Ok(());
+        }
+        Err(Error::config(format!("the checkpoint of step {step} is of another run: {}", broken.join("; "))).help(
+            "a resumed run continues exactly as it began: set these back, or start a new run (run.output_dir, or \
+             run.on_existing = \"overwrite\")",
+        ))
+    }
+
+    /// Whether the learning rate of a step does not depend on how many steps follow.
+    fn length_is_free(&self) -> bool {
+        let kinds = [SchedulerType::Constant, SchedulerType::ConstantWithWarmup, SchedulerType::InverseSqrt];
+        let kind = self.settings.get("trainer.lr_scheduler_type").and_then(Value::as_str);
+        kinds.iter().any(|free| Some(free.as_str()) == kind)
+    }
+}
+
+/// `{"a": {"b": 1}}` as `a.b = 1`; lists stay whole.
+fn flatten(prefix: &str, value: &Value, into: &mut BTreeMap<String, Value>) {
+    match value {
+        Value::Object(map) if !map.is_empty() => {
+            for (key, value) in map {
+                let full = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+                flatten(&full, value, into);
+            }
+        }
+        Value::Object(_) | Value::Null => {}
+        other => {
+            into.insert(prefix.into(), other.clone());
+        }
+    }
+}
+
+/// A digest of examples spread over the training data: files of the same name and length may have been exchanged.
+fn content(plan: &RunPlan) -> Result<String> {
+    let len = plan.train.len();
+    let mut hash = Sha256::new();
+    for index in (0..SAMPLED.min(len)).map(|i| i * len / SAMPLED.min(len)) {
+        let example = plan.train.get(index)?;
+        for id in &example.input_ids {
+            hash.update(id.to_le_bytes());
+        }
+        hash.update(format!("{:?}", example.label));
+    }
+    Ok(hex(&hash.finalize()))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn promise(settings: Value) -> Promise {
+        let mut map = BTreeMap::new();
+        flatten("", &settings, &mut map);
+        Promise { fingerprint: String::new(), settings: map }
+    }
+
+    #[test]
+    fn what_changed_is_named_with_both_values() {
+        let was = promise(json!({"trainer": {"seed": 1}, "model": {"n_layer": 2}, LENGTH: 9}));
+        let now = promise(json!({"trainer": {"seed": 2}, "model": {"n_head": 2}, LENGTH: 9}));
+        let error = was.kept_by(&now, 3).unwrap_err().to_string();
+        for part in
+            ["trainer.seed was 1 and is 2", "model.n_layer was 2 and is not given", "model.n_head was not given"]
+        {
+            assert!(error.contains(part), "{error}");
+        }
+        was.kept_by(&was, 3).unwrap();
+    }
+
+    #[test]
+    fn the_length_is_free_where_the_schedule_is() {
+        let of = |kind: &str, total: u64| promise(json!({"trainer": {"lr_scheduler_type": kind}, LENGTH: total}));
+        of("constant", 9).kept_by(&of("constant", 20), 9).unwrap();
+        assert!(of("constant", 9).kept_by(&of("constant", 5), 9).is_err());
+        assert!(of("linear", 9).kept_by(&of("linear", 20), 9).is_err());
+    }
+}

@@ -1,0 +1,203 @@
+//! What a run carries from step to step besides the model, and how it is saved and taken up again.
+
+use std::time::{Duration, Instant};
+
+use burn::tensor::Tensor;
+use kiln_models::weights::{export, load};
+
+use super::Trainer;
+use super::best::Best;
+use super::callback::{Control, Progress};
+use super::checkpoint::{self, Checkpoint, FORMAT_VERSION, Snapshot, State};
+use super::clock::Clock;
+use super::history::write_trainer_state;
+use super::output::RunFolder;
+use super::saver::Saver;
+use crate::config::{EvalStrategy, SaveStrategy};
+use crate::data::loader::Position;
+use crate::error::{Error, Result};
+use crate::execution::read_scalars;
+use crate::metrics::Record;
+use crate::model_folder::architecture;
+
+/// The state of a run between two steps.
+pub(super) struct Run {
+    pub(super) progress: Progress,
+    pub(super) control: Control,
+    /// Where the training data stands.
+    pub(super) position: Position,
+    /// Sum over steps of the step's loss, `[1]`, on the device.
+    pub(super) loss_total: Option<Tensor<1>>,
+    pub(super) best: Best,
+    /// The evaluation of this step was the best so far.
+    pub(super) is_best: bool,
+    /// An evaluation is due and has been interrupted.
+    pub(super) pending_evaluation: bool,
+    /// The last evaluation's row.
+    pub(super) evaluation: Option<Record>,
+    pub(super) clock: Clock,
+    pub(super) saver: Saver,
+}
+
+impl Run {
+    /// Adds the loss of a step, `[1]`.
+    pub(super) fn add_loss(&mut self, loss: &Tensor<1>) {
+        self.loss_total = Some(match self.loss_total.take() {
+            Some(total) => total + loss.clone(),
+            None => loss.clone(),
+        });
+    }
+
+    /// The mean loss over all steps; NaN before the first.
+    pub(super) fn mean_loss(&self) -> Result<f64> {
+        match &self.loss_total {
+            Some(total) => Ok(read_scalars(vec![total.clone()])?[0] / self.progress.step as f64),
+            None => Ok(f64::NAN),
+        }
+    }
+}
+
+impl Trainer {
+    /// The run at its start, or where `checkpoint` stands.
+    pub(super) fn begin(&mut self, folder: &RunFolder, checkpoint: Option<&Checkpoint>) -> Result<Run> {
+        let trainer = self.plan.config.trainer.clone();
+        let total_steps = self.plan.steps.total as u64;
+        let mut progress = Progress { step: 0, total_steps, samples: 0, tokens: 0, epoch: 0.0 };
+        let mut best = Best::new(&trainer);
+        let mut control = Control::default();
+        let (mut position, mut loss_total) = (Position::default(), None);
+        let mut pending_evaluation = trainer.eval_on_start;
+        if let Some(checkpoint) = checkpoint {
+            let state = &checkpoint.state;
+            self.load_weights(&checkpoint.path)?;
+            let device = &self.plan.device.device;
+            self.optimizer
+                .import(&self.model, state.step, checkpoint.optimizer()?, device)
+                .map_err(|error| error.at(checkpoint.path.display()))?;
+            progress = Progress {
+                step: state.step,
+                total_steps,
+                samples: state.samples,
+                tokens: state.tokens,
+                epoch: state.epoch,
+            };
+            best.restore(&state.best);
+            control.should_training_stop = best.is_exhausted();
+            position = state.position;
+            // It was read from an f32, so it goes back without loss.
+            loss_total = Some(Tensor::from_floats([state.loss_total as f32], device));
+            pending_evaluation = state.pending_evaluation;
+            self.callbacks.iter_mut().for_each(|callback| callback.on_resume(&progress, &checkpoint.path));
+        }
+        Ok(Run {
+            progress,
+            control,
+            position,
+            loss_total,
+            best,
+            is_best: false,
+            pending_evaluation,
+            evaluation: None,
+            clock: Clock::start(progress),
+            saver: Saver::new(folder.checkpoints(), trainer.save_total_limit),
+        })
+    }
+
+    /// All weights of the model from a checkpoint's folder.
+    fn load_weights(&mut self, path: &std::path::Path) -> Result<()> {
+        let (model, report) = load(self.model.clone(), path)?;
+        if !report.new.is_empty() || !report.unused.is_empty() {
+            return Err(Error::data(format!(
+                "{}: the checkpoint is of another model: {}",
+                path.display(),
+                report.lines().join("; ")
+            )));
+        }
+        self.model = model;
+        Ok(())
+    }
+
+    /// Whether an evaluation follows step `step`; a run that evaluates at all does so at its end.
+    pub(super) fn evaluates_after(&self, step: u64, epoch_ended: bool, run_ends: bool) -> bool {
+        match self.plan.config.trainer.eval_strategy {
+            EvalStrategy::No => false,
+            EvalStrategy::Epoch => epoch_ended || run_ends,
+            EvalStrategy::Steps => step.is_multiple_of(self.plan.eval_steps as u64) || run_ends,
+        }
+    }
+
+    /// Whether a checkpoint follows step `step` by `trainer.save_strategy`.
+    pub(super) fn saves_after(&self, step: u64, epoch_ended: bool, run_ends: bool, is_best: bool) -> bool {
+        match self.plan.config.trainer.save_strategy {
+            SaveStrategy::No => false,
+            SaveStrategy::Best => is_best,
+            SaveStrategy::Epoch => epoch_ended || run_ends,
+            SaveStrategy::Steps => step.is_multiple_of(self.plan.save_steps as u64) || run_ends,
+        }
+    }
+
+    /// Reads everything that a checkpoint holds and hands it to the thread that writes it.
+    pub(super) fn save(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<()> {
+        let started = Instant::now();
+        folder.metrics.sync()?;
+        let loss_total = run.loss_total.clone().map_or(Ok(vec![0.0]), |total| read_scalars(vec![total]))?[0];
+        let progress = run.progress;
+        let elapsed = run.clock.start.elapsed().as_secs_f64();
+        let state = State {
+            format_version: FORMAT_VERSION,
+            kiln_version: env!("CARGO_PKG_VERSION").into(),
+            step: progress.step,
+            samples: progress.samples,
+            tokens: progress.tokens,
+            epoch: progress.epoch,
+            position: run.position,
+            loss_total,
+            metrics_rows: folder.metrics.rows(),
+            pending_evaluation: run.pending_evaluation,
+            seconds: folder.status.seconds_before + elapsed,
+            best: run.best.clone(),
+            promise: folder.promise.clone(),
+            files: Default::default(),
+        };
+        let config = serde_json::to_string_pretty(&self.plan.model_config.to_json(architecture(&self.model)))
+            .map_err(|error| Error::data(format!("config.json: {error}")))?;
+        let snapshot = Snapshot {
+            state,
+            model: export(&self.model).map_err(Error::device)?,
+            optimizer: self.optimizer.export(&self.model)?,
+            config: config + "\n",
+            tokenizer: self.plan.tokenizer.clone(),
+        };
+        run.saver.spent += started.elapsed();
+        let keep = self.plan.config.trainer.load_best_model_at_end.then_some(run.best.step).flatten();
+        run.saver.save(snapshot, keep)?;
+        folder.status.advance(&progress, elapsed);
+        folder.status.write(folder.path())?;
+        write_trainer_state(folder, &self.plan, run)?;
+        run.clock.exclude_saving(started.elapsed());
+        let target = folder.checkpoints().join(checkpoint::name(progress.step));
+        for callback in &mut self.callbacks {
+            callback.on_save(&progress, &target);
+        }
+        Ok(())
+    }
+
+    /// Puts the weights of the best checkpoint into the model.
+    pub(super) fn load_best(&mut self, folder: &RunFolder, run: &Run) -> Result<()> {
+        let Some(step) = run.best.step else { return Ok(()) };
+        if step == run.progress.step {
+            return Ok(());
+        }
+        let path = folder.checkpoints().join(checkpoint::name(step));
+        let checkpoint = Checkpoint::open(&path).map_err(|error| error.at("trainer.load_best_model_at_end"))?;
+        self.load_weights(&checkpoint.path)
+    }
+}
+
+/// How long training waited for the last checkpoint to be written.
+pub(super) fn finish_saving(run: &mut Run) -> Result<Duration> {
+    let started = Instant::now();
+    run.saver.wait()?;
+    run.clock.exclude_saving(started.elapsed());
+    Ok(run.saver.spent)
+}

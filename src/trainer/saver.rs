@@ -1,0 +1,68 @@
+//! Writes checkpoints on a thread of their own, one at a time, so that training goes on meanwhile. An error there is
+//! reported at the next save or at the end, and fails the run.
+
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::checkpoint::{Snapshot, rotate};
+use crate::error::{Error, Result};
+
+/// The thread that writes, if one is at work, and what saving has cost.
+#[derive(Debug)]
+pub struct Saver {
+    checkpoints: PathBuf,
+    limit: Option<usize>,
+    writing: Option<JoinHandle<Result<Duration>>>,
+    /// Time spent on reading values and writing files, on either thread.
+    pub spent: Duration,
+}
+
+impl Saver {
+    /// Saves into the folder `checkpoints`, of which at most `limit` are kept.
+    pub fn new(checkpoints: PathBuf, limit: Option<usize>) -> Self {
+        Self { checkpoints, limit, writing: None, spent: Duration::ZERO }
+    }
+
+    /// Starts writing `snapshot`, after the one before is done. Removes old checkpoints once it is written, but not the
+    /// one of step `keep`.
+    ///
+    /// # Errors
+    /// What the write before met.
+    pub fn save(&mut self, snapshot: Snapshot, keep: Option<u64>) -> Result<()> {
+        self.wait()?;
+        let (checkpoints, limit) = (self.checkpoints.clone(), self.limit);
+        let write = move || {
+            let started = Instant::now();
+            snapshot.write(&checkpoints)?;
+            if let Some(limit) = limit {
+                rotate(&checkpoints, limit, keep)?;
+            }
+            Ok(started.elapsed())
+        };
+        let thread = std::thread::Builder::new().name("kiln-saver".into()).spawn(write);
+        self.writing = Some(thread.map_err(|error| Error::io("start the thread that saves checkpoints", &error))?);
+        Ok(())
+    }
+
+    /// Waits until nothing is being written.
+    ///
+    /// # Errors
+    /// What the write met.
+    pub fn wait(&mut self) -> Result<()> {
+        let Some(thread) = self.writing.take() else { return Ok(()) };
+        let written =
+            thread.join().map_err(|_| Error::data("the thread that saves checkpoints ended without a word"))?;
+        self.spent += written?;
+        Ok(())
+    }
+}
+
+impl Drop for Saver {
+    fn drop(&mut self) {
+        // A run that fails for another reason still lets the checkpoint under way become whole.
+        if let Err(error) = self.wait() {
+            eprintln!("warning: {error}");
+        }
+    }
+}

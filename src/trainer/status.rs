@@ -1,0 +1,148 @@
+//! `status.json`: how a run stands, for whoever looks at its folder later. Together with the lock of the folder it tells
+//! a run that is going on from one whose process was killed.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use super::callback::Progress;
+use super::output::{LOCK, write_whole};
+use crate::error::{Error, ErrorKind, Result};
+use crate::plan::RunPlan;
+
+/// The file's name.
+pub const FILE: &str = "status.json";
+
+/// How a run stands. The names are those of SageMaker's training jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RunStatus {
+    /// A process is at work on it.
+    InProgress,
+    /// It reached its end.
+    Completed,
+    /// A signal stopped it; it can be continued.
+    Stopped,
+    /// It ended with an error, or its process was killed.
+    Failed,
+}
+
+impl std::fmt::Display for RunStatus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::InProgress => "InProgress",
+            Self::Completed => "Completed",
+            Self::Stopped => "Stopped",
+            Self::Failed => "Failed",
+        })
+    }
+}
+
+/// What `status.json` holds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// How the run stands.
+    pub status: RunStatus,
+    /// The error that ended it, or why it stopped.
+    pub message: Option<String>,
+    /// What is trained: the model's type and the task.
+    pub model: String,
+    /// Optimizer steps made when this was written.
+    pub step: u64,
+    /// Optimizer steps that the plan wants.
+    pub total_steps: u64,
+    /// When this process took the run up, in seconds since 1970.
+    pub started_at: f64,
+    /// When this was written.
+    pub written_at: f64,
+    /// Seconds that the run had taken before that process took it up.
+    pub seconds_before: f64,
+    /// Seconds that the run has taken, over all its processes.
+    pub seconds: f64,
+}
+
+/// Seconds since 1970.
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+impl Status {
+    /// A run that begins now, or is taken up after `seconds`.
+    pub fn begin(plan: &RunPlan, seconds: f64) -> Self {
+        let now = now();
+        Self {
+            status: RunStatus::InProgress,
+            message: None,
+            model: format!("{} {}", plan.model_config.model_type(), plan.task),
+            step: 0,
+            total_steps: plan.steps.total as u64,
+            started_at: now,
+            written_at: now,
+            seconds_before: seconds,
+            seconds,
+        }
+    }
+
+    /// The run has come to `progress`, `seconds` after this process took it up.
+    pub fn advance(&mut self, progress: &Progress, seconds: f64) {
+        (self.step, self.total_steps) = (progress.step, progress.total_steps);
+        self.seconds = self.seconds_before + seconds;
+        self.written_at = now();
+    }
+
+    /// The run has ended well, or with `error`.
+    pub fn end(&mut self, error: Option<&Error>) {
+        (self.status, self.message) = match error {
+            None => (RunStatus::Completed, None),
+            Some(error) => match error.kind() {
+                ErrorKind::Interrupted(_) => (RunStatus::Stopped, Some(error.to_string())),
+                _ => (RunStatus::Failed, Some(error.to_string())),
+            },
+        };
+        self.written_at = now();
+    }
+
+    /// Writes `status.json` into the run folder.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn write(&self, folder: &Path) -> Result<()> {
+        let path = folder.join(FILE);
+        let text =
+            serde_json::to_string_pretty(self).map_err(|error| Error::data(format!("{}: {error}", path.display())))?;
+        write_whole(&path, (text + "\n").as_bytes())
+    }
+
+    /// Reads how the run in `folder` stands; none when there is no run of Kiln's. A run that says it is in progress while
+    /// nobody holds its folder was killed.
+    ///
+    /// # Errors
+    /// A `status.json` that is no such file.
+    pub fn read(folder: &Path) -> Result<Option<Self>> {
+        let path = folder.join(FILE);
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(Error::io(format!("read {}", path.display()), &error)),
+        };
+        let mut status: Self =
+            serde_json::from_str(&text).map_err(|error| Error::data(format!("{}: {error}", path.display())))?;
+        if status.status == RunStatus::InProgress {
+            let free = File::open(folder.join(LOCK)).is_ok_and(|file| file.try_lock_shared().is_ok());
+            // A clock that was set back gives no negative time.
+            let since = |at: f64| (at - status.started_at).max(0.0);
+            if free {
+                let last = fs::metadata(folder.join("metrics.jsonl")).and_then(|file| file.modified()).ok();
+                let last = last.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0.0, |at| at.as_secs_f64());
+                let seconds = status.seconds_before + since(last.max(status.written_at));
+                status.seconds = status.seconds.max(seconds);
+                status.status = RunStatus::Failed;
+                status.message = Some("the process ended without a word; it was killed, or the machine stopped".into());
+            } else {
+                status.seconds = status.seconds.max(status.seconds_before + since(now()));
+            }
+        }
+        Ok(Some(status))
+    }
+}

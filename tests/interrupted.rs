@@ -1,0 +1,190 @@
+//! Runs that are stopped: killed at random moments, asked to stop by a signal or by the clock, or two at once in one
+//! folder. What is continued ends where the undisturbed run ends, bit for bit.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use common::small_run::{figures, train, write};
+use common::{fails, json, kiln, succeeds, text};
+
+fn model(folder: &Path, run: &str) -> Vec<u8> {
+    std::fs::read(folder.join(run).join("model/model.safetensors")).unwrap()
+}
+
+fn same_end(folder: &Path, a: &str, b: &str) {
+    assert_eq!(figures(&folder.join(a)), figures(&folder.join(b)));
+    assert!(model(folder, a) == model(folder, b), "the final weights differ");
+}
+
+fn signal(child: &Child, name: &str) {
+    assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
+}
+
+/// A run that goes on until somebody stops it.
+fn endless(folder: &Path, more: &[&str]) -> Command {
+    let mut command = train(folder, "run", &["--set", "trainer.max_steps=100000", "--set", "trainer.warmup_steps=0"]);
+    command.args(["--set", "trainer.lr_scheduler_type=constant", "--set", "trainer.save_strategy=no"]).args(more);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Starts it and waits until its first row is printed.
+fn started(mut command: Command) -> Child {
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("'loss'")), "it ended before its first row");
+    child
+}
+
+/// Ten times here; `KILN_KILLS=50` for more.
+#[test]
+fn killed_at_random_moments_it_continues() {
+    let kills = std::env::var("KILN_KILLS").map_or(10, |kills| kills.parse::<u64>().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "sequence-classification");
+    let steps = format!("trainer.max_steps={}", 40 * kills);
+    let set = ["--set", "trainer.save_steps=1", "--set", "trainer.save_total_limit=3", "--set", &steps];
+    succeeds(&mut train(folder.path(), "straight", &set));
+
+    let mut random = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos();
+    let (mut killed, mut furthest) = (0, 0);
+    while killed < kills {
+        let mut command = train(folder.path(), "run", &set);
+        command.arg("--resume").stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().unwrap();
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        std::thread::sleep(Duration::from_millis(u64::from(random >> 16) % 250));
+        signal(&child, "-KILL");
+        let output = child.wait_with_output().unwrap();
+        let all = text(&output);
+        if output.status.success() {
+            break; // it was faster than the signal
+        }
+        assert!(output.status.code().is_none(), "it ended by itself: {all}");
+        killed += 1;
+        let step =
+            all.split("continuing after step ").nth(1).map(|rest| rest.split(' ').next().unwrap().parse().unwrap());
+        let begun: u64 = step.unwrap_or(furthest);
+        assert!(begun >= furthest, "it continued after step {begun}, but step {furthest} was saved before: {all}");
+        furthest = begun;
+    }
+    assert!(killed > kills / 2, "only {killed} kills met the run");
+    assert!(furthest > 0, "no restart continued");
+    let stdout = succeeds(train(folder.path(), "run", &set).arg("--resume"));
+    assert!(stdout.contains("continuing after step"), "{stdout}");
+    same_end(folder.path(), "straight", "run");
+}
+
+#[test]
+fn a_signal_saves_and_the_run_continues() {
+    for (name, code) in [("-INT", 130), ("-TERM", 143)] {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), "clm");
+        let child = started(endless(folder.path(), &[]));
+        signal(&child, name);
+        let output = child.wait_with_output().unwrap();
+        let all = text(&output);
+        assert_eq!(output.status.code(), Some(code), "{all}");
+        assert!(all.contains("stopped after step") && all.contains("--resume"), "{all}");
+        let step = json(&folder.path().join("run/status.json"))["step"].as_u64().unwrap();
+        assert!(step > 0 && !folder.path().join("run/model").exists());
+        assert_eq!(json(&folder.path().join("run/status.json"))["status"], "Stopped");
+
+        let length = format!("trainer.max_steps={}", step + 5);
+        let stdout = succeeds(endless(folder.path(), &["--resume", "--set", &length]).stdout(Stdio::piped()));
+        assert!(stdout.contains(&format!("continuing after step {step} from")), "{stdout}");
+        succeeds(
+            endless(folder.path(), &["--set", &length, "--set", "run.output_dir=straight"]).stdout(Stdio::piped()),
+        );
+        same_end(folder.path(), "straight", "run");
+    }
+}
+
+#[test]
+fn a_signal_in_an_evaluation_leaves_it_to_the_resumed_run() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    // Ten thousand rows take a while; nothing but the evaluation after step 3 can be under way.
+    let rows = (0..10_000).map(|i| format!("{{\"input_ids\": [{}, 2, 3]}}\n", i % 30)).collect::<String>();
+    std::fs::write(folder.path().join("validation.jsonl"), rows).unwrap();
+    let set = ["--set", "data.validation=[\"validation.jsonl\"]", "--set", "trainer.max_steps=4"];
+    let mut command = train(folder.path(), "run", &set);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().starts_with("{'step': 3,")));
+    signal(&child, "-INT");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output));
+    let state = json(&folder.path().join("run/checkpoints/step-000003/state.json"));
+    assert_eq!(state["pending_evaluation"], true);
+    succeeds(train(folder.path(), "run", &set).arg("--resume"));
+    succeeds(&mut train(folder.path(), "straight", &set));
+    same_end(folder.path(), "straight", "run");
+}
+
+#[test]
+fn a_second_signal_leaves_at_once_and_the_last_checkpoint_is_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let child =
+        started(endless(folder.path(), &["--set", "trainer.save_strategy=steps", "--set", "trainer.save_steps=1"]));
+    let asked = Instant::now();
+    signal(&child, "-INT");
+    signal(&child, "-INT");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    assert!(asked.elapsed() < Duration::from_secs(2));
+    let stop =
+        endless(folder.path(), &["--resume", "--set", "trainer.max_steps=90000", "--set", "trainer.max_minutes=0.001"])
+            .output()
+            .unwrap();
+    assert!(stop.status.success(), "{}", text(&stop));
+    assert!(!text(&stop).contains("damaged"), "{}", text(&stop));
+}
+
+#[test]
+fn a_time_limit_saves_and_the_run_continues() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    succeeds(endless(folder.path(), &["--set", "trainer.max_minutes=0.002"]).stdout(Stdio::piped()));
+    let state = json(&folder.path().join("run/trainer_state.json"));
+    let step = state["global_step"].as_u64().unwrap();
+    assert!(folder.path().join("run/model/config.json").is_file());
+    let length = format!("trainer.max_steps={}", step + 5);
+    succeeds(endless(folder.path(), &["--resume", "--set", &length]).stdout(Stdio::piped()));
+    succeeds(endless(folder.path(), &["--set", &length, "--set", "run.output_dir=straight"]).stdout(Stdio::piped()));
+    same_end(folder.path(), "straight", "run");
+}
+
+#[test]
+fn a_folder_belongs_to_one_process() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let child = started(endless(folder.path(), &[]));
+    for how in ["resume", "overwrite", "fail"] {
+        let on_existing = format!("run.on_existing={how}");
+        fails(
+            &mut train(folder.path(), "run", &["--set", &on_existing]),
+            2,
+            &["another process is writing to", "wait"],
+        );
+    }
+    let stdout = succeeds(kiln(folder.path()).args(["describe", "run"]));
+    assert!(stdout.contains("InProgress"), "{stdout}");
+    signal(&child, "-KILL");
+    child.wait_with_output().unwrap();
+    let stdout = succeeds(kiln(folder.path()).args(["describe", "run"]));
+    assert!(stdout.contains("Failed") && stdout.contains("killed"), "{stdout}");
+    succeeds(&mut train(folder.path(), "run", &["--set", "run.on_existing=overwrite"]));
+    let stdout = succeeds(kiln(folder.path()).args(["describe", "run"]));
+    assert!(stdout.contains("Completed") && stdout.contains("14 of 14"), "{stdout}");
+    let stdout = succeeds(kiln(folder.path()).args(["runs", "."]));
+    assert!(stdout.contains("Completed") && stdout.contains("gpt2 clm"), "{stdout}");
+    fails(kiln(folder.path()).args(["describe", "."]), 3, &["no run of Kiln's"]);
+}

@@ -1,0 +1,176 @@
+//! N + M steps equal N steps, a stop and M steps, bit for bit on the CPU, through the binary: weights, moments and rows.
+//! And what a resumed run refuses.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use common::small_run::{copy, figures, train, write};
+use common::{fails, kiln, succeeds};
+
+fn same_run(a: &Path, b: &Path) {
+    assert_eq!(figures(a), figures(b));
+    for file in [
+        "model/model.safetensors",
+        "checkpoints/step-000014/model.safetensors",
+        "checkpoints/step-000014/optimizer.safetensors",
+    ] {
+        assert!(std::fs::read(a.join(file)).unwrap() == std::fs::read(b.join(file)).unwrap(), "{file} differs");
+    }
+}
+
+/// `run` after a crash between step 7 and the end: the last checkpoint is gone, the rows after step 7 are still there.
+fn crashed(folder: &Path) -> PathBuf {
+    let run = folder.join("crashed");
+    copy(&folder.join("run"), &run);
+    std::fs::remove_dir_all(run.join("checkpoints/step-000014")).unwrap();
+    std::fs::remove_dir_all(run.join("model")).unwrap();
+    run
+}
+
+fn continues_exactly(task: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), task);
+    succeeds(&mut train(folder.path(), "run", &[]));
+    let run = crashed(folder.path());
+    let stdout = succeeds(&mut train(folder.path(), "crashed", &["--resume"]));
+    assert!(stdout.contains("continuing after step 7 from"), "{stdout}");
+    same_run(&folder.path().join("run"), &run);
+    // From the plan that the run wrote, which states every default.
+    crashed(folder.path());
+    let mut from_plan = kiln(folder.path());
+    from_plan.args(["train", "run/plan.toml", "--resume", "--set", "run.output_dir=crashed"]);
+    succeeds(&mut from_plan);
+    same_run(&folder.path().join("run"), &run);
+}
+
+#[test]
+fn clm_continues_exactly() {
+    continues_exactly("clm");
+}
+
+#[test]
+fn mlm_continues_exactly() {
+    continues_exactly("mlm");
+}
+
+#[test]
+fn classification_continues_exactly() {
+    continues_exactly("sequence-classification");
+}
+
+#[test]
+fn regression_continues_exactly() {
+    continues_exactly("regression");
+}
+
+#[test]
+fn question_answering_continues_exactly() {
+    continues_exactly("question-answering");
+}
+
+#[test]
+fn damaged_checkpoints_are_skipped() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    succeeds(&mut train(folder.path(), "run", &[]));
+    let last = folder.path().join("run/checkpoints/step-000014");
+    type Damage = fn(&Path);
+    let damages: [(&str, Damage); 4] = [
+        ("does not match its checksum", |last| {
+            let file = last.join("optimizer.safetensors");
+            let mut bytes = std::fs::read(&file).unwrap();
+            *bytes.last_mut().unwrap() ^= 1;
+            std::fs::write(file, bytes).unwrap();
+        }),
+        ("bytes, expected", |last| {
+            let file = std::fs::File::options().write(true).open(last.join("model.safetensors")).unwrap();
+            file.set_len(100).unwrap();
+        }),
+        ("model.safetensors is missing", |last| std::fs::remove_file(last.join("model.safetensors")).unwrap()),
+        ("state.json", |last| std::fs::write(last.join("state.json"), "{\"step\": 1").unwrap()),
+    ];
+    let whole = folder.path().join("whole");
+    copy(&last, &whole);
+    for (message, damage) in damages {
+        damage(&last);
+        let output = train(folder.path(), "run", &["--resume"]).output().unwrap();
+        let text = common::text(&output);
+        assert!(output.status.success() && text.contains(message) && text.contains("after step 7"), "{text}");
+        let file = |run: &Path| std::fs::read(run.join("model.safetensors")).unwrap();
+        assert!(file(&last) == file(&whole), "{message}");
+    }
+}
+
+#[test]
+fn what_would_break_the_promise_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    succeeds(&mut train(folder.path(), "run", &["--set", "trainer.save_steps=5", "--set", "trainer.max_steps=9"]));
+    let before = std::fs::read(folder.path().join("run/metrics.jsonl")).unwrap();
+    for (set, part) in [
+        ("trainer.seed=7", "trainer.seed was 42 and is 7"),
+        ("trainer.per_device_train_batch_size=2", "trainer.per_device_train_batch_size was 3 and is 2"),
+        ("trainer.gradient_accumulation_steps=1", "trainer.gradient_accumulation_steps was 2 and is 1"),
+        ("trainer.learning_rate=2e-3", "trainer.learning_rate was 0.001 and is 0.002"),
+        ("trainer.lr_scheduler_type=cosine", "trainer.lr_scheduler_type was \"linear\" and is \"cosine\""),
+        ("trainer.max_steps=20", "total steps was 9 and is 20"),
+        ("trainer.warmup_steps=2", "trainer.warmup_steps was 3 and is 2"),
+        ("model.n_layer=3", "model.n_layer was 2 and is 3"),
+        ("model.attn_pdrop=0.0", "model.attn_pdrop was 0.1 and is 0"),
+        ("data.sampler=sequential", "data.sampler was \"random\" and is \"sequential\""),
+        ("data.validation=\"10%\"", "data.validation was 0.2 and is 0.1"),
+    ] {
+        let mut command = train(folder.path(), "run", &["--resume", "--set", "trainer.max_steps=9", "--set", set]);
+        fails(&mut command, 2, &["of another run", part, "set these back"]);
+    }
+    let data = folder.path().join("data.jsonl");
+    let text = std::fs::read_to_string(&data).unwrap();
+    std::fs::write(&data, text.replace("[1,", "[2,")).unwrap();
+    let resume = ["--resume", "--set", "trainer.max_steps=9"];
+    fails(&mut train(folder.path(), "run", &resume), 2, &["content of the training data"]);
+    std::fs::write(&data, text).unwrap();
+    assert_eq!(std::fs::read(folder.path().join("run/metrics.jsonl")).unwrap(), before, "nothing was touched");
+
+    // What changes no weight may change.
+    for set in [
+        "trainer.logging_steps=2",
+        "trainer.save_total_limit=1",
+        "trainer.eval_strategy=epoch",
+        "trainer.max_minutes=9",
+    ] {
+        succeeds(train(folder.path(), "run", &resume).args(["--set", set]));
+    }
+    assert!(!folder.path().join("run/checkpoints/step-000020").exists());
+
+    let state = folder.path().join("run/checkpoints/step-000009/state.json");
+    let text = std::fs::read_to_string(&state).unwrap();
+    std::fs::write(&state, text.replace("\"format_version\": 1", "\"format_version\": 99")).unwrap();
+    fails(&mut train(folder.path(), "run", &resume), 3, &["format version 99", "reads version 1"]);
+}
+
+#[test]
+fn a_constant_schedule_can_be_extended() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let constant = ["--set", "trainer.lr_scheduler_type=constant_with_warmup"];
+    succeeds(&mut train(folder.path(), "run", &constant));
+    succeeds(train(folder.path(), "short", &constant).args(["--set", "trainer.max_steps=7"]));
+    succeeds(train(folder.path(), "short", &constant).arg("--resume"));
+    let file = |run: &str| std::fs::read(folder.path().join(run).join("model/model.safetensors")).unwrap();
+    assert!(file("run") == file("short"));
+}
+
+#[test]
+fn without_a_checkpoint_it_begins_and_a_foreign_folder_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    succeeds(&mut train(folder.path(), "run", &["--resume", "--set", "trainer.max_steps=3"]));
+    assert!(folder.path().join("run/model/config.json").is_file());
+    let foreign = folder.path().join("foreign");
+    std::fs::create_dir(&foreign).unwrap();
+    std::fs::write(foreign.join("thesis.txt"), "dear").unwrap();
+    fails(&mut train(folder.path(), "foreign", &["--resume"]), 2, &["holds no run of Kiln's"]);
+    assert_eq!(std::fs::read_dir(&foreign).unwrap().count(), 1);
+}

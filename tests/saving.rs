@@ -1,0 +1,206 @@
+//! When checkpoints are saved and removed, which model is the best, when a run stops early, what stands in the files of
+//! the run folder, and the order of the events.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use common::small_run::{train, write};
+use common::{fails, json, kiln, rows, succeeds};
+use kiln::metrics::Record;
+use kiln::plan::RunPlan;
+use kiln::trainer::{Callback, Control, Progress};
+use kiln::{RunConfig, Trainer};
+
+fn steps(run: &Path) -> Vec<u64> {
+    let all = kiln::trainer::checkpoint::list(&run.join("checkpoints")).unwrap();
+    all.into_iter().map(|(step, _)| step).collect()
+}
+
+#[test]
+fn strategies_and_the_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "sequence-classification");
+    // 20 training rows in batches of 3, two a step: four steps an epoch, the last of them one smaller batch.
+    for (name, set, expected) in [
+        ("no", vec!["trainer.save_strategy=no"], vec![]),
+        ("steps", vec!["trainer.save_steps=5"], vec![5, 10, 14]),
+        ("ratio", vec!["trainer.save_steps=0.5"], vec![7, 14]),
+        ("default", vec!["trainer.save_steps=500"], vec![14]),
+        ("epoch", vec!["trainer.save_strategy=epoch"], vec![4, 8, 12, 14]),
+        ("limit", vec!["trainer.save_steps=3", "trainer.save_total_limit=2"], vec![12, 14]),
+    ] {
+        let mut command = train(folder.path(), name, &[]);
+        for set in set {
+            command.args(["--set", set]);
+        }
+        succeeds(&mut command);
+        assert_eq!(steps(&folder.path().join(name)), expected, "{name}");
+    }
+    // A checkpoint opens as a model folder.
+    let batch = folder.path().join("batch.json");
+    std::fs::write(&batch, r#"{"input_ids": [[1, 2, 3]], "labels": [1]}"#).unwrap();
+    let mut forward = kiln(folder.path());
+    forward.args(["forward", "steps/checkpoints/step-000005", "--batch", "batch.json"]);
+    succeeds(forward.args(["--task", "sequence-classification", "--out", "out.safetensors"]));
+}
+
+#[test]
+fn the_best_model_is_kept_and_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "sequence-classification");
+    // A rate that makes the loss worse in the end, so that the best evaluation is not the last.
+    let set =
+        ["--set", "trainer.learning_rate=0.2", "--set", "trainer.eval_steps=2", "--set", "trainer.warmup_steps=0"];
+    let best = ["--set", "trainer.load_best_model_at_end=true", "--set", "trainer.save_total_limit=1"];
+    succeeds(train(folder.path(), "run", &set).args(best).args(["--set", "trainer.save_steps=2"]));
+    let run = folder.path().join("run");
+    let losses = rows(&run)
+        .iter()
+        .filter_map(|row| Some((row.get("eval_loss")?.as_f64()?, row["step"].as_u64()?)))
+        .collect::<Vec<_>>();
+    let (loss, step) = losses.iter().copied().min_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
+    assert!(step < 14, "the test needs a best model before the end: {losses:?}");
+    let state = json(&run.join("trainer_state.json"));
+    assert_eq!((state["best_global_step"].as_u64(), state["best_metric"].as_f64()), (Some(step), Some(loss)));
+    assert!(state["best_model_checkpoint"].as_str().unwrap().ends_with(&format!("step-{step:06}")));
+    assert_eq!(steps(&run), [step, 14], "the best one stays beside the newest");
+    let file = |path: &str| std::fs::read(run.join(path).join("model.safetensors")).unwrap();
+    assert!(file("model") == file(&format!("checkpoints/step-{step:06}")));
+    assert!(file("model") != file("checkpoints/step-000014"));
+
+    succeeds(train(folder.path(), "best", &set).args(["--set", "trainer.save_strategy=best"]));
+    assert_eq!(steps(&folder.path().join("best")).last(), Some(&step));
+}
+
+#[test]
+fn early_stopping_ends_the_run_and_stays_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "regression");
+    let set = ["--set", "trainer.early_stopping_patience=2", "--set", "trainer.early_stopping_threshold=1e9"];
+    succeeds(&mut train(folder.path(), "run", &set));
+    let run = folder.path().join("run");
+    assert_eq!(
+        json(&run.join("trainer_state.json"))["global_step"],
+        9,
+        "the third evaluation is the second without gain"
+    );
+    assert_eq!(json(&run.join("status.json"))["status"], "Completed");
+    let before = rows(&run).len();
+    succeeds(train(folder.path(), "run", &set).arg("--resume"));
+    assert_eq!(rows(&run).len(), before);
+    // With more patience it goes on.
+    succeeds(train(folder.path(), "run", &set).args(["--resume", "--set", "trainer.early_stopping_patience=9"]));
+    assert_eq!(json(&run.join("trainer_state.json"))["global_step"], 14);
+}
+
+#[test]
+fn a_figure_that_evaluation_does_not_give_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let mut command = train(folder.path(), "run", &["--set", "trainer.metric_for_best_model=bleu"]);
+    fails(&mut command, 2, &["no eval_bleu", "eval_loss"]);
+    assert_eq!(json(&folder.path().join("run/status.json"))["status"], "Failed");
+    let set = ["--set", "trainer.load_best_model_at_end=true", "--set", "trainer.save_steps=4"];
+    fails(&mut train(folder.path(), "other", &set), 2, &["save_steps is 4", "eval_steps is 3"]);
+}
+
+#[test]
+fn the_files_of_a_run() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    succeeds(&mut train(folder.path(), "run", &[]));
+    let run = folder.path().join("run");
+    let state = json(&run.join("trainer_state.json"));
+    assert_eq!(state["log_history"].as_array().unwrap(), &rows(&run));
+    assert_eq!((state["global_step"].as_u64(), state["max_steps"].as_u64()), (Some(14), Some(14)));
+    let results = json(&run.join("all_results.json"));
+    for name in ["train_loss", "train_runtime", "save_seconds", "eval_loss", "eval_perplexity"] {
+        assert!(results[name].as_f64().is_some_and(|value| value > 0.0), "{name}: {results}");
+    }
+    let state = json(&run.join("checkpoints/step-000007/state.json"));
+    assert_eq!((state["step"].as_u64(), state["format_version"].as_u64()), (Some(7), Some(1)));
+    assert!(state["files"]["model.safetensors"]["sha256"].as_str().is_some_and(|sum| sum.len() == 64));
+    let entries = std::fs::read_dir(run.join("checkpoints")).unwrap().count();
+    assert_eq!(entries, 2, "nothing half written is left");
+}
+
+#[test]
+fn a_config_can_be_verified() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "mlm");
+    let stdout = succeeds(kiln(folder.path()).args(["verify-resume", "config.toml"]));
+    assert!(stdout.contains("6 steps equal 3 steps, a stop and 3 steps") && stdout.contains("6 rows"), "{stdout}");
+    assert!(!folder.path().join("run").exists());
+    let one = ["verify-resume", "config.toml", "--set", "trainer.max_steps=1", "--set", "trainer.warmup_steps=0"];
+    fails(kiln(folder.path()).args(one), 2, &["one step"]);
+}
+
+/// Writes down what is called, and asks for an evaluation and a checkpoint after step 2 and for the end after step 5.
+struct Events(Arc<Mutex<Vec<String>>>);
+
+impl Events {
+    fn note(&self, name: &str, step: u64) {
+        self.0.lock().unwrap().push(format!("{name} {step}"));
+    }
+}
+
+impl Callback for Events {
+    fn on_train_begin(&mut self, _: &RunPlan) {
+        self.note("train_begin", 0);
+    }
+    fn on_epoch_begin(&mut self, progress: &Progress) {
+        self.note("epoch_begin", progress.step);
+    }
+    fn on_step_begin(&mut self, progress: &Progress) {
+        self.note("step_begin", progress.step);
+    }
+    fn on_step_end(&mut self, progress: &Progress, control: &mut Control) {
+        self.note("step_end", progress.step);
+        (control.should_evaluate, control.should_save) = (progress.step == 2, progress.step == 2);
+        control.should_training_stop = progress.step == 5;
+    }
+    fn on_epoch_end(&mut self, progress: &Progress, _: &mut Control) {
+        self.note("epoch_end", progress.step);
+    }
+    fn on_log(&mut self, progress: &Progress, _: &Record) {
+        self.note("log", progress.step);
+    }
+    fn on_evaluate(&mut self, progress: &Progress, row: &Record, _: &mut Control) {
+        assert!(row.get("eval_loss").is_some());
+        self.note("evaluate", progress.step);
+    }
+    fn on_save(&mut self, progress: &Progress, checkpoint: &Path) {
+        assert!(checkpoint.ends_with(format!("step-{:06}", progress.step)));
+        self.note("save", progress.step);
+    }
+    fn on_train_end(&mut self, progress: &Progress, _: &Record) {
+        self.note("train_end", progress.step);
+    }
+}
+
+#[test]
+fn events_come_in_order_and_the_control_is_heard() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), "clm");
+    let data = folder.path().join("data.jsonl").display().to_string();
+    let run = folder.path().join("run");
+    let set = [
+        format!("data.train={data}"),
+        format!("run.output_dir={}", run.display()),
+        "trainer.logging_steps=4".into(),
+        "trainer.eval_steps=100".into(),
+        "trainer.save_strategy=no".into(),
+    ];
+    let config = RunConfig::load_with(&path, &set).unwrap();
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let mut trainer = Trainer::new(config.plan().unwrap()).unwrap().with_callback(Events(events.clone()));
+    assert_eq!(trainer.train().unwrap().step, 5);
+    let expected = "train_begin 0, epoch_begin 0, step_begin 0, step_end 1, step_begin 1, step_end 2, evaluate 2, save 2, \
+                    step_begin 2, step_end 3, step_begin 3, step_end 4, epoch_end 4, log 4, epoch_begin 4, step_begin 4, \
+                    step_end 5, log 5, evaluate 5, train_end 5";
+    assert_eq!(events.lock().unwrap().join(", "), expected);
+    assert_eq!(steps(&run), [2]);
+}
