@@ -371,7 +371,8 @@ impl fmt::Display for ModelType {
 
 impl ModelConfig {
     /// A preset: GPT-2 `distil`, `small`, `medium`, `large`, `xl`; BERT `base`, `large` (uncased), `base-cased`,
-    /// `large-cased`; RoBERTa `base`, `large`; DistilBERT `base` (uncased), `base-cased`. Shapes from the published `config.json` files.
+    /// `large-cased`; RoBERTa `base`, `large`; DistilBERT `base` (uncased), `base-cased`. Shapes from the published
+    /// `config.json` files.
     pub fn preset(kind: ModelType, size: &str) -> Result<Self> {
         let gpt2 =
             |n_layer, n_embd, n_head| Self::Gpt2(Gpt2Config { n_layer, n_embd, n_head, ..Gpt2Config::default() });
@@ -452,7 +453,7 @@ impl ModelConfig {
     /// This configuration with explicit `fields` on top; a name that Kiln does not honour is refused, and so are two names
     /// for one thing.
     pub fn with_fields(mut self, fields: &Map<String, Value>) -> Result<Self> {
-        let pairs = GPT2_ALIASES.iter().filter(|_| self.model_type() == ModelType::Gpt2).copied();
+        let pairs = self.model_type().aliases().iter().copied();
         for (one, other) in pairs.chain([("num_labels", "id2label")]) {
             if fields.contains_key(one) && fields.contains_key(other) {
                 return Err(Error::Config(format!(
@@ -596,7 +597,8 @@ impl ModelConfig {
                 "pad_token_id: expected an id, got null: RoBERTa counts its positions from it".into(),
             )),
             Self::Bert(c) if c.max_position_embeddings <= c.position_offset() => Err(Error::Config(format!(
-                "max_position_embeddings: expected more than pad_token_id + 1 = {}, where RoBERTa's first position is, got {}",
+                "max_position_embeddings: expected more than pad_token_id + 1 = {}, where RoBERTa's first position is, got \
+                 {}",
                 c.position_offset(),
                 c.max_position_embeddings
             ))),
@@ -796,9 +798,9 @@ impl ModelConfig {
 /// fits in 64 bits.
 fn largest(name: &str) -> usize {
     match name {
-        "n_layer" | "num_hidden_layers" => 1 << 12,
-        "n_embd" | "hidden_size" | "n_head" | "num_attention_heads" => 1 << 20,
-        "n_inner" | "intermediate_size" => 1 << 22,
+        "n_layer" | "num_hidden_layers" | "n_layers" => 1 << 12,
+        "n_embd" | "hidden_size" | "dim" | "n_head" | "num_attention_heads" | "n_heads" => 1 << 20,
+        "n_inner" | "intermediate_size" | "hidden_dim" => 1 << 22,
         _ => 1 << 24,
     }
 }

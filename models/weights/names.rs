@@ -25,7 +25,31 @@ pub struct Parameter {
     pub in_norm: bool,
 }
 
+/// How far from the input a parameter stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Depth {
+    /// The embeddings, with their LayerNorm.
+    Embeddings,
+    /// The layer of this number, from 0.
+    Layer(usize),
+    /// Everything above the layers: the last LayerNorm, the pooler, the head.
+    Head,
+}
+
 impl Parameter {
+    /// Where in the model it stands, by its Hugging Face name.
+    pub fn depth(&self) -> Depth {
+        let mut segments = self.name.split('.').peekable();
+        while let Some(segment) = segments.next() {
+            match (segment, segments.peek().and_then(|next| next.parse().ok())) {
+                ("h" | "layer", Some(number)) => return Depth::Layer(number),
+                ("embeddings" | "wte" | "wpe", _) => return Depth::Embeddings,
+                _ => {}
+            }
+        }
+        Depth::Head
+    }
+
     /// Whether weight decay applies: not to biases, not to LayerNorm weights (`Trainer.get_decay_parameter_names`).
     pub fn decays(&self) -> bool {
         !self.in_norm && !self.name.ends_with("bias")
