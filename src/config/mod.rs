@@ -10,6 +10,7 @@ mod check;
 mod document;
 mod hugging_face;
 pub(crate) mod names;
+mod optimizer;
 pub(crate) mod scheduler;
 mod sections;
 mod trainer;
@@ -23,7 +24,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 pub use builder::RunConfigBuilder;
-pub use names::{DataFormat, DeviceKind, EvalStrategy, ModelKind, OnExisting, OptimizerName, Sampler, SaveStrategy};
+pub use names::{DataFormat, DeviceKind, EvalStrategy, ModelKind, OnExisting, Sampler, SaveStrategy};
+pub use optimizer::{AdjustLr, OptimArgs, OptimizerName};
 pub use scheduler::{Ramp, SchedulerKwargs, SchedulerType};
 pub use sections::{DataSection, DeviceSection, GenerationSection, ModelSection, RunSection, TokenizerSection};
 pub use trainer::{RunLength, TrainerSection};
