@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use burn::optim::GradientsParams;
 use burn::tensor::Device;
-use kiln::config::{DataSection, ModelKind, ModelSection, OnExisting, Sampler, TrainerSection};
+use kiln::config::{DataSection, ModelKind, ModelSection, OnExisting, Sampler, SaveStrategy, TrainerSection};
 use kiln::data::loader::{Loader, LoaderOptions};
 use kiln::optim::gradient::{global_norm, scale_and_norm};
 use kiln::optim::{Optimizer, OptimizerConfig, ParameterGroups};
@@ -42,6 +42,8 @@ fn main() {
             .trainer(TrainerSection {
                 max_steps: Some(STEPS),
                 logging_steps: Some(10.into()),
+                // A checkpoint is no part of a step.
+                save_strategy: SaveStrategy::No,
                 ..TrainerSection::default()
             })
             .build()

@@ -151,11 +151,16 @@ fn read(path: &Path) -> Result<String> {
     })
 }
 
-/// Adds the config files of `folder` as help.
+/// Adds the config files of `folder` and of `configs/` in it as help.
 fn with_neighbours(error: Error, folder: &Path) -> Error {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let is_toml = |path: &std::path::PathBuf| path.extension().is_some_and(|extension| extension == "toml");
-    let mut files: Vec<String> = entries.filter(is_toml).map(|path| path.display().to_string()).collect();
+    let entries = [folder.to_path_buf(), folder.join("configs")].map(|folder| std::fs::read_dir(folder).into_iter());
+    let entries = entries.into_iter().flatten().flatten().flatten().map(|entry| entry.path());
+    let others = ["Cargo.toml", "rustfmt.toml", "clippy.toml"];
+    let is_config = |path: &std::path::PathBuf| {
+        path.extension().is_some_and(|extension| extension == "toml")
+            && !others.iter().any(|other| path.ends_with(other))
+    };
+    let mut files: Vec<String> = entries.filter(is_config).map(|path| path.display().to_string()).collect();
     files.sort();
     match files.len() {
         0 => error.help(format!("there is no .toml file in {}", folder.display())),

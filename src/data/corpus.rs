@@ -87,7 +87,16 @@ impl Corpus {
 
     /// The documents in order, each in pieces of at most `max_bytes`.
     pub fn pieces(&self, max_bytes: usize) -> impl Iterator<Item = Result<Piece>> {
-        (0..self.files.len()).flat_map(move |index| {
+        self.pieces_in(0..self.files.len(), max_bytes)
+    }
+
+    /// The documents in the order of `indices`, each in pieces of at most `max_bytes`.
+    pub fn pieces_in(
+        &self,
+        indices: impl IntoIterator<Item = usize>,
+        max_bytes: usize,
+    ) -> impl Iterator<Item = Result<Piece>> {
+        indices.into_iter().flat_map(move |index| {
             let (pieces, error) = match self.pieces_of(index, max_bytes) {
                 Ok(pieces) => (Some(pieces), None),
                 Err(error) => (None, Some(Err(error))),

@@ -25,10 +25,10 @@ pub const END_OF_TEXT: &str = "<|endoftext|>";
 
 /// Merges are learned from at most this much text, drawn from the corpus in a seeded order: what a vocabulary needs to know
 /// of a language fits in it, and memory stays bounded whatever the corpus.
-pub const TRAIN_BYTES: usize = 32 << 20;
+pub const TRAIN_BYTES: usize = 16 << 20;
 
 /// Text is read in pieces of this many bytes while the vocabulary is learned.
-const TRAIN_PIECE: usize = 1 << 20;
+const TRAIN_PIECE: usize = 64 << 10;
 
 /// A tokenizer.
 #[derive(Debug, Clone)]
@@ -115,25 +115,21 @@ impl Tokenizer {
             .build();
         let mut order = (0..corpus.num_documents()).collect::<Vec<_>>();
         order.sort_by_key(|index| (seed_for(seed, "tokenizer", *index as u64, 0), *index));
-        let (mut texts, mut bytes) = (Vec::new(), 0);
-        for index in order {
-            for piece in corpus.pieces_of(index, TRAIN_PIECE)? {
-                if bytes >= TRAIN_BYTES {
-                    break;
-                }
-                let mut text = piece?.text;
-                text.truncate(text.floor_char_boundary(TRAIN_BYTES - bytes));
-                bytes += text.len();
-                texts.push(text);
-            }
-        }
+        // Read as it is counted, never all at once. A failure ends the text, and is told when the counting is over.
+        let (mut left, mut failed) = (TRAIN_BYTES, None);
+        let texts = corpus.pieces_in(order, TRAIN_PIECE).map_while(|piece| {
+            let mut text = piece.map_err(|error| failed = Some(error)).ok().filter(|_| left > 0)?.text;
+            text.truncate(text.floor_char_boundary(left));
+            left -= text.len();
+            Some(text)
+        });
         let mut inner = tokenizers::Tokenizer::new(BPE::default());
         inner.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
         inner.with_decoder(Some(ByteLevel::new(false, true, true)));
         let mut wrapped = TrainerWrapper::BpeTrainer(std::mem::take(&mut trainer));
-        inner
-            .train(&mut wrapped, texts.into_iter())
-            .map_err(|error| Error::data(format!("learning the tokenizer failed: {error}")))?;
+        let learned = inner.train(&mut wrapped, texts).map(drop);
+        failed.map_or(Ok(()), Err)?;
+        learned.map_err(|error| Error::data(format!("learning the tokenizer failed: {error}")))?;
         Self::wrap(inner)
     }
 
