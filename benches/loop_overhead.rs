@@ -12,8 +12,8 @@ use burn::tensor::Device;
 use kiln::config::{DataSection, ModelKind, ModelSection, OnExisting, Sampler, SaveStrategy, TrainerSection};
 use kiln::data::loader::{Loader, LoaderOptions};
 use kiln::data::padding::Padding;
-use kiln::optim::adamw::{AdamW, AdamWConfig};
 use kiln::optim::gradient::{global_norm, scale_and_norm};
+use kiln::optim::{Optimizer, OptimizerConfig, ParameterGroups};
 use kiln::task::{DeviceBatch, Task};
 use kiln::{RunConfig, RunPlan, Trainer};
 use kiln_models::Model;
@@ -77,7 +77,7 @@ fn main() {
 fn bare_step_ms(plan: &RunPlan) -> f64 {
     let device = Device::flex().autodiff();
     let mut model = Model::new(&plan.model_config, plan.task.head(), &device).unwrap();
-    let mut optimizer = AdamW::new(AdamWConfig::default(), &model);
+    let mut optimizer = Optimizer::new(OptimizerConfig::default(), &ParameterGroups::new(0.0), &model);
     let options = LoaderOptions {
         batch_size: plan.batch.micro,
         sampler: Sampler::Sequential,

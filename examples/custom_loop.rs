@@ -9,9 +9,9 @@ use kiln::Result;
 use kiln::config::{SchedulerKwargs, SchedulerType};
 use kiln::data::{Batch, Labels};
 use kiln::execution::{read_scalars, seed_for};
-use kiln::optim::adamw::{AdamW, AdamWConfig};
 use kiln::optim::gradient::{global_norm, scale_and_norm};
 use kiln::optim::schedule::Schedule;
+use kiln::optim::{Optimizer, OptimizerConfig, ParameterGroups};
 use kiln::task::{DeviceBatch, Task};
 use kiln_models::config::Gpt2Config;
 use kiln_models::{Model, ModelConfig};
@@ -28,6 +28,7 @@ fn batch(step: u64) -> Batch {
     let input_ids = rows.collect::<Vec<_>>();
     Batch {
         rows: ROWS,
+        examples: ROWS,
         seq_len: SEQ_LEN,
         labels: Labels::Tokens(input_ids.clone()),
         num_tokens: input_ids.len(),
@@ -43,7 +44,7 @@ fn main() -> Result<()> {
     let config =
         Gpt2Config { vocab_size: 10, n_positions: 32, n_embd: 32, n_layer: 2, n_head: 2, ..Default::default() };
     let mut model = Model::new(&ModelConfig::Gpt2(config), Task::Clm.head(), &device)?;
-    let mut optimizer = AdamW::new(AdamWConfig { weight_decay: 0.01, ..AdamWConfig::default() }, &model);
+    let mut optimizer = Optimizer::new(OptimizerConfig::default(), &ParameterGroups::new(0.01), &model);
     let schedule = Schedule::new(SchedulerType::Cosine, 1e-2, 5, STEPS, &SchedulerKwargs::default())?;
 
     for step in 0..STEPS {

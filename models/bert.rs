@@ -1,13 +1,16 @@
 //! BERT (Devlin et al. 2018), with Hugging Face's names: `transformers/models/bert/modeling_bert.py` is the reference.
-//! Learned positions and token types, post-LayerNorm blocks, erf GELU, padding mask. The heads are in `heads.rs`.
+//! Learned positions and token types, post-LayerNorm blocks, erf GELU, padding mask. RoBERTa and DistilBERT are variants:
+//! what they do otherwise is asked of [`BertVariant`] here. The heads are in `heads.rs`.
 
 use burn::module::Module;
+use burn::tensor::activation::relu;
 use burn::tensor::{Bool, Device, Int, Tensor};
 
 use crate::config::BertConfig;
 use crate::layers::{
     Activation, Embedding, LayerNorm, Linear, attention, dropout, merge_heads, padding_mask, split_heads,
 };
+use crate::variant::BertVariant;
 
 /// The transformer body: token ids to hidden states, and the pooled first token where the head wants it.
 #[derive(Module, Debug)]
@@ -24,9 +27,12 @@ pub struct BertEmbeddings {
     /// `[vocab_size, hidden_size]`; the masked language model head uses it again, transposed.
     pub word_embeddings: Embedding,
     position_embeddings: Embedding,
-    token_type_embeddings: Embedding,
+    token_type_embeddings: Option<Embedding>,
     layer_norm: LayerNorm,
     dropout: f64,
+    /// RoBERTa's padding id: its row of the position table is padding's, the tokens' follow. None in the others.
+    #[module(skip)]
+    position_padding: Option<usize>,
 }
 
 /// The stack of layers.
@@ -76,10 +82,14 @@ pub struct BertOutput {
     dropout: f64,
 }
 
-/// `tanh(W h_0 + b)` of the first token.
+/// `tanh(W h_0 + b)` of the first token. In the variants it is the first half of the classification head: RoBERTa's
+/// drops out its input too, DistilBERT's has `relu` for `tanh`.
 #[derive(Module, Debug)]
 pub struct BertPooler {
     dense: Linear,
+    dropout: f64,
+    #[module(skip)]
+    variant: BertVariant,
 }
 
 impl BertModel {
@@ -88,8 +98,11 @@ impl BertModel {
         let (d, std) = (config.hidden_size, config.initializer_range);
         let norm = || LayerNorm::new(d, config.layer_norm_eps, device);
         let linear = |d_in, d_out| Linear::new(d_in, d_out, true, std, device);
-        let output =
-            |d_in| BertOutput { dense: linear(d_in, d), layer_norm: norm(), dropout: config.hidden_dropout_prob };
+        let output = |d_in, dropout| BertOutput { dense: linear(d_in, d), layer_norm: norm(), dropout };
+        let attention_output_dropout = match config.variant {
+            BertVariant::Bert | BertVariant::Roberta => config.hidden_dropout_prob,
+            BertVariant::DistilBert => 0.0,
+        };
         let layer = |_| BertLayer {
             attention: BertAttention {
                 self_: BertSelfAttention {
@@ -99,30 +112,40 @@ impl BertModel {
                     num_heads: config.num_attention_heads,
                     dropout: config.attention_probs_dropout_prob,
                 },
-                output: output(d),
+                output: output(d, attention_output_dropout),
             },
             intermediate: BertIntermediate {
                 dense: linear(d, config.intermediate_size),
                 activation: config.activation(),
             },
-            output: output(config.intermediate_size),
+            output: output(config.intermediate_size, config.hidden_dropout_prob),
         };
+        let position_padding = config.padding_idx().filter(|_| config.variant == BertVariant::Roberta);
+        let table = |rows, padding_idx| Embedding::new(rows, d, padding_idx, std, device);
         Self {
             embeddings: BertEmbeddings {
-                word_embeddings: Embedding::new(config.vocab_size, d, config.padding_idx(), std, device),
-                position_embeddings: Embedding::new(config.max_position_embeddings, d, None, std, device),
-                token_type_embeddings: Embedding::new(config.type_vocab_size, d, None, std, device),
+                word_embeddings: table(config.vocab_size, config.padding_idx()),
+                position_embeddings: table(config.max_position_embeddings, position_padding),
+                token_type_embeddings: config.variant.has_token_types().then(|| table(config.type_vocab_size, None)),
                 layer_norm: norm(),
                 dropout: config.hidden_dropout_prob,
+                position_padding,
             },
             encoder: BertEncoder { layer: (0..config.num_hidden_layers).map(layer).collect() },
-            pooler: with_pooler.then(|| BertPooler { dense: linear(d, d) }),
+            pooler: with_pooler.then(|| BertPooler {
+                dense: linear(d, d),
+                dropout: match config.variant {
+                    BertVariant::Bert | BertVariant::DistilBert => 0.0,
+                    BertVariant::Roberta => config.classifier_dropout.unwrap_or(config.hidden_dropout_prob),
+                },
+                variant: config.variant,
+            }),
         }
     }
 
     /// - `input_ids`: `[batch, seq]`
     /// - `attention_mask`: `[batch, seq]`, true = attend; none when nothing is padded
-    /// - `token_type_ids`: `[batch, seq]`; none means all 0
+    /// - `token_type_ids`: `[batch, seq]`; none means all 0; DistilBERT reads none
     /// - returns `[batch * seq, hidden_size]`
     pub fn forward(
         &self,
@@ -144,11 +167,17 @@ impl BertModel {
 
     /// The pooled first token of each sequence, `[batch * seq, hidden_size] -> [batch, hidden_size]`; the first token
     /// as it is when the model has no pooler.
-    pub fn pooled(&self, x: Tensor<2>, batch: usize) -> Tensor<2> {
+    pub fn pooled(&self, x: Tensor<2>, batch: usize, train: bool) -> Tensor<2> {
         let [rows, d] = x.dims();
         let first = x.reshape([batch, rows / batch, d]).slice([0..batch, 0..1, 0..d]).reshape([batch, d]);
         match &self.pooler {
-            Some(pooler) => pooler.dense.forward(first).tanh(),
+            Some(pooler) => {
+                let y = pooler.dense.forward(dropout(first, pooler.dropout, train));
+                match pooler.variant {
+                    BertVariant::Bert | BertVariant::Roberta => y.tanh(),
+                    BertVariant::DistilBert => relu(y),
+                }
+            }
             None => first,
         }
     }
@@ -157,17 +186,30 @@ impl BertModel {
 impl BertEmbeddings {
     fn forward(&self, input_ids: Tensor<2, Int>, token_type_ids: Option<Tensor<2, Int>>, train: bool) -> Tensor<2> {
         let [batch, seq] = input_ids.dims();
-        let words = self.word_embeddings.forward(input_ids.reshape([batch * seq])); // [batch * seq, hidden]
-        let types = match token_type_ids {
-            Some(ids) => self.token_type_embeddings.forward(ids.reshape([batch * seq])),
-            None => {
+        let words = self.word_embeddings.forward(input_ids.clone().reshape([batch * seq])); // [batch * seq, hidden]
+        let x = match (&self.token_type_embeddings, token_type_ids) {
+            (Some(table), Some(ids)) => words + table.forward(ids.reshape([batch * seq])),
+            (Some(table), None) => {
                 let d = words.dims()[1];
-                self.token_type_embeddings.weight.val().slice([0..1, 0..d])
+                words + table.weight.val().slice([0..1, 0..d])
+            }
+            (None, _) => words,
+        };
+        let x = match self.position_padding {
+            None => self.position_embeddings.positions(x, batch, 0),
+            Some(padding) => {
+                x + self.position_embeddings.forward(roberta_positions(input_ids, padding).reshape([batch * seq]))
             }
         };
-        let x = self.position_embeddings.positions(words + types, batch, 0);
         dropout(self.layer_norm.forward(x), self.dropout, train)
     }
+}
+
+/// `padding + 1 + i` for the `i`-th token of a row that is not padding, `padding` for padding itself
+/// (`create_position_ids_from_input_ids`): `[batch, seq] -> [batch, seq]`.
+fn roberta_positions(input_ids: Tensor<2, Int>, padding: usize) -> Tensor<2, Int> {
+    let is_token = input_ids.not_equal_scalar(padding as i64).int();
+    is_token.clone().cumsum(1) * is_token + padding as i64
 }
 
 impl BertAttention {

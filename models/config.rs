@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
 use crate::layers::Activation;
+use crate::variant::BertVariant;
 
 /// The family of a model; Hugging Face's `model_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +22,10 @@ pub enum ModelType {
     Gpt2,
     /// BERT
     Bert,
+    /// RoBERTa
+    Roberta,
+    /// DistilBERT
+    DistilBert,
 }
 
 /// The configuration of a model.
@@ -28,7 +33,7 @@ pub enum ModelType {
 pub enum ModelConfig {
     /// GPT-2
     Gpt2(Gpt2Config),
-    /// BERT
+    /// BERT and its variants: RoBERTa, DistilBERT
     Bert(BertConfig),
 }
 
@@ -72,10 +77,15 @@ pub struct Gpt2Config {
     pub inert: Map<String, Value>,
 }
 
-/// BERT's fields. Defaults are `transformers`' (`BertConfig`), which are BERT base uncased.
+/// The fields of BERT and its variants, by BERT's names (DistilBERT's files call some of them otherwise, see
+/// [`BertVariant`]). Defaults are `transformers`' (`BertConfig`), which are BERT base uncased; those of the variants are in
+/// [`BertVariant::config`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BertConfig {
+    /// Which of the family it is. Not a field of the file, where `model_type` says it.
+    #[serde(skip)]
+    pub variant: BertVariant,
     /// Number of tokens in the vocabulary. Default 30522.
     pub vocab_size: usize,
     /// Width. Default 768.
@@ -94,9 +104,12 @@ pub struct BertConfig {
     pub attention_probs_dropout_prob: f64,
     /// Dropout before the classifier. Default `hidden_dropout_prob`.
     pub classifier_dropout: Option<f64>,
-    /// Longest sequence in tokens. Default 512.
+    /// Dropout before the span head, which DistilBERT alone has. Default 0.
+    pub qa_dropout: f64,
+    /// Rows of the position table: the longest sequence in tokens, except in RoBERTa, which uses the rows that follow
+    /// `pad_token_id`. Default 512.
     pub max_position_embeddings: usize,
-    /// Number of token types. Default 2.
+    /// Number of token types. Default 2. DistilBERT has none.
     pub type_vocab_size: usize,
     /// Added to the variance in LayerNorm. Default 1e-12.
     pub layer_norm_eps: f64,
@@ -174,6 +187,7 @@ impl Default for Gpt2Config {
 impl Default for BertConfig {
     fn default() -> Self {
         Self {
+            variant: BertVariant::Bert,
             vocab_size: 30522,
             hidden_size: 768,
             num_hidden_layers: 12,
@@ -183,6 +197,7 @@ impl Default for BertConfig {
             hidden_dropout_prob: 0.1,
             attention_probs_dropout_prob: 0.1,
             classifier_dropout: None,
+            qa_dropout: 0.0,
             max_position_embeddings: 512,
             type_vocab_size: 2,
             layer_norm_eps: 1e-12,
@@ -193,6 +208,9 @@ impl Default for BertConfig {
         }
     }
 }
+
+/// The families, for messages.
+const MODEL_TYPES: &str = "\"gpt2\", \"bert\", \"roberta\" or \"distilbert\"";
 
 /// Fields that only one value computes what Kiln computes: anything else is refused. `(name, that value, why)`.
 type Fixed = (&'static str, fn() -> Value, &'static str);
@@ -211,6 +229,17 @@ const BERT_FIXED: &[Fixed] = &[
     ("is_encoder_decoder", || json!(false), "encoder-decoder models are not implemented"),
     ("is_decoder", || json!(false), "causal BERT is not implemented"),
     ("position_embedding_type", || json!("absolute"), "relative positions are not implemented"),
+    ("tie_word_embeddings", || json!(true), "the output embedding is always the input embedding"),
+    ("pruned_heads", || json!({}), "pruned heads are not implemented"),
+    ("quantization_config", || Value::Null, "quantised weights are not implemented"),
+];
+
+const DISTILBERT_FIXED: &[Fixed] = &[
+    ("add_cross_attention", || json!(false), "cross-attention is not implemented"),
+    ("is_encoder_decoder", || json!(false), "encoder-decoder models are not implemented"),
+    ("is_decoder", || json!(false), "causal DistilBERT is not implemented"),
+    ("sinusoidal_pos_embds", || json!(false), "fixed sinusoidal positions are not implemented"),
+    ("tie_weights_", || json!(true), "the output embedding is always the input embedding"),
     ("tie_word_embeddings", || json!(true), "the output embedding is always the input embedding"),
     ("pruned_heads", || json!({}), "pruned heads are not implemented"),
     ("quantization_config", || Value::Null, "quantised weights are not implemented"),
@@ -270,14 +299,18 @@ const GPT2_ALIASES: &[(&str, &str)] = &[
     ("num_hidden_layers", "n_layer"),
 ];
 
+/// Hugging Face's generic names for DistilBERT's fields (`DistilBertConfig.attribute_map`).
+const DISTILBERT_ALIASES: &[(&str, &str)] =
+    &[("hidden_size", "dim"), ("num_attention_heads", "n_heads"), ("num_hidden_layers", "n_layers")];
+
 impl ModelType {
-    const ALL: [Self; 2] = [Self::Gpt2, Self::Bert];
+    const ALL: [Self; 4] = [Self::Gpt2, Self::Bert, Self::Roberta, Self::DistilBert];
 
     /// The heads of the family, for messages.
     pub(crate) fn heads(self) -> &'static str {
         match self {
             Self::Gpt2 => "CausalLm or SequenceClassification",
-            Self::Bert => "MaskedLm, SequenceClassification or QuestionAnswering",
+            Self::Bert | Self::Roberta | Self::DistilBert => "MaskedLm, SequenceClassification or QuestionAnswering",
         }
     }
 
@@ -286,26 +319,40 @@ impl ModelType {
         match self {
             Self::Gpt2 => &["distil", "small", "medium", "large", "xl"],
             Self::Bert => &["base", "large", "base-cased", "large-cased"],
+            Self::Roberta => &["base", "large"],
+            Self::DistilBert => &["base", "base-cased"],
         }
     }
 
     fn fixed(self) -> &'static [Fixed] {
         match self {
             Self::Gpt2 => GPT2_FIXED,
-            Self::Bert => BERT_FIXED,
+            Self::Bert | Self::Roberta => BERT_FIXED,
+            Self::DistilBert => DISTILBERT_FIXED,
+        }
+    }
+
+    fn aliases(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Gpt2 => GPT2_ALIASES,
+            Self::DistilBert => DISTILBERT_ALIASES,
+            Self::Bert | Self::Roberta => &[],
+        }
+    }
+
+    /// The configuration that `transformers` starts from when nothing is given.
+    fn defaults(self) -> ModelConfig {
+        match self {
+            Self::Gpt2 => ModelConfig::Gpt2(Gpt2Config::default()),
+            Self::Bert => ModelConfig::Bert(BertConfig::default()),
+            Self::Roberta => ModelConfig::Bert(BertVariant::Roberta.config()),
+            Self::DistilBert => ModelConfig::Bert(BertVariant::DistilBert.config()),
         }
     }
 
     /// The honoured field names of the family, for suggestions.
     pub fn fields(self) -> Vec<String> {
-        let defaults = match self {
-            Self::Gpt2 => serde_json::to_value(Gpt2Config::default()),
-            Self::Bert => serde_json::to_value(BertConfig::default()),
-        };
-        let mut names: Vec<String> = match defaults {
-            Ok(Value::Object(map)) => map.into_iter().map(|(name, _)| name).collect(),
-            _ => unreachable!("a struct of plain fields serialises to an object"),
-        };
+        let mut names: Vec<String> = self.defaults().honoured_json().into_iter().map(|(name, _)| name).collect();
         names.extend(["num_labels", "id2label", "label2id", "problem_type"].map(String::from));
         names
     }
@@ -316,18 +363,20 @@ impl fmt::Display for ModelType {
         f.write_str(match self {
             Self::Gpt2 => "gpt2",
             Self::Bert => "bert",
+            Self::Roberta => "roberta",
+            Self::DistilBert => "distilbert",
         })
     }
 }
 
 impl ModelConfig {
     /// A preset: GPT-2 `distil`, `small`, `medium`, `large`, `xl`; BERT `base`, `large` (uncased), `base-cased`,
-    /// `large-cased`. Shapes from the published `config.json` files.
+    /// `large-cased`; RoBERTa `base`, `large`; DistilBERT `base` (uncased), `base-cased`. Shapes from the published
+    /// `config.json` files.
     pub fn preset(kind: ModelType, size: &str) -> Result<Self> {
         let gpt2 =
             |n_layer, n_embd, n_head| Self::Gpt2(Gpt2Config { n_layer, n_embd, n_head, ..Gpt2Config::default() });
-        let bert = |large: bool, cased: bool| {
-            let base = BertConfig { vocab_size: if cased { 28996 } else { 30522 }, ..BertConfig::default() };
+        let bert = |base: BertConfig, large: bool| {
             Self::Bert(if large {
                 BertConfig {
                     hidden_size: 1024,
@@ -340,16 +389,29 @@ impl ModelConfig {
                 base
             })
         };
+        let cased = |base: BertConfig| BertConfig { vocab_size: 28996, ..base };
+        // The published RoBERTa models differ from the defaults of their configuration class.
+        let roberta = || BertConfig {
+            max_position_embeddings: 514,
+            type_vocab_size: 1,
+            layer_norm_eps: 1e-5,
+            ..BertVariant::Roberta.config()
+        };
+        let distilbert = || BertVariant::DistilBert.config();
         Ok(match (kind, size) {
             (ModelType::Gpt2, "distil") => gpt2(6, 768, 12),
             (ModelType::Gpt2, "small") => gpt2(12, 768, 12),
             (ModelType::Gpt2, "medium") => gpt2(24, 1024, 16),
             (ModelType::Gpt2, "large") => gpt2(36, 1280, 20),
             (ModelType::Gpt2, "xl") => gpt2(48, 1600, 25),
-            (ModelType::Bert, "base") => bert(false, false),
-            (ModelType::Bert, "large") => bert(true, false),
-            (ModelType::Bert, "base-cased") => bert(false, true),
-            (ModelType::Bert, "large-cased") => bert(true, true),
+            (ModelType::Bert, "base") => bert(BertConfig::default(), false),
+            (ModelType::Bert, "large") => bert(BertConfig::default(), true),
+            (ModelType::Bert, "base-cased") => bert(cased(BertConfig::default()), false),
+            (ModelType::Bert, "large-cased") => bert(cased(BertConfig::default()), true),
+            (ModelType::Roberta, "base") => bert(roberta(), false),
+            (ModelType::Roberta, "large") => bert(roberta(), true),
+            (ModelType::DistilBert, "base") => Self::Bert(distilbert()),
+            (ModelType::DistilBert, "base-cased") => Self::Bert(cased(distilbert())),
             _ => {
                 let sizes = kind.sizes().join(", ");
                 return Err(Error::Config(format!("size: {kind} has no size {size:?}; expected one of {sizes}")));
@@ -367,20 +429,16 @@ impl ModelConfig {
         let kind = match map.get("model_type") {
             Some(Value::String(name)) => ModelType::ALL.into_iter().find(|kind| kind.to_string() == *name),
             Some(other) => return Err(Error::Config(format!("model_type: expected a string, got {other}"))),
-            None => return Err(Error::Config("model_type is missing; expected \"gpt2\" or \"bert\"".into())),
+            None => return Err(Error::Config(format!("model_type is missing; expected {MODEL_TYPES}"))),
         };
         let Some(kind) = kind else {
             return Err(Error::Config(format!(
-                "model_type: expected \"gpt2\" or \"bert\", got {}; other families are not supported",
+                "model_type: expected {MODEL_TYPES}, got {}; other families are not supported",
                 map["model_type"]
             )));
         };
-        let base = match kind {
-            ModelType::Gpt2 => Self::Gpt2(Gpt2Config::default()),
-            ModelType::Bert => Self::Bert(BertConfig::default()),
-        };
         let mut unknown = Vec::new();
-        let config = base.merge(&map, |name, _| {
+        let config = kind.defaults().merge(&map, |name, _| {
             unknown.push(name.to_string());
             Ok(())
         })?;
@@ -389,17 +447,13 @@ impl ModelConfig {
 
     /// The family's defaults with explicit `fields` on top; a name that Kiln does not honour is refused.
     pub fn from_fields(kind: ModelType, fields: &Map<String, Value>) -> Result<Self> {
-        let base = match kind {
-            ModelType::Gpt2 => Self::Gpt2(Gpt2Config::default()),
-            ModelType::Bert => Self::Bert(BertConfig::default()),
-        };
-        base.with_fields(fields)
+        kind.defaults().with_fields(fields)
     }
 
     /// This configuration with explicit `fields` on top; a name that Kiln does not honour is refused, and so are two names
     /// for one thing.
     pub fn with_fields(mut self, fields: &Map<String, Value>) -> Result<Self> {
-        let pairs = GPT2_ALIASES.iter().filter(|_| self.model_type() == ModelType::Gpt2).copied();
+        let pairs = self.model_type().aliases().iter().copied();
         for (one, other) in pairs.chain([("num_labels", "id2label")]) {
             if fields.contains_key(one) && fields.contains_key(other) {
                 return Err(Error::Config(format!(
@@ -434,12 +488,15 @@ impl ModelConfig {
         let honoured = kind.fields();
         let mut inert = self.inert().clone();
         let mut merged = self.honoured_json();
+        let defaults = kind.defaults().honoured_json();
         for (name, value) in fields {
-            let name = match kind {
-                ModelType::Gpt2 => GPT2_ALIASES.iter().find(|(alias, _)| alias == name).map_or(&**name, |(_, to)| to),
-                ModelType::Bert => name,
-            };
+            let name = kind.aliases().iter().find(|(alias, _)| alias == name).map_or(&**name, |(_, to)| to);
             if honoured.iter().any(|known| known == name) {
+                // A null means "not set" in Hugging Face's files: the default stands, unless null is a value of the field.
+                let value = match (value, defaults.get(name)) {
+                    (Value::Null, Some(default)) if name != "pad_token_id" => default,
+                    _ => value,
+                };
                 merged.insert(name.into(), value.clone());
             } else if let Some((_, only, why)) = kind.fixed().iter().find(|(fixed, ..)| *fixed == name) {
                 if *value != only() && !value.is_null() {
@@ -452,22 +509,25 @@ impl ModelConfig {
                 inert.insert(name.into(), value.clone());
             }
         }
-        // A null means "not set" in Hugging Face's files: the default stands, unless null is a value of the field.
-        merged.retain(|name, value| !value.is_null() || matches!(name.as_str(), "pad_token_id"));
+        merged.retain(|name, value| !value.is_null() || name == "pad_token_id");
         let bad = |error: serde_json::Error| Error::Config(error.to_string());
         // Field by field first, so that a wrong type names its field.
+        let variant = self.variant();
+        let plain = |name: &str| variant.map_or(name, |variant| variant.bert_field(name)).to_string();
         for (name, value) in &merged {
-            let one = Value::Object(Map::from_iter([(name.clone(), value.clone())]));
-            let result = match kind {
-                ModelType::Gpt2 => Gpt2Config::deserialize(&one).map(|_| ()),
-                ModelType::Bert => BertConfig::deserialize(&one).map(|_| ()),
+            let one = Value::Object(Map::from_iter([(plain(name), value.clone())]));
+            let result = match variant {
+                None => Gpt2Config::deserialize(&one).map(|_| ()),
+                Some(_) => BertConfig::deserialize(&one).map(|_| ()),
             };
             result.map_err(|error| Error::Config(wrong_type(name, value, &error)))?;
         }
-        let merged = Value::Object(merged);
-        let config = match kind {
-            ModelType::Gpt2 => Self::Gpt2(Gpt2Config { inert, ..Gpt2Config::deserialize(&merged).map_err(bad)? }),
-            ModelType::Bert => Self::Bert(BertConfig { inert, ..BertConfig::deserialize(&merged).map_err(bad)? }),
+        let merged = Value::Object(merged.into_iter().map(|(name, value)| (plain(&name), value)).collect());
+        let config = match variant {
+            None => Self::Gpt2(Gpt2Config { inert, ..Gpt2Config::deserialize(&merged).map_err(bad)? }),
+            Some(variant) => {
+                Self::Bert(BertConfig { variant, inert, ..BertConfig::deserialize(&merged).map_err(bad)? })
+            }
         };
         config.validate()?;
         Ok(config)
@@ -477,7 +537,10 @@ impl ModelConfig {
     pub fn validate(&self) -> Result<()> {
         let (width, heads, names) = match self {
             Self::Gpt2(c) => (c.n_embd, c.n_head, ("n_embd", "n_head")),
-            Self::Bert(c) => (c.hidden_size, c.num_attention_heads, ("hidden_size", "num_attention_heads")),
+            Self::Bert(c) => {
+                let names = (c.variant.field("hidden_size"), c.variant.field("num_attention_heads"));
+                (c.hidden_size, c.num_attention_heads, names)
+            }
         };
         for (name, size) in self.sizes() {
             if size == 0 {
@@ -501,7 +564,7 @@ impl ModelConfig {
         }
         let (name, activation) = match self {
             Self::Gpt2(c) => ("activation_function", &c.activation_function),
-            Self::Bert(c) => ("hidden_act", &c.hidden_act),
+            Self::Bert(c) => (c.variant.field("hidden_act"), &c.hidden_act),
         };
         if Activation::from_hf(activation).is_none() {
             return Err(Error::Config(format!(
@@ -529,7 +592,18 @@ impl ModelConfig {
                 self.vocab_size()
             )));
         }
-        Ok(())
+        match self {
+            Self::Bert(c) if c.variant == BertVariant::Roberta && c.pad_token_id.is_none() => Err(Error::Config(
+                "pad_token_id: expected an id, got null: RoBERTa counts its positions from it".into(),
+            )),
+            Self::Bert(c) if c.max_position_embeddings <= c.position_offset() => Err(Error::Config(format!(
+                "max_position_embeddings: expected more than pad_token_id + 1 = {}, where RoBERTa's first position is, got \
+                 {}",
+                c.position_offset(),
+                c.max_position_embeddings
+            ))),
+            _ => Ok(()),
+        }
     }
 
     fn sizes(&self) -> Vec<(&'static str, usize)> {
@@ -542,7 +616,7 @@ impl ModelConfig {
                 ("n_head", c.n_head),
                 ("n_inner", c.inner()),
             ],
-            Self::Bert(c) => vec![
+            Self::Bert(c) => [
                 ("vocab_size", c.vocab_size),
                 ("hidden_size", c.hidden_size),
                 ("num_hidden_layers", c.num_hidden_layers),
@@ -550,7 +624,9 @@ impl ModelConfig {
                 ("intermediate_size", c.intermediate_size),
                 ("max_position_embeddings", c.max_position_embeddings),
                 ("type_vocab_size", c.type_vocab_size),
-            ],
+            ]
+            .map(|(name, size)| (c.variant.field(name), size))
+            .to_vec(),
         }
     }
 
@@ -564,13 +640,16 @@ impl ModelConfig {
                 ("layer_norm_epsilon", c.layer_norm_epsilon, 1.0),
                 ("initializer_range", c.initializer_range, 1e3),
             ],
-            Self::Bert(c) => vec![
+            Self::Bert(c) => [
                 ("hidden_dropout_prob", c.hidden_dropout_prob, 1.0),
                 ("attention_probs_dropout_prob", c.attention_probs_dropout_prob, 1.0),
                 ("classifier_dropout", c.classifier_dropout.unwrap_or(0.0), 1.0),
+                ("qa_dropout", c.qa_dropout, 1.0),
                 ("layer_norm_eps", c.layer_norm_eps, 1.0),
                 ("initializer_range", c.initializer_range, 1e3),
-            ],
+            ]
+            .map(|(name, value, below)| (c.variant.field(name), value, below))
+            .to_vec(),
         }
     }
 
@@ -578,7 +657,18 @@ impl ModelConfig {
     pub fn model_type(&self) -> ModelType {
         match self {
             Self::Gpt2(_) => ModelType::Gpt2,
-            Self::Bert(_) => ModelType::Bert,
+            Self::Bert(c) => match c.variant {
+                BertVariant::Bert => ModelType::Bert,
+                BertVariant::Roberta => ModelType::Roberta,
+                BertVariant::DistilBert => ModelType::DistilBert,
+            },
+        }
+    }
+
+    fn variant(&self) -> Option<BertVariant> {
+        match self {
+            Self::Gpt2(_) => None,
+            Self::Bert(c) => Some(c.variant),
         }
     }
 
@@ -594,7 +684,7 @@ impl ModelConfig {
     pub fn max_positions(&self) -> usize {
         match self {
             Self::Gpt2(c) => c.n_positions,
-            Self::Bert(c) => c.max_position_embeddings,
+            Self::Bert(c) => c.max_position_embeddings - c.position_offset(),
         }
     }
 
@@ -610,7 +700,7 @@ impl ModelConfig {
     pub fn type_vocab_size(&self) -> Option<usize> {
         match self {
             Self::Gpt2(_) => None,
-            Self::Bert(c) => Some(c.type_vocab_size),
+            Self::Bert(c) => c.variant.has_token_types().then_some(c.type_vocab_size),
         }
     }
 
@@ -670,6 +760,10 @@ impl ModelConfig {
         };
         match value {
             Ok(Value::Object(mut map)) => {
+                if let Some(variant) = self.variant() {
+                    let fields = map.into_iter().filter(|(name, _)| variant.has_field(name));
+                    map = fields.map(|(name, value)| (variant.field(&name).to_string(), value)).collect();
+                }
                 if let Some(count) = self.labels().num_labels.filter(|_| self.labels().id2label.is_none()) {
                     map.insert("num_labels".into(), count.into());
                 }
@@ -704,9 +798,9 @@ impl ModelConfig {
 /// fits in 64 bits.
 fn largest(name: &str) -> usize {
     match name {
-        "n_layer" | "num_hidden_layers" => 1 << 12,
-        "n_embd" | "hidden_size" | "n_head" | "num_attention_heads" => 1 << 20,
-        "n_inner" | "intermediate_size" => 1 << 22,
+        "n_layer" | "num_hidden_layers" | "n_layers" => 1 << 12,
+        "n_embd" | "hidden_size" | "dim" | "n_head" | "num_attention_heads" | "n_heads" => 1 << 20,
+        "n_inner" | "intermediate_size" | "hidden_dim" => 1 << 22,
         _ => 1 << 24,
     }
 }
@@ -737,6 +831,14 @@ impl Gpt2Config {
 impl BertConfig {
     pub(crate) fn activation(&self) -> Activation {
         Activation::from_hf(&self.hidden_act).expect("validate() refuses activations that Kiln does not have")
+    }
+
+    /// Row of the position table that the first token uses: 0, in RoBERTa the one after its padding row.
+    pub(crate) fn position_offset(&self) -> usize {
+        match (self.variant, self.padding_idx()) {
+            (BertVariant::Roberta, Some(padding)) => padding + 1,
+            _ => 0,
+        }
     }
 
     pub(crate) fn padding_idx(&self) -> Option<usize> {

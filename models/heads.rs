@@ -10,6 +10,7 @@ use crate::config::{BertConfig, Gpt2Config, ModelConfig};
 use crate::error::{Error, Result};
 use crate::gpt2::{Gpt2Model, KvCache};
 use crate::layers::{Activation, LayerNorm, Linear, dropout, uninitialized};
+use crate::variant::BertVariant;
 
 /// Which head stands on the body. The names of the classes are Hugging Face's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +25,8 @@ pub enum Head {
     QuestionAnswering,
 }
 
-/// A body with its head.
+/// A body with its head. RoBERTa and DistilBERT are BERT's types under variants of their own, which decide the tensor
+/// names.
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant)] // there is one of these in a process
 pub enum Model {
@@ -38,6 +40,18 @@ pub enum Model {
     BertClassification(BertForSequenceClassification),
     /// `BertForQuestionAnswering`
     BertSpan(BertForQuestionAnswering),
+    /// `RobertaForMaskedLM`
+    RobertaMlm(BertForMaskedLm),
+    /// `RobertaForSequenceClassification`
+    RobertaClassification(BertForSequenceClassification),
+    /// `RobertaForQuestionAnswering`
+    RobertaSpan(BertForQuestionAnswering),
+    /// `DistilBertForMaskedLM`
+    DistilBertMlm(BertForMaskedLm),
+    /// `DistilBertForSequenceClassification`
+    DistilBertClassification(BertForSequenceClassification),
+    /// `DistilBertForQuestionAnswering`
+    DistilBertSpan(BertForQuestionAnswering),
 }
 
 /// One batch as the model sees it.
@@ -109,6 +123,7 @@ pub struct BertForSequenceClassification {
 pub struct BertForQuestionAnswering {
     bert: BertModel,
     qa_outputs: Linear,
+    dropout: f64,
 }
 
 impl Model {
@@ -121,12 +136,29 @@ impl Model {
             (ModelConfig::Gpt2(config), Head::SequenceClassification) => {
                 Self::Gpt2Classification(Gpt2ForSequenceClassification::new(config, device))
             }
-            (ModelConfig::Bert(config), Head::MaskedLm) => Self::BertMlm(BertForMaskedLm::new(config, device)),
+            (ModelConfig::Bert(config), Head::MaskedLm) => {
+                let model = BertForMaskedLm::new(config, device);
+                match config.variant {
+                    BertVariant::Bert => Self::BertMlm(model),
+                    BertVariant::Roberta => Self::RobertaMlm(model),
+                    BertVariant::DistilBert => Self::DistilBertMlm(model),
+                }
+            }
             (ModelConfig::Bert(config), Head::SequenceClassification) => {
-                Self::BertClassification(BertForSequenceClassification::new(config, device))
+                let model = BertForSequenceClassification::new(config, device);
+                match config.variant {
+                    BertVariant::Bert => Self::BertClassification(model),
+                    BertVariant::Roberta => Self::RobertaClassification(model),
+                    BertVariant::DistilBert => Self::DistilBertClassification(model),
+                }
             }
             (ModelConfig::Bert(config), Head::QuestionAnswering) => {
-                Self::BertSpan(BertForQuestionAnswering::new(config, device))
+                let model = BertForQuestionAnswering::new(config, device);
+                match config.variant {
+                    BertVariant::Bert => Self::BertSpan(model),
+                    BertVariant::Roberta => Self::RobertaSpan(model),
+                    BertVariant::DistilBert => Self::DistilBertSpan(model),
+                }
             }
             (config, head) => return Err(Error::NoSuchHead { kind: config.model_type(), head }),
         })
@@ -155,16 +187,19 @@ impl Model {
                 };
                 model.score.forward(last)
             }
-            Self::BertMlm(model) => {
+            Self::BertMlm(model) | Self::RobertaMlm(model) | Self::DistilBertMlm(model) => {
                 let x = model.bert.forward(input_ids, attention_mask, token_type_ids, train);
                 model.cls.predictions.forward(x, model.bert.embeddings.word_embeddings.weight.val())
             }
-            Self::BertClassification(model) => {
+            Self::BertClassification(model)
+            | Self::RobertaClassification(model)
+            | Self::DistilBertClassification(model) => {
                 let x = model.bert.forward(input_ids, attention_mask, token_type_ids, train);
-                model.classifier.forward(dropout(model.bert.pooled(x, batch), model.dropout, train))
+                model.classifier.forward(dropout(model.bert.pooled(x, batch, train), model.dropout, train))
             }
-            Self::BertSpan(model) => {
-                model.qa_outputs.forward(model.bert.forward(input_ids, attention_mask, token_type_ids, train))
+            Self::BertSpan(model) | Self::RobertaSpan(model) | Self::DistilBertSpan(model) => {
+                let x = model.bert.forward(input_ids, attention_mask, token_type_ids, train);
+                model.qa_outputs.forward(dropout(x, model.dropout, train))
             }
         }
     }
@@ -200,7 +235,10 @@ impl BertForMaskedLm {
             transform: BertPredictionHeadTransform {
                 dense: Linear::new(d, d, true, config.initializer_range, device),
                 layer_norm: LayerNorm::new(d, config.layer_norm_eps, device),
-                activation: config.activation(),
+                activation: match config.variant {
+                    BertVariant::Bert | BertVariant::DistilBert => config.activation(),
+                    BertVariant::Roberta => Activation::GeluErf, // whatever `hidden_act` is
+                },
             },
             bias: uninitialized([config.vocab_size], device, |shape, device| Tensor::zeros(shape, device)),
         };
@@ -232,6 +270,7 @@ impl BertForQuestionAnswering {
         Self {
             bert: BertModel::new(config, false, device),
             qa_outputs: Linear::new(config.hidden_size, 2, true, config.initializer_range, device),
+            dropout: config.qa_dropout,
         }
     }
 }

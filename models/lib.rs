@@ -1,5 +1,5 @@
 //! GPT-2 and BERT on [Burn](https://burn.dev): what is computed. Each model is written once, in one file, from top to
-//! bottom, with Hugging Face's names; the device decides which backend runs it.
+//! bottom, with Hugging Face's names; the device decides which backend runs it. RoBERTa and DistilBERT are variants of BERT.
 //!
 //! The crate knows no data, no loss, no optimizer and no files but weights: `[batch, seq]` ids go in, logits come out.
 //!
@@ -29,6 +29,7 @@ mod error;
 pub mod gpt2;
 mod heads;
 pub mod layers;
+mod variant;
 pub mod weights;
 
 pub use config::{ModelConfig, ModelType};
@@ -38,3 +39,4 @@ pub use heads::{
     BertForMaskedLm, BertForQuestionAnswering, BertForSequenceClassification, Gpt2ForSequenceClassification,
     Gpt2LmHeadModel, Head, Model, ModelInput,
 };
+pub use variant::BertVariant;

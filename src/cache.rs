@@ -1,4 +1,4 @@
-//! What Kiln keeps between runs, and where: text that was tokenised. Everything in it can be made again.
+//! What Kiln keeps between runs, and where: text and tables that were tokenised. Everything in it can be made again.
 
 use std::fmt;
 use std::fs;
@@ -93,8 +93,11 @@ fn files(folder: &Path) -> Result<Vec<(&'static str, PathBuf)>> {
 /// Token ids of a corpus.
 pub const TOKENS: &str = "tokens";
 
+/// Encoded rows of a table.
+pub const ROWS: &str = "rows";
+
 /// The folders of the cache.
-const KINDS: &[&str] = &[TOKENS];
+const KINDS: &[&str] = &[ROWS, TOKENS];
 
 #[cfg(test)]
 mod tests {

@@ -245,7 +245,11 @@ fn model_config(config: &RunConfig) -> Result<(ModelConfig, Option<PathBuf>, Vec
     }
     let kind = match section.kind {
         Some(kind) => model_type(kind),
-        None => return Err(Error::config("model.kind: expected \"gpt2\" or \"bert\", since there is no model.from")),
+        None => {
+            return Err(Error::config(
+                "model.kind: expected \"gpt2\", \"bert\", \"roberta\" or \"distilbert\", since there is no model.from",
+            ));
+        }
     };
     let base = match &section.size {
         Some(size) => ModelConfig::preset(kind, size).map_err(named)?,
@@ -258,6 +262,8 @@ fn model_type(kind: ModelKind) -> ModelType {
     match kind {
         ModelKind::Gpt2 => ModelType::Gpt2,
         ModelKind::Bert => ModelType::Bert,
+        ModelKind::Roberta => ModelType::Roberta,
+        ModelKind::DistilBert => ModelType::DistilBert,
     }
 }
 

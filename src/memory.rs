@@ -13,16 +13,17 @@ pub struct MemoryEstimate {
     pub weights: u64,
     /// Gradients, f32; twice while micro-batches are accumulated.
     pub gradients: u64,
-    /// The optimizer's two moments, f32.
+    /// What the optimizer keeps, f32.
     pub optimizer: u64,
     /// What the backward pass needs of the forward pass, logits included.
     pub activations: u64,
 }
 
 impl MemoryEstimate {
-    /// For `num_parameters` parameters and micro-batches of `batch.micro` sequences of `batch.seq_len` tokens.
-    pub fn new(model: &ModelConfig, task: Task, num_parameters: usize, batch: BatchPlan) -> Self {
-        let parameters = 4 * num_parameters as u64;
+    /// For `[parameters, of which learn, values that the optimizer keeps]` and micro-batches of `batch.micro` sequences of
+    /// `batch.seq_len` tokens.
+    pub fn new(model: &ModelConfig, task: Task, sizes: [usize; 3], batch: BatchPlan) -> Self {
+        let [weights, gradients, optimizer] = sizes.map(|size| 4 * size as u64);
         let (width, layers, heads, inner) = model.shape();
         // In 128 bits, so that the largest sizes that are allowed do not overflow on their way to a number.
         let [width, layers, heads, inner] = [width, layers, heads, inner].map(|size| size as u128);
@@ -39,9 +40,9 @@ impl MemoryEstimate {
             _ => 4 * width,
         };
         Self {
-            weights: parameters,
-            gradients: if batch.accumulation > 1 { 2 * parameters } else { parameters },
-            optimizer: 2 * parameters,
+            weights,
+            gradients: if batch.accumulation > 1 { 2 * gradients } else { gradients },
+            optimizer,
             activations: u64::try_from(4 * tokens * (layers * per_layer + 6 * width + head)).unwrap_or(u64::MAX),
         }
     }

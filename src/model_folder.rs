@@ -82,5 +82,11 @@ pub fn architecture(model: &Model) -> &'static str {
         Model::BertMlm(_) => "BertForMaskedLM",
         Model::BertClassification(_) => "BertForSequenceClassification",
         Model::BertSpan(_) => "BertForQuestionAnswering",
+        Model::RobertaMlm(_) => "RobertaForMaskedLM",
+        Model::RobertaClassification(_) => "RobertaForSequenceClassification",
+        Model::RobertaSpan(_) => "RobertaForQuestionAnswering",
+        Model::DistilBertMlm(_) => "DistilBertForMaskedLM",
+        Model::DistilBertClassification(_) => "DistilBertForSequenceClassification",
+        Model::DistilBertSpan(_) => "DistilBertForQuestionAnswering",
     }
 }

@@ -1,6 +1,8 @@
 //! Tasks: which head a run needs, and how logits and labels become a loss. A loss is a sum and a count, divided once by
 //! whoever has collected all of an optimizer step; never a mean of means.
 
+mod loss;
+
 use std::fmt;
 
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
@@ -9,6 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::data::{Batch, Labels};
 use crate::error::{Error, Result};
+
+pub use loss::LossOptions;
 
 /// Labels with this value are ignored (PyTorch's `ignore_index`).
 pub const IGNORED: i32 = -100;
@@ -73,8 +77,10 @@ impl Task {
     ///   first of each GPT-2 row too, although nothing predicts it;
     /// - the others: the labels of one micro-batch, because their models take the mean of each micro-batch and the Trainer
     ///   adds these means up. With accumulation their loss is that many times the mean.
-    pub fn step_divisor(self, num_labels: usize, micro_batches: usize) -> f64 {
-        if self.sums_micro_batches() { num_labels as f64 / micro_batches as f64 } else { num_labels as f64 }
+    ///
+    /// With class weights a label counts its weight.
+    pub fn step_divisor(self, num_labels: f64, micro_batches: usize) -> f64 {
+        if self.sums_micro_batches() { num_labels / micro_batches as f64 } else { num_labels }
     }
 
     /// Whether the loss of an optimizer step depends on how it is cut into micro-batches; see

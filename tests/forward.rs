@@ -4,6 +4,8 @@
 
 mod common;
 
+use serde_json::json;
+
 use common::{fails, fixture, kiln, l2, relative_l2, succeeds, tensors};
 
 /// Logits are sums of a few dozen products of order 1, so f32 rounding leaves them equal to about 1e-6; 1e-4 is the
@@ -83,6 +85,55 @@ fn gpt2_with_a_feed_forward_width_of_its_own() {
 #[test]
 fn bert_with_another_epsilon_and_more_token_types() {
     check("bert-eps-types", "mlm");
+}
+
+#[test]
+fn roberta_mlm_counts_positions_over_tokens() {
+    check("roberta-mlm", "mlm");
+}
+
+#[test]
+fn roberta_classification() {
+    check("roberta-classification", "sequence-classification");
+}
+
+#[test]
+fn roberta_qa() {
+    check("roberta-qa", "question-answering");
+}
+
+#[test]
+fn distilbert_mlm() {
+    check("distilbert-mlm", "mlm");
+}
+
+#[test]
+fn distilbert_classification() {
+    check("distilbert-classification", "sequence-classification");
+}
+
+#[test]
+fn distilbert_qa() {
+    check("distilbert-qa", "question-answering");
+}
+
+#[test]
+fn variants_of_bert_refuse_what_they_do_not_have() {
+    let folder = tempfile::tempdir().unwrap();
+    let forward = |case: &str, batch: serde_json::Value, task: &str| {
+        std::fs::write(folder.path().join("batch.json"), batch.to_string()).unwrap();
+        let mut command = kiln(folder.path());
+        command.arg("forward").arg(fixture(case).join("model"));
+        command.args(["--batch", "batch.json", "--out", "out.safetensors", "--task", task]);
+        command
+    };
+    let types = json!({"input_ids": [[5, 6]], "token_type_ids": [[0, 1]]});
+    fails(&mut forward("distilbert-mlm", types, "mlm"), 3, &["token_type_ids"]);
+    // 20 rows in the table, of which two are padding's and the one before it.
+    let long = json!({"input_ids": [vec![7; 19]]});
+    fails(&mut forward("roberta-mlm", long, "mlm"), 3, &["18"]);
+    let short = json!({"input_ids": [[5, 6]]});
+    fails(&mut forward("roberta-qa", short, "mlm"), 3, &["no head", "lm_head.bias"]);
 }
 
 #[test]

@@ -94,7 +94,9 @@ fn folder() -> tempfile::TempDir {
 fn command(folder: &Path, verb: &str, config: &str, set: &[&str]) -> Command {
     let mut command = kiln(folder);
     command.args([verb, config]);
-    set.iter().for_each(|set| drop(command.args(["--set", set])));
+    for set in set {
+        command.args(["--set", set]);
+    }
     command
 }
 

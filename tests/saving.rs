@@ -246,7 +246,7 @@ fn a_model_is_packed_and_the_cache_is_listed_and_cleared() {
     let tokens = folder.path().join("cache/tokens");
     std::fs::create_dir_all(&tokens).unwrap();
     std::fs::write(tokens.join("abc.tokens"), [0; 2048]).unwrap();
-    let mut cache = |what: &str| succeeds(kiln(folder.path()).env("KILN_CACHE", "cache").args(["cache", what]));
+    let cache = |what: &str| succeeds(kiln(folder.path()).env("KILN_CACHE", "cache").args(["cache", what]));
     assert!(cache("list").contains("2.00 KiB  tokens/abc.tokens  written"));
     assert!(cache("clear").contains("removed 1 entries, 2.00 KiB"));
     assert!(cache("list").contains("0 entries"));

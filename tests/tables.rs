@@ -61,7 +61,9 @@ fn folder() -> tempfile::TempDir {
 fn train(folder: &Path, set: &[&str]) -> Command {
     let mut command = kiln(folder);
     command.args(["train", "config.toml"]);
-    set.iter().for_each(|set| drop(command.args(["--set", set])));
+    for set in set {
+        command.args(["--set", set]);
+    }
     command
 }
 

@@ -17,8 +17,11 @@ import sys
 
 import torch
 from safetensors.torch import load_file
-from transformers import (BertConfig, BertForMaskedLM, BertForQuestionAnswering, BertForSequenceClassification, GPT2Config,
-                          GPT2ForSequenceClassification, GPT2LMHeadModel, set_seed)
+from transformers import (BertConfig, BertForMaskedLM, BertForQuestionAnswering, BertForSequenceClassification,
+                          DistilBertConfig, DistilBertForMaskedLM, DistilBertForQuestionAnswering,
+                          DistilBertForSequenceClassification, GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel,
+                          RobertaConfig, RobertaForMaskedLM, RobertaForQuestionAnswering,
+                          RobertaForSequenceClassification, set_seed)
 
 KILN, SCRATCH = sys.argv[1], pathlib.Path(sys.argv[2])
 SEED, VOCAB, BATCH, SEQ = 5, 131, 4, 20
@@ -39,6 +42,17 @@ def bert(**more):
     return BertConfig(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=100,
                       max_position_embeddings=32, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, pad_token_id=0,
                       attn_implementation="eager", **more)
+
+
+def roberta(**more):
+    return RobertaConfig(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=2, num_attention_heads=4,
+                         intermediate_size=100, max_position_embeddings=34, type_vocab_size=1, layer_norm_eps=1e-5,
+                         hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, attn_implementation="eager", **more)
+
+
+def distilbert(**more):
+    return DistilBertConfig(vocab_size=VOCAB, dim=48, n_layers=2, n_heads=4, hidden_dim=100, max_position_embeddings=32,
+                            attn_implementation="eager", **more)
 
 
 def build(model_class, config):
@@ -63,6 +77,8 @@ classes = torch.tensor([0, 2, 1, 2])
 
 gpt2_inputs = dict(input_ids=ids, attention_mask=mask)
 bert_inputs = dict(input_ids=ids, attention_mask=mask, token_type_ids=types)
+roberta_inputs = dict(input_ids=ids.masked_fill(mask == 0, 1), attention_mask=mask)
+spans = dict(start_positions=torch.tensor([2, 4, 1, 3]), end_positions=torch.tensor([6, 5, 8, 7]))
 regression = dict(num_labels=1, problem_type="regression")
 CASES = {
     "gpt2-lm": (GPT2LMHeadModel, gpt2(), "clm", dict(gpt2_inputs, labels=every_token)),
@@ -74,7 +90,15 @@ CASES = {
     "bert-regression": (BertForSequenceClassification, bert(**regression), "regression",
                         dict(bert_inputs, labels=torch.tensor([0.5, -1.0, 2.0, 0.25]))),
     "bert-qa": (BertForQuestionAnswering, bert(), "question-answering",
-                dict(bert_inputs, start_positions=torch.tensor([2, 4, 1, 3]), end_positions=torch.tensor([6, 5, 8, 7]))),
+                dict(bert_inputs, **spans)),
+    "roberta-mlm": (RobertaForMaskedLM, roberta(), "mlm", dict(roberta_inputs, labels=some_tokens)),
+    "roberta-classification": (RobertaForSequenceClassification, roberta(num_labels=3), "sequence-classification",
+                               dict(roberta_inputs, labels=classes)),
+    "roberta-qa": (RobertaForQuestionAnswering, roberta(), "question-answering", dict(roberta_inputs, **spans)),
+    "distilbert-mlm": (DistilBertForMaskedLM, distilbert(), "mlm", dict(gpt2_inputs, labels=some_tokens)),
+    "distilbert-classification": (DistilBertForSequenceClassification, distilbert(num_labels=3),
+                                  "sequence-classification", dict(gpt2_inputs, labels=classes)),
+    "distilbert-qa": (DistilBertForQuestionAnswering, distilbert(), "question-answering", dict(gpt2_inputs, **spans)),
 }
 
 
@@ -149,7 +173,7 @@ def old_names(model):
     """The state dict as checkpoints of 2019 have it: no prefix, gamma and beta, buffers among the weights."""
     state = {}
     for name, tensor in model.state_dict().items():
-        name = name.removeprefix("transformer.").removeprefix("bert.")
+        name = name.removeprefix("transformer.").removeprefix("bert.").removeprefix("roberta.")
         name = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
         if name != "lm_head.weight":
             state[name] = tensor.clone()
@@ -191,7 +215,7 @@ for name, (model_class, config, task, batch) in CASES.items():
         assert same and tensor.numpy().tobytes() == result[key].numpy().tobytes(), f"{name}: {key} has changed"
     print(f"ok  {name} untouched: {len(source)} tensors byte for byte", flush=True)
 
-    if name not in ("gpt2-lm", "bert-mlm"):
+    if name not in ("gpt2-lm", "bert-mlm", "roberta-mlm"):
         continue
     folder = fresh(SCRATCH / f"{name}-sharded")
     model.save_pretrained(folder, max_shard_size="60KB")

@@ -31,6 +31,11 @@ fn presets_have_the_published_number_of_parameters() {
         // bert-base-uncased with pooler has 109,482,240; the classifier of two labels adds 2 * 768 + 2.
         (ModelType::Bert, "base", Head::SequenceClassification, 109_482_240 + 1538),
         (ModelType::Bert, "large", Head::SequenceClassification, 335_141_888 + 2050),
+        // RobertaForSequenceClassification and DistilBertForSequenceClassification of two labels.
+        (ModelType::Roberta, "base", Head::SequenceClassification, 124_647_170),
+        (ModelType::Roberta, "large", Head::SequenceClassification, 355_361_794),
+        (ModelType::DistilBert, "base", Head::SequenceClassification, 66_955_010),
+        (ModelType::DistilBert, "base-cased", Head::SequenceClassification, 65_783_042),
     ] {
         let config = ModelConfig::preset(kind, size).unwrap();
         let model = Model::new(&config, head, &Device::flex()).unwrap();
@@ -51,6 +56,15 @@ fn fields_and_their_generic_names() {
     let wide = config.with_fields(&map(json!({"n_inner": 50}))).unwrap();
     assert_eq!(wide.shape(), (32, 3, 4, 50), "explicit fields lie on top of what was there");
     refused(from_fields(ModelType::Gpt2, json!({"n_layer": 1, "num_hidden_layers": 2})), "two ways");
+    let by_alias = json!({"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 3, "hidden_dim": 64});
+    let by_name = json!({"dim": 32, "n_heads": 4, "n_layers": 3, "hidden_dim": 64});
+    let config = from_fields(ModelType::DistilBert, by_alias).unwrap();
+    assert_eq!(config, from_fields(ModelType::DistilBert, by_name).unwrap());
+    assert_eq!((config.shape(), config.type_vocab_size()), ((32, 3, 4, 64), None));
+    refused(from_fields(ModelType::DistilBert, json!({"dim": 32, "hidden_size": 64})), "two ways");
+    // RoBERTa's table has a row for padding and one before it.
+    let config = from_fields(ModelType::Roberta, json!({"max_position_embeddings": 20})).unwrap();
+    assert_eq!((config.max_positions(), config.pad_token_id()), (18, Some(1)));
 }
 
 #[test]
@@ -90,12 +104,17 @@ fn what_kiln_does_not_compute_is_refused() {
         (ModelType::Bert, json!({"position_embedding_type": "relative_key"}), "relative positions are not implemented"),
         (ModelType::Bert, json!({"is_decoder": true}), "causal BERT is not implemented"),
         (ModelType::Bert, json!({"hidden_act": "swish"}), "got \"swish\""),
+        (ModelType::Roberta, json!({"max_position_embeddings": 2}), "expected more than pad_token_id + 1 = 2"),
+        (ModelType::Roberta, json!({"pad_token_id": null}), "RoBERTa counts its positions from it"),
+        (ModelType::DistilBert, json!({"sinusoidal_pos_embds": true}), "sinusoidal positions are not implemented"),
+        (ModelType::DistilBert, json!({"dim": 10, "n_heads": 3}), "dim (10) is not divisible by n_heads (3)"),
         (ModelType::Gpt2, json!({"n_layers": 3}), "did you mean \"n_layer\"?"),
         (ModelType::Gpt2, json!({"n_head": 5}), "n_embd (768) is not divisible by n_head (5)"),
         (ModelType::Gpt2, json!({"n_embd": 0}), "n_embd: expected a positive number, got 0"),
         (ModelType::Gpt2, json!({"n_embd": -8}), "n_embd: expected a whole number that is not negative, got -8"),
         (ModelType::Gpt2, json!({"n_embd": "8"}), "n_embd: expected a whole number that is not negative, got \"8\""),
         (ModelType::Gpt2, json!({"n_embd": i64::MAX}), "n_embd: expected at most 1048576"),
+        (ModelType::DistilBert, json!({"n_layers": i64::MAX}), "n_layers: expected at most 4096"),
         (ModelType::Gpt2, json!({"scale_attn_weights": 1}), "scale_attn_weights: expected true or false, got 1"),
         (ModelType::Gpt2, json!({"resid_pdrop": 1.0}), "resid_pdrop: expected a number in [0, 1), got 1"),
         (ModelType::Bert, json!({"pad_token_id": 40_000}), "pad_token_id: expected an id below vocab_size (30522)"),

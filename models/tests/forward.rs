@@ -20,8 +20,12 @@ const ROUNDING: f32 = 2e-6;
 fn model(kind: ModelType, head: Head) -> Model {
     let fields = match kind {
         ModelType::Gpt2 => json!({"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 12, "vocab_size": 40}),
-        ModelType::Bert => json!({"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16,
-            "intermediate_size": 32, "max_position_embeddings": 12, "vocab_size": 40, "num_labels": 3}),
+        ModelType::Bert | ModelType::Roberta => {
+            json!({"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16,
+            "intermediate_size": 32, "max_position_embeddings": 12, "vocab_size": 40, "num_labels": 3})
+        }
+        ModelType::DistilBert => json!({"n_layers": 2, "n_heads": 2, "dim": 16, "hidden_dim": 32,
+            "max_position_embeddings": 12, "vocab_size": 40, "num_labels": 3}),
     };
     let mut fields = fields.as_object().unwrap().clone();
     fields.insert("initializer_range".into(), json!(0.3)); // large enough that every token matters
@@ -113,6 +117,10 @@ fn padding_changes_nothing() {
         (ModelType::Bert, Head::MaskedLm),
         (ModelType::Bert, Head::SequenceClassification),
         (ModelType::Bert, Head::QuestionAnswering),
+        (ModelType::Roberta, Head::MaskedLm),
+        (ModelType::Roberta, Head::SequenceClassification),
+        (ModelType::DistilBert, Head::QuestionAnswering),
+        (ModelType::DistilBert, Head::SequenceClassification),
     ] {
         let model = model(kind, head);
         let together = read(model.forward(padded(&rows, 39), false));
@@ -127,7 +135,12 @@ fn padding_changes_nothing() {
 
 #[test]
 fn dropout_is_for_training_only() {
-    for (kind, head) in [(ModelType::Gpt2, Head::CausalLm), (ModelType::Bert, Head::SequenceClassification)] {
+    for (kind, head) in [
+        (ModelType::Gpt2, Head::CausalLm),
+        (ModelType::Bert, Head::SequenceClassification),
+        (ModelType::Roberta, Head::MaskedLm),
+        (ModelType::DistilBert, Head::QuestionAnswering),
+    ] {
         let model = model(kind, head);
         let _held = hold_random();
         let run = |train: bool| read(model.forward(input(&[&[1, 2, 3, 4]]), train));

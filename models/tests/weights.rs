@@ -54,13 +54,19 @@ fn renamed(tensors: &mut Tensors, rename: impl Fn(&str) -> String) {
     *tensors = std::mem::take(tensors).into_iter().map(|(name, tensor)| (rename(&name), tensor)).collect();
 }
 
-const HEADS: [(&str, Head); 6] = [
+const HEADS: [(&str, Head); 12] = [
     ("gpt2-lm", Head::CausalLm),
     ("gpt2-classification", Head::SequenceClassification),
     ("bert-mlm", Head::MaskedLm),
     ("bert-classification", Head::SequenceClassification),
     ("bert-regression", Head::SequenceClassification),
     ("bert-qa", Head::QuestionAnswering),
+    ("roberta-mlm", Head::MaskedLm),
+    ("roberta-classification", Head::SequenceClassification),
+    ("roberta-qa", Head::QuestionAnswering),
+    ("distilbert-mlm", Head::MaskedLm),
+    ("distilbert-classification", Head::SequenceClassification),
+    ("distilbert-qa", Head::QuestionAnswering),
 ];
 
 #[test]

@@ -13,16 +13,30 @@ use crate::error::{Error, Result};
 
 /// Prefixes of the tensors of a head. A head of which a checkpoint holds no tensor at all is new and keeps its random
 /// weights; anything else that is missing is an error.
-const HEADS: &[&str] = &["score.", "classifier.", "qa_outputs.", "cls.", "bert.pooler."];
+const HEADS: &[&str] = &[
+    "score.",
+    "classifier.",
+    "qa_outputs.",
+    "cls.",
+    "bert.pooler.",
+    "lm_head.",
+    "pre_classifier.",
+    "vocab_transform.",
+    "vocab_layer_norm.",
+    "vocab_projector.",
+];
 
 /// Body prefixes that a checkpoint of the bare body leaves out.
-const BODIES: &[&str] = &["transformer.", "bert."];
+const BODIES: &[&str] = &["transformer.", "bert.", "roberta.", "distilbert."];
 
 /// `(our name, the name of the same tensor elsewhere in the file)`: tied weights that files may hold under either name.
 const TIED: &[(&str, &str)] = &[
     ("transformer.wte.weight", "lm_head.weight"),
     ("bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
     ("cls.predictions.bias", "cls.predictions.decoder.bias"),
+    ("roberta.embeddings.word_embeddings.weight", "lm_head.decoder.weight"),
+    ("lm_head.bias", "lm_head.decoder.bias"),
+    ("distilbert.embeddings.word_embeddings.weight", "vocab_projector.weight"),
 ];
 
 /// Older names of LayerNorm's parameters.

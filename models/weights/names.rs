@@ -1,8 +1,11 @@
 //! The table between our parameters and Hugging Face's tensor names. The fields of the models carry Hugging Face's names,
-//! so the table is short: three spellings that Rust cannot have, and torch's transposed `Linear`.
+//! so the table is short: two spellings that Rust cannot have, and torch's transposed `Linear`. The names of BERT's variants
+//! are in `variant.rs`.
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
+
+use crate::variant::BertVariant;
 
 /// Field names that differ from Hugging Face's.
 const SPELLINGS: &[(&str, &str)] = &[("layer_norm", "LayerNorm"), ("self_", "self")];
@@ -22,7 +25,31 @@ pub struct Parameter {
     pub in_norm: bool,
 }
 
+/// How far from the input a parameter stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Depth {
+    /// The embeddings, with their LayerNorm.
+    Embeddings,
+    /// The layer of this number, from 0.
+    Layer(usize),
+    /// Everything above the layers: the last LayerNorm, the pooler, the head.
+    Head,
+}
+
 impl Parameter {
+    /// Where in the model it stands, by its Hugging Face name.
+    pub fn depth(&self) -> Depth {
+        let mut segments = self.name.split('.').peekable();
+        while let Some(segment) = segments.next() {
+            match (segment, segments.peek().and_then(|next| next.parse().ok())) {
+                ("h" | "layer", Some(number)) => return Depth::Layer(number),
+                ("embeddings" | "wte" | "wpe", _) => return Depth::Embeddings,
+                _ => {}
+            }
+        }
+        Depth::Head
+    }
+
     /// Whether weight decay applies: not to biases, not to LayerNorm weights (`Trainer.get_decay_parameter_names`).
     pub fn decays(&self) -> bool {
         !self.in_norm && !self.name.ends_with("bias")
@@ -57,13 +84,20 @@ impl PathStack {
         self.segments.pop();
     }
 
-    /// The Hugging Face name; an enum's variant is ours alone and no part of it.
+    /// The Hugging Face name; an enum's variant is ours alone and no part of it, but that of `Model` says whose names the
+    /// tensors have.
     pub(super) fn name(&self) -> String {
-        let segments = self.segments.iter().filter(|(_, container)| !container.starts_with("Enum:"));
-        let spelled = segments.map(|(name, _)| {
+        let (enums, segments): (Vec<_>, Vec<_>) =
+            self.segments.iter().partition(|(_, container)| container.starts_with("Enum:"));
+        let variant = match enums.first().map(|(name, _)| name.as_str()) {
+            Some(name) if name.starts_with("Roberta") => BertVariant::Roberta,
+            Some(name) if name.starts_with("DistilBert") => BertVariant::DistilBert,
+            _ => BertVariant::Bert,
+        };
+        let spelled = segments.into_iter().map(|(name, _)| {
             SPELLINGS.iter().find(|(ours, _)| ours == name).map_or(name.as_str(), |(_, theirs)| theirs)
         });
-        spelled.collect::<Vec<_>>().join(".")
+        variant.tensor(spelled.collect::<Vec<_>>().join("."))
     }
 
     pub(super) fn transposed(&self) -> bool {

@@ -67,7 +67,7 @@ fn model(config: &RunConfig) -> Checked {
     if model.kind.is_none() && model.from.is_none() {
         return Err(Complaint::new(
             "model",
-            "expected `kind` (gpt2 or bert) or `from` (a pretrained folder or hub id), got neither",
+            "expected `kind` (gpt2, bert, roberta or distilbert) or `from` (a pretrained folder or hub id), got neither",
         ));
     }
     if model.from.is_some() && model.size.is_some() {
@@ -311,6 +311,15 @@ fn trainer(trainer: &TrainerSection) -> Checked {
         ("trainer.adam_beta1", trainer.adam_beta1, "from 0 to below 1", &decay_rate),
         ("trainer.adam_beta2", trainer.adam_beta2, "from 0 to below 1", &decay_rate),
         ("trainer.adam_epsilon", trainer.adam_epsilon, "above 0", &positive),
+        ("trainer.label_smoothing_factor", trainer.label_smoothing_factor, "from 0 to below 1", &|v: f64| {
+            (0.0..1.0).contains(&v)
+        }),
+        (
+            "trainer.layer_wise_lr_decay",
+            trainer.layer_wise_lr_decay.unwrap_or(1.0),
+            "above 0 and at most 1",
+            &|v: f64| v > 0.0 && v <= 1.0,
+        ),
         ("trainer.max_grad_norm", trainer.max_grad_norm, "of 0 or more (0 means no clipping)", &not_negative),
     ] {
         if !ok(value) {
@@ -359,6 +368,11 @@ fn trainer(trainer: &TrainerSection) -> Checked {
         return Err(Complaint::new("trainer.warmup_steps", "the schedule `constant` has no warm-up")
             .help("use lr_scheduler_type = \"constant_with_warmup\""));
     }
+    if let Some(weight) = trainer.class_weights.iter().find(|weight| **weight <= 0.0) {
+        return Err(Complaint::new("trainer.class_weights", format!("expected numbers above 0, got {weight}")));
+    }
+    trainer.freeze.iter().try_for_each(|pattern| not_empty("trainer.freeze", Some(pattern)))?;
+    trainer.optim_args.check(trainer.optim).map_err(|error| Complaint::of("trainer.optim_args", &error))?;
     trainer
         .lr_scheduler_kwargs
         .check(trainer.lr_scheduler_type, trainer.learning_rate)

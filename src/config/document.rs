@@ -11,7 +11,7 @@ use toml::{Spanned, Table, Value};
 use super::hugging_face::{place, way_out};
 use super::sections::{DataSection, DeviceSection, GenerationSection, RunSection, TokenizerSection};
 use super::trainer::TrainerSection;
-use super::{RunConfig, SchedulerKwargs};
+use super::{OptimArgs, RunConfig, SchedulerKwargs};
 use crate::error::{Error, Result, nearest, plain_words};
 
 /// What is wrong with one key, before it is known where in which file that key stands.
@@ -214,11 +214,15 @@ impl Document {
                         None => unknown_key(section, key, known),
                     }));
                 }
-                if let ("trainer.lr_scheduler_kwargs", Value::Table(kwargs)) = (full.as_str(), value) {
-                    let known = field_names::<SchedulerKwargs>();
-                    if let Some(name) = kwargs.keys().find(|name| !known.contains(&name.as_str())) {
-                        return Err(self.locate(unknown_key(&full, name, known)));
-                    }
+                let known = match full.as_str() {
+                    "trainer.lr_scheduler_kwargs" => field_names::<SchedulerKwargs>(),
+                    "trainer.optim_args" => field_names::<OptimArgs>(),
+                    _ => continue,
+                };
+                let unknown =
+                    value.as_table().and_then(|args| args.keys().find(|name| !known.contains(&name.as_str())));
+                if let Some(name) = unknown {
+                    return Err(self.locate(unknown_key(&full, name, known)));
                 }
             }
         }

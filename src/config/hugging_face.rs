@@ -5,6 +5,7 @@
 use toml::Value;
 
 use super::document::Complaint;
+use super::optimizer::table_of;
 
 /// Where a key of the file belongs, with its value there; `None` for a setting that asks for nothing.
 pub(crate) type Placed<'a> = Option<(&'a str, &'a str, Value)>;
@@ -36,13 +37,29 @@ pub(crate) fn place<'a>(section: &'a str, key: &'a str, value: Value) -> Result<
                     .help("or set device.kind"));
             }
         },
+        "adafactor" => match value {
+            Value::Boolean(true) => ("trainer", "optim", Value::from("adafactor")),
+            Value::Boolean(false) => return Ok(None),
+            other => {
+                return Err(Complaint::new("trainer.adafactor", format!("expected true or false, got {other}"))
+                    .help("or set trainer.optim"));
+            }
+        },
+        "optim_args" => match value {
+            Value::String(text) => {
+                let table = table_of(&text).map_err(|problem| Complaint::new("trainer.optim_args", problem))?;
+                ("trainer", key, Value::Table(table))
+            }
+            other => ("trainer", key, other),
+        },
         _ => ("trainer", key, value),
     }))
 }
 
 /// The older spellings and the arguments that live in another section, for tests and messages.
 #[cfg(test)]
-pub(crate) const PLACED: [&str; 7] = [
+pub(crate) const PLACED: [&str; 8] = [
+    "adafactor",
     "evaluation_strategy",
     "per_gpu_train_batch_size",
     "per_gpu_eval_batch_size",
@@ -95,11 +112,8 @@ pub(crate) const UNSUPPORTED: &[(&[&str], &str)] = &[
         &["save_only_model", "save_safetensors", "save_on_each_node", "enable_jit_checkpoint"],
         "remove it: a checkpoint holds all that continues the run, as safetensors; trainer.save_strategy says when",
     ),
-    (
-        &["optim_args", "optim_target_modules", "adafactor"],
-        "use trainer.optim = \"adamw_torch\" with adam_beta1, adam_beta2 and adam_epsilon",
-    ),
-    (&["label_smoothing_factor", "neftune_noise_alpha"], "remove it: the loss is the plain cross-entropy"),
+    (&["optim_target_modules"], "remove it: it belongs to GaLore and APOLLO, which Kiln does not have"),
+    (&["neftune_noise_alpha"], "remove it: Kiln adds no noise to embeddings; dropout is the model's"),
     (&["group_by_length", "length_column_name"], "choose data.sampler = \"random\" or \"sequential\""),
     (
         &[

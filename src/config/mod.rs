@@ -10,6 +10,7 @@ mod check;
 mod document;
 mod hugging_face;
 pub(crate) mod names;
+mod optimizer;
 pub(crate) mod scheduler;
 mod sections;
 mod trainer;
@@ -24,9 +25,10 @@ use serde::{Deserialize, Serialize};
 
 pub use builder::RunConfigBuilder;
 pub use names::{
-    DataFormat, DeviceKind, Documents, EvalStrategy, Integration, ModelKind, OnExisting, OptimizerName,
-    PaddingStrategy, Sampler, SaveStrategy,
+    DataFormat, DeviceKind, Documents, EvalStrategy, Integration, ModelKind, OnExisting, PaddingStrategy, Sampler,
+    SaveStrategy,
 };
+pub use optimizer::{AdjustLr, OptimArgs, OptimizerName};
 pub use scheduler::{Ramp, SchedulerKwargs, SchedulerType};
 pub use sections::{
     DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DataSection, DeviceSection, GenerationSection, ModelSection, RunSection,

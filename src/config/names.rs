@@ -89,6 +89,10 @@ names! {
         Gpt2 = "gpt2",
         /// BERT: an encoder for masked language modelling, classification, regression and question answering.
         Bert = "bert",
+        /// RoBERTa: BERT with positions of its own and no use for token types.
+        Roberta = "roberta",
+        /// DistilBERT: half of BERT's layers, no token types.
+        DistilBert = "distilbert",
     }
 }
 
@@ -191,54 +195,6 @@ names! {
 }
 
 names! {
-    /// The optimizer, by Hugging Face's names.
-    OptimizerName("optimizer", optimizer_synonym) {
-        /// AdamW by PyTorch's formula, decoupled weight decay. `adamw` and `adamw_torch_fused` (the same formula) are
-        /// accepted spellings.
-        AdamW = "adamw_torch",
-    }
-}
-
-fn optimizer_synonym(given: &str) -> Option<Result<OptimizerName, Error>> {
-    // The rest of transformers.training_args.OptimizerNames, by family.
-    const FAMILIES: [&str; 12] = [
-        "adafactor",
-        "ademamix",
-        "sgd",
-        "adagrad",
-        "lion",
-        "paged_",
-        "rmsprop",
-        "galore_",
-        "lomo",
-        "adalomo",
-        "grokadamw",
-        "schedule_free_",
-    ];
-    const SINGLES: [&str; 11] = [
-        "adamw_hf",
-        "adamw_torch_xla",
-        "adamw_torch_npu_fused",
-        "adamw_anyprecision",
-        "adamw_torch_4bit",
-        "adamw_torch_8bit",
-        "adamw_bnb_8bit",
-        "adamw_8bit",
-        "apollo_adamw",
-        "apollo_adamw_layerwise",
-        "stable_adamw",
-    ];
-    match given {
-        "adamw" | "adamw_torch_fused" => Some(Ok(OptimizerName::AdamW)),
-        _ if SINGLES.contains(&given) || FAMILIES.iter().any(|family| given.starts_with(family)) => {
-            Some(Err(Error::config(format!("Hugging Face's optimizer `{given}` is not supported by this version"))
-                .help("use `adamw_torch`")))
-        }
-        _ => None,
-    }
-}
-
-names! {
     /// Who is told of the rows of a run, besides `metrics.jsonl` and stdout (Hugging Face's `report_to`).
     Integration("integration", integration_synonym) {
         /// TensorBoard event files in `tensorboard/` in the run folder.
@@ -304,22 +260,12 @@ mod tests {
     }
 
     #[test]
-    fn synonyms_of_the_optimizer() {
-        for name in ["adamw", "adamw_torch", "adamw_torch_fused"] {
-            assert_eq!(name.parse::<OptimizerName>().unwrap(), OptimizerName::AdamW);
-        }
-    }
-
-    #[test]
     fn names_refused_with_a_reason_or_a_suggestion() {
         let refused = |error: Error, part: &str| assert!(error.to_string().contains(part), "{error}");
         refused("resumes".parse::<OnExisting>().unwrap_err(), "did you mean `resume`?");
         refused("tokenised".parse::<DataFormat>().unwrap_err(), "did you mean `tokenized`?");
         refused("do_not_pad".parse::<PaddingStrategy>().unwrap_err(), "`longest` pads least");
         refused("group_by_length".parse::<Sampler>().unwrap_err(), "not supported");
-        refused("sgd".parse::<OptimizerName>().unwrap_err(), "Hugging Face's optimizer `sgd` is not supported");
-        refused("paged_lion_8bit".parse::<OptimizerName>().unwrap_err(), "not supported by this version");
-        refused("adamw_trch".parse::<OptimizerName>().unwrap_err(), "did you mean `adamw_torch`?");
         refused("gpt-2".parse::<ModelKind>().unwrap_err(), "did you mean `gpt2`?");
         refused("gpu".parse::<DeviceKind>().unwrap_err(), "expected one of auto, cpu, wgpu, cuda");
     }

@@ -3,9 +3,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::names::{EvalStrategy, Integration, OptimizerName, SaveStrategy};
+use super::names::{EvalStrategy, Integration, SaveStrategy};
+use super::optimizer::{OptimArgs, OptimizerName};
 use super::scheduler::{SchedulerKwargs, SchedulerType};
-use super::values::{StepsOrRatio, count, count_or_minus_one, integrations, number_or_minus_one, some_count};
+use super::values::{StepsOrRatio, count, count_or_minus_one, integrations, number_or_minus_one, some_count, strings};
 
 /// `[trainer]`: how the model is trained. At most one of `max_steps`, `num_train_epochs` and `max_tokens` is given; it
 /// sets the length of the run and of the learning-rate schedule.
@@ -40,18 +41,41 @@ pub struct TrainerSection {
     pub lr_scheduler_type: SchedulerType,
     /// Steps of warm-up, or below 1 a ratio of the run, rounded up. Default: 0.
     pub warmup_steps: StepsOrRatio,
-    /// AdamW's decay, not applied to biases and norms. Default: 0.0.
+    /// Weight decay, not applied to biases and norms. Decoupled in every optimizer but `adam` and `sgd`, which add it to
+    /// the gradient as PyTorch's do. Default: 0.0.
     pub weight_decay: f64,
-    /// AdamW's decay rate of the first moment. Default: 0.9.
+    /// Decay rate of the first moment: AdamW, Adam, LAMB; in Lion the weight of the past in the sign. Default: 0.9.
     pub adam_beta1: f64,
-    /// AdamW's decay rate of the second moment. Default: 0.999.
+    /// Decay rate of the second moment: AdamW, Adam, LAMB; in Lion that of the only one (its paper takes 0.99). Default:
+    /// 0.999.
     pub adam_beta2: f64,
-    /// AdamW's epsilon. Default: 1e-8.
+    /// Added to the denominator by AdamW, Adam and LAMB. Default: 1e-8.
     pub adam_epsilon: f64,
+    /// Parameters that do not learn: patterns of Hugging Face's tensor names, such as `"*embeddings*"`; a list, or one
+    /// string. A frozen word embedding is frozen as the output embedding too. Default: none.
+    #[serde(deserialize_with = "strings", skip_serializing_if = "Vec::is_empty")]
+    pub freeze: Vec<String>,
+    /// The embeddings and this many of the lowest layers do not learn; 0 freezes neither. Default: 0.
+    #[serde(deserialize_with = "count")]
+    pub freeze_layers: usize,
+    /// Every layer's learning rate is this part of the rate of the layer above it: 1 for the head, the last LayerNorm and
+    /// the pooler, this for the top layer, and so on down to the embeddings. Default: the same rate everywhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layer_wise_lr_decay: Option<f64>,
     /// Largest global gradient norm; 0 means no clipping. Default: 1.0.
     pub max_grad_norm: f64,
+    /// Part of a target's probability that is spread evenly over all classes, in training alone: for language models and
+    /// classification. Default: 0.0.
+    pub label_smoothing_factor: f64,
+    /// What the labels of a class count in the loss of training, one number a class in the order of the label ids: for
+    /// classification. Default: all 1.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub class_weights: Vec<f64>,
     /// The optimizer. Default: `adamw_torch`.
     pub optim: OptimizerName,
+    /// The optimizer's own arguments, a table or `"key=value,key=value"`. Default: none given.
+    #[serde(skip_serializing_if = "OptimArgs::is_empty")]
+    pub optim_args: OptimArgs,
     /// A log row every so many steps, or below 1 a ratio of the run. Default: chosen from the length of the run (at
     /// most Hugging Face's 500, and at least 20 rows).
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -125,8 +149,14 @@ impl Default for TrainerSection {
             adam_beta1: 0.9,
             adam_beta2: 0.999,
             adam_epsilon: 1e-8,
+            freeze: Vec::new(),
+            freeze_layers: 0,
+            layer_wise_lr_decay: None,
             max_grad_norm: 1.0,
+            label_smoothing_factor: 0.0,
+            class_weights: Vec::new(),
             optim: OptimizerName::AdamW,
+            optim_args: OptimArgs::default(),
             logging_steps: None,
             logging_first_step: false,
             report_to: Vec::new(),

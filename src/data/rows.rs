@@ -16,10 +16,11 @@ use memmap2::Mmap;
 use sha2::{Digest, Sha256};
 
 use super::labels::{LabelRule, SeenLabels};
-use super::store::{OnProgress, Progress, cache_error, cache_folder};
+use super::store::{OnProgress, Progress, cache_error};
 use super::table::{Row, Table};
 use super::tokenizer::{Encoded, RowEncoder};
 use super::{Dataset, Example, Label};
+use crate::cache;
 use crate::error::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"KILNROW1";
@@ -98,7 +99,7 @@ impl RowStore {
         rule: &LabelRule,
         progress: &mut OnProgress<'_>,
     ) -> Result<Self> {
-        Self::build_or_open_in(&cache_folder()?.join("rows"), table, scan, encoder, rule, progress)
+        Self::build_or_open_in(&cache::folder()?.join(cache::ROWS), table, scan, encoder, rule, progress)
     }
 
     /// As [`build_or_open`](Self::build_or_open), with the cache in `folder`.

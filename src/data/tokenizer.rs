@@ -13,6 +13,7 @@ use tokenizers::parallelism::MaybeParallelIterator;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::processors::bert::BertProcessing;
+use tokenizers::processors::roberta::RobertaProcessing;
 use tokenizers::{AddedToken, EncodeInput, Encoding, Model, PostProcessor, Token, TruncationParams};
 
 use super::corpus::Corpus;
@@ -338,8 +339,8 @@ impl Tokenizer {
             ("bos_token", &[END_OF_TEXT, "<s>"][..]),
             ("eos_token", &[END_OF_TEXT, "</s>"]),
             ("unk_token", &["[UNK]", "<unk>", END_OF_TEXT]),
-            ("cls_token", &["[CLS]"]),
-            ("sep_token", &["[SEP]"]),
+            ("cls_token", &["[CLS]", "<s>"]),
+            ("sep_token", &["[SEP]", "</s>"]),
             ("pad_token", &["[PAD]", "<pad>"]),
             ("mask_token", &["[MASK]", "<mask>"]),
         ];
@@ -361,13 +362,22 @@ fn vocab_size(inner: &tokenizers::Tokenizer) -> usize {
     inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)
 }
 
-/// GPT-2's pipeline around its vocabulary and merges.
+/// GPT-2's pipeline around its vocabulary and merges, and RoBERTa's where the vocabulary has `<s>` and `</s>` in place of
+/// `<|endoftext|>`.
 fn byte_level(model: BPE) -> Result<Tokenizer> {
     let mut inner = tokenizers::Tokenizer::new(model);
     inner.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
     inner.with_decoder(Some(ByteLevel::new(false, true, true)));
-    if inner.token_to_id(END_OF_TEXT).is_some() {
-        special(&mut inner, &[END_OF_TEXT])?;
+    let ids = |token: &str| inner.token_to_id(token).map(|id| (token.to_string(), id));
+    match (ids(END_OF_TEXT), ids("<s>"), ids("</s>")) {
+        (Some(_), ..) => special(&mut inner, &[END_OF_TEXT])?,
+        (None, Some(first), Some(last)) => {
+            inner.with_post_processor(Some(RobertaProcessing::new(last, first).add_prefix_space(false)));
+            let present = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"].into_iter();
+            let present = present.filter(|token| inner.token_to_id(token).is_some()).collect::<Vec<_>>();
+            special(&mut inner, &present)?;
+        }
+        _ => {}
     }
     Tokenizer::wrap(inner)
 }
@@ -471,6 +481,27 @@ mod tests {
         // Either file names both.
         for name in ["encoder.json", "vocab.bpe"] {
             assert_eq!(Tokenizer::load(&folder.path().join(name)).unwrap().content_hash(), tokenizer.content_hash());
+        }
+    }
+
+    #[test]
+    fn robertas_files_get_robertas_pipeline() {
+        let folder = tempfile::tempdir().unwrap();
+        let vocab =
+            r#"{"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5, "ab": 6, "Ġ": 7, "Ġa": 8, "<mask>": 9}"#;
+        fs::write(folder.path().join("vocab.json"), vocab).unwrap();
+        fs::write(folder.path().join("merges.txt"), "#version: 0.2\na b\nĠ a\n").unwrap();
+        let tokenizer = Tokenizer::load(folder.path()).unwrap();
+        // As transformers 5.23 reads the same two files.
+        assert_eq!(tokenizer.encode("ab a <mask> b").unwrap(), [0, 6, 8, 7, 9, 7, 5, 2]);
+        assert_eq!(tokenizer.around().unwrap(), (vec![0], vec![2]));
+        tokenizer.save(folder.path()).unwrap();
+        let config = fs::read_to_string(folder.path().join("tokenizer_config.json")).unwrap();
+        let config: serde_json::Value = serde_json::from_str(&config).unwrap();
+        for (role, token) in
+            [("cls_token", "<s>"), ("sep_token", "</s>"), ("pad_token", "<pad>"), ("mask_token", "<mask>")]
+        {
+            assert_eq!(config[role], token);
         }
     }
 

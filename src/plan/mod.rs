@@ -25,7 +25,8 @@ use crate::generate::GenerateOptions;
 use crate::inputs::Inputs;
 use crate::memory::MemoryEstimate;
 use crate::optim::schedule::Schedule;
-use crate::task::Task;
+use crate::optim::{OptimizerConfig, ParameterGroups};
+use crate::task::{LossOptions, Task};
 
 /// A run, resolved.
 pub struct RunPlan {
@@ -59,6 +60,14 @@ pub struct RunPlan {
     pub padding_cost: PaddingCost,
     /// Step arithmetic.
     pub steps: StepPlan,
+    /// The loss of training.
+    pub loss: LossOptions,
+    /// The optimizer.
+    pub optimizer: OptimizerConfig,
+    /// Which parameters learn, and how fast.
+    pub groups: ParameterGroups,
+    /// Parameters that learn, tied ones counted once.
+    pub num_trainable: usize,
     /// Learning rate by step.
     pub schedule: Schedule,
     /// Optimizer steps between evaluations.
@@ -158,7 +167,14 @@ impl RunPlan {
         limit(&config, &mut inputs);
         // Built for its shapes only: nothing is drawn until a parameter is used.
         let model = Model::new(&inputs.model_config, task.head(), &Device::flex())?;
-        let num_parameters = parameters(&model).iter().map(|parameter| parameter.num_elements()).sum();
+        let parameters = parameters(&model);
+        let num_parameters = parameters.iter().map(|parameter| parameter.num_elements()).sum();
+        let groups = ParameterGroups::of(&config.trainer, &parameters)?;
+        let loss = LossOptions::of(&config.trainer, task, inputs.model_config.labels().num_labels())?;
+        let optimizer = OptimizerConfig::from(&config.trainer);
+        let learning = || parameters.iter().filter(|parameter| groups.learns(parameter));
+        let num_trainable = learning().map(|parameter| parameter.num_elements()).sum();
+        let num_state = learning().flat_map(|parameter| optimizer.state(parameter)).map(|(_, n)| n).sum();
         let trainer = &config.trainer;
         let batches = Batches {
             size: trainer.per_device_train_batch_size,
@@ -210,7 +226,7 @@ impl RunPlan {
             )));
         }
         let generation = sample_plan(&config, &inputs)?;
-        let memory = MemoryEstimate::new(&inputs.model_config, task, num_parameters, batch);
+        let memory = MemoryEstimate::new(&inputs.model_config, task, [num_parameters, num_trainable, num_state], batch);
 
         config.trainer.logging_steps = Some(logging_steps.into());
         if config.trainer.eval_strategy == EvalStrategy::Steps {
@@ -240,6 +256,10 @@ impl RunPlan {
             padding,
             padding_cost,
             steps,
+            loss,
+            optimizer,
+            groups,
+            num_trainable,
             schedule,
             eval_steps,
             save_steps,

@@ -26,6 +26,10 @@ impl RunPlan {
             ),
         );
         line("parameters", thousands(self.num_parameters as u64));
+        if self.num_trainable < self.num_parameters {
+            let frozen = thousands((self.num_parameters - self.num_trainable) as u64);
+            line("", format!("{} learn, {frozen} are frozen", thousands(self.num_trainable as u64)));
+        }
         if !self.unknown_model_fields.is_empty() {
             line("", format!("not known, not used: config.json {}", self.unknown_model_fields.join(", ")));
         }
@@ -61,19 +65,27 @@ impl RunPlan {
             "learning rate",
             format!("{}, warm-up {} steps: {}", self.schedule.kind(), self.schedule.warmup_steps(), self.curve()),
         );
+        let factors = self.groups.lr_factors();
+        if !factors.is_empty() {
+            let factors = factors.into_iter().map(|(name, factor)| format!("{name} {factor:.4}"));
+            line("", format!("by layer, times {}", factors.collect::<Vec<_>>().join(", ")));
+        }
         let trainer = &self.config.trainer;
         line(
             "optimizer",
             format!(
-                "{} betas ({}, {}), epsilon {}, weight decay {} (not on biases and norms), clipping at {}",
+                "{} {}, weight decay {} (not on biases and norms), clipping at {}",
                 trainer.optim,
-                trainer.adam_beta1,
-                trainer.adam_beta2,
-                trainer.adam_epsilon,
+                self.optimizer.describe(),
                 trainer.weight_decay,
                 if trainer.max_grad_norm > 0.0 { trainer.max_grad_norm.to_string() } else { "nothing".into() }
             ),
         );
+        if !self.loss.is_plain() {
+            let weights = self.loss.class_weights.as_ref().map_or("none".into(), |weights| format!("{weights:?}"));
+            let smoothing = self.loss.label_smoothing;
+            line("loss", format!("label smoothing {smoothing}, class weights {weights}; evaluation has neither"));
+        }
         let mib = |bytes: u64| format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20));
         line(
             "memory",

@@ -107,7 +107,7 @@ fn normalized(text: &str) -> Vec<String> {
     // digits or underscores (of which none is left) and other characters.
     let mut spaced = String::new();
     let mut word = String::new();
-    let mut finish = |word: &mut String, spaced: &mut String| {
+    let finish = |word: &mut String, spaced: &mut String| {
         if matches!(word.as_str(), "a" | "an" | "the") {
             spaced.push(' ');
         } else {

@@ -2,7 +2,7 @@
 //! windows that overlap by `doc_stride` tokens, and the answer as the first and last token of it, or the first token of the
 //! sequence (`[CLS]`) where the window does not hold it.
 
-use tokenizers::{TruncationDirection, TruncationParams, TruncationStrategy};
+use tokenizers::{PostProcessor, TruncationDirection, TruncationParams, TruncationStrategy};
 
 use super::read::Question;
 use crate::error::{Error, Result};

@@ -29,7 +29,7 @@ use crate::data::loader::{Loader, LoaderOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::execution::{read_scalars, seed_for};
 use crate::metrics::Record;
-use crate::optim::adamw::{AdamW, AdamWConfig};
+use crate::optim::Optimizer;
 use crate::optim::gradient::{global_norm, scale_and_norm};
 use crate::plan::RunPlan;
 use crate::signals;
@@ -50,7 +50,7 @@ pub use status::{RunStatus, Status};
 pub struct Trainer {
     plan: RunPlan,
     model: Model,
-    optimizer: AdamW,
+    optimizer: Optimizer,
     device: Device,
     callbacks: Vec<Box<dyn Callback>>,
     load_report: Option<LoadReport>,
@@ -81,14 +81,8 @@ impl Trainer {
             Some(folder) => load(model, folder).map(|(model, report)| (model, Some(report)))?,
             None => (model, None),
         };
-        let trainer = &plan.config.trainer;
-        let config = AdamWConfig {
-            beta1: trainer.adam_beta1,
-            beta2: trainer.adam_beta2,
-            epsilon: trainer.adam_epsilon,
-            weight_decay: trainer.weight_decay,
-        };
-        let optimizer = AdamW::new(config, &model);
+        let model = plan.groups.freeze(model);
+        let optimizer = Optimizer::new(plan.optimizer, &plan.groups, &model);
         Ok(Self { plan, model, optimizer, device, callbacks: Vec::new(), load_report })
     }
 
@@ -161,13 +155,13 @@ impl Trainer {
             // One optimizer step: up to `accumulation` micro-batches, fewer at the end of an epoch.
             let mut accumulator = GradientsAccumulator::new();
             let mut loss_sum: Option<Tensor<1>> = None;
-            let (mut num_labels, mut micro_batches, mut step_tokens) = (0, 0, 0);
+            let (mut num_labels, mut micro_batches, mut step_tokens) = (0.0, 0, 0);
             let mut epoch_ended = false;
             for micro in 0..accumulation {
                 let Some(loaded) = loader.next_batch()? else { break };
                 self.device.seed(seed_for(trainer.seed, "dropout", run.progress.step, micro as u64));
                 let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.device)?;
-                let loss = batch.loss(self.model.forward(batch.input.clone(), true))?;
+                let loss = batch.training_loss(self.model.forward(batch.input.clone(), true), &self.plan.loss)?;
                 let grads = GradientsParams::from_grads(loss.sum.backward(), &self.model);
                 accumulator.accumulate(&self.model, grads);
                 let sum = loss.sum.inner();
@@ -175,7 +169,7 @@ impl Trainer {
                     Some(total) => total + sum,
                     None => sum,
                 });
-                num_labels += batch.num_labels;
+                num_labels += self.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
                 micro_batches += 1;
                 step_tokens += loaded.batch.num_tokens as u64;
                 run.progress.samples += loaded.batch.examples as u64;
@@ -185,7 +179,7 @@ impl Trainer {
                     break;
                 }
             }
-            let (Some(loss_sum), true) = (loss_sum, num_labels > 0) else {
+            let (Some(loss_sum), true) = (loss_sum, num_labels > 0.0) else {
                 return Err(Error::data(format!("step {}: no label of the batch is valid", run.progress.step + 1))
                     .help("every optimizer step needs at least one label that is not -100"));
             };

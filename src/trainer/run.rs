@@ -113,7 +113,7 @@ impl Trainer {
                 report.lines().join("; ")
             )));
         }
-        self.model = model;
+        self.model = self.plan.groups.freeze(model);
         Ok(())
     }
 

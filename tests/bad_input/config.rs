@@ -177,7 +177,7 @@ fn unknown_names_get_a_suggestion() {
         ("device.kind=cuda0", ["unknown device kind `cuda0`", "did you mean `cuda`?"]),
         ("trainer.eval_strategy=step", ["trainer.eval_strategy", "did you mean `steps`?"]),
         ("model.size=smal", ["size", "expected one of distil, small, medium, large, xl"]),
-        ("trainer.optim=adafactor", ["trainer.optim", "`adafactor` is not supported"]),
+        ("trainer.optim=rmsprop", ["trainer.optim", "`rmsprop` is not supported"]),
     ] {
         place.refused("text.toml", &[set], 2, &parts);
     }

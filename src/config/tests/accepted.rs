@@ -88,6 +88,8 @@ fn what_is_written_reads_back_equal() {
     let long =
         "max_steps = 9\nlr_scheduler_type = \"polynomial\"\nwarmup_steps = 0.25\nmax_minutes = 1.5\ndata_seed = 7
 lr_scheduler_kwargs = { power = 2, lr_end = 0.0 }
+optim = \"muon\"\noptim_args = \"ns_steps=4,adjust_lr_fn=original\"\nfreeze = \"*wte*\"\nfreeze_layers = 1
+layer_wise_lr_decay = 0.9\nlabel_smoothing_factor = 0.1\nclass_weights = [1, 2.5]
 [device]\nkind = \"cpu\"\n[generation]\nprompt = \"fn main\"\ntop_p = 0.9";
     for config in [RunConfig::parse(EXAMPLE, "example").unwrap(), parse(long).unwrap()] {
         let text = config.to_toml().unwrap();
@@ -124,6 +126,13 @@ fn older_spellings() {
     assert_eq!(config.trainer.warmup_steps, StepsOrRatio::Ratio(0.1));
     assert_eq!((config.trainer.per_device_train_batch_size, config.trainer.per_device_eval_batch_size), (4, 5));
     assert_eq!((config.device.kind, config.data.sampler), (DeviceKind::Cpu, Sampler::Sequential));
+    assert_eq!(parse("adafactor = true").unwrap().trainer.optim, OptimizerName::Adafactor);
+    assert_eq!(parse("adafactor = false").unwrap().trainer.optim, OptimizerName::AdamW);
+    for written in ["\"momentum=0.9, nesterov=True\"", "{ momentum = 0.9, nesterov = true }"] {
+        let trainer = parse(&format!("optim = \"sgd\"\noptim_args = {written}")).unwrap().trainer;
+        let args = OptimArgs { momentum: Some(0.9), nesterov: Some(true), ..Default::default() };
+        assert_eq!((trainer.optim, trainer.optim_args), (OptimizerName::Sgd, args));
+    }
     assert_eq!(parse("no_cuda = false").unwrap().device.kind, DeviceKind::Auto);
     assert_eq!(parse("warmup_ratio = 0").unwrap().trainer.warmup_steps, StepsOrRatio::Steps(0));
     refused(

@@ -165,7 +165,13 @@ fn unknown_names() {
         &["trainer.lr_scheduler_type", "function of the step alone"],
     );
     refused(parse("optim = \"adamw_troch\""), &["trainer.optim: unknown optimizer", "did you mean `adamw_torch`?"]);
-    refused(parse("optim = \"adafactor\""), &["trainer.optim: Hugging Face's optimizer `adafactor` is not supported"]);
+    refused(parse("optim = \"rmsprop\""), &["trainer.optim: Hugging Face's optimizer `rmsprop` is not supported"]);
+    refused(
+        parse("optim = \"sgd\"\noptim_args.momentm = 0.9"),
+        &["a.toml:13: trainer.optim_args.momentm: unknown key", "did you mean `momentum`?"],
+    );
+    refused(parse("optim_args = \"momentum\""), &["a.toml:12: trainer.optim_args: expected key=value, got `momentum`"]);
+    refused(parse("adafactor = 1"), &["trainer.adafactor: expected true or false, got 1"]);
     refused(
         with(&["data.task=clmm"]),
         &["data.task: unknown task `clmm`", "did you mean `clm`?", "sequence-classification"],

@@ -1,0 +1,267 @@
+//! The optimizer of `[trainer]`: its name by Hugging Face's spelling, and the arguments that only some optimizers take
+//! (`optim_args`). What they compute is in `optim/`.
+
+use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
+
+use super::names::names;
+use super::values::some_count;
+use crate::error::{Error, Result, nearest};
+
+names! {
+    /// The optimizer, by Hugging Face's name where it has one.
+    OptimizerName("optimizer", optimizer_synonym) {
+        /// AdamW by PyTorch's formula, decoupled weight decay. `adamw` and `adamw_torch_fused` (the same formula) are
+        /// accepted spellings.
+        AdamW = "adamw_torch",
+        /// Adam by PyTorch's formula: weight decay is added to the gradient.
+        Adam = "adam",
+        /// Stochastic gradient descent by PyTorch's formula, with momentum if `optim_args` says so.
+        Sgd = "sgd",
+        /// Adafactor as `transformers` has it: second moments of a matrix as a row and a column.
+        Adafactor = "adafactor",
+        /// Lion: the sign of an average of gradients. `lion` is an accepted spelling.
+        Lion = "lion_32bit",
+        /// LAMB: Adam's update, scaled in every tensor to the size of its weights.
+        Lamb = "lamb",
+        /// Muon for the matrices of the layers, AdamW for everything else.
+        Muon = "muon",
+    }
+}
+
+fn optimizer_synonym(given: &str) -> Option<Result<OptimizerName>> {
+    // The rest of transformers.training_args.OptimizerNames, by family.
+    const FAMILIES: [&str; 10] = [
+        "ademamix",
+        "adagrad",
+        "lion_8bit",
+        "paged_",
+        "rmsprop",
+        "galore_",
+        "lomo",
+        "adalomo",
+        "grokadamw",
+        "schedule_free_",
+    ];
+    const SINGLES: [&str; 11] = [
+        "adamw_hf",
+        "adamw_torch_xla",
+        "adamw_torch_npu_fused",
+        "adamw_anyprecision",
+        "adamw_torch_4bit",
+        "adamw_torch_8bit",
+        "adamw_bnb_8bit",
+        "adamw_8bit",
+        "apollo_adamw",
+        "apollo_adamw_layerwise",
+        "stable_adamw",
+    ];
+    match given {
+        "adamw" | "adamw_torch_fused" => Some(Ok(OptimizerName::AdamW)),
+        "lion" => Some(Ok(OptimizerName::Lion)),
+        _ if SINGLES.contains(&given) || FAMILIES.iter().any(|family| given.starts_with(family)) => {
+            let instead = if given.contains("lion") { OptimizerName::Lion } else { OptimizerName::AdamW };
+            Some(Err(Error::config(format!("Hugging Face's optimizer `{given}` is not supported by this version"))
+                .help(format!("use `{instead}`"))))
+        }
+        _ => None,
+    }
+}
+
+impl OptimizerName {
+    /// The arguments that the optimizer takes in `optim_args`.
+    pub const fn args(self) -> &'static [&'static str] {
+        match self {
+            Self::AdamW | Self::Adam | Self::Lion | Self::Lamb => &[],
+            Self::Sgd => &["momentum", "dampening", "nesterov"],
+            Self::Adafactor => &["scale_parameter", "clip_threshold", "decay_rate", "beta1"],
+            Self::Muon => &["momentum", "nesterov", "ns_steps", "adjust_lr_fn"],
+        }
+    }
+}
+
+names! {
+    /// How Muon's learning rate depends on the shape of a matrix of `A` rows and `B` columns (`torch.optim.Muon`).
+    AdjustLr("adjust_lr_fn") {
+        /// `sqrt(max(1, A / B))`, Keller Jordan's.
+        Original = "original",
+        /// `0.2 sqrt(max(A, B))`: updates as large as AdamW's, so that both take the same learning rate (Moonshot).
+        MatchRmsAdamW = "match_rms_adamw",
+        /// `sqrt(A / B)`.
+        SpectralUnclamped = "spectral_unclamped",
+    }
+}
+
+/// `[trainer.optim_args]`: arguments of single optimizers, a table or Hugging Face's `"key=value,key=value"`.
+/// [`OptimizerName::args`] says which optimizer takes which; one that it does not take is refused.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OptimArgs {
+    /// Momentum of `sgd` (default 0) and `muon` (default 0.95).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub momentum: Option<f64>,
+    /// How much of a new gradient `sgd` leaves out of its momentum (default 0).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dampening: Option<f64>,
+    /// Nesterov's momentum, of `sgd` (default false) and `muon` (default true).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nesterov: Option<bool>,
+    /// `adafactor` scales the learning rate by the size of the weights (default false, as in Hugging Face's Trainer).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scale_parameter: Option<bool>,
+    /// Largest root mean square of an update of `adafactor`, before the learning rate (default 1).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clip_threshold: Option<f64>,
+    /// Exponent of the step in `adafactor`'s second-moment decay, below 0 (default -0.8).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decay_rate: Option<f64>,
+    /// Decay of `adafactor`'s first moment (default: it keeps none).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub beta1: Option<f64>,
+    /// Newton-Schulz iterations of `muon` (default 5).
+    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    pub ns_steps: Option<usize>,
+    /// How `muon`'s learning rate depends on the shape (default `match_rms_adamw`, since one `learning_rate` serves
+    /// Muon and AdamW here; PyTorch's default is `original`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adjust_lr_fn: Option<AdjustLr>,
+}
+
+impl OptimArgs {
+    /// Whether none is given.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn given(&self) -> impl Iterator<Item = &'static str> {
+        [
+            ("momentum", self.momentum.is_some()),
+            ("dampening", self.dampening.is_some()),
+            ("nesterov", self.nesterov.is_some()),
+            ("scale_parameter", self.scale_parameter.is_some()),
+            ("clip_threshold", self.clip_threshold.is_some()),
+            ("decay_rate", self.decay_rate.is_some()),
+            ("beta1", self.beta1.is_some()),
+            ("ns_steps", self.ns_steps.is_some()),
+            ("adjust_lr_fn", self.adjust_lr_fn.is_some()),
+        ]
+        .into_iter()
+        .filter_map(|(name, given)| given.then_some(name))
+    }
+
+    /// Checks that the arguments are ones that `optimizer` takes and that their values make sense.
+    ///
+    /// # Errors
+    /// A config error that names the argument.
+    pub fn check(&self, optimizer: OptimizerName) -> Result<()> {
+        let takes = optimizer.args();
+        if let Some(name) = self.given().find(|name| !takes.contains(name)) {
+            let list =
+                if takes.is_empty() { "it takes none".to_owned() } else { format!("it takes {}", takes.join(", ")) };
+            let error = Error::config(format!("the optimizer `{optimizer}` has no argument `{name}`: {list}"));
+            return Err(match nearest(name, takes.iter().copied()) {
+                Some(near) => error.help(format!("did you mean `{near}`?")),
+                None => error.help("remove it, or choose an optimizer that takes it in optim"),
+            });
+        }
+        for (name, value, expected, ok) in [
+            ("momentum", self.momentum, "from 0 to below 1", (|v| (0.0..1.0).contains(&v)) as fn(f64) -> bool),
+            ("dampening", self.dampening, "from 0 to 1", |v| (0.0..=1.0).contains(&v)),
+            ("clip_threshold", self.clip_threshold, "above 0", |v| v > 0.0),
+            ("decay_rate", self.decay_rate, "below 0", |v| v < 0.0),
+            ("beta1", self.beta1, "from 0 to below 1", |v| (0.0..1.0).contains(&v)),
+        ] {
+            if let Some(value) = value.filter(|value| !(value.is_finite() && ok(*value))) {
+                return Err(Error::config(format!("`{name}`: expected a number {expected}, got {value}")));
+            }
+        }
+        if let Some(steps) = self.ns_steps.filter(|steps| !(1..100).contains(steps)) {
+            return Err(Error::config(format!("`ns_steps`: expected 1 to 99, got {steps}")));
+        }
+        let momentum = self.momentum.unwrap_or(0.0);
+        if optimizer == OptimizerName::Sgd && self.nesterov == Some(true) {
+            if momentum == 0.0 || self.dampening.unwrap_or(0.0) != 0.0 {
+                return Err(Error::config("`nesterov` needs a momentum above 0 and no dampening, as in PyTorch")
+                    .help("for example optim_args = { momentum = 0.9, nesterov = true }"));
+            }
+        } else if optimizer == OptimizerName::Sgd && self.dampening.is_some() && momentum == 0.0 {
+            return Err(
+                Error::config("`dampening` needs a momentum above 0").help("give momentum, or remove dampening")
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Hugging Face's `"key=value,key=value"` as a table; values are read as TOML, `True` and `False` as Python writes them.
+///
+/// # Errors
+/// A part without `=`, and a key that comes twice.
+pub(super) fn table_of(text: &str) -> std::result::Result<Table, String> {
+    let mut table = Table::new();
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let (key, value) = part.split_once('=').ok_or_else(|| format!("expected key=value, got `{part}`"))?;
+        let value = match value.trim() {
+            "True" => Value::Boolean(true),
+            "False" => Value::Boolean(false),
+            text => text.parse::<Value>().unwrap_or_else(|_| Value::String(text.to_owned())),
+        };
+        if table.insert(key.trim().to_owned(), value).is_some() {
+            return Err(format!("`{}` is given twice", key.trim()));
+        }
+    }
+    Ok(table)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn names_and_synonyms() {
+        for value in OptimizerName::ALL {
+            assert_eq!(value.as_str().parse::<OptimizerName>().unwrap(), *value);
+        }
+        for name in ["adamw", "adamw_torch", "adamw_torch_fused"] {
+            assert_eq!(name.parse::<OptimizerName>().unwrap(), OptimizerName::AdamW);
+        }
+        assert_eq!("lion".parse::<OptimizerName>().unwrap(), OptimizerName::Lion);
+        let refused = |name: &str, part: &str| {
+            let error = name.parse::<OptimizerName>().unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        };
+        refused("rmsprop", "Hugging Face's optimizer `rmsprop` is not supported");
+        refused("paged_lion_8bit", "use `lion_32bit`");
+        refused("adamw_trch", "did you mean `adamw_torch`?");
+        refused("mun", "did you mean `muon`?");
+    }
+
+    #[test]
+    fn arguments_fit_the_optimizer() {
+        let check = |name: &str, args: &str| {
+            let args: OptimArgs = table_of(args).unwrap().try_into().unwrap();
+            args.check(name.parse().unwrap()).map_err(|error| error.to_string())
+        };
+        check("sgd", "momentum=0.9, nesterov=True").unwrap();
+        check("sgd", "momentum=0.9,dampening=0.5").unwrap();
+        check("adafactor", "scale_parameter=true,decay_rate=-0.7,clip_threshold=2,beta1=0.9").unwrap();
+        check("muon", "ns_steps=6,adjust_lr_fn=original,nesterov=false").unwrap();
+        for (name, args, part) in [
+            ("adamw_torch", "momentum=0.9", "has no argument `momentum`: it takes none"),
+            ("sgd", "ns_steps=3", "it takes momentum, dampening, nesterov"),
+            ("sgd", "momentum=1.0", "expected a number from 0 to below 1, got 1"),
+            ("sgd", "nesterov=true", "needs a momentum above 0"),
+            ("sgd", "nesterov=true,momentum=0.9,dampening=0.1", "no dampening"),
+            ("sgd", "dampening=0.1", "`dampening` needs a momentum"),
+            ("adafactor", "decay_rate=0.8", "expected a number below 0, got 0.8"),
+            ("muon", "ns_steps=0", "expected 1 to 99, got 0"),
+        ] {
+            let error = check(name, args).unwrap_err();
+            assert!(error.contains(part), "{error}");
+        }
+        assert!(table_of("momentum").unwrap_err().contains("expected key=value"));
+        assert!(table_of("momentum=1,momentum=2").unwrap_err().contains("twice"));
+        assert!(table_of("").unwrap().is_empty());
+    }
+}

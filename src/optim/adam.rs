@@ -1,0 +1,61 @@
+//! AdamW (Loshchilov & Hutter 2017), Adam (Kingma & Ba 2014) and the moments that LAMB shares with them, by the formulas
+//! of `torch.optim.AdamW` and `torch.optim.Adam`: bias-corrected moments, epsilon outside the square root. They differ in
+//! the weight decay: AdamW's shrinks the weights, Adam's is added to the gradient.
+
+use burn::tensor::Tensor;
+
+use super::{State, Update};
+
+/// What AdamW, Adam and LAMB are told once. The defaults are PyTorch's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamConfig {
+    /// Decay of the first moment. Default 0.9.
+    pub beta1: f64,
+    /// Decay of the second moment. Default 0.999.
+    pub beta2: f64,
+    /// Added to the denominator. Default 1e-8.
+    pub epsilon: f64,
+}
+
+impl Default for AdamConfig {
+    fn default() -> Self {
+        Self { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 }
+    }
+}
+
+/// The state's names, PyTorch's.
+pub(super) const STATE: [&str; 2] = ["exp_avg", "exp_avg_sq"];
+
+impl AdamConfig {
+    /// AdamW: `w <- w (1 - lr decay) - lr m / (sqrt(v) + epsilon)`.
+    pub(super) fn adamw(&self, update: Update<'_>, state: &mut State) -> Tensor<1> {
+        let Update { value, grad, lr, weight_decay, step, .. } = update;
+        let moved = self.ratio(grad, step, lr, state);
+        let decay = lr * weight_decay;
+        if decay == 0.0 { value - moved } else { value * (1.0 - decay) - moved }
+    }
+
+    /// Adam: as AdamW, but the decay is part of the gradient.
+    pub(super) fn adam(&self, update: Update<'_>, state: &mut State) -> Tensor<1> {
+        let Update { value, grad, lr, weight_decay, step, .. } = update;
+        let grad = if weight_decay == 0.0 { grad } else { grad + value.clone() * weight_decay };
+        value - self.ratio(grad, step, lr, state)
+    }
+
+    /// Takes `grad` into both moments and returns `factor` times their bias-corrected ratio, `m / (sqrt(v) + epsilon)`.
+    pub(super) fn ratio(&self, grad: Tensor<1>, step: u64, factor: f64, state: &mut State) -> Tensor<1> {
+        let Self { beta1, beta2, epsilon } = *self;
+        let squared = grad.clone().square() * (1.0 - beta2);
+        let first = grad * (1.0 - beta1);
+        let (exp_avg, exp_avg_sq) = match (state.pop(), state.pop()) {
+            (Some(exp_avg_sq), Some(exp_avg)) => (exp_avg * beta1 + first, exp_avg_sq * beta2 + squared),
+            _ => (first, squared),
+        };
+        let correction1 = 1.0 - beta1.powf(step as f64);
+        let correction2 = 1.0 - beta2.powf(step as f64);
+        let denominator = exp_avg_sq.clone().sqrt() / correction2.sqrt() + epsilon;
+        let ratio = exp_avg.clone() / denominator * (factor / correction1);
+        *state = vec![exp_avg, exp_avg_sq];
+        ratio
+    }
+}

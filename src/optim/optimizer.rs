@@ -1,0 +1,293 @@
+//! The optimizer of a run over all parameters of a model. State lives on the device in f32, flat, keyed by parameter; it
+//! leaves and enters under Hugging Face's parameter names, so that a checkpoint can hold it.
+
+use std::collections::{BTreeMap, HashMap};
+
+use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Tensor, TensorData};
+use kiln_models::weights::{Depth, NamedTensor, Parameter, parameters};
+
+use super::adafactor::AdafactorConfig;
+use super::adam::{self, AdamConfig};
+use super::groups::ParameterGroups;
+use super::lion::{self, LionConfig};
+use super::muon::{self, MuonConfig};
+use super::sgd::{self, SgdConfig};
+use super::{State, Update, lamb};
+use crate::config::{AdjustLr, OptimizerName, TrainerSection};
+use crate::error::{Error, Result};
+use crate::execution::read_values;
+
+/// Which optimizer, with what it is told once.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum OptimizerConfig {
+    /// `torch.optim.AdamW`
+    AdamW(AdamConfig),
+    /// `torch.optim.Adam`
+    Adam(AdamConfig),
+    /// `torch.optim.SGD`
+    Sgd(SgdConfig),
+    /// `transformers.optimization.Adafactor`
+    Adafactor(AdafactorConfig),
+    /// Lion
+    Lion(LionConfig),
+    /// LAMB
+    Lamb(AdamConfig),
+    /// `torch.optim.Muon` for the matrices of the layers, AdamW for the rest
+    Muon(MuonConfig),
+}
+
+impl Default for OptimizerConfig {
+    /// AdamW.
+    fn default() -> Self {
+        Self::AdamW(AdamConfig::default())
+    }
+}
+
+impl From<&TrainerSection> for OptimizerConfig {
+    /// What `[trainer]` asks for.
+    fn from(trainer: &TrainerSection) -> Self {
+        let args = &trainer.optim_args;
+        let (beta1, beta2) = (trainer.adam_beta1, trainer.adam_beta2);
+        let adam = AdamConfig { beta1, beta2, epsilon: trainer.adam_epsilon };
+        match trainer.optim {
+            OptimizerName::AdamW => Self::AdamW(adam),
+            OptimizerName::Adam => Self::Adam(adam),
+            OptimizerName::Lamb => Self::Lamb(adam),
+            OptimizerName::Lion => Self::Lion(LionConfig { beta1, beta2 }),
+            OptimizerName::Sgd => Self::Sgd(SgdConfig {
+                momentum: args.momentum.unwrap_or(0.0),
+                dampening: args.dampening.unwrap_or(0.0),
+                nesterov: args.nesterov.unwrap_or(false),
+            }),
+            OptimizerName::Adafactor => {
+                let default = AdafactorConfig::default();
+                Self::Adafactor(AdafactorConfig {
+                    scale_parameter: args.scale_parameter.unwrap_or(default.scale_parameter),
+                    clip_threshold: args.clip_threshold.unwrap_or(default.clip_threshold),
+                    decay_rate: args.decay_rate.unwrap_or(default.decay_rate),
+                    beta1: args.beta1,
+                })
+            }
+            OptimizerName::Muon => {
+                let default = MuonConfig::default();
+                Self::Muon(MuonConfig {
+                    momentum: args.momentum.unwrap_or(default.momentum),
+                    nesterov: args.nesterov.unwrap_or(default.nesterov),
+                    ns_steps: args.ns_steps.unwrap_or(default.ns_steps),
+                    adjust_lr: args.adjust_lr_fn.unwrap_or(default.adjust_lr),
+                    adamw: adam,
+                })
+            }
+        }
+    }
+}
+
+impl OptimizerConfig {
+    /// Names and sizes of what is kept for `parameter`, in the order in which the optimizer keeps it.
+    pub fn state(&self, parameter: &Parameter) -> Vec<(&'static str, usize)> {
+        let n = parameter.num_elements();
+        let moments = || adam::STATE.map(|name| (name, n)).to_vec();
+        match self {
+            Self::AdamW(_) | Self::Adam(_) | Self::Lamb(_) => moments(),
+            Self::Sgd(config) if config.momentum == 0.0 => Vec::new(),
+            Self::Sgd(_) => vec![(sgd::STATE, n)],
+            Self::Adafactor(config) => config.state(&own_shape(parameter)),
+            Self::Lion(_) => vec![(lion::STATE, n)],
+            Self::Muon(_) if is_layer_matrix(parameter) => vec![(muon::STATE, n)],
+            Self::Muon(_) => moments(),
+        }
+    }
+
+    /// The hyperparameters in words, for the plan.
+    pub fn describe(&self) -> String {
+        let adam = |c: &AdamConfig| format!("betas ({}, {}), epsilon {}", c.beta1, c.beta2, c.epsilon);
+        let nesterov = |on: bool| if on { ", Nesterov" } else { "" };
+        match self {
+            Self::AdamW(c) | Self::Adam(c) | Self::Lamb(c) => adam(c),
+            Self::Lion(c) => format!("betas ({}, {})", c.beta1, c.beta2),
+            Self::Sgd(c) => format!("momentum {}, dampening {}{}", c.momentum, c.dampening, nesterov(c.nesterov)),
+            Self::Adafactor(c) => format!(
+                "decay rate {}, clip threshold {}, beta1 {}{}",
+                c.decay_rate,
+                c.clip_threshold,
+                c.beta1.map_or("none".into(), |beta1| beta1.to_string()),
+                if c.scale_parameter { ", rate scaled by the weights" } else { "" }
+            ),
+            Self::Muon(c) => format!(
+                "momentum {}{}, {} Newton-Schulz steps, rate {}; AdamW for embeddings, head, norms and biases: {}",
+                c.momentum,
+                nesterov(c.nesterov),
+                c.ns_steps,
+                match c.adjust_lr {
+                    AdjustLr::Original => "x sqrt(max(1, rows / columns))",
+                    AdjustLr::MatchRmsAdamW => "x 0.2 sqrt(max(rows, columns))",
+                    AdjustLr::SpectralUnclamped => "x sqrt(rows / columns)",
+                },
+                adam(&c.adamw)
+            ),
+        }
+    }
+}
+
+/// The shape of a parameter as Kiln lays it out.
+fn own_shape(parameter: &Parameter) -> Vec<usize> {
+    let mut shape = parameter.shape.clone();
+    if parameter.transposed {
+        shape.reverse();
+    }
+    shape
+}
+
+/// Whether Muon takes it.
+fn is_layer_matrix(parameter: &Parameter) -> bool {
+    parameter.shape.len() == 2 && matches!(parameter.depth(), Depth::Layer(_))
+}
+
+/// The optimizer with its state.
+#[derive(Debug, Clone)]
+pub struct Optimizer {
+    config: OptimizerConfig,
+    /// How many updates have been made.
+    step: u64,
+    groups: HashMap<ParamId, Group>,
+    state: BTreeMap<ParamId, State>,
+}
+
+/// What one parameter is told.
+#[derive(Debug, Clone)]
+struct Group {
+    weight_decay: f64,
+    lr_factor: f64,
+    hf_shape: Vec<usize>,
+    is_layer_matrix: bool,
+}
+
+impl Optimizer {
+    /// An optimizer for `model`, without state yet. Which parameters learn is the model's own: those with a gradient.
+    pub fn new<M: Module>(config: OptimizerConfig, groups: &ParameterGroups, model: &M) -> Self {
+        let group = |parameter: Parameter| {
+            let group = Group {
+                weight_decay: groups.weight_decay(&parameter),
+                lr_factor: groups.lr_factor(&parameter),
+                is_layer_matrix: is_layer_matrix(&parameter),
+                hf_shape: parameter.shape,
+            };
+            (parameter.id, group)
+        };
+        let groups = parameters(model).into_iter().map(group).collect();
+        Self { config, step: 0, groups, state: BTreeMap::new() }
+    }
+
+    /// One update with learning rate `lr`. `scale`, `[1]`, multiplies every gradient: it carries the division by the loss
+    /// count and the clipping, so that neither needs a pass of its own or a value on the host.
+    #[must_use]
+    pub fn step<M: Module>(&mut self, model: M, grads: GradientsParams, scale: &Tensor<1>, lr: f64) -> M {
+        self.step += 1;
+        model.map(&mut Step { optimizer: self, grads, scale, lr })
+    }
+
+    /// The state on the host, `NAME.exp_avg` and the like, flat in Kiln's own layout, `[n]`, for every parameter that has
+    /// been updated. The number of updates is the caller's to keep.
+    ///
+    /// # Errors
+    /// The device's, when a value cannot be read.
+    pub fn export<M: Module>(&self, model: &M) -> Result<Vec<NamedTensor>> {
+        let mut tensors = Vec::new();
+        for parameter in parameters(model) {
+            let Some(state) = self.state.get(&parameter.id) else { continue };
+            for ((ending, n), tensor) in self.config.state(&parameter).into_iter().zip(state) {
+                let name = format!("{}.{ending}", parameter.name);
+                tensors.push(NamedTensor { name, shape: vec![n], data: read_values(tensor.clone())? });
+            }
+        }
+        Ok(tensors)
+    }
+
+    /// Puts back what [`export`](Self::export) gave after `step` updates of a model of the same shape by the same
+    /// optimizer.
+    ///
+    /// # Errors
+    /// Names or sizes that are not the model's, or a part of a parameter's state without the rest; the state is then as
+    /// it was.
+    pub fn import<M: Module>(
+        &mut self,
+        model: &M,
+        step: u64,
+        tensors: Vec<NamedTensor>,
+        device: &Device,
+    ) -> Result<()> {
+        let mut given = tensors.into_iter().map(|tensor| (tensor.name, tensor.data)).collect::<BTreeMap<_, _>>();
+        let mut state = BTreeMap::new();
+        for parameter in parameters(model) {
+            let expected = self.config.state(&parameter);
+            let found = expected.iter().map(|(ending, _)| given.remove(&format!("{}.{ending}", parameter.name)));
+            let found = found.collect::<Vec<_>>();
+            if found.iter().all(Option::is_none) {
+                continue; // it has not been updated yet, or never is
+            }
+            let tensor = |(values, (_, n)): (Option<Vec<f32>>, &(&str, usize))| {
+                let values = values.filter(|values| values.len() == *n)?;
+                Some(Tensor::from_data(TensorData::new(values, [*n]), device))
+            };
+            let Some(tensors) = found.into_iter().zip(&expected).map(tensor).collect::<Option<State>>() else {
+                let expected = expected.iter().map(|(name, n)| format!("{name} with {n} values"));
+                return Err(Error::data(format!(
+                    "the optimizer's state of {} does not fit: expected {}",
+                    parameter.name,
+                    expected.collect::<Vec<_>>().join(" and ")
+                )));
+            };
+            state.insert(parameter.id, tensors);
+        }
+        if let Some(name) = given.keys().next() {
+            return Err(Error::data(format!("the optimizer's state has {name}, which the model does not have")));
+        }
+        (self.step, self.state) = (step, state);
+        Ok(())
+    }
+}
+
+struct Step<'a> {
+    optimizer: &'a mut Optimizer,
+    grads: GradientsParams,
+    scale: &'a Tensor<1>,
+    lr: f64,
+}
+
+impl ModuleMapper for Step<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(grad) = self.grads.remove::<D>(param.id) else { return param };
+        let (id, value, mapper) = param.consume();
+        let require_grad = value.is_require_grad();
+        let value = value.inner();
+        let shape = value.shape();
+        let n = shape.num_elements();
+        let Optimizer { config, step, groups, state } = &mut *self.optimizer;
+        let group = groups.get(&id).expect("an optimizer is made for the parameters of its model");
+        let own_shape = shape.to_vec();
+        let update = Update {
+            value: value.reshape([n]),
+            grad: grad.reshape([n]) * self.scale.clone(),
+            shape: &own_shape,
+            hf_shape: &group.hf_shape,
+            lr: self.lr * group.lr_factor,
+            weight_decay: group.weight_decay,
+            step: *step,
+        };
+        let state = state.entry(id).or_default();
+        let updated = match config {
+            OptimizerConfig::AdamW(config) => config.adamw(update, state),
+            OptimizerConfig::Adam(config) => config.adam(update, state),
+            OptimizerConfig::Sgd(config) => config.update(update, state),
+            OptimizerConfig::Adafactor(config) => config.update(update, state),
+            OptimizerConfig::Lion(config) => config.update(update, state),
+            OptimizerConfig::Lamb(config) => lamb::update(config, update, state),
+            OptimizerConfig::Muon(config) if group.is_layer_matrix => config.update(update, state),
+            OptimizerConfig::Muon(config) => config.adamw.adamw(update, state),
+        };
+        let updated = Tensor::<D>::from_inner(updated.reshape(shape)).set_require_grad(require_grad);
+        Param::from_mapped_value(id, updated, mapper)
+    }
+}

@@ -1,0 +1,196 @@
+//! Cross-entropy as training may want it: with label smoothing (Szegedy et al. 2016; Hugging Face's
+//! `label_smoothing_factor`) and with a weight for every class. The numbers are those of `torch.nn.functional.cross_entropy`
+//! with `label_smoothing` and `weight`. Evaluation has neither: its loss stays comparable, and perplexity its exponential.
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+
+use super::{DeviceBatch, IGNORED, LossSum, Targets, Task, in_f32};
+use crate::config::TrainerSection;
+use crate::data::Labels;
+use crate::error::{Error, Result};
+
+/// How the loss of training departs from the plain cross-entropy. Default: not at all.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct LossOptions {
+    /// Part of a target's probability that is spread evenly over all classes.
+    pub label_smoothing: f64,
+    /// What the terms of a class count, one number a class; none means 1.
+    pub class_weights: Option<Vec<f64>>,
+}
+
+impl LossOptions {
+    /// What `[trainer]` asks for, for a `task` with `num_labels` classes.
+    ///
+    /// # Errors
+    /// A task whose loss is no cross-entropy over classes, and another number of weights than classes.
+    pub fn of(trainer: &TrainerSection, task: Task, num_labels: usize) -> Result<Self> {
+        let label_smoothing = trainer.label_smoothing_factor;
+        if label_smoothing > 0.0 && !task.has_accuracy() {
+            return Err(Error::config(format!(
+                "trainer.label_smoothing_factor = {label_smoothing}: the task {task} has no labels that could be smoothed"
+            ))
+            .help("it is for clm, mlm and sequence-classification; remove it"));
+        }
+        let class_weights = match &trainer.class_weights[..] {
+            [] => None,
+            _ if task != Task::SequenceClassification => {
+                return Err(Error::config(format!("trainer.class_weights: the task {task} has no classes"))
+                    .help("it is for sequence-classification; remove it"));
+            }
+            weights if weights.len() != num_labels => {
+                return Err(Error::config(format!(
+                    "trainer.class_weights: expected {num_labels} weights, one a class in the order of the labels, got {}",
+                    weights.len()
+                )));
+            }
+            weights => Some(weights.to_vec()),
+        };
+        Ok(Self { label_smoothing, class_weights })
+    }
+
+    /// Whether it is the plain cross-entropy.
+    pub fn is_plain(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// What the valid labels of a batch count together, where without weights each of the `num_labels` counts 1.
+    pub fn total_weight(&self, labels: &Labels, num_labels: usize) -> f64 {
+        match (&self.class_weights, labels) {
+            (Some(weights), Labels::Classes(labels)) => {
+                let valid = labels.iter().filter(|&&label| label != IGNORED);
+                valid.filter_map(|&label| weights.get(label as usize)).sum()
+            }
+            _ => num_labels as f64,
+        }
+    }
+}
+
+impl DeviceBatch {
+    /// As [`loss`](Self::loss), with `options`. The sum is to be divided by [`LossOptions::total_weight`].
+    ///
+    /// # Errors
+    /// A batch without labels.
+    pub fn training_loss(&self, logits: Tensor<2>, options: &LossOptions) -> Result<LossSum> {
+        let Some(Targets::Classes { index, weight }) = self.targets.as_ref().filter(|_| !options.is_plain()) else {
+            return self.loss(logits);
+        };
+        let device = logits.device();
+        let loss = cross_entropy(in_f32(logits), index.clone(), options, &device);
+        let sum = match weight {
+            Some(weight) => (loss * weight.clone()).sum(),
+            None => loss.sum(),
+        };
+        Ok(LossSum { sum, count: self.count })
+    }
+}
+
+/// `(1 - e) w_y (-log p_y) + e / C sum_c w_c (-log p_c)` for each row with target `y`: `logits [n, C]`, `target [n]`
+/// -> `[n]`.
+fn cross_entropy(logits: Tensor<2>, target: Tensor<1, Int>, options: &LossOptions, device: &Device) -> Tensor<1> {
+    let [rows, classes] = logits.dims();
+    let smoothing = options.label_smoothing;
+    // The maximum only keeps exp from overflowing; its gradient cancels, so it is not tracked.
+    let shifted = logits.clone() - logits.detach().max_dim(1);
+    let surprise = shifted.clone().exp().sum_dim(1).log() - shifted; // -log p, [n, C]
+    let weights = options.class_weights.as_ref().map(|weights| {
+        let weights = weights.iter().map(|weight| *weight as f32).collect::<Vec<_>>();
+        Tensor::<1>::from_data(TensorData::new(weights, [classes]), device)
+    });
+    let picked = surprise.clone().gather(1, target.clone().reshape([rows, 1])).reshape([rows]) * (1.0 - smoothing);
+    let picked = match &weights {
+        Some(weights) => picked * weights.clone().select(0, target),
+        None => picked,
+    };
+    if smoothing == 0.0 {
+        return picked;
+    }
+    let surprise = match weights {
+        Some(weights) => surprise * weights.unsqueeze(),
+        None => surprise,
+    };
+    picked + surprise.sum_dim(1).reshape([rows]) * (smoothing / classes as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::data::Batch;
+    use crate::execution::{read_scalars, read_values};
+
+    #[derive(serde::Deserialize)]
+    struct Fixture {
+        torch: String,
+        cases: Vec<Case>,
+    }
+
+    #[derive(serde::Deserialize)]
+    struct Case {
+        task: Task,
+        logits: Vec<Vec<f32>>,
+        labels: Vec<i32>,
+        label_smoothing: f64,
+        class_weights: Option<Vec<f64>>,
+        loss: f64,
+        gradient: Vec<f32>,
+    }
+
+    #[test]
+    fn losses_and_gradients_equal_torch() {
+        let text = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/losses.json"));
+        let fixture: Fixture = serde_json::from_str(text).unwrap();
+        assert!(fixture.torch.starts_with("2.15") && fixture.cases.len() >= 6);
+        let device = Device::flex().autodiff();
+        for case in fixture.cases {
+            let (rows, classes) = (case.logits.len(), case.logits[0].len());
+            let (batch_rows, seq_len, labels) = match case.task {
+                Task::SequenceClassification => (rows, 1, Labels::Classes(case.labels)),
+                _ => (1, rows, Labels::Tokens(case.labels)),
+            };
+            let batch = Batch {
+                rows: batch_rows,
+                examples: batch_rows,
+                seq_len,
+                input_ids: vec![0; rows],
+                attention_mask: None,
+                token_type_ids: None,
+                labels,
+                num_tokens: rows,
+            };
+            let options = LossOptions { label_smoothing: case.label_smoothing, class_weights: case.class_weights };
+            let on_device = DeviceBatch::new(case.task, &batch, &device).unwrap();
+            let logits = TensorData::new(case.logits.concat(), [rows, classes]);
+            let logits = Tensor::<2>::from_data(logits, &device).require_grad();
+            let loss = on_device.training_loss(logits.clone(), &options).unwrap();
+            // Causal rows divide by the labels before the shift; the fixture's losses are means over what is predicted.
+            let count = if case.task == Task::Clm { on_device.count } else { on_device.num_labels };
+            let mean = loss.sum * (1.0 / options.total_weight(&batch.labels, count));
+            let value = read_scalars(vec![mean.clone()]).unwrap()[0];
+            // f32 against f64: a dozen roundings of numbers of order 1.
+            assert!((value - case.loss).abs() < 2e-6 * case.loss.abs().max(1.0), "{value} is not {}", case.loss);
+            let gradient = read_values(logits.grad(&mean.backward()).unwrap()).unwrap();
+            for (value, expected) in gradient.iter().zip(&case.gradient) {
+                assert!((value - expected).abs() < 1e-6, "{options:?}: {value} is not {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn settings_that_do_not_fit_the_task() {
+        let of = |lines: &str, task| {
+            LossOptions::of(&toml::from_str(lines).unwrap(), task, 3).map_err(|error| error.to_string())
+        };
+        assert!(of("", Task::Regression).unwrap().is_plain());
+        let weights = of("class_weights = [1, 2.5, 1]", Task::SequenceClassification).unwrap();
+        assert_eq!(weights.total_weight(&Labels::Classes(vec![0, 1, IGNORED, 1]), 3), 6.0);
+        for (lines, task, part) in [
+            ("label_smoothing_factor = 0.1", Task::Regression, "no labels that could be smoothed"),
+            ("label_smoothing_factor = 0.1", Task::QuestionAnswering, "no labels that could be smoothed"),
+            ("class_weights = [1, 1, 1]", Task::Clm, "the task clm has no classes"),
+            ("class_weights = [1, 1]", Task::SequenceClassification, "expected 3 weights"),
+        ] {
+            let error = of(lines, task).unwrap_err();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}
