@@ -133,7 +133,11 @@ impl std::error::Error for Error {}
 pub fn nearest<'a>(given: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     candidates
         .into_iter()
-        .map(|candidate| (strsim::jaro_winkler(given, candidate), candidate))
+        .map(|candidate| {
+            // Jaro and Winkler think little of one slip in a short name: `cvs` for `csv`.
+            let slip = candidate.len() > 2 && strsim::osa_distance(given, candidate) == 1;
+            (if slip { 1.0 } else { strsim::jaro_winkler(given, candidate) }, candidate)
+        })
         .filter(|(score, _)| *score > 0.75)
         .max_by(|a, b| a.0.total_cmp(&b.0))
         .map(|(_, candidate)| candidate)

@@ -175,8 +175,8 @@ fn another_micro_batch_at_the_same_global_batch() {
 
     // Where the loss depends on how a step is cut, the cut is part of the promise.
     write(folder.path(), "regression");
-    succeeds(&mut train(folder.path(), "cut", &["--set", "trainer.max_steps=2"]));
-    let mut command = train(folder.path(), "cut", &["--resume", "--set", "trainer.max_steps=2"]);
+    succeeds(&mut train(folder.path(), "cut", &["--set", "trainer.max_steps=3"]));
+    let mut command = train(folder.path(), "cut", &["--resume", "--set", "trainer.max_steps=3"]);
     fails(command.args(other), 2, &["trainer.per_device_train_batch_size was 3 and is 6"]);
 }
 

@@ -225,7 +225,7 @@ fn the_log_and_the_curves_of_tensorboard() {
     }
     // A run that is not asked for curves draws none, and one that is replaced leaves none behind.
     succeeds(
-        train(folder.path(), "run", &["--set", "run.on_existing=overwrite"]).args(["--set", "trainer.max_steps=1"]),
+        train(folder.path(), "run", &["--set", "run.on_existing=overwrite"]).args(["--set", "trainer.max_steps=3"]),
     );
     assert!(!run.join("tensorboard").exists());
     fails(&mut train(folder.path(), "run", &["--set", "trainer.report_to=wandb"]), 2, &["`wandb` is not supported"]);
@@ -235,7 +235,7 @@ fn the_log_and_the_curves_of_tensorboard() {
 fn a_model_is_packed_and_the_cache_is_listed_and_cleared() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "clm");
-    succeeds(&mut train(folder.path(), "run", &["--set", "trainer.max_steps=1"]));
+    succeeds(&mut train(folder.path(), "run", &["--set", "trainer.max_steps=3"]));
     let stdout = succeeds(kiln(folder.path()).args(["export", "run", "--tar", "model.tar.gz"]));
     assert!(stdout.contains("config.json") && stdout.contains("wrote model.tar.gz"), "{stdout}");
     assert!(std::fs::metadata(folder.path().join("model.tar.gz")).unwrap().len() > 1000);

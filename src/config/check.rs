@@ -372,6 +372,18 @@ fn trainer(trainer: &TrainerSection) -> Checked {
         return Err(Complaint::new("trainer.class_weights", format!("expected numbers above 0, got {weight}")));
     }
     trainer.freeze.iter().try_for_each(|pattern| not_empty("trainer.freeze", Some(pattern)))?;
+    // A default may stand, since plan.toml writes them all.
+    let default = TrainerSection::default();
+    for (key, value, default) in [
+        ("adam_beta1", trainer.adam_beta1, default.adam_beta1),
+        ("adam_beta2", trainer.adam_beta2, default.adam_beta2),
+        ("adam_epsilon", trainer.adam_epsilon, default.adam_epsilon),
+    ] {
+        if value != default && !trainer.optim.adam_settings().contains(&key) {
+            let message = format!("the optimizer `{}` does not use it, got {value}", trainer.optim);
+            return Err(Complaint::new(&format!("trainer.{key}"), message).help("remove it"));
+        }
+    }
     trainer.optim_args.check(trainer.optim).map_err(|error| Complaint::of("trainer.optim_args", &error))?;
     trainer
         .lr_scheduler_kwargs

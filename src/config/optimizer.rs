@@ -69,6 +69,15 @@ fn optimizer_synonym(given: &str) -> Option<Result<OptimizerName>> {
 }
 
 impl OptimizerName {
+    /// The `adam_*` settings that the optimizer reads.
+    pub const fn adam_settings(self) -> &'static [&'static str] {
+        match self {
+            Self::AdamW | Self::Adam | Self::Lamb | Self::Muon => &["adam_beta1", "adam_beta2", "adam_epsilon"],
+            Self::Lion => &["adam_beta1", "adam_beta2"],
+            Self::Sgd | Self::Adafactor => &[],
+        }
+    }
+
     /// The arguments that the optimizer takes in `optim_args`.
     pub const fn args(self) -> &'static [&'static str] {
         match self {

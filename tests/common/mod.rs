@@ -31,7 +31,8 @@ pub fn fails(command: &mut Command, code: i32, parts: &[&str]) {
     let all = text(&output);
     assert_eq!(output.status.code(), Some(code), "{command:?}\n{all}");
     let stderr = String::from_utf8(output.stderr).unwrap();
-    assert!(stderr.starts_with("error: "), "{command:?}\n{all}");
+    let first = stderr.lines().find(|line| !line.starts_with("warning: ")).unwrap_or_default();
+    assert!(first.starts_with("error: "), "{command:?}\n{all}");
     assert!(!stderr.contains("panicked"), "{command:?}\n{all}");
     for part in parts {
         assert!(stderr.contains(part), "{command:?}\nexpected {part:?} in\n{all}");

@@ -63,7 +63,7 @@ fn unknown_keys_and_sections() {
     );
     refused(RunConfig::parse("[run]\noutput = 1", "a.toml"), &["a.toml:2: run.output: unknown key", "`output_dir`"]);
     refused(RunConfig::parse("[tokenizer]\nvocab = 1", "a.toml"), &["[tokenizer] has from, train_vocab_size"]);
-    refused(RunConfig::parse("[data]\ntext_column = 1", "a.toml"), &["data.text_column: unknown key"]);
+    refused(RunConfig::parse("[data]\nwords = 1", "a.toml"), &["data.words: unknown key"]);
     refused(RunConfig::parse("[generation]\nprompts = 1", "a.toml"), &["did you mean `prompt`?"]);
     let models = unknown_key("model", "n_layers", &["n_layer", "n_head"]).to_string();
     assert!(models.contains("model.n_layers: unknown key") && models.contains("did you mean `n_layer`?"), "{models}");
@@ -240,6 +240,13 @@ fn numbers_out_of_range() {
         ("adam_beta2 = -0.1", "trainer.adam_beta2: expected a number from 0 to below 1, got -0.1"),
         ("adam_epsilon = 0.0", "trainer.adam_epsilon: expected a number above 0, got 0"),
         ("max_grad_norm = -1", "trainer.max_grad_norm: expected a number of 0 or more"),
+        ("optim = \"sgd\"\nadam_beta1 = 0.8", "trainer.adam_beta1: the optimizer `sgd` does not use it, got 0.8"),
+        ("optim = \"lion\"\nadam_epsilon = 1e-6", "trainer.adam_epsilon: the optimizer `lion_32bit` does not use it"),
+        ("label_smoothing_factor = 1.0", "trainer.label_smoothing_factor: expected a number from 0 to below 1, got 1"),
+        ("class_weights = [1, 0]", "trainer.class_weights: expected numbers above 0, got 0"),
+        ("freeze = ['a', '']", "trainer.freeze: expected a name or path, got an empty string"),
+        ("freeze_layers = -1", "trainer.freeze_layers: expected a whole number that is not negative"),
+        ("layer_wise_lr_decay = 0", "trainer.layer_wise_lr_decay: expected a number above 0 and at most 1, got 0"),
         ("num_train_epochs = 0", "trainer.num_train_epochs: expected a number above 0, got 0"),
         ("max_minutes = 0", "trainer.max_minutes: expected a number above 0, got 0"),
         ("max_steps = 0", "trainer.max_steps: expected 1 or more, got 0"),
