@@ -63,7 +63,7 @@ fn unknown_keys_and_sections() {
     );
     refused(RunConfig::parse("[run]\noutput = 1", "a.toml"), &["a.toml:2: run.output: unknown key", "`output_dir`"]);
     refused(RunConfig::parse("[tokenizer]\nvocab = 1", "a.toml"), &["[tokenizer] has from, train_vocab_size"]);
-    refused(RunConfig::parse("[data]\ntext_column = 1", "a.toml"), &["data.text_column: unknown key"]);
+    refused(RunConfig::parse("[data]\ncolumn = 1", "a.toml"), &["data.column: unknown key"]);
     refused(RunConfig::parse("[generation]\nprompts = 1", "a.toml"), &["did you mean `prompt`?"]);
     let models = unknown_key("model", "n_layers", &["n_layer", "n_head"]).to_string();
     assert!(models.contains("model.n_layers: unknown key") && models.contains("did you mean `n_layer`?"), "{models}");
@@ -169,7 +169,7 @@ fn unknown_names() {
         &["data.task: unknown task `clmm`", "did you mean `clm`?", "sequence-classification"],
     );
     refused(with(&["model.kind=gpt3"]), &["model.kind: unknown model kind `gpt3`", "did you mean `gpt2`?"]);
-    refused(with(&["data.format=cvs"]), &["data.format: unknown data format `cvs`", "did you mean `csv`?"]);
+    refused(with(&["data.format=csvs"]), &["data.format: unknown data format `csvs`", "did you mean `csv`?"]);
     refused(with(&["run.on_existing=resum"]), &["run.on_existing", "did you mean `resume`?"]);
     refused(
         with(&["device.kind=gpu"]),
