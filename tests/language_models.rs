@@ -17,7 +17,8 @@ output_dir = "run"
 on_existing = "overwrite"
 [model]
 kind = "bert"
-hidden_size = 16
+hidden_size = 32
+initializer_range = 0.2                 # so small a model needs larger weights to begin with
 num_hidden_layers = 1
 num_attention_heads = 2
 intermediate_size = 32
@@ -94,9 +95,7 @@ fn folder() -> tempfile::TempDir {
 fn command(folder: &Path, verb: &str, config: &str, set: &[&str]) -> Command {
     let mut command = kiln(folder);
     command.args([verb, config]);
-    for set in set {
-        command.args(["--set", set]);
-    }
+    command.args(set.iter().flat_map(|set| ["--set", set]));
     command
 }
 
@@ -115,15 +114,15 @@ fn evaluation(folder: &Path) -> Value {
 #[test]
 fn masked_words_are_learned_from_lines() {
     let folder = folder();
-    train(folder.path(), "bert.toml", &["data.whole_word_mask=true", "trainer.max_steps=120"]);
+    train(folder.path(), "bert.toml", &["data.whole_word_mask=true", "trainer.max_steps=400"]);
     let evaluation = evaluation(folder.path());
-    // Of 9 words one is drawn; each word is told by its neighbour unless that is masked too.
-    assert!(evaluation["eval_accuracy"].as_f64().unwrap() > 0.6, "{evaluation}");
+    // Each word is told by its neighbour, unless that is masked too (15 %); by chance one in eight is right.
+    assert!(evaluation["eval_accuracy"].as_f64().unwrap() > 0.8, "{evaluation}");
     let (loss, perplexity) =
         (evaluation["eval_loss"].as_f64().unwrap(), evaluation["eval_perplexity"].as_f64().unwrap());
     assert!((perplexity - loss.exp()).abs() < 1e-9 * perplexity);
     let losses = losses(folder.path());
-    assert!(losses[110..].iter().sum::<f64>() < 0.7 * losses[..10].iter().sum::<f64>(), "{losses:?}");
+    assert!(losses[390..].iter().sum::<f64>() < 0.4 * losses[..10].iter().sum::<f64>(), "{losses:?}");
     assert_eq!(json(&folder.path().join("run/model/config.json"))["architectures"][0], "BertForMaskedLM");
 }
 

@@ -2,7 +2,7 @@
 //! windows that overlap by `doc_stride` tokens, and the answer as the first and last token of it, or the first token of the
 //! sequence (`[CLS]`) where the window does not hold it.
 
-use tokenizers::{PostProcessor, TruncationDirection, TruncationParams, TruncationStrategy};
+use tokenizers::{Encoding, PostProcessor, TruncationDirection};
 
 use super::read::Question;
 use crate::error::{Error, Result};
@@ -31,12 +31,13 @@ pub struct Window {
 pub struct WindowEncoder {
     tokenizer: tokenizers::Tokenizer,
     max_length: usize,
+    doc_stride: usize,
     token_types: bool,
 }
 
 impl WindowEncoder {
     /// Windows of at most `max_length` tokens of which `doc_stride` are those of the window before; with token types if
-    /// the model has them.
+    /// the model has them. `tokenizer` does not truncate.
     ///
     /// # Errors
     /// A stride that leaves nothing new for a window.
@@ -46,18 +47,13 @@ impl WindowEncoder {
         doc_stride: usize,
         token_types: bool,
     ) -> Result<Self> {
-        let mut tokenizer = tokenizer.clone();
-        let truncation = TruncationParams {
-            direction: TruncationDirection::Right,
-            max_length,
-            strategy: TruncationStrategy::OnlySecond,
-            stride: doc_stride,
-        };
-        tokenizer.with_truncation(Some(truncation)).map_err(|error| {
-            Error::config(format!("data.doc_stride = {doc_stride} with windows of {max_length} tokens: {error}"))
-                .help("a window must be longer than what it shares with the one before")
-        })?;
-        Ok(Self { tokenizer, max_length, token_types })
+        if doc_stride >= max_length {
+            return Err(Error::config(format!(
+                "data.doc_stride = {doc_stride}: expected less than data.max_length = {max_length}"
+            ))
+            .help("a window must be longer than what it shares with the one before"));
+        }
+        Ok(Self { tokenizer: tokenizer.clone(), max_length, doc_stride, token_types })
     }
 
     /// The windows of `question`, which has index `index`; at least one.
@@ -72,18 +68,20 @@ impl WindowEncoder {
             ))
             .help("raise data.max_length or lower data.doc_stride")
         };
-        // Room is checked here because the tokenizer does not: it would loop over windows without a new token.
-        let asked =
-            self.tokenizer.encode_fast(question.text.trim_start(), false).map_err(|e| no_room(e.to_string()))?;
+        // The tokenizer's own truncation stops reading where the first window is full, so the context is cut here.
+        let encode = |text: &str| self.tokenizer.encode_char_offsets(text, false).map_err(|e| no_room(e.to_string()));
+        let asked = encode(question.text.trim_start())?;
+        let mut context = encode(&question.context)?;
         let special = self.tokenizer.get_post_processor().map_or(0, |post| post.added_tokens(true));
-        let stride = self.tokenizer.get_truncation().map_or(0, |truncation| truncation.stride);
-        if asked.len() + special + stride >= self.max_length {
-            return Err(no_room(format!("the question has {}, the overlap is {stride}", asked.len())));
+        let room = self.max_length.saturating_sub(asked.len() + special);
+        if room <= self.doc_stride {
+            return Err(no_room(format!("the question has {}, the overlap is {}", asked.len(), self.doc_stride)));
         }
-        let pair = (question.text.trim_start(), question.context.as_ref());
-        let mut first = self.tokenizer.encode_char_offsets(pair, true).map_err(|error| no_room(error.to_string()))?;
+        context.truncate(room, self.doc_stride, TruncationDirection::Right);
+        let together = self.tokenizer.post_process(asked, Some(context), true);
+        let mut first = together.map_err(|error| no_room(error.to_string()))?;
         let overflowing = first.take_overflowing();
-        let window = |encoding: &tokenizers::Encoding| {
+        let window = |encoding: &Encoding| {
             let sequence = encoding.get_sequence_ids();
             let of_context = |id: &Option<usize>| *id == Some(1);
             let context_start = sequence.iter().position(of_context).unwrap_or(sequence.len());
