@@ -28,6 +28,7 @@ fn batch(step: u64) -> Batch {
     let input_ids = rows.collect::<Vec<_>>();
     Batch {
         rows: ROWS,
+        examples: ROWS,
         seq_len: SEQ_LEN,
         labels: Labels::Tokens(input_ids.clone()),
         num_tokens: input_ids.len(),
