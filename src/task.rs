@@ -122,6 +122,7 @@ pub struct DeviceBatch {
 
 /// Labels on the device.
 #[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant)] // there is one of these at a time
 pub enum Targets {
     /// One class a row of the logits.
     Classes {
