@@ -77,6 +77,7 @@ impl WindowEncoder {
         if room <= self.doc_stride {
             return Err(no_room(format!("the question has {}, the overlap is {}", asked.len(), self.doc_stride)));
         }
+        context.set_type_ids(vec![1; context.len()]);
         context.truncate(room, self.doc_stride, TruncationDirection::Right);
         let together = self.tokenizer.post_process(asked, Some(context), true);
         let mut first = together.map_err(|error| no_room(error.to_string()))?;
