@@ -97,6 +97,9 @@ pub(super) struct PredictArgs {
     /// The column with the second text of a pair, or with the context of a question
     #[arg(long)]
     text_pair_column: Option<String>,
+    /// Whether "no answer" may be the answer to a question, as in SQuAD 2.0
+    #[arg(long)]
+    version_2_with_negative: bool,
     /// Rows of a forward pass
     #[arg(long, default_value_t = 8)]
     batch_size: usize,
@@ -201,6 +204,7 @@ pub(super) fn run_predict(args: &PredictArgs) -> Result<()> {
         format,
         text_column: args.text_column.clone(),
         text_pair_column: args.text_pair_column.clone(),
+        version_2_with_negative: args.version_2_with_negative,
         batch_size: args.batch_size,
         max_length: args.max_length,
     };
@@ -218,6 +222,12 @@ pub(super) fn run_predict(args: &PredictArgs) -> Result<()> {
         predict(&folder, task, &options, &device, &mut |prediction| writeln!(writer, "{prediction}").map_err(io))?;
     writer.flush().map_err(io)?;
     drop(writer);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(aside.path(), std::fs::Permissions::from_mode(0o644)).map_err(io)?;
+    }
+    aside.as_file().sync_all().map_err(io)?;
     aside.persist(out).map_err(|error| io(error.error))?;
     say(format!("wrote {count} predictions to {}", out.display()))
 }
