@@ -155,14 +155,11 @@ pub(super) fn run_generate(args: &GenerateArgs) -> Result<()> {
         seed: args.seed,
         stop,
     };
-    if stream(&args.prompt)?.is_break() {
-        return Ok(());
-    }
-    // A token may end in the middle of a character: text is shown as far as it is whole.
+    // Nothing is shown before the first token, so that what is refused leaves no half line. A token may end in the middle of a character: text is shown as far as it is whole.
     let (mut tokens, mut shown, mut failed) = (Vec::new(), 0, None);
     generate(&folder.model, &folder.config, &device, &prompt, &options, |token| {
         tokens.push(token);
-        let text = tokenizer.decode(&tokens).unwrap_or_default();
+        let text = format!("{}{}", args.prompt, tokenizer.decode(&tokens).unwrap_or_default());
         let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len().max(shown);
         match stream(text.get(shown..whole).unwrap_or_default()) {
             Ok(reader) => {
@@ -178,7 +175,7 @@ pub(super) fn run_generate(args: &GenerateArgs) -> Result<()> {
     if let Some(error) = failed {
         return Err(error);
     }
-    let rest = tokenizer.decode(&tokens)?;
+    let rest = format!("{}{}", args.prompt, tokenizer.decode(&tokens)?);
     say(rest.get(shown..).unwrap_or_default())
 }
 
