@@ -39,7 +39,7 @@ kind = \"auto\"                        # auto | cpu | wgpu | cuda
 }
 
 /// The keys of `[data]` and of `[trainer]` that depend on the task.
-fn parts(task: Task) -> (&'static str, &'static str) {
+fn parts(task: Task) -> (String, &'static str) {
     match task {
         Task::Clm | Task::Mlm => (
             "format = \"text\"                      # text | csv, tsv, jsonl, parquet (text_column) | tokenized
@@ -47,7 +47,8 @@ documents = \"file\"                   # a document is a file, or a line
 train = [\"data/train/**/*.txt\"]      # paths, globs, ~, ${VAR:-default}, hf://datasets/ORG/NAME/CONFIGURATION/SPLIT
 validation = \"2%\"                    # files, or a share split off by document
 block_size = 128                     # tokens of a sample
-",
+"
+            .into(),
             "max_steps = 1000                     # or num_train_epochs, max_tokens, max_minutes
 per_device_train_batch_size = 8
 gradient_accumulation_steps = 1
@@ -55,49 +56,48 @@ learning_rate = 5e-5
 ",
         ),
         Task::SequenceClassification => (
-            "format = \"csv\"                       # csv | tsv | jsonl | parquet | tokenized
-train = \"data/train.csv\"             # paths, globs, ~, ${VAR:-default}, hf://datasets/ORG/NAME/CONFIGURATION/SPLIT
-validation = \"data/validation.csv\"   # files, or a share such as \"10%\"
-text_column = \"text\"
-# text_pair_column = \"text2\"         # for pairs
-label_column = \"label\"
-# label_names = [\"bad\", \"good\"]      # the labels by id; else those of the model or of the data
-max_length = 128                     # tokens that a row is cut to
-padding = \"longest\"                  # longest | max_length | buckets
-",
-            "num_train_epochs = 3                 # or max_steps, max_tokens, max_minutes
-per_device_train_batch_size = 16
-learning_rate = 2e-5
-",
+            rows(
+                "label_column = \"label\"
+# label_names = [\"bad\", \"good\"]      # the labels by id; else those of the model or of the data",
+            ),
+            ROWS_TRAINER,
         ),
-        Task::Regression => (
-            "format = \"csv\"                       # csv | tsv | jsonl | parquet | tokenized
-train = \"data/train.csv\"             # paths, globs, ~, ${VAR:-default}, hf://datasets/ORG/NAME/CONFIGURATION/SPLIT
-validation = \"data/validation.csv\"   # files, or a share such as \"10%\"
-text_column = \"text\"
-# text_pair_column = \"text2\"         # for pairs
-label_column = \"label\"               # a number
-max_length = 128                     # tokens that a row is cut to
-padding = \"longest\"                  # longest | max_length | buckets
-",
-            "num_train_epochs = 3                 # or max_steps, max_tokens, max_minutes
-per_device_train_batch_size = 16
-learning_rate = 2e-5
-",
-        ),
+        Task::Regression => (rows("label_column = \"label\"               # a number"), ROWS_TRAINER),
         Task::QuestionAnswering => (
             "format = \"squad\"                     # SQuAD's JSON, 1.1 or 2.0 | tokenized
 train = \"data/train-v1.1.json\"
 validation = \"data/dev-v1.1.json\"
 max_length = 384                     # tokens of a window of the context
 doc_stride = 128                     # tokens that two windows share
-",
+"
+            .into(),
             "num_train_epochs = 2                 # or max_steps, max_tokens, max_minutes
 per_device_train_batch_size = 12
 learning_rate = 3e-5
 ",
         ),
     }
+}
+
+/// `[trainer]` of a task on the rows of a table.
+const ROWS_TRAINER: &str = "num_train_epochs = 3                 # or max_steps, max_tokens, max_minutes
+per_device_train_batch_size = 16
+learning_rate = 2e-5
+";
+
+/// `[data]` of a task on the rows of a table, with the lines that tell of its label.
+fn rows(label: &str) -> String {
+    format!(
+        "format = \"csv\"                       # csv | tsv | jsonl | parquet | tokenized
+train = \"data/train.csv\"             # paths, globs, ~, ${{VAR:-default}}, hf://datasets/ORG/NAME/CONFIGURATION/SPLIT
+validation = \"data/validation.csv\"   # files, or a share such as \"10%\"
+text_column = \"text\"
+# text_pair_column = \"text2\"         # for pairs
+{label}
+max_length = 128                     # tokens that a row is cut to
+padding = \"longest\"                  # longest | max_length | buckets
+"
+    )
 }
 
 #[cfg(test)]

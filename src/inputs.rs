@@ -289,6 +289,17 @@ fn optional_tokenizer(config: &RunConfig, model_from: &Option<PathBuf>) -> Resul
     }
 }
 
+/// The tokens that rows or windows are cut to: `data.max_length`, else `default` or the model's positions.
+fn max_length(config: &RunConfig, model: &ModelConfig, default: usize) -> Result<usize> {
+    let positions = model.max_positions();
+    let length = config.data.max_length.unwrap_or(positions.min(default));
+    if length > positions {
+        return Err(Error::config(format!("data.max_length = {length}: the model has {positions} positions"))
+            .help(format!("set data.max_length to at most {positions}")));
+    }
+    Ok(length)
+}
+
 /// The tokenizer of data that is labelled text: one that exists.
 fn required_tokenizer(config: &RunConfig, model_from: &Option<PathBuf>) -> Result<Arc<Tokenizer>> {
     optional_tokenizer(config, model_from)?.ok_or_else(|| {

@@ -11,13 +11,13 @@ use crate::data::collate::collate;
 use crate::data::labels::LabelNames;
 use crate::data::padding::Padding;
 use crate::data::table::{Columns, Row, Table};
-use crate::data::tokenizer::Tokenizer;
+use crate::data::tokenizer::{RowEncoder, Tokenizer};
 use crate::data::{Dataset, Example, Label};
 use crate::error::{Error, Result};
 use crate::execution::read_values;
 use crate::model_folder::ModelFolder;
 use crate::signals;
-use crate::squad::{Question, SpanLogits, SpanOptions, SquadData, read_unanswered};
+use crate::squad::{Question, SpanLogits, SpanOptions, SquadData, WindowEncoder, read_unanswered};
 use crate::task::{DeviceBatch, Task, span_logits};
 
 /// What is predicted on, and how.
@@ -58,22 +58,23 @@ pub fn predict(
 ) -> Result<usize> {
     let format = options.format.map_or_else(|| format_of(&options.input), Ok)?;
     let positions = folder.config.max_positions();
-    let longest = if task == Task::QuestionAnswering { 384 } else { 512 };
+    let longest = match task {
+        Task::QuestionAnswering => WindowEncoder::DEFAULT_MAX_LENGTH,
+        _ => RowEncoder::DEFAULT_MAX_LENGTH,
+    };
     let max_length = options.max_length.unwrap_or(positions.min(longest));
     if max_length == 0 || max_length > positions {
         return Err(Error::config(format!(
             "--max-length {max_length}: expected 1 to the model's {positions} positions"
         )));
     }
-    let tokenizer = folder.tokenizer()?;
+    let predictor = Predictor { folder, tokenizer: folder.tokenizer()?, task, format, max_length, options, device };
     match task {
         Task::Clm | Task::Mlm => Err(Error::config(format!("the task {task} has no prediction for a row")).help(
             "`kiln generate` continues a text; give --task sequence-classification, regression or question-answering",
         )),
-        Task::QuestionAnswering => answers(folder, &tokenizer, format, max_length, options, device, write),
-        Task::SequenceClassification | Task::Regression => {
-            rows(folder, &tokenizer, task, format, max_length, options, device, write)
-        }
+        Task::QuestionAnswering => predictor.answers(write),
+        Task::SequenceClassification | Task::Regression => predictor.rows(write),
     }
 }
 
@@ -90,76 +91,127 @@ fn format_of(path: &Path) -> Result<DataFormat> {
     }
 }
 
-#[allow(clippy::too_many_arguments)] // one for each thing that `predict` has settled
-fn rows(
-    folder: &ModelFolder,
-    tokenizer: &Tokenizer,
+/// What is settled once for all rows.
+struct Predictor<'a> {
+    folder: &'a ModelFolder,
+    tokenizer: Tokenizer,
     task: Task,
     format: DataFormat,
     max_length: usize,
-    options: &PredictOptions,
-    device: &Device,
-    write: &mut dyn FnMut(&Value) -> Result<()>,
-) -> Result<usize> {
-    let columns =
-        Columns { text: options.text_column.clone(), text_pair: options.text_pair_column.clone(), label: None };
-    let table = Table::open(&[options.input.display().to_string()], format, columns)?;
-    let pairs = options.text_pair_column.is_some();
-    let encoder = tokenizer.row_encoder(max_length, pairs, pairs && folder.config.type_vocab_size().is_some())?;
-    let names = match task {
-        Task::SequenceClassification => LabelNames::of_model(folder.config.labels())?,
-        _ => None,
-    };
-    let name =
-        |class: usize| names.as_ref().map_or_else(|| format!("LABEL_{class}"), |names| names.names()[class].clone());
-    let mut written = 0;
-    let mut flush = |rows: &mut Vec<Row>| -> Result<()> {
-        let encoded = encoder.encode(rows)?;
-        if let Some((row, _)) = rows.iter().zip(&encoded).find(|(_, encoded)| encoded.ids.is_empty()) {
-            return Err(Error::data(format!("{}: the text has no token", row.place)).help("leave the row out"));
-        }
-        let examples = encoded.into_iter().map(|row| Example {
-            input_ids: row.ids.iter().map(|id| *id as i32).collect(),
-            attention_mask: None,
-            token_type_ids: encoder.has_types().then(|| row.types.iter().map(|kind| i32::from(*kind)).collect()),
-            label: Label::None,
-        });
-        let logits = forward(folder, task, &examples.collect::<Vec<_>>(), device)?;
-        let width = logits.dims()[1];
-        for values in read_values(logits)?.chunks(width) {
-            finite(values, &format_args!("row {written}"))?;
-            let prediction = match task {
-                Task::Regression => json!({ "index": written, "value": values[0] }),
-                _ => classified(written, values, &name),
-            };
-            write(&prediction)?;
-            written += 1;
-        }
-        rows.clear();
-        Ok(())
-    };
-    let mut pending = Vec::new();
-    for row in table.rows() {
-        if let Some(signal) = signals::received() {
-            return Err(signal.error("stopped while predicting"));
-        }
-        pending.push(row?);
-        if pending.len() == options.batch_size {
-            flush(&mut pending)?;
-        }
-    }
-    if !pending.is_empty() {
-        flush(&mut pending)?;
-    }
-    Ok(written)
+    options: &'a PredictOptions,
+    device: &'a Device,
 }
 
-/// The logits of a batch of examples.
-fn forward(folder: &ModelFolder, task: Task, examples: &[Example], device: &Device) -> Result<Tensor<2>> {
-    let pad_id = folder.config.pad_token_id().unwrap_or(0);
-    let batch = collate(examples, pad_id, &Padding::default(), examples.len())?;
-    let batch = DeviceBatch::new(task, &batch, device)?;
-    Ok(folder.model.forward(batch.input, false))
+impl Predictor<'_> {
+    /// Labels or numbers for the rows of a table.
+    fn rows(&self, write: &mut dyn FnMut(&Value) -> Result<()>) -> Result<usize> {
+        let Self { folder, task, options, .. } = *self;
+        let columns =
+            Columns { text: options.text_column.clone(), text_pair: options.text_pair_column.clone(), label: None };
+        let table = Table::open(&[options.input.display().to_string()], self.format, columns)?;
+        let pairs = options.text_pair_column.is_some();
+        let encoder =
+            self.tokenizer.row_encoder(self.max_length, pairs, pairs && folder.config.type_vocab_size().is_some())?;
+        let names = match task {
+            Task::SequenceClassification => LabelNames::of_model(folder.config.labels())?,
+            _ => None,
+        };
+        let name = |class: usize| {
+            names.as_ref().map_or_else(|| format!("LABEL_{class}"), |names| names.names()[class].clone())
+        };
+        let mut written = 0;
+        let mut flush = |rows: &mut Vec<Row>| -> Result<()> {
+            let encoded = encoder.encode(rows)?;
+            if let Some((row, _)) = rows.iter().zip(&encoded).find(|(_, encoded)| encoded.ids.is_empty()) {
+                return Err(Error::data(format!("{}: the text has no token", row.place)).help("leave the row out"));
+            }
+            let examples = encoded.into_iter().map(|row| Example {
+                input_ids: row.ids.iter().map(|id| *id as i32).collect(),
+                attention_mask: None,
+                token_type_ids: encoder.has_types().then(|| row.types.iter().map(|kind| i32::from(*kind)).collect()),
+                label: Label::None,
+            });
+            let logits = self.forward(&examples.collect::<Vec<_>>())?;
+            let width = logits.dims()[1];
+            for values in read_values(logits)?.chunks(width) {
+                finite(values, &format_args!("row {written}"))?;
+                let prediction = match task {
+                    Task::Regression => json!({ "index": written, "value": values[0] }),
+                    _ => classified(written, values, &name),
+                };
+                write(&prediction)?;
+                written += 1;
+            }
+            rows.clear();
+            Ok(())
+        };
+        let mut pending = Vec::new();
+        for row in table.rows() {
+            if let Some(signal) = signals::received() {
+                return Err(signal.error("stopped while predicting"));
+            }
+            pending.push(row?);
+            if pending.len() == options.batch_size {
+                flush(&mut pending)?;
+            }
+        }
+        if !pending.is_empty() {
+            flush(&mut pending)?;
+        }
+        Ok(written)
+    }
+
+    /// The logits of a batch of examples.
+    fn forward(&self, examples: &[Example]) -> Result<Tensor<2>> {
+        let Self { folder, task, device, .. } = *self;
+        let pad_id = folder.config.pad_token_id().unwrap_or(0);
+        let batch = collate(examples, pad_id, &Padding::default(), examples.len())?;
+        let batch = DeviceBatch::new(task, &batch, device)?;
+        Ok(folder.model.forward(batch.input, false))
+    }
+
+    /// Answers to the questions of a file.
+    fn answers(&self, write: &mut dyn FnMut(&Value) -> Result<()>) -> Result<usize> {
+        let Self { folder, max_length, options, .. } = *self;
+        let mut questions = match self.format {
+            DataFormat::Squad => read_unanswered(std::slice::from_ref(&options.input))?,
+            format => table_questions(format, options)?,
+        };
+        questions.iter_mut().for_each(|question| question.may_be_unanswerable |= options.version_2_with_negative);
+        let encoder = self.tokenizer.window_encoder(
+            max_length,
+            WindowEncoder::default_stride(max_length),
+            folder.config.type_vocab_size().is_some(),
+        )?;
+        let data = SquadData::new(questions, &encoder, SpanOptions::default())?;
+        let mut logits = Vec::new();
+        for first in (0..data.len()).step_by(options.batch_size) {
+            if let Some(signal) = signals::received() {
+                return Err(signal.error("stopped while predicting"));
+            }
+            let examples = (first..data.len().min(first + options.batch_size)).map(|index| {
+                let example = data.get(index, 0)?;
+                Ok(Example { label: Label::None, ..example })
+            });
+            let examples = examples.collect::<Result<Vec<_>>>()?;
+            let both = self.forward(&examples)?;
+            let column = |column| read_values(span_logits(both.clone(), examples.len(), column));
+            let (start, end) = (column(0)?, column(1)?);
+            finite(&start, &format_args!("a window from number {first} on"))
+                .and_then(|()| finite(&end, &format_args!("a window from number {first} on")))?;
+            let tokens = start.len() / examples.len();
+            let each = start.chunks(tokens).zip(end.chunks(tokens));
+            logits.extend(each.map(|(start, end)| SpanLogits { start: start.to_vec(), end: end.to_vec() }));
+        }
+        let answers = data.answers(&logits);
+        for answer in &answers {
+            let (start, end) = (answer.span.map(|span| span.0), answer.span.map(|span| span.1));
+            write(&json!({
+                "id": answer.id, "answer": answer.text, "score": answer.probability, "start": start, "end": end
+            }))?;
+        }
+        Ok(answers.len())
+    }
 }
 
 /// A prediction from logits that are no numbers would only look like one.
@@ -180,52 +232,6 @@ fn classified(index: usize, logits: &[f32], name: &dyn Fn(usize) -> String) -> V
     let probabilities = weights.iter().enumerate().map(|(class, weight)| (name(class), json!(weight / total)));
     let probabilities = probabilities.collect::<Map<_, _>>();
     json!({ "index": index, "label": name(best), "score": weights[best] / total, "probabilities": probabilities })
-}
-
-fn answers(
-    folder: &ModelFolder,
-    tokenizer: &Tokenizer,
-    format: DataFormat,
-    max_length: usize,
-    options: &PredictOptions,
-    device: &Device,
-    write: &mut dyn FnMut(&Value) -> Result<()>,
-) -> Result<usize> {
-    let questions = match format {
-        DataFormat::Squad => read_unanswered(std::slice::from_ref(&options.input))?,
-        _ => table_questions(format, options)?,
-    };
-    let mut questions = questions;
-    questions.iter_mut().for_each(|question| question.may_be_unanswerable |= options.version_2_with_negative);
-    let encoder =
-        tokenizer.window_encoder(max_length, 128.min(max_length / 3), folder.config.type_vocab_size().is_some())?;
-    let data = SquadData::new(questions, &encoder, SpanOptions::default())?;
-    let mut logits = Vec::new();
-    for first in (0..data.len()).step_by(options.batch_size) {
-        if let Some(signal) = signals::received() {
-            return Err(signal.error("stopped while predicting"));
-        }
-        let examples = (first..data.len().min(first + options.batch_size)).map(|index| {
-            let example = data.get(index, 0)?;
-            Ok(Example { label: Label::None, ..example })
-        });
-        let examples = examples.collect::<Result<Vec<_>>>()?;
-        let both = forward(folder, Task::QuestionAnswering, &examples, device)?;
-        let column = |column| read_values(span_logits(both.clone(), examples.len(), column));
-        let (start, end) = (column(0)?, column(1)?);
-        finite(&start, &format_args!("window {first}")).and_then(|()| finite(&end, &format_args!("window {first}")))?;
-        let tokens = start.len() / examples.len();
-        let each = start.chunks(tokens).zip(end.chunks(tokens));
-        logits.extend(each.map(|(start, end)| SpanLogits { start: start.to_vec(), end: end.to_vec() }));
-    }
-    let answers = data.answers(&logits);
-    for answer in &answers {
-        let (start, end) = (answer.span.map(|span| span.0), answer.span.map(|span| span.1));
-        write(&json!({
-            "id": answer.id, "answer": answer.text, "score": answer.probability, "start": start, "end": end
-        }))?;
-    }
-    Ok(answers.len())
 }
 
 /// Questions and contexts from two columns of a table; the id is the number of the row.

@@ -18,7 +18,7 @@ use crate::metrics::Record;
 use crate::plan::RunPlan;
 use crate::signals;
 use crate::task::Task;
-use crate::trainer::{Callback, Control, Progress, RunFolder, Trainer, write_whole};
+use crate::trainer::{Callback, Control, Progress, RunFolder, Status, Trainer, write_whole};
 use crate::verify_resume::{Report, verify};
 
 #[derive(Debug, Args)]
@@ -124,6 +124,13 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
         report.lines().iter().try_for_each(say)?;
     }
     let output = trainer.with_callback(Printer::new()).train()?;
+    if output.was_complete {
+        say(format!("complete after step {}, nothing to continue: {}", output.step, folder.display()))?;
+        return say(output.summary.to_dict());
+    }
+    if let Some(message) = Status::read(&folder)?.and_then(|status| status.message) {
+        say(message)?;
+    }
     if let Some(sample) = &output.sample {
         say(format!("\n--- sample ---\n{sample}\n--------------\n"))?;
     }

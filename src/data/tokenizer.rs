@@ -47,6 +47,9 @@ pub struct RowEncoder {
 }
 
 impl RowEncoder {
+    /// Tokens that a row is cut to unless something else is asked for: what BERT was made for.
+    pub const DEFAULT_MAX_LENGTH: usize = 512;
+
     /// The ids of `rows`, on all cores.
     ///
     /// # Errors

@@ -5,14 +5,8 @@ use kiln_models::ModelConfig;
 use crate::config::{RunConfig, Validation};
 use crate::data::paths;
 use crate::data::tokenizer::Tokenizer;
-use crate::error::{Error, Result};
-use crate::squad::{SpanOptions, SquadData};
-
-/// Windows are this long unless the config says otherwise, as in `run_qa.py`.
-const DEFAULT_MAX_LENGTH: usize = 384;
-
-/// Neighbouring windows share so many tokens unless the config says otherwise, as in `run_qa.py`.
-const DEFAULT_DOC_STRIDE: usize = 128;
+use crate::error::Result;
+use crate::squad::{SpanOptions, SquadData, WindowEncoder};
 
 /// Encoded questions.
 pub(super) struct SquadInputs {
@@ -28,14 +22,8 @@ impl SquadInputs {
     /// Opens the files that `config` names.
     pub(super) fn open(config: &RunConfig, model: &ModelConfig, tokenizer: &Tokenizer) -> Result<Self> {
         let data = &config.data;
-        let positions = model.max_positions();
-        let max_length = data.max_length.unwrap_or(positions.min(DEFAULT_MAX_LENGTH));
-        if max_length > positions {
-            return Err(Error::config(format!("data.max_length = {max_length}: the model has {positions} positions"))
-                .help(format!("set data.max_length to at most {positions}")));
-        }
-        // Left out, it follows a model that is too short for it.
-        let stride = data.doc_stride.unwrap_or(DEFAULT_DOC_STRIDE.min(max_length / 3));
+        let max_length = super::max_length(config, model, WindowEncoder::DEFAULT_MAX_LENGTH)?;
+        let stride = data.doc_stride.unwrap_or(WindowEncoder::default_stride(max_length));
         let encoder = tokenizer.window_encoder(max_length, stride, model.type_vocab_size().is_some())?;
         let options = span_options(config);
         let open = |key: &str, patterns: &[String]| {

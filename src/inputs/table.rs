@@ -17,9 +17,6 @@ use crate::data::view::View;
 use crate::error::{Error, Result};
 use crate::task::Task;
 
-/// Rows are cut to at most this many tokens unless the config says otherwise: what BERT was made for.
-const DEFAULT_MAX_LENGTH: usize = 512;
-
 /// Encoded tables.
 pub(super) struct TableData {
     /// Training rows.
@@ -39,12 +36,7 @@ impl TableData {
         progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Self> {
         let data = &config.data;
-        let positions = model.max_positions();
-        let max_length = data.max_length.unwrap_or(positions.min(DEFAULT_MAX_LENGTH));
-        if max_length > positions {
-            return Err(Error::config(format!("data.max_length = {max_length}: the model has {positions} positions"))
-                .help(format!("set data.max_length to at most {positions}")));
-        }
+        let max_length = super::max_length(config, model, RowEncoder::DEFAULT_MAX_LENGTH)?;
         let pairs = data.text_pair_column.is_some();
         let encoder = tokenizer.row_encoder(max_length, pairs, pairs && model.type_vocab_size().is_some())?;
         let named = |name: &Option<String>, default: &str| name.clone().unwrap_or_else(|| default.into());

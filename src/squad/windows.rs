@@ -36,6 +36,15 @@ pub struct WindowEncoder {
 }
 
 impl WindowEncoder {
+    /// Tokens of a window unless something else is asked for, as in `run_qa.py`.
+    pub const DEFAULT_MAX_LENGTH: usize = 384;
+
+    /// Tokens that windows of `max_length` share unless something else is asked for: `run_qa.py`'s 128, or less for a
+    /// model that is too short for it.
+    pub fn default_stride(max_length: usize) -> usize {
+        128.min(max_length / 3)
+    }
+
     /// Windows of at most `max_length` tokens of which `doc_stride` are those of the window before; with token types if
     /// the model has them. `tokenizer` does not truncate.
     ///

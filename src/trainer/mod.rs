@@ -66,6 +66,8 @@ pub struct TrainOutput {
     pub summary: Record,
     /// The text that the model wrote at the end, when the config asks for one.
     pub sample: Option<String>,
+    /// The run that was to be continued was complete already: nothing was done, and nothing in its folder touched.
+    pub was_complete: bool,
 }
 
 impl Trainer {
@@ -116,6 +118,9 @@ impl Trainer {
     /// of another run; a signal that stopped the run after a checkpoint was saved.
     pub fn train(&mut self) -> Result<TrainOutput> {
         let (mut folder, checkpoint) = RunFolder::create(&self.plan)?;
+        if let Some(summary) = folder.complete.take() {
+            return Ok(TrainOutput { step: folder.status.step, summary, sample: None, was_complete: true });
+        }
         self.callbacks.push(Box::new(RunLog::new(folder.path())));
         if self.plan.config.trainer.report_to.contains(&Integration::TensorBoard) {
             self.callbacks.push(Box::new(TensorBoard::create(folder.path())?));
@@ -232,6 +237,8 @@ impl Trainer {
             }
             (run.control.should_evaluate, run.control.should_save) = (false, false);
             if (out_of_time || run.control.should_training_stop) && !last {
+                let why = if out_of_time { "trainer.max_minutes is over" } else { "early stopping, or a callback" };
+                folder.status.message = Some(format!("ended after step {step} of {total_steps}: {why}"));
                 // The end of a run that ends early. A run that is continued has none here, so it follows the checkpoint.
                 if !logs {
                     self.log(folder, &mut run, &step_values, loader.data_wait())?;
@@ -255,7 +262,7 @@ impl Trainer {
         folder.status.advance(&run.progress, run.clock.start.elapsed().as_secs_f64());
         self.callbacks.iter_mut().for_each(|callback| callback.on_train_end(&run.progress, &summary));
         let sample = self.sample()?;
-        Ok(TrainOutput { step: run.progress.step, summary, sample })
+        Ok(TrainOutput { step: run.progress.step, summary, sample, was_complete: false })
     }
 
     fn train_loader(&self) -> Result<Loader> {

@@ -11,7 +11,7 @@ use kiln_models::weights::save;
 
 use super::checkpoint::{self, Checkpoint};
 use super::promise::Promise;
-use super::status::Status;
+use super::status::{RunStatus, Status};
 use super::{run_log, tensorboard};
 use crate::config::{OnExisting, RunConfig};
 use crate::error::{Error, Result};
@@ -45,6 +45,8 @@ pub struct RunFolder {
     pub promise: Promise,
     /// Where it stands, as `status.json` says.
     pub status: Status,
+    /// The summary of a run that is resumed although it is complete: there is nothing left to do.
+    pub complete: Option<Record>,
     _lock: File,
 }
 
@@ -134,6 +136,15 @@ impl RunFolder {
                 .help("set run.output_dir to another folder, or run.on_existing = \"overwrite\" to replace it"));
             }
         }
+        let ended = found.as_ref().is_some_and(|found| found.state.step >= plan.steps.total as u64);
+        if let (true, Some(status)) = (ended && path.join("model").exists(), Status::read(&path)?)
+            && status.status == RunStatus::Completed
+        {
+            let metrics = MetricsFile::open(&path)?;
+            if let Some(summary) = metrics.last_with("train_runtime") {
+                return Ok((Self { path, metrics, promise, status, complete: Some(summary), _lock: lock }, found));
+            }
+        }
         let stale: &[&str] = match &found {
             Some(_) => &["all_results.json"],
             None => ENTRIES,
@@ -150,7 +161,7 @@ impl RunFolder {
         };
         let status = Status::begin(plan, seconds);
         status.write(&path)?;
-        Ok((Self { path, metrics, promise, status, _lock: lock }, found))
+        Ok((Self { path, metrics, promise, status, complete: None, _lock: lock }, found))
     }
 
     /// The folder.

@@ -97,7 +97,7 @@ impl Trainer {
             best,
             is_best: false,
             pending_evaluation,
-            evaluation: checkpoint.and_then(|_| folder.metrics.last_evaluation()),
+            evaluation: checkpoint.and_then(|_| folder.metrics.last_with("eval_loss")),
             clock: Clock::start(progress),
             saver: Saver::new(folder.checkpoints(), trainer.save_total_limit),
         })

@@ -44,7 +44,7 @@ impl std::fmt::Display for RunStatus {
 pub struct Status {
     /// How the run stands.
     pub status: RunStatus,
-    /// The error that ended it, or why it stopped.
+    /// The error that ended it, or why it stopped before its last step.
     pub message: Option<String>,
     /// What is trained: the model's type and the task.
     pub model: String,
@@ -94,7 +94,8 @@ impl Status {
     /// The run has ended well, or with `error`.
     pub fn end(&mut self, error: Option<&Error>) {
         (self.status, self.message) = match error {
-            None => (RunStatus::Completed, None),
+            // What the loop has said of an early end stays.
+            None => (RunStatus::Completed, self.message.take()),
             Some(error) => match error.kind() {
                 ErrorKind::Interrupted(_) => (RunStatus::Stopped, Some(error.to_string())),
                 _ => (RunStatus::Failed, Some(error.to_string())),
