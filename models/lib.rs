@@ -29,6 +29,7 @@ mod error;
 pub mod gpt2;
 mod heads;
 pub mod layers;
+pub mod ops;
 pub mod weights;
 
 pub use config::{ModelConfig, ModelType};
@@ -36,5 +37,6 @@ pub use error::{Error, Result};
 pub use gpt2::KvCache;
 pub use heads::{
     BertForMaskedLm, BertForQuestionAnswering, BertForSequenceClassification, Gpt2ForSequenceClassification,
-    Gpt2LmHeadModel, Head, Model, ModelInput,
+    Gpt2LmHeadModel, Head, Model, ModelInput, VocabularyProjection,
 };
+pub use ops::Ops;
