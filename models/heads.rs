@@ -10,6 +10,7 @@ use crate::config::{BertConfig, Gpt2Config, ModelConfig};
 use crate::error::{Error, Result};
 use crate::gpt2::{Gpt2Model, KvCache};
 use crate::layers::{Activation, LayerNorm, Linear, dropout, uninitialized};
+use crate::ops::Ops;
 
 /// Which head stands on the body. The names of the classes are Hugging Face's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +53,17 @@ pub struct ModelInput {
     /// `[batch]`: index of the last valid token of each sequence, which GPT-2's classification head reads; none means the
     /// last position.
     pub last_token: Option<Tensor<1, Int>>,
+}
+
+/// What a language model's logits are the product of: `logits = x weight^T + bias`.
+#[derive(Debug, Clone)]
+pub struct VocabularyProjection {
+    /// Hidden states, `[batch * seq, width]`.
+    pub x: Tensor<2>,
+    /// `[vocab_size, width]`
+    pub weight: Tensor<2>,
+    /// `[vocab_size]`
+    pub bias: Option<Tensor<1>>,
 }
 
 /// GPT-2 with the language model head, which is the token embedding again.
@@ -153,20 +165,69 @@ impl Model {
                     }
                     None => x.reshape([batch, seq, d]).slice([0..batch, seq - 1..seq, 0..d]).reshape([batch, d]),
                 };
-                model.score.forward(last)
+                model.score.forward(last, model.transformer.ops)
             }
             Self::BertMlm(model) => {
                 let x = model.bert.forward(input_ids, attention_mask, token_type_ids, train);
-                model.cls.predictions.forward(x, model.bert.embeddings.word_embeddings.weight.val())
+                let x = model.cls.predictions.transformed(x, model.bert.ops);
+                let words = model.bert.embeddings.word_embeddings.weight.val();
+                x.matmul(words.transpose()) + model.cls.predictions.bias.val().unsqueeze()
             }
             Self::BertClassification(model) => {
                 let x = model.bert.forward(input_ids, attention_mask, token_type_ids, train);
-                model.classifier.forward(dropout(model.bert.pooled(x, batch), model.dropout, train))
+                model.classifier.forward(dropout(model.bert.pooled(x, batch), model.dropout, train), model.bert.ops)
             }
             Self::BertSpan(model) => {
-                model.qa_outputs.forward(model.bert.forward(input_ids, attention_mask, token_type_ids, train))
+                let x = model.bert.forward(input_ids, attention_mask, token_type_ids, train);
+                model.qa_outputs.forward(x, model.bert.ops)
             }
         }
+    }
+
+    /// What [`forward`](Self::forward) would multiply to get the logits of a language model, for a loss that never holds
+    /// them all ([`CrossEntropy`](crate::ops::cross_entropy::CrossEntropy)); none for the other heads.
+    pub fn vocabulary_projection(&self, input: ModelInput, train: bool) -> Option<VocabularyProjection> {
+        let ModelInput { input_ids, attention_mask, token_type_ids, .. } = input;
+        match self {
+            Self::Gpt2Lm(model) => Some(VocabularyProjection {
+                x: model.transformer.forward(input_ids, attention_mask, None, train),
+                weight: model.transformer.wte.weight.val(),
+                bias: None,
+            }),
+            Self::BertMlm(model) => {
+                let x = model.bert.forward(input_ids, attention_mask, token_type_ids, train);
+                Some(VocabularyProjection {
+                    x: model.cls.predictions.transformed(x, model.bert.ops),
+                    weight: model.bert.embeddings.word_embeddings.weight.val(),
+                    bias: Some(model.cls.predictions.bias.val()),
+                })
+            }
+            Self::Gpt2Classification(_) | Self::BertClassification(_) | Self::BertSpan(_) => None,
+        }
+    }
+
+    /// In which form the model computes; [`Ops::Plain`] until [`with_ops`](Self::with_ops) changes it.
+    pub fn ops(&self) -> Ops {
+        match self {
+            Self::Gpt2Lm(model) => model.transformer.ops,
+            Self::Gpt2Classification(model) => model.transformer.ops,
+            Self::BertMlm(model) => model.bert.ops,
+            Self::BertClassification(model) => model.bert.ops,
+            Self::BertSpan(model) => model.bert.ops,
+        }
+    }
+
+    /// The same model, computing in the form `ops`, which its device must have (see [`Ops::fused`]).
+    #[must_use]
+    pub fn with_ops(mut self, ops: Ops) -> Self {
+        match &mut self {
+            Self::Gpt2Lm(model) => model.transformer.ops = ops,
+            Self::Gpt2Classification(model) => model.transformer.ops = ops,
+            Self::BertMlm(model) => model.bert.ops = ops,
+            Self::BertClassification(model) => model.bert.ops = ops,
+            Self::BertSpan(model) => model.bert.ops = ops,
+        }
+        self
     }
 }
 
@@ -209,10 +270,9 @@ impl BertForMaskedLm {
 }
 
 impl BertLmPredictionHead {
-    /// `x [n, hidden_size]`, `words [vocab_size, hidden_size]` -> `[n, vocab_size]`
-    fn forward(&self, x: Tensor<2>, words: Tensor<2>) -> Tensor<2> {
-        let x = self.transform.activation.forward(self.transform.dense.forward(x));
-        self.transform.layer_norm.forward(x).matmul(words.transpose()) + self.bias.val().unsqueeze()
+    /// What the words are compared with: `[n, hidden_size] -> [n, hidden_size]`
+    fn transformed(&self, x: Tensor<2>, ops: Ops) -> Tensor<2> {
+        self.transform.layer_norm.forward(self.transform.dense.activated(x, self.transform.activation, ops), ops)
     }
 }
 
