@@ -4,7 +4,8 @@
 use std::fmt;
 
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
-use kiln_models::{Head, ModelInput};
+use kiln_models::ops::cross_entropy::CrossEntropy;
+use kiln_models::{Head, Model, ModelInput, Ops};
 use serde::{Deserialize, Serialize};
 
 use crate::data::{Batch, Labels};
@@ -185,6 +186,29 @@ impl DeviceBatch {
             last_token,
         };
         Ok(Self { input, targets, count, num_labels })
+    }
+
+    /// The loss sum of this batch under `model`; `train` switches dropout on. The same function as
+    /// [`loss`](Self::loss) of [`Model::forward`]; a language model that computes in the fused form never holds its logits.
+    ///
+    /// # Errors
+    /// As [`loss`](Self::loss).
+    pub fn loss_of(&self, model: &Model, train: bool) -> Result<LossSum> {
+        let input = self.input.clone();
+        if let (Ops::Fused, Some(Targets::Classes { index, weight })) = (model.ops(), &self.targets)
+            && let Some(projection) = model.vocabulary_projection(input.clone(), train)
+        {
+            let loss = CrossEntropy {
+                x: projection.x,
+                weight: projection.weight,
+                bias: projection.bias,
+                target: index.clone(),
+                row_weight: weight.clone(),
+                label_smoothing: 0.0,
+            };
+            return Ok(LossSum { sum: loss.sum(Ops::Fused), count: self.count });
+        }
+        self.loss(model.forward(input, train))
     }
 
     /// The loss sum of `logits` against this batch's targets.

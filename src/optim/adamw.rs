@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, HashMap};
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
+use kiln_models::Ops;
+use kiln_models::ops::adamw;
 use kiln_models::weights::{NamedTensor, parameters};
 
 use crate::error::{Error, Result};
@@ -40,6 +42,8 @@ pub struct AdamW {
     /// Weight decay of each parameter: the config's, or 0 for biases and LayerNorm weights.
     decay: HashMap<ParamId, f64>,
     moments: BTreeMap<ParamId, Moments>,
+    /// In which form the update computes.
+    ops: Ops,
 }
 
 /// The endings of the two moments' names, PyTorch's.
@@ -59,7 +63,15 @@ impl AdamW {
             .into_iter()
             .map(|parameter| (parameter.id, if parameter.decays() { config.weight_decay } else { 0.0 }))
             .collect();
-        Self { config, step: 0, decay, moments: BTreeMap::new() }
+        Self { config, step: 0, decay, moments: BTreeMap::new(), ops: Ops::Plain }
+    }
+
+    /// The same optimizer, computing in the form `ops`: [`Ops::Fused`] updates a parameter in one pass over it, its gradient
+    /// and its moments.
+    #[must_use]
+    pub fn with_ops(mut self, ops: Ops) -> Self {
+        self.ops = ops;
+        self
     }
 
     /// One update with learning rate `lr`. `scale`, `[1]`, multiplies every gradient: it carries the division by the loss
@@ -129,7 +141,35 @@ impl AdamW {
         Ok(())
     }
 
-    fn update(&mut self, id: ParamId, value: Tensor<1>, grad: Tensor<1>, lr: f64) -> Tensor<1> {
+    /// The parameter `id` after an update, `value`, `grad` `[n]`.
+    fn update(&mut self, id: ParamId, value: Tensor<1>, grad: Tensor<1>, scale: &Tensor<1>, lr: f64) -> Tensor<1> {
+        match self.ops {
+            Ops::Plain => self.update_plain(id, value, grad * scale.clone(), lr),
+            Ops::Fused => self.update_fused(id, value, grad, scale, lr),
+        }
+    }
+
+    fn update_fused(
+        &mut self,
+        id: ParamId,
+        value: Tensor<1>,
+        grad: Tensor<1>,
+        scale: &Tensor<1>,
+        lr: f64,
+    ) -> Tensor<1> {
+        let AdamWConfig { beta1, beta2, epsilon, .. } = self.config;
+        let weight_decay = self.decay.get(&id).copied().unwrap_or(0.0);
+        let Moments { exp_avg, exp_avg_sq } = self.moments.remove(&id).unwrap_or_else(|| {
+            let zeros = || Tensor::zeros_like(&grad);
+            Moments { exp_avg: zeros(), exp_avg_sq: zeros() }
+        });
+        let update = adamw::Update { beta1, beta2, epsilon, lr, weight_decay, step: self.step };
+        let state = update.fused(adamw::State { value, exp_avg, exp_avg_sq }, grad, scale);
+        self.moments.insert(id, Moments { exp_avg: state.exp_avg, exp_avg_sq: state.exp_avg_sq });
+        state.value
+    }
+
+    fn update_plain(&mut self, id: ParamId, value: Tensor<1>, grad: Tensor<1>, lr: f64) -> Tensor<1> {
         let AdamWConfig { beta1, beta2, epsilon, .. } = self.config;
         let squared = grad.clone().square() * (1.0 - beta2);
         let first = grad * (1.0 - beta1);
@@ -164,8 +204,7 @@ impl ModuleMapper for Update<'_> {
         let value = value.inner();
         let shape = value.shape();
         let n = shape.num_elements();
-        let grad = grad.reshape([n]) * self.scale.clone();
-        let updated = self.optimizer.update(id, value.reshape([n]), grad, self.lr);
+        let updated = self.optimizer.update(id, value.reshape([n]), grad.reshape([n]), self.scale, self.lr);
         let updated = Tensor::<D>::from_inner(updated.reshape(shape)).set_require_grad(require_grad);
         Param::from_mapped_value(id, updated, mapper)
     }
