@@ -5,10 +5,12 @@ use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
+use burn::tensor::Device;
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
+use kiln_models::Ops;
 
-use crate::config::{DeviceKind, OnExisting, RunConfig};
+use crate::config::{CompilerMode, DeviceKind, OnExisting, RunConfig, TrainingCompilerConfig};
 use crate::data::store;
 use crate::data::tokenized::{Limits, read_batch};
 use crate::error::{Error, Result};
@@ -75,6 +77,9 @@ struct TrainArgs {
     /// Continue from the newest checkpoint in the run folder; the same as --set run.on_existing=resume
     #[arg(long)]
     resume: bool,
+    /// native or compiled, whatever [compiler] says
+    #[arg(long, value_name = "MODE")]
+    compiler: Option<CompilerMode>,
 }
 
 #[derive(Debug, Args)]
@@ -85,6 +90,9 @@ struct DeviceArgs {
     /// Which device of that kind, from 0
     #[arg(long, default_value_t = 0)]
     device_index: usize,
+    /// native or compiled
+    #[arg(long, value_name = "MODE", default_value = "native")]
+    compiler: CompilerMode,
 }
 
 #[derive(Debug, Args)]
@@ -199,7 +207,15 @@ fn train(args: &TrainArgs) -> Result<()> {
     if args.resume {
         config.run.on_existing = OnExisting::Resume;
     }
+    if let Some(mode) = args.compiler {
+        config.set_compiler(mode);
+    }
     RunFolder::check(&config)?;
+    if config.compiler.as_ref().is_some_and(|compiler| compiler.enabled) {
+        // Amazon SageMaker Training Compiler's lines, which scripts look for.
+        say("Found configuration for Training Compiler")?;
+        say("Configuring SM Training Compiler...")?;
+    }
     let plan = resolve(config)?;
     say(plan.describe())?;
     let folder = plan.config.output_dir()?;
@@ -289,15 +305,20 @@ impl Callback for Printer {
     }
 }
 
-fn device(args: &DeviceArgs) -> Result<execution::Available> {
-    execution::select(args.device.parse::<DeviceKind>().map_err(|error| error.at("--device"))?, args.device_index)
+/// The device, and in which form the model computes there.
+fn device(args: &DeviceArgs) -> Result<(Device, Ops)> {
+    let kind = args.device.parse::<DeviceKind>().map_err(|error| error.at("--device"))?;
+    let found = execution::select(kind, args.device_index)?;
+    let compiler = (args.compiler == CompilerMode::Compiled).then(TrainingCompilerConfig::default);
+    let ops = execution::ops(compiler.as_ref(), &found)?;
+    Ok((found.device, ops))
 }
 
 fn run_forward(args: &ForwardArgs) -> Result<()> {
     let task = Task::from_name(&args.task)?;
-    let device = device(&args.device)?.device;
+    let (device, ops) = device(&args.device)?;
     let device = if args.gradients { device.autodiff() } else { device };
-    let folder = ModelFolder::open(&args.model, task, &device)?;
+    let folder = ModelFolder::open(&args.model, task, &device)?.with_ops(ops);
     folder.notes.iter().try_for_each(say)?;
     let batch = read_batch(&args.batch, task, &Limits::of(&folder.config))?;
     let out = forward_to_file(&folder, task, &batch, args.gradients, &device, &args.out)?;
@@ -311,8 +332,8 @@ fn run_forward(args: &ForwardArgs) -> Result<()> {
 }
 
 fn run_generate(args: &GenerateArgs) -> Result<()> {
-    let device = device(&args.device)?.device;
-    let folder = ModelFolder::open(&args.model, Task::Clm, &device)?;
+    let (device, ops) = device(&args.device)?;
+    let folder = ModelFolder::open(&args.model, Task::Clm, &device)?.with_ops(ops);
     let tokenizer = folder.tokenizer()?;
     let prompt = tokenizer.encode(&args.prompt)?;
     let mut stop = folder.config.eos_token_ids();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 use kiln_models::weights::parameters;
-use kiln_models::{Model, ModelConfig};
+use kiln_models::{Model, ModelConfig, Ops};
 
 use crate::config::{EvalStrategy, RunConfig, RunLength, SaveStrategy, StepsOrRatio};
 use crate::data::store::Progress;
@@ -31,6 +31,8 @@ pub struct RunPlan {
     pub task: Task,
     /// Where it runs.
     pub device: Available,
+    /// In which form the model and the optimizer compute.
+    pub ops: Ops,
     /// The model.
     pub model_config: ModelConfig,
     /// The folder of the pretrained model, if any.
@@ -190,6 +192,7 @@ impl RunPlan {
                 "set trainer.save_steps to a multiple of {eval_steps}, or trainer.save_strategy = \"best\""
             )));
         }
+        let ops = execution::ops(config.compiler.as_ref(), &device)?;
         let generation = sample_plan(&config, &inputs)?;
         let memory = MemoryEstimate::new(&inputs.model_config, task, num_parameters, batch);
 
@@ -202,6 +205,7 @@ impl RunPlan {
         Ok(Self {
             task,
             device,
+            ops,
             num_parameters,
             model_config: inputs.model_config,
             model_from: inputs.model_from,
