@@ -91,7 +91,7 @@ fn generation_is_the_same() {
 fn what_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "clm");
-    let mut run = |more: &[&str], parts: &[&str]| fails(&mut train(folder.path(), "run", more), 2, parts);
+    let run = |more: &[&str], parts: &[&str]| fails(&mut train(folder.path(), "run", more), 2, parts);
     run(&["--compiler", "compild"], &["unknown compiler `compild`", "did you mean `compiled`?"]);
     run(&["--set", "compiler.fused_ops=true"], &["compiler.fused_ops", "expected a string"]);
     run(&["--set", "compiler.fused_ops=yes"], &["compiler.fused_ops", "expected one of auto, on, off"]);

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use super::{AttentionKernel, Inputs, Parts, SavedOf, Settings};
 use crate::ops::dropout::{Keep, KeepRow};
 use crate::ops::flex::{self, FlexTensor, Matrix, Output, Shared, multiply_raw};
-use crate::ops::simd::{exp, exp_shifted, max, sum_pairs, vectorised};
+use crate::ops::simd::{exp_shifted, max, sum_pairs, vectorised};
 
 /// Elements of one block of scores: 256 KiB, a part of a core's second-level cache.
 const BLOCK_ELEMENTS: usize = 65_536;
@@ -217,14 +217,13 @@ impl AttentionKernel for Flex {
         let Sizes { batch, heads, seq, head_dim } = call.sizes;
         let width = heads * head_dim;
         let (rows, dout) = (batch * seq, flex::row_major(dout));
-        let operand = |tensor| Operand { values: flex::values(tensor), offset: 0, row_stride: width };
-        let (out, dout) = (operand(&saved.out), operand(&dout));
+        let dout = Operand { values: flex::values(&dout), offset: 0, row_stride: width };
         let lse = flex::values(&saved.lse);
         let run = |targets: [Target; 3]| {
             call.for_each_head(|head, visible, weights, dscores| {
                 let lse = &lse[head.index() * seq..][..seq];
                 // SAFETY: every head writes its own columns of the three targets, which cover all of `seq` rows each.
-                unsafe { backward_head(&call, head, visible, out, dout, lse, weights, dscores, targets) }
+                unsafe { backward_head(&call, head, visible, dout, lse, weights, dscores, targets) }
             });
         };
         let target = |values: &mut [std::mem::MaybeUninit<f32>], offset: usize, row_stride: usize| Target {
@@ -269,8 +268,9 @@ struct Target {
     row_stride: usize,
 }
 
-/// The three gradients of one head. With weights `P`, dropout factors `M`, result `O = (P M) V` and scores `S = scale Q K^T`:
-/// `dV = (P M)^T dO`, `dS = P (M (dO V^T) - rowsum(dO O))`, `dQ = scale dS K`, `dK = scale dS^T Q` (Dao et al. 2022).
+/// The three gradients of one head. With weights `P`, dropout factors `M`, result `(P M) V` and scores `S = scale Q K^T`:
+/// `dV = (P M)^T dO`, `dP = M (dO V^T)`, `dS = P (dP - rowsum(P dP))`, `dQ = scale dS K`, `dK = scale dS^T Q`
+/// (Dao et al. 2022, whose `rowsum(dO O)` is the same sum, but rounds apart from `P dP`).
 ///
 /// # Safety
 /// This head's columns of the three targets must be valid for writing, and nobody else may access them meanwhile.
@@ -279,7 +279,6 @@ unsafe fn backward_head(
     call: &Call<'_>,
     head: Head,
     visible: Visible<'_>,
-    out: Operand<'_>,
     dout: Operand<'_>,
     lse: &[f32],
     weights: &mut [f32],
@@ -305,8 +304,7 @@ unsafe fn backward_head(
             multiply_raw(weights.as_mut_ptr(), keys, query, key.t(), scale, Output::Overwrite, false);
             multiply_raw(dscores.as_mut_ptr(), keys, dout_rows, value.t(), 1.0, Output::Overwrite, false);
         }
-        let dots = Dots { head, out, dout };
-        backward_rows(weights, dscores, keys, lse, from, visible, call.keep(head), dots);
+        backward_rows(weights, dscores, keys, lse, from, visible, call.keep(head));
         let (weights, dscores) = (Matrix::new(weights, to - from, keys), Matrix::new(dscores, to - from, keys));
         // SAFETY: the rows are this head's; those of dK and dV that are added to were written with the first block.
         unsafe {
@@ -314,24 +312,6 @@ unsafe fn backward_head(
             multiply_raw(at(dk, 0), dk.row_stride, dscores.t(), query, scale, into, false);
             multiply_raw(at(dq, from), dq.row_stride, dscores, key, scale, Output::Overwrite, false);
         }
-    }
-}
-
-/// The result and its gradient, for the sum over a row of their product.
-#[derive(Clone, Copy)]
-struct Dots<'a> {
-    head: Head,
-    out: Operand<'a>,
-    dout: Operand<'a>,
-}
-
-impl<'a> Dots<'a> {
-    #[inline(always)]
-    fn rows(self, row: usize) -> [&'a [f32]; 2] {
-        [self.out, self.dout].map(|of| {
-            let start = self.head.element(of.offset, of.row_stride, row);
-            &of.values[start..start + self.head.sizes.head_dim]
-        })
     }
 }
 
@@ -396,7 +376,6 @@ vectorised! {
         from: usize,
         visible: Visible<'_>,
         keep: Option<(Keep, usize)>,
-        dots: Dots<'_>,
     ) {
         for (i, (weights, dscores)) in weights.chunks_exact_mut(keys).zip(dscores.chunks_exact_mut(keys)).enumerate() {
             let row = from + i;
@@ -414,24 +393,18 @@ vectorised! {
             dscores[end..].fill(0.0);
             let (weights, dscores) = (&mut weights[..end], &mut dscores[..end]);
             hide(weights, visible);
-            let [out, dout] = dots.rows(row);
-            let dot = sum_pairs(out, dout, |out, dout| out * dout);
-            let lse = lse[row];
-            match keep {
-                None => {
-                    for (weight, dscore) in weights.iter_mut().zip(dscores.iter_mut()) {
-                        *weight = exp::<FMA>(*weight - lse);
-                        *dscore = *weight * (*dscore - dot);
-                    }
-                }
-                Some(keep) => {
-                    for (column, (weight, dscore)) in (0u32..).zip(weights.iter_mut().zip(dscores.iter_mut())) {
-                        let factor = keep.factor(column);
-                        let probability = exp::<FMA>(*weight - lse);
-                        *weight = probability * factor;
-                        *dscore = probability * (*dscore * factor - dot);
-                    }
-                }
+            let total = exp_shifted::<FMA>(weights, lse[row]); // 1 but for rounding
+            if let Some(keep) = keep {
+                drop_row(dscores, keep);
+            }
+            // Divided by the sum as it is, so that a row's gradients add up to 0 as exactly as f32 can have it: the
+            // gradient of a key's bias is that sum, and an optimizer like Adam makes steps of whatever is left.
+            let mean = sum_pairs(weights, dscores, |weight, dscore| weight * dscore) / total;
+            for (weight, dscore) in weights.iter().zip(dscores.iter_mut()) {
+                *dscore = weight * (*dscore - mean);
+            }
+            if let Some(keep) = keep {
+                drop_row(weights, keep);
             }
         }
     }

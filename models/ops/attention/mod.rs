@@ -1,5 +1,5 @@
 //! Scaled dot-product attention that stores no `seq x seq` matrix: scores are computed in blocks of query rows, and the
-//! backward computes them again from what is saved: query, key, value, the result and one number a row (log-sum-exp).
+//! backward computes them again from what is saved: query, key, value and one number a row (log-sum-exp).
 //!
 //! This file is the operator and its autodiff; `kernel.rs` computes it on the CPU.
 
@@ -173,8 +173,6 @@ type InputsOf<B> = Inputs<FloatTensor<B>, IntTensor<B>, BoolTensor<B>>;
 #[derive(Debug, Clone)]
 struct Saved<F, I, B> {
     inputs: Inputs<F, I, B>,
-    /// The result, `[batch * seq, heads * head_dim]`.
-    out: F,
     /// Logarithm of the sum of the exponentials of each row's scores, `[batch, heads, seq]`.
     lse: F,
 }
@@ -218,7 +216,7 @@ impl<B: AttentionKernel, C: CheckpointStrategy> AttentionOp for Autodiff<B, C> {
         let inputs = Inputs { qkv: Parts::Packed(qkv.into_primitive()), keys, seed, settings };
         let (out, lse) = B::forward(&inputs);
         match prepared {
-            OpsKind::Tracked(prepared) => prepared.finish(Saved { inputs, out: out.clone(), lse }, out),
+            OpsKind::Tracked(prepared) => prepared.finish(Saved { inputs, lse }, out),
             OpsKind::UnTracked(prepared) => prepared.finish(out),
         }
     }
@@ -237,7 +235,7 @@ impl<B: AttentionKernel, C: CheckpointStrategy> AttentionOp for Autodiff<B, C> {
         let inputs = Inputs { qkv: Parts::Separate(parts), keys, seed, settings };
         let (out, lse) = B::forward(&inputs);
         match prepared {
-            OpsKind::Tracked(prepared) => prepared.finish(Saved { inputs, out: out.clone(), lse }, out),
+            OpsKind::Tracked(prepared) => prepared.finish(Saved { inputs, lse }, out),
             OpsKind::UnTracked(prepared) => prepared.finish(out),
         }
     }
