@@ -29,6 +29,7 @@ mod error;
 pub mod gpt2;
 mod heads;
 pub mod layers;
+pub mod ops;
 mod variant;
 pub mod weights;
 
@@ -37,6 +38,7 @@ pub use error::{Error, Result};
 pub use gpt2::KvCache;
 pub use heads::{
     BertForMaskedLm, BertForQuestionAnswering, BertForSequenceClassification, Gpt2ForSequenceClassification,
-    Gpt2LmHeadModel, Head, Model, ModelInput,
+    Gpt2LmHeadModel, Head, Model, ModelInput, VocabularyProjection,
 };
+pub use ops::Ops;
 pub use variant::BertVariant;
