@@ -54,6 +54,9 @@ pub fn evaluate_folder(
     let record = evaluation.record(&progress, started.elapsed());
     let figures = record.fields().filter(|(name, _)| name.starts_with("eval_"));
     let figures = figures.fold(Record::default(), |figures, (name, value)| figures.with(name, value.clone()));
-    let names = LabelNames::of_model(plan.model_config.labels())?.map(|names| names.names().to_vec());
-    Ok((figures, evaluation.confusion_lines(&names.unwrap_or_default())))
+    let names = match evaluation.confusion {
+        Some(_) => LabelNames::of_model(plan.model_config.labels())?,
+        None => None,
+    };
+    Ok((figures, evaluation.confusion_lines(names.as_ref().map_or(&[], LabelNames::names))))
 }

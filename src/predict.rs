@@ -104,7 +104,10 @@ fn rows(
     let table = Table::open(&[options.input.display().to_string()], format, columns)?;
     let pairs = options.text_pair_column.is_some();
     let encoder = tokenizer.row_encoder(max_length, pairs, pairs && folder.config.type_vocab_size().is_some())?;
-    let names = LabelNames::of_model(folder.config.labels())?;
+    let names = match task {
+        Task::SequenceClassification => LabelNames::of_model(folder.config.labels())?,
+        _ => None,
+    };
     let name =
         |class: usize| names.as_ref().map_or_else(|| format!("LABEL_{class}"), |names| names.names()[class].clone());
     let mut written = 0;
