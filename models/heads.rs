@@ -209,8 +209,9 @@ impl Model {
             | Self::RobertaClassification(model)
             | Self::DistilBertClassification(model) => {
                 let x = model.bert.forward(input_ids, attention_mask, token_type_ids, train);
-                let ops = model.bert.ops;
-                model.classifier.forward(dropout(model.bert.pooled(x, batch, train), model.dropout, train), ops)
+                model
+                    .classifier
+                    .forward(dropout(model.bert.pooled(x, batch, train), model.dropout, train), model.bert.ops)
             }
             Self::BertSpan(model) | Self::RobertaSpan(model) | Self::DistilBertSpan(model) => {
                 let x = model.bert.forward(input_ids, attention_mask, token_type_ids, train);

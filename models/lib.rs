@@ -38,7 +38,7 @@ pub use error::{Error, Result};
 pub use gpt2::KvCache;
 pub use heads::{
     BertForMaskedLm, BertForQuestionAnswering, BertForSequenceClassification, Gpt2ForSequenceClassification,
-    Gpt2LmHeadModel, Head, Model, ModelInput, VocabularyProjection,
+    Gpt2LmHeadModel, Head, Model, ModelInput,
 };
 pub use ops::Ops;
 pub use variant::BertVariant;

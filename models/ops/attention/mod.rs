@@ -19,6 +19,7 @@ use crate::layers::{causal_mask, merge_heads, padding_mask, split_heads};
 
 /// Query, key and value, as the projections before the attention leave them.
 #[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant)] // handles that live for one call
 pub enum Qkv {
     /// Side by side, `[batch * seq, 3 * heads * head_dim]`.
     Packed(Tensor<2>),
