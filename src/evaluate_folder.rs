@@ -38,6 +38,7 @@ pub fn evaluate_folder(
     // The model's own vocabulary and labels hold, so data is encoded as it was in training.
     let spec = folder.display().to_string();
     config.model = crate::config::ModelSection { from: Some(spec.clone()), ..Default::default() };
+    config.data.label_names = None;
     if crate::data::tokenizer::Tokenizer::is_in(&folder) {
         config.tokenizer = crate::config::TokenizerSection::from_pretrained(spec.clone());
     }

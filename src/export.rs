@@ -28,12 +28,20 @@ pub fn export(model: &Path, target: &Path) -> Result<Vec<(String, u64)>> {
     }
     let above = target.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let io = |error: std::io::Error| Error::io(format!("write {}", target.display()), &error);
+    let files = files(folder)?;
+    if above.canonicalize().ok().is_some_and(|above| folder.canonicalize().is_ok_and(|folder| folder == above)) {
+        return Err(Error::config(format!(
+            "--tar {}: the archive would lie in the folder that it packs",
+            target.display()
+        ))
+        .help("write it beside the folder"));
+    }
     let aside = tempfile::NamedTempFile::new_in(above).map_err(io)?;
     let mut archive = tar::Builder::new(GzEncoder::new(aside.as_file(), Compression::default()));
     // Times and owners say nothing of the model, and would make two archives of one model differ.
     archive.mode(tar::HeaderMode::Deterministic);
     let mut packed = Vec::new();
-    for path in files(folder)? {
+    for path in files {
         let io = |error: std::io::Error| Error::io(format!("pack {}", path.display()), &error);
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut file = File::open(&path).map_err(io)?;
@@ -87,6 +95,9 @@ mod tests {
         export(&model, &again).unwrap();
         assert!(fs::read(&again).unwrap() == fs::read(&target).unwrap());
         assert!(export(&model, &target).unwrap_err().to_string().contains("the file exists"));
+        assert!(
+            export(&model, &model.join("x.tar.gz")).unwrap_err().to_string().contains("in the folder that it packs")
+        );
         assert!(export(place.path(), &place.path().join("x")).unwrap_err().to_string().contains("no config.json"));
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 3, "nothing half-written is left");
     }

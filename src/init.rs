@@ -20,7 +20,7 @@ from = {model}                       # a folder or a Hub id; its tokenizer is us
 [data]
 task = \"{task}\"
 {data}
-[trainer]                            # Hugging Face's TrainingArguments, with their defaults
+[trainer]                            # Hugging Face's TrainingArguments; good values to begin with
 {trainer}lr_scheduler_type = \"linear\"
 warmup_steps = 0.1                   # a number of steps, or a ratio below 1
 weight_decay = 0.01

@@ -142,6 +142,18 @@ impl MetricsFile {
         Ok(metrics)
     }
 
+    /// The last evaluation row that can be read, with its numbers alone; none when there is none.
+    pub fn last_evaluation(&self) -> Option<Record> {
+        let text = std::fs::read_to_string(&self.path).ok()?;
+        let rows = text.lines().rev().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        let row = rows.into_iter().find(|row| row.get("eval_loss").is_some())?;
+        let fields = row.as_object()?.iter().filter_map(|(name, value)| match value.as_u64() {
+            Some(count) => Some((name.clone(), Value::Count(count))),
+            None => Some((name.clone(), Value::Real(value.as_f64()?))),
+        });
+        Some(Record { fields: fields.collect() })
+    }
+
     /// How many rows it has.
     pub fn rows(&self) -> u64 {
         self.rows

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::execution::read_values;
 use crate::model_folder::ModelFolder;
 use crate::signals;
-use crate::squad::{Question, SpanLogits, SpanOptions, SquadData, read};
+use crate::squad::{Question, SpanLogits, SpanOptions, SquadData, read_unanswered};
 use crate::task::{DeviceBatch, Task, span_logits};
 
 /// What is predicted on, and how.
@@ -33,6 +33,8 @@ pub struct PredictOptions {
     pub text_pair_column: Option<String>,
     /// Rows of a forward pass.
     pub batch_size: usize,
+    /// Whether "no answer" may be the answer, for questions whose file does not say so (`run_qa.py`'s name).
+    pub version_2_with_negative: bool,
     /// Tokens that a row, or a window of a context, is cut to; the model's positions, at most 512 (384), when none.
     pub max_length: Option<usize>,
 }
@@ -113,6 +115,9 @@ fn rows(
     let mut written = 0;
     let mut flush = |rows: &mut Vec<Row>| -> Result<()> {
         let encoded = encoder.encode(rows)?;
+        if let Some((row, _)) = rows.iter().zip(&encoded).find(|(_, encoded)| encoded.ids.is_empty()) {
+            return Err(Error::data(format!("{}: the text has no token", row.place)).help("leave the row out"));
+        }
         let examples = encoded.into_iter().map(|row| Example {
             input_ids: row.ids.iter().map(|id| *id as i32).collect(),
             attention_mask: None,
@@ -122,6 +127,7 @@ fn rows(
         let logits = forward(folder, task, &examples.collect::<Vec<_>>(), device)?;
         let width = logits.dims()[1];
         for values in read_values(logits)?.chunks(width) {
+            finite(values, &format_args!("row {written}"))?;
             let prediction = match task {
                 Task::Regression => json!({ "index": written, "value": values[0] }),
                 _ => classified(written, values, &name),
@@ -156,6 +162,15 @@ fn forward(folder: &ModelFolder, task: Task, examples: &[Example], device: &Devi
     Ok(folder.model.forward(batch.input, false))
 }
 
+/// A prediction from logits that are no numbers would only look like one.
+fn finite(logits: &[f32], place: &dyn std::fmt::Display) -> Result<()> {
+    match logits.iter().find(|logit| !logit.is_finite()) {
+        Some(logit) => Err(Error::non_finite(format!("{place}: the model gives {logit}; expected finite numbers"))
+            .help("the model's weights are damaged, or its training diverged")),
+        None => Ok(()),
+    }
+}
+
 /// The most likely label and the probabilities of all: the softmax of the logits, in f64.
 fn classified(index: usize, logits: &[f32], name: &dyn Fn(usize) -> String) -> Value {
     let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -177,9 +192,11 @@ fn answers(
     write: &mut dyn FnMut(&Value) -> Result<()>,
 ) -> Result<usize> {
     let questions = match format {
-        DataFormat::Squad => read(std::slice::from_ref(&options.input))?,
+        DataFormat::Squad => read_unanswered(std::slice::from_ref(&options.input))?,
         _ => table_questions(format, options)?,
     };
+    let mut questions = questions;
+    questions.iter_mut().for_each(|question| question.may_be_unanswerable |= options.version_2_with_negative);
     let encoder =
         tokenizer.window_encoder(max_length, 128.min(max_length / 3), folder.config.type_vocab_size().is_some())?;
     let data = SquadData::new(questions, &encoder, SpanOptions::default())?;
@@ -196,6 +213,7 @@ fn answers(
         let both = forward(folder, Task::QuestionAnswering, &examples, device)?;
         let column = |column| read_values(span_logits(both.clone(), examples.len(), column));
         let (start, end) = (column(0)?, column(1)?);
+        finite(&start, &format_args!("window {first}")).and_then(|()| finite(&end, &format_args!("window {first}")))?;
         let tokens = start.len() / examples.len();
         let each = start.chunks(tokens).zip(end.chunks(tokens));
         logits.extend(each.map(|(start, end)| SpanLogits { start: start.to_vec(), end: end.to_vec() }));
@@ -225,7 +243,7 @@ fn table_questions(format: DataFormat, options: &PredictOptions) -> Result<Vec<Q
             text: row.text,
             context: row.text_pair.unwrap_or_default().into(),
             answers: Vec::new(),
-            may_be_unanswerable: false,
+            may_be_unanswerable: options.version_2_with_negative,
         })
     };
     table.rows().enumerate().map(question).collect()

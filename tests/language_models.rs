@@ -265,7 +265,7 @@ fn what_cannot_be_masked_is_refused() {
         assert!(!path.join("run").exists());
     };
     refused("gpt2.toml", &["data.task=mlm"], 2, &["the tokenizer has no mask token"]);
-    refused("bert.toml", &["data.task=clm"], 2, &["bert has no CausalLm head"]);
+    refused("bert.toml", &["data.task=clm"], 2, &["bert has no head for it"]);
     let csv = ["data.format=csv", "data.documents=file", "data.train=[\"train.csv\"]", "data.text_column=body"];
     refused("bert.toml", &csv, 3, &["data.train", "train.csv", "no column \"body\"; there are \"n\", \"text\""]);
     std::fs::write(path.join("blank.txt"), "\n \n").unwrap();

@@ -198,6 +198,12 @@ fn without_a_checkpoint_it_begins_and_a_foreign_folder_is_left_alone() {
     write(folder.path(), "clm");
     succeeds(&mut train(folder.path(), "run", &["--resume", "--set", "trainer.max_steps=3"]));
     assert!(folder.path().join("run/model/config.json").is_file());
+    // What a run without a whole checkpoint has left is not replaced by a run that was to continue it.
+    std::fs::remove_dir_all(folder.path().join("run/checkpoints")).unwrap();
+    let before = std::fs::read(folder.path().join("run/model/model.safetensors")).unwrap();
+    let resume = ["--resume", "--set", "trainer.max_steps=3"];
+    fails(&mut train(folder.path(), "run", &resume), 3, &["no whole checkpoint to continue from", "overwrite"]);
+    assert!(std::fs::read(folder.path().join("run/model/model.safetensors")).unwrap() == before);
     let foreign = folder.path().join("foreign");
     std::fs::create_dir(&foreign).unwrap();
     std::fs::write(foreign.join("thesis.txt"), "dear").unwrap();

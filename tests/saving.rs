@@ -251,3 +251,26 @@ fn a_model_is_packed_and_the_cache_is_listed_and_cleared() {
     assert!(cache("clear").contains("removed 1 entries, 2.00 KiB"));
     assert!(cache("list").contains("0 entries"));
 }
+
+#[test]
+fn the_best_model_is_saved_also_when_no_save_was_due() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "sequence-classification");
+    // A rate that makes the loss worse, so that the best evaluation is an early one.
+    let sets = [
+        "trainer.learning_rate=0.5",
+        "trainer.warmup_steps=0",
+        "trainer.eval_steps=1",
+        "trainer.save_steps=4",
+        "trainer.max_steps=5",
+        "trainer.load_best_model_at_end=true",
+    ];
+    succeeds(train(folder.path(), "run", &[]).args(sets.iter().flat_map(|set| ["--set", set])));
+    let run = folder.path().join("run");
+    let losses =
+        rows(&run).into_iter().filter_map(|row| Some((row.get("eval_loss")?.as_f64()?, row["step"].as_u64()?)));
+    let best = losses.min_by(|a, b| a.0.total_cmp(&b.0)).unwrap().1;
+    assert!(best < 4, "the best evaluation is not one whose step is saved anyway: {best}");
+    let file = |path: &str| std::fs::read(run.join(path)).unwrap();
+    assert!(file("model/model.safetensors") == file(&format!("checkpoints/step-{best:06}/model.safetensors")));
+}

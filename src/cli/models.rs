@@ -102,6 +102,9 @@ pub(super) struct PredictArgs {
     /// The column with the second text of a pair, or with the context of a question
     #[arg(long)]
     text_pair_column: Option<String>,
+    /// Whether "no answer" may be the answer to a question, as in SQuAD 2.0
+    #[arg(long)]
+    version_2_with_negative: bool,
     /// Rows of a forward pass
     #[arg(long, default_value_t = 8)]
     batch_size: usize,
@@ -162,14 +165,11 @@ pub(super) fn run_generate(args: &GenerateArgs) -> Result<()> {
         seed: args.seed,
         stop,
     };
-    if stream(&args.prompt)?.is_break() {
-        return Ok(());
-    }
-    // A token may end in the middle of a character: text is shown as far as it is whole.
+    // Nothing is shown before the first token, so that what is refused leaves no half line. A token may end in the middle of a character: text is shown as far as it is whole.
     let (mut tokens, mut shown, mut failed) = (Vec::new(), 0, None);
     generate(&folder.model, &folder.config, &device, &prompt, &options, |token| {
         tokens.push(token);
-        let text = tokenizer.decode(&tokens).unwrap_or_default();
+        let text = format!("{}{}", args.prompt, tokenizer.decode(&tokens).unwrap_or_default());
         let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len().max(shown);
         match stream(text.get(shown..whole).unwrap_or_default()) {
             Ok(reader) => {
@@ -185,7 +185,7 @@ pub(super) fn run_generate(args: &GenerateArgs) -> Result<()> {
     if let Some(error) = failed {
         return Err(error);
     }
-    let rest = tokenizer.decode(&tokens)?;
+    let rest = format!("{}{}", args.prompt, tokenizer.decode(&tokens)?);
     say(rest.get(shown..).unwrap_or_default())
 }
 
@@ -211,6 +211,7 @@ pub(super) fn run_predict(args: &PredictArgs) -> Result<()> {
         format,
         text_column: args.text_column.clone(),
         text_pair_column: args.text_pair_column.clone(),
+        version_2_with_negative: args.version_2_with_negative,
         batch_size: args.batch_size,
         max_length: args.max_length,
     };
@@ -228,6 +229,12 @@ pub(super) fn run_predict(args: &PredictArgs) -> Result<()> {
         predict(&folder, task, &options, &device, &mut |prediction| writeln!(writer, "{prediction}").map_err(io))?;
     writer.flush().map_err(io)?;
     drop(writer);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(aside.path(), std::fs::Permissions::from_mode(0o644)).map_err(io)?;
+    }
+    aside.as_file().sync_all().map_err(io)?;
     aside.persist(out).map_err(|error| io(error.error))?;
     say(format!("wrote {count} predictions to {}", out.display()))
 }

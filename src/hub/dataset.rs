@@ -40,7 +40,13 @@ pub fn dataset_files_with(pattern: &str, settings: &HubSettings) -> Result<Vec<P
     if let Some(commit) = cached.commit() {
         let snapshot = cached.snapshot(&commit);
         let names = choose(&patterns, &names_in(&snapshot));
-        if !names.is_empty() && is_complete(&names) {
+        // A glob may match more on the Hub than the cache has, unless the names say how many parts there are.
+        let literal = matches!(&patterns[..], [only] if !only.as_str().contains(['*', '?', '[']));
+        let numbered = names.iter().all(|name| name.contains("-of-"));
+        if !names.is_empty() && is_complete(&names) && (settings.offline || literal || numbered) {
+            if settings.offline && !literal && !numbered {
+                eprintln!("warning: {pattern}: offline, so only the {} file(s) in the cache are used", names.len());
+            }
             return Ok(names.iter().map(|name| snapshot.join(name)).collect());
         }
     }

@@ -14,13 +14,14 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub use read::{Answer, Question, read};
+pub use read::{Answer, Question, read, read_unanswered};
 pub use score::{Scores, exact_match, f1, scores};
 pub use spans::{Prediction, SpanLogits, SpanOptions, best_answers};
 pub use windows::{Window, WindowEncoder};
 
 use crate::data::{Dataset, Example, Label};
 use crate::error::{Error, Result};
+use crate::signals;
 
 /// Questions and the windows they were cut into. A window is an example.
 #[derive(Debug, Clone)]
@@ -46,6 +47,9 @@ impl SquadData {
     pub fn new(questions: Vec<Question>, encoder: &WindowEncoder, options: SpanOptions) -> Result<Self> {
         let mut windows = Vec::new();
         for (index, question) in questions.iter().enumerate() {
+            if let Some(signal) = signals::received() {
+                return Err(signal.error("stopped before the first step"));
+            }
             windows.extend(encoder.windows(index, question)?);
         }
         Ok(Self { questions: questions.into(), windows: windows.into(), options })

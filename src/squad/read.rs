@@ -65,9 +65,21 @@ struct Entry {
 /// A file that cannot be read or is no SQuAD JSON; an answer that is not in its context at the place it names; no
 /// question.
 pub fn read(files: &[PathBuf]) -> Result<Vec<Question>> {
+    read_as(files, true)
+}
+
+/// As [`read`], for answers that are yet to be found: those in the files are not looked at.
+///
+/// # Errors
+/// A file that cannot be read or is no SQuAD JSON; no question.
+pub fn read_unanswered(files: &[PathBuf]) -> Result<Vec<Question>> {
+    read_as(files, false)
+}
+
+fn read_as(files: &[PathBuf], answered: bool) -> Result<Vec<Question>> {
     let mut questions = Vec::new();
     for file in files {
-        read_file(file, &mut questions)?;
+        read_file(file, answered, &mut questions)?;
     }
     if questions.is_empty() {
         let first = files.first().map(|file| file.display().to_string()).unwrap_or_default();
@@ -76,7 +88,7 @@ pub fn read(files: &[PathBuf]) -> Result<Vec<Question>> {
     Ok(questions)
 }
 
-fn read_file(path: &Path, questions: &mut Vec<Question>) -> Result<()> {
+fn read_file(path: &Path, answered: bool, questions: &mut Vec<Question>) -> Result<()> {
     let shown = path.display();
     let bytes = std::fs::read(path).map_err(|error| Error::io(format!("read {shown}"), &error))?;
     let file: File = serde_json::from_slice(&bytes).map_err(|error| {
@@ -91,8 +103,8 @@ fn read_file(path: &Path, questions: &mut Vec<Question>) -> Result<()> {
         let context: Arc<str> = paragraph.context.as_str().into();
         for entry in &paragraph.qas {
             let impossible = entry.is_impossible.unwrap_or(false);
-            let answers = if impossible { Vec::new() } else { entry.answers.clone() };
-            if answers.is_empty() && !version_2 {
+            let answers = if impossible || !answered { Vec::new() } else { entry.answers.clone() };
+            if answers.is_empty() && answered && !version_2 {
                 return Err(Error::data(format!("{shown}: question {}: it has no answer", entry.id))
                     .help("questions without an answer are marked `\"is_impossible\": true` (SQuAD 2.0)"));
             }

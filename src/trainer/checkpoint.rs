@@ -176,7 +176,7 @@ impl Checkpoint {
                 Ok(checkpoint) => return Ok(Some(checkpoint)),
                 Err(Fault::Refused(error)) => return Err(error),
                 Err(Fault::Damaged(what)) => {
-                    eprintln!("warning: {} is damaged ({what}); using the checkpoint before it", path.display());
+                    eprintln!("warning: {} is damaged ({what}) and skipped", path.display());
                     let aside = path.with_extension("damaged");
                     let _ = fs::remove_dir_all(&aside);
                     let _ = fs::rename(&path, &aside);

@@ -123,6 +123,17 @@ impl RunFolder {
         if let Some(found) = &found {
             found.state.promise.kept_by(&promise, found.state.step).map_err(|e| e.at(found.path.display()))?;
         }
+        if found.is_none() && plan.config.run.on_existing == OnExisting::Resume {
+            // What is there is somebody's work: only `overwrite` may replace it.
+            let kept = fs::read_dir(&checkpoints).is_ok_and(|mut entries| entries.next().is_some());
+            if kept || path.join("model").exists() {
+                return Err(Error::data(format!(
+                    "run.output_dir: {} holds a run, but no whole checkpoint to continue from",
+                    path.display()
+                ))
+                .help("set run.output_dir to another folder, or run.on_existing = \"overwrite\" to replace it"));
+            }
+        }
         let stale: &[&str] = match &found {
             Some(_) => &["all_results.json"],
             None => ENTRIES,

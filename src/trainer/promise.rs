@@ -91,6 +91,10 @@ impl Promise {
         settings.insert("trainer.data_seed".into(), json!(plan.config.trainer.data_seed()));
         let (micro, accumulation) = (plan.batch.micro, plan.batch.accumulation);
         settings.insert("examples in an optimizer step".into(), json!(micro * accumulation));
+        if plan.config.trainer.dataloader_drop_last {
+            // What an epoch leaves out depends on the micro-batch.
+            settings.insert("examples of an epoch".into(), json!(plan.steps.train_examples / micro * micro));
+        }
         if plan.task.sums_micro_batches() {
             settings.insert("trainer.per_device_train_batch_size".into(), json!(micro));
         }

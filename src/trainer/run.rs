@@ -97,7 +97,7 @@ impl Trainer {
             best,
             is_best: false,
             pending_evaluation,
-            evaluation: None,
+            evaluation: checkpoint.and_then(|_| folder.metrics.last_evaluation()),
             clock: Clock::start(progress),
             saver: Saver::new(folder.checkpoints(), trainer.save_total_limit),
         })
@@ -128,11 +128,14 @@ impl Trainer {
 
     /// Whether a checkpoint follows step `step` by `trainer.save_strategy`.
     pub(super) fn saves_after(&self, step: u64, epoch_ended: bool, run_ends: bool, is_best: bool) -> bool {
-        match self.plan.config.trainer.save_strategy {
+        let trainer = &self.plan.config.trainer;
+        // What is to be loaded at the end has to be on disk, also when no save was due.
+        let wanted = is_best && trainer.load_best_model_at_end;
+        match trainer.save_strategy {
             SaveStrategy::No => false,
             SaveStrategy::Best => is_best,
-            SaveStrategy::Epoch => epoch_ended || run_ends,
-            SaveStrategy::Steps => step.is_multiple_of(self.plan.save_steps as u64) || run_ends,
+            SaveStrategy::Epoch => epoch_ended || run_ends || wanted,
+            SaveStrategy::Steps => step.is_multiple_of(self.plan.save_steps as u64) || run_ends || wanted,
         }
     }
 
@@ -189,6 +192,10 @@ impl Trainer {
             return Ok(());
         }
         let path = folder.checkpoints().join(checkpoint::name(step));
+        if !path.exists() {
+            eprintln!("warning: the best checkpoint, {}, was not kept; the model is the last one", path.display());
+            return Ok(());
+        }
         let checkpoint = Checkpoint::open(&path).map_err(|error| error.at("trainer.load_best_model_at_end"))?;
         self.load_weights(&checkpoint.path)
     }

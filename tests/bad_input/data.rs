@@ -173,7 +173,7 @@ fn rows_of_berts_tasks() {
     );
     place.write("bert.toml", format!("{rows}\"clm\"\n"));
     place.write("bad.jsonl", "{\"input_ids\": [1, 2]}");
-    place.refused("bert.toml", &[], 2, &["bert has no CausalLm head"]);
+    place.refused("bert.toml", &[], 2, &["bert has no head for it"]);
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn forward_and_generate_refuse_the_same() {
     fails(&mut place.kiln(&missing), 1, &["cannot read none.json"]);
     assert!(!place.path("out.safetensors").exists());
 
-    fails(&mut place.kiln(&["generate", model, "--prompt", "a"]), 2, &["bert has no CausalLm head"]);
+    fails(&mut place.kiln(&["generate", model, "--prompt", "a"]), 2, &["bert has no head for it"]);
     let model = fixture("gpt2-lm").join("model");
     let model = model.to_str().unwrap();
     fails(
