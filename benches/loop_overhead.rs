@@ -98,7 +98,7 @@ fn bare_step_ms(plan: &RunPlan) -> f64 {
     for batch in batches {
         let loss = batch.loss(model.forward(batch.input.clone(), true)).unwrap();
         let grads = GradientsParams::from_grads(loss.sum.backward(), &model);
-        let (scale, _) = scale_and_norm(global_norm(&model, &grads), loss.count as f64, Some(1.0));
+        let (scale, _) = scale_and_norm(global_norm(&model, &grads, model.ops()), loss.count as f64, Some(1.0));
         model = optimizer.step(model, grads, &scale, 1e-4);
     }
     device.sync().unwrap();

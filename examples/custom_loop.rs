@@ -52,7 +52,7 @@ fn main() -> Result<()> {
         let logits = model.forward(batch.input.clone(), true);
         let loss = batch.loss(logits)?; // a sum and a count
         let grads = GradientsParams::from_grads(loss.sum.backward(), &model);
-        let (scale, norm) = scale_and_norm(global_norm(&model, &grads), loss.count as f64, Some(1.0));
+        let (scale, norm) = scale_and_norm(global_norm(&model, &grads, model.ops()), loss.count as f64, Some(1.0));
         model = optimizer.step(model, grads, &scale, schedule.lr(step));
         if (step + 1) % 10 == 0 {
             let values = read_scalars(vec![loss.sum.inner(), norm])?; // the only values that leave the device

@@ -7,9 +7,10 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Bool, Device, Int, Tensor};
 
 use crate::config::BertConfig;
-use crate::layers::{
-    Activation, Embedding, LayerNorm, Linear, attention, dropout, merge_heads, padding_mask, split_heads,
-};
+use crate::layers::{Activation, Embedding, LayerNorm, Linear};
+use crate::ops::Ops;
+use crate::ops::attention::{Attention, Mask, Qkv};
+use crate::ops::dropout::dropout;
 use crate::variant::BertVariant;
 
 /// The transformer body: token ids to hidden states, and the pooled first token where the head wants it.
@@ -19,6 +20,9 @@ pub struct BertModel {
     pub embeddings: BertEmbeddings,
     encoder: BertEncoder,
     pooler: Option<BertPooler>,
+    /// In which form the model computes.
+    #[module(skip)]
+    pub ops: Ops,
 }
 
 /// Sum of word, position and token-type embeddings, normalised.
@@ -140,6 +144,7 @@ impl BertModel {
                 },
                 variant: config.variant,
             }),
+            ops: Ops::Plain,
         }
     }
 
@@ -154,13 +159,13 @@ impl BertModel {
         token_type_ids: Option<Tensor<2, Int>>,
         train: bool,
     ) -> Tensor<2> {
-        let [batch, _] = input_ids.dims();
-        let hidden = attention_mask.map(padding_mask); // [batch, 1, 1, seq]
-        let mut x = self.embeddings.forward(input_ids, token_type_ids, train);
+        let ([batch, seq], ops) = (input_ids.dims(), self.ops);
+        let mask = Mask::new(seq, false, attention_mask, &input_ids.device(), ops);
+        let mut x = self.embeddings.forward(input_ids, token_type_ids, train, ops);
         for layer in &self.encoder.layer {
-            let attended = layer.attention.forward(x, batch, hidden.clone(), train);
-            let inner = layer.intermediate.activation.forward(layer.intermediate.dense.forward(attended.clone()));
-            x = layer.output.forward(inner, attended, train);
+            let attended = layer.attention.forward(x, batch, &mask, train, ops);
+            let inner = layer.intermediate.dense.activated(attended.clone(), layer.intermediate.activation, ops);
+            x = layer.output.forward(inner, attended, train, ops);
         }
         x
     }
@@ -172,7 +177,7 @@ impl BertModel {
         let first = x.reshape([batch, rows / batch, d]).slice([0..batch, 0..1, 0..d]).reshape([batch, d]);
         match &self.pooler {
             Some(pooler) => {
-                let y = pooler.dense.forward(dropout(first, pooler.dropout, train));
+                let y = pooler.dense.forward(dropout(first, pooler.dropout, train, self.ops), self.ops);
                 match pooler.variant {
                     BertVariant::Bert | BertVariant::Roberta => y.tanh(),
                     BertVariant::DistilBert => relu(y),
@@ -184,11 +189,17 @@ impl BertModel {
 }
 
 impl BertEmbeddings {
-    fn forward(&self, input_ids: Tensor<2, Int>, token_type_ids: Option<Tensor<2, Int>>, train: bool) -> Tensor<2> {
+    fn forward(
+        &self,
+        input_ids: Tensor<2, Int>,
+        token_type_ids: Option<Tensor<2, Int>>,
+        train: bool,
+        ops: Ops,
+    ) -> Tensor<2> {
         let [batch, seq] = input_ids.dims();
-        let words = self.word_embeddings.forward(input_ids.clone().reshape([batch * seq])); // [batch * seq, hidden]
+        let words = self.word_embeddings.forward(input_ids.clone().reshape([batch * seq]), ops); // [batch * seq, hidden]
         let x = match (&self.token_type_embeddings, token_type_ids) {
-            (Some(table), Some(ids)) => words + table.forward(ids.reshape([batch * seq])),
+            (Some(table), Some(ids)) => words + table.forward(ids.reshape([batch * seq]), ops),
             (Some(table), None) => {
                 let d = words.dims()[1];
                 words + table.weight.val().slice([0..1, 0..d])
@@ -198,10 +209,11 @@ impl BertEmbeddings {
         let x = match self.position_padding {
             None => self.position_embeddings.positions(x, batch, 0),
             Some(padding) => {
-                x + self.position_embeddings.forward(roberta_positions(input_ids, padding).reshape([batch * seq]))
+                let positions = roberta_positions(input_ids, padding).reshape([batch * seq]);
+                x + self.position_embeddings.forward(positions, ops)
             }
         };
-        dropout(self.layer_norm.forward(x), self.dropout, train)
+        dropout(self.layer_norm.forward(x, ops), self.dropout, train, ops)
     }
 }
 
@@ -213,18 +225,20 @@ fn roberta_positions(input_ids: Tensor<2, Int>, padding: usize) -> Tensor<2, Int
 }
 
 impl BertAttention {
-    fn forward(&self, x: Tensor<2>, batch: usize, hidden: Option<Tensor<4, Bool>>, train: bool) -> Tensor<2> {
-        let projections = &self.self_;
-        let heads = |linear: &Linear| split_heads(linear.forward(x.clone()), batch, projections.num_heads);
-        let (query, key, value) = (heads(&projections.query), heads(&projections.key), heads(&projections.value));
-        let scale = 1.0 / (query.dims()[3] as f64).sqrt();
-        let context = attention(query, key, value, hidden, scale, projections.dropout, train);
-        self.output.forward(merge_heads(context), x, train)
+    fn forward(&self, x: Tensor<2>, batch: usize, mask: &Mask, train: bool, ops: Ops) -> Tensor<2> {
+        let BertSelfAttention { query, key, value, num_heads: heads, dropout } = &self.self_;
+        let project = |linear: &Linear| linear.forward(x.clone(), ops); // [batch * seq, hidden]
+        let (query, key, value) = (project(query), project(key), project(value));
+        let scale = 1.0 / ((query.dims()[1] / heads) as f64).sqrt();
+        let attention = Attention { batch, heads: *heads, scale, dropout: *dropout, train };
+        let context = attention.forward(Qkv::Separate { query, key, value }, mask);
+        self.output.forward(context, x, train, ops)
     }
 }
 
 impl BertOutput {
-    fn forward(&self, x: Tensor<2>, residual: Tensor<2>, train: bool) -> Tensor<2> {
-        self.layer_norm.forward(dropout(self.dense.forward(x), self.dropout, train) + residual)
+    fn forward(&self, x: Tensor<2>, residual: Tensor<2>, train: bool, ops: Ops) -> Tensor<2> {
+        let x = dropout(self.dense.forward(x, ops), self.dropout, train, ops);
+        self.layer_norm.forward_sum(x, residual, ops)
     }
 }

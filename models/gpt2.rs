@@ -5,9 +5,10 @@ use burn::module::Module;
 use burn::tensor::{Bool, Device, Int, Tensor};
 
 use crate::config::Gpt2Config;
-use crate::layers::{
-    Activation, Conv1D, Embedding, LayerNorm, attention, causal_mask, dropout, merge_heads, padding_mask, split_heads,
-};
+use crate::layers::{Activation, Conv1D, Embedding, LayerNorm, attention, causal_mask, merge_heads, split_heads};
+use crate::ops::Ops;
+use crate::ops::attention::{Attention, Mask, Qkv};
+use crate::ops::dropout::dropout;
 
 /// The transformer body: token ids to normalised hidden states.
 #[derive(Module, Debug)]
@@ -21,6 +22,9 @@ pub struct Gpt2Model {
     /// The last normalisation.
     pub ln_f: LayerNorm,
     embd_pdrop: f64,
+    /// In which form the model computes.
+    #[module(skip)]
+    pub ops: Ops,
 }
 
 /// One block: attention and feed-forward, each after a LayerNorm and added to its input.
@@ -96,6 +100,7 @@ impl Gpt2Model {
             h: (0..config.n_layer).map(|_| Gpt2Block::new(config, device)).collect(),
             ln_f: LayerNorm::new(config.n_embd, config.layer_norm_epsilon, device),
             embd_pdrop: config.embd_pdrop,
+            ops: Ops::Plain,
         }
     }
 
@@ -109,26 +114,29 @@ impl Gpt2Model {
         mut cache: Option<&mut KvCache>,
         train: bool,
     ) -> Tensor<2> {
-        let [batch, seq] = input_ids.dims();
+        let ([batch, seq], ops) = (input_ids.dims(), self.ops);
         let device = input_ids.device();
         let past = cache.as_ref().map_or(0, |cache| cache.len());
-        let tokens = self.wte.forward(input_ids.reshape([batch * seq])); // [batch * seq, n_embd]
-        let mut x = dropout(self.wpe.positions(tokens, batch, past), self.embd_pdrop, train);
-
-        let causal = causal_mask(seq, past, &device); // [1, 1, seq, past + seq]
-        let hidden = match attention_mask {
-            Some(mask) => {
-                let shape = [batch, 1, seq, past + seq];
-                padding_mask(mask).expand(shape).bool_or(causal.expand(shape))
-            }
-            None => causal,
+        let tokens = self.wte.forward(input_ids.reshape([batch * seq]), ops); // [batch * seq, n_embd]
+        let mut x = dropout(self.wpe.positions(tokens, batch, past), self.embd_pdrop, train, ops);
+        let visible = match cache {
+            Some(_) => Visible::Cached(causal_mask(seq, past, &device)), // [1, 1, seq, past + seq]
+            None => Visible::Whole(Mask::new(seq, true, attention_mask, &device, ops)),
         };
         for (index, block) in self.h.iter().enumerate() {
             let cache = cache.as_deref_mut().map(|cache| (cache, index));
-            x = block.forward(x, batch, hidden.clone(), cache, train);
+            x = block.forward(x, batch, &visible, cache, train, ops);
         }
-        self.ln_f.forward(x)
+        self.ln_f.forward(x, ops)
     }
+}
+
+/// Which keys the tokens of a forward pass see.
+enum Visible {
+    /// The pass holds whole sequences.
+    Whole(Mask),
+    /// The tokens continue those of a cache: true where a key is hidden.
+    Cached(Tensor<4, Bool>),
 }
 
 impl Gpt2Block {
@@ -161,39 +169,43 @@ impl Gpt2Block {
         &self,
         x: Tensor<2>,
         batch: usize,
-        hidden: Tensor<4, Bool>,
+        visible: &Visible,
         cache: Option<(&mut KvCache, usize)>,
         train: bool,
+        ops: Ops,
     ) -> Tensor<2> {
-        let x = x.clone() + self.attn.forward(self.ln_1.forward(x), batch, hidden, cache, train);
-        x.clone() + self.mlp.forward(self.ln_2.forward(x), train)
+        let attended = self.attn.forward(self.ln_1.forward(x.clone(), ops), batch, visible, cache, train, ops);
+        let x = self.attn.c_proj.onto_residual(attended, x, self.attn.resid_pdrop, train, ops);
+        let inner = self.mlp.c_fc.activated(self.ln_2.forward(x.clone(), ops), self.mlp.activation, ops);
+        self.mlp.c_proj.onto_residual(inner, x, self.mlp.resid_pdrop, train, ops) // inner: [batch * seq, n_inner]
     }
 }
 
 impl Gpt2Attention {
+    /// What `c_proj` projects, `[batch * seq, n_embd]`.
     fn forward(
         &self,
         x: Tensor<2>,
         batch: usize,
-        hidden: Tensor<4, Bool>,
+        visible: &Visible,
         cache: Option<(&mut KvCache, usize)>,
         train: bool,
+        ops: Ops,
     ) -> Tensor<2> {
         let [rows, d] = x.dims();
-        let qkv = self.c_attn.forward(x); // [batch * seq, 3 * n_embd]
+        let qkv = self.c_attn.forward(x, ops); // [batch * seq, 3 * n_embd]
+        let hidden = match visible {
+            Visible::Cached(hidden) => hidden.clone(),
+            Visible::Whole(mask) => {
+                let Self { n_head: heads, scale, attn_pdrop: dropout, .. } = *self;
+                return Attention { batch, heads, scale, dropout, train }.forward(Qkv::Packed(qkv), mask);
+            }
+        };
         let part = |i: usize| split_heads(qkv.clone().slice([0..rows, i * d..(i + 1) * d]), batch, self.n_head);
         let (query, mut key, mut value) = (part(0), part(1), part(2)); // [batch, heads, seq, head_dim]
         if let Some((cache, index)) = cache {
             (key, value) = cache.append(index, key, value);
         }
-        let context = attention(query, key, value, Some(hidden), self.scale, self.attn_pdrop, train);
-        dropout(self.c_proj.forward(merge_heads(context)), self.resid_pdrop, train)
-    }
-}
-
-impl Gpt2Mlp {
-    fn forward(&self, x: Tensor<2>, train: bool) -> Tensor<2> {
-        let inner = self.activation.forward(self.c_fc.forward(x)); // [batch * seq, n_inner]
-        dropout(self.c_proj.forward(inner), self.resid_pdrop, train)
+        merge_heads(attention(query, key, value, Some(hidden), self.scale, self.attn_pdrop, train))
     }
 }

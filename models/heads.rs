@@ -10,6 +10,7 @@ use crate::config::{BertConfig, Gpt2Config, ModelConfig};
 use crate::error::{Error, Result};
 use crate::gpt2::{Gpt2Model, KvCache};
 use crate::layers::{Activation, LayerNorm, Linear, dropout, uninitialized};
+use crate::ops::Ops;
 use crate::variant::BertVariant;
 
 /// Which head stands on the body. The names of the classes are Hugging Face's.
@@ -66,6 +67,17 @@ pub struct ModelInput {
     /// `[batch]`: index of the last valid token of each sequence, which GPT-2's classification head reads; none means the
     /// last position.
     pub last_token: Option<Tensor<1, Int>>,
+}
+
+/// What a language model's logits are the product of: `logits = x weight^T + bias`.
+#[derive(Debug, Clone)]
+pub struct VocabularyProjection {
+    /// Hidden states, `[batch * seq, width]`.
+    pub x: Tensor<2>,
+    /// `[vocab_size, width]`
+    pub weight: Tensor<2>,
+    /// `[vocab_size]`
+    pub bias: Option<Tensor<1>>,
 }
 
 /// GPT-2 with the language model head, which is the token embedding again.
@@ -185,23 +197,77 @@ impl Model {
                     }
                     None => x.reshape([batch, seq, d]).slice([0..batch, seq - 1..seq, 0..d]).reshape([batch, d]),
                 };
-                model.score.forward(last)
+                model.score.forward(last, model.transformer.ops)
             }
             Self::BertMlm(model) | Self::RobertaMlm(model) | Self::DistilBertMlm(model) => {
                 let x = model.bert.forward(input_ids, attention_mask, token_type_ids, train);
-                model.cls.predictions.forward(x, model.bert.embeddings.word_embeddings.weight.val())
+                let x = model.cls.predictions.transformed(x, model.bert.ops);
+                let words = model.bert.embeddings.word_embeddings.weight.val();
+                x.matmul(words.transpose()) + model.cls.predictions.bias.val().unsqueeze()
             }
             Self::BertClassification(model)
             | Self::RobertaClassification(model)
             | Self::DistilBertClassification(model) => {
                 let x = model.bert.forward(input_ids, attention_mask, token_type_ids, train);
-                model.classifier.forward(dropout(model.bert.pooled(x, batch, train), model.dropout, train))
+                model
+                    .classifier
+                    .forward(dropout(model.bert.pooled(x, batch, train), model.dropout, train), model.bert.ops)
             }
             Self::BertSpan(model) | Self::RobertaSpan(model) | Self::DistilBertSpan(model) => {
                 let x = model.bert.forward(input_ids, attention_mask, token_type_ids, train);
-                model.qa_outputs.forward(dropout(x, model.dropout, train))
+                model.qa_outputs.forward(dropout(x, model.dropout, train), model.bert.ops)
             }
         }
+    }
+
+    /// What [`forward`](Self::forward) would multiply to get the logits of a language model, for a loss that never holds
+    /// them all ([`CrossEntropy`](crate::ops::cross_entropy::CrossEntropy)); none for the other heads.
+    pub fn vocabulary_projection(&self, input: ModelInput, train: bool) -> Option<VocabularyProjection> {
+        let ModelInput { input_ids, attention_mask, token_type_ids, .. } = input;
+        match self {
+            Self::Gpt2Lm(model) => Some(VocabularyProjection {
+                x: model.transformer.forward(input_ids, attention_mask, None, train),
+                weight: model.transformer.wte.weight.val(),
+                bias: None,
+            }),
+            Self::BertMlm(model) | Self::RobertaMlm(model) | Self::DistilBertMlm(model) => {
+                let x = model.bert.forward(input_ids, attention_mask, token_type_ids, train);
+                Some(VocabularyProjection {
+                    x: model.cls.predictions.transformed(x, model.bert.ops),
+                    weight: model.bert.embeddings.word_embeddings.weight.val(),
+                    bias: Some(model.cls.predictions.bias.val()),
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// In which form the model computes; [`Ops::Plain`] until [`with_ops`](Self::with_ops) changes it.
+    pub fn ops(&self) -> Ops {
+        match self {
+            Self::Gpt2Lm(model) => model.transformer.ops,
+            Self::Gpt2Classification(model) => model.transformer.ops,
+            Self::BertMlm(model) | Self::RobertaMlm(model) | Self::DistilBertMlm(model) => model.bert.ops,
+            Self::BertClassification(model)
+            | Self::RobertaClassification(model)
+            | Self::DistilBertClassification(model) => model.bert.ops,
+            Self::BertSpan(model) | Self::RobertaSpan(model) | Self::DistilBertSpan(model) => model.bert.ops,
+        }
+    }
+
+    /// The same model, computing in the form `ops`, which its device must have (see [`Ops::fused`]).
+    #[must_use]
+    pub fn with_ops(mut self, ops: Ops) -> Self {
+        match &mut self {
+            Self::Gpt2Lm(model) => model.transformer.ops = ops,
+            Self::Gpt2Classification(model) => model.transformer.ops = ops,
+            Self::BertMlm(model) | Self::RobertaMlm(model) | Self::DistilBertMlm(model) => model.bert.ops = ops,
+            Self::BertClassification(model)
+            | Self::RobertaClassification(model)
+            | Self::DistilBertClassification(model) => model.bert.ops = ops,
+            Self::BertSpan(model) | Self::RobertaSpan(model) | Self::DistilBertSpan(model) => model.bert.ops = ops,
+        }
+        self
     }
 }
 
@@ -247,10 +313,9 @@ impl BertForMaskedLm {
 }
 
 impl BertLmPredictionHead {
-    /// `x [n, hidden_size]`, `words [vocab_size, hidden_size]` -> `[n, vocab_size]`
-    fn forward(&self, x: Tensor<2>, words: Tensor<2>) -> Tensor<2> {
-        let x = self.transform.activation.forward(self.transform.dense.forward(x));
-        self.transform.layer_norm.forward(x).matmul(words.transpose()) + self.bias.val().unsqueeze()
+    /// What the words are compared with: `[n, hidden_size] -> [n, hidden_size]`
+    fn transformed(&self, x: Tensor<2>, ops: Ops) -> Tensor<2> {
+        self.transform.layer_norm.forward(self.transform.dense.activated(x, self.transform.activation, ops), ops)
     }
 }
 

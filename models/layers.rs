@@ -2,11 +2,14 @@
 //!
 //! Activations are two-dimensional, `[batch * seq, features]`, everywhere outside attention. With a third dimension Burn
 //! computes a weight gradient per sequence and sums them afterwards; with two it is one matrix product.
-//! Every formula here is a plain composition of Burn operations, so autodiff derives the backward pass from it.
+//! A layer's `ops` argument says in which form it computes: composed of Burn's operations, from which autodiff derives the
+//! backward pass, or by Kiln's fused kernels (`ops`).
 
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::activation::softmax;
 use burn::tensor::{Bool, Device, Distribution, FloatDType, Int, Shape, Tensor};
+
+use crate::ops::{self, Ops};
 
 /// `y = x W + b` with `W` stored as `[in, out]`, like Hugging Face's GPT-2 `Conv1D`; torch's `Linear` files hold the
 /// transpose, which `weights` turns around.
@@ -34,11 +37,18 @@ impl Linear {
     }
 
     /// `[n, in] -> [n, out]`
-    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let y = x.matmul(self.weight.val());
+    pub fn forward(&self, x: Tensor<2>, ops: Ops) -> Tensor<2> {
         match &self.bias {
-            Some(bias) => y + bias.val().unsqueeze(),
-            None => y,
+            Some(bias) => ops::linear::linear(x, self.weight.val(), bias.val(), ops),
+            None => x.matmul(self.weight.val()),
+        }
+    }
+
+    /// `activation(x W + b)`: `[n, in] -> [n, out]`
+    pub fn activated(&self, x: Tensor<2>, activation: Activation, ops: Ops) -> Tensor<2> {
+        match &self.bias {
+            Some(bias) => ops::gelu::bias_gelu(x.matmul(self.weight.val()), bias.val(), activation, ops),
+            None => activation.forward(x.matmul(self.weight.val())),
         }
     }
 }
@@ -50,8 +60,19 @@ impl Conv1D {
     }
 
     /// `[n, in] -> [n, out]`
-    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        x.matmul(self.weight.val()) + self.bias.val().unsqueeze()
+    pub fn forward(&self, x: Tensor<2>, ops: Ops) -> Tensor<2> {
+        ops::linear::linear(x, self.weight.val(), self.bias.val(), ops)
+    }
+
+    /// `activation(x W + b)`: `[n, in] -> [n, out]`
+    pub fn activated(&self, x: Tensor<2>, activation: Activation, ops: Ops) -> Tensor<2> {
+        ops::gelu::bias_gelu(x.matmul(self.weight.val()), self.bias.val(), activation, ops)
+    }
+
+    /// `residual + dropout(x W + b)`: `x [n, in]`, `residual [n, out]` -> `[n, out]`
+    pub fn onto_residual(&self, x: Tensor<2>, residual: Tensor<2>, p: f64, train: bool, ops: Ops) -> Tensor<2> {
+        let x = x.matmul(self.weight.val());
+        ops::dropout::bias_dropout_residual(x, self.bias.val(), residual, p, train, ops)
     }
 }
 
@@ -73,14 +94,13 @@ impl LayerNorm {
     }
 
     /// `[n, features] -> [n, features]`
-    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let dtype = FloatDType::from(x.dtype());
-        let x = if dtype == FloatDType::F32 { x } else { x.cast(FloatDType::F32) };
-        let centred = x.clone() - x.mean_dim(1);
-        let variance = centred.clone().square().mean_dim(1); // biased, as torch's
-        let normalised = centred * (variance + self.eps).sqrt().recip();
-        let y = normalised * self.weight.val().unsqueeze() + self.bias.val().unsqueeze();
-        if dtype == FloatDType::F32 { y } else { y.cast(dtype) }
+    pub fn forward(&self, x: Tensor<2>, ops: Ops) -> Tensor<2> {
+        ops::layer_norm::layer_norm(x, None, self.weight.val(), self.bias.val(), self.eps, ops)
+    }
+
+    /// The same of `x + residual`, both `[n, features]`.
+    pub fn forward_sum(&self, x: Tensor<2>, residual: Tensor<2>, ops: Ops) -> Tensor<2> {
+        ops::layer_norm::layer_norm(x, Some(residual), self.weight.val(), self.bias.val(), self.eps, ops)
     }
 }
 
@@ -106,16 +126,8 @@ impl Embedding {
     }
 
     /// `[n] -> [n, features]`. The row `padding_idx` gets no gradient from being looked up, as in torch's `Embedding`.
-    pub fn forward(&self, ids: Tensor<1, Int>) -> Tensor<2> {
-        let x = self.weight.val().select(0, ids.clone());
-        match self.padding_idx {
-            Some(row) if x.is_tracked() => {
-                let [n, features] = x.dims();
-                let is_padding = ids.equal_scalar(row as i64).reshape([n, 1]).expand([n, features]);
-                x.clone().mask_where(is_padding, x.detach())
-            }
-            _ => x,
-        }
+    pub fn forward(&self, ids: Tensor<1, Int>, ops: Ops) -> Tensor<2> {
+        ops::embedding::embedding(self.weight.val(), ids, self.padding_idx, ops)
     }
 
     /// The first `seq` rows from `start`, repeated for every sequence of the batch: `[batch * seq, features]`.

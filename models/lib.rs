@@ -29,6 +29,7 @@ mod error;
 pub mod gpt2;
 mod heads;
 pub mod layers;
+pub mod ops;
 mod variant;
 pub mod weights;
 
@@ -39,4 +40,5 @@ pub use heads::{
     BertForMaskedLm, BertForQuestionAnswering, BertForSequenceClassification, Gpt2ForSequenceClassification,
     Gpt2LmHeadModel, Head, Model, ModelInput,
 };
+pub use ops::Ops;
 pub use variant::BertVariant;

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::{Device, DeviceType, Tensor};
 
-use crate::config::DeviceKind;
+use kiln_models::Ops;
+
+use crate::config::{DeviceKind, Switch, TrainingCompilerConfig};
 use crate::error::{Error, Result};
 
 /// A device of this machine that this build can use.
@@ -84,6 +86,28 @@ pub fn select(kind: DeviceKind, index: usize) -> Result<Available> {
 /// The engine that this build is: native (eager) or compiled (Burn's fusion and autotune).
 pub fn engine() -> &'static str {
     if cfg!(feature = "compiler") { "compiled" } else { "native" }
+}
+
+/// In which form the models compute under `compiler` on `device`.
+///
+/// # Errors
+/// A compiler that is asked for what the device or this build lacks.
+pub fn ops(compiler: Option<&TrainingCompilerConfig>, device: &Available) -> Result<Ops> {
+    let Some(compiler) = compiler.filter(|compiler| compiler.enabled) else { return Ok(Ops::Plain) };
+    if device.kind != DeviceKind::Cpu && !cfg!(feature = "compiler") {
+        let kind = device.kind;
+        return Err(Error::config(format!(
+            "compiler.enabled = true: this build of kiln is the native engine, which cannot compile for {kind}"
+        ))
+        .help(format!("build it with `--features {kind},compiler`, or set compiler.enabled = false")));
+    }
+    match (compiler.fused_ops, device.kind) {
+        (Switch::Off, _) => Ok(Ops::Plain),
+        (Switch::Auto, kind) if kind != DeviceKind::Cpu => Ok(Ops::Plain),
+        (Switch::Auto | Switch::On, _) => Ops::fused(&device.device).map_err(|error| {
+            Error::config(format!("compiler.fused_ops = \"on\": {error}")).help("set compiler.fused_ops = \"auto\"")
+        }),
+    }
 }
 
 static READS: AtomicU64 = AtomicU64::new(0);

@@ -6,13 +6,14 @@ use std::path::Path;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
+use kiln_models::Ops;
 use kiln_models::weights::{NamedTensor, Parameter, parameters, to_hf_layout, write_safetensors};
 
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::execution::read_values;
 use crate::model_folder::ModelFolder;
-use crate::task::{DeviceBatch, Task, span_logits};
+use crate::task::{DeviceBatch, LossOptions, Task, span_logits};
 
 /// Runs `batch` through the model without dropout and returns, in this order:
 /// - `logits`: `[batch, seq, vocab]`, or `[batch, num_labels]` for sequence tasks; `start_logits` and `end_logits`,
@@ -56,7 +57,11 @@ pub fn forward(
     if batch.count == 0 {
         return Err(Error::data("no label of the batch is valid (all are -100), so it has no loss"));
     }
-    let loss = batch.loss(logits)?;
+    let loss = match folder.model.ops() {
+        Ops::Plain => batch.loss(logits)?,
+        // The fused loss has no logits, so it is a pass of its own.
+        Ops::Fused => batch.loss_of(&folder.model, false, &LossOptions::default())?,
+    };
     let mean = loss.sum * (1.0 / loss.count as f64);
     out.push(NamedTensor { name: "loss".into(), shape: vec![1], data: read_values(mean.clone())? });
     if gradients {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 use kiln_models::weights::load;
-use kiln_models::{Model, ModelConfig};
+use kiln_models::{Model, ModelConfig, Ops};
 
 use crate::data::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
@@ -57,6 +57,13 @@ impl ModelFolder {
             notes.push(format!("config.json has fields that Kiln does not know: {}", unknown.join(", ")));
         }
         Ok(Self { path, config, model, notes })
+    }
+
+    /// The same model, computing in the form `ops`.
+    #[must_use]
+    pub fn with_ops(mut self, ops: Ops) -> Self {
+        self.model = self.model.with_ops(ops);
+        self
     }
 
     /// The tokenizer in the folder.

@@ -18,11 +18,17 @@ const GRADIENT_RELATIVE: f64 = 1e-3;
 const GRADIENT_ZERO: f64 = 1e-6;
 
 fn check(case: &str, task: &str) {
+    for compiler in ["native", "compiled"] {
+        check_mode(case, task, compiler);
+    }
+}
+
+fn check_mode(case: &str, task: &str, compiler: &str) {
     let folder = tempfile::tempdir().unwrap();
     let (case, out) = (fixture(case), folder.path().join("out.safetensors"));
     let mut command = kiln(folder.path());
     command.arg("forward").arg(case.join("model")).arg("--batch").arg(case.join("batch.json"));
-    succeeds(command.args(["--task", task, "--gradients", "--out"]).arg(&out));
+    succeeds(command.args(["--compiler", compiler, "--task", task, "--gradients", "--out"]).arg(&out));
     let (got, expected) = (tensors(&out), tensors(&case.join("expected.safetensors")));
     assert_eq!(got.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
     for (name, (shape, values)) in &expected {

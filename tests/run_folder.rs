@@ -284,7 +284,7 @@ fn a_plan_writes_nothing_and_shows_the_arithmetic() {
         "0.000e0 at step 1",
         "memory",
         "cpu 0",
-        "native engine",
+        "native engine, Kiln's fused operators off",
         "output         run",
     ] {
         assert!(plan.contains(part), "{part} in\n{plan}");

@@ -11,6 +11,12 @@ const LEARNING_RATE: f64 = 1e-9;
 const RELATIVE: f64 = 1e-3;
 
 fn check(case: &str, kind: &str, task: &str) {
+    for compiler in ["native", "compiled"] {
+        check_mode(case, kind, task, compiler);
+    }
+}
+
+fn check_mode(case: &str, kind: &str, task: &str, compiler: &str) {
     let folder = tempfile::tempdir().unwrap();
     let case = fixture(case);
     let args = json(&case.join("args.json"));
@@ -24,7 +30,7 @@ fn check(case: &str, kind: &str, task: &str) {
         config += &format!("{name} = {value}\n");
     }
     std::fs::write(folder.path().join("config.toml"), config).unwrap();
-    succeeds(kiln(folder.path()).args(["train", "config.toml"]));
+    succeeds(kiln(folder.path()).args(["train", "config.toml", "--compiler", compiler]));
 
     let run = folder.path().join("run");
     let (got, expected) = (train_rows(&run), json(&case.join("history.json")));

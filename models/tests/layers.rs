@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use burn::tensor::{Bool, Device, Tensor, TensorData};
+use kiln_models::Ops;
 use kiln_models::layers::{Activation, LayerNorm, attention, dropout};
 
 /// Central differences of fourth order: `f' = (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h`. The formula is off by about
@@ -74,13 +75,13 @@ fn layer_norm_gradients_are_those_of_its_forward() {
     let rows = |x: &[f32], device: &Device| Tensor::<2>::from_data(TensorData::new(x.to_vec(), [2, 6]), device);
     // Summed in f64, so that only the values are rounded to f32.
     let loss = |x: &[f32], weight: &[f32], bias: &[f32]| {
-        let y = read(norm(weight, bias, &device).forward(rows(x, &device)).inner());
+        let y = read(norm(weight, bias, &device).forward(rows(x, &device), Ops::Plain).inner());
         y.iter().zip(&factors).map(|(y, c)| f64::from(*y) * c).sum::<f64>()
     };
 
     let (input, layer) = (rows(&x, &device).require_grad(), norm(&weight, &bias, &device));
     let c = rows(&factors.iter().map(|c| *c as f32).collect::<Vec<_>>(), &device);
-    let grads = (layer.forward(input.clone()) * c).sum().backward();
+    let grads = (layer.forward(input.clone(), Ops::Plain) * c).sum().backward();
     let found = [
         read(input.grad(&grads).unwrap()),
         read(layer.weight.val().grad(&grads).unwrap()),

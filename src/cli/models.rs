@@ -4,10 +4,12 @@ use std::io::{BufWriter, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
+use burn::tensor::Device;
 use clap::Args;
+use kiln_models::Ops;
 
 use super::say;
-use crate::config::{DEFAULT_TEXT_COLUMN, DataFormat, DeviceKind};
+use crate::config::{CompilerMode, DEFAULT_TEXT_COLUMN, DataFormat, DeviceKind, TrainingCompilerConfig};
 use crate::data::tokenized::{Limits, read_batch};
 use crate::error::{Error, Result};
 use crate::execution;
@@ -27,6 +29,9 @@ struct DeviceArgs {
     /// Which device of that kind, from 0
     #[arg(long, default_value_t = 0)]
     device_index: usize,
+    /// native or compiled
+    #[arg(long, value_name = "MODE", default_value = "native")]
+    compiler: CompilerMode,
 }
 
 #[derive(Debug, Args)]
@@ -119,15 +124,20 @@ pub(super) struct ExportArgs {
     tar: PathBuf,
 }
 
-fn device(args: &DeviceArgs) -> Result<execution::Available> {
-    execution::select(args.device.parse::<DeviceKind>().map_err(|error| error.at("--device"))?, args.device_index)
+/// The device, and in which form the model computes there.
+fn device(args: &DeviceArgs) -> Result<(Device, Ops)> {
+    let kind = args.device.parse::<DeviceKind>().map_err(|error| error.at("--device"))?;
+    let found = execution::select(kind, args.device_index)?;
+    let compiler = (args.compiler == CompilerMode::Compiled).then(TrainingCompilerConfig::default);
+    let ops = execution::ops(compiler.as_ref(), &found)?;
+    Ok((found.device, ops))
 }
 
 pub(super) fn run_forward(args: &ForwardArgs) -> Result<()> {
     let task = Task::from_name(&args.task)?;
-    let device = device(&args.device)?.device;
+    let (device, ops) = device(&args.device)?;
     let device = if args.gradients { device.autodiff() } else { device };
-    let folder = ModelFolder::open(&args.model, task, &device)?;
+    let folder = ModelFolder::open(&args.model, task, &device)?.with_ops(ops);
     folder.notes.iter().try_for_each(say)?;
     let batch = read_batch(&args.batch, task, &Limits::of(&folder.config))?;
     let out = forward_to_file(&folder, task, &batch, args.gradients, &device, &args.out)?;
@@ -141,8 +151,8 @@ pub(super) fn run_forward(args: &ForwardArgs) -> Result<()> {
 }
 
 pub(super) fn run_generate(args: &GenerateArgs) -> Result<()> {
-    let device = device(&args.device)?.device;
-    let folder = ModelFolder::open(&args.model, Task::Clm, &device)?;
+    let (device, ops) = device(&args.device)?;
+    let folder = ModelFolder::open(&args.model, Task::Clm, &device)?.with_ops(ops);
     let tokenizer = folder.tokenizer()?;
     let prompt = tokenizer.encode(&args.prompt)?;
     let mut stop = folder.config.eos_token_ids();
@@ -205,8 +215,8 @@ pub(super) fn run_predict(args: &PredictArgs) -> Result<()> {
         batch_size: args.batch_size,
         max_length: args.max_length,
     };
-    let device = device(&args.device)?.device;
-    let folder = ModelFolder::open(&args.model, task, &device)?;
+    let (device, ops) = device(&args.device)?;
+    let folder = ModelFolder::open(&args.model, task, &device)?.with_ops(ops);
     let Some(out) = &args.out else {
         return predict(&folder, task, &options, &device, &mut |prediction| say(prediction)).map(drop);
     };

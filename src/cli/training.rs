@@ -9,7 +9,7 @@ use clap::Args;
 use indicatif::ProgressBar;
 
 use super::{progress_bar, say};
-use crate::config::{OnExisting, RunConfig};
+use crate::config::{CompilerMode, OnExisting, RunConfig};
 use crate::data::store;
 use crate::error::{Error, Result};
 use crate::evaluate_folder::evaluate_folder;
@@ -37,6 +37,9 @@ pub(super) struct TrainArgs {
     /// Continue from the newest checkpoint in the run folder; the same as --set run.on_existing=resume
     #[arg(long)]
     resume: bool,
+    /// native or compiled, whatever [compiler] says
+    #[arg(long, value_name = "MODE")]
+    compiler: Option<CompilerMode>,
 }
 
 #[derive(Debug, Args)]
@@ -72,10 +75,16 @@ pub(super) struct EvalArgs {
     /// Also write the figures to this file, as JSON
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// native or compiled, whatever [compiler] says
+    #[arg(long, value_name = "MODE")]
+    compiler: Option<CompilerMode>,
 }
 
 pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
-    let config = RunConfig::load_with(&args.config.file, &args.config.set)?;
+    let mut config = RunConfig::load_with(&args.config.file, &args.config.set)?;
+    if let Some(mode) = args.compiler {
+        config.set_compiler(mode);
+    }
     let (record, confusion) = evaluate_folder(config, args.model.as_deref(), &resolve)?;
     if let Some(out) = &args.out {
         write_whole(out, (record.to_json() + "\n").as_bytes())?;
@@ -114,7 +123,15 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     if args.resume {
         config.run.on_existing = OnExisting::Resume;
     }
+    if let Some(mode) = args.compiler {
+        config.set_compiler(mode);
+    }
     RunFolder::check(&config)?;
+    if config.compiler.as_ref().is_some_and(|compiler| compiler.enabled) {
+        // Amazon SageMaker Training Compiler's lines, which scripts look for.
+        say("Found configuration for Training Compiler")?;
+        say("Configuring SM Training Compiler...")?;
+    }
     let plan = resolve(config)?;
     say(plan.describe())?;
     let folder = plan.config.output_dir()?;

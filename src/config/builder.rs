@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::{
     DataSection, DeviceKind, DeviceSection, GenerationSection, ModelSection, OnExisting, RunConfig, TokenizerSection,
-    TrainerSection,
+    TrainerSection, TrainingCompilerConfig,
 };
 use crate::error::Result;
 
@@ -74,6 +74,12 @@ impl RunConfigBuilder {
     /// The first device of this kind. Default: the best there is.
     pub fn device(mut self, kind: DeviceKind) -> Self {
         self.config.device = DeviceSection { kind, ..DeviceSection::default() };
+        self
+    }
+
+    /// The training compiler. Default: the run is native.
+    pub fn compiler(mut self, compiler: TrainingCompilerConfig) -> Self {
+        self.config.compiler = Some(compiler);
         self
     }
 

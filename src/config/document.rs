@@ -9,7 +9,9 @@ use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Table, Value};
 
 use super::hugging_face::{place, way_out};
-use super::sections::{DataSection, DeviceSection, GenerationSection, RunSection, TokenizerSection};
+use super::sections::{
+    DataSection, DeviceSection, GenerationSection, RunSection, TokenizerSection, TrainingCompilerConfig,
+};
 use super::trainer::TrainerSection;
 use super::{OptimArgs, RunConfig, SchedulerKwargs};
 use crate::error::{Error, Result, nearest, plain_words};
@@ -200,6 +202,7 @@ impl Document {
                 "tokenizer" => field_names::<TokenizerSection>(),
                 "trainer" => field_names::<TrainerSection>(),
                 "device" => field_names::<DeviceSection>(),
+                "compiler" => field_names::<TrainingCompilerConfig>(),
                 "generation" => field_names::<GenerationSection>(),
                 _ => return Err(self.locate(unknown_section(section))),
             };

@@ -25,14 +25,14 @@ use serde::{Deserialize, Serialize};
 
 pub use builder::RunConfigBuilder;
 pub use names::{
-    DataFormat, DeviceKind, Documents, EvalStrategy, Integration, ModelKind, OnExisting, PaddingStrategy, Sampler,
-    SaveStrategy,
+    CompilerMode, DataFormat, DeviceKind, Documents, EvalStrategy, Integration, ModelKind, OnExisting, PaddingStrategy,
+    Sampler, SaveStrategy, Switch,
 };
 pub use optimizer::{AdjustLr, OptimArgs, OptimizerName};
 pub use scheduler::{Ramp, SchedulerKwargs, SchedulerType};
 pub use sections::{
     DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DataSection, DeviceSection, GenerationSection, ModelSection, RunSection,
-    TokenizerSection,
+    TokenizerSection, TrainingCompilerConfig,
 };
 pub use trainer::{RunLength, TrainerSection};
 pub use values::{StepsOrRatio, Validation};
@@ -56,6 +56,9 @@ pub struct RunConfig {
     pub trainer: TrainerSection,
     /// `[device]`: where the run computes.
     pub device: DeviceSection,
+    /// `[compiler]`: the training compiler. Left out: native.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compiler: Option<TrainingCompilerConfig>,
     /// `[generation]`: a sample of text at the end. Left out: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation: Option<GenerationSection>,
@@ -102,6 +105,14 @@ impl RunConfig {
     /// A config error that names the key, what is expected and what was given.
     pub fn validate(&self) -> Result<()> {
         Ok(check::check(self)?)
+    }
+
+    /// Switches the training compiler on (its settings stay those of the file) or off.
+    pub fn set_compiler(&mut self, mode: CompilerMode) {
+        match mode {
+            CompilerMode::Compiled => self.compiler.get_or_insert_default().enabled = true,
+            CompilerMode::Native => self.compiler.iter_mut().for_each(|compiler| compiler.enabled = false),
+        }
     }
 
     /// The config as a file: every key that has a value, defaults included. Reading it gives an equal config.

@@ -83,6 +83,28 @@ names! {
 }
 
 names! {
+    /// How a run computes.
+    CompilerMode("compiler") {
+        /// Every operation eagerly, as Burn has it.
+        Native = "native",
+        /// With what the training compiler can activate on the device.
+        Compiled = "compiled",
+    }
+}
+
+names! {
+    /// A part of the training compiler.
+    Switch("setting") {
+        /// Where the device has it.
+        Auto = "auto",
+        /// Everywhere; an error where the device lacks it.
+        On = "on",
+        /// Nowhere.
+        Off = "off",
+    }
+}
+
+names! {
     /// The model family, Hugging Face's `model_type`.
     ModelKind("model kind") {
         /// GPT-2: a decoder for causal language modelling and sequence classification.

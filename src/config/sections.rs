@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use serde::{Deserialize, Deserializer, Serialize};
 use toml::Table;
 
-use super::names::{DataFormat, DeviceKind, Documents, ModelKind, OnExisting, PaddingStrategy, Sampler, unknown_name};
+use super::names::{
+    DataFormat, DeviceKind, Documents, ModelKind, OnExisting, PaddingStrategy, Sampler, Switch, unknown_name,
+};
 use super::values::{Validation, count, some_count, strings};
 use crate::task::Task;
 
@@ -219,6 +221,22 @@ impl TokenizerSection {
     /// A byte-level BPE of `vocab_size` tokens, learned from the training text.
     pub fn train(vocab_size: usize) -> Self {
         Self { from: None, train_vocab_size: Some(vocab_size) }
+    }
+}
+
+/// `[compiler]`: the training compiler. Left out: the run is native. A section without keys switches it on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TrainingCompilerConfig {
+    /// Whether the run is compiled. Default: true.
+    pub enabled: bool,
+    /// Kiln's own fused operators (`kiln_models::ops`). Default: `auto`.
+    pub fused_ops: Switch,
+}
+
+impl Default for TrainingCompilerConfig {
+    fn default() -> Self {
+        Self { enabled: true, fused_ops: Switch::Auto }
     }
 }
 

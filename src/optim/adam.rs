@@ -3,6 +3,7 @@
 //! the weight decay: AdamW's shrinks the weights, Adam's is added to the gradient.
 
 use burn::tensor::Tensor;
+use kiln_models::ops::adamw;
 
 use super::{State, Update};
 
@@ -35,6 +36,12 @@ impl AdamConfig {
         if decay == 0.0 { value - moved } else { value * (1.0 - decay) - moved }
     }
 
+    /// The numbers of one fused AdamW update.
+    pub(super) fn fused(&self, lr: f64, weight_decay: f64, step: u64) -> adamw::Update {
+        let Self { beta1, beta2, epsilon } = *self;
+        adamw::Update { beta1, beta2, epsilon, lr, weight_decay, step }
+    }
+
     /// Adam: as AdamW, but the decay is part of the gradient.
     pub(super) fn adam(&self, update: Update<'_>, state: &mut State) -> Tensor<1> {
         let Update { value, grad, lr, weight_decay, step, .. } = update;
@@ -58,4 +65,23 @@ impl AdamConfig {
         *state = vec![exp_avg, exp_avg_sq];
         ratio
     }
+}
+
+/// AdamW in one pass over `value`, `grad` (before it is multiplied by `scale`, `[1]`) and the moments, all `[n]`: the new
+/// value. In place where nobody else holds the tensors.
+pub(super) fn update_fused(
+    update: adamw::Update,
+    value: Tensor<1>,
+    grad: Tensor<1>,
+    scale: &Tensor<1>,
+    state: &mut State,
+) -> Tensor<1> {
+    let zeros = || Tensor::zeros_like(&grad);
+    let (exp_avg, exp_avg_sq) = match (state.pop(), state.pop()) {
+        (Some(exp_avg_sq), Some(exp_avg)) => (exp_avg, exp_avg_sq),
+        _ => (zeros(), zeros()),
+    };
+    let updated = update.fused(adamw::State { value, exp_avg, exp_avg_sq }, grad, scale);
+    *state = vec![updated.exp_avg, updated.exp_avg_sq];
+    updated.value
 }

@@ -4,10 +4,12 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
+use kiln_models::Ops;
+use kiln_models::ops::adamw::sum_of_squares;
 
-/// L2 norm over the gradients of all parameters of `model`, `[1]`, f32.
-pub fn global_norm<M: Module>(model: &M, grads: &GradientsParams) -> Tensor<1> {
-    let mut squares = SumOfSquares { grads, sums: Vec::new() };
+/// L2 norm over the gradients of all parameters of `model`, `[1]`, f32, computed in the form `ops`.
+pub fn global_norm<M: Module>(model: &M, grads: &GradientsParams, ops: Ops) -> Tensor<1> {
+    let mut squares = SumOfSquares { grads, ops, sums: Vec::new() };
     model.visit(&mut squares);
     let device = model.devices().into_iter().next().unwrap_or_default().inner();
     match squares.sums.is_empty() {
@@ -32,13 +34,17 @@ pub fn scale_and_norm(sum_norm: Tensor<1>, divisor: f64, max_norm: Option<f64>) 
 
 struct SumOfSquares<'a> {
     grads: &'a GradientsParams,
+    ops: Ops,
     sums: Vec<Tensor<1>>,
 }
 
 impl ModuleVisitor for SumOfSquares<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(grad) = self.grads.get::<D>(param.id) {
-            self.sums.push(grad.square().sum());
+            self.sums.push(match self.ops {
+                Ops::Plain => grad.square().sum(),
+                Ops::Fused => sum_of_squares(grad),
+            });
         }
     }
 }

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
+use kiln_models::Ops;
 use kiln_models::weights::{Depth, NamedTensor, Parameter, parameters};
 
 use super::adafactor::AdafactorConfig;
@@ -153,6 +154,8 @@ pub struct Optimizer {
     step: u64,
     groups: HashMap<ParamId, Group>,
     state: BTreeMap<ParamId, State>,
+    /// In which form AdamW's update computes.
+    ops: Ops,
 }
 
 /// What one parameter is told.
@@ -177,7 +180,15 @@ impl Optimizer {
             (parameter.id, group)
         };
         let groups = parameters(model).into_iter().map(group).collect();
-        Self { config, step: 0, groups, state: BTreeMap::new() }
+        Self { config, step: 0, groups, state: BTreeMap::new(), ops: Ops::Plain }
+    }
+
+    /// The same optimizer, computing in the form `ops`: with [`Ops::Fused`] AdamW updates a parameter in one pass over it,
+    /// its gradient and its moments. The other optimizers have one form.
+    #[must_use]
+    pub fn with_ops(mut self, ops: Ops) -> Self {
+        self.ops = ops;
+        self
     }
 
     /// One update with learning rate `lr`. `scale`, `[1]`, multiplies every gradient: it carries the division by the loss
@@ -264,19 +275,31 @@ impl ModuleMapper for Step<'_> {
         let value = value.inner();
         let shape = value.shape();
         let n = shape.num_elements();
-        let Optimizer { config, step, groups, state } = &mut *self.optimizer;
+        let Optimizer { config, step, groups, state, ops } = &mut *self.optimizer;
         let group = groups.get(&id).expect("an optimizer is made for the parameters of its model");
         let own_shape = shape.to_vec();
+        let state = state.entry(id).or_default();
+        let (lr, weight_decay) = (self.lr * group.lr_factor, group.weight_decay);
+        let adamw = match config {
+            OptimizerConfig::AdamW(config) => Some(*config),
+            OptimizerConfig::Muon(config) if !group.is_layer_matrix => Some(config.adamw),
+            _ => None,
+        };
+        if let (Ops::Fused, Some(config)) = (*ops, adamw) {
+            let config = config.fused(lr, weight_decay, *step);
+            let updated = adam::update_fused(config, value.reshape([n]), grad.reshape([n]), self.scale, state);
+            let updated = Tensor::<D>::from_inner(updated.reshape(shape)).set_require_grad(require_grad);
+            return Param::from_mapped_value(id, updated, mapper);
+        }
         let update = Update {
             value: value.reshape([n]),
             grad: grad.reshape([n]) * self.scale.clone(),
             shape: &own_shape,
             hf_shape: &group.hf_shape,
-            lr: self.lr * group.lr_factor,
-            weight_decay: group.weight_decay,
+            lr,
+            weight_decay,
             step: *step,
         };
-        let state = state.entry(id).or_default();
         let updated = match config {
             OptimizerConfig::AdamW(config) => config.adamw(update, state),
             OptimizerConfig::Adam(config) => config.adam(update, state),

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 use kiln_models::weights::parameters;
-use kiln_models::{Model, ModelConfig};
+use kiln_models::{Model, ModelConfig, Ops};
 
 use crate::config::{
     DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, EvalStrategy, RunConfig, RunLength, SaveStrategy, StepsOrRatio,
@@ -36,6 +36,8 @@ pub struct RunPlan {
     pub task: Task,
     /// Where it runs.
     pub device: Available,
+    /// In which form the model and the optimizer compute.
+    pub ops: Ops,
     /// The model.
     pub model_config: ModelConfig,
     /// The folder of the pretrained model, if any.
@@ -225,6 +227,7 @@ impl RunPlan {
                 "set trainer.save_steps to a multiple of {eval_steps}, or trainer.save_strategy = \"best\""
             )));
         }
+        let ops = execution::ops(config.compiler.as_ref(), &device)?;
         let generation = sample_plan(&config, &inputs)?;
         let memory = MemoryEstimate::new(&inputs.model_config, task, [num_parameters, num_trainable, num_state], batch);
 
@@ -244,6 +247,7 @@ impl RunPlan {
         Ok(Self {
             task,
             device,
+            ops,
             num_parameters,
             model_config: inputs.model_config,
             model_from: inputs.model_from,

@@ -6,6 +6,7 @@ use super::RunPlan;
 use crate::config::{EvalStrategy, SaveStrategy};
 use crate::error::Result;
 use crate::execution::engine;
+use kiln_models::Ops;
 
 impl RunPlan {
     /// The plan in lines, every number with its arithmetic.
@@ -99,7 +100,16 @@ impl RunPlan {
             ),
         );
         line("device", format!("{} {} ({})", self.device.kind, self.device.index, self.device.name));
-        line("active", format!("{} engine, f32, seed {}", engine(), trainer.seed));
+        let compiled = self.config.compiler.as_ref().is_some_and(|compiler| compiler.enabled);
+        line(
+            "active",
+            format!(
+                "{} engine, Kiln's fused operators {}, f32, seed {}",
+                if compiled { "compiled" } else { engine() },
+                if self.ops == Ops::Fused { "on" } else { "off" },
+                trainer.seed
+            ),
+        );
         line(
             "logs",
             format!(

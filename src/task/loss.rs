@@ -3,6 +3,8 @@
 //! with `label_smoothing` and `weight`. Evaluation has neither: its loss stays comparable, and perplexity its exponential.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use kiln_models::ops::cross_entropy::CrossEntropy;
+use kiln_models::{Model, Ops};
 
 use super::{DeviceBatch, IGNORED, LossSum, Targets, Task, in_f32};
 use crate::config::TrainerSection;
@@ -66,6 +68,31 @@ impl LossOptions {
 }
 
 impl DeviceBatch {
+    /// The loss sum of this batch under `model` with `options`; `train` switches dropout on. The same function as
+    /// [`training_loss`](Self::training_loss) of [`Model::forward`]; a language model that computes in the fused form never
+    /// holds its logits.
+    ///
+    /// # Errors
+    /// A batch without labels.
+    pub fn loss_of(&self, model: &Model, train: bool, options: &LossOptions) -> Result<LossSum> {
+        let input = self.input.clone();
+        if let (Ops::Fused, None, Some(Targets::Classes { index, weight })) =
+            (model.ops(), &options.class_weights, &self.targets)
+            && let Some(projection) = model.vocabulary_projection(input.clone(), train)
+        {
+            let loss = CrossEntropy {
+                x: projection.x,
+                weight: projection.weight,
+                bias: projection.bias,
+                target: index.clone(),
+                row_weight: weight.clone(),
+                label_smoothing: options.label_smoothing,
+            };
+            return Ok(LossSum { sum: loss.sum(Ops::Fused), count: self.count });
+        }
+        self.training_loss(model.forward(input, train), options)
+    }
+
     /// As [`loss`](Self::loss), with `options`. The sum is to be divided by [`LossOptions::total_weight`].
     ///
     /// # Errors

@@ -78,13 +78,13 @@ impl Trainer {
     pub fn new(plan: RunPlan) -> Result<Self> {
         let device = plan.device.device.clone().autodiff();
         device.seed(seed_for(plan.config.trainer.seed, "init", 0, 0));
-        let model = Model::new(&plan.model_config, plan.task.head(), &device)?;
+        let model = Model::new(&plan.model_config, plan.task.head(), &device)?.with_ops(plan.ops);
         let (model, load_report) = match &plan.model_from {
             Some(folder) => load(model, folder).map(|(model, report)| (model, Some(report)))?,
             None => (model, None),
         };
         let model = plan.groups.freeze(model);
-        let optimizer = Optimizer::new(plan.optimizer, &plan.groups, &model);
+        let optimizer = Optimizer::new(plan.optimizer, &plan.groups, &model).with_ops(plan.ops);
         Ok(Self { plan, model, optimizer, device, callbacks: Vec::new(), load_report })
     }
 
@@ -166,7 +166,7 @@ impl Trainer {
                 let Some(loaded) = loader.next_batch()? else { break };
                 self.device.seed(seed_for(trainer.seed, "dropout", run.progress.step, micro as u64));
                 let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.device)?;
-                let loss = batch.training_loss(self.model.forward(batch.input.clone(), true), &self.plan.loss)?;
+                let loss = batch.loss_of(&self.model, true, &self.plan.loss)?;
                 let grads = GradientsParams::from_grads(loss.sum.backward(), &self.model);
                 accumulator.accumulate(&self.model, grads);
                 let sum = loss.sum.inner();
@@ -192,9 +192,12 @@ impl Trainer {
             // Divide once, clip by the global norm, update.
             let grads = accumulator.grads();
             let divisor = self.plan.task.step_divisor(num_labels, micro_batches);
-            let (scale, grad_norm) = scale_and_norm(global_norm(&self.model, &grads), divisor, clip);
+            let (scale, grad_norm) = scale_and_norm(global_norm(&self.model, &grads, self.model.ops()), divisor, clip);
             let lr = self.plan.schedule.lr(run.progress.step as usize);
-            let model = self.model.clone();
+            // The model is moved, not copied: weights that nobody else holds are updated in place. What stands in for it
+            // has no weights before they are used, and they never are.
+            let empty = Model::new(&self.plan.model_config, self.plan.task.head(), &self.device)?;
+            let model = std::mem::replace(&mut self.model, empty);
             self.model = self.optimizer.step(model, grads, &scale, lr);
             let loss = loss_sum * (1.0 / divisor);
             run.add_loss(&loss);

@@ -2,7 +2,8 @@
 //! setting belongs to it unless it is listed here as free, so a setting that is new is on the safe side.
 //!
 //! Free are settings that change what is reported, saved or measured but no weight: where the run writes, logging,
-//! evaluation, saving, early stopping, `max_minutes`, the text sample, and which device of a kind. The length of the run is
+//! evaluation, saving, early stopping, `max_minutes`, the text sample, and which device of a kind. Free, too, is the
+//! compiler: it computes the same function, so a run may change to it and back, though not bit for bit. The length of the run is
 //! free when the schedule does not depend on it. Everything else is refused by name.
 //!
 //! The micro-batch is free at the same number of examples in an optimizer step, where the loss of a step does not depend
@@ -24,6 +25,7 @@ use crate::plan::RunPlan;
 const FREE: &[&str] = &[
     "run.",
     "generation.",
+    "compiler.",
     "device.index",
     "data.max_eval_samples",
     "trainer.max_minutes",

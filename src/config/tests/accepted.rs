@@ -84,13 +84,30 @@ fn defaults_are_hugging_faces() {
 }
 
 #[test]
+fn a_compiler_section_switches_it_on() {
+    assert_eq!(parse("").unwrap().compiler, None);
+    let of = |section: &str| parse(section).unwrap().compiler.unwrap();
+    assert_eq!(of("[compiler]"), TrainingCompilerConfig { enabled: true, fused_ops: Switch::Auto });
+    assert_eq!(
+        of("[compiler]\nenabled = false\nfused_ops = \"on\""),
+        TrainingCompilerConfig { enabled: false, fused_ops: Switch::On }
+    );
+    let mut config = parse("[compiler]\nfused_ops = \"off\"").unwrap();
+    config.set_compiler(CompilerMode::Native);
+    assert_eq!(config.compiler, Some(TrainingCompilerConfig { enabled: false, fused_ops: Switch::Off }));
+    let mut config = parse("").unwrap();
+    config.set_compiler(CompilerMode::Compiled);
+    assert_eq!(config.compiler, Some(TrainingCompilerConfig::default()));
+}
+
+#[test]
 fn what_is_written_reads_back_equal() {
     let long =
         "max_steps = 9\nlr_scheduler_type = \"polynomial\"\nwarmup_steps = 0.25\nmax_minutes = 1.5\ndata_seed = 7
 lr_scheduler_kwargs = { power = 2, lr_end = 0.0 }
 optim = \"muon\"\noptim_args = \"ns_steps=4,adjust_lr_fn=original\"\nfreeze = \"*wte*\"\nfreeze_layers = 1
 layer_wise_lr_decay = 0.9\nlabel_smoothing_factor = 0.1\nclass_weights = [1, 2.5]
-[device]\nkind = \"cpu\"\n[generation]\nprompt = \"fn main\"\ntop_p = 0.9";
+[device]\nkind = \"cpu\"\n[generation]\nprompt = \"fn main\"\ntop_p = 0.9\n[compiler]\nfused_ops = \"on\"";
     for config in [RunConfig::parse(EXAMPLE, "example").unwrap(), parse(long).unwrap()] {
         let text = config.to_toml().unwrap();
         assert_eq!(RunConfig::parse(&text, "written").unwrap(), config, "{text}");

@@ -50,7 +50,11 @@ fn unknown_keys_and_sections() {
         parse("[devise]\nkind = \"cpu\""),
         &["a.toml:12: devise: unknown section", "did you mean [device]?", "[generation]"],
     );
-    refused(parse("[compiler]\nenabled = true"), &["compiler: unknown section", "known sections: [run], [model]"]);
+    refused(parse("[quantizer]\nenabled = true"), &["quantizer: unknown section", "known sections: [run], [model]"]);
+    refused(
+        parse("[compiler]\nenable = true"),
+        &["a.toml:13: compiler.enable: unknown key", "did you mean `enabled`?"],
+    );
     refused(
         RunConfig::parse("precision = \"bf16\"", "a.toml"),
         &["a.toml:1: precision: unknown section or top-level key"],

@@ -1,0 +1,411 @@
+//! Attention on the CPU: every head of every sequence is a task of its own; within it, blocks of query rows go through
+//! scores, softmax and product one after the other, in memory that stays in the cache. A causal block stops at its last
+//! row, so about half of the products are never computed.
+#![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
+
+use burn::backend::Flex;
+use rayon::prelude::*;
+
+use super::{AttentionKernel, Inputs, Parts, SavedOf, Settings};
+use crate::ops::dropout::{Keep, KeepRow};
+use crate::ops::flex::{self, FlexTensor, Matrix, Output, Shared, multiply_raw};
+use crate::ops::simd::{exp_shifted, max, sum_pairs, vectorised};
+
+/// Elements of one block of scores: 256 KiB, a part of a core's second-level cache.
+const BLOCK_ELEMENTS: usize = 65_536;
+
+/// Heads of one operand within the rows of a tensor.
+#[derive(Clone, Copy)]
+struct Operand<'a> {
+    values: &'a [f32],
+    /// Where the first head starts in a row.
+    offset: usize,
+    row_stride: usize,
+}
+
+/// The sizes of one call.
+#[derive(Clone, Copy)]
+struct Sizes {
+    batch: usize,
+    heads: usize,
+    seq: usize,
+    head_dim: usize,
+}
+
+/// One head of one sequence.
+#[derive(Clone, Copy)]
+struct Head {
+    sequence: usize,
+    head: usize,
+    sizes: Sizes,
+}
+
+impl Head {
+    /// Rows `from..to` of this head, `[to - from, head_dim]`.
+    fn rows<'a>(&self, of: Operand<'a>, from: usize, to: usize) -> Matrix<'a> {
+        let start = self.element(of.offset, of.row_stride, from);
+        Matrix::strided(&of.values[start..], to - from, self.sizes.head_dim, of.row_stride)
+    }
+
+    /// Index of the first element of row `row`.
+    fn element(&self, offset: usize, row_stride: usize, row: usize) -> usize {
+        (self.sequence * self.sizes.seq + row) * row_stride + offset + self.head * self.sizes.head_dim
+    }
+
+    /// Index of this head among all.
+    fn index(&self) -> usize {
+        self.sequence * self.sizes.heads + self.head
+    }
+}
+
+/// Which keys the rows of one sequence see.
+#[derive(Clone, Copy)]
+struct Visible<'a> {
+    causal: bool,
+    /// True = attend, `[seq]`.
+    keys: Option<&'a [bool]>,
+    /// The first key that the mask shows; `seq` for none.
+    first: usize,
+    seq: usize,
+}
+
+impl<'a> Visible<'a> {
+    fn new(causal: bool, keys: Option<&'a [bool]>, seq: usize) -> Self {
+        let first = keys.map_or(0, |keys| keys.iter().position(|&key| key).unwrap_or(seq));
+        Self { causal, keys, first, seq }
+    }
+
+    /// Keys at and behind this one are later than `row`.
+    #[inline(always)]
+    fn end(self, row: usize) -> usize {
+        if self.causal { row + 1 } else { self.seq }
+    }
+
+    /// Whether `row` sees no key; it then attends evenly to all.
+    #[inline(always)]
+    fn nothing(self, row: usize) -> bool {
+        self.first >= self.end(row)
+    }
+
+    /// How many keys the rows `from..to` need: those up to the last row, all if the first row sees nothing.
+    fn width(self, from: usize, to: usize) -> usize {
+        if self.nothing(from) { self.seq } else { self.end(to - 1) }
+    }
+}
+
+/// What is the same for all heads of a call.
+struct Call<'a> {
+    sizes: Sizes,
+    settings: Settings,
+    query: Operand<'a>,
+    key: Operand<'a>,
+    value: Operand<'a>,
+    keys: Option<Vec<bool>>,
+    keep: Option<Keep>,
+}
+
+impl<'a> Call<'a> {
+    fn new(inputs: &Inputs<FlexTensor, FlexTensor, FlexTensor>, qkv: &'a Parts<FlexTensor>) -> Self {
+        let settings = inputs.settings;
+        let operand = |tensor: &'a FlexTensor, offset: usize| Operand {
+            values: flex::values(tensor),
+            offset,
+            row_stride: flex::dims2(tensor)[1],
+        };
+        let (rows, width, [query, key, value]) = match qkv {
+            Parts::Packed(all) => {
+                let [rows, width] = flex::dims2(all);
+                let d = width / 3;
+                (rows, d, [operand(all, 0), operand(all, d), operand(all, 2 * d)])
+            }
+            Parts::Separate([q, k, v]) => {
+                let [rows, width] = flex::dims2(q);
+                (rows, width, [operand(q, 0), operand(k, 0), operand(v, 0)])
+            }
+        };
+        let Settings { batch, heads, .. } = settings;
+        let sizes = Sizes { batch, heads, seq: rows / batch, head_dim: width / heads };
+        let keys = settings.padded.then(|| flex::booleans(&inputs.keys));
+        let keep = (settings.dropout > 0.0).then(|| Keep::new(&inputs.seed, settings.dropout));
+        Self { sizes, settings, query, key, value, keys, keep }
+    }
+
+    /// Runs `f` for every head, with scratch memory for two blocks of scores.
+    fn for_each_head(&self, f: impl Fn(Head, Visible<'_>, &mut [f32], &mut [f32]) + Sync) {
+        let Sizes { batch, heads, seq, .. } = self.sizes;
+        let block = self.block() * seq;
+        (0..batch * heads).into_par_iter().for_each_init(
+            || vec![0.0f32; 2 * block],
+            |scratch, index| {
+                let head = Head { sequence: index / heads, head: index % heads, sizes: self.sizes };
+                let keys = self.keys.as_ref().map(|keys| &keys[head.sequence * seq..][..seq]);
+                let (first, second) = scratch.split_at_mut(block);
+                f(head, Visible::new(self.settings.causal, keys, seq), first, second);
+            },
+        );
+    }
+
+    /// Query rows in a block.
+    fn block(&self) -> usize {
+        (BLOCK_ELEMENTS / self.sizes.seq).clamp(16, 128).min(self.sizes.seq)
+    }
+
+    /// The dropout of row `row` of a head.
+    fn keep(&self, head: Head) -> Option<(Keep, usize)> {
+        self.keep.map(|keep| (keep, head.index() * self.sizes.seq))
+    }
+}
+
+fn row_major(qkv: &Parts<FlexTensor>) -> Parts<FlexTensor> {
+    match qkv {
+        Parts::Packed(all) => Parts::Packed(flex::row_major(all.clone())),
+        Parts::Separate(parts) => Parts::Separate(parts.clone().map(flex::row_major)),
+    }
+}
+
+impl AttentionKernel for Flex {
+    fn forward(inputs: &Inputs<FlexTensor, FlexTensor, FlexTensor>) -> (FlexTensor, FlexTensor) {
+        let qkv = row_major(&inputs.qkv);
+        let call = Call::new(inputs, &qkv);
+        let Sizes { batch, heads, seq, head_dim } = call.sizes;
+        let width = heads * head_dim;
+        let mut lse = vec![0.0f32; batch * heads * seq];
+        let lse_at = Shared(lse.as_mut_ptr());
+        // SAFETY: every head writes all rows of its own columns of `out` and its own part of `lse`, and the heads together
+        // are all columns of all sequences.
+        let out = unsafe {
+            flex::written(batch * seq * width, |out| {
+                let out = Shared(out.as_mut_ptr().cast());
+                call.for_each_head(|head, visible, scores, _| {
+                    for from in (0..seq).step_by(call.block()) {
+                        let to = (from + call.block()).min(seq);
+                        let keys = visible.width(from, to);
+                        let scores = &mut scores[..(to - from) * keys];
+                        let (query, key) = (head.rows(call.query, from, to), head.rows(call.key, 0, keys));
+                        multiply_raw(
+                            scores.as_mut_ptr(),
+                            keys,
+                            query,
+                            key.t(),
+                            call.settings.scale,
+                            Output::Overwrite,
+                            false,
+                        );
+                        let lse = std::slice::from_raw_parts_mut(lse_at.at(head.index() * seq + from), to - from);
+                        softmax_rows(scores, keys, lse, from, visible, call.keep(head));
+                        let weights = Matrix::new(scores, to - from, keys);
+                        let out = out.at(head.element(0, width, from));
+                        multiply_raw(
+                            out,
+                            width,
+                            weights,
+                            head.rows(call.value, 0, keys),
+                            1.0,
+                            Output::Overwrite,
+                            false,
+                        );
+                    }
+                });
+            })
+        };
+        (flex::tensor(out, [batch * seq, width]), flex::tensor(lse, [batch, heads, seq]))
+    }
+
+    fn backward(saved: SavedOf<Self>, dout: FlexTensor) -> Parts<FlexTensor> {
+        let qkv = row_major(&saved.inputs.qkv);
+        let call = Call::new(&saved.inputs, &qkv);
+        let Sizes { batch, heads, seq, head_dim } = call.sizes;
+        let width = heads * head_dim;
+        let (rows, dout) = (batch * seq, flex::row_major(dout));
+        let dout = Operand { values: flex::values(&dout), offset: 0, row_stride: width };
+        let lse = flex::values(&saved.lse);
+        let run = |targets: [Target; 3]| {
+            call.for_each_head(|head, visible, weights, dscores| {
+                let lse = &lse[head.index() * seq..][..seq];
+                // SAFETY: every head writes its own columns of the three targets, which cover all of `seq` rows each.
+                unsafe { backward_head(&call, head, visible, dout, lse, weights, dscores, targets) }
+            });
+        };
+        let target = |values: &mut [std::mem::MaybeUninit<f32>], offset: usize, row_stride: usize| Target {
+            at: Shared(values.as_mut_ptr().cast()),
+            offset,
+            row_stride,
+        };
+        // SAFETY (all three): the heads together write every column of every row of query, key and value.
+        match &saved.inputs.qkv {
+            Parts::Packed(_) => {
+                let dqkv = unsafe {
+                    flex::written(rows * 3 * width, |dqkv| {
+                        run([0, 1, 2].map(|i| target(dqkv, i * width, 3 * width)));
+                    })
+                };
+                Parts::Packed(flex::tensor(dqkv, [rows, 3 * width]))
+            }
+            Parts::Separate(_) => {
+                let (mut dk, mut dv) =
+                    (Vec::<f32>::with_capacity(rows * width), Vec::<f32>::with_capacity(rows * width));
+                let dq = unsafe {
+                    flex::written(rows * width, |dq| {
+                        let (dk, dv) = (&mut dk.spare_capacity_mut()[..], &mut dv.spare_capacity_mut()[..]);
+                        run([target(dq, 0, width), target(dk, 0, width), target(dv, 0, width)]);
+                    })
+                };
+                unsafe {
+                    dk.set_len(rows * width);
+                    dv.set_len(rows * width);
+                }
+                Parts::Separate([dq, dk, dv].map(|values| flex::tensor(values, [rows, width])))
+            }
+        }
+    }
+}
+
+/// Where a gradient goes: the columns of all heads, from `offset` in rows `row_stride` apart.
+#[derive(Clone, Copy)]
+struct Target {
+    at: Shared,
+    offset: usize,
+    row_stride: usize,
+}
+
+/// The three gradients of one head. With weights `P`, dropout factors `M`, result `(P M) V` and scores `S = scale Q K^T`:
+/// `dV = (P M)^T dO`, `dP = M (dO V^T)`, `dS = P (dP - rowsum(P dP))`, `dQ = scale dS K`, `dK = scale dS^T Q`
+/// (Dao et al. 2022, whose `rowsum(dO O)` is the same sum, but rounds apart from `P dP`).
+///
+/// # Safety
+/// This head's columns of the three targets must be valid for writing, and nobody else may access them meanwhile.
+#[allow(clippy::too_many_arguments)]
+unsafe fn backward_head(
+    call: &Call<'_>,
+    head: Head,
+    visible: Visible<'_>,
+    dout: Operand<'_>,
+    lse: &[f32],
+    weights: &mut [f32],
+    dscores: &mut [f32],
+    [dq, dk, dv]: [Target; 3],
+) {
+    let (seq, scale) = (call.sizes.seq, call.settings.scale);
+    let at = |target: Target, row: usize| {
+        // SAFETY: the element is one of this head's, which the caller vouches for.
+        unsafe { target.at.at(head.element(target.offset, target.row_stride, row)) }
+    };
+    // The last block first: it needs all keys, so it overwrites dK and dV whole, and the others add to them.
+    let starts = (0..seq).step_by(call.block()).rev();
+    for (i, from) in starts.enumerate() {
+        let to = (from + call.block()).min(seq);
+        let keys = if i == 0 { seq } else { visible.width(from, to) };
+        let into = if i == 0 { Output::Overwrite } else { Output::Add };
+        let (query, key) = (head.rows(call.query, from, to), head.rows(call.key, 0, keys));
+        let (value, dout_rows) = (head.rows(call.value, 0, keys), head.rows(dout, from, to));
+        let (weights, dscores) = (&mut weights[..(to - from) * keys], &mut dscores[..(to - from) * keys]);
+        // SAFETY: both destinations are exclusively borrowed and as large as the products.
+        unsafe {
+            multiply_raw(weights.as_mut_ptr(), keys, query, key.t(), scale, Output::Overwrite, false);
+            multiply_raw(dscores.as_mut_ptr(), keys, dout_rows, value.t(), 1.0, Output::Overwrite, false);
+        }
+        backward_rows(weights, dscores, keys, lse, from, visible, call.keep(head));
+        let (weights, dscores) = (Matrix::new(weights, to - from, keys), Matrix::new(dscores, to - from, keys));
+        // SAFETY: the rows are this head's; those of dK and dV that are added to were written with the first block.
+        unsafe {
+            multiply_raw(at(dv, 0), dv.row_stride, weights.t(), dout_rows, 1.0, into, false);
+            multiply_raw(at(dk, 0), dk.row_stride, dscores.t(), query, scale, into, false);
+            multiply_raw(at(dq, from), dq.row_stride, dscores, key, scale, Output::Overwrite, false);
+        }
+    }
+}
+
+/// Scores that the mask hides become the most negative number.
+#[inline(always)]
+fn hide(scores: &mut [f32], visible: Visible<'_>) {
+    if let Some(keys) = visible.keys {
+        for (score, key) in scores.iter_mut().zip(keys) {
+            *score = if *key { *score } else { f32::MIN };
+        }
+    }
+}
+
+#[inline(always)]
+fn drop_row(weights: &mut [f32], keep: KeepRow) {
+    for (column, weight) in (0u32..).zip(weights) {
+        *weight *= keep.factor(column);
+    }
+}
+
+vectorised! {
+    /// Turns rows of scores, the first being row `from` of its head, into weights after dropout; writes their log-sum-exp.
+    fn softmax_rows(
+        scores: &mut [f32],
+        keys: usize,
+        lse: &mut [f32],
+        from: usize,
+        visible: Visible<'_>,
+        keep: Option<(Keep, usize)>,
+    ) {
+        for (i, (scores, lse)) in scores.chunks_exact_mut(keys).zip(lse).enumerate() {
+            let row = from + i;
+            if visible.nothing(row) {
+                scores.fill(1.0 / visible.seq as f32);
+                *lse = 0.0;
+            } else {
+                let (seen, later) = scores.split_at_mut(visible.end(row));
+                later.fill(0.0);
+                hide(seen, visible);
+                let largest = max(seen);
+                let total = exp_shifted::<FMA>(seen, largest);
+                *lse = largest + total.ln();
+                let by = 1.0 / total;
+                for weight in seen {
+                    *weight *= by;
+                }
+            }
+            if let Some((keep, first)) = keep {
+                drop_row(scores, keep.row(first + row));
+            }
+        }
+    }
+}
+
+vectorised! {
+    /// Turns scores into weights after dropout, and the gradients of these weights into gradients of the scores.
+    fn backward_rows(
+        weights: &mut [f32],
+        dscores: &mut [f32],
+        keys: usize,
+        lse: &[f32],
+        from: usize,
+        visible: Visible<'_>,
+        keep: Option<(Keep, usize)>,
+    ) {
+        for (i, (weights, dscores)) in weights.chunks_exact_mut(keys).zip(dscores.chunks_exact_mut(keys)).enumerate() {
+            let row = from + i;
+            let keep = keep.map(|(keep, first)| keep.row(first + row));
+            if visible.nothing(row) {
+                weights.fill(1.0 / visible.seq as f32);
+                if let Some(keep) = keep {
+                    drop_row(weights, keep);
+                }
+                dscores.fill(0.0);
+                continue;
+            }
+            let end = visible.end(row);
+            weights[end..].fill(0.0);
+            dscores[end..].fill(0.0);
+            let (weights, dscores) = (&mut weights[..end], &mut dscores[..end]);
+            hide(weights, visible);
+            let total = exp_shifted::<FMA>(weights, lse[row]); // 1 but for rounding
+            if let Some(keep) = keep {
+                drop_row(dscores, keep);
+            }
+            // Divided by the sum as it is, so that a row's gradients add up to 0 as exactly as f32 can have it: the
+            // gradient of a key's bias is that sum, and an optimizer like Adam makes steps of whatever is left.
+            let mean = sum_pairs(weights, dscores, |weight, dscore| weight * dscore) / total;
+            for (weight, dscore) in weights.iter().zip(dscores.iter_mut()) {
+                *dscore = weight * (*dscore - mean);
+            }
+            if let Some(keep) = keep {
+                drop_row(weights, keep);
+            }
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Scaled dot-product attention that stores no `seq x seq` matrix: scores are computed in blocks of query rows, and the
+//! backward computes them again from what is saved: query, key, value and one number a row (log-sum-exp).
+//!
+//! This file is the operator and its autodiff; `kernel.rs` computes it on the CPU.
+
+mod kernel;
+
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
+use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
+use burn::tensor::{Bool, Device, Tensor};
+
+use super::Ops;
+use super::dropout::seed_for;
+use super::flex::FlexTensor;
+use crate::layers::{causal_mask, merge_heads, padding_mask, split_heads};
+
+/// Query, key and value, as the projections before the attention leave them.
+#[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant)] // handles that live for one call
+pub enum Qkv {
+    /// Side by side, `[batch * seq, 3 * heads * head_dim]`.
+    Packed(Tensor<2>),
+    /// Apart, `[batch * seq, heads * head_dim]` each.
+    Separate {
+        /// What asks.
+        query: Tensor<2>,
+        /// What is asked.
+        key: Tensor<2>,
+        /// What is answered.
+        value: Tensor<2>,
+    },
+}
+
+/// Which keys a query sees, made once for all layers of a forward pass.
+#[derive(Debug, Clone)]
+pub struct Mask(Form);
+
+#[derive(Debug, Clone)]
+enum Form {
+    /// True where a key is hidden, `[batch or 1, 1, seq or 1, seq]`; none when all are seen.
+    Plain(Option<Tensor<4, Bool>>),
+    /// `keys [batch, seq]`, true = attend; `[1, 1]` and unread unless `padded`.
+    Fused { causal: bool, padded: bool, keys: Tensor<2, Bool> },
+}
+
+impl Mask {
+    /// A mask for sequences of `seq` tokens: with `causal` no query sees a later key; `attention_mask [batch, seq]` (true =
+    /// attend) hides padding. A query that sees no key at all attends evenly to all of them, as in `transformers`.
+    pub fn new(seq: usize, causal: bool, attention_mask: Option<Tensor<2, Bool>>, device: &Device, ops: Ops) -> Self {
+        Self(match (ops, causal, attention_mask) {
+            (Ops::Fused, causal, Some(keys)) => Form::Fused { causal, padded: true, keys },
+            (Ops::Fused, causal, None) => {
+                Form::Fused { causal, padded: false, keys: Tensor::from_data([[true]], device) }
+            }
+            (Ops::Plain, false, mask) => Form::Plain(mask.map(padding_mask)),
+            (Ops::Plain, true, None) => Form::Plain(Some(causal_mask(seq, 0, device))),
+            (Ops::Plain, true, Some(mask)) => {
+                let shape = [mask.dims()[0], 1, seq, seq];
+                let causal = causal_mask(seq, 0, device).expand(shape);
+                Form::Plain(Some(padding_mask(mask).expand(shape).bool_or(causal)))
+            }
+        })
+    }
+}
+
+/// The sizes and settings of one attention.
+#[derive(Debug, Clone, Copy)]
+pub struct Attention {
+    /// Number of sequences.
+    pub batch: usize,
+    /// Number of heads; divides the width.
+    pub heads: usize,
+    /// What scores are multiplied by.
+    pub scale: f64,
+    /// Probability that dropout zeroes a weight.
+    pub dropout: f64,
+    /// Whether dropout is on.
+    pub train: bool,
+}
+
+impl Attention {
+    /// `softmax(scale q k^T) v` for every head (Vaswani et al. 2017), softmax in f32, dropout on its weights:
+    /// `[batch * seq, heads * head_dim]`. The form is that of `mask`.
+    pub fn forward(self, qkv: Qkv, mask: &Mask) -> Tensor<2> {
+        match &mask.0 {
+            Form::Plain(hidden) => self.plain(qkv, hidden.clone()),
+            Form::Fused { causal, padded, keys } => self.fused(qkv, *causal, *padded, keys.clone()),
+        }
+    }
+
+    fn plain(self, qkv: Qkv, hidden: Option<Tensor<4, Bool>>) -> Tensor<2> {
+        let split = |x: Tensor<2>| split_heads(x, self.batch, self.heads); // [batch, heads, seq, head_dim]
+        let (query, key, value) = match qkv {
+            Qkv::Separate { query, key, value } => (split(query), split(key), split(value)),
+            Qkv::Packed(qkv) => {
+                let [rows, width] = qkv.dims();
+                let d = width / 3;
+                let part = |i: usize| split(qkv.clone().slice([0..rows, i * d..(i + 1) * d]));
+                (part(0), part(1), part(2))
+            }
+        };
+        merge_heads(crate::layers::attention(query, key, value, hidden, self.scale, self.dropout, self.train))
+    }
+
+    fn fused(self, qkv: Qkv, causal: bool, padded: bool, keys: Tensor<2, Bool>) -> Tensor<2> {
+        let dropout = if self.train { self.dropout } else { 0.0 };
+        let settings =
+            Settings { batch: self.batch, heads: self.heads, scale: self.scale as f32, causal, padded, dropout };
+        let (seed, keys) = (seed_for(dropout, &keys.device()).into_dispatch(), keys.into_dispatch());
+        Tensor::from_dispatch(match qkv {
+            Qkv::Packed(qkv) => <Dispatch as AttentionOp>::packed(qkv.into_dispatch(), keys, seed, settings),
+            Qkv::Separate { query, key, value } => {
+                let (query, key, value) = (query.into_dispatch(), key.into_dispatch(), value.into_dispatch());
+                <Dispatch as AttentionOp>::separate(query, key, value, keys, seed, settings)
+            }
+        })
+    }
+}
+
+/// [`Attention`] as the kernel sees it.
+#[derive(Debug, Clone, Copy)]
+struct Settings {
+    batch: usize,
+    heads: usize,
+    scale: f32,
+    causal: bool,
+    /// Whether the mask of keys hides any.
+    padded: bool,
+    /// Probability that a weight is zeroed; 0 without training.
+    dropout: f64,
+}
+
+#[backend_extension(Flex, Autodiff)]
+trait AttentionOp: Backend {
+    fn packed(
+        qkv: FloatTensor<Self>,
+        keys: BoolTensor<Self>,
+        seed: IntTensor<Self>,
+        settings: Settings,
+    ) -> FloatTensor<Self>;
+
+    fn separate(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        keys: BoolTensor<Self>,
+        seed: IntTensor<Self>,
+        settings: Settings,
+    ) -> FloatTensor<Self>;
+}
+
+/// One tensor with all three, or three tensors.
+#[derive(Debug, Clone)]
+enum Parts<F> {
+    Packed(F),
+    Separate([F; 3]),
+}
+
+/// The operator's inputs as a backend has them.
+#[derive(Debug, Clone)]
+struct Inputs<F, I, B> {
+    qkv: Parts<F>,
+    keys: B,
+    seed: I,
+    settings: Settings,
+}
+
+type InputsOf<B> = Inputs<FloatTensor<B>, IntTensor<B>, BoolTensor<B>>;
+
+/// What the backward needs.
+#[derive(Debug, Clone)]
+struct Saved<F, I, B> {
+    inputs: Inputs<F, I, B>,
+    /// Logarithm of the sum of the exponentials of each row's scores, `[batch, heads, seq]`.
+    lse: F,
+}
+
+type SavedOf<B> = Saved<FloatTensor<B>, IntTensor<B>, BoolTensor<B>>;
+
+/// What a backend supplies.
+trait AttentionKernel: Backend {
+    /// The result, and each row's log-sum-exp.
+    fn forward(inputs: &InputsOf<Self>) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// The gradients, in the form of the inputs.
+    fn backward(saved: SavedOf<Self>, dout: FloatTensor<Self>) -> Parts<FloatTensor<Self>>;
+}
+
+impl AttentionOp for Flex {
+    fn packed(qkv: FlexTensor, keys: FlexTensor, seed: FlexTensor, settings: Settings) -> FlexTensor {
+        Self::forward(&Inputs { qkv: Parts::Packed(qkv), keys, seed, settings }).0
+    }
+
+    fn separate(
+        query: FlexTensor,
+        key: FlexTensor,
+        value: FlexTensor,
+        keys: FlexTensor,
+        seed: FlexTensor,
+        settings: Settings,
+    ) -> FlexTensor {
+        Self::forward(&Inputs { qkv: Parts::Separate([query, key, value]), keys, seed, settings }).0
+    }
+}
+
+impl<B: AttentionKernel, C: CheckpointStrategy> AttentionOp for Autodiff<B, C> {
+    fn packed(
+        qkv: FloatTensor<Self>,
+        keys: BoolTensor<Self>,
+        seed: IntTensor<Self>,
+        settings: Settings,
+    ) -> FloatTensor<Self> {
+        let prepared = AttentionBackward.prepare::<C>([qkv.node()]).compute_bound().stateful();
+        let inputs = Inputs { qkv: Parts::Packed(qkv.into_primitive()), keys, seed, settings };
+        let (out, lse) = B::forward(&inputs);
+        match prepared {
+            OpsKind::Tracked(prepared) => prepared.finish(Saved { inputs, lse }, out),
+            OpsKind::UnTracked(prepared) => prepared.finish(out),
+        }
+    }
+
+    fn separate(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        keys: BoolTensor<Self>,
+        seed: IntTensor<Self>,
+        settings: Settings,
+    ) -> FloatTensor<Self> {
+        let nodes = [query.node(), key.node(), value.node()];
+        let prepared = AttentionBackward.prepare::<C>(nodes).compute_bound().stateful();
+        let parts = [query.into_primitive(), key.into_primitive(), value.into_primitive()];
+        let inputs = Inputs { qkv: Parts::Separate(parts), keys, seed, settings };
+        let (out, lse) = B::forward(&inputs);
+        match prepared {
+            OpsKind::Tracked(prepared) => prepared.finish(Saved { inputs, lse }, out),
+            OpsKind::UnTracked(prepared) => prepared.finish(out),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct AttentionBackward;
+
+impl<B: AttentionKernel> Backward<B, 1> for AttentionBackward {
+    type State = SavedOf<B>;
+
+    fn backward(self, step: Step<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let dout = grads.consume::<B>(&step.node);
+        if let ([Some(node)], Parts::Packed(dqkv)) = (step.parents, B::backward(step.state, dout)) {
+            grads.register::<B>(node.id, dqkv);
+        }
+    }
+}
+
+impl<B: AttentionKernel> Backward<B, 3> for AttentionBackward {
+    type State = SavedOf<B>;
+
+    fn backward(self, step: Step<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let dout = grads.consume::<B>(&step.node);
+        let Parts::Separate(parts) = B::backward(step.state, dout) else { return };
+        for (parent, grad) in step.parents.into_iter().zip(parts) {
+            if let Some(parent) = parent {
+                grads.register::<B>(parent.id, grad);
+            }
+        }
+    }
+}

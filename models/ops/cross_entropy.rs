@@ -1,0 +1,335 @@
+//! Projection onto the vocabulary and cross-entropy in one operator, in chunks of rows: the logits of a batch never exist.
+//!
+//! A chunk's logits are computed, turned into probabilities, then into the gradient with respect to the logits in the same
+//! memory, and multiplied back into the gradients of the hidden states and of the weight (three matrix products, as the
+//! plain composition has). So the forward computes the gradients, and the backward only multiplies them by what comes from
+//! above. Rows whose label is ignored are left out altogether.
+
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
+use burn::tensor::{FloatDType, Int, Tensor};
+use rayon::prelude::*;
+
+use super::Ops;
+use super::flex::{self, FlexTensor, Matrix, Output};
+use super::simd::{exp_shifted, max, sum, vectorised};
+
+/// What the cross-entropy is taken of and against.
+#[derive(Debug, Clone)]
+pub struct CrossEntropy {
+    /// Hidden states, `[n, features]`.
+    pub x: Tensor<2>,
+    /// Projection, `[classes, features]`: the token embedding where that is tied.
+    pub weight: Tensor<2>,
+    /// Added to the logits, `[classes]`.
+    pub bias: Option<Tensor<1>>,
+    /// The right class of each row, `[n]`; any class where `row_weight` is 0.
+    pub target: Tensor<1, Int>,
+    /// 1 for a row that counts and 0 for one that is ignored, `[n]`; none when every row counts.
+    pub row_weight: Option<Tensor<1>>,
+    /// Part of the probability that is spread evenly over all classes, as torch's `label_smoothing`; 0 for none.
+    pub label_smoothing: f64,
+}
+
+impl CrossEntropy {
+    /// The sum over rows of `row_weight * (logsumexp(logits) - (1 - s) logits[target] - s mean(logits))`, `[1]`, where
+    /// `logits = x weight^T + bias` and `s` is the label smoothing.
+    pub fn sum(self, ops: Ops) -> Tensor<1> {
+        match ops {
+            Ops::Plain => self.plain(),
+            Ops::Fused => {
+                let Self { x, weight, bias, target, row_weight, label_smoothing } = self;
+                let row_weight = row_weight.unwrap_or_else(|| Tensor::ones([x.dims()[0]], &x.device()));
+                let row_weight = row_weight.into_dispatch();
+                let (x, weight, target) = (x.into_dispatch(), weight.into_dispatch(), target.into_dispatch());
+                Tensor::from_dispatch(match bias {
+                    None => <Dispatch as CrossEntropyOp>::tied(x, weight, target, row_weight, label_smoothing),
+                    Some(bias) => {
+                        let bias = bias.into_dispatch();
+                        <Dispatch as CrossEntropyOp>::biased(x, weight, bias, target, row_weight, label_smoothing)
+                    }
+                })
+            }
+        }
+    }
+
+    fn plain(self) -> Tensor<1> {
+        let rows = self.x.dims()[0];
+        let logits = self.x.matmul(self.weight.transpose());
+        let logits = match self.bias {
+            Some(bias) => logits + bias.unsqueeze(),
+            None => logits,
+        };
+        let logits = logits.cast(FloatDType::F32);
+        // The maximum only keeps exp from overflowing; its gradient cancels, so it is not tracked.
+        let shifted = logits.clone() - logits.detach().max_dim(1);
+        let log_sum = shifted.clone().exp().sum_dim(1).log(); // [n, 1]
+        let picked = shifted.clone().gather(1, self.target.reshape([rows, 1])); // [n, 1]
+        let s = self.label_smoothing;
+        let loss = match s == 0.0 {
+            true => log_sum - picked,
+            false => log_sum - picked * (1.0 - s) - shifted.mean_dim(1) * s,
+        };
+        let loss = loss.reshape([rows]);
+        match self.row_weight {
+            Some(weight) => (loss * weight).sum(),
+            None => loss.sum(),
+        }
+    }
+}
+
+#[backend_extension(Flex, Autodiff)]
+trait CrossEntropyOp: Backend {
+    fn tied(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        target: IntTensor<Self>,
+        row_weight: FloatTensor<Self>,
+        label_smoothing: f64,
+    ) -> FloatTensor<Self>;
+
+    fn biased(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        target: IntTensor<Self>,
+        row_weight: FloatTensor<Self>,
+        label_smoothing: f64,
+    ) -> FloatTensor<Self>;
+}
+
+/// The operator's inputs as a backend has them.
+#[derive(Debug, Clone)]
+struct Inputs<F, I> {
+    x: F,
+    weight: F,
+    bias: Option<F>,
+    target: I,
+    row_weight: F,
+    label_smoothing: f64,
+}
+
+/// Gradients of the loss sum.
+#[derive(Debug, Clone)]
+struct Gradient<F> {
+    x: F,
+    weight: F,
+    bias: Option<F>,
+}
+
+/// What a backend supplies.
+trait CrossEntropyKernel: Backend {
+    /// The loss sum, and its gradients if they are wanted.
+    fn forward(
+        inputs: Inputs<FloatTensor<Self>, IntTensor<Self>>,
+        gradients: bool,
+    ) -> (FloatTensor<Self>, Option<Gradient<FloatTensor<Self>>>);
+
+    /// `gradient * upstream`, `upstream` being `[1]`.
+    fn scale(gradient: FloatTensor<Self>, upstream: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+impl CrossEntropyOp for Flex {
+    fn tied(
+        x: FlexTensor,
+        weight: FlexTensor,
+        target: FlexTensor,
+        row_weight: FlexTensor,
+        label_smoothing: f64,
+    ) -> FlexTensor {
+        Self::forward(Inputs { x, weight, bias: None, target, row_weight, label_smoothing }, false).0
+    }
+
+    fn biased(
+        x: FlexTensor,
+        weight: FlexTensor,
+        bias: FlexTensor,
+        target: FlexTensor,
+        row_weight: FlexTensor,
+        label_smoothing: f64,
+    ) -> FlexTensor {
+        Self::forward(Inputs { x, weight, bias: Some(bias), target, row_weight, label_smoothing }, false).0
+    }
+}
+
+#[derive(Debug)]
+struct CrossEntropyBackward;
+
+impl<B: CrossEntropyKernel> Backward<B, 2> for CrossEntropyBackward {
+    type State = Option<Gradient<FloatTensor<B>>>;
+
+    fn backward(self, step: Step<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let upstream = grads.consume::<B>(&step.node);
+        let Some(gradient) = step.state else { return };
+        for (parent, grad) in step.parents.into_iter().zip([gradient.x, gradient.weight]) {
+            if let Some(parent) = parent {
+                grads.register::<B>(parent.id, B::scale(grad, upstream.clone()));
+            }
+        }
+    }
+}
+
+impl<B: CrossEntropyKernel> Backward<B, 3> for CrossEntropyBackward {
+    type State = Option<Gradient<FloatTensor<B>>>;
+
+    fn backward(self, step: Step<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let upstream = grads.consume::<B>(&step.node);
+        let Some(gradient) = step.state else { return };
+        let gradients = [Some(gradient.x), Some(gradient.weight), gradient.bias];
+        for (parent, grad) in step.parents.into_iter().zip(gradients) {
+            if let (Some(parent), Some(grad)) = (parent, grad) {
+                grads.register::<B>(parent.id, B::scale(grad, upstream.clone()));
+            }
+        }
+    }
+}
+
+impl<B: CrossEntropyKernel, C: CheckpointStrategy> CrossEntropyOp for Autodiff<B, C> {
+    fn tied(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        target: IntTensor<Self>,
+        row_weight: FloatTensor<Self>,
+        label_smoothing: f64,
+    ) -> FloatTensor<Self> {
+        let prepared = CrossEntropyBackward.prepare::<C>([x.node(), weight.node()]).compute_bound().stateful();
+        let (x, weight) = (x.into_primitive(), weight.into_primitive());
+        let row_weight = row_weight.into_primitive();
+        let inputs = Inputs { x, weight, bias: None, target, row_weight, label_smoothing };
+        match prepared {
+            OpsKind::Tracked(prepared) => {
+                let (loss, gradient) = B::forward(inputs, true);
+                prepared.finish(gradient, loss)
+            }
+            OpsKind::UnTracked(prepared) => prepared.finish(B::forward(inputs, false).0),
+        }
+    }
+
+    fn biased(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        target: IntTensor<Self>,
+        row_weight: FloatTensor<Self>,
+        label_smoothing: f64,
+    ) -> FloatTensor<Self> {
+        let nodes = [x.node(), weight.node(), bias.node()];
+        let prepared = CrossEntropyBackward.prepare::<C>(nodes).compute_bound().stateful();
+        let (x, weight, bias) = (x.into_primitive(), weight.into_primitive(), Some(bias.into_primitive()));
+        let row_weight = row_weight.into_primitive();
+        let inputs = Inputs { x, weight, bias, target, row_weight, label_smoothing };
+        match prepared {
+            OpsKind::Tracked(prepared) => {
+                let (loss, gradient) = B::forward(inputs, true);
+                prepared.finish(gradient, loss)
+            }
+            OpsKind::UnTracked(prepared) => prepared.finish(B::forward(inputs, false).0),
+        }
+    }
+}
+
+/// Rows in a chunk: enough that adding a chunk's share to the gradient of the weight (`classes * features`, read and
+/// written for every chunk) costs less than the chunk's logits (`rows * classes`, passed over about four times).
+fn chunk_rows(features: usize) -> usize {
+    features.clamp(128, 1024)
+}
+
+impl CrossEntropyKernel for Flex {
+    fn forward(inputs: Inputs<FlexTensor, FlexTensor>, gradients: bool) -> (FlexTensor, Option<Gradient<FlexTensor>>) {
+        let (x, weight) = (flex::row_major(inputs.x), flex::row_major(inputs.weight));
+        let bias = inputs.bias.map(flex::row_major);
+        let ([n, features], [classes, _]) = (flex::dims2(&x), flex::dims2(&weight));
+        let target = flex::integers(&inputs.target);
+        let row_weight = flex::row_major(inputs.row_weight);
+        let weight_of = |row: usize| flex::values(&row_weight)[row];
+        let counted = (0..n).filter(|&row| weight_of(row) != 0.0).collect::<Vec<_>>();
+
+        let chunk = chunk_rows(features).min(counted.len().max(1));
+        let projection = Matrix::new(flex::values(&weight), classes, features);
+        let mut logits = vec![0.0; chunk * classes];
+        let mut hidden = vec![0.0; chunk * features];
+        let mut dhidden = vec![0.0; if gradients { chunk * features } else { 0 }];
+        let mut dx = vec![0.0; if gradients { n * features } else { 0 }];
+        let mut dweight = vec![0.0; if gradients { classes * features } else { 0 }];
+        let mut dbias = vec![0.0; if gradients && bias.is_some() { classes } else { 0 }];
+        let mut total = 0.0f64;
+        let mut into = Output::Overwrite;
+        for rows in counted.chunks(chunk) {
+            for (&row, hidden) in rows.iter().zip(hidden.chunks_exact_mut(features)) {
+                hidden.copy_from_slice(&flex::values(&x)[row * features..][..features]);
+            }
+            let hidden = Matrix::new(&hidden, rows.len(), features);
+            let logits = &mut logits[..rows.len() * classes];
+            flex::multiply(logits, hidden, projection.t(), Output::Overwrite);
+            let losses = logits.par_chunks_exact_mut(classes).zip(rows).map(|(logits, &row)| {
+                if let Some(bias) = &bias {
+                    flex::add_rows(flex::values(bias), logits);
+                }
+                let loss = loss_row(logits, target[row] as usize, inputs.label_smoothing as f32, weight_of(row));
+                f64::from(loss)
+            });
+            total += losses.collect::<Vec<_>>().into_iter().sum::<f64>();
+            if !gradients {
+                continue;
+            }
+            let dlogits = Matrix::new(logits, rows.len(), classes);
+            let dhidden = &mut dhidden[..rows.len() * features];
+            flex::multiply(dhidden, dlogits, projection, Output::Overwrite);
+            for (&row, dhidden) in rows.iter().zip(dhidden.chunks_exact(features)) {
+                dx[row * features..][..features].copy_from_slice(dhidden);
+            }
+            flex::multiply(&mut dweight, dlogits.t(), hidden, into);
+            into = Output::Add;
+            if bias.is_some() {
+                for (dbias, sum) in dbias.iter_mut().zip(flex::column_sums(logits, classes)) {
+                    *dbias += sum;
+                }
+            }
+        }
+        let gradient = gradients.then(|| Gradient {
+            x: flex::tensor(dx, [n, features]),
+            weight: flex::tensor(dweight, [classes, features]),
+            bias: bias.is_some().then(|| flex::tensor(dbias, [classes])),
+        });
+        (flex::tensor(vec![total as f32], [1]), gradient)
+    }
+
+    fn scale(gradient: FlexTensor, upstream: FlexTensor) -> FlexTensor {
+        let upstream = flex::values(&flex::row_major(upstream))[0];
+        if upstream == 1.0 {
+            return gradient;
+        }
+        flex::overwritten(gradient, |gradient| {
+            gradient.par_chunks_mut(flex::block_rows(1)).for_each(|block| scale(block, upstream));
+        })
+    }
+}
+
+vectorised! {
+    fn scale(x: &mut [f32], by: f32) {
+        for x in x {
+            *x *= by;
+        }
+    }
+}
+
+vectorised! {
+    /// The loss of one row, times its `weight`; `logits` become its gradient,
+    /// `weight * (softmax(logits) - (1 - s) onehot(target) - s / classes)`.
+    fn loss_row(logits: &mut [f32], target: usize, smoothing: f32, weight: f32) -> f32 {
+        let classes = logits.len() as f32;
+        let largest = max(logits);
+        let right = logits[target] - largest;
+        let mean = if smoothing == 0.0 { 0.0 } else { sum(logits, |x| x - largest) / classes };
+        let total = exp_shifted::<FMA>(logits, largest);
+        let (by, spread) = (weight / total, weight * smoothing / classes);
+        for x in logits.iter_mut() {
+            *x = *x * by - spread;
+        }
+        logits[target] -= weight * (1.0 - smoothing);
+        weight * (total.ln() - (1.0 - smoothing) * right - smoothing * mean)
+    }
+}

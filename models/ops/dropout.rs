@@ -1,0 +1,303 @@
+//! Dropout without a stored mask, alone and as `residual + dropout(x + bias)` in one pass.
+//!
+//! Whether an element is kept is a function of a seed and of the element's place ([`Keep`]), so the backward computes the
+//! mask again instead of reading it. The seed is drawn on the device from its generator: `Device::seed` rules dropout here
+//! as it rules the plain composition, though the masks of the two forms differ.
+#![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
+
+use std::mem::MaybeUninit;
+
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
+use burn::tensor::{Device, Distribution, Int, Tensor};
+use rayon::prelude::*;
+
+use super::Ops;
+use super::flex::{self, FlexTensor};
+use super::simd::{fma, vectorised};
+
+/// Inverted dropout (Srivastava et al. 2014): each element is zeroed with probability `p` and the others are scaled by
+/// `1 / (1 - p)`. The identity unless `train`. `x`: `[n, features]`.
+pub fn dropout(x: Tensor<2>, p: f64, train: bool, ops: Ops) -> Tensor<2> {
+    match ops {
+        Ops::Plain => crate::layers::dropout(x, p, train),
+        Ops::Fused if !train || p == 0.0 => x,
+        Ops::Fused => {
+            let seed = seed_for(p, &x.device());
+            Tensor::from_dispatch(<Dispatch as DropoutOp>::dropout(x.into_dispatch(), seed.into_dispatch(), p))
+        }
+    }
+}
+
+/// `residual + dropout(x + bias)`: `x`, `residual` `[n, features]`, `bias` `[features]`; dropout as [`dropout`]'s.
+pub fn bias_dropout_residual(
+    x: Tensor<2>,
+    bias: Tensor<1>,
+    residual: Tensor<2>,
+    p: f64,
+    train: bool,
+    ops: Ops,
+) -> Tensor<2> {
+    match ops {
+        Ops::Plain => residual + crate::layers::dropout(x + bias.unsqueeze(), p, train),
+        Ops::Fused => {
+            let p = if train { p } else { 0.0 };
+            let seed = seed_for(p, &x.device());
+            let (x, bias, residual, seed) =
+                (x.into_dispatch(), bias.into_dispatch(), residual.into_dispatch(), seed.into_dispatch());
+            Tensor::from_dispatch(<Dispatch as DropoutOp>::bias_dropout_residual(x, bias, residual, seed, p))
+        }
+    }
+}
+
+/// A seed for dropout with probability `p`: two random whole numbers, `[2]`, from the device's generator; zeros, which
+/// nothing reads, when nothing is dropped.
+pub(super) fn seed_for(p: f64, device: &Device) -> Tensor<1, Int> {
+    let device = device.clone().without_autodiff();
+    match p > 0.0 {
+        true => Tensor::random([2], Distribution::Uniform(0.0, f64::from(i32::MAX)), &device),
+        false => Tensor::zeros([2], &device),
+    }
+}
+
+/// Decides for every element whether dropout keeps it: a counter-based generator, so any element can be asked at any time.
+///
+/// The bits of element `column` of a row are `mix(mix(column ^ a) + b)`, where `a` and `b` are 64 random bits of the row
+/// (SplitMix64 of seed and row, Steele, Lea & Flood 2014) and `mix` is a 32-bit finaliser of low bias (C. Wellons 2018,
+/// "lowbias32"). An element is kept if its bits are at least `p 2^32`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Keep {
+    seed: u64,
+    threshold: u32,
+    /// `1 / (1 - p)`
+    pub scale: f32,
+}
+
+impl Keep {
+    /// From a seed tensor `[2]` and the probability of zeroing, in `[0, 1)`.
+    pub fn new(seed: &FlexTensor, p: f64) -> Self {
+        let halves = flex::integers(seed);
+        let seed = ((halves[0] as u64) << 32) ^ halves[1] as u64;
+        let threshold = (p * 4_294_967_296.0).round().min(f64::from(u32::MAX)) as u32;
+        Self { seed, threshold, scale: (1.0 / (1.0 - p)) as f32 }
+    }
+
+    /// The generator of row `row`.
+    #[inline(always)]
+    pub fn row(self, row: usize) -> KeepRow {
+        let mut z = self.seed.wrapping_add((row as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^= z >> 31;
+        KeepRow { a: z as u32, b: (z >> 32) as u32, threshold: self.threshold, scale: self.scale }
+    }
+}
+
+/// [`Keep`] for one row.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct KeepRow {
+    a: u32,
+    b: u32,
+    threshold: u32,
+    scale: f32,
+}
+
+impl KeepRow {
+    /// What element `column` is multiplied by: 0 or `1 / (1 - p)`.
+    #[inline(always)]
+    pub fn factor(self, column: u32) -> f32 {
+        let bits = mix(mix(column ^ self.a).wrapping_add(self.b));
+        if bits >= self.threshold { self.scale } else { 0.0 }
+    }
+}
+
+#[inline(always)]
+fn mix(mut x: u32) -> u32 {
+    x ^= x >> 16;
+    x = x.wrapping_mul(0x7FEB_352D);
+    x ^= x >> 15;
+    x = x.wrapping_mul(0x846C_A68B);
+    x ^ (x >> 16)
+}
+
+#[backend_extension(Flex, Autodiff)]
+trait DropoutOp: Backend {
+    fn dropout(x: FloatTensor<Self>, seed: IntTensor<Self>, p: f64) -> FloatTensor<Self>;
+
+    fn bias_dropout_residual(
+        x: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        seed: IntTensor<Self>,
+        p: f64,
+    ) -> FloatTensor<Self>;
+}
+
+/// What a backend supplies.
+trait DropoutKernel: Backend {
+    /// Zeroes or scales every element of `x`: the forward, and with the same seed the backward.
+    fn masked(x: FloatTensor<Self>, seed: IntTensor<Self>, p: f64) -> FloatTensor<Self>;
+
+    fn bias_drop_add(
+        x: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        seed: IntTensor<Self>,
+        p: f64,
+    ) -> FloatTensor<Self>;
+
+    /// Sum over the rows of `dx`.
+    fn bias_gradient(dx: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+impl DropoutOp for Flex {
+    fn dropout(x: FlexTensor, seed: FlexTensor, p: f64) -> FlexTensor {
+        Self::masked(x, seed, p)
+    }
+
+    fn bias_dropout_residual(
+        x: FlexTensor,
+        bias: FlexTensor,
+        residual: FlexTensor,
+        seed: FlexTensor,
+        p: f64,
+    ) -> FlexTensor {
+        Self::bias_drop_add(x, bias, residual, seed, p)
+    }
+}
+
+impl<B: DropoutKernel, C: CheckpointStrategy> DropoutOp for Autodiff<B, C> {
+    fn dropout(x: FloatTensor<Self>, seed: IntTensor<Self>, p: f64) -> FloatTensor<Self> {
+        #[derive(Debug)]
+        struct Dropout;
+        impl<B: DropoutKernel> Backward<B, 1> for Dropout {
+            type State = (IntTensor<B>, f64);
+
+            fn backward(self, step: Step<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+                let dy = grads.consume::<B>(&step.node);
+                let (seed, p) = step.state;
+                if let [Some(node)] = step.parents {
+                    grads.register::<B>(node.id, B::masked(dy, seed, p));
+                }
+            }
+        }
+        let prepared = Dropout.prepare::<C>([x.node()]).compute_bound().stateful();
+        let y = B::masked(x.into_primitive(), seed.clone(), p);
+        match prepared {
+            OpsKind::Tracked(prepared) => prepared.finish((seed, p), y),
+            OpsKind::UnTracked(prepared) => prepared.finish(y),
+        }
+    }
+
+    fn bias_dropout_residual(
+        x: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        seed: IntTensor<Self>,
+        p: f64,
+    ) -> FloatTensor<Self> {
+        #[derive(Debug)]
+        struct BiasDropoutResidual;
+        impl<B: DropoutKernel> Backward<B, 3> for BiasDropoutResidual {
+            type State = (IntTensor<B>, f64);
+
+            fn backward(self, step: Step<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
+                let dy = grads.consume::<B>(&step.node);
+                let (seed, p) = step.state;
+                let [x, bias, residual] = step.parents;
+                if x.is_some() || bias.is_some() {
+                    let dx = if p > 0.0 { B::masked(dy.clone(), seed, p) } else { dy.clone() };
+                    if let Some(node) = bias {
+                        grads.register::<B>(node.id, B::bias_gradient(dx.clone()));
+                    }
+                    if let Some(node) = x {
+                        grads.register::<B>(node.id, dx);
+                    }
+                }
+                if let Some(node) = residual {
+                    grads.register::<B>(node.id, dy);
+                }
+            }
+        }
+        let nodes = [x.node(), bias.node(), residual.node()];
+        let (x, bias, residual) = (x.into_primitive(), bias.into_primitive(), residual.into_primitive());
+        let y = B::bias_drop_add(x, bias, residual, seed.clone(), p);
+        match BiasDropoutResidual.prepare::<C>(nodes).compute_bound().stateful() {
+            OpsKind::Tracked(prepared) => prepared.finish((seed, p), y),
+            OpsKind::UnTracked(prepared) => prepared.finish(y),
+        }
+    }
+}
+
+impl DropoutKernel for Flex {
+    fn masked(x: FlexTensor, seed: FlexTensor, p: f64) -> FlexTensor {
+        let keep = Keep::new(&seed, p);
+        let x = flex::row_major(x);
+        let [rows, width] = flex::dims2(&x);
+        let block = flex::block_rows(width);
+        // SAFETY: the blocks pair up, and `drop_rows` writes every element of its block.
+        let y = unsafe {
+            flex::written(rows * width, |out| {
+                let blocks = out.par_chunks_mut(block * width).zip(flex::values(&x).par_chunks(block * width));
+                blocks.enumerate().for_each(|(i, (out, x))| drop_rows(out, x, width, i * block, keep));
+            })
+        };
+        flex::tensor(y, [rows, width])
+    }
+
+    fn bias_drop_add(x: FlexTensor, bias: FlexTensor, residual: FlexTensor, seed: FlexTensor, p: f64) -> FlexTensor {
+        let (bias, residual) = (flex::row_major(bias), flex::row_major(residual));
+        let [_, width] = flex::dims2(&x);
+        let block = flex::block_rows(width);
+        let keep = (p > 0.0).then(|| Keep::new(&seed, p));
+        flex::overwritten(x, |x| {
+            let blocks = x.par_chunks_mut(block * width).zip(flex::values(&residual).par_chunks(block * width));
+            blocks.enumerate().for_each(|(i, (x, residual))| match keep {
+                Some(keep) => bias_drop_add_rows(x, flex::values(&bias), residual, i * block, keep),
+                None => bias_add_rows(x, flex::values(&bias), residual),
+            });
+        })
+    }
+
+    fn bias_gradient(dx: FlexTensor) -> FlexTensor {
+        let dx = flex::row_major(dx);
+        let [_, width] = flex::dims2(&dx);
+        flex::tensor(flex::column_sums(flex::values(&dx), width), [width])
+    }
+}
+
+vectorised! {
+    fn drop_rows(out: &mut [MaybeUninit<f32>], x: &[f32], width: usize, first_row: usize, keep: Keep) {
+        for (i, (out, x)) in out.chunks_exact_mut(width).zip(x.chunks_exact(width)).enumerate() {
+            let keep = keep.row(first_row + i);
+            for (column, (out, x)) in (0u32..).zip(out.iter_mut().zip(x)) {
+                out.write(x * keep.factor(column));
+            }
+        }
+    }
+}
+
+vectorised! {
+    fn bias_drop_add_rows(x: &mut [f32], bias: &[f32], residual: &[f32], first_row: usize, keep: Keep) {
+        let rows = x.chunks_exact_mut(bias.len()).zip(residual.chunks_exact(bias.len()));
+        for (i, (x, residual)) in rows.enumerate() {
+            let keep = keep.row(first_row + i);
+            for (column, ((x, bias), residual)) in (0u32..).zip(x.iter_mut().zip(bias).zip(residual)) {
+                *x = fma::<FMA>(*x + bias, keep.factor(column), *residual);
+            }
+        }
+    }
+}
+
+vectorised! {
+    fn bias_add_rows(x: &mut [f32], bias: &[f32], residual: &[f32]) {
+        for (x, residual) in x.chunks_exact_mut(bias.len()).zip(residual.chunks_exact(bias.len())) {
+            for ((x, bias), residual) in x.iter_mut().zip(bias).zip(residual) {
+                *x = (*x + bias) + residual;
+            }
+        }
+    }
+}

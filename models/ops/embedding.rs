@@ -1,0 +1,130 @@
+//! Looking up rows of a table, with a backward that is neither serial in the tokens nor dependent on their order: the
+//! tokens are sorted by id once, and every thread sums the rows of its own part of the table.
+#![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
+
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, autodiff::Autodiff, backend_extension};
+use burn::tensor::{Int, Shape, Tensor};
+use rayon::prelude::*;
+
+use super::Ops;
+use super::flex::{self, FlexTensor};
+
+/// The rows of `table [num, features]` that `ids [n]` name: `[n, features]`. The row `padding_idx` gets no gradient from
+/// being looked up, as in torch's `Embedding`.
+///
+/// # Panics
+/// For an id that the table does not have.
+pub fn embedding(table: Tensor<2>, ids: Tensor<1, Int>, padding_idx: Option<usize>, ops: Ops) -> Tensor<2> {
+    match ops {
+        Ops::Plain => plain(table, ids, padding_idx),
+        Ops::Fused => {
+            let (table, ids) = (table.into_dispatch(), ids.into_dispatch());
+            Tensor::from_dispatch(<Dispatch as EmbeddingOp>::lookup(table, ids, padding_idx))
+        }
+    }
+}
+
+fn plain(table: Tensor<2>, ids: Tensor<1, Int>, padding_idx: Option<usize>) -> Tensor<2> {
+    let x = table.select(0, ids.clone());
+    match padding_idx {
+        Some(row) if x.is_tracked() => {
+            let [n, features] = x.dims();
+            let is_padding = ids.equal_scalar(row as i64).reshape([n, 1]).expand([n, features]);
+            x.clone().mask_where(is_padding, x.detach())
+        }
+        _ => x,
+    }
+}
+
+#[backend_extension(Flex, Autodiff)]
+trait EmbeddingOp: Backend {
+    fn lookup(table: FloatTensor<Self>, ids: IntTensor<Self>, padding_idx: Option<usize>) -> FloatTensor<Self>;
+}
+
+/// What a backend supplies.
+trait EmbeddingKernel: Backend {
+    fn forward(table: FloatTensor<Self>, ids: IntTensor<Self>) -> FloatTensor<Self>;
+
+    /// The gradient of a table of shape `table`.
+    fn backward(
+        table: Shape,
+        ids: IntTensor<Self>,
+        padding_idx: Option<usize>,
+        dy: FloatTensor<Self>,
+    ) -> FloatTensor<Self>;
+}
+
+impl EmbeddingOp for Flex {
+    fn lookup(table: FlexTensor, ids: FlexTensor, _: Option<usize>) -> FlexTensor {
+        Self::forward(table, ids)
+    }
+}
+
+impl<B: EmbeddingKernel, C: CheckpointStrategy> EmbeddingOp for Autodiff<B, C> {
+    fn lookup(table: FloatTensor<Self>, ids: IntTensor<Self>, padding_idx: Option<usize>) -> FloatTensor<Self> {
+        #[derive(Debug)]
+        struct Lookup;
+        impl<B: EmbeddingKernel> Backward<B, 1> for Lookup {
+            type State = (Shape, IntTensor<B>, Option<usize>);
+
+            fn backward(self, step: Step<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+                let dy = grads.consume::<B>(&step.node);
+                let (shape, ids, padding_idx) = step.state;
+                if let [Some(node)] = step.parents {
+                    grads.register::<B>(node.id, B::backward(shape, ids, padding_idx, dy));
+                }
+            }
+        }
+        let (shape, prepared) = (table.shape(), Lookup.prepare::<C>([table.node()]).compute_bound().stateful());
+        let x = B::forward(table.into_primitive(), ids.clone());
+        match prepared {
+            OpsKind::Tracked(prepared) => prepared.finish((shape, ids, padding_idx), x),
+            OpsKind::UnTracked(prepared) => prepared.finish(x),
+        }
+    }
+}
+
+impl EmbeddingKernel for Flex {
+    fn forward(table: FlexTensor, ids: FlexTensor) -> FlexTensor {
+        let (table, ids) = (flex::row_major(table), flex::integers(&ids));
+        let [_, width] = flex::dims2(&table);
+        let block = flex::block_rows(width);
+        // SAFETY: there is a block of rows for every block of ids, and each row is written whole.
+        let x = unsafe {
+            flex::written(ids.len() * width, |out| {
+                out.par_chunks_mut(block * width).zip(ids.par_chunks(block)).for_each(|(out, ids)| {
+                    for (out, &id) in out.chunks_exact_mut(width).zip(ids) {
+                        let start = id as usize * width;
+                        out.write_copy_of_slice(&flex::values(&table)[start..start + width]);
+                    }
+                });
+            })
+        };
+        flex::tensor(x, [ids.len(), width])
+    }
+
+    fn backward(table: Shape, ids: FlexTensor, padding_idx: Option<usize>, dy: FlexTensor) -> FlexTensor {
+        let dy = flex::row_major(dy);
+        let (num, width) = (table[0], table[1]);
+        // (id, token), sorted: the tokens of one id stay in their order, so the sums do not depend on the sort.
+        let mut by_id = flex::integers(&ids).into_iter().map(|id| id as usize).zip(0usize..).collect::<Vec<_>>();
+        by_id.retain(|&(id, _)| Some(id) != padding_idx);
+        by_id.sort_unstable();
+        let mut dtable = vec![0.0f32; num * width];
+        let block = flex::block_rows(width);
+        dtable.par_chunks_mut(block * width).enumerate().for_each(|(i, rows)| {
+            let first = i * block;
+            let from = by_id.partition_point(|&(id, _)| id < first);
+            let to = by_id.partition_point(|&(id, _)| id < first + block);
+            for &(id, token) in &by_id[from..to] {
+                let row = &mut rows[(id - first) * width..][..width];
+                flex::add_rows(&flex::values(&dy)[token * width..][..width], row);
+            }
+        });
+        flex::tensor(dtable, [num, width])
+    }
+}

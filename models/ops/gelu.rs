@@ -1,0 +1,183 @@
+//! `gelu(x + bias)` in one pass, both forms of GELU with their exact derivatives, for the feed-forward block.
+//!
+//! The forward saves `x` and `bias` and nothing else; the backward gives the gradients of both in one pass.
+#![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
+
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, autodiff::Autodiff, backend_extension};
+use burn::tensor::Tensor;
+use rayon::prelude::*;
+
+use super::Ops;
+use super::flex::{self, FlexTensor};
+use super::simd::{exp, fma, normal_cdf_pdf, vectorised};
+use crate::layers::Activation;
+
+/// `gelu(x + bias)`: `x [n, features]`, `bias [features]`, the form of GELU that `kind` names.
+pub fn bias_gelu(x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> Tensor<2> {
+    match ops {
+        Ops::Plain => kind.forward(x + bias.unsqueeze()),
+        Ops::Fused => {
+            let y = <Dispatch as GeluOp>::bias_gelu(x.into_dispatch(), bias.into_dispatch(), kind);
+            Tensor::from_dispatch(y)
+        }
+    }
+}
+
+#[backend_extension(Flex, Autodiff)]
+trait GeluOp: Backend {
+    fn bias_gelu(x: FloatTensor<Self>, bias: FloatTensor<Self>, kind: Activation) -> FloatTensor<Self>;
+}
+
+/// What a backend supplies.
+trait GeluKernel: Backend {
+    fn forward(x: FloatTensor<Self>, bias: FloatTensor<Self>, kind: Activation) -> FloatTensor<Self>;
+
+    /// `(dx, dbias)`
+    fn backward(
+        x: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        kind: Activation,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+}
+
+impl GeluOp for Flex {
+    fn bias_gelu(x: FlexTensor, bias: FlexTensor, kind: Activation) -> FlexTensor {
+        Self::forward(x, bias, kind)
+    }
+}
+
+impl<B: GeluKernel, C: CheckpointStrategy> GeluOp for Autodiff<B, C> {
+    fn bias_gelu(x: FloatTensor<Self>, bias: FloatTensor<Self>, kind: Activation) -> FloatTensor<Self> {
+        #[derive(Debug)]
+        struct BiasGelu;
+        impl<B: GeluKernel> Backward<B, 2> for BiasGelu {
+            type State = (FloatTensor<B>, FloatTensor<B>, Activation);
+
+            fn backward(self, step: Step<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+                let dy = grads.consume::<B>(&step.node);
+                let (x, bias, kind) = step.state;
+                let (dx, dbias) = B::backward(x, bias, dy, kind);
+                for (parent, grad) in step.parents.into_iter().zip([dx, dbias]) {
+                    if let Some(parent) = parent {
+                        grads.register::<B>(parent.id, grad);
+                    }
+                }
+            }
+        }
+        match BiasGelu.prepare::<C>([x.node(), bias.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(prepared) => {
+                let (x, bias) = (x.into_primitive(), bias.into_primitive());
+                prepared.finish((x.clone(), bias.clone(), kind), B::forward(x, bias, kind))
+            }
+            OpsKind::UnTracked(prepared) => {
+                prepared.finish(B::forward(x.into_primitive(), bias.into_primitive(), kind))
+            }
+        }
+    }
+}
+
+impl GeluKernel for Flex {
+    fn forward(x: FlexTensor, bias: FlexTensor, kind: Activation) -> FlexTensor {
+        let (x, bias) = (flex::row_major(x), flex::row_major(bias));
+        let [rows, width] = flex::dims2(&x);
+        let block = flex::block_rows(width) * width;
+        // SAFETY: the blocks of `out` and of `x` pair up, and `forward_rows` writes every element of its block.
+        let y = unsafe {
+            flex::written(rows * width, |out| {
+                let blocks = out.par_chunks_mut(block).zip(flex::values(&x).par_chunks(block));
+                blocks.for_each(|(out, x)| forward_rows(out, x, flex::values(&bias), kind));
+            })
+        };
+        flex::tensor(y, [rows, width])
+    }
+
+    fn backward(x: FlexTensor, bias: FlexTensor, dy: FlexTensor, kind: Activation) -> (FlexTensor, FlexTensor) {
+        let (x, bias) = (flex::row_major(x), flex::row_major(bias));
+        let [_, width] = flex::dims2(&x);
+        let block = flex::block_rows(width) * width;
+        let mut parts = Vec::new();
+        let dx = flex::overwritten(dy, |dy| {
+            let blocks = dy.par_chunks_mut(block).zip(flex::values(&x).par_chunks(block));
+            let sums = blocks.map(|(dy, x)| {
+                let mut dbias = vec![0.0; width];
+                backward_rows(dy, x, flex::values(&bias), &mut dbias, kind);
+                dbias
+            });
+            parts = sums.collect();
+        });
+        (dx, flex::tensor(flex::add_up(parts, width), bias.shape()))
+    }
+}
+
+const SQRT_2_OVER_PI: f32 = 0.797_884_6;
+const CUBIC: f32 = 0.044_715;
+
+/// `1 / (1 + e^(-2u))`, which is `0.5 (1 + tanh u)` without its cancellation for negative `u`; `u` is the tanh form's inner
+/// polynomial.
+#[inline(always)]
+fn gate<const FMA: bool>(x: f32) -> f32 {
+    let inner = x * fma::<FMA>(x * x, SQRT_2_OVER_PI * CUBIC, SQRT_2_OVER_PI);
+    1.0 / (1.0 + exp::<FMA>(-2.0 * inner))
+}
+
+#[inline(always)]
+fn derivative_tanh<const FMA: bool>(x: f32) -> f32 {
+    let gate = gate::<FMA>(x);
+    let twice_inner_derivative = fma::<FMA>(x * x, 6.0 * SQRT_2_OVER_PI * CUBIC, 2.0 * SQRT_2_OVER_PI);
+    fma::<FMA>(x * gate * (1.0 - gate), twice_inner_derivative, gate)
+}
+
+vectorised! {
+    fn forward_rows(out: &mut [std::mem::MaybeUninit<f32>], x: &[f32], bias: &[f32], kind: Activation) {
+        let rows = out.chunks_exact_mut(bias.len()).zip(x.chunks_exact(bias.len()));
+        match kind {
+            Activation::GeluTanh => {
+                for (out, x) in rows {
+                    for ((out, x), bias) in out.iter_mut().zip(x).zip(bias) {
+                        let x = x + bias;
+                        out.write(x * gate::<FMA>(x));
+                    }
+                }
+            }
+            Activation::GeluErf => {
+                for (out, x) in rows {
+                    for ((out, x), bias) in out.iter_mut().zip(x).zip(bias) {
+                        let x = x + bias;
+                        out.write(x * normal_cdf_pdf::<FMA>(x).0);
+                    }
+                }
+            }
+        }
+    }
+}
+
+vectorised! {
+    fn backward_rows(dy: &mut [f32], x: &[f32], bias: &[f32], dbias: &mut [f32], kind: Activation) {
+        let rows = dy.chunks_exact_mut(bias.len()).zip(x.chunks_exact(bias.len()));
+        match kind {
+            Activation::GeluTanh => {
+                for (dy, x) in rows {
+                    for (((dy, x), bias), dbias) in dy.iter_mut().zip(x).zip(bias).zip(dbias.iter_mut()) {
+                        *dy *= derivative_tanh::<FMA>(x + bias);
+                        *dbias += *dy;
+                    }
+                }
+            }
+            Activation::GeluErf => {
+                for (dy, x) in rows {
+                    for (((dy, x), bias), dbias) in dy.iter_mut().zip(x).zip(bias).zip(dbias.iter_mut()) {
+                        let x = x + bias;
+                        let (cdf, pdf) = normal_cdf_pdf::<FMA>(x);
+                        *dy *= fma::<FMA>(x, pdf, cdf);
+                        *dbias += *dy;
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! Layer normalisation of `x`, or of `x + residual`, with its affine map, in one pass forward and one backward.
+//!
+//! The forward saves what was normalised and two numbers a row (mean and reciprocal standard deviation).
+#![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
+
+use std::mem::MaybeUninit;
+
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
+use burn::tensor::{FloatDType, Tensor};
+use rayon::prelude::*;
+
+use super::Ops;
+use super::flex::{self, FlexTensor};
+use super::simd::{fma, sum, sum_pairs, vectorised};
+
+/// Layer normalisation over the last dimension (Ba et al. 2016) of `x`, plus `residual` if there is one, statistics in f32
+/// and the biased variance, as torch's.
+///
+/// `x`, `residual`: `[n, features]`; `weight`, `bias`: `[features]`; `eps` is added to the variance.
+pub fn layer_norm(
+    x: Tensor<2>,
+    residual: Option<Tensor<2>>,
+    weight: Tensor<1>,
+    bias: Tensor<1>,
+    eps: f64,
+    ops: Ops,
+) -> Tensor<2> {
+    match (ops, residual) {
+        (Ops::Plain, None) => plain(x, weight, bias, eps),
+        (Ops::Plain, Some(residual)) => plain(x + residual, weight, bias, eps),
+        (Ops::Fused, residual) => {
+            let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
+            Tensor::from_dispatch(match residual {
+                None => <Dispatch as LayerNormOp>::layer_norm(x, weight, bias, eps),
+                Some(residual) => {
+                    <Dispatch as LayerNormOp>::add_layer_norm(x, residual.into_dispatch(), weight, bias, eps)
+                }
+            })
+        }
+    }
+}
+
+fn plain(x: Tensor<2>, weight: Tensor<1>, bias: Tensor<1>, eps: f64) -> Tensor<2> {
+    let dtype = FloatDType::from(x.dtype());
+    let x = if dtype == FloatDType::F32 { x } else { x.cast(FloatDType::F32) };
+    let centred = x.clone() - x.mean_dim(1);
+    let variance = centred.clone().square().mean_dim(1); // biased, as torch's
+    let normalised = centred * (variance + eps).sqrt().recip();
+    let y = normalised * weight.unsqueeze() + bias.unsqueeze();
+    if dtype == FloatDType::F32 { y } else { y.cast(dtype) }
+}
+
+#[backend_extension(Flex, Autodiff)]
+trait LayerNormOp: Backend {
+    fn layer_norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        eps: f64,
+    ) -> FloatTensor<Self>;
+
+    fn add_layer_norm(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        eps: f64,
+    ) -> FloatTensor<Self>;
+}
+
+/// What the backward needs.
+#[derive(Debug, Clone)]
+struct Saved<T> {
+    /// What was normalised, `[n, features]`.
+    normalised: T,
+    weight: T,
+    /// Mean and reciprocal standard deviation of each row, `[n, 2]`.
+    statistics: T,
+}
+
+/// What a backend supplies.
+trait LayerNormKernel: Backend {
+    /// The result and what is saved.
+    fn forward(
+        x: FloatTensor<Self>,
+        residual: Option<FloatTensor<Self>>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        eps: f64,
+    ) -> (FloatTensor<Self>, Saved<FloatTensor<Self>>);
+
+    /// `(d normalised, dweight, dbias)`
+    fn backward(saved: Saved<FloatTensor<Self>>, dy: FloatTensor<Self>) -> [FloatTensor<Self>; 3];
+}
+
+impl LayerNormOp for Flex {
+    fn layer_norm(x: FlexTensor, weight: FlexTensor, bias: FlexTensor, eps: f64) -> FlexTensor {
+        Self::forward(x, None, weight, bias, eps).0
+    }
+
+    fn add_layer_norm(
+        x: FlexTensor,
+        residual: FlexTensor,
+        weight: FlexTensor,
+        bias: FlexTensor,
+        eps: f64,
+    ) -> FlexTensor {
+        Self::forward(x, Some(residual), weight, bias, eps).0
+    }
+}
+
+impl<B: LayerNormKernel, C: CheckpointStrategy> LayerNormOp for Autodiff<B, C> {
+    fn layer_norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        eps: f64,
+    ) -> FloatTensor<Self> {
+        let nodes = [x.node(), weight.node(), bias.node()];
+        let (y, saved) = B::forward(x.into_primitive(), None, weight.into_primitive(), bias.into_primitive(), eps);
+        match LayerNormBackward.prepare::<C>(nodes).compute_bound().stateful() {
+            OpsKind::Tracked(prepared) => prepared.finish(saved, y),
+            OpsKind::UnTracked(prepared) => prepared.finish(y),
+        }
+    }
+
+    fn add_layer_norm(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        eps: f64,
+    ) -> FloatTensor<Self> {
+        let nodes = [x.node(), residual.node(), weight.node(), bias.node()];
+        let residual = Some(residual.into_primitive());
+        let (y, saved) = B::forward(x.into_primitive(), residual, weight.into_primitive(), bias.into_primitive(), eps);
+        match LayerNormBackward.prepare::<C>(nodes).compute_bound().stateful() {
+            OpsKind::Tracked(prepared) => prepared.finish(saved, y),
+            OpsKind::UnTracked(prepared) => prepared.finish(y),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct LayerNormBackward;
+
+impl<B: LayerNormKernel> Backward<B, 3> for LayerNormBackward {
+    type State = Saved<FloatTensor<B>>;
+
+    fn backward(self, step: Step<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&step.node);
+        for (parent, grad) in step.parents.into_iter().zip(B::backward(step.state, dy)) {
+            if let Some(parent) = parent {
+                grads.register::<B>(parent.id, grad);
+            }
+        }
+    }
+}
+
+impl<B: LayerNormKernel> Backward<B, 4> for LayerNormBackward {
+    type State = Saved<FloatTensor<B>>;
+
+    fn backward(self, step: Step<Self::State, 4>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&step.node);
+        let [dx, dweight, dbias] = B::backward(step.state, dy);
+        for (parent, grad) in step.parents.into_iter().zip([dx.clone(), dx, dweight, dbias]) {
+            if let Some(parent) = parent {
+                grads.register::<B>(parent.id, grad);
+            }
+        }
+    }
+}
+
+impl LayerNormKernel for Flex {
+    fn forward(
+        x: FlexTensor,
+        residual: Option<FlexTensor>,
+        weight: FlexTensor,
+        bias: FlexTensor,
+        eps: f64,
+    ) -> (FlexTensor, Saved<FlexTensor>) {
+        let [rows, width] = flex::dims2(&x);
+        let (weight, bias) = (flex::row_major(weight), flex::row_major(bias));
+        let normalised = match residual {
+            None => flex::row_major(x),
+            Some(residual) => {
+                let residual = flex::row_major(residual);
+                let block = flex::block_rows(width) * width;
+                flex::overwritten(x, |x| {
+                    x.par_chunks_mut(block)
+                        .zip(flex::values(&residual).par_chunks(block))
+                        .for_each(|(x, residual)| add(x, residual));
+                })
+            }
+        };
+        let block = flex::block_rows(width);
+        let mut statistics = vec![0.0; 2 * rows];
+        // SAFETY: the blocks of the three slices pair up, and `forward_rows` writes every element of its block of `out`.
+        let y = unsafe {
+            flex::written(rows * width, |out| {
+                out.par_chunks_mut(block * width)
+                    .zip(flex::values(&normalised).par_chunks(block * width))
+                    .zip(statistics.par_chunks_mut(2 * block))
+                    .for_each(|((out, x), statistics)| {
+                        forward_rows(out, x, statistics, flex::values(&weight), flex::values(&bias), eps as f32);
+                    });
+            })
+        };
+        let statistics = flex::tensor(statistics, [rows, 2]);
+        (flex::tensor(y, [rows, width]), Saved { normalised, weight, statistics })
+    }
+
+    fn backward(saved: Saved<FlexTensor>, dy: FlexTensor) -> [FlexTensor; 3] {
+        let Saved { normalised, weight, statistics } = saved;
+        let [_, width] = flex::dims2(&normalised);
+        let block = flex::block_rows(width);
+        let mut parts = Vec::new();
+        let dx = flex::overwritten(dy, |dy| {
+            let blocks = dy
+                .par_chunks_mut(block * width)
+                .zip(flex::values(&normalised).par_chunks(block * width))
+                .zip(flex::values(&statistics).par_chunks(2 * block));
+            let sums = blocks.map(|((dy, x), statistics)| {
+                let mut sums = vec![0.0; 2 * width];
+                let (dweight, dbias) = sums.split_at_mut(width);
+                backward_rows(dy, x, statistics, flex::values(&weight), dweight, dbias);
+                sums
+            });
+            parts = sums.collect();
+        });
+        let mut dweight = flex::add_up(parts, 2 * width);
+        let dbias = dweight.split_off(width);
+        [dx, flex::tensor(dweight, [width]), flex::tensor(dbias, [width])]
+    }
+}
+
+vectorised! {
+    fn add(x: &mut [f32], residual: &[f32]) {
+        for (x, residual) in x.iter_mut().zip(residual) {
+            *x += *residual;
+        }
+    }
+}
+
+vectorised! {
+    fn forward_rows(
+        out: &mut [MaybeUninit<f32>],
+        x: &[f32],
+        statistics: &mut [f32],
+        weight: &[f32],
+        bias: &[f32],
+        eps: f32,
+    ) {
+        let width = weight.len();
+        let rows = out.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(statistics.chunks_exact_mut(2));
+        for ((out, x), statistics) in rows {
+            let mean = sum(x, |x| x) / width as f32;
+            let variance = sum(x, |x| (x - mean) * (x - mean)) / width as f32;
+            let rstd = 1.0 / (variance + eps).sqrt();
+            statistics.copy_from_slice(&[mean, rstd]);
+            for (((out, x), weight), bias) in out.iter_mut().zip(x).zip(weight).zip(bias) {
+                out.write(fma::<FMA>((x - mean) * rstd, *weight, *bias));
+            }
+        }
+    }
+}
+
+vectorised! {
+    /// `dx = rstd (g - mean(g) - n mean(g n))` with `n` the normalised row and `g = dy * weight`; overwrites `dy`.
+    fn backward_rows(
+        dy: &mut [f32],
+        x: &[f32],
+        statistics: &[f32],
+        weight: &[f32],
+        dweight: &mut [f32],
+        dbias: &mut [f32],
+    ) {
+        let width = weight.len();
+        let rows = dy.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(statistics.as_chunks::<2>().0);
+        for ((dy, x), &[mean, rstd]) in rows {
+            for (((dy, x), weight), (dweight, dbias)) in
+                dy.iter_mut().zip(x).zip(weight).zip(dweight.iter_mut().zip(dbias.iter_mut()))
+            {
+                *dbias += *dy;
+                *dweight = fma::<FMA>(*dy, (x - mean) * rstd, *dweight);
+                *dy *= *weight;
+            }
+            let mean_g = sum(dy, |g| g) / width as f32;
+            let mean_gn = sum_pairs(dy, x, |g, x| g * ((x - mean) * rstd)) / width as f32;
+            for (dy, x) in dy.iter_mut().zip(x) {
+                *dy = rstd * (*dy - mean_g - (x - mean) * rstd * mean_gn);
+            }
+        }
+    }
+}

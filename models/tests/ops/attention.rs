@@ -1,0 +1,218 @@
+//! Attention without a stored score matrix.
+
+use burn::tensor::{Bool, Device, Tensor, TensorData};
+use kiln_models::Ops;
+use kiln_models::ops::attention::{Attention, Mask, Qkv};
+
+use crate::{
+    Input, agrees_with_host, agrees_with_plain, close, generator, input, noise, read, run, tensor, vector, wide,
+};
+
+/// Sums of up to a hundred products of order 1, an exponential and a division, each with a rounding of 6e-8.
+const ROUNDING: f64 = 4e-6;
+
+#[derive(Clone, Copy)]
+struct Case {
+    batch: usize,
+    heads: usize,
+    seq: usize,
+    head_dim: usize,
+    causal: bool,
+    /// How many keys of each sequence are padding, on the right (`>= 0`) or the left.
+    padding: Option<isize>,
+    packed: bool,
+}
+
+impl Case {
+    fn width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    fn scale(&self) -> f64 {
+        1.0 / (self.head_dim as f64).sqrt()
+    }
+
+    /// True = attend; sequence `i` has `i` keys of padding more than the first.
+    fn keys(&self) -> Option<Vec<bool>> {
+        let padding = self.padding?;
+        let key = |i: usize| {
+            let (sequence, key) = ((i / self.seq) as isize, (i % self.seq) as isize);
+            match padding >= 0 {
+                true => key < self.seq as isize - padding - sequence,
+                false => key >= -padding + sequence,
+            }
+        };
+        Some((0..self.batch * self.seq).map(key).collect())
+    }
+
+    fn inputs(&self) -> Vec<Input> {
+        let rows = self.batch * self.seq;
+        match self.packed {
+            true => vec![input(rows, 3 * self.width(), 1.5, 1)],
+            false => (1..=3).map(|seed| input(rows, self.width(), 1.5, seed)).collect(),
+        }
+    }
+
+    fn op(self, dropout: f64) -> impl Fn(Vec<Tensor<2>>, Ops) -> Tensor<1> {
+        move |inputs, ops| {
+            let device = inputs[0].device();
+            let keys = self
+                .keys()
+                .map(|keys| Tensor::<2, Bool>::from_data(TensorData::new(keys, [self.batch, self.seq]), &device));
+            let mask = Mask::new(self.seq, self.causal, keys, &device, ops);
+            let mut inputs = inputs.into_iter();
+            let qkv = match self.packed {
+                true => Qkv::Packed(inputs.next().unwrap()),
+                false => {
+                    let [query, key, value] = [0, 1, 2].map(|_| inputs.next().unwrap());
+                    Qkv::Separate { query, key, value }
+                }
+            };
+            let attention =
+                Attention { batch: self.batch, heads: self.heads, scale: self.scale(), dropout, train: dropout > 0.0 };
+            vector(attention.forward(qkv, &mask))
+        }
+    }
+
+    /// Attention in f64; `factor` is what dropout multiplies weight `((sequence, head), row, key)` by.
+    fn host(self, factor: impl Fn(usize, usize, usize) -> f64) -> impl Fn(&[Vec<f64>]) -> Vec<f64> {
+        move |values| {
+            let (d, width) = (self.head_dim, self.width());
+            let part = |which: usize, row: usize, column: usize| match self.packed {
+                true => values[0][row * 3 * width + which * width + column],
+                false => values[which][row * width + column],
+            };
+            let keys = self.keys();
+            let mut out = vec![0.0; self.batch * self.seq * width];
+            for (b, h, i) in
+                (0..self.batch).flat_map(|b| (0..self.heads).flat_map(move |h| (0..self.seq).map(move |i| (b, h, i))))
+            {
+                let sees = |j: usize| (!self.causal || j <= i) && keys.as_ref().is_none_or(|k| k[b * self.seq + j]);
+                let score = |j: usize| {
+                    let column = |c: usize| h * d + c;
+                    let (q, k) = (b * self.seq + i, b * self.seq + j);
+                    self.scale() * (0..d).map(|c| part(0, q, column(c)) * part(1, k, column(c))).sum::<f64>()
+                };
+                let none = (0..self.seq).all(|j| !sees(j));
+                let weight = |j: usize| {
+                    if none {
+                        1.0
+                    } else if sees(j) {
+                        score(j).exp()
+                    } else {
+                        0.0
+                    }
+                };
+                let weights = (0..self.seq).map(weight).collect::<Vec<_>>();
+                let total = weights.iter().sum::<f64>();
+                for (j, weight) in weights.iter().enumerate() {
+                    let weight = weight / total * factor(b * self.heads + h, i, j);
+                    for c in h * d..(h + 1) * d {
+                        out[(b * self.seq + i) * width + c] += weight * part(2, b * self.seq + j, c);
+                    }
+                }
+            }
+            out
+        }
+    }
+}
+
+fn cases(batch: usize, heads: usize, seq: usize, head_dim: usize) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for packed in [true, false] {
+        for causal in [true, false] {
+            for padding in [None, Some(0), Some(1), Some(-1), Some(seq as isize)] {
+                cases.push(Case { batch, heads, seq, head_dim, causal, padding, packed });
+            }
+        }
+    }
+    cases
+}
+
+fn name(case: &Case) -> String {
+    let Case { batch, heads, seq, head_dim, causal, padding, packed } = case;
+    format!("[{batch}, {heads}, {seq}, {head_dim}], causal {causal}, padding {padding:?}, packed {packed}")
+}
+
+#[test]
+fn values_and_gradients() {
+    for (batch, heads, seq, head_dim) in [(1, 1, 1, 1), (2, 1, 2, 3), (1, 2, 5, 4), (2, 3, 7, 5)] {
+        for case in cases(batch, heads, seq, head_dim) {
+            agrees_with_host(&name(&case), &case.inputs(), &case.op(0.0), &case.host(|_, _, _| 1.0), ROUNDING);
+            agrees_with_plain(&name(&case), &case.inputs(), &case.op(0.0), ROUNDING);
+        }
+    }
+}
+
+#[test]
+fn several_blocks_of_rows() {
+    // A block has 128 rows: 131 is two, of which the second has 3; 300 is three. Rows of padding on the left that see
+    // nothing lie in the first block.
+    for (batch, heads, seq, head_dim) in [(2, 2, 131, 8), (1, 1, 300, 17)] {
+        for mut case in cases(batch, heads, seq, head_dim) {
+            case.padding = case.padding.map(|padding| padding * 20);
+            agrees_with_plain(&name(&case), &case.inputs(), &case.op(0.0), 1e-5);
+        }
+    }
+}
+
+#[test]
+fn large_scores_do_not_overflow() {
+    for case in cases(2, 2, 7, 5) {
+        let mut inputs = case.inputs();
+        inputs.iter_mut().flat_map(|input| &mut input.values).for_each(|x| *x *= 30.0);
+        // Scores of order 2000 are rounded to 1e-4, which their exponential carries over.
+        agrees_with_plain(&name(&case), &inputs, &case.op(0.0), 1e-3);
+    }
+}
+
+#[test]
+fn dropout_has_one_mask_forward_and_backward() {
+    let _alone = generator();
+    // With all scores equal and values that are the unit matrix, the result is the mask itself.
+    let (batch, heads, seq, p, seed) = (2, 3, 5, 0.4, 23);
+    let case = Case { batch, heads, seq, head_dim: seq, causal: false, padding: None, packed: false };
+    let rows = batch * seq;
+    let zeros = Input { values: vec![0.0; rows * case.width()], shape: [rows, case.width()] };
+    let unit = |i: usize| f32::from(u8::from((i / case.width()) % seq == i % seq));
+    let units = Input { values: (0..rows * case.width()).map(unit).collect(), shape: [rows, case.width()] };
+    let op = case.op(p);
+    let seeded = move |inputs: Vec<Tensor<2>>, ops: Ops| {
+        Device::flex().seed(seed);
+        op(inputs, ops)
+    };
+    let device = Device::flex();
+    let probe = [&zeros, &zeros, &units].map(|input| tensor(input, &device)).to_vec();
+    let mask = read(seeded(probe, Ops::Fused)); // [batch, seq, heads, seq] / seq
+    let factor = |head: usize, row: usize, key: usize| {
+        let (sequence, head) = (head / heads, head % heads);
+        f64::from(mask[((sequence * seq + row) * heads + head) * seq + key] * seq as f32)
+    };
+    let kept = mask.iter().filter(|m| **m != 0.0).count() as f64 / mask.len() as f64;
+    assert!((kept - 0.6).abs() < 0.15, "{kept}");
+    assert!(mask.iter().all(|m| *m == 0.0 || (f64::from(*m) * seq as f64 * 0.6 - 1.0).abs() < 1e-6));
+    for causal in [false, true] {
+        let case = Case { causal, ..case };
+        let op = case.op(p);
+        let seeded = move |inputs: Vec<Tensor<2>>, ops: Ops| {
+            Device::flex().seed(seed);
+            op(inputs, ops)
+        };
+        agrees_with_host("dropout", &case.inputs(), &seeded, &case.host(factor), ROUNDING);
+    }
+}
+
+#[test]
+fn a_mask_is_not_seen_where_it_does_not_belong() {
+    // The last key of the last sequence must not reach any other sequence's rows.
+    let case = Case { batch: 3, heads: 2, seq: 7, head_dim: 4, causal: true, padding: None, packed: true };
+    let inputs = case.inputs();
+    let (before, _) = run(&inputs, &case.op(0.0), Ops::Fused);
+    let mut changed = inputs.clone();
+    let last = changed[0].values.len() - 3 * case.width();
+    changed[0].values[last..].copy_from_slice(&noise(3 * case.width(), 77));
+    let (after, _) = run(&changed, &case.op(0.0), Ops::Fused);
+    let same = before.len() - case.width();
+    close("earlier rows", &after[..same], &wide(&before[..same]), 0.0);
+    assert_ne!(before[same..], after[same..]);
+}

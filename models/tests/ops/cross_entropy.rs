@@ -1,0 +1,125 @@
+//! Projection and cross-entropy in chunks of rows.
+
+use burn::tensor::{Int, Tensor, TensorData};
+use kiln_models::Ops;
+use kiln_models::ops::cross_entropy::CrossEntropy;
+
+use crate::{Input, agrees_with_host, agrees_with_plain, input, run};
+
+/// One case: sizes, and what the rows count.
+#[derive(Clone)]
+struct Case {
+    rows: usize,
+    features: usize,
+    classes: usize,
+    bias: bool,
+    row_weight: Option<Vec<f32>>,
+    label_smoothing: f64,
+}
+
+impl Case {
+    fn targets(&self) -> Vec<i32> {
+        (0..self.rows).map(|i| ((i * 7 + 3) % self.classes) as i32).collect()
+    }
+
+    fn inputs(&self) -> Vec<Input> {
+        let mut inputs = vec![input(self.rows, self.features, 2.0, 1), input(self.classes, self.features, 1.0, 2)];
+        inputs.extend(self.bias.then(|| input(1, self.classes, 1.0, 3)));
+        inputs
+    }
+
+    fn op(&self) -> impl Fn(Vec<Tensor<2>>, Ops) -> Tensor<1> {
+        let case = self.clone();
+        move |inputs, ops| {
+            let device = inputs[0].device();
+            let mut inputs = inputs.into_iter();
+            let (x, weight) = (inputs.next().unwrap(), inputs.next().unwrap());
+            let loss = CrossEntropy {
+                x,
+                weight,
+                bias: inputs.next().map(crate::vector),
+                target: Tensor::<1, Int>::from_data(TensorData::new(case.targets(), [case.rows]), &device),
+                row_weight: case
+                    .row_weight
+                    .clone()
+                    .map(|weight| Tensor::from_data(TensorData::new(weight, [case.rows]), &device)),
+                label_smoothing: case.label_smoothing,
+            };
+            loss.sum(ops)
+        }
+    }
+
+    fn host(&self) -> impl Fn(&[Vec<f64>]) -> Vec<f64> {
+        let case = self.clone();
+        move |values| {
+            let (d, classes, s) = (case.features, case.classes, case.label_smoothing);
+            let mut total = 0.0;
+            for (row, target) in case.targets().into_iter().enumerate() {
+                let logit = |c: usize| {
+                    let product = (0..d).map(|k| values[0][row * d + k] * values[1][c * d + k]).sum::<f64>();
+                    product + values.get(2).map_or(0.0, |bias| bias[c])
+                };
+                let logits = (0..classes).map(logit).collect::<Vec<_>>();
+                let lse = logits.iter().map(|x| x.exp()).sum::<f64>().ln();
+                let mean = logits.iter().sum::<f64>() / classes as f64;
+                let weight = case.row_weight.as_ref().map_or(1.0, |weight| f64::from(weight[row]));
+                total += weight * (lse - (1.0 - s) * logits[target as usize] - s * mean);
+            }
+            vec![total]
+        }
+    }
+}
+
+fn case(rows: usize, features: usize, classes: usize) -> Case {
+    Case { rows, features, classes, bias: false, row_weight: None, label_smoothing: 0.0 }
+}
+
+/// Every third row is ignored.
+fn some_ignored(rows: usize) -> Option<Vec<f32>> {
+    Some((0..rows).map(|i| f32::from(u8::from(i % 3 != 1))).collect())
+}
+
+/// Sums over rows of logarithms and of products of order 10, each rounded to 6e-8.
+const ROUNDING: f64 = 5e-6;
+
+#[test]
+fn values_and_gradients() {
+    for (rows, features, classes) in [(1, 1, 2), (3, 5, 7), (4, 3, 33), (5, 17, 31)] {
+        for bias in [false, true] {
+            for row_weight in [None, some_ignored(rows)] {
+                for label_smoothing in [0.0, 0.1] {
+                    let row_weight = row_weight.clone();
+                    let case = Case { bias, row_weight, label_smoothing, ..case(rows, features, classes) };
+                    let what = format!("[{rows}, {features}] x [{classes}], bias {bias}, smoothing {label_smoothing}");
+                    agrees_with_host(&what, &case.inputs(), &case.op(), &case.host(), ROUNDING);
+                    agrees_with_plain(&what, &case.inputs(), &case.op(), ROUNDING);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn chunks_that_do_not_divide_the_rows() {
+    // A chunk has 128 rows: three, of which the last has 45 (or 30 less after ignoring).
+    for (bias, row_weight) in [(false, None), (true, some_ignored(301))] {
+        let case = Case { bias, row_weight, ..case(301, 13, 1009) };
+        agrees_with_plain("chunks", &case.inputs(), &case.op(), 2e-5);
+    }
+}
+
+#[test]
+fn nothing_counts() {
+    let case = Case { bias: true, row_weight: Some(vec![0.0; 3]), ..case(3, 5, 7) };
+    let (loss, grads) = run(&case.inputs(), &case.op(), Ops::Fused);
+    assert_eq!(loss, [0.0]);
+    assert!(grads.iter().flatten().all(|g| *g == 0.0), "{grads:?}");
+}
+
+#[test]
+fn large_logits_do_not_overflow() {
+    let mut inputs = case(3, 5, 7).inputs();
+    inputs[0].values.iter_mut().for_each(|x| *x *= 1e3);
+    // Logits of order 5e3 are rounded to 5e-4; the host's exponential would overflow, so plain is the reference.
+    agrees_with_plain("large", &inputs, &case(3, 5, 7).op(), 1e-5);
+}

@@ -1,0 +1,70 @@
+//! Layer normalisation, with and without a residual.
+
+use burn::tensor::Tensor;
+use kiln_models::Ops;
+use kiln_models::ops::layer_norm::layer_norm;
+
+use crate::{Input, agrees_with_host, agrees_with_plain, input, vector};
+
+const EPS: f64 = 1e-5;
+/// Statistics of up to a few hundred values of order 1, each with a rounding of 6e-8, divided by a deviation of 0.5.
+const ROUNDING: f64 = 4e-6;
+
+fn op(mut inputs: Vec<Tensor<2>>, ops: Ops) -> Tensor<1> {
+    let residual = (inputs.len() == 4).then(|| inputs.pop().unwrap());
+    let (bias, weight) = (vector(inputs.pop().unwrap()), vector(inputs.pop().unwrap()));
+    vector(layer_norm(inputs.pop().unwrap(), residual, weight, bias, EPS, ops))
+}
+
+fn host(values: &[Vec<f64>]) -> Vec<f64> {
+    let (weight, bias) = (&values[1], &values[2]);
+    let x = match values.get(3) {
+        Some(residual) => values[0].iter().zip(residual).map(|(x, r)| x + r).collect(),
+        None => values[0].clone(),
+    };
+    let rows = x.chunks(weight.len()).flat_map(|row| {
+        let n = row.len() as f64;
+        let mean = row.iter().sum::<f64>() / n;
+        let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
+        let normalised = row.iter().map(move |x| (x - mean) / (variance + EPS).sqrt());
+        normalised.zip(weight).zip(bias).map(|((x, w), b)| x * w + b).collect::<Vec<_>>()
+    });
+    rows.collect()
+}
+
+fn inputs(rows: usize, width: usize, residual: bool) -> Vec<Input> {
+    let mut inputs = vec![input(rows, width, 1.0, 1), input(1, width, 1.0, 2), input(1, width, 1.0, 3)];
+    inputs.extend(residual.then(|| input(rows, width, 1.0, 4)));
+    inputs
+}
+
+#[test]
+fn values_and_gradients() {
+    for residual in [false, true] {
+        for (rows, width) in [(1, 2), (3, 7), (2, 16), (5, 33), (1, 67)] {
+            let what = format!("[{rows}, {width}], residual {residual}");
+            agrees_with_host(&what, &inputs(rows, width, residual), &op, &host, ROUNDING);
+            agrees_with_plain(&what, &inputs(rows, width, residual), &op, ROUNDING);
+        }
+        // Several blocks of rows: the gradients of weight and bias are sums over 1009 rows.
+        agrees_with_plain("blocks", &inputs(1009, 97, residual), &op, 1e-5);
+    }
+}
+
+#[test]
+fn one_feature_is_its_bias() {
+    // The variance is 0, so only eps stands under the root, and 1 / sqrt(eps) multiplies a difference that is 0.
+    let (y, grads) = crate::run(&inputs(3, 1, false), &op, Ops::Fused);
+    let bias = inputs(3, 1, false)[2].values[0];
+    assert_eq!(y, [bias; 3]);
+    assert!(grads[0].iter().all(|g| g.abs() < 1e-3), "{grads:?}");
+}
+
+#[test]
+fn a_row_far_from_zero_keeps_its_deviation() {
+    // One pass over squares would lose all digits here.
+    let mut shifted = inputs(2, 31, false);
+    shifted[0].values.iter_mut().for_each(|x| *x += 1000.0);
+    // The inputs themselves are rounded to 6e-5 at 1000.
+    agrees_with_host("shifted", &shifted, &op, &host, 2e-4);
+}

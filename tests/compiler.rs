@@ -1,0 +1,104 @@
+//! The training compiler on the CPU, through the binary: what a run prints, that a compiled run learns what a native one
+//! does, that it can be stopped and continued in either mode, and what is refused.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::small_run::{copy, figures, train, write};
+use common::{fails, fixture, kiln, succeeds, train_rows};
+
+const NO_DROPOUT: [&str; 6] =
+    ["--set", "model.resid_pdrop=0", "--set", "model.embd_pdrop=0", "--set", "model.attn_pdrop=0"];
+
+#[test]
+fn a_compiled_run_learns_what_a_native_one_does() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let native = succeeds(train(folder.path(), "native", &NO_DROPOUT).args(["--compiler", "native"]));
+    let compiled = succeeds(train(folder.path(), "compiled", &NO_DROPOUT).args(["--set", "compiler.enabled=true"]));
+    assert!(native.contains("native engine, Kiln's fused operators off"), "{native}");
+    assert!(!native.contains("Training Compiler"), "{native}");
+    assert!(compiled.contains("compiled engine, Kiln's fused operators on"), "{compiled}");
+    let lines = compiled.lines().collect::<Vec<_>>();
+    assert_eq!(lines[..2], ["Found configuration for Training Compiler", "Configuring SM Training Compiler..."]);
+    let rows = |run: &str| train_rows(&folder.path().join(run));
+    let (native, compiled) = (rows("native"), rows("compiled"));
+    assert_eq!(native.len(), compiled.len());
+    for (native, compiled) in native.iter().zip(&compiled) {
+        for (name, tolerance) in [("loss", 1e-5), ("grad_norm", 1e-4)] {
+            // The same function, rounded in another order, through 14 updates.
+            let (a, b) = (native[name].as_f64().unwrap(), compiled[name].as_f64().unwrap());
+            assert!((a / b - 1.0).abs() < tolerance, "{name}: {native} against {compiled}");
+        }
+    }
+}
+
+#[test]
+fn a_compiled_run_with_dropout_continues_exactly() {
+    for task in ["clm", "mlm", "sequence-classification"] {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), task);
+        succeeds(&mut train(folder.path(), "run", &["--compiler", "compiled"]));
+        let (run, stopped) = (folder.path().join("run"), folder.path().join("stopped"));
+        copy(&run, &stopped);
+        std::fs::remove_dir_all(stopped.join("checkpoints/step-000014")).unwrap();
+        std::fs::remove_dir_all(stopped.join("model")).unwrap();
+        succeeds(&mut train(folder.path(), "stopped", &["--resume", "--compiler", "compiled"]));
+        assert_eq!(figures(&run), figures(&stopped));
+        let weights = |run: &std::path::Path| std::fs::read(run.join("model/model.safetensors")).unwrap();
+        assert!(weights(&run) == weights(&stopped), "{task}: weights differ");
+    }
+}
+
+#[test]
+fn a_run_may_change_its_mode() {
+    for (first, second) in [("native", "compiled"), ("compiled", "native")] {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), "clm");
+        succeeds(train(folder.path(), "whole", &NO_DROPOUT).args(["--compiler", first]));
+        let (whole, run) = (folder.path().join("whole"), folder.path().join("run"));
+        copy(&whole, &run);
+        std::fs::remove_dir_all(run.join("checkpoints/step-000014")).unwrap();
+        std::fs::remove_dir_all(run.join("model")).unwrap();
+        succeeds(train(folder.path(), "run", &NO_DROPOUT).args(["--resume", "--compiler", second]));
+        for (whole, run) in train_rows(&whole).iter().zip(&train_rows(&run)) {
+            let (a, b) = (whole["loss"].as_f64().unwrap(), run["loss"].as_f64().unwrap());
+            assert!((a / b - 1.0).abs() < 1e-5, "{first} then {second}: {whole} against {run}");
+        }
+    }
+}
+
+#[test]
+fn generation_is_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("text")).unwrap();
+    std::fs::write(folder.path().join("text/a.txt"), "the cat sat on the mat and the dog sat on the log. ".repeat(40))
+        .unwrap();
+    let config = "[run]\noutput_dir = \"run\"\n[model]\nkind = \"gpt2\"\nn_layer = 1\nn_head = 2\nn_embd = 8\nn_positions = \
+                  32\n[data]\ntask = \"clm\"\ntrain = \"text/*.txt\"\nblock_size = 8\n[tokenizer]\ntrain_vocab_size = 270\n\
+                  [device]\nkind = \"cpu\"\n[trainer]\nmax_steps = 2\n[compiler]\n";
+    std::fs::write(folder.path().join("config.toml"), config).unwrap();
+    succeeds(kiln(folder.path()).args(["train", "config.toml"]));
+    let text = |mode: &str| {
+        let mut command = kiln(folder.path());
+        command.args(["generate", "run/model", "--prompt", "the cat", "--max-new-tokens", "12", "--temperature", "0"]);
+        succeeds(command.args(["--compiler", mode]))
+    };
+    assert_eq!(text("native"), text("compiled"));
+}
+
+#[test]
+fn what_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let run = |more: &[&str], parts: &[&str]| fails(&mut train(folder.path(), "run", more), 2, parts);
+    run(&["--compiler", "compild"], &["unknown compiler `compild`", "did you mean `compiled`?"]);
+    run(&["--set", "compiler.fused_ops=true"], &["compiler.fused_ops", "expected a string"]);
+    run(&["--set", "compiler.fused_ops=yes"], &["compiler.fused_ops", "expected one of auto, on, off"]);
+    run(&["--set", "compiler.enable=true"], &["compiler.enable", "did you mean `enabled`?"]);
+    run(&["--set", "compiler.enabled=1"], &["compiler.enabled", "true or false"]);
+    let model = fixture("gpt2-lm").join("model");
+    let mut forward = kiln(folder.path());
+    forward.arg("forward").arg(model).args(["--batch", "b", "--task", "clm", "--out", "o", "--compiler", "fast"]);
+    fails(&mut forward, 2, &["unknown compiler `fast`"]);
+}
