@@ -153,10 +153,11 @@ fn what_is_refused() {
     write(folder.path(), "clm");
     let run = |more: &[&str], parts: &[&str]| fails(&mut train(folder.path(), "run", more), 2, parts);
     run(&["--compiler", "compild"], &["unknown compiler `compild`", "did you mean `compiled`?"]);
-    run(&["--set", "compiler.fused_ops=true"], &["compiler.fused_ops", "expected a string"]);
+    run(&["--set", "compiler.fused_ops=true"], &["compiler.fused_ops", "expected auto, on, off or a list"]);
     run(&["--set", "compiler.fused_ops=yes"], &["compiler.fused_ops", "expected one of auto, on, off"]);
+    run(&["--set", "compiler.fused_ops=[\"gellu\"]"], &["unknown operator `gellu`", "did you mean `gelu`?"]);
     run(&["--set", "compiler.enable=true"], &["compiler.enable", "did you mean `enabled`?"]);
-    run(&["--set", "compiler.enabled=1"], &["compiler.enabled", "true or false"]);
+    run(&["--set", "compiler.enabled=1"], &["compiler.enabled", "expected true, false or \"auto\", got 1"]);
     let model = fixture("gpt2-lm").join("model");
     let mut forward = kiln(folder.path());
     forward.arg("forward").arg(model).args(["--batch", "b", "--task", "clm", "--out", "o", "--compiler", "fast"]);

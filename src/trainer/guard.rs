@@ -158,11 +158,15 @@ impl Guard {
         let first = (progress.step + 1).saturating_sub(reading.bad_steps as u64).clamp(1, progress.step);
         // The weights that gave it are those of the step before.
         self.first_suspect = Some(first - 1);
-        let began = if first < progress.step { format!("; it began at step {first}") } else { String::new() };
-        Err(Error::non_finite(format!(
-            "step {}: the loss is {loss} and the gradient norm {grad_norm}{began}; expected finite numbers",
-            progress.step
-        ))
+        let step = progress.step;
+        let now = format!("the loss is {loss} and the gradient norm {grad_norm}");
+        Err(Error::non_finite(match (loss.is_finite() && grad_norm.is_finite(), first < step) {
+            (true, _) => {
+                format!("step {first}: the loss or the gradient norm was no finite number; found at step {step}, where {now}")
+            }
+            (false, true) => format!("step {step}: {now}; it began at step {first}; expected finite numbers"),
+            (false, false) => format!("step {step}: {now}; expected finite numbers"),
+        })
         .help("lower trainer.learning_rate, raise trainer.warmup_steps, or set trainer.max_grad_norm"))
     }
 
@@ -247,9 +251,16 @@ mod tests {
             let reading = Guard::reading(&read_scalars(guard.values(None)).unwrap());
             let error = guard.check_finite(&at(steps), 2.0, 1.0, reading).unwrap_err();
             assert_eq!(error.exit_code(), 5);
-            assert_eq!(error.to_string().contains("began at step 4"), steps > 4, "{error}");
+            assert!(
+                error.to_string().starts_with("step 4: the loss or the gradient norm was no finite number"),
+                "{error}"
+            );
             assert_eq!(guard.first_suspect(), Some(first - 1));
         }
+        let mut guard = Guard::with(true, 0.0);
+        let reading = Reading { bad_steps: 3.0, moved: None };
+        let error = guard.check_finite(&at(6), f64::NAN, 1.0, reading).unwrap_err().to_string();
+        assert!(error.starts_with("step 6: the loss is NaN and the gradient norm 1; it began at step 4;"), "{error}");
         let mut guard = Guard::with(true, 0.0);
         (0..7).for_each(|_| guard.step(&value(2.0), &value(3.0)));
         let reading = Guard::reading(&read_scalars(guard.values(None)).unwrap());
