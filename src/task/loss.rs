@@ -4,45 +4,15 @@
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_models::config::Labels as ModelLabels;
+use kiln_models::ops::Form;
 use kiln_models::ops::cross_entropy::CrossEntropy;
-use kiln_models::{Model, Ops};
+use kiln_models::{Model, Operator, Ops};
 
 use super::{DeviceBatch, IGNORED, LossSum, Targets, Task, in_f32};
 use crate::config::{ClassWeights, TrainerSection};
 use crate::data::Labels;
 use crate::data::labels::LabelNames;
 use crate::error::{Error, Result};
-
-/// The weights in the order of the label ids.
-fn in_order(weights: &ClassWeights, labels: &ModelLabels) -> Result<Vec<f64>> {
-    let num_labels = labels.num_labels();
-    let weights = match weights {
-        ClassWeights::ById(weights) if weights.len() == num_labels => return Ok(weights.clone()),
-        ClassWeights::ById(weights) => {
-            return Err(Error::config(format!(
-                "trainer.class_weights: expected {num_labels} weights, one a class in the order of the labels, got {}",
-                weights.len()
-            )));
-        }
-        ClassWeights::ByName(weights) => weights,
-    };
-    let Some(names) = LabelNames::of_model(labels)? else {
-        return Err(Error::config("trainer.class_weights: the labels have no names here")
-            .help(format!("give a list of {num_labels} numbers in the order of the label ids")));
-    };
-    let known = names.names().join(", ");
-    if let Some(other) = weights.keys().find(|name| !names.names().contains(name)) {
-        return Err(Error::config(format!("trainer.class_weights: there is no label `{other}`"))
-            .help(format!("the labels are {known}")));
-    }
-    let weight = |name: &String| {
-        weights.get(name).copied().ok_or_else(|| {
-            Error::config(format!("trainer.class_weights: no weight for the label `{name}`"))
-                .help(format!("give one for each of {known}"))
-        })
-    };
-    names.names().iter().map(weight).collect()
-}
 
 /// How the loss of training departs from the plain cross-entropy. Default: not at all.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -95,6 +65,37 @@ impl LossOptions {
     }
 }
 
+/// The weights in the order of the label ids.
+fn in_order(weights: &ClassWeights, labels: &ModelLabels) -> Result<Vec<f64>> {
+    let num_labels = labels.num_labels();
+    let weights = match weights {
+        ClassWeights::ById(weights) if weights.len() == num_labels => return Ok(weights.clone()),
+        ClassWeights::ById(weights) => {
+            return Err(Error::config(format!(
+                "trainer.class_weights: expected {num_labels} weights, one a class in the order of the labels, got {}",
+                weights.len()
+            )));
+        }
+        ClassWeights::ByName(weights) => weights,
+    };
+    let Some(names) = LabelNames::of_model(labels)? else {
+        return Err(Error::config("trainer.class_weights: the labels have no names here")
+            .help(format!("give a list of {num_labels} numbers in the order of the label ids")));
+    };
+    let known = names.names().join(", ");
+    if let Some(other) = weights.keys().find(|name| !names.names().contains(name)) {
+        return Err(Error::config(format!("trainer.class_weights: there is no label `{other}`"))
+            .help(format!("the labels are {known}")));
+    }
+    let weight = |name: &String| {
+        weights.get(name).copied().ok_or_else(|| {
+            Error::config(format!("trainer.class_weights: no weight for the label `{name}`"))
+                .help(format!("give one for each of {known}"))
+        })
+    };
+    names.names().iter().map(weight).collect()
+}
+
 impl DeviceBatch {
     /// The loss sum of this batch under `model` with `options`; `train` switches dropout on. The same function as
     /// [`training_loss`](Self::training_loss) of [`Model::forward`]; a language model that computes in the fused form never
@@ -104,8 +105,8 @@ impl DeviceBatch {
     /// A batch without labels.
     pub fn loss_of(&self, model: &Model, train: bool, options: &LossOptions) -> Result<LossSum> {
         let input = self.input.clone();
-        if let (Ops::Fused, None, Some(Targets::Classes { index, weight })) =
-            (model.ops(), &options.class_weights, &self.targets)
+        if let (Form::Fused, None, Some(Targets::Classes { index, weight })) =
+            (model.ops().form(Operator::CrossEntropy), &options.class_weights, &self.targets)
             && let Some(projection) = model.vocabulary_projection(input.clone(), train)
         {
             let loss = CrossEntropy {
