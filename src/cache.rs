@@ -96,8 +96,11 @@ pub const TOKENS: &str = "tokens";
 /// Encoded rows of a table.
 pub const ROWS: &str = "rows";
 
+/// Windows of SQuAD's contexts.
+pub const WINDOWS: &str = "windows";
+
 /// The folders of the cache.
-const KINDS: &[&str] = &[ROWS, TOKENS];
+const KINDS: &[&str] = &[ROWS, TOKENS, WINDOWS];
 
 #[cfg(test)]
 mod tests {
