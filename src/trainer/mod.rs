@@ -7,6 +7,7 @@ pub mod checkpoint;
 mod clock;
 mod evaluate;
 mod history;
+pub mod laps;
 mod output;
 mod promise;
 mod run;
@@ -24,7 +25,7 @@ use burn::tensor::{Device, Tensor};
 use kiln_models::Model;
 use kiln_models::weights::{LoadReport, load};
 
-use crate::config::Integration;
+use crate::config::{DeviceKind, Integration};
 use crate::data::loader::{Loader, LoaderOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::execution::{read_scalars, seed_for};
@@ -35,12 +36,13 @@ use crate::plan::RunPlan;
 use crate::signals;
 use crate::task::DeviceBatch;
 use history::write_trainer_state;
+use laps::{Laps, Part};
 use run::{Run, finish_saving};
 use run_log::RunLog;
 use tensorboard::TensorBoard;
 
 pub use best::Best;
-pub use callback::{Callback, Control, Progress};
+pub use callback::{Callback, Control, Progress, StopAfter};
 pub use evaluate::{Evaluation, evaluate};
 pub use output::{RunFolder, write_whole};
 pub use promise::Promise;
@@ -54,6 +56,7 @@ pub struct Trainer {
     device: Device,
     callbacks: Vec<Box<dyn Callback>>,
     load_report: Option<LoadReport>,
+    step_times: bool,
 }
 
 /// What a finished run reports.
@@ -85,13 +88,20 @@ impl Trainer {
         };
         let model = plan.groups.freeze(model);
         let optimizer = Optimizer::new(plan.optimizer, &plan.groups, &model).with_ops(plan.ops);
-        Ok(Self { plan, model, optimizer, device, callbacks: Vec::new(), load_report })
+        Ok(Self { plan, model, optimizer, device, callbacks: Vec::new(), load_report, step_times: false })
     }
 
     /// Adds a callback; they are called in the order in which they were added.
     #[must_use]
     pub fn with_callback(mut self, callback: impl Callback + 'static) -> Self {
         self.callbacks.push(Box::new(callback));
+        self
+    }
+
+    /// Also writes `steps.jsonl` into the run folder: the time of every step by part; see [`laps`].
+    #[must_use]
+    pub fn with_step_times(mut self) -> Self {
+        self.step_times = true;
         self
     }
 
@@ -143,10 +153,15 @@ impl Trainer {
         let mut loader = self.train_loader()?;
         loader.seek(run.position);
         let mut epoch_begins = true;
+        let mut laps = match self.step_times {
+            true => Laps::create(folder.path(), &run.progress, self.plan.device.kind == DeviceKind::Cpu)?,
+            false => Laps::off(),
+        };
         self.callbacks.iter_mut().for_each(|callback| callback.on_train_begin(&self.plan));
         if run.pending_evaluation {
             self.evaluate_and_record(folder, &mut run)?;
         }
+        laps.lap(Part::Evaluation);
         if let Some(signal) = signals::received() {
             return Err(signal.error("stopped before the first step"));
         }
@@ -166,9 +181,13 @@ impl Trainer {
                 let Some(loaded) = loader.next_batch()? else { break };
                 self.device.seed(seed_for(trainer.seed, "dropout", run.progress.step, micro as u64));
                 let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.device)?;
+                laps.shape([loaded.batch.rows, loaded.batch.seq_len]);
+                laps.lap(Part::Data);
                 let loss = batch.loss_of(&self.model, true, &self.plan.loss)?;
+                laps.lap(Part::Forward);
                 let grads = GradientsParams::from_grads(loss.sum.backward(), &self.model);
                 accumulator.accumulate(&self.model, grads);
+                laps.lap(Part::Backward);
                 let sum = loss.sum.inner();
                 loss_sum = Some(match loss_sum {
                     Some(total) => total + sum,
@@ -199,6 +218,7 @@ impl Trainer {
             let empty = Model::new(&self.plan.model_config, self.plan.task.head(), &self.device)?;
             let model = std::mem::replace(&mut self.model, empty);
             self.model = self.optimizer.step(model, grads, &scale, lr);
+            laps.lap(Part::Update);
             let loss = loss_sum * (1.0 / divisor);
             run.add_loss(&loss);
             run.position = loader.position();
@@ -219,9 +239,11 @@ impl Trainer {
             if logs {
                 self.log(folder, &mut run, &step_values, loader.data_wait())?;
             }
+            laps.lap(Part::Sync);
             let evaluates = self.evaluates_after(step, epoch_ended, last) || run.control.should_evaluate;
             if evaluates {
                 self.evaluate_and_record(folder, &mut run)?;
+                laps.lap(Part::Evaluation);
             }
             let limit = self.plan.steps.max_duration;
             let out_of_time = !last && limit.is_some_and(|limit| run.clock.start.elapsed() >= limit);
@@ -231,7 +253,9 @@ impl Trainer {
             if saves || out_of_time || signal.is_some() {
                 step_values.read_finite(&run.progress)?;
                 self.save(folder, &mut run)?;
+                laps.lap(Part::Save);
             }
+            laps.end_step(&run.progress, logs)?;
             if let Some(signal) = signal {
                 finish_saving(&mut run)?;
                 return Err(signal
