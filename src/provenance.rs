@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::RunConfig;
+use crate::config::{CompilerMode, RunConfig};
 use crate::error::{Error, Result};
 use crate::execution::engine;
 use crate::plan::RunPlan;
@@ -57,7 +57,11 @@ pub struct Provenance {
 impl Provenance {
     /// The provenance of a run of `plan` by this process.
     pub fn of(plan: &RunPlan) -> Self {
-        let compiled = plan.config.compiler.as_ref().is_some_and(|compiler| compiler.enabled);
+        let compiled = match plan.config.compiler_mode() {
+            CompilerMode::Native => false,
+            CompilerMode::Compiled => true,
+            CompilerMode::Auto => plan.ops == Ops::Fused,
+        };
         Self {
             kiln: env!("CARGO_PKG_VERSION").into(),
             burn: BURN.into(),

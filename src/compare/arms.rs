@@ -171,7 +171,7 @@ pub fn arms(base: &RunConfig, wanted: &Wanted) -> Result<(Vec<Arm>, Vec<String>)
     }
     if wanted.ablate {
         let mut config = base.clone();
-        config.compiler.get_or_insert_default().fused_ops = Switch::Off;
+        config.compiler.get_or_insert_default().fused_ops = Switch::Off.into();
         let label = "compiled without Kiln's fused operators".into();
         add("compiled-no-fused-ops".into(), label, Role::Ablation, compiled, config, None);
         notes.push(

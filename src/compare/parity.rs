@@ -58,5 +58,5 @@ pub fn parity(a: &[MeasuredRun], b: &[MeasuredRun]) -> Option<Parity> {
         }
     }
     let limit = if by_mean { LIMIT_DROPOUT } else { LIMIT };
-    (losses > 0).then(|| Parity { max_delta, relative: worst, limit, losses, by_mean, passed: worst <= limit })
+    (losses > 0).then_some(Parity { max_delta, relative: worst, limit, losses, by_mean, passed: worst <= limit })
 }

@@ -15,7 +15,7 @@ use crate::signals;
 pub(super) fn program(mode: CompilerMode) -> Result<PathBuf> {
     let name = match mode {
         CompilerMode::Native => "KILN_NATIVE",
-        CompilerMode::Compiled => "KILN_COMPILED",
+        CompilerMode::Compiled | CompilerMode::Auto => "KILN_COMPILED",
     };
     let this = || std::env::current_exe().map_err(|error| Error::io("find this program", &error));
     std::env::var_os(name).map_or_else(this, |given| Ok(given.into()))

@@ -11,6 +11,7 @@ use burn::tensor::Device;
 use kiln_models::weights::parameters;
 use kiln_models::{Model, ModelConfig, Ops};
 
+use crate::compiler::auto::Decision;
 use crate::config::{
     DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, EvalStrategy, RunConfig, RunLength, SaveStrategy, StepsOrRatio,
 };
@@ -29,6 +30,7 @@ use crate::optim::{OptimizerConfig, ParameterGroups};
 use crate::task::{LossOptions, Task};
 
 /// A run, resolved.
+#[derive(Clone)]
 pub struct RunPlan {
     /// The config with every default and derived value made explicit; saved as `plan.toml`.
     pub config: RunConfig,
@@ -38,6 +40,8 @@ pub struct RunPlan {
     pub device: Available,
     /// In which form the model and the optimizer compute.
     pub ops: Ops,
+    /// The choice of the mode by a trial, where the config asks for one; none before it was made.
+    pub decision: Option<Decision>,
     /// The model.
     pub model_config: ModelConfig,
     /// The folder of the pretrained model, if any.
@@ -248,6 +252,7 @@ impl RunPlan {
             task,
             device,
             ops,
+            decision: None,
             num_parameters,
             model_config: inputs.model_config,
             model_from: inputs.model_from,

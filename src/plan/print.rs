@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use super::RunPlan;
-use crate::config::{EvalStrategy, SaveStrategy};
+use crate::compiler::parts;
+use crate::config::{CompilerMode, EvalStrategy, SaveStrategy};
 use crate::error::Result;
 use crate::execution::engine;
-use kiln_models::Ops;
 
 impl RunPlan {
     /// The plan in lines, every number with its arithmetic.
@@ -100,16 +100,29 @@ impl RunPlan {
             ),
         );
         line("device", format!("{} {} ({})", self.device.kind, self.device.index, self.device.name));
-        let compiled = self.config.compiler.as_ref().is_some_and(|compiler| compiler.enabled);
+        let mode = match &self.decision {
+            Some(decision) => decision.mode,
+            None => self.config.compiler_mode(),
+        };
         line(
             "active",
             format!(
                 "{} engine, Kiln's fused operators {}, f32, seed {}",
-                if compiled { "compiled" } else { engine() },
-                if self.ops == Ops::Fused { "on" } else { "off" },
+                if mode == CompilerMode::Native { engine() } else { "compiled" },
+                if self.ops.fused_operators().is_empty() { "off" } else { "on" },
                 trainer.seed
             ),
         );
+        for (index, part) in parts(self.config.compiler.as_ref(), &self.device, self.ops).iter().enumerate() {
+            line(if index == 0 { "compiler" } else { "" }, part.to_string());
+        }
+        match &self.decision {
+            Some(decision) => line("", decision.to_string()),
+            None if mode == CompilerMode::Auto => {
+                line("", "compiler auto: a trial before step 1 chooses the mode".into())
+            }
+            None => {}
+        }
         line(
             "logs",
             format!(
