@@ -9,6 +9,7 @@ use burn::tensor::{Device, DeviceType, Tensor};
 use kiln_models::Ops;
 
 use crate::config::{DeviceKind, Switch, TrainingCompilerConfig};
+use crate::engine::{self, Engine};
 use crate::error::{Error, Result};
 
 /// A device of this machine that this build can use.
@@ -83,29 +84,28 @@ pub fn select(kind: DeviceKind, index: usize) -> Result<Available> {
     })
 }
 
-/// The engine that this build is: native (eager) or compiled (Burn's fusion and autotune).
-pub fn engine() -> &'static str {
-    if cfg!(feature = "compiler") { "compiled" } else { "native" }
-}
-
 /// In which form the models compute under `compiler` on `device`.
 ///
 /// # Errors
 /// A compiler that is asked for what the device or this build lacks.
 pub fn ops(compiler: Option<&TrainingCompilerConfig>, device: &Available) -> Result<Ops> {
-    let Some(compiler) = compiler.filter(|compiler| compiler.enabled) else { return Ok(Ops::Plain) };
-    if device.kind != DeviceKind::Cpu && !cfg!(feature = "compiler") {
-        let kind = device.kind;
+    engine::settings(compiler, device.kind)?;
+    let wanted = Engine::wanted(compiler);
+    if device.kind != DeviceKind::Cpu && wanted != Engine::this() {
+        let (this, kind) = (Engine::this(), device.kind);
+        let feature = if wanted == Engine::Compiled { "with" } else { "without" };
         return Err(Error::config(format!(
-            "compiler.enabled = true: this build of kiln is the native engine, which cannot compile for {kind}"
+            "compiler.enabled = {}: this build is the {this} engine, and on {kind} the mode is the build's",
+            wanted == Engine::Compiled
         ))
-        .help(format!("build it with `--features {kind},compiler`, or set compiler.enabled = false")));
+        .help(format!(
+            "the command `kiln` changes engines by itself; a program is built {feature} the feature `compiler`"
+        )));
     }
-    match (compiler.fused_ops, device.kind) {
-        (Switch::Off, _) => Ok(Ops::Plain),
-        (Switch::Auto, kind) if kind != DeviceKind::Cpu => Ok(Ops::Plain),
-        (Switch::Auto | Switch::On, _) => Ops::fused(&device.device).map_err(|error| {
-            Error::config(format!("compiler.fused_ops = \"on\": {error}")).help("set compiler.fused_ops = \"auto\"")
+    match compiler.filter(|compiler| compiler.enabled).map(|compiler| compiler.fused_ops) {
+        None | Some(Switch::Off) => Ok(Ops::Plain),
+        Some(Switch::Auto | Switch::On) => Ops::fused(&device.device).map_err(|error| {
+            Error::config(format!("compiler.fused_ops: {error}")).help("set compiler.fused_ops = \"off\"")
         }),
     }
 }

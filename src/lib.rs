@@ -5,6 +5,7 @@ pub mod cache;
 pub mod cli;
 pub mod config;
 pub mod data;
+pub mod engine;
 pub mod error;
 pub mod evaluate_folder;
 pub mod execution;

@@ -11,6 +11,7 @@ use kiln_models::Ops;
 use super::say;
 use crate::config::{CompilerMode, DEFAULT_TEXT_COLUMN, DataFormat, DeviceKind, TrainingCompilerConfig};
 use crate::data::tokenized::{Limits, read_batch};
+use crate::engine;
 use crate::error::{Error, Result};
 use crate::execution;
 use crate::export::export;
@@ -127,8 +128,9 @@ pub(super) struct ExportArgs {
 /// The device, and in which form the model computes there.
 fn device(args: &DeviceArgs) -> Result<(Device, Ops)> {
     let kind = args.device.parse::<DeviceKind>().map_err(|error| error.at("--device"))?;
-    let found = execution::select(kind, args.device_index)?;
     let compiler = (args.compiler == CompilerMode::Compiled).then(TrainingCompilerConfig::default);
+    engine::hand_over(compiler.as_ref(), kind)?;
+    let found = execution::select(kind, args.device_index)?;
     let ops = execution::ops(compiler.as_ref(), &found)?;
     Ok((found.device, ops))
 }

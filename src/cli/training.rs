@@ -9,8 +9,9 @@ use clap::Args;
 use indicatif::ProgressBar;
 
 use super::{progress_bar, say};
-use crate::config::{CompilerMode, OnExisting, RunConfig};
+use crate::config::{CompilerMode, OnExisting, RunConfig, Switch};
 use crate::data::store;
+use crate::engine;
 use crate::error::{Error, Result};
 use crate::evaluate_folder::evaluate_folder;
 use crate::init::template;
@@ -40,6 +41,9 @@ pub(super) struct TrainArgs {
     /// native or compiled, whatever [compiler] says
     #[arg(long, value_name = "MODE")]
     compiler: Option<CompilerMode>,
+    /// Keep Burn's fusion from fusing, in the compiled engine, to debug it; the same as --set compiler.fusion=off
+    #[arg(long)]
+    unfused: bool,
 }
 
 #[derive(Debug, Args)]
@@ -85,6 +89,7 @@ pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
     if let Some(mode) = args.compiler {
         config.set_compiler(mode);
     }
+    engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let (record, confusion) = evaluate_folder(config, args.model.as_deref(), &resolve)?;
     if let Some(out) = &args.out {
         write_whole(out, (record.to_json() + "\n").as_bytes())?;
@@ -93,8 +98,11 @@ pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
     say(record.to_dict())
 }
 
-fn load_plan(args: &ConfigArgs) -> Result<RunPlan> {
-    resolve(RunConfig::load_with(&args.file, &args.set)?)
+/// The config of `args`, in the engine that it asks for.
+fn load(args: &ConfigArgs) -> Result<RunConfig> {
+    let config = RunConfig::load_with(&args.file, &args.set)?;
+    engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    Ok(config)
 }
 
 /// The plan of `config`; a signal stops tokenising.
@@ -115,7 +123,7 @@ fn resolve(config: RunConfig) -> Result<RunPlan> {
 }
 
 pub(super) fn plan(args: &ConfigArgs) -> Result<()> {
-    say(load_plan(args)?.describe())
+    say(resolve(load(args)?)?.describe())
 }
 
 pub(super) fn train(args: &TrainArgs) -> Result<()> {
@@ -126,6 +134,14 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     if let Some(mode) = args.compiler {
         config.set_compiler(mode);
     }
+    if args.unfused {
+        let Some(compiler) = config.compiler.as_mut().filter(|compiler| compiler.enabled) else {
+            return Err(Error::config("--unfused: the native engine has no fusion to switch off")
+                .help("--unfused is for debugging the compiled engine: --compiler compiled --unfused"));
+        };
+        compiler.fusion = Switch::Off;
+    }
+    engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
     RunFolder::check(&config)?;
     if config.compiler.as_ref().is_some_and(|compiler| compiler.enabled) {
         // Amazon SageMaker Training Compiler's lines, which scripts look for.
@@ -160,7 +176,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
 }
 
 pub(super) fn run_verify_resume(args: &ConfigArgs) -> Result<()> {
-    let report = verify(&RunConfig::load_with(&args.file, &args.set)?, &resolve)?;
+    let report = verify(&load(args)?, &resolve)?;
     let Report { before, after, tensors, rows, differences } = &report;
     if differences.is_empty() {
         return say(format!(

@@ -25,8 +25,8 @@ use serde::{Deserialize, Serialize};
 
 pub use builder::RunConfigBuilder;
 pub use names::{
-    CompilerMode, DataFormat, DeviceKind, Documents, EvalStrategy, Integration, ModelKind, OnExisting, PaddingStrategy,
-    Sampler, SaveStrategy, Switch,
+    AutotuneLevel, CompilerMode, DataFormat, DeviceKind, Documents, EvalStrategy, Integration, ModelKind, OnExisting,
+    PaddingStrategy, Sampler, SaveStrategy, Switch,
 };
 pub use optimizer::{AdjustLr, OptimArgs, OptimizerName};
 pub use scheduler::{Ramp, SchedulerKwargs, SchedulerType};

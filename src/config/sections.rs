@@ -7,7 +7,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use toml::Table;
 
 use super::names::{
-    DataFormat, DeviceKind, Documents, ModelKind, OnExisting, PaddingStrategy, Sampler, Switch, unknown_name,
+    AutotuneLevel, DataFormat, DeviceKind, Documents, ModelKind, OnExisting, PaddingStrategy, Sampler, Switch,
+    unknown_name,
 };
 use super::values::{Validation, count, some_count, strings};
 use crate::task::Task;
@@ -232,11 +233,18 @@ pub struct TrainingCompilerConfig {
     pub enabled: bool,
     /// Kiln's own fused operators (`kiln_models::ops`). Default: `auto`.
     pub fused_ops: Switch,
+    /// Burn's fusion on wgpu and CUDA; `off` is `--unfused`, for debugging, and labelled in every row. Default: `auto`.
+    pub fusion: Switch,
+    /// How much Burn tunes on wgpu and CUDA: auto, minimal, balanced, extensive or full. Default: `auto`.
+    pub autotune: AutotuneLevel,
+    /// Steps captured and replayed. No device has it in this version, so `on` is refused. Default: `auto`.
+    pub graph: Switch,
 }
 
 impl Default for TrainingCompilerConfig {
     fn default() -> Self {
-        Self { enabled: true, fused_ops: Switch::Auto }
+        let (fused_ops, fusion, graph) = (Switch::Auto, Switch::Auto, Switch::Auto);
+        Self { enabled: true, fused_ops, fusion, autotune: AutotuneLevel::Auto, graph }
     }
 }
 

@@ -19,6 +19,7 @@ use crate::data::store::Progress;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::view::View;
 use crate::data::{Dataset, paths};
+use crate::engine::{self, Settings};
 use crate::error::{Error, Result};
 use crate::execution::{self, Available};
 use crate::generate::GenerateOptions;
@@ -38,6 +39,8 @@ pub struct RunPlan {
     pub device: Available,
     /// In which form the model and the optimizer compute.
     pub ops: Ops,
+    /// What Burn does beside it; none in the native engine and on the CPU.
+    pub engine: Option<Settings>,
     /// The model.
     pub model_config: ModelConfig,
     /// The folder of the pretrained model, if any.
@@ -143,6 +146,7 @@ impl RunConfig {
         progress: &mut dyn FnMut(Progress) -> std::ops::ControlFlow<()>,
     ) -> Result<RunPlan> {
         self.validate()?;
+        engine::settle(self.compiler.as_ref(), self.device.kind)?;
         let device = execution::select(self.device.kind, self.device.index)?;
         let inputs = Inputs::open(&self, progress)?;
         RunPlan::derive(self, inputs, device)
@@ -228,6 +232,7 @@ impl RunPlan {
             )));
         }
         let ops = execution::ops(config.compiler.as_ref(), &device)?;
+        let engine = engine::settings(config.compiler.as_ref(), device.kind)?;
         let generation = sample_plan(&config, &inputs)?;
         let memory = MemoryEstimate::new(&inputs.model_config, task, [num_parameters, num_trainable, num_state], batch);
 
@@ -248,6 +253,7 @@ impl RunPlan {
             task,
             device,
             ops,
+            engine,
             num_parameters,
             model_config: inputs.model_config,
             model_from: inputs.model_from,

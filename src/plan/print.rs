@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use super::RunPlan;
 use crate::config::{EvalStrategy, SaveStrategy};
+use crate::engine::{Engine, Settings};
 use crate::error::Result;
-use crate::execution::engine;
 use kiln_models::Ops;
 
 impl RunPlan {
@@ -105,11 +105,22 @@ impl RunPlan {
             "active",
             format!(
                 "{} engine, Kiln's fused operators {}, f32, seed {}",
-                if compiled { "compiled" } else { engine() },
+                if compiled { Engine::Compiled } else { Engine::this() },
                 if self.ops == Ops::Fused { "on" } else { "off" },
                 trainer.seed
             ),
         );
+        match self.engine {
+            Some(Settings { fusion, autotune }) => line(
+                "",
+                format!(
+                    "Burn's fusion {}, autotune {autotune}, captured step off (not in this version)",
+                    if fusion { "on" } else { "off: --unfused, for debugging, not for timing" }
+                ),
+            ),
+            None if compiled => line("", "Burn's fusion, autotune and captured steps: not on the CPU".into()),
+            None => {}
+        }
         line(
             "logs",
             format!(

@@ -26,6 +26,7 @@ use kiln_models::weights::{LoadReport, load};
 
 use crate::config::Integration;
 use crate::data::loader::{Loader, LoaderOptions};
+use crate::engine::Settings;
 use crate::error::{Error, ErrorKind, Result};
 use crate::execution::{read_scalars, seed_for};
 use crate::metrics::Record;
@@ -257,7 +258,7 @@ impl Trainer {
         if trainer.load_best_model_at_end {
             self.load_best(folder, &run)?;
         }
-        let summary = run.clock.summary(&run.progress, run.mean_loss()?, saving);
+        let summary = self.labelled(run.clock.summary(&run.progress, run.mean_loss()?, saving));
         folder.metrics.append(&summary)?;
         folder.write_model(&self.model, &self.plan)?;
         folder.write_results(run.evaluation.as_ref(), &summary)?;
@@ -287,10 +288,18 @@ impl Trainer {
 
     fn log(&mut self, folder: &mut RunFolder, run: &mut Run, values: &StepValues, waited: Duration) -> Result<()> {
         let (loss, grad_norm) = values.read()?;
-        let row = run.clock.close_window(&run.progress, [loss, grad_norm, values.lr], waited);
+        let row = self.labelled(run.clock.close_window(&run.progress, [loss, grad_norm, values.lr], waited));
         folder.metrics.append(&row)?;
         self.callbacks.iter_mut().for_each(|callback| callback.on_log(&run.progress, &row));
         stop_if_not_finite(&run.progress, loss, grad_norm)
+    }
+
+    /// `row`, marked where Burn's fusion was held off: its times are those of no engine.
+    fn labelled(&self, row: Record) -> Record {
+        match self.plan.engine {
+            Some(Settings { fusion: false, .. }) => row.with("unfused", 1u64),
+            _ => row,
+        }
     }
 
     /// Evaluates and writes the row. When a signal comes first, the evaluation stays due.
@@ -317,7 +326,7 @@ impl Trainer {
         };
         let elapsed = started.elapsed();
         run.clock.exclude_evaluation(elapsed);
-        let row = evaluation.record(&run.progress, elapsed);
+        let row = self.labelled(evaluation.record(&run.progress, elapsed));
         folder.metrics.append(&row)?;
         self.callbacks.iter_mut().for_each(|callback| callback.on_evaluate(&run.progress, &row, &mut run.control));
         if run.progress.step > 0 {

@@ -87,14 +87,26 @@ fn defaults_are_hugging_faces() {
 fn a_compiler_section_switches_it_on() {
     assert_eq!(parse("").unwrap().compiler, None);
     let of = |section: &str| parse(section).unwrap().compiler.unwrap();
-    assert_eq!(of("[compiler]"), TrainingCompilerConfig { enabled: true, fused_ops: Switch::Auto });
+    assert_eq!(of("[compiler]"), TrainingCompilerConfig::default());
     assert_eq!(
         of("[compiler]\nenabled = false\nfused_ops = \"on\""),
-        TrainingCompilerConfig { enabled: false, fused_ops: Switch::On }
+        TrainingCompilerConfig { enabled: false, fused_ops: Switch::On, ..TrainingCompilerConfig::default() }
     );
+    let all = "[compiler]\nfusion = \"off\"\nautotune = \"extensive\"\ngraph = \"on\"";
+    let (fusion, graph) = (Switch::Off, Switch::On);
+    let expected = TrainingCompilerConfig {
+        fusion,
+        autotune: AutotuneLevel::Extensive,
+        graph,
+        ..TrainingCompilerConfig::default()
+    };
+    assert_eq!(of(all), expected);
     let mut config = parse("[compiler]\nfused_ops = \"off\"").unwrap();
     config.set_compiler(CompilerMode::Native);
-    assert_eq!(config.compiler, Some(TrainingCompilerConfig { enabled: false, fused_ops: Switch::Off }));
+    assert_eq!(
+        config.compiler,
+        Some(TrainingCompilerConfig { enabled: false, fused_ops: Switch::Off, ..TrainingCompilerConfig::default() })
+    );
     let mut config = parse("").unwrap();
     config.set_compiler(CompilerMode::Compiled);
     assert_eq!(config.compiler, Some(TrainingCompilerConfig::default()));
