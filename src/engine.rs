@@ -356,6 +356,6 @@ mod tests {
         let full = Settings { fusion: false, autotune: AutotuneLevel::Full };
         assert_eq!(of(|c| c.fusion = Switch::Off, DeviceKind::Cuda), Ok(Some(full)));
         let off = TrainingCompilerConfig { enabled: false, ..TrainingCompilerConfig::default() };
-        assert_eq!(settings(Some(&off), DeviceKind::Wgpu), Ok(None));
+        assert_eq!(settings(Some(&off), DeviceKind::Wgpu).unwrap(), None);
     }
 }

@@ -104,6 +104,8 @@ pub fn ops(compiler: Option<&TrainingCompilerConfig>, device: &Available) -> Res
     }
     match compiler.filter(|compiler| compiler.enabled).map(|compiler| compiler.fused_ops) {
         None | Some(Switch::Off) => Ok(Ops::Plain),
+        // The kernels for wgpu and CUDA compile, but no device has shown yet that they compute what the composition does.
+        Some(Switch::Auto) if device.kind != DeviceKind::Cpu => Ok(Ops::Plain),
         Some(Switch::Auto | Switch::On) => Ops::fused(&device.device).map_err(|error| {
             Error::config(format!("compiler.fused_ops: {error}")).help("set compiler.fused_ops = \"off\"")
         }),

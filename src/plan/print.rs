@@ -106,7 +106,14 @@ impl RunPlan {
             format!(
                 "{} engine, Kiln's fused operators {}, f32, seed {}",
                 if compiled { Engine::Compiled } else { Engine::this() },
-                if self.ops == Ops::Fused { "on" } else { "off" },
+                match (self.ops, self.engine) {
+                    (Ops::Fused, None) => "on",
+                    (Ops::Fused, Some(_)) =>
+                        "on (experimental on this device: not yet checked against the composition)",
+                    (Ops::Plain, Some(_)) =>
+                        "off (experimental on this device; compiler.fused_ops = \"on\" tries them)",
+                    (Ops::Plain, None) => "off",
+                },
                 trainer.seed
             ),
         );

@@ -217,6 +217,7 @@ const HIDDEN: f32 = -3.0e38;
 
 /// The score of key `column` for the query of row `row`, counted over the chunk, or [`HIDDEN`].
 #[cube]
+#[allow(clippy::collapsible_if)] // the outer condition is decided when the kernel is made, the inner one when it runs
 fn score(
     value: f32,
     keys: &[i32],
@@ -265,7 +266,7 @@ fn weigh_rows(
         terminate!();
     }
     let start = row * seq;
-    let mut largest = HIDDEN;
+    let mut largest = f32::cast_from(HIDDEN);
     let mut column = UNIT_POS as usize;
     while column < seq {
         let value = score(scores[start + column], keys, row, column, seq, heads, scale, causal, padded);

@@ -3,7 +3,6 @@
 //!
 //! Finding them compares each token with the others, `n^2` comparisons in all over as many cubes as there are tokens.
 
-use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::Shape;
 use burn_cubecl::kernel::into_contiguous;

@@ -1,6 +1,5 @@
 //! Layer normalisation: a row to a cube, mean first and then the variance around it, as on the CPU.
 
-use burn::backend::TensorMetadata;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
