@@ -231,7 +231,8 @@ impl TokenizerSection {
 pub struct TrainingCompilerConfig {
     /// Whether the run is compiled. Default: true.
     pub enabled: bool,
-    /// Kiln's own fused operators (`kiln_models::ops`). Default: `auto`.
+    /// Kiln's own fused operators (`kiln_models::ops`): `auto` is on for the CPU and off for wgpu and CUDA, where they are
+    /// experimental. Default: `auto`.
     pub fused_ops: Switch,
     /// Burn's fusion on wgpu and CUDA; `off` is `--unfused`, for debugging, and labelled in every row. Default: `auto`.
     pub fusion: Switch,

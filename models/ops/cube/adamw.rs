@@ -36,7 +36,8 @@ pub(super) fn update(
 ) -> (CubeTensor, CubeTensor, CubeTensor) {
     let (grad, scale) = (into_contiguous(grad), into_contiguous(scale));
     let [value, exp_avg, exp_avg_sq] = [value, exp_avg, exp_avg_sq].map(own);
-    let (count, dim) = by_element(&value, value.shape().num_elements());
+    let n = value.shape().num_elements();
+    let (count, dim) = by_element(&value, n);
     // SAFETY: the five tensors have the same number of elements; a unit touches its own one, if there is one.
     unsafe {
         update_each::launch_unchecked(
@@ -48,6 +49,7 @@ pub(super) fn update(
             buffer(&exp_avg_sq),
             buffer(&grad),
             buffer(&scale),
+            n,
             by.keep,
             by.beta1,
             by.rest1,
@@ -68,6 +70,7 @@ fn update_each(
     exp_avg_sq: &mut [f32],
     grad: &[f32],
     scale: &[f32],
+    n: usize,
     keep: f32,
     beta1: f32,
     rest1: f32,
@@ -78,7 +81,7 @@ fn update_each(
     rate: f32,
 ) {
     let i = ABSOLUTE_POS;
-    if i >= value.len() {
+    if i >= n {
         terminate!();
     }
     let grad = grad[i] * scale[0];
@@ -105,26 +108,36 @@ pub(super) fn squares(x: CubeTensor) -> CubeTensor {
 fn add_up(x: &CubeTensor, cubes: usize, squared: bool) -> CubeTensor {
     let (sums, lanes) = (empty(x, [cubes]), lanes(x));
     let (count, dim) = (CubeCount::Static(cubes as u32, 1, 1), CubeDim::new_1d(lanes as u32));
-    // SAFETY: units read below the length of `x`, and there is an element of `sums` for every cube.
+    // SAFETY: units read below the `n` elements of `x`, and there is an element of `sums` for every cube.
     unsafe {
-        sum_of::launch_unchecked(&x.client, count, dim, buffer(x), buffer(&sums), squared, lanes);
+        sum_of::launch_unchecked(
+            &x.client,
+            count,
+            dim,
+            buffer(x),
+            buffer(&sums),
+            x.shape().num_elements(),
+            cubes,
+            squared,
+            lanes,
+        );
     }
     sums
 }
 
 #[cube(launch_unchecked)]
-fn sum_of(x: &[f32], sums: &mut [f32], #[comptime] squared: bool, #[comptime] lanes: usize) {
+fn sum_of(x: &[f32], sums: &mut [f32], n: usize, cubes: usize, #[comptime] squared: bool, #[comptime] lanes: usize) {
     let mut scratch = Shared::<[f32]>::new_slice(lanes);
     let mut i = ABSOLUTE_POS;
     let mut sum = 0.0f32;
-    while i < x.len() {
+    while i < n {
         let value = x[i];
         if comptime!(squared) {
             sum += value * value;
         } else {
             sum += value;
         }
-        i += sums.len() * lanes;
+        i += cubes * lanes;
     }
     let sum = cube_sum(sum, &mut scratch, lanes);
     if UNIT_POS == 0 {

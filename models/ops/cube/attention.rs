@@ -158,6 +158,7 @@ pub(super) fn weights(scores: CubeTensor, keys: CubeTensor, seed: CubeTensor, by
             buffer(&keys),
             buffer(&seed),
             buffer(&lse),
+            batch * heads * seq,
             seq,
             heads,
             by.first * heads * seq,
@@ -196,6 +197,7 @@ pub(super) fn scores_backward(
             buffer(&lse),
             buffer(&keys),
             buffer(&seed),
+            batch * heads * seq,
             seq,
             heads,
             by.first * heads * seq,
@@ -249,6 +251,7 @@ fn weigh_rows(
     keys: &[i32],
     seed: &[i32],
     lse: &mut [f32],
+    rows: usize,
     seq: usize,
     heads: usize,
     first_row: usize,
@@ -262,7 +265,7 @@ fn weigh_rows(
 ) {
     let mut scratch = Shared::<[f32]>::new_slice(lanes);
     let row = CUBE_POS;
-    if row >= lse.len() {
+    if row >= rows {
         terminate!();
     }
     let start = row * seq;
@@ -307,6 +310,7 @@ fn weigh_backward_rows(
     lse: &[f32],
     keys: &[i32],
     seed: &[i32],
+    rows: usize,
     seq: usize,
     heads: usize,
     first_row: usize,
@@ -320,7 +324,7 @@ fn weigh_backward_rows(
 ) {
     let mut scratch = Shared::<[f32]>::new_slice(lanes);
     let row = CUBE_POS;
-    if row >= lse.len() {
+    if row >= rows {
         terminate!();
     }
     let start = row * seq;

@@ -97,6 +97,7 @@ pub(super) fn rows(
             buffer(&target),
             buffer(&row_weight),
             buffer(&losses),
+            rows,
             classes,
             smoothing,
             lanes(&logits),
@@ -114,13 +115,14 @@ fn loss_rows(
     target: &[i32],
     row_weight: &[f32],
     losses: &mut [f32],
+    rows: usize,
     classes: usize,
     smoothing: f32,
     #[comptime] lanes: usize,
 ) {
     let mut scratch = Shared::<[f32]>::new_slice(lanes);
     let row = CUBE_POS;
-    if row >= losses.len() {
+    if row >= rows {
         terminate!();
     }
     let start = row * classes;

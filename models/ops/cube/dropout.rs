@@ -3,7 +3,6 @@
 //! The generator is the CPU's with 32 bits for a row instead of 64, since WGSL has no 64-bit integers: the masks of the two
 //! devices differ, those of forward and backward do not.
 
-use burn::backend::TensorMetadata;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -33,9 +32,9 @@ impl DropoutKernel for Cube {
 
 pub(super) fn drop(x: CubeTensor, seed: CubeTensor, p: f32) -> CubeTensor {
     let [x, seed] = [x, seed].map(into_contiguous);
-    let y = empty(&x, dims2(&x));
-    let (count, dim) = by_element(&x, x.shape().num_elements());
-    let [_, width] = dims2(&x);
+    let [rows, width] = dims2(&x);
+    let y = empty(&x, [rows, width]);
+    let (count, dim) = by_element(&x, rows * width);
     // SAFETY: a unit touches its own element, if there is one; a seed is two numbers.
     unsafe {
         drop_each::launch_unchecked(
@@ -45,6 +44,7 @@ pub(super) fn drop(x: CubeTensor, seed: CubeTensor, p: f32) -> CubeTensor {
             buffer(&x),
             buffer(&seed),
             buffer(&y),
+            rows * width,
             width,
             threshold(p),
             1.0 / (1.0 - p),
@@ -61,8 +61,9 @@ pub(super) fn bias_drop_add(
     p: f32,
 ) -> CubeTensor {
     let [x, bias, residual, seed] = [x, bias, residual, seed].map(into_contiguous);
-    let y = empty(&x, dims2(&x));
-    let (count, dim) = by_element(&x, x.shape().num_elements());
+    let [rows, width] = dims2(&x);
+    let y = empty(&x, [rows, width]);
+    let (count, dim) = by_element(&x, rows * width);
     // SAFETY: as in `drop`, and a unit reads the bias of its column.
     unsafe {
         bias_drop_add_each::launch_unchecked(
@@ -74,6 +75,8 @@ pub(super) fn bias_drop_add(
             buffer(&residual),
             buffer(&seed),
             buffer(&y),
+            rows * width,
+            width,
             threshold(p),
             1.0 / (1.0 - p),
             p > 0.0,
@@ -105,9 +108,9 @@ fn mix(x: u32) -> u32 {
 }
 
 #[cube(launch_unchecked)]
-fn drop_each(x: &[f32], seed: &[i32], y: &mut [f32], width: usize, threshold: u32, scale: f32) {
+fn drop_each(x: &[f32], seed: &[i32], y: &mut [f32], n: usize, width: usize, threshold: u32, scale: f32) {
     let i = ABSOLUTE_POS;
-    if i >= x.len() {
+    if i >= n {
         terminate!();
     }
     y[i] = x[i] * factor(seed, u32::cast_from(i / width), u32::cast_from(i % width), threshold, scale);
@@ -120,15 +123,16 @@ fn bias_drop_add_each(
     residual: &[f32],
     seed: &[i32],
     y: &mut [f32],
+    n: usize,
+    width: usize,
     threshold: u32,
     scale: f32,
     #[comptime] drops: bool,
 ) {
     let i = ABSOLUTE_POS;
-    if i >= x.len() {
+    if i >= n {
         terminate!();
     }
-    let width = bias.len();
     let value = x[i] + bias[i % width];
     if comptime!(drops) {
         let factor = factor(seed, u32::cast_from(i / width), u32::cast_from(i % width), threshold, scale);

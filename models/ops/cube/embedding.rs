@@ -38,6 +38,8 @@ pub(super) fn backward(dy: CubeTensor, ids: CubeTensor, num: usize, skipped: i32
             buffer(&dy),
             buffer(&ids),
             buffer(&table),
+            n,
+            num,
             width,
             skipped,
             lanes(&dy),
@@ -47,10 +49,19 @@ pub(super) fn backward(dy: CubeTensor, ids: CubeTensor, num: usize, skipped: i32
 }
 
 #[cube(launch_unchecked)]
-fn add_tokens(dy: &[f32], ids: &[i32], table: &mut [f32], width: usize, skipped: i32, #[comptime] lanes: usize) {
+fn add_tokens(
+    dy: &[f32],
+    ids: &[i32],
+    table: &mut [f32],
+    n: usize,
+    num: usize,
+    width: usize,
+    skipped: i32,
+    #[comptime] lanes: usize,
+) {
     let mut earlier = Shared::<[u32]>::new_slice(lanes);
     let token = CUBE_POS;
-    if token >= ids.len() {
+    if token >= n {
         terminate!();
     }
     let id = ids[token];
@@ -70,8 +81,8 @@ fn add_tokens(dy: &[f32], ids: &[i32], table: &mut [f32], width: usize, skipped:
         any += earlier[lane];
     }
     let row = usize::cast_from(id) * width;
-    if any == 0 && id != skipped && id >= 0 && row < table.len() {
-        for other in token..ids.len() {
+    if any == 0 && id != skipped && id >= 0 && row < num * width {
+        for other in token..n {
             if ids[other] == id {
                 let mut column = UNIT_POS as usize;
                 while column < width {

@@ -1,6 +1,5 @@
 //! Bias and GELU: an element to a unit.
 
-use burn::backend::TensorMetadata;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -22,8 +21,9 @@ impl GeluKernel for Cube {
 
 pub(super) fn forward(x: CubeTensor, bias: CubeTensor, kind: Activation) -> CubeTensor {
     let [x, bias] = [x, bias].map(into_contiguous);
-    let y = empty(&x, dims2(&x));
-    let (count, dim) = by_element(&x, x.shape().num_elements());
+    let [rows, width] = dims2(&x);
+    let y = empty(&x, [rows, width]);
+    let (count, dim) = by_element(&x, rows * width);
     // SAFETY: a unit touches its own element, if there is one, and the bias of its column.
     unsafe {
         gelu_each::launch_unchecked(
@@ -33,6 +33,8 @@ pub(super) fn forward(x: CubeTensor, bias: CubeTensor, kind: Activation) -> Cube
             buffer(&x),
             buffer(&bias),
             buffer(&y),
+            rows * width,
+            width,
             kind == Activation::GeluTanh,
         );
     }
@@ -41,8 +43,9 @@ pub(super) fn forward(x: CubeTensor, bias: CubeTensor, kind: Activation) -> Cube
 
 pub(super) fn backward(x: CubeTensor, bias: CubeTensor, dy: CubeTensor, kind: Activation) -> CubeTensor {
     let [x, bias, dy] = [x, bias, dy].map(into_contiguous);
-    let dx = empty(&x, dims2(&x));
-    let (count, dim) = by_element(&x, x.shape().num_elements());
+    let [rows, width] = dims2(&x);
+    let dx = empty(&x, [rows, width]);
+    let (count, dim) = by_element(&x, rows * width);
     // SAFETY: as in `forward`.
     unsafe {
         gelu_backward_each::launch_unchecked(
@@ -53,6 +56,8 @@ pub(super) fn backward(x: CubeTensor, bias: CubeTensor, dy: CubeTensor, kind: Ac
             buffer(&bias),
             buffer(&dy),
             buffer(&dx),
+            rows * width,
+            width,
             kind == Activation::GeluTanh,
         );
     }
@@ -60,22 +65,30 @@ pub(super) fn backward(x: CubeTensor, bias: CubeTensor, dy: CubeTensor, kind: Ac
 }
 
 #[cube(launch_unchecked)]
-fn gelu_each(x: &[f32], bias: &[f32], y: &mut [f32], #[comptime] tanh: bool) {
+fn gelu_each(x: &[f32], bias: &[f32], y: &mut [f32], n: usize, width: usize, #[comptime] tanh: bool) {
     let i = ABSOLUTE_POS;
-    if i >= x.len() {
+    if i >= n {
         terminate!();
     }
-    let x = x[i] + bias[i % bias.len()];
+    let x = x[i] + bias[i % width];
     y[i] = x * cdf(x, tanh);
 }
 
 #[cube(launch_unchecked)]
-fn gelu_backward_each(x: &[f32], bias: &[f32], dy: &[f32], dx: &mut [f32], #[comptime] tanh: bool) {
+fn gelu_backward_each(
+    x: &[f32],
+    bias: &[f32],
+    dy: &[f32],
+    dx: &mut [f32],
+    n: usize,
+    width: usize,
+    #[comptime] tanh: bool,
+) {
     let i = ABSOLUTE_POS;
-    if i >= x.len() {
+    if i >= n {
         terminate!();
     }
-    let x = x[i] + bias[i % bias.len()];
+    let x = x[i] + bias[i % width];
     let cdf = cdf(x, tanh);
     dx[i] = dy[i] * (cdf + x * density(x, cdf, tanh));
 }

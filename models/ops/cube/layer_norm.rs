@@ -49,6 +49,7 @@ pub(super) fn forward(x: CubeTensor, weight: CubeTensor, bias: CubeTensor, eps: 
             buffer(&bias),
             buffer(&y),
             buffer(&statistics),
+            rows,
             width,
             eps,
             lanes(&x),
@@ -81,6 +82,7 @@ pub(super) fn forward_sum(
             buffer(&y),
             buffer(&sum),
             buffer(&statistics),
+            rows,
             width,
             eps,
             lanes(&x),
@@ -111,6 +113,7 @@ pub(super) fn backward(
             buffer(&statistics),
             buffer(&dy),
             buffer(&dx),
+            rows,
             width,
             lanes(&x),
         );
@@ -129,6 +132,7 @@ pub(super) fn backward(
             buffer(&dy),
             buffer(&dweights),
             buffer(&dbiases),
+            parts,
             rows,
             width,
             PART,
@@ -147,13 +151,14 @@ fn norm_rows(
     bias: &[f32],
     y: &mut [f32],
     statistics: &mut [f32],
+    rows: usize,
     width: usize,
     eps: f32,
     #[comptime] lanes: usize,
 ) {
     let mut scratch = Shared::<[f32]>::new_slice(lanes);
     let row = CUBE_POS;
-    if row >= statistics.len() / 2 {
+    if row >= rows {
         terminate!();
     }
     let start = row * width;
@@ -195,13 +200,14 @@ fn add_norm_rows(
     y: &mut [f32],
     sums: &mut [f32],
     statistics: &mut [f32],
+    rows: usize,
     width: usize,
     eps: f32,
     #[comptime] lanes: usize,
 ) {
     let mut scratch = Shared::<[f32]>::new_slice(lanes);
     let row = CUBE_POS;
-    if row >= statistics.len() / 2 {
+    if row >= rows {
         terminate!();
     }
     let start = row * width;
@@ -244,12 +250,13 @@ fn norm_backward_rows(
     statistics: &[f32],
     dy: &[f32],
     dx: &mut [f32],
+    rows: usize,
     width: usize,
     #[comptime] lanes: usize,
 ) {
     let mut scratch = Shared::<[f32]>::new_slice(lanes);
     let row = CUBE_POS;
-    if row >= statistics.len() / 2 {
+    if row >= rows {
         terminate!();
     }
     let mean = statistics[2 * row];
@@ -283,11 +290,12 @@ fn affine_backward(
     dy: &[f32],
     dweights: &mut [f32],
     dbiases: &mut [f32],
+    parts: usize,
     rows: usize,
     width: usize,
     part: usize,
 ) {
-    if ABSOLUTE_POS >= dweights.len() {
+    if ABSOLUTE_POS >= parts * width {
         terminate!();
     }
     let column = ABSOLUTE_POS % width;

@@ -47,7 +47,7 @@ pub(super) fn column_sums(x: CubeTensor) -> CubeTensor {
         let (count, dim) = by_element(&x, parts * width);
         // SAFETY: a unit reads rows below `rows` of its column and writes its own element, if there is one.
         unsafe {
-            add_rows::launch_unchecked(&x.client, count, dim, buffer(&x), buffer(&sums), rows, width, PART);
+            add_rows::launch_unchecked(&x.client, count, dim, buffer(&x), buffer(&sums), parts, rows, width, PART);
         }
         if parts == 1 {
             return CubeTensor::new_contiguous(sums.client, sums.device, [width].into(), sums.handle, sums.dtype);
@@ -57,8 +57,8 @@ pub(super) fn column_sums(x: CubeTensor) -> CubeTensor {
 }
 
 #[cube(launch_unchecked)]
-fn add_rows(x: &[f32], sums: &mut [f32], rows: usize, width: usize, part: usize) {
-    if ABSOLUTE_POS >= sums.len() {
+fn add_rows(x: &[f32], sums: &mut [f32], parts: usize, rows: usize, width: usize, part: usize) {
+    if ABSOLUTE_POS >= parts * width {
         terminate!();
     }
     let column = ABSOLUTE_POS % width;
