@@ -10,7 +10,7 @@ use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{AutotuneLevel, DeviceKind, Switch, TrainingCompilerConfig};
+use crate::config::{AutotuneLevel, CompilerMode, DeviceKind, Switch, TrainingCompilerConfig};
 use crate::error::{Error, Result};
 use crate::execution;
 
@@ -33,9 +33,13 @@ impl Engine {
         if cfg!(feature = "compiler") { Self::Compiled } else { Self::Native }
     }
 
-    /// The one that `compiler` asks for.
+    /// The one that `compiler` asks for; `auto` is content with this one.
     pub fn wanted(compiler: Option<&TrainingCompilerConfig>) -> Self {
-        if compiler.is_some_and(|compiler| compiler.enabled) { Self::Compiled } else { Self::Native }
+        match compiler.map(|compiler| compiler.enabled) {
+            Some(CompilerMode::Compiled) => Self::Compiled,
+            Some(CompilerMode::Auto) => Self::this(),
+            Some(CompilerMode::Native) | None => Self::Native,
+        }
     }
 
     /// `native` or `compiled`.
@@ -215,7 +219,7 @@ pub struct Settings {
 /// # Errors
 /// What is asked for by name and not there.
 pub fn settings(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) -> Result<Option<Settings>> {
-    let Some(compiler) = compiler.filter(|compiler| compiler.enabled) else { return Ok(None) };
+    let Some(compiler) = compiler.filter(|compiler| compiler.enabled != CompilerMode::Native) else { return Ok(None) };
     if compiler.graph == Switch::On {
         return Err(Error::config("compiler.graph = \"on\": this version does not capture steps, on any device")
             .help("set compiler.graph = \"auto\""));
@@ -238,6 +242,11 @@ pub fn settings(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) -> 
         level => level,
     };
     Ok(Some(Settings { fusion: compiler.fusion != Switch::Off, autotune }))
+}
+
+/// Whether `compiler` holds Burn's fusion off on `kind`, as `--unfused` does.
+pub fn is_unfused(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) -> bool {
+    matches!(settings(compiler, kind), Ok(Some(Settings { fusion: false, .. })))
 }
 
 /// Tells Burn and CubeCL what [`settings`] says, before a device is used. Native engine and CPU: nothing to tell.
@@ -355,7 +364,7 @@ mod tests {
         assert_eq!(of(|_| {}, DeviceKind::Wgpu), Ok(Some(balanced)));
         let full = Settings { fusion: false, autotune: AutotuneLevel::Full };
         assert_eq!(of(|c| c.fusion = Switch::Off, DeviceKind::Cuda), Ok(Some(full)));
-        let off = TrainingCompilerConfig { enabled: false, ..TrainingCompilerConfig::default() };
+        let off = TrainingCompilerConfig { enabled: CompilerMode::Native, ..TrainingCompilerConfig::default() };
         assert_eq!(settings(Some(&off), DeviceKind::Wgpu).unwrap(), None);
     }
 }

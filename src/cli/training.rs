@@ -9,12 +9,13 @@ use clap::Args;
 use indicatif::ProgressBar;
 
 use super::{progress_bar, say};
+use crate::compiler::start_up_lines;
 use crate::config::{CompilerMode, OnExisting, RunConfig, Switch};
 use crate::data::store;
 use crate::engine;
 use crate::error::{Error, Result};
 use crate::evaluate_folder::evaluate_folder;
-use crate::init::template;
+use crate::init::{check_model, template};
 use crate::metrics::Record;
 use crate::plan::RunPlan;
 use crate::signals;
@@ -38,7 +39,7 @@ pub(super) struct TrainArgs {
     /// Continue from the newest checkpoint in the run folder; the same as --set run.on_existing=resume
     #[arg(long)]
     resume: bool,
-    /// native or compiled, whatever [compiler] says
+    /// native, compiled or auto, whatever [compiler] says
     #[arg(long, value_name = "MODE")]
     compiler: Option<CompilerMode>,
     /// Keep Burn's fusion from fusing, in the compiled engine, to debug it; the same as --set compiler.fusion=off
@@ -59,6 +60,7 @@ pub(super) struct InitArgs {
 
 pub(super) fn run_init(args: &InitArgs) -> Result<()> {
     let task = Task::from_name(&args.task)?;
+    check_model(task, &args.model)?;
     let path = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("{task}.toml")));
     let file = OpenOptions::new().write(true).create_new(true).open(&path);
     let written = file.and_then(|mut file| file.write_all(template(task, &args.model).as_bytes()));
@@ -79,7 +81,7 @@ pub(super) struct EvalArgs {
     /// Also write the figures to this file, as JSON
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// native or compiled, whatever [compiler] says
+    /// native, compiled or auto, whatever [compiler] says
     #[arg(long, value_name = "MODE")]
     compiler: Option<CompilerMode>,
 }
@@ -123,7 +125,12 @@ fn resolve(config: RunConfig) -> Result<RunPlan> {
 }
 
 pub(super) fn plan(args: &ConfigArgs) -> Result<()> {
-    say(resolve(load(args)?)?.describe())
+    let plan = resolve(load(args)?)?;
+    say(plan.describe())?;
+    match RunFolder::check(&plan.config) {
+        Ok(_) => Ok(()),
+        Err(error) => say(format!("`kiln train` would refuse: {error}")),
+    }
 }
 
 pub(super) fn train(args: &TrainArgs) -> Result<()> {
@@ -135,7 +142,8 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
         config.set_compiler(mode);
     }
     if args.unfused {
-        let Some(compiler) = config.compiler.as_mut().filter(|compiler| compiler.enabled) else {
+        let compiled = config.compiler.as_mut().filter(|compiler| compiler.enabled == CompilerMode::Compiled);
+        let Some(compiler) = compiled else {
             return Err(Error::config("--unfused: the native engine has no fusion to switch off")
                 .help("--unfused is for debugging the compiled engine: --compiler compiled --unfused"));
         };
@@ -143,15 +151,12 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     }
     engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
     RunFolder::check(&config)?;
-    if config.compiler.as_ref().is_some_and(|compiler| compiler.enabled) {
-        // Amazon SageMaker Training Compiler's lines, which scripts look for.
-        say("Found configuration for Training Compiler")?;
-        say("Configuring SM Training Compiler...")?;
-    }
+    start_up_lines(config.compiler_mode()).iter().try_for_each(say)?;
     let plan = resolve(config)?;
     say(plan.describe())?;
     let folder = plan.config.output_dir()?;
     let trainer = Trainer::new(plan)?;
+    trainer.plan().decision.iter().try_for_each(say)?;
     if let Some(report) = trainer.load_report() {
         say(format!("loaded {} tensors", report.loaded))?;
         report.lines().iter().try_for_each(say)?;
@@ -240,6 +245,10 @@ impl Callback for Printer {
 
     fn on_evaluate(&mut self, _progress: &Progress, row: &Record, _control: &mut Control) {
         self.row(row);
+    }
+
+    fn on_notice(&mut self, notice: &str) {
+        let _ = self.bar.suspend(|| say(notice));
     }
 
     fn on_train_end(&mut self, _progress: &Progress, summary: &Record) {

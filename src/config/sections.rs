@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use serde::{Deserialize, Deserializer, Serialize};
 use toml::Table;
 
+use super::compiler::{FusedOps, read_enabled, write_enabled};
 use super::names::{
-    AutotuneLevel, DataFormat, DeviceKind, Documents, ModelKind, OnExisting, PaddingStrategy, Sampler, Switch,
-    unknown_name,
+    AutotuneLevel, CompilerMode, DataFormat, DeviceKind, Documents, ModelKind, OnExisting, PaddingStrategy, Sampler,
+    Switch, unknown_name,
 };
 use super::values::{Validation, count, some_count, strings};
 use crate::task::Task;
@@ -229,11 +230,12 @@ impl TokenizerSection {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TrainingCompilerConfig {
-    /// Whether the run is compiled. Default: true.
-    pub enabled: bool,
-    /// Kiln's own fused operators (`kiln_models::ops`): `auto` is on for the CPU and off for wgpu and CUDA, where they are
-    /// experimental. Default: `auto`.
-    pub fused_ops: Switch,
+    /// Whether the run is compiled: true, false, or `"auto"`, which finds out by a short trial. Default: true.
+    #[serde(deserialize_with = "read_enabled", serialize_with = "write_enabled")]
+    pub enabled: CompilerMode,
+    /// Kiln's own fused operators (`kiln_models::ops`): all, or a list of names. `auto` is on for the CPU and off for wgpu and
+    /// CUDA, where they are experimental. Default: `auto`.
+    pub fused_ops: FusedOps,
     /// Burn's fusion on wgpu and CUDA; `off` is `--unfused`, for debugging, and labelled in every row. Default: `auto`.
     pub fusion: Switch,
     /// How much Burn tunes on wgpu and CUDA: auto, minimal, balanced, extensive or full. Default: `auto`.
@@ -244,8 +246,13 @@ pub struct TrainingCompilerConfig {
 
 impl Default for TrainingCompilerConfig {
     fn default() -> Self {
-        let (fused_ops, fusion, graph) = (Switch::Auto, Switch::Auto, Switch::Auto);
-        Self { enabled: true, fused_ops, fusion, autotune: AutotuneLevel::Auto, graph }
+        Self {
+            enabled: CompilerMode::Compiled,
+            fused_ops: Switch::Auto.into(),
+            fusion: Switch::Auto,
+            autotune: AutotuneLevel::Auto,
+            graph: Switch::Auto,
+        }
     }
 }
 

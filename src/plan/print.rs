@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use super::RunPlan;
-use crate::config::{EvalStrategy, SaveStrategy};
-use crate::engine::{Engine, Settings};
+use crate::compiler::parts;
+use crate::config::{CompilerMode, EvalStrategy, SaveStrategy};
+use crate::engine::Engine;
 use crate::error::Result;
-use kiln_models::Ops;
 
 impl RunPlan {
     /// The plan in lines, every number with its arithmetic.
@@ -46,6 +46,10 @@ impl RunPlan {
             ),
         );
         let batch = &self.batch;
+        let limits = self.describe_limits();
+        if !limits.is_empty() {
+            line("", limits.join(", "));
+        }
         line(
             "batch",
             format!(
@@ -100,39 +104,35 @@ impl RunPlan {
             ),
         );
         line("device", format!("{} {} ({})", self.device.kind, self.device.index, self.device.name));
-        let compiled = self.config.compiler.as_ref().is_some_and(|compiler| compiler.enabled);
+        let mode = match &self.decision {
+            Some(decision) => decision.mode,
+            None => self.config.compiler_mode(),
+        };
         line(
             "active",
             format!(
                 "{} engine, Kiln's fused operators {}, f32, seed {}",
-                if compiled { Engine::Compiled } else { Engine::this() },
-                match (self.ops, self.engine) {
-                    (Ops::Fused, None) => "on",
-                    (Ops::Fused, Some(_)) =>
-                        "on (experimental on this device: not yet checked against the composition)",
-                    (Ops::Plain, Some(_)) =>
-                        "off (experimental on this device; compiler.fused_ops = \"on\" tries them)",
-                    (Ops::Plain, None) => "off",
-                },
+                if mode == CompilerMode::Native { Engine::this() } else { Engine::Compiled },
+                if self.ops.fused_operators().is_empty() { "off" } else { "on" },
                 trainer.seed
             ),
         );
-        match self.engine {
-            Some(Settings { fusion, autotune }) => line(
-                "",
-                format!(
-                    "Burn's fusion {}, autotune {autotune}, captured step off (not in this version)",
-                    if fusion { "on" } else { "off: --unfused, for debugging, not for timing" }
-                ),
-            ),
-            None if compiled => line("", "Burn's fusion, autotune and captured steps: not on the CPU".into()),
+        for (index, part) in parts(self.config.compiler.as_ref(), &self.device, self.ops).iter().enumerate() {
+            line(if index == 0 { "compiler" } else { "" }, part.to_string());
+        }
+        match &self.decision {
+            Some(decision) => line("", decision.to_string()),
+            None if mode == CompilerMode::Auto => {
+                line("", "compiler auto: a trial before step 1 chooses the mode".into())
+            }
             None => {}
         }
         line(
             "logs",
             format!(
-                "every {} steps; evaluation: {}",
+                "every {} steps{}; evaluation: {}",
                 self.logging_steps,
+                if trainer.report_to.is_empty() { "" } else { ", also as TensorBoard's event files" },
                 match trainer.eval_strategy {
                     EvalStrategy::Steps => format!("every {} steps and at the end", self.eval_steps),
                     EvalStrategy::Epoch => "every epoch and at the end".into(),
@@ -150,8 +150,34 @@ impl RunPlan {
                 SaveStrategy::Best => format!("when {} is the best so far{kept}", trainer.best_metric()),
             },
         );
+        let metric = trainer.best_metric();
+        if let Some(patience) = trainer.early_stopping_patience {
+            let by = match trainer.early_stopping_threshold {
+                0.0 => String::new(),
+                threshold => format!(" by more than {threshold}"),
+            };
+            line("early stopping", format!("after {patience} evaluations in a row without a better {metric}{by}"));
+        }
+        if trainer.load_best_model_at_end {
+            let best = if trainer.best_is_greatest() { "greatest" } else { "least" };
+            line("at the end", format!("the weights with the {best} {metric} are loaded"));
+        }
         line("output", self.config.run.output_dir.display().to_string());
         text
+    }
+
+    /// What keeps the run from using all of its data.
+    fn describe_limits(&self) -> Vec<String> {
+        let (data, trainer) = (&self.config.data, &self.config.trainer);
+        let limit = |name: &str, limit: Option<usize>| limit.map(|limit| format!("{name} = {limit}"));
+        let flag = |name: &str, on: bool| on.then(|| name.to_owned());
+        let limits = [
+            limit("max_train_samples", data.max_train_samples),
+            limit("max_eval_samples", data.max_eval_samples),
+            flag("overfit_one_batch: the examples of the first step over and over", trainer.overfit_one_batch),
+            flag("fast_dev_run: one step and one evaluation batch", trainer.fast_dev_run),
+        ];
+        limits.into_iter().flatten().collect()
     }
 
     fn describe_padding(&self) -> String {

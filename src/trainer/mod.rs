@@ -6,27 +6,33 @@ mod callback;
 pub mod checkpoint;
 mod clock;
 mod evaluate;
+mod fault;
+mod guard;
 mod history;
 mod output;
+mod panics;
 mod promise;
 mod run;
 mod run_log;
 mod saver;
+mod shapes;
 mod status;
 mod tensorboard;
 
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use burn::module::Module;
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, Tensor};
 use kiln_models::Model;
 use kiln_models::weights::{LoadReport, load};
 
-use crate::config::Integration;
+use crate::compiler::auto;
+use crate::config::{CompilerMode, Integration};
 use crate::data::loader::{Loader, LoaderOptions};
-use crate::engine::Settings;
+use crate::engine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::execution::{read_scalars, seed_for};
 use crate::metrics::Record;
@@ -35,9 +41,11 @@ use crate::optim::gradient::{global_norm, scale_and_norm};
 use crate::plan::RunPlan;
 use crate::signals;
 use crate::task::DeviceBatch;
+use guard::{Guard, Reading};
 use history::write_trainer_state;
 use run::{Run, finish_saving};
 use run_log::RunLog;
+use shapes::Shape;
 use tensorboard::TensorBoard;
 
 pub use best::Best;
@@ -55,6 +63,8 @@ pub struct Trainer {
     device: Device,
     callbacks: Vec<Box<dyn Callback>>,
     load_report: Option<LoadReport>,
+    /// What it does is looked at and thrown away: no model is written at the end.
+    rehearsal: bool,
 }
 
 /// What a finished run reports.
@@ -72,11 +82,17 @@ pub struct TrainOutput {
 }
 
 impl Trainer {
-    /// Builds the model (random weights, or those that `model.from` names) and the optimizer.
+    /// Builds the model (random weights, or those that `model.from` names) and the optimizer. With `compiler.enabled =
+    /// "auto"` the modes are tried first, and the plan then says which one was chosen.
     ///
     /// # Errors
-    /// Weights that do not fit the model.
-    pub fn new(plan: RunPlan) -> Result<Self> {
+    /// Weights that do not fit the model; what a trial of the modes meets.
+    pub fn new(mut plan: RunPlan) -> Result<Self> {
+        if plan.config.compiler_mode() == CompilerMode::Auto && plan.decision.is_none() {
+            let decision = auto::decide(&plan)?;
+            plan.ops = decision.ops(plan.ops);
+            plan.decision = Some(decision);
+        }
         let device = plan.device.device.clone().autodiff();
         device.seed(seed_for(plan.config.trainer.seed, "init", 0, 0));
         let model = Model::new(&plan.model_config, plan.task.head(), &device)?.with_ops(plan.ops);
@@ -85,8 +101,16 @@ impl Trainer {
             None => (model, None),
         };
         let model = plan.groups.freeze(model);
+        // Drawn now, from the seed alone: the first forward pass draws dropout too, in another order in every mode.
+        model.visit(&mut Drawn);
         let optimizer = Optimizer::new(plan.optimizer, &plan.groups, &model).with_ops(plan.ops);
-        Ok(Self { plan, model, optimizer, device, callbacks: Vec::new(), load_report })
+        Ok(Self { plan, model, optimizer, device, callbacks: Vec::new(), load_report, rehearsal: false })
+    }
+
+    /// A trainer whose steps are looked at and thrown away: it writes no model.
+    pub(crate) fn rehearsing(mut self) -> Self {
+        self.rehearsal = true;
+        self
     }
 
     /// Adds a callback; they are called in the order in which they were added.
@@ -126,7 +150,23 @@ impl Trainer {
         if self.plan.config.trainer.report_to.contains(&Integration::TensorBoard) {
             self.callbacks.push(Box::new(TensorBoard::create(folder.path())?));
         }
-        let output = self.begin(&folder, checkpoint.as_ref()).and_then(|run| self.run(&mut folder, run));
+        if let Some(decision) = &self.plan.decision {
+            decision.write(folder.path())?;
+        }
+        let output = self.begin(&folder, checkpoint.as_ref()).and_then(|mut run| {
+            // Some failures of a device come as panics of this thread.
+            let output = catch_unwind(AssertUnwindSafe(|| self.run(&mut folder, &mut run))).unwrap_or_else(|payload| {
+                let step = run.progress.step + 1;
+                Err(Error::device(format!("step {step} panicked: {}", panics::message(&*payload)))
+                    .help("what the device holds is lost; continue with `kiln train FILE --resume`"))
+            });
+            if let Some(notice) =
+                output.as_ref().err().and_then(|error| fault::report(&self.plan, &folder, &mut run, error))
+            {
+                self.callbacks.iter_mut().for_each(|callback| callback.on_notice(&notice));
+            }
+            output
+        });
         if let Err(error) = &output {
             RunLog::new(folder.path()).say(format_args!("ended: {error}"));
         }
@@ -136,7 +176,7 @@ impl Trainer {
     }
 
     /// THE loop.
-    fn run(&mut self, folder: &mut RunFolder, mut run: Run) -> Result<TrainOutput> {
+    fn run(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<TrainOutput> {
         let trainer = self.plan.config.trainer.clone();
         let total_steps = self.plan.steps.total as u64;
         let accumulation = self.plan.batch.accumulation;
@@ -146,7 +186,7 @@ impl Trainer {
         let mut epoch_begins = true;
         self.callbacks.iter_mut().for_each(|callback| callback.on_train_begin(&self.plan));
         if run.pending_evaluation {
-            self.evaluate_and_record(folder, &mut run)?;
+            self.evaluate_and_record(folder, run)?;
         }
         if let Some(signal) = signals::received() {
             return Err(signal.error("stopped before the first step"));
@@ -166,6 +206,7 @@ impl Trainer {
             for micro in 0..accumulation {
                 let Some(loaded) = loader.next_batch()? else { break };
                 self.device.seed(seed_for(trainer.seed, "dropout", run.progress.step, micro as u64));
+                run.shapes.see(Shape::of(&loaded.batch));
                 let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.device)?;
                 let loss = batch.loss_of(&self.model, true, &self.plan.loss)?;
                 let grads = GradientsParams::from_grads(loss.sum.backward(), &self.model);
@@ -195,12 +236,17 @@ impl Trainer {
             let divisor = self.plan.task.step_divisor(num_labels, micro_batches);
             let (scale, grad_norm) = scale_and_norm(global_norm(&self.model, &grads, self.model.ops()), divisor, clip);
             let lr = self.plan.schedule.lr(run.progress.step as usize);
+            for callback in &mut self.callbacks {
+                callback.on_pre_optimizer_step(&run.progress, &self.model, &grads);
+            }
             // The model is moved, not copied: weights that nobody else holds are updated in place. What stands in for it
             // has no weights before they are used, and they never are.
             let empty = Model::new(&self.plan.model_config, self.plan.task.head(), &self.device)?;
             let model = std::mem::replace(&mut self.model, empty);
             self.model = self.optimizer.step(model, grads, &scale, lr);
+            self.callbacks.iter_mut().for_each(|callback| callback.on_optimizer_step(&run.progress, &self.model));
             let loss = loss_sum * (1.0 / divisor);
+            run.guard.step(&loss, &grad_norm);
             run.add_loss(&loss);
             run.position = loader.position();
             run.progress.step += 1;
@@ -209,6 +255,7 @@ impl Trainer {
             run.is_best = false;
 
             // What follows the step: its row, its evaluation, its checkpoint.
+            run.guard.check_threads(&run.progress, run.last_row)?;
             let (step, last) = (run.progress.step, run.progress.step == total_steps);
             self.callbacks.iter_mut().for_each(|callback| callback.on_step_end(&run.progress, &mut run.control));
             if epoch_ended {
@@ -218,11 +265,11 @@ impl Trainer {
             let step_values = StepValues { loss, grad_norm, lr };
             let logs = self.plan.logs_at(step as usize) || last;
             if logs {
-                self.log(folder, &mut run, &step_values, loader.data_wait())?;
+                self.log(folder, run, &step_values, loader.data_wait())?;
             }
             let evaluates = self.evaluates_after(step, epoch_ended, last) || run.control.should_evaluate;
             if evaluates {
-                self.evaluate_and_record(folder, &mut run)?;
+                self.evaluate_and_record(folder, run)?;
             }
             let limit = self.plan.steps.max_duration;
             let out_of_time = !last && limit.is_some_and(|limit| run.clock.start.elapsed() >= limit);
@@ -230,11 +277,11 @@ impl Trainer {
             let ends = last || run.control.should_training_stop;
             let saves = self.saves_after(step, epoch_ended, ends, run.is_best) || run.control.should_save;
             if saves || out_of_time || signal.is_some() {
-                step_values.read_finite(&run.progress)?;
-                self.save(folder, &mut run)?;
+                step_values.read_finite(run)?;
+                self.save(folder, run)?;
             }
             if let Some(signal) = signal {
-                finish_saving(&mut run)?;
+                finish_saving(run)?;
                 return Err(signal
                     .error(format_args!("stopped after step {step} of {total_steps}; a checkpoint is saved"))
                     .help("continue with `kiln train FILE --resume`"));
@@ -245,24 +292,26 @@ impl Trainer {
                 folder.status.message = Some(format!("ended after step {step} of {total_steps}: {why}"));
                 // The end of a run that ends early. A run that is continued has none here, so it follows the checkpoint.
                 if !logs {
-                    self.log(folder, &mut run, &step_values, loader.data_wait())?;
+                    self.log(folder, run, &step_values, loader.data_wait())?;
                 }
                 if !evaluates && self.evaluates_after(step, epoch_ended, true) {
-                    self.evaluate_and_record(folder, &mut run)?;
+                    self.evaluate_and_record(folder, run)?;
                 }
                 break;
             }
         }
 
-        let saving = finish_saving(&mut run)?;
+        let saving = finish_saving(run)?;
         if trainer.load_best_model_at_end {
-            self.load_best(folder, &run)?;
+            self.load_best(folder, run)?;
         }
         let summary = self.labelled(run.clock.summary(&run.progress, run.mean_loss()?, saving));
         folder.metrics.append(&summary)?;
-        folder.write_model(&self.model, &self.plan)?;
+        if !self.rehearsal {
+            folder.write_model(&self.model, &self.plan)?;
+        }
         folder.write_results(run.evaluation.as_ref(), &summary)?;
-        write_trainer_state(folder, &self.plan, &run)?;
+        write_trainer_state(folder, &self.plan, run)?;
         folder.status.advance(&run.progress, run.clock.start.elapsed().as_secs_f64());
         self.callbacks.iter_mut().for_each(|callback| callback.on_train_end(&run.progress, &summary));
         let sample = self.sample()?;
@@ -287,19 +336,20 @@ impl Trainer {
     }
 
     fn log(&mut self, folder: &mut RunFolder, run: &mut Run, values: &StepValues, waited: Duration) -> Result<()> {
-        let (loss, grad_norm) = values.read()?;
+        let (loss, grad_norm, reading) = values.read(&mut run.guard, Some(&self.model))?;
         let row = self.labelled(run.clock.close_window(&run.progress, [loss, grad_norm, values.lr], waited));
         folder.metrics.append(&row)?;
         self.callbacks.iter_mut().for_each(|callback| callback.on_log(&run.progress, &row));
-        stop_if_not_finite(&run.progress, loss, grad_norm)
+        run.guard.check_finite(&run.progress, loss, grad_norm, reading)?;
+        run.guard.check_progress(&run.progress, [loss, grad_norm, values.lr], reading, run.last_row)?;
+        run.last_row = run.progress.step;
+        Ok(())
     }
 
     /// `row`, marked where Burn's fusion was held off: its times are those of no engine.
     fn labelled(&self, row: Record) -> Record {
-        match self.plan.engine {
-            Some(Settings { fusion: false, .. }) => row.with("unfused", 1u64),
-            _ => row,
-        }
+        let unfused = engine::is_unfused(self.plan.config.compiler.as_ref(), self.plan.device.kind);
+        if unfused { row.with("unfused", 1u64) } else { row }
     }
 
     /// Evaluates and writes the row. When a signal comes first, the evaluation stays due.
@@ -360,26 +410,26 @@ struct StepValues {
 }
 
 impl StepValues {
-    fn read(&self) -> Result<(f64, f64)> {
-        let values = read_scalars(vec![self.loss.clone(), self.grad_norm.clone()])?;
-        Ok((values[0], values[1]))
+    /// Reads loss, gradient norm and what `guard` wants to know, in one transfer.
+    fn read(&self, guard: &mut Guard, model: Option<&Model>) -> Result<(f64, f64, Reading)> {
+        let mut values = vec![self.loss.clone(), self.grad_norm.clone()];
+        values.extend(guard.values(model));
+        let values = read_scalars(values)?;
+        Ok((values[0], values[1], Guard::reading(&values[2..])))
     }
 
     /// A checkpoint of a run that learns nothing any more would only be in the way.
-    fn read_finite(&self, progress: &Progress) -> Result<()> {
-        let (loss, grad_norm) = self.read()?;
-        stop_if_not_finite(progress, loss, grad_norm)
+    fn read_finite(&self, run: &mut Run) -> Result<()> {
+        let (loss, grad_norm, reading) = self.read(&mut run.guard, None)?;
+        run.guard.check_finite(&run.progress, loss, grad_norm, reading)
     }
 }
 
-/// A run whose loss or gradient norm is no number learns nothing any more: it ends, after the row that shows it.
-fn stop_if_not_finite(progress: &Progress, loss: f64, grad_norm: f64) -> Result<()> {
-    if loss.is_finite() && grad_norm.is_finite() {
-        return Ok(());
+/// Draws every weight that has not been drawn.
+struct Drawn;
+
+impl ModuleVisitor for Drawn {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        drop(param.val());
     }
-    Err(Error::non_finite(format!(
-        "step {}: the loss is {loss} and the gradient norm {grad_norm}; expected finite numbers",
-        progress.step
-    ))
-    .help("lower trainer.learning_rate, raise trainer.warmup_steps, or set trainer.max_grad_norm"))
 }
