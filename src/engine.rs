@@ -13,9 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::{AutotuneLevel, CompilerMode, DeviceKind, Switch, TrainingCompilerConfig};
 use crate::error::{Error, Result};
 use crate::execution;
-
-/// Burn's version, which decides what kernels look like.
-const BURN: &str = "0.22.1";
+use crate::provenance::BURN;
 
 /// Which of the two a build is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -311,12 +309,6 @@ mod compiled {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-
-    #[test]
-    fn burns_version_is_the_manifests() {
-        let manifest = include_str!("../Cargo.toml");
-        assert!(manifest.contains(&format!("burn = {{ version = \"={BURN}\"")));
-    }
 
     #[test]
     fn a_sibling_of_another_kind_is_refused() {
