@@ -19,6 +19,7 @@ pub mod metrics;
 pub mod model_folder;
 pub mod optim;
 pub mod plan;
+pub mod precision;
 pub mod predict;
 pub mod runs;
 pub mod scores;

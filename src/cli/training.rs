@@ -9,7 +9,7 @@ use clap::Args;
 use indicatif::ProgressBar;
 
 use super::{progress_bar, say};
-use crate::config::{CompilerMode, OnExisting, RunConfig};
+use crate::config::{CompilerMode, OnExisting, Precision, RunConfig};
 use crate::data::store;
 use crate::error::{Error, Result};
 use crate::evaluate_folder::evaluate_folder;
@@ -40,6 +40,9 @@ pub(super) struct TrainArgs {
     /// native or compiled, whatever [compiler] says
     #[arg(long, value_name = "MODE")]
     compiler: Option<CompilerMode>,
+    /// f32, bf16, f16 or auto; the same as --set precision=...
+    #[arg(long)]
+    precision: Option<Precision>,
 }
 
 #[derive(Debug, Args)]
@@ -78,6 +81,9 @@ pub(super) struct EvalArgs {
     /// native or compiled, whatever [compiler] says
     #[arg(long, value_name = "MODE")]
     compiler: Option<CompilerMode>,
+    /// f32, bf16, f16 or auto; the same as --set precision=...
+    #[arg(long)]
+    precision: Option<Precision>,
 }
 
 pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
@@ -85,6 +91,7 @@ pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
     if let Some(mode) = args.compiler {
         config.set_compiler(mode);
     }
+    config.precision = args.precision.unwrap_or(config.precision);
     let (record, confusion) = evaluate_folder(config, args.model.as_deref(), &resolve)?;
     if let Some(out) = &args.out {
         write_whole(out, (record.to_json() + "\n").as_bytes())?;
@@ -126,6 +133,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     if let Some(mode) = args.compiler {
         config.set_compiler(mode);
     }
+    config.precision = args.precision.unwrap_or(config.precision);
     RunFolder::check(&config)?;
     if config.compiler.as_ref().is_some_and(|compiler| compiler.enabled) {
         // Amazon SageMaker Training Compiler's lines, which scripts look for.

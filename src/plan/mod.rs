@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 use kiln_models::weights::parameters;
-use kiln_models::{Model, ModelConfig, Ops};
+use kiln_models::{Compute, Model, ModelConfig, Ops};
 
 use crate::config::{
     DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, EvalStrategy, RunConfig, RunLength, SaveStrategy, StepsOrRatio,
@@ -26,6 +26,7 @@ use crate::inputs::Inputs;
 use crate::memory::MemoryEstimate;
 use crate::optim::schedule::Schedule;
 use crate::optim::{OptimizerConfig, ParameterGroups};
+use crate::precision::PrecisionPlan;
 use crate::task::{LossOptions, Task};
 
 /// A run, resolved.
@@ -38,6 +39,8 @@ pub struct RunPlan {
     pub device: Available,
     /// In which form the model and the optimizer compute.
     pub ops: Ops,
+    /// In which type they compute.
+    pub precision: PrecisionPlan,
     /// The model.
     pub model_config: ModelConfig,
     /// The folder of the pretrained model, if any.
@@ -228,9 +231,12 @@ impl RunPlan {
             )));
         }
         let ops = execution::ops(config.compiler.as_ref(), &device)?;
+        let precision = PrecisionPlan::new(config.precision, &device)?;
+        precision.check_optimizer(&optimizer, config.trainer.optim.as_str())?;
         let generation = sample_plan(&config, &inputs)?;
         let memory = MemoryEstimate::new(&inputs.model_config, task, [num_parameters, num_trainable, num_state], batch);
 
+        config.precision = precision.precision;
         config.trainer.logging_steps = Some(logging_steps.into());
         if config.trainer.eval_strategy == EvalStrategy::Steps {
             config.trainer.eval_steps = Some(eval_steps.into());
@@ -248,6 +254,7 @@ impl RunPlan {
             task,
             device,
             ops,
+            precision,
             num_parameters,
             model_config: inputs.model_config,
             model_from: inputs.model_from,
@@ -280,6 +287,11 @@ impl RunPlan {
     /// A path with an environment variable that is not set.
     pub fn output_dir(&self) -> Result<PathBuf> {
         self.config.output_dir()
+    }
+
+    /// How the model computes.
+    pub fn compute(&self) -> Compute {
+        Compute { ops: self.ops, dtype: self.precision.dtype }
     }
 
     /// Whether a log row follows step `step` (counted from 1).

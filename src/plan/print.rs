@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::RunPlan;
-use crate::config::{EvalStrategy, SaveStrategy};
+use crate::config::{EvalStrategy, Precision, SaveStrategy};
 use crate::error::Result;
 use crate::execution::engine;
 use kiln_models::Ops;
@@ -100,13 +100,14 @@ impl RunPlan {
             ),
         );
         line("device", format!("{} {} ({})", self.device.kind, self.device.index, self.device.name));
+        line("precision", self.precision.describe());
         let compiled = self.config.compiler.as_ref().is_some_and(|compiler| compiler.enabled);
         line(
             "active",
             format!(
-                "{} engine, Kiln's fused operators {}, f32, seed {}",
+                "{} engine, Kiln's fused operators {}, seed {}",
                 if compiled { "compiled" } else { engine() },
-                if self.ops == Ops::Fused { "on" } else { "off" },
+                self.describe_ops(),
                 trainer.seed
             ),
         );
@@ -134,6 +135,22 @@ impl RunPlan {
         );
         line("output", self.config.run.output_dir.display().to_string());
         text
+    }
+
+    /// Which of the fused operators compute.
+    fn describe_ops(&self) -> &'static str {
+        match (self.ops, self.precision.precision) {
+            (Ops::Plain, _) => "off",
+            (Ops::Fused, Precision::F32) => "on",
+            (Ops::Fused, Precision::F16) => {
+                "on for embedding, LayerNorm, GELU and dropout; off, since f32 only, for linear layers, attention and \
+                 cross-entropy, and, since it cannot skip a step, for AdamW"
+            }
+            (Ops::Fused, _) => {
+                "on for embedding, LayerNorm, GELU, dropout and AdamW; off, since f32 only, for linear layers, attention and \
+                 cross-entropy"
+            }
+        }
     }
 
     fn describe_padding(&self) -> String {

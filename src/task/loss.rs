@@ -77,7 +77,7 @@ impl DeviceBatch {
     pub fn loss_of(&self, model: &Model, train: bool, options: &LossOptions) -> Result<LossSum> {
         let input = self.input.clone();
         if let (Ops::Fused, None, Some(Targets::Classes { index, weight })) =
-            (model.ops(), &options.class_weights, &self.targets)
+            (model.compute().product_ops(), &options.class_weights, &self.targets)
             && let Some(projection) = model.vocabulary_projection(input.clone(), train)
         {
             let loss = CrossEntropy {

@@ -30,8 +30,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::execution::{read_scalars, seed_for};
 use crate::metrics::Record;
 use crate::optim::Optimizer;
-use crate::optim::gradient::{global_norm, scale_and_norm};
+use crate::optim::gradient::{global_norm, scale_and_norm, unscale_and_norm};
 use crate::plan::RunPlan;
+use crate::precision::scaler::{LossScaler, MIN_SCALE, ScalerConfig, Scaling};
 use crate::signals;
 use crate::task::DeviceBatch;
 use history::write_trainer_state;
@@ -51,6 +52,8 @@ pub struct Trainer {
     plan: RunPlan,
     model: Model,
     optimizer: Optimizer,
+    /// The loss scale of f16.
+    scaler: Option<LossScaler>,
     device: Device,
     callbacks: Vec<Box<dyn Callback>>,
     load_report: Option<LoadReport>,
@@ -78,14 +81,16 @@ impl Trainer {
     pub fn new(plan: RunPlan) -> Result<Self> {
         let device = plan.device.device.clone().autodiff();
         device.seed(seed_for(plan.config.trainer.seed, "init", 0, 0));
-        let model = Model::new(&plan.model_config, plan.task.head(), &device)?.with_ops(plan.ops);
+        let model = Model::new(&plan.model_config, plan.task.head(), &device)?.with_compute(plan.compute());
         let (model, load_report) = match &plan.model_from {
             Some(folder) => load(model, folder).map(|(model, report)| (model, Some(report)))?,
             None => (model, None),
         };
         let model = plan.groups.freeze(model);
         let optimizer = Optimizer::new(plan.optimizer, &plan.groups, &model).with_ops(plan.ops);
-        Ok(Self { plan, model, optimizer, device, callbacks: Vec::new(), load_report })
+        let scaler = plan.precision.scales_loss();
+        let scaler = scaler.then(|| LossScaler::new(ScalerConfig::default(), &plan.device.device));
+        Ok(Self { plan, model, optimizer, scaler, device, callbacks: Vec::new(), load_report })
     }
 
     /// Adds a callback; they are called in the order in which they were added.
@@ -160,6 +165,7 @@ impl Trainer {
             // One optimizer step: up to `accumulation` micro-batches, fewer at the end of an epoch.
             let mut accumulator = GradientsAccumulator::new();
             let mut loss_sum: Option<Tensor<1>> = None;
+            let mut expected_divisor = None;
             let (mut num_labels, mut micro_batches, mut step_tokens) = (0.0, 0, 0);
             let mut epoch_ended = false;
             for micro in 0..accumulation {
@@ -167,7 +173,17 @@ impl Trainer {
                 self.device.seed(seed_for(trainer.seed, "dropout", run.progress.step, micro as u64));
                 let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.device)?;
                 let loss = batch.loss_of(&self.model, true, &self.plan.loss)?;
-                let grads = GradientsParams::from_grads(loss.sum.backward(), &self.model);
+                let scaled = match &self.scaler {
+                    None => loss.sum.clone(),
+                    // In f16 the gradients of a sum over thousands of tokens would overflow under any scale, so the sum is
+                    // divided before the backward pass, by what the step's divisor will be if all batches are like this.
+                    Some(scaler) => {
+                        let labels = self.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
+                        let all = self.plan.task.step_divisor(labels * accumulation as f64, accumulation);
+                        scaler.scaled(loss.sum.clone(), *expected_divisor.get_or_insert(all.max(1.0)))
+                    }
+                };
+                let grads = GradientsParams::from_grads(scaled.backward(), &self.model);
                 accumulator.accumulate(&self.model, grads);
                 let sum = loss.sum.inner();
                 loss_sum = Some(match loss_sum {
@@ -192,15 +208,26 @@ impl Trainer {
             // Divide once, clip by the global norm, update.
             let grads = accumulator.grads();
             let divisor = self.plan.task.step_divisor(num_labels, micro_batches);
-            let (scale, grad_norm) = scale_and_norm(global_norm(&self.model, &grads, self.model.ops()), divisor, clip);
+            let sum_norm = global_norm(&self.model, &grads, self.model.ops());
+            let verdict = self.scaler.as_ref().map(|scaler| scaler.judge(sum_norm.clone()));
+            let (scale, grad_norm) = match &self.scaler {
+                None => scale_and_norm(sum_norm, divisor, clip),
+                Some(scaler) => {
+                    unscale_and_norm(sum_norm, scaler.scale(), divisor / expected_divisor.unwrap_or(1.0), clip)
+                }
+            };
             let lr = self.plan.schedule.lr(run.progress.step as usize);
             // The model is moved, not copied: weights that nobody else holds are updated in place. What stands in for it
             // has no weights before they are used, and they never are.
             let empty = Model::new(&self.plan.model_config, self.plan.task.head(), &self.device)?;
             let model = std::mem::replace(&mut self.model, empty);
-            self.model = self.optimizer.step(model, grads, &scale, lr);
+            self.model = match &verdict {
+                None => self.optimizer.step(model, grads, &scale, lr),
+                Some(verdict) => self.optimizer.step_unless(verdict, model, grads, &scale, lr),
+            };
             let loss = loss_sum * (1.0 / divisor);
-            run.add_loss(&loss);
+            run.add_loss(&loss, verdict.as_ref());
+            let scaling = self.scaler.as_mut().zip(verdict).map(|(scaler, verdict)| scaler.update(&verdict));
             run.position = loader.position();
             run.progress.step += 1;
             run.progress.tokens += step_tokens;
@@ -214,7 +241,7 @@ impl Trainer {
                 epoch_begins = true;
                 self.callbacks.iter_mut().for_each(|callback| callback.on_epoch_end(&run.progress, &mut run.control));
             }
-            let step_values = StepValues { loss, grad_norm, lr };
+            let step_values = StepValues { loss, grad_norm, lr, scaling };
             let logs = self.plan.logs_at(step as usize) || last;
             if logs {
                 self.log(folder, &mut run, &step_values, loader.data_wait())?;
@@ -257,7 +284,7 @@ impl Trainer {
         if trainer.load_best_model_at_end {
             self.load_best(folder, &run)?;
         }
-        let summary = run.clock.summary(&run.progress, run.mean_loss()?, saving);
+        let summary = run.clock.summary(&run.progress, run.mean_loss(self.scaler.as_ref())?, saving);
         folder.metrics.append(&summary)?;
         folder.write_model(&self.model, &self.plan)?;
         folder.write_results(run.evaluation.as_ref(), &summary)?;
@@ -286,11 +313,12 @@ impl Trainer {
     }
 
     fn log(&mut self, folder: &mut RunFolder, run: &mut Run, values: &StepValues, waited: Duration) -> Result<()> {
-        let (loss, grad_norm) = values.read()?;
-        let row = run.clock.close_window(&run.progress, [loss, grad_norm, values.lr], waited);
+        let read = values.read()?;
+        let row = run.clock.close_window(&run.progress, [read.loss, read.grad_norm, values.lr], waited);
+        let row = read.scaling.iter().fold(row, |row, scaling| scaling.record(row));
         folder.metrics.append(&row)?;
         self.callbacks.iter_mut().for_each(|callback| callback.on_log(&run.progress, &row));
-        stop_if_not_finite(&run.progress, loss, grad_norm)
+        read.stop_if_not_finite(&run.progress)
     }
 
     /// Evaluates and writes the row. When a signal comes first, the evaluation stays due.
@@ -343,34 +371,54 @@ impl Trainer {
     }
 }
 
-/// What a step leaves to be shown: loss and gradient norm, `[1]` each, still on the device, and the learning rate.
+/// What a step leaves to be shown: loss and gradient norm, `[1]` each, still on the device, the learning rate, and what became
+/// of the loss scale.
 struct StepValues {
     loss: Tensor<1>,
     grad_norm: Tensor<1>,
     lr: f64,
+    scaling: Option<Scaling<Tensor<1>>>,
+}
+
+/// [`StepValues`] on the host.
+struct ReadValues {
+    loss: f64,
+    grad_norm: f64,
+    scaling: Option<Scaling<f64>>,
 }
 
 impl StepValues {
-    fn read(&self) -> Result<(f64, f64)> {
-        let values = read_scalars(vec![self.loss.clone(), self.grad_norm.clone()])?;
-        Ok((values[0], values[1]))
+    fn read(&self) -> Result<ReadValues> {
+        let scaling = self.scaling.clone().map(Scaling::into_values);
+        let step = [self.loss.clone(), self.grad_norm.clone()];
+        let values = read_scalars(step.into_iter().chain(scaling.into_iter().flatten()).collect())?;
+        let scaling = values.get(2..5).map(|scaling| Scaling::from_values([scaling[0], scaling[1], scaling[2]]));
+        Ok(ReadValues { loss: values[0], grad_norm: values[1], scaling })
     }
 
     /// A checkpoint of a run that learns nothing any more would only be in the way.
     fn read_finite(&self, progress: &Progress) -> Result<()> {
-        let (loss, grad_norm) = self.read()?;
-        stop_if_not_finite(progress, loss, grad_norm)
+        self.read()?.stop_if_not_finite(progress)
     }
 }
 
-/// A run whose loss or gradient norm is no number learns nothing any more: it ends, after the row that shows it.
-fn stop_if_not_finite(progress: &Progress, loss: f64, grad_norm: f64) -> Result<()> {
-    if loss.is_finite() && grad_norm.is_finite() {
-        return Ok(());
+impl ReadValues {
+    /// A run whose loss or gradient norm is no number learns nothing any more: it ends, after the row that shows it. With a
+    /// loss scale that is what the scale is there for, until it is at its end.
+    fn stop_if_not_finite(&self, progress: &Progress) -> Result<()> {
+        let Self { loss, grad_norm, scaling } = self;
+        if loss.is_finite() && grad_norm.is_finite() {
+            return Ok(());
+        }
+        match scaling {
+            Some(scaling) if scaling.found_inf > 0.0 && scaling.loss_scale >= MIN_SCALE => return Ok(()),
+            _ => {}
+        }
+        let scale = scaling.as_ref().map_or(String::new(), |scaling| format!(" at loss scale {}", scaling.loss_scale));
+        Err(Error::non_finite(format!(
+            "step {}: the loss is {loss} and the gradient norm {grad_norm}{scale}; expected finite numbers",
+            progress.step
+        ))
+        .help("lower trainer.learning_rate, raise trainer.warmup_steps, or set trainer.max_grad_norm"))
     }
-    Err(Error::non_finite(format!(
-        "step {}: the loss is {loss} and the gradient norm {grad_norm}; expected finite numbers",
-        progress.step
-    ))
-    .help("lower trainer.learning_rate, raise trainer.warmup_steps, or set trainer.max_grad_norm"))
 }

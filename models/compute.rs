@@ -1,0 +1,56 @@
+//! How a model computes: in which form its operators are, and in which type its matrix products are.
+//!
+//! Mixed precision has one rule, and it is this file's: weights, activations between operators, and everything that adds up
+//! many terms (norms, softmax, activation functions, sums of gradients) are in f32; the two operands of a matrix product are
+//! rounded to the compute type, and its result is of that type before it is widened again. That is what PyTorch's autocast
+//! does to these models. The cast of a weight is differentiable, so its gradient arrives in f32.
+
+use burn::tensor::{FloatDType, Tensor};
+
+use crate::ops::Ops;
+
+/// The form of the operators and the type of matrix products. Default: plain operators in f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Compute {
+    /// The form.
+    pub ops: Ops,
+    /// The compute type.
+    pub dtype: FloatDType,
+}
+
+impl Default for Compute {
+    fn default() -> Self {
+        Self { ops: Ops::Plain, dtype: FloatDType::F32 }
+    }
+}
+
+impl Compute {
+    /// Whether everything is f32, so that nothing is cast.
+    pub fn is_f32(self) -> bool {
+        self.dtype == FloatDType::F32
+    }
+
+    /// The form of those operators that hold a matrix product: the fused ones know f32 alone.
+    pub fn product_ops(self) -> Ops {
+        if self.is_f32() { self.ops } else { Ops::Plain }
+    }
+
+    /// `x` as an operand of a matrix product.
+    pub fn narrow<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        cast(x, self.dtype)
+    }
+
+    /// `x y` of operands in the compute type, the result in f32: `[n, k]`, `[k, m]` -> `[n, m]`.
+    pub fn product(self, x: Tensor<2>, y: Tensor<2>) -> Tensor<2> {
+        widen(self.narrow(x).matmul(self.narrow(y)))
+    }
+}
+
+/// `x` in f32.
+pub fn widen<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    cast(x, FloatDType::F32)
+}
+
+fn cast<const D: usize>(x: Tensor<D>, dtype: FloatDType) -> Tensor<D> {
+    if FloatDType::from(x.dtype()) == dtype { x } else { x.cast(dtype) }
+}
