@@ -161,8 +161,8 @@ impl BertModel {
         train: bool,
     ) -> Tensor<2> {
         let ([batch, seq], compute) = (input_ids.dims(), self.compute);
-        let mask = Mask::new(seq, false, attention_mask, &input_ids.device(), compute.product_ops());
-        let mut x = self.embeddings.forward(input_ids, token_type_ids, train, compute.ops);
+        let mask = Mask::new(seq, false, attention_mask, &input_ids.device(), compute.ops());
+        let mut x = self.embeddings.forward(input_ids, token_type_ids, train, compute.ops());
         for layer in &self.encoder.layer {
             let attended = layer.attention.forward(x, batch, &mask, train, compute);
             let inner = layer.intermediate.dense.activated(attended.clone(), layer.intermediate.activation, compute);
@@ -178,7 +178,7 @@ impl BertModel {
         let first = x.reshape([batch, rows / batch, d]).slice([0..batch, 0..1, 0..d]).reshape([batch, d]);
         match &self.pooler {
             Some(pooler) => {
-                let first = dropout(first, pooler.dropout, train, self.compute.ops);
+                let first = dropout(first, pooler.dropout, train, self.compute.ops());
                 let y = pooler.dense.forward(first, self.compute);
                 match pooler.variant {
                     BertVariant::Bert | BertVariant::Roberta => y.tanh(),
@@ -240,7 +240,7 @@ impl BertAttention {
 
 impl BertOutput {
     fn forward(&self, x: Tensor<2>, residual: Tensor<2>, train: bool, compute: Compute) -> Tensor<2> {
-        let x = dropout(self.dense.forward(x, compute), self.dropout, train, compute.ops);
-        self.layer_norm.forward_sum(x, residual, compute.ops)
+        let x = dropout(self.dense.forward(x, compute), self.dropout, train, compute.ops());
+        self.layer_norm.forward_sum(x, residual, compute.ops())
     }
 }

@@ -115,14 +115,14 @@ impl Gpt2Model {
         train: bool,
     ) -> Tensor<2> {
         let ([batch, seq], compute) = (input_ids.dims(), self.compute);
-        let ops = compute.ops;
+        let ops = compute.ops();
         let device = input_ids.device();
         let past = cache.as_ref().map_or(0, |cache| cache.len());
         let tokens = self.wte.forward(input_ids.reshape([batch * seq]), ops); // [batch * seq, n_embd]
         let mut x = dropout(self.wpe.positions(tokens, batch, past), self.embd_pdrop, train, ops);
         let visible = match cache {
             Some(_) => Visible::Cached(causal_mask(seq, past, &device)), // [1, 1, seq, past + seq]
-            None => Visible::Whole(Mask::new(seq, true, attention_mask, &device, compute.product_ops())),
+            None => Visible::Whole(Mask::new(seq, true, attention_mask, &device, compute.ops())),
         };
         for (index, block) in self.h.iter().enumerate() {
             let cache = cache.as_deref_mut().map(|cache| (cache, index));
@@ -175,7 +175,7 @@ impl Gpt2Block {
         train: bool,
         compute: Compute,
     ) -> Tensor<2> {
-        let ops = compute.ops;
+        let ops = compute.ops();
         let attended = self.attn.forward(self.ln_1.forward(x.clone(), ops), batch, visible, cache, train, compute);
         let x = self.attn.c_proj.onto_residual(attended, x, self.attn.resid_pdrop, train, compute);
         let inner = self.mlp.c_fc.activated(self.ln_2.forward(x.clone(), ops), self.mlp.activation, compute);
