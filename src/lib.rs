@@ -3,6 +3,7 @@
 
 pub mod cache;
 pub mod cli;
+pub mod compare;
 pub mod compiler;
 pub mod config;
 pub mod data;
@@ -22,6 +23,8 @@ pub mod optim;
 pub mod plan;
 pub mod precision;
 pub mod predict;
+pub mod provenance;
+pub mod report;
 pub mod runs;
 pub mod scores;
 pub mod signals;

@@ -2,6 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::num::NonZeroU64;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -19,16 +20,16 @@ use crate::metrics::Record;
 use crate::plan::RunPlan;
 use crate::signals;
 use crate::task::Task;
-use crate::trainer::{Callback, Control, Progress, RunFolder, Status, Trainer, write_whole};
+use crate::trainer::{Callback, Control, Progress, RunFolder, Status, StopAfter, Trainer, write_whole};
 use crate::verify_resume::{Report, verify};
 
 #[derive(Debug, Args)]
 pub(super) struct ConfigArgs {
     /// The config file (TOML)
-    file: PathBuf,
+    pub(super) file: PathBuf,
     /// Override a key of the file; the value is TOML, anything else is taken as text
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
-    set: Vec<String>,
+    pub(super) set: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -44,6 +45,12 @@ pub(super) struct TrainArgs {
     /// f32, bf16, f16 or auto; the same as --set precision=...
     #[arg(long)]
     precision: Option<Precision>,
+    /// Also write steps.jsonl: the time of every step by part
+    #[arg(long)]
+    step_times: bool,
+    /// End after this many steps; the learning rate stays that of the whole run
+    #[arg(long, value_name = "N")]
+    stop_after: Option<NonZeroU64>,
 }
 
 #[derive(Debug, Args)]
@@ -107,7 +114,7 @@ fn load_plan(args: &ConfigArgs) -> Result<RunPlan> {
 }
 
 /// The plan of `config`; a signal stops tokenising.
-fn resolve(config: RunConfig) -> Result<RunPlan> {
+pub(super) fn resolve(config: RunConfig) -> Result<RunPlan> {
     signals::install()?;
     let bar = progress_bar("{spinner} {msg} {bytes}/{total_bytes}");
     let plan = config.plan_with_progress(&mut |progress: store::Progress| {
@@ -152,7 +159,12 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
         say(format!("loaded {} tensors", report.loaded))?;
         report.lines().iter().try_for_each(say)?;
     }
-    let output = trainer.with_callback(Printer::new()).train()?;
+    let trainer = if args.step_times { trainer.with_step_times() } else { trainer };
+    let mut trainer = trainer.with_callback(Printer::new());
+    if let Some(steps) = args.stop_after {
+        trainer = trainer.with_callback(StopAfter(steps.get()));
+    }
+    let output = trainer.train()?;
     if output.was_complete {
         say(format!("complete after step {}, nothing to continue: {}", output.step, folder.display()))?;
         return say(output.summary.to_dict());
