@@ -11,7 +11,7 @@ use indicatif::ProgressBar;
 
 use super::{progress_bar, say};
 use crate::compiler::start_up_lines;
-use crate::config::{CompilerMode, OnExisting, RunConfig, Switch};
+use crate::config::{CompilerMode, OnExisting, Precision, RunConfig, Switch};
 use crate::data::store;
 use crate::engine;
 use crate::error::{Error, Result};
@@ -46,6 +46,9 @@ pub(super) struct TrainArgs {
     /// Keep Burn's fusion from fusing, in the compiled engine, to debug it; the same as --set compiler.fusion=off
     #[arg(long)]
     unfused: bool,
+    /// f32, bf16, f16 or auto; the same as --set precision=...
+    #[arg(long)]
+    precision: Option<Precision>,
     /// Also write steps.jsonl: the time of every step by part
     #[arg(long)]
     step_times: bool,
@@ -91,6 +94,9 @@ pub(super) struct EvalArgs {
     /// native, compiled or auto, whatever [compiler] says
     #[arg(long, value_name = "MODE")]
     compiler: Option<CompilerMode>,
+    /// f32, bf16, f16 or auto; the same as --set precision=...
+    #[arg(long)]
+    precision: Option<Precision>,
 }
 
 pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
@@ -98,6 +104,7 @@ pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
     if let Some(mode) = args.compiler {
         config.set_compiler(mode);
     }
+    config.precision = args.precision.unwrap_or(config.precision);
     engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let (record, confusion) = evaluate_folder(config, args.model.as_deref(), &resolve)?;
     if let Some(out) = &args.out {
@@ -148,6 +155,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     if let Some(mode) = args.compiler {
         config.set_compiler(mode);
     }
+    config.precision = args.precision.unwrap_or(config.precision);
     if args.unfused {
         let compiled = config.compiler.as_mut().filter(|compiler| compiler.enabled == CompilerMode::Compiled);
         let Some(compiler) = compiled else {

@@ -28,7 +28,7 @@ pub use builder::RunConfigBuilder;
 pub use compiler::FusedOps;
 pub use names::{
     AutotuneLevel, CompilerMode, DataFormat, DeviceKind, Documents, EvalStrategy, Integration, ModelKind, OnExisting,
-    PaddingStrategy, Sampler, SaveStrategy, Switch,
+    PaddingStrategy, Precision, Sampler, SaveStrategy, Switch,
 };
 pub use optimizer::{AdjustLr, OptimArgs, OptimizerName};
 pub use scheduler::{Ramp, SchedulerKwargs, SchedulerType};
@@ -42,10 +42,12 @@ pub use values::{ClassWeights, StepsOrRatio, Validation};
 use crate::error::{Error, Result};
 use document::Document;
 
-/// A config file: one field per section.
+/// A config file: one field per section, after the keys that stand above them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunConfig {
+    /// `precision`: the type of matrix products, in training and evaluation. Default: `f32`.
+    pub precision: Precision,
     /// `[run]`: where the results go.
     pub run: RunSection,
     /// `[model]`: which model, and where its weights come from.

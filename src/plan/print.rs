@@ -104,6 +104,7 @@ impl RunPlan {
             ),
         );
         line("device", format!("{} {} ({})", self.device.kind, self.device.index, self.device.name));
+        line("precision", self.precision.describe());
         let mode = match &self.decision {
             Some(decision) => decision.mode,
             None => self.config.compiler_mode(),
@@ -111,7 +112,7 @@ impl RunPlan {
         line(
             "active",
             format!(
-                "{} engine, Kiln's fused operators {}, f32, seed {}",
+                "{} engine, Kiln's fused operators {}, seed {}",
                 if mode == CompilerMode::Native { Engine::this() } else { Engine::Compiled },
                 if self.ops.fused_operators().is_empty() { "off" } else { "on" },
                 trainer.seed
