@@ -160,7 +160,7 @@ impl Trainer {
             // One optimizer step: up to `accumulation` micro-batches, fewer at the end of an epoch.
             let mut accumulator = GradientsAccumulator::new();
             let mut loss_sum: Option<Tensor<1>> = None;
-            let (mut num_labels, mut micro_batches, mut step_tokens) = (0.0, 0, 0);
+            let (mut num_labels, mut examples, mut step_tokens) = (0.0, 0, 0);
             let mut epoch_ended = false;
             for micro in 0..accumulation {
                 let Some(loaded) = loader.next_batch()? else { break };
@@ -175,7 +175,7 @@ impl Trainer {
                     None => sum,
                 });
                 num_labels += self.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
-                micro_batches += 1;
+                examples += loaded.batch.examples;
                 step_tokens += loaded.batch.num_tokens as u64;
                 run.progress.samples += loaded.batch.examples as u64;
                 run.progress.epoch = loaded.epoch_progress;
@@ -191,7 +191,8 @@ impl Trainer {
 
             // Divide once, clip by the global norm, update.
             let grads = accumulator.grads();
-            let divisor = self.plan.task.step_divisor(num_labels, micro_batches);
+            // As many means as there are micro-batches, unless the loss of a step is stated to be another.
+            let divisor = self.plan.task.step_divisor(num_labels, examples.div_ceil(self.plan.batch.piece));
             let (scale, grad_norm) = scale_and_norm(global_norm(&self.model, &grads, self.model.ops()), divisor, clip);
             let lr = self.plan.schedule.lr(run.progress.step as usize);
             // The model is moved, not copied: weights that nobody else holds are updated in place. What stands in for it
