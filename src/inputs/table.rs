@@ -12,7 +12,7 @@ use crate::data::labels::{LabelNames, LabelRule};
 use crate::data::rows::{RowStore, Scan};
 use crate::data::store::Progress;
 use crate::data::table::{Columns, Table};
-use crate::data::tokenizer::Tokenizer;
+use crate::data::tokenizer::{RowEncoder, Tokenizer};
 use crate::data::view::View;
 use crate::error::{Error, Result};
 use crate::task::Task;
