@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use indicatif::ProgressBar;
 
+use super::tuning::tune_if_missing;
 use super::{progress_bar, say};
 use crate::config::{CompilerMode, OnExisting, RunConfig};
 use crate::data::store;
@@ -24,10 +25,10 @@ use crate::verify_resume::{Report, verify};
 #[derive(Debug, Args)]
 pub(super) struct ConfigArgs {
     /// The config file (TOML)
-    file: PathBuf,
+    pub(super) file: PathBuf,
     /// Override a key of the file; the value is TOML, anything else is taken as text
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
-    set: Vec<String>,
+    pub(super) set: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -98,7 +99,7 @@ fn load_plan(args: &ConfigArgs) -> Result<RunPlan> {
 }
 
 /// The plan of `config`; a signal stops tokenising.
-fn resolve(config: RunConfig) -> Result<RunPlan> {
+pub(super) fn resolve(config: RunConfig) -> Result<RunPlan> {
     signals::install()?;
     let bar = progress_bar("{spinner} {msg} {bytes}/{total_bytes}");
     let plan = config.plan_with_progress(&mut |progress: store::Progress| {
@@ -132,6 +133,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
         say("Found configuration for Training Compiler")?;
         say("Configuring SM Training Compiler...")?;
     }
+    tune_if_missing(&config)?;
     let plan = resolve(config)?;
     say(plan.describe())?;
     let folder = plan.config.output_dir()?;

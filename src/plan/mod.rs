@@ -12,6 +12,7 @@ use burn::tensor::Device;
 use kiln_models::weights::parameters;
 use kiln_models::{Model, ModelConfig, Ops};
 
+use crate::batch_size;
 use crate::config::{
     DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, EvalStrategy, Interval, RunConfig, RunLength, SaveStrategy, ScaledRate,
     StepSize,
@@ -61,6 +62,8 @@ pub struct RunPlan {
     pub validation: Option<Arc<dyn Dataset>>,
     /// Batch arithmetic.
     pub batch: BatchPlan,
+    /// Where a micro-batch comes from that the config does not state.
+    pub batch_note: Option<String>,
     /// The lengths that batches are padded to.
     pub padding: Padding,
     /// What padding costs in training.
@@ -149,7 +152,9 @@ impl RunConfig {
         self.validate()?;
         let device = execution::select(self.device.kind, self.device.index)?;
         let inputs = Inputs::open(&self, progress)?;
-        RunPlan::derive(self, inputs, device)
+        let mut config = self;
+        let note = batch_size::settle(&mut config, &inputs, &device)?;
+        Ok(RunPlan { batch_note: note, ..RunPlan::derive(config, inputs, device)? })
     }
 }
 
@@ -261,6 +266,7 @@ impl RunPlan {
             train: inputs.train,
             validation: inputs.validation,
             batch,
+            batch_note: None,
             padding,
             padding_cost,
             steps,

@@ -54,6 +54,9 @@ impl RunPlan {
                 thousands(batch.global.saturating_mul(batch.seq_len) as u64)
             ),
         );
+        if let Some(note) = &self.batch_note {
+            line("", note.clone());
+        }
         line("padding", self.describe_padding());
         line("steps", format!("{} ({}), {} an epoch", self.steps.total, self.steps.because, self.steps.per_epoch));
         line("tokens", format!("about {}", thousands(self.steps.tokens)));
