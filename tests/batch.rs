@@ -42,7 +42,7 @@ fn the_plan_shows_every_number_with_its_arithmetic() {
         "peak 5e-5 / 32 x 8 (per device) = 1.25e-5",
         "warm-up 3 steps",
         "warm-up 20 samples / 8 a step = 3",
-        "saving 100 tokens / 30 a step = 4",
+        "saving 100 tokens / 29 a step = 4",
         "logging 0.5 x 14 steps = 7",
         "1.250e-5 at step 4",
     ] {

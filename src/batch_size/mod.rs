@@ -177,7 +177,8 @@ pub fn tune(
         Ok(outcome)
     };
     let start = options.start.or(config.trainer.per_device_train_batch_size.size()).unwrap_or(DEFAULT_START);
-    let range = Range { start, max: options.max, multiple_of: options.multiple_of };
+    let useful = useful(&config, &probe).next_multiple_of(options.multiple_of);
+    let range = Range { start, max: options.max.min(useful), multiple_of: options.multiple_of };
     let mut found = range.search(budget_mib, &mut run)?;
     if let (None, Some(batch)) = (budget_mib, found.batch) {
         // Nobody measures the device's memory here, so the reserve is taken from the size; what it comes to is run too.
@@ -205,6 +206,7 @@ pub fn tune(
         key,
         batch,
         next_fails: found.next_fails,
+        capped_at: (batch == useful).then_some(useful),
         budget_mib,
         line: found.line,
         trials: found.trials,
@@ -248,7 +250,7 @@ pub fn settle(config: &mut RunConfig, inputs: &Inputs, device: &Available) -> Re
     }
     let probe = RunPlan::derive(probe(config), inputs.clone(), device.clone())?;
     let mode = mode_of(config);
-    let Some(stored) = Stored::find(&Key::of(config, &probe))? else {
+    let Some(stored) = Stored::find(&Key::of(config, &probe), useful(config, &probe))? else {
         return Err(Error::config(format!(
             "trainer.per_device_train_batch_size = \"auto\": no size has been found yet for this run on this machine, {mode}"
         ))
@@ -274,7 +276,13 @@ pub fn is_missing(config: &RunConfig, plan: &dyn Fn(RunConfig) -> Result<RunPlan
     if config.trainer.per_device_train_batch_size != TrainBatchSize::Auto || size_of_run(config)?.is_some() {
         return Ok(false);
     }
-    Ok(Stored::find(&Key::of(config, &plan(probe(config))?))?.is_none())
+    let probe = plan(probe(config))?;
+    Ok(Stored::find(&Key::of(config, &probe), useful(config, &probe))?.is_none())
+}
+
+/// The largest size that the run has a use for: a fixed global batch, and no more than all training examples.
+fn useful(config: &RunConfig, probe: &RunPlan) -> usize {
+    config.batch.global_batch_size.unwrap_or(usize::MAX).min(probe.steps.train_examples)
 }
 
 /// The micro-batch of the run that `config` continues; none when it begins one.

@@ -74,7 +74,7 @@ impl Range {
         }
         // In units: the largest that fits and the smallest that does not.
         let (mut fits, mut fails) = (0, most + 1);
-        let (mut trials, mut guided) = (Vec::<Trial>::new(), 0);
+        let (mut trials, mut guided, mut wrong) = (Vec::<Trial>::new(), 0, 0u32);
         let mut next = (self.start / unit).clamp(1, most);
         loop {
             let outcome = run(next * unit)?;
@@ -92,7 +92,12 @@ impl Range {
             let guess = line.zip(budget_mib).map(|(line, budget)| line.largest(budget) / unit);
             next = match (fits, bracketed, guess) {
                 (0, _, _) => fails / 2,
-                (_, false, Some(guess)) => guess.clamp(fits + 1, (4 * fits).max(fits + 1)).min(most),
+                (_, false, Some(guess)) if guess <= fits => {
+                    // The line has no room left: the next size decides, and where the line is wrong the steps grow.
+                    wrong += 1;
+                    (fits + (1 << (wrong - 1))).min(most)
+                }
+                (_, false, Some(guess)) => guess.min(4 * fits).min(most),
                 (_, false, None) => (2 * fits).min(most),
                 (_, true, Some(guess)) if guided < GUIDED => {
                     guided += 1;

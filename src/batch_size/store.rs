@@ -104,6 +104,9 @@ pub struct Stored {
     pub batch: usize,
     /// The next size was tried and does not fit.
     pub next_fails: bool,
+    /// The run had no use for more than this, so that larger sizes were not tried; none where memory or the options ended
+    /// the search.
+    pub capped_at: Option<usize>,
     /// The memory that trials were allowed, in MiB; none where the device sets the limit.
     pub budget_mib: Option<f64>,
     /// The memory line.
@@ -115,18 +118,20 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// What is stored under `key`; none when nothing is.
+    /// What is stored under `key`; none when nothing is, or when the search had no use for sizes that are now of use, up to
+    /// `useful`.
     ///
     /// # Errors
     /// A file that cannot be read.
-    pub fn find(key: &Key) -> Result<Option<Self>> {
+    pub fn find(key: &Key, useful: usize) -> Result<Option<Self>> {
         let path = key.file()?;
         match fs::read_to_string(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             // A file that is no size any more is as good as none: it is found and written again.
             text => {
                 let text = text.map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
-                Ok(serde_json::from_str::<Self>(&text).ok().filter(|stored| stored.key == *key))
+                let stored = serde_json::from_str::<Self>(&text).ok().filter(|stored| stored.key == *key);
+                Ok(stored.filter(|stored| stored.capped_at.is_none_or(|cap| cap >= useful)))
             }
         }
     }

@@ -25,10 +25,10 @@ use crate::verify_resume::{Report, verify};
 #[derive(Debug, Args)]
 pub(super) struct ConfigArgs {
     /// The config file (TOML)
-    pub(super) file: PathBuf,
+    file: PathBuf,
     /// Override a key of the file; the value is TOML, anything else is taken as text
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
-    pub(super) set: Vec<String>,
+    set: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -207,6 +207,10 @@ impl Callback for Printer {
         let _ =
             self.bar.suspend(|| say(format!("continuing after step {} from {}", progress.step, checkpoint.display())));
         self.bar.set_position(progress.step);
+    }
+
+    fn on_out_of_memory(&mut self, message: &str) {
+        let _ = self.bar.suspend(|| say(message));
     }
 
     fn on_train_begin(&mut self, plan: &RunPlan) {

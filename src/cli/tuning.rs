@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::say;
-use super::training::{ConfigArgs, resolve};
+use super::training::resolve;
 use crate::batch_size::search::{Outcome, Trial};
 use crate::batch_size::store::{Stored, mode_of};
 use crate::batch_size::{self, DEFAULT_RESERVE, Event, TuneOptions, parse_mib, trial, tune};
@@ -16,10 +16,14 @@ use crate::error::{Error, Result};
 
 #[derive(Debug, Args)]
 pub(super) struct TuneArgs {
-    #[command(flatten)]
-    config: Option<ConfigArgs>,
-    /// Show the sizes that are kept and those that ship with Kiln
-    #[arg(long, conflicts_with = "config")]
+    /// The config file (TOML)
+    #[arg(required_unless_present = "list")]
+    file: Option<PathBuf>,
+    /// Override a key of the file; the value is TOML, anything else is taken as text
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    set: Vec<String>,
+    /// Show the sizes that are kept and those that were measured elsewhere
+    #[arg(long, conflicts_with = "file")]
     list: bool,
     /// native, compiled or both; what [compiler] says when it is left out
     #[arg(long, value_name = "MODE")]
@@ -61,13 +65,9 @@ pub(super) fn run_trial(args: &TrialArgs) -> Result<()> {
 }
 
 pub(super) fn run_tune(args: &TuneArgs) -> Result<()> {
-    let Some(file) = &args.config else {
-        if args.list {
-            return list();
-        }
-        return Err(Error::config("kiln tune-batch: expected a config file").help("or --list"));
-    };
-    let config = RunConfig::load_with(&file.file, &file.set)?;
+    // Without a file, clap has seen --list.
+    let Some(file) = &args.file else { return list() };
+    let config = RunConfig::load_with(file, &args.set)?;
     let modes = match args.mode.as_deref() {
         None => vec![mode_of(&config)],
         Some("both") => CompilerMode::ALL.to_vec(),
@@ -121,7 +121,10 @@ fn search(config: &RunConfig, mode: CompilerMode, options: &TuneOptions) -> Resu
     say(match (found.next_fails, found.trials.iter().any(|trial| trial.outcome == Outcome::OutOfTime)) {
         (true, _) => format!("{mode}: {} fit, {next} do not", found.batch),
         (false, true) => format!("{mode}: {} fit; the time limit came before the next size", found.batch),
-        (false, false) => format!("{mode}: {} fit; larger sizes were not to be tried or to be left alone", found.batch),
+        (false, false) => match found.capped_at {
+            Some(cap) => format!("{mode}: {} fit, and the run has no use for more than {cap}", found.batch),
+            None => format!("{mode}: {} fit; larger sizes were not tried, or are left alone", found.batch),
+        },
     })?;
     Ok(found)
 }
@@ -130,7 +133,7 @@ fn line(trial: &Trial) -> String {
     let what = match &trial.outcome {
         Outcome::Fits { peak_mib, step_ms } => {
             let peak = peak_mib.map_or(String::new(), |mib| format!("  {mib:.1} MiB"));
-            let step = step_ms.map_or(String::new(), |ms| format!("  {ms:.0} ms a micro-batch and its update"));
+            let step = step_ms.map_or(String::new(), |ms| format!("  {ms:.0} ms a step"));
             format!("fits{peak}{step}")
         }
         Outcome::TooLarge(why) => format!("too large: {why}"),

@@ -3,7 +3,7 @@
 //! goal that they serve. The arithmetic of the learning rate is here too, since it needs nothing but these two sections;
 //! the batch's is the plan's.
 
-use serde::de::{Error as _, Visitor};
+use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::names::names;
@@ -190,7 +190,7 @@ impl<'de> Deserialize<'de> for TrainBatchSize {
                 }
             }
         }
-        deserializer.deserialize_any(Reader).map_err(D::Error::custom)
+        deserializer.deserialize_any(Reader)
     }
 }
 

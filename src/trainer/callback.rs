@@ -37,7 +37,11 @@ pub trait Callback {
     /// Before everything else, when the run continues from `checkpoint`.
     fn on_resume(&mut self, progress: &Progress, checkpoint: &Path) {}
 
-    /// Before the first step.
+    /// When memory ran out in the middle of the run, before it goes on from its last good state with a smaller
+    /// micro-batch; `message` says all of it.
+    fn on_out_of_memory(&mut self, message: &str) {}
+
+    /// Before the first step, and again when the run goes on after it ran out of memory.
     fn on_train_begin(&mut self, plan: &RunPlan) {}
 
     /// Before the first step of an epoch, also when a run is taken up in the middle of one.

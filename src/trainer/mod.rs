@@ -9,6 +9,7 @@ mod evaluate;
 mod history;
 mod output;
 mod promise;
+mod recover;
 mod run;
 mod run_log;
 mod saver;
@@ -77,15 +78,21 @@ impl Trainer {
     /// Weights that do not fit the model.
     pub fn new(plan: RunPlan) -> Result<Self> {
         let device = plan.device.device.clone().autodiff();
+        let (model, optimizer, load_report) = Self::build(&plan, &device)?;
+        Ok(Self { plan, model, optimizer, device, callbacks: Vec::new(), load_report })
+    }
+
+    /// Model and optimizer as they are before the first step.
+    fn build(plan: &RunPlan, device: &Device) -> Result<(Model, Optimizer, Option<LoadReport>)> {
         device.seed(seed_for(plan.config.trainer.seed, "init", 0, 0));
-        let model = Model::new(&plan.model_config, plan.task.head(), &device)?.with_ops(plan.ops);
+        let model = Model::new(&plan.model_config, plan.task.head(), device)?.with_ops(plan.ops);
         let (model, load_report) = match &plan.model_from {
             Some(folder) => load(model, folder).map(|(model, report)| (model, Some(report)))?,
             None => (model, None),
         };
         let model = plan.groups.freeze(model);
         let optimizer = Optimizer::new(plan.optimizer, &plan.groups, &model).with_ops(plan.ops);
-        Ok(Self { plan, model, optimizer, device, callbacks: Vec::new(), load_report })
+        Ok((model, optimizer, load_report))
     }
 
     /// Adds a callback; they are called in the order in which they were added.
@@ -114,7 +121,8 @@ impl Trainer {
     /// begins where the newest checkpoint stands.
     ///
     /// # Errors
-    /// Data that cannot be read, a loss or gradient norm that is not finite, a device or a disk that fails, a checkpoint
+    /// Memory that does not suffice for a micro-batch of 1 (a larger one is halved, from the last good state on); data that
+    /// cannot be read, a loss or gradient norm that is not finite, a device or a disk that fails, a checkpoint
     /// of another run; a signal that stopped the run after a checkpoint was saved.
     pub fn train(&mut self) -> Result<TrainOutput> {
         let (mut folder, checkpoint) = RunFolder::create(&self.plan)?;
@@ -125,7 +133,13 @@ impl Trainer {
         if self.plan.config.trainer.report_to.contains(&Integration::TensorBoard) {
             self.callbacks.push(Box::new(TensorBoard::create(folder.path())?));
         }
-        let output = self.begin(&folder, checkpoint.as_ref()).and_then(|run| self.run(&mut folder, run));
+        let mut output = self.begin(&folder, checkpoint.as_ref()).and_then(|run| self.run(&mut folder, run));
+        while let Err(error) = &output
+            && let Some(smaller) = recover::smaller_batch(&self.plan, error)
+        {
+            let error = error.to_string();
+            output = self.recover(&mut folder, smaller, &error).and_then(|run| self.run(&mut folder, run));
+        }
         if let Err(error) = &output {
             RunLog::new(folder.path()).say(format_args!("ended: {error}"));
         }
