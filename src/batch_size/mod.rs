@@ -4,6 +4,7 @@
 
 pub mod host;
 pub mod line;
+pub mod measured;
 pub mod process;
 pub mod search;
 pub mod store;

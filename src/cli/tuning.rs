@@ -8,6 +8,7 @@ use clap::Args;
 
 use super::say;
 use super::training::resolve;
+use crate::batch_size::measured;
 use crate::batch_size::search::{Outcome, Trial};
 use crate::batch_size::store::{Stored, mode_of};
 use crate::batch_size::{self, DEFAULT_RESERVE, Event, TuneOptions, parse_mib, trial, tune};
@@ -145,7 +146,10 @@ fn line(trial: &Trial) -> String {
 fn list() -> Result<()> {
     let found = Stored::list()?;
     say(format!("found on this machine: {}", found.len()))?;
-    found.iter().try_for_each(say)
+    found.iter().try_for_each(say)?;
+    let measured = measured::table();
+    say(format!("measured elsewhere (configs/measured): {}", measured.len()))?;
+    measured.iter().try_for_each(say)
 }
 
 fn this_program() -> Result<PathBuf> {
