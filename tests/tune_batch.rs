@@ -43,7 +43,8 @@ fn what_is_found_fits_and_the_next_does_not_and_the_run_uses_it() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "scaling = \"grow\"");
     // The line first, from small sizes; then a budget in the middle between two sizes of it.
-    succeeds(&mut tune(folder.path(), &["--start", "2", "--max", "8"]));
+    let stdout = succeeds(&mut tune(folder.path(), &["--start", "2", "--max", "8"]));
+    assert!(stdout.contains("memory = ") && stdout.contains("MiB x batch"), "{stdout}");
     let line = stored(folder.path(), "native")["line"].clone();
     let (fixed, each) = (line["fixed_mib"].as_f64().unwrap(), line["per_sample_mib"].as_f64().unwrap());
     assert!(fixed > 5.0 && each > 1.0, "{line}");
@@ -53,7 +54,6 @@ fn what_is_found_fits_and_the_next_does_not_and_the_run_uses_it() {
     let batch = found["batch"].as_u64().unwrap();
     assert!((6..=20).contains(&batch) && found["next_fails"] == true, "{stdout}");
     assert!(stdout.contains(&format!("native: {batch} fit, {} do not", batch + 1)), "{stdout}");
-    assert!(stdout.contains("memory = ") && stdout.contains("MiB x batch"), "{stdout}");
     let trials = found["trials"].as_array().unwrap();
     let outcome = |size: u64| &trials.iter().find(|trial| trial["batch"] == size).unwrap()["outcome"];
     assert!(outcome(batch)["fits"]["peak_mib"].as_f64().unwrap() <= budget, "{found}");

@@ -230,6 +230,11 @@ fn try_size(
 ) -> Result<Outcome> {
     let trial = trial_config(probe, batch, options.steps_per_trial, accumulates(config), folder)?;
     let (file, report) = (folder.join("trial.toml"), folder.join("report.json"));
+    // A trial that was ended leaves a folder that is no run yet.
+    if trial.run.output_dir.exists() {
+        let left = &trial.run.output_dir;
+        std::fs::remove_dir_all(left).map_err(|error| Error::io(format!("remove {}", left.display()), &error))?;
+    }
     write_whole(&file, trial.to_toml()?.as_bytes())?;
     let mut command = Command::new(&options.program);
     command.arg("trial-batch").arg(&file).arg("--out").arg(&report);
