@@ -4,6 +4,8 @@
 pub mod batch_size;
 pub mod cache;
 pub mod cli;
+pub mod compare;
+pub mod compiler;
 pub mod config;
 pub mod data;
 pub mod error;
@@ -21,6 +23,8 @@ pub mod model_folder;
 pub mod optim;
 pub mod plan;
 pub mod predict;
+pub mod provenance;
+pub mod report;
 pub mod runs;
 pub mod scores;
 pub mod signals;

@@ -45,8 +45,8 @@ impl Dataset for Fails {
 struct Said(Arc<Mutex<Vec<String>>>);
 
 impl Callback for Said {
-    fn on_out_of_memory(&mut self, message: &str) {
-        self.0.lock().unwrap().push(message.into());
+    fn on_notice(&mut self, notice: &str) {
+        self.0.lock().unwrap().push(notice.into());
     }
 }
 

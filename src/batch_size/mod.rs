@@ -23,7 +23,7 @@ use crate::trainer::write_whole;
 use host::available_mib;
 use process::Watch;
 use search::{Outcome, Range, Trial};
-use store::{Key, Stored, accumulates, mode_of};
+use store::{Key, Stored, accumulates};
 use trial::{MIN_STEPS, trial_config};
 
 /// How to look for a size.
@@ -255,7 +255,7 @@ pub fn settle(config: &mut RunConfig, inputs: &Inputs, device: &Available) -> Re
         return Ok(Some("the size with which the run began".into()));
     }
     let probe = RunPlan::derive(probe(config), inputs.clone(), device.clone())?;
-    let mode = mode_of(config);
+    let mode = config.compiler_mode();
     let Some(stored) = Stored::find(&Key::of(config, &probe), useful(config, &probe))? else {
         return Err(Error::config(format!(
             "trainer.per_device_train_batch_size = \"auto\": no size has been found yet for this run on this machine, {mode}"

@@ -45,9 +45,9 @@ pub struct Key {
 impl Key {
     /// The key of `plan`, a plan for a micro-batch of any size of the run that `config` describes.
     pub fn of(config: &RunConfig, plan: &RunPlan) -> Self {
-        let compiled = config.compiler.as_ref().is_some_and(|compiler| compiler.enabled);
-        let operators = match (compiled, plan.ops) {
-            (true, Ops::Plain) => ", without Kiln's operators",
+        let mode = config.compiler_mode();
+        let operators = match (mode, plan.ops) {
+            (CompilerMode::Compiled, Ops::Plain) => ", without Kiln's operators",
             _ => "",
         };
         let trainer = &config.trainer;
@@ -59,7 +59,7 @@ impl Key {
             model: format!("{}, {} parameters", plan.model_config.model_type(), plan.num_parameters),
             model_config: digest(&plan.model_config.to_json("").to_string()),
             task: plan.task.name().into(),
-            mode: format!("{}{operators}", mode_of(config)),
+            mode: format!("{mode}{operators}"),
             precision: "f32".into(),
             block_size: plan.batch.seq_len,
             training: format!(
@@ -79,14 +79,6 @@ impl Key {
     fn file(&self) -> Result<PathBuf> {
         let text = serde_json::to_string(self).map_err(|error| Error::data(format!("the key of a size: {error}")))?;
         Ok(cache::folder()?.join(cache::BATCH_SIZES).join(format!("{}.json", digest(&text))))
-    }
-}
-
-/// In which mode `config` computes.
-pub fn mode_of(config: &RunConfig) -> CompilerMode {
-    match config.compiler.as_ref().is_some_and(|compiler| compiler.enabled) {
-        true => CompilerMode::Compiled,
-        false => CompilerMode::Native,
     }
 }
 

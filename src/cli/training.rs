@@ -2,6 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::num::NonZeroU64;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -10,25 +11,26 @@ use indicatif::ProgressBar;
 
 use super::tuning::tune_if_missing;
 use super::{progress_bar, say};
+use crate::compiler::start_up_lines;
 use crate::config::{CompilerMode, OnExisting, RunConfig};
 use crate::data::store;
 use crate::error::{Error, Result};
 use crate::evaluate_folder::evaluate_folder;
-use crate::init::template;
+use crate::init::{check_model, template};
 use crate::metrics::Record;
 use crate::plan::RunPlan;
 use crate::signals;
 use crate::task::Task;
-use crate::trainer::{Callback, Control, Progress, RunFolder, Status, Trainer, write_whole};
+use crate::trainer::{Callback, Control, Progress, RunFolder, Status, StopAfter, Trainer, write_whole};
 use crate::verify_resume::{Report, verify};
 
 #[derive(Debug, Args)]
 pub(super) struct ConfigArgs {
     /// The config file (TOML)
-    file: PathBuf,
+    pub(super) file: PathBuf,
     /// Override a key of the file; the value is TOML, anything else is taken as text
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
-    set: Vec<String>,
+    pub(super) set: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -38,9 +40,15 @@ pub(super) struct TrainArgs {
     /// Continue from the newest checkpoint in the run folder; the same as --set run.on_existing=resume
     #[arg(long)]
     resume: bool,
-    /// native or compiled, whatever [compiler] says
+    /// native, compiled or auto, whatever [compiler] says
     #[arg(long, value_name = "MODE")]
     compiler: Option<CompilerMode>,
+    /// Also write steps.jsonl: the time of every step by part
+    #[arg(long)]
+    step_times: bool,
+    /// End after this many steps; the learning rate stays that of the whole run
+    #[arg(long, value_name = "N")]
+    stop_after: Option<NonZeroU64>,
 }
 
 #[derive(Debug, Args)]
@@ -56,6 +64,7 @@ pub(super) struct InitArgs {
 
 pub(super) fn run_init(args: &InitArgs) -> Result<()> {
     let task = Task::from_name(&args.task)?;
+    check_model(task, &args.model)?;
     let path = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("{task}.toml")));
     let file = OpenOptions::new().write(true).create_new(true).open(&path);
     let written = file.and_then(|mut file| file.write_all(template(task, &args.model).as_bytes()));
@@ -76,7 +85,7 @@ pub(super) struct EvalArgs {
     /// Also write the figures to this file, as JSON
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// native or compiled, whatever [compiler] says
+    /// native, compiled or auto, whatever [compiler] says
     #[arg(long, value_name = "MODE")]
     compiler: Option<CompilerMode>,
 }
@@ -116,7 +125,12 @@ pub(super) fn resolve(config: RunConfig) -> Result<RunPlan> {
 }
 
 pub(super) fn plan(args: &ConfigArgs) -> Result<()> {
-    say(load_plan(args)?.describe())
+    let plan = load_plan(args)?;
+    say(plan.describe())?;
+    match RunFolder::check(&plan.config) {
+        Ok(_) => Ok(()),
+        Err(error) => say(format!("`kiln train` would refuse: {error}")),
+    }
 }
 
 pub(super) fn train(args: &TrainArgs) -> Result<()> {
@@ -128,21 +142,23 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
         config.set_compiler(mode);
     }
     RunFolder::check(&config)?;
-    if config.compiler.as_ref().is_some_and(|compiler| compiler.enabled) {
-        // Amazon SageMaker Training Compiler's lines, which scripts look for.
-        say("Found configuration for Training Compiler")?;
-        say("Configuring SM Training Compiler...")?;
-    }
+    start_up_lines(config.compiler_mode()).iter().try_for_each(say)?;
     tune_if_missing(&config)?;
     let plan = resolve(config)?;
     say(plan.describe())?;
     let folder = plan.config.output_dir()?;
     let trainer = Trainer::new(plan)?;
+    trainer.plan().decision.iter().try_for_each(say)?;
     if let Some(report) = trainer.load_report() {
         say(format!("loaded {} tensors", report.loaded))?;
         report.lines().iter().try_for_each(say)?;
     }
-    let output = trainer.with_callback(Printer::new()).train()?;
+    let trainer = if args.step_times { trainer.with_step_times() } else { trainer };
+    let mut trainer = trainer.with_callback(Printer::new());
+    if let Some(steps) = args.stop_after {
+        trainer = trainer.with_callback(StopAfter(steps.get()));
+    }
+    let output = trainer.train()?;
     if output.was_complete {
         say(format!("complete after step {}, nothing to continue: {}", output.step, folder.display()))?;
         return say(output.summary.to_dict());
@@ -209,10 +225,6 @@ impl Callback for Printer {
         self.bar.set_position(progress.step);
     }
 
-    fn on_out_of_memory(&mut self, message: &str) {
-        let _ = self.bar.suspend(|| say(message));
-    }
-
     fn on_train_begin(&mut self, plan: &RunPlan) {
         self.bar.set_length(plan.steps.total as u64);
     }
@@ -230,6 +242,10 @@ impl Callback for Printer {
 
     fn on_evaluate(&mut self, _progress: &Progress, row: &Record, _control: &mut Control) {
         self.row(row);
+    }
+
+    fn on_notice(&mut self, notice: &str) {
+        let _ = self.bar.suspend(|| say(notice));
     }
 
     fn on_train_end(&mut self, _progress: &Progress, summary: &Record) {

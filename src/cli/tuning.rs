@@ -10,7 +10,7 @@ use super::say;
 use super::training::resolve;
 use crate::batch_size::measured;
 use crate::batch_size::search::{Outcome, Trial};
-use crate::batch_size::store::{Stored, mode_of};
+use crate::batch_size::store::Stored;
 use crate::batch_size::{self, DEFAULT_RESERVE, Event, TuneOptions, parse_mib, trial, tune};
 use crate::config::{CompilerMode, RunConfig};
 use crate::error::{Error, Result};
@@ -69,10 +69,10 @@ pub(super) fn run_tune(args: &TuneArgs) -> Result<()> {
     // Without a file, clap has seen --list.
     let Some(file) = &args.file else { return list() };
     let config = RunConfig::load_with(file, &args.set)?;
-    let modes = match args.mode.as_deref() {
-        None => vec![mode_of(&config)],
-        Some("both") => CompilerMode::ALL.to_vec(),
-        Some(mode) => vec![mode.parse().map_err(|error: Error| error.at("--mode"))?],
+    let modes = match (args.mode.as_deref(), config.compiler_mode()) {
+        (Some("both" | "auto"), _) | (None, CompilerMode::Auto) => vec![CompilerMode::Native, CompilerMode::Compiled],
+        (None, mode) => vec![mode],
+        (Some(mode), _) => vec![mode.parse().map_err(|error: Error| error.at("--mode"))?],
     };
     let budget = args.memory_budget.as_deref().map(parse_mib).transpose();
     let options = TuneOptions {
@@ -102,7 +102,7 @@ pub(super) fn run_tune(args: &TuneArgs) -> Result<()> {
 pub(super) fn tune_if_missing(config: &RunConfig) -> Result<()> {
     if batch_size::is_missing(config, &resolve)? {
         say("trainer.per_device_train_batch_size = \"auto\", and no size is known for this run: looking for one")?;
-        search(config, mode_of(config), &TuneOptions::new(this_program()?))?;
+        search(config, config.compiler_mode(), &TuneOptions::new(this_program()?))?;
     }
     Ok(())
 }

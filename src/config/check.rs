@@ -5,8 +5,9 @@ use toml::Value;
 
 use super::document::Complaint;
 use super::{
-    BatchScaling, BatchScope, DataFormat, DataSection, Documents, EvalStrategy, GenerationSection, Interval, LrScaling,
-    RunConfig, SaveStrategy, SchedulerType, TrainBatchSize, TrainerSection, Validation,
+    BatchScaling, BatchScope, ClassWeights, CompilerMode, DataFormat, DataSection, Documents, EvalStrategy,
+    GenerationSection, Interval, LrScaling, RunConfig, SaveStrategy, SchedulerType, TrainBatchSize, TrainerSection,
+    Validation,
 };
 use crate::task::Task;
 
@@ -373,7 +374,7 @@ fn trainer(trainer: &TrainerSection) -> Checked {
         return Err(Complaint::new("trainer.warmup_steps", "the schedule `constant` has no warm-up")
             .help("use lr_scheduler_type = \"constant_with_warmup\""));
     }
-    if let Some(weight) = trainer.class_weights.iter().find(|weight| **weight <= 0.0) {
+    if let Some(weight) = trainer.class_weights.iter().flat_map(ClassWeights::numbers).find(|weight| *weight <= 0.0) {
         return Err(Complaint::new("trainer.class_weights", format!("expected numbers above 0, got {weight}")));
     }
     trainer.freeze.iter().try_for_each(|pattern| not_empty("trainer.freeze", Some(pattern)))?;
@@ -402,6 +403,13 @@ fn batch(config: &RunConfig) -> Checked {
     let stated = batch.global_batch_size;
     at_least("batch.global_batch_size", stated.unwrap_or(1), 1)?;
     at_most("batch.global_batch_size", stated.unwrap_or(1), MAX_BATCH)?;
+    if size == TrainBatchSize::Auto && config.compiler_mode() == CompilerMode::Auto {
+        return Err(Complaint::new(
+            "trainer.per_device_train_batch_size",
+            "with compiler.enabled = \"auto\", it is not known for which mode \"auto\" would be the size",
+        )
+        .help("set one of the two; `kiln tune-batch FILE --mode both` finds the sizes of both modes"));
+    }
     match (batch.scaling, size, stated) {
         (BatchScaling::Grow, _, Some(global)) => Err(Complaint::new(
             "batch.global_batch_size",

@@ -13,16 +13,17 @@ use kiln_models::weights::parameters;
 use kiln_models::{Model, ModelConfig, Ops};
 
 use crate::batch_size;
+use crate::compiler::auto::Decision;
 use crate::config::{
     DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, EvalStrategy, Interval, RunConfig, RunLength, SaveStrategy, ScaledRate,
-    StepSize,
+    StepSize, TrainerSection,
 };
 use crate::data::padding::{Batches, Padding, PaddingCost};
 use crate::data::store::Progress;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::view::View;
 use crate::data::{Dataset, paths};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, nearest};
 use crate::execution::{self, Available};
 use crate::generate::GenerateOptions;
 use crate::inputs::Inputs;
@@ -35,6 +36,7 @@ use batch::NUM_DEVICES;
 pub use batch::BatchPlan;
 
 /// A run, resolved.
+#[derive(Clone)]
 pub struct RunPlan {
     /// The config with every default and derived value made explicit; saved as `plan.toml`.
     pub config: RunConfig,
@@ -44,6 +46,8 @@ pub struct RunPlan {
     pub device: Available,
     /// In which form the model and the optimizer compute.
     pub ops: Ops,
+    /// The choice of the mode by a trial, where the config asks for one; none before it was made.
+    pub decision: Option<Decision>,
     /// The model.
     pub model_config: ModelConfig,
     /// The folder of the pretrained model, if any.
@@ -182,7 +186,7 @@ impl RunPlan {
         let parameters = parameters(&model);
         let num_parameters = parameters.iter().map(|parameter| parameter.num_elements()).sum();
         let groups = ParameterGroups::of(&config.trainer, &parameters)?;
-        let loss = LossOptions::of(&config.trainer, task, inputs.model_config.labels().num_labels())?;
+        let loss = LossOptions::of(&config.trainer, task, inputs.model_config.labels())?;
         let optimizer = OptimizerConfig::from(&config.trainer);
         let learning = || parameters.iter().filter(|parameter| groups.learns(parameter));
         let num_trainable = learning().map(|parameter| parameter.num_elements()).sum();
@@ -217,6 +221,7 @@ impl RunPlan {
             ))
             .help("set data.validation to files or to a share such as \"2%\", or trainer.eval_strategy = \"no\""));
         }
+        check_metric(trainer, task)?;
         // Automatic: at least 20 rows a run, at most 500 steps apart.
         let resolve = |interval: Interval| interval.resolve(step_size).max(1);
         let logging_steps = trainer.logging_steps.map_or((steps.total / 20).clamp(1, 500), resolve);
@@ -257,6 +262,7 @@ impl RunPlan {
             task,
             device,
             ops,
+            decision: None,
             num_parameters,
             model_config: inputs.model_config,
             model_from: inputs.model_from,
@@ -318,6 +324,21 @@ fn interval_notes(config: &RunConfig, step: StepSize) -> Vec<String> {
         Some(format!("{name} {} = {}", interval.arithmetic(step)?, interval.resolve(step).max(least)))
     })
     .collect()
+}
+
+/// The figure that says which model is best has to be one of the task's.
+fn check_metric(trainer: &TrainerSection, task: Task) -> Result<()> {
+    let (metric, figures) = (trainer.best_metric(), task.figures());
+    let name = metric.trim_start_matches("eval_");
+    if figures.contains(&name) {
+        return Ok(());
+    }
+    let error = Error::config(format!("trainer.metric_for_best_model: an evaluation of {task} has no `{name}`"));
+    let known = format!("it has {}", figures.join(", "));
+    Err(error.help(match nearest(name, figures.iter().copied()) {
+        Some(near) => format!("did you mean `{near}`? {known}"),
+        None => known,
+    }))
 }
 
 /// Leaves out the examples that the config does not want.

@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use super::RunPlan;
-use crate::config::{EvalStrategy, SaveStrategy};
+use crate::compiler::parts;
+use crate::config::{CompilerMode, EvalStrategy, SaveStrategy};
 use crate::error::Result;
 use crate::execution::engine;
-use kiln_models::Ops;
 
 impl RunPlan {
     /// The plan in lines, every number with its arithmetic.
@@ -46,6 +46,10 @@ impl RunPlan {
             ),
         );
         let batch = &self.batch;
+        let limits = self.describe_limits();
+        if !limits.is_empty() {
+            line("", limits.join(", "));
+        }
         line(
             "batch",
             format!(
@@ -104,21 +108,35 @@ impl RunPlan {
             ),
         );
         line("device", format!("{} {} ({})", self.device.kind, self.device.index, self.device.name));
-        let compiled = self.config.compiler.as_ref().is_some_and(|compiler| compiler.enabled);
+        let mode = match &self.decision {
+            Some(decision) => decision.mode,
+            None => self.config.compiler_mode(),
+        };
         line(
             "active",
             format!(
                 "{} engine, Kiln's fused operators {}, f32, seed {}",
-                if compiled { "compiled" } else { engine() },
-                if self.ops == Ops::Fused { "on" } else { "off" },
+                if mode == CompilerMode::Native { engine() } else { "compiled" },
+                if self.ops.fused_operators().is_empty() { "off" } else { "on" },
                 trainer.seed
             ),
         );
+        for (index, part) in parts(self.config.compiler.as_ref(), &self.device, self.ops).iter().enumerate() {
+            line(if index == 0 { "compiler" } else { "" }, part.to_string());
+        }
+        match &self.decision {
+            Some(decision) => line("", decision.to_string()),
+            None if mode == CompilerMode::Auto => {
+                line("", "compiler auto: a trial before step 1 chooses the mode".into())
+            }
+            None => {}
+        }
         line(
             "logs",
             format!(
-                "every {} steps; evaluation: {}",
+                "every {} steps{}; evaluation: {}",
                 self.logging_steps,
+                if trainer.report_to.is_empty() { "" } else { ", also as TensorBoard's event files" },
                 match trainer.eval_strategy {
                     EvalStrategy::Steps => format!("every {} steps and at the end", self.eval_steps),
                     EvalStrategy::Epoch => "every epoch and at the end".into(),
@@ -139,8 +157,34 @@ impl RunPlan {
                 SaveStrategy::Best => format!("when {} is the best so far{kept}", trainer.best_metric()),
             },
         );
+        let metric = trainer.best_metric();
+        if let Some(patience) = trainer.early_stopping_patience {
+            let by = match trainer.early_stopping_threshold {
+                0.0 => String::new(),
+                threshold => format!(" by more than {threshold}"),
+            };
+            line("early stopping", format!("after {patience} evaluations in a row without a better {metric}{by}"));
+        }
+        if trainer.load_best_model_at_end {
+            let best = if trainer.best_is_greatest() { "greatest" } else { "least" };
+            line("at the end", format!("the weights with the {best} {metric} are loaded"));
+        }
         line("output", self.config.run.output_dir.display().to_string());
         text
+    }
+
+    /// What keeps the run from using all of its data.
+    fn describe_limits(&self) -> Vec<String> {
+        let (data, trainer) = (&self.config.data, &self.config.trainer);
+        let limit = |name: &str, limit: Option<usize>| limit.map(|limit| format!("{name} = {limit}"));
+        let flag = |name: &str, on: bool| on.then(|| name.to_owned());
+        let limits = [
+            limit("max_train_samples", data.max_train_samples),
+            limit("max_eval_samples", data.max_eval_samples),
+            flag("overfit_one_batch: the examples of the first step over and over", trainer.overfit_one_batch),
+            flag("fast_dev_run: one step and one evaluation batch", trainer.fast_dev_run),
+        ];
+        limits.into_iter().flatten().collect()
     }
 
     fn describe_padding(&self) -> String {

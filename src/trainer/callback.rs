@@ -2,6 +2,9 @@
 
 use std::path::Path;
 
+use burn::optim::GradientsParams;
+use kiln_models::Model;
+
 use crate::metrics::Record;
 use crate::plan::RunPlan;
 
@@ -37,10 +40,6 @@ pub trait Callback {
     /// Before everything else, when the run continues from `checkpoint`.
     fn on_resume(&mut self, progress: &Progress, checkpoint: &Path) {}
 
-    /// When memory ran out in the middle of the run, before it goes on from its last good state with a smaller
-    /// micro-batch; `message` says all of it.
-    fn on_out_of_memory(&mut self, message: &str) {}
-
     /// Before the first step, and again when the run goes on after it ran out of memory.
     fn on_train_begin(&mut self, plan: &RunPlan) {}
 
@@ -49,6 +48,12 @@ pub trait Callback {
 
     /// Before every optimizer step.
     fn on_step_begin(&mut self, progress: &Progress) {}
+
+    /// Before the weights change: the model and its gradients, summed over the micro-batches, neither divided nor clipped.
+    fn on_pre_optimizer_step(&mut self, progress: &Progress, model: &Model, grads: &GradientsParams) {}
+
+    /// After the weights have changed, before the step is counted.
+    fn on_optimizer_step(&mut self, progress: &Progress, model: &Model) {}
 
     /// After every optimizer step. Reads nothing from the device.
     fn on_step_end(&mut self, progress: &Progress, control: &mut Control) {}
@@ -62,9 +67,25 @@ pub trait Callback {
     /// After an evaluation row was written.
     fn on_evaluate(&mut self, progress: &Progress, row: &Record, control: &mut Control) {}
 
+    /// Something worth telling has happened.
+    fn on_notice(&mut self, notice: &str) {}
+
     /// After a checkpoint was handed over for writing into `checkpoint`; the folder appears when it is whole.
     fn on_save(&mut self, progress: &Progress, checkpoint: &Path) {}
 
     /// After the last step, when everything is written.
     fn on_train_end(&mut self, progress: &Progress, summary: &Record) {}
+}
+
+/// Ends the run after a number of steps, as if the plan ended there; the schedule stays that of the whole plan.
+#[derive(Debug, Clone, Copy)]
+pub struct StopAfter(
+    /// The steps.
+    pub u64,
+);
+
+impl Callback for StopAfter {
+    fn on_step_end(&mut self, progress: &Progress, control: &mut Control) {
+        control.should_training_stop |= progress.step >= self.0;
+    }
 }

@@ -6,26 +6,33 @@ mod callback;
 pub mod checkpoint;
 mod clock;
 mod evaluate;
+mod fault;
+mod guard;
 mod history;
+pub mod laps;
 mod output;
+mod panics;
 mod promise;
 mod recover;
 mod run;
 mod run_log;
 mod saver;
+mod shapes;
 mod status;
 mod tensorboard;
 
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use burn::module::Module;
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, Tensor};
 use kiln_models::Model;
 use kiln_models::weights::{LoadReport, load};
 
-use crate::config::Integration;
+use crate::compiler::auto;
+use crate::config::{CompilerMode, DeviceKind, Integration};
 use crate::data::loader::{Loader, LoaderOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::execution::{read_scalars, seed_for};
@@ -35,13 +42,16 @@ use crate::optim::gradient::{global_norm, scale_and_norm};
 use crate::plan::RunPlan;
 use crate::signals;
 use crate::task::DeviceBatch;
+use guard::{Guard, Reading};
 use history::write_trainer_state;
+use laps::{Laps, Part};
 use run::{Run, finish_saving};
 use run_log::RunLog;
+use shapes::Shape;
 use tensorboard::TensorBoard;
 
 pub use best::Best;
-pub use callback::{Callback, Control, Progress};
+pub use callback::{Callback, Control, Progress, StopAfter};
 pub use evaluate::{Evaluation, evaluate};
 pub use output::{RunFolder, write_whole};
 pub use promise::Promise;
@@ -55,6 +65,9 @@ pub struct Trainer {
     device: Device,
     callbacks: Vec<Box<dyn Callback>>,
     load_report: Option<LoadReport>,
+    step_times: bool,
+    /// What it does is looked at and thrown away: no model is written at the end.
+    rehearsal: bool,
 }
 
 /// What a finished run reports.
@@ -72,14 +85,21 @@ pub struct TrainOutput {
 }
 
 impl Trainer {
-    /// Builds the model (random weights, or those that `model.from` names) and the optimizer.
+    /// Builds the model (random weights, or those that `model.from` names) and the optimizer. With `compiler.enabled =
+    /// "auto"` the modes are tried first, and the plan then says which one was chosen.
     ///
     /// # Errors
-    /// Weights that do not fit the model.
-    pub fn new(plan: RunPlan) -> Result<Self> {
+    /// Weights that do not fit the model; what a trial of the modes meets.
+    pub fn new(mut plan: RunPlan) -> Result<Self> {
+        if plan.config.compiler_mode() == CompilerMode::Auto && plan.decision.is_none() {
+            let decision = auto::decide(&plan)?;
+            plan.ops = decision.ops(plan.ops);
+            plan.decision = Some(decision);
+        }
         let device = plan.device.device.clone().autodiff();
         let (model, optimizer, load_report) = Self::build(&plan, &device)?;
-        Ok(Self { plan, model, optimizer, device, callbacks: Vec::new(), load_report })
+        let (callbacks, step_times, rehearsal) = (Vec::new(), false, false);
+        Ok(Self { plan, model, optimizer, device, callbacks, load_report, step_times, rehearsal })
     }
 
     /// Model and optimizer as they are before the first step.
@@ -91,14 +111,29 @@ impl Trainer {
             None => (model, None),
         };
         let model = plan.groups.freeze(model);
+        // Drawn now, from the seed alone: the first forward pass draws dropout too, in another order in every mode.
+        model.visit(&mut Drawn);
         let optimizer = Optimizer::new(plan.optimizer, &plan.groups, &model).with_ops(plan.ops);
         Ok((model, optimizer, load_report))
+    }
+
+    /// A trainer whose steps are looked at and thrown away: it writes no model.
+    pub(crate) fn rehearsing(mut self) -> Self {
+        self.rehearsal = true;
+        self
     }
 
     /// Adds a callback; they are called in the order in which they were added.
     #[must_use]
     pub fn with_callback(mut self, callback: impl Callback + 'static) -> Self {
         self.callbacks.push(Box::new(callback));
+        self
+    }
+
+    /// Also writes `steps.jsonl` into the run folder: the time of every step by part; see [`laps`].
+    #[must_use]
+    pub fn with_step_times(mut self) -> Self {
+        self.step_times = true;
         self
     }
 
@@ -133,12 +168,15 @@ impl Trainer {
         if self.plan.config.trainer.report_to.contains(&Integration::TensorBoard) {
             self.callbacks.push(Box::new(TensorBoard::create(folder.path())?));
         }
-        let mut output = self.begin(&folder, checkpoint.as_ref()).and_then(|run| self.run(&mut folder, run));
+        if let Some(decision) = &self.plan.decision {
+            decision.write(folder.path())?;
+        }
+        let mut output = self.begin(&folder, checkpoint.as_ref()).and_then(|run| self.attempt(&mut folder, run));
         while let Err(error) = &output
             && let Some(smaller) = recover::smaller_batch(&self.plan, error)
         {
             let error = error.to_string();
-            output = self.recover(&mut folder, smaller, &error).and_then(|run| self.run(&mut folder, run));
+            output = self.recover(&mut folder, smaller, &error).and_then(|run| self.attempt(&mut folder, run));
         }
         if let Err(error) = &output {
             RunLog::new(folder.path()).say(format_args!("ended: {error}"));
@@ -148,8 +186,23 @@ impl Trainer {
         output.and_then(|output| written.map(|()| output))
     }
 
+    /// The loop from where `run` stands to the end of the plan, or to what stops it.
+    fn attempt(&mut self, folder: &mut RunFolder, mut run: Run) -> Result<TrainOutput> {
+        // Some failures of a device come as panics of this thread.
+        let output = catch_unwind(AssertUnwindSafe(|| self.run(folder, &mut run))).unwrap_or_else(|payload| {
+            let step = run.progress.step + 1;
+            Err(Error::device(format!("step {step} panicked: {}", panics::message(&*payload)))
+                .help("what the device holds is lost; continue with `kiln train FILE --resume`"))
+        });
+        if let Some(notice) = output.as_ref().err().and_then(|error| fault::report(&self.plan, folder, &mut run, error))
+        {
+            self.callbacks.iter_mut().for_each(|callback| callback.on_notice(&notice));
+        }
+        output
+    }
+
     /// THE loop.
-    fn run(&mut self, folder: &mut RunFolder, mut run: Run) -> Result<TrainOutput> {
+    fn run(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<TrainOutput> {
         let trainer = self.plan.config.trainer.clone();
         let total_steps = self.plan.steps.total as u64;
         let accumulation = self.plan.batch.accumulation;
@@ -157,10 +210,15 @@ impl Trainer {
         let mut loader = self.train_loader()?;
         loader.seek(run.position);
         let mut epoch_begins = true;
+        let mut laps = match self.step_times {
+            true => Laps::create(folder.path(), &run.progress, self.plan.device.kind == DeviceKind::Cpu)?,
+            false => Laps::off(),
+        };
         self.callbacks.iter_mut().for_each(|callback| callback.on_train_begin(&self.plan));
         if run.pending_evaluation {
-            self.evaluate_and_record(folder, &mut run)?;
+            self.evaluate_and_record(folder, run)?;
         }
+        laps.lap(Part::Evaluation);
         if let Some(signal) = signals::received() {
             return Err(signal.error("stopped before the first step"));
         }
@@ -179,10 +237,15 @@ impl Trainer {
             for micro in 0..accumulation {
                 let Some(loaded) = loader.next_batch()? else { break };
                 self.device.seed(seed_for(trainer.seed, "dropout", run.progress.step, micro as u64));
+                run.shapes.see(Shape::of(&loaded.batch));
                 let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.device)?;
+                laps.shape([loaded.batch.rows, loaded.batch.seq_len]);
+                laps.lap(Part::Data);
                 let loss = batch.loss_of(&self.model, true, &self.plan.loss)?;
+                laps.lap(Part::Forward);
                 let grads = GradientsParams::from_grads(loss.sum.backward(), &self.model);
                 accumulator.accumulate(&self.model, grads);
+                laps.lap(Part::Backward);
                 let sum = loss.sum.inner();
                 loss_sum = Some(match loss_sum {
                     Some(total) => total + sum,
@@ -209,12 +272,18 @@ impl Trainer {
             let divisor = self.plan.task.step_divisor(num_labels, examples.div_ceil(self.plan.batch.piece));
             let (scale, grad_norm) = scale_and_norm(global_norm(&self.model, &grads, self.model.ops()), divisor, clip);
             let lr = self.plan.schedule.lr(run.progress.step as usize);
+            for callback in &mut self.callbacks {
+                callback.on_pre_optimizer_step(&run.progress, &self.model, &grads);
+            }
             // The model is moved, not copied: weights that nobody else holds are updated in place. What stands in for it
             // has no weights before they are used, and they never are.
             let empty = Model::new(&self.plan.model_config, self.plan.task.head(), &self.device)?;
             let model = std::mem::replace(&mut self.model, empty);
             self.model = self.optimizer.step(model, grads, &scale, lr);
+            laps.lap(Part::Update);
+            self.callbacks.iter_mut().for_each(|callback| callback.on_optimizer_step(&run.progress, &self.model));
             let loss = loss_sum * (1.0 / divisor);
+            run.guard.step(&loss, &grad_norm);
             run.add_loss(&loss);
             run.position = loader.position();
             run.progress.step += 1;
@@ -223,6 +292,7 @@ impl Trainer {
             run.is_best = false;
 
             // What follows the step: its row, its evaluation, its checkpoint.
+            run.guard.check_threads(&run.progress, run.last_row)?;
             let (step, last) = (run.progress.step, run.progress.step == total_steps);
             self.callbacks.iter_mut().for_each(|callback| callback.on_step_end(&run.progress, &mut run.control));
             if epoch_ended {
@@ -232,11 +302,13 @@ impl Trainer {
             let step_values = StepValues { loss, grad_norm, lr };
             let logs = self.plan.logs_at(step as usize) || last;
             if logs {
-                self.log(folder, &mut run, &step_values, loader.data_wait())?;
+                self.log(folder, run, &step_values, loader.data_wait())?;
             }
+            laps.lap(Part::Sync);
             let evaluates = self.evaluates_after(step, epoch_ended, last) || run.control.should_evaluate;
             if evaluates {
-                self.evaluate_and_record(folder, &mut run)?;
+                self.evaluate_and_record(folder, run)?;
+                laps.lap(Part::Evaluation);
             }
             let limit = self.plan.steps.max_duration;
             let out_of_time = !last && limit.is_some_and(|limit| run.clock.start.elapsed() >= limit);
@@ -244,11 +316,13 @@ impl Trainer {
             let ends = last || run.control.should_training_stop;
             let saves = self.saves_after(step, epoch_ended, ends, run.is_best) || run.control.should_save;
             if saves || out_of_time || signal.is_some() {
-                step_values.read_finite(&run.progress)?;
-                self.save(folder, &mut run)?;
+                step_values.read_finite(run)?;
+                self.save(folder, run)?;
+                laps.lap(Part::Save);
             }
+            laps.end_step(&run.progress, logs)?;
             if let Some(signal) = signal {
-                finish_saving(&mut run)?;
+                finish_saving(run)?;
                 return Err(signal
                     .error(format_args!("stopped after step {step} of {total_steps}; a checkpoint is saved"))
                     .help("continue with `kiln train FILE --resume`"));
@@ -259,24 +333,26 @@ impl Trainer {
                 folder.status.message = Some(format!("ended after step {step} of {total_steps}: {why}"));
                 // The end of a run that ends early. A run that is continued has none here, so it follows the checkpoint.
                 if !logs {
-                    self.log(folder, &mut run, &step_values, loader.data_wait())?;
+                    self.log(folder, run, &step_values, loader.data_wait())?;
                 }
                 if !evaluates && self.evaluates_after(step, epoch_ended, true) {
-                    self.evaluate_and_record(folder, &mut run)?;
+                    self.evaluate_and_record(folder, run)?;
                 }
                 break;
             }
         }
 
-        let saving = finish_saving(&mut run)?;
+        let saving = finish_saving(run)?;
         if trainer.load_best_model_at_end {
-            self.load_best(folder, &run)?;
+            self.load_best(folder, run)?;
         }
         let summary = run.clock.summary(&run.progress, run.mean_loss()?, saving);
         folder.metrics.append(&summary)?;
-        folder.write_model(&self.model, &self.plan)?;
+        if !self.rehearsal {
+            folder.write_model(&self.model, &self.plan)?;
+        }
         folder.write_results(run.evaluation.as_ref(), &summary)?;
-        write_trainer_state(folder, &self.plan, &run)?;
+        write_trainer_state(folder, &self.plan, run)?;
         folder.status.advance(&run.progress, run.clock.start.elapsed().as_secs_f64());
         self.callbacks.iter_mut().for_each(|callback| callback.on_train_end(&run.progress, &summary));
         let sample = self.sample()?;
@@ -301,11 +377,14 @@ impl Trainer {
     }
 
     fn log(&mut self, folder: &mut RunFolder, run: &mut Run, values: &StepValues, waited: Duration) -> Result<()> {
-        let (loss, grad_norm) = values.read()?;
+        let (loss, grad_norm, reading) = values.read(&mut run.guard, Some(&self.model))?;
         let row = run.clock.close_window(&run.progress, [loss, grad_norm, values.lr], waited);
         folder.metrics.append(&row)?;
         self.callbacks.iter_mut().for_each(|callback| callback.on_log(&run.progress, &row));
-        stop_if_not_finite(&run.progress, loss, grad_norm)
+        run.guard.check_finite(&run.progress, loss, grad_norm, reading)?;
+        run.guard.check_progress(&run.progress, [loss, grad_norm, values.lr], reading, run.last_row)?;
+        run.last_row = run.progress.step;
+        Ok(())
     }
 
     /// Evaluates and writes the row. When a signal comes first, the evaluation stays due.
@@ -366,26 +445,26 @@ struct StepValues {
 }
 
 impl StepValues {
-    fn read(&self) -> Result<(f64, f64)> {
-        let values = read_scalars(vec![self.loss.clone(), self.grad_norm.clone()])?;
-        Ok((values[0], values[1]))
+    /// Reads loss, gradient norm and what `guard` wants to know, in one transfer.
+    fn read(&self, guard: &mut Guard, model: Option<&Model>) -> Result<(f64, f64, Reading)> {
+        let mut values = vec![self.loss.clone(), self.grad_norm.clone()];
+        values.extend(guard.values(model));
+        let values = read_scalars(values)?;
+        Ok((values[0], values[1], Guard::reading(&values[2..])))
     }
 
     /// A checkpoint of a run that learns nothing any more would only be in the way.
-    fn read_finite(&self, progress: &Progress) -> Result<()> {
-        let (loss, grad_norm) = self.read()?;
-        stop_if_not_finite(progress, loss, grad_norm)
+    fn read_finite(&self, run: &mut Run) -> Result<()> {
+        let (loss, grad_norm, reading) = self.read(&mut run.guard, None)?;
+        run.guard.check_finite(&run.progress, loss, grad_norm, reading)
     }
 }
 
-/// A run whose loss or gradient norm is no number learns nothing any more: it ends, after the row that shows it.
-fn stop_if_not_finite(progress: &Progress, loss: f64, grad_norm: f64) -> Result<()> {
-    if loss.is_finite() && grad_norm.is_finite() {
-        return Ok(());
+/// Draws every weight that has not been drawn.
+struct Drawn;
+
+impl ModuleVisitor for Drawn {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        drop(param.val());
     }
-    Err(Error::non_finite(format!(
-        "step {}: the loss is {loss} and the gradient norm {grad_norm}; expected finite numbers",
-        progress.step
-    ))
-    .help("lower trainer.learning_rate, raise trainer.warmup_steps, or set trainer.max_grad_norm"))
 }

@@ -12,12 +12,14 @@ use kiln_models::weights::save;
 use super::checkpoint::{self, Checkpoint};
 use super::promise::Promise;
 use super::status::{RunStatus, Status};
-use super::{run_log, tensorboard};
+use super::{fault, run_log, tensorboard};
+use crate::compiler;
 use crate::config::{OnExisting, RunConfig};
 use crate::error::{Error, Result};
 use crate::metrics::{MetricsFile, Record};
 use crate::model_folder::architecture;
 use crate::plan::RunPlan;
+use crate::provenance::{self, Provenance};
 
 /// What a run writes into its folder; `overwrite` removes these and nothing else.
 const ENTRIES: &[&str] = &[
@@ -28,7 +30,11 @@ const ENTRIES: &[&str] = &[
     super::status::FILE,
     "trainer_state.json",
     "all_results.json",
+    compiler::auto::FILE,
+    fault::FOLDER,
     run_log::FILE,
+    super::laps::FILE,
+    provenance::FILE,
     tensorboard::FOLDER,
 ];
 
@@ -154,6 +160,7 @@ impl RunFolder {
             removed.map_err(|error| io("remove", &entry, &error))?;
         }
         write_whole(&path.join("plan.toml"), plan.to_toml()?.as_bytes())?;
+        Provenance::of(plan).write(&path)?;
         let seconds = found.as_ref().map_or(0.0, |found| found.state.seconds);
         let metrics = match &found {
             Some(found) => MetricsFile::open_with(&path, found.state.metrics_rows)?,

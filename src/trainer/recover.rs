@@ -7,7 +7,6 @@ use super::Trainer;
 use super::checkpoint::Checkpoint;
 use super::output::{RunFolder, write_whole};
 use super::run::Run;
-use super::run_log::RunLog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::MemoryEstimate;
 use crate::metrics::MetricsFile;
@@ -41,8 +40,7 @@ impl Trainer {
             smaller.arithmetic(),
             self.plan.batch.arithmetic()
         );
-        RunLog::new(folder.path()).say(format_args!("{message}"));
-        self.callbacks.iter_mut().for_each(|callback| callback.on_out_of_memory(&message));
+        self.callbacks.iter_mut().for_each(|callback| callback.on_notice(&message));
 
         let plan = &mut self.plan;
         plan.batch = smaller;
