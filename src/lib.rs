@@ -22,6 +22,7 @@ pub mod metrics;
 pub mod model_folder;
 pub mod optim;
 pub mod plan;
+pub mod precision;
 pub mod predict;
 pub mod provenance;
 pub mod report;

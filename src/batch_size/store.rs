@@ -60,7 +60,7 @@ impl Key {
             model_config: digest(&plan.model_config.to_json("").to_string()),
             task: plan.task.name().into(),
             mode: format!("{mode}{operators}"),
-            precision: "f32".into(),
+            precision: plan.precision.precision.to_string(),
             block_size: plan.batch.seq_len,
             training: format!(
                 "{} {}, {} parameters learn, evaluation of {}, {}, {}",

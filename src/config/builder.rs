@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::{
     BatchSection, DataSection, DeviceKind, DeviceSection, GenerationSection, LearningRateSection, ModelSection,
-    OnExisting, RunConfig, TokenizerSection, TrainerSection, TrainingCompilerConfig,
+    OnExisting, Precision, RunConfig, TokenizerSection, TrainerSection, TrainingCompilerConfig,
 };
 use crate::error::Result;
 
@@ -86,6 +86,12 @@ impl RunConfigBuilder {
     /// The first device of this kind. Default: the best there is.
     pub fn device(mut self, kind: DeviceKind) -> Self {
         self.config.device = DeviceSection { kind, ..DeviceSection::default() };
+        self
+    }
+
+    /// The type of matrix products. Default: f32.
+    pub fn precision(mut self, precision: Precision) -> Self {
+        self.config.precision = precision;
         self
     }
 

@@ -30,7 +30,7 @@ pub use builder::RunConfigBuilder;
 pub use compiler::FusedOps;
 pub use names::{
     CompilerMode, DataFormat, DeviceKind, Documents, EvalStrategy, Integration, ModelKind, OnExisting, PaddingStrategy,
-    Sampler, SaveStrategy, Switch,
+    Precision, Sampler, SaveStrategy, Switch,
 };
 pub use optimizer::{AdjustLr, OptimArgs, OptimizerName};
 pub use scheduler::{Ramp, SchedulerKwargs, SchedulerType};
@@ -44,10 +44,12 @@ pub use values::{ClassWeights, Interval, StepSize, Validation};
 use crate::error::{Error, Result};
 use document::Document;
 
-/// A config file: one field per section.
+/// A config file: one field per section, after the keys that stand above them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunConfig {
+    /// `precision`: the type of matrix products, in training and evaluation. Default: `f32`.
+    pub precision: Precision,
     /// `[run]`: where the results go.
     pub run: RunSection,
     /// `[model]`: which model, and where its weights come from.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 use kiln_models::weights::parameters;
-use kiln_models::{Model, ModelConfig, Ops};
+use kiln_models::{Compute, Model, ModelConfig, Ops};
 
 use crate::batch_size;
 use crate::compiler::auto::Decision;
@@ -30,6 +30,7 @@ use crate::inputs::Inputs;
 use crate::memory::MemoryEstimate;
 use crate::optim::schedule::Schedule;
 use crate::optim::{OptimizerConfig, ParameterGroups};
+use crate::precision::PrecisionPlan;
 use crate::task::{LossOptions, Task};
 use batch::NUM_DEVICES;
 
@@ -46,6 +47,8 @@ pub struct RunPlan {
     pub device: Available,
     /// In which form the model and the optimizer compute.
     pub ops: Ops,
+    /// In which type they compute.
+    pub precision: PrecisionPlan,
     /// The choice of the mode by a trial, where the config asks for one; none before it was made.
     pub decision: Option<Decision>,
     /// The model.
@@ -240,11 +243,15 @@ impl RunPlan {
             )));
         }
         let ops = execution::ops(config.compiler.as_ref(), &device)?;
+        let precision = PrecisionPlan::new(config.precision, &device)?;
+        let ops = precision.ops(ops);
+        precision.check_optimizer(&optimizer, config.trainer.optim.as_str())?;
         let generation = sample_plan(&config, &inputs)?;
         let memory = MemoryEstimate::new(&inputs.model_config, task, [num_parameters, num_trainable, num_state], batch);
 
         let intervals = interval_notes(&config, step_size);
         config.trainer.gradient_accumulation_steps = batch.accumulation;
+        config.precision = precision.precision;
         config.trainer.logging_steps = Some(logging_steps.into());
         if config.trainer.eval_strategy == EvalStrategy::Steps {
             config.trainer.eval_steps = Some(eval_steps.into());
@@ -262,6 +269,7 @@ impl RunPlan {
             task,
             device,
             ops,
+            precision,
             decision: None,
             num_parameters,
             model_config: inputs.model_config,
@@ -298,6 +306,11 @@ impl RunPlan {
     /// A path with an environment variable that is not set.
     pub fn output_dir(&self) -> Result<PathBuf> {
         self.config.output_dir()
+    }
+
+    /// How the model computes.
+    pub fn compute(&self) -> Compute {
+        Compute::new(self.ops, self.precision.dtype)
     }
 
     /// Whether a log row follows step `step` (counted from 1).

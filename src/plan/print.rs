@@ -108,6 +108,7 @@ impl RunPlan {
             ),
         );
         line("device", format!("{} {} ({})", self.device.kind, self.device.index, self.device.name));
+        line("precision", self.precision.describe());
         let mode = match &self.decision {
             Some(decision) => decision.mode,
             None => self.config.compiler_mode(),
@@ -115,7 +116,7 @@ impl RunPlan {
         line(
             "active",
             format!(
-                "{} engine, Kiln's fused operators {}, f32, seed {}",
+                "{} engine, Kiln's fused operators {}, seed {}",
                 if mode == CompilerMode::Native { engine() } else { "compiled" },
                 if self.ops.fused_operators().is_empty() { "off" } else { "on" },
                 trainer.seed

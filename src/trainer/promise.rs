@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::checkpoint::hex;
-use crate::config::SchedulerType;
+use crate::config::{Precision, SchedulerType};
 use crate::error::{Error, Result};
 use crate::plan::RunPlan;
 
@@ -49,6 +49,7 @@ const FREE: &[&str] = &[
 
 /// Keys that are compared by what they come to, so that a ratio equals the steps it stands for.
 const DERIVED: &[&str] = &[
+    "precision",
     "trainer.max_steps",
     "trainer.num_train_epochs",
     "trainer.max_tokens",
@@ -91,6 +92,9 @@ impl Promise {
             !FREE.iter().any(|name| free(name)) && !DERIVED.contains(&key.as_str())
         });
         flatten("model", &plan.model_config.to_json(""), &mut settings);
+        if plan.config.precision != Precision::F32 {
+            settings.insert("precision".into(), json!(plan.config.precision.as_str()));
+        }
         settings.insert(LENGTH.into(), json!(plan.steps.total));
         settings.insert("trainer.warmup_steps".into(), json!(plan.schedule.warmup_steps()));
         settings.insert("trainer.learning_rate".into(), json!(plan.learning_rate.rate));

@@ -52,6 +52,7 @@ impl Trainer {
             plan.config.trainer.gradient_accumulation_steps = smaller.accumulation;
         }
         (self.model, self.optimizer, _) = Self::build(&self.plan, &self.device)?;
+        self.scaler = Self::scaler(&self.plan);
         write_whole(&folder.path().join("plan.toml"), self.plan.to_toml()?.as_bytes())?;
         let rows = checkpoint.as_ref().map_or(0, |found| found.state.metrics_rows);
         folder.metrics = MetricsFile::open_with(folder.path(), rows)?;

@@ -72,8 +72,8 @@ fn unknown_keys_and_sections() {
         &["a.toml:13: compiler.enable: unknown key", "did you mean `enabled`?"],
     );
     refused(
-        RunConfig::parse("precision = \"bf16\"", "a.toml"),
-        &["a.toml:1: precision: unknown section or top-level key"],
+        RunConfig::parse("precison = \"bf16\"", "a.toml"),
+        &["a.toml:1: precison: unknown section or top-level key", "did you mean `precision`?"],
     );
     refused(RunConfig::parse("run = 3", "a.toml"), &["a.toml:1: run: expected a section [run], got 3"]);
     refused(parse("[device]\nkinds = \"cpu\""), &["a.toml:13: device.kinds", "did you mean `kind`?"]);
@@ -92,8 +92,8 @@ fn unknown_keys_and_sections() {
 #[test]
 fn hugging_face_arguments_that_are_not_honoured() {
     for (key, part) in [
-        ("fp16 = true", "f32"),
-        ("bf16 = false", "f32"),
+        ("fp16_full_eval = true", "evaluation computes as training does"),
+        ("tf32 = true", "Burn has no switch"),
         ("save_only_model = true", "trainer.save_strategy"),
         ("resume_from_checkpoint = true", "--resume"),
         ("trackio_space_id = \"a\"", "metrics.jsonl"),
