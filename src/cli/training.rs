@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use indicatif::ProgressBar;
 
+use super::tuning::tune_if_missing;
 use super::{progress_bar, say};
 use crate::compiler::start_up_lines;
 use crate::config::{CompilerMode, OnExisting, Precision, RunConfig, Switch};
@@ -167,6 +168,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
     RunFolder::check(&config)?;
     start_up_lines(config.compiler_mode()).iter().try_for_each(say)?;
+    tune_if_missing(&config)?;
     let plan = resolve(config)?;
     say(plan.describe())?;
     let folder = plan.config.output_dir()?;

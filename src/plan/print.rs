@@ -53,13 +53,14 @@ impl RunPlan {
         line(
             "batch",
             format!(
-                "{} = {} x {} micro-batches = up to {} tokens/step",
-                batch.global,
-                batch.micro,
-                batch.accumulation,
+                "{} = up to {} tokens/step",
+                batch.arithmetic(),
                 thousands(batch.global.saturating_mul(batch.seq_len) as u64)
             ),
         );
+        if let Some(note) = &self.batch_note {
+            line("", note.clone());
+        }
         line("padding", self.describe_padding());
         line("steps", format!("{} ({}), {} an epoch", self.steps.total, self.steps.because, self.steps.per_epoch));
         line("tokens", format!("about {}", thousands(self.steps.tokens)));
@@ -70,6 +71,9 @@ impl RunPlan {
             "learning rate",
             format!("{}, warm-up {} steps: {}", self.schedule.kind(), self.schedule.warmup_steps(), self.curve()),
         );
+        if let Some(because) = &self.learning_rate.because {
+            line("", format!("peak {because}"));
+        }
         let factors = self.groups.lr_factors();
         if !factors.is_empty() {
             let factors = factors.into_iter().map(|(name, factor)| format!("{name} {factor:.4}"));
@@ -141,6 +145,9 @@ impl RunPlan {
                 }
             ),
         );
+        if !self.intervals.is_empty() {
+            line("", format!("in steps: {}", self.intervals.join("; ")));
+        }
         let kept = trainer.save_total_limit.map_or(String::new(), |limit| format!(", the last {limit} kept"));
         line(
             "checkpoints",
