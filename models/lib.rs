@@ -23,7 +23,11 @@
 //! # Ok::<(), kiln_models::Error>(())
 //! ```
 
+#[cfg(all(feature = "compiler", not(any(feature = "wgpu", feature = "cuda"))))]
+compile_error!("`compiler` is the compiled engine for a GPU: add the feature `wgpu` or `cuda`; the CPU needs neither");
+
 pub mod bert;
+pub mod compute;
 pub mod config;
 mod error;
 pub mod gpt2;
@@ -33,6 +37,7 @@ pub mod ops;
 mod variant;
 pub mod weights;
 
+pub use compute::Compute;
 pub use config::{ModelConfig, ModelType};
 pub use error::{Error, Result};
 pub use gpt2::KvCache;

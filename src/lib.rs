@@ -1,11 +1,14 @@
 //! Kiln trains GPT-2 and BERT on [Burn](https://burn.dev): the models of [`kiln_models`], a Trainer with Hugging Face's
 //! names, and config files that say everything a run does.
 
+pub mod batch_size;
 pub mod cache;
 pub mod cli;
+pub mod compare;
 pub mod compiler;
 pub mod config;
 pub mod data;
+pub mod engine;
 pub mod error;
 pub mod evaluate_folder;
 pub mod execution;
@@ -20,7 +23,10 @@ pub mod metrics;
 pub mod model_folder;
 pub mod optim;
 pub mod plan;
+pub mod precision;
 pub mod predict;
+pub mod provenance;
+pub mod report;
 pub mod runs;
 pub mod scores;
 pub mod signals;

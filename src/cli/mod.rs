@@ -1,9 +1,11 @@
 //! The command line: arguments, and what each command prints. All work is done by the library; an error ends the process
 //! with the exit code of its kind.
 
+mod compare;
 mod folders;
 mod models;
 mod training;
+mod tuning;
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -11,13 +13,16 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::engine::{Engine, Identity};
 use crate::error::{Error, Result};
 use crate::execution;
 use crate::task::Task;
+use compare::{CompareArgs, ReportArgs};
 use folders::CacheCommand;
 use kiln_models::ModelType;
 use models::{ExportArgs, ForwardArgs, GenerateArgs, PredictArgs};
 use training::{ConfigArgs, EvalArgs, InitArgs, TrainArgs};
+use tuning::{TrialArgs, TuneArgs};
 
 /// Trains GPT-2 and BERT from a config file.
 #[derive(Debug, Parser)]
@@ -35,6 +40,11 @@ enum Command {
     Train(TrainArgs),
     /// Print what a config file would do, without training
     Plan(ConfigArgs),
+    /// Find the largest batch that trains on this machine
+    TuneBatch(TuneArgs),
+    /// One trial of tune-batch
+    #[command(hide = true)]
+    TrialBatch(TrialArgs),
     /// Evaluate a model on the validation data of a config file
     Eval(EvalArgs),
     /// Show on a config that a run which is stopped and resumed ends where an undisturbed one ends
@@ -47,6 +57,10 @@ enum Command {
     Predict(PredictArgs),
     /// Pack a model folder into model.tar.gz
     Export(ExportArgs),
+    /// Measure whether compiling pays for the run that a config file describes
+    Compare(CompareArgs),
+    /// Make a report of a comparison or of finished runs again, without running anything
+    Report(ReportArgs),
     /// List the runs in a folder with their status
     Runs {
         /// The folder of the runs
@@ -58,11 +72,14 @@ enum Command {
         /// The run folder
         run: PathBuf,
     },
-    /// List or clear what is kept between runs: tokenised text
+    /// List or clear what is kept between runs: tokenised text, sizes of batches
     #[command(subcommand)]
     Cache(CacheCommand),
     /// List what this build and this machine offer
     Devices,
+    /// Say which engine this is, as JSON, for the other engine
+    #[command(hide = true)]
+    Engine,
 }
 
 impl Cli {
@@ -75,16 +92,24 @@ impl Cli {
             Command::Init(args) => training::run_init(&args),
             Command::Train(args) => training::train(&args),
             Command::Plan(args) => training::plan(&args),
+            Command::TuneBatch(args) => tuning::run_tune(&args),
+            Command::TrialBatch(args) => tuning::run_trial(&args),
             Command::Eval(args) => training::run_eval(&args),
             Command::VerifyResume(args) => training::run_verify_resume(&args),
             Command::Forward(args) => models::run_forward(&args),
             Command::Generate(args) => models::run_generate(&args),
             Command::Predict(args) => models::run_predict(&args),
             Command::Export(args) => models::run_export(&args),
+            Command::Compare(args) => compare::run_compare(&args),
+            Command::Report(args) => compare::run_report(&args),
             Command::Runs { folder } => folders::runs(&folder),
             Command::Describe { run } => folders::describe(&run),
             Command::Cache(command) => folders::cache(&command),
             Command::Devices => devices(),
+            Command::Engine => {
+                let identity = serde_json::to_string(&Identity::this());
+                say(identity.expect("names and versions are JSON"))
+            }
         }
     }
 }
@@ -112,7 +137,7 @@ fn devices() -> Result<()> {
         env!("CARGO_PKG_VERSION"),
         if cfg!(feature = "wgpu") { ", wgpu" } else { "" },
         if cfg!(feature = "cuda") { ", cuda" } else { "" },
-        execution::engine(),
+        Engine::this(),
     ))?;
     for device in execution::available() {
         let note = if device.is_software { " (software, not chosen by \"auto\")" } else { "" };

@@ -2,16 +2,19 @@
 
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::num::NonZeroU64;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use indicatif::ProgressBar;
 
+use super::tuning::tune_if_missing;
 use super::{progress_bar, say};
 use crate::compiler::start_up_lines;
-use crate::config::{CompilerMode, OnExisting, RunConfig};
+use crate::config::{CompilerMode, OnExisting, Precision, RunConfig, Switch};
 use crate::data::store;
+use crate::engine;
 use crate::error::{Error, Result};
 use crate::evaluate_folder::evaluate_folder;
 use crate::init::{check_model, template};
@@ -19,16 +22,16 @@ use crate::metrics::Record;
 use crate::plan::RunPlan;
 use crate::signals;
 use crate::task::Task;
-use crate::trainer::{Callback, Control, Progress, RunFolder, Status, Trainer, write_whole};
+use crate::trainer::{Callback, Control, Progress, RunFolder, Status, StopAfter, Trainer, write_whole};
 use crate::verify_resume::{Report, verify};
 
 #[derive(Debug, Args)]
 pub(super) struct ConfigArgs {
     /// The config file (TOML)
-    file: PathBuf,
+    pub(super) file: PathBuf,
     /// Override a key of the file; the value is TOML, anything else is taken as text
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
-    set: Vec<String>,
+    pub(super) set: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -41,6 +44,18 @@ pub(super) struct TrainArgs {
     /// native, compiled or auto, whatever [compiler] says
     #[arg(long, value_name = "MODE")]
     compiler: Option<CompilerMode>,
+    /// Keep Burn's fusion from fusing, in the compiled engine, to debug it; the same as --set compiler.fusion=off
+    #[arg(long)]
+    unfused: bool,
+    /// f32, bf16, f16 or auto; the same as --set precision=...
+    #[arg(long)]
+    precision: Option<Precision>,
+    /// Also write steps.jsonl: the time of every step by part
+    #[arg(long)]
+    step_times: bool,
+    /// End after this many steps; the learning rate stays that of the whole run
+    #[arg(long, value_name = "N")]
+    stop_after: Option<NonZeroU64>,
 }
 
 #[derive(Debug, Args)]
@@ -80,6 +95,9 @@ pub(super) struct EvalArgs {
     /// native, compiled or auto, whatever [compiler] says
     #[arg(long, value_name = "MODE")]
     compiler: Option<CompilerMode>,
+    /// f32, bf16, f16 or auto; the same as --set precision=...
+    #[arg(long)]
+    precision: Option<Precision>,
 }
 
 pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
@@ -87,6 +105,8 @@ pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
     if let Some(mode) = args.compiler {
         config.set_compiler(mode);
     }
+    config.precision = args.precision.unwrap_or(config.precision);
+    engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let (record, confusion) = evaluate_folder(config, args.model.as_deref(), &resolve)?;
     if let Some(out) = &args.out {
         write_whole(out, (record.to_json() + "\n").as_bytes())?;
@@ -95,12 +115,15 @@ pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
     say(record.to_dict())
 }
 
-fn load_plan(args: &ConfigArgs) -> Result<RunPlan> {
-    resolve(RunConfig::load_with(&args.file, &args.set)?)
+/// The config of `args`, in the engine that it asks for.
+fn load(args: &ConfigArgs) -> Result<RunConfig> {
+    let config = RunConfig::load_with(&args.file, &args.set)?;
+    engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    Ok(config)
 }
 
 /// The plan of `config`; a signal stops tokenising.
-fn resolve(config: RunConfig) -> Result<RunPlan> {
+pub(super) fn resolve(config: RunConfig) -> Result<RunPlan> {
     signals::install()?;
     let bar = progress_bar("{spinner} {msg} {bytes}/{total_bytes}");
     let plan = config.plan_with_progress(&mut |progress: store::Progress| {
@@ -117,7 +140,7 @@ fn resolve(config: RunConfig) -> Result<RunPlan> {
 }
 
 pub(super) fn plan(args: &ConfigArgs) -> Result<()> {
-    let plan = load_plan(args)?;
+    let plan = resolve(load(args)?)?;
     say(plan.describe())?;
     match RunFolder::check(&plan.config) {
         Ok(_) => Ok(()),
@@ -133,8 +156,19 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     if let Some(mode) = args.compiler {
         config.set_compiler(mode);
     }
+    config.precision = args.precision.unwrap_or(config.precision);
+    if args.unfused {
+        let compiled = config.compiler.as_mut().filter(|compiler| compiler.enabled == CompilerMode::Compiled);
+        let Some(compiler) = compiled else {
+            return Err(Error::config("--unfused: the native engine has no fusion to switch off")
+                .help("--unfused is for debugging the compiled engine: --compiler compiled --unfused"));
+        };
+        compiler.fusion = Switch::Off;
+    }
+    engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
     RunFolder::check(&config)?;
     start_up_lines(config.compiler_mode()).iter().try_for_each(say)?;
+    tune_if_missing(&config)?;
     let plan = resolve(config)?;
     say(plan.describe())?;
     let folder = plan.config.output_dir()?;
@@ -144,7 +178,12 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
         say(format!("loaded {} tensors", report.loaded))?;
         report.lines().iter().try_for_each(say)?;
     }
-    let output = trainer.with_callback(Printer::new()).train()?;
+    let trainer = if args.step_times { trainer.with_step_times() } else { trainer };
+    let mut trainer = trainer.with_callback(Printer::new());
+    if let Some(steps) = args.stop_after {
+        trainer = trainer.with_callback(StopAfter(steps.get()));
+    }
+    let output = trainer.train()?;
     if output.was_complete {
         say(format!("complete after step {}, nothing to continue: {}", output.step, folder.display()))?;
         return say(output.summary.to_dict());
@@ -164,7 +203,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
 }
 
 pub(super) fn run_verify_resume(args: &ConfigArgs) -> Result<()> {
-    let report = verify(&RunConfig::load_with(&args.file, &args.set)?, &resolve)?;
+    let report = verify(&load(args)?, &resolve)?;
     let Report { before, after, tensors, rows, differences } = &report;
     if differences.is_empty() {
         return say(format!(

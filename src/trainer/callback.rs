@@ -40,7 +40,7 @@ pub trait Callback {
     /// Before everything else, when the run continues from `checkpoint`.
     fn on_resume(&mut self, progress: &Progress, checkpoint: &Path) {}
 
-    /// Before the first step.
+    /// Before the first step, and again when the run goes on after it ran out of memory.
     fn on_train_begin(&mut self, plan: &RunPlan) {}
 
     /// Before the first step of an epoch, also when a run is taken up in the middle of one.
@@ -75,4 +75,17 @@ pub trait Callback {
 
     /// After the last step, when everything is written.
     fn on_train_end(&mut self, progress: &Progress, summary: &Record) {}
+}
+
+/// Ends the run after a number of steps, as if the plan ended there; the schedule stays that of the whole plan.
+#[derive(Debug, Clone, Copy)]
+pub struct StopAfter(
+    /// The steps.
+    pub u64,
+);
+
+impl Callback for StopAfter {
+    fn on_step_end(&mut self, progress: &Progress, control: &mut Control) {
+        control.should_training_stop |= progress.step >= self.0;
+    }
 }
