@@ -275,7 +275,7 @@ mod tests {
     use crate::squad::Answer;
 
     fn encoder(folder: &Path, types: bool) -> WindowEncoder {
-        std::fs::write(folder.join("vocab.txt"), "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\nc\n").unwrap();
+        fs::write(folder.join("vocab.txt"), "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\nc\n").unwrap();
         Tokenizer::load(folder).unwrap().window_encoder(12, 2, types).unwrap()
     }
 
