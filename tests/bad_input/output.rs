@@ -80,7 +80,10 @@ fn a_disk_that_is_full_leaves_nothing_half_written() {
     // metrics.jsonl: rows that were written are whole, the one that failed is not there.
     let long = ["trainer.max_steps=40", "trainer.logging_steps=1"];
     fails(&mut limited(place.config("train", "rows.toml", &long), 8), 1, &["cannot write run/metrics.jsonl", full]);
-    assert_eq!(place.listing("run"), [".lock", "metrics.jsonl", "plan.toml", "run.log", "status.json"]);
+    assert_eq!(
+        place.listing("run"),
+        [".lock", "metrics.jsonl", "plan.toml", "provenance.json", "run.log", "status.json"]
+    );
     let metrics = std::fs::read_to_string(place.path("run/metrics.jsonl")).unwrap();
     assert!(metrics.ends_with("}\n"), "{metrics}");
     let rows = crate::common::rows(&place.path("run"));
@@ -191,5 +194,8 @@ fn a_loss_that_is_no_number_stops_the_run() {
     assert!(last.contains("\"loss\": NaN") && last.ends_with('}'), "{last}");
     assert!(stdout.contains("'loss': nan"), "{stdout}");
     assert!(!metrics.contains("train_runtime"), "a failed run has no summary");
-    assert_eq!(listing(&place.path("run")), [".lock", "metrics.jsonl", "plan.toml", "run.log", "status.json"]);
+    assert_eq!(
+        listing(&place.path("run")),
+        [".lock", "fault", "metrics.jsonl", "plan.toml", "provenance.json", "run.log", "status.json"]
+    );
 }
