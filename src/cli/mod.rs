@@ -1,6 +1,7 @@
 //! The command line: arguments, and what each command prints. All work is done by the library; an error ends the process
 //! with the exit code of its kind.
 
+mod compiler;
 mod folders;
 mod models;
 mod training;
@@ -14,10 +15,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::error::{Error, Result};
 use crate::execution;
 use crate::task::Task;
+use compiler::{ParityArgs, ProbeArgs};
 use folders::CacheCommand;
 use kiln_models::ModelType;
 use models::{ExportArgs, ForwardArgs, GenerateArgs, PredictArgs};
-use training::{ConfigArgs, EvalArgs, InitArgs, TrainArgs};
+use training::{ConfigArgs, EvalArgs, InitArgs, TrainArgs, VerifyResumeArgs};
 
 /// Trains GPT-2 and BERT from a config file.
 #[derive(Debug, Parser)]
@@ -38,7 +40,14 @@ enum Command {
     /// Evaluate a model on the validation data of a config file
     Eval(EvalArgs),
     /// Show on a config that a run which is stopped and resumed ends where an undisturbed one ends
-    VerifyResume(ConfigArgs),
+    VerifyResume(VerifyResumeArgs),
+    /// Compare the first steps of a run in native and compiled mode: loss, gradients, weight changes
+    Parity(ParityArgs),
+    /// Find the fused operator that makes compiled differ from native, or makes it slower
+    Bisect(ParityArgs),
+    /// The steps of one mode, for parity and bisect
+    #[command(hide = true)]
+    Probe(ProbeArgs),
     /// Run one batch through a model and write logits, loss and gradients
     Forward(ForwardArgs),
     /// Continue a text with a trained GPT-2
@@ -77,6 +86,9 @@ impl Cli {
             Command::Plan(args) => training::plan(&args),
             Command::Eval(args) => training::run_eval(&args),
             Command::VerifyResume(args) => training::run_verify_resume(&args),
+            Command::Parity(args) => compiler::run_parity(&args),
+            Command::Bisect(args) => compiler::run_bisect(&args),
+            Command::Probe(args) => compiler::run_probe(&args),
             Command::Forward(args) => models::run_forward(&args),
             Command::Generate(args) => models::run_generate(&args),
             Command::Predict(args) => models::run_predict(&args),

@@ -83,7 +83,7 @@ pub fn run(plan: &RunPlan, ops: Ops, steps: usize, look: Look) -> Result<Probe> 
 }
 
 /// The same model with every dropout at 0.
-fn without_dropout(config: &mut ModelConfig) {
+pub fn without_dropout(config: &mut ModelConfig) {
     match config {
         ModelConfig::Gpt2(config) => (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (0.0, 0.0, 0.0),
         ModelConfig::Bert(config) => {
