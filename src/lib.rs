@@ -3,6 +3,7 @@
 
 pub mod cache;
 pub mod cli;
+pub mod compare;
 pub mod compiler;
 pub mod config;
 pub mod data;
@@ -21,6 +22,8 @@ pub mod model_folder;
 pub mod optim;
 pub mod plan;
 pub mod predict;
+pub mod provenance;
+pub mod report;
 pub mod runs;
 pub mod scores;
 pub mod signals;

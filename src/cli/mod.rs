@@ -1,6 +1,7 @@
 //! The command line: arguments, and what each command prints. All work is done by the library; an error ends the process
 //! with the exit code of its kind.
 
+mod compare;
 mod compiler;
 mod folders;
 mod models;
@@ -15,6 +16,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::error::{Error, Result};
 use crate::execution;
 use crate::task::Task;
+use compare::{CompareArgs, ReportArgs};
 use compiler::{ParityArgs, ProbeArgs};
 use folders::CacheCommand;
 use kiln_models::ModelType;
@@ -56,6 +58,10 @@ enum Command {
     Predict(PredictArgs),
     /// Pack a model folder into model.tar.gz
     Export(ExportArgs),
+    /// Measure whether compiling pays for the run that a config file describes
+    Compare(CompareArgs),
+    /// Make a report of a comparison or of finished runs again, without running anything
+    Report(ReportArgs),
     /// List the runs in a folder with their status
     Runs {
         /// The folder of the runs
@@ -93,6 +99,8 @@ impl Cli {
             Command::Generate(args) => models::run_generate(&args),
             Command::Predict(args) => models::run_predict(&args),
             Command::Export(args) => models::run_export(&args),
+            Command::Compare(args) => compare::run_compare(&args),
+            Command::Report(args) => compare::run_report(&args),
             Command::Runs { folder } => folders::runs(&folder),
             Command::Describe { run } => folders::describe(&run),
             Command::Cache(command) => folders::cache(&command),

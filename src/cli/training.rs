@@ -2,6 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::num::NonZeroU64;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -14,12 +15,12 @@ use crate::config::{CompilerMode, OnExisting, RunConfig};
 use crate::data::store;
 use crate::error::{Error, Result};
 use crate::evaluate_folder::evaluate_folder;
-use crate::init::template;
+use crate::init::{check_model, template};
 use crate::metrics::Record;
 use crate::plan::RunPlan;
 use crate::signals;
 use crate::task::Task;
-use crate::trainer::{Callback, Control, Progress, RunFolder, Status, Trainer, write_whole};
+use crate::trainer::{Callback, Control, Progress, RunFolder, Status, StopAfter, Trainer, write_whole};
 use crate::verify_resume::{Report, across_modes, verify};
 
 #[derive(Debug, Args)]
@@ -50,6 +51,12 @@ pub(super) struct TrainArgs {
     /// native, compiled or auto, whatever [compiler] says
     #[arg(long, value_name = "MODE")]
     compiler: Option<CompilerMode>,
+    /// Also write steps.jsonl: the time of every step by part
+    #[arg(long)]
+    step_times: bool,
+    /// End after this many steps; the learning rate stays that of the whole run
+    #[arg(long, value_name = "N")]
+    stop_after: Option<NonZeroU64>,
 }
 
 #[derive(Debug, Args)]
@@ -65,6 +72,7 @@ pub(super) struct InitArgs {
 
 pub(super) fn run_init(args: &InitArgs) -> Result<()> {
     let task = Task::from_name(&args.task)?;
+    check_model(task, &args.model)?;
     let path = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("{task}.toml")));
     let file = OpenOptions::new().write(true).create_new(true).open(&path);
     let written = file.and_then(|mut file| file.write_all(template(task, &args.model).as_bytes()));
@@ -125,7 +133,12 @@ pub(super) fn resolve(config: RunConfig) -> Result<RunPlan> {
 }
 
 pub(super) fn plan(args: &ConfigArgs) -> Result<()> {
-    say(load_plan(args)?.describe())
+    let plan = load_plan(args)?;
+    say(plan.describe())?;
+    match RunFolder::check(&plan.config) {
+        Ok(_) => Ok(()),
+        Err(error) => say(format!("`kiln train` would refuse: {error}")),
+    }
 }
 
 pub(super) fn train(args: &TrainArgs) -> Result<()> {
@@ -147,7 +160,12 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
         say(format!("loaded {} tensors", report.loaded))?;
         report.lines().iter().try_for_each(say)?;
     }
-    let output = trainer.with_callback(Printer::new()).train()?;
+    let trainer = if args.step_times { trainer.with_step_times() } else { trainer };
+    let mut trainer = trainer.with_callback(Printer::new());
+    if let Some(steps) = args.stop_after {
+        trainer = trainer.with_callback(StopAfter(steps.get()));
+    }
+    let output = trainer.train()?;
     if output.was_complete {
         say(format!("complete after step {}, nothing to continue: {}", output.step, folder.display()))?;
         return say(output.summary.to_dict());

@@ -76,3 +76,16 @@ pub trait Callback {
     /// After the last step, when everything is written.
     fn on_train_end(&mut self, progress: &Progress, summary: &Record) {}
 }
+
+/// Ends the run after a number of steps, as if the plan ended there; the schedule stays that of the whole plan.
+#[derive(Debug, Clone, Copy)]
+pub struct StopAfter(
+    /// The steps.
+    pub u64,
+);
+
+impl Callback for StopAfter {
+    fn on_step_end(&mut self, progress: &Progress, control: &mut Control) {
+        control.should_training_stop |= progress.step >= self.0;
+    }
+}

@@ -9,6 +9,7 @@ mod evaluate;
 mod fault;
 mod guard;
 mod history;
+pub mod laps;
 mod output;
 mod panics;
 mod promise;
@@ -30,7 +31,7 @@ use kiln_models::Model;
 use kiln_models::weights::{LoadReport, load};
 
 use crate::compiler::auto;
-use crate::config::{CompilerMode, Integration};
+use crate::config::{CompilerMode, DeviceKind, Integration};
 use crate::data::loader::{Loader, LoaderOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::execution::{read_scalars, seed_for};
@@ -42,13 +43,14 @@ use crate::signals;
 use crate::task::DeviceBatch;
 use guard::{Guard, Reading};
 use history::write_trainer_state;
+use laps::{Laps, Part};
 use run::{Run, finish_saving};
 use run_log::RunLog;
 use shapes::Shape;
 use tensorboard::TensorBoard;
 
 pub use best::Best;
-pub use callback::{Callback, Control, Progress};
+pub use callback::{Callback, Control, Progress, StopAfter};
 pub use evaluate::{Evaluation, evaluate};
 pub use output::{RunFolder, write_whole};
 pub use promise::Promise;
@@ -62,6 +64,7 @@ pub struct Trainer {
     device: Device,
     callbacks: Vec<Box<dyn Callback>>,
     load_report: Option<LoadReport>,
+    step_times: bool,
     /// What it does is looked at and thrown away: no model is written at the end.
     rehearsal: bool,
 }
@@ -103,7 +106,8 @@ impl Trainer {
         // Drawn now, from the seed alone: the first forward pass draws dropout too, in another order in every mode.
         model.visit(&mut Drawn);
         let optimizer = Optimizer::new(plan.optimizer, &plan.groups, &model).with_ops(plan.ops);
-        Ok(Self { plan, model, optimizer, device, callbacks: Vec::new(), load_report, rehearsal: false })
+        let (callbacks, step_times, rehearsal) = (Vec::new(), false, false);
+        Ok(Self { plan, model, optimizer, device, callbacks, load_report, step_times, rehearsal })
     }
 
     /// A trainer whose steps are looked at and thrown away: it writes no model.
@@ -116,6 +120,13 @@ impl Trainer {
     #[must_use]
     pub fn with_callback(mut self, callback: impl Callback + 'static) -> Self {
         self.callbacks.push(Box::new(callback));
+        self
+    }
+
+    /// Also writes `steps.jsonl` into the run folder: the time of every step by part; see [`laps`].
+    #[must_use]
+    pub fn with_step_times(mut self) -> Self {
+        self.step_times = true;
         self
     }
 
@@ -183,10 +194,15 @@ impl Trainer {
         let mut loader = self.train_loader()?;
         loader.seek(run.position);
         let mut epoch_begins = true;
+        let mut laps = match self.step_times {
+            true => Laps::create(folder.path(), &run.progress, self.plan.device.kind == DeviceKind::Cpu)?,
+            false => Laps::off(),
+        };
         self.callbacks.iter_mut().for_each(|callback| callback.on_train_begin(&self.plan));
         if run.pending_evaluation {
             self.evaluate_and_record(folder, run)?;
         }
+        laps.lap(Part::Evaluation);
         if let Some(signal) = signals::received() {
             return Err(signal.error("stopped before the first step"));
         }
@@ -207,9 +223,13 @@ impl Trainer {
                 self.device.seed(seed_for(trainer.seed, "dropout", run.progress.step, micro as u64));
                 run.shapes.see(Shape::of(&loaded.batch));
                 let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.device)?;
+                laps.shape([loaded.batch.rows, loaded.batch.seq_len]);
+                laps.lap(Part::Data);
                 let loss = batch.loss_of(&self.model, true, &self.plan.loss)?;
+                laps.lap(Part::Forward);
                 let grads = GradientsParams::from_grads(loss.sum.backward(), &self.model);
                 accumulator.accumulate(&self.model, grads);
+                laps.lap(Part::Backward);
                 let sum = loss.sum.inner();
                 loss_sum = Some(match loss_sum {
                     Some(total) => total + sum,
@@ -243,6 +263,7 @@ impl Trainer {
             let empty = Model::new(&self.plan.model_config, self.plan.task.head(), &self.device)?;
             let model = std::mem::replace(&mut self.model, empty);
             self.model = self.optimizer.step(model, grads, &scale, lr);
+            laps.lap(Part::Update);
             self.callbacks.iter_mut().for_each(|callback| callback.on_optimizer_step(&run.progress, &self.model));
             let loss = loss_sum * (1.0 / divisor);
             run.guard.step(&loss, &grad_norm);
@@ -266,9 +287,11 @@ impl Trainer {
             if logs {
                 self.log(folder, run, &step_values, loader.data_wait())?;
             }
+            laps.lap(Part::Sync);
             let evaluates = self.evaluates_after(step, epoch_ended, last) || run.control.should_evaluate;
             if evaluates {
                 self.evaluate_and_record(folder, run)?;
+                laps.lap(Part::Evaluation);
             }
             let limit = self.plan.steps.max_duration;
             let out_of_time = !last && limit.is_some_and(|limit| run.clock.start.elapsed() >= limit);
@@ -278,7 +301,9 @@ impl Trainer {
             if saves || out_of_time || signal.is_some() {
                 step_values.read_finite(run)?;
                 self.save(folder, run)?;
+                laps.lap(Part::Save);
             }
+            laps.end_step(&run.progress, logs)?;
             if let Some(signal) = signal {
                 finish_saving(run)?;
                 return Err(signal

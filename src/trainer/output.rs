@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::metrics::{MetricsFile, Record};
 use crate::model_folder::architecture;
 use crate::plan::RunPlan;
+use crate::provenance::{self, Provenance};
 
 /// What a run writes into its folder; `overwrite` removes these and nothing else.
 const ENTRIES: &[&str] = &[
@@ -32,6 +33,8 @@ const ENTRIES: &[&str] = &[
     compiler::auto::FILE,
     fault::FOLDER,
     run_log::FILE,
+    super::laps::FILE,
+    provenance::FILE,
     tensorboard::FOLDER,
 ];
 
@@ -157,6 +160,7 @@ impl RunFolder {
             removed.map_err(|error| io("remove", &entry, &error))?;
         }
         write_whole(&path.join("plan.toml"), plan.to_toml()?.as_bytes())?;
+        Provenance::of(plan).write(&path)?;
         let seconds = found.as_ref().map_or(0.0, |found| found.state.seconds);
         let metrics = match &found {
             Some(found) => MetricsFile::open_with(&path, found.state.metrics_rows)?,

@@ -1,0 +1,138 @@
+//! `kiln compare` and `kiln report`: whether compiling a run is worth it, measured, and shown again from finished runs.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::say;
+use super::training::resolve;
+use crate::compare::arms::{Sweep, Wanted};
+use crate::compare::run::{Options, run};
+use crate::compare::{Gate, Report, saved};
+use crate::config::RunConfig;
+use crate::error::{Error, Result};
+use crate::report;
+
+#[derive(Debug, Args)]
+pub(super) struct CompareArgs {
+    #[command(flatten)]
+    config: super::training::ConfigArgs,
+    /// The folder of the comparison; the config's run folder with -compare when it is left out
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+    /// Some of native, compiled, native-large, compiled-large
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    arms: Vec<String>,
+    /// The micro-batch of the -large arms, for the 2 x 2
+    #[arg(long, value_name = "N")]
+    compiled_batch: Option<usize>,
+    /// Optimizer steps of each run
+    #[arg(long, value_name = "N", default_value_t = 24)]
+    steps: usize,
+    /// Runs of each arm
+    #[arg(long, value_name = "N", default_value_t = 7)]
+    repeats: usize,
+    /// Also an arm with each part of the compiler off
+    #[arg(long)]
+    ablate: bool,
+    /// Also both modes at every batch and block, as in batch=4,8,block=64,128
+    #[arg(long, value_name = "POINTS")]
+    sweep: Option<Sweep>,
+    /// What an hour of this machine costs
+    #[arg(long, value_name = "PRICE")]
+    price_per_hour: Option<f64>,
+    /// The loss to race to; when it is left out, one that all arms reach
+    #[arg(long, value_name = "LOSS")]
+    target_loss: Option<f64>,
+    /// Conditions for exit code 0, as in speedup>=1.2,loss_delta<=1e-3
+    #[arg(long, value_name = "CLAUSES")]
+    gate: Option<Gate>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ReportArgs {
+    /// The folder of a comparison, or finished runs; the first is what the others are compared with
+    #[arg(required = true, value_name = "RUN")]
+    runs: Vec<PathBuf>,
+    /// The folder that gets the report; the comparison's own, or `report`, when it is left out
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+    /// What an hour of the machine costs
+    #[arg(long, value_name = "PRICE")]
+    price_per_hour: Option<f64>,
+    /// The loss to race to; when it is left out, one that all arms reach
+    #[arg(long, value_name = "LOSS")]
+    target_loss: Option<f64>,
+    /// Conditions for exit code 0, as in speedup>=1.2,loss_delta<=1e-3
+    #[arg(long, value_name = "CLAUSES")]
+    gate: Option<Gate>,
+}
+
+pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
+    let at_least = |name: &str, given: usize, least: usize, why: &str| {
+        let message = format!("--{name}: expected at least {least}, got {given}");
+        if given < least { Err(Error::config(message).help(why)) } else { Ok(()) }
+    };
+    at_least("steps", args.steps, 8, "the first steps are the warm-up, and at least 3 windows must follow")?;
+    at_least("repeats", args.repeats, 2, "one run cannot tell how much runs differ")?;
+    if let Some(batch) = args.compiled_batch {
+        at_least("compiled-batch", batch, 1, "it is the micro-batch of the -large arms")?;
+    }
+    check_price(args.price_per_hour)?;
+    let mut config = RunConfig::load_with(&args.config.file, &args.config.set).map_err(|error| {
+        if args.config.file.is_dir() { error.help("`kiln report RUN..` reports on finished runs") } else { error }
+    })?;
+    // The compiler is what is compared: a config that switches it on has no native arm of its own.
+    config.set_compiler(crate::config::CompilerMode::Native);
+    let options = Options {
+        title: format!("{}: native against compiled", args.config.file.display()),
+        config,
+        out: args.out.clone(),
+        wanted: Wanted {
+            arms: args.arms.clone(),
+            compiled_batch: args.compiled_batch,
+            ablate: args.ablate,
+            sweep: args.sweep.clone().unwrap_or_default(),
+        },
+        steps: args.steps,
+        repeats: args.repeats,
+        price_per_hour: args.price_per_hour,
+        target_loss: args.target_loss,
+    };
+    let (report, out, error) = run(&options, &resolve, &mut |line| say(line))?;
+    show(&report, &out)?;
+    if let Some(error) = error {
+        return Err(error);
+    }
+    args.gate.as_ref().map_or(Ok(()), |gate| gate.check(&report))
+}
+
+pub(super) fn run_report(args: &ReportArgs) -> Result<()> {
+    check_price(args.price_per_hour)?;
+    let (report, own) = saved::report(&args.runs, args.price_per_hour, args.target_loss)?;
+    let out = args.out.clone().or(own).unwrap_or_else(|| PathBuf::from("report"));
+    let used = std::fs::read_dir(&out).is_ok_and(|mut entries| entries.next().is_some());
+    if used && !out.join("report.json").exists() && !out.join(crate::compare::run::FILE).exists() {
+        return Err(Error::config(format!("{} is not empty and holds no report of Kiln's", out.display()))
+            .help("name another folder with --out FOLDER"));
+    }
+    report::write(&report, &out)?;
+    show(&report, &out)?;
+    args.gate.as_ref().map_or(Ok(()), |gate| gate.check(&report))
+}
+
+fn check_price(price: Option<f64>) -> Result<()> {
+    match price {
+        Some(price) if !(price.is_finite() && price >= 0.0) => {
+            Err(Error::config(format!("--price-per-hour: expected a number from 0, got {price}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn show(report: &Report, out: &std::path::Path) -> Result<()> {
+    let width = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).unwrap_or(110);
+    say("")?;
+    say(report::terminal(report, width).trim_end())?;
+    say(format!("report: {}", out.join("report.html").display()))
+}

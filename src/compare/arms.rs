@@ -1,0 +1,287 @@
+//! Which arms a comparison has, and the config that each of them trains.
+
+use std::str::FromStr;
+
+use super::{ArmRuns, Role};
+use crate::config::{CompilerMode, EvalStrategy, OnExisting, RunConfig, SaveStrategy, Switch};
+use crate::error::{Error, Result, nearest};
+
+/// The names for `--arms`.
+const NAMES: [&str; 4] = ["native", "compiled", "native-large", "compiled-large"];
+
+const BATCH: &str = "trainer.per_device_train_batch_size";
+const ACCUMULATION: &str = "trainer.gradient_accumulation_steps";
+const BLOCK: &str = "data.block_size";
+
+/// What is to be compared.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Names of the 2 x 2; empty means those that can be run.
+    pub arms: Vec<String>,
+    /// The batch of the `-large` arms.
+    pub compiled_batch: Option<usize>,
+    /// Also an arm with each column of the compiler off.
+    pub ablate: bool,
+    /// Also both modes at these points.
+    pub sweep: Sweep,
+}
+
+/// The points of `--sweep batch=4,8,block=64,128`: every batch with every block.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Sweep {
+    batch: Vec<usize>,
+    block: Vec<usize>,
+}
+
+impl FromStr for Sweep {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let form = |what: &str| {
+            Error::config(format!("--sweep: {what} in {text:?}"))
+                .help("expected lists of whole numbers from 1, as in --sweep batch=4,8,16,block=64,128")
+        };
+        let mut sweep = Self::default();
+        let mut list = None;
+        for part in text.split(',') {
+            let value = match part.split_once('=') {
+                Some((name, value)) => {
+                    list = Some(match name.trim() {
+                        "batch" => &mut sweep.batch,
+                        "block" => &mut sweep.block,
+                        other => return Err(form(&format!("expected batch or block, got {other:?}"))),
+                    });
+                    value
+                }
+                None => part,
+            };
+            let number = value.trim().parse::<usize>().ok().filter(|number| *number > 0);
+            let number =
+                number.ok_or_else(|| form(&format!("expected a whole number from 1, got {:?}", value.trim())))?;
+            list.as_mut().ok_or_else(|| form("expected batch=.. or block=.."))?.push(number);
+        }
+        Ok(sweep)
+    }
+}
+
+impl Sweep {
+    /// Every batch with every block; none where that is not swept.
+    fn points(&self) -> Vec<(Option<usize>, Option<usize>)> {
+        let or_none = |list: &[usize]| match list {
+            [] => vec![None],
+            list => list.iter().copied().map(Some).collect(),
+        };
+        let blocks = or_none(&self.block);
+        let points = or_none(&self.batch).into_iter().flat_map(|batch| blocks.iter().map(move |block| (batch, *block)));
+        points.filter(|point| *point != (None, None)).collect()
+    }
+}
+
+/// An arm before it has run.
+#[derive(Debug, Clone)]
+pub struct Arm {
+    /// The mode, which decides the program.
+    pub mode: CompilerMode,
+    /// What it trains; folder, seed, evaluation and saving are set for each run.
+    pub config: RunConfig,
+    /// Its batch need not fit.
+    pub may_fail: bool,
+    /// What the report will know of it.
+    pub runs: ArmRuns,
+}
+
+/// The arms of a comparison of `base` in the order of a repeat: the reference first, itself again last; and what the reader
+/// must know about arms that are left out.
+///
+/// # Errors
+/// Arms that do not exist or that need a batch which was not given.
+pub fn arms(base: &RunConfig, wanted: &Wanted) -> Result<(Vec<Arm>, Vec<String>)> {
+    for name in &wanted.arms {
+        if !NAMES.contains(&name.as_str()) {
+            let near = nearest(name, NAMES).map_or_else(String::new, |near| format!("did you mean `{near}`? "));
+            return Err(Error::config(format!("--arms: unknown arm `{name}`"))
+                .help(format!("{near}expected some of {}", NAMES.join(", "))));
+        }
+    }
+    let wants = |name: &str| wanted.arms.iter().any(|wanted| wanted == name);
+    if !wanted.arms.is_empty() && (!wants("native") || wanted.arms.len() < 2) {
+        return Err(Error::config(
+            "--arms: expected native, which the others are compared with, and at least one other",
+        )
+        .help("for example --arms native,compiled"));
+    }
+    let large = |name: &str| name.ends_with("-large");
+    if wanted.compiled_batch.is_none() && wanted.arms.iter().any(|name| large(name)) {
+        return Err(Error::config("--arms: native-large and compiled-large need the compiled batch")
+            .help("give it with --compiled-batch N"));
+    }
+    let mut notes = Vec::new();
+    let micro = base.trainer.per_device_train_batch_size;
+    let compiled_batch = match wanted.compiled_batch {
+        Some(batch) if batch != micro => Some(batch),
+        Some(_) => {
+            notes.push(format!("the compiled batch is the native one, {micro}: there is no batch share"));
+            None
+        }
+        None => {
+            notes.push(format!(
+                "no compiled batch is known (--compiled-batch N): both modes ran at the native batch of {micro}, and there \
+                 is no batch share"
+            ));
+            None
+        }
+    };
+    let mut all = Vec::new();
+    let mut add =
+        |name: String, label: String, role: Role, mode: CompilerMode, config: RunConfig, point: Option<String>| {
+            let changed = |key: &str, changed: bool| changed.then(|| key.to_owned());
+            let changes = [
+                changed(BATCH, config.trainer.per_device_train_batch_size != micro),
+                changed(
+                    ACCUMULATION,
+                    config.trainer.gradient_accumulation_steps != base.trainer.gradient_accumulation_steps,
+                ),
+                changed(BLOCK, config.data.block_size != base.data.block_size),
+            ];
+            let (changes, runs) = (changes.into_iter().flatten().collect(), Vec::new());
+            let runs = ArmRuns { name, label, role, changes, point, runs, process_seconds: Vec::new(), failure: None };
+            let mut config = config;
+            config.set_compiler(mode);
+            all.push(Arm { mode, config, may_fail: role == Role::NativeLarge, runs });
+        };
+    let wants = |name: &str| wanted.arms.is_empty() || wants(name);
+    let at = |batch: usize| format!("batch {batch}");
+    let (native, compiled) = (CompilerMode::Native, CompilerMode::Compiled);
+    add("native".into(), format!("native, {}", at(micro)), Role::Reference, native, base.clone(), None);
+    if wants("compiled") {
+        add("compiled".into(), format!("compiled, {}", at(micro)), Role::Compiled, compiled, base.clone(), None);
+    }
+    if let Some(batch) = compiled_batch {
+        let (config, how) = with_batch(base, batch);
+        notes.push(how);
+        let point = Some(format!("b{batch}"));
+        if wants("native-large") {
+            let label = format!("native, {}", at(batch));
+            add("native-large".into(), label, Role::NativeLarge, native, config.clone(), point.clone());
+        }
+        if wants("compiled-large") {
+            let label = format!("compiled, {}", at(batch));
+            add("compiled-large".into(), label, Role::CompiledLarge, compiled, config, point);
+        }
+    }
+    if wanted.ablate {
+        let mut config = base.clone();
+        config.compiler.get_or_insert_default().fused_ops = Switch::Off.into();
+        let label = "compiled without Kiln's fused operators".into();
+        add("compiled-no-fused-ops".into(), label, Role::Ablation, compiled, config, None);
+        notes.push(
+            "ablation: of the compiler's columns the CPU has one, Kiln's fused operators; fusion, autotune and the \
+                    captured step are not available there"
+                .into(),
+        );
+    }
+    for (batch, block) in wanted.sweep.points() {
+        let mut config = batch.map_or_else(|| base.clone(), |batch| with_batch(base, batch).0);
+        config.data.block_size = block.or(config.data.block_size);
+        let names = [batch.map(|batch| format!("b{batch}")), block.map(|block| format!("s{block}"))];
+        let point = names.into_iter().flatten().collect::<Vec<_>>().join("-");
+        let text = [batch.map(|batch| format!("batch {batch}")), block.map(|block| format!("block {block}"))];
+        let text = text.into_iter().flatten().collect::<Vec<_>>().join(", ");
+        for mode in [native, compiled] {
+            let (name, label) = (format!("{mode}-{point}"), format!("{mode}, {text}"));
+            add(name, label, Role::Sweep, mode, config.clone(), Some(point.clone()));
+        }
+    }
+    add("native-again".into(), format!("native, {}, again", at(micro)), Role::Again, native, base.clone(), None);
+    Ok((all, notes))
+}
+
+/// `base` with another micro-batch: the global batch stays where it can, else it grows with the micro-batch.
+fn with_batch(base: &RunConfig, batch: usize) -> (RunConfig, String) {
+    let mut config = base.clone();
+    let trainer = &mut config.trainer;
+    let (micro, accumulation) = (trainer.per_device_train_batch_size, trainer.gradient_accumulation_steps);
+    let global = micro * accumulation;
+    trainer.per_device_train_batch_size = batch;
+    let how = if global.is_multiple_of(batch) {
+        trainer.gradient_accumulation_steps = global / batch;
+        format!("batch {batch}: the global batch stays, {global} = {batch} x {} micro-batches", global / batch)
+    } else {
+        format!(
+            "batch {batch}: the global batch grows from {global} to {batch} x {accumulation} = {}; the learning rate is \
+             not scaled",
+            batch * accumulation
+        )
+    };
+    (config, how)
+}
+
+/// The config of one run of an arm: the schedule and the data of the config, and no evaluation, saving or text sample but
+/// in the first repeat, where evaluation and saving are measured.
+pub(super) fn run_config(arm: &Arm, folder: std::path::PathBuf, repeat: usize, logging_steps: usize) -> RunConfig {
+    let mut config = arm.config.clone();
+    config.run.output_dir = folder;
+    config.run.on_existing = OnExisting::Fail;
+    config.generation = None;
+    let trainer = &mut config.trainer;
+    let evaluates = trainer.eval_strategy != EvalStrategy::No && repeat == 0;
+    let saves = trainer.save_strategy != SaveStrategy::No && repeat == 0;
+    trainer.eval_strategy = if evaluates { EvalStrategy::Epoch } else { EvalStrategy::No };
+    trainer.save_strategy = if saves { SaveStrategy::Epoch } else { SaveStrategy::No };
+    (trainer.eval_steps, trainer.eval_on_start, trainer.load_best_model_at_end) = (None, false, false);
+    (trainer.metric_for_best_model, trainer.greater_is_better) = (None, None);
+    (trainer.early_stopping_patience, trainer.early_stopping_threshold) = (None, 0.0);
+    (trainer.max_minutes, trainer.logging_steps) = (None, Some(logging_steps.into()));
+    trainer.report_to.clear();
+    // Every repeat learns from other weights and another order, so that the loss has a band; all arms of it from the same.
+    trainer.data_seed = trainer.data_seed.map(|seed| seed + repeat as u64);
+    trainer.seed += repeat as u64;
+    config
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn names(wanted: &Wanted) -> Vec<String> {
+        arms(&RunConfig::default(), wanted).unwrap().0.into_iter().map(|arm| arm.runs.name).collect()
+    }
+
+    #[test]
+    fn the_two_by_two_needs_a_compiled_batch() {
+        assert_eq!(names(&Wanted::default()), ["native", "compiled", "native-again"]);
+        let wanted = Wanted { compiled_batch: Some(12), ..Wanted::default() };
+        assert_eq!(names(&wanted), ["native", "compiled", "native-large", "compiled-large", "native-again"]);
+        let (all, notes) = arms(&RunConfig::default(), &wanted).unwrap();
+        assert_eq!(all[2].runs.changes, [BATCH]);
+        assert!(notes[0].contains("grows from 8 to 12 x 1 = 12"), "{notes:?}");
+        let mut base = RunConfig::default();
+        base.trainer.gradient_accumulation_steps = 4;
+        let (all, notes) = arms(&base, &Wanted { compiled_batch: Some(16), ..Wanted::default() }).unwrap();
+        assert_eq!(all[3].runs.changes, [BATCH, ACCUMULATION]);
+        assert!(notes[0].contains("32 = 16 x 2 micro-batches"), "{notes:?}");
+    }
+
+    #[test]
+    fn sweeps_pair_the_modes_at_every_point() {
+        let sweep = "batch=2,4,block=16".parse::<Sweep>().unwrap();
+        let wanted = Wanted { sweep, ..Wanted::default() };
+        let swept = names(&wanted).into_iter().filter(|name| name.contains("-b")).collect::<Vec<_>>();
+        assert_eq!(swept, ["native-b2-s16", "compiled-b2-s16", "native-b4-s16", "compiled-b4-s16"]);
+        for bad in ["", "4", "batch=", "batch=0", "batch=four", "size=4"] {
+            assert!(bad.parse::<Sweep>().unwrap_err().to_string().contains("--sweep"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn arms_are_checked() {
+        let message = |list: &[&str]| {
+            let wanted = Wanted { arms: list.iter().map(|name| (*name).into()).collect(), ..Wanted::default() };
+            arms(&RunConfig::default(), &wanted).unwrap_err().to_string()
+        };
+        assert!(message(&["native", "compild"]).contains("did you mean `compiled`?"));
+        assert!(message(&["compiled"]).contains("expected native"));
+        assert!(message(&["native", "compiled-large"]).contains("--compiled-batch"));
+    }
+}

@@ -1,0 +1,109 @@
+//! What follows from the comparisons: shares of the speed-up, the step at which compiling has paid for itself, the ceiling.
+
+use serde::Serialize;
+
+use super::{ArmReport, Comparison, Role, WholeRun};
+
+/// Figures that are none where an arm is missing or must not be compared.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Derived {
+    /// Native at the native batch / compiled at the compiled batch, time per example: `compiler_share x batch_share`.
+    pub total_speedup: Option<f64>,
+    /// Compiled against native at the native batch.
+    pub compiler_share: Option<f64>,
+    /// Compiled at the compiled batch against compiled at the native batch.
+    pub batch_share: Option<f64>,
+    /// Native at the compiled batch against native at the native batch: what the batch alone gives.
+    pub native_batch_share: Option<f64>,
+    /// `batch_share / native_batch_share`: above 1 the compiler gains from the batch more than native does.
+    pub interaction: Option<f64>,
+    /// Steps after which the compiled run is ahead, with its warm-up of the first run, nothing tuned; none when never.
+    pub break_even_step: Option<f64>,
+    /// The same with what earlier runs have tuned.
+    pub break_even_step_later: Option<f64>,
+    /// The most that any compiler could give at this batch: `step / (step - forward - backward - update)` (Amdahl).
+    pub ceiling: Option<f64>,
+    /// Share of the native step that a compiler works on: forward, backward and update.
+    pub compute_share: Option<f64>,
+    /// The loss that the arms' seconds to the target are about.
+    pub target_loss: Option<f64>,
+    /// One sentence for whoever decides.
+    pub advice: Option<String>,
+}
+
+/// Derives them.
+pub(super) fn derive(
+    arms: &[ArmReport],
+    comparisons: &[Comparison],
+    whole: Option<WholeRun>,
+    target_loss: Option<f64>,
+) -> Derived {
+    let speedup = |role: Role| {
+        let arm = arms.iter().find(|arm| arm.role == role)?;
+        comparisons.iter().find(|comparison| comparison.arm == arm.name)?.speedup.map(|speedup| speedup.ratio)
+    };
+    let (compiled, large) = (speedup(Role::Compiled), speedup(Role::CompiledLarge));
+    let native_batch_share = speedup(Role::NativeLarge);
+    let batch_share = compiled.zip(large).map(|(compiled, large)| large / compiled);
+    let native = arms.iter().find(|arm| arm.role == Role::Reference);
+    let other = arms.iter().find(|arm| arm.role == Role::Compiled);
+    let budget = native.and_then(|arm| arm.budget_ms.as_ref());
+    let compute = budget.map(|b| (b.forward + b.backward + b.update, b.data + b.sync));
+    let pays = |warmup: fn(&ArmReport) -> Option<f64>| {
+        compiled?;
+        let (native, compiled) = (native?, other?);
+        let gain = (native.step_ms_p50? - compiled.step_ms_p50?) / 1e3;
+        let extra = warmup(compiled)? - warmup(native)?;
+        match (gain > 0.0, extra > 0.0) {
+            (true, true) => Some((extra / gain).ceil()),
+            (true, false) => Some(0.0),
+            (false, _) => None,
+        }
+    };
+    let break_even_step = pays(extra_seconds_first);
+    Derived {
+        total_speedup: large,
+        compiler_share: compiled,
+        batch_share,
+        native_batch_share,
+        interaction: batch_share.zip(native_batch_share).map(|(compiled, native)| compiled / native),
+        break_even_step,
+        break_even_step_later: pays(extra_seconds_later),
+        ceiling: compute.map(|(compute, rest)| (compute + rest) / rest.max(1e-9)),
+        compute_share: compute.map(|(compute, rest)| compute / (compute + rest)),
+        target_loss,
+        advice: advice(comparisons, arms, break_even_step, whole),
+    }
+}
+
+/// Seconds that a run takes besides its steady steps.
+fn extra_seconds_first(arm: &ArmReport) -> Option<f64> {
+    Some(arm.warmup_seconds_first? + arm.startup_seconds.unwrap_or(0.0))
+}
+
+fn extra_seconds_later(arm: &ArmReport) -> Option<f64> {
+    Some(arm.warmup_seconds_later.or(arm.warmup_seconds_first)? + arm.startup_seconds.unwrap_or(0.0))
+}
+
+fn advice(
+    comparisons: &[Comparison],
+    arms: &[ArmReport],
+    break_even: Option<f64>,
+    whole: Option<WholeRun>,
+) -> Option<String> {
+    use super::verdict::Word;
+    let arm = arms.iter().find(|arm| arm.role == Role::Compiled)?;
+    let comparison = comparisons.iter().find(|comparison| comparison.arm == arm.name)?;
+    let steps = whole?.steps;
+    Some(match (comparison.verdict, break_even) {
+        (Word::Faster, Some(step)) if step <= steps as f64 => format!(
+            "this run has {steps} steps and compiling has paid for its start after step {step}: train it compiled"
+        ),
+        (Word::Faster, Some(step)) => {
+            format!("this run has {steps} steps and compiling would pay after step {step}: stay native")
+        }
+        (Word::Slower, _) => "compiling makes this run slower: stay native".into(),
+        (Word::Same, _) => "compiling makes no measurable difference here".into(),
+        _ => return None,
+    })
+}

@@ -1,0 +1,62 @@
+//! Whether two arms with the same batch, data and seed learn the same: their losses at equal steps. A speed-up of something
+//! that learns differently is none.
+
+use serde::Serialize;
+
+use super::measured::MeasuredRun;
+
+/// Relative difference at any of the first [`STEPS`] steps that rounding in another order may make in f32, without dropout.
+/// The fused operators stay within 1e-5 over 14 steps (`tests/compiler.rs`); the rest is room for the growth of small
+/// differences through the updates.
+const LIMIT: f64 = 1e-3;
+
+/// With dropout the two forms draw other masks, so only the mean loss can be compared, and it differs by their noise. This
+/// finds gross faults, no more.
+const LIMIT_DROPOUT: f64 = 2e-2;
+
+/// Steps within which single losses are compared: training is chaotic, so later ones drift apart by themselves.
+const STEPS: usize = 50;
+
+/// See the top of this file.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Parity {
+    /// Largest |difference| of the losses at equal steps, over the repeats.
+    pub max_delta: f64,
+    /// What is compared with the limit: the largest relative difference of single losses, or of their means with dropout.
+    pub relative: f64,
+    /// The limit.
+    pub limit: f64,
+    /// Losses that were compared, of all repeats.
+    pub losses: usize,
+    /// The arms drop out, so means were compared.
+    pub by_mean: bool,
+    /// Whether the limit was kept.
+    pub passed: bool,
+}
+
+/// Compares two arms repeat by repeat; none when there is no step that both have logged.
+pub fn parity(a: &[MeasuredRun], b: &[MeasuredRun]) -> Option<Parity> {
+    let dropout = |run: &MeasuredRun| run.provenance.as_ref().is_none_or(|it| it.dropout);
+    let by_mean = a.iter().chain(b).any(dropout);
+    let (mut max_delta, mut worst, mut losses) = (0.0f64, 0.0f64, 0);
+    for (a, b) in a.iter().zip(b) {
+        let equal = a.losses.iter().flat_map(|a| b.losses.iter().find(|b| b.step == a.step).map(|b| (a.loss, b.loss)));
+        let pairs = equal.take(STEPS).collect::<Vec<_>>();
+        losses += pairs.len();
+        for (a, b) in &pairs {
+            // NaN on one side only is a difference like no other.
+            let delta = if a.is_nan() != b.is_nan() { f64::INFINITY } else { (a - b).abs() };
+            max_delta = max_delta.max(delta);
+            if !by_mean {
+                worst = worst.max(delta / a.abs().max(1e-12));
+            }
+        }
+        if by_mean && !pairs.is_empty() {
+            let (left, right) = pairs.iter().fold((0.0, 0.0), |sums, pair| (sums.0 + pair.0, sums.1 + pair.1));
+            let relative = (left / right - 1.0).abs();
+            worst = worst.max(if relative.is_nan() { f64::INFINITY } else { relative });
+        }
+    }
+    let limit = if by_mean { LIMIT_DROPOUT } else { LIMIT };
+    (losses > 0).then_some(Parity { max_delta, relative: worst, limit, losses, by_mean, passed: worst <= limit })
+}

@@ -1,0 +1,225 @@
+//! Makes the runs of a comparison: every arm in a process of its own, one after the other, in an order that turns round from
+//! repeat to repeat, so that nothing always comes first. Raw samples stay in the run folders; weights are removed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::analyse::analyse;
+use super::arms::{Wanted, arms, run_config};
+use super::verdict::Word;
+use super::{EXPERIMENT_SCHEMA, Experiment, Report, WholeRun, peak, process};
+use crate::config::{DeviceKind, EvalStrategy, OnExisting, RunConfig, SaveStrategy};
+use crate::error::{Error, Result};
+use crate::plan::RunPlan;
+use crate::report;
+use crate::trainer::{checkpoint, write_whole};
+
+/// The file that keeps an [`Experiment`].
+pub const FILE: &str = "experiment.json";
+
+/// What is compared, and how often.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The config file, for the report's title.
+    pub title: String,
+    /// The config.
+    pub config: RunConfig,
+    /// The folder of the comparison. Default: the config's run folder with `-compare`.
+    pub out: Option<PathBuf>,
+    /// Which arms.
+    pub wanted: Wanted,
+    /// Optimizer steps of each run.
+    pub steps: usize,
+    /// Runs of each arm.
+    pub repeats: usize,
+    /// Price of an hour.
+    pub price_per_hour: Option<f64>,
+    /// The loss to race to.
+    pub target_loss: Option<f64>,
+}
+
+/// Runs the comparison and writes its report. `plan` makes a plan of a config; `say` is told how far it is. The second value
+/// is the error that the comparison should end with although there is a report: an arm that failed, or parity that did.
+///
+/// # Errors
+/// Settings that cannot be run in every arm, a folder that is in use, and a signal.
+pub fn run(
+    options: &Options,
+    plan: &dyn Fn(RunConfig) -> Result<RunPlan>,
+    say: &mut dyn FnMut(&str) -> Result<()>,
+) -> Result<(Report, PathBuf, Option<Error>)> {
+    let base = &options.config;
+    let (mut arms, mut notes) = arms(base, &options.wanted)?;
+    let out = match &options.out {
+        Some(out) => out.clone(),
+        None => PathBuf::from(format!("{}-compare", base.output_dir()?.display())),
+    };
+    check(&out, base.run.on_existing)?;
+    // Every arm is planned here first: what one of them cannot run is said before any of them has run. It also tokenises,
+    // so that no arm pays for what the next one finds in the cache.
+    let mut whole = None;
+    let mut peak_of = None;
+    for arm in &arms {
+        let mut config = arm.config.clone();
+        config.run.output_dir = out.clone();
+        let planned = plan(config).map_err(|error| error.at(format_args!("arm {}", arm.runs.name)))?;
+        let block = arm.config.data.block_size.filter(|block| base.data.block_size != Some(*block));
+        if let Some(block) = block.filter(|block| *block != planned.batch.seq_len) {
+            let found = planned.batch.seq_len;
+            return Err(Error::config(format!(
+                "--sweep: arm {}: the data has sequences of {found} tokens, not of {block}, whatever data.block_size says",
+                arm.runs.name
+            ))
+            .help("sweep the batch alone, or lengths that the data and the model have"));
+        }
+        whole.get_or_insert_with(|| whole_run(&planned));
+        peak_of.get_or_insert_with(|| planned.device.clone());
+    }
+    let device = peak_of.ok_or_else(|| Error::config("there is no arm"))?;
+    let is_cpu = device.kind == DeviceKind::Cpu;
+    let logging_steps = if is_cpu { 1 } else { 10 };
+    let total = whole.map_or(options.steps, |whole: WholeRun| whole.steps as usize);
+    let steps = options.steps.min(total);
+    notes.push("token cache: warm, the text was tokenised before the first run".into());
+    notes.push(match is_cpu {
+        true => "tuning cache: the CPU has none, so the first run of an arm is as cold as the later ones".into(),
+        false => "tuning cache: the first run of an arm may be cold, the later ones are warm".into(),
+    });
+    notes.push(format!(
+        "{} runs of {steps} steps an arm, in alternating order; every repeat has another seed, the same in all arms",
+        options.repeats
+    ));
+    say("measuring the device's matrix products")?;
+    let gemm_gflops = Some(peak::gemm_gflops(&device.device)?);
+    clear(&out)?;
+    for repeat in 0..options.repeats {
+        let mut order = (0..arms.len()).collect::<Vec<_>>();
+        if repeat % 2 == 1 {
+            order.reverse();
+        }
+        for index in order {
+            let arm = &mut arms[index];
+            if arm.runs.failure.is_some() {
+                continue;
+            }
+            let relative = Path::new("arms").join(&arm.runs.name).join(format!("repeat-{}", repeat + 1));
+            let folder = out.join(&relative);
+            let above = out.join("arms").join(&arm.runs.name);
+            fs::create_dir_all(&above).map_err(|error| Error::io(format!("create {}", above.display()), &error))?;
+            let file = above.join(format!("repeat-{}.toml", repeat + 1));
+            let config = run_config(arm, folder.clone(), repeat, logging_steps);
+            write_whole(&file, config.to_toml()?.as_bytes())?;
+            let trained = process::train(&process::program(arm.mode)?, &file, steps, &file.with_extension("out"))?;
+            let place = format!("repeat {}/{}  {:<22}", repeat + 1, options.repeats, arm.runs.name);
+            match trained {
+                Ok(seconds) => {
+                    arm.runs.runs.push(relative);
+                    arm.runs.process_seconds.push(seconds);
+                    let read = super::measured::MeasuredRun::read(&folder)?;
+                    let speed = match read.steady.is_empty() {
+                        true => "no steady state".into(),
+                        false => format!("{:.1} ms a step", super::stats::median(&read.step_ms())),
+                    };
+                    say(&format!("{place} {speed:>18}, {seconds:.1} s in all"))?;
+                }
+                Err(mut failure) => {
+                    failure.is_expected = arm.may_fail && failure.exit_code == 4;
+                    say(&format!("{place} failed: {}", failure.message))?;
+                    arm.runs.failure = Some(failure);
+                }
+            }
+            // Weights say nothing about speed and take most of the room.
+            for heavy in ["model", checkpoint::FOLDER] {
+                let _ = fs::remove_dir_all(folder.join(heavy));
+            }
+        }
+    }
+    let experiment = Experiment {
+        schema: EXPERIMENT_SCHEMA.into(),
+        title: options.title.clone(),
+        arms: arms.into_iter().map(|arm| arm.runs).collect(),
+        whole,
+        gemm_gflops,
+        price_per_hour: options.price_per_hour,
+        target_loss: options.target_loss,
+        notes,
+    };
+    let text = serde_json::to_string_pretty(&experiment).map_err(|error| Error::data(format!("{FILE}: {error}")))?;
+    write_whole(&out.join(FILE), (text + "\n").as_bytes())?;
+    let report = analyse(&experiment, &out)?;
+    report::write(&report, &out)?;
+    let error = outcome(&experiment, &report);
+    Ok((report, out, error))
+}
+
+/// The error that a comparison ends with: an arm that failed and was not expected to, or losses that are not equal.
+pub fn outcome(experiment: &Experiment, report: &Report) -> Option<Error> {
+    let failed = experiment.arms.iter().filter_map(|arm| Some((arm, arm.failure.as_ref()?)));
+    if let Some((arm, failure)) = failed.into_iter().find(|(_, failure)| !failure.is_expected) {
+        let message = format!("arm {}: {}", arm.name, failure.message);
+        return Some(match failure.exit_code {
+            1 => Error::io(message, &std::io::Error::other("an arm's process failed")),
+            2 => Error::config(message),
+            3 => Error::data(message),
+            4 => Error::out_of_memory(message),
+            5 => Error::non_finite(message),
+            6 => Error::differs(message),
+            _ => Error::device(message),
+        });
+    }
+    let wrong = |comparison: &&super::Comparison| {
+        let parity = comparison.parity.as_ref().is_some_and(|parity| !parity.passed);
+        comparison.verdict == Word::NotComparable && (parity || !comparison.differences.is_empty())
+    };
+    let wrong = report.comparisons.iter().find(wrong)?;
+    let reason = wrong.reason.as_deref().unwrap_or_default();
+    Some(Error::differs(format!("{} is not comparable with {}: {reason}", wrong.arm, wrong.against)))
+}
+
+/// What the config's own run would be.
+fn whole_run(plan: &RunPlan) -> WholeRun {
+    let steps = plan.steps.total as u64;
+    let (per_epoch, trainer) = (plan.steps.per_epoch as u64, &plan.config.trainer);
+    let every = |interval: usize| steps.div_ceil(interval as u64);
+    let evaluations = match trainer.eval_strategy {
+        EvalStrategy::No => 0,
+        EvalStrategy::Steps => every(plan.eval_steps),
+        EvalStrategy::Epoch => steps.div_ceil(per_epoch),
+    };
+    let saves = match trainer.save_strategy {
+        SaveStrategy::No => 0,
+        SaveStrategy::Steps => every(plan.save_steps),
+        SaveStrategy::Epoch => steps.div_ceil(per_epoch),
+        SaveStrategy::Best => evaluations,
+    };
+    WholeRun { steps, samples: steps * plan.batch.global as u64, evaluations, saves }
+}
+
+/// Refuses a folder with anything in it but a comparison that may be replaced.
+fn check(out: &Path, on_existing: OnExisting) -> Result<()> {
+    let shown = out.display();
+    if out.exists() && !out.is_dir() {
+        return Err(Error::config(format!("{shown} exists and is not a folder")).help("name another with --out FOLDER"));
+    }
+    let occupied = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some());
+    match (occupied, out.join(FILE).exists() || out.join("arms").is_dir(), on_existing) {
+        (false, ..) | (true, true, OnExisting::Overwrite) => Ok(()),
+        (true, true, _) => Err(Error::config(format!("{shown} holds a comparison already"))
+            .help("name another folder with --out FOLDER, or set run.on_existing = \"overwrite\" to replace it")),
+        (true, false, _) => Err(Error::config(format!("{shown} is not empty and holds no comparison of Kiln's"))
+            .help("name another folder with --out FOLDER")),
+    }
+}
+
+/// Makes the folder, without what an earlier comparison left in it.
+fn clear(out: &Path) -> Result<()> {
+    let io = |action: &str, error: &std::io::Error| Error::io(format!("{action} {}", out.display()), error);
+    fs::create_dir_all(out).map_err(|error| io("create", &error))?;
+    for entry in
+        [FILE, "arms"].iter().chain(report::ENTRIES).map(|entry| out.join(entry)).filter(|entry| entry.exists())
+    {
+        let removed = if entry.is_dir() { fs::remove_dir_all(&entry) } else { fs::remove_file(&entry) };
+        removed.map_err(|error| io("clear", &error))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,165 @@
+//! `provenance.json` of a run folder: by which program, on which machine and at how much arithmetic a run was made, so that
+//! runs can be compared later and their differences named. It says nothing about what the run did: that is `plan.toml`.
+
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::{CompilerMode, RunConfig};
+use crate::error::{Error, Result};
+use crate::execution::engine;
+use crate::plan::RunPlan;
+use crate::task::Task;
+use crate::trainer::write_whole;
+use kiln_models::{ModelConfig, Ops};
+use sha2::{Digest, Sha256};
+
+/// The file's name.
+pub const FILE: &str = "provenance.json";
+
+/// The version of Burn that `Cargo.toml` pins.
+const BURN: &str = "0.22.1";
+
+/// See the top of this file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Provenance {
+    /// Kiln's version.
+    pub kiln: String,
+    /// The version of Burn that computes.
+    pub burn: String,
+    /// `release`, or `debug` for a build with debug assertions.
+    pub build: String,
+    /// `native` or `compiled`: what the run computed with.
+    pub mode: String,
+    /// Whether Kiln's fused operators were on.
+    pub fused_ops: bool,
+    /// Kind, index and name of the device.
+    pub device: String,
+    /// The processor's name, where the system tells.
+    pub cpu: Option<String>,
+    /// Threads that the process may use.
+    pub threads: usize,
+    /// The machine's memory in MiB, where the system tells.
+    pub memory_mib: Option<f64>,
+    /// Operating system and architecture.
+    pub system: String,
+    /// SHA-256 of `plan.toml` without `[run]`, so that equal plans are recognised.
+    pub config_sha256: String,
+    /// Whether training drops out anything, so that two forms of a model draw different masks.
+    pub dropout: bool,
+    /// Parameters of the model, tied ones counted once.
+    pub parameters: u64,
+    /// Floating-point operations that training on a token takes; see [`flops_per_token`].
+    pub flops_per_token: f64,
+}
+
+impl Provenance {
+    /// The provenance of a run of `plan` by this process.
+    pub fn of(plan: &RunPlan) -> Self {
+        let compiled = match plan.config.compiler_mode() {
+            CompilerMode::Native => false,
+            CompilerMode::Compiled => true,
+            CompilerMode::Auto => plan.ops == Ops::Fused,
+        };
+        Self {
+            kiln: env!("CARGO_PKG_VERSION").into(),
+            burn: BURN.into(),
+            build: if cfg!(debug_assertions) { "debug" } else { "release" }.into(),
+            mode: if compiled { "compiled" } else { engine() }.into(),
+            fused_ops: plan.ops == Ops::Fused,
+            device: format!("{} {} ({})", plan.device.kind, plan.device.index, plan.device.name),
+            cpu: first_value("/proc/cpuinfo", "model name"),
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            memory_mib: first_value("/proc/meminfo", "MemTotal").and_then(|value| {
+                let kib: f64 = value.split_whitespace().next()?.parse().ok()?;
+                Some(kib / 1024.0)
+            }),
+            system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            config_sha256: fingerprint(&plan.config),
+            dropout: has_dropout(&plan.model_config),
+            parameters: plan.num_parameters as u64,
+            flops_per_token: flops_per_token(plan),
+        }
+    }
+
+    /// Writes `provenance.json` into the run folder.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn write(&self, folder: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self).map_err(|error| Error::data(format!("{FILE}: {error}")))?;
+        write_whole(&folder.join(FILE), (text + "\n").as_bytes())
+    }
+
+    /// Reads it; none for a run folder without it.
+    ///
+    /// # Errors
+    /// A file that is no such file, and the operating system's.
+    pub fn read(folder: &Path) -> Result<Option<Self>> {
+        let path = folder.join(FILE);
+        match fs::read_to_string(&path) {
+            Ok(text) => {
+                let read = serde_json::from_str(&text);
+                read.map(Some).map_err(|error| Error::data(format!("{}: {error}", path.display())))
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(Error::io(format!("read {}", path.display()), &error)),
+        }
+    }
+}
+
+/// Floating-point operations of forward and backward for one token: `6 x` the weights that it is multiplied with (linear
+/// layers and, for language models, the output matrix; embeddings are looked up, not multiplied) `+ 12 x layers x width x
+/// sequence length` for attention, all positions counted, also where a causal mask leaves half of them out (the
+/// convention of PaLM, Chowdhery et al. 2022, appendix B, without its embedding term). Recomputation counts as nothing.
+pub fn flops_per_token(plan: &RunPlan) -> f64 {
+    let (width, layers, _, inner) = plan.model_config.shape();
+    let [width, layers, inner] = [width, layers, inner].map(|size| size as f64);
+    let head = match plan.task {
+        Task::Clm => width * plan.model_config.vocab_size() as f64,
+        Task::Mlm => width * (width + plan.model_config.vocab_size() as f64),
+        _ => 0.0, // one row of logits for a sequence, or two columns: nothing beside the layers
+    };
+    6.0 * (layers * (4.0 * width * width + 2.0 * width * inner) + head)
+        + 12.0 * layers * width * plan.batch.seq_len as f64
+}
+
+fn has_dropout(model: &ModelConfig) -> bool {
+    match model {
+        ModelConfig::Gpt2(c) => [c.resid_pdrop, c.embd_pdrop, c.attn_pdrop].iter().any(|p| *p > 0.0),
+        ModelConfig::Bert(c) => [c.hidden_dropout_prob, c.attention_probs_dropout_prob].iter().any(|p| *p > 0.0),
+    }
+}
+
+fn fingerprint(config: &RunConfig) -> String {
+    let mut config = config.clone();
+    config.run = Default::default();
+    let text = config.to_toml().unwrap_or_default();
+    let digest = Sha256::digest(text.as_bytes());
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The value of the first line `key : value` of a file of `/proc`.
+fn first_value(file: &str, key: &str) -> Option<String> {
+    let text = fs::read_to_string(file).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_of_burn_is_the_pinned_one() {
+        assert!(include_str!("../Cargo.toml").contains(&format!("burn = {{ version = \"={BURN}\"")));
+    }
+
+    #[test]
+    fn values_of_proc_are_found() {
+        assert_eq!(first_value("/nowhere", "MemTotal"), None);
+        #[cfg(target_os = "linux")]
+        assert!(first_value("/proc/meminfo", "MemTotal").is_some_and(|value| value.ends_with("kB")));
+    }
+}

@@ -1,0 +1,96 @@
+//! `report.html`: one file with its style and its charts in it, so that it opens anywhere, without a network and without
+//! scripts. On narrow screens a row of the table becomes a card.
+
+use std::fmt::Write as _;
+
+use super::charts::Chart;
+use super::table::{conclusions, differences, provenance, rows, sentence};
+use crate::compare::Report;
+use crate::compare::verdict::Word;
+
+const STYLE: &str = "\
+:root{color-scheme:light}*{box-sizing:border-box}\
+body{margin:0 auto;max-width:76rem;padding:1rem;font:16px/1.5 system-ui,sans-serif;color:#1b1f24;background:#fff}\
+h1{font-size:1.5rem;margin:.3rem 0;overflow-wrap:anywhere}h2{font-size:1.15rem;margin:1.8rem 0 .5rem}\
+.meta{color:#57606a;margin:0 0 1rem}ul{padding-left:1.2rem;margin:.3rem 0}li{margin:.25rem 0;overflow-wrap:anywhere}\
+.verdicts{list-style:none;padding:0}.verdicts li{border-left:.4rem solid #8c959f;padding:.35rem .7rem;background:#f6f8fa}\
+.verdicts .faster{border-color:#1a7f37}.verdicts .slower{border-color:#cf222e}.verdicts .not{border-color:#9a6700}\
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}\
+th,td{padding:.3rem .6rem;border-bottom:1px solid #d0d7de;text-align:right;vertical-align:top;overflow-wrap:anywhere}\
+th:first-child{text-align:left;font-weight:500;min-width:13rem}thead th{border-bottom:2px solid #57606a;font-weight:600}\
+th.part{padding-left:1.6rem;color:#57606a}\
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,30rem),1fr));gap:1rem}\
+figure{margin:0;border:1px solid #d0d7de;border-radius:.4rem;padding:.5rem;break-inside:avoid}\
+figure svg{width:100%;height:auto;display:block}figcaption{font-size:.9rem;color:#57606a;padding:.3rem}\
+@media(max-width:640px){thead{display:none}tr,th:first-child,td{display:block}\
+tr{border-bottom:1px solid #d0d7de;padding:.4rem 0}th,td{border:0;padding:.1rem .2rem}th.part{padding-left:.2rem}\
+td{display:flex;justify-content:space-between;gap:1rem}td::before{content:attr(data-arm);color:#57606a;text-align:left}}\
+@media print{body{max-width:none;font-size:11px;padding:0}.charts{grid-template-columns:1fr 1fr}\
+h2{break-after:avoid}tr{break-inside:avoid}}";
+
+/// The page.
+pub(super) fn page(report: &Report, charts: &[Chart]) -> String {
+    let mut text = String::new();
+    let mut put = |part: String| writeln!(text, "{part}").expect("writing to a String cannot fail");
+    let title = escape(&report.title);
+    put(format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
+         content=\"width=device-width, initial-scale=1\">\n<link rel=\"icon\" href=\"data:,\">\n<title>Kiln: {title}</title>\n\
+         <style>{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>\n<p class=\"meta\">Kiln's report of {}.</p>",
+        escape(&report.made_at)
+    ));
+    put("<h2>Verdicts</h2>\n<ul class=\"verdicts\">".into());
+    for comparison in report.comparisons.iter().chain(&report.noise) {
+        let class = match comparison.verdict {
+            Word::Faster => "faster",
+            Word::Slower => "slower",
+            Word::Same => "same",
+            Word::NotComparable => "not",
+        };
+        put(format!("<li class=\"{class}\">{}</li>", escape(&sentence(comparison))));
+    }
+    put("</ul>".into());
+    list(&mut put, "What follows", &conclusions(report));
+    put("<h2>Charts</h2>\n<div class=\"charts\">".into());
+    for chart in charts {
+        // The title stands in the chart, so the caption says how to read it.
+        let svg = inline(&chart.svg, chart.title);
+        put(format!("<figure>{svg}<figcaption>{}</figcaption></figure>", escape(&chart.caption)));
+    }
+    put("</div>\n<h2>Figures</h2>\n<table>\n<thead><tr><th></th>".into());
+    report.arms.iter().for_each(|arm| put(format!("<th>{}</th>", escape(&arm.label))));
+    put("</tr></thead>\n<tbody>".into());
+    for row in rows(report) {
+        let class = if row.name.starts_with(' ') { " class=\"part\"" } else { "" };
+        let cells = row.cells.iter().zip(&report.arms);
+        let cells = cells.map(|(cell, arm)| format!("<td data-arm=\"{}\">{}</td>", escape(&arm.name), escape(cell)));
+        put(format!("<tr><th{class}>{}</th>{}</tr>", row.name.trim(), cells.collect::<String>()));
+    }
+    put("</tbody>\n</table>".into());
+    list(&mut put, "Differences of the arms", &differences(report));
+    list(&mut put, "Notes", &report.notes);
+    list(&mut put, "Provenance", &provenance(report));
+    let folders = report.arms.iter().flat_map(|arm| &arm.runs).map(|run| run.display().to_string()).collect::<Vec<_>>();
+    list(&mut put, "Raw samples: metrics.jsonl and steps.jsonl in", &folders);
+    put("</main>\n</body>\n</html>".into());
+    text
+}
+
+fn list(put: &mut impl FnMut(String), title: &str, lines: &[String]) {
+    if lines.is_empty() {
+        return;
+    }
+    put(format!("<h2>{title}</h2>\n<ul>"));
+    lines.iter().for_each(|line| put(format!("<li>{}</li>", escape(line))));
+    put("</ul>".into());
+}
+
+/// The `<svg>` element alone, named for who cannot see it.
+fn inline(svg: &str, title: &str) -> String {
+    let element = svg.find("<svg").map_or(svg, |start| &svg[start..]);
+    element.replacen("<svg ", &format!("<svg role=\"img\" aria-label=\"{}\" ", escape(title)), 1)
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}

@@ -1,0 +1,205 @@
+//! Where the time of every optimizer step goes, by part: `steps.jsonl` of the run folder, written when `kiln train
+//! --step-times` or `kiln compare` asks for it. Without that, a lap is one comparison.
+//!
+//! Convention: wall-clock time of the thread that trains. On the CPU every operation has ended when its call returns, so
+//! the parts are what they say. A device that works asynchronously returns at once from `forward`, `backward` and `update`
+//! and is waited for where a value is read, so there the time appears as `sync`: no synchronisation is added, since it
+//! would slow down what it measures. A step is `synced` when nothing of it is pending at its end, so windows of such a
+//! device end there.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::callback::Progress;
+use crate::error::{Error, Result};
+use crate::execution::device_reads;
+
+/// The file's name.
+pub const FILE: &str = "steps.jsonl";
+
+/// A part of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Waiting for a batch and moving it to the device.
+    Data,
+    /// The model and its loss.
+    Forward,
+    /// Gradients, and their accumulation.
+    Backward,
+    /// Gradient norm, clipping, optimizer.
+    Update,
+    /// Reading values back (waiting for the device) and writing the log row.
+    Sync,
+    /// Evaluation, no training time.
+    Evaluation,
+    /// Reading out and handing over a checkpoint, no training time.
+    Save,
+}
+
+/// One line of `steps.jsonl`. `step_ms` is the training time of the step: all parts but evaluation and saving.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepTimes {
+    /// The step, from 1.
+    pub step: u64,
+    /// Examples of this step.
+    pub samples: u64,
+    /// Attended tokens of this step.
+    pub tokens: u64,
+    /// Milliseconds from the start of the process's training to the end of this step.
+    pub since_start_ms: f64,
+    /// Milliseconds of training, and of its parts.
+    pub step_ms: f64,
+    /// Waiting for batches and moving them to the device.
+    pub data_ms: f64,
+    /// The model and its loss.
+    pub forward_ms: f64,
+    /// Gradients.
+    pub backward_ms: f64,
+    /// Gradient norm, clipping and optimizer.
+    pub update_ms: f64,
+    /// Reading values back and logging.
+    pub sync_ms: f64,
+    /// Evaluation, not part of `step_ms`.
+    pub evaluation_ms: f64,
+    /// Saving, not part of `step_ms`.
+    pub save_ms: f64,
+    /// Reads from the device, without those of evaluation and saving.
+    pub device_reads: u64,
+    /// A batch of the step had a shape that this process had not seen.
+    pub new_shape: bool,
+    /// The device had finished all work of the step when the step ended.
+    pub synced: bool,
+}
+
+/// Measures the parts of steps.
+#[derive(Debug)]
+pub(super) struct Laps(Option<Open>);
+
+#[derive(Debug)]
+struct Open {
+    path: PathBuf,
+    file: BufWriter<File>,
+    start: Instant,
+    last: Instant,
+    is_synchronous: bool,
+    shapes: BTreeSet<[usize; 2]>,
+    before: (u64, u64),
+    reads: u64,
+    step: StepTimes,
+}
+
+impl Laps {
+    /// Measures nothing.
+    pub(super) fn off() -> Self {
+        Self(None)
+    }
+
+    /// Writes `steps.jsonl` into the run folder, from the state `progress` on. `is_synchronous` says that the device has
+    /// ended every operation when the call returns.
+    pub(super) fn create(folder: &Path, progress: &Progress, is_synchronous: bool) -> Result<Self> {
+        let path = folder.join(FILE);
+        let file = File::create(&path).map_err(|error| Error::io(format!("create {}", path.display()), &error))?;
+        let now = Instant::now();
+        Ok(Self(Some(Open {
+            path,
+            file: BufWriter::new(file),
+            start: now,
+            last: now,
+            is_synchronous,
+            shapes: BTreeSet::new(),
+            before: (progress.samples, progress.tokens),
+            reads: device_reads(),
+            step: StepTimes::default(),
+        })))
+    }
+
+    /// A batch of this shape begins: `[rows, tokens]`.
+    pub(super) fn shape(&mut self, shape: [usize; 2]) {
+        if let Some(open) = &mut self.0 {
+            open.step.new_shape |= open.shapes.insert(shape);
+        }
+    }
+
+    /// The time since the last call was spent on `part`.
+    pub(super) fn lap(&mut self, part: Part) {
+        let Some(open) = &mut self.0 else { return };
+        let now = Instant::now();
+        let ms = milliseconds(now - std::mem::replace(&mut open.last, now));
+        let reads = device_reads();
+        let read = reads - std::mem::replace(&mut open.reads, reads);
+        let step = &mut open.step;
+        if !matches!(part, Part::Evaluation | Part::Save) {
+            step.device_reads += read;
+        }
+        *match part {
+            Part::Data => &mut step.data_ms,
+            Part::Forward => &mut step.forward_ms,
+            Part::Backward => &mut step.backward_ms,
+            Part::Update => &mut step.update_ms,
+            Part::Sync => &mut step.sync_ms,
+            Part::Evaluation => &mut step.evaluation_ms,
+            Part::Save => &mut step.save_ms,
+        } += ms;
+    }
+
+    /// The step is over: writes its line. `read` says that a value of it has been read back.
+    pub(super) fn end_step(&mut self, progress: &Progress, read: bool) -> Result<()> {
+        self.lap(Part::Sync);
+        let Some(open) = &mut self.0 else { return Ok(()) };
+        let mut step = std::mem::take(&mut open.step);
+        step.step = progress.step;
+        (step.samples, step.tokens) = (progress.samples - open.before.0, progress.tokens - open.before.1);
+        open.before = (progress.samples, progress.tokens);
+        step.since_start_ms = milliseconds(open.start.elapsed());
+        step.step_ms = step.data_ms + step.forward_ms + step.backward_ms + step.update_ms + step.sync_ms;
+        step.synced = open.is_synchronous || read;
+        let line = serde_json::to_string(&step).map_err(|error| Error::data(format!("{FILE}: {error}")))?;
+        let written = writeln!(open.file, "{line}").and_then(|()| if read { open.file.flush() } else { Ok(()) });
+        written.map_err(|error| Error::io(format!("write {}", open.path.display()), &error))?;
+        // Writing the line belongs to no step.
+        open.last = Instant::now();
+        Ok(())
+    }
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn parts_add_up_and_new_shapes_are_seen_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut progress = Progress { step: 0, total_steps: 2, samples: 10, tokens: 100, epoch: 0.0 };
+        let mut laps = Laps::create(folder.path(), &progress, true).unwrap();
+        for step in 1..=2 {
+            laps.shape([4, 8]);
+            for part in [Part::Data, Part::Forward, Part::Backward, Part::Update, Part::Evaluation, Part::Save] {
+                std::thread::sleep(Duration::from_millis(2));
+                laps.lap(part);
+            }
+            progress = Progress { step, samples: 10 + 4 * step, tokens: 100 + 32 * step, ..progress };
+            laps.end_step(&progress, step == 2).unwrap();
+        }
+        let text = std::fs::read_to_string(folder.path().join(FILE)).unwrap();
+        let steps = text.lines().map(|line| serde_json::from_str::<StepTimes>(line).unwrap()).collect::<Vec<_>>();
+        assert_eq!(steps.len(), 2);
+        for (index, step) in steps.iter().enumerate() {
+            assert_eq!((step.step, step.samples, step.tokens), (index as u64 + 1, 4, 32));
+            let parts = step.data_ms + step.forward_ms + step.backward_ms + step.update_ms + step.sync_ms;
+            assert!((parts - step.step_ms).abs() < 1e-9 && step.step_ms >= 8.0 && step.evaluation_ms >= 2.0);
+            assert_eq!(step.new_shape, index == 0);
+            assert!(step.synced, "on a synchronous device every step is");
+        }
+        Laps::off().end_step(&progress, true).unwrap();
+    }
+}

@@ -1,0 +1,270 @@
+//! `kiln compare` and `kiln report` through the binary, on a tiny model: what they write, that faults planted in the
+//! compiled arm get the right verdict and exit code, and what is refused. The faults are planted by a script that stands in
+//! for the compiled engine (`$KILN_COMPILED`): the product knows nothing of them. No assertion depends on how fast anything
+//! is.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::small_run::write;
+use common::{fails, json, kiln, succeeds};
+use serde_json::Value;
+
+/// No dropout, and one shape for all batches.
+const SETS: [&str; 5] = [
+    "model.resid_pdrop=0",
+    "model.embd_pdrop=0",
+    "model.attn_pdrop=0",
+    "data.padding=max_length",
+    "trainer.dataloader_drop_last=true",
+];
+
+fn sets() -> impl Iterator<Item = &'static str> {
+    SETS.into_iter().flat_map(|set| ["--set", set])
+}
+
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), "clm");
+        Self(folder)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// `kiln compare config.toml` with as few runs as are allowed.
+    fn compare(&self, more: &[&str]) -> Command {
+        self.compare_repeats("2", more)
+    }
+
+    fn compare_repeats(&self, repeats: &str, more: &[&str]) -> Command {
+        let mut command = kiln(self.0.path());
+        command.args(["compare", "config.toml", "--steps", "10", "--repeats", repeats]).args(sets()).args(more);
+        command
+    }
+
+    fn report(&self, args: &[&str]) -> Command {
+        let mut command = kiln(self.0.path());
+        command.arg("report").args(args);
+        command
+    }
+
+    /// A comparison whose compiled arm is run by this script; `$run` is the run folder, `$train` trains.
+    fn with_fault(&self, name: &str, lines: &str) -> Command {
+        let script = self.path(&format!("{name}.sh"));
+        let text = format!("#!/bin/sh\nrun=\"${{2%.toml}}\"\ntrain() {{ \"$KILN\" \"$@\" || exit $?; }}\n{lines}\n");
+        std::fs::write(&script, text).unwrap();
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+        // Four runs: fewer leave room for any noise.
+        let mut command = self.compare_repeats("4", &["--out", name]);
+        command.env("KILN_COMPILED", script).env("KILN", env!("CARGO_BIN_EXE_kiln"));
+        command
+    }
+
+    fn verdict(&self, folder: &str) -> (String, String) {
+        let report = json(&self.path(folder).join("report.json"));
+        let comparison = &report["comparisons"][0];
+        let text = |name: &str| comparison[name].as_str().unwrap_or_default().to_owned();
+        (text("verdict"), text("reason"))
+    }
+}
+
+#[test]
+fn a_comparison_is_measured_written_and_made_again() {
+    let place = Place::new();
+    let out = succeeds(&mut place.compare(&["--ablate", "--compiled-batch", "5", "--price-per-hour", "3.6"]));
+    for part in
+        ["native-again", "compiled-large", "native-large", "compiled-no-fused-ops", "Loss parity", "passed", "noise:"]
+    {
+        assert!(out.contains(part), "expected {part:?} in\n{out}");
+    }
+    let folder = place.path("run-compare");
+    let report = json(&folder.join("report.json"));
+    assert_eq!(report["schema"], "kiln.report/1");
+    let arm = |name: &str| report["arms"].as_array().unwrap().iter().find(|arm| arm["name"] == name).unwrap().clone();
+    for name in ["native", "compiled", "native-large", "compiled-large"] {
+        let arm = arm(name);
+        let number = |key: &str| arm[key].as_f64().unwrap_or_else(|| panic!("{name} has no {key}: {arm}"));
+        // 10 steps: one with a new shape and three without make the warm-up.
+        assert_eq!((number("repeats"), number("windows")), (2.0, 12.0), "{name}");
+        assert!(number("step_ms_p50") <= number("step_ms_p95") && number("step_ms_p95") <= number("step_ms_max"));
+        let parts =
+            ["data", "forward", "backward", "update", "sync"].map(|part| arm["budget_ms"][part].as_f64().unwrap());
+        let sum = parts.iter().sum::<f64>();
+        assert!(parts.iter().all(|ms| *ms >= 0.0) && sum <= number("step_ms_max") * 5.0, "{name}: {parts:?}");
+        assert!(number("evaluation_seconds") > 0.0 && number("save_seconds") > 0.0 && number("peak_mib") > 1.0);
+        assert!(number("device_reads_per_step") >= 1.0, "every step is logged");
+        let cost = number("whole_run_seconds") / 3600.0 * 3.6;
+        assert!((number("whole_run_cost") / cost - 1.0).abs() < 1e-9);
+    }
+    assert_eq!(
+        (arm("native")["micro_batch"].as_u64(), arm("native-large")["micro_batch"].as_u64()),
+        (Some(3), Some(5))
+    );
+    let of =
+        |name: &str| report["comparisons"].as_array().unwrap().iter().find(|one| one["arm"] == name).unwrap().clone();
+    let parity = &of("compiled")["parity"];
+    assert!(parity["passed"].as_bool().unwrap() && parity["losses"] == 20 && parity["by_mean"] == false, "{parity}");
+    assert!(of("compiled-large")["parity"].is_null(), "losses of another batch cannot be equal");
+    let (total, derived) = (of("compiled-large")["speedup"]["ratio"].as_f64().unwrap(), &report["derived"]);
+    let product = derived["compiler_share"].as_f64().unwrap() * derived["batch_share"].as_f64().unwrap();
+    assert!((product / total - 1.0).abs() < 1e-9, "shares multiply to the whole");
+    let saved = of("compiled-large")["time_saved_percent"].as_f64().unwrap();
+    assert!((saved - (1.0 - 1.0 / total) * 100.0).abs() < 1e-9, "time saved is no throughput gained");
+
+    // Raw samples stay, weights do not.
+    let run = folder.join("arms/compiled/repeat-2");
+    assert!(run.join("steps.jsonl").exists() && !run.join("model").exists() && !run.join("checkpoints").exists());
+    // The page needs nothing but itself.
+    let html = std::fs::read_to_string(folder.join("report.html")).unwrap();
+    assert!(html.contains("<svg") && !html.contains("<script") && !html.contains("src=") && !html.contains("@import"));
+    for chart in ["throughput", "loss-steps", "loss-tokens", "loss-seconds", "time-budget", "memory"] {
+        let bytes = std::fs::read(folder.join(format!("charts/{chart}.png"))).unwrap();
+        assert!(bytes.starts_with(b"\x89PNG\r\n"), "{chart}");
+        assert!(folder.join(format!("charts/{chart}.svg")).exists());
+    }
+
+    // Made again from the folder: the same figures.
+    std::fs::remove_file(folder.join("report.html")).unwrap();
+    succeeds(&mut place.report(&["run-compare"]));
+    let mut again = json(&folder.join("report.json"));
+    again["made_at"] = report["made_at"].clone();
+    assert_eq!(again, report);
+    assert!(folder.join("report.html").exists());
+    // A folder that holds a comparison is nobody else's.
+    fails(&mut place.compare(&[]), 2, &["run-compare holds a comparison already", "--out"]);
+    // Gates name what fails.
+    succeeds(&mut place.report(&["run-compare", "--gate", "speedup>0,loss_delta<=1e-3"]));
+    let gate = ["run-compare", "--gate", "speedup>0,speedup>=1000"];
+    fails(&mut place.report(&gate), 6, &["the gate fails: speedup>=1000: it is"]);
+}
+
+#[test]
+fn finished_runs_are_compared_with_their_differences() {
+    let place = Place::new();
+    let train = |name: &str, more: &[&str]| {
+        let mut command = kiln(place.0.path());
+        command.args(["train", "config.toml", "--set", &format!("run.output_dir={name}")]).args(sets()).args(more);
+        succeeds(&mut command);
+    };
+    train("a", &[]);
+    train("b", &["--compiler", "compiled", "--step-times"]);
+    train("c", &["--set", "model.n_layer=1"]);
+    let out = succeeds(&mut place.report(&["a", "b", "c", "--out", "shown"]));
+    for part in [
+        "c against a: not comparable (they differ in model.n_layer: 2 against 1",
+        "Differs: a against c: model.n_layer",
+    ] {
+        assert!(out.contains(part), "expected {part:?} in\n{out}");
+    }
+    let report = json(&place.path("shown/report.json"));
+    assert!(
+        report["comparisons"][0]["parity"]["passed"].as_bool().unwrap(),
+        "native against compiled: the same losses"
+    );
+    assert!(report["comparisons"][1]["speedup"].is_null(), "no speed-up of another model");
+    fails(&mut place.report(&["a", "c", "--out", "x", "--gate", "speedup>=1"]), 6, &["speedup>=1: not comparable"]);
+    fails(&mut place.report(&["a"]), 3, &["a is no comparison", "at least two run folders"]);
+    fails(&mut place.report(&["a", "nowhere"]), 3, &["nowhere: there is no run of Kiln's"]);
+
+    // A run that is not complete, and runs with damaged files.
+    let damage = |file: &str, change: &dyn Fn(&str) -> String, parts: &[&str]| {
+        let path = place.path("b").join(file);
+        let good = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, change(&good)).unwrap();
+        fails(&mut place.report(&["a", "b", "--out", "y"]), 3, parts);
+        std::fs::write(&path, good).unwrap();
+    };
+    damage("status.json", &|text| text.replace("Completed", "Stopped"), &["b: the run is Stopped after step 14 of 14"]);
+    damage("metrics.jsonl", &|text| text.lines().take(3).collect::<Vec<_>>().join("\n"), &["its summary is missing"]);
+    damage("metrics.jsonl", &|text| format!("{{\"step\": 1, \"lo\n{text}"), &["damaged: line 1 is no row"]);
+    damage("steps.jsonl", &|text| text.lines().take(3).collect::<Vec<_>>().join("\n"), &["does not end at step 14"]);
+    damage("plan.toml", &|text| text.replace('=', " "), &["plan.toml: the run is damaged"]);
+    assert!(!place.path("y").exists(), "nothing is half written");
+    let occupied = ["a", "b", "--out", "a"];
+    fails(&mut place.report(&occupied), 2, &["a is not empty and holds no report of Kiln's"]);
+}
+
+#[test]
+fn a_slower_arm_is_called_slower() {
+    let place = Place::new();
+    // Every step takes months longer, in the raw samples.
+    let slow = "train \"$@\"\nsed -i 's/\"step_ms\":/\"step_ms\":9000000000/' \"$run/steps.jsonl\"";
+    succeeds(&mut place.with_fault("slow", slow));
+    assert_eq!(place.verdict("slow").0, "slower");
+    let gate = ["slow", "--gate", "speedup>=1"];
+    fails(&mut place.report(&gate), 6, &["the gate fails: speedup>=1: it is 0.0"]);
+}
+
+#[test]
+fn another_loss_is_not_comparable() {
+    let place = Place::new();
+    let other = "train \"$@\"\nsed -i 's/\"loss\": /\"loss\": 1/' \"$run/metrics.jsonl\"";
+    fails(&mut place.with_fault("loss", other), 6, &["compiled is not comparable with native: parity failed"]);
+    let (verdict, reason) = place.verdict("loss");
+    assert_eq!(verdict, "not comparable");
+    assert!(reason.contains("the losses at equal steps differ"), "{reason}");
+    let report: Value = json(&place.path("loss/report.json"));
+    assert!(report["comparisons"][0]["speedup"].is_null() && report["derived"]["compiler_share"].is_null());
+    // Another setting, which no arm is about.
+    let differs = "train \"$@\" --set trainer.learning_rate=0.5";
+    fails(&mut place.with_fault("set", differs), 6, &["they differ in trainer.learning_rate: 0.001 against 0.5"]);
+}
+
+#[test]
+fn an_arm_that_crashes_or_runs_out_of_memory_ends_the_comparison_so() {
+    let place = Place::new();
+    fails(&mut place.with_fault("crash", "echo 'gone' >&2; kill -SEGV $$"), 7, &["arm compiled: it crashed"]);
+    assert_eq!(place.verdict("crash").0, "not comparable");
+    fails(&mut place.with_fault("panic", "exit 101"), 7, &["arm compiled: it crashed"]);
+    fails(&mut place.with_fault("killed", "kill -KILL $$"), 4, &["arm compiled: out of memory: the kernel killed"]);
+    let allocation = "echo 'memory allocation of 8589934592 bytes failed' >&2; kill -ABRT $$";
+    fails(&mut place.with_fault("allocation", allocation), 4, &["out of memory: an allocation failed"]);
+    let (verdict, reason) = place.verdict("allocation");
+    assert!(verdict == "not comparable" && reason.contains("compiled: out of memory"), "{verdict} ({reason})");
+    // What Kiln itself says of a loss that is no number is passed on.
+    let nan = "train \"$@\" --set trainer.learning_rate=1e30";
+    fails(&mut place.with_fault("nan", nan), 5, &["arm compiled: step", "the loss is"]);
+}
+
+#[test]
+fn what_is_refused() {
+    let place = Place::new();
+    let refused = |more: &[&str], parts: &[&str]| {
+        fails(&mut place.compare(more), 2, parts);
+        assert!(!place.path("run-compare").exists(), "{more:?} left a folder");
+    };
+    let gate = |text: &str, parts: &[&str]| {
+        let output = place.compare(&["--gate", text]).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        parts.iter().for_each(|part| assert!(stderr.contains(part), "expected {part:?} in {stderr}"));
+    };
+    gate("sped>=1", &["unknown measure `sped`", "did you mean `speedup`?"]);
+    gate("speedup", &["expected MEASURE>=NUMBER"]);
+    refused(&["--arms", "native,compild"], &["unknown arm `compild`", "did you mean `compiled`?"]);
+    refused(&["--arms", "native,compiled-large"], &["--compiled-batch N"]);
+    refused(&["--compiled-batch", "0"], &["--compiled-batch: expected at least 1"]);
+    refused(&["--price-per-hour", "nan"], &["--price-per-hour"]);
+    refused(&["--sweep", "block=512"], &["arm native-s512: the data has sequences of 6 tokens, not of 512"]);
+    let occupied = Path::new("text");
+    std::fs::create_dir(place.path("text")).unwrap();
+    std::fs::write(place.path("text/mine.txt"), "mine").unwrap();
+    refused(&["--out", occupied.to_str().unwrap()], &["text is not empty and holds no comparison"]);
+    let mut folder = kiln(place.0.path());
+    folder.args(["compare", "text"]);
+    fails(&mut folder, 2, &["expected a config file, got a folder", "kiln report RUN"]);
+    let mut few = kiln(place.0.path());
+    fails(few.args(["compare", "config.toml", "--steps", "3"]), 2, &["--steps: expected at least 8"]);
+    let mut few = kiln(place.0.path());
+    fails(few.args(["compare", "config.toml", "--repeats", "1"]), 2, &["--repeats: expected at least 2"]);
+}
