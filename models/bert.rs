@@ -6,6 +6,7 @@ use burn::module::Module;
 use burn::tensor::activation::relu;
 use burn::tensor::{Bool, Device, Int, Tensor};
 
+use crate::compute::Compute;
 use crate::config::BertConfig;
 use crate::layers::{Activation, Embedding, LayerNorm, Linear};
 use crate::ops::Ops;
@@ -20,9 +21,9 @@ pub struct BertModel {
     pub embeddings: BertEmbeddings,
     encoder: BertEncoder,
     pooler: Option<BertPooler>,
-    /// In which form the model computes.
+    /// How the model computes.
     #[module(skip)]
-    pub ops: Ops,
+    pub compute: Compute,
 }
 
 /// Sum of word, position and token-type embeddings, normalised.
@@ -144,7 +145,7 @@ impl BertModel {
                 },
                 variant: config.variant,
             }),
-            ops: Ops::Plain,
+            compute: Compute::default(),
         }
     }
 
@@ -159,13 +160,13 @@ impl BertModel {
         token_type_ids: Option<Tensor<2, Int>>,
         train: bool,
     ) -> Tensor<2> {
-        let ([batch, seq], ops) = (input_ids.dims(), self.ops);
-        let mask = Mask::new(seq, false, attention_mask, &input_ids.device(), ops);
-        let mut x = self.embeddings.forward(input_ids, token_type_ids, train, ops);
+        let ([batch, seq], compute) = (input_ids.dims(), self.compute);
+        let mask = Mask::new(seq, false, attention_mask, &input_ids.device(), compute.ops());
+        let mut x = self.embeddings.forward(input_ids, token_type_ids, train, compute.ops());
         for layer in &self.encoder.layer {
-            let attended = layer.attention.forward(x, batch, &mask, train, ops);
-            let inner = layer.intermediate.dense.activated(attended.clone(), layer.intermediate.activation, ops);
-            x = layer.output.forward(inner, attended, train, ops);
+            let attended = layer.attention.forward(x, batch, &mask, train, compute);
+            let inner = layer.intermediate.dense.activated(attended.clone(), layer.intermediate.activation, compute);
+            x = layer.output.forward(inner, attended, train, compute);
         }
         x
     }
@@ -177,7 +178,8 @@ impl BertModel {
         let first = x.reshape([batch, rows / batch, d]).slice([0..batch, 0..1, 0..d]).reshape([batch, d]);
         match &self.pooler {
             Some(pooler) => {
-                let y = pooler.dense.forward(dropout(first, pooler.dropout, train, self.ops), self.ops);
+                let first = dropout(first, pooler.dropout, train, self.compute.ops());
+                let y = pooler.dense.forward(first, self.compute);
                 match pooler.variant {
                     BertVariant::Bert | BertVariant::Roberta => y.tanh(),
                     BertVariant::DistilBert => relu(y),
@@ -225,20 +227,20 @@ fn roberta_positions(input_ids: Tensor<2, Int>, padding: usize) -> Tensor<2, Int
 }
 
 impl BertAttention {
-    fn forward(&self, x: Tensor<2>, batch: usize, mask: &Mask, train: bool, ops: Ops) -> Tensor<2> {
+    fn forward(&self, x: Tensor<2>, batch: usize, mask: &Mask, train: bool, compute: Compute) -> Tensor<2> {
         let BertSelfAttention { query, key, value, num_heads: heads, dropout } = &self.self_;
-        let project = |linear: &Linear| linear.forward(x.clone(), ops); // [batch * seq, hidden]
+        let project = |linear: &Linear| compute.narrow(linear.forward(x.clone(), compute)); // [batch * seq, hidden]
         let (query, key, value) = (project(query), project(key), project(value));
         let scale = 1.0 / ((query.dims()[1] / heads) as f64).sqrt();
         let attention = Attention { batch, heads: *heads, scale, dropout: *dropout, train };
         let context = attention.forward(Qkv::Separate { query, key, value }, mask);
-        self.output.forward(context, x, train, ops)
+        self.output.forward(context, x, train, compute)
     }
 }
 
 impl BertOutput {
-    fn forward(&self, x: Tensor<2>, residual: Tensor<2>, train: bool, ops: Ops) -> Tensor<2> {
-        let x = dropout(self.dense.forward(x, ops), self.dropout, train, ops);
-        self.layer_norm.forward_sum(x, residual, ops)
+    fn forward(&self, x: Tensor<2>, residual: Tensor<2>, train: bool, compute: Compute) -> Tensor<2> {
+        let x = dropout(self.dense.forward(x, compute), self.dropout, train, compute.ops());
+        self.layer_norm.forward_sum(x, residual, compute.ops())
     }
 }

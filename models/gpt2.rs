@@ -4,9 +4,9 @@
 use burn::module::Module;
 use burn::tensor::{Bool, Device, Int, Tensor};
 
+use crate::compute::Compute;
 use crate::config::Gpt2Config;
 use crate::layers::{Activation, Conv1D, Embedding, LayerNorm, attention, causal_mask, merge_heads, split_heads};
-use crate::ops::Ops;
 use crate::ops::attention::{Attention, Mask, Qkv};
 use crate::ops::dropout::dropout;
 
@@ -22,9 +22,9 @@ pub struct Gpt2Model {
     /// The last normalisation.
     pub ln_f: LayerNorm,
     embd_pdrop: f64,
-    /// In which form the model computes.
+    /// How the model computes.
     #[module(skip)]
-    pub ops: Ops,
+    pub compute: Compute,
 }
 
 /// One block: attention and feed-forward, each after a LayerNorm and added to its input.
@@ -100,7 +100,7 @@ impl Gpt2Model {
             h: (0..config.n_layer).map(|_| Gpt2Block::new(config, device)).collect(),
             ln_f: LayerNorm::new(config.n_embd, config.layer_norm_epsilon, device),
             embd_pdrop: config.embd_pdrop,
-            ops: Ops::Plain,
+            compute: Compute::default(),
         }
     }
 
@@ -114,18 +114,19 @@ impl Gpt2Model {
         mut cache: Option<&mut KvCache>,
         train: bool,
     ) -> Tensor<2> {
-        let ([batch, seq], ops) = (input_ids.dims(), self.ops);
+        let ([batch, seq], compute) = (input_ids.dims(), self.compute);
+        let ops = compute.ops();
         let device = input_ids.device();
         let past = cache.as_ref().map_or(0, |cache| cache.len());
         let tokens = self.wte.forward(input_ids.reshape([batch * seq]), ops); // [batch * seq, n_embd]
         let mut x = dropout(self.wpe.positions(tokens, batch, past), self.embd_pdrop, train, ops);
         let visible = match cache {
             Some(_) => Visible::Cached(causal_mask(seq, past, &device)), // [1, 1, seq, past + seq]
-            None => Visible::Whole(Mask::new(seq, true, attention_mask, &device, ops)),
+            None => Visible::Whole(Mask::new(seq, true, attention_mask, &device, compute.ops())),
         };
         for (index, block) in self.h.iter().enumerate() {
             let cache = cache.as_deref_mut().map(|cache| (cache, index));
-            x = block.forward(x, batch, &visible, cache, train, ops);
+            x = block.forward(x, batch, &visible, cache, train, compute);
         }
         self.ln_f.forward(x, ops)
     }
@@ -172,17 +173,18 @@ impl Gpt2Block {
         visible: &Visible,
         cache: Option<(&mut KvCache, usize)>,
         train: bool,
-        ops: Ops,
+        compute: Compute,
     ) -> Tensor<2> {
-        let attended = self.attn.forward(self.ln_1.forward(x.clone(), ops), batch, visible, cache, train, ops);
-        let x = self.attn.c_proj.onto_residual(attended, x, self.attn.resid_pdrop, train, ops);
-        let inner = self.mlp.c_fc.activated(self.ln_2.forward(x.clone(), ops), self.mlp.activation, ops);
-        self.mlp.c_proj.onto_residual(inner, x, self.mlp.resid_pdrop, train, ops) // inner: [batch * seq, n_inner]
+        let ops = compute.ops();
+        let attended = self.attn.forward(self.ln_1.forward(x.clone(), ops), batch, visible, cache, train, compute);
+        let x = self.attn.c_proj.onto_residual(attended, x, self.attn.resid_pdrop, train, compute);
+        let inner = self.mlp.c_fc.activated(self.ln_2.forward(x.clone(), ops), self.mlp.activation, compute);
+        self.mlp.c_proj.onto_residual(inner, x, self.mlp.resid_pdrop, train, compute) // inner: [batch * seq, n_inner]
     }
 }
 
 impl Gpt2Attention {
-    /// What `c_proj` projects, `[batch * seq, n_embd]`.
+    /// What `c_proj` projects, `[batch * seq, n_embd]`, in the compute type.
     fn forward(
         &self,
         x: Tensor<2>,
@@ -190,10 +192,10 @@ impl Gpt2Attention {
         visible: &Visible,
         cache: Option<(&mut KvCache, usize)>,
         train: bool,
-        ops: Ops,
+        compute: Compute,
     ) -> Tensor<2> {
         let [rows, d] = x.dims();
-        let qkv = self.c_attn.forward(x, ops); // [batch * seq, 3 * n_embd]
+        let qkv = compute.narrow(self.c_attn.forward(x, compute)); // [batch * seq, 3 * n_embd]
         let hidden = match visible {
             Visible::Cached(hidden) => hidden.clone(),
             Visible::Whole(mask) => {

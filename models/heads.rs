@@ -6,6 +6,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{Bool, Device, Int, Tensor};
 
 use crate::bert::BertModel;
+use crate::compute::Compute;
 use crate::config::{BertConfig, Gpt2Config, ModelConfig};
 use crate::error::{Error, Result};
 use crate::gpt2::{Gpt2Model, KvCache};
@@ -181,7 +182,7 @@ impl Model {
     /// - sequence classification and regression: `[batch, num_labels]`
     /// - span: `[batch * seq, 2]`, start and end
     ///
-    /// `train` switches dropout on.
+    /// in f32 whatever the type of matrix products. `train` switches dropout on.
     pub fn forward(&self, input: ModelInput, train: bool) -> Tensor<2> {
         let [batch, seq] = input.input_ids.dims();
         let ModelInput { input_ids, attention_mask, token_type_ids, last_token } = input;
@@ -197,25 +198,24 @@ impl Model {
                     }
                     None => x.reshape([batch, seq, d]).slice([0..batch, seq - 1..seq, 0..d]).reshape([batch, d]),
                 };
-                model.score.forward(last, model.transformer.ops)
+                model.score.forward(last, model.transformer.compute)
             }
             Self::BertMlm(model) | Self::RobertaMlm(model) | Self::DistilBertMlm(model) => {
                 let x = model.bert.forward(input_ids, attention_mask, token_type_ids, train);
-                let x = model.cls.predictions.transformed(x, model.bert.ops);
+                let x = model.cls.predictions.transformed(x, model.bert.compute);
                 let words = model.bert.embeddings.word_embeddings.weight.val();
-                x.matmul(words.transpose()) + model.cls.predictions.bias.val().unsqueeze()
+                model.bert.compute.product(x, words.transpose()) + model.cls.predictions.bias.val().unsqueeze()
             }
             Self::BertClassification(model)
             | Self::RobertaClassification(model)
             | Self::DistilBertClassification(model) => {
                 let x = model.bert.forward(input_ids, attention_mask, token_type_ids, train);
-                model
-                    .classifier
-                    .forward(dropout(model.bert.pooled(x, batch, train), model.dropout, train), model.bert.ops)
+                let pooled = dropout(model.bert.pooled(x, batch, train), model.dropout, train);
+                model.classifier.forward(pooled, model.bert.compute)
             }
             Self::BertSpan(model) | Self::RobertaSpan(model) | Self::DistilBertSpan(model) => {
                 let x = model.bert.forward(input_ids, attention_mask, token_type_ids, train);
-                model.qa_outputs.forward(dropout(x, model.dropout, train), model.bert.ops)
+                model.qa_outputs.forward(dropout(x, model.dropout, train), model.bert.compute)
             }
         }
     }
@@ -233,7 +233,7 @@ impl Model {
             Self::BertMlm(model) | Self::RobertaMlm(model) | Self::DistilBertMlm(model) => {
                 let x = model.bert.forward(input_ids, attention_mask, token_type_ids, train);
                 Some(VocabularyProjection {
-                    x: model.cls.predictions.transformed(x, model.bert.ops),
+                    x: model.cls.predictions.transformed(x, model.bert.compute),
                     weight: model.bert.embeddings.word_embeddings.weight.val(),
                     bias: Some(model.cls.predictions.bias.val()),
                 })
@@ -242,31 +242,48 @@ impl Model {
         }
     }
 
-    /// In which form the model computes; [`Ops::Plain`] until [`with_ops`](Self::with_ops) changes it.
-    pub fn ops(&self) -> Ops {
+    /// How the model computes: plain operators in f32 until [`with_compute`](Self::with_compute)
+    /// changes it.
+    pub fn compute(&self) -> Compute {
         match self {
-            Self::Gpt2Lm(model) => model.transformer.ops,
-            Self::Gpt2Classification(model) => model.transformer.ops,
-            Self::BertMlm(model) | Self::RobertaMlm(model) | Self::DistilBertMlm(model) => model.bert.ops,
+            Self::Gpt2Lm(model) => model.transformer.compute,
+            Self::Gpt2Classification(model) => model.transformer.compute,
+            Self::BertMlm(model) | Self::RobertaMlm(model) | Self::DistilBertMlm(model) => model.bert.compute,
             Self::BertClassification(model)
             | Self::RobertaClassification(model)
-            | Self::DistilBertClassification(model) => model.bert.ops,
-            Self::BertSpan(model) | Self::RobertaSpan(model) | Self::DistilBertSpan(model) => model.bert.ops,
+            | Self::DistilBertClassification(model) => model.bert.compute,
+            Self::BertSpan(model) | Self::RobertaSpan(model) | Self::DistilBertSpan(model) => model.bert.compute,
         }
+    }
+
+    fn compute_mut(&mut self) -> &mut Compute {
+        match self {
+            Self::Gpt2Lm(model) => &mut model.transformer.compute,
+            Self::Gpt2Classification(model) => &mut model.transformer.compute,
+            Self::BertMlm(model) | Self::RobertaMlm(model) | Self::DistilBertMlm(model) => &mut model.bert.compute,
+            Self::BertClassification(model)
+            | Self::RobertaClassification(model)
+            | Self::DistilBertClassification(model) => &mut model.bert.compute,
+            Self::BertSpan(model) | Self::RobertaSpan(model) | Self::DistilBertSpan(model) => &mut model.bert.compute,
+        }
+    }
+
+    /// In which form the model computes.
+    pub fn ops(&self) -> Ops {
+        self.compute().ops()
     }
 
     /// The same model, computing in the form `ops`, which its device must have (see [`Ops::fused`]).
     #[must_use]
     pub fn with_ops(mut self, ops: Ops) -> Self {
-        match &mut self {
-            Self::Gpt2Lm(model) => model.transformer.ops = ops,
-            Self::Gpt2Classification(model) => model.transformer.ops = ops,
-            Self::BertMlm(model) | Self::RobertaMlm(model) | Self::DistilBertMlm(model) => model.bert.ops = ops,
-            Self::BertClassification(model)
-            | Self::RobertaClassification(model)
-            | Self::DistilBertClassification(model) => model.bert.ops = ops,
-            Self::BertSpan(model) | Self::RobertaSpan(model) | Self::DistilBertSpan(model) => model.bert.ops = ops,
-        }
+        *self.compute_mut() = Compute::new(ops, self.compute().dtype());
+        self
+    }
+
+    /// The same model, computing as `compute` says: a form and a type that its device must have. Parameters stay in f32.
+    #[must_use]
+    pub fn with_compute(mut self, compute: Compute) -> Self {
+        *self.compute_mut() = compute;
         self
     }
 }
@@ -281,7 +298,7 @@ impl Gpt2LmHeadModel {
         train: bool,
     ) -> Tensor<2> {
         let x = self.transformer.forward(input_ids, attention_mask, cache, train);
-        x.matmul(self.transformer.wte.weight.val().transpose())
+        self.transformer.compute.product(x, self.transformer.wte.weight.val().transpose())
     }
 }
 
@@ -314,8 +331,9 @@ impl BertForMaskedLm {
 
 impl BertLmPredictionHead {
     /// What the words are compared with: `[n, hidden_size] -> [n, hidden_size]`
-    fn transformed(&self, x: Tensor<2>, ops: Ops) -> Tensor<2> {
-        self.transform.layer_norm.forward(self.transform.dense.activated(x, self.transform.activation, ops), ops)
+    fn transformed(&self, x: Tensor<2>, compute: Compute) -> Tensor<2> {
+        let x = self.transform.dense.activated(x, self.transform.activation, compute);
+        self.transform.layer_norm.forward(x, compute.ops())
     }
 }
 

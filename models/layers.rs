@@ -3,12 +3,13 @@
 //! Activations are two-dimensional, `[batch * seq, features]`, everywhere outside attention. With a third dimension Burn
 //! computes a weight gradient per sequence and sums them afterwards; with two it is one matrix product.
 //! A layer's `ops` argument says in which form it computes: composed of Burn's operations, from which autodiff derives the
-//! backward pass, or by Kiln's fused kernels (`ops`).
+//! backward pass, or by Kiln's fused kernels (`ops`). Layers with a matrix product are told its type too ([`Compute`]).
 
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::activation::softmax;
 use burn::tensor::{Bool, Device, Distribution, FloatDType, Int, Shape, Tensor};
 
+use crate::compute::Compute;
 use crate::ops::{self, Ops};
 
 /// `y = x W + b` with `W` stored as `[in, out]`, like Hugging Face's GPT-2 `Conv1D`; torch's `Linear` files hold the
@@ -37,18 +38,19 @@ impl Linear {
     }
 
     /// `[n, in] -> [n, out]`
-    pub fn forward(&self, x: Tensor<2>, ops: Ops) -> Tensor<2> {
+    pub fn forward(&self, x: Tensor<2>, compute: Compute) -> Tensor<2> {
         match &self.bias {
-            Some(bias) => ops::linear::linear(x, self.weight.val(), bias.val(), ops),
-            None => x.matmul(self.weight.val()),
+            Some(bias) => affine(x, self.weight.val(), bias.val(), compute),
+            None => compute.product(x, self.weight.val()),
         }
     }
 
     /// `activation(x W + b)`: `[n, in] -> [n, out]`
-    pub fn activated(&self, x: Tensor<2>, activation: Activation, ops: Ops) -> Tensor<2> {
+    pub fn activated(&self, x: Tensor<2>, activation: Activation, compute: Compute) -> Tensor<2> {
+        let x = compute.product(x, self.weight.val());
         match &self.bias {
-            Some(bias) => ops::gelu::bias_gelu(x.matmul(self.weight.val()), bias.val(), activation, ops),
-            None => activation.forward(x.matmul(self.weight.val())),
+            Some(bias) => ops::gelu::bias_gelu(x, bias.val(), activation, compute.ops()),
+            None => activation.forward(x),
         }
     }
 }
@@ -60,19 +62,27 @@ impl Conv1D {
     }
 
     /// `[n, in] -> [n, out]`
-    pub fn forward(&self, x: Tensor<2>, ops: Ops) -> Tensor<2> {
-        ops::linear::linear(x, self.weight.val(), self.bias.val(), ops)
+    pub fn forward(&self, x: Tensor<2>, compute: Compute) -> Tensor<2> {
+        affine(x, self.weight.val(), self.bias.val(), compute)
     }
 
     /// `activation(x W + b)`: `[n, in] -> [n, out]`
-    pub fn activated(&self, x: Tensor<2>, activation: Activation, ops: Ops) -> Tensor<2> {
-        ops::gelu::bias_gelu(x.matmul(self.weight.val()), self.bias.val(), activation, ops)
+    pub fn activated(&self, x: Tensor<2>, activation: Activation, compute: Compute) -> Tensor<2> {
+        ops::gelu::bias_gelu(compute.product(x, self.weight.val()), self.bias.val(), activation, compute.ops())
     }
 
     /// `residual + dropout(x W + b)`: `x [n, in]`, `residual [n, out]` -> `[n, out]`
-    pub fn onto_residual(&self, x: Tensor<2>, residual: Tensor<2>, p: f64, train: bool, ops: Ops) -> Tensor<2> {
-        let x = x.matmul(self.weight.val());
-        ops::dropout::bias_dropout_residual(x, self.bias.val(), residual, p, train, ops)
+    pub fn onto_residual(&self, x: Tensor<2>, residual: Tensor<2>, p: f64, train: bool, compute: Compute) -> Tensor<2> {
+        let x = compute.product(x, self.weight.val());
+        ops::dropout::bias_dropout_residual(x, self.bias.val(), residual, p, train, compute.ops())
+    }
+}
+
+/// `x W + b`; the bias, whose gradient is a sum over all rows, is added in f32.
+fn affine(x: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, compute: Compute) -> Tensor<2> {
+    match compute.is_f32() {
+        true => ops::linear::linear(x, weight, bias, compute.ops()),
+        false => compute.product(x, weight) + bias.unsqueeze(),
     }
 }
 
@@ -182,7 +192,11 @@ pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, train: bool) -> Tensor<D> {
     }
     let keep = 1.0 - p;
     let mask = x.random_like(Distribution::Bernoulli(keep));
-    x * (mask * (1.0 / keep))
+    match FloatDType::from(x.dtype()) {
+        FloatDType::F32 => x * (mask * (1.0 / keep)),
+        // The factor itself would be rounded to a narrow type, and all of `x` scaled by the error.
+        dtype => ((x * mask).cast(FloatDType::F32) * (1.0 / keep)).cast(dtype),
+    }
 }
 
 /// `[batch * seq, heads * head_dim] -> [batch, heads, seq, head_dim]`

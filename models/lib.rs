@@ -24,6 +24,7 @@
 //! ```
 
 pub mod bert;
+pub mod compute;
 pub mod config;
 mod error;
 pub mod gpt2;
@@ -33,6 +34,7 @@ pub mod ops;
 mod variant;
 pub mod weights;
 
+pub use compute::Compute;
 pub use config::{ModelConfig, ModelType};
 pub use error::{Error, Result};
 pub use gpt2::KvCache;

@@ -1,4 +1,4 @@
-//! What Kiln keeps between runs, and where: text and tables that were tokenised. Everything in it can be made again.
+//! What Kiln keeps between runs, and where: text and tables that were tokenised, sizes of batches that were found. Everything in it can be made again.
 
 use std::fmt;
 use std::fs;
@@ -96,8 +96,11 @@ pub const TOKENS: &str = "tokens";
 /// Encoded rows of a table.
 pub const ROWS: &str = "rows";
 
+/// Sizes that `kiln tune-batch` has found.
+pub const BATCH_SIZES: &str = "batch-sizes";
+
 /// The folders of the cache.
-const KINDS: &[&str] = &[ROWS, TOKENS];
+const KINDS: &[&str] = &[BATCH_SIZES, ROWS, TOKENS];
 
 #[cfg(test)]
 mod tests {

@@ -51,7 +51,7 @@ pub fn evaluate_folder(
         return Err(Error::data("data.validation: there is no validation data"));
     };
     let device = &plan.device.device;
-    let model = ModelFolder::open(&spec, plan.task, &device.clone().autodiff())?.with_ops(plan.ops);
+    let model = ModelFolder::open(&spec, plan.task, &device.clone().autodiff())?.with_compute(plan.compute());
     let started = Instant::now();
     let batch_size = plan.config.trainer.per_device_eval_batch_size;
     let evaluation = evaluate(&model.model, plan.task, validation, batch_size, plan.pad_id, &plan.padding, device)?;

@@ -11,6 +11,9 @@ use kiln_models::Ops;
 use crate::config::{CompilerMode, DeviceKind, FusedOps, Switch, TrainingCompilerConfig};
 use crate::error::{Error, Result};
 
+/// The version of Burn, as `Cargo.toml` pins it.
+pub const BURN_VERSION: &str = "0.22.1";
+
 /// A device of this machine that this build can use.
 #[derive(Debug, Clone)]
 pub struct Available {
@@ -213,6 +216,11 @@ mod tests {
             assert!(all[i + 1..].iter().all(|b| a != b));
         }
         assert_eq!(seed_for(1, "dropout", 3, 4), seed_for(1, "dropout", 3, 4));
+    }
+
+    #[test]
+    fn burns_version_is_the_pinned_one() {
+        assert!(include_str!("../Cargo.toml").contains(&format!("burn = {{ version = \"={BURN_VERSION}\"")));
     }
 
     #[test]

@@ -29,6 +29,7 @@ use squad::SquadInputs;
 use table::TableData;
 
 /// What a run reads.
+#[derive(Clone)]
 pub struct Inputs {
     /// The model, with vocabulary and labels settled.
     pub model_config: ModelConfig,

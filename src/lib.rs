@@ -1,6 +1,7 @@
 //! Kiln trains GPT-2 and BERT on [Burn](https://burn.dev): the models of [`kiln_models`], a Trainer with Hugging Face's
 //! names, and config files that say everything a run does.
 
+pub mod batch_size;
 pub mod cache;
 pub mod cli;
 pub mod compare;
@@ -21,6 +22,7 @@ pub mod metrics;
 pub mod model_folder;
 pub mod optim;
 pub mod plan;
+pub mod precision;
 pub mod predict;
 pub mod provenance;
 pub mod report;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 use kiln_models::weights::load;
-use kiln_models::{Model, ModelConfig, Ops};
+use kiln_models::{Compute, Model, ModelConfig};
 
 use crate::data::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
@@ -59,10 +59,10 @@ impl ModelFolder {
         Ok(Self { path, config, model, notes })
     }
 
-    /// The same model, computing in the form `ops`.
+    /// The same model, computing as `compute` says.
     #[must_use]
-    pub fn with_ops(mut self, ops: Ops) -> Self {
-        self.model = self.model.with_ops(ops);
+    pub fn with_compute(mut self, compute: Compute) -> Self {
+        self.model = self.model.with_compute(compute);
         self
     }
 

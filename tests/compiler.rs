@@ -86,7 +86,7 @@ fn operators_can_be_chosen_singly() {
     let some = ["--set", "compiler.fused_ops=[\"gelu\", \"attention\"]"];
     let stdout = succeeds(train(folder.path(), "some", &NO_DROPOUT).args(some));
     assert!(
-        stdout.contains("on             attention, gelu; plain by compiler.fused_ops: embedding, dropout"),
+        stdout.contains("on             attention, gelu; plain by compiler.fused_ops or precision: embedding, dropout"),
         "{stdout}"
     );
     let native = succeeds(&mut train(folder.path(), "native", &NO_DROPOUT));

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use kiln::config::{DataSection, EvalStrategy, ModelKind, ModelSection, SaveStrategy, TrainerSection};
+use kiln::config::{DataSection, EvalStrategy, ModelKind, ModelSection, Precision, SaveStrategy, TrainerSection};
 use kiln::execution::device_reads;
 use kiln::metrics::Record;
 use kiln::task::Task;
@@ -29,8 +29,15 @@ impl Callback for Count {
     }
 }
 
+/// In f16, too, where the device decides at every step whether it counts.
 #[test]
 fn only_log_steps_read_from_the_device() {
+    for precision in [Precision::F32, Precision::F16] {
+        reads_of_a_run(precision);
+    }
+}
+
+fn reads_of_a_run(precision: Precision) {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data.jsonl");
     let rows = (0..40).map(|i| format!("{{\"input_ids\": [{}, 2, 3, 4]}}\n", i % 9));
@@ -41,6 +48,7 @@ fn only_log_steps_read_from_the_device() {
     }
     let config = RunConfig::builder(folder.path().join("run"))
         .model(model)
+        .precision(precision)
         .data(DataSection::tokenized(Task::Clm, [data.display().to_string()]))
         .trainer(TrainerSection {
             max_steps: Some(20),

@@ -6,6 +6,7 @@ mod compiler;
 mod folders;
 mod models;
 mod training;
+mod tuning;
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -22,6 +23,7 @@ use folders::CacheCommand;
 use kiln_models::ModelType;
 use models::{ExportArgs, ForwardArgs, GenerateArgs, PredictArgs};
 use training::{ConfigArgs, EvalArgs, InitArgs, TrainArgs, VerifyResumeArgs};
+use tuning::{TrialArgs, TuneArgs};
 
 /// Trains GPT-2 and BERT from a config file.
 #[derive(Debug, Parser)]
@@ -39,6 +41,11 @@ enum Command {
     Train(TrainArgs),
     /// Print what a config file would do, without training
     Plan(ConfigArgs),
+    /// Find the largest batch that trains on this machine
+    TuneBatch(TuneArgs),
+    /// One trial of tune-batch
+    #[command(hide = true)]
+    TrialBatch(TrialArgs),
     /// Evaluate a model on the validation data of a config file
     Eval(EvalArgs),
     /// Show on a config that a run which is stopped and resumed ends where an undisturbed one ends
@@ -73,7 +80,7 @@ enum Command {
         /// The run folder
         run: PathBuf,
     },
-    /// List or clear what is kept between runs: tokenised text
+    /// List or clear what is kept between runs: tokenised text, sizes of batches
     #[command(subcommand)]
     Cache(CacheCommand),
     /// List what this build and this machine offer
@@ -90,6 +97,8 @@ impl Cli {
             Command::Init(args) => training::run_init(&args),
             Command::Train(args) => training::train(&args),
             Command::Plan(args) => training::plan(&args),
+            Command::TuneBatch(args) => tuning::run_tune(&args),
+            Command::TrialBatch(args) => tuning::run_trial(&args),
             Command::Eval(args) => training::run_eval(&args),
             Command::VerifyResume(args) => training::run_verify_resume(&args),
             Command::Parity(args) => compiler::run_parity(&args),

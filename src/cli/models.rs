@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 use clap::Args;
-use kiln_models::Ops;
+use kiln_models::Compute;
 
 use super::say;
-use crate::config::{CompilerMode, DEFAULT_TEXT_COLUMN, DataFormat, DeviceKind, TrainingCompilerConfig};
+use crate::config::{CompilerMode, DEFAULT_TEXT_COLUMN, DataFormat, DeviceKind, Precision, TrainingCompilerConfig};
 use crate::data::tokenized::{Limits, read_batch};
 use crate::error::{Error, Result};
 use crate::execution;
@@ -17,6 +17,7 @@ use crate::export::export;
 use crate::forward::forward_to_file;
 use crate::generate::{GenerateOptions, generate};
 use crate::model_folder::ModelFolder;
+use crate::precision::PrecisionPlan;
 use crate::predict::{PredictOptions, predict};
 use crate::signals;
 use crate::task::Task;
@@ -32,6 +33,9 @@ struct DeviceArgs {
     /// native, compiled, or auto: compiled where the device has it
     #[arg(long, value_name = "MODE", default_value = "native")]
     compiler: CompilerMode,
+    /// f32, bf16, f16 or auto
+    #[arg(long, default_value_t)]
+    precision: Precision,
 }
 
 #[derive(Debug, Args)]
@@ -124,20 +128,21 @@ pub(super) struct ExportArgs {
     tar: PathBuf,
 }
 
-/// The device, and in which form the model computes there.
-fn device(args: &DeviceArgs) -> Result<(Device, Ops)> {
+/// The device, and in which form and which type the model computes there.
+fn device(args: &DeviceArgs) -> Result<(Device, Compute)> {
     let kind = args.device.parse::<DeviceKind>().map_err(|error| error.at("--device"))?;
     let found = execution::select(kind, args.device_index)?;
     let compiler = TrainingCompilerConfig { enabled: args.compiler, ..TrainingCompilerConfig::default() };
     let ops = execution::ops(Some(&compiler), &found)?;
-    Ok((found.device, ops))
+    let dtype = PrecisionPlan::new(args.precision, &found)?.dtype;
+    Ok((found.device, Compute::new(ops, dtype)))
 }
 
 pub(super) fn run_forward(args: &ForwardArgs) -> Result<()> {
     let task = Task::from_name(&args.task)?;
-    let (device, ops) = device(&args.device)?;
+    let (device, compute) = device(&args.device)?;
     let device = if args.gradients { device.autodiff() } else { device };
-    let folder = ModelFolder::open(&args.model, task, &device)?.with_ops(ops);
+    let folder = ModelFolder::open(&args.model, task, &device)?.with_compute(compute);
     folder.notes.iter().try_for_each(say)?;
     let batch = read_batch(&args.batch, task, &Limits::of(&folder.config))?;
     let out = forward_to_file(&folder, task, &batch, args.gradients, &device, &args.out)?;
@@ -151,8 +156,8 @@ pub(super) fn run_forward(args: &ForwardArgs) -> Result<()> {
 }
 
 pub(super) fn run_generate(args: &GenerateArgs) -> Result<()> {
-    let (device, ops) = device(&args.device)?;
-    let folder = ModelFolder::open(&args.model, Task::Clm, &device)?.with_ops(ops);
+    let (device, compute) = device(&args.device)?;
+    let folder = ModelFolder::open(&args.model, Task::Clm, &device)?.with_compute(compute);
     let tokenizer = folder.tokenizer()?;
     let prompt = tokenizer.encode(&args.prompt)?;
     let mut stop = folder.config.eos_token_ids();
@@ -229,8 +234,8 @@ fn predict_with(args: &PredictArgs) -> Result<()> {
         batch_size: args.batch_size,
         max_length: args.max_length,
     };
-    let (device, ops) = device(&args.device)?;
-    let folder = ModelFolder::open(&args.model, task, &device)?.with_ops(ops);
+    let (device, compute) = device(&args.device)?;
+    let folder = ModelFolder::open(&args.model, task, &device)?.with_compute(compute);
     let Some(out) = &args.out else {
         return predict(&folder, task, &options, &device, &mut |prediction| say(prediction)).map(drop);
     };

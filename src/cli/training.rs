@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use indicatif::ProgressBar;
 
+use super::tuning::tune_if_missing;
 use super::{progress_bar, say};
 use crate::compiler::start_up_lines;
-use crate::config::{CompilerMode, OnExisting, RunConfig};
+use crate::config::{CompilerMode, OnExisting, Precision, RunConfig};
 use crate::data::store;
 use crate::error::{Error, Result};
 use crate::evaluate_folder::evaluate_folder;
@@ -51,6 +52,9 @@ pub(super) struct TrainArgs {
     /// native, compiled or auto, whatever [compiler] says
     #[arg(long, value_name = "MODE")]
     compiler: Option<CompilerMode>,
+    /// f32, bf16, f16 or auto; the same as --set precision=...
+    #[arg(long)]
+    precision: Option<Precision>,
     /// Also write steps.jsonl: the time of every step by part
     #[arg(long)]
     step_times: bool,
@@ -96,6 +100,9 @@ pub(super) struct EvalArgs {
     /// native, compiled or auto, whatever [compiler] says
     #[arg(long, value_name = "MODE")]
     compiler: Option<CompilerMode>,
+    /// f32, bf16, f16 or auto; the same as --set precision=...
+    #[arg(long)]
+    precision: Option<Precision>,
 }
 
 pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
@@ -103,6 +110,7 @@ pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
     if let Some(mode) = args.compiler {
         config.set_compiler(mode);
     }
+    config.precision = args.precision.unwrap_or(config.precision);
     let (record, confusion) = evaluate_folder(config, args.model.as_deref(), &resolve)?;
     if let Some(out) = &args.out {
         write_whole(out, (record.to_json() + "\n").as_bytes())?;
@@ -149,8 +157,10 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     if let Some(mode) = args.compiler {
         config.set_compiler(mode);
     }
+    config.precision = args.precision.unwrap_or(config.precision);
     RunFolder::check(&config)?;
     start_up_lines(config.compiler_mode()).iter().try_for_each(say)?;
+    tune_if_missing(&config)?;
     let plan = resolve(config)?;
     say(plan.describe())?;
     let folder = plan.config.output_dir()?;

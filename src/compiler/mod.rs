@@ -60,8 +60,11 @@ pub fn parts(compiler: Option<&TrainingCompilerConfig>, device: &Available, ops:
         |operators: &[Operator]| operators.iter().map(|operator| operator.name()).collect::<Vec<_>>().join(", ");
     let fused_part = if !fused.is_empty() {
         let plain = Operator::ALL.into_iter().filter(|operator| !fused.contains(operator)).collect::<Vec<_>>();
-        let rest =
-            if plain.is_empty() { String::new() } else { format!("; plain by compiler.fused_ops: {}", names(&plain)) };
+        let rest = if plain.is_empty() {
+            String::new()
+        } else {
+            format!("; plain by compiler.fused_ops or precision: {}", names(&plain))
+        };
         Part::new(operators, "on", names(&fused) + &rest)
     } else if native {
         Part::new(operators, "off", "the run is native")
@@ -114,7 +117,9 @@ mod tests {
             fused_ops: crate::config::FusedOps::Only(vec![Operator::Gelu]),
             ..TrainingCompilerConfig::default()
         };
-        assert!(table(Some(&some))[0].because.starts_with("gelu; plain by compiler.fused_ops: embedding,"));
+        assert!(
+            table(Some(&some))[0].because.starts_with("gelu; plain by compiler.fused_ops or precision: embedding,")
+        );
         assert_eq!(start_up_lines(CompilerMode::Native).len(), 0);
     }
 }

@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 
 use super::{
-    DataSection, DeviceKind, DeviceSection, GenerationSection, ModelSection, OnExisting, RunConfig, TokenizerSection,
-    TrainerSection, TrainingCompilerConfig,
+    BatchSection, DataSection, DeviceKind, DeviceSection, GenerationSection, LearningRateSection, ModelSection,
+    OnExisting, Precision, RunConfig, TokenizerSection, TrainerSection, TrainingCompilerConfig,
 };
 use crate::error::Result;
 
@@ -71,9 +71,27 @@ impl RunConfigBuilder {
         self
     }
 
+    /// The batch of an optimizer step. Default: micro-batch x accumulation.
+    pub fn batch(mut self, batch: BatchSection) -> Self {
+        self.config.batch = batch;
+        self
+    }
+
+    /// How the learning rate follows the batch. Default: not at all.
+    pub fn learning_rate(mut self, learning_rate: LearningRateSection) -> Self {
+        self.config.learning_rate = learning_rate;
+        self
+    }
+
     /// The first device of this kind. Default: the best there is.
     pub fn device(mut self, kind: DeviceKind) -> Self {
         self.config.device = DeviceSection { kind, ..DeviceSection::default() };
+        self
+    }
+
+    /// The type of matrix products. Default: f32.
+    pub fn precision(mut self, precision: Precision) -> Self {
+        self.config.precision = precision;
         self
     }
 

@@ -13,7 +13,7 @@ use super::sections::{
     DataSection, DeviceSection, GenerationSection, RunSection, TokenizerSection, TrainingCompilerConfig,
 };
 use super::trainer::TrainerSection;
-use super::{OptimArgs, RunConfig, SchedulerKwargs};
+use super::{BatchSection, LearningRateSection, OptimArgs, RunConfig, SchedulerKwargs};
 use crate::error::{Error, Result, nearest, plain_words};
 
 /// What is wrong with one key, before it is known where in which file that key stands.
@@ -55,6 +55,14 @@ impl From<Complaint> for Error {
     }
 }
 
+/// Keys that stand above the sections. In code their section is called "".
+const TOP_LEVEL: [&str; 1] = ["precision"];
+
+/// `section.key`, or the key alone when it stands above the sections.
+fn full_key(section: &str, key: &str) -> String {
+    if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") }
+}
+
 /// A config as a table under present names, with the place where each key was written.
 pub(crate) struct Document {
     origin: String,
@@ -84,6 +92,10 @@ impl Document {
         let written: Table = text.parse().map_err(|error| Error::config(format!("{origin}: {error}")))?;
         let mut document = Self { origin: origin.to_owned(), table: Table::new(), places: HashMap::new() };
         for (section, value) in written {
+            if TOP_LEVEL.contains(&section.as_str()) {
+                document.insert_written("", &section, value, &lines)?;
+                continue;
+            }
             let line = Place::Line(lines.get(&section).copied().unwrap_or(1));
             let Value::Table(keys) = value else {
                 document.places.insert(section.clone(), (line, None));
@@ -109,7 +121,7 @@ impl Document {
 
     /// Takes a key from the file; two spellings of the same key there are refused.
     fn insert_written(&mut self, section: &str, key: &str, value: Value, lines: &HashMap<String, usize>) -> Result<()> {
-        let written = format!("{section}.{key}");
+        let written = full_key(section, key);
         let prefix = format!("{written}.");
         for (nested, line) in lines.iter().filter(|(nested, _)| nested.starts_with(&prefix)) {
             self.places.insert(nested.clone(), (Place::Line(*line), None));
@@ -121,7 +133,7 @@ impl Document {
         else {
             return Ok(());
         };
-        let full = format!("{section}.{key}");
+        let full = full_key(section, key);
         if self.section(section).contains_key(key) {
             let first = self.places.get(&full).and_then(|(_, spelling)| spelling.clone()).unwrap_or(full);
             self.places.insert(written.clone(), (here, None));
@@ -145,12 +157,11 @@ impl Document {
         // With spaces around the sign, as in a file, they belong to neither side.
         let value = if path.ends_with(' ') { value.trim() } else { value };
         let path: Vec<&str> = path.split('.').map(str::trim).collect();
-        let [section, key, nested @ ..] = path.as_slice() else {
-            return Err(malformed());
+        let (section, key, nested) = match path.as_slice() {
+            [key] if TOP_LEVEL.contains(key) => (&"", key, &[][..]),
+            [section, key, nested @ ..] if !path.iter().any(|part| part.is_empty()) => (section, key, nested),
+            _ => return Err(malformed()),
         };
-        if path.iter().any(|part| part.is_empty()) {
-            return Err(malformed());
-        }
         let value = match value.trim().parse::<Value>() {
             // No key takes a date, so a name such as runs/2025-01-31 without its quotes is a string.
             Ok(Value::Datetime(_)) | Err(_) => Value::String(value.to_owned()),
@@ -158,14 +169,16 @@ impl Document {
         };
         let origin = Place::Override(text.to_owned());
         let written = path.join(".");
-        self.places.entry((*section).to_owned()).or_insert((origin.clone(), None));
+        if !section.is_empty() {
+            self.places.entry((*section).to_owned()).or_insert((origin.clone(), None));
+        }
         self.places.insert(written.clone(), (origin.clone(), None));
         if nested.is_empty() {
             let Some((section, key, value)) = place(section, key, value).map_err(|complaint| self.locate(complaint))?
             else {
                 return Ok(());
             };
-            let full = format!("{section}.{key}");
+            let full = full_key(section, key);
             // What the file says about this key no longer counts, nor where it said it.
             self.places.retain(|place, _| !place.starts_with(&format!("{full}.")));
             self.displace_length(&full, &value);
@@ -207,6 +220,9 @@ impl Document {
     }
 
     fn section(&mut self, name: &str) -> &mut Table {
+        if name.is_empty() {
+            return &mut self.table;
+        }
         let section = self.table.entry(name).or_insert_with(|| Value::Table(Table::new()));
         section.as_table_mut().expect("every entry of the document is made as a table")
     }
@@ -221,9 +237,12 @@ impl Document {
                 "data" => field_names::<DataSection>(),
                 "tokenizer" => field_names::<TokenizerSection>(),
                 "trainer" => field_names::<TrainerSection>(),
+                "batch" => field_names::<BatchSection>(),
+                "learning_rate" => field_names::<LearningRateSection>(),
                 "device" => field_names::<DeviceSection>(),
                 "compiler" => field_names::<TrainingCompilerConfig>(),
                 "generation" => field_names::<GenerationSection>(),
+                key if TOP_LEVEL.contains(&key) => continue,
                 _ => return Err(self.locate(unknown_section(section))),
             };
             for (key, value) in keys.as_table().into_iter().flatten() {
@@ -307,14 +326,15 @@ impl Document {
     }
 }
 
-fn sections() -> &'static [&'static str] {
-    field_names::<RunConfig>()
+fn sections() -> Vec<&'static str> {
+    field_names::<RunConfig>().iter().copied().filter(|name| !TOP_LEVEL.contains(name)).collect()
 }
 
 fn unknown_section(name: &str) -> Complaint {
     let list: Vec<String> = sections().iter().map(|section| format!("[{section}]")).collect();
     let complaint = Complaint::new(name, "unknown section or top-level key");
-    match nearest(name, sections().iter().copied()) {
+    match nearest(name, sections().into_iter().chain(TOP_LEVEL)) {
+        Some(near) if TOP_LEVEL.contains(&near) => complaint.help(format!("did you mean `{near}`?")),
         Some(near) => complaint.help(format!("did you mean [{near}]? Known sections: {}", list.join(", "))),
         None => complaint.help(format!("known sections: {}", list.join(", "))),
     }

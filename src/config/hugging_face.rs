@@ -45,6 +45,14 @@ pub(crate) fn place<'a>(section: &'a str, key: &'a str, value: Value) -> Result<
                     .help("or set trainer.optim"));
             }
         },
+        "fp16" | "bf16" => match value {
+            Value::Boolean(true) => ("", "precision", Value::from(if key == "fp16" { "f16" } else { "bf16" })),
+            Value::Boolean(false) => return Ok(None),
+            other => {
+                return Err(Complaint::new(&format!("trainer.{key}"), format!("expected true or false, got {other}"))
+                    .help("or set precision, above the sections"));
+            }
+        },
         "optim_args" => match value {
             Value::String(text) => {
                 let table = table_of(&text).map_err(|problem| Complaint::new("trainer.optim_args", problem))?;
@@ -58,8 +66,10 @@ pub(crate) fn place<'a>(section: &'a str, key: &'a str, value: Value) -> Result<
 
 /// The older spellings and the arguments that live in another section, for tests and messages.
 #[cfg(test)]
-pub(crate) const PLACED: [&str; 8] = [
+pub(crate) const PLACED: [&str; 10] = [
     "adafactor",
+    "bf16",
+    "fp16",
     "evaluation_strategy",
     "per_gpu_train_batch_size",
     "per_gpu_eval_batch_size",
@@ -96,17 +106,16 @@ pub(crate) const UNSUPPORTED: &[(&[&str], &str)] = &[
         "remove it: `kiln train` trains, and evaluates as trainer.eval_strategy and data.validation say",
     ),
     (
-        &[
-            "bf16",
-            "fp16",
-            "bf16_full_eval",
-            "fp16_full_eval",
-            "half_precision_backend",
-            "fp16_opt_level",
-            "fp16_backend",
-            "tf32",
-        ],
-        "remove it: this version computes in f32",
+        &["bf16_full_eval", "fp16_full_eval"],
+        "remove it: evaluation computes as training does, in `precision`, which stands above the sections",
+    ),
+    (
+        &["half_precision_backend", "fp16_opt_level", "fp16_backend"],
+        "remove it: set precision = \"f16\" or \"bf16\", above the sections",
+    ),
+    (
+        &["tf32"],
+        "remove it: Burn has no switch; with precision = \"f32\" CUDA's matrix products are in TF32 where such a kernel wins",
     ),
     (
         &["save_only_model", "save_safetensors", "save_on_each_node", "enable_jit_checkpoint"],

@@ -262,6 +262,42 @@ names! {
     }
 }
 
+names! {
+    /// The type of matrix products. Parameters, optimizer state, norms, softmax and losses are in f32 under all of them.
+    Precision("precision", precision_synonym) {
+        /// The best that the device computes in itself, with the reason printed.
+        Auto = "auto",
+        /// 32 bits.
+        F32 = "f32",
+        /// bfloat16: the range of f32 with 8 bits of precision.
+        Bf16 = "bf16",
+        /// IEEE half precision, with a dynamic loss scale.
+        F16 = "f16",
+    }
+}
+
+#[allow(clippy::derivable_impls)] // the macro derives no default
+impl Default for Precision {
+    fn default() -> Self {
+        Self::F32
+    }
+}
+
+fn precision_synonym(given: &str) -> Option<Result<Precision, Error>> {
+    match given {
+        "fp32" | "float32" | "no" => Some(Ok(Precision::F32)),
+        "bfloat16" => Some(Ok(Precision::Bf16)),
+        "fp16" | "float16" => Some(Ok(Precision::F16)),
+        "tf32" => Some(Err(Error::config("`tf32` is no setting of Burn 0.22: it has no switch for it")
+            .help("with `f32`, CUDA's matrix products are in TF32 wherever such a kernel wins; the plan says so"))),
+        "fp8" | "int8" | "f64" | "float64" => {
+            Some(Err(Error::config(format!("the precision `{given}` is not supported by this version"))
+                .help("use f32, bf16, f16 or auto")))
+        }
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -274,6 +310,9 @@ mod tests {
         }
         for value in DeviceKind::ALL {
             assert_eq!(value.to_string().parse::<DeviceKind>().unwrap(), *value);
+        }
+        for (text, value) in [("fp32", Precision::F32), ("fp16", Precision::F16), ("auto", Precision::Auto)] {
+            assert_eq!(text.parse::<Precision>().unwrap(), value);
         }
         assert_eq!("gpt2".parse::<ModelKind>().unwrap(), ModelKind::Gpt2);
         assert_eq!("tokenized".parse::<DataFormat>().unwrap(), DataFormat::Tokenized);
@@ -292,6 +331,9 @@ mod tests {
         refused("do_not_pad".parse::<PaddingStrategy>().unwrap_err(), "`longest` pads least");
         refused("group_by_length".parse::<Sampler>().unwrap_err(), "not supported");
         refused("gpt-2".parse::<ModelKind>().unwrap_err(), "did you mean `gpt2`?");
+        refused("bf32".parse::<Precision>().unwrap_err(), "did you mean");
+        refused("tf32".parse::<Precision>().unwrap_err(), "no switch");
+        refused("fp8".parse::<Precision>().unwrap_err(), "not supported");
         refused("gpu".parse::<DeviceKind>().unwrap_err(), "expected one of auto, cpu, wgpu, cuda");
     }
 }

@@ -43,7 +43,7 @@ impl AdafactorConfig {
         state
     }
 
-    pub(super) fn update(&self, update: Update<'_>, state: &mut State) -> Tensor<1> {
+    pub(super) fn update(&self, update: Update<'_, '_>, state: &mut State) -> Tensor<1> {
         let Update { value, grad, shape, lr, weight_decay, step, .. } = update;
         let past = 1.0 - (step as f64).powf(self.decay_rate); // 0 in the first step
         let mut old = std::mem::take(state).into_iter();

@@ -5,6 +5,7 @@
 use burn::tensor::Tensor;
 use kiln_models::ops::adamw;
 
+use super::skip::Skip;
 use super::{State, Update};
 
 /// What AdamW, Adam and LAMB are told once. The defaults are PyTorch's.
@@ -29,9 +30,9 @@ pub(super) const STATE: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 
 impl AdamConfig {
     /// AdamW: `w <- w (1 - lr decay) - lr m / (sqrt(v) + epsilon)`.
-    pub(super) fn adamw(&self, update: Update<'_>, state: &mut State) -> Tensor<1> {
-        let Update { value, grad, lr, weight_decay, step, .. } = update;
-        let moved = self.ratio(grad, step, lr, state);
+    pub(super) fn adamw(&self, update: Update<'_, '_>, state: &mut State) -> Tensor<1> {
+        let Update { value, grad, lr, weight_decay, step, skip, .. } = update;
+        let moved = self.ratio(grad, step, lr, state, skip);
         let decay = lr * weight_decay;
         if decay == 0.0 { value - moved } else { value * (1.0 - decay) - moved }
     }
@@ -43,14 +44,21 @@ impl AdamConfig {
     }
 
     /// Adam: as AdamW, but the decay is part of the gradient.
-    pub(super) fn adam(&self, update: Update<'_>, state: &mut State) -> Tensor<1> {
-        let Update { value, grad, lr, weight_decay, step, .. } = update;
+    pub(super) fn adam(&self, update: Update<'_, '_>, state: &mut State) -> Tensor<1> {
+        let Update { value, grad, lr, weight_decay, step, skip, .. } = update;
         let grad = if weight_decay == 0.0 { grad } else { grad + value.clone() * weight_decay };
-        value - self.ratio(grad, step, lr, state)
+        value - self.ratio(grad, step, lr, state, skip)
     }
 
     /// Takes `grad` into both moments and returns `factor` times their bias-corrected ratio, `m / (sqrt(v) + epsilon)`.
-    pub(super) fn ratio(&self, grad: Tensor<1>, step: u64, factor: f64, state: &mut State) -> Tensor<1> {
+    pub(super) fn ratio(
+        &self,
+        grad: Tensor<1>,
+        step: u64,
+        factor: f64,
+        state: &mut State,
+        skip: Option<&mut Skip<'_>>,
+    ) -> Tensor<1> {
         let Self { beta1, beta2, epsilon } = *self;
         let squared = grad.clone().square() * (1.0 - beta2);
         let first = grad * (1.0 - beta1);
@@ -58,10 +66,18 @@ impl AdamConfig {
             (Some(exp_avg_sq), Some(exp_avg)) => (exp_avg * beta1 + first, exp_avg_sq * beta2 + squared),
             _ => (first, squared),
         };
-        let correction1 = 1.0 - beta1.powf(step as f64);
-        let correction2 = 1.0 - beta2.powf(step as f64);
-        let denominator = exp_avg_sq.clone().sqrt() / correction2.sqrt() + epsilon;
-        let ratio = exp_avg.clone() / denominator * (factor / correction1);
+        let (numerator, root) = (exp_avg.clone(), exp_avg_sq.clone().sqrt());
+        let ratio = match skip {
+            None => {
+                let correction1 = 1.0 - beta1.powf(step as f64);
+                let correction2 = 1.0 - beta2.powf(step as f64);
+                numerator / (root / correction2.sqrt() + epsilon) * (factor / correction1)
+            }
+            Some(skip) => {
+                let [rate, correction2] = skip.corrections(self, step, factor);
+                numerator / (root / correction2 + epsilon) * rate
+            }
+        };
         *state = vec![exp_avg, exp_avg_sq];
         ratio
     }

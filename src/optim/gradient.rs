@@ -33,6 +33,19 @@ pub fn scale_and_norm(sum_norm: Tensor<1>, divisor: f64, max_norm: Option<f64>) 
     (scale, norm)
 }
 
+/// As [`scale_and_norm`] for gradients of a loss that was multiplied by `loss_scale`, `[1]`, as well: both results are those
+/// of the loss itself.
+pub fn unscale_and_norm(
+    sum_norm: Tensor<1>,
+    loss_scale: Tensor<1>,
+    divisor: f64,
+    max_norm: Option<f64>,
+) -> (Tensor<1>, Tensor<1>) {
+    let unscale = loss_scale.recip();
+    let (scale, norm) = scale_and_norm(sum_norm * unscale.clone(), divisor, max_norm);
+    (scale * unscale, norm)
+}
+
 struct SumOfSquares<'a> {
     grads: &'a GradientsParams,
     ops: Ops,

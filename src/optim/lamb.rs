@@ -8,9 +8,9 @@ use super::{State, Update};
 
 /// `w <- w - lr |w| / |u| u` with `u = m / (sqrt(v) + epsilon) + decay w`; a norm of zero leaves the scale at 1. The norms
 /// are those of one tensor.
-pub(super) fn update(config: &AdamConfig, update: Update<'_>, state: &mut State) -> Tensor<1> {
-    let Update { value, grad, lr, weight_decay, step, .. } = update;
-    let ratio = config.ratio(grad, step, 1.0, state);
+pub(super) fn update(config: &AdamConfig, update: Update<'_, '_>, state: &mut State) -> Tensor<1> {
+    let Update { value, grad, lr, weight_decay, step, skip, .. } = update;
+    let ratio = config.ratio(grad, step, 1.0, state, skip);
     let direction = if weight_decay == 0.0 { ratio } else { ratio + value.clone() * weight_decay };
     let norm = |tensor: &Tensor<1>| tensor.clone().square().sum().sqrt(); // [1]
     let (size, length) = (norm(&value), norm(&direction));

@@ -25,7 +25,7 @@ impl Default for LionConfig {
 pub(super) const STATE: &str = "exp_avg";
 
 impl LionConfig {
-    pub(super) fn update(&self, update: Update<'_>, state: &mut State) -> Tensor<1> {
+    pub(super) fn update(&self, update: Update<'_, '_>, state: &mut State) -> Tensor<1> {
         let Update { value, grad, lr, weight_decay, .. } = update;
         let past = state.pop().unwrap_or_else(|| grad.zeros_like());
         let direction = (past.clone() * self.beta1 + grad.clone() * (1.0 - self.beta1)).sign();

@@ -16,6 +16,7 @@ mod lion;
 mod muon;
 mod optimizer;
 mod sgd;
+mod skip;
 
 #[cfg(test)]
 mod tests;
@@ -31,7 +32,7 @@ pub use sgd::SgdConfig;
 use burn::tensor::Tensor;
 
 /// One update of one parameter, as every optimizer gets it. Tensors are flat, `[n]`, f32, without autodiff.
-struct Update<'a> {
+struct Update<'a, 'b> {
     /// The parameter, `[n]`.
     value: Tensor<1>,
     /// The gradient of the loss, divided and clipped, `[n]`.
@@ -44,8 +45,10 @@ struct Update<'a> {
     lr: f64,
     /// Its weight decay.
     weight_decay: f64,
-    /// Number of this update, from 1.
+    /// Number of this update, from 1; the most it can be when updates may be skipped.
     step: u64,
+    /// Whether it counts, where that is the device's to say.
+    skip: Option<&'a mut skip::Skip<'b>>,
 }
 
 /// The tensors that an optimizer keeps for one parameter, in the order of its `state` names; empty before the first

@@ -41,7 +41,7 @@ const EPSILON: f64 = 1e-7;
 
 impl MuonConfig {
     /// The update of a matrix, `shape = [rows, columns]`.
-    pub(super) fn update(&self, update: Update<'_>, state: &mut State) -> Tensor<1> {
+    pub(super) fn update(&self, update: Update<'_, '_>, state: &mut State) -> Tensor<1> {
         let Update { value, grad, shape, hf_shape, lr, weight_decay, .. } = update;
         let fresh = grad.clone() * (1.0 - self.momentum);
         let buffer = match state.pop() {

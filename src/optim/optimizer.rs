@@ -16,10 +16,12 @@ use super::groups::ParameterGroups;
 use super::lion::{self, LionConfig};
 use super::muon::{self, MuonConfig};
 use super::sgd::{self, SgdConfig};
+use super::skip::{Skip, Tables};
 use super::{State, Update, lamb};
 use crate::config::{AdjustLr, OptimizerName, TrainerSection};
 use crate::error::{Error, Result};
 use crate::execution::read_values;
+use crate::precision::scaler::Verdict;
 
 /// Which optimizer, with what it is told once.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -102,6 +104,11 @@ impl OptimizerConfig {
         }
     }
 
+    /// Whether an update can be skipped on the device; see [`Optimizer::step_unless`].
+    pub fn can_skip(&self) -> bool {
+        !matches!(self, Self::Adafactor(_)) // its decay rate is a function of the number of updates
+    }
+
     /// The hyperparameters in words, for the plan.
     pub fn describe(&self) -> String {
         let adam = |c: &AdamConfig| format!("betas ({}, {}), epsilon {}", c.beta1, c.beta2, c.epsilon);
@@ -157,6 +164,8 @@ pub struct Optimizer {
     state: BTreeMap<ParamId, State>,
     /// In which form AdamW's update computes.
     ops: Ops,
+    /// Bias corrections by number of updates, where the device counts them.
+    tables: Tables,
 }
 
 /// What one parameter is told.
@@ -181,7 +190,7 @@ impl Optimizer {
             (parameter.id, group)
         };
         let groups = parameters(model).into_iter().map(group).collect();
-        Self { config, step: 0, groups, state: BTreeMap::new(), ops: Ops::Plain }
+        Self { config, step: 0, groups, state: BTreeMap::new(), ops: Ops::Plain, tables: Tables::default() }
     }
 
     /// The same optimizer, computing in the form `ops`: with [`Ops::Fused`] AdamW updates a parameter in one pass over it,
@@ -197,7 +206,28 @@ impl Optimizer {
     #[must_use]
     pub fn step<M: Module>(&mut self, model: M, grads: GradientsParams, scale: &Tensor<1>, lr: f64) -> M {
         self.step += 1;
-        model.map(&mut Step { optimizer: self, grads, scale, lr })
+        model.map(&mut Step { optimizer: self, grads, scale, lr, skip: None })
+    }
+
+    /// [`step`](Self::step), unless `verdict` says that the gradients overflowed: then weights and state stay what they
+    /// were. Nothing is read from the device to know it. Without an overflow the results are those of `step`, bit for bit.
+    /// In the plain form whatever [`with_ops`](Self::with_ops) says. For an optimizer that
+    /// [can skip](OptimizerConfig::can_skip); in another one skipped updates go on counting.
+    #[must_use]
+    pub fn step_unless<M: Module>(
+        &mut self,
+        verdict: &Verdict,
+        model: M,
+        grads: GradientsParams,
+        scale: &Tensor<1>,
+        lr: f64,
+    ) -> M {
+        self.step += 1;
+        let mut tables = std::mem::take(&mut self.tables);
+        let skip = Skip::new(verdict, &mut tables);
+        let model = model.map(&mut Step { optimizer: self, grads, scale, lr, skip: Some(skip) });
+        self.tables = tables;
+        model
     }
 
     /// The state on the host, `NAME.exp_avg` and the like, flat in Kiln's own layout, `[n]`, for every parameter that has
@@ -261,14 +291,15 @@ impl Optimizer {
     }
 }
 
-struct Step<'a> {
+struct Step<'a, 'b> {
     optimizer: &'a mut Optimizer,
     grads: GradientsParams,
     scale: &'a Tensor<1>,
     lr: f64,
+    skip: Option<Skip<'b>>,
 }
 
-impl ModuleMapper for Step<'_> {
+impl ModuleMapper for Step<'_, '_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let Some(grad) = self.grads.remove::<D>(param.id) else { return param };
         let (id, value, mapper) = param.consume();
@@ -276,7 +307,7 @@ impl ModuleMapper for Step<'_> {
         let value = value.inner();
         let shape = value.shape();
         let n = shape.num_elements();
-        let Optimizer { config, step, groups, state, ops } = &mut *self.optimizer;
+        let Optimizer { config, step, groups, state, ops, .. } = &mut *self.optimizer;
         let group = groups.get(&id).expect("an optimizer is made for the parameters of its model");
         let own_shape = shape.to_vec();
         let state = state.entry(id).or_default();
@@ -286,20 +317,23 @@ impl ModuleMapper for Step<'_> {
             OptimizerConfig::Muon(config) if !group.is_layer_matrix => Some(config.adamw),
             _ => None,
         };
-        if let (Form::Fused, Some(config)) = (ops.form(Operator::AdamW), adamw) {
+        if let (Form::Fused, Some(config), None) = (ops.form(Operator::AdamW), adamw, &self.skip) {
             let config = config.fused(lr, weight_decay, *step);
             let updated = adam::update_fused(config, value.reshape([n]), grad.reshape([n]), self.scale, state);
             let updated = Tensor::<D>::from_inner(updated.reshape(shape)).set_require_grad(require_grad);
             return Param::from_mapped_value(id, updated, mapper);
         }
+        let value = value.reshape([n]);
+        let before = self.skip.as_ref().map(|_| (value.clone(), state.clone()));
         let update = Update {
-            value: value.reshape([n]),
+            value,
             grad: grad.reshape([n]) * self.scale.clone(),
             shape: &own_shape,
             hf_shape: &group.hf_shape,
             lr,
             weight_decay,
             step: *step,
+            skip: self.skip.as_mut(),
         };
         let updated = match config {
             OptimizerConfig::AdamW(config) => config.adamw(update, state),
@@ -310,6 +344,10 @@ impl ModuleMapper for Step<'_> {
             OptimizerConfig::Lamb(config) => lamb::update(config, update, state),
             OptimizerConfig::Muon(config) if group.is_layer_matrix => config.update(update, state),
             OptimizerConfig::Muon(config) => config.adamw.adamw(update, state),
+        };
+        let updated = match (&self.skip, before) {
+            (Some(skip), Some((old, old_state))) => skip.choose(updated, old, state, old_state),
+            _ => updated,
         };
         let updated = Tensor::<D>::from_inner(updated.reshape(shape)).set_require_grad(require_grad);
         Param::from_mapped_value(id, updated, mapper)

@@ -20,14 +20,23 @@ pub struct SgdConfig {
 pub(super) const STATE: &str = "momentum_buffer";
 
 impl SgdConfig {
-    pub(super) fn update(&self, update: Update<'_>, state: &mut State) -> Tensor<1> {
-        let Update { value, grad, lr, weight_decay, .. } = update;
+    pub(super) fn update(&self, update: Update<'_, '_>, state: &mut State) -> Tensor<1> {
+        let Update { value, grad, lr, weight_decay, skip, .. } = update;
         let grad = if weight_decay == 0.0 { grad } else { grad + value.clone() * weight_decay };
         if self.momentum == 0.0 {
             return value - grad * lr;
         }
         let buffer = match state.pop() {
-            Some(buffer) => buffer * self.momentum + grad.clone() * (1.0 - self.dampening),
+            Some(buffer) => {
+                let moved = buffer * self.momentum + grad.clone() * (1.0 - self.dampening);
+                match skip {
+                    // All before it were skipped: it is the first gradient, whole.
+                    Some(skip) if self.dampening != 0.0 => {
+                        moved.mask_where(skip.is_first(grad.dims()[0]), grad.clone())
+                    }
+                    _ => moved,
+                }
+            }
             None => grad.clone(),
         };
         state.push(buffer.clone());

@@ -7,11 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
+use kiln_models::Ops;
 use kiln_models::layers::Linear;
 use kiln_models::weights::{NamedTensor, Parameter, export, parameters};
 
+use super::gradient::global_norm;
 use super::{Optimizer, OptimizerConfig, ParameterGroups};
 use crate::config::{OptimizerName, TrainerSection};
+use crate::precision::scaler::{LossScaler, ScalerConfig};
 
 type Values = BTreeMap<String, Vec<f64>>;
 
@@ -97,14 +100,28 @@ fn initial(fixture: &Fixture) -> Layers {
 }
 
 fn step(optimizer: &mut Optimizer, model: Layers, grads: &Values, lr: f64) -> Layers {
+    let (grads, scale) = gradients(&model, grads);
+    optimizer.step(model, grads, &scale, lr)
+}
+
+/// As [`step`], but the device decides by `scaler` whether it counts.
+fn step_unless(optimizer: &mut Optimizer, scaler: &mut LossScaler, model: Layers, grads: &Values, lr: f64) -> Layers {
+    let (grads, scale) = gradients(&model, grads);
+    let verdict = scaler.judge(global_norm(&model, &grads, Ops::Plain));
+    let model = optimizer.step_unless(&verdict, model, grads, &scale, lr);
+    scaler.update(&verdict);
+    model
+}
+
+fn gradients(model: &Layers, grads: &Values) -> (GradientsParams, Tensor<1>) {
     let device = Device::flex();
     // Twice the gradients at half the scale, so that the scale counts.
     let doubled: Values =
         grads.iter().map(|(name, values)| (name.clone(), values.iter().map(|v| v * 2.0).collect())).collect();
-    let set = Set { parameters: parameters(&model), values: &doubled, device: device.clone() };
+    let set = Set { parameters: parameters(model), values: &doubled, device: device.clone() };
     let mut gradients = Gradients { set, grads: GradientsParams::new() };
     model.visit(&mut gradients);
-    optimizer.step(model, gradients.grads, &Tensor::from_floats([0.5], &device), lr)
+    (gradients.grads, Tensor::from_floats([0.5], &device))
 }
 
 fn optimizer(trainer: &TrainerSection, model: &Layers) -> Optimizer {
@@ -135,6 +152,39 @@ fn every_optimizer_equals_its_reference() {
                     assert!(difference <= tolerance, "{} step {} {name}: {value} is not {expected}", case.name, i + 1);
                 }
             }
+        }
+    }
+}
+
+/// With every optimizer that can skip: nothing is another bit than in the plain update when nothing overflows; a step that
+/// overflows leaves weights and state as they were, and what follows is as if it had never been made.
+#[test]
+fn skipped_updates_leave_no_trace() {
+    let fixture = fixture();
+    for case in fixture.cases.iter().filter(|case| OptimizerConfig::from(&case.trainer).can_skip()) {
+        for overflow_at in [None, Some(0), Some(2)] {
+            let (mut plain, mut skipping) = (initial(&fixture), initial(&fixture));
+            let (mut one, mut two) = (optimizer(&case.trainer, &plain), optimizer(&case.trainer, &skipping));
+            let mut scaler = LossScaler::new(ScalerConfig::default(), &Device::flex());
+            for (i, (lr, grads)) in fixture.lr.iter().zip(&fixture.grads).enumerate() {
+                if overflow_at == Some(i) {
+                    let mut bad = grads.clone();
+                    bad.get_mut("h.0.weight").unwrap()[1] = f64::INFINITY;
+                    bad.get_mut("h.1.bias").unwrap()[0] = f64::NAN;
+                    let before = export(&skipping).unwrap();
+                    skipping = step_unless(&mut two, &mut scaler, skipping, &bad, *lr);
+                    assert_eq!(export(&skipping).unwrap(), before, "{} step {i}", case.name);
+                    assert_eq!(scaler.state().unwrap().scale, 32768.0);
+                }
+                plain = step(&mut one, plain, grads, *lr);
+                skipping = step_unless(&mut two, &mut scaler, skipping, grads, *lr);
+                let what = format!("{} step {i}, overflow at {overflow_at:?}", case.name);
+                assert_eq!(export(&plain).unwrap(), export(&skipping).unwrap(), "{what}");
+                assert_eq!(one.export(&plain).unwrap(), two.export(&skipping).unwrap(), "{what}");
+            }
+            let skipped = u64::from(overflow_at.is_some());
+            let state = scaler.state().unwrap();
+            assert_eq!((state.skipped, state.applied), (skipped, fixture.grads.len() as u64));
         }
     }
 }

@@ -53,13 +53,14 @@ impl RunPlan {
         line(
             "batch",
             format!(
-                "{} = {} x {} micro-batches = up to {} tokens/step",
-                batch.global,
-                batch.micro,
-                batch.accumulation,
+                "{} = up to {} tokens/step",
+                batch.arithmetic(),
                 thousands(batch.global.saturating_mul(batch.seq_len) as u64)
             ),
         );
+        if let Some(note) = &self.batch_note {
+            line("", note.clone());
+        }
         line("padding", self.describe_padding());
         line("steps", format!("{} ({}), {} an epoch", self.steps.total, self.steps.because, self.steps.per_epoch));
         line("tokens", format!("about {}", thousands(self.steps.tokens)));
@@ -70,6 +71,9 @@ impl RunPlan {
             "learning rate",
             format!("{}, warm-up {} steps: {}", self.schedule.kind(), self.schedule.warmup_steps(), self.curve()),
         );
+        if let Some(because) = &self.learning_rate.because {
+            line("", format!("peak {because}"));
+        }
         let factors = self.groups.lr_factors();
         if !factors.is_empty() {
             let factors = factors.into_iter().map(|(name, factor)| format!("{name} {factor:.4}"));
@@ -104,6 +108,7 @@ impl RunPlan {
             ),
         );
         line("device", format!("{} {} ({})", self.device.kind, self.device.index, self.device.name));
+        line("precision", self.precision.describe());
         let mode = match &self.decision {
             Some(decision) => decision.mode,
             None => self.config.compiler_mode(),
@@ -111,7 +116,7 @@ impl RunPlan {
         line(
             "active",
             format!(
-                "{} engine, Kiln's fused operators {}, f32, seed {}",
+                "{} engine, Kiln's fused operators {}, seed {}",
                 if mode == CompilerMode::Native { engine() } else { "compiled" },
                 if self.ops.fused_operators().is_empty() { "off" } else { "on" },
                 trainer.seed
@@ -140,6 +145,9 @@ impl RunPlan {
                 }
             ),
         );
+        if !self.intervals.is_empty() {
+            line("", format!("in steps: {}", self.intervals.join("; ")));
+        }
         let kept = trainer.save_total_limit.map_or(String::new(), |limit| format!(", the last {limit} kept"));
         line(
             "checkpoints",

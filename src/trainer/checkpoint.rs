@@ -21,6 +21,7 @@ use super::promise::Promise;
 use crate::data::loader::Position;
 use crate::data::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
+use crate::precision::scaler::ScalerState;
 
 /// The version of the format that this Kiln writes and reads.
 pub const FORMAT_VERSION: u32 = 1;
@@ -65,6 +66,9 @@ pub struct State {
     pub seconds: f64,
     /// The best evaluation so far.
     pub best: Best,
+    /// The loss scale of f16 with its counters; none in other precisions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scaler: Option<ScalerState>,
     /// What must not change for the run to stay the same run.
     pub promise: Promise,
     /// The other files, by name.

@@ -13,6 +13,7 @@ pub mod laps;
 mod output;
 mod panics;
 mod promise;
+mod recover;
 mod run;
 mod run_log;
 mod saver;
@@ -37,8 +38,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::execution::{read_scalars, seed_for};
 use crate::metrics::Record;
 use crate::optim::Optimizer;
-use crate::optim::gradient::{global_norm, scale_and_norm};
+use crate::optim::gradient::{global_norm, scale_and_norm, unscale_and_norm};
 use crate::plan::RunPlan;
+use crate::precision::scaler::{LossScaler, MIN_SCALE, ScalerConfig, Scaling};
 use crate::signals;
 use crate::task::DeviceBatch;
 use guard::{Guard, Reading};
@@ -61,6 +63,8 @@ pub struct Trainer {
     plan: RunPlan,
     model: Model,
     optimizer: Optimizer,
+    /// The loss scale of f16.
+    scaler: Option<LossScaler>,
     device: Device,
     callbacks: Vec<Box<dyn Callback>>,
     load_report: Option<LoadReport>,
@@ -96,8 +100,22 @@ impl Trainer {
             plan.decision = Some(decision);
         }
         let device = plan.device.device.clone().autodiff();
+        let (model, optimizer, load_report) = Self::build(&plan, &device)?;
+        let (callbacks, step_times, rehearsal) = (Vec::new(), false, false);
+        let scaler = Self::scaler(&plan);
+        Ok(Self { plan, model, optimizer, scaler, device, callbacks, load_report, step_times, rehearsal })
+    }
+
+    /// The scaler of the loss before the first step, where the precision needs one.
+    fn scaler(plan: &RunPlan) -> Option<LossScaler> {
+        let scales = plan.precision.scales_loss();
+        scales.then(|| LossScaler::new(ScalerConfig::default(), &plan.device.device))
+    }
+
+    /// Model and optimizer as they are before the first step.
+    fn build(plan: &RunPlan, device: &Device) -> Result<(Model, Optimizer, Option<LoadReport>)> {
         device.seed(seed_for(plan.config.trainer.seed, "init", 0, 0));
-        let model = Model::new(&plan.model_config, plan.task.head(), &device)?.with_ops(plan.ops);
+        let model = Model::new(&plan.model_config, plan.task.head(), device)?.with_compute(plan.compute());
         let (model, load_report) = match &plan.model_from {
             Some(folder) => load(model, folder).map(|(model, report)| (model, Some(report)))?,
             None => (model, None),
@@ -106,8 +124,7 @@ impl Trainer {
         // Drawn now, from the seed alone: the first forward pass draws dropout too, in another order in every mode.
         model.visit(&mut Drawn);
         let optimizer = Optimizer::new(plan.optimizer, &plan.groups, &model).with_ops(plan.ops);
-        let (callbacks, step_times, rehearsal) = (Vec::new(), false, false);
-        Ok(Self { plan, model, optimizer, device, callbacks, load_report, step_times, rehearsal })
+        Ok((model, optimizer, load_report))
     }
 
     /// A trainer whose steps are looked at and thrown away: it writes no model.
@@ -149,7 +166,8 @@ impl Trainer {
     /// begins where the newest checkpoint stands.
     ///
     /// # Errors
-    /// Data that cannot be read, a loss or gradient norm that is not finite, a device or a disk that fails, a checkpoint
+    /// Memory that does not suffice for a micro-batch of 1 (a larger one is halved, from the last good state on); data that
+    /// cannot be read, a loss or gradient norm that is not finite, a device or a disk that fails, a checkpoint
     /// of another run; a signal that stopped the run after a checkpoint was saved.
     pub fn train(&mut self) -> Result<TrainOutput> {
         let (mut folder, checkpoint) = RunFolder::create(&self.plan)?;
@@ -163,26 +181,34 @@ impl Trainer {
         if let Some(decision) = &self.plan.decision {
             decision.write(folder.path())?;
         }
-        let output = self.begin(&folder, checkpoint.as_ref()).and_then(|mut run| {
-            // Some failures of a device come as panics of this thread.
-            let output = catch_unwind(AssertUnwindSafe(|| self.run(&mut folder, &mut run))).unwrap_or_else(|payload| {
-                let step = run.progress.step + 1;
-                Err(Error::device(format!("step {step} panicked: {}", panics::message(&*payload)))
-                    .help("what the device holds is lost; continue with `kiln train FILE --resume`"))
-            });
-            if let Some(notice) =
-                output.as_ref().err().and_then(|error| fault::report(&self.plan, &folder, &mut run, error))
-            {
-                self.callbacks.iter_mut().for_each(|callback| callback.on_notice(&notice));
-            }
-            output
-        });
+        let mut output = self.begin(&folder, checkpoint.as_ref()).and_then(|run| self.attempt(&mut folder, run));
+        while let Err(error) = &output
+            && let Some(smaller) = recover::smaller_batch(&self.plan, error)
+        {
+            let error = error.to_string();
+            output = self.recover(&mut folder, smaller, &error).and_then(|run| self.attempt(&mut folder, run));
+        }
         if let Err(error) = &output {
             RunLog::new(folder.path()).say(format_args!("ended: {error}"));
         }
         folder.status.end(output.as_ref().err());
         let written = folder.status.write(folder.path());
         output.and_then(|output| written.map(|()| output))
+    }
+
+    /// The loop from where `run` stands to the end of the plan, or to what stops it.
+    fn attempt(&mut self, folder: &mut RunFolder, mut run: Run) -> Result<TrainOutput> {
+        // Some failures of a device come as panics of this thread.
+        let output = catch_unwind(AssertUnwindSafe(|| self.run(folder, &mut run))).unwrap_or_else(|payload| {
+            let step = run.progress.step + 1;
+            Err(Error::device(format!("step {step} panicked: {}", panics::message(&*payload)))
+                .help("what the device holds is lost; continue with `kiln train FILE --resume`"))
+        });
+        if let Some(notice) = output.as_ref().err().and_then(|error| fault::report(&self.plan, folder, &mut run, error))
+        {
+            self.callbacks.iter_mut().for_each(|callback| callback.on_notice(&notice));
+        }
+        output
     }
 
     /// THE loop.
@@ -216,7 +242,8 @@ impl Trainer {
             // One optimizer step: up to `accumulation` micro-batches, fewer at the end of an epoch.
             let mut accumulator = GradientsAccumulator::new();
             let mut loss_sum: Option<Tensor<1>> = None;
-            let (mut num_labels, mut micro_batches, mut step_tokens) = (0.0, 0, 0);
+            let mut expected_divisor = None;
+            let (mut num_labels, mut examples, mut step_tokens) = (0.0, 0, 0);
             let mut epoch_ended = false;
             for micro in 0..accumulation {
                 let Some(loaded) = loader.next_batch()? else { break };
@@ -227,7 +254,20 @@ impl Trainer {
                 laps.lap(Part::Data);
                 let loss = batch.loss_of(&self.model, true, &self.plan.loss)?;
                 laps.lap(Part::Forward);
-                let grads = GradientsParams::from_grads(loss.sum.backward(), &self.model);
+                let scaled = match &self.scaler {
+                    None => loss.sum.clone(),
+                    // In f16 the gradients of a sum over thousands of tokens would overflow under any scale, so the sum is
+                    // divided before the backward pass, by what the step's divisor will be if all batches are like this.
+                    Some(scaler) => {
+                        let labels = self.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
+                        let all = self.plan.task.step_divisor(
+                            labels * accumulation as f64,
+                            self.plan.batch.global.div_ceil(self.plan.batch.piece),
+                        );
+                        scaler.scaled(loss.sum.clone(), *expected_divisor.get_or_insert(all.max(1.0)))
+                    }
+                };
+                let grads = GradientsParams::from_grads(scaled.backward(), &self.model);
                 accumulator.accumulate(&self.model, grads);
                 laps.lap(Part::Backward);
                 let sum = loss.sum.inner();
@@ -236,7 +276,7 @@ impl Trainer {
                     None => sum,
                 });
                 num_labels += self.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
-                micro_batches += 1;
+                examples += loaded.batch.examples;
                 step_tokens += loaded.batch.num_tokens as u64;
                 run.progress.samples += loaded.batch.examples as u64;
                 run.progress.epoch = loaded.epoch_progress;
@@ -252,8 +292,16 @@ impl Trainer {
 
             // Divide once, clip by the global norm, update.
             let grads = accumulator.grads();
-            let divisor = self.plan.task.step_divisor(num_labels, micro_batches);
-            let (scale, grad_norm) = scale_and_norm(global_norm(&self.model, &grads, self.model.ops()), divisor, clip);
+            // As many means as there are micro-batches, unless the loss of a step is stated to be another.
+            let divisor = self.plan.task.step_divisor(num_labels, examples.div_ceil(self.plan.batch.piece));
+            let sum_norm = global_norm(&self.model, &grads, self.model.ops());
+            let verdict = self.scaler.as_ref().map(|scaler| scaler.judge(sum_norm.clone()));
+            let (scale, grad_norm) = match &self.scaler {
+                None => scale_and_norm(sum_norm, divisor, clip),
+                Some(scaler) => {
+                    unscale_and_norm(sum_norm, scaler.scale(), divisor / expected_divisor.unwrap_or(1.0), clip)
+                }
+            };
             let lr = self.plan.schedule.lr(run.progress.step as usize);
             for callback in &mut self.callbacks {
                 callback.on_pre_optimizer_step(&run.progress, &self.model, &grads);
@@ -262,12 +310,15 @@ impl Trainer {
             // has no weights before they are used, and they never are.
             let empty = Model::new(&self.plan.model_config, self.plan.task.head(), &self.device)?;
             let model = std::mem::replace(&mut self.model, empty);
-            self.model = self.optimizer.step(model, grads, &scale, lr);
+            self.model = match &verdict {
+                None => self.optimizer.step(model, grads, &scale, lr),
+                Some(verdict) => self.optimizer.step_unless(verdict, model, grads, &scale, lr),
+            };
             laps.lap(Part::Update);
             self.callbacks.iter_mut().for_each(|callback| callback.on_optimizer_step(&run.progress, &self.model));
             let loss = loss_sum * (1.0 / divisor);
-            run.guard.step(&loss, &grad_norm);
-            run.add_loss(&loss);
+            run.note_step(&loss, &grad_norm, verdict.as_ref());
+            let scaling = self.scaler.as_mut().zip(verdict).map(|(scaler, verdict)| scaler.update(&verdict));
             run.position = loader.position();
             run.progress.step += 1;
             run.progress.tokens += step_tokens;
@@ -282,7 +333,7 @@ impl Trainer {
                 epoch_begins = true;
                 self.callbacks.iter_mut().for_each(|callback| callback.on_epoch_end(&run.progress, &mut run.control));
             }
-            let step_values = StepValues { loss, grad_norm, lr };
+            let step_values = StepValues { loss, grad_norm, lr, scaling };
             let logs = self.plan.logs_at(step as usize) || last;
             if logs {
                 self.log(folder, run, &step_values, loader.data_wait())?;
@@ -329,7 +380,7 @@ impl Trainer {
         if trainer.load_best_model_at_end {
             self.load_best(folder, run)?;
         }
-        let summary = run.clock.summary(&run.progress, run.mean_loss()?, saving);
+        let summary = run.clock.summary(&run.progress, run.mean_loss(self.scaler.as_ref())?, saving);
         folder.metrics.append(&summary)?;
         if !self.rehearsal {
             folder.write_model(&self.model, &self.plan)?;
@@ -360,12 +411,16 @@ impl Trainer {
     }
 
     fn log(&mut self, folder: &mut RunFolder, run: &mut Run, values: &StepValues, waited: Duration) -> Result<()> {
-        let (loss, grad_norm, reading) = values.read(&mut run.guard, Some(&self.model))?;
-        let row = run.clock.close_window(&run.progress, [loss, grad_norm, values.lr], waited);
+        let read = values.read(&mut run.guard, Some(&self.model))?;
+        let row = run.clock.close_window(&run.progress, [read.loss, read.grad_norm, values.lr], waited);
+        let row = read.scaling.iter().fold(row, |row, scaling| scaling.record(row));
         folder.metrics.append(&row)?;
         self.callbacks.iter_mut().for_each(|callback| callback.on_log(&run.progress, &row));
-        run.guard.check_finite(&run.progress, loss, grad_norm, reading)?;
-        run.guard.check_progress(&run.progress, [loss, grad_norm, values.lr], reading, run.last_row)?;
+        read.check_finite(run)?;
+        if !read.is_skipped() {
+            let figures = [read.loss, read.grad_norm, values.lr];
+            run.guard.check_progress(&run.progress, figures, read.reading, run.last_row)?;
+        }
         run.last_row = run.progress.step;
         Ok(())
     }
@@ -420,26 +475,55 @@ impl Trainer {
     }
 }
 
-/// What a step leaves to be shown: loss and gradient norm, `[1]` each, still on the device, and the learning rate.
+/// What a step leaves to be shown: loss and gradient norm, `[1]` each, still on the device, the learning rate, and what became
+/// of the loss scale.
 struct StepValues {
     loss: Tensor<1>,
     grad_norm: Tensor<1>,
     lr: f64,
+    scaling: Option<Scaling<Tensor<1>>>,
+}
+
+/// [`StepValues`] on the host.
+struct ReadValues {
+    loss: f64,
+    grad_norm: f64,
+    scaling: Option<Scaling<f64>>,
+    reading: Reading,
 }
 
 impl StepValues {
-    /// Reads loss, gradient norm and what `guard` wants to know, in one transfer.
-    fn read(&self, guard: &mut Guard, model: Option<&Model>) -> Result<(f64, f64, Reading)> {
+    /// Reads loss, gradient norm, loss scale and what `guard` wants to know, in one transfer.
+    fn read(&self, guard: &mut Guard, model: Option<&Model>) -> Result<ReadValues> {
         let mut values = vec![self.loss.clone(), self.grad_norm.clone()];
+        let scaling = self.scaling.clone().map(Scaling::into_values);
+        values.extend(scaling.into_iter().flatten());
+        let of_guard = values.len();
         values.extend(guard.values(model));
         let values = read_scalars(values)?;
-        Ok((values[0], values[1], Guard::reading(&values[2..])))
+        let scaling = match values[2..of_guard] {
+            [loss_scale, skipped_steps, found_inf] => Some(Scaling { loss_scale, skipped_steps, found_inf }),
+            _ => None,
+        };
+        Ok(ReadValues { loss: values[0], grad_norm: values[1], scaling, reading: Guard::reading(&values[of_guard..]) })
     }
 
     /// A checkpoint of a run that learns nothing any more would only be in the way.
     fn read_finite(&self, run: &mut Run) -> Result<()> {
-        let (loss, grad_norm, reading) = self.read(&mut run.guard, None)?;
-        run.guard.check_finite(&run.progress, loss, grad_norm, reading)
+        self.read(&mut run.guard, None)?.check_finite(run)
+    }
+}
+
+impl ReadValues {
+    /// Whether the step was skipped because its gradients overflowed, as a loss scale may have it: not one at its end.
+    fn is_skipped(&self) -> bool {
+        self.scaling.as_ref().is_some_and(|scaling| scaling.found_inf > 0.0 && scaling.loss_scale >= MIN_SCALE)
+    }
+
+    fn check_finite(&self, run: &mut Run) -> Result<()> {
+        // The figures of a skipped step are no numbers, and that is no fault.
+        let (loss, grad_norm) = if self.is_skipped() { (0.0, 0.0) } else { (self.loss, self.grad_norm) };
+        run.guard.check_finite(&run.progress, loss, grad_norm, self.reading)
     }
 }
 

@@ -7,7 +7,7 @@
 //! free when the schedule does not depend on it. Everything else is refused by name.
 //!
 //! The micro-batch is free at the same number of examples in an optimizer step, where the loss of a step does not depend
-//! on how it is cut (language models). Then sums are added in another order, so that losses differ by rounding (f32: some
+//! on how it is cut (language models, and every task whose `batch.global_batch_size` is stated). Then sums are added in another order, so that losses differ by rounding (f32: some
 //! 1e-6 relative a step), and dropout, which is drawn for each micro-batch, draws anew.
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::checkpoint::hex;
-use crate::config::SchedulerType;
+use crate::config::{Precision, SchedulerType};
 use crate::error::{Error, Result};
 use crate::plan::RunPlan;
 
@@ -26,6 +26,7 @@ const FREE: &[&str] = &[
     "run.",
     "generation.",
     "compiler.",
+    "batch.",
     "device.index",
     "data.max_eval_samples",
     "trainer.max_minutes",
@@ -48,6 +49,7 @@ const FREE: &[&str] = &[
 
 /// Keys that are compared by what they come to, so that a ratio equals the steps it stands for.
 const DERIVED: &[&str] = &[
+    "precision",
     "trainer.max_steps",
     "trainer.num_train_epochs",
     "trainer.max_tokens",
@@ -55,6 +57,10 @@ const DERIVED: &[&str] = &[
     "trainer.data_seed",
     "trainer.per_device_train_batch_size",
     "trainer.gradient_accumulation_steps",
+    "trainer.learning_rate",
+    "learning_rate.scaling",
+    "learning_rate.reference_batch",
+    "learning_rate.scope",
     "device.kind",
     "generation",
 ];
@@ -86,8 +92,12 @@ impl Promise {
             !FREE.iter().any(|name| free(name)) && !DERIVED.contains(&key.as_str())
         });
         flatten("model", &plan.model_config.to_json(""), &mut settings);
+        if plan.config.precision != Precision::F32 {
+            settings.insert("precision".into(), json!(plan.config.precision.as_str()));
+        }
         settings.insert(LENGTH.into(), json!(plan.steps.total));
         settings.insert("trainer.warmup_steps".into(), json!(plan.schedule.warmup_steps()));
+        settings.insert("trainer.learning_rate".into(), json!(plan.learning_rate.rate));
         settings.insert("trainer.data_seed".into(), json!(plan.config.trainer.data_seed()));
         let (micro, accumulation) = (plan.batch.micro, plan.batch.accumulation);
         settings.insert("examples in an optimizer step".into(), json!(micro * accumulation));
@@ -96,7 +106,7 @@ impl Promise {
             settings.insert("examples of an epoch".into(), json!(plan.steps.train_examples / micro * micro));
         }
         if plan.task.sums_micro_batches() {
-            settings.insert("trainer.per_device_train_batch_size".into(), json!(micro));
+            settings.insert("trainer.per_device_train_batch_size".into(), json!(plan.batch.piece));
         }
         settings.insert("device.kind".into(), json!(plan.device.kind.as_str()));
         settings.insert("training examples".into(), json!(plan.steps.train_examples));

@@ -21,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::execution::read_scalars;
 use crate::metrics::Record;
 use crate::model_folder::architecture;
+use crate::precision::scaler::{LossScaler, ScalerConfig, Verdict};
 
 /// The state of a run between two steps.
 pub(super) struct Run {
@@ -46,20 +47,25 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Adds the loss of a step, `[1]`.
-    pub(super) fn add_loss(&mut self, loss: &Tensor<1>) {
+    /// Takes up the loss and the gradient norm of a step, `[1]` each; those of a skipped one count nothing.
+    pub(super) fn note_step(&mut self, loss: &Tensor<1>, grad_norm: &Tensor<1>, verdict: Option<&Verdict>) {
+        let counted = |value: &Tensor<1>| match verdict {
+            Some(verdict) => value.clone().mask_fill(verdict.overflow.clone(), 0.0),
+            None => value.clone(),
+        };
+        let loss = counted(loss);
+        self.guard.step(&loss, &counted(grad_norm));
         self.loss_total = Some(match self.loss_total.take() {
-            Some(total) => total + loss.clone(),
-            None => loss.clone(),
+            Some(total) => total + loss,
+            None => loss,
         });
     }
 
-    /// The mean loss over all steps; NaN before the first.
-    pub(super) fn mean_loss(&self) -> Result<f64> {
-        match &self.loss_total {
-            Some(total) => Ok(read_scalars(vec![total.clone()])?[0] / self.progress.step as f64),
-            None => Ok(f64::NAN),
-        }
+    /// The mean loss over all steps that were not skipped; NaN before the first.
+    pub(super) fn mean_loss(&self, scaler: Option<&LossScaler>) -> Result<f64> {
+        let Some(total) = &self.loss_total else { return Ok(f64::NAN) };
+        let values = read_scalars([total.clone()].into_iter().chain(scaler.map(LossScaler::skipped)).collect())?;
+        Ok(values[0] / (self.progress.step as f64 - values.get(1).unwrap_or(&0.0)))
     }
 }
 
@@ -80,6 +86,10 @@ impl Trainer {
             self.optimizer
                 .import(&self.model, state.step, checkpoint.optimizer()?, device)
                 .map_err(|error| error.at(checkpoint.path.display()))?;
+            self.scaler = match (self.scaler.take(), state.scaler) {
+                (Some(_), Some(state)) => Some(LossScaler::restored(ScalerConfig::default(), state, device)),
+                (scaler, _) => scaler,
+            };
             progress = Progress {
                 step: state.step,
                 total_steps,
@@ -168,6 +178,7 @@ impl Trainer {
             pending_evaluation: run.pending_evaluation,
             seconds: folder.status.seconds_before + elapsed,
             best: run.best.clone(),
+            scaler: self.scaler.as_ref().map(LossScaler::state).transpose()?,
             promise: folder.promise.clone(),
             files: Default::default(),
         };

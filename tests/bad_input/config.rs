@@ -19,7 +19,10 @@ fn unknown_keys_and_sections_get_a_suggestion() {
     );
     place.refused("text.toml", &["model.n_layers=2"], 2, &["n_layers", "unknown", "did you mean \"n_layer\"?"]);
     place.refused("text.toml", &["model.zzz=2"], 2, &["unknown field \"zzz\" for gpt2", "Known fields: vocab_size"]);
-    place.refused("text.toml", &["trainer.fp16=true"], 2, &["`fp16` is not supported", "f32"]);
+    place.refused("text.toml", &["trainer.tf32=true"], 2, &["`tf32` is not supported", "no switch"]);
+    place.refused("text.toml", &["precison=bf16"], 2, &["expected section.key=value"]);
+    place.refused("text.toml", &["precision=bf61"], 2, &["precision: unknown precision", "did you mean `bf16`?"]);
+    place.refused("text.toml", &["trainer.fp16=1"], 2, &["trainer.fp16: expected true or false"]);
 }
 
 #[test]

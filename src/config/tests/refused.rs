@@ -72,8 +72,8 @@ fn unknown_keys_and_sections() {
         &["a.toml:13: compiler.enable: unknown key", "did you mean `enabled`?"],
     );
     refused(
-        RunConfig::parse("precision = \"bf16\"", "a.toml"),
-        &["a.toml:1: precision: unknown section or top-level key"],
+        RunConfig::parse("precison = \"bf16\"", "a.toml"),
+        &["a.toml:1: precison: unknown section or top-level key", "did you mean `precision`?"],
     );
     refused(RunConfig::parse("run = 3", "a.toml"), &["a.toml:1: run: expected a section [run], got 3"]);
     refused(parse("[device]\nkinds = \"cpu\""), &["a.toml:13: device.kinds", "did you mean `kind`?"]);
@@ -92,8 +92,8 @@ fn unknown_keys_and_sections() {
 #[test]
 fn hugging_face_arguments_that_are_not_honoured() {
     for (key, part) in [
-        ("fp16 = true", "f32"),
-        ("bf16 = false", "f32"),
+        ("fp16_full_eval = true", "evaluation computes as training does"),
+        ("tf32 = true", "Burn has no switch"),
         ("save_only_model = true", "trainer.save_strategy"),
         ("resume_from_checkpoint = true", "--resume"),
         ("trackio_space_id = \"a\"", "metrics.jsonl"),
@@ -274,9 +274,12 @@ fn numbers_out_of_range() {
         ("per_device_train_batch_size = 0", "trainer.per_device_train_batch_size: expected 1 or more, got 0"),
         ("per_device_eval_batch_size = 0", "trainer.per_device_eval_batch_size: expected 1 or more, got 0"),
         ("gradient_accumulation_steps = 0", "trainer.gradient_accumulation_steps: expected 1 or more, got 0"),
-        ("per_device_train_batch_size = -8", "expected a whole number that is not negative, got integer `-8`"),
+        (
+            "per_device_train_batch_size = -8",
+            "expected a whole number that is not negative, or \"auto\", got integer `-8`",
+        ),
         ("logging_steps = 0", "trainer.logging_steps: expected 1 or more, got 0"),
-        ("warmup_steps = -1", "trainer.warmup_steps: expected a whole number of steps, or a ratio between 0 and 1"),
+        ("warmup_steps = -1", "trainer.warmup_steps: expected a whole number of steps, a ratio between 0 and 1"),
         ("max_steps = 10\nwarmup_steps = 11", "the warm-up of 11 steps is longer than the run of 10 steps"),
         ("lr_scheduler_type = \"constant\"\nwarmup_steps = 0.1", "the schedule `constant` has no warm-up"),
         ("lr_scheduler_kwargs.power = 2", "the schedule `linear` has no argument `power`"),

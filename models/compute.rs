@@ -1,0 +1,65 @@
+//! How a model computes: in which form its operators are, and in which type its matrix products are.
+//!
+//! Mixed precision has one rule, and it is this file's: weights, activations between operators, and everything that adds up
+//! many terms (norms, softmax, activation functions, sums of gradients) are in f32; the two operands of a matrix product are
+//! rounded to the compute type, and its result is of that type before it is widened again. That is what PyTorch's autocast
+//! does to these models. The cast of a weight is differentiable, so its gradient arrives in f32.
+
+use burn::tensor::{FloatDType, Tensor};
+
+use crate::ops::{Operator, Ops};
+
+/// The form of the operators and the type of matrix products. Default: plain operators in f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Compute {
+    ops: Ops,
+    dtype: FloatDType,
+}
+
+impl Default for Compute {
+    fn default() -> Self {
+        Self { ops: Ops::Plain, dtype: FloatDType::F32 }
+    }
+}
+
+impl Compute {
+    /// `ops` and `dtype`; in a narrow type without those fused operators that hold a matrix product, which know f32 alone.
+    pub fn new(ops: Ops, dtype: FloatDType) -> Self {
+        let others = [Operator::Embedding, Operator::Dropout, Operator::LayerNorm, Operator::Gelu, Operator::AdamW];
+        Self { ops: if dtype == FloatDType::F32 { ops } else { ops.only(others) }, dtype }
+    }
+
+    /// The form.
+    pub fn ops(self) -> Ops {
+        self.ops
+    }
+
+    /// The compute type.
+    pub fn dtype(self) -> FloatDType {
+        self.dtype
+    }
+
+    /// Whether everything is f32, so that nothing is cast.
+    pub fn is_f32(self) -> bool {
+        self.dtype == FloatDType::F32
+    }
+
+    /// `x` as an operand of a matrix product.
+    pub fn narrow<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        cast(x, self.dtype)
+    }
+
+    /// `x y` of operands in the compute type, the result in f32: `[n, k]`, `[k, m]` -> `[n, m]`.
+    pub fn product(self, x: Tensor<2>, y: Tensor<2>) -> Tensor<2> {
+        widen(self.narrow(x).matmul(self.narrow(y)))
+    }
+}
+
+/// `x` in f32.
+pub fn widen<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    cast(x, FloatDType::F32)
+}
+
+fn cast<const D: usize>(x: Tensor<D>, dtype: FloatDType) -> Tensor<D> {
+    if FloatDType::from(x.dtype()) == dtype { x } else { x.cast(dtype) }
+}
