@@ -9,6 +9,7 @@ use burn::tensor::{Device, DeviceType, Tensor};
 use kiln_models::Ops;
 
 use crate::config::{CompilerMode, DeviceKind, FusedOps, Switch, TrainingCompilerConfig};
+use crate::engine::{self, Engine};
 use crate::error::{Error, Result};
 
 /// The version of Burn, as `Cargo.toml` pins it.
@@ -86,29 +87,27 @@ pub fn select(kind: DeviceKind, index: usize) -> Result<Available> {
     })
 }
 
-/// The engine that this build is: native (eager) or compiled (Burn's fusion and autotune).
-pub fn engine() -> &'static str {
-    if cfg!(feature = "compiler") { "compiled" } else { "native" }
-}
-
 /// In which form the models compute under `compiler` on `device`.
 ///
 /// # Errors
 /// A compiler that is asked for what the device or this build lacks.
 pub fn ops(compiler: Option<&TrainingCompilerConfig>, device: &Available) -> Result<Ops> {
+    engine::settings(compiler, device.kind)?;
+    let wanted = Engine::wanted(compiler);
+    if device.kind != DeviceKind::Cpu && wanted != Engine::this() {
+        let (this, kind) = (Engine::this(), device.kind);
+        let feature = if wanted == Engine::Compiled { "with" } else { "without" };
+        return Err(Error::config(format!(
+            "compiler.enabled = {}: this build is the {this} engine, and on {kind} the mode is the build's",
+            wanted == Engine::Compiled
+        ))
+        .help(format!(
+            "the command `kiln` changes engines by itself; a program is built {feature} the feature `compiler`"
+        )));
+    }
     let Some(compiler) = compiler.filter(|compiler| compiler.enabled != CompilerMode::Native) else {
         return Ok(Ops::Plain);
     };
-    if compiler.enabled == CompilerMode::Auto && device.kind != DeviceKind::Cpu && !cfg!(feature = "compiler") {
-        return Ok(Ops::Plain);
-    }
-    if device.kind != DeviceKind::Cpu && !cfg!(feature = "compiler") {
-        let kind = device.kind;
-        return Err(Error::config(format!(
-            "compiler.enabled = true: this build of kiln is the native engine, which cannot compile for {kind}"
-        ))
-        .help(format!("build it with `--features {kind},compiler`, or set compiler.enabled = false")));
-    }
     let fused = || {
         Ops::fused(&device.device).map_err(|error| {
             Error::config(format!("compiler.fused_ops: {error}")).help("set compiler.fused_ops = \"auto\"")
@@ -116,6 +115,7 @@ pub fn ops(compiler: Option<&TrainingCompilerConfig>, device: &Available) -> Res
     };
     match (&compiler.fused_ops, device.kind) {
         (FusedOps::All(Switch::Off), _) => Ok(Ops::Plain),
+        // The kernels for wgpu and CUDA compile, but no device has shown yet that they compute what the composition does.
         (FusedOps::All(Switch::Auto), kind) if kind != DeviceKind::Cpu => Ok(Ops::Plain),
         (FusedOps::All(Switch::Auto | Switch::On), _) => fused(),
         (FusedOps::Only(operators), _) => Ok(fused()?.only(operators.iter().copied())),

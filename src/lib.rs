@@ -8,6 +8,7 @@ pub mod compare;
 pub mod compiler;
 pub mod config;
 pub mod data;
+pub mod engine;
 pub mod error;
 pub mod evaluate_folder;
 pub mod execution;

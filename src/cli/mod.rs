@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::engine::{Engine, Identity};
 use crate::error::{Error, Result};
 use crate::execution;
 use crate::task::Task;
@@ -76,6 +77,9 @@ enum Command {
     Cache(CacheCommand),
     /// List what this build and this machine offer
     Devices,
+    /// Say which engine this is, as JSON, for the other engine
+    #[command(hide = true)]
+    Engine,
 }
 
 impl Cli {
@@ -102,6 +106,10 @@ impl Cli {
             Command::Describe { run } => folders::describe(&run),
             Command::Cache(command) => folders::cache(&command),
             Command::Devices => devices(),
+            Command::Engine => {
+                let identity = serde_json::to_string(&Identity::this());
+                say(identity.expect("names and versions are JSON"))
+            }
         }
     }
 }
@@ -129,7 +137,7 @@ fn devices() -> Result<()> {
         env!("CARGO_PKG_VERSION"),
         if cfg!(feature = "wgpu") { ", wgpu" } else { "" },
         if cfg!(feature = "cuda") { ", cuda" } else { "" },
-        execution::engine(),
+        Engine::this(),
     ))?;
     for device in execution::available() {
         let note = if device.is_software { " (software, not chosen by \"auto\")" } else { "" };

@@ -23,6 +23,7 @@ use crate::data::store::Progress;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::view::View;
 use crate::data::{Dataset, paths};
+use crate::engine;
 use crate::error::{Error, Result, nearest};
 use crate::execution::{self, Available};
 use crate::generate::GenerateOptions;
@@ -157,6 +158,7 @@ impl RunConfig {
         progress: &mut dyn FnMut(Progress) -> std::ops::ControlFlow<()>,
     ) -> Result<RunPlan> {
         self.validate()?;
+        engine::settle(self.compiler.as_ref(), self.device.kind)?;
         let device = execution::select(self.device.kind, self.device.index)?;
         let inputs = Inputs::open(&self, progress)?;
         let mut config = self;

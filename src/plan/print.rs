@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use super::RunPlan;
 use crate::compiler::parts;
 use crate::config::{CompilerMode, EvalStrategy, SaveStrategy};
+use crate::engine::Engine;
 use crate::error::Result;
-use crate::execution::engine;
 
 impl RunPlan {
     /// The plan in lines, every number with its arithmetic.
@@ -117,7 +117,7 @@ impl RunPlan {
             "active",
             format!(
                 "{} engine, Kiln's fused operators {}, seed {}",
-                if mode == CompilerMode::Native { engine() } else { "compiled" },
+                if mode == CompilerMode::Native { Engine::this() } else { Engine::Compiled },
                 if self.ops.fused_operators().is_empty() { "off" } else { "on" },
                 trainer.seed
             ),

@@ -34,6 +34,7 @@ use kiln_models::weights::{LoadReport, load};
 use crate::compiler::auto;
 use crate::config::{CompilerMode, DeviceKind, Integration};
 use crate::data::loader::{Loader, LoaderOptions};
+use crate::engine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::execution::{read_scalars, seed_for};
 use crate::metrics::Record;
@@ -380,7 +381,7 @@ impl Trainer {
         if trainer.load_best_model_at_end {
             self.load_best(folder, run)?;
         }
-        let summary = run.clock.summary(&run.progress, run.mean_loss(self.scaler.as_ref())?, saving);
+        let summary = self.labelled(run.clock.summary(&run.progress, run.mean_loss(self.scaler.as_ref())?, saving));
         folder.metrics.append(&summary)?;
         if !self.rehearsal {
             folder.write_model(&self.model, &self.plan)?;
@@ -413,7 +414,7 @@ impl Trainer {
     fn log(&mut self, folder: &mut RunFolder, run: &mut Run, values: &StepValues, waited: Duration) -> Result<()> {
         let read = values.read(&mut run.guard, Some(&self.model))?;
         let row = run.clock.close_window(&run.progress, [read.loss, read.grad_norm, values.lr], waited);
-        let row = read.scaling.iter().fold(row, |row, scaling| scaling.record(row));
+        let row = self.labelled(read.scaling.iter().fold(row, |row, scaling| scaling.record(row)));
         folder.metrics.append(&row)?;
         self.callbacks.iter_mut().for_each(|callback| callback.on_log(&run.progress, &row));
         read.check_finite(run)?;
@@ -423,6 +424,12 @@ impl Trainer {
         }
         run.last_row = run.progress.step;
         Ok(())
+    }
+
+    /// `row`, marked where Burn's fusion was held off: its times are those of no engine.
+    fn labelled(&self, row: Record) -> Record {
+        let unfused = engine::is_unfused(self.plan.config.compiler.as_ref(), self.plan.device.kind);
+        if unfused { row.with("unfused", 1u64) } else { row }
     }
 
     /// Evaluates and writes the row. When a signal comes first, the evaluation stays due.
@@ -449,7 +456,7 @@ impl Trainer {
         };
         let elapsed = started.elapsed();
         run.clock.exclude_evaluation(elapsed);
-        let row = evaluation.record(&run.progress, elapsed);
+        let row = self.labelled(evaluation.record(&run.progress, elapsed));
         folder.metrics.append(&row)?;
         self.callbacks.iter_mut().for_each(|callback| callback.on_evaluate(&run.progress, &row, &mut run.control));
         if run.progress.step > 0 {

@@ -92,13 +92,30 @@ fn a_compiler_section_switches_it_on() {
     assert_eq!(of("[compiler]"), TrainingCompilerConfig::default());
     assert_eq!(
         of("[compiler]\nenabled = false\nfused_ops = \"on\""),
-        TrainingCompilerConfig { enabled: CompilerMode::Native, fused_ops: Switch::On.into() }
+        TrainingCompilerConfig {
+            enabled: CompilerMode::Native,
+            fused_ops: Switch::On.into(),
+            ..TrainingCompilerConfig::default()
+        }
     );
+    let all = "[compiler]\nfusion = \"off\"\nautotune = \"extensive\"\ngraph = \"on\"";
+    let (fusion, graph) = (Switch::Off, Switch::On);
+    let expected = TrainingCompilerConfig {
+        fusion,
+        autotune: AutotuneLevel::Extensive,
+        graph,
+        ..TrainingCompilerConfig::default()
+    };
+    assert_eq!(of(all), expected);
     let mut config = parse("[compiler]\nfused_ops = \"off\"").unwrap();
     config.set_compiler(CompilerMode::Native);
     assert_eq!(
         config.compiler,
-        Some(TrainingCompilerConfig { enabled: CompilerMode::Native, fused_ops: Switch::Off.into() })
+        Some(TrainingCompilerConfig {
+            enabled: CompilerMode::Native,
+            fused_ops: Switch::Off.into(),
+            ..TrainingCompilerConfig::default()
+        })
     );
     let mut config = parse("").unwrap();
     config.set_compiler(CompilerMode::Compiled);
