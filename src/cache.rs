@@ -97,6 +97,9 @@ pub const TOKENS: &str = "tokens";
 /// Encoded rows of a table.
 pub const ROWS: &str = "rows";
 
+/// Windows of SQuAD's contexts.
+pub const WINDOWS: &str = "windows";
+
 /// What the compiled engine keeps of wgpu and CUDA: compiled kernels and what tuning has found.
 pub const KERNELS: &str = "kernels";
 
@@ -104,7 +107,7 @@ pub const KERNELS: &str = "kernels";
 pub const BATCH_SIZES: &str = "batch-sizes";
 
 /// The folders of the cache.
-const KINDS: &[&str] = &[BATCH_SIZES, KERNELS, ROWS, TOKENS];
+const KINDS: &[&str] = &[BATCH_SIZES, KERNELS, ROWS, TOKENS, WINDOWS];
 
 #[cfg(test)]
 mod tests {
