@@ -6,7 +6,7 @@ mod common;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use common::small_run::write;
 use common::train_rows;
@@ -71,8 +71,12 @@ fn run(folder: &Path, task: &str, name: &str, at: usize, times: usize) -> kiln::
     Ok(said)
 }
 
+/// The CPU's random numbers belong to the process, so that two runs in it must not draw at the same time.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
 #[test]
 fn half_the_micro_batch_ends_where_the_undisturbed_run_ends() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     for task in ["clm", "sequence-classification"] {
         let folder = tempfile::tempdir().unwrap();
         assert!(run(folder.path(), task, "whole", usize::MAX, 1).unwrap().is_empty());
@@ -108,6 +112,7 @@ fn half_the_micro_batch_ends_where_the_undisturbed_run_ends() {
 
 #[test]
 fn halving_ends_at_one() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = tempfile::tempdir().unwrap();
     let error = run(folder.path(), "clm", "run", 28, usize::MAX - 100).unwrap_err();
     assert_eq!((error.kind(), error.exit_code()), (ErrorKind::OutOfMemory, 4));

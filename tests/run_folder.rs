@@ -82,6 +82,7 @@ fn rows_have_the_keys_that_are_promised() {
             "metrics.jsonl",
             "model",
             "plan.toml",
+            "provenance.json",
             "run.log",
             "status.json",
             "trainer_state.json"

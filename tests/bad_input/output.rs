@@ -111,7 +111,11 @@ fn a_disk_that_is_full_leaves_nothing_half_written() {
             1,
             &["run/model: cannot write", name, full, "help: make room"],
         );
-        assert_eq!(place.listing("run"), [".lock", "metrics.jsonl", "plan.toml", "run.log", "status.json"], "{name}");
+        assert_eq!(
+            place.listing("run"),
+            [".lock", "metrics.jsonl", "plan.toml", "provenance.json", "run.log", "status.json"],
+            "{name}"
+        );
     }
     // The same run goes through when there is room again.
     place.train("rows.toml", &["run.on_existing=overwrite"]);
@@ -124,6 +128,7 @@ fn a_disk_that_is_full_leaves_nothing_half_written() {
             "metrics.jsonl",
             "model",
             "plan.toml",
+            "provenance.json",
             "run.log",
             "status.json",
             "trainer_state.json"
