@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 pub use builder::RunConfigBuilder;
 pub use names::{
-    CompilerMode, DataFormat, DeviceKind, Documents, EvalStrategy, Integration, ModelKind, OnExisting, PaddingStrategy,
+    ActivationCheckpointing, CompilerMode, DataFormat, DeviceKind, Documents, EvalStrategy, Integration, ModelKind, OnExisting, PaddingStrategy,
     Precision, Sampler, SaveStrategy, Switch,
 };
 pub use optimizer::{AdjustLr, OptimArgs, OptimizerName};

@@ -260,6 +260,24 @@ names! {
 }
 
 names! {
+    /// What the backward pass computes again instead of keeping it from the forward pass. Gradients are the same.
+    ActivationCheckpointing("activation checkpointing", no_blocks) {
+        /// Nothing: everything is kept.
+        None = "none",
+        /// What costs little to compute and much to keep: element-wise operations. Results of matrix products, sums and
+        /// lookups are kept.
+        Balanced = "balanced",
+    }
+}
+
+fn no_blocks(given: &str) -> Option<Result<ActivationCheckpointing, Error>> {
+    (given == "blocks").then(|| {
+        Err(Error::config("`blocks` is not available: this version does not compute whole layers again")
+            .help("`balanced` computes element-wise operations again"))
+    })
+}
+
+names! {
     /// The type of matrix products. Parameters, optimizer state, norms, softmax and losses are in f32 under all of them.
     Precision("precision", precision_synonym) {
         /// The best that the device computes in itself, with the reason printed.
@@ -328,6 +346,7 @@ mod tests {
         refused("do_not_pad".parse::<PaddingStrategy>().unwrap_err(), "`longest` pads least");
         refused("group_by_length".parse::<Sampler>().unwrap_err(), "not supported");
         refused("gpt-2".parse::<ModelKind>().unwrap_err(), "did you mean `gpt2`?");
+        refused("blocks".parse::<ActivationCheckpointing>().unwrap_err(), "`balanced` computes");
         refused("bf32".parse::<Precision>().unwrap_err(), "did you mean");
         refused("tf32".parse::<Precision>().unwrap_err(), "no switch");
         refused("fp8".parse::<Precision>().unwrap_err(), "not supported");

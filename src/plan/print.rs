@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::RunPlan;
-use crate::config::{EvalStrategy, Precision, SaveStrategy};
+use crate::config::{ActivationCheckpointing, EvalStrategy, Precision, SaveStrategy};
 use crate::error::Result;
 use crate::execution::engine;
 use kiln_models::Ops;
@@ -99,6 +99,9 @@ impl RunPlan {
                 mib(self.memory.activations)
             ),
         );
+        if trainer.activation_checkpointing == ActivationCheckpointing::Balanced {
+            line("", "activation checkpointing: element-wise operations are computed again in the backward pass".into());
+        }
         line("device", format!("{} {} ({})", self.device.kind, self.device.index, self.device.name));
         line("precision", self.precision.describe());
         let compiled = self.config.compiler.as_ref().is_some_and(|compiler| compiler.enabled);

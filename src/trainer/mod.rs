@@ -24,7 +24,7 @@ use burn::tensor::{Device, Tensor};
 use kiln_models::Model;
 use kiln_models::weights::{LoadReport, load};
 
-use crate::config::Integration;
+use crate::config::{ActivationCheckpointing, Integration};
 use crate::data::loader::{Loader, LoaderOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::execution::{read_scalars, seed_for};
@@ -80,6 +80,10 @@ impl Trainer {
     /// Weights that do not fit the model.
     pub fn new(plan: RunPlan) -> Result<Self> {
         let device = plan.device.device.clone().autodiff();
+        let device = match plan.config.trainer.activation_checkpointing {
+            ActivationCheckpointing::None => device,
+            ActivationCheckpointing::Balanced => device.gradient_checkpointing(),
+        };
         device.seed(seed_for(plan.config.trainer.seed, "init", 0, 0));
         let model = Model::new(&plan.model_config, plan.task.head(), &device)?.with_compute(plan.compute());
         let (model, load_report) = match &plan.model_from {
@@ -343,6 +347,8 @@ impl Trainer {
             }
             other => other?,
         };
+        // Batches of other shapes leave pages in the device's pools that training does not use.
+        self.plan.device.device.memory_cleanup();
         let elapsed = started.elapsed();
         run.clock.exclude_evaluation(elapsed);
         let row = evaluation.record(&run.progress, elapsed);
