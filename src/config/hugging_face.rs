@@ -46,7 +46,7 @@ pub(crate) fn place<'a>(section: &'a str, key: &'a str, value: Value) -> Result<
             }
         },
         "gradient_checkpointing" => match value {
-            Value::Boolean(true) => ("trainer", "activation_checkpointing", Value::from("balanced")),
+            Value::Boolean(true) => ("trainer", "activation_checkpointing", Value::from("blocks")),
             Value::Boolean(false) => return Ok(None),
             other => {
                 return Err(Complaint::new(&format!("trainer.{key}"), format!("expected true or false, got {other}"))

@@ -261,20 +261,15 @@ names! {
 
 names! {
     /// What the backward pass computes again instead of keeping it from the forward pass. Gradients are the same.
-    ActivationCheckpointing("activation checkpointing", no_blocks) {
+    ActivationCheckpointing("activation checkpointing") {
         /// Nothing: everything is kept.
         None = "none",
         /// What costs little to compute and much to keep: element-wise operations. Results of matrix products, sums and
         /// lookups are kept.
         Balanced = "balanced",
+        /// Whole layers: between forward and backward pass only what passes from one to the next is kept.
+        Blocks = "blocks",
     }
-}
-
-fn no_blocks(given: &str) -> Option<Result<ActivationCheckpointing, Error>> {
-    (given == "blocks").then(|| {
-        Err(Error::config("`blocks` is not available: this version does not compute whole layers again")
-            .help("`balanced` computes element-wise operations again"))
-    })
 }
 
 names! {
@@ -346,7 +341,7 @@ mod tests {
         refused("do_not_pad".parse::<PaddingStrategy>().unwrap_err(), "`longest` pads least");
         refused("group_by_length".parse::<Sampler>().unwrap_err(), "not supported");
         refused("gpt-2".parse::<ModelKind>().unwrap_err(), "did you mean `gpt2`?");
-        refused("blocks".parse::<ActivationCheckpointing>().unwrap_err(), "`balanced` computes");
+        refused("block".parse::<ActivationCheckpointing>().unwrap_err(), "did you mean `blocks`?");
         refused("bf32".parse::<Precision>().unwrap_err(), "did you mean");
         refused("tf32".parse::<Precision>().unwrap_err(), "no switch");
         refused("fp8".parse::<Precision>().unwrap_err(), "not supported");

@@ -99,8 +99,12 @@ impl RunPlan {
                 mib(self.memory.activations)
             ),
         );
-        if trainer.activation_checkpointing == ActivationCheckpointing::Balanced {
-            line("", "activation checkpointing: element-wise operations are computed again in the backward pass".into());
+        match trainer.activation_checkpointing {
+            ActivationCheckpointing::None => {}
+            ActivationCheckpointing::Balanced => {
+                line("", "the backward pass computes element-wise operations again (balanced)".into());
+            }
+            ActivationCheckpointing::Blocks => line("", "the backward pass computes every layer again (blocks)".into()),
         }
         line("device", format!("{} {} ({})", self.device.kind, self.device.index, self.device.name));
         line("precision", self.precision.describe());
