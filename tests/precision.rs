@@ -9,12 +9,23 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use common::small_run::{copy, figures, train, write};
-use common::{fails, fixture, json, kiln, l2, rows, succeeds, tensors, train_rows};
+use common::{fails, fixture, json, kiln, l2, succeeds, tensors};
 
 const TASKS: [&str; 5] = ["clm", "mlm", "sequence-classification", "regression", "question-answering"];
 
+/// Rows of a run, of which skipped steps have a gradient norm that is no number (null here).
+fn rows(run: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let text = text.replace("-Infinity", "null").replace("Infinity", "null").replace("NaN", "null");
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn train_rows(run: &Path) -> Vec<Value> {
+    rows(run).into_iter().filter(|row| row.get("loss").is_some()).collect()
+}
+
 /// Bound on our distance from f32 in units of autocast's. Both round the same operands; where sums are taken in another
-/// order other roundings fall the other way. Seen: 0.6 to 1.3.
+/// order other roundings fall the other way. Seen: 0.64 to 1.32.
 const TIMES_AUTOCAST: f64 = 2.0;
 
 #[test]
@@ -77,17 +88,26 @@ fn every_task_in_every_mode_and_precision() {
                 let partly = said.contains("off, since f32 only, for linear layers, attention and cross-entropy");
                 assert_eq!(partly, compiler == "compiled", "{said}");
                 assert_eq!(rows.len(), exact.len());
+                // Squared errors of 10 have gradients that 65,536 is too much for: the first steps find the scale.
+                let skipped = rows.iter().filter_map(|row| row.get("skipped_steps")?.as_u64()).max().unwrap_or(0);
+                assert!(skipped == 0 || (task, precision) == ("regression", "f16") && skipped <= 4, "{skipped}");
                 for (row, exact) in rows.iter().zip(&exact) {
                     for name in ["loss", "eval_loss"] {
                         if let Some(expected) = exact[name].as_f64() {
                             let got = row[name].as_f64().unwrap();
                             // Rounding to bf16 moves a loss by 2^-9 at most; 14 updates of Adam carry it on.
-                            let bound = if precision == "bf16" { 1e-2 } else { 2e-3 };
+                            let bound = match (precision, skipped) {
+                                ("bf16", _) => 1e-2,
+                                (_, 0) => 2e-3,
+                                _ => 0.1, // the learning rate's first steps are missing
+                            };
                             assert!((got / expected - 1.0).abs() < bound, "{task} {precision}: {row} against {exact}");
                         }
                     }
                     let scales = row.get("loss").is_some() && precision == "f16";
-                    assert_eq!(row.get("loss_scale"), scales.then_some(&json!(65536.0)), "{row}");
+                    let scale = row.get("loss_scale").and_then(Value::as_f64);
+                    assert_eq!(scale.is_some(), scales, "{row}");
+                    assert!(skipped > 0 || scale.is_none_or(|scale| scale == 65536.0), "{row}");
                 }
             }
         }
