@@ -181,12 +181,12 @@ impl BertModel {
         token_type_ids: Option<Tensor<2, Int>>,
         train: bool,
     ) -> Tensor<2> {
-        self.embeddings.forward(input_ids, token_type_ids, train, self.compute.ops)
+        self.embeddings.forward(input_ids, token_type_ids, train, self.compute.ops())
     }
 
     /// Which keys the tokens see.
     pub(crate) fn mask(&self, seq: usize, attention_mask: Option<Tensor<2, Bool>>, device: &Device) -> Mask {
-        Mask::new(seq, false, attention_mask, device, self.compute.product_ops())
+        Mask::new(seq, false, attention_mask, device, self.compute.ops())
     }
 
     /// Layer `index`: `[batch * seq, hidden_size]` -> the same.
@@ -204,7 +204,7 @@ impl BertModel {
         let first = x.reshape([batch, rows / batch, d]).slice([0..batch, 0..1, 0..d]).reshape([batch, d]);
         match &self.pooler {
             Some(pooler) => {
-                let first = dropout(first, pooler.dropout, train, self.compute.ops);
+                let first = dropout(first, pooler.dropout, train, self.compute.ops());
                 let y = pooler.dense.forward(first, self.compute);
                 match pooler.variant {
                     BertVariant::Bert | BertVariant::Roberta => y.tanh(),
@@ -266,7 +266,7 @@ impl BertAttention {
 
 impl BertOutput {
     fn forward(&self, x: Tensor<2>, residual: Tensor<2>, train: bool, compute: Compute) -> Tensor<2> {
-        let x = dropout(self.dense.forward(x, compute), self.dropout, train, compute.ops);
-        self.layer_norm.forward_sum(x, residual, compute.ops)
+        let x = dropout(self.dense.forward(x, compute), self.dropout, train, compute.ops());
+        self.layer_norm.forward_sum(x, residual, compute.ops())
     }
 }

@@ -7,15 +7,13 @@
 
 use burn::tensor::{FloatDType, Tensor};
 
-use crate::ops::Ops;
+use crate::ops::{Operator, Ops};
 
 /// The form of the operators and the type of matrix products. Default: plain operators in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Compute {
-    /// The form.
-    pub ops: Ops,
-    /// The compute type.
-    pub dtype: FloatDType,
+    ops: Ops,
+    dtype: FloatDType,
 }
 
 impl Default for Compute {
@@ -25,14 +23,25 @@ impl Default for Compute {
 }
 
 impl Compute {
+    /// `ops` and `dtype`; in a narrow type without those fused operators that hold a matrix product, which know f32 alone.
+    pub fn new(ops: Ops, dtype: FloatDType) -> Self {
+        let others = [Operator::Embedding, Operator::Dropout, Operator::LayerNorm, Operator::Gelu, Operator::AdamW];
+        Self { ops: if dtype == FloatDType::F32 { ops } else { ops.only(others) }, dtype }
+    }
+
+    /// The form.
+    pub fn ops(self) -> Ops {
+        self.ops
+    }
+
+    /// The compute type.
+    pub fn dtype(self) -> FloatDType {
+        self.dtype
+    }
+
     /// Whether everything is f32, so that nothing is cast.
     pub fn is_f32(self) -> bool {
         self.dtype == FloatDType::F32
-    }
-
-    /// The form of those operators that hold a matrix product: the fused ones know f32 alone.
-    pub fn product_ops(self) -> Ops {
-        if self.is_f32() { self.ops } else { Ops::Plain }
     }
 
     /// `x` as an operand of a matrix product.

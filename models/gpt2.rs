@@ -131,19 +131,19 @@ impl Gpt2Model {
 
     /// What the heads read of what the last block gave: `[n, n_embd]` -> the same.
     pub(crate) fn normalised(&self, x: Tensor<2>) -> Tensor<2> {
-        self.ln_f.forward(x, self.compute.ops)
+        self.ln_f.forward(x, self.compute.ops())
     }
 
     /// What the first block reads, for ids `[batch, seq]` that follow `past` others: `[batch * seq, n_embd]`.
     pub(crate) fn embed(&self, input_ids: Tensor<2, Int>, past: usize, train: bool) -> Tensor<2> {
-        let ([batch, seq], ops) = (input_ids.dims(), self.compute.ops);
+        let ([batch, seq], ops) = (input_ids.dims(), self.compute.ops());
         let tokens = self.wte.forward(input_ids.reshape([batch * seq]), ops); // [batch * seq, n_embd]
         dropout(self.wpe.positions(tokens, batch, past), self.embd_pdrop, train, ops)
     }
 
     /// Which keys the tokens of whole sequences see.
     pub(crate) fn mask(&self, seq: usize, attention_mask: Option<Tensor<2, Bool>>, device: &Device) -> Mask {
-        Mask::new(seq, true, attention_mask, device, self.compute.product_ops())
+        Mask::new(seq, true, attention_mask, device, self.compute.ops())
     }
 
     /// Block `index` on whole sequences: `[batch * seq, n_embd]` -> the same.
@@ -195,7 +195,7 @@ impl Gpt2Block {
         train: bool,
         compute: Compute,
     ) -> Tensor<2> {
-        let ops = compute.ops;
+        let ops = compute.ops();
         let attended = self.attn.forward(self.ln_1.forward(x.clone(), ops), batch, visible, cache, train, compute);
         let x = self.attn.c_proj.onto_residual(attended, x, self.attn.resid_pdrop, train, compute);
         let inner = self.mlp.c_fc.activated(self.ln_2.forward(x.clone(), ops), self.mlp.activation, compute);

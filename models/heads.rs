@@ -298,13 +298,13 @@ impl Model {
 
     /// In which form the model computes.
     pub fn ops(&self) -> Ops {
-        self.compute().ops
+        self.compute().ops()
     }
 
     /// The same model, computing in the form `ops`, which its device must have (see [`Ops::fused`]).
     #[must_use]
     pub fn with_ops(mut self, ops: Ops) -> Self {
-        self.compute_mut().ops = ops;
+        *self.compute_mut() = Compute::new(ops, self.compute().dtype());
         self
     }
 
@@ -365,7 +365,7 @@ impl BertLmPredictionHead {
     /// What the words are compared with: `[n, hidden_size] -> [n, hidden_size]`
     fn transformed(&self, x: Tensor<2>, compute: Compute) -> Tensor<2> {
         let x = self.transform.dense.activated(x, self.transform.activation, compute);
-        self.transform.layer_norm.forward(x, compute.ops)
+        self.transform.layer_norm.forward(x, compute.ops())
     }
 }
 

@@ -49,7 +49,7 @@ impl Linear {
     pub fn activated(&self, x: Tensor<2>, activation: Activation, compute: Compute) -> Tensor<2> {
         let x = compute.product(x, self.weight.val());
         match &self.bias {
-            Some(bias) => ops::gelu::bias_gelu(x, bias.val(), activation, compute.ops),
+            Some(bias) => ops::gelu::bias_gelu(x, bias.val(), activation, compute.ops()),
             None => activation.forward(x),
         }
     }
@@ -68,20 +68,20 @@ impl Conv1D {
 
     /// `activation(x W + b)`: `[n, in] -> [n, out]`
     pub fn activated(&self, x: Tensor<2>, activation: Activation, compute: Compute) -> Tensor<2> {
-        ops::gelu::bias_gelu(compute.product(x, self.weight.val()), self.bias.val(), activation, compute.ops)
+        ops::gelu::bias_gelu(compute.product(x, self.weight.val()), self.bias.val(), activation, compute.ops())
     }
 
     /// `residual + dropout(x W + b)`: `x [n, in]`, `residual [n, out]` -> `[n, out]`
     pub fn onto_residual(&self, x: Tensor<2>, residual: Tensor<2>, p: f64, train: bool, compute: Compute) -> Tensor<2> {
         let x = compute.product(x, self.weight.val());
-        ops::dropout::bias_dropout_residual(x, self.bias.val(), residual, p, train, compute.ops)
+        ops::dropout::bias_dropout_residual(x, self.bias.val(), residual, p, train, compute.ops())
     }
 }
 
 /// `x W + b`; the bias, whose gradient is a sum over all rows, is added in f32.
 fn affine(x: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, compute: Compute) -> Tensor<2> {
     match compute.is_f32() {
-        true => ops::linear::linear(x, weight, bias, compute.ops),
+        true => ops::linear::linear(x, weight, bias, compute.ops()),
         false => compute.product(x, weight) + bias.unsqueeze(),
     }
 }

@@ -43,5 +43,5 @@ pub use heads::{
     BertForMaskedLm, BertForQuestionAnswering, BertForSequenceClassification, Gpt2ForSequenceClassification,
     Gpt2LmHeadModel, Head, Model, ModelInput,
 };
-pub use ops::Ops;
+pub use ops::{Operator, Ops};
 pub use variant::BertVariant;

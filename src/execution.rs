@@ -8,7 +8,7 @@ use burn::tensor::{Device, DeviceType, Tensor};
 
 use kiln_models::Ops;
 
-use crate::config::{DeviceKind, Switch, TrainingCompilerConfig};
+use crate::config::{CompilerMode, DeviceKind, FusedOps, Switch, TrainingCompilerConfig};
 use crate::error::{Error, Result};
 
 /// A device of this machine that this build can use.
@@ -93,7 +93,12 @@ pub fn engine() -> &'static str {
 /// # Errors
 /// A compiler that is asked for what the device or this build lacks.
 pub fn ops(compiler: Option<&TrainingCompilerConfig>, device: &Available) -> Result<Ops> {
-    let Some(compiler) = compiler.filter(|compiler| compiler.enabled) else { return Ok(Ops::Plain) };
+    let Some(compiler) = compiler.filter(|compiler| compiler.enabled != CompilerMode::Native) else {
+        return Ok(Ops::Plain);
+    };
+    if compiler.enabled == CompilerMode::Auto && device.kind != DeviceKind::Cpu && !cfg!(feature = "compiler") {
+        return Ok(Ops::Plain);
+    }
     if device.kind != DeviceKind::Cpu && !cfg!(feature = "compiler") {
         let kind = device.kind;
         return Err(Error::config(format!(
@@ -101,12 +106,16 @@ pub fn ops(compiler: Option<&TrainingCompilerConfig>, device: &Available) -> Res
         ))
         .help(format!("build it with `--features {kind},compiler`, or set compiler.enabled = false")));
     }
-    match (compiler.fused_ops, device.kind) {
-        (Switch::Off, _) => Ok(Ops::Plain),
-        (Switch::Auto, kind) if kind != DeviceKind::Cpu => Ok(Ops::Plain),
-        (Switch::Auto | Switch::On, _) => Ops::fused(&device.device).map_err(|error| {
-            Error::config(format!("compiler.fused_ops = \"on\": {error}")).help("set compiler.fused_ops = \"auto\"")
-        }),
+    let fused = || {
+        Ops::fused(&device.device).map_err(|error| {
+            Error::config(format!("compiler.fused_ops: {error}")).help("set compiler.fused_ops = \"auto\"")
+        })
+    };
+    match (&compiler.fused_ops, device.kind) {
+        (FusedOps::All(Switch::Off), _) => Ok(Ops::Plain),
+        (FusedOps::All(Switch::Auto), kind) if kind != DeviceKind::Cpu => Ok(Ops::Plain),
+        (FusedOps::All(Switch::Auto | Switch::On), _) => fused(),
+        (FusedOps::Only(operators), _) => Ok(fused()?.only(operators.iter().copied())),
     }
 }
 
@@ -146,7 +155,9 @@ fn without_autodiff(tensor: Tensor<1>) -> Tensor<1> {
 
 fn device_error(error: &dyn std::fmt::Display) -> Error {
     let text = error.to_string();
-    if text.to_lowercase().contains("memory") {
+    let lower = text.to_lowercase();
+    // "Illegal memory access" poisons a device: it is no lack of memory.
+    if lower.contains("memory") && !lower.contains("poison") && !lower.contains("illegal") {
         Error::out_of_memory(format!("the device ran out of memory: {text}"))
             .help("lower trainer.per_device_train_batch_size and raise trainer.gradient_accumulation_steps by as much")
     } else {
@@ -230,6 +241,14 @@ mod tests {
         let values = [1.0f32, 2.0, 3.0].map(|value| Tensor::<1>::from_floats([value], &device)).to_vec();
         assert_eq!(read_scalars(values).unwrap(), [1.0, 2.0, 3.0]);
         assert!(device_reads() > before);
+    }
+
+    #[test]
+    fn a_poisoned_device_is_no_lack_of_memory() {
+        let kind = |text: &str| device_error(&text).exit_code();
+        assert_eq!(kind("The device is poisoned\nCaused by:\n  CUDA_ERROR_ILLEGAL_ADDRESS: illegal memory access"), 7);
+        assert_eq!(kind("CUDA_ERROR_OUT_OF_MEMORY: out of memory"), 4);
+        assert_eq!(kind("a launch failed"), 7);
     }
 
     #[test]

@@ -6,7 +6,8 @@ use std::path::Path;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use kiln_models::Ops;
+use kiln_models::Operator;
+use kiln_models::ops::Form;
 use kiln_models::weights::{NamedTensor, Parameter, parameters, to_hf_layout, write_safetensors};
 
 use crate::data::Batch;
@@ -57,10 +58,10 @@ pub fn forward(
     if batch.count == 0 {
         return Err(Error::data("no label of the batch is valid (all are -100), so it has no loss"));
     }
-    let loss = match folder.model.ops() {
-        Ops::Plain => batch.loss(logits)?,
+    let loss = match folder.model.ops().form(Operator::CrossEntropy) {
+        Form::Plain => batch.loss(logits)?,
         // The fused loss has no logits, so it is a pass of its own.
-        Ops::Fused => batch.loss_of(&folder.model, false, &LossOptions::default())?,
+        Form::Fused => batch.loss_of(&folder.model, false, &LossOptions::default())?,
     };
     let mean = loss.sum * (1.0 / loss.count as f64);
     out.push(NamedTensor { name: "loss".into(), shape: vec![1], data: read_values(mean.clone())? });

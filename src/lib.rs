@@ -3,6 +3,7 @@
 
 pub mod cache;
 pub mod cli;
+pub mod compiler;
 pub mod config;
 pub mod data;
 pub mod error;

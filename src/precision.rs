@@ -4,6 +4,8 @@
 pub mod scaler;
 
 use burn::tensor::FloatDType;
+use kiln_models::ops::Operator;
+use kiln_models::{Compute, Ops};
 
 use crate::config::{DeviceKind, Precision};
 use crate::error::{Error, Result};
@@ -54,6 +56,16 @@ impl PrecisionPlan {
             .help(format!("set precision = {others}\"f32\", or \"auto\"")));
         }
         Ok(Self { precision, dtype, note })
+    }
+
+    /// Those of the fused operators `ops` that compute in this precision: in a narrow type not those with a matrix product,
+    /// which know f32 alone, and with a loss scale not AdamW, which cannot skip a step.
+    pub fn ops(&self, ops: Ops) -> Ops {
+        let ops = Compute::new(ops, self.dtype).ops();
+        match self.scales_loss() {
+            true => ops.only(Operator::ALL.into_iter().filter(|operator| *operator != Operator::AdamW)),
+            false => ops,
+        }
     }
 
     /// Whether losses are scaled.

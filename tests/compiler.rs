@@ -21,6 +21,17 @@ fn a_compiled_run_learns_what_a_native_one_does() {
     assert!(compiled.contains("compiled engine, Kiln's fused operators on"), "{compiled}");
     let lines = compiled.lines().collect::<Vec<_>>();
     assert_eq!(lines[..2], ["Found configuration for Training Compiler", "Configuring SM Training Compiler..."]);
+    for (text, part) in [
+        (&native, "compiler       Kiln's fused operators off            the run is native"),
+        (&compiled, "compiler       Kiln's fused operators on             embedding, dropout, layer_norm, linear"),
+        (&compiled, "Burn's fusion          not available  the CPU backend"),
+        (&compiled, "autotune               not available  the CPU backend"),
+        (&compiled, "captured step          not available  the CPU backend"),
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let plan = std::fs::read_to_string(folder.path().join("compiled/plan.toml")).unwrap();
+    assert!(plan.contains("# compiler       Kiln's fused operators on"), "the table is in the run folder");
     let rows = |run: &str| train_rows(&folder.path().join(run));
     let (native, compiled) = (rows("native"), rows("compiled"));
     assert_eq!(native.len(), compiled.len());
@@ -69,6 +80,55 @@ fn a_run_may_change_its_mode() {
 }
 
 #[test]
+fn operators_can_be_chosen_singly() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let some = ["--set", "compiler.fused_ops=[\"gelu\", \"attention\"]"];
+    let stdout = succeeds(train(folder.path(), "some", &NO_DROPOUT).args(some));
+    assert!(
+        stdout.contains("on             attention, gelu; plain by compiler.fused_ops or precision: embedding, dropout"),
+        "{stdout}"
+    );
+    let native = succeeds(&mut train(folder.path(), "native", &NO_DROPOUT));
+    assert!(native.contains("the run is native"), "{native}");
+    let weights = |run: &str| std::fs::read(folder.path().join(run).join("model/model.safetensors")).unwrap();
+    assert!(weights("some") != weights("native"), "rounded in another order");
+    for (some, native) in train_rows(&folder.path().join("some")).iter().zip(&train_rows(&folder.path().join("native")))
+    {
+        let (a, b) = (some["loss"].as_f64().unwrap(), native["loss"].as_f64().unwrap());
+        assert!((a / b - 1.0).abs() < 1e-5, "{some} against {native}");
+    }
+}
+
+#[test]
+fn auto_tries_both_modes_and_leaves_no_trace_in_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "mlm");
+    let stdout = succeeds(train(folder.path(), "auto", &[]).args(["--compiler", "auto"]));
+    assert!(stdout.starts_with("Found configuration for Training Compiler\n"), "{stdout}");
+    assert!(stdout.contains("a trial before step 1 chooses the mode"), "{stdout}");
+    let (auto, other) = (folder.path().join("auto"), folder.path().join("other"));
+    let choice = common::json(&auto.join("compiler.json"));
+    let (mode, reason) = (choice["mode"].as_str().unwrap(), choice["reason"].as_str().unwrap());
+    assert!(stdout.contains(&format!("compiler auto: {mode}, {reason}")), "{stdout}");
+    assert!(choice["native_step_ms"].as_f64().unwrap() > 0.0 && choice["compiled_step_ms"].as_f64().unwrap() > 0.0);
+    succeeds(train(folder.path(), "other", &[]).args(["--compiler", mode]));
+    assert_eq!(figures(&auto), figures(&other));
+    let weights = |run: &std::path::Path| std::fs::read(run.join("model/model.safetensors")).unwrap();
+    assert!(weights(&auto) == weights(&other), "the trial has touched the run");
+
+    // A run that is continued keeps its mode, whatever another trial would say.
+    let kept = if mode == "native" { "compiled" } else { "native" };
+    let text = std::fs::read_to_string(auto.join("compiler.json")).unwrap();
+    let text = text.replace(&format!("\"{mode}\""), &format!("\"{kept}\""));
+    std::fs::write(auto.join("compiler.json"), text).unwrap();
+    std::fs::remove_dir_all(auto.join("checkpoints/step-000014")).unwrap();
+    std::fs::remove_dir_all(auto.join("model")).unwrap();
+    let stdout = succeeds(train(folder.path(), "auto", &["--resume"]).args(["--compiler", "auto"]));
+    assert!(stdout.contains(&format!("compiler auto: {kept}, ")), "{stdout}");
+}
+
+#[test]
 fn generation_is_the_same() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join("text")).unwrap();
@@ -93,10 +153,11 @@ fn what_is_refused() {
     write(folder.path(), "clm");
     let run = |more: &[&str], parts: &[&str]| fails(&mut train(folder.path(), "run", more), 2, parts);
     run(&["--compiler", "compild"], &["unknown compiler `compild`", "did you mean `compiled`?"]);
-    run(&["--set", "compiler.fused_ops=true"], &["compiler.fused_ops", "expected a string"]);
+    run(&["--set", "compiler.fused_ops=true"], &["compiler.fused_ops", "expected auto, on, off or a list"]);
     run(&["--set", "compiler.fused_ops=yes"], &["compiler.fused_ops", "expected one of auto, on, off"]);
+    run(&["--set", "compiler.fused_ops=[\"gellu\"]"], &["unknown operator `gellu`", "did you mean `gelu`?"]);
     run(&["--set", "compiler.enable=true"], &["compiler.enable", "did you mean `enabled`?"]);
-    run(&["--set", "compiler.enabled=1"], &["compiler.enabled", "true or false"]);
+    run(&["--set", "compiler.enabled=1"], &["compiler.enabled", "expected true, false or \"auto\", got 1"]);
     let model = fixture("gpt2-lm").join("model");
     let mut forward = kiln(folder.path());
     forward.arg("forward").arg(model).args(["--batch", "b", "--task", "clm", "--out", "o", "--compiler", "fast"]);

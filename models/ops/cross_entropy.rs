@@ -13,9 +13,9 @@ use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extensi
 use burn::tensor::{FloatDType, Int, Tensor};
 use rayon::prelude::*;
 
-use super::Ops;
 use super::flex::{self, FlexTensor, Matrix, Output};
 use super::simd::{exp_shifted, max, sum, vectorised};
+use super::{Form, Operator, Ops};
 
 /// What the cross-entropy is taken of and against.
 #[derive(Debug, Clone)]
@@ -38,9 +38,9 @@ impl CrossEntropy {
     /// The sum over rows of `row_weight * (logsumexp(logits) - (1 - s) logits[target] - s mean(logits))`, `[1]`, where
     /// `logits = x weight^T + bias` and `s` is the label smoothing.
     pub fn sum(self, ops: Ops) -> Tensor<1> {
-        match ops {
-            Ops::Plain => self.plain(),
-            Ops::Fused => {
+        match ops.form(Operator::CrossEntropy) {
+            Form::Plain => self.plain(),
+            Form::Fused => {
                 let Self { x, weight, bias, target, row_weight, label_smoothing } = self;
                 let row_weight = row_weight.unwrap_or_else(|| Tensor::ones([x.dims()[0]], &x.device()));
                 let row_weight = row_weight.into_dispatch();

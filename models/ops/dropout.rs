@@ -15,17 +15,17 @@ use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extensi
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use rayon::prelude::*;
 
-use super::Ops;
 use super::flex::{self, FlexTensor};
 use super::simd::{fma, vectorised};
+use super::{Form, Operator, Ops};
 
 /// Inverted dropout (Srivastava et al. 2014): each element is zeroed with probability `p` and the others are scaled by
 /// `1 / (1 - p)`. The identity unless `train`. `x`: `[n, features]`.
 pub fn dropout(x: Tensor<2>, p: f64, train: bool, ops: Ops) -> Tensor<2> {
-    match ops {
-        Ops::Plain => crate::layers::dropout(x, p, train),
-        Ops::Fused if !train || p == 0.0 => x,
-        Ops::Fused => {
+    match ops.form(Operator::Dropout) {
+        Form::Plain => crate::layers::dropout(x, p, train),
+        Form::Fused if !train || p == 0.0 => x,
+        Form::Fused => {
             let seed = seed_for(p, &x.device());
             Tensor::from_dispatch(<Dispatch as DropoutOp>::dropout(x.into_dispatch(), seed.into_dispatch(), p))
         }
@@ -41,9 +41,9 @@ pub fn bias_dropout_residual(
     train: bool,
     ops: Ops,
 ) -> Tensor<2> {
-    match ops {
-        Ops::Plain => residual + crate::layers::dropout(x + bias.unsqueeze(), p, train),
-        Ops::Fused => {
+    match ops.form(Operator::Dropout) {
+        Form::Plain => residual + crate::layers::dropout(x + bias.unsqueeze(), p, train),
+        Form::Fused => {
             let p = if train { p } else { 0.0 };
             let seed = seed_for(p, &x.device());
             let (x, bias, residual, seed) =

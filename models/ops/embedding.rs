@@ -10,8 +10,8 @@ use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, autodiff::Autodiff,
 use burn::tensor::{Int, Shape, Tensor};
 use rayon::prelude::*;
 
-use super::Ops;
 use super::flex::{self, FlexTensor};
+use super::{Form, Operator, Ops};
 
 /// The rows of `table [num, features]` that `ids [n]` name: `[n, features]`. The row `padding_idx` gets no gradient from
 /// being looked up, as in torch's `Embedding`.
@@ -19,9 +19,9 @@ use super::flex::{self, FlexTensor};
 /// # Panics
 /// For an id that the table does not have.
 pub fn embedding(table: Tensor<2>, ids: Tensor<1, Int>, padding_idx: Option<usize>, ops: Ops) -> Tensor<2> {
-    match ops {
-        Ops::Plain => plain(table, ids, padding_idx),
-        Ops::Fused => {
+    match ops.form(Operator::Embedding) {
+        Form::Plain => plain(table, ids, padding_idx),
+        Form::Fused => {
             let (table, ids) = (table.into_dispatch(), ids.into_dispatch());
             Tensor::from_dispatch(<Dispatch as EmbeddingOp>::lookup(table, ids, padding_idx))
         }

@@ -11,16 +11,16 @@ use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, autodiff::Autodiff,
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
-use super::Ops;
 use super::flex::{self, FlexTensor};
 use super::simd::{exp, fma, normal_cdf_pdf, vectorised};
+use super::{Form, Operator, Ops};
 use crate::layers::Activation;
 
 /// `gelu(x + bias)`: `x [n, features]`, `bias [features]`, the form of GELU that `kind` names.
 pub fn bias_gelu(x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> Tensor<2> {
-    match ops {
-        Ops::Plain => kind.forward(x + bias.unsqueeze()),
-        Ops::Fused => {
+    match ops.form(Operator::Gelu) {
+        Form::Plain => kind.forward(x + bias.unsqueeze()),
+        Form::Fused => {
             let y = <Dispatch as GeluOp>::bias_gelu(x.into_dispatch(), bias.into_dispatch(), kind);
             Tensor::from_dispatch(y)
         }

@@ -13,9 +13,9 @@ use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extensi
 use burn::tensor::{FloatDType, Tensor};
 use rayon::prelude::*;
 
-use super::Ops;
 use super::flex::{self, FlexTensor};
 use super::simd::{fma, sum, sum_pairs, vectorised};
+use super::{Form, Operator, Ops};
 
 /// Layer normalisation over the last dimension (Ba et al. 2016) of `x`, plus `residual` if there is one, statistics in f32
 /// and the biased variance, as torch's.
@@ -29,10 +29,10 @@ pub fn layer_norm(
     eps: f64,
     ops: Ops,
 ) -> Tensor<2> {
-    match (ops, residual) {
-        (Ops::Plain, None) => plain(x, weight, bias, eps),
-        (Ops::Plain, Some(residual)) => plain(x + residual, weight, bias, eps),
-        (Ops::Fused, residual) => {
+    match (ops.form(Operator::LayerNorm), residual) {
+        (Form::Plain, None) => plain(x, weight, bias, eps),
+        (Form::Plain, Some(residual)) => plain(x + residual, weight, bias, eps),
+        (Form::Fused, residual) => {
             let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
             Tensor::from_dispatch(match residual {
                 None => <Dispatch as LayerNormOp>::layer_norm(x, weight, bias, eps),

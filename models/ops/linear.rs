@@ -9,14 +9,14 @@ use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extensi
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
-use super::Ops;
 use super::flex::{self, FlexTensor, Matrix, Output};
+use super::{Form, Operator, Ops};
 
 /// `x W + b`: `x [n, in]`, `weight [in, out]`, `bias [out]` -> `[n, out]`.
 pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, ops: Ops) -> Tensor<2> {
-    match ops {
-        Ops::Plain => x.matmul(weight) + bias.unsqueeze(),
-        Ops::Fused => {
+    match ops.form(Operator::Linear) {
+        Form::Plain => x.matmul(weight) + bias.unsqueeze(),
+        Form::Fused => {
             let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
             Tensor::from_dispatch(<Dispatch as LinearOp>::linear(x, weight, bias))
         }

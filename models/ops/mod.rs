@@ -1,5 +1,6 @@
 //! Operators in two forms: the plain composition of Burn operations, which is the reference and what `native` uses, and a
-//! fused kernel with one hand-written backward, which `compiled` uses. [`Ops`] chooses; both compute the same function.
+//! fused kernel with one hand-written backward, which `compiled` uses. [`Ops`] chooses, for all operators or one by one
+//! ([`Operator`]); both compute the same function.
 //!
 //! One file is one operator: its public function, the plain composition, the operator as Burn's backend extension (which
 //! ties the kernel into autodiff), and the CPU kernel. A trait `...Kernel` names what a backend must supply; `Flex` is the
@@ -20,6 +21,81 @@ use burn::tensor::Device;
 
 use crate::error::{Error, Result};
 
+/// The operators that have a fused form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operator {
+    /// Matrix product and bias ([`linear`]).
+    Linear,
+    /// Bias and GELU or another activation ([`gelu`]).
+    Gelu,
+    /// LayerNorm with its residual ([`layer_norm`]).
+    LayerNorm,
+    /// Dropout, alone or with bias and residual ([`dropout`]).
+    Dropout,
+    /// Attention without stored scores ([`attention`]).
+    Attention,
+    /// Vocabulary projection and cross-entropy without stored logits ([`cross_entropy`]).
+    CrossEntropy,
+    /// Rows of a table, and the sum of their gradients ([`embedding`]).
+    Embedding,
+    /// AdamW's update in one pass, and the sum of squares of the gradient norm ([`adamw`]).
+    AdamW,
+}
+
+impl Operator {
+    /// Every operator, in the order in which a step meets them.
+    pub const ALL: [Self; 8] = [
+        Self::Embedding,
+        Self::Dropout,
+        Self::LayerNorm,
+        Self::Linear,
+        Self::Attention,
+        Self::Gelu,
+        Self::CrossEntropy,
+        Self::AdamW,
+    ];
+
+    /// The name in configs and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Linear => "linear",
+            Self::Gelu => "gelu",
+            Self::LayerNorm => "layer_norm",
+            Self::Dropout => "dropout",
+            Self::Attention => "attention",
+            Self::CrossEntropy => "cross_entropy",
+            Self::Embedding => "embedding",
+            Self::AdamW => "adamw",
+        }
+    }
+}
+
+/// Some of the operators.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Operators(u16);
+
+impl Operators {
+    /// Whether `operator` is among them.
+    pub fn contains(self, operator: Operator) -> bool {
+        self.0 & (1 << operator as u16) != 0
+    }
+}
+
+impl FromIterator<Operator> for Operators {
+    fn from_iter<I: IntoIterator<Item = Operator>>(operators: I) -> Self {
+        Self(operators.into_iter().fold(0, |bits, operator| bits | 1 << operator as u16))
+    }
+}
+
+/// The form in which one operator computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// A composition of Burn's operations.
+    Plain,
+    /// Kiln's fused kernel.
+    Fused,
+}
+
 /// Which form of the operators computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Ops {
@@ -29,6 +105,8 @@ pub enum Ops {
     /// Kiln's fused kernels: on the CPU (Flex) and in f32. Calling one with other tensors panics; [`Ops::fused`] is the
     /// way to ask first.
     Fused,
+    /// The fused kernels of these operators, under the conditions of [`Ops::Fused`]; compositions for the others.
+    Chosen(Operators),
 }
 
 impl Ops {
@@ -43,5 +121,26 @@ impl Ops {
         Err(Error::Config(format!(
             "Kiln's fused operators run on the CPU only so far, and this device is {device:?}; use the plain operators there"
         )))
+    }
+
+    /// The same, but fused for `operators` alone; plain operators stay plain.
+    #[must_use]
+    pub fn only(self, operators: impl IntoIterator<Item = Operator>) -> Self {
+        let kept = operators.into_iter().filter(|operator| self.form(*operator) == Form::Fused);
+        Self::Chosen(kept.collect())
+    }
+
+    /// The form in which `operator` computes.
+    pub fn form(self, operator: Operator) -> Form {
+        match self {
+            Self::Fused => Form::Fused,
+            Self::Chosen(operators) if operators.contains(operator) => Form::Fused,
+            Self::Plain | Self::Chosen(_) => Form::Plain,
+        }
+    }
+
+    /// The operators that compute in the fused form, in the order of [`Operator::ALL`].
+    pub fn fused_operators(self) -> Vec<Operator> {
+        Operator::ALL.into_iter().filter(|operator| self.form(*operator) == Form::Fused).collect()
     }
 }

@@ -9,7 +9,7 @@ use kiln_models::{Compute, Ops};
 const NARROW: [FloatDType; 2] = [FloatDType::BF16, FloatDType::F16];
 
 fn compute(dtype: FloatDType) -> Compute {
-    Compute { ops: Ops::Plain, dtype }
+    Compute::new(Ops::Plain, dtype)
 }
 
 fn read<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {

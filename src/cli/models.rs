@@ -30,7 +30,7 @@ struct DeviceArgs {
     /// Which device of that kind, from 0
     #[arg(long, default_value_t = 0)]
     device_index: usize,
-    /// native or compiled
+    /// native, compiled, or auto: compiled where the device has it
     #[arg(long, value_name = "MODE", default_value = "native")]
     compiler: CompilerMode,
     /// f32, bf16, f16 or auto
@@ -132,10 +132,10 @@ pub(super) struct ExportArgs {
 fn device(args: &DeviceArgs) -> Result<(Device, Compute)> {
     let kind = args.device.parse::<DeviceKind>().map_err(|error| error.at("--device"))?;
     let found = execution::select(kind, args.device_index)?;
-    let compiler = (args.compiler == CompilerMode::Compiled).then(TrainingCompilerConfig::default);
-    let ops = execution::ops(compiler.as_ref(), &found)?;
+    let compiler = TrainingCompilerConfig { enabled: args.compiler, ..TrainingCompilerConfig::default() };
+    let ops = execution::ops(Some(&compiler), &found)?;
     let dtype = PrecisionPlan::new(args.precision, &found)?.dtype;
-    Ok((found.device, Compute { ops, dtype }))
+    Ok((found.device, Compute::new(ops, dtype)))
 }
 
 pub(super) fn run_forward(args: &ForwardArgs) -> Result<()> {

@@ -9,6 +9,7 @@ use clap::Args;
 use indicatif::ProgressBar;
 
 use super::{progress_bar, say};
+use crate::compiler::start_up_lines;
 use crate::config::{CompilerMode, OnExisting, Precision, RunConfig};
 use crate::data::store;
 use crate::error::{Error, Result};
@@ -37,7 +38,7 @@ pub(super) struct TrainArgs {
     /// Continue from the newest checkpoint in the run folder; the same as --set run.on_existing=resume
     #[arg(long)]
     resume: bool,
-    /// native or compiled, whatever [compiler] says
+    /// native, compiled or auto, whatever [compiler] says
     #[arg(long, value_name = "MODE")]
     compiler: Option<CompilerMode>,
     /// f32, bf16, f16 or auto; the same as --set precision=...
@@ -78,7 +79,7 @@ pub(super) struct EvalArgs {
     /// Also write the figures to this file, as JSON
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// native or compiled, whatever [compiler] says
+    /// native, compiled or auto, whatever [compiler] says
     #[arg(long, value_name = "MODE")]
     compiler: Option<CompilerMode>,
     /// f32, bf16, f16 or auto; the same as --set precision=...
@@ -135,15 +136,12 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     }
     config.precision = args.precision.unwrap_or(config.precision);
     RunFolder::check(&config)?;
-    if config.compiler.as_ref().is_some_and(|compiler| compiler.enabled) {
-        // Amazon SageMaker Training Compiler's lines, which scripts look for.
-        say("Found configuration for Training Compiler")?;
-        say("Configuring SM Training Compiler...")?;
-    }
+    start_up_lines(config.compiler_mode()).iter().try_for_each(say)?;
     let plan = resolve(config)?;
     say(plan.describe())?;
     let folder = plan.config.output_dir()?;
     let trainer = Trainer::new(plan)?;
+    trainer.plan().decision.iter().try_for_each(say)?;
     if let Some(report) = trainer.load_report() {
         say(format!("loaded {} tensors", report.loaded))?;
         report.lines().iter().try_for_each(say)?;
@@ -232,6 +230,10 @@ impl Callback for Printer {
 
     fn on_evaluate(&mut self, _progress: &Progress, row: &Record, _control: &mut Control) {
         self.row(row);
+    }
+
+    fn on_notice(&mut self, notice: &str) {
+        let _ = self.bar.suspend(|| say(notice));
     }
 
     fn on_train_end(&mut self, _progress: &Progress, summary: &Record) {

@@ -7,6 +7,7 @@
 
 mod builder;
 mod check;
+mod compiler;
 mod document;
 mod hugging_face;
 pub(crate) mod names;
@@ -24,6 +25,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 pub use builder::RunConfigBuilder;
+pub use compiler::FusedOps;
 pub use names::{
     ActivationCheckpointing, CompilerMode, DataFormat, DeviceKind, Documents, EvalStrategy, Integration, ModelKind,
     OnExisting, PaddingStrategy, Precision, Sampler, SaveStrategy, Switch,
@@ -109,12 +111,17 @@ impl RunConfig {
         Ok(check::check(self)?)
     }
 
-    /// Switches the training compiler on (its settings stay those of the file) or off.
+    /// Switches the training compiler on (its settings stay those of the file), off, or to `auto`.
     pub fn set_compiler(&mut self, mode: CompilerMode) {
         match mode {
-            CompilerMode::Compiled => self.compiler.get_or_insert_default().enabled = true,
-            CompilerMode::Native => self.compiler.iter_mut().for_each(|compiler| compiler.enabled = false),
+            CompilerMode::Native => self.compiler.iter_mut().for_each(|compiler| compiler.enabled = mode),
+            CompilerMode::Compiled | CompilerMode::Auto => self.compiler.get_or_insert_default().enabled = mode,
         }
+    }
+
+    /// Whether the run is compiled; `native` without a section.
+    pub fn compiler_mode(&self) -> CompilerMode {
+        self.compiler.as_ref().map_or(CompilerMode::Native, |compiler| compiler.enabled)
     }
 
     /// The config as a file: every key that has a value, defaults included. Reading it gives an equal config.

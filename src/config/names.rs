@@ -89,6 +89,9 @@ names! {
         Native = "native",
         /// With what the training compiler can activate on the device.
         Compiled = "compiled",
+        /// The better of the two: training finds out by a short trial on its own data, other commands take `compiled` where
+        /// the device has it.
+        Auto = "auto",
     }
 }
 

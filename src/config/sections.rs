@@ -6,8 +6,10 @@ use std::path::PathBuf;
 use serde::{Deserialize, Deserializer, Serialize};
 use toml::Table;
 
+use super::compiler::{FusedOps, read_enabled, write_enabled};
 use super::names::{
-    DataFormat, DeviceKind, Documents, ModelKind, OnExisting, PaddingStrategy, Sampler, Switch, unknown_name,
+    CompilerMode, DataFormat, DeviceKind, Documents, ModelKind, OnExisting, PaddingStrategy, Sampler, Switch,
+    unknown_name,
 };
 use super::values::{Validation, count, some_count, strings};
 use crate::task::Task;
@@ -228,15 +230,16 @@ impl TokenizerSection {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TrainingCompilerConfig {
-    /// Whether the run is compiled. Default: true.
-    pub enabled: bool,
-    /// Kiln's own fused operators (`kiln_models::ops`). Default: `auto`.
-    pub fused_ops: Switch,
+    /// Whether the run is compiled: true, false, or `"auto"`, which finds out by a short trial. Default: true.
+    #[serde(deserialize_with = "read_enabled", serialize_with = "write_enabled")]
+    pub enabled: CompilerMode,
+    /// Kiln's own fused operators (`kiln_models::ops`): all, or a list of names. Default: `auto`.
+    pub fused_ops: FusedOps,
 }
 
 impl Default for TrainingCompilerConfig {
     fn default() -> Self {
-        Self { enabled: true, fused_ops: Switch::Auto }
+        Self { enabled: CompilerMode::Compiled, fused_ops: Switch::Auto.into() }
     }
 }
 

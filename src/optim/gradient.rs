@@ -4,8 +4,9 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
-use kiln_models::Ops;
+use kiln_models::ops::Form;
 use kiln_models::ops::adamw::sum_of_squares;
+use kiln_models::{Operator, Ops};
 
 /// L2 norm over the gradients of all parameters of `model`, `[1]`, f32, computed in the form `ops`.
 pub fn global_norm<M: Module>(model: &M, grads: &GradientsParams, ops: Ops) -> Tensor<1> {
@@ -54,9 +55,9 @@ struct SumOfSquares<'a> {
 impl ModuleVisitor for SumOfSquares<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(grad) = self.grads.get::<D>(param.id) {
-            self.sums.push(match self.ops {
-                Ops::Plain => grad.square().sum(),
-                Ops::Fused => sum_of_squares(grad),
+            self.sums.push(match self.ops.form(Operator::AdamW) {
+                Form::Plain => grad.square().sum(),
+                Form::Fused => sum_of_squares(grad),
             });
         }
     }

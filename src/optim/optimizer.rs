@@ -6,8 +6,9 @@ use std::collections::{BTreeMap, HashMap};
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
-use kiln_models::Ops;
+use kiln_models::ops::Form;
 use kiln_models::weights::{Depth, NamedTensor, Parameter, parameters};
+use kiln_models::{Operator, Ops};
 
 use super::adafactor::AdafactorConfig;
 use super::adam::{self, AdamConfig};
@@ -321,7 +322,7 @@ impl ModuleMapper for Step<'_, '_> {
             OptimizerConfig::Muon(config) if !group.is_layer_matrix => Some(config.adamw),
             _ => None,
         };
-        if let (Ops::Fused, Some(config), None) = (*ops, adamw, &self.skip) {
+        if let (Form::Fused, Some(config), None) = (ops.form(Operator::AdamW), adamw, &self.skip) {
             let config = config.fused(lr, weight_decay, *step);
             let updated = adam::update_fused(config, value.reshape([n]), grad.reshape([n]), self.scale, state);
             let updated = tracked(Tensor::from_inner(updated.reshape(shape)));

@@ -11,6 +11,7 @@ use burn::tensor::Device;
 use kiln_models::weights::parameters;
 use kiln_models::{Compute, Model, ModelConfig, Ops};
 
+use crate::compiler::auto::Decision;
 use crate::config::{
     DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, EvalStrategy, RunConfig, RunLength, SaveStrategy, StepsOrRatio,
 };
@@ -30,6 +31,7 @@ use crate::precision::PrecisionPlan;
 use crate::task::{LossOptions, Task};
 
 /// A run, resolved.
+#[derive(Clone)]
 pub struct RunPlan {
     /// The config with every default and derived value made explicit; saved as `plan.toml`.
     pub config: RunConfig,
@@ -41,6 +43,8 @@ pub struct RunPlan {
     pub ops: Ops,
     /// In which type they compute.
     pub precision: PrecisionPlan,
+    /// The choice of the mode by a trial, where the config asks for one; none before it was made.
+    pub decision: Option<Decision>,
     /// The model.
     pub model_config: ModelConfig,
     /// The folder of the pretrained model, if any.
@@ -232,6 +236,7 @@ impl RunPlan {
         }
         let ops = execution::ops(config.compiler.as_ref(), &device)?;
         let precision = PrecisionPlan::new(config.precision, &device)?;
+        let ops = precision.ops(ops);
         precision.check_optimizer(&optimizer, config.trainer.optim.as_str())?;
         let generation = sample_plan(&config, &inputs)?;
         let memory = MemoryEstimate::new(
@@ -261,6 +266,7 @@ impl RunPlan {
             device,
             ops,
             precision,
+            decision: None,
             num_parameters,
             model_config: inputs.model_config,
             model_from: inputs.model_from,
@@ -297,7 +303,7 @@ impl RunPlan {
 
     /// How the model computes.
     pub fn compute(&self) -> Compute {
-        Compute { ops: self.ops, dtype: self.precision.dtype }
+        Compute::new(self.ops, self.precision.dtype)
     }
 
     /// Whether a log row follows step `step` (counted from 1).

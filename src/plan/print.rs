@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use super::RunPlan;
-use crate::config::{ActivationCheckpointing, EvalStrategy, Precision, SaveStrategy};
+use crate::compiler::parts;
+use crate::config::{ActivationCheckpointing, CompilerMode, EvalStrategy, SaveStrategy};
 use crate::error::Result;
 use crate::execution::engine;
-use kiln_models::Ops;
 
 impl RunPlan {
     /// The plan in lines, every number with its arithmetic.
@@ -108,16 +108,29 @@ impl RunPlan {
         }
         line("device", format!("{} {} ({})", self.device.kind, self.device.index, self.device.name));
         line("precision", self.precision.describe());
-        let compiled = self.config.compiler.as_ref().is_some_and(|compiler| compiler.enabled);
+        let mode = match &self.decision {
+            Some(decision) => decision.mode,
+            None => self.config.compiler_mode(),
+        };
         line(
             "active",
             format!(
                 "{} engine, Kiln's fused operators {}, seed {}",
-                if compiled { "compiled" } else { engine() },
-                self.describe_ops(),
+                if mode == CompilerMode::Native { engine() } else { "compiled" },
+                if self.ops.fused_operators().is_empty() { "off" } else { "on" },
                 trainer.seed
             ),
         );
+        for (index, part) in parts(self.config.compiler.as_ref(), &self.device, self.ops).iter().enumerate() {
+            line(if index == 0 { "compiler" } else { "" }, part.to_string());
+        }
+        match &self.decision {
+            Some(decision) => line("", decision.to_string()),
+            None if mode == CompilerMode::Auto => {
+                line("", "compiler auto: a trial before step 1 chooses the mode".into())
+            }
+            None => {}
+        }
         line(
             "logs",
             format!(
@@ -142,22 +155,6 @@ impl RunPlan {
         );
         line("output", self.config.run.output_dir.display().to_string());
         text
-    }
-
-    /// Which of the fused operators compute.
-    fn describe_ops(&self) -> &'static str {
-        match (self.ops, self.precision.precision) {
-            (Ops::Plain, _) => "off",
-            (Ops::Fused, Precision::F32) => "on",
-            (Ops::Fused, Precision::F16) => {
-                "on for embedding, LayerNorm, GELU and dropout; off, since f32 only, for linear layers, attention and \
-                 cross-entropy, and, since it cannot skip a step, for AdamW"
-            }
-            (Ops::Fused, _) => {
-                "on for embedding, LayerNorm, GELU, dropout and AdamW; off, since f32 only, for linear layers, attention and \
-                 cross-entropy"
-            }
-        }
     }
 
     fn describe_padding(&self) -> String {

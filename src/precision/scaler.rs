@@ -154,14 +154,9 @@ pub struct Scaling<T> {
 }
 
 impl<T> Scaling<T> {
-    /// The values in the order of [`from_values`](Self::from_values).
+    /// Scale, skipped steps, and whether the step was skipped.
     pub fn into_values(self) -> [T; 3] {
         [self.loss_scale, self.skipped_steps, self.found_inf]
-    }
-
-    /// From the values in the order of [`into_values`](Self::into_values).
-    pub fn from_values([loss_scale, skipped_steps, found_inf]: [T; 3]) -> Self {
-        Self { loss_scale, skipped_steps, found_inf }
     }
 }
 

@@ -3,8 +3,9 @@
 //! with `label_smoothing` and `weight`. Evaluation has neither: its loss stays comparable, and perplexity its exponential.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use kiln_models::ops::Form;
 use kiln_models::ops::cross_entropy::CrossEntropy;
-use kiln_models::{Model, Ops};
+use kiln_models::{Model, Operator, Ops};
 
 use super::{DeviceBatch, IGNORED, LossSum, Targets, Task, in_f32};
 use crate::config::TrainerSection;
@@ -87,8 +88,8 @@ impl DeviceBatch {
     /// # Errors
     /// A batch without labels.
     pub fn loss_of_hidden(&self, model: &Model, x: Tensor<2>, train: bool, options: &LossOptions) -> Result<LossSum> {
-        if let (Ops::Fused, None, Some(Targets::Classes { index, weight })) =
-            (model.compute().product_ops(), &options.class_weights, &self.targets)
+        if let (Form::Fused, None, Some(Targets::Classes { index, weight })) =
+            (model.ops().form(Operator::CrossEntropy), &options.class_weights, &self.targets)
             && let Some(projection) = model.head_projection(x.clone())
         {
             let loss = CrossEntropy {

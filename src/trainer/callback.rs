@@ -2,6 +2,9 @@
 
 use std::path::Path;
 
+use burn::optim::GradientsParams;
+use kiln_models::Model;
+
 use crate::metrics::Record;
 use crate::plan::RunPlan;
 
@@ -46,6 +49,12 @@ pub trait Callback {
     /// Before every optimizer step.
     fn on_step_begin(&mut self, progress: &Progress) {}
 
+    /// Before the weights change: the model and its gradients, summed over the micro-batches, neither divided nor clipped.
+    fn on_pre_optimizer_step(&mut self, progress: &Progress, model: &Model, grads: &GradientsParams) {}
+
+    /// After the weights have changed, before the step is counted.
+    fn on_optimizer_step(&mut self, progress: &Progress, model: &Model) {}
+
     /// After every optimizer step. Reads nothing from the device.
     fn on_step_end(&mut self, progress: &Progress, control: &mut Control) {}
 
@@ -57,6 +66,9 @@ pub trait Callback {
 
     /// After an evaluation row was written.
     fn on_evaluate(&mut self, progress: &Progress, row: &Record, control: &mut Control) {}
+
+    /// Something worth telling has happened.
+    fn on_notice(&mut self, notice: &str) {}
 
     /// After a checkpoint was handed over for writing into `checkpoint`; the folder appears when it is whole.
     fn on_save(&mut self, progress: &Progress, checkpoint: &Path) {}

@@ -32,6 +32,8 @@ pub const FOLDER: &str = "checkpoints";
 const STATE: &str = "state.json";
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
+/// Why a checkpoint is not to be trusted, in the checkpoint.
+const SUSPECT: &str = "suspect.txt";
 /// How the names of folders begin that are being written.
 const ASIDE: &str = ".writing-";
 
@@ -170,12 +172,18 @@ impl Checkpoint {
     }
 
     /// The newest whole checkpoint of the folder `checkpoints`; none when there is none. Half-written and damaged ones
-    /// are skipped with a warning, and put aside under another name.
+    /// are skipped with a warning, and put aside under another name; those that are [suspect](mark_suspect) are skipped
+    /// with a warning.
     ///
     /// # Errors
     /// A checkpoint of another format version; a folder that cannot be read.
     pub fn newest(checkpoints: &Path) -> Result<Option<Self>> {
         for (_, path) in list(checkpoints)?.into_iter().rev() {
+            if let Ok(why) = fs::read_to_string(path.join(SUSPECT)) {
+                let why = why.lines().next().unwrap_or_default();
+                eprintln!("warning: {} is suspect and skipped: {why}", path.display());
+                continue;
+            }
             match Self::verify(&path) {
                 Ok(checkpoint) => return Ok(Some(checkpoint)),
                 Err(Fault::Refused(error)) => return Err(error),
@@ -281,16 +289,24 @@ pub fn list(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// Removes the oldest checkpoints beyond `limit`, but not the one of step `keep` and never the newest
+/// Marks a checkpoint as one that a fault may have spoiled: no run continues from it.
+///
+/// # Errors
+/// The operating system's.
+pub fn mark_suspect(checkpoint: &Path, why: &str) -> Result<()> {
+    super::output::write_whole(&checkpoint.join(SUSPECT), format!("{why}\n").as_bytes())
+}
+
+/// Removes the oldest checkpoints beyond `limit`, but not those of the steps `keep` and never the newest
 /// (`rotate_checkpoints`).
 ///
 /// # Errors
 /// A folder that cannot be removed.
-pub fn rotate(checkpoints: &Path, limit: usize, keep: Option<u64>) -> Result<()> {
+pub fn rotate(checkpoints: &Path, limit: usize, keep: &[u64]) -> Result<()> {
     let all = list(checkpoints)?;
     let excess = all.len().saturating_sub(limit.max(1));
     let newest = all.last().map(|(step, _)| *step);
-    let removable = all.iter().filter(|(step, _)| Some(*step) != keep && Some(*step) != newest);
+    let removable = all.iter().filter(|(step, _)| !keep.contains(step) && Some(*step) != newest);
     for (_, path) in removable.take(excess) {
         // Renamed first: a folder that is half removed must not look like a checkpoint.
         let aside = checkpoints.join(format!("{ASIDE}removed"));

@@ -6,25 +6,31 @@ mod callback;
 pub mod checkpoint;
 mod clock;
 mod evaluate;
+mod fault;
+mod guard;
 mod history;
 mod output;
+mod panics;
 mod promise;
 mod run;
 mod run_log;
 mod saver;
+mod shapes;
 mod status;
 mod tensorboard;
 
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use burn::module::Module;
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsAccumulator;
 use burn::tensor::{Device, Tensor};
 use kiln_models::Model;
 use kiln_models::weights::{LoadReport, load};
 
-use crate::config::{ActivationCheckpointing, Integration};
+use crate::compiler::auto;
+use crate::config::{ActivationCheckpointing, CompilerMode, Integration};
 use crate::data::loader::{Loader, LoaderOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::execution::{read_scalars, seed_for};
@@ -36,9 +42,11 @@ use crate::plan::RunPlan;
 use crate::precision::scaler::{LossScaler, MIN_SCALE, ScalerConfig, Scaling};
 use crate::signals;
 use crate::task::DeviceBatch;
+use guard::{Guard, Reading};
 use history::write_trainer_state;
 use run::{Run, finish_saving};
 use run_log::RunLog;
+use shapes::Shape;
 use tensorboard::TensorBoard;
 
 pub use best::Best;
@@ -58,6 +66,8 @@ pub struct Trainer {
     device: Device,
     callbacks: Vec<Box<dyn Callback>>,
     load_report: Option<LoadReport>,
+    /// What it does is looked at and thrown away: no model is written at the end.
+    rehearsal: bool,
 }
 
 /// What a finished run reports.
@@ -75,11 +85,17 @@ pub struct TrainOutput {
 }
 
 impl Trainer {
-    /// Builds the model (random weights, or those that `model.from` names) and the optimizer.
+    /// Builds the model (random weights, or those that `model.from` names) and the optimizer. With `compiler.enabled =
+    /// "auto"` the modes are tried first, and the plan then says which one was chosen.
     ///
     /// # Errors
-    /// Weights that do not fit the model.
-    pub fn new(plan: RunPlan) -> Result<Self> {
+    /// Weights that do not fit the model; what a trial of the modes meets.
+    pub fn new(mut plan: RunPlan) -> Result<Self> {
+        if plan.config.compiler_mode() == CompilerMode::Auto && plan.decision.is_none() {
+            let decision = auto::decide(&plan)?;
+            plan.ops = decision.ops(plan.ops);
+            plan.decision = Some(decision);
+        }
         let device = plan.device.device.clone().autodiff();
         let device = match plan.config.trainer.activation_checkpointing {
             ActivationCheckpointing::None | ActivationCheckpointing::Blocks => device,
@@ -92,10 +108,18 @@ impl Trainer {
             None => (model, None),
         };
         let model = plan.groups.freeze(model);
+        // Drawn now, from the seed alone: the first forward pass draws dropout too, in another order in every mode.
+        model.visit(&mut Drawn);
         let optimizer = Optimizer::new(plan.optimizer, &plan.groups, &model).with_ops(plan.ops);
         let scaler = plan.precision.scales_loss();
         let scaler = scaler.then(|| LossScaler::new(ScalerConfig::default(), &plan.device.device));
-        Ok(Self { plan, model, optimizer, scaler, device, callbacks: Vec::new(), load_report })
+        Ok(Self { plan, model, optimizer, scaler, device, callbacks: Vec::new(), load_report, rehearsal: false })
+    }
+
+    /// A trainer whose steps are looked at and thrown away: it writes no model.
+    pub(crate) fn rehearsing(mut self) -> Self {
+        self.rehearsal = true;
+        self
     }
 
     /// Adds a callback; they are called in the order in which they were added.
@@ -135,7 +159,23 @@ impl Trainer {
         if self.plan.config.trainer.report_to.contains(&Integration::TensorBoard) {
             self.callbacks.push(Box::new(TensorBoard::create(folder.path())?));
         }
-        let output = self.begin(&folder, checkpoint.as_ref()).and_then(|run| self.run(&mut folder, run));
+        if let Some(decision) = &self.plan.decision {
+            decision.write(folder.path())?;
+        }
+        let output = self.begin(&folder, checkpoint.as_ref()).and_then(|mut run| {
+            // Some failures of a device come as panics of this thread.
+            let output = catch_unwind(AssertUnwindSafe(|| self.run(&mut folder, &mut run))).unwrap_or_else(|payload| {
+                let step = run.progress.step + 1;
+                Err(Error::device(format!("step {step} panicked: {}", panics::message(&*payload)))
+                    .help("what the device holds is lost; continue with `kiln train FILE --resume`"))
+            });
+            if let Some(notice) =
+                output.as_ref().err().and_then(|error| fault::report(&self.plan, &folder, &mut run, error))
+            {
+                self.callbacks.iter_mut().for_each(|callback| callback.on_notice(&notice));
+            }
+            output
+        });
         if let Err(error) = &output {
             RunLog::new(folder.path()).say(format_args!("ended: {error}"));
         }
@@ -145,7 +185,7 @@ impl Trainer {
     }
 
     /// THE loop.
-    fn run(&mut self, folder: &mut RunFolder, mut run: Run) -> Result<TrainOutput> {
+    fn run(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<TrainOutput> {
         let trainer = self.plan.config.trainer.clone();
         let total_steps = self.plan.steps.total as u64;
         let accumulation = self.plan.batch.accumulation;
@@ -155,7 +195,7 @@ impl Trainer {
         let mut epoch_begins = true;
         self.callbacks.iter_mut().for_each(|callback| callback.on_train_begin(&self.plan));
         if run.pending_evaluation {
-            self.evaluate_and_record(folder, &mut run)?;
+            self.evaluate_and_record(folder, run)?;
         }
         if let Some(signal) = signals::received() {
             return Err(signal.error("stopped before the first step"));
@@ -175,6 +215,7 @@ impl Trainer {
             let mut epoch_ended = false;
             for micro in 0..accumulation {
                 let Some(loaded) = loader.next_batch()? else { break };
+                run.shapes.see(Shape::of(&loaded.batch));
                 let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.device)?;
                 let pass = Pass {
                     seed: seed_for(trainer.seed, "dropout", run.progress.step, micro as u64),
@@ -223,6 +264,9 @@ impl Trainer {
                 }
             };
             let lr = self.plan.schedule.lr(run.progress.step as usize);
+            for callback in &mut self.callbacks {
+                callback.on_pre_optimizer_step(&run.progress, &self.model, &grads);
+            }
             // The model is moved, not copied: weights that nobody else holds are updated in place. What stands in for it
             // has no weights before they are used, and they never are.
             let empty = Model::new(&self.plan.model_config, self.plan.task.head(), &self.device)?;
@@ -231,8 +275,9 @@ impl Trainer {
                 None => self.optimizer.step(model, grads, &scale, lr),
                 Some(verdict) => self.optimizer.step_unless(verdict, model, grads, &scale, lr),
             };
+            self.callbacks.iter_mut().for_each(|callback| callback.on_optimizer_step(&run.progress, &self.model));
             let loss = loss_sum * (1.0 / divisor);
-            run.add_loss(&loss, verdict.as_ref());
+            run.note_step(&loss, &grad_norm, verdict.as_ref());
             let scaling = self.scaler.as_mut().zip(verdict).map(|(scaler, verdict)| scaler.update(&verdict));
             run.position = loader.position();
             run.progress.step += 1;
@@ -241,6 +286,7 @@ impl Trainer {
             run.is_best = false;
 
             // What follows the step: its row, its evaluation, its checkpoint.
+            run.guard.check_threads(&run.progress, run.last_row)?;
             let (step, last) = (run.progress.step, run.progress.step == total_steps);
             self.callbacks.iter_mut().for_each(|callback| callback.on_step_end(&run.progress, &mut run.control));
             if epoch_ended {
@@ -250,11 +296,11 @@ impl Trainer {
             let step_values = StepValues { loss, grad_norm, lr, scaling };
             let logs = self.plan.logs_at(step as usize) || last;
             if logs {
-                self.log(folder, &mut run, &step_values, loader.data_wait())?;
+                self.log(folder, run, &step_values, loader.data_wait())?;
             }
             let evaluates = self.evaluates_after(step, epoch_ended, last) || run.control.should_evaluate;
             if evaluates {
-                self.evaluate_and_record(folder, &mut run)?;
+                self.evaluate_and_record(folder, run)?;
             }
             let limit = self.plan.steps.max_duration;
             let out_of_time = !last && limit.is_some_and(|limit| run.clock.start.elapsed() >= limit);
@@ -262,11 +308,11 @@ impl Trainer {
             let ends = last || run.control.should_training_stop;
             let saves = self.saves_after(step, epoch_ended, ends, run.is_best) || run.control.should_save;
             if saves || out_of_time || signal.is_some() {
-                step_values.read_finite(&run.progress)?;
-                self.save(folder, &mut run)?;
+                step_values.read_finite(run)?;
+                self.save(folder, run)?;
             }
             if let Some(signal) = signal {
-                finish_saving(&mut run)?;
+                finish_saving(run)?;
                 return Err(signal
                     .error(format_args!("stopped after step {step} of {total_steps}; a checkpoint is saved"))
                     .help("continue with `kiln train FILE --resume`"));
@@ -277,24 +323,26 @@ impl Trainer {
                 folder.status.message = Some(format!("ended after step {step} of {total_steps}: {why}"));
                 // The end of a run that ends early. A run that is continued has none here, so it follows the checkpoint.
                 if !logs {
-                    self.log(folder, &mut run, &step_values, loader.data_wait())?;
+                    self.log(folder, run, &step_values, loader.data_wait())?;
                 }
                 if !evaluates && self.evaluates_after(step, epoch_ended, true) {
-                    self.evaluate_and_record(folder, &mut run)?;
+                    self.evaluate_and_record(folder, run)?;
                 }
                 break;
             }
         }
 
-        let saving = finish_saving(&mut run)?;
+        let saving = finish_saving(run)?;
         if trainer.load_best_model_at_end {
-            self.load_best(folder, &run)?;
+            self.load_best(folder, run)?;
         }
         let summary = run.clock.summary(&run.progress, run.mean_loss(self.scaler.as_ref())?, saving);
         folder.metrics.append(&summary)?;
-        folder.write_model(&self.model, &self.plan)?;
+        if !self.rehearsal {
+            folder.write_model(&self.model, &self.plan)?;
+        }
         folder.write_results(run.evaluation.as_ref(), &summary)?;
-        write_trainer_state(folder, &self.plan, &run)?;
+        write_trainer_state(folder, &self.plan, run)?;
         folder.status.advance(&run.progress, run.clock.start.elapsed().as_secs_f64());
         self.callbacks.iter_mut().for_each(|callback| callback.on_train_end(&run.progress, &summary));
         let sample = self.sample()?;
@@ -319,12 +367,18 @@ impl Trainer {
     }
 
     fn log(&mut self, folder: &mut RunFolder, run: &mut Run, values: &StepValues, waited: Duration) -> Result<()> {
-        let read = values.read()?;
+        let read = values.read(&mut run.guard, Some(&self.model))?;
         let row = run.clock.close_window(&run.progress, [read.loss, read.grad_norm, values.lr], waited);
         let row = read.scaling.iter().fold(row, |row, scaling| scaling.record(row));
         folder.metrics.append(&row)?;
         self.callbacks.iter_mut().for_each(|callback| callback.on_log(&run.progress, &row));
-        read.stop_if_not_finite(&run.progress)
+        read.check_finite(run)?;
+        if !read.is_skipped() {
+            let figures = [read.loss, read.grad_norm, values.lr];
+            run.guard.check_progress(&run.progress, figures, read.reading, run.last_row)?;
+        }
+        run.last_row = run.progress.step;
+        Ok(())
     }
 
     /// Evaluates and writes the row. When a signal comes first, the evaluation stays due.
@@ -393,40 +447,49 @@ struct ReadValues {
     loss: f64,
     grad_norm: f64,
     scaling: Option<Scaling<f64>>,
+    reading: Reading,
 }
 
 impl StepValues {
-    fn read(&self) -> Result<ReadValues> {
+    /// Reads loss, gradient norm, loss scale and what `guard` wants to know, in one transfer.
+    fn read(&self, guard: &mut Guard, model: Option<&Model>) -> Result<ReadValues> {
+        let mut values = vec![self.loss.clone(), self.grad_norm.clone()];
         let scaling = self.scaling.clone().map(Scaling::into_values);
-        let step = [self.loss.clone(), self.grad_norm.clone()];
-        let values = read_scalars(step.into_iter().chain(scaling.into_iter().flatten()).collect())?;
-        let scaling = values.get(2..5).map(|scaling| Scaling::from_values([scaling[0], scaling[1], scaling[2]]));
-        Ok(ReadValues { loss: values[0], grad_norm: values[1], scaling })
+        values.extend(scaling.into_iter().flatten());
+        let of_guard = values.len();
+        values.extend(guard.values(model));
+        let values = read_scalars(values)?;
+        let scaling = match values[2..of_guard] {
+            [loss_scale, skipped_steps, found_inf] => Some(Scaling { loss_scale, skipped_steps, found_inf }),
+            _ => None,
+        };
+        Ok(ReadValues { loss: values[0], grad_norm: values[1], scaling, reading: Guard::reading(&values[of_guard..]) })
     }
 
     /// A checkpoint of a run that learns nothing any more would only be in the way.
-    fn read_finite(&self, progress: &Progress) -> Result<()> {
-        self.read()?.stop_if_not_finite(progress)
+    fn read_finite(&self, run: &mut Run) -> Result<()> {
+        self.read(&mut run.guard, None)?.check_finite(run)
     }
 }
 
 impl ReadValues {
-    /// A run whose loss or gradient norm is no number learns nothing any more: it ends, after the row that shows it. With a
-    /// loss scale that is what the scale is there for, until it is at its end.
-    fn stop_if_not_finite(&self, progress: &Progress) -> Result<()> {
-        let Self { loss, grad_norm, scaling } = self;
-        if loss.is_finite() && grad_norm.is_finite() {
-            return Ok(());
-        }
-        match scaling {
-            Some(scaling) if scaling.found_inf > 0.0 && scaling.loss_scale >= MIN_SCALE => return Ok(()),
-            _ => {}
-        }
-        let scale = scaling.as_ref().map_or(String::new(), |scaling| format!(" at loss scale {}", scaling.loss_scale));
-        Err(Error::non_finite(format!(
-            "step {}: the loss is {loss} and the gradient norm {grad_norm}{scale}; expected finite numbers",
-            progress.step
-        ))
-        .help("lower trainer.learning_rate, raise trainer.warmup_steps, or set trainer.max_grad_norm"))
+    /// Whether the step was skipped because its gradients overflowed, as a loss scale may have it: not one at its end.
+    fn is_skipped(&self) -> bool {
+        self.scaling.as_ref().is_some_and(|scaling| scaling.found_inf > 0.0 && scaling.loss_scale >= MIN_SCALE)
+    }
+
+    fn check_finite(&self, run: &mut Run) -> Result<()> {
+        // The figures of a skipped step are no numbers, and that is no fault.
+        let (loss, grad_norm) = if self.is_skipped() { (0.0, 0.0) } else { (self.loss, self.grad_norm) };
+        run.guard.check_finite(&run.progress, loss, grad_norm, self.reading)
+    }
+}
+
+/// Draws every weight that has not been drawn.
+struct Drawn;
+
+impl ModuleVisitor for Drawn {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        drop(param.val());
     }
 }

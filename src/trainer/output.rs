@@ -12,7 +12,8 @@ use kiln_models::weights::save;
 use super::checkpoint::{self, Checkpoint};
 use super::promise::Promise;
 use super::status::{RunStatus, Status};
-use super::{run_log, tensorboard};
+use super::{fault, run_log, tensorboard};
+use crate::compiler;
 use crate::config::{OnExisting, RunConfig};
 use crate::error::{Error, Result};
 use crate::metrics::{MetricsFile, Record};
@@ -28,6 +29,8 @@ const ENTRIES: &[&str] = &[
     super::status::FILE,
     "trainer_state.json",
     "all_results.json",
+    compiler::auto::FILE,
+    fault::FOLDER,
     run_log::FILE,
     tensorboard::FOLDER,
 ];

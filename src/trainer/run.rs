@@ -10,9 +10,11 @@ use super::best::Best;
 use super::callback::{Control, Progress};
 use super::checkpoint::{self, Checkpoint, FORMAT_VERSION, Snapshot, State};
 use super::clock::Clock;
+use super::guard::Guard;
 use super::history::write_trainer_state;
 use super::output::RunFolder;
 use super::saver::Saver;
+use super::shapes::Shapes;
 use crate::config::{EvalStrategy, SaveStrategy};
 use crate::data::loader::Position;
 use crate::error::{Error, Result};
@@ -38,15 +40,21 @@ pub(super) struct Run {
     pub(super) evaluation: Option<Record>,
     pub(super) clock: Clock,
     pub(super) saver: Saver,
+    pub(super) guard: Guard,
+    /// The step of the last log row, or where the run was taken up.
+    pub(super) last_row: u64,
+    pub(super) shapes: Shapes,
 }
 
 impl Run {
-    /// Adds the loss of a step, `[1]`; that of a skipped one counts nothing.
-    pub(super) fn add_loss(&mut self, loss: &Tensor<1>, verdict: Option<&Verdict>) {
-        let loss = match verdict {
-            Some(verdict) => loss.clone().mask_fill(verdict.overflow.clone(), 0.0),
-            None => loss.clone(),
+    /// Takes up the loss and the gradient norm of a step, `[1]` each; those of a skipped one count nothing.
+    pub(super) fn note_step(&mut self, loss: &Tensor<1>, grad_norm: &Tensor<1>, verdict: Option<&Verdict>) {
+        let counted = |value: &Tensor<1>| match verdict {
+            Some(verdict) => value.clone().mask_fill(verdict.overflow.clone(), 0.0),
+            None => value.clone(),
         };
+        let loss = counted(loss);
+        self.guard.step(&loss, &counted(grad_norm));
         self.loss_total = Some(match self.loss_total.take() {
             Some(total) => total + loss,
             None => loss,
@@ -108,6 +116,9 @@ impl Trainer {
             evaluation: checkpoint.and_then(|_| folder.metrics.last_with("eval_loss")),
             clock: Clock::start(progress, self.plan.device.device.clone()),
             saver: Saver::new(folder.checkpoints(), trainer.save_total_limit),
+            guard: Guard::new(&self.plan),
+            last_row: progress.step,
+            shapes: Shapes::default(),
         })
     }
 
@@ -181,7 +192,15 @@ impl Trainer {
             tokenizer: self.plan.tokenizer.clone(),
         };
         run.saver.spent += started.elapsed();
-        let keep = self.plan.config.trainer.load_best_model_at_end.then_some(run.best.step).flatten();
+        let best = self.plan.config.trainer.load_best_model_at_end.then_some(run.best.step).flatten();
+        // While the run looks as if it had stopped learning, the checkpoint from before stays.
+        let good = match run.guard.doubtful_since() {
+            Some(step) => {
+                checkpoint::list(&folder.checkpoints())?.iter().rfind(|(saved, _)| *saved <= step).map(|it| it.0)
+            }
+            None => None,
+        };
+        let keep = best.into_iter().chain(good).collect();
         run.saver.save(snapshot, keep)?;
         folder.status.advance(&progress, elapsed);
         folder.status.write(folder.path())?;

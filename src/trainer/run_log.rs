@@ -58,6 +58,10 @@ impl Callback for RunLog {
         self.say(row.to_dict());
     }
 
+    fn on_notice(&mut self, notice: &str) {
+        self.say(notice);
+    }
+
     fn on_save(&mut self, _progress: &Progress, checkpoint: &Path) {
         self.say(format_args!("saving {}", checkpoint.display()));
     }

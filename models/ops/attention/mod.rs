@@ -12,9 +12,9 @@ use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
 use burn::tensor::{Bool, Device, Tensor};
 
-use super::Ops;
 use super::dropout::seed_for;
 use super::flex::FlexTensor;
+use super::{Form as OpForm, Operator, Ops};
 use crate::layers::{causal_mask, merge_heads, padding_mask, split_heads};
 
 /// Query, key and value, as the projections before the attention leave them.
@@ -50,14 +50,14 @@ impl Mask {
     /// A mask for sequences of `seq` tokens: with `causal` no query sees a later key; `attention_mask [batch, seq]` (true =
     /// attend) hides padding. A query that sees no key at all attends evenly to all of them, as in `transformers`.
     pub fn new(seq: usize, causal: bool, attention_mask: Option<Tensor<2, Bool>>, device: &Device, ops: Ops) -> Self {
-        Self(match (ops, causal, attention_mask) {
-            (Ops::Fused, causal, Some(keys)) => Form::Fused { causal, padded: true, keys },
-            (Ops::Fused, causal, None) => {
+        Self(match (ops.form(Operator::Attention), causal, attention_mask) {
+            (OpForm::Fused, causal, Some(keys)) => Form::Fused { causal, padded: true, keys },
+            (OpForm::Fused, causal, None) => {
                 Form::Fused { causal, padded: false, keys: Tensor::from_data([[true]], device) }
             }
-            (Ops::Plain, false, mask) => Form::Plain(mask.map(padding_mask)),
-            (Ops::Plain, true, None) => Form::Plain(Some(causal_mask(seq, 0, device))),
-            (Ops::Plain, true, Some(mask)) => {
+            (OpForm::Plain, false, mask) => Form::Plain(mask.map(padding_mask)),
+            (OpForm::Plain, true, None) => Form::Plain(Some(causal_mask(seq, 0, device))),
+            (OpForm::Plain, true, Some(mask)) => {
                 let shape = [mask.dims()[0], 1, seq, seq];
                 let causal = causal_mask(seq, 0, device).expand(shape);
                 Form::Plain(Some(padding_mask(mask).expand(shape).bool_or(causal)))

@@ -1,6 +1,8 @@
 //! Config files that are right, and what is read from them.
 #![allow(clippy::unwrap_used)]
 
+use kiln_models::Operator;
+
 use super::*;
 use crate::task::Task;
 
@@ -87,17 +89,25 @@ fn defaults_are_hugging_faces() {
 fn a_compiler_section_switches_it_on() {
     assert_eq!(parse("").unwrap().compiler, None);
     let of = |section: &str| parse(section).unwrap().compiler.unwrap();
-    assert_eq!(of("[compiler]"), TrainingCompilerConfig { enabled: true, fused_ops: Switch::Auto });
+    assert_eq!(of("[compiler]"), TrainingCompilerConfig::default());
     assert_eq!(
         of("[compiler]\nenabled = false\nfused_ops = \"on\""),
-        TrainingCompilerConfig { enabled: false, fused_ops: Switch::On }
+        TrainingCompilerConfig { enabled: CompilerMode::Native, fused_ops: Switch::On.into() }
     );
     let mut config = parse("[compiler]\nfused_ops = \"off\"").unwrap();
     config.set_compiler(CompilerMode::Native);
-    assert_eq!(config.compiler, Some(TrainingCompilerConfig { enabled: false, fused_ops: Switch::Off }));
+    assert_eq!(
+        config.compiler,
+        Some(TrainingCompilerConfig { enabled: CompilerMode::Native, fused_ops: Switch::Off.into() })
+    );
     let mut config = parse("").unwrap();
     config.set_compiler(CompilerMode::Compiled);
     assert_eq!(config.compiler, Some(TrainingCompilerConfig::default()));
+    config.set_compiler(CompilerMode::Auto);
+    assert_eq!(config.compiler_mode(), CompilerMode::Auto);
+    let some = of("[compiler]\nenabled = \"auto\"\nfused_ops = [\"gelu\", \"attention\"]");
+    assert_eq!(some.enabled, CompilerMode::Auto);
+    assert_eq!(some.fused_ops, FusedOps::Only(vec![Operator::Gelu, Operator::Attention]));
 }
 
 #[test]
@@ -107,7 +117,7 @@ fn what_is_written_reads_back_equal() {
 lr_scheduler_kwargs = { power = 2, lr_end = 0.0 }
 optim = \"muon\"\noptim_args = \"ns_steps=4,adjust_lr_fn=original\"\nfreeze = \"*wte*\"\nfreeze_layers = 1
 layer_wise_lr_decay = 0.9\nlabel_smoothing_factor = 0.1\nclass_weights = [1, 2.5]
-[device]\nkind = \"cpu\"\n[generation]\nprompt = \"fn main\"\ntop_p = 0.9\n[compiler]\nfused_ops = \"on\"";
+[device]\nkind = \"cpu\"\n[generation]\nprompt = \"fn main\"\ntop_p = 0.9\n[compiler]\nenabled = \"auto\"\nfused_ops = [\"gelu\"]";
     for config in [RunConfig::parse(EXAMPLE, "example").unwrap(), parse(long).unwrap()] {
         let text = config.to_toml().unwrap();
         assert_eq!(RunConfig::parse(&text, "written").unwrap(), config, "{text}");

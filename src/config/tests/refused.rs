@@ -52,6 +52,14 @@ fn unknown_keys_and_sections() {
     );
     refused(parse("[quantizer]\nenabled = true"), &["quantizer: unknown section", "known sections: [run], [model]"]);
     refused(
+        parse("[compiler]\nenabled = \"yes\""),
+        &["a.toml:13: compiler.enabled", "unknown compiler `yes`: expected one of native, compiled, auto"],
+    );
+    refused(
+        parse("[compiler]\nfused_ops = [\"gellu\"]"),
+        &["a.toml:13: compiler.fused_ops", "unknown operator `gellu`", "did you mean `gelu`?"],
+    );
+    refused(
         parse("[compiler]\nenable = true"),
         &["a.toml:13: compiler.enable: unknown key", "did you mean `enabled`?"],
     );

@@ -1,0 +1,182 @@
+//! `compiler.enabled = "auto"`: which mode a run takes, found out before step 1 by a short trial of both on its own data.
+//!
+//! The rule: with different losses, gradients or weight changes (see [`super::figures`]) the run is native. Otherwise it is
+//! compiled if that is faster and the run long enough: what the compiled start takes longer is regained after
+//! `start seconds / (native step - compiled step)` steps. The trial's probes end in a temporary folder, so the run's state is
+//! what it would be without. The choice is kept in the run folder and holds when the run is continued.
+
+use std::path::Path;
+
+use kiln_models::Ops;
+use serde::{Deserialize, Serialize};
+
+use super::figures::{Limits, compare};
+use super::probe::{Look, Probe, run};
+use crate::config::{CompilerMode, OnExisting};
+use crate::error::{Error, Result};
+use crate::plan::RunPlan;
+use crate::trainer::{checkpoint, write_whole};
+
+/// The file in the run folder that holds the choice.
+pub const FILE: &str = "compiler.json";
+
+/// Steps whose figures are compared.
+const COMPARED: usize = 2;
+
+/// Steps that are timed, the first of them left out, in each of [`ROUNDS`] turns of each mode.
+const TIMED: usize = 6;
+
+/// Turns of each mode, taken alternately.
+const ROUNDS: usize = 2;
+
+/// The choice and what it rests on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Decision {
+    /// `native` or `compiled`.
+    pub mode: CompilerMode,
+    /// Why, for people.
+    pub reason: String,
+    /// Median time of a native step in milliseconds.
+    pub native_step_ms: Option<f64>,
+    /// Median time of a compiled step in milliseconds.
+    pub compiled_step_ms: Option<f64>,
+    /// What the first compiled step took beyond that, in seconds.
+    pub compiled_start_seconds: Option<f64>,
+    /// Steps after which that is regained.
+    pub break_even_steps: Option<f64>,
+}
+
+impl Decision {
+    /// The form in which a run computes by it, where the compiled form is `compiled`.
+    pub fn ops(&self, compiled: Ops) -> Ops {
+        if self.mode == CompilerMode::Compiled { compiled } else { Ops::Plain }
+    }
+
+    /// The choice of an earlier process of the run in `folder`; none when there is none.
+    ///
+    /// # Errors
+    /// A file that is no such choice, and the operating system's.
+    pub fn read(folder: &Path) -> Result<Option<Self>> {
+        let path = folder.join(FILE);
+        match std::fs::read(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(Error::io(format!("read {}", path.display()), &error)),
+            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| {
+                Error::data(format!("{}: {error}", path.display()))
+                    .help("remove the file to have the modes tried again, or set compiler.enabled to true or false")
+            }),
+        }
+    }
+
+    /// Writes the choice into the run folder.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn write(&self, folder: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self).map_err(|error| Error::data(format!("{FILE}: {error}")))?;
+        write_whole(&folder.join(FILE), (text + "\n").as_bytes())
+    }
+}
+
+impl std::fmt::Display for Decision {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "compiler auto: {}, {}", self.mode, self.reason)
+    }
+}
+
+/// The mode for the run of `plan`: that of the process that began the run, or else what a trial says.
+///
+/// # Errors
+/// What the run would meet.
+pub fn decide(plan: &RunPlan) -> Result<Decision> {
+    let folder = plan.output_dir()?;
+    let continues = plan.config.run.on_existing == OnExisting::Resume
+        && !checkpoint::list(&folder.join(checkpoint::FOLDER))?.is_empty();
+    if let (true, Some(decision)) = (continues, Decision::read(&folder)?) {
+        return Ok(decision);
+    }
+    if plan.ops == Ops::Plain {
+        return Ok(choice(
+            CompilerMode::Native,
+            "this build has no fused operators for the device, so there is one form",
+        ));
+    }
+    let figures = |ops| run(plan, ops, COMPARED, Look::Figures);
+    let (native, compiled) = (figures(Ops::Plain)?, figures(plan.ops)?);
+    if let (_, Some(difference)) = compare(&native.steps, &compiled.steps, &Limits::F32) {
+        return Ok(choice(CompilerMode::Native, format!("because compiled differs: {difference}")));
+    }
+    let (mut natives, mut compileds) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        natives.push(run(plan, Ops::Plain, TIMED, Look::Times)?);
+        compileds.push(run(plan, plan.ops, TIMED, Look::Times)?);
+    }
+    Ok(judge(&natives, &compileds, plan.steps.total))
+}
+
+fn choice(mode: CompilerMode, reason: impl Into<String>) -> Decision {
+    Decision {
+        mode,
+        reason: reason.into(),
+        native_step_ms: None,
+        compiled_step_ms: None,
+        compiled_start_seconds: None,
+        break_even_steps: None,
+    }
+}
+
+/// The rule, for probes of equal figures and a run of `steps` steps. The quickest turn of a mode counts: what else the
+/// machine does only slows it down. The first compiled turn's start counts: later ones find everything warm.
+fn judge(natives: &[Probe], compileds: &[Probe], steps: usize) -> Decision {
+    let quickest = |probes: &[Probe]| probes.iter().map(Probe::median_ms).fold(f64::NAN, f64::min);
+    let (native, compiled) = (quickest(natives), quickest(compileds));
+    let start = compileds.first().map_or(0.0, Probe::start_seconds);
+    let measured = format!("{compiled:.1} ms a step against {native:.1} ms native, the same figures");
+    let gain = (native - compiled) / 1e3;
+    let break_even = (gain > 0.0).then(|| start / gain);
+    let (mode, reason) = match break_even {
+        None => (CompilerMode::Native, format!("compiled is not faster: {measured}")),
+        Some(steps_needed) if steps_needed > steps as f64 => (
+            CompilerMode::Native,
+            format!(
+                "compiled starts {start:.2} s later, regained after {steps_needed:.0} steps of {steps}: {measured}"
+            ),
+        ),
+        Some(steps_needed) => (
+            CompilerMode::Compiled,
+            format!("{measured}; its start takes {start:.2} s more, regained after {steps_needed:.0} steps of {steps}"),
+        ),
+    };
+    Decision {
+        native_step_ms: native.is_finite().then_some(native),
+        compiled_step_ms: compiled.is_finite().then_some(compiled),
+        compiled_start_seconds: Some(start),
+        break_even_steps: break_even,
+        ..choice(mode, reason)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn probe(first: f64, then: f64) -> Probe {
+        Probe { step_ms: vec![first, then, then, then], ..Probe::default() }
+    }
+
+    #[test]
+    fn the_faster_mode_wins_if_the_run_is_long_enough() {
+        let native = [probe(20.0, 20.0), probe(30.0, 30.0)];
+        // 1 s more at the start, 10 ms less a step: 100 steps.
+        let compiled = [probe(1010.0, 10.0), probe(10.0, 10.0)];
+        let decision = judge(&native, &compiled, 101);
+        assert_eq!((decision.mode, decision.break_even_steps), (CompilerMode::Compiled, Some(100.0)));
+        let short = judge(&native, &compiled, 99);
+        assert_eq!(short.mode, CompilerMode::Native);
+        assert!(short.reason.contains("regained after 100 steps of 99"), "{}", short.reason);
+        let slower = judge(&compiled, &native, 1000);
+        assert_eq!((slower.mode, slower.break_even_steps), (CompilerMode::Native, None));
+        // One step has no median to compare.
+        assert_eq!(judge(&[probe(1.0, f64::NAN)], &[probe(1.0, f64::NAN)], 1).mode, CompilerMode::Native);
+    }
+}

@@ -1,0 +1,123 @@
+//! The training compiler: what a run asks for and what its device and build make of it ([`parts`]), the choice between the
+//! modes by measurement ([`auto`]), and how the modes are compared ([`probe`], [`figures`]). The operators themselves are
+//! `kiln_models::ops`, the decision which of them compute is [`crate::execution::ops`].
+
+pub mod auto;
+pub mod figures;
+pub mod probe;
+
+use kiln_models::{Operator, Ops};
+use serde_json::{Value, json};
+
+use crate::config::{CompilerMode, DeviceKind, TrainingCompilerConfig};
+use crate::execution::Available;
+
+/// Amazon SageMaker Training Compiler's start-up lines, which scripts look for, in its order; none for a native run.
+pub fn start_up_lines(mode: CompilerMode) -> &'static [&'static str] {
+    match mode {
+        CompilerMode::Native => &[],
+        _ => &["Found configuration for Training Compiler", "Configuring SM Training Compiler..."],
+    }
+}
+
+/// A part of the training compiler and what has become of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// What it is called in tables.
+    pub name: &'static str,
+    /// `on`, `off` or `not available`.
+    pub state: &'static str,
+    /// What is on, or why it is not.
+    pub because: String,
+}
+
+impl Part {
+    fn new(name: &'static str, state: &'static str, because: impl Into<String>) -> Self {
+        Self { name, state, because: because.into() }
+    }
+
+    /// As JSON, for files.
+    pub fn to_json(&self) -> Value {
+        json!({ "part": self.name, "state": self.state, "because": self.because })
+    }
+}
+
+impl std::fmt::Display for Part {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:<23}{:<15}{}", self.name, self.state, self.because)
+    }
+}
+
+/// What of the training compiler is active on `device` in this build when a run under `compiler` computes in the form `ops`,
+/// and why the rest is not.
+pub fn parts(compiler: Option<&TrainingCompilerConfig>, device: &Available, ops: Ops) -> Vec<Part> {
+    let native = compiler.is_none_or(|compiler| compiler.enabled == CompilerMode::Native);
+    let operators = "Kiln's fused operators";
+    let fused = ops.fused_operators();
+    let names =
+        |operators: &[Operator]| operators.iter().map(|operator| operator.name()).collect::<Vec<_>>().join(", ");
+    let fused_part = if !fused.is_empty() {
+        let plain = Operator::ALL.into_iter().filter(|operator| !fused.contains(operator)).collect::<Vec<_>>();
+        let rest = if plain.is_empty() {
+            String::new()
+        } else {
+            format!("; plain by compiler.fused_ops or precision: {}", names(&plain))
+        };
+        Part::new(operators, "on", names(&fused) + &rest)
+    } else if native {
+        Part::new(operators, "off", "the run is native")
+    } else if device.kind != DeviceKind::Cpu {
+        Part::new(operators, "not available", "their kernels are for the CPU so far")
+    } else {
+        Part::new(operators, "off", "compiler.fused_ops, or the trial of compiler.enabled = \"auto\", says so")
+    };
+    let fusion = "Burn's fusion";
+    let engine = [
+        (fusion, "the CPU backend (Flex) computes every operation at once", "in every element-wise block"),
+        ("autotune", "the CPU backend (Flex) has one kernel for an operation", "Burn's default level"),
+    ];
+    let mut parts = vec![fused_part];
+    for (name, no_cpu, on) in engine {
+        parts.push(match device.kind {
+            DeviceKind::Cpu => Part::new(name, "not available", no_cpu),
+            _ if cfg!(feature = "compiler") => Part::new(name, "on", on),
+            _ => Part::new(name, "off", "this build is the native engine"),
+        });
+    }
+    parts.push(match device.kind {
+        DeviceKind::Cpu => Part::new(
+            "captured step",
+            "not available",
+            "the CPU backend (Flex) launches nothing that could be captured",
+        ),
+        _ => Part::new("captured step", "off", "steps are not captured on this device so far"),
+    });
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::execution::{ops, select};
+
+    #[test]
+    fn the_table_says_what_is_on_and_why_the_rest_is_not() {
+        let cpu = select(DeviceKind::Cpu, 0).unwrap();
+        let compiled = TrainingCompilerConfig::default();
+        let table = |config: Option<&TrainingCompilerConfig>| parts(config, &cpu, ops(config, &cpu).unwrap());
+        let on = table(Some(&compiled));
+        assert_eq!((on[0].state, on.len()), ("on", 4));
+        assert!(on[0].because.starts_with("embedding, dropout, layer_norm") && on[0].because.ends_with("adamw"));
+        assert!(on[1..].iter().all(|part| part.state == "not available" && part.because.contains("Flex")));
+        assert_eq!((table(None)[0].state, table(None)[0].because.as_str()), ("off", "the run is native"));
+        let some = TrainingCompilerConfig {
+            fused_ops: crate::config::FusedOps::Only(vec![Operator::Gelu]),
+            ..TrainingCompilerConfig::default()
+        };
+        assert!(
+            table(Some(&some))[0].because.starts_with("gelu; plain by compiler.fused_ops or precision: embedding,")
+        );
+        assert_eq!(start_up_lines(CompilerMode::Native).len(), 0);
+    }
+}

@@ -1,0 +1,81 @@
+//! Values of `[compiler]` with more than one spelling: `enabled` is true, false or `"auto"`, `fused_ops` a switch or a list
+//! of operators. What they come to on a device is [`crate::compiler`]'s.
+
+use kiln_models::Operator;
+use serde::de::Error as _;
+use serde::ser::SerializeSeq;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use toml::Value;
+
+use super::names::{CompilerMode, Switch, unknown_name};
+use crate::error::Error;
+
+/// Reads `enabled`: true, false or `"auto"`; the modes' own names do too.
+pub(super) fn read_enabled<'de, D: Deserializer<'de>>(deserializer: D) -> Result<CompilerMode, D::Error> {
+    match Value::deserialize(deserializer)? {
+        Value::Boolean(true) => Ok(CompilerMode::Compiled),
+        Value::Boolean(false) => Ok(CompilerMode::Native),
+        Value::String(given) => given.parse().map_err(D::Error::custom),
+        other => Err(D::Error::custom(format!("expected true, false or \"auto\", got {other}"))),
+    }
+}
+
+/// Writes `enabled` as it is read.
+pub(super) fn write_enabled<S: Serializer>(mode: &CompilerMode, serializer: S) -> Result<S::Ok, S::Error> {
+    match mode {
+        CompilerMode::Compiled => serializer.serialize_bool(true),
+        CompilerMode::Native => serializer.serialize_bool(false),
+        CompilerMode::Auto => serializer.serialize_str(mode.as_str()),
+    }
+}
+
+/// Which of Kiln's fused operators a compiled run uses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FusedOps {
+    /// All, none, or all where the device has them.
+    All(Switch),
+    /// These alone, by name; an error where the device lacks them.
+    Only(Vec<Operator>),
+}
+
+impl From<Switch> for FusedOps {
+    fn from(switch: Switch) -> Self {
+        Self::All(switch)
+    }
+}
+
+impl Serialize for FusedOps {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::All(switch) => switch.serialize(serializer),
+            Self::Only(operators) => {
+                let mut names = serializer.serialize_seq(Some(operators.len()))?;
+                operators.iter().try_for_each(|operator| names.serialize_element(operator.name()))?;
+                names.end()
+            }
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for FusedOps {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Value::deserialize(deserializer)? {
+            Value::String(given) => given.parse().map(Self::All).map_err(D::Error::custom),
+            Value::Array(names) => {
+                let names = names.iter().map(|name| match name.as_str() {
+                    Some(name) => operator(name).map_err(D::Error::custom),
+                    None => Err(D::Error::custom(format!("expected names of operators, got {name}"))),
+                });
+                names.collect::<Result<_, _>>().map(Self::Only)
+            }
+            other => Err(D::Error::custom(format!("expected auto, on, off or a list of operators, got {other}"))),
+        }
+    }
+}
+
+fn operator(given: &str) -> Result<Operator, Error> {
+    Operator::ALL
+        .into_iter()
+        .find(|operator| operator.name() == given)
+        .ok_or_else(|| unknown_name("operator", given, Operator::ALL.into_iter().map(Operator::name)))
+}

@@ -1,0 +1,96 @@
+//! What a run leaves behind when it stops by a fault: its suspect checkpoints are marked, so that a resumed run begins at
+//! the last good one, and `fault/` in the run folder holds what somebody needs to look into it or to report it.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::checkpoint;
+use super::output::{RunFolder, write_whole};
+use super::run::Run;
+use super::run_log;
+use crate::compiler;
+use crate::error::{Error, ErrorKind, Result};
+use crate::execution;
+use crate::plan::RunPlan;
+
+/// The folder's name in the run folder.
+pub const FOLDER: &str = "fault";
+
+/// Whether a run that ends with `error` may have computed nonsense before it.
+fn is_fault(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::NonFinite | ErrorKind::Device | ErrorKind::Differs)
+}
+
+/// Marks checkpoints and writes the bundle, if `error` is a fault; says what was done. What goes wrong meanwhile is said on
+/// stderr: the fault itself is the error to report.
+pub(super) fn report(plan: &RunPlan, folder: &RunFolder, run: &mut Run, error: &Error) -> Option<String> {
+    if !is_fault(error) {
+        return None;
+    }
+    let complain = |result: Result<()>| {
+        if let Err(error) = result {
+            eprintln!("warning: {error}");
+        }
+    };
+    complain(run.saver.wait());
+    let first = run.guard.first_suspect().unwrap_or(run.last_row + 1);
+    let mut suspect = Vec::new();
+    match checkpoint::list(&folder.checkpoints()) {
+        Err(error) => complain(Err(error)),
+        Ok(all) => {
+            for (step, path) in all.into_iter().filter(|(step, _)| *step >= first) {
+                complain(checkpoint::mark_suspect(&path, &error.to_string()));
+                suspect.push(step);
+            }
+        }
+    }
+    complain(write_bundle(plan, folder, run, error, first, &suspect));
+    let marked = match suspect[..] {
+        [] => "no checkpoint is suspect".into(),
+        _ => format!("checkpoints from step {first} on are marked as suspect: {suspect:?}"),
+    };
+    Some(format!("what happened is in {}; {marked}", folder.path().join(FOLDER).display()))
+}
+
+fn write_bundle(
+    plan: &RunPlan,
+    folder: &RunFolder,
+    run: &Run,
+    error: &Error,
+    first: u64,
+    suspect: &[u64],
+) -> Result<()> {
+    let target = folder.path().join(FOLDER);
+    let io = |path: &Path, error: &std::io::Error| Error::io(format!("write {}", path.display()), error);
+    fs::create_dir_all(&target).map_err(|error| io(&target, &error))?;
+    let parts = compiler::parts(plan.config.compiler.as_ref(), &plan.device, plan.ops);
+    let report = json!({
+        "error": error.to_string(),
+        "exit_code": error.exit_code(),
+        "step": run.progress.step,
+        "first_suspect_step": first,
+        "suspect_checkpoints": suspect,
+        "panics": run.guard.panics(),
+        "shapes": run.shapes.to_json(),
+        "device": {
+            "kind": plan.device.kind.as_str(),
+            "name": plan.device.name,
+            "engine": execution::engine(),
+            "active": parts.iter().map(compiler::Part::to_json).collect::<Value>(),
+        },
+        "data_position": run.position,
+        "seed": plan.config.trainer.seed,
+        "kiln_version": env!("CARGO_PKG_VERSION"),
+    });
+    let text = serde_json::to_string_pretty(&report).map_err(|error| Error::data(format!("report.json: {error}")))?;
+    write_whole(&target.join("report.json"), (text + "\n").as_bytes())?;
+    for name in ["plan.toml", "metrics.jsonl", compiler::auto::FILE, run_log::FILE] {
+        let from = folder.path().join(name);
+        if from.exists() {
+            fs::copy(&from, target.join(name)).map_err(|error| io(&target.join(name), &error))?;
+        }
+    }
+    Ok(())
+}
