@@ -96,6 +96,16 @@ impl Error {
         self
     }
 
+    /// Calls settings by the names under which they were given: each of `names` is (what messages say, what the user wrote).
+    #[must_use]
+    pub fn in_terms_of(mut self, names: &[(&str, &str)]) -> Self {
+        for (ours, theirs) in names {
+            self.message = self.message.replace(ours, theirs);
+            self.help = self.help.map(|help| help.replace(ours, theirs));
+        }
+        self
+    }
+
     /// The kind of failure.
     pub fn kind(&self) -> ErrorKind {
         self.kind

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::config::RunConfig;
+use crate::config::{RunConfig, Validation};
 use crate::data::labels::LabelNames;
 use crate::error::{Error, Result};
 use crate::hub::{self, Wanted};
@@ -41,6 +41,10 @@ pub fn evaluate_folder(
     config.data.label_names = None;
     if crate::data::tokenizer::Tokenizer::is_in(&folder) {
         config.tokenizer = crate::config::TokenizerSection::from_pretrained(spec.clone());
+    }
+    if let Some(Validation::Files(files)) = &config.data.validation {
+        // What was learned from plays no part, and need not be here any more.
+        config.data.train = files.clone();
     }
     let plan = plan(config)?;
     let Some(validation) = plan.validation.clone() else {

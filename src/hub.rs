@@ -61,6 +61,10 @@ fn local(spec: &str, wanted: &Wanted) -> Result<Option<PathBuf>> {
     if path.is_dir() {
         return match wanted.missing_in(&path)? {
             None => Ok(Some(path)),
+            // A run folder stands for the model that it ended with.
+            Some(_) if wanted.missing_in(&path.join("model")).is_ok_and(|missing| missing.is_none()) => {
+                Ok(Some(path.join("model")))
+            }
             Some(missing) => Err(Error::data(format!("the folder {} has no {missing}", path.display())).help(format!(
                 "a {} folder holds {}",
                 wanted.what,

@@ -1,7 +1,28 @@
 //! `kiln init`: a commented config for a task and a model, to be filled in. What it leaves out has the default that the
 //! comment names.
 
+use std::path::Path;
+
+use burn::tensor::Device;
+use kiln_models::Model;
+
+use crate::error::{Error, Result};
+use crate::model_folder::read_config;
 use crate::task::Task;
+
+/// Checks that `model` has a head for `task`, if it is a folder; a model of the Hub is asked when it is loaded.
+///
+/// # Errors
+/// A configuration that cannot be read, and a model without such a head.
+pub fn check_model(task: Task, model: &str) -> Result<()> {
+    let folder = Path::new(model);
+    if !folder.join("config.json").is_file() {
+        return Ok(());
+    }
+    let (config, _) = read_config(folder)?;
+    Model::new(&config, task.head(), &Device::flex()).map_err(|error| Error::from(error).at(model))?;
+    Ok(())
+}
 
 /// The text of a config that fine-tunes `model` (a folder or a Hub id) on `task`.
 pub fn template(task: Task, model: &str) -> String {

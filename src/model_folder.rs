@@ -75,7 +75,8 @@ impl ModelFolder {
     }
 }
 
-fn read_config(folder: &Path) -> Result<(ModelConfig, Vec<String>)> {
+/// The configuration of the model in `folder`, and the fields of it that Kiln does not know.
+pub(crate) fn read_config(folder: &Path) -> Result<(ModelConfig, Vec<String>)> {
     let path = folder.join("config.json");
     let text = std::fs::read_to_string(&path).map_err(|e| Error::io(format!("read {}", path.display()), &e))?;
     ModelConfig::from_json(&text).map_err(|e| Error::from(e).at(path.display()))

@@ -94,6 +94,18 @@ impl Task {
         matches!(self, Self::Clm | Self::Mlm)
     }
 
+    /// The figures of an evaluation that can say which model is best, without their `eval_`.
+    pub fn figures(self) -> &'static [&'static str] {
+        match self {
+            Self::Clm | Self::Mlm => &["loss", "perplexity", "accuracy"],
+            Self::SequenceClassification => &["loss", "accuracy", "f1", "matthews_correlation"],
+            Self::Regression => &["loss", "mse", "pearson", "spearmanr"],
+            Self::QuestionAnswering => {
+                &["loss", "exact_match", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"]
+            }
+        }
+    }
+
     /// Whether predictions can be counted as right or wrong.
     pub fn has_accuracy(self) -> bool {
         !matches!(self, Self::Regression | Self::QuestionAnswering)

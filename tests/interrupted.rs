@@ -152,7 +152,11 @@ fn a_second_signal_leaves_at_once_and_the_last_checkpoint_is_whole() {
 fn a_time_limit_saves_and_the_run_continues() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "clm");
-    succeeds(endless(folder.path(), &["--set", "trainer.max_minutes=0.002"]).stdout(Stdio::piped()));
+    let stdout = succeeds(endless(folder.path(), &["--set", "trainer.max_minutes=0.002"]).stdout(Stdio::piped()));
+    let status = json(&folder.path().join("run/status.json"));
+    let message = status["message"].as_str().unwrap();
+    assert!(message.contains("trainer.max_minutes is over") && stdout.contains(message), "{message}\n{stdout}");
+    assert_eq!(status["status"], "Completed");
     let state = json(&folder.path().join("run/trainer_state.json"));
     let step = state["global_step"].as_u64().unwrap();
     assert!(folder.path().join("run/model/config.json").is_file());

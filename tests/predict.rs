@@ -97,7 +97,16 @@ fn labels() {
     predict(&["--task", "sequence-classification", "--input", "none.csv"], 2, &["no such file"]);
     predict(&["--task", "sequence-classification", "--input", "config.toml"], 2, &["ending tells no format"]);
     let column = ["--task", "sequence-classification", "--input", "new.csv", "--text-column", "words"];
-    predict(&column, 3, &["words"]);
+    predict(&column, 3, &["words", "--text-column"]);
+    let short = ["--task", "sequence-classification", "--input", "new.csv", "--max-length", "1"];
+    predict(&short, 2, &["--max-length"]);
+    // A run folder stands for the model that it ended with.
+    let by_run = succeeds(kiln(folder.path()).args(["predict", "run"]).args(task));
+    assert_eq!(by_run.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>(), found);
+    // To evaluate, the training data need not be here any more.
+    std::fs::remove_file(folder.path().join("train.csv")).unwrap();
+    let alone = succeeds(kiln(folder.path()).args(["eval", "config.toml"]));
+    assert!(alone.contains("'eval_accuracy': 1.0") && alone.contains("'eval_samples': 12"), "{alone}");
     fails(kiln(folder.path()).args(["eval", "config.toml", "--model", "none"]), 3, &["none"]);
 }
 

@@ -7,7 +7,7 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use common::small_run::{copy, figures, train, write};
-use common::{fails, kiln, succeeds};
+use common::{fails, json, kiln, succeeds};
 
 fn same_run(a: &Path, b: &Path) {
     assert_eq!(figures(a), figures(b));
@@ -190,6 +190,52 @@ fn a_constant_schedule_can_be_extended() {
     succeeds(train(folder.path(), "short", &constant).arg("--resume"));
     let file = |run: &str| std::fs::read(folder.path().join(run).join("model/model.safetensors")).unwrap();
     assert!(file("run") == file("short"));
+}
+
+#[test]
+fn a_complete_run_is_left_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    succeeds(&mut train(folder.path(), "run", &[]));
+    let state = || {
+        let files = ["metrics.jsonl", "all_results.json", "status.json", "trainer_state.json", "run.log", "plan.toml"];
+        files.map(|file| std::fs::read(folder.path().join("run").join(file)).unwrap())
+    };
+    let before = state();
+    let stdout = succeeds(&mut train(folder.path(), "run", &["--resume"]));
+    assert!(stdout.contains("complete after step 14, nothing to continue"), "{stdout}");
+    assert!(stdout.contains("'train_runtime'"), "{stdout}");
+    assert!(state() == before);
+}
+
+/// The system's clock was set back between two processes of a run: what they wrote lies in the future.
+#[test]
+fn a_clock_that_went_back_does_not_matter() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    succeeds(&mut train(folder.path(), "run", &[]));
+    let run = crashed(folder.path());
+    let year_2100 = std::time::UNIX_EPOCH + std::time::Duration::from_secs(4_102_444_800);
+    let mut status = json(&run.join("status.json"));
+    status["started_at"] = 4_102_444_800.0.into();
+    status["written_at"] = 4_102_444_900.0.into();
+    std::fs::write(run.join("status.json"), status.to_string()).unwrap();
+    let mut folders = vec![run.clone()];
+    while let Some(inner) = folders.pop() {
+        for entry in std::fs::read_dir(inner).unwrap() {
+            let entry = entry.unwrap();
+            if entry.file_type().unwrap().is_dir() {
+                folders.push(entry.path());
+            } else {
+                let file = std::fs::File::options().append(true).open(entry.path()).unwrap();
+                file.set_modified(year_2100).unwrap();
+            }
+        }
+    }
+    succeeds(&mut train(folder.path(), "crashed", &["--resume"]));
+    same_run(&run, &folder.path().join("run"));
+    let seconds = json(&run.join("status.json"))["seconds"].as_f64().unwrap();
+    assert!((0.0..3600.0).contains(&seconds), "{seconds}");
 }
 
 #[test]

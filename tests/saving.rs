@@ -101,8 +101,10 @@ fn a_figure_that_evaluation_does_not_give_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "clm");
     let mut command = train(folder.path(), "run", &["--set", "trainer.metric_for_best_model=bleu"]);
-    fails(&mut command, 2, &["no eval_bleu", "eval_loss"]);
-    assert_eq!(json(&folder.path().join("run/status.json"))["status"], "Failed");
+    fails(&mut command, 2, &["an evaluation of clm has no `bleu`", "it has loss, perplexity, accuracy"]);
+    assert!(!folder.path().join("run").exists());
+    let near = ["--set", "trainer.metric_for_best_model=eval_perplexty"];
+    fails(&mut train(folder.path(), "run", &near), 2, &["did you mean `perplexity`?"]);
     let set = ["--set", "trainer.load_best_model_at_end=true", "--set", "trainer.save_steps=4"];
     fails(&mut train(folder.path(), "other", &set), 2, &["save_steps is 4", "eval_steps is 3"]);
 }

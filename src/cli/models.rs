@@ -40,7 +40,7 @@ struct DeviceArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct ForwardArgs {
-    /// A model folder in Hugging Face's form, or a Hub id
+    /// A model folder in Hugging Face's form, a run folder, or a Hub id
     model: String,
     /// JSON with input_ids, attention_mask, token_type_ids and labels as nested lists
     #[arg(long)]
@@ -60,7 +60,7 @@ pub(super) struct ForwardArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct GenerateArgs {
-    /// A model folder in Hugging Face's form, or a Hub id
+    /// A model folder in Hugging Face's form, a run folder, or a Hub id
     model: String,
     /// The text to continue
     #[arg(long)]
@@ -86,7 +86,7 @@ pub(super) struct GenerateArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct PredictArgs {
-    /// A model folder in Hugging Face's form, or a Hub id
+    /// A model folder in Hugging Face's form, a run folder, or a Hub id
     model: String,
     /// The rows: .csv, .tsv, .jsonl, .parquet, or SQuAD's .json
     #[arg(long)]
@@ -170,7 +170,8 @@ pub(super) fn run_generate(args: &GenerateArgs) -> Result<()> {
         seed: args.seed,
         stop,
     };
-    // Nothing is shown before the first token, so that what is refused leaves no half line. A token may end in the middle of a character: text is shown as far as it is whole.
+    // Nothing is shown before the first token, so that what is refused leaves no half line. A token may end in the middle
+    // of a character: text is shown as far as it is whole.
     let (mut tokens, mut shown, mut failed) = (Vec::new(), 0, None);
     generate(&folder.model, &folder.config, &device, &prompt, &options, |token| {
         tokens.push(token);
@@ -204,7 +205,20 @@ fn stream(text: &str) -> Result<ControlFlow<()>> {
     }
 }
 
+/// The settings of a config that `kiln predict` takes as arguments.
+const PREDICT_NAMES: [(&str, &str); 5] = [
+    ("data.text_column", "--text-column"),
+    ("data.text_pair_column", "--text-pair-column"),
+    ("data.max_length", "--max-length"),
+    ("data.doc_stride", "--max-length"),
+    ("data.format", "--format"),
+];
+
 pub(super) fn run_predict(args: &PredictArgs) -> Result<()> {
+    predict_with(args).map_err(|error| error.in_terms_of(&PREDICT_NAMES))
+}
+
+fn predict_with(args: &PredictArgs) -> Result<()> {
     signals::install()?;
     let task = Task::from_name(&args.task)?;
     let format = args.format.as_deref().map(str::parse::<DataFormat>).transpose().map_err(|e| e.at("--format"))?;

@@ -14,7 +14,7 @@ use crate::config::{CompilerMode, OnExisting, Precision, RunConfig};
 use crate::data::store;
 use crate::error::{Error, Result};
 use crate::evaluate_folder::evaluate_folder;
-use crate::init::template;
+use crate::init::{check_model, template};
 use crate::metrics::Record;
 use crate::plan::RunPlan;
 use crate::signals;
@@ -59,6 +59,7 @@ pub(super) struct InitArgs {
 
 pub(super) fn run_init(args: &InitArgs) -> Result<()> {
     let task = Task::from_name(&args.task)?;
+    check_model(task, &args.model)?;
     let path = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("{task}.toml")));
     let file = OpenOptions::new().write(true).create_new(true).open(&path);
     let written = file.and_then(|mut file| file.write_all(template(task, &args.model).as_bytes()));
@@ -123,7 +124,12 @@ fn resolve(config: RunConfig) -> Result<RunPlan> {
 }
 
 pub(super) fn plan(args: &ConfigArgs) -> Result<()> {
-    say(load_plan(args)?.describe())
+    let plan = load_plan(args)?;
+    say(plan.describe())?;
+    match RunFolder::check(&plan.config) {
+        Ok(_) => Ok(()),
+        Err(error) => say(format!("`kiln train` would refuse: {error}")),
+    }
 }
 
 pub(super) fn train(args: &TrainArgs) -> Result<()> {

@@ -5,8 +5,8 @@ use toml::Value;
 
 use super::document::Complaint;
 use super::{
-    DataFormat, DataSection, Documents, EvalStrategy, GenerationSection, RunConfig, SaveStrategy, SchedulerType,
-    StepsOrRatio, TrainerSection, Validation,
+    ClassWeights, DataFormat, DataSection, Documents, EvalStrategy, GenerationSection, RunConfig, SaveStrategy,
+    SchedulerType, StepsOrRatio, TrainerSection, Validation,
 };
 use crate::task::Task;
 
@@ -368,7 +368,7 @@ fn trainer(trainer: &TrainerSection) -> Checked {
         return Err(Complaint::new("trainer.warmup_steps", "the schedule `constant` has no warm-up")
             .help("use lr_scheduler_type = \"constant_with_warmup\""));
     }
-    if let Some(weight) = trainer.class_weights.iter().find(|weight| **weight <= 0.0) {
+    if let Some(weight) = trainer.class_weights.iter().flat_map(ClassWeights::numbers).find(|weight| *weight <= 0.0) {
         return Err(Complaint::new("trainer.class_weights", format!("expected numbers above 0, got {weight}")));
     }
     trainer.freeze.iter().try_for_each(|pattern| not_empty("trainer.freeze", Some(pattern)))?;

@@ -72,6 +72,9 @@ pub(crate) struct Document {
     places: HashMap<String, (Place, Option<String>)>,
 }
 
+/// The keys of `[trainer]` that each set the length of the run.
+const LENGTHS: [&str; 3] = ["max_steps", "num_train_epochs", "max_tokens"];
+
 #[derive(Clone)]
 enum Place {
     Line(usize),
@@ -178,6 +181,7 @@ impl Document {
             let full = full_key(section, key);
             // What the file says about this key no longer counts, nor where it said it.
             self.places.retain(|place, _| !place.starts_with(&format!("{full}.")));
+            self.displace_length(&full, &value);
             self.section(section).insert(key.to_owned(), value);
             let spelling = (full != written).then_some(written);
             self.places.insert(full, (origin, spelling));
@@ -197,6 +201,22 @@ impl Document {
         }
         target.insert(path[path.len() - 1].to_owned(), value);
         Ok(())
+    }
+
+    /// A length of the run that is given on top takes the place of the file's, in whatever unit that one is; -1 gives none.
+    fn displace_length(&mut self, key: &str, value: &Value) {
+        let is_length = |key: &str| LENGTHS.iter().any(|name| key.strip_prefix("trainer.") == Some(name));
+        let gives = value.as_integer() != Some(-1) && value.as_float() != Some(-1.0);
+        if !(is_length(key) && gives) {
+            return;
+        }
+        for name in LENGTHS {
+            let other = format!("trainer.{name}");
+            if other != key && matches!(self.places.get(&other), Some((Place::Line(_), _))) {
+                self.section("trainer").remove(name);
+                self.places.remove(&other);
+            }
+        }
     }
 
     fn section(&mut self, name: &str) -> &mut Table {

@@ -37,7 +37,7 @@ pub use sections::{
     TokenizerSection, TrainingCompilerConfig,
 };
 pub use trainer::{RunLength, TrainerSection};
-pub use values::{StepsOrRatio, Validation};
+pub use values::{ClassWeights, StepsOrRatio, Validation};
 
 use crate::error::{Error, Result};
 use document::Document;

@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 use super::names::{ActivationCheckpointing, EvalStrategy, Integration, SaveStrategy};
 use super::optimizer::{OptimArgs, OptimizerName};
 use super::scheduler::{SchedulerKwargs, SchedulerType};
-use super::values::{StepsOrRatio, count, count_or_minus_one, integrations, number_or_minus_one, some_count, strings};
+use super::values::{
+    ClassWeights, StepsOrRatio, count, count_or_minus_one, integrations, number_or_minus_one, some_count, strings,
+};
 
 /// `[trainer]`: how the model is trained. At most one of `max_steps`, `num_train_epochs` and `max_tokens` is given; it
 /// sets the length of the run and of the learning-rate schedule.
@@ -67,10 +69,10 @@ pub struct TrainerSection {
     /// Part of a target's probability that is spread evenly over all classes, in training alone: for language models and
     /// classification. Default: 0.0.
     pub label_smoothing_factor: f64,
-    /// What the labels of a class count in the loss of training, one number a class in the order of the label ids: for
-    /// classification. Default: all 1.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub class_weights: Vec<f64>,
+    /// What the labels of a class count in the loss of training: a list in the order of the label ids, or a table by the
+    /// labels' names; for classification. Default: all 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub class_weights: Option<ClassWeights>,
     /// The optimizer. Default: `adamw_torch`.
     pub optim: OptimizerName,
     /// The optimizer's own arguments, a table or `"key=value,key=value"`. Default: none given.
@@ -156,7 +158,7 @@ impl Default for TrainerSection {
             layer_wise_lr_decay: None,
             max_grad_norm: 1.0,
             label_smoothing_factor: 0.0,
-            class_weights: Vec::new(),
+            class_weights: None,
             optim: OptimizerName::AdamW,
             optim_args: OptimArgs::default(),
             logging_steps: None,

@@ -2,6 +2,7 @@
 //! string, a number of steps that may be a ratio, validation data that may be a share. The sections use them; nothing
 //! here knows keys.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::{Error as _, Unexpected, Visitor};
@@ -148,6 +149,26 @@ impl<'de> Deserialize<'de> for Validation {
             }
         }
         deserializer.deserialize_any(Reader)
+    }
+}
+
+/// Weights of the classes of a classification.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected a list of numbers, or a table of numbers by the labels' names")]
+pub enum ClassWeights {
+    /// In the order of the label ids.
+    ById(Vec<f64>),
+    /// By the names of the labels.
+    ByName(BTreeMap<String, f64>),
+}
+
+impl ClassWeights {
+    /// The numbers, in no particular order.
+    pub(crate) fn numbers(&self) -> Vec<f64> {
+        match self {
+            Self::ById(weights) => weights.clone(),
+            Self::ByName(weights) => weights.values().copied().collect(),
+        }
     }
 }
 

@@ -14,13 +14,14 @@ use kiln_models::{Compute, Model, ModelConfig, Ops};
 use crate::compiler::auto::Decision;
 use crate::config::{
     DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, EvalStrategy, RunConfig, RunLength, SaveStrategy, StepsOrRatio,
+    TrainerSection,
 };
 use crate::data::padding::{Batches, Padding, PaddingCost};
 use crate::data::store::Progress;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::view::View;
 use crate::data::{Dataset, paths};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, nearest};
 use crate::execution::{self, Available};
 use crate::generate::GenerateOptions;
 use crate::inputs::Inputs;
@@ -179,7 +180,7 @@ impl RunPlan {
         let parameters = parameters(&model);
         let num_parameters = parameters.iter().map(|parameter| parameter.num_elements()).sum();
         let groups = ParameterGroups::of(&config.trainer, &parameters)?;
-        let loss = LossOptions::of(&config.trainer, task, inputs.model_config.labels().num_labels())?;
+        let loss = LossOptions::of(&config.trainer, task, inputs.model_config.labels())?;
         let optimizer = OptimizerConfig::from(&config.trainer);
         let learning = || parameters.iter().filter(|parameter| groups.learns(parameter));
         let num_trainable = learning().map(|parameter| parameter.num_elements()).sum();
@@ -217,6 +218,7 @@ impl RunPlan {
             ))
             .help("set data.validation to files or to a share such as \"2%\", or trainer.eval_strategy = \"no\""));
         }
+        check_metric(trainer, task)?;
         // Automatic: at least 20 rows a run, at most 500 steps apart.
         let resolve = |steps_or_ratio: StepsOrRatio| steps_or_ratio.resolve(steps.total).max(1);
         let logging_steps = trainer.logging_steps.map_or((steps.total / 20).clamp(1, 500), resolve);
@@ -310,6 +312,21 @@ impl RunPlan {
     pub fn logs_at(&self, step: usize) -> bool {
         step.is_multiple_of(self.logging_steps) || (self.config.trainer.logging_first_step && step == 1)
     }
+}
+
+/// The figure that says which model is best has to be one of the task's.
+fn check_metric(trainer: &TrainerSection, task: Task) -> Result<()> {
+    let (metric, figures) = (trainer.best_metric(), task.figures());
+    let name = metric.trim_start_matches("eval_");
+    if figures.contains(&name) {
+        return Ok(());
+    }
+    let error = Error::config(format!("trainer.metric_for_best_model: an evaluation of {task} has no `{name}`"));
+    let known = format!("it has {}", figures.join(", "));
+    Err(error.help(match nearest(name, figures.iter().copied()) {
+        Some(near) => format!("did you mean `{near}`? {known}"),
+        None => known,
+    }))
 }
 
 /// Leaves out the examples that the config does not want.

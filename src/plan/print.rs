@@ -46,6 +46,10 @@ impl RunPlan {
             ),
         );
         let batch = &self.batch;
+        let limits = self.describe_limits();
+        if !limits.is_empty() {
+            line("", limits.join(", "));
+        }
         line(
             "batch",
             format!(
@@ -134,8 +138,9 @@ impl RunPlan {
         line(
             "logs",
             format!(
-                "every {} steps; evaluation: {}",
+                "every {} steps{}; evaluation: {}",
                 self.logging_steps,
+                if trainer.report_to.is_empty() { "" } else { ", also as TensorBoard's event files" },
                 match trainer.eval_strategy {
                     EvalStrategy::Steps => format!("every {} steps and at the end", self.eval_steps),
                     EvalStrategy::Epoch => "every epoch and at the end".into(),
@@ -153,8 +158,34 @@ impl RunPlan {
                 SaveStrategy::Best => format!("when {} is the best so far{kept}", trainer.best_metric()),
             },
         );
+        let metric = trainer.best_metric();
+        if let Some(patience) = trainer.early_stopping_patience {
+            let by = match trainer.early_stopping_threshold {
+                0.0 => String::new(),
+                threshold => format!(" by more than {threshold}"),
+            };
+            line("early stopping", format!("after {patience} evaluations in a row without a better {metric}{by}"));
+        }
+        if trainer.load_best_model_at_end {
+            let best = if trainer.best_is_greatest() { "greatest" } else { "least" };
+            line("at the end", format!("the weights with the {best} {metric} are loaded"));
+        }
         line("output", self.config.run.output_dir.display().to_string());
         text
+    }
+
+    /// What keeps the run from using all of its data.
+    fn describe_limits(&self) -> Vec<String> {
+        let (data, trainer) = (&self.config.data, &self.config.trainer);
+        let limit = |name: &str, limit: Option<usize>| limit.map(|limit| format!("{name} = {limit}"));
+        let flag = |name: &str, on: bool| on.then(|| name.to_owned());
+        let limits = [
+            limit("max_train_samples", data.max_train_samples),
+            limit("max_eval_samples", data.max_eval_samples),
+            flag("overfit_one_batch: the examples of the first step over and over", trainer.overfit_one_batch),
+            flag("fast_dev_run: one step and one evaluation batch", trainer.fast_dev_run),
+        ];
+        limits.into_iter().flatten().collect()
     }
 
     fn describe_padding(&self) -> String {

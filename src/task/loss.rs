@@ -3,13 +3,15 @@
 //! with `label_smoothing` and `weight`. Evaluation has neither: its loss stays comparable, and perplexity its exponential.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use kiln_models::config::Labels as ModelLabels;
 use kiln_models::ops::Form;
 use kiln_models::ops::cross_entropy::CrossEntropy;
 use kiln_models::{Model, Operator, Ops};
 
 use super::{DeviceBatch, IGNORED, LossSum, Targets, Task, in_f32};
-use crate::config::TrainerSection;
+use crate::config::{ClassWeights, TrainerSection};
 use crate::data::Labels;
+use crate::data::labels::LabelNames;
 use crate::error::{Error, Result};
 
 /// How the loss of training departs from the plain cross-entropy. Default: not at all.
@@ -22,11 +24,12 @@ pub struct LossOptions {
 }
 
 impl LossOptions {
-    /// What `[trainer]` asks for, for a `task` with `num_labels` classes.
+    /// What `[trainer]` asks for, for a `task` with the classes `labels`.
     ///
     /// # Errors
-    /// A task whose loss is no cross-entropy over classes, and another number of weights than classes.
-    pub fn of(trainer: &TrainerSection, task: Task, num_labels: usize) -> Result<Self> {
+    /// A task whose loss is no cross-entropy over classes, another number of weights than classes, and weights of labels
+    /// that the model does not have.
+    pub fn of(trainer: &TrainerSection, task: Task, labels: &ModelLabels) -> Result<Self> {
         let label_smoothing = trainer.label_smoothing_factor;
         if label_smoothing > 0.0 && !task.has_accuracy() {
             return Err(Error::config(format!(
@@ -34,19 +37,13 @@ impl LossOptions {
             ))
             .help("it is for clm, mlm and sequence-classification; remove it"));
         }
-        let class_weights = match &trainer.class_weights[..] {
-            [] => None,
-            _ if task != Task::SequenceClassification => {
+        let class_weights = match &trainer.class_weights {
+            None => None,
+            Some(_) if task != Task::SequenceClassification => {
                 return Err(Error::config(format!("trainer.class_weights: the task {task} has no classes"))
                     .help("it is for sequence-classification; remove it"));
             }
-            weights if weights.len() != num_labels => {
-                return Err(Error::config(format!(
-                    "trainer.class_weights: expected {num_labels} weights, one a class in the order of the labels, got {}",
-                    weights.len()
-                )));
-            }
-            weights => Some(weights.to_vec()),
+            Some(weights) => Some(in_order(weights, labels)?),
         };
         Ok(Self { label_smoothing, class_weights })
     }
@@ -66,6 +63,37 @@ impl LossOptions {
             _ => num_labels as f64,
         }
     }
+}
+
+/// The weights in the order of the label ids.
+fn in_order(weights: &ClassWeights, labels: &ModelLabels) -> Result<Vec<f64>> {
+    let num_labels = labels.num_labels();
+    let weights = match weights {
+        ClassWeights::ById(weights) if weights.len() == num_labels => return Ok(weights.clone()),
+        ClassWeights::ById(weights) => {
+            return Err(Error::config(format!(
+                "trainer.class_weights: expected {num_labels} weights, one a class in the order of the labels, got {}",
+                weights.len()
+            )));
+        }
+        ClassWeights::ByName(weights) => weights,
+    };
+    let Some(names) = LabelNames::of_model(labels)? else {
+        return Err(Error::config("trainer.class_weights: the labels have no names here")
+            .help(format!("give a list of {num_labels} numbers in the order of the label ids")));
+    };
+    let known = names.names().join(", ");
+    if let Some(other) = weights.keys().find(|name| !names.names().contains(name)) {
+        return Err(Error::config(format!("trainer.class_weights: there is no label `{other}`"))
+            .help(format!("the labels are {known}")));
+    }
+    let weight = |name: &String| {
+        weights.get(name).copied().ok_or_else(|| {
+            Error::config(format!("trainer.class_weights: no weight for the label `{name}`"))
+                .help(format!("give one for each of {known}"))
+        })
+    };
+    names.names().iter().map(weight).collect()
 }
 
 impl DeviceBatch {
@@ -217,16 +245,22 @@ mod tests {
     #[test]
     fn settings_that_do_not_fit_the_task() {
         let of = |lines: &str, task| {
-            LossOptions::of(&toml::from_str(lines).unwrap(), task, 3).map_err(|error| error.to_string())
+            let labels = LabelNames::new(["bad", "fair", "good"].map(String::from).to_vec()).unwrap();
+            LossOptions::of(&toml::from_str(lines).unwrap(), task, &labels.to_model())
+                .map_err(|error| error.to_string())
         };
         assert!(of("", Task::Regression).unwrap().is_plain());
         let weights = of("class_weights = [1, 2.5, 1]", Task::SequenceClassification).unwrap();
         assert_eq!(weights.total_weight(&Labels::Classes(vec![0, 1, IGNORED, 1]), 3), 6.0);
+        let named = of("class_weights = { good = 1, fair = 2.5, bad = 1 }", Task::SequenceClassification).unwrap();
+        assert_eq!(named, weights);
         for (lines, task, part) in [
             ("label_smoothing_factor = 0.1", Task::Regression, "no labels that could be smoothed"),
             ("label_smoothing_factor = 0.1", Task::QuestionAnswering, "no labels that could be smoothed"),
             ("class_weights = [1, 1, 1]", Task::Clm, "the task clm has no classes"),
             ("class_weights = [1, 1]", Task::SequenceClassification, "expected 3 weights"),
+            ("class_weights = { good = 1, bad = 1 }", Task::SequenceClassification, "no weight for the label `fair`"),
+            ("class_weights = { good = 1, evil = 1 }", Task::SequenceClassification, "there is no label `evil`"),
         ] {
             let error = of(lines, task).unwrap_err();
             assert!(error.contains(part), "{error}");

@@ -53,7 +53,7 @@ fn two_ways_of_stating_the_same_thing() {
     let two = "are two ways of stating the same thing";
     place.refused_lines("num_train_epochs = 1", &["`trainer.max_steps` and `trainer.num_train_epochs`", two, "help: "]);
     for (sets, pair) in [
-        (&["trainer.max_tokens=100"][..], "`trainer.max_steps`"),
+        (&["trainer.max_tokens=100", "trainer.max_steps=1"][..], "`trainer.max_steps`"),
         (&["tokenizer.from=x"], "`tokenizer.from` and `tokenizer.train_vocab_size`"),
         (&["model.from=x", "model.size=small"], "`model.from` and `model.size`"),
     ] {

@@ -28,10 +28,18 @@ fn two_ways_of_stating_the_same_thing() {
     refused(with(&["model.from=x", "model.size=small"]), &["`model.from` and `model.size`", two]);
     refused(with(&["tokenizer.from=x"]), &["`tokenizer.from` and `tokenizer.train_vocab_size`", two]);
     let back = parse("num_train_epochs = 3.0\n[device]").map(|config| config.to_toml().unwrap()).unwrap();
+    // A length given on top takes the place of the file's, unless it is given twice on top.
+    let over = |sets: &[&str]| {
+        let sets = sets.iter().map(|set| (*set).to_owned()).collect::<Vec<_>>();
+        RunConfig::from_text(&back, "plan.toml", None, &sets)
+    };
+    assert_eq!(over(&["trainer.max_steps=5"]).unwrap().trainer.length(), RunLength::Steps(5));
+    assert_eq!(over(&["trainer.max_tokens=5"]).unwrap().trainer.length(), RunLength::Tokens(5));
+    assert_eq!(over(&["trainer.max_steps=-1"]).unwrap().trainer.length(), RunLength::Epochs(3.0));
+    refused(over(&["trainer.max_tokens=5", "trainer.max_steps=5"]), &[two, "-1 takes one back"]);
     let set = |length: &str| vec!["trainer.max_steps=5".to_owned(), length.to_owned()];
     let config = RunConfig::from_text(&back, "plan.toml", None, &set("trainer.num_train_epochs=-1")).unwrap();
     assert_eq!(config.trainer.length(), RunLength::Steps(5));
-    refused(RunConfig::from_text(&back, "plan.toml", None, &set("trainer.seed=1")), &[two, "-1 takes one back"]);
     assert!(with(&["model.size=small", "model.n_layer=3"]).is_ok());
     assert!(with(&["model.from=x", "model.n_layer=3"]).is_ok());
 }

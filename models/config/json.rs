@@ -1,0 +1,178 @@
+//! Configurations from JSON and back: `config.json`, explicit fields on top of defaults, and the file that `transformers`
+//! opens.
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::fields::{INERT, MODEL_TYPES};
+use super::{BertConfig, Gpt2Config, ModelConfig, ModelType};
+use crate::error::{Error, Result};
+
+impl ModelConfig {
+    /// Reads the text of a `config.json`. Returns the names of fields that Kiln does not know (kept, not honoured) beside
+    /// the configuration, so that the caller can show them.
+    pub fn from_json(text: &str) -> Result<(Self, Vec<String>)> {
+        let value: Value = serde_json::from_str(text).map_err(|e| Error::Config(format!("not JSON: {e}")))?;
+        let Value::Object(map) = value else {
+            return Err(Error::Config("expected a JSON object at the top".into()));
+        };
+        let kind = match map.get("model_type") {
+            Some(Value::String(name)) => ModelType::ALL.into_iter().find(|kind| kind.to_string() == *name),
+            Some(other) => return Err(Error::Config(format!("model_type: expected a string, got {other}"))),
+            None => return Err(Error::Config(format!("model_type is missing; expected {MODEL_TYPES}"))),
+        };
+        let Some(kind) = kind else {
+            return Err(Error::Config(format!(
+                "model_type: expected {MODEL_TYPES}, got {}; other families are not supported",
+                map["model_type"]
+            )));
+        };
+        let mut unknown = Vec::new();
+        let config = kind.defaults().merge(&map, |name, _| {
+            unknown.push(name.to_string());
+            Ok(())
+        })?;
+        Ok((config, unknown))
+    }
+
+    /// The family's defaults with explicit `fields` on top; a name that Kiln does not honour is refused.
+    pub fn from_fields(kind: ModelType, fields: &Map<String, Value>) -> Result<Self> {
+        kind.defaults().with_fields(fields)
+    }
+
+    /// This configuration with explicit `fields` on top; a name that Kiln does not honour is refused, and so are two names
+    /// for one thing.
+    pub fn with_fields(mut self, fields: &Map<String, Value>) -> Result<Self> {
+        let pairs = self.model_type().aliases().iter().copied();
+        for (one, other) in pairs.chain([("num_labels", "id2label")]) {
+            if fields.contains_key(one) && fields.contains_key(other) {
+                return Err(Error::Config(format!(
+                    "{one} and {other} are two ways of stating the same thing; keep one of them"
+                )));
+            }
+        }
+        if fields.contains_key("num_labels") {
+            // The names of the labels that were there would win over the number.
+            let labels = self.labels_mut();
+            (labels.id2label, labels.label2id) = (None, None);
+        }
+        self.merge(fields, |name, kind| {
+            let known = kind.fields();
+            let near = known
+                .iter()
+                .map(|candidate| (strsim::jaro_winkler(name, candidate), candidate))
+                .max_by(|a, b| a.0.total_cmp(&b.0))
+                .filter(|(score, _)| *score > 0.75)
+                .map_or_else(|| ".".into(), |(_, candidate)| format!("; did you mean {candidate:?}?"));
+            Err(Error::Config(format!("unknown field {name:?} for {kind}{near} Known fields: {}", known.join(", "))))
+        })
+    }
+
+    /// Sets every field of `fields`; `unknown` decides about names that are in none of the tables.
+    fn merge(
+        self,
+        fields: &Map<String, Value>,
+        mut unknown: impl FnMut(&str, ModelType) -> Result<()>,
+    ) -> Result<Self> {
+        let kind = self.model_type();
+        let honoured = kind.fields();
+        let mut inert = self.inert().clone();
+        let mut merged = self.honoured_json();
+        let defaults = kind.defaults().honoured_json();
+        for (name, value) in fields {
+            let name = kind.aliases().iter().find(|(alias, _)| alias == name).map_or(&**name, |(_, to)| to);
+            if honoured.iter().any(|known| known == name) {
+                // A null means "not set" in Hugging Face's files: the default stands, unless null is a value of the field.
+                let value = match (value, defaults.get(name)) {
+                    (Value::Null, Some(default)) if name != "pad_token_id" => default,
+                    _ => value,
+                };
+                merged.insert(name.into(), value.clone());
+            } else if let Some((_, only, why)) = kind.fixed().iter().find(|(fixed, ..)| *fixed == name) {
+                if *value != only() && !value.is_null() {
+                    return Err(Error::Config(format!("{name}: expected {}, got {value}: {why}", only())));
+                }
+            } else {
+                if !INERT.contains(&name) {
+                    unknown(name, kind)?;
+                }
+                inert.insert(name.into(), value.clone());
+            }
+        }
+        merged.retain(|name, value| !value.is_null() || name == "pad_token_id");
+        let bad = |error: serde_json::Error| Error::Config(error.to_string());
+        // Field by field first, so that a wrong type names its field.
+        let variant = self.variant();
+        let plain = |name: &str| variant.map_or(name, |variant| variant.bert_field(name)).to_string();
+        for (name, value) in &merged {
+            let one = Value::Object(Map::from_iter([(plain(name), value.clone())]));
+            let result = match variant {
+                None => Gpt2Config::deserialize(&one).map(|_| ()),
+                Some(_) => BertConfig::deserialize(&one).map(|_| ()),
+            };
+            result.map_err(|error| Error::Config(wrong_type(name, value, &error)))?;
+        }
+        let merged = Value::Object(merged.into_iter().map(|(name, value)| (plain(&name), value)).collect());
+        let config = match variant {
+            None => Self::Gpt2(Gpt2Config { inert, ..Gpt2Config::deserialize(&merged).map_err(bad)? }),
+            Some(variant) => {
+                Self::Bert(BertConfig { variant, inert, ..BertConfig::deserialize(&merged).map_err(bad)? })
+            }
+        };
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// Every honoured field with its value.
+    pub fn honoured_json(&self) -> Map<String, Value> {
+        let value = match self {
+            Self::Gpt2(c) => serde_json::to_value(c),
+            Self::Bert(c) => serde_json::to_value(c),
+        };
+        match value {
+            Ok(Value::Object(mut map)) => {
+                if let Some(variant) = self.variant() {
+                    let fields = map.into_iter().filter(|(name, _)| variant.has_field(name));
+                    map = fields.map(|(name, value)| (variant.field(&name).to_string(), value)).collect();
+                }
+                if let Some(count) = self.labels().num_labels.filter(|_| self.labels().id2label.is_none()) {
+                    map.insert("num_labels".into(), count.into());
+                }
+                map
+            }
+            _ => unreachable!("a struct of plain fields serialises to an object"),
+        }
+    }
+
+    /// The `config.json` of a model with this configuration and `architecture` (a class name of `transformers`).
+    pub fn to_json(&self, architecture: &str) -> Value {
+        let mut map = Map::new();
+        map.insert("architectures".into(), json!([architecture]));
+        map.insert("model_type".into(), json!(self.model_type().to_string()));
+        map.insert("dtype".into(), json!("float32"));
+        map.extend(self.honoured_json());
+        for (name, value) in self.inert() {
+            if !matches!(name.as_str(), "architectures" | "model_type" | "dtype" | "torch_dtype") {
+                map.insert(name.clone(), value.clone());
+            }
+        }
+        for (name, only, _) in self.model_type().fixed() {
+            if !matches!(*name, "quantization_config" | "pruned_heads") {
+                map.insert((*name).into(), only());
+            }
+        }
+        Value::Object(map)
+    }
+}
+
+/// A value of a type that its field does not have; `error` is serde's, which names the type in Rust's words.
+fn wrong_type(name: &str, value: &Value, error: &serde_json::Error) -> String {
+    let error = error.to_string();
+    let expected = match error.rsplit_once("expected ").map_or(error.as_str(), |(_, expected)| expected) {
+        "usize" | "u32" => "a whole number that is not negative",
+        "f64" => "a number",
+        "a boolean" => "true or false",
+        other => other,
+    };
+    format!("{name}: expected {expected}, got {value}")
+}
