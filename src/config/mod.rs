@@ -27,8 +27,8 @@ use serde::{Deserialize, Serialize};
 pub use builder::RunConfigBuilder;
 pub use compiler::FusedOps;
 pub use names::{
-    CompilerMode, DataFormat, DeviceKind, Documents, EvalStrategy, Integration, ModelKind, OnExisting, PaddingStrategy,
-    Precision, Sampler, SaveStrategy, Switch,
+    ActivationCheckpointing, CompilerMode, DataFormat, DeviceKind, Documents, EvalStrategy, Integration, ModelKind,
+    OnExisting, PaddingStrategy, Precision, Sampler, SaveStrategy, Switch,
 };
 pub use optimizer::{AdjustLr, OptimArgs, OptimizerName};
 pub use scheduler::{Ramp, SchedulerKwargs, SchedulerType};

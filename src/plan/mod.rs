@@ -241,7 +241,13 @@ impl RunPlan {
         let ops = precision.ops(ops);
         precision.check_optimizer(&optimizer, config.trainer.optim.as_str())?;
         let generation = sample_plan(&config, &inputs)?;
-        let memory = MemoryEstimate::new(&inputs.model_config, task, [num_parameters, num_trainable, num_state], batch);
+        let memory = MemoryEstimate::new(
+            &inputs.model_config,
+            task,
+            [num_parameters, num_trainable, num_state],
+            batch,
+            (precision.precision, config.trainer.activation_checkpointing),
+        );
 
         config.precision = precision.precision;
         config.trainer.logging_steps = Some(logging_steps.into());
