@@ -263,7 +263,7 @@ names! {
 }
 
 names! {
-    /// What the backward pass computes again instead of keeping it from the forward pass. Gradients are the same.
+    /// What the backward pass computes again instead of keeping it from the forward pass. Gradients are the same, up to rounding.
     ActivationCheckpointing("activation checkpointing") {
         /// Nothing: everything is kept.
         None = "none",

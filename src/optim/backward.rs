@@ -3,7 +3,7 @@
 //! The random numbers of every stage (embeddings, each block, head) come from a seed of its own, so that a block that is
 //! computed a second time for its gradients drops what it dropped the first time, and a run draws the same masks whether it
 //! keeps activations or computes them again. With [`ActivationCheckpointing::Blocks`] (Chen et al. 2016, with a segment a
-//! block) the gradients are the same bits too: the same operations on the same numbers, in another order of blocks.
+//! block) the gradients are the same up to f32's last bit: those that meet at a block's input are added in another order.
 
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
