@@ -23,6 +23,9 @@
 //! # Ok::<(), kiln_models::Error>(())
 //! ```
 
+#[cfg(all(feature = "compiler", not(any(feature = "wgpu", feature = "cuda"))))]
+compile_error!("`compiler` is the compiled engine for a GPU: add the feature `wgpu` or `cuda`; the CPU needs neither");
+
 pub mod bert;
 pub mod compute;
 pub mod config;

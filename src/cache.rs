@@ -1,4 +1,5 @@
-//! What Kiln keeps between runs, and where: text and tables that were tokenised. Everything in it can be made again.
+//! What Kiln keeps between runs, and where: text and tables that were tokenised, sizes of batches that were found, and the
+//! compiled engine's kernels with what tuning has found. Everything in it can be made again.
 
 use std::fmt;
 use std::fs;
@@ -96,8 +97,17 @@ pub const TOKENS: &str = "tokens";
 /// Encoded rows of a table.
 pub const ROWS: &str = "rows";
 
+/// Windows of SQuAD's contexts.
+pub const WINDOWS: &str = "windows";
+
+/// What the compiled engine keeps of wgpu and CUDA: compiled kernels and what tuning has found.
+pub const KERNELS: &str = "kernels";
+
+/// Sizes that `kiln tune-batch` has found.
+pub const BATCH_SIZES: &str = "batch-sizes";
+
 /// The folders of the cache.
-const KINDS: &[&str] = &[ROWS, TOKENS];
+const KINDS: &[&str] = &[BATCH_SIZES, KERNELS, ROWS, TOKENS, WINDOWS];
 
 #[cfg(test)]
 mod tests {

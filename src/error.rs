@@ -82,6 +82,11 @@ impl Error {
         Self::new(ErrorKind::Io, format!("cannot {action}: {error}"))
     }
 
+    /// A failure of `kind` that another process has reported.
+    pub fn of_kind(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self::new(kind, message)
+    }
+
     /// Adds the line that says what to do.
     #[must_use]
     pub fn help(mut self, help: impl Into<String>) -> Self {

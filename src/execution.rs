@@ -9,7 +9,11 @@ use burn::tensor::{Device, DeviceType, Tensor};
 use kiln_models::Ops;
 
 use crate::config::{CompilerMode, DeviceKind, FusedOps, Switch, TrainingCompilerConfig};
+use crate::engine::{self, Engine};
 use crate::error::{Error, Result};
+
+/// The version of Burn, as `Cargo.toml` pins it.
+pub const BURN_VERSION: &str = "0.22.1";
 
 /// A device of this machine that this build can use.
 #[derive(Debug, Clone)]
@@ -83,29 +87,27 @@ pub fn select(kind: DeviceKind, index: usize) -> Result<Available> {
     })
 }
 
-/// The engine that this build is: native (eager) or compiled (Burn's fusion and autotune).
-pub fn engine() -> &'static str {
-    if cfg!(feature = "compiler") { "compiled" } else { "native" }
-}
-
 /// In which form the models compute under `compiler` on `device`.
 ///
 /// # Errors
 /// A compiler that is asked for what the device or this build lacks.
 pub fn ops(compiler: Option<&TrainingCompilerConfig>, device: &Available) -> Result<Ops> {
+    engine::settings(compiler, device.kind)?;
+    let wanted = Engine::wanted(compiler);
+    if device.kind != DeviceKind::Cpu && wanted != Engine::this() {
+        let (this, kind) = (Engine::this(), device.kind);
+        let feature = if wanted == Engine::Compiled { "with" } else { "without" };
+        return Err(Error::config(format!(
+            "compiler.enabled = {}: this build is the {this} engine, and on {kind} the mode is the build's",
+            wanted == Engine::Compiled
+        ))
+        .help(format!(
+            "the command `kiln` changes engines by itself; a program is built {feature} the feature `compiler`"
+        )));
+    }
     let Some(compiler) = compiler.filter(|compiler| compiler.enabled != CompilerMode::Native) else {
         return Ok(Ops::Plain);
     };
-    if compiler.enabled == CompilerMode::Auto && device.kind != DeviceKind::Cpu && !cfg!(feature = "compiler") {
-        return Ok(Ops::Plain);
-    }
-    if device.kind != DeviceKind::Cpu && !cfg!(feature = "compiler") {
-        let kind = device.kind;
-        return Err(Error::config(format!(
-            "compiler.enabled = true: this build of kiln is the native engine, which cannot compile for {kind}"
-        ))
-        .help(format!("build it with `--features {kind},compiler`, or set compiler.enabled = false")));
-    }
     let fused = || {
         Ops::fused(&device.device).map_err(|error| {
             Error::config(format!("compiler.fused_ops: {error}")).help("set compiler.fused_ops = \"auto\"")
@@ -113,6 +115,7 @@ pub fn ops(compiler: Option<&TrainingCompilerConfig>, device: &Available) -> Res
     };
     match (&compiler.fused_ops, device.kind) {
         (FusedOps::All(Switch::Off), _) => Ok(Ops::Plain),
+        // The kernels for wgpu and CUDA compile, but no device has shown yet that they compute what the composition does.
         (FusedOps::All(Switch::Auto), kind) if kind != DeviceKind::Cpu => Ok(Ops::Plain),
         (FusedOps::All(Switch::Auto | Switch::On), _) => fused(),
         (FusedOps::Only(operators), _) => Ok(fused()?.only(operators.iter().copied())),
@@ -184,6 +187,11 @@ pub fn uniform(hash: u64) -> f64 {
     (hash >> 11) as f64 / (1u64 << 53) as f64
 }
 
+/// The most memory this process has had resident, in MiB; none where the system does not tell (other than Linux).
+pub fn peak_mib() -> Option<f64> {
+    status_kib("VmHWM:").map(|kib| kib / 1024.0)
+}
+
 /// Memory in MiB at one moment; none where neither the device nor the system tells.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MemoryUse {
@@ -201,10 +209,7 @@ pub fn memory_use(device: &Device) -> MemoryUse {
             let reserved = Some(usage.bytes_reserved as f64 / f64::from(1 << 20));
             MemoryUse { peak_mib: reserved, reserved_mib: reserved }
         }
-        None => {
-            let mib = |key| status_kib(key).map(|kib| kib / 1024.0);
-            MemoryUse { peak_mib: mib("VmHWM:"), reserved_mib: mib("VmRSS:") }
-        }
+        None => MemoryUse { peak_mib: peak_mib(), reserved_mib: status_kib("VmRSS:").map(|kib| kib / 1024.0) },
     }
 }
 
@@ -232,6 +237,11 @@ mod tests {
             assert!(all[i + 1..].iter().all(|b| a != b));
         }
         assert_eq!(seed_for(1, "dropout", 3, 4), seed_for(1, "dropout", 3, 4));
+    }
+
+    #[test]
+    fn burns_version_is_the_pinned_one() {
+        assert!(include_str!("../Cargo.toml").contains(&format!("burn = {{ version = \"={BURN_VERSION}\"")));
     }
 
     #[test]

@@ -29,6 +29,7 @@ use squad::SquadInputs;
 use table::TableData;
 
 /// What a run reads.
+#[derive(Clone)]
 pub struct Inputs {
     /// The model, with vocabulary and labels settled.
     pub model_config: ModelConfig,
@@ -78,7 +79,7 @@ impl Inputs {
                     })
                 })
             }
-            DataFormat::Squad => Self::open_squad(config, model_config, model_from, unknown_model_fields),
+            DataFormat::Squad => Self::open_squad(config, model_config, model_from, unknown_model_fields, progress),
             DataFormat::Csv | DataFormat::Tsv | DataFormat::Jsonl | DataFormat::Parquet
                 if !matches!(config.data.task, Task::Clm | Task::Mlm) =>
             {
@@ -93,10 +94,11 @@ impl Inputs {
         model_config: ModelConfig,
         model_from: Option<PathBuf>,
         unknown_model_fields: Vec<String>,
+        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Self> {
         let tokenizer = required_tokenizer(config, &model_from)?;
         let model_config = with_vocabulary(model_config, &tokenizer, config, model_from.is_some())?;
-        let squad = SquadInputs::open(config, &model_config, &tokenizer)?;
+        let squad = SquadInputs::open(config, &model_config, &tokenizer, progress)?;
         Ok(Self {
             pad_id: model_config.pad_token_id().unwrap_or(0),
             model_config,

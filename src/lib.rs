@@ -1,12 +1,14 @@
 //! Kiln trains GPT-2 and BERT on [Burn](https://burn.dev): the models of [`kiln_models`], a Trainer with Hugging Face's
 //! names, and config files that say everything a run does.
 
+pub mod batch_size;
 pub mod cache;
 pub mod cli;
 pub mod compare;
 pub mod compiler;
 pub mod config;
 pub mod data;
+pub mod engine;
 pub mod error;
 pub mod evaluate_folder;
 pub mod execution;

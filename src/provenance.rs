@@ -7,8 +7,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{CompilerMode, RunConfig};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::execution::engine;
 use crate::plan::RunPlan;
 use crate::task::Task;
 use crate::trainer::write_whole;
@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 pub const FILE: &str = "provenance.json";
 
 /// The version of Burn that `Cargo.toml` pins.
-const BURN: &str = "0.22.1";
+pub(crate) const BURN: &str = "0.22.1";
 
 /// See the top of this file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -66,7 +66,7 @@ impl Provenance {
             kiln: env!("CARGO_PKG_VERSION").into(),
             burn: BURN.into(),
             build: if cfg!(debug_assertions) { "debug" } else { "release" }.into(),
-            mode: if compiled { "compiled" } else { engine() }.into(),
+            mode: if compiled { Engine::Compiled } else { Engine::this() }.name().into(),
             fused_ops: plan.ops == Ops::Fused,
             device: format!("{} {} ({})", plan.device.kind, plan.device.index, plan.device.name),
             cpu: first_value("/proc/cpuinfo", "model name"),

@@ -158,6 +158,11 @@ fn what_is_refused() {
     run(&["--set", "compiler.fused_ops=[\"gellu\"]"], &["unknown operator `gellu`", "did you mean `gelu`?"]);
     run(&["--set", "compiler.enable=true"], &["compiler.enable", "did you mean `enabled`?"]);
     run(&["--set", "compiler.enabled=1"], &["compiler.enabled", "expected true, false or \"auto\", got 1"]);
+    run(&["--set", "compiler.autotune=most"], &["compiler.autotune", "minimal, balanced, extensive, full"]);
+    run(&["--set", "compiler.autotune=full"], &["compiler.autotune = \"full\"", "does not fuse or tune on the CPU"]);
+    run(&["--set", "compiler.fusion=on"], &["compiler.fusion = \"on\"", "does not fuse or tune on the CPU"]);
+    run(&["--set", "compiler.graph=on"], &["compiler.graph = \"on\"", "does not capture steps"]);
+    run(&["--unfused"], &["--unfused", "the native engine has no fusion"]);
     let model = fixture("gpt2-lm").join("model");
     let mut forward = kiln(folder.path());
     forward.arg("forward").arg(model).args(["--batch", "b", "--task", "clm", "--out", "o", "--compiler", "fast"]);

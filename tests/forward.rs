@@ -6,7 +6,7 @@ mod common;
 
 use serde_json::json;
 
-use common::{fails, fixture, kiln, l2, relative_l2, succeeds, tensors};
+use common::{device, fails, fixture, kiln, kiln_on_device, l2, relative_l2, succeeds, tensors};
 
 /// Logits are sums of a few dozen products of order 1, so f32 rounding leaves them equal to about 1e-6; 1e-4 is the
 /// project's promise. Losses are means of them; gradients pass through two layers more.
@@ -26,9 +26,10 @@ fn check(case: &str, task: &str) {
 fn check_mode(case: &str, task: &str, compiler: &str) {
     let folder = tempfile::tempdir().unwrap();
     let (case, out) = (fixture(case), folder.path().join("out.safetensors"));
-    let mut command = kiln(folder.path());
+    let mut command = kiln_on_device(folder.path());
     command.arg("forward").arg(case.join("model")).arg("--batch").arg(case.join("batch.json"));
-    succeeds(command.args(["--compiler", compiler, "--task", task, "--gradients", "--out"]).arg(&out));
+    command.args(["--device", &device(), "--compiler", compiler, "--task", task, "--gradients", "--out"]);
+    succeeds(command.arg(&out));
     let (got, expected) = (tensors(&out), tensors(&case.join("expected.safetensors")));
     assert_eq!(got.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
     for (name, (shape, values)) in &expected {

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{fixture, json, kiln, relative_l2, succeeds, tensors, train_rows};
+use common::{device, fixture, json, kiln_on_device, relative_l2, succeeds, tensors, train_rows};
 
 /// The schedule is the same arithmetic in f64. Loss and norm drift apart by rounding through 20 updates; 1e-3 is the
 /// project's promise, and the gap is far smaller where the clipping and the accumulation are the same.
@@ -29,8 +29,9 @@ fn check_mode(case: &str, kind: &str, task: &str, compiler: &str) {
     for (name, value) in args.as_object().unwrap() {
         config += &format!("{name} = {value}\n");
     }
+    config += &format!("[device]\nkind = \"{}\"\n", device());
     std::fs::write(folder.path().join("config.toml"), config).unwrap();
-    succeeds(kiln(folder.path()).args(["train", "config.toml", "--compiler", compiler]));
+    succeeds(kiln_on_device(folder.path()).args(["train", "config.toml", "--compiler", compiler]));
 
     let run = folder.path().join("run");
     let (got, expected) = (train_rows(&run), json(&case.join("history.json")));

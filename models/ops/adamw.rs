@@ -45,7 +45,7 @@ impl Update {
     /// form; the plain one is `kiln::optim`'s composition.
     ///
     /// # Panics
-    /// On another device than the CPU (see [`Ops::fused`](super::Ops::fused)).
+    /// On a device without fused kernels (see [`Ops::fused`](super::Ops::fused)).
     pub fn fused(&self, state: State, grad: Tensor<1>, scale: &Tensor<1>) -> State {
         let correction1 = 1.0 - self.beta1.powf(self.step as f64);
         let correction2 = 1.0 - self.beta2.powf(self.step as f64);
@@ -82,19 +82,19 @@ pub fn sum_of_squares<const D: usize>(x: Tensor<D>) -> Tensor<1> {
 
 /// [`Update`] as the kernel multiplies with it.
 #[derive(Debug, Clone, Copy)]
-struct Factors {
-    keep: f32,
-    beta1: f32,
-    rest1: f32,
-    beta2: f32,
-    rest2: f32,
-    root: f32,
-    epsilon: f32,
-    rate: f32,
+pub(super) struct Factors {
+    pub keep: f32,
+    pub beta1: f32,
+    pub rest1: f32,
+    pub beta2: f32,
+    pub rest2: f32,
+    pub root: f32,
+    pub epsilon: f32,
+    pub rate: f32,
 }
 
-#[backend_extension(Flex)]
-trait AdamWOp: Backend {
+#[backend_extension(Flex, Cube: cfg(feature = "compiler"))]
+pub(super) trait AdamWOp: Backend {
     /// `(value, exp_avg, exp_avg_sq)`
     fn update(
         value: FloatTensor<Self>,

@@ -81,7 +81,7 @@ impl CrossEntropy {
     }
 }
 
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
 trait CrossEntropyOp: Backend {
     fn tied(
         x: FloatTensor<Self>,
@@ -103,25 +103,25 @@ trait CrossEntropyOp: Backend {
 
 /// The operator's inputs as a backend has them.
 #[derive(Debug, Clone)]
-struct Inputs<F, I> {
-    x: F,
-    weight: F,
-    bias: Option<F>,
-    target: I,
-    row_weight: F,
-    label_smoothing: f64,
+pub(super) struct Inputs<F, I> {
+    pub x: F,
+    pub weight: F,
+    pub bias: Option<F>,
+    pub target: I,
+    pub row_weight: F,
+    pub label_smoothing: f64,
 }
 
 /// Gradients of the loss sum.
 #[derive(Debug, Clone)]
-struct Gradient<F> {
-    x: F,
-    weight: F,
-    bias: Option<F>,
+pub(super) struct Gradient<F> {
+    pub x: F,
+    pub weight: F,
+    pub bias: Option<F>,
 }
 
 /// What a backend supplies.
-trait CrossEntropyKernel: Backend {
+pub(super) trait CrossEntropyKernel: Backend {
     /// The loss sum, and its gradients if they are wanted.
     fn forward(
         inputs: Inputs<FloatTensor<Self>, IntTensor<Self>>,
@@ -132,28 +132,36 @@ trait CrossEntropyKernel: Backend {
     fn scale(gradient: FloatTensor<Self>, upstream: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-impl CrossEntropyOp for Flex {
-    fn tied(
-        x: FlexTensor,
-        weight: FlexTensor,
-        target: FlexTensor,
-        row_weight: FlexTensor,
-        label_smoothing: f64,
-    ) -> FlexTensor {
-        Self::forward(Inputs { x, weight, bias: None, target, row_weight, label_smoothing }, false).0
-    }
+/// Without autodiff the operator is its kernel's forward.
+macro_rules! without_autodiff {
+    ($backend:ty, $tensor:ty) => {
+        impl CrossEntropyOp for $backend {
+            fn tied(
+                x: $tensor,
+                weight: $tensor,
+                target: $tensor,
+                row_weight: $tensor,
+                label_smoothing: f64,
+            ) -> $tensor {
+                Self::forward(Inputs { x, weight, bias: None, target, row_weight, label_smoothing }, false).0
+            }
 
-    fn biased(
-        x: FlexTensor,
-        weight: FlexTensor,
-        bias: FlexTensor,
-        target: FlexTensor,
-        row_weight: FlexTensor,
-        label_smoothing: f64,
-    ) -> FlexTensor {
-        Self::forward(Inputs { x, weight, bias: Some(bias), target, row_weight, label_smoothing }, false).0
-    }
+            fn biased(
+                x: $tensor,
+                weight: $tensor,
+                bias: $tensor,
+                target: $tensor,
+                row_weight: $tensor,
+                label_smoothing: f64,
+            ) -> $tensor {
+                Self::forward(Inputs { x, weight, bias: Some(bias), target, row_weight, label_smoothing }, false).0
+            }
+        }
+    };
 }
+without_autodiff!(Flex, FlexTensor);
+#[cfg(feature = "compiler")]
+without_autodiff!(super::cube::Cube, super::cube::FusedTensor);
 
 #[derive(Debug)]
 struct CrossEntropyBackward;

@@ -123,7 +123,7 @@ fn mix(mut x: u32) -> u32 {
     x ^ (x >> 16)
 }
 
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
 trait DropoutOp: Backend {
     fn dropout(x: FloatTensor<Self>, seed: IntTensor<Self>, p: f64) -> FloatTensor<Self>;
 
@@ -137,7 +137,7 @@ trait DropoutOp: Backend {
 }
 
 /// What a backend supplies.
-trait DropoutKernel: Backend {
+pub(super) trait DropoutKernel: Backend {
     /// Zeroes or scales every element of `x`: the forward, and with the same seed the backward.
     fn masked(x: FloatTensor<Self>, seed: IntTensor<Self>, p: f64) -> FloatTensor<Self>;
 
@@ -153,21 +153,23 @@ trait DropoutKernel: Backend {
     fn bias_gradient(dx: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-impl DropoutOp for Flex {
-    fn dropout(x: FlexTensor, seed: FlexTensor, p: f64) -> FlexTensor {
-        Self::masked(x, seed, p)
-    }
+/// Without autodiff the operator is its kernel's forward.
+macro_rules! without_autodiff {
+    ($backend:ty, $tensor:ty) => {
+        impl DropoutOp for $backend {
+            fn dropout(x: $tensor, seed: $tensor, p: f64) -> $tensor {
+                Self::masked(x, seed, p)
+            }
 
-    fn bias_dropout_residual(
-        x: FlexTensor,
-        bias: FlexTensor,
-        residual: FlexTensor,
-        seed: FlexTensor,
-        p: f64,
-    ) -> FlexTensor {
-        Self::bias_drop_add(x, bias, residual, seed, p)
-    }
+            fn bias_dropout_residual(x: $tensor, bias: $tensor, residual: $tensor, seed: $tensor, p: f64) -> $tensor {
+                Self::bias_drop_add(x, bias, residual, seed, p)
+            }
+        }
+    };
 }
+without_autodiff!(Flex, FlexTensor);
+#[cfg(feature = "compiler")]
+without_autodiff!(super::cube::Cube, super::cube::FusedTensor);
 
 impl<B: DropoutKernel, C: CheckpointStrategy> DropoutOp for Autodiff<B, C> {
     fn dropout(x: FloatTensor<Self>, seed: IntTensor<Self>, p: f64) -> FloatTensor<Self> {

@@ -40,13 +40,13 @@ fn plain(table: Tensor<2>, ids: Tensor<1, Int>, padding_idx: Option<usize>) -> T
     }
 }
 
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
 trait EmbeddingOp: Backend {
     fn lookup(table: FloatTensor<Self>, ids: IntTensor<Self>, padding_idx: Option<usize>) -> FloatTensor<Self>;
 }
 
 /// What a backend supplies.
-trait EmbeddingKernel: Backend {
+pub(super) trait EmbeddingKernel: Backend {
     fn forward(table: FloatTensor<Self>, ids: IntTensor<Self>) -> FloatTensor<Self>;
 
     /// The gradient of a table of shape `table`.
@@ -58,11 +58,19 @@ trait EmbeddingKernel: Backend {
     ) -> FloatTensor<Self>;
 }
 
-impl EmbeddingOp for Flex {
-    fn lookup(table: FlexTensor, ids: FlexTensor, _: Option<usize>) -> FlexTensor {
-        Self::forward(table, ids)
-    }
+/// Without autodiff the operator is its kernel's forward.
+macro_rules! without_autodiff {
+    ($backend:ty, $tensor:ty) => {
+        impl EmbeddingOp for $backend {
+            fn lookup(table: $tensor, ids: $tensor, _: Option<usize>) -> $tensor {
+                Self::forward(table, ids)
+            }
+        }
+    };
 }
+without_autodiff!(Flex, FlexTensor);
+#[cfg(feature = "compiler")]
+without_autodiff!(super::cube::Cube, super::cube::FusedTensor);
 
 impl<B: EmbeddingKernel, C: CheckpointStrategy> EmbeddingOp for Autodiff<B, C> {
     fn lookup(table: FloatTensor<Self>, ids: IntTensor<Self>, padding_idx: Option<usize>) -> FloatTensor<Self> {

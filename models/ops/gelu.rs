@@ -27,13 +27,13 @@ pub fn bias_gelu(x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> T
     }
 }
 
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
 trait GeluOp: Backend {
     fn bias_gelu(x: FloatTensor<Self>, bias: FloatTensor<Self>, kind: Activation) -> FloatTensor<Self>;
 }
 
 /// What a backend supplies.
-trait GeluKernel: Backend {
+pub(super) trait GeluKernel: Backend {
     fn forward(x: FloatTensor<Self>, bias: FloatTensor<Self>, kind: Activation) -> FloatTensor<Self>;
 
     /// `(dx, dbias)`
@@ -45,11 +45,19 @@ trait GeluKernel: Backend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 }
 
-impl GeluOp for Flex {
-    fn bias_gelu(x: FlexTensor, bias: FlexTensor, kind: Activation) -> FlexTensor {
-        Self::forward(x, bias, kind)
-    }
+/// Without autodiff the operator is its kernel's forward.
+macro_rules! without_autodiff {
+    ($backend:ty, $tensor:ty) => {
+        impl GeluOp for $backend {
+            fn bias_gelu(x: $tensor, bias: $tensor, kind: Activation) -> $tensor {
+                Self::forward(x, bias, kind)
+            }
+        }
+    };
 }
+without_autodiff!(Flex, FlexTensor);
+#[cfg(feature = "compiler")]
+without_autodiff!(super::cube::Cube, super::cube::FusedTensor);
 
 impl<B: GeluKernel, C: CheckpointStrategy> GeluOp for Autodiff<B, C> {
     fn bias_gelu(x: FloatTensor<Self>, bias: FloatTensor<Self>, kind: Activation) -> FloatTensor<Self> {
@@ -114,8 +122,8 @@ impl GeluKernel for Flex {
     }
 }
 
-const SQRT_2_OVER_PI: f32 = 0.797_884_6;
-const CUBIC: f32 = 0.044_715;
+pub(super) const SQRT_2_OVER_PI: f32 = 0.797_884_6;
+pub(super) const CUBIC: f32 = 0.044_715;
 
 /// `1 / (1 + e^(-2u))`, which is `0.5 (1 + tanh u)` without its cancellation for negative `u`; `u` is the tanh form's inner
 /// polynomial.

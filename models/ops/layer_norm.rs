@@ -54,7 +54,7 @@ fn plain(x: Tensor<2>, weight: Tensor<1>, bias: Tensor<1>, eps: f64) -> Tensor<2
     if dtype == FloatDType::F32 { y } else { y.cast(dtype) }
 }
 
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
 trait LayerNormOp: Backend {
     fn layer_norm(
         x: FloatTensor<Self>,
@@ -74,16 +74,16 @@ trait LayerNormOp: Backend {
 
 /// What the backward needs.
 #[derive(Debug, Clone)]
-struct Saved<T> {
+pub(super) struct Saved<T> {
     /// What was normalised, `[n, features]`.
-    normalised: T,
-    weight: T,
+    pub normalised: T,
+    pub weight: T,
     /// Mean and reciprocal standard deviation of each row, `[n, 2]`.
-    statistics: T,
+    pub statistics: T,
 }
 
 /// What a backend supplies.
-trait LayerNormKernel: Backend {
+pub(super) trait LayerNormKernel: Backend {
     /// The result and what is saved.
     fn forward(
         x: FloatTensor<Self>,
@@ -97,21 +97,23 @@ trait LayerNormKernel: Backend {
     fn backward(saved: Saved<FloatTensor<Self>>, dy: FloatTensor<Self>) -> [FloatTensor<Self>; 3];
 }
 
-impl LayerNormOp for Flex {
-    fn layer_norm(x: FlexTensor, weight: FlexTensor, bias: FlexTensor, eps: f64) -> FlexTensor {
-        Self::forward(x, None, weight, bias, eps).0
-    }
+/// Without autodiff the operator is its kernel's forward.
+macro_rules! without_autodiff {
+    ($backend:ty, $tensor:ty) => {
+        impl LayerNormOp for $backend {
+            fn layer_norm(x: $tensor, weight: $tensor, bias: $tensor, eps: f64) -> $tensor {
+                Self::forward(x, None, weight, bias, eps).0
+            }
 
-    fn add_layer_norm(
-        x: FlexTensor,
-        residual: FlexTensor,
-        weight: FlexTensor,
-        bias: FlexTensor,
-        eps: f64,
-    ) -> FlexTensor {
-        Self::forward(x, Some(residual), weight, bias, eps).0
-    }
+            fn add_layer_norm(x: $tensor, residual: $tensor, weight: $tensor, bias: $tensor, eps: f64) -> $tensor {
+                Self::forward(x, Some(residual), weight, bias, eps).0
+            }
+        }
+    };
 }
+without_autodiff!(Flex, FlexTensor);
+#[cfg(feature = "compiler")]
+without_autodiff!(super::cube::Cube, super::cube::FusedTensor);
 
 impl<B: LayerNormKernel, C: CheckpointStrategy> LayerNormOp for Autodiff<B, C> {
     fn layer_norm(

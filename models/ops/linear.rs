@@ -23,13 +23,13 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, ops: Ops) -> Ten
     }
 }
 
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
 trait LinearOp: Backend {
     fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
 /// What a backend supplies.
-trait LinearKernel: Backend {
+pub(super) trait LinearKernel: Backend {
     fn forward(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// `dy W^T`
@@ -42,11 +42,19 @@ trait LinearKernel: Backend {
     fn backward_bias(dy: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-impl LinearOp for Flex {
-    fn linear(x: FlexTensor, weight: FlexTensor, bias: FlexTensor) -> FlexTensor {
-        Self::forward(x, weight, bias)
-    }
+/// Without autodiff the operator is its kernel's forward.
+macro_rules! without_autodiff {
+    ($backend:ty, $tensor:ty) => {
+        impl LinearOp for $backend {
+            fn linear(x: $tensor, weight: $tensor, bias: $tensor) -> $tensor {
+                Self::forward(x, weight, bias)
+            }
+        }
+    };
 }
+without_autodiff!(Flex, FlexTensor);
+#[cfg(feature = "compiler")]
+without_autodiff!(super::cube::Cube, super::cube::FusedTensor);
 
 impl<B: LinearKernel, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
     fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {

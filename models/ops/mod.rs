@@ -3,12 +3,14 @@
 //! ([`Operator`]); both compute the same function.
 //!
 //! One file is one operator: its public function, the plain composition, the operator as Burn's backend extension (which
-//! ties the kernel into autodiff), and the CPU kernel. A trait `...Kernel` names what a backend must supply; `Flex` is the
-//! only one that does so far.
+//! ties the kernel into autodiff), and the CPU kernel. A trait `...Kernel` names what a backend must supply: Flex, and in
+//! the compiled engine wgpu and CUDA, whose kernels are in `cube`.
 
 pub mod adamw;
 pub mod attention;
 pub mod cross_entropy;
+#[cfg(feature = "compiler")]
+mod cube;
 pub mod dropout;
 pub mod embedding;
 mod flex;
@@ -102,8 +104,8 @@ pub enum Ops {
     /// Compositions of Burn's operations, on every device and in every type.
     #[default]
     Plain,
-    /// Kiln's fused kernels: on the CPU (Flex) and in f32. Calling one with other tensors panics; [`Ops::fused`] is the
-    /// way to ask first.
+    /// Kiln's fused kernels: on the CPU (Flex), in the compiled engine (feature `compiler`) on wgpu and CUDA too, and in
+    /// f32. Calling one with other tensors panics; [`Ops::fused`] is the way to ask first.
     Fused,
     /// The fused kernels of these operators, under the conditions of [`Ops::Fused`]; compositions for the others.
     Chosen(Operators),
@@ -113,13 +115,19 @@ impl Ops {
     /// The fused form, if `device` has it.
     ///
     /// # Errors
-    /// A device without fused kernels.
+    /// A device without fused kernels in this build.
     pub fn fused(device: &Device) -> Result<Self> {
-        if device.clone().without_autodiff() == Device::flex() {
+        let inner = device.clone().without_autodiff();
+        #[cfg(feature = "compiler")]
+        if matches!(inner.as_dispatch(), burn::backend::DispatchDevice::Cube(_)) {
+            return Ok(Self::Fused);
+        }
+        if inner == Device::flex() {
             return Ok(Self::Fused);
         }
         Err(Error::Config(format!(
-            "Kiln's fused operators run on the CPU only so far, and this device is {device:?}; use the plain operators there"
+            "this build has Kiln's fused operators for the CPU only, and the device is {inner:?}; they are part of the \
+             compiled engine (feature `compiler`)"
         )))
     }
 

@@ -5,6 +5,7 @@ mod compare;
 mod folders;
 mod models;
 mod training;
+mod tuning;
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -12,6 +13,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::engine::{Engine, Identity};
 use crate::error::{Error, Result};
 use crate::execution;
 use crate::task::Task;
@@ -20,6 +22,7 @@ use folders::CacheCommand;
 use kiln_models::ModelType;
 use models::{ExportArgs, ForwardArgs, GenerateArgs, PredictArgs};
 use training::{ConfigArgs, EvalArgs, InitArgs, TrainArgs};
+use tuning::{TrialArgs, TuneArgs};
 
 /// Trains GPT-2 and BERT from a config file.
 #[derive(Debug, Parser)]
@@ -37,6 +40,11 @@ enum Command {
     Train(TrainArgs),
     /// Print what a config file would do, without training
     Plan(ConfigArgs),
+    /// Find the largest batch that trains on this machine
+    TuneBatch(TuneArgs),
+    /// One trial of tune-batch
+    #[command(hide = true)]
+    TrialBatch(TrialArgs),
     /// Evaluate a model on the validation data of a config file
     Eval(EvalArgs),
     /// Show on a config that a run which is stopped and resumed ends where an undisturbed one ends
@@ -64,11 +72,14 @@ enum Command {
         /// The run folder
         run: PathBuf,
     },
-    /// List or clear what is kept between runs: tokenised text
+    /// List or clear what is kept between runs: tokenised text, sizes of batches
     #[command(subcommand)]
     Cache(CacheCommand),
     /// List what this build and this machine offer
     Devices,
+    /// Say which engine this is, as JSON, for the other engine
+    #[command(hide = true)]
+    Engine,
 }
 
 impl Cli {
@@ -81,6 +92,8 @@ impl Cli {
             Command::Init(args) => training::run_init(&args),
             Command::Train(args) => training::train(&args),
             Command::Plan(args) => training::plan(&args),
+            Command::TuneBatch(args) => tuning::run_tune(&args),
+            Command::TrialBatch(args) => tuning::run_trial(&args),
             Command::Eval(args) => training::run_eval(&args),
             Command::VerifyResume(args) => training::run_verify_resume(&args),
             Command::Forward(args) => models::run_forward(&args),
@@ -93,6 +106,10 @@ impl Cli {
             Command::Describe { run } => folders::describe(&run),
             Command::Cache(command) => folders::cache(&command),
             Command::Devices => devices(),
+            Command::Engine => {
+                let identity = serde_json::to_string(&Identity::this());
+                say(identity.expect("names and versions are JSON"))
+            }
         }
     }
 }
@@ -120,7 +137,7 @@ fn devices() -> Result<()> {
         env!("CARGO_PKG_VERSION"),
         if cfg!(feature = "wgpu") { ", wgpu" } else { "" },
         if cfg!(feature = "cuda") { ", cuda" } else { "" },
-        execution::engine(),
+        Engine::this(),
     ))?;
     for device in execution::available() {
         let note = if device.is_software { " (software, not chosen by \"auto\")" } else { "" };

@@ -11,6 +11,7 @@ use kiln_models::Compute;
 use super::say;
 use crate::config::{CompilerMode, DEFAULT_TEXT_COLUMN, DataFormat, DeviceKind, Precision, TrainingCompilerConfig};
 use crate::data::tokenized::{Limits, read_batch};
+use crate::engine;
 use crate::error::{Error, Result};
 use crate::execution;
 use crate::export::export;
@@ -131,8 +132,9 @@ pub(super) struct ExportArgs {
 /// The device, and in which form and which type the model computes there.
 fn device(args: &DeviceArgs) -> Result<(Device, Compute)> {
     let kind = args.device.parse::<DeviceKind>().map_err(|error| error.at("--device"))?;
-    let found = execution::select(kind, args.device_index)?;
     let compiler = TrainingCompilerConfig { enabled: args.compiler, ..TrainingCompilerConfig::default() };
+    engine::hand_over(Some(&compiler), kind)?;
+    let found = execution::select(kind, args.device_index)?;
     let ops = execution::ops(Some(&compiler), &found)?;
     let dtype = PrecisionPlan::new(args.precision, &found)?.dtype;
     Ok((found.device, Compute::new(ops, dtype)))

@@ -9,10 +9,12 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use indicatif::ProgressBar;
 
+use super::tuning::tune_if_missing;
 use super::{progress_bar, say};
 use crate::compiler::start_up_lines;
-use crate::config::{CompilerMode, OnExisting, Precision, RunConfig};
+use crate::config::{CompilerMode, OnExisting, Precision, RunConfig, Switch};
 use crate::data::store;
+use crate::engine;
 use crate::error::{Error, Result};
 use crate::evaluate_folder::evaluate_folder;
 use crate::init::{check_model, template};
@@ -42,6 +44,9 @@ pub(super) struct TrainArgs {
     /// native, compiled or auto, whatever [compiler] says
     #[arg(long, value_name = "MODE")]
     compiler: Option<CompilerMode>,
+    /// Keep Burn's fusion from fusing, in the compiled engine, to debug it; the same as --set compiler.fusion=off
+    #[arg(long)]
+    unfused: bool,
     /// f32, bf16, f16 or auto; the same as --set precision=...
     #[arg(long)]
     precision: Option<Precision>,
@@ -101,6 +106,7 @@ pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
         config.set_compiler(mode);
     }
     config.precision = args.precision.unwrap_or(config.precision);
+    engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let (record, confusion) = evaluate_folder(config, args.model.as_deref(), &resolve)?;
     if let Some(out) = &args.out {
         write_whole(out, (record.to_json() + "\n").as_bytes())?;
@@ -109,8 +115,11 @@ pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
     say(record.to_dict())
 }
 
-fn load_plan(args: &ConfigArgs) -> Result<RunPlan> {
-    resolve(RunConfig::load_with(&args.file, &args.set)?)
+/// The config of `args`, in the engine that it asks for.
+fn load(args: &ConfigArgs) -> Result<RunConfig> {
+    let config = RunConfig::load_with(&args.file, &args.set)?;
+    engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    Ok(config)
 }
 
 /// The plan of `config`; a signal stops tokenising.
@@ -131,7 +140,7 @@ pub(super) fn resolve(config: RunConfig) -> Result<RunPlan> {
 }
 
 pub(super) fn plan(args: &ConfigArgs) -> Result<()> {
-    let plan = load_plan(args)?;
+    let plan = resolve(load(args)?)?;
     say(plan.describe())?;
     match RunFolder::check(&plan.config) {
         Ok(_) => Ok(()),
@@ -148,8 +157,18 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
         config.set_compiler(mode);
     }
     config.precision = args.precision.unwrap_or(config.precision);
+    if args.unfused {
+        let compiled = config.compiler.as_mut().filter(|compiler| compiler.enabled == CompilerMode::Compiled);
+        let Some(compiler) = compiled else {
+            return Err(Error::config("--unfused: the native engine has no fusion to switch off")
+                .help("--unfused is for debugging the compiled engine: --compiler compiled --unfused"));
+        };
+        compiler.fusion = Switch::Off;
+    }
+    engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
     RunFolder::check(&config)?;
     start_up_lines(config.compiler_mode()).iter().try_for_each(say)?;
+    tune_if_missing(&config)?;
     let plan = resolve(config)?;
     say(plan.describe())?;
     let folder = plan.config.output_dir()?;
@@ -184,7 +203,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
 }
 
 pub(super) fn run_verify_resume(args: &ConfigArgs) -> Result<()> {
-    let report = verify(&RunConfig::load_with(&args.file, &args.set)?, &resolve)?;
+    let report = verify(&load(args)?, &resolve)?;
     let Report { before, after, tensors, rows, differences } = &report;
     if differences.is_empty() {
         return say(format!(

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use super::{ArmRuns, Role};
-use crate::config::{CompilerMode, EvalStrategy, OnExisting, RunConfig, SaveStrategy, Switch};
+use crate::config::{CompilerMode, EvalStrategy, OnExisting, RunConfig, SaveStrategy, Switch, TrainBatchSize};
 use crate::error::{Error, Result, nearest};
 
 /// The names for `--arms`.
@@ -116,7 +116,12 @@ pub fn arms(base: &RunConfig, wanted: &Wanted) -> Result<(Vec<Arm>, Vec<String>)
             .help("give it with --compiled-batch N"));
     }
     let mut notes = Vec::new();
-    let micro = base.trainer.per_device_train_batch_size;
+    let TrainBatchSize::Size(micro) = base.trainer.per_device_train_batch_size else {
+        return Err(Error::config(
+            "trainer.per_device_train_batch_size = \"auto\": a comparison needs the native batch as a number",
+        )
+        .help("`kiln tune-batch FILE --mode both` finds both; then --set trainer.per_device_train_batch_size=N --compiled-batch M"));
+    };
     let compiled_batch = match wanted.compiled_batch {
         Some(batch) if batch != micro => Some(batch),
         Some(_) => {
@@ -200,13 +205,15 @@ pub fn arms(base: &RunConfig, wanted: &Wanted) -> Result<(Vec<Arm>, Vec<String>)
 fn with_batch(base: &RunConfig, batch: usize) -> (RunConfig, String) {
     let mut config = base.clone();
     let trainer = &mut config.trainer;
-    let (micro, accumulation) = (trainer.per_device_train_batch_size, trainer.gradient_accumulation_steps);
-    let global = micro * accumulation;
-    trainer.per_device_train_batch_size = batch;
+    let micro = trainer.per_device_train_batch_size.size().unwrap_or(1);
+    let global = config.batch.global_batch_size.unwrap_or(micro * trainer.gradient_accumulation_steps);
+    let accumulation = global / micro;
+    trainer.per_device_train_batch_size = batch.into();
     let how = if global.is_multiple_of(batch) {
         trainer.gradient_accumulation_steps = global / batch;
         format!("batch {batch}: the global batch stays, {global} = {batch} x {} micro-batches", global / batch)
     } else {
+        (config.batch.global_batch_size, trainer.gradient_accumulation_steps) = (None, accumulation);
         format!(
             "batch {batch}: the global batch grows from {global} to {batch} x {accumulation} = {}; the learning rate is \
              not scaled",

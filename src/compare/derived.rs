@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::verdict::Word;
 use super::{ArmReport, Comparison, Role, WholeRun};
 
 /// Figures that are none where an arm is missing or must not be compared.
@@ -17,7 +18,8 @@ pub struct Derived {
     pub native_batch_share: Option<f64>,
     /// `batch_share / native_batch_share`: above 1 the compiler gains from the batch more than native does.
     pub interaction: Option<f64>,
-    /// Steps after which the compiled run is ahead, with its warm-up of the first run, nothing tuned; none when never.
+    /// Steps after which the compiled run is ahead, with its warm-up of the first run, nothing tuned; none when it
+    /// is not measurably faster.
     pub break_even_step: Option<f64>,
     /// The same with what earlier runs have tuned.
     pub break_even_step_later: Option<f64>,
@@ -50,8 +52,10 @@ pub(super) fn derive(
     let budget = native.and_then(|arm| arm.budget_ms.as_ref());
     let compute = budget.map(|b| (b.forward + b.backward + b.update, b.data + b.sync));
     let pays = |warmup: fn(&ArmReport) -> Option<f64>| {
-        compiled?;
         let (native, compiled) = (native?, other?);
+        // What is not measurably faster pays for nothing.
+        let faster = |one: &&Comparison| one.arm == compiled.name && one.verdict == Word::Faster;
+        comparisons.iter().find(faster)?;
         let gain = (native.step_ms_p50? - compiled.step_ms_p50?) / 1e3;
         let extra = warmup(compiled)? - warmup(native)?;
         match (gain > 0.0, extra > 0.0) {
@@ -91,7 +95,6 @@ fn advice(
     break_even: Option<f64>,
     whole: Option<WholeRun>,
 ) -> Option<String> {
-    use super::verdict::Word;
     let arm = arms.iter().find(|arm| arm.role == Role::Compiled)?;
     let comparison = comparisons.iter().find(|comparison| comparison.arm == arm.name)?;
     let steps = whole?.steps;

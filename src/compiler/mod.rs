@@ -10,6 +10,7 @@ use kiln_models::{Operator, Ops};
 use serde_json::{Value, json};
 
 use crate::config::{CompilerMode, DeviceKind, TrainingCompilerConfig};
+use crate::engine::{self, Engine, Settings};
 use crate::execution::Available;
 
 /// Amazon SageMaker Training Compiler's start-up lines, which scripts look for, in its order; none for a native run.
@@ -67,20 +68,28 @@ pub fn parts(compiler: Option<&TrainingCompilerConfig>, device: &Available, ops:
     } else if native {
         Part::new(operators, "off", "the run is native")
     } else if device.kind != DeviceKind::Cpu {
-        Part::new(operators, "not available", "their kernels are for the CPU so far")
+        let why = "experimental on this device, not yet checked on one: compiler.fused_ops = \"on\" tries them";
+        Part::new(operators, "off", why)
     } else {
         Part::new(operators, "off", "compiler.fused_ops, or the trial of compiler.enabled = \"auto\", says so")
     };
     let fusion = "Burn's fusion";
-    let engine = [
+    let burns = [
         (fusion, "the CPU backend (Flex) computes every operation at once", "in every element-wise block"),
-        ("autotune", "the CPU backend (Flex) has one kernel for an operation", "Burn's default level"),
+        ("autotune", "the CPU backend (Flex) has one kernel for an operation", ""),
     ];
     let mut parts = vec![fused_part];
-    for (name, no_cpu, on) in engine {
-        parts.push(match device.kind {
-            DeviceKind::Cpu => Part::new(name, "not available", no_cpu),
-            _ if cfg!(feature = "compiler") => Part::new(name, "on", on),
+    let settings = engine::settings(compiler, device.kind).ok().flatten();
+    for (name, no_cpu, on) in burns {
+        parts.push(match (device.kind, settings) {
+            (DeviceKind::Cpu, _) => Part::new(name, "not available", no_cpu),
+            (_, Some(Settings { fusion: false, .. })) if name == fusion && Engine::this() == Engine::Compiled => {
+                Part::new(name, "off", "compiler.fusion, or --unfused: for debugging, slower than the native engine")
+            }
+            (_, Some(settings)) if name != fusion && Engine::this() == Engine::Compiled => {
+                Part::new(name, "on", settings.autotune.as_str())
+            }
+            _ if Engine::this() == Engine::Compiled => Part::new(name, "on", on),
             _ => Part::new(name, "off", "this build is the native engine"),
         });
     }

@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 
 use super::{
-    DataSection, DeviceKind, DeviceSection, GenerationSection, ModelSection, OnExisting, Precision, RunConfig,
-    TokenizerSection, TrainerSection, TrainingCompilerConfig,
+    BatchSection, DataSection, DeviceKind, DeviceSection, GenerationSection, LearningRateSection, ModelSection,
+    OnExisting, Precision, RunConfig, TokenizerSection, TrainerSection, TrainingCompilerConfig,
 };
 use crate::error::Result;
 
@@ -68,6 +68,18 @@ impl RunConfigBuilder {
     /// The hyperparameters. Default: Hugging Face's.
     pub fn trainer(mut self, trainer: TrainerSection) -> Self {
         self.config.trainer = trainer;
+        self
+    }
+
+    /// The batch of an optimizer step. Default: micro-batch x accumulation.
+    pub fn batch(mut self, batch: BatchSection) -> Self {
+        self.config.batch = batch;
+        self
+    }
+
+    /// How the learning rate follows the batch. Default: not at all.
+    pub fn learning_rate(mut self, learning_rate: LearningRateSection) -> Self {
+        self.config.learning_rate = learning_rate;
         self
     }
 

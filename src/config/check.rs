@@ -5,8 +5,9 @@ use toml::Value;
 
 use super::document::Complaint;
 use super::{
-    ClassWeights, DataFormat, DataSection, Documents, EvalStrategy, GenerationSection, RunConfig, SaveStrategy,
-    SchedulerType, StepsOrRatio, TrainerSection, Validation,
+    BatchScaling, BatchScope, ClassWeights, CompilerMode, DataFormat, DataSection, Documents, EvalStrategy,
+    GenerationSection, Interval, LrScaling, RunConfig, SaveStrategy, SchedulerType, TrainBatchSize, TrainerSection,
+    Validation,
 };
 use crate::task::Task;
 
@@ -23,6 +24,8 @@ pub(super) fn check(config: &RunConfig) -> Checked {
     data(&config.data)?;
     tokenizer(config)?;
     trainer(&config.trainer)?;
+    batch(config)?;
+    learning_rate(config)?;
     evaluation(config)?;
     saving(&config.trainer)?;
     config.generation.as_ref().map_or(Ok(()), |section| generation(section, config))
@@ -334,7 +337,7 @@ fn trainer(trainer: &TrainerSection) -> Checked {
         }
     }
     for (key, value) in [
-        ("trainer.per_device_train_batch_size", trainer.per_device_train_batch_size),
+        ("trainer.per_device_train_batch_size", trainer.per_device_train_batch_size.size().unwrap_or(1)),
         ("trainer.per_device_eval_batch_size", trainer.per_device_eval_batch_size),
         ("trainer.gradient_accumulation_steps", trainer.gradient_accumulation_steps),
     ] {
@@ -348,14 +351,17 @@ fn trainer(trainer: &TrainerSection) -> Checked {
         ("trainer.save_steps", Some(trainer.save_steps), 1),
     ] {
         match value {
-            Some(StepsOrRatio::Steps(steps)) => at_least(key, steps, least)?,
+            Some(Interval::Steps(steps)) => at_least(key, steps, least)?,
+            Some(interval @ (Interval::Samples(0) | Interval::Tokens(0))) if least > 0 => {
+                return Err(Complaint::new(key, format!("expected more than {interval}")));
+            }
             Some(ratio) if !ratio.is_valid() => {
                 return Err(Complaint::new(key, format!("expected a ratio between 0 and 1, got {ratio}")));
             }
             _ => {}
         }
     }
-    if let (Some(total), StepsOrRatio::Steps(warmup)) = (trainer.max_steps, trainer.warmup_steps)
+    if let (Some(total), Interval::Steps(warmup)) = (trainer.max_steps, trainer.warmup_steps)
         && warmup > total
     {
         return Err(Complaint::new(
@@ -364,7 +370,7 @@ fn trainer(trainer: &TrainerSection) -> Checked {
         )
         .help("lower warmup_steps, or give it as a ratio below 1"));
     }
-    if trainer.lr_scheduler_type == SchedulerType::Constant && trainer.warmup_steps != StepsOrRatio::Steps(0) {
+    if trainer.lr_scheduler_type == SchedulerType::Constant && trainer.warmup_steps != Interval::Steps(0) {
         return Err(Complaint::new("trainer.warmup_steps", "the schedule `constant` has no warm-up")
             .help("use lr_scheduler_type = \"constant_with_warmup\""));
     }
@@ -389,6 +395,63 @@ fn trainer(trainer: &TrainerSection) -> Checked {
         .lr_scheduler_kwargs
         .check(trainer.lr_scheduler_type, trainer.learning_rate)
         .map_err(|error| Complaint::of("trainer.lr_scheduler_kwargs", &error))
+}
+
+/// `[batch]`, and how it goes with the micro-batch.
+fn batch(config: &RunConfig) -> Checked {
+    let (batch, size) = (&config.batch, config.trainer.per_device_train_batch_size);
+    let stated = batch.global_batch_size;
+    at_least("batch.global_batch_size", stated.unwrap_or(1), 1)?;
+    at_most("batch.global_batch_size", stated.unwrap_or(1), MAX_BATCH)?;
+    if size == TrainBatchSize::Auto && config.compiler_mode() == CompilerMode::Auto {
+        return Err(Complaint::new(
+            "trainer.per_device_train_batch_size",
+            "with compiler.enabled = \"auto\", it is not known for which mode \"auto\" would be the size",
+        )
+        .help("set one of the two; `kiln tune-batch FILE --mode both` finds the sizes of both modes"));
+    }
+    match (batch.scaling, size, stated) {
+        (BatchScaling::Grow, _, Some(global)) => Err(Complaint::new(
+            "batch.global_batch_size",
+            format!("{global} is a batch that stays, and batch.scaling = \"grow\" lets it grow"),
+        )
+        .help("leave one of the two out")),
+        (BatchScaling::Fixed, TrainBatchSize::Auto, None) => Err(Complaint::new(
+            "trainer.per_device_train_batch_size",
+            "with \"auto\", what an optimizer step sees would depend on the memory of the machine",
+        )
+        .help("set batch.global_batch_size to the examples of a step, or batch.scaling = \"grow\" to let it follow")),
+        (BatchScaling::Fixed, TrainBatchSize::Auto, Some(_)) if config.trainer.gradient_accumulation_steps != 1 => {
+            Err(Complaint::new(
+                "trainer.gradient_accumulation_steps",
+                "it follows from batch.global_batch_size and the size that fits",
+            )
+            .help("leave it out"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// `[learning_rate]`.
+fn learning_rate(config: &RunConfig) -> Checked {
+    let section = &config.learning_rate;
+    at_least("learning_rate.reference_batch", section.reference_batch.unwrap_or(1), 1)?;
+    match (section.scaling, section.reference_batch) {
+        (LrScaling::None, Some(_)) => {
+            Err(Complaint::new("learning_rate.reference_batch", "has no effect with learning_rate.scaling = \"none\"")
+                .help("remove it, or set learning_rate.scaling to \"linear\" or \"sqrt\""))
+        }
+        (LrScaling::None, None) if section.scope != BatchScope::Global => {
+            Err(Complaint::new("learning_rate.scope", "has no effect with learning_rate.scaling = \"none\"")
+                .help("remove it, or set learning_rate.scaling to \"linear\" or \"sqrt\""))
+        }
+        (LrScaling::Linear | LrScaling::Sqrt, None) => Err(Complaint::new(
+            "learning_rate.reference_batch",
+            format!("required with learning_rate.scaling = \"{}\", and not given", section.scaling),
+        )
+        .help("set it to the batch that trainer.learning_rate was chosen for, for example 32")),
+        _ => Ok(()),
+    }
 }
 
 fn evaluation(config: &RunConfig) -> Checked {

@@ -13,7 +13,7 @@ use super::sections::{
     DataSection, DeviceSection, GenerationSection, RunSection, TokenizerSection, TrainingCompilerConfig,
 };
 use super::trainer::TrainerSection;
-use super::{OptimArgs, RunConfig, SchedulerKwargs};
+use super::{BatchSection, LearningRateSection, OptimArgs, RunConfig, SchedulerKwargs};
 use crate::error::{Error, Result, nearest, plain_words};
 
 /// What is wrong with one key, before it is known where in which file that key stands.
@@ -237,6 +237,8 @@ impl Document {
                 "data" => field_names::<DataSection>(),
                 "tokenizer" => field_names::<TokenizerSection>(),
                 "trainer" => field_names::<TrainerSection>(),
+                "batch" => field_names::<BatchSection>(),
+                "learning_rate" => field_names::<LearningRateSection>(),
                 "device" => field_names::<DeviceSection>(),
                 "compiler" => field_names::<TrainingCompilerConfig>(),
                 "generation" => field_names::<GenerationSection>(),

@@ -5,6 +5,7 @@
 //! Defaults are Hugging Face's and stand in the `Default` implementations of the sections. Every mistake is one error
 //! with the file, the line, the key, what was expected and what was given.
 
+mod batch;
 mod builder;
 mod check;
 mod compiler;
@@ -24,11 +25,12 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+pub use batch::{BatchScaling, BatchScope, BatchSection, LearningRateSection, LrScaling, ScaledRate, TrainBatchSize};
 pub use builder::RunConfigBuilder;
 pub use compiler::FusedOps;
 pub use names::{
-    ActivationCheckpointing, CompilerMode, DataFormat, DeviceKind, Documents, EvalStrategy, Integration, ModelKind,
-    OnExisting, PaddingStrategy, Precision, Sampler, SaveStrategy, Switch,
+    ActivationCheckpointing, AutotuneLevel, CompilerMode, DataFormat, DeviceKind, Documents, EvalStrategy, Integration,
+    ModelKind, OnExisting, PaddingStrategy, Precision, Sampler, SaveStrategy, Switch,
 };
 pub use optimizer::{AdjustLr, OptimArgs, OptimizerName};
 pub use scheduler::{Ramp, SchedulerKwargs, SchedulerType};
@@ -37,7 +39,7 @@ pub use sections::{
     TokenizerSection, TrainingCompilerConfig,
 };
 pub use trainer::{RunLength, TrainerSection};
-pub use values::{ClassWeights, StepsOrRatio, Validation};
+pub use values::{ClassWeights, Interval, StepSize, Validation};
 
 use crate::error::{Error, Result};
 use document::Document;
@@ -58,6 +60,10 @@ pub struct RunConfig {
     pub tokenizer: TokenizerSection,
     /// `[trainer]`: the hyperparameters.
     pub trainer: TrainerSection,
+    /// `[batch]`: the batch of an optimizer step.
+    pub batch: BatchSection,
+    /// `[learning_rate]`: how the learning rate follows the batch.
+    pub learning_rate: LearningRateSection,
     /// `[device]`: where the run computes.
     pub device: DeviceSection,
     /// `[compiler]`: the training compiler. Left out: native.

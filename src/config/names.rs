@@ -108,6 +108,22 @@ names! {
 }
 
 names! {
+    /// How much Burn tunes: how many candidates it times for how many sizes.
+    AutotuneLevel("autotune level") {
+        /// As the device wants it: `balanced` on wgpu, `full` on CUDA.
+        Auto = "auto",
+        /// Few sizes, few candidates.
+        Minimal = "minimal",
+        /// Burn's own default.
+        Balanced = "balanced",
+        /// More sizes told apart.
+        Extensive = "extensive",
+        /// Every size by itself.
+        Full = "full",
+    }
+}
+
+names! {
     /// The model family, Hugging Face's `model_type`.
     ModelKind("model kind") {
         /// GPT-2: a decoder for causal language modelling and sequence classification.

@@ -8,8 +8,8 @@ use toml::Table;
 
 use super::compiler::{FusedOps, read_enabled, write_enabled};
 use super::names::{
-    CompilerMode, DataFormat, DeviceKind, Documents, ModelKind, OnExisting, PaddingStrategy, Sampler, Switch,
-    unknown_name,
+    AutotuneLevel, CompilerMode, DataFormat, DeviceKind, Documents, ModelKind, OnExisting, PaddingStrategy, Sampler,
+    Switch, unknown_name,
 };
 use super::values::{Validation, count, some_count, strings};
 use crate::task::Task;
@@ -233,13 +233,26 @@ pub struct TrainingCompilerConfig {
     /// Whether the run is compiled: true, false, or `"auto"`, which finds out by a short trial. Default: true.
     #[serde(deserialize_with = "read_enabled", serialize_with = "write_enabled")]
     pub enabled: CompilerMode,
-    /// Kiln's own fused operators (`kiln_models::ops`): all, or a list of names. Default: `auto`.
+    /// Kiln's own fused operators (`kiln_models::ops`): all, or a list of names. `auto` is on for the CPU and off for wgpu and
+    /// CUDA, where they are experimental. Default: `auto`.
     pub fused_ops: FusedOps,
+    /// Burn's fusion on wgpu and CUDA; `off` is `--unfused`, for debugging, and labelled in every row. Default: `auto`.
+    pub fusion: Switch,
+    /// How much Burn tunes on wgpu and CUDA: auto, minimal, balanced, extensive or full. Default: `auto`.
+    pub autotune: AutotuneLevel,
+    /// Steps captured and replayed. No device has it in this version, so `on` is refused. Default: `auto`.
+    pub graph: Switch,
 }
 
 impl Default for TrainingCompilerConfig {
     fn default() -> Self {
-        Self { enabled: CompilerMode::Compiled, fused_ops: Switch::Auto.into() }
+        Self {
+            enabled: CompilerMode::Compiled,
+            fused_ops: Switch::Auto.into(),
+            fusion: Switch::Auto,
+            autotune: AutotuneLevel::Auto,
+            graph: Switch::Auto,
+        }
     }
 }
 

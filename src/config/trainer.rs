@@ -3,11 +3,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::batch::TrainBatchSize;
 use super::names::{ActivationCheckpointing, EvalStrategy, Integration, SaveStrategy};
 use super::optimizer::{OptimArgs, OptimizerName};
 use super::scheduler::{SchedulerKwargs, SchedulerType};
 use super::values::{
-    ClassWeights, StepsOrRatio, count, count_or_minus_one, integrations, number_or_minus_one, some_count, strings,
+    ClassWeights, Interval, count, count_or_minus_one, integrations, number_or_minus_one, some_count, strings,
 };
 
 /// `[trainer]`: how the model is trained. At most one of `max_steps`, `num_train_epochs` and `max_tokens` is given; it
@@ -28,21 +29,21 @@ pub struct TrainerSection {
     /// schedule, so that the learning rate stays a function of the step. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_minutes: Option<f64>,
-    /// Samples per forward pass in training. Default: 8.
-    #[serde(deserialize_with = "count")]
-    pub per_device_train_batch_size: usize,
+    /// Samples per forward pass in training, or `"auto"`: the most that fit on this machine, as `kiln tune-batch` finds
+    /// them. Default: 8.
+    pub per_device_train_batch_size: TrainBatchSize,
     /// Samples per forward pass in evaluation. Default: 8.
     #[serde(deserialize_with = "count")]
     pub per_device_eval_batch_size: usize,
-    /// Forward and backward passes per optimizer step. Default: 1.
+    /// Forward and backward passes per optimizer step. Default: 1, or what `batch.global_batch_size` asks for.
     #[serde(deserialize_with = "count")]
     pub gradient_accumulation_steps: usize,
-    /// Peak learning rate. Default: 5e-5.
+    /// Peak learning rate, which `[learning_rate]` may scale with the batch. Default: 5e-5.
     pub learning_rate: f64,
     /// The schedule. Default: `linear`.
     pub lr_scheduler_type: SchedulerType,
-    /// Steps of warm-up, or below 1 a ratio of the run, rounded up. Default: 0.
-    pub warmup_steps: StepsOrRatio,
+    /// Steps of warm-up, below 1 a ratio of the run, or `"1000 samples"` or `"2e6 tokens"`; rounded up. Default: 0.
+    pub warmup_steps: Interval,
     /// Weight decay, not applied to biases and norms. Decoupled in every optimizer but `adam` and `sgd`, which add it to
     /// the gradient as PyTorch's do. Default: 0.0.
     pub weight_decay: f64,
@@ -78,10 +79,10 @@ pub struct TrainerSection {
     /// The optimizer's own arguments, a table or `"key=value,key=value"`. Default: none given.
     #[serde(skip_serializing_if = "OptimArgs::is_empty")]
     pub optim_args: OptimArgs,
-    /// A log row every so many steps, or below 1 a ratio of the run. Default: chosen from the length of the run (at
+    /// A log row every so many steps, or a ratio, samples or tokens as in `warmup_steps`. Default: chosen from the length of the run (at
     /// most Hugging Face's 500, and at least 20 rows).
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub logging_steps: Option<StepsOrRatio>,
+    pub logging_steps: Option<Interval>,
     /// Logs step 1 too. Default: false.
     pub logging_first_step: bool,
     /// Who is told of the rows besides `metrics.jsonl` and stdout: one name, a list, `all` or `none`. Default: `none`.
@@ -89,15 +90,16 @@ pub struct TrainerSection {
     pub report_to: Vec<Integration>,
     /// When to evaluate. Default: `no`.
     pub eval_strategy: EvalStrategy,
-    /// With `eval_strategy = "steps"`: every so many steps, or below 1 a ratio of the run. Default: as `logging_steps`.
+    /// With `eval_strategy = "steps"`: every so many steps, or a ratio, samples or tokens. Default: as
+    /// `logging_steps`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub eval_steps: Option<StepsOrRatio>,
+    pub eval_steps: Option<Interval>,
     /// Evaluates before step 1 too. Default: false.
     pub eval_on_start: bool,
     /// When to save a checkpoint, from which the run can be continued. Default: `steps`.
     pub save_strategy: SaveStrategy,
-    /// With `save_strategy = "steps"`: every so many steps, or below 1 a ratio of the run. Default: 500.
-    pub save_steps: StepsOrRatio,
+    /// With `save_strategy = "steps"`: every so many steps, or a ratio, samples or tokens. Default: 500.
+    pub save_steps: Interval,
     /// Keeps this many checkpoints and removes older ones, though never the best one when `load_best_model_at_end` is
     /// set. Default: all are kept; each takes about three times the room of the model.
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
@@ -143,12 +145,12 @@ impl Default for TrainerSection {
             num_train_epochs: None,
             max_tokens: None,
             max_minutes: None,
-            per_device_train_batch_size: 8,
+            per_device_train_batch_size: TrainBatchSize::Size(8),
             per_device_eval_batch_size: 8,
             gradient_accumulation_steps: 1,
             learning_rate: 5e-5,
             lr_scheduler_type: SchedulerType::Linear,
-            warmup_steps: StepsOrRatio::Steps(0),
+            warmup_steps: Interval::Steps(0),
             weight_decay: 0.0,
             adam_beta1: 0.9,
             adam_beta2: 0.999,
@@ -168,7 +170,7 @@ impl Default for TrainerSection {
             eval_steps: None,
             eval_on_start: false,
             save_strategy: SaveStrategy::Steps,
-            save_steps: StepsOrRatio::Steps(500),
+            save_steps: Interval::Steps(500),
             save_total_limit: None,
             load_best_model_at_end: false,
             metric_for_best_model: None,

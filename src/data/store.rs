@@ -228,7 +228,7 @@ fn build(
     Ok(())
 }
 
-pub(super) fn cache_error(folder: &Path, error: &std::io::Error) -> Error {
+pub(crate) fn cache_error(folder: &Path, error: &std::io::Error) -> Error {
     Error::io(format!("write the cache {}", folder.display()), error)
         .help("set KILN_CACHE to a folder that can be written and has room")
 }

@@ -251,7 +251,7 @@ impl Tokenizer {
     /// # Errors
     /// As there.
     pub fn window_encoder(&self, max_length: usize, doc_stride: usize, token_types: bool) -> Result<WindowEncoder> {
-        WindowEncoder::new(&self.inner, max_length, doc_stride, token_types)
+        WindowEncoder::new(&self.inner, self.hash, max_length, doc_stride, token_types)
     }
 
     /// The text of `ids`; a character that is cut in the middle shows as U+FFFD.

@@ -4,6 +4,7 @@ use kiln_models::ModelConfig;
 
 use crate::config::{RunConfig, Validation};
 use crate::data::paths;
+use crate::data::store::OnProgress;
 use crate::data::tokenizer::Tokenizer;
 use crate::error::Result;
 use crate::squad::{SpanOptions, SquadData, WindowEncoder};
@@ -20,15 +21,20 @@ pub(super) struct SquadInputs {
 
 impl SquadInputs {
     /// Opens the files that `config` names.
-    pub(super) fn open(config: &RunConfig, model: &ModelConfig, tokenizer: &Tokenizer) -> Result<Self> {
+    pub(super) fn open(
+        config: &RunConfig,
+        model: &ModelConfig,
+        tokenizer: &Tokenizer,
+        progress: &mut OnProgress<'_>,
+    ) -> Result<Self> {
         let data = &config.data;
         let max_length = super::max_length(config, model, WindowEncoder::DEFAULT_MAX_LENGTH)?;
         let stride = data.doc_stride.unwrap_or(WindowEncoder::default_stride(max_length));
         let encoder = tokenizer.window_encoder(max_length, stride, model.type_vocab_size().is_some())?;
         let options = span_options(config);
-        let open = |key: &str, patterns: &[String]| {
+        let mut open = |key: &str, patterns: &[String]| {
             let files = paths::resolve(patterns).map_err(|error| error.at(key))?;
-            SquadData::open(&files, &encoder, options).map_err(|error| error.at(key))
+            SquadData::open(&files, &encoder, options, progress).map_err(|error| error.at(key))
         };
         let all = open("data.train", &data.train)?;
         let (train, validation) = match &data.validation {

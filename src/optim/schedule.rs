@@ -54,7 +54,7 @@ enum Shape {
 
 impl Schedule {
     /// The schedule `kind` with peak `base_lr` over `total_steps` optimizer steps, of which the first `warmup_steps`
-    /// warm up (a ratio is resolved by [`StepsOrRatio::resolve`](crate::config::StepsOrRatio::resolve)).
+    /// warm up (a ratio is resolved by [`Interval::resolve`](crate::config::Interval::resolve)).
     ///
     /// # Errors
     /// A config error when the peak is not a number above 0, the run has no steps, the warm-up is longer than the run
@@ -218,7 +218,7 @@ fn cosine(num_cycles: f64, progress: f64, min_rate: f64) -> f64 {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::config::StepsOrRatio;
+    use crate::config::{Interval, StepSize};
 
     #[derive(serde::Deserialize)]
     struct Fixture {
@@ -230,7 +230,7 @@ mod tests {
     struct Case {
         name: SchedulerType,
         learning_rate: f64,
-        warmup_steps: StepsOrRatio,
+        warmup_steps: Interval,
         total_steps: usize,
         kwargs: SchedulerKwargs,
         lr: Vec<f64>,
@@ -255,7 +255,7 @@ mod tests {
             assert!(fixture.cases.iter().any(|case| case.name == *kind), "no fixture for {kind}");
         }
         for case in fixture.cases {
-            let warmup = case.warmup_steps.resolve(case.total_steps);
+            let warmup = case.warmup_steps.resolve(StepSize { total_steps: case.total_steps, samples: 1, tokens: 1.0 });
             let schedule =
                 Schedule::new(case.name, case.learning_rate, warmup, case.total_steps, &case.kwargs).unwrap();
             for (step, expected) in case.lr.iter().enumerate() {

@@ -1,6 +1,7 @@
 //! What will happen: the config and the facts about its inputs become numbers, checked against one another, printed and
 //! saved before step 1. Deriving a plan trains nothing and writes nothing.
 
+pub mod batch;
 mod print;
 
 use std::path::PathBuf;
@@ -11,16 +12,18 @@ use burn::tensor::Device;
 use kiln_models::weights::parameters;
 use kiln_models::{Compute, Model, ModelConfig, Ops};
 
+use crate::batch_size;
 use crate::compiler::auto::Decision;
 use crate::config::{
-    DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, EvalStrategy, RunConfig, RunLength, SaveStrategy, StepsOrRatio,
-    TrainerSection,
+    DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, EvalStrategy, Interval, RunConfig, RunLength, SaveStrategy, ScaledRate,
+    StepSize, TrainerSection,
 };
 use crate::data::padding::{Batches, Padding, PaddingCost};
 use crate::data::store::Progress;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::view::View;
 use crate::data::{Dataset, paths};
+use crate::engine;
 use crate::error::{Error, Result, nearest};
 use crate::execution::{self, Available};
 use crate::generate::GenerateOptions;
@@ -30,6 +33,9 @@ use crate::optim::schedule::Schedule;
 use crate::optim::{OptimizerConfig, ParameterGroups};
 use crate::precision::PrecisionPlan;
 use crate::task::{LossOptions, Task};
+use batch::NUM_DEVICES;
+
+pub use batch::BatchPlan;
 
 /// A run, resolved.
 #[derive(Clone)]
@@ -64,6 +70,8 @@ pub struct RunPlan {
     pub validation: Option<Arc<dyn Dataset>>,
     /// Batch arithmetic.
     pub batch: BatchPlan,
+    /// Where a micro-batch comes from that the config does not state.
+    pub batch_note: Option<String>,
     /// The lengths that batches are padded to.
     pub padding: Padding,
     /// What padding costs in training.
@@ -78,6 +86,8 @@ pub struct RunPlan {
     pub groups: ParameterGroups,
     /// Parameters that learn, tied ones counted once.
     pub num_trainable: usize,
+    /// The peak learning rate, and what the batch has to do with it.
+    pub learning_rate: ScaledRate,
     /// Learning rate by step.
     pub schedule: Schedule,
     /// Optimizer steps between evaluations.
@@ -86,23 +96,12 @@ pub struct RunPlan {
     pub save_steps: usize,
     /// Optimizer steps between log rows.
     pub logging_steps: usize,
+    /// How intervals that are not written in steps became steps, for people.
+    pub intervals: Vec<String>,
     /// The text sample at the end, if any.
     pub generation: Option<SamplePlan>,
     /// Memory, by arithmetic.
     pub memory: MemoryEstimate,
-}
-
-/// How a global batch is made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BatchPlan {
-    /// Examples a forward pass.
-    pub micro: usize,
-    /// Forward and backward passes an optimizer step.
-    pub accumulation: usize,
-    /// Examples an optimizer step: `micro * accumulation`.
-    pub global: usize,
-    /// Longest example in tokens.
-    pub seq_len: usize,
 }
 
 /// How many steps the run has, and why.
@@ -122,6 +121,14 @@ pub struct StepPlan {
     pub because: String,
     /// The run ends after this much time, whatever else is planned.
     pub max_duration: Option<Duration>,
+}
+
+impl StepPlan {
+    /// What an optimizer step of `batch` sees.
+    pub fn step_size(&self, batch: BatchPlan) -> StepSize {
+        let tokens = self.train_tokens as f64 / self.per_epoch as f64;
+        StepSize { total_steps: self.total, samples: batch.global, tokens }
+    }
 }
 
 /// The text sample that a run writes at its end.
@@ -151,9 +158,12 @@ impl RunConfig {
         progress: &mut dyn FnMut(Progress) -> std::ops::ControlFlow<()>,
     ) -> Result<RunPlan> {
         self.validate()?;
+        engine::settle(self.compiler.as_ref(), self.device.kind)?;
         let device = execution::select(self.device.kind, self.device.index)?;
         let inputs = Inputs::open(&self, progress)?;
-        RunPlan::derive(self, inputs, device)
+        let mut config = self;
+        let note = batch_size::settle(&mut config, &inputs, &device)?;
+        Ok(RunPlan { batch_note: note, ..RunPlan::derive(config, inputs, device)? })
     }
 }
 
@@ -174,7 +184,8 @@ impl RunPlan {
     /// Settings that contradict one another or the inputs.
     pub fn derive(mut config: RunConfig, mut inputs: Inputs, device: Available) -> Result<Self> {
         let task = config.data.task;
-        limit(&config, &mut inputs);
+        let mut batch = BatchPlan::of(&config)?;
+        limit(&config, batch.global, &mut inputs);
         // Built for its shapes only: nothing is drawn until a parameter is used.
         let model = Model::new(&inputs.model_config, task.head(), &Device::flex())?;
         let parameters = parameters(&model);
@@ -187,7 +198,7 @@ impl RunPlan {
         let num_state = learning().flat_map(|parameter| optimizer.state(parameter)).map(|(_, n)| n).sum();
         let trainer = &config.trainer;
         let batches = Batches {
-            size: trainer.per_device_train_batch_size,
+            size: batch.micro,
             sampler: config.data.sampler,
             seed: trainer.data_seed(),
             drop_last: trainer.dataloader_drop_last,
@@ -196,17 +207,14 @@ impl RunPlan {
         let longest = inputs.max_length.unwrap_or(inputs.train.max_len().max(validation));
         let padding = Padding::new(config.data.padding, longest, &*inputs.train, batches);
         let padding_cost = padding.cost(&*inputs.train, batches);
-        let batch = BatchPlan {
-            micro: trainer.per_device_train_batch_size,
-            accumulation: trainer.gradient_accumulation_steps,
-            global: trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps,
-            seq_len: padding.length(inputs.train.max_len()),
-        };
+        batch.seq_len = padding.length(inputs.train.max_len());
         let steps = step_plan(&config, batch, inputs.train.len(), inputs.train_tokens)?;
+        let step_size = steps.step_size(batch);
+        let learning_rate = config.learning_rate.scaled(trainer.learning_rate, batch.global / NUM_DEVICES, NUM_DEVICES);
         let schedule = Schedule::new(
             trainer.lr_scheduler_type,
-            trainer.learning_rate,
-            if trainer.fast_dev_run { 0 } else { trainer.warmup_steps.resolve(steps.total) },
+            learning_rate.rate,
+            if trainer.fast_dev_run { 0 } else { trainer.warmup_steps.resolve(step_size) },
             steps.total,
             &trainer.lr_scheduler_kwargs,
         )
@@ -220,7 +228,7 @@ impl RunPlan {
         }
         check_metric(trainer, task)?;
         // Automatic: at least 20 rows a run, at most 500 steps apart.
-        let resolve = |steps_or_ratio: StepsOrRatio| steps_or_ratio.resolve(steps.total).max(1);
+        let resolve = |interval: Interval| interval.resolve(step_size).max(1);
         let logging_steps = trainer.logging_steps.map_or((steps.total / 20).clamp(1, 500), resolve);
         let eval_steps = trainer.eval_steps.map_or(logging_steps, resolve);
         let save_steps = resolve(trainer.save_steps);
@@ -249,6 +257,8 @@ impl RunPlan {
             (precision.precision, config.trainer.activation_checkpointing),
         );
 
+        let intervals = interval_notes(&config, step_size);
+        config.trainer.gradient_accumulation_steps = batch.accumulation;
         config.precision = precision.precision;
         config.trainer.logging_steps = Some(logging_steps.into());
         if config.trainer.eval_strategy == EvalStrategy::Steps {
@@ -278,6 +288,7 @@ impl RunPlan {
             train: inputs.train,
             validation: inputs.validation,
             batch,
+            batch_note: None,
             padding,
             padding_cost,
             steps,
@@ -285,10 +296,12 @@ impl RunPlan {
             optimizer,
             groups,
             num_trainable,
+            learning_rate,
             schedule,
             eval_steps,
             save_steps,
             logging_steps,
+            intervals,
             generation,
             memory,
             config,
@@ -314,6 +327,26 @@ impl RunPlan {
     }
 }
 
+/// `warm-up 1000 samples / 16 a step = 63`, for what is neither steps nor automatic.
+fn interval_notes(config: &RunConfig, step: StepSize) -> Vec<String> {
+    let trainer = &config.trainer;
+    let eval_steps = trainer.eval_steps.filter(|_| trainer.eval_strategy == EvalStrategy::Steps);
+    let save_steps = Some(trainer.save_steps).filter(|_| trainer.save_strategy == SaveStrategy::Steps);
+    [
+        ("warm-up", Some(trainer.warmup_steps).filter(|_| !trainer.fast_dev_run)),
+        ("logging", trainer.logging_steps),
+        ("evaluation", eval_steps),
+        ("saving", save_steps),
+    ]
+    .into_iter()
+    .filter_map(|(name, interval)| {
+        let interval = interval?;
+        let least = usize::from(name != "warm-up");
+        Some(format!("{name} {} = {}", interval.arithmetic(step)?, interval.resolve(step).max(least)))
+    })
+    .collect()
+}
+
 /// The figure that says which model is best has to be one of the task's.
 fn check_metric(trainer: &TrainerSection, task: Task) -> Result<()> {
     let (metric, figures) = (trainer.best_metric(), task.figures());
@@ -330,9 +363,8 @@ fn check_metric(trainer: &TrainerSection, task: Task) -> Result<()> {
 }
 
 /// Leaves out the examples that the config does not want.
-fn limit(config: &RunConfig, inputs: &mut Inputs) {
+fn limit(config: &RunConfig, step: usize, inputs: &mut Inputs) {
     let trainer = &config.trainer;
-    let step = trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps;
     let only = |given: Option<usize>, one: bool, size: usize| if one { Some(size) } else { given };
     let one_step = trainer.overfit_one_batch || trainer.fast_dev_run;
     let train = only(config.data.max_train_samples, one_step, step);

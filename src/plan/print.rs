@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use super::RunPlan;
 use crate::compiler::parts;
 use crate::config::{ActivationCheckpointing, CompilerMode, EvalStrategy, SaveStrategy};
+use crate::engine::Engine;
 use crate::error::Result;
-use crate::execution::engine;
 
 impl RunPlan {
     /// The plan in lines, every number with its arithmetic.
@@ -53,13 +53,14 @@ impl RunPlan {
         line(
             "batch",
             format!(
-                "{} = {} x {} micro-batches = up to {} tokens/step",
-                batch.global,
-                batch.micro,
-                batch.accumulation,
+                "{} = up to {} tokens/step",
+                batch.arithmetic(),
                 thousands(batch.global.saturating_mul(batch.seq_len) as u64)
             ),
         );
+        if let Some(note) = &self.batch_note {
+            line("", note.clone());
+        }
         line("padding", self.describe_padding());
         line("steps", format!("{} ({}), {} an epoch", self.steps.total, self.steps.because, self.steps.per_epoch));
         line("tokens", format!("about {}", thousands(self.steps.tokens)));
@@ -70,6 +71,9 @@ impl RunPlan {
             "learning rate",
             format!("{}, warm-up {} steps: {}", self.schedule.kind(), self.schedule.warmup_steps(), self.curve()),
         );
+        if let Some(because) = &self.learning_rate.because {
+            line("", format!("peak {because}"));
+        }
         let factors = self.groups.lr_factors();
         if !factors.is_empty() {
             let factors = factors.into_iter().map(|(name, factor)| format!("{name} {factor:.4}"));
@@ -120,7 +124,7 @@ impl RunPlan {
             "active",
             format!(
                 "{} engine, Kiln's fused operators {}, seed {}",
-                if mode == CompilerMode::Native { engine() } else { "compiled" },
+                if mode == CompilerMode::Native { Engine::this() } else { Engine::Compiled },
                 if self.ops.fused_operators().is_empty() { "off" } else { "on" },
                 trainer.seed
             ),
@@ -148,6 +152,9 @@ impl RunPlan {
                 }
             ),
         );
+        if !self.intervals.is_empty() {
+            line("", format!("in steps: {}", self.intervals.join("; ")));
+        }
         let kept = trainer.save_total_limit.map_or(String::new(), |limit| format!(", the last {limit} kept"));
         line(
             "checkpoints",

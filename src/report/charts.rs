@@ -295,8 +295,8 @@ fn axes<'a, 'b>(
     let text = (FAMILY, TEXT * 0.9).into_font().color(&INK);
     let number = move |value: &f64| match wide {
         wide if wide >= 20_000.0 => format!("{:.0}k", value / 1e3),
-        wide if wide >= 10.0 => format!("{value:.0}"),
-        _ => format!("{value:.1}"),
+        // As many digits as tell the labels of the axis apart.
+        wide => format!("{value:.*}", (1.0 - wide.log10()).ceil().clamp(0.0, 6.0) as usize),
     };
     let mut mesh = chart.configure_mesh();
     mesh.x_labels(5).y_labels(6).x_desc(x).y_desc(y).label_style(text.clone()).axis_desc_style(text);

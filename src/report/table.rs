@@ -109,10 +109,10 @@ pub(super) fn conclusions(report: &Report) -> Vec<String> {
         lines.push(format!("Break-even: compiling has paid for its start after step {step:.0}{later}."));
     }
     if let (Some(ceiling), Some(share)) = (derived.ceiling, derived.compute_share) {
-        let ceiling = if ceiling > 100.0 { "more than 100".into() } else { format!("{ceiling:.1}") };
+        let ceiling = if ceiling > 100.0 { "100x and more".into() } else { format!("{ceiling:.1}x") };
         lines.push(format!(
-            "Ceiling: {:.1} % of the native step is forward, backward and update, so no compiler could give more than \
-             {ceiling}x at this batch.",
+            "Ceiling: {:.1} % of the native step is forward, backward and update, so a compiler that took no time at all \
+             would give {ceiling} at this batch.",
             share * 100.0
         ));
     }

@@ -5,6 +5,7 @@
 mod read;
 mod score;
 mod spans;
+mod store;
 mod windows;
 
 #[cfg(test)]
@@ -19,52 +20,67 @@ pub use score::{Scores, exact_match, f1, scores};
 pub use spans::{Prediction, SpanLogits, SpanOptions, best_answers};
 pub use windows::{Window, WindowEncoder};
 
+use store::WindowStore;
+
+use crate::data::store::OnProgress;
 use crate::data::{Dataset, Example, Label};
 use crate::error::{Error, Result};
 use crate::signals;
 
-/// Questions and the windows they were cut into. A window is an example.
+/// Questions and the windows they were cut into. A window is an example. The questions are in memory, the windows on disk.
 #[derive(Debug, Clone)]
 pub struct SquadData {
     questions: Arc<[Question]>,
-    windows: Arc<[Window]>,
+    store: Arc<WindowStore>,
+    /// The windows that belong to `questions`, with the places of theirs among these.
+    windows: Arc<[(usize, usize)]>,
     options: SpanOptions,
 }
 
 impl SquadData {
-    /// Reads `files` and encodes every question with its context.
+    /// Reads `files` and encodes every question with its context, or takes the windows from the cache. `progress` is told
+    /// how far encoding has come and may interrupt it.
     ///
     /// # Errors
-    /// As [`read`]; a question that leaves no room for its context.
-    pub fn open(files: &[PathBuf], encoder: &WindowEncoder, options: SpanOptions) -> Result<Self> {
-        Self::new(read(files)?, encoder, options)
+    /// As [`read`]; a question that leaves no room for its context; a cache that cannot be written.
+    pub fn open(
+        files: &[PathBuf],
+        encoder: &WindowEncoder,
+        options: SpanOptions,
+        progress: &mut OnProgress<'_>,
+    ) -> Result<Self> {
+        let questions = read(files)?;
+        let store = WindowStore::build_or_open(&questions, encoder, progress)?;
+        Ok(Self::whole(questions, store, options))
     }
 
-    /// Encodes `questions`, of which there is at least one.
+    /// Encodes `questions`, of which there is at least one, past the cache.
     ///
     /// # Errors
-    /// A question that leaves no room for its context.
+    /// A question that leaves no room for its context; the operating system's; a signal.
     pub fn new(questions: Vec<Question>, encoder: &WindowEncoder, options: SpanOptions) -> Result<Self> {
-        let mut windows = Vec::new();
-        for (index, question) in questions.iter().enumerate() {
-            if let Some(signal) = signals::received() {
-                return Err(signal.error("stopped before the first step"));
-            }
-            windows.extend(encoder.windows(index, question)?);
-        }
-        Ok(Self { questions: questions.into(), windows: windows.into(), options })
+        let store = WindowStore::temporary(&questions, encoder, &mut store::until_signalled);
+        let store = store.map_err(|error| match signals::received() {
+            Some(signal) => signal.error("stopped before the first window"),
+            None => error,
+        })?;
+        Ok(Self::whole(questions, store, options))
+    }
+
+    fn whole(questions: Vec<Question>, store: WindowStore, options: SpanOptions) -> Self {
+        let windows = (0..store.len()).map(|window| (window, store.question_of(window))).collect();
+        Self { questions: questions.into(), store: Arc::new(store), windows, options }
     }
 
     /// The part of the questions for which `wanted` holds, with all their windows.
     fn part(&self, wanted: impl Fn(usize) -> bool) -> Self {
         let kept = (0..self.questions.len()).filter(|index| wanted(*index)).collect::<Vec<_>>();
         let places = kept.iter().enumerate().map(|(new, old)| (*old, new)).collect::<BTreeMap<_, _>>();
-        let windows = self.windows.iter().filter_map(|window| {
-            places.get(&window.question).map(|place| Window { question: *place, ..window.clone() })
-        });
+        let windows = self.windows.iter();
         Self {
             questions: kept.iter().map(|index| self.questions[*index].clone()).collect(),
-            windows: windows.collect(),
+            store: self.store.clone(),
+            windows: windows.filter_map(|(window, of)| Some((*window, *places.get(of)?))).collect(),
             options: self.options,
         }
     }
@@ -99,7 +115,8 @@ impl SquadData {
 
     /// The best answer to every question, in order. `logits` has one entry a window, in the order of the examples.
     pub fn answers(&self, logits: &[SpanLogits]) -> Vec<Prediction> {
-        best_answers(&self.questions, &self.windows, logits, &self.options)
+        let window = |(window, question): &(usize, usize)| Window { question: *question, ..self.store.window(*window) };
+        best_answers(&self.questions, self.windows.iter().map(window), logits, &self.options)
     }
 
     /// Scores the answers that `logits` give, as the official script does.
@@ -114,21 +131,21 @@ impl Dataset for SquadData {
     }
 
     fn get(&self, index: usize, _epoch: u64) -> Result<Example> {
-        let window = &self.windows[index];
+        let window = self.store.window(self.windows[index].0);
         Ok(Example {
-            input_ids: window.input_ids.clone(),
+            input_ids: window.input_ids,
             attention_mask: None,
-            token_type_ids: window.token_type_ids.clone(),
+            token_type_ids: window.token_type_ids,
             label: Label::Span { start: window.start, end: window.end },
         })
     }
 
     fn len_of(&self, index: usize) -> usize {
-        self.windows[index].input_ids.len()
+        self.store.len_of(self.windows[index].0)
     }
 
     fn max_len(&self) -> usize {
-        self.windows.iter().map(|window| window.input_ids.len()).max().unwrap_or(0)
+        (0..self.len()).map(|index| self.len_of(index)).max().unwrap_or(0)
     }
 
     fn squad(&self) -> Option<&SquadData> {

@@ -57,16 +57,16 @@ struct Candidate {
 /// The best answer to every question. `windows` and `logits` go together; windows of one question may be anywhere.
 pub fn best_answers(
     questions: &[Question],
-    windows: &[Window],
+    windows: impl IntoIterator<Item = Window>,
     logits: &[SpanLogits],
     options: &SpanOptions,
 ) -> Vec<Prediction> {
     let mut candidates = vec![Vec::new(); questions.len()];
     let mut no_answer = vec![f64::INFINITY; questions.len()];
-    for (window, logits) in windows.iter().zip(logits) {
+    for (window, logits) in windows.into_iter().zip(logits) {
         let none = f64::from(logits.start[0]) + f64::from(logits.end[0]);
         no_answer[window.question] = no_answer[window.question].min(none);
-        spans_of(window, logits, options, &mut candidates[window.question]);
+        spans_of(&window, logits, options, &mut candidates[window.question]);
     }
     let found = questions.iter().zip(candidates).zip(no_answer);
     found.map(|((question, candidates), none)| choose(question, candidates, none, options)).collect()

@@ -136,7 +136,7 @@ fn the_best_span_is_the_best_of_all() {
                 }
             }
         }
-        let found = &best_answers(&questions, &windows, &logits, &options)[0];
+        let found = &best_answers(&questions, windows, &logits, &options)[0];
         if version == 2 && none - best.0 > 1.0 {
             assert_eq!((found.span, found.text.as_str()), (None, ""));
         } else {

@@ -2,6 +2,7 @@
 //! windows that overlap by `doc_stride` tokens, and the answer as the first and last token of it, or the first token of the
 //! sequence (`[CLS]`) where the window does not hold it.
 
+use sha2::{Digest, Sha256};
 use tokenizers::{Encoding, PostProcessor, TruncationDirection};
 
 use super::read::Question;
@@ -33,6 +34,7 @@ pub struct WindowEncoder {
     max_length: usize,
     doc_stride: usize,
     token_types: bool,
+    hash: [u8; 32],
 }
 
 impl WindowEncoder {
@@ -46,12 +48,13 @@ impl WindowEncoder {
     }
 
     /// Windows of at most `max_length` tokens of which `doc_stride` are those of the window before; with token types if
-    /// the model has them. `tokenizer` does not truncate.
+    /// the model has them. `tokenizer`, whose content has the SHA-256 `hash`, does not truncate.
     ///
     /// # Errors
     /// A stride that leaves nothing new for a window.
     pub fn new(
         tokenizer: &tokenizers::Tokenizer,
+        hash: [u8; 32],
         max_length: usize,
         doc_stride: usize,
         token_types: bool,
@@ -62,7 +65,20 @@ impl WindowEncoder {
             ))
             .help("a window must be longer than what it shares with the one before"));
         }
-        Ok(Self { tokenizer: tokenizer.clone(), max_length, doc_stride, token_types })
+        let mut all = Sha256::new();
+        all.update(hash);
+        all.update(format!("windows of {max_length}, overlap {doc_stride}, types {token_types}").as_bytes());
+        Ok(Self { tokenizer: tokenizer.clone(), max_length, doc_stride, token_types, hash: all.finalize().into() })
+    }
+
+    /// SHA-256 of everything that decides the windows of a question.
+    pub fn content_hash(&self) -> [u8; 32] {
+        self.hash
+    }
+
+    /// Whether windows have token types.
+    pub fn has_types(&self) -> bool {
+        self.token_types
     }
 
     /// The windows of `question`, which has index `index`; at least one.

@@ -40,7 +40,7 @@ pub trait Callback {
     /// Before everything else, when the run continues from `checkpoint`.
     fn on_resume(&mut self, progress: &Progress, checkpoint: &Path) {}
 
-    /// Before the first step.
+    /// Before the first step, and again when the run goes on after it ran out of memory.
     fn on_train_begin(&mut self, plan: &RunPlan) {}
 
     /// Before the first step of an epoch, also when a run is taken up in the middle of one.

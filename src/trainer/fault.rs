@@ -11,8 +11,8 @@ use super::output::{RunFolder, write_whole};
 use super::run::Run;
 use super::run_log;
 use crate::compiler;
+use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result};
-use crate::execution;
 use crate::plan::RunPlan;
 
 /// The folder's name in the run folder.
@@ -77,7 +77,7 @@ fn write_bundle(
         "device": {
             "kind": plan.device.kind.as_str(),
             "name": plan.device.name,
-            "engine": execution::engine(),
+            "engine": Engine::this(),
             "active": parts.iter().map(compiler::Part::to_json).collect::<Value>(),
         },
         "data_position": run.position,

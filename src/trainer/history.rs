@@ -17,7 +17,6 @@ use crate::plan::RunPlan;
 /// The operating system's.
 pub(super) fn write_trainer_state(folder: &RunFolder, plan: &RunPlan, run: &Run) -> Result<()> {
     let best = run.best.step.map(|step| folder.checkpoints().join(checkpoint::name(step)));
-    let trainer = &plan.config.trainer;
     let head = json!({
         "best_global_step": run.best.step,
         "best_metric": run.best.value(),
@@ -35,7 +34,7 @@ pub(super) fn write_trainer_state(folder: &RunFolder, plan: &RunPlan, run: &Run)
         "save_steps": plan.save_steps,
         "stateful_callbacks": {},
         "total_flos": 0,
-        "train_batch_size": trainer.per_device_train_batch_size,
+        "train_batch_size": plan.batch.micro,
         "trial_name": null,
         "trial_params": null,
     });

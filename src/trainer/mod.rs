@@ -13,6 +13,7 @@ pub mod laps;
 mod output;
 mod panics;
 mod promise;
+mod recover;
 mod run;
 mod run_log;
 mod saver;
@@ -33,6 +34,7 @@ use kiln_models::weights::{LoadReport, load};
 use crate::compiler::auto;
 use crate::config::{ActivationCheckpointing, CompilerMode, DeviceKind, Integration};
 use crate::data::loader::{Loader, LoaderOptions};
+use crate::engine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::execution::{read_scalars, seed_for};
 use crate::metrics::Record;
@@ -104,8 +106,22 @@ impl Trainer {
             ActivationCheckpointing::None | ActivationCheckpointing::Blocks => device,
             ActivationCheckpointing::Balanced => device.gradient_checkpointing(),
         };
+        let (model, optimizer, load_report) = Self::build(&plan, &device)?;
+        let (callbacks, step_times, rehearsal) = (Vec::new(), false, false);
+        let scaler = Self::scaler(&plan);
+        Ok(Self { plan, model, optimizer, scaler, device, callbacks, load_report, step_times, rehearsal })
+    }
+
+    /// The scaler of the loss before the first step, where the precision needs one.
+    fn scaler(plan: &RunPlan) -> Option<LossScaler> {
+        let scales = plan.precision.scales_loss();
+        scales.then(|| LossScaler::new(ScalerConfig::default(), &plan.device.device))
+    }
+
+    /// Model and optimizer as they are before the first step.
+    fn build(plan: &RunPlan, device: &Device) -> Result<(Model, Optimizer, Option<LoadReport>)> {
         device.seed(seed_for(plan.config.trainer.seed, "init", 0, 0));
-        let model = Model::new(&plan.model_config, plan.task.head(), &device)?.with_compute(plan.compute());
+        let model = Model::new(&plan.model_config, plan.task.head(), device)?.with_compute(plan.compute());
         let (model, load_report) = match &plan.model_from {
             Some(folder) => load(model, folder).map(|(model, report)| (model, Some(report)))?,
             None => (model, None),
@@ -114,10 +130,7 @@ impl Trainer {
         // Drawn now, from the seed alone: the first forward pass draws dropout too, in another order in every mode.
         model.visit(&mut Drawn);
         let optimizer = Optimizer::new(plan.optimizer, &plan.groups, &model).with_ops(plan.ops);
-        let scaler = plan.precision.scales_loss();
-        let scaler = scaler.then(|| LossScaler::new(ScalerConfig::default(), &plan.device.device));
-        let (callbacks, step_times, rehearsal) = (Vec::new(), false, false);
-        Ok(Self { plan, model, optimizer, scaler, device, callbacks, load_report, step_times, rehearsal })
+        Ok((model, optimizer, load_report))
     }
 
     /// A trainer whose steps are looked at and thrown away: it writes no model.
@@ -159,7 +172,8 @@ impl Trainer {
     /// begins where the newest checkpoint stands.
     ///
     /// # Errors
-    /// Data that cannot be read, a loss or gradient norm that is not finite, a device or a disk that fails, a checkpoint
+    /// Memory that does not suffice for a micro-batch of 1 (a larger one is halved, from the last good state on); data that
+    /// cannot be read, a loss or gradient norm that is not finite, a device or a disk that fails, a checkpoint
     /// of another run; a signal that stopped the run after a checkpoint was saved.
     pub fn train(&mut self) -> Result<TrainOutput> {
         let (mut folder, checkpoint) = RunFolder::create(&self.plan)?;
@@ -173,26 +187,34 @@ impl Trainer {
         if let Some(decision) = &self.plan.decision {
             decision.write(folder.path())?;
         }
-        let output = self.begin(&folder, checkpoint.as_ref()).and_then(|mut run| {
-            // Some failures of a device come as panics of this thread.
-            let output = catch_unwind(AssertUnwindSafe(|| self.run(&mut folder, &mut run))).unwrap_or_else(|payload| {
-                let step = run.progress.step + 1;
-                Err(Error::device(format!("step {step} panicked: {}", panics::message(&*payload)))
-                    .help("what the device holds is lost; continue with `kiln train FILE --resume`"))
-            });
-            if let Some(notice) =
-                output.as_ref().err().and_then(|error| fault::report(&self.plan, &folder, &mut run, error))
-            {
-                self.callbacks.iter_mut().for_each(|callback| callback.on_notice(&notice));
-            }
-            output
-        });
+        let mut output = self.begin(&folder, checkpoint.as_ref()).and_then(|run| self.attempt(&mut folder, run));
+        while let Err(error) = &output
+            && let Some(smaller) = recover::smaller_batch(&self.plan, error)
+        {
+            let error = error.to_string();
+            output = self.recover(&mut folder, smaller, &error).and_then(|run| self.attempt(&mut folder, run));
+        }
         if let Err(error) = &output {
             RunLog::new(folder.path()).say(format_args!("ended: {error}"));
         }
         folder.status.end(output.as_ref().err());
         let written = folder.status.write(folder.path());
         output.and_then(|output| written.map(|()| output))
+    }
+
+    /// The loop from where `run` stands to the end of the plan, or to what stops it.
+    fn attempt(&mut self, folder: &mut RunFolder, mut run: Run) -> Result<TrainOutput> {
+        // Some failures of a device come as panics of this thread.
+        let output = catch_unwind(AssertUnwindSafe(|| self.run(folder, &mut run))).unwrap_or_else(|payload| {
+            let step = run.progress.step + 1;
+            Err(Error::device(format!("step {step} panicked: {}", panics::message(&*payload)))
+                .help("what the device holds is lost; continue with `kiln train FILE --resume`"))
+        });
+        if let Some(notice) = output.as_ref().err().and_then(|error| fault::report(&self.plan, folder, &mut run, error))
+        {
+            self.callbacks.iter_mut().for_each(|callback| callback.on_notice(&notice));
+        }
+        output
     }
 
     /// THE loop.
@@ -227,7 +249,7 @@ impl Trainer {
             let mut accumulator = GradientsAccumulator::new();
             let mut loss_sum: Option<Tensor<1>> = None;
             let mut expected_divisor = None;
-            let (mut num_labels, mut micro_batches, mut step_tokens) = (0.0, 0, 0);
+            let (mut num_labels, mut examples, mut step_tokens) = (0.0, 0, 0);
             let mut epoch_ended = false;
             for micro in 0..accumulation {
                 let Some(loaded) = loader.next_batch()? else { break };
@@ -243,7 +265,10 @@ impl Trainer {
                 // In f16 the gradients of a sum over thousands of tokens would overflow under any scale, so the sum is
                 // divided before the backward pass, by what the step's divisor will be if all batches are like this.
                 let labels = self.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
-                let all = self.plan.task.step_divisor(labels * accumulation as f64, accumulation);
+                let all = self
+                    .plan
+                    .task
+                    .step_divisor(labels * accumulation as f64, self.plan.batch.global.div_ceil(self.plan.batch.piece));
                 let expected = *expected_divisor.get_or_insert(all.max(1.0));
                 let scaled = |loss| {
                     laps.lap(Part::Forward);
@@ -260,7 +285,7 @@ impl Trainer {
                     None => sum,
                 });
                 num_labels += self.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
-                micro_batches += 1;
+                examples += loaded.batch.examples;
                 step_tokens += loaded.batch.num_tokens as u64;
                 run.progress.samples += loaded.batch.examples as u64;
                 run.progress.epoch = loaded.epoch_progress;
@@ -276,7 +301,8 @@ impl Trainer {
 
             // Divide once, clip by the global norm, update.
             let grads = accumulator.grads();
-            let divisor = self.plan.task.step_divisor(num_labels, micro_batches);
+            // As many means as there are micro-batches, unless the loss of a step is stated to be another.
+            let divisor = self.plan.task.step_divisor(num_labels, examples.div_ceil(self.plan.batch.piece));
             let sum_norm = global_norm(&self.model, &grads, self.model.ops());
             let verdict = self.scaler.as_ref().map(|scaler| scaler.judge(sum_norm.clone()));
             let (scale, grad_norm) = match &self.scaler {
@@ -363,7 +389,7 @@ impl Trainer {
         if trainer.load_best_model_at_end {
             self.load_best(folder, run)?;
         }
-        let summary = run.clock.summary(&run.progress, run.mean_loss(self.scaler.as_ref())?, saving);
+        let summary = self.labelled(run.clock.summary(&run.progress, run.mean_loss(self.scaler.as_ref())?, saving));
         folder.metrics.append(&summary)?;
         if !self.rehearsal {
             folder.write_model(&self.model, &self.plan)?;
@@ -396,7 +422,7 @@ impl Trainer {
     fn log(&mut self, folder: &mut RunFolder, run: &mut Run, values: &StepValues, waited: Duration) -> Result<()> {
         let read = values.read(&mut run.guard, Some(&self.model))?;
         let row = run.clock.close_window(&run.progress, [read.loss, read.grad_norm, values.lr], waited);
-        let row = read.scaling.iter().fold(row, |row, scaling| scaling.record(row));
+        let row = self.labelled(read.scaling.iter().fold(row, |row, scaling| scaling.record(row)));
         folder.metrics.append(&row)?;
         self.callbacks.iter_mut().for_each(|callback| callback.on_log(&run.progress, &row));
         read.check_finite(run)?;
@@ -406,6 +432,12 @@ impl Trainer {
         }
         run.last_row = run.progress.step;
         Ok(())
+    }
+
+    /// `row`, marked where Burn's fusion was held off: its times are those of no engine.
+    fn labelled(&self, row: Record) -> Record {
+        let unfused = engine::is_unfused(self.plan.config.compiler.as_ref(), self.plan.device.kind);
+        if unfused { row.with("unfused", 1u64) } else { row }
     }
 
     /// Evaluates and writes the row. When a signal comes first, the evaluation stays due.
@@ -434,7 +466,7 @@ impl Trainer {
         self.plan.device.device.memory_cleanup();
         let elapsed = started.elapsed();
         run.clock.exclude_evaluation(elapsed);
-        let row = evaluation.record(&run.progress, elapsed);
+        let row = self.labelled(evaluation.record(&run.progress, elapsed));
         folder.metrics.append(&row)?;
         self.callbacks.iter_mut().for_each(|callback| callback.on_evaluate(&run.progress, &row, &mut run.control));
         if run.progress.step > 0 {

@@ -7,7 +7,7 @@
 //! free when the schedule does not depend on it. Everything else is refused by name.
 //!
 //! The micro-batch is free at the same number of examples in an optimizer step, where the loss of a step does not depend
-//! on how it is cut (language models). Then sums are added in another order, so that losses differ by rounding (f32: some
+//! on how it is cut (language models, and every task whose `batch.global_batch_size` is stated). Then sums are added in another order, so that losses differ by rounding (f32: some
 //! 1e-6 relative a step), and dropout, which is drawn for each micro-batch, draws anew.
 
 use std::collections::BTreeMap;
@@ -26,6 +26,7 @@ const FREE: &[&str] = &[
     "run.",
     "generation.",
     "compiler.",
+    "batch.",
     "device.index",
     "data.max_eval_samples",
     "trainer.max_minutes",
@@ -56,6 +57,10 @@ const DERIVED: &[&str] = &[
     "trainer.data_seed",
     "trainer.per_device_train_batch_size",
     "trainer.gradient_accumulation_steps",
+    "trainer.learning_rate",
+    "learning_rate.scaling",
+    "learning_rate.reference_batch",
+    "learning_rate.scope",
     "device.kind",
     "generation",
 ];
@@ -92,6 +97,7 @@ impl Promise {
         }
         settings.insert(LENGTH.into(), json!(plan.steps.total));
         settings.insert("trainer.warmup_steps".into(), json!(plan.schedule.warmup_steps()));
+        settings.insert("trainer.learning_rate".into(), json!(plan.learning_rate.rate));
         settings.insert("trainer.data_seed".into(), json!(plan.config.trainer.data_seed()));
         let (micro, accumulation) = (plan.batch.micro, plan.batch.accumulation);
         settings.insert("examples in an optimizer step".into(), json!(micro * accumulation));
@@ -100,7 +106,7 @@ impl Promise {
             settings.insert("examples of an epoch".into(), json!(plan.steps.train_examples / micro * micro));
         }
         if plan.task.sums_micro_batches() {
-            settings.insert("trainer.per_device_train_batch_size".into(), json!(micro));
+            settings.insert("trainer.per_device_train_batch_size".into(), json!(plan.batch.piece));
         }
         settings.insert("device.kind".into(), json!(plan.device.kind.as_str()));
         settings.insert("training examples".into(), json!(plan.steps.train_examples));

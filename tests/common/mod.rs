@@ -18,6 +18,22 @@ pub fn kiln(folder: &Path) -> Command {
     command
 }
 
+/// The kind of device of the tests that run on any: what `KILN_TEST_DEVICE` says, the CPU otherwise. On wgpu the binary is
+/// of one engine and finds the other in `KILN_NATIVE` or `KILN_COMPILED`, and kernels are kept from test to test, since a
+/// software device compiles and tunes them for minutes.
+pub fn device() -> String {
+    std::env::var("KILN_TEST_DEVICE").unwrap_or_else(|_| "cpu".into())
+}
+
+/// [`kiln`] for a test that runs on [`device`].
+pub fn kiln_on_device(folder: &Path) -> Command {
+    let mut command = kiln(folder);
+    if device() != "cpu" {
+        command.env("KILN_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels"));
+    }
+    command
+}
+
 /// Runs the binary and expects success; its stdout.
 pub fn succeeds(command: &mut Command) -> String {
     let output = command.output().unwrap();

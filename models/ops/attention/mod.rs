@@ -122,18 +122,18 @@ impl Attention {
 
 /// [`Attention`] as the kernel sees it.
 #[derive(Debug, Clone, Copy)]
-struct Settings {
-    batch: usize,
-    heads: usize,
-    scale: f32,
-    causal: bool,
+pub(super) struct Settings {
+    pub batch: usize,
+    pub heads: usize,
+    pub scale: f32,
+    pub causal: bool,
     /// Whether the mask of keys hides any.
-    padded: bool,
+    pub padded: bool,
     /// Probability that a weight is zeroed; 0 without training.
-    dropout: f64,
+    pub dropout: f64,
 }
 
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
 trait AttentionOp: Backend {
     fn packed(
         qkv: FloatTensor<Self>,
@@ -154,34 +154,34 @@ trait AttentionOp: Backend {
 
 /// One tensor with all three, or three tensors.
 #[derive(Debug, Clone)]
-enum Parts<F> {
+pub(super) enum Parts<F> {
     Packed(F),
     Separate([F; 3]),
 }
 
 /// The operator's inputs as a backend has them.
 #[derive(Debug, Clone)]
-struct Inputs<F, I, B> {
-    qkv: Parts<F>,
-    keys: B,
-    seed: I,
-    settings: Settings,
+pub(super) struct Inputs<F, I, B> {
+    pub qkv: Parts<F>,
+    pub keys: B,
+    pub seed: I,
+    pub settings: Settings,
 }
 
-type InputsOf<B> = Inputs<FloatTensor<B>, IntTensor<B>, BoolTensor<B>>;
+pub(super) type InputsOf<B> = Inputs<FloatTensor<B>, IntTensor<B>, BoolTensor<B>>;
 
 /// What the backward needs.
 #[derive(Debug, Clone)]
-struct Saved<F, I, B> {
-    inputs: Inputs<F, I, B>,
+pub(super) struct Saved<F, I, B> {
+    pub inputs: Inputs<F, I, B>,
     /// Logarithm of the sum of the exponentials of each row's scores, `[batch, heads, seq]`.
-    lse: F,
+    pub lse: F,
 }
 
-type SavedOf<B> = Saved<FloatTensor<B>, IntTensor<B>, BoolTensor<B>>;
+pub(super) type SavedOf<B> = Saved<FloatTensor<B>, IntTensor<B>, BoolTensor<B>>;
 
 /// What a backend supplies.
-trait AttentionKernel: Backend {
+pub(super) trait AttentionKernel: Backend {
     /// The result, and each row's log-sum-exp.
     fn forward(inputs: &InputsOf<Self>) -> (FloatTensor<Self>, FloatTensor<Self>);
 
@@ -189,22 +189,30 @@ trait AttentionKernel: Backend {
     fn backward(saved: SavedOf<Self>, dout: FloatTensor<Self>) -> Parts<FloatTensor<Self>>;
 }
 
-impl AttentionOp for Flex {
-    fn packed(qkv: FlexTensor, keys: FlexTensor, seed: FlexTensor, settings: Settings) -> FlexTensor {
-        Self::forward(&Inputs { qkv: Parts::Packed(qkv), keys, seed, settings }).0
-    }
+/// Without autodiff the operator is its kernel's forward.
+macro_rules! without_autodiff {
+    ($backend:ty, $tensor:ty) => {
+        impl AttentionOp for $backend {
+            fn packed(qkv: $tensor, keys: $tensor, seed: $tensor, settings: Settings) -> $tensor {
+                Self::forward(&Inputs { qkv: Parts::Packed(qkv), keys, seed, settings }).0
+            }
 
-    fn separate(
-        query: FlexTensor,
-        key: FlexTensor,
-        value: FlexTensor,
-        keys: FlexTensor,
-        seed: FlexTensor,
-        settings: Settings,
-    ) -> FlexTensor {
-        Self::forward(&Inputs { qkv: Parts::Separate([query, key, value]), keys, seed, settings }).0
-    }
+            fn separate(
+                query: $tensor,
+                key: $tensor,
+                value: $tensor,
+                keys: $tensor,
+                seed: $tensor,
+                settings: Settings,
+            ) -> $tensor {
+                Self::forward(&Inputs { qkv: Parts::Separate([query, key, value]), keys, seed, settings }).0
+            }
+        }
+    };
 }
+without_autodiff!(Flex, FlexTensor);
+#[cfg(feature = "compiler")]
+without_autodiff!(crate::ops::cube::Cube, crate::ops::cube::FusedTensor);
 
 impl<B: AttentionKernel, C: CheckpointStrategy> AttentionOp for Autodiff<B, C> {
     fn packed(

@@ -1,12 +1,12 @@
 //! The AdamW update of one parameter against f64 arithmetic on the host.
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Tensor, TensorData};
 use kiln_models::ops::adamw::{State, Update, sum_of_squares};
 
 use crate::{close, noise, read};
 
 fn tensor(values: &[f32]) -> Tensor<1> {
-    Tensor::from_data(TensorData::new(values.to_vec(), [values.len()]), &Device::flex())
+    Tensor::from_data(TensorData::new(values.to_vec(), [values.len()]), &crate::device())
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Attention without a stored score matrix.
 
-use burn::tensor::{Bool, Device, Tensor, TensorData};
+use burn::tensor::{Bool, Tensor, TensorData};
 use kiln_models::Ops;
 use kiln_models::ops::attention::{Attention, Mask, Qkv};
 
@@ -178,10 +178,10 @@ fn dropout_has_one_mask_forward_and_backward() {
     let units = Input { values: (0..rows * case.width()).map(unit).collect(), shape: [rows, case.width()] };
     let op = case.op(p);
     let seeded = move |inputs: Vec<Tensor<2>>, ops: Ops| {
-        Device::flex().seed(seed);
+        crate::device().seed(seed);
         op(inputs, ops)
     };
-    let device = Device::flex();
+    let device = crate::device();
     let probe = [&zeros, &zeros, &units].map(|input| tensor(input, &device)).to_vec();
     let mask = read(seeded(probe, Ops::Fused)); // [batch, seq, heads, seq] / seq
     let factor = |head: usize, row: usize, key: usize| {
@@ -195,7 +195,7 @@ fn dropout_has_one_mask_forward_and_backward() {
         let case = Case { causal, ..case };
         let op = case.op(p);
         let seeded = move |inputs: Vec<Tensor<2>>, ops: Ops| {
-            Device::flex().seed(seed);
+            crate::device().seed(seed);
             op(inputs, ops)
         };
         agrees_with_host("dropout", &case.inputs(), &seeded, &case.host(factor), ROUNDING);

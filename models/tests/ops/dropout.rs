@@ -1,6 +1,6 @@
 //! Dropout from a counter-based generator, alone and in `residual + dropout(x + bias)`.
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 use kiln_models::Ops;
 use kiln_models::ops::dropout::{bias_dropout_residual, dropout};
 
@@ -8,7 +8,7 @@ use crate::{agrees_with_plain, close, generator, input, noise, read, run, vector
 
 /// What dropout with this seed multiplies the elements of `[rows, cols]` by: the result for ones.
 fn factors(rows: usize, cols: usize, p: f64, seed: u64) -> Vec<f32> {
-    let device = Device::flex();
+    let device = crate::device();
     device.seed(seed);
     read(dropout(Tensor::ones([rows, cols], &device), p, true, Ops::Fused))
 }
@@ -49,7 +49,7 @@ fn seeds_decide() {
     let _alone = generator();
     assert_eq!(factors(13, 17, 0.5, 1), factors(13, 17, 0.5, 1));
     assert_ne!(factors(13, 17, 0.5, 1), factors(13, 17, 0.5, 2));
-    let device = Device::flex();
+    let device = crate::device();
     let draw = || read(dropout(Tensor::ones([13, 17], &device), 0.5, true, Ops::Fused));
     assert_ne!(draw(), draw(), "two draws");
     assert_eq!(read(dropout(Tensor::ones([3, 4], &device), 0.5, false, Ops::Fused)), [1.0; 12]);
@@ -79,7 +79,7 @@ fn forward_and_backward_have_one_mask() {
         let x = input(rows, width, 1.0, 1);
 
         let alone = |inputs: Vec<Tensor<2>>, ops| {
-            Device::flex().seed(seed);
+            crate::device().seed(seed);
             let [x] = inputs.try_into().unwrap();
             vector(dropout(x, p, true, ops))
         };
@@ -90,7 +90,7 @@ fn forward_and_backward_have_one_mask() {
 
         let (bias, residual) = (input(1, width, 1.0, 2), input(rows, width, 1.0, 3));
         let all = |inputs: Vec<Tensor<2>>, ops| {
-            Device::flex().seed(seed);
+            crate::device().seed(seed);
             let [x, bias, residual] = inputs.try_into().unwrap();
             vector(bias_dropout_residual(x, vector(bias), residual, p, true, ops))
         };

@@ -14,6 +14,19 @@ mod linear;
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_models::Ops;
 
+/// The device under test: the CPU, or wgpu's software device where `KILN_TEST_DEVICE` is `wgpu`.
+pub(crate) fn device() -> Device {
+    match std::env::var("KILN_TEST_DEVICE").as_deref() {
+        #[cfg(feature = "wgpu")]
+        Ok("wgpu") => Device::wgpu(burn::tensor::DeviceKind::Cpu),
+        Err(_) | Ok("cpu") => Device::flex(),
+        Ok(other) => panic!(
+            "KILN_TEST_DEVICE={other}: this test was built for {}",
+            if cfg!(feature = "wgpu") { "cpu and wgpu" } else { "cpu" }
+        ),
+    }
+}
+
 /// One input: its values, `[rows, cols]`. A vector is one row.
 #[derive(Clone)]
 pub(crate) struct Input {
@@ -69,7 +82,7 @@ fn weights(n: usize) -> Vec<f32> {
 
 /// The result and the gradient of every input.
 pub(crate) fn run(inputs: &[Input], op: Op<'_>, ops: Ops) -> (Vec<f32>, Vec<Vec<f32>>) {
-    let device = Device::flex().autodiff();
+    let device = device().autodiff();
     let leaves = inputs.iter().map(|input| tensor(input, &device).require_grad()).collect::<Vec<_>>();
     let result = op(leaves.clone(), ops);
     let n = result.dims()[0];
@@ -104,7 +117,7 @@ pub(crate) fn agrees_with_plain(what: &str, inputs: &[Input], op: Op<'_>, tolera
         close(&format!("{what}: gradient {i}"), fused, &wide(plain), tolerance);
     }
     // Without autodiff the operator takes another path through the backend.
-    let device = Device::flex();
+    let device = device();
     let untracked = op(inputs.iter().map(|input| tensor(input, &device)).collect(), Ops::Fused);
     assert_eq!(read(untracked), fused, "{what}: with and without autodiff");
 }

@@ -75,11 +75,11 @@ fn the_example_of_the_contract() {
 fn defaults_are_hugging_faces() {
     let config = parse("").unwrap();
     let trainer = &config.trainer;
-    assert_eq!((trainer.per_device_train_batch_size, trainer.per_device_eval_batch_size), (8, 8));
+    assert_eq!((trainer.per_device_train_batch_size, trainer.per_device_eval_batch_size), (8.into(), 8));
     assert_eq!(trainer.length(), RunLength::Epochs(3.0));
     assert_eq!((trainer.learning_rate, trainer.weight_decay, trainer.max_grad_norm), (5e-5, 0.0, 1.0));
     assert_eq!((trainer.adam_beta1, trainer.adam_beta2, trainer.adam_epsilon), (0.9, 0.999, 1e-8));
-    assert_eq!((trainer.lr_scheduler_type, trainer.warmup_steps), (SchedulerType::Linear, StepsOrRatio::Steps(0)));
+    assert_eq!((trainer.lr_scheduler_type, trainer.warmup_steps), (SchedulerType::Linear, Interval::Steps(0)));
     assert_eq!((trainer.seed, trainer.data_seed(), trainer.eval_strategy), (42, 42, EvalStrategy::No));
     assert_eq!((config.run.on_existing, config.data.sampler), (OnExisting::Fail, Sampler::Random));
     assert_eq!((config.data.format, config.device.kind), (DataFormat::Text, DeviceKind::Auto));
@@ -92,13 +92,30 @@ fn a_compiler_section_switches_it_on() {
     assert_eq!(of("[compiler]"), TrainingCompilerConfig::default());
     assert_eq!(
         of("[compiler]\nenabled = false\nfused_ops = \"on\""),
-        TrainingCompilerConfig { enabled: CompilerMode::Native, fused_ops: Switch::On.into() }
+        TrainingCompilerConfig {
+            enabled: CompilerMode::Native,
+            fused_ops: Switch::On.into(),
+            ..TrainingCompilerConfig::default()
+        }
     );
+    let all = "[compiler]\nfusion = \"off\"\nautotune = \"extensive\"\ngraph = \"on\"";
+    let (fusion, graph) = (Switch::Off, Switch::On);
+    let expected = TrainingCompilerConfig {
+        fusion,
+        autotune: AutotuneLevel::Extensive,
+        graph,
+        ..TrainingCompilerConfig::default()
+    };
+    assert_eq!(of(all), expected);
     let mut config = parse("[compiler]\nfused_ops = \"off\"").unwrap();
     config.set_compiler(CompilerMode::Native);
     assert_eq!(
         config.compiler,
-        Some(TrainingCompilerConfig { enabled: CompilerMode::Native, fused_ops: Switch::Off.into() })
+        Some(TrainingCompilerConfig {
+            enabled: CompilerMode::Native,
+            fused_ops: Switch::Off.into(),
+            ..TrainingCompilerConfig::default()
+        })
     );
     let mut config = parse("").unwrap();
     config.set_compiler(CompilerMode::Compiled);
@@ -150,8 +167,8 @@ fn older_spellings() {
     )
     .unwrap();
     assert_eq!(config.trainer.eval_strategy, EvalStrategy::Epoch);
-    assert_eq!(config.trainer.warmup_steps, StepsOrRatio::Ratio(0.1));
-    assert_eq!((config.trainer.per_device_train_batch_size, config.trainer.per_device_eval_batch_size), (4, 5));
+    assert_eq!(config.trainer.warmup_steps, Interval::Ratio(0.1));
+    assert_eq!((config.trainer.per_device_train_batch_size, config.trainer.per_device_eval_batch_size), (4.into(), 5));
     assert_eq!((config.device.kind, config.data.sampler), (DeviceKind::Cpu, Sampler::Sequential));
     assert_eq!(parse("adafactor = true").unwrap().trainer.optim, OptimizerName::Adafactor);
     assert_eq!(parse("adafactor = false").unwrap().trainer.optim, OptimizerName::AdamW);
@@ -161,7 +178,7 @@ fn older_spellings() {
         assert_eq!((trainer.optim, trainer.optim_args), (OptimizerName::Sgd, args));
     }
     assert_eq!(parse("no_cuda = false").unwrap().device.kind, DeviceKind::Auto);
-    assert_eq!(parse("warmup_ratio = 0").unwrap().trainer.warmup_steps, StepsOrRatio::Steps(0));
+    assert_eq!(parse("warmup_ratio = 0").unwrap().trainer.warmup_steps, Interval::Steps(0));
     refused(
         parse("evaluation_strategy = \"sometimes\""),
         &[
@@ -238,7 +255,7 @@ fn the_builder_checks_like_a_file() {
     assert_eq!(RunConfig::parse(&config.to_toml().unwrap(), "x").unwrap().model, config.model);
     let trainer = TrainerSection { learning_rate: f64::NAN, ..Default::default() };
     refused(builder().trainer(trainer).build(), &["trainer.learning_rate: expected a finite number, got NaN"]);
-    let trainer = TrainerSection { warmup_steps: StepsOrRatio::Ratio(1.5), ..Default::default() };
+    let trainer = TrainerSection { warmup_steps: Interval::Ratio(1.5), ..Default::default() };
     refused(builder().trainer(trainer).build(), &["trainer.warmup_steps: expected a ratio between 0 and 1, got 1.5"]);
     let trainer = TrainerSection { seed: u64::MAX, ..Default::default() };
     refused(builder().trainer(trainer).build(), &["trainer.seed: expected at most"]);

@@ -1,0 +1,361 @@
+//! Attention: Burn's matrix products around one kernel that makes weights of scores, and one that takes their gradient back.
+//! Scores exist for a few sequences at a time and are computed again in the backward, so none are kept.
+
+use burn::backend::TensorMetadata;
+use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
+use burn::tensor::{IntDType, Shape, Slice};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::super::attention::{AttentionKernel, InputsOf, Parts, SavedOf};
+use super::dropout::{factor, threshold};
+use super::rows::{cube_max, cube_sum};
+use super::{Cube, FusedTensor, Kernels, Scores, buffer, by_row, empty, lanes, own};
+
+/// Scores that exist at a time: 64 MiB of them.
+const SCORES: usize = 1 << 24;
+
+/// The sequences `start..end` of a batch, with what the kernels need of it.
+struct Part {
+    qkv: [FusedTensor; 3],
+    keys: FusedTensor,
+    by: Scores,
+}
+
+/// Query, key and value as `[batch, heads, seq, head_dim]`, the mask of keys as numbers, and the sequences of each chunk.
+struct Split {
+    qkv: [FusedTensor; 3],
+    keys: FusedTensor,
+    by: Scores,
+    chunks: Vec<(usize, usize)>,
+}
+
+impl Split {
+    fn of(inputs: &InputsOf<Cube>) -> Self {
+        let settings = inputs.settings;
+        let qkv = match &inputs.qkv {
+            Parts::Separate(parts) => parts.clone(),
+            Parts::Packed(qkv) => {
+                let d = qkv.shape()[1] / 3;
+                [0, 1, 2].map(|i| Cube::float_slice(qkv.clone(), &[Slice::full(), Slice::from(i * d..(i + 1) * d)]))
+            }
+        };
+        let qkv = qkv.map(|x| {
+            let [rows, width] = x.shape().dims();
+            let shape = [settings.batch, rows / settings.batch, settings.heads, width / settings.heads];
+            Cube::float_swap_dims(Cube::float_reshape(x, Shape::from(shape)), 1, 2)
+        });
+        let seq = qkv[0].shape()[2];
+        let each = (SCORES / (settings.heads * seq * seq).max(1)).clamp(1, settings.batch);
+        let starts = (0..settings.batch).step_by(each);
+        Self {
+            qkv,
+            keys: Cube::bool_into_int(inputs.keys.clone(), IntDType::I32),
+            by: Scores {
+                scale: settings.scale,
+                causal: settings.causal,
+                padded: settings.padded,
+                dropout: settings.dropout as f32,
+                first: 0,
+            },
+            chunks: starts.map(|start| (start, (start + each).min(settings.batch))).collect(),
+        }
+    }
+
+    fn part(&self, (start, end): (usize, usize)) -> Part {
+        Part {
+            qkv: self.qkv.each_ref().map(|x| self.rows(x, (start, end))),
+            keys: match self.by.padded && self.chunks.len() > 1 {
+                true => Cube::int_slice(self.keys.clone(), &[Slice::from(start..end)]),
+                false => self.keys.clone(),
+            },
+            by: Scores { first: start, ..self.by },
+        }
+    }
+
+    /// The sequences `start..end` of `x`.
+    fn rows(&self, x: &FusedTensor, (start, end): (usize, usize)) -> FusedTensor {
+        match self.chunks.len() {
+            1 => x.clone(),
+            _ => Cube::float_slice(x.clone(), &[Slice::from(start..end)]),
+        }
+    }
+}
+
+fn together(mut parts: Vec<FusedTensor>) -> FusedTensor {
+    if parts.len() == 1 { parts.remove(0) } else { Cube::float_cat(parts, 0) }
+}
+
+/// `[batch, heads, seq, head_dim] -> [batch * seq, heads * head_dim]`
+fn merge(x: FusedTensor) -> FusedTensor {
+    let [batch, heads, seq, head_dim] = x.shape().dims();
+    Cube::float_reshape(Cube::float_swap_dims(x, 1, 2), Shape::from([batch * seq, heads * head_dim]))
+}
+
+fn transposed(x: &FusedTensor) -> FusedTensor {
+    Cube::float_swap_dims(x.clone(), 2, 3)
+}
+
+impl AttentionKernel for Cube {
+    fn forward(inputs: &InputsOf<Self>) -> (FusedTensor, FusedTensor) {
+        let split = Split::of(inputs);
+        let (mut outs, mut lses) = (Vec::new(), Vec::new());
+        for &chunk in &split.chunks {
+            let Part { qkv: [query, key, value], keys, by } = split.part(chunk);
+            let scores = Self::float_matmul(query, transposed(&key));
+            let (weights, lse) = Self::attention_weights(scores, keys, inputs.seed.clone(), by);
+            outs.push(Self::float_matmul(weights, value));
+            lses.push(lse);
+        }
+        (merge(together(outs)), together(lses))
+    }
+
+    fn backward(saved: SavedOf<Self>, dout: FusedTensor) -> Parts<FusedTensor> {
+        let split = Split::of(&saved.inputs);
+        let settings = saved.inputs.settings;
+        let [rows, width] = dout.shape().dims();
+        let shape = [settings.batch, rows / settings.batch, settings.heads, width / settings.heads];
+        let dout = Self::float_swap_dims(Self::float_reshape(dout, Shape::from(shape)), 1, 2);
+        let mut gradients = [Vec::new(), Vec::new(), Vec::new()];
+        for &chunk in &split.chunks {
+            let Part { qkv: [query, key, value], keys, by } = split.part(chunk);
+            let (dout, lse) = (split.rows(&dout, chunk), split.rows(&saved.lse, chunk));
+            let scores = Self::float_matmul(query.clone(), transposed(&key));
+            let dweights = Self::float_matmul(dout.clone(), transposed(&value));
+            let (weights, dscores) =
+                <Self as Kernels>::attention_backward(scores, lse, dweights, keys, saved.inputs.seed.clone(), by);
+            gradients[0].push(Self::float_matmul(dscores.clone(), key));
+            gradients[1].push(Self::float_matmul(transposed(&dscores), query));
+            gradients[2].push(Self::float_matmul(transposed(&weights), dout));
+        }
+        let gradients = gradients.map(|parts| merge(together(parts)));
+        match saved.inputs.qkv {
+            Parts::Separate(_) => Parts::Separate(gradients),
+            Parts::Packed(_) => Parts::Packed(Self::float_cat(gradients.to_vec(), 1)),
+        }
+    }
+}
+
+/// Rows of a chunk's scores, and what finds a row's sequence and query.
+fn rows_of(scores: &CubeTensor) -> [usize; 4] {
+    scores.shape().dims()
+}
+
+pub(super) fn weights(scores: CubeTensor, keys: CubeTensor, seed: CubeTensor, by: Scores) -> (CubeTensor, CubeTensor) {
+    let scores = own(scores);
+    let [keys, seed] = [keys, seed].map(into_contiguous);
+    let [batch, heads, seq, _] = rows_of(&scores);
+    let lse = empty(&scores, [batch, heads, seq]);
+    let (count, dim) = by_row(&scores, batch * heads * seq);
+    // SAFETY: a cube reads and writes its own row, if there is one; where `padded`, `keys` has a row for every sequence.
+    unsafe {
+        weigh_rows::launch_unchecked(
+            &scores.client,
+            count,
+            dim,
+            buffer(&scores),
+            buffer(&keys),
+            buffer(&seed),
+            buffer(&lse),
+            batch * heads * seq,
+            seq,
+            heads,
+            by.first * heads * seq,
+            by.scale,
+            threshold(by.dropout),
+            1.0 / (1.0 - by.dropout),
+            by.causal,
+            by.padded,
+            by.dropout > 0.0,
+            lanes(&scores),
+        );
+    }
+    (scores, lse)
+}
+
+pub(super) fn scores_backward(
+    scores: CubeTensor,
+    lse: CubeTensor,
+    dweights: CubeTensor,
+    keys: CubeTensor,
+    seed: CubeTensor,
+    by: Scores,
+) -> (CubeTensor, CubeTensor) {
+    let [scores, dweights] = [scores, dweights].map(own);
+    let [lse, keys, seed] = [lse, keys, seed].map(into_contiguous);
+    let [batch, heads, seq, _] = rows_of(&scores);
+    let (count, dim) = by_row(&scores, batch * heads * seq);
+    // SAFETY: as in `weights`.
+    unsafe {
+        weigh_backward_rows::launch_unchecked(
+            &scores.client,
+            count,
+            dim,
+            buffer(&scores),
+            buffer(&dweights),
+            buffer(&lse),
+            buffer(&keys),
+            buffer(&seed),
+            batch * heads * seq,
+            seq,
+            heads,
+            by.first * heads * seq,
+            by.scale,
+            threshold(by.dropout),
+            1.0 / (1.0 - by.dropout),
+            by.causal,
+            by.padded,
+            by.dropout > 0.0,
+            lanes(&scores),
+        );
+    }
+    (scores, dweights)
+}
+
+/// Stands for the score of a key that is not seen, as in `transformers`: where no key is seen, all are weighted alike. Not
+/// the most negative number itself, which WGSL's compilers may not read.
+const HIDDEN: f32 = -3.0e38;
+
+/// The score of key `column` for the query of row `row`, counted over the chunk, or [`HIDDEN`].
+#[cube]
+#[allow(clippy::collapsible_if)] // the outer condition is decided when the kernel is made, the inner one when it runs
+fn score(
+    value: f32,
+    keys: &[i32],
+    row: usize,
+    column: usize,
+    seq: usize,
+    heads: usize,
+    scale: f32,
+    #[comptime] causal: bool,
+    #[comptime] padded: bool,
+) -> f32 {
+    let mut score = value * scale;
+    if comptime!(causal) {
+        if column > row % seq {
+            score = HIDDEN;
+        }
+    }
+    if comptime!(padded) {
+        if keys[row / (seq * heads) * seq + column] == 0 {
+            score = HIDDEN;
+        }
+    }
+    score
+}
+
+#[cube(launch_unchecked)]
+fn weigh_rows(
+    scores: &mut [f32],
+    keys: &[i32],
+    seed: &[i32],
+    lse: &mut [f32],
+    rows: usize,
+    seq: usize,
+    heads: usize,
+    first_row: usize,
+    scale: f32,
+    threshold: u32,
+    keep_scale: f32,
+    #[comptime] causal: bool,
+    #[comptime] padded: bool,
+    #[comptime] drops: bool,
+    #[comptime] lanes: usize,
+) {
+    let mut scratch = Shared::<[f32]>::new_slice(lanes);
+    let row = CUBE_POS;
+    if row >= rows {
+        terminate!();
+    }
+    let start = row * seq;
+    let mut largest = f32::cast_from(HIDDEN);
+    let mut column = UNIT_POS as usize;
+    while column < seq {
+        let value = score(scores[start + column], keys, row, column, seq, heads, scale, causal, padded);
+        largest = max(largest, value);
+        column += lanes;
+    }
+    let largest = cube_max(largest, &mut scratch, lanes);
+    let mut sum = 0.0f32;
+    let mut column = UNIT_POS as usize;
+    while column < seq {
+        let value = score(scores[start + column], keys, row, column, seq, heads, scale, causal, padded);
+        let value = (value - largest).exp();
+        sum += value;
+        scores[start + column] = value; // a unit reads back only what it wrote itself
+        column += lanes;
+    }
+    let sum = cube_sum(sum, &mut scratch, lanes);
+    let mut column = UNIT_POS as usize;
+    while column < seq {
+        let mut weight = scores[start + column] / sum;
+        if comptime!(drops) {
+            weight *= factor(seed, u32::cast_from(first_row + row), u32::cast_from(column), threshold, keep_scale);
+        }
+        scores[start + column] = weight;
+        column += lanes;
+    }
+    if UNIT_POS == 0 {
+        lse[row] = largest + sum.ln();
+    }
+}
+
+/// With `p` the weights before dropout, `f` dropout's factors and `g` the gradient of the weights:
+/// `ds = scale p (f g - sum(p f g))`. `scores` become the weights after dropout, `dweights` become `ds`.
+#[cube(launch_unchecked)]
+fn weigh_backward_rows(
+    scores: &mut [f32],
+    dweights: &mut [f32],
+    lse: &[f32],
+    keys: &[i32],
+    seed: &[i32],
+    rows: usize,
+    seq: usize,
+    heads: usize,
+    first_row: usize,
+    scale: f32,
+    threshold: u32,
+    keep_scale: f32,
+    #[comptime] causal: bool,
+    #[comptime] padded: bool,
+    #[comptime] drops: bool,
+    #[comptime] lanes: usize,
+) {
+    let mut scratch = Shared::<[f32]>::new_slice(lanes);
+    let row = CUBE_POS;
+    if row >= rows {
+        terminate!();
+    }
+    let start = row * seq;
+    // Where no key is seen, the logarithm of the sum has drowned in HIDDEN, and all weights are alike.
+    let none = lse[row] < 0.5f32 * HIDDEN;
+    let mut sum = 0.0f32;
+    let mut column = UNIT_POS as usize;
+    while column < seq {
+        let value = score(scores[start + column], keys, row, column, seq, heads, scale, causal, padded);
+        let even = 1.0f32 / f32::cast_from(seq);
+        let weight = select(none, even, (value - lse[row]).exp());
+        let mut dweight = dweights[start + column];
+        if comptime!(drops) {
+            dweight *= factor(seed, u32::cast_from(first_row + row), u32::cast_from(column), threshold, keep_scale);
+        }
+        sum += weight * dweight;
+        scores[start + column] = weight;
+        dweights[start + column] = dweight;
+        column += lanes;
+    }
+    let sum = cube_sum(sum, &mut scratch, lanes);
+    let mut column = UNIT_POS as usize;
+    while column < seq {
+        let weight = scores[start + column];
+        // A hidden key has no gradient: its score is a constant.
+        let seen = score(0.0f32, keys, row, column, seq, heads, scale, causal, padded) == 0.0f32;
+        dweights[start + column] = select(seen, scale * weight * (dweights[start + column] - sum), 0.0f32);
+        if comptime!(drops) {
+            scores[start + column] =
+                weight * factor(seed, u32::cast_from(first_row + row), u32::cast_from(column), threshold, keep_scale);
+        }
+        column += lanes;
+    }
+}

@@ -1,0 +1,168 @@
+//! Cross-entropy in chunks of rows: Burn's matrix products around one kernel that turns a chunk's logits into losses and, in
+//! the same memory, into their gradient. Rows that are ignored are computed too, with weight 0: which they are is known on
+//! the device only.
+
+use burn::backend::TensorMetadata;
+use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+use burn::tensor::{FloatDType, Shape, Slice};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::super::cross_entropy::{CrossEntropyKernel, Gradient, Inputs};
+use super::rows::{cube_max, cube_sum};
+use super::{Cube, FusedTensor, Kernels, buffer, by_row, dims2, empty, lanes, own};
+
+/// Logits of a chunk: 256 MiB of them.
+const CHUNK: usize = 1 << 26;
+
+impl CrossEntropyKernel for Cube {
+    fn forward(
+        inputs: Inputs<FusedTensor, FusedTensor>,
+        gradients: bool,
+    ) -> (FusedTensor, Option<Gradient<FusedTensor>>) {
+        let Inputs { x, weight, bias, target, row_weight, label_smoothing } = inputs;
+        let ([n, _], [classes, _]) = (x.shape().dims::<2>(), weight.shape().dims::<2>());
+        let has_bias = bias.is_some();
+        let bias = bias.unwrap_or_else(|| Self::float_zeros(Shape::from([classes]), &weight.device(), FloatDType::F32));
+        let chunk = (CHUNK / classes).clamp(1, n.max(1));
+        let mut losses = Vec::new();
+        let mut dx = Vec::new();
+        let (mut dweight, mut dbias) = (None, None);
+        let add = |sum: &mut Option<FusedTensor>, part: FusedTensor| {
+            *sum = Some(match sum.take() {
+                None => part,
+                Some(sum) => Self::float_add(sum, part),
+            });
+        };
+        for start in (0..n).step_by(chunk) {
+            let rows = Slice::from(start..(start + chunk).min(n));
+            let whole = chunk >= n;
+            let part = |x: &FusedTensor| match whole {
+                true => x.clone(),
+                false => Self::float_slice(x.clone(), &[rows]),
+            };
+            let hidden = part(&x);
+            let target = if whole { target.clone() } else { Self::int_slice(target.clone(), &[rows]) };
+            let logits = Self::float_matmul(hidden.clone(), Self::float_transpose(weight.clone()));
+            let (loss, dlogits) =
+                Self::cross_entropy(logits, bias.clone(), target, part(&row_weight), label_smoothing as f32);
+            losses.push(Self::float_sum(loss));
+            if gradients {
+                if has_bias {
+                    add(&mut dbias, Self::column_sums(dlogits.clone()));
+                }
+                dx.push(Self::float_matmul(dlogits.clone(), weight.clone()));
+                add(&mut dweight, Self::float_matmul(Self::float_transpose(dlogits), hidden));
+            }
+        }
+        let mut losses = losses.into_iter();
+        let first =
+            losses.next().unwrap_or_else(|| Self::float_zeros(Shape::from([1]), &weight.device(), FloatDType::F32));
+        let total = losses.fold(first, Self::float_add);
+        let gradient = dweight.map(|dweight| Gradient {
+            x: if dx.len() == 1 { dx.remove(0) } else { Self::float_cat(dx, 0) },
+            weight: dweight,
+            bias: dbias,
+        });
+        (total, gradient)
+    }
+
+    fn scale(gradient: FusedTensor, upstream: FusedTensor) -> FusedTensor {
+        let ones = Shape::from(vec![1; gradient.shape().num_dims()]);
+        Self::float_mul(gradient, Self::float_reshape(upstream, ones))
+    }
+}
+
+pub(super) fn rows(
+    logits: CubeTensor,
+    bias: CubeTensor,
+    target: CubeTensor,
+    row_weight: CubeTensor,
+    smoothing: f32,
+) -> (CubeTensor, CubeTensor) {
+    let logits = own(logits);
+    let [bias, target, row_weight] = [bias, target, row_weight].map(into_contiguous);
+    let [rows, classes] = dims2(&logits);
+    let losses = empty(&logits, [rows]);
+    let (count, dim) = by_row(&logits, rows);
+    // SAFETY: a cube reads and writes its own row, if there is one; a target is below `classes`, as the batch has made sure.
+    unsafe {
+        loss_rows::launch_unchecked(
+            &logits.client,
+            count,
+            dim,
+            buffer(&logits),
+            buffer(&bias),
+            buffer(&target),
+            buffer(&row_weight),
+            buffer(&losses),
+            rows,
+            classes,
+            smoothing,
+            lanes(&logits),
+        );
+    }
+    (losses, logits)
+}
+
+/// The loss of a row, times its weight; its logits become their gradient,
+/// `weight * (softmax(logits) - (1 - s) onehot(target) - s / classes)`.
+#[cube(launch_unchecked)]
+fn loss_rows(
+    logits: &mut [f32],
+    bias: &[f32],
+    target: &[i32],
+    row_weight: &[f32],
+    losses: &mut [f32],
+    rows: usize,
+    classes: usize,
+    smoothing: f32,
+    #[comptime] lanes: usize,
+) {
+    let mut scratch = Shared::<[f32]>::new_slice(lanes);
+    let row = CUBE_POS;
+    if row >= rows {
+        terminate!();
+    }
+    let start = row * classes;
+    let end = start + classes;
+    let first = start + UNIT_POS as usize;
+    let right = start + usize::cast_from(target[row]);
+    let right_logit = logits[right] + bias[right - start];
+    let mut largest = right_logit;
+    let mut i = first;
+    while i < end {
+        largest = max(largest, logits[i] + bias[i - start]);
+        i += lanes;
+    }
+    let largest = cube_max(largest, &mut scratch, lanes);
+    let mut sum = 0.0f32;
+    let mut sum_shifted = 0.0f32;
+    let mut i = first;
+    while i < end {
+        let shifted = logits[i] + bias[i - start] - largest;
+        let value = shifted.exp();
+        sum += value;
+        sum_shifted += shifted;
+        logits[i] = value; // a unit reads back only what it wrote itself
+        i += lanes;
+    }
+    let sum = cube_sum(sum, &mut scratch, lanes);
+    let mean = cube_sum(sum_shifted, &mut scratch, lanes) / f32::cast_from(classes);
+    let weight = row_weight[row];
+    let by = weight / sum;
+    let spread = weight * smoothing / f32::cast_from(classes);
+    let mut i = first;
+    while i < end {
+        let mut gradient = logits[i] * by - spread;
+        if i == right {
+            gradient -= weight * (1.0f32 - smoothing);
+        }
+        logits[i] = gradient;
+        i += lanes;
+    }
+    if UNIT_POS == 0 {
+        losses[row] = weight * (sum.ln() - (1.0f32 - smoothing) * (right_logit - largest) - smoothing * mean);
+    }
+}

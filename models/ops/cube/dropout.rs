@@ -1,0 +1,143 @@
+//! Dropout: an element to a unit, which decides alone whether it is kept.
+//!
+//! The generator is the CPU's with 32 bits for a row instead of 64, since WGSL has no 64-bit integers: the masks of the two
+//! devices differ, those of forward and backward do not.
+
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::super::dropout::DropoutKernel;
+use super::{Cube, FusedTensor, Kernels, buffer, by_element, dims2, empty};
+
+impl DropoutKernel for Cube {
+    fn masked(x: FusedTensor, seed: FusedTensor, p: f64) -> FusedTensor {
+        Self::drop(x, seed, p as f32)
+    }
+
+    fn bias_drop_add(
+        x: FusedTensor,
+        bias: FusedTensor,
+        residual: FusedTensor,
+        seed: FusedTensor,
+        p: f64,
+    ) -> FusedTensor {
+        <Self as Kernels>::bias_drop_add(x, bias, residual, seed, p as f32)
+    }
+
+    fn bias_gradient(dx: FusedTensor) -> FusedTensor {
+        Self::column_sums(dx)
+    }
+}
+
+pub(super) fn drop(x: CubeTensor, seed: CubeTensor, p: f32) -> CubeTensor {
+    let [x, seed] = [x, seed].map(into_contiguous);
+    let [rows, width] = dims2(&x);
+    let y = empty(&x, [rows, width]);
+    let (count, dim) = by_element(&x, rows * width);
+    // SAFETY: a unit touches its own element, if there is one; a seed is two numbers.
+    unsafe {
+        drop_each::launch_unchecked(
+            &x.client,
+            count,
+            dim,
+            buffer(&x),
+            buffer(&seed),
+            buffer(&y),
+            rows * width,
+            width,
+            threshold(p),
+            1.0 / (1.0 - p),
+        );
+    }
+    y
+}
+
+pub(super) fn bias_drop_add(
+    x: CubeTensor,
+    bias: CubeTensor,
+    residual: CubeTensor,
+    seed: CubeTensor,
+    p: f32,
+) -> CubeTensor {
+    let [x, bias, residual, seed] = [x, bias, residual, seed].map(into_contiguous);
+    let [rows, width] = dims2(&x);
+    let y = empty(&x, [rows, width]);
+    let (count, dim) = by_element(&x, rows * width);
+    // SAFETY: as in `drop`, and a unit reads the bias of its column.
+    unsafe {
+        bias_drop_add_each::launch_unchecked(
+            &x.client,
+            count,
+            dim,
+            buffer(&x),
+            buffer(&bias),
+            buffer(&residual),
+            buffer(&seed),
+            buffer(&y),
+            rows * width,
+            width,
+            threshold(p),
+            1.0 / (1.0 - p),
+            p > 0.0,
+        );
+    }
+    y
+}
+
+/// An element is kept if its bits are at least this.
+pub(super) fn threshold(p: f32) -> u32 {
+    (f64::from(p) * 4_294_967_296.0).round().min(f64::from(u32::MAX)) as u32
+}
+
+/// What element `column` of row `row` is multiplied by: 0 or `scale`.
+#[cube]
+pub(super) fn factor(seed: &[i32], row: u32, column: u32, threshold: u32, scale: f32) -> f32 {
+    let a = mix(u32::cast_from(seed[0]) ^ mix(row + 0x9E37_79B9u32));
+    let b = mix(u32::cast_from(seed[1]) + row * 0x85EB_CA6Bu32);
+    let bits = mix(mix(column ^ a) + b);
+    select(bits >= threshold, scale, 0.0f32)
+}
+
+/// A 32-bit finaliser of low bias (C. Wellons 2018, "lowbias32").
+#[cube]
+fn mix(x: u32) -> u32 {
+    let x = (x ^ (x >> 16u32)) * 0x7FEB_352Du32;
+    let x = (x ^ (x >> 15u32)) * 0x846C_A68Bu32;
+    x ^ (x >> 16u32)
+}
+
+#[cube(launch_unchecked)]
+fn drop_each(x: &[f32], seed: &[i32], y: &mut [f32], n: usize, width: usize, threshold: u32, scale: f32) {
+    let i = ABSOLUTE_POS;
+    if i >= n {
+        terminate!();
+    }
+    y[i] = x[i] * factor(seed, u32::cast_from(i / width), u32::cast_from(i % width), threshold, scale);
+}
+
+#[cube(launch_unchecked)]
+fn bias_drop_add_each(
+    x: &[f32],
+    bias: &[f32],
+    residual: &[f32],
+    seed: &[i32],
+    y: &mut [f32],
+    n: usize,
+    width: usize,
+    threshold: u32,
+    scale: f32,
+    #[comptime] drops: bool,
+) {
+    let i = ABSOLUTE_POS;
+    if i >= n {
+        terminate!();
+    }
+    let value = x[i] + bias[i % width];
+    if comptime!(drops) {
+        let factor = factor(seed, u32::cast_from(i / width), u32::cast_from(i % width), threshold, scale);
+        y[i] = value * factor + residual[i];
+    } else {
+        y[i] = value + residual[i];
+    }
+}

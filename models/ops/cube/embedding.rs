@@ -1,0 +1,95 @@
+//! The gradient of an embedding without atomics and in a fixed order: the first token with an id adds up the rows of all
+//! tokens with it, so that no two cubes write to one row of the table.
+//!
+//! Finding them compares each token with the others, `n^2` comparisons in all over as many cubes as there are tokens.
+
+use burn::backend::ops::FloatTensorOps;
+use burn::tensor::Shape;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::zeros_client;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::super::embedding::EmbeddingKernel;
+use super::{Cube, FusedTensor, Kernels, buffer, by_row, dims2, lanes};
+
+impl EmbeddingKernel for Cube {
+    fn forward(table: FusedTensor, ids: FusedTensor) -> FusedTensor {
+        Self::float_select(table, 0, ids)
+    }
+
+    fn backward(table: Shape, ids: FusedTensor, padding_idx: Option<usize>, dy: FusedTensor) -> FusedTensor {
+        let skipped = padding_idx.and_then(|id| i32::try_from(id).ok()).unwrap_or(-1); // no id is -1
+        Self::embedding_backward(dy, ids, table[0], skipped)
+    }
+}
+
+pub(super) fn backward(dy: CubeTensor, ids: CubeTensor, num: usize, skipped: i32) -> CubeTensor {
+    let [dy, ids] = [dy, ids].map(into_contiguous);
+    let [n, width] = dims2(&dy);
+    let table = zeros_client(dy.client.clone(), dy.device.clone(), Shape::from([num, width]), dy.dtype);
+    let (count, dim) = by_row(&dy, n);
+    // SAFETY: there is a token for every cube that goes on, and it writes where its id is below `num`.
+    unsafe {
+        add_tokens::launch_unchecked(
+            &dy.client,
+            count,
+            dim,
+            buffer(&dy),
+            buffer(&ids),
+            buffer(&table),
+            n,
+            num,
+            width,
+            skipped,
+            lanes(&dy),
+        );
+    }
+    table
+}
+
+#[cube(launch_unchecked)]
+fn add_tokens(
+    dy: &[f32],
+    ids: &[i32],
+    table: &mut [f32],
+    n: usize,
+    num: usize,
+    width: usize,
+    skipped: i32,
+    #[comptime] lanes: usize,
+) {
+    let mut earlier = Shared::<[u32]>::new_slice(lanes);
+    let token = CUBE_POS;
+    if token >= n {
+        terminate!();
+    }
+    let id = ids[token];
+    let mut found = 0u32;
+    let mut i = UNIT_POS as usize;
+    while i < token {
+        if ids[i] == id {
+            found = 1u32;
+        }
+        i += lanes;
+    }
+    earlier[UNIT_POS as usize] = found;
+    sync_cube();
+    let mut any = 0u32;
+    #[unroll]
+    for lane in 0..lanes {
+        any += earlier[lane];
+    }
+    let row = usize::cast_from(id) * width;
+    if any == 0 && id != skipped && id >= 0 && row < num * width {
+        for other in token..n {
+            if ids[other] == id {
+                let mut column = UNIT_POS as usize;
+                while column < width {
+                    table[row + column] += dy[other * width + column];
+                    column += lanes;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Bias and GELU: an element to a unit.
+
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::super::gelu::{CUBIC, GeluKernel, SQRT_2_OVER_PI};
+use super::{Cube, FusedTensor, Kernels, buffer, by_element, dims2, empty};
+use crate::layers::Activation;
+
+impl GeluKernel for Cube {
+    fn forward(x: FusedTensor, bias: FusedTensor, kind: Activation) -> FusedTensor {
+        Self::gelu(x, bias, kind)
+    }
+
+    fn backward(x: FusedTensor, bias: FusedTensor, dy: FusedTensor, kind: Activation) -> (FusedTensor, FusedTensor) {
+        let dx = Self::gelu_backward(x, bias, dy, kind);
+        (dx.clone(), Self::column_sums(dx))
+    }
+}
+
+pub(super) fn forward(x: CubeTensor, bias: CubeTensor, kind: Activation) -> CubeTensor {
+    let [x, bias] = [x, bias].map(into_contiguous);
+    let [rows, width] = dims2(&x);
+    let y = empty(&x, [rows, width]);
+    let (count, dim) = by_element(&x, rows * width);
+    // SAFETY: a unit touches its own element, if there is one, and the bias of its column.
+    unsafe {
+        gelu_each::launch_unchecked(
+            &x.client,
+            count,
+            dim,
+            buffer(&x),
+            buffer(&bias),
+            buffer(&y),
+            rows * width,
+            width,
+            kind == Activation::GeluTanh,
+        );
+    }
+    y
+}
+
+pub(super) fn backward(x: CubeTensor, bias: CubeTensor, dy: CubeTensor, kind: Activation) -> CubeTensor {
+    let [x, bias, dy] = [x, bias, dy].map(into_contiguous);
+    let [rows, width] = dims2(&x);
+    let dx = empty(&x, [rows, width]);
+    let (count, dim) = by_element(&x, rows * width);
+    // SAFETY: as in `forward`.
+    unsafe {
+        gelu_backward_each::launch_unchecked(
+            &x.client,
+            count,
+            dim,
+            buffer(&x),
+            buffer(&bias),
+            buffer(&dy),
+            buffer(&dx),
+            rows * width,
+            width,
+            kind == Activation::GeluTanh,
+        );
+    }
+    dx
+}
+
+#[cube(launch_unchecked)]
+fn gelu_each(x: &[f32], bias: &[f32], y: &mut [f32], n: usize, width: usize, #[comptime] tanh: bool) {
+    let i = ABSOLUTE_POS;
+    if i >= n {
+        terminate!();
+    }
+    let x = x[i] + bias[i % width];
+    y[i] = x * cdf(x, tanh);
+}
+
+#[cube(launch_unchecked)]
+fn gelu_backward_each(
+    x: &[f32],
+    bias: &[f32],
+    dy: &[f32],
+    dx: &mut [f32],
+    n: usize,
+    width: usize,
+    #[comptime] tanh: bool,
+) {
+    let i = ABSOLUTE_POS;
+    if i >= n {
+        terminate!();
+    }
+    let x = x[i] + bias[i % width];
+    let cdf = cdf(x, tanh);
+    dx[i] = dy[i] * (cdf + x * density(x, cdf, tanh));
+}
+
+/// What GELU multiplies `x` with: the normal distribution, or its approximation `1 / (1 + e^(-2u))`, which is
+/// `0.5 (1 + tanh u)` without its cancellation for negative `u`.
+#[cube]
+fn cdf(x: f32, #[comptime] tanh: bool) -> f32 {
+    if comptime!(tanh) {
+        let inner = x * (x * x * (SQRT_2_OVER_PI * CUBIC) + SQRT_2_OVER_PI);
+        1.0f32 / (1.0f32 + (-2.0f32 * inner).exp())
+    } else {
+        // The formula of `simd::normal_cdf_pdf`, which says where it is from.
+        let t = 1.0f32 / (x.abs() * 0.353_553_4f32 + 1.0f32);
+        let q = -0.059_386_633f32;
+        let q = q * t + 0.286_124_75f32;
+        let q = q * t - 0.490_407_85f32;
+        let q = q * t + 0.281_734_82f32;
+        let q = q * t - 0.029_149_467f32;
+        let q = q * t + 0.203_752_86f32;
+        let q = q * t + 0.242_834_99f32;
+        let q = q * t + 0.282_412_1f32;
+        let q = q * t + 0.282_084_35f32;
+        let tail = 0.5f32 * (-0.5f32 * x * x).exp() * (t * q);
+        select(x < 0.0f32, tail, 1.0f32 - tail)
+    }
+}
+
+/// The derivative of [`cdf`].
+#[cube]
+fn density(x: f32, cdf: f32, #[comptime] tanh: bool) -> f32 {
+    if comptime!(tanh) {
+        cdf * (1.0f32 - cdf) * (x * x * (6.0f32 * SQRT_2_OVER_PI * CUBIC) + 2.0f32 * SQRT_2_OVER_PI)
+    } else {
+        (-0.5f32 * x * x).exp() * 0.398_942_3f32 // 1 / sqrt(2 pi)
+    }
+}

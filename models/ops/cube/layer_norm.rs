@@ -1,0 +1,313 @@
+//! Layer normalisation: a row to a cube, mean first and then the variance around it, as on the CPU.
+
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::super::layer_norm::{LayerNormKernel, Saved};
+use super::rows::{column_sums, cube_sum};
+use super::{Cube, FusedTensor, Kernels, buffer, by_element, by_row, dims2, empty, lanes};
+
+impl LayerNormKernel for Cube {
+    fn forward(
+        x: FusedTensor,
+        residual: Option<FusedTensor>,
+        weight: FusedTensor,
+        bias: FusedTensor,
+        eps: f64,
+    ) -> (FusedTensor, Saved<FusedTensor>) {
+        let (y, normalised, statistics) = match residual {
+            Some(residual) => Self::add_norm(x, residual, weight.clone(), bias, eps as f32),
+            None => {
+                let (y, statistics) = Self::norm(x.clone(), weight.clone(), bias, eps as f32);
+                (y, x, statistics)
+            }
+        };
+        (y, Saved { normalised, weight, statistics })
+    }
+
+    fn backward(saved: Saved<FusedTensor>, dy: FusedTensor) -> [FusedTensor; 3] {
+        let Saved { normalised, weight, statistics } = saved;
+        let (dx, dweight, dbias) = Self::norm_backward(normalised, weight, statistics, dy);
+        [dx, dweight, dbias]
+    }
+}
+
+pub(super) fn forward(x: CubeTensor, weight: CubeTensor, bias: CubeTensor, eps: f32) -> (CubeTensor, CubeTensor) {
+    let [x, weight, bias] = [x, weight, bias].map(into_contiguous);
+    let [rows, width] = dims2(&x);
+    let (y, statistics) = (empty(&x, [rows, width]), empty(&x, [rows, 2]));
+    let (count, dim) = by_row(&x, rows);
+    // SAFETY: a cube reads and writes its own row, if there is one, at columns below `width`.
+    unsafe {
+        norm_rows::launch_unchecked(
+            &x.client,
+            count,
+            dim,
+            buffer(&x),
+            buffer(&weight),
+            buffer(&bias),
+            buffer(&y),
+            buffer(&statistics),
+            rows,
+            width,
+            eps,
+            lanes(&x),
+        );
+    }
+    (y, statistics)
+}
+
+pub(super) fn forward_sum(
+    x: CubeTensor,
+    residual: CubeTensor,
+    weight: CubeTensor,
+    bias: CubeTensor,
+    eps: f32,
+) -> (CubeTensor, CubeTensor, CubeTensor) {
+    let [x, residual, weight, bias] = [x, residual, weight, bias].map(into_contiguous);
+    let [rows, width] = dims2(&x);
+    let (y, sum, statistics) = (empty(&x, [rows, width]), empty(&x, [rows, width]), empty(&x, [rows, 2]));
+    let (count, dim) = by_row(&x, rows);
+    // SAFETY: as in `forward`.
+    unsafe {
+        add_norm_rows::launch_unchecked(
+            &x.client,
+            count,
+            dim,
+            buffer(&x),
+            buffer(&residual),
+            buffer(&weight),
+            buffer(&bias),
+            buffer(&y),
+            buffer(&sum),
+            buffer(&statistics),
+            rows,
+            width,
+            eps,
+            lanes(&x),
+        );
+    }
+    (y, sum, statistics)
+}
+
+/// `(dx, dweight, dbias)`
+pub(super) fn backward(
+    x: CubeTensor,
+    weight: CubeTensor,
+    statistics: CubeTensor,
+    dy: CubeTensor,
+) -> (CubeTensor, CubeTensor, CubeTensor) {
+    let [x, weight, statistics, dy] = [x, weight, statistics, dy].map(into_contiguous);
+    let [rows, width] = dims2(&x);
+    let dx = empty(&x, [rows, width]);
+    let (count, dim) = by_row(&x, rows);
+    // SAFETY: as in `forward`.
+    unsafe {
+        norm_backward_rows::launch_unchecked(
+            &x.client,
+            count,
+            dim,
+            buffer(&x),
+            buffer(&weight),
+            buffer(&statistics),
+            buffer(&dy),
+            buffer(&dx),
+            rows,
+            width,
+            lanes(&x),
+        );
+    }
+    let parts = rows.div_ceil(PART).max(1);
+    let (dweights, dbiases) = (empty(&x, [parts, width]), empty(&x, [parts, width]));
+    let (count, dim) = by_element(&x, parts * width);
+    // SAFETY: a unit reads rows below `rows` of its column and writes its own elements, if there are any.
+    unsafe {
+        affine_backward::launch_unchecked(
+            &x.client,
+            count,
+            dim,
+            buffer(&x),
+            buffer(&statistics),
+            buffer(&dy),
+            buffer(&dweights),
+            buffer(&dbiases),
+            parts,
+            rows,
+            width,
+            PART,
+        );
+    }
+    (dx, column_sums(dweights), column_sums(dbiases))
+}
+
+/// Rows over which one unit sums the gradients of a weight and a bias.
+const PART: usize = 128;
+
+#[cube(launch_unchecked)]
+fn norm_rows(
+    x: &[f32],
+    weight: &[f32],
+    bias: &[f32],
+    y: &mut [f32],
+    statistics: &mut [f32],
+    rows: usize,
+    width: usize,
+    eps: f32,
+    #[comptime] lanes: usize,
+) {
+    let mut scratch = Shared::<[f32]>::new_slice(lanes);
+    let row = CUBE_POS;
+    if row >= rows {
+        terminate!();
+    }
+    let start = row * width;
+    let end = start + width;
+    let first = start + UNIT_POS as usize;
+    let mut sum = 0.0f32;
+    let mut i = first;
+    while i < end {
+        sum += x[i];
+        i += lanes;
+    }
+    let mean = cube_sum(sum, &mut scratch, lanes) / f32::cast_from(width);
+    let mut squares = 0.0f32;
+    let mut i = first;
+    while i < end {
+        let centred = x[i] - mean;
+        squares += centred * centred;
+        i += lanes;
+    }
+    let variance = cube_sum(squares, &mut scratch, lanes) / f32::cast_from(width);
+    let rstd = 1.0f32 / (variance + eps).sqrt();
+    let mut i = first;
+    while i < end {
+        y[i] = (x[i] - mean) * rstd * weight[i - start] + bias[i - start];
+        i += lanes;
+    }
+    if UNIT_POS == 0 {
+        statistics[2 * row] = mean;
+        statistics[2 * row + 1] = rstd;
+    }
+}
+
+#[cube(launch_unchecked)]
+fn add_norm_rows(
+    x: &[f32],
+    residual: &[f32],
+    weight: &[f32],
+    bias: &[f32],
+    y: &mut [f32],
+    sums: &mut [f32],
+    statistics: &mut [f32],
+    rows: usize,
+    width: usize,
+    eps: f32,
+    #[comptime] lanes: usize,
+) {
+    let mut scratch = Shared::<[f32]>::new_slice(lanes);
+    let row = CUBE_POS;
+    if row >= rows {
+        terminate!();
+    }
+    let start = row * width;
+    let end = start + width;
+    let first = start + UNIT_POS as usize;
+    let mut sum = 0.0f32;
+    let mut i = first;
+    while i < end {
+        let value = x[i] + residual[i];
+        sums[i] = value; // a unit reads back only what it wrote itself
+        sum += value;
+        i += lanes;
+    }
+    let mean = cube_sum(sum, &mut scratch, lanes) / f32::cast_from(width);
+    let mut squares = 0.0f32;
+    let mut i = first;
+    while i < end {
+        let centred = sums[i] - mean;
+        squares += centred * centred;
+        i += lanes;
+    }
+    let variance = cube_sum(squares, &mut scratch, lanes) / f32::cast_from(width);
+    let rstd = 1.0f32 / (variance + eps).sqrt();
+    let mut i = first;
+    while i < end {
+        y[i] = (sums[i] - mean) * rstd * weight[i - start] + bias[i - start];
+        i += lanes;
+    }
+    if UNIT_POS == 0 {
+        statistics[2 * row] = mean;
+        statistics[2 * row + 1] = rstd;
+    }
+}
+
+/// `dx = rstd (g - mean(g) - n mean(g n))` with `n` the normalised row and `g = dy * weight`.
+#[cube(launch_unchecked)]
+fn norm_backward_rows(
+    x: &[f32],
+    weight: &[f32],
+    statistics: &[f32],
+    dy: &[f32],
+    dx: &mut [f32],
+    rows: usize,
+    width: usize,
+    #[comptime] lanes: usize,
+) {
+    let mut scratch = Shared::<[f32]>::new_slice(lanes);
+    let row = CUBE_POS;
+    if row >= rows {
+        terminate!();
+    }
+    let mean = statistics[2 * row];
+    let rstd = statistics[2 * row + 1];
+    let start = row * width;
+    let end = start + width;
+    let first = start + UNIT_POS as usize;
+    let mut sum_g = 0.0f32;
+    let mut sum_gn = 0.0f32;
+    let mut i = first;
+    while i < end {
+        let g = dy[i] * weight[i - start];
+        sum_g += g;
+        sum_gn += g * (x[i] - mean) * rstd;
+        i += lanes;
+    }
+    let mean_g = cube_sum(sum_g, &mut scratch, lanes) / f32::cast_from(width);
+    let mean_gn = cube_sum(sum_gn, &mut scratch, lanes) / f32::cast_from(width);
+    let mut i = first;
+    while i < end {
+        let g = dy[i] * weight[i - start];
+        dx[i] = rstd * (g - mean_g - (x[i] - mean) * rstd * mean_gn);
+        i += lanes;
+    }
+}
+
+#[cube(launch_unchecked)]
+fn affine_backward(
+    x: &[f32],
+    statistics: &[f32],
+    dy: &[f32],
+    dweights: &mut [f32],
+    dbiases: &mut [f32],
+    parts: usize,
+    rows: usize,
+    width: usize,
+    part: usize,
+) {
+    if ABSOLUTE_POS >= parts * width {
+        terminate!();
+    }
+    let column = ABSOLUTE_POS % width;
+    let first = ABSOLUTE_POS / width * part;
+    let end = min(first + part, rows);
+    let mut dweight = 0.0f32;
+    let mut dbias = 0.0f32;
+    for row in first..end {
+        let g = dy[row * width + column];
+        dweight += g * (x[row * width + column] - statistics[2 * row]) * statistics[2 * row + 1];
+        dbias += g;
+    }
+    dweights[ABSOLUTE_POS] = dweight;
+    dbiases[ABSOLUTE_POS] = dbias;
+}

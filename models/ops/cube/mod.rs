@@ -1,0 +1,307 @@
+//! The fused operators' kernels for wgpu and CUDA, written in CubeCL, in the compiled engine only: the operators of the
+//! files beside this folder get them as Burn's backend [`Cube`], which is Burn's fusion around CubeCL's backend.
+//!
+//! [`Kernels`] lists every kernel with the shapes it gives, which Burn's fusion needs to know before a kernel runs: to
+//! fusion a kernel is one operation that it does not look into. The files here launch the kernels and put them together
+//! to what the operators ask of a backend. Everything is f32 and row-major.
+//!
+//! Kernels that work on rows give each row to one cube of [`lanes`] units, which share sums through shared memory, so
+//! that no device needs subgroups.
+#![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
+#![allow(clippy::too_many_arguments)] // those of a kernel are its buffers
+
+mod adamw;
+mod attention;
+mod cross_entropy;
+mod dropout;
+mod embedding;
+mod gelu;
+mod layer_norm;
+mod linear;
+mod rows;
+
+use burn::backend::fusion::custom::TensorSpec;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, TensorMetadata, backend_extension};
+use burn::tensor::Shape;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::adamw::Factors;
+use crate::layers::Activation;
+
+/// Burn's backend for wgpu and CUDA: fusion around CubeCL's.
+pub(super) use burn_cubecl::Cube;
+
+/// A tensor of [`Cube`].
+pub(super) type FusedTensor = FloatTensor<Cube>;
+
+/// A tensor like `x` with another shape.
+fn shaped<const D: usize>(x: &TensorSpec, shape: [usize; D]) -> TensorSpec {
+    TensorSpec::new(Shape::from(shape), x.dtype)
+}
+
+/// Every kernel, as an operation of a backend. `x` is `[rows, width]`, `weight` and `bias` are `[width]`.
+#[backend_extension(Cube, Fusion)]
+trait Kernels: Backend {
+    /// `(value, exp_avg, exp_avg_sq)` after an update; all `[n]`, `scale [1]`.
+    #[fusion(meta = |value, m, v, _grad, _scale, _by| (value.clone(), m.clone(), v.clone()))]
+    fn adamw(
+        value: FloatTensor<Self>,
+        exp_avg: FloatTensor<Self>,
+        exp_avg_sq: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        by: Factors,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// Sum of the squares of `x`, `[1]`.
+    #[fusion(meta = |x| shaped(x, [1]))]
+    fn squares(x: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// `x` summed over its rows, `[width]`.
+    #[fusion(meta = |x| shaped(x, [x.shape[1]]))]
+    fn column_sums(x: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// `(y, statistics)`: the normalised rows, and mean and reciprocal deviation of each, `[rows, 2]`.
+    #[fusion(meta = |x, _weight, _bias, _eps| (x.clone(), shaped(x, [x.shape[0], 2])))]
+    fn norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        eps: f32,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// `(y, sum, statistics)`: [`norm`](Self::norm) of the sum of `x` and `residual`.
+    #[fusion(meta = |x, _residual, _weight, _bias, _eps| (x.clone(), x.clone(), shaped(x, [x.shape[0], 2])))]
+    fn add_norm(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        eps: f32,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// `(dx, dweight, dbias)` of [`norm`](Self::norm).
+    #[fusion(meta = |x, weight, _statistics, _dy| (x.clone(), weight.clone(), weight.clone()))]
+    fn norm_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        statistics: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// `gelu(x + bias)`
+    #[fusion(meta = |x, _bias, _kind| x.clone())]
+    fn gelu(x: FloatTensor<Self>, bias: FloatTensor<Self>, kind: Activation) -> FloatTensor<Self>;
+
+    /// `dx` of [`gelu`](Self::gelu).
+    #[fusion(meta = |x, _bias, _dy, _kind| x.clone())]
+    fn gelu_backward(
+        x: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        kind: Activation,
+    ) -> FloatTensor<Self>;
+
+    /// `x` with every element zeroed or scaled, as `seed [2]` decides.
+    #[fusion(meta = |x, _seed, _p| x.clone())]
+    fn drop(x: FloatTensor<Self>, seed: IntTensor<Self>, p: f32) -> FloatTensor<Self>;
+
+    /// `residual + drop(x + bias)`
+    #[fusion(meta = |x, _bias, _residual, _seed, _p| x.clone())]
+    fn bias_drop_add(
+        x: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        seed: IntTensor<Self>,
+        p: f32,
+    ) -> FloatTensor<Self>;
+
+    /// `(losses [rows], dlogits)`: the cross-entropy of each row of `logits [rows, classes]`, in place where nobody else
+    /// holds them.
+    #[fusion(meta = |logits, _bias, _target, _row_weight, _smoothing| (shaped(logits, [logits.shape[0]]), logits.clone()))]
+    fn cross_entropy(
+        logits: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        target: IntTensor<Self>,
+        row_weight: FloatTensor<Self>,
+        smoothing: f32,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// The gradient of a table of `num` rows, of which `ids [n]` were looked up and met the gradient `dy [n, width]`; ids
+    /// that equal `skipped` count for nothing.
+    #[fusion(meta = |dy, _ids, num, _skipped| shaped(dy, [*num, dy.shape[1]]))]
+    fn embedding_backward(dy: FloatTensor<Self>, ids: IntTensor<Self>, num: usize, skipped: i32) -> FloatTensor<Self>;
+
+    /// `(weights, lse)`: the softmax of each row of `scores [batch, heads, seq, seq]` with its dropout, in place where
+    /// nobody else holds them, and the logarithm of the row's sum, `[batch, heads, seq]`.
+    #[fusion(meta = |scores, _keys, _seed, _by| {
+        (scores.clone(), shaped(scores, [scores.shape[0], scores.shape[1], scores.shape[2]]))
+    })]
+    fn attention_weights(
+        scores: FloatTensor<Self>,
+        keys: IntTensor<Self>,
+        seed: IntTensor<Self>,
+        by: Scores,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// `(weights, dscores)` from the scores, their rows' logarithms and the gradient of the weights.
+    #[fusion(meta = |scores, _lse, _dweights, _keys, _seed, _by| (scores.clone(), scores.clone()))]
+    fn attention_backward(
+        scores: FloatTensor<Self>,
+        lse: FloatTensor<Self>,
+        dweights: FloatTensor<Self>,
+        keys: IntTensor<Self>,
+        seed: IntTensor<Self>,
+        by: Scores,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+}
+
+/// How the scores of attention become weights.
+#[derive(Debug, Clone, Copy)]
+struct Scores {
+    scale: f32,
+    causal: bool,
+    padded: bool,
+    /// Probability that a weight is zeroed.
+    dropout: f32,
+    /// The sequence of the whole batch that is the first here.
+    first: usize,
+}
+
+impl Kernels for CubeBackend {
+    fn adamw(
+        value: CubeTensor,
+        exp_avg: CubeTensor,
+        exp_avg_sq: CubeTensor,
+        grad: CubeTensor,
+        scale: CubeTensor,
+        by: Factors,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        adamw::update(value, exp_avg, exp_avg_sq, grad, scale, by)
+    }
+
+    fn squares(x: CubeTensor) -> CubeTensor {
+        adamw::squares(x)
+    }
+
+    fn column_sums(x: CubeTensor) -> CubeTensor {
+        rows::column_sums(x)
+    }
+
+    fn norm(x: CubeTensor, weight: CubeTensor, bias: CubeTensor, eps: f32) -> (CubeTensor, CubeTensor) {
+        layer_norm::forward(x, weight, bias, eps)
+    }
+
+    fn add_norm(
+        x: CubeTensor,
+        residual: CubeTensor,
+        weight: CubeTensor,
+        bias: CubeTensor,
+        eps: f32,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        layer_norm::forward_sum(x, residual, weight, bias, eps)
+    }
+
+    fn norm_backward(
+        x: CubeTensor,
+        weight: CubeTensor,
+        statistics: CubeTensor,
+        dy: CubeTensor,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        layer_norm::backward(x, weight, statistics, dy)
+    }
+
+    fn gelu(x: CubeTensor, bias: CubeTensor, kind: Activation) -> CubeTensor {
+        gelu::forward(x, bias, kind)
+    }
+
+    fn gelu_backward(x: CubeTensor, bias: CubeTensor, dy: CubeTensor, kind: Activation) -> CubeTensor {
+        gelu::backward(x, bias, dy, kind)
+    }
+
+    fn drop(x: CubeTensor, seed: CubeTensor, p: f32) -> CubeTensor {
+        dropout::drop(x, seed, p)
+    }
+
+    fn bias_drop_add(x: CubeTensor, bias: CubeTensor, residual: CubeTensor, seed: CubeTensor, p: f32) -> CubeTensor {
+        dropout::bias_drop_add(x, bias, residual, seed, p)
+    }
+
+    fn cross_entropy(
+        logits: CubeTensor,
+        bias: CubeTensor,
+        target: CubeTensor,
+        row_weight: CubeTensor,
+        smoothing: f32,
+    ) -> (CubeTensor, CubeTensor) {
+        cross_entropy::rows(logits, bias, target, row_weight, smoothing)
+    }
+
+    fn embedding_backward(dy: CubeTensor, ids: CubeTensor, num: usize, skipped: i32) -> CubeTensor {
+        embedding::backward(dy, ids, num, skipped)
+    }
+
+    fn attention_weights(
+        scores: CubeTensor,
+        keys: CubeTensor,
+        seed: CubeTensor,
+        by: Scores,
+    ) -> (CubeTensor, CubeTensor) {
+        attention::weights(scores, keys, seed, by)
+    }
+
+    fn attention_backward(
+        scores: CubeTensor,
+        lse: CubeTensor,
+        dweights: CubeTensor,
+        keys: CubeTensor,
+        seed: CubeTensor,
+        by: Scores,
+    ) -> (CubeTensor, CubeTensor) {
+        attention::scores_backward(scores, lse, dweights, keys, seed, by)
+    }
+}
+
+/// Units in a cube that works on a row: a plane (warp), so that all of them run in step.
+fn lanes(x: &CubeTensor) -> usize {
+    (x.client.properties().hardware.plane_size_max as usize).clamp(8, 64)
+}
+
+/// A cube of [`lanes`] units for each of `rows` rows; there may be more cubes than rows.
+fn by_row(x: &CubeTensor, rows: usize) -> (CubeCount, CubeDim) {
+    let lanes = lanes(x);
+    let dim = CubeDim::new_1d(lanes as u32);
+    (cubecl::calculate_cube_count_elemwise(&x.client, rows * lanes, dim), dim)
+}
+
+/// A unit for each of `n` elements; there may be more units than elements.
+fn by_element(x: &CubeTensor, n: usize) -> (CubeCount, CubeDim) {
+    let dim = CubeDim::new(&x.client, n);
+    (cubecl::calculate_cube_count_elemwise(&x.client, n, dim), dim)
+}
+
+/// A row-major tensor without values on the device of `x` and in its type.
+fn empty<const D: usize>(x: &CubeTensor, shape: [usize; D]) -> CubeTensor {
+    empty_device_contiguous_dtype(x.client.clone(), x.device.clone(), Shape::from(shape), x.dtype)
+}
+
+/// `x`, if it can be written to in place, or a copy.
+fn own(x: CubeTensor) -> CubeTensor {
+    let x = burn_cubecl::kernel::into_contiguous(x);
+    if x.can_mut() { x } else { x.copy() }
+}
+
+/// The two dimensions of a matrix.
+fn dims2(x: &CubeTensor) -> [usize; 2] {
+    x.shape().dims()
+}
+
+/// What a kernel is given: the buffer of a row-major tensor. It may be longer than the tensor (a slice is a view), so kernels
+/// are told sizes and never ask a buffer for its length.
+fn buffer(x: &CubeTensor) -> BufferArg {
+    x.clone().into_buffer_arg()
+}

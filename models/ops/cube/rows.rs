@@ -1,0 +1,72 @@
+//! What kernels share that work on rows: sums and maxima over a cube, and sums over the rows of a matrix.
+
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::{buffer, by_element, dims2, empty};
+
+/// The sum of the `value`s of all units of the cube, for every one of them. `scratch` is shared memory of `lanes` numbers.
+#[cube]
+pub(super) fn cube_sum(value: f32, scratch: &mut Shared<[f32]>, #[comptime] lanes: usize) -> f32 {
+    sync_cube(); // nobody reads the last sum any more
+    scratch[UNIT_POS as usize] = value;
+    sync_cube();
+    let mut sum = 0.0f32;
+    #[unroll]
+    for lane in 0..lanes {
+        sum += scratch[lane];
+    }
+    sum
+}
+
+/// The largest `value` of all units of the cube, for every one of them.
+#[cube]
+pub(super) fn cube_max(value: f32, scratch: &mut Shared<[f32]>, #[comptime] lanes: usize) -> f32 {
+    sync_cube();
+    scratch[UNIT_POS as usize] = value;
+    sync_cube();
+    let mut largest = scratch[0];
+    #[unroll]
+    for lane in 1..lanes {
+        largest = max(largest, scratch[lane]);
+    }
+    largest
+}
+
+/// Rows that one unit adds up: long enough to be worth a unit, short enough that a tall matrix has work for many.
+const PART: usize = 128;
+
+/// `x [rows, width]` summed over its rows, `[width]`: parts of the rows first, then the parts.
+pub(super) fn column_sums(x: CubeTensor) -> CubeTensor {
+    let mut x = into_contiguous(x);
+    loop {
+        let [rows, width] = dims2(&x);
+        let parts = rows.div_ceil(PART).max(1);
+        let sums = empty(&x, [parts, width]);
+        let (count, dim) = by_element(&x, parts * width);
+        // SAFETY: a unit reads rows below `rows` of its column and writes its own element, if there is one.
+        unsafe {
+            add_rows::launch_unchecked(&x.client, count, dim, buffer(&x), buffer(&sums), parts, rows, width, PART);
+        }
+        if parts == 1 {
+            return CubeTensor::new_contiguous(sums.client, sums.device, [width].into(), sums.handle, sums.dtype);
+        }
+        x = sums;
+    }
+}
+
+#[cube(launch_unchecked)]
+fn add_rows(x: &[f32], sums: &mut [f32], parts: usize, rows: usize, width: usize, part: usize) {
+    if ABSOLUTE_POS >= parts * width {
+        terminate!();
+    }
+    let column = ABSOLUTE_POS % width;
+    let first = ABSOLUTE_POS / width * part;
+    let end = min(first + part, rows);
+    let mut sum = 0.0f32;
+    for row in first..end {
+        sum += x[row * width + column];
+    }
+    sums[ABSOLUTE_POS] = sum;
+}

@@ -1,0 +1,71 @@
+//! The memory line: `memory = a + b x batch`, fitted to the trials that ran. It says which sizes are worth trying; what it
+//! predicts is never reported as measured.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// `fixed + per_sample * batch`, in MiB.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct MemoryLine {
+    /// What is there at any batch: weights, gradients, optimizer, program.
+    pub fixed_mib: f64,
+    /// What each sample of a batch adds.
+    pub per_sample_mib: f64,
+}
+
+impl MemoryLine {
+    /// The line of least squares through `(batch, peak in MiB)`; none for fewer than two sizes, or when memory does not grow
+    /// with the batch.
+    pub fn fit(points: &[(usize, f64)]) -> Option<Self> {
+        let n = points.len() as f64;
+        let (mean_x, mean_y) =
+            points.iter().fold((0.0, 0.0), |(x, y), (batch, mib)| (x + *batch as f64 / n, y + mib / n));
+        let (mut covariance, mut variance) = (0.0, 0.0);
+        for (batch, mib) in points {
+            let dx = *batch as f64 - mean_x;
+            covariance += dx * (mib - mean_y);
+            variance += dx * dx;
+        }
+        let per_sample_mib = covariance / variance;
+        (per_sample_mib.is_finite() && per_sample_mib > 0.0)
+            .then_some(Self { fixed_mib: mean_y - per_sample_mib * mean_x, per_sample_mib })
+    }
+
+    /// The largest batch that the line has room for in `budget_mib`.
+    pub fn largest(&self, budget_mib: f64) -> usize {
+        // A negative quotient becomes 0: nothing fits.
+        ((budget_mib - self.fixed_mib) / self.per_sample_mib) as usize
+    }
+}
+
+impl fmt::Display for MemoryLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "memory = {:.1} MiB + {:.2} MiB x batch", self.fixed_mib, self.per_sample_mib)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_line_through_two_points_and_the_best_through_three() {
+        let line = MemoryLine::fit(&[(2, 120.0), (4, 140.0)]).unwrap();
+        assert_eq!(line, MemoryLine { fixed_mib: 100.0, per_sample_mib: 10.0 });
+        assert_eq!(line.to_string(), "memory = 100.0 MiB + 10.00 MiB x batch");
+        assert_eq!([50.0, 105.0, 200.0, 209.9].map(|budget| line.largest(budget)), [0, 0, 10, 10]);
+        // By hand: means 2 and 40/3; slope (20 - 10) / 2.
+        let line = MemoryLine::fit(&[(1, 10.0), (2, 10.0), (3, 20.0)]).unwrap();
+        assert!((line.per_sample_mib - 5.0).abs() < 1e-12 && (line.fixed_mib - 10.0 / 3.0).abs() < 1e-12, "{line}");
+    }
+
+    #[test]
+    fn what_is_no_growing_line_is_none() {
+        for points in [&[][..], &[(4, 10.0)], &[(4, 10.0), (4, 12.0)], &[(2, 10.0), (4, 9.0)], &[(2, 10.0), (4, 10.0)]]
+        {
+            assert_eq!(MemoryLine::fit(points), None, "{points:?}");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! `kiln tune-batch`: the search for the largest batch, told as it goes; and the trial that it starts in a process of its
+//! own.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::say;
+use super::training::resolve;
+use crate::batch_size::measured;
+use crate::batch_size::search::{Outcome, Trial};
+use crate::batch_size::store::Stored;
+use crate::batch_size::{self, DEFAULT_RESERVE, Event, TuneOptions, parse_mib, trial, tune};
+use crate::config::{CompilerMode, RunConfig};
+use crate::error::{Error, Result};
+
+#[derive(Debug, Args)]
+pub(super) struct TuneArgs {
+    /// The config file (TOML)
+    #[arg(required_unless_present = "list")]
+    file: Option<PathBuf>,
+    /// Override a key of the file; the value is TOML, anything else is taken as text
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    set: Vec<String>,
+    /// Show the sizes that are kept and those that were measured elsewhere
+    #[arg(long, conflicts_with = "file")]
+    list: bool,
+    /// native, compiled or both; what [compiler] says when it is left out
+    #[arg(long, value_name = "MODE")]
+    mode: Option<String>,
+    /// The first size to try; the config's, or 8, when it is left out
+    #[arg(long, value_name = "SIZE")]
+    start: Option<usize>,
+    /// The largest size to try
+    #[arg(long, value_name = "SIZE", default_value_t = 1 << 16)]
+    max: usize,
+    /// Only multiples of this
+    #[arg(long, value_name = "SIZE", default_value_t = 1)]
+    multiple_of: usize,
+    /// Optimizer steps of a trial
+    #[arg(long, value_name = "STEPS", default_value_t = 3)]
+    steps_per_trial: usize,
+    /// End the search after this time with the largest size that ran: 90s, 10m
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    time_limit: Option<Duration>,
+    /// Memory of a trial on the CPU: 2GiB; what is free when it is left out
+    #[arg(long, value_name = "MEMORY")]
+    memory_budget: Option<String>,
+    /// The share of memory that is left alone; 0.1 of what is free, 0 of a stated budget
+    #[arg(long, value_name = "SHARE")]
+    memory_reserve: Option<f64>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct TrialArgs {
+    /// The config of the trial
+    file: PathBuf,
+    /// The report to write
+    #[arg(long)]
+    out: PathBuf,
+}
+
+pub(super) fn run_trial(args: &TrialArgs) -> Result<()> {
+    trial::run_trial(&args.file, &args.out)
+}
+
+pub(super) fn run_tune(args: &TuneArgs) -> Result<()> {
+    // Without a file, clap has seen --list.
+    let Some(file) = &args.file else { return list() };
+    let config = RunConfig::load_with(file, &args.set)?;
+    let modes = match (args.mode.as_deref(), config.compiler_mode()) {
+        (Some("both" | "auto"), _) | (None, CompilerMode::Auto) => vec![CompilerMode::Native, CompilerMode::Compiled],
+        (None, mode) => vec![mode],
+        (Some(mode), _) => vec![mode.parse().map_err(|error: Error| error.at("--mode"))?],
+    };
+    let budget = args.memory_budget.as_deref().map(parse_mib).transpose();
+    let options = TuneOptions {
+        start: args.start,
+        max: args.max,
+        multiple_of: args.multiple_of,
+        steps_per_trial: args.steps_per_trial,
+        time_limit: args.time_limit,
+        memory_budget_mib: budget.map_err(|error| error.at("--memory-budget"))?,
+        memory_reserve: args.memory_reserve,
+        ..TuneOptions::new(this_program()?)
+    };
+    let found = modes.iter().map(|mode| search(&config, *mode, &options)).collect::<Result<Vec<_>>>()?;
+    if let [native, compiled] = &found[..] {
+        let (a, b) = (native.batch, compiled.batch);
+        let verdict = match b.cmp(&a) {
+            std::cmp::Ordering::Greater => "more than",
+            std::cmp::Ordering::Equal => "as many as",
+            std::cmp::Ordering::Less => "FEWER than",
+        };
+        say(format!("compiled fits {b}, {verdict} native's {a}: {:.2} times", b as f64 / a as f64))?;
+    }
+    Ok(())
+}
+
+/// Finds the size of a run that asks for it with `"auto"` and has none yet.
+pub(super) fn tune_if_missing(config: &RunConfig) -> Result<()> {
+    if batch_size::is_missing(config, &resolve)? {
+        say("trainer.per_device_train_batch_size = \"auto\", and no size is known for this run: looking for one")?;
+        search(config, config.compiler_mode(), &TuneOptions::new(this_program()?))?;
+    }
+    Ok(())
+}
+
+fn search(config: &RunConfig, mode: CompilerMode, options: &TuneOptions) -> Result<Stored> {
+    let found = tune(config, mode, options, &resolve, &mut |event| match event {
+        Event::Begins { key, budget } => {
+            say(format!("{}: {} for {}, {} tokens, {}", key.mode, key.model, key.task, key.block_size, key.precision))?;
+            say(format!("on {}; memory of a trial: {budget}", key.device))
+        }
+        Event::Tried(trial) => say(line(trial)),
+    })?;
+    if let Some(line) = &found.line {
+        say(line)?;
+    }
+    let next = found.batch + options.multiple_of;
+    say(match (found.next_fails, found.trials.iter().any(|trial| trial.outcome == Outcome::OutOfTime)) {
+        (true, _) => format!("{mode}: {} fit, {next} do not", found.batch),
+        (false, true) => format!("{mode}: {} fit; the time limit came before the next size", found.batch),
+        (false, false) => match found.capped_at {
+            Some(cap) => format!("{mode}: {} fit, and the run has no use for more than {cap}", found.batch),
+            None => format!("{mode}: {} fit; larger sizes were not tried, or are left alone", found.batch),
+        },
+    })?;
+    Ok(found)
+}
+
+fn line(trial: &Trial) -> String {
+    let what = match &trial.outcome {
+        Outcome::Fits { peak_mib, step_ms } => {
+            let peak = peak_mib.map_or(String::new(), |mib| format!("  {mib:.1} MiB"));
+            let step = step_ms.map_or(String::new(), |ms| format!("  {ms:.0} ms a step"));
+            format!("fits{peak}{step}")
+        }
+        Outcome::TooLarge(why) => format!("too large: {why}"),
+        Outcome::OutOfTime => "the time limit is over".into(),
+    };
+    format!("batch {:>6}  {what}", trial.batch)
+}
+
+fn list() -> Result<()> {
+    let found = Stored::list()?;
+    say(format!("found on this machine: {}", found.len()))?;
+    found.iter().try_for_each(say)?;
+    let measured = measured::table();
+    say(format!("measured elsewhere (configs/measured): {}", measured.len()))?;
+    measured.iter().try_for_each(say)
+}
+
+fn this_program() -> Result<PathBuf> {
+    std::env::current_exe().map_err(|error| Error::io("find this program", &error))
+}
+
+// The help of --memory-reserve names the default.
+const _: () = assert!(DEFAULT_RESERVE == 0.1);

@@ -1,0 +1,170 @@
+//! The batch of an optimizer step, derived: how many examples a forward pass takes, how often gradients are added up, and
+//! what the learning rate makes of it. Arithmetic only.
+
+use crate::config::{BatchScaling, RunConfig, TrainBatchSize};
+use crate::error::{Error, Result};
+
+/// How a global batch is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchPlan {
+    /// Examples a forward pass.
+    pub micro: usize,
+    /// Forward and backward passes an optimizer step.
+    pub accumulation: usize,
+    /// Examples an optimizer step: `micro * accumulation`.
+    pub global: usize,
+    /// The loss of a step adds up the means of pieces of so many examples, where the task does so at all
+    /// ([`Task::sums_micro_batches`](crate::task::Task::sums_micro_batches)): the micro-batch, or all examples of a step
+    /// whose global batch is stated. It stays when the micro-batch has to be halved.
+    pub piece: usize,
+    /// Longest example in tokens.
+    pub seq_len: usize,
+}
+
+/// Devices that a run computes on.
+pub const NUM_DEVICES: usize = 1;
+
+impl BatchPlan {
+    /// The batch that `config` asks for; `seq_len` is for the plan to fill in.
+    ///
+    /// # Errors
+    /// A micro-batch that is not known yet, or one that the global batch is no multiple of.
+    pub fn of(config: &RunConfig) -> Result<Self> {
+        let trainer = &config.trainer;
+        let TrainBatchSize::Size(micro) = trainer.per_device_train_batch_size else {
+            return Err(Error::config(
+                "trainer.per_device_train_batch_size = \"auto\": no size has been found for this run on this machine",
+            )
+            .help("`kiln tune-batch FILE` finds one"));
+        };
+        let accumulation = match config.batch.global_batch_size {
+            None => trainer.gradient_accumulation_steps,
+            Some(global) => accumulation(global, micro, trainer.gradient_accumulation_steps)?,
+        };
+        let global = micro * accumulation;
+        let piece = if config.batch.global_batch_size.is_some() { global } else { micro };
+        Ok(Self { micro, accumulation, global, piece, seq_len: 0 })
+    }
+
+    /// This batch with the next smaller micro-batch that divides it, at most half of this one; none at a micro-batch of 1.
+    pub fn halved(&self) -> Option<Self> {
+        let micro = largest_divisor(self.global, self.micro / 2)?;
+        Some(Self { micro, accumulation: self.global / micro, ..*self })
+    }
+
+    /// `480 = 12 x 40 micro-batches x 1 device`
+    pub fn arithmetic(&self) -> String {
+        let batches = if self.accumulation == 1 { "micro-batch" } else { "micro-batches" };
+        format!("{} = {} x {} {batches} x {NUM_DEVICES} device", self.global, self.micro, self.accumulation)
+    }
+}
+
+/// How often `micro` goes into the stated global batch. `given` is the accumulation that the config states; 1, its default,
+/// leaves it to be derived.
+fn accumulation(global: usize, micro: usize, given: usize) -> Result<usize> {
+    if !global.is_multiple_of(micro) {
+        let near = largest_divisor(global, micro).unwrap_or(1);
+        return Err(Error::config(format!(
+            "batch.global_batch_size = {global} is no multiple of trainer.per_device_train_batch_size = {micro}"
+        ))
+        .help(format!(
+            "set trainer.per_device_train_batch_size = {near}, or batch.global_batch_size = {}",
+            global.next_multiple_of(micro)
+        )));
+    }
+    let derived = global / micro;
+    if given != 1 && given != derived {
+        return Err(Error::config(format!(
+            "batch.global_batch_size = {global}, but {micro} x {given} micro-batches (trainer.gradient_accumulation_steps) \
+             are {}",
+            micro * given
+        ))
+        .help(format!("leave trainer.gradient_accumulation_steps out: {derived} follows from the global batch")));
+    }
+    Ok(derived)
+}
+
+/// The largest number up to `most` that divides `global`; none below 1.
+fn largest_divisor(global: usize, most: usize) -> Option<usize> {
+    (1..=most.min(global)).rev().find(|size| global.is_multiple_of(*size))
+}
+
+/// The micro-batch for a device on which `fits` examples fit: all of them where the batch grows, else the largest number
+/// that divides the global batch.
+pub fn micro_batch(config: &RunConfig, fits: usize) -> usize {
+    match (config.batch.scaling, config.batch.global_batch_size) {
+        (BatchScaling::Fixed, Some(global)) => largest_divisor(global, fits).unwrap_or(1),
+        _ => fits,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::config::{BatchSection, TrainerSection};
+
+    fn config(micro: usize, accumulation: usize, global: Option<usize>) -> RunConfig {
+        RunConfig {
+            trainer: TrainerSection {
+                per_device_train_batch_size: micro.into(),
+                gradient_accumulation_steps: accumulation,
+                ..Default::default()
+            },
+            batch: BatchSection { global_batch_size: global, ..Default::default() },
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn the_global_batch_is_stated_or_follows() {
+        let plan = BatchPlan::of(&config(12, 1, Some(480))).unwrap();
+        assert_eq!((plan.micro, plan.accumulation, plan.global, plan.piece), (12, 40, 480, 480));
+        assert_eq!(plan.arithmetic(), "480 = 12 x 40 micro-batches x 1 device");
+        // plan.toml states all three.
+        assert_eq!(BatchPlan::of(&config(12, 40, Some(480))).unwrap(), plan);
+        let plan = BatchPlan::of(&config(8, 2, None)).unwrap();
+        assert_eq!((plan.micro, plan.accumulation, plan.global, plan.piece), (8, 2, 16, 8));
+        assert_eq!(BatchPlan::of(&config(8, 1, None)).unwrap().arithmetic(), "8 = 8 x 1 micro-batch x 1 device");
+    }
+
+    #[test]
+    fn contradictions_are_refused_with_the_way_out() {
+        let refused = |micro, accumulation, global| {
+            BatchPlan::of(&config(micro, accumulation, Some(global))).unwrap_err().to_string()
+        };
+        let error = refused(7, 1, 480);
+        assert!(error.contains("480 is no multiple of trainer.per_device_train_batch_size = 7"), "{error}");
+        assert!(error.contains("per_device_train_batch_size = 6, or batch.global_batch_size = 483"), "{error}");
+        assert!(refused(12, 4, 480).contains("12 x 4 micro-batches (trainer.gradient_accumulation_steps) are 48"));
+        assert!(
+            refused(16, 1, 8).contains("set trainer.per_device_train_batch_size = 8"),
+            "smaller than one micro-batch"
+        );
+        let mut auto = config(1, 1, Some(480));
+        auto.trainer.per_device_train_batch_size = TrainBatchSize::Auto;
+        assert!(BatchPlan::of(&auto).unwrap_err().to_string().contains("kiln tune-batch"));
+    }
+
+    #[test]
+    fn halving_keeps_the_global_batch() {
+        let mut plan = BatchPlan::of(&config(12, 1, Some(480))).unwrap();
+        let mut seen = Vec::new();
+        while let Some(half) = plan.halved() {
+            assert_eq!((half.micro * half.accumulation, half.global, half.piece), (480, 480, 480));
+            seen.push(half.micro);
+            plan = half;
+        }
+        assert_eq!(seen, [6, 3, 1]);
+        let odd = BatchPlan::of(&config(9, 2, None)).unwrap().halved().unwrap();
+        assert_eq!((odd.micro, odd.accumulation, odd.piece), (3, 6, 9));
+    }
+
+    #[test]
+    fn what_fits_becomes_a_divisor_or_the_batch() {
+        let mut config = config(1, 1, Some(480));
+        assert_eq!([1, 13, 47, 500].map(|fits| micro_batch(&config, fits)), [1, 12, 40, 480]);
+        config.batch = BatchSection { scaling: BatchScaling::Grow, global_batch_size: None };
+        assert_eq!(micro_batch(&config, 13), 13);
+    }
+}

@@ -1,0 +1,67 @@
+//! What happens when memory runs out in the middle of a run: back to the last good state (the newest whole checkpoint, or
+//! the start), the micro-batch halved, the global batch kept. What was computed since is not trusted: a device that ran
+//! out of memory may have left anything. Only what is reported as an error can be caught; a process that the kernel ends,
+//! or that Rust's allocator aborts, is continued with `--resume`.
+
+use super::Trainer;
+use super::checkpoint::Checkpoint;
+use super::output::{RunFolder, write_whole};
+use super::run::Run;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::MemoryEstimate;
+use crate::metrics::MetricsFile;
+use crate::plan::{BatchPlan, RunPlan};
+
+/// The batch to go on with after `error`; none when it was not about memory, or when no smaller micro-batch trains the same.
+pub(super) fn smaller_batch(plan: &RunPlan, error: &Error) -> Option<BatchPlan> {
+    if error.kind() != ErrorKind::OutOfMemory {
+        return None;
+    }
+    let examples = plan.steps.train_examples;
+    // What an epoch leaves out must stay the same too.
+    let left_out =
+        |batch: &BatchPlan| if plan.config.trainer.dataloader_drop_last { examples % batch.micro } else { 0 };
+    let mut smaller = plan.batch.halved()?;
+    while left_out(&smaller) != left_out(&plan.batch) {
+        smaller = smaller.halved()?;
+    }
+    Some(smaller)
+}
+
+impl Trainer {
+    /// The run as it stood at its last good state, with the batch `smaller`, which changes nothing that the run promises. Rows written since are taken back, plan.toml is
+    /// written again.
+    pub(super) fn recover(&mut self, folder: &mut RunFolder, smaller: BatchPlan, error: &str) -> Result<Run> {
+        let checkpoint = Checkpoint::newest(&folder.checkpoints())?;
+        let back_to = checkpoint.as_ref().map_or("the start".into(), |found| format!("step {}", found.state.step));
+        let message = format!(
+            "out of memory: {}; back to {back_to} with half the micro-batch and the same global batch: {}, was {}",
+            error.lines().next().unwrap_or_default(),
+            smaller.arithmetic(),
+            self.plan.batch.arithmetic()
+        );
+        self.callbacks.iter_mut().for_each(|callback| callback.on_notice(&message));
+
+        let plan = &mut self.plan;
+        plan.batch = smaller;
+        let sizes = [plan.num_parameters, plan.num_trainable, (plan.memory.optimizer / 4) as usize];
+        plan.memory = MemoryEstimate::new(
+            &plan.model_config,
+            plan.task,
+            sizes,
+            smaller,
+            (plan.precision.precision, plan.config.trainer.activation_checkpointing),
+        );
+        if !plan.task.sums_micro_batches() || plan.config.batch.global_batch_size.is_some() {
+            // Elsewhere a config with another micro-batch would be another run: there the one that was asked for stays.
+            plan.config.trainer.per_device_train_batch_size = smaller.micro.into();
+            plan.config.trainer.gradient_accumulation_steps = smaller.accumulation;
+        }
+        (self.model, self.optimizer, _) = Self::build(&self.plan, &self.device)?;
+        self.scaler = Self::scaler(&self.plan);
+        write_whole(&folder.path().join("plan.toml"), self.plan.to_toml()?.as_bytes())?;
+        let rows = checkpoint.as_ref().map_or(0, |found| found.state.metrics_rows);
+        folder.metrics = MetricsFile::open_with(folder.path(), rows)?;
+        self.begin(folder, checkpoint.as_ref())
+    }
+}

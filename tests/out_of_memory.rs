@@ -1,0 +1,118 @@
+//! Memory that runs out in the middle of a run: an injected fault takes the run back to its last good state with half the
+//! micro-batch, and it ends where an undisturbed run ends.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use common::small_run::write;
+use common::train_rows;
+use kiln::data::{Dataset, Example};
+use kiln::trainer::Callback;
+use kiln::{Error, ErrorKind, RunConfig, Trainer};
+
+/// Fails at the `at`th example, for lack of memory: once, or from then on.
+struct Fails {
+    data: Arc<dyn Dataset>,
+    seen: AtomicUsize,
+    at: usize,
+    times: usize,
+}
+
+impl Dataset for Fails {
+    fn len(&self) -> usize {
+        self.data.len()
+    }
+    fn get(&self, index: usize, epoch: u64) -> kiln::Result<Example> {
+        let seen = self.seen.fetch_add(1, Ordering::SeqCst);
+        if (self.at..self.at.saturating_add(self.times)).contains(&seen) {
+            return Err(Error::out_of_memory("the device ran out of memory: injected").help("less"));
+        }
+        self.data.get(index, epoch)
+    }
+    fn len_of(&self, index: usize) -> usize {
+        self.data.len_of(index)
+    }
+    fn max_len(&self) -> usize {
+        self.data.max_len()
+    }
+}
+
+#[derive(Clone, Default)]
+struct Said(Arc<Mutex<Vec<String>>>);
+
+impl Callback for Said {
+    fn on_notice(&mut self, notice: &str) {
+        self.0.lock().unwrap().push(notice.into());
+    }
+}
+
+/// Trains with 4 = 4 x 1 and without dropout; the fault at example `at`. What was said.
+fn run(folder: &Path, task: &str, name: &str, at: usize, times: usize) -> kiln::Result<Vec<String>> {
+    let mut sets = vec![
+        format!("run.output_dir={}", folder.join(name).display()),
+        format!("data.train={}", folder.join("data.jsonl").display()),
+        "trainer.per_device_train_batch_size=4".into(),
+        "trainer.gradient_accumulation_steps=1".into(),
+    ];
+    let dropout = match task {
+        "clm" => &["resid_pdrop", "embd_pdrop", "attn_pdrop"][..],
+        _ => &["hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"],
+    };
+    sets.extend(dropout.iter().map(|name| format!("model.{name}=0.0")));
+    let mut plan = RunConfig::load_with(write(folder, task), &sets)?.plan()?;
+    plan.train = Arc::new(Fails { data: plan.train.clone(), seen: AtomicUsize::new(0), at, times });
+    let said = Said::default();
+    Trainer::new(plan)?.with_callback(said.clone()).train()?;
+    let said = said.0.lock().unwrap().clone();
+    Ok(said)
+}
+
+#[test]
+fn half_the_micro_batch_ends_where_the_undisturbed_run_ends() {
+    for task in ["clm", "sequence-classification"] {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(run(folder.path(), task, "whole", usize::MAX, 1).unwrap().is_empty());
+        let whole = train_rows(&folder.path().join("whole"));
+        // A promise reads 20 examples before the first step; checkpoints follow steps 7 and 14 of 4 examples each.
+        for (name, at, back_to) in [("early", 28, "the start"), ("late", 20 + 40, "step 7")] {
+            let said = run(folder.path(), task, name, at, 1).unwrap();
+            let [message] = &said[..] else { panic!("{said:?}") };
+            for part in ["injected", back_to, "4 = 2 x 2 micro-batches x 1 device, was 4 = 4 x 1 micro-batch"] {
+                assert!(message.contains(part), "expected {part:?} in {message}");
+            }
+            let run = folder.path().join(name);
+            let log = std::fs::read_to_string(run.join("run.log")).unwrap();
+            assert!(log.contains(message), "{log}");
+            let rows = train_rows(&run);
+            assert_eq!(rows.len(), whole.len(), "{name}: every step has one row");
+            for (a, b) in whole.iter().zip(&rows) {
+                for key in ["step", "samples", "tokens", "learning_rate"] {
+                    assert_eq!(a[key], b[key], "{name}: {key}");
+                }
+                // Sums of the micro-batches in another order, through 14 updates.
+                let (x, y) = (a["loss"].as_f64().unwrap(), b["loss"].as_f64().unwrap());
+                assert!((x / y - 1.0).abs() < 1e-5, "{task}, {name}: {a} against {b}");
+            }
+            let plan = std::fs::read_to_string(run.join("plan.toml")).unwrap();
+            // A classification adds up the means of its micro-batches: its config keeps the one that was asked for.
+            let stated = if task == "clm" { 2 } else { 4 };
+            assert!(plan.contains(&format!("\nper_device_train_batch_size = {stated}\n")), "{plan}");
+            assert!(plan.contains("# batch          4 = 2 x 2 micro-batches"), "{plan}");
+        }
+    }
+}
+
+#[test]
+fn halving_ends_at_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = run(folder.path(), "clm", "run", 28, usize::MAX - 100).unwrap_err();
+    assert_eq!((error.kind(), error.exit_code()), (ErrorKind::OutOfMemory, 4));
+    let log = std::fs::read_to_string(folder.path().join("run/run.log")).unwrap();
+    let halvings = log.lines().filter(|line| line.contains("half the micro-batch")).collect::<Vec<_>>();
+    assert_eq!(halvings.len(), 2, "4 to 2, 2 to 1: {log}");
+    assert!(std::fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap().is_empty());
+}
