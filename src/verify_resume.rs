@@ -1,13 +1,20 @@
 //! `kiln verify-resume FILE`: shows on the user's own config that N + M steps equal N steps, a stop and M steps. Model,
 //! data, batch, schedule and seed are the config's; only what changes no weight is left out (evaluation, the text sample,
 //! the checkpoints' schedule). It works in a temporary folder and leaves the run folder alone.
+//!
+//! With `--modes` also across the compiler's modes ([`across_modes`]): native or compiled before the stop, native or compiled
+//! after it. In one mode every bit is the same. A change of the mode is compared with the mode of the first part, without
+//! dropout, which the modes draw differently: names, shapes and types of all tensors byte for byte (the files' headers), losses
+//! to 1e-5 and gradient norms to 1e-3 relative, the weights of a tensor to 1e-3 of its norm, since f32 sums are rounded in
+//! another order.
 
 use std::path::Path;
 
 use safetensors::SafeTensors;
 use serde_json::{Map, Value};
 
-use crate::config::{EvalStrategy, OnExisting, RunConfig, SaveStrategy};
+use crate::compiler::probe::without_dropout;
+use crate::config::{CompilerMode, EvalStrategy, OnExisting, RunConfig, SaveStrategy};
 use crate::error::{Error, Result};
 use crate::plan::RunPlan;
 use crate::trainer::{Callback, Control, Progress, Trainer, checkpoint};
@@ -26,6 +33,8 @@ pub struct Report {
     pub tensors: usize,
     /// Rows that were compared.
     pub rows: usize,
+    /// To what: `bit for bit`, or the tolerances.
+    pub within: &'static str,
     /// What differs; empty when the promise is kept.
     pub differences: Vec<String>,
 }
@@ -36,6 +45,25 @@ pub struct Report {
 /// # Errors
 /// Whatever the runs meet.
 pub fn verify(config: &RunConfig, plan: &dyn Fn(RunConfig) -> Result<RunPlan>) -> Result<Report> {
+    verify_in(config, [config.compiler_mode(); 2], plan)
+}
+
+/// As [`verify`], for the four ways to go from one of the compiler's modes to one of them, each with its name.
+///
+/// # Errors
+/// As [`verify`].
+pub fn across_modes(config: &RunConfig, plan: &dyn Fn(RunConfig) -> Result<RunPlan>) -> Result<Vec<(String, Report)>> {
+    let (n, c) = (CompilerMode::Native, CompilerMode::Compiled);
+    let ways = [[n, n], [c, c], [n, c], [c, n]];
+    ways.into_iter().map(|way| Ok((format!("{} -> {}", way[0], way[1]), verify_in(config, way, plan)?))).collect()
+}
+
+/// `modes`: before the stop, and after it.
+fn verify_in(
+    config: &RunConfig,
+    modes: [CompilerMode; 2],
+    plan: &dyn Fn(RunConfig) -> Result<RunPlan>,
+) -> Result<Report> {
     let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
     let mut config = config.clone();
     config.generation = None;
@@ -45,37 +73,56 @@ pub fn verify(config: &RunConfig, plan: &dyn Fn(RunConfig) -> Result<RunPlan>) -
     (trainer.metric_for_best_model, trainer.greater_is_better) = (None, None);
     (trainer.early_stopping_patience, trainer.early_stopping_threshold) = (None, 0.0);
     (trainer.max_minutes, trainer.logging_steps) = (None, Some(1.into()));
-    let run = |name: &str, steps: u64| -> Result<()> {
+    let run = |name: &str, steps: u64, mode: CompilerMode| -> Result<()> {
         let mut config = config.clone();
+        config.set_compiler(mode);
         config.run.output_dir = folder.path().join(name);
         config.run.on_existing = OnExisting::Resume;
-        Trainer::new(plan(config)?)?.with_callback(StopAfter(steps)).train().map(drop)
+        let mut plan = plan(config)?;
+        if modes[0] != modes[1] {
+            without_dropout(&mut plan.model_config);
+        }
+        Trainer::new(plan)?.with_callback(StopAfter(steps)).train().map(drop)
     };
     let total = plan(config.clone())?.steps.total as u64;
     if total < 2 {
         return Err(Error::config("this run has one step: there is nothing to stop in the middle of"));
     }
     let (before, all) = ((total / 2).min(3), total.min(6));
-    run("straight", all)?;
-    run("stopped", before)?;
-    run("stopped", all)?;
-    compare(&folder.path().join("straight"), &folder.path().join("stopped"), before, all)
+    run("straight", all, modes[0])?;
+    run("stopped", before, modes[0])?;
+    run("stopped", all, modes[1])?;
+    compare(&folder.path().join("straight"), &folder.path().join("stopped"), [before, all], modes[0] == modes[1])
 }
 
-fn compare(straight: &Path, stopped: &Path, before: u64, all: u64) -> Result<Report> {
-    let mut report = Report { before, after: all - before, tensors: 0, rows: 0, differences: Vec::new() };
+/// Figures of rows that a change of the mode may round in another way, with how much.
+const ROUNDED: [(&str, f64); 2] = [("loss", 1e-5), ("grad_norm", 1e-3)];
+
+/// The same for a tensor: of the norm of what is compared.
+const ROUNDED_TENSOR: f64 = 1e-3;
+
+fn compare(straight: &Path, stopped: &Path, [before, all]: [u64; 2], exact: bool) -> Result<Report> {
+    let within = if exact {
+        "bit for bit"
+    } else {
+        "the layout of the files to the byte, losses to 1e-5, gradient norms and tensors to 1e-3"
+    };
+    let mut report = Report { before, after: all - before, tensors: 0, rows: 0, within, differences: Vec::new() };
     let last = Path::new(checkpoint::FOLDER).join(checkpoint::name(all));
     for file in ["model.safetensors", "optimizer.safetensors"] {
         let [a, b] = [straight, stopped].map(|run| read(&run.join(&last).join(file)));
         let (a, b) = (a?, b?);
         let bad = |error: safetensors::SafeTensorError| Error::data(format!("{file}: {error}"));
+        if header(&a) != header(&b) {
+            report.differences.push(format!("{file}: names, shapes or types of its tensors"));
+        }
         let (a, b) = (SafeTensors::deserialize(&a).map_err(bad)?, SafeTensors::deserialize(&b).map_err(bad)?);
         let mut names = a.names();
         names.extend(b.names().into_iter().filter(|name| a.tensor(name).is_err()));
         for name in names {
             report.tensors += 1;
             match (a.tensor(name), b.tensor(name)) {
-                (Ok(a), Ok(b)) if a.data() == b.data() => {}
+                (Ok(a), Ok(b)) if a.data() == b.data() || (!exact && near(a.data(), b.data())) => {}
                 _ => report.differences.push(name.to_owned()),
             }
         }
@@ -85,10 +132,40 @@ fn compare(straight: &Path, stopped: &Path, before: u64, all: u64) -> Result<Rep
     if a.len() != b.len() {
         report.differences.push(format!("{} rows against {}", a.len(), b.len()));
     }
-    for (a, b) in a.iter().zip(&b).filter(|(a, b)| a != b) {
+    for (a, b) in a.iter().zip(&b).filter(|(a, b)| a != b && (exact || !near_rows(a, b))) {
         report.differences.push(format!("{} against {}", Value::from(a.clone()), Value::from(b.clone())));
     }
     Ok(report)
+}
+
+/// The header of a safetensors file: 8 bytes of its length, then names, types, shapes and places of all tensors.
+fn header(file: &[u8]) -> Option<&[u8]> {
+    let length = u64::from_le_bytes(*file.first_chunk()?);
+    file.get(..8 + usize::try_from(length).ok()?)
+}
+
+/// Whether two f32 tensors are the same but for rounding. Adam's first moments of a weight without a gradient are nothing but
+/// rounding, so what is smaller than any update counts as 0.
+fn near(a: &[u8], b: &[u8]) -> bool {
+    let values = |bytes: &[u8]| {
+        bytes.as_chunks().0.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes))).collect::<Vec<_>>()
+    };
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
+    let (a, b) = (values(a), values(b));
+    let apart = norm(&mut a.iter().zip(&b).map(|(a, b)| a - b));
+    a.len() == b.len() && apart <= ROUNDED_TENSOR * norm(&mut a.iter().copied()) + 1e-7
+}
+
+/// Whether two rows are the same but for rounding.
+fn near_rows(a: &Map<String, Value>, b: &Map<String, Value>) -> bool {
+    a.len() == b.len()
+        && a.iter().all(|(name, value)| {
+            let limit = ROUNDED.iter().find(|(rounded, _)| rounded == name).map(|(_, limit)| *limit);
+            match (limit, value.as_f64(), b.get(name).and_then(Value::as_f64)) {
+                (Some(limit), Some(a), Some(b)) => (a - b).abs() <= limit * a.abs(),
+                _ => b.get(name) == Some(value),
+            }
+        })
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {

@@ -2,6 +2,7 @@
 //! with the exit code of its kind.
 
 mod compare;
+mod compiler;
 mod folders;
 mod models;
 mod training;
@@ -18,10 +19,11 @@ use crate::error::{Error, Result};
 use crate::execution;
 use crate::task::Task;
 use compare::{CompareArgs, ReportArgs};
+use compiler::{ParityArgs, ProbeArgs};
 use folders::CacheCommand;
 use kiln_models::ModelType;
 use models::{ExportArgs, ForwardArgs, GenerateArgs, PredictArgs};
-use training::{ConfigArgs, EvalArgs, InitArgs, TrainArgs};
+use training::{ConfigArgs, EvalArgs, InitArgs, TrainArgs, VerifyResumeArgs};
 use tuning::{TrialArgs, TuneArgs};
 
 /// Trains GPT-2 and BERT from a config file.
@@ -48,7 +50,14 @@ enum Command {
     /// Evaluate a model on the validation data of a config file
     Eval(EvalArgs),
     /// Show on a config that a run which is stopped and resumed ends where an undisturbed one ends
-    VerifyResume(ConfigArgs),
+    VerifyResume(VerifyResumeArgs),
+    /// Compare the first steps of a run in native and compiled mode: loss, gradients, weight changes
+    Parity(ParityArgs),
+    /// Find the fused operator that makes compiled differ from native, or makes it slower
+    Bisect(ParityArgs),
+    /// The steps of one mode, for parity and bisect
+    #[command(hide = true)]
+    Probe(ProbeArgs),
     /// Run one batch through a model and write logits, loss and gradients
     Forward(ForwardArgs),
     /// Continue a text with a trained GPT-2
@@ -96,6 +105,9 @@ impl Cli {
             Command::TrialBatch(args) => tuning::run_trial(&args),
             Command::Eval(args) => training::run_eval(&args),
             Command::VerifyResume(args) => training::run_verify_resume(&args),
+            Command::Parity(args) => compiler::run_parity(&args),
+            Command::Bisect(args) => compiler::run_bisect(&args),
+            Command::Probe(args) => compiler::run_probe(&args),
             Command::Forward(args) => models::run_forward(&args),
             Command::Generate(args) => models::run_generate(&args),
             Command::Predict(args) => models::run_predict(&args),

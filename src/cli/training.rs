@@ -23,7 +23,7 @@ use crate::plan::RunPlan;
 use crate::signals;
 use crate::task::Task;
 use crate::trainer::{Callback, Control, Progress, RunFolder, Status, StopAfter, Trainer, write_whole};
-use crate::verify_resume::{Report, verify};
+use crate::verify_resume::{Report, across_modes, verify};
 
 #[derive(Debug, Args)]
 pub(super) struct ConfigArgs {
@@ -32,6 +32,15 @@ pub(super) struct ConfigArgs {
     /// Override a key of the file; the value is TOML, anything else is taken as text
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     pub(super) set: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct VerifyResumeArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Also resume in the other mode, native after compiled and compiled after native
+    #[arg(long)]
+    modes: bool,
 }
 
 #[derive(Debug, Args)]
@@ -202,19 +211,26 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     }
 }
 
-pub(super) fn run_verify_resume(args: &ConfigArgs) -> Result<()> {
-    let report = verify(&load(args)?, &resolve)?;
-    let Report { before, after, tensors, rows, differences } = &report;
+pub(super) fn run_verify_resume(args: &VerifyResumeArgs) -> Result<()> {
+    let config = load(&args.config)?;
+    if !args.modes {
+        return shown("", &verify(&config, &resolve)?);
+    }
+    across_modes(&config, &resolve)?.iter().try_for_each(|(modes, report)| shown(&format!("{modes}: "), report))
+}
+
+fn shown(modes: &str, report: &Report) -> Result<()> {
+    let Report { before, after, tensors, rows, within, differences } = report;
     if differences.is_empty() {
         return say(format!(
-            "{} steps equal {before} steps, a stop and {after} steps: {tensors} tensors of weights and moments and {rows} \
-             rows are the same, bit for bit",
+            "{modes}{} steps equal {before} steps, a stop and {after} steps: {tensors} tensors of weights and moments and \
+             {rows} rows are the same, {within}",
             before + after
         ));
     }
     let shown = differences.iter().take(6).map(String::as_str).collect::<Vec<_>>().join("\n  ");
     Err(Error::differs(format!(
-        "{} steps do not equal {before} steps, a stop and {after} steps; {} differences:\n  {shown}",
+        "{modes}{} steps do not equal {before} steps, a stop and {after} steps; {} differences:\n  {shown}",
         before + after,
         differences.len()
     ))

@@ -1,9 +1,11 @@
 //! The training compiler: what a run asks for and what its device and build make of it ([`parts`]), the choice between the
-//! modes by measurement ([`auto`]), and how the modes are compared ([`probe`], [`figures`]). The operators themselves are
+//! modes by measurement ([`auto`]), and how the modes are compared ([`probe`], [`figures`], [`parity`], [`bisect`]). The operators themselves are
 //! `kiln_models::ops`, the decision which of them compute is [`crate::execution::ops`].
 
 pub mod auto;
+pub mod bisect;
 pub mod figures;
+pub mod parity;
 pub mod probe;
 
 use kiln_models::{Operator, Ops};

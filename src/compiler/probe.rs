@@ -9,7 +9,7 @@ use kiln_models::{Model, ModelConfig, Ops};
 use serde::{Deserialize, Serialize};
 
 use super::figures::{StepFigures, Weights, gradients};
-use crate::config::{EvalStrategy, OnExisting, SaveStrategy};
+use crate::config::{EvalStrategy, OnExisting, Precision, SaveStrategy};
 use crate::error::{Error, Result};
 use crate::metrics::Record;
 use crate::plan::RunPlan;
@@ -55,6 +55,13 @@ impl Probe {
 /// # Errors
 /// What the run would meet.
 pub fn run(plan: &RunPlan, ops: Ops, steps: usize, look: Look) -> Result<Probe> {
+    let precision = plan.precision.precision;
+    if look == Look::Figures && precision != Precision::F32 {
+        return Err(Error::config(format!(
+            "precision = \"{precision}\": the modes can be compared in f32 alone so far"
+        ))
+        .help("--set precision=f32 compares them there"));
+    }
     let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
     let mut plan = plan.clone();
     plan.ops = ops;
@@ -83,7 +90,7 @@ pub fn run(plan: &RunPlan, ops: Ops, steps: usize, look: Look) -> Result<Probe> 
 }
 
 /// The same model with every dropout at 0.
-fn without_dropout(config: &mut ModelConfig) {
+pub fn without_dropout(config: &mut ModelConfig) {
     match config {
         ModelConfig::Gpt2(config) => (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (0.0, 0.0, 0.0),
         ModelConfig::Bert(config) => {

@@ -297,16 +297,18 @@ pub fn mark_suspect(checkpoint: &Path, why: &str) -> Result<()> {
     super::output::write_whole(&checkpoint.join(SUSPECT), format!("{why}\n").as_bytes())
 }
 
-/// Removes the oldest checkpoints beyond `limit`, but not those of the steps `keep` and never the newest
-/// (`rotate_checkpoints`).
+/// Removes the oldest checkpoints beyond `limit`, but not the one of step `keep`, nor the newest one up to step `good`, and
+/// never the newest of all (`rotate_checkpoints`).
 ///
 /// # Errors
 /// A folder that cannot be removed.
-pub fn rotate(checkpoints: &Path, limit: usize, keep: &[u64]) -> Result<()> {
+pub fn rotate(checkpoints: &Path, limit: usize, keep: Option<u64>, good: Option<u64>) -> Result<()> {
     let all = list(checkpoints)?;
     let excess = all.len().saturating_sub(limit.max(1));
     let newest = all.last().map(|(step, _)| *step);
-    let removable = all.iter().filter(|(step, _)| !keep.contains(step) && Some(*step) != newest);
+    let good = good.and_then(|good| all.iter().map(|(step, _)| *step).rfind(|step| *step <= good));
+    let kept = [keep, good, newest];
+    let removable = all.iter().filter(|(step, _)| !kept.contains(&Some(*step)));
     for (_, path) in removable.take(excess) {
         // Renamed first: a folder that is half removed must not look like a checkpoint.
         let aside = checkpoints.join(format!("{ASIDE}removed"));

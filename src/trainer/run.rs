@@ -192,16 +192,9 @@ impl Trainer {
             tokenizer: self.plan.tokenizer.clone(),
         };
         run.saver.spent += started.elapsed();
-        let best = self.plan.config.trainer.load_best_model_at_end.then_some(run.best.step).flatten();
+        let keep = self.plan.config.trainer.load_best_model_at_end.then_some(run.best.step).flatten();
         // While the run looks as if it had stopped learning, the checkpoint from before stays.
-        let good = match run.guard.doubtful_since() {
-            Some(step) => {
-                checkpoint::list(&folder.checkpoints())?.iter().rfind(|(saved, _)| *saved <= step).map(|it| it.0)
-            }
-            None => None,
-        };
-        let keep = best.into_iter().chain(good).collect();
-        run.saver.save(snapshot, keep)?;
+        run.saver.save(snapshot, keep, run.guard.doubtful_since())?;
         folder.status.advance(&progress, elapsed);
         folder.status.write(folder.path())?;
         write_trainer_state(folder, &self.plan, run)?;

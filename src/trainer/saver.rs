@@ -24,19 +24,19 @@ impl Saver {
         Self { checkpoints, limit, writing: None, spent: Duration::ZERO }
     }
 
-    /// Starts writing `snapshot`, after the one before is done. Removes old checkpoints once it is written, but not
-    /// those of the steps `keep`.
+    /// Starts writing `snapshot`, after the one before is done. Removes old checkpoints once it is written, but not the
+    /// one of step `keep` nor the newest up to step `good`.
     ///
     /// # Errors
     /// What the write before met.
-    pub fn save(&mut self, snapshot: Snapshot, keep: Vec<u64>) -> Result<()> {
+    pub fn save(&mut self, snapshot: Snapshot, keep: Option<u64>, good: Option<u64>) -> Result<()> {
         self.wait()?;
         let (checkpoints, limit) = (self.checkpoints.clone(), self.limit);
         let write = move || {
             let started = Instant::now();
             snapshot.write(&checkpoints)?;
             if let Some(limit) = limit {
-                rotate(&checkpoints, limit, &keep)?;
+                rotate(&checkpoints, limit, keep, good)?;
             }
             Ok(started.elapsed())
         };

@@ -1,0 +1,150 @@
+//! `kiln parity` and `kiln bisect`, and the hidden `kiln probe` that they run in processes of their own.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use clap::{Args, ValueEnum};
+
+use super::say;
+use super::training::{ConfigArgs, resolve};
+use crate::compiler::bisect::{Finding, bisect};
+use crate::compiler::parity::parity;
+use crate::compiler::probe::{self, Look, Probe};
+use crate::config::RunConfig;
+use crate::error::{Error, Result};
+use crate::trainer::write_whole;
+
+#[derive(Debug, Args)]
+pub(super) struct ParityArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Optimizer steps to compare
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    steps: u32,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum LookArg {
+    Figures,
+    Times,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ProbeArgs {
+    /// The config file
+    file: PathBuf,
+    /// Optimizer steps
+    #[arg(long)]
+    steps: usize,
+    /// What to look at
+    #[arg(long)]
+    look: LookArg,
+    /// The JSON file to write
+    #[arg(long)]
+    out: PathBuf,
+}
+
+/// Makes a probe, for the process that asked for it.
+pub(super) fn run_probe(args: &ProbeArgs) -> Result<()> {
+    let plan = resolve(RunConfig::load(&args.file)?)?;
+    let look = match args.look {
+        LookArg::Figures => Look::Figures,
+        LookArg::Times => Look::Times,
+    };
+    let probe = probe::run(&plan, plan.ops, args.steps, look)?;
+    let text = serde_json::to_string(&probe).map_err(|error| Error::data(format!("probe: {error}")))?;
+    write_whole(&args.out, text.as_bytes())
+}
+
+pub(super) fn run_parity(args: &ParityArgs) -> Result<()> {
+    let config = RunConfig::load_with(&args.config.file, &args.config.set)?;
+    let report = parity(&config, args.steps as usize, &mut in_a_process)?;
+    report.lines().iter().try_for_each(say)?;
+    match &report.difference {
+        None => say("native and compiled compute the same"),
+        Some(difference) => Err(Error::differs(format!("compiled differs from native: {difference}"))
+            .help("`kiln bisect FILE` finds the operator; until then train with --compiler native")),
+    }
+}
+
+pub(super) fn run_bisect(args: &ParityArgs) -> Result<()> {
+    let config = RunConfig::load_with(&args.config.file, &args.config.set)?;
+    let mut lost = Ok(());
+    let found = bisect(&config, args.steps as usize, &mut in_a_process, &mut |line| {
+        if lost.is_ok() {
+            lost = say(line);
+        }
+    })?;
+    lost?;
+    match found {
+        Finding::Nothing { parity, step_ms: [native, compiled] } => {
+            parity.lines().iter().try_for_each(say)?;
+            say(format!(
+                "nothing to find: compiled computes what native does, in {compiled:.2} ms a step against {native:.2}"
+            ))
+        }
+        Finding::Wrong { parity, operators } => {
+            let names = operators.iter().map(|operator| format!("\"{}\"", operator.name())).collect::<Vec<_>>();
+            let what = match names[..] {
+                [] => "it does so without any of Kiln's fused operators".to_owned(),
+                [_] => format!("because of the operator {}", names[0]),
+                _ => format!("because of the operators {}", names.join(" and ")),
+            };
+            let difference = parity.difference.map_or_else(String::new, |difference| format!(" ({difference})"));
+            let rest = parity.fused.iter().map(|name| format!("\"{name}\"")).filter(|name| !names.contains(name));
+            let rest = rest.collect::<Vec<_>>().join(", ");
+            Err(Error::differs(format!("compiled differs from native, {what}{difference}"))
+                .help(format!("train with compiler.fused_ops = [{rest}], or with --compiler native")))
+        }
+        Finding::Slow { step_ms: [native, compiled], operators } => {
+            let slow =
+                operators.iter().map(|(operator, ms)| format!("without {} it takes {ms:.2} ms", operator.name()));
+            let slow = slow.collect::<Vec<_>>().join(", ");
+            let slow = if slow.is_empty() { "no single operator is to blame".into() } else { slow };
+            say(format!("compiled is slower: {compiled:.2} ms a step against {native:.2}; {slow}"))
+        }
+    }
+}
+
+/// Runs `kiln probe` on `config`.
+fn in_a_process(config: &RunConfig, steps: usize, look: Look) -> Result<Probe> {
+    let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
+    let (file, out) = (folder.path().join("probe.toml"), folder.path().join("probe.json"));
+    write_whole(&file, config.to_toml()?.as_bytes())?;
+    let program = std::env::current_exe().map_err(|error| Error::io("find this program", &error))?;
+    let look = match look {
+        Look::Figures => "figures",
+        Look::Times => "times",
+    };
+    let mut command = Command::new(program);
+    command.arg("probe").arg(&file).args(["--steps", &steps.to_string(), "--look", look, "--out"]).arg(&out);
+    let output = command
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .output()
+        .map_err(|error| Error::io("start a process", &error))?;
+    if !output.status.success() {
+        return Err(failed(&output, &file, config));
+    }
+    let text = std::fs::read(&out).map_err(|error| Error::io(format!("read {}", out.display()), &error))?;
+    serde_json::from_slice(&text).map_err(|error| Error::data(format!("{}: {error}", out.display())))
+}
+
+/// The error of a child, as its own.
+fn failed(output: &std::process::Output, file: &Path, config: &RunConfig) -> Error {
+    let stderr = String::from_utf8_lossy(&output.stderr).replace(&file.display().to_string(), "FILE");
+    let message = stderr.trim().strip_prefix("error: ").unwrap_or(stderr.trim()).to_owned();
+    let message = format!("the {} probe: {message}", config.compiler_mode());
+    match output.status.code() {
+        Some(2) => Error::config(message),
+        Some(3) => Error::data(message),
+        Some(4) => Error::out_of_memory(message),
+        Some(5) => Error::non_finite(message),
+        Some(code @ (130 | 143)) => {
+            let signal =
+                if code == 130 { crate::signals::Signal::Interrupt } else { crate::signals::Signal::Terminate };
+            Error::interrupted(signal, message)
+        }
+        _ => Error::device(message),
+    }
+}

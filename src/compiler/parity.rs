@@ -1,0 +1,93 @@
+//! `kiln parity FILE`: the first steps of a run in both modes, from the same weights, batches and seeds, each in a process of
+//! its own, and what differs. A second native process shows how far two runs of one mode are apart (on the CPU: not at all),
+//! which widens the limits. Dropout is off, since the modes draw it differently.
+
+use super::figures::{Difference, Distance, Limits, compare};
+use super::probe::{Look, Probe};
+use crate::config::{CompilerMode, RunConfig};
+use crate::error::{Error, Result};
+
+/// Makes a probe of a config: `kiln parity` in a child process, tests in their own.
+pub type Runner<'a> = dyn FnMut(&RunConfig, usize, Look) -> Result<Probe> + 'a;
+
+/// What was compared.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Report {
+    /// Steps that were made.
+    pub steps: usize,
+    /// Gradients that were compared in each of them.
+    pub tensors: usize,
+    /// The operators that were fused in the compiled runs.
+    pub fused: Vec<String>,
+    /// How far two native runs are apart.
+    pub noise: Distance,
+    /// How far compiled is from native.
+    pub distance: Distance,
+    /// What was allowed.
+    pub limits: Limits,
+    /// The first thing that differs; none when both modes compute the same.
+    pub difference: Option<Difference>,
+}
+
+impl Report {
+    /// The report in lines.
+    pub fn lines(&self) -> Vec<String> {
+        let Limits { loss, gradient, all_gradients, change } = self.limits;
+        let (steps, tensors) = (self.steps, self.tensors);
+        let fused = if self.fused.is_empty() { "nothing".into() } else { self.fused.join(", ") };
+        vec![
+            format!("{steps} steps without dropout, f32: the loss, {tensors} gradients, every layer's weight change"),
+            format!("fused in compiled       {fused}"),
+            format!("native against native   {}", self.noise),
+            format!("native against compiled {}", self.distance),
+            format!(
+                "allowed                 loss {loss:.1e}, gradient {gradient:.1e} and {all_gradients:.1e} of all, weight \
+                 change {change:.1e}"
+            ),
+        ]
+    }
+}
+
+/// `config` in the mode `mode`, as a run of its own.
+pub(super) fn in_mode(config: &RunConfig, mode: CompilerMode) -> RunConfig {
+    let mut config = config.clone();
+    config.set_compiler(mode);
+    config
+}
+
+/// Compares the first `steps` steps of the run of `config` in both modes; `runner` makes the probes.
+///
+/// # Errors
+/// What the probes meet, and modes that have not seen the same number of steps.
+pub fn parity(config: &RunConfig, steps: usize, runner: &mut Runner<'_>) -> Result<Report> {
+    let native = runner(&in_mode(config, CompilerMode::Native), steps, Look::Figures)?;
+    let again = runner(&in_mode(config, CompilerMode::Native), steps, Look::Figures)?;
+    let compiled = runner(&in_mode(config, CompilerMode::Compiled), steps, Look::Figures)?;
+    report(&native, &again, &compiled)
+}
+
+/// Compares three probes: native, native again, compiled.
+pub(super) fn report(native: &Probe, again: &Probe, compiled: &Probe) -> Result<Report> {
+    let tensors = |probe: &Probe| probe.steps.first().map_or(0, |step| step.gradients.len());
+    let shape = |probe: &Probe| (probe.steps.len(), tensors(probe));
+    if shape(native) != shape(again) || shape(native) != shape(compiled) {
+        return Err(Error::differs(format!(
+            "steps and gradients: native {:?} and {:?}, compiled {:?}; expected the same",
+            shape(native),
+            shape(again),
+            shape(compiled)
+        )));
+    }
+    let (noise, _) = compare(&native.steps, &again.steps, &Limits::F32);
+    let limits = Limits::F32.above(&noise);
+    let (distance, difference) = compare(&native.steps, &compiled.steps, &limits);
+    Ok(Report {
+        steps: native.steps.len(),
+        tensors: tensors(native),
+        fused: compiled.fused.clone(),
+        noise,
+        distance,
+        limits,
+        difference,
+    })
+}
