@@ -160,15 +160,41 @@ impl BertModel {
         token_type_ids: Option<Tensor<2, Int>>,
         train: bool,
     ) -> Tensor<2> {
-        let ([batch, seq], compute) = (input_ids.dims(), self.compute);
-        let mask = Mask::new(seq, false, attention_mask, &input_ids.device(), compute.ops());
-        let mut x = self.embeddings.forward(input_ids, token_type_ids, train, compute.ops());
-        for layer in &self.encoder.layer {
-            let attended = layer.attention.forward(x, batch, &mask, train, compute);
-            let inner = layer.intermediate.dense.activated(attended.clone(), layer.intermediate.activation, compute);
-            x = layer.output.forward(inner, attended, train, compute);
+        let [batch, seq] = input_ids.dims();
+        let mask = self.mask(seq, attention_mask, &input_ids.device());
+        let mut x = self.embed(input_ids, token_type_ids, train);
+        for index in 0..self.num_blocks() {
+            x = self.block(index, x, batch, &mask, train);
         }
         x
+    }
+
+    /// How many layers there are.
+    pub(crate) fn num_blocks(&self) -> usize {
+        self.encoder.layer.len()
+    }
+
+    /// What the first layer reads: `[batch * seq, hidden_size]`.
+    pub(crate) fn embed(
+        &self,
+        input_ids: Tensor<2, Int>,
+        token_type_ids: Option<Tensor<2, Int>>,
+        train: bool,
+    ) -> Tensor<2> {
+        self.embeddings.forward(input_ids, token_type_ids, train, self.compute.ops())
+    }
+
+    /// Which keys the tokens see.
+    pub(crate) fn mask(&self, seq: usize, attention_mask: Option<Tensor<2, Bool>>, device: &Device) -> Mask {
+        Mask::new(seq, false, attention_mask, device, self.compute.ops())
+    }
+
+    /// Layer `index`: `[batch * seq, hidden_size]` -> the same.
+    pub(crate) fn block(&self, index: usize, x: Tensor<2>, batch: usize, mask: &Mask, train: bool) -> Tensor<2> {
+        let (layer, compute) = (&self.encoder.layer[index], self.compute);
+        let attended = layer.attention.forward(x, batch, mask, train, compute);
+        let inner = layer.intermediate.dense.activated(attended.clone(), layer.intermediate.activation, compute);
+        layer.output.forward(inner, attended, train, compute)
     }
 
     /// The pooled first token of each sequence, `[batch * seq, hidden_size] -> [batch, hidden_size]`; the first token

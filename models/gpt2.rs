@@ -114,21 +114,41 @@ impl Gpt2Model {
         mut cache: Option<&mut KvCache>,
         train: bool,
     ) -> Tensor<2> {
-        let ([batch, seq], compute) = (input_ids.dims(), self.compute);
-        let ops = compute.ops();
+        let [batch, seq] = input_ids.dims();
         let device = input_ids.device();
         let past = cache.as_ref().map_or(0, |cache| cache.len());
-        let tokens = self.wte.forward(input_ids.reshape([batch * seq]), ops); // [batch * seq, n_embd]
-        let mut x = dropout(self.wpe.positions(tokens, batch, past), self.embd_pdrop, train, ops);
+        let mut x = self.embed(input_ids, past, train);
         let visible = match cache {
             Some(_) => Visible::Cached(causal_mask(seq, past, &device)), // [1, 1, seq, past + seq]
-            None => Visible::Whole(Mask::new(seq, true, attention_mask, &device, compute.ops())),
+            None => Visible::Whole(self.mask(seq, attention_mask, &device)),
         };
         for (index, block) in self.h.iter().enumerate() {
             let cache = cache.as_deref_mut().map(|cache| (cache, index));
-            x = block.forward(x, batch, &visible, cache, train, compute);
+            x = block.forward(x, batch, &visible, cache, train, self.compute);
         }
-        self.ln_f.forward(x, ops)
+        self.normalised(x)
+    }
+
+    /// What the heads read of what the last block gave: `[n, n_embd]` -> the same.
+    pub(crate) fn normalised(&self, x: Tensor<2>) -> Tensor<2> {
+        self.ln_f.forward(x, self.compute.ops())
+    }
+
+    /// What the first block reads, for ids `[batch, seq]` that follow `past` others: `[batch * seq, n_embd]`.
+    pub(crate) fn embed(&self, input_ids: Tensor<2, Int>, past: usize, train: bool) -> Tensor<2> {
+        let ([batch, seq], ops) = (input_ids.dims(), self.compute.ops());
+        let tokens = self.wte.forward(input_ids.reshape([batch * seq]), ops); // [batch * seq, n_embd]
+        dropout(self.wpe.positions(tokens, batch, past), self.embd_pdrop, train, ops)
+    }
+
+    /// Which keys the tokens of whole sequences see.
+    pub(crate) fn mask(&self, seq: usize, attention_mask: Option<Tensor<2, Bool>>, device: &Device) -> Mask {
+        Mask::new(seq, true, attention_mask, device, self.compute.ops())
+    }
+
+    /// Block `index` on whole sequences: `[batch * seq, n_embd]` -> the same.
+    pub(crate) fn block(&self, index: usize, x: Tensor<2>, batch: usize, mask: &Mask, train: bool) -> Tensor<2> {
+        self.h[index].forward(x, batch, &Visible::Whole(mask.clone()), None, train, self.compute)
     }
 }
 

@@ -70,6 +70,12 @@ pub struct ModelInput {
     pub last_token: Option<Tensor<1, Int>>,
 }
 
+/// A body, whichever it is.
+pub(crate) enum Body<'a> {
+    Gpt2(&'a Gpt2Model),
+    Bert(&'a BertModel),
+}
+
 /// What a language model's logits are the product of: `logits = x weight^T + bias`.
 #[derive(Debug, Clone)]
 pub struct VocabularyProjection {
@@ -184,24 +190,41 @@ impl Model {
     ///
     /// in f32 whatever the type of matrix products. `train` switches dropout on.
     pub fn forward(&self, input: ModelInput, train: bool) -> Tensor<2> {
+        self.head(self.hidden(&input, train), &input, train)
+    }
+
+    /// What [`forward`](Self::forward) would multiply to get the logits of a language model, for a loss that never holds
+    /// them all ([`CrossEntropy`](crate::ops::cross_entropy::CrossEntropy)); none for the other heads.
+    pub fn vocabulary_projection(&self, input: ModelInput, train: bool) -> Option<VocabularyProjection> {
+        self.has_vocabulary_projection().then(|| self.head_projection(self.hidden(&input, train))).flatten()
+    }
+
+    /// What the last block gives, before the head: `[batch * seq, width]`.
+    fn hidden(&self, input: &ModelInput, train: bool) -> Tensor<2> {
+        let [batch, _] = input.input_ids.dims();
+        let mask = self.mask(input);
+        let x = self.embed(input, train);
+        (0..self.num_blocks()).fold(x, |x, index| self.block(index, x, batch, &mask, train))
+    }
+
+    /// The head on what the last block gave, `x [batch * seq, width]`: the logits of [`forward`](Self::forward).
+    pub fn head(&self, x: Tensor<2>, input: &ModelInput, train: bool) -> Tensor<2> {
         let [batch, seq] = input.input_ids.dims();
-        let ModelInput { input_ids, attention_mask, token_type_ids, last_token } = input;
         match self {
-            Self::Gpt2Lm(model) => model.forward(input_ids, attention_mask, None, train),
+            Self::Gpt2Lm(model) => model.logits(model.transformer.normalised(x)),
             Self::Gpt2Classification(model) => {
-                let x = model.transformer.forward(input_ids, attention_mask, None, train);
+                let x = model.transformer.normalised(x);
                 let d = x.dims()[1];
-                let last = match last_token {
+                let last = match &input.last_token {
                     Some(index) => {
                         let first = Tensor::<1, Int>::arange(0..batch as i64, &index.device()) * seq as i64;
-                        x.select(0, first + index)
+                        x.select(0, first + index.clone())
                     }
                     None => x.reshape([batch, seq, d]).slice([0..batch, seq - 1..seq, 0..d]).reshape([batch, d]),
                 };
                 model.score.forward(last, model.transformer.compute)
             }
             Self::BertMlm(model) | Self::RobertaMlm(model) | Self::DistilBertMlm(model) => {
-                let x = model.bert.forward(input_ids, attention_mask, token_type_ids, train);
                 let x = model.cls.predictions.transformed(x, model.bert.compute);
                 let words = model.bert.embeddings.word_embeddings.weight.val();
                 model.bert.compute.product(x, words.transpose()) + model.cls.predictions.bias.val().unsqueeze()
@@ -209,50 +232,55 @@ impl Model {
             Self::BertClassification(model)
             | Self::RobertaClassification(model)
             | Self::DistilBertClassification(model) => {
-                let x = model.bert.forward(input_ids, attention_mask, token_type_ids, train);
                 let pooled = dropout(model.bert.pooled(x, batch, train), model.dropout, train);
                 model.classifier.forward(pooled, model.bert.compute)
             }
             Self::BertSpan(model) | Self::RobertaSpan(model) | Self::DistilBertSpan(model) => {
-                let x = model.bert.forward(input_ids, attention_mask, token_type_ids, train);
                 model.qa_outputs.forward(dropout(x, model.dropout, train), model.bert.compute)
             }
         }
     }
 
-    /// What [`forward`](Self::forward) would multiply to get the logits of a language model, for a loss that never holds
-    /// them all ([`CrossEntropy`](crate::ops::cross_entropy::CrossEntropy)); none for the other heads.
-    pub fn vocabulary_projection(&self, input: ModelInput, train: bool) -> Option<VocabularyProjection> {
-        let ModelInput { input_ids, attention_mask, token_type_ids, .. } = input;
+    fn has_vocabulary_projection(&self) -> bool {
+        matches!(self, Self::Gpt2Lm(_) | Self::BertMlm(_) | Self::RobertaMlm(_) | Self::DistilBertMlm(_))
+    }
+
+    /// [`vocabulary_projection`](Self::vocabulary_projection) of what the last block gave, `x [batch * seq, width]`.
+    pub fn head_projection(&self, x: Tensor<2>) -> Option<VocabularyProjection> {
         match self {
             Self::Gpt2Lm(model) => Some(VocabularyProjection {
-                x: model.transformer.forward(input_ids, attention_mask, None, train),
+                x: model.transformer.normalised(x),
                 weight: model.transformer.wte.weight.val(),
                 bias: None,
             }),
-            Self::BertMlm(model) | Self::RobertaMlm(model) | Self::DistilBertMlm(model) => {
-                let x = model.bert.forward(input_ids, attention_mask, token_type_ids, train);
-                Some(VocabularyProjection {
-                    x: model.cls.predictions.transformed(x, model.bert.compute),
-                    weight: model.bert.embeddings.word_embeddings.weight.val(),
-                    bias: Some(model.cls.predictions.bias.val()),
-                })
-            }
+            Self::BertMlm(model) | Self::RobertaMlm(model) | Self::DistilBertMlm(model) => Some(VocabularyProjection {
+                x: model.cls.predictions.transformed(x, model.bert.compute),
+                weight: model.bert.embeddings.word_embeddings.weight.val(),
+                bias: Some(model.cls.predictions.bias.val()),
+            }),
             _ => None,
+        }
+    }
+
+    /// The body that the head stands on.
+    pub(crate) fn body(&self) -> Body<'_> {
+        match self {
+            Self::Gpt2Lm(model) => Body::Gpt2(&model.transformer),
+            Self::Gpt2Classification(model) => Body::Gpt2(&model.transformer),
+            Self::BertMlm(model) | Self::RobertaMlm(model) | Self::DistilBertMlm(model) => Body::Bert(&model.bert),
+            Self::BertClassification(model)
+            | Self::RobertaClassification(model)
+            | Self::DistilBertClassification(model) => Body::Bert(&model.bert),
+            Self::BertSpan(model) | Self::RobertaSpan(model) | Self::DistilBertSpan(model) => Body::Bert(&model.bert),
         }
     }
 
     /// How the model computes: plain operators in f32 until [`with_compute`](Self::with_compute)
     /// changes it.
     pub fn compute(&self) -> Compute {
-        match self {
-            Self::Gpt2Lm(model) => model.transformer.compute,
-            Self::Gpt2Classification(model) => model.transformer.compute,
-            Self::BertMlm(model) | Self::RobertaMlm(model) | Self::DistilBertMlm(model) => model.bert.compute,
-            Self::BertClassification(model)
-            | Self::RobertaClassification(model)
-            | Self::DistilBertClassification(model) => model.bert.compute,
-            Self::BertSpan(model) | Self::RobertaSpan(model) | Self::DistilBertSpan(model) => model.bert.compute,
+        match self.body() {
+            Body::Gpt2(model) => model.compute,
+            Body::Bert(model) => model.compute,
         }
     }
 
@@ -297,7 +325,11 @@ impl Gpt2LmHeadModel {
         cache: Option<&mut KvCache>,
         train: bool,
     ) -> Tensor<2> {
-        let x = self.transformer.forward(input_ids, attention_mask, cache, train);
+        self.logits(self.transformer.forward(input_ids, attention_mask, cache, train))
+    }
+
+    /// `[n, n_embd]`, normalised -> `[n, vocab_size]`
+    fn logits(&self, x: Tensor<2>) -> Tensor<2> {
         self.transformer.compute.product(x, self.transformer.wte.weight.val().transpose())
     }
 }

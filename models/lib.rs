@@ -34,6 +34,7 @@ pub mod gpt2;
 mod heads;
 pub mod layers;
 pub mod ops;
+pub mod stages;
 mod variant;
 pub mod weights;
 

@@ -192,6 +192,27 @@ pub fn peak_mib() -> Option<f64> {
     status_kib("VmHWM:").map(|kib| kib / 1024.0)
 }
 
+/// Memory in MiB at one moment; none where neither the device nor the system tells.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MemoryUse {
+    /// The most there has been: on the CPU what the process had resident. On a GPU the same as `reserved_mib`, since its
+    /// pools keep no peak of their own; they do not shrink by themselves, so the largest of several moments is one.
+    pub peak_mib: Option<f64>,
+    /// What is taken from the system now: on a GPU by the device's pools, on the CPU by the process.
+    pub reserved_mib: Option<f64>,
+}
+
+/// The memory in use on `device`.
+pub fn memory_use(device: &Device) -> MemoryUse {
+    match device.memory_pool_usage() {
+        Some(usage) => {
+            let reserved = Some(usage.bytes_reserved as f64 / f64::from(1 << 20));
+            MemoryUse { peak_mib: reserved, reserved_mib: reserved }
+        }
+        None => MemoryUse { peak_mib: peak_mib(), reserved_mib: status_kib("VmRSS:").map(|kib| kib / 1024.0) },
+    }
+}
+
 fn status_kib(key: &str) -> Option<f64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(key))?;

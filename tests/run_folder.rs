@@ -52,6 +52,7 @@ fn rows_have_the_keys_that_are_promised() {
         "tokens_per_s",
         "data_wait",
         "peak_mib",
+        "reserved_mib",
     ];
     assert_eq!(keys(&rows[0]), train);
     assert_eq!(keys(&rows[2])[..5], ["step", "epoch", "eval_loss", "eval_perplexity", "eval_accuracy"]);

@@ -45,6 +45,14 @@ pub(crate) fn place<'a>(section: &'a str, key: &'a str, value: Value) -> Result<
                     .help("or set trainer.optim"));
             }
         },
+        "gradient_checkpointing" => match value {
+            Value::Boolean(true) => ("trainer", "activation_checkpointing", Value::from("blocks")),
+            Value::Boolean(false) => return Ok(None),
+            other => {
+                return Err(Complaint::new(&format!("trainer.{key}"), format!("expected true or false, got {other}"))
+                    .help("or set trainer.activation_checkpointing"));
+            }
+        },
         "fp16" | "bf16" => match value {
             Value::Boolean(true) => ("", "precision", Value::from(if key == "fp16" { "f16" } else { "bf16" })),
             Value::Boolean(false) => return Ok(None),
@@ -66,10 +74,11 @@ pub(crate) fn place<'a>(section: &'a str, key: &'a str, value: Value) -> Result<
 
 /// The older spellings and the arguments that live in another section, for tests and messages.
 #[cfg(test)]
-pub(crate) const PLACED: [&str; 10] = [
+pub(crate) const PLACED: [&str; 11] = [
     "adafactor",
     "bf16",
     "fp16",
+    "gradient_checkpointing",
     "evaluation_strategy",
     "per_gpu_train_batch_size",
     "per_gpu_eval_batch_size",
@@ -125,13 +134,8 @@ pub(crate) const UNSUPPORTED: &[(&[&str], &str)] = &[
     (&["neftune_noise_alpha"], "remove it: Kiln adds no noise to embeddings; dropout is the model's"),
     (&["group_by_length", "length_column_name"], "choose data.sampler = \"random\" or \"sequential\""),
     (
-        &[
-            "gradient_checkpointing",
-            "gradient_checkpointing_kwargs",
-            "activation_checkpointing",
-            "activation_checkpointing_kwargs",
-        ],
-        "lower trainer.per_device_train_batch_size and raise trainer.gradient_accumulation_steps to save memory",
+        &["gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"],
+        "remove it: trainer.activation_checkpointing has no arguments",
     ),
     (&["auto_find_batch_size"], "set trainer.per_device_train_batch_size"),
     (
@@ -233,5 +237,5 @@ pub(crate) const UNSUPPORTED: &[(&[&str], &str)] = &[
         ],
         "remove it: this version trains on one device",
     ),
-    (&["debug", "skip_memory_metrics"], "remove it: every log row has peak_mib"),
+    (&["debug", "skip_memory_metrics"], "remove it: every log row has peak_mib and reserved_mib"),
 ];

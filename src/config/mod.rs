@@ -29,8 +29,8 @@ pub use batch::{BatchScaling, BatchScope, BatchSection, LearningRateSection, LrS
 pub use builder::RunConfigBuilder;
 pub use compiler::FusedOps;
 pub use names::{
-    AutotuneLevel, CompilerMode, DataFormat, DeviceKind, Documents, EvalStrategy, Integration, ModelKind, OnExisting,
-    PaddingStrategy, Precision, Sampler, SaveStrategy, Switch,
+    ActivationCheckpointing, AutotuneLevel, CompilerMode, DataFormat, DeviceKind, Documents, EvalStrategy, Integration,
+    ModelKind, OnExisting, PaddingStrategy, Precision, Sampler, SaveStrategy, Switch,
 };
 pub use optimizer::{AdjustLr, OptimArgs, OptimizerName};
 pub use scheduler::{Ramp, SchedulerKwargs, SchedulerType};

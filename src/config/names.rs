@@ -279,6 +279,19 @@ names! {
 }
 
 names! {
+    /// What the backward pass computes again instead of keeping it from the forward pass. Gradients are the same, up to rounding.
+    ActivationCheckpointing("activation checkpointing") {
+        /// Nothing: everything is kept.
+        None = "none",
+        /// What costs little to compute and much to keep: element-wise operations. Results of matrix products, sums and
+        /// lookups are kept.
+        Balanced = "balanced",
+        /// Whole layers: between forward and backward pass only what passes from one to the next is kept.
+        Blocks = "blocks",
+    }
+}
+
+names! {
     /// The type of matrix products. Parameters, optimizer state, norms, softmax and losses are in f32 under all of them.
     Precision("precision", precision_synonym) {
         /// The best that the device computes in itself, with the reason printed.
@@ -347,6 +360,7 @@ mod tests {
         refused("do_not_pad".parse::<PaddingStrategy>().unwrap_err(), "`longest` pads least");
         refused("group_by_length".parse::<Sampler>().unwrap_err(), "not supported");
         refused("gpt-2".parse::<ModelKind>().unwrap_err(), "did you mean `gpt2`?");
+        refused("block".parse::<ActivationCheckpointing>().unwrap_err(), "did you mean `blocks`?");
         refused("bf32".parse::<Precision>().unwrap_err(), "did you mean");
         refused("tf32".parse::<Precision>().unwrap_err(), "no switch");
         refused("fp8".parse::<Precision>().unwrap_err(), "not supported");

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::batch::TrainBatchSize;
-use super::names::{EvalStrategy, Integration, SaveStrategy};
+use super::names::{ActivationCheckpointing, EvalStrategy, Integration, SaveStrategy};
 use super::optimizer::{OptimArgs, OptimizerName};
 use super::scheduler::{SchedulerKwargs, SchedulerType};
 use super::values::{
@@ -118,6 +118,8 @@ pub struct TrainerSection {
     pub early_stopping_patience: Option<usize>,
     /// By how much an evaluation must be better to count for `early_stopping_patience`. Default: 0.0.
     pub early_stopping_threshold: f64,
+    /// What the backward pass computes again to need less memory. Default: `none`.
+    pub activation_checkpointing: ActivationCheckpointing,
     /// Seed of the weights, of dropout and of the order of samples. Default: 42.
     #[serde(deserialize_with = "count")]
     pub seed: u64,
@@ -175,6 +177,7 @@ impl Default for TrainerSection {
             greater_is_better: None,
             early_stopping_patience: None,
             early_stopping_threshold: 0.0,
+            activation_checkpointing: ActivationCheckpointing::None,
             seed: 42,
             data_seed: None,
             dataloader_drop_last: false,

@@ -5,6 +5,7 @@
 //! All of them are Kiln's own and not `burn-optim`'s: there the epsilon of AdamW and its decay are others than PyTorch's,
 //! Adafactor, Lion and LAMB are missing, and the state has no names under which a checkpoint could hold it.
 
+pub mod backward;
 pub mod gradient;
 pub mod groups;
 pub mod schedule;

@@ -303,7 +303,12 @@ impl ModuleMapper for Step<'_, '_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let Some(grad) = self.grads.remove::<D>(param.id) else { return param };
         let (id, value, mapper) = param.consume();
-        let require_grad = value.is_require_grad();
+        let (require_grad, strategy) = (value.is_require_grad(), value.gradient_checkpointing_strategy());
+        // `from_inner` gives the default strategy, and autodiff refuses two of them in one graph.
+        let tracked = |updated: Tensor<D>| match strategy {
+            Some(strategy) => updated.with_gradient_checkpointing_strategy(strategy).set_require_grad(require_grad),
+            None => updated.set_require_grad(require_grad),
+        };
         let value = value.inner();
         let shape = value.shape();
         let n = shape.num_elements();
@@ -320,7 +325,7 @@ impl ModuleMapper for Step<'_, '_> {
         if let (Form::Fused, Some(config), None) = (ops.form(Operator::AdamW), adamw, &self.skip) {
             let config = config.fused(lr, weight_decay, *step);
             let updated = adam::update_fused(config, value.reshape([n]), grad.reshape([n]), self.scale, state);
-            let updated = Tensor::<D>::from_inner(updated.reshape(shape)).set_require_grad(require_grad);
+            let updated = tracked(Tensor::from_inner(updated.reshape(shape)));
             return Param::from_mapped_value(id, updated, mapper);
         }
         let value = value.reshape([n]);
@@ -349,7 +354,7 @@ impl ModuleMapper for Step<'_, '_> {
             (Some(skip), Some((old, old_state))) => skip.choose(updated, old, state, old_state),
             _ => updated,
         };
-        let updated = Tensor::<D>::from_inner(updated.reshape(shape)).set_require_grad(require_grad);
+        let updated = tracked(Tensor::from_inner(updated.reshape(shape)));
         Param::from_mapped_value(id, updated, mapper)
     }
 }

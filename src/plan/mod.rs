@@ -249,7 +249,13 @@ impl RunPlan {
         let ops = precision.ops(ops);
         precision.check_optimizer(&optimizer, config.trainer.optim.as_str())?;
         let generation = sample_plan(&config, &inputs)?;
-        let memory = MemoryEstimate::new(&inputs.model_config, task, [num_parameters, num_trainable, num_state], batch);
+        let memory = MemoryEstimate::new(
+            &inputs.model_config,
+            task,
+            [num_parameters, num_trainable, num_state],
+            batch,
+            (precision.precision, config.trainer.activation_checkpointing),
+        );
 
         let intervals = interval_notes(&config, step_size);
         config.trainer.gradient_accumulation_steps = batch.accumulation;

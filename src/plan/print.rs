@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::RunPlan;
 use crate::compiler::parts;
-use crate::config::{CompilerMode, EvalStrategy, SaveStrategy};
+use crate::config::{ActivationCheckpointing, CompilerMode, EvalStrategy, SaveStrategy};
 use crate::engine::Engine;
 use crate::error::Result;
 
@@ -107,6 +107,13 @@ impl RunPlan {
                 mib(self.memory.activations)
             ),
         );
+        match trainer.activation_checkpointing {
+            ActivationCheckpointing::None => {}
+            ActivationCheckpointing::Balanced => {
+                line("", "the backward pass computes element-wise operations again (balanced)".into());
+            }
+            ActivationCheckpointing::Blocks => line("", "the backward pass computes every layer again (blocks)".into()),
+        }
         line("device", format!("{} {} ({})", self.device.kind, self.device.index, self.device.name));
         line("precision", self.precision.describe());
         let mode = match &self.decision {

@@ -104,10 +104,21 @@ impl DeviceBatch {
     /// # Errors
     /// A batch without labels.
     pub fn loss_of(&self, model: &Model, train: bool, options: &LossOptions) -> Result<LossSum> {
-        let input = self.input.clone();
+        let [batch, _] = self.input.input_ids.dims();
+        let mask = model.mask(&self.input);
+        let x = model.embed(&self.input, train);
+        let x = (0..model.num_blocks()).fold(x, |x, index| model.block(index, x, batch, &mask, train));
+        self.loss_of_hidden(model, x, train, options)
+    }
+
+    /// [`loss_of`](Self::loss_of), given what the last block of `model` made of this batch, `x [batch * seq, width]`.
+    ///
+    /// # Errors
+    /// A batch without labels.
+    pub fn loss_of_hidden(&self, model: &Model, x: Tensor<2>, train: bool, options: &LossOptions) -> Result<LossSum> {
         if let (Form::Fused, None, Some(Targets::Classes { index, weight })) =
             (model.ops().form(Operator::CrossEntropy), &options.class_weights, &self.targets)
-            && let Some(projection) = model.vocabulary_projection(input.clone(), train)
+            && let Some(projection) = model.head_projection(x.clone())
         {
             let loss = CrossEntropy {
                 x: projection.x,
@@ -119,7 +130,7 @@ impl DeviceBatch {
             };
             return Ok(LossSum { sum: loss.sum(Ops::Fused), count: self.count });
         }
-        self.training_loss(model.forward(input, train), options)
+        self.training_loss(model.head(x, &self.input, train), options)
     }
 
     /// As [`loss`](Self::loss), with `options`. The sum is to be divided by [`LossOptions::total_weight`].

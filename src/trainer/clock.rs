@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::callback::Progress;
-use crate::execution::peak_mib;
+use burn::tensor::Device;
+
+use crate::execution::{MemoryUse, memory_use};
 use crate::metrics::Record;
 
 /// The clock of a run.
@@ -23,11 +25,14 @@ pub(super) struct Clock {
     eval: Duration,
     /// How long training waited for saving.
     save_wait: Duration,
+    device: Device,
+    /// The most memory of all log rows.
+    peak_mib: Option<f64>,
 }
 
 impl Clock {
-    /// Starts now, with `before` behind it.
-    pub(super) fn start(before: Progress) -> Self {
+    /// Starts now, with `before` behind it, for a run on `device`.
+    pub(super) fn start(before: Progress, device: Device) -> Self {
         let now = Instant::now();
         Self {
             start: now,
@@ -40,6 +45,8 @@ impl Clock {
             warmup: None,
             eval: Duration::ZERO,
             save_wait: Duration::ZERO,
+            device,
+            peak_mib: None,
         }
     }
 
@@ -79,6 +86,8 @@ impl Clock {
         let data_wait = (waited - self.waited_before).as_secs_f64() / seconds;
         self.window_start = Instant::now();
         (self.window_steps, self.window_tokens, self.waited_before) = (0, 0, waited);
+        let MemoryUse { peak_mib, reserved_mib } = memory_use(&self.device);
+        self.peak_mib = self.peak_mib.into_iter().chain(peak_mib).reduce(f64::max);
         Record::default()
             .with("step", progress.step)
             .with("epoch", progress.epoch)
@@ -90,7 +99,8 @@ impl Clock {
             .with("step_ms", step_ms)
             .with("tokens_per_s", tokens_per_s)
             .with("data_wait", data_wait)
-            .with("peak_mib", peak_mib())
+            .with("peak_mib", self.peak_mib)
+            .with("reserved_mib", reserved_mib)
     }
 
     /// The last row: Hugging Face's keys, then medians of the steady state, which leaves the first log window out.
@@ -117,6 +127,6 @@ impl Clock {
             .with("eval_seconds", self.eval.as_secs_f64())
             .with("save_seconds", saving.as_secs_f64())
             .with("save_wait_seconds", self.save_wait.as_secs_f64())
-            .with("peak_mib", peak_mib())
+            .with("peak_mib", self.peak_mib)
     }
 }

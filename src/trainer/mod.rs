@@ -26,19 +26,20 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::optim::{GradientsAccumulator, GradientsParams};
+use burn::optim::GradientsAccumulator;
 use burn::tensor::{Device, Tensor};
 use kiln_models::Model;
 use kiln_models::weights::{LoadReport, load};
 
 use crate::compiler::auto;
-use crate::config::{CompilerMode, DeviceKind, Integration};
+use crate::config::{ActivationCheckpointing, CompilerMode, DeviceKind, Integration};
 use crate::data::loader::{Loader, LoaderOptions};
 use crate::engine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::execution::{read_scalars, seed_for};
 use crate::metrics::Record;
 use crate::optim::Optimizer;
+use crate::optim::backward::Pass;
 use crate::optim::gradient::{global_norm, scale_and_norm, unscale_and_norm};
 use crate::plan::RunPlan;
 use crate::precision::scaler::{LossScaler, MIN_SCALE, ScalerConfig, Scaling};
@@ -101,6 +102,10 @@ impl Trainer {
             plan.decision = Some(decision);
         }
         let device = plan.device.device.clone().autodiff();
+        let device = match plan.config.trainer.activation_checkpointing {
+            ActivationCheckpointing::None | ActivationCheckpointing::Blocks => device,
+            ActivationCheckpointing::Balanced => device.gradient_checkpointing(),
+        };
         let (model, optimizer, load_report) = Self::build(&plan, &device)?;
         let (callbacks, step_times, rehearsal) = (Vec::new(), false, false);
         let scaler = Self::scaler(&plan);
@@ -248,30 +253,33 @@ impl Trainer {
             let mut epoch_ended = false;
             for micro in 0..accumulation {
                 let Some(loaded) = loader.next_batch()? else { break };
-                self.device.seed(seed_for(trainer.seed, "dropout", run.progress.step, micro as u64));
                 run.shapes.see(Shape::of(&loaded.batch));
                 let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.device)?;
                 laps.shape([loaded.batch.rows, loaded.batch.seq_len]);
                 laps.lap(Part::Data);
-                let loss = batch.loss_of(&self.model, true, &self.plan.loss)?;
-                laps.lap(Part::Forward);
-                let scaled = match &self.scaler {
-                    None => loss.sum.clone(),
-                    // In f16 the gradients of a sum over thousands of tokens would overflow under any scale, so the sum is
-                    // divided before the backward pass, by what the step's divisor will be if all batches are like this.
-                    Some(scaler) => {
-                        let labels = self.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
-                        let all = self.plan.task.step_divisor(
-                            labels * accumulation as f64,
-                            self.plan.batch.global.div_ceil(self.plan.batch.piece),
-                        );
-                        scaler.scaled(loss.sum.clone(), *expected_divisor.get_or_insert(all.max(1.0)))
+                let pass = Pass {
+                    seed: seed_for(trainer.seed, "dropout", run.progress.step, micro as u64),
+                    checkpointing: trainer.activation_checkpointing,
+                    options: &self.plan.loss,
+                };
+                // In f16 the gradients of a sum over thousands of tokens would overflow under any scale, so the sum is
+                // divided before the backward pass, by what the step's divisor will be if all batches are like this.
+                let labels = self.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
+                let all = self
+                    .plan
+                    .task
+                    .step_divisor(labels * accumulation as f64, self.plan.batch.global.div_ceil(self.plan.batch.piece));
+                let expected = *expected_divisor.get_or_insert(all.max(1.0));
+                let scaled = |loss| {
+                    laps.lap(Part::Forward);
+                    match &self.scaler {
+                        None => loss,
+                        Some(scaler) => scaler.scaled(loss, expected),
                     }
                 };
-                let grads = GradientsParams::from_grads(scaled.backward(), &self.model);
+                let (sum, grads) = pass.run(&self.model, &batch, scaled)?;
                 accumulator.accumulate(&self.model, grads);
                 laps.lap(Part::Backward);
-                let sum = loss.sum.inner();
                 loss_sum = Some(match loss_sum {
                     Some(total) => total + sum,
                     None => sum,
@@ -454,6 +462,8 @@ impl Trainer {
             }
             other => other?,
         };
+        // Batches of other shapes leave pages in the device's pools that training does not use.
+        self.plan.device.device.memory_cleanup();
         let elapsed = started.elapsed();
         run.clock.exclude_evaluation(elapsed);
         let row = self.labelled(evaluation.record(&run.progress, elapsed));

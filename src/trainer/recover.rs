@@ -45,7 +45,13 @@ impl Trainer {
         let plan = &mut self.plan;
         plan.batch = smaller;
         let sizes = [plan.num_parameters, plan.num_trainable, (plan.memory.optimizer / 4) as usize];
-        plan.memory = MemoryEstimate::new(&plan.model_config, plan.task, sizes, smaller);
+        plan.memory = MemoryEstimate::new(
+            &plan.model_config,
+            plan.task,
+            sizes,
+            smaller,
+            (plan.precision.precision, plan.config.trainer.activation_checkpointing),
+        );
         if !plan.task.sums_micro_batches() || plan.config.batch.global_batch_size.is_some() {
             // Elsewhere a config with another micro-batch would be another run: there the one that was asked for stays.
             plan.config.trainer.per_device_train_batch_size = smaller.micro.into();

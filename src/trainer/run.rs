@@ -114,7 +114,7 @@ impl Trainer {
             is_best: false,
             pending_evaluation,
             evaluation: checkpoint.and_then(|_| folder.metrics.last_with("eval_loss")),
-            clock: Clock::start(progress),
+            clock: Clock::start(progress, self.plan.device.device.clone()),
             saver: Saver::new(folder.checkpoints(), trainer.save_total_limit),
             guard: Guard::new(&self.plan),
             last_row: progress.step,

@@ -8,11 +8,12 @@ use serde_json::{Value, json};
 use super::{kiln, rows};
 
 /// Figures that measure time or memory: they differ from run to run.
-const MEASURED: [&str; 13] = [
+const MEASURED: [&str; 14] = [
     "data_wait",
     "step_ms",
     "tokens_per_s",
     "peak_mib",
+    "reserved_mib",
     "eval_runtime",
     "eval_samples_per_second",
     "eval_steps_per_second",

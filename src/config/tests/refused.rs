@@ -102,7 +102,7 @@ fn hugging_face_arguments_that_are_not_honoured() {
         ("group_by_length = true", "data.sampler"),
         ("overwrite_output_dir = true", "run.on_existing"),
         ("output_dir = \"x\"", "run.output_dir"),
-        ("gradient_checkpointing = true", "gradient_accumulation_steps"),
+        ("gradient_checkpointing_kwargs = {}", "no arguments"),
         ("dataloader_num_workers = 4", "its own process"),
     ] {
         let name = key.split(' ').next().unwrap();

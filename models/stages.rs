@@ -1,0 +1,52 @@
+//! A model cut into the stages that follow one another: embeddings, blocks, head. [`Model::forward`] is all of them in a
+//! row; who wants to do something between them (seed each, or keep only what passes from one to the next and compute a
+//! block again in the backward pass) calls them one by one, then [`Model::head`].
+
+use burn::tensor::{Bool, Device, Tensor};
+
+use crate::heads::{Body, Model, ModelInput};
+use crate::ops::attention::Mask;
+
+impl Model {
+    /// How many blocks the model has.
+    pub fn num_blocks(&self) -> usize {
+        match self.body() {
+            Body::Gpt2(model) => model.h.len(),
+            Body::Bert(model) => model.num_blocks(),
+        }
+    }
+
+    /// What the first block reads: `[batch * seq, width]`.
+    pub fn embed(&self, input: &ModelInput, train: bool) -> Tensor<2> {
+        let ids = input.input_ids.clone();
+        match self.body() {
+            Body::Gpt2(model) => model.embed(ids, 0, train),
+            Body::Bert(model) => model.embed(ids, input.token_type_ids.clone(), train),
+        }
+    }
+
+    /// Which keys the tokens of `input` see, for all blocks.
+    pub fn mask(&self, input: &ModelInput) -> Mask {
+        let seq = input.input_ids.dims()[1];
+        self.mask_of(seq, input.attention_mask.clone(), &input.input_ids.device())
+    }
+
+    /// [`mask`](Self::mask) for sequences of `seq` tokens, from an attention mask `[batch, seq]` (true = attend) on `device`.
+    pub fn mask_of(&self, seq: usize, attention_mask: Option<Tensor<2, Bool>>, device: &Device) -> Mask {
+        match self.body() {
+            Body::Gpt2(model) => model.mask(seq, attention_mask, device),
+            Body::Bert(model) => model.mask(seq, attention_mask, device),
+        }
+    }
+
+    /// Block `index` of [`num_blocks`](Self::num_blocks): `[batch * seq, width]` -> the same.
+    ///
+    /// # Panics
+    /// For a block that the model does not have.
+    pub fn block(&self, index: usize, x: Tensor<2>, batch: usize, mask: &Mask, train: bool) -> Tensor<2> {
+        match self.body() {
+            Body::Gpt2(model) => model.block(index, x, batch, mask, train),
+            Body::Bert(model) => model.block(index, x, batch, mask, train),
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Forward and backward pass of one micro-batch: its loss and the gradients of every parameter.
+//!
+//! The random numbers of every stage (embeddings, each block, head) come from a seed of its own, so that a block that is
+//! computed a second time for its gradients drops what it dropped the first time, and a run draws the same masks whether it
+//! keeps activations or computes them again. With [`ActivationCheckpointing::Blocks`] (Chen et al. 2016, with a segment a
+//! block) the gradients are the same up to f32's last bit: those that meet at a block's input are added in another order.
+
+use burn::module::Module;
+use burn::optim::{GradientsAccumulator, GradientsParams};
+use burn::tensor::{Device, Tensor};
+use kiln_models::Model;
+
+use crate::config::ActivationCheckpointing;
+use crate::error::{Error, Result};
+use crate::execution::seed_for;
+use crate::task::{DeviceBatch, LossOptions};
+
+/// How a micro-batch is computed.
+#[derive(Debug, Clone, Copy)]
+pub struct Pass<'a> {
+    /// What dropout is drawn from.
+    pub seed: u64,
+    /// What is computed again. `Balanced` is a property of the device that the model and the batch are on, so here it is as
+    /// `None`.
+    pub checkpointing: ActivationCheckpointing,
+    /// The loss.
+    pub options: &'a LossOptions,
+}
+
+impl Pass<'_> {
+    /// The loss sum of `batch`, `[1]`, without autodiff, and the gradients of `scaled` of it, which is called between forward
+    /// and backward pass (with blocks: that of the head).
+    ///
+    /// # Errors
+    /// A batch without labels.
+    pub fn run(
+        &self,
+        model: &Model,
+        batch: &DeviceBatch,
+        scaled: impl FnOnce(Tensor<1>) -> Tensor<1>,
+    ) -> Result<(Tensor<1>, GradientsParams)> {
+        let device = batch.input.input_ids.device();
+        self.begin_stage(&device, 0);
+        let embedded = model.embed(&batch.input, true);
+        match self.checkpointing {
+            ActivationCheckpointing::Blocks => self.by_blocks(model, batch, embedded, &device, scaled),
+            ActivationCheckpointing::None | ActivationCheckpointing::Balanced => {
+                let mask = model.mask(&batch.input);
+                let rows = batch.input.input_ids.dims()[0];
+                let mut x = embedded;
+                for block in 0..model.num_blocks() {
+                    self.begin_stage(&device, 1 + block);
+                    x = model.block(block, x, rows, &mask, true);
+                }
+                self.begin_stage(&device, 1 + model.num_blocks());
+                let loss = batch.loss_of_hidden(model, x, true, self.options)?.sum;
+                let grads = scaled(loss.clone()).backward();
+                Ok((loss.inner(), GradientsParams::from_grads(grads, model)))
+            }
+        }
+    }
+
+    /// Blocks forward without autodiff, keeping what goes into each; then the head, and each block again from the last to
+    /// the first, with its gradients.
+    fn by_blocks(
+        &self,
+        model: &Model,
+        batch: &DeviceBatch,
+        embedded: Tensor<2>,
+        device: &Device,
+        scaled: impl FnOnce(Tensor<1>) -> Tensor<1>,
+    ) -> Result<(Tensor<1>, GradientsParams)> {
+        let [rows, seq] = batch.input.input_ids.dims();
+        let blocks = model.num_blocks();
+        let plain = model.valid();
+        let plain_mask = batch.input.attention_mask.clone().map(Tensor::inner);
+        let plain_mask = plain.mask_of(seq, plain_mask, &device.clone().without_autodiff());
+        let mut inputs = Vec::with_capacity(blocks); // [batch * seq, width] each
+        let mut x = embedded.clone().inner();
+        for block in 0..blocks {
+            self.begin_stage(device, 1 + block);
+            inputs.push(x.clone());
+            x = plain.block(block, x, rows, &plain_mask, true);
+        }
+
+        let mut accumulator = GradientsAccumulator::new();
+        self.begin_stage(device, 1 + blocks);
+        let top = Tensor::from_inner(x).require_grad();
+        let loss = batch.loss_of_hidden(model, top.clone(), true, self.options)?.sum;
+        let mut grads = scaled(loss.clone()).backward();
+        let mut above = top.grad_remove(&mut grads).ok_or_else(no_gradient)?;
+        accumulator.accumulate(model, GradientsParams::from_grads(grads, model));
+
+        let mask = model.mask(&batch.input);
+        for (block, input) in inputs.into_iter().enumerate().rev() {
+            self.begin_stage(device, 1 + block);
+            let x = Tensor::from_inner(input).require_grad();
+            let y = model.block(block, x.clone(), rows, &mask, true);
+            let mut grads = backward_from(y, above);
+            above = x.grad_remove(&mut grads).ok_or_else(no_gradient)?;
+            accumulator.accumulate(model, GradientsParams::from_grads(grads, model));
+        }
+        if embedded.is_tracked() {
+            accumulator.accumulate(model, GradientsParams::from_grads(backward_from(embedded, above), model));
+        }
+        Ok((loss.inner(), accumulator.grads()))
+    }
+
+    /// Seeds the device for stage `stage`: 0 the embeddings, then the blocks, then the head.
+    fn begin_stage(&self, device: &Device, stage: usize) {
+        device.seed(seed_for(self.seed, "stage", stage as u64, 0));
+    }
+}
+
+/// The gradients of everything below `y`, where that of `y` itself is `above`: those of `sum(y * above)`.
+fn backward_from(y: Tensor<2>, above: Tensor<2>) -> burn::tensor::Gradients {
+    (y * Tensor::from_inner(above)).sum().backward()
+}
+
+fn no_gradient() -> Error {
+    Error::device("a block's input has no gradient, although everything above it has one")
+}

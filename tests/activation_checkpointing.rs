@@ -1,0 +1,67 @@
+//! Activation checkpointing through the binary: a run that computes activations again learns what one that keeps them does,
+//! dropout included, with `balanced` to the last bit; what the plan says; what is refused.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::small_run::{figures, train, write};
+use common::{fails, kiln, succeeds};
+
+#[test]
+fn runs_are_the_same() {
+    for (task, compiler, precision) in [
+        ("clm", "native", "f32"),
+        ("clm", "compiled", "f32"),
+        ("clm", "native", "f16"),
+        ("mlm", "native", "bf16"),
+        ("question-answering", "native", "f32"),
+        ("sequence-classification", "compiled", "bf16"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), task);
+        let run = |strategy: &str| {
+            let name = strategy;
+            let set = format!("trainer.activation_checkpointing={strategy}");
+            let mut command = train(folder.path(), name, &["--set", &set]);
+            let said = succeeds(command.args(["--compiler", compiler, "--precision", precision]));
+            let run = folder.path().join(name);
+            let weights = std::fs::read(run.join("checkpoints/step-000014/model.safetensors")).unwrap();
+            let moments = std::fs::read(run.join("checkpoints/step-000014/optimizer.safetensors")).unwrap();
+            assert_eq!(said.contains(&format!("again ({strategy})")), strategy != "none", "{said}");
+            (figures(&run), weights, moments)
+        };
+        let kept = run("none");
+        let what = format!("{task} {compiler} {precision}");
+        let balanced = run("balanced");
+        assert_eq!(kept.0, balanced.0, "{what}");
+        assert!(kept.1 == balanced.1 && kept.2 == balanced.2, "{what}: weights or moments differ");
+        // Gradients that meet at a block's input are added up in another order: f32's last bit (6e-8), through 14 updates
+        // of Adam; where products are narrow that bit may turn over one of theirs (bf16: 4e-3).
+        let bound = match precision {
+            "f32" => 1e-5,
+            "f16" => 1e-3,
+            _ => 1e-2,
+        };
+        let blocks = run("blocks");
+        assert_eq!(kept.0.len(), blocks.0.len());
+        for (kept, blocks) in kept.0.iter().zip(&blocks.0) {
+            for name in ["loss", "grad_norm", "eval_loss"] {
+                if let (Some(a), Some(b)) = (kept[name].as_f64(), blocks[name].as_f64()) {
+                    assert!((a / b - 1.0).abs() < bound, "{what} {name}: {kept} against {blocks}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn how_it_can_be_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let mut command = kiln(folder.path());
+    let said = succeeds(command.args(["plan", "config.toml", "--set", "trainer.gradient_checkpointing=true"]));
+    assert!(said.contains("computes every layer again (blocks)"), "{said}");
+    let refused = |set: &str, parts: &[&str]| fails(&mut train(folder.path(), "no", &["--set", set]), 2, parts);
+    refused("trainer.activation_checkpointing=all", &["expected one of none, balanced, blocks"]);
+    refused("trainer.gradient_checkpointing=1", &["expected true or false"]);
+}
