@@ -260,7 +260,8 @@ fn the_best_model_is_saved_also_when_no_save_was_due() {
     write(folder.path(), "sequence-classification");
     // A rate that makes the loss worse, so that the best evaluation is an early one.
     let sets = [
-        "trainer.learning_rate=0.5",
+        "trainer.learning_rate=30",
+        "trainer.lr_scheduler_type=constant",
         "trainer.warmup_steps=0",
         "trainer.eval_steps=1",
         "trainer.save_steps=4",
