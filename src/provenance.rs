@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{CompilerMode, RunConfig};
+use crate::config::{CompilerMode, Precision, RunConfig};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::plan::RunPlan;
@@ -34,6 +34,9 @@ pub struct Provenance {
     pub mode: String,
     /// Whether Kiln's fused operators were on.
     pub fused_ops: bool,
+    /// The type of matrix products.
+    #[serde(default)]
+    pub precision: Precision,
     /// Kind, index and name of the device.
     pub device: String,
     /// The processor's name, where the system tells.
@@ -68,6 +71,7 @@ impl Provenance {
             build: if cfg!(debug_assertions) { "debug" } else { "release" }.into(),
             mode: if compiled { Engine::Compiled } else { Engine::this() }.name().into(),
             fused_ops: plan.ops == Ops::Fused,
+            precision: plan.precision.precision,
             device: format!("{} {} ({})", plan.device.kind, plan.device.index, plan.device.name),
             cpu: first_value("/proc/cpuinfo", "model name"),
             threads: std::thread::available_parallelism().map_or(1, usize::from),

@@ -125,3 +125,20 @@ fn what_cannot_be_searched_is_refused() {
     fails(&mut tune(path, &diverges), 5, &["a trial failed", "expected finite numbers"]);
     assert!(!path.join("kiln-cache/batch-sizes").exists(), "nothing was kept");
 }
+
+#[test]
+fn a_comparison_takes_the_size_that_was_found() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "scaling = \"grow\"");
+    let compare = |more: &[&str]| {
+        let mut command = kiln(folder.path());
+        command.args(["compare", "config.toml", "--arms", "native,compiled-large", "--steps", "8", "--repeats", "2"]);
+        command.args(["--set", "trainer.max_steps=30"]).args(more);
+        command
+    };
+    fails(&mut compare(&[]), 2, &["no size has been found yet for the native mode", "kiln tune-batch"]);
+    succeeds(&mut tune(folder.path(), &["--mode", "compiled", "--start", "2", "--max", "3"]));
+    let stdout = succeeds(&mut compare(&["--set", "trainer.per_device_train_batch_size=2"]));
+    let cells = |line: &str| line.split_whitespace().map(String::from).collect::<Vec<_>>();
+    assert!(stdout.lines().any(|line| cells(line) == ["batch", "2", "3", "2"]), "{stdout}");
+}

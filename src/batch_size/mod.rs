@@ -282,8 +282,18 @@ pub fn is_missing(config: &RunConfig, plan: &dyn Fn(RunConfig) -> Result<RunPlan
     if config.trainer.per_device_train_batch_size != TrainBatchSize::Auto || size_of_run(config)?.is_some() {
         return Ok(false);
     }
+    Ok(found(config, plan)?.is_none())
+}
+
+/// The micro-batch that `kiln tune-batch` has found for a run of `config`, in the mode that it names; none when nothing is
+/// stored. `plan` makes a plan of a config.
+///
+/// # Errors
+/// A config that cannot be planned.
+pub fn found(config: &RunConfig, plan: &dyn Fn(RunConfig) -> Result<RunPlan>) -> Result<Option<usize>> {
     let probe = plan(probe(config))?;
-    Ok(Stored::find(&Key::of(config, &probe), useful(config, &probe))?.is_none())
+    let stored = Stored::find(&Key::of(config, &probe), useful(config, &probe))?;
+    Ok(stored.map(|stored| micro_batch(config, stored.batch)))
 }
 
 /// The largest size that the run has a use for: a fixed global batch, and no more than all training examples.

@@ -6,11 +6,13 @@ use clap::Args;
 
 use super::say;
 use super::training::resolve;
+use crate::batch_size;
 use crate::compare::arms::{Sweep, Wanted};
 use crate::compare::run::{Options, run};
 use crate::compare::{Gate, Report, saved};
-use crate::config::RunConfig;
+use crate::config::{CompilerMode, DeviceKind, RunConfig, TrainBatchSize};
 use crate::error::{Error, Result};
+use crate::execution;
 use crate::report;
 
 #[derive(Debug, Args)]
@@ -83,14 +85,35 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
         if args.config.file.is_dir() { error.help("`kiln report RUN..` reports on finished runs") } else { error }
     })?;
     // The compiler is what is compared: a config that switches it on has no native arm of its own.
-    config.set_compiler(crate::config::CompilerMode::Native);
+    config.set_compiler(CompilerMode::Native);
+    if config.trainer.per_device_train_batch_size == TrainBatchSize::Auto {
+        let size = batch_size::found(&config, &resolve)?.ok_or_else(|| {
+            Error::config(
+                "trainer.per_device_train_batch_size = \"auto\": no size has been found yet for the native mode",
+            )
+            .help("`kiln tune-batch FILE --mode both` finds both")
+        })?;
+        config.trainer.per_device_train_batch_size = size.into();
+    }
+    // On a GPU only the compiled engine can plan a compiled run, and so name what its size is kept under.
+    let device = execution::select(config.device.kind, config.device.index)?;
+    let can_look = device.kind == DeviceKind::Cpu || cfg!(feature = "compiler");
+    let large = args.arms.is_empty() || args.arms.iter().any(|arm| arm.ends_with("-large"));
+    let compiled_batch = match args.compiled_batch {
+        None if large && can_look => {
+            let mut compiled = config.clone();
+            compiled.set_compiler(CompilerMode::Compiled);
+            batch_size::found(&compiled, &resolve)?
+        }
+        given => given,
+    };
     let options = Options {
         title: format!("{}: native against compiled", args.config.file.display()),
         config,
         out: args.out.clone(),
         wanted: Wanted {
             arms: args.arms.clone(),
-            compiled_batch: args.compiled_batch,
+            compiled_batch,
             ablate: args.ablate,
             sweep: args.sweep.clone().unwrap_or_default(),
         },

@@ -113,7 +113,7 @@ pub fn arms(base: &RunConfig, wanted: &Wanted) -> Result<(Vec<Arm>, Vec<String>)
     let large = |name: &str| name.ends_with("-large");
     if wanted.compiled_batch.is_none() && wanted.arms.iter().any(|name| large(name)) {
         return Err(Error::config("--arms: native-large and compiled-large need the compiled batch")
-            .help("give it with --compiled-batch N"));
+            .help("`kiln tune-batch FILE --mode compiled` finds it, or give it with --compiled-batch N"));
     }
     let mut notes = Vec::new();
     let TrainBatchSize::Size(micro) = base.trainer.per_device_train_batch_size else {
@@ -130,7 +130,7 @@ pub fn arms(base: &RunConfig, wanted: &Wanted) -> Result<(Vec<Arm>, Vec<String>)
         }
         None => {
             notes.push(format!(
-                "no compiled batch is known (--compiled-batch N): both modes ran at the native batch of {micro}, and there \
+                "no compiled batch is known (`kiln tune-batch FILE --mode compiled`, or --compiled-batch N): both modes ran at the native batch of {micro}, and there \
                  is no batch share"
             ));
             None

@@ -4,11 +4,19 @@
 use serde::Serialize;
 
 use super::measured::MeasuredRun;
+use crate::config::Precision;
 
 /// Relative difference at any of the first [`STEPS`] steps that rounding in another order may make in f32, without dropout.
 /// The fused operators stay within 1e-5 over 14 steps (`tests/compiler.rs`); the rest is room for the growth of small
 /// differences through the updates.
 const LIMIT: f64 = 1e-3;
+
+/// As [`LIMIT`] with matrix products in f16 or bf16, whose last digits are 2^-11 and 2^-8 of a number: a loss is a mean over
+/// many, so a few of those.
+const LIMIT_F16: f64 = 5e-3;
+
+/// See [`LIMIT_F16`].
+const LIMIT_BF16: f64 = 2e-2;
 
 /// With dropout the two forms draw other masks, so only the mean loss can be compared, and it differs by their noise. This
 /// finds gross faults, no more.
@@ -57,6 +65,12 @@ pub fn parity(a: &[MeasuredRun], b: &[MeasuredRun]) -> Option<Parity> {
             worst = worst.max(if relative.is_nan() { f64::INFINITY } else { relative });
         }
     }
-    let limit = if by_mean { LIMIT_DROPOUT } else { LIMIT };
+    let precisions = a.iter().chain(b).filter_map(|run| run.provenance.as_ref().map(|it| it.precision));
+    let rounding = precisions.fold(LIMIT, |limit, precision| match precision {
+        Precision::F16 => limit.max(LIMIT_F16),
+        Precision::Bf16 => limit.max(LIMIT_BF16),
+        Precision::F32 | Precision::Auto => limit,
+    });
+    let limit = if by_mean { LIMIT_DROPOUT.max(rounding) } else { rounding };
     (losses > 0).then_some(Parity { max_delta, relative: worst, limit, losses, by_mean, passed: worst <= limit })
 }
