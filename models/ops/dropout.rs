@@ -1,6 +1,6 @@
 //! Dropout without a stored mask, alone and as `residual + dropout(x + bias)` in one pass.
 //!
-//! Whether an element is kept is a function of a seed and of the element's place ([`Keep`]), so the backward computes the
+//! Whether an element is kept is a function of a seed and of the element's place (`Keep`), so the backward computes the
 //! mask again instead of reading it. The seed is drawn on the device from its generator: `Device::seed` rules dropout here
 //! as it rules the plain composition, though the masks of the two forms differ.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once

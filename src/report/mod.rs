@@ -1,4 +1,4 @@
-//! Shows a [`Report`](crate::compare::Report): a table for the terminal, `report.json`, `report.md`, `report.html` (one file
+//! Shows a [`Report`]: a table for the terminal, `report.json`, `report.md`, `report.html` (one file
 //! that needs no network) and the charts as SVG and PNG. It decides nothing: verdicts and figures are the report's.
 
 mod charts;
@@ -15,7 +15,7 @@ use crate::trainer::write_whole;
 
 pub use text::terminal;
 
-/// What [`write`] leaves in a folder.
+/// What [`write()`] leaves in a folder.
 pub const ENTRIES: &[&str] = &["report.json", "report.md", "report.html", "charts"];
 
 /// Writes the report into the folder `out`: `report.json`, `report.md`, `report.html`, `charts/*.svg` and `charts/*.png`.
