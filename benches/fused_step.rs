@@ -29,10 +29,8 @@ struct Side {
 }
 
 impl Side {
-    fn new(config: &ModelConfig, ops: Ops) -> Self {
-        let device = Device::flex().autodiff();
-        device.seed(1);
-        let model = Model::new(config, Head::CausalLm, &device).unwrap().with_ops(ops);
+    fn new(model: Model, ops: Ops) -> Self {
+        let model = model.with_ops(ops);
         let optimizer = Optimizer::new(OptimizerConfig::default(), &ParameterGroups::new(0.0), &model).with_ops(ops);
         Self { model: Some(model), optimizer, times: Vec::new() }
     }
@@ -82,7 +80,10 @@ fn main() {
         labels: Labels::Tokens(ids),
     };
     let batch = DeviceBatch::new(Task::Clm, &batch, &Device::flex().autodiff()).unwrap();
-    let (mut plain, mut fused) = (Side::new(&config, Ops::Plain), Side::new(&config, Ops::Fused));
+    let device = Device::flex().autodiff();
+    device.seed(1);
+    let model = Model::new(&config, Head::CausalLm, &device).unwrap();
+    let (mut plain, mut fused) = (Side::new(model.clone(), Ops::Plain), Side::new(model, Ops::Fused));
     let mut worst = 0.0f64;
     for _ in 0..WARMUP + REPEATS {
         let (a, b) = (plain.step(&batch), fused.step(&batch));
