@@ -1,7 +1,7 @@
 //! Data that is missing, empty, malformed or does not fit the model.
 
 use crate::common::place::Place;
-use crate::common::{fails, fixture};
+use crate::common::{fails, fixture, succeeds};
 
 #[test]
 fn no_such_file_and_a_glob_that_matches_nothing() {
@@ -243,5 +243,25 @@ fn forward_and_generate_refuse_the_same() {
     ] {
         let mut command = place.kiln(&["generate", "run/model"]);
         fails(command.args(args), code, &[part]);
+    }
+}
+
+/// What is in the cache is enough for a run that adds nothing to it; a run that would is refused before it does anything.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_cache_that_cannot_be_written() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    // Nobody makes a folder there, not even the administrator, to whom permissions say nothing.
+    let mut train = place.config("train", "text.toml", &[]);
+    fails(train.env("KILN_CACHE", "/sys/kiln-cache"), 1, &["/sys/kiln-cache", "KILN_CACHE"]);
+    assert!(!place.path("run").exists());
+    succeeds(&mut place.config("plan", "text.toml", &[]));
+    for folder in ["kiln-cache/tokens", "kiln-cache"] {
+        std::fs::set_permissions(place.path(folder), std::fs::Permissions::from_mode(0o555)).unwrap();
+    }
+    succeeds(&mut place.config("train", "text.toml", &["trainer.save_strategy=no"]));
+    for folder in ["kiln-cache", "kiln-cache/tokens"] {
+        std::fs::set_permissions(place.path(folder), std::fs::Permissions::from_mode(0o755)).unwrap();
     }
 }
