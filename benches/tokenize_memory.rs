@@ -16,7 +16,8 @@ use kiln::config::Documents;
 use kiln::data::corpus::Corpus;
 use kiln::data::store::TokenStore;
 use kiln::data::tokenizer::Tokenizer;
-use kiln::execution::{peak_mib, seed_for};
+use kiln::execution::seed_for;
+use kiln::host::peak_mib;
 
 /// Size of one of the small documents.
 const DOCUMENT_MIB: usize = 4;

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::{AutotuneLevel, CompilerMode, DeviceKind, Switch, TrainingCompilerConfig};
 use crate::error::{Error, Result};
 use crate::execution;
-use crate::provenance::BURN;
+use crate::execution::BURN_VERSION;
 
 /// Which of the two a build is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,7 +87,7 @@ impl Identity {
         let kinds = [(DeviceKind::Cpu, true), (DeviceKind::Wgpu, cfg!(feature = "wgpu"))];
         let kinds = kinds.into_iter().chain([(DeviceKind::Cuda, cfg!(feature = "cuda"))]);
         let devices = kinds.filter(|(_, built)| *built).map(|(kind, _)| kind.to_string()).collect();
-        Self { kiln: env!("CARGO_PKG_VERSION").into(), burn: BURN.into(), engine: Engine::this(), devices }
+        Self { kiln: env!("CARGO_PKG_VERSION").into(), burn: BURN_VERSION.into(), engine: Engine::this(), devices }
     }
 
     /// The identity of the executable `path`.
@@ -267,7 +267,7 @@ mod compiled {
     use burn::BurnConfig;
     use burn::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, autotune, cache::CacheConfig};
 
-    use super::{BURN, Settings};
+    use super::{BURN_VERSION, Settings};
     use crate::cache;
     use crate::config::AutotuneLevel;
     use crate::error::{Error, Result};
@@ -289,7 +289,7 @@ mod compiled {
         cubecl.compilation.cache = true;
         cubecl.environment.path = CacheConfig::Directory(cache::folder()?.join(cache::KERNELS));
         // Within the file CubeCL tells devices, drivers' features and builds of kiln apart.
-        cubecl.environment.name = format!("kiln-{}-burn-{BURN}", env!("CARGO_PKG_VERSION"));
+        cubecl.environment.name = format!("kiln-{}-burn-{BURN_VERSION}", env!("CARGO_PKG_VERSION"));
         let text = if settings.fusion { "" } else { "[fusion.beam_search]\nmax_explorations = 0" };
         let burn: BurnConfig = toml::from_str(text).expect("the two texts are valid");
         if !CubeClRuntimeConfig::try_set(cubecl.override_from_env()) || !BurnConfig::try_set(burn.override_from_env()) {

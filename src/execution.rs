@@ -11,6 +11,7 @@ use kiln_models::Ops;
 use crate::config::{CompilerMode, DeviceKind, FusedOps, Switch, TrainingCompilerConfig};
 use crate::engine::{self, Engine};
 use crate::error::{Error, Result};
+use crate::host;
 
 /// The version of Burn, as `Cargo.toml` pins it.
 pub const BURN_VERSION: &str = "0.22.1";
@@ -187,11 +188,6 @@ pub fn uniform(hash: u64) -> f64 {
     (hash >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// The most memory this process has had resident, in MiB; none where the system does not tell (other than Linux).
-pub fn peak_mib() -> Option<f64> {
-    status_kib("VmHWM:").map(|kib| kib / 1024.0)
-}
-
 /// Memory in MiB at one moment; none where neither the device nor the system tells.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MemoryUse {
@@ -209,14 +205,8 @@ pub fn memory_use(device: &Device) -> MemoryUse {
             let reserved = Some(usage.bytes_reserved as f64 / f64::from(1 << 20));
             MemoryUse { peak_mib: reserved, reserved_mib: reserved }
         }
-        None => MemoryUse { peak_mib: peak_mib(), reserved_mib: status_kib("VmRSS:").map(|kib| kib / 1024.0) },
+        None => MemoryUse { peak_mib: host::peak_mib(), reserved_mib: host::resident_mib() },
     }
-}
-
-fn status_kib(key: &str) -> Option<f64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix(key))?;
-    line.split_whitespace().next()?.parse().ok()
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ pub mod execution;
 pub mod export;
 pub mod forward;
 pub mod generate;
+pub mod host;
 pub mod hub;
 pub mod init;
 pub mod inputs;

@@ -9,17 +9,16 @@ use serde::{Deserialize, Serialize};
 use crate::config::{CompilerMode, Precision, RunConfig};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::execution::BURN_VERSION;
+use crate::host;
 use crate::plan::RunPlan;
 use crate::task::Task;
 use crate::trainer::write_whole;
-use kiln_models::{ModelConfig, Ops};
+use kiln_models::{ModelConfig, ModelType, Ops};
 use sha2::{Digest, Sha256};
 
 /// The file's name.
 pub const FILE: &str = "provenance.json";
-
-/// The version of Burn that `Cargo.toml` pins.
-pub(crate) const BURN: &str = "0.22.1";
 
 /// See the top of this file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -67,21 +66,18 @@ impl Provenance {
         };
         Self {
             kiln: env!("CARGO_PKG_VERSION").into(),
-            burn: BURN.into(),
+            burn: BURN_VERSION.into(),
             build: if cfg!(debug_assertions) { "debug" } else { "release" }.into(),
             mode: if compiled { Engine::Compiled } else { Engine::this() }.name().into(),
             fused_ops: plan.ops == Ops::Fused,
             precision: plan.precision.precision,
             device: format!("{} {} ({})", plan.device.kind, plan.device.index, plan.device.name),
-            cpu: first_value("/proc/cpuinfo", "model name"),
-            threads: std::thread::available_parallelism().map_or(1, usize::from),
-            memory_mib: first_value("/proc/meminfo", "MemTotal").and_then(|value| {
-                let kib: f64 = value.split_whitespace().next()?.parse().ok()?;
-                Some(kib / 1024.0)
-            }),
+            cpu: host::cpu(),
+            threads: host::threads(),
+            memory_mib: host::memory_mib(),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             config_sha256: fingerprint(&plan.config),
-            dropout: has_dropout(&plan.model_config),
+            dropout: has_dropout(plan),
             parameters: plan.num_parameters as u64,
             flops_per_token: flops_per_token(plan),
         }
@@ -129,10 +125,17 @@ pub fn flops_per_token(plan: &RunPlan) -> f64 {
         + 12.0 * layers * width * plan.batch.seq_len as f64
 }
 
-fn has_dropout(model: &ModelConfig) -> bool {
-    match model {
-        ModelConfig::Gpt2(c) => [c.resid_pdrop, c.embd_pdrop, c.attn_pdrop].iter().any(|p| *p > 0.0),
-        ModelConfig::Bert(c) => [c.hidden_dropout_prob, c.attention_probs_dropout_prob].iter().any(|p| *p > 0.0),
+fn has_dropout(plan: &RunPlan) -> bool {
+    match (&plan.model_config, plan.task) {
+        (ModelConfig::Gpt2(c), _) => [c.resid_pdrop, c.embd_pdrop, c.attn_pdrop].iter().any(|p| *p > 0.0),
+        (ModelConfig::Bert(c), task) => {
+            let head = match task {
+                Task::SequenceClassification | Task::Regression => c.classifier_dropout.unwrap_or(0.0),
+                Task::QuestionAnswering if plan.model_config.model_type() == ModelType::DistilBert => c.qa_dropout,
+                _ => 0.0,
+            };
+            [c.hidden_dropout_prob, c.attention_probs_dropout_prob, head].iter().any(|p| *p > 0.0)
+        }
     }
 }
 
@@ -144,26 +147,12 @@ fn fingerprint(config: &RunConfig) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The value of the first line `key : value` of a file of `/proc`.
-fn first_value(file: &str, key: &str) -> Option<String> {
-    let text = fs::read_to_string(file).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
-    Some(line.split_once(':')?.1.trim().to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_version_of_burn_is_the_pinned_one() {
-        assert!(include_str!("../Cargo.toml").contains(&format!("burn = {{ version = \"={BURN}\"")));
-    }
-
-    #[test]
-    fn values_of_proc_are_found() {
-        assert_eq!(first_value("/nowhere", "MemTotal"), None);
-        #[cfg(target_os = "linux")]
-        assert!(first_value("/proc/meminfo", "MemTotal").is_some_and(|value| value.ends_with("kB")));
+        assert!(include_str!("../Cargo.toml").contains(&format!("burn = {{ version = \"={BURN_VERSION}\"")));
     }
 }

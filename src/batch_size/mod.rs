@@ -2,7 +2,6 @@
 //! the longest examples, until one more does not fit. `kiln tune-batch` and `per_device_train_batch_size = "auto"` are built
 //! on it. What it does not do: guess. A size that was not run is never reported.
 
-pub mod host;
 pub mod line;
 pub mod measured;
 pub mod process;
@@ -17,10 +16,10 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::config::{BatchSection, CompilerMode, DeviceKind, OnExisting, RunConfig, TrainBatchSize};
 use crate::error::{Error, Result};
 use crate::execution::Available;
+use crate::host::available_mib;
 use crate::inputs::Inputs;
 use crate::plan::{RunPlan, batch::micro_batch};
 use crate::trainer::write_whole;
-use host::available_mib;
 use process::Watch;
 use search::{Outcome, Range, Trial};
 use store::{Key, Stored, accumulates};

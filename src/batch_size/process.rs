@@ -7,10 +7,10 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use super::host::peak_mib_of;
 use super::search::Outcome;
 use super::trial::TrialReport;
 use crate::error::{Error, ErrorKind, Result};
+use crate::host::peak_mib_of;
 use crate::signals;
 
 /// What a trial must keep within.

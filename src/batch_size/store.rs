@@ -9,13 +9,13 @@ use kiln_models::Ops;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::host::cpu_name;
 use super::line::MemoryLine;
 use super::search::Trial;
 use crate::cache;
 use crate::config::{CompilerMode, DeviceKind, RunConfig, SaveStrategy};
 use crate::error::{Error, Result};
 use crate::execution::BURN_VERSION;
+use crate::host::cpu_name;
 use crate::plan::RunPlan;
 use crate::trainer::write_whole;
 

@@ -15,7 +15,7 @@ use crate::config::{
 };
 use crate::data::{Dataset, Example};
 use crate::error::{Error, Result};
-use crate::execution::peak_mib;
+use crate::host::peak_mib;
 use crate::plan::RunPlan;
 use crate::trainer::{Trainer, evaluate, write_whole};
 

@@ -77,7 +77,8 @@ names! {
         Fail = "fail",
         /// Remove what an earlier run left there.
         Overwrite = "overwrite",
-        /// Continue the run from its newest whole checkpoint; from the start when the folder holds no checkpoint and no model.
+        /// Continue the run from its newest whole checkpoint; from the start when the folder holds no checkpoint and no
+        /// model.
         Resume = "resume",
     }
 }

@@ -29,8 +29,8 @@ pub(super) fn smaller_batch(plan: &RunPlan, error: &Error) -> Option<BatchPlan> 
 }
 
 impl Trainer {
-    /// The run as it stood at its last good state, with the batch `smaller`, which changes nothing that the run promises. Rows written since are taken back, plan.toml is
-    /// written again.
+    /// The run as it stood at its last good state, with the batch `smaller`, which changes nothing that the run promises.
+    /// Rows written since are taken back, plan.toml is written again.
     pub(super) fn recover(&mut self, folder: &mut RunFolder, smaller: BatchPlan, error: &str) -> Result<Run> {
         let checkpoint = Checkpoint::newest(&folder.checkpoints())?;
         let back_to = checkpoint.as_ref().map_or("the start".into(), |found| format!("step {}", found.state.step));

@@ -1,13 +1,12 @@
-//! What this machine has: memory that is free, the name of its processor, and how much memory a process has used. Linux
-//! tells all of it in files; elsewhere the answer is none.
+//! What this machine has: its memory, memory that is free, the name of its processor, and how much memory a process has used.
+//! Linux tells all of it in files; elsewhere the answer is none.
 
 use std::fs;
 
 /// Memory that a new process can have before something must go, in MiB: what the system calls available, within the limit of
 /// the control group (a container's).
 pub fn available_mib() -> Option<f64> {
-    let info = fs::read_to_string("/proc/meminfo").ok()?;
-    let available = kib(&info, "MemAvailable:")? / 1024.0;
+    let available = mib("/proc/meminfo", "MemAvailable")?;
     Some(group_mib().map_or(available, |group| group.min(available)))
 }
 
@@ -28,24 +27,52 @@ fn group_mib() -> Option<f64> {
     Some((limit - used + cached.unwrap_or(0.0)) / f64::from(1 << 20))
 }
 
+/// The machine's memory in MiB.
+pub fn memory_mib() -> Option<f64> {
+    mib("/proc/meminfo", "MemTotal")
+}
+
 /// The most memory that process `pid` has had resident, in MiB; none once it has ended.
 pub fn peak_mib_of(pid: u32) -> Option<f64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    Some(kib(&status, "VmHWM:")? / 1024.0)
+    mib(&format!("/proc/{pid}/status"), "VmHWM")
+}
+
+/// The most memory that this process has had resident, in MiB.
+pub fn peak_mib() -> Option<f64> {
+    mib("/proc/self/status", "VmHWM")
+}
+
+/// The memory that this process has resident, in MiB.
+pub fn resident_mib() -> Option<f64> {
+    mib("/proc/self/status", "VmRSS")
+}
+
+/// The processor's name.
+pub fn cpu() -> Option<String> {
+    first_value("/proc/cpuinfo", "model name")
+}
+
+/// Threads that this process may use.
+pub fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// The processor and how many threads compute on it.
 pub fn cpu_name() -> String {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    let name = name.map_or(std::env::consts::ARCH, |(_, name)| name.trim());
-    format!("{name}, {threads} threads")
+    format!("{}, {} threads", cpu().unwrap_or_else(|| std::env::consts::ARCH.into()), threads())
 }
 
-fn kib(text: &str, key: &str) -> Option<f64> {
+/// A number of kB in a file of `/proc`, in MiB.
+fn mib(file: &str, key: &str) -> Option<f64> {
+    let kib: f64 = first_value(file, key)?.split_whitespace().next()?.parse().ok()?;
+    Some(kib / 1024.0)
+}
+
+/// The value of the first line `key : value` of a file of `/proc`.
+fn first_value(file: &str, key: &str) -> Option<String> {
+    let text = fs::read_to_string(file).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;
-    line.split_whitespace().next()?.parse().ok()
+    Some(line.split_once(':')?.1.trim().to_owned())
 }
 
 #[cfg(all(test, target_os = "linux"))]
@@ -58,8 +85,9 @@ mod tests {
         let free = available_mib().unwrap();
         assert!(free > 1.0 && free < 1e8, "{free}");
         let peak = peak_mib_of(std::process::id()).unwrap();
-        assert!((peak - crate::execution::peak_mib().unwrap()).abs() < 64.0, "{peak}");
+        assert!((peak - peak_mib().unwrap()).abs() < 64.0, "{peak}");
         assert_eq!(peak_mib_of(u32::MAX), None);
+        assert!(resident_mib().unwrap() <= peak_mib().unwrap() && memory_mib().unwrap() >= free);
         assert!(cpu_name().contains(" threads"), "{}", cpu_name());
     }
 }
