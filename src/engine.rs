@@ -218,19 +218,16 @@ pub struct Settings {
 /// What is asked for by name and not there.
 pub fn settings(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) -> Result<Option<Settings>> {
     let Some(compiler) = compiler.filter(|compiler| compiler.enabled != CompilerMode::Native) else { return Ok(None) };
-    if compiler.graph == Switch::On {
-        return Err(Error::config("compiler.graph = \"on\": this version does not capture steps, on any device")
-            .help("set compiler.graph = \"auto\""));
-    }
     if kind == DeviceKind::Cpu {
-        let refused = match (compiler.fusion, compiler.autotune) {
-            (Switch::On, _) => Some("fusion = \"on\"".to_string()),
-            (_, AutotuneLevel::Auto) => None,
-            (_, level) => Some(format!("autotune = \"{level}\"")),
+        let refused = match (compiler.fusion, compiler.graph, compiler.autotune) {
+            (Switch::On, ..) => Some("fusion = \"on\"".to_string()),
+            (_, Switch::On, _) => Some("graph = \"on\"".to_string()),
+            (.., AutotuneLevel::Auto) => None,
+            (.., level) => Some(format!("autotune = \"{level}\"")),
         };
         return match refused {
             None => Ok(None),
-            Some(key) => Err(Error::config(format!("compiler.{key}: Burn does not fuse or tune on the CPU"))
+            Some(key) => Err(Error::config(format!("compiler.{key}: Burn does not fuse, tune or capture on the CPU"))
                 .help("set it to \"auto\", or choose a device of kind wgpu or cuda")),
         };
     }
@@ -351,7 +348,7 @@ mod tests {
         assert_eq!(of(|c| c.fusion = Switch::Off, DeviceKind::Cpu), Ok(None));
         assert!(of(|c| c.fusion = Switch::On, DeviceKind::Cpu).unwrap_err().contains("compiler.fusion"));
         assert!(of(|c| c.autotune = AutotuneLevel::Full, DeviceKind::Cpu).unwrap_err().contains("\"full\""));
-        assert!(of(|c| c.graph = Switch::On, DeviceKind::Wgpu).unwrap_err().contains("compiler.graph"));
+        assert!(of(|c| c.graph = Switch::On, DeviceKind::Cpu).unwrap_err().contains("compiler.graph"));
         let balanced = Settings { fusion: true, autotune: AutotuneLevel::Balanced };
         assert_eq!(of(|_| {}, DeviceKind::Wgpu), Ok(Some(balanced)));
         let full = Settings { fusion: false, autotune: AutotuneLevel::Full };

@@ -125,7 +125,8 @@ pub fn flops_per_token(plan: &RunPlan) -> f64 {
         + 12.0 * layers * width * plan.batch.seq_len as f64
 }
 
-fn has_dropout(plan: &RunPlan) -> bool {
+/// Whether training drops anything.
+pub(crate) fn has_dropout(plan: &RunPlan) -> bool {
     match (&plan.model_config, plan.task) {
         (ModelConfig::Gpt2(c), _) => [c.resid_pdrop, c.embd_pdrop, c.attn_pdrop].iter().any(|p| *p > 0.0),
         (ModelConfig::Bert(c), task) => {

@@ -159,9 +159,12 @@ fn what_is_refused() {
     run(&["--set", "compiler.enable=true"], &["compiler.enable", "did you mean `enabled`?"]);
     run(&["--set", "compiler.enabled=1"], &["compiler.enabled", "expected true, false or \"auto\", got 1"]);
     run(&["--set", "compiler.autotune=most"], &["compiler.autotune", "minimal, balanced, extensive, full"]);
-    run(&["--set", "compiler.autotune=full"], &["compiler.autotune = \"full\"", "does not fuse or tune on the CPU"]);
-    run(&["--set", "compiler.fusion=on"], &["compiler.fusion = \"on\"", "does not fuse or tune on the CPU"]);
-    run(&["--set", "compiler.graph=on"], &["compiler.graph = \"on\"", "does not capture steps"]);
+    run(
+        &["--set", "compiler.autotune=full"],
+        &["compiler.autotune = \"full\"", "does not fuse, tune or capture on the CPU"],
+    );
+    run(&["--set", "compiler.fusion=on"], &["compiler.fusion = \"on\"", "does not fuse, tune or capture on the CPU"]);
+    run(&["--set", "compiler.graph=on"], &["compiler.graph = \"on\"", "does not fuse, tune or capture on the CPU"]);
     run(&["--unfused"], &["--unfused", "the native engine has no fusion"]);
     let model = fixture("gpt2-lm").join("model");
     let mut forward = kiln(folder.path());

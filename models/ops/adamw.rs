@@ -47,9 +47,26 @@ impl Update {
     /// # Panics
     /// On a device without fused kernels (see [`Ops::fused`](super::Ops::fused)).
     pub fn fused(&self, state: State, grad: Tensor<1>, scale: &Tensor<1>) -> State {
+        let (value, exp_avg, exp_avg_sq) = <Dispatch as AdamWOp>::update(
+            state.value.into_dispatch(),
+            state.exp_avg.into_dispatch(),
+            state.exp_avg_sq.into_dispatch(),
+            grad.into_dispatch(),
+            scale.clone().into_dispatch(),
+            self.factors(),
+        );
+        State {
+            value: Tensor::from_dispatch(value),
+            exp_avg: Tensor::from_dispatch(exp_avg),
+            exp_avg_sq: Tensor::from_dispatch(exp_avg_sq),
+        }
+    }
+
+    /// What the kernel multiplies with.
+    pub(super) fn factors(&self) -> Factors {
         let correction1 = 1.0 - self.beta1.powf(self.step as f64);
         let correction2 = 1.0 - self.beta2.powf(self.step as f64);
-        let factors = Factors {
+        Factors {
             keep: (1.0 - self.lr * self.weight_decay) as f32,
             beta1: self.beta1 as f32,
             rest1: (1.0 - self.beta1) as f32,
@@ -58,19 +75,6 @@ impl Update {
             root: (1.0 / correction2.sqrt()) as f32,
             epsilon: self.epsilon as f32,
             rate: (self.lr / correction1) as f32,
-        };
-        let (value, exp_avg, exp_avg_sq) = <Dispatch as AdamWOp>::update(
-            state.value.into_dispatch(),
-            state.exp_avg.into_dispatch(),
-            state.exp_avg_sq.into_dispatch(),
-            grad.into_dispatch(),
-            scale.clone().into_dispatch(),
-            factors,
-        );
-        State {
-            value: Tensor::from_dispatch(value),
-            exp_avg: Tensor::from_dispatch(exp_avg),
-            exp_avg_sq: Tensor::from_dispatch(exp_avg_sq),
         }
     }
 }

@@ -5,6 +5,7 @@
 //! as it rules the plain composition, though the masks of the two forms differ.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
+use std::cell::RefCell;
 use std::mem::MaybeUninit;
 
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
@@ -53,14 +54,41 @@ pub fn bias_dropout_residual(
     }
 }
 
-/// A seed for dropout with probability `p`: two random whole numbers, `[2]`, from the device's generator; zeros, which
-/// nothing reads, when nothing is dropped.
+thread_local! {
+    /// What this thread's seeds are made of, and how many have been: see [`with_seeds`].
+    static SEEDS: RefCell<Option<(Tensor<1, Int>, i32)>> = const { RefCell::new(None) };
+}
+
+/// `f`, in which dropout's seeds are not drawn from the device's generator but made of `base`: two whole numbers below 2^30,
+/// `[2]`, without autodiff, plus how many seeds were made before. So a captured step, which does the same again and again,
+/// draws anew when it finds other numbers in `base`.
+pub fn with_seeds<T>(base: Tensor<1, Int>, f: impl FnOnce() -> T) -> T {
+    /// Ends it, also where `f` panics.
+    struct End;
+    impl Drop for End {
+        fn drop(&mut self) {
+            SEEDS.set(None);
+        }
+    }
+    SEEDS.set(Some((base, 0)));
+    let _end = End;
+    f()
+}
+
+/// A seed for dropout with probability `p`: two random whole numbers, `[2]`, from the device's generator or as
+/// [`with_seeds`] says; zeros, which nothing reads, when nothing is dropped.
 pub(super) fn seed_for(p: f64, device: &Device) -> Tensor<1, Int> {
     let device = device.clone().without_autodiff();
-    match p > 0.0 {
-        true => Tensor::random([2], Distribution::Uniform(0.0, f64::from(i32::MAX)), &device),
-        false => Tensor::zeros([2], &device),
+    if p == 0.0 {
+        return Tensor::zeros([2], &device);
     }
+    SEEDS.with_borrow_mut(|seeds| match seeds {
+        Some((base, made)) => {
+            *made += 1;
+            base.clone() + *made
+        }
+        None => Tensor::random([2], Distribution::Uniform(0.0, f64::from(i32::MAX)), &device),
+    })
 }
 
 /// Decides for every element whether dropout keeps it: a counter-based generator, so any element can be asked at any time.

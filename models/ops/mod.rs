@@ -15,6 +15,8 @@ pub mod dropout;
 pub mod embedding;
 mod flex;
 pub mod gelu;
+#[cfg(feature = "compiler")]
+pub mod in_place;
 pub mod layer_norm;
 pub mod linear;
 mod simd;

@@ -5,6 +5,7 @@
 pub mod auto;
 pub mod bisect;
 pub mod figures;
+pub mod graph;
 pub mod parity;
 pub mod probe;
 
@@ -14,6 +15,7 @@ use serde_json::{Value, json};
 use crate::config::{CompilerMode, DeviceKind, TrainingCompilerConfig};
 use crate::engine::{self, Engine, Settings};
 use crate::execution::Available;
+pub use graph::NotCaptured;
 
 /// Amazon SageMaker Training Compiler's start-up lines, which scripts look for, in its order; none for a native run.
 pub fn start_up_lines(mode: CompilerMode) -> &'static [&'static str] {
@@ -51,9 +53,14 @@ impl std::fmt::Display for Part {
     }
 }
 
-/// What of the training compiler is active on `device` in this build when a run under `compiler` computes in the form `ops`,
-/// and why the rest is not.
-pub fn parts(compiler: Option<&TrainingCompilerConfig>, device: &Available, ops: Ops) -> Vec<Part> {
+/// What of the training compiler is active on `device` in this build when a run under `compiler` computes in the form `ops`
+/// and [`captures`](RunPlan::captures) its steps or not, and why the rest is not.
+pub fn parts(
+    compiler: Option<&TrainingCompilerConfig>,
+    device: &Available,
+    ops: Ops,
+    captures: Result<(), NotCaptured>,
+) -> Vec<Part> {
     let native = compiler.is_none_or(|compiler| compiler.enabled == CompilerMode::Native);
     let operators = "Kiln's fused operators";
     let fused = ops.fused_operators();
@@ -95,13 +102,11 @@ pub fn parts(compiler: Option<&TrainingCompilerConfig>, device: &Available, ops:
             _ => Part::new(name, "off", "this build is the native engine"),
         });
     }
-    parts.push(match device.kind {
-        DeviceKind::Cpu => Part::new(
-            "captured step",
-            "not available",
-            "the CPU backend (Flex) launches nothing that could be captured",
-        ),
-        _ => Part::new("captured step", "off", "steps are not captured on this device so far"),
+    let captured = "captured step";
+    parts.push(match captures {
+        Ok(()) => Part::new(captured, "on", "recorded once for every shape of batch"),
+        Err(NotCaptured { by_device: true, because }) => Part::new(captured, "not available", because),
+        Err(NotCaptured { because, .. }) => Part::new(captured, "off", because),
     });
     parts
 }
@@ -112,11 +117,14 @@ mod tests {
     use super::*;
     use crate::execution::{ops, select};
 
+    const NO_CAPTURE: Result<(), NotCaptured> = Err(NotCaptured { by_device: true, because: "Flex" });
+
     #[test]
     fn the_table_says_what_is_on_and_why_the_rest_is_not() {
         let cpu = select(DeviceKind::Cpu, 0).unwrap();
         let compiled = TrainingCompilerConfig::default();
-        let table = |config: Option<&TrainingCompilerConfig>| parts(config, &cpu, ops(config, &cpu).unwrap());
+        let table =
+            |config: Option<&TrainingCompilerConfig>| parts(config, &cpu, ops(config, &cpu).unwrap(), NO_CAPTURE);
         let on = table(Some(&compiled));
         assert_eq!((on[0].state, on.len()), ("on", 4));
         assert!(on[0].because.starts_with("embedding, dropout, layer_norm") && on[0].because.ends_with("adamw"));

@@ -126,9 +126,16 @@ struct Recorder {
 }
 
 impl Callback for Recorder {
+    fn on_step_begin(&mut self, _progress: &Progress) {
+        lock(&self.seen).probe.steps.push(StepFigures::default());
+    }
+
+    fn sees_gradients(&self) -> bool {
+        self.look == Look::Figures
+    }
+
     fn on_pre_optimizer_step(&mut self, _progress: &Progress, model: &Model, grads: &GradientsParams) {
         let mut seen = lock(&self.seen);
-        seen.probe.steps.push(StepFigures::default());
         if self.look == Look::Figures {
             match gradients(model, grads).and_then(|gradients| Ok((gradients, Weights::read(model)?))) {
                 Ok((gradients, weights)) => {

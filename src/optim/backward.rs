@@ -18,8 +18,9 @@ use crate::task::{DeviceBatch, LossOptions};
 /// How a micro-batch is computed.
 #[derive(Debug, Clone, Copy)]
 pub struct Pass<'a> {
-    /// What dropout is drawn from.
-    pub seed: u64,
+    /// What the device's generator draws dropout from; none where the seeds of dropout are given
+    /// (`kiln_models::ops::dropout::with_seeds`).
+    pub seed: Option<u64>,
     /// What is computed again. `Balanced` is a property of the device that the model and the batch are on, so here it is as
     /// `None`.
     pub checkpointing: ActivationCheckpointing,
@@ -108,7 +109,9 @@ impl Pass<'_> {
 
     /// Seeds the device for stage `stage`: 0 the embeddings, then the blocks, then the head.
     fn begin_stage(&self, device: &Device, stage: usize) {
-        device.seed(seed_for(self.seed, "stage", stage as u64, 0));
+        if let Some(seed) = self.seed {
+            device.seed(seed_for(seed, "stage", stage as u64, 0));
+        }
     }
 }
 

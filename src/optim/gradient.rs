@@ -24,11 +24,16 @@ pub fn global_norm<M: Module>(model: &M, grads: &GradientsParams, ops: Ops) -> T
 /// With `max_norm` the factor is `min(1, max_norm / (norm + 1e-6)) / divisor` (`torch.nn.utils.clip_grad_norm_`), without
 /// it `1 / divisor`. Both are `[1]` on the device.
 pub fn scale_and_norm(sum_norm: Tensor<1>, divisor: f64, max_norm: Option<f64>) -> (Tensor<1>, Tensor<1>) {
-    let per_term = 1.0 / divisor;
-    let norm = sum_norm * per_term;
+    let per_term = sum_norm.full_like(1.0 / divisor);
+    scale_and_norm_by(sum_norm, per_term, max_norm)
+}
+
+/// [`scale_and_norm`] where the device knows what the sum is multiplied by to be the mean: `per_term`, `[1]`.
+pub fn scale_and_norm_by(sum_norm: Tensor<1>, per_term: Tensor<1>, max_norm: Option<f64>) -> (Tensor<1>, Tensor<1>) {
+    let norm = sum_norm * per_term.clone();
     let scale = match max_norm {
         Some(max_norm) => ((norm.clone() + 1e-6).recip() * max_norm).clamp_max(1.0) * per_term,
-        None => norm.ones_like() * per_term,
+        None => per_term,
     };
     (scale, norm)
 }

@@ -12,6 +12,8 @@ pub mod schedule;
 
 mod adafactor;
 mod adam;
+#[cfg(feature = "compiler")]
+pub mod in_place;
 mod lamb;
 mod lion;
 mod muon;

@@ -157,11 +157,11 @@ fn is_layer_matrix(parameter: &Parameter) -> bool {
 /// The optimizer with its state.
 #[derive(Debug, Clone)]
 pub struct Optimizer {
-    config: OptimizerConfig,
+    pub(super) config: OptimizerConfig,
     /// How many updates have been made.
-    step: u64,
-    groups: HashMap<ParamId, Group>,
-    state: BTreeMap<ParamId, State>,
+    pub(super) step: u64,
+    pub(super) groups: HashMap<ParamId, Group>,
+    pub(super) state: BTreeMap<ParamId, State>,
     /// In which form AdamW's update computes.
     ops: Ops,
     /// Bias corrections by number of updates, where the device counts them.
@@ -170,9 +170,9 @@ pub struct Optimizer {
 
 /// What one parameter is told.
 #[derive(Debug, Clone)]
-struct Group {
-    weight_decay: f64,
-    lr_factor: f64,
+pub(super) struct Group {
+    pub(super) weight_decay: f64,
+    pub(super) lr_factor: f64,
     hf_shape: Vec<usize>,
     is_layer_matrix: bool,
 }

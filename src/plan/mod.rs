@@ -273,7 +273,7 @@ impl RunPlan {
                 config.data.label_column.get_or_insert_with(|| DEFAULT_LABEL_COLUMN.into());
             }
         }
-        Ok(Self {
+        let plan = Self {
             task,
             device,
             ops,
@@ -305,7 +305,9 @@ impl RunPlan {
             generation,
             memory,
             config,
-        })
+        };
+        plan.check_graph()?;
+        Ok(plan)
     }
 
     /// The run folder.

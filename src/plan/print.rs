@@ -129,7 +129,8 @@ impl RunPlan {
                 trainer.seed
             ),
         );
-        for (index, part) in parts(self.config.compiler.as_ref(), &self.device, self.ops).iter().enumerate() {
+        let parts = parts(self.config.compiler.as_ref(), &self.device, self.ops, self.captures());
+        for (index, part) in parts.iter().enumerate() {
             line(if index == 0 { "compiler" } else { "" }, part.to_string());
         }
         match &self.decision {

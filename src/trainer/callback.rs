@@ -49,10 +49,17 @@ pub trait Callback {
     /// Before every optimizer step.
     fn on_step_begin(&mut self, progress: &Progress) {}
 
+    /// Whether [`on_pre_optimizer_step`](Self::on_pre_optimizer_step) or [`on_optimizer_step`](Self::on_optimizer_step) is
+    /// to be called: a captured step (`compiler.graph`) has no moment for them, so steps are not captured then.
+    fn sees_gradients(&self) -> bool {
+        false
+    }
+
     /// Before the weights change: the model and its gradients, summed over the micro-batches, neither divided nor clipped.
+    /// Only where some callback [sees gradients](Self::sees_gradients), or steps are not captured.
     fn on_pre_optimizer_step(&mut self, progress: &Progress, model: &Model, grads: &GradientsParams) {}
 
-    /// After the weights have changed, before the step is counted.
+    /// After the weights have changed, before the step is counted. As `on_pre_optimizer_step`.
     fn on_optimizer_step(&mut self, progress: &Progress, model: &Model) {}
 
     /// After every optimizer step. Reads nothing from the device.

@@ -3,6 +3,8 @@
 
 mod best;
 mod callback;
+#[cfg(feature = "compiler")]
+mod captured;
 pub mod checkpoint;
 mod clock;
 mod evaluate;
@@ -19,6 +21,7 @@ mod run_log;
 mod saver;
 mod shapes;
 mod status;
+mod step;
 mod tensorboard;
 
 use std::ops::ControlFlow;
@@ -26,7 +29,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::optim::GradientsAccumulator;
 use burn::tensor::{Device, Tensor};
 use kiln_models::Model;
 use kiln_models::weights::{LoadReport, load};
@@ -39,18 +41,15 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::execution::{read_scalars, seed_for};
 use crate::metrics::Record;
 use crate::optim::Optimizer;
-use crate::optim::backward::Pass;
-use crate::optim::gradient::{global_norm, scale_and_norm, unscale_and_norm};
 use crate::plan::RunPlan;
 use crate::precision::scaler::{LossScaler, MIN_SCALE, ScalerConfig, Scaling};
 use crate::signals;
-use crate::task::DeviceBatch;
 use guard::{Guard, Reading};
 use history::write_trainer_state;
 use laps::{Laps, Part};
 use run::{Run, finish_saving};
 use run_log::RunLog;
-use shapes::Shape;
+use step::Stepped;
 use tensorboard::TensorBoard;
 
 pub use best::Best;
@@ -221,8 +220,7 @@ impl Trainer {
     fn run(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<TrainOutput> {
         let trainer = self.plan.config.trainer.clone();
         let total_steps = self.plan.steps.total as u64;
-        let accumulation = self.plan.batch.accumulation;
-        let clip = (trainer.max_grad_norm > 0.0).then_some(trainer.max_grad_norm);
+        let mut stepper = self.stepper();
         let mut loader = self.train_loader()?;
         loader.seek(run.position);
         let mut epoch_begins = true;
@@ -245,87 +243,9 @@ impl Trainer {
             }
             self.callbacks.iter_mut().for_each(|callback| callback.on_step_begin(&run.progress));
 
-            // One optimizer step: up to `accumulation` micro-batches, fewer at the end of an epoch.
-            let mut accumulator = GradientsAccumulator::new();
-            let mut loss_sum: Option<Tensor<1>> = None;
-            let mut expected_divisor = None;
-            let (mut num_labels, mut examples, mut step_tokens) = (0.0, 0, 0);
-            let mut epoch_ended = false;
-            for micro in 0..accumulation {
-                let Some(loaded) = loader.next_batch()? else { break };
-                run.shapes.see(Shape::of(&loaded.batch));
-                let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.device)?;
-                laps.shape([loaded.batch.rows, loaded.batch.seq_len]);
-                laps.lap(Part::Data);
-                let pass = Pass {
-                    seed: seed_for(trainer.seed, "dropout", run.progress.step, micro as u64),
-                    checkpointing: trainer.activation_checkpointing,
-                    options: &self.plan.loss,
-                };
-                // In f16 the gradients of a sum over thousands of tokens would overflow under any scale, so the sum is
-                // divided before the backward pass, by what the step's divisor will be if all batches are like this.
-                let labels = self.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
-                let all = self
-                    .plan
-                    .task
-                    .step_divisor(labels * accumulation as f64, self.plan.batch.global.div_ceil(self.plan.batch.piece));
-                let expected = *expected_divisor.get_or_insert(all.max(1.0));
-                let scaled = |loss| {
-                    laps.lap(Part::Forward);
-                    match &self.scaler {
-                        None => loss,
-                        Some(scaler) => scaler.scaled(loss, expected),
-                    }
-                };
-                let (sum, grads) = pass.run(&self.model, &batch, scaled)?;
-                accumulator.accumulate(&self.model, grads);
-                laps.lap(Part::Backward);
-                loss_sum = Some(match loss_sum {
-                    Some(total) => total + sum,
-                    None => sum,
-                });
-                num_labels += self.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
-                examples += loaded.batch.examples;
-                step_tokens += loaded.batch.num_tokens as u64;
-                run.progress.samples += loaded.batch.examples as u64;
-                run.progress.epoch = loaded.epoch_progress;
-                if loaded.last_in_epoch {
-                    epoch_ended = true;
-                    break;
-                }
-            }
-            let (Some(loss_sum), true) = (loss_sum, num_labels > 0.0) else {
-                return Err(Error::data(format!("step {}: no label of the batch is valid", run.progress.step + 1))
-                    .help("every optimizer step needs at least one label that is not -100"));
-            };
-
-            // Divide once, clip by the global norm, update.
-            let grads = accumulator.grads();
-            // As many means as there are micro-batches, unless the loss of a step is stated to be another.
-            let divisor = self.plan.task.step_divisor(num_labels, examples.div_ceil(self.plan.batch.piece));
-            let sum_norm = global_norm(&self.model, &grads, self.model.ops());
-            let verdict = self.scaler.as_ref().map(|scaler| scaler.judge(sum_norm.clone()));
-            let (scale, grad_norm) = match &self.scaler {
-                None => scale_and_norm(sum_norm, divisor, clip),
-                Some(scaler) => {
-                    unscale_and_norm(sum_norm, scaler.scale(), divisor / expected_divisor.unwrap_or(1.0), clip)
-                }
-            };
-            let lr = self.plan.schedule.lr(run.progress.step as usize);
-            for callback in &mut self.callbacks {
-                callback.on_pre_optimizer_step(&run.progress, &self.model, &grads);
-            }
-            // The model is moved, not copied: weights that nobody else holds are updated in place. What stands in for it
-            // has no weights before they are used, and they never are.
-            let empty = Model::new(&self.plan.model_config, self.plan.task.head(), &self.device)?;
-            let model = std::mem::replace(&mut self.model, empty);
-            self.model = match &verdict {
-                None => self.optimizer.step(model, grads, &scale, lr),
-                Some(verdict) => self.optimizer.step_unless(verdict, model, grads, &scale, lr),
-            };
-            laps.lap(Part::Update);
+            let stepped = self.step(&mut stepper, &mut loader, run, &mut laps)?;
+            let Stepped { loss, grad_norm, lr, verdict, step_tokens, epoch_ended } = stepped;
             self.callbacks.iter_mut().for_each(|callback| callback.on_optimizer_step(&run.progress, &self.model));
-            let loss = loss_sum * (1.0 / divisor);
             run.note_step(&loss, &grad_norm, verdict.as_ref());
             let scaling = self.scaler.as_mut().zip(verdict).map(|(scaler, verdict)| scaler.update(&verdict));
             run.position = loader.position();

@@ -53,7 +53,7 @@ impl Mask {
         Self(match (ops.form(Operator::Attention), causal, attention_mask) {
             (OpForm::Fused, causal, Some(keys)) => Form::Fused { causal, padded: true, keys },
             (OpForm::Fused, causal, None) => {
-                Form::Fused { causal, padded: false, keys: Tensor::from_data([[true]], device) }
+                Form::Fused { causal, padded: false, keys: Tensor::full([1, 1], true, device) }
             }
             (OpForm::Plain, false, mask) => Form::Plain(mask.map(padding_mask)),
             (OpForm::Plain, true, None) => Form::Plain(Some(causal_mask(seq, 0, device))),

@@ -89,7 +89,13 @@ fn update_each(
     let v = exp_avg_sq[i] * beta2 + grad * grad * rest2;
     exp_avg[i] = m;
     exp_avg_sq[i] = v;
-    value[i] = value[i] * keep - m / (v.sqrt() * root + epsilon) * rate;
+    value[i] = updated(value[i], m, v, keep, root, epsilon, rate);
+}
+
+/// A weight after the update that the moments `m` and `v` ask for.
+#[cube]
+pub(super) fn updated(value: f32, m: f32, v: f32, keep: f32, root: f32, epsilon: f32, rate: f32) -> f32 {
+    value * keep - m / (v.sqrt() * root + epsilon) * rate
 }
 
 /// Elements that a unit takes at the least, and cubes at the most: one cube adds up what is left of the others.

@@ -16,12 +16,13 @@ mod cross_entropy;
 mod dropout;
 mod embedding;
 mod gelu;
+mod in_place;
 mod layer_norm;
 mod linear;
 mod rows;
 
 use burn::backend::fusion::custom::TensorSpec;
-use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::Shape;
 use burn_cubecl::CubeBackend;
@@ -37,6 +38,9 @@ pub(super) use burn_cubecl::Cube;
 
 /// A tensor of [`Cube`].
 pub(super) type FusedTensor = FloatTensor<Cube>;
+
+/// Whole numbers of [`Cube`].
+pub(super) type FusedInts = IntTensor<Cube>;
 
 /// A tensor like `x` with another shape.
 fn shaped<const D: usize>(x: &TensorSpec, shape: [usize; D]) -> TensorSpec {
@@ -56,6 +60,29 @@ trait Kernels: Backend {
         scale: FloatTensor<Self>,
         by: Factors,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// [`adamw`](Self::adamw) in the memory of the first three, with `factors [8]` on the device.
+    #[fusion(meta = |value, m, v, _grad, _scale, _factors| (value.clone(), m.clone(), v.clone()))]
+    fn adamw_in_place(
+        value: FloatTensor<Self>,
+        exp_avg: FloatTensor<Self>,
+        exp_avg_sq: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        factors: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// `values` in the memory of `target`.
+    #[fusion(meta = |target, _values| target.clone())]
+    fn overwrite(target: FloatTensor<Self>, values: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// `values` in the memory of `target`.
+    #[fusion(meta = |target, _values| target.clone())]
+    fn overwrite_ints(target: IntTensor<Self>, values: IntTensor<Self>) -> IntTensor<Self>;
+
+    /// `values` in the memory of `target`.
+    #[fusion(meta = |target, _values| target.clone())]
+    fn overwrite_bools(target: BoolTensor<Self>, values: BoolTensor<Self>) -> BoolTensor<Self>;
 
     /// Sum of the squares of `x`, `[1]`.
     #[fusion(meta = |x| shaped(x, [1]))]
@@ -182,6 +209,29 @@ impl Kernels for CubeBackend {
         by: Factors,
     ) -> (CubeTensor, CubeTensor, CubeTensor) {
         adamw::update(value, exp_avg, exp_avg_sq, grad, scale, by)
+    }
+
+    fn adamw_in_place(
+        value: CubeTensor,
+        exp_avg: CubeTensor,
+        exp_avg_sq: CubeTensor,
+        grad: CubeTensor,
+        scale: CubeTensor,
+        factors: CubeTensor,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        in_place::adamw(value, exp_avg, exp_avg_sq, grad, scale, factors)
+    }
+
+    fn overwrite(target: CubeTensor, values: CubeTensor) -> CubeTensor {
+        in_place::overwrite(target, values)
+    }
+
+    fn overwrite_ints(target: CubeTensor, values: CubeTensor) -> CubeTensor {
+        in_place::overwrite(target, values)
+    }
+
+    fn overwrite_bools(target: CubeTensor, values: CubeTensor) -> CubeTensor {
+        in_place::overwrite(target, values)
     }
 
     fn squares(x: CubeTensor) -> CubeTensor {

@@ -1,0 +1,205 @@
+//! One optimizer step of the loop: its batches, their losses and gradients, and the update; with captured steps as one
+//! replay. What follows from a step is the loop's.
+
+use burn::optim::GradientsAccumulator;
+use burn::tensor::Tensor;
+use kiln_models::Model;
+
+use super::Trainer;
+#[cfg(feature = "compiler")]
+use super::captured::{CapturedSteps, Told};
+use super::laps::{Laps, Part};
+use super::run::Run;
+use super::shapes::Shape;
+use crate::data::loader::Loader;
+use crate::error::{Error, Result};
+use crate::execution::seed_for;
+use crate::optim::backward::Pass;
+use crate::optim::gradient::{global_norm, scale_and_norm, unscale_and_norm};
+use crate::precision::scaler::Verdict;
+use crate::task::DeviceBatch;
+
+/// What a step leaves to the loop.
+pub(super) struct Stepped {
+    /// The step's loss, `[1]`.
+    pub(super) loss: Tensor<1>,
+    /// Norm of its gradient before clipping, `[1]`.
+    pub(super) grad_norm: Tensor<1>,
+    /// The learning rate.
+    pub(super) lr: f64,
+    /// Whether it overflowed, where losses are scaled.
+    pub(super) verdict: Option<Verdict>,
+    /// Attended tokens.
+    pub(super) step_tokens: u64,
+    /// It was the last of an epoch.
+    pub(super) epoch_ended: bool,
+}
+
+/// How the steps of a run are made.
+pub(super) struct Stepper {
+    #[cfg(feature = "compiler")]
+    captured: Option<CapturedSteps>,
+}
+
+impl Trainer {
+    /// Captured steps where the plan has them, and nobody wants to see gradients.
+    pub(super) fn stepper(&self) -> Stepper {
+        #[cfg(feature = "compiler")]
+        {
+            let captures =
+                self.plan.captures().is_ok() && !self.callbacks.iter().any(|callback| callback.sees_gradients());
+            let new = || {
+                let (options, device) = (self.plan.loss.clone(), &self.plan.device.device);
+                CapturedSteps::new(&self.model, &self.optimizer, options, self.clip(), device)
+            };
+            Stepper { captured: captures.then(new).flatten() }
+        }
+        #[cfg(not(feature = "compiler"))]
+        Stepper {}
+    }
+
+    fn clip(&self) -> Option<f64> {
+        let max_grad_norm = self.plan.config.trainer.max_grad_norm;
+        (max_grad_norm > 0.0).then_some(max_grad_norm)
+    }
+
+    /// The next step of `run`.
+    pub(super) fn step(
+        &mut self,
+        stepper: &mut Stepper,
+        loader: &mut Loader,
+        run: &mut Run,
+        laps: &mut Laps,
+    ) -> Result<Stepped> {
+        #[cfg(feature = "compiler")]
+        if let Some(captured) = &mut stepper.captured {
+            return self.captured_step(captured, loader, run, laps);
+        }
+        let Stepper { .. } = stepper;
+        self.computed_step(loader, run, laps)
+    }
+
+    /// Up to `accumulation` micro-batches, fewer at the end of an epoch.
+    fn computed_step(&mut self, loader: &mut Loader, run: &mut Run, laps: &mut Laps) -> Result<Stepped> {
+        let mut accumulator = GradientsAccumulator::new();
+        let mut loss_sum: Option<Tensor<1>> = None;
+        let mut expected_divisor = None;
+        let (mut num_labels, mut examples, mut step_tokens) = (0.0, 0, 0);
+        let mut epoch_ended = false;
+        for micro in 0..self.plan.batch.accumulation {
+            let Some(loaded) = loader.next_batch()? else { break };
+            run.shapes.see(Shape::of(&loaded.batch));
+            let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.device)?;
+            laps.shape([loaded.batch.rows, loaded.batch.seq_len]);
+            laps.lap(Part::Data);
+            let pass = Pass {
+                seed: Some(seed_for(self.plan.config.trainer.seed, "dropout", run.progress.step, micro as u64)),
+                checkpointing: self.plan.config.trainer.activation_checkpointing,
+                options: &self.plan.loss,
+            };
+            // In f16 the gradients of a sum over thousands of tokens would overflow under any scale, so the sum is
+            // divided before the backward pass, by what the step's divisor will be if all batches are like this.
+            let labels = self.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
+            let all = self.plan.task.step_divisor(
+                labels * self.plan.batch.accumulation as f64,
+                self.plan.batch.global.div_ceil(self.plan.batch.piece),
+            );
+            let expected = *expected_divisor.get_or_insert(all.max(1.0));
+            let scaled = |loss| {
+                laps.lap(Part::Forward);
+                match &self.scaler {
+                    None => loss,
+                    Some(scaler) => scaler.scaled(loss, expected),
+                }
+            };
+            let (sum, grads) = pass.run(&self.model, &batch, scaled)?;
+            accumulator.accumulate(&self.model, grads);
+            laps.lap(Part::Backward);
+            loss_sum = Some(match loss_sum {
+                Some(total) => total + sum,
+                None => sum,
+            });
+            num_labels += self.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
+            examples += loaded.batch.examples;
+            step_tokens += loaded.batch.num_tokens as u64;
+            run.progress.samples += loaded.batch.examples as u64;
+            run.progress.epoch = loaded.epoch_progress;
+            if loaded.last_in_epoch {
+                epoch_ended = true;
+                break;
+            }
+        }
+        let (Some(loss_sum), true) = (loss_sum, num_labels > 0.0) else {
+            return Err(no_label(run));
+        };
+
+        // Divide once, clip by the global norm, update.
+        let clip = self.clip();
+        let grads = accumulator.grads();
+        // As many means as there are micro-batches, unless the loss of a step is stated to be another.
+        let divisor = self.plan.task.step_divisor(num_labels, examples.div_ceil(self.plan.batch.piece));
+        let sum_norm = global_norm(&self.model, &grads, self.model.ops());
+        let verdict = self.scaler.as_ref().map(|scaler| scaler.judge(sum_norm.clone()));
+        let (scale, grad_norm) = match &self.scaler {
+            None => scale_and_norm(sum_norm, divisor, clip),
+            Some(scaler) => unscale_and_norm(sum_norm, scaler.scale(), divisor / expected_divisor.unwrap_or(1.0), clip),
+        };
+        let lr = self.plan.schedule.lr(run.progress.step as usize);
+        for callback in &mut self.callbacks {
+            callback.on_pre_optimizer_step(&run.progress, &self.model, &grads);
+        }
+        // The model is moved, not copied: weights that nobody else holds are updated in place. What stands in for it
+        // has no weights before they are used, and they never are.
+        let empty = Model::new(&self.plan.model_config, self.plan.task.head(), &self.device)?;
+        let model = std::mem::replace(&mut self.model, empty);
+        self.model = match &verdict {
+            None => self.optimizer.step(model, grads, &scale, lr),
+            Some(verdict) => self.optimizer.step_unless(verdict, model, grads, &scale, lr),
+        };
+        laps.lap(Part::Update);
+        Ok(Stepped { loss: loss_sum * (1.0 / divisor), grad_norm, lr, verdict, step_tokens, epoch_ended })
+    }
+
+    /// One batch, as one replay.
+    #[cfg(feature = "compiler")]
+    fn captured_step(
+        &mut self,
+        captured: &mut CapturedSteps,
+        loader: &mut Loader,
+        run: &mut Run,
+        laps: &mut Laps,
+    ) -> Result<Stepped> {
+        let loaded = loader.next_batch()?.ok_or_else(|| no_label(run))?;
+        run.shapes.see(Shape::of(&loaded.batch));
+        let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.plan.device.device)?;
+        laps.shape([loaded.batch.rows, loaded.batch.seq_len]);
+        laps.lap(Part::Data);
+        let num_labels = self.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
+        if num_labels == 0.0 {
+            return Err(no_label(run));
+        }
+        let divisor = self.plan.task.step_divisor(num_labels, loaded.batch.examples.div_ceil(self.plan.batch.piece));
+        let lr = self.plan.schedule.lr(run.progress.step as usize);
+        let seed = seed_for(self.plan.config.trainer.seed, "dropout", run.progress.step, 0);
+        let stepped = captured.step(Told { batch, optimizer: &mut self.optimizer, lr, divisor, seed })?;
+        if let Some(notice) = stepped.notice {
+            self.callbacks.iter_mut().for_each(|callback| callback.on_notice(&notice));
+        }
+        run.progress.samples += loaded.batch.examples as u64;
+        run.progress.epoch = loaded.epoch_progress;
+        laps.lap(Part::Update);
+        Ok(Stepped {
+            loss: stepped.loss,
+            grad_norm: stepped.grad_norm,
+            lr,
+            verdict: None,
+            step_tokens: loaded.batch.num_tokens as u64,
+            epoch_ended: loaded.last_in_epoch,
+        })
+    }
+}
+
+fn no_label(run: &Run) -> Error {
+    Error::data(format!("step {}: no label of the batch is valid", run.progress.step + 1))
+        .help("every optimizer step needs at least one label that is not -100")
+}
