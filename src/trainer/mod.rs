@@ -528,6 +528,7 @@ struct ReadValues {
 
 impl StepValues {
     /// Reads loss, gradient norm, loss scale and what `guard` wants to know, in one transfer.
+    #[track_caller]
     fn read(&self, guard: &mut Guard, model: Option<&Model>) -> Result<ReadValues> {
         let mut values = vec![self.loss.clone(), self.grad_norm.clone()];
         let scaling = self.scaling.clone().map(Scaling::into_values);
@@ -543,6 +544,7 @@ impl StepValues {
     }
 
     /// A checkpoint of a run that learns nothing any more would only be in the way.
+    #[track_caller]
     fn read_finite(&self, run: &mut Run) -> Result<()> {
         self.read(&mut run.guard, None)?.check_finite(run)
     }
