@@ -1,6 +1,6 @@
 //! The training compiler: what a run asks for and what its device and build make of it ([`parts`]), the choice between the
-//! modes by measurement ([`auto`]), and how the modes are compared ([`probe`], [`figures`], [`parity`], [`bisect`]). The operators themselves are
-//! `kiln_models::ops`, the decision which of them compute is [`crate::execution::ops`].
+//! modes by measurement ([`auto`]), how the modes are compared ([`probe`], [`figures`], [`parity`], [`bisect`]), and the stage before
+//! step 1 ([`warmup`]). The operators themselves are `kiln_models::ops`, the decision which of them compute is [`crate::execution::ops`].
 
 pub mod auto;
 pub mod bisect;
@@ -8,11 +8,12 @@ pub mod figures;
 pub mod graph;
 pub mod parity;
 pub mod probe;
+pub mod warmup;
 
 use kiln_models::{Operator, Ops};
 use serde_json::{Value, json};
 
-use crate::config::{CompilerMode, DeviceKind, TrainingCompilerConfig};
+use crate::config::{CompilerMode, DeviceKind, Switch, TrainingCompilerConfig};
 use crate::engine::{self, Engine, Settings};
 use crate::execution::Available;
 pub use graph::NotCaptured;
@@ -108,7 +109,19 @@ pub fn parts(
         Err(NotCaptured { by_device: true, because }) => Part::new(captured, "not available", because),
         Err(NotCaptured { because, .. }) => Part::new(captured, "off", because),
     });
+    parts.push(warmup_part(compiler.filter(|_| !native), device.kind));
     parts
+}
+
+/// The stage before step 1, for `compiler`; none for a native run.
+fn warmup_part(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) -> Part {
+    let name = "warm-up stage";
+    let Some(compiler) = compiler else { return Part::new(name, "off", "the run is native") };
+    match (warmup::is_on(compiler.warmup, kind), compiler.warmup) {
+        (true, _) => Part::new(name, "on", "every batch shape once before step 1, on weights that are thrown away"),
+        (false, Switch::Off) => Part::new(name, "off", "compiler.warmup"),
+        (false, _) => Part::new(name, "off", "nothing is compiled or tuned on the CPU"),
+    }
 }
 
 #[cfg(test)]
@@ -126,9 +139,12 @@ mod tests {
         let table =
             |config: Option<&TrainingCompilerConfig>| parts(config, &cpu, ops(config, &cpu).unwrap(), NO_CAPTURE);
         let on = table(Some(&compiled));
-        assert_eq!((on[0].state, on.len()), ("on", 4));
+        assert_eq!((on[0].state, on.len()), ("on", 5));
         assert!(on[0].because.starts_with("embedding, dropout, layer_norm") && on[0].because.ends_with("adamw"));
-        assert!(on[1..].iter().all(|part| part.state == "not available" && part.because.contains("Flex")));
+        assert!(on[1..4].iter().all(|part| part.state == "not available" && part.because.contains("Flex")));
+        assert_eq!((on[4].state, on[4].because.as_str()), ("off", "nothing is compiled or tuned on the CPU"));
+        let forced = TrainingCompilerConfig { warmup: Switch::On, ..TrainingCompilerConfig::default() };
+        assert_eq!((table(Some(&forced))[4].state, table(None)[4].because.as_str()), ("on", "the run is native"));
         assert_eq!((table(None)[0].state, table(None)[0].because.as_str()), ("off", "the run is native"));
         let some = TrainingCompilerConfig {
             fused_ops: crate::config::FusedOps::Only(vec![Operator::Gelu]),

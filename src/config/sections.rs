@@ -242,6 +242,10 @@ pub struct TrainingCompilerConfig {
     pub autotune: AutotuneLevel,
     /// Steps captured and replayed. No device has it in this version, so `on` is refused. Default: `auto`.
     pub graph: Switch,
+    /// Whether a compiled run begins with a stage in which every batch shape is computed once and thrown away, so that
+    /// kernels are compiled and tuned before step 1. `auto` is on for wgpu and CUDA and off on the CPU, where nothing is
+    /// compiled or tuned. Default: `auto`.
+    pub warmup: Switch,
 }
 
 impl Default for TrainingCompilerConfig {
@@ -252,6 +256,7 @@ impl Default for TrainingCompilerConfig {
             fusion: Switch::Auto,
             autotune: AutotuneLevel::Auto,
             graph: Switch::Auto,
+            warmup: Switch::Auto,
         }
     }
 }

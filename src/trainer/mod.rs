@@ -57,6 +57,7 @@ pub use callback::{Callback, Control, Progress, StopAfter};
 pub use evaluate::{Evaluation, evaluate};
 pub use output::{RunFolder, write_whole};
 pub use promise::Promise;
+pub(crate) use shapes::Shape;
 pub use status::{RunStatus, Status};
 
 /// A model, its optimizer and its data, ready to train.
@@ -72,6 +73,8 @@ pub struct Trainer {
     step_times: bool,
     /// What it does is looked at and thrown away: no model is written at the end.
     rehearsal: bool,
+    /// When memory runs out, the micro-batch is halved.
+    halves: bool,
 }
 
 /// What a finished run reports.
@@ -106,9 +109,9 @@ impl Trainer {
             ActivationCheckpointing::Balanced => device.gradient_checkpointing(),
         };
         let (model, optimizer, load_report) = Self::build(&plan, &device)?;
-        let (callbacks, step_times, rehearsal) = (Vec::new(), false, false);
+        let (callbacks, step_times, rehearsal, halves) = (Vec::new(), false, false, true);
         let scaler = Self::scaler(&plan);
-        Ok(Self { plan, model, optimizer, scaler, device, callbacks, load_report, step_times, rehearsal })
+        Ok(Self { plan, model, optimizer, scaler, device, callbacks, load_report, step_times, rehearsal, halves })
     }
 
     /// The scaler of the loss before the first step, where the precision needs one.
@@ -136,6 +139,12 @@ impl Trainer {
     pub(crate) fn rehearsing(mut self) -> Self {
         self.rehearsal = true;
         self
+    }
+
+    /// A rehearsal of every batch shape ([`crate::compiler::warmup`]): a batch that is too large is the error of the run, not of this.
+    pub(crate) fn warming_up(mut self) -> Self {
+        self.halves = false;
+        self.rehearsing()
     }
 
     /// Adds a callback; they are called in the order in which they were added.
@@ -188,6 +197,7 @@ impl Trainer {
         }
         let mut output = self.begin(&folder, checkpoint.as_ref()).and_then(|run| self.attempt(&mut folder, run));
         while let Err(error) = &output
+            && self.halves
             && let Some(smaller) = recover::smaller_batch(&self.plan, error)
         {
             let error = error.to_string();
@@ -211,7 +221,7 @@ impl Trainer {
         });
         if let Some(notice) = output.as_ref().err().and_then(|error| fault::report(&self.plan, folder, &mut run, error))
         {
-            self.callbacks.iter_mut().for_each(|callback| callback.on_notice(&notice));
+            self.notice(&notice);
         }
         output
     }
@@ -278,7 +288,7 @@ impl Trainer {
             let signal = signals::received();
             let ends = last || run.control.should_training_stop;
             let saves = self.saves_after(step, epoch_ended, ends, run.is_best) || run.control.should_save;
-            if saves || out_of_time || signal.is_some() {
+            if saves || out_of_time || (signal.is_some() && !self.rehearsal) {
                 step_values.read_finite(run)?;
                 self.save(folder, run)?;
                 laps.lap(Part::Save);
@@ -342,6 +352,7 @@ impl Trainer {
     fn log(&mut self, folder: &mut RunFolder, run: &mut Run, values: &StepValues, waited: Duration) -> Result<()> {
         let read = values.read(&mut run.guard, Some(&self.model))?;
         let row = run.clock.close_window(&run.progress, [read.loss, read.grad_norm, values.lr], waited);
+        let row = run.shapes.new_since_last_row().into_iter().fold(row, |row, new| row.with("new_shapes", new));
         let row = self.labelled(read.scaling.iter().fold(row, |row, scaling| scaling.record(row)));
         folder.metrics.append(&row)?;
         self.callbacks.iter_mut().for_each(|callback| callback.on_log(&run.progress, &row));
@@ -352,6 +363,11 @@ impl Trainer {
         }
         run.last_row = run.progress.step;
         Ok(())
+    }
+
+    /// Tells the callbacks.
+    fn notice(&mut self, notice: &str) {
+        self.callbacks.iter_mut().for_each(|callback| callback.on_notice(notice));
     }
 
     /// `row`, marked where Burn's fusion was held off: its times are those of no engine.
@@ -431,6 +447,7 @@ struct ReadValues {
 
 impl StepValues {
     /// Reads loss, gradient norm, loss scale and what `guard` wants to know, in one transfer.
+    #[track_caller]
     fn read(&self, guard: &mut Guard, model: Option<&Model>) -> Result<ReadValues> {
         let mut values = vec![self.loss.clone(), self.grad_norm.clone()];
         let scaling = self.scaling.clone().map(Scaling::into_values);
@@ -446,6 +463,7 @@ impl StepValues {
     }
 
     /// A checkpoint of a run that learns nothing any more would only be in the way.
+    #[track_caller]
     fn read_finite(&self, run: &mut Run) -> Result<()> {
         self.read(&mut run.guard, None)?.check_finite(run)
     }

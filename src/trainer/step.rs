@@ -88,7 +88,9 @@ impl Trainer {
         let mut epoch_ended = false;
         for micro in 0..self.plan.batch.accumulation {
             let Some(loaded) = loader.next_batch()? else { break };
-            run.shapes.see(Shape::of(&loaded.batch));
+            if let Some(news) = run.shapes.see(Shape::of(&loaded.batch), run.progress.step + 1) {
+                self.notice(&news);
+            }
             let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.device)?;
             laps.shape([loaded.batch.rows, loaded.batch.seq_len]);
             laps.lap(Part::Data);
@@ -170,7 +172,9 @@ impl Trainer {
         laps: &mut Laps,
     ) -> Result<Stepped> {
         let loaded = loader.next_batch()?.ok_or_else(|| no_label(run))?;
-        run.shapes.see(Shape::of(&loaded.batch));
+        if let Some(news) = run.shapes.see(Shape::of(&loaded.batch), run.progress.step + 1) {
+            self.notice(&news);
+        }
         let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.plan.device.device)?;
         laps.shape([loaded.batch.rows, loaded.batch.seq_len]);
         laps.lap(Part::Data);
@@ -183,7 +187,7 @@ impl Trainer {
         let seed = seed_for(self.plan.config.trainer.seed, "dropout", run.progress.step, 0);
         let stepped = captured.step(Told { batch, optimizer: &mut self.optimizer, lr, divisor, seed })?;
         if let Some(notice) = stepped.notice {
-            self.callbacks.iter_mut().for_each(|callback| callback.on_notice(&notice));
+            self.notice(&notice);
         }
         run.progress.samples += loaded.batch.examples as u64;
         run.progress.epoch = loaded.epoch_progress;
