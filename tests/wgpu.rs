@@ -1,0 +1,141 @@
+//! Runs on wgpu, on whatever device this machine has (in CI Mesa's software Vulkan): every task in every precision against
+//! the CPU, and in the compiled engine each part of the compiler by itself. One engine is one build: the native one runs
+//! this too.
+#![cfg(feature = "wgpu")]
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use common::small_run::{train, write};
+use common::{fails, relative_l2, rows, succeeds, tensors, train_rows};
+
+const TASKS: [&str; 5] = ["clm", "mlm", "sequence-classification", "regression", "question-answering"];
+
+const NO_DROPOUT_GPT2: [&str; 6] =
+    ["--set", "model.resid_pdrop=0", "--set", "model.embd_pdrop=0", "--set", "model.attn_pdrop=0"];
+const NO_DROPOUT_BERT: [&str; 4] =
+    ["--set", "model.hidden_dropout_prob=0", "--set", "model.attention_probs_dropout_prob=0"];
+
+/// The mode of this build's engine.
+const MODE: &str = if cfg!(feature = "compiler") { "compiled" } else { "native" };
+
+fn no_dropout(task: &str) -> &'static [&'static str] {
+    if task == "clm" { &NO_DROPOUT_GPT2 } else { &NO_DROPOUT_BERT }
+}
+
+/// A run on wgpu in this engine. Kernels are kept from test to test: a software device compiles them for minutes.
+fn on_wgpu(folder: &Path, name: &str, more: &[&str]) -> Command {
+    let mut command = train(folder, name, &["--set", "device.kind=wgpu", "--compiler", MODE]);
+    command.env("KILN_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels")).args(more);
+    command
+}
+
+/// Losses of training and evaluation, and gradient norms, by row.
+fn losses(run: &Path) -> Vec<f64> {
+    let of = |row: &Value| {
+        ["loss", "grad_norm", "eval_loss"].into_iter().filter_map(|name| row[name].as_f64()).collect::<Vec<_>>()
+    };
+    rows(run).iter().flat_map(of).collect()
+}
+
+/// Largest relative difference.
+#[track_caller]
+fn apart(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    assert!(a.len() > 20, "{} figures", a.len());
+    a.iter().zip(b).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max)
+}
+
+#[test]
+fn every_task_and_precision_gives_the_figures_of_the_cpu() {
+    for task in TASKS {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), task);
+        let more = no_dropout(task);
+        succeeds(&mut train(folder.path(), "cpu", &[more, &["--compiler", "native"]].concat()));
+        let expected = losses(&folder.path().join("cpu"));
+        // Other orders of summation, carried on by 14 updates of Adam; f16 rounds to 11 bits besides.
+        for (precision, tolerance) in [("f32", 1e-3), ("f16", 2e-2)] {
+            let run = format!("wgpu-{precision}");
+            let said = succeeds(on_wgpu(folder.path(), &run, more).args(["--precision", precision]));
+            assert!(said.contains(&format!("{MODE} engine")), "{said}");
+            let found = losses(&folder.path().join(run));
+            if precision == "f16" {
+                // The loss scale may skip the first steps, whose norms are then no numbers.
+                let skipped = train_rows(&folder.path().join("wgpu-f16")).last().unwrap()["skipped_steps"].as_u64();
+                if skipped != Some(0) {
+                    continue;
+                }
+            }
+            let apart = apart(&found, &expected);
+            println!("{task} {precision}: {apart:.1e}");
+            assert!(apart < tolerance, "{task} {precision}: {apart}");
+        }
+        // WGSL has no bf16: refused by name.
+        fails(on_wgpu(folder.path(), "bf16", more).args(["--precision", "bf16"]), 2, &["bf16", "wgpu"]);
+    }
+}
+
+/// Each part of the compiler off by itself, and all of them on: the same training.
+#[test]
+#[cfg(feature = "compiler")]
+fn every_part_of_the_compiler_gives_the_figures_of_the_cpu() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let more = [&NO_DROPOUT_GPT2[..], &["--set", "trainer.gradient_accumulation_steps=1"]].concat();
+    succeeds(&mut train(folder.path(), "cpu", &[&more[..], &["--compiler", "native"]].concat()));
+    let expected = losses(&folder.path().join("cpu"));
+    let weights = |run: &str| tensors(&folder.path().join(run).join("model/model.safetensors"));
+    for (name, settings) in [
+        ("all", &["--set", "compiler.fused_ops=on", "--set", "compiler.graph=on"][..]),
+        ("no-graph", &["--set", "compiler.fused_ops=on", "--set", "compiler.graph=off"]),
+        ("no-operators", &["--set", "compiler.fused_ops=off"]),
+        ("unfused", &["--set", "compiler.fused_ops=on", "--set", "compiler.fusion=off"]),
+    ] {
+        let said = succeeds(on_wgpu(folder.path(), name, &more).args(settings));
+        let captured = said.lines().any(|line| line.contains("captured step          on"));
+        assert_eq!(captured, name == "all", "{said}");
+        assert_eq!(said.contains("is captured ("), captured, "{said}");
+        let apart = apart(&losses(&folder.path().join(name)), &expected);
+        println!("{name}: {apart:.1e}");
+        assert!(apart < 1e-3, "{name}: {apart}");
+        for (tensor, (_, values)) in weights("cpu") {
+            let apart = relative_l2(&weights(name)[&tensor].1, &values);
+            assert!(apart < 1e-2, "{name} {tensor}: {apart}");
+        }
+    }
+}
+
+/// A captured step follows the schedule and draws dropout anew: a replay repeats the kernels, not the numbers.
+#[test]
+#[cfg(feature = "compiler")]
+fn a_captured_run_resumes_and_is_the_run_that_computes_every_step() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let settings = ["--set", "trainer.gradient_accumulation_steps=1", "--set", "compiler.fused_ops=on"];
+    let run = |name: &str, more: &[&str]| {
+        succeeds(on_wgpu(folder.path(), name, &settings).args(more));
+        losses(&folder.path().join(name))
+    };
+    let captured = run("captured", &["--set", "compiler.graph=on"]);
+    let again = run("again", &["--set", "compiler.graph=on"]);
+    assert!(apart(&captured, &again) < 1e-5, "a seed is a run: {}", apart(&captured, &again));
+    let resumed = folder.path().join("resumed");
+    common::small_run::copy(&folder.path().join("captured"), &resumed);
+    let text = std::fs::read_to_string(resumed.join("status.json")).unwrap();
+    std::fs::write(resumed.join("status.json"), text.replace("Completed", "Stopped")).unwrap();
+    std::fs::remove_dir_all(resumed.join("checkpoints/step-000014")).unwrap();
+    let resumed = run("resumed", &["--set", "compiler.graph=on", "--resume"]);
+    assert!(apart(&captured, &resumed) < 1e-5, "{}", apart(&captured, &resumed));
+    // Without a learning rate nothing moves: the rate is not what it was when the step was recorded.
+    let still = run("still", &["--set", "compiler.graph=on", "--set", "trainer.learning_rate=1e-30"]);
+    let evaluations =
+        rows(&folder.path().join("still")).iter().filter_map(|row| row["eval_loss"].as_f64()).collect::<Vec<_>>();
+    assert!(evaluations.iter().all(|loss| *loss == evaluations[0]), "{evaluations:?}");
+    assert_ne!(still, captured);
+}
