@@ -187,6 +187,11 @@ impl Turns {
         Ok(())
     }
 
+    /// Those that live side by side.
+    fn groups(self, entrants: &[Entrant]) -> std::slice::Chunks<'_, Entrant> {
+        entrants.chunks(if self.together { entrants.len() } else { 1 })
+    }
+
     /// All steps of a contestant, and the one with which it ends.
     fn total(self) -> u64 {
         (self.warmup + self.rounds * self.steps + 1) as u64
@@ -266,10 +271,9 @@ fn measure(
         let arguments = peer.command[1..].iter().cloned().chain([folder.display().to_string()]).collect();
         entrants.push(Entrant { name: peer.name.clone(), program: peer.command[0].clone().into(), arguments });
     }
-    let groups = if turns.together { vec![0..entrants.len()] } else { (0..entrants.len()).map(|i| i..i + 1).collect() };
     let mut failures = Vec::new();
-    for group in groups {
-        let (reports, failed) = take_turns(&entrants[group], folder, turns)?;
+    for group in turns.groups(&entrants) {
+        let (reports, failed) = take_turns(group, folder, turns)?;
         report.contestants.extend(reports);
         failures.extend(failed);
     }
@@ -388,10 +392,9 @@ fn operators(
 ) -> Result<Failed> {
     let mut failures = Vec::new();
     let mut found = Vec::<(String, String, Vec<(String, Vec<f64>)>)>::new();
-    let groups = if turns.together { vec![0..entrants.len()] } else { (0..entrants.len()).map(|i| i..i + 1).collect() };
-    for group in groups {
+    for group in turns.groups(entrants) {
         let mut alive = Vec::new();
-        for entrant in &entrants[group] {
+        for entrant in group {
             let started = match entrant.start(folder, true)? {
                 Err(failure) => Err(failure),
                 // The first pass of everything is the warm-up.

@@ -219,7 +219,8 @@ mod tests {
         for name in ["smoke", "cpu", "gpu"] {
             let suite = Suite::named(name).unwrap();
             let mut names = suite.cases.iter().map(|case| case.name.as_str()).collect::<Vec<_>>();
-            (names.sort_unstable(), names.dedup());
+            names.sort_unstable();
+            names.dedup();
             assert_eq!(names.len(), suite.cases.len(), "{name}: names are used once");
             assert_eq!(suite.review_lengths.len(), 21);
             for case in &suite.cases {
