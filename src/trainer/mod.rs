@@ -260,6 +260,7 @@ impl Trainer {
                 self.callbacks.iter_mut().for_each(|callback| callback.on_epoch_begin(&run.progress));
             }
             self.callbacks.iter_mut().for_each(|callback| callback.on_step_begin(&run.progress));
+            laps.skip();
 
             // One optimizer step: up to `accumulation` micro-batches, fewer at the end of an epoch.
             let mut accumulator = GradientsAccumulator::new();
