@@ -154,7 +154,7 @@ pub fn compare(a: &[StepFigures], b: &[StepFigures], limits: &Limits) -> (Distan
     for (index, (a, b)) in a.iter().zip(b).enumerate() {
         let mut check = |what: String, values: [f64; 2], error: f64, size: f64, limit: f64, floor: f64| {
             let relative = if error == 0.0 { 0.0 } else { error / size };
-            let beyond = error.is_nan() || error > limit * size + floor;
+            let beyond = !error.is_finite() || error > limit * size + floor;
             if beyond && first.is_none() {
                 let limit = limit + if size > 0.0 { floor / size } else { 0.0 };
                 first = Some(Difference { step: index + 1, what, values, relative, limit });
