@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use crate::compiler::debug;
 use crate::error::{Error, Result};
 use crate::provenance::Provenance;
 use crate::trainer::laps::{self, StepTimes};
@@ -146,6 +147,11 @@ impl MeasuredRun {
     /// A number of the summary row.
     pub fn summary(&self, name: &str) -> Option<f64> {
         self.summary.get(name)?.as_f64()
+    }
+
+    /// Whether `compiler.debug` was on, so that its times are those of no other run.
+    pub fn is_debug(&self) -> bool {
+        self.summary.contains_key(debug::MARK)
     }
 
     /// Milliseconds for an example, of every steady window.

@@ -1,11 +1,14 @@
 //! The training compiler: what a run asks for and what its device and build make of it ([`parts`]), the choice between the
-//! modes by measurement ([`auto`]), how the modes are compared ([`probe`], [`figures`], [`parity`], [`bisect`]), and the stage before
-//! step 1 ([`warmup`]). The operators themselves are `kiln_models::ops`, the decision which of them compute is [`crate::execution::ops`].
+//! modes by measurement ([`auto`]), how the modes are compared ([`probe`], [`figures`], [`parity`], [`bisect`]), the stage before
+//! step 1 ([`warmup`]), and what is told of it all ([`debug`]). The operators themselves are `kiln_models::ops`, the decision which of them compute is [`crate::execution::ops`].
 
 pub mod auto;
 pub mod bisect;
+pub mod debug;
 pub mod figures;
 pub mod graph;
+#[cfg(feature = "compiler")]
+mod observe;
 pub mod parity;
 pub mod probe;
 pub mod warmup;
@@ -19,10 +22,16 @@ use crate::execution::Available;
 pub use graph::NotCaptured;
 
 /// Amazon SageMaker Training Compiler's start-up lines, which scripts look for, in its order; none for a native run.
-pub fn start_up_lines(mode: CompilerMode) -> &'static [&'static str] {
-    match mode {
-        CompilerMode::Native => &[],
-        _ => &["Found configuration for Training Compiler", "Configuring SM Training Compiler..."],
+pub fn start_up_lines(compiler: Option<&TrainingCompilerConfig>) -> &'static [&'static str] {
+    const LINES: [&str; 3] = [
+        "Found configuration for Training Compiler",
+        "Configuring SM Training Compiler...",
+        "Training Compiler set to debug mode",
+    ];
+    match compiler {
+        None | Some(TrainingCompilerConfig { enabled: CompilerMode::Native, .. }) => &[],
+        Some(TrainingCompilerConfig { debug: false, .. }) => &LINES[..2],
+        Some(_) => &LINES,
     }
 }
 
@@ -153,6 +162,6 @@ mod tests {
         assert!(
             table(Some(&some))[0].because.starts_with("gelu; plain by compiler.fused_ops or precision: embedding,")
         );
-        assert_eq!(start_up_lines(CompilerMode::Native).len(), 0);
+        assert_eq!((start_up_lines(None).len(), start_up_lines(Some(&compiled)).len()), (0, 2));
     }
 }

@@ -233,6 +233,9 @@ pub struct TrainingCompilerConfig {
     /// Whether the run is compiled: true, false, or `"auto"`, which finds out by a short trial. Default: true.
     #[serde(deserialize_with = "read_enabled", serialize_with = "write_enabled")]
     pub enabled: CompilerMode,
+    /// Writes what the compiler did into `compiler/` of the run folder and shows a table of it at the end. Looking takes time,
+    /// so the run's times are marked as not comparable. Default: false.
+    pub debug: bool,
     /// Kiln's own fused operators (`kiln_models::ops`): all, or a list of names. `auto` is on for the CPU and off for wgpu and
     /// CUDA, where they are experimental. Default: `auto`.
     pub fused_ops: FusedOps,
@@ -252,6 +255,7 @@ impl Default for TrainingCompilerConfig {
     fn default() -> Self {
         Self {
             enabled: CompilerMode::Compiled,
+            debug: false,
             fused_ops: Switch::Auto.into(),
             fusion: Switch::Auto,
             autotune: AutotuneLevel::Auto,

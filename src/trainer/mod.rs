@@ -33,7 +33,7 @@ use burn::tensor::{Device, Tensor};
 use kiln_models::Model;
 use kiln_models::weights::{LoadReport, load};
 
-use crate::compiler::auto;
+use crate::compiler::{auto, debug};
 use crate::config::{ActivationCheckpointing, CompilerMode, DeviceKind, Integration};
 use crate::data::loader::{Loader, LoaderOptions};
 use crate::engine;
@@ -57,7 +57,7 @@ pub use callback::{Callback, Control, Progress, StopAfter};
 pub use evaluate::{Evaluation, evaluate};
 pub use output::{RunFolder, write_whole};
 pub use promise::Promise;
-pub(crate) use shapes::Shape;
+pub(crate) use shapes::{Shape, Shapes};
 pub use status::{RunStatus, Status};
 
 /// A model, its optimizer and its data, ready to train.
@@ -223,6 +223,13 @@ impl Trainer {
         {
             self.notice(&notice);
         }
+        if let Some(watch) = run.watch.take() {
+            match watch.finish(&self.plan, folder.path(), &run.shapes, run.progress.step) {
+                Ok(lines) => lines.iter().for_each(|line| self.notice(line)),
+                // The run is what it is without its debug folder.
+                Err(error) => eprintln!("warning: {error}"),
+            }
+        }
         output
     }
 
@@ -252,6 +259,7 @@ impl Trainer {
                 self.callbacks.iter_mut().for_each(|callback| callback.on_epoch_begin(&run.progress));
             }
             self.callbacks.iter_mut().for_each(|callback| callback.on_step_begin(&run.progress));
+            laps.skip();
 
             let stepped = self.step(&mut stepper, &mut loader, run, &mut laps)?;
             let Stepped { loss, grad_norm, lr, verdict, step_tokens, epoch_ended } = stepped;
@@ -370,10 +378,11 @@ impl Trainer {
         self.callbacks.iter_mut().for_each(|callback| callback.on_notice(notice));
     }
 
-    /// `row`, marked where Burn's fusion was held off: its times are those of no engine.
+    /// `row`, marked where Burn's fusion was held off or the compiler was looked at: its times are those of no engine.
     fn labelled(&self, row: Record) -> Record {
         let unfused = engine::is_unfused(self.plan.config.compiler.as_ref(), self.plan.device.kind);
-        if unfused { row.with("unfused", 1u64) } else { row }
+        let row = if unfused { row.with("unfused", 1u64) } else { row };
+        if debug::is_on(&self.plan) { row.with(debug::MARK, 1u64) } else { row }
     }
 
     /// Evaluates and writes the row. When a signal comes first, the evaluation stays due.

@@ -17,6 +17,7 @@ use super::history::write_trainer_state;
 use super::output::RunFolder;
 use super::saver::Saver;
 use super::shapes::Shapes;
+use crate::compiler::debug::Watch;
 use crate::compiler::warmup::{self, Warmed};
 use crate::config::{EvalStrategy, SaveStrategy};
 use crate::data::loader::Position;
@@ -47,6 +48,8 @@ pub(super) struct Run {
     /// The step of the last log row, or where the run was taken up.
     pub(super) last_row: u64,
     pub(super) shapes: Shapes,
+    /// Looks at the compiler, where `compiler.debug` asks for it.
+    pub(super) watch: Option<Watch>,
 }
 
 impl Run {
@@ -75,6 +78,7 @@ impl Run {
 impl Trainer {
     /// The run at its start, or where `checkpoint` stands.
     pub(super) fn begin(&mut self, folder: &RunFolder, checkpoint: Option<&Checkpoint>) -> Result<Run> {
+        let watch = Watch::start(&self.plan);
         let warmed = self.warm_up()?;
         let trainer = self.plan.config.trainer.clone();
         let total_steps = self.plan.steps.total as u64;
@@ -129,6 +133,7 @@ impl Trainer {
             guard: Guard::new(&self.plan),
             last_row: progress.step,
             shapes,
+            watch,
         })
     }
 
