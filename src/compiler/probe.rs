@@ -29,6 +29,8 @@ pub enum Look {
 /// What a probe saw.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Probe {
+    /// The type in which the model computed.
+    pub precision: Precision,
     /// The fused operators that computed, by name.
     pub fused: Vec<String>,
     /// Every step.
@@ -56,14 +58,8 @@ impl Probe {
 /// # Errors
 /// What the run would meet.
 pub fn run(plan: &RunPlan, ops: Ops, steps: usize, look: Look) -> Result<Probe> {
-    let precision = plan.precision.precision;
-    if look == Look::Figures && precision != Precision::F32 {
-        return Err(Error::config(format!(
-            "precision = \"{precision}\": the modes can be compared in f32 alone so far"
-        ))
-        .help("--set precision=f32 compares them there"));
-    }
     let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
+    let precision = plan.precision.precision;
     let mut plan = rehearsal(plan, ops, folder.path());
     plan.steps.total = steps.min(plan.steps.total);
     if look == Look::Figures {
@@ -77,7 +73,7 @@ pub fn run(plan: &RunPlan, ops: Ops, steps: usize, look: Look) -> Result<Probe> 
         Some(error) => Err(error),
         None => {
             let fused = ops.fused_operators().into_iter().map(|operator| operator.name().to_owned()).collect();
-            Ok(Probe { fused, ..std::mem::take(&mut seen.probe) })
+            Ok(Probe { precision, fused, ..std::mem::take(&mut seen.probe) })
         }
     }
 }
