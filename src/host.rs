@@ -52,6 +52,11 @@ pub fn cpu() -> Option<String> {
     first_value("/proc/cpuinfo", "model name")
 }
 
+/// Processes that wanted to run in the mean of the last minute (the load average).
+pub fn load() -> Option<f64> {
+    fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
+}
+
 /// Threads that this process may use.
 pub fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
@@ -88,6 +93,7 @@ mod tests {
         assert!((peak - peak_mib().unwrap()).abs() < 64.0, "{peak}");
         assert_eq!(peak_mib_of(u32::MAX), None);
         assert!(resident_mib().unwrap() <= peak_mib().unwrap() && memory_mib().unwrap() >= free);
+        assert!(load().unwrap() >= 0.0);
         assert!(cpu_name().contains(" threads"), "{}", cpu_name());
     }
 }

@@ -2,6 +2,7 @@
 //! names, and config files that say everything a run does.
 
 pub mod batch_size;
+pub mod bench;
 pub mod cache;
 pub mod cli;
 pub mod compare;

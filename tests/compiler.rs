@@ -45,6 +45,24 @@ fn a_compiled_run_learns_what_a_native_one_does() {
 }
 
 #[test]
+fn over_fifty_steps_the_losses_are_equal_within_1e_5() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let set =
+        ["--set", "trainer.max_steps=50", "--set", "trainer.eval_strategy=no", "--set", "trainer.save_strategy=no"];
+    let losses = |mode: &str| {
+        succeeds(train(folder.path(), mode, &NO_DROPOUT).args(set).args(["--compiler", mode]));
+        let rows = train_rows(&folder.path().join(mode));
+        rows.iter().map(|row| row["loss"].as_f64().unwrap()).collect::<Vec<_>>()
+    };
+    let (native, compiled) = (losses("native"), losses("compiled"));
+    assert_eq!((native.len(), compiled.len()), (50, 50));
+    let worst = native.iter().zip(&compiled).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max);
+    assert!(worst < 1e-5, "a loss is off by {worst:.1e} relative");
+    assert!(native[49] < native[0] - 0.2, "it learns: {} to {}", native[0], native[49]);
+}
+
+#[test]
 fn a_compiled_run_with_dropout_continues_exactly() {
     for task in ["clm", "mlm", "sequence-classification"] {
         let folder = tempfile::tempdir().unwrap();

@@ -1,43 +1,80 @@
-//! Nothing is read from the device between log steps. One test in a process of its own, since the counter is the process's.
+//! Nothing is read from the device between log steps, and what does read is named. One test in a process of its own, since
+//! the counter is the process's.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::{Arc, Mutex};
 
+use burn::tensor::Tensor;
 use kiln::config::{DataSection, EvalStrategy, ModelKind, ModelSection, Precision, SaveStrategy, TrainerSection};
-use kiln::execution::device_reads;
+use kiln::execution::{DeviceReads, device_reads, read_scalars};
 use kiln::metrics::Record;
 use kiln::task::Task;
 use kiln::trainer::{Callback, Control, Progress};
 use kiln::{RunConfig, Trainer};
 
-/// Reads so far, after every step and after every log row.
+/// The reads of every step before its row, which are to be none, and of every row.
 #[derive(Default)]
 struct Seen {
-    after_step: Vec<u64>,
-    logged: Vec<u64>,
+    before: DeviceReads,
+    steps: Vec<(u64, DeviceReads)>,
+    rows: Vec<(u64, DeviceReads)>,
 }
 
-struct Count(Arc<Mutex<Seen>>);
+struct Count {
+    seen: Arc<Mutex<Seen>>,
+    /// Reads something in every step, as a callback that shows a loss might.
+    reads: bool,
+}
 
 impl Callback for Count {
-    fn on_step_end(&mut self, _: &Progress, _: &mut Control) {
-        self.0.lock().unwrap().after_step.push(device_reads());
+    fn on_step_begin(&mut self, _: &Progress) {
+        self.seen.lock().unwrap().before = DeviceReads::now();
+    }
+
+    fn on_step_end(&mut self, progress: &Progress, _: &mut Control) {
+        if self.reads {
+            read_scalars(vec![Tensor::from_floats([1.0f32], &burn::tensor::Device::flex())]).unwrap();
+        }
+        let mut seen = self.seen.lock().unwrap();
+        let now = DeviceReads::now();
+        let read = now.since(&seen.before);
+        seen.steps.push((progress.step, read));
+        seen.before = now;
     }
 
     fn on_log(&mut self, progress: &Progress, _: &Record) {
-        self.0.lock().unwrap().logged.push(progress.step);
+        let mut seen = self.seen.lock().unwrap();
+        let read = DeviceReads::now().since(&seen.before);
+        seen.rows.push((progress.step, read));
     }
+}
+
+/// The steps that read although the budget of a step outside its row is 0, with the places that do.
+fn beyond_budget(seen: &Seen) -> Vec<String> {
+    let over = seen.steps.iter().filter(|(_, reads)| reads.total() > 0);
+    over.map(|(step, reads)| format!("step {step}: {reads}, the budget is 0")).collect()
 }
 
 /// In f16, too, where the device decides at every step whether it counts.
 #[test]
 fn only_log_steps_read_from_the_device() {
     for precision in [Precision::F32, Precision::F16] {
-        reads_of_a_run(precision);
+        let start = device_reads();
+        let seen = a_run(precision, false);
+        assert_eq!(beyond_budget(&seen), Vec::<String>::new());
+        assert_eq!(seen.rows.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [8, 16, 20]);
+        for (step, reads) in &seen.rows {
+            assert_eq!(reads.total(), 1, "the row of step {step}: {reads}");
+            assert!(reads.sites()[0].0.starts_with("src/trainer/mod.rs:"), "{reads}");
+        }
+        assert_eq!(device_reads() - start, 4, "three rows and the mean loss of the summary");
     }
+    let over = beyond_budget(&a_run(Precision::F32, true));
+    assert_eq!(over.len(), 20);
+    assert!(over[4].starts_with("step 5: 1 device reads: 1 by tests/device_reads.rs:"), "{}", over[4]);
 }
 
-fn reads_of_a_run(precision: Precision) {
+fn a_run(precision: Precision, reads: bool) -> Seen {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data.jsonl");
     let rows = (0..40).map(|i| format!("{{\"input_ids\": [{}, 2, 3, 4]}}\n", i % 9));
@@ -61,22 +98,7 @@ fn reads_of_a_run(precision: Precision) {
         .build()
         .unwrap();
     let seen = Arc::new(Mutex::new(Seen::default()));
-    let start = device_reads();
-    Trainer::new(config.plan().unwrap()).unwrap().with_callback(Count(seen.clone())).train().unwrap();
-
-    let seen = seen.lock().unwrap();
-    assert_eq!(seen.logged, [8, 16, 20]);
-    // `on_step_end` runs before the row of its step is read, so the first read shows after step 9.
-    let expected = (1..=20).map(|step| {
-        start
-            + if step <= 8 {
-                0
-            } else if step <= 16 {
-                1
-            } else {
-                2
-            }
-    });
-    assert_eq!(seen.after_step, expected.collect::<Vec<_>>());
-    assert_eq!(device_reads() - start, 4, "three rows and the mean loss of the summary");
+    let count = Count { seen: seen.clone(), reads };
+    Trainer::new(config.plan().unwrap()).unwrap().with_callback(count).train().unwrap();
+    std::mem::take(&mut *seen.lock().unwrap())
 }

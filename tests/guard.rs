@@ -95,7 +95,10 @@ fn a_panic_that_is_caught_on_a_device_thread_stops_the_run() {
         (&7.into(), &7.into(), &5.into())
     );
     assert_eq!(report["panics"][0]["message"], "the kernel was not launched");
-    assert_eq!(report["shapes"][0], serde_json::json!({"rows": 1, "tokens": 3, "padded": false, "batches": 7}));
+    assert_eq!(
+        report["shapes"][0],
+        serde_json::json!({"rows": 1, "tokens": 3, "padded": false, "batches": 7, "first_step": 1})
+    );
     for file in ["plan.toml", "metrics.jsonl", "run.log"] {
         assert!(run.join("fault").join(file).is_file(), "{file}");
     }

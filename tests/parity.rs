@@ -96,3 +96,19 @@ fn a_run_may_be_stopped_in_either_mode_and_continued_in_either() {
     assert!(lines[..2].iter().all(|line| line.ends_with("the same, bit for bit")), "{stdout}");
     assert!(lines[2..].iter().all(|line| line.contains("the layout of the files to the byte")), "{stdout}");
 }
+
+#[test]
+fn narrow_types_have_limits_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    for task in ["clm", "mlm"] {
+        write(folder.path(), task);
+        for precision in ["bf16", "f16"] {
+            let set = format!("precision={precision}");
+            let stdout = succeeds(kiln(folder.path()).args(["parity", "config.toml", "--steps", "6", "--set", &set]));
+            println!("{task} {stdout}");
+            assert!(stdout.starts_with(&format!("6 steps without dropout, {precision}: the loss, ")), "{stdout}");
+            assert!(stdout.contains("fused in compiled       embedding, dropout, layer_norm, gelu"), "{stdout}");
+            assert!(stdout.ends_with("native and compiled compute the same\n"), "{stdout}");
+        }
+    }
+}

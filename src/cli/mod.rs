@@ -1,6 +1,7 @@
 //! The command line: arguments, and what each command prints. All work is done by the library; an error ends the process
 //! with the exit code of its kind.
 
+mod bench;
 mod compare;
 mod compiler;
 mod folders;
@@ -18,6 +19,7 @@ use crate::engine::{Engine, Identity};
 use crate::error::{Error, Result};
 use crate::execution;
 use crate::task::Task;
+use bench::{BenchArgs, WorkerArgs};
 use compare::{CompareArgs, ReportArgs};
 use compiler::{ParityArgs, ProbeArgs};
 use folders::CacheCommand;
@@ -70,6 +72,11 @@ enum Command {
     Compare(CompareArgs),
     /// Make a report of a comparison or of finished runs again, without running anything
     Report(ReportArgs),
+    /// Measure the steps of a config or of a suite by part, in both modes, and single operators
+    Bench(BenchArgs),
+    /// One contestant of bench
+    #[command(hide = true)]
+    BenchWorker(WorkerArgs),
     /// List the runs in a folder with their status
     Runs {
         /// The folder of the runs
@@ -114,6 +121,8 @@ impl Cli {
             Command::Export(args) => models::run_export(&args),
             Command::Compare(args) => compare::run_compare(&args),
             Command::Report(args) => compare::run_report(&args),
+            Command::Bench(args) => bench::run_bench(&args),
+            Command::BenchWorker(args) => bench::run_worker(&args),
             Command::Runs { folder } => folders::runs(&folder),
             Command::Describe { run } => folders::describe(&run),
             Command::Cache(command) => folders::cache(&command),

@@ -176,7 +176,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     }
     engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
     RunFolder::check(&config)?;
-    start_up_lines(config.compiler_mode()).iter().try_for_each(say)?;
+    start_up_lines(config.compiler.as_ref()).iter().try_for_each(say)?;
     tune_if_missing(&config)?;
     let plan = resolve(config)?;
     say(plan.describe())?;

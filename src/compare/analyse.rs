@@ -123,6 +123,8 @@ fn compare(reference: &Arm, arm: &Arm, again: Option<&Arm>, noise: Option<&Compa
         (Some(failure), _) => Some(format!("{}: {}", arm.runs.name, failure.message)),
         (None, Some(failure)) => Some(format!("{}: {}", reference.runs.name, failure.message)),
         _ if !unlabelled.is_empty() => Some(format!("they differ in {}", unlabelled.join("; "))),
+        // Looking at the compiler takes time.
+        _ if arm.measured.iter().chain(&reference.measured).any(MeasuredRun::is_debug) => Some("debug".into()),
         _ if few(arm) || few(reference) => Some(few_windows()),
         _ => parity.as_ref().filter(|parity| !parity.passed).map(|parity| {
             format!(

@@ -226,23 +226,33 @@ fn with_batch(base: &RunConfig, batch: usize) -> (RunConfig, String) {
 /// The config of one run of an arm: the schedule and the data of the config, and no evaluation, saving or text sample but
 /// in the first repeat, where evaluation and saving are measured.
 pub(super) fn run_config(arm: &Arm, folder: std::path::PathBuf, repeat: usize, logging_steps: usize) -> RunConfig {
-    let mut config = arm.config.clone();
+    let mut config = bare_run(&arm.config, folder, logging_steps);
+    let (given, trainer) = (&arm.config.trainer, &mut config.trainer);
+    if given.eval_strategy != EvalStrategy::No && repeat == 0 {
+        trainer.eval_strategy = EvalStrategy::Epoch;
+    }
+    if given.save_strategy != SaveStrategy::No && repeat == 0 {
+        trainer.save_strategy = SaveStrategy::Epoch;
+    }
+    // Every repeat learns from other weights and another order, so that the loss has a band; all arms of it from the same.
+    trainer.data_seed = trainer.data_seed.map(|seed| seed + repeat as u64);
+    trainer.seed += repeat as u64;
+    config
+}
+
+/// `config` in the run folder `folder`, with nothing but training and log rows.
+pub(crate) fn bare_run(config: &RunConfig, folder: std::path::PathBuf, logging_steps: usize) -> RunConfig {
+    let mut config = config.clone();
     config.run.output_dir = folder;
     config.run.on_existing = OnExisting::Fail;
     config.generation = None;
     let trainer = &mut config.trainer;
-    let evaluates = trainer.eval_strategy != EvalStrategy::No && repeat == 0;
-    let saves = trainer.save_strategy != SaveStrategy::No && repeat == 0;
-    trainer.eval_strategy = if evaluates { EvalStrategy::Epoch } else { EvalStrategy::No };
-    trainer.save_strategy = if saves { SaveStrategy::Epoch } else { SaveStrategy::No };
+    (trainer.eval_strategy, trainer.save_strategy) = (EvalStrategy::No, SaveStrategy::No);
     (trainer.eval_steps, trainer.eval_on_start, trainer.load_best_model_at_end) = (None, false, false);
     (trainer.metric_for_best_model, trainer.greater_is_better) = (None, None);
     (trainer.early_stopping_patience, trainer.early_stopping_threshold) = (None, 0.0);
     (trainer.max_minutes, trainer.logging_steps) = (None, Some(logging_steps.into()));
     trainer.report_to.clear();
-    // Every repeat learns from other weights and another order, so that the loss has a band; all arms of it from the same.
-    trainer.data_seed = trainer.data_seed.map(|seed| seed + repeat as u64);
-    trainer.seed += repeat as u64;
     config
 }
 

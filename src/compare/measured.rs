@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use crate::compiler::debug;
 use crate::error::{Error, Result};
 use crate::provenance::Provenance;
 use crate::trainer::laps::{self, StepTimes};
@@ -57,7 +58,7 @@ pub struct MeasuredRun {
     pub steps: Vec<StepTimes>,
     /// Windows after the warm-up.
     pub steady: Vec<Window>,
-    /// Seconds of training before the steady state, and the steps of it.
+    /// Seconds before the steady state (the warm-up stage, where there was one, and the first steps), and the steps of it.
     pub warmup: (f64, u64),
     /// Shapes that came up first in the steady state.
     pub late_shapes: u64,
@@ -125,8 +126,9 @@ impl MeasuredRun {
         let quiet = if is_cpu { QUIET_STEPS } else { QUIET_STEPS_TUNED };
         let numbers = rows.iter().map(log_window).collect::<Option<Vec<_>>>();
         let numbers = numbers.ok_or_else(|| damaged("metrics.jsonl", "a training row lacks a number".into()))?;
-        let (steady, warmup, late_shapes) =
+        let (steady, mut warmup, late_shapes) =
             if steps.is_empty() { windows_of_log(&numbers) } else { windows_of_steps(&steps, quiet) };
+        warmup.0 += rows.iter().filter_map(|row| row.get("warmup_seconds")?.as_f64()).sum::<f64>();
         let losses = losses(&numbers, &steps);
         Ok(Self {
             folder: folder.into(),
@@ -145,6 +147,11 @@ impl MeasuredRun {
     /// A number of the summary row.
     pub fn summary(&self, name: &str) -> Option<f64> {
         self.summary.get(name)?.as_f64()
+    }
+
+    /// Whether `compiler.debug` was on, so that its times are those of no other run.
+    pub fn is_debug(&self) -> bool {
+        self.summary.contains_key(debug::MARK)
     }
 
     /// Milliseconds for an example, of every steady window.

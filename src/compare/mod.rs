@@ -8,9 +8,9 @@ pub mod arms;
 mod derived;
 pub mod gate;
 pub mod measured;
-mod parity;
-mod peak;
-mod process;
+pub(crate) mod parity;
+pub(crate) mod peak;
+pub(crate) mod process;
 pub mod run;
 pub mod saved;
 pub mod stats;
@@ -20,6 +20,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::Error;
 use crate::provenance::Provenance;
 pub use derived::Derived;
 pub use gate::Gate;
@@ -79,6 +80,22 @@ pub struct Failure {
     pub message: String,
     /// The comparison expects that it may fail: a batch that need not fit in this mode.
     pub is_expected: bool,
+}
+
+impl Failure {
+    /// The error that the process which started it ends with; `who` failed.
+    pub(crate) fn error(&self, who: &str) -> Error {
+        let message = format!("{who}: {}", self.message);
+        match self.exit_code {
+            1 => Error::io(message, &std::io::Error::other("its process failed")),
+            2 => Error::config(message),
+            3 => Error::data(message),
+            4 => Error::out_of_memory(message),
+            5 => Error::non_finite(message),
+            6 => Error::differs(message),
+            _ => Error::device(message),
+        }
+    }
 }
 
 /// The run that the config describes, of which an experiment runs the first steps.

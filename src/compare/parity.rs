@@ -46,9 +46,25 @@ pub struct Parity {
 pub fn parity(a: &[MeasuredRun], b: &[MeasuredRun]) -> Option<Parity> {
     let dropout = |run: &MeasuredRun| run.provenance.as_ref().is_none_or(|it| it.dropout);
     let by_mean = a.iter().chain(b).any(dropout);
+    let losses = |run: &MeasuredRun| run.losses.iter().map(|row| (row.step, row.loss)).collect::<Vec<_>>();
+    let repeats = a.iter().zip(b).map(|(a, b)| (losses(a), losses(b))).collect::<Vec<_>>();
+    let precisions = a.iter().chain(b).filter_map(|run| run.provenance.as_ref().map(|it| it.precision));
+    of_losses(&repeats, by_mean, precisions)
+}
+
+/// `(step, loss)` of one side and of the other.
+type Losses = (Vec<(u64, f64)>, Vec<(u64, f64)>);
+
+/// Compares `(step, loss)` of two sides, a pair of lists a repeat; `by_mean` where there is dropout. The widest limit of
+/// `precisions` holds. None when there is no step that both have.
+pub(crate) fn of_losses(
+    repeats: &[Losses],
+    by_mean: bool,
+    precisions: impl Iterator<Item = Precision>,
+) -> Option<Parity> {
     let (mut max_delta, mut worst, mut losses) = (0.0f64, 0.0f64, 0);
-    for (a, b) in a.iter().zip(b) {
-        let equal = a.losses.iter().flat_map(|a| b.losses.iter().find(|b| b.step == a.step).map(|b| (a.loss, b.loss)));
+    for (a, b) in repeats {
+        let equal = a.iter().flat_map(|a| b.iter().find(|b| b.0 == a.0).map(|b| (a.1, b.1)));
         let pairs = equal.take(STEPS).collect::<Vec<_>>();
         losses += pairs.len();
         for (a, b) in &pairs {
@@ -65,7 +81,6 @@ pub fn parity(a: &[MeasuredRun], b: &[MeasuredRun]) -> Option<Parity> {
             worst = worst.max(if relative.is_nan() { f64::INFINITY } else { relative });
         }
     }
-    let precisions = a.iter().chain(b).filter_map(|run| run.provenance.as_ref().map(|it| it.precision));
     let rounding = precisions.fold(LIMIT, |limit, precision| match precision {
         Precision::F16 => limit.max(LIMIT_F16),
         Precision::Bf16 => limit.max(LIMIT_BF16),

@@ -12,7 +12,7 @@ use crate::signals;
 
 /// The program of a mode: `$KILN_NATIVE` or `$KILN_COMPILED` where that is set (the two engines of a GPU are two builds),
 /// else this one.
-pub(super) fn program(mode: CompilerMode) -> Result<PathBuf> {
+pub(crate) fn program(mode: CompilerMode) -> Result<PathBuf> {
     let name = match mode {
         CompilerMode::Native => "KILN_NATIVE",
         CompilerMode::Compiled | CompilerMode::Auto => "KILN_COMPILED",
@@ -68,7 +68,7 @@ pub(super) fn train(
 
 /// What a failed process means. Memory that ran out is told from other failures: Kiln's own exit code, Rust's message when
 /// an allocation fails, and the signal that the kernel ends a process with.
-fn failure(status: ExitStatus, said: &str) -> Failure {
+pub(crate) fn failure(status: ExitStatus, said: &str) -> Failure {
     let line = |begin: &str| said.lines().find_map(|line| line.strip_prefix(begin)).map(str::to_owned);
     let killed = killed_by(status) == Some(9);
     let (exit_code, message) = match status.code() {

@@ -156,16 +156,7 @@ pub fn run(
 pub fn outcome(experiment: &Experiment, report: &Report) -> Option<Error> {
     let failed = experiment.arms.iter().filter_map(|arm| Some((arm, arm.failure.as_ref()?)));
     if let Some((arm, failure)) = failed.into_iter().find(|(_, failure)| !failure.is_expected) {
-        let message = format!("arm {}: {}", arm.name, failure.message);
-        return Some(match failure.exit_code {
-            1 => Error::io(message, &std::io::Error::other("an arm's process failed")),
-            2 => Error::config(message),
-            3 => Error::data(message),
-            4 => Error::out_of_memory(message),
-            5 => Error::non_finite(message),
-            6 => Error::differs(message),
-            _ => Error::device(message),
-        });
+        return Some(failure.error(&format!("arm {}", arm.name)));
     }
     let wrong = |comparison: &&super::Comparison| {
         let parity = comparison.parity.as_ref().is_some_and(|parity| !parity.passed);

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::figures::{Limits, compare};
 use super::probe::{Look, Probe, run};
-use crate::config::{CompilerMode, OnExisting, Precision};
+use crate::config::{CompilerMode, OnExisting};
 use crate::error::{Error, Result};
 use crate::plan::RunPlan;
 use crate::trainer::{checkpoint, write_whole};
@@ -101,15 +101,9 @@ pub fn decide(plan: &RunPlan) -> Result<Decision> {
             "this build has no fused operators for the device, so there is one form",
         ));
     }
-    let precision = plan.precision.precision;
-    if precision != Precision::F32 {
-        let reason =
-            format!("because the modes can be compared in f32 alone so far, and this run computes in {precision}");
-        return Ok(choice(CompilerMode::Native, reason));
-    }
     let figures = |ops| run(plan, ops, COMPARED, Look::Figures);
     let (native, compiled) = (figures(Ops::Plain)?, figures(plan.ops)?);
-    if let (_, Some(difference)) = compare(&native.steps, &compiled.steps, &Limits::F32) {
+    if let (_, Some(difference)) = compare(&native.steps, &compiled.steps, &Limits::of(plan.precision.precision)) {
         return Ok(choice(CompilerMode::Native, format!("because compiled differs: {difference}")));
     }
     let (mut natives, mut compileds) = (Vec::new(), Vec::new());

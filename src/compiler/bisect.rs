@@ -152,7 +152,7 @@ mod tests {
             let ms = 20.0 + 10.0 * slow.iter().filter(|operator| fused.contains(operator)).count() as f64;
             let ms = if look == Look::Times { vec![ms; steps] } else { Vec::new() };
             let names = fused.iter().map(|operator| operator.name().to_owned()).collect();
-            Ok(Probe { fused: names, steps: vec![step; steps], step_ms: ms })
+            Ok(Probe { fused: names, steps: vec![step; steps], step_ms: ms, ..Probe::default() })
         }
     }
 

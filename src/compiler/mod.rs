@@ -1,25 +1,35 @@
 //! The training compiler: what a run asks for and what its device and build make of it ([`parts`]), the choice between the
-//! modes by measurement ([`auto`]), and how the modes are compared ([`probe`], [`figures`], [`parity`], [`bisect`]). The operators themselves are
-//! `kiln_models::ops`, the decision which of them compute is [`crate::execution::ops`].
+//! modes by measurement ([`auto`]), how the modes are compared ([`probe`], [`figures`], [`parity`], [`bisect`]), the stage before
+//! step 1 ([`warmup`]), and what is told of it all ([`debug`]). The operators themselves are `kiln_models::ops`, the decision which of them compute is [`crate::execution::ops`].
 
 pub mod auto;
 pub mod bisect;
+pub mod debug;
 pub mod figures;
+#[cfg(feature = "compiler")]
+mod observe;
 pub mod parity;
 pub mod probe;
+pub mod warmup;
 
 use kiln_models::{Operator, Ops};
 use serde_json::{Value, json};
 
-use crate::config::{CompilerMode, DeviceKind, TrainingCompilerConfig};
+use crate::config::{CompilerMode, DeviceKind, Switch, TrainingCompilerConfig};
 use crate::engine::{self, Engine, Settings};
 use crate::execution::Available;
 
 /// Amazon SageMaker Training Compiler's start-up lines, which scripts look for, in its order; none for a native run.
-pub fn start_up_lines(mode: CompilerMode) -> &'static [&'static str] {
-    match mode {
-        CompilerMode::Native => &[],
-        _ => &["Found configuration for Training Compiler", "Configuring SM Training Compiler..."],
+pub fn start_up_lines(compiler: Option<&TrainingCompilerConfig>) -> &'static [&'static str] {
+    const LINES: [&str; 3] = [
+        "Found configuration for Training Compiler",
+        "Configuring SM Training Compiler...",
+        "Training Compiler set to debug mode",
+    ];
+    match compiler {
+        None | Some(TrainingCompilerConfig { enabled: CompilerMode::Native, .. }) => &[],
+        Some(TrainingCompilerConfig { debug: false, .. }) => &LINES[..2],
+        Some(_) => &LINES,
     }
 }
 
@@ -103,7 +113,19 @@ pub fn parts(compiler: Option<&TrainingCompilerConfig>, device: &Available, ops:
         ),
         _ => Part::new("captured step", "off", "steps are not captured on this device so far"),
     });
+    parts.push(warmup_part(compiler.filter(|_| !native), device.kind));
     parts
+}
+
+/// The stage before step 1, for `compiler`; none for a native run.
+fn warmup_part(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) -> Part {
+    let name = "warm-up stage";
+    let Some(compiler) = compiler else { return Part::new(name, "off", "the run is native") };
+    match (warmup::is_on(compiler.warmup, kind), compiler.warmup) {
+        (true, _) => Part::new(name, "on", "every batch shape once before step 1, on weights that are thrown away"),
+        (false, Switch::Off) => Part::new(name, "off", "compiler.warmup"),
+        (false, _) => Part::new(name, "off", "nothing is compiled or tuned on the CPU"),
+    }
 }
 
 #[cfg(test)]
@@ -118,9 +140,12 @@ mod tests {
         let compiled = TrainingCompilerConfig::default();
         let table = |config: Option<&TrainingCompilerConfig>| parts(config, &cpu, ops(config, &cpu).unwrap());
         let on = table(Some(&compiled));
-        assert_eq!((on[0].state, on.len()), ("on", 4));
+        assert_eq!((on[0].state, on.len()), ("on", 5));
         assert!(on[0].because.starts_with("embedding, dropout, layer_norm") && on[0].because.ends_with("adamw"));
-        assert!(on[1..].iter().all(|part| part.state == "not available" && part.because.contains("Flex")));
+        assert!(on[1..4].iter().all(|part| part.state == "not available" && part.because.contains("Flex")));
+        assert_eq!((on[4].state, on[4].because.as_str()), ("off", "nothing is compiled or tuned on the CPU"));
+        let forced = TrainingCompilerConfig { warmup: Switch::On, ..TrainingCompilerConfig::default() };
+        assert_eq!((table(Some(&forced))[4].state, table(None)[4].because.as_str()), ("on", "the run is native"));
         assert_eq!((table(None)[0].state, table(None)[0].because.as_str()), ("off", "the run is native"));
         let some = TrainingCompilerConfig {
             fused_ops: crate::config::FusedOps::Only(vec![Operator::Gelu]),
@@ -129,6 +154,6 @@ mod tests {
         assert!(
             table(Some(&some))[0].because.starts_with("gelu; plain by compiler.fused_ops or precision: embedding,")
         );
-        assert_eq!(start_up_lines(CompilerMode::Native).len(), 0);
+        assert_eq!((start_up_lines(None).len(), start_up_lines(Some(&compiled)).len()), (0, 2));
     }
 }

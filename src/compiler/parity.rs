@@ -4,7 +4,7 @@
 
 use super::figures::{Difference, Distance, Limits, compare};
 use super::probe::{Look, Probe};
-use crate::config::{CompilerMode, RunConfig};
+use crate::config::{CompilerMode, Precision, RunConfig};
 use crate::error::{Error, Result};
 
 /// Makes a probe of a config: `kiln parity` in a child process, tests in their own.
@@ -15,6 +15,8 @@ pub type Runner<'a> = dyn FnMut(&RunConfig, usize, Look) -> Result<Probe> + 'a;
 pub struct Report {
     /// Steps that were made.
     pub steps: usize,
+    /// The type in which the models computed, which decides the limits.
+    pub precision: Precision,
     /// Gradients that were compared in each of them.
     pub tensors: usize,
     /// The operators that were fused in the compiled runs.
@@ -33,10 +35,12 @@ impl Report {
     /// The report in lines.
     pub fn lines(&self) -> Vec<String> {
         let Limits { loss, gradient, all_gradients, change } = self.limits;
-        let (steps, tensors) = (self.steps, self.tensors);
+        let (steps, tensors, precision) = (self.steps, self.tensors, self.precision);
         let fused = if self.fused.is_empty() { "nothing".into() } else { self.fused.join(", ") };
         vec![
-            format!("{steps} steps without dropout, f32: the loss, {tensors} gradients, every layer's weight change"),
+            format!(
+                "{steps} steps without dropout, {precision}: the loss, {tensors} gradients, every layer's weight change"
+            ),
             format!("fused in compiled       {fused}"),
             format!("native against native   {}", self.noise),
             format!("native against compiled {}", self.distance),
@@ -69,20 +73,22 @@ pub fn parity(config: &RunConfig, steps: usize, runner: &mut Runner<'_>) -> Resu
 /// Compares three probes: native, native again, compiled.
 pub(super) fn report(native: &Probe, again: &Probe, compiled: &Probe) -> Result<Report> {
     let tensors = |probe: &Probe| probe.steps.first().map_or(0, |step| step.gradients.len());
-    let shape = |probe: &Probe| (probe.steps.len(), tensors(probe));
+    let shape = |probe: &Probe| (probe.precision, probe.steps.len(), tensors(probe));
     if shape(native) != shape(again) || shape(native) != shape(compiled) {
         return Err(Error::differs(format!(
-            "steps and gradients: native {:?} and {:?}, compiled {:?}; expected the same",
+            "precision, steps and gradients: native {:?} and {:?}, compiled {:?}; expected the same",
             shape(native),
             shape(again),
             shape(compiled)
         )));
     }
-    let (noise, _) = compare(&native.steps, &again.steps, &Limits::F32);
-    let limits = Limits::F32.above(&noise);
+    let limits = Limits::of(native.precision);
+    let (noise, _) = compare(&native.steps, &again.steps, &limits);
+    let limits = limits.above(&noise);
     let (distance, difference) = compare(&native.steps, &compiled.steps, &limits);
     Ok(Report {
         steps: native.steps.len(),
+        precision: native.precision,
         tensors: tensors(native),
         fused: compiled.fused.clone(),
         noise,

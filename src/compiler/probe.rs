@@ -2,6 +2,7 @@
 //! compared with those of another mode, its times decide what is faster. The run itself, its folder and its state are not
 //! touched.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::optim::GradientsParams;
@@ -28,6 +29,8 @@ pub enum Look {
 /// What a probe saw.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Probe {
+    /// The type in which the model computed.
+    pub precision: Precision,
     /// The fused operators that computed, by name.
     pub fused: Vec<String>,
     /// Every step.
@@ -55,24 +58,10 @@ impl Probe {
 /// # Errors
 /// What the run would meet.
 pub fn run(plan: &RunPlan, ops: Ops, steps: usize, look: Look) -> Result<Probe> {
-    let precision = plan.precision.precision;
-    if look == Look::Figures && precision != Precision::F32 {
-        return Err(Error::config(format!(
-            "precision = \"{precision}\": the modes can be compared in f32 alone so far"
-        ))
-        .help("--set precision=f32 compares them there"));
-    }
     let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
-    let mut plan = plan.clone();
-    plan.ops = ops;
-    plan.config.compiler = None;
-    (plan.config.run.output_dir, plan.config.run.on_existing) = (folder.path().join("probe"), OnExisting::Fail);
-    let trainer = &mut plan.config.trainer;
-    (trainer.eval_strategy, trainer.eval_on_start) = (EvalStrategy::No, false);
-    (trainer.save_strategy, trainer.load_best_model_at_end) = (SaveStrategy::No, false);
-    trainer.report_to.clear();
-    (plan.steps.total, plan.steps.max_duration) = (steps.min(plan.steps.total), None);
-    (plan.logging_steps, plan.generation) = (1, None);
+    let precision = plan.precision.precision;
+    let mut plan = rehearsal(plan, ops, folder.path());
+    plan.steps.total = steps.min(plan.steps.total);
     if look == Look::Figures {
         without_dropout(&mut plan.model_config);
     }
@@ -84,9 +73,25 @@ pub fn run(plan: &RunPlan, ops: Ops, steps: usize, look: Look) -> Result<Probe> 
         Some(error) => Err(error),
         None => {
             let fused = ops.fused_operators().into_iter().map(|operator| operator.name().to_owned()).collect();
-            Ok(Probe { fused, ..std::mem::take(&mut seen.probe) })
+            Ok(Probe { precision, fused, ..std::mem::take(&mut seen.probe) })
         }
     }
+}
+
+/// `plan` as a run that only trains, computing in the form `ops`: a row for every step, no evaluation, checkpoint or sample,
+/// and all that it writes below `folder`.
+pub(super) fn rehearsal(plan: &RunPlan, ops: Ops, folder: &Path) -> RunPlan {
+    let mut plan = plan.clone();
+    plan.ops = ops;
+    plan.config.compiler = None;
+    (plan.config.run.output_dir, plan.config.run.on_existing) = (folder.join("probe"), OnExisting::Fail);
+    let trainer = &mut plan.config.trainer;
+    (trainer.eval_strategy, trainer.eval_on_start) = (EvalStrategy::No, false);
+    (trainer.save_strategy, trainer.load_best_model_at_end) = (SaveStrategy::No, false);
+    trainer.report_to.clear();
+    plan.steps.max_duration = None;
+    (plan.logging_steps, plan.generation) = (1, None);
+    plan
 }
 
 /// The same model with every dropout at 0.

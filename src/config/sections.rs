@@ -233,6 +233,9 @@ pub struct TrainingCompilerConfig {
     /// Whether the run is compiled: true, false, or `"auto"`, which finds out by a short trial. Default: true.
     #[serde(deserialize_with = "read_enabled", serialize_with = "write_enabled")]
     pub enabled: CompilerMode,
+    /// Writes what the compiler did into `compiler/` of the run folder and shows a table of it at the end. Looking takes time,
+    /// so the run's times are marked as not comparable. Default: false.
+    pub debug: bool,
     /// Kiln's own fused operators (`kiln_models::ops`): all, or a list of names. `auto` is on for the CPU and off for wgpu and
     /// CUDA, where they are experimental. Default: `auto`.
     pub fused_ops: FusedOps,
@@ -242,16 +245,22 @@ pub struct TrainingCompilerConfig {
     pub autotune: AutotuneLevel,
     /// Steps captured and replayed. No device has it in this version, so `on` is refused. Default: `auto`.
     pub graph: Switch,
+    /// Whether a compiled run begins with a stage in which every batch shape is computed once and thrown away, so that
+    /// kernels are compiled and tuned before step 1. `auto` is on for wgpu and CUDA and off on the CPU, where nothing is
+    /// compiled or tuned. Default: `auto`.
+    pub warmup: Switch,
 }
 
 impl Default for TrainingCompilerConfig {
     fn default() -> Self {
         Self {
             enabled: CompilerMode::Compiled,
+            debug: false,
             fused_ops: Switch::Auto.into(),
             fusion: Switch::Auto,
             autotune: AutotuneLevel::Auto,
             graph: Switch::Auto,
+            warmup: Switch::Auto,
         }
     }
 }

@@ -22,6 +22,8 @@ pub(super) struct Clock {
     /// `(step_ms, tokens_per_s)` of every log window but the first, which is the warm-up.
     steady: Vec<(f64, f64)>,
     warmup: Option<Duration>,
+    /// What the warm-up stage before the first step took, where there was one.
+    stage: Option<Duration>,
     eval: Duration,
     /// How long training waited for saving.
     save_wait: Duration,
@@ -43,11 +45,18 @@ impl Clock {
             waited_before: Duration::ZERO,
             steady: Vec::new(),
             warmup: None,
+            stage: None,
             eval: Duration::ZERO,
             save_wait: Duration::ZERO,
             device,
             peak_mib: None,
         }
+    }
+
+    /// The warm-up stage took `elapsed`, up to now: time of the run, but of no step.
+    pub(super) fn charge_warmup(&mut self, elapsed: Duration) {
+        self.start = self.start.checked_sub(elapsed).unwrap_or(self.start);
+        self.stage = Some(elapsed);
     }
 
     /// A step was made.
@@ -69,7 +78,7 @@ impl Clock {
     }
 
     /// Ends the window that started at the last log row. Its values have just been read, so the device is idle. `waited` is
-    /// how long this process has waited for batches in all.
+    /// how long this process has waited for batches in all. The first row after a warm-up stage says what that took.
     pub(super) fn close_window(
         &mut self,
         progress: &Progress,
@@ -79,6 +88,7 @@ impl Clock {
         let seconds = self.window_start.elapsed().as_secs_f64();
         let step_ms = seconds * 1e3 / self.window_steps as f64;
         let tokens_per_s = self.window_tokens as f64 / seconds;
+        let stage = self.stage.filter(|_| self.warmup.is_none());
         match self.warmup {
             Some(_) => self.steady.push((step_ms, tokens_per_s)),
             None => self.warmup = Some(self.window_start.elapsed()),
@@ -88,7 +98,7 @@ impl Clock {
         (self.window_steps, self.window_tokens, self.waited_before) = (0, 0, waited);
         let MemoryUse { peak_mib, reserved_mib } = memory_use(&self.device);
         self.peak_mib = self.peak_mib.into_iter().chain(peak_mib).reduce(f64::max);
-        Record::default()
+        let row = Record::default()
             .with("step", progress.step)
             .with("epoch", progress.epoch)
             .with("samples", progress.samples)
@@ -100,10 +110,15 @@ impl Clock {
             .with("tokens_per_s", tokens_per_s)
             .with("data_wait", data_wait)
             .with("peak_mib", self.peak_mib)
-            .with("reserved_mib", reserved_mib)
+            .with("reserved_mib", reserved_mib);
+        match stage {
+            Some(stage) => row.with("warmup_seconds", stage.as_secs_f64()),
+            None => row,
+        }
     }
 
     /// The last row: Hugging Face's keys, then medians of the steady state, which leaves the first log window out.
+    /// `warmup_seconds` is the warm-up stage, or that window where there was none; `train_runtime` has it in it.
     /// Speeds are this process's; `saving` is what reading and writing checkpoints took, most of it beside training.
     pub(super) fn summary(&self, progress: &Progress, train_loss: f64, saving: Duration) -> Record {
         let runtime = self.start.elapsed().as_secs_f64();
@@ -123,7 +138,7 @@ impl Clock {
             .with("tokens", progress.tokens)
             .with("steady_step_ms", median(|window| window.0))
             .with("steady_tokens_per_second", median(|window| window.1))
-            .with("warmup_seconds", self.warmup.map(|warmup| warmup.as_secs_f64()))
+            .with("warmup_seconds", self.stage.or(self.warmup).map(|warmup| warmup.as_secs_f64()))
             .with("eval_seconds", self.eval.as_secs_f64())
             .with("save_seconds", saving.as_secs_f64())
             .with("save_wait_seconds", self.save_wait.as_secs_f64())

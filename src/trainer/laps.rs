@@ -147,6 +147,13 @@ impl Laps {
         } += ms;
     }
 
+    /// The time since the last call was no part of a step: a callback may wait before one, as `kiln bench` does for its turn.
+    pub(super) fn skip(&mut self) {
+        if let Some(open) = &mut self.0 {
+            open.last = Instant::now();
+        }
+    }
+
     /// The step is over: writes its line. `read` says that a value of it has been read back.
     pub(super) fn end_step(&mut self, progress: &Progress, read: bool) -> Result<()> {
         self.lap(Part::Sync);

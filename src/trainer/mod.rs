@@ -31,7 +31,7 @@ use burn::tensor::{Device, Tensor};
 use kiln_models::Model;
 use kiln_models::weights::{LoadReport, load};
 
-use crate::compiler::auto;
+use crate::compiler::{auto, debug};
 use crate::config::{ActivationCheckpointing, CompilerMode, DeviceKind, Integration};
 use crate::data::loader::{Loader, LoaderOptions};
 use crate::engine;
@@ -50,7 +50,6 @@ use history::write_trainer_state;
 use laps::{Laps, Part};
 use run::{Run, finish_saving};
 use run_log::RunLog;
-use shapes::Shape;
 use tensorboard::TensorBoard;
 
 pub use best::Best;
@@ -58,6 +57,7 @@ pub use callback::{Callback, Control, Progress, StopAfter};
 pub use evaluate::{Evaluation, evaluate};
 pub use output::{RunFolder, write_whole};
 pub use promise::Promise;
+pub(crate) use shapes::{Shape, Shapes};
 pub use status::{RunStatus, Status};
 
 /// A model, its optimizer and its data, ready to train.
@@ -73,6 +73,8 @@ pub struct Trainer {
     step_times: bool,
     /// What it does is looked at and thrown away: no model is written at the end.
     rehearsal: bool,
+    /// When memory runs out, the micro-batch is halved.
+    halves: bool,
 }
 
 /// What a finished run reports.
@@ -107,9 +109,9 @@ impl Trainer {
             ActivationCheckpointing::Balanced => device.gradient_checkpointing(),
         };
         let (model, optimizer, load_report) = Self::build(&plan, &device)?;
-        let (callbacks, step_times, rehearsal) = (Vec::new(), false, false);
+        let (callbacks, step_times, rehearsal, halves) = (Vec::new(), false, false, true);
         let scaler = Self::scaler(&plan);
-        Ok(Self { plan, model, optimizer, scaler, device, callbacks, load_report, step_times, rehearsal })
+        Ok(Self { plan, model, optimizer, scaler, device, callbacks, load_report, step_times, rehearsal, halves })
     }
 
     /// The scaler of the loss before the first step, where the precision needs one.
@@ -137,6 +139,12 @@ impl Trainer {
     pub(crate) fn rehearsing(mut self) -> Self {
         self.rehearsal = true;
         self
+    }
+
+    /// A rehearsal of every batch shape ([`crate::compiler::warmup`]): a batch that is too large is the error of the run, not of this.
+    pub(crate) fn warming_up(mut self) -> Self {
+        self.halves = false;
+        self.rehearsing()
     }
 
     /// Adds a callback; they are called in the order in which they were added.
@@ -189,6 +197,7 @@ impl Trainer {
         }
         let mut output = self.begin(&folder, checkpoint.as_ref()).and_then(|run| self.attempt(&mut folder, run));
         while let Err(error) = &output
+            && self.halves
             && let Some(smaller) = recover::smaller_batch(&self.plan, error)
         {
             let error = error.to_string();
@@ -212,7 +221,14 @@ impl Trainer {
         });
         if let Some(notice) = output.as_ref().err().and_then(|error| fault::report(&self.plan, folder, &mut run, error))
         {
-            self.callbacks.iter_mut().for_each(|callback| callback.on_notice(&notice));
+            self.notice(&notice);
+        }
+        if let Some(watch) = run.watch.take() {
+            match watch.finish(&self.plan, folder.path(), &run.shapes, run.progress.step) {
+                Ok(lines) => lines.iter().for_each(|line| self.notice(line)),
+                // The run is what it is without its debug folder.
+                Err(error) => eprintln!("warning: {error}"),
+            }
         }
         output
     }
@@ -244,6 +260,7 @@ impl Trainer {
                 self.callbacks.iter_mut().for_each(|callback| callback.on_epoch_begin(&run.progress));
             }
             self.callbacks.iter_mut().for_each(|callback| callback.on_step_begin(&run.progress));
+            laps.skip();
 
             // One optimizer step: up to `accumulation` micro-batches, fewer at the end of an epoch.
             let mut accumulator = GradientsAccumulator::new();
@@ -253,7 +270,9 @@ impl Trainer {
             let mut epoch_ended = false;
             for micro in 0..accumulation {
                 let Some(loaded) = loader.next_batch()? else { break };
-                run.shapes.see(Shape::of(&loaded.batch));
+                if let Some(news) = run.shapes.see(Shape::of(&loaded.batch), run.progress.step + 1) {
+                    self.notice(&news);
+                }
                 let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.device)?;
                 laps.shape([loaded.batch.rows, loaded.batch.seq_len]);
                 laps.lap(Part::Data);
@@ -358,7 +377,7 @@ impl Trainer {
             let signal = signals::received();
             let ends = last || run.control.should_training_stop;
             let saves = self.saves_after(step, epoch_ended, ends, run.is_best) || run.control.should_save;
-            if saves || out_of_time || signal.is_some() {
+            if saves || out_of_time || (signal.is_some() && !self.rehearsal) {
                 step_values.read_finite(run)?;
                 self.save(folder, run)?;
                 laps.lap(Part::Save);
@@ -422,6 +441,7 @@ impl Trainer {
     fn log(&mut self, folder: &mut RunFolder, run: &mut Run, values: &StepValues, waited: Duration) -> Result<()> {
         let read = values.read(&mut run.guard, Some(&self.model))?;
         let row = run.clock.close_window(&run.progress, [read.loss, read.grad_norm, values.lr], waited);
+        let row = run.shapes.new_since_last_row().into_iter().fold(row, |row, new| row.with("new_shapes", new));
         let row = self.labelled(read.scaling.iter().fold(row, |row, scaling| scaling.record(row)));
         folder.metrics.append(&row)?;
         self.callbacks.iter_mut().for_each(|callback| callback.on_log(&run.progress, &row));
@@ -434,10 +454,16 @@ impl Trainer {
         Ok(())
     }
 
-    /// `row`, marked where Burn's fusion was held off: its times are those of no engine.
+    /// Tells the callbacks.
+    fn notice(&mut self, notice: &str) {
+        self.callbacks.iter_mut().for_each(|callback| callback.on_notice(notice));
+    }
+
+    /// `row`, marked where Burn's fusion was held off or the compiler was looked at: its times are those of no engine.
     fn labelled(&self, row: Record) -> Record {
         let unfused = engine::is_unfused(self.plan.config.compiler.as_ref(), self.plan.device.kind);
-        if unfused { row.with("unfused", 1u64) } else { row }
+        let row = if unfused { row.with("unfused", 1u64) } else { row };
+        if debug::is_on(&self.plan) { row.with(debug::MARK, 1u64) } else { row }
     }
 
     /// Evaluates and writes the row. When a signal comes first, the evaluation stays due.
@@ -511,6 +537,7 @@ struct ReadValues {
 
 impl StepValues {
     /// Reads loss, gradient norm, loss scale and what `guard` wants to know, in one transfer.
+    #[track_caller]
     fn read(&self, guard: &mut Guard, model: Option<&Model>) -> Result<ReadValues> {
         let mut values = vec![self.loss.clone(), self.grad_norm.clone()];
         let scaling = self.scaling.clone().map(Scaling::into_values);
@@ -526,6 +553,7 @@ impl StepValues {
     }
 
     /// A checkpoint of a run that learns nothing any more would only be in the way.
+    #[track_caller]
     fn read_finite(&self, run: &mut Run) -> Result<()> {
         self.read(&mut run.guard, None)?.check_finite(run)
     }

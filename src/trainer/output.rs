@@ -31,6 +31,7 @@ const ENTRIES: &[&str] = &[
     "trainer_state.json",
     "all_results.json",
     compiler::auto::FILE,
+    compiler::debug::FOLDER,
     fault::FOLDER,
     run_log::FILE,
     super::laps::FILE,

@@ -40,7 +40,7 @@ impl Trainer {
             smaller.arithmetic(),
             self.plan.batch.arithmetic()
         );
-        self.callbacks.iter_mut().for_each(|callback| callback.on_notice(&message));
+        self.notice(&message);
 
         let plan = &mut self.plan;
         plan.batch = smaller;

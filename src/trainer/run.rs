@@ -1,5 +1,7 @@
 //! What a run carries from step to step besides the model, and how it is saved and taken up again.
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Tensor;
@@ -15,6 +17,8 @@ use super::history::write_trainer_state;
 use super::output::RunFolder;
 use super::saver::Saver;
 use super::shapes::Shapes;
+use crate::compiler::debug::Watch;
+use crate::compiler::warmup::{self, Warmed};
 use crate::config::{EvalStrategy, SaveStrategy};
 use crate::data::loader::Position;
 use crate::error::{Error, Result};
@@ -44,6 +48,8 @@ pub(super) struct Run {
     /// The step of the last log row, or where the run was taken up.
     pub(super) last_row: u64,
     pub(super) shapes: Shapes,
+    /// Looks at the compiler, where `compiler.debug` asks for it.
+    pub(super) watch: Option<Watch>,
 }
 
 impl Run {
@@ -72,6 +78,8 @@ impl Run {
 impl Trainer {
     /// The run at its start, or where `checkpoint` stands.
     pub(super) fn begin(&mut self, folder: &RunFolder, checkpoint: Option<&Checkpoint>) -> Result<Run> {
+        let watch = Watch::start(&self.plan);
+        let warmed = self.warm_up()?;
         let trainer = self.plan.config.trainer.clone();
         let total_steps = self.plan.steps.total as u64;
         let mut progress = Progress { step: 0, total_steps, samples: 0, tokens: 0, epoch: 0.0 };
@@ -105,6 +113,12 @@ impl Trainer {
             pending_evaluation = state.pending_evaluation;
             self.callbacks.iter_mut().for_each(|callback| callback.on_resume(&progress, &checkpoint.path));
         }
+        let mut clock = Clock::start(progress, self.plan.device.device.clone());
+        let mut shapes = Shapes::default();
+        if let Some(warmed) = warmed {
+            clock.charge_warmup(warmed.elapsed);
+            shapes.warmed(&warmed.shapes);
+        }
         Ok(Run {
             progress,
             control,
@@ -114,12 +128,27 @@ impl Trainer {
             is_best: false,
             pending_evaluation,
             evaluation: checkpoint.and_then(|_| folder.metrics.last_with("eval_loss")),
-            clock: Clock::start(progress, self.plan.device.device.clone()),
+            clock,
             saver: Saver::new(folder.checkpoints(), trainer.save_total_limit),
             guard: Guard::new(&self.plan),
             last_row: progress.step,
-            shapes: Shapes::default(),
+            shapes,
+            watch,
         })
+    }
+
+    /// The stage before the first step, where the run has one. What it says goes to the callbacks.
+    fn warm_up(&mut self) -> Result<Option<Warmed>> {
+        if !warmup::is_wanted(&self.plan) {
+            return Ok(None);
+        }
+        let callbacks = Rc::new(RefCell::new(std::mem::take(&mut self.callbacks)));
+        let hear = callbacks.clone();
+        let say: warmup::Say =
+            Rc::new(move |line| hear.borrow_mut().iter_mut().for_each(|callback| callback.on_notice(line)));
+        let warmed = warmup::run(&self.plan, &say);
+        self.callbacks = std::mem::take(&mut *callbacks.borrow_mut());
+        warmed.map(Some)
     }
 
     /// All weights of the model from a checkpoint's folder.

@@ -1,0 +1,233 @@
+"""PyTorch's side of `kiln bench`: a contestant that makes optimizer steps when it is its turn.
+
+It reads a case folder that Kiln has written (`case.json`, `data.jsonl`, `model/`), loads the same weights with
+`transformers`, and trains on the same rows in the same order: AdamW(fused=True), constant rate, the global norm clipped,
+SDPA, autocast for bf16. `--mode compile` wraps the model in `torch.compile`. Protocol (src/bench/protocol.rs): a line of
+JSON when it is ready, then `run N` on stdin is answered with a line of JSON on stdout; everything else goes to stderr.
+
+    kiln bench --suite cpu --peer "eager=python3 benches/pytorch/worker.py --mode eager"
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+
+# Nothing but answers may reach stdout, whatever libraries print.
+ANSWERS = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+import transformers  # noqa: E402
+
+MODELS = {
+    "clm": transformers.AutoModelForCausalLM,
+    "mlm": transformers.AutoModelForMaskedLM,
+    "sequence-classification": transformers.AutoModelForSequenceClassification,
+}
+TYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
+IGNORED = -100
+
+
+def say(answer):
+    ANSWERS.write(json.dumps(answer) + "\n")
+    ANSWERS.flush()
+
+
+def commands():
+    """The N of every `run N` until stdin ends."""
+    for line in sys.stdin:
+        word, _, count = line.strip().partition(" ")
+        if word != "run" or not count.isdigit() or int(count) < 1:
+            sys.exit(f"error: expected `run N`, got {line!r}")
+        yield int(count)
+
+
+class Place:
+    """The device, how it is waited for, and its memory."""
+
+    def __init__(self, case):
+        if case["device"] == "cpu":
+            torch.set_num_threads(case["threads"])
+            self.device = torch.device("cpu")
+        else:
+            if not torch.cuda.is_available():
+                sys.exit("error: the case is for a GPU, and torch.cuda finds none")
+            self.device = torch.device("cuda")
+
+    def wait(self):
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def peak_mib(self):
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_reserved() / 2**20
+        # VmHWM, as Kiln reads it: getrusage's would count the driver that forked this process.
+        with open("/proc/self/status") as status:
+            line = next(line for line in status if line.startswith("VmHWM"))
+        return int(line.split()[1]) / 1024
+
+
+def provenance(mode, place):
+    cuda = place.device.type == "cuda"
+    return {
+        "framework": "pytorch",
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "mode": mode,
+        "attention": "sdpa",
+        "optimizer": "AdamW(fused=True)",
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if cuda else "cpu",
+        "tf32": torch.backends.cuda.matmul.allow_tf32 if cuda else None,
+    }
+
+
+class Batches:
+    """Batch k: the k-th `batch` rows, padded to the longest of them; after the last one the first again."""
+
+    def __init__(self, folder, case):
+        with open(os.path.join(folder, "data.jsonl")) as file:
+            self.rows = [json.loads(line) for line in file]
+        self.size, self.task = case["batch"], case["task"]
+        self.count = len(self.rows) // self.size
+
+    def __call__(self, step, device):
+        first = (step % self.count) * self.size
+        rows = self.rows[first : first + self.size]
+        longest = max(len(row["input_ids"]) for row in rows)
+        pad = lambda values, fill: values + [fill] * (longest - len(values))  # noqa: E731
+        batch = {"input_ids": torch.tensor([pad(row["input_ids"], 0) for row in rows], device=device)}
+        lengths = [len(row["input_ids"]) for row in rows]
+        if min(lengths) < longest:
+            batch["attention_mask"] = torch.tensor([pad([1] * n, 0) for n in lengths], device=device)
+        if self.task == "sequence-classification":
+            labels = [row["labels"] for row in rows]
+        else:
+            labels = [pad(row.get("labels", row["input_ids"]), IGNORED) for row in rows]
+        batch["labels"] = torch.tensor(labels, device=device)
+        return batch, len(rows), sum(lengths)
+
+
+def serve_steps(folder, case, mode, place):
+    # The attention of transformers' own default, by name, so that a change of the default is no change here.
+    model = MODELS[case["task"]].from_pretrained(os.path.join(folder, "model"), attn_implementation="sdpa")
+    model = model.to(place.device).train()
+    # The parameters of the model itself: a compiled one has the same.
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=case["learning_rate"], weight_decay=0.0, fused=True)
+    forward = torch.compile(model) if mode == "compile" else model
+    batches = Batches(folder, case)
+    narrow = TYPES.get(case["precision"])
+    # The device is waited for as often as Kiln's contestants wait for it: every step on the CPU, every tenth on a GPU.
+    every = 1 if place.device.type == "cpu" else 10
+    say({"provenance": provenance(mode, place), "batch": case["batch"], "total_steps": 2**40})
+    made = 0
+    for count in commands():
+        steps = []
+        for _ in range(count):
+            made += 1
+            marks = [time.perf_counter()]
+            mark = lambda: marks.append(time.perf_counter())  # noqa: E731
+            batch, samples, tokens = batches(made - 1, place.device)
+            if case["task"] != "sequence-classification":
+                # The sum over all labels divided by their number, as the Trainer does: GPT-2 counts those of the first
+                # tokens too, which nothing predicts, and so does Kiln.
+                batch["num_items_in_batch"] = (batch["labels"] != IGNORED).sum()
+            mark()
+            with torch.autocast(place.device.type, dtype=narrow, enabled=narrow is not None):
+                loss = forward(**batch).loss
+            mark()
+            loss.backward()
+            mark()
+            torch.nn.utils.clip_grad_norm_(parameters, case["max_grad_norm"])
+            optimizer.step()
+            optimizer.zero_grad()
+            mark()
+            reads = made % every == 0 or made == 1
+            value = loss.item() if reads else None
+            mark()
+            parts = [(b - a) * 1e3 for a, b in zip(marks, marks[1:])]
+            names = ["data_ms", "forward_ms", "backward_ms", "update_ms", "sync_ms"]
+            step = {"step": made, "samples": samples, "tokens": tokens, "step_ms": sum(parts)}
+            steps.append(step | dict(zip(names, parts)) | {"synced": reads, "loss": value})
+        say({"steps": steps, "peak_mib": place.peak_mib()})
+
+
+def operators(shapes, device, compiled):
+    """Single operators with the sizes and the names of src/bench/operators.rs: (name, shape, inputs, function)."""
+    batch, length, width = shapes["batch"], shapes["length"], shapes["width"]
+    heads, inner, vocabulary = shapes["heads"], shapes["inner"], shapes["vocabulary"]
+    tokens = batch * length
+    torch.manual_seed(1)
+    leaf = lambda *size: torch.randn(*size, device=device).mul_(0.5).requires_grad_()  # noqa: E731
+    ids = torch.tensor([(i * 7919 + i * i * 31) % vocabulary for i in range(tokens)], device=device)
+    form = "tanh" if shapes["gelu_tanh"] else "none"
+
+    def attention(query, key, value):
+        split = lambda x: x.view(batch, length, heads, width // heads).transpose(1, 2)  # noqa: E731
+        y = F.scaled_dot_product_attention(split(query), split(key), split(value), is_causal=shapes["causal"])
+        return y.transpose(1, 2).reshape(tokens, width)
+
+    x, small, table = leaf(tokens, width), leaf(width), leaf(vocabulary, width)
+    all_ = [
+        ("embedding", [table], lambda table: F.embedding(ids, table)),
+        ("dropout", [x, small, leaf(tokens, width)], lambda x, bias, residual: residual + F.dropout(x + bias, 0.1)),
+        (
+            "layer_norm",
+            [x, leaf(tokens, width), small, leaf(width)],
+            lambda x, residual, weight, bias: F.layer_norm(x + residual, (width,), weight, bias, 1e-5),
+        ),
+        ("linear", [x, leaf(width, inner), leaf(inner)], lambda x, weight, bias: torch.addmm(bias, x, weight)),
+        ("attention", [leaf(tokens, width) for _ in range(3)], attention),
+        ("gelu", [leaf(tokens, inner), leaf(inner)], lambda x, bias: F.gelu(x + bias, approximate=form)),
+    ]
+    if shapes["predicts_tokens"]:
+        all_.append(("cross_entropy", [x, table], lambda x, table: F.cross_entropy(x @ table.T, ids)))
+    wrap = torch.compile if compiled else lambda function: function
+    return [(name, inputs, wrap(function)) for name, inputs, function in all_]
+
+
+def serve_operators(case, mode, place):
+    timed = operators(case["shapes"], place.device, mode == "compile")
+    say({"provenance": provenance(mode, place), "batch": case["batch"], "total_steps": 2**40})
+    for count in commands():
+        answer = []
+        for name, inputs, function in timed:
+            times = []
+            for _ in range(count):
+                place.wait()
+                start = time.perf_counter()
+                y = function(*inputs)
+                y.backward(torch.ones_like(y))
+                for leaf in inputs:
+                    leaf.grad = None
+                del y
+                place.wait()
+                times.append((time.perf_counter() - start) * 1e3)
+            answer.append({"name": name, "shape": "", "ms": times})
+        say({"operators": answer, "peak_mib": place.peak_mib()})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("case", help="the case folder, which `kiln bench` gives")
+    parser.add_argument("--mode", choices=["eager", "compile"], default="eager")
+    parser.add_argument("--operators", action="store_true", help="measure single operators instead of steps")
+    args = parser.parse_args()
+    with open(os.path.join(args.case, "case.json")) as file:
+        case = json.load(file)
+    if case["schema"] != "kiln.bench-case/1":
+        sys.exit(f"error: expected the schema kiln.bench-case/1, got {case['schema']}")
+    place = Place(case)
+    if args.operators:
+        serve_operators(case, args.mode, place)
+    else:
+        serve_steps(args.case, case, args.mode, place)
+
+
+main()

@@ -1,0 +1,183 @@
+//! Kiln's side of a benchmark, in a process of its own: the trainer's own loop, held up before a step until it is this
+//! contestant's turn; see [`super::protocol`]. It measures nothing itself: times are those of `steps.jsonl`.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::tensor::Device;
+
+use super::operators::Shapes;
+use super::protocol::{Hello, Step, Turn};
+use crate::error::{Error, Result};
+use crate::execution::memory_use;
+use crate::metrics::Record;
+use crate::plan::RunPlan;
+use crate::provenance::Provenance;
+use crate::trainer::laps::{self, StepTimes};
+use crate::trainer::{Callback, Control, Progress, Trainer};
+
+/// Trains `plan` by turns until the input ends.
+///
+/// # Errors
+/// What the run meets, a line that is no command, memory that runs out (the trainer would go on with a smaller batch).
+pub fn serve_steps(plan: RunPlan) -> Result<()> {
+    let failed = Arc::new(Mutex::new(None));
+    let turns = Turns {
+        times: plan.config.run.output_dir.join(laps::FILE),
+        read: 0,
+        left: 0,
+        device: plan.device.device.clone(),
+        losses: Vec::new(),
+        asked: None,
+        ended: false,
+        failed: failed.clone(),
+    };
+    let trained = Trainer::new(plan)?.rehearsing().with_step_times().with_callback(turns).train();
+    match failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        Some(error) => Err(error),
+        None => trained.map(drop),
+    }
+}
+
+/// Measures the operators of `plan`'s model by turns until the input ends.
+///
+/// # Errors
+/// What the device reports, and a line that is no command.
+pub fn serve_operators(plan: &RunPlan) -> Result<()> {
+    let shapes = Shapes::new(&plan.model_config, plan.task, plan.batch.micro, plan.batch.seq_len);
+    let device = &plan.device.device;
+    say(&hello(plan))?;
+    while let Some(repeats) = command()? {
+        let operators = shapes.measure(plan.ops, device, repeats)?;
+        say(&Turn { steps: Vec::new(), operators, peak_mib: memory_use(device).peak_mib })?;
+    }
+    Ok(())
+}
+
+fn hello(plan: &RunPlan) -> Hello {
+    Hello {
+        provenance: serde_json::to_value(Provenance::of(plan)).expect("names and numbers are JSON"),
+        batch: plan.batch.micro,
+        total_steps: plan.steps.total as u64,
+        padding: Some(plan.padding_cost.waste),
+    }
+}
+
+fn say<T: serde::Serialize>(answer: &T) -> Result<()> {
+    let mut line = serde_json::to_string(answer).map_err(|error| Error::data(format!("an answer: {error}")))?;
+    line.push('\n');
+    let mut out = std::io::stdout().lock();
+    out.write_all(line.as_bytes()).and_then(|()| out.flush()).map_err(|error| Error::io("answer the driver", &error))
+}
+
+/// The N of the next `run N`; none at the end of the input.
+fn command() -> Result<Option<usize>> {
+    let mut line = String::new();
+    let read = std::io::stdin().read_line(&mut line).map_err(|error| Error::io("read from the driver", &error))?;
+    if read == 0 {
+        return Ok(None);
+    }
+    let count = line.trim().strip_prefix("run ").and_then(|count| count.parse().ok()).filter(|count| *count > 0);
+    count.map(Some).ok_or_else(|| Error::config(format!("expected `run N`, got {:?}", line.trim())))
+}
+
+/// Waits for its turn before a step, and answers when the steps of a turn are made.
+struct Turns {
+    times: PathBuf,
+    /// Bytes of the file that were read.
+    read: u64,
+    /// Steps of this turn that are still to be made.
+    left: usize,
+    device: Device,
+    /// `(step, loss)` of this turn.
+    losses: Vec<(u64, f64)>,
+    /// Steps that the turn has, once there is one.
+    asked: Option<usize>,
+    /// The input has ended, or something failed: the step that follows is the last.
+    ended: bool,
+    failed: Arc<Mutex<Option<Error>>>,
+}
+
+impl Turns {
+    fn next(&mut self) -> Result<()> {
+        if self.left > 0 {
+            self.left -= 1;
+            return Ok(());
+        }
+        if let Some(asked) = self.asked {
+            let steps = self.steps()?;
+            if steps.len() != asked {
+                let message = format!("{asked} steps were asked for, but the times of {} are written", steps.len());
+                return Err(Error::config(message).help("turns must be multiples of the log interval"));
+            }
+            say(&Turn { steps, operators: Vec::new(), peak_mib: memory_use(&self.device).peak_mib })?;
+        }
+        match command()? {
+            Some(count) => (self.asked, self.left) = (Some(count), count - 1),
+            None => self.ended = true,
+        }
+        Ok(())
+    }
+
+    /// The steps of which lines have been written since the last time.
+    fn steps(&mut self) -> Result<Vec<Step>> {
+        let io = |error: std::io::Error| Error::io(format!("read {}", self.times.display()), &error);
+        let mut file = File::open(&self.times).map_err(io)?;
+        file.seek(SeekFrom::Start(self.read)).map_err(io)?;
+        let mut text = String::new();
+        self.read += file.read_to_string(&mut text).map_err(io)? as u64;
+        let losses = std::mem::take(&mut self.losses);
+        let step = |line: &str| {
+            let times: StepTimes = serde_json::from_str(line)?;
+            let loss = losses.iter().find(|(step, _)| *step == times.step).map(|(_, loss)| *loss);
+            Ok(Step {
+                step: times.step,
+                samples: times.samples,
+                tokens: times.tokens,
+                step_ms: times.step_ms,
+                data_ms: times.data_ms,
+                forward_ms: times.forward_ms,
+                backward_ms: times.backward_ms,
+                update_ms: times.update_ms,
+                sync_ms: times.sync_ms,
+                synced: times.synced,
+                loss,
+            })
+        };
+        let steps = text.lines().map(step).collect::<std::result::Result<_, serde_json::Error>>();
+        steps.map_err(|error| Error::data(format!("{}: {error}", self.times.display())))
+    }
+
+    fn fail(&mut self, error: Error) {
+        self.ended = true;
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+}
+
+impl Callback for Turns {
+    fn on_train_begin(&mut self, plan: &RunPlan) {
+        if self.asked.is_some() {
+            self.fail(Error::out_of_memory(format!("memory ran out at a batch larger than {}", plan.batch.micro)));
+        } else if let Err(error) = say(&hello(plan)) {
+            self.fail(error);
+        }
+    }
+
+    fn on_step_begin(&mut self, _progress: &Progress) {
+        if !self.ended
+            && let Err(error) = self.next()
+        {
+            self.fail(error);
+        }
+    }
+
+    fn on_step_end(&mut self, _progress: &Progress, control: &mut Control) {
+        control.should_training_stop |= self.ended;
+    }
+
+    fn on_log(&mut self, progress: &Progress, row: &Record) {
+        self.losses.extend(row.get("loss").map(|loss| (progress.step, loss)));
+    }
+}

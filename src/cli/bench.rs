@@ -1,0 +1,123 @@
+//! `kiln bench`, and the hidden `kiln bench-worker` that it runs in processes of their own.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+
+use super::say;
+use super::training::resolve;
+use crate::bench::report::SCHEMA;
+use crate::bench::run::{Options, Peer, Subject, Variant, run};
+use crate::bench::suite::Suite;
+use crate::bench::{table, worker};
+use crate::config::RunConfig;
+use crate::error::{Error, Result};
+use crate::{engine, signals};
+
+#[derive(Debug, Args)]
+pub(super) struct BenchArgs {
+    /// The config file (TOML) of the run to measure
+    #[arg(required_unless_present = "suite", conflicts_with = "suite")]
+    file: Option<PathBuf>,
+    /// Override a key of the file; the value is TOML, anything else is taken as text
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE", conflicts_with = "suite")]
+    set: Vec<String>,
+    /// Measure fixed models on synthetic tokens instead: smoke, cpu or gpu
+    #[arg(long, value_name = "NAME")]
+    suite: Option<String>,
+    /// Only these cases of the suite
+    #[arg(long = "case", value_name = "NAME", requires = "suite")]
+    cases: Vec<String>,
+    /// Steps of each contestant that are not counted; the suite's, or 3 (20 on a GPU), when it is left out
+    #[arg(long, value_name = "N")]
+    warmup: Option<usize>,
+    /// Turns of each contestant
+    #[arg(long, value_name = "N")]
+    rounds: Option<usize>,
+    /// Optimizer steps of a turn; the first is left out of the figures
+    #[arg(long, value_name = "N")]
+    steps: Option<usize>,
+    /// Repeats of single operators in every round; 0 leaves them out
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    operators: usize,
+    /// Another contestant: the compiled mode with another setting, as in fused=compiler.fused_ops=on
+    #[arg(long = "variant", value_name = "NAME=SECTION.KEY=VALUE")]
+    variants: Vec<Variant>,
+    /// Another contestant: a program that speaks the protocol of benches/pytorch/worker.py
+    #[arg(long = "peer", value_name = "NAME=COMMAND")]
+    peers: Vec<Peer>,
+    /// Begin no further case after this time: 90s, 25m
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    time_limit: Option<Duration>,
+    /// The JSON file to write; bench-NAME.json when it is left out
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct WorkerArgs {
+    /// The config file
+    file: PathBuf,
+    /// Measure single operators instead of steps
+    #[arg(long)]
+    operators: bool,
+}
+
+pub(super) fn run_worker(args: &WorkerArgs) -> Result<()> {
+    let config = RunConfig::load(&args.file)?;
+    engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    let plan = resolve(config)?;
+    if args.operators { worker::serve_operators(&plan) } else { worker::serve_steps(plan) }
+}
+
+pub(super) fn run_bench(args: &BenchArgs) -> Result<()> {
+    signals::install()?;
+    let (subject, name) = match (&args.file, &args.suite) {
+        (_, Some(name)) => {
+            let suite = Suite::named(name)?.only(&args.cases)?;
+            (Subject::Suite { name: name.clone(), suite }, name.clone())
+        }
+        (Some(file), None) => {
+            let config = Box::new(RunConfig::load_with(file, &args.set)?);
+            let stem = file.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy().into_owned());
+            (Subject::Config { title: file.display().to_string(), config }, stem)
+        }
+        (None, None) => return Err(Error::config("expected a config file or --suite NAME")),
+    };
+    let mut names =
+        args.variants.iter().map(|it| &it.name).chain(args.peers.iter().map(|it| &it.name)).collect::<Vec<_>>();
+    names.sort_unstable();
+    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(Error::config(format!("--peer, --variant: two are called `{}`", pair[0])).help("name them apart"));
+    }
+    let out = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("bench-{name}.json")));
+    check(&out)?;
+    let options = Options {
+        subject,
+        warmup: args.warmup,
+        rounds: args.rounds,
+        steps: args.steps,
+        operators: args.operators,
+        variants: args.variants.clone(),
+        peers: args.peers.clone(),
+        out: out.clone(),
+        time_limit: args.time_limit,
+    };
+    let (report, error) = run(&options, &mut |case| say(table::terminal(case)))?;
+    report.notes.iter().try_for_each(|note| say(format!("note: {note}")))?;
+    say(format!("result: {}", out.display()))?;
+    error.map_or(Ok(()), Err)
+}
+
+/// Refuses to replace a file that is no benchmark.
+fn check(out: &Path) -> Result<()> {
+    let schema = format!("\"schema\": \"{SCHEMA}\"");
+    match std::fs::read(out) {
+        Ok(bytes) if !String::from_utf8_lossy(&bytes).contains(&schema) => {
+            Err(Error::config(format!("{} is there and is no benchmark of Kiln's", out.display()))
+                .help("name another file with --out FILE"))
+        }
+        _ => Ok(()), // what cannot be read will be told when it is written
+    }
+}
