@@ -28,7 +28,9 @@ fn cache(folder: &Path, args: &[&str]) -> std::process::Command {
 }
 
 /// The entries of an archive: name and bytes.
-fn unpacked(path: &Path) -> Vec<(String, Vec<u8>)> {
+type Entries = Vec<(String, Vec<u8>)>;
+
+fn unpacked(path: &Path) -> Entries {
     let mut archive = tar::Archive::new(std::fs::File::open(path).unwrap());
     let entries = archive.entries().unwrap().map(|entry| {
         let mut entry = entry.unwrap();
@@ -54,7 +56,7 @@ fn packed(path: &Path, entries: &[(String, Vec<u8>)]) {
 }
 
 /// The archive of [`place`], with its manifest changed.
-fn changed(folder: &Path, name: &str, change: impl Fn(&mut Value, &mut Vec<(String, Vec<u8>)>)) -> PathBuf {
+fn changed(folder: &Path, name: &str, change: impl Fn(&mut Value, &mut Entries)) -> PathBuf {
     let mut entries = unpacked(&folder.join("k.tar"));
     let mut manifest: Value = serde_json::from_slice(&entries[0].1).unwrap();
     change(&mut manifest, &mut entries);
@@ -122,7 +124,7 @@ fn what_was_tampered_with_or_damaged_is_refused_and_nothing_of_it_is_taken() {
         assert_eq!(listing(&to.path().join("kiln-cache")), ["kernels"], "{part}");
         assert_eq!(listing(&to.path().join("kiln-cache/kernels")), Vec::<String>::new(), "{part}");
     };
-    let tampered = |part: &str, change: &dyn Fn(&mut Value, &mut Vec<(String, Vec<u8>)>)| {
+    let tampered = |part: &str, change: &dyn Fn(&mut Value, &mut Entries)| {
         refused(&changed(folder.path(), "tampered.tar", change), part);
     };
     tampered("its bytes are not those that were packed", &|_, entries| entries[1].1[5] = 8);
