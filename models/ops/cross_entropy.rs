@@ -4,6 +4,11 @@
 //! memory, and multiplied back into the gradients of the hidden states and of the weight (three matrix products, as the
 //! plain composition has). So the forward computes the gradients, and the backward only multiplies them by what comes from
 //! above. Rows whose label is ignored are left out altogether.
+//!
+//! The vocabulary is not padded to a multiple of 64 on the CPU: its matrix products gain nothing from it. Forward and
+//! backward, in turn, on 2 cores of a shared machine, quickest of 7: 796 ms with 50,257 classes and 784 with 50,304 (features
+//! 768, 512 rows; medians 845 and 860), 131 ms with 8,191 and 138 with 8,192 (features 384, 1,024 rows; medians 162 and 152):
+//! less than two such runs differ by.
 
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
