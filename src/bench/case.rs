@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use super::operators::Shapes;
 use super::suite::{Case, CaseBatch, Lengths};
 use crate::config::{
-    DataSection, DeviceKind, DeviceSection, ModelSection, RunConfig, Sampler, SaveStrategy, SchedulerType,
-    TrainBatchSize, TrainerSection,
+    BatchScaling, DataSection, DeviceKind, DeviceSection, ModelSection, RunConfig, Sampler, SaveStrategy,
+    SchedulerType, TrainBatchSize, TrainerSection,
 };
 use crate::error::{Error, Result};
 use crate::execution::{seed_for, uniform};
@@ -114,7 +114,7 @@ pub fn prepare(case: &Case, review_lengths: &[usize], kind: DeviceKind, folder: 
     };
     let text = serde_json::to_string_pretty(&file).map_err(|error| Error::data(format!("{}: {error}", case.name)))?;
     write_whole(&folder.join("case.json"), text.as_bytes())?;
-    let config = RunConfig {
+    let mut config = RunConfig {
         precision: case.precision,
         model: ModelSection::from_pretrained(model_folder.to_string_lossy()),
         data: DataSection {
@@ -135,6 +135,10 @@ pub fn prepare(case: &Case, review_lengths: &[usize], kind: DeviceKind, folder: 
         device: DeviceSection { kind, index: 0 },
         ..RunConfig::default()
     };
+    if batch.is_none() {
+        // An optimizer step is one micro-batch of whatever size is found.
+        config.batch.scaling = BatchScaling::Grow;
+    }
     Ok(Prepared { folder: folder.into(), config })
 }
 

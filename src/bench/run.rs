@@ -42,11 +42,38 @@ impl std::str::FromStr for Peer {
         };
         let (name, command) = text.split_once('=').ok_or_else(bad)?;
         let command = command.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-        if name.is_empty() || command.is_empty() || ["native", "compiled"].contains(&name) {
+        if !is_free(name) || command.is_empty() {
             return Err(bad());
         }
         Ok(Self { name: name.into(), command })
     }
+}
+
+/// The compiled mode with another setting, as a contestant of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Variant {
+    /// Its name in tables.
+    pub name: String,
+    /// `section.key=value`.
+    pub set: String,
+}
+
+impl std::str::FromStr for Variant {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let parts = text.split_once('=').filter(|(name, set)| is_free(name) && set.contains('='));
+        let (name, set) = parts.ok_or_else(|| {
+            Error::config(format!("--variant: expected NAME=SECTION.KEY=VALUE, got {text:?}"))
+                .help("as in --variant fused=compiler.fused_ops=on")
+        })?;
+        Ok(Self { name: name.into(), set: set.into() })
+    }
+}
+
+/// Whether a contestant besides Kiln's modes can have this name.
+fn is_free(name: &str) -> bool {
+    !name.is_empty() && !["native", "compiled"].contains(&name)
 }
 
 /// What is measured.
@@ -81,9 +108,9 @@ pub struct Options {
     pub steps: Option<usize>,
     /// Repeats of single operators in every round; 0 measures none.
     pub operators: usize,
-    /// The largest batch that a case with `batch = "max"` looks at.
-    pub max_batch: Option<usize>,
-    /// Contestants besides Kiln's two modes.
+    /// The compiled mode with other settings.
+    pub variants: Vec<Variant>,
+    /// Contestants that are not Kiln.
     pub peers: Vec<Peer>,
     /// The file of the report.
     pub out: PathBuf,
@@ -236,12 +263,14 @@ fn measure(
     let folder = tempfile::Builder::new().prefix("kiln-bench-").tempdir();
     let folder = folder.map_err(|error| Error::io("make a temporary folder", &error))?;
     let folder = folder.path();
-    let (name, about, config) = match (case, &options.subject) {
+    let (name, about, config, max_batch) = match (case, &options.subject) {
         (Some(case), Subject::Suite { suite, .. }) => {
             let prepared = prepare(case, &suite.review_lengths, kind, folder)?;
-            (case.name.clone(), case.describe()?, prepared.config)
+            (case.name.clone(), case.describe()?, prepared.config, suite.max_batch)
         }
-        (_, Subject::Config { title, config }) => (title.clone(), format!("the run of {title}"), (**config).clone()),
+        (_, Subject::Config { title, config }) => {
+            (title.clone(), format!("the run of {title}"), (**config).clone(), None)
+        }
         (None, Subject::Suite { .. }) => return Err(Error::config("a suite is measured case by case")),
     };
     let is_max = case.is_some_and(|case| case.batch == CaseBatch::Max);
@@ -254,17 +283,24 @@ fn measure(
         ..CaseReport::empty(&name, &about)
     };
     let mut entrants = Vec::new();
-    for mode in [CompilerMode::Native, CompilerMode::Compiled] {
-        let mut config = bare_run(&config, folder.join(mode.as_str()), turns.logging);
+    let modes = [("native", CompilerMode::Native, None), ("compiled", CompilerMode::Compiled, None)].into_iter();
+    let variants = options.variants.iter();
+    let variants = variants.map(|it| (it.name.as_str(), CompilerMode::Compiled, Some(it.set.clone())));
+    for (name, mode, set) in modes.chain(variants) {
+        let mut config = bare_run(&config, folder.join(name), turns.logging);
         config.set_compiler(mode);
         config.trainer.logging_first_step = true;
-        let file = folder.join(format!("{mode}.toml"));
+        let file = folder.join(format!("{name}.toml"));
         write_whole(&file, config.to_toml()?.as_bytes())?;
+        if let Some(set) = set {
+            let changed = RunConfig::load_with(&file, &[set]).map_err(|error| error.at(format!("--variant {name}")))?;
+            write_whole(&file, changed.to_toml()?.as_bytes())?;
+        }
         if config.trainer.per_device_train_batch_size == TrainBatchSize::Auto && is_max {
-            look_for_batch(mode, &file, options, folder)?;
+            look_for_batch(mode, &file, max_batch, folder)?;
         }
         let arguments = vec!["bench-worker".into(), file.display().to_string()];
-        entrants.push(Entrant { name: mode.to_string(), program: program(mode)?, arguments });
+        entrants.push(Entrant { name: name.into(), program: program(mode)?, arguments });
     }
     // Peers are given the batch, and here every mode has its own.
     for peer in options.peers.iter().filter(|_| !is_max) {
@@ -300,10 +336,10 @@ fn measure(
 }
 
 /// Looks for the largest batch of a mode with `kiln tune-batch`, which keeps it for the contestant.
-fn look_for_batch(mode: CompilerMode, file: &Path, options: &Options, folder: &Path) -> Result<()> {
+fn look_for_batch(mode: CompilerMode, file: &Path, max: Option<usize>, folder: &Path) -> Result<()> {
     let mut command = Command::new(program(mode)?);
     command.arg("tune-batch").arg(file).args(["--mode", mode.as_str()]);
-    command.args(options.max_batch.iter().flat_map(|max| ["--max".to_owned(), max.to_string()]));
+    command.args(max.iter().flat_map(|max| ["--max".to_owned(), max.to_string()]));
     let output = command.stdin(Stdio::null()).output().map_err(|error| Error::io("start tune-batch", &error))?;
     write_whole(&folder.join(format!("{mode}.tune-batch")), &output.stdout)?;
     if output.status.success() {

@@ -50,6 +50,9 @@ pub struct Suite {
     pub rounds: usize,
     /// Optimizer steps of a turn.
     pub steps: usize,
+    /// The largest batch that a case with `batch = "max"` looks at.
+    #[serde(default)]
+    pub max_batch: Option<usize>,
     /// The cases.
     #[serde(rename = "case")]
     pub cases: Vec<Case>,

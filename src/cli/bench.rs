@@ -8,7 +8,7 @@ use clap::Args;
 use super::say;
 use super::training::resolve;
 use crate::bench::report::SCHEMA;
-use crate::bench::run::{Options, Peer, Subject, run};
+use crate::bench::run::{Options, Peer, Subject, Variant, run};
 use crate::bench::suite::Suite;
 use crate::bench::{table, worker};
 use crate::config::RunConfig;
@@ -41,9 +41,9 @@ pub(super) struct BenchArgs {
     /// Repeats of single operators in every round; 0 leaves them out
     #[arg(long, value_name = "N", default_value_t = 3)]
     operators: usize,
-    /// The largest batch that a case with the largest one looks at
-    #[arg(long, value_name = "N")]
-    max_batch: Option<usize>,
+    /// Another contestant: the compiled mode with another setting, as in fused=compiler.fused_ops=on
+    #[arg(long = "variant", value_name = "NAME=SECTION.KEY=VALUE")]
+    variants: Vec<Variant>,
     /// Another contestant: a program that speaks the protocol of benches/pytorch/worker.py
     #[arg(long = "peer", value_name = "NAME=COMMAND")]
     peers: Vec<Peer>,
@@ -85,10 +85,11 @@ pub(super) fn run_bench(args: &BenchArgs) -> Result<()> {
         }
         (None, None) => return Err(Error::config("expected a config file or --suite NAME")),
     };
-    for (index, peer) in args.peers.iter().enumerate() {
-        if args.peers[..index].iter().any(|other| other.name == peer.name) {
-            return Err(Error::config(format!("--peer: two are called `{}`", peer.name)).help("name them apart"));
-        }
+    let mut names =
+        args.variants.iter().map(|it| &it.name).chain(args.peers.iter().map(|it| &it.name)).collect::<Vec<_>>();
+    names.sort_unstable();
+    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(Error::config(format!("--peer, --variant: two are called `{}`", pair[0])).help("name them apart"));
     }
     let out = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("bench-{name}.json")));
     check(&out)?;
@@ -98,7 +99,7 @@ pub(super) fn run_bench(args: &BenchArgs) -> Result<()> {
         rounds: args.rounds,
         steps: args.steps,
         operators: args.operators,
-        max_batch: args.max_batch,
+        variants: args.variants.clone(),
         peers: args.peers.clone(),
         out: out.clone(),
         time_limit: args.time_limit,
