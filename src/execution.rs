@@ -118,8 +118,8 @@ pub fn ops(compiler: Option<&TrainingCompilerConfig>, device: &Available) -> Res
     };
     match (&compiler.fused_ops, device.kind) {
         (FusedOps::All(Switch::Off), _) => Ok(Ops::Plain),
-        // The kernels for wgpu and CUDA compile, but no device has shown yet that they compute what the composition does.
-        (FusedOps::All(Switch::Auto), kind) if kind != DeviceKind::Cpu => Ok(Ops::Plain),
+        // The kernels compile for CUDA, but no CUDA device has shown yet that they compute what the composition does.
+        (FusedOps::All(Switch::Auto), DeviceKind::Cuda) => Ok(Ops::Plain),
         (FusedOps::All(Switch::Auto | Switch::On), _) => fused(),
         (FusedOps::Only(operators), _) => Ok(fused()?.only(operators.iter().copied())),
     }

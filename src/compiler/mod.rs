@@ -88,8 +88,8 @@ pub fn parts(
         Part::new(operators, "on", names(&fused) + &rest)
     } else if native {
         Part::new(operators, "off", "the run is native")
-    } else if device.kind != DeviceKind::Cpu {
-        let why = "experimental on this device, not yet checked on one: compiler.fused_ops = \"on\" tries them";
+    } else if device.kind == DeviceKind::Cuda {
+        let why = "experimental on CUDA, not yet checked on a device: compiler.fused_ops = \"on\" tries them";
         Part::new(operators, "off", why)
     } else {
         Part::new(operators, "off", "compiler.fused_ops, or the trial of compiler.enabled = \"auto\", says so")

@@ -40,8 +40,7 @@ impl Optimizer {
             });
             kind_of.insert(*id, kind);
         }
-        let moments =
-            self.state.iter().filter_map(|(id, state)| Some((*id, <[_; 2]>::try_from(&state[..]).ok()?.clone())));
+        let moments = self.state.iter().filter_map(|(id, state)| Some((*id, Moments::try_from(state.clone()).ok()?)));
         Some(InPlace { config, device: device.clone(), kinds, kind_of, moments: RefCell::new(moments.collect()) })
     }
 
