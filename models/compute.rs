@@ -7,7 +7,7 @@
 
 use burn::tensor::{FloatDType, Tensor};
 
-use crate::ops::{Operator, Ops};
+use crate::ops::{Operator, Ops, linear};
 
 /// The form of the operators and the type of matrix products. Default: plain operators in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +47,14 @@ impl Compute {
     /// `x` as an operand of a matrix product.
     pub fn narrow<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
         cast(x, self.dtype)
+    }
+
+    /// `x W` with a weight as it is stored, in the form of the linear operator: `[n, in]`, `[in, out]` -> `[n, out]`, f32.
+    pub fn projection(self, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+        match self.is_f32() {
+            true => linear::product(x, weight, self.ops),
+            false => self.product(x, weight),
+        }
     }
 
     /// `x y` of operands in the compute type, the result in f32: `[n, k]`, `[k, m]` -> `[n, m]`.

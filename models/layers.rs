@@ -41,13 +41,13 @@ impl Linear {
     pub fn forward(&self, x: Tensor<2>, compute: Compute) -> Tensor<2> {
         match &self.bias {
             Some(bias) => affine(x, self.weight.val(), bias.val(), compute),
-            None => compute.product(x, self.weight.val()),
+            None => compute.projection(x, self.weight.val()),
         }
     }
 
     /// `activation(x W + b)`: `[n, in] -> [n, out]`
     pub fn activated(&self, x: Tensor<2>, activation: Activation, compute: Compute) -> Tensor<2> {
-        let x = compute.product(x, self.weight.val());
+        let x = compute.projection(x, self.weight.val());
         match &self.bias {
             Some(bias) => ops::gelu::bias_gelu(x, bias.val(), activation, compute.ops()),
             None => activation.forward(x),
@@ -68,12 +68,12 @@ impl Conv1D {
 
     /// `activation(x W + b)`: `[n, in] -> [n, out]`
     pub fn activated(&self, x: Tensor<2>, activation: Activation, compute: Compute) -> Tensor<2> {
-        ops::gelu::bias_gelu(compute.product(x, self.weight.val()), self.bias.val(), activation, compute.ops())
+        ops::gelu::bias_gelu(compute.projection(x, self.weight.val()), self.bias.val(), activation, compute.ops())
     }
 
     /// `residual + dropout(x W + b)`: `x [n, in]`, `residual [n, out]` -> `[n, out]`
     pub fn onto_residual(&self, x: Tensor<2>, residual: Tensor<2>, p: f64, train: bool, compute: Compute) -> Tensor<2> {
-        let x = compute.product(x, self.weight.val());
+        let x = compute.projection(x, self.weight.val());
         ops::dropout::bias_dropout_residual(x, self.bias.val(), residual, p, train, compute.ops())
     }
 }

@@ -1,6 +1,8 @@
 //! What Kiln keeps between runs, and where: text and tables that were tokenised, sizes of batches that were found, and the
 //! compiled engine's kernels with what tuning has found. Everything in it can be made again.
 
+pub mod archive;
+
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};

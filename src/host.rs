@@ -47,6 +47,12 @@ pub fn resident_mib() -> Option<f64> {
     mib("/proc/self/status", "VmRSS")
 }
 
+/// The version of NVIDIA's kernel driver, as it calls itself; none where there is none.
+pub fn gpu_driver() -> Option<String> {
+    let text = fs::read_to_string("/proc/driver/nvidia/version").ok()?;
+    text.lines().next().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty())
+}
+
 /// The processor's name.
 pub fn cpu() -> Option<String> {
     first_value("/proc/cpuinfo", "model name")

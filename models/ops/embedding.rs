@@ -2,6 +2,8 @@
 //! tokens are sorted by id once, and every thread sums the rows of its own part of the table.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
+use std::mem::MaybeUninit;
+
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
@@ -122,17 +124,23 @@ impl EmbeddingKernel for Flex {
         let mut by_id = flex::integers(&ids).into_iter().map(|id| id as usize).zip(0usize..).collect::<Vec<_>>();
         by_id.retain(|&(id, _)| Some(id) != padding_idx);
         by_id.sort_unstable();
-        let mut dtable = vec![0.0f32; num * width];
         let block = flex::block_rows(width);
-        dtable.par_chunks_mut(block * width).enumerate().for_each(|(i, rows)| {
-            let first = i * block;
-            let from = by_id.partition_point(|&(id, _)| id < first);
-            let to = by_id.partition_point(|&(id, _)| id < first + block);
-            for &(id, token) in &by_id[from..to] {
-                let row = &mut rows[(id - first) * width..][..width];
-                flex::add_rows(&flex::values(&dy)[token * width..][..width], row);
-            }
-        });
+        // SAFETY: every block writes zeros to all of its rows before anything else.
+        let dtable = unsafe {
+            flex::written(num * width, |dtable| {
+                dtable.par_chunks_mut(block * width).enumerate().for_each(|(i, rows)| {
+                    rows.fill(MaybeUninit::new(0.0));
+                    let rows = rows.assume_init_mut();
+                    let first = i * block;
+                    let from = by_id.partition_point(|&(id, _)| id < first);
+                    let to = by_id.partition_point(|&(id, _)| id < first + block);
+                    for &(id, token) in &by_id[from..to] {
+                        let row = &mut rows[(id - first) * width..][..width];
+                        flex::add_rows(&flex::values(&dy)[token * width..][..width], row);
+                    }
+                });
+            })
+        };
         flex::tensor(dtable, [num, width])
     }
 }

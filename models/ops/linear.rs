@@ -1,6 +1,8 @@
-//! `x W + b` with the bias added by the matrix product itself, and the three gradients without a temporary.
+//! `x W + b` with the bias added by the matrix product itself, `x W` alone for operators that add the bias later, and their
+//! gradients without a temporary.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
+use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
@@ -23,13 +25,31 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, ops: Ops) -> Ten
     }
 }
 
+/// `x W`: `x [n, in]`, `weight [in, out]` -> `[n, out]`.
+pub fn product(x: Tensor<2>, weight: Tensor<2>, ops: Ops) -> Tensor<2> {
+    match ops.form(Operator::Linear) {
+        Form::Plain => x.matmul(weight),
+        Form::Fused => {
+            let y = <Dispatch as LinearOp>::product(x.into_dispatch(), weight.into_dispatch());
+            Tensor::from_dispatch(y)
+        }
+    }
+}
+
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
 trait LinearOp: Backend {
+    fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
+
     fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
 /// What a backend supplies.
 pub(super) trait LinearKernel: Backend {
+    /// `x W`
+    fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::float_matmul(x, weight)
+    }
+
     fn forward(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// `dy W^T`
@@ -46,6 +66,10 @@ pub(super) trait LinearKernel: Backend {
 macro_rules! without_autodiff {
     ($backend:ty, $tensor:ty) => {
         impl LinearOp for $backend {
+            fn product(x: $tensor, weight: $tensor) -> $tensor {
+                <Self as LinearKernel>::product(x, weight)
+            }
+
             fn linear(x: $tensor, weight: $tensor, bias: $tensor) -> $tensor {
                 Self::forward(x, weight, bias)
             }
@@ -56,31 +80,64 @@ without_autodiff!(Flex, FlexTensor);
 #[cfg(feature = "compiler")]
 without_autodiff!(super::cube::Cube, super::cube::FusedTensor);
 
-impl<B: LinearKernel, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
-    fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct Linear;
-        impl<B: LinearKernel> Backward<B, 3> for Linear {
-            type State = (FloatTensor<B>, FloatTensor<B>);
+#[derive(Debug)]
+struct LinearBackward;
 
-            fn backward(self, step: Step<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
-                let dy = grads.consume::<B>(&step.node);
-                let (x, weight) = step.state;
-                let [x_node, weight_node, bias_node] = step.parents;
-                if let Some(node) = bias_node {
-                    grads.register::<B>(node.id, B::backward_bias(dy.clone()));
-                }
-                if let Some(node) = weight_node {
-                    grads.register::<B>(node.id, B::backward_weight(x, dy.clone()));
-                }
-                if let Some(node) = x_node {
-                    grads.register::<B>(node.id, B::backward_x(weight, dy));
-                }
-            }
+/// The gradients of the two factors, of those that are tracked.
+fn backward_factors<B: LinearKernel>(
+    (x, weight): (FloatTensor<B>, FloatTensor<B>),
+    dy: FloatTensor<B>,
+    [x_id, weight_id]: [Option<NodeId>; 2],
+    grads: &mut Gradients,
+) {
+    if let Some(id) = weight_id {
+        grads.register::<B>(id, B::backward_weight(x, dy.clone()));
+    }
+    if let Some(id) = x_id {
+        grads.register::<B>(id, B::backward_x(weight, dy));
+    }
+}
+
+impl<B: LinearKernel> Backward<B, 2> for LinearBackward {
+    type State = (FloatTensor<B>, FloatTensor<B>);
+
+    fn backward(self, step: Step<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&step.node);
+        backward_factors::<B>(step.state, dy, step.parents.map(|parent| parent.map(|node| node.id)), grads);
+    }
+}
+
+impl<B: LinearKernel> Backward<B, 3> for LinearBackward {
+    type State = (FloatTensor<B>, FloatTensor<B>);
+
+    fn backward(self, step: Step<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&step.node);
+        let [x_id, weight_id, bias_id] = step.parents.map(|parent| parent.map(|node| node.id));
+        if let Some(id) = bias_id {
+            grads.register::<B>(id, B::backward_bias(dy.clone()));
         }
+        backward_factors::<B>(step.state, dy, [x_id, weight_id], grads);
+    }
+}
+
+impl<B: LinearKernel, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
+    fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        let nodes = [x.node(), weight.node()];
+        let (x, weight) = (x.into_primitive(), weight.into_primitive());
+        let forward = <B as LinearKernel>::product;
+        match LinearBackward.prepare::<C>(nodes).compute_bound().stateful() {
+            OpsKind::Tracked(prepared) => {
+                let y = forward(x.clone(), weight.clone());
+                prepared.finish((x, weight), y)
+            }
+            OpsKind::UnTracked(prepared) => prepared.finish(forward(x, weight)),
+        }
+    }
+
+    fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
         let nodes = [x.node(), weight.node(), bias.node()];
         let (x, weight, bias) = (x.into_primitive(), weight.into_primitive(), bias.into_primitive());
-        match Linear.prepare::<C>(nodes).compute_bound().stateful() {
+        match LinearBackward.prepare::<C>(nodes).compute_bound().stateful() {
             OpsKind::Tracked(prepared) => {
                 let y = B::forward(x.clone(), weight.clone(), bias);
                 prepared.finish((x, weight), y)
@@ -96,6 +153,12 @@ fn matrix(tensor: &FlexTensor) -> Matrix<'_> {
 }
 
 impl LinearKernel for Flex {
+    fn product(x: FlexTensor, weight: FlexTensor) -> FlexTensor {
+        let (x, weight) = (flex::row_major(x), flex::row_major(weight));
+        let y = flex::product(matrix(&x), matrix(&weight));
+        flex::tensor(y, [flex::dims2(&x)[0], flex::dims2(&weight)[1]])
+    }
+
     fn forward(x: FlexTensor, weight: FlexTensor, bias: FlexTensor) -> FlexTensor {
         let (x, weight, bias) = (flex::row_major(x), flex::row_major(weight), flex::row_major(bias));
         let ([rows, _], [_, width]) = (flex::dims2(&x), flex::dims2(&weight));

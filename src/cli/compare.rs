@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::compiler::verify_compare;
 use super::say;
 use super::training::resolve;
 use crate::batch_size;
@@ -122,7 +123,7 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
         price_per_hour: args.price_per_hour,
         target_loss: args.target_loss,
     };
-    let (report, out, error) = run(&options, &resolve, &mut |line| say(line))?;
+    let (report, out, error) = run(&options, &resolve, &verify_compare, &mut |line| say(line))?;
     show(&report, &out)?;
     if let Some(error) = error {
         return Err(error);

@@ -2,16 +2,21 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::rc::Rc;
 
 use clap::{Args, ValueEnum};
 
 use super::say;
 use super::training::{ConfigArgs, resolve};
+use crate::cache;
 use crate::compiler::bisect::{Finding, bisect};
 use crate::compiler::parity::parity;
 use crate::compiler::probe::{self, Look, Probe};
-use crate::config::RunConfig;
+use crate::compiler::{verify, warmup};
+use crate::config::{CompilerMode, DeviceKind, RunConfig, Switch, Verify};
+use crate::engine;
 use crate::error::{Error, Result};
+use crate::plan::RunPlan;
 use crate::trainer::write_whole;
 
 #[derive(Debug, Args)]
@@ -46,7 +51,9 @@ pub(super) struct ProbeArgs {
 
 /// Makes a probe, for the process that asked for it.
 pub(super) fn run_probe(args: &ProbeArgs) -> Result<()> {
-    let plan = resolve(RunConfig::load(&args.file)?)?;
+    let config = RunConfig::load(&args.file)?;
+    engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    let plan = resolve(config)?;
     let look = match args.look {
         LookArg::Figures => Look::Figures,
         LookArg::Times => Look::Times,
@@ -54,6 +61,45 @@ pub(super) fn run_probe(args: &ProbeArgs) -> Result<()> {
     let probe = probe::run(&plan, plan.ops, args.steps, look)?;
     let text = serde_json::to_string(&probe).map_err(|error| Error::data(format!("probe: {error}")))?;
     write_whole(&args.out, text.as_bytes())
+}
+
+/// `compiler.verify` before step 1 where each mode has an engine of its own; whether it has been done.
+pub(super) fn verify_start(plan: &RunPlan) -> Result<bool> {
+    if verify::of(plan.config.compiler.as_ref()) == Verify::Off || plan.device.kind == DeviceKind::Cpu {
+        return Ok(false);
+    }
+    let report = parity(&plan.config, verify::STEPS, &mut in_a_process)?;
+    say(verify::verdict(Some(&report), 0)?)?;
+    Ok(true)
+}
+
+/// `compiler.verify` of a comparison, which is on unless it is said to be off: before anything is timed.
+pub(super) fn verify_compare(config: &RunConfig) -> Result<()> {
+    if config.compiler.as_ref().and_then(|compiler| compiler.verify) == Some(Verify::Off) {
+        return Ok(());
+    }
+    let report = parity(config, verify::STEPS, &mut in_a_process)?;
+    say(verify::verdict(Some(&report), 0)?)
+}
+
+/// The warm-up stage of a compiled run alone, which leaves its kernels in the cache.
+pub(super) fn run_pretune(args: &ConfigArgs) -> Result<()> {
+    let mut config = RunConfig::load_with(&args.file, &args.set)?;
+    config.set_compiler(CompilerMode::Compiled);
+    engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    let forced = config.compiler.as_ref().is_some_and(|compiler| compiler.warmup == Switch::On);
+    let plan = resolve(config)?;
+    if plan.device.kind == DeviceKind::Cpu && !forced {
+        return say("nothing to tune: on the CPU (Flex) no kernel is compiled or tuned");
+    }
+    let heard: warmup::Say = Rc::new(|line| {
+        // What cannot be shown is no reason to stop tuning.
+        let _ = say(line);
+    });
+    warmup::run(&plan, &heard)?;
+    let (folder, prefix) = (cache::folder()?, format!("{}/", cache::KERNELS));
+    let kernels = cache::list(&folder)?.into_iter().filter(|entry| entry.name.starts_with(&prefix)).collect::<Vec<_>>();
+    say(format!("{}: {} files, {}", folder.join(cache::KERNELS).display(), kernels.len(), cache::size(&kernels)))
 }
 
 pub(super) fn run_parity(args: &ParityArgs) -> Result<()> {
@@ -107,7 +153,7 @@ pub(super) fn run_bisect(args: &ParityArgs) -> Result<()> {
 }
 
 /// Runs `kiln probe` on `config`.
-fn in_a_process(config: &RunConfig, steps: usize, look: Look) -> Result<Probe> {
+pub(super) fn in_a_process(config: &RunConfig, steps: usize, look: Look) -> Result<Probe> {
     let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
     let (file, out) = (folder.path().join("probe.toml"), folder.path().join("probe.json"));
     write_whole(&file, config.to_toml()?.as_bytes())?;

@@ -1,10 +1,11 @@
 //! `kiln runs`, `kiln describe` and `kiln cache`: what looks at folders that Kiln has written.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 
 use super::say;
+use crate::cache::archive::{self, Manifest};
 use crate::error::Result;
 use crate::{cache, runs};
 
@@ -14,6 +15,19 @@ pub(super) enum CacheCommand {
     List,
     /// Remove what is kept; it is made again when it is needed
     Clear,
+    /// Pack compiled and tuned kernels into a tar archive, for a machine of the same kind
+    Export {
+        /// The archive to write
+        file: PathBuf,
+    },
+    /// Take the kernels of an archive that was exported with the same versions, devices and driver
+    Import {
+        /// The archive
+        file: PathBuf,
+        /// Replace kernels that are there already
+        #[arg(long)]
+        replace: bool,
+    },
 }
 
 pub(super) fn runs(folder: &Path) -> Result<()> {
@@ -36,5 +50,19 @@ pub(super) fn cache(command: &CacheCommand) -> Result<()> {
             let removed = cache::clear(&folder)?;
             say(format!("{}: removed {} entries, {}", folder.display(), removed.len(), cache::size(&removed)))
         }
+        CacheCommand::Export { file } => {
+            moved("exported", &archive::export(&folder, file)?)?;
+            say(format!("archive: {}", file.display()))
+        }
+        CacheCommand::Import { file, replace } => moved("imported", &archive::import(file, &folder, *replace)?),
     }
+}
+
+/// What an archive holds and where it is from.
+fn moved(how: &str, manifest: &Manifest) -> Result<()> {
+    let devices =
+        if manifest.devices.is_empty() { "no device but the CPU".into() } else { manifest.devices.join(", ") };
+    let driver = manifest.driver.as_deref().unwrap_or("driver unknown");
+    say(format!("{how}: kiln {} on Burn {}, {}, {devices}, {driver}", manifest.kiln, manifest.burn, manifest.system))?;
+    manifest.files.iter().try_for_each(|file| say(format!("{:>12} bytes  {}", file.bytes, file.name)))
 }

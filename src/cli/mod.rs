@@ -88,7 +88,9 @@ enum Command {
         /// The run folder
         run: PathBuf,
     },
-    /// List or clear what is kept between runs: tokenised text, sizes of batches
+    /// Compile and tune the kernels of a run and keep them, without training
+    Pretune(ConfigArgs),
+    /// List, clear, export or import what is kept between runs: tokenised text, sizes of batches, kernels
     #[command(subcommand)]
     Cache(CacheCommand),
     /// List what this build and this machine offer
@@ -115,6 +117,7 @@ impl Cli {
             Command::Parity(args) => compiler::run_parity(&args),
             Command::Bisect(args) => compiler::run_bisect(&args),
             Command::Probe(args) => compiler::run_probe(&args),
+            Command::Pretune(args) => compiler::run_pretune(&args),
             Command::Forward(args) => models::run_forward(&args),
             Command::Generate(args) => models::run_generate(&args),
             Command::Predict(args) => models::run_predict(&args),

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use indicatif::ProgressBar;
 
+use super::compiler::verify_start;
 use super::tuning::tune_if_missing;
 use super::{progress_bar, say};
 use crate::compiler::start_up_lines;
@@ -181,7 +182,9 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     let plan = resolve(config)?;
     say(plan.describe())?;
     let folder = plan.config.output_dir()?;
+    let verified = verify_start(&plan)?;
     let trainer = Trainer::new(plan)?;
+    let trainer = if verified { trainer.with_verified_start() } else { trainer };
     trainer.plan().decision.iter().try_for_each(say)?;
     if let Some(report) = trainer.load_report() {
         say(format!("loaded {} tensors", report.loaded))?;

@@ -8,7 +8,7 @@ use super::analyse::analyse;
 use super::arms::{Wanted, arms, run_config};
 use super::verdict::Word;
 use super::{EXPERIMENT_SCHEMA, Experiment, Report, WholeRun, peak, process};
-use crate::config::{DeviceKind, EvalStrategy, OnExisting, RunConfig, SaveStrategy};
+use crate::config::{CompilerMode, DeviceKind, EvalStrategy, OnExisting, RunConfig, SaveStrategy};
 use crate::error::{Error, Result};
 use crate::plan::RunPlan;
 use crate::report;
@@ -38,7 +38,8 @@ pub struct Options {
     pub target_loss: Option<f64>,
 }
 
-/// Runs the comparison and writes its report. `plan` makes a plan of a config; `say` is told how far it is. The second value
+/// Runs the comparison and writes its report. `plan` makes a plan of a config; `verify` is asked before anything runs whether
+/// both modes of it compute the same; `say` is told how far it is. The second value
 /// is the error that the comparison should end with although there is a report: an arm that failed, or parity that did.
 ///
 /// # Errors
@@ -46,6 +47,7 @@ pub struct Options {
 pub fn run(
     options: &Options,
     plan: &dyn Fn(RunConfig) -> Result<RunPlan>,
+    verify: &dyn Fn(&RunConfig) -> Result<()>,
     say: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<(Report, PathBuf, Option<Error>)> {
     let base = &options.config;
@@ -89,6 +91,9 @@ pub fn run(
         "{} runs of {steps} steps an arm, in alternating order; every repeat has another seed, the same in all arms",
         options.repeats
     ));
+    if arms.iter().any(|arm| arm.mode == CompilerMode::Compiled) {
+        verify(base)?;
+    }
     say("measuring the device's matrix products")?;
     let gemm_gflops = Some(peak::gemm_gflops(&device.device)?);
     clear(&out)?;

@@ -1,6 +1,7 @@
 //! The training compiler: what a run asks for and what its device and build make of it ([`parts`]), the choice between the
 //! modes by measurement ([`auto`]), how the modes are compared ([`probe`], [`figures`], [`parity`], [`bisect`]), the stage before
-//! step 1 ([`warmup`]), and what is told of it all ([`debug`]). The operators themselves are `kiln_models::ops`, the decision which of them compute is [`crate::execution::ops`].
+//! step 1 ([`warmup`]), its check of itself ([`verify`]), and what is told of it
+//! all ([`debug`]). The operators themselves are `kiln_models::ops`, the decision which of them compute is [`crate::execution::ops`].
 
 pub mod auto;
 pub mod bisect;
@@ -10,6 +11,7 @@ pub mod figures;
 mod observe;
 pub mod parity;
 pub mod probe;
+pub mod verify;
 pub mod warmup;
 
 use kiln_models::{Operator, Ops};

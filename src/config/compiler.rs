@@ -1,5 +1,5 @@
 //! Values of `[compiler]` with more than one spelling: `enabled` is true, false or `"auto"`, `fused_ops` a switch or a list
-//! of operators. What they come to on a device is [`crate::compiler`]'s.
+//! of operators, `verify` a word or a number of steps. What they come to on a device is [`crate::compiler`]'s.
 
 use kiln_models::Operator;
 use serde::de::Error as _;
@@ -69,6 +69,38 @@ impl<'de> Deserialize<'de> for FusedOps {
                 names.collect::<Result<_, _>>().map(Self::Only)
             }
             other => Err(D::Error::custom(format!("expected auto, on, off or a list of operators, got {other}"))),
+        }
+    }
+}
+
+/// When a compiled run is checked against native: `off`, `start` (before step 1), or a number of steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verify {
+    /// Never.
+    Off,
+    /// Before step 1.
+    Start,
+    /// Before step 1 and every so many steps.
+    Every(u64),
+}
+
+impl Serialize for Verify {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Off => serializer.serialize_str("off"),
+            Self::Start => serializer.serialize_str("start"),
+            Self::Every(steps) => serializer.serialize_u64(*steps),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Verify {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Value::deserialize(deserializer)? {
+            Value::String(given) if given == "off" => Ok(Self::Off),
+            Value::String(given) if given == "start" => Ok(Self::Start),
+            Value::Integer(steps) if steps > 0 => Ok(Self::Every(steps.unsigned_abs())),
+            other => Err(D::Error::custom(format!("expected \"off\", \"start\" or a number of steps, got {other}"))),
         }
     }
 }

@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 
 pub use batch::{BatchScaling, BatchScope, BatchSection, LearningRateSection, LrScaling, ScaledRate, TrainBatchSize};
 pub use builder::RunConfigBuilder;
-pub use compiler::FusedOps;
+pub use compiler::{FusedOps, Verify};
 pub use names::{
     ActivationCheckpointing, AutotuneLevel, CompilerMode, DataFormat, DeviceKind, Documents, EvalStrategy, Integration,
     ModelKind, OnExisting, PaddingStrategy, Precision, Sampler, SaveStrategy, Switch,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Deserializer, Serialize};
 use toml::Table;
 
-use super::compiler::{FusedOps, read_enabled, write_enabled};
+use super::compiler::{FusedOps, Verify, read_enabled, write_enabled};
 use super::names::{
     AutotuneLevel, CompilerMode, DataFormat, DeviceKind, Documents, ModelKind, OnExisting, PaddingStrategy, Sampler,
     Switch, unknown_name,
@@ -249,6 +249,11 @@ pub struct TrainingCompilerConfig {
     /// kernels are compiled and tuned before step 1. `auto` is on for wgpu and CUDA and off on the CPU, where nothing is
     /// compiled or tuned. Default: `auto`.
     pub warmup: Switch,
+    /// When a compiled run is checked against native, with exit code 6 when they differ: `off`, `start` (before step 1), or a
+    /// number of steps: then also from the weights that the run has after every so many. Default: off in training, `start`
+    /// in `kiln compare`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verify: Option<Verify>,
 }
 
 impl Default for TrainingCompilerConfig {
@@ -261,6 +266,7 @@ impl Default for TrainingCompilerConfig {
             autotune: AutotuneLevel::Auto,
             graph: Switch::Auto,
             warmup: Switch::Auto,
+            verify: None,
         }
     }
 }

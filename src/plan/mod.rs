@@ -14,6 +14,7 @@ use kiln_models::{Compute, Model, ModelConfig, Ops};
 
 use crate::batch_size;
 use crate::compiler::auto::Decision;
+use crate::compiler::verify;
 use crate::config::{
     DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, EvalStrategy, Interval, RunConfig, RunLength, SaveStrategy, ScaledRate,
     StepSize, TrainerSection,
@@ -245,6 +246,7 @@ impl RunPlan {
             )));
         }
         let ops = execution::ops(config.compiler.as_ref(), &device)?;
+        verify::allowed(config.compiler.as_ref(), device.kind)?;
         let precision = PrecisionPlan::new(config.precision, &device)?;
         let ops = precision.ops(ops);
         precision.check_optimizer(&optimizer, config.trainer.optim.as_str())?;

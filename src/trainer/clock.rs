@@ -25,6 +25,8 @@ pub(super) struct Clock {
     /// What the warm-up stage before the first step took, where there was one.
     stage: Option<Duration>,
     eval: Duration,
+    /// What `compiler.verify` took, where it was asked for.
+    verify: Option<Duration>,
     /// How long training waited for saving.
     save_wait: Duration,
     device: Device,
@@ -47,6 +49,7 @@ impl Clock {
             warmup: None,
             stage: None,
             eval: Duration::ZERO,
+            verify: None,
             save_wait: Duration::ZERO,
             device,
             peak_mib: None,
@@ -57,6 +60,15 @@ impl Clock {
     pub(super) fn charge_warmup(&mut self, elapsed: Duration) {
         self.start = self.start.checked_sub(elapsed).unwrap_or(self.start);
         self.stage = Some(elapsed);
+    }
+
+    /// Nor is a check of the compiler that took `elapsed`, up to now. `before` says that no step has been made yet.
+    pub(super) fn exclude_check(&mut self, elapsed: Duration, before: bool) {
+        self.verify = Some(self.verify.unwrap_or_default() + elapsed);
+        match before {
+            true => self.start = self.start.checked_sub(elapsed).unwrap_or(self.start),
+            false => self.window_start += elapsed,
+        }
     }
 
     /// A step was made.
@@ -127,7 +139,7 @@ impl Clock {
             values.sort_by(f64::total_cmp);
             (!values.is_empty()).then(|| values[values.len() / 2])
         };
-        Record::default()
+        let summary = Record::default()
             .with("step", progress.step)
             .with("train_runtime", runtime)
             .with("train_samples_per_second", (progress.samples - self.before.samples) as f64 / runtime)
@@ -142,6 +154,10 @@ impl Clock {
             .with("eval_seconds", self.eval.as_secs_f64())
             .with("save_seconds", saving.as_secs_f64())
             .with("save_wait_seconds", self.save_wait.as_secs_f64())
-            .with("peak_mib", self.peak_mib)
+            .with("peak_mib", self.peak_mib);
+        match self.verify {
+            Some(verify) => summary.with("verify_seconds", verify.as_secs_f64()),
+            None => summary,
+        }
     }
 }

@@ -75,6 +75,8 @@ pub struct Trainer {
     rehearsal: bool,
     /// When memory runs out, the micro-batch is halved.
     halves: bool,
+    /// The compiler has been checked before the first step.
+    is_verified: bool,
 }
 
 /// What a finished run reports.
@@ -109,9 +111,22 @@ impl Trainer {
             ActivationCheckpointing::Balanced => device.gradient_checkpointing(),
         };
         let (model, optimizer, load_report) = Self::build(&plan, &device)?;
-        let (callbacks, step_times, rehearsal, halves) = (Vec::new(), false, false, true);
+        let callbacks = Vec::new();
+        let (step_times, rehearsal, halves, is_verified) = (false, false, true, false);
         let scaler = Self::scaler(&plan);
-        Ok(Self { plan, model, optimizer, scaler, device, callbacks, load_report, step_times, rehearsal, halves })
+        Ok(Self {
+            plan,
+            model,
+            optimizer,
+            scaler,
+            device,
+            callbacks,
+            load_report,
+            step_times,
+            rehearsal,
+            halves,
+            is_verified,
+        })
     }
 
     /// The scaler of the loss before the first step, where the precision needs one.
@@ -158,6 +173,14 @@ impl Trainer {
     #[must_use]
     pub fn with_step_times(mut self) -> Self {
         self.step_times = true;
+        self
+    }
+
+    /// `compiler.verify` before the first step has been done elsewhere, as `kiln train` does it in processes where each mode
+    /// has an engine of its own.
+    #[must_use]
+    pub fn with_verified_start(mut self) -> Self {
+        self.is_verified = true;
         self
     }
 
@@ -370,6 +393,10 @@ impl Trainer {
             let evaluates = self.evaluates_after(step, epoch_ended, last) || run.control.should_evaluate;
             if evaluates {
                 self.evaluate_and_record(folder, run)?;
+                laps.lap(Part::Evaluation);
+            }
+            if self.verifies_after(step) {
+                self.verify(run)?;
                 laps.lap(Part::Evaluation);
             }
             let limit = self.plan.steps.max_duration;

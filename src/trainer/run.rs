@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Tensor;
-use kiln_models::weights::{export, load};
+use kiln_models::weights::{export, load, save};
 
 use super::Trainer;
 use super::best::Best;
@@ -18,8 +18,9 @@ use super::output::RunFolder;
 use super::saver::Saver;
 use super::shapes::Shapes;
 use crate::compiler::debug::Watch;
+use crate::compiler::verify;
 use crate::compiler::warmup::{self, Warmed};
-use crate::config::{EvalStrategy, SaveStrategy};
+use crate::config::{DeviceKind, EvalStrategy, SaveStrategy, Verify};
 use crate::data::loader::Position;
 use crate::error::{Error, Result};
 use crate::execution::read_scalars;
@@ -50,6 +51,8 @@ pub(super) struct Run {
     pub(super) shapes: Shapes,
     /// Looks at the compiler, where `compiler.debug` asks for it.
     pub(super) watch: Option<Watch>,
+    /// The step up to which the compiler is known to compute what native does, where that is asked for.
+    pub(super) verified: u64,
 }
 
 impl Run {
@@ -79,6 +82,7 @@ impl Trainer {
     /// The run at its start, or where `checkpoint` stands.
     pub(super) fn begin(&mut self, folder: &RunFolder, checkpoint: Option<&Checkpoint>) -> Result<Run> {
         let watch = Watch::start(&self.plan);
+        let checked = self.verify_start(checkpoint)?;
         let warmed = self.warm_up()?;
         let trainer = self.plan.config.trainer.clone();
         let total_steps = self.plan.steps.total as u64;
@@ -114,6 +118,9 @@ impl Trainer {
             self.callbacks.iter_mut().for_each(|callback| callback.on_resume(&progress, &checkpoint.path));
         }
         let mut clock = Clock::start(progress, self.plan.device.device.clone());
+        if let Some(checked) = checked {
+            clock.exclude_check(checked, true);
+        }
         let mut shapes = Shapes::default();
         if let Some(warmed) = warmed {
             clock.charge_warmup(warmed.elapsed);
@@ -134,6 +141,7 @@ impl Trainer {
             last_row: progress.step,
             shapes,
             watch,
+            verified: progress.step,
         })
     }
 
@@ -149,6 +157,53 @@ impl Trainer {
         let warmed = warmup::run(&self.plan, &say);
         self.callbacks = std::mem::take(&mut *callbacks.borrow_mut());
         warmed.map(Some)
+    }
+
+    /// The check of the compiler before the first step, and how long it took; none where nobody asked, or where it has been
+    /// made.
+    fn verify_start(&mut self, checkpoint: Option<&Checkpoint>) -> Result<Option<Duration>> {
+        if verify::of(self.plan.config.compiler.as_ref()) == Verify::Off || self.is_verified {
+            return Ok(None);
+        }
+        if self.plan.device.kind != DeviceKind::Cpu {
+            return Err(Error::config(format!(
+                "compiler.verify: on {} each mode has an engine of its own, and this process has one",
+                self.plan.device.kind
+            ))
+            .help("`kiln train` makes the check; a program compares with kiln::compiler::parity, or sets verify = \"off\""));
+        }
+        let started = Instant::now();
+        let report = verify::check(&self.plan, checkpoint.map(|checkpoint| checkpoint.path.as_path()))?;
+        let said = verify::verdict(report.as_ref(), checkpoint.map_or(0, |checkpoint| checkpoint.state.step))?;
+        self.notice(&said);
+        Ok(Some(started.elapsed()))
+    }
+
+    /// Whether a check of the compiler follows step `step`.
+    pub(super) fn verifies_after(&self, step: u64) -> bool {
+        matches!(verify::of(self.plan.config.compiler.as_ref()), Verify::Every(steps) if step.is_multiple_of(steps))
+    }
+
+    /// The check of the compiler from the weights that the run has now. When it fails, checkpoints since the last one that
+    /// passed are suspect.
+    pub(super) fn verify(&mut self, run: &mut Run) -> Result<()> {
+        let started = Instant::now();
+        let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
+        save(&self.model, folder.path())?;
+        let report = verify::check(&self.plan, Some(folder.path()))?;
+        self.plan.device.device.memory_cleanup();
+        run.clock.exclude_check(started.elapsed(), false);
+        match verify::verdict(report.as_ref(), run.progress.step) {
+            Ok(said) => {
+                run.verified = run.progress.step;
+                self.notice(&said);
+                Ok(())
+            }
+            Err(error) => {
+                run.last_row = run.last_row.min(run.verified);
+                Err(error)
+            }
+        }
     }
 
     /// All weights of the model from a checkpoint's folder.

@@ -1,0 +1,113 @@
+//! `compiler.verify`: a compiled run checks itself against native, on its own data, before step 1 or every so many steps from
+//! the weights that it then has. Each check is a short parity ([`super::parity`]) of [`STEPS`] steps without dropout, thrown
+//! away: the run is the same to the bit with and without it. On the CPU both modes live in this process. Elsewhere each has
+//! an engine of its own, so there `kiln train` makes the check before step 1 in processes, and one in the middle of a run is
+//! refused.
+
+use std::path::Path;
+
+use kiln_models::Ops;
+
+use super::parity::{Report, report};
+use super::probe::{Look, run};
+use crate::config::{CompilerMode, DeviceKind, TrainingCompilerConfig, Verify};
+use crate::error::{Error, Result};
+use crate::plan::RunPlan;
+
+/// Steps of a check: the second one sees what the first update has done.
+pub const STEPS: usize = 2;
+
+/// When a run under `compiler` checks itself: never where nothing was asked for, and never a native one.
+pub fn of(compiler: Option<&TrainingCompilerConfig>) -> Verify {
+    let compiler = compiler.filter(|compiler| compiler.enabled != CompilerMode::Native);
+    compiler.and_then(|compiler| compiler.verify).unwrap_or(Verify::Off)
+}
+
+/// Refuses what cannot be checked on a device of kind `kind`.
+///
+/// # Errors
+/// Checks in the middle of a run on a device where each mode has an engine of its own.
+pub fn allowed(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) -> Result<()> {
+    match (of(compiler), kind) {
+        (_, DeviceKind::Cpu) | (Verify::Off | Verify::Start, _) => Ok(()),
+        (Verify::Every(steps), kind) => Err(Error::config(format!(
+            "compiler.verify = {steps}: on {kind} each mode has an engine of its own, so a run cannot check itself on the way"
+        ))
+        .help("set compiler.verify = \"start\"; `kiln parity FILE` checks at any time")),
+    }
+}
+
+/// Makes a check in this process: the first steps of the run of `plan` in both modes, from the weights in the folder `from`
+/// where there is one. None where nothing is fused, so that there is nothing to compare.
+///
+/// # Errors
+/// What the steps meet. A difference is in the report.
+pub fn check(plan: &RunPlan, from: Option<&Path>) -> Result<Option<Report>> {
+    if plan.ops.fused_operators().is_empty() {
+        return Ok(None);
+    }
+    let mut plan = plan.clone();
+    plan.model_from = from.map(Path::to_path_buf).or(plan.model_from);
+    let native = run(&plan, Ops::Plain, STEPS, Look::Figures)?;
+    let compiled = run(&plan, plan.ops, STEPS, Look::Figures)?;
+    // Two native runs are equal to the bit on the CPU, so there is no noise to measure.
+    report(&native, &native, &compiled).map(Some)
+}
+
+/// What a check after `step` steps says when nothing differs, or the error.
+///
+/// # Errors
+/// A difference, with the first tensor that differs.
+pub fn verdict(report: Option<&Report>, step: u64) -> Result<String> {
+    let Some(report) = report else {
+        return Ok("verify: nothing is fused, so there is nothing to compare".into());
+    };
+    let place = if step == 0 { "before step 1".to_owned() } else { format!("after step {step}") };
+    match &report.difference {
+        None => Ok(format!("verify {place}: native and compiled compute the same: {}", report.distance)),
+        Some(difference) => Err(Error::differs(format!(
+            "compiler.verify {place}: compiled differs from native in {} steps from here: {difference}",
+            report.steps
+        ))
+        .help("`kiln bisect FILE` finds the operator; until then train with --compiler native")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::compiler::figures::{StepFigures, TensorFigures};
+    use crate::compiler::probe::Probe;
+
+    #[test]
+    fn a_difference_is_an_error_that_names_the_tensor() {
+        let probe = |norm: f64| {
+            let figures = TensorFigures { name: "transformer.h.0.mlp.c_fc.weight".into(), norm, projection: norm };
+            let step = StepFigures { loss: 2.0, gradients: vec![figures], changes: Vec::new() };
+            Probe { steps: vec![step], ..Probe::default() }
+        };
+        let of = |norm: f64| report(&probe(1.0), &probe(1.0), &probe(norm)).unwrap();
+        let same = verdict(Some(&of(1.0)), 0).unwrap();
+        assert!(same.starts_with("verify before step 1: native and compiled compute the same"), "{same}");
+        let error = verdict(Some(&of(1.1)), 20).unwrap_err();
+        assert_eq!(error.exit_code(), 6);
+        assert!(error.to_string().contains("verify after step 20: compiled differs"), "{error}");
+        assert!(error.to_string().contains("gradient of transformer.h.0.mlp.c_fc.weight"), "{error}");
+        assert!(verdict(None, 0).unwrap().contains("nothing is fused"));
+    }
+
+    #[test]
+    fn a_check_on_the_way_is_for_the_cpu() {
+        let with = |verify| TrainingCompilerConfig { verify: Some(verify), ..TrainingCompilerConfig::default() };
+        assert!(allowed(Some(&with(Verify::Every(5))), DeviceKind::Cpu).is_ok());
+        assert!(allowed(Some(&with(Verify::Start)), DeviceKind::Cuda).is_ok());
+        let error = allowed(Some(&with(Verify::Every(5))), DeviceKind::Wgpu).unwrap_err().to_string();
+        assert!(error.contains("compiler.verify = 5") && error.contains("kiln parity"), "{error}");
+        let native = TrainingCompilerConfig { enabled: CompilerMode::Native, ..with(Verify::Start) };
+        assert_eq!(
+            (of(None), of(Some(&native)), of(Some(&with(Verify::Start)))),
+            (Verify::Off, Verify::Off, Verify::Start)
+        );
+    }
+}
