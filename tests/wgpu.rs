@@ -24,8 +24,18 @@ const NO_DROPOUT_BERT: [&str; 4] =
 /// The mode of this build's engine.
 const MODE: &str = if cfg!(feature = "compiler") { "compiled" } else { "native" };
 
-fn no_dropout(task: &str) -> &'static [&'static str] {
-    if task == "clm" { &NO_DROPOUT_GPT2 } else { &NO_DROPOUT_BERT }
+/// A folder with a config for `task` without dropout, whose model is one of random weights on disk: every device draws its
+/// own.
+fn prepare(task: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), task);
+    let no_dropout: &[&str] = if task == "clm" { &NO_DROPOUT_GPT2 } else { &NO_DROPOUT_BERT };
+    let start = ["--set", "trainer.max_steps=1", "--set", "trainer.learning_rate=1e-30"];
+    succeeds(&mut train(folder.path(), "start", &[no_dropout, &start].concat()));
+    let config = std::fs::read_to_string(&path).unwrap();
+    let (before, after) = (config.split("[model]").next().unwrap(), config.split("[data]").nth(1).unwrap());
+    std::fs::write(&path, format!("{before}[model]\nfrom = \"start/model\"\n[data]{after}")).unwrap();
+    folder
 }
 
 /// A run on wgpu in this engine. Kernels are kept from test to test: a software device compiles them for minutes.
@@ -54,15 +64,13 @@ fn apart(a: &[f64], b: &[f64]) -> f64 {
 #[test]
 fn every_task_and_precision_gives_the_figures_of_the_cpu() {
     for task in TASKS {
-        let folder = tempfile::tempdir().unwrap();
-        write(folder.path(), task);
-        let more = no_dropout(task);
-        succeeds(&mut train(folder.path(), "cpu", &[more, &["--compiler", "native"]].concat()));
+        let folder = prepare(task);
+        succeeds(&mut train(folder.path(), "cpu", &["--compiler", "native"]));
         let expected = losses(&folder.path().join("cpu"));
         // Other orders of summation, carried on by 14 updates of Adam; f16 rounds to 11 bits besides.
         for (precision, tolerance) in [("f32", 1e-3), ("f16", 2e-2)] {
             let run = format!("wgpu-{precision}");
-            let said = succeeds(on_wgpu(folder.path(), &run, more).args(["--precision", precision]));
+            let said = succeeds(on_wgpu(folder.path(), &run, &[]).args(["--precision", precision]));
             assert!(said.contains(&format!("{MODE} engine")), "{said}");
             let found = losses(&folder.path().join(run));
             if precision == "f16" {
@@ -77,7 +85,7 @@ fn every_task_and_precision_gives_the_figures_of_the_cpu() {
             assert!(apart < tolerance, "{task} {precision}: {apart}");
         }
         // WGSL has no bf16: refused by name.
-        fails(on_wgpu(folder.path(), "bf16", more).args(["--precision", "bf16"]), 2, &["bf16", "wgpu"]);
+        fails(on_wgpu(folder.path(), "bf16", &[]).args(["--precision", "bf16"]), 2, &["bf16", "wgpu"]);
     }
 }
 
@@ -85,9 +93,8 @@ fn every_task_and_precision_gives_the_figures_of_the_cpu() {
 #[test]
 #[cfg(feature = "compiler")]
 fn every_part_of_the_compiler_gives_the_figures_of_the_cpu() {
-    let folder = tempfile::tempdir().unwrap();
-    write(folder.path(), "clm");
-    let more = [&NO_DROPOUT_GPT2[..], &["--set", "trainer.gradient_accumulation_steps=1"]].concat();
+    let folder = prepare("clm");
+    let more = ["--set", "trainer.gradient_accumulation_steps=1"];
     succeeds(&mut train(folder.path(), "cpu", &[&more[..], &["--compiler", "native"]].concat()));
     let expected = losses(&folder.path().join("cpu"));
     let weights = |run: &str| tensors(&folder.path().join(run).join("model/model.safetensors"));
