@@ -30,7 +30,8 @@ fn prepare(task: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let path = write(folder.path(), task);
     let no_dropout: &[&str] = if task == "clm" { &NO_DROPOUT_GPT2 } else { &NO_DROPOUT_BERT };
-    let start = ["--set", "trainer.max_steps=1", "--set", "trainer.learning_rate=1e-30"];
+    let start = ["trainer.max_steps=1", "trainer.warmup_steps=0", "trainer.learning_rate=1e-30"];
+    let start = start.map(|set| ["--set", set]).concat();
     succeeds(&mut train(folder.path(), "start", &[no_dropout, &start].concat()));
     let config = std::fs::read_to_string(&path).unwrap();
     let (before, after) = (config.split("[model]").next().unwrap(), config.split("[data]").nth(1).unwrap());
