@@ -66,7 +66,7 @@ impl std::fmt::Display for Part {
 }
 
 /// What of the training compiler is active on `device` in this build when a run under `compiler` computes in the form `ops`
-/// and [`captures`](RunPlan::captures) its steps or not, and why the rest is not.
+/// and [captures](crate::plan::RunPlan::captures) its steps or not, and why the rest is not.
 pub fn parts(
     compiler: Option<&TrainingCompilerConfig>,
     device: &Available,

@@ -5,7 +5,7 @@
 //!
 //! Which shapes: those of the first epoch (its first 4096 batches), and where batches have one of few lengths, full ones of
 //! each of these with and without padding, as far as the data has rows for it. Where every batch has a length of its own
-//! there may be hundreds of shapes, most of them seen once: then the [`MOST`] most frequent and the largest are warmed, and
+//! there may be hundreds of shapes, most of them seen once: then the 12 most frequent and the largest are warmed, and
 //! what is left out is said.
 
 use std::collections::BTreeMap;
