@@ -201,11 +201,16 @@ mod tests {
             let mut config = prepared.config;
             config.run.output_dir = folder.path().join("run");
             let plan = RunConfig::parse(&config.to_toml().unwrap(), "case").unwrap().plan().unwrap();
-            assert_eq!((plan.batch.micro, plan.task), (4, case.task));
+            // Where the batch is looked for, the plan has the default's until one is found.
+            let (micro, rows) = match case.batch {
+                CaseBatch::Size(size) => (size, size * BATCHES),
+                CaseBatch::Max => (8, ROWS_OF_MAX),
+            };
+            assert_eq!((plan.batch.micro, plan.task), (micro, case.task));
             assert!(plan.train.max_len() <= case.length);
             let read: CaseFile =
                 serde_json::from_str(&fs::read_to_string(folder.path().join("case.json")).unwrap()).unwrap();
-            assert_eq!((read.rows, read.shapes.width), (128, 32));
+            assert_eq!((read.rows, read.shapes.width), (rows, 32));
         }
     }
 }
