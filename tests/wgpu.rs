@@ -1,4 +1,4 @@
-//! Runs on wgpu, on whatever device this machine has (in CI Mesa's software Vulkan): every task in every precision against
+//! Runs on wgpu, on whatever device this machine has (Mesa's software Vulkan does): every task in every precision against
 //! the CPU, and in the compiled engine each part of the compiler by itself. One engine is one build: the native one runs
 //! this too.
 #![cfg(feature = "wgpu")]
