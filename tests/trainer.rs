@@ -52,7 +52,10 @@ fn check_mode(case: &str, kind: &str, task: &str, compiler: &str) {
     for (name, (shape, values)) in &expected {
         assert_eq!(&got[name].0, shape, "{name}");
         let off = relative_l2(&got[name].1, values);
-        assert!(off < RELATIVE, "{name}: off by {off}");
+        // Adding a number to all scores of a query changes no weight of its keys, so the true gradient of the keys' bias is 0,
+        // and Adam makes whole steps of what rounding leaves of it. On the CPU that is PyTorch's rounding up to 1e-3.
+        let is_noise = device() != "cpu" && (name.ends_with("c_attn.bias") || name.ends_with("key.bias"));
+        assert!(off < if is_noise { 1e-2 } else { RELATIVE }, "{name}: off by {off}");
     }
 }
 
