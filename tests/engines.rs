@@ -66,7 +66,7 @@ fn a_signal_reaches_the_sibling() {
 #[test]
 fn what_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let mut refuses = |path: &Path, parts: &[&str]| {
+    let refuses = |path: &Path, parts: &[&str]| {
         fails(other_run(folder.path()).env(VARIABLE, path), 2, parts);
         assert!(!folder.path().join("run").exists());
     };

@@ -4,7 +4,7 @@
 #     benches/gpu/run.sh [--suite smoke] [--time-limit 25m] [--out FOLDER] [options of `kiln bench`]
 #
 # Builds both engines (KILN_GPU=cuda, the default, or wgpu) unless KILN_NATIVE and KILN_COMPILED name them, writes down the
-# machine, and runs the suite: native, compiled, compiled with Kiln's own operators (experimental on a GPU), PyTorch eager
+# machine, and runs the suite: native, compiled, compiled with Kiln's own operators (experimental on CUDA), PyTorch eager
 # and compiled, one after the other on the device. The report is written after every case, so what was measured when the
 # time is over, or when something fails, is there. `--suite smoke` tries all of it on a CPU in a minute.
 set -Eeuo pipefail

@@ -164,25 +164,7 @@ impl Dataset for Longest {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::data::Label;
-
-    struct Lengths(Vec<usize>);
-
-    impl Dataset for Lengths {
-        fn len(&self) -> usize {
-            self.0.len()
-        }
-        fn get(&self, index: usize, _: u64) -> Result<Example> {
-            let input_ids = vec![index as i32; self.0[index]];
-            Ok(Example { input_ids, attention_mask: None, token_type_ids: None, label: Label::None })
-        }
-        fn len_of(&self, index: usize) -> usize {
-            self.0[index]
-        }
-        fn max_len(&self) -> usize {
-            self.0.iter().copied().max().unwrap()
-        }
-    }
+    use crate::data::lengths::Lengths;
 
     fn lengths(data: &[usize], batch: usize, repeats: usize) -> Vec<usize> {
         let longest = Longest::new(Arc::new(Lengths(data.to_vec())), batch, repeats);

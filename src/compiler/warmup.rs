@@ -317,25 +317,7 @@ impl Callback for Lines {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::data::Label;
-
-    struct Lengths(Vec<usize>);
-
-    impl Dataset for Lengths {
-        fn len(&self) -> usize {
-            self.0.len()
-        }
-        fn get(&self, index: usize, _: u64) -> Result<Example> {
-            let input_ids = vec![1; self.0[index]];
-            Ok(Example { input_ids, attention_mask: None, token_type_ids: None, label: Label::Class(0) })
-        }
-        fn len_of(&self, index: usize) -> usize {
-            self.0[index]
-        }
-        fn max_len(&self) -> usize {
-            self.0.iter().copied().max().unwrap()
-        }
-    }
+    use crate::data::lengths::Lengths;
 
     fn found(lengths: &[usize], size: usize, padding: &Padding) -> (Vec<(usize, usize, bool)>, usize) {
         let data: Arc<dyn Dataset> = Arc::new(Lengths(lengths.to_vec()));

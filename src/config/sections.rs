@@ -236,14 +236,15 @@ pub struct TrainingCompilerConfig {
     /// Writes what the compiler did into `compiler/` of the run folder and shows a table of it at the end. Looking takes time,
     /// so the run's times are marked as not comparable. Default: false.
     pub debug: bool,
-    /// Kiln's own fused operators (`kiln_models::ops`): all, or a list of names. `auto` is on for the CPU and off for wgpu and
+    /// Kiln's own fused operators (`kiln_models::ops`): all, or a list of names. `auto` is on for the CPU and wgpu and off for
     /// CUDA, where they are experimental. Default: `auto`.
     pub fused_ops: FusedOps,
     /// Burn's fusion on wgpu and CUDA; `off` is `--unfused`, for debugging, and labelled in every row. Default: `auto`.
     pub fusion: Switch,
     /// How much Burn tunes on wgpu and CUDA: auto, minimal, balanced, extensive or full. Default: `auto`.
     pub autotune: AutotuneLevel,
-    /// Steps captured and replayed. No device has it in this version, so `on` is refused. Default: `auto`.
+    /// Steps captured and replayed, on wgpu and CUDA, in runs that can have it ([`RunPlan::captures`](crate::RunPlan::captures)
+    /// says why not); `on` is refused in others. Default: `auto`.
     pub graph: Switch,
     /// Whether a compiled run begins with a stage in which every batch shape is computed once and thrown away, so that
     /// kernels are compiled and tuned before step 1. `auto` is on for wgpu and CUDA and off on the CPU, where nothing is

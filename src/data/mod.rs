@@ -6,6 +6,8 @@ pub mod blocks;
 pub mod collate;
 pub mod corpus;
 pub mod labels;
+#[cfg(test)]
+pub(crate) mod lengths;
 pub mod lines;
 pub mod loader;
 pub mod masking;

@@ -152,26 +152,7 @@ fn buckets(counts: &[(usize, usize)]) -> Vec<usize> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::data::{Example, Label};
-    use crate::error::Result;
-
-    struct Lengths(Vec<usize>);
-
-    impl Dataset for Lengths {
-        fn len(&self) -> usize {
-            self.0.len()
-        }
-        fn get(&self, index: usize, _: u64) -> Result<Example> {
-            let input_ids = vec![1; self.0[index]];
-            Ok(Example { input_ids, attention_mask: None, token_type_ids: None, label: Label::None })
-        }
-        fn len_of(&self, index: usize) -> usize {
-            self.0[index]
-        }
-        fn max_len(&self) -> usize {
-            self.0.iter().copied().max().unwrap()
-        }
-    }
+    use crate::data::lengths::Lengths;
 
     const BATCHES: Batches = Batches { size: 2, sampler: Sampler::Sequential, seed: 0, drop_last: false };
 

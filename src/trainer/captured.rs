@@ -33,6 +33,8 @@ pub(super) struct CapturedSteps {
     recordings: Vec<Recording>,
     /// What was written to since the last replay.
     written: Vec<Written>,
+    /// It has been said that a shape is not captured.
+    is_full: bool,
 }
 
 /// What a step computes, and where it finds what it is told.
@@ -100,7 +102,13 @@ impl CapturedSteps {
             per_term: Tensor::ones([1], device),
             seeds: Tensor::zeros([2], device),
         };
-        Some(Self { body: Rc::new(body), device: device.clone(), recordings: Vec::new(), written: Vec::new() })
+        Some(Self {
+            body: Rc::new(body),
+            device: device.clone(),
+            recordings: Vec::new(),
+            written: Vec::new(),
+            is_full: false,
+        })
     }
 
     /// One optimizer step.
@@ -118,6 +126,12 @@ impl CapturedSteps {
             notice = Some(self.record(batch.clone()));
             optimizer.adopt(&self.body.update);
             index = Some(self.recordings.len() - 1);
+        } else if index.is_none() && !std::mem::replace(&mut self.is_full, true) {
+            let [rows, seq] = batch.input.input_ids.dims();
+            notice = Some(format!(
+                "the step for batches of {rows} x {seq} and of shapes after it is not captured: {MOST_SHAPES} shapes are \
+                 (data.padding = \"buckets\" has few)"
+            ));
         }
         self.written = optimizer.begin_in_place(&self.body.update, lr);
         let per_term = Tensor::from_floats([(1.0 / divisor) as f32], &self.device);

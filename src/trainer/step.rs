@@ -42,17 +42,19 @@ pub(super) struct Stepper {
 }
 
 impl Trainer {
-    /// Captured steps where the plan has them, and nobody wants to see gradients.
-    pub(super) fn stepper(&self) -> Stepper {
+    /// Captured steps where the plan has them, unless a callback sees gradients, which is then said.
+    pub(super) fn stepper(&mut self) -> Stepper {
         #[cfg(feature = "compiler")]
         {
-            let captures =
-                self.plan.captures().is_ok() && !self.callbacks.iter().any(|callback| callback.sees_gradients());
-            let new = || {
-                let (options, device) = (self.plan.loss.clone(), &self.plan.device.device);
-                CapturedSteps::new(&self.model, &self.optimizer, options, self.clip(), device)
-            };
-            Stepper { captured: captures.then(new).flatten() }
+            if self.plan.captures().is_err() {
+                return Stepper { captured: None };
+            }
+            if self.callbacks.iter().any(|callback| callback.sees_gradients()) {
+                self.notice("steps are not captured: a callback sees gradients");
+                return Stepper { captured: None };
+            }
+            let (options, device) = (self.plan.loss.clone(), &self.plan.device.device);
+            Stepper { captured: CapturedSteps::new(&self.model, &self.optimizer, options, self.clip(), device) }
         }
         #[cfg(not(feature = "compiler"))]
         Stepper {}
