@@ -104,6 +104,7 @@ impl Trainer {
             let decision = auto::decide(&plan)?;
             plan.ops = decision.ops(plan.ops);
             plan.decision = Some(decision);
+            plan.memory = plan.estimated_memory();
         }
         let device = plan.device.device.clone().autodiff();
         let device = match plan.config.trainer.activation_checkpointing {
