@@ -3,7 +3,7 @@
 //! The random numbers of every stage (embeddings, each block, head) come from a seed of its own, so that a block that is
 //! computed a second time for its gradients drops what it dropped the first time, and a run draws the same masks whether it
 //! keeps activations or computes them again. With [`ActivationCheckpointing::Blocks`] (Chen et al. 2016, with a segment a
-//! block) the gradients are the same up to f32's last bit: those that meet at a block's input are added in another order.
+//! block) the gradients are the same, on the CPU to the last bit.
 
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
@@ -61,7 +61,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Blocks forward without autodiff, keeping what goes into each; then the head, and each block again from the last to
+    /// Blocks forward without gradients, keeping what goes into each; then the head, and each block again from the last to
     /// the first, with its gradients.
     fn by_blocks(
         &self,
@@ -71,31 +71,32 @@ impl Pass<'_> {
         device: &Device,
         scaled: impl FnOnce(Tensor<1>) -> Tensor<1>,
     ) -> Result<(Tensor<1>, GradientsParams)> {
-        let [rows, seq] = batch.input.input_ids.dims();
+        let [rows, _] = batch.input.input_ids.dims();
         let blocks = model.num_blocks();
-        let plain = model.valid();
-        let plain_mask = batch.input.attention_mask.clone().map(Tensor::inner);
-        let plain_mask = plain.mask_of(seq, plain_mask, &device.clone().without_autodiff());
+        let mask = model.mask(&batch.input);
+        // On the device with autodiff although nothing is tracked: without it backends compute a softmax in another way,
+        // and the block that is computed again would not be this one to the last bit.
+        let untracked = model.clone().no_grad();
         let mut inputs = Vec::with_capacity(blocks); // [batch * seq, width] each
-        let mut x = embedded.clone().inner();
+        let mut x = embedded.clone().detach();
         for block in 0..blocks {
             self.begin_stage(device, 1 + block);
             inputs.push(x.clone());
-            x = plain.block(block, x, rows, &plain_mask, true);
+            x = untracked.block(block, x, rows, &mask, true);
         }
+        drop(untracked);
 
         let mut accumulator = GradientsAccumulator::new();
         self.begin_stage(device, 1 + blocks);
-        let top = Tensor::from_inner(x).require_grad();
+        let top = x.require_grad();
         let loss = batch.loss_of_hidden(model, top.clone(), true, self.options)?.sum;
         let mut grads = scaled(loss.clone()).backward();
         let mut above = top.grad_remove(&mut grads).ok_or_else(no_gradient)?;
         accumulator.accumulate(model, GradientsParams::from_grads(grads, model));
 
-        let mask = model.mask(&batch.input);
         for (block, input) in inputs.into_iter().enumerate().rev() {
             self.begin_stage(device, 1 + block);
-            let x = Tensor::from_inner(input).require_grad();
+            let x = input.require_grad();
             let y = model.block(block, x.clone(), rows, &mask, true);
             let mut grads = backward_from(y, above);
             above = x.grad_remove(&mut grads).ok_or_else(no_gradient)?;
