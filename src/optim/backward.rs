@@ -7,8 +7,8 @@
 
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
-use burn::tensor::{Device, Tensor};
-use kiln_models::Model;
+use burn::tensor::{Device, FloatDType, Gradients, Tensor};
+use kiln_models::{Copies, Model};
 
 use crate::config::ActivationCheckpointing;
 use crate::error::{Error, Result};
@@ -26,6 +26,9 @@ pub struct Pass<'a> {
     pub checkpointing: ActivationCheckpointing,
     /// The loss.
     pub options: &'a LossOptions,
+    /// Where narrow copies of the weights are kept ([`Optimizer::copies`](super::Optimizer::copies)); none to cast a weight
+    /// for every product.
+    pub copies: Option<&'a Copies>,
 }
 
 impl Pass<'_> {
@@ -35,6 +38,18 @@ impl Pass<'_> {
     /// # Errors
     /// A batch without labels.
     pub fn run(
+        &self,
+        model: &Model,
+        batch: &DeviceBatch,
+        scaled: impl FnOnce(Tensor<1>) -> Tensor<1>,
+    ) -> Result<(Tensor<1>, GradientsParams)> {
+        match self.copies {
+            Some(copies) => copies.within(|| self.compute(model, batch, scaled)),
+            None => self.compute(model, batch, scaled),
+        }
+    }
+
+    fn compute(
         &self,
         model: &Model,
         batch: &DeviceBatch,
@@ -56,7 +71,7 @@ impl Pass<'_> {
                 self.begin_stage(&device, 1 + model.num_blocks());
                 let loss = batch.loss_of_hidden(model, x, true, self.options)?.sum;
                 let grads = scaled(loss.clone()).backward();
-                Ok((loss.inner(), GradientsParams::from_grads(grads, model)))
+                Ok((loss.inner(), self.params(grads, model)))
             }
         }
     }
@@ -92,7 +107,7 @@ impl Pass<'_> {
         let loss = batch.loss_of_hidden(model, top.clone(), true, self.options)?.sum;
         let mut grads = scaled(loss.clone()).backward();
         let mut above = top.grad_remove(&mut grads).ok_or_else(no_gradient)?;
-        accumulator.accumulate(model, GradientsParams::from_grads(grads, model));
+        accumulator.accumulate(model, self.params(grads, model));
 
         for (block, input) in inputs.into_iter().enumerate().rev() {
             self.begin_stage(device, 1 + block);
@@ -100,12 +115,29 @@ impl Pass<'_> {
             let y = model.block(block, x.clone(), rows, &mask, true);
             let mut grads = backward_from(y, above);
             above = x.grad_remove(&mut grads).ok_or_else(no_gradient)?;
-            accumulator.accumulate(model, GradientsParams::from_grads(grads, model));
+            accumulator.accumulate(model, self.params(grads, model));
         }
         if embedded.is_tracked() {
-            accumulator.accumulate(model, GradientsParams::from_grads(backward_from(embedded, above), model));
+            accumulator.accumulate(model, self.params(backward_from(embedded, above), model));
         }
         Ok((loss.inner(), accumulator.grads()))
+    }
+
+    /// The gradients of the parameters of `model`: those of a narrow copy are the weight's.
+    fn params(&self, mut grads: Gradients, model: &Model) -> GradientsParams {
+        let leaves = self.copies.map(Copies::leaves).unwrap_or_default();
+        let of_copies = leaves.into_iter().filter_map(|(id, leaf)| Some((id, leaf.grad_remove(&mut grads)?)));
+        let of_copies = of_copies.collect::<Vec<_>>();
+        let mut params = GradientsParams::from_grads(grads, model);
+        for (id, grad) in of_copies {
+            let grad = grad.cast(FloatDType::F32);
+            let sum = match params.remove::<2>(id) {
+                Some(own) => own + grad,
+                None => grad,
+            };
+            params.register::<2>(id, sum);
+        }
+        params
     }
 
     /// Seeds the device for stage `stage`: 0 the embeddings, then the blocks, then the head.
@@ -117,7 +149,7 @@ impl Pass<'_> {
 }
 
 /// The gradients of everything below `y`, where that of `y` itself is `above`: those of `sum(y * above)`.
-fn backward_from(y: Tensor<2>, above: Tensor<2>) -> burn::tensor::Gradients {
+fn backward_from(y: Tensor<2>, above: Tensor<2>) -> Gradients {
     (y * Tensor::from_inner(above)).sum().backward()
 }
 

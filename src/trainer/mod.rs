@@ -422,15 +422,17 @@ impl Trainer {
         run.pending_evaluation = false;
         let Some(validation) = self.plan.validation.clone() else { return Ok(()) };
         let started = Instant::now();
-        let evaluation = evaluate(
-            &self.model,
-            self.plan.task,
-            validation,
-            self.plan.config.trainer.per_device_eval_batch_size,
-            self.plan.pad_id,
-            &self.plan.padding,
-            &self.plan.device.device,
-        );
+        let evaluation = self.optimizer.copies().within(|| {
+            evaluate(
+                &self.model,
+                self.plan.task,
+                validation,
+                self.plan.config.trainer.per_device_eval_batch_size,
+                self.plan.pad_id,
+                &self.plan.padding,
+                &self.plan.device.device,
+            )
+        });
         let evaluation = match evaluation {
             Err(error) if matches!(error.kind(), ErrorKind::Interrupted(_)) && run.progress.step > 0 => {
                 run.pending_evaluation = true;

@@ -221,6 +221,7 @@ impl Trainer {
             )));
         }
         self.model = self.plan.groups.freeze(model);
+        self.optimizer.copies().clear();
         Ok(())
     }
 
