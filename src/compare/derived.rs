@@ -2,8 +2,9 @@
 
 use serde::Serialize;
 
+use super::stats::mean;
 use super::verdict::Word;
-use super::{ArmReport, Comparison, Role, WholeRun};
+use super::{ArmReport, AtEqual, Comparison, LossPoint, Role, WholeRun};
 
 /// Figures that are none where an arm is missing or must not be compared.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -29,6 +30,9 @@ pub struct Derived {
     pub compute_share: Option<f64>,
     /// The loss that the arms' seconds to the target are about.
     pub target_loss: Option<f64>,
+    /// The last step, token count and second that the arms of the comparison (not those of ablations and sweeps) have all
+    /// reached: where their losses are compared.
+    pub equal: Option<AtEqual>,
     /// One sentence for whoever decides.
     pub advice: Option<String>,
 }
@@ -39,6 +43,7 @@ pub(super) fn derive(
     comparisons: &[Comparison],
     whole: Option<WholeRun>,
     target_loss: Option<f64>,
+    equal: Option<AtEqual>,
 ) -> Derived {
     let speedup = |role: Role| {
         let arm = arms.iter().find(|arm| arm.role == role)?;
@@ -76,6 +81,7 @@ pub(super) fn derive(
         ceiling: compute.map(|(compute, rest)| (compute + rest) / rest.max(1e-9)),
         compute_share: compute.map(|(compute, rest)| compute / (compute + rest)),
         target_loss,
+        equal,
         advice: advice(comparisons, arms, break_even_step, whole),
     }
 }
@@ -109,4 +115,84 @@ fn advice(
         (Word::Same, _) => "compiling makes no measurable difference here".into(),
         _ => return None,
     })
+}
+
+/// The last moments that all arms have reached.
+pub(super) fn common_moments(arms: &[ArmReport]) -> Option<AtEqual> {
+    let arms = arms.iter().filter(|arm| !matches!(arm.role, Role::Ablation | Role::Sweep));
+    let last = arms.filter_map(|arm| arm.loss.last());
+    last.map(|point| AtEqual { steps: point.step as f64, tokens: point.tokens, seconds: point.seconds }).reduce(
+        |a, b| AtEqual {
+            steps: a.steps.min(b.steps),
+            tokens: a.tokens.min(b.tokens),
+            seconds: a.seconds.min(b.seconds),
+        },
+    )
+}
+
+/// The smoothed losses of the last rows up to the moments; none where there is no row before one of them.
+pub(super) fn at_equal(curve: &[LossPoint], moments: AtEqual) -> Option<AtEqual> {
+    let until = |most: f64, of: fn(&LossPoint) -> f64| {
+        smoothed(curve).take_while(|(point, _)| of(point) <= most).last().map(|(_, loss)| loss)
+    };
+    Some(AtEqual {
+        steps: until(moments.steps, |point| point.step as f64)?,
+        tokens: until(moments.tokens, |point| point.tokens)?,
+        seconds: until(moments.seconds, |point| point.seconds)?,
+    })
+}
+
+/// Rows over which the loss is smoothed before it is held against a target.
+const SMOOTHED: usize = 5;
+
+fn smoothed(curve: &[LossPoint]) -> impl Iterator<Item = (LossPoint, f64)> + '_ {
+    (0..curve.len()).map(move |end| {
+        let rows = &curve[(end + 1).saturating_sub(SMOOTHED)..=end];
+        (curve[end], mean(&rows.iter().map(|point| point.loss).collect::<Vec<_>>()))
+    })
+}
+
+/// The loss that every arm has reached: the highest of their least smoothed losses.
+pub(super) fn common_target(arms: &[ArmReport]) -> Option<f64> {
+    let least = arms.iter().filter(|arm| !arm.loss.is_empty());
+    let least = least.map(|arm| smoothed(&arm.loss).map(|(_, loss)| loss).fold(f64::INFINITY, f64::min));
+    least.reduce(f64::max).filter(|loss| loss.is_finite())
+}
+
+pub(super) fn seconds_to(curve: &[LossPoint], target: f64) -> Option<f64> {
+    smoothed(curve).find(|(_, loss)| *loss <= target).map(|(point, _)| point.seconds)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn curve(losses: &[f64], tokens: f64, seconds: f64) -> Vec<LossPoint> {
+        let point = |(index, loss): (usize, &f64)| {
+            let step = index as f64 + 1.0;
+            let (low, high) = (*loss, *loss);
+            LossPoint { step: step as u64, tokens: step * tokens, seconds: step * seconds, loss: *loss, low, high }
+        };
+        losses.iter().enumerate().map(point).collect()
+    }
+
+    #[test]
+    fn losses_are_compared_where_all_have_been() {
+        // The second arm takes twice the tokens a step, and three times as long.
+        let (a, b) = (curve(&[8.0, 6.0, 4.0, 2.0], 10.0, 1.0), curve(&[7.0, 5.0, 3.0], 20.0, 3.0));
+        let moments = AtEqual { steps: 3.0, tokens: 40.0, seconds: 4.0 };
+        let (a, b) = (at_equal(&a, moments).unwrap(), at_equal(&b, moments).unwrap());
+        // Means of up to 5 rows.
+        assert_eq!((a.steps, a.tokens, a.seconds), (6.0, 5.0, 5.0));
+        assert_eq!((b.steps, b.tokens, b.seconds), (5.0, 6.0, 7.0));
+        let early = AtEqual { seconds: 0.5, ..moments };
+        assert!(at_equal(&curve(&[1.0], 1.0, 1.0), early).is_none());
+    }
+
+    #[test]
+    fn the_target_is_reached_at_the_first_smoothed_row_below_it() {
+        let curve = curve(&[8.0, 6.0, 4.0, 2.0], 10.0, 1.5);
+        assert_eq!((seconds_to(&curve, 6.0), seconds_to(&curve, 4.9)), (Some(4.5), None));
+    }
 }

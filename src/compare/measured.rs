@@ -64,6 +64,10 @@ pub struct MeasuredRun {
     pub late_shapes: u64,
     /// Losses.
     pub losses: Vec<LossRow>,
+    /// Examples that it learned from, up to its last log row.
+    pub samples: u64,
+    /// Seconds that the run has taken, over all its processes.
+    pub seconds: f64,
     /// The summary row.
     pub summary: Map<String, Value>,
     /// Evaluation rows.
@@ -139,6 +143,8 @@ impl MeasuredRun {
             warmup,
             late_shapes,
             losses,
+            samples: numbers.last().map_or(0, |row| row.samples),
+            seconds: status.seconds,
             summary,
             evaluations,
         })
@@ -152,6 +158,11 @@ impl MeasuredRun {
     /// Whether `compiler.debug` was on, so that its times are those of no other run.
     pub fn is_debug(&self) -> bool {
         self.summary.contains_key(debug::MARK)
+    }
+
+    /// Whether Burn's fusion was held off.
+    pub fn is_unfused(&self) -> bool {
+        self.summary.contains_key("unfused")
     }
 
     /// Milliseconds for an example, of every steady window.
