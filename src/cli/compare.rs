@@ -108,7 +108,7 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
         None if large && can_look => {
             let mut compiled = config.clone();
             compiled.set_compiler(CompilerMode::Compiled);
-            batch_size::found(&compiled, &resolve)?
+            batch_size::found(&compiled, &resolve).map_err(|error| error.at("arm compiled"))?
         }
         given => given,
     };

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use super::derived::{at_equal, common_moments, common_target, derive, seconds_to};
+use super::keys;
 use super::measured::MeasuredRun;
 use super::parity::parity;
 use super::stats::{Samples, mean, median, quantile, ratio_of_medians};
@@ -252,13 +253,14 @@ fn describe(arm: &Arm, experiment: &Experiment) -> ArmReport {
     let (evaluation_seconds, save_seconds) = (over_runs(&of_evaluations), over_runs(&save));
     let warmups = runs.iter().map(|run| run.warmup.0).collect::<Vec<_>>();
     let model_gflops = tokens_per_s.zip(provenance.as_ref()).map(|(rate, of)| rate * of.flops_per_token / 1e9);
+    let excess = runs.iter().map(|run| run.warmup_excess().unwrap_or(0.0)).collect::<Vec<_>>();
+    let overhead = |excess: f64| Some(excess + startup_seconds.unwrap_or(0.0)).filter(|seconds| seconds.is_finite());
+    let overhead_seconds_first = excess.first().copied().and_then(overhead);
     let of_whole = |whole: WholeRun| {
         let training = whole.samples as f64 / samples_per_s?;
-        let extra = runs.first()?.warmup.0 - runs.first()?.warmup.1 as f64 * median(&step_ms) / 1e3;
         Some(
             training
-                + extra.max(0.0)
-                + startup_seconds.unwrap_or(0.0)
+                + overhead_seconds_first?
                 + whole.evaluations as f64 * evaluation_seconds.unwrap_or(0.0)
                 + whole.saves as f64 * save_seconds.unwrap_or(0.0),
         )
@@ -275,9 +277,10 @@ fn describe(arm: &Arm, experiment: &Experiment) -> ArmReport {
         label: arm.runs.label.clone(),
         role: arm.runs.role,
         failure: arm.runs.failure.as_ref().map(|failure| failure.message.clone()),
-        micro_batch: count("trainer.per_device_train_batch_size"),
-        accumulation: count("trainer.gradient_accumulation_steps"),
-        block: count("data.block_size").or_else(|| count("data.max_length")),
+        micro_batch: count(keys::BATCH),
+        accumulation: count(keys::ACCUMULATION),
+        learning_rate: first.and_then(|run| run.learning_rate),
+        block: count(keys::BLOCK).or_else(|| count("data.max_length")),
         repeats: runs.len(),
         windows: windows().count(),
         samples_per_s,
@@ -289,6 +292,8 @@ fn describe(arm: &Arm, experiment: &Experiment) -> ArmReport {
         warmup_seconds_first: warmups.first().copied(),
         warmup_seconds_later: some(median(warmups.get(1..).unwrap_or_default())),
         startup_seconds,
+        overhead_seconds_first,
+        overhead_seconds_later: overhead(median(excess.get(1..).unwrap_or_default())),
         evaluation_seconds,
         save_seconds,
         peak_mib: over_runs(&|run| run.summary("peak_mib")),

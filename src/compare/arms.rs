@@ -3,17 +3,14 @@
 use std::str::FromStr;
 
 use super::ablation::{self, Ablate};
+use super::keys::{ACCUMULATION, BATCH, BLOCK};
 use super::{ArmRuns, Role};
-use crate::config::{CompilerMode, EvalStrategy, OnExisting, RunConfig, SaveStrategy, TrainBatchSize};
+use crate::config::{CompilerMode, EvalStrategy, LrScaling, OnExisting, RunConfig, SaveStrategy, TrainBatchSize};
 use crate::error::{Error, Result, nearest};
 use crate::plan::RunPlan;
 
 /// The names for `--arms`.
 const NAMES: [&str; 4] = ["native", "compiled", "native-large", "compiled-large"];
-
-const BATCH: &str = "trainer.per_device_train_batch_size";
-const ACCUMULATION: &str = "trainer.gradient_accumulation_steps";
-const BLOCK: &str = "data.block_size";
 
 /// What is to be compared.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -234,9 +231,12 @@ fn with_batch(base: &RunConfig, batch: usize) -> (RunConfig, String) {
     } else {
         (config.batch.global_batch_size, trainer.gradient_accumulation_steps) = (None, accumulation);
         format!(
-            "batch {batch}: the global batch grows from {global} to {batch} x {accumulation} = {}; the learning rate is \
-             not scaled",
-            batch * accumulation
+            "batch {batch}: the global batch grows from {global} to {batch} x {accumulation} = {}; {}",
+            batch * accumulation,
+            match (base.learning_rate.scaling, base.learning_rate.reference_batch) {
+                (LrScaling::None, _) | (_, None) => "[learning_rate] does not scale the learning rate with it",
+                _ => "the learning rate follows it, as [learning_rate] says",
+            }
         )
     };
     (config, how)

@@ -19,8 +19,8 @@ pub struct Derived {
     pub native_batch_share: Option<f64>,
     /// `batch_share / native_batch_share`: above 1 the compiler gains from the batch more than native does.
     pub interaction: Option<f64>,
-    /// Steps after which the compiled run is ahead, with its warm-up of the first run, nothing tuned; none when it
-    /// is not measurably faster.
+    /// Steps after which the compiled run is ahead: what it takes more beside its steady steps in the first run, nothing
+    /// tuned, over what a step takes less. None when it is not measurably faster.
     pub break_even_step: Option<f64>,
     /// The same with what earlier runs have tuned.
     pub break_even_step_later: Option<f64>,
@@ -56,20 +56,20 @@ pub(super) fn derive(
     let other = arms.iter().find(|arm| arm.role == Role::Compiled);
     let budget = native.and_then(|arm| arm.budget_ms.as_ref());
     let compute = budget.map(|b| (b.forward + b.backward + b.update, b.data + b.sync));
-    let pays = |warmup: fn(&ArmReport) -> Option<f64>| {
+    let pays = |overhead: fn(&ArmReport) -> Option<f64>| {
         let (native, compiled) = (native?, other?);
         // What is not measurably faster pays for nothing.
         let faster = |one: &&Comparison| one.arm == compiled.name && one.verdict == Word::Faster;
         comparisons.iter().find(faster)?;
         let gain = (native.step_ms_p50? - compiled.step_ms_p50?) / 1e3;
-        let extra = warmup(compiled)? - warmup(native)?;
+        let extra = overhead(compiled)? - overhead(native)?;
         match (gain > 0.0, extra > 0.0) {
             (true, true) => Some((extra / gain).ceil()),
             (true, false) => Some(0.0),
             (false, _) => None,
         }
     };
-    let break_even_step = pays(extra_seconds_first);
+    let break_even_step = pays(|arm| arm.overhead_seconds_first);
     Derived {
         total_speedup: large,
         compiler_share: compiled,
@@ -77,22 +77,13 @@ pub(super) fn derive(
         native_batch_share,
         interaction: batch_share.zip(native_batch_share).map(|(compiled, native)| compiled / native),
         break_even_step,
-        break_even_step_later: pays(extra_seconds_later),
+        break_even_step_later: pays(|arm| arm.overhead_seconds_later.or(arm.overhead_seconds_first)),
         ceiling: compute.map(|(compute, rest)| (compute + rest) / rest.max(1e-9)),
         compute_share: compute.map(|(compute, rest)| compute / (compute + rest)),
         target_loss,
         equal,
         advice: advice(comparisons, arms, break_even_step, whole),
     }
-}
-
-/// Seconds that a run takes besides its steady steps.
-fn extra_seconds_first(arm: &ArmReport) -> Option<f64> {
-    Some(arm.warmup_seconds_first? + arm.startup_seconds.unwrap_or(0.0))
-}
-
-fn extra_seconds_later(arm: &ArmReport) -> Option<f64> {
-    Some(arm.warmup_seconds_later.or(arm.warmup_seconds_first)? + arm.startup_seconds.unwrap_or(0.0))
 }
 
 fn advice(
@@ -104,9 +95,16 @@ fn advice(
     let arm = arms.iter().find(|arm| arm.role == Role::Compiled)?;
     let comparison = comparisons.iter().find(|comparison| comparison.arm == arm.name)?;
     let steps = whole?.steps;
+    let large = arms.iter().find(|arm| arm.role == Role::CompiledLarge).and_then(|large| {
+        let measured = comparisons.iter().find(|comparison| comparison.arm == large.name)?;
+        // The larger batch is worth its name only where its interval lies above the other's estimate.
+        let better = measured.speedup?.low > comparison.speedup?.ratio;
+        (measured.verdict == Word::Faster && better).then_some(large.micro_batch?)
+    });
+    let at = large.map_or(String::new(), |batch| format!(", {batch} examples at a time"));
     Some(match (comparison.verdict, break_even) {
         (Word::Faster, Some(step)) if step <= steps as f64 => format!(
-            "this run has {steps} steps and compiling has paid for its start after step {step}: train it compiled"
+            "this run has {steps} steps and compiling has paid for its start after step {step}: train it compiled{at}"
         ),
         (Word::Faster, Some(step)) => {
             format!("this run has {steps} steps and compiling would pay after step {step}: stay native")

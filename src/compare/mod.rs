@@ -29,6 +29,13 @@ pub use parity::Parity;
 use stats::Interval;
 use verdict::Word;
 
+/// Settings by which arms differ.
+mod keys {
+    pub(super) const BATCH: &str = "trainer.per_device_train_batch_size";
+    pub(super) const ACCUMULATION: &str = "trainer.gradient_accumulation_steps";
+    pub(super) const BLOCK: &str = "data.block_size";
+}
+
 /// What an arm is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -221,6 +228,8 @@ pub struct ArmReport {
     pub accumulation: Option<u64>,
     /// Tokens of a sequence.
     pub block: Option<u64>,
+    /// The learning rate at its peak, scaled with the batch where the config says so.
+    pub learning_rate: Option<f64>,
     /// Runs.
     pub repeats: usize,
     /// Steady windows of all runs.
@@ -243,6 +252,11 @@ pub struct ArmReport {
     pub warmup_seconds_later: Option<f64>,
     /// Seconds of the process outside of training: start, model, data, writing the model; median.
     pub startup_seconds: Option<f64>,
+    /// Seconds that the first run takes beyond its steady steps: start and end of the process, and of the warm-up what it takes
+    /// longer than so many steady steps.
+    pub overhead_seconds_first: Option<f64>,
+    /// The same of the later runs, median.
+    pub overhead_seconds_later: Option<f64>,
     /// Seconds of an evaluation.
     pub evaluation_seconds: Option<f64>,
     /// Seconds of a checkpoint.

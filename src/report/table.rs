@@ -36,6 +36,7 @@ pub(super) fn rows(report: &Report) -> Vec<Row> {
             (micro, 1) => Some(micro.to_string()),
             (micro, accumulation) => Some(format!("{micro} x {accumulation}")),
         }),
+        row("learning rate, peak", &|arm| arm.learning_rate.map(|rate| format!("{rate:.4e}"))),
         number("block", 0, &|arm| arm.block.map(|block| block as f64)),
         row("runs, windows", &|arm| Some(format!("{}, {}", arm.repeats, arm.windows))),
         row("failed", &|arm| arm.failure.clone()),
