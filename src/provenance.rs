@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{CompilerMode, Precision, RunConfig};
+use crate::config::{CompilerMode, DeviceKind, Precision, RunConfig};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::execution::BURN_VERSION;
@@ -20,24 +20,37 @@ use sha2::{Digest, Sha256};
 /// The file's name.
 pub const FILE: &str = "provenance.json";
 
+/// The commit that this build was made of, as far as git knew when it was built: twelve digits, `-modified` behind them where
+/// the sources differed from it, or `unknown`.
+pub const COMMIT: &str = env!("KILN_COMMIT");
+
 /// See the top of this file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Provenance {
     /// Kiln's version.
     pub kiln: String,
+    /// [`COMMIT`]; none in runs of an earlier Kiln.
+    #[serde(default)]
+    pub commit: Option<String>,
     /// The version of Burn that computes.
     pub burn: String,
     /// `release`, or `debug` for a build with debug assertions.
     pub build: String,
     /// `native` or `compiled`: what the run computed with.
     pub mode: String,
-    /// Whether Kiln's fused operators were on.
+    /// Whether any of Kiln's fused operators was on.
     pub fused_ops: bool,
+    /// Which of them; none in runs of an earlier Kiln.
+    #[serde(default)]
+    pub fused_operators: Option<Vec<String>>,
     /// The type of matrix products.
     #[serde(default)]
     pub precision: Precision,
     /// Kind, index and name of the device.
     pub device: String,
+    /// The version of the GPU's driver, where the system tells; the CPU has none.
+    #[serde(default)]
+    pub driver: Option<String>,
     /// The processor's name, where the system tells.
     pub cpu: Option<String>,
     /// Threads that the process may use.
@@ -62,16 +75,22 @@ impl Provenance {
         let compiled = match plan.config.compiler_mode() {
             CompilerMode::Native => false,
             CompilerMode::Compiled => true,
-            CompilerMode::Auto => plan.ops == Ops::Fused,
+            CompilerMode::Auto => plan.ops != Ops::Plain,
         };
+        let fused = plan.ops.fused_operators().into_iter().map(|operator| operator.name().to_owned());
+        let fused = fused.collect::<Vec<_>>();
+        let is_cpu = plan.device.kind == DeviceKind::Cpu;
         Self {
             kiln: env!("CARGO_PKG_VERSION").into(),
+            commit: Some(COMMIT.into()),
             burn: BURN_VERSION.into(),
             build: if cfg!(debug_assertions) { "debug" } else { "release" }.into(),
             mode: if compiled { Engine::Compiled } else { Engine::this() }.name().into(),
-            fused_ops: plan.ops == Ops::Fused,
+            fused_ops: !fused.is_empty(),
+            fused_operators: Some(fused),
             precision: plan.precision.precision,
             device: format!("{} {} ({})", plan.device.kind, plan.device.index, plan.device.name),
+            driver: if is_cpu { None } else { host::gpu_driver() },
             cpu: host::cpu(),
             threads: host::threads(),
             memory_mib: host::memory_mib(),

@@ -97,14 +97,24 @@ fn same(a: &Value, b: &Value) -> bool {
 fn a_comparison_is_measured_written_and_made_again() {
     let place = Place::new();
     let out = succeeds(&mut place.compare(&["--ablate", "--compiled-batch", "5", "--price-per-hour", "3.6"]));
-    for part in
-        ["native-again", "compiled-large", "native-large", "compiled-no-fused-ops", "Loss parity", "passed", "noise:"]
-    {
+    let parts = [
+        "native-again",
+        "compiled-large",
+        "native-large",
+        "compiled-no-fused-ops against compiled: ",
+        "Loss parity",
+        "passed",
+        "noise:",
+        "billable s, whole run",
+        "kernel launches a step",
+        "at step 10",
+    ];
+    for part in parts {
         assert!(out.contains(part), "expected {part:?} in\n{out}");
     }
     let folder = place.path("run-compare");
     let report = json(&folder.join("report.json"));
-    assert_eq!(report["schema"], "kiln.report/1");
+    assert_eq!(report["schema"], "kiln.report/2");
     let arm = |name: &str| report["arms"].as_array().unwrap().iter().find(|arm| arm["name"] == name).unwrap().clone();
     for name in ["native", "compiled", "native-large", "compiled-large"] {
         let arm = arm(name);
@@ -118,9 +128,24 @@ fn a_comparison_is_measured_written_and_made_again() {
         assert!(parts.iter().all(|ms| *ms >= 0.0) && sum <= number("step_ms_max") * 5.0, "{name}: {parts:?}");
         assert!(number("evaluation_seconds") > 0.0 && number("save_seconds") > 0.0 && number("peak_mib") > 1.0);
         assert!(number("device_reads_per_step") >= 1.0, "every step is logged");
-        let cost = number("whole_run_seconds") / 3600.0 * 3.6;
-        assert!((number("whole_run_cost") / cost - 1.0).abs() < 1e-9);
+        let cost = number("billable_seconds") / 3600.0 * 3.6;
+        assert!((number("cost") / cost - 1.0).abs() < 1e-9);
+        for (moment, key) in [("steps", "step"), ("tokens", "tokens"), ("seconds", "seconds")] {
+            // The mean of the last 5 rows up to the moment.
+            let until = report["derived"]["equal"][moment].as_f64().unwrap();
+            let rows = arm["loss"].as_array().unwrap().iter().filter(|row| row[key].as_f64().unwrap() <= until);
+            let losses = rows.map(|row| row["loss"].as_f64().unwrap()).collect::<Vec<_>>();
+            let last = &losses[losses.len().saturating_sub(5)..];
+            let mean = last.iter().sum::<f64>() / last.len() as f64;
+            assert!((arm["loss_at_equal"][moment].as_f64().unwrap() - mean).abs() < 1e-9, "{name} at {moment}");
+        }
+        let provenance = &arm["provenance"];
+        let commit = provenance["commit"].as_str().unwrap();
+        assert!(commit == "unknown" || commit.trim_end_matches("-modified").len() == 12, "{commit}");
+        let fused = provenance["fused_operators"].as_array().unwrap().len();
+        assert_eq!(fused, if name.starts_with("compiled") { 8 } else { 0 }, "{name}");
     }
+    assert_eq!(arm("compiled-no-fused-ops")["provenance"]["fused_ops"], false);
     assert_eq!(
         (arm("native")["micro_batch"].as_u64(), arm("native-large")["micro_batch"].as_u64()),
         (Some(3), Some(5))
@@ -135,6 +160,10 @@ fn a_comparison_is_measured_written_and_made_again() {
     assert!((product / total - 1.0).abs() < 1e-9, "shares multiply to the whole");
     let saved = of("compiled-large")["time_saved_percent"].as_f64().unwrap();
     assert!((saved - (1.0 - 1.0 / total) * 100.0).abs() < 1e-9, "time saved is no throughput gained");
+
+    let saved = of("compiled")["billable_saved_percent"].as_f64().unwrap();
+    let billable = |name: &str| arm(name)["billable_seconds"].as_f64().unwrap();
+    assert!((saved - (1.0 - billable("compiled") / billable("native")) * 100.0).abs() < 1e-9);
 
     // Raw samples stay, weights do not.
     let run = folder.join("arms/compiled/repeat-2");
@@ -155,6 +184,19 @@ fn a_comparison_is_measured_written_and_made_again() {
     again["made_at"] = report["made_at"].clone();
     assert!(same(&again, &report), "{again}\n{report}");
     assert!(folder.join("report.html").exists());
+    // A chart that this report has not is that of an earlier one.
+    let stale = folder.join("charts/batch-scan.svg");
+    std::fs::write(&stale, "<svg/>").unwrap();
+    std::fs::write(folder.join("charts/mine.txt"), "mine").unwrap();
+    succeeds(&mut place.report(&["run-compare"]));
+    assert!(!stale.exists() && folder.join("charts/mine.txt").exists());
+    fails(&mut place.report(&["run-compare", "--about", "device"]), 2, &["--about device: a comparison knows"]);
+    // A comparison that was interrupted.
+    let experiment = folder.join("experiment.json");
+    let whole = std::fs::read_to_string(&experiment).unwrap();
+    std::fs::write(&experiment, whole.replace("\"is_complete\": true", "\"is_complete\": false")).unwrap();
+    fails(&mut place.report(&["run-compare"]), 3, &["the comparison did not come to its end", "make it again"]);
+    std::fs::write(&experiment, whole).unwrap();
     // A folder that holds a comparison is nobody else's.
     fails(&mut place.compare(&[]), 2, &["run-compare holds a comparison already", "--out"]);
     // Gates name what fails.
@@ -174,10 +216,16 @@ fn finished_runs_are_compared_with_their_differences() {
     train("a", &[]);
     train("b", &["--compiler", "compiled", "--step-times"]);
     train("c", &["--set", "model.n_layer=1"]);
-    let out = succeeds(&mut place.report(&["a", "b", "c", "--out", "shown"]));
+    train("d", &["--set", "trainer.per_device_train_batch_size=4", "--set", "trainer.learning_rate=2e-3"]);
+    // A name that XML would take for a tag.
+    train("e <&>", &["--set", "data.max_train_samples=12"]);
+    let out = succeeds(&mut place.report(&["a", "b", "c", "d", "e <&>", "--out", "shown"]));
     for part in [
         "c against a: not comparable (they differ in model.n_layer: 2 against 1",
         "Differs: a against c: model.n_layer",
+        "Differs: a against d: trainer.per_device_train_batch_size: 3 against 4",
+        "Differs: a against d: trainer.learning_rate: 0.001 against 0.002",
+        "e <&> against a: not comparable (they differ in data.max_train_samples",
     ] {
         assert!(out.contains(part), "expected {part:?} in\n{out}");
     }
@@ -187,6 +235,28 @@ fn finished_runs_are_compared_with_their_differences() {
         "native against compiled: the same losses"
     );
     assert!(report["comparisons"][1]["speedup"].is_null(), "no speed-up of another model");
+    // Another batch and learning rate: they are what runs are compared for, so they are labelled; no loss can be equal.
+    let labelled = &report["comparisons"][2];
+    assert!(labelled["speedup"]["ratio"].as_f64().unwrap() > 0.0 && labelled["parity"].is_null(), "{labelled}");
+    assert!(labelled["billable_saved_percent"].is_null(), "they did not learn from as many examples");
+    assert!(report["arms"][0]["billable_seconds"].as_f64().unwrap() > 0.0);
+    for (page, name) in
+        [("report.html", "e &lt;&amp;&gt;"), ("charts/throughput.svg", "e &lt;&amp;&gt;"), ("report.md", "e &lt;&>")]
+    {
+        let text = std::fs::read_to_string(place.path("shown").join(page)).unwrap();
+        assert!(text.contains(name) && !text.contains("e <&>"), "{page}");
+    }
+    // What else they may differ in is said.
+    let about = ["a", "e <&>", "--out", "about", "--about", "data."];
+    let out = succeeds(&mut place.report(&about));
+    assert!(
+        out.contains("Differs: a against e <&>: data.max_train_samples") && !out.contains("not comparable"),
+        "{out}"
+    );
+    let wrong = ["a", "d", "--out", "x", "--about", "device"];
+    fails(&mut place.report(&wrong), 2, &["the runs do not differ in it", "trainer.per_device_train_batch_size"]);
+    fails(&mut place.report(&["a", "d", "--target-loss", "nan"]), 2, &["--target-loss: expected a number"]);
+    assert!(!place.path("x").exists(), "nothing is written of what is refused");
     fails(&mut place.report(&["a", "c", "--out", "x", "--gate", "speedup>=1"]), 6, &["speedup>=1: not comparable"]);
     fails(&mut place.report(&["a"]), 3, &["a is no comparison", "at least two run folders"]);
     fails(&mut place.report(&["a", "nowhere"]), 3, &["nowhere: there is no run of Kiln's"]);
@@ -199,11 +269,25 @@ fn finished_runs_are_compared_with_their_differences() {
         fails(&mut place.report(&["a", "b", "--out", "y"]), 3, parts);
         std::fs::write(&path, good).unwrap();
     };
-    damage("status.json", &|text| text.replace("Completed", "Stopped"), &["b: the run is Stopped after step 14 of 14"]);
     damage("metrics.jsonl", &|text| text.lines().take(3).collect::<Vec<_>>().join("\n"), &["its summary is missing"]);
     damage("metrics.jsonl", &|text| format!("{{\"step\": 1, \"lo\n{text}"), &["damaged: line 1 is no row"]);
     damage("steps.jsonl", &|text| text.lines().take(3).collect::<Vec<_>>().join("\n"), &["does not end at step 14"]);
     damage("plan.toml", &|text| text.replace('=', " "), &["plan.toml: the run is damaged"]);
+    damage("provenance.json", &|text| text.replace(':', " "), &["provenance.json"]);
+    damage("status.json", &|text| text[..20].to_owned(), &["status.json"]);
+    // A run that a signal has stopped.
+    let mut long = kiln(place.0.path());
+    long.args(["train", "config.toml", "--set", "run.output_dir=f", "--set", "trainer.max_steps=1000000"]).args(sets());
+    let mut child = long.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
+    let metrics = place.path("f/metrics.jsonl");
+    while !std::fs::read_to_string(&metrics).is_ok_and(|text| text.lines().count() > 5) {
+        assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    fails(&mut place.report(&["a", "f", "--out", "y"]), 3, &["f: the run is InProgress", "kiln describe"]);
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    fails(&mut place.report(&["a", "f", "--out", "y"]), 3, &["f: the run is Stopped after step", "a complete one"]);
     assert!(!place.path("y").exists(), "nothing is half written");
     let occupied = ["a", "b", "--out", "a"];
     fails(&mut place.report(&occupied), 2, &["a is not empty and holds no report of Kiln's"]);
@@ -268,6 +352,14 @@ fn what_is_refused() {
     gate("speedup", &["expected MEASURE>=NUMBER"]);
     refused(&["--arms", "native,compild"], &["unknown arm `compild`", "did you mean `compiled`?"]);
     refused(&["--arms", "native,compiled-large"], &["--compiled-batch N"]);
+    refused(&["--arms", "native,native"], &["at least one other"]);
+    refused(&["--sweep", "batch=2,4,2"], &["--sweep: 2 stands twice"]);
+    refused(&["--target-loss", "inf"], &["--target-loss: expected a number"]);
+    refused(&["--ablate", "--arms", "native,compiled-large", "--compiled-batch", "5"], &["which --arms lacks"]);
+    refused(&["--ablate", "--set", "compiler.fused_ops=off"], &["nothing of the compiler can be switched off"]);
+    // What only one of the modes can run.
+    refused(&["--set", "compiler.fusion=on"], &["arm compiled: compiler.fusion = \"on\"", "on the CPU"]);
+    refused(&["--set", "compiler.autotune=full"], &["arm compiled: compiler.autotune = \"full\""]);
     refused(&["--compiled-batch", "0"], &["--compiled-batch: expected at least 1"]);
     refused(&["--price-per-hour", "nan"], &["--price-per-hour"]);
     refused(&["--sweep", "block=512"], &["arm native-s512: the data has sequences of 6 tokens, not of 512"]);
@@ -275,6 +367,14 @@ fn what_is_refused() {
     std::fs::create_dir(place.path("text")).unwrap();
     std::fs::write(place.path("text/mine.txt"), "mine").unwrap();
     refused(&["--out", occupied.to_str().unwrap()], &["text is not empty and holds no comparison"]);
+    // The folder of a run, of this model or another, is no place for a comparison, and no config.
+    let mut train = kiln(place.0.path());
+    succeeds(train.args(["train", "config.toml", "--set", "model.n_layer=1", "--set", "trainer.max_steps=4"]));
+    let metrics = std::fs::read(place.path("run/metrics.jsonl")).unwrap();
+    fails(&mut place.compare(&["--out", "run"]), 2, &["run is not empty and holds no comparison"]);
+    assert_eq!(std::fs::read(place.path("run/metrics.jsonl")).unwrap(), metrics);
+    let mut folder = kiln(place.0.path());
+    fails(folder.args(["compare", "run"]), 2, &["expected a config file, got a folder", "kiln report RUN"]);
     let mut folder = kiln(place.0.path());
     folder.args(["compare", "text"]);
     fails(&mut folder, 2, &["expected a config file, got a folder", "kiln report RUN"]);

@@ -8,6 +8,7 @@ use super::compiler::verify_compare;
 use super::say;
 use super::training::resolve;
 use crate::batch_size;
+use crate::compare::ablation::Ablate;
 use crate::compare::arms::{Sweep, Wanted};
 use crate::compare::run::{Options, run};
 use crate::compare::{Gate, Report, saved};
@@ -35,9 +36,9 @@ pub(super) struct CompareArgs {
     /// Runs of each arm
     #[arg(long, value_name = "N", default_value_t = 7)]
     repeats: usize,
-    /// Also an arm with each part of the compiler off
-    #[arg(long)]
-    ablate: bool,
+    /// Also an arm with each part of the compiler off that the device has; with `operators` each fused operator too
+    #[arg(long, value_name = "columns|operators", num_args = 0..=1, require_equals = true, default_missing_value = "columns")]
+    ablate: Option<Ablate>,
     /// Also both modes at every batch and block, as in batch=4,8,block=64,128
     #[arg(long, value_name = "POINTS")]
     sweep: Option<Sweep>,
@@ -57,6 +58,9 @@ pub(super) struct ReportArgs {
     /// The folder of a comparison, or finished runs; the first is what the others are compared with
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<PathBuf>,
+    /// What the runs may differ in besides how they were trained, as in device,cpu,data.block_size
+    #[arg(long, value_name = "KEYS", value_delimiter = ',')]
+    about: Vec<String>,
     /// The folder that gets the report; the comparison's own, or `report`, when it is left out
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
@@ -81,7 +85,7 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
     if let Some(batch) = args.compiled_batch {
         at_least("compiled-batch", batch, 1, "it is the micro-batch of the -large arms")?;
     }
-    check_price(args.price_per_hour)?;
+    check_numbers(args.price_per_hour, args.target_loss)?;
     let mut config = RunConfig::load_with(&args.config.file, &args.config.set).map_err(|error| {
         if args.config.file.is_dir() { error.help("`kiln report RUN..` reports on finished runs") } else { error }
     })?;
@@ -104,7 +108,7 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
         None if large && can_look => {
             let mut compiled = config.clone();
             compiled.set_compiler(CompilerMode::Compiled);
-            batch_size::found(&compiled, &resolve)?
+            batch_size::found(&compiled, &resolve).map_err(|error| error.at("arm compiled"))?
         }
         given => given,
     };
@@ -132,8 +136,8 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
 }
 
 pub(super) fn run_report(args: &ReportArgs) -> Result<()> {
-    check_price(args.price_per_hour)?;
-    let (report, own) = saved::report(&args.runs, args.price_per_hour, args.target_loss)?;
+    check_numbers(args.price_per_hour, args.target_loss)?;
+    let (report, own) = saved::report(&args.runs, &args.about, args.price_per_hour, args.target_loss)?;
     let out = args.out.clone().or(own).unwrap_or_else(|| PathBuf::from("report"));
     let used = std::fs::read_dir(&out).is_ok_and(|mut entries| entries.next().is_some());
     if used && !out.join("report.json").exists() && !out.join(crate::compare::run::FILE).exists() {
@@ -145,10 +149,13 @@ pub(super) fn run_report(args: &ReportArgs) -> Result<()> {
     args.gate.as_ref().map_or(Ok(()), |gate| gate.check(&report))
 }
 
-fn check_price(price: Option<f64>) -> Result<()> {
-    match price {
-        Some(price) if !(price.is_finite() && price >= 0.0) => {
+fn check_numbers(price: Option<f64>, target: Option<f64>) -> Result<()> {
+    match (price, target) {
+        (Some(price), _) if !(price.is_finite() && price >= 0.0) => {
             Err(Error::config(format!("--price-per-hour: expected a number from 0, got {price}")))
+        }
+        (_, Some(target)) if !target.is_finite() => {
+            Err(Error::config(format!("--target-loss: expected a number, got {target}")))
         }
         _ => Ok(()),
     }

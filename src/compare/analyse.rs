@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::SystemTime;
 
-use super::derived::derive;
+use super::derived::{at_equal, common_moments, common_target, derive, seconds_to};
+use super::keys;
 use super::measured::MeasuredRun;
 use super::parity::parity;
 use super::stats::{Samples, mean, median, quantile, ratio_of_medians};
@@ -26,6 +27,9 @@ const FREE: &[&str] = &[
     "trainer.load_best_model_at_end",
     "trainer.seed",
 ];
+
+/// Keys without a section that change what is learned.
+const CHANGE_LOSSES: &[&str] = &["precision", "parameters"];
 
 /// Windows that an arm needs at least.
 const WINDOWS: usize = 3;
@@ -53,25 +57,46 @@ pub fn analyse(experiment: &Experiment, base: &Path) -> Result<Report> {
     let Some(reference) = arms.first() else {
         return Err(Error::data("there is nothing to report on").help("give at least one run folder"));
     };
-    let again = arms.iter().find(|arm| arm.runs.role == Role::Again);
+    let of_role = |role: Role| arms.iter().find(|arm| arm.runs.role == role);
+    let again = of_role(Role::Again);
     let noise = again.map(|again| compare(reference, again, None, None));
     let others = arms.iter().skip(1).filter(|arm| arm.runs.role != Role::Again);
-    // A compiled point of a sweep is compared with the native one that stands before it.
+    // A compiled point of a sweep is compared with the native one that stands before it, and compiled without a part with
+    // compiled as a whole.
     let comparisons = others.map(|arm| {
         let earlier = arms.iter().take_while(|other| other.runs.name != arm.runs.name);
         let same = |other: &&Arm| other.runs.role == Role::Sweep && other.runs.point == arm.runs.point;
-        match earlier.filter(|_| arm.runs.role == Role::Sweep).find(same) {
-            Some(native) => compare(native, arm, None, noise.as_ref()),
+        let other = match arm.runs.role {
+            Role::Sweep => earlier.into_iter().find(same),
+            Role::Ablation => of_role(Role::Compiled),
+            _ => None,
+        };
+        match other {
+            Some(other) => compare(other, arm, None, noise.as_ref()),
             None => compare(reference, arm, again, noise.as_ref()),
         }
     });
-    let comparisons = comparisons.collect::<Vec<_>>();
+    let mut comparisons = comparisons.collect::<Vec<_>>();
     let mut reports = arms.iter().map(|arm| describe(arm, experiment)).collect::<Vec<_>>();
     let target = experiment.target_loss.or_else(|| common_target(&reports));
+    let moments = common_moments(&reports);
     for report in &mut reports {
         report.seconds_to_target = target.and_then(|target| seconds_to(&report.loss, target));
+        report.loss_at_equal = moments.and_then(|moments| at_equal(&report.loss, moments));
     }
-    let derived = derive(&reports, &comparisons, experiment.whole, target);
+    for comparison in comparisons.iter_mut().filter(|comparison| comparison.speedup.is_some()) {
+        let of = |name: &str| {
+            let (arm, report) = arms.iter().zip(&reports).find(|(arm, _)| arm.runs.name == name)?;
+            // Seconds of finished runs of unlike length say nothing.
+            Some((
+                experiment.whole.map_or(arm.measured.first()?.samples, |whole| whole.samples),
+                report.billable_seconds?,
+            ))
+        };
+        let both = of(&comparison.against).zip(of(&comparison.arm)).filter(|(a, b)| a.0 == b.0);
+        comparison.billable_saved_percent = both.map(|(n, o)| (n.1 - o.1) * 100.0 / n.1);
+    }
+    let derived = derive(&reports, &comparisons, experiment.whole, target, moments);
     Ok(Report {
         schema: REPORT_SCHEMA.into(),
         title: experiment.title.clone(),
@@ -107,10 +132,13 @@ fn notes(experiment: &Experiment, arms: &[Arm]) -> Vec<String> {
 /// other side of `arm` in time).
 fn compare(reference: &Arm, arm: &Arm, again: Option<&Arm>, noise: Option<&Comparison>) -> Comparison {
     let differences = differences(reference, arm);
-    let changes = |key: &String| arm.runs.changes.contains(key) || reference.runs.changes.contains(key);
+    let is_about = |key: &str, of: &str| if of.ends_with('.') { key.starts_with(of) } else { key == of };
+    let changes = |key: &str| arm.runs.changes.iter().chain(&reference.runs.changes).any(|of| is_about(key, of));
     let unlabelled = differences.iter().filter(|(key, _)| !changes(key)).map(|(_, text)| text.as_str());
     let unlabelled = unlabelled.collect::<Vec<_>>();
-    let same_losses = reference.runs.point == arm.runs.point;
+    // Settings have a point in their names; circumstances, which have none, change no loss beyond rounding.
+    let same_losses = reference.runs.point == arm.runs.point
+        && !differences.iter().any(|(key, _)| key.contains('.') || CHANGE_LOSSES.contains(&key.as_str()));
     let seeds =
         |arm: &Arm| arm.measured.iter().map(|run| run.settings.get("trainer.seed").cloned()).collect::<Vec<_>>();
     let common = reference.measured.len().min(arm.measured.len());
@@ -125,6 +153,11 @@ fn compare(reference: &Arm, arm: &Arm, again: Option<&Arm>, noise: Option<&Compa
         _ if !unlabelled.is_empty() => Some(format!("they differ in {}", unlabelled.join("; "))),
         // Looking at the compiler takes time.
         _ if arm.measured.iter().chain(&reference.measured).any(MeasuredRun::is_debug) => Some("debug".into()),
+        _ if arm.measured.iter().any(MeasuredRun::is_unfused) && arm.runs.role != Role::Ablation
+            || reference.measured.iter().any(MeasuredRun::is_unfused) =>
+        {
+            Some("unfused: Burn's fusion was held off, which is neither native nor compiled".into())
+        }
         _ if few(arm) || few(reference) => Some(few_windows()),
         _ => parity.as_ref().filter(|parity| !parity.passed).map(|parity| {
             format!(
@@ -150,6 +183,7 @@ fn compare(reference: &Arm, arm: &Arm, again: Option<&Arm>, noise: Option<&Compa
         speedup,
         time_saved_percent: speedup.map(|speedup| (1.0 - 1.0 / speedup.ratio) * 100.0),
         throughput_gained_percent: speedup.map(|speedup| (speedup.ratio - 1.0) * 100.0),
+        billable_saved_percent: None,
         parity,
         differences: differences.into_iter().map(|(_, text)| text).collect(),
     }
@@ -172,8 +206,12 @@ fn differences(a: &Arm, b: &Arm) -> Vec<(String, String)> {
         let text = |pick: fn(&crate::provenance::Provenance) -> String| of.map(pick);
         BTreeMap::from([
             ("kiln", text(|it| it.kiln.clone())),
+            ("commit", text(|it| it.commit.clone().unwrap_or_else(|| "unknown".into()))),
+            ("burn", text(|it| it.burn.clone())),
             ("build", text(|it| it.build.clone())),
             ("device", text(|it| it.device.clone())),
+            ("driver", text(|it| it.driver.clone().unwrap_or_else(|| "unknown".into()))),
+            ("system", text(|it| it.system.clone())),
             ("cpu", text(|it| it.cpu.clone().unwrap_or_default())),
             ("threads", text(|it| it.threads.to_string())),
             ("parameters", text(|it| it.parameters.to_string())),
@@ -215,17 +253,23 @@ fn describe(arm: &Arm, experiment: &Experiment) -> ArmReport {
     let (evaluation_seconds, save_seconds) = (over_runs(&of_evaluations), over_runs(&save));
     let warmups = runs.iter().map(|run| run.warmup.0).collect::<Vec<_>>();
     let model_gflops = tokens_per_s.zip(provenance.as_ref()).map(|(rate, of)| rate * of.flops_per_token / 1e9);
-    let whole_run_seconds = experiment.whole.and_then(|whole| {
+    let excess = runs.iter().map(|run| run.warmup_excess().unwrap_or(0.0)).collect::<Vec<_>>();
+    let overhead = |excess: f64| Some(excess + startup_seconds.unwrap_or(0.0)).filter(|seconds| seconds.is_finite());
+    let overhead_seconds_first = excess.first().copied().and_then(overhead);
+    let of_whole = |whole: WholeRun| {
         let training = whole.samples as f64 / samples_per_s?;
-        let extra = runs.first()?.warmup.0 - runs.first()?.warmup.1 as f64 * median(&step_ms) / 1e3;
         Some(
             training
-                + extra.max(0.0)
-                + startup_seconds.unwrap_or(0.0)
+                + overhead_seconds_first?
                 + whole.evaluations as f64 * evaluation_seconds.unwrap_or(0.0)
                 + whole.saves as f64 * save_seconds.unwrap_or(0.0),
         )
-    });
+    };
+    let billable_seconds = match experiment.whole {
+        Some(whole) => of_whole(whole),
+        None => first.map(|run| run.seconds),
+    };
+    let is_cpu = provenance.as_ref().is_some_and(|it| it.device.starts_with("cpu"));
     let loss = curve(runs);
     let steady = runs.iter().flat_map(MeasuredRun::steady_steps).collect::<Vec<_>>();
     ArmReport {
@@ -233,9 +277,10 @@ fn describe(arm: &Arm, experiment: &Experiment) -> ArmReport {
         label: arm.runs.label.clone(),
         role: arm.runs.role,
         failure: arm.runs.failure.as_ref().map(|failure| failure.message.clone()),
-        micro_batch: count("trainer.per_device_train_batch_size"),
-        accumulation: count("trainer.gradient_accumulation_steps"),
-        block: count("data.block_size").or_else(|| count("data.max_length")),
+        micro_batch: count(keys::BATCH),
+        accumulation: count(keys::ACCUMULATION),
+        learning_rate: first.and_then(|run| run.learning_rate),
+        block: count(keys::BLOCK).or_else(|| count("data.max_length")),
         repeats: runs.len(),
         windows: windows().count(),
         samples_per_s,
@@ -247,18 +292,19 @@ fn describe(arm: &Arm, experiment: &Experiment) -> ArmReport {
         warmup_seconds_first: warmups.first().copied(),
         warmup_seconds_later: some(median(warmups.get(1..).unwrap_or_default())),
         startup_seconds,
+        overhead_seconds_first,
+        overhead_seconds_later: overhead(median(excess.get(1..).unwrap_or_default())),
         evaluation_seconds,
         save_seconds,
         peak_mib: over_runs(&|run| run.summary("peak_mib")),
         device_reads_per_step: some(mean(&steady.iter().map(|step| step.device_reads as f64).collect::<Vec<_>>())),
-        kernel_launches_per_step: None,
+        kernel_launches_per_step: is_cpu.then_some(0.0),
         model_gflops,
         model_flops_utilization: model_gflops.zip(experiment.gemm_gflops).map(|(rate, peak)| rate / peak),
         last_loss: loss.last().map(|point| point.loss),
-        whole_run_seconds,
-        whole_run_cost: whole_run_seconds
-            .zip(experiment.price_per_hour)
-            .map(|(seconds, price)| seconds / 3600.0 * price),
+        loss_at_equal: None,
+        billable_seconds,
+        cost: billable_seconds.zip(experiment.price_per_hour).map(|(seconds, price)| seconds / 3600.0 * price),
         seconds_to_target: None,
         loss,
         runs: arm.runs.runs.clone(),
@@ -313,27 +359,6 @@ fn curve(runs: &[MeasuredRun]) -> Vec<LossPoint> {
         })
     });
     points.collect()
-}
-
-/// Rows over which the loss is smoothed before it is held against a target.
-const SMOOTHED: usize = 5;
-
-fn smoothed(curve: &[LossPoint]) -> impl Iterator<Item = (f64, f64)> + '_ {
-    (0..curve.len()).map(move |end| {
-        let rows = &curve[(end + 1).saturating_sub(SMOOTHED)..=end];
-        (curve[end].seconds, mean(&rows.iter().map(|point| point.loss).collect::<Vec<_>>()))
-    })
-}
-
-/// The loss that every arm has reached: the highest of their least smoothed losses.
-fn common_target(arms: &[ArmReport]) -> Option<f64> {
-    let least = arms.iter().filter(|arm| !arm.loss.is_empty());
-    let least = least.map(|arm| smoothed(&arm.loss).map(|(_, loss)| loss).fold(f64::INFINITY, f64::min));
-    least.reduce(f64::max).filter(|loss| loss.is_finite())
-}
-
-fn seconds_to(curve: &[LossPoint], target: f64) -> Option<f64> {
-    smoothed(curve).find(|(_, loss)| *loss <= target).map(|(seconds, _)| seconds)
 }
 
 /// A number that could be made; none for NaN.

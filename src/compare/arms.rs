@@ -2,16 +2,15 @@
 
 use std::str::FromStr;
 
+use super::ablation::{self, Ablate};
+use super::keys::{ACCUMULATION, BATCH, BLOCK};
 use super::{ArmRuns, Role};
-use crate::config::{CompilerMode, EvalStrategy, OnExisting, RunConfig, SaveStrategy, Switch, TrainBatchSize};
+use crate::config::{CompilerMode, EvalStrategy, LrScaling, OnExisting, RunConfig, SaveStrategy, TrainBatchSize};
 use crate::error::{Error, Result, nearest};
+use crate::plan::RunPlan;
 
 /// The names for `--arms`.
 const NAMES: [&str; 4] = ["native", "compiled", "native-large", "compiled-large"];
-
-const BATCH: &str = "trainer.per_device_train_batch_size";
-const ACCUMULATION: &str = "trainer.gradient_accumulation_steps";
-const BLOCK: &str = "data.block_size";
 
 /// What is to be compared.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -20,8 +19,8 @@ pub struct Wanted {
     pub arms: Vec<String>,
     /// The batch of the `-large` arms.
     pub compiled_batch: Option<usize>,
-    /// Also an arm with each column of the compiler off.
-    pub ablate: bool,
+    /// Also an arm with each part of the compiler off.
+    pub ablate: Option<Ablate>,
     /// Also both modes at these points.
     pub sweep: Sweep,
 }
@@ -58,7 +57,11 @@ impl FromStr for Sweep {
             let number = value.trim().parse::<usize>().ok().filter(|number| *number > 0);
             let number =
                 number.ok_or_else(|| form(&format!("expected a whole number from 1, got {:?}", value.trim())))?;
-            list.as_mut().ok_or_else(|| form("expected batch=.. or block=.."))?.push(number);
+            let list = list.as_mut().ok_or_else(|| form("expected batch=.. or block=.."))?;
+            if list.contains(&number) {
+                return Err(form(&format!("{number} stands twice")));
+            }
+            list.push(number);
         }
         Ok(sweep)
     }
@@ -90,31 +93,49 @@ pub struct Arm {
     pub runs: ArmRuns,
 }
 
-/// The arms of a comparison of `base` in the order of a repeat: the reference first, itself again last; and what the reader
-/// must know about arms that are left out.
+impl Wanted {
+    /// Looks at it before anything is planned.
+    ///
+    /// # Errors
+    /// Arms that do not exist or that need a batch which was not given.
+    pub fn check(&self) -> Result<()> {
+        for name in &self.arms {
+            if !NAMES.contains(&name.as_str()) {
+                let near = nearest(name, NAMES).map_or_else(String::new, |near| format!("did you mean `{near}`? "));
+                return Err(Error::config(format!("--arms: unknown arm `{name}`"))
+                    .help(format!("{near}expected some of {}", NAMES.join(", "))));
+            }
+        }
+        let wants = |name: &str| self.arms.is_empty() || self.arms.iter().any(|wanted| wanted == name);
+        if !wants(NAMES[0]) || !NAMES[1..].iter().any(|name| wants(name)) {
+            return Err(Error::config(
+                "--arms: expected native, which the others are compared with, and at least one other",
+            )
+            .help("for example --arms native,compiled"));
+        }
+        let large = |name: &str| name.ends_with("-large");
+        if self.compiled_batch.is_none() && self.arms.iter().any(|name| large(name)) {
+            return Err(Error::config("--arms: native-large and compiled-large need the compiled batch")
+                .help("`kiln tune-batch FILE --mode compiled` finds it, or give it with --compiled-batch N"));
+        }
+        if self.ablate.is_some() && !wants("compiled") {
+            return Err(Error::config(
+                "--ablate: the arms with a part off are compared with compiled, which --arms lacks",
+            )
+            .help("add compiled to --arms, or leave --arms out"));
+        }
+        Ok(())
+    }
+}
+
+/// The arms of a comparison of `base`, whose native plan is `planned`, in the order of a repeat: the reference first, itself
+/// again last; and what the reader must know about arms that are left out.
 ///
 /// # Errors
-/// Arms that do not exist or that need a batch which was not given.
-pub fn arms(base: &RunConfig, wanted: &Wanted) -> Result<(Vec<Arm>, Vec<String>)> {
-    for name in &wanted.arms {
-        if !NAMES.contains(&name.as_str()) {
-            let near = nearest(name, NAMES).map_or_else(String::new, |near| format!("did you mean `{near}`? "));
-            return Err(Error::config(format!("--arms: unknown arm `{name}`"))
-                .help(format!("{near}expected some of {}", NAMES.join(", "))));
-        }
-    }
-    let wants = |name: &str| wanted.arms.iter().any(|wanted| wanted == name);
-    if !wanted.arms.is_empty() && (!wants("native") || wanted.arms.len() < 2) {
-        return Err(Error::config(
-            "--arms: expected native, which the others are compared with, and at least one other",
-        )
-        .help("for example --arms native,compiled"));
-    }
-    let large = |name: &str| name.ends_with("-large");
-    if wanted.compiled_batch.is_none() && wanted.arms.iter().any(|name| large(name)) {
-        return Err(Error::config("--arms: native-large and compiled-large need the compiled batch")
-            .help("`kiln tune-batch FILE --mode compiled` finds it, or give it with --compiled-batch N"));
-    }
+/// As [`Wanted::check`]; a batch that is not known; nothing to ablate.
+pub fn arms(base: &RunConfig, wanted: &Wanted, planned: &RunPlan) -> Result<(Vec<Arm>, Vec<String>)> {
+    wanted.check()?;
+    let wants = |name: &str| wanted.arms.is_empty() || wanted.arms.iter().any(|wanted| wanted == name);
     let mut notes = Vec::new();
     let TrainBatchSize::Size(micro) = base.trainer.per_device_train_batch_size else {
         return Err(Error::config(
@@ -154,7 +175,6 @@ pub fn arms(base: &RunConfig, wanted: &Wanted) -> Result<(Vec<Arm>, Vec<String>)
             config.set_compiler(mode);
             all.push(Arm { mode, config, may_fail: role == Role::NativeLarge, runs });
         };
-    let wants = |name: &str| wanted.arms.is_empty() || wants(name);
     let at = |batch: usize| format!("batch {batch}");
     let (native, compiled) = (CompilerMode::Native, CompilerMode::Compiled);
     add("native".into(), format!("native, {}", at(micro)), Role::Reference, native, base.clone(), None);
@@ -174,16 +194,12 @@ pub fn arms(base: &RunConfig, wanted: &Wanted) -> Result<(Vec<Arm>, Vec<String>)
             add("compiled-large".into(), label, Role::CompiledLarge, compiled, config, point);
         }
     }
-    if wanted.ablate {
-        let mut config = base.clone();
-        config.compiler.get_or_insert_default().fused_ops = Switch::Off.into();
-        let label = "compiled without Kiln's fused operators".into();
-        add("compiled-no-fused-ops".into(), label, Role::Ablation, compiled, config, None);
-        notes.push(
-            "ablation: of the compiler's columns the CPU has one, Kiln's fused operators; fusion, autotune and the \
-                    captured step are not available there"
-                .into(),
-        );
+    if let Some(ablate) = wanted.ablate {
+        let (ablations, note) = ablation::of(base, ablate, planned)?;
+        notes.push(note);
+        for ablation in ablations {
+            add(ablation.name, ablation.label, Role::Ablation, compiled, ablation.config, None);
+        }
     }
     for (batch, block) in wanted.sweep.points() {
         let mut config = batch.map_or_else(|| base.clone(), |batch| with_batch(base, batch).0);
@@ -215,9 +231,12 @@ fn with_batch(base: &RunConfig, batch: usize) -> (RunConfig, String) {
     } else {
         (config.batch.global_batch_size, trainer.gradient_accumulation_steps) = (None, accumulation);
         format!(
-            "batch {batch}: the global batch grows from {global} to {batch} x {accumulation} = {}; the learning rate is \
-             not scaled",
-            batch * accumulation
+            "batch {batch}: the global batch grows from {global} to {batch} x {accumulation} = {}; {}",
+            batch * accumulation,
+            match (base.learning_rate.scaling, base.learning_rate.reference_batch) {
+                (LrScaling::None, _) | (_, None) => "[learning_rate] does not scale the learning rate with it",
+                _ => "the learning rate follows it, as [learning_rate] says",
+            }
         )
     };
     (config, how)
@@ -261,8 +280,44 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
+    /// A GPT-2 whose tokens stand in a file.
+    fn planned(folder: &std::path::Path) -> (RunConfig, RunPlan) {
+        std::fs::write(folder.join("data.jsonl"), "{\"input_ids\": [1, 2, 3, 4]}\n".repeat(64)).unwrap();
+        let text = format!(
+            "[run]\noutput_dir = {:?}\n[model]\nkind = \"gpt2\"\nn_layer = 1\nn_head = 1\nn_embd = 8\nn_positions = 8\n\
+             vocab_size = 32\n[data]\ntask = \"clm\"\nformat = \"tokenized\"\ntrain = {:?}\n[device]\nkind = \"cpu\"\n",
+            folder.join("run"),
+            folder.join("data.jsonl")
+        );
+        let config: RunConfig = toml::from_str(&text).unwrap();
+        (config.clone(), config.plan().unwrap())
+    }
+
+    fn arms(base: &RunConfig, wanted: &Wanted) -> Result<(Vec<Arm>, Vec<String>)> {
+        let folder = tempfile::tempdir().unwrap();
+        let (_, plan) = planned(folder.path());
+        super::arms(base, wanted, &plan)
+    }
+
     fn names(wanted: &Wanted) -> Vec<String> {
         arms(&RunConfig::default(), wanted).unwrap().0.into_iter().map(|arm| arm.runs.name).collect()
+    }
+
+    #[test]
+    fn an_ablation_has_an_arm_for_each_part_that_can_be_off() {
+        let of = |ablate| {
+            let names = names(&Wanted { ablate: Some(ablate), ..Wanted::default() });
+            names.into_iter().filter(|name| name.starts_with("compiled-")).collect::<Vec<_>>()
+        };
+        assert_eq!(of(Ablate::Columns), ["compiled-no-fused-ops"]);
+        let operators = ["embedding", "dropout", "layer-norm", "linear", "attention", "gelu", "cross-entropy", "adamw"];
+        let mut expected = vec!["compiled-no-fused-ops".to_owned()];
+        expected.extend(operators.map(|operator| format!("compiled-no-{operator}")));
+        assert_eq!(of(Ablate::Operators), expected);
+        let mut off = RunConfig::default();
+        off.compiler.get_or_insert_default().fused_ops = crate::config::Switch::Off.into();
+        let error = arms(&off, &Wanted { ablate: Some(Ablate::Columns), ..Wanted::default() }).unwrap_err();
+        assert!(error.to_string().contains("nothing of the compiler can be switched off"), "{error}");
     }
 
     #[test]
@@ -286,7 +341,7 @@ mod tests {
         let wanted = Wanted { sweep, ..Wanted::default() };
         let swept = names(&wanted).into_iter().filter(|name| name.contains("-b")).collect::<Vec<_>>();
         assert_eq!(swept, ["native-b2-s16", "compiled-b2-s16", "native-b4-s16", "compiled-b4-s16"]);
-        for bad in ["", "4", "batch=", "batch=0", "batch=four", "size=4"] {
+        for bad in ["", "4", "batch=", "batch=0", "batch=four", "size=4", "batch=4,8,4"] {
             assert!(bad.parse::<Sweep>().unwrap_err().to_string().contains("--sweep"), "{bad}");
         }
     }
@@ -299,6 +354,7 @@ mod tests {
         };
         assert!(message(&["native", "compild"]).contains("did you mean `compiled`?"));
         assert!(message(&["compiled"]).contains("expected native"));
+        assert!(message(&["native", "native"]).contains("at least one other"));
         assert!(message(&["native", "compiled-large"]).contains("--compiled-batch"));
     }
 }

@@ -12,6 +12,7 @@ pub const MEASURES: &[(&str, &str)] = &[
     ("batch_share", "the factor of it that the larger batch gives"),
     ("time_saved_percent", "(native - compiled) x 100 / native, of the time per example"),
     ("throughput_gained_percent", "(compiled / native - 1) x 100, of the examples per second"),
+    ("billable_saved_percent", "(native - compiled) x 100 / native, of the seconds that the whole run is paid for"),
     ("loss_delta", "largest |difference| of the two losses at equal steps"),
     ("peak_memory_ratio", "peak memory of compiled / native"),
     ("break_even_step", "the step from which on compiling has paid for its warm-up"),

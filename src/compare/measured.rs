@@ -7,8 +7,11 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use super::keys;
 use crate::compiler::debug;
+use crate::config::LearningRateSection;
 use crate::error::{Error, Result};
+use crate::plan::NUM_DEVICES;
 use crate::provenance::Provenance;
 use crate::trainer::laps::{self, StepTimes};
 use crate::trainer::{RunStatus, Status};
@@ -64,6 +67,12 @@ pub struct MeasuredRun {
     pub late_shapes: u64,
     /// Losses.
     pub losses: Vec<LossRow>,
+    /// Examples that it learned from, up to its last log row.
+    pub samples: u64,
+    /// Seconds that the run has taken, over all its processes.
+    pub seconds: f64,
+    /// The learning rate at its peak, scaled with the batch where the config says so.
+    pub learning_rate: Option<f64>,
     /// The summary row.
     pub summary: Map<String, Value>,
     /// Evaluation rows.
@@ -96,8 +105,15 @@ impl MeasuredRun {
         };
         let plan = read(&folder.join("plan.toml"))?;
         let plan: toml::Table = plan.parse().map_err(|error| damaged("plan.toml", format!("{error}")))?;
+        let scaling =
+            plan.get("learning_rate").and_then(|scaling| scaling.clone().try_into::<LearningRateSection>().ok());
         let mut settings = BTreeMap::new();
         flatten("", &toml::Value::Table(plan), &mut settings);
+        let number = |key: &str| settings.get(key)?.parse::<f64>().ok();
+        let global = number(keys::BATCH).zip(number(keys::ACCUMULATION)).map(|(micro, times)| (micro * times) as usize);
+        let learning_rate = number("trainer.learning_rate").zip(global);
+        let learning_rate =
+            learning_rate.map(|(base, global)| scaling.unwrap_or_default().scaled(base, global, NUM_DEVICES).rate);
         let (mut rows, mut summary, mut evaluations) = (Vec::new(), None, Vec::new());
         for (number, line) in read(&folder.join("metrics.jsonl"))?.lines().enumerate() {
             let row = row(line).ok_or_else(|| damaged("metrics.jsonl", format!("line {} is no row", number + 1)))?;
@@ -139,6 +155,9 @@ impl MeasuredRun {
             warmup,
             late_shapes,
             losses,
+            samples: numbers.last().map_or(0, |row| row.samples),
+            seconds: status.seconds,
+            learning_rate,
             summary,
             evaluations,
         })
@@ -152,6 +171,17 @@ impl MeasuredRun {
     /// Whether `compiler.debug` was on, so that its times are those of no other run.
     pub fn is_debug(&self) -> bool {
         self.summary.contains_key(debug::MARK)
+    }
+
+    /// Seconds of the warm-up beyond what its steps take in the steady state.
+    pub fn warmup_excess(&self) -> Option<f64> {
+        let steady = super::stats::median(&self.step_ms()) * self.warmup.1 as f64 / 1e3;
+        steady.is_finite().then(|| (self.warmup.0 - steady).max(0.0))
+    }
+
+    /// Whether Burn's fusion was held off.
+    pub fn is_unfused(&self) -> bool {
+        self.summary.contains_key("unfused")
     }
 
     /// Milliseconds for an example, of every steady window.

@@ -3,6 +3,7 @@
 //! makes a [`Report`] of them; [`crate::report`] shows it. What a report needs beyond the run folders is in an
 //! [`Experiment`], kept as `experiment.json`, so that it can be made again without running anything.
 
+pub mod ablation;
 pub mod analyse;
 pub mod arms;
 mod derived;
@@ -27,6 +28,13 @@ pub use gate::Gate;
 pub use parity::Parity;
 use stats::Interval;
 use verdict::Word;
+
+/// Settings by which arms differ.
+mod keys {
+    pub(super) const BATCH: &str = "trainer.per_device_train_batch_size";
+    pub(super) const ACCUMULATION: &str = "trainer.gradient_accumulation_steps";
+    pub(super) const BLOCK: &str = "data.block_size";
+}
 
 /// What an arm is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,7 +67,8 @@ pub struct ArmRuns {
     pub label: String,
     /// What it is for.
     pub role: Role,
-    /// Settings (`section.key`) in which it may differ from the reference, because that is what it is about.
+    /// Settings (`section.key`) and circumstances (`commit`, `device`, ...) in which it may differ from the reference, because
+    /// that is what it is about; a name with a point at its end stands for all that begin so.
     pub changes: Vec<String>,
     /// The batch and block that it has instead of the reference's, so that arms at the same point can be compared.
     pub point: Option<String>,
@@ -112,10 +121,10 @@ pub struct WholeRun {
 }
 
 /// The version of the form of `experiment.json`.
-pub const EXPERIMENT_SCHEMA: &str = "kiln.experiment/1";
+pub const EXPERIMENT_SCHEMA: &str = "kiln.experiment/2";
 
 /// The version of the form of `report.json`.
-pub const REPORT_SCHEMA: &str = "kiln.report/1";
+pub const REPORT_SCHEMA: &str = "kiln.report/2";
 
 /// What a report is made of, besides the run folders.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -124,6 +133,8 @@ pub struct Experiment {
     pub schema: String,
     /// What was compared: the config file, or the runs.
     pub title: String,
+    /// Whether every run that was wanted has been made or has failed.
+    pub is_complete: bool,
     /// The reference first.
     pub arms: Vec<ArmRuns>,
     /// The run that the config describes.
@@ -189,6 +200,17 @@ pub struct LossPoint {
     pub high: f64,
 }
 
+/// Something of an arm, or of the moments that arms are compared at, by what is the same for all.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct AtEqual {
+    /// By optimizer steps.
+    pub steps: f64,
+    /// By attended tokens.
+    pub tokens: f64,
+    /// By seconds of training.
+    pub seconds: f64,
+}
+
 /// Figures of an arm, over the steady state of all its repeats.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ArmReport {
@@ -206,6 +228,8 @@ pub struct ArmReport {
     pub accumulation: Option<u64>,
     /// Tokens of a sequence.
     pub block: Option<u64>,
+    /// The learning rate at its peak, scaled with the batch where the config says so.
+    pub learning_rate: Option<f64>,
     /// Runs.
     pub repeats: usize,
     /// Steady windows of all runs.
@@ -222,12 +246,17 @@ pub struct ArmReport {
     pub step_ms_max: Option<f64>,
     /// Time of a step by part; none for runs without `steps.jsonl`.
     pub budget_ms: Option<Budget>,
-    /// Seconds of training before the steady state in the first run, when no tuned kernels are kept.
+    /// Seconds of training before the steady state in the first run; whether kernels were kept before it is in the notes.
     pub warmup_seconds_first: Option<f64>,
     /// The same in the later runs, median.
     pub warmup_seconds_later: Option<f64>,
     /// Seconds of the process outside of training: start, model, data, writing the model; median.
     pub startup_seconds: Option<f64>,
+    /// Seconds that the first run takes beyond its steady steps: start and end of the process, and of the warm-up what it takes
+    /// longer than so many steady steps.
+    pub overhead_seconds_first: Option<f64>,
+    /// The same of the later runs, median.
+    pub overhead_seconds_later: Option<f64>,
     /// Seconds of an evaluation.
     pub evaluation_seconds: Option<f64>,
     /// Seconds of a checkpoint.
@@ -236,7 +265,8 @@ pub struct ArmReport {
     pub peak_mib: Option<f64>,
     /// Reads from the device in a step.
     pub device_reads_per_step: Option<f64>,
-    /// Kernel launches in a step: no backend of this version counts them.
+    /// Kernel launches in a step: 0 on the CPU, where an operation is a call. None elsewhere: counting them
+    /// (`compiler.debug`) takes time, and only the compiled engine can.
     pub kernel_launches_per_step: Option<f64>,
     /// Model GFLOP/s; the convention is that of [`crate::provenance::flops_per_token`].
     pub model_gflops: Option<f64>,
@@ -244,10 +274,14 @@ pub struct ArmReport {
     pub model_flops_utilization: Option<f64>,
     /// Loss of the last step, mean over the repeats.
     pub last_loss: Option<f64>,
-    /// Seconds that the whole run would take, start-up, evaluation and saving included.
-    pub whole_run_seconds: Option<f64>,
-    /// Its cost at the price per hour.
-    pub whole_run_cost: Option<f64>,
+    /// Mean loss of the repeats at the last step, token count and second that all arms have reached, smoothed like the
+    /// target; the moments are [`Derived`]'s.
+    pub loss_at_equal: Option<AtEqual>,
+    /// Seconds for which the machine would be paid for the whole run: start-up, evaluation and saving included. Of a
+    /// finished run, what it took.
+    pub billable_seconds: Option<f64>,
+    /// Their cost at the price per hour.
+    pub cost: Option<f64>,
     /// Seconds of training to the target loss.
     pub seconds_to_target: Option<f64>,
     /// The loss.
@@ -275,6 +309,8 @@ pub struct Comparison {
     pub time_saved_percent: Option<f64>,
     /// `(o / n - 1) x 100` of the examples a second.
     pub throughput_gained_percent: Option<f64>,
+    /// `(n - o) x 100 / n` of the billable seconds of the whole run.
+    pub billable_saved_percent: Option<f64>,
     /// Whether both learn the same; none where batches or seeds differ, so that losses cannot be equal.
     pub parity: Option<Parity>,
     /// Settings and circumstances in which the two differ, with both values.
@@ -309,13 +345,14 @@ pub struct Report {
 }
 
 impl Report {
-    /// The comparison that a gate's `speedup` is about: compiled against native, or the second run against the first.
+    /// The comparison that a gate's `speedup` is about: compiled against native (at the compiled batch where there is no other
+    /// compiled arm), or the second run against the first.
     pub fn main(&self) -> Option<&Comparison> {
-        let role = |comparison: &&Comparison| {
-            let arm = self.arms.iter().find(|arm| arm.name == comparison.arm);
-            arm.is_some_and(|arm| matches!(arm.role, Role::Compiled | Role::Run))
+        let of = |role: Role| {
+            let arm = self.arms.iter().find(|arm| arm.role == role)?;
+            self.comparisons.iter().find(|comparison| comparison.arm == arm.name)
         };
-        self.comparisons.iter().find(role)
+        [Role::Compiled, Role::Run, Role::CompiledLarge].into_iter().find_map(of)
     }
 
     /// A figure by its name in [`gate::MEASURES`].
@@ -334,6 +371,7 @@ impl Report {
             "batch_share" => derived.batch_share,
             "time_saved_percent" => main.time_saved_percent,
             "throughput_gained_percent" => main.throughput_gained_percent,
+            "billable_saved_percent" => main.billable_saved_percent,
             "loss_delta" => main.parity.as_ref().map(|parity| parity.max_delta),
             "peak_memory_ratio" => arm(&main.arm)
                 .and_then(|arm| arm.peak_mib)

@@ -66,6 +66,19 @@ pub(super) fn train(
     Ok(Err(failure(status, &String::from_utf8_lossy(&said))))
 }
 
+/// Plans `config` with `program`, for its refusals; `arm` is the name of whose it is.
+///
+/// # Errors
+/// What the program says, under the name of the arm; a program that cannot be started.
+pub(super) fn plan(program: &Path, config: &Path, arm: &str) -> Result<()> {
+    let output = Command::new(program).arg("plan").arg(config).stdin(Stdio::null()).output();
+    let output = output.map_err(|error| Error::io(format!("start {}", program.display()), &error))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(failure(output.status, &String::from_utf8_lossy(&output.stderr)).error(&format!("arm {arm}"))),
+    }
+}
+
 /// What a failed process means. Memory that ran out is told from other failures: Kiln's own exit code, Rust's message when
 /// an allocation fails, and the signal that the kernel ends a process with.
 pub(crate) fn failure(status: ExitStatus, said: &str) -> Failure {

@@ -1,15 +1,19 @@
 //! Makes the runs of a comparison: every arm in a process of its own, one after the other, in an order that turns round from
-//! repeat to repeat, so that nothing always comes first. Raw samples stay in the run folders; weights are removed.
+//! repeat to repeat, so that nothing always comes first. Raw samples stay in the run folders; weights are removed. What the
+//! arms are is [`super::arms`]', what is made of the runs [`super::analyse`]'s.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::analyse::analyse;
-use super::arms::{Wanted, arms, run_config};
+use super::arms::{Arm, Wanted, arms, run_config};
 use super::verdict::Word;
 use super::{EXPERIMENT_SCHEMA, Experiment, Report, WholeRun, peak, process};
-use crate::config::{CompilerMode, DeviceKind, EvalStrategy, OnExisting, RunConfig, SaveStrategy};
+use crate::cache;
+use crate::config::{CompilerMode, DeviceKind, EvalStrategy, OnExisting, RunConfig, SaveStrategy, Switch};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::execution;
 use crate::plan::RunPlan;
 use crate::report;
 use crate::trainer::{checkpoint, write_whole};
@@ -51,42 +55,30 @@ pub fn run(
     say: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<(Report, PathBuf, Option<Error>)> {
     let base = &options.config;
-    let (mut arms, mut notes) = arms(base, &options.wanted)?;
+    options.wanted.check()?;
     let out = match &options.out {
         Some(out) => out.clone(),
         None => PathBuf::from(format!("{}-compare", base.output_dir()?.display())),
     };
     check(&out, base.run.on_existing)?;
-    // Every arm is planned here first: what one of them cannot run is said before any of them has run. It also tokenises,
-    // so that no arm pays for what the next one finds in the cache.
-    let mut whole = None;
-    let mut peak_of = None;
-    for arm in &arms {
-        let mut config = arm.config.clone();
-        config.run.output_dir = out.clone();
-        let planned = plan(config).map_err(|error| error.at(format_args!("arm {}", arm.runs.name)))?;
-        let block = arm.config.data.block_size.filter(|block| base.data.block_size != Some(*block));
-        if let Some(block) = block.filter(|block| *block != planned.batch.seq_len) {
-            let found = planned.batch.seq_len;
-            return Err(Error::config(format!(
-                "--sweep: arm {}: the data has sequences of {found} tokens, not of {block}, whatever data.block_size says",
-                arm.runs.name
-            ))
-            .help("sweep the batch alone, or lengths that the data and the model have"));
-        }
-        whole.get_or_insert_with(|| whole_run(&planned));
-        peak_of.get_or_insert_with(|| planned.device.clone());
-    }
-    let device = peak_of.ok_or_else(|| Error::config("there is no arm"))?;
+    let device = execution::select(base.device.kind, base.device.index)?;
     let is_cpu = device.kind == DeviceKind::Cpu;
+    if base.compiler.as_ref().is_some_and(|compiler| compiler.fusion == Switch::Off) && !is_cpu {
+        return Err(Error::config(
+            "compiler.fusion = \"off\": a run without Burn's fusion is neither native nor compiled",
+        )
+        .help("leave it \"auto\"; --ablate has an arm that shows what the fusion is worth"));
+    }
+    // Planning also tokenises, so that no arm pays for what the next one finds in the cache.
+    let planned = plan(plannable(base, &out, is_cpu)).map_err(|error| error.at("arm native"))?;
+    let (mut arms, mut notes) = arms(base, &options.wanted, &planned)?;
+    let whole = whole_run(&planned);
+    drop(planned);
+    check_arms(&arms, base, &out, is_cpu, plan)?;
     let logging_steps = if is_cpu { 1 } else { 10 };
-    let total = whole.map_or(options.steps, |whole: WholeRun| whole.steps as usize);
-    let steps = options.steps.min(total);
+    let steps = options.steps.min(whole.steps as usize);
     notes.push("token cache: warm, the text was tokenised before the first run".into());
-    notes.push(match is_cpu {
-        true => "tuning cache: the CPU has none, so the first run of an arm is as cold as the later ones".into(),
-        false => "tuning cache: the first run of an arm may be cold, the later ones are warm".into(),
-    });
+    notes.push(tuning_cache(is_cpu)?);
     notes.push(format!(
         "{} runs of {steps} steps an arm, in alternating order; every repeat has another seed, the same in all arms",
         options.repeats
@@ -97,6 +89,19 @@ pub fn run(
     say("measuring the device's matrix products")?;
     let gemm_gflops = Some(peak::gemm_gflops(&device.device)?);
     clear(&out)?;
+    let mut experiment = Experiment {
+        schema: EXPERIMENT_SCHEMA.into(),
+        title: options.title.clone(),
+        is_complete: false,
+        arms: arms.iter().map(|arm| arm.runs.clone()).collect(),
+        whole: Some(whole),
+        gemm_gflops,
+        price_per_hour: options.price_per_hour,
+        target_loss: options.target_loss,
+        notes,
+    };
+    // From now on the folder is a comparison, also where this process does not come to its end.
+    experiment.write(&out)?;
     for repeat in 0..options.repeats {
         let mut order = (0..arms.len()).collect::<Vec<_>>();
         if repeat % 2 == 1 {
@@ -139,22 +144,83 @@ pub fn run(
             }
         }
     }
-    let experiment = Experiment {
-        schema: EXPERIMENT_SCHEMA.into(),
-        title: options.title.clone(),
-        arms: arms.into_iter().map(|arm| arm.runs).collect(),
-        whole,
-        gemm_gflops,
-        price_per_hour: options.price_per_hour,
-        target_loss: options.target_loss,
-        notes,
-    };
-    let text = serde_json::to_string_pretty(&experiment).map_err(|error| Error::data(format!("{FILE}: {error}")))?;
-    write_whole(&out.join(FILE), (text + "\n").as_bytes())?;
+    experiment.arms = arms.into_iter().map(|arm| arm.runs).collect();
+    experiment.is_complete = true;
+    experiment.write(&out)?;
     let report = analyse(&experiment, &out)?;
     report::write(&report, &out)?;
     let error = outcome(&experiment, &report);
     Ok((report, out, error))
+}
+
+impl Experiment {
+    /// Writes `experiment.json` into the folder of the comparison.
+    fn write(&self, folder: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self).map_err(|error| Error::data(format!("{FILE}: {error}")))?;
+        write_whole(&folder.join(FILE), (text + "\n").as_bytes())
+    }
+}
+
+/// `config` with the folder `out` and a mode that this build can plan: on a GPU the other mode is another build.
+fn plannable(config: &RunConfig, out: &Path, is_cpu: bool) -> RunConfig {
+    let mut config = config.clone();
+    config.run.output_dir = out.into();
+    if !is_cpu && Engine::this() == Engine::Compiled {
+        config.set_compiler(CompilerMode::Compiled);
+    }
+    config
+}
+
+/// Says what one of the arms cannot run before any of them has run. On a GPU, where a mode is a build of its own and a
+/// process settles the compiler's settings once, the arm's own engine is asked, in a process.
+fn check_arms(
+    arms: &[Arm],
+    base: &RunConfig,
+    out: &Path,
+    is_cpu: bool,
+    plan: &dyn Fn(RunConfig) -> Result<RunPlan>,
+) -> Result<()> {
+    let scratch = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
+    for arm in arms {
+        let at = |error: Error| error.at(format_args!("arm {}", arm.runs.name));
+        let mut config = arm.config.clone();
+        config.run.output_dir = out.into();
+        if !is_cpu {
+            let file = scratch.path().join(format!("{}.toml", arm.runs.name));
+            write_whole(&file, config.to_toml()?.as_bytes())?;
+            process::plan(&process::program(arm.mode)?, &file, &arm.runs.name)?;
+            // For the lengths alone, which no mode changes.
+            let block = config.data.block_size;
+            config = plannable(base, out, is_cpu);
+            config.data.block_size = block;
+        }
+        let seq_len = plan(config).map_err(at)?.batch.seq_len;
+        let block = arm.config.data.block_size.filter(|block| base.data.block_size != Some(*block));
+        if let Some(block) = block.filter(|block| *block != seq_len) {
+            return Err(Error::config(format!(
+                "--sweep: arm {}: the data has sequences of {seq_len} tokens, not of {block}, whatever data.block_size says",
+                arm.runs.name
+            ))
+            .help("sweep the batch alone, or lengths that the data and the model have"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the first runs find what earlier ones have tuned.
+fn tuning_cache(is_cpu: bool) -> Result<String> {
+    if is_cpu {
+        return Ok("tuning cache: the CPU has none, so the first run of an arm is as cold as the later ones".into());
+    }
+    let prefix = format!("{}/", cache::KERNELS);
+    let kept = cache::list(&cache::folder()?)?.iter().filter(|entry| entry.name.starts_with(&prefix)).count();
+    Ok(match kept {
+        0 => "tuning cache: cold for the first run of the compiled arms, warm for the later ones".into(),
+        kept => format!(
+            "tuning cache: warm from the first run on, {kept} files were kept before it; for a cold one run `kiln cache \
+             clear` first"
+        ),
+    })
 }
 
 /// The error that a comparison ends with: an arm that failed and was not expected to, or losses that are not equal.
@@ -198,7 +264,7 @@ fn check(out: &Path, on_existing: OnExisting) -> Result<()> {
         return Err(Error::config(format!("{shown} exists and is not a folder")).help("name another with --out FOLDER"));
     }
     let occupied = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some());
-    match (occupied, out.join(FILE).exists() || out.join("arms").is_dir(), on_existing) {
+    match (occupied, out.join(FILE).exists(), on_existing) {
         (false, ..) | (true, true, OnExisting::Overwrite) => Ok(()),
         (true, true, _) => Err(Error::config(format!("{shown} holds a comparison already"))
             .help("name another folder with --out FOLDER, or set run.on_existing = \"overwrite\" to replace it")),

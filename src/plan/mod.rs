@@ -34,7 +34,7 @@ use crate::optim::schedule::Schedule;
 use crate::optim::{OptimizerConfig, ParameterGroups};
 use crate::precision::PrecisionPlan;
 use crate::task::{LossOptions, Task};
-use batch::NUM_DEVICES;
+pub(crate) use batch::NUM_DEVICES;
 
 pub use batch::BatchPlan;
 

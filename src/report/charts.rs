@@ -23,6 +23,10 @@ pub(super) struct Chart {
     pub(super) svg: String,
 }
 
+/// Every name that a chart may have.
+pub(super) const NAMES: [&str; 7] =
+    ["throughput", "loss-steps", "loss-tokens", "loss-seconds", "time-budget", "memory", "batch-scan"];
+
 const WIDTH: u32 = 600;
 /// plotters divides sizes by 1.24 when it writes SVG: this is 16 pixels.
 const TEXT: f64 = 20.0;
@@ -56,8 +60,8 @@ pub(super) fn all(report: &Report) -> Result<Vec<Chart>> {
             format!("{value:.2} samples/s{}", gain(arm, &report.comparisons))
         };
         let svg = draw(bars_height(fast.len()), |area| bar_chart(area, "Throughput", &fast, &label))?;
-        let caption = "Examples a second in the steady state, median. In brackets round((o / n - 1) x 100) against native, \
-                       where the two are comparable and differ.";
+        let caption = "Examples a second in the steady state, median. In brackets round((o / n - 1) x 100) against native (of \
+                       an arm with a part off: against compiled), where the two are comparable and differ.";
         charts.push(Chart { name: "throughput", title: "Throughput", caption: caption.into(), svg });
     }
     type Axis = (&'static str, &'static str, &'static str, fn(&LossPoint) -> f64);

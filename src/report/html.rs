@@ -22,11 +22,18 @@ th.part{padding-left:1.6rem;color:#57606a}\
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,30rem),1fr));gap:1rem}\
 figure{margin:0;border:1px solid #d0d7de;border-radius:.4rem;padding:.5rem;break-inside:avoid}\
 figure svg{width:100%;height:auto;display:block}figcaption{font-size:.9rem;color:#57606a;padding:.3rem}\
-@media(max-width:640px){thead{display:none}tr,th:first-child,td{display:block}\
+@media screen and (max-width:640px){thead{display:none}tr,th:first-child,td{display:block}\
 tr{border-bottom:1px solid #d0d7de;padding:.4rem 0}th,td{border:0;padding:.1rem .2rem}th.part{padding-left:.2rem}\
 td{display:flex;justify-content:space-between;gap:1rem}td::before{content:attr(data-arm);color:#57606a;text-align:left}}\
-@media print{body{max-width:none;font-size:11px;padding:0}.charts{grid-template-columns:1fr 1fr}\
-h2{break-after:avoid}tr{break-inside:avoid}}";
+@page{margin:14mm}\
+@media print{body{max-width:none;font-size:9.5pt;line-height:1.35;padding:0;print-color-adjust:exact;\
+-webkit-print-color-adjust:exact}h1{font-size:15pt}h2{font-size:11.5pt;margin:1.1rem 0 .3rem;break-after:avoid}\
+th,td{padding:.14rem .4rem}th:first-child{min-width:10rem}tr,li,figure{break-inside:avoid}\
+.charts{grid-template-columns:1fr 1fr;gap:.6rem}figcaption{font-size:8pt;padding:.1rem .3rem}\
+.small{font-size:8pt}}";
+
+/// Arms that stand side by side in a table: as many as a sheet of paper has room for. More go into further tables.
+const ARMS: usize = 5;
 
 /// The page.
 pub(super) fn page(report: &Report, charts: &[Chart]) -> String {
@@ -57,30 +64,41 @@ pub(super) fn page(report: &Report, charts: &[Chart]) -> String {
         let svg = inline(&chart.svg, chart.title);
         put(format!("<figure>{svg}<figcaption>{}</figcaption></figure>", escape(&chart.caption)));
     }
-    put("</div>\n<h2>Figures</h2>\n<table>\n<thead><tr><th></th>".into());
-    report.arms.iter().for_each(|arm| put(format!("<th>{}</th>", escape(&arm.label))));
-    put("</tr></thead>\n<tbody>".into());
-    for row in rows(report) {
-        let class = if row.name.starts_with(' ') { " class=\"part\"" } else { "" };
-        let cells = row.cells.iter().zip(&report.arms);
-        let cells = cells.map(|(cell, arm)| format!("<td data-arm=\"{}\">{}</td>", escape(&arm.name), escape(cell)));
-        put(format!("<tr><th{class}>{}</th>{}</tr>", row.name.trim(), cells.collect::<String>()));
+    put("</div>\n<h2>Figures</h2>".into());
+    let rows = rows(report);
+    for (block, arms) in report.arms.chunks(ARMS).enumerate() {
+        put("<table>\n<thead><tr><th></th>".into());
+        arms.iter().for_each(|arm| put(format!("<th>{}</th>", escape(&arm.label))));
+        put("</tr></thead>\n<tbody>".into());
+        for row in &rows {
+            let class = if row.name.starts_with(' ') { " class=\"part\"" } else { "" };
+            let cells = row.cells.iter().skip(block * ARMS).zip(arms);
+            let cells =
+                cells.map(|(cell, arm)| format!("<td data-arm=\"{}\">{}</td>", escape(&arm.name), escape(cell)));
+            put(format!("<tr><th{class}>{}</th>{}</tr>", row.name.trim(), cells.collect::<String>()));
+        }
+        put("</tbody>\n</table>".into());
     }
-    put("</tbody>\n</table>".into());
     list(&mut put, "Differences of the arms", &differences(report));
     list(&mut put, "Notes", &report.notes);
     list(&mut put, "Provenance", &provenance(report));
     let folders = report.arms.iter().flat_map(|arm| &arm.runs).map(|run| run.display().to_string()).collect::<Vec<_>>();
-    list(&mut put, "Raw samples: metrics.jsonl and steps.jsonl in", &folders);
+    list(&mut put, RAW, &folders);
     put("</main>\n</body>\n</html>".into());
     text
 }
+
+/// Lists that few read: small on paper.
+const SMALL: [&str; 2] = ["Provenance", RAW];
+
+const RAW: &str = "Raw samples: metrics.jsonl and steps.jsonl in";
 
 fn list(put: &mut impl FnMut(String), title: &str, lines: &[String]) {
     if lines.is_empty() {
         return;
     }
-    put(format!("<h2>{title}</h2>\n<ul>"));
+    let class = if SMALL.contains(&title) { " class=\"small\"" } else { "" };
+    put(format!("<h2>{title}</h2>\n<ul{class}>"));
     lines.iter().for_each(|line| put(format!("<li>{}</li>", escape(line))));
     put("</ul>".into());
 }

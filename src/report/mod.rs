@@ -25,8 +25,17 @@ pub const ENTRIES: &[&str] = &["report.json", "report.md", "report.html", "chart
 pub fn write(report: &Report, out: &Path) -> Result<()> {
     let io = |error: &std::io::Error| Error::io(format!("write into {}", out.display()), error);
     let folder = out.join("charts");
-    std::fs::create_dir_all(&folder).map_err(|error| io(&error))?;
     let charts = charts::all(report)?;
+    std::fs::create_dir_all(&folder).map_err(|error| io(&error))?;
+    // What an earlier report has shown and this one does not.
+    for name in charts::NAMES {
+        for ending in ["svg", "png"] {
+            match std::fs::remove_file(folder.join(format!("{name}.{ending}"))) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(io(&error)),
+                _ => {}
+            }
+        }
+    }
     for chart in &charts {
         write_whole(&folder.join(format!("{}.svg", chart.name)), chart.svg.as_bytes())?;
         write_whole(&folder.join(format!("{}.png", chart.name)), &chart.png()?)?;

@@ -1,11 +1,11 @@
 //! The rows that every form of a report shows: a measure, and what each arm has of it. A row that no arm has is left out.
 
 use crate::compare::verdict::Word;
-use crate::compare::{ArmReport, Comparison, Report};
+use crate::compare::{ArmReport, AtEqual, Comparison, Report};
 
 /// A measure with one cell an arm.
 pub(super) struct Row {
-    pub(super) name: &'static str,
+    pub(super) name: String,
     pub(super) cells: Vec<String>,
 }
 
@@ -14,25 +14,29 @@ const NOTHING: &str = "-";
 
 /// Every row that has something.
 pub(super) fn rows(report: &Report) -> Vec<Row> {
-    let row = |name: &'static str, cell: &dyn Fn(&ArmReport) -> Option<String>| {
+    let row = |name: &str, cell: &dyn Fn(&ArmReport) -> Option<String>| {
         let cells = report.arms.iter().map(cell).collect::<Vec<_>>();
         let found = cells.iter().any(Option::is_some);
         found.then(|| Row {
-            name,
+            name: name.into(),
             cells: cells.into_iter().map(|cell| cell.unwrap_or_else(|| NOTHING.into())).collect(),
         })
     };
-    let number = |name: &'static str, digits: usize, pick: &dyn Fn(&ArmReport) -> Option<f64>| {
+    let number = |name: &str, digits: usize, pick: &dyn Fn(&ArmReport) -> Option<f64>| {
         row(name, &|arm| pick(arm).map(|value| fixed(value, digits)))
     };
-    let part = |name: &'static str, index: usize| {
+    let part = |name: &str, index: usize| {
         row(name, &|arm| arm.budget_ms.as_ref().map(|budget| fixed(budget.parts()[index].1, 1)))
     };
+    let equal = report.derived.equal;
+    let moment = |pick: fn(&AtEqual) -> f64| equal.as_ref().map_or(0.0, pick);
+    let at = |pick: fn(&AtEqual) -> f64| move |arm: &ArmReport| arm.loss_at_equal.as_ref().map(pick);
     let rows = [
         row("batch", &|arm| match (arm.micro_batch?, arm.accumulation.unwrap_or(1)) {
             (micro, 1) => Some(micro.to_string()),
             (micro, accumulation) => Some(format!("{micro} x {accumulation}")),
         }),
+        row("learning rate, peak", &|arm| arm.learning_rate.map(|rate| format!("{rate:.4e}"))),
         number("block", 0, &|arm| arm.block.map(|block| block as f64)),
         row("runs, windows", &|arm| Some(format!("{}, {}", arm.repeats, arm.windows))),
         row("failed", &|arm| arm.failure.clone()),
@@ -52,13 +56,17 @@ pub(super) fn rows(report: &Report) -> Vec<Row> {
         number("warm-up s, later runs", 2, &|arm| arm.warmup_seconds_later),
         number("start and end s", 2, &|arm| arm.startup_seconds),
         number("peak memory MiB", 0, &|arm| arm.peak_mib),
+        number("kernel launches a step", 0, &|arm| arm.kernel_launches_per_step),
         number("device reads a step", 1, &|arm| arm.device_reads_per_step),
         number("model GFLOP/s", 1, &|arm| arm.model_gflops),
         row("of the GEMM peak", &|arm| Some(format!("{:.1} %", arm.model_flops_utilization? * 100.0))),
         number("last loss", 4, &|arm| arm.last_loss),
+        number(&format!("  at step {}", moment(|at| at.steps)), 4, &at(|at| at.steps)),
+        number(&format!("  at {} tokens", fixed(moment(|at| at.tokens), 0)), 4, &at(|at| at.tokens)),
+        number(&format!("  at {:.1} s", moment(|at| at.seconds)), 4, &at(|at| at.seconds)),
         number("s to the target loss", 1, &|arm| arm.seconds_to_target),
-        number("whole run s", 0, &|arm| arm.whole_run_seconds),
-        number("whole run cost", 4, &|arm| arm.whole_run_cost),
+        number("billable s, whole run", 0, &|arm| arm.billable_seconds),
+        number("cost, whole run", 4, &|arm| arm.cost),
     ];
     rows.into_iter().flatten().collect()
 }
@@ -79,9 +87,12 @@ pub(super) fn sentence(comparison: &Comparison) -> String {
             match verdict {
                 Word::Same => String::new(),
                 _ => format!(
-                    "; time saved {:.1} %, throughput gained {:.1} %",
+                    "; time saved {:.1} %, throughput gained {:.1} %{}",
                     comparison.time_saved_percent.unwrap_or(0.0),
-                    comparison.throughput_gained_percent.unwrap_or(0.0)
+                    comparison.throughput_gained_percent.unwrap_or(0.0),
+                    comparison
+                        .billable_saved_percent
+                        .map_or(String::new(), |saved| format!(", billable seconds saved {saved:.1} %"))
                 ),
             }
         ),
@@ -161,14 +172,24 @@ pub(super) fn provenance(report: &Report) -> Vec<String> {
         };
         let memory = it.memory_mib.map_or(String::new(), |mib| format!(", {:.0} GiB", mib / 1024.0));
         lines.push(format!(
-            "{}: kiln {} ({}), Burn {}, {} with fused operators {}; {}; {}, {} threads{memory}; {}; config {}",
+            "{}: kiln {}, commit {} ({}), Burn {}, {} with {}; {}{}; {}, {} threads{memory}; {}; config {}",
             arm.name,
             it.kiln,
+            it.commit.as_deref().unwrap_or("unknown"),
             it.build,
             it.burn,
             it.mode,
-            if it.fused_ops { "on" } else { "off" },
+            match &it.fused_operators {
+                Some(fused) if !fused.is_empty() => format!("fused {}", fused.join(", ")),
+                None if it.fused_ops => "fused operators".into(),
+                _ => "no fused operators".into(),
+            },
             it.device,
+            match &it.driver {
+                Some(driver) => format!(", driver {driver}"),
+                None if it.device.starts_with("cpu") => String::new(),
+                None => ", driver unknown".into(),
+            },
             it.cpu.as_deref().unwrap_or("processor unknown"),
             it.threads,
             it.system,

@@ -12,7 +12,7 @@ pub fn terminal(report: &Report, width: usize) -> String {
     let rows = rows(report);
     let names = report.arms.iter().map(|arm| arm.name.clone()).collect::<Vec<_>>();
     let length = |text: &str| text.chars().count();
-    let first = rows.iter().map(|row| length(row.name)).max().unwrap_or(0);
+    let first = rows.iter().map(|row| length(&row.name)).max().unwrap_or(0);
     // A failure is long and is said below.
     let rows = rows.into_iter().filter(|row| row.name != "failed").collect::<Vec<_>>();
     let cell_width =

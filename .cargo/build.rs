@@ -1,0 +1,44 @@
+//! Kiln's build script: tells the program which commit its sources are of (`KILN_COMMIT`, for [`Provenance`] of runs), as far
+//! as git knows: twelve digits, with `-modified` where they differ from that commit; `unknown` in a build that is not of a
+//! checkout. Nothing else of the build depends on it.
+//!
+//! [`Provenance`]: ../src/provenance.rs
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What the program is made of.
+const SOURCES: [&str; 5] = ["src", "models", "Cargo.toml", "Cargo.lock", ".cargo/build.rs"];
+
+fn main() {
+    // What makes the crate compile anew makes the commit be looked up anew, so the two fit together.
+    for source in SOURCES.into_iter().filter(|source| Path::new(source).exists()) {
+        println!("cargo::rerun-if-changed={source}");
+    }
+    println!("cargo::rustc-env=KILN_COMMIT={}", commit().unwrap_or_else(|| "unknown".into()));
+    // A commit of what is built already changes only its name. Builds that are measured take it up; builds for tests would
+    // compile everything again for it.
+    if std::env::var("PROFILE").as_deref() == Ok("release")
+        && let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]).filter(|log| Path::new(log).exists())
+    {
+        println!("cargo::rerun-if-changed={log}");
+    }
+}
+
+fn commit() -> Option<String> {
+    // A package that lies within somebody else's repository is none of its commits.
+    let (top, here) = (PathBuf::from(git(&["rev-parse", "--show-toplevel"])?), std::env::current_dir().ok()?);
+    if top.canonicalize().ok()? != here.canonicalize().ok()? {
+        return None;
+    }
+    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
+    let mut status = vec!["status", "--porcelain", "--"];
+    status.extend(SOURCES);
+    Some(if git(&status)?.is_empty() { commit } else { format!("{commit}-modified") })
+}
+
+/// What git says; none where there is no git, or it fails.
+fn git(arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(arguments).output().ok().filter(|output| output.status.success())?;
+    Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
+}

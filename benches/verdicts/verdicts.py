@@ -1,0 +1,86 @@
+"""Counts the verdicts of `kiln compare` on arms whose difference is known; see run.sh."""
+
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+
+from common import destination, heading, kiln, machine, write
+
+HERE = pathlib.Path(__file__).resolve().parent
+# A GPT-2 on Kiln's own source, without dropout; one step takes some 20 ms.
+CONFIG = ["configs/tiny-gpt2.toml", "--set", "model.n_embd=64", "--set", "data.block_size=64", "--set",
+          "trainer.max_steps=100", "--set", "trainer.eval_strategy=no", "--set", "model.resid_pdrop=0", "--set",
+          "model.embd_pdrop=0", "--set", "model.attn_pdrop=0", "--set", "compiler.verify=off", "--set",
+          "trainer.save_strategy=no"]
+
+
+def trial(folder, slowdown):
+    """One comparison of native with itself, slowed down: what was said of the pair, and of native with itself."""
+    log = folder / "planted"
+    env = {"KILN_COMPILED": str(HERE / "slow.py"), "SLOWDOWN": str(slowdown), "SLOWDOWN_LOG": str(log)}
+    began = time.perf_counter()
+    kiln("compare", *CONFIG, "--out", folder / "compare", env=env)
+    report = json.loads((folder / "compare/report.json").read_text(encoding="utf-8"))
+    comparison, noise = report["comparisons"][0], report["noise"]
+    planted = [list(map(float, line.split())) for line in log.read_text().splitlines()] if log.exists() else []
+    ran, stopped = (sum(row[i] for row in planted) for i in (0, 1))
+    return {
+        "verdict": comparison["verdict"], "reason": comparison["reason"], "speedup": comparison["speedup"],
+        "noise_verdict": noise["verdict"], "noise": noise["speedup"],
+        "planted": stopped / ran if ran else 0.0,
+        "step_ms": [arm["step_ms_p50"] for arm in report["arms"]],
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--slowdown", type=float, default=0.1)
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    result = {"schema": "kiln.verdicts/1", "machine": machine(), "config": CONFIG, "slowdown": args.slowdown}
+    same = "no measurable difference"
+    cases = [("equal", 0.0, same, 0.95), ("slower", args.slowdown, "slower", 0.9)]
+    for name, slowdown, wanted, _ in cases:
+        result[name] = []
+        for index in range(args.runs):
+            with tempfile.TemporaryDirectory() as folder:
+                one = trial(pathlib.Path(folder), slowdown)
+            result[name].append(one)
+            ratio = one["speedup"] or {"ratio": float("nan"), "low": float("nan"), "high": float("nan")}
+            print(f"{name} {index + 1}/{args.runs}: {one['verdict']} {ratio['ratio']:.3f} ({ratio['low']:.3f} to "
+                  f"{ratio['high']:.3f}); native again: {one['noise_verdict']}; {one['seconds']:.1f} s", flush=True)
+    result["load_average_after"] = machine()["load_average"]
+
+    lines = heading("The verdicts of kiln compare on arms whose difference is known", result["machine"])
+    lines += ["`benches/verdicts/run.sh`: real comparisons (release build, 24 steps, 7 repeats, arms in alternating order) of",
+              "native with itself, and with itself slowed down from outside by stopping its process.", "",
+              "| arms | comparisons | said as it is | wanted | native again: no difference | medians of the ratios |",
+              "| --- | ---: | ---: | ---: | ---: | --- |"]
+    kept = True
+    for name, slowdown, wanted, share in cases:
+        trials = result[name]
+        right = sum(one["verdict"] == wanted for one in trials)
+        noise = sum(one["noise_verdict"] == same for one in trials)
+        ratios = [one["speedup"]["ratio"] for one in trials if one["speedup"]]
+        planted = statistics.mean(one["planted"] for one in trials)
+        text = "equal" if slowdown == 0 else f"stopped for {planted:.1%} of the time it ran"
+        shown = f"{statistics.median(ratios):.4f} ({min(ratios):.4f} to {max(ratios):.4f})" if ratios else "-"
+        least = share * len(trials)
+        kept &= right >= least
+        lines.append(f"| {text} | {len(trials)} | {right} | {least:g} | {noise} | {shown} |")
+    seconds = sum(one["seconds"] for name, *_ in cases for one in result[name])
+    steps = [ms for name, *_ in cases for one in result[name] for ms in one["step_ms"][:1] if ms]
+    lines += ["", f"A native step takes {statistics.median(steps):.1f} ms (median); all of it took {seconds / 60:.1f} minutes. "
+              "The ratio is native's time over the other's."]
+    write(destination(args.out, "verdicts"), result, lines)
+    sys.exit(0 if kept else 1)
+
+
+if __name__ == "__main__":
+    main()
