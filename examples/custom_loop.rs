@@ -8,10 +8,11 @@ use burn::tensor::Device;
 use kiln::Result;
 use kiln::config::{SchedulerKwargs, SchedulerType};
 use kiln::data::{Batch, Labels};
-use kiln::execution::{read_scalars, seed_for};
+use kiln::execution::seed_for;
 use kiln::optim::gradient::{global_norm, scale_and_norm};
 use kiln::optim::schedule::Schedule;
 use kiln::optim::{Optimizer, OptimizerConfig, ParameterGroups};
+use kiln::step_closures::{StepClosures, When};
 use kiln::task::{DeviceBatch, Task};
 use kiln_models::config::Gpt2Config;
 use kiln_models::{Model, ModelConfig};
@@ -46,6 +47,7 @@ fn main() -> Result<()> {
     let mut model = Model::new(&ModelConfig::Gpt2(config), Task::Clm.head(), &device)?;
     let mut optimizer = Optimizer::new(OptimizerConfig::default(), &ParameterGroups::new(0.01), &model);
     let schedule = Schedule::new(SchedulerType::Cosine, 1e-2, 5, STEPS, &SchedulerKwargs::default())?;
+    let mut closures = StepClosures::default();
 
     for step in 0..STEPS {
         let batch = DeviceBatch::new(Task::Clm, &batch(step as u64), &device)?;
@@ -54,10 +56,12 @@ fn main() -> Result<()> {
         let grads = GradientsParams::from_grads(loss.sum.backward(), &model);
         let (scale, norm) = scale_and_norm(global_norm(&model, &grads, model.ops()), loss.count as f64, Some(1.0));
         model = optimizer.step(model, grads, &scale, schedule.lr(step));
-        if (step + 1) % 10 == 0 {
-            let values = read_scalars(vec![loss.sum.inner(), norm])?; // the only values that leave the device
-            println!("step {:2}: loss {:.4}, gradient norm {:.3}", step + 1, values[0] / loss.count as f64, values[1]);
-        }
+        // The only values that leave the device, ten steps of them at once.
+        let (step, count) = (step + 1, loss.count as f64);
+        closures.add(When::AtLog, [loss.sum.inner(), norm], move |values| {
+            println!("step {step:2}: loss {:.4}, gradient norm {:.3}", values[0] / count, values[1]);
+        });
+        closures.end_step(step % 10 == 0)?;
     }
     Ok(())
 }

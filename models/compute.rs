@@ -3,10 +3,12 @@
 //! Mixed precision has one rule, and it is this file's: weights, activations between operators, and everything that adds up
 //! many terms (norms, softmax, activation functions, sums of gradients) are in f32; the two operands of a matrix product are
 //! rounded to the compute type, and its result is of that type before it is widened again. That is what PyTorch's autocast
-//! does to these models. The cast of a weight is differentiable, so its gradient arrives in f32.
+//! does to these models. The gradient of a weight is widened to f32 before it is added to anything.
 
+use burn::module::Param;
 use burn::tensor::{FloatDType, Tensor};
 
+use crate::copies::narrowed;
 use crate::ops::{Operator, Ops, linear};
 
 /// The form of the operators and the type of matrix products. Default: plain operators in f32.
@@ -49,11 +51,16 @@ impl Compute {
         cast(x, self.dtype)
     }
 
+    /// `weight` as an operand of a matrix product, as it is stored; see [`Copies`](crate::copies::Copies).
+    pub fn weight(self, weight: &Param<Tensor<2>>) -> Tensor<2> {
+        if self.is_f32() { weight.val() } else { narrowed(weight, self.dtype) }
+    }
+
     /// `x W` with a weight as it is stored, in the form of the linear operator: `[n, in]`, `[in, out]` -> `[n, out]`, f32.
-    pub fn projection(self, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+    pub fn projection(self, x: Tensor<2>, weight: &Param<Tensor<2>>) -> Tensor<2> {
         match self.is_f32() {
-            true => linear::product(x, weight, self.ops),
-            false => self.product(x, weight),
+            true => linear::product(x, weight.val(), self.ops),
+            false => self.product(x, self.weight(weight)),
         }
     }
 

@@ -356,6 +356,22 @@ impl ModelConfig {
         }
     }
 
+    /// The activation of the feed-forward block.
+    pub fn activation(&self) -> Activation {
+        match self {
+            Self::Gpt2(c) => c.activation(),
+            Self::Bert(c) => c.activation(),
+        }
+    }
+
+    /// Whether training drops hidden states, and whether it drops attention's weights.
+    pub fn has_dropout(&self) -> [bool; 2] {
+        match self {
+            Self::Gpt2(c) => [c.resid_pdrop > 0.0, c.attn_pdrop > 0.0],
+            Self::Bert(c) => [c.hidden_dropout_prob > 0.0, c.attention_probs_dropout_prob > 0.0],
+        }
+    }
+
     /// Number of token types; none for a family without them.
     pub fn type_vocab_size(&self) -> Option<usize> {
         match self {

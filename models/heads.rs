@@ -226,7 +226,7 @@ impl Model {
             }
             Self::BertMlm(model) | Self::RobertaMlm(model) | Self::DistilBertMlm(model) => {
                 let x = model.cls.predictions.transformed(x, model.bert.compute);
-                let words = model.bert.embeddings.word_embeddings.weight.val();
+                let words = model.bert.compute.weight(&model.bert.embeddings.word_embeddings.weight);
                 model.bert.compute.product(x, words.transpose()) + model.cls.predictions.bias.val().unsqueeze()
             }
             Self::BertClassification(model)
@@ -330,7 +330,8 @@ impl Gpt2LmHeadModel {
 
     /// `[n, n_embd]`, normalised -> `[n, vocab_size]`
     fn logits(&self, x: Tensor<2>) -> Tensor<2> {
-        self.transformer.compute.product(x, self.transformer.wte.weight.val().transpose())
+        let compute = self.transformer.compute;
+        compute.product(x, compute.weight(&self.transformer.wte.weight).transpose())
     }
 }
 

@@ -40,14 +40,14 @@ impl Linear {
     /// `[n, in] -> [n, out]`
     pub fn forward(&self, x: Tensor<2>, compute: Compute) -> Tensor<2> {
         match &self.bias {
-            Some(bias) => affine(x, self.weight.val(), bias.val(), compute),
-            None => compute.projection(x, self.weight.val()),
+            Some(bias) => affine(x, &self.weight, bias.val(), compute),
+            None => compute.projection(x, &self.weight),
         }
     }
 
     /// `activation(x W + b)`: `[n, in] -> [n, out]`
     pub fn activated(&self, x: Tensor<2>, activation: Activation, compute: Compute) -> Tensor<2> {
-        let x = compute.projection(x, self.weight.val());
+        let x = compute.projection(x, &self.weight);
         match &self.bias {
             Some(bias) => ops::gelu::bias_gelu(x, bias.val(), activation, compute.ops()),
             None => activation.forward(x),
@@ -63,26 +63,26 @@ impl Conv1D {
 
     /// `[n, in] -> [n, out]`
     pub fn forward(&self, x: Tensor<2>, compute: Compute) -> Tensor<2> {
-        affine(x, self.weight.val(), self.bias.val(), compute)
+        affine(x, &self.weight, self.bias.val(), compute)
     }
 
     /// `activation(x W + b)`: `[n, in] -> [n, out]`
     pub fn activated(&self, x: Tensor<2>, activation: Activation, compute: Compute) -> Tensor<2> {
-        ops::gelu::bias_gelu(compute.projection(x, self.weight.val()), self.bias.val(), activation, compute.ops())
+        ops::gelu::bias_gelu(compute.projection(x, &self.weight), self.bias.val(), activation, compute.ops())
     }
 
     /// `residual + dropout(x W + b)`: `x [n, in]`, `residual [n, out]` -> `[n, out]`
     pub fn onto_residual(&self, x: Tensor<2>, residual: Tensor<2>, p: f64, train: bool, compute: Compute) -> Tensor<2> {
-        let x = compute.projection(x, self.weight.val());
+        let x = compute.projection(x, &self.weight);
         ops::dropout::bias_dropout_residual(x, self.bias.val(), residual, p, train, compute.ops())
     }
 }
 
 /// `x W + b`; the bias, whose gradient is a sum over all rows, is added in f32.
-fn affine(x: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, compute: Compute) -> Tensor<2> {
+fn affine(x: Tensor<2>, weight: &Param<Tensor<2>>, bias: Tensor<1>, compute: Compute) -> Tensor<2> {
     match compute.is_f32() {
-        true => ops::linear::linear(x, weight, bias, compute.ops()),
-        false => compute.product(x, weight) + bias.unsqueeze(),
+        true => ops::linear::linear(x, weight.val(), bias, compute.ops()),
+        false => compute.product(x, compute.weight(weight)) + bias.unsqueeze(),
     }
 }
 

@@ -29,6 +29,7 @@ compile_error!("`compiler` is the compiled engine for a GPU: add the feature `wg
 pub mod bert;
 pub mod compute;
 pub mod config;
+pub mod copies;
 mod error;
 pub mod gpt2;
 mod heads;
@@ -40,6 +41,7 @@ pub mod weights;
 
 pub use compute::Compute;
 pub use config::{ModelConfig, ModelType};
+pub use copies::Copies;
 pub use error::{Error, Result};
 pub use gpt2::KvCache;
 pub use heads::{

@@ -2,7 +2,7 @@
 //! row; who wants to do something between them (seed each, or keep only what passes from one to the next and compute a
 //! block again in the backward pass) calls them one by one, then [`Model::head`].
 
-use burn::tensor::{Bool, Device, Tensor};
+use burn::tensor::Tensor;
 
 use crate::heads::{Body, Model, ModelInput};
 use crate::ops::attention::Mask;
@@ -27,15 +27,11 @@ impl Model {
 
     /// Which keys the tokens of `input` see, for all blocks.
     pub fn mask(&self, input: &ModelInput) -> Mask {
-        let seq = input.input_ids.dims()[1];
-        self.mask_of(seq, input.attention_mask.clone(), &input.input_ids.device())
-    }
-
-    /// [`mask`](Self::mask) for sequences of `seq` tokens, from an attention mask `[batch, seq]` (true = attend) on `device`.
-    pub fn mask_of(&self, seq: usize, attention_mask: Option<Tensor<2, Bool>>, device: &Device) -> Mask {
+        let (seq, device) = (input.input_ids.dims()[1], input.input_ids.device());
+        let attention_mask = input.attention_mask.clone();
         match self.body() {
-            Body::Gpt2(model) => model.mask(seq, attention_mask, device),
-            Body::Bert(model) => model.mask(seq, attention_mask, device),
+            Body::Gpt2(model) => model.mask(seq, attention_mask, &device),
+            Body::Bert(model) => model.mask(seq, attention_mask, &device),
         }
     }
 

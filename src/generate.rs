@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use kiln_models::{KvCache, Model, ModelConfig};
+use kiln_models::{Copies, Gpt2LmHeadModel, KvCache, Model, ModelConfig};
 
 use crate::error::{Error, Result};
 use crate::execution::{read_values, seed_for, uniform};
@@ -55,7 +55,7 @@ pub fn generate(
     device: &Device,
     prompt: &[u32],
     options: &GenerateOptions,
-    mut on_token: impl FnMut(u32) -> ControlFlow<()>,
+    on_token: impl FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Vec<u32>> {
     options.validate()?;
     let Model::Gpt2Lm(model) = model else {
@@ -78,6 +78,18 @@ pub fn generate(
             config.max_positions()
         )));
     }
+    Copies::while_fixed(|| continued(model, config, device, prompt, options, on_token))
+}
+
+/// [`generate`], after its checks.
+fn continued(
+    model: &Gpt2LmHeadModel,
+    config: &ModelConfig,
+    device: &Device,
+    prompt: &[u32],
+    options: &GenerateOptions,
+    mut on_token: impl FnMut(u32) -> ControlFlow<()>,
+) -> Result<Vec<u32>> {
     let mut cache = KvCache::default();
     let mut generated = Vec::new();
     let mut input = prompt.to_vec();

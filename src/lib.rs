@@ -33,6 +33,7 @@ pub mod runs;
 pub mod scores;
 pub mod signals;
 pub mod squad;
+pub mod step_closures;
 pub mod task;
 pub mod trainer;
 pub mod verify_resume;

@@ -1,87 +1,201 @@
 //! What a run will need in memory, by arithmetic, so that a plan can say it before anything is allocated. An estimate: a
-//! log row's `peak_mib` is the measurement.
+//! log row's `peak_mib` is the measurement, and `tests/plan_memory.rs` holds the two together.
+//!
+//! A run's memory rises and falls within a step. Weights and the optimizer's state are always there; above them the
+//! largest of three moments counts: the beginning of the backward pass (all that the forward pass kept, and the first
+//! gradients on their way), the update (all gradients), and a batch of an evaluation (its logits). What the forward pass
+//! keeps is [`activations`]'s.
 
-use kiln_models::ModelConfig;
+mod activations;
 
-use crate::config::{ActivationCheckpointing, Precision};
+use kiln_models::ops::Form;
+use kiln_models::{Compute, ModelConfig, Operator};
+
+use crate::config::ActivationCheckpointing;
 use crate::plan::BatchPlan;
 use crate::task::Task;
+use activations::{Activations, F32};
 
-/// Bytes by what they hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MemoryEstimate {
-    /// Weights, f32.
-    pub weights: u64,
-    /// Gradients, f32; twice while micro-batches are accumulated.
-    pub gradients: u64,
-    /// What the optimizer keeps, f32.
-    pub optimizer: u64,
-    /// What the backward pass needs of the forward pass, logits and narrow copies of the weights included.
-    pub activations: u64,
+/// What a run's memory depends on.
+#[derive(Debug, Clone, Copy)]
+pub struct MemoryInputs<'a> {
+    /// The model.
+    pub model: &'a ModelConfig,
+    /// The task.
+    pub task: Task,
+    /// How many values there are of what.
+    pub values: Values,
+    /// The batch of a step.
+    pub batch: BatchPlan,
+    /// Sequences a batch of an evaluation; 0 for a run without.
+    pub eval_batch: usize,
+    /// The form of the operators and the type of matrix products.
+    pub compute: Compute,
+    /// What the backward pass computes again.
+    pub checkpointing: ActivationCheckpointing,
+    /// Whether an update may be skipped (f16), so that it needs what was there before.
+    pub skips: bool,
+    /// What lives in the same memory besides the step: the program, and a checkpoint on its way to disk.
+    pub host: Option<Host>,
 }
 
+/// How many values there are.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Values {
+    /// Parameters of the model.
+    pub parameters: usize,
+    /// Of these, the ones that learn.
+    pub trained: usize,
+    /// Of these, those of the largest tensor.
+    pub largest: usize,
+    /// What the optimizer keeps.
+    pub state: usize,
+}
+
+/// What the CPU's memory holds besides the step.
+#[derive(Debug, Clone, Copy)]
+pub struct Host {
+    /// Whether there is a tokenizer.
+    pub tokenizer: bool,
+    /// Whether a checkpoint is written before the last step.
+    pub saves: bool,
+}
+
+/// Bytes by what they hold, at the moment that needs most of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MemoryEstimate {
+    /// That moment.
+    pub peak: Peak,
+    /// Weights, f32.
+    pub weights: u64,
+    /// What the optimizer keeps, f32.
+    pub optimizer: u64,
+    /// Gradients, f32.
+    pub gradients: u64,
+    /// What the backward pass needs of the forward pass, narrow copies of the weights and gradients on their way included;
+    /// what a batch of an evaluation needs; what an update needs besides.
+    pub activations: u64,
+    /// A checkpoint on its way to disk, on the CPU.
+    pub checkpoint: u64,
+    /// The program, and memory between that is too small to be used again.
+    pub program: u64,
+}
+
+/// The moment of a run that needs most memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Peak {
+    /// Forward and backward pass.
+    #[default]
+    Backward,
+    /// The update of the weights.
+    Update,
+    /// An evaluation.
+    Evaluation,
+}
+
+impl Peak {
+    /// The name in plans.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Backward => "backward pass",
+            Self::Update => "update",
+            Self::Evaluation => "evaluation",
+        }
+    }
+}
+
+/// What a process needs that trains next to nothing: measured with `configs/tiny-bert.toml`.
+const PROGRAM: u64 = 19 << 20;
+
+/// What a tokenizer adds: measured with `configs/tiny-gpt2.toml`.
+const TOKENIZER: u64 = 10 << 20;
+
+/// One part in so many of what is in use lies between blocks that are, too small for the next: the C library's heap, of
+/// which tensors of every size come and go. Measured on the presets: 3 to 16 %.
+const BETWEEN: u64 = 12;
+
 impl MemoryEstimate {
-    /// For `[parameters, of which learn, values that the optimizer keeps]` and micro-batches of `batch.micro` sequences of
-    /// `batch.seq_len` tokens, in the given precision and with what is computed again.
-    pub fn new(
-        model: &ModelConfig,
-        task: Task,
-        sizes: [usize; 3],
-        batch: BatchPlan,
-        (precision, checkpointing): (Precision, ActivationCheckpointing),
-    ) -> Self {
-        let [weights, gradients, optimizer] = sizes.map(|size| 4 * size as u64);
-        let (width, layers, heads, inner) = model.shape();
-        // In 128 bits, so that the largest sizes that are allowed do not overflow on their way to a number.
-        let [width, layers, heads, inner] = [width, layers, heads, inner].map(|size| size as u128);
-        let seq_len = batch.seq_len as u128;
-        let tokens = batch.micro as u128 * seq_len;
-        // Values that autodiff keeps for a token of a layer, counted in the code of the plain composition: LayerNorms
-        // (2 x 4), query, key, value with their slices and head copies, context and projections (14), residuals (2), the
-        // activation's factors (8 of the inner width), scores, softmax and, with dropout, mask and product. In mixed
-        // precision the operands of matrix products are narrow: both LayerNorms' results, all around attention, the
-        // activation's result, and the softmax as it meets the values.
-        let kept_scores = if has_attention_dropout(model) { 5 } else { 3 };
-        let narrow_scores = kept_scores - 2;
-        let scores = heads * seq_len;
-        let per_layer = 24 * width + 8 * inner + kept_scores * scores;
-        let narrow_per_layer = 16 * width + inner + narrow_scores * scores;
-        // Element-wise results are computed again: what remains are results of products, means and casts.
-        let balanced_per_layer = 12 * width + 2 * inner + 2 * scores;
-        let narrow = precision != Precision::F32;
-        let bytes = |values: u128, of_which_narrow: u128| 4 * values - if narrow { 2 * of_which_narrow } else { 0 };
-        let layer = bytes(per_layer, narrow_per_layer);
-        let blocks = match checkpointing {
-            ActivationCheckpointing::None => layers * layer,
-            ActivationCheckpointing::Balanced => layers * bytes(balanced_per_layer, 8 * width + inner + scores),
-            // What passes from layer to layer, and one layer at a time.
-            ActivationCheckpointing::Blocks => layers * 4 * width + layer,
+    /// The estimate for `inputs`.
+    pub fn new(inputs: &MemoryInputs<'_>) -> Self {
+        let MemoryInputs { values, batch, host, compute, .. } = *inputs;
+        let Values { parameters, trained, largest, state } = values;
+        let [weights, gradients, optimizer, largest] = [parameters, trained, state, largest].map(|n| F32 * n as u128);
+        let activations = Activations::new(inputs);
+        // Copies of the weights in the type of matrix products; gradients that wait for those of the next micro-batch.
+        let copies = if compute.is_f32() { 0 } else { weights / 2 };
+        let waiting = if batch.accumulation > 1 { gradients } else { 0 };
+        let update = match (inputs.skips, compute.ops().form(Operator::AdamW)) {
+            (true, _) => 4 * largest,
+            (false, Form::Plain) => largest,
+            (false, Form::Fused) => 0,
         };
-        // Logits, their exponential, and their gradients on the way back.
-        let head = match task {
-            Task::Clm | Task::Mlm => 5 * model.vocab_size() as u128,
-            _ => 4 * width,
+        let first = Moment { peak: Peak::Backward, gradients: waiting, other: copies + activations.at_the_top() };
+        let last = Moment {
+            peak: Peak::Backward,
+            gradients: waiting + gradients,
+            other: copies + activations.at_the_bottom(),
         };
-        let per_token = blocks + 4 * (6 * width + head);
-        // The compute copies of the weights live until the backward pass has used them.
-        let copies = if narrow { weights as u128 / 2 } else { 0 };
+        let moments = [
+            first,
+            last,
+            Moment { peak: Peak::Update, gradients, other: update },
+            Moment { peak: Peak::Evaluation, gradients: 0, other: copies + activations.of_evaluation() },
+        ];
+        let Moment { peak, gradients, other } =
+            moments.into_iter().max_by_key(|moment| moment.gradients + moment.other).unwrap_or(first);
+        // Its values, and the bytes of the larger of its files while that is put together.
+        let checkpoint = match host {
+            Some(Host { saves: true, .. }) => weights + optimizer + weights.max(optimizer),
+            _ => 0,
+        };
+        let used = weights + optimizer + gradients + other + checkpoint;
+        let program = match host {
+            Some(Host { tokenizer, .. }) => {
+                u128::from(PROGRAM + if tokenizer { TOKENIZER } else { 0 }) + used / u128::from(BETWEEN)
+            }
+            None => 0,
+        };
+        // Sizes are multiplied in 128 bits, so that the largest that are allowed do not overflow on their way to a number.
+        let bytes = |n: u128| u64::try_from(n).unwrap_or(u64::MAX);
         Self {
-            weights,
-            gradients: if batch.accumulation > 1 { 2 * gradients } else { gradients },
-            optimizer,
-            activations: u64::try_from(tokens * per_token + copies).unwrap_or(u64::MAX),
+            peak,
+            weights: bytes(weights),
+            optimizer: bytes(optimizer),
+            gradients: bytes(gradients),
+            activations: bytes(other),
+            checkpoint: bytes(checkpoint),
+            program: bytes(program),
         }
     }
 
     /// All of it, in bytes.
     pub fn total(&self) -> u64 {
-        [self.gradients, self.optimizer, self.activations].into_iter().fold(self.weights, u64::saturating_add)
+        [self.optimizer, self.gradients, self.activations, self.checkpoint, self.program]
+            .into_iter()
+            .fold(self.weights, u64::saturating_add)
+    }
+
+    /// The estimate and its parts, for the plan.
+    pub fn describe(&self) -> String {
+        let mib = |bytes: u64| format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20));
+        let parts = [
+            ("weights", self.weights),
+            ("optimizer", self.optimizer),
+            ("gradients", self.gradients),
+            (if self.peak == Peak::Update { "working space" } else { "activations" }, self.activations),
+            ("a checkpoint being written", self.checkpoint),
+            ("program", self.program),
+        ];
+        let parts = parts.into_iter().filter(|(_, bytes)| *bytes > 0);
+        let parts = parts.map(|(name, bytes)| format!("{name} {}", mib(bytes))).collect::<Vec<_>>();
+        format!("about {} in the {} = {}", mib(self.total()), self.peak.name(), parts.join(" + "))
     }
 }
 
-fn has_attention_dropout(model: &ModelConfig) -> bool {
-    match model {
-        ModelConfig::Gpt2(config) => config.attn_pdrop > 0.0,
-        ModelConfig::Bert(config) => config.attention_probs_dropout_prob > 0.0,
-    }
+/// What lives at one moment besides weights and the optimizer's state.
+#[derive(Clone, Copy)]
+struct Moment {
+    peak: Peak,
+    gradients: u128,
+    other: u128,
 }

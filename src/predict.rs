@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, Tensor};
+use kiln_models::Copies;
 use serde_json::{Map, Value, json};
 
 use crate::config::DataFormat;
@@ -73,8 +74,8 @@ pub fn predict(
         Task::Clm | Task::Mlm => Err(Error::config(format!("the task {task} has no prediction for a row")).help(
             "`kiln generate` continues a text; give --task sequence-classification, regression or question-answering",
         )),
-        Task::QuestionAnswering => predictor.answers(write),
-        Task::SequenceClassification | Task::Regression => predictor.rows(write),
+        Task::QuestionAnswering => Copies::while_fixed(|| predictor.answers(write)),
+        Task::SequenceClassification | Task::Regression => Copies::while_fixed(|| predictor.rows(write)),
     }
 }
 

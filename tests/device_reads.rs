@@ -8,8 +8,9 @@ use burn::tensor::Tensor;
 use kiln::config::{DataSection, EvalStrategy, ModelKind, ModelSection, Precision, SaveStrategy, TrainerSection};
 use kiln::execution::{DeviceReads, device_reads, read_scalars};
 use kiln::metrics::Record;
+use kiln::step_closures::{StepClosures, When};
 use kiln::task::Task;
-use kiln::trainer::{Callback, Control, Progress};
+use kiln::trainer::{Callback, Control, DeviceValues, Progress};
 use kiln::{RunConfig, Trainer};
 
 /// The reads of every step before its row, which are to be none, and of every row.
@@ -18,6 +19,10 @@ struct Seen {
     before: DeviceReads,
     steps: Vec<(u64, DeviceReads)>,
     rows: Vec<(u64, DeviceReads)>,
+    /// Every step's loss, as a step closure got it.
+    losses: Vec<(u64, f64)>,
+    /// The loss of every row.
+    row_losses: Vec<(u64, f64)>,
 }
 
 struct Count {
@@ -31,6 +36,13 @@ impl Callback for Count {
         self.seen.lock().unwrap().before = DeviceReads::now();
     }
 
+    fn on_step_values(&mut self, progress: &Progress, values: DeviceValues<'_>, closures: &mut StepClosures<'static>) {
+        let (seen, step) = (self.seen.clone(), progress.step);
+        closures.add(When::AtLog, [values.loss.clone()], move |values| {
+            seen.lock().unwrap().losses.push((step, values[0]));
+        });
+    }
+
     fn on_step_end(&mut self, progress: &Progress, _: &mut Control) {
         if self.reads {
             read_scalars(vec![Tensor::from_floats([1.0f32], &burn::tensor::Device::flex())]).unwrap();
@@ -42,8 +54,9 @@ impl Callback for Count {
         seen.before = now;
     }
 
-    fn on_log(&mut self, progress: &Progress, _: &Record) {
+    fn on_log(&mut self, progress: &Progress, row: &Record) {
         let mut seen = self.seen.lock().unwrap();
+        seen.row_losses.push((progress.step, row.get("loss").unwrap()));
         let read = DeviceReads::now().since(&seen.before);
         seen.rows.push((progress.step, read));
     }
@@ -67,6 +80,9 @@ fn only_log_steps_read_from_the_device() {
             assert_eq!(reads.total(), 1, "the row of step {step}: {reads}");
             assert!(reads.sites()[0].0.starts_with("src/trainer/mod.rs:"), "{reads}");
         }
+        // With the rows came what closures waited for.
+        assert_eq!(seen.losses.iter().map(|(step, _)| *step).collect::<Vec<_>>(), (1..=20).collect::<Vec<_>>());
+        assert!(seen.row_losses.iter().all(|row| seen.losses.contains(row)), "{:?}", seen.row_losses);
         assert_eq!(device_reads() - start, 4, "three rows and the mean loss of the summary");
     }
     let over = beyond_budget(&a_run(Precision::F32, true));

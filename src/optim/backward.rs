@@ -3,12 +3,12 @@
 //! The random numbers of every stage (embeddings, each block, head) come from a seed of its own, so that a block that is
 //! computed a second time for its gradients drops what it dropped the first time, and a run draws the same masks whether it
 //! keeps activations or computes them again. With [`ActivationCheckpointing::Blocks`] (Chen et al. 2016, with a segment a
-//! block) the gradients are the same up to f32's last bit: those that meet at a block's input are added in another order.
+//! block) the gradients are the same, on the CPU to the last bit.
 
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
-use burn::tensor::{Device, Tensor};
-use kiln_models::Model;
+use burn::tensor::{Device, FloatDType, Gradients, Tensor};
+use kiln_models::{Copies, Model};
 
 use crate::config::ActivationCheckpointing;
 use crate::error::{Error, Result};
@@ -26,6 +26,9 @@ pub struct Pass<'a> {
     pub checkpointing: ActivationCheckpointing,
     /// The loss.
     pub options: &'a LossOptions,
+    /// Where narrow copies of the weights are kept ([`Optimizer::copies`](super::Optimizer::copies)); none to cast a weight
+    /// for every product.
+    pub copies: Option<&'a Copies>,
 }
 
 impl Pass<'_> {
@@ -35,6 +38,18 @@ impl Pass<'_> {
     /// # Errors
     /// A batch without labels.
     pub fn run(
+        &self,
+        model: &Model,
+        batch: &DeviceBatch,
+        scaled: impl FnOnce(Tensor<1>) -> Tensor<1>,
+    ) -> Result<(Tensor<1>, GradientsParams)> {
+        match self.copies {
+            Some(copies) => copies.within(|| self.compute(model, batch, scaled)),
+            None => self.compute(model, batch, scaled),
+        }
+    }
+
+    fn compute(
         &self,
         model: &Model,
         batch: &DeviceBatch,
@@ -56,12 +71,12 @@ impl Pass<'_> {
                 self.begin_stage(&device, 1 + model.num_blocks());
                 let loss = batch.loss_of_hidden(model, x, true, self.options)?.sum;
                 let grads = scaled(loss.clone()).backward();
-                Ok((loss.inner(), GradientsParams::from_grads(grads, model)))
+                Ok((loss.inner(), self.params(grads, model)))
             }
         }
     }
 
-    /// Blocks forward without autodiff, keeping what goes into each; then the head, and each block again from the last to
+    /// Blocks forward without gradients, keeping what goes into each; then the head, and each block again from the last to
     /// the first, with its gradients.
     fn by_blocks(
         &self,
@@ -71,40 +86,58 @@ impl Pass<'_> {
         device: &Device,
         scaled: impl FnOnce(Tensor<1>) -> Tensor<1>,
     ) -> Result<(Tensor<1>, GradientsParams)> {
-        let [rows, seq] = batch.input.input_ids.dims();
+        let [rows, _] = batch.input.input_ids.dims();
         let blocks = model.num_blocks();
-        let plain = model.valid();
-        let plain_mask = batch.input.attention_mask.clone().map(Tensor::inner);
-        let plain_mask = plain.mask_of(seq, plain_mask, &device.clone().without_autodiff());
+        let mask = model.mask(&batch.input);
+        // On the device with autodiff although nothing is tracked: without it backends compute a softmax in another way,
+        // and the block that is computed again would not be this one to the last bit.
+        let untracked = model.clone().no_grad();
         let mut inputs = Vec::with_capacity(blocks); // [batch * seq, width] each
-        let mut x = embedded.clone().inner();
+        let mut x = embedded.clone().detach();
         for block in 0..blocks {
             self.begin_stage(device, 1 + block);
             inputs.push(x.clone());
-            x = plain.block(block, x, rows, &plain_mask, true);
+            x = untracked.block(block, x, rows, &mask, true);
         }
+        drop(untracked);
 
         let mut accumulator = GradientsAccumulator::new();
         self.begin_stage(device, 1 + blocks);
-        let top = Tensor::from_inner(x).require_grad();
+        let top = x.require_grad();
         let loss = batch.loss_of_hidden(model, top.clone(), true, self.options)?.sum;
         let mut grads = scaled(loss.clone()).backward();
         let mut above = top.grad_remove(&mut grads).ok_or_else(no_gradient)?;
-        accumulator.accumulate(model, GradientsParams::from_grads(grads, model));
+        accumulator.accumulate(model, self.params(grads, model));
 
-        let mask = model.mask(&batch.input);
         for (block, input) in inputs.into_iter().enumerate().rev() {
             self.begin_stage(device, 1 + block);
-            let x = Tensor::from_inner(input).require_grad();
+            let x = input.require_grad();
             let y = model.block(block, x.clone(), rows, &mask, true);
             let mut grads = backward_from(y, above);
             above = x.grad_remove(&mut grads).ok_or_else(no_gradient)?;
-            accumulator.accumulate(model, GradientsParams::from_grads(grads, model));
+            accumulator.accumulate(model, self.params(grads, model));
         }
         if embedded.is_tracked() {
-            accumulator.accumulate(model, GradientsParams::from_grads(backward_from(embedded, above), model));
+            accumulator.accumulate(model, self.params(backward_from(embedded, above), model));
         }
         Ok((loss.inner(), accumulator.grads()))
+    }
+
+    /// The gradients of the parameters of `model`: those of a narrow copy are the weight's.
+    fn params(&self, mut grads: Gradients, model: &Model) -> GradientsParams {
+        let leaves = self.copies.map(Copies::leaves).unwrap_or_default();
+        let of_copies = leaves.into_iter().filter_map(|(id, leaf)| Some((id, leaf.grad_remove(&mut grads)?)));
+        let of_copies = of_copies.collect::<Vec<_>>();
+        let mut params = GradientsParams::from_grads(grads, model);
+        for (id, grad) in of_copies {
+            let grad = grad.cast(FloatDType::F32);
+            let sum = match params.remove::<2>(id) {
+                Some(own) => own + grad,
+                None => grad,
+            };
+            params.register::<2>(id, sum);
+        }
+        params
     }
 
     /// Seeds the device for stage `stage`: 0 the embeddings, then the blocks, then the head.
@@ -116,7 +149,7 @@ impl Pass<'_> {
 }
 
 /// The gradients of everything below `y`, where that of `y` itself is `above`: those of `sum(y * above)`.
-fn backward_from(y: Tensor<2>, above: Tensor<2>) -> burn::tensor::Gradients {
+fn backward_from(y: Tensor<2>, above: Tensor<2>) -> Gradients {
     (y * Tensor::from_inner(above)).sum().backward()
 }
 

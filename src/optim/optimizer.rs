@@ -8,7 +8,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_models::ops::Form;
 use kiln_models::weights::{Depth, NamedTensor, Parameter, parameters};
-use kiln_models::{Operator, Ops};
+use kiln_models::{Copies, Operator, Ops};
 
 use super::adafactor::AdafactorConfig;
 use super::adam::{self, AdamConfig};
@@ -166,6 +166,7 @@ pub struct Optimizer {
     ops: Ops,
     /// Bias corrections by number of updates, where the device counts them.
     tables: Tables,
+    copies: Copies,
 }
 
 /// What one parameter is told.
@@ -190,7 +191,15 @@ impl Optimizer {
             (parameter.id, group)
         };
         let groups = parameters(model).into_iter().map(group).collect();
-        Self { config, step: 0, groups, state: BTreeMap::new(), ops: Ops::Plain, tables: Tables::default() }
+        Self {
+            config,
+            step: 0,
+            groups,
+            state: BTreeMap::new(),
+            ops: Ops::Plain,
+            tables: Tables::default(),
+            copies: Copies::default(),
+        }
     }
 
     /// The same optimizer, computing in the form `ops`: with [`Ops::Fused`] AdamW updates a parameter in one pass over it,
@@ -201,11 +210,19 @@ impl Optimizer {
         self
     }
 
+    /// Copies of the model's weights in the type of its matrix products, for whoever computes with it
+    /// ([`Copies::within`]): a step then casts a weight once, however often it is used. An update forgets them; so must
+    /// whoever changes the weights otherwise.
+    pub fn copies(&self) -> &Copies {
+        &self.copies
+    }
+
     /// One update with learning rate `lr`. `scale`, `[1]`, multiplies every gradient: it carries the division by the loss
     /// count and the clipping, so that neither needs a pass of its own or a value on the host.
     #[must_use]
     pub fn step<M: Module>(&mut self, model: M, grads: GradientsParams, scale: &Tensor<1>, lr: f64) -> M {
         self.step += 1;
+        self.copies.clear();
         model.map(&mut Step { optimizer: self, grads, scale, lr, skip: None })
     }
 
@@ -223,6 +240,7 @@ impl Optimizer {
         lr: f64,
     ) -> M {
         self.step += 1;
+        self.copies.clear();
         let mut tables = std::mem::take(&mut self.tables);
         let skip = Skip::new(verdict, &mut tables);
         let model = model.map(&mut Step { optimizer: self, grads, scale, lr, skip: Some(skip) });
@@ -287,6 +305,7 @@ impl Optimizer {
             return Err(Error::data(format!("the optimizer's state has {name}, which the model does not have")));
         }
         (self.step, self.state) = (step, state);
+        self.copies.clear();
         Ok(())
     }
 }

@@ -16,8 +16,8 @@ use crate::batch_size;
 use crate::compiler::auto::Decision;
 use crate::compiler::verify;
 use crate::config::{
-    DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, EvalStrategy, Interval, RunConfig, RunLength, SaveStrategy, ScaledRate,
-    StepSize, TrainerSection,
+    DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DeviceKind, EvalStrategy, Interval, RunConfig, RunLength, SaveStrategy,
+    ScaledRate, StepSize, TrainerSection,
 };
 use crate::data::padding::{Batches, Padding, PaddingCost};
 use crate::data::store::Progress;
@@ -29,7 +29,7 @@ use crate::error::{Error, Result, nearest};
 use crate::execution::{self, Available};
 use crate::generate::GenerateOptions;
 use crate::inputs::Inputs;
-use crate::memory::MemoryEstimate;
+use crate::memory::{Host, MemoryEstimate, MemoryInputs, Values};
 use crate::optim::schedule::Schedule;
 use crate::optim::{OptimizerConfig, ParameterGroups};
 use crate::precision::PrecisionPlan;
@@ -101,6 +101,8 @@ pub struct RunPlan {
     pub intervals: Vec<String>,
     /// The text sample at the end, if any.
     pub generation: Option<SamplePlan>,
+    /// How many values the model and the optimizer keep.
+    pub values: Values,
     /// Memory, by arithmetic.
     pub memory: MemoryEstimate,
 }
@@ -196,7 +198,12 @@ impl RunPlan {
         let optimizer = OptimizerConfig::from(&config.trainer);
         let learning = || parameters.iter().filter(|parameter| groups.learns(parameter));
         let num_trainable = learning().map(|parameter| parameter.num_elements()).sum();
-        let num_state = learning().flat_map(|parameter| optimizer.state(parameter)).map(|(_, n)| n).sum();
+        let values = Values {
+            parameters: num_parameters,
+            trained: num_trainable,
+            largest: learning().map(|parameter| parameter.num_elements()).max().unwrap_or(0),
+            state: learning().flat_map(|parameter| optimizer.state(parameter)).map(|(_, n)| n).sum(),
+        };
         let trainer = &config.trainer;
         let batches = Batches {
             size: batch.micro,
@@ -251,14 +258,6 @@ impl RunPlan {
         let ops = precision.ops(ops);
         precision.check_optimizer(&optimizer, config.trainer.optim.as_str())?;
         let generation = sample_plan(&config, &inputs)?;
-        let memory = MemoryEstimate::new(
-            &inputs.model_config,
-            task,
-            [num_parameters, num_trainable, num_state],
-            batch,
-            (precision.precision, config.trainer.activation_checkpointing),
-        );
-
         let intervals = interval_notes(&config, step_size);
         config.trainer.gradient_accumulation_steps = batch.accumulation;
         config.precision = precision.precision;
@@ -275,7 +274,7 @@ impl RunPlan {
                 config.data.label_column.get_or_insert_with(|| DEFAULT_LABEL_COLUMN.into());
             }
         }
-        let plan = Self {
+        let mut plan = Self {
             task,
             device,
             ops,
@@ -305,10 +304,12 @@ impl RunPlan {
             logging_steps,
             intervals,
             generation,
-            memory,
+            values,
+            memory: MemoryEstimate::default(),
             config,
         };
         plan.check_graph()?;
+        plan.memory = plan.estimated_memory();
         Ok(plan)
     }
 
@@ -318,6 +319,30 @@ impl RunPlan {
     /// A path with an environment variable that is not set.
     pub fn output_dir(&self) -> Result<PathBuf> {
         self.config.output_dir()
+    }
+
+    /// What it will need in memory, as the plan now stands.
+    pub fn estimated_memory(&self) -> MemoryEstimate {
+        let trainer = &self.config.trainer;
+        let evaluates = trainer.eval_strategy != EvalStrategy::No || trainer.eval_on_start;
+        let examples = self.validation.as_ref().filter(|_| evaluates).map_or(0, |data| data.len());
+        let saves = match trainer.save_strategy {
+            SaveStrategy::No => false,
+            SaveStrategy::Steps => self.save_steps < self.steps.total,
+            SaveStrategy::Epoch | SaveStrategy::Best => self.steps.per_epoch < self.steps.total,
+        };
+        let host = Host { tokenizer: self.tokenizer.is_some(), saves };
+        MemoryEstimate::new(&MemoryInputs {
+            model: &self.model_config,
+            task: self.task,
+            values: self.values,
+            batch: self.batch,
+            eval_batch: trainer.per_device_eval_batch_size.min(examples),
+            compute: self.compute(),
+            checkpointing: trainer.activation_checkpointing,
+            skips: self.precision.scales_loss(),
+            host: (self.device.kind == DeviceKind::Cpu).then_some(host),
+        })
     }
 
     /// How the model computes.

@@ -95,18 +95,7 @@ impl RunPlan {
             let smoothing = self.loss.label_smoothing;
             line("loss", format!("label smoothing {smoothing}, class weights {weights}; evaluation has neither"));
         }
-        let mib = |bytes: u64| format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20));
-        line(
-            "memory",
-            format!(
-                "about {} = weights {} + gradients {} + optimizer {} + activations {}",
-                mib(self.memory.total()),
-                mib(self.memory.weights),
-                mib(self.memory.gradients),
-                mib(self.memory.optimizer),
-                mib(self.memory.activations)
-            ),
-        );
+        line("memory", self.memory.describe());
         match trainer.activation_checkpointing {
             ActivationCheckpointing::None => {}
             ActivationCheckpointing::Balanced => {

@@ -161,6 +161,12 @@ impl<T> Scaling<T> {
 }
 
 impl Scaling<f64> {
+    /// [`into_values`](Self::into_values), read from the device.
+    pub fn from_values(values: &[f64]) -> Option<Self> {
+        let [loss_scale, skipped_steps, found_inf] = *values else { return None };
+        Some(Self { loss_scale, skipped_steps, found_inf })
+    }
+
     /// `row` with `loss_scale`, `skipped_steps` and `found_inf`.
     pub fn record(&self, row: Record) -> Record {
         row.with("loss_scale", self.loss_scale)

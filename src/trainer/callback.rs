@@ -3,10 +3,12 @@
 use std::path::Path;
 
 use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
 use kiln_models::Model;
 
 use crate::metrics::Record;
 use crate::plan::RunPlan;
+use crate::step_closures::StepClosures;
 
 /// How far a run has come.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -32,6 +34,15 @@ pub struct Control {
     pub should_evaluate: bool,
     /// Save a checkpoint after this step.
     pub should_save: bool,
+}
+
+/// What a step has computed, `[1]` each, still on the device.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceValues<'a> {
+    /// The step's loss.
+    pub loss: &'a Tensor<1>,
+    /// Norm of its gradient before clipping.
+    pub grad_norm: &'a Tensor<1>,
 }
 
 /// Called by the loop; every method does nothing unless it is written.
@@ -61,6 +72,10 @@ pub trait Callback {
 
     /// After the weights have changed, before the step is counted. As `on_pre_optimizer_step`.
     fn on_optimizer_step(&mut self, progress: &Progress, model: &Model) {}
+
+    /// After every optimizer step, before its `on_step_end`, with its values. What is queued with `closures`, these values
+    /// or any others, comes back after the step or with the next log row, which it is read with.
+    fn on_step_values(&mut self, progress: &Progress, values: DeviceValues<'_>, closures: &mut StepClosures<'static>) {}
 
     /// After every optimizer step. Reads nothing from the device.
     fn on_step_end(&mut self, progress: &Progress, control: &mut Control) {}

@@ -178,7 +178,8 @@ impl CapturedSteps {
 
 impl Body {
     fn compute(&self, batch: &DeviceBatch) -> Output {
-        let pass = Pass { seed: None, checkpointing: ActivationCheckpointing::None, options: &self.options };
+        let checkpointing = ActivationCheckpointing::None;
+        let pass = Pass { seed: None, checkpointing, options: &self.options, copies: None }; // all is f32
         let tracked = tracked(batch);
         let (sum, grads) = with_seeds(self.seeds.clone(), || pass.run(&self.model, &tracked, |loss| loss))
             .expect("the batch has labels, and that is all that a pass without recomputation asks for");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use kiln_models::Model;
+use kiln_models::{Copies, Model};
 
 use super::callback::Progress;
 use crate::data::loader::{Loader, LoaderOptions};
@@ -56,7 +56,6 @@ pub fn evaluate(
     padding: &Padding,
     device: &Device,
 ) -> Result<Evaluation> {
-    let model = model.valid();
     let options = LoaderOptions {
         batch_size,
         sampler: Sampler::Sequential,
@@ -67,7 +66,18 @@ pub fn evaluate(
         prefetch: 2,
         repeat: false,
     };
-    let mut loader = Loader::new(dataset.clone(), options)?;
+    let loader = Loader::new(dataset.clone(), options)?;
+    Copies::while_fixed(|| evaluate_batches(&model.valid(), task, &dataset, loader, device))
+}
+
+/// [`evaluate`] for the batches of `loader`.
+fn evaluate_batches(
+    model: &Model,
+    task: Task,
+    dataset: &Arc<dyn Dataset>,
+    mut loader: Loader,
+    device: &Device,
+) -> Result<Evaluation> {
     let (mut predicted, mut expected, mut num_labels) = (Vec::new(), Expected::default(), 0);
     let mut pending_rows = Vec::new(); // predictions of each batch in `pending`
     let mut spans_of = Vec::new(); // examples and tokens of each batch, where predictions are span logits

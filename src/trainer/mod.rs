@@ -38,12 +38,13 @@ use crate::config::{ActivationCheckpointing, CompilerMode, DeviceKind, Integrati
 use crate::data::loader::{Loader, LoaderOptions};
 use crate::engine;
 use crate::error::{Error, ErrorKind, Result};
-use crate::execution::{read_scalars, seed_for};
+use crate::execution::seed_for;
 use crate::metrics::Record;
 use crate::optim::Optimizer;
 use crate::plan::RunPlan;
 use crate::precision::scaler::{LossScaler, MIN_SCALE, ScalerConfig, Scaling};
 use crate::signals;
+use crate::step_closures::{StepClosures, When};
 use guard::{Guard, Reading};
 use history::write_trainer_state;
 use laps::{Laps, Part};
@@ -53,7 +54,7 @@ use step::Stepped;
 use tensorboard::TensorBoard;
 
 pub use best::Best;
-pub use callback::{Callback, Control, Progress, StopAfter};
+pub use callback::{Callback, Control, DeviceValues, Progress, StopAfter};
 pub use evaluate::{Evaluation, evaluate};
 pub use output::{RunFolder, write_whole};
 pub use promise::Promise;
@@ -104,6 +105,7 @@ impl Trainer {
             let decision = auto::decide(&plan)?;
             plan.ops = decision.ops(plan.ops);
             plan.decision = Some(decision);
+            plan.memory = plan.estimated_memory();
         }
         let device = plan.device.device.clone().autodiff();
         let device = match plan.config.trainer.activation_checkpointing {
@@ -304,9 +306,11 @@ impl Trainer {
                 self.callbacks.iter_mut().for_each(|callback| callback.on_epoch_end(&run.progress, &mut run.control));
             }
             let step_values = StepValues { loss, grad_norm, lr, scaling };
+            step_values.show(&mut self.callbacks, run);
             let logs = self.plan.logs_at(step as usize) || last;
-            if logs {
-                self.log(folder, run, &step_values, loader.data_wait())?;
+            match logs {
+                true => self.log(folder, run, &step_values, loader.data_wait())?,
+                false => run.closures.end_step(false)?,
             }
             laps.lap(Part::Sync);
             let evaluates = self.evaluates_after(step, epoch_ended, last) || run.control.should_evaluate;
@@ -385,7 +389,7 @@ impl Trainer {
     }
 
     fn log(&mut self, folder: &mut RunFolder, run: &mut Run, values: &StepValues, waited: Duration) -> Result<()> {
-        let read = values.read(&mut run.guard, Some(&self.model))?;
+        let read = values.read(&mut run.guard, Some(&self.model), std::mem::take(&mut run.closures))?;
         let row = run.clock.close_window(&run.progress, [read.loss, read.grad_norm, values.lr], waited);
         let row = run.shapes.new_since_last_row().into_iter().fold(row, |row, new| row.with("new_shapes", new));
         let row = self.labelled(read.scaling.iter().fold(row, |row, scaling| scaling.record(row)));
@@ -418,15 +422,17 @@ impl Trainer {
         run.pending_evaluation = false;
         let Some(validation) = self.plan.validation.clone() else { return Ok(()) };
         let started = Instant::now();
-        let evaluation = evaluate(
-            &self.model,
-            self.plan.task,
-            validation,
-            self.plan.config.trainer.per_device_eval_batch_size,
-            self.plan.pad_id,
-            &self.plan.padding,
-            &self.plan.device.device,
-        );
+        let evaluation = self.optimizer.copies().within(|| {
+            evaluate(
+                &self.model,
+                self.plan.task,
+                validation,
+                self.plan.config.trainer.per_device_eval_batch_size,
+                self.plan.pad_id,
+                &self.plan.padding,
+                &self.plan.device.device,
+            )
+        });
         let evaluation = match evaluation {
             Err(error) if matches!(error.kind(), ErrorKind::Interrupted(_)) && run.progress.step > 0 => {
                 run.pending_evaluation = true;
@@ -482,26 +488,34 @@ struct ReadValues {
 }
 
 impl StepValues {
-    /// Reads loss, gradient norm, loss scale and what `guard` wants to know, in one transfer.
+    /// Shows the callbacks what is still on the device.
+    fn show(&self, callbacks: &mut [Box<dyn Callback>], run: &mut Run) {
+        let values = DeviceValues { loss: &self.loss, grad_norm: &self.grad_norm };
+        callbacks.iter_mut().for_each(|callback| callback.on_step_values(&run.progress, values, &mut run.closures));
+    }
+
+    /// Reads loss, gradient norm, loss scale, what `guard` wants to know and what `closures` wait for, in one transfer.
     #[track_caller]
-    fn read(&self, guard: &mut Guard, model: Option<&Model>) -> Result<ReadValues> {
-        let mut values = vec![self.loss.clone(), self.grad_norm.clone()];
-        let scaling = self.scaling.clone().map(Scaling::into_values);
-        values.extend(scaling.into_iter().flatten());
-        let of_guard = values.len();
-        values.extend(guard.values(model));
-        let values = read_scalars(values)?;
-        let scaling = match values[2..of_guard] {
-            [loss_scale, skipped_steps, found_inf] => Some(Scaling { loss_scale, skipped_steps, found_inf }),
-            _ => None,
-        };
-        Ok(ReadValues { loss: values[0], grad_norm: values[1], scaling, reading: Guard::reading(&values[of_guard..]) })
+    fn read(&self, guard: &mut Guard, model: Option<&Model>, closures: StepClosures<'static>) -> Result<ReadValues> {
+        let (mut figures, mut scaling, mut reading) = ([f64::NAN; 2], None, Guard::reading(&[]));
+        let mut closures: StepClosures<'_> = closures;
+        closures.add(When::AtLog, [self.loss.clone(), self.grad_norm.clone()], |values| {
+            figures.copy_from_slice(values);
+        });
+        if let Some(of_scaler) = self.scaling.clone() {
+            closures.add(When::AtLog, of_scaler.into_values(), |values| scaling = Scaling::from_values(values));
+        }
+        closures.add(When::AtLog, guard.values(model), |values| reading = Guard::reading(values));
+        closures.end_step(true)?;
+        drop(closures);
+        let [loss, grad_norm] = figures;
+        Ok(ReadValues { loss, grad_norm, scaling, reading })
     }
 
     /// A checkpoint of a run that learns nothing any more would only be in the way.
     #[track_caller]
     fn read_finite(&self, run: &mut Run) -> Result<()> {
-        self.read(&mut run.guard, None)?.check_finite(run)
+        self.read(&mut run.guard, None, StepClosures::default())?.check_finite(run)
     }
 }
 

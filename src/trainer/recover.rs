@@ -8,7 +8,6 @@ use super::checkpoint::Checkpoint;
 use super::output::{RunFolder, write_whole};
 use super::run::Run;
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::MemoryEstimate;
 use crate::metrics::MetricsFile;
 use crate::plan::{BatchPlan, RunPlan};
 
@@ -44,14 +43,7 @@ impl Trainer {
 
         let plan = &mut self.plan;
         plan.batch = smaller;
-        let sizes = [plan.num_parameters, plan.num_trainable, (plan.memory.optimizer / 4) as usize];
-        plan.memory = MemoryEstimate::new(
-            &plan.model_config,
-            plan.task,
-            sizes,
-            smaller,
-            (plan.precision.precision, plan.config.trainer.activation_checkpointing),
-        );
+        plan.memory = plan.estimated_memory();
         if !plan.task.sums_micro_batches() || plan.config.batch.global_batch_size.is_some() {
             // Elsewhere a config with another micro-batch would be another run: there the one that was asked for stays.
             plan.config.trainer.per_device_train_batch_size = smaller.micro.into();

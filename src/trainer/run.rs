@@ -27,6 +27,7 @@ use crate::execution::read_scalars;
 use crate::metrics::Record;
 use crate::model_folder::architecture;
 use crate::precision::scaler::{LossScaler, ScalerConfig, Verdict};
+use crate::step_closures::StepClosures;
 
 /// The state of a run between two steps.
 pub(super) struct Run {
@@ -49,6 +50,8 @@ pub(super) struct Run {
     /// The step of the last log row, or where the run was taken up.
     pub(super) last_row: u64,
     pub(super) shapes: Shapes,
+    /// What callbacks wait for.
+    pub(super) closures: StepClosures<'static>,
     /// Looks at the compiler, where `compiler.debug` asks for it.
     pub(super) watch: Option<Watch>,
     /// The step up to which the compiler is known to compute what native does, where that is asked for.
@@ -140,6 +143,7 @@ impl Trainer {
             guard: Guard::new(&self.plan),
             last_row: progress.step,
             shapes,
+            closures: StepClosures::default(),
             watch,
             verified: progress.step,
         })
@@ -217,6 +221,7 @@ impl Trainer {
             )));
         }
         self.model = self.plan.groups.freeze(model);
+        self.optimizer.copies().clear();
         Ok(())
     }
 

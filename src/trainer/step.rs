@@ -100,6 +100,7 @@ impl Trainer {
                 seed: Some(seed_for(self.plan.config.trainer.seed, "dropout", run.progress.step, micro as u64)),
                 checkpointing: self.plan.config.trainer.activation_checkpointing,
                 options: &self.plan.loss,
+                copies: Some(self.optimizer.copies()),
             };
             // In f16 the gradients of a sum over thousands of tokens would overflow under any scale, so the sum is
             // divided before the backward pass, by what the step's divisor will be if all batches are like this.
