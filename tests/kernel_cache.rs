@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use common::place::listing;
@@ -17,7 +18,10 @@ fn place() -> tempfile::TempDir {
     let kernels = folder.path().join("kiln-cache/kernels");
     std::fs::create_dir_all(&kernels).unwrap();
     std::fs::write(kernels.join("kiln-a.db"), vec![7u8; 70_000]).unwrap();
-    std::fs::write(kernels.join("kiln-a.db-wal"), b"log").unwrap();
+    // A database's memory: a hole with a little in it.
+    let mut shared = std::fs::File::create(kernels.join("kiln-a.db-wal")).unwrap();
+    shared.set_len(1 << 20).unwrap();
+    shared.write_all(b"log").unwrap();
     folder
 }
 
@@ -85,6 +89,9 @@ fn kernels_go_from_one_cache_to_another() {
     assert!(stdout.contains("imported: kiln 0.1.0 on Burn 0.22.1"), "{stdout}");
     let kernels = to.path().join("kiln-cache/kernels");
     assert_eq!(std::fs::read(kernels.join("kiln-a.db")).unwrap(), vec![7u8; 70_000]);
+    let mut shared = vec![0; 1 << 20];
+    shared[..3].copy_from_slice(b"log");
+    assert!(std::fs::read(kernels.join("kiln-a.db-wal")).unwrap() == shared);
     assert_eq!(listing(&to.path().join("kiln-cache")), ["kernels"], "nothing half-done is left");
     fails(&mut cache(to.path(), &["import", &archive]), 2, &["the cache has kernels already", "--replace"]);
     std::fs::write(kernels.join("kiln-a.db"), "older").unwrap();
