@@ -3,10 +3,12 @@
 //! the checkpoints' schedule). It works in a temporary folder and leaves the run folder alone.
 //!
 //! With `--modes` also across the compiler's modes ([`across_modes`]): native or compiled before the stop, native or compiled
-//! after it. In one mode every bit is the same. A change of the mode is compared with the mode of the first part, without
-//! dropout, which the modes draw differently: names, shapes and types of all tensors byte for byte (the files' headers), losses
-//! to 1e-5 and gradient norms to 1e-3 relative, the weights of a tensor to 1e-3 of its norm, since f32 sums are rounded in
-//! another order.
+//! after it. In one mode on the CPU every bit is the same. A change of the mode is compared with the mode of the first part,
+//! without dropout, which the modes draw differently: names, shapes and types of all tensors byte for byte (the files'
+//! headers), losses to 1e-5 and gradient norms to 1e-3 relative, the weights of a tensor to 1e-3 of its norm, since f32 sums
+//! are rounded in another order. So they may be on a GPU from run to run, where tuning chooses the kernels.
+//!
+//! A run is made of [`Part`]s, each in a process of its own: where the modes are two engines, no process has both.
 
 use std::path::Path;
 
@@ -14,7 +16,7 @@ use safetensors::SafeTensors;
 use serde_json::{Map, Value};
 
 use crate::compiler::probe::without_dropout;
-use crate::config::{CompilerMode, EvalStrategy, OnExisting, RunConfig, SaveStrategy};
+use crate::config::{CompilerMode, DeviceKind, EvalStrategy, OnExisting, RunConfig, SaveStrategy};
 use crate::error::{Error, Result};
 use crate::plan::RunPlan;
 use crate::trainer::{Callback, Control, Progress, Trainer, checkpoint};
@@ -39,31 +41,58 @@ pub struct Report {
     pub differences: Vec<String>,
 }
 
-/// Runs `config` for a few steps, once straight and once with a stop between, and compares. `plan` makes a plan of a
-/// config ([`RunConfig::plan`], or one that shows its progress).
+/// A part of a run: of its first steps, those up to where it is stopped, or all that are compared.
+#[derive(Debug, Clone)]
+pub struct Part {
+    /// The run's config, with an `output_dir` in which an earlier part is continued.
+    pub config: RunConfig,
+    /// Whether this is the part before the stop.
+    pub before_stop: bool,
+    /// Whether nothing is dropped out, whatever the config says.
+    pub without_dropout: bool,
+}
+
+/// Trains a part, as [`train`] does.
+pub type Runner<'a> = dyn Fn(&Part) -> Result<()> + 'a;
+
+/// Trains `part` and saves a checkpoint at its end. `plan` makes a plan of a config ([`RunConfig::plan`], or one that shows
+/// its progress).
+///
+/// # Errors
+/// A run of one step, and whatever the run meets.
+pub fn train(part: &Part, plan: &dyn Fn(RunConfig) -> Result<RunPlan>) -> Result<()> {
+    let mut plan = plan(part.config.clone())?;
+    if part.without_dropout {
+        without_dropout(&mut plan.model_config);
+    }
+    let total = plan.steps.total as u64;
+    if total < 2 {
+        return Err(Error::config("this run has one step: there is nothing to stop in the middle of"));
+    }
+    let steps = if part.before_stop { (total / 2).min(3) } else { total.min(6) };
+    Trainer::new(plan)?.with_callback(StopAfter(steps)).train().map(drop)
+}
+
+/// Runs `config` for a few steps, once straight and once with a stop between, and compares.
 ///
 /// # Errors
 /// Whatever the runs meet.
-pub fn verify(config: &RunConfig, plan: &dyn Fn(RunConfig) -> Result<RunPlan>) -> Result<Report> {
-    verify_in(config, [config.compiler_mode(); 2], plan)
+pub fn verify(config: &RunConfig, runner: &Runner<'_>) -> Result<Report> {
+    verify_in(config, [config.compiler_mode(); 2], runner)
 }
 
 /// As [`verify`], for the four ways to go from one of the compiler's modes to one of them, each with its name.
 ///
 /// # Errors
 /// As [`verify`].
-pub fn across_modes(config: &RunConfig, plan: &dyn Fn(RunConfig) -> Result<RunPlan>) -> Result<Vec<(String, Report)>> {
+pub fn across_modes(config: &RunConfig, runner: &Runner<'_>) -> Result<Vec<(String, Report)>> {
     let (n, c) = (CompilerMode::Native, CompilerMode::Compiled);
     let ways = [[n, n], [c, c], [n, c], [c, n]];
-    ways.into_iter().map(|way| Ok((format!("{} -> {}", way[0], way[1]), verify_in(config, way, plan)?))).collect()
+    ways.into_iter().map(|way| Ok((format!("{} -> {}", way[0], way[1]), verify_in(config, way, runner)?))).collect()
 }
 
 /// `modes`: before the stop, and after it.
-fn verify_in(
-    config: &RunConfig,
-    modes: [CompilerMode; 2],
-    plan: &dyn Fn(RunConfig) -> Result<RunPlan>,
-) -> Result<Report> {
+fn verify_in(config: &RunConfig, modes: [CompilerMode; 2], runner: &Runner<'_>) -> Result<Report> {
     let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
     let mut config = config.clone();
     config.generation = None;
@@ -73,26 +102,20 @@ fn verify_in(
     (trainer.metric_for_best_model, trainer.greater_is_better) = (None, None);
     (trainer.early_stopping_patience, trainer.early_stopping_threshold) = (None, 0.0);
     (trainer.max_minutes, trainer.logging_steps) = (None, Some(1.into()));
-    let run = |name: &str, steps: u64, mode: CompilerMode| -> Result<()> {
+    let run = |name: &str, before_stop: bool, mode: CompilerMode| -> Result<u64> {
         let mut config = config.clone();
         config.set_compiler(mode);
         config.run.output_dir = folder.path().join(name);
         config.run.on_existing = OnExisting::Resume;
-        let mut plan = plan(config)?;
-        if modes[0] != modes[1] {
-            without_dropout(&mut plan.model_config);
-        }
-        Trainer::new(plan)?.with_callback(StopAfter(steps)).train().map(drop)
+        runner(&Part { config, before_stop, without_dropout: modes[0] != modes[1] })?;
+        let saved = checkpoint::list(&folder.path().join(name).join(checkpoint::FOLDER))?;
+        Ok(saved.into_iter().map(|(step, _)| step).max().unwrap_or_default())
     };
-    let total = plan(config.clone())?.steps.total as u64;
-    if total < 2 {
-        return Err(Error::config("this run has one step: there is nothing to stop in the middle of"));
-    }
-    let (before, all) = ((total / 2).min(3), total.min(6));
-    run("straight", all, modes[0])?;
-    run("stopped", before, modes[0])?;
-    run("stopped", all, modes[1])?;
-    compare(&folder.path().join("straight"), &folder.path().join("stopped"), [before, all], modes[0] == modes[1])
+    let all = run("straight", false, modes[0])?;
+    let before = run("stopped", true, modes[0])?;
+    run("stopped", false, modes[1])?;
+    let exact = modes[0] == modes[1] && config.device.kind == DeviceKind::Cpu;
+    compare(&folder.path().join("straight"), &folder.path().join("stopped"), [before, all], exact)
 }
 
 /// Figures of rows that a change of the mode may round in another way, with how much.

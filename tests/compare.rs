@@ -246,6 +246,16 @@ fn finished_runs_are_compared_with_their_differences() {
         let text = std::fs::read_to_string(place.path("shown").join(page)).unwrap();
         assert!(text.contains(name) && !text.contains("e <&>"), "{page}");
     }
+    // Runs of different days say so.
+    let status = std::fs::read_to_string(place.path("d/status.json")).unwrap();
+    let started = |line: &str| match line.trim_start().starts_with("\"started_at\"") {
+        true => "\"started_at\": 1600000000.5,".to_owned(),
+        false => line.to_owned(),
+    };
+    let earlier = status.lines().map(started).collect::<Vec<_>>().join("\n");
+    std::fs::write(place.path("d/status.json"), earlier).unwrap();
+    let out = succeeds(&mut place.report(&["a", "d", "--out", "days"]));
+    assert!(out.contains(" against 2020-09-13") && !out.contains("not comparable"), "{out}");
     // What else they may differ in is said.
     let about = ["a", "e <&>", "--out", "about", "--about", "data."];
     let out = succeeds(&mut place.report(&about));

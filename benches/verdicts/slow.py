@@ -12,6 +12,7 @@ import sys
 import time
 
 SLICE = 0.004  # seconds that it runs between two stops: several in a step of 20 ms
+LEAST = 0.0002  # a stop that is shorter lasts longer than it should: it is left to the next one
 
 
 def die_with_parent():
@@ -32,12 +33,15 @@ def main():
         time.sleep(SLICE)
         now = time.perf_counter()
         ran += now - last
-        child.send_signal(signal.SIGSTOP)
+        last = now
         # What sleeping has taken too long or too short is made good the next time.
-        time.sleep(max(0.0, ran * share - stopped))
-        child.send_signal(signal.SIGCONT)
-        last = time.perf_counter()
-        stopped += last - now
+        owed = ran * share - stopped
+        if owed >= LEAST:
+            child.send_signal(signal.SIGSTOP)
+            time.sleep(owed)
+            child.send_signal(signal.SIGCONT)
+            last = time.perf_counter()
+            stopped += last - now
     code = child.wait()
     log = os.environ.get("SLOWDOWN_LOG")
     if log and share > 0:

@@ -46,9 +46,7 @@ trait LinearOp: Backend {
 /// What a backend supplies.
 pub(super) trait LinearKernel: Backend {
     /// `x W`
-    fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
-        Self::float_matmul(x, weight)
-    }
+    fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
 
     fn forward(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self>;
 

@@ -127,6 +127,8 @@ pub fn export(cache: &Path, target: &Path) -> Result<Manifest> {
     let text = serde_json::to_string_pretty(&manifest).map_err(|error| Error::data(format!("{MANIFEST}: {error}")))?;
     let mut archive = tar::Builder::new(aside.as_file_mut());
     archive.mode(tar::HeaderMode::Deterministic);
+    // Databases have holes; a file with holes would be an entry of a kind of its own.
+    archive.sparse(false);
     let mut header = tar::Header::new_gnu();
     header.set_size(text.len() as u64);
     header.set_mode(0o644);

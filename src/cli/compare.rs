@@ -13,6 +13,7 @@ use crate::compare::arms::{Sweep, Wanted};
 use crate::compare::run::{Options, run};
 use crate::compare::{Gate, Report, saved};
 use crate::config::{CompilerMode, DeviceKind, RunConfig, TrainBatchSize};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::execution;
 use crate::report;
@@ -91,7 +92,16 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
     })?;
     // The compiler is what is compared: a config that switches it on has no native arm of its own.
     config.set_compiler(CompilerMode::Native);
+    // On a GPU only the engine of a mode can plan a run of it, and so name what its size is kept under.
+    let device = execution::select(config.device.kind, config.device.index)?;
+    let can_look = |engine| device.kind == DeviceKind::Cpu || Engine::this() == engine;
     if config.trainer.per_device_train_batch_size == TrainBatchSize::Auto {
+        if !can_look(Engine::Native) {
+            return Err(Error::config(
+                "trainer.per_device_train_batch_size = \"auto\": this engine cannot look up what was found for the native one",
+            )
+            .help("`kiln tune-batch --list` shows it; then --set trainer.per_device_train_batch_size=N"));
+        }
         let size = batch_size::found(&config, &resolve)?.ok_or_else(|| {
             Error::config(
                 "trainer.per_device_train_batch_size = \"auto\": no size has been found yet for the native mode",
@@ -100,12 +110,9 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
         })?;
         config.trainer.per_device_train_batch_size = size.into();
     }
-    // On a GPU only the compiled engine can plan a compiled run, and so name what its size is kept under.
-    let device = execution::select(config.device.kind, config.device.index)?;
-    let can_look = device.kind == DeviceKind::Cpu || cfg!(feature = "compiler");
     let large = args.arms.is_empty() || args.arms.iter().any(|arm| arm.ends_with("-large"));
     let compiled_batch = match args.compiled_batch {
-        None if large && can_look => {
+        None if large && can_look(Engine::Compiled) => {
             let mut compiled = config.clone();
             compiled.set_compiler(CompilerMode::Compiled);
             batch_size::found(&compiled, &resolve).map_err(|error| error.at("arm compiled"))?

@@ -1,4 +1,5 @@
-//! `kiln parity` and `kiln bisect`, and the hidden `kiln probe` that they run in processes of their own.
+//! `kiln parity` and `kiln bisect`, the hidden `kiln probe` that they run in processes of their own, and how a command of
+//! this program is run in one.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -68,7 +69,7 @@ pub(super) fn verify_start(plan: &RunPlan) -> Result<bool> {
     if verify::of(plan.config.compiler.as_ref()) == Verify::Off || plan.device.kind == DeviceKind::Cpu {
         return Ok(false);
     }
-    let report = parity(&plan.config, verify::STEPS, &mut in_a_process)?;
+    let report = parity(&plan.config, verify::STEPS, &mut probed)?;
     say(verify::verdict(Some(&report), 0)?)?;
     Ok(true)
 }
@@ -78,7 +79,7 @@ pub(super) fn verify_compare(config: &RunConfig) -> Result<()> {
     if config.compiler.as_ref().and_then(|compiler| compiler.verify) == Some(Verify::Off) {
         return Ok(());
     }
-    let report = parity(config, verify::STEPS, &mut in_a_process)?;
+    let report = parity(config, verify::STEPS, &mut probed)?;
     say(verify::verdict(Some(&report), 0)?)
 }
 
@@ -104,7 +105,7 @@ pub(super) fn run_pretune(args: &ConfigArgs) -> Result<()> {
 
 pub(super) fn run_parity(args: &ParityArgs) -> Result<()> {
     let config = RunConfig::load_with(&args.config.file, &args.config.set)?;
-    let report = parity(&config, args.steps as usize, &mut in_a_process)?;
+    let report = parity(&config, args.steps as usize, &mut probed)?;
     report.lines().iter().try_for_each(say)?;
     match &report.difference {
         None => say("native and compiled compute the same"),
@@ -116,7 +117,7 @@ pub(super) fn run_parity(args: &ParityArgs) -> Result<()> {
 pub(super) fn run_bisect(args: &ParityArgs) -> Result<()> {
     let config = RunConfig::load_with(&args.config.file, &args.config.set)?;
     let mut lost = Ok(());
-    let found = bisect(&config, args.steps as usize, &mut in_a_process, &mut |line| {
+    let found = bisect(&config, args.steps as usize, &mut probed, &mut |line| {
         if lost.is_ok() {
             lost = say(line);
         }
@@ -153,34 +154,43 @@ pub(super) fn run_bisect(args: &ParityArgs) -> Result<()> {
 }
 
 /// Runs `kiln probe` on `config`.
-pub(super) fn in_a_process(config: &RunConfig, steps: usize, look: Look) -> Result<Probe> {
+pub(super) fn probed(config: &RunConfig, steps: usize, look: Look) -> Result<Probe> {
     let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
-    let (file, out) = (folder.path().join("probe.toml"), folder.path().join("probe.json"));
-    write_whole(&file, config.to_toml()?.as_bytes())?;
-    let program = std::env::current_exe().map_err(|error| Error::io("find this program", &error))?;
+    let out = folder.path().join("probe.json");
     let look = match look {
         Look::Figures => "figures",
         Look::Times => "times",
     };
+    let what = format!("the {} probe", config.compiler_mode());
+    in_a_process(config, &what, |command, file| {
+        command.arg("probe").arg(file).args(["--steps", &steps.to_string(), "--look", look, "--out"]).arg(&out);
+    })?;
+    let text = std::fs::read(&out).map_err(|error| Error::io(format!("read {}", out.display()), &error))?;
+    serde_json::from_slice(&text).map_err(|error| Error::data(format!("{}: {error}", out.display())))
+}
+
+/// Runs a command of this program on `config`, written to a file; `arguments` adds the arguments. The child's error is
+/// returned as that of `what`.
+pub(super) fn in_a_process(config: &RunConfig, what: &str, arguments: impl FnOnce(&mut Command, &Path)) -> Result<()> {
+    let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
+    let file = folder.path().join("config.toml");
+    write_whole(&file, config.to_toml()?.as_bytes())?;
+    let program = std::env::current_exe().map_err(|error| Error::io("find this program", &error))?;
     let mut command = Command::new(program);
-    command.arg("probe").arg(&file).args(["--steps", &steps.to_string(), "--look", look, "--out"]).arg(&out);
+    arguments(&mut command, &file);
     let output = command
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .output()
         .map_err(|error| Error::io("start a process", &error))?;
-    if !output.status.success() {
-        return Err(failed(&output, &file, config));
-    }
-    let text = std::fs::read(&out).map_err(|error| Error::io(format!("read {}", out.display()), &error))?;
-    serde_json::from_slice(&text).map_err(|error| Error::data(format!("{}: {error}", out.display())))
+    if output.status.success() { Ok(()) } else { Err(failed(&output, &file, what)) }
 }
 
 /// The error of a child, as its own.
-fn failed(output: &std::process::Output, file: &Path, config: &RunConfig) -> Error {
+fn failed(output: &std::process::Output, file: &Path, what: &str) -> Error {
     let stderr = String::from_utf8_lossy(&output.stderr).replace(&file.display().to_string(), "FILE");
     let message = stderr.trim().strip_prefix("error: ").unwrap_or(stderr.trim()).to_owned();
-    let message = format!("the {} probe: {message}", config.compiler_mode());
+    let message = format!("{what}: {message}");
     match output.status.code() {
         Some(2) => Error::config(message),
         Some(3) => Error::data(message),

@@ -25,7 +25,7 @@ use compiler::{ParityArgs, ProbeArgs};
 use folders::CacheCommand;
 use kiln_models::ModelType;
 use models::{ExportArgs, ForwardArgs, GenerateArgs, PredictArgs};
-use training::{ConfigArgs, EvalArgs, InitArgs, TrainArgs, VerifyResumeArgs};
+use training::{ConfigArgs, EvalArgs, InitArgs, PartArgs, TrainArgs, VerifyResumeArgs};
 use tuning::{TrialArgs, TuneArgs};
 
 /// Trains GPT-2 and BERT from a config file.
@@ -53,6 +53,9 @@ enum Command {
     Eval(EvalArgs),
     /// Show on a config that a run which is stopped and resumed ends where an undisturbed one ends
     VerifyResume(VerifyResumeArgs),
+    /// One part of a run of verify-resume
+    #[command(hide = true)]
+    ResumePart(PartArgs),
     /// Compare the first steps of a run in native and compiled mode: loss, gradients, weight changes
     Parity(ParityArgs),
     /// Find the fused operator that makes compiled differ from native, or makes it slower
@@ -114,6 +117,7 @@ impl Cli {
             Command::TrialBatch(args) => tuning::run_trial(&args),
             Command::Eval(args) => training::run_eval(&args),
             Command::VerifyResume(args) => training::run_verify_resume(&args),
+            Command::ResumePart(args) => training::run_part(&args),
             Command::Parity(args) => compiler::run_parity(&args),
             Command::Bisect(args) => compiler::run_bisect(&args),
             Command::Probe(args) => compiler::run_probe(&args),

@@ -1,4 +1,5 @@
-//! `kiln init`, `kiln train`, `kiln plan`, `kiln eval` and `kiln verify-resume`: what takes a config file.
+//! `kiln init`, `kiln train`, `kiln plan`, `kiln eval` and `kiln verify-resume`: what takes a config file. The hidden
+//! `kiln resume-part` is what `verify-resume` runs in processes of their own.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use indicatif::ProgressBar;
 
-use super::compiler::verify_start;
+use super::compiler::{in_a_process, verify_start};
 use super::tuning::tune_if_missing;
 use super::{progress_bar, say};
 use crate::compiler::start_up_lines;
@@ -24,7 +25,7 @@ use crate::plan::RunPlan;
 use crate::signals;
 use crate::task::Task;
 use crate::trainer::{Callback, Control, Progress, RunFolder, Status, StopAfter, Trainer, write_whole};
-use crate::verify_resume::{Report, across_modes, verify};
+use crate::verify_resume::{self, Part, Report, across_modes, verify};
 
 #[derive(Debug, Args)]
 pub(super) struct ConfigArgs {
@@ -42,6 +43,18 @@ pub(super) struct VerifyResumeArgs {
     /// Also resume in the other mode, native after compiled and compiled after native
     #[arg(long)]
     modes: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct PartArgs {
+    /// The config file
+    file: PathBuf,
+    /// Stop where verify-resume stops; without it, at the end of what it compares
+    #[arg(long)]
+    before_stop: bool,
+    /// Drop nothing out
+    #[arg(long)]
+    without_dropout: bool,
 }
 
 #[derive(Debug, Args)]
@@ -215,11 +228,32 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
 }
 
 pub(super) fn run_verify_resume(args: &VerifyResumeArgs) -> Result<()> {
-    let config = load(&args.config)?;
+    let config = RunConfig::load_with(&args.config.file, &args.config.set)?;
     if !args.modes {
-        return shown("", &verify(&config, &resolve)?);
+        return shown("", &verify(&config, &part_in_a_process)?);
     }
-    across_modes(&config, &resolve)?.iter().try_for_each(|(modes, report)| shown(&format!("{modes}: "), report))
+    across_modes(&config, &part_in_a_process)?
+        .iter()
+        .try_for_each(|(modes, report)| shown(&format!("{modes}: "), report))
+}
+
+/// Trains a part, for the process that asked for it.
+pub(super) fn run_part(args: &PartArgs) -> Result<()> {
+    let config = RunConfig::load(&args.file)?;
+    engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    let PartArgs { before_stop, without_dropout, .. } = *args;
+    verify_resume::train(&Part { config, before_stop, without_dropout }, &resolve)
+}
+
+/// Runs `kiln resume-part` on `part`.
+fn part_in_a_process(part: &Part) -> Result<()> {
+    let mut flags = Vec::new();
+    flags.extend(part.before_stop.then_some("--before-stop"));
+    flags.extend(part.without_dropout.then_some("--without-dropout"));
+    let what = format!("the {} run", part.config.compiler_mode());
+    in_a_process(&part.config, &what, |command, file| {
+        command.arg("resume-part").arg(file).args(flags);
+    })
 }
 
 fn shown(modes: &str, report: &Report) -> Result<()> {

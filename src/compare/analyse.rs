@@ -198,6 +198,8 @@ fn few_windows() -> String {
 
 /// Settings and circumstances in which the first runs of two arms differ: key, and a text with both values.
 fn differences(a: &Arm, b: &Arm) -> Vec<(String, String)> {
+    // The arms of a comparison run alternately, whatever the day.
+    let is_finished_run = b.runs.role == Role::Run;
     let (Some(a), Some(b)) = (a.measured.first(), b.measured.first()) else { return Vec::new() };
     let keys = a.settings.keys().chain(b.settings.keys()).collect::<BTreeSet<_>>();
     let keys = keys.into_iter().filter(|key| !FREE.iter().any(|free| key.starts_with(free)));
@@ -223,6 +225,9 @@ fn differences(a: &Arm, b: &Arm) -> Vec<(String, String)> {
     };
     let mut found = keys.filter_map(|key| differs(key, a.settings.get(key), b.settings.get(key))).collect::<Vec<_>>();
     let (left, right) = (circumstances(a), circumstances(b));
+    if is_finished_run {
+        found.extend(differs("day", Some(&a.day), Some(&b.day)));
+    }
     found.extend(left.iter().filter_map(|(key, value)| differs(key, value.as_ref(), right[key].as_ref())));
     found
 }

@@ -24,7 +24,8 @@ pub struct Derived {
     pub break_even_step: Option<f64>,
     /// The same with what earlier runs have tuned.
     pub break_even_step_later: Option<f64>,
-    /// The most that any compiler could give at this batch: `step / (step - forward - backward - update)` (Amdahl).
+    /// The most that any compiler could give at this batch: `step / (step - forward - backward - update)` (Amdahl); on a GPU
+    /// the wait for the device counts as computing.
     pub ceiling: Option<f64>,
     /// Share of the native step that a compiler works on: forward, backward and update.
     pub compute_share: Option<f64>,
@@ -55,7 +56,12 @@ pub(super) fn derive(
     let native = arms.iter().find(|arm| arm.role == Role::Reference);
     let other = arms.iter().find(|arm| arm.role == Role::Compiled);
     let budget = native.and_then(|arm| arm.budget_ms.as_ref());
-    let compute = budget.map(|b| (b.forward + b.backward + b.update, b.data + b.sync));
+    // A GPU works while the host goes on, which waits for it where it reads: there that wait is the computing.
+    let is_cpu = native.and_then(|arm| arm.provenance.as_ref()).is_none_or(|it| it.device.starts_with("cpu"));
+    let compute = budget.map(|b| match (b.forward + b.backward + b.update, is_cpu) {
+        (parts, true) => (parts, b.data + b.sync),
+        (parts, false) => (parts + b.sync, b.data),
+    });
     let pays = |overhead: fn(&ArmReport) -> Option<f64>| {
         let (native, compiled) = (native?, other?);
         // What is not measurably faster pays for nothing.
@@ -165,6 +171,8 @@ pub(super) fn seconds_to(curve: &[LossPoint], target: f64) -> Option<f64> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::compare::Budget;
+    use crate::compare::stats::Interval;
 
     fn curve(losses: &[f64], tokens: f64, seconds: f64) -> Vec<LossPoint> {
         let point = |(index, loss): (usize, &f64)| {
@@ -173,6 +181,90 @@ mod tests {
             LossPoint { step: step as u64, tokens: step * tokens, seconds: step * seconds, loss: *loss, low, high }
         };
         losses.iter().enumerate().map(point).collect()
+    }
+
+    /// An arm whose steps take so many milliseconds, of which 10 are no computing, and a run so many seconds more than them.
+    fn arm(name: &str, role: Role, step_ms: f64, overhead: [f64; 2]) -> ArmReport {
+        ArmReport {
+            name: name.into(),
+            label: name.into(),
+            role,
+            failure: None,
+            micro_batch: Some(32),
+            accumulation: Some(1),
+            block: None,
+            learning_rate: None,
+            repeats: 2,
+            windows: 20,
+            samples_per_s: None,
+            tokens_per_s: None,
+            step_ms_p50: Some(step_ms),
+            step_ms_p95: None,
+            step_ms_max: None,
+            budget_ms: Some(Budget { data: 6.0, sync: 4.0, forward: step_ms - 10.0, ..Budget::default() }),
+            warmup_seconds_first: None,
+            warmup_seconds_later: None,
+            startup_seconds: None,
+            overhead_seconds_first: Some(overhead[0]),
+            overhead_seconds_later: Some(overhead[1]),
+            evaluation_seconds: None,
+            save_seconds: None,
+            peak_mib: None,
+            device_reads_per_step: None,
+            kernel_launches_per_step: None,
+            model_gflops: None,
+            model_flops_utilization: None,
+            last_loss: None,
+            loss_at_equal: None,
+            billable_seconds: None,
+            cost: None,
+            seconds_to_target: None,
+            loss: Vec::new(),
+            runs: Vec::new(),
+            provenance: None,
+        }
+    }
+
+    fn comparison(arm: &str, verdict: Word, ratio: f64) -> Comparison {
+        Comparison {
+            arm: arm.into(),
+            against: "native".into(),
+            verdict,
+            reason: None,
+            speedup: Some(Interval { ratio, low: ratio * 0.99, high: ratio * 1.01 }),
+            time_saved_percent: None,
+            throughput_gained_percent: None,
+            billable_saved_percent: None,
+            parity: None,
+            differences: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn shares_break_even_and_ceiling_are_those_of_the_formulas() {
+        let arms = [
+            arm("native", Role::Reference, 100.0, [2.0, 2.0]),
+            arm("compiled", Role::Compiled, 50.0, [12.0, 3.0]),
+            arm("native-large", Role::NativeLarge, 90.0, [2.0, 2.0]),
+            arm("compiled-large", Role::CompiledLarge, 40.0, [12.0, 3.0]),
+        ];
+        let comparisons = [("compiled", 2.0), ("native-large", 1.25), ("compiled-large", 3.0)]
+            .map(|(arm, ratio)| comparison(arm, Word::Faster, ratio));
+        let whole = |steps| Some(WholeRun { steps, samples: 0, evaluations: 0, saves: 0 });
+        let derived = derive(&arms, &comparisons, whole(900), None, None);
+        assert_eq!((derived.compiler_share, derived.batch_share), (Some(2.0), Some(1.5)));
+        assert_eq!((derived.total_speedup, derived.interaction), (Some(3.0), Some(1.2)));
+        // 10 s more at the start, 50 ms less a step; 1 s with what is kept.
+        assert_eq!((derived.break_even_step, derived.break_even_step_later), (Some(200.0), Some(20.0)));
+        assert_eq!((derived.ceiling, derived.compute_share), (Some(10.0), Some(0.9)));
+        let advice = derived.advice.unwrap();
+        assert!(advice.contains("after step 200: train it compiled, 32 examples at a time"), "{advice}");
+        let advice = derive(&arms, &comparisons, whole(150), None, None).advice.unwrap();
+        assert!(advice.contains("150 steps and compiling would pay after step 200: stay native"), "{advice}");
+        // What is not measurably faster pays for nothing.
+        let same = derive(&arms, &[comparison("compiled", Word::Same, 2.0)], whole(900), None, None);
+        assert_eq!(same.break_even_step, None);
+        assert!(same.advice.unwrap().contains("no measurable difference"));
     }
 
     #[test]

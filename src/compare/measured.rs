@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
 
 use serde_json::{Map, Value};
 
@@ -71,6 +72,8 @@ pub struct MeasuredRun {
     pub samples: u64,
     /// Seconds that the run has taken, over all its processes.
     pub seconds: f64,
+    /// The day on which it was made, or last continued: `2026-11-21`, UTC.
+    pub day: String,
     /// The learning rate at its peak, scaled with the batch where the config says so.
     pub learning_rate: Option<f64>,
     /// The summary row.
@@ -157,6 +160,7 @@ impl MeasuredRun {
             losses,
             samples: numbers.last().map_or(0, |row| row.samples),
             seconds: status.seconds,
+            day: day(status.started_at),
             learning_rate,
             summary,
             evaluations,
@@ -203,6 +207,14 @@ impl MeasuredRun {
     pub fn count(&self, key: &str) -> Option<u64> {
         self.settings.get(key)?.parse().ok()
     }
+}
+
+/// The day of a moment in seconds since 1970.
+fn day(seconds: f64) -> String {
+    // Beyond the year 9999 there are no four digits.
+    let since = Duration::try_from_secs_f64(seconds).ok().filter(|since| since.as_secs() < 253_402_300_800);
+    let moment = since.and_then(|since| UNIX_EPOCH.checked_add(since));
+    moment.map_or_else(|| "unknown".into(), |moment| humantime::format_rfc3339(moment).to_string()[..10].to_owned())
 }
 
 fn read(path: &Path) -> Result<String> {

@@ -11,7 +11,8 @@ use crate::error::{Error, Result};
 
 /// In what finished runs may differ without more ado: how they were trained, and by which program. It is labelled; what they
 /// learned from, the model and the machine are not among it.
-const LABELLED: &[&str] = &["trainer.", "batch.", "learning_rate.", "kiln", "commit", "burn", "driver", "system"];
+const LABELLED: &[&str] =
+    &["trainer.", "batch.", "learning_rate.", "kiln", "commit", "burn", "driver", "system", "day"];
 
 /// The report of the comparison in the one folder given, or of the runs given, the first of which the others are compared
 /// with; and the folder of the comparison. Finished runs may also differ in `about` (`section.key`, or `device`, `cpu`,

@@ -156,6 +156,32 @@ fn table(report: &Value, operators: &[(Operator, Option<String>)], reads: &Devic
         ),
     );
     line("kernels", format!("{} launches of {} kernels", count("launches"), count("distinct_kernels")));
+    let cache = &burn["cache"];
+    let number = |name: &str| cache[name].as_f64().unwrap_or(0.0);
+    line(
+        "kernel cache",
+        match cache["hit_rate"].as_f64() {
+            _ if cache.is_null() => "not readable, so what was tuned and compiled is not known".into(),
+            None => "everything was in it: nothing was tuned or compiled".into(),
+            Some(rate) => format!(
+                "{} of {} kernels were in it ({:.0} %), {} compiled in {:.1} s",
+                number("found"),
+                number("found") + number("compiled"),
+                100.0 * rate,
+                number("compiled"),
+                number("compile_seconds")
+            ),
+        },
+    );
+    let tunings = cache["tunings"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if !tunings.is_empty() {
+        line("tuned", format!("{} choices in {:.1} s, the longest:", tunings.len(), number("tune_seconds")));
+    }
+    for tuning in tunings.iter().take(SHOWN) {
+        let (what, winner, tried) = (&tuning["of"], &tuning["winner"], tuning["tried"].as_array().map_or(0, Vec::len));
+        let [what, winner] = [what, winner].map(|text| text.as_str().unwrap_or_default());
+        line("", format!("{:>6.1} s {what}: {winner}, of {tried}", tuning["seconds"].as_f64().unwrap_or(0.0)));
+    }
     lines
 }
 
@@ -175,12 +201,28 @@ mod tests {
         assert_eq!(lines[2].trim(), "not fused      linear: precision bf16");
         assert_eq!(lines[3].trim(), "shape          4 x 0 with padding: 2 batches, first in step 3");
         assert!(lines.iter().any(|line| line.trim() == "and 2 more shapes"), "{lines:?}");
-        report["burn"] = json!({ "fused_operations": 30, "fused_blocks": 4, "single_operations": 5, "launches": 9, "distinct_kernels": 3 });
+        report["burn"] = json!({
+            "fused_operations": 30, "fused_blocks": 4, "single_operations": 5, "launches": 9, "distinct_kernels": 3,
+            "cache": {
+                "found": 3, "compiled": 1, "hit_rate": 0.75, "compile_seconds": 0.5, "tune_seconds": 2.0,
+                "tunings": [{ "of": "matmul", "winner": "tiled", "seconds": 2.0, "tried": [{}, {}] }],
+            },
+        });
         let lines = table(&report, &operators, &DeviceReads::default(), 4);
         assert!(
             lines.iter().any(|line| line.contains("30 operations in 4 fused blocks, 5 by themselves")),
             "{lines:?}"
         );
-        assert!(lines.iter().any(|line| line.contains("9 launches of 3 kernels")), "{lines:?}");
+        for said in [
+            "9 launches of 3 kernels",
+            "3 of 4 kernels were in it (75 %), 1 compiled in 0.5 s",
+            "1 choices in 2.0 s",
+            "2.0 s matmul: tiled, of 2",
+        ] {
+            assert!(lines.iter().any(|line| line.contains(said)), "{said}: {lines:?}");
+        }
+        report["burn"]["cache"] = json!({ "found": 0, "compiled": 0, "hit_rate": null, "tunings": [] });
+        let lines = table(&report, &operators, &DeviceReads::default(), 4);
+        assert!(lines.iter().any(|line| line.contains("nothing was tuned or compiled")), "{lines:?}");
     }
 }

@@ -12,6 +12,8 @@ pub mod graph;
 mod observe;
 pub mod parity;
 pub mod probe;
+#[cfg(feature = "compiler")]
+mod records;
 pub mod verify;
 pub mod warmup;
 

@@ -1,7 +1,7 @@
 //! What Burn's fusion and CubeCL tell of themselves while a run with `compiler.debug` goes on, counted by Burn's own
 //! observers: the blocks of operations that became one kernel and the operations that ran alone, and the kernels that were
-//! launched. It is there in the compiled engine only, and only [`super::debug`] uses it. What tuning found and what was
-//! compiled is in the kernel cache (`kiln cache list`).
+//! launched. It is there in the compiled engine only, and only [`super::debug`] uses it. What was tuned and compiled on the
+//! way is read from the kernel cache ([`super::records`]).
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -13,11 +13,14 @@ use burn::cubecl::logging::{LaunchObservation, LaunchObserver};
 use burn::tensor::Device;
 use serde_json::{Value, json};
 
+use super::records::Session;
+
 /// Observers at work; they count until [`finish`](Self::finish).
 #[derive(Debug)]
 pub(super) struct Observed {
     blocks: Arc<Blocks>,
     kernels: Arc<Kernels>,
+    records: Session,
     // Dropping them ends the counting.
     _fusion: FusionObservation,
     _launches: LaunchObservation,
@@ -28,7 +31,7 @@ impl Observed {
     pub(super) fn start() -> Self {
         let (blocks, kernels) = (Arc::<Blocks>::default(), Arc::<Kernels>::default());
         let (_fusion, _launches) = (FusionObservation::new(blocks.clone()), LaunchObservation::new(kernels.clone()));
-        Self { blocks, kernels, _fusion, _launches }
+        Self { blocks, kernels, records: Session::start(), _fusion, _launches }
     }
 
     /// What was counted, when everything that `device` was given has run.
@@ -49,6 +52,7 @@ impl Observed {
             "launches": kernels.values().sum::<u64>(),
             "distinct_kernels": kernels.len(),
             "kernels": kernels.iter().map(|(name, times)| json!({ "kernel": name, "times": times })).collect::<Value>(),
+            "cache": self.records.read(),
         })
     }
 }

@@ -183,6 +183,8 @@ fn color(arm: &ArmReport, index: usize) -> RGBColor {
     match arm.role {
         Role::Reference => COLORS[0],
         Role::Compiled => COLORS[1],
+        Role::Ablation => COLORS[6],
+        Role::Sweep => COLORS[usize::from(arm.name.starts_with("compiled"))],
         _ => COLORS[index % COLORS.len()],
     }
 }
@@ -266,7 +268,7 @@ fn scan(arms: &[&ArmReport]) -> Scan {
 
 fn scan_chart(area: &Area, lines: &Scan) -> Drawn {
     let points = || lines.iter().flat_map(|line| line.1.iter().copied());
-    let top = points().map(|point| point.1).fold(0.0, f64::max) * 1.1;
+    let top = points().map(|point| point.1).fold(0.0, f64::max) * 1.3;
     let mut chart =
         axes(area, "Batch scan", "batch", "samples/s", span(points().map(|point| point.0), 0.05), 0.0..top)?;
     for (index, (name, line)) in lines.iter().enumerate() {
@@ -292,7 +294,7 @@ fn axes<'a, 'b>(
     up: std::ops::Range<f64>,
 ) -> std::result::Result<Axes<'a, 'b>, Box<dyn std::error::Error>> {
     write(area, title, (16, 24), TEXT * 1.15, &INK, HPos::Left)?;
-    let wide = across.end - across.start;
+    let (wide, tall) = (across.end - across.start, up.end - up.start);
     let mut builder = ChartBuilder::on(area);
     let builder = builder.margin(14).margin_top(HEAD).margin_right(30).x_label_area_size(56).y_label_area_size(84);
     let mut chart = builder.build_cartesian_2d(across, up)?;
@@ -300,12 +302,13 @@ fn axes<'a, 'b>(
     let number = move |value: &f64| match wide {
         wide if wide >= 20_000.0 => format!("{:.0}k", value / 1e3),
         // As many digits as tell the labels of the axis apart.
-        wide => format!("{value:.*}", (1.0 - wide.log10()).ceil().clamp(0.0, 6.0) as usize),
+        wide => format!("{value:.*}", (0.55 - wide.log10()).ceil().clamp(0.0, 6.0) as usize),
     };
     let mut mesh = chart.configure_mesh();
     mesh.x_labels(5).y_labels(6).x_desc(x).y_desc(y).label_style(text.clone()).axis_desc_style(text);
     mesh.light_line_style(TRANSPARENT).bold_line_style(PALE).axis_style(INK);
-    mesh.x_label_formatter(&number).y_label_formatter(&|value| format!("{value:.2}")).draw()?;
+    let height = move |value: &f64| format!("{value:.*}", if tall >= 50.0 { 0 } else { 2 });
+    mesh.x_label_formatter(&number).y_label_formatter(&height).draw()?;
     Ok(chart)
 }
 

@@ -15,21 +15,22 @@ h1{font-size:1.5rem;margin:.3rem 0;overflow-wrap:anywhere}h2{font-size:1.15rem;m
 .meta{color:#57606a;margin:0 0 1rem}ul{padding-left:1.2rem;margin:.3rem 0}li{margin:.25rem 0;overflow-wrap:anywhere}\
 .verdicts{list-style:none;padding:0}.verdicts li{border-left:.4rem solid #8c959f;padding:.35rem .7rem;background:#f6f8fa}\
 .verdicts .faster{border-color:#1a7f37}.verdicts .slower{border-color:#cf222e}.verdicts .not{border-color:#9a6700}\
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}\
+table{border-collapse:collapse;width:100%;table-layout:fixed;margin-bottom:1.2rem;font-variant-numeric:tabular-nums}\
 th,td{padding:.3rem .6rem;border-bottom:1px solid #d0d7de;text-align:right;vertical-align:top;overflow-wrap:anywhere}\
-th:first-child{text-align:left;font-weight:500;min-width:13rem}thead th{border-bottom:2px solid #57606a;font-weight:600}\
+th:first-child{text-align:left;font-weight:500;width:13rem}thead th{border-bottom:2px solid #57606a;font-weight:600}\
 th.part{padding-left:1.6rem;color:#57606a}\
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,30rem),1fr));gap:1rem}\
-figure{margin:0;border:1px solid #d0d7de;border-radius:.4rem;padding:.5rem;break-inside:avoid}\
+.charts{columns:2 26rem;column-gap:1rem}\
+figure{margin:0 0 1rem;border:1px solid #d0d7de;border-radius:.4rem;padding:.5rem;break-inside:avoid}\
 figure svg{width:100%;height:auto;display:block}figcaption{font-size:.9rem;color:#57606a;padding:.3rem}\
-@media screen and (max-width:640px){thead{display:none}tr,th:first-child,td{display:block}\
+@media screen and (max-width:640px){thead{display:none}tr,th:first-child,td{display:block;width:auto}\
 tr{border-bottom:1px solid #d0d7de;padding:.4rem 0}th,td{border:0;padding:.1rem .2rem}th.part{padding-left:.2rem}\
 td{display:flex;justify-content:space-between;gap:1rem}td::before{content:attr(data-arm);color:#57606a;text-align:left}}\
 @page{margin:14mm}\
 @media print{body{max-width:none;font-size:9.5pt;line-height:1.35;padding:0;print-color-adjust:exact;\
 -webkit-print-color-adjust:exact}h1{font-size:15pt}h2{font-size:11.5pt;margin:1.1rem 0 .3rem;break-after:avoid}\
-th,td{padding:.14rem .4rem}th:first-child{min-width:10rem}tr,li,figure{break-inside:avoid}\
-.charts{grid-template-columns:1fr 1fr;gap:.6rem}figcaption{font-size:8pt;padding:.1rem .3rem}\
+th,td{padding:.14rem .4rem}th:first-child{width:11rem}\
+table,li,figure{break-inside:avoid}\
+.charts{columns:2;column-gap:.6rem}figure{margin-bottom:.6rem}figcaption{font-size:8pt;padding:.1rem .3rem}\
 .small{font-size:8pt}}";
 
 /// Arms that stand side by side in a table: as many as a sheet of paper has room for. More go into further tables.
@@ -47,14 +48,16 @@ pub(super) fn page(report: &Report, charts: &[Chart]) -> String {
         escape(&report.made_at)
     ));
     put("<h2>Verdicts</h2>\n<ul class=\"verdicts\">".into());
-    for comparison in report.comparisons.iter().chain(&report.noise) {
+    let sentences = report.comparisons.iter().map(|comparison| (comparison, sentence(comparison)));
+    let noise = report.noise.iter().map(|noise| (noise, format!("noise: {}", sentence(noise))));
+    for (comparison, sentence) in sentences.chain(noise) {
         let class = match comparison.verdict {
             Word::Faster => "faster",
             Word::Slower => "slower",
             Word::Same => "same",
             Word::NotComparable => "not",
         };
-        put(format!("<li class=\"{class}\">{}</li>", escape(&sentence(comparison))));
+        put(format!("<li class=\"{class}\">{}</li>", escape(&sentence)));
     }
     put("</ul>".into());
     list(&mut put, "What follows", &conclusions(report));
@@ -82,8 +85,11 @@ pub(super) fn page(report: &Report, charts: &[Chart]) -> String {
     list(&mut put, "Differences of the arms", &differences(report));
     list(&mut put, "Notes", &report.notes);
     list(&mut put, "Provenance", &provenance(report));
-    let folders = report.arms.iter().flat_map(|arm| &arm.runs).map(|run| run.display().to_string()).collect::<Vec<_>>();
-    list(&mut put, RAW, &folders);
+    let folders = report.arms.iter().map(|arm| {
+        let runs = arm.runs.iter().map(|run| run.display().to_string()).collect::<Vec<_>>();
+        format!("{}: {}", arm.name, if runs.is_empty() { "none".into() } else { runs.join(", ") })
+    });
+    list(&mut put, RAW, &folders.collect::<Vec<_>>());
     put("</main>\n</body>\n</html>".into());
     text
 }

@@ -1,7 +1,8 @@
 //! The rows that every form of a report shows: a measure, and what each arm has of it. A row that no arm has is left out.
 
 use crate::compare::verdict::Word;
-use crate::compare::{ArmReport, AtEqual, Comparison, Report};
+use crate::compare::{ArmReport, AtEqual, Comparison, Report, Role};
+use crate::provenance::Provenance;
 
 /// A measure with one cell an arm.
 pub(super) struct Row {
@@ -36,7 +37,7 @@ pub(super) fn rows(report: &Report) -> Vec<Row> {
             (micro, 1) => Some(micro.to_string()),
             (micro, accumulation) => Some(format!("{micro} x {accumulation}")),
         }),
-        row("learning rate, peak", &|arm| arm.learning_rate.map(|rate| format!("{rate:.4e}"))),
+        row("learning rate, peak", &|arm| arm.learning_rate.map(scientific)),
         number("block", 0, &|arm| arm.block.map(|block| block as f64)),
         row("runs, windows", &|arm| Some(format!("{}, {}", arm.repeats, arm.windows))),
         row("failed", &|arm| arm.failure.clone()),
@@ -109,7 +110,7 @@ pub(super) fn conclusions(report: &Report) -> Vec<String> {
     if let (Some(total), Some(compiler), Some(batch)) =
         (derived.total_speedup, derived.compiler_share, derived.batch_share)
     {
-        lines.push(format!("Speed-up {total:.3} = compiler {compiler:.3} x batch {batch:.3}."));
+        lines.push(format!("Speed-up {total:.3} = compiler {compiler:.3} x batch {batch:.3}{}.", in_the_noise(report)));
     }
     if let (Some(native), Some(interaction)) = (derived.native_batch_share, derived.interaction) {
         lines.push(format!("The larger batch alone gives native {native:.3}; interaction {interaction:.3}."));
@@ -127,19 +128,33 @@ pub(super) fn conclusions(report: &Report) -> Vec<String> {
             share * 100.0
         ));
     }
-    for comparison in &report.comparisons {
-        if let Some(parity) = &comparison.parity {
-            lines.push(format!(
-                "Loss parity, {} against {}: {} of {} losses differ by {:.1e} relative at most, limit {:.0e}: {}.",
-                comparison.arm,
-                comparison.against,
-                if parity.by_mean { "the means" } else { "each" },
-                parity.losses,
-                parity.relative,
-                parity.limit,
-                if parity.passed { "passed" } else { "failed" }
-            ));
+    let checked = report.comparisons.iter().filter_map(|comparison| Some((comparison, comparison.parity.as_ref()?)));
+    // Ablations and sweeps are many, and worth a word each only where they fail.
+    let is_extra = |arm: &str| {
+        let arm = report.arms.iter().find(|other| other.name == arm);
+        arm.is_some_and(|arm| matches!(arm.role, Role::Ablation | Role::Sweep))
+    };
+    let (mut extra, mut largest) = (0, 0.0f64);
+    for (comparison, parity) in checked {
+        if parity.passed && is_extra(&comparison.arm) {
+            (extra, largest) = (extra + 1, largest.max(parity.relative));
+            continue;
         }
+        lines.push(format!(
+            "Loss parity, {} against {}: {} of {} losses differ by {:.1e} relative at most, limit {:.0e}: {}.",
+            comparison.arm,
+            comparison.against,
+            if parity.by_mean { "the means" } else { "each" },
+            parity.losses,
+            parity.relative,
+            parity.limit,
+            if parity.passed { "passed" } else { "failed" }
+        ));
+    }
+    if extra > 0 {
+        lines.push(format!(
+            "Loss parity of {extra} arms of ablation and sweep: passed, they differ by {largest:.1e} relative at most."
+        ));
     }
     if let Some(target) = derived.target_loss {
         lines.push(format!("Target loss: {target:.4} (smoothed over 5 log rows)."));
@@ -153,6 +168,21 @@ pub(super) fn conclusions(report: &Report) -> Vec<String> {
     lines
 }
 
+/// What is said of a product of which a factor, or the whole, is not measurable.
+fn in_the_noise(report: &Report) -> String {
+    let of = |role: Role| report.arms.iter().find(|arm| arm.role == role);
+    let same = |role: Role| {
+        let arm = of(role)?;
+        let comparison = report.comparisons.iter().find(|comparison| comparison.arm == arm.name)?;
+        (comparison.verdict == Word::Same).then_some(match role {
+            Role::Compiled => "the compiler's share",
+            _ => "the whole",
+        })
+    };
+    let same = [Role::Compiled, Role::CompiledLarge].into_iter().filter_map(same).collect::<Vec<_>>();
+    if same.is_empty() { String::new() } else { format!("; {} is within the noise", same.join(" and ")) }
+}
+
 /// Labelled differences of the arms, a line each.
 pub(super) fn differences(report: &Report) -> Vec<String> {
     let of = |comparison: &Comparison| {
@@ -162,28 +192,16 @@ pub(super) fn differences(report: &Report) -> Vec<String> {
     report.comparisons.iter().flat_map(of).collect()
 }
 
-/// Machine and program, for provenance; a line each.
+/// Machine and program, for provenance: a line for what all arms share, and one for each arm.
 pub(super) fn provenance(report: &Report) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for arm in &report.arms {
-        let Some(it) = &arm.provenance else {
-            lines.push(format!("{}: unknown, the run was made by an earlier Kiln", arm.name));
-            continue;
-        };
+    let shared = |it: &Provenance| {
         let memory = it.memory_mib.map_or(String::new(), |mib| format!(", {:.0} GiB", mib / 1024.0));
-        lines.push(format!(
-            "{}: kiln {}, commit {} ({}), Burn {}, {} with {}; {}{}; {}, {} threads{memory}; {}; config {}",
-            arm.name,
+        format!(
+            "kiln {}, commit {} ({} build), Burn {}; {}{}; {}, {} threads{memory}; {}",
             it.kiln,
             it.commit.as_deref().unwrap_or("unknown"),
             it.build,
             it.burn,
-            it.mode,
-            match &it.fused_operators {
-                Some(fused) if !fused.is_empty() => format!("fused {}", fused.join(", ")),
-                None if it.fused_ops => "fused operators".into(),
-                _ => "no fused operators".into(),
-            },
             it.device,
             match &it.driver {
                 Some(driver) => format!(", driver {driver}"),
@@ -193,10 +211,31 @@ pub(super) fn provenance(report: &Report) -> Vec<String> {
             it.cpu.as_deref().unwrap_or("processor unknown"),
             it.threads,
             it.system,
-            &it.config_sha256.get(..12).unwrap_or_default()
-        ));
-    }
-    lines
+        )
+    };
+    let own = |it: &Provenance| {
+        let fused = match &it.fused_operators {
+            Some(fused) if !fused.is_empty() => format!("fused {}", fused.join(", ")),
+            None if it.fused_ops => "fused operators".into(),
+            _ => "no fused operators".into(),
+        };
+        format!("{} with {fused}; config {}", it.mode, it.config_sha256.get(..12).unwrap_or_default())
+    };
+    let mut all = report.arms.iter().filter_map(|arm| arm.provenance.as_ref()).map(shared).collect::<Vec<_>>();
+    all.dedup();
+    let one = (all.len() == 1).then(|| all.remove(0));
+    let each = report.arms.iter().map(|arm| match (&arm.provenance, &one) {
+        (None, _) if arm.failure.is_some() => format!("{}: it has no run", arm.name),
+        (None, _) => format!("{}: unknown, the run was made by an earlier Kiln", arm.name),
+        (Some(it), Some(_)) => format!("{}: {}", arm.name, own(it)),
+        (Some(it), None) => format!("{}: {}; {}", arm.name, own(it), shared(it)),
+    });
+    one.iter().cloned().chain(each).collect()
+}
+
+/// `5e-5`, `3.90625e-5`: no more digits than it has, and no more than 8.
+fn scientific(value: f64) -> String {
+    format!("{value:.7e}").parse::<f64>().map_or_else(|_| format!("{value:e}"), |rounded| format!("{rounded:e}"))
 }
 
 /// A number with so many digits after the point, thousands grouped where there are none.
@@ -212,7 +251,7 @@ pub(super) fn fixed(value: f64, digits: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::fixed;
+    use super::{fixed, scientific};
 
     #[test]
     fn numbers_read_well() {
@@ -220,5 +259,6 @@ mod tests {
         assert_eq!(fixed(1_234_567.0, 0), "1,234,567");
         assert_eq!(fixed(-12_345.4, 0), "-12,345");
         assert_eq!(fixed(9999.0, 0), "9999");
+        assert_eq!([5e-5, 4.062_500_000_000_000_5e-5, 0.003].map(scientific), ["5e-5", "4.0625e-5", "3e-3"]);
     }
 }

@@ -1,4 +1,4 @@
-//! Cross-entropy in chunks of rows: Burn's matrix products around one kernel that turns a chunk's logits into losses and, in
+//! Cross-entropy in chunks of rows: matrix products around one kernel that turns a chunk's logits into losses and, in
 //! the same memory, into their gradient. Rows that are ignored are computed too, with weight 0: which they are is known on
 //! the device only.
 
@@ -10,6 +10,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::super::cross_entropy::{CrossEntropyKernel, Gradient, Inputs};
+use super::product::{plain, product, transposed};
 use super::rows::{cube_max, cube_sum};
 use super::{Cube, FusedTensor, Kernels, buffer, by_row, dims2, empty, lanes, own};
 
@@ -44,7 +45,7 @@ impl CrossEntropyKernel for Cube {
             };
             let hidden = part(&x);
             let target = if whole { target.clone() } else { Self::int_slice(target.clone(), &[rows]) };
-            let logits = Self::float_matmul(hidden.clone(), Self::float_transpose(weight.clone()));
+            let logits = product(plain(hidden.clone()), transposed(weight.clone()));
             let (loss, dlogits) =
                 Self::cross_entropy(logits, bias.clone(), target, part(&row_weight), label_smoothing as f32);
             losses.push(Self::float_sum(loss));
@@ -52,8 +53,8 @@ impl CrossEntropyKernel for Cube {
                 if has_bias {
                     add(&mut dbias, Self::column_sums(dlogits.clone()));
                 }
-                dx.push(Self::float_matmul(dlogits.clone(), weight.clone()));
-                add(&mut dweight, Self::float_matmul(Self::float_transpose(dlogits), hidden));
+                dx.push(product(plain(dlogits.clone()), plain(weight.clone())));
+                add(&mut dweight, product(transposed(dlogits), plain(hidden)));
             }
         }
         let mut losses = losses.into_iter();

@@ -1,24 +1,29 @@
-//! A linear layer: Burn's matrix products, which its fusion joins with the bias, and the bias's gradient as one kernel.
+//! A linear layer: matrix products, which Burn's fusion joins with the bias, and the bias's gradient as one kernel.
 
 use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::Shape;
 
 use super::super::linear::LinearKernel;
+use super::product::{plain, product, transposed};
 use super::{Cube, FusedTensor, Kernels};
 
 impl LinearKernel for Cube {
+    fn product(x: FusedTensor, weight: FusedTensor) -> FusedTensor {
+        product(plain(x), plain(weight))
+    }
+
     fn forward(x: FusedTensor, weight: FusedTensor, bias: FusedTensor) -> FusedTensor {
         let row = Shape::from([1, bias.shape()[0]]);
-        Self::float_add(Self::float_matmul(x, weight), Self::float_reshape(bias, row))
+        Self::float_add(product(plain(x), plain(weight)), Self::float_reshape(bias, row))
     }
 
     fn backward_x(weight: FusedTensor, dy: FusedTensor) -> FusedTensor {
-        Self::float_matmul(dy, Self::float_transpose(weight))
+        product(plain(dy), transposed(weight))
     }
 
     fn backward_weight(x: FusedTensor, dy: FusedTensor) -> FusedTensor {
-        Self::float_matmul(Self::float_transpose(x), dy)
+        product(transposed(x), plain(dy))
     }
 
     fn backward_bias(dy: FusedTensor) -> FusedTensor {

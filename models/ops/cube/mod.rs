@@ -19,6 +19,7 @@ mod gelu;
 mod in_place;
 mod layer_norm;
 mod linear;
+mod product;
 mod rows;
 
 use burn::backend::fusion::custom::TensorSpec;
@@ -83,6 +84,17 @@ trait Kernels: Backend {
     /// `values` in the memory of `target`.
     #[fusion(meta = |target, _values| target.clone())]
     fn overwrite_bools(target: BoolTensor<Self>, values: BoolTensor<Self>) -> BoolTensor<Self>;
+
+    /// `a b`, of the matrices or of their transposes, on a software device.
+    #[fusion(meta = |a, b, a_transposed, b_transposed| {
+        shaped(a, [a.shape[usize::from(*a_transposed)], b.shape[usize::from(!*b_transposed)]])
+    })]
+    fn tiled_product(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        a_transposed: bool,
+        b_transposed: bool,
+    ) -> FloatTensor<Self>;
 
     /// Sum of the squares of `x`, `[1]`.
     #[fusion(meta = |x| shaped(x, [1]))]
@@ -232,6 +244,10 @@ impl Kernels for CubeBackend {
 
     fn overwrite_bools(target: CubeTensor, values: CubeTensor) -> CubeTensor {
         in_place::overwrite(target, values)
+    }
+
+    fn tiled_product(a: CubeTensor, b: CubeTensor, a_transposed: bool, b_transposed: bool) -> CubeTensor {
+        product::tiled(a, b, a_transposed, b_transposed)
     }
 
     fn squares(x: CubeTensor) -> CubeTensor {
