@@ -39,7 +39,7 @@ pub struct MemoryInputs<'a> {
     pub host: Option<Host>,
 }
 
-/// How many values there are.
+/// How many values there are of what.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Values {
     /// Parameters of the model.
@@ -50,13 +50,13 @@ pub struct Values {
     pub largest: usize,
     /// What the optimizer keeps.
     pub state: usize,
+    /// Bytes that the process has resident before it trains: the program, tokenizer and data.
+    pub resident: u64,
 }
 
 /// What the CPU's memory holds besides the step.
 #[derive(Debug, Clone, Copy)]
 pub struct Host {
-    /// Whether there is a tokenizer.
-    pub tokenizer: bool,
     /// Whether a checkpoint is written before the last step.
     pub saves: bool,
 }
@@ -104,21 +104,19 @@ impl Peak {
     }
 }
 
-/// What a process needs that trains next to nothing: measured with `configs/tiny-bert.toml`.
-const PROGRAM: u64 = 19 << 20;
+/// Threads, the loader's batches and the working space of matrix products: measured with `configs/tiny-bert.toml`.
+const THREADS: u64 = 6 << 20;
 
-/// What a tokenizer adds: measured with `configs/tiny-gpt2.toml`.
-const TOKENIZER: u64 = 10 << 20;
-
-/// One part in so many of what is in use lies between blocks that are, too small for the next: the C library's heap, of
-/// which tensors of every size come and go. Measured on the presets: 3 to 16 %.
-const BETWEEN: u64 = 12;
+/// One part in so many of what is in use lies between blocks that are, too small for the next, or is working space: 6 % of a
+/// native step, 12 % of a compiled one, whose tensors are smaller. Measured on the presets
+/// (benches/results/2026-11-21-plan-memory.md).
+const BETWEEN: [u128; 2] = [16, 8];
 
 impl MemoryEstimate {
     /// The estimate for `inputs`.
     pub fn new(inputs: &MemoryInputs<'_>) -> Self {
         let MemoryInputs { values, batch, host, compute, .. } = *inputs;
-        let Values { parameters, trained, largest, state } = values;
+        let Values { parameters, trained, largest, state, resident } = values;
         let [weights, gradients, optimizer, largest] = [parameters, trained, state, largest].map(|n| F32 * n as u128);
         let activations = Activations::new(inputs);
         // Copies of the weights in the type of matrix products; gradients that wait for those of the next micro-batch.
@@ -148,11 +146,10 @@ impl MemoryEstimate {
             Some(Host { saves: true, .. }) => weights + optimizer + weights.max(optimizer),
             _ => 0,
         };
+        let is_fused = compute.ops().form(Operator::Attention) == Form::Fused;
         let used = weights + optimizer + gradients + other + checkpoint;
         let program = match host {
-            Some(Host { tokenizer, .. }) => {
-                u128::from(PROGRAM + if tokenizer { TOKENIZER } else { 0 }) + used / u128::from(BETWEEN)
-            }
+            Some(_) => u128::from(resident + THREADS) + used / BETWEEN[usize::from(is_fused)],
             None => 0,
         };
         // Sizes are multiplied in 128 bits, so that the largest that are allowed do not overflow on their way to a number.

@@ -16,6 +16,13 @@ use crate::task::Task;
 /// Bytes of a value.
 pub(super) const F32: u128 = 4;
 
+/// From this size on the C library maps a block of its own, whose pages are there once they are written to, and gives it
+/// back at once (glibc's `DEFAULT_MMAP_THRESHOLD_MAX`). Smaller ones come from its heap, which keeps their pages.
+const MAPPED: u128 = 32 << 20;
+
+/// Bytes of a page.
+const PAGE: u128 = 4096;
+
 /// What a value takes in halves of a value of f32: 2 for f32 itself, 1 for bf16 and f16.
 type Halves = u128;
 
@@ -37,7 +44,7 @@ pub(super) struct Activations {
     moving: u128,
     /// Working space of the first layer of the backward pass that computes again what it needs.
     again: u128,
-    evaluation: u128,
+    evaluation: Evaluation,
     checkpointing: ActivationCheckpointing,
 }
 
@@ -106,11 +113,14 @@ impl Activations {
         let vocabulary = model.vocab_size() as u128;
         let table = F32 * vocabulary * width;
         let is_fused = is_language_model && !is_plain(Operator::CrossEntropy);
-        // The plain loss keeps the exponentials; its gradient passes through three more of their size. The fused one has
-        // its gradients at once, and a chunk of rows.
+        // The plain loss keeps the exponentials; its gradient passes through three more of their size, one of them zeros but
+        // for the targets. The fused one has its gradients at once, and a chunk of rows.
+        let logits = F32 * tokens * vocabulary;
+        let zeros =
+            if inputs.host.is_some() && logits >= MAPPED { tokens * PAGE.min(F32 * vocabulary) } else { logits };
         let (loss, head_gradient) = match (is_language_model, is_fused) {
             (false, _) => (0, 0),
-            (true, false) => (4 * F32 * tokens * vocabulary, table),
+            (true, false) => (3 * logits + zeros, table),
             (true, true) => (table + F32 * tokens.min(width.clamp(128, 1024)) * vocabulary, table),
         };
 
@@ -130,7 +140,7 @@ impl Activations {
             head_gradient,
             moving,
             again,
-            evaluation: evaluation(inputs, is_language_model),
+            evaluation: Evaluation::new(inputs, is_language_model, tokens * inner * F32),
             checkpointing,
         }
     }
@@ -155,26 +165,42 @@ impl Activations {
         self.layer + self.moving + self.head_gradient
     }
 
-    /// What a batch of an evaluation needs.
+    /// What a batch of an evaluation needs, and what training leaves lying about meanwhile.
     pub(super) fn of_evaluation(&self) -> u128 {
-        self.evaluation
+        let left = if self.evaluation.beside_training { self.at_the_top() } else { 0 };
+        self.evaluation.bytes + left
     }
 }
 
-/// A batch of an evaluation: its logits twice, and narrow ones; without a vocabulary a layer's widest results.
-fn evaluation(inputs: &MemoryInputs<'_>, is_language_model: bool) -> u128 {
-    let MemoryInputs { model, compute, batch, .. } = *inputs;
-    let tokens = inputs.eval_batch as u128 * batch.seq_len as u128;
-    let (width, _, heads, _) = model.shape();
-    let scores = 3 * heads * batch.seq_len;
-    let layer = match compute.ops().form(Operator::Attention) {
-        Form::Plain => scores.max(9 * width),
-        Form::Fused => 9 * width,
-    };
-    let logits = match (is_language_model, compute.is_f32()) {
-        (false, _) => 0,
-        (true, true) => 4 * model.vocab_size(),
-        (true, false) => 5 * model.vocab_size(),
-    };
-    F32 * tokens * (layer as u128).max(logits as u128 / 2)
+/// A batch of an evaluation.
+#[derive(Debug, Clone, Copy)]
+struct Evaluation {
+    bytes: u128,
+    /// Its logits are mapped anew, while the heap keeps the pages of training's smaller tensors.
+    beside_training: bool,
+}
+
+impl Evaluation {
+    /// Its logits twice, and narrow ones; without a vocabulary a layer's widest results. `widest` is the largest tensor of a
+    /// layer in training.
+    fn new(inputs: &MemoryInputs<'_>, is_language_model: bool, widest: u128) -> Self {
+        let MemoryInputs { model, compute, batch, .. } = *inputs;
+        let tokens = inputs.eval_batch as u128 * batch.seq_len as u128;
+        let (width, _, heads, _) = model.shape();
+        let scores = 3 * heads * batch.seq_len;
+        let layer = match compute.ops().form(Operator::Attention) {
+            Form::Plain => scores.max(9 * width),
+            Form::Fused => 9 * width,
+        };
+        let halves = match (is_language_model, compute.is_f32()) {
+            (false, _) => 0,
+            (true, true) => 4,
+            (true, false) => 5,
+        };
+        let logits = F32 * tokens * model.vocab_size() as u128;
+        Self {
+            bytes: (F32 * tokens * layer as u128).max(logits * halves / 2),
+            beside_training: inputs.host.is_some() && is_language_model && logits >= MAPPED && widest < MAPPED,
+        }
+    }
 }

@@ -28,6 +28,7 @@ use crate::engine;
 use crate::error::{Error, Result, nearest};
 use crate::execution::{self, Available};
 use crate::generate::GenerateOptions;
+use crate::host::resident_mib;
 use crate::inputs::Inputs;
 use crate::memory::{Host, MemoryEstimate, MemoryInputs, Values};
 use crate::optim::schedule::Schedule;
@@ -101,7 +102,7 @@ pub struct RunPlan {
     pub intervals: Vec<String>,
     /// The text sample at the end, if any.
     pub generation: Option<SamplePlan>,
-    /// How many values the model and the optimizer keep.
+    /// How many values the model and the optimizer keep, and what the process has resident already.
     pub values: Values,
     /// Memory, by arithmetic.
     pub memory: MemoryEstimate,
@@ -181,7 +182,8 @@ impl RunConfig {
 }
 
 impl RunPlan {
-    /// The plan that follows from `config` and what its inputs are. Pure: reads and writes nothing.
+    /// The plan that follows from `config` and what its inputs are. Pure: reads nothing but how much memory this process has
+    /// by now, for the estimate of what it will have, and writes nothing.
     ///
     /// # Errors
     /// Settings that contradict one another or the inputs.
@@ -203,6 +205,7 @@ impl RunPlan {
             trained: num_trainable,
             largest: learning().map(|parameter| parameter.num_elements()).max().unwrap_or(0),
             state: learning().flat_map(|parameter| optimizer.state(parameter)).map(|(_, n)| n).sum(),
+            resident: (resident_mib().unwrap_or(0.0) * f64::from(1 << 20)) as u64,
         };
         let trainer = &config.trainer;
         let batches = Batches {
@@ -331,7 +334,7 @@ impl RunPlan {
             SaveStrategy::Steps => self.save_steps < self.steps.total,
             SaveStrategy::Epoch | SaveStrategy::Best => self.steps.per_epoch < self.steps.total,
         };
-        let host = Host { tokenizer: self.tokenizer.is_some(), saves };
+        let host = Host { saves };
         MemoryEstimate::new(&MemoryInputs {
             model: &self.model_config,
             task: self.task,

@@ -242,6 +242,37 @@ mod tests {
         }
     }
 
+    /// Logits that f16 cannot hold, and whose exponentials no type can.
+    #[test]
+    fn logits_of_1e5_have_a_loss() {
+        let device = Device::flex().autodiff();
+        for label_smoothing in [0.0, 0.1] {
+            let batch = Batch {
+                rows: 2,
+                examples: 2,
+                seq_len: 1,
+                input_ids: vec![0; 2],
+                attention_mask: None,
+                token_type_ids: None,
+                labels: Labels::Classes(vec![0, 1]),
+                num_tokens: 2,
+            };
+            let on_device = DeviceBatch::new(Task::SequenceClassification, &batch, &device).unwrap();
+            let logits = Tensor::<2>::from_floats([[1e5f32, -1e5], [1e5, -1e5]], &device).require_grad();
+            let options = LossOptions { label_smoothing, class_weights: None };
+            let loss = on_device.training_loss(logits.clone(), &options).unwrap().sum;
+            // Right: (1 - e) 0 + e/2 (0 + 2e5); wrong: (1 - e) 2e5 + e/2 2e5.
+            let expected = label_smoothing * 1e5 + (1.0 - label_smoothing) * 2e5 + label_smoothing * 1e5;
+            let value = read_scalars(vec![loss.clone()]).unwrap()[0];
+            assert!((value / expected - 1.0).abs() < 1e-6, "{value} is not {expected}");
+            let gradient = read_values(logits.grad(&loss.backward()).unwrap()).unwrap();
+            let half = label_smoothing as f32 / 2.0;
+            for (value, expected) in gradient.iter().zip([half, -half, 1.0 - half, half - 1.0]) {
+                assert!((value - expected).abs() < 1e-6, "{gradient:?}");
+            }
+        }
+    }
+
     #[test]
     fn settings_that_do_not_fit_the_task() {
         let of = |lines: &str, task| {
