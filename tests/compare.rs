@@ -135,6 +135,11 @@ fn a_comparison_is_measured_written_and_made_again() {
             let until = report["derived"]["equal"][moment].as_f64().unwrap();
             let rows = arm["loss"].as_array().unwrap().iter().filter(|row| row[key].as_f64().unwrap() <= until);
             let losses = rows.map(|row| row["loss"].as_f64().unwrap()).collect::<Vec<_>>();
+            if losses.is_empty() {
+                // A slow arm had made no step when a fast one had made all.
+                assert!(moment == "seconds" && arm["loss_at_equal"][moment].is_null(), "{name} at {moment}");
+                continue;
+            }
             let last = &losses[losses.len().saturating_sub(5)..];
             let mean = last.iter().sum::<f64>() / last.len() as f64;
             assert!((arm["loss_at_equal"][moment].as_f64().unwrap() - mean).abs() < 1e-9, "{name} at {moment}");

@@ -82,7 +82,7 @@ pub fn analyse(experiment: &Experiment, base: &Path) -> Result<Report> {
     let moments = common_moments(&reports);
     for report in &mut reports {
         report.seconds_to_target = target.and_then(|target| seconds_to(&report.loss, target));
-        report.loss_at_equal = moments.and_then(|moments| at_equal(&report.loss, moments));
+        report.loss_at_equal = moments.map(|moments| at_equal(&report.loss, moments));
     }
     for comparison in comparisons.iter_mut().filter(|comparison| comparison.speedup.is_some()) {
         let of = |name: &str| {

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::stats::mean;
 use super::verdict::Word;
-use super::{ArmReport, AtEqual, Comparison, LossPoint, Role, WholeRun};
+use super::{ArmReport, AtEqual, Comparison, LossAtEqual, LossPoint, Role, WholeRun};
 
 /// Figures that are none where an arm is missing or must not be compared.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -134,16 +134,16 @@ pub(super) fn common_moments(arms: &[ArmReport]) -> Option<AtEqual> {
     )
 }
 
-/// The smoothed losses of the last rows up to the moments; none where there is no row before one of them.
-pub(super) fn at_equal(curve: &[LossPoint], moments: AtEqual) -> Option<AtEqual> {
+/// The smoothed losses of the last rows up to the moments.
+pub(super) fn at_equal(curve: &[LossPoint], moments: AtEqual) -> LossAtEqual {
     let until = |most: f64, of: fn(&LossPoint) -> f64| {
         smoothed(curve).take_while(|(point, _)| of(point) <= most).last().map(|(_, loss)| loss)
     };
-    Some(AtEqual {
-        steps: until(moments.steps, |point| point.step as f64)?,
-        tokens: until(moments.tokens, |point| point.tokens)?,
-        seconds: until(moments.seconds, |point| point.seconds)?,
-    })
+    LossAtEqual {
+        steps: until(moments.steps, |point| point.step as f64),
+        tokens: until(moments.tokens, |point| point.tokens),
+        seconds: until(moments.seconds, |point| point.seconds),
+    }
 }
 
 /// Rows over which the loss is smoothed before it is held against a target.
@@ -272,12 +272,12 @@ mod tests {
         // The second arm takes twice the tokens a step, and three times as long.
         let (a, b) = (curve(&[8.0, 6.0, 4.0, 2.0], 10.0, 1.0), curve(&[7.0, 5.0, 3.0], 20.0, 3.0));
         let moments = AtEqual { steps: 3.0, tokens: 40.0, seconds: 4.0 };
-        let (a, b) = (at_equal(&a, moments).unwrap(), at_equal(&b, moments).unwrap());
+        let (a, b) = (at_equal(&a, moments), at_equal(&b, moments));
         // Means of up to 5 rows.
-        assert_eq!((a.steps, a.tokens, a.seconds), (6.0, 5.0, 5.0));
-        assert_eq!((b.steps, b.tokens, b.seconds), (5.0, 6.0, 7.0));
-        let early = AtEqual { seconds: 0.5, ..moments };
-        assert!(at_equal(&curve(&[1.0], 1.0, 1.0), early).is_none());
+        assert_eq!((a.steps, a.tokens, a.seconds), (Some(6.0), Some(5.0), Some(5.0)));
+        assert_eq!((b.steps, b.tokens, b.seconds), (Some(5.0), Some(6.0), Some(7.0)));
+        let early = at_equal(&curve(&[1.0], 1.0, 1.0), AtEqual { seconds: 0.5, ..moments });
+        assert_eq!((early.steps, early.seconds), (Some(1.0), None));
     }
 
     #[test]

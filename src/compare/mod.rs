@@ -200,15 +200,26 @@ pub struct LossPoint {
     pub high: f64,
 }
 
-/// Something of an arm, or of the moments that arms are compared at, by what is the same for all.
+/// The moments that arms are compared at.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct AtEqual {
-    /// By optimizer steps.
+    /// Optimizer steps.
     pub steps: f64,
-    /// By attended tokens.
+    /// Attended tokens.
     pub tokens: f64,
-    /// By seconds of training.
+    /// Seconds of training.
     pub seconds: f64,
+}
+
+/// An arm's loss at such moments; none where it had not logged one by then.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct LossAtEqual {
+    /// After as many optimizer steps.
+    pub steps: Option<f64>,
+    /// After as many attended tokens.
+    pub tokens: Option<f64>,
+    /// After as many seconds of training.
+    pub seconds: Option<f64>,
 }
 
 /// Figures of an arm, over the steady state of all its repeats.
@@ -276,7 +287,7 @@ pub struct ArmReport {
     pub last_loss: Option<f64>,
     /// Mean loss of the repeats at the last step, token count and second that all arms have reached, smoothed like the
     /// target; the moments are [`Derived`]'s.
-    pub loss_at_equal: Option<AtEqual>,
+    pub loss_at_equal: Option<LossAtEqual>,
     /// Seconds for which the machine would be paid for the whole run: start-up, evaluation and saving included. Of a
     /// finished run, what it took.
     pub billable_seconds: Option<f64>,

@@ -1,7 +1,7 @@
 //! The rows that every form of a report shows: a measure, and what each arm has of it. A row that no arm has is left out.
 
 use crate::compare::verdict::Word;
-use crate::compare::{ArmReport, AtEqual, Comparison, Report, Role};
+use crate::compare::{ArmReport, AtEqual, Comparison, LossAtEqual, Report, Role};
 use crate::provenance::Provenance;
 
 /// A measure with one cell an arm.
@@ -31,7 +31,7 @@ pub(super) fn rows(report: &Report) -> Vec<Row> {
     };
     let equal = report.derived.equal;
     let moment = |pick: fn(&AtEqual) -> f64| equal.as_ref().map_or(0.0, pick);
-    let at = |pick: fn(&AtEqual) -> f64| move |arm: &ArmReport| arm.loss_at_equal.as_ref().map(pick);
+    let at = |pick: fn(&LossAtEqual) -> Option<f64>| move |arm: &ArmReport| arm.loss_at_equal.as_ref().and_then(pick);
     let rows = [
         row("batch", &|arm| match (arm.micro_batch?, arm.accumulation.unwrap_or(1)) {
             (micro, 1) => Some(micro.to_string()),
