@@ -1,0 +1,100 @@
+//! 2,000 steps stay flat on the CPU, in both modes: neither what is allocated grows nor what the process has taken from the
+//! system. One test in a process of its own, since the allocations are the process's.
+#![allow(clippy::unwrap_used, unsafe_code)] // a counting allocator
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicIsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use kiln::config::{
+    DataSection, EvalStrategy, ModelKind, ModelSection, Precision, SaveStrategy, TrainerSection,
+    TrainingCompilerConfig, Validation,
+};
+use kiln::host::resident_mib;
+use kiln::task::Task;
+use kiln::trainer::{Callback, Control, Progress};
+use kiln::{RunConfig, Trainer};
+
+/// Bytes allocated and not freed.
+static LIVE: AtomicIsize = AtomicIsize::new(0);
+
+struct Counting;
+
+// SAFETY: every call goes to the system's allocator unchanged; counting touches no memory of it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LIVE.fetch_add(layout.size() as isize, Ordering::Relaxed);
+        // SAFETY: the caller's layout is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size() as isize, Ordering::Relaxed);
+        // SAFETY: the pointer came from `alloc` with this layout.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const STEPS: usize = 2000;
+
+/// Bytes that may come to live between step 500 and step 2,000: rows of the log, and batches that the loader has made before
+/// they are wanted. A tensor of `[1]` a step would be more.
+const MAY_LIVE: isize = 64 << 10;
+
+/// MiB that the process may take meanwhile: pages that the heap of another thread comes to use.
+const MAY_TAKE: f64 = 4.0;
+
+/// Memory after step 500 and after the last.
+struct Sample(Arc<Mutex<Vec<(isize, Option<f64>)>>>);
+
+impl Callback for Sample {
+    fn on_step_end(&mut self, progress: &Progress, _: &mut Control) {
+        if [STEPS as u64 / 4, STEPS as u64].contains(&progress.step) {
+            self.0.lock().unwrap().push((LIVE.load(Ordering::Relaxed), resident_mib()));
+        }
+    }
+}
+
+#[test]
+fn memory_stays_flat_for_2000_steps() {
+    for (compiled, precision) in [(false, Precision::F32), (true, Precision::F32), (true, Precision::F16)] {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().join("data.jsonl");
+        let rows = (0..64).map(|i| format!("{{\"input_ids\": [{}, 2, 3, 4]}}\n", i % 9));
+        std::fs::write(&data, rows.collect::<String>()).unwrap();
+        let mut model = ModelSection::new(ModelKind::Gpt2).with("vocab_size", 16);
+        for (field, value) in [("n_layer", 1), ("n_head", 1), ("n_embd", 8), ("n_positions", 8)] {
+            model = model.with(field, value);
+        }
+        let data = DataSection {
+            validation: Some(Validation::Share(0.2)),
+            ..DataSection::tokenized(Task::Clm, [data.display().to_string()])
+        };
+        let config = RunConfig::builder(folder.path().join("run")).model(model).precision(precision).data(data);
+        let config = if compiled { config.compiler(TrainingCompilerConfig::default()) } else { config };
+        let config = config.trainer(TrainerSection {
+            max_steps: Some(STEPS),
+            per_device_train_batch_size: 2.into(),
+            logging_steps: Some(50.into()),
+            eval_strategy: EvalStrategy::Steps,
+            eval_steps: Some(250.into()),
+            save_strategy: SaveStrategy::No,
+            ..TrainerSection::default()
+        });
+        let samples = Arc::new(Mutex::new(Vec::new()));
+        let plan = config.build().unwrap().plan().unwrap();
+        Trainer::new(plan).unwrap().with_callback(Sample(samples.clone())).train().unwrap();
+        let samples = samples.lock().unwrap();
+        let [(early, taken_early), (late, taken)] = samples[..] else { panic!("two samples: {samples:?}") };
+        println!(
+            "compiled {compiled} {precision}: {early} and {late} bytes live, {taken_early:?} and {taken:?} MiB taken"
+        );
+        assert!(late - early < MAY_LIVE, "compiled {compiled} {precision}: {} bytes more", late - early);
+        if let Some((early, late)) = taken_early.zip(taken) {
+            assert!(late - early < MAY_TAKE, "compiled {compiled} {precision}: from {early} to {late} MiB");
+        }
+    }
+}
