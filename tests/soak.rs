@@ -47,8 +47,11 @@ const MAY_LIVE: isize = 64 << 10;
 /// MiB that the process may take meanwhile: pages that the heap of another thread comes to use.
 const MAY_TAKE: f64 = 4.0;
 
+/// Bytes that live, and MiB that the process has taken.
+type Memory = (isize, Option<f64>);
+
 /// Memory after step 500 and after the last.
-struct Sample(Arc<Mutex<Vec<(isize, Option<f64>)>>>);
+struct Sample(Arc<Mutex<Vec<Memory>>>);
 
 impl Callback for Sample {
     fn on_step_end(&mut self, progress: &Progress, _: &mut Control) {
