@@ -9,7 +9,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::super::attention::{AttentionKernel, InputsOf, Parts, SavedOf};
-use super::dropout::{factor, threshold};
+use super::dropout::{factor, scale, threshold};
 use super::rows::{cube_max, cube_sum};
 use super::{Cube, FusedTensor, Kernels, Scores, buffer, by_row, empty, lanes, own};
 
@@ -56,7 +56,7 @@ impl Split {
                 scale: settings.scale,
                 causal: settings.causal,
                 padded: settings.padded,
-                dropout: settings.dropout as f32,
+                dropout: settings.dropout,
                 first: 0,
             },
             chunks: starts.map(|start| (start, (start + each).min(settings.batch))).collect(),
@@ -164,7 +164,7 @@ pub(super) fn weights(scores: CubeTensor, keys: CubeTensor, seed: CubeTensor, by
             by.first * heads * seq,
             by.scale,
             threshold(by.dropout),
-            1.0 / (1.0 - by.dropout),
+            scale(by.dropout),
             by.causal,
             by.padded,
             by.dropout > 0.0,
@@ -203,7 +203,7 @@ pub(super) fn scores_backward(
             by.first * heads * seq,
             by.scale,
             threshold(by.dropout),
-            1.0 / (1.0 - by.dropout),
+            scale(by.dropout),
             by.causal,
             by.padded,
             by.dropout > 0.0,

@@ -12,7 +12,7 @@ use super::{Cube, FusedTensor, Kernels, buffer, by_element, dims2, empty};
 
 impl DropoutKernel for Cube {
     fn masked(x: FusedTensor, seed: FusedTensor, p: f64) -> FusedTensor {
-        Self::drop(x, seed, p as f32)
+        Self::drop(x, seed, p)
     }
 
     fn bias_drop_add(
@@ -22,7 +22,7 @@ impl DropoutKernel for Cube {
         seed: FusedTensor,
         p: f64,
     ) -> FusedTensor {
-        <Self as Kernels>::bias_drop_add(x, bias, residual, seed, p as f32)
+        <Self as Kernels>::bias_drop_add(x, bias, residual, seed, p)
     }
 
     fn bias_gradient(dx: FusedTensor) -> FusedTensor {
@@ -30,7 +30,7 @@ impl DropoutKernel for Cube {
     }
 }
 
-pub(super) fn drop(x: CubeTensor, seed: CubeTensor, p: f32) -> CubeTensor {
+pub(super) fn drop(x: CubeTensor, seed: CubeTensor, p: f64) -> CubeTensor {
     let [x, seed] = [x, seed].map(into_contiguous);
     let [rows, width] = dims2(&x);
     let y = empty(&x, [rows, width]);
@@ -47,7 +47,7 @@ pub(super) fn drop(x: CubeTensor, seed: CubeTensor, p: f32) -> CubeTensor {
             rows * width,
             width,
             threshold(p),
-            1.0 / (1.0 - p),
+            scale(p),
         );
     }
     y
@@ -58,7 +58,7 @@ pub(super) fn bias_drop_add(
     bias: CubeTensor,
     residual: CubeTensor,
     seed: CubeTensor,
-    p: f32,
+    p: f64,
 ) -> CubeTensor {
     let [x, bias, residual, seed] = [x, bias, residual, seed].map(into_contiguous);
     let [rows, width] = dims2(&x);
@@ -78,7 +78,7 @@ pub(super) fn bias_drop_add(
             rows * width,
             width,
             threshold(p),
-            1.0 / (1.0 - p),
+            scale(p),
             p > 0.0,
         );
     }
@@ -86,8 +86,13 @@ pub(super) fn bias_drop_add(
 }
 
 /// An element is kept if its bits are at least this.
-pub(super) fn threshold(p: f32) -> u32 {
-    (f64::from(p) * 4_294_967_296.0).round().min(f64::from(u32::MAX)) as u32
+pub(super) fn threshold(p: f64) -> u32 {
+    (p * 4_294_967_296.0).round().min(f64::from(u32::MAX)) as u32
+}
+
+/// What a kept element is multiplied by.
+pub(super) fn scale(p: f64) -> f32 {
+    (1.0 / (1.0 - p)) as f32
 }
 
 /// What element `column` of row `row` is multiplied by: 0 or `scale`.

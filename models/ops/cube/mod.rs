@@ -147,7 +147,7 @@ trait Kernels: Backend {
 
     /// `x` with every element zeroed or scaled, as `seed [2]` decides.
     #[fusion(meta = |x, _seed, _p| x.clone())]
-    fn drop(x: FloatTensor<Self>, seed: IntTensor<Self>, p: f32) -> FloatTensor<Self>;
+    fn drop(x: FloatTensor<Self>, seed: IntTensor<Self>, p: f64) -> FloatTensor<Self>;
 
     /// `residual + drop(x + bias)`
     #[fusion(meta = |x, _bias, _residual, _seed, _p| x.clone())]
@@ -156,7 +156,7 @@ trait Kernels: Backend {
         bias: FloatTensor<Self>,
         residual: FloatTensor<Self>,
         seed: IntTensor<Self>,
-        p: f32,
+        p: f64,
     ) -> FloatTensor<Self>;
 
     /// `(losses [rows], dlogits)`: the cross-entropy of each row of `logits [rows, classes]`, in place where nobody else
@@ -206,7 +206,7 @@ struct Scores {
     causal: bool,
     padded: bool,
     /// Probability that a weight is zeroed.
-    dropout: f32,
+    dropout: f64,
     /// The sequence of the whole batch that is the first here.
     first: usize,
 }
@@ -289,11 +289,11 @@ impl Kernels for CubeBackend {
         gelu::backward(x, bias, dy, kind)
     }
 
-    fn drop(x: CubeTensor, seed: CubeTensor, p: f32) -> CubeTensor {
+    fn drop(x: CubeTensor, seed: CubeTensor, p: f64) -> CubeTensor {
         dropout::drop(x, seed, p)
     }
 
-    fn bias_drop_add(x: CubeTensor, bias: CubeTensor, residual: CubeTensor, seed: CubeTensor, p: f32) -> CubeTensor {
+    fn bias_drop_add(x: CubeTensor, bias: CubeTensor, residual: CubeTensor, seed: CubeTensor, p: f64) -> CubeTensor {
         dropout::bias_drop_add(x, bias, residual, seed, p)
     }
 

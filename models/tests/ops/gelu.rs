@@ -5,12 +5,15 @@ use kiln_models::Ops;
 use kiln_models::layers::Activation;
 use kiln_models::ops::gelu::bias_gelu;
 
-use crate::{Input, agrees_with_host, agrees_with_plain, input, run, vector};
+use crate::{Input, agrees_with_host, agrees_with_plain, input, on_cpu, run, vector};
 
 /// A few roundings of f32 (6e-8) at values of order 1 to 6.
 const ROUNDING: f64 = 1e-6;
-/// The plain composition adds 1 to a `tanh` or an `erf` near -1, which leaves 6e-8 of 1 in a result of 1e-2.
-const CANCELLATION: f64 = 1e-5;
+/// The plain composition adds 1 to a `tanh` or an `erf` near -1, which leaves 6e-8 of 1 in a result of 1e-2; off the CPU
+/// `erf` itself is a polynomial with an error of 1.5e-7 (Abramowitz & Stegun 7.1.26).
+fn cancellation() -> f64 {
+    if on_cpu() { 1e-5 } else { 1e-4 }
+}
 
 /// `erf` to 1e-12 by its series (Abramowitz & Stegun 7.1.5); good for `|x| < 5`.
 fn erf(x: f64) -> f64 {
@@ -49,7 +52,7 @@ fn values_and_gradients() {
             };
             let what = format!("{kind:?} [{rows}, {width}]");
             agrees_with_host(&what, &inputs, &op(kind), &host, ROUNDING);
-            agrees_with_plain(&what, &inputs, &op(kind), CANCELLATION);
+            agrees_with_plain(&what, &inputs, &op(kind), cancellation());
         }
         // Several blocks of rows, and the last one is not whole.
         agrees_with_plain("blocks", &[input(1009, 67, 4.0, 3), input(1, 67, 1.0, 4)], &op(kind), 2e-6);

@@ -27,6 +27,11 @@ pub(crate) fn device() -> Device {
     }
 }
 
+/// Whether [`device`] is the CPU.
+pub(crate) fn on_cpu() -> bool {
+    std::env::var("KILN_TEST_DEVICE").as_deref() != Ok("wgpu")
+}
+
 /// One input: its values, `[rows, cols]`. A vector is one row.
 #[derive(Clone)]
 pub(crate) struct Input {
