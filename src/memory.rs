@@ -4,7 +4,7 @@
 //! A run's memory rises and falls within a step. Weights and the optimizer's state are always there; above them the
 //! largest of three moments counts: the beginning of the backward pass (all that the forward pass kept, and the first
 //! gradients on their way), the update (all gradients), and a batch of an evaluation (its logits). What the forward pass
-//! keeps is [`activations`]'s.
+//! keeps is `activations`'s.
 
 mod activations;
 

@@ -41,7 +41,7 @@ save_strategy = "no"
 kind = "cpu"
 """
 BLOCK = 512
-EXAMPLES = 2048
+EXAMPLES = 8192  # 50 steps of any batch that fits are whole batches of the first epoch
 
 
 def write_inputs(folder):
