@@ -156,7 +156,7 @@ fn a_captured_run_resumes_and_is_the_run_that_computes_every_step() {
 fn debug_tells_what_was_tuned_and_compiled() {
     let folder = prepare("sequence-classification");
     let cache = folder.path().join("kernels");
-    let more = ["--set", "compiler.debug=true", "--set", "trainer.max_steps=2"];
+    let more = ["--set", "compiler.debug=true", "--set", "trainer.max_steps=4"]; // three of them warm up
     let run = |name: &str| {
         let said = succeeds(on_wgpu(folder.path(), name, &more).env("KILN_CACHE", &cache));
         (said, common::json(&folder.path().join(name).join("compiler/report.json"))["burn"]["cache"].clone())
