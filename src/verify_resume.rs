@@ -18,6 +18,7 @@ use serde_json::{Map, Value};
 use crate::compiler::probe::without_dropout;
 use crate::config::{CompilerMode, DeviceKind, EvalStrategy, OnExisting, RunConfig, SaveStrategy};
 use crate::error::{Error, Result};
+use crate::execution;
 use crate::plan::RunPlan;
 use crate::trainer::{Callback, Control, Progress, Trainer, checkpoint};
 
@@ -114,7 +115,8 @@ fn verify_in(config: &RunConfig, modes: [CompilerMode; 2], runner: &Runner<'_>) 
     let all = run("straight", false, modes[0])?;
     let before = run("stopped", true, modes[0])?;
     run("stopped", false, modes[1])?;
-    let exact = modes[0] == modes[1] && config.device.kind == DeviceKind::Cpu;
+    let device = execution::select(config.device.kind, config.device.index)?;
+    let exact = modes[0] == modes[1] && device.kind == DeviceKind::Cpu;
     compare(&folder.path().join("straight"), &folder.path().join("stopped"), [before, all], exact)
 }
 

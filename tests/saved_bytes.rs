@@ -1,37 +1,15 @@
 //! What a forward pass leaves in memory for the backward pass, native against compiled, counted by this binary's own
 //! allocator on the CPU: a GPT-2 of 2 layers with its loss. The prediction is arithmetic: what each operator has to keep.
-#![allow(clippy::unwrap_used, unsafe_code)]
+#![allow(clippy::unwrap_used)]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicIsize, Ordering};
+#[path = "common/counting.rs"]
+mod counting;
 
 use burn::tensor::Device;
+use counting::live;
 use kiln::data::{Batch, Labels};
 use kiln::task::{DeviceBatch, LossOptions, Task};
 use kiln_models::{Head, Model, ModelConfig, ModelType, Ops};
-
-/// Bytes that are allocated and not freed.
-static LIVE: AtomicIsize = AtomicIsize::new(0);
-
-struct Counting;
-
-// SAFETY: every call goes to the system's allocator unchanged; counting touches no memory of it.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE.fetch_add(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: the caller's layout is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: the pointer came from `alloc` with this layout.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 const LAYERS: usize = 2;
 const WIDTH: usize = 64;
@@ -65,9 +43,9 @@ fn live_after_forward(ops: Ops) -> isize {
     let loss = || batch.loss_of(&model, true, &LossOptions::default()).unwrap();
     // Once without counting: weights are drawn, and pools of threads and buffers made.
     drop(loss().sum.backward());
-    let before = LIVE.load(Ordering::Relaxed);
+    let before = live();
     let loss = loss();
-    let live = LIVE.load(Ordering::Relaxed) - before;
+    let live = live() - before;
     drop(loss.sum.backward());
     live
 }

@@ -136,6 +136,9 @@ fn a_config_can_be_verified() {
     let stdout = succeeds(kiln(folder.path()).args(["verify-resume", "config.toml"]));
     assert!(stdout.contains("6 steps equal 3 steps, a stop and 3 steps") && stdout.contains("6 rows"), "{stdout}");
     assert!(!folder.path().join("run").exists());
+    // The device that `auto` finds in this build is the CPU, where the promise is every bit.
+    let auto = ["verify-resume", "config.toml", "--set", "device.kind=auto"];
+    assert!(succeeds(kiln(folder.path()).args(auto)).contains("the same, bit for bit"));
     let one = ["verify-resume", "config.toml", "--set", "trainer.max_steps=1", "--set", "trainer.warmup_steps=0"];
     fails(kiln(folder.path()).args(one), 2, &["one step"]);
 }

@@ -1,11 +1,13 @@
 //! 2,000 steps stay flat on the CPU, in both modes: neither what is allocated grows nor what the process has taken from the
 //! system. One test in a process of its own, since the allocations are the process's.
-#![allow(clippy::unwrap_used, unsafe_code)] // a counting allocator
+#![allow(clippy::unwrap_used)]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicIsize, Ordering};
+#[path = "common/counting.rs"]
+mod counting;
+
 use std::sync::{Arc, Mutex};
 
+use counting::live;
 use kiln::config::{
     DataSection, EvalStrategy, ModelKind, ModelSection, Precision, SaveStrategy, TrainerSection,
     TrainingCompilerConfig, Validation,
@@ -14,29 +16,6 @@ use kiln::host::resident_mib;
 use kiln::task::Task;
 use kiln::trainer::{Callback, Control, Progress};
 use kiln::{RunConfig, Trainer};
-
-/// Bytes allocated and not freed.
-static LIVE: AtomicIsize = AtomicIsize::new(0);
-
-struct Counting;
-
-// SAFETY: every call goes to the system's allocator unchanged; counting touches no memory of it.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE.fetch_add(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: the caller's layout is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: the pointer came from `alloc` with this layout.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 const STEPS: usize = 2000;
 
@@ -56,7 +35,7 @@ struct Sample(Arc<Mutex<Vec<Memory>>>);
 impl Callback for Sample {
     fn on_step_end(&mut self, progress: &Progress, _: &mut Control) {
         if [STEPS as u64 / 4, STEPS as u64].contains(&progress.step) {
-            self.0.lock().unwrap().push((LIVE.load(Ordering::Relaxed), resident_mib()));
+            self.0.lock().unwrap().push((live(), resident_mib()));
         }
     }
 }

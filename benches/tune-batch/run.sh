@@ -7,7 +7,7 @@
 # within the budget, then trains the next size without a budget and measures that it does not. The options that tune-batch
 # takes are passed on. Writes benches/results/DATE-tune-batch.json and .md unless --out says otherwise; ends with 1 when a size
 # does not hold, or when compiled finds no larger one than native. Needs a release build of kiln (or $KILN) and Python 3.
-# 2 cores take about 10 minutes.
+# 2 cores that had other work took about 20 minutes.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 root="$(dirname "$(dirname "$here")")"

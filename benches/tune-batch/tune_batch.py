@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 
-from common import KILN, ROOT, destination, heading, machine, write
+from common import KILN, NO_DROPOUT_AND_DATA, ROOT, destination, heading, machine, write
 
 # Small enough that 50 steps at the batches that fill the budget take minutes.
 CONFIG = """[run]
@@ -24,14 +24,7 @@ n_head = 1
 n_embd = 64
 n_positions = 512
 vocab_size = 1024
-resid_pdrop = 0.0
-embd_pdrop = 0.0
-attn_pdrop = 0.0
-[data]
-task = "clm"
-format = "tokenized"
-train = "data.jsonl"
-[trainer]
+""" + NO_DROPOUT_AND_DATA + """[trainer]
 max_steps = 1000
 per_device_train_batch_size = 8
 learning_rate = 1e-3

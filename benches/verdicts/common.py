@@ -9,6 +9,15 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KILN = os.environ["KILN"]
+# What the models of these scripts have in common: the rest of [model] stands before it.
+NO_DROPOUT_AND_DATA = """resid_pdrop = 0.0
+embd_pdrop = 0.0
+attn_pdrop = 0.0
+[data]
+task = "clm"
+format = "tokenized"
+train = "data.jsonl"
+"""
 
 
 def kiln(*arguments, env=None, accept=(0,)):

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 
-from common import ROOT, destination, heading, kiln, machine, write
+from common import NO_DROPOUT_AND_DATA, ROOT, destination, heading, kiln, machine, write
 
 HERE = pathlib.Path(__file__).resolve().parent
 # A small GPT-2 on the bytes of Kiln's own source, tokenised here so that runs start at once; a step takes some 20 ms.
@@ -20,14 +20,7 @@ n_head = 2
 n_embd = 64
 n_positions = 64
 vocab_size = 256
-resid_pdrop = 0.0
-embd_pdrop = 0.0
-attn_pdrop = 0.0
-[data]
-task = "clm"
-format = "tokenized"
-train = "data.jsonl"
-[trainer]
+""" + NO_DROPOUT_AND_DATA + """[trainer]
 max_steps = 100
 per_device_train_batch_size = 8
 learning_rate = 1e-3

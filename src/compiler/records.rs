@@ -118,7 +118,7 @@ fn summary(mut tunings: Vec<Tune>, compilations: Vec<Compilation>) -> Value {
 fn choice(tuning: &Tune) -> Value {
     let winner = tuning.plan.iter().find(|candidate| candidate.index == tuning.winner);
     json!({
-        // `0.11.3/device-0/burn_cubecl_kernel_matmul`: the operation stands last.
+        // `.../burn_cubecl-kernel-matmul-tune-base`: the operation stands last.
         "of": tuning.table.rsplit('/').next(),
         "key": tuning.entry.key,
         "winner": winner.map_or_else(|| format!("candidate {}", tuning.winner), |candidate| candidate.name.clone()),

@@ -69,6 +69,7 @@ fn vector_width(device: &CubeDevice) -> Option<usize> {
                 BufferArg::from_raw_parts(width.clone(), 1),
             );
         }
+        // A device that cannot be read has failed, which the next read of a loss tells: Burn's products are as good as any.
         client.read_one(width).map_or(0, |bytes| u32::from_ne_bytes(bytes[..4].try_into().unwrap_or_default()))
     });
     matches!(width, 4 | 8).then_some(width as usize)
