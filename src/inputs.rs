@@ -62,7 +62,7 @@ impl Inputs {
         let (mut model_config, model_from, unknown_model_fields) = model_config(config)?;
         match config.data.format {
             DataFormat::Tokenized => {
-                tokenized(config, &mut model_config).and_then(|(train, train_tokens, validation)| {
+                tokenized(config, &mut model_config, progress).and_then(|(train, train_tokens, validation)| {
                     let tokenizer = optional_tokenizer(config, &model_from)?;
                     let pad_id = model_config.pad_token_id().unwrap_or(0);
                     Ok(Self {
@@ -353,10 +353,14 @@ fn with_vocabulary(
 
 type Rows = (Arc<dyn Dataset>, u64, Option<Arc<dyn Dataset>>);
 
-fn tokenized(config: &RunConfig, model: &mut ModelConfig) -> Result<Rows> {
+fn tokenized(
+    config: &RunConfig,
+    model: &mut ModelConfig,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<Rows> {
     let task = config.data.task;
-    let open = |key: &str, patterns: &[String]| {
-        TokenizedData::open(&paths::resolve(patterns).map_err(|error| error.at(key))?, task)
+    let mut open = |key: &str, patterns: &[String]| {
+        TokenizedData::open(&paths::resolve(patterns).map_err(|error| error.at(key))?, task, progress)
     };
     if config.tokenizer.train_vocab_size.is_some() {
         return Err(Error::config("tokenizer.train_vocab_size with data.format = \"tokenized\": the data has no text")

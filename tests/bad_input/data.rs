@@ -253,15 +253,21 @@ fn a_cache_that_cannot_be_written() {
     use std::os::unix::fs::PermissionsExt;
     let place = Place::new();
     // Nobody makes a folder there, not even the administrator, to whom permissions say nothing.
-    let mut train = place.config("train", "text.toml", &[]);
-    fails(train.env("KILN_CACHE", "/sys/kiln-cache"), 1, &["/sys/kiln-cache", "KILN_CACHE"]);
-    assert!(!place.path("run").exists());
-    succeeds(&mut place.config("plan", "text.toml", &[]));
-    for folder in ["kiln-cache/tokens", "kiln-cache"] {
+    for file in ["text.toml", "rows.toml"] {
+        let mut train = place.config("train", file, &[]);
+        fails(train.env("KILN_CACHE", "/sys/kiln-cache"), 1, &["cannot write the cache /sys/kiln-cache", "KILN_CACHE"]);
+        assert!(!place.path("run").exists());
+        succeeds(&mut place.config("plan", file, &[]));
+    }
+    let folders = ["kiln-cache/tokens", "kiln-cache/tokenized", "kiln-cache"];
+    for folder in folders {
         std::fs::set_permissions(place.path(folder), std::fs::Permissions::from_mode(0o555)).unwrap();
     }
-    succeeds(&mut place.config("train", "text.toml", &["trainer.save_strategy=no"]));
-    for folder in ["kiln-cache", "kiln-cache/tokens"] {
+    for file in ["text.toml", "rows.toml"] {
+        let run = format!("run.output_dir=run-{file}");
+        succeeds(&mut place.config("train", file, &["trainer.save_strategy=no", &run]));
+    }
+    for folder in folders {
         std::fs::set_permissions(place.path(folder), std::fs::Permissions::from_mode(0o755)).unwrap();
     }
 }
