@@ -36,6 +36,7 @@ pub mod squad;
 pub mod step_closures;
 pub mod task;
 pub mod trainer;
+pub mod turns;
 pub mod verify_resume;
 
 pub use config::RunConfig;
