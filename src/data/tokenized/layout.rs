@@ -155,8 +155,8 @@ fn put(values: &[i32], base: i32, bytes: &mut Vec<u8>) -> u8 {
     // One below the base becomes a large number, and comes back as it was.
     let above = |value: &i32| value.wrapping_sub(base) as u32;
     let width = match values.iter().map(above).max().unwrap_or(0) {
-        ..=0xff => 1,
-        ..=0xffff => 2,
+        0..=0xff => 1,
+        0x100..=0xffff => 2,
         _ => 4,
     };
     bytes.extend(values.iter().flat_map(|value| above(value).to_le_bytes().into_iter().take(width)));
