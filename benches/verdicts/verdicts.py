@@ -21,7 +21,7 @@ n_embd = 64
 n_positions = 64
 vocab_size = 256
 """ + NO_DROPOUT_AND_DATA + """[trainer]
-max_steps = 100
+max_steps = 400
 per_device_train_batch_size = 8
 learning_rate = 1e-3
 save_strategy = "no"
@@ -57,7 +57,7 @@ def trial(folder, slowdown):
     ran, stopped = (sum(row[i] for row in planted) for i in (0, 1))
     return {
         "verdict": comparison["verdict"], "reason": comparison["reason"], "speedup": comparison["speedup"],
-        "noise_verdict": noise["verdict"], "noise": noise["speedup"],
+        "steps": report["arms"][0]["windows"] // report["arms"][0]["repeats"], "noise_verdict": noise["verdict"], "noise": noise["speedup"],
         "planted": stopped / ran if ran else 0.0,
         "step_ms": [arm["step_ms_p50"] for arm in report["arms"]],
         "seconds": time.perf_counter() - began,
@@ -87,9 +87,11 @@ def main():
                       f"{ratio['high']:.3f}); native again: {one['noise_verdict']}; {one['seconds']:.1f} s", flush=True)
     result["load_average_after"] = machine()["load_average"]
 
+    steps = sorted(one["steps"] for name, *_ in cases for one in result[name])
+    lengths = f"{steps[0]} to {steps[-1]}"
     lines = heading("The verdicts of kiln compare on arms whose difference is known", result["machine"])
-    lines += ["`benches/verdicts/run.sh`: real comparisons (release build, 24 steps, 7 repeats, arms in alternating order) of",
-              "native with itself, and with itself slowed down from outside by stopping its process.", "",
+    lines += [f"`benches/verdicts/run.sh`: real comparisons (release build, compare's defaults: 7 repeats of {lengths} steady steps) of native",
+              "with itself, and with itself slowed down from outside by stopping its process.", "",
               "| arms | comparisons | said as it is | wanted | native again: no difference | medians of the ratios |",
               "| --- | ---: | ---: | ---: | ---: | --- |"]
     kept = True
