@@ -31,11 +31,11 @@ pub(super) struct CompareArgs {
     /// The micro-batch of the -large arms, for the 2 x 2
     #[arg(long, value_name = "N")]
     compiled_batch: Option<usize>,
-    /// Optimizer steps of each run; as many as take two seconds, at least 24 (80 on a GPU), when it is left out
+    /// Optimizer steps of each run; as many as take 1.5 seconds, at least 16 (80 on a GPU), when it is left out
     #[arg(long, value_name = "N")]
     steps: Option<usize>,
     /// Runs of each arm
-    #[arg(long, value_name = "N", default_value_t = 7)]
+    #[arg(long, value_name = "N", default_value_t = 10)]
     repeats: usize,
     /// Also an arm with each part of the compiler off that the device has; with `operators` each fused operator too
     #[arg(long, value_name = "columns|operators", num_args = 0..=1, require_equals = true, default_missing_value = "columns")]

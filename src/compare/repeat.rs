@@ -19,10 +19,10 @@ pub(super) const TURN: usize = 4;
 const TURN_ALONE: usize = 50;
 
 /// Where the steps of a run are not given: as many as take this long in the first arm, at least so many on the CPU, and at
-/// least so many on a device, whose warm-up is longer and which is waited for every ten steps only. In two seconds medians
-/// of neighbouring arms differ by 3 to 5 % on a noisy host (benches/results/2026-11-21-verdicts.md).
-const SECONDS: f64 = 2.0;
-const LEAST_CPU: usize = 24;
+/// least so many on a device, whose warm-up is longer and which is waited for every ten steps only. What is measured longer
+/// is better measured by more repeats: they narrow the interval twice, as runs and as degrees of freedom.
+const SECONDS: f64 = 1.5;
+const LEAST_CPU: usize = 16;
 const LEAST_DEVICE: usize = 80;
 
 /// How much of the free memory arms that live side by side may take, by what their plans expect.
