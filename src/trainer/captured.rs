@@ -53,7 +53,7 @@ struct Body {
 struct Output {
     loss: Tensor<1>,
     grad_norm: Tensor<1>,
-    _written: Vec<Written>,
+    _written: Option<Written>,
 }
 
 type Step = Box<dyn FnMut() -> Output>;
@@ -133,7 +133,7 @@ impl CapturedSteps {
                  (data.padding = \"buckets\" has few)"
             ));
         }
-        self.written = optimizer.begin_in_place(&self.body.update, lr);
+        self.written = vec![optimizer.begin_in_place(&self.body.update, lr)];
         let per_term = Tensor::from_floats([(1.0 / divisor) as f32], &self.device);
         self.written.push(overwrite(&self.body.per_term, per_term));
         let halves = [0, 1].map(|part| (seed_for(seed, "captured", 0, part) >> 34) as i32);
@@ -162,7 +162,7 @@ impl CapturedSteps {
     /// Records the step for batches like `batch`.
     fn record(&mut self, batch: DeviceBatch) -> String {
         let started = std::time::Instant::now();
-        self.written = self.body.update.idle();
+        self.written = vec![self.body.update.idle()];
         let (body, own) = (Rc::clone(&self.body), batch.clone());
         let graph = capture(&self.device, Box::new(move || body.compute(&own)) as Step);
         let [rows, seq] = batch.input.input_ids.dims();
