@@ -9,6 +9,7 @@ use cubecl::prelude::*;
 
 use super::super::adamw::AdamWOp;
 use super::super::list::TensorList;
+use super::product::is_software;
 use super::rows::cube_sum;
 use super::{Cube, FusedTensor, Kernels, buffer, empty, lanes, own};
 
@@ -33,9 +34,6 @@ impl AdamWOp for Cube {
 /// Most tensors of a launch, however many buffers a device binds: a kernel holds the code of each, and CUDA before 12.1 has
 /// 4 KiB for all arguments.
 const MOST: usize = 64;
-
-/// Elements that a unit takes at the least where a tensor has them.
-const SHARE: usize = 16;
 
 /// Pieces of a norm at the most: one cube adds up their sums.
 const MOST_PIECES: usize = 4096;
@@ -82,10 +80,26 @@ fn count(x: &CubeTensor, pieces: usize, units: usize) -> (CubeCount, CubeDim) {
     (cubecl::calculate_cube_count_elemwise(&x.client, pieces * units, dim), dim)
 }
 
-/// Units of a cube for element-wise work on `tensors`.
-fn units(tensors: &[CubeTensor]) -> usize {
-    let largest = tensors.iter().map(|tensor| tensor.shape().num_elements()).max().unwrap_or(1);
-    CubeDim::new(&tensors[0].client, largest.div_ceil(SHARE)).num_elems() as usize
+/// Units of a cube, and elements that each of them takes.
+#[derive(Clone, Copy)]
+struct Shape {
+    units: usize,
+    each: usize,
+}
+
+impl Shape {
+    /// For element-wise work on `tensors`.
+    fn new(tensors: &[CubeTensor]) -> Self {
+        let x = &tensors[0];
+        // A software device masks what a cube does not do instead of jumping over it, so every cube goes through the code of
+        // every tensor: once, where a unit's own elements take hundreds of rounds.
+        if is_software(&x.device) {
+            return Self { units: lanes(x), each: 512 };
+        }
+        let largest = tensors.iter().map(|tensor| tensor.shape().num_elements()).max().unwrap_or(1);
+        let each = 16;
+        Self { units: CubeDim::new(&x.client, largest.div_ceil(each)).num_elems() as usize, each }
+    }
 }
 
 /// AdamW's update of all `values` with their moments, in their own memory if `in_place` says so or nobody else holds them.
@@ -106,11 +120,11 @@ pub(super) fn adamw(
         false => tensors.into_iter().map(own).collect(),
     });
     assert!(values.iter().all(CubeTensor::is_contiguous), "weights are row-major");
-    let units = units(&values);
+    let Shape { units, each } = Shape::new(&values);
     let at_once = at_once(&scale, 4, 3); // the scale, the factors, and what the kernel is told of sizes
     for first in (0..values.len()).step_by(at_once) {
         let these = first..values.len().min(first + at_once);
-        let Pieces { sizes, firsts, cubes } = Pieces::new(&values[these.clone()], units * SHARE);
+        let Pieces { sizes, firsts, cubes } = Pieces::new(&values[these.clone()], units * each);
         let (count, dim) = count(&scale, cubes, units);
         // SAFETY: a value, its moments and its gradient have the same number of elements, row-major, and a unit touches
         // those below it; `factors` has eight elements for every kind.
@@ -129,6 +143,7 @@ pub(super) fn adamw(
                 firsts,
                 kinds[these].iter().copied().collect(),
                 units,
+                each,
             );
         }
     }
@@ -147,8 +162,9 @@ fn update_each(
     firsts: &Sequence<usize>,
     kinds: &Sequence<usize>,
     #[comptime] units: usize,
+    #[comptime] each: usize,
 ) {
-    let piece = comptime!(units * SHARE);
+    let piece = comptime!(units * each);
     #[unroll]
     for t in 0..values.len() {
         let (size, first) = (sizes[t], firsts[t]);
@@ -157,7 +173,7 @@ fn update_each(
             let (keep, root, epsilon, rate) = (factors[by], factors[by + 5], factors[by + 6], factors[by + 7]);
             let (beta1, rest1, beta2, rest2) = (factors[by + 1], factors[by + 2], factors[by + 3], factors[by + 4]);
             let start = (CUBE_POS - first) * piece + UNIT_POS as usize;
-            for k in 0..SHARE {
+            for k in 0..each {
                 let i = start + k * units;
                 if i < size {
                     let grad = grads[t][i] * scale[0];
@@ -176,8 +192,9 @@ fn update_each(
 pub(super) fn norm(tensors: Vec<CubeTensor>) -> CubeTensor {
     let tensors = tensors.into_iter().map(into_contiguous).collect::<Vec<_>>();
     let lanes = lanes(&tensors[0]);
+    let least = Shape::new(&tensors).each;
     let elements = tensors.iter().map(|tensor| tensor.shape().num_elements()).sum::<usize>();
-    let each = elements.div_ceil(MOST_PIECES * lanes).max(SHARE);
+    let each = elements.div_ceil(MOST_PIECES * lanes).max(least);
     let at_once = at_once(&tensors[0], 1, 2); // the sums, and what the kernel is told of sizes
     let pieces = Pieces::new(&tensors, lanes * each).cubes;
     let sums = empty(&tensors[0], [pieces]);
@@ -266,10 +283,10 @@ pub(super) fn accumulate(sums: Vec<CubeTensor>, values: Vec<CubeTensor>, by: Cub
     let by = into_contiguous(by);
     let values = values.into_iter().map(into_contiguous).collect::<Vec<_>>();
     assert!(sums.iter().all(CubeTensor::is_contiguous), "sums are row-major");
-    let units = units(&sums);
+    let Shape { units, each } = Shape::new(&sums);
     let at_once = at_once(&by, 2, 2); // the factors, and what the kernel is told of sizes
     for (sums, values) in sums.chunks(at_once).zip(values.chunks(at_once)) {
-        let Pieces { sizes, firsts, cubes } = Pieces::new(sums, units * SHARE);
+        let Pieces { sizes, firsts, cubes } = Pieces::new(sums, units * each);
         let (count, dim) = count(&by, cubes, units);
         // SAFETY: a sum and its value have the same number of elements, row-major, and a unit touches those below it.
         unsafe {
@@ -283,6 +300,7 @@ pub(super) fn accumulate(sums: Vec<CubeTensor>, values: Vec<CubeTensor>, by: Cub
                 sizes,
                 firsts,
                 units,
+                each,
             );
         }
     }
@@ -297,14 +315,15 @@ fn accumulate_each(
     sizes: &Sequence<usize>,
     firsts: &Sequence<usize>,
     #[comptime] units: usize,
+    #[comptime] each: usize,
 ) {
-    let piece = comptime!(units * SHARE);
+    let piece = comptime!(units * each);
     #[unroll]
     for t in 0..sums.len() {
         let (size, first) = (sizes[t], firsts[t]);
         if CUBE_POS >= first && CUBE_POS < first + size.div_ceil(piece) {
             let start = (CUBE_POS - first) * piece + UNIT_POS as usize;
-            for k in 0..SHARE {
+            for k in 0..each {
                 let i = start + k * units;
                 if i < size {
                     sums.index_mut(t)[i] = sums[t][i] * by[0] + values[t][i] * by[1];
