@@ -1,7 +1,8 @@
-//! What Kiln keeps between runs, and where: text and tables that were tokenised, sizes of batches that were found, and the
+//! What Kiln keeps between runs, and where: text, tables and tokenized rows, sizes of batches that were found, and the
 //! compiled engine's kernels with what tuning has found. Everything in it can be made again.
 
 pub mod archive;
+pub(crate) mod mapped;
 
 use std::fmt;
 use std::fs;
@@ -99,6 +100,9 @@ pub const TOKENS: &str = "tokens";
 /// Encoded rows of a table.
 pub const ROWS: &str = "rows";
 
+/// Rows that came tokenized.
+pub const TOKENIZED: &str = "tokenized";
+
 /// Windows of SQuAD's contexts.
 pub const WINDOWS: &str = "windows";
 
@@ -109,7 +113,7 @@ pub const KERNELS: &str = "kernels";
 pub const BATCH_SIZES: &str = "batch-sizes";
 
 /// The folders of the cache.
-const KINDS: &[&str] = &[BATCH_SIZES, KERNELS, ROWS, TOKENS, WINDOWS];
+const KINDS: &[&str] = &[BATCH_SIZES, KERNELS, ROWS, TOKENIZED, TOKENS, WINDOWS];
 
 #[cfg(test)]
 mod tests {

@@ -62,7 +62,7 @@ impl Inputs {
         let (mut model_config, model_from, unknown_model_fields) = model_config(config)?;
         match config.data.format {
             DataFormat::Tokenized => {
-                tokenized(config, &mut model_config).and_then(|(train, train_tokens, validation)| {
+                tokenized(config, &mut model_config, progress).and_then(|(train, train_tokens, validation)| {
                     let tokenizer = optional_tokenizer(config, &model_from)?;
                     let pad_id = model_config.pad_token_id().unwrap_or(0);
                     Ok(Self {
@@ -353,10 +353,15 @@ fn with_vocabulary(
 
 type Rows = (Arc<dyn Dataset>, u64, Option<Arc<dyn Dataset>>);
 
-fn tokenized(config: &RunConfig, model: &mut ModelConfig) -> Result<Rows> {
+fn tokenized(
+    config: &RunConfig,
+    model: &mut ModelConfig,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<Rows> {
     let task = config.data.task;
-    let open = |key: &str, patterns: &[String]| {
-        TokenizedData::open(&paths::resolve(patterns).map_err(|error| error.at(key))?, task)
+    let mut open = |key: &str, patterns: &[String]| {
+        let files = paths::resolve(patterns).map_err(|error| error.at(key))?;
+        TokenizedData::open(&files, task, progress).map_err(|error| error.at(key))
     };
     if config.tokenizer.train_vocab_size.is_some() {
         return Err(Error::config("tokenizer.train_vocab_size with data.format = \"tokenized\": the data has no text")
@@ -373,8 +378,9 @@ fn tokenized(config: &RunConfig, model: &mut ModelConfig) -> Result<Rows> {
     };
     settle_labels(task, model, config, &train)?;
     let limits = Limits::of(model);
-    for data in std::iter::once(&train).chain(&validation) {
-        data.validate(&limits)?;
+    let both = [("data.train", Some(&train)), ("data.validation", validation.as_ref())];
+    for (key, data) in both.into_iter().filter_map(|(key, data)| Some((key, data?))) {
+        data.validate(&limits).map_err(|error| error.at(key))?;
     }
     let tokens = train.num_tokens();
     Ok((Arc::new(train), tokens, validation.map(|data| Arc::new(data) as Arc<dyn Dataset>)))

@@ -37,6 +37,7 @@ pub mod squad;
 pub mod step_closures;
 pub mod task;
 pub mod trainer;
+pub mod turns;
 pub mod verify_resume;
 
 pub use config::RunConfig;

@@ -106,7 +106,7 @@ fn peers_take_turns_and_their_end_is_told() {
     // A peer that is Kiln again, in a run folder of its own, from what is in the case's folder.
     let lines = "[ -s \"$1/case.json\" ] && [ -s \"$1/model/model.safetensors\" ] || exit 9\n\
                  sed 's/^output_dir = .*/output_dir = \"peer\"/' \"$1/native.toml\" > peer.toml\n\
-                 exec \"$KILN\" bench-worker peer.toml";
+                 exec \"$KILN\" worker peer.toml";
     let peer = format!("again={}", script(folder.path(), "peer.sh", lines).display());
     let out = succeeds(bench(folder.path(), &ONE).args(["--peer", &peer]));
     assert!(out.contains("losses of again against native: equal; 0.0e0"), "{out}");

@@ -58,7 +58,7 @@ impl Place {
         command
     }
 
-    /// A comparison whose compiled arm is run by this script; `$run` is the run folder, `$train` trains.
+    /// A comparison whose compiled arm is run by this script; `$run` is the run folder, `train` trains.
     fn with_fault(&self, name: &str, lines: &str) -> Command {
         let script = self.path(&format!("{name}.sh"));
         let text = format!("#!/bin/sh\nrun=\"${{2%.toml}}\"\ntrain() {{ \"$KILN\" \"$@\" || exit $?; }}\n{lines}\n");

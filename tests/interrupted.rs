@@ -129,6 +129,28 @@ fn a_signal_in_an_evaluation_leaves_it_to_the_resumed_run() {
 }
 
 #[test]
+fn a_signal_while_rows_are_read_leaves_no_half_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    std::fs::write(folder.path().join("data.jsonl"), "{\"input_ids\": [1, 2, 3, 4, 5, 6, 7, 8]}\n".repeat(200_000))
+        .unwrap();
+    let cache = folder.path().join("kiln-cache/tokenized");
+    let files = || std::fs::read_dir(&cache).map_or(0, |files| files.count());
+    let mut command = train(folder.path(), "run", &[]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    while files() == 0 {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before it wrote");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    signal(&child, "-INT");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output));
+    assert!(text(&output).contains("stopped before the first step"), "{}", text(&output));
+    assert_eq!(files(), 0);
+    assert!(!folder.path().join("run").exists());
+}
+
+#[test]
 fn a_second_signal_leaves_at_once_and_the_last_checkpoint_is_whole() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "clm");

@@ -248,6 +248,10 @@ fn a_model_is_packed_and_the_cache_is_listed_and_cleared() {
     fails(kiln(folder.path()).args(["export", "none", "--tar", "a.tar.gz"]), 3, &["no config.json", "help: "]);
     fails(kiln(folder.path()).args(["export", "run", "--tar", "none/a.tar.gz"]), 1, &["cannot write none/a.tar.gz"]);
 
+    // The rows of the run above, which were written once for training and validation.
+    let listed = succeeds(kiln(folder.path()).args(["cache", "list"]));
+    assert!(listed.contains(".rows  written") && listed.contains("  tokenized/"), "{listed}");
+    assert!(succeeds(kiln(folder.path()).args(["cache", "clear"])).contains("removed 1 entries"));
     let tokens = folder.path().join("cache/tokens");
     std::fs::create_dir_all(&tokens).unwrap();
     std::fs::write(tokens.join("abc.tokens"), [0; 2048]).unwrap();

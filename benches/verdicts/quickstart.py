@@ -30,8 +30,8 @@ def by_hand(mode, folder):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--out")
     args = parser.parse_args()
     result = {"schema": "kiln.verdicts-quickstart/1", "machine": machine()}

@@ -4,9 +4,9 @@
 #     benches/verdicts/run.sh [--runs 20] [--slowdown 0.1] [--out FILE.json]
 #
 # makes 20 comparisons of native with itself and 20 with an arm that is really 10 % slower (slow.py: its process is stopped
-# for a tenth of the time that it runs), and counts what was said. On 2 cores that takes about 17 minutes (24 of the 40 took 10).
+# for a tenth of the time that it runs), and counts what was said. On 2 cores that takes about 40 minutes.
 #
-#     benches/verdicts/run.sh quickstart [--steps 24] [--repeats 7] [--out FILE.json]
+#     benches/verdicts/run.sh quickstart [--steps 16] [--repeats 10] [--out FILE.json]
 #
 # trains configs/quickstart.toml by hand in both modes, runs `kiln compare` on it, and prints by how much the figures differ:
 # it has not been run yet.

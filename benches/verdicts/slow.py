@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Stands in for an engine of `kiln compare` ($KILN_COMPILED): the real binary ($KILN) in native mode, slowed down from
-outside. With $SLOWDOWN = 0.1 the process is stopped (SIGSTOP) for a tenth of the time that it has run, every few
-milliseconds, so whatever it does takes 10 % longer. With 0 nothing happens to it. What was planted is added as a line to
-$SLOWDOWN_LOG: seconds run, seconds stopped. The product knows nothing of this."""
+outside. With $SLOWDOWN = 0.1 the process is stopped (SIGSTOP) for a tenth of the time that it computes, every few
+milliseconds, so whatever it does takes 10 % longer. While it is stopped, all processors are kept busy: on a machine whose
+host hands out processor time, an idle moment would be given back, and the loss with it. While it waits for its turn nothing
+happens to it. With 0 nothing ever does. What was planted is added as a line to $SLOWDOWN_LOG: seconds that it computed,
+seconds that it was stopped. The product knows nothing of this."""
 
 import ctypes
 import os
@@ -21,28 +23,63 @@ def die_with_parent():
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
+def spinners():
+    """Processes that do nothing but compute, stopped for now: one for every processor but the one of this process."""
+    pids = []
+    for _ in range(len(os.sched_getaffinity(0)) - 1):
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent()
+            while True:
+                pass
+        os.kill(pid, signal.SIGSTOP)
+        pids.append(pid)
+    return pids
+
+
+def computed(pid):
+    """Seconds of processor time of all threads."""
+    total = 0
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/schedstat", encoding="ascii") as file:
+                total += int(file.read().split()[0])
+    except (OSError, ValueError, IndexError):
+        pass  # a thread, or the process, has just ended
+    return total / 1e9
+
+
 def main():
     share = float(os.environ.get("SLOWDOWN", "0"))
     command = [os.environ["KILN"], *sys.argv[1:]]
-    if sys.argv[1:2] == ["train"]:
-        command += ["--compiler", "native"]
+    if sys.argv[1:2] == ["worker"]:
+        command += ["--set", "compiler.enabled=false"]
     child = subprocess.Popen(command, preexec_fn=die_with_parent)
+    others = spinners() if share > 0 else []
     ran = stopped = 0.0
-    last = time.perf_counter()
+    last, before = time.perf_counter(), 0.0
     while share > 0 and child.poll() is None:
         time.sleep(SLICE)
-        now = time.perf_counter()
-        ran += now - last
-        last = now
+        now, work = time.perf_counter(), computed(child.pid)
+        if work - before >= (now - last) / 2:  # else it waits for its turn
+            ran += now - last
+        last, before = now, work
         # What sleeping has taken too long or too short is made good the next time.
         owed = ran * share - stopped
         if owed >= LEAST:
             child.send_signal(signal.SIGSTOP)
-            time.sleep(owed)
+            for pid in others:
+                os.kill(pid, signal.SIGCONT)
+            while time.perf_counter() - now < owed:
+                pass
+            for pid in others:
+                os.kill(pid, signal.SIGSTOP)
             child.send_signal(signal.SIGCONT)
             last = time.perf_counter()
             stopped += last - now
     code = child.wait()
+    for pid in others:
+        os.kill(pid, signal.SIGKILL)
     log = os.environ.get("SLOWDOWN_LOG")
     if log and share > 0:
         with open(log, "a", encoding="utf-8") as file:

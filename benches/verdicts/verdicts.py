@@ -1,6 +1,7 @@
 """Counts the verdicts of `kiln compare` on arms whose difference is known; see run.sh."""
 
 import argparse
+import hashlib
 import json
 import pathlib
 import shutil
@@ -9,7 +10,7 @@ import sys
 import tempfile
 import time
 
-from common import NO_DROPOUT_AND_DATA, ROOT, destination, heading, kiln, machine, write
+from common import KILN, NO_DROPOUT_AND_DATA, ROOT, destination, heading, kiln, machine, write
 
 HERE = pathlib.Path(__file__).resolve().parent
 # A small GPT-2 on the bytes of Kiln's own source, tokenised here so that runs start at once; a step takes some 20 ms.
@@ -21,7 +22,7 @@ n_embd = 64
 n_positions = 64
 vocab_size = 256
 """ + NO_DROPOUT_AND_DATA + """[trainer]
-max_steps = 100
+max_steps = 400
 per_device_train_batch_size = 8
 learning_rate = 1e-3
 save_strategy = "no"
@@ -57,7 +58,7 @@ def trial(folder, slowdown):
     ran, stopped = (sum(row[i] for row in planted) for i in (0, 1))
     return {
         "verdict": comparison["verdict"], "reason": comparison["reason"], "speedup": comparison["speedup"],
-        "noise_verdict": noise["verdict"], "noise": noise["speedup"],
+        "steps": report["arms"][0]["windows"] // report["arms"][0]["repeats"], "noise_verdict": noise["verdict"], "noise": noise["speedup"],
         "planted": stopped / ran if ran else 0.0,
         "step_ms": [arm["step_ms_p50"] for arm in report["arms"]],
         "seconds": time.perf_counter() - began,
@@ -70,26 +71,35 @@ def main():
     parser.add_argument("--slowdown", type=float, default=0.1)
     parser.add_argument("--out")
     args = parser.parse_args()
-    result = {"schema": "kiln.verdicts/1", "machine": machine(), "config": CONFIG, "slowdown": args.slowdown}
+    out = destination(args.out, "verdicts")
+    result = {"schema": "kiln.verdicts/2", "machine": machine(), "config": CONFIG, "slowdown": args.slowdown,
+              "binary": hashlib.sha256(pathlib.Path(KILN).read_bytes()).hexdigest()}
+    # What an earlier call has counted with this binary is kept: the machine need not be free all the time that it takes.
+    if out.exists():
+        before = json.loads(out.read_text(encoding="utf-8"))
+        if any(before[key] != result[key] for key in ("schema", "config", "slowdown", "binary")):
+            sys.exit(f"error: {out} is of another binary or of other settings: remove it, or name another file with --out")
+        result = before
     same = "no measurable difference"
     cases = [("equal", 0.0, same, 0.95), ("slower", args.slowdown, "slower", 0.9)]
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         write_inputs(folder)
-        result |= {name: [] for name, *_ in cases}
         # In turn, so that what happens to the machine happens to both.
-        for index in range(args.runs):
+        for index in range(len(result.get("equal", [])), args.runs):
             for name, slowdown, *_ in cases:
                 one = trial(folder, slowdown)
-                result[name].append(one)
+                result.setdefault(name, []).append(one)
                 ratio = one["speedup"] or {"ratio": float("nan"), "low": float("nan"), "high": float("nan")}
                 print(f"{name} {index + 1}/{args.runs}: {one['verdict']} {ratio['ratio']:.3f} ({ratio['low']:.3f} to "
                       f"{ratio['high']:.3f}); native again: {one['noise_verdict']}; {one['seconds']:.1f} s", flush=True)
     result["load_average_after"] = machine()["load_average"]
 
+    steps = sorted(one["steps"] for name, *_ in cases for one in result[name])
+    lengths = f"{steps[0]} to {steps[-1]}"
     lines = heading("The verdicts of kiln compare on arms whose difference is known", result["machine"])
-    lines += ["`benches/verdicts/run.sh`: real comparisons (release build, 24 steps, 7 repeats, arms in alternating order) of",
-              "native with itself, and with itself slowed down from outside by stopping its process.", "",
+    lines += [f"`benches/verdicts/run.sh`: real comparisons (release build, compare's defaults: 10 repeats of {lengths} steady steps) of native",
+              "with itself, and with itself slowed down from outside by stopping its process.", "",
               "| arms | comparisons | said as it is | wanted | native again: no difference | medians of the ratios |",
               "| --- | ---: | ---: | ---: | ---: | --- |"]
     kept = True
@@ -108,7 +118,7 @@ def main():
     steps = [ms for name, *_ in cases for one in result[name] for ms in one["step_ms"][:1] if ms]
     lines += ["", f"A native step takes {statistics.median(steps):.1f} ms (median); all of it took {seconds / 60:.1f} minutes. "
               "The ratio is native's time over the other's."]
-    write(destination(args.out, "verdicts"), result, lines)
+    write(out, result, lines)
     sys.exit(0 if kept else 1)
 
 

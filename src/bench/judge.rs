@@ -63,7 +63,7 @@ fn kiln_provenance(contestant: &ContestantReport) -> Option<Provenance> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::bench::protocol::Step;
+    use crate::turns::protocol::Step;
 
     fn contestant(name: &str, ms: f64, losses: &[f64]) -> ContestantReport {
         let step = |(index, loss): (usize, &f64)| Step {

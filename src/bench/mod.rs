@@ -2,17 +2,14 @@
 //! models or on a config of one's own. It is the engineer's tool: step time by part, single operators, peak memory, raw
 //! samples. Whether compiling pays for a run is [`crate::compare`]'s question.
 //!
-//! Every contestant is a process of its own that stays alive and makes a few steps when it is its turn ([`protocol`]), so
-//! that all of them meet the same machine. Kiln's contestants ([`worker`]) run the trainer's own loop. [`run`](mod@run)
-//! drives them and checks that their losses are equal before any ratio is made.
+//! Every contestant is a process of its own that stays alive and makes a few steps when it is its turn ([`crate::turns`]),
+//! so that all of them meet the same machine. [`run`](mod@run) drives them and checks that their losses are equal before any
+//! ratio is made.
 
 pub mod case;
-mod contestant;
 mod judge;
 pub mod operators;
-pub mod protocol;
 pub mod report;
 pub mod run;
 pub mod suite;
 pub mod table;
-pub mod worker;

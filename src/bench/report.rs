@@ -3,8 +3,8 @@
 use serde::Serialize;
 use serde_json::Value;
 
-use super::protocol::Step;
 use crate::compare::stats::{median, quantile};
+use crate::turns::protocol::Step;
 
 /// The version of the form.
 pub const SCHEMA: &str = "kiln.bench/1";

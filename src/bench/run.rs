@@ -7,7 +7,6 @@ use std::time::{Duration, Instant, SystemTime};
 use burn::tensor::Device;
 
 use super::case::prepare;
-use super::contestant::{Answer, Contestant};
 use super::judge::{floor_ms, judge};
 use super::report::{BenchReport, CaseReport, ContestantReport, OperatorReport, SCHEMA, Spread};
 use super::suite::{Case, CaseBatch, Suite};
@@ -17,6 +16,8 @@ use crate::compare::{Failure, peak};
 use crate::config::{CompilerMode, DeviceKind, RunConfig, TrainBatchSize};
 use crate::error::{Error, ErrorKind, Result};
 use crate::trainer::write_whole;
+use crate::turns::contestant::{Answer, Contestant};
+use crate::turns::protocol::Turn;
 use crate::{execution, host};
 
 /// Log rows, and so reads from the device, of contestants on a GPU.
@@ -304,7 +305,7 @@ fn measure(
         if config.trainer.per_device_train_batch_size == TrainBatchSize::Auto && is_max {
             look_for_batch(mode, &file, max_batch, folder)?;
         }
-        let arguments = vec!["bench-worker".into(), file.display().to_string()];
+        let arguments = vec!["worker".into(), file.display().to_string()];
         entrants.push(Entrant { name: name.into(), program: program(mode)?, arguments });
     }
     // Peers are given the batch, and here every mode has its own.
@@ -379,7 +380,7 @@ fn take_turns(entrants: &[Entrant], folder: &Path, turns: Turns) -> Result<(Vec<
                     .help("lower --warmup, --rounds or --steps, or raise trainer.max_steps with --set"));
                 }
                 for count in [1, turns.warmup - 1].into_iter().filter(|count| *count > 0) {
-                    match contestant.run(count)? {
+                    match make(&mut contestant, count)? {
                         Ok(turn) => report.warmup_steps.extend(turn.steps),
                         Err(failure) => {
                             failures.push((index, failure));
@@ -402,7 +403,7 @@ fn take_turns(entrants: &[Entrant], folder: &Path, turns: Turns) -> Result<(Vec<
             if failures.iter().any(|(failed, _)| failed == index) {
                 continue;
             }
-            match contestant.run(turns.steps)? {
+            match make(contestant, turns.steps)? {
                 Ok(turn) => {
                     reports[*index].rounds.push(turn.steps);
                     reports[*index].peak_mib = turn.peak_mib;
@@ -420,6 +421,17 @@ fn take_turns(entrants: &[Entrant], folder: &Path, turns: Turns) -> Result<(Vec<
     reports.iter_mut().for_each(ContestantReport::finish);
     let failures = failures.into_iter().map(|(index, failure)| (entrants[index].name.clone(), failure)).collect();
     Ok((reports, failures))
+}
+
+/// A turn of `count` steps, with the times of all of them.
+fn make(contestant: &mut Contestant, count: usize) -> Result<Answer<Turn>> {
+    Ok(contestant.run(count)?.and_then(|turn| match turn.steps.len() {
+        made if made == count => Ok(turn),
+        made => {
+            let message = format!("{count} steps were asked for, but the times of {made} came");
+            Err(Failure { exit_code: 3, message, is_expected: false })
+        }
+    }))
 }
 
 /// Measures single operators in processes of their own, by turns where that is wanted.

@@ -1,4 +1,4 @@
-//! `kiln bench`, and the hidden `kiln bench-worker` that it runs in processes of their own.
+//! `kiln bench`, and the hidden `kiln worker` that it and `kiln compare` run in processes of their own.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,13 +6,14 @@ use std::time::Duration;
 use clap::Args;
 
 use super::say;
-use super::training::resolve;
+use super::training::{ConfigArgs, resolve};
 use crate::bench::report::SCHEMA;
 use crate::bench::run::{Options, Peer, Subject, Variant, run};
 use crate::bench::suite::Suite;
-use crate::bench::{table, worker};
+use crate::bench::table;
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
+use crate::turns::worker;
 use crate::{engine, signals};
 
 #[derive(Debug, Args)]
@@ -57,15 +58,15 @@ pub(super) struct BenchArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct WorkerArgs {
-    /// The config file
-    file: PathBuf,
+    #[command(flatten)]
+    config: ConfigArgs,
     /// Measure single operators instead of steps
     #[arg(long)]
     operators: bool,
 }
 
 pub(super) fn run_worker(args: &WorkerArgs) -> Result<()> {
-    let config = RunConfig::load(&args.file)?;
+    let config = RunConfig::load_with(&args.config.file, &args.config.set)?;
     engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let plan = resolve(config)?;
     if args.operators { worker::serve_operators(&plan) } else { worker::serve_steps(plan) }

@@ -77,9 +77,9 @@ enum Command {
     Report(ReportArgs),
     /// Measure the steps of a config or of a suite by part, in both modes, and single operators
     Bench(BenchArgs),
-    /// One contestant of bench
+    /// Trains by turns, for bench and compare
     #[command(hide = true)]
-    BenchWorker(WorkerArgs),
+    Worker(WorkerArgs),
     /// List the runs in a folder with their status
     Runs {
         /// The folder of the runs
@@ -129,7 +129,7 @@ impl Cli {
             Command::Compare(args) => compare::run_compare(&args),
             Command::Report(args) => compare::run_report(&args),
             Command::Bench(args) => bench::run_bench(&args),
-            Command::BenchWorker(args) => bench::run_worker(&args),
+            Command::Worker(args) => bench::run_worker(&args),
             Command::Runs { folder } => folders::runs(&folder),
             Command::Describe { run } => folders::describe(&run),
             Command::Cache(command) => folders::cache(&command),

@@ -5,7 +5,9 @@ use std::str::FromStr;
 use super::ablation::{self, Ablate};
 use super::keys::{ACCUMULATION, BATCH, BLOCK};
 use super::{ArmRuns, Role};
-use crate::config::{CompilerMode, EvalStrategy, LrScaling, OnExisting, RunConfig, SaveStrategy, TrainBatchSize};
+use crate::config::{
+    CompilerMode, EvalStrategy, LrScaling, OnExisting, RunConfig, SaveStrategy, TrainBatchSize, Verify,
+};
 use crate::error::{Error, Result, nearest};
 use crate::plan::RunPlan;
 
@@ -265,6 +267,10 @@ pub(crate) fn bare_run(config: &RunConfig, folder: std::path::PathBuf, logging_s
     config.run.output_dir = folder;
     config.run.on_existing = OnExisting::Fail;
     config.generation = None;
+    // Whoever compares has looked at that before.
+    if let Some(compiler) = &mut config.compiler {
+        compiler.verify = Some(Verify::Off);
+    }
     let trainer = &mut config.trainer;
     (trainer.eval_strategy, trainer.save_strategy) = (EvalStrategy::No, SaveStrategy::No);
     (trainer.eval_steps, trainer.eval_on_start, trainer.load_best_model_at_end) = (None, false, false);

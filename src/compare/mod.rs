@@ -12,6 +12,7 @@ pub mod measured;
 pub(crate) mod parity;
 pub(crate) mod peak;
 pub(crate) mod process;
+mod repeat;
 pub mod run;
 pub mod saved;
 pub mod stats;

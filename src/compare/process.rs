@@ -1,14 +1,11 @@
-//! One run of an arm: `kiln train` in a process of its own, and what its end means.
+//! The processes of a comparison: the program of a mode, a plan made by it, and what a process's end means.
 
-use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
 
 use super::Failure;
 use crate::config::CompilerMode;
 use crate::error::{Error, Result};
-use crate::signals;
 
 /// The program of a mode: `$KILN_NATIVE` or `$KILN_COMPILED` where that is set (the two engines of a GPU are two builds),
 /// else this one.
@@ -19,51 +16,6 @@ pub(crate) fn program(mode: CompilerMode) -> Result<PathBuf> {
     };
     let this = || std::env::current_exe().map_err(|error| Error::io("find this program", &error));
     std::env::var_os(name).map_or_else(this, |given| Ok(given.into()))
-}
-
-/// Trains `config` for `steps` steps. Seconds of the process, or how it failed. What it prints is kept as `LOG`.
-///
-/// # Errors
-/// A program that cannot be started, and a signal to this process.
-pub(super) fn train(
-    program: &Path,
-    config: &Path,
-    steps: usize,
-    log: &Path,
-) -> Result<std::result::Result<f64, Failure>> {
-    let file =
-        |path: &Path| File::create(path).map_err(|error| Error::io(format!("create {}", path.display()), &error));
-    let errors = log.with_extension("err");
-    let started = Instant::now();
-    let child = Command::new(program)
-        .arg("train")
-        .arg(config)
-        .args(["--step-times", "--stop-after", &steps.to_string()])
-        .stdin(Stdio::null())
-        .stdout(file(log)?)
-        .stderr(file(&errors)?)
-        .spawn();
-    let mut child = child.map_err(|error| Error::io(format!("start {}", program.display()), &error))?;
-    let status = loop {
-        let done = child.try_wait().map_err(|error| Error::io("wait for an arm's process", &error))?;
-        if let Some(status) = done {
-            break status;
-        }
-        if let Some(signal) = signals::received() {
-            // It has a checkpoint to save only where the run was the user's; this one is ours, so it may end at once.
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(signal.error("stopped while comparing; no report was made"));
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    };
-    let seconds = started.elapsed().as_secs_f64();
-    if status.success() {
-        let _ = fs::remove_file(&errors);
-        return Ok(Ok(seconds));
-    }
-    let said = fs::read(&errors).unwrap_or_default();
-    Ok(Err(failure(status, &String::from_utf8_lossy(&said))))
 }
 
 /// Plans `config` with `program`, for its refusals; `arm` is the name of whose it is.

@@ -1,6 +1,6 @@
-//! Makes the runs of a comparison: every arm in a process of its own, one after the other, in an order that turns round from
-//! repeat to repeat, so that nothing always comes first. Raw samples stay in the run folders; weights are removed. What the
-//! arms are is [`super::arms`]', what is made of the runs [`super::analyse`]'s.
+//! Makes the runs of a comparison, repeat by repeat ([`super::repeat`]), in an order that turns round from one to the next, so
+//! that nothing always comes first. Raw samples stay in the run folders; weights are removed. What the arms are is
+//! [`super::arms`]', what is made of the runs [`super::analyse`]'s.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::analyse::analyse;
 use super::arms::{Arm, Wanted, arms, run_config};
 use super::verdict::Word;
-use super::{EXPERIMENT_SCHEMA, Experiment, Report, WholeRun, peak, process};
+use super::{EXPERIMENT_SCHEMA, Experiment, Report, WholeRun, peak, process, repeat};
 use crate::cache;
 use crate::config::{CompilerMode, DeviceKind, EvalStrategy, OnExisting, RunConfig, SaveStrategy, Switch};
 use crate::engine::Engine;
@@ -32,8 +32,8 @@ pub struct Options {
     pub out: Option<PathBuf>,
     /// Which arms.
     pub wanted: Wanted,
-    /// Optimizer steps of each run.
-    pub steps: usize,
+    /// Optimizer steps of each run; none for as many as it takes to tell arms apart, see [`repeat`].
+    pub steps: Option<usize>,
     /// Runs of each arm.
     pub repeats: usize,
     /// Price of an hour.
@@ -74,20 +74,31 @@ pub fn run(
     let (mut arms, mut notes) = arms(base, &options.wanted, &planned)?;
     let whole = whole_run(&planned);
     drop(planned);
-    check_arms(&arms, base, &out, is_cpu, plan)?;
-    let logging_steps = if is_cpu { 1 } else { 10 };
-    let steps = options.steps.min(whole.steps as usize);
+    let expected = check_arms(&arms, base, &out, is_cpu, plan)?;
+    let (together, note) = repeat::side_by_side(&expected, is_cpu);
+    notes.push(note);
     notes.push("token cache: warm, the text was tokenised before the first run".into());
     notes.push(tuning_cache(is_cpu)?);
-    notes.push(format!(
-        "{} runs of {steps} steps an arm, in alternating order; every repeat has another seed, the same in all arms",
-        options.repeats
-    ));
     if arms.iter().any(|arm| arm.mode == CompilerMode::Compiled) {
         verify(base)?;
     }
     say("measuring the device's matrix products")?;
     let gemm_gflops = Some(peak::gemm_gflops(&device.device)?);
+    let logging_steps = if is_cpu { 1 } else { 10 };
+    let steps = match options.steps {
+        Some(steps) => steps,
+        None => {
+            say("looking how long a step takes")?;
+            let scratch = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
+            let config = run_config(&arms[0], scratch.path().join("run"), 0, logging_steps);
+            repeat::pace(&entrant(&arms[0], &config, scratch.path().join("pace.toml"))?, is_cpu)?
+        }
+    };
+    let steps = steps.min(whole.steps as usize);
+    notes.push(format!(
+        "{} runs of {steps} steps an arm, in alternating order; every repeat has another seed, the same in all arms",
+        options.repeats
+    ));
     clear(&out)?;
     let mut experiment = Experiment {
         schema: EXPERIMENT_SCHEMA.into(),
@@ -103,25 +114,49 @@ pub fn run(
     // From now on the folder is a comparison, also where this process does not come to its end.
     experiment.write(&out)?;
     for repeat in 0..options.repeats {
-        let mut order = (0..arms.len()).collect::<Vec<_>>();
-        if repeat % 2 == 1 {
-            order.reverse();
+        let round = Round { repeat, repeats: options.repeats, steps, together, logging_steps };
+        round.run(&mut arms, &out, say)?;
+    }
+    experiment.arms = arms.into_iter().map(|arm| arm.runs).collect();
+    experiment.is_complete = true;
+    experiment.write(&out)?;
+    let report = analyse(&experiment, &out)?;
+    report::write(&report, &out)?;
+    let error = outcome(&experiment, &report);
+    Ok((report, out, error))
+}
+
+/// One repeat, and how it is made.
+struct Round {
+    repeat: usize,
+    repeats: usize,
+    steps: usize,
+    together: bool,
+    logging_steps: usize,
+}
+
+impl Round {
+    /// Trains every arm that has not failed once.
+    fn run(&self, arms: &mut [Arm], out: &Path, say: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+        let mut alive = arms.iter_mut().filter(|arm| arm.runs.failure.is_none()).collect::<Vec<_>>();
+        if self.repeat % 2 == 1 {
+            alive.reverse();
         }
-        for index in order {
-            let arm = &mut arms[index];
-            if arm.runs.failure.is_some() {
-                continue;
-            }
-            let relative = Path::new("arms").join(&arm.runs.name).join(format!("repeat-{}", repeat + 1));
-            let folder = out.join(&relative);
+        let (mut entrants, mut folders) = (Vec::new(), Vec::new());
+        for arm in &alive {
+            let relative = Path::new("arms").join(&arm.runs.name).join(format!("repeat-{}", self.repeat + 1));
             let above = out.join("arms").join(&arm.runs.name);
             fs::create_dir_all(&above).map_err(|error| Error::io(format!("create {}", above.display()), &error))?;
-            let file = above.join(format!("repeat-{}.toml", repeat + 1));
-            let config = run_config(arm, folder.clone(), repeat, logging_steps);
-            write_whole(&file, config.to_toml()?.as_bytes())?;
-            let trained = process::train(&process::program(arm.mode)?, &file, steps, &file.with_extension("out"))?;
-            let place = format!("repeat {}/{}  {:<22}", repeat + 1, options.repeats, arm.runs.name);
-            match trained {
+            let file = above.join(format!("repeat-{}.toml", self.repeat + 1));
+            let config = run_config(arm, out.join(&relative), self.repeat, self.logging_steps);
+            entrants.push(entrant(arm, &config, file)?);
+            folders.push(relative);
+        }
+        let ends = repeat::repeat(&entrants, self.steps, self.together)?;
+        for ((arm, relative), end) in alive.into_iter().zip(folders).zip(ends) {
+            let folder = out.join(&relative);
+            let place = format!("repeat {}/{}  {:<22}", self.repeat + 1, self.repeats, arm.runs.name);
+            match end {
                 Ok(seconds) => {
                     arm.runs.runs.push(relative);
                     arm.runs.process_seconds.push(seconds);
@@ -139,18 +174,16 @@ pub fn run(
                 }
             }
             // Weights say nothing about speed and take most of the room.
-            for heavy in ["model", checkpoint::FOLDER] {
-                let _ = fs::remove_dir_all(folder.join(heavy));
-            }
+            let _ = fs::remove_dir_all(folder.join(checkpoint::FOLDER));
         }
+        Ok(())
     }
-    experiment.arms = arms.into_iter().map(|arm| arm.runs).collect();
-    experiment.is_complete = true;
-    experiment.write(&out)?;
-    let report = analyse(&experiment, &out)?;
-    report::write(&report, &out)?;
-    let error = outcome(&experiment, &report);
-    Ok((report, out, error))
+}
+
+/// A run of `arm` whose config goes to `file`.
+fn entrant(arm: &Arm, config: &RunConfig, file: PathBuf) -> Result<repeat::Entrant> {
+    write_whole(&file, config.to_toml()?.as_bytes())?;
+    Ok(repeat::Entrant { program: process::program(arm.mode)?, file })
 }
 
 impl Experiment {
@@ -171,7 +204,7 @@ fn plannable(config: &RunConfig, out: &Path, is_cpu: bool) -> RunConfig {
     config
 }
 
-/// Says what one of the arms cannot run before any of them has run. On a GPU, where a mode is a build of its own and a
+/// Says what one of the arms cannot run before any of them has run; what memory each is expected to need, in bytes. On a GPU, where a mode is a build of its own and a
 /// process settles the compiler's settings once, the arm's own engine is asked, in a process.
 fn check_arms(
     arms: &[Arm],
@@ -179,8 +212,9 @@ fn check_arms(
     out: &Path,
     is_cpu: bool,
     plan: &dyn Fn(RunConfig) -> Result<RunPlan>,
-) -> Result<()> {
+) -> Result<Vec<u64>> {
     let scratch = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
+    let mut expected = Vec::new();
     for arm in arms {
         let at = |error: Error| error.at(format_args!("arm {}", arm.runs.name));
         let mut config = arm.config.clone();
@@ -194,7 +228,9 @@ fn check_arms(
             config = plannable(base, out, is_cpu);
             config.data.block_size = block;
         }
-        let seq_len = plan(config).map_err(at)?.batch.seq_len;
+        let planned = plan(config).map_err(at)?;
+        expected.push(planned.memory.total());
+        let seq_len = planned.batch.seq_len;
         let block = arm.config.data.block_size.filter(|block| base.data.block_size != Some(*block));
         if let Some(block) = block.filter(|block| *block != seq_len) {
             return Err(Error::config(format!(
@@ -204,7 +240,7 @@ fn check_arms(
             .help("sweep the batch alone, or lengths that the data and the model have"));
         }
     }
-    Ok(())
+    Ok(expected)
 }
 
 /// Whether the first runs find what earlier ones have tuned.

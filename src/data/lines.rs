@@ -1,5 +1,5 @@
 //! A text file whose lines are documents of their own. A line is held in memory whole; blank lines are left out, as
-//! `run_mlm --line_by_line` leaves them out. Used by the corpus.
+//! `run_mlm --line_by_line` leaves them out. Used by the corpus and for JSON lines.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -14,6 +14,8 @@ pub struct Lines<'a> {
     file: BufReader<File>,
     /// Bytes read.
     offset: usize,
+    /// Lines read.
+    number: u64,
     finished: bool,
 }
 
@@ -24,7 +26,17 @@ impl<'a> Lines<'a> {
     /// A file that cannot be opened.
     pub fn open(path: &'a Path) -> Result<Self> {
         let file = File::open(path).map_err(|error| read_error(path, &error))?;
-        Ok(Self { path, file: BufReader::with_capacity(1 << 18, file), offset: 0, finished: false })
+        Ok(Self { path, file: BufReader::with_capacity(1 << 18, file), offset: 0, number: 0, finished: false })
+    }
+
+    /// Bytes of the file that have been read.
+    pub fn offset(&self) -> u64 {
+        self.offset as u64
+    }
+
+    /// The number of the line that was handed out last, from 1.
+    pub fn number(&self) -> u64 {
+        self.number
     }
 
     /// The next line that is not blank; none at the end.
@@ -38,6 +50,7 @@ impl<'a> Lines<'a> {
             }
             let start = self.offset;
             self.offset += read;
+            self.number += 1;
             let text = std::str::from_utf8(&bytes)
                 .map_err(|error| not_utf8(self.path, start + error.valid_up_to(), bytes[error.valid_up_to()]))?;
             let line = text.strip_suffix('\n').unwrap_or(text);
@@ -78,6 +91,19 @@ mod tests {
     fn blank_lines_and_line_ends_are_left_out() {
         assert_eq!(lines(b" one \r\n\n \t\ntwo\n\nthree").unwrap(), [" one ", "two", "three"]);
         assert_eq!(lines(b"\n\n").unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn blank_lines_count() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.txt");
+        std::fs::write(&path, "one\n\ntwo\r\n").unwrap();
+        let mut lines = Lines::open(&path).unwrap();
+        let mut places = Vec::new();
+        while lines.next().is_some() {
+            places.push((lines.number(), lines.offset()));
+        }
+        assert_eq!(places, [(1, 4), (3, 10)]);
     }
 
     #[test]

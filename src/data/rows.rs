@@ -2,29 +2,25 @@
 //! Kept and guarded as the [token store](super::store): written as a stream under a key of everything it depends on, and
 //! in the cache only when it is whole.
 //!
-//! Layout, little-endian: `KILNROW1`, width of an id in bytes (u32: 2 or 4), 1 if rows have token types (u32), number of
-//! rows (u64), number of bytes of the rows (u64), SHA-256 of these 32 bytes; the rows, each its ids and then its token types
-//! (a byte each); the index, 16 bytes a row: offset (u64), number of tokens (u32), label (u32: the class, or the bits of
-//! the f32).
+//! Layout: the [header](crate::cache::mapped) with `KILNROW1`, the width of an id in bytes (2 or 4; with bit 32 set if rows
+//! have token types), the number of rows and the number of their bytes; the rows, each its ids and then its token types (a
+//! byte each); the index, 16 bytes a row: offset (u64), number of tokens (u32), label (u32: the class, or the bits of the
+//! f32).
 
-use std::fs::{self, File};
-use std::io::{BufWriter, Seek, SeekFrom, Write};
-use std::ops::ControlFlow;
 use std::path::Path;
 
-use memmap2::Mmap;
 use sha2::{Digest, Sha256};
 
 use super::labels::{LabelRule, SeenLabels};
-use super::store::{OnProgress, Progress, cache_error};
+use super::store::{OnProgress, Progress, tell};
 use super::table::{Row, Table};
 use super::tokenizer::{Encoded, RowEncoder};
 use super::{Dataset, Example, Label};
 use crate::cache;
+use crate::cache::mapped::{Kind, Mapped, Writer, damaged, hex, ids, u32_at, u64_at};
 use crate::error::{Error, Result};
 
-const MAGIC: &[u8; 8] = b"KILNROW1";
-const HEADER: usize = 64;
+const KIND: Kind<3> = Kind { magic: b"KILNROW1", name: "row store" };
 const INDEX: usize = 16;
 
 /// Rows are handed to the tokenizer in groups of about this many bytes.
@@ -33,7 +29,7 @@ const GROUP_BYTES: usize = 1 << 20;
 /// Encoded rows.
 #[derive(Debug)]
 pub struct RowStore {
-    map: Mmap,
+    map: Mapped<3>,
     width: usize,
     has_types: bool,
     len: usize,
@@ -115,16 +111,8 @@ impl RowStore {
         progress: &mut OnProgress<'_>,
     ) -> Result<Self> {
         let path = folder.join(format!("{}.rows", key(scan, encoder, rule)));
-        if path.is_file() {
-            match Self::open(&path, rule) {
-                Ok(store) => return Ok(store),
-                // A damaged cache is no reason to fail: the table is still there.
-                Err(error) => eprintln!("warning: {error}; tokenising again"),
-            }
-        }
-        fs::create_dir_all(folder).map_err(|error| cache_error(folder, &error))?;
-        build(&path, folder, table, scan, encoder, rule, progress)?;
-        Self::open(&path, rule)
+        let open = |path: &Path| Self::open(path, rule);
+        KIND.build_or_open(&path, open, |writer| write(writer, table, scan, encoder, rule, progress))
     }
 
     /// Opens a store that is on disk and whose labels `rule` has made.
@@ -132,38 +120,24 @@ impl RowStore {
     /// # Errors
     /// A file that is no row store, is cut short, or whose header does not match its checksum.
     pub fn open(path: &Path, rule: &LabelRule) -> Result<Self> {
-        let io = |error: &std::io::Error| Error::io(format!("read {}", path.display()), error);
-        let bad = |what: &str| Error::data(format!("{}: {what}", path.display()));
-        let file = File::open(path).map_err(|error| io(&error))?;
-        // SAFETY: the map is read-only, and the file was renamed into place whole; nothing of Kiln's writes to it again.
-        // As with every mapped file, whoever truncates it from outside stops this process.
-        #[allow(unsafe_code)]
-        let map = unsafe { Mmap::map(&file) }.map_err(|error| io(&error))?;
-        if map.len() < HEADER || &map[..8] != MAGIC {
-            return Err(bad("not a row store of this version"));
-        }
-        if Sha256::digest(&map[..32])[..] != map[32..HEADER] {
-            return Err(bad("damaged header"));
-        }
-        let u64_at = |at: usize| u64::from_le_bytes(map[at..at + 8].as_chunks().0[0]) as usize;
-        let (width, has_types) = (u64_at(8) & 0xffff_ffff, u64_at(8) >> 32 != 0);
-        let (len, index) = (u64_at(16), HEADER + u64_at(24));
-        if map.len() != index + len * INDEX {
-            return Err(bad(&format!("expected {} bytes, got {}", index + len * INDEX, map.len())));
-        }
+        let map = KIND.open(path)?;
+        let [width, len, index] = map.numbers;
+        let (width, has_types) = ((width & 0xffff_ffff) as usize, width >> 32 != 0);
+        map.has_bytes(len.checked_mul(INDEX as u64).and_then(|bytes| bytes.checked_add(index)), path)?;
+        let (len, index) = (len as usize, index as usize);
         let mut store = Self { map, width, has_types, len, index, rule: rule.clone(), max_len: 0 };
         // Rows follow one another without gaps; a damaged index does not get past this.
         let mut expected = 0;
         for row in 0..len {
             let (offset, tokens, _) = store.entry(row);
             if offset != expected {
-                return Err(bad(&format!("damaged index at row {row}")));
+                return Err(damaged(path, format!("damaged index at row {row}")));
             }
             expected += tokens * store.bytes_per_token();
             store.max_len = store.max_len.max(tokens);
         }
-        if HEADER + expected != index {
-            return Err(bad("damaged index"));
+        if expected != index {
+            return Err(damaged(path, "damaged index"));
         }
         Ok(store)
     }
@@ -174,10 +148,9 @@ impl RowStore {
 
     /// Offset, number of tokens and label of a row.
     fn entry(&self, row: usize) -> (usize, usize, u32) {
-        let entry = &self.map[self.index + row * INDEX..self.index + (row + 1) * INDEX];
-        let offset = u64::from_le_bytes(entry[..8].as_chunks().0[0]) as usize;
-        let words: &[[u8; 4]] = entry[8..].as_chunks().0;
-        (offset, u32::from_le_bytes(words[0]) as usize, u32::from_le_bytes(words[1]))
+        let at = self.index + row * INDEX;
+        let number = |at| u32_at(&self.map, at);
+        (u64_at(&self.map, at) as usize, number(at + 8) as usize, number(at + 12))
     }
 }
 
@@ -188,13 +161,8 @@ impl Dataset for RowStore {
 
     fn get(&self, index: usize, _epoch: u64) -> Result<Example> {
         let (offset, tokens, label) = self.entry(index);
-        let start = HEADER + offset;
-        let types = start + tokens * self.width;
-        let bytes = &self.map[start..types];
-        let input_ids = match self.width {
-            2 => bytes.as_chunks().0.iter().map(|id| i32::from(u16::from_le_bytes(*id))).collect(),
-            _ => bytes.as_chunks().0.iter().map(|id| i32::from_le_bytes(*id)).collect(),
-        };
+        let types = offset + tokens * self.width;
+        let input_ids = ids(&self.map[offset..types], self.width);
         let types =
             self.has_types.then(|| self.map[types..types + tokens].iter().map(|kind| i32::from(*kind)).collect());
         let label = match self.rule {
@@ -217,31 +185,24 @@ impl Dataset for RowStore {
 /// SHA-256 over everything the rows depend on.
 fn key(scan: &Scan, encoder: &RowEncoder, rule: &LabelRule) -> String {
     let mut hash = Sha256::new();
-    hash.update(MAGIC);
+    hash.update(KIND.magic);
     hash.update(scan.hash);
     hash.update(encoder.content_hash());
     hash.update(rule.describe().as_bytes());
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(hash)
 }
 
-fn build(
-    path: &Path,
-    folder: &Path,
+/// Writes the rows and their index; the numbers of the header.
+fn write(
+    writer: &mut Writer<'_>,
     table: &Table,
     scan: &Scan,
     encoder: &RowEncoder,
     rule: &LabelRule,
     progress: &mut OnProgress<'_>,
-) -> Result<()> {
-    let io = |error: std::io::Error| cache_error(folder, &error);
+) -> Result<[u64; 3]> {
     let width: usize = if encoder.vocab_size() <= 1 << 16 { 2 } else { 4 };
     let has_types = encoder.has_types();
-    let mut aside = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
-    // The index comes after the rows and is not held in memory either.
-    let mut index = tempfile::tempfile_in(folder).map_err(io)?;
-    let mut writer = BufWriter::with_capacity(1 << 20, aside.as_file_mut());
-    let mut index_writer = BufWriter::new(&mut index);
-    writer.write_all(&[0; HEADER]).map_err(io)?;
     let mut state = Progress { done_bytes: 0, total_bytes: scan.bytes, tokens: 0 };
     let (mut offset, mut rows) = (0u64, 0u64);
     let mut flush = |group: &mut Vec<Row>, state: &mut Progress| -> Result<()> {
@@ -257,25 +218,22 @@ fn build(
                 _ => 0,
             };
             for id in &ids {
-                writer.write_all(&id.to_le_bytes()[..width]).map_err(io)?;
+                writer.write(&id.to_le_bytes()[..width])?;
             }
             if has_types {
-                writer.write_all(&types).map_err(io)?;
+                writer.write(&types)?;
             }
             let mut entry = offset.to_le_bytes().to_vec();
             entry.extend((ids.len() as u32).to_le_bytes());
             entry.extend(label.to_le_bytes());
-            index_writer.write_all(&entry).map_err(io)?;
+            writer.index(&entry)?;
             offset += (ids.len() * (width + usize::from(has_types))) as u64;
             rows += 1;
             state.tokens += ids.len() as u64;
         }
         state.done_bytes += group.iter().map(size).sum::<usize>() as u64;
         group.clear();
-        match progress(*state) {
-            ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(Error::data("tokenising was interrupted").help("nothing was kept")),
-        }
+        tell(progress, *state)
     };
     let (mut group, mut group_bytes) = (Vec::<Row>::new(), 0);
     for row in table.rows() {
@@ -288,22 +246,7 @@ fn build(
         }
     }
     flush(&mut group, &mut state)?;
-    index_writer.flush().map_err(io)?;
-    drop(index_writer);
-    index.rewind().map_err(io)?;
-    std::io::copy(&mut index, &mut writer).map_err(io)?;
-    writer.seek(SeekFrom::Start(0)).map_err(io)?;
-    let mut header = MAGIC.to_vec();
-    header.extend((width as u32).to_le_bytes());
-    header.extend(u32::from(has_types).to_le_bytes());
-    header.extend(rows.to_le_bytes());
-    header.extend(offset.to_le_bytes());
-    header.extend(Sha256::digest(&header));
-    writer.write_all(&header).and_then(|()| writer.flush()).map_err(io)?;
-    drop(writer);
-    aside.as_file().sync_all().map_err(io)?;
-    aside.persist(path).map_err(|error| io(error.error))?;
-    Ok(())
+    Ok([width as u64 | u64::from(has_types) << 32, rows, offset])
 }
 
 fn size(row: &Row) -> usize {
@@ -313,6 +256,9 @@ fn size(row: &Row) -> usize {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::fs;
+    use std::ops::ControlFlow;
+
     use super::*;
     use crate::config::DataFormat;
     use crate::data::labels::LabelNames;

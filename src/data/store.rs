@@ -2,25 +2,22 @@
 //! the cache under a key of everything it depends on, so the same text is tokenised once. A file appears in the cache only
 //! when it is whole.
 //!
-//! Layout, little-endian: `KILNTOK1`, width of an id in bytes (u32: 2 or 4), zero (u32), number of ids (u64), number of
-//! documents (u64), SHA-256 of these 32 bytes, then the ids.
+//! Layout: the [header](crate::cache::mapped) with `KILNTOK1`, the width of an id in bytes (2 or 4), the number of ids and
+//! the number of documents; then the ids.
 
-use std::fs::{self, File};
-use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
-use memmap2::Mmap;
 use sha2::{Digest, Sha256};
 
 use super::corpus::Corpus;
 use super::pieces::Piece;
 use super::tokenizer::Tokenizer;
 use crate::cache;
+use crate::cache::mapped::{Kind, Mapped, Writer, hash_files, hex, ids};
 use crate::error::{Error, Result};
 
-const MAGIC: &[u8; 8] = b"KILNTOK1";
-const HEADER: usize = 64;
+const KIND: Kind<3> = Kind { magic: b"KILNTOK1", name: "token store" };
 
 /// Text is handed to the tokenizer in groups of about this many bytes, to use all cores while holding little at a time.
 const GROUP_BYTES: usize = 4 << 20;
@@ -42,10 +39,21 @@ pub struct Progress {
 /// Told about progress; may interrupt.
 pub type OnProgress<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
 
+/// Tells `progress` how far it is.
+///
+/// # Errors
+/// It interrupts.
+pub(crate) fn tell(progress: &mut OnProgress<'_>, state: Progress) -> Result<()> {
+    match progress(state) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(Error::data("tokenising was interrupted").help("nothing was kept")),
+    }
+}
+
 /// Token ids of a corpus, each document followed by end-of-text.
 #[derive(Debug)]
 pub struct TokenStore {
-    map: Mmap,
+    map: Mapped<3>,
     width: usize,
     len: usize,
     documents: u64,
@@ -71,16 +79,7 @@ impl TokenStore {
         progress: &mut OnProgress<'_>,
     ) -> Result<Self> {
         let path = folder.join(format!("{}.tokens", key(corpus, tokenizer)?));
-        if path.is_file() {
-            match Self::open(&path) {
-                Ok(store) => return Ok(store),
-                // A damaged cache is no reason to fail: the text is still there.
-                Err(error) => eprintln!("warning: {error}; tokenising again"),
-            }
-        }
-        fs::create_dir_all(folder).map_err(|error| cache_error(folder, &error))?;
-        build(&path, folder, corpus, tokenizer, progress)?;
-        Self::open(&path)
+        KIND.build_or_open(&path, Self::open, |writer| write(writer, corpus, tokenizer, progress))
     }
 
     /// Opens a store that is on disk.
@@ -88,29 +87,10 @@ impl TokenStore {
     /// # Errors
     /// A file that is no token store, is cut short, or whose header does not match its checksum.
     pub fn open(path: &Path) -> Result<Self> {
-        let io = |error: &std::io::Error| Error::io(format!("read {}", path.display()), error);
-        let bad = |what: &str| Error::data(format!("{}: {what}", path.display()));
-        let file = File::open(path).map_err(|error| io(&error))?;
-        // SAFETY: the map is read-only, and the file was renamed into place whole; nothing of Kiln's writes to it again.
-        // As with every mapped file, whoever truncates it from outside stops this process.
-        #[allow(unsafe_code)]
-        let map = unsafe { Mmap::map(&file) }.map_err(|error| io(&error))?;
-        if map.len() < HEADER || &map[..8] != MAGIC {
-            return Err(bad("not a token store of this version"));
-        }
-        if Sha256::digest(&map[..32])[..] != map[32..HEADER] {
-            return Err(bad("damaged header"));
-        }
-        let u64_at = |at: usize| u64::from_le_bytes(map[at..at + 8].as_chunks().0[0]);
-        let width = u64_at(8) as u32 as usize;
-        let (len, documents) = (u64_at(16) as usize, u64_at(24));
-        let bytes = len.checked_mul(width).and_then(|bytes| bytes.checked_add(HEADER));
-        match bytes.filter(|_| matches!(width, 2 | 4)) {
-            Some(bytes) if bytes == map.len() => {}
-            Some(bytes) => return Err(bad(&format!("expected {bytes} bytes, got {}", map.len()))),
-            None => return Err(bad(&format!("a header that cannot be: {len} ids of {width} bytes"))),
-        }
-        Ok(Self { map, width, len, documents })
+        let map = KIND.open(path)?;
+        let [width, len, documents] = map.numbers;
+        map.has_bytes(len.checked_mul(width).filter(|_| matches!(width, 2 | 4)), path)?;
+        Ok(Self { map, width: width as usize, len: len as usize, documents })
     }
 
     /// Number of ids.
@@ -130,57 +110,31 @@ impl TokenStore {
 
     /// The ids of `range`, which lies within [`len`](Self::len).
     pub fn tokens(&self, range: Range<usize>) -> Vec<i32> {
-        let bytes = &self.map[HEADER + range.start * self.width..HEADER + range.end * self.width];
-        match self.width {
-            2 => bytes.as_chunks().0.iter().map(|id| i32::from(u16::from_le_bytes(*id))).collect(),
-            _ => bytes.as_chunks().0.iter().map(|id| i32::from_le_bytes(*id)).collect(),
-        }
+        ids(&self.map[range.start * self.width..range.end * self.width], self.width)
     }
 }
 
 /// SHA-256 over everything the ids depend on.
 fn key(corpus: &Corpus, tokenizer: &Tokenizer) -> Result<String> {
     let mut hash = Sha256::new();
-    hash.update(MAGIC);
+    hash.update(KIND.magic);
     hash.update(tokenizer.content_hash());
     hash.update(corpus.describe());
-    let mut buffer = vec![0; 1 << 18];
-    for path in corpus.files() {
-        let io = |error: std::io::Error| Error::io(format!("read {}", path.display()), &error);
-        let mut file = File::open(path).map_err(io)?;
-        let mut len = 0u64;
-        loop {
-            match file.read(&mut buffer) {
-                Ok(0) => break,
-                Ok(read) => {
-                    hash.update(&buffer[..read]);
-                    len += read as u64;
-                }
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(io(error)),
-            }
-        }
-        // The length after the text tells documents apart: "ab" + "c" is not "a" + "bc".
-        hash.update(len.to_le_bytes());
-    }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    hash_files(&mut hash, corpus.files())?;
+    Ok(hex(hash))
 }
 
-fn build(
-    path: &Path,
-    folder: &Path,
+/// Writes the ids; the numbers of the header.
+fn write(
+    writer: &mut Writer<'_>,
     corpus: &Corpus,
     tokenizer: &Tokenizer,
     progress: &mut OnProgress<'_>,
-) -> Result<()> {
-    let io = |error: std::io::Error| cache_error(folder, &error);
+) -> Result<[u64; 3]> {
     let width: usize = if tokenizer.vocab_size() <= 1 << 16 { 2 } else { 4 };
     let (before, mut after) = tokenizer.around()?;
     // BERT's [SEP] is both what ends a text and what separates documents: once is enough.
     after.extend(tokenizer.eot_id().filter(|id| after.last() != Some(id)));
-    let mut aside = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
-    let mut writer = BufWriter::with_capacity(1 << 20, aside.as_file_mut());
-    writer.write_all(&[0; HEADER]).map_err(io)?;
     let mut state = Progress { done_bytes: 0, total_bytes: corpus.num_bytes(), tokens: 0 };
     let (mut starts_document, mut documents) = (true, 0u64);
     let mut flush = |group: &mut Vec<Piece>, state: &mut Progress| -> Result<()> {
@@ -189,7 +143,7 @@ fn build(
             let before = if starts_document { &before[..] } else { &[] };
             let after = if piece.ends_document { &after[..] } else { &[] };
             for id in before.iter().chain(&ids).chain(after) {
-                writer.write_all(&id.to_le_bytes()[..width]).map_err(io)?;
+                writer.write(&id.to_le_bytes()[..width])?;
                 state.tokens += 1;
             }
             // Of a compressed table there is more text than bytes.
@@ -198,10 +152,7 @@ fn build(
             documents += u64::from(piece.ends_document);
         }
         group.clear();
-        match progress(*state) {
-            ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(Error::data("tokenising was interrupted").help("nothing was kept")),
-        }
+        tell(progress, *state)
     };
     let (mut group, mut bytes) = (Vec::new(), 0);
     for piece in corpus.pieces(PIECE_BYTES) {
@@ -215,27 +166,14 @@ fn build(
         }
     }
     flush(&mut group, &mut state)?;
-    writer.seek(SeekFrom::Start(0)).map_err(io)?;
-    let mut header = MAGIC.to_vec();
-    header.extend((width as u64).to_le_bytes());
-    header.extend(state.tokens.to_le_bytes());
-    header.extend(documents.to_le_bytes());
-    header.extend(Sha256::digest(&header));
-    writer.write_all(&header).and_then(|()| writer.flush()).map_err(io)?;
-    drop(writer);
-    aside.as_file().sync_all().map_err(io)?;
-    aside.persist(path).map_err(|error| io(error.error))?;
-    Ok(())
-}
-
-pub(crate) fn cache_error(folder: &Path, error: &std::io::Error) -> Error {
-    Error::io(format!("write the cache {}", folder.display()), error)
-        .help("set KILN_CACHE to a folder that can be written and has room")
+    Ok([width as u64, state.tokens, documents])
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::fs;
+
     use super::*;
     use crate::config::Documents;
 
@@ -393,7 +331,7 @@ mod tests {
     fn what_is_no_store_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("a.tokens");
-        let mut impossible = MAGIC.to_vec();
+        let mut impossible = KIND.magic.to_vec();
         impossible.extend(3u64.to_le_bytes());
         impossible.extend([0xff; 16]);
         impossible.extend(Sha256::digest(&impossible));

@@ -1,95 +1,93 @@
 //! Data that is tokenised already: rows of `input_ids`, `attention_mask`, `token_type_ids` and `labels` (or
-//! `start_positions` and `end_positions`) as a JSON array or as JSON lines; and `batch.json`, the same by column.
+//! `start_positions` and `end_positions`) as a JSON array or as JSON lines; and `batch.json`, the same by column. The rows
+//! are kept in one memory-mapped file, as those of the [token store](super::store): written as a stream under a key of
+//! everything they depend on, and in the cache only when it is whole.
+//!
+//! Layout: the [header](crate::cache::mapped) with `KILNIDS1`, the number of rows, of their bytes, of attended tokens and of
+//! rows with labels, and what stands in them at most; the [rows](layout); the index, an entry a row, and then for every file
+//! its first row (u64) and whether it is an array (u64).
+
+mod batch_file;
+mod layout;
+mod limits;
+mod read;
+mod row;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use kiln_models::ModelConfig;
-use serde::Deserialize;
-use serde_json::Value;
+use sha2::{Digest, Sha256};
 
-use super::collate::collate;
 use super::corpus::split_off;
-use super::padding::Padding;
-use super::{Batch, Dataset, Example, Label};
-use crate::error::{Error, Result, plain_words};
-use crate::task::{IGNORED, Task};
+use super::store::{OnProgress, Progress, tell};
+use super::{Dataset, Example};
+use crate::cache;
+use crate::cache::mapped::{Kind, Mapped, Writer, damaged, hash_files, hex, u64_at};
+use crate::error::{Error, Result};
+use crate::task::Task;
 
-/// Rows in memory.
-#[derive(Debug, Clone, PartialEq)]
+pub use batch_file::read_batch;
+pub use limits::Limits;
+
+use layout::{ENTRY, Entry};
+use limits::Extremes;
+use read::{Found, Unit};
+
+const KIND: Kind<10> = Kind { magic: b"KILNIDS1", name: "store of tokenized rows" };
+
+/// Bytes of a file's entry in the index.
+const FILE: usize = 16;
+
+/// Progress is told after about so many bytes.
+const GROUP_BYTES: u64 = 1 << 20;
+
+/// Rows on disk, or a part of them.
+#[derive(Debug, Clone)]
 pub struct TokenizedData {
+    store: Arc<Store>,
+    /// The rows of this part; none means all.
+    part: Option<Arc<[usize]>>,
+    num_tokens: u64,
+    max_len: usize,
+}
+
+/// All rows.
+#[derive(Debug)]
+struct Store {
+    map: Mapped<10>,
+    len: usize,
+    /// Where the index starts.
+    index: usize,
+    labelled: u64,
+    extremes: Extremes,
     task: Task,
-    examples: Vec<Example>,
-    /// Where each row stood, for messages.
-    places: Vec<String>,
-}
-
-/// What the model allows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// Ids are below it.
-    pub vocab_size: usize,
-    /// Classes are below it.
-    pub num_labels: usize,
-    /// Rows are at most as long.
-    pub max_positions: usize,
-    /// Token types are below it; none when the model has no token types.
-    pub type_vocab_size: Option<usize>,
-}
-
-/// A row as it is written.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Row {
-    input_ids: Vec<i64>,
-    attention_mask: Option<Vec<i64>>,
-    token_type_ids: Option<Vec<i64>>,
-    labels: Option<Value>,
-    start_positions: Option<i64>,
-    end_positions: Option<i64>,
+    /// Each file with its first row.
+    files: Vec<(PathBuf, usize, Unit)>,
 }
 
 impl TokenizedData {
-    /// Reads `files` for `task`.
+    /// The rows of `files` for `task`: from the cache, or read now. `progress` is told how far reading has come and may
+    /// interrupt it.
     ///
     /// # Errors
-    /// A file without rows, malformed JSON (with the line), a row whose columns do not fit together or the task.
-    pub fn open(files: &[PathBuf], task: Task) -> Result<Self> {
-        let (mut examples, mut places) = (Vec::new(), Vec::new());
-        for file in files {
-            let text = read_text(file)?;
-            let rows: Vec<(String, Value)> = match text.trim_start().starts_with('[') {
-                true => {
-                    let rows: Vec<Value> = serde_json::from_str(&text).map_err(|error| malformed(file, &error))?;
-                    let place = |i| format!("{} row {}", file.display(), i + 1);
-                    rows.into_iter().enumerate().map(|(i, row)| (place(i), row)).collect()
-                }
-                false => {
-                    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-                    let parsed = lines.map(|(i, line)| {
-                        let place = format!("{} line {}", file.display(), i + 1);
-                        match serde_json::from_str(line) {
-                            Ok(row) => Ok((place, row)),
-                            Err(error) => Err(Error::data(format!("{place}: malformed JSON: {error}"))),
-                        }
-                    });
-                    parsed.collect::<Result<_>>()?
-                }
-            };
-            if rows.is_empty() {
-                return Err(Error::data(format!("{}: expected rows, got none", file.display())));
-            }
-            for (place, row) in rows {
-                examples.push(example(row, task).map_err(|error| error.at(&place))?);
-                places.push(place);
-            }
-        }
-        let labelled = examples.iter().filter(|example| example.label != Label::None).count();
-        if labelled != 0 && labelled != examples.len() {
-            let first = examples.iter().position(|example| example.label == Label::None).unwrap_or(0);
-            return Err(Error::data(format!("{}: the row has no labels, but others have", places[first])));
-        }
-        Ok(Self { task, examples, places })
+    /// A file without rows, malformed JSON (with the line), a row whose columns do not fit together or the task, labels in
+    /// some rows alone; a cache that cannot be written; an interruption.
+    pub fn open(files: &[PathBuf], task: Task, progress: &mut OnProgress<'_>) -> Result<Self> {
+        Self::open_in(&cache::folder()?.join(cache::TOKENIZED), files, task, progress)
+    }
+
+    /// As [`open`](Self::open), with the cache in `folder`.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_in(folder: &Path, files: &[PathBuf], task: Task, progress: &mut OnProgress<'_>) -> Result<Self> {
+        let path = folder.join(format!("{}.rows", key(files, task)?));
+        let open = |path: &Path| Store::open(path, files, task);
+        let store = KIND.build_or_open(&path, open, |writer| write(writer, files, task, progress))?;
+        let [_, _, num_tokens, ..] = store.map.numbers;
+        let max_len = store.extremes.longest as usize;
+        Ok(Self { store: Arc::new(store), part: None, num_tokens, max_len })
     }
 
     /// Splits off `share` of the rows for validation: `(rest, validation)`.
@@ -97,15 +95,19 @@ impl TokenizedData {
     /// # Errors
     /// Fewer than two rows.
     pub fn split(self, share: f64, seed: u64) -> Result<(Self, Self)> {
-        let len = self.examples.len();
+        let len = self.len();
         let chosen = split_off(len, share, seed).ok_or_else(|| {
             Error::data(format!("data.validation = {share}: {len} row cannot be split")).help("name a validation file")
         })?;
         let side = |validation: bool| {
-            let kept = (0..len).filter(|index| chosen[*index] == validation);
-            let (examples, places) =
-                kept.map(|index| (self.examples[index].clone(), self.places[index].clone())).unzip();
-            Self { task: self.task, examples, places }
+            let rows = (0..len).filter(|index| chosen[*index] == validation).map(|index| self.row(index));
+            let rows = rows.collect::<Arc<[_]>>();
+            let (mut num_tokens, mut max_len) = (0, 0);
+            for entry in rows.iter().map(|row| self.store.entry(*row)) {
+                num_tokens += u64::from(entry.attended);
+                max_len = max_len.max(entry.tokens as usize);
+            }
+            Self { store: self.store.clone(), part: Some(rows), num_tokens, max_len }
         };
         Ok((side(false), side(true)))
     }
@@ -115,275 +117,184 @@ impl TokenizedData {
     /// # Errors
     /// The first row that does not fit, with its place and the value.
     pub fn validate(&self, limits: &Limits) -> Result<()> {
-        for (example, place) in self.examples.iter().zip(&self.places) {
-            limits.check(example).map_err(|error| error.at(place))?;
+        if !self.store.extremes.fit(limits) {
+            for row in (0..self.len()).map(|index| self.row(index)) {
+                limits.check(&self.store.example(row)).map_err(|error| error.at(self.store.place(row)))?;
+            }
         }
-        if self.examples.iter().all(|example| example.label == Label::None) {
-            return Err(Error::data(format!("{}: the rows have no labels", self.places[0])).help(match self.task {
+        let place = || self.store.place(self.row(0));
+        if self.store.labelled == 0 {
+            return Err(Error::data(format!("{}: the rows have no labels", place())).help(match self.store.task {
                 Task::QuestionAnswering => "add the columns start_positions and end_positions",
                 _ => "add the column labels",
             }));
+        }
+        if matches!(self.store.task, Task::Clm | Task::Mlm) && !self.store.extremes.has_token_labels() {
+            return Err(Error::data(format!("{}: every label of the rows is -100 (ignored)", place()))
+                .help("a token that is to be predicted has its id as the label"));
         }
         Ok(())
     }
 
     /// Attended tokens of all rows.
     pub fn num_tokens(&self) -> u64 {
-        let attended = |example: &Example| match &example.attention_mask {
-            Some(mask) => mask.iter().filter(|&&attended| attended).count(),
-            None => example.input_ids.len(),
-        };
-        self.examples.iter().map(|example| attended(example) as u64).sum()
+        self.num_tokens
     }
 
     /// The largest class, if the rows have classes.
     pub fn max_label(&self) -> Option<usize> {
-        let classes = self.examples.iter().filter_map(|example| match example.label {
-            Label::Class(class) => usize::try_from(class).ok(),
-            _ => None,
-        });
-        classes.max()
+        let classes = (0..self.len()).filter_map(|index| self.entry(index).class());
+        classes.filter_map(|class| usize::try_from(class).ok()).max()
+    }
+
+    /// The row of the store at `index`.
+    fn row(&self, index: usize) -> usize {
+        self.part.as_ref().map_or(index, |part| part[index])
+    }
+
+    fn entry(&self, index: usize) -> Entry {
+        self.store.entry(self.row(index))
     }
 }
 
 impl Dataset for TokenizedData {
     fn len(&self) -> usize {
-        self.examples.len()
+        self.part.as_ref().map_or(self.store.len, |part| part.len())
     }
 
     fn get(&self, index: usize, _epoch: u64) -> Result<Example> {
-        Ok(self.examples[index].clone())
+        Ok(self.store.example(self.row(index)))
     }
 
     fn len_of(&self, index: usize) -> usize {
-        self.examples[index].input_ids.len()
+        self.entry(index).tokens as usize
     }
 
     fn max_len(&self) -> usize {
-        self.examples.iter().map(|example| example.input_ids.len()).max().unwrap_or(0)
+        self.max_len
     }
 }
 
-impl Limits {
-    /// The limits of a model.
-    pub fn of(model: &ModelConfig) -> Self {
-        Self {
-            vocab_size: model.vocab_size(),
-            num_labels: model.labels().num_labels(),
-            max_positions: model.max_positions(),
-            type_vocab_size: model.type_vocab_size(),
+impl Store {
+    /// Opens the rows of `files` for `task` that are on disk.
+    fn open(path: &Path, files: &[PathBuf], task: Task) -> Result<Self> {
+        let map = KIND.open(path)?;
+        let [len, bytes, attended, labelled, extremes @ ..] = map.numbers;
+        let index = len.checked_mul(ENTRY as u64).and_then(|entries| entries.checked_add((files.len() * FILE) as u64));
+        map.has_bytes(index.and_then(|index| index.checked_add(bytes)), path)?;
+        let (len, index) = (len as usize, bytes as usize);
+        let mut store =
+            Self { map, len, index, labelled, extremes: Extremes::of_numbers(extremes), task, files: Vec::new() };
+        // Rows follow one another without gaps; a damaged index does not get past this.
+        let (mut at, mut tokens) = (0, 0);
+        for row in 0..len {
+            let entry = store.entry(row);
+            at = match entry.bytes().filter(|_| entry.offset == at) {
+                Some(bytes) if bytes <= index as u64 - at => at + bytes,
+                _ => return Err(damaged(path, format!("damaged index at row {row}"))),
+            };
+            tokens += u64::from(entry.attended);
         }
-    }
-
-    /// # Errors
-    /// What is out of range, with the position, the value and the range.
-    pub fn check(&self, example: &Example) -> Result<()> {
-        let len = example.input_ids.len();
-        if len > self.max_positions {
-            return Err(Error::data(format!(
-                "the row has {len} tokens, but the model has {} positions",
-                self.max_positions
-            )));
+        for (number, file) in files.iter().enumerate() {
+            let entry = index + len * ENTRY + number * FILE;
+            let unit = if u64_at(&store.map, entry + 8) == 0 { Unit::Line } else { Unit::Row };
+            store.files.push((file.clone(), u64_at(&store.map, entry) as usize, unit));
         }
-        in_range("input_ids", &example.input_ids, self.vocab_size, "the vocabulary has that many tokens", false)?;
-        if let Some(types) = &example.token_type_ids {
-            match self.type_vocab_size {
-                Some(count) => in_range("token_type_ids", types, count, "the model has that many token types", false)?,
-                None => return Err(Error::data("the row has token_type_ids, but the model has no token types")),
-            }
+        let ordered = store.files.is_sorted_by_key(|(_, first, _)| *first);
+        if at != index as u64 || tokens != attended || !ordered || store.files.iter().any(|(_, first, _)| *first >= len)
+        {
+            return Err(damaged(path, "damaged index"));
         }
-        match &example.label {
-            Label::Tokens(labels) => {
-                in_range("labels", labels, self.vocab_size, "the vocabulary has that many tokens", true)
+        Ok(store)
+    }
+
+    fn entry(&self, row: usize) -> Entry {
+        Entry::of_bytes(&self.map, self.index + row * ENTRY)
+    }
+
+    fn example(&self, row: usize) -> Example {
+        self.entry(row).read(&self.map)
+    }
+
+    /// Where a row stands, for messages.
+    fn place(&self, row: usize) -> String {
+        let after = self.files.partition_point(|(_, first, _)| *first <= row);
+        let (file, _, unit) = &self.files[after.saturating_sub(1)];
+        unit.place(file, self.entry(row).number)
+    }
+}
+
+/// SHA-256 over everything the rows depend on.
+fn key(files: &[PathBuf], task: Task) -> Result<String> {
+    let mut hash = Sha256::new();
+    hash.update(KIND.magic);
+    hash.update(task.to_string());
+    hash_files(&mut hash, files)?;
+    Ok(hex(hash))
+}
+
+/// Writes the rows and their index; the numbers of the header.
+fn write(writer: &mut Writer<'_>, files: &[PathBuf], task: Task, progress: &mut OnProgress<'_>) -> Result<[u64; 10]> {
+    let mut total_bytes = 0;
+    for file in files {
+        let metadata = fs::metadata(file).map_err(|error| Error::io(format!("read {}", file.display()), &error))?;
+        total_bytes += metadata.len();
+    }
+    let mut state = Progress { done_bytes: 0, total_bytes, tokens: 0 };
+    let (mut rows, mut offset, mut attended, mut labelled) = (0u64, 0, 0, 0);
+    let (mut extremes, mut starts, mut unlabelled, mut told) = (Extremes::NONE, Vec::new(), None, 0);
+    let mut bytes = Vec::new();
+    for file in files {
+        let (first, before) = (rows, state.done_bytes);
+        let unit = read::rows(file, task, &mut |Found { example, unit, number, read }| {
+            let place = || unit.place(file, number);
+            bytes.clear();
+            let entry = Entry::write(&example, offset, number, &mut bytes).map_err(|error| error.at(place()))?;
+            writer.write(&bytes)?;
+            writer.index(&entry.to_bytes())?;
+            extremes.take(&example);
+            rows += 1;
+            offset += bytes.len() as u64;
+            attended += u64::from(entry.attended);
+            match entry.is_labelled() {
+                true => labelled += 1,
+                false if unlabelled.is_none() => unlabelled = Some(place()),
+                false => {}
             }
-            Label::Class(class) => {
-                in_range("labels", &[*class], self.num_labels, "the model has that many labels", false)
+            state.tokens += u64::from(entry.tokens);
+            state.done_bytes = before + read;
+            if state.done_bytes - told >= GROUP_BYTES {
+                told = state.done_bytes;
+                tell(progress, state)?;
             }
-            Label::Span { start, end } => {
-                in_range("start_positions", &[*start], len, "the row has that many tokens", false)?;
-                in_range("end_positions", &[*end], len, "the row has that many tokens", false)
-            }
-            Label::None | Label::Value(_) => Ok(()),
+            Ok(())
+        })?;
+        if rows == first {
+            return Err(Error::data(format!("{}: expected rows, got none", file.display())));
         }
+        starts.push((first, unit));
     }
-}
-
-fn in_range(name: &str, values: &[i32], below: usize, why: &str, may_ignore: bool) -> Result<()> {
-    let bad = |value: i32| !(may_ignore && value == IGNORED) && usize::try_from(value).map_or(true, |v| v >= below);
-    match values.iter().position(|&value| bad(value)) {
-        None => Ok(()),
-        Some(at) => {
-            let or_ignored = if may_ignore { " (or -100, ignored)" } else { "" };
-            let place = if values.len() > 1 { format!("[{at}]") } else { String::new() };
-            Err(Error::data(format!("{name}{place}: expected 0 to {}{or_ignored}, got {}", below - 1, values[at]))
-                .help(format!("{why}: {below}")))
-        }
+    // What follows the last row of a file is read too.
+    state.done_bytes = total_bytes;
+    tell(progress, state)?;
+    if let Some(place) = unlabelled.filter(|_| labelled > 0) {
+        return Err(Error::data(format!("{place}: the row has no labels, but others have")));
     }
-}
-
-/// Reads a `batch.json`: columns as nested lists.
-///
-/// # Errors
-/// A file that cannot be read, columns of different lengths, values that the task does not have.
-pub fn read_batch(file: &Path, task: Task, limits: &Limits) -> Result<Batch> {
-    let json: Value = serde_json::from_str(&read_text(file)?).map_err(|error| malformed(file, &error))?;
-    let at = |error: Error| error.at(file.display());
-    let Value::Object(columns) = json else {
-        return Err(at(Error::data("expected an object of columns: input_ids, attention_mask, labels, ...")));
-    };
-    let rows = match columns.get("input_ids") {
-        Some(Value::Array(rows)) if !rows.is_empty() => rows.len(),
-        _ => return Err(at(Error::data("input_ids: expected a list of rows, each a list of token ids"))),
-    };
-    for (name, column) in &columns {
-        let got = column.as_array().map(Vec::len);
-        if got != Some(rows) {
-            let got = got.map_or_else(|| "no list".to_string(), |len| format!("{len}"));
-            return Err(at(Error::data(format!("{name}: expected {rows} rows, as input_ids has, got {got}"))));
-        }
+    for (first, unit) in starts {
+        writer.index(&first.to_le_bytes())?;
+        writer.index(&u64::from(unit == Unit::Row).to_le_bytes())?;
     }
-    let mut examples = Vec::with_capacity(rows);
-    for row in 0..rows {
-        let object = columns.iter().map(|(name, column)| (name.clone(), column[row].clone())).collect();
-        let place = |error: Error| error.at(format!("{} row {}", file.display(), row + 1));
-        let example = example(Value::Object(object), task).map_err(place)?;
-        limits.check(&example).map_err(place)?;
-        examples.push(example);
-    }
-    collate(&examples, 0, &Padding::default(), 0).map_err(at)
-}
-
-fn read_text(file: &Path) -> Result<String> {
-    let bytes = fs::read(file).map_err(|error| Error::io(format!("read {}", file.display()), &error))?;
-    String::from_utf8(bytes).map_err(|error| {
-        let offset = error.utf8_error().valid_up_to();
-        Error::data(format!("{}: expected UTF-8 text, got something else at offset {offset}", file.display()))
-    })
-}
-
-fn malformed(file: &Path, error: &serde_json::Error) -> Error {
-    Error::data(format!("{}: malformed JSON: {error}", file.display()))
-}
-
-/// A row as an example of `task`.
-fn example(row: Value, task: Task) -> Result<Example> {
-    if !row.is_object() {
-        return Err(Error::data(format!("expected an object with input_ids, got {}", shortened(&row))));
-    }
-    let row: Row = serde_path_to_error::deserialize(row).map_err(|error| {
-        let (path, problem) = (error.path().to_string(), plain_words(&error.inner().to_string()));
-        let problem = if path == "." || problem.contains("field `") { problem } else { format!("{path}: {problem}") };
-        Error::data(problem).help(
-            "a row has input_ids and, as needed, attention_mask, token_type_ids, labels, start_positions, end_positions",
-        )
-    })?;
-    let len = row.input_ids.len();
-    if len == 0 {
-        return Err(Error::data("input_ids: expected at least one token, got none"));
-    }
-    let input_ids = ints("input_ids", &row.input_ids)?;
-    let mask = row.attention_mask.as_deref().map(|mask| mask_of(mask, len)).transpose()?;
-    let token_type_ids = row.token_type_ids.as_deref().map(|types| {
-        same_length("token_type_ids", types.len(), len)?;
-        ints("token_type_ids", types)
-    });
-    let token_type_ids = token_type_ids.transpose()?;
-    let label = label(&row, task, &input_ids, mask.as_deref())?;
-    Ok(Example { input_ids, attention_mask: mask, token_type_ids, label })
-}
-
-fn mask_of(mask: &[i64], len: usize) -> Result<Vec<bool>> {
-    same_length("attention_mask", mask.len(), len)?;
-    if let Some(value) = mask.iter().find(|value| !matches!(value, 0 | 1)) {
-        return Err(Error::data(format!("attention_mask: expected 0 or 1, got {value}")));
-    }
-    if mask.iter().all(|value| *value == 0) {
-        return Err(Error::data("attention_mask: expected at least one attended token, got none"));
-    }
-    Ok(mask.iter().map(|value| *value == 1).collect())
-}
-
-fn label(row: &Row, task: Task, input_ids: &[i32], mask: Option<&[bool]>) -> Result<Label> {
-    let has_span = row.start_positions.is_some() || row.end_positions.is_some();
-    if task == Task::QuestionAnswering {
-        if row.labels.is_some() {
-            return Err(Error::data(
-                "labels: the task question-answering has start_positions and end_positions instead",
-            ));
-        }
-        return match (row.start_positions, row.end_positions) {
-            (Some(start), Some(end)) if start <= end => {
-                let [start, end] = ints("start_positions", &[start, end])?[..] else {
-                    unreachable!("two positions go in and two come out");
-                };
-                Ok(Label::Span { start, end })
-            }
-            (Some(start), Some(end)) => {
-                Err(Error::data(format!("end_positions: expected at least start_positions ({start}), got {end}")))
-            }
-            (None, None) => Ok(Label::None),
-            _ => Err(Error::data("start_positions and end_positions: expected both, got one")),
-        };
-    }
-    if has_span {
-        return Err(Error::data(format!("start_positions: the task {task} has labels instead")));
-    }
-    let expected = |what: &str, got: &Value| {
-        Err(Error::data(format!("labels: expected {what} for the task {task}, got {}", shortened(got))))
-    };
-    match (task, &row.labels) {
-        // Without labels a causal language model predicts its own input, where it is attended.
-        (Task::Clm, None) => Ok(Label::Tokens(match mask {
-            Some(mask) => {
-                input_ids.iter().zip(mask).map(|(id, attended)| if *attended { *id } else { IGNORED }).collect()
-            }
-            None => input_ids.to_vec(),
-        })),
-        (_, None) => Ok(Label::None),
-        (Task::Clm | Task::Mlm, Some(value)) => match Vec::<i64>::deserialize(value) {
-            Ok(labels) => {
-                same_length("labels", labels.len(), input_ids.len())?;
-                Ok(Label::Tokens(ints("labels", &labels)?))
-            }
-            Err(_) => expected("a list of token ids", value),
-        },
-        (Task::SequenceClassification, Some(value)) => match value.as_i64() {
-            Some(class) => Ok(Label::Class(ints("labels", &[class])?[0])),
-            None => expected("a whole number", value),
-        },
-        (_, Some(value)) => match value.as_f64().map(|number| number as f32) {
-            Some(number) if number.is_finite() => Ok(Label::Value(number)),
-            _ => expected("a finite number", value),
-        },
-    }
-}
-
-fn shortened(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(40) {
-        Some((cut, _)) => format!("{}...", &text[..cut]),
-        None => text,
-    }
-}
-
-fn same_length(name: &str, got: usize, expected: usize) -> Result<()> {
-    match got == expected {
-        true => Ok(()),
-        false => Err(Error::data(format!("{name}: expected {expected} values, as input_ids has, got {got}"))),
-    }
-}
-
-fn ints(name: &str, values: &[i64]) -> Result<Vec<i32>> {
-    let narrow = values.iter().map(|&value| {
-        i32::try_from(value).map_err(|_| Error::data(format!("{name}: expected a 32-bit number, got {value}")))
-    });
-    narrow.collect()
+    let [longest, ids, types, labels, classes, strays] = extremes.numbers();
+    Ok([rows, offset, attended, labelled, longest, ids, types, labels, classes, strays])
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::ops::ControlFlow;
+
     use super::*;
+    use crate::data::Label;
 
     const LIMITS: Limits = Limits { vocab_size: 10, num_labels: 2, max_positions: 4, type_vocab_size: Some(2) };
 
@@ -391,7 +302,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("data.json");
         fs::write(&file, text).unwrap();
-        TokenizedData::open(&[file], task)
+        TokenizedData::open_in(&folder.path().join("cache"), &[file], task, &mut go_on)
+    }
+
+    fn go_on(_: Progress) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+
+    fn examples(data: &TokenizedData) -> Vec<Example> {
+        (0..data.len()).map(|index| data.get(index, 0).unwrap()).collect()
     }
 
     #[test]
@@ -399,7 +318,7 @@ mod tests {
         let rows = [r#"{"input_ids": [1, 2], "labels": 1}"#, r#"{"input_ids": [3], "labels": 0}"#];
         let array = open(&format!("[{}]", rows.join(",")), Task::SequenceClassification).unwrap();
         let lines = open(&rows.join("\n"), Task::SequenceClassification).unwrap();
-        assert_eq!(array.examples, lines.examples);
+        assert_eq!(examples(&array), examples(&lines));
         assert_eq!((array.len(), array.max_len(), array.num_tokens()), (2, 2, 3));
         assert_eq!(array.max_label(), Some(1));
         array.validate(&LIMITS).unwrap();
@@ -419,6 +338,11 @@ mod tests {
             ("", Clm, "expected rows, got none"),
             ("[]", Clm, "expected rows, got none"),
             ("[{]", Clm, "malformed JSON"),
+            (r#"[{"input_ids": [1]}"#, Clm, "malformed JSON: EOF"),
+            (r#"[{"input_ids": [1]}] x"#, Clm, "malformed JSON: trailing characters"),
+            ("[[[1]]]", Clm, "row 1: expected an object with input_ids, got [[1]]"),
+            (r#"[{"input_ids": [1]}, 3]"#, Clm, "row 2: expected an object with input_ids, got 3"),
+            (r#"{"input_ids": [1]} {"input_ids": [1]}"#, Clm, "line 1: malformed JSON: trailing characters"),
             ("{\"input_ids\": [1]}\n{\"input_ids\": [1", Clm, "line 2: malformed JSON"),
             (r#"[{"input_ids": []}]"#, Clm, "at least one token"),
             (r#"[{"input_ids": ["a"]}]"#, Clm, "input_ids[0]: expected a whole number"),
@@ -455,9 +379,191 @@ mod tests {
                 "end_positions: expected 0 to 0, got 1",
             ),
             (r#"[{"input_ids": [1]}]"#, SequenceClassification, "the rows have no labels"),
+            (r#"[{"input_ids": [1], "labels": [-100]}]"#, Clm, "row 1: every label of the rows is -100"),
         ] {
             let error = open(text, task).unwrap().validate(&LIMITS).expect_err(text).to_string();
             assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+
+    /// Rows with every kind of label, mask and width that a file can have.
+    const ROWS: [(Task, &str, &str); 5] = [
+        (Task::Clm, r#"{"input_ids": [1, 255, 3]}"#, r#"{"input_ids": [70000, 2, -1], "attention_mask": [0, 1, 1]}"#),
+        (
+            Task::Mlm,
+            r#"{"input_ids": [1, 256], "labels": [-100, 155], "token_type_ids": [0, 1]}"#,
+            r#"{"input_ids": [2147483647, -2147483648], "labels": [65436, -101], "token_type_ids": [300, -1]}"#,
+        ),
+        (Task::SequenceClassification, r#"{"input_ids": [65535], "labels": 2}"#, r#"{"input_ids": [7], "labels": -9}"#),
+        (Task::Regression, r#"{"input_ids": [1], "labels": -0.1}"#, r#"{"input_ids": [65536, 1], "labels": 3e38}"#),
+        (
+            Task::QuestionAnswering,
+            r#"{"input_ids": [1, 2], "start_positions": 0, "end_positions": 1, "attention_mask": [1, 1]}"#,
+            r#"{"input_ids": [1], "start_positions": -7, "end_positions": 9}"#,
+        ),
+    ];
+
+    #[test]
+    fn rows_come_back_as_they_were_written() {
+        for (task, first, second) in ROWS {
+            let unlabelled = r#"{"input_ids": [4, 4, 4, 4, 300], "token_type_ids": [0, 0, 0, 0, 65536]}"#;
+            let texts = if task == Task::Clm { vec![first, second, unlabelled] } else { vec![first, second] };
+            let expected = texts.iter().map(|text| row::of_line(text, task).unwrap()).collect::<Vec<_>>();
+            for text in [texts.join("\n\n"), format!(" [{}]", texts.join(",\n"))] {
+                let data = open(&text, task).unwrap();
+                assert_eq!(examples(&data), expected);
+                let lengths = (0..data.len()).map(|index| data.len_of(index));
+                assert!(lengths.eq(expected.iter().map(|example| example.input_ids.len())));
+            }
+        }
+        let none = open(r#"{"input_ids": [4, 5]}"#, Task::Regression).unwrap();
+        assert_eq!(none.get(0, 0).unwrap().label, Label::None);
+    }
+
+    #[test]
+    fn what_stands_in_the_rows_at_most_tells_whether_they_fit() {
+        let row = |task| ROWS.iter().find(|(of, ..)| *of == task).map(|(_, first, second)| [*first, *second]).unwrap();
+        for task in Task::ALL {
+            for text in row(task) {
+                let example = row::of_line(text, task).unwrap();
+                let mut extremes = Extremes::NONE;
+                extremes.take(&example);
+                assert_eq!(Extremes::of_numbers(extremes.numbers()), extremes);
+                for (vocab_size, num_labels, max_positions) in
+                    [(256, 3, 3), (255, 2, 2), (257, 3, 1), (1 << 31, 1, 3), (70001, 9, 3), (65536, 3, 1)]
+                {
+                    for type_vocab_size in [None, Some(1), Some(2)] {
+                        let limits = Limits { vocab_size, num_labels, max_positions, type_vocab_size };
+                        assert_eq!(extremes.fit(&limits), limits.check(&example).is_ok(), "{text} {limits:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn both_sides_of_a_split_know_their_rows() {
+        let row = |i: usize| format!("{{\"input_ids\": {:?}, \"labels\": {i}}}\n", vec![i; 1 + i % 5]);
+        let text = (0..40).map(row).collect::<String>();
+        let whole = open(&text, Task::SequenceClassification).unwrap();
+        let (rest, validation) = whole.clone().split(0.25, 3).unwrap();
+        assert_eq!((rest.len(), validation.len()), (30, 10));
+        let mut all = [examples(&rest), examples(&validation)].concat();
+        all.sort_by_key(|example| example.input_ids[0]);
+        assert_eq!(all, examples(&whole));
+        assert_eq!(rest.num_tokens() + validation.num_tokens(), whole.num_tokens());
+        for side in [&rest, &validation] {
+            let ids = examples(side).iter().map(|example| example.input_ids.clone()).collect::<Vec<_>>();
+            assert_eq!(side.max_len(), ids.iter().map(Vec::len).max().unwrap());
+            assert_eq!(side.num_tokens(), ids.iter().map(Vec::len).sum::<usize>() as u64);
+            assert_eq!(side.max_label(), ids.iter().map(|ids| ids[0] as usize).max());
+            // Rows come in their order, and each knows its line.
+            let largest = side.max_label().unwrap();
+            let limits = Limits { vocab_size: 50, num_labels: largest, max_positions: 9, type_vocab_size: None };
+            let error = side.validate(&limits).unwrap_err().to_string();
+            assert!(error.contains(&format!("data.json line {}: labels", largest + 1)), "{error}");
+            side.validate(&Limits { num_labels: 40, ..limits }).unwrap();
+        }
+        assert!(open(&row(1), Task::SequenceClassification).unwrap().split(0.5, 1).is_err());
+    }
+
+    #[test]
+    fn places_are_those_of_each_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let file = folder.path().join(name);
+            fs::write(&file, text).unwrap();
+            file
+        };
+        let files = [
+            write("a.jsonl", "{\"input_ids\": [1]}\n\n{\"input_ids\": [2]}\n"),
+            write("b.json", r#"[{"input_ids": [3]}, {"input_ids": [4]}]"#),
+            write("c.jsonl", "\n{\"input_ids\": [5]}"),
+        ];
+        let data = TokenizedData::open_in(folder.path(), &files, Task::Clm, &mut go_on).unwrap();
+        let places = (0..5).map(|row| data.store.place(row)).collect::<Vec<_>>();
+        for (place, end) in places.iter().zip(["a.jsonl line 1", "a.jsonl line 3", "b.json row 1", "b.json row 2"]) {
+            assert!(place.ends_with(end), "{place}");
+        }
+        assert!(places[4].ends_with("c.jsonl line 2"), "{}", places[4]);
+        // Where one file ends and the next begins counts, and so does the task.
+        let key_of = |files: &[&PathBuf], task| key(&files.iter().copied().cloned().collect::<Vec<_>>(), task).unwrap();
+        let [a, b, _] = &files;
+        assert_ne!(key_of(&[a, b], Task::Clm), key_of(&[b, a], Task::Clm));
+        assert_ne!(key_of(&[a], Task::Clm), key_of(&[a], Task::Mlm));
+    }
+
+    #[test]
+    fn the_cache_is_used_and_a_damaged_one_is_made_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, cache) = (folder.path().join("a.jsonl"), folder.path().join("cache"));
+        let row = |i: usize| format!("{{\"input_ids\": {:?}, \"labels\": {i}}}\n", vec![i; 1 + i % 3]);
+        fs::write(&file, (0..20).map(row).collect::<String>()).unwrap();
+        let files = [file.clone()];
+        let open = |flow| TokenizedData::open_in(&cache, &files, Task::SequenceClassification, &mut |_| flow);
+        assert!(open(ControlFlow::Break(())).unwrap_err().to_string().contains("interrupted"));
+        assert_eq!(fs::read_dir(&cache).unwrap().count(), 0, "an interruption leaves nothing");
+        let expected = examples(&open(ControlFlow::Continue(())).unwrap());
+        // Whoever is interrupted at once can only have read the cache.
+        assert_eq!(examples(&open(ControlFlow::Break(())).unwrap()), expected);
+        let stored = fs::read_dir(&cache).unwrap().next().unwrap().unwrap().path();
+        let whole = fs::read(&stored).unwrap();
+        let index = whole.len() - FILE - 20 * ENTRY;
+        // In the header; of the first entry the offset, the tokens, those attended and the form of the ids; of the second
+        // the form of the mask; the file's first row.
+        for at in [20, index, index + 16, index + 20, index + 32, index + ENTRY + 33, whole.len() - FILE] {
+            let mut lying = whole.clone();
+            lying[at] ^= 0x40;
+            fs::write(&stored, &lying).unwrap();
+            let error = Store::open(&stored, &files, Task::SequenceClassification).unwrap_err().to_string();
+            assert!(error.contains("damaged"), "byte {at}: {error}");
+            assert_eq!(examples(&open(ControlFlow::Continue(())).unwrap()), expected);
+        }
+        for len in [0, 50, whole.len() - 1] {
+            fs::write(&stored, &whole[..len]).unwrap();
+            assert_eq!(examples(&open(ControlFlow::Continue(())).unwrap()), expected);
+        }
+        assert!(fs::read(&stored).unwrap() == whole);
+        fs::write(&file, row(7)).unwrap();
+        assert_eq!(open(ControlFlow::Continue(())).unwrap().len(), 1, "other content is another file of the cache");
+        let taken = TokenizedData::open_in(&file, &files, Task::Clm, &mut go_on).unwrap_err().to_string();
+        assert!(taken.contains("cannot write the cache") && taken.contains("KILN_CACHE"), "{taken}");
+    }
+
+    #[test]
+    fn progress_counts_bytes_and_ends_at_the_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let row = format!("{{\"input_ids\": {:?}}}", vec![12345; 1000]);
+        let rows = vec![row; 400];
+        for (name, text) in [("a.jsonl", rows.join("\n\n")), ("a.json", format!("[{}]  \n", rows.join(", ")))] {
+            let (file, mut told) = (folder.path().join(name), Vec::new());
+            fs::write(&file, &text).unwrap();
+            let mut progress = |state| {
+                told.push(state);
+                ControlFlow::Continue(())
+            };
+            let data = TokenizedData::open_in(folder.path(), &[file], Task::Clm, &mut progress).unwrap();
+            assert_eq!((data.len(), data.num_tokens()), (400, 400_000));
+            let bytes = text.len() as u64;
+            assert!(told.len() > 2 && told.is_sorted_by_key(|state| state.done_bytes), "{told:?}");
+            assert_eq!(told.last(), Some(&Progress { done_bytes: bytes, total_bytes: bytes, tokens: 400_000 }));
+        }
+    }
+
+    #[test]
+    fn broken_text_is_refused_at_its_offset() {
+        let folder = tempfile::tempdir().unwrap();
+        for (bytes, at) in [
+            (&b"{\"input_ids\": [1]}\n{\"input_ids\": [\xff]}"[..], 34),
+            (b"[{\"input_ids\": [1]}, {\"input_\xc3\": [2]}]", 29),
+            (b"[{\"input_ids\": [1]}]\xe9", 20),
+        ] {
+            let file = folder.path().join("a.json");
+            fs::write(&file, bytes).unwrap();
+            let cache = folder.path().join("cache");
+            let error = TokenizedData::open_in(&cache, &[file], Task::Clm, &mut go_on).unwrap_err().to_string();
+            assert!(error.contains("a.json: expected UTF-8") && error.contains(&format!("at offset {at}")), "{error}");
+            assert_eq!(fs::read_dir(&cache).unwrap().count(), 0);
         }
     }
 

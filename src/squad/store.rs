@@ -2,28 +2,25 @@
 //! [token store](crate::data::store): encoded on all cores, written as a stream under a key of everything it depends on, and
 //! in the cache only when it is whole. What is predicted once goes through a file that nobody else sees.
 //!
-//! Layout, little-endian: `KILNWIN1`, 1 if windows have token types (u32), zero (u32), number of windows (u64), number of
-//! bytes of the windows (u64), SHA-256 of these 32 bytes; the windows, each question, tokens, first token of the context,
-//! tokens of the context, first and last token of the answer (u32 each), the ids (u32), the token types (a byte each), first
-//! and one past the last character of every token of the context (u32 each); where each window starts (u64).
+//! Layout: the [header](crate::cache::mapped) with `KILNWIN2`, 1 if windows have token types, the number of windows and the
+//! number of their bytes; the windows, each question, tokens, first token of the context, tokens of the context, first and
+//! last token of the answer (u32 each), the ids (u32), the token types (a byte each), first and one past the last character
+//! of every token of the context (u32 each); where each window starts (u64).
 
-use std::fs::{self, File};
-use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use memmap2::Mmap;
 use sha2::{Digest, Sha256};
 use tokenizers::parallelism::MaybeParallelIterator;
 
 use super::read::Question;
 use super::windows::{Window, WindowEncoder};
 use crate::cache;
-use crate::data::store::{OnProgress, Progress, cache_error};
+use crate::cache::mapped::{Kind, Mapped, Writer, damaged, hex, u32_at, u64_at};
+use crate::data::store::{OnProgress, Progress, tell};
 use crate::error::{Error, Result};
 
-const MAGIC: &[u8; 8] = b"KILNWIN1";
-const HEADER: usize = 64;
+const KIND: Kind<3> = Kind { magic: b"KILNWIN2", name: "window store" };
 const HEAD: usize = 24;
 
 /// Questions are encoded in groups of so many, to use all cores while holding little at a time.
@@ -32,7 +29,7 @@ const GROUP: usize = 256;
 /// Windows on disk.
 #[derive(Debug)]
 pub(super) struct WindowStore {
-    map: Mmap,
+    map: Mapped<3>,
     has_types: bool,
     len: usize,
     /// Where the index starts.
@@ -60,20 +57,7 @@ impl WindowStore {
         progress: &mut OnProgress<'_>,
     ) -> Result<Self> {
         let path = folder.join(format!("{}.windows", key(questions, encoder)));
-        if path.is_file() {
-            match Self::open(&path) {
-                Ok(store) => return Ok(store),
-                // A damaged cache is no reason to fail: the questions are still there.
-                Err(error) => eprintln!("warning: {error}; tokenising again"),
-            }
-        }
-        let io = |error: std::io::Error| cache_error(folder, &error);
-        fs::create_dir_all(folder).map_err(io)?;
-        let aside = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
-        write(aside.as_file(), questions, encoder, progress, &io)?;
-        aside.as_file().sync_all().map_err(io)?;
-        aside.persist(&path).map_err(|error| io(error.error))?;
-        Self::open(&path)
+        KIND.build_or_open(&path, Self::open, |writer| write(writer, questions, encoder, progress))
     }
 
     /// The windows of `questions` in a file that goes away with this.
@@ -87,8 +71,9 @@ impl WindowStore {
     ) -> Result<Self> {
         let io = |error: std::io::Error| Error::io("write a temporary file", &error);
         let file = tempfile::tempfile().map_err(io)?;
-        write(&file, questions, encoder, progress, &io)?;
-        Self::map(&file, Path::new("a temporary file"))
+        KIND.write(&file, &std::env::temp_dir(), &io, |writer| write(writer, questions, encoder, progress))?;
+        let name = Path::new("a temporary file");
+        Self::checked(KIND.map(&file, name)?, name)
     }
 
     /// Opens a store that is on disk.
@@ -96,41 +81,27 @@ impl WindowStore {
     /// # Errors
     /// A file that is no window store, is cut short, or does not match its checksum.
     fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
-        Self::map(&file, path)
+        Self::checked(KIND.open(path)?, path)
     }
 
-    fn map(file: &File, path: &Path) -> Result<Self> {
-        let bad = |what: &str| Error::data(format!("{}: {what}", path.display()));
-        // SAFETY: the map is read-only, and nothing of Kiln's writes to the file again. As with every mapped file, whoever
-        // truncates it from outside stops this process.
-        #[allow(unsafe_code)]
-        let map = unsafe { Mmap::map(file) };
-        let map = map.map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
-        if map.len() < HEADER || &map[..8] != MAGIC {
-            return Err(bad("not a window store of this version"));
-        }
-        if Sha256::digest(&map[..32])[..] != map[32..HEADER] {
-            return Err(bad("damaged header"));
-        }
-        let (has_types, len) = (u64_at(&map, 8) == 1, u64_at(&map, 16) as usize);
-        let index = HEADER + u64_at(&map, 24) as usize;
-        if map.len() != index + len * 8 {
-            return Err(bad(&format!("expected {} bytes, got {}", index + len * 8, map.len())));
-        }
+    /// A mapped file whose windows are where its index says.
+    fn checked(map: Mapped<3>, path: &Path) -> Result<Self> {
+        let [has_types, len, index] = map.numbers;
+        map.has_bytes(len.checked_mul(8).and_then(|bytes| bytes.checked_add(index)), path)?;
+        let (has_types, len, index) = (has_types == 1, len as usize, index as usize);
         let store = Self { map, has_types, len, index };
         // Windows follow one another without gaps; a damaged index or length does not get past this.
-        let mut expected = HEADER;
+        let mut expected = 0;
         for window in 0..len {
             let at = u64_at(&store.map, index + window * 8) as usize;
             if at != expected || at + HEAD > index {
-                return Err(bad(&format!("damaged index at window {window}")));
+                return Err(damaged(path, format!("damaged index at window {window}")));
             }
             let [_, tokens, _, context, _, _] = store.head(at);
             expected = at + HEAD + tokens * (4 + usize::from(has_types)) + context * 8;
         }
         if expected != index {
-            return Err(bad("damaged index"));
+            return Err(damaged(path, "damaged index"));
         }
         Ok(store)
     }
@@ -182,18 +153,10 @@ impl WindowStore {
     }
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].as_chunks().0[0])
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].as_chunks().0[0])
-}
-
 /// SHA-256 over everything the windows depend on.
 fn key(questions: &[Question], encoder: &WindowEncoder) -> String {
     let mut hash = Sha256::new();
-    hash.update(MAGIC);
+    hash.update(KIND.magic);
     hash.update(encoder.content_hash());
     for question in questions {
         for text in [question.text.as_str(), &question.context] {
@@ -205,47 +168,35 @@ fn key(questions: &[Question], encoder: &WindowEncoder) -> String {
             question.answers.first().map_or(String::new(), |answer| format!("{}:{}\n", answer.start, answer.text)),
         );
     }
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(hash)
 }
 
+/// Writes the windows and their index; the numbers of the header.
 fn write(
-    file: &File,
+    writer: &mut Writer<'_>,
     questions: &[Question],
     encoder: &WindowEncoder,
     progress: &mut OnProgress<'_>,
-    io: &dyn Fn(std::io::Error) -> Error,
-) -> Result<()> {
+) -> Result<[u64; 3]> {
     let size = |question: &Question| (question.text.len() + question.context.len()) as u64;
     let mut state = Progress { done_bytes: 0, total_bytes: questions.iter().map(size).sum(), tokens: 0 };
-    let mut writer = BufWriter::with_capacity(1 << 20, file);
-    writer.write_all(&[0; HEADER]).map_err(io)?;
-    let (mut starts, mut at) = (Vec::<u64>::new(), HEADER as u64);
+    let (mut len, mut at) = (0u64, 0u64);
     for (group, some) in questions.chunks(GROUP).enumerate() {
         let numbered = some.iter().enumerate().map(|(index, question)| (group * GROUP + index, question));
         let windows = numbered.collect::<Vec<_>>().into_maybe_par_iter();
         let windows = windows.map(|(index, question)| encoder.windows(index, question)).collect::<Result<Vec<_>>>()?;
         for window in windows.iter().flatten() {
             let bytes = bytes_of(window);
-            writer.write_all(&bytes).map_err(io)?;
-            starts.push(at);
+            writer.write(&bytes)?;
+            writer.index(&at.to_le_bytes())?;
+            len += 1;
             at += bytes.len() as u64;
             state.tokens += window.input_ids.len() as u64;
         }
         state.done_bytes += some.iter().map(size).sum::<u64>();
-        if progress(state).is_break() {
-            return Err(Error::data("tokenising was interrupted").help("nothing was kept"));
-        }
+        tell(progress, state)?;
     }
-    for start in &starts {
-        writer.write_all(&start.to_le_bytes()).map_err(io)?;
-    }
-    let mut header = MAGIC.to_vec();
-    header.extend(u64::from(encoder.has_types()).to_le_bytes());
-    header.extend((starts.len() as u64).to_le_bytes());
-    header.extend((at - HEADER as u64).to_le_bytes());
-    header.extend(Sha256::digest(&header));
-    writer.seek(SeekFrom::Start(0)).and_then(|_| writer.write_all(&header)).map_err(io)?;
-    writer.flush().map_err(io)
+    Ok([u64::from(encoder.has_types()), len, at])
 }
 
 fn bytes_of(window: &Window) -> Vec<u8> {
@@ -270,6 +221,8 @@ pub(super) fn until_signalled(_: Progress) -> ControlFlow<()> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::fs;
+
     use super::*;
     use crate::data::tokenizer::Tokenizer;
     use crate::squad::Answer;
@@ -332,7 +285,9 @@ mod tests {
             changed[at] ^= 1;
             changed
         };
-        for damaged in [changed(17), changed(HEADER + 4), changed(bytes.len() - 8), bytes[..bytes.len() - 1].to_vec()] {
+        for damaged in
+            [changed(17), changed(Kind::<3>::HEADER + 4), changed(bytes.len() - 8), bytes[..bytes.len() - 1].to_vec()]
+        {
             fs::write(&file, damaged).unwrap();
             assert!(WindowStore::open(&file).is_err());
             let again = build(ControlFlow::Continue(())).unwrap();

@@ -89,6 +89,12 @@ impl Clock {
         self.window_start += elapsed;
     }
 
+    /// The run was held up for `elapsed`, up to now, which is no time of it at all.
+    pub(super) fn exclude_waiting(&mut self, elapsed: Duration) {
+        self.start += elapsed;
+        self.window_start += elapsed;
+    }
+
     /// Ends the window that started at the last log row. Its values have just been read, so the device is idle. `waited` is
     /// how long this process has waited for batches in all. The first row after a warm-up stage says what that took.
     pub(super) fn close_window(

@@ -283,7 +283,12 @@ impl Trainer {
             if std::mem::take(&mut epoch_begins) {
                 self.callbacks.iter_mut().for_each(|callback| callback.on_epoch_begin(&run.progress));
             }
+            let before = Instant::now();
             self.callbacks.iter_mut().for_each(|callback| callback.on_step_begin(&run.progress));
+            if self.rehearsal {
+                // A run that waits for its turn does so there.
+                run.clock.exclude_waiting(before.elapsed());
+            }
             laps.skip();
 
             let stepped = self.step(&mut stepper, &mut loader, run, &mut laps)?;

@@ -1,12 +1,12 @@
-//! What a contestant of a benchmark and its driver say to one another, a line each: the driver writes `run N` to the
+//! What a contestant and its driver say to one another, a line each: the driver writes `run N` to the
 //! contestant's stdin, and the contestant answers on stdout with a line of JSON once it has made N steps. Its first line, a
-//! [`Hello`], comes unasked when it is ready; end of input ends it. Everything that a contestant has to tell people goes to
+//! [`Hello`], comes unasked when it is ready; after the end of input it makes one more step, its last. Everything that a contestant has to tell people goes to
 //! stderr. Any program that speaks it can take part (`--peer`): `benches/pytorch/worker.py` does.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::operators::OperatorTimes;
+use crate::bench::operators::OperatorTimes;
 
 /// The first line of a contestant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

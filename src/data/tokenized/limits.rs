@@ -1,0 +1,178 @@
+//! What a model takes, and what stands in the rows at most: where the second lies within the first, no row has to be looked
+//! at.
+
+use kiln_models::ModelConfig;
+
+use crate::data::{Example, Label};
+use crate::error::{Error, Result};
+use crate::task::IGNORED;
+
+/// What the model allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Ids are below it.
+    pub vocab_size: usize,
+    /// Classes are below it.
+    pub num_labels: usize,
+    /// Rows are at most as long.
+    pub max_positions: usize,
+    /// Token types are below it; none when the model has no token types.
+    pub type_vocab_size: Option<usize>,
+}
+
+impl Limits {
+    /// The limits of a model.
+    pub fn of(model: &ModelConfig) -> Self {
+        Self {
+            vocab_size: model.vocab_size(),
+            num_labels: model.labels().num_labels(),
+            max_positions: model.max_positions(),
+            type_vocab_size: model.type_vocab_size(),
+        }
+    }
+
+    /// # Errors
+    /// What is out of range, with the position, the value and the range.
+    pub fn check(&self, example: &Example) -> Result<()> {
+        let len = example.input_ids.len();
+        if len > self.max_positions {
+            return Err(Error::data(format!(
+                "the row has {len} tokens, but the model has {} positions",
+                self.max_positions
+            )));
+        }
+        in_range("input_ids", &example.input_ids, self.vocab_size, "the vocabulary has that many tokens", false)?;
+        if let Some(types) = &example.token_type_ids {
+            match self.type_vocab_size {
+                Some(count) => in_range("token_type_ids", types, count, "the model has that many token types", false)?,
+                None => return Err(Error::data("the row has token_type_ids, but the model has no token types")),
+            }
+        }
+        match &example.label {
+            Label::Tokens(labels) => {
+                in_range("labels", labels, self.vocab_size, "the vocabulary has that many tokens", true)
+            }
+            Label::Class(class) => {
+                in_range("labels", &[*class], self.num_labels, "the model has that many labels", false)
+            }
+            Label::Span { start, end } => {
+                in_range("start_positions", &[*start], len, "the row has that many tokens", false)?;
+                in_range("end_positions", &[*end], len, "the row has that many tokens", false)
+            }
+            Label::None | Label::Value(_) => Ok(()),
+        }
+    }
+}
+
+fn in_range(name: &str, values: &[i32], below: usize, why: &str, may_ignore: bool) -> Result<()> {
+    let bad = |value: i32| !(may_ignore && value == IGNORED) && usize::try_from(value).map_or(true, |v| v >= below);
+    match values.iter().position(|&value| bad(value)) {
+        None => Ok(()),
+        Some(at) => {
+            let or_ignored = if may_ignore { " (or -100, ignored)" } else { "" };
+            let place = if values.len() > 1 { format!("[{at}]") } else { String::new() };
+            Err(Error::data(format!("{name}{place}: expected 0 to {}{or_ignored}, got {}", below - 1, values[at]))
+                .help(format!("{why}: {below}")))
+        }
+    }
+}
+
+/// The least and the greatest of some values; of none, the least is above the greatest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Extent {
+    least: i32,
+    greatest: i32,
+}
+
+impl Extent {
+    const NONE: Self = Self { least: i32::MAX, greatest: i32::MIN };
+
+    fn take(&mut self, values: impl IntoIterator<Item = i32>) {
+        for value in values {
+            self.least = self.least.min(value);
+            self.greatest = self.greatest.max(value);
+        }
+    }
+
+    fn is_below(self, count: usize) -> bool {
+        self == Self::NONE || (self.least >= 0 && (self.greatest as usize) < count)
+    }
+
+    fn number(self) -> u64 {
+        u64::from(self.least as u32) << 32 | u64::from(self.greatest as u32)
+    }
+
+    fn of_number(number: u64) -> Self {
+        Self { least: (number >> 32) as i32, greatest: number as i32 }
+    }
+}
+
+/// What stands in rows at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Extremes {
+    /// Tokens of the longest.
+    pub longest: u64,
+    ids: Extent,
+    types: Extent,
+    /// Labels of tokens that are not ignored.
+    labels: Extent,
+    classes: Extent,
+    /// How many answers end beyond their row or begin before it.
+    strays: u64,
+}
+
+impl Extremes {
+    /// Those of no row.
+    pub const NONE: Self = Self {
+        longest: 0,
+        ids: Extent::NONE,
+        types: Extent::NONE,
+        labels: Extent::NONE,
+        classes: Extent::NONE,
+        strays: 0,
+    };
+
+    /// Adds a row.
+    pub fn take(&mut self, example: &Example) {
+        let len = example.input_ids.len();
+        self.longest = self.longest.max(len as u64);
+        self.ids.take(example.input_ids.iter().copied());
+        self.types.take(example.token_type_ids.iter().flatten().copied());
+        match &example.label {
+            Label::Tokens(labels) => self.labels.take(labels.iter().copied().filter(|label| *label != IGNORED)),
+            Label::Class(class) => self.classes.take([*class]),
+            Label::Span { start, end } => {
+                let strays = |position: i32| usize::try_from(position).map_or(true, |position| position >= len);
+                self.strays += u64::from(strays(*start) || strays(*end));
+            }
+            Label::None | Label::Value(_) => {}
+        }
+    }
+
+    /// Whether `limits` allow all of the rows.
+    pub fn fit(&self, limits: &Limits) -> bool {
+        self.longest <= limits.max_positions as u64
+            && self.ids.is_below(limits.vocab_size)
+            && limits.type_vocab_size.map_or(self.types == Extent::NONE, |count| self.types.is_below(count))
+            && self.labels.is_below(limits.vocab_size)
+            && self.classes.is_below(limits.num_labels)
+            && self.strays == 0
+    }
+
+    /// Whether a token has a label that is not ignored.
+    pub fn has_token_labels(&self) -> bool {
+        self.labels != Extent::NONE
+    }
+
+    /// As numbers of a header.
+    pub fn numbers(&self) -> [u64; 6] {
+        let [ids, types, labels, classes] = [self.ids, self.types, self.labels, self.classes].map(Extent::number);
+        [self.longest, ids, types, labels, classes, self.strays]
+    }
+
+    /// Those that gave `numbers`.
+    pub fn of_numbers([longest, ids, types, labels, classes, strays]: [u64; 6]) -> Self {
+        let [ids, types, labels, classes] = [ids, types, labels, classes].map(Extent::of_number);
+        Self { longest, ids, types, labels, classes, strays }
+    }
+}

@@ -1,0 +1,162 @@
+//! A row of tokenized data as it is written, and the example that it is. Used by the reader of files and by `batch.json`.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::data::{Example, Label};
+use crate::error::{Error, Result, plain_words};
+use crate::task::{IGNORED, Task};
+
+/// A row as it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    input_ids: Vec<i64>,
+    attention_mask: Option<Vec<i64>>,
+    token_type_ids: Option<Vec<i64>>,
+    labels: Option<Value>,
+    start_positions: Option<i64>,
+    end_positions: Option<i64>,
+}
+
+/// A line as an example of `task`.
+///
+/// # Errors
+/// As [`of_value`]; malformed JSON.
+pub(super) fn of_line(line: &str, task: Task) -> Result<Example> {
+    // Most rows are right and are read at once. Of the others a tree of values tells best what is wrong. A list would pass
+    // for a row whose columns come in order.
+    if line.trim_start().starts_with('{')
+        && let Ok(row) = serde_json::from_str(line)
+    {
+        return example(row, task);
+    }
+    let value = serde_json::from_str(line).map_err(|error| {
+        Error::data(format!("malformed JSON: {error}"))
+            .help("a file has a row on every line, or one JSON array of rows")
+    })?;
+    of_value(value, task)
+}
+
+/// A row as an example of `task`.
+///
+/// # Errors
+/// Columns that are missing, unknown, of another type or length, or that the task does not have.
+pub(super) fn of_value(row: Value, task: Task) -> Result<Example> {
+    if !row.is_object() {
+        return Err(Error::data(format!("expected an object with input_ids, got {}", shortened(&row))));
+    }
+    let row: Row = serde_path_to_error::deserialize(row).map_err(|error| {
+        let (path, problem) = (error.path().to_string(), plain_words(&error.inner().to_string()));
+        let problem = if path == "." || problem.contains("field `") { problem } else { format!("{path}: {problem}") };
+        Error::data(problem).help(
+            "a row has input_ids and, as needed, attention_mask, token_type_ids, labels, start_positions, end_positions",
+        )
+    })?;
+    example(row, task)
+}
+
+fn example(row: Row, task: Task) -> Result<Example> {
+    let len = row.input_ids.len();
+    if len == 0 {
+        return Err(Error::data("input_ids: expected at least one token, got none"));
+    }
+    let input_ids = ints("input_ids", &row.input_ids)?;
+    let mask = row.attention_mask.as_deref().map(|mask| mask_of(mask, len)).transpose()?;
+    let token_type_ids = row.token_type_ids.as_deref().map(|types| {
+        same_length("token_type_ids", types.len(), len)?;
+        ints("token_type_ids", types)
+    });
+    let token_type_ids = token_type_ids.transpose()?;
+    let label = label(&row, task, &input_ids, mask.as_deref())?;
+    Ok(Example { input_ids, attention_mask: mask, token_type_ids, label })
+}
+
+fn mask_of(mask: &[i64], len: usize) -> Result<Vec<bool>> {
+    same_length("attention_mask", mask.len(), len)?;
+    if let Some(value) = mask.iter().find(|value| !matches!(value, 0 | 1)) {
+        return Err(Error::data(format!("attention_mask: expected 0 or 1, got {value}")));
+    }
+    if mask.iter().all(|value| *value == 0) {
+        return Err(Error::data("attention_mask: expected at least one attended token, got none"));
+    }
+    Ok(mask.iter().map(|value| *value == 1).collect())
+}
+
+fn label(row: &Row, task: Task, input_ids: &[i32], mask: Option<&[bool]>) -> Result<Label> {
+    let has_span = row.start_positions.is_some() || row.end_positions.is_some();
+    if task == Task::QuestionAnswering {
+        if row.labels.is_some() {
+            return Err(Error::data(
+                "labels: the task question-answering has start_positions and end_positions instead",
+            ));
+        }
+        return match (row.start_positions, row.end_positions) {
+            (Some(start), Some(end)) if start <= end => {
+                let [start, end] = ints("start_positions", &[start, end])?[..] else {
+                    unreachable!("two positions go in and two come out");
+                };
+                Ok(Label::Span { start, end })
+            }
+            (Some(start), Some(end)) => {
+                Err(Error::data(format!("end_positions: expected at least start_positions ({start}), got {end}")))
+            }
+            (None, None) => Ok(Label::None),
+            _ => Err(Error::data("start_positions and end_positions: expected both, got one")),
+        };
+    }
+    if has_span {
+        return Err(Error::data(format!("start_positions: the task {task} has labels instead")));
+    }
+    let expected = |what: &str, got: &Value| {
+        Err(Error::data(format!("labels: expected {what} for the task {task}, got {}", shortened(got))))
+    };
+    match (task, &row.labels) {
+        // Without labels a causal language model predicts its own input, where it is attended.
+        (Task::Clm, None) => Ok(Label::Tokens(own_labels(input_ids, mask).collect())),
+        (_, None) => Ok(Label::None),
+        (Task::Clm | Task::Mlm, Some(value)) => match Vec::<i64>::deserialize(value) {
+            Ok(labels) => {
+                same_length("labels", labels.len(), input_ids.len())?;
+                Ok(Label::Tokens(ints("labels", &labels)?))
+            }
+            Err(_) => expected("a list of token ids", value),
+        },
+        (Task::SequenceClassification, Some(value)) => match value.as_i64() {
+            Some(class) => Ok(Label::Class(ints("labels", &[class])?[0])),
+            None => expected("a whole number", value),
+        },
+        (_, Some(value)) => match value.as_f64().map(|number| number as f32) {
+            Some(number) if number.is_finite() => Ok(Label::Value(number)),
+            _ => expected("a finite number", value),
+        },
+    }
+}
+
+/// The labels that are the ids themselves, where they are attended.
+pub(super) fn own_labels(input_ids: &[i32], mask: Option<&[bool]>) -> impl Iterator<Item = i32> {
+    let attended = move |at: usize| mask.is_none_or(|mask| mask[at]);
+    input_ids.iter().enumerate().map(move |(at, id)| if attended(at) { *id } else { IGNORED })
+}
+
+fn shortened(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(40) {
+        Some((cut, _)) => format!("{}...", &text[..cut]),
+        None => text,
+    }
+}
+
+fn same_length(name: &str, got: usize, expected: usize) -> Result<()> {
+    match got == expected {
+        true => Ok(()),
+        false => Err(Error::data(format!("{name}: expected {expected} values, as input_ids has, got {got}"))),
+    }
+}
+
+fn ints(name: &str, values: &[i64]) -> Result<Vec<i32>> {
+    let narrow = values.iter().map(|&value| {
+        i32::try_from(value).map_err(|_| Error::data(format!("{name}: expected a 32-bit number, got {value}")))
+    });
+    narrow.collect()
+}
