@@ -360,7 +360,8 @@ fn tokenized(
 ) -> Result<Rows> {
     let task = config.data.task;
     let mut open = |key: &str, patterns: &[String]| {
-        TokenizedData::open(&paths::resolve(patterns).map_err(|error| error.at(key))?, task, progress)
+        let files = paths::resolve(patterns).map_err(|error| error.at(key))?;
+        TokenizedData::open(&files, task, progress).map_err(|error| error.at(key))
     };
     if config.tokenizer.train_vocab_size.is_some() {
         return Err(Error::config("tokenizer.train_vocab_size with data.format = \"tokenized\": the data has no text")
@@ -377,8 +378,9 @@ fn tokenized(
     };
     settle_labels(task, model, config, &train)?;
     let limits = Limits::of(model);
-    for data in std::iter::once(&train).chain(&validation) {
-        data.validate(&limits)?;
+    let both = [("data.train", Some(&train)), ("data.validation", validation.as_ref())];
+    for (key, data) in both.into_iter().filter_map(|(key, data)| Some((key, data?))) {
+        data.validate(&limits).map_err(|error| error.at(key))?;
     }
     let tokens = train.num_tokens();
     Ok((Arc::new(train), tokens, validation.map(|data| Arc::new(data) as Arc<dyn Dataset>)))

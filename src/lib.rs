@@ -20,6 +20,7 @@ pub mod host;
 pub mod hub;
 pub mod init;
 pub mod inputs;
+pub mod launches;
 pub mod memory;
 pub mod metrics;
 pub mod model_folder;

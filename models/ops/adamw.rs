@@ -1,19 +1,23 @@
-//! The AdamW update of one parameter in one pass over its four tensors, in place where nobody else holds them, and the sum
-//! of squares for the global norm. The settings of an optimizer, its state and its groups are not here.
+//! The AdamW update of many parameters, each in one pass over its four tensors and in place where nobody else holds them, and
+//! the norm over all gradients. The settings of an optimizer, its state and its groups are not here.
 
+use std::collections::VecDeque;
+
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, backend_extension};
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
 
 use super::flex::{self, FlexTensor};
+use super::list::TensorList;
 use super::simd::{fma, sum, vectorised};
 
 /// Elements in a block of work.
 const BLOCK: usize = 16_384;
 
 /// The numbers of one update, by PyTorch's formula (`torch.optim.AdamW`).
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Update {
     /// Decay of the first moment.
     pub beta1: f64,
@@ -29,125 +33,168 @@ pub struct Update {
     pub step: u64,
 }
 
-/// One parameter with its moments, all flat, `[n]`, f32, without autodiff.
-#[derive(Debug, Clone)]
-pub struct State {
-    /// The parameter.
-    pub value: Tensor<1>,
-    /// First moment.
-    pub exp_avg: Tensor<1>,
-    /// Second moment.
-    pub exp_avg_sq: Tensor<1>,
-}
+/// What a kernel multiplies with, in this order: the part of the weight that stays, the first moment's decay and its rest,
+/// the second's, the factor of its root, epsilon, the rate.
+pub(super) type Factors = [f32; 8];
+
+/// Those that leave weights and moments what they are, bit for bit, whatever finite gradient they meet.
+#[cfg(feature = "compiler")]
+pub(super) const IDLE: Factors = [1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0];
 
 impl Update {
-    /// `state` after an update with the gradient `grad * scale`; `grad [n]`, `scale [1]`, both without autodiff. The fused
+    fn factors(&self) -> Factors {
+        let correction1 = 1.0 - self.beta1.powf(self.step as f64);
+        let correction2 = 1.0 - self.beta2.powf(self.step as f64);
+        let keep = 1.0 - self.lr * self.weight_decay;
+        let (root, rate) = (1.0 / correction2.sqrt(), self.lr / correction1);
+        [keep, self.beta1, 1.0 - self.beta1, self.beta2, 1.0 - self.beta2, root, self.epsilon, rate].map(|x| x as f32)
+    }
+}
+
+/// `[kinds * 8]`
+pub(super) fn factors(updates: &[Update], device: &Device) -> Tensor<1> {
+    let values = updates.iter().flat_map(Update::factors).collect::<Vec<_>>();
+    let n = values.len();
+    Tensor::from_data(TensorData::new(values, [n]), device)
+}
+
+/// Parameters that are updated together, in the order in which they were added.
+#[derive(Debug, Default)]
+pub struct Parameters {
+    pub(super) values: TensorList,
+    pub(super) exp_avgs: TensorList,
+    pub(super) exp_avg_sqs: TensorList,
+    pub(super) grads: TensorList,
+    pub(super) kinds: Vec<usize>,
+}
+
+impl Parameters {
+    /// Adds a parameter, its first and second moment, `[n]` each, and its gradient, all f32 and without autodiff; `kind` is
+    /// the place of its [`Update`] among those of the call that follows.
+    pub fn push<const D: usize>(&mut self, value: Tensor<D>, moments: [Tensor<1>; 2], grad: Tensor<D>, kind: usize) {
+        let [exp_avg, exp_avg_sq] = moments;
+        self.values.push(value);
+        self.exp_avgs.push(exp_avg);
+        self.exp_avg_sqs.push(exp_avg_sq);
+        self.grads.push(grad);
+        self.kinds.push(kind);
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    /// All of them after the update that `updates` has for their kind, with their gradients times `scale`, `[1]`. The fused
     /// form; the plain one is `kiln::optim`'s composition.
     ///
     /// # Panics
     /// On a device without fused kernels (see [`Ops::fused`](super::Ops::fused)).
-    pub fn fused(&self, state: State, grad: Tensor<1>, scale: &Tensor<1>) -> State {
-        let (value, exp_avg, exp_avg_sq) = <Dispatch as AdamWOp>::update(
-            state.value.into_dispatch(),
-            state.exp_avg.into_dispatch(),
-            state.exp_avg_sq.into_dispatch(),
-            grad.into_dispatch(),
+    pub fn update(self, updates: &[Update], scale: &Tensor<1>) -> Updated {
+        let (values, exp_avgs, exp_avg_sqs) = <Dispatch as AdamWOp>::update(
+            self.values,
+            self.exp_avgs,
+            self.exp_avg_sqs,
+            self.grads,
             scale.clone().into_dispatch(),
-            self.factors(),
+            factors(updates, &scale.device()).into_dispatch(),
+            self.kinds,
         );
-        State {
-            value: Tensor::from_dispatch(value),
-            exp_avg: Tensor::from_dispatch(exp_avg),
-            exp_avg_sq: Tensor::from_dispatch(exp_avg_sq),
-        }
-    }
-
-    /// What the kernel multiplies with.
-    pub(super) fn factors(&self) -> Factors {
-        let correction1 = 1.0 - self.beta1.powf(self.step as f64);
-        let correction2 = 1.0 - self.beta2.powf(self.step as f64);
-        Factors {
-            keep: (1.0 - self.lr * self.weight_decay) as f32,
-            beta1: self.beta1 as f32,
-            rest1: (1.0 - self.beta1) as f32,
-            beta2: self.beta2 as f32,
-            rest2: (1.0 - self.beta2) as f32,
-            root: (1.0 / correction2.sqrt()) as f32,
-            epsilon: self.epsilon as f32,
-            rate: (self.lr / correction1) as f32,
-        }
+        Updated(values.0.into_iter().zip(exp_avgs.0.into_iter().zip(exp_avg_sqs.0)).collect())
     }
 }
 
-/// Sum of the squares of `x`, `[1]`; `x` without autodiff. Fused form.
-pub fn sum_of_squares<const D: usize>(x: Tensor<D>) -> Tensor<1> {
-    Tensor::from_dispatch(<Dispatch as AdamWOp>::sum_of_squares(x.into_dispatch()))
+/// [`Parameters`] after an update.
+#[derive(Debug)]
+pub struct Updated(VecDeque<(Primitive, (Primitive, Primitive))>);
+
+type Primitive = FloatTensor<Dispatch>;
+
+impl Updated {
+    /// The next one in their order: its value, which has the shape that it had, and its moments. None after the last.
+    pub fn take<const D: usize>(&mut self) -> Option<(Tensor<D>, [Tensor<1>; 2])> {
+        let (value, (exp_avg, exp_avg_sq)) = self.0.pop_front()?;
+        Some((Tensor::from_dispatch(value), [exp_avg, exp_avg_sq].map(Tensor::from_dispatch)))
+    }
 }
 
-/// [`Update`] as the kernel multiplies with it.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Factors {
-    pub keep: f32,
-    pub beta1: f32,
-    pub rest1: f32,
-    pub beta2: f32,
-    pub rest2: f32,
-    pub root: f32,
-    pub epsilon: f32,
-    pub rate: f32,
+/// Whether `device` updates many parameters faster than one after another: each would be a launch of its own.
+pub fn updates_together(device: &Device) -> bool {
+    device.clone().without_autodiff() != Device::flex()
+}
+
+/// L2 norm over all elements of all `tensors`, `[1]`. The fused form.
+///
+/// # Panics
+/// For no tensor, and on a device without fused kernels.
+pub fn norm(tensors: TensorList) -> Tensor<1> {
+    Tensor::from_dispatch(<Dispatch as AdamWOp>::norm(tensors))
 }
 
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"))]
 pub(super) trait AdamWOp: Backend {
-    /// `(value, exp_avg, exp_avg_sq)`
+    /// `(values, exp_avgs, exp_avg_sqs)`; `factors [kinds * 8]`.
     fn update(
-        value: FloatTensor<Self>,
-        exp_avg: FloatTensor<Self>,
-        exp_avg_sq: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
+        #[extension_type] values: TensorList<Self>,
+        #[extension_type] exp_avgs: TensorList<Self>,
+        #[extension_type] exp_avg_sqs: TensorList<Self>,
+        #[extension_type] grads: TensorList<Self>,
         scale: FloatTensor<Self>,
-        factors: Factors,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+        factors: FloatTensor<Self>,
+        kinds: Vec<usize>,
+    ) -> (TensorList<Self>, TensorList<Self>, TensorList<Self>);
 
-    fn sum_of_squares(x: FloatTensor<Self>) -> FloatTensor<Self>;
+    fn norm(#[extension_type] tensors: TensorList<Self>) -> FloatTensor<Self>;
 }
 
 impl AdamWOp for Flex {
     fn update(
-        value: FlexTensor,
-        exp_avg: FlexTensor,
-        exp_avg_sq: FlexTensor,
-        grad: FlexTensor,
+        values: TensorList<Self>,
+        exp_avgs: TensorList<Self>,
+        exp_avg_sqs: TensorList<Self>,
+        grads: TensorList<Self>,
         scale: FlexTensor,
-        factors: Factors,
-    ) -> (FlexTensor, FlexTensor, FlexTensor) {
-        let (grad, scale) = (flex::row_major(grad), flex::values(&flex::row_major(scale))[0]);
-        let [mut value, mut exp_avg, mut exp_avg_sq] = [value, exp_avg, exp_avg_sq].map(flex::row_major);
-        flex::writable(&mut value)
-            .par_chunks_mut(BLOCK)
-            .zip(flex::writable(&mut exp_avg).par_chunks_mut(BLOCK))
-            .zip(flex::writable(&mut exp_avg_sq).par_chunks_mut(BLOCK))
-            .zip(flex::values(&grad).par_chunks(BLOCK))
-            .for_each(|(((value, m), v), grad)| update_block(value, m, v, grad, scale, factors));
-        (value, exp_avg, exp_avg_sq)
+        factors: FlexTensor,
+        kinds: Vec<usize>,
+    ) -> (TensorList<Self>, TensorList<Self>, TensorList<Self>) {
+        let [mut values, mut exp_avgs, mut exp_avg_sqs] = [values, exp_avgs, exp_avg_sqs]
+            .map(|tensors| TensorList(tensors.0.into_iter().map(flex::row_major).collect::<Vec<_>>()));
+        let (scale, factors) = (flex::values(&flex::row_major(scale))[0], flex::row_major(factors));
+        let (factors, _) = flex::values(&factors).as_chunks::<8>();
+        let states = values.0.iter_mut().zip(&mut exp_avgs.0).zip(&mut exp_avg_sqs.0);
+        for ((((value, exp_avg), exp_avg_sq), grad), kind) in states.zip(grads.0).zip(kinds) {
+            let grad = flex::row_major(grad);
+            flex::writable(value)
+                .par_chunks_mut(BLOCK)
+                .zip(flex::writable(exp_avg).par_chunks_mut(BLOCK))
+                .zip(flex::writable(exp_avg_sq).par_chunks_mut(BLOCK))
+                .zip(flex::values(&grad).par_chunks(BLOCK))
+                .for_each(|(((value, m), v), grad)| update_block(value, m, v, grad, scale, factors[kind]));
+        }
+        (values, exp_avgs, exp_avg_sqs)
     }
 
-    fn sum_of_squares(x: FlexTensor) -> FlexTensor {
-        let x = flex::row_major(x);
-        let parts = flex::values(&x).par_chunks(BLOCK).map(|block| f64::from(squares(block)));
-        let total = parts.collect::<Vec<_>>().into_iter().sum::<f64>();
-        flex::tensor(vec![total as f32], [1])
+    fn norm(tensors: TensorList<Self>) -> FlexTensor {
+        let sum_of_squares = |x: FlexTensor| {
+            let x = flex::row_major(x);
+            let parts = flex::values(&x).par_chunks(BLOCK).map(|block| f64::from(squares(block)));
+            parts.collect::<Vec<_>>().into_iter().sum::<f64>() as f32
+        };
+        let sums = tensors.0.into_iter().map(sum_of_squares).collect::<Vec<_>>();
+        let n = sums.len();
+        Self::float_sqrt(Self::float_sum(flex::tensor(sums, [n])))
     }
 }
 
 vectorised! {
     fn update_block(value: &mut [f32], m: &mut [f32], v: &mut [f32], grad: &[f32], scale: f32, by: Factors) {
+        let [keep, beta1, rest1, beta2, rest2, root, epsilon, rate] = by;
         for (((value, m), v), grad) in value.iter_mut().zip(m).zip(v).zip(grad) {
             let grad = grad * scale;
-            *m = fma::<FMA>(*m, by.beta1, grad * by.rest1);
-            *v = fma::<FMA>(*v, by.beta2, grad * grad * by.rest2);
-            let denominator = fma::<FMA>(v.sqrt(), by.root, by.epsilon);
-            *value = fma::<FMA>(*value, by.keep, -(*m / denominator * by.rate));
+            *m = fma::<FMA>(*m, beta1, grad * rest1);
+            *v = fma::<FMA>(*v, beta2, grad * grad * rest2);
+            let denominator = fma::<FMA>(v.sqrt(), root, epsilon);
+            *value = fma::<FMA>(*value, keep, -(*m / denominator * rate));
         }
     }
 }

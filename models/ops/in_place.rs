@@ -9,7 +9,8 @@ use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 
-use super::adamw::Update;
+use super::adamw::{self, Parameters, Update};
+use super::list::TensorList;
 
 /// Tensors that were written to, to be held.
 pub struct Written(#[allow(dead_code)] Box<dyn Any>); // nobody looks at them: holding them is the use
@@ -35,47 +36,43 @@ pub fn overwrite_bools<const D: usize>(target: &Tensor<D, Bool>, values: Tensor<
     Written(Box::new(<Dispatch as InPlaceOp>::overwrite_bools(target, values)))
 }
 
-/// The numbers of an update where the device can read them, so that a captured update can be told others.
+/// The numbers of updates, a kind of parameter each, where the device can read them, so that a captured update can be told
+/// others.
 #[derive(Debug, Clone)]
-pub struct DeviceUpdate(Tensor<1>);
+pub struct DeviceUpdates(Tensor<1>);
 
-/// Numbers in a [`DeviceUpdate`].
-const FACTORS: usize = 8;
-
-impl DeviceUpdate {
-    /// Those of `update`.
-    pub fn new(update: &Update, device: &Device) -> Self {
-        let by = update.factors();
-        let values = [by.keep, by.beta1, by.rest1, by.beta2, by.rest2, by.root, by.epsilon, by.rate];
-        Self(Tensor::from_data(TensorData::new(values.to_vec(), [FACTORS]), device))
+impl DeviceUpdates {
+    /// Those of `updates`.
+    pub fn new(updates: &[Update], device: &Device) -> Self {
+        Self(adamw::factors(updates, device))
     }
 
-    /// Those of an update that leaves weights and moments what they are, bit for bit, whatever finite gradient it meets.
-    pub fn idle(device: &Device) -> Self {
-        let values = [1.0f32, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0];
-        Self(Tensor::from_data(TensorData::new(values.to_vec(), [FACTORS]), device))
+    /// Those of updates of `kinds` kinds that leave weights and moments what they are, bit for bit, whatever finite gradient
+    /// they meet.
+    pub fn idle(kinds: usize, device: &Device) -> Self {
+        let values = adamw::IDLE.repeat(kinds);
+        let n = values.len();
+        Self(Tensor::from_data(TensorData::new(values, [n]), device))
     }
 
-    /// Becomes what `update` is, in its own memory.
-    pub fn set(&self, update: Self) -> Written {
-        overwrite(&self.0, update.0)
+    /// Becomes what `updates` is, in its own memory.
+    pub fn set(&self, updates: Self) -> Written {
+        overwrite(&self.0, updates.0)
     }
+}
 
-    /// A parameter `value` and its moments, `[n]` each, after the update with the gradient `grad * scale` of the shape of
-    /// `value`, in their own memory; `scale [1]`, all without autodiff. The numbers are [`Update::fused`]'s.
-    pub fn apply<const D: usize>(
-        &self,
-        value: &Tensor<D>,
-        moments: [&Tensor<1>; 2],
-        grad: Tensor<D>,
-        scale: &Tensor<1>,
-    ) -> Written {
-        let [m, v] = moments.map(|moment| moment.clone().into_dispatch());
-        let (grad, scale, factors) =
-            (grad.into_dispatch(), scale.clone().into_dispatch(), self.0.clone().into_dispatch());
-        let written = <Dispatch as InPlaceOp>::adamw(value.clone().into_dispatch(), m, v, grad, scale, factors);
-        Written(Box::new(written))
-    }
+/// [`Parameters::update`] in the memory of the parameters and their moments, by the numbers in `updates`.
+pub fn update(parameters: Parameters, updates: &DeviceUpdates, scale: &Tensor<1>) -> Written {
+    let (scale, factors) = (scale.clone().into_dispatch(), updates.0.clone().into_dispatch());
+    let Parameters { values, exp_avgs, exp_avg_sqs, grads, kinds } = parameters;
+    let written = <Dispatch as InPlaceOp>::adamw(values, exp_avgs, exp_avg_sqs, grads, scale, factors, kinds);
+    Written(Box::new(written))
+}
+
+/// `sums * by[0] + values * by[1]` in the memory of `sums`; both lists have the same shapes, `by` is `[2]`.
+pub fn accumulate(sums: &TensorList, values: TensorList, by: &Tensor<1>) -> Written {
+    let by = by.clone().into_dispatch();
+    Written(Box::new(<Dispatch as InPlaceOp>::accumulate(sums.clone(), values, by)))
 }
 
 #[backend_extension(Cube: cfg(feature = "compiler"))]
@@ -86,13 +83,20 @@ pub(super) trait InPlaceOp: Backend {
 
     fn overwrite_bools(target: BoolTensor<Self>, values: BoolTensor<Self>) -> BoolTensor<Self>;
 
-    /// `(value, exp_avg, exp_avg_sq)`
+    /// `(values, exp_avgs, exp_avg_sqs)`
     fn adamw(
-        value: FloatTensor<Self>,
-        exp_avg: FloatTensor<Self>,
-        exp_avg_sq: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
+        #[extension_type] values: TensorList<Self>,
+        #[extension_type] exp_avgs: TensorList<Self>,
+        #[extension_type] exp_avg_sqs: TensorList<Self>,
+        #[extension_type] grads: TensorList<Self>,
         scale: FloatTensor<Self>,
         factors: FloatTensor<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+        kinds: Vec<usize>,
+    ) -> (TensorList<Self>, TensorList<Self>, TensorList<Self>);
+
+    fn accumulate(
+        #[extension_type] sums: TensorList<Self>,
+        #[extension_type] values: TensorList<Self>,
+        by: FloatTensor<Self>,
+    ) -> TensorList<Self>;
 }

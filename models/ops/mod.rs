@@ -19,6 +19,7 @@ pub mod gelu;
 pub mod in_place;
 pub mod layer_norm;
 pub mod linear;
+pub mod list;
 mod simd;
 
 use burn::tensor::Device;
@@ -42,7 +43,7 @@ pub enum Operator {
     CrossEntropy,
     /// Rows of a table, and the sum of their gradients ([`embedding`]).
     Embedding,
-    /// AdamW's update in one pass, and the sum of squares of the gradient norm ([`adamw`]).
+    /// AdamW's update in one pass, and the norm over all gradients ([`adamw`]).
     AdamW,
 }
 

@@ -12,6 +12,7 @@ use super::stats::{Samples, mean, median, quantile, ratio_of_medians};
 use super::verdict::{Word, word};
 use super::{ArmReport, ArmRuns, Budget, Comparison, Experiment, LossPoint, REPORT_SCHEMA, Report, Role, WholeRun};
 use crate::error::{Error, Result};
+use crate::trainer::laps::StepTimes;
 
 /// Settings that may differ between arms without a word: where a run writes, how often it says something, and its seed,
 /// which changes from repeat to repeat. The compiler is what is compared.
@@ -274,9 +275,11 @@ fn describe(arm: &Arm, experiment: &Experiment) -> ArmReport {
         Some(whole) => of_whole(whole),
         None => first.map(|run| run.seconds),
     };
-    let is_cpu = provenance.as_ref().is_some_and(|it| it.device.starts_with("cpu"));
     let loss = curve(runs);
     let steady = runs.iter().flat_map(MeasuredRun::steady_steps).collect::<Vec<_>>();
+    let mean_of = |pick: fn(&StepTimes) -> Option<u64>| {
+        some(mean(&steady.iter().filter_map(|step| pick(step)).map(|count| count as f64).collect::<Vec<_>>()))
+    };
     ArmReport {
         name: arm.runs.name.clone(),
         label: arm.runs.label.clone(),
@@ -302,8 +305,8 @@ fn describe(arm: &Arm, experiment: &Experiment) -> ArmReport {
         evaluation_seconds,
         save_seconds,
         peak_mib: over_runs(&|run| run.summary("peak_mib")),
-        device_reads_per_step: some(mean(&steady.iter().map(|step| step.device_reads as f64).collect::<Vec<_>>())),
-        kernel_launches_per_step: is_cpu.then_some(0.0),
+        device_reads_per_step: mean_of(|step| Some(step.device_reads)),
+        kernel_launches_per_step: mean_of(|step| step.kernel_launches),
         model_gflops,
         model_flops_utilization: model_gflops.zip(experiment.gemm_gflops).map(|(rate, peak)| rate / peak),
         last_loss: loss.last().map(|point| point.loss),
@@ -318,18 +321,11 @@ fn describe(arm: &Arm, experiment: &Experiment) -> ArmReport {
 }
 
 /// The medians of the parts of steady steps.
-fn budget(
-    steps: &[&crate::trainer::laps::StepTimes],
-    whole: Option<WholeRun>,
-    evaluation: Option<f64>,
-    save: Option<f64>,
-) -> Option<Budget> {
+fn budget(steps: &[&StepTimes], whole: Option<WholeRun>, evaluation: Option<f64>, save: Option<f64>) -> Option<Budget> {
     if steps.is_empty() {
         return None;
     }
-    let part = |pick: fn(&crate::trainer::laps::StepTimes) -> f64| {
-        median(&steps.iter().map(|step| pick(step)).collect::<Vec<_>>())
-    };
+    let part = |pick: fn(&StepTimes) -> f64| median(&steps.iter().map(|step| pick(step)).collect::<Vec<_>>());
     let spread = |times: fn(WholeRun) -> u64, seconds: Option<f64>| {
         let whole = whole.filter(|whole| whole.steps > 0);
         whole.zip(seconds).map_or(0.0, |(whole, seconds)| times(whole) as f64 * seconds * 1e3 / whole.steps as f64)

@@ -277,8 +277,8 @@ pub struct ArmReport {
     pub peak_mib: Option<f64>,
     /// Reads from the device in a step.
     pub device_reads_per_step: Option<f64>,
-    /// Kernel launches in a step: 0 on the CPU, where an operation is a call. None elsewhere: counting them
-    /// (`compiler.debug`) takes time, and only the compiled engine can.
+    /// Kernel launches in a step; the kernels of a captured step count, though one call replays them all. 0 on the CPU, where
+    /// an operation is a call.
     pub kernel_launches_per_step: Option<f64>,
     /// Model GFLOP/s; the convention is that of [`crate::provenance::flops_per_token`].
     pub model_gflops: Option<f64>,

@@ -48,7 +48,6 @@ impl RunPlan {
                 "dropout of plain operators draws from the host: a replay would repeat it"
             }
             () if self.precision.precision != Precision::F32 => "only f32 steps are captured",
-            () if self.batch.accumulation > 1 => "only steps of one micro-batch are captured",
             () if trainer.activation_checkpointing != ActivationCheckpointing::None => {
                 "activation checkpointing draws dropout from the host"
             }

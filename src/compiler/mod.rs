@@ -118,7 +118,11 @@ pub fn parts(
     }
     let captured = "captured step";
     parts.push(match captures {
-        Ok(()) => Part::new(captured, "on", "recorded once for every shape of batch"),
+        Ok(()) => Part::new(
+            captured,
+            "on",
+            "recorded once for every shape of batch; several micro-batches a step one by one, and the update",
+        ),
         Err(NotCaptured { by_device: true, because }) => Part::new(captured, "not available", because),
         Err(NotCaptured { because, .. }) => Part::new(captured, "off", because),
     });

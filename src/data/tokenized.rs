@@ -122,12 +122,16 @@ impl TokenizedData {
                 limits.check(&self.store.example(row)).map_err(|error| error.at(self.store.place(row)))?;
             }
         }
+        let place = || self.store.place(self.row(0));
         if self.store.labelled == 0 {
-            let place = self.store.place(self.row(0));
-            return Err(Error::data(format!("{place}: the rows have no labels")).help(match self.store.task {
+            return Err(Error::data(format!("{}: the rows have no labels", place())).help(match self.store.task {
                 Task::QuestionAnswering => "add the columns start_positions and end_positions",
                 _ => "add the column labels",
             }));
+        }
+        if matches!(self.store.task, Task::Clm | Task::Mlm) && !self.store.extremes.has_token_labels() {
+            return Err(Error::data(format!("{}: every label of the rows is -100 (ignored)", place()))
+                .help("a token that is to be predicted has its id as the label"));
         }
         Ok(())
     }
@@ -375,6 +379,7 @@ mod tests {
                 "end_positions: expected 0 to 0, got 1",
             ),
             (r#"[{"input_ids": [1]}]"#, SequenceClassification, "the rows have no labels"),
+            (r#"[{"input_ids": [1], "labels": [-100]}]"#, Clm, "row 1: every label of the rows is -100"),
         ] {
             let error = open(text, task).unwrap().validate(&LIMITS).expect_err(text).to_string();
             assert!(error.contains(says), "{text}: {error}");

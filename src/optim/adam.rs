@@ -83,21 +83,11 @@ impl AdamConfig {
     }
 }
 
-/// AdamW in one pass over `value`, `grad` (before it is multiplied by `scale`, `[1]`) and the moments, all `[n]`: the new
-/// value. In place where nobody else holds the tensors.
-pub(super) fn update_fused(
-    update: adamw::Update,
-    value: Tensor<1>,
-    grad: Tensor<1>,
-    scale: &Tensor<1>,
-    state: &mut State,
-) -> Tensor<1> {
-    let zeros = || Tensor::zeros_like(&grad);
-    let (exp_avg, exp_avg_sq) = match (state.pop(), state.pop()) {
-        (Some(exp_avg_sq), Some(exp_avg)) => (exp_avg, exp_avg_sq),
-        _ => (zeros(), zeros()),
-    };
-    let updated = update.fused(adamw::State { value, exp_avg, exp_avg_sq }, grad, scale);
-    *state = vec![updated.exp_avg, updated.exp_avg_sq];
-    updated.value
+/// The moments in `state`, zeros like the flattened `value` before the first update; `state` is left without them.
+pub(super) fn moments<const D: usize>(state: &mut State, value: &Tensor<D>) -> [Tensor<1>; 2] {
+    let zeros = || Tensor::zeros([value.shape().num_elements()], &value.device());
+    match (state.pop(), state.pop()) {
+        (Some(exp_avg_sq), Some(exp_avg)) => [exp_avg, exp_avg_sq],
+        _ => [zeros(), zeros()],
+    }
 }

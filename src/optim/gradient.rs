@@ -5,17 +5,23 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use kiln_models::ops::Form;
-use kiln_models::ops::adamw::sum_of_squares;
+use kiln_models::ops::adamw::norm;
+use kiln_models::ops::list::TensorList;
 use kiln_models::{Operator, Ops};
 
 /// L2 norm over the gradients of all parameters of `model`, `[1]`, f32, computed in the form `ops`.
 pub fn global_norm<M: Module>(model: &M, grads: &GradientsParams, ops: Ops) -> Tensor<1> {
-    let mut squares = SumOfSquares { grads, ops, sums: Vec::new() };
+    let mut squares =
+        Gradients { grads, form: ops.form(Operator::AdamW), list: TensorList::default(), sums: Vec::new() };
     model.visit(&mut squares);
+    let Gradients { list, sums, .. } = squares;
+    if !list.is_empty() {
+        return norm(list);
+    }
     let device = model.devices().into_iter().next().unwrap_or_default().inner();
-    match squares.sums.is_empty() {
+    match sums.is_empty() {
         true => Tensor::zeros([1], &device),
-        false => Tensor::cat(squares.sums, 0).sum().sqrt(),
+        false => Tensor::cat(sums, 0).sum().sqrt(),
     }
 }
 
@@ -51,19 +57,22 @@ pub fn unscale_and_norm(
     (scale * unscale, norm)
 }
 
-struct SumOfSquares<'a> {
+/// Gradients to take the norm of.
+struct Gradients<'a> {
     grads: &'a GradientsParams,
-    ops: Ops,
+    form: Form,
+    /// All of them, in the fused form.
+    list: TensorList,
+    /// Sums of their squares, in the plain form.
     sums: Vec<Tensor<1>>,
 }
 
-impl ModuleVisitor for SumOfSquares<'_> {
+impl ModuleVisitor for Gradients<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(grad) = self.grads.get::<D>(param.id) {
-            self.sums.push(match self.ops.form(Operator::AdamW) {
-                Form::Plain => grad.square().sum(),
-                Form::Fused => sum_of_squares(grad),
-            });
+        let Some(grad) = self.grads.get::<D>(param.id) else { return };
+        match self.form {
+            Form::Plain => self.sums.push(grad.square().sum()),
+            Form::Fused => self.list.push(grad),
         }
     }
 }

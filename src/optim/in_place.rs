@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use kiln_models::ops::adamw::Update;
-use kiln_models::ops::in_place::{DeviceUpdate, Written};
+use kiln_models::ops::adamw::{Parameters, Update};
+use kiln_models::ops::in_place::{DeviceUpdates, Written, update};
 
 use super::AdamConfig;
 use super::optimizer::{Group, Optimizer, OptimizerConfig};
@@ -20,8 +20,10 @@ type Moments = [Tensor<1>; 2];
 pub struct InPlace {
     config: AdamConfig,
     device: Device,
-    /// What parameters are told: weight decay and factor of the learning rate, and the numbers for them.
-    kinds: Vec<(f64, f64, DeviceUpdate)>,
+    /// What parameters are told: weight decay and factor of the learning rate.
+    kinds: Vec<(f64, f64)>,
+    /// The numbers for each kind.
+    numbers: DeviceUpdates,
     kind_of: HashMap<ParamId, usize>,
     moments: RefCell<HashMap<ParamId, Moments>>,
 }
@@ -31,29 +33,28 @@ impl Optimizer {
     /// [`begin_in_place`](Self::begin_in_place).
     pub fn in_place(&self, device: &Device) -> Option<InPlace> {
         let OptimizerConfig::AdamW(config) = self.config else { return None };
-        let (mut kinds, mut kind_of) = (Vec::<(f64, f64, DeviceUpdate)>::new(), HashMap::new());
+        let (mut kinds, mut kind_of) = (Vec::<(f64, f64)>::new(), HashMap::new());
         for (id, Group { weight_decay, lr_factor, .. }) in &self.groups {
-            let known = kinds.iter().position(|(decay, factor, _)| (decay, factor) == (weight_decay, lr_factor));
-            let kind = known.unwrap_or_else(|| {
-                kinds.push((*weight_decay, *lr_factor, DeviceUpdate::idle(device)));
+            let told = (*weight_decay, *lr_factor);
+            let kind = kinds.iter().position(|kind| *kind == told).unwrap_or_else(|| {
+                kinds.push(told);
                 kinds.len() - 1
             });
             kind_of.insert(*id, kind);
         }
         let moments = self.state.iter().filter_map(|(id, state)| Some((*id, Moments::try_from(state.clone()).ok()?)));
-        Some(InPlace { config, device: device.clone(), kinds, kind_of, moments: RefCell::new(moments.collect()) })
+        let (numbers, moments) = (DeviceUpdates::idle(kinds.len(), device), RefCell::new(moments.collect()));
+        Some(InPlace { config, device: device.clone(), kinds, numbers, kind_of, moments })
     }
 
     /// Counts an update and writes its numbers, for the learning rate `lr`, to where `in_place` finds them.
     #[must_use]
-    pub fn begin_in_place(&mut self, in_place: &InPlace, lr: f64) -> Vec<Written> {
+    pub fn begin_in_place(&mut self, in_place: &InPlace, lr: f64) -> Written {
         self.step += 1;
-        let AdamConfig { beta1, beta2, epsilon } = in_place.config;
-        let set = |(weight_decay, lr_factor, numbers): &(f64, f64, DeviceUpdate)| {
-            let (lr, weight_decay, step) = (lr * lr_factor, *weight_decay, self.step);
-            numbers.set(DeviceUpdate::new(&Update { beta1, beta2, epsilon, lr, weight_decay, step }, &in_place.device))
-        };
-        in_place.kinds.iter().map(set).collect()
+        let update =
+            |(weight_decay, lr_factor): &(f64, f64)| in_place.config.fused(lr * lr_factor, *weight_decay, self.step);
+        let updates = in_place.kinds.iter().map(update).collect::<Vec<Update>>();
+        in_place.numbers.set(DeviceUpdates::new(&updates, &in_place.device))
     }
 
     /// Takes the moments that `in_place` made for parameters which had none.
@@ -67,34 +68,33 @@ impl Optimizer {
 impl InPlace {
     /// From now on, until [`Optimizer::begin_in_place`], updates leave weights and moments what they are.
     #[must_use]
-    pub fn idle(&self) -> Vec<Written> {
-        self.kinds.iter().map(|(_, _, numbers)| numbers.set(DeviceUpdate::idle(&self.device))).collect()
+    pub fn idle(&self) -> Written {
+        self.numbers.set(DeviceUpdates::idle(self.kinds.len(), &self.device))
     }
 
     /// The update of all parameters of `model` that have a gradient, each multiplied by `scale`, `[1]`.
     #[must_use]
-    pub fn apply<M: Module>(&self, model: &M, grads: &GradientsParams, scale: &Tensor<1>) -> Vec<Written> {
-        let mut apply = Apply { of: self, grads, scale, written: Vec::new() };
-        model.visit(&mut apply);
-        apply.written
+    pub fn apply<M: Module>(&self, model: &M, grads: &GradientsParams, scale: &Tensor<1>) -> Option<Written> {
+        let mut all = All { of: self, grads, parameters: Parameters::default() };
+        model.visit(&mut all);
+        (!all.parameters.is_empty()).then(|| update(all.parameters, &self.numbers, scale))
     }
 }
 
-struct Apply<'a> {
+/// The parameters that have a gradient.
+struct All<'a> {
     of: &'a InPlace,
     grads: &'a GradientsParams,
-    scale: &'a Tensor<1>,
-    written: Vec<Written>,
+    parameters: Parameters,
 }
 
-impl ModuleVisitor for Apply<'_> {
+impl ModuleVisitor for All<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some(grad) = self.grads.get::<D>(param.id) else { return };
         let value = param.val().inner();
         let zeros = || Tensor::zeros([value.shape().num_elements()], &self.of.device);
         let mut moments = self.of.moments.borrow_mut();
-        let [m, v] = moments.entry(param.id).or_insert_with(|| [zeros(), zeros()]);
-        let (.., numbers) = &self.of.kinds[self.of.kind_of[&param.id]];
-        self.written.push(numbers.apply(&value, [&*m, &*v], grad, self.scale));
+        let moments = moments.entry(param.id).or_insert_with(|| [zeros(), zeros()]);
+        self.parameters.push(value, moments.clone(), grad, self.of.kind_of[&param.id]);
     }
 }

@@ -20,6 +20,7 @@ mod muon;
 mod optimizer;
 mod sgd;
 mod skip;
+mod step;
 
 #[cfg(test)]
 mod tests;

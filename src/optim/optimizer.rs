@@ -3,13 +3,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
-use kiln_models::ops::Form;
 use kiln_models::weights::{Depth, NamedTensor, Parameter, parameters};
-use kiln_models::{Copies, Operator, Ops};
+use kiln_models::{Copies, Ops};
 
+use super::State;
 use super::adafactor::AdafactorConfig;
 use super::adam::{self, AdamConfig};
 use super::groups::ParameterGroups;
@@ -17,7 +17,7 @@ use super::lion::{self, LionConfig};
 use super::muon::{self, MuonConfig};
 use super::sgd::{self, SgdConfig};
 use super::skip::{Skip, Tables};
-use super::{State, Update, lamb};
+use super::step::Step;
 use crate::config::{AdjustLr, OptimizerName, TrainerSection};
 use crate::error::{Error, Result};
 use crate::execution::read_values;
@@ -163,7 +163,7 @@ pub struct Optimizer {
     pub(super) groups: HashMap<ParamId, Group>,
     pub(super) state: BTreeMap<ParamId, State>,
     /// In which form AdamW's update computes.
-    ops: Ops,
+    pub(super) ops: Ops,
     /// Bias corrections by number of updates, where the device counts them.
     tables: Tables,
     copies: Copies,
@@ -174,8 +174,8 @@ pub struct Optimizer {
 pub(super) struct Group {
     pub(super) weight_decay: f64,
     pub(super) lr_factor: f64,
-    hf_shape: Vec<usize>,
-    is_layer_matrix: bool,
+    pub(super) hf_shape: Vec<usize>,
+    pub(super) is_layer_matrix: bool,
 }
 
 impl Optimizer {
@@ -223,7 +223,7 @@ impl Optimizer {
     pub fn step<M: Module>(&mut self, model: M, grads: GradientsParams, scale: &Tensor<1>, lr: f64) -> M {
         self.step += 1;
         self.copies.clear();
-        model.map(&mut Step { optimizer: self, grads, scale, lr, skip: None })
+        Step::new(self, grads, scale, lr, None).make(model)
     }
 
     /// [`step`](Self::step), unless `verdict` says that the gradients overflowed: then weights and state stay what they
@@ -243,7 +243,7 @@ impl Optimizer {
         self.copies.clear();
         let mut tables = std::mem::take(&mut self.tables);
         let skip = Skip::new(verdict, &mut tables);
-        let model = model.map(&mut Step { optimizer: self, grads, scale, lr, skip: Some(skip) });
+        let model = Step::new(self, grads, scale, lr, Some(skip)).make(model);
         self.tables = tables;
         model
     }
@@ -307,73 +307,5 @@ impl Optimizer {
         (self.step, self.state) = (step, state);
         self.copies.clear();
         Ok(())
-    }
-}
-
-struct Step<'a, 'b> {
-    optimizer: &'a mut Optimizer,
-    grads: GradientsParams,
-    scale: &'a Tensor<1>,
-    lr: f64,
-    skip: Option<Skip<'b>>,
-}
-
-impl ModuleMapper for Step<'_, '_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(grad) = self.grads.remove::<D>(param.id) else { return param };
-        let (id, value, mapper) = param.consume();
-        let (require_grad, strategy) = (value.is_require_grad(), value.gradient_checkpointing_strategy());
-        // `from_inner` gives the default strategy, and autodiff refuses two of them in one graph.
-        let tracked = |updated: Tensor<D>| match strategy {
-            Some(strategy) => updated.with_gradient_checkpointing_strategy(strategy).set_require_grad(require_grad),
-            None => updated.set_require_grad(require_grad),
-        };
-        let value = value.inner();
-        let shape = value.shape();
-        let n = shape.num_elements();
-        let Optimizer { config, step, groups, state, ops, .. } = &mut *self.optimizer;
-        let group = groups.get(&id).expect("an optimizer is made for the parameters of its model");
-        let own_shape = shape.to_vec();
-        let state = state.entry(id).or_default();
-        let (lr, weight_decay) = (self.lr * group.lr_factor, group.weight_decay);
-        let adamw = match config {
-            OptimizerConfig::AdamW(config) => Some(*config),
-            OptimizerConfig::Muon(config) if !group.is_layer_matrix => Some(config.adamw),
-            _ => None,
-        };
-        if let (Form::Fused, Some(config), None) = (ops.form(Operator::AdamW), adamw, &self.skip) {
-            let config = config.fused(lr, weight_decay, *step);
-            let updated = adam::update_fused(config, value.reshape([n]), grad.reshape([n]), self.scale, state);
-            let updated = tracked(Tensor::from_inner(updated.reshape(shape)));
-            return Param::from_mapped_value(id, updated, mapper);
-        }
-        let value = value.reshape([n]);
-        let before = self.skip.as_ref().map(|_| (value.clone(), state.clone()));
-        let update = Update {
-            value,
-            grad: grad.reshape([n]) * self.scale.clone(),
-            shape: &own_shape,
-            hf_shape: &group.hf_shape,
-            lr,
-            weight_decay,
-            step: *step,
-            skip: self.skip.as_mut(),
-        };
-        let updated = match config {
-            OptimizerConfig::AdamW(config) => config.adamw(update, state),
-            OptimizerConfig::Adam(config) => config.adam(update, state),
-            OptimizerConfig::Sgd(config) => config.update(update, state),
-            OptimizerConfig::Adafactor(config) => config.update(update, state),
-            OptimizerConfig::Lion(config) => config.update(update, state),
-            OptimizerConfig::Lamb(config) => lamb::update(config, update, state),
-            OptimizerConfig::Muon(config) if group.is_layer_matrix => config.update(update, state),
-            OptimizerConfig::Muon(config) => config.adamw.adamw(update, state),
-        };
-        let updated = match (&self.skip, before) {
-            (Some(skip), Some((old, old_state))) => skip.choose(updated, old, state, old_state),
-            _ => updated,
-        };
-        let updated = tracked(Tensor::from_inner(updated.reshape(shape)));
-        Param::from_mapped_value(id, updated, mapper)
     }
 }

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::callback::Progress;
 use crate::error::{Error, Result};
 use crate::execution::device_reads;
+use crate::launches::{self, kernel_launches};
 
 /// The file's name.
 pub const FILE: &str = "steps.jsonl";
@@ -70,6 +71,10 @@ pub struct StepTimes {
     pub save_ms: f64,
     /// Reads from the device, without those of evaluation and saving.
     pub device_reads: u64,
+    /// Kernels launched, without those of evaluation and saving. A device may be behind, so that what a step asked for is
+    /// launched in the next. None in files from before they were counted.
+    #[serde(default)]
+    pub kernel_launches: Option<u64>,
     /// A batch of the step had a shape that this process had not seen.
     pub new_shape: bool,
     /// The device had finished all work of the step when the step ended.
@@ -90,6 +95,7 @@ struct Open {
     shapes: BTreeSet<[usize; 2]>,
     before: (u64, u64),
     reads: u64,
+    launches: u64,
     step: StepTimes,
 }
 
@@ -104,6 +110,7 @@ impl Laps {
     pub(super) fn create(folder: &Path, progress: &Progress, is_synchronous: bool) -> Result<Self> {
         let path = folder.join(FILE);
         let file = File::create(&path).map_err(|error| Error::io(format!("create {}", path.display()), &error))?;
+        launches::watch();
         let now = Instant::now();
         Ok(Self(Some(Open {
             path,
@@ -114,6 +121,7 @@ impl Laps {
             shapes: BTreeSet::new(),
             before: (progress.samples, progress.tokens),
             reads: device_reads(),
+            launches: kernel_launches(),
             step: StepTimes::default(),
         })))
     }
@@ -132,9 +140,12 @@ impl Laps {
         let ms = milliseconds(now - std::mem::replace(&mut open.last, now));
         let reads = device_reads();
         let read = reads - std::mem::replace(&mut open.reads, reads);
+        let launches = kernel_launches();
+        let launched = launches - std::mem::replace(&mut open.launches, launches);
         let step = &mut open.step;
         if !matches!(part, Part::Evaluation | Part::Save) {
             step.device_reads += read;
+            *step.kernel_launches.get_or_insert_default() += launched;
         }
         *match part {
             Part::Data => &mut step.data_ms,

@@ -7,7 +7,7 @@ use kiln_models::Model;
 
 use super::Trainer;
 #[cfg(feature = "compiler")]
-use super::captured::{CapturedSteps, Told};
+use super::captured::{self, CapturedSteps, Told};
 use super::laps::{Laps, Part};
 use super::run::Run;
 use super::shapes::Shape;
@@ -165,7 +165,7 @@ impl Trainer {
         Ok(Stepped { loss: loss_sum * (1.0 / divisor), grad_norm, lr, verdict, step_tokens, epoch_ended })
     }
 
-    /// One batch, as one replay.
+    /// One batch as one replay, or a replay for every micro-batch and one for the update.
     #[cfg(feature = "compiler")]
     fn captured_step(
         &mut self,
@@ -174,35 +174,54 @@ impl Trainer {
         run: &mut Run,
         laps: &mut Laps,
     ) -> Result<Stepped> {
-        let loaded = loader.next_batch()?.ok_or_else(|| no_label(run))?;
-        if let Some(news) = run.shapes.see(Shape::of(&loaded.batch), run.progress.step + 1) {
-            self.notice(&news);
+        let accumulation = self.plan.batch.accumulation;
+        let (mut num_labels, mut examples, mut step_tokens) = (0.0, 0, 0);
+        let (mut epoch_ended, mut alone) = (false, None);
+        for micro in 0..accumulation as u64 {
+            let Some(loaded) = loader.next_batch()? else { break };
+            if let Some(news) = run.shapes.see(Shape::of(&loaded.batch), run.progress.step + 1) {
+                self.notice(&news);
+            }
+            let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.plan.device.device)?;
+            laps.shape([loaded.batch.rows, loaded.batch.seq_len]);
+            laps.lap(Part::Data);
+            num_labels += self.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
+            examples += loaded.batch.examples;
+            step_tokens += loaded.batch.num_tokens as u64;
+            let seed = seed_for(self.plan.config.trainer.seed, "dropout", run.progress.step, micro);
+            if accumulation == 1 {
+                alone = Some((batch, seed));
+            } else {
+                if let Some(notice) = captured.micro_batch(batch, seed, micro == 0)? {
+                    self.notice(&notice);
+                }
+                laps.lap(Part::Backward);
+            }
+            run.progress.samples += loaded.batch.examples as u64;
+            run.progress.epoch = loaded.epoch_progress;
+            epoch_ended = loaded.last_in_epoch;
+            if epoch_ended {
+                break;
+            }
         }
-        let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.plan.device.device)?;
-        laps.shape([loaded.batch.rows, loaded.batch.seq_len]);
-        laps.lap(Part::Data);
-        let num_labels = self.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
         if num_labels == 0.0 {
             return Err(no_label(run));
         }
-        let divisor = self.plan.task.step_divisor(num_labels, loaded.batch.examples.div_ceil(self.plan.batch.piece));
+        let divisor = self.plan.task.step_divisor(num_labels, examples.div_ceil(self.plan.batch.piece));
         let lr = self.plan.schedule.lr(run.progress.step as usize);
-        let seed = seed_for(self.plan.config.trainer.seed, "dropout", run.progress.step, 0);
-        let stepped = captured.step(Told { batch, optimizer: &mut self.optimizer, lr, divisor, seed })?;
-        if let Some(notice) = stepped.notice {
-            self.notice(&notice);
-        }
-        run.progress.samples += loaded.batch.examples as u64;
-        run.progress.epoch = loaded.epoch_progress;
+        let told = Told { optimizer: &mut self.optimizer, lr, divisor };
+        let captured::Stepped { loss, grad_norm } = match alone {
+            None => captured.update(told),
+            Some((batch, seed)) => {
+                let (stepped, notice) = captured.step(batch, seed, told)?;
+                if let Some(notice) = notice {
+                    self.notice(&notice);
+                }
+                stepped
+            }
+        };
         laps.lap(Part::Update);
-        Ok(Stepped {
-            loss: stepped.loss,
-            grad_norm: stepped.grad_norm,
-            lr,
-            verdict: None,
-            step_tokens: loaded.batch.num_tokens as u64,
-            epoch_ended: loaded.last_in_epoch,
-        })
+        Ok(Stepped { loss, grad_norm, lr, verdict: None, step_tokens, epoch_ended })
     }
 }
 

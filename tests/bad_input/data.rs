@@ -90,6 +90,11 @@ fn tokenized_rows_that_are_malformed() {
     bad("[]", &["expected rows, got none"]);
     bad("{\"input_ids\": [1, 2]}\n{\"input_ids\": [1,", &["line 2", "malformed JSON"]);
     bad("[{\"input_ids\": [1, 2]}", &["malformed JSON"]);
+    bad(
+        "{\n\"input_ids\": [1, 2]\n}",
+        &["line 1: malformed JSON", "help: a file has a row on every line, or one JSON array"],
+    );
+    bad("{\"input_ids\": [1, 2], \"labels\": [-100, -100]}", &["every label of the rows is -100", "help: "]);
     bad("{\"input_ids\": [1, 2], \"label\": 1}", &["line 1", "unknown field `label`", "help: "]);
     bad("{\"input_ids\": 3}", &["line 1: input_ids: expected a list, got integer `3`", "help: a row has"]);
     bad("{\"input_ids\": [1.5]}", &["line 1: input_ids[0]: expected a whole number", "1.5"]);
@@ -102,8 +107,19 @@ fn tokenized_rows_that_are_malformed() {
     bad("{\"input_ids\": [1, 2], \"labels\": [1]}", &["labels", "expected 2 values", "got 1"]);
     bad("{\"input_ids\": [1, 2], \"labels\": 1}", &["labels", "expected a list of token ids"]);
     bad("{\"input_ids\": [1, 2], \"token_type_ids\": [0, 0]}", &["token_type_ids", "no token types"]);
-    place.write("bad.jsonl", b"{\"input_ids\": [\xff]}");
-    place.refused("rows.toml", &["data.train=bad.jsonl"], 3, &["bad.jsonl", "expected UTF-8"]);
+    for (bytes, at) in
+        [(&b"{\"input_ids\": [1]}\n{\"input_ids\": [\xff]}"[..], "34"), (b"[{\"input_ids\": [\xff]}]", "16")]
+    {
+        place.write("bad.jsonl", bytes);
+        let parts = ["bad.jsonl: expected UTF-8 text, got the byte 0xff at offset ", at, "help: "];
+        place.refused("rows.toml", &["data.train=bad.jsonl"], 3, &parts);
+    }
+    place.write("bad.jsonl", "");
+    let empty = ["data.validation: bad.jsonl: expected rows, got none"];
+    place.refused("rows.toml", &["data.validation=[\"bad.jsonl\"]"], 3, &empty);
+    // Nothing of all this is in the cache but the rows that are right.
+    assert!(place.listing("kiln-cache/tokenized").iter().all(|name| name.ends_with(".rows")));
+    assert_eq!(place.listing("kiln-cache/tokenized").len(), 3);
 }
 
 #[test]

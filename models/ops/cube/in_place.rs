@@ -8,7 +8,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::super::in_place::InPlaceOp;
-use super::adamw::updated;
+use super::super::list::TensorList;
 use super::{Cube, FusedInts, FusedTensor, Kernels, buffer, by_element};
 
 impl InPlaceOp for Cube {
@@ -25,14 +25,19 @@ impl InPlaceOp for Cube {
     }
 
     fn adamw(
-        value: FusedTensor,
-        exp_avg: FusedTensor,
-        exp_avg_sq: FusedTensor,
-        grad: FusedTensor,
+        values: TensorList<Self>,
+        exp_avgs: TensorList<Self>,
+        exp_avg_sqs: TensorList<Self>,
+        grads: TensorList<Self>,
         scale: FusedTensor,
         factors: FusedTensor,
-    ) -> (FusedTensor, FusedTensor, FusedTensor) {
-        Self::adamw_in_place(value, exp_avg, exp_avg_sq, grad, scale, factors)
+        kinds: Vec<usize>,
+    ) -> (TensorList<Self>, TensorList<Self>, TensorList<Self>) {
+        <Self as Kernels>::adamw(values, exp_avgs, exp_avg_sqs, grads, scale, factors, kinds, true)
+    }
+
+    fn accumulate(sums: TensorList<Self>, values: TensorList<Self>, by: FusedTensor) -> TensorList<Self> {
+        <Self as Kernels>::accumulate(sums, values, by)
     }
 }
 
@@ -64,57 +69,4 @@ fn overwrite_each<E: Numeric>(target: &mut [E], values: &[E], n: usize) {
         terminate!();
     }
     target[ABSOLUTE_POS] = values[ABSOLUTE_POS];
-}
-
-pub(super) fn adamw(
-    value: CubeTensor,
-    exp_avg: CubeTensor,
-    exp_avg_sq: CubeTensor,
-    grad: CubeTensor,
-    scale: CubeTensor,
-    factors: CubeTensor,
-) -> (CubeTensor, CubeTensor, CubeTensor) {
-    let [grad, scale, factors] = [grad, scale, factors].map(into_contiguous);
-    assert!(value.is_contiguous(), "weights are row-major");
-    let n = value.shape().num_elements();
-    let (count, dim) = by_element(&value, n);
-    // SAFETY: as in `write` for the first four; `factors` has eight elements.
-    unsafe {
-        update_each::launch_unchecked(
-            &value.client,
-            count,
-            dim,
-            buffer(&value),
-            buffer(&exp_avg),
-            buffer(&exp_avg_sq),
-            buffer(&grad),
-            buffer(&scale),
-            buffer(&factors),
-            n,
-        );
-    }
-    (value, exp_avg, exp_avg_sq)
-}
-
-/// `factors` are those of [`Factors`](super::super::adamw::Factors), in its order.
-#[cube(launch_unchecked)]
-fn update_each(
-    value: &mut [f32],
-    exp_avg: &mut [f32],
-    exp_avg_sq: &mut [f32],
-    grad: &[f32],
-    scale: &[f32],
-    factors: &[f32],
-    n: usize,
-) {
-    let i = ABSOLUTE_POS;
-    if i >= n {
-        terminate!();
-    }
-    let grad = grad[i] * scale[0];
-    let m = exp_avg[i] * factors[1] + grad * factors[2];
-    let v = exp_avg_sq[i] * factors[3] + grad * grad * factors[4];
-    exp_avg[i] = m;
-    exp_avg_sq[i] = v;
-    value[i] = updated(value[i], m, v, factors[0], factors[5], factors[6], factors[7]);
 }

@@ -10,7 +10,6 @@
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 #![allow(clippy::too_many_arguments)] // those of a kernel are its buffers
 
-mod adamw;
 mod attention;
 mod cross_entropy;
 mod dropout;
@@ -19,6 +18,8 @@ mod gelu;
 mod in_place;
 mod layer_norm;
 mod linear;
+mod lists;
+mod many;
 mod product;
 mod rows;
 
@@ -31,7 +32,7 @@ use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::adamw::Factors;
+use super::list::TensorList;
 use crate::layers::Activation;
 
 /// Burn's backend for wgpu and CUDA: fusion around CubeCL's.
@@ -51,27 +52,31 @@ fn shaped<const D: usize>(x: &TensorSpec, shape: [usize; D]) -> TensorSpec {
 /// Every kernel, as an operation of a backend. `x` is `[rows, width]`, `weight` and `bias` are `[width]`.
 #[backend_extension(Cube, Fusion)]
 trait Kernels: Backend {
-    /// `(value, exp_avg, exp_avg_sq)` after an update; all `[n]`, `scale [1]`.
-    #[fusion(meta = |value, m, v, _grad, _scale, _by| (value.clone(), m.clone(), v.clone()))]
+    /// `(values, exp_avgs, exp_avg_sqs)` after an update, in their own memory if `in_place` says so or nobody else holds them;
+    /// `scale [1]`, `factors [kinds * 8]`.
+    #[fusion(meta = |values, m, v, _grads, _scale, _factors, _kinds, _in_place| (values.clone(), m.clone(), v.clone()))]
     fn adamw(
-        value: FloatTensor<Self>,
-        exp_avg: FloatTensor<Self>,
-        exp_avg_sq: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
-        scale: FloatTensor<Self>,
-        by: Factors,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
-
-    /// [`adamw`](Self::adamw) in the memory of the first three, with `factors [8]` on the device.
-    #[fusion(meta = |value, m, v, _grad, _scale, _factors| (value.clone(), m.clone(), v.clone()))]
-    fn adamw_in_place(
-        value: FloatTensor<Self>,
-        exp_avg: FloatTensor<Self>,
-        exp_avg_sq: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
+        #[extension_type] values: TensorList<Self>,
+        #[extension_type] exp_avgs: TensorList<Self>,
+        #[extension_type] exp_avg_sqs: TensorList<Self>,
+        #[extension_type] grads: TensorList<Self>,
         scale: FloatTensor<Self>,
         factors: FloatTensor<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+        kinds: Vec<usize>,
+        in_place: bool,
+    ) -> (TensorList<Self>, TensorList<Self>, TensorList<Self>);
+
+    /// The norm over all elements of all `tensors`, `[1]`.
+    #[fusion(meta = |tensors| shaped(&tensors[0], [1]))]
+    fn global_norm(#[extension_type] tensors: TensorList<Self>) -> FloatTensor<Self>;
+
+    /// `sums * by[0] + values * by[1]` in the memory of `sums`; `by [2]`.
+    #[fusion(meta = |sums, _values, _by| sums.clone())]
+    fn accumulate(
+        #[extension_type] sums: TensorList<Self>,
+        #[extension_type] values: TensorList<Self>,
+        by: FloatTensor<Self>,
+    ) -> TensorList<Self>;
 
     /// `values` in the memory of `target`.
     #[fusion(meta = |target, _values| target.clone())]
@@ -95,10 +100,6 @@ trait Kernels: Backend {
         a_transposed: bool,
         b_transposed: bool,
     ) -> FloatTensor<Self>;
-
-    /// Sum of the squares of `x`, `[1]`.
-    #[fusion(meta = |x| shaped(x, [1]))]
-    fn squares(x: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// `x` summed over its rows, `[width]`.
     #[fusion(meta = |x| shaped(x, [x.shape[1]]))]
@@ -213,25 +214,25 @@ struct Scores {
 
 impl Kernels for CubeBackend {
     fn adamw(
-        value: CubeTensor,
-        exp_avg: CubeTensor,
-        exp_avg_sq: CubeTensor,
-        grad: CubeTensor,
-        scale: CubeTensor,
-        by: Factors,
-    ) -> (CubeTensor, CubeTensor, CubeTensor) {
-        adamw::update(value, exp_avg, exp_avg_sq, grad, scale, by)
-    }
-
-    fn adamw_in_place(
-        value: CubeTensor,
-        exp_avg: CubeTensor,
-        exp_avg_sq: CubeTensor,
-        grad: CubeTensor,
+        values: TensorList<Self>,
+        exp_avgs: TensorList<Self>,
+        exp_avg_sqs: TensorList<Self>,
+        grads: TensorList<Self>,
         scale: CubeTensor,
         factors: CubeTensor,
-    ) -> (CubeTensor, CubeTensor, CubeTensor) {
-        in_place::adamw(value, exp_avg, exp_avg_sq, grad, scale, factors)
+        kinds: Vec<usize>,
+        in_place: bool,
+    ) -> (TensorList<Self>, TensorList<Self>, TensorList<Self>) {
+        let state = [values.0, exp_avgs.0, exp_avg_sqs.0];
+        many::adamw(state, grads.0, scale, factors, &kinds, in_place).map(TensorList).into()
+    }
+
+    fn global_norm(tensors: TensorList<Self>) -> CubeTensor {
+        many::norm(tensors.0)
+    }
+
+    fn accumulate(sums: TensorList<Self>, values: TensorList<Self>, by: CubeTensor) -> TensorList<Self> {
+        TensorList(many::accumulate(sums.0, values.0, by))
     }
 
     fn overwrite(target: CubeTensor, values: CubeTensor) -> CubeTensor {
@@ -248,10 +249,6 @@ impl Kernels for CubeBackend {
 
     fn tiled_product(a: CubeTensor, b: CubeTensor, a_transposed: bool, b_transposed: bool) -> CubeTensor {
         product::tiled(a, b, a_transposed, b_transposed)
-    }
-
-    fn squares(x: CubeTensor) -> CubeTensor {
-        adamw::squares(x)
     }
 
     fn column_sums(x: CubeTensor) -> CubeTensor {

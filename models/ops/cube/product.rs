@@ -48,14 +48,18 @@ pub(super) fn product(a: Factor, b: Factor) -> FusedTensor {
     Cube::float_matmul(a, b)
 }
 
+/// Whether `device` is a CPU that poses as a GPU.
+pub(super) fn is_software(device: &CubeDevice) -> bool {
+    matches!(device, CubeDevice::Wgpu(device) if device.kind == WgpuDeviceKind::Cpu)
+}
+
 /// Units of a plane of a software device: 4 or 8, the width of its CPU's vectors. None for every other device.
 ///
 /// CubeCL does not count planes among a software device's features and does not know their width, so a kernel is asked, once.
 fn vector_width(device: &CubeDevice) -> Option<usize> {
     static WIDTH: OnceLock<u32> = OnceLock::new();
-    match device {
-        CubeDevice::Wgpu(device) if device.kind == WgpuDeviceKind::Cpu => {}
-        _ => return None,
+    if !is_software(device) {
+        return None;
     }
     let width = *WIDTH.get_or_init(|| {
         let client = device.client();

@@ -1,7 +1,9 @@
-//! The AdamW update of one parameter against f64 arithmetic on the host.
+//! The AdamW update of many parameters, the norm over all gradients and their sums over micro-batches, against f64 arithmetic
+//! on the host: sizes of one element, primes and many pieces, in lists that take several launches.
 
 use burn::tensor::{Tensor, TensorData};
-use kiln_models::ops::adamw::{State, Update, sum_of_squares};
+use kiln_models::ops::adamw::{Parameters, Update, norm};
+use kiln_models::ops::list::TensorList;
 
 use crate::{close, noise, read};
 
@@ -9,42 +11,161 @@ fn tensor(values: &[f32]) -> Tensor<1> {
     Tensor::from_data(TensorData::new(values.to_vec(), [values.len()]), &crate::device())
 }
 
+/// The sizes of a list: more tensors than a launch takes on any device, most of them small, some of several pieces.
+fn sizes() -> Vec<usize> {
+    let odd = [1, 31, 33, 97, 16_384, 40_009];
+    (0..70).map(|i| if i % 12 < 6 { odd[i % 12] } else { 1 + i * i % 613 }).collect()
+}
+
+/// Parameters on the host, in f64.
+struct Host {
+    value: Vec<f64>,
+    m: Vec<f64>,
+    v: Vec<f64>,
+}
+
+impl Host {
+    fn new(values: &[f32]) -> Self {
+        Self { value: crate::wide(values), m: vec![0.0; values.len()], v: vec![0.0; values.len()] }
+    }
+
+    fn update(&mut self, by: &Update, grad: &[f32], scale: f32) {
+        let Update { beta1, beta2, epsilon, lr, weight_decay, step } = *by;
+        let (c1, c2) = (1.0 - beta1.powi(step as i32), 1.0 - beta2.powi(step as i32));
+        for (((p, m), v), grad) in self.value.iter_mut().zip(&mut self.m).zip(&mut self.v).zip(grad) {
+            let grad = f64::from(*grad) * f64::from(scale);
+            *m = beta1 * *m + (1.0 - beta1) * grad;
+            *v = beta2 * *v + (1.0 - beta2) * grad * grad;
+            *p = *p * (1.0 - lr * weight_decay) - lr / c1 * *m / ((*v / c2).sqrt() + epsilon);
+        }
+    }
+
+    /// 20 updates, each with a few roundings of 6e-8 of values of order 1.
+    fn check(&self, what: &str, value: Tensor<1>, [m, v]: [Tensor<1>; 2]) {
+        close(&format!("{what}: value"), &read(value), &self.value, 3e-6);
+        close(&format!("{what}: exp_avg"), &read(m), &self.m, 3e-6);
+        close(&format!("{what}: exp_avg_sq"), &read(v), &self.v, 3e-6);
+    }
+}
+
+/// With and without weight decay, at two rates.
+fn kinds(step: u64) -> [Update; 3] {
+    let update = Update { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, lr: 1e-2, weight_decay: 0.0, step };
+    [update, Update { weight_decay: 0.1, ..update }, Update { lr: 3e-3, weight_decay: 0.1, ..update }]
+}
+
+fn grad(n: usize, i: usize, step: u64) -> Vec<f32> {
+    noise(n, 1000 * i as u64 + step)
+}
+
+const SCALE: f32 = 0.37;
+
 #[test]
 fn many_updates_of_many_sizes() {
-    for n in [1, 31, 33, 97, 16_384, 40_009] {
-        for weight_decay in [0.0, 0.1] {
-            let start = noise(n, 1);
-            let zeros = vec![0.0; n];
-            let mut state = State { value: tensor(&start), exp_avg: tensor(&zeros), exp_avg_sq: tensor(&zeros) };
-            let (mut p, mut m, mut v) = (crate::wide(&start), vec![0.0f64; n], vec![0.0f64; n]);
-            let held = state.value.clone(); // somebody else looks at the first value
-            for step in 1..=20u64 {
-                let (grad, scale, lr) = (noise(n, 100 + step), 0.37, 1e-2);
-                let update = Update { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, lr, weight_decay, step };
-                state = update.fused(state, tensor(&grad), &tensor(&[scale]));
-                for (((p, m), v), grad) in p.iter_mut().zip(&mut m).zip(&mut v).zip(&grad) {
-                    let grad = f64::from(*grad) * f64::from(scale);
-                    *m = 0.9 * *m + 0.1 * grad;
-                    *v = 0.95 * *v + 0.05 * grad * grad;
-                    let (c1, c2) = (1.0 - 0.9f64.powi(step as i32), 1.0 - 0.95f64.powi(step as i32));
-                    *p = *p * (1.0 - lr * weight_decay) - lr / c1 * *m / ((*v / c2).sqrt() + 1e-8);
-                }
-            }
-            // 20 updates, each with a few roundings of 6e-8 of values of order 1.
-            close("value", &read(state.value), &p, 3e-6);
-            close("exp_avg", &read(state.exp_avg), &m, 3e-6);
-            close("exp_avg_sq", &read(state.exp_avg_sq), &v, 3e-6);
-            assert_eq!(read(held), start, "an update in place must not change what others hold");
+    let sizes = sizes();
+    let start = sizes.iter().enumerate().map(|(i, n)| noise(*n, i as u64)).collect::<Vec<_>>();
+    let mut host = start.iter().map(|values| Host::new(values)).collect::<Vec<_>>();
+    let zeros = |n: &usize| tensor(&vec![0.0; *n]);
+    let moments = sizes.iter().map(|n| [zeros(n), zeros(n)]);
+    let mut states = start.iter().map(|values| tensor(values)).zip(moments).collect::<Vec<_>>();
+    let held = states[4].0.clone(); // somebody else looks at the first value of one
+    for step in 1..=20 {
+        let (mut parameters, updates) = (Parameters::default(), kinds(step));
+        for (i, (value, moments)) in states.drain(..).enumerate() {
+            let grad = grad(sizes[i], i, step);
+            host[i].update(&updates[i % 3], &grad, SCALE);
+            parameters.push(value, moments, tensor(&grad), i % 3);
         }
+        let mut updated = parameters.update(&updates, &tensor(&[SCALE]));
+        states = std::iter::from_fn(|| updated.take()).collect();
+    }
+    assert_eq!(states.len(), sizes.len());
+    for (i, (value, moments)) in states.into_iter().enumerate() {
+        host[i].check(&format!("{i}"), value, moments);
+    }
+    assert_eq!(read(held), start[4], "an update in place must not change what others hold");
+}
+
+/// As above in the tensors' own memory, told its numbers through the device; an idle update changes no bit.
+#[test]
+#[cfg(feature = "compiler")]
+fn updates_where_the_parameters_lie() {
+    use kiln_models::ops::in_place::{DeviceUpdates, update};
+    if crate::on_cpu() {
+        return; // the kernel is the GPU's
+    }
+    let (sizes, device) = (sizes(), crate::device());
+    let start = sizes.iter().enumerate().map(|(i, n)| noise(*n, i as u64)).collect::<Vec<_>>();
+    let mut host = start.iter().map(|values| Host::new(values)).collect::<Vec<_>>();
+    let values = start.iter().map(|values| tensor(values)).collect::<Vec<_>>();
+    let zeros = |n: &usize| tensor(&vec![0.0; *n]);
+    let moments = sizes.iter().map(|n| [zeros(n), zeros(n)]).collect::<Vec<_>>();
+    let numbers = DeviceUpdates::idle(3, &device);
+    let all = |step: u64| {
+        let mut parameters = Parameters::default();
+        for (i, value) in values.iter().enumerate() {
+            let grad = tensor(&grad(sizes[i], i, step)).reshape([1, sizes[i]]);
+            parameters.push(value.clone().reshape([1, sizes[i]]), moments[i].clone(), grad, i % 3);
+        }
+        update(parameters, &numbers, &tensor(&[SCALE]))
+    };
+    let mut written = Vec::new();
+    for step in 1..=20 {
+        let updates = kinds(step);
+        for (i, host) in host.iter_mut().enumerate() {
+            host.update(&updates[i % 3], &grad(sizes[i], i, step), SCALE);
+        }
+        written.push(numbers.set(DeviceUpdates::new(&updates, &device)));
+        written.push(all(step));
+    }
+    for (i, host) in host.iter().enumerate() {
+        host.check(&format!("{i}"), values[i].clone(), moments[i].clone());
+    }
+    let before = values.iter().map(|value| read(value.clone())).collect::<Vec<_>>();
+    written.push(numbers.set(DeviceUpdates::idle(3, &device)));
+    written.push(all(21));
+    for (value, before) in values.iter().zip(before) {
+        assert_eq!(read(value.clone()), before, "an idle update");
     }
 }
 
 #[test]
 fn norms() {
-    for n in [1, 33, 16_385, 50_021] {
-        let x = noise(n, 3);
-        let expected = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
-        // Blocks of 16,384 in 32 lanes: 512 additions of 6e-8 relative at most, and they do not all go one way.
-        close("sum of squares", &read(sum_of_squares(tensor(&x))), &[expected], 5e-6);
+    for sizes in [vec![1], vec![33, 1, 16_385], vec![3_000_017, 7], sizes()] {
+        let values = sizes.iter().enumerate().map(|(i, n)| noise(*n, 3 + i as u64)).collect::<Vec<_>>();
+        let expected = values.iter().flatten().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+        let mut list = TensorList::default();
+        for values in &values {
+            list.push(tensor(values));
+        }
+        // Sums of some 700 numbers at most in a lane, 6e-8 each, and they do not all go one way; the root halves it.
+        close("norm", &read(norm(list)), &[expected], 5e-6);
+    }
+}
+
+/// The sum over micro-batches begins anew, goes on, and is left alone.
+#[test]
+#[cfg(feature = "compiler")]
+fn sums_of_micro_batches() {
+    use kiln_models::ops::in_place::accumulate;
+    if crate::on_cpu() {
+        return; // the kernel is the GPU's
+    }
+    let sizes = sizes();
+    let values = |seed: u64| sizes.iter().enumerate().map(move |(i, n)| noise(*n, 1000 * seed + i as u64));
+    let list = |seed: u64| {
+        let mut list = TensorList::default();
+        values(seed).for_each(|values| list.push(tensor(&values)));
+        list
+    };
+    let tensors = values(1).map(|values| tensor(&values)).collect::<Vec<_>>();
+    let mut sums = TensorList::default();
+    tensors.iter().for_each(|tensor| sums.push(tensor.clone()));
+    let mut written = Vec::new();
+    for (seed, by) in [(2, [0.0, 1.0]), (3, [1.0, 1.0]), (4, [1.0, 0.0])] {
+        written.push(accumulate(&sums, list(seed), &tensor(&by)));
+    }
+    for ((tensor, a), b) in tensors.into_iter().zip(values(2)).zip(values(3)) {
+        assert_eq!(read(tensor), a.iter().zip(b).map(|(a, b)| a + b).collect::<Vec<_>>());
     }
 }

@@ -159,6 +159,11 @@ impl Extremes {
             && self.strays == 0
     }
 
+    /// Whether a token has a label that is not ignored.
+    pub fn has_token_labels(&self) -> bool {
+        self.labels != Extent::NONE
+    }
+
     /// As numbers of a header.
     pub fn numbers(&self) -> [u64; 6] {
         let [ids, types, labels, classes] = [self.ids, self.types, self.labels, self.classes].map(Extent::number);

@@ -31,7 +31,11 @@ pub(super) fn of_line(line: &str, task: Task) -> Result<Example> {
     {
         return example(row, task);
     }
-    of_value(serde_json::from_str(line).map_err(|error| Error::data(format!("malformed JSON: {error}")))?, task)
+    let value = serde_json::from_str(line).map_err(|error| {
+        Error::data(format!("malformed JSON: {error}"))
+            .help("a file has a row on every line, or one JSON array of rows")
+    })?;
+    of_value(value, task)
 }
 
 /// A row as an example of `task`.

@@ -1,0 +1,334 @@
+//! Kernels on many tensors in few launches: AdamW's update, the norm over all gradients, and the sum of gradients over
+//! micro-batches. A launch takes as many tensors as the device binds buffers; a cube works on a piece of one of them, which
+//! it finds by its number.
+
+use burn::backend::TensorMetadata;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::super::adamw::AdamWOp;
+use super::super::list::TensorList;
+use super::product::is_software;
+use super::rows::cube_sum;
+use super::{Cube, FusedTensor, Kernels, buffer, empty, lanes, own};
+
+impl AdamWOp for Cube {
+    fn update(
+        values: TensorList<Self>,
+        exp_avgs: TensorList<Self>,
+        exp_avg_sqs: TensorList<Self>,
+        grads: TensorList<Self>,
+        scale: FusedTensor,
+        factors: FusedTensor,
+        kinds: Vec<usize>,
+    ) -> (TensorList<Self>, TensorList<Self>, TensorList<Self>) {
+        <Self as Kernels>::adamw(values, exp_avgs, exp_avg_sqs, grads, scale, factors, kinds, false)
+    }
+
+    fn norm(tensors: TensorList<Self>) -> FusedTensor {
+        <Self as Kernels>::global_norm(tensors)
+    }
+}
+
+/// Most tensors of a launch, however many buffers a device binds: a kernel holds the code of each, and CUDA before 12.1 has
+/// 4 KiB for all arguments.
+const MOST: usize = 64;
+
+/// Pieces of a norm at the most: one cube adds up their sums.
+const MOST_PIECES: usize = 4096;
+
+/// Some tensors by number.
+type Buffers = Sequence<Box<[f32]>>;
+
+/// How many tensors a launch takes that binds `buffers` of each and `others` besides.
+fn at_once(x: &CubeTensor, buffers: usize, others: usize) -> usize {
+    let bindings = x.client.properties().hardware.max_bindings as usize;
+    (bindings.saturating_sub(others) / buffers).clamp(1, MOST)
+}
+
+/// Which cubes of a launch work on which of its tensors.
+struct Pieces {
+    /// Elements of every tensor.
+    sizes: SequenceArg<usize>,
+    /// The first cube of every tensor.
+    firsts: SequenceArg<usize>,
+    cubes: usize,
+}
+
+impl Pieces {
+    /// Pieces of `piece` elements.
+    fn new(tensors: &[CubeTensor], piece: usize) -> Self {
+        let (mut sizes, mut firsts, mut cubes) = (SequenceArg::new(), SequenceArg::new(), 0);
+        for tensor in tensors {
+            let size = tensor.shape().num_elements();
+            sizes.push(size);
+            firsts.push(cubes);
+            cubes += size.div_ceil(piece);
+        }
+        Self { sizes, firsts, cubes }
+    }
+}
+
+fn buffers(tensors: &[CubeTensor]) -> SequenceArg<Box<[f32]>> {
+    tensors.iter().map(buffer).collect()
+}
+
+/// Cubes for `pieces` with `units` units each; there may be more cubes than pieces.
+fn count(x: &CubeTensor, pieces: usize, units: usize) -> (CubeCount, CubeDim) {
+    let dim = CubeDim::new_1d(units as u32);
+    (cubecl::calculate_cube_count_elemwise(&x.client, pieces * units, dim), dim)
+}
+
+/// Units of a cube, and elements that each of them takes.
+#[derive(Clone, Copy)]
+struct Shape {
+    units: usize,
+    each: usize,
+}
+
+impl Shape {
+    /// For element-wise work on `tensors`.
+    fn new(tensors: &[CubeTensor]) -> Self {
+        let x = &tensors[0];
+        // A software device masks what a cube does not do instead of jumping over it, so every cube goes through the code of
+        // every tensor: once, where a unit's own elements take hundreds of rounds.
+        if is_software(&x.device) {
+            return Self { units: lanes(x), each: 512 };
+        }
+        let largest = tensors.iter().map(|tensor| tensor.shape().num_elements()).max().unwrap_or(1);
+        let each = 16;
+        Self { units: CubeDim::new(&x.client, largest.div_ceil(each)).num_elems() as usize, each }
+    }
+}
+
+/// AdamW's update of all `values` with their moments, in their own memory if `in_place` says so or nobody else holds them.
+/// `factors [kinds, 8]` are those of [`Factors`](super::super::adamw::Factors), and `kinds` says which of them
+/// a value is told.
+pub(super) fn adamw(
+    [values, exp_avgs, exp_avg_sqs]: [Vec<CubeTensor>; 3],
+    grads: Vec<CubeTensor>,
+    scale: CubeTensor,
+    factors: CubeTensor,
+    kinds: &[usize],
+    in_place: bool,
+) -> [Vec<CubeTensor>; 3] {
+    let (scale, factors) = (into_contiguous(scale), into_contiguous(factors));
+    let grads = grads.into_iter().map(into_contiguous).collect::<Vec<_>>();
+    let [values, exp_avgs, exp_avg_sqs] = [values, exp_avgs, exp_avg_sqs].map(|tensors| match in_place {
+        true => tensors,
+        false => tensors.into_iter().map(own).collect(),
+    });
+    assert!(values.iter().all(CubeTensor::is_contiguous), "weights are row-major");
+    let Shape { units, each } = Shape::new(&values);
+    let at_once = at_once(&scale, 4, 3); // the scale, the factors, and what the kernel is told of sizes
+    for first in (0..values.len()).step_by(at_once) {
+        let these = first..values.len().min(first + at_once);
+        let Pieces { sizes, firsts, cubes } = Pieces::new(&values[these.clone()], units * each);
+        let (count, dim) = count(&scale, cubes, units);
+        // SAFETY: a value, its moments and its gradient have the same number of elements, row-major, and a unit touches
+        // those below it; `factors` has eight elements for every kind.
+        unsafe {
+            update_each::launch_unchecked(
+                &scale.client,
+                count,
+                dim,
+                buffers(&values[these.clone()]),
+                buffers(&exp_avgs[these.clone()]),
+                buffers(&exp_avg_sqs[these.clone()]),
+                buffers(&grads[these.clone()]),
+                buffer(&scale),
+                buffer(&factors),
+                sizes,
+                firsts,
+                kinds[these].iter().copied().collect(),
+                units,
+                each,
+            );
+        }
+    }
+    [values, exp_avgs, exp_avg_sqs]
+}
+
+#[cube(launch_unchecked)]
+fn update_each(
+    values: &mut Buffers,
+    exp_avgs: &mut Buffers,
+    exp_avg_sqs: &mut Buffers,
+    grads: &Buffers,
+    scale: &[f32],
+    factors: &[f32],
+    sizes: &Sequence<usize>,
+    firsts: &Sequence<usize>,
+    kinds: &Sequence<usize>,
+    #[comptime] units: usize,
+    #[comptime] each: usize,
+) {
+    let piece = comptime!(units * each);
+    #[unroll]
+    for t in 0..values.len() {
+        let (size, first) = (sizes[t], firsts[t]);
+        if CUBE_POS >= first && CUBE_POS < first + size.div_ceil(piece) {
+            let by = kinds[t] * 8;
+            let (keep, root, epsilon, rate) = (factors[by], factors[by + 5], factors[by + 6], factors[by + 7]);
+            let (beta1, rest1, beta2, rest2) = (factors[by + 1], factors[by + 2], factors[by + 3], factors[by + 4]);
+            let start = (CUBE_POS - first) * piece + UNIT_POS as usize;
+            for k in 0..each {
+                let i = start + k * units;
+                if i < size {
+                    let grad = grads[t][i] * scale[0];
+                    let m = exp_avgs[t][i] * beta1 + grad * rest1;
+                    let v = exp_avg_sqs[t][i] * beta2 + grad * grad * rest2;
+                    exp_avgs.index_mut(t)[i] = m;
+                    exp_avg_sqs.index_mut(t)[i] = v;
+                    values.index_mut(t)[i] = values[t][i] * keep - m / (v.sqrt() * root + epsilon) * rate;
+                }
+            }
+        }
+    }
+}
+
+/// L2 norm over all elements of all `tensors`, `[1]`.
+pub(super) fn norm(tensors: Vec<CubeTensor>) -> CubeTensor {
+    let tensors = tensors.into_iter().map(into_contiguous).collect::<Vec<_>>();
+    let lanes = lanes(&tensors[0]);
+    let least = Shape::new(&tensors).each;
+    let elements = tensors.iter().map(|tensor| tensor.shape().num_elements()).sum::<usize>();
+    let each = elements.div_ceil(MOST_PIECES * lanes).max(least);
+    let at_once = at_once(&tensors[0], 1, 2); // the sums, and what the kernel is told of sizes
+    let pieces = Pieces::new(&tensors, lanes * each).cubes;
+    let sums = empty(&tensors[0], [pieces]);
+    let mut before = 0;
+    for tensors in tensors.chunks(at_once) {
+        let Pieces { sizes, firsts, cubes } = Pieces::new(tensors, lanes * each);
+        let (count, dim) = count(&sums, cubes, lanes);
+        // SAFETY: units read below the size of a tensor, and `sums` has an element for every piece.
+        unsafe {
+            squares_of_pieces::launch_unchecked(
+                &sums.client,
+                count,
+                dim,
+                buffers(tensors),
+                buffer(&sums),
+                sizes,
+                firsts,
+                before,
+                cubes,
+                each,
+                lanes,
+            );
+        }
+        before += cubes;
+    }
+    let norm = empty(&sums, [1]);
+    let (count, dim) = count(&sums, 1, lanes);
+    // SAFETY: units read below `pieces`, which `sums` has, and one writes the one element of `norm`.
+    unsafe {
+        root_of_sum::launch_unchecked(&sums.client, count, dim, buffer(&sums), buffer(&norm), pieces, lanes);
+    }
+    norm
+}
+
+#[cube(launch_unchecked)]
+fn squares_of_pieces(
+    tensors: &Buffers,
+    sums: &mut [f32],
+    sizes: &Sequence<usize>,
+    firsts: &Sequence<usize>,
+    before: usize,
+    cubes: usize,
+    each: usize,
+    #[comptime] lanes: usize,
+) {
+    let mut scratch = Shared::<[f32]>::new_slice(lanes);
+    let piece = each * lanes;
+    let mut sum = 0.0f32;
+    #[unroll]
+    for t in 0..tensors.len() {
+        let (size, first) = (sizes[t], firsts[t]);
+        if CUBE_POS >= first && CUBE_POS < first + size.div_ceil(piece) {
+            let start = (CUBE_POS - first) * piece;
+            let end = min(start + piece, size);
+            let mut i = start + UNIT_POS as usize;
+            while i < end {
+                let value = tensors[t][i];
+                sum += value * value;
+                i += lanes;
+            }
+        }
+    }
+    let sum = cube_sum(sum, &mut scratch, lanes);
+    if UNIT_POS == 0 && CUBE_POS < cubes {
+        sums[before + CUBE_POS] = sum;
+    }
+}
+
+#[cube(launch_unchecked)]
+fn root_of_sum(sums: &[f32], norm: &mut [f32], n: usize, #[comptime] lanes: usize) {
+    let mut scratch = Shared::<[f32]>::new_slice(lanes);
+    let mut sum = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < n {
+        sum += sums[i];
+        i += lanes;
+    }
+    let sum = cube_sum(sum, &mut scratch, lanes);
+    if UNIT_POS == 0 && CUBE_POS == 0 {
+        norm[0] = sum.sqrt();
+    }
+}
+
+/// `sums * by[0] + values * by[1]` in the memory of every one of `sums`.
+pub(super) fn accumulate(sums: Vec<CubeTensor>, values: Vec<CubeTensor>, by: CubeTensor) -> Vec<CubeTensor> {
+    let by = into_contiguous(by);
+    let values = values.into_iter().map(into_contiguous).collect::<Vec<_>>();
+    assert!(sums.iter().all(CubeTensor::is_contiguous), "sums are row-major");
+    let Shape { units, each } = Shape::new(&sums);
+    let at_once = at_once(&by, 2, 2); // the factors, and what the kernel is told of sizes
+    for (sums, values) in sums.chunks(at_once).zip(values.chunks(at_once)) {
+        let Pieces { sizes, firsts, cubes } = Pieces::new(sums, units * each);
+        let (count, dim) = count(&by, cubes, units);
+        // SAFETY: a sum and its value have the same number of elements, row-major, and a unit touches those below it.
+        unsafe {
+            accumulate_each::launch_unchecked(
+                &by.client,
+                count,
+                dim,
+                buffers(sums),
+                buffers(values),
+                buffer(&by),
+                sizes,
+                firsts,
+                units,
+                each,
+            );
+        }
+    }
+    sums
+}
+
+#[cube(launch_unchecked)]
+fn accumulate_each(
+    sums: &mut Buffers,
+    values: &Buffers,
+    by: &[f32],
+    sizes: &Sequence<usize>,
+    firsts: &Sequence<usize>,
+    #[comptime] units: usize,
+    #[comptime] each: usize,
+) {
+    let piece = comptime!(units * each);
+    #[unroll]
+    for t in 0..sums.len() {
+        let (size, first) = (sizes[t], firsts[t]);
+        if CUBE_POS >= first && CUBE_POS < first + size.div_ceil(piece) {
+            let start = (CUBE_POS - first) * piece + UNIT_POS as usize;
+            for k in 0..each {
+                let i = start + k * units;
+                if i < size {
+                    sums.index_mut(t)[i] = sums[t][i] * by[0] + values[t][i] * by[1];
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! What captured steps compute, and where it finds what it is told.
+
+use std::cell::RefCell;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{Int, Tensor};
+use kiln_models::Model;
+use kiln_models::ops::dropout::with_seeds;
+use kiln_models::ops::in_place::{Written, accumulate, overwrite};
+use kiln_models::ops::list::TensorList;
+
+use super::batch::tracked;
+use crate::config::ActivationCheckpointing;
+use crate::optim::backward::Pass;
+use crate::optim::gradient::{global_norm, scale_and_norm_by};
+use crate::optim::in_place::InPlace;
+use crate::task::{DeviceBatch, LossOptions};
+
+/// The computation of a step.
+pub(super) struct Body {
+    pub(super) model: Model,
+    pub(super) update: InPlace,
+    pub(super) options: LossOptions,
+    pub(super) clip: Option<f64>,
+    /// What the loss sum is multiplied by, `[1]`.
+    pub(super) per_term: Tensor<1>,
+    /// What dropout's seeds are made of, `[2]`.
+    pub(super) seeds: Tensor<1, Int>,
+    pub(super) totals: Totals,
+}
+
+/// Sums over the micro-batches of a step.
+pub(super) struct Totals {
+    /// `[1]`
+    loss: Tensor<1>,
+    /// Of every parameter that has a gradient; made when the first comes.
+    grads: RefCell<GradientsParams>,
+    /// What the sums so far and a new value are multiplied by, `[2]`.
+    by: Tensor<1>,
+}
+
+/// What a step leaves: loss and gradient norm, `[1]` each.
+pub(super) struct Output {
+    pub(super) loss: Tensor<1>,
+    pub(super) grad_norm: Tensor<1>,
+    _written: Option<Written>,
+}
+
+/// What is done with a micro-batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Adding {
+    /// It is the first: the sums of the last step are forgotten.
+    First,
+    /// It is added.
+    Next,
+    /// It leaves no trace.
+    Nothing,
+}
+
+impl Totals {
+    /// Without gradients yet; `zero` is `[1]`, on the device.
+    pub(super) fn new(zero: &Tensor<1>) -> Self {
+        let grads = RefCell::new(GradientsParams::new());
+        Self { loss: zero.zeros_like(), grads, by: Tensor::from_floats([1.0, 0.0], &zero.device()) }
+    }
+
+    /// What is done with micro-batches from now on.
+    #[must_use]
+    pub(super) fn set(&self, adding: Adding) -> Written {
+        let by = match adding {
+            Adding::First => [0.0, 1.0],
+            Adding::Next => [1.0, 1.0],
+            Adding::Nothing => [1.0, 0.0],
+        };
+        overwrite(&self.by, Tensor::from_floats(by, &self.by.device()))
+    }
+}
+
+impl Body {
+    /// A step of one batch.
+    pub(super) fn step(&self, batch: &DeviceBatch) -> Output {
+        let (sum, grads) = self.pass(batch);
+        self.update(sum, &grads)
+    }
+
+    /// Adds the loss and the gradients of a micro-batch to the totals.
+    pub(super) fn micro_batch(&self, batch: &DeviceBatch) -> Written {
+        let (sum, grads) = self.pass(batch);
+        let mut totals = self.totals.grads.borrow_mut();
+        let (sums, values) = (TensorList::default(), TensorList::default());
+        let mut adding = Lists { totals: &mut totals, grads: &grads, sums, values };
+        self.model.visit(&mut adding);
+        let Lists { mut sums, mut values, .. } = adding;
+        sums.push(self.totals.loss.clone());
+        values.push(sum);
+        accumulate(&sums, values, &self.totals.by)
+    }
+
+    /// The update by the totals.
+    pub(super) fn update_by_totals(&self) -> Output {
+        self.update(self.totals.loss.clone(), &self.totals.grads.borrow())
+    }
+
+    /// Loss sum, `[1]`, and gradients.
+    fn pass(&self, batch: &DeviceBatch) -> (Tensor<1>, GradientsParams) {
+        let checkpointing = ActivationCheckpointing::None;
+        let pass = Pass { seed: None, checkpointing, options: &self.options, copies: None }; // all is f32
+        let tracked = tracked(batch);
+        with_seeds(self.seeds.clone(), || pass.run(&self.model, &tracked, |loss| loss))
+            .expect("the batch has labels, and that is all that a pass without recomputation asks for")
+    }
+
+    fn update(&self, sum: Tensor<1>, grads: &GradientsParams) -> Output {
+        let sum_norm = global_norm(&self.model, grads, self.model.ops());
+        let (scale, grad_norm) = scale_and_norm_by(sum_norm, self.per_term.clone(), self.clip);
+        let written = self.update.apply(&self.model, grads, &scale);
+        Output { loss: sum * self.per_term.clone(), grad_norm, _written: written }
+    }
+}
+
+/// Totals and what is added to them, in the same order.
+struct Lists<'a> {
+    totals: &'a mut GradientsParams,
+    grads: &'a GradientsParams,
+    sums: TensorList,
+    values: TensorList,
+}
+
+impl ModuleVisitor for Lists<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(grad) = self.grads.get::<D>(param.id) else { return };
+        let total = self.totals.get::<D>(param.id).unwrap_or_else(|| {
+            let zeros = grad.zeros_like();
+            self.totals.register(param.id, zeros.clone());
+            zeros
+        });
+        self.sums.push(total);
+        self.values.push(grad);
+    }
+}
