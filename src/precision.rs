@@ -48,9 +48,16 @@ impl PrecisionPlan {
             let others = [(Precision::F16, FloatDType::F16), (Precision::Bf16, FloatDType::BF16)];
             let others = others.into_iter().filter(|(_, dtype)| device.device.supports_dtype(*dtype));
             let others = others.map(|(precision, _)| format!("\"{precision}\" or ")).collect::<String>();
+            // What the device is missing, where it is known; else drivers differ.
+            let why = match (device.kind, precision) {
+                (DeviceKind::Wgpu, Precision::Bf16) => {
+                    "WGSL, the language of its kernels, has no bf16 (for Vulkan's own: tracel-ai/cubecl#802)"
+                }
+                (DeviceKind::Wgpu, _) => "its driver lacks shader-f16",
+                _ => "it has no arithmetic in it, or only stores and converts it",
+            };
             return Err(Error::config(format!(
-                "precision = \"{precision}\": the {} device {} does not compute in {precision}, or only stores and \
-                 converts it",
+                "precision = \"{precision}\": the {} device {} does not compute in {precision}: {why}",
                 device.kind, device.name
             ))
             .help(format!("set precision = {others}\"f32\", or \"auto\"")));
