@@ -394,7 +394,7 @@ fn what_is_refused() {
     folder.args(["compare", "text"]);
     fails(&mut folder, 2, &["expected a config file, got a folder", "kiln report RUN"]);
     let mut few = kiln(place.0.path());
-    fails(few.args(["compare", "config.toml", "--steps", "3"]), 2, &["--steps: expected at least 8"]);
+    fails(few.args(["compare", "config.toml", "--steps", "3"]), 2, &["--steps: expected at least 10"]);
     let mut few = kiln(place.0.path());
     fails(few.args(["compare", "config.toml", "--repeats", "1"]), 2, &["--repeats: expected at least 2"]);
 }

@@ -38,11 +38,13 @@ def say(answer):
 
 
 def commands():
-    """The N of every `run N` until stdin ends."""
+    """The N of every `run N` until `end`, or until stdin ends."""
     for line in sys.stdin:
         word, _, count = line.strip().partition(" ")
+        if word == "end":
+            return
         if word != "run" or not count.isdigit() or int(count) < 1:
-            sys.exit(f"error: expected `run N`, got {line!r}")
+            sys.exit(f"error: expected `run N` or `end`, got {line!r}")
         yield int(count)
 
 

@@ -91,6 +91,7 @@ def main():
                 one = trial(folder, slowdown)
                 result.setdefault(name, []).append(one)
                 ratio = one["speedup"] or {"ratio": float("nan"), "low": float("nan"), "high": float("nan")}
+                out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
                 print(f"{name} {index + 1}/{args.runs}: {one['verdict']} {ratio['ratio']:.3f} ({ratio['low']:.3f} to "
                       f"{ratio['high']:.3f}); native again: {one['noise_verdict']}; {one['seconds']:.1f} s", flush=True)
     result["load_average_after"] = machine()["load_average"]

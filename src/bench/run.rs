@@ -428,7 +428,7 @@ fn make(contestant: &mut Contestant, count: usize) -> Result<Answer<Turn>> {
     Ok(contestant.run(count)?.and_then(|turn| match turn.steps.len() {
         made if made == count => Ok(turn),
         made => {
-            let message = format!("{count} steps were asked for, but the times of {made} came");
+            let message = format!("expected the times of {count} steps, as its turn had, got {made}");
             Err(Failure { exit_code: 3, message, is_expected: false })
         }
     }))

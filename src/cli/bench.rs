@@ -63,13 +63,16 @@ pub(super) struct WorkerArgs {
     /// Measure single operators instead of steps
     #[arg(long)]
     operators: bool,
+    /// Write a model at the end, as any run does
+    #[arg(long)]
+    model: bool,
 }
 
 pub(super) fn run_worker(args: &WorkerArgs) -> Result<()> {
     let config = RunConfig::load_with(&args.config.file, &args.config.set)?;
     engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let plan = resolve(config)?;
-    if args.operators { worker::serve_operators(&plan) } else { worker::serve_steps(plan) }
+    if args.operators { worker::serve_operators(&plan) } else { worker::serve_steps(plan, args.model) }
 }
 
 pub(super) fn run_bench(args: &BenchArgs) -> Result<()> {

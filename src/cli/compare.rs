@@ -31,7 +31,7 @@ pub(super) struct CompareArgs {
     /// The micro-batch of the -large arms, for the 2 x 2
     #[arg(long, value_name = "N")]
     compiled_batch: Option<usize>,
-    /// Optimizer steps of each run; as many as take 1.5 seconds, at least 16 (80 on a GPU), when it is left out
+    /// Optimizer steps of each run; as many as take 2.5 seconds, at least 16 (80 on a GPU), when it is left out
     #[arg(long, value_name = "N")]
     steps: Option<usize>,
     /// Runs of each arm
@@ -81,9 +81,6 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
         let message = format!("--{name}: expected at least {least}, got {given}");
         if given < least { Err(Error::config(message).help(why)) } else { Ok(()) }
     };
-    if let Some(steps) = args.steps {
-        at_least("steps", steps, 8, "the first steps are the warm-up, and at least 3 windows must follow")?;
-    }
     at_least("repeats", args.repeats, 2, "one run cannot tell how much runs differ")?;
     if let Some(batch) = args.compiled_batch {
         at_least("compiled-batch", batch, 1, "it is the micro-batch of the -large arms")?;
@@ -96,6 +93,10 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
     config.set_compiler(CompilerMode::Native);
     // On a GPU only the engine of a mode can plan a run of it, and so name what its size is kept under.
     let device = execution::select(config.device.kind, config.device.index)?;
+    if let Some(steps) = args.steps {
+        let least = if device.kind == DeviceKind::Cpu { 10 } else { 60 };
+        at_least("steps", steps, least, "the first steps are the warm-up, and at least 3 windows must follow")?;
+    }
     let can_look = |engine| device.kind == DeviceKind::Cpu || Engine::this() == engine;
     if config.trainer.per_device_train_batch_size == TrainBatchSize::Auto {
         if !can_look(Engine::Native) {

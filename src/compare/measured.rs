@@ -198,9 +198,9 @@ impl MeasuredRun {
         self.steady.iter().map(|window| window.ms / window.steps as f64).collect()
     }
 
-    /// The lines of `steps.jsonl` after the warm-up.
-    pub fn steady_steps(&self) -> &[StepTimes] {
-        &self.steps[(self.warmup.1 as usize).min(self.steps.len())..]
+    /// The lines of `steps.jsonl` after the warm-up, without those before which the run was held up.
+    pub fn steady_steps(&self) -> impl Iterator<Item = &StepTimes> {
+        self.steps[(self.warmup.1 as usize).min(self.steps.len())..].iter().filter(|step| !step.held_up)
     }
 
     /// A whole number of the plan.
@@ -273,8 +273,8 @@ fn windows_of_log(rows: &[LogRow]) -> Windows {
     (windows.filter(|window| window.steps > 0 && window.samples > 0).collect(), first, 0)
 }
 
-/// The warm-up ends after the first `quiet` steps in a row without a new shape (they belong to it); windows end where the
-/// device had finished.
+/// The warm-up ends after the first `quiet` steps in a row without a new shape (they belong to it), where the device had
+/// finished; windows end where it had finished, too. Those of a step before which the run was held up are left out.
 fn windows_of_steps(steps: &[StepTimes], quiet: usize) -> Windows {
     let mut calm = 0;
     let begin = steps.iter().position(|step| {
@@ -282,18 +282,25 @@ fn windows_of_steps(steps: &[StepTimes], quiet: usize) -> Windows {
         calm = if step.new_shape { 0 } else { calm + 1 };
         over
     });
-    // A run that never calms down is all warm-up.
+    // A run that never calms down is all warm-up. What the device has not finished then would be waited for in the first
+    // window.
     let begin = begin.unwrap_or(steps.len());
+    let begin = (begin..steps.len()).find(|step| steps[step.saturating_sub(1)].synced).unwrap_or(steps.len());
     let warmup = steps[..begin].iter().map(|step| step.step_ms).sum::<f64>() / 1e3;
     let late = steps[begin..].iter().filter(|step| step.new_shape).count() as u64;
-    let (mut windows, mut open) = (Vec::new(), Window { steps: 0, samples: 0, tokens: 0, ms: 0.0 });
+    let empty = Window { steps: 0, samples: 0, tokens: 0, ms: 0.0 };
+    let (mut windows, mut open, mut held_up) = (Vec::new(), empty, false);
     for step in &steps[begin..] {
+        held_up |= step.held_up;
         open.steps += 1;
         open.samples += step.samples;
         open.tokens += step.tokens;
         open.ms += step.step_ms;
         if step.synced {
-            windows.push(std::mem::replace(&mut open, Window { steps: 0, samples: 0, tokens: 0, ms: 0.0 }));
+            let window = std::mem::replace(&mut open, empty);
+            if !std::mem::take(&mut held_up) {
+                windows.push(window);
+            }
         }
     }
     (windows, (warmup, begin as u64), late)
@@ -356,11 +363,19 @@ mod tests {
     }
 
     #[test]
+    fn steps_after_others_turns_are_left_out() {
+        let mut steps = steps(&[0], 12);
+        steps.iter_mut().for_each(|step| step.held_up = step.step % 5 == 1);
+        let (windows, warmup, _) = windows_of_steps(&steps, 3);
+        assert_eq!((windows.len(), warmup.1), (6, 4), "steps 5, 7 to 10 and 12");
+    }
+
+    #[test]
     fn windows_end_where_the_device_had_finished() {
         let mut steps = steps(&[0], 10);
         steps.iter_mut().for_each(|step| step.synced = step.step % 3 == 0);
         let (windows, ..) = windows_of_steps(&steps, 3);
         let found = windows.iter().map(|window| (window.steps, window.samples, window.ms)).collect::<Vec<_>>();
-        assert_eq!(found, [(2, 8, 20.0), (3, 12, 30.0)], "the last step was not waited for");
+        assert_eq!(found, [(3, 12, 30.0)], "steps 5 and 6 wait for what came before, and step 10 was not waited for");
     }
 }

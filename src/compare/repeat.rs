@@ -11,9 +11,9 @@ use crate::error::Result;
 use crate::host;
 use crate::turns::contestant::{Answer, Contestant};
 
-/// Steps of a turn side by side: few enough that the machine is the same for all arms, and enough that what another arm has
-/// left in the processor's caches is a matter of one step in four, which a median does not see.
-pub(super) const TURN: usize = 4;
+/// Steps of a turn side by side: few enough that the machine is the same for all arms. The first of them finds caches and
+/// threads cold and is left out of the figures ([`super::measured`]).
+pub(super) const TURN: usize = 5;
 
 /// The same of an arm that has the machine for itself: an answer now and then, for signals.
 const TURN_ALONE: usize = 50;
@@ -21,7 +21,7 @@ const TURN_ALONE: usize = 50;
 /// Where the steps of a run are not given: as many as take this long in the first arm, at least so many on the CPU, and at
 /// least so many on a device, whose warm-up is longer and which is waited for every ten steps only. What is measured longer
 /// is better measured by more repeats: they narrow the interval twice, as runs and as degrees of freedom.
-const SECONDS: f64 = 1.5;
+const SECONDS: f64 = 2.5;
 const LEAST_CPU: usize = 16;
 const LEAST_DEVICE: usize = 80;
 
@@ -67,7 +67,7 @@ pub(super) fn pace(entrant: &Entrant, is_cpu: bool) -> Result<usize> {
 fn take_turns(entrants: &[Entrant], steps: usize, turn: usize) -> Result<Vec<Answer<f64>>> {
     let mut alive = entrants.iter().map(Entrant::start).collect::<Result<Vec<_>>>()?;
     let mut made = 0;
-    // The last step is made where the input ends.
+    // The last step is made at the end.
     while made + 1 < steps {
         let mut order = alive.iter_mut().collect::<Vec<_>>();
         // Nothing always comes first.
@@ -101,7 +101,7 @@ fn take_turns(entrants: &[Entrant], steps: usize, turn: usize) -> Result<Vec<Ans
 
 impl Entrant {
     fn start(&self) -> Result<std::result::Result<Contestant, Failure>> {
-        Contestant::start(Command::new(&self.program).arg("worker").arg(&self.file), &self.errors())
+        Contestant::start(Command::new(&self.program).arg("worker").arg(&self.file).arg("--model"), &self.errors())
     }
 
     fn errors(&self) -> PathBuf {
@@ -116,9 +116,13 @@ pub(super) fn side_by_side(expected: &[u64], is_cpu: bool) -> (bool, String) {
     }
     let needed = expected.iter().map(|bytes| *bytes as f64).sum::<f64>() / f64::from(1 << 20);
     match host::available_mib() {
-        Some(free) if needed <= SHARE * free => {
-            (true, format!("the arms of a repeat lived side by side and trained by turns of {TURN} steps"))
-        }
+        Some(free) if needed <= SHARE * free => (
+            true,
+            format!(
+                "the arms of a repeat lived side by side and trained by turns of {TURN} steps, whose first is left out of the figures; while \
+                   one waits, up to two of its batches are made ready"
+            ),
+        ),
         Some(free) => (
             false,
             format!(
@@ -141,7 +145,7 @@ mod tests {
         assert!(!together && note.contains("one after the other"), "{note}");
         if host::available_mib().is_some() {
             let (together, note) = side_by_side(&[1 << 20, 1 << 20], true);
-            assert!(together && note.contains("turns of 4 steps"), "{note}");
+            assert!(together && note.contains("turns of 5 steps"), "{note}");
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::execution;
 use crate::plan::RunPlan;
 use crate::report;
 use crate::trainer::{checkpoint, write_whole};
+use crate::turns::contestant::Answer;
 
 /// The file that keeps an [`Experiment`].
 pub const FILE: &str = "experiment.json";
@@ -90,13 +91,14 @@ pub fn run(
         None => {
             say("looking how long a step takes")?;
             let scratch = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
-            let config = run_config(&arms[0], scratch.path().join("run"), 0, logging_steps);
+            let config = run_config(&arms[0], scratch.path().join("run"), 1, logging_steps);
             repeat::pace(&entrant(&arms[0], &config, scratch.path().join("pace.toml"))?, is_cpu)?
         }
     };
     let steps = steps.min(whole.steps as usize);
     notes.push(format!(
-        "{} runs of {steps} steps an arm, in alternating order; every repeat has another seed, the same in all arms",
+        "{} runs of {steps} steps an arm, or of all that its own run has, in alternating order; every repeat has another seed, \
+         the same in all arms",
         options.repeats
     ));
     clear(&out)?;
@@ -113,6 +115,7 @@ pub fn run(
     };
     // From now on the folder is a comparison, also where this process does not come to its end.
     experiment.write(&out)?;
+    say(&format!("training {} arms {} times over", experiment.arms.len(), options.repeats))?;
     for repeat in 0..options.repeats {
         let round = Round { repeat, repeats: options.repeats, steps, together, logging_steps };
         round.run(&mut arms, &out, say)?;
@@ -152,7 +155,16 @@ impl Round {
             entrants.push(entrant(arm, &config, file)?);
             folders.push(relative);
         }
-        let ends = repeat::repeat(&entrants, self.steps, self.together)?;
+        let mut ends = repeat::repeat(&entrants, self.steps, self.together)?;
+        if self.together && ends.iter().any(is_out_of_memory) {
+            // Which one needed too much cannot be said while they share the machine's memory.
+            say("an arm ran out of memory: this repeat again, one arm after the other")?;
+            for folder in folders.iter().map(|relative| out.join(relative)).filter(|folder| folder.exists()) {
+                fs::remove_dir_all(&folder)
+                    .map_err(|error| Error::io(format!("clear {}", folder.display()), &error))?;
+            }
+            ends = repeat::repeat(&entrants, self.steps, false)?;
+        }
         for ((arm, relative), end) in alive.into_iter().zip(folders).zip(ends) {
             let folder = out.join(&relative);
             let place = format!("repeat {}/{}  {:<22}", self.repeat + 1, self.repeats, arm.runs.name);
@@ -174,10 +186,16 @@ impl Round {
                 }
             }
             // Weights say nothing about speed and take most of the room.
-            let _ = fs::remove_dir_all(folder.join(checkpoint::FOLDER));
+            for heavy in ["model", checkpoint::FOLDER] {
+                let _ = fs::remove_dir_all(folder.join(heavy));
+            }
         }
         Ok(())
     }
+}
+
+fn is_out_of_memory(end: &Answer<f64>) -> bool {
+    end.as_ref().is_err_and(|failure| failure.exit_code == 4)
 }
 
 /// A run of `arm` whose config goes to `file`.
@@ -204,7 +222,7 @@ fn plannable(config: &RunConfig, out: &Path, is_cpu: bool) -> RunConfig {
     config
 }
 
-/// Says what one of the arms cannot run before any of them has run; what memory each is expected to need, in bytes. On a GPU, where a mode is a build of its own and a
+/// Says what one of the arms cannot run before any of them has run; the memory that each is expected to need, in bytes. On a GPU, where a mode is a build of its own and a
 /// process settles the compiler's settings once, the arm's own engine is asked, in a process.
 fn check_arms(
     arms: &[Arm],

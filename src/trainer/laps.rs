@@ -23,6 +23,9 @@ use crate::launches::{self, kernel_launches};
 /// The file's name.
 pub const FILE: &str = "steps.jsonl";
 
+/// A wait that is longer than a driver takes to answer was for others' turns.
+const HELD_UP: Duration = Duration::from_millis(1);
+
 /// A part of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
@@ -77,6 +80,9 @@ pub struct StepTimes {
     pub kernel_launches: Option<u64>,
     /// A batch of the step had a shape that this process had not seen.
     pub new_shape: bool,
+    /// The run was held up before the step, for others' turns: caches and threads are cold.
+    #[serde(default)]
+    pub held_up: bool,
     /// The device had finished all work of the step when the step ended.
     pub synced: bool,
 }
@@ -158,10 +164,12 @@ impl Laps {
         } += ms;
     }
 
-    /// The time since the last call was no part of a step: a callback may wait before one, as `kiln bench` does for its turn.
-    pub(super) fn skip(&mut self) {
+    /// The time since the last call was no part of a step, and of `waited` none of the run: it was held up before the step.
+    pub(super) fn skip(&mut self, waited: Duration) {
         if let Some(open) = &mut self.0 {
             open.last = Instant::now();
+            open.start += waited;
+            open.step.held_up = waited >= HELD_UP;
         }
     }
 

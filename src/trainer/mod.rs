@@ -72,8 +72,12 @@ pub struct Trainer {
     callbacks: Vec<Box<dyn Callback>>,
     load_report: Option<LoadReport>,
     step_times: bool,
-    /// What it does is looked at and thrown away: no model is written at the end.
+    /// What it does is looked at and thrown away: a signal saves nothing.
     rehearsal: bool,
+    /// A model is written at the end.
+    writes_model: bool,
+    /// Before a step it may be held up until it is its turn.
+    by_turns: bool,
     /// When memory runs out, the micro-batch is halved.
     halves: bool,
     /// The compiler has been checked before the first step.
@@ -114,7 +118,8 @@ impl Trainer {
         };
         let (model, optimizer, load_report) = Self::build(&plan, &device)?;
         let callbacks = Vec::new();
-        let (step_times, rehearsal, halves, is_verified) = (false, false, true, false);
+        let (step_times, rehearsal, writes_model, by_turns) = (false, false, true, false);
+        let (halves, is_verified) = (true, false);
         let scaler = Self::scaler(&plan);
         Ok(Self {
             plan,
@@ -126,6 +131,8 @@ impl Trainer {
             load_report,
             step_times,
             rehearsal,
+            writes_model,
+            by_turns,
             halves,
             is_verified,
         })
@@ -154,7 +161,14 @@ impl Trainer {
 
     /// A trainer whose steps are looked at and thrown away: it writes no model.
     pub(crate) fn rehearsing(mut self) -> Self {
-        self.rehearsal = true;
+        (self.rehearsal, self.writes_model) = (true, false);
+        self
+    }
+
+    /// A run that is measured by turns ([`crate::turns`]) and then thrown away; with `writes_model` it writes a model as any
+    /// run does. A batch that is too large is its end: with another one it would be another run.
+    pub(crate) fn by_turns(mut self, writes_model: bool) -> Self {
+        (self.rehearsal, self.by_turns, self.halves, self.writes_model) = (true, true, false, writes_model);
         self
     }
 
@@ -285,11 +299,10 @@ impl Trainer {
             }
             let before = Instant::now();
             self.callbacks.iter_mut().for_each(|callback| callback.on_step_begin(&run.progress));
-            if self.rehearsal {
-                // A run that waits for its turn does so there.
-                run.clock.exclude_waiting(before.elapsed());
-            }
-            laps.skip();
+            // A run that waits for its turn does so there; what callbacks of others do belongs to their run.
+            let waited = if self.by_turns { before.elapsed() } else { Duration::ZERO };
+            run.clock.exclude_waiting(waited);
+            laps.skip(waited);
 
             let stepped = self.step(&mut stepper, &mut loader, run, &mut laps)?;
             let Stepped { loss, grad_norm, lr, verdict, step_tokens, epoch_ended } = stepped;
@@ -340,9 +353,12 @@ impl Trainer {
             laps.end_step(&run.progress, logs)?;
             if let Some(signal) = signal {
                 finish_saving(run)?;
-                return Err(signal
-                    .error(format_args!("stopped after step {step} of {total_steps}; a checkpoint is saved"))
-                    .help("continue with `kiln train FILE --resume`"));
+                return Err(match self.rehearsal {
+                    true => signal.error(format_args!("stopped after step {step} of {total_steps}")),
+                    false => signal
+                        .error(format_args!("stopped after step {step} of {total_steps}; a checkpoint is saved"))
+                        .help("continue with `kiln train FILE --resume`"),
+                });
             }
             (run.control.should_evaluate, run.control.should_save) = (false, false);
             if (out_of_time || run.control.should_training_stop) && !last {
@@ -365,7 +381,7 @@ impl Trainer {
         }
         let summary = self.labelled(run.clock.summary(&run.progress, run.mean_loss(self.scaler.as_ref())?, saving));
         folder.metrics.append(&summary)?;
-        if !self.rehearsal {
+        if self.writes_model {
             folder.write_model(&self.model, &self.plan)?;
         }
         folder.write_results(run.evaluation.as_ref(), &summary)?;

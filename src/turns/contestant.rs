@@ -1,14 +1,16 @@
 //! The driver's end of a contestant: a child process that is asked for turns; see [`super::protocol`].
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 
-use super::protocol::{Hello, Turn};
+use super::protocol::{END, Hello, Turn};
 use crate::compare::Failure;
 use crate::compare::process::failure;
 use crate::error::{Error, Result};
@@ -17,11 +19,14 @@ use crate::signals;
 /// An answer, or how the contestant ended instead.
 pub(crate) type Answer<T> = std::result::Result<T, Failure>;
 
+/// Signals are looked for so often.
+const POLL: Duration = Duration::from_millis(50);
+
 /// A contestant that is alive. Dropped, its process ends.
 pub(crate) struct Contestant {
     child: Child,
     input: Option<ChildStdin>,
-    output: BufReader<ChildStdout>,
+    output: Receiver<io::Result<String>>,
     errors: PathBuf,
     started: Instant,
     active: Duration,
@@ -41,7 +46,7 @@ impl Contestant {
         let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file).spawn();
         let mut child = spawned.map_err(|error| Error::io(format!("start {shown}"), &error))?;
         let input = child.stdin.take();
-        let output = BufReader::new(child.stdout.take().expect("its stdout is a pipe"));
+        let output = lines(child.stdout.take().expect("its stdout is a pipe"));
         let hello = Hello { provenance: serde_json::Value::Null, batch: 0, total_steps: 0, padding: None };
         let mut contestant =
             Self { child, input, output, errors: errors.into(), started, active: Duration::ZERO, hello };
@@ -67,10 +72,7 @@ impl Contestant {
     /// A signal to this process.
     pub(crate) fn run(&mut self, count: usize) -> Result<Answer<Turn>> {
         let began = Instant::now();
-        // A contestant that has ended cannot be written to; its answer tells why.
-        if let Some(input) = &mut self.input {
-            let _ = writeln!(input, "run {count}").and_then(|()| input.flush());
-        }
+        self.tell(&format!("run {count}"));
         let answer = self.answer();
         self.active += began.elapsed();
         answer
@@ -82,6 +84,7 @@ impl Contestant {
     /// A signal to this process.
     pub(crate) fn finish(mut self) -> Result<Answer<f64>> {
         let began = Instant::now();
+        self.tell(END);
         drop(self.input.take());
         let more = self.line()?;
         if !more.is_empty() {
@@ -105,13 +108,27 @@ impl Contestant {
         }))
     }
 
+    /// Writes a line to it. One that has ended cannot be written to; its answer tells why.
+    fn tell(&mut self, line: &str) {
+        if let Some(input) = &mut self.input {
+            let _ = writeln!(input, "{line}").and_then(|()| input.flush());
+        }
+    }
+
     /// The next line of its output; empty at the end.
     fn line(&mut self) -> Result<String> {
-        let mut line = String::new();
-        self.output.read_line(&mut line).map_err(|error| Error::io("read from a contestant", &error))?;
-        match signals::received() {
-            Some(signal) => Err(signal.error("stopped while measuring; no report is made of what was not complete")),
-            None => Ok(line),
+        loop {
+            // A turn may take long, and a signal may be for this process alone.
+            if let Some(signal) = signals::received() {
+                return Err(signal.error("stopped while measuring; no report is made of what was not complete"));
+            }
+            match self.output.recv_timeout(POLL) {
+                Ok(line) => return line.map_err(|error| Error::io("read from a contestant", &error)),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) if signals::received().is_none() => return Ok(String::new()),
+                // It has ended by the signal that this process has received, too.
+                Err(RecvTimeoutError::Disconnected) => {}
+            }
         }
     }
 
@@ -121,6 +138,19 @@ impl Contestant {
         let said = fs::read(&self.errors).unwrap_or_default();
         Ok((status, String::from_utf8_lossy(&said).into_owned()))
     }
+}
+
+/// The lines of `output` as they come, from a thread that ends with it.
+fn lines(output: ChildStdout) -> Receiver<io::Result<String>> {
+    let (sender, receiver) = channel();
+    thread::spawn(move || {
+        for line in BufReader::new(output).lines() {
+            if sender.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    receiver
 }
 
 fn shortened(line: &str) -> String {

@@ -1,12 +1,17 @@
-//! What a contestant and its driver say to one another, a line each: the driver writes `run N` to the
-//! contestant's stdin, and the contestant answers on stdout with a line of JSON once it has made N steps. Its first line, a
-//! [`Hello`], comes unasked when it is ready; after the end of input it makes one more step, its last. Everything that a contestant has to tell people goes to
-//! stderr. Any program that speaks it can take part (`--peer`): `benches/pytorch/worker.py` does.
+//! What a contestant and its driver say to one another, a line each: the driver writes `run N` to the contestant's stdin,
+//! and the contestant answers on stdout with a line of JSON once it has made N steps, with the times of all of them where
+//! the driver is a benchmark. Its first line, a [`Hello`], comes unasked when it is ready. At `end` it makes one more step,
+//! its last, and says no more; a peer may just end. Input that ends without that says that the driver is gone. Everything
+//! that a contestant has to tell people goes to stderr. Any program that speaks it can take part (`--peer`):
+//! `benches/pytorch/worker.py` does.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::bench::operators::OperatorTimes;
+
+/// The driver's last line.
+pub const END: &str = "end";
 
 /// The first line of a contestant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::Device;
 
-use super::protocol::{Hello, Step, Turn};
+use super::protocol::{END, Hello, Step, Turn};
 use crate::bench::operators::Shapes;
 use crate::error::{Error, Result};
 use crate::execution::memory_use;
@@ -18,11 +18,11 @@ use crate::provenance::Provenance;
 use crate::trainer::laps::{self, StepTimes};
 use crate::trainer::{Callback, Control, Progress, Trainer};
 
-/// Trains `plan` by turns until the input ends.
+/// Trains `plan` by turns until it is told to end; with `writes_model` it then writes a model as any run does.
 ///
 /// # Errors
-/// What the run meets, a line that is no command, memory that runs out (the trainer would go on with a smaller batch).
-pub fn serve_steps(plan: RunPlan) -> Result<()> {
+/// What the run meets, and a line that is no command.
+pub fn serve_steps(plan: RunPlan, writes_model: bool) -> Result<()> {
     let failed = Arc::new(Mutex::new(None));
     let turns = Turns {
         times: plan.config.run.output_dir.join(laps::FILE),
@@ -34,14 +34,14 @@ pub fn serve_steps(plan: RunPlan) -> Result<()> {
         ended: false,
         failed: failed.clone(),
     };
-    let trained = Trainer::new(plan)?.rehearsing().with_step_times().with_callback(turns).train();
+    let trained = Trainer::new(plan)?.by_turns(writes_model).with_step_times().with_callback(turns).train();
     match failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
         Some(error) => Err(error),
         None => trained.map(drop),
     }
 }
 
-/// Measures the operators of `plan`'s model by turns until the input ends.
+/// Measures the operators of `plan`'s model by turns until it is told to end.
 ///
 /// # Errors
 /// What the device reports, and a line that is no command.
@@ -72,15 +72,20 @@ fn say<T: serde::Serialize>(answer: &T) -> Result<()> {
     out.write_all(line.as_bytes()).and_then(|()| out.flush()).map_err(|error| Error::io("answer the driver", &error))
 }
 
-/// The N of the next `run N`; none at the end of the input.
+/// The N of the next `run N`; none at `end`. Ends the process where the input ends.
 fn command() -> Result<Option<usize>> {
     let mut line = String::new();
     let read = std::io::stdin().read_line(&mut line).map_err(|error| Error::io("read from the driver", &error))?;
     if read == 0 {
+        // The driver is gone. A run that nobody has measured must not come to look like a finished one.
+        eprintln!("error: the driver of this worker has ended");
+        std::process::exit(1);
+    }
+    if line.trim() == END {
         return Ok(None);
     }
     let count = line.trim().strip_prefix("run ").and_then(|count| count.parse().ok()).filter(|count| *count > 0);
-    count.map(Some).ok_or_else(|| Error::config(format!("expected `run N`, got {:?}", line.trim())))
+    count.map(Some).ok_or_else(|| Error::config(format!("expected `run N` or `{END}`, got {:?}", line.trim())))
 }
 
 /// Waits for its turn before a step, and answers when the steps of a turn are made.
@@ -95,7 +100,7 @@ struct Turns {
     losses: Vec<(u64, f64)>,
     /// There has been a turn, which is to be answered.
     began: bool,
-    /// The input has ended, or something failed: the step that follows is the last.
+    /// It was told to end, or something failed: the step that follows is the last.
     ended: bool,
     failed: Arc<Mutex<Option<Error>>>,
 }
@@ -157,9 +162,7 @@ impl Turns {
 
 impl Callback for Turns {
     fn on_train_begin(&mut self, plan: &RunPlan) {
-        if self.began {
-            self.fail(Error::out_of_memory(format!("memory ran out at a batch larger than {}", plan.batch.micro)));
-        } else if let Err(error) = say(&hello(plan)) {
+        if let Err(error) = say(&hello(plan)) {
             self.fail(error);
         }
     }
