@@ -119,8 +119,8 @@ pub(super) fn side_by_side(expected: &[u64], is_cpu: bool) -> (bool, String) {
         Some(free) if needed <= SHARE * free => (
             true,
             format!(
-                "the arms of a repeat lived side by side and trained by turns of {TURN} steps, whose first is left out of the figures; while \
-                   one waits, up to two of its batches are made ready"
+                "the arms of a repeat lived side by side and trained by turns of {TURN} steps, whose first is left out of \
+                 the figures; while one waits, up to two of its batches are made ready"
             ),
         ),
         Some(free) => (

@@ -1,6 +1,6 @@
-//! Makes the runs of a comparison, repeat by repeat ([`super::repeat`]), in an order that turns round from one to the next, so
-//! that nothing always comes first. Raw samples stay in the run folders; weights are removed. What the arms are is
-//! [`super::arms`]', what is made of the runs [`super::analyse`]'s.
+//! Makes the runs of a comparison, repeat by repeat ([`super::repeat`]), in an order that turns round from one to the
+//! next, so that nothing always comes first. Raw samples stay in the run folders; weights are removed. What the arms are
+//! is [`super::arms`]', what is made of the runs [`super::analyse`]'s.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -222,8 +222,9 @@ fn plannable(config: &RunConfig, out: &Path, is_cpu: bool) -> RunConfig {
     config
 }
 
-/// Says what one of the arms cannot run before any of them has run; the memory that each is expected to need, in bytes. On a GPU, where a mode is a build of its own and a
-/// process settles the compiler's settings once, the arm's own engine is asked, in a process.
+/// Says what one of the arms cannot run before any of them has run; the memory that each is expected to need, in bytes.
+/// On a GPU, where a mode is a build of its own and a process settles the compiler's settings once, the arm's own engine
+/// is asked, in a process.
 fn check_arms(
     arms: &[Arm],
     base: &RunConfig,
