@@ -144,17 +144,16 @@ fn launches_and_reads_of_a_step() {
         for (line, step) in lines[..12].iter().zip(1..) {
             assert_eq!(line["device_reads"].as_u64(), Some(u64::from(step % 4 == 0)), "step {step}");
         }
-        // A shape is recorded when it first comes, which computes it a few times.
-        let steady = lines.iter().skip(2).filter(|line| line["new_shape"] == false);
-        let launches = steady.map(|line| line["kernel_launches"].as_f64().unwrap()).collect::<Vec<_>>();
-        let mean = launches.iter().sum::<f64>() / launches.len() as f64;
-        println!("{MODE}, {micro_batches} micro-batches: {mean:.0} launches a step, {launches:?}");
-        assert!(launches.len() >= 4, "{launches:?}");
+        // The median: a shape is recorded when it first comes, which computes it a few times.
+        let mut launches = lines.iter().map(|line| line["kernel_launches"].as_f64().unwrap()).collect::<Vec<_>>();
+        launches.sort_by(f64::total_cmp);
+        let median = launches[launches.len() / 2];
+        println!("{MODE}, {micro_batches} micro-batches: {median} launches a step, {launches:?}");
         let [native, compiled] = [NATIVE_LAUNCHES, COMPILED_LAUNCHES].map(|all| all[micro_batches - 1]);
         assert!(compiled <= native / 2.0);
         match MODE {
-            "native" => assert!(mean >= native, "{mean}"),
-            _ => assert!(mean > 50.0 && mean <= compiled, "{mean}"),
+            "native" => assert!(median >= native, "{median}"),
+            _ => assert!(median > 50.0 && median <= compiled, "{median}"),
         }
     }
 }
