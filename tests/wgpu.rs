@@ -70,9 +70,10 @@ fn every_task_gives_the_figures_of_the_cpu() {
         let folder = prepare(task);
         succeeds(&mut train(folder.path(), "cpu", &["--compiler", "native"]));
         let expected = losses(&folder.path().join("cpu"));
-        // Other orders of summation, carried on by 14 updates of Adam; f16 rounds to 11 bits besides.
+        // Other orders of summation, carried on by 14 updates of Adam; f16 rounds to 11 bits besides. Not every task in f16: a
+        // software device takes minutes to compile its kernels.
         let precisions = [("f32", 1e-3), ("f16", 2e-2)];
-        for (precision, tolerance) in precisions {
+        for (precision, tolerance) in precisions.into_iter().take(if ["clm", "mlm"].contains(&task) { 2 } else { 1 }) {
             let run = format!("wgpu-{precision}");
             let said = succeeds(on_wgpu(folder.path(), &run, &[]).args(["--precision", precision]));
             assert!(said.contains(&format!("{MODE} engine")), "{said}");
