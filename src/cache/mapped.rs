@@ -14,6 +14,7 @@ use memmap2::Mmap;
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
+use crate::signals;
 
 /// A kind of file, in one version of its layout.
 pub(crate) struct Kind<const N: usize> {
@@ -200,6 +201,11 @@ pub(crate) fn cache_error(folder: &Path, error: &std::io::Error) -> Error {
         .help("set KILN_CACHE to a folder that can be written and has room")
 }
 
+/// The error for a store that somebody has asked to leave.
+pub(crate) fn interrupted() -> Error {
+    Error::data("tokenising was interrupted").help("nothing was kept")
+}
+
 fn read_error(path: &Path, error: &std::io::Error) -> Error {
     Error::io(format!("read {}", path.display()), error)
 }
@@ -207,13 +213,16 @@ fn read_error(path: &Path, error: &std::io::Error) -> Error {
 /// Adds the content of `files` to a key.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// A file that cannot be read; a signal, since much takes long.
 pub(crate) fn hash_files(hash: &mut Sha256, files: &[PathBuf]) -> Result<()> {
     let mut buffer = vec![0; 1 << 18];
     for path in files {
         let mut file = File::open(path).map_err(|error| read_error(path, &error))?;
         let mut len = 0u64;
         loop {
+            if signals::received().is_some() {
+                return Err(interrupted());
+            }
             match file.read(&mut buffer) {
                 Ok(0) => break,
                 Ok(read) => {

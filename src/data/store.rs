@@ -14,8 +14,8 @@ use super::corpus::Corpus;
 use super::pieces::Piece;
 use super::tokenizer::Tokenizer;
 use crate::cache;
-use crate::cache::mapped::{Kind, Mapped, Writer, hash_files, hex, ids};
-use crate::error::{Error, Result};
+use crate::cache::mapped::{Kind, Mapped, Writer, hash_files, hex, ids, interrupted};
+use crate::error::Result;
 
 const KIND: Kind<3> = Kind { magic: b"KILNTOK1", name: "token store" };
 
@@ -46,7 +46,7 @@ pub type OnProgress<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
 pub(crate) fn tell(progress: &mut OnProgress<'_>, state: Progress) -> Result<()> {
     match progress(state) {
         ControlFlow::Continue(()) => Ok(()),
-        ControlFlow::Break(()) => Err(Error::data("tokenising was interrupted").help("nothing was kept")),
+        ControlFlow::Break(()) => Err(interrupted()),
     }
 }
 
