@@ -4,12 +4,12 @@
 #     benches/verdicts/run.sh [--runs 20] [--slowdown 0.1] [--out FILE.json]
 #
 # makes 20 comparisons of native with itself and 20 with an arm that is really 10 % slower (slow.py: its process is stopped
-# for a tenth of the time that it runs), and counts what was said. On 2 cores that takes about 40 minutes.
+# for a tenth of the time that it runs), and counts what was said. On 2 cores that takes about an hour; what an earlier call has counted with the same binary is kept.
 #
 #     benches/verdicts/run.sh quickstart [--steps 16] [--repeats 10] [--out FILE.json]
 #
 # trains configs/quickstart.toml by hand in both modes, runs `kiln compare` on it, and prints by how much the figures differ:
-# it has not been run yet.
+# 14 minutes on 2 cores.
 #
 # Both write benches/results/DATE-verdicts[-quickstart].json and .md unless --out says otherwise, and end with 1 when the
 # promise (19 and 18 of 20; 5 %) is not kept. Needs a release build of kiln (or $KILN) and Python 3; the machine must do
