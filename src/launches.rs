@@ -1,5 +1,5 @@
 //! How many kernels a device was given, counted by CubeCL's own observer and, of what is replayed, as it was recorded. On the
-//! CPU an operation is a call and nothing is launched. Counting begins with [`watch`]: it takes a lock for every launch, so
+//! CPU an operation is a call and nothing is launched. Counting begins with `watch`: it takes a lock for every launch, so
 //! only runs whose steps are measured pay for it.
 
 use std::sync::atomic::{AtomicU64, Ordering};

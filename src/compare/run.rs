@@ -1,4 +1,4 @@
-//! Makes the runs of a comparison, repeat by repeat ([`super::repeat`]), in an order that turns round from one to the
+//! Makes the runs of a comparison, repeat by repeat (`repeat`), in an order that turns round from one to the
 //! next, so that nothing always comes first. Raw samples stay in the run folders; weights are removed. What the arms are
 //! is [`super::arms`]', what is made of the runs [`super::analyse`]'s.
 
@@ -33,7 +33,7 @@ pub struct Options {
     pub out: Option<PathBuf>,
     /// Which arms.
     pub wanted: Wanted,
-    /// Optimizer steps of each run; none for as many as it takes to tell arms apart, see [`repeat`].
+    /// Optimizer steps of each run; none for as many as it takes to tell arms apart, see `repeat`.
     pub steps: Option<usize>,
     /// Runs of each arm.
     pub repeats: usize,

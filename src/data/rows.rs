@@ -2,7 +2,7 @@
 //! Kept and guarded as the [token store](super::store): written as a stream under a key of everything it depends on, and
 //! in the cache only when it is whole.
 //!
-//! Layout: the [header](crate::cache::mapped) with `KILNROW1`, the width of an id in bytes (2 or 4; with bit 32 set if rows
+//! Layout: the header (`cache::mapped`) with `KILNROW1`, the width of an id in bytes (2 or 4; with bit 32 set if rows
 //! have token types), the number of rows and the number of their bytes; the rows, each its ids and then its token types (a
 //! byte each); the index, 16 bytes a row: offset (u64), number of tokens (u32), label (u32: the class, or the bits of the
 //! f32).

@@ -2,7 +2,7 @@
 //! the cache under a key of everything it depends on, so the same text is tokenised once. A file appears in the cache only
 //! when it is whole.
 //!
-//! Layout: the [header](crate::cache::mapped) with `KILNTOK1`, the width of an id in bytes (2 or 4), the number of ids and
+//! Layout: the header (`cache::mapped`) with `KILNTOK1`, the width of an id in bytes (2 or 4), the number of ids and
 //! the number of documents; then the ids.
 
 use std::ops::{ControlFlow, Range};

@@ -2,7 +2,7 @@
 //! [token store](crate::data::store): encoded on all cores, written as a stream under a key of everything it depends on, and
 //! in the cache only when it is whole. What is predicted once goes through a file that nobody else sees.
 //!
-//! Layout: the [header](crate::cache::mapped) with `KILNWIN2`, 1 if windows have token types, the number of windows and the
+//! Layout: the header (`cache::mapped`) with `KILNWIN2`, 1 if windows have token types, the number of windows and the
 //! number of their bytes; the windows, each question, tokens, first token of the context, tokens of the context, first and
 //! last token of the answer (u32 each), the ids (u32), the token types (a byte each), first and one past the last character
 //! of every token of the context (u32 each); where each window starts (u64).

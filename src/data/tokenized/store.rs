@@ -1,7 +1,7 @@
 //! The rows in one memory-mapped file. Kept and guarded as the [token store](crate::data::store): written as a stream under a
 //! key of everything they depend on, and in the cache only when the file is whole.
 //!
-//! Layout: the [header](crate::cache::mapped) with `KILNIDS1`, the number of rows, of their bytes, of attended tokens and of
+//! Layout: the header (`cache::mapped`) with `KILNIDS1`, the number of rows, of their bytes, of attended tokens and of
 //! rows with labels, and what stands in them at most; the [rows](super::layout); the index, an entry a row, and then for
 //! every file its first row (u64) and whether it is an array (u64).
 
