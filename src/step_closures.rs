@@ -103,6 +103,7 @@ impl fmt::Debug for StepClosures<'_> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use std::cell::RefCell;
+    use std::sync::{Mutex, PoisonError};
 
     use burn::tensor::Device;
 
@@ -113,8 +114,12 @@ mod tests {
         Tensor::from_floats(values, &Device::flex())
     }
 
+    /// Reads are counted for the whole process, so the tests that read take turns.
+    static READS: Mutex<()> = Mutex::new(());
+
     #[test]
     fn values_of_several_steps_come_in_one_read() {
+        let _turn = READS.lock().unwrap_or_else(PoisonError::into_inner);
         let told = RefCell::new(Vec::new());
         let mut closures = StepClosures::default();
         let before = DeviceReads::now();
@@ -138,6 +143,7 @@ mod tests {
 
     #[test]
     fn those_after_the_step_do_not_take_the_others_along() {
+        let _turn = READS.lock().unwrap_or_else(PoisonError::into_inner);
         let told = RefCell::new(Vec::new());
         let mut closures = StepClosures::default();
         closures.add(When::AtLog, [value([1.0])], |values: &[f64]| told.borrow_mut().push(values[0]));
