@@ -119,8 +119,9 @@ fn a_comparison_is_measured_written_and_made_again() {
     for name in ["native", "compiled", "native-large", "compiled-large"] {
         let arm = arm(name);
         let number = |key: &str| arm[key].as_f64().unwrap_or_else(|| panic!("{name} has no {key}: {arm}"));
-        // 10 steps: one with a new shape and three without make the warm-up; steps 6 and 10 follow the turns of others.
-        assert_eq!((number("repeats"), number("windows")), (2.0, 8.0), "{name}");
+        // 10 steps: one with a new shape and three without make the warm-up; steps 6 and 10 may follow the turns of others.
+        assert_eq!(number("repeats"), 2.0, "{name}");
+        assert!((8.0..=12.0).contains(&number("windows")), "{name}: {}", number("windows"));
         assert!(number("step_ms_p50") <= number("step_ms_p95") && number("step_ms_p95") <= number("step_ms_max"));
         let parts =
             ["data", "forward", "backward", "update", "sync"].map(|part| arm["budget_ms"][part].as_f64().unwrap());
