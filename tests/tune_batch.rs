@@ -132,7 +132,7 @@ fn a_comparison_takes_the_size_that_was_found() {
     write(folder.path(), "scaling = \"grow\"");
     let compare = |more: &[&str]| {
         let mut command = kiln(folder.path());
-        command.args(["compare", "config.toml", "--arms", "native,compiled-large", "--steps", "8", "--repeats", "2"]);
+        command.args(["compare", "config.toml", "--arms", "native,compiled-large", "--steps", "10", "--repeats", "2"]);
         command.args(["--set", "trainer.max_steps=30"]).args(more);
         command
     };

@@ -85,7 +85,7 @@ fn modes_that_are_apart_end_the_run_with_the_first_difference() {
     let compare = |more: &[&str]| {
         let mut command = kiln(folder.path());
         command
-            .args(["compare", "config.toml", "--steps", "8", "--repeats", "2", "--out", "compared"])
+            .args(["compare", "config.toml", "--steps", "10", "--repeats", "2", "--out", "compared"])
             .args(WILD)
             .args(more);
         command
