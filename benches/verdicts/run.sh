@@ -4,7 +4,8 @@
 #     benches/verdicts/run.sh [--runs 20] [--slowdown 0.1] [--out FILE.json]
 #
 # makes 20 comparisons of native with itself and 20 with an arm that is really 10 % slower (slow.py: its process is stopped
-# for a tenth of the time that it runs), and counts what was said. On 2 cores that takes about an hour; what an earlier call has counted with the same binary is kept.
+# for a tenth of the time that it computes), and counts what was said. On 2 cores a comparison takes 70 to 120 s; what an
+# earlier call has counted with the same binary is kept.
 #
 #     benches/verdicts/run.sh quickstart [--steps 16] [--repeats 10] [--out FILE.json]
 #

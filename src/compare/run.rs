@@ -118,7 +118,7 @@ pub fn run(
     say(&format!("training {} arms {} times over", experiment.arms.len(), options.repeats))?;
     for repeat in 0..options.repeats {
         let round = Round { repeat, repeats: options.repeats, steps, together, logging_steps };
-        round.run(&mut arms, &out, say)?;
+        round.run(&mut arms, &mut experiment.notes, &out, say)?;
     }
     experiment.arms = arms.into_iter().map(|arm| arm.runs).collect();
     experiment.is_complete = true;
@@ -139,8 +139,14 @@ struct Round {
 }
 
 impl Round {
-    /// Trains every arm that has not failed once.
-    fn run(&self, arms: &mut [Arm], out: &Path, say: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+    /// Trains every arm that has not failed once; what the reader must know of it is added to `notes`.
+    fn run(
+        &self,
+        arms: &mut [Arm],
+        notes: &mut Vec<String>,
+        out: &Path,
+        say: &mut dyn FnMut(&str) -> Result<()>,
+    ) -> Result<()> {
         let mut alive = arms.iter_mut().filter(|arm| arm.runs.failure.is_none()).collect::<Vec<_>>();
         if self.repeat % 2 == 1 {
             alive.reverse();
@@ -158,7 +164,12 @@ impl Round {
         let mut ends = repeat::repeat(&entrants, self.steps, self.together)?;
         if self.together && ends.iter().any(is_out_of_memory) {
             // Which one needed too much cannot be said while they share the machine's memory.
-            say("an arm ran out of memory: this repeat again, one arm after the other")?;
+            let again = format!(
+                "repeat {}: an arm ran out of memory side by side, so the arms were run again, one after the other",
+                self.repeat + 1
+            );
+            say(&again)?;
+            notes.push(again);
             for folder in folders.iter().map(|relative| out.join(relative)).filter(|folder| folder.exists()) {
                 fs::remove_dir_all(&folder)
                     .map_err(|error| Error::io(format!("clear {}", folder.display()), &error))?;
