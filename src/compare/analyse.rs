@@ -115,9 +115,9 @@ pub fn analyse(experiment: &Experiment, base: &Path) -> Result<Report> {
 
 fn notes(experiment: &Experiment, arms: &[Arm]) -> Vec<String> {
     let mut notes = experiment.notes.clone();
-    let late: u64 = arms.iter().flat_map(|arm| &arm.measured).map(|run| run.late_shapes).sum();
+    let late: u64 = arms.iter().flat_map(|arm| &arm.measured).map(|run| run.late_steps).sum();
     if late > 0 {
-        notes.push(format!("{late} new batch shapes came up after the warm-up; their steps are in the figures"));
+        notes.push(format!("{late} steps after the warm-up had a new batch shape, or compiled or tuned kernels; they are in the figures"));
     }
     let is_debug = |run: &MeasuredRun| run.provenance.as_ref().is_some_and(|it| it.build == "debug");
     if arms.iter().flat_map(|arm| &arm.measured).any(is_debug) {

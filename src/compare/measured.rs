@@ -64,8 +64,8 @@ pub struct MeasuredRun {
     pub steady: Vec<Window>,
     /// Seconds before the steady state (the warm-up stage, where there was one, and the first steps), and the steps of it.
     pub warmup: (f64, u64),
-    /// Shapes that came up first in the steady state.
-    pub late_shapes: u64,
+    /// Steps of the steady state that were the first of a batch shape, or compiled or tuned kernels.
+    pub late_steps: u64,
     /// Losses.
     pub losses: Vec<LossRow>,
     /// Examples that it learned from, up to its last log row.
@@ -145,7 +145,7 @@ impl MeasuredRun {
         let quiet = if is_cpu { QUIET_STEPS } else { QUIET_STEPS_TUNED };
         let numbers = rows.iter().map(log_window).collect::<Option<Vec<_>>>();
         let numbers = numbers.ok_or_else(|| damaged("metrics.jsonl", "a training row lacks a number".into()))?;
-        let (steady, mut warmup, late_shapes) =
+        let (steady, mut warmup, late_steps) =
             if steps.is_empty() { windows_of_log(&numbers) } else { windows_of_steps(&steps, quiet) };
         warmup.0 += rows.iter().filter_map(|row| row.get("warmup_seconds")?.as_f64()).sum::<f64>();
         let losses = losses(&numbers, &steps);
@@ -156,7 +156,7 @@ impl MeasuredRun {
             steps,
             steady,
             warmup,
-            late_shapes,
+            late_steps,
             losses,
             samples: numbers.last().map_or(0, |row| row.samples),
             seconds: status.seconds,
@@ -273,13 +273,13 @@ fn windows_of_log(rows: &[LogRow]) -> Windows {
     (windows.filter(|window| window.steps > 0 && window.samples > 0).collect(), first, 0)
 }
 
-/// The warm-up ends after the first `quiet` steps in a row without a new shape (they belong to it), where the device had
-/// finished; windows end where it had finished, too. Those of a step before which the run was held up are left out.
+/// The warm-up ends after the first `quiet` steps in a row without a new shape or kernel (they belong to it), where the
+/// device had finished; windows end where it had finished, too. Those of a step before which the run was held up are left out.
 fn windows_of_steps(steps: &[StepTimes], quiet: usize) -> Windows {
     let mut calm = 0;
     let begin = steps.iter().position(|step| {
         let over = calm >= quiet;
-        calm = if step.new_shape { 0 } else { calm + 1 };
+        calm = if has_news(step) { 0 } else { calm + 1 };
         over
     });
     // A run that never calms down is all warm-up. What the device has not finished then would be waited for in the first
@@ -287,7 +287,7 @@ fn windows_of_steps(steps: &[StepTimes], quiet: usize) -> Windows {
     let begin = begin.unwrap_or(steps.len());
     let begin = (begin..steps.len()).find(|step| steps[step.saturating_sub(1)].synced).unwrap_or(steps.len());
     let warmup = steps[..begin].iter().map(|step| step.step_ms).sum::<f64>() / 1e3;
-    let late = steps[begin..].iter().filter(|step| step.new_shape).count() as u64;
+    let late = steps[begin..].iter().filter(|step| has_news(step)).count() as u64;
     let empty = Window { steps: 0, samples: 0, tokens: 0, ms: 0.0 };
     let (mut windows, mut open, mut held_up) = (Vec::new(), empty, false);
     for step in &steps[begin..] {
@@ -335,6 +335,11 @@ fn flatten(prefix: &str, value: &toml::Value, into: &mut BTreeMap<String, String
     }
 }
 
+/// A batch shape or a kernel came up for the first time: something was compiled, or tuned.
+fn has_news(step: &StepTimes) -> bool {
+    step.new_shape || step.new_kernels > 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -360,6 +365,11 @@ mod tests {
         let (windows, warmup, late) = windows_of_steps(&steps(&[0, 2, 8], 10), 3);
         assert_eq!((windows.len(), warmup.1, late), (4, 6, 1));
         assert_eq!(windows_of_steps(&steps(&[0, 3, 6, 9], 10), 3).0.len(), 0);
+        // A tuning is news as a shape is.
+        let mut tuned = steps(&[0], 10);
+        (tuned[2].new_kernels, tuned[8].new_kernels) = (3, 1);
+        let (windows, warmup, late) = windows_of_steps(&tuned, 3);
+        assert_eq!((windows.len(), warmup.1, late), (4, 6, 1));
     }
 
     #[test]

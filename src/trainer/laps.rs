@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::callback::Progress;
 use crate::error::{Error, Result};
 use crate::execution::device_reads;
-use crate::launches::{self, kernel_launches};
+use crate::launches::{self, NewKernels, kernel_launches};
 
 /// The file's name.
 pub const FILE: &str = "steps.jsonl";
@@ -78,8 +78,11 @@ pub struct StepTimes {
     /// launched in the next. None in files from before they were counted.
     #[serde(default)]
     pub kernel_launches: Option<u64>,
-    /// A batch of the step had a shape that this process had not seen.
+    /// A batch of the step had a shape that had not been seen since the file was begun.
     pub new_shape: bool,
+    /// Kernels that had not been launched since the file was begun: compiled, read from the kernel cache or tried by a tuning.
+    #[serde(default)]
+    pub new_kernels: u64,
     /// The run was held up before the step, for others' turns: caches and threads are cold.
     #[serde(default)]
     pub held_up: bool,
@@ -99,6 +102,7 @@ struct Open {
     last: Instant,
     is_synchronous: bool,
     shapes: BTreeSet<[usize; 2]>,
+    kernels: NewKernels,
     before: (u64, u64),
     reads: u64,
     launches: u64,
@@ -125,6 +129,7 @@ impl Laps {
             last: now,
             is_synchronous,
             shapes: BTreeSet::new(),
+            kernels: NewKernels::start(),
             before: (progress.samples, progress.tokens),
             reads: device_reads(),
             launches: kernel_launches(),
@@ -179,6 +184,7 @@ impl Laps {
         let Some(open) = &mut self.0 else { return Ok(()) };
         let mut step = std::mem::take(&mut open.step);
         step.step = progress.step;
+        step.new_kernels = open.kernels.count();
         (step.samples, step.tokens) = (progress.samples - open.before.0, progress.tokens - open.before.1);
         open.before = (progress.samples, progress.tokens);
         step.since_start_ms = milliseconds(open.start.elapsed());

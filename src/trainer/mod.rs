@@ -11,7 +11,8 @@ mod evaluate;
 mod fault;
 mod guard;
 mod history;
-pub mod laps;
+pub mod kernels;
+mod laps;
 mod output;
 mod panics;
 mod promise;
@@ -412,10 +413,16 @@ impl Trainer {
     fn log(&mut self, folder: &mut RunFolder, run: &mut Run, values: &StepValues, waited: Duration) -> Result<()> {
         let read = values.read(&mut run.guard, Some(&self.model), std::mem::take(&mut run.closures))?;
         let row = run.clock.close_window(&run.progress, [read.loss, read.grad_norm, values.lr], waited);
-        let row = run.shapes.new_since_last_row().into_iter().fold(row, |row, new| row.with("new_shapes", new));
+        let new_shapes = run.shapes.new_since_last_row();
+        let row = new_shapes.into_iter().fold(row, |row, new| row.with("new_shapes", new));
+        let news = run.kernels.since_last_row(run.progress.step, new_shapes.unwrap_or(0));
+        let row = news.iter().fold(row, |row, news| row.with("new_kernels", news.kernels));
         let row = self.labelled(read.scaling.iter().fold(row, |row, scaling| scaling.record(row)));
         folder.metrics.append(&row)?;
         self.callbacks.iter_mut().for_each(|callback| callback.on_log(&run.progress, &row));
+        if let Some(said) = news.and_then(|news| news.said) {
+            self.notice(&said);
+        }
         read.check_finite(run)?;
         if !read.is_skipped() {
             let figures = [read.loss, read.grad_norm, values.lr];

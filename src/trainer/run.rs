@@ -16,6 +16,7 @@ use super::guard::Guard;
 use super::history::write_trainer_state;
 use super::output::RunFolder;
 use super::saver::Saver;
+use super::kernels::Kernels;
 use super::shapes::Shapes;
 use crate::compiler::debug::Watch;
 use crate::compiler::verify;
@@ -24,6 +25,7 @@ use crate::config::{DeviceKind, EvalStrategy, SaveStrategy, Verify};
 use crate::data::loader::Position;
 use crate::error::{Error, Result};
 use crate::execution::read_scalars;
+use crate::launches::NewKernels;
 use crate::metrics::Record;
 use crate::model_folder::architecture;
 use crate::precision::scaler::{LossScaler, ScalerConfig, Verdict};
@@ -50,6 +52,7 @@ pub(super) struct Run {
     /// The step of the last log row, or where the run was taken up.
     pub(super) last_row: u64,
     pub(super) shapes: Shapes,
+    pub(super) kernels: Kernels,
     /// What callbacks wait for.
     pub(super) closures: StepClosures<'static>,
     /// Looks at the compiler, where `compiler.debug` asks for it.
@@ -86,6 +89,7 @@ impl Trainer {
     pub(super) fn begin(&mut self, folder: &RunFolder, checkpoint: Option<&Checkpoint>) -> Result<Run> {
         let watch = Watch::start(&self.plan);
         let checked = self.verify_start(checkpoint)?;
+        let seen = NewKernels::start();
         let warmed = self.warm_up()?;
         let trainer = self.plan.config.trainer.clone();
         let total_steps = self.plan.steps.total as u64;
@@ -124,10 +128,13 @@ impl Trainer {
         if let Some(checked) = checked {
             clock.exclude_check(checked, true);
         }
-        let mut shapes = Shapes::default();
+        let (mut shapes, mut kernels) = (Shapes::default(), Kernels::default());
         if let Some(warmed) = warmed {
             clock.charge_warmup(warmed.elapsed);
             shapes.warmed(&warmed.shapes);
+            if self.plan.device.kind != DeviceKind::Cpu {
+                kernels = Kernels::after_warmup(seen);
+            }
         }
         Ok(Run {
             progress,
@@ -143,6 +150,7 @@ impl Trainer {
             guard: Guard::new(&self.plan),
             last_row: progress.step,
             shapes,
+            kernels,
             closures: StepClosures::default(),
             watch,
             verified: progress.step,

@@ -1,0 +1,72 @@
+//! Runs on wgpu, on whatever device this machine has (Mesa's software Vulkan does): every task in every precision against
+//! the CPU, and in the compiled engine each part of the compiler by itself. One engine is one build: the native one runs
+//! this too.
+#![cfg(feature = "wgpu")]
+#![allow(clippy::unwrap_used)]
+
+#[cfg(feature = "compiler")]
+mod captured;
+#[path = "../common/mod.rs"]
+mod common;
+#[cfg(feature = "compiler")]
+mod debug;
+mod launches;
+mod memory;
+mod tasks;
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use common::small_run::{train, write};
+use common::{rows, succeeds};
+
+const NO_DROPOUT_GPT2: [&str; 6] =
+    ["--set", "model.resid_pdrop=0", "--set", "model.embd_pdrop=0", "--set", "model.attn_pdrop=0"];
+const NO_DROPOUT_BERT: [&str; 4] =
+    ["--set", "model.hidden_dropout_prob=0", "--set", "model.attention_probs_dropout_prob=0"];
+
+/// Rows of different lengths in batches of one shape: a device that is software tunes and records every shape for seconds.
+const ONE_SHAPE: [&str; 2] = ["--set", "data.padding=max_length"];
+
+/// The mode of this build's engine.
+const MODE: &str = if cfg!(feature = "compiler") { "compiled" } else { "native" };
+
+/// A folder with a config for `task` without dropout, whose model is one of random weights on disk: every device draws its
+/// own.
+fn prepare(task: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), task);
+    let no_dropout: &[&str] = if task == "clm" { &NO_DROPOUT_GPT2 } else { &NO_DROPOUT_BERT };
+    let start = ["trainer.max_steps=1", "trainer.warmup_steps=0", "trainer.learning_rate=1e-30"];
+    let start = start.map(|set| ["--set", set]).concat();
+    succeeds(&mut train(folder.path(), "start", &[no_dropout, &start].concat()));
+    let config = std::fs::read_to_string(&path).unwrap();
+    let (before, after) = (config.split("[model]").next().unwrap(), config.split("[data]").nth(1).unwrap());
+    std::fs::write(&path, format!("{before}[model]\nfrom = \"start/model\"\n[data]{after}")).unwrap();
+    folder
+}
+
+/// A run on wgpu in this engine. Kernels are kept from test to test: a software device compiles them for minutes.
+fn on_wgpu(folder: &Path, name: &str, more: &[&str]) -> Command {
+    let mut command = train(folder, name, &["--set", "device.kind=wgpu", "--compiler", MODE]);
+    command.env("KILN_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels")).args(more);
+    command
+}
+
+/// Losses of training and evaluation, and gradient norms, by row.
+fn losses(run: &Path) -> Vec<f64> {
+    let of = |row: &Value| {
+        ["loss", "grad_norm", "eval_loss"].into_iter().filter_map(|name| row[name].as_f64()).collect::<Vec<_>>()
+    };
+    rows(run).iter().flat_map(of).collect()
+}
+
+/// Largest relative difference.
+#[track_caller]
+fn apart(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    assert!(a.len() > 20, "{} figures", a.len());
+    a.iter().zip(b).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max)
+}

@@ -1,0 +1,41 @@
+//! Every task in this engine, against the native mode of the CPU.
+
+use crate::common::small_run::train;
+use crate::common::{fails, succeeds, train_rows};
+use crate::{MODE, ONE_SHAPE, apart, losses, on_wgpu, prepare};
+
+const TASKS: [&str; 5] = ["clm", "mlm", "sequence-classification", "regression", "question-answering"];
+
+/// Trains every task in `precision` on wgpu and natively on the CPU, in f32.
+fn every_task(precision: &str, tolerance: f64) {
+    for task in TASKS {
+        let folder = prepare(task);
+        succeeds(train(folder.path(), "cpu", &["--compiler", "native"]).args(ONE_SHAPE));
+        let expected = losses(&folder.path().join("cpu"));
+        let said = succeeds(on_wgpu(folder.path(), "wgpu", &ONE_SHAPE).args(["--precision", precision]));
+        assert!(said.contains(&format!("{MODE} engine")), "{said}");
+        let found = losses(&folder.path().join("wgpu"));
+        if precision == "f16" {
+            // A step that the loss scale skipped would be another training.
+            let rows = train_rows(&folder.path().join("wgpu"));
+            assert_eq!(rows.last().unwrap()["skipped_steps"].as_u64(), Some(0), "{task}");
+        }
+        let apart = apart(&found, &expected);
+        println!("{task} {precision}: {apart:.1e}");
+        assert!(apart < tolerance, "{task} {precision}: {apart}");
+        // WGSL has no bf16: refused by name.
+        fails(on_wgpu(folder.path(), "bf16", &[]).args(["--precision", "bf16"]), 2, &["WGSL", "cubecl#802"]);
+    }
+}
+
+/// Other orders of summation than the CPU's, carried on by 14 updates of Adam.
+#[test]
+fn every_task_in_f32_gives_the_figures_of_the_cpu() {
+    every_task("f32", 1e-3);
+}
+
+/// f16 rounds to 11 bits besides.
+#[test]
+fn every_task_in_f16_gives_the_figures_of_the_cpu() {
+    every_task("f16", 2e-2);
+}
