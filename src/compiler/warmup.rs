@@ -20,6 +20,7 @@ use crate::data::padding::Padding;
 use crate::data::{Dataset, Example};
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result};
+use crate::execution::release_memory;
 use crate::metrics::Record;
 use crate::plan::RunPlan;
 use crate::signals;
@@ -105,7 +106,8 @@ pub fn run(plan: &RunPlan, say: &Say) -> Result<Warmed> {
     warm.model_from = None;
     // With accumulation, gradients are also added to those of a batch before.
     warm.batch.accumulation = plan.batch.accumulation.min(2);
-    warm.steps.total = train.batches.len();
+    // Once more the first: what adds a step to those before it is launched from the second on.
+    warm.steps.total = train.batches.len() + 1;
     // The guard does not wait for a loss that changes.
     warm.steps.per_epoch = 1;
     warm.train = Arc::new(Picks::new(&plan.train, &train.batches, warm.batch.accumulation, plan.batch.micro));
@@ -116,14 +118,15 @@ pub fn run(plan: &RunPlan, say: &Say) -> Result<Warmed> {
     if let (Some(found), Some(data)) = (&evaluation, &plan.validation) {
         let size = trainer.per_device_eval_batch_size;
         warm.validation = Some(Arc::new(Picks::new(data, &found.batches, 1, size)));
-        warm.config.trainer.eval_strategy = EvalStrategy::Epoch;
+        warm.config.trainer.eval_strategy = EvalStrategy::Steps;
+        warm.eval_steps = warm.steps.total;
     }
     let shapes = train.batches.iter().map(|batch| batch.shape).collect::<Vec<_>>();
     let evaluated = evaluation.map_or(0, |found| found.batches.len());
     let lines = Lines { say: say.clone(), shapes: shapes.clone(), evaluated };
     let done = Trainer::new(warm).and_then(|trainer| trainer.warming_up().with_callback(lines).train());
     // Pages that only other shapes need go back.
-    plan.device.device.memory_cleanup();
+    release_memory(&plan.device.device);
     match done {
         Err(error) => Err(match (error.kind(), signals::received()) {
             (ErrorKind::Interrupted(_), Some(signal)) => signal.error("stopped in the warm-up, before the first step"),
@@ -291,7 +294,7 @@ impl Dataset for Picks {
     }
 }
 
-/// Tells how far the stage has come: every step of it is a shape.
+/// Tells how far the stage has come: every step of it is a shape, but for the last.
 struct Lines {
     say: Say,
     shapes: Vec<Shape>,

@@ -9,6 +9,8 @@ pub(super) struct Kernels {
     seen: Option<NewKernels>,
     /// Log windows that had some.
     windows: u64,
+    /// Recordings of captured steps, until now and until the last row.
+    recordings: [usize; 2],
 }
 
 /// Those since the last row.
@@ -23,13 +25,24 @@ impl Kernels {
     /// The warm-up is over; what it launched, `seen` has seen.
     pub(super) fn after_warmup(mut seen: NewKernels) -> Self {
         seen.count();
-        Self { seen: Some(seen), windows: 0 }
+        Self { seen: Some(seen), ..Self::default() }
+    }
+
+    /// So many steps, micro-batches and updates have been recorded.
+    #[cfg(feature = "compiler")]
+    pub(super) fn recorded(&mut self, recordings: usize) {
+        self.recordings[0] = recordings;
     }
 
     /// The kernels that came up since the last row, at `step`, with `new_shapes` shapes of batches; none without a warm-up.
     pub(super) fn since_last_row(&mut self, step: u64, new_shapes: u64) -> Option<News> {
         let kernels = self.seen.as_mut()?.count();
-        Some(News { kernels, said: self.tell(kernels, step, new_shapes) })
+        let [now, before] = self.recordings;
+        self.recordings[1] = now;
+        // Burn may fuse a step once more when it is recorded, and that it is recorded has been said.
+        let is_told = now > before && new_shapes == 0;
+        let said = if is_told { None } else { self.tell(kernels, step, new_shapes) };
+        Some(News { kernels, said })
     }
 
     /// The first window with news is told, and then, as a warning, whenever their number has doubled.

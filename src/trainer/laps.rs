@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::callback::Progress;
+use super::shapes::Shape;
 use crate::error::{Error, Result};
 use crate::execution::device_reads;
 use crate::launches::{self, NewKernels, kernel_launches};
@@ -101,7 +102,7 @@ struct Open {
     start: Instant,
     last: Instant,
     is_synchronous: bool,
-    shapes: BTreeSet<[usize; 2]>,
+    shapes: BTreeSet<Shape>,
     kernels: NewKernels,
     before: (u64, u64),
     reads: u64,
@@ -137,8 +138,8 @@ impl Laps {
         })))
     }
 
-    /// A batch of this shape begins: `[rows, tokens]`.
-    pub(super) fn shape(&mut self, shape: [usize; 2]) {
+    /// A batch of this shape begins.
+    pub(super) fn shape(&mut self, shape: Shape) {
         if let Some(open) = &mut self.0 {
             open.step.new_shape |= open.shapes.insert(shape);
         }
@@ -214,7 +215,7 @@ mod tests {
         let mut progress = Progress { step: 0, total_steps: 2, samples: 10, tokens: 100, epoch: 0.0 };
         let mut laps = Laps::create(folder.path(), &progress, true).unwrap();
         for step in 1..=2 {
-            laps.shape([4, 8]);
+            laps.shape(Shape { rows: 4, seq_len: 8, padded: false });
             for part in [Part::Data, Part::Forward, Part::Backward, Part::Update, Part::Evaluation, Part::Save] {
                 std::thread::sleep(Duration::from_millis(2));
                 laps.lap(part);

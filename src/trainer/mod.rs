@@ -11,8 +11,8 @@ mod evaluate;
 mod fault;
 mod guard;
 mod history;
-pub mod kernels;
-mod laps;
+mod kernels;
+pub mod laps;
 mod output;
 mod panics;
 mod promise;
@@ -39,7 +39,7 @@ use crate::config::{ActivationCheckpointing, CompilerMode, DeviceKind, Integrati
 use crate::data::loader::{Loader, LoaderOptions};
 use crate::engine;
 use crate::error::{Error, ErrorKind, Result};
-use crate::execution::seed_for;
+use crate::execution::{release_memory, seed_for};
 use crate::metrics::Record;
 use crate::optim::Optimizer;
 use crate::plan::RunPlan;
@@ -469,7 +469,7 @@ impl Trainer {
             other => other?,
         };
         // Batches of other shapes leave pages in the device's pools that training does not use.
-        self.plan.device.device.memory_cleanup();
+        release_memory(&self.plan.device.device);
         let elapsed = started.elapsed();
         run.clock.exclude_evaluation(elapsed);
         let row = self.labelled(evaluation.record(&run.progress, elapsed));

@@ -14,9 +14,9 @@ use super::checkpoint::{self, Checkpoint, FORMAT_VERSION, Snapshot, State};
 use super::clock::Clock;
 use super::guard::Guard;
 use super::history::write_trainer_state;
+use super::kernels::Kernels;
 use super::output::RunFolder;
 use super::saver::Saver;
-use super::kernels::Kernels;
 use super::shapes::Shapes;
 use crate::compiler::debug::Watch;
 use crate::compiler::verify;
@@ -24,7 +24,7 @@ use crate::compiler::warmup::{self, Warmed};
 use crate::config::{DeviceKind, EvalStrategy, SaveStrategy, Verify};
 use crate::data::loader::Position;
 use crate::error::{Error, Result};
-use crate::execution::read_scalars;
+use crate::execution::{read_scalars, release_memory};
 use crate::launches::NewKernels;
 use crate::metrics::Record;
 use crate::model_folder::architecture;
@@ -203,7 +203,7 @@ impl Trainer {
         let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
         save(&self.model, folder.path())?;
         let report = verify::check(&self.plan, Some(folder.path()))?;
-        self.plan.device.device.memory_cleanup();
+        release_memory(&self.plan.device.device);
         run.clock.exclude_check(started.elapsed(), false);
         match verify::verdict(report.as_ref(), run.progress.step) {
             Ok(said) => {

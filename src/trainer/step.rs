@@ -90,11 +90,12 @@ impl Trainer {
         let mut epoch_ended = false;
         for micro in 0..self.plan.batch.accumulation {
             let Some(loaded) = loader.next_batch()? else { break };
-            if let Some(news) = run.shapes.see(Shape::of(&loaded.batch), run.progress.step + 1) {
+            let shape = Shape::of(&loaded.batch);
+            if let Some(news) = run.shapes.see(shape, run.progress.step + 1) {
                 self.notice(&news);
             }
             let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.device)?;
-            laps.shape([loaded.batch.rows, loaded.batch.seq_len]);
+            laps.shape(shape);
             laps.lap(Part::Data);
             let pass = Pass {
                 seed: Some(seed_for(self.plan.config.trainer.seed, "dropout", run.progress.step, micro as u64)),
@@ -179,11 +180,12 @@ impl Trainer {
         let (mut epoch_ended, mut alone) = (false, None);
         for micro in 0..accumulation as u64 {
             let Some(loaded) = loader.next_batch()? else { break };
-            if let Some(news) = run.shapes.see(Shape::of(&loaded.batch), run.progress.step + 1) {
+            let shape = Shape::of(&loaded.batch);
+            if let Some(news) = run.shapes.see(shape, run.progress.step + 1) {
                 self.notice(&news);
             }
             let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.plan.device.device)?;
-            laps.shape([loaded.batch.rows, loaded.batch.seq_len]);
+            laps.shape(shape);
             laps.lap(Part::Data);
             num_labels += self.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
             examples += loaded.batch.examples;
@@ -220,6 +222,7 @@ impl Trainer {
                 stepped
             }
         };
+        run.kernels.recorded(captured.recordings());
         laps.lap(Part::Update);
         Ok(Stepped { loss, grad_norm, lr, verdict: None, step_tokens, epoch_ended })
     }

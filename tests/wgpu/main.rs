@@ -1,6 +1,6 @@
 //! Runs on wgpu, on whatever device this machine has (Mesa's software Vulkan does): every task in every precision against
 //! the CPU, and in the compiled engine each part of the compiler by itself. One engine is one build: the native one runs
-//! this too.
+//! this too. Where `KILN_NATIVE` names the native engine, the compiled one's tests of tasks and launches have it run them as well.
 #![cfg(feature = "wgpu")]
 #![allow(clippy::unwrap_used)]
 
@@ -48,9 +48,20 @@ fn prepare(task: &str) -> tempfile::TempDir {
     folder
 }
 
-/// A run on wgpu in this engine. Kernels are kept from test to test: a software device compiles them for minutes.
+/// This engine's mode, and the native one where its engine can be found.
+fn modes() -> Vec<&'static str> {
+    let native = (MODE != "native" && std::env::var_os("KILN_NATIVE").is_some()).then_some("native");
+    native.into_iter().chain([MODE]).collect()
+}
+
+/// A run on wgpu in this engine.
 fn on_wgpu(folder: &Path, name: &str, more: &[&str]) -> Command {
-    let mut command = train(folder, name, &["--set", "device.kind=wgpu", "--compiler", MODE]);
+    on_wgpu_in(MODE, folder, name, more)
+}
+
+/// A run on wgpu. Kernels are kept from test to test: a software device compiles them for minutes.
+fn on_wgpu_in(mode: &str, folder: &Path, name: &str, more: &[&str]) -> Command {
+    let mut command = train(folder, name, &["--set", "device.kind=wgpu", "--compiler", mode]);
     command.env("KILN_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels")).args(more);
     command
 }

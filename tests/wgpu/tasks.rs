@@ -1,8 +1,8 @@
-//! Every task in this engine, against the native mode of the CPU.
+//! Every task, against the native mode of the CPU.
 
 use crate::common::small_run::train;
 use crate::common::{fails, succeeds, train_rows};
-use crate::{MODE, ONE_SHAPE, apart, losses, on_wgpu, prepare};
+use crate::{ONE_SHAPE, apart, losses, modes, on_wgpu_in, prepare};
 
 const TASKS: [&str; 5] = ["clm", "mlm", "sequence-classification", "regression", "question-answering"];
 
@@ -12,19 +12,22 @@ fn every_task(precision: &str, tolerance: f64) {
         let folder = prepare(task);
         succeeds(train(folder.path(), "cpu", &["--compiler", "native"]).args(ONE_SHAPE));
         let expected = losses(&folder.path().join("cpu"));
-        let said = succeeds(on_wgpu(folder.path(), "wgpu", &ONE_SHAPE).args(["--precision", precision]));
-        assert!(said.contains(&format!("{MODE} engine")), "{said}");
-        let found = losses(&folder.path().join("wgpu"));
-        if precision == "f16" {
-            // A step that the loss scale skipped would be another training.
-            let rows = train_rows(&folder.path().join("wgpu"));
-            assert_eq!(rows.last().unwrap()["skipped_steps"].as_u64(), Some(0), "{task}");
+        for mode in modes() {
+            let said = succeeds(on_wgpu_in(mode, folder.path(), mode, &ONE_SHAPE).args(["--precision", precision]));
+            assert!(said.contains(&format!("{mode} engine")), "{said}");
+            let found = losses(&folder.path().join(mode));
+            if precision == "f16" {
+                // A step that the loss scale skipped would be another training.
+                let rows = train_rows(&folder.path().join(mode));
+                assert_eq!(rows.last().unwrap()["skipped_steps"].as_u64(), Some(0), "{task}");
+            }
+            let apart = apart(&found, &expected);
+            println!("{task} {mode} {precision}: {apart:.1e}");
+            assert!(apart < tolerance, "{task} {mode} {precision}: {apart}");
+            // WGSL has no bf16: refused by name.
+            let mut command = on_wgpu_in(mode, folder.path(), "bf16", &[]);
+            fails(command.args(["--precision", "bf16"]), 2, &["WGSL", "cubecl#802"]);
         }
-        let apart = apart(&found, &expected);
-        println!("{task} {precision}: {apart:.1e}");
-        assert!(apart < tolerance, "{task} {precision}: {apart}");
-        // WGSL has no bf16: refused by name.
-        fails(on_wgpu(folder.path(), "bf16", &[]).args(["--precision", "bf16"]), 2, &["WGSL", "cubecl#802"]);
     }
 }
 

@@ -155,6 +155,11 @@ impl CapturedSteps {
         unsafe { update.replay() }.copied()
     }
 
+    /// Steps, micro-batches and updates that have been recorded.
+    pub(super) fn recordings(&self) -> usize {
+        self.steps.recordings.len() + self.micro_batches.recordings.len() + usize::from(self.update.is_some())
+    }
+
     /// A new step begins: what the last one wrote has been computed.
     fn forget(&mut self) {
         self.written.clear();
