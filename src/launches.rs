@@ -1,6 +1,6 @@
 //! How many kernels a device was given, counted by CubeCL's own observer and, of what is replayed, as it was recorded; and
 //! which of them came up for the first time. On the CPU an operation is a call and nothing is launched. Counting begins with
-//! [`watch`]: it takes a lock for every launch, so only runs whose steps are measured pay for it.
+//! `watch`: it takes a lock for every launch, so only runs whose steps are measured pay for it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

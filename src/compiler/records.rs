@@ -123,7 +123,8 @@ fn choice(tuning: &Tune) -> Value {
         "key": tuning.entry.key,
         "winner": winner.map_or_else(|| format!("candidate {}", tuning.winner), |candidate| candidate.name.clone()),
         "seconds": tuning.wall.as_secs_f64(),
-        "tried": tuning.trials.iter().map(|Trial { name, wall }| json!({
+        // One that was given up before it ran has no time.
+        "tried": tuning.trials.iter().filter(|trial| !trial.wall.is_zero()).map(|Trial { name, wall }| json!({
             "candidate": name,
             "seconds": wall.as_secs_f64(),
         })).collect::<Value>(),
@@ -143,7 +144,10 @@ mod tests {
         let tune = |winner: usize, secs: u64| {
             json!({
                 "table": "0.11/device/matmul", "entry": { "key": { "m": 8 }, "checksum": "c" }, "winner": winner,
-                "trials": [{ "name": "tiled", "wall": { "secs": secs, "nanos": 0 } }],
+                "trials": [
+                    { "name": "tiled", "wall": { "secs": secs, "nanos": 0 } },
+                    { "name": "naive", "wall": { "secs": 0, "nanos": 0 } },
+                ],
                 "wall": { "secs": secs, "nanos": 0 }, "plan": [{ "name": "tiled", "index": 3 }],
             })
         };
@@ -157,6 +161,7 @@ mod tests {
             (&json!("candidate 4"), &json!("tiled"))
         );
         assert_eq!(found["tunings"][1]["of"], "matmul");
+        assert_eq!(found["tunings"][1]["tried"], json!([{ "candidate": "tiled", "seconds": 1.0 }]));
         assert_eq!(summary(Vec::new(), Vec::new())["hit_rate"], Value::Null);
     }
 }
