@@ -169,20 +169,18 @@ pub(super) fn probed(config: &RunConfig, steps: usize, look: Look) -> Result<Pro
     serde_json::from_slice(&text).map_err(|error| Error::data(format!("{}: {error}", out.display())))
 }
 
-/// Runs a command of this program on `config`, written to a file; `arguments` adds the arguments. The child's error is
-/// returned as that of `what`.
+/// Runs a command of this program on `config`, written to a file; `arguments` adds the arguments, and lets the child write to
+/// stdout where it should. The child's error is returned as that of `what`.
 pub(super) fn in_a_process(config: &RunConfig, what: &str, arguments: impl FnOnce(&mut Command, &Path)) -> Result<()> {
     let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
     let file = folder.path().join("config.toml");
     write_whole(&file, config.to_toml()?.as_bytes())?;
     let program = std::env::current_exe().map_err(|error| Error::io("find this program", &error))?;
     let mut command = Command::new(program);
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
     arguments(&mut command, &file);
-    let output = command
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .output()
-        .map_err(|error| Error::io("start a process", &error))?;
+    let child = command.spawn().and_then(|child| child.wait_with_output());
+    let output = child.map_err(|error| Error::io("run a process", &error))?;
     if output.status.success() { Ok(()) } else { Err(failed(&output, &file, what)) }
 }
 

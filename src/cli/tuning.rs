@@ -1,19 +1,23 @@
 //! `kiln tune-batch`: the search for the largest batch, told as it goes; and the trial that it starts in a process of its
-//! own.
+//! own. Where the modes are two engines, each search is made by the engine of its mode.
 
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::time::Duration;
 
 use clap::Args;
 
+use super::compiler::in_a_process;
 use super::say;
 use super::training::resolve;
 use crate::batch_size::measured;
 use crate::batch_size::search::{Outcome, Trial};
 use crate::batch_size::store::Stored;
 use crate::batch_size::{self, DEFAULT_RESERVE, Event, TuneOptions, parse_mib, trial, tune};
-use crate::config::{CompilerMode, RunConfig};
+use crate::config::{CompilerMode, DeviceKind, RunConfig};
+use crate::engine::{self, Identity};
 use crate::error::{Error, Result};
+use crate::trainer::write_whole;
 
 #[derive(Debug, Args)]
 pub(super) struct TuneArgs {
@@ -50,6 +54,26 @@ pub(super) struct TuneArgs {
     /// The share of memory that is left alone; 0.1 of what is free, 0 of a stated budget
     #[arg(long, value_name = "SHARE")]
     memory_reserve: Option<f64>,
+    /// Write what was found, as JSON, for the process that asked for it
+    #[arg(long, hide = true)]
+    out: Option<PathBuf>,
+}
+
+impl TuneArgs {
+    /// The options of the search, as they are written on a command line.
+    fn options(&self) -> Vec<String> {
+        let start = self.start.map(|start| ("--start", start.to_string()));
+        let limit = self.time_limit.map(|limit| ("--time-limit", humantime::format_duration(limit).to_string()));
+        let budget = self.memory_budget.clone().map(|budget| ("--memory-budget", budget));
+        let reserve = self.memory_reserve.map(|reserve| ("--memory-reserve", reserve.to_string()));
+        let always = [
+            ("--max", self.max.to_string()),
+            ("--multiple-of", self.multiple_of.to_string()),
+            ("--steps-per-trial", self.steps_per_trial.to_string()),
+        ];
+        let all = always.into_iter().chain(start).chain(limit).chain(budget).chain(reserve);
+        all.map(|(name, value)| format!("{name}={value}")).collect()
+    }
 }
 
 #[derive(Debug, Args)]
@@ -68,7 +92,7 @@ pub(super) fn run_trial(args: &TrialArgs) -> Result<()> {
 pub(super) fn run_tune(args: &TuneArgs) -> Result<()> {
     // Without a file, clap has seen --list.
     let Some(file) = &args.file else { return list() };
-    let config = RunConfig::load_with(file, &args.set)?;
+    let mut config = RunConfig::load_with(file, &args.set)?;
     let modes = match (args.mode.as_deref(), config.compiler_mode()) {
         (Some("both" | "auto"), _) | (None, CompilerMode::Auto) => vec![CompilerMode::Native, CompilerMode::Compiled],
         (None, mode) => vec![mode],
@@ -85,7 +109,21 @@ pub(super) fn run_tune(args: &TuneArgs) -> Result<()> {
         memory_reserve: args.memory_reserve,
         ..TuneOptions::new(this_program()?)
     };
-    let found = modes.iter().map(|mode| search(&config, *mode, &options)).collect::<Result<Vec<_>>>()?;
+    let two_engines = config.device.kind != DeviceKind::Cpu && Identity::this().devices.len() > 1;
+    if let ([mode], true) = (&modes[..], two_engines) {
+        config.set_compiler(*mode);
+        engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    }
+    let elsewhere = two_engines && modes.len() > 1;
+    let search = |mode: &CompilerMode| match elsewhere {
+        true => search_in_its_engine(&config, *mode, args),
+        false => search(&config, *mode, &options),
+    };
+    let found = modes.iter().map(search).collect::<Result<Vec<_>>>()?;
+    if let (Some(out), [found]) = (&args.out, &found[..]) {
+        let text = serde_json::to_string(found).map_err(|error| Error::data(format!("what was found: {error}")))?;
+        write_whole(out, text.as_bytes())?;
+    }
     if let [native, compiled] = &found[..] {
         let (a, b) = (native.batch, compiled.batch);
         let verdict = match b.cmp(&a) {
@@ -105,6 +143,18 @@ pub(super) fn tune_if_missing(config: &RunConfig) -> Result<()> {
         search(config, config.compiler_mode(), &TuneOptions::new(this_program()?))?;
     }
     Ok(())
+}
+
+/// The same command for one mode, in a process that becomes that mode's engine.
+fn search_in_its_engine(config: &RunConfig, mode: CompilerMode, args: &TuneArgs) -> Result<Stored> {
+    let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
+    let out = folder.path().join("found.json");
+    in_a_process(config, &format!("tune-batch ({mode})"), |command, file| {
+        command.stdout(Stdio::inherit()).arg("tune-batch").arg(file).args(["--mode", mode.as_str()]);
+        command.args(args.options()).arg("--out").arg(&out);
+    })?;
+    let text = std::fs::read(&out).map_err(|error| Error::io(format!("read {}", out.display()), &error))?;
+    serde_json::from_slice(&text).map_err(|error| Error::data(format!("{}: {error}", out.display())))
 }
 
 fn search(config: &RunConfig, mode: CompilerMode, options: &TuneOptions) -> Result<Stored> {
