@@ -4,6 +4,9 @@
 //! compiled if that is faster and the run long enough: what the compiled start takes longer is regained after
 //! `start seconds / (native step - compiled step)` steps. The trial's probes end in a temporary folder, so the run's state is
 //! what it would be without. The choice is kept in the run folder and holds when the run is continued.
+//!
+//! On the CPU the two forms are the two modes. On a GPU they are those of one engine, with and without Kiln's operators: the
+//! other engine is another process, which the trial does not ask.
 
 use std::path::Path;
 
