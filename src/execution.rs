@@ -264,7 +264,7 @@ pub fn memory_use(device: &Device) -> MemoryUse {
 }
 
 /// Gives the system what the pools of `device` hold and nothing uses. A tensor that is dropped lives until the device comes to
-/// it, so what is on its way is waited for: otherwise the next tensors settle in the pages that were to go.
+/// it, and Burn's fusion hands the request on at once, past what is queued: so what is on its way is waited for.
 pub fn release_memory(device: &Device) {
     // A device that has failed says so where its values are read.
     let _ = device.sync();

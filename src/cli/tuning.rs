@@ -208,3 +208,40 @@ fn this_program() -> Result<PathBuf> {
 
 // The help of --memory-reserve names the default.
 const _: () = assert!(DEFAULT_RESERVE == 0.1);
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(flatten)]
+        tune: TuneArgs,
+    }
+
+    fn parse(options: &[String]) -> TuneArgs {
+        let words = ["kiln", "FILE"].map(str::to_owned).into_iter().chain(options.iter().cloned());
+        Command::try_parse_from(words).unwrap().tune
+    }
+
+    #[test]
+    fn another_engine_is_given_the_options_of_this_one() {
+        let given = [
+            "--max=24",
+            "--multiple-of=4",
+            "--steps-per-trial=5",
+            "--start=8",
+            "--time-limit=1m 30s",
+            "--memory-budget=2GiB",
+            "--memory-reserve=0.25",
+        ];
+        let options = parse(&given.map(str::to_owned)).options();
+        assert_eq!(options, given);
+        let again = parse(&options);
+        assert_eq!((again.start, again.time_limit), (Some(8), Some(Duration::from_secs(90))));
+        assert_eq!(parse(&[]).options(), ["--max=65536", "--multiple-of=1", "--steps-per-trial=3"]);
+    }
+}

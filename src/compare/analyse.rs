@@ -117,7 +117,9 @@ fn notes(experiment: &Experiment, arms: &[Arm]) -> Vec<String> {
     let mut notes = experiment.notes.clone();
     let late: u64 = arms.iter().flat_map(|arm| &arm.measured).map(|run| run.late_steps).sum();
     if late > 0 {
-        notes.push(format!("{late} steps after the warm-up had a new batch shape, or compiled or tuned kernels; they are in the figures"));
+        notes.push(format!(
+            "{late} steps after the warm-up had a new batch shape, or compiled or tuned kernels; they are in the figures"
+        ));
     }
     let is_debug = |run: &MeasuredRun| run.provenance.as_ref().is_some_and(|it| it.build == "debug");
     if arms.iter().flat_map(|arm| &arm.measured).any(is_debug) {

@@ -58,7 +58,7 @@ impl Kernels {
         };
         match self.windows {
             1 => Some(format!(
-                "by step {step}: {kernels} kernels that the warm-up did not launch were compiled or tuned ({because})"
+                "kernels that the warm-up did not launch were compiled or tuned by step {step}: {kernels} ({because})"
             )),
             windows if windows.is_power_of_two() => Some(format!(
                 "warning: in {windows} log windows since the warm-up kernels were compiled or tuned, the last {kernels} by step \
@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(kernels.tell(0, 10, 0), None);
         let told = (1..=8).filter_map(|window| kernels.tell(3, 10 * window, window % 3)).collect::<Vec<_>>();
         assert_eq!(told.len(), 4, "at 1, 2, 4 and 8: {told:?}");
-        assert!(told[0].contains("by step 10: 3 kernels") && told[0].contains("for a new batch shape"), "{told:?}");
+        assert!(told[0].contains("by step 10: 3 (for a new batch shape)"), "{told:?}");
         assert!(told[1..].iter().all(|line| line.starts_with("warning: ")));
         assert!(told[3].contains("step 80 (for 2 new batch shapes)"), "{told:?}");
         assert!(kernels.tell(1, 90, 0).is_none() && kernels.windows == 9);
