@@ -31,7 +31,7 @@ impl Engine {
         if cfg!(feature = "compiler") { Self::Compiled } else { Self::Native }
     }
 
-    /// The one that `compiler` asks for; `auto` is content with this one.
+    /// The one that `compiler` asks for; `auto` is content with this one until a trial has chosen.
     pub fn wanted(compiler: Option<&TrainingCompilerConfig>) -> Self {
         match compiler.map(|compiler| compiler.enabled) {
             Some(CompilerMode::Compiled) => Self::Compiled,
@@ -133,7 +133,14 @@ impl Identity {
 /// A sibling that is not there, is another engine, of another version or without the device; each with the way out.
 pub fn hand_over(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) -> Result<()> {
     settle(compiler, kind)?;
-    let wanted = Engine::wanted(compiler);
+    become_engine(Engine::wanted(compiler), kind, &[])
+}
+
+/// Becomes the engine `wanted` on a device of kind `kind`, as [`hand_over`] does; `more` follows this process's arguments.
+///
+/// # Errors
+/// As [`hand_over`].
+pub fn become_engine(wanted: Engine, kind: DeviceKind, more: &[String]) -> Result<()> {
     if wanted == Engine::this() {
         return Ok(());
     }
@@ -150,7 +157,7 @@ pub fn hand_over(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) ->
     let sibling = find(&this, wanted, kind)?;
     Identity::of(&sibling)?.check(&sibling, wanted, kind)?;
     eprintln!("{wanted} engine: {}", sibling.display());
-    Err(become_process(Command::new(&sibling).args(std::env::args_os().skip(1)), &sibling))
+    Err(become_process(Command::new(&sibling).args(std::env::args_os().skip(1)).args(more), &sibling))
 }
 
 /// The executable of the engine `wanted`.
@@ -241,7 +248,8 @@ pub fn settings(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) -> 
 
 /// Whether `compiler` holds Burn's fusion off on `kind`, as `--unfused` does.
 pub fn is_unfused(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) -> bool {
-    matches!(settings(compiler, kind), Ok(Some(Settings { fusion: false, .. })))
+    Engine::wanted(compiler) == Engine::Compiled
+        && matches!(settings(compiler, kind), Ok(Some(Settings { fusion: false, .. })))
 }
 
 /// Tells Burn and CubeCL what [`settings`] says, before a device is used. Native engine and CPU: nothing to tell.

@@ -108,7 +108,9 @@ pub fn ops(compiler: Option<&TrainingCompilerConfig>, device: &Available) -> Res
             "the command `kiln` changes engines by itself; a program is built {feature} the feature `compiler`"
         )));
     }
-    let Some(compiler) = compiler.filter(|compiler| compiler.enabled != CompilerMode::Native) else {
+    // With "auto", too, the native engine has nothing fused for a GPU.
+    let is_native = device.kind != DeviceKind::Cpu && wanted == Engine::Native;
+    let Some(compiler) = compiler.filter(|compiler| compiler.enabled != CompilerMode::Native && !is_native) else {
         return Ok(Ops::Plain);
     };
     let fused = || {

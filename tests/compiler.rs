@@ -124,11 +124,13 @@ fn auto_tries_both_modes_and_leaves_no_trace_in_the_run() {
     write(folder.path(), "mlm");
     let stdout = succeeds(train(folder.path(), "auto", &[]).args(["--compiler", "auto"]));
     assert!(stdout.starts_with("Found configuration for Training Compiler\n"), "{stdout}");
-    assert!(stdout.contains("a trial before step 1 chooses the mode"), "{stdout}");
+    assert_eq!(stdout.matches("compiler auto: trying both modes on the run's own data\n").count(), 1, "{stdout}");
+    let plan = succeeds(kiln(folder.path()).args(["plan", "config.toml", "--set", "compiler.enabled=auto"]));
+    assert!(plan.contains("compiler auto: a trial before step 1 chooses the mode"), "{plan}");
     let (auto, other) = (folder.path().join("auto"), folder.path().join("other"));
     let choice = common::json(&auto.join("compiler.json"));
     let (mode, reason) = (choice["mode"].as_str().unwrap(), choice["reason"].as_str().unwrap());
-    assert!(stdout.contains(&format!("compiler auto: {mode}, {reason}")), "{stdout}");
+    assert_eq!(stdout.matches(&format!("compiler auto: {mode}, {reason}")).count(), 1, "{stdout}");
     assert!(choice["native_step_ms"].as_f64().unwrap() > 0.0 && choice["compiled_step_ms"].as_f64().unwrap() > 0.0);
     succeeds(train(folder.path(), "other", &[]).args(["--compiler", mode]));
     assert_eq!(figures(&auto), figures(&other));

@@ -6,6 +6,7 @@ mod common;
 use common::small_run::write;
 use common::{fails, kiln, succeeds};
 use kiln::compiler::bisect::{Finding, bisect};
+use kiln::compiler::columns::Column;
 use kiln::compiler::parity::parity;
 use kiln::compiler::probe::{self, Look, Probe};
 use kiln::{Result, RunConfig};
@@ -61,8 +62,8 @@ fn a_planted_wrong_operator_is_found() {
     );
     let mut said = Vec::new();
     let found = bisect(&config, 2, &mut planted, &mut |line| said.push(line.to_owned())).unwrap();
-    let Finding::Wrong { operators, .. } = found else { panic!("not found: {found:?}") };
-    assert_eq!(operators, [Operator::Gelu]);
+    let Finding::Wrong { columns, .. } = found else { panic!("not found: {found:?}") };
+    assert_eq!(columns, [Column::Operator(Operator::Gelu)]);
     assert!(said.contains(&"without gelu: the same as native".to_owned()), "{said:?}");
     assert_eq!(said.len(), 8, "{said:?}");
 }

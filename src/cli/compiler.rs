@@ -6,14 +6,16 @@ use std::process::{Command, Stdio};
 use std::rc::Rc;
 
 use clap::{Args, ValueEnum};
+use kiln_models::Operator;
 
 use super::say;
 use super::training::{ConfigArgs, resolve};
 use crate::cache;
+use crate::compiler::auto::{self, Decision};
 use crate::compiler::bisect::{Finding, bisect};
 use crate::compiler::parity::parity;
 use crate::compiler::probe::{self, Look, Probe};
-use crate::compiler::{verify, warmup};
+use crate::compiler::{columns, verify, warmup};
 use crate::config::{CompilerMode, DeviceKind, RunConfig, Switch, Verify};
 use crate::engine;
 use crate::error::{Error, Result};
@@ -32,6 +34,7 @@ pub(super) struct ParityArgs {
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum LookArg {
     Figures,
+    Captured,
     Times,
 }
 
@@ -57,6 +60,7 @@ pub(super) fn run_probe(args: &ProbeArgs) -> Result<()> {
     let plan = resolve(config)?;
     let look = match args.look {
         LookArg::Figures => Look::Figures,
+        LookArg::Captured => Look::Captured,
         LookArg::Times => Look::Times,
     };
     let probe = probe::run(&plan, plan.ops, args.steps, look)?;
@@ -81,6 +85,27 @@ pub(super) fn verify_compare(config: &RunConfig) -> Result<()> {
     }
     let report = parity(config, verify::STEPS, &mut probed)?;
     say(verify::verdict(Some(&report), 0)?)
+}
+
+/// `compiler.enabled = "auto"`: the plan in the mode that was chosen, by the process that began the run, by the one that this one
+/// was as the other engine (`handed`), or else by a trial. Where each mode has an engine of its own, this process becomes it.
+pub(super) fn choose(plan: RunPlan, handed: Option<&str>) -> Result<RunPlan> {
+    if plan.config.compiler_mode() != CompilerMode::Auto {
+        return Ok(plan);
+    }
+    let kind = plan.device.kind;
+    let handed = handed.map(Decision::from_json).transpose().map_err(|error| error.at("--decision"))?;
+    let decision = match handed.map_or_else(|| auto::kept(&plan), |handed| Ok(Some(handed)))? {
+        Some(decision) => decision,
+        None => {
+            say("compiler auto: trying both modes on the run's own data")?;
+            if kind == DeviceKind::Cpu { auto::decide(&plan)? } else { auto::between_engines(&plan, &mut probed)? }
+        }
+    };
+    if kind != DeviceKind::Cpu {
+        engine::become_engine(decision.engine(), kind, &["--decision".to_owned(), decision.to_json()?])?;
+    }
+    Ok(plan.decided(decision))
 }
 
 /// The warm-up stage of a compiled run alone, which leaves its kernels in the cache.
@@ -130,24 +155,28 @@ pub(super) fn run_bisect(args: &ParityArgs) -> Result<()> {
                 "nothing to find: compiled computes what native does, in {compiled:.2} ms a step against {native:.2}"
             ))
         }
-        Finding::Wrong { parity, operators } => {
-            let names = operators.iter().map(|operator| format!("\"{}\"", operator.name())).collect::<Vec<_>>();
-            let what = match names[..] {
-                [] => "it does so without any of Kiln's fused operators".to_owned(),
-                [_] => format!("because of the operator {}", names[0]),
-                _ => format!("because of the operators {}", names.join(" and ")),
+        Finding::Wrong { parity, columns } => {
+            let names = columns.iter().map(|column| format!("\"{column}\"")).collect::<Vec<_>>().join(" and ");
+            let difference =
+                parity.difference.as_ref().map_or_else(String::new, |difference| format!(" ({difference})"));
+            let fused = Operator::ALL.into_iter().filter(|it| parity.fused.iter().any(|name| name == it.name()));
+            let fused = fused.collect::<Vec<_>>();
+            let (what, help) = match columns.is_empty() {
+                true => (
+                    "though no single part of the compiler is to blame".to_owned(),
+                    "train with --compiler native".into(),
+                ),
+                false => {
+                    let settings = columns::settings(&columns, &fused);
+                    (format!("because of {names}"), format!("train with {settings}, or with --compiler native"))
+                }
             };
-            let difference = parity.difference.map_or_else(String::new, |difference| format!(" ({difference})"));
-            let rest = parity.fused.iter().map(|name| format!("\"{name}\"")).filter(|name| !names.contains(name));
-            let rest = rest.collect::<Vec<_>>().join(", ");
-            Err(Error::differs(format!("compiled differs from native, {what}{difference}"))
-                .help(format!("train with compiler.fused_ops = [{rest}], or with --compiler native")))
+            Err(Error::differs(format!("compiled differs from native, {what}{difference}")).help(help))
         }
-        Finding::Slow { step_ms: [native, compiled], operators } => {
-            let slow =
-                operators.iter().map(|(operator, ms)| format!("without {} it takes {ms:.2} ms", operator.name()));
+        Finding::Slow { step_ms: [native, compiled], columns } => {
+            let slow = columns.iter().map(|(column, ms)| format!("without {column} it takes {ms:.2} ms"));
             let slow = slow.collect::<Vec<_>>().join(", ");
-            let slow = if slow.is_empty() { "no single operator is to blame".into() } else { slow };
+            let slow = if slow.is_empty() { "no single part of the compiler is to blame".into() } else { slow };
             say(format!("compiled is slower: {compiled:.2} ms a step against {native:.2}; {slow}"))
         }
     }
@@ -159,6 +188,7 @@ pub(super) fn probed(config: &RunConfig, steps: usize, look: Look) -> Result<Pro
     let out = folder.path().join("probe.json");
     let look = match look {
         Look::Figures => "figures",
+        Look::Captured => "captured",
         Look::Times => "times",
     };
     let what = format!("the {} probe", config.compiler_mode());

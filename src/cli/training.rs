@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use indicatif::ProgressBar;
 
-use super::compiler::{in_a_process, verify_start};
+use super::compiler::{choose, in_a_process, verify_start};
 use super::tuning::tune_if_missing;
 use super::{progress_bar, say};
 use crate::compiler::start_up_lines;
@@ -79,6 +79,9 @@ pub(super) struct TrainArgs {
     /// End after this many steps; the learning rate stays that of the whole run
     #[arg(long, value_name = "N")]
     stop_after: Option<NonZeroU64>,
+    /// What a trial of both engines has chosen, from the engine that made it
+    #[arg(long, hide = true)]
+    decision: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -190,15 +193,16 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     }
     engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
     RunFolder::check(&config)?;
-    start_up_lines(config.compiler.as_ref()).iter().try_for_each(say)?;
+    if args.decision.is_none() {
+        start_up_lines(config.compiler.as_ref()).iter().try_for_each(say)?;
+    }
     tune_if_missing(&config)?;
-    let plan = resolve(config)?;
+    let plan = choose(resolve(config)?, args.decision.as_deref())?;
     say(plan.describe())?;
     let folder = plan.config.output_dir()?;
     let verified = verify_start(&plan)?;
     let trainer = Trainer::new(plan)?;
     let trainer = if verified { trainer.with_verified_start() } else { trainer };
-    trainer.plan().decision.iter().try_for_each(say)?;
     if let Some(report) = trainer.load_report() {
         say(format!("loaded {} tensors", report.loaded))?;
         report.lines().iter().try_for_each(say)?;

@@ -6,7 +6,8 @@ use std::str::FromStr;
 
 use kiln_models::Operator;
 
-use crate::config::{AutotuneLevel, CompilerMode, DeviceKind, FusedOps, RunConfig, Switch, TrainingCompilerConfig};
+use crate::compiler::columns::{Column, fused_operators};
+use crate::config::{CompilerMode, DeviceKind, RunConfig};
 use crate::error::{Error, Result};
 use crate::plan::RunPlan;
 use crate::provenance::has_dropout;
@@ -45,44 +46,34 @@ pub(super) struct Ablation {
 pub(super) fn of(base: &RunConfig, ablate: Ablate, planned: &RunPlan) -> Result<(Vec<Ablation>, String)> {
     let compiler = base.compiler.clone().unwrap_or_default();
     let kind = planned.device.kind;
-    let without = |name: &str, label: String, change: &dyn Fn(&mut TrainingCompilerConfig)| {
+    let fused = fused_operators(&compiler.fused_ops, kind);
+    let without = |column: Column, name: &str, label: String| {
         let mut config = base.clone();
         config.set_compiler(CompilerMode::Compiled);
-        change(config.compiler.get_or_insert_default());
+        column.switch_off(config.compiler.get_or_insert_default(), &fused);
         Ablation { name: format!("compiled-{name}"), label, config }
     };
     let mut arms = Vec::new();
-    let fused = fused_operators(&compiler.fused_ops, kind);
-    if !fused.is_empty() {
-        arms.push(without("no-fused-ops", "compiled without Kiln's fused operators".into(), &|compiler| {
-            compiler.fused_ops = Switch::Off.into();
-        }));
+    for column in Column::on(&compiler, kind) {
+        let (name, label) = match column {
+            Column::Fusion => {
+                ("no-fusion", "compiled, unfused: without Burn's fusion, slower than the native engine".into())
+            }
+            Column::Autotune => ("least-autotune", "compiled, tuned as little as Burn can: autotune minimal".into()),
+            Column::Graph => ("no-graph", "compiled without captured steps".into()),
+            Column::Operators | Column::Operator(_) => ("no-fused-ops", format!("compiled without {column}")),
+        };
+        arms.push(without(column, name, label));
     }
     let mut missing = Vec::new();
     if kind == DeviceKind::Cpu {
         missing.push("Burn's fusion, tuning and captured steps, which the CPU does not have".to_owned());
-    } else {
-        if compiler.fusion != Switch::Off {
-            let label = "compiled, unfused: without Burn's fusion, slower than the native engine".into();
-            arms.push(without("no-fusion", label, &|compiler| compiler.fusion = Switch::Off));
-        }
-        if compiler.autotune != AutotuneLevel::Minimal {
-            let label = "compiled, tuned as little as Burn can: autotune minimal".into();
-            arms.push(without("least-autotune", label, &|compiler| compiler.autotune = AutotuneLevel::Minimal));
-        }
-        if compiler.graph != Switch::Off {
-            let label = "compiled without captured steps".into();
-            arms.push(without("no-graph", label, &|compiler| compiler.graph = Switch::Off));
-        }
     }
     if ablate == Ablate::Operators {
         let (used, idle): (Vec<_>, Vec<_>) = fused.iter().copied().partition(|operator| is_used(*operator, planned));
         for operator in used {
-            let rest = fused.iter().copied().filter(|other| *other != operator).collect::<Vec<_>>();
             let (name, label) = (operator.name().replace('_', "-"), format!("compiled, {} plain", operator.name()));
-            arms.push(without(&format!("no-{name}"), label, &|compiler| {
-                compiler.fused_ops = if rest.is_empty() { Switch::Off.into() } else { FusedOps::Only(rest.clone()) };
-            }));
+            arms.push(without(Column::Operator(operator), &format!("no-{name}"), label));
         }
         missing.extend(idle.into_iter().map(|operator| format!("{}, which this run does not use", operator.name())));
     }
@@ -95,15 +86,6 @@ pub(super) fn of(base: &RunConfig, ablate: Ablate, planned: &RunPlan) -> Result<
         arms,
         format!("ablation: an arm for each part of the compiler that is on here, compared with compiled{without}"),
     ))
-}
-
-/// The operators that are fused under `fused_ops`, as [`crate::execution::ops`] has it.
-fn fused_operators(fused_ops: &FusedOps, kind: DeviceKind) -> Vec<Operator> {
-    match (fused_ops, kind) {
-        (FusedOps::All(Switch::Off), _) | (FusedOps::All(Switch::Auto), DeviceKind::Cuda) => Vec::new(),
-        (FusedOps::All(_), _) => Operator::ALL.to_vec(),
-        (FusedOps::Only(operators), _) => operators.clone(),
-    }
 }
 
 /// Whether a step of the run meets the operator: an arm without one that it does not meet would measure nothing.

@@ -5,17 +5,20 @@
 //! `start seconds / (native step - compiled step)` steps. The trial's probes end in a temporary folder, so the run's state is
 //! what it would be without. The choice is kept in the run folder and holds when the run is continued.
 //!
-//! On the CPU the two forms are the two modes. On a GPU they are those of one engine, with and without Kiln's operators: the
-//! other engine is another process, which the trial does not ask.
+//! On the CPU the modes are two forms of one process ([`decide`]). On a GPU each is an engine of its own, so `kiln train` tries
+//! them in processes and becomes the one that is chosen ([`between_engines`]). A program that is built as one engine tries the
+//! forms that it has there, with and without Kiln's operators.
 
 use std::path::Path;
 
 use kiln_models::Ops;
 use serde::{Deserialize, Serialize};
 
-use super::figures::{Limits, compare};
+use super::figures::{Difference, Limits, compare};
+use super::parity::{Runner, in_mode, parity};
 use super::probe::{Look, Probe, run};
 use crate::config::{CompilerMode, OnExisting};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::plan::RunPlan;
 use crate::trainer::{checkpoint, write_whole};
@@ -43,16 +46,32 @@ pub struct Decision {
     pub native_step_ms: Option<f64>,
     /// Median time of a compiled step in milliseconds.
     pub compiled_step_ms: Option<f64>,
-    /// What the first compiled step took beyond that, in seconds.
+    /// What the first compiled step takes beyond a later one, less what the first native one does, in seconds.
     pub compiled_start_seconds: Option<f64>,
     /// Steps after which that is regained.
     pub break_even_steps: Option<f64>,
 }
 
 impl Decision {
-    /// The form in which a run computes by it, where the compiled form is `compiled`.
-    pub fn ops(&self, compiled: Ops) -> Ops {
-        if self.mode == CompilerMode::Compiled { compiled } else { Ops::Plain }
+    /// The engine that computes by it, where each mode has one.
+    pub fn engine(&self) -> Engine {
+        if self.mode == CompilerMode::Compiled { Engine::Compiled } else { Engine::Native }
+    }
+
+    /// As text, for the engine that computes by it.
+    ///
+    /// # Errors
+    /// A number that JSON cannot hold.
+    pub fn to_json(&self) -> Result<String> {
+        serde_json::to_string(self).map_err(|error| Error::data(format!("{FILE}: {error}")))
+    }
+
+    /// What [`to_json`](Self::to_json) has written.
+    ///
+    /// # Errors
+    /// Any other text.
+    pub fn from_json(text: &str) -> Result<Self> {
+        serde_json::from_str(text).map_err(|error| Error::config(format!("expected a choice of the mode: {error}")))
     }
 
     /// The choice of an earlier process of the run in `folder`; none when there is none.
@@ -87,15 +106,23 @@ impl std::fmt::Display for Decision {
     }
 }
 
-/// The mode for the run of `plan`: that of the process that began the run, or else what a trial says.
+impl RunPlan {
+    /// The plan of the mode that `decision` names.
+    #[must_use]
+    pub fn decided(mut self, decision: Decision) -> Self {
+        self.ops = if decision.mode == CompilerMode::Compiled { self.ops } else { Ops::Plain };
+        self.decision = Some(decision);
+        self.memory = self.estimated_memory();
+        self
+    }
+}
+
+/// The mode for the run of `plan`: that of the process that began the run, or else what a trial in this process says.
 ///
 /// # Errors
 /// What the run would meet.
 pub fn decide(plan: &RunPlan) -> Result<Decision> {
-    let folder = plan.output_dir()?;
-    let continues = plan.config.run.on_existing == OnExisting::Resume
-        && !checkpoint::list(&folder.join(checkpoint::FOLDER))?.is_empty();
-    if let (true, Some(decision)) = (continues, Decision::read(&folder)?) {
+    if let Some(decision) = kept(plan)? {
         return Ok(decision);
     }
     if plan.ops == Ops::Plain {
@@ -107,7 +134,7 @@ pub fn decide(plan: &RunPlan) -> Result<Decision> {
     let figures = |ops| run(plan, ops, COMPARED, Look::Figures);
     let (native, compiled) = (figures(Ops::Plain)?, figures(plan.ops)?);
     if let (_, Some(difference)) = compare(&native.steps, &compiled.steps, &Limits::of(plan.precision.precision)) {
-        return Ok(choice(CompilerMode::Native, format!("because compiled differs: {difference}")));
+        return Ok(differs(&difference));
     }
     let (mut natives, mut compileds) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
@@ -115,6 +142,38 @@ pub fn decide(plan: &RunPlan) -> Result<Decision> {
         compileds.push(run(plan, plan.ops, TIMED, Look::Times)?);
     }
     Ok(judge(&natives, &compileds, plan.steps.total))
+}
+
+/// What a trial says where each mode has an engine of its own: `runner` makes the probes of a config, in the engine of its mode.
+///
+/// # Errors
+/// What the run would meet.
+pub fn between_engines(plan: &RunPlan, runner: &mut Runner<'_>) -> Result<Decision> {
+    if let Some(difference) = parity(&plan.config, COMPARED, runner)?.difference {
+        return Ok(differs(&difference));
+    }
+    let mut time = |mode| runner(&in_mode(&plan.config, mode), TIMED, Look::Times);
+    let (mut natives, mut compileds) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        natives.push(time(CompilerMode::Native)?);
+        compileds.push(time(CompilerMode::Compiled)?);
+    }
+    Ok(judge(&natives, &compileds, plan.steps.total))
+}
+
+/// The choice with which the run that `plan` continues began; none where it begins.
+///
+/// # Errors
+/// A file that holds no choice, and the operating system's.
+pub fn kept(plan: &RunPlan) -> Result<Option<Decision>> {
+    let folder = plan.output_dir()?;
+    let continues = plan.config.run.on_existing == OnExisting::Resume
+        && !checkpoint::list(&folder.join(checkpoint::FOLDER))?.is_empty();
+    if continues { Decision::read(&folder) } else { Ok(None) }
+}
+
+fn differs(difference: &Difference) -> Decision {
+    choice(CompilerMode::Native, format!("because compiled differs: {difference}"))
 }
 
 fn choice(mode: CompilerMode, reason: impl Into<String>) -> Decision {
@@ -128,12 +187,12 @@ fn choice(mode: CompilerMode, reason: impl Into<String>) -> Decision {
     }
 }
 
-/// The rule, for probes of equal figures and a run of `steps` steps. The quickest turn of a mode counts: what else the
-/// machine does only slows it down. The first compiled turn's start counts: later ones find everything warm.
+/// The rule, for probes of equal figures and a run of `steps` steps. The quickest turn of a mode counts, also for its start:
+/// what else the machine does only slows it down, and what the first turn compiled the run finds compiled.
 fn judge(natives: &[Probe], compileds: &[Probe], steps: usize) -> Decision {
-    let quickest = |probes: &[Probe]| probes.iter().map(Probe::median_ms).fold(f64::NAN, f64::min);
-    let (native, compiled) = (quickest(natives), quickest(compileds));
-    let start = compileds.first().map_or(0.0, Probe::start_seconds);
+    let least = |probes: &[Probe], of: fn(&Probe) -> f64| probes.iter().map(of).fold(f64::NAN, f64::min);
+    let (native, compiled) = (least(natives, Probe::median_ms), least(compileds, Probe::median_ms));
+    let start = (least(compileds, Probe::start_seconds) - least(natives, Probe::start_seconds)).max(0.0);
     let measured = format!("{compiled:.1} ms a step against {native:.1} ms native, the same figures");
     let gain = (native - compiled) / 1e3;
     let break_even = (gain > 0.0).then(|| start / gain);
@@ -161,6 +220,7 @@ fn judge(natives: &[Probe], compileds: &[Probe], steps: usize) -> Decision {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
 
     fn probe(first: f64, then: f64) -> Probe {
@@ -169,9 +229,9 @@ mod tests {
 
     #[test]
     fn the_faster_mode_wins_if_the_run_is_long_enough() {
-        let native = [probe(20.0, 20.0), probe(30.0, 30.0)];
-        // 1 s more at the start, 10 ms less a step: 100 steps.
-        let compiled = [probe(1010.0, 10.0), probe(10.0, 10.0)];
+        let native = [probe(520.0, 20.0), probe(830.0, 30.0)];
+        // 1 s more at the start once what is compiled is kept, 10 ms less a step: 100 steps.
+        let compiled = [probe(9510.0, 10.0), probe(1510.0, 10.0)];
         let decision = judge(&native, &compiled, 101);
         assert_eq!((decision.mode, decision.break_even_steps), (CompilerMode::Compiled, Some(100.0)));
         let short = judge(&native, &compiled, 99);
@@ -179,6 +239,7 @@ mod tests {
         assert!(short.reason.contains("regained after 100 steps of 99"), "{}", short.reason);
         let slower = judge(&compiled, &native, 1000);
         assert_eq!((slower.mode, slower.break_even_steps), (CompilerMode::Native, None));
+        assert_eq!(Decision::from_json(&decision.to_json().unwrap()).unwrap(), decision);
         // One step has no median to compare.
         assert_eq!(judge(&[probe(1.0, f64::NAN)], &[probe(1.0, f64::NAN)], 1).mode, CompilerMode::Native);
     }

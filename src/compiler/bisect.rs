@@ -1,12 +1,14 @@
-//! `kiln bisect FILE`: which of Kiln's fused operators makes compiled differ from native, or makes it slower. Every operator
-//! is made plain by itself; the one without which the difference is gone is to blame. Where no single one is, every operator
-//! is fused by itself, which finds those that are wrong together.
+//! `kiln bisect FILE`: which column of the compiler's table makes compiled differ from native, or makes it slower. Each of
+//! Kiln's fused operators is made plain by itself, and what else the device has (Burn's fusion, its tuning, captured steps) is
+//! switched off by itself; that without which the difference is gone is to blame. Where nothing is, every operator is fused by
+//! itself, which finds those that are wrong together.
 
 use kiln_models::Operator;
 
-use super::parity::{Report, Runner, in_mode, report};
+use super::columns::{Column, only};
+use super::parity::{Report, Runner, computed_and_captured, in_mode, report};
 use super::probe::{Look, Probe};
-use crate::config::{CompilerMode, FusedOps, RunConfig, Switch};
+use crate::config::{CompilerMode, RunConfig};
 use crate::error::{Error, Result};
 
 /// Compiled counts as slower when a step takes this much longer than native, relative, or the noise of two native runs.
@@ -22,27 +24,27 @@ pub enum Finding {
         /// Median time of a step in milliseconds, native and compiled.
         step_ms: [f64; 2],
     },
-    /// Compiled differs because of these operators; none means that it does so without any of them.
+    /// Compiled differs because of these columns; none means that no single one is to blame.
     Wrong {
-        /// The comparison of all operators.
+        /// The comparison with everything on.
         parity: Box<Report>,
-        /// The operators.
-        operators: Vec<Operator>,
+        /// The columns.
+        columns: Vec<Column>,
     },
-    /// Compiled is slower because of these operators; none means that no single one is to blame.
+    /// Compiled is slower because of these columns; none means that no single one is to blame.
     Slow {
         /// Median time of a step in milliseconds, native and compiled.
         step_ms: [f64; 2],
-        /// The operators, each with the time of a step without it.
-        operators: Vec<(Operator, f64)>,
+        /// The columns, each with the time of a step without it.
+        columns: Vec<(Column, f64)>,
     },
 }
 
-/// Looks for the operator that makes compiled differ in the first `steps` steps of the run of `config`, or makes it slower.
+/// Looks for the column that makes compiled differ in the first `steps` steps of the run of `config`, or makes it slower.
 /// `runner` makes the probes; `said` is told every one.
 ///
 /// # Errors
-/// What the probes meet; a compiled mode that fuses nothing on this device.
+/// What the probes meet; a compiled mode of which nothing is on.
 pub fn bisect(
     config: &RunConfig,
     steps: usize,
@@ -53,44 +55,52 @@ pub fn bisect(
     let first = runner(&native, steps, Look::Figures)?;
     let again = runner(&native, steps, Look::Figures)?;
     let compiled = in_mode(config, CompilerMode::Compiled);
-    let all = runner(&compiled, steps, Look::Figures)?;
-    let fused = Operator::ALL.into_iter().filter(|operator| all.fused.iter().any(|name| name == operator.name()));
+    let all = computed_and_captured(&compiled, steps, runner)?;
+    let fused = Operator::ALL.into_iter().filter(|operator| all.0.fused.iter().any(|name| name == operator.name()));
     let fused = fused.collect::<Vec<_>>();
-    if fused.is_empty() {
+    let settings = compiled.compiler.clone().unwrap_or_default();
+    let on = Column::on(&settings, all.0.device).into_iter().filter(|column| match column {
+        Column::Operators | Column::Operator(_) => false,
+        Column::Graph => all.0.captures,
+        Column::Fusion | Column::Autotune => true,
+    });
+    let columns = fused.iter().copied().map(Column::Operator).chain(on).collect::<Vec<_>>();
+    if columns.is_empty() {
         return Err(Error::config("compiled fuses no operator of Kiln's here, so there is nothing to turn off")
             .help("set compiler.fused_ops = \"on\" and a device that has them"));
     }
     let parity = report(&first, &again, &all)?;
-    let with = |operators: Vec<Operator>| {
+    let without = |column: Column| {
         let mut config = compiled.clone();
-        let fused_ops = if operators.is_empty() { Switch::Off.into() } else { FusedOps::Only(operators) };
-        config.compiler.get_or_insert_default().fused_ops = fused_ops;
+        column.switch_off(config.compiler.get_or_insert_default(), &fused);
         config
     };
-    let without = |operator: Operator| with(fused.iter().copied().filter(|other| *other != operator).collect());
     if parity.difference.is_some() {
         let mut same = |config: &RunConfig, what: String| -> Result<bool> {
-            let difference = report(&first, &again, &runner(config, steps, Look::Figures)?)?.difference;
+            let probes = computed_and_captured(config, steps, runner)?;
+            let difference = report(&first, &again, &probes)?.difference;
             said(&match &difference {
                 None => format!("{what}: the same as native"),
                 Some(difference) => format!("{what}: {difference}"),
             });
             Ok(difference.is_none())
         };
-        let mut operators = Vec::new();
-        for operator in &fused {
-            if same(&without(*operator), format!("without {}", operator.name()))? {
-                operators.push(*operator);
+        let mut to_blame = Vec::new();
+        for column in &columns {
+            if same(&without(*column), format!("without {column}"))? {
+                to_blame.push(*column);
             }
         }
-        if operators.is_empty() {
+        if to_blame.is_empty() {
             for operator in &fused {
-                if !same(&with(vec![*operator]), format!("{} alone", operator.name()))? {
-                    operators.push(*operator);
+                let mut alone = compiled.clone();
+                alone.compiler.get_or_insert_default().fused_ops = only(vec![*operator]);
+                if !same(&alone, format!("{} alone", operator.name()))? {
+                    to_blame.push(Column::Operator(*operator));
                 }
             }
         }
-        return Ok(Finding::Wrong { parity: Box::new(parity), operators });
+        return Ok(Finding::Wrong { parity: Box::new(parity), columns: to_blame });
     }
     // A median needs some steps; the first is left out.
     let timed = steps.max(6);
@@ -105,22 +115,24 @@ pub fn bisect(
     if compiled_ms <= limit {
         return Ok(Finding::Nothing { parity: Box::new(parity), step_ms });
     }
-    let mut operators = Vec::new();
-    for operator in &fused {
-        let ms = time(&without(*operator))?;
-        said(&format!("without {}: {ms:.2} ms a step", operator.name()));
+    let mut to_blame = Vec::new();
+    for column in columns {
+        let ms = time(&without(column))?;
+        said(&format!("without {column}: {ms:.2} ms a step"));
         if ms <= limit {
-            operators.push((*operator, ms));
+            to_blame.push((column, ms));
         }
     }
-    Ok(Finding::Slow { step_ms, operators })
+    Ok(Finding::Slow { step_ms, columns: to_blame })
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::compiler::columns::fused_operators;
     use crate::compiler::figures::{StepFigures, TensorFigures};
+    use crate::config::DeviceKind;
 
     fn config() -> RunConfig {
         let mut config = RunConfig::default();
@@ -128,46 +140,64 @@ mod tests {
         config
     }
 
-    fn fused(config: &RunConfig) -> Vec<Operator> {
-        match config.compiler.as_ref().filter(|compiler| compiler.enabled == CompilerMode::Compiled) {
-            None => Vec::new(),
-            Some(compiler) => match &compiler.fused_ops {
-                FusedOps::Only(operators) => operators.clone(),
-                FusedOps::All(Switch::Off) => Vec::new(),
-                FusedOps::All(_) => Operator::ALL.to_vec(),
-            },
-        }
+    /// The columns of `config` on a device of kind `kind`, with every operator by itself.
+    fn columns(config: &RunConfig, kind: DeviceKind) -> Vec<Column> {
+        let compiled = |compiler: &&crate::config::TrainingCompilerConfig| compiler.enabled == CompilerMode::Compiled;
+        let Some(compiler) = config.compiler.as_ref().filter(compiled) else { return Vec::new() };
+        let operators = fused_operators(&compiler.fused_ops, kind).into_iter().map(Column::Operator);
+        operators.chain(Column::on(compiler, kind)).collect()
     }
 
-    /// A machine on which the operators `wrong` spoil a gradient and `slow` take 10 ms more.
+    /// A machine on which the columns `wrong` spoil the loss, captured steps only where steps are captured, and the columns
+    /// `slow` take 10 ms more.
     fn machine<'a>(
-        wrong: &'a [Operator],
-        slow: &'a [Operator],
+        kind: DeviceKind,
+        wrong: &'a [Column],
+        slow: &'a [Column],
     ) -> impl FnMut(&RunConfig, usize, Look) -> Result<Probe> + 'a {
         move |config, steps, look| {
-            let fused = fused(config);
-            let spoiled = wrong.iter().filter(|operator| fused.contains(operator)).count() as f64;
-            let gradient = TensorFigures { name: "a".into(), norm: 1.0 + spoiled, projection: 0.5 };
-            let step = StepFigures { loss: 2.0, gradients: vec![gradient], changes: Vec::new() };
-            let ms = 20.0 + 10.0 * slow.iter().filter(|operator| fused.contains(operator)).count() as f64;
-            let ms = if look == Look::Times { vec![ms; steps] } else { Vec::new() };
-            let names = fused.iter().map(|operator| operator.name().to_owned()).collect();
-            Ok(Probe { fused: names, steps: vec![step; steps], step_ms: ms, ..Probe::default() })
+            let on = columns(config, kind);
+            let captures = on.contains(&Column::Graph);
+            let met = |column: &&Column| on.contains(column) && (**column != Column::Graph || look != Look::Figures);
+            let spoiled = wrong.iter().filter(met).count() as f64;
+            let gradient = TensorFigures { name: "a".into(), norm: 1.0, projection: 0.5 };
+            let gradients = if look == Look::Figures { vec![gradient] } else { Vec::new() };
+            let step = StepFigures { loss: 2.0 + spoiled, gradients, changes: Vec::new() };
+            let ms = 20.0 + 10.0 * slow.iter().filter(|column| on.contains(column)).count() as f64;
+            let step_ms = if look == Look::Times { vec![ms; steps] } else { Vec::new() };
+            let fused = on.iter().filter_map(|column| match column {
+                Column::Operator(operator) => Some(operator.name().to_owned()),
+                _ => None,
+            });
+            let (fused, device) = (fused.collect(), kind);
+            Ok(Probe { device, fused, captures, steps: vec![step; steps], step_ms, ..Probe::default() })
         }
     }
 
     #[test]
-    fn the_operators_to_blame_are_named() {
-        let find = |wrong: &[Operator], slow: &[Operator]| {
-            bisect(&config(), 3, &mut machine(wrong, slow), &mut |_| {}).unwrap()
-        };
-        assert!(matches!(find(&[], &[]), Finding::Nothing { step_ms: [20.0, 20.0], .. }));
-        for wrong in [vec![Operator::Gelu], vec![Operator::Embedding, Operator::AdamW]] {
-            let Finding::Wrong { operators, parity } = find(&wrong, &[]) else { panic!("{wrong:?} not found") };
-            assert_eq!(operators, wrong);
-            assert_eq!(parity.difference.unwrap().what, "gradient of a");
+    fn the_columns_to_blame_are_named() {
+        let operator = Column::Operator;
+        for kind in [DeviceKind::Cpu, DeviceKind::Wgpu] {
+            let find = |wrong: &[Column], slow: &[Column]| {
+                bisect(&config(), 3, &mut machine(kind, wrong, slow), &mut |_| {}).unwrap()
+            };
+            assert!(matches!(find(&[], &[]), Finding::Nothing { step_ms: [20.0, 20.0], .. }));
+            let together = vec![operator(Operator::Embedding), operator(Operator::AdamW)];
+            let mut faults = vec![vec![operator(Operator::Gelu)], together];
+            if kind != DeviceKind::Cpu {
+                faults.extend([Column::Fusion, Column::Autotune, Column::Graph].map(|column| vec![column]));
+            }
+            for wrong in faults {
+                let Finding::Wrong { columns, parity } = find(&wrong, &[]) else { panic!("{wrong:?} not found") };
+                assert_eq!(columns, wrong);
+                let captured = if wrong == [Column::Graph] { "loss of captured steps" } else { "loss" };
+                assert_eq!(
+                    (parity.difference.unwrap().what.as_str(), parity.captured.is_some()),
+                    (captured, kind != DeviceKind::Cpu)
+                );
+                let Finding::Slow { columns, step_ms } = find(&[], &wrong[..1]) else { panic!("{wrong:?} not found") };
+                assert_eq!((columns, step_ms), (vec![(wrong[0], 20.0)], [20.0, 30.0]));
+            }
         }
-        let Finding::Slow { operators, step_ms } = find(&[], &[Operator::Linear]) else { panic!("not found") };
-        assert_eq!((operators, step_ms), (vec![(Operator::Linear, 20.0)], [20.0, 30.0]));
     }
 }

@@ -215,11 +215,11 @@ impl Weights {
         values.finish().map(Self)
     }
 
-    /// How far `model` has moved from them, a layer each.
+    /// How far `model` has moved from them, a layer each. From now on they are the weights of `model`.
     ///
     /// # Errors
     /// The device's.
-    pub fn changes(&self, model: &Model) -> Result<Vec<TensorFigures>> {
+    pub fn advance(&mut self, model: &Model) -> Result<Vec<TensorFigures>> {
         let now = Self::read(model)?;
         let mut layers: Vec<(Depth, Vec<f64>)> = Vec::new();
         for parameter in parameters(model) {
@@ -235,6 +235,7 @@ impl Weights {
             Depth::Layer(layer) => format!("layer {layer}"),
             other => format!("{other:?}").to_lowercase(),
         };
+        *self = now;
         Ok(layers.into_iter().map(|(depth, moved)| TensorFigures::of(name(&depth), moved)).collect())
     }
 }

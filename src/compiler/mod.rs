@@ -5,6 +5,7 @@
 
 pub mod auto;
 pub mod bisect;
+pub mod columns;
 pub mod debug;
 pub mod figures;
 pub mod graph;

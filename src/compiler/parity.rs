@@ -1,6 +1,7 @@
 //! `kiln parity FILE`: the first steps of a run in both modes, from the same weights, batches and seeds, each in a process of
 //! its own, and what differs. A second native process shows how far two runs of one mode are apart (on the CPU: not at all),
-//! which widens the limits. Dropout is off, since the modes draw it differently.
+//! which widens the limits. Where the compiled run captures its steps, another process makes them so: its gradients cannot be
+//! seen, but its losses and weights can. Dropout is off, since the modes draw it differently.
 
 use super::figures::{Difference, Distance, Limits, compare};
 use super::probe::{Look, Probe};
@@ -25,6 +26,8 @@ pub struct Report {
     pub noise: Distance,
     /// How far compiled is from native.
     pub distance: Distance,
+    /// How far compiled with captured steps is from native, without the gradients; none where no step is captured.
+    pub captured: Option<Distance>,
     /// What was allowed.
     pub limits: Limits,
     /// The first thing that differs; none when both modes compute the same.
@@ -37,18 +40,23 @@ impl Report {
         let Limits { loss, gradient, all_gradients, change } = self.limits;
         let (steps, tensors, precision) = (self.steps, self.tensors, self.precision);
         let fused = if self.fused.is_empty() { "nothing".into() } else { self.fused.join(", ") };
-        vec![
+        let captured = self.captured.map(|Distance { loss, change, .. }| {
+            format!("native against captured loss {loss:.1e}, weight change {change:.1e}")
+        });
+        let mut lines = vec![
             format!(
                 "{steps} steps without dropout, {precision}: the loss, {tensors} gradients, every layer's weight change"
             ),
             format!("fused in compiled       {fused}"),
             format!("native against native   {}", self.noise),
             format!("native against compiled {}", self.distance),
-            format!(
-                "allowed                 loss {loss:.1e}, gradient {gradient:.1e} and {all_gradients:.1e} of all, weight \
-                 change {change:.1e}"
-            ),
-        ]
+        ];
+        lines.extend(captured);
+        lines.push(format!(
+            "allowed                 loss {loss:.1e}, gradient {gradient:.1e} and {all_gradients:.1e} of all, weight \
+             change {change:.1e}"
+        ));
+        lines
     }
 }
 
@@ -66,26 +74,41 @@ pub(super) fn in_mode(config: &RunConfig, mode: CompilerMode) -> RunConfig {
 pub fn parity(config: &RunConfig, steps: usize, runner: &mut Runner<'_>) -> Result<Report> {
     let native = runner(&in_mode(config, CompilerMode::Native), steps, Look::Figures)?;
     let again = runner(&in_mode(config, CompilerMode::Native), steps, Look::Figures)?;
-    let compiled = runner(&in_mode(config, CompilerMode::Compiled), steps, Look::Figures)?;
+    let compiled = computed_and_captured(&in_mode(config, CompilerMode::Compiled), steps, runner)?;
     report(&native, &again, &compiled)
 }
 
-/// Compares three probes: native, native again, compiled.
-pub(super) fn report(native: &Probe, again: &Probe, compiled: &Probe) -> Result<Report> {
+/// A compiled run as its steps are computed and, where it has them, captured.
+pub(super) type Compiled = (Probe, Option<Probe>);
+
+/// Makes both probes of the compiled `config`.
+pub(super) fn computed_and_captured(config: &RunConfig, steps: usize, runner: &mut Runner<'_>) -> Result<Compiled> {
+    let computed = runner(config, steps, Look::Figures)?;
+    let captured = if computed.captures { Some(runner(config, steps, Look::Captured)?) } else { None };
+    Ok((computed, captured))
+}
+
+/// Compares native, native again and compiled.
+pub(super) fn report(native: &Probe, again: &Probe, (compiled, captured): &Compiled) -> Result<Report> {
     let tensors = |probe: &Probe| probe.steps.first().map_or(0, |step| step.gradients.len());
     let shape = |probe: &Probe| (probe.precision, probe.steps.len(), tensors(probe));
-    if shape(native) != shape(again) || shape(native) != shape(compiled) {
+    let others = [again, compiled].map(shape).into_iter();
+    // Gradients of captured steps are not seen.
+    let others = others.chain(captured.as_ref().map(|it| (it.precision, it.steps.len(), tensors(native))));
+    if let Some(other) = others.into_iter().find(|other| *other != shape(native)) {
         return Err(Error::differs(format!(
-            "precision, steps and gradients: native {:?} and {:?}, compiled {:?}; expected the same",
-            shape(native),
-            shape(again),
-            shape(compiled)
+            "precision, steps and gradients: native {:?}, another run {other:?}; expected the same",
+            shape(native)
         )));
     }
     let limits = Limits::of(native.precision);
     let (noise, _) = compare(&native.steps, &again.steps, &limits);
     let limits = limits.above(&noise);
     let (distance, difference) = compare(&native.steps, &compiled.steps, &limits);
+    let replayed = captured.as_ref().map(|captured| compare(&native.steps, &captured.steps, &limits));
+    let (captured, of_captured) = replayed.map_or((None, None), |(distance, difference)| (Some(distance), difference));
+    let of_captured = of_captured
+        .map(|difference| Difference { what: format!("{} of captured steps", difference.what), ..difference });
     Ok(Report {
         steps: native.steps.len(),
         precision: native.precision,
@@ -93,7 +116,8 @@ pub(super) fn report(native: &Probe, again: &Probe, compiled: &Probe) -> Result<
         fused: compiled.fused.clone(),
         noise,
         distance,
+        captured,
         limits,
-        difference,
+        difference: difference.or(of_captured),
     })
 }

@@ -10,7 +10,9 @@ use kiln_models::{Model, ModelConfig, Ops};
 use serde::{Deserialize, Serialize};
 
 use super::figures::{StepFigures, Weights, gradients};
-use crate::config::{EvalStrategy, OnExisting, Precision, SaveStrategy};
+use crate::config::{
+    CompilerMode, DeviceKind, EvalStrategy, OnExisting, Precision, SaveStrategy, Switch, TrainingCompilerConfig,
+};
 use crate::error::{Error, Result};
 use crate::metrics::Record;
 use crate::plan::RunPlan;
@@ -20,8 +22,10 @@ use crate::trainer::{Callback, Progress, Trainer};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
     /// Loss, gradients and weight changes of every step, without dropout, which the modes draw differently. Reading them
-    /// takes time, so nothing is timed.
+    /// takes time, so nothing is timed, and no step is captured.
     Figures,
+    /// The same but for the gradients, which steps that are captured keep to themselves: these are captured where the run's are.
+    Captured,
     /// Loss and time of every step, as the run makes it.
     Times,
 }
@@ -31,8 +35,12 @@ pub enum Look {
 pub struct Probe {
     /// The type in which the model computed.
     pub precision: Precision,
+    /// The kind of the device.
+    pub device: DeviceKind,
     /// The fused operators that computed, by name.
     pub fused: Vec<String>,
+    /// Whether the run's steps are captured.
+    pub captures: bool,
     /// Every step.
     pub steps: Vec<StepFigures>,
     /// Wall-clock time of every step in milliseconds; empty unless they were looked at.
@@ -59,31 +67,40 @@ impl Probe {
 /// What the run would meet.
 pub fn run(plan: &RunPlan, ops: Ops, steps: usize, look: Look) -> Result<Probe> {
     let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
-    let precision = plan.precision.precision;
+    let (precision, device) = (plan.precision.precision, plan.device.kind);
     let mut plan = rehearsal(plan, ops, folder.path());
     plan.steps.total = steps.min(plan.steps.total);
-    if look == Look::Figures {
+    if look != Look::Times {
         without_dropout(&mut plan.model_config);
     }
+    let captures = plan.captures().is_ok();
     let seen = Arc::new(Mutex::new(Seen::default()));
-    let recorder = Recorder { look, weights: None, seen: seen.clone() };
-    Trainer::new(plan)?.rehearsing().with_callback(recorder).train()?;
+    let trainer = Trainer::new(plan)?;
+    let weights = if look == Look::Times { None } else { Some(Weights::read(trainer.model())?) };
+    trainer.rehearsing().with_callback(Recorder { look, weights, seen: seen.clone() }).train()?;
     let mut seen = lock(&seen);
     match seen.failed.take() {
         Some(error) => Err(error),
         None => {
             let fused = ops.fused_operators().into_iter().map(|operator| operator.name().to_owned()).collect();
-            Ok(Probe { precision, fused, ..std::mem::take(&mut seen.probe) })
+            Ok(Probe { precision, device, fused, captures, ..std::mem::take(&mut seen.probe) })
         }
     }
 }
 
 /// `plan` as a run that only trains, computing in the form `ops`: a row for every step, no evaluation, checkpoint or sample,
-/// and all that it writes below `folder`.
+/// and all that it writes below `folder`. Of the compiler's settings what would look at the rehearsal itself is left out.
 pub(super) fn rehearsal(plan: &RunPlan, ops: Ops, folder: &Path) -> RunPlan {
     let mut plan = plan.clone();
     plan.ops = ops;
-    plan.config.compiler = None;
+    plan.config.compiler = plan.config.compiler.map(|compiler| TrainingCompilerConfig {
+        // The form is chosen already.
+        enabled: if compiler.enabled == CompilerMode::Auto { CompilerMode::Compiled } else { compiler.enabled },
+        debug: false,
+        warmup: Switch::Off,
+        verify: None,
+        ..compiler
+    });
     (plan.config.run.output_dir, plan.config.run.on_existing) = (folder.join("probe"), OnExisting::Fail);
     let trainer = &mut plan.config.trainer;
     (trainer.eval_strategy, trainer.eval_on_start) = (EvalStrategy::No, false);
@@ -140,22 +157,19 @@ impl Callback for Recorder {
     }
 
     fn on_pre_optimizer_step(&mut self, _progress: &Progress, model: &Model, grads: &GradientsParams) {
-        let mut seen = lock(&self.seen);
         if self.look == Look::Figures {
-            match gradients(model, grads).and_then(|gradients| Ok((gradients, Weights::read(model)?))) {
-                Ok((gradients, weights)) => {
-                    self.weights = Some(weights);
-                    last_step(&mut seen).gradients = gradients;
-                }
+            let mut seen = lock(&self.seen);
+            match gradients(model, grads) {
+                Ok(gradients) => last_step(&mut seen).gradients = gradients,
                 Err(error) => seen.failed = Some(error),
             }
         }
     }
 
     fn on_optimizer_step(&mut self, _progress: &Progress, model: &Model) {
-        let Some(weights) = self.weights.take() else { return };
+        let Some(weights) = &mut self.weights else { return };
         let mut seen = lock(&self.seen);
-        match weights.changes(model) {
+        match weights.advance(model) {
             Ok(changes) => last_step(&mut seen).changes = changes,
             Err(error) => seen.failed = Some(error),
         }

@@ -51,7 +51,7 @@ pub fn check(plan: &RunPlan, from: Option<&Path>) -> Result<Option<Report>> {
     let native = run(&plan, Ops::Plain, STEPS, Look::Figures)?;
     let compiled = run(&plan, plan.ops, STEPS, Look::Figures)?;
     // Two native runs are equal to the bit on the CPU, so there is no noise to measure.
-    report(&native, &native, &compiled).map(Some)
+    report(&native, &native, &(compiled, None)).map(Some)
 }
 
 /// What a check after `step` steps says when nothing differs, or the error.
@@ -87,7 +87,7 @@ mod tests {
             let step = StepFigures { loss: 2.0, gradients: vec![figures], changes: Vec::new() };
             Probe { steps: vec![step], ..Probe::default() }
         };
-        let of = |norm: f64| report(&probe(1.0), &probe(1.0), &probe(norm)).unwrap();
+        let of = |norm: f64| report(&probe(1.0), &probe(1.0), &(probe(norm), None)).unwrap();
         let same = verdict(Some(&of(1.0)), 0).unwrap();
         assert!(same.starts_with("verify before step 1: native and compiled compute the same"), "{same}");
         let error = verdict(Some(&of(1.1)), 20).unwrap_err();

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::probe::rehearsal;
-use crate::config::{CompilerMode, DeviceKind, EvalStrategy, Sampler, Switch, TrainingCompilerConfig};
+use crate::config::{CompilerMode, DeviceKind, EvalStrategy, Sampler, Switch};
 use crate::data::collate::collate;
 use crate::data::padding::Padding;
 use crate::data::{Dataset, Example};
@@ -94,14 +94,6 @@ pub fn run(plan: &RunPlan, say: &Say) -> Result<Warmed> {
 
     let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
     let mut warm = rehearsal(plan, plan.ops, folder.path());
-    // With the run's own settings of the compiler, but for those that would look at the stage itself.
-    warm.config.compiler = plan.config.compiler.as_ref().map(|compiler| TrainingCompilerConfig {
-        enabled: CompilerMode::Compiled,
-        debug: false,
-        warmup: Switch::Off,
-        verify: None,
-        ..compiler.clone()
-    });
     // Weights that are thrown away need not be read.
     warm.model_from = None;
     // With accumulation, gradients are also added to those of a batch before.

@@ -307,6 +307,13 @@ names! {
 }
 
 #[allow(clippy::derivable_impls)] // the macro derives no default
+impl Default for DeviceKind {
+    fn default() -> Self {
+        Self::Auto
+    }
+}
+
+#[allow(clippy::derivable_impls)] // as above
 impl Default for Precision {
     fn default() -> Self {
         Self::F32

@@ -273,7 +273,7 @@ impl Default for TrainingCompilerConfig {
 }
 
 /// `[device]`: where the run computes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DeviceSection {
     /// The kind of device. Default: `auto`.
@@ -281,12 +281,6 @@ pub struct DeviceSection {
     /// Which one of several of that kind, from 0. Default: 0.
     #[serde(deserialize_with = "count")]
     pub index: usize,
-}
-
-impl Default for DeviceSection {
-    fn default() -> Self {
-        Self { kind: DeviceKind::Auto, index: 0 }
-    }
 }
 
 /// `[generation]`: a sample of text written when training ends; only for causal language models. Left out: no sample.

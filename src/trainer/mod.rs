@@ -108,9 +108,7 @@ impl Trainer {
     pub fn new(mut plan: RunPlan) -> Result<Self> {
         if plan.config.compiler_mode() == CompilerMode::Auto && plan.decision.is_none() {
             let decision = auto::decide(&plan)?;
-            plan.ops = decision.ops(plan.ops);
-            plan.decision = Some(decision);
-            plan.memory = plan.estimated_memory();
+            plan = plan.decided(decision);
         }
         let device = plan.device.device.clone().autodiff();
         let device = match plan.config.trainer.activation_checkpointing {

@@ -5,6 +5,8 @@
 #![allow(clippy::unwrap_used)]
 
 #[cfg(feature = "compiler")]
+mod auto;
+#[cfg(feature = "compiler")]
 mod captured;
 #[path = "../common/mod.rs"]
 mod common;
