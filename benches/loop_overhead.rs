@@ -12,6 +12,7 @@ use burn::tensor::Device;
 use kiln::config::{DataSection, ModelKind, ModelSection, OnExisting, Sampler, SaveStrategy, TrainerSection};
 use kiln::data::loader::{Loader, LoaderOptions};
 use kiln::data::padding::Padding;
+use kiln::data::sampler::Order;
 use kiln::optim::gradient::{global_norm, scale_and_norm};
 use kiln::optim::{Optimizer, OptimizerConfig, ParameterGroups};
 use kiln::task::{DeviceBatch, Task};
@@ -80,8 +81,7 @@ fn bare_step_ms(plan: &RunPlan) -> f64 {
     let mut optimizer = Optimizer::new(OptimizerConfig::default(), &ParameterGroups::new(0.0), &model);
     let options = LoaderOptions {
         batch_size: plan.batch.micro,
-        sampler: Sampler::Sequential,
-        seed: 0,
+        order: Order::SEQUENTIAL,
         drop_last: false,
         pad_id: 0,
         padding: Padding::default(),

@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 use super::probe::rehearsal;
 use crate::config::{CompilerMode, DeviceKind, EvalStrategy, Sampler, Switch};
 use crate::data::collate::collate;
-use crate::data::padding::Padding;
+use crate::data::padding::{Batches, Padding};
+use crate::data::sampler::Order;
 use crate::data::{Dataset, Example};
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result};
@@ -67,16 +68,9 @@ pub(super) fn is_on(warmup: Switch, kind: DeviceKind) -> bool {
 pub fn run(plan: &RunPlan, say: &Say) -> Result<Warmed> {
     let started = Instant::now();
     let trainer = &plan.config.trainer;
-    let loader = Draw {
-        sampler: plan.config.data.sampler,
-        seed: trainer.data_seed(),
-        size: plan.batch.micro,
-        drop_last: trainer.dataloader_drop_last,
-    };
-    let train = batches(&plan.train, loader, &plan.padding, plan.pad_id)?;
+    let train = batches(&plan.train, plan.batch.drawn(&plan.config), &plan.padding, plan.pad_id)?;
     let evaluates = trainer.eval_strategy != EvalStrategy::No || trainer.eval_on_start;
-    let loader =
-        Draw { sampler: Sampler::Sequential, seed: 0, size: trainer.per_device_eval_batch_size, drop_last: false };
+    let loader = Batches { size: trainer.per_device_eval_batch_size, order: Order::SEQUENTIAL, drop_last: false };
     let evaluation = match plan.validation.as_ref().filter(|_| evaluates) {
         Some(data) => Some(batches(data, loader, &plan.padding, plan.pad_id)?),
         None => None,
@@ -136,15 +130,6 @@ pub fn run(plan: &RunPlan, say: &Say) -> Result<Warmed> {
     }
 }
 
-/// How a loader draws batches.
-#[derive(Debug, Clone, Copy)]
-struct Draw {
-    sampler: Sampler,
-    seed: u64,
-    size: usize,
-    drop_last: bool,
-}
-
 /// Batches of different shapes.
 struct Found {
     /// The largest first, one that is not full last.
@@ -160,7 +145,7 @@ struct PickedBatch {
 }
 
 /// One batch of every shape; see the top of this file.
-fn batches(data: &Arc<dyn Dataset>, draw: Draw, padding: &Padding, pad_id: u32) -> Result<Found> {
+fn batches(data: &Arc<dyn Dataset>, draw: Batches, padding: &Padding, pad_id: u32) -> Result<Found> {
     let len = data.len();
     let shape_of = |examples: &[usize]| -> Result<Shape> {
         let examples = examples.iter().map(|index| data.get(*index, 0)).collect::<Result<Vec<Example>>>()?;
@@ -170,9 +155,10 @@ fn batches(data: &Arc<dyn Dataset>, draw: Draw, padding: &Padding, pad_id: u32) 
     // By rows, length and whether rows are shorter, which the lengths tell; what a mask hides besides, the batch itself.
     let mut seen: BTreeMap<(usize, usize, bool), (Vec<usize>, usize)> = BTreeMap::new();
     let count = if draw.drop_last { len / draw.size } else { len.div_ceil(draw.size) };
+    let mut walk = draw.order.walk();
     for batch in 0..count.min(MAX_BATCHES) {
         let places = batch * draw.size..((batch + 1) * draw.size).min(len);
-        let examples = places.map(|place| draw.sampler.index(draw.seed, 0, len as u64, place as u64) as usize);
+        let examples = places.map(|place| walk.index(&**data, 0, place as u64));
         note(&mut seen, data, padding, draw.size, examples.collect());
     }
     for examples in of_every_length(data, draw.size, padding) {
@@ -316,7 +302,7 @@ mod tests {
 
     fn found(lengths: &[usize], size: usize, padding: &Padding) -> (Vec<(usize, usize, bool)>, usize) {
         let data: Arc<dyn Dataset> = Arc::new(Lengths(lengths.to_vec()));
-        let draw = Draw { sampler: Sampler::Sequential, seed: 0, size, drop_last: false };
+        let draw = Batches { size, order: Order::SEQUENTIAL, drop_last: false };
         let found = batches(&data, draw, padding, 0).unwrap();
         let shapes = found.batches.iter().map(|batch| batch.shape);
         (shapes.map(|shape| (shape.rows, shape.seq_len, shape.padded)).collect(), found.left_out)
@@ -350,11 +336,11 @@ mod tests {
     #[test]
     fn a_batch_that_is_not_full_ends_the_picks() {
         let data: Arc<dyn Dataset> = Arc::new(Lengths(vec![8; 10]));
-        let draw = Draw { sampler: Sampler::Sequential, seed: 0, size: 4, drop_last: false };
+        let draw = Batches { size: 4, order: Order::SEQUENTIAL, drop_last: false };
         let found = batches(&data, draw, &Padding::default(), 0).unwrap();
         let picks = Picks::new(&data, &found.batches, 2, 4);
         assert_eq!((picks.len(), picks.max_len()), (4 + 4 + 2, 8));
-        let without = Draw { drop_last: true, ..draw };
+        let without = Batches { drop_last: true, ..draw };
         assert_eq!(batches(&data, without, &Padding::default(), 0).unwrap().batches.len(), 1);
     }
 }

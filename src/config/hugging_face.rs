@@ -29,6 +29,14 @@ pub(crate) fn place<'a>(section: &'a str, key: &'a str, value: Value) -> Result<
             }
         },
         "train_sampling_strategy" => ("data", "sampler", value),
+        "group_by_length" => match value {
+            Value::Boolean(true) => ("data", "sampler", Value::from("group_by_length")),
+            Value::Boolean(false) => return Ok(None),
+            other => {
+                return Err(Complaint::new("trainer.group_by_length", format!("expected true or false, got {other}"))
+                    .help("or set data.sampler"));
+            }
+        },
         "use_cpu" | "no_cuda" => match value {
             Value::Boolean(true) => ("device", "kind", Value::from("cpu")),
             Value::Boolean(false) => return Ok(None),
@@ -74,7 +82,7 @@ pub(crate) fn place<'a>(section: &'a str, key: &'a str, value: Value) -> Result<
 
 /// The older spellings and the arguments that live in another section, for tests and messages.
 #[cfg(test)]
-pub(crate) const PLACED: [&str; 11] = [
+pub(crate) const PLACED: [&str; 12] = [
     "adafactor",
     "bf16",
     "fp16",
@@ -84,6 +92,7 @@ pub(crate) const PLACED: [&str; 11] = [
     "per_gpu_eval_batch_size",
     "warmup_ratio",
     "train_sampling_strategy",
+    "group_by_length",
     "use_cpu",
     "no_cuda",
 ];
@@ -132,7 +141,7 @@ pub(crate) const UNSUPPORTED: &[(&[&str], &str)] = &[
     ),
     (&["optim_target_modules"], "remove it: it belongs to GaLore and APOLLO, which Kiln does not have"),
     (&["neftune_noise_alpha"], "remove it: Kiln adds no noise to embeddings; dropout is the model's"),
-    (&["group_by_length", "length_column_name"], "choose data.sampler = \"random\" or \"sequential\""),
+    (&["length_column_name"], "remove it: data.sampler = \"group_by_length\" knows how many tokens a row has"),
     (
         &["gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"],
         "remove it: trainer.activation_checkpointing has no arguments",

@@ -196,18 +196,14 @@ fn no_padding(given: &str) -> Option<Result<PaddingStrategy, Error>> {
 
 names! {
     /// The order in which training samples are drawn.
-    Sampler("sampler", no_length_groups) {
+    Sampler("sampler") {
         /// A new seeded permutation in every epoch.
         Random = "random",
         /// The order of the files.
         Sequential = "sequential",
+        /// A random order in which the examples of a step have similar lengths, so that little is padding.
+        GroupByLength = "group_by_length",
     }
-}
-
-fn no_length_groups(given: &str) -> Option<Result<Sampler, Error>> {
-    (given == "group_by_length").then(|| {
-        Err(Error::config("`group_by_length` is not supported by this version").help("use `random` or `sequential`"))
-    })
 }
 
 names! {
@@ -366,7 +362,7 @@ mod tests {
         refused("resumes".parse::<OnExisting>().unwrap_err(), "did you mean `resume`?");
         refused("tokenised".parse::<DataFormat>().unwrap_err(), "did you mean `tokenized`?");
         refused("do_not_pad".parse::<PaddingStrategy>().unwrap_err(), "`longest` pads least");
-        refused("group_by_length".parse::<Sampler>().unwrap_err(), "not supported");
+        refused("group_by_len".parse::<Sampler>().unwrap_err(), "did you mean `group_by_length`?");
         refused("gpt-2".parse::<ModelKind>().unwrap_err(), "did you mean `gpt2`?");
         refused("block".parse::<ActivationCheckpointing>().unwrap_err(), "did you mean `blocks`?");
         refused("bf32".parse::<Precision>().unwrap_err(), "did you mean");

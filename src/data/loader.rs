@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::collate::collate;
 use super::padding::Padding;
-use super::sampler::Sampler;
+use super::sampler::{Order, Walk};
 use super::{Batch, Dataset};
 use crate::error::{Error, Result};
 
@@ -20,9 +20,7 @@ pub struct LoaderOptions {
     /// Examples a batch.
     pub batch_size: usize,
     /// Order of the examples.
-    pub sampler: Sampler,
-    /// Seed of the order.
-    pub seed: u64,
+    pub order: Order,
     /// Leave out the last batch of an epoch when it is smaller.
     pub drop_last: bool,
     /// The id that padding uses.
@@ -70,6 +68,7 @@ pub struct Loader {
 struct Source {
     dataset: Arc<dyn Dataset>,
     options: LoaderOptions,
+    walk: Walk,
 }
 
 /// Batches that a worker thread prepares. Dropping the receiver ends the thread.
@@ -89,7 +88,7 @@ impl Loader {
             return Err(Error::data(format!("{len} examples give no batch of {}", options.batch_size)));
         }
         Ok(Self {
-            source: Source { dataset, options },
+            source: Source { dataset, walk: options.order.walk(), options },
             position: Position::default(),
             ahead: None,
             waited: Duration::ZERO,
@@ -148,7 +147,7 @@ impl Loader {
 
 impl Source {
     /// The batch at `position`, a pure function of it.
-    fn batch_at(&self, mut position: Position) -> Result<Option<LoadedBatch>> {
+    fn batch_at(&mut self, mut position: Position) -> Result<Option<LoadedBatch>> {
         let options = &self.options;
         let len = self.dataset.len() as u64;
         let size = options.batch_size as u64;
@@ -161,8 +160,8 @@ impl Source {
         }
         let end = (position.index + size).min(usable);
         let examples = (position.index..end).map(|place| {
-            let index = options.sampler.index(options.seed, position.epoch, len, place);
-            self.dataset.get(index as usize, position.epoch)
+            let index = self.walk.index(&*self.dataset, position.epoch, place);
+            self.dataset.get(index, position.epoch)
         });
         let rows = if options.padding.is_fixed() { options.batch_size } else { 0 };
         let batch = collate(&examples.collect::<Result<Vec<_>>>()?, options.pad_id, &options.padding, rows)?;
@@ -180,7 +179,7 @@ impl Source {
 }
 
 impl Ahead {
-    fn start(source: Source, mut position: Position) -> Result<Self> {
+    fn start(mut source: Source, mut position: Position) -> Result<Self> {
         let (sender, receiver) = sync_channel(source.options.prefetch);
         let worker = std::thread::Builder::new().name("kiln-loader".into()).spawn(move || {
             loop {
@@ -228,6 +227,7 @@ impl Drop for Ahead {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::data::sampler::Sampler;
     use crate::data::{Example, Label};
 
     struct Numbers(usize);
@@ -255,8 +255,7 @@ mod tests {
     fn options(prefetch: usize, repeat: bool) -> LoaderOptions {
         LoaderOptions {
             batch_size: 4,
-            sampler: Sampler::Random,
-            seed: 5,
+            order: Order { sampler: Sampler::Random, seed: 5, step: 4 },
             drop_last: false,
             pad_id: 0,
             padding: Padding::default(),
@@ -308,14 +307,17 @@ mod tests {
 
     #[test]
     fn seeking_continues_exactly() {
-        let mut straight = Loader::new(Arc::new(Numbers(11)), options(2, true)).unwrap();
-        let all = take(&mut straight, 8);
-        for cut in 0..7 {
-            let mut resumed = Loader::new(Arc::new(Numbers(11)), options(2, true)).unwrap();
-            if cut > 0 {
-                resumed.seek(all[cut - 1].position_after);
+        for sampler in [Sampler::Random, Sampler::GroupByLength] {
+            let order = Order { sampler, ..options(2, true).order };
+            let start = || Loader::new(Arc::new(Numbers(39)), LoaderOptions { order, ..options(2, true) }).unwrap();
+            let all = take(&mut start(), 22);
+            for cut in 0..21 {
+                let mut resumed = start();
+                if cut > 0 {
+                    resumed.seek(all[cut - 1].position_after);
+                }
+                assert_eq!(take(&mut resumed, 22 - cut), all[cut..]);
             }
-            assert_eq!(take(&mut resumed, 8 - cut), all[cut..]);
         }
     }
 
@@ -358,7 +360,7 @@ mod tests {
     #[test]
     fn an_error_stays_where_it_is() {
         for prefetch in [0, 2] {
-            let sequential = LoaderOptions { sampler: Sampler::Sequential, ..options(prefetch, false) };
+            let sequential = LoaderOptions { order: Order::SEQUENTIAL, ..options(prefetch, false) };
             let mut loader = Loader::new(Arc::new(Numbers(100)), sequential).unwrap();
             take(&mut loader, 24);
             for _ in 0..2 {
@@ -370,7 +372,7 @@ mod tests {
 
     #[test]
     fn a_panic_of_the_worker_is_an_error_with_its_message() {
-        let sequential = LoaderOptions { sampler: Sampler::Sequential, ..options(2, false) };
+        let sequential = LoaderOptions { order: Order::SEQUENTIAL, ..options(2, false) };
         let mut loader = Loader::new(Arc::new(Numbers(200)), sequential).unwrap();
         loader.seek(Position { epoch: 0, index: 196 });
         let error = loader.next_batch().unwrap_err().to_string();

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::Dataset;
-use super::sampler::Sampler;
+use super::sampler::Order;
 use crate::config::PaddingStrategy;
 
 /// `buckets` chooses at most so many lengths.
@@ -37,9 +37,7 @@ pub struct Batches {
     /// Examples a batch.
     pub size: usize,
     /// Order of the examples.
-    pub sampler: Sampler,
-    /// Seed of the order.
-    pub seed: u64,
+    pub order: Order,
     /// A last batch that is smaller is left out.
     pub drop_last: bool,
 }
@@ -107,11 +105,12 @@ struct Surveyed {
 fn survey(data: &dyn Dataset, batches: Batches) -> impl Iterator<Item = Surveyed> {
     let len = data.len();
     let count = if batches.drop_last { len / batches.size } else { len.div_ceil(batches.size) };
+    let mut walk = batches.order.walk();
     (0..count.min(MAX_BATCHES)).map(move |batch| {
         let places = batch * batches.size..((batch + 1) * batches.size).min(len);
         let mut surveyed = Surveyed { rows: places.len(), tokens: 0, longest: 0 };
         for place in places {
-            let length = data.len_of(batches.sampler.index(batches.seed, 0, len as u64, place as u64) as usize);
+            let length = data.len_of(walk.index(data, 0, place as u64));
             surveyed.tokens += length;
             surveyed.longest = surveyed.longest.max(length);
         }
@@ -154,7 +153,7 @@ mod tests {
     use super::*;
     use crate::data::lengths::Lengths;
 
-    const BATCHES: Batches = Batches { size: 2, sampler: Sampler::Sequential, seed: 0, drop_last: false };
+    const BATCHES: Batches = Batches { size: 2, order: Order::SEQUENTIAL, drop_last: false };
 
     fn padding(strategy: PaddingStrategy, lengths: &[usize]) -> (Padding, PaddingCost) {
         let data = Lengths(lengths.to_vec());

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::sampler::Sampler;
+use super::sampler::shuffled;
 use super::{Dataset, Example};
 use crate::error::{Error, Result};
 use crate::execution::seed_for;
@@ -43,7 +43,7 @@ impl View {
     fn index(&self, index: usize) -> usize {
         let place = self.range.start + index;
         match self.seed {
-            Some(seed) => Sampler::Random.index(seed, 0, self.data.len() as u64, place as u64) as usize,
+            Some(seed) => shuffled(seed, 0, self.data.len() as u64, place as u64) as usize,
             None => place,
         }
     }

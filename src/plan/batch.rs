@@ -2,6 +2,8 @@
 //! what the learning rate makes of it. Arithmetic only.
 
 use crate::config::{BatchScaling, RunConfig, TrainBatchSize};
+use crate::data::padding::Batches;
+use crate::data::sampler::Order;
 use crate::error::{Error, Result};
 
 /// How a global batch is made.
@@ -44,6 +46,13 @@ impl BatchPlan {
         let global = micro * accumulation;
         let piece = if config.batch.global_batch_size.is_some() { global } else { micro };
         Ok(Self { micro, accumulation, global, piece, seq_len: 0 })
+    }
+
+    /// How the training data of the run of `config` is drawn, a micro-batch each.
+    pub fn drawn(&self, config: &RunConfig) -> Batches {
+        let (sampler, seed) = (config.data.sampler, config.trainer.data_seed());
+        let order = Order { sampler, seed, step: self.global };
+        Batches { size: self.micro, order, drop_last: config.trainer.dataloader_drop_last }
     }
 
     /// This batch with the next smaller micro-batch that divides it, at most half of this one; none at a micro-batch of 1.

@@ -19,7 +19,7 @@ use crate::config::{
     DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DeviceKind, EvalStrategy, Interval, RunConfig, RunLength, SaveStrategy,
     ScaledRate, StepSize, TrainerSection,
 };
-use crate::data::padding::{Batches, Padding, PaddingCost};
+use crate::data::padding::{Padding, PaddingCost};
 use crate::data::store::Progress;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::view::View;
@@ -208,12 +208,7 @@ impl RunPlan {
             resident: (resident_mib().unwrap_or(0.0) * f64::from(1 << 20)) as u64,
         };
         let trainer = &config.trainer;
-        let batches = Batches {
-            size: batch.micro,
-            sampler: config.data.sampler,
-            seed: trainer.data_seed(),
-            drop_last: trainer.dataloader_drop_last,
-        };
+        let batches = batch.drawn(&config);
         let validation = inputs.validation.as_ref().map_or(0, |data| data.max_len());
         let longest = inputs.max_length.unwrap_or(inputs.train.max_len().max(validation));
         let padding = Padding::new(config.data.padding, longest, &*inputs.train, batches);

@@ -11,7 +11,7 @@ use kiln_models::{Copies, Model};
 use super::callback::Progress;
 use crate::data::loader::{Loader, LoaderOptions};
 use crate::data::padding::Padding;
-use crate::data::sampler::Sampler;
+use crate::data::sampler::Order;
 use crate::data::{Dataset, Labels};
 use crate::error::{Error, Result};
 use crate::execution::read_scalars;
@@ -58,8 +58,7 @@ pub fn evaluate(
 ) -> Result<Evaluation> {
     let options = LoaderOptions {
         batch_size,
-        sampler: Sampler::Sequential,
-        seed: 0,
+        order: Order::SEQUENTIAL,
         drop_last: false,
         pad_id,
         padding: padding.clone(),

@@ -392,14 +392,13 @@ impl Trainer {
     }
 
     fn train_loader(&self) -> Result<Loader> {
-        let trainer = &self.plan.config.trainer;
+        let batches = self.plan.batch.drawn(&self.plan.config);
         Loader::new(
             self.plan.train.clone(),
             LoaderOptions {
-                batch_size: self.plan.batch.micro,
-                sampler: self.plan.config.data.sampler,
-                seed: trainer.data_seed(),
-                drop_last: trainer.dataloader_drop_last,
+                batch_size: batches.size,
+                order: batches.order,
+                drop_last: batches.drop_last,
                 pad_id: self.plan.pad_id,
                 padding: self.plan.padding.clone(),
                 prefetch: 2,

@@ -190,7 +190,11 @@ fn older_spellings() {
         &["a.toml:12: trainer.warmup_ratio: expected a ratio from 0 to below 1, got 1"],
     );
     refused(parse("no_cuda = \"yes\""), &["trainer.no_cuda: expected true or false, got \"yes\""]);
-    refused(parse("train_sampling_strategy = \"group_by_length\""), &["`group_by_length` is not supported"]);
+    for written in ["train_sampling_strategy = \"group_by_length\"", "group_by_length = true"] {
+        assert_eq!(parse(written).unwrap().data.sampler, Sampler::GroupByLength);
+    }
+    assert_eq!(parse("group_by_length = false").unwrap().data.sampler, Sampler::Random);
+    refused(parse("group_by_length = 1"), &["trainer.group_by_length: expected true or false, got 1", "data.sampler"]);
 }
 
 #[test]

@@ -99,7 +99,7 @@ fn hugging_face_arguments_that_are_not_honoured() {
         ("trackio_space_id = \"a\"", "metrics.jsonl"),
         ("deepspeed = \"ds.json\"", "one device"),
         ("push_to_hub = true", "upload"),
-        ("group_by_length = true", "data.sampler"),
+        ("length_column_name = \"length\"", "data.sampler"),
         ("overwrite_output_dir = true", "run.on_existing"),
         ("output_dir = \"x\"", "run.output_dir"),
         ("gradient_checkpointing_kwargs = {}", "no arguments"),
