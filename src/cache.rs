@@ -1,4 +1,4 @@
-//! What Kiln keeps between runs, and where: text, tables and tokenized rows, sizes of batches that were found, and the
+//! What Kiln keeps between runs, and where: tokenizers, text, tables and tokenized rows, sizes of batches that were found, and the
 //! compiled engine's kernels with what tuning has found. Everything in it can be made again.
 
 pub mod archive;
@@ -97,6 +97,9 @@ fn files(folder: &Path) -> Result<Vec<(&'static str, PathBuf)>> {
 /// Token ids of a corpus.
 pub const TOKENS: &str = "tokens";
 
+/// Tokenizers that were learned.
+pub const TOKENIZERS: &str = "tokenizers";
+
 /// Encoded rows of a table.
 pub const ROWS: &str = "rows";
 
@@ -113,7 +116,7 @@ pub const KERNELS: &str = "kernels";
 pub const BATCH_SIZES: &str = "batch-sizes";
 
 /// The folders of the cache.
-const KINDS: &[&str] = &[BATCH_SIZES, KERNELS, ROWS, TOKENIZED, TOKENS, WINDOWS];
+const KINDS: &[&str] = &[BATCH_SIZES, KERNELS, ROWS, TOKENIZED, TOKENIZERS, TOKENS, WINDOWS];
 
 #[cfg(test)]
 mod tests {

@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 use crate::config::{DEFAULT_TEXT_COLUMN, DataFormat, ModelKind, RunConfig, Validation};
 use crate::data::blocks::Blocks;
 use crate::data::corpus::Corpus;
+use crate::data::learned::learned_bpe;
 use crate::data::masking::{Masked, Masking};
 use crate::data::store::{Progress, TokenStore};
 use crate::data::table::{Columns, Table};
@@ -312,7 +313,7 @@ fn required_tokenizer(config: &RunConfig, model_from: &Option<PathBuf>) -> Resul
 }
 
 fn trained_tokenizer(corpus: &Corpus, size: usize, seed: u64) -> Result<Tokenizer> {
-    let tokenizer = Tokenizer::train_bpe(corpus, size, seed)?;
+    let tokenizer = learned_bpe(corpus, size, seed)?;
     if tokenizer.vocab_size() < size {
         return Err(Error::data(format!(
             "tokenizer.train_vocab_size = {size}: the training text yields only {} tokens",

@@ -6,6 +6,7 @@ pub mod blocks;
 pub mod collate;
 pub mod corpus;
 pub mod labels;
+pub mod learned;
 #[cfg(test)]
 pub(crate) mod lengths;
 pub mod lines;

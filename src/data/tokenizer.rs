@@ -85,6 +85,21 @@ impl RowEncoder {
     }
 }
 
+/// The text that a vocabulary is learned from, in pieces: [`TRAIN_BYTES`] at the most.
+pub(super) fn training_text(corpus: &Corpus, seed: u64) -> impl Iterator<Item = Result<String>> + Send {
+    let mut left = TRAIN_BYTES;
+    corpus.sample(TRAIN_BYTES as u64, seed, TRAIN_PIECE).map_while(move |piece| {
+        let text = piece.map(|piece| {
+            let mut text = piece.text;
+            text.truncate(text.floor_char_boundary(left));
+            text
+        });
+        let is_over = left == 0;
+        left -= text.as_ref().map_or(0, String::len);
+        (!is_over).then_some(text)
+    })
+}
+
 /// Text is read in pieces of this many bytes while the vocabulary is learned.
 const TRAIN_PIECE: usize = 64 << 10;
 
@@ -172,13 +187,8 @@ impl Tokenizer {
             .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
             .build();
         // Read as it is counted, never all at once. A failure ends the text, and is told when the counting is over.
-        let (mut left, mut failed) = (TRAIN_BYTES, None);
-        let texts = corpus.sample(TRAIN_BYTES as u64, seed, TRAIN_PIECE).map_while(|piece| {
-            let mut text = piece.map_err(|error| failed = Some(error)).ok().filter(|_| left > 0)?.text;
-            text.truncate(text.floor_char_boundary(left));
-            left -= text.len();
-            Some(text)
-        });
+        let mut failed = None;
+        let texts = training_text(corpus, seed).map_while(|text| text.map_err(|error| failed = Some(error)).ok());
         let mut inner = tokenizers::Tokenizer::new(BPE::default());
         inner.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
         inner.with_decoder(Some(ByteLevel::new(false, true, true)));
@@ -329,12 +339,20 @@ impl Tokenizer {
         self.hash
     }
 
+    /// `tokenizer.json`.
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn to_json(&self) -> Result<String> {
+        self.inner.to_string(true).map_err(|error| Error::data(format!("tokenizer: {error}")))
+    }
+
     /// Writes `tokenizer.json` and a `tokenizer_config.json` with which `transformers`' `AutoTokenizer` opens it.
     ///
     /// # Errors
     /// The operating system's.
     pub fn save(&self, folder: &Path) -> Result<()> {
-        let json = self.inner.to_string(true).map_err(|error| Error::data(format!("tokenizer: {error}")))?;
+        let json = self.to_json()?;
         let mut config = serde_json::Map::new();
         config.insert("tokenizer_class".into(), "PreTrainedTokenizerFast".into());
         config.insert("clean_up_tokenization_spaces".into(), false.into());
