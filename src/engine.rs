@@ -136,7 +136,7 @@ pub fn hand_over(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) ->
     become_engine(Engine::wanted(compiler), kind, &[])
 }
 
-/// Becomes the engine `wanted` on a device of kind `kind`, as [`hand_over`] does; `more` follows this process's arguments.
+/// Becomes the engine `wanted` on a device of kind `kind`, as [`hand_over`] does; `more` follows the name of the command in its arguments.
 ///
 /// # Errors
 /// As [`hand_over`].
@@ -157,7 +157,10 @@ pub fn become_engine(wanted: Engine, kind: DeviceKind, more: &[String]) -> Resul
     let sibling = find(&this, wanted, kind)?;
     Identity::of(&sibling)?.check(&sibling, wanted, kind)?;
     eprintln!("{wanted} engine: {}", sibling.display());
-    Err(become_process(Command::new(&sibling).args(std::env::args_os().skip(1)).args(more), &sibling))
+    let mut arguments = std::env::args_os().skip(1);
+    let mut command = Command::new(&sibling);
+    command.args(arguments.next()).args(more).args(arguments);
+    Err(become_process(&mut command, &sibling))
 }
 
 /// The executable of the engine `wanted`.

@@ -20,6 +20,7 @@ use crate::config::{CompilerMode, DeviceKind, RunConfig, Switch, Verify};
 use crate::engine;
 use crate::error::{Error, Result};
 use crate::plan::RunPlan;
+use crate::signals;
 use crate::trainer::write_whole;
 
 #[derive(Debug, Args)]
@@ -70,7 +71,7 @@ pub(super) fn run_probe(args: &ProbeArgs) -> Result<()> {
 
 /// `compiler.verify` before step 1 where each mode has an engine of its own; whether it has been done.
 pub(super) fn verify_start(plan: &RunPlan) -> Result<bool> {
-    if verify::of(plan.config.compiler.as_ref()) == Verify::Off || plan.device.kind == DeviceKind::Cpu {
+    if verify::of(plan.compiler().as_ref()) == Verify::Off || plan.device.kind == DeviceKind::Cpu {
         return Ok(false);
     }
     let report = parity(&plan.config, verify::STEPS, &mut probed)?;
@@ -102,6 +103,7 @@ pub(super) fn choose(plan: RunPlan, handed: Option<&str>) -> Result<RunPlan> {
             if kind == DeviceKind::Cpu { auto::decide(&plan)? } else { auto::between_engines(&plan, &mut probed)? }
         }
     };
+    stopped()?;
     if kind != DeviceKind::Cpu {
         engine::become_engine(decision.engine(), kind, &["--decision".to_owned(), decision.to_json()?])?;
     }
@@ -135,7 +137,7 @@ pub(super) fn run_parity(args: &ParityArgs) -> Result<()> {
     match &report.difference {
         None => say("native and compiled compute the same"),
         Some(difference) => Err(Error::differs(format!("compiled differs from native: {difference}"))
-            .help("`kiln bisect FILE` finds the operator; until then train with --compiler native")),
+            .help("`kiln bisect FILE` finds what is to blame; until then train with --compiler native")),
     }
 }
 
@@ -155,8 +157,9 @@ pub(super) fn run_bisect(args: &ParityArgs) -> Result<()> {
                 "nothing to find: compiled computes what native does, in {compiled:.2} ms a step against {native:.2}"
             ))
         }
-        Finding::Wrong { parity, columns } => {
-            let names = columns.iter().map(|column| format!("\"{column}\"")).collect::<Vec<_>>().join(" and ");
+        Finding::Wrong { parity, columns, together } => {
+            let names = columns.iter().map(|column| format!("\"{column}\"")).collect::<Vec<_>>();
+            let names = names.join(if together { " and " } else { " or " });
             let difference =
                 parity.difference.as_ref().map_or_else(String::new, |difference| format!(" ({difference})"));
             let fused = Operator::ALL.into_iter().filter(|it| parity.fused.iter().any(|name| name == it.name()));
@@ -167,7 +170,12 @@ pub(super) fn run_bisect(args: &ParityArgs) -> Result<()> {
                     "train with --compiler native".into(),
                 ),
                 false => {
-                    let settings = columns::settings(&columns, &fused);
+                    let settings = match together {
+                        true => columns::settings(&columns, &fused),
+                        false => {
+                            columns.chunks(1).map(|one| columns::settings(one, &fused)).collect::<Vec<_>>().join(" or ")
+                        }
+                    };
                     (format!("because of {names}"), format!("train with {settings}, or with --compiler native"))
                 }
             };
@@ -182,8 +190,14 @@ pub(super) fn run_bisect(args: &ParityArgs) -> Result<()> {
     }
 }
 
+/// A signal that came while other processes worked ends this one.
+fn stopped() -> Result<()> {
+    signals::received().map_or(Ok(()), |signal| Err(signal.error("stopped before the first step")))
+}
+
 /// Runs `kiln probe` on `config`.
 pub(super) fn probed(config: &RunConfig, steps: usize, look: Look) -> Result<Probe> {
+    stopped()?;
     let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
     let out = folder.path().join("probe.json");
     let look = match look {
@@ -225,8 +239,7 @@ fn failed(output: &std::process::Output, file: &Path, what: &str) -> Error {
         Some(4) => Error::out_of_memory(message),
         Some(5) => Error::non_finite(message),
         Some(code @ (130 | 143)) => {
-            let signal =
-                if code == 130 { crate::signals::Signal::Interrupt } else { crate::signals::Signal::Terminate };
+            let signal = if code == 130 { signals::Signal::Interrupt } else { signals::Signal::Terminate };
             Error::interrupted(signal, message)
         }
         _ => Error::device(message),

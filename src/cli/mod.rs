@@ -58,7 +58,7 @@ enum Command {
     ResumePart(PartArgs),
     /// Compare the first steps of a run in native and compiled mode: loss, gradients, weight changes
     Parity(ParityArgs),
-    /// Find the fused operator that makes compiled differ from native, or makes it slower
+    /// Find the part of the compiler that makes compiled differ from native, or makes it slower
     Bisect(ParityArgs),
     /// The steps of one mode, for parity and bisect
     #[command(hide = true)]

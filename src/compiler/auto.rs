@@ -2,7 +2,7 @@
 //!
 //! The rule: with different losses, gradients or weight changes (see [`super::figures`]) the run is native. Otherwise it is
 //! compiled if that is faster and the run long enough: what the compiled start takes longer is regained after
-//! `start seconds / (native step - compiled step)` steps. The trial's probes end in a temporary folder, so the run's state is
+//! `start seconds / (native step - compiled step)` steps. One step's examples are timed over and over, so that no shape is new. The trial's probes end in a temporary folder, so the run's state is
 //! what it would be without. The choice is kept in the run folder and holds when the run is continued.
 //!
 //! On the CPU the modes are two forms of one process ([`decide`]). On a GPU each is an engine of its own, so `kiln train` tries
@@ -14,12 +14,13 @@ use std::path::Path;
 use kiln_models::Ops;
 use serde::{Deserialize, Serialize};
 
-use super::figures::{Difference, Limits, compare};
-use super::parity::{Runner, in_mode, parity};
+use super::figures::Difference;
+use super::parity::{Runner, in_mode, parity, report};
 use super::probe::{Look, Probe, run};
-use crate::config::{CompilerMode, OnExisting};
+use super::warmup;
+use crate::config::{CompilerMode, DeviceKind, OnExisting, TrainingCompilerConfig};
 use crate::engine::Engine;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::plan::RunPlan;
 use crate::trainer::{checkpoint, write_whole};
 
@@ -46,7 +47,7 @@ pub struct Decision {
     pub native_step_ms: Option<f64>,
     /// Median time of a compiled step in milliseconds.
     pub compiled_step_ms: Option<f64>,
-    /// What the first compiled step takes beyond a later one, less what the first native one does, in seconds.
+    /// What the first compiled step of every shape takes beyond a later one, less what the first native one does, in seconds.
     pub compiled_start_seconds: Option<f64>,
     /// Steps after which that is regained.
     pub break_even_steps: Option<f64>,
@@ -107,6 +108,15 @@ impl std::fmt::Display for Decision {
 }
 
 impl RunPlan {
+    /// The compiler's settings, with the mode that was chosen where the config leaves that to a trial.
+    pub fn compiler(&self) -> Option<TrainingCompilerConfig> {
+        let mut compiler = self.config.compiler.clone()?;
+        if let Some(decision) = &self.decision {
+            compiler.enabled = decision.mode;
+        }
+        Some(compiler)
+    }
+
     /// The plan of the mode that `decision` names.
     #[must_use]
     pub fn decided(mut self, decision: Decision) -> Self {
@@ -131,9 +141,10 @@ pub fn decide(plan: &RunPlan) -> Result<Decision> {
             "this build has no fused operators for the device, so there is one form",
         ));
     }
-    let figures = |ops| run(plan, ops, COMPARED, Look::Figures);
-    let (native, compiled) = (figures(Ops::Plain)?, figures(plan.ops)?);
-    if let (_, Some(difference)) = compare(&native.steps, &compiled.steps, &Limits::of(plan.precision.precision)) {
+    let figures = |ops, look| run(plan, ops, COMPARED, look);
+    let (native, compiled) = (figures(Ops::Plain, Look::Figures)?, figures(plan.ops, Look::Figures)?);
+    let captured = if compiled.captures { Some(figures(plan.ops, Look::Captured)?) } else { None };
+    if let Some(difference) = report(&native, &native, &(compiled, captured))?.difference {
         return Ok(differs(&difference));
     }
     let (mut natives, mut compileds) = (Vec::new(), Vec::new());
@@ -141,14 +152,33 @@ pub fn decide(plan: &RunPlan) -> Result<Decision> {
         natives.push(run(plan, Ops::Plain, TIMED, Look::Times)?);
         compileds.push(run(plan, plan.ops, TIMED, Look::Times)?);
     }
-    Ok(judge(&natives, &compileds, plan.steps.total))
+    Ok(judge(&natives, &compileds, plan.steps.total, starts(plan)))
 }
 
 /// What a trial says where each mode has an engine of its own: `runner` makes the probes of a config, in the engine of its mode.
+/// A mode in which the device fails or its memory runs out is not taken, where the other one can be.
 ///
 /// # Errors
-/// What the run would meet.
+/// What the run would meet in both modes, or before a device is used.
 pub fn between_engines(plan: &RunPlan, runner: &mut Runner<'_>) -> Result<Decision> {
+    let mut failed = None;
+    let tried = try_engines(plan, &mut |config, steps, look| {
+        runner(config, steps, look).inspect_err(|error| failed = Some((config.compiler_mode(), error.kind())))
+    });
+    match (tried, failed) {
+        (
+            Err(error),
+            Some((CompilerMode::Compiled, ErrorKind::OutOfMemory | ErrorKind::Device | ErrorKind::NonFinite)),
+        ) => Ok(choice(CompilerMode::Native, format!("because compiled fails: {error}"))),
+        (Err(error), Some((CompilerMode::Native, ErrorKind::OutOfMemory))) => {
+            runner(&in_mode(&plan.config, CompilerMode::Compiled), COMPARED, Look::Figures)?;
+            Ok(choice(CompilerMode::Compiled, format!("because native does not fit, so nothing is compared: {error}")))
+        }
+        (tried, _) => tried,
+    }
+}
+
+fn try_engines(plan: &RunPlan, runner: &mut Runner<'_>) -> Result<Decision> {
     if let Some(difference) = parity(&plan.config, COMPARED, runner)?.difference {
         return Ok(differs(&difference));
     }
@@ -158,7 +188,12 @@ pub fn between_engines(plan: &RunPlan, runner: &mut Runner<'_>) -> Result<Decisi
         natives.push(time(CompilerMode::Native)?);
         compileds.push(time(CompilerMode::Compiled)?);
     }
-    Ok(judge(&natives, &compileds, plan.steps.total))
+    Ok(judge(&natives, &compileds, plan.steps.total, starts(plan)))
+}
+
+/// How often the compiled run of `plan` starts: on a GPU every shape of batches is compiled and recorded by itself.
+fn starts(plan: &RunPlan) -> usize {
+    if plan.device.kind == DeviceKind::Cpu { 1 } else { plan.padding_cost.shapes.clamp(1, warmup::MOST) }
 }
 
 /// The choice with which the run that `plan` continues began; none where it begins.
@@ -187,12 +222,14 @@ fn choice(mode: CompilerMode, reason: impl Into<String>) -> Decision {
     }
 }
 
-/// The rule, for probes of equal figures and a run of `steps` steps. The quickest turn of a mode counts, also for its start:
-/// what else the machine does only slows it down, and what the first turn compiled the run finds compiled.
-fn judge(natives: &[Probe], compileds: &[Probe], steps: usize) -> Decision {
+/// The rule, for probes of equal figures and a run of `steps` steps that starts `starts` times. The quickest turn of a mode
+/// counts, also for its start: what else the machine does only slows it down, and what the first turn compiled the run finds
+/// compiled.
+fn judge(natives: &[Probe], compileds: &[Probe], steps: usize, starts: usize) -> Decision {
     let least = |probes: &[Probe], of: fn(&Probe) -> f64| probes.iter().map(of).fold(f64::NAN, f64::min);
     let (native, compiled) = (least(natives, Probe::median_ms), least(compileds, Probe::median_ms));
-    let start = (least(compileds, Probe::start_seconds) - least(natives, Probe::start_seconds)).max(0.0);
+    let later = least(compileds, Probe::start_seconds) - least(natives, Probe::start_seconds);
+    let start = later.max(0.0) * starts as f64;
     let measured = format!("{compiled:.1} ms a step against {native:.1} ms native, the same figures");
     let gain = (native - compiled) / 1e3;
     let break_even = (gain > 0.0).then(|| start / gain);
@@ -232,15 +269,16 @@ mod tests {
         let native = [probe(520.0, 20.0), probe(830.0, 30.0)];
         // 1 s more at the start once what is compiled is kept, 10 ms less a step: 100 steps.
         let compiled = [probe(9510.0, 10.0), probe(1510.0, 10.0)];
-        let decision = judge(&native, &compiled, 101);
+        let decision = judge(&native, &compiled, 101, 1);
         assert_eq!((decision.mode, decision.break_even_steps), (CompilerMode::Compiled, Some(100.0)));
-        let short = judge(&native, &compiled, 99);
+        let short = judge(&native, &compiled, 99, 1);
         assert_eq!(short.mode, CompilerMode::Native);
         assert!(short.reason.contains("regained after 100 steps of 99"), "{}", short.reason);
-        let slower = judge(&compiled, &native, 1000);
+        assert_eq!(judge(&native, &compiled, 399, 4).break_even_steps, Some(400.0), "four shapes start");
+        let slower = judge(&compiled, &native, 1000, 1);
         assert_eq!((slower.mode, slower.break_even_steps), (CompilerMode::Native, None));
         assert_eq!(Decision::from_json(&decision.to_json().unwrap()).unwrap(), decision);
         // One step has no median to compare.
-        assert_eq!(judge(&[probe(1.0, f64::NAN)], &[probe(1.0, f64::NAN)], 1).mode, CompilerMode::Native);
+        assert_eq!(judge(&[probe(1.0, f64::NAN)], &[probe(1.0, f64::NAN)], 1, 1).mode, CompilerMode::Native);
     }
 }

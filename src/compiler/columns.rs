@@ -40,8 +40,12 @@ impl Column {
         columns
     }
 
-    /// Switches it off; an operator alone out of `fused`, those that are fused.
+    /// Switches it off; an operator alone out of `fused`, those that are fused. Captured steps need some of the others, so they
+    /// are not insisted on.
     pub fn switch_off(self, compiler: &mut TrainingCompilerConfig, fused: &[Operator]) {
+        if compiler.graph == Switch::On {
+            compiler.graph = Switch::Auto;
+        }
         match self {
             Self::Operators => compiler.fused_ops = Switch::Off.into(),
             Self::Operator(operator) => {

@@ -55,7 +55,7 @@ impl Watch {
         #[cfg(not(feature = "compiler"))]
         let device = Value::Null;
         let operators = operators(plan)?;
-        let parts = parts(plan.config.compiler.as_ref(), &plan.device, plan.ops, plan.captures());
+        let parts = parts(plan.compiler().as_ref(), &plan.device, plan.ops, plan.captures());
         let report = json!({
             "schema": "kiln.compiler-debug/1",
             "timings": "not comparable: compiler.debug",

@@ -57,9 +57,11 @@ impl RunPlan {
         Err(NotCaptured::run(because))
     }
 
-    /// Refuses a run that asks for captured steps and cannot have them.
+    /// Refuses a compiled run that asks for captured steps and cannot have them.
     pub(crate) fn check_graph(&self) -> Result<()> {
-        let asked = self.config.compiler.as_ref().is_some_and(|compiler| compiler.graph == Switch::On);
+        let compiler = self.config.compiler.as_ref();
+        let asked = compiler.is_some_and(|compiler| compiler.graph == Switch::On)
+            && Engine::wanted(compiler) == Engine::Compiled;
         match self.captures() {
             Err(why) if asked => {
                 Err(Error::config(format!("compiler.graph = \"on\": steps cannot be captured: {}", why.because))

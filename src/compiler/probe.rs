@@ -11,8 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use super::figures::{StepFigures, Weights, gradients};
 use crate::config::{
-    CompilerMode, DeviceKind, EvalStrategy, OnExisting, Precision, SaveStrategy, Switch, TrainingCompilerConfig,
+    CompilerMode, DeviceKind, EvalStrategy, OnExisting, Precision, Sampler, SaveStrategy, Switch,
+    TrainingCompilerConfig,
 };
+use crate::data::picks::Picks;
 use crate::error::{Error, Result};
 use crate::metrics::Record;
 use crate::plan::RunPlan;
@@ -26,7 +28,7 @@ pub enum Look {
     Figures,
     /// The same but for the gradients, which steps that are captured keep to themselves: these are captured where the run's are.
     Captured,
-    /// Loss and time of every step, as the run makes it.
+    /// Loss and time of every step, as the run makes it, but all of the first one's examples: a shape that is new takes longer.
     Times,
 }
 
@@ -70,14 +72,15 @@ pub fn run(plan: &RunPlan, ops: Ops, steps: usize, look: Look) -> Result<Probe> 
     let (precision, device) = (plan.precision.precision, plan.device.kind);
     let mut plan = rehearsal(plan, ops, folder.path());
     plan.steps.total = steps.min(plan.steps.total);
-    if look != Look::Times {
-        without_dropout(&mut plan.model_config);
-    }
     let captures = plan.captures().is_ok();
+    match look {
+        Look::Figures | Look::Captured => without_dropout(&mut plan.model_config),
+        Look::Times => repeat_first_step(&mut plan),
+    }
     let seen = Arc::new(Mutex::new(Seen::default()));
     let trainer = Trainer::new(plan)?;
     let weights = if look == Look::Times { None } else { Some(Weights::read(trainer.model())?) };
-    trainer.rehearsing().with_callback(Recorder { look, weights, seen: seen.clone() }).train()?;
+    trainer.warming_up().with_callback(Recorder { look, weights, seen: seen.clone() }).train()?;
     let mut seen = lock(&seen);
     match seen.failed.take() {
         Some(error) => Err(error),
@@ -109,6 +112,16 @@ pub(super) fn rehearsal(plan: &RunPlan, ops: Ops, folder: &Path) -> RunPlan {
     plan.steps.max_duration = None;
     (plan.logging_steps, plan.generation) = (1, None);
     plan
+}
+
+/// Every step has the examples of the first.
+fn repeat_first_step(plan: &mut RunPlan) {
+    let mut walk = plan.batch.drawn(&plan.config).order.walk();
+    let places = 0..plan.batch.global.min(plan.train.len()) as u64;
+    let examples = places.map(|place| walk.index(&*plan.train, 0, place)).collect();
+    plan.train = Arc::new(Picks::new(plan.train.clone(), examples));
+    (plan.config.data.sampler, plan.config.trainer.dataloader_drop_last) = (Sampler::Sequential, false);
+    plan.steps.per_epoch = 1;
 }
 
 /// The same model with every dropout at 0.

@@ -69,7 +69,7 @@ pub fn verdict(report: Option<&Report>, step: u64) -> Result<String> {
             "compiler.verify {place}: compiled differs from native in {} steps from here: {difference}",
             report.steps
         ))
-        .help("`kiln bisect FILE` finds the operator; until then train with --compiler native")),
+        .help("`kiln bisect FILE` finds what is to blame; until then train with --compiler native")),
     }
 }
 

@@ -17,6 +17,7 @@ use super::probe::rehearsal;
 use crate::config::{CompilerMode, DeviceKind, EvalStrategy, Sampler, Switch};
 use crate::data::collate::collate;
 use crate::data::padding::{Batches, Padding};
+use crate::data::picks::Picks;
 use crate::data::sampler::Order;
 use crate::data::{Dataset, Example};
 use crate::engine::Engine;
@@ -28,7 +29,7 @@ use crate::signals;
 use crate::trainer::{Callback, Control, Progress, Shape, Trainer};
 
 /// Shapes that are warmed at most where every batch has a length of its own.
-const MOST: usize = 12;
+pub(super) const MOST: usize = 12;
 
 /// Batches that are looked at: more say nothing new.
 const MAX_BATCHES: usize = 4096;
@@ -47,9 +48,8 @@ pub struct Warmed {
 
 /// Whether the run of `plan`, whose mode has been settled, begins with the stage.
 pub fn is_wanted(plan: &RunPlan) -> bool {
-    let Some(compiler) = &plan.config.compiler else { return false };
-    let mode = plan.decision.as_ref().map_or(compiler.enabled, |decision| decision.mode);
-    mode == CompilerMode::Compiled && is_on(compiler.warmup, plan.device.kind)
+    let compiled = plan.compiler().filter(|compiler| compiler.enabled == CompilerMode::Compiled);
+    compiled.is_some_and(|compiler| is_on(compiler.warmup, plan.device.kind))
 }
 
 /// Whether `compiler.warmup` comes to "on" for a compiled run on `kind`: `auto` where something is compiled or tuned.
@@ -96,14 +96,14 @@ pub fn run(plan: &RunPlan, say: &Say) -> Result<Warmed> {
     warm.steps.total = train.batches.len() + 1;
     // The guard does not wait for a loss that changes.
     warm.steps.per_epoch = 1;
-    warm.train = Arc::new(Picks::new(&plan.train, &train.batches, warm.batch.accumulation, plan.batch.micro));
+    warm.train = Arc::new(picks(&plan.train, &train.batches, warm.batch.accumulation, plan.batch.micro));
     warm.config.data.sampler = Sampler::Sequential;
     warm.config.trainer.dataloader_drop_last = false;
     warm.config.trainer.metric_for_best_model = None;
     warm.config.trainer.early_stopping_patience = None;
     if let (Some(found), Some(data)) = (&evaluation, &plan.validation) {
         let size = trainer.per_device_eval_batch_size;
-        warm.validation = Some(Arc::new(Picks::new(data, &found.batches, 1, size)));
+        warm.validation = Some(Arc::new(picks(data, &found.batches, 1, size)));
         warm.config.trainer.eval_strategy = EvalStrategy::Steps;
         warm.eval_steps = warm.steps.total;
     }
@@ -237,39 +237,14 @@ fn of_every_length(data: &Arc<dyn Dataset>, size: usize, padding: &Padding) -> V
     found
 }
 
-/// The examples of batches one after the other, as a dataset that is read in order.
-struct Picks {
-    data: Arc<dyn Dataset>,
-    examples: Vec<usize>,
-}
-
-impl Picks {
-    /// Each full batch `times` times; one of fewer than `size` examples, the last, once.
-    fn new(data: &Arc<dyn Dataset>, batches: &[PickedBatch], times: usize, size: usize) -> Self {
-        let all = batches.iter().flat_map(|batch| {
-            let times = if batch.examples.len() == size { times } else { 1 };
-            std::iter::repeat_n(&batch.examples, times).flatten().copied()
-        });
-        Self { data: data.clone(), examples: all.collect() }
-    }
-}
-
-impl Dataset for Picks {
-    fn len(&self) -> usize {
-        self.examples.len()
-    }
-
-    fn get(&self, index: usize, _epoch: u64) -> Result<Example> {
-        self.data.get(self.examples[index], 0)
-    }
-
-    fn len_of(&self, index: usize) -> usize {
-        self.data.len_of(self.examples[index])
-    }
-
-    fn max_len(&self) -> usize {
-        self.examples.iter().map(|index| self.data.len_of(*index)).max().unwrap_or(0)
-    }
+/// The examples of `batches` one after the other: each full batch `times` times; one of fewer than `size` examples, the last,
+/// once.
+fn picks(data: &Arc<dyn Dataset>, batches: &[PickedBatch], times: usize, size: usize) -> Picks {
+    let all = batches.iter().flat_map(|batch| {
+        let times = if batch.examples.len() == size { times } else { 1 };
+        std::iter::repeat_n(&batch.examples, times).flatten().copied()
+    });
+    Picks::new(data.clone(), all.collect())
 }
 
 /// Tells how far the stage has come: every step of it is a shape, but for the last.
@@ -338,7 +313,7 @@ mod tests {
         let data: Arc<dyn Dataset> = Arc::new(Lengths(vec![8; 10]));
         let draw = Batches { size: 4, order: Order::SEQUENTIAL, drop_last: false };
         let found = batches(&data, draw, &Padding::default(), 0).unwrap();
-        let picks = Picks::new(&data, &found.batches, 2, 4);
+        let picks = picks(&data, &found.batches, 2, 4);
         assert_eq!((picks.len(), picks.max_len()), (4 + 4 + 2, 8));
         let without = Batches { drop_last: true, ..draw };
         assert_eq!(batches(&data, without, &Padding::default(), 0).unwrap().batches.len(), 1);

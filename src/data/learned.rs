@@ -71,6 +71,11 @@ mod tests {
         };
         let files = learn(264);
         assert_eq!((files.len(), learn(264)), (1, files.clone()), "nothing but the file, which is found again");
+        let corpus = Corpus::open(&[text.display().to_string()], Documents::File).unwrap();
+        let other = Tokenizer::train_bpe(&corpus, 260, 1).unwrap();
+        std::fs::write(&files[0], other.to_json().unwrap()).unwrap();
+        let read = learned_bpe_in(&kept, &corpus, 264, 1).unwrap();
+        assert_eq!(read.content_hash(), other.content_hash(), "what is kept is read, not learned");
         std::fs::write(&files[0], "{\"model\": ").unwrap();
         assert_eq!(learn(264), files, "a damaged one is made again");
         assert_eq!((learn(262).len(), learn(264).len()), (2, 2), "another size is another tokenizer");

@@ -14,6 +14,7 @@ pub mod loader;
 pub mod masking;
 pub mod padding;
 pub mod paths;
+pub mod picks;
 pub mod pieces;
 pub mod rows;
 pub mod sampler;

@@ -161,6 +161,8 @@ mod tests {
         let mut seen = Vec::new();
         while let Some(half) = plan.halved() {
             assert_eq!((half.micro * half.accumulation, half.global, half.piece), (480, 480, 480));
+            let order = |plan: &BatchPlan| plan.drawn(&RunConfig::default()).order;
+            assert_eq!((order(&half), order(&half).step), (order(&plan), 480), "the same examples in every step");
             seen.push(half.micro);
             plan = half;
         }

@@ -65,7 +65,7 @@ fn write_bundle(
     let target = folder.path().join(FOLDER);
     let io = |path: &Path, error: &std::io::Error| Error::io(format!("write {}", path.display()), error);
     fs::create_dir_all(&target).map_err(|error| io(&target, &error))?;
-    let parts = compiler::parts(plan.config.compiler.as_ref(), &plan.device, plan.ops, plan.captures());
+    let parts = compiler::parts(plan.compiler().as_ref(), &plan.device, plan.ops, plan.captures());
     let report = json!({
         "error": error.to_string(),
         "exit_code": error.exit_code(),

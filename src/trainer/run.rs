@@ -174,7 +174,7 @@ impl Trainer {
     /// The check of the compiler before the first step, and how long it took; none where nobody asked, or where it has been
     /// made.
     fn verify_start(&mut self, checkpoint: Option<&Checkpoint>) -> Result<Option<Duration>> {
-        if verify::of(self.plan.config.compiler.as_ref()) == Verify::Off || self.is_verified {
+        if verify::of(self.plan.compiler().as_ref()) == Verify::Off || self.is_verified {
             return Ok(None);
         }
         if self.plan.device.kind != DeviceKind::Cpu {
@@ -193,7 +193,7 @@ impl Trainer {
 
     /// Whether a check of the compiler follows step `step`.
     pub(super) fn verifies_after(&self, step: u64) -> bool {
-        matches!(verify::of(self.plan.config.compiler.as_ref()), Verify::Every(steps) if step.is_multiple_of(steps))
+        matches!(verify::of(self.plan.compiler().as_ref()), Verify::Every(steps) if step.is_multiple_of(steps))
     }
 
     /// The check of the compiler from the weights that the run has now. When it fails, checkpoints since the last one that
