@@ -197,11 +197,8 @@ impl BertModel {
         layer.output.forward(inner, attended, train, compute)
     }
 
-    /// The pooled first token of each sequence, `[batch * seq, hidden_size] -> [batch, hidden_size]`; the first token
-    /// as it is when the model has no pooler.
-    pub fn pooled(&self, x: Tensor<2>, batch: usize, train: bool) -> Tensor<2> {
-        let [rows, d] = x.dims();
-        let first = x.reshape([batch, rows / batch, d]).slice([0..batch, 0..1, 0..d]).reshape([batch, d]);
+    /// The first tokens of the sequences pooled, `[batch, hidden_size]` -> the same; as they are when the model has no pooler.
+    pub fn pooled(&self, first: Tensor<2>, train: bool) -> Tensor<2> {
         match &self.pooler {
             Some(pooler) => {
                 let first = dropout(first, pooler.dropout, train, self.compute.ops());

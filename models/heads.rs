@@ -199,7 +199,7 @@ impl Model {
         self.has_vocabulary_projection().then(|| self.head_projection(self.hidden(&input, train))).flatten()
     }
 
-    /// What the last block gives, before the head: `[batch * seq, width]`.
+    /// What the last block gives, before the head: a row for each that [`embed`](Self::embed) gives.
     fn hidden(&self, input: &ModelInput, train: bool) -> Tensor<2> {
         let [batch, _] = input.input_ids.dims();
         let mask = self.mask(input);
@@ -207,7 +207,7 @@ impl Model {
         (0..self.num_blocks()).fold(x, |x, index| self.block(index, x, batch, &mask, train))
     }
 
-    /// The head on what the last block gave, `x [batch * seq, width]`: the logits of [`forward`](Self::forward).
+    /// The head on what the last block gave, `x [batch * seq, width]` or fewer rows as [`embed`](Self::embed) has it: the logits of [`forward`](Self::forward).
     pub fn head(&self, x: Tensor<2>, input: &ModelInput, train: bool) -> Tensor<2> {
         let [batch, seq] = input.input_ids.dims();
         match self {
@@ -232,13 +232,25 @@ impl Model {
             Self::BertClassification(model)
             | Self::RobertaClassification(model)
             | Self::DistilBertClassification(model) => {
-                let pooled = dropout(model.bert.pooled(x, batch, train), model.dropout, train);
+                let first = match self.unpadded(input) {
+                    Some(rows) => rows.first(self, x),
+                    None => {
+                        let d = x.dims()[1];
+                        x.reshape([batch, seq, d]).slice([0..batch, 0..1, 0..d]).reshape([batch, d])
+                    }
+                };
+                let pooled = dropout(model.bert.pooled(first, train), model.dropout, train);
                 model.classifier.forward(pooled, model.bert.compute)
             }
             Self::BertSpan(model) | Self::RobertaSpan(model) | Self::DistilBertSpan(model) => {
                 model.qa_outputs.forward(dropout(x, model.dropout, train), model.bert.compute)
             }
         }
+    }
+
+    /// Whether the head reads the first token of each sequence and nothing else.
+    pub(crate) fn reads_first_tokens(&self) -> bool {
+        matches!(self, Self::BertClassification(_) | Self::RobertaClassification(_) | Self::DistilBertClassification(_))
     }
 
     fn has_vocabulary_projection(&self) -> bool {

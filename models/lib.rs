@@ -36,6 +36,7 @@ mod heads;
 pub mod layers;
 pub mod ops;
 pub mod stages;
+mod unpadded;
 mod variant;
 pub mod weights;
 

@@ -16,12 +16,17 @@ impl Model {
         }
     }
 
-    /// What the first block reads: `[batch * seq, width]`.
+    /// What the first block reads: `[batch * seq, width]`, or without the rows of padding where nothing needs them (a BERT that
+    /// classifies, fused, on the CPU).
     pub fn embed(&self, input: &ModelInput, train: bool) -> Tensor<2> {
         let ids = input.input_ids.clone();
-        match self.body() {
+        let x = match self.body() {
             Body::Gpt2(model) => model.embed(ids, 0, train),
             Body::Bert(model) => model.embed(ids, input.token_type_ids.clone(), train),
+        };
+        match self.unpadded(input) {
+            Some(rows) => rows.tokens(self, x),
+            None => x,
         }
     }
 
@@ -29,13 +34,16 @@ impl Model {
     pub fn mask(&self, input: &ModelInput) -> Mask {
         let (seq, device) = (input.input_ids.dims()[1], input.input_ids.device());
         let attention_mask = input.attention_mask.clone();
+        if let (Some(_), Some(mask)) = (self.unpadded(input), &attention_mask) {
+            return Mask::unpadded(mask.clone());
+        }
         match self.body() {
             Body::Gpt2(model) => model.mask(seq, attention_mask, &device),
             Body::Bert(model) => model.mask(seq, attention_mask, &device),
         }
     }
 
-    /// Block `index` of [`num_blocks`](Self::num_blocks): `[batch * seq, width]` -> the same.
+    /// Block `index` of [`num_blocks`](Self::num_blocks): rows as [`embed`](Self::embed) gives them -> the same.
     ///
     /// # Panics
     /// For a block that the model does not have.

@@ -1,12 +1,12 @@
 //! Attention on the CPU: every head of every sequence is a task of its own; within it, blocks of query rows go through
 //! scores, softmax and product one after the other, in memory that stays in the cache. A causal block stops at its last
-//! row, so about half of the products are never computed.
+//! row, so about half of the products are never computed. Sequences need not have the same length.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
 use burn::backend::Flex;
 use rayon::prelude::*;
 
-use super::{AttentionKernel, Inputs, Parts, SavedOf, Settings};
+use super::{AttentionKernel, Inputs, Parts, Rows, SavedOf, Settings};
 use crate::ops::dropout::{Keep, KeepRow};
 use crate::ops::flex::{self, FlexTensor, Matrix, Output, Shared, multiply_raw};
 use crate::ops::simd::{exp_shifted, max, sum_pairs, vectorised};
@@ -26,16 +26,22 @@ struct Operand<'a> {
 /// The sizes of one call.
 #[derive(Clone, Copy)]
 struct Sizes {
-    batch: usize,
+    rows: usize,
     heads: usize,
-    seq: usize,
     head_dim: usize,
+}
+
+/// The rows of one sequence.
+#[derive(Clone, Copy)]
+struct Sequence {
+    start: usize,
+    len: usize,
 }
 
 /// One head of one sequence.
 #[derive(Clone, Copy)]
 struct Head {
-    sequence: usize,
+    sequence: Sequence,
     head: usize,
     sizes: Sizes,
 }
@@ -49,12 +55,12 @@ impl Head {
 
     /// Index of the first element of row `row`.
     fn element(&self, offset: usize, row_stride: usize, row: usize) -> usize {
-        (self.sequence * self.sizes.seq + row) * row_stride + offset + self.head * self.sizes.head_dim
+        (self.sequence.start + row) * row_stride + offset + self.head * self.sizes.head_dim
     }
 
-    /// Index of this head among all.
-    fn index(&self) -> usize {
-        self.sequence * self.sizes.heads + self.head
+    /// Index of this head's first row among the rows of all heads, sequence by sequence.
+    fn first_row(&self) -> usize {
+        self.sizes.heads * self.sequence.start + self.head * self.sequence.len
     }
 }
 
@@ -96,6 +102,7 @@ impl<'a> Visible<'a> {
 /// What is the same for all heads of a call.
 struct Call<'a> {
     sizes: Sizes,
+    sequences: Vec<Sequence>,
     settings: Settings,
     query: Operand<'a>,
     key: Operand<'a>,
@@ -124,36 +131,61 @@ impl<'a> Call<'a> {
             }
         };
         let Settings { batch, heads, .. } = settings;
-        let sizes = Sizes { batch, heads, seq: rows / batch, head_dim: width / heads };
-        let keys = settings.padded.then(|| flex::booleans(&inputs.keys));
+        let sizes = Sizes { rows, heads, head_dim: width / heads };
+        let sequences = match settings.rows {
+            Rows::Full | Rows::Padded => {
+                let len = rows / batch;
+                (0..batch).map(|sequence| Sequence { start: sequence * len, len }).collect()
+            }
+            Rows::Unpadded => {
+                let keys = flex::booleans(&inputs.keys);
+                let shown = keys.chunks_exact(keys.len() / batch).map(|keys| keys.iter().filter(|key| **key).count());
+                let sequences = shown.scan(0, |start, len| {
+                    *start += len;
+                    Some(Sequence { start: *start - len, len })
+                });
+                sequences.collect::<Vec<_>>()
+            }
+        };
+        // What is written is written by sequence, so they have to be all rows, no more and no fewer.
+        assert_eq!(
+            sequences.last().map_or(0, |last| last.start + last.len),
+            rows,
+            "rows of an attention and of its mask"
+        );
+        let keys = (settings.rows == Rows::Padded).then(|| flex::booleans(&inputs.keys));
         let keep = (settings.dropout > 0.0).then(|| Keep::new(&inputs.seed, settings.dropout));
-        Self { sizes, settings, query, key, value, keys, keep }
+        Self { sizes, sequences, settings, query, key, value, keys, keep }
     }
 
     /// Runs `f` for every head, with scratch memory for two blocks of scores.
     fn for_each_head(&self, f: impl Fn(Head, Visible<'_>, &mut [f32], &mut [f32]) + Sync) {
-        let Sizes { batch, heads, seq, .. } = self.sizes;
-        let block = self.block() * seq;
-        (0..batch * heads).into_par_iter().for_each_init(
+        let heads = self.sizes.heads;
+        let block = self.sequences.iter().map(|sequence| block(sequence.len) * sequence.len).max().unwrap_or(0);
+        (0..self.sequences.len() * heads).into_par_iter().for_each_init(
             || vec![0.0f32; 2 * block],
             |scratch, index| {
-                let head = Head { sequence: index / heads, head: index % heads, sizes: self.sizes };
-                let keys = self.keys.as_ref().map(|keys| &keys[head.sequence * seq..][..seq]);
+                let head = Head { sequence: self.sequences[index / heads], head: index % heads, sizes: self.sizes };
+                let Sequence { start, len } = head.sequence;
+                if len == 0 {
+                    return;
+                }
+                let keys = self.keys.as_ref().map(|keys| &keys[start..][..len]);
                 let (first, second) = scratch.split_at_mut(block);
-                f(head, Visible::new(self.settings.causal, keys, seq), first, second);
+                f(head, Visible::new(self.settings.causal, keys, len), first, second);
             },
         );
     }
 
-    /// Query rows in a block.
-    fn block(&self) -> usize {
-        (BLOCK_ELEMENTS / self.sizes.seq).clamp(16, 128).min(self.sizes.seq)
-    }
-
     /// The dropout of row `row` of a head.
     fn keep(&self, head: Head) -> Option<(Keep, usize)> {
-        self.keep.map(|keep| (keep, head.index() * self.sizes.seq))
+        self.keep.map(|keep| (keep, head.first_row()))
     }
+}
+
+/// Query rows in a block of a sequence of `len` rows.
+fn block(len: usize) -> usize {
+    (BLOCK_ELEMENTS / len.max(1)).clamp(16, 128).min(len)
 }
 
 fn row_major(qkv: &Parts<FlexTensor>) -> Parts<FlexTensor> {
@@ -167,18 +199,19 @@ impl AttentionKernel for Flex {
     fn forward(inputs: &Inputs<FlexTensor, FlexTensor, FlexTensor>) -> (FlexTensor, FlexTensor) {
         let qkv = row_major(&inputs.qkv);
         let call = Call::new(inputs, &qkv);
-        let Sizes { batch, heads, seq, head_dim } = call.sizes;
+        let Sizes { rows, heads, head_dim } = call.sizes;
         let width = heads * head_dim;
-        let mut lse = vec![0.0f32; batch * heads * seq];
+        let mut lse = vec![0.0f32; heads * rows];
         let lse_at = Shared(lse.as_mut_ptr());
         // SAFETY: every head writes all rows of its own columns of `out` and its own part of `lse`, and the heads together
         // are all columns of all sequences.
         let out = unsafe {
-            flex::written(batch * seq * width, |out| {
+            flex::written(rows * width, |out| {
                 let out = Shared(out.as_mut_ptr().cast());
                 call.for_each_head(|head, visible, scores, _| {
-                    for from in (0..seq).step_by(call.block()) {
-                        let to = (from + call.block()).min(seq);
+                    let (seq, block) = (head.sequence.len, block(head.sequence.len));
+                    for from in (0..seq).step_by(block) {
+                        let to = (from + block).min(seq);
                         let keys = visible.width(from, to);
                         let scores = &mut scores[..(to - from) * keys];
                         let (query, key) = (head.rows(call.query, from, to), head.rows(call.key, 0, keys));
@@ -191,7 +224,7 @@ impl AttentionKernel for Flex {
                             Output::Overwrite,
                             false,
                         );
-                        let lse = std::slice::from_raw_parts_mut(lse_at.at(head.index() * seq + from), to - from);
+                        let lse = std::slice::from_raw_parts_mut(lse_at.at(head.first_row() + from), to - from);
                         softmax_rows(scores, keys, lse, from, visible, call.keep(head));
                         let weights = Matrix::new(scores, to - from, keys);
                         let out = out.at(head.element(0, width, from));
@@ -208,21 +241,21 @@ impl AttentionKernel for Flex {
                 });
             })
         };
-        (flex::tensor(out, [batch * seq, width]), flex::tensor(lse, [batch, heads, seq]))
+        (flex::tensor(out, [rows, width]), flex::tensor(lse, [heads * rows]))
     }
 
     fn backward(saved: SavedOf<Self>, dout: FlexTensor) -> Parts<FlexTensor> {
         let qkv = row_major(&saved.inputs.qkv);
         let call = Call::new(&saved.inputs, &qkv);
-        let Sizes { batch, heads, seq, head_dim } = call.sizes;
+        let Sizes { rows, heads, head_dim } = call.sizes;
         let width = heads * head_dim;
-        let (rows, dout) = (batch * seq, flex::row_major(dout));
+        let dout = flex::row_major(dout);
         let dout = Operand { values: flex::values(&dout), offset: 0, row_stride: width };
         let lse = flex::values(&saved.lse);
         let run = |targets: [Target; 3]| {
             call.for_each_head(|head, visible, weights, dscores| {
-                let lse = &lse[head.index() * seq..][..seq];
-                // SAFETY: every head writes its own columns of the three targets, which cover all of `seq` rows each.
+                let lse = &lse[head.first_row()..][..head.sequence.len];
+                // SAFETY: every head writes its own columns of the three targets in all rows of its sequence.
                 unsafe { backward_head(&call, head, visible, dout, lse, weights, dscores, targets) }
             });
         };
@@ -285,15 +318,15 @@ unsafe fn backward_head(
     dscores: &mut [f32],
     [dq, dk, dv]: [Target; 3],
 ) {
-    let (seq, scale) = (call.sizes.seq, call.settings.scale);
+    let (seq, scale) = (head.sequence.len, call.settings.scale);
     let at = |target: Target, row: usize| {
         // SAFETY: the element is one of this head's, which the caller vouches for.
         unsafe { target.at.at(head.element(target.offset, target.row_stride, row)) }
     };
     // The last block first: it needs all keys, so it overwrites dK and dV whole, and the others add to them.
-    let starts = (0..seq).step_by(call.block()).rev();
+    let starts = (0..seq).step_by(block(seq)).rev();
     for (i, from) in starts.enumerate() {
-        let to = (from + call.block()).min(seq);
+        let to = (from + block(seq)).min(seq);
         let keys = if i == 0 { seq } else { visible.width(from, to) };
         let into = if i == 0 { Output::Overwrite } else { Output::Add };
         let (query, key) = (head.rows(call.query, from, to), head.rows(call.key, 0, keys));

@@ -42,8 +42,8 @@ pub struct Mask(Form);
 enum Form {
     /// True where a key is hidden, `[batch or 1, 1, seq or 1, seq]`; none when all are seen.
     Plain(Option<Tensor<4, Bool>>),
-    /// `keys [batch, seq]`, true = attend; `[1, 1]` and unread unless `padded`.
-    Fused { causal: bool, padded: bool, keys: Tensor<2, Bool> },
+    /// `keys [batch, seq]`, true = attend; `[1, 1]` and unread where no token is padding.
+    Fused { causal: bool, rows: Rows, keys: Tensor<2, Bool> },
 }
 
 impl Mask {
@@ -51,9 +51,9 @@ impl Mask {
     /// attend) hides padding. A query that sees no key at all attends evenly to all of them, as in `transformers`.
     pub fn new(seq: usize, causal: bool, attention_mask: Option<Tensor<2, Bool>>, device: &Device, ops: Ops) -> Self {
         Self(match (ops.form(Operator::Attention), causal, attention_mask) {
-            (OpForm::Fused, causal, Some(keys)) => Form::Fused { causal, padded: true, keys },
+            (OpForm::Fused, causal, Some(keys)) => Form::Fused { causal, rows: Rows::Padded, keys },
             (OpForm::Fused, causal, None) => {
-                Form::Fused { causal, padded: false, keys: Tensor::full([1, 1], true, device) }
+                Form::Fused { causal, rows: Rows::Full, keys: Tensor::full([1, 1], true, device) }
             }
             (OpForm::Plain, false, mask) => Form::Plain(mask.map(padding_mask)),
             (OpForm::Plain, true, None) => Form::Plain(Some(causal_mask(seq, 0, device))),
@@ -64,6 +64,25 @@ impl Mask {
             }
         })
     }
+}
+
+impl Mask {
+    /// A mask for rows of which only those that `attention_mask [batch, seq]` (true = attend) shows are there, one sequence
+    /// after the other: each attends to all of its own sequence. The fused form on the CPU alone.
+    pub fn unpadded(attention_mask: Tensor<2, Bool>) -> Self {
+        Self(Form::Fused { causal: false, rows: Rows::Unpadded, keys: attention_mask })
+    }
+}
+
+/// Which rows there are for the keys of a mask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rows {
+    /// All, and the mask shows all of them.
+    Full,
+    /// All, and the mask hides some.
+    Padded,
+    /// Those that the mask shows.
+    Unpadded,
 }
 
 /// The sizes and settings of one attention.
@@ -83,11 +102,11 @@ pub struct Attention {
 
 impl Attention {
     /// `softmax(scale q k^T) v` for every head (Vaswani et al. 2017), softmax in f32, dropout on its weights:
-    /// `[batch * seq, heads * head_dim]`. The form is that of `mask`.
+    /// `[batch * seq, heads * head_dim]`, or as many rows as an [unpadded](Mask::unpadded) `mask` shows. The form is the mask's.
     pub fn forward(self, qkv: Qkv, mask: &Mask) -> Tensor<2> {
         match &mask.0 {
             Form::Plain(hidden) => self.plain(qkv, hidden.clone()),
-            Form::Fused { causal, padded, keys } => self.fused(qkv, *causal, *padded, keys.clone()),
+            Form::Fused { causal, rows, keys } => self.fused(qkv, *causal, *rows, keys.clone()),
         }
     }
 
@@ -105,10 +124,10 @@ impl Attention {
         merge_heads(crate::layers::attention(query, key, value, hidden, self.scale, self.dropout, self.train))
     }
 
-    fn fused(self, qkv: Qkv, causal: bool, padded: bool, keys: Tensor<2, Bool>) -> Tensor<2> {
+    fn fused(self, qkv: Qkv, causal: bool, rows: Rows, keys: Tensor<2, Bool>) -> Tensor<2> {
         let dropout = if self.train { self.dropout } else { 0.0 };
         let settings =
-            Settings { batch: self.batch, heads: self.heads, scale: self.scale as f32, causal, padded, dropout };
+            Settings { batch: self.batch, heads: self.heads, scale: self.scale as f32, causal, rows, dropout };
         let (seed, keys) = (seed_for(dropout, &keys.device()).into_dispatch(), keys.into_dispatch());
         Tensor::from_dispatch(match qkv {
             Qkv::Packed(qkv) => <Dispatch as AttentionOp>::packed(qkv.into_dispatch(), keys, seed, settings),
@@ -127,8 +146,8 @@ pub(super) struct Settings {
     pub heads: usize,
     pub scale: f32,
     pub causal: bool,
-    /// Whether the mask of keys hides any.
-    pub padded: bool,
+    /// Which rows there are for the keys of the mask.
+    pub rows: Rows,
     /// Probability that a weight is zeroed; 0 without training.
     pub dropout: f64,
 }
@@ -174,7 +193,7 @@ pub(super) type InputsOf<B> = Inputs<FloatTensor<B>, IntTensor<B>, BoolTensor<B>
 #[derive(Debug, Clone)]
 pub(super) struct Saved<F, I, B> {
     pub inputs: Inputs<F, I, B>,
-    /// Logarithm of the sum of the exponentials of each row's scores, `[batch, heads, seq]`.
+    /// Logarithm of the sum of the exponentials of each row's scores, a number for each row of each head.
     pub lse: F,
 }
 

@@ -8,7 +8,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::super::attention::{AttentionKernel, InputsOf, Parts, SavedOf};
+use super::super::attention::{AttentionKernel, InputsOf, Parts, Rows, SavedOf};
 use super::dropout::{factor, scale, threshold};
 use super::rows::{cube_max, cube_sum};
 use super::{Cube, FusedTensor, Kernels, Scores, buffer, by_row, empty, lanes, own};
@@ -55,7 +55,7 @@ impl Split {
             by: Scores {
                 scale: settings.scale,
                 causal: settings.causal,
-                padded: settings.padded,
+                padded: settings.rows == Rows::Padded,
                 dropout: settings.dropout,
                 first: 0,
             },

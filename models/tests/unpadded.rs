@@ -1,0 +1,113 @@
+//! Padding that nobody reads is not computed: a fused BERT that classifies gives the logits and the gradients of the plain
+//! one, which computes every row.
+#![allow(clippy::unwrap_used)]
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use kiln_models::{Head, Model, ModelConfig, ModelInput, ModelType, Ops};
+use serde_json::json;
+
+const WIDTH: usize = 16;
+
+fn model(kind: ModelType, head: Head, device: &Device) -> Model {
+    let fields = match kind {
+        ModelType::DistilBert => json!({"n_layers": 2, "n_heads": 2, "dim": WIDTH, "hidden_dim": 32,
+            "max_position_embeddings": 12, "vocab_size": 40, "num_labels": 3, "dropout": 0.0, "attention_dropout": 0.0,
+            "seq_classif_dropout": 0.0}),
+        _ => json!({"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": WIDTH, "intermediate_size": 32,
+            "max_position_embeddings": 12, "vocab_size": 40, "num_labels": 3, "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0}),
+    };
+    let mut fields = fields.as_object().unwrap().clone();
+    fields.insert("initializer_range".into(), json!(0.3)); // large enough that every token matters
+    device.seed(3);
+    let model = Model::new(&ModelConfig::from_fields(kind, &fields).unwrap(), head, device).unwrap();
+    model.forward(input(&[&[true; 3]]), false); // its weights are drawn when they are first used
+    model
+}
+
+/// Rows of 3 tokens and more with this mask.
+fn input(mask: &[&[bool]]) -> ModelInput {
+    let (rows, seq) = (mask.len(), mask[0].len());
+    let ids = (0..rows * seq).map(|i| (i * 7 % 37) as i32 + 2).collect::<Vec<_>>();
+    let device = Device::flex();
+    let mask = Tensor::<2, Bool>::from_data(TensorData::new(mask.concat(), [rows, seq]), &device);
+    let input_ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [rows, seq]), &device);
+    ModelInput { input_ids, attention_mask: Some(mask), token_type_ids: None, last_token: None }
+}
+
+struct Gradients<'a>(&'a GradientsParams, Vec<Vec<f32>>);
+
+impl ModuleVisitor for Gradients<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = self.0.get::<D>(param.id) {
+            self.1.push(gradient.into_data().try_to_vec().unwrap());
+        }
+    }
+}
+
+/// Logits, how many rows go through the layers, and the gradients of all parameters.
+fn computed(model: &Model, input: &ModelInput) -> (Vec<f32>, usize, Vec<Vec<f32>>) {
+    let rows = model.embed(input, true).dims()[0];
+    let logits = model.forward(input.clone(), true);
+    let grads = GradientsParams::from_grads((logits.clone().powf_scalar(2.0)).sum().backward(), model);
+    let mut gradients = Gradients(&grads, Vec::new());
+    model.visit(&mut gradients);
+    (logits.into_data().try_to_vec().unwrap(), rows, gradients.1)
+}
+
+fn relative_l2(a: &[f32], b: &[f32]) -> f64 {
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let size = norm(&mut b.iter().map(|x| f64::from(*x)));
+    norm(&mut a.iter().zip(b).map(|(a, b)| f64::from(a - b))) / size.max(1e-12)
+}
+
+#[test]
+fn what_is_left_out_changes_nothing() {
+    let (t, f) = (true, false);
+    let masks: [(&[&[bool]], usize); 5] = [
+        // Padding on the right, one token, none, and a gap in the middle.
+        (&[&[t, t, f, f, f], &[t, f, f, f, f], &[t, t, t, t, t]], 8),
+        (&[&[t, t, f, t, f], &[t, t, t, f, f]], 6),
+        (&[&[t, f, f]], 1),
+        // Nothing to leave out.
+        (&[&[t, t, t], &[t, t, t]], 6),
+        // A first token that is masked is read: all rows stay.
+        (&[&[f, t, t, t], &[t, t, f, f]], 8),
+    ];
+    for kind in [ModelType::Bert, ModelType::Roberta, ModelType::DistilBert] {
+        let device = Device::flex().autodiff();
+        let plain = model(kind, Head::SequenceClassification, &device);
+        let fused = plain.clone().with_ops(Ops::fused(&device).unwrap());
+        for (mask, tokens) in masks {
+            let input = input(mask);
+            let ((expected, all, expected_gradients), (logits, rows, gradients)) =
+                (computed(&plain, &input), computed(&fused, &input));
+            assert_eq!((all, rows), (mask.len() * mask[0].len(), tokens), "{kind:?} {mask:?}");
+            // Sums in another order over 2 layers: some 2^-24 of each of a few dozen terms.
+            assert!(relative_l2(&logits, &expected) < 1e-5, "{kind:?} {mask:?}");
+            assert_eq!(gradients.len(), expected_gradients.len());
+            let largest = expected_gradients.iter().flatten().fold(0.0f32, |most, x| most.max(x.abs()));
+            for (gradient, expected) in gradients.iter().zip(&expected_gradients) {
+                // Of a key's bias the gradient is 0, and what rounding leaves of it compares with nothing.
+                let size = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+                assert!(size < 1e-5 * largest || relative_l2(gradient, expected) < 1e-4, "{kind:?} {mask:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn heads_that_read_every_token_keep_every_row() {
+    let device = Device::flex().autodiff();
+    for head in [Head::MaskedLm, Head::QuestionAnswering] {
+        let model = model(ModelType::Bert, head, &device).with_ops(Ops::fused(&device).unwrap());
+        let input = input(&[&[true, true, false, false], &[true; 4]]);
+        assert_eq!(
+            (model.embed(&input, true).dims(), model.forward(input, true).dims()[0]),
+            ([8, WIDTH], 8),
+            "{head:?}"
+        );
+    }
+}
