@@ -59,6 +59,7 @@ impl Unpadded {
 
     /// The first token of each sequence: `[tokens, width] -> [batch, width]`.
     pub(crate) fn first(self, model: &Model, x: Tensor<2>) -> Tensor<2> {
+        assert_eq!(x.dims()[0], self.attended.dims()[0], "rows of the last block, of `embed` of the same input");
         embedding(x, self.first, None, model.ops())
     }
 }

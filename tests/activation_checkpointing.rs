@@ -16,6 +16,7 @@ fn runs_are_the_same() {
         ("mlm", "native", "bf16"),
         ("question-answering", "native", "f32"),
         ("sequence-classification", "compiled", "bf16"),
+        ("sequence-classification", "compiled", "f32"),
     ] {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), task);

@@ -100,7 +100,7 @@ pub fn run_trial(file: &Path, out: &Path) -> Result<()> {
 }
 
 /// The longest examples of a dataset, as many as a batch has and the same for each of its batches. Where lengths differ, one
-/// is shorter, so that there is padding and a mask for it.
+/// is shorter, by as little as can be, so that there is padding and a mask for it.
 struct Longest {
     data: Arc<dyn Dataset>,
     indices: Vec<usize>,
@@ -109,21 +109,18 @@ struct Longest {
 
 impl Longest {
     fn new(data: Arc<dyn Dataset>, batch: usize, repeats: usize) -> Self {
-        let (longest, mut shortest) = (data.max_len(), 0);
+        let (longest, mut shorter) = (data.max_len(), None);
         let mut heap = BinaryHeap::new(); // the shortest of those that are kept on top
         for index in 0..data.len() {
             let length = data.len_of(index);
-            if length < data.len_of(shortest) {
-                shortest = index;
+            if length < longest {
+                shorter = shorter.max(Some((length, index)));
             }
             heap.push(Reverse((length, index)));
             if heap.len() > batch {
                 heap.pop();
             }
             let full = heap.len() == batch && heap.peek().is_some_and(|Reverse((least, _))| *least == longest);
-            if full && data.len_of(shortest) < longest {
-                break;
-            }
             if full && index >= batch + SAME {
                 break;
             }
@@ -132,8 +129,10 @@ impl Longest {
         kept.sort_unstable();
         // Fewer examples than a batch has: they come again.
         let mut indices = kept.iter().map(|(_, index)| *index).cycle().take(batch).collect::<Vec<_>>();
-        if let ([_, .., last], true) = (&mut indices[..], data.len_of(shortest) < longest) {
-            *last = shortest;
+        if let ([_, .., last], Some((_, shorter))) = (&mut indices[..], shorter)
+            && data.len_of(*last) == longest
+        {
+            *last = shorter;
         }
         Self { data, indices, repeats }
     }
@@ -173,10 +172,10 @@ mod tests {
 
     #[test]
     fn the_longest_come_with_one_that_is_padded() {
-        assert_eq!(lengths(&[3, 9, 5, 9, 8, 2], 4, 1), [9, 9, 8, 2]);
-        assert_eq!(lengths(&[3, 9, 5, 9, 8, 2], 4, 2), [9, 9, 8, 2, 9, 9, 8, 2]);
+        assert_eq!(lengths(&[3, 9, 5, 9, 8, 2], 2, 1), [9, 8]);
+        assert_eq!(lengths(&[3, 9, 5, 9, 8, 2], 4, 2), [9, 9, 8, 5, 9, 9, 8, 5]);
         assert_eq!(lengths(&[3, 9, 5], 1, 1), [9]);
-        assert_eq!(lengths(&[3, 9, 5], 7, 1), [9, 5, 3, 9, 5, 3, 3], "they come again");
+        assert_eq!(lengths(&[3, 9, 5], 7, 1), [9, 5, 3, 9, 5, 3, 5], "they come again");
     }
 
     #[test]

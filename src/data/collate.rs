@@ -43,6 +43,8 @@ pub fn collate(examples: &[Example], pad_id: u32, padding: &Padding, rows: usize
         types.resize(rows * seq_len, 0);
     }
     let num_tokens = mask.iter().filter(|&&attended| attended).count();
+    // A row that only fills the batch has a token to attend to: what reads first tokens need not compute its padding.
+    mask.iter_mut().step_by(seq_len.max(1)).skip(examples.len()).for_each(|first| *first = true);
     Ok(Batch {
         rows,
         examples: examples.len(),
@@ -135,7 +137,7 @@ mod tests {
         let batch = filled(Label::Tokens(vec![1, 2]));
         assert_eq!((batch.rows, batch.examples, batch.num_tokens), (2, 1, 2));
         assert_eq!(batch.input_ids, [1, 2, 9, 9, 9, 9]);
-        assert_eq!(batch.attention_mask.unwrap(), [true, true, false, false, false, false]);
+        assert_eq!(batch.attention_mask.unwrap(), [true, true, false, true, false, false]);
         assert_eq!(batch.labels, Labels::Tokens(vec![1, 2, -100, -100, -100, -100]));
         assert_eq!(filled(Label::Class(1)).labels, Labels::Classes(vec![1, -100]));
         assert_eq!(filled(Label::Value(0.5)).labels, Labels::Values(vec![0.5, 0.0]));

@@ -7,8 +7,9 @@ use sha2::{Digest, Sha256};
 
 use super::corpus::Corpus;
 use super::tokenizer::{Tokenizer, training_text};
-use crate::cache::{self, mapped::hex};
-use crate::error::{Error, Result};
+use crate::cache;
+use crate::cache::mapped::{cache_error, hex};
+use crate::error::Result;
 
 /// [`Tokenizer::train_bpe`], or what it gave for the same text, size and seed before.
 ///
@@ -29,9 +30,7 @@ pub fn learned_bpe_in(folder: &Path, corpus: &Corpus, vocab_size: usize, seed: u
         return Ok(kept);
     }
     let tokenizer = Tokenizer::train_bpe(corpus, vocab_size, seed)?;
-    let io = |error: std::io::Error| {
-        Error::io(format!("write {}", path.display()), &error).help("set KILN_CACHE to a folder that can be written to")
-    };
+    let io = |error: std::io::Error| cache_error(folder, &error);
     std::fs::create_dir_all(folder).map_err(io)?;
     let mut file = tempfile::Builder::new().prefix(".tokenizer-").tempfile_in(folder).map_err(io)?;
     file.write_all(tokenizer.to_json()?.as_bytes()).map_err(io)?;

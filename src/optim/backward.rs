@@ -92,7 +92,7 @@ impl Pass<'_> {
         // On the device with autodiff although nothing is tracked: without it backends compute a softmax in another way,
         // and the block that is computed again would not be this one to the last bit.
         let untracked = model.clone().no_grad();
-        let mut inputs = Vec::with_capacity(blocks); // [batch * seq, width] each
+        let mut inputs = Vec::with_capacity(blocks); // as many rows as `embed` gives each
         let mut x = embedded.clone().detach();
         for block in 0..blocks {
             self.begin_stage(device, 1 + block);

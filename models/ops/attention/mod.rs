@@ -69,7 +69,7 @@ impl Mask {
 impl Mask {
     /// A mask for rows of which only those that `attention_mask [batch, seq]` (true = attend) shows are there, one sequence
     /// after the other: each attends to all of its own sequence. The fused form on the CPU alone.
-    pub fn unpadded(attention_mask: Tensor<2, Bool>) -> Self {
+    pub(crate) fn unpadded(attention_mask: Tensor<2, Bool>) -> Self {
         Self(Form::Fused { causal: false, rows: Rows::Unpadded, keys: attention_mask })
     }
 }
