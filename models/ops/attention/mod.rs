@@ -102,7 +102,7 @@ pub struct Attention {
 
 impl Attention {
     /// `softmax(scale q k^T) v` for every head (Vaswani et al. 2017), softmax in f32, dropout on its weights:
-    /// `[batch * seq, heads * head_dim]`, or as many rows as an [unpadded](Mask::unpadded) `mask` shows. The form is the mask's.
+    /// `[batch * seq, heads * head_dim]`, or as many rows as a `mask` without padding shows. The form is the mask's.
     pub fn forward(self, qkv: Qkv, mask: &Mask) -> Tensor<2> {
         match &mask.0 {
             Form::Plain(hidden) => self.plain(qkv, hidden.clone()),
