@@ -207,7 +207,8 @@ impl Model {
         (0..self.num_blocks()).fold(x, |x, index| self.block(index, x, batch, &mask, train))
     }
 
-    /// The head on what the last block gave, `x [batch * seq, width]` or fewer rows as [`embed`](Self::embed) has it: the logits of [`forward`](Self::forward).
+    /// The head on what the last block gave, `x [batch * seq, width]` or fewer rows as [`embed`](Self::embed) has it: the
+    /// logits of [`forward`](Self::forward).
     pub fn head(&self, x: Tensor<2>, input: &ModelInput, train: bool) -> Tensor<2> {
         let [batch, seq] = input.input_ids.dims();
         match self {

@@ -136,7 +136,8 @@ pub fn hand_over(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) ->
     become_engine(Engine::wanted(compiler), kind, &[])
 }
 
-/// Becomes the engine `wanted` on a device of kind `kind`, as [`hand_over`] does; `more` follows the name of the command in its arguments.
+/// Becomes the engine `wanted` on a device of kind `kind`, as [`hand_over`] does; `more` follows the name of the command in its
+/// arguments.
 ///
 /// # Errors
 /// As [`hand_over`].

@@ -184,7 +184,7 @@ fn count_read(site: &'static Location<'static>) {
 }
 
 /// Reads scalars back in one transfer, in order. Every read of a run goes through here or [`read_values`], so that reads can
-/// be counted, by their caller.
+/// be counted, by their caller; on the CPU alone, where it is no transfer, the model looks at a mask besides.
 ///
 /// # Errors
 /// What the device reports: execution errors surface when a value is read.

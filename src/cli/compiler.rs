@@ -91,8 +91,13 @@ pub(super) fn verify_compare(config: &RunConfig) -> Result<()> {
 /// `compiler.enabled = "auto"`: the plan in the mode that was chosen, by the process that began the run, by the one that this one
 /// was as the other engine (`handed`), or else by a trial. Where each mode has an engine of its own, this process becomes it.
 pub(super) fn choose(plan: RunPlan, handed: Option<&str>) -> Result<RunPlan> {
-    if plan.config.compiler_mode() != CompilerMode::Auto {
-        return Ok(plan);
+    match (plan.config.compiler_mode(), handed) {
+        (CompilerMode::Auto, _) => {}
+        (_, None) => return Ok(plan),
+        (mode, Some(_)) => {
+            return Err(Error::config(format!("--decision: expected compiler.enabled = \"auto\", got {mode}"))
+                .help("leave it out: kiln hands it to the engine that a trial has chosen"));
+        }
     }
     let kind = plan.device.kind;
     let handed = handed.map(Decision::from_json).transpose().map_err(|error| error.at("--decision"))?;

@@ -2,8 +2,8 @@
 //!
 //! The rule: with different losses, gradients or weight changes (see [`super::figures`]) the run is native. Otherwise it is
 //! compiled if that is faster and the run long enough: what the compiled start takes longer is regained after
-//! `start seconds / (native step - compiled step)` steps. One step's examples are timed over and over, so that no shape is new. The trial's probes end in a temporary folder, so the run's state is
-//! what it would be without. The choice is kept in the run folder and holds when the run is continued.
+//! `start seconds / (native step - compiled step)` steps. One step's examples are timed over and over, so that no shape is new.
+//! The trial's probes end in a temporary folder, so the run's state is what it would be without. The choice is kept in the run folder and holds when the run is continued.
 //!
 //! On the CPU the modes are two forms of one process ([`decide`]). On a GPU each is an engine of its own, so `kiln train` tries
 //! them in processes and becomes the one that is chosen ([`between_engines`]). A program that is built as one engine tries the
@@ -64,7 +64,7 @@ impl Decision {
     /// # Errors
     /// A number that JSON cannot hold.
     pub fn to_json(&self) -> Result<String> {
-        serde_json::to_string(self).map_err(|error| Error::data(format!("{FILE}: {error}")))
+        serde_json::to_string_pretty(self).map_err(|error| Error::data(format!("{FILE}: {error}")))
     }
 
     /// What [`to_json`](Self::to_json) has written.
@@ -96,8 +96,7 @@ impl Decision {
     /// # Errors
     /// The operating system's.
     pub fn write(&self, folder: &Path) -> Result<()> {
-        let text = serde_json::to_string_pretty(self).map_err(|error| Error::data(format!("{FILE}: {error}")))?;
-        write_whole(&folder.join(FILE), (text + "\n").as_bytes())
+        write_whole(&folder.join(FILE), (self.to_json()? + "\n").as_bytes())
     }
 }
 

@@ -29,46 +29,12 @@ pub(crate) fn place<'a>(section: &'a str, key: &'a str, value: Value) -> Result<
             }
         },
         "train_sampling_strategy" => ("data", "sampler", value),
-        "group_by_length" => match value {
-            Value::Boolean(true) => ("data", "sampler", Value::from("group_by_length")),
-            Value::Boolean(false) => return Ok(None),
-            other => {
-                return Err(Complaint::new("trainer.group_by_length", format!("expected true or false, got {other}"))
-                    .help("or set data.sampler"));
-            }
-        },
-        "use_cpu" | "no_cuda" => match value {
-            Value::Boolean(true) => ("device", "kind", Value::from("cpu")),
-            Value::Boolean(false) => return Ok(None),
-            other => {
-                return Err(Complaint::new(&format!("trainer.{key}"), format!("expected true or false, got {other}"))
-                    .help("or set device.kind"));
-            }
-        },
-        "adafactor" => match value {
-            Value::Boolean(true) => ("trainer", "optim", Value::from("adafactor")),
-            Value::Boolean(false) => return Ok(None),
-            other => {
-                return Err(Complaint::new("trainer.adafactor", format!("expected true or false, got {other}"))
-                    .help("or set trainer.optim"));
-            }
-        },
-        "gradient_checkpointing" => match value {
-            Value::Boolean(true) => ("trainer", "activation_checkpointing", Value::from("blocks")),
-            Value::Boolean(false) => return Ok(None),
-            other => {
-                return Err(Complaint::new(&format!("trainer.{key}"), format!("expected true or false, got {other}"))
-                    .help("or set trainer.activation_checkpointing"));
-            }
-        },
-        "fp16" | "bf16" => match value {
-            Value::Boolean(true) => ("", "precision", Value::from(if key == "fp16" { "f16" } else { "bf16" })),
-            Value::Boolean(false) => return Ok(None),
-            other => {
-                return Err(Complaint::new(&format!("trainer.{key}"), format!("expected true or false, got {other}"))
-                    .help("or set precision, above the sections"));
-            }
-        },
+        "group_by_length" => return when_true(key, &value, "data", "sampler", "group_by_length"),
+        "use_cpu" | "no_cuda" => return when_true(key, &value, "device", "kind", "cpu"),
+        "adafactor" => return when_true(key, &value, "trainer", "optim", "adafactor"),
+        "gradient_checkpointing" => return when_true(key, &value, "trainer", "activation_checkpointing", "blocks"),
+        "fp16" => return when_true(key, &value, "", "precision", "f16"),
+        "bf16" => return when_true(key, &value, "", "precision", "bf16"),
         "optim_args" => match value {
             Value::String(text) => {
                 let table = table_of(&text).map_err(|problem| Complaint::new("trainer.optim_args", problem))?;
@@ -78,6 +44,28 @@ pub(crate) fn place<'a>(section: &'a str, key: &'a str, value: Value) -> Result<
         },
         _ => ("trainer", key, value),
     }))
+}
+
+/// A switch that asks for `setting` of `[section]` when it is true, and for nothing when it is false.
+fn when_true<'a>(
+    key: &str,
+    value: &Value,
+    section: &'static str,
+    name: &'static str,
+    setting: &str,
+) -> Result<Placed<'a>, Complaint> {
+    match value {
+        Value::Boolean(true) => Ok(Some((section, name, Value::from(setting)))),
+        Value::Boolean(false) => Ok(None),
+        other => {
+            let place = match section {
+                "" => format!("{name}, above the sections"),
+                _ => format!("{section}.{name}"),
+            };
+            Err(Complaint::new(&format!("trainer.{key}"), format!("expected true or false, got {other}"))
+                .help(format!("or set {place}")))
+        }
+    }
 }
 
 /// The older spellings and the arguments that live in another section, for tests and messages.
