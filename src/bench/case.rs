@@ -200,12 +200,16 @@ mod tests {
             let prepared = prepare(case, &suite.review_lengths, DeviceKind::Cpu, folder.path()).unwrap();
             let mut config = prepared.config;
             config.run.output_dir = folder.path().join("run");
-            let plan = RunConfig::parse(&config.to_toml().unwrap(), "case").unwrap().plan().unwrap();
-            // Where the batch is looked for, the plan has the default's until one is found.
             let (micro, rows) = match case.batch {
                 CaseBatch::Size(size) => (size, size * BATCHES),
-                CaseBatch::Max => (8, ROWS_OF_MAX),
+                CaseBatch::Max => {
+                    // Without a size that a search has found there is no plan, so one is put in its place.
+                    assert_eq!(config.trainer.per_device_train_batch_size, TrainBatchSize::Auto);
+                    config.trainer.per_device_train_batch_size = TrainBatchSize::Size(8);
+                    (8, ROWS_OF_MAX)
+                }
             };
+            let plan = RunConfig::parse(&config.to_toml().unwrap(), "case").unwrap().plan().unwrap();
             assert_eq!((plan.batch.micro, plan.task), (micro, case.task));
             assert!(plan.train.max_len() <= case.length);
             let read: CaseFile =
