@@ -12,6 +12,7 @@ use crate::layers::{Activation, Embedding, LayerNorm, Linear};
 use crate::ops::Ops;
 use crate::ops::attention::{Attention, Mask, Qkv};
 use crate::ops::dropout::dropout;
+use crate::unread::FirstTokens;
 use crate::variant::BertVariant;
 
 /// The transformer body: token ids to hidden states, and the pooled first token where the head wants it.
@@ -189,10 +190,12 @@ impl BertModel {
         Mask::new(seq, false, attention_mask, device, self.compute.ops())
     }
 
-    /// Layer `index`: `[batch * seq, hidden_size]` -> the same.
+    /// Layer `index`: `[batch * seq, hidden_size]` -> the same, or `[batch, hidden_size]` of the last layer where the mask asks
+    /// for first tokens alone.
     pub(crate) fn block(&self, index: usize, x: Tensor<2>, batch: usize, mask: &Mask, train: bool) -> Tensor<2> {
         let (layer, compute) = (&self.encoder.layer[index], self.compute);
-        let attended = layer.attention.forward(x, batch, mask, train, compute);
+        let asked = mask.asked().filter(|_| index + 1 == self.num_blocks());
+        let attended = layer.attention.forward(x, asked, batch, mask, train, compute);
         let inner = layer.intermediate.dense.activated(attended.clone(), layer.intermediate.activation, compute);
         layer.output.forward(inner, attended, train, compute)
     }
@@ -250,10 +253,24 @@ fn roberta_positions(input_ids: Tensor<2, Int>, padding: usize) -> Tensor<2, Int
 }
 
 impl BertAttention {
-    fn forward(&self, x: Tensor<2>, batch: usize, mask: &Mask, train: bool, compute: Compute) -> Tensor<2> {
+    /// `[batch * seq, hidden_size]` -> the same; `[batch, hidden_size]` where tokens are `asked` for.
+    fn forward(
+        &self,
+        x: Tensor<2>,
+        asked: Option<&FirstTokens>,
+        batch: usize,
+        mask: &Mask,
+        train: bool,
+        compute: Compute,
+    ) -> Tensor<2> {
         let BertSelfAttention { query, key, value, num_heads: heads, dropout } = &self.self_;
-        let project = |linear: &Linear| compute.narrow(linear.forward(x.clone(), compute)); // [batch * seq, hidden]
-        let (query, key, value) = (project(query), project(key), project(value));
+        let project = |linear: &Linear, x: &Tensor<2>| compute.narrow(linear.forward(x.clone(), compute));
+        let (key, value) = (project(key, &x), project(value, &x));
+        let x = match asked {
+            Some(first) => first.of(x, batch, compute.ops()),
+            None => x,
+        };
+        let query = project(query, &x);
         let scale = 1.0 / ((query.dims()[1] / heads) as f64).sqrt();
         let attention = Attention { batch, heads: *heads, scale, dropout: *dropout, train };
         let context = attention.forward(Qkv::Separate { query, key, value }, mask);

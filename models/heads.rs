@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::gpt2::{Gpt2Model, KvCache};
 use crate::layers::{Activation, LayerNorm, Linear, dropout, uninitialized};
 use crate::ops::Ops;
+use crate::unread::FirstTokens;
 use crate::variant::BertVariant;
 
 /// Which head stands on the body. The names of the classes are Hugging Face's.
@@ -199,7 +200,7 @@ impl Model {
         self.has_vocabulary_projection().then(|| self.head_projection(self.hidden(&input, train))).flatten()
     }
 
-    /// What the last block gives, before the head: a row for each that [`embed`](Self::embed) gives.
+    /// What the last block gives, before the head.
     fn hidden(&self, input: &ModelInput, train: bool) -> Tensor<2> {
         let [batch, _] = input.input_ids.dims();
         let mask = self.mask(input);
@@ -207,7 +208,7 @@ impl Model {
         (0..self.num_blocks()).fold(x, |x, index| self.block(index, x, batch, &mask, train))
     }
 
-    /// The head on what the last block gave, `x [batch * seq, width]` or fewer rows as [`embed`](Self::embed) has it: the
+    /// The head on what the last block gave, `x [batch * seq, width]` or `[batch, width]` as [`block`](Self::block) has it: the
     /// logits of [`forward`](Self::forward).
     pub fn head(&self, x: Tensor<2>, input: &ModelInput, train: bool) -> Tensor<2> {
         let [batch, seq] = input.input_ids.dims();
@@ -233,12 +234,9 @@ impl Model {
             Self::BertClassification(model)
             | Self::RobertaClassification(model)
             | Self::DistilBertClassification(model) => {
-                let first = match self.unpadded(input) {
-                    Some(rows) => rows.first(self, x),
-                    None => {
-                        let d = x.dims()[1];
-                        x.reshape([batch, seq, d]).slice([0..batch, 0..1, 0..d]).reshape([batch, d])
-                    }
+                let first = match self.asks_first_tokens() {
+                    true => x,
+                    false => FirstTokens::Evenly.of(x, batch, self.ops()),
                 };
                 let pooled = dropout(model.bert.pooled(first, train), model.dropout, train);
                 model.classifier.forward(pooled, model.bert.compute)

@@ -36,7 +36,7 @@ mod heads;
 pub mod layers;
 pub mod ops;
 pub mod stages;
-mod unpadded;
+mod unread;
 mod variant;
 pub mod weights;
 

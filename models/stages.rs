@@ -6,6 +6,8 @@ use burn::tensor::Tensor;
 
 use crate::heads::{Body, Model, ModelInput};
 use crate::ops::attention::Mask;
+use crate::ops::embedding::embedding;
+use crate::unread::FirstTokens;
 
 impl Model {
     /// How many blocks the model has.
@@ -16,7 +18,7 @@ impl Model {
         }
     }
 
-    /// What the first block reads: `[batch * seq, width]`, or without the rows of padding where nothing needs them (a BERT that
+    /// What the first block reads: `[batch * seq, width]`, or without the rows of padding where nobody reads them (a BERT that
     /// classifies, fused, on the CPU).
     pub fn embed(&self, input: &ModelInput, train: bool) -> Tensor<2> {
         let ids = input.input_ids.clone();
@@ -25,25 +27,27 @@ impl Model {
             Body::Bert(model) => model.embed(ids, input.token_type_ids.clone(), train),
         };
         match self.unpadded(input) {
-            Some(rows) => rows.tokens(self, x),
+            Some(rows) => embedding(x, rows.tokens, None, self.ops()),
             None => x,
         }
     }
 
-    /// Which keys the tokens of `input` see, for all blocks.
+    /// Which keys the tokens of `input` see, for all blocks, and which tokens the last one computes.
     pub fn mask(&self, input: &ModelInput) -> Mask {
         let (seq, device) = (input.input_ids.dims()[1], input.input_ids.device());
         let attention_mask = input.attention_mask.clone();
-        if let (Some(_), Some(mask)) = (self.unpadded(input), &attention_mask) {
-            return Mask::unpadded(mask.clone());
+        if let (Some(rows), Some(mask)) = (self.unpadded(input), &attention_mask) {
+            return Mask::unpadded(mask.clone()).asking(rows.first);
         }
-        match self.body() {
+        let mask = match self.body() {
             Body::Gpt2(model) => model.mask(seq, attention_mask, &device),
             Body::Bert(model) => model.mask(seq, attention_mask, &device),
-        }
+        };
+        if self.asks_first_tokens() { mask.asking(FirstTokens::Evenly) } else { mask }
     }
 
-    /// Block `index` of [`num_blocks`](Self::num_blocks): rows as [`embed`](Self::embed) gives them -> the same.
+    /// Block `index` of [`num_blocks`](Self::num_blocks): rows as [`embed`](Self::embed) gives them -> the same, or of the last
+    /// block `[batch, width]`, the first tokens, where nobody reads the others (a BERT that classifies, fused).
     ///
     /// # Panics
     /// For a block that the model does not have.

@@ -33,6 +33,8 @@ pub(super) struct Activations {
     layer: u128,
     /// A layer with what checkpointing leaves of it.
     kept: u128,
+    /// The last layer with that.
+    last: u128,
     /// What passes from layer to layer.
     passed: u128,
     layers: u128,
@@ -100,6 +102,10 @@ impl Activations {
             _ => layer,
         };
 
+        // Where the head reads first tokens alone, the last layer has keys and values of the others.
+        let reads_first = is_bert && matches!(task, Task::SequenceClassification | Task::Regression);
+        let last = if reads_first && !is_plain(Operator::Attention) { operand * 2 * width } else { kept };
+
         // Above and below the layers: the norm, its result, and in the plain form the norm's division.
         let norm = width + plain(Operator::LayerNorm, width);
         let is_language_model = matches!(task, Task::Clm | Task::Mlm);
@@ -134,6 +140,7 @@ impl Activations {
         Self {
             layer: layer_bytes(layer),
             kept: layer_bytes(kept),
+            last: layer_bytes(last),
             passed: F32 * tokens * width,
             layers,
             head: F32 * tokens * around + loss,
@@ -156,7 +163,9 @@ impl Activations {
             ActivationCheckpointing::Blocks => {
                 self.layers * self.passed + self.head.max(self.head_gradient + self.layer + self.moving)
             }
-            ActivationCheckpointing::None | ActivationCheckpointing::Balanced => self.layers * self.kept + head,
+            ActivationCheckpointing::None | ActivationCheckpointing::Balanced => {
+                (self.layers - 1) * self.kept + self.last + head
+            }
         }
     }
 

@@ -1,6 +1,6 @@
 //! Attention on the CPU: every head of every sequence is a task of its own; within it, blocks of query rows go through
 //! scores, softmax and product one after the other, in memory that stays in the cache. A causal block stops at its last
-//! row, so about half of the products are never computed. Sequences need not have the same length.
+//! row, so about half of the products are never computed. Sequences need not have the same length, and may have one query each.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
 use burn::backend::Flex;
@@ -26,16 +26,25 @@ struct Operand<'a> {
 /// The sizes of one call.
 #[derive(Clone, Copy)]
 struct Sizes {
-    rows: usize,
+    /// Rows of queries, and of keys and values.
+    queries: usize,
+    keys: usize,
     heads: usize,
     head_dim: usize,
+}
+
+/// Rows one after the other.
+#[derive(Clone, Copy)]
+struct Span {
+    start: usize,
+    len: usize,
 }
 
 /// The rows of one sequence.
 #[derive(Clone, Copy)]
 struct Sequence {
-    start: usize,
-    len: usize,
+    queries: Span,
+    keys: Span,
 }
 
 /// One head of one sequence.
@@ -47,20 +56,31 @@ struct Head {
 }
 
 impl Head {
-    /// Rows `from..to` of this head, `[to - from, head_dim]`.
-    fn rows<'a>(&self, of: Operand<'a>, from: usize, to: usize) -> Matrix<'a> {
-        let start = self.element(of.offset, of.row_stride, from);
-        Matrix::strided(&of.values[start..], to - from, self.sizes.head_dim, of.row_stride)
+    /// Queries `from..to` of this head, or what else has a row for each: `[to - from, head_dim]`.
+    fn queries<'a>(&self, of: Operand<'a>, from: usize, to: usize) -> Matrix<'a> {
+        self.rows(of, self.sequence.queries.start + from, to - from)
     }
 
-    /// Index of the first element of row `row`.
+    /// The first `count` keys or values of this head: `[count, head_dim]`.
+    fn keys<'a>(&self, of: Operand<'a>, count: usize) -> Matrix<'a> {
+        self.rows(of, self.sequence.keys.start, count)
+    }
+
+    /// `count` rows of this head from row `row` of all sequences.
+    fn rows<'a>(&self, of: Operand<'a>, row: usize, count: usize) -> Matrix<'a> {
+        let start = self.element(of.offset, of.row_stride, row);
+        Matrix::strided(&of.values[start..], count, self.sizes.head_dim, of.row_stride)
+    }
+
+    /// Index of the first element of row `row` of all sequences.
     fn element(&self, offset: usize, row_stride: usize, row: usize) -> usize {
-        (self.sequence.start + row) * row_stride + offset + self.head * self.sizes.head_dim
+        row * row_stride + offset + self.head * self.sizes.head_dim
     }
 
-    /// Index of this head's first row among the rows of all heads, sequence by sequence.
-    fn first_row(&self) -> usize {
-        self.sizes.heads * self.sequence.start + self.head * self.sequence.len
+    /// Index of this head's first query among the queries of all heads, sequence by sequence.
+    fn first_query(&self) -> usize {
+        let Span { start, len } = self.sequence.queries;
+        self.sizes.heads * start + self.head * len
     }
 }
 
@@ -119,40 +139,43 @@ impl<'a> Call<'a> {
             offset,
             row_stride: flex::dims2(tensor)[1],
         };
-        let (rows, width, [query, key, value]) = match qkv {
+        let ([queries, rows], width, [query, key, value]) = match qkv {
             Parts::Packed(all) => {
                 let [rows, width] = flex::dims2(all);
                 let d = width / 3;
-                (rows, d, [operand(all, 0), operand(all, d), operand(all, 2 * d)])
+                ([rows, rows], d, [operand(all, 0), operand(all, d), operand(all, 2 * d)])
             }
             Parts::Separate([q, k, v]) => {
-                let [rows, width] = flex::dims2(q);
-                (rows, width, [operand(q, 0), operand(k, 0), operand(v, 0)])
+                let ([queries, width], [rows, _]) = (flex::dims2(q), flex::dims2(k));
+                ([queries, rows], width, [operand(q, 0), operand(k, 0), operand(v, 0)])
             }
         };
         let Settings { batch, heads, .. } = settings;
-        let sizes = Sizes { rows, heads, head_dim: width / heads };
-        let sequences = match settings.rows {
+        let sizes = Sizes { queries, keys: rows, heads, head_dim: width / heads };
+        let spans = match settings.rows {
             Rows::Full | Rows::Padded => {
                 let len = rows / batch;
-                (0..batch).map(|sequence| Sequence { start: sequence * len, len }).collect()
+                (0..batch).map(|sequence| Span { start: sequence * len, len }).collect()
             }
             Rows::Unpadded => {
                 let keys = flex::booleans(&inputs.keys);
                 let shown = keys.chunks_exact(keys.len() / batch).map(|keys| keys.iter().filter(|key| **key).count());
-                let sequences = shown.scan(0, |start, len| {
+                let spans = shown.scan(0, |start, len| {
                     *start += len;
-                    Some(Sequence { start: *start - len, len })
+                    Some(Span { start: *start - len, len })
                 });
-                sequences.collect::<Vec<_>>()
+                spans.collect::<Vec<_>>()
             }
         };
         // What is written is written by sequence, so they have to be all rows, no more and no fewer.
-        assert_eq!(
-            sequences.last().map_or(0, |last| last.start + last.len),
-            rows,
-            "rows of an attention and of its mask"
-        );
+        assert_eq!(spans.last().map_or(0, |last| last.start + last.len), rows, "rows of an attention and of its mask");
+        let one_each = queries != rows;
+        assert!(!one_each || (queries == batch && !settings.causal), "queries of an attention: all or one a sequence");
+        let sequences = spans.into_iter().enumerate().map(|(index, keys)| Sequence {
+            queries: if one_each { Span { start: index, len: 1 } } else { keys },
+            keys,
+        });
+        let sequences = sequences.collect();
         let keys = (settings.rows == Rows::Padded).then(|| flex::booleans(&inputs.keys));
         let keep = (settings.dropout > 0.0).then(|| Keep::new(&inputs.seed, settings.dropout));
         Self { sizes, sequences, settings, query, key, value, keys, keep }
@@ -161,15 +184,12 @@ impl<'a> Call<'a> {
     /// Runs `f` for every head, with scratch memory for two blocks of scores.
     fn for_each_head(&self, f: impl Fn(Head, Visible<'_>, &mut [f32], &mut [f32]) + Sync) {
         let heads = self.sizes.heads;
-        let block = self.sequences.iter().map(|sequence| block(sequence.len) * sequence.len).max().unwrap_or(0);
+        let block = self.sequences.iter().map(|sequence| block(*sequence) * sequence.keys.len).max().unwrap_or(0);
         (0..self.sequences.len() * heads).into_par_iter().for_each_init(
             || vec![0.0f32; 2 * block],
             |scratch, index| {
                 let head = Head { sequence: self.sequences[index / heads], head: index % heads, sizes: self.sizes };
-                let Sequence { start, len } = head.sequence;
-                if len == 0 {
-                    return;
-                }
+                let Span { start, len } = head.sequence.keys;
                 let keys = self.keys.as_ref().map(|keys| &keys[start..][..len]);
                 let (first, second) = scratch.split_at_mut(block);
                 f(head, Visible::new(self.settings.causal, keys, len), first, second);
@@ -179,13 +199,13 @@ impl<'a> Call<'a> {
 
     /// The dropout of row `row` of a head.
     fn keep(&self, head: Head) -> Option<(Keep, usize)> {
-        self.keep.map(|keep| (keep, head.first_row()))
+        self.keep.map(|keep| (keep, head.first_query()))
     }
 }
 
-/// Query rows in a block of a sequence of `len` rows.
-fn block(len: usize) -> usize {
-    (BLOCK_ELEMENTS / len.max(1)).clamp(16, 128).min(len)
+/// Query rows in a block of a sequence.
+fn block(Sequence { queries, keys }: Sequence) -> usize {
+    (BLOCK_ELEMENTS / keys.len.max(1)).clamp(16, 128).min(queries.len)
 }
 
 fn row_major(qkv: &Parts<FlexTensor>) -> Parts<FlexTensor> {
@@ -199,22 +219,22 @@ impl AttentionKernel for Flex {
     fn forward(inputs: &Inputs<FlexTensor, FlexTensor, FlexTensor>) -> (FlexTensor, FlexTensor) {
         let qkv = row_major(&inputs.qkv);
         let call = Call::new(inputs, &qkv);
-        let Sizes { rows, heads, head_dim } = call.sizes;
+        let Sizes { queries, heads, head_dim, .. } = call.sizes;
         let width = heads * head_dim;
-        let mut lse = vec![0.0f32; heads * rows];
+        let mut lse = vec![0.0f32; heads * queries];
         let lse_at = Shared(lse.as_mut_ptr());
-        // SAFETY: every head writes all rows of its own columns of `out` and its own part of `lse`, and the heads together
-        // are all columns of all sequences.
+        // SAFETY: every head writes the rows of all its queries in its own columns of `out` and its own part of `lse`, and the
+        // heads together are all columns of all sequences.
         let out = unsafe {
-            flex::written(rows * width, |out| {
+            flex::written(queries * width, |out| {
                 let out = Shared(out.as_mut_ptr().cast());
                 call.for_each_head(|head, visible, scores, _| {
-                    let (seq, block) = (head.sequence.len, block(head.sequence.len));
-                    for from in (0..seq).step_by(block) {
-                        let to = (from + block).min(seq);
+                    let (Span { start, len }, block) = (head.sequence.queries, block(head.sequence));
+                    for from in (0..len).step_by(block.max(1)) {
+                        let to = (from + block).min(len);
                         let keys = visible.width(from, to);
                         let scores = &mut scores[..(to - from) * keys];
-                        let (query, key) = (head.rows(call.query, from, to), head.rows(call.key, 0, keys));
+                        let (query, key) = (head.queries(call.query, from, to), head.keys(call.key, keys));
                         multiply_raw(
                             scores.as_mut_ptr(),
                             keys,
@@ -224,37 +244,29 @@ impl AttentionKernel for Flex {
                             Output::Overwrite,
                             false,
                         );
-                        let lse = std::slice::from_raw_parts_mut(lse_at.at(head.first_row() + from), to - from);
+                        let lse = std::slice::from_raw_parts_mut(lse_at.at(head.first_query() + from), to - from);
                         softmax_rows(scores, keys, lse, from, visible, call.keep(head));
                         let weights = Matrix::new(scores, to - from, keys);
-                        let out = out.at(head.element(0, width, from));
-                        multiply_raw(
-                            out,
-                            width,
-                            weights,
-                            head.rows(call.value, 0, keys),
-                            1.0,
-                            Output::Overwrite,
-                            false,
-                        );
+                        let out = out.at(head.element(0, width, start + from));
+                        multiply_raw(out, width, weights, head.keys(call.value, keys), 1.0, Output::Overwrite, false);
                     }
                 });
             })
         };
-        (flex::tensor(out, [rows, width]), flex::tensor(lse, [heads * rows]))
+        (flex::tensor(out, [queries, width]), flex::tensor(lse, [heads * queries]))
     }
 
     fn backward(saved: SavedOf<Self>, dout: FlexTensor) -> Parts<FlexTensor> {
         let qkv = row_major(&saved.inputs.qkv);
         let call = Call::new(&saved.inputs, &qkv);
-        let Sizes { rows, heads, head_dim } = call.sizes;
+        let Sizes { queries, keys: rows, heads, head_dim } = call.sizes;
         let width = heads * head_dim;
         let dout = flex::row_major(dout);
         let dout = Operand { values: flex::values(&dout), offset: 0, row_stride: width };
         let lse = flex::values(&saved.lse);
         let run = |targets: [Target; 3]| {
             call.for_each_head(|head, visible, weights, dscores| {
-                let lse = &lse[head.first_row()..][..head.sequence.len];
+                let lse = &lse[head.first_query()..][..head.sequence.queries.len];
                 // SAFETY: every head writes its own columns of the three targets in all rows of its sequence.
                 unsafe { backward_head(&call, head, visible, dout, lse, weights, dscores, targets) }
             });
@@ -278,7 +290,7 @@ impl AttentionKernel for Flex {
                 let (mut dk, mut dv) =
                     (Vec::<f32>::with_capacity(rows * width), Vec::<f32>::with_capacity(rows * width));
                 let dq = unsafe {
-                    flex::written(rows * width, |dq| {
+                    flex::written(queries * width, |dq| {
                         let (dk, dv) = (&mut dk.spare_capacity_mut()[..], &mut dv.spare_capacity_mut()[..]);
                         run([target(dq, 0, width), target(dk, 0, width), target(dv, 0, width)]);
                     })
@@ -287,7 +299,8 @@ impl AttentionKernel for Flex {
                     dk.set_len(rows * width);
                     dv.set_len(rows * width);
                 }
-                Parts::Separate([dq, dk, dv].map(|values| flex::tensor(values, [rows, width])))
+                let [dk, dv] = [dk, dv].map(|values| flex::tensor(values, [rows, width]));
+                Parts::Separate([flex::tensor(dq, [queries, width]), dk, dv])
             }
         }
     }
@@ -318,19 +331,20 @@ unsafe fn backward_head(
     dscores: &mut [f32],
     [dq, dk, dv]: [Target; 3],
 ) {
-    let (seq, scale) = (head.sequence.len, call.settings.scale);
+    let (Sequence { queries, keys: all }, scale) = (head.sequence, call.settings.scale);
+    let block = block(head.sequence);
     let at = |target: Target, row: usize| {
         // SAFETY: the element is one of this head's, which the caller vouches for.
         unsafe { target.at.at(head.element(target.offset, target.row_stride, row)) }
     };
     // The last block first: it needs all keys, so it overwrites dK and dV whole, and the others add to them.
-    let starts = (0..seq).step_by(block(seq)).rev();
+    let starts = (0..queries.len).step_by(block.max(1)).rev();
     for (i, from) in starts.enumerate() {
-        let to = (from + block(seq)).min(seq);
-        let keys = if i == 0 { seq } else { visible.width(from, to) };
+        let to = (from + block).min(queries.len);
+        let keys = if i == 0 { all.len } else { visible.width(from, to) };
         let into = if i == 0 { Output::Overwrite } else { Output::Add };
-        let (query, key) = (head.rows(call.query, from, to), head.rows(call.key, 0, keys));
-        let (value, dout_rows) = (head.rows(call.value, 0, keys), head.rows(dout, from, to));
+        let (query, key) = (head.queries(call.query, from, to), head.keys(call.key, keys));
+        let (value, dout_rows) = (head.keys(call.value, keys), head.queries(dout, from, to));
         let (weights, dscores) = (&mut weights[..(to - from) * keys], &mut dscores[..(to - from) * keys]);
         // SAFETY: both destinations are exclusively borrowed and as large as the products.
         unsafe {
@@ -341,9 +355,9 @@ unsafe fn backward_head(
         let (weights, dscores) = (Matrix::new(weights, to - from, keys), Matrix::new(dscores, to - from, keys));
         // SAFETY: the rows are this head's; those of dK and dV that are added to were written with the first block.
         unsafe {
-            multiply_raw(at(dv, 0), dv.row_stride, weights.t(), dout_rows, 1.0, into, false);
-            multiply_raw(at(dk, 0), dk.row_stride, dscores.t(), query, scale, into, false);
-            multiply_raw(at(dq, from), dq.row_stride, dscores, key, scale, Output::Overwrite, false);
+            multiply_raw(at(dv, all.start), dv.row_stride, weights.t(), dout_rows, 1.0, into, false);
+            multiply_raw(at(dk, all.start), dk.row_stride, dscores.t(), query, scale, into, false);
+            multiply_raw(at(dq, queries.start + from), dq.row_stride, dscores, key, scale, Output::Overwrite, false);
         }
     }
 }

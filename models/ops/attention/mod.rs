@@ -16,6 +16,7 @@ use super::dropout::seed_for;
 use super::flex::FlexTensor;
 use super::{Form as OpForm, Operator, Ops};
 use crate::layers::{causal_mask, merge_heads, padding_mask, split_heads};
+use crate::unread::FirstTokens;
 
 /// Query, key and value, as the projections before the attention leave them.
 #[derive(Debug, Clone)]
@@ -23,7 +24,8 @@ use crate::layers::{causal_mask, merge_heads, padding_mask, split_heads};
 pub enum Qkv {
     /// Side by side, `[batch * seq, 3 * heads * head_dim]`.
     Packed(Tensor<2>),
-    /// Apart, `[batch * seq, heads * head_dim]` each.
+    /// Apart, `[batch * seq, heads * head_dim]` each; the query may be `[batch, heads * head_dim]`, one a sequence, where no
+    /// mask is causal.
     Separate {
         /// What asks.
         query: Tensor<2>,
@@ -34,9 +36,12 @@ pub enum Qkv {
     },
 }
 
-/// Which keys a query sees, made once for all layers of a forward pass.
+/// Which keys a query sees, made once for all layers of a forward pass, and which queries the last layer has.
 #[derive(Debug, Clone)]
-pub struct Mask(Form);
+pub struct Mask {
+    form: Form,
+    asked: Option<FirstTokens>,
+}
 
 #[derive(Debug, Clone)]
 enum Form {
@@ -50,7 +55,7 @@ impl Mask {
     /// A mask for sequences of `seq` tokens: with `causal` no query sees a later key; `attention_mask [batch, seq]` (true =
     /// attend) hides padding. A query that sees no key at all attends evenly to all of them, as in `transformers`.
     pub fn new(seq: usize, causal: bool, attention_mask: Option<Tensor<2, Bool>>, device: &Device, ops: Ops) -> Self {
-        Self(match (ops.form(Operator::Attention), causal, attention_mask) {
+        Self::all(match (ops.form(Operator::Attention), causal, attention_mask) {
             (OpForm::Fused, causal, Some(keys)) => Form::Fused { causal, rows: Rows::Padded, keys },
             (OpForm::Fused, causal, None) => {
                 Form::Fused { causal, rows: Rows::Full, keys: Tensor::full([1, 1], true, device) }
@@ -70,7 +75,21 @@ impl Mask {
     /// A mask for rows of which only those that `attention_mask [batch, seq]` (true = attend) shows are there, one sequence
     /// after the other: each attends to all of its own sequence. The fused form on the CPU alone.
     pub(crate) fn unpadded(attention_mask: Tensor<2, Bool>) -> Self {
-        Self(Form::Fused { causal: false, rows: Rows::Unpadded, keys: attention_mask })
+        Self::all(Form::Fused { causal: false, rows: Rows::Unpadded, keys: attention_mask })
+    }
+
+    fn all(form: Form) -> Self {
+        Self { form, asked: None }
+    }
+
+    /// The same mask, where the last layer has the queries of the first tokens alone.
+    pub(crate) fn asking(self, first: FirstTokens) -> Self {
+        Self { asked: Some(first), ..self }
+    }
+
+    /// The tokens that the last layer computes; none for all.
+    pub(crate) fn asked(&self) -> Option<&FirstTokens> {
+        self.asked.as_ref()
     }
 }
 
@@ -102,9 +121,10 @@ pub struct Attention {
 
 impl Attention {
     /// `softmax(scale q k^T) v` for every head (Vaswani et al. 2017), softmax in f32, dropout on its weights:
-    /// `[batch * seq, heads * head_dim]`, or as many rows as a `mask` without padding shows. The form is the mask's.
+    /// as many rows as there are queries, `[batch * seq, heads * head_dim]` or what a `mask` without padding shows. The form is
+    /// the mask's.
     pub fn forward(self, qkv: Qkv, mask: &Mask) -> Tensor<2> {
-        match &mask.0 {
+        match &mask.form {
             Form::Plain(hidden) => self.plain(qkv, hidden.clone()),
             Form::Fused { causal, rows, keys } => self.fused(qkv, *causal, *rows, keys.clone()),
         }

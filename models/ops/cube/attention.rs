@@ -23,7 +23,7 @@ struct Part {
     by: Scores,
 }
 
-/// Query, key and value as `[batch, heads, seq, head_dim]`, the mask of keys as numbers, and the sequences of each chunk.
+/// Query, key and value as `[batch, heads, rows, head_dim]`, the mask of keys as numbers, and the sequences of each chunk.
 struct Split {
     qkv: [FusedTensor; 3],
     keys: FusedTensor,
@@ -46,8 +46,8 @@ impl Split {
             let shape = [settings.batch, rows / settings.batch, settings.heads, width / settings.heads];
             Cube::float_swap_dims(Cube::float_reshape(x, Shape::from(shape)), 1, 2)
         });
-        let seq = qkv[0].shape()[2];
-        let each = (SCORES / (settings.heads * seq * seq).max(1)).clamp(1, settings.batch);
+        let [queries, keys] = [0, 1].map(|i| qkv[i].shape()[2]);
+        let each = (SCORES / (settings.heads * queries * keys).max(1)).clamp(1, settings.batch);
         let starts = (0..settings.batch).step_by(each);
         Self {
             qkv,
@@ -87,10 +87,10 @@ fn together(mut parts: Vec<FusedTensor>) -> FusedTensor {
     if parts.len() == 1 { parts.remove(0) } else { Cube::float_cat(parts, 0) }
 }
 
-/// `[batch, heads, seq, head_dim] -> [batch * seq, heads * head_dim]`
+/// `[batch, heads, rows, head_dim] -> [batch * rows, heads * head_dim]`
 fn merge(x: FusedTensor) -> FusedTensor {
-    let [batch, heads, seq, head_dim] = x.shape().dims();
-    Cube::float_reshape(Cube::float_swap_dims(x, 1, 2), Shape::from([batch * seq, heads * head_dim]))
+    let [batch, heads, rows, head_dim] = x.shape().dims();
+    Cube::float_reshape(Cube::float_swap_dims(x, 1, 2), Shape::from([batch * rows, heads * head_dim]))
 }
 
 fn transposed(x: &FusedTensor) -> FusedTensor {
@@ -137,17 +137,17 @@ impl AttentionKernel for Cube {
     }
 }
 
-/// Rows of a chunk's scores, and what finds a row's sequence and query.
-fn rows_of(scores: &CubeTensor) -> [usize; 4] {
+/// `[batch, heads, queries, keys]` of a chunk's scores.
+fn sizes(scores: &CubeTensor) -> [usize; 4] {
     scores.shape().dims()
 }
 
 pub(super) fn weights(scores: CubeTensor, keys: CubeTensor, seed: CubeTensor, by: Scores) -> (CubeTensor, CubeTensor) {
     let scores = own(scores);
     let [keys, seed] = [keys, seed].map(into_contiguous);
-    let [batch, heads, seq, _] = rows_of(&scores);
-    let lse = empty(&scores, [batch, heads, seq]);
-    let (count, dim) = by_row(&scores, batch * heads * seq);
+    let [batch, heads, queries, seq] = sizes(&scores);
+    let lse = empty(&scores, [batch, heads, queries]);
+    let (count, dim) = by_row(&scores, batch * heads * queries);
     // SAFETY: a cube reads and writes its own row, if there is one; where `padded`, `keys` has a row for every sequence.
     unsafe {
         weigh_rows::launch_unchecked(
@@ -158,10 +158,11 @@ pub(super) fn weights(scores: CubeTensor, keys: CubeTensor, seed: CubeTensor, by
             buffer(&keys),
             buffer(&seed),
             buffer(&lse),
-            batch * heads * seq,
+            batch * heads * queries,
+            queries,
             seq,
             heads,
-            by.first * heads * seq,
+            by.first * heads * queries,
             by.scale,
             threshold(by.dropout),
             scale(by.dropout),
@@ -184,8 +185,8 @@ pub(super) fn scores_backward(
 ) -> (CubeTensor, CubeTensor) {
     let [scores, dweights] = [scores, dweights].map(own);
     let [lse, keys, seed] = [lse, keys, seed].map(into_contiguous);
-    let [batch, heads, seq, _] = rows_of(&scores);
-    let (count, dim) = by_row(&scores, batch * heads * seq);
+    let [batch, heads, queries, seq] = sizes(&scores);
+    let (count, dim) = by_row(&scores, batch * heads * queries);
     // SAFETY: as in `weights`.
     unsafe {
         weigh_backward_rows::launch_unchecked(
@@ -197,10 +198,11 @@ pub(super) fn scores_backward(
             buffer(&lse),
             buffer(&keys),
             buffer(&seed),
-            batch * heads * seq,
+            batch * heads * queries,
+            queries,
             seq,
             heads,
-            by.first * heads * seq,
+            by.first * heads * queries,
             by.scale,
             threshold(by.dropout),
             scale(by.dropout),
@@ -225,6 +227,7 @@ fn score(
     keys: &[i32],
     row: usize,
     column: usize,
+    queries: usize,
     seq: usize,
     heads: usize,
     scale: f32,
@@ -233,12 +236,12 @@ fn score(
 ) -> f32 {
     let mut score = value * scale;
     if comptime!(causal) {
-        if column > row % seq {
+        if column > row % queries {
             score = HIDDEN;
         }
     }
     if comptime!(padded) {
-        if keys[row / (seq * heads) * seq + column] == 0 {
+        if keys[row / (queries * heads) * seq + column] == 0 {
             score = HIDDEN;
         }
     }
@@ -252,6 +255,7 @@ fn weigh_rows(
     seed: &[i32],
     lse: &mut [f32],
     rows: usize,
+    queries: usize,
     seq: usize,
     heads: usize,
     first_row: usize,
@@ -272,7 +276,7 @@ fn weigh_rows(
     let mut largest = f32::cast_from(HIDDEN);
     let mut column = UNIT_POS as usize;
     while column < seq {
-        let value = score(scores[start + column], keys, row, column, seq, heads, scale, causal, padded);
+        let value = score(scores[start + column], keys, row, column, queries, seq, heads, scale, causal, padded);
         largest = max(largest, value);
         column += lanes;
     }
@@ -280,7 +284,7 @@ fn weigh_rows(
     let mut sum = 0.0f32;
     let mut column = UNIT_POS as usize;
     while column < seq {
-        let value = score(scores[start + column], keys, row, column, seq, heads, scale, causal, padded);
+        let value = score(scores[start + column], keys, row, column, queries, seq, heads, scale, causal, padded);
         let value = (value - largest).exp();
         sum += value;
         scores[start + column] = value; // a unit reads back only what it wrote itself
@@ -311,6 +315,7 @@ fn weigh_backward_rows(
     keys: &[i32],
     seed: &[i32],
     rows: usize,
+    queries: usize,
     seq: usize,
     heads: usize,
     first_row: usize,
@@ -333,7 +338,7 @@ fn weigh_backward_rows(
     let mut sum = 0.0f32;
     let mut column = UNIT_POS as usize;
     while column < seq {
-        let value = score(scores[start + column], keys, row, column, seq, heads, scale, causal, padded);
+        let value = score(scores[start + column], keys, row, column, queries, seq, heads, scale, causal, padded);
         let even = 1.0f32 / f32::cast_from(seq);
         let weight = select(none, even, (value - lse[row]).exp());
         let mut dweight = dweights[start + column];
@@ -350,7 +355,7 @@ fn weigh_backward_rows(
     while column < seq {
         let weight = scores[start + column];
         // A hidden key has no gradient: its score is a constant.
-        let seen = score(0.0f32, keys, row, column, seq, heads, scale, causal, padded) == 0.0f32;
+        let seen = score(0.0f32, keys, row, column, queries, seq, heads, scale, causal, padded) == 0.0f32;
         dweights[start + column] = select(seen, scale * weight * (dweights[start + column] - sum), 0.0f32);
         if comptime!(drops) {
             scores[start + column] =

@@ -176,8 +176,8 @@ trait Kernels: Backend {
     #[fusion(meta = |dy, _ids, num, _skipped| shaped(dy, [*num, dy.shape[1]]))]
     fn embedding_backward(dy: FloatTensor<Self>, ids: IntTensor<Self>, num: usize, skipped: i32) -> FloatTensor<Self>;
 
-    /// `(weights, lse)`: the softmax of each row of `scores [batch, heads, seq, seq]` with its dropout, in place where
-    /// nobody else holds them, and the logarithm of the row's sum, `[batch, heads, seq]`.
+    /// `(weights, lse)`: the softmax of each row of `scores [batch, heads, queries, keys]` with its dropout, in place where
+    /// nobody else holds them, and the logarithm of the row's sum, `[batch, heads, queries]`.
     #[fusion(meta = |scores, _keys, _seed, _by| {
         (scores.clone(), shaped(scores, [scores.shape[0], scores.shape[1], scores.shape[2]]))
     })]

@@ -16,6 +16,8 @@ struct Case {
     batch: usize,
     heads: usize,
     seq: usize,
+    /// Queries of a sequence: `seq`, or 1.
+    queries: usize,
     head_dim: usize,
     causal: bool,
     /// How many keys of each sequence are padding, on the right (`>= 0`) or the left.
@@ -49,7 +51,10 @@ impl Case {
         let rows = self.batch * self.seq;
         match self.packed {
             true => vec![input(rows, 3 * self.width(), 1.5, 1)],
-            false => (1..=3).map(|seed| input(rows, self.width(), 1.5, seed)).collect(),
+            false => {
+                let rows = [self.batch * self.queries, rows, rows];
+                (1..=3).zip(rows).map(|(seed, rows)| input(rows, self.width(), 1.5, seed)).collect()
+            }
         }
     }
 
@@ -83,14 +88,13 @@ impl Case {
                 false => values[which][row * width + column],
             };
             let keys = self.keys();
-            let mut out = vec![0.0; self.batch * self.seq * width];
-            for (b, h, i) in
-                (0..self.batch).flat_map(|b| (0..self.heads).flat_map(move |h| (0..self.seq).map(move |i| (b, h, i))))
-            {
+            let mut out = vec![0.0; self.batch * self.queries * width];
+            let rows = |b: usize| (0..self.heads).flat_map(move |h| (0..self.queries).map(move |i| (b, h, i)));
+            for (b, h, i) in (0..self.batch).flat_map(rows) {
                 let sees = |j: usize| (!self.causal || j <= i) && keys.as_ref().is_none_or(|k| k[b * self.seq + j]);
                 let score = |j: usize| {
                     let column = |c: usize| h * d + c;
-                    let (q, k) = (b * self.seq + i, b * self.seq + j);
+                    let (q, k) = (b * self.queries + i, b * self.seq + j);
                     self.scale() * (0..d).map(|c| part(0, q, column(c)) * part(1, k, column(c))).sum::<f64>()
                 };
                 let none = (0..self.seq).all(|j| !sees(j));
@@ -108,7 +112,7 @@ impl Case {
                 for (j, weight) in weights.iter().enumerate() {
                     let weight = weight / total * factor(b * self.heads + h, i, j);
                     for c in h * d..(h + 1) * d {
-                        out[(b * self.seq + i) * width + c] += weight * part(2, b * self.seq + j, c);
+                        out[(b * self.queries + i) * width + c] += weight * part(2, b * self.seq + j, c);
                     }
                 }
             }
@@ -122,7 +126,11 @@ fn cases(batch: usize, heads: usize, seq: usize, head_dim: usize) -> Vec<Case> {
     for packed in [true, false] {
         for causal in [true, false] {
             for padding in [None, Some(0), Some(1), Some(-1), Some(seq as isize)] {
-                cases.push(Case { batch, heads, seq, head_dim, causal, padding, packed });
+                let case = Case { batch, heads, seq, queries: seq, head_dim, causal, padding, packed };
+                cases.push(case);
+                if !packed && !causal {
+                    cases.push(Case { queries: 1, ..case });
+                }
             }
         }
     }
@@ -130,8 +138,9 @@ fn cases(batch: usize, heads: usize, seq: usize, head_dim: usize) -> Vec<Case> {
 }
 
 fn name(case: &Case) -> String {
-    let Case { batch, heads, seq, head_dim, causal, padding, packed } = case;
-    format!("[{batch}, {heads}, {seq}, {head_dim}], causal {causal}, padding {padding:?}, packed {packed}")
+    let Case { batch, heads, seq, queries, head_dim, causal, padding, packed } = case;
+    let sizes = format!("[{batch}, {heads}, {seq}, {head_dim}], {queries} queries");
+    format!("{sizes}, causal {causal}, padding {padding:?}, packed {packed}")
 }
 
 #[test]
@@ -171,7 +180,7 @@ fn dropout_has_one_mask_forward_and_backward() {
     let _alone = generator();
     // With all scores equal and values that are the unit matrix, the result is the mask itself.
     let (batch, heads, seq, p, seed) = (2, 3, 5, 0.4, 23);
-    let case = Case { batch, heads, seq, head_dim: seq, causal: false, padding: None, packed: false };
+    let case = Case { batch, heads, seq, queries: seq, head_dim: seq, causal: false, padding: None, packed: false };
     let rows = batch * seq;
     let zeros = Input { values: vec![0.0; rows * case.width()], shape: [rows, case.width()] };
     let unit = |i: usize| f32::from(u8::from((i / case.width()) % seq == i % seq));
@@ -205,7 +214,7 @@ fn dropout_has_one_mask_forward_and_backward() {
 #[test]
 fn a_mask_is_not_seen_where_it_does_not_belong() {
     // The last key of the last sequence must not reach any other sequence's rows.
-    let case = Case { batch: 3, heads: 2, seq: 7, head_dim: 4, causal: true, padding: None, packed: true };
+    let case = Case { batch: 3, heads: 2, seq: 7, queries: 7, head_dim: 4, causal: true, padding: None, packed: true };
     let inputs = case.inputs();
     let (before, _) = run(&inputs, &case.op(0.0), Ops::Fused);
     let mut changed = inputs.clone();

@@ -1,5 +1,5 @@
-//! Padding that nobody reads is not computed: a fused BERT that classifies gives the logits and the gradients of the plain
-//! one, which computes every row.
+//! What nobody reads is not computed, neither padding nor tokens of the last layer but the first: a fused BERT that classifies
+//! gives the logits and the gradients of the plain one, which computes every row.
 #![allow(clippy::unwrap_used)]
 
 use burn::module::{Module, ModuleVisitor, Param};
@@ -47,9 +47,13 @@ impl ModuleVisitor for Gradients<'_> {
     }
 }
 
-/// Logits, how many rows go through the layers, and the gradients of all parameters.
-fn computed(model: &Model, input: &ModelInput) -> (Vec<f32>, usize, Vec<Vec<f32>>) {
-    let rows = model.embed(input, true).dims()[0];
+/// Logits, how many rows go through each layer and out of the last, and the gradients of all parameters.
+fn computed(model: &Model, input: &ModelInput) -> (Vec<f32>, [usize; 3], Vec<Vec<f32>>) {
+    let (batch, mask) = (input.input_ids.dims()[0], model.mask(input));
+    let embedded = model.embed(input, true);
+    let first = model.block(0, embedded.clone(), batch, &mask, true);
+    let last = model.block(1, first.clone(), batch, &mask, true);
+    let rows = [embedded, first, last].map(|x| x.dims()[0]);
     let logits = model.forward(input.clone(), true);
     let grads = GradientsParams::from_grads((logits.clone().powf_scalar(2.0)).sum().backward(), model);
     let mut gradients = Gradients(&grads, Vec::new());
@@ -81,20 +85,28 @@ fn what_is_left_out_changes_nothing() {
         let plain = model(kind, Head::SequenceClassification, &device);
         let fused = plain.clone().with_ops(Ops::fused(&device).unwrap());
         for (mask, tokens) in masks {
-            let input = input(mask);
-            let ((expected, all, expected_gradients), (logits, rows, gradients)) =
-                (computed(&plain, &input), computed(&fused, &input));
-            assert_eq!((all, rows), (mask.len() * mask[0].len(), tokens), "{kind:?} {mask:?}");
-            // Sums in another order over 2 layers: some 2^-24 of each of a few dozen terms.
-            assert!(relative_l2(&logits, &expected) < 1e-5, "{kind:?} {mask:?}");
-            assert_eq!(gradients.len(), expected_gradients.len());
-            let largest = expected_gradients.iter().flatten().fold(0.0f32, |most, x| most.max(x.abs()));
-            for (gradient, expected) in gradients.iter().zip(&expected_gradients) {
-                // Of a key's bias the gradient is 0, and what rounding leaves of it compares with nothing.
-                let size = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-                assert!(size < 1e-5 * largest || relative_l2(gradient, expected) < 1e-4, "{kind:?} {mask:?}");
-            }
+            agrees(&plain, &fused, &input(mask), [tokens, tokens, mask.len()]);
         }
+        let unmasked = ModelInput { attention_mask: None, ..input(&[&[t; 4], &[t; 4]]) };
+        agrees(&plain, &fused, &unmasked, [8, 8, 2]);
+    }
+}
+
+/// Both give the same logits and gradients; the fused one computes so many rows.
+#[track_caller]
+fn agrees(plain: &Model, fused: &Model, input: &ModelInput, expected_rows: [usize; 3]) {
+    let [batch, seq] = input.input_ids.dims();
+    let (expected, all, expected_gradients) = computed(plain, input);
+    let (logits, rows, gradients) = computed(fused, input);
+    assert_eq!((all, rows), ([batch * seq; 3], expected_rows), "{input:?}");
+    // Sums in another order over 2 layers: some 2^-24 of each of a few dozen terms.
+    assert!(relative_l2(&logits, &expected) < 1e-5, "{input:?}");
+    assert_eq!(gradients.len(), expected_gradients.len());
+    let largest = expected_gradients.iter().flatten().fold(0.0f32, |most, x| most.max(x.abs()));
+    for (gradient, expected) in gradients.iter().zip(&expected_gradients) {
+        // Of a key's bias the gradient is 0, and what rounding leaves of it compares with nothing.
+        let size = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        assert!(size < 1e-5 * largest || relative_l2(gradient, expected) < 1e-4, "{input:?}");
     }
 }
 
@@ -103,11 +115,7 @@ fn heads_that_read_every_token_keep_every_row() {
     let device = Device::flex().autodiff();
     for head in [Head::MaskedLm, Head::QuestionAnswering] {
         let model = model(ModelType::Bert, head, &device).with_ops(Ops::fused(&device).unwrap());
-        let input = input(&[&[true, true, false, false], &[true; 4]]);
-        assert_eq!(
-            (model.embed(&input, true).dims(), model.forward(input, true).dims()[0]),
-            ([8, WIDTH], 8),
-            "{head:?}"
-        );
+        let (_, rows, _) = computed(&model, &input(&[&[true, true, false, false], &[true; 4]]));
+        assert_eq!(rows, [8; 3], "{head:?}");
     }
 }
