@@ -235,7 +235,14 @@ impl Model {
             | Self::RobertaClassification(model)
             | Self::DistilBertClassification(model) => {
                 let first = match self.asks_first_tokens() {
-                    true => x,
+                    true => {
+                        assert_eq!(
+                            x.dims()[0],
+                            batch,
+                            "rows of the last block, under the mask of this model and input"
+                        );
+                        x
+                    }
                     false => FirstTokens::Evenly.of(x, batch, self.ops()),
                 };
                 let pooled = dropout(model.bert.pooled(first, train), model.dropout, train);

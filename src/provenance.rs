@@ -131,7 +131,8 @@ impl Provenance {
 /// Floating-point operations of forward and backward for one token: `6 x` the weights that it is multiplied with (linear
 /// layers and, for language models, the output matrix; embeddings are looked up, not multiplied) `+ 12 x layers x width x
 /// sequence length` for attention, all positions counted, also where a causal mask leaves half of them out (the
-/// convention of PaLM, Chowdhery et al. 2022, appendix B, without its embedding term). Recomputation counts as nothing.
+/// convention of PaLM, Chowdhery et al. 2022, appendix B, without its embedding term). Recomputation counts as nothing, and what
+/// the compiled mode leaves out (`models/unread.rs`) as if it were computed.
 pub fn flops_per_token(plan: &RunPlan) -> f64 {
     let (width, layers, _, inner) = plan.model_config.shape();
     let [width, layers, inner] = [width, layers, inner].map(|size| size as f64);

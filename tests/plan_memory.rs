@@ -80,3 +80,24 @@ fn the_estimate_is_the_measured_peak_to_a_fifth() {
     }
     assert!(of_middle[1] < 0.6 * of_middle[0], "the estimate knows the mode: {of_middle:?}");
 }
+
+#[test]
+fn of_a_last_layer_that_computes_first_tokens_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let row = |i: usize| {
+        let ids = (0..128).map(|j| ((i * 31 + j * 7) % 499 + 1).to_string()).collect::<Vec<_>>();
+        format!("{{\"input_ids\": [{}], \"labels\": {}}}\n", ids.join(","), i % 2)
+    };
+    std::fs::write(folder.path().join("data.jsonl"), (0..80).map(row).collect::<String>()).unwrap();
+    let config = "[run]\noutput_dir = \"run\"\n[model]\nkind = \"bert\"\nnum_hidden_layers = 2\nhidden_size = 256\n\
+                  num_attention_heads = 4\nintermediate_size = 1024\nvocab_size = 500\n[data]\ntask = \
+                  \"sequence-classification\"\nformat = \"tokenized\"\ntrain = \"data.jsonl\"\n[trainer]\nmax_steps = 3\n\
+                  logging_steps = 1\nsave_strategy = \"no\"\nper_device_train_batch_size = 16\n[device]\nkind = \"cpu\"\n";
+    std::fs::write(folder.path().join("config.toml"), config).unwrap();
+    for mode in ["native", "compiled"] {
+        let (planned, measured, line) = planned_and_measured(folder.path(), mode, &[]);
+        println!("{mode}: {planned} planned, {measured:.1} measured; {line}");
+        let off = planned / measured - 1.0;
+        assert!(off.abs() < TOLERANCE, "{mode}: off by {off:.2}: {measured} measured; {line}");
+    }
+}

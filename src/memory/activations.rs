@@ -171,7 +171,8 @@ impl Activations {
 
     /// When it ends: what the first layer keeps, beside all gradients.
     pub(super) fn at_the_bottom(&self) -> u128 {
-        self.layer + self.moving + self.head_gradient
+        let layer = if self.layers == 1 { self.layer.min(self.last) } else { self.layer };
+        layer + self.moving + self.head_gradient
     }
 
     /// What a batch of an evaluation needs, and what training leaves lying about meanwhile.

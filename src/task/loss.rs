@@ -111,7 +111,7 @@ impl DeviceBatch {
         self.loss_of_hidden(model, x, train, options)
     }
 
-    /// [`loss_of`](Self::loss_of), given what the last block of `model` made of this batch, a row for each that `embed` gives.
+    /// [`loss_of`](Self::loss_of), given what the last [`Model::block`] made of this batch.
     ///
     /// # Errors
     /// A batch without labels.

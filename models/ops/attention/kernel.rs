@@ -170,7 +170,7 @@ impl<'a> Call<'a> {
         // What is written is written by sequence, so they have to be all rows, no more and no fewer.
         assert_eq!(spans.last().map_or(0, |last| last.start + last.len), rows, "rows of an attention and of its mask");
         let one_each = queries != rows;
-        assert!(!one_each || (queries == batch && !settings.causal), "queries of an attention: all or one a sequence");
+        assert!(!one_each || queries == spans.len(), "queries of an attention: all or one a sequence");
         let sequences = spans.into_iter().enumerate().map(|(index, keys)| Sequence {
             queries: if one_each { Span { start: index, len: 1 } } else { keys },
             keys,
@@ -197,7 +197,7 @@ impl<'a> Call<'a> {
         );
     }
 
-    /// The dropout of row `row` of a head.
+    /// The dropout of a head, and where its first query's is.
     fn keep(&self, head: Head) -> Option<(Keep, usize)> {
         self.keep.map(|keep| (keep, head.first_query()))
     }
@@ -267,7 +267,8 @@ impl AttentionKernel for Flex {
         let run = |targets: [Target; 3]| {
             call.for_each_head(|head, visible, weights, dscores| {
                 let lse = &lse[head.first_query()..][..head.sequence.queries.len];
-                // SAFETY: every head writes its own columns of the three targets in all rows of its sequence.
+                // SAFETY: every head writes its own columns of the three targets in all rows of its sequence: a sequence
+                // with keys has a query, and the first block of queries writes the gradients of all keys.
                 unsafe { backward_head(&call, head, visible, dout, lse, weights, dscores, targets) }
             });
         };

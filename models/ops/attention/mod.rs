@@ -40,6 +40,7 @@ pub enum Qkv {
 #[derive(Debug, Clone)]
 pub struct Mask {
     form: Form,
+    is_causal: bool,
     asked: Option<FirstTokens>,
 }
 
@@ -48,18 +49,16 @@ enum Form {
     /// True where a key is hidden, `[batch or 1, 1, seq or 1, seq]`; none when all are seen.
     Plain(Option<Tensor<4, Bool>>),
     /// `keys [batch, seq]`, true = attend; `[1, 1]` and unread where no token is padding.
-    Fused { causal: bool, rows: Rows, keys: Tensor<2, Bool> },
+    Fused { rows: Rows, keys: Tensor<2, Bool> },
 }
 
 impl Mask {
     /// A mask for sequences of `seq` tokens: with `causal` no query sees a later key; `attention_mask [batch, seq]` (true =
     /// attend) hides padding. A query that sees no key at all attends evenly to all of them, as in `transformers`.
     pub fn new(seq: usize, causal: bool, attention_mask: Option<Tensor<2, Bool>>, device: &Device, ops: Ops) -> Self {
-        Self::all(match (ops.form(Operator::Attention), causal, attention_mask) {
-            (OpForm::Fused, causal, Some(keys)) => Form::Fused { causal, rows: Rows::Padded, keys },
-            (OpForm::Fused, causal, None) => {
-                Form::Fused { causal, rows: Rows::Full, keys: Tensor::full([1, 1], true, device) }
-            }
+        let form = match (ops.form(Operator::Attention), causal, attention_mask) {
+            (OpForm::Fused, _, Some(keys)) => Form::Fused { rows: Rows::Padded, keys },
+            (OpForm::Fused, _, None) => Form::Fused { rows: Rows::Full, keys: Tensor::full([1, 1], true, device) },
             (OpForm::Plain, false, mask) => Form::Plain(mask.map(padding_mask)),
             (OpForm::Plain, true, None) => Form::Plain(Some(causal_mask(seq, 0, device))),
             (OpForm::Plain, true, Some(mask)) => {
@@ -67,19 +66,15 @@ impl Mask {
                 let causal = causal_mask(seq, 0, device).expand(shape);
                 Form::Plain(Some(padding_mask(mask).expand(shape).bool_or(causal)))
             }
-        })
+        };
+        Self { form, is_causal: causal, asked: None }
     }
-}
 
-impl Mask {
     /// A mask for rows of which only those that `attention_mask [batch, seq]` (true = attend) shows are there, one sequence
     /// after the other: each attends to all of its own sequence. The fused form on the CPU alone.
     pub(crate) fn unpadded(attention_mask: Tensor<2, Bool>) -> Self {
-        Self::all(Form::Fused { causal: false, rows: Rows::Unpadded, keys: attention_mask })
-    }
-
-    fn all(form: Form) -> Self {
-        Self { form, asked: None }
+        let form = Form::Fused { rows: Rows::Unpadded, keys: attention_mask };
+        Self { form, is_causal: false, asked: None }
     }
 
     /// The same mask, where the last layer has the queries of the first tokens alone.
@@ -123,10 +118,18 @@ impl Attention {
     /// `softmax(scale q k^T) v` for every head (Vaswani et al. 2017), softmax in f32, dropout on its weights:
     /// as many rows as there are queries, `[batch * seq, heads * head_dim]` or what a `mask` without padding shows. The form is
     /// the mask's.
+    ///
+    /// # Panics
+    /// For another number of queries than [`Qkv::Separate`] has.
     pub fn forward(self, qkv: Qkv, mask: &Mask) -> Tensor<2> {
+        if let Qkv::Separate { query, key, .. } = &qkv {
+            let [queries, keys] = [query, key].map(|x| x.dims()[0]);
+            let one_each = queries == self.batch && !mask.is_causal;
+            assert!(queries == keys || one_each, "{queries} queries for {keys} keys of {} sequences", self.batch);
+        }
         match &mask.form {
             Form::Plain(hidden) => self.plain(qkv, hidden.clone()),
-            Form::Fused { causal, rows, keys } => self.fused(qkv, *causal, *rows, keys.clone()),
+            Form::Fused { rows, keys } => self.fused(qkv, mask.is_causal, *rows, keys.clone()),
         }
     }
 

@@ -145,7 +145,7 @@ fn sizes(scores: &CubeTensor) -> [usize; 4] {
 pub(super) fn weights(scores: CubeTensor, keys: CubeTensor, seed: CubeTensor, by: Scores) -> (CubeTensor, CubeTensor) {
     let scores = own(scores);
     let [keys, seed] = [keys, seed].map(into_contiguous);
-    let [batch, heads, queries, seq] = sizes(&scores);
+    let [batch, heads, queries, columns] = sizes(&scores);
     let lse = empty(&scores, [batch, heads, queries]);
     let (count, dim) = by_row(&scores, batch * heads * queries);
     // SAFETY: a cube reads and writes its own row, if there is one; where `padded`, `keys` has a row for every sequence.
@@ -160,7 +160,7 @@ pub(super) fn weights(scores: CubeTensor, keys: CubeTensor, seed: CubeTensor, by
             buffer(&lse),
             batch * heads * queries,
             queries,
-            seq,
+            columns,
             heads,
             by.first * heads * queries,
             by.scale,
@@ -185,7 +185,7 @@ pub(super) fn scores_backward(
 ) -> (CubeTensor, CubeTensor) {
     let [scores, dweights] = [scores, dweights].map(own);
     let [lse, keys, seed] = [lse, keys, seed].map(into_contiguous);
-    let [batch, heads, queries, seq] = sizes(&scores);
+    let [batch, heads, queries, columns] = sizes(&scores);
     let (count, dim) = by_row(&scores, batch * heads * queries);
     // SAFETY: as in `weights`.
     unsafe {
@@ -200,7 +200,7 @@ pub(super) fn scores_backward(
             buffer(&seed),
             batch * heads * queries,
             queries,
-            seq,
+            columns,
             heads,
             by.first * heads * queries,
             by.scale,
@@ -228,7 +228,7 @@ fn score(
     row: usize,
     column: usize,
     queries: usize,
-    seq: usize,
+    columns: usize,
     heads: usize,
     scale: f32,
     #[comptime] causal: bool,
@@ -241,7 +241,7 @@ fn score(
         }
     }
     if comptime!(padded) {
-        if keys[row / (queries * heads) * seq + column] == 0 {
+        if keys[row / (queries * heads) * columns + column] == 0 {
             score = HIDDEN;
         }
     }
@@ -256,7 +256,7 @@ fn weigh_rows(
     lse: &mut [f32],
     rows: usize,
     queries: usize,
-    seq: usize,
+    columns: usize,
     heads: usize,
     first_row: usize,
     scale: f32,
@@ -272,19 +272,19 @@ fn weigh_rows(
     if row >= rows {
         terminate!();
     }
-    let start = row * seq;
+    let start = row * columns;
     let mut largest = f32::cast_from(HIDDEN);
     let mut column = UNIT_POS as usize;
-    while column < seq {
-        let value = score(scores[start + column], keys, row, column, queries, seq, heads, scale, causal, padded);
+    while column < columns {
+        let value = score(scores[start + column], keys, row, column, queries, columns, heads, scale, causal, padded);
         largest = max(largest, value);
         column += lanes;
     }
     let largest = cube_max(largest, &mut scratch, lanes);
     let mut sum = 0.0f32;
     let mut column = UNIT_POS as usize;
-    while column < seq {
-        let value = score(scores[start + column], keys, row, column, queries, seq, heads, scale, causal, padded);
+    while column < columns {
+        let value = score(scores[start + column], keys, row, column, queries, columns, heads, scale, causal, padded);
         let value = (value - largest).exp();
         sum += value;
         scores[start + column] = value; // a unit reads back only what it wrote itself
@@ -292,7 +292,7 @@ fn weigh_rows(
     }
     let sum = cube_sum(sum, &mut scratch, lanes);
     let mut column = UNIT_POS as usize;
-    while column < seq {
+    while column < columns {
         let mut weight = scores[start + column] / sum;
         if comptime!(drops) {
             weight *= factor(seed, u32::cast_from(first_row + row), u32::cast_from(column), threshold, keep_scale);
@@ -316,7 +316,7 @@ fn weigh_backward_rows(
     seed: &[i32],
     rows: usize,
     queries: usize,
-    seq: usize,
+    columns: usize,
     heads: usize,
     first_row: usize,
     scale: f32,
@@ -332,14 +332,14 @@ fn weigh_backward_rows(
     if row >= rows {
         terminate!();
     }
-    let start = row * seq;
+    let start = row * columns;
     // Where no key is seen, the logarithm of the sum has drowned in HIDDEN, and all weights are alike.
     let none = lse[row] < 0.5f32 * HIDDEN;
     let mut sum = 0.0f32;
     let mut column = UNIT_POS as usize;
-    while column < seq {
-        let value = score(scores[start + column], keys, row, column, queries, seq, heads, scale, causal, padded);
-        let even = 1.0f32 / f32::cast_from(seq);
+    while column < columns {
+        let value = score(scores[start + column], keys, row, column, queries, columns, heads, scale, causal, padded);
+        let even = 1.0f32 / f32::cast_from(columns);
         let weight = select(none, even, (value - lse[row]).exp());
         let mut dweight = dweights[start + column];
         if comptime!(drops) {
@@ -352,10 +352,10 @@ fn weigh_backward_rows(
     }
     let sum = cube_sum(sum, &mut scratch, lanes);
     let mut column = UNIT_POS as usize;
-    while column < seq {
+    while column < columns {
         let weight = scores[start + column];
         // A hidden key has no gradient: its score is a constant.
-        let seen = score(0.0f32, keys, row, column, queries, seq, heads, scale, causal, padded) == 0.0f32;
+        let seen = score(0.0f32, keys, row, column, queries, columns, heads, scale, causal, padded) == 0.0f32;
         dweights[start + column] = select(seen, scale * weight * (dweights[start + column] - sum), 0.0f32);
         if comptime!(drops) {
             scores[start + column] =
