@@ -118,13 +118,20 @@ impl Gpt2Model {
         let device = input_ids.device();
         let past = cache.as_ref().map_or(0, |cache| cache.len());
         let mut x = self.embed(input_ids, past, train);
+        let (hidden, mask);
         let visible = match cache {
-            Some(_) => Visible::Cached(causal_mask(seq, past, &device)), // [1, 1, seq, past + seq]
-            None => Visible::Whole(self.mask(seq, attention_mask, &device)),
+            Some(_) => {
+                hidden = causal_mask(seq, past, &device); // [1, 1, seq, past + seq]
+                Visible::Cached(&hidden)
+            }
+            None => {
+                mask = self.mask(seq, attention_mask, &device);
+                Visible::Whole(&mask)
+            }
         };
         for (index, block) in self.h.iter().enumerate() {
             let cache = cache.as_deref_mut().map(|cache| (cache, index));
-            x = block.forward(x, batch, &visible, cache, train, self.compute);
+            x = block.forward(x, batch, visible, cache, train, self.compute);
         }
         self.normalised(x)
     }
@@ -148,16 +155,17 @@ impl Gpt2Model {
 
     /// Block `index` on whole sequences: `[batch * seq, n_embd]` -> the same.
     pub(crate) fn block(&self, index: usize, x: Tensor<2>, batch: usize, mask: &Mask, train: bool) -> Tensor<2> {
-        self.h[index].forward(x, batch, &Visible::Whole(mask.clone()), None, train, self.compute)
+        self.h[index].forward(x, batch, Visible::Whole(mask), None, train, self.compute)
     }
 }
 
 /// Which keys the tokens of a forward pass see.
-enum Visible {
+#[derive(Clone, Copy)]
+enum Visible<'a> {
     /// The pass holds whole sequences.
-    Whole(Mask),
+    Whole(&'a Mask),
     /// The tokens continue those of a cache: true where a key is hidden.
-    Cached(Tensor<4, Bool>),
+    Cached(&'a Tensor<4, Bool>),
 }
 
 impl Gpt2Block {
@@ -190,7 +198,7 @@ impl Gpt2Block {
         &self,
         x: Tensor<2>,
         batch: usize,
-        visible: &Visible,
+        visible: Visible<'_>,
         cache: Option<(&mut KvCache, usize)>,
         train: bool,
         compute: Compute,
@@ -209,7 +217,7 @@ impl Gpt2Attention {
         &self,
         x: Tensor<2>,
         batch: usize,
-        visible: &Visible,
+        visible: Visible<'_>,
         cache: Option<(&mut KvCache, usize)>,
         train: bool,
         compute: Compute,

@@ -243,7 +243,7 @@ impl Model {
                         );
                         x
                     }
-                    false => FirstTokens::Evenly.of(x, batch, self.ops()),
+                    false => FirstTokens::EVENLY.of(x, batch, self.ops()),
                 };
                 let pooled = dropout(model.bert.pooled(first, train), model.dropout, train);
                 model.classifier.forward(pooled, model.bert.compute)

@@ -43,7 +43,7 @@ impl Model {
             Body::Gpt2(model) => model.mask(seq, attention_mask, &device),
             Body::Bert(model) => model.mask(seq, attention_mask, &device),
         };
-        if self.asks_first_tokens() { mask.asking(FirstTokens::Evenly) } else { mask }
+        if self.asks_first_tokens() { mask.asking(FirstTokens::EVENLY) } else { mask }
     }
 
     /// Block `index` of [`num_blocks`](Self::num_blocks): rows as [`embed`](Self::embed) gives them -> the same, or of the last

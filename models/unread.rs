@@ -13,25 +13,23 @@ use crate::heads::{Model, ModelInput};
 use crate::ops::embedding::embedding;
 use crate::ops::{Form, Operator, Ops};
 
-/// Where the first token of each sequence is among the rows.
+/// Where the first token of each sequence is among the rows, `[batch]`; none where all sequences are equally long.
 #[derive(Debug, Clone)]
-pub(crate) enum FirstTokens {
-    /// As far apart as sequences are long.
-    Evenly,
-    /// `[batch]`
-    At(Tensor<1, Int>),
-}
+pub(crate) struct FirstTokens(Option<Tensor<1, Int>>);
 
 impl FirstTokens {
+    /// Of equally long sequences.
+    pub(crate) const EVENLY: Self = Self(None);
+
     /// `[rows, width] -> [batch, width]`
     pub(crate) fn of(&self, x: Tensor<2>, batch: usize, ops: Ops) -> Tensor<2> {
-        match self {
-            Self::Evenly => {
+        match &self.0 {
+            Some(places) => embedding(x, places.clone(), None, ops),
+            None => {
                 let [rows, width] = x.dims();
                 let x = x.reshape([batch, rows / batch, width]);
                 x.slice([0..batch, 0..1, 0..width]).reshape([batch, width])
             }
-            Self::At(places) => embedding(x, places.clone(), None, ops),
         }
     }
 }
@@ -76,6 +74,6 @@ impl Model {
             Tensor::from_data(TensorData::new(ids, [len]), &device)
         };
         let is_all = tokens.len() == shown.len();
-        (!is_all).then(|| Unpadded { tokens: ids(tokens), first: FirstTokens::At(ids(first)) })
+        (!is_all).then(|| Unpadded { tokens: ids(tokens), first: FirstTokens(Some(ids(first))) })
     }
 }
