@@ -3,7 +3,8 @@
 //! Mixed precision has one rule, and it is this file's: weights, activations between operators, and everything that adds up
 //! many terms (norms, softmax, activation functions, sums of gradients) are in f32; the two operands of a matrix product are
 //! rounded to the compute type, and its result is of that type before it is widened again. That is what PyTorch's autocast
-//! does to these models. The gradient of a weight is widened to f32 before it is added to anything.
+//! does to these models. The gradient of a weight is widened to f32 before it is added to anything. Fused attention and
+//! cross-entropy round less: scores, weights and logits that stay within the operator are not rounded to be kept.
 
 use burn::module::Param;
 use burn::tensor::{FloatDType, Tensor};
@@ -25,10 +26,16 @@ impl Default for Compute {
 }
 
 impl Compute {
-    /// `ops` and `dtype`; in a narrow type without those fused operators that hold a matrix product, which know f32 alone.
+    /// `ops` and `dtype`; in a narrow type without the fused linear operator, which knows f32 alone, and in f16 without the
+    /// fused cross-entropy, which takes gradients in the forward pass, before the loss scale has lifted them into f16's range.
     pub fn new(ops: Ops, dtype: FloatDType) -> Self {
-        let others = [Operator::Embedding, Operator::Dropout, Operator::LayerNorm, Operator::Gelu, Operator::AdamW];
-        Self { ops: if dtype == FloatDType::F32 { ops } else { ops.only(others) }, dtype }
+        let fused = |operator: &Operator| match operator {
+            Operator::Linear => false,
+            Operator::CrossEntropy => dtype != FloatDType::F16,
+            _ => true,
+        };
+        let ops = if dtype == FloatDType::F32 { ops } else { ops.only(Operator::ALL.into_iter().filter(fused)) };
+        Self { ops, dtype }
     }
 
     /// The form.

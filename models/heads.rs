@@ -77,7 +77,7 @@ pub(crate) enum Body<'a> {
     Bert(&'a BertModel),
 }
 
-/// What a language model's logits are the product of: `logits = x weight^T + bias`.
+/// What a language model's logits are the product of: `logits = x weight^T + bias`, the factors in the type of matrix products.
 #[derive(Debug, Clone)]
 pub struct VocabularyProjection {
     /// Hidden states, `[batch * seq, width]`.
@@ -265,15 +265,16 @@ impl Model {
 
     /// [`vocabulary_projection`](Self::vocabulary_projection) of what the last block gave, `x [batch * seq, width]`.
     pub fn head_projection(&self, x: Tensor<2>) -> Option<VocabularyProjection> {
+        let compute = self.compute();
         match self {
             Self::Gpt2Lm(model) => Some(VocabularyProjection {
-                x: model.transformer.normalised(x),
-                weight: model.transformer.wte.weight.val(),
+                x: compute.narrow(model.transformer.normalised(x)),
+                weight: compute.weight(&model.transformer.wte.weight),
                 bias: None,
             }),
             Self::BertMlm(model) | Self::RobertaMlm(model) | Self::DistilBertMlm(model) => Some(VocabularyProjection {
-                x: model.cls.predictions.transformed(x, model.bert.compute),
-                weight: model.bert.embeddings.word_embeddings.weight.val(),
+                x: compute.narrow(model.cls.predictions.transformed(x, compute)),
+                weight: compute.weight(&model.bert.embeddings.word_embeddings.weight),
                 bias: Some(model.cls.predictions.bias.val()),
             }),
             _ => None,

@@ -25,9 +25,9 @@ use super::{Form, Operator, Ops};
 /// What the cross-entropy is taken of and against.
 #[derive(Debug, Clone)]
 pub struct CrossEntropy {
-    /// Hidden states, `[n, features]`.
+    /// Hidden states, `[n, features]`, in f32 or bf16.
     pub x: Tensor<2>,
-    /// Projection, `[classes, features]`: the token embedding where that is tied.
+    /// Projection, `[classes, features]`: the token embedding where that is tied; of the type of `x`.
     pub weight: Tensor<2>,
     /// Added to the logits, `[classes]`.
     pub bias: Option<Tensor<1>>,
@@ -117,7 +117,7 @@ pub(super) struct Inputs<F, I> {
     pub label_smoothing: f64,
 }
 
-/// Gradients of the loss sum.
+/// Gradients of the loss sum, in f32 whatever the type of the factors.
 #[derive(Debug, Clone)]
 pub(super) struct Gradient<F> {
     pub x: F,
@@ -252,7 +252,7 @@ fn chunk_rows(features: usize) -> usize {
 
 impl CrossEntropyKernel for Flex {
     fn forward(inputs: Inputs<FlexTensor, FlexTensor>, gradients: bool) -> (FlexTensor, Option<Gradient<FlexTensor>>) {
-        let (x, weight) = (flex::row_major(inputs.x), flex::row_major(inputs.weight));
+        let (x, weight) = (flex::widened(inputs.x), flex::widened(inputs.weight));
         let bias = inputs.bias.map(flex::row_major);
         let ([n, features], [classes, _]) = (flex::dims2(&x), flex::dims2(&weight));
         let target = flex::integers(&inputs.target);

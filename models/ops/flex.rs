@@ -7,9 +7,10 @@
 
 use std::mem::MaybeUninit;
 
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::{DType, Shape, TensorData};
+use burn::tensor::{DType, FloatDType, Shape, TensorData};
 use rayon::prelude::*;
 
 /// The CPU backend's tensor, of any kind.
@@ -22,6 +23,16 @@ pub(super) type FlexTensor = FloatTensor<Flex>;
 pub(super) fn row_major(tensor: FlexTensor) -> FlexTensor {
     assert_eq!(tensor.dtype(), DType::F32, "Kiln's fused operators take f32 tensors");
     if tensor.as_slice::<f32>().is_some() { tensor } else { tensor.to_contiguous() }
+}
+
+/// `tensor` in row-major order, widened to f32 if it is narrower.
+pub(super) fn widened(tensor: FlexTensor) -> FlexTensor {
+    row_major(cast(tensor, FloatDType::F32))
+}
+
+/// `tensor` in the type `dtype`.
+pub(super) fn cast(tensor: FlexTensor, dtype: FloatDType) -> FlexTensor {
+    if tensor.dtype() == dtype.into() { tensor } else { Flex::float_cast(tensor, dtype) }
 }
 
 /// The values of a tensor that [`row_major`] has returned.

@@ -1,9 +1,11 @@
 //! Attention on the CPU: every head of every sequence is a task of its own; within it, blocks of query rows go through
 //! scores, softmax and product one after the other, in memory that stays in the cache. A causal block stops at its last
 //! row, so about half of the products are never computed. Sequences need not have the same length, and may have one query each.
+//! Of narrow operands everything is computed in f32; the results are of their type.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
-use burn::backend::Flex;
+use burn::backend::{Flex, TensorMetadata};
+use burn::tensor::FloatDType;
 use rayon::prelude::*;
 
 use super::{AttentionKernel, Inputs, Parts, Rows, SavedOf, Settings};
@@ -208,16 +210,23 @@ fn block(Sequence { queries, keys }: Sequence) -> usize {
     (BLOCK_ELEMENTS / keys.len.max(1)).clamp(16, 128).min(queries.len)
 }
 
-fn row_major(qkv: &Parts<FlexTensor>) -> Parts<FlexTensor> {
+fn widened(qkv: &Parts<FlexTensor>) -> Parts<FlexTensor> {
     match qkv {
-        Parts::Packed(all) => Parts::Packed(flex::row_major(all.clone())),
-        Parts::Separate(parts) => Parts::Separate(parts.clone().map(flex::row_major)),
+        Parts::Packed(all) => Parts::Packed(flex::widened(all.clone())),
+        Parts::Separate(parts) => Parts::Separate(parts.clone().map(flex::widened)),
+    }
+}
+
+/// The type of query, key and value.
+fn dtype(qkv: &Parts<FlexTensor>) -> FloatDType {
+    match qkv {
+        Parts::Packed(all) | Parts::Separate([all, _, _]) => all.dtype().into(),
     }
 }
 
 impl AttentionKernel for Flex {
     fn forward(inputs: &Inputs<FlexTensor, FlexTensor, FlexTensor>) -> (FlexTensor, FlexTensor) {
-        let qkv = row_major(&inputs.qkv);
+        let (qkv, dtype) = (widened(&inputs.qkv), dtype(&inputs.qkv));
         let call = Call::new(inputs, &qkv);
         let Sizes { queries, heads, head_dim, .. } = call.sizes;
         let width = heads * head_dim;
@@ -253,15 +262,16 @@ impl AttentionKernel for Flex {
                 });
             })
         };
-        (flex::tensor(out, [queries, width]), flex::tensor(lse, [heads * queries]))
+        (flex::cast(flex::tensor(out, [queries, width]), dtype), flex::tensor(lse, [heads * queries]))
     }
 
     fn backward(saved: SavedOf<Self>, dout: FlexTensor) -> Parts<FlexTensor> {
-        let qkv = row_major(&saved.inputs.qkv);
+        let (qkv, dtype) = (widened(&saved.inputs.qkv), dtype(&saved.inputs.qkv));
+        let gradient = |values: Vec<f32>, shape: [usize; 2]| flex::cast(flex::tensor(values, shape), dtype);
         let call = Call::new(&saved.inputs, &qkv);
         let Sizes { queries, keys: rows, heads, head_dim } = call.sizes;
         let width = heads * head_dim;
-        let dout = flex::row_major(dout);
+        let dout = flex::widened(dout);
         let dout = Operand { values: flex::values(&dout), offset: 0, row_stride: width };
         let lse = flex::values(&saved.lse);
         let run = |targets: [Target; 3]| {
@@ -285,7 +295,7 @@ impl AttentionKernel for Flex {
                         run([0, 1, 2].map(|i| target(dqkv, i * width, 3 * width)));
                     })
                 };
-                Parts::Packed(flex::tensor(dqkv, [rows, 3 * width]))
+                Parts::Packed(gradient(dqkv, [rows, 3 * width]))
             }
             Parts::Separate(_) => {
                 let (mut dk, mut dv) =
@@ -300,8 +310,8 @@ impl AttentionKernel for Flex {
                     dk.set_len(rows * width);
                     dv.set_len(rows * width);
                 }
-                let [dk, dv] = [dk, dv].map(|values| flex::tensor(values, [rows, width]));
-                Parts::Separate([flex::tensor(dq, [queries, width]), dk, dv])
+                let [dk, dv] = [dk, dv].map(|values| gradient(values, [rows, width]));
+                Parts::Separate([gradient(dq, [queries, width]), dk, dv])
             }
         }
     }

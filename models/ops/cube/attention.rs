@@ -3,7 +3,7 @@
 
 use burn::backend::TensorMetadata;
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
-use burn::tensor::{IntDType, Shape, Slice};
+use burn::tensor::{DType, IntDType, Shape, Slice};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -11,7 +11,7 @@ use cubecl::prelude::*;
 use super::super::attention::{AttentionKernel, InputsOf, Parts, Rows, SavedOf};
 use super::dropout::{factor, scale, threshold};
 use super::rows::{cube_max, cube_sum};
-use super::{Cube, FusedTensor, Kernels, Scores, buffer, by_row, empty, lanes, own};
+use super::{Cube, FusedTensor, Kernels, Scores, buffer, by_row, empty, lanes, narrow, own, wide};
 
 /// Scores that exist at a time: 64 MiB of them.
 const SCORES: usize = 1 << 24;
@@ -25,7 +25,11 @@ struct Part {
 
 /// Query, key and value as `[batch, heads, rows, head_dim]`, the mask of keys as numbers, and the sequences of each chunk.
 struct Split {
+    /// The query times [`query_scale`](Self::query_scale).
     qkv: [FusedTensor; 3],
+    /// What scores are multiplied by, where they are of a narrow type: before the product, in which they could overflow. 1 where
+    /// they are f32 and the kernel multiplies them.
+    query_scale: f32,
     keys: FusedTensor,
     by: Scores,
     chunks: Vec<(usize, usize)>,
@@ -46,14 +50,21 @@ impl Split {
             let shape = [settings.batch, rows / settings.batch, settings.heads, width / settings.heads];
             Cube::float_swap_dims(Cube::float_reshape(x, Shape::from(shape)), 1, 2)
         });
+        let [query, key, value] = qkv;
+        let (query, query_scale, scale) = match query.dtype() {
+            DType::F32 => (query, 1.0, settings.scale),
+            _ => (Cube::float_mul_scalar(query, settings.scale.into()), settings.scale, 1.0),
+        };
+        let qkv = [query, key, value];
         let [queries, keys] = [0, 1].map(|i| qkv[i].shape()[2]);
         let each = (SCORES / (settings.heads * queries * keys).max(1)).clamp(1, settings.batch);
         let starts = (0..settings.batch).step_by(each);
         Self {
             qkv,
+            query_scale,
             keys: Cube::bool_into_int(inputs.keys.clone(), IntDType::I32),
             by: Scores {
-                scale: settings.scale,
+                scale,
                 causal: settings.causal,
                 padded: settings.rows == Rows::Padded,
                 dropout: settings.dropout,
@@ -103,9 +114,9 @@ impl AttentionKernel for Cube {
         let (mut outs, mut lses) = (Vec::new(), Vec::new());
         for &chunk in &split.chunks {
             let Part { qkv: [query, key, value], keys, by } = split.part(chunk);
-            let scores = Self::float_matmul(query, transposed(&key));
+            let scores = wide(Self::float_matmul(query, transposed(&key)));
             let (weights, lse) = Self::attention_weights(scores, keys, inputs.seed.clone(), by);
-            outs.push(Self::float_matmul(weights, value));
+            outs.push(Self::float_matmul(narrow(weights, value.dtype()), value));
             lses.push(lse);
         }
         (merge(together(outs)), together(lses))
@@ -121,15 +132,19 @@ impl AttentionKernel for Cube {
         for &chunk in &split.chunks {
             let Part { qkv: [query, key, value], keys, by } = split.part(chunk);
             let (dout, lse) = (split.rows(&dout, chunk), split.rows(&saved.lse, chunk));
-            let scores = Self::float_matmul(query.clone(), transposed(&key));
-            let dweights = Self::float_matmul(dout.clone(), transposed(&value));
+            let scores = wide(Self::float_matmul(query.clone(), transposed(&key)));
+            let dweights = wide(Self::float_matmul(dout.clone(), transposed(&value)));
             let (weights, dscores) =
                 <Self as Kernels>::attention_backward(scores, lse, dweights, keys, saved.inputs.seed.clone(), by);
+            let [weights, dscores] = [weights, dscores].map(|x| narrow(x, value.dtype()));
             gradients[0].push(Self::float_matmul(dscores.clone(), key));
             gradients[1].push(Self::float_matmul(transposed(&dscores), query));
             gradients[2].push(Self::float_matmul(transposed(&weights), dout));
         }
-        let gradients = gradients.map(|parts| merge(together(parts)));
+        let [query, key, value] = gradients.map(|parts| merge(together(parts)));
+        let scales = split.query_scale != 1.0;
+        let query = if scales { Self::float_mul_scalar(query, split.query_scale.into()) } else { query };
+        let gradients = [query, key, value];
         match saved.inputs.qkv {
             Parts::Separate(_) => Parts::Separate(gradients),
             Parts::Packed(_) => Parts::Packed(Self::float_cat(gradients.to_vec(), 1)),

@@ -12,7 +12,7 @@ use cubecl::prelude::*;
 use super::super::cross_entropy::{CrossEntropyKernel, Gradient, Inputs};
 use super::product::{plain, product, transposed};
 use super::rows::{cube_max, cube_sum};
-use super::{Cube, FusedTensor, Kernels, buffer, by_row, dims2, empty, lanes, own};
+use super::{Cube, FusedTensor, Kernels, buffer, by_row, dims2, empty, lanes, narrow, own, wide};
 
 /// Logits of a chunk: 256 MiB of them.
 const CHUNK: usize = 1 << 26;
@@ -45,7 +45,7 @@ impl CrossEntropyKernel for Cube {
             };
             let hidden = part(&x);
             let target = if whole { target.clone() } else { Self::int_slice(target.clone(), &[rows]) };
-            let logits = product(plain(hidden.clone()), transposed(weight.clone()));
+            let logits = wide(product(plain(hidden.clone()), transposed(weight.clone())));
             let (loss, dlogits) =
                 Self::cross_entropy(logits, bias.clone(), target, part(&row_weight), label_smoothing as f32);
             losses.push(Self::float_sum(loss));
@@ -53,8 +53,9 @@ impl CrossEntropyKernel for Cube {
                 if has_bias {
                     add(&mut dbias, Self::column_sums(dlogits.clone()));
                 }
-                dx.push(product(plain(dlogits.clone()), plain(weight.clone())));
-                add(&mut dweight, product(transposed(dlogits), plain(hidden)));
+                let dlogits = narrow(dlogits, weight.dtype());
+                dx.push(wide(product(plain(dlogits.clone()), plain(weight.clone()))));
+                add(&mut dweight, wide(product(transposed(dlogits), plain(hidden))));
             }
         }
         let mut losses = losses.into_iter();

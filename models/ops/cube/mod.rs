@@ -3,7 +3,7 @@
 //!
 //! [`Kernels`] lists every kernel with the shapes it gives, which Burn's fusion needs to know before a kernel runs: to
 //! fusion a kernel is one operation that it does not look into. The files here launch the kernels and put them together
-//! to what the operators ask of a backend. Everything is f32 and row-major.
+//! to what the operators ask of a backend. Everything is f32 and row-major, but for the factors of matrix products.
 //!
 //! Kernels that work on rows give each row to one cube of [`lanes`] units, which share sums through shared memory, so
 //! that no device needs subgroups.
@@ -26,7 +26,7 @@ mod rows;
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata, backend_extension};
-use burn::tensor::Shape;
+use burn::tensor::{DType, FloatDType, Shape};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
@@ -327,6 +327,16 @@ impl Kernels for CubeBackend {
     ) -> (CubeTensor, CubeTensor) {
         attention::scores_backward(scores, lse, dweights, keys, seed, by)
     }
+}
+
+/// `x` in f32, which the kernels compute in.
+fn wide(x: FusedTensor) -> FusedTensor {
+    narrow(x, DType::F32)
+}
+
+/// `x` as an operand of a matrix product in `dtype`.
+fn narrow(x: FusedTensor, dtype: DType) -> FusedTensor {
+    if x.dtype() == dtype { x } else { Cube::float_cast(x, FloatDType::from(dtype)) }
 }
 
 /// Units in a cube that works on a row: a plane (warp), so that all of them run in step.
