@@ -65,8 +65,8 @@ impl PrecisionPlan {
         Ok(Self { precision, dtype, note })
     }
 
-    /// Those of the fused operators `ops` that compute in this precision: in a narrow type not those with a matrix product,
-    /// which know f32 alone, and with a loss scale not AdamW, which cannot skip a step.
+    /// Those of the fused operators `ops` that compute in this precision: those of [`Compute::new`], and with a loss scale not
+    /// AdamW, which cannot skip a step.
     pub fn ops(&self, ops: Ops) -> Ops {
         let ops = Compute::new(ops, self.dtype).ops();
         match self.scales_loss() {

@@ -25,7 +25,7 @@ fn train_rows(run: &Path) -> Vec<Value> {
 }
 
 /// Bound on our distance from f32 in units of autocast's. Both round the same operands; where sums are taken in another
-/// order other roundings fall the other way. Seen: 0.64 to 1.32.
+/// order other roundings fall the other way. Seen: 0.54 to 1.71, both of the one logit of a regression, and 0.68 to 1.19.
 const TIMES_AUTOCAST: f64 = 2.0;
 
 #[test]
@@ -85,7 +85,8 @@ fn every_task_in_every_mode_and_precision() {
             for precision in ["bf16", "f16"] {
                 let (said, rows) = run(compiler, precision);
                 assert!(said.contains(&format!("{precision} in matrix products")), "{said}");
-                let partly = said.contains("precision: linear, attention, cross_entropy");
+                let plain = if precision == "f16" { "linear, cross_entropy, adamw" } else { "linear" };
+                let partly = said.lines().any(|line| line.ends_with(&format!("precision: {plain}")));
                 assert_eq!(partly, compiler == "compiled", "{said}");
                 assert_eq!(rows.len(), exact.len());
                 // For some of these untrained models 65,536 is too much: the first steps find the scale.

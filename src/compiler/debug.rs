@@ -92,10 +92,9 @@ fn operators(plan: &RunPlan) -> Result<Vec<(Operator, Option<String>)>> {
     let native = plan.decision.as_ref().is_some_and(|decision| decision.mode == CompilerMode::Native);
     let why = |operator: &Operator| match (fused(asked, operator), compiler.map(|compiler| &compiler.fused_ops)) {
         _ if native => "the trial of compiler.enabled = \"auto\" chose native".into(),
-        (true, _) => format!(
-            "precision {}: it computes in f32 alone, or cannot skip a step whose gradients overflow",
-            plan.precision.precision
-        ),
+        (true, _) => {
+            format!("precision {}: it computes in f32 alone, or cannot go with a loss scale", plan.precision.precision)
+        }
         (false, Some(FusedOps::Only(_))) => "not in the list of compiler.fused_ops".into(),
         (false, Some(FusedOps::All(Switch::Off))) => "compiler.fused_ops = \"off\"".into(),
         (false, _) => "experimental on this device, so compiler.fused_ops = \"auto\" leaves it plain".into(),

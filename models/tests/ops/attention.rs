@@ -1,6 +1,6 @@
 //! Attention without a stored score matrix.
 
-use burn::tensor::{Bool, Tensor, TensorData};
+use burn::tensor::{Bool, FloatDType, Tensor, TensorData};
 use kiln_models::Ops;
 use kiln_models::ops::attention::{Attention, Mask, Qkv};
 
@@ -215,6 +215,37 @@ fn dropout_of(queries: usize) {
             op(inputs, ops)
         };
         agrees_with_host("dropout", &case.inputs(), &seeded, &case.host(factor), ROUNDING);
+    }
+}
+
+#[test]
+fn narrow_operands_round_the_results_alone() {
+    // bf16 and f16 round to 8 and 11 bits: half a unit in the last place of the result, and of the gradient that comes in. On a
+    // GPU scores and weights are rounded too, to go through matrix products.
+    for (dtype, rounding) in [(FloatDType::BF16, 2f64.powi(-8)), (FloatDType::F16, 2f64.powi(-11))] {
+        if !crate::device().supports_dtype(dtype) {
+            continue; // WGSL has no bf16
+        }
+        for case in cases(2, 3, 7, 4) {
+            let mut inputs = case.inputs();
+            // Numbers of 6 bits are themselves in both types.
+            inputs.iter_mut().flat_map(|input| &mut input.values).for_each(|x| *x = (*x * 16.0).round() / 16.0);
+            let op = case.op(0.0);
+            let narrow = move |inputs: Vec<Tensor<2>>, ops: Ops| {
+                let inputs = inputs.into_iter().map(|input| input.cast(dtype)).collect();
+                let out = op(inputs, ops);
+                assert_eq!(out.dtype(), dtype.into());
+                out.cast(FloatDType::F32)
+            };
+            let tolerance = if crate::on_cpu() { 1.5 } else { 4.0 } * rounding;
+            agrees_with_host(
+                &format!("{dtype:?} {}", name(&case)),
+                &inputs,
+                &narrow,
+                &case.host(|_, _, _| 1.0),
+                tolerance,
+            );
+        }
     }
 }
 

@@ -1,10 +1,10 @@
 //! Projection and cross-entropy in chunks of rows.
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 use kiln_models::Ops;
 use kiln_models::ops::cross_entropy::CrossEntropy;
 
-use crate::{Input, agrees_with_host, agrees_with_plain, input, run};
+use crate::{Input, agrees_with_host, agrees_with_plain, close, input, run, wide};
 
 /// One case: sizes, and what the rows count.
 #[derive(Clone)]
@@ -105,6 +105,33 @@ fn chunks_that_do_not_divide_the_rows() {
     for (bias, row_weight) in [(false, None), (true, some_ignored(301))] {
         let case = Case { bias, row_weight, ..case(301, 13, 1009) };
         agrees_with_plain("chunks", &case.inputs(), &case.op(), 2e-5);
+    }
+}
+
+#[test]
+fn of_factors_in_bf16_the_loss_and_its_gradients_are_f32() {
+    let dtype = FloatDType::BF16;
+    if !crate::device().supports_dtype(dtype) {
+        return; // WGSL has none
+    }
+    for (bias, row_weight) in [(false, None), (true, some_ignored(301))] {
+        let case = Case { bias, row_weight, ..case(301, 13, 109) };
+        let mut inputs = case.inputs();
+        // Numbers of 6 bits are themselves in bf16.
+        inputs.iter_mut().take(2).flat_map(|input| &mut input.values).for_each(|x| *x = (*x * 16.0).round() / 16.0);
+        let op = case.op();
+        let narrow = move |inputs: Vec<Tensor<2>>, ops: Ops| {
+            let inputs = inputs.into_iter().enumerate();
+            op(inputs.map(|(i, input)| if i < 2 { input.cast(dtype) } else { input }).collect(), ops)
+        };
+        let (loss, grads) = run(&inputs, &narrow, Ops::Fused);
+        let (expected, expected_grads) = run(&inputs, &case.op(), Ops::Fused);
+        // On a GPU logits and products are rounded to 8 bits.
+        let tolerance = if crate::on_cpu() { 1e-6 } else { 1e-2 };
+        close("loss", &loss, &wide(&expected), tolerance);
+        for (got, expected) in grads.iter().zip(&expected_grads) {
+            close("gradient", got, &wide(expected), tolerance);
+        }
     }
 }
 
