@@ -19,7 +19,7 @@ pub(super) type FlexTensor = FloatTensor<Flex>;
 /// `tensor` in row-major order and f32.
 ///
 /// # Panics
-/// For another type than f32: the fused operators are defined for f32 alone, as [`super::Ops::Fused`] says.
+/// For another type than f32: those operators that take narrow types widen them first ([`widened`]).
 pub(super) fn row_major(tensor: FlexTensor) -> FlexTensor {
     assert_eq!(tensor.dtype(), DType::F32, "Kiln's fused operators take f32 tensors");
     if tensor.as_slice::<f32>().is_some() { tensor } else { tensor.to_contiguous() }
