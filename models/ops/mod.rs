@@ -108,7 +108,8 @@ pub enum Ops {
     #[default]
     Plain,
     /// Kiln's fused kernels: on the CPU (Flex), in the compiled engine (feature `compiler`) on wgpu and CUDA too, and in
-    /// f32. Calling one with other tensors panics; [`Ops::fused`] is the way to ask first.
+    /// f32; attention and cross-entropy take narrow factors as well. Calling one with other tensors panics: [`Ops::fused`] tells
+    /// of the device, [`Compute::new`](crate::Compute::new) of the type.
     Fused,
     /// The fused kernels of these operators, under the conditions of [`Ops::Fused`]; compositions for the others.
     Chosen(Operators),
