@@ -24,6 +24,7 @@ mod product;
 mod rows;
 
 use burn::backend::fusion::custom::TensorSpec;
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::{DType, FloatDType, Shape};
