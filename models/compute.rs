@@ -4,7 +4,7 @@
 //! many terms (norms, softmax, activation functions, sums of gradients) are in f32; the two operands of a matrix product are
 //! rounded to the compute type, and its result is of that type before it is widened again. That is what PyTorch's autocast
 //! does to these models. The gradient of a weight is widened to f32 before it is added to anything. Fused attention and
-//! cross-entropy round less: scores, weights and logits that stay within the operator are not rounded to be kept.
+//! cross-entropy round less on the CPU, where scores, weights and logits, which stay within the operator, are f32.
 
 use burn::module::Param;
 use burn::tensor::{FloatDType, Tensor};

@@ -35,7 +35,7 @@ impl PrecisionPlan {
                 (Precision::F32, "matrix products in TF32 where such a kernel wins: Burn has no switch".into())
             }
             other if device.kind == DeviceKind::Cpu && other != Precision::F32 => {
-                (other, "the CPU converts to f32 and back: the numbers of a GPU, not its speed".into())
+                (other, "the CPU converts to f32 and back: close to the numbers of a GPU, not its speed".into())
             }
             other => (other, String::new()),
         };

@@ -21,6 +21,7 @@ use rayon::prelude::*;
 use super::flex::{self, FlexTensor, Matrix, Output};
 use super::simd::{exp_shifted, max, sum, vectorised};
 use super::{Form, Operator, Ops};
+use crate::compute::widen;
 
 /// What the cross-entropy is taken of and against.
 #[derive(Debug, Clone)]
@@ -63,12 +64,11 @@ impl CrossEntropy {
 
     fn plain(self) -> Tensor<1> {
         let rows = self.x.dims()[0];
-        let logits = self.x.matmul(self.weight.transpose());
+        let logits = widen(self.x.matmul(self.weight.transpose()));
         let logits = match self.bias {
             Some(bias) => logits + bias.unsqueeze(),
             None => logits,
         };
-        let logits = logits.cast(FloatDType::F32);
         // The maximum only keeps exp from overflowing; its gradient cancels, so it is not tracked.
         let shifted = logits.clone() - logits.detach().max_dim(1);
         let log_sum = shifted.clone().exp().sum_dim(1).log(); // [n, 1]

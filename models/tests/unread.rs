@@ -4,8 +4,8 @@
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
-use kiln_models::{Head, Model, ModelConfig, ModelInput, ModelType, Operator, Ops};
+use burn::tensor::{Bool, Device, FloatDType, Int, Tensor, TensorData};
+use kiln_models::{Compute, Head, Model, ModelConfig, ModelInput, ModelType, Operator, Ops};
 use serde_json::json;
 
 const WIDTH: usize = 16;
@@ -116,6 +116,23 @@ fn agrees(plain: &Model, fused: &Model, input: &ModelInput, expected_rows: [usiz
         let size = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
         let is_none = size < 1e-5 * largest && gradient.iter().all(|x| x.abs() < 1e-4 * largest);
         assert!(is_none || relative_l2(gradient, expected) < 1e-4, "{input:?}");
+    }
+}
+
+#[test]
+fn narrow_types_leave_out_the_same() {
+    let device = Device::flex().autodiff();
+    let plain = model(ModelType::Bert, Head::SequenceClassification, &device);
+    let input = input(&[&[true, true, false, true, false], &[true, true, true, false, false]]);
+    let (exact, _, exact_gradients) = computed(&plain, &input);
+    for (dtype, rounding) in [(FloatDType::BF16, 2f64.powi(-8)), (FloatDType::F16, 2f64.powi(-11))] {
+        let compute = Compute::new(Ops::fused(&device).unwrap(), dtype);
+        let (logits, rows, gradients) = computed(&plain.clone().with_compute(compute), &input);
+        assert_eq!(rows, [6, 6, 2], "{dtype:?}");
+        // A few roundings one after the other.
+        assert!(relative_l2(&logits, &exact) < 8.0 * rounding, "{dtype:?}");
+        let [all, all_exact] = [&gradients, &exact_gradients].map(|gradients| gradients.concat());
+        assert!(relative_l2(&all, &all_exact) < 16.0 * rounding, "{dtype:?}: {}", relative_l2(&all, &all_exact));
     }
 }
 

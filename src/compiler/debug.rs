@@ -93,7 +93,9 @@ fn operators(plan: &RunPlan) -> Result<Vec<(Operator, Option<String>)>> {
     let why = |operator: &Operator| match (fused(asked, operator), compiler.map(|compiler| &compiler.fused_ops)) {
         _ if native => "the trial of compiler.enabled = \"auto\" chose native".into(),
         (true, _) => {
-            format!("precision {}: it computes in f32 alone, or cannot go with a loss scale", plan.precision.precision)
+            let because =
+                if *operator == Operator::Linear { "its kernel is f32 only" } else { "not with a loss scale" };
+            format!("precision {}: {because}", plan.precision.precision)
         }
         (false, Some(FusedOps::Only(_))) => "not in the list of compiler.fused_ops".into(),
         (false, Some(FusedOps::All(Switch::Off))) => "compiler.fused_ops = \"off\"".into(),

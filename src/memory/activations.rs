@@ -104,7 +104,10 @@ impl Activations {
 
         // Where the head reads first tokens alone, the last layer has keys and values of the others.
         let reads_first = is_bert && matches!(task, Task::SequenceClassification | Task::Regression);
-        let last = if reads_first && !is_plain(Operator::Attention) { operand * 2 * width } else { kept };
+        let last = match reads_first && !is_plain(Operator::Attention) {
+            true => (operand * 2 + if compute.is_f32() { 0 } else { operand * 2 }) * width, // each casts its own operand
+            false => kept,
+        };
 
         // Above and below the layers: the norm, its result, and in the plain form the norm's division.
         let norm = width + plain(Operator::LayerNorm, width);
@@ -127,7 +130,11 @@ impl Activations {
         let (loss, head_gradient) = match (is_language_model, is_fused) {
             (false, _) => (0, 0),
             (true, false) => (3 * logits + zeros, table),
-            (true, true) => (table + F32 * tokens.min(width.clamp(128, 1024)) * vocabulary, table),
+            (true, true) => {
+                // On the CPU narrow factors are widened.
+                let widened = if inputs.host.is_some() && !compute.is_f32() { table + F32 * tokens * width } else { 0 };
+                (table + widened + F32 * tokens.min(width.clamp(128, 1024)) * vocabulary, table)
+            }
         };
 
         let layer_bytes = |halves: u128| tokens * halves * F32 / 2;

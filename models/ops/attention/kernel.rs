@@ -4,7 +4,7 @@
 //! Of narrow operands everything is computed in f32; the results are of their type.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
-use burn::backend::{Flex, TensorMetadata};
+use burn::backend::Flex;
 use burn::tensor::FloatDType;
 use rayon::prelude::*;
 

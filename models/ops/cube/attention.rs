@@ -27,8 +27,8 @@ struct Part {
 struct Split {
     /// The query times [`query_scale`](Self::query_scale).
     qkv: [FusedTensor; 3],
-    /// What scores are multiplied by, where they are of a narrow type: before the product, in which they could overflow. 1 where
-    /// they are f32 and the kernel multiplies them.
+    /// What scores are multiplied by in f16: before the product, in which they could overflow. 1 in the other types, where the
+    /// kernel multiplies them.
     query_scale: f32,
     keys: FusedTensor,
     by: Scores,
@@ -52,8 +52,8 @@ impl Split {
         });
         let [query, key, value] = qkv;
         let (query, query_scale, scale) = match query.dtype() {
-            DType::F32 => (query, 1.0, settings.scale),
-            _ => (Cube::float_mul_scalar(query, settings.scale.into()), settings.scale, 1.0),
+            DType::F16 => (Cube::float_mul_scalar(query, settings.scale.into()), settings.scale, 1.0),
+            _ => (query, 1.0, settings.scale),
         };
         let qkv = [query, key, value];
         let [queries, keys] = [0, 1].map(|i| qkv[i].shape()[2]);

@@ -1,6 +1,6 @@
 //! Projection and cross-entropy in chunks of rows.
 
-use burn::tensor::{FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
 use kiln_models::Ops;
 use kiln_models::ops::cross_entropy::CrossEntropy;
 
@@ -122,8 +122,12 @@ fn of_factors_in_bf16_the_loss_and_its_gradients_are_f32() {
         let op = case.op();
         let narrow = move |inputs: Vec<Tensor<2>>, ops: Ops| {
             let inputs = inputs.into_iter().enumerate();
-            op(inputs.map(|(i, input)| if i < 2 { input.cast(dtype) } else { input }).collect(), ops)
+            let loss = op(inputs.map(|(i, input)| if i < 2 { input.cast(dtype) } else { input }).collect(), ops);
+            assert_eq!(loss.dtype(), DType::F32);
+            loss
         };
+        // The plain form rounds logits and every product to 8 bits.
+        agrees_with_plain("plain", &inputs, &narrow, 2e-2);
         let (loss, grads) = run(&inputs, &narrow, Ops::Fused);
         let (expected, expected_grads) = run(&inputs, &case.op(), Ops::Fused);
         // On a GPU logits and products are rounded to 8 bits.
