@@ -63,7 +63,7 @@ fn the_estimate_is_the_measured_peak_to_a_fifth() {
         &["--precision", "bf16"],
         &["--set", "trainer.activation_checkpointing=balanced"],
     ];
-    for (size, name, variants) in [(SMALL, "small", all), (MIDDLE, "middle", &[all[0], all[2]][..])] {
+    for (size, name, variants) in [(SMALL, "small", all), (MIDDLE, "middle", &all[..1])] {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), size);
         for mode in ["native", "compiled"] {

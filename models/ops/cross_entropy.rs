@@ -15,7 +15,7 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
-use burn::tensor::{FloatDType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 use rayon::prelude::*;
 
 use super::flex::{self, FlexTensor, Matrix, Output};
