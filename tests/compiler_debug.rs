@@ -69,7 +69,7 @@ fn what_is_not_fused_has_a_reason() {
     let set = ["--set", "compiler.fused_ops=[\"gelu\", \"linear\"]", "--set", "precision=bf16"];
     let stdout = succeeds(train(folder.path(), "run", &DEBUG).args(set));
     assert!(stdout.contains("fused          gelu\n"), "{stdout}");
-    assert!(stdout.contains("not fused      linear: precision bf16: it computes in f32 alone"), "{stdout}");
+    assert!(stdout.contains("not fused      linear: precision bf16: its kernel is f32 only"), "{stdout}");
     assert!(stdout.contains("not fused      attention: not in the list of compiler.fused_ops"), "{stdout}");
 }
 

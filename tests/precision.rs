@@ -9,20 +9,9 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use common::small_run::{copy, figures, train, write};
-use common::{fails, fixture, json, kiln, l2, succeeds, tensors};
+use common::{fails, fixture, json, kiln, l2, rows, succeeds, tensors, train_rows};
 
 const TASKS: [&str; 5] = ["clm", "mlm", "sequence-classification", "regression", "question-answering"];
-
-/// Rows of a run, of which skipped steps have a gradient norm that is no number (null here).
-fn rows(run: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let text = text.replace("-Infinity", "null").replace("Infinity", "null").replace("NaN", "null");
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
-
-fn train_rows(run: &Path) -> Vec<Value> {
-    rows(run).into_iter().filter(|row| row.get("loss").is_some()).collect()
-}
 
 /// Bound on our distance from f32 in units of autocast's. Both round the same operands; where sums are taken in another
 /// order other roundings fall the other way. Seen: 0.54 to 1.71, both of the one logit of a regression, and 0.68 to 1.19.

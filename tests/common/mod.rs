@@ -83,9 +83,10 @@ pub fn tensors(path: &Path) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
     file.tensors().into_iter().map(|(name, view)| (name, read(view))).collect()
 }
 
-/// Rows of a run's `metrics.jsonl`.
+/// Rows of a run's `metrics.jsonl`; what is no number, as the gradient norm of a skipped step, is null.
 pub fn rows(run: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let text = text.replace("-Infinity", "null").replace("Infinity", "null").replace("NaN", "null");
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
 }
 
