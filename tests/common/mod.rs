@@ -83,10 +83,18 @@ pub fn tensors(path: &Path) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
     file.tensors().into_iter().map(|(name, view)| (name, read(view))).collect()
 }
 
-/// Rows of a run's `metrics.jsonl`; what is no number, as the gradient norm of a skipped step, is null.
+/// Rows of a run's `metrics.jsonl`, in which everything is a number.
 pub fn rows(run: &Path) -> Vec<Value> {
+    rows_of(&std::fs::read_to_string(run.join("metrics.jsonl")).unwrap())
+}
+
+/// Rows of a run whose loss is scaled: the gradient norm of a skipped step, which is no number, is null.
+pub fn rows_with_skips(run: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let text = text.replace("-Infinity", "null").replace("Infinity", "null").replace("NaN", "null");
+    rows_of(&text.replace("-Infinity", "null").replace("Infinity", "null").replace("NaN", "null"))
+}
+
+fn rows_of(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
 }
 

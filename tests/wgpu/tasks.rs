@@ -1,7 +1,7 @@
 //! Every task, against the native mode of the CPU.
 
 use crate::common::small_run::train;
-use crate::common::{fails, succeeds, train_rows};
+use crate::common::{fails, rows_with_skips, succeeds};
 use crate::{ONE_SHAPE, apart, losses, modes, on_wgpu_in, prepare};
 
 const TASKS: [&str; 5] = ["clm", "mlm", "sequence-classification", "regression", "question-answering"];
@@ -14,7 +14,10 @@ fn every_task(precision: &str, tolerance: f64) {
         succeeds(train(folder.path(), "cpu", &on_cpu).args(ONE_SHAPE));
         let expected = losses(&folder.path().join("cpu"));
         // Steps that the loss scale skips: a regression's first gradients are too large for 65,536.
-        let skipped = |name: &str| train_rows(&folder.path().join(name)).last().unwrap()["skipped_steps"].as_u64();
+        let skipped = |name: &str| {
+            let rows = rows_with_skips(&folder.path().join(name));
+            rows.iter().filter_map(|row| row.get("skipped_steps")?.as_u64()).max()
+        };
         for mode in modes() {
             let said = succeeds(on_wgpu_in(mode, folder.path(), mode, &ONE_SHAPE).args(["--precision", precision]));
             assert!(said.contains(&format!("{mode} engine")), "{said}");
@@ -39,5 +42,5 @@ fn every_task_in_f32_gives_the_figures_of_the_cpu() {
 /// f16 rounds to 11 bits besides, not always the same way.
 #[test]
 fn every_task_in_f16_gives_the_figures_of_the_cpu() {
-    every_task("f16", 2e-2);
+    every_task("f16", 2e-3);
 }

@@ -120,7 +120,7 @@ impl Attention {
     /// the mask's.
     ///
     /// # Panics
-    /// For another number of queries than [`Qkv::Separate`] has.
+    /// For a number of queries that [`Qkv::Separate`] does not allow.
     pub fn forward(self, qkv: Qkv, mask: &Mask) -> Tensor<2> {
         if let Qkv::Separate { query, key, .. } = &qkv {
             let [queries, keys] = [query, key].map(|x| x.dims()[0]);
