@@ -77,9 +77,14 @@ impl Error {
         Self::new(ErrorKind::Interrupted(signal), message)
     }
 
-    /// The operating system refused `action` (for example "write runs/a/plan.toml").
+    /// The operating system refused `action` (for example "write runs/a/plan.toml"); or it did not, and what a file holds is
+    /// not what it should hold, such as text that is not UTF-8.
     pub fn io(action: impl fmt::Display, error: &std::io::Error) -> Self {
-        Self::new(ErrorKind::Io, format!("cannot {action}: {error}"))
+        let kind = match error.kind() {
+            std::io::ErrorKind::InvalidData => ErrorKind::Data,
+            _ => ErrorKind::Io,
+        };
+        Self::new(kind, format!("cannot {action}: {error}"))
     }
 
     /// A failure of `kind` that another process has reported.

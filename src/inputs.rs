@@ -24,6 +24,7 @@ use crate::data::tokenizer::Tokenizer;
 use crate::data::{Dataset, paths};
 use crate::error::{Error, Result};
 use crate::hub::{self, Wanted};
+use crate::model_folder::read_config;
 use crate::task::Task;
 
 use squad::SquadInputs;
@@ -235,11 +236,9 @@ fn model_config(config: &RunConfig) -> Result<(ModelConfig, Option<PathBuf>, Vec
     let named = |error: kiln_models::Error| Error::from(error).at("[model]");
     if let Some(from) = &section.from {
         let folder = hub::resolve(from, &Wanted::MODEL)?;
-        let path = folder.join("config.json");
-        let text = std::fs::read_to_string(&path).map_err(|e| Error::io(format!("read {}", path.display()), &e))?;
-        let (found, unknown) = ModelConfig::from_json(&text).map_err(|e| Error::from(e).at(path.display()))?;
+        let (found, unknown) = read_config(&folder)?;
         if let Some(kind) = section.kind.filter(|kind| model_type(*kind) != found.model_type()) {
-            let found = found.model_type();
+            let (found, path) = (found.model_type(), folder.join("config.json"));
             return Err(Error::config(format!("model.kind = \"{kind}\", but {} is a {found} model", path.display()))
                 .help(format!("set model.kind = \"{found}\" or leave it out")));
         }

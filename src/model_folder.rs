@@ -79,7 +79,11 @@ impl ModelFolder {
 pub(crate) fn read_config(folder: &Path) -> Result<(ModelConfig, Vec<String>)> {
     let path = folder.join("config.json");
     let text = std::fs::read_to_string(&path).map_err(|e| Error::io(format!("read {}", path.display()), &e))?;
-    ModelConfig::from_json(&text).map_err(|e| Error::from(e).at(path.display()))
+    ModelConfig::from_json(&text).map_err(|error| match error {
+        // Of the `[model]` section it would be a fault of the run's config; here it stands in a file of the model.
+        kiln_models::Error::Config(message) => Error::data(format!("{}: {message}", path.display())),
+        other => Error::from(other).at(path.display()),
+    })
 }
 
 /// The class of `transformers` that opens a folder with this model.

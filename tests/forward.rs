@@ -167,3 +167,37 @@ fn bad_input_is_one_clear_error() {
     fails(&mut forward(&folder.path().join("none"), batch, "clm"), 3, &["no such file or folder", "none"]);
     assert!(!folder.path().join("out.safetensors").exists());
 }
+
+/// A model whose weights hold NaN: what was computed is written and shown, and the exit code says that it is worth nothing.
+#[test]
+fn a_loss_that_is_no_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let case = fixture("gpt2-lm");
+    let model = folder.path().join("model");
+    std::fs::create_dir(&model).unwrap();
+    std::fs::copy(case.join("model/config.json"), model.join("config.json")).unwrap();
+    let mut bytes = std::fs::read(case.join("model/model.safetensors")).unwrap();
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    bytes[header..].fill(0xff); // NaN, in every weight
+    std::fs::write(model.join("model.safetensors"), bytes).unwrap();
+
+    let mut command = kiln(folder.path());
+    command.args(["forward", "model", "--task", "clm", "--out", "out.safetensors", "--batch"]);
+    fails(
+        command.arg(case.join("batch.json")),
+        5,
+        &["the loss of the batch is NaN; expected a finite number", "help: "],
+    );
+    assert!(tensors(&folder.path().join("out.safetensors"))["loss"].1[0].is_nan());
+
+    std::fs::write(folder.path().join("rows.jsonl"), "{\"input_ids\": [1, 2, 3, 4]}\n".repeat(3)).unwrap();
+    let config = "[run]\noutput_dir = \"run\"\n[model]\nkind = \"gpt2\"\n[data]\ntask = \"clm\"\nformat = \"tokenized\"\n\
+                  train = \"rows.jsonl\"\nvalidation = \"rows.jsonl\"\n[device]\nkind = \"cpu\"\n";
+    std::fs::write(folder.path().join("config.toml"), config).unwrap();
+    let mut command = kiln(folder.path());
+    command.args(["eval", "config.toml", "--model", "model", "--out", "eval.json"]);
+    let output = command.output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stdout).contains("'eval_loss': nan"), "{}", common::text(&output));
+    fails(&mut command, 5, &["eval_loss is NaN; expected a finite number"]);
+    assert!(std::fs::read_to_string(folder.path().join("eval.json")).unwrap().contains("\"eval_loss\": NaN"));
+}

@@ -192,6 +192,16 @@ pub fn main() -> std::process::ExitCode {
     }
 }
 
+/// Refuses a loss that is no finite number, when all that was computed has been written.
+fn finite(what: &str, loss: f64) -> Result<()> {
+    if loss.is_finite() {
+        return Ok(());
+    }
+    Err(Error::non_finite(format!("{what} is {loss}; expected a finite number")).help(
+        "look for NaN and infinity in the weights of the model; a model that computes in f16 may need --precision f32",
+    ))
+}
+
 impl From<kiln_models::Error> for Error {
     fn from(error: kiln_models::Error) -> Self {
         match &error {

@@ -8,7 +8,7 @@ use burn::tensor::Device;
 use clap::Args;
 use kiln_models::Compute;
 
-use super::say;
+use super::{finite, say};
 use crate::config::{CompilerMode, DEFAULT_TEXT_COLUMN, DataFormat, DeviceKind, Precision, TrainingCompilerConfig};
 use crate::data::tokenized::{Limits, read_batch};
 use crate::engine;
@@ -154,7 +154,9 @@ pub(super) fn run_forward(args: &ForwardArgs) -> Result<()> {
             _ => say(format!("{}: {:?}", tensor.name, tensor.shape))?,
         }
     }
-    say(format!("wrote {} tensors to {}", out.len(), args.out.display()))
+    say(format!("wrote {} tensors to {}", out.len(), args.out.display()))?;
+    let loss = out.iter().find(|tensor| tensor.name == "loss").map_or(0.0, |tensor| f64::from(tensor.data[0]));
+    finite("the loss of the batch", loss)
 }
 
 pub(super) fn run_generate(args: &GenerateArgs) -> Result<()> {

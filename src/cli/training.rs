@@ -12,7 +12,7 @@ use indicatif::ProgressBar;
 
 use super::compiler::{choose, in_a_process, verify_start};
 use super::tuning::tune_if_missing;
-use super::{progress_bar, say};
+use super::{finite, progress_bar, say};
 use crate::compiler::start_up_lines;
 use crate::config::{CompilerMode, OnExisting, Precision, RunConfig, Switch};
 use crate::data::store;
@@ -138,7 +138,8 @@ pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
         write_whole(out, (record.to_json() + "\n").as_bytes())?;
     }
     confusion.iter().try_for_each(say)?;
-    say(record.to_dict())
+    say(record.to_dict())?;
+    finite("eval_loss", record.get("eval_loss").unwrap_or(0.0))
 }
 
 /// The config of `args`, in the engine that it asks for.

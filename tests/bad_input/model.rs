@@ -53,8 +53,8 @@ fn fields_of_hugging_face_that_are_refused() {
         model_with(&place, "gpt2-lm", &field);
         let (name, _) = field.as_object().unwrap().iter().next().unwrap();
         let parts = ["model/config.json", name, why];
-        place.refused("rows.toml", FROM, 2, &parts);
-        fails(&mut place.kiln(&["generate", "model", "--prompt", "a"]), 2, &parts);
+        place.refused("rows.toml", FROM, 3, &parts);
+        fails(&mut place.kiln(&["generate", "model", "--prompt", "a"]), 3, &parts);
     }
     for (field, why) in [
         (
@@ -68,7 +68,7 @@ fn fields_of_hugging_face_that_are_refused() {
         model_with(&place, "bert-mlm", &field);
         place.write("batch.json", "{\"input_ids\": [[1]]}");
         let forward = ["forward", "model", "--task", "mlm", "--batch", "batch.json", "--out", "out.safetensors"];
-        fails(&mut place.kiln(&forward), 2, &["model/config.json", why]);
+        fails(&mut place.kiln(&forward), 3, &["model/config.json", why]);
     }
     place.refused("text.toml", &["model.scale_attn_by_inverse_layer_idx=true"], 2, &["[model]", "by the layer index"]);
     place.refused(
@@ -87,11 +87,15 @@ fn model_folders_that_are_no_model() {
     place.write("model/config.json", "{");
     place.refused("rows.toml", FROM, 3, &["model", "has no", "model.safetensors"]);
     place.write("model/model.safetensors", "");
-    place.refused("rows.toml", FROM, 2, &["model/config.json", "not JSON"]);
+    place.refused("rows.toml", FROM, 3, &["model/config.json: not JSON"]);
+    fails(&mut place.kiln(&["generate", "model", "--prompt", "a"]), 3, &["model/config.json", "not JSON"]);
+    place.write("model/config.json", b"{\"model_type\": \"gpt2\xff\"}");
+    place.refused("rows.toml", FROM, 3, &["model/config.json", "valid UTF-8"]);
+    fails(&mut place.kiln(&["generate", "model", "--prompt", "a"]), 3, &["model/config.json", "valid UTF-8"]);
     place.write("model/config.json", "[]");
-    place.refused("rows.toml", FROM, 2, &["model/config.json", "expected a JSON object"]);
+    place.refused("rows.toml", FROM, 3, &["model/config.json", "expected a JSON object"]);
     place.write("model/config.json", "{}");
-    place.refused("rows.toml", FROM, 2, &["model/config.json", "model_type is missing"]);
+    place.refused("rows.toml", FROM, 3, &["model/config.json", "model_type is missing"]);
     model_with(&place, "bert-mlm", &json!({}));
     place.write("other.toml", "[run]\noutput_dir = \"run\"\n[model]\nkind = \"gpt2\"\nfrom = \"model\"\n[data]\ntask = \"clm\"\nformat = \"tokenized\"\ntrain = \"rows.jsonl\"\n");
     place.refused(
