@@ -66,6 +66,23 @@ impl Record {
         self.fields.iter().map(|(name, value)| (name.as_str(), value))
     }
 
+    /// The row of `metrics.jsonl` in `line`, as [`to_json`](Self::to_json) wrote it; none when it is no such row, for example
+    /// one that was half written.
+    pub fn from_json(line: &str) -> Option<Self> {
+        // No JSON has NaN or an infinity; as texts they are read back. Names of values hold no colon.
+        let line = ["NaN", "Infinity", "-Infinity"]
+            .into_iter()
+            .fold(line.to_owned(), |line, number| line.replace(&format!(": {number}"), &format!(": \"{number}\"")));
+        let row = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&line).ok()?;
+        let value = |value: &serde_json::Value| match value {
+            serde_json::Value::Null => Some(Value::Missing),
+            serde_json::Value::String(number) => number.parse().ok().map(Value::Real),
+            number => number.as_u64().map(Value::Count).or_else(|| number.as_f64().map(Value::Real)),
+        };
+        let fields = row.iter().map(|(name, number)| Some((name.clone(), value(number)?)));
+        Some(Self { fields: fields.collect::<Option<_>>()? })
+    }
+
     /// `{"step": 1, "loss": 8.3}`
     pub fn to_json(&self) -> String {
         self.render('"', ["NaN", "Infinity", "-Infinity", "null"])
@@ -142,16 +159,10 @@ impl MetricsFile {
         Ok(metrics)
     }
 
-    /// The last row that has `name`, with its numbers alone; none when none can be read.
+    /// The last row that has a number `name`; none when there is none that can be read.
     pub fn last_with(&self, name: &str) -> Option<Record> {
         let text = std::fs::read_to_string(&self.path).ok()?;
-        let rows = text.lines().rev().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-        let row = rows.into_iter().find(|row| row.get(name).is_some())?;
-        let fields = row.as_object()?.iter().filter_map(|(name, value)| match value.as_u64() {
-            Some(count) => Some((name.clone(), Value::Count(count))),
-            None => Some((name.clone(), Value::Real(value.as_f64()?))),
-        });
-        Some(Record { fields: fields.collect() })
+        text.lines().rev().filter_map(Record::from_json).find(|row| row.get(name).is_some())
     }
 
     /// How many rows it has.
@@ -203,6 +214,18 @@ mod tests {
     fn json_is_what_pythons_json_module_reads() {
         let expected = r#"{"step": 3, "loss": NaN, "lr": 5e-5, "epoch": 1.0, "up": Infinity, "peak_mib": null}"#;
         assert_eq!(record().to_json(), expected);
+    }
+
+    #[test]
+    fn rows_are_read_back_with_what_is_no_json() {
+        let row = Record::default().with("down", f64::NEG_INFINITY).with("small", 1e-300).with("large", u64::MAX);
+        for row in [record(), row] {
+            let read = Record::from_json(&row.to_json()).unwrap();
+            assert_eq!(format!("{read:?}"), format!("{row:?}"), "NaN equals nothing, and its text itself");
+        }
+        for line in ["", "{\"step\": 1, \"lo", "[1]", "{\"step\": \"one\"}", "{\"step\": {}}"] {
+            assert_eq!(Record::from_json(line), None, "{line}");
+        }
     }
 
     #[test]

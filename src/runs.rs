@@ -2,9 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
-
 use crate::error::{Error, Result};
+use crate::metrics::Record;
 use crate::trainer::checkpoint;
 use crate::trainer::{RunStatus, Status};
 
@@ -64,7 +63,7 @@ pub fn describe(folder: &Path) -> Result<String> {
     let rows = rows(folder);
     for (name, key) in [("last row", "loss"), ("evaluation", "eval_loss"), ("summary", "train_runtime")] {
         if let Some(row) = rows.iter().rev().find(|row| row.get(key).is_some()) {
-            line(name, row.to_string());
+            line(name, row.to_json());
         }
     }
     let checkpoints = checkpoint::list(&folder.join(checkpoint::FOLDER))?;
@@ -82,12 +81,12 @@ pub fn describe(folder: &Path) -> Result<String> {
 
 /// The last step that left a trace: `status.json` is written now and then, rows more often.
 fn last_step(folder: &Path, status: &Status) -> u64 {
-    let logged = rows(folder).iter().filter_map(|row| row.get("step")?.as_u64()).max();
-    status.step.max(logged.unwrap_or(0))
+    let logged = rows(folder).iter().filter_map(|row| row.get("step")).fold(0.0, f64::max);
+    status.step.max(logged as u64)
 }
 
-/// The rows of `metrics.jsonl` that can be read; the last one may be half written, and one with NaN is no JSON.
-fn rows(folder: &Path) -> Vec<Value> {
+/// The rows of `metrics.jsonl` that can be read; the last one may be half written.
+fn rows(folder: &Path) -> Vec<Record> {
     let text = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap_or_default();
-    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    text.lines().filter_map(Record::from_json).collect()
 }
