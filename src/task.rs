@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::data::{Batch, Labels};
 use crate::error::{Error, Result};
 
-pub use loss::LossOptions;
+pub use loss::{LossOptions, Reduction};
 
 /// Labels with this value are ignored (PyTorch's `ignore_index`).
 pub const IGNORED: i32 = -100;
@@ -71,24 +71,6 @@ impl Task {
         }
     }
 
-    /// What the loss sum of an optimizer step of `micro_batches` micro-batches with `num_labels` valid labels is divided
-    /// by, as `transformers` 5.23's Trainer does it, whose loss and gradient norm Kiln reproduces:
-    /// - language models: the valid labels of all micro-batches (`num_items_in_batch`), of which the Trainer counts the
-    ///   first of each GPT-2 row too, although nothing predicts it;
-    /// - the others: the labels of one micro-batch, because their models take the mean of each micro-batch and the Trainer
-    ///   adds these means up. With accumulation their loss is that many times the mean.
-    ///
-    /// With class weights a label counts its weight.
-    pub fn step_divisor(self, num_labels: f64, micro_batches: usize) -> f64 {
-        if self.sums_micro_batches() { num_labels / micro_batches as f64 } else { num_labels }
-    }
-
-    /// Whether the loss of an optimizer step depends on how it is cut into micro-batches; see
-    /// [`step_divisor`](Self::step_divisor).
-    pub fn sums_micro_batches(self) -> bool {
-        matches!(self, Self::SequenceClassification | Self::Regression | Self::QuestionAnswering)
-    }
-
     /// Whether the loss is a mean negative log-likelihood of tokens, whose exponential is the perplexity.
     pub fn has_perplexity(self) -> bool {
         matches!(self, Self::Clm | Self::Mlm)
@@ -127,8 +109,9 @@ pub struct DeviceBatch {
     pub targets: Option<Targets>,
     /// How many terms the loss sum has: predicted tokens, rows or spans. Known on the host, so no step reads it back.
     pub count: usize,
-    /// How many labels are valid. For `clm` these are more than the terms: the first token of a row has a label, but
-    /// nothing before it predicts it.
+    /// How many labels are valid, by which the loss of training is divided. For `clm` these are more than the terms: the first
+    /// token of a row has a label, but nothing before it predicts it. The Trainer of `transformers` 5.23 counts it too
+    /// (`num_items_in_batch` of GPT-2).
     pub num_labels: usize,
 }
 

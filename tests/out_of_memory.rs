@@ -52,7 +52,20 @@ impl Callback for Said {
 
 /// Trains with 4 = 4 x 1 and without dropout; the fault at example `at`. What was said.
 fn run(folder: &Path, task: &str, name: &str, at: usize, times: usize) -> kiln::Result<Vec<String>> {
+    run_with("exact", folder, task, name, at, times)
+}
+
+/// As [`run`], with `trainer.accumulation`.
+fn run_with(
+    accumulation: &str,
+    folder: &Path,
+    task: &str,
+    name: &str,
+    at: usize,
+    times: usize,
+) -> kiln::Result<Vec<String>> {
     let mut sets = vec![
+        format!("trainer.accumulation={accumulation}"),
         format!("run.output_dir={}", folder.join(name).display()),
         format!("data.train={}", folder.join("data.jsonl").display()),
         "trainer.per_device_train_batch_size=4".into(),
@@ -102,12 +115,21 @@ fn half_the_micro_batch_ends_where_the_undisturbed_run_ends() {
                 assert!((x / y - 1.0).abs() < 1e-5, "{task}, {name}: {a} against {b}");
             }
             let plan = std::fs::read_to_string(run.join("plan.toml")).unwrap();
-            // A classification adds up the means of its micro-batches: its config keeps the one that was asked for.
-            let stated = if task == "clm" { 2 } else { 4 };
-            assert!(plan.contains(&format!("\nper_device_train_batch_size = {stated}\n")), "{plan}");
+            assert!(plan.contains("\nper_device_train_batch_size = 2\n"), "{plan}");
             assert!(plan.contains("# batch          4 = 2 x 2 micro-batches"), "{plan}");
         }
     }
+}
+
+/// Half the micro-batch would be another loss.
+#[test]
+fn a_batch_that_the_loss_depends_on_is_not_halved() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = tempfile::tempdir().unwrap();
+    let error = run_with("transformers", folder.path(), "sequence-classification", "run", 28, 1).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+    // That of a causal language model does not.
+    assert_eq!(run_with("transformers", folder.path(), "clm", "clm", 28, 1).unwrap().len(), 1);
 }
 
 #[test]

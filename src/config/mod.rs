@@ -29,8 +29,8 @@ pub use batch::{BatchScaling, BatchScope, BatchSection, LearningRateSection, LrS
 pub use builder::RunConfigBuilder;
 pub use compiler::{FusedOps, Verify};
 pub use names::{
-    ActivationCheckpointing, AutotuneLevel, CompilerMode, DataFormat, DeviceKind, Documents, EvalStrategy, Integration,
-    ModelKind, OnExisting, PaddingStrategy, Precision, Sampler, SaveStrategy, Switch,
+    Accumulation, ActivationCheckpointing, AutotuneLevel, CompilerMode, DataFormat, DeviceKind, Documents,
+    EvalStrategy, Integration, ModelKind, OnExisting, PaddingStrategy, Precision, Sampler, SaveStrategy, Switch,
 };
 pub use optimizer::{AdjustLr, OptimArgs, OptimizerName};
 pub use scheduler::{Ramp, SchedulerKwargs, SchedulerType};

@@ -139,6 +139,17 @@ names! {
 }
 
 names! {
+    /// How the losses of the micro-batches of an optimizer step become its loss, in the tasks in which `transformers` takes
+    /// the mean of each micro-batch.
+    Accumulation("accumulation") {
+        /// One sum over all micro-batches, divided once: how a step is cut makes no difference.
+        Exact = "exact",
+        /// What the Trainer of `transformers` 5.23 computes; see [`Reduction`](crate::task::Reduction).
+        Transformers = "transformers",
+    }
+}
+
+names! {
     /// How the data files are written.
     DataFormat("data format") {
         /// Plain UTF-8 text, tokenized here.

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::batch::TrainBatchSize;
-use super::names::{ActivationCheckpointing, EvalStrategy, Integration, SaveStrategy};
+use super::names::{Accumulation, ActivationCheckpointing, EvalStrategy, Integration, SaveStrategy};
 use super::optimizer::{OptimArgs, OptimizerName};
 use super::scheduler::{SchedulerKwargs, SchedulerType};
 use super::values::{
@@ -25,8 +25,9 @@ pub struct TrainerSection {
     /// Length of the run in training tokens. Default: not given.
     #[serde(deserialize_with = "count_or_minus_one", skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u64>,
-    /// Stops the run after this many minutes if it has not ended by then; may join any length. It does not shape the
-    /// schedule, so that the learning rate stays a function of the step. Default: no limit.
+    /// Stops the run after this many minutes, counted over all its continuations, if it has not ended by then; may join any
+    /// length. The run is `Stopped` then and continues under a higher limit. The limit does not shape the schedule, so that
+    /// the learning rate stays a function of the step. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_minutes: Option<f64>,
     /// Samples per forward pass in training, or `"auto"`: the most that fit on this machine, as `kiln tune-batch` finds
@@ -38,6 +39,12 @@ pub struct TrainerSection {
     /// Forward and backward passes per optimizer step. Default: 1, or what `batch.global_batch_size` asks for.
     #[serde(deserialize_with = "count")]
     pub gradient_accumulation_steps: usize,
+    /// What the loss of an optimizer step of several micro-batches is. `exact`: one sum over all of them, divided once by its
+    /// valid labels, so that 4 x 4 trains as 16 x 1 does. `transformers`: what the Trainer of transformers 5.23 computes,
+    /// which adds up the means of the micro-batches in classification, regression and masked language modelling, and takes
+    /// the mean of these means in question answering; the micro-batch is then part of the run and is not halved when memory
+    /// runs out. Default: `exact`.
+    pub accumulation: Accumulation,
     /// Peak learning rate, which `[learning_rate]` may scale with the batch. Default: 5e-5.
     pub learning_rate: f64,
     /// The schedule. Default: `linear`.
@@ -67,8 +74,8 @@ pub struct TrainerSection {
     pub layer_wise_lr_decay: Option<f64>,
     /// Largest global gradient norm; 0 means no clipping. Default: 1.0.
     pub max_grad_norm: f64,
-    /// Part of a target's probability that is spread evenly over all classes, in training alone: for language models and
-    /// classification. Default: 0.0.
+    /// Part of a target's probability that is spread evenly over all classes, in training and in `eval_loss`: for language
+    /// models and classification. Default: 0.0.
     pub label_smoothing_factor: f64,
     /// What the labels of a class count in the loss of training: a list in the order of the label ids, or a table by the
     /// labels' names; for classification. Default: all 1.
@@ -148,6 +155,7 @@ impl Default for TrainerSection {
             per_device_train_batch_size: TrainBatchSize::Size(8),
             per_device_eval_batch_size: 8,
             gradient_accumulation_steps: 1,
+            accumulation: Accumulation::Exact,
             learning_rate: 5e-5,
             lr_scheduler_type: SchedulerType::Linear,
             warmup_steps: Interval::Steps(0),

@@ -15,10 +15,6 @@ pub struct BatchPlan {
     pub accumulation: usize,
     /// Examples an optimizer step: `micro * accumulation`.
     pub global: usize,
-    /// The loss of a step adds up the means of pieces of so many examples, where the task does so at all
-    /// ([`Task::sums_micro_batches`](crate::task::Task::sums_micro_batches)): the micro-batch, or all examples of a step
-    /// whose global batch is stated. It stays when the micro-batch has to be halved.
-    pub piece: usize,
     /// Longest example in tokens.
     pub seq_len: usize,
 }
@@ -43,9 +39,7 @@ impl BatchPlan {
             None => trainer.gradient_accumulation_steps,
             Some(global) => accumulation(global, micro, trainer.gradient_accumulation_steps)?,
         };
-        let global = micro * accumulation;
-        let piece = if config.batch.global_batch_size.is_some() { global } else { micro };
-        Ok(Self { micro, accumulation, global, piece, seq_len: 0 })
+        Ok(Self { micro, accumulation, global: micro * accumulation, seq_len: 0 })
     }
 
     /// How the training data of the run of `config` is drawn, a micro-batch each.
@@ -128,12 +122,12 @@ mod tests {
     #[test]
     fn the_global_batch_is_stated_or_follows() {
         let plan = BatchPlan::of(&config(12, 1, Some(480))).unwrap();
-        assert_eq!((plan.micro, plan.accumulation, plan.global, plan.piece), (12, 40, 480, 480));
+        assert_eq!((plan.micro, plan.accumulation, plan.global), (12, 40, 480));
         assert_eq!(plan.arithmetic(), "480 = 12 x 40 micro-batches x 1 device");
         // plan.toml states all three.
         assert_eq!(BatchPlan::of(&config(12, 40, Some(480))).unwrap(), plan);
         let plan = BatchPlan::of(&config(8, 2, None)).unwrap();
-        assert_eq!((plan.micro, plan.accumulation, plan.global, plan.piece), (8, 2, 16, 8));
+        assert_eq!((plan.micro, plan.accumulation, plan.global), (8, 2, 16));
         assert_eq!(BatchPlan::of(&config(8, 1, None)).unwrap().arithmetic(), "8 = 8 x 1 micro-batch x 1 device");
     }
 
@@ -160,7 +154,7 @@ mod tests {
         let mut plan = BatchPlan::of(&config(12, 1, Some(480))).unwrap();
         let mut seen = Vec::new();
         while let Some(half) = plan.halved() {
-            assert_eq!((half.micro * half.accumulation, half.global, half.piece), (480, 480, 480));
+            assert_eq!((half.micro * half.accumulation, half.global), (480, 480));
             let order = |plan: &BatchPlan| plan.drawn(&RunConfig::default()).order;
             assert_eq!((order(&half), order(&half).step), (order(&plan), 480), "the same examples in every step");
             seen.push(half.micro);
@@ -168,7 +162,7 @@ mod tests {
         }
         assert_eq!(seen, [6, 3, 1]);
         let odd = BatchPlan::of(&config(9, 2, None)).unwrap().halved().unwrap();
-        assert_eq!((odd.micro, odd.accumulation, odd.piece), (3, 6, 9));
+        assert_eq!((odd.micro, odd.accumulation), (3, 6));
     }
 
     #[test]

@@ -4,9 +4,10 @@ use std::fmt::Write as _;
 
 use super::RunPlan;
 use crate::compiler::parts;
-use crate::config::{ActivationCheckpointing, CompilerMode, EvalStrategy, SaveStrategy};
+use crate::config::{Accumulation, ActivationCheckpointing, CompilerMode, EvalStrategy, SaveStrategy};
 use crate::engine::Engine;
 use crate::error::Result;
+use crate::task::Reduction;
 
 impl RunPlan {
     /// The plan in lines, every number with its arithmetic.
@@ -61,6 +62,15 @@ impl RunPlan {
         if let Some(note) = &self.batch_note {
             line("", note.clone());
         }
+        let accumulation = self.config.trainer.accumulation;
+        if self.batch.accumulation > 1 || accumulation != Accumulation::Exact {
+            let loss = match self.loss.reduction {
+                Reduction::Exact => "the sum over all micro-batches, divided once by their labels",
+                Reduction::SumOfMeans => "the sum of the micro-batches' means",
+                Reduction::MeanOfMeans => "the mean of the micro-batches' means",
+            };
+            line("", format!("loss of a step: {loss} (trainer.accumulation = \"{accumulation}\")"));
+        }
         line("padding", self.describe_padding());
         line("steps", format!("{} ({}), {} an epoch", self.steps.total, self.steps.because, self.steps.per_epoch));
         line("tokens", format!("about {}", thousands(self.steps.tokens)));
@@ -93,7 +103,10 @@ impl RunPlan {
         if !self.loss.is_plain() {
             let weights = self.loss.class_weights.as_ref().map_or("none".into(), |weights| format!("{weights:?}"));
             let smoothing = self.loss.label_smoothing;
-            line("loss", format!("label smoothing {smoothing}, class weights {weights}; evaluation has neither"));
+            line(
+                "loss",
+                format!("label smoothing {smoothing}, in eval_loss too; class weights {weights}, not in eval_loss"),
+            );
         }
         line("memory", self.memory.describe());
         match trainer.activation_checkpointing {

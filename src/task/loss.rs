@@ -1,6 +1,7 @@
 //! Cross-entropy as training may want it: with label smoothing (Szegedy et al. 2016; Hugging Face's
 //! `label_smoothing_factor`) and with a weight for every class. The numbers are those of `torch.nn.functional.cross_entropy`
-//! with `label_smoothing` and `weight`. Evaluation has neither: its loss stays comparable, and perplexity its exponential.
+//! with `label_smoothing` and `weight`. Evaluation smooths too, as Hugging Face's Trainer does, and has no weights. Here is
+//! also what the losses of several micro-batches come to.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_models::config::Labels as ModelLabels;
@@ -9,18 +10,67 @@ use kiln_models::ops::cross_entropy::CrossEntropy;
 use kiln_models::{Model, Operator, Ops};
 
 use super::{DeviceBatch, IGNORED, LossSum, Targets, Task, in_f32};
-use crate::config::{ClassWeights, TrainerSection};
+use crate::config::{Accumulation, ClassWeights, TrainerSection};
 use crate::data::Labels;
 use crate::data::labels::LabelNames;
 use crate::error::{Error, Result};
 
-/// How the loss of training departs from the plain cross-entropy. Default: not at all.
+/// How the loss of training departs from the plain cross-entropy, and what it is over several micro-batches. Default: the
+/// plain one, divided once.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct LossOptions {
     /// Part of a target's probability that is spread evenly over all classes.
     pub label_smoothing: f64,
     /// What the terms of a class count, one number a class; none means 1.
     pub class_weights: Option<Vec<f64>>,
+    /// How the losses of micro-batches become that of an optimizer step.
+    pub reduction: Reduction,
+}
+
+/// How the losses of the micro-batches of an optimizer step become the step's loss. The same holds for gradients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Reduction {
+    /// Their sums are added and divided once by all valid labels: the loss does not depend on how the step is cut.
+    #[default]
+    Exact,
+    /// Each is divided by its own valid labels, and these means are added.
+    SumOfMeans,
+    /// As that, and the sum of the means is divided by their number.
+    MeanOfMeans,
+}
+
+impl Reduction {
+    /// What the Trainer of `transformers` 5.23 computes (`Trainer.training_step`). It counts the labels of a step
+    /// (`num_items_in_batch`), and takes the loss to be divided by them. GPT-2's language model does that, and so does label
+    /// smoothing; the other models take the mean of each micro-batch all the same, and these means are added up. The labels
+    /// of question answering have other names, so that the Trainer counts none and divides by the number of micro-batches.
+    fn of_transformers(task: Task, label_smoothing: f64) -> Self {
+        match task {
+            Task::QuestionAnswering => Self::MeanOfMeans,
+            Task::Clm => Self::Exact,
+            _ if label_smoothing > 0.0 => Self::Exact,
+            Task::Mlm | Task::SequenceClassification | Task::Regression => Self::SumOfMeans,
+        }
+    }
+
+    /// What the loss of a micro-batch is multiplied by before it is added to the others. `labels` is what its valid labels
+    /// count together ([`LossOptions::total_weight`]).
+    pub fn weight(self, labels: f64) -> f64 {
+        match self {
+            Self::Exact => 1.0,
+            Self::SumOfMeans | Self::MeanOfMeans if labels > 0.0 => 1.0 / labels,
+            Self::SumOfMeans | Self::MeanOfMeans => 0.0,
+        }
+    }
+
+    /// What the sum over the `micro_batches` of a step is divided by, where the valid labels of all of them count `labels`.
+    pub fn divisor(self, labels: f64, micro_batches: usize) -> f64 {
+        match self {
+            Self::Exact => labels,
+            Self::SumOfMeans => 1.0,
+            Self::MeanOfMeans => micro_batches as f64,
+        }
+    }
 }
 
 impl LossOptions {
@@ -45,12 +95,22 @@ impl LossOptions {
             }
             Some(weights) => Some(in_order(weights, labels)?),
         };
-        Ok(Self { label_smoothing, class_weights })
+        let reduction = match trainer.accumulation {
+            Accumulation::Exact => Reduction::Exact,
+            Accumulation::Transformers => Reduction::of_transformers(task, label_smoothing),
+        };
+        Ok(Self { label_smoothing, class_weights, reduction })
     }
 
-    /// Whether it is the plain cross-entropy.
+    /// The loss of evaluation where this is that of training: smoothed too, but without class weights.
+    #[must_use]
+    pub fn of_evaluation(&self) -> Self {
+        Self { label_smoothing: self.label_smoothing, ..Self::default() }
+    }
+
+    /// Whether a batch has the plain cross-entropy.
     pub fn is_plain(&self) -> bool {
-        *self == Self::default()
+        self.label_smoothing == 0.0 && self.class_weights.is_none()
     }
 
     /// What the valid labels of a batch count together, where without weights each of the `num_labels` counts 1.
@@ -224,7 +284,8 @@ mod tests {
                 labels,
                 num_tokens: rows,
             };
-            let options = LossOptions { label_smoothing: case.label_smoothing, class_weights: case.class_weights };
+            let (label_smoothing, class_weights) = (case.label_smoothing, case.class_weights);
+            let options = LossOptions { label_smoothing, class_weights, ..Default::default() };
             let on_device = DeviceBatch::new(case.task, &batch, &device).unwrap();
             let logits = TensorData::new(case.logits.concat(), [rows, classes]);
             let logits = Tensor::<2>::from_data(logits, &device).require_grad();
@@ -259,7 +320,7 @@ mod tests {
             };
             let on_device = DeviceBatch::new(Task::SequenceClassification, &batch, &device).unwrap();
             let logits = Tensor::<2>::from_floats([[1e5f32, -1e5], [1e5, -1e5]], &device).require_grad();
-            let options = LossOptions { label_smoothing, class_weights: None };
+            let options = LossOptions { label_smoothing, ..Default::default() };
             let loss = on_device.training_loss(logits.clone(), &options).unwrap().sum;
             // Right: (1 - e) 0 + e/2 (0 + 2e5); wrong: (1 - e) 2e5 + e/2 2e5.
             let expected = label_smoothing * 1e5 + (1.0 - label_smoothing) * 2e5 + label_smoothing * 1e5;

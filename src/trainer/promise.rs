@@ -6,9 +6,9 @@
 //! compiler: it computes the same function, so a run may change to it and back, though not bit for bit. The length of the run is
 //! free when the schedule does not depend on it. Everything else is refused by name.
 //!
-//! The micro-batch is free at the same number of examples in an optimizer step, where the loss of a step does not depend
-//! on how it is cut (language models, and every task whose `batch.global_batch_size` is stated). Then sums are added in another order, so that losses differ by rounding (f32: some
-//! 1e-6 relative a step), and dropout, which is drawn for each micro-batch, draws anew.
+//! The micro-batch is free at the same number of examples in an optimizer step, unless the loss of a step depends on how it
+//! is cut (`trainer.accumulation = "transformers"`). Sums are then added in another order, so that losses differ by rounding
+//! (f32: some 1e-6 relative a step), and dropout, which is drawn for each micro-batch, draws anew.
 
 use std::collections::BTreeMap;
 
@@ -20,6 +20,7 @@ use super::checkpoint::hex;
 use crate::config::{Precision, SchedulerType};
 use crate::error::{Error, Result};
 use crate::plan::RunPlan;
+use crate::task::Reduction;
 
 /// Keys (or, with a dot at the end, sections) that may change.
 const FREE: &[&str] = &[
@@ -57,6 +58,7 @@ const DERIVED: &[&str] = &[
     "trainer.data_seed",
     "trainer.per_device_train_batch_size",
     "trainer.gradient_accumulation_steps",
+    "trainer.accumulation",
     "trainer.learning_rate",
     "learning_rate.scaling",
     "learning_rate.reference_batch",
@@ -105,8 +107,9 @@ impl Promise {
             // What an epoch leaves out depends on the micro-batch.
             settings.insert("examples of an epoch".into(), json!(plan.steps.train_examples / micro * micro));
         }
-        if plan.task.sums_micro_batches() {
-            settings.insert("trainer.per_device_train_batch_size".into(), json!(plan.batch.piece));
+        if plan.loss.reduction != Reduction::Exact {
+            settings.insert("trainer.accumulation".into(), json!(plan.config.trainer.accumulation.as_str()));
+            settings.insert("trainer.per_device_train_batch_size".into(), json!(micro));
         }
         settings.insert("device.kind".into(), json!(plan.device.kind.as_str()));
         settings.insert("training examples".into(), json!(plan.steps.train_examples));

@@ -10,10 +10,14 @@ use super::run::Run;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::MetricsFile;
 use crate::plan::{BatchPlan, RunPlan};
+use crate::task::Reduction;
 
 /// The batch to go on with after `error`; none when it was not about memory, or when no smaller micro-batch trains the same.
 pub(super) fn smaller_batch(plan: &RunPlan, error: &Error) -> Option<BatchPlan> {
     if error.kind() != ErrorKind::OutOfMemory {
+        return None;
+    }
+    if plan.loss.reduction != Reduction::Exact {
         return None;
     }
     let examples = plan.steps.train_examples;
@@ -44,11 +48,8 @@ impl Trainer {
         let plan = &mut self.plan;
         plan.batch = smaller;
         plan.memory = plan.estimated_memory();
-        if !plan.task.sums_micro_batches() || plan.config.batch.global_batch_size.is_some() {
-            // Elsewhere a config with another micro-batch would be another run: there the one that was asked for stays.
-            plan.config.trainer.per_device_train_batch_size = smaller.micro.into();
-            plan.config.trainer.gradient_accumulation_steps = smaller.accumulation;
-        }
+        plan.config.trainer.per_device_train_batch_size = smaller.micro.into();
+        plan.config.trainer.gradient_accumulation_steps = smaller.accumulation;
         (self.model, self.optimizer, _) = Self::build(&self.plan, &self.device)?;
         self.scaler = Self::scaler(&self.plan);
         write_whole(&folder.path().join("plan.toml"), self.plan.to_toml()?.as_bytes())?;

@@ -7,7 +7,7 @@ use kiln_models::Model;
 
 use super::Trainer;
 #[cfg(feature = "compiler")]
-use super::captured::{self, CapturedSteps, Told};
+use super::captured::{self, Adding, CapturedSteps, Told};
 use super::laps::{Laps, Part};
 use super::run::Run;
 use super::shapes::Shape;
@@ -86,8 +86,9 @@ impl Trainer {
         let mut accumulator = GradientsAccumulator::new();
         let mut loss_sum: Option<Tensor<1>> = None;
         let mut expected_divisor = None;
-        let (mut num_labels, mut examples, mut step_tokens) = (0.0, 0, 0);
+        let (mut num_labels, mut micro_batches, mut step_tokens) = (0.0, 0, 0);
         let mut epoch_ended = false;
+        let reduction = self.plan.loss.reduction;
         for micro in 0..self.plan.batch.accumulation {
             let Some(loaded) = loader.next_batch()? else { break };
             let shape = Shape::of(&loaded.batch);
@@ -106,27 +107,28 @@ impl Trainer {
             // In f16 the gradients of a sum over thousands of tokens would overflow under any scale, so the sum is
             // divided before the backward pass, by what the step's divisor will be if all batches are like this.
             let labels = self.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
-            let all = self.plan.task.step_divisor(
-                labels * self.plan.batch.accumulation as f64,
-                self.plan.batch.global.div_ceil(self.plan.batch.piece),
-            );
+            let accumulation = self.plan.batch.accumulation;
+            let all = reduction.divisor(labels * accumulation as f64, accumulation);
             let expected = *expected_divisor.get_or_insert(all.max(1.0));
+            let weight = reduction.weight(labels);
+            let weighted = |loss: Tensor<1>| if weight == 1.0 { loss } else { loss * weight };
             let scaled = |loss| {
                 laps.lap(Part::Forward);
                 match &self.scaler {
-                    None => loss,
-                    Some(scaler) => scaler.scaled(loss, expected),
+                    None => weighted(loss),
+                    Some(scaler) => scaler.scaled(weighted(loss), expected),
                 }
             };
             let (sum, grads) = pass.run(&self.model, &batch, scaled)?;
             accumulator.accumulate(&self.model, grads);
             laps.lap(Part::Backward);
+            let sum = weighted(sum);
             loss_sum = Some(match loss_sum {
                 Some(total) => total + sum,
                 None => sum,
             });
-            num_labels += self.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
-            examples += loaded.batch.examples;
+            num_labels += labels;
+            micro_batches += 1;
             step_tokens += loaded.batch.num_tokens as u64;
             run.progress.samples += loaded.batch.examples as u64;
             run.progress.epoch = loaded.epoch_progress;
@@ -142,8 +144,7 @@ impl Trainer {
         // Divide once, clip by the global norm, update.
         let clip = self.clip();
         let grads = accumulator.grads();
-        // As many means as there are micro-batches, unless the loss of a step is stated to be another.
-        let divisor = self.plan.task.step_divisor(num_labels, examples.div_ceil(self.plan.batch.piece));
+        let divisor = reduction.divisor(num_labels, micro_batches);
         let sum_norm = global_norm(&self.model, &grads, self.model.ops());
         let verdict = self.scaler.as_ref().map(|scaler| scaler.judge(sum_norm.clone()));
         let (scale, grad_norm) = match &self.scaler {
@@ -176,7 +177,7 @@ impl Trainer {
         laps: &mut Laps,
     ) -> Result<Stepped> {
         let accumulation = self.plan.batch.accumulation;
-        let (mut num_labels, mut examples, mut step_tokens) = (0.0, 0, 0);
+        let (mut num_labels, mut micro_batches, mut step_tokens) = (0.0, 0, 0);
         let (mut epoch_ended, mut alone) = (false, None);
         for micro in 0..accumulation as u64 {
             let Some(loaded) = loader.next_batch()? else { break };
@@ -187,14 +188,17 @@ impl Trainer {
             let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.plan.device.device)?;
             laps.shape(shape);
             laps.lap(Part::Data);
-            num_labels += self.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
-            examples += loaded.batch.examples;
+            let labels = self.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
+            num_labels += labels;
+            micro_batches += 1;
             step_tokens += loaded.batch.num_tokens as u64;
             let seed = seed_for(self.plan.config.trainer.seed, "dropout", run.progress.step, micro);
             if accumulation == 1 {
                 alone = Some((batch, seed));
             } else {
-                if let Some(notice) = captured.micro_batch(batch, seed, micro == 0)? {
+                let weight = self.plan.loss.reduction.weight(labels);
+                let adding = if micro == 0 { Adding::First(weight) } else { Adding::Next(weight) };
+                if let Some(notice) = captured.micro_batch(batch, seed, adding)? {
                     self.notice(&notice);
                 }
                 laps.lap(Part::Backward);
@@ -209,7 +213,11 @@ impl Trainer {
         if num_labels == 0.0 {
             return Err(no_label(run));
         }
-        let divisor = self.plan.task.step_divisor(num_labels, examples.div_ceil(self.plan.batch.piece));
+        // The mean of one micro-batch is that of the step, and it was not weighted before.
+        let divisor = match alone {
+            Some(_) => num_labels,
+            None => self.plan.loss.reduction.divisor(num_labels, micro_batches),
+        };
         let lr = self.plan.schedule.lr(run.progress.step as usize);
         let told = Told { optimizer: &mut self.optimizer, lr, divisor };
         let captured::Stepped { loss, grad_norm } = match alone {

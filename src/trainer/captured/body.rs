@@ -48,12 +48,12 @@ pub(super) struct Output {
 }
 
 /// What is done with a micro-batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Adding {
-    /// It is the first: the sums of the last step are forgotten.
-    First,
-    /// It is added.
-    Next,
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(in crate::trainer) enum Adding {
+    /// It is the first: the sums of the last step are forgotten. Loss and gradients are multiplied by the number.
+    First(f64),
+    /// It is added, times the number.
+    Next(f64),
     /// It leaves no trace.
     Nothing,
 }
@@ -69,8 +69,8 @@ impl Totals {
     #[must_use]
     pub(super) fn set(&self, adding: Adding) -> Written {
         let by = match adding {
-            Adding::First => [0.0, 1.0],
-            Adding::Next => [1.0, 1.0],
+            Adding::First(weight) => [0.0, weight as f32],
+            Adding::Next(weight) => [1.0, weight as f32],
             Adding::Nothing => [1.0, 0.0],
         };
         overwrite(&self.by, Tensor::from_floats(by, &self.by.device()))

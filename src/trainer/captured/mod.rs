@@ -19,7 +19,8 @@ use kiln_models::Model;
 use kiln_models::ops::in_place::{Written, overwrite, overwrite_ints};
 
 use self::batch::{same_shape, write};
-use self::body::{Adding, Body, Output, Totals};
+pub(super) use self::body::Adding;
+use self::body::{Body, Output, Totals};
 use crate::error::{Error, Result};
 use crate::execution::seed_for;
 use crate::launches::{self, kernel_launches};
@@ -119,20 +120,20 @@ impl CapturedSteps {
         Ok((output.copied(), notice))
     }
 
-    /// A micro-batch of a step, whose dropout is drawn from `seed`.
+    /// A micro-batch of a step, whose dropout is drawn from `seed`, added as `adding` says.
     ///
     /// # Errors
     /// A batch without labels.
-    pub(super) fn micro_batch(&mut self, batch: DeviceBatch, seed: u64, is_first: bool) -> Result<Notice> {
+    pub(super) fn micro_batch(&mut self, batch: DeviceBatch, seed: u64, adding: Adding) -> Result<Notice> {
         check(&batch)?;
-        if is_first {
+        if matches!(adding, Adding::First(_)) {
             self.forget();
         }
         let body = &self.body;
         let idle = || body.totals.set(Adding::Nothing);
         let compute = |body: Rc<Body>, batch: DeviceBatch| move || body.micro_batch(&batch);
         let (place, notice) = self.micro_batches.find(&batch, body, &self.device, idle, compute);
-        self.written.push(self.body.totals.set(if is_first { Adding::First } else { Adding::Next }));
+        self.written.push(self.body.totals.set(adding));
         self.tell(seed);
         match place {
             Some(place) => _ = self.micro_batches.replay(place, batch, &mut self.written),
