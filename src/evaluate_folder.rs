@@ -54,7 +54,7 @@ pub fn evaluate_folder(
     let model = ModelFolder::open(&spec, plan.task, &device.clone().autodiff())?.with_compute(plan.compute());
     let started = Instant::now();
     let batch_size = plan.config.trainer.per_device_eval_batch_size;
-    let evaluation = evaluate(&model.model, plan.task, validation, batch_size, plan.pad_id, &plan.padding, device)?;
+    let evaluation = evaluate(&model.model, &plan, validation, batch_size)?;
     let progress = Progress { step: 0, total_steps: 0, samples: 0, tokens: 0, epoch: 0.0 };
     let record = evaluation.record(&progress, started.elapsed());
     let figures = record.fields().filter(|(name, _)| name.starts_with("eval_"));

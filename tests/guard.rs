@@ -141,12 +141,29 @@ fn a_loss_that_is_no_number_in_a_step_that_is_not_logged_is_found_and_dated() {
         &["step 7: the loss or the gradient norm was no finite number; found at step 9"],
     );
     let run = folder.path().join("run");
+    // It was found before a checkpoint, and no row had been written.
+    let described = succeeds(kiln(folder.path()).args(["describe", "run"]));
+    assert!(described.contains("steps          9 of 12"), "{described}");
+    assert!(succeeds(kiln(folder.path()).args(["runs", "."])).contains(" 9/12 "));
+    assert_eq!(json(&run.join("status.json"))["step"], 9);
     assert_eq!(suspects(&run), ["step-000006"], "its weights gave the loss of step 7");
     assert_eq!(json(&run.join("fault/report.json"))["suspect_checkpoints"], serde_json::json!([6]));
     // The last good one is step 3; a constant schedule may be shortened.
     let mut resume = kiln(folder.path());
     let stdout = succeeds(resume.args(["train", "config.toml", "--resume", "--set", "trainer.max_steps=5"]));
     assert!(stdout.contains("continuing after step 3 from"), "{stdout}");
+}
+
+/// There is no checkpoint and no row but one that holds what no JSON has.
+#[test]
+fn a_run_that_died_in_a_row_of_nan_says_where() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut labels = numbers(20);
+    labels[3] = 1e30;
+    write(folder.path(), &labels, "logging_steps = 4\nsave_strategy = \"no\"");
+    fails(kiln(folder.path()).args(["train", "config.toml"]), 5, &["step 4: the loss is inf"]);
+    let described = succeeds(kiln(folder.path()).args(["describe", "run"]));
+    assert!(described.contains("steps          4 of 12") && described.contains("\"loss\": Infinity"), "{described}");
 }
 
 #[test]

@@ -178,7 +178,9 @@ fn a_time_limit_saves_and_the_run_continues() {
     let status = json(&folder.path().join("run/status.json"));
     let message = status["message"].as_str().unwrap();
     assert!(message.contains("trainer.max_minutes is over") && stdout.contains(message), "{message}\n{stdout}");
-    assert_eq!(status["status"], "Completed");
+    assert_eq!(status["status"], "Stopped");
+    let described = succeeds(kiln(folder.path()).args(["describe", "run"]));
+    assert!(described.contains("trainer.max_minutes is over") && described.contains("--resume"), "{described}");
     let state = json(&folder.path().join("run/trainer_state.json"));
     let step = state["global_step"].as_u64().unwrap();
     assert!(folder.path().join("run/model/config.json").is_file());
@@ -186,6 +188,36 @@ fn a_time_limit_saves_and_the_run_continues() {
     succeeds(endless(folder.path(), &["--resume", "--set", &length]).stdout(Stdio::piped()));
     succeeds(endless(folder.path(), &["--set", &length, "--set", "run.output_dir=straight"]).stdout(Stdio::piped()));
     same_end(folder.path(), "straight", "run");
+}
+
+/// The limit is one of the run, not of each process that takes it up.
+#[test]
+fn a_time_limit_counts_over_continuations() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let run = |minutes: f64| {
+        let limit = format!("trainer.max_minutes={minutes}");
+        let stdout = succeeds(&mut endless(folder.path(), &["--resume", "--set", &limit]));
+        let status = json(&folder.path().join("run/status.json"));
+        assert_eq!(status["status"], "Stopped");
+        (status["seconds"].as_f64().unwrap(), status["step"].as_u64().unwrap(), stdout)
+    };
+    let (seconds, steps, _) = run(4.0 / 60.0);
+    assert!(seconds >= 4.0, "{seconds}");
+    // Nothing is left of the limit: the run stays as it is.
+    let files = || {
+        ["metrics.jsonl", "all_results.json", "status.json"]
+            .map(|f| std::fs::read(folder.path().join("run").join(f)).unwrap())
+    };
+    let before = files();
+    let (_, same, stdout) = run(4.0 / 60.0);
+    assert_eq!(same, steps);
+    assert!(stdout.contains("nothing to continue: stopped after step"), "{stdout}");
+    assert!(stdout.contains("trainer.max_minutes is over") && stdout.contains("'train_runtime'"), "{stdout}");
+    assert!(files() == before);
+    // Half a second more is half a second more.
+    let (longer, more, _) = run((seconds + 0.5) / 60.0);
+    assert!(more > steps && longer >= seconds + 0.5 && longer < seconds + 3.5, "{seconds} and {longer}");
 }
 
 #[test]

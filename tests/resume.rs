@@ -70,6 +70,32 @@ fn question_answering_continues_exactly() {
     continues_exactly("question-answering");
 }
 
+/// The checkpoint after step 7 lies between the rows of steps 5 and 10.
+#[test]
+fn rows_over_several_steps_continue_exactly() {
+    for precision in ["f32", "f16"] {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), "clm");
+        let rows = ["--precision", precision, "--set", "trainer.logging_steps=5"];
+        succeeds(&mut train(folder.path(), "run", &rows));
+        let run = crashed(folder.path());
+        succeeds(train(folder.path(), "crashed", &rows).arg("--resume"));
+        same_run(&folder.path().join("run"), &run);
+        let every = ["--precision", precision, "--set", "trainer.logging_steps=1"];
+        succeeds(&mut train(folder.path(), "every", &every));
+        let loss = |run: &str| {
+            let rows = figures(&folder.path().join(run)).into_iter();
+            rows.filter_map(|row| Some((row["step"].as_u64()?, row["loss"].as_f64()?))).collect::<Vec<_>>()
+        };
+        let (every, windows) = (loss("every"), loss("crashed"));
+        assert_eq!(windows.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [5, 10, 14]);
+        for (range, (step, loss)) in [0..5, 5..10, 10..14].into_iter().zip(windows) {
+            let mean = every[range.clone()].iter().map(|(_, loss)| loss).sum::<f64>() / range.len() as f64;
+            assert!((loss / mean - 1.0).abs() < 1e-6, "{precision}, step {step}: {loss} is not {mean}");
+        }
+    }
+}
+
 #[test]
 fn damaged_checkpoints_are_skipped() {
     let folder = tempfile::tempdir().unwrap();
@@ -175,9 +201,12 @@ fn another_micro_batch_at_the_same_global_batch() {
 
     // Where the loss depends on how a step is cut, the cut is part of the promise.
     write(folder.path(), "regression");
-    succeeds(&mut train(folder.path(), "cut", &["--set", "trainer.max_steps=3"]));
-    let mut command = train(folder.path(), "cut", &["--resume", "--set", "trainer.max_steps=3"]);
-    fails(command.args(other), 2, &["trainer.per_device_train_batch_size was 3 and is 6"]);
+    let cut = ["--set", "trainer.max_steps=3", "--set", "trainer.accumulation=transformers"];
+    succeeds(&mut train(folder.path(), "cut", &cut));
+    let mut command = train(folder.path(), "cut", &cut);
+    fails(command.arg("--resume").args(other), 2, &["trainer.per_device_train_batch_size was 3 and is 6"]);
+    let mut command = train(folder.path(), "cut", &cut[..2]);
+    fails(command.arg("--resume"), 2, &["trainer.accumulation was \"transformers\" and is not given"]);
 }
 
 #[test]

@@ -96,7 +96,7 @@ fn frozen_tensors_stay_as_they_were() {
 }
 
 #[test]
-fn the_loss_of_training_is_weighted_and_smoothed_and_that_of_evaluation_is_not() {
+fn the_loss_of_training_is_weighted_and_smoothed_and_that_of_evaluation_is_smoothed() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "sequence-classification");
     // The first step: nothing has been learned, so evaluation after a step with rate 0 sees the same weights.
@@ -116,10 +116,10 @@ fn the_loss_of_training_is_weighted_and_smoothed_and_that_of_evaluation_is_not()
     let (weighted, same, stdout) = first("weighted", "trainer.class_weights=[1, 5, 0.1]");
     assert!((plain - weighted).abs() > 1e-4, "{plain} {weighted}");
     assert_eq!(evaluated, same);
-    assert!(stdout.contains("class weights [1.0, 5.0, 0.1]; evaluation has neither"), "{stdout}");
-    let (smoothed, same, _) = first("smoothed", "trainer.label_smoothing_factor=0.5");
+    assert!(stdout.contains("class weights [1.0, 5.0, 0.1], not in eval_loss"), "{stdout}");
+    let (smoothed, other, _) = first("smoothed", "trainer.label_smoothing_factor=0.5");
     assert!((plain - smoothed).abs() > 1e-4, "{plain} {smoothed}");
-    assert_eq!(evaluated, same);
+    assert!((evaluated - other).abs() > 1e-4, "{evaluated} {other}");
     for (set, part) in [
         ("trainer.class_weights=[1, 2]", "trainer.class_weights: expected 3 weights"),
         ("trainer.class_weights=[1, 2, 0]", "trainer.class_weights: expected numbers above 0, got 0"),
@@ -128,6 +128,34 @@ fn the_loss_of_training_is_weighted_and_smoothed_and_that_of_evaluation_is_not()
         let labels = ["--set", "model.num_labels=3", "--set", set];
         fails(&mut train(folder.path(), "no", &labels), 2, &[part]);
     }
+}
+
+/// Perplexity is the exponential of the negative log-likelihood, which smoothing is not; and `kiln eval` computes what a run
+/// does.
+#[test]
+fn the_perplexity_of_a_smoothed_model_is_that_of_its_text() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let evaluation = |run: &str, smoothing: &str| {
+        // The only step has rate 0.
+        let smoothing = format!("trainer.label_smoothing_factor={smoothing}");
+        let sets = ["--set", "trainer.max_steps=1", "--set", "trainer.warmup_steps=1", "--set", &smoothing];
+        succeeds(&mut train(folder.path(), run, &sets));
+        let mut eval = common::kiln(folder.path());
+        let model = folder.path().join(run).join("model");
+        eval.args(["eval", "config.toml", "--out", "eval.json", "--set", &smoothing, "--model"]).arg(model);
+        succeeds(&mut eval);
+        let rows = common::rows(&folder.path().join(run));
+        let row = rows.into_iter().find(|row| row.get("eval_loss").is_some()).unwrap();
+        let again = common::json(&folder.path().join("eval.json"));
+        ["eval_loss", "eval_perplexity"].map(|name| {
+            assert_eq!(row[name], again[name], "{name}");
+            row[name].as_f64().unwrap()
+        })
+    };
+    let ([plain, perplexity], [smoothed, same]) = (evaluation("plain", "0.0"), evaluation("smoothed", "0.3"));
+    assert!((plain - smoothed).abs() > 1e-4, "{plain} {smoothed}");
+    assert_eq!(perplexity, same);
 }
 
 #[test]

@@ -87,8 +87,7 @@ pub fn run_trial(file: &Path, out: &Path) -> Result<()> {
     let mut trainer = Trainer::new(plan)?;
     let output = trainer.train()?;
     let plan = trainer.plan();
-    let device = &plan.device.device;
-    let evaluation = evaluate(trainer.model(), plan.task, evaluated, eval_batch, plan.pad_id, &plan.padding, device)?;
+    let evaluation = evaluate(trainer.model(), plan, evaluated, eval_batch)?;
     if !evaluation.loss.is_finite() {
         return Err(Error::non_finite(format!("after the trial's steps the loss is {}", evaluation.loss))
             .help("lower trainer.learning_rate"));

@@ -24,7 +24,7 @@ use crate::metrics::Record;
 use crate::plan::RunPlan;
 use crate::signals;
 use crate::task::Task;
-use crate::trainer::{Callback, Control, Progress, RunFolder, Status, StopAfter, Trainer, write_whole};
+use crate::trainer::{Callback, Control, Progress, RunFolder, RunStatus, Status, StopAfter, Trainer, write_whole};
 use crate::verify_resume::{self, Part, Report, across_modes, verify};
 
 #[derive(Debug, Args)]
@@ -215,7 +215,11 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     }
     let output = trainer.train()?;
     if output.was_complete {
-        say(format!("complete after step {}, nothing to continue: {}", output.step, folder.display()))?;
+        let stopped = Status::read(&folder)?.filter(|status| status.status == RunStatus::Stopped);
+        say(match stopped.and_then(|status| status.message) {
+            Some(message) => format!("nothing to continue: {message}"),
+            None => format!("complete after step {}, nothing to continue: {}", output.step, folder.display()),
+        })?;
         return say(output.summary.to_dict());
     }
     if let Some(message) = Status::read(&folder)?.and_then(|status| status.message) {

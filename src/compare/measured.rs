@@ -93,7 +93,9 @@ impl MeasuredRun {
             return Err(Error::data(format!("{shown}: there is no run of Kiln's in this folder"))
                 .help("`kiln runs FOLDER` lists the runs in a folder"));
         };
-        if status.status != RunStatus::Completed {
+        // A run whose time was over has its results, too.
+        let has_results = status.status == RunStatus::Stopped && folder.join("all_results.json").exists();
+        if status.status != RunStatus::Completed && !has_results {
             let message =
                 status.message.map_or_else(String::new, |message| format!(": {}", message.replace('\n', " ")));
             return Err(Error::data(format!(

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::best::Best;
+use super::losses::LossSums;
 use super::promise::Promise;
 use crate::data::loader::Position;
 use crate::data::tokenizer::Tokenizer;
@@ -55,9 +56,8 @@ pub struct State {
     pub epoch: f64,
     /// Where the training data stands. A checkpoint lies between optimizer steps, so no accumulated gradient is open.
     pub position: Position,
-    /// Sum of the losses of all steps, for the mean of the summary.
-    #[serde(with = "exact")]
-    pub loss_total: f64,
+    /// Sums of the losses of the steps.
+    pub losses: LossSums,
     /// Rows of `metrics.jsonl` that belong to the run up to here.
     pub metrics_rows: u64,
     /// The evaluation of this step was interrupted and is the first thing that a resumed run does.

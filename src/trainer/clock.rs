@@ -96,7 +96,8 @@ impl Clock {
     }
 
     /// Ends the window that started at the last log row. Its values have just been read, so the device is idle. `waited` is
-    /// how long this process has waited for batches in all. The first row after a warm-up stage says what that took.
+    /// how long this process has waited for batches in all. `loss` is the mean over the steps of the window, `grad_norm` and
+    /// `lr` are the last step's. The first row after a warm-up stage says what that took.
     pub(super) fn close_window(
         &mut self,
         progress: &Progress,

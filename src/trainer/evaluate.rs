@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 use kiln_models::{Copies, Model};
 
 use super::callback::Progress;
 use crate::data::loader::{Loader, LoaderOptions};
-use crate::data::padding::Padding;
 use crate::data::sampler::Order;
 use crate::data::{Dataset, Labels};
 use crate::error::{Error, Result};
 use crate::execution::read_scalars;
 use crate::metrics::Record;
+use crate::plan::RunPlan;
 use crate::scores::{self, Confusion};
 use crate::signals;
 use crate::squad::SpanLogits;
@@ -25,8 +25,10 @@ use crate::task::{DeviceBatch, IGNORED, Task};
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
     task: Task,
-    /// Mean loss over all valid terms.
+    /// Mean loss over all valid terms, with the label smoothing of training.
     pub loss: f64,
+    /// Mean negative log-likelihood over all valid terms: the loss without label smoothing.
+    nll: f64,
     /// Share of right predictions; none for a task without accuracy.
     pub accuracy: Option<f64>,
     /// What the predictions are worth, for a task that predicts one thing a row: `f1` and `matthews_correlation`, or `mse`,
@@ -43,45 +45,38 @@ pub struct Evaluation {
 /// Batches after which sums are read back, so that pending work does not pile up on the device.
 const READ_EVERY: usize = 32;
 
-/// Evaluates `model` on `dataset`.
+/// Evaluates `model` on `dataset` in batches of `batch_size`, by the task, the loss, the padding and the device of `plan`.
 ///
 /// # Errors
 /// Data that cannot be read, a dataset without one valid label, or a signal that asks the process to stop.
-pub fn evaluate(
-    model: &Model,
-    task: Task,
-    dataset: Arc<dyn Dataset>,
-    batch_size: usize,
-    pad_id: u32,
-    padding: &Padding,
-    device: &Device,
-) -> Result<Evaluation> {
+pub fn evaluate(model: &Model, plan: &RunPlan, dataset: Arc<dyn Dataset>, batch_size: usize) -> Result<Evaluation> {
     let options = LoaderOptions {
         batch_size,
         order: Order::SEQUENTIAL,
         drop_last: false,
-        pad_id,
-        padding: padding.clone(),
+        pad_id: plan.pad_id,
+        padding: plan.padding.clone(),
         prefetch: 2,
         repeat: false,
     };
     let loader = Loader::new(dataset.clone(), options)?;
-    Copies::while_fixed(|| evaluate_batches(&model.valid(), task, &dataset, loader, device))
+    Copies::while_fixed(|| evaluate_batches(&model.valid(), plan, &dataset, loader))
 }
 
 /// [`evaluate`] for the batches of `loader`.
 fn evaluate_batches(
     model: &Model,
-    task: Task,
+    plan: &RunPlan,
     dataset: &Arc<dyn Dataset>,
     mut loader: Loader,
-    device: &Device,
 ) -> Result<Evaluation> {
+    let (task, device, options) = (plan.task, &plan.device.device, plan.loss.of_evaluation());
     let (mut predicted, mut expected, mut num_labels) = (Vec::new(), Expected::default(), 0);
     let mut pending_rows = Vec::new(); // predictions of each batch in `pending`
     let mut spans_of = Vec::new(); // examples and tokens of each batch, where predictions are span logits
-    let (mut loss, mut correct, mut count, mut samples, mut batches) = (0.0, 0.0, 0usize, 0, 0);
-    let mut pending: Vec<Tensor<1>> = Vec::new(); // loss, number of right predictions and predictions, in turn
+    let (mut loss, mut nll, mut correct, mut count, mut samples, mut batches) = (0.0, 0.0, 0.0, 0usize, 0, 0);
+    // Loss, its negative log-likelihood, number of right predictions and predictions, in turn.
+    let mut pending: Vec<Tensor<1>> = Vec::new();
     loop {
         if let Some(signal) = signals::received() {
             return Err(signal.error(format_args!("stopped while evaluating, after {batches} batches")));
@@ -103,9 +98,11 @@ fn evaluate_batches(
                 (false, None) => None,
             };
             pending_rows.push(predictions.as_ref().map_or(0, |rows| rows.dims()[0]));
-            let sum = batch.loss(logits)?;
-            pending.push(sum.sum.clone());
-            pending.push(right.unwrap_or_else(|| sum.sum.zeros_like()));
+            let sum = batch.loss(logits.clone())?;
+            let smoothed =
+                if options.is_plain() { sum.sum.clone() } else { batch.training_loss(logits, &options)?.sum };
+            let right = right.unwrap_or_else(|| sum.sum.zeros_like());
+            pending.extend([smoothed, sum.sum, right]);
             pending.extend(predictions);
             count += sum.count;
             samples += loaded.batch.examples as u64;
@@ -115,10 +112,11 @@ fn evaluate_batches(
             let values = read_scalars(std::mem::take(&mut pending))?;
             let mut rest = &values[..];
             for rows in pending_rows.drain(..) {
-                let (of_batch, after) = rest.split_at(2 + rows);
+                let (of_batch, after) = rest.split_at(3 + rows);
                 loss += of_batch[0];
-                correct += of_batch[1];
-                predicted.extend_from_slice(&of_batch[2..]);
+                nll += of_batch[1];
+                correct += of_batch[2];
+                predicted.extend_from_slice(&of_batch[3..]);
                 rest = after;
             }
         }
@@ -138,7 +136,8 @@ fn evaluate_batches(
         }
         (None, None) => expected.scores(&predicted),
     };
-    Ok(Evaluation { task, loss: loss / count as f64, accuracy, scores, confusion, samples, batches })
+    let (loss, nll) = (loss / count as f64, nll / count as f64);
+    Ok(Evaluation { task, loss, nll, accuracy, scores, confusion, samples, batches })
 }
 
 /// The labels of a dataset whose predictions are compared row by row.
@@ -214,9 +213,10 @@ fn span_logits_of(values: &[f64], batches: &[(usize, usize)]) -> Vec<SpanLogits>
 }
 
 impl Evaluation {
-    /// The perplexity of a language model: `exp(loss)`.
+    /// The perplexity of a language model: the exponential of the mean negative log-likelihood, which label smoothing leaves
+    /// as it is.
     pub fn perplexity(&self) -> Option<f64> {
-        self.task.has_perplexity().then_some(self.loss.exp())
+        self.task.has_perplexity().then_some(self.nll.exp())
     }
 
     /// The confusion matrix as lines of text, a row for each label and a column for each prediction; none for other tasks.

@@ -13,6 +13,7 @@ mod guard;
 mod history;
 mod kernels;
 pub mod laps;
+mod losses;
 mod output;
 mod panics;
 mod promise;
@@ -261,6 +262,9 @@ impl Trainer {
         {
             self.notice(&notice);
         }
+        if output.is_err() {
+            folder.status.advance(&run.progress, run.clock.start.elapsed().as_secs_f64());
+        }
         if let Some(watch) = run.watch.take() {
             match watch.finish(&self.plan, folder.path(), &run.shapes, run.progress.step) {
                 Ok(lines) => lines.iter().for_each(|line| self.notice(line)),
@@ -340,7 +344,9 @@ impl Trainer {
                 laps.lap(Part::Evaluation);
             }
             let limit = self.plan.steps.max_duration;
-            let out_of_time = !last && limit.is_some_and(|limit| run.clock.start.elapsed() >= limit);
+            let elapsed = run.clock.start.elapsed().as_secs_f64();
+            let seconds = folder.status.seconds_before + elapsed; // over all processes of the run
+            let out_of_time = !last && limit.is_some_and(|limit| seconds >= limit.as_secs_f64());
             let signal = signals::received();
             let ends = last || run.control.should_training_stop;
             let saves = self.saves_after(step, epoch_ended, ends, run.is_best) || run.control.should_save;
@@ -361,8 +367,13 @@ impl Trainer {
             }
             (run.control.should_evaluate, run.control.should_save) = (false, false);
             if (out_of_time || run.control.should_training_stop) && !last {
-                let why = if out_of_time { "trainer.max_minutes is over" } else { "early stopping, or a callback" };
-                folder.status.message = Some(format!("ended after step {step} of {total_steps}: {why}"));
+                let at = format!("after step {step} of {total_steps}");
+                folder.status.message = Some(if run.control.should_training_stop {
+                    format!("ended {at}: early stopping, or a callback")
+                } else {
+                    folder.status.status = RunStatus::Stopped;
+                    format!("stopped {at}: trainer.max_minutes is over; raise it to continue with --resume")
+                });
                 // The end of a run that ends early. A run that is continued has none here, so it follows the checkpoint.
                 if !logs {
                     self.log(folder, run, &step_values, loader.data_wait())?;
@@ -378,7 +389,7 @@ impl Trainer {
         if trainer.load_best_model_at_end {
             self.load_best(folder, run)?;
         }
-        let summary = self.labelled(run.clock.summary(&run.progress, run.mean_loss(self.scaler.as_ref())?, saving));
+        let summary = self.labelled(run.clock.summary(&run.progress, run.losses.mean(run.progress.step)?, saving));
         folder.metrics.append(&summary)?;
         if self.writes_model {
             folder.write_model(&self.model, &self.plan)?;
@@ -408,8 +419,10 @@ impl Trainer {
     }
 
     fn log(&mut self, folder: &mut RunFolder, run: &mut Run, values: &StepValues, waited: Duration) -> Result<()> {
-        let read = values.read(&mut run.guard, Some(&self.model), std::mem::take(&mut run.closures))?;
-        let row = run.clock.close_window(&run.progress, [read.loss, read.grad_norm, values.lr], waited);
+        let closures = std::mem::take(&mut run.closures);
+        let read = values.read(run, Some(&self.model), closures)?;
+        let loss = run.losses.close(read.window);
+        let row = run.clock.close_window(&run.progress, [loss, read.grad_norm, values.lr], waited);
         let new_shapes = run.shapes.new_since_last_row();
         let row = new_shapes.into_iter().fold(row, |row, new| row.with("new_shapes", new));
         let news = run.kernels.since_last_row(run.progress.step, new_shapes.unwrap_or(0));
@@ -448,15 +461,8 @@ impl Trainer {
         let Some(validation) = self.plan.validation.clone() else { return Ok(()) };
         let started = Instant::now();
         let evaluation = self.optimizer.copies().within(|| {
-            evaluate(
-                &self.model,
-                self.plan.task,
-                validation,
-                self.plan.config.trainer.per_device_eval_batch_size,
-                self.plan.pad_id,
-                &self.plan.padding,
-                &self.plan.device.device,
-            )
+            let batch_size = self.plan.config.trainer.per_device_eval_batch_size;
+            evaluate(&self.model, &self.plan, validation, batch_size)
         });
         let evaluation = match evaluation {
             Err(error) if matches!(error.kind(), ErrorKind::Interrupted(_)) && run.progress.step > 0 => {
@@ -507,6 +513,8 @@ struct StepValues {
 /// [`StepValues`] on the host.
 struct ReadValues {
     loss: f64,
+    /// Sum of the losses since the last row.
+    window: f64,
     grad_norm: f64,
     scaling: Option<Scaling<f64>>,
     reading: Reading,
@@ -519,28 +527,30 @@ impl StepValues {
         callbacks.iter_mut().for_each(|callback| callback.on_step_values(&run.progress, values, &mut run.closures));
     }
 
-    /// Reads loss, gradient norm, loss scale, what `guard` wants to know and what `closures` wait for, in one transfer.
+    /// Reads loss, gradient norm, loss scale, the losses since the last row, what the guard of `run` wants to know and what
+    /// `closures` wait for, in one transfer.
     #[track_caller]
-    fn read(&self, guard: &mut Guard, model: Option<&Model>, closures: StepClosures<'static>) -> Result<ReadValues> {
-        let (mut figures, mut scaling, mut reading) = ([f64::NAN; 2], None, Guard::reading(&[]));
+    fn read(&self, run: &mut Run, model: Option<&Model>, closures: StepClosures<'static>) -> Result<ReadValues> {
+        let (mut figures, mut scaling, mut reading) = ([f64::NAN; 3], None, Guard::reading(&[]));
         let mut closures: StepClosures<'_> = closures;
-        closures.add(When::AtLog, [self.loss.clone(), self.grad_norm.clone()], |values| {
+        let window = run.losses.window().unwrap_or_else(|| self.loss.zeros_like());
+        closures.add(When::AtLog, [self.loss.clone(), self.grad_norm.clone(), window], |values| {
             figures.copy_from_slice(values);
         });
         if let Some(of_scaler) = self.scaling.clone() {
             closures.add(When::AtLog, of_scaler.into_values(), |values| scaling = Scaling::from_values(values));
         }
-        closures.add(When::AtLog, guard.values(model), |values| reading = Guard::reading(values));
+        closures.add(When::AtLog, run.guard.values(model), |values| reading = Guard::reading(values));
         closures.end_step(true)?;
         drop(closures);
-        let [loss, grad_norm] = figures;
-        Ok(ReadValues { loss, grad_norm, scaling, reading })
+        let [loss, grad_norm, window] = figures;
+        Ok(ReadValues { loss, window, grad_norm, scaling, reading })
     }
 
     /// A checkpoint of a run that learns nothing any more would only be in the way.
     #[track_caller]
     fn read_finite(&self, run: &mut Run) -> Result<()> {
-        self.read(&mut run.guard, None, StepClosures::default())?.check_finite(run)
+        self.read(run, None, StepClosures::default())?.check_finite(run)
     }
 }
 

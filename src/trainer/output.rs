@@ -52,7 +52,7 @@ pub struct RunFolder {
     pub promise: Promise,
     /// Where it stands, as `status.json` says.
     pub status: Status,
-    /// The summary of a run that is resumed although it is complete: there is nothing left to do.
+    /// The summary of a run that is resumed although it is complete, or its time over: there is nothing left to do.
     pub complete: Option<Record>,
     _lock: File,
 }
@@ -143,9 +143,14 @@ impl RunFolder {
                 .help("set run.output_dir to another folder, or run.on_existing = \"overwrite\" to replace it"));
             }
         }
-        let ended = found.as_ref().is_some_and(|found| found.state.step >= plan.steps.total as u64);
+        let ended = found.as_ref().is_some_and(|found| {
+            let limit = plan.steps.max_duration;
+            let out_of_time = limit.is_some_and(|limit| found.state.seconds >= limit.as_secs_f64());
+            out_of_time || found.state.step >= plan.steps.total as u64
+        });
+        // A run that a signal stopped has no summary.
         if let (true, Some(status)) = (ended && path.join("model").exists(), Status::read(&path)?)
-            && status.status == RunStatus::Completed
+            && matches!(status.status, RunStatus::Completed | RunStatus::Stopped)
         {
             let metrics = MetricsFile::open(&path)?;
             if let Some(summary) = metrics.last_with("train_runtime") {

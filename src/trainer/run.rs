@@ -15,6 +15,7 @@ use super::clock::Clock;
 use super::guard::Guard;
 use super::history::write_trainer_state;
 use super::kernels::Kernels;
+use super::losses::Losses;
 use super::output::RunFolder;
 use super::saver::Saver;
 use super::shapes::Shapes;
@@ -24,7 +25,7 @@ use crate::compiler::warmup::{self, Warmed};
 use crate::config::{DeviceKind, EvalStrategy, SaveStrategy, Verify};
 use crate::data::loader::Position;
 use crate::error::{Error, Result};
-use crate::execution::{read_scalars, release_memory};
+use crate::execution::release_memory;
 use crate::launches::NewKernels;
 use crate::metrics::Record;
 use crate::model_folder::architecture;
@@ -37,8 +38,8 @@ pub(super) struct Run {
     pub(super) control: Control,
     /// Where the training data stands.
     pub(super) position: Position,
-    /// Sum over steps of the step's loss, `[1]`, on the device.
-    pub(super) loss_total: Option<Tensor<1>>,
+    /// The losses of the steps so far.
+    pub(super) losses: Losses,
     pub(super) best: Best,
     /// The evaluation of this step was the best so far.
     pub(super) is_best: bool,
@@ -62,25 +63,14 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Takes up the loss and the gradient norm of a step, `[1]` each; those of a skipped one count nothing.
+    /// Takes up the loss and the gradient norm of a step, `[1]` each; those of a skipped one are no fault.
     pub(super) fn note_step(&mut self, loss: &Tensor<1>, grad_norm: &Tensor<1>, verdict: Option<&Verdict>) {
         let counted = |value: &Tensor<1>| match verdict {
             Some(verdict) => value.clone().mask_fill(verdict.overflow.clone(), 0.0),
             None => value.clone(),
         };
-        let loss = counted(loss);
-        self.guard.step(&loss, &counted(grad_norm));
-        self.loss_total = Some(match self.loss_total.take() {
-            Some(total) => total + loss,
-            None => loss,
-        });
-    }
-
-    /// The mean loss over all steps that were not skipped; NaN before the first.
-    pub(super) fn mean_loss(&self, scaler: Option<&LossScaler>) -> Result<f64> {
-        let Some(total) = &self.loss_total else { return Ok(f64::NAN) };
-        let values = read_scalars([total.clone()].into_iter().chain(scaler.map(LossScaler::skipped)).collect())?;
-        Ok(values[0] / (self.progress.step as f64 - values.get(1).unwrap_or(&0.0)))
+        self.guard.step(&counted(loss), &counted(grad_norm));
+        self.losses.add(loss, verdict);
     }
 }
 
@@ -96,7 +86,7 @@ impl Trainer {
         let mut progress = Progress { step: 0, total_steps, samples: 0, tokens: 0, epoch: 0.0 };
         let mut best = Best::new(&trainer);
         let mut control = Control::default();
-        let (mut position, mut loss_total) = (Position::default(), None);
+        let (mut position, mut losses) = (Position::default(), Losses::default());
         let mut pending_evaluation = trainer.eval_on_start;
         if let Some(checkpoint) = checkpoint {
             let state = &checkpoint.state;
@@ -119,8 +109,7 @@ impl Trainer {
             best.restore(&state.best);
             control.should_training_stop = best.is_exhausted();
             position = state.position;
-            // It was read from an f32, so it goes back without loss.
-            loss_total = Some(Tensor::from_floats([state.loss_total as f32], device));
+            losses = Losses::restored(state.losses, device);
             pending_evaluation = state.pending_evaluation;
             self.callbacks.iter_mut().for_each(|callback| callback.on_resume(&progress, &checkpoint.path));
         }
@@ -140,7 +129,7 @@ impl Trainer {
             progress,
             control,
             position,
-            loss_total,
+            losses,
             best,
             is_best: false,
             pending_evaluation,
@@ -259,7 +248,6 @@ impl Trainer {
     pub(super) fn save(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<()> {
         let started = Instant::now();
         folder.metrics.sync()?;
-        let loss_total = run.loss_total.clone().map_or(Ok(vec![0.0]), |total| read_scalars(vec![total]))?[0];
         let progress = run.progress;
         let elapsed = run.clock.start.elapsed().as_secs_f64();
         let state = State {
@@ -270,7 +258,7 @@ impl Trainer {
             tokens: progress.tokens,
             epoch: progress.epoch,
             position: run.position,
-            loss_total,
+            losses: run.losses.state()?,
             metrics_rows: folder.metrics.rows(),
             pending_evaluation: run.pending_evaluation,
             seconds: folder.status.seconds_before + elapsed,

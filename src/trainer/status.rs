@@ -22,7 +22,7 @@ pub enum RunStatus {
     InProgress,
     /// It reached its end.
     Completed,
-    /// A signal stopped it; it can be continued.
+    /// A signal or `trainer.max_minutes` stopped it; it can be continued.
     Stopped,
     /// It ended with an error, or its process was killed.
     Failed,
@@ -95,7 +95,8 @@ impl Status {
     pub fn end(&mut self, error: Option<&Error>) {
         (self.status, self.message) = match error {
             // What the loop has said of an early end stays.
-            None => (RunStatus::Completed, self.message.take()),
+            None if self.status == RunStatus::InProgress => (RunStatus::Completed, self.message.take()),
+            None => (self.status, self.message.take()),
             Some(error) => match error.kind() {
                 ErrorKind::Interrupted(_) => (RunStatus::Stopped, Some(error.to_string())),
                 _ => (RunStatus::Failed, Some(error.to_string())),

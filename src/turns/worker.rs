@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::Device;
 
@@ -12,11 +12,11 @@ use super::protocol::{END, Hello, Step, Turn};
 use crate::bench::operators::Shapes;
 use crate::error::{Error, Result};
 use crate::execution::memory_use;
-use crate::metrics::Record;
 use crate::plan::RunPlan;
 use crate::provenance::Provenance;
+use crate::step_closures::{StepClosures, When};
 use crate::trainer::laps::{self, StepTimes};
-use crate::trainer::{Callback, Control, Progress, Trainer};
+use crate::trainer::{Callback, Control, DeviceValues, Progress, Trainer};
 
 /// Trains `plan` by turns until it is told to end; with `writes_model` it then writes a model as any run does.
 ///
@@ -29,13 +29,13 @@ pub fn serve_steps(plan: RunPlan, writes_model: bool) -> Result<()> {
         read: 0,
         left: 0,
         device: plan.device.device.clone(),
-        losses: Vec::new(),
+        losses: Arc::default(),
         began: false,
         ended: false,
         failed: failed.clone(),
     };
     let trained = Trainer::new(plan)?.by_turns(writes_model).with_step_times().with_callback(turns).train();
-    match failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
+    match lock(&failed).take() {
         Some(error) => Err(error),
         None => trained.map(drop),
     }
@@ -96,8 +96,8 @@ struct Turns {
     /// Steps of this turn that are still to be made.
     left: usize,
     device: Device,
-    /// `(step, loss)` of this turn.
-    losses: Vec<(u64, f64)>,
+    /// `(step, loss)` of the steps up to the last row: of each its own, not the mean that the row shows.
+    losses: Arc<Mutex<Vec<(u64, f64)>>>,
     /// There has been a turn, which is to be answered.
     began: bool,
     /// It was told to end, or something failed: the step that follows is the last.
@@ -132,7 +132,7 @@ impl Turns {
         // Where the device is waited for every so many steps only, the last line may not be whole yet.
         text.truncate(text.rfind('\n').map_or(0, |end| end + 1));
         self.read += text.len() as u64;
-        let losses = std::mem::take(&mut self.losses);
+        let losses = std::mem::take(&mut *lock(&self.losses));
         let step = |line: &str| {
             let times: StepTimes = serde_json::from_str(line)?;
             let loss = losses.iter().find(|(step, _)| *step == times.step).map(|(_, loss)| *loss);
@@ -156,7 +156,7 @@ impl Turns {
 
     fn fail(&mut self, error: Error) {
         self.ended = true;
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        lock(&self.failed).get_or_insert(error);
     }
 }
 
@@ -179,7 +179,12 @@ impl Callback for Turns {
         control.should_training_stop |= self.ended;
     }
 
-    fn on_log(&mut self, progress: &Progress, row: &Record) {
-        self.losses.extend(row.get("loss").map(|loss| (progress.step, loss)));
+    fn on_step_values(&mut self, progress: &Progress, values: DeviceValues<'_>, closures: &mut StepClosures<'static>) {
+        let (losses, step) = (self.losses.clone(), progress.step);
+        closures.add(When::AtLog, [values.loss.clone()], move |values| lock(&losses).push((step, values[0])));
     }
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,0 +1,93 @@
+//! The losses of a run's steps, for the `loss` of log rows and the `train_loss` of the summary: as in Hugging Face's Trainer
+//! they are added up on the device and read once a row, which shows the mean over the steps since the row before it.
+
+use burn::tensor::{Device, Tensor};
+use serde::{Deserialize, Serialize};
+
+use super::checkpoint::exact;
+use crate::error::Result;
+use crate::execution::read_scalars;
+use crate::precision::scaler::Verdict;
+
+/// Sums of the losses of all steps so far.
+#[derive(Debug, Default)]
+pub(super) struct Losses {
+    /// Of the steps up to the last row.
+    logged: f64,
+    /// Of the steps since then, `[1]`, f32, on the device; none while there are none.
+    window: Option<Tensor<1>>,
+    /// Steps since the last row.
+    steps: u64,
+}
+
+/// [`Losses`] in a checkpoint: a run that is continued between two rows writes the same rows.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct LossSums {
+    /// Sum of the losses of the steps up to the last log row.
+    #[serde(with = "exact")]
+    pub logged: f64,
+    /// Sum of the losses of the steps since then, an f32.
+    #[serde(with = "exact")]
+    pub window: f64,
+    /// Steps since the last log row.
+    pub steps: u64,
+}
+
+impl Losses {
+    /// The sums that a checkpoint holds, on `device`.
+    pub(super) fn restored(state: LossSums, device: &Device) -> Self {
+        // It was read from an f32, so it goes back without loss.
+        let window = (state.steps > 0).then(|| Tensor::from_floats([state.window as f32], device));
+        Self { logged: state.logged, window, steps: state.steps }
+    }
+
+    /// What a checkpoint keeps, read from the device.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) fn state(&self) -> Result<LossSums> {
+        let window = self.window.clone().map_or(Ok(vec![0.0]), |window| read_scalars(vec![window]))?[0];
+        Ok(LossSums { logged: self.logged, window, steps: self.steps })
+    }
+
+    /// Adds the loss of a step, `[1]`. A step that was skipped because it overflowed counts with its loss all the same, or,
+    /// where that is no number, with what `transformers` takes in its place (`logging_nan_inf_filter`): the window's sum by the
+    /// number of its steps and this one.
+    pub(super) fn add(&mut self, loss: &Tensor<1>, verdict: Option<&Verdict>) {
+        let loss = match (verdict, &self.window) {
+            (None, _) => loss.clone(),
+            // Without a finite loss there is no finite gradient, so that such a step was skipped.
+            (Some(_), Some(window)) => {
+                loss.clone().mask_where(loss.clone().is_finite().bool_not(), window.clone() / (self.steps + 1) as f64)
+            }
+            (Some(_), None) => loss.clone().mask_fill(loss.clone().is_finite().bool_not(), 0.0),
+        };
+        self.window = Some(match self.window.take() {
+            Some(window) => window + loss,
+            None => loss,
+        });
+        self.steps += 1;
+    }
+
+    /// The sum since the last row, to be read with the values of the step.
+    pub(super) fn window(&self) -> Option<Tensor<1>> {
+        self.window.clone()
+    }
+
+    /// Ends the window, whose sum has been read to be `sum`; returns the mean of its steps.
+    pub(super) fn close(&mut self, sum: f64) -> f64 {
+        let mean = sum / self.steps as f64;
+        self.logged += sum;
+        (self.window, self.steps) = (None, 0);
+        mean
+    }
+
+    /// The mean over all `steps` of the run; NaN before the first.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) fn mean(&self, steps: u64) -> Result<f64> {
+        let LossSums { logged, window, .. } = self.state()?;
+        Ok((logged + window) / steps as f64)
+    }
+}
