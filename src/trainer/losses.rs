@@ -91,3 +91,71 @@ impl Losses {
         Ok((logged + window) / steps as f64)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use burn::tensor::{Bool, Int, TensorData};
+
+    fn value(value: f64) -> Tensor<1> {
+        Tensor::from_floats([value as f32], &Device::flex())
+    }
+
+    /// Adds the losses of steps, as those of a run without a loss scale.
+    fn add(losses: &mut Losses, steps: &[f64]) {
+        steps.iter().for_each(|loss| losses.add(&value(*loss), None));
+    }
+
+    fn read(losses: &Losses) -> f64 {
+        read_scalars(vec![losses.window().unwrap()]).unwrap()[0]
+    }
+
+    #[test]
+    fn a_row_has_the_mean_of_its_steps_and_the_run_that_of_all() {
+        let mut losses = Losses::default();
+        assert!(losses.mean(0).unwrap().is_nan());
+        add(&mut losses, &[4.0, 2.0, 3.0]);
+        let sum = read(&losses);
+        assert_eq!(losses.close(sum), 3.0);
+        add(&mut losses, &[1.0, 0.5]);
+        assert_eq!(losses.mean(5).unwrap(), 10.5 / 5.0);
+        let sum = read(&losses);
+        assert_eq!(losses.close(sum), 0.75);
+        assert!(losses.window().is_none(), "nothing is left to be read");
+        assert_eq!(losses.mean(5).unwrap(), 10.5 / 5.0);
+    }
+
+    #[test]
+    fn a_checkpoint_in_the_middle_of_a_window_changes_no_bit() {
+        let steps = [0.1, 1e-7, 7.3, 2.0 / 3.0, 1e5];
+        let (mut straight, mut stopped) = (Losses::default(), Losses::default());
+        add(&mut straight, &steps);
+        add(&mut stopped, &steps[..3]);
+        let state = serde_json::to_string(&stopped.state().unwrap()).unwrap();
+        let mut resumed = Losses::restored(serde_json::from_str(&state).unwrap(), &Device::flex());
+        add(&mut resumed, &steps[3..]);
+        assert_eq!(resumed.state().unwrap(), straight.state().unwrap());
+    }
+
+    /// As `Trainer._inner_training_loop`: `tr_loss += tr_loss / (1 + global_step - _globalstep_last_logged)`.
+    #[test]
+    fn a_skipped_step_counts_as_in_transformers() {
+        let device = Device::flex();
+        let verdict = |overflow: bool| Verdict {
+            overflow: Tensor::<1, Bool>::from_data(TensorData::from([overflow]), &device),
+            update: Tensor::<1, Int>::from_data(TensorData::from([1i32]), &device),
+        };
+        let mut losses = Losses::default();
+        let mut expected: f64 = 0.0;
+        // The second step is skipped and has a loss; the first and the last have none.
+        for (step, (loss, overflow)) in
+            [(f64::NAN, true), (2.0, true), (3.0, false), (4.0, false), (f64::INFINITY, true)].into_iter().enumerate()
+        {
+            losses.add(&value(loss), Some(&verdict(overflow)));
+            expected += if loss.is_finite() { loss } else { expected / (1 + step) as f64 };
+        }
+        assert!((read(&losses) - expected).abs() < 1e-6, "{} is not {expected}", read(&losses));
+        assert_eq!(losses.state().unwrap().steps, 5);
+    }
+}
