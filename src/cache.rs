@@ -54,27 +54,42 @@ pub fn size(entries: &[Entry]) -> String {
 /// # Errors
 /// A folder that cannot be read.
 pub fn list(folder: &Path) -> Result<Vec<Entry>> {
-    let kept = files(folder)?.into_iter().map(|(kind, path)| {
+    let kept = files(folder)?.into_iter().filter_map(|(kind, path)| {
         let io = |error: std::io::Error| Error::io(format!("read {}", path.display()), &error);
-        let metadata = fs::metadata(&path).map_err(io)?;
-        let age = SystemTime::now().duration_since(metadata.modified().map_err(io)?).unwrap_or_default();
-        let file = path.file_name().unwrap_or_default().to_string_lossy();
-        Ok(Entry { name: format!("{kind}/{file}"), bytes: metadata.len(), age })
+        let metadata = match fs::metadata(&path) {
+            // It was there a moment ago: another process has removed it, or has given it its name.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+            metadata => metadata.and_then(|metadata| Ok((metadata.len(), metadata.modified()?))).map_err(io),
+        };
+        Some(metadata.map(|(bytes, modified)| {
+            let age = SystemTime::now().duration_since(modified).unwrap_or_default();
+            let file = path.file_name().unwrap_or_default().to_string_lossy();
+            Entry { name: format!("{kind}/{file}"), bytes, age }
+        }))
     });
     kept.collect()
 }
 
-/// Removes the files that [`list`] shows and returns them. What a run at work has open stays readable to it.
+/// Removes the files that [`list`] shows, but for those that another process is writing, and returns them. What a run at work
+/// has open stays readable to it.
 ///
 /// # Errors
 /// A file that cannot be removed.
 pub fn clear(folder: &Path) -> Result<Vec<Entry>> {
-    let entries = list(folder)?;
-    for entry in &entries {
+    let mut removed = Vec::new();
+    for entry in list(folder)? {
         let path = folder.join(&entry.name);
-        fs::remove_file(&path).map_err(|error| Error::io(format!("remove {}", path.display()), &error))?;
+        if mapped::is_being_written(&path) {
+            continue;
+        }
+        match fs::remove_file(&path) {
+            Ok(()) => removed.push(entry),
+            // Others may clear the cache too, or finish what they wrote.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(Error::io(format!("remove {}", path.display()), &error)),
+        }
     }
-    Ok(entries)
+    Ok(removed)
 }
 
 /// Kind and path of every file, of kinds that Kiln writes: `KILN_CACHE` may name a folder with other things in it.
@@ -141,5 +156,19 @@ mod tests {
         assert_eq!(clear(place.path()).unwrap().len(), 2);
         assert_eq!(list(place.path()).unwrap(), []);
         assert!(place.path().join("mine.txt").exists());
+    }
+
+    #[test]
+    fn what_is_being_written_is_not_cleared() {
+        let place = tempfile::tempdir().unwrap();
+        fs::create_dir(place.path().join(TOKENS)).unwrap();
+        let [live, left] = ["tokens/.tmplive", "tokens/.tmpleft"].map(|name| place.path().join(name));
+        fs::write(&left, "of a process that was killed").unwrap();
+        let file = fs::File::create(&live).unwrap();
+        file.lock().unwrap();
+        assert_eq!(clear(place.path()).unwrap().len(), 1);
+        assert_eq!((live.exists(), left.exists()), (true, false));
+        drop(file);
+        assert_eq!(clear(place.path()).unwrap().len(), 1);
     }
 }

@@ -1,20 +1,25 @@
 //! A tokenizer that is learned from the training text, and kept: learning takes seconds, and every start of a run needs it.
 
-use std::io::Write;
+use std::panic::resume_unwind;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
 use super::corpus::Corpus;
 use super::tokenizer::{Tokenizer, training_text};
 use crate::cache;
-use crate::cache::mapped::{cache_error, hex};
+use crate::cache::mapped::{Key, Kind, Sources, damaged, interrupted};
 use crate::error::Result;
+use crate::signals;
+
+const KIND: Kind<0> = Kind { magic: b"KILNBPE1", name: "learned tokenizer" };
 
 /// [`Tokenizer::train_bpe`], or what it gave for the same text, size and seed before.
 ///
 /// # Errors
-/// As there; a cache that cannot be written.
+/// As there; text that changes meanwhile; a cache that cannot be written; a signal.
 pub fn learned_bpe(corpus: &Corpus, vocab_size: usize, seed: u64) -> Result<Tokenizer> {
     learned_bpe_in(&cache::folder()?.join(cache::TOKENIZERS), corpus, vocab_size, seed)
 }
@@ -24,22 +29,38 @@ pub fn learned_bpe(corpus: &Corpus, vocab_size: usize, seed: u64) -> Result<Toke
 /// # Errors
 /// As [`learned_bpe`].
 pub fn learned_bpe_in(folder: &Path, corpus: &Corpus, vocab_size: usize, seed: u64) -> Result<Tokenizer> {
-    let path = folder.join(format!("{}.json", key(corpus, vocab_size, seed)?));
-    // A file that is damaged is made again, as one that is missing.
-    if let Ok(kept) = Tokenizer::load(&path) {
-        return Ok(kept);
+    let sources = Sources::of(corpus.files())?;
+    let key = key(corpus, vocab_size, seed)?;
+    KIND.build_or_open(folder, &key, "tokenizer", open, |writer| {
+        let tokenizer = learn(corpus, vocab_size, seed)?;
+        sources.are_unchanged()?;
+        writer.write(tokenizer.to_json()?.as_bytes()).map(|()| [])
+    })
+}
+
+fn open(path: &Path) -> Result<Tokenizer> {
+    let map = KIND.open(path)?;
+    let json = std::str::from_utf8(&map).map_err(|error| damaged(path, error))?;
+    Tokenizer::from_json(json).map_err(|error| error.at(path.display()))
+}
+
+/// [`Tokenizer::train_bpe`] in a thread of its own: the library cannot be stopped while it learns, so a signal leaves the
+/// thread behind, and the process that ends takes it along.
+fn learn(corpus: &Corpus, vocab_size: usize, seed: u64) -> Result<Tokenizer> {
+    const LOOK: Duration = Duration::from_millis(5);
+    let corpus = corpus.clone();
+    let learner = thread::spawn(move || Tokenizer::train_bpe(&corpus, vocab_size, seed));
+    while !learner.is_finished() {
+        if signals::received().is_some() {
+            return Err(interrupted());
+        }
+        thread::sleep(LOOK);
     }
-    let tokenizer = Tokenizer::train_bpe(corpus, vocab_size, seed)?;
-    let io = |error: std::io::Error| cache_error(folder, &error);
-    std::fs::create_dir_all(folder).map_err(io)?;
-    let mut file = tempfile::Builder::new().prefix(".tokenizer-").tempfile_in(folder).map_err(io)?;
-    file.write_all(tokenizer.to_json()?.as_bytes()).map_err(io)?;
-    file.persist(&path).map_err(|error| io(error.error))?;
-    Ok(tokenizer)
+    learner.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// SHA-256 over everything the tokenizer depends on.
-fn key(corpus: &Corpus, vocab_size: usize, seed: u64) -> Result<String> {
+fn key(corpus: &Corpus, vocab_size: usize, seed: u64) -> Result<Key> {
     let mut hash = Sha256::new();
     // The library that learns, too, comes with this version.
     hash.update(format!("kiln {} learns a byte-level BPE of {vocab_size}\n", env!("CARGO_PKG_VERSION")));
@@ -48,7 +69,7 @@ fn key(corpus: &Corpus, vocab_size: usize, seed: u64) -> Result<String> {
         hash.update((text.len() as u64).to_le_bytes());
         hash.update(text.as_bytes());
     }
-    Ok(hex(hash))
+    Ok(hash.finalize().into())
 }
 
 #[cfg(test)]
@@ -70,12 +91,18 @@ mod tests {
         };
         let files = learn(264);
         assert_eq!((files.len(), learn(264)), (1, files.clone()), "nothing but the file, which is found again");
-        let corpus = Corpus::open(&[text.display().to_string()], Documents::File).unwrap();
-        let other = Tokenizer::train_bpe(&corpus, 260, 1).unwrap();
-        std::fs::write(&files[0], other.to_json().unwrap()).unwrap();
-        let read = learned_bpe_in(&kept, &corpus, 264, 1).unwrap();
-        assert_eq!(read.content_hash(), other.content_hash(), "what is kept is read, not learned");
-        std::fs::write(&files[0], "{\"model\": ").unwrap();
+        let made = std::fs::metadata(&files[0]).unwrap().modified().unwrap();
+        assert_eq!(learn(264), files);
+        assert_eq!(
+            std::fs::metadata(&files[0]).unwrap().modified().unwrap(),
+            made,
+            "what is kept is read, not learned"
+        );
+        let mut damaged = std::fs::read(&files[0]).unwrap();
+        // A digit of an id: still a tokenizer, but another one.
+        let digit = damaged.iter().rposition(u8::is_ascii_digit).unwrap();
+        damaged[digit] ^= 1;
+        std::fs::write(&files[0], damaged).unwrap();
         assert_eq!(learn(264), files, "a damaged one is made again");
         assert_eq!((learn(262).len(), learn(264).len()), (2, 2), "another size is another tokenizer");
         std::fs::write(&text, "and the cat has a hat, and that is that\n".repeat(20)).unwrap();

@@ -2,7 +2,7 @@
 //! Kept and guarded as the [token store](super::store): written as a stream under a key of everything it depends on, and
 //! in the cache only when it is whole.
 //!
-//! Layout: the header (`cache::mapped`) with `KILNROW1`, the width of an id in bytes (2 or 4; with bit 32 set if rows
+//! Layout: the header (`cache::mapped`) with `KILNROW2`, the width of an id in bytes (2 or 4; with bit 32 set if rows
 //! have token types), the number of rows and the number of their bytes; the rows, each its ids and then its token types (a
 //! byte each); the index, 16 bytes a row: offset (u64), number of tokens (u32), label (u32: the class, or the bits of the
 //! f32).
@@ -17,10 +17,10 @@ use super::table::{Row, Table};
 use super::tokenizer::{Encoded, RowEncoder};
 use super::{Dataset, Example, Label};
 use crate::cache;
-use crate::cache::mapped::{Kind, Mapped, Writer, damaged, hex, ids, u32_at, u64_at};
+use crate::cache::mapped::{Key, Kind, Mapped, Writer, changed, damaged, ids, u32_at, u64_at};
 use crate::error::{Error, Result};
 
-const KIND: Kind<3> = Kind { magic: b"KILNROW1", name: "row store" };
+const KIND: Kind<3> = Kind { magic: b"KILNROW2", name: "row store" };
 const INDEX: usize = 16;
 
 /// Rows are handed to the tokenizer in groups of about this many bytes.
@@ -61,16 +61,10 @@ impl Scan {
         for row in table.rows() {
             let row = row?;
             rows += 1;
-            for text in std::iter::once(&row.text).chain(&row.text_pair) {
-                bytes += text.len() as u64;
-                hash.update((text.len() as u64).to_le_bytes());
-                hash.update(text.as_bytes());
-            }
-            if let Some(cell) = &row.label {
-                hash.update(format!("{cell:?}\n").as_bytes());
-                if classes {
-                    labels.add(cell).map_err(|error| error.at(&row.place))?;
-                }
+            bytes += size(&row) as u64;
+            add(&mut hash, &row);
+            if let Some(cell) = row.label.as_ref().filter(|_| classes) {
+                labels.add(cell).map_err(|error| error.at(&row.place))?;
             }
         }
         if rows == 0 {
@@ -86,8 +80,8 @@ impl RowStore {
     /// The rows of `table` under `encoder`, with labels by `rule`: from the cache, or encoded now.
     ///
     /// # Errors
-    /// Rows that cannot be read or labels that `rule` refuses, with their place; a cache that cannot be written; an
-    /// interruption.
+    /// Rows that cannot be read or are no longer those of `scan`; labels that `rule` refuses, with their place; a cache that
+    /// cannot be written; an interruption.
     pub fn build_or_open(
         table: &Table,
         scan: &Scan,
@@ -110,15 +104,15 @@ impl RowStore {
         rule: &LabelRule,
         progress: &mut OnProgress<'_>,
     ) -> Result<Self> {
-        let path = folder.join(format!("{}.rows", key(scan, encoder, rule)));
+        let key = key(scan, encoder, rule);
         let open = |path: &Path| Self::open(path, rule);
-        KIND.build_or_open(&path, open, |writer| write(writer, table, scan, encoder, rule, progress))
+        KIND.build_or_open(folder, &key, "rows", open, |writer| write(writer, table, scan, encoder, rule, progress))
     }
 
     /// Opens a store that is on disk and whose labels `rule` has made.
     ///
     /// # Errors
-    /// A file that is no row store, is cut short, or whose header does not match its checksum.
+    /// A file that is no row store, is cut short, has another's name, or does not match its digests.
     pub fn open(path: &Path, rule: &LabelRule) -> Result<Self> {
         let map = KIND.open(path)?;
         let [width, len, index] = map.numbers;
@@ -140,6 +134,11 @@ impl RowStore {
             return Err(damaged(path, "damaged index"));
         }
         Ok(store)
+    }
+
+    /// SHA-256 of the rows and their labels.
+    pub fn digest(&self) -> [u8; 32] {
+        self.map.digest()
     }
 
     fn bytes_per_token(&self) -> usize {
@@ -183,13 +182,24 @@ impl Dataset for RowStore {
 }
 
 /// SHA-256 over everything the rows depend on.
-fn key(scan: &Scan, encoder: &RowEncoder, rule: &LabelRule) -> String {
+fn key(scan: &Scan, encoder: &RowEncoder, rule: &LabelRule) -> Key {
     let mut hash = Sha256::new();
     hash.update(KIND.magic);
     hash.update(scan.hash);
     hash.update(encoder.content_hash());
     hash.update(rule.describe().as_bytes());
-    hex(hash)
+    hash.finalize().into()
+}
+
+/// Adds what the rows depend on of a row to the hash of a scan.
+fn add(hash: &mut Sha256, row: &Row) {
+    for text in row.texts() {
+        hash.update((text.len() as u64).to_le_bytes());
+        hash.update(text.as_bytes());
+    }
+    if let Some(cell) = &row.label {
+        hash.update(format!("{cell:?}\n").as_bytes());
+    }
 }
 
 /// Writes the rows and their index; the numbers of the header.
@@ -235,9 +245,10 @@ fn write(
         group.clear();
         tell(progress, *state)
     };
-    let (mut group, mut group_bytes) = (Vec::<Row>::new(), 0);
+    let (mut group, mut group_bytes, mut hash) = (Vec::<Row>::new(), 0, Sha256::new());
     for row in table.rows() {
         let row = row?;
+        add(&mut hash, &row);
         group_bytes += size(&row);
         group.push(row);
         if group_bytes >= GROUP_BYTES {
@@ -246,11 +257,15 @@ fn write(
         }
     }
     flush(&mut group, &mut state)?;
+    // Labels were settled by the first reading, and the key is made of it.
+    if <[u8; 32]>::from(hash.finalize()) != scan.hash {
+        return Err(changed(&table.files()[0]));
+    }
     Ok([width as u64 | u64::from(has_types) << 32, rows, offset])
 }
 
 fn size(row: &Row) -> usize {
-    row.text.len() + row.text_pair.as_ref().map_or(0, String::len)
+    row.texts().map(str::len).sum()
 }
 
 #[cfg(test)]
@@ -317,7 +332,8 @@ mod tests {
         let expected = store(&fixture, &cache, 9).unwrap().get(1, 0).unwrap();
         let file = fs::read_dir(&cache).unwrap().next().unwrap().unwrap().path();
         let whole = fs::read(&file).unwrap();
-        for (at, says) in [(17, "damaged header"), (whole.len() - INDEX, "damaged index")] {
+        let body = Kind::<3>::HEADER;
+        for (at, says) in [(17, "damaged header"), (whole.len() - INDEX, "not those that"), (body, "not those that")] {
             let mut lying = whole.clone();
             lying[at] ^= 1;
             fs::write(&file, &lying).unwrap();
@@ -325,7 +341,7 @@ mod tests {
             assert_eq!(store(&fixture, &cache, 9).unwrap().get(1, 0).unwrap(), expected);
         }
         fs::write(&file, &whole[..whole.len() - 1]).unwrap();
-        assert!(RowStore::open(&file, &rule()).unwrap_err().to_string().contains("expected"));
+        assert!(RowStore::open(&file, &rule()).is_err());
         fs::remove_file(&file).unwrap();
         let encoder = fixture.tokenizer.row_encoder(9, true, true).unwrap();
         let scan = Scan::new(&fixture.table, true).unwrap();
@@ -333,6 +349,21 @@ mod tests {
             ControlFlow::Break(())
         });
         assert!(stopped.unwrap_err().to_string().contains("interrupted"));
+        assert_eq!(fs::read_dir(&cache).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn rows_that_are_not_those_of_the_scan_are_refused() {
+        let fixture = fixture();
+        let encoder = fixture.tokenizer.row_encoder(9, true, true).unwrap();
+        let scan = Scan::new(&fixture.table, true).unwrap();
+        fs::write(fixture.folder.path().join("a.csv"), "one,two,label\na b c a b,c,pos\na,b b b b b,pos\n,a,pos\n")
+            .unwrap();
+        let cache = fixture.folder.path().join("cache");
+        let mut go_on = |_| ControlFlow::Continue(());
+        let error = RowStore::build_or_open_in(&cache, &fixture.table, &scan, &encoder, &rule(), &mut go_on);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("a.csv: the file changed while it was read"), "{error}");
         assert_eq!(fs::read_dir(&cache).unwrap().count(), 0);
     }
 

@@ -2,7 +2,7 @@
 //! the cache under a key of everything it depends on, so the same text is tokenised once. A file appears in the cache only
 //! when it is whole.
 //!
-//! Layout: the header (`cache::mapped`) with `KILNTOK1`, the width of an id in bytes (2 or 4), the number of ids and
+//! Layout: the header (`cache::mapped`) with `KILNTOK2`, the width of an id in bytes (2 or 4), the number of ids and
 //! the number of documents; then the ids.
 
 use std::ops::{ControlFlow, Range};
@@ -14,10 +14,10 @@ use super::corpus::Corpus;
 use super::pieces::Piece;
 use super::tokenizer::Tokenizer;
 use crate::cache;
-use crate::cache::mapped::{Kind, Mapped, Writer, hash_files, hex, ids, interrupted};
-use crate::error::Result;
+use crate::cache::mapped::{Key, Kind, Mapped, Sources, Writer, hash_files, ids, interrupted};
+use crate::error::{Error, Result};
 
-const KIND: Kind<3> = Kind { magic: b"KILNTOK1", name: "token store" };
+const KIND: Kind<3> = Kind { magic: b"KILNTOK2", name: "token store" };
 
 /// Text is handed to the tokenizer in groups of about this many bytes, to use all cores while holding little at a time.
 const GROUP_BYTES: usize = 4 << 20;
@@ -50,7 +50,7 @@ pub(crate) fn tell(progress: &mut OnProgress<'_>, state: Progress) -> Result<()>
     }
 }
 
-/// Token ids of a corpus, each document followed by end-of-text.
+/// Token ids of a corpus, each document followed by end-of-text where the corpus says so.
 #[derive(Debug)]
 pub struct TokenStore {
     map: Mapped<3>,
@@ -63,7 +63,8 @@ impl TokenStore {
     /// The ids of `corpus` under `tokenizer`: from the cache, or tokenised now.
     ///
     /// # Errors
-    /// Text that cannot be read, a cache that cannot be written, an interruption.
+    /// Text that cannot be read or that changes meanwhile, a tokenizer without an end-of-text that the corpus asks for, a cache
+    /// that cannot be written, an interruption.
     pub fn build_or_open(corpus: &Corpus, tokenizer: &Tokenizer, progress: &mut OnProgress<'_>) -> Result<Self> {
         Self::build_or_open_in(&cache::folder()?.join(cache::TOKENS), corpus, tokenizer, progress)
     }
@@ -78,14 +79,18 @@ impl TokenStore {
         tokenizer: &Tokenizer,
         progress: &mut OnProgress<'_>,
     ) -> Result<Self> {
-        let path = folder.join(format!("{}.tokens", key(corpus, tokenizer)?));
-        KIND.build_or_open(&path, Self::open, |writer| write(writer, corpus, tokenizer, progress))
+        let sources = Sources::of(corpus.files())?;
+        let key = key(corpus, tokenizer)?;
+        KIND.build_or_open(folder, &key, "tokens", Self::open, |writer| {
+            let numbers = write(writer, corpus, tokenizer, progress)?;
+            sources.are_unchanged().map(|()| numbers)
+        })
     }
 
     /// Opens a store that is on disk.
     ///
     /// # Errors
-    /// A file that is no token store, is cut short, or whose header does not match its checksum.
+    /// A file that is no token store, is cut short, has another's name, or does not match its digests.
     pub fn open(path: &Path) -> Result<Self> {
         let map = KIND.open(path)?;
         let [width, len, documents] = map.numbers;
@@ -103,6 +108,11 @@ impl TokenStore {
         self.len == 0
     }
 
+    /// SHA-256 of the ids.
+    pub fn digest(&self) -> [u8; 32] {
+        self.map.digest()
+    }
+
     /// Number of documents.
     pub fn num_documents(&self) -> u64 {
         self.documents
@@ -115,13 +125,13 @@ impl TokenStore {
 }
 
 /// SHA-256 over everything the ids depend on.
-fn key(corpus: &Corpus, tokenizer: &Tokenizer) -> Result<String> {
+fn key(corpus: &Corpus, tokenizer: &Tokenizer) -> Result<Key> {
     let mut hash = Sha256::new();
     hash.update(KIND.magic);
     hash.update(tokenizer.content_hash());
     hash.update(corpus.describe());
     hash_files(&mut hash, corpus.files())?;
-    Ok(hex(hash))
+    Ok(hash.finalize().into())
 }
 
 /// Writes the ids; the numbers of the header.
@@ -133,8 +143,14 @@ fn write(
 ) -> Result<[u64; 3]> {
     let width: usize = if tokenizer.vocab_size() <= 1 << 16 { 2 } else { 4 };
     let (before, mut after) = tokenizer.around()?;
-    // BERT's [SEP] is both what ends a text and what separates documents: once is enough.
-    after.extend(tokenizer.eot_id().filter(|id| after.last() != Some(id)));
+    if corpus.marks_ends() {
+        // BERT's [SEP] is both what ends a text and what separates documents: once is enough.
+        let end = tokenizer.eot_id().ok_or_else(|| {
+            Error::config("the tokenizer has no token that ends a document (<|endoftext|>, </s> or [SEP])")
+                .help("set data.document_end = \"none\", so that documents run on")
+        })?;
+        after.extend((after.last() != Some(&end)).then_some(end));
+    }
     let mut state = Progress { done_bytes: 0, total_bytes: corpus.num_bytes(), tokens: 0 };
     let (mut starts_document, mut documents) = (true, 0u64);
     let mut flush = |group: &mut Vec<Piece>, state: &mut Progress| -> Result<()> {
@@ -227,12 +243,36 @@ mod tests {
         assert_eq!(calls, 1, "the second time nothing was tokenised");
         let whole = fs::read(&file).unwrap();
         fs::write(&file, &whole[..whole.len() - 1]).unwrap();
-        assert!(TokenStore::open(&file).unwrap_err().to_string().contains("expected"));
+        assert!(TokenStore::open(&file).unwrap_err().to_string().contains("not those that were written"));
         assert_eq!(TokenStore::build_or_open_in(&cache, &corpus, &tokenizer, &mut go_on).unwrap().len(), len);
         let mut lying = whole.clone();
         lying[16] ^= 1;
         fs::write(&file, &lying).unwrap();
         assert!(TokenStore::open(&file).unwrap_err().to_string().contains("damaged header"));
+        lying = whole.clone();
+        *lying.last_mut().unwrap() ^= 1;
+        fs::write(&file, &lying).unwrap();
+        assert!(TokenStore::open(&file).unwrap_err().to_string().contains("not those that were written"));
+        let again = TokenStore::build_or_open_in(&cache, &corpus, &tokenizer, &mut go_on).unwrap();
+        assert!(fs::read(&file).unwrap() == whole);
+        assert_eq!(again.len(), len);
+    }
+
+    #[test]
+    fn text_that_changes_while_it_is_read_is_not_kept() {
+        let Fixture { folder, corpus, tokenizer } = fixture();
+        let cache = folder.path().join("cache");
+        let file = folder.path().join("text/4.txt");
+        let before = fs::read(&file).unwrap();
+        let error = TokenStore::build_or_open_in(&cache, &corpus, &tokenizer, &mut |_| {
+            fs::write(&file, "something else that is not what the key is made of").unwrap();
+            // As it was when the key was made, whenever somebody looks.
+            fs::write(&file, &before).unwrap();
+            ControlFlow::Continue(())
+        });
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("4.txt: the file changed while it was read"), "{error}");
+        assert_eq!(fs::read_dir(&cache).unwrap().count(), 0);
     }
 
     #[test]
@@ -331,21 +371,15 @@ mod tests {
     fn what_is_no_store_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("a.tokens");
-        let mut impossible = KIND.magic.to_vec();
-        impossible.extend(3u64.to_le_bytes());
-        impossible.extend([0xff; 16]);
-        impossible.extend(Sha256::digest(&impossible));
-        for (bytes, says) in [
-            (&b""[..], "not a token store"),
-            (b"KILNTOK1", "not a token store"),
-            (&[7; 100], "not a token store"),
-            (&impossible, "a header that cannot be"),
-        ] {
+        for bytes in [&b""[..], b"KILNTOK2", &[7; 200]] {
             fs::write(&file, bytes).unwrap();
             let error = TokenStore::open(&file).unwrap_err().to_string();
-            assert!(error.contains(says), "{error}");
+            assert!(error.contains("not a token store"), "{error}");
         }
         assert!(TokenStore::open(&folder.path().join("none")).is_err());
+        // Whole, but of a width that no id has.
+        let impossible = KIND.build_or_open(folder.path(), &[1; 32], "tokens", TokenStore::open, |_| Ok([3, 1, 1]));
+        assert!(impossible.unwrap_err().to_string().contains("a header that cannot be"));
     }
 
     #[test]

@@ -139,7 +139,8 @@ impl Tokenizer {
             (file.is_none_or(|file| file == name) && there.is_file()).then_some(there)
         };
         if let Some(found) = find("tokenizer.json") {
-            return Self::wrap(tokenizers::Tokenizer::from_file(&found).map_err(|error| bad(&found, error))?);
+            let inner = tokenizers::Tokenizer::from_file(&found).map_err(|error| bad(&found, error))?;
+            return Self::wrap(inner).map_err(|error| error.at(found.display()));
         }
         for (vocab, merges) in [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")] {
             let (vocab, merges) = (folder.join(vocab), folder.join(merges));
@@ -199,7 +200,17 @@ impl Tokenizer {
         Self::wrap(inner)
     }
 
+    /// Reads the text of a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// Text that is none.
+    pub fn from_json(json: &str) -> Result<Self> {
+        let inner = json.parse::<tokenizers::Tokenizer>();
+        Self::wrap(inner.map_err(|error| Error::data(format!("not a readable tokenizer: {error}")))?)
+    }
+
     fn wrap(inner: tokenizers::Tokenizer) -> Result<Self> {
+        check_ids(&inner)?;
         let mut inner = inner;
         // Lengths are the collator's business; a file that truncates or pads would do it behind its back.
         inner.with_padding(None);
@@ -380,7 +391,35 @@ impl Tokenizer {
 }
 
 fn vocab_size(inner: &tokenizers::Tokenizer) -> usize {
-    inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)
+    // An added token may give a token of the vocabulary another id, and the text still has the first one.
+    let of_text = inner.get_vocab(false).into_values().max();
+    let added = inner.get_added_tokens_decoder().into_keys().max();
+    of_text.max(added).map_or(0, |id| id as usize + 1)
+}
+
+/// Ids of text come from the vocabulary. Those of the special tokens that go around a text are stated by the post-processor a
+/// second time, and a model would have no row for one that is not in the vocabulary.
+///
+/// # Errors
+/// An id that is not below the size of the vocabulary, or that is larger than a model can have.
+fn check_ids(inner: &tokenizers::Tokenizer) -> Result<()> {
+    let size = vocab_size(inner);
+    if size > i32::MAX as usize {
+        return Err(Error::data(format!("expected ids below {}, got the id {}", i32::MAX, size - 1)));
+    }
+    let empty = || Encoding::from_tokens(Vec::new(), 0);
+    for pair in [None, Some(empty())] {
+        let around = inner.post_process(empty(), pair, true);
+        let around = around.map_err(|error| Error::data(format!("tokenizer: {error}")))?;
+        let mut tokens = around.get_ids().iter().zip(around.get_tokens());
+        if let Some((id, token)) = tokens.find(|(id, _)| **id as usize >= size) {
+            return Err(Error::data(format!(
+                "the tokenizer puts the token {token:?} with the id {id} around a text, but its vocabulary has {size} ids"
+            ))
+            .help("the post_processor must name ids of the vocabulary or of added_tokens"));
+        }
+    }
+    Ok(())
 }
 
 /// GPT-2's pipeline around its vocabulary and merges, and RoBERTa's where the vocabulary has `<s>` and `</s>` in place of

@@ -108,6 +108,11 @@ impl SquadData {
         Ok((self.part(|index| !in_validation(index)), self.part(in_validation)))
     }
 
+    /// SHA-256 of all windows of the files, of which this may have a part.
+    pub fn digest(&self) -> [u8; 32] {
+        self.store.digest()
+    }
+
     /// The questions, in the order of the files.
     pub fn questions(&self) -> &[Question] {
         &self.questions

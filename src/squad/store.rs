@@ -2,7 +2,7 @@
 //! [token store](crate::data::store): encoded on all cores, written as a stream under a key of everything it depends on, and
 //! in the cache only when it is whole. What is predicted once goes through a file that nobody else sees.
 //!
-//! Layout: the header (`cache::mapped`) with `KILNWIN2`, 1 if windows have token types, the number of windows and the
+//! Layout: the header (`cache::mapped`) with `KILNWIN3`, 1 if windows have token types, the number of windows and the
 //! number of their bytes; the windows, each question, tokens, first token of the context, tokens of the context, first and
 //! last token of the answer (u32 each), the ids (u32), the token types (a byte each), first and one past the last character
 //! of every token of the context (u32 each); where each window starts (u64).
@@ -16,11 +16,11 @@ use tokenizers::parallelism::MaybeParallelIterator;
 use super::read::Question;
 use super::windows::{Window, WindowEncoder};
 use crate::cache;
-use crate::cache::mapped::{Kind, Mapped, Writer, damaged, hex, u32_at, u64_at};
+use crate::cache::mapped::{Key, Kind, Mapped, Writer, damaged, u32_at, u64_at};
 use crate::data::store::{OnProgress, Progress, tell};
 use crate::error::{Error, Result};
 
-const KIND: Kind<3> = Kind { magic: b"KILNWIN2", name: "window store" };
+const KIND: Kind<3> = Kind { magic: b"KILNWIN3", name: "window store" };
 const HEAD: usize = 24;
 
 /// Questions are encoded in groups of so many, to use all cores while holding little at a time.
@@ -56,8 +56,8 @@ impl WindowStore {
         encoder: &WindowEncoder,
         progress: &mut OnProgress<'_>,
     ) -> Result<Self> {
-        let path = folder.join(format!("{}.windows", key(questions, encoder)));
-        KIND.build_or_open(&path, Self::open, |writer| write(writer, questions, encoder, progress))
+        let key = key(questions, encoder);
+        KIND.build_or_open(folder, &key, "windows", Self::open, |writer| write(writer, questions, encoder, progress))
     }
 
     /// The windows of `questions` in a file that goes away with this.
@@ -71,7 +71,7 @@ impl WindowStore {
     ) -> Result<Self> {
         let io = |error: std::io::Error| Error::io("write a temporary file", &error);
         let file = tempfile::tempfile().map_err(io)?;
-        KIND.write(&file, &std::env::temp_dir(), &io, |writer| write(writer, questions, encoder, progress))?;
+        KIND.write(&file, &[0; 32], &std::env::temp_dir(), &io, |writer| write(writer, questions, encoder, progress))?;
         let name = Path::new("a temporary file");
         Self::checked(KIND.map(&file, name)?, name)
     }
@@ -79,7 +79,7 @@ impl WindowStore {
     /// Opens a store that is on disk.
     ///
     /// # Errors
-    /// A file that is no window store, is cut short, or does not match its checksum.
+    /// A file that is no window store, is cut short, has another's name, or does not match its digests.
     fn open(path: &Path) -> Result<Self> {
         Self::checked(KIND.open(path)?, path)
     }
@@ -113,6 +113,11 @@ impl WindowStore {
 
     fn start(&self, window: usize) -> usize {
         u64_at(&self.map, self.index + window * 8) as usize
+    }
+
+    /// SHA-256 of the windows.
+    pub(super) fn digest(&self) -> [u8; 32] {
+        self.map.digest()
     }
 
     /// How many windows there are.
@@ -154,7 +159,7 @@ impl WindowStore {
 }
 
 /// SHA-256 over everything the windows depend on.
-fn key(questions: &[Question], encoder: &WindowEncoder) -> String {
+fn key(questions: &[Question], encoder: &WindowEncoder) -> Key {
     let mut hash = Sha256::new();
     hash.update(KIND.magic);
     hash.update(encoder.content_hash());
@@ -168,7 +173,7 @@ fn key(questions: &[Question], encoder: &WindowEncoder) -> String {
             question.answers.first().map_or(String::new(), |answer| format!("{}:{}\n", answer.start, answer.text)),
         );
     }
-    hex(hash)
+    hash.finalize().into()
 }
 
 /// Writes the windows and their index; the numbers of the header.

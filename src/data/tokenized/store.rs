@@ -1,7 +1,7 @@
 //! The rows in one memory-mapped file. Kept and guarded as the [token store](crate::data::store): written as a stream under a
 //! key of everything they depend on, and in the cache only when the file is whole.
 //!
-//! Layout: the header (`cache::mapped`) with `KILNIDS1`, the number of rows, of their bytes, of attended tokens and of
+//! Layout: the header (`cache::mapped`) with `KILNIDS2`, the number of rows, of their bytes, of attended tokens and of
 //! rows with labels, and what stands in them at most; the [rows](super::layout); the index, an entry a row, and then for
 //! every file its first row (u64) and whether it is an array (u64).
 
@@ -13,13 +13,13 @@ use sha2::{Digest, Sha256};
 use super::layout::{ENTRY, Entry};
 use super::limits::Extremes;
 use super::read::{self, Found, Unit};
-use crate::cache::mapped::{Kind, Mapped, Writer, damaged, hash_files, hex, u64_at};
+use crate::cache::mapped::{Key, Kind, Mapped, Sources, Writer, damaged, hash_files, u64_at};
 use crate::data::Example;
 use crate::data::store::{OnProgress, Progress, tell};
 use crate::error::{Error, Result};
 use crate::task::Task;
 
-const KIND: Kind<10> = Kind { magic: b"KILNIDS1", name: "store of tokenized rows" };
+const KIND: Kind<10> = Kind { magic: b"KILNIDS2", name: "store of tokenized rows" };
 
 /// Bytes of a file's entry in the index.
 const FILE: usize = 16;
@@ -51,9 +51,12 @@ impl Store {
     /// # Errors
     /// As [`TokenizedData::open`](super::TokenizedData::open).
     pub fn build_or_open(folder: &Path, files: &[PathBuf], task: Task, progress: &mut OnProgress<'_>) -> Result<Self> {
-        let path = folder.join(format!("{}.rows", key(files, task)?));
+        let sources = Sources::of(files)?;
         let open = |path: &Path| Self::open(path, files, task);
-        KIND.build_or_open(&path, open, |writer| write(writer, files, task, progress))
+        KIND.build_or_open(folder, &key(files, task)?, "rows", open, |writer| {
+            let numbers = write(writer, files, task, progress)?;
+            sources.are_unchanged().map(|()| numbers)
+        })
     }
 
     /// Opens the rows of `files` for `task` that are on disk.
@@ -88,6 +91,11 @@ impl Store {
         Ok(store)
     }
 
+    /// SHA-256 of the rows and where they stand in their files.
+    pub fn digest(&self) -> [u8; 32] {
+        self.map.digest()
+    }
+
     /// Attended tokens of all rows.
     pub fn num_tokens(&self) -> u64 {
         self.map.numbers[2]
@@ -112,12 +120,12 @@ impl Store {
 }
 
 /// SHA-256 over everything the rows depend on.
-fn key(files: &[PathBuf], task: Task) -> Result<String> {
+fn key(files: &[PathBuf], task: Task) -> Result<Key> {
     let mut hash = Sha256::new();
     hash.update(KIND.magic);
     hash.update(task.to_string());
     hash_files(&mut hash, files)?;
-    Ok(hex(hash))
+    Ok(hash.finalize().into())
 }
 
 /// Writes the rows and their index; the numbers of the header.
