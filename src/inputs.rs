@@ -152,7 +152,7 @@ impl Inputs {
                 true => Table::open(patterns, config.data.format, text_column(config)).and_then(Corpus::of_table),
                 false => Corpus::open(patterns, config.data.documents),
             };
-            corpus.map_err(|error| error.at(key))
+            corpus.map(|corpus| corpus.with_ends(config.data.marks_ends())).map_err(|error| error.at(key))
         };
         let corpus = open("data.train", &config.data.train)?;
         let (train, validation) = match &config.data.validation {
@@ -342,9 +342,12 @@ fn with_vocabulary(
         }
     }
     if size > model.vocab_size() {
+        let last = size as u32 - 1;
         return Err(Error::config(format!(
-            "the tokenizer has {size} tokens, but the model's vocabulary has {}; every token needs a row",
-            model.vocab_size()
+            "the tokenizer has {size} tokens, but the model's vocabulary has {}; every token needs a row, and {:?} has the \
+             id {last}",
+            model.vocab_size(),
+            tokenizer.decode(&[last])?
         ))
         .help(format!("set model.vocab_size = {size}, or use the tokenizer that belongs to the model")));
     }
@@ -386,6 +389,9 @@ fn tokenized(
     Ok((Arc::new(train), tokens, validation.map(|data| Arc::new(data) as Arc<dyn Dataset>)))
 }
 
+/// A classification head can have as many labels as the vocabularies of language models have tokens, and not many more.
+const MAX_STATED_CLASSES: usize = 1_000_000;
+
 /// A classification head has as many labels as the config or the pretrained model states, else as the data shows.
 /// Regression has one.
 fn settle_labels(task: Task, model: &mut ModelConfig, config: &RunConfig, train: &TokenizedData) -> Result<()> {
@@ -402,11 +408,18 @@ fn settle_labels(task: Task, model: &mut ModelConfig, config: &RunConfig, train:
             *model.labels_mut() = Labels { problem_type: Some("regression".into()), ..Labels::numbered(1) };
         }
         Task::SequenceClassification if !stated => {
-            let count = train.max_label().map_or(2, |label| (label + 1).max(2));
-            *model.labels_mut() = Labels::numbered(count);
+            let count = train.num_classes().map_err(|error| error.at("data.train"))?;
+            *model.labels_mut() = Labels::numbered(count.max(2));
         }
         Task::SequenceClassification if model.labels().id2label.is_none() => {
-            *model.labels_mut() = Labels::numbered(model.labels().num_labels());
+            let count = model.labels().num_labels();
+            // Each label gets a name in memory, and a row of the head.
+            if count > MAX_STATED_CLASSES {
+                return Err(Error::config(format!(
+                    "model.num_labels: expected at most {MAX_STATED_CLASSES}, got {count}"
+                )));
+            }
+            *model.labels_mut() = Labels::numbered(count);
         }
         _ => {}
     }

@@ -8,6 +8,13 @@ use std::path::Path;
 use std::process::Command;
 
 use common::{fails, json, kiln, rows, succeeds, train_rows};
+use kiln::config::DataFormat;
+use kiln::data::Dataset;
+use kiln::data::blocks::Blocks;
+use kiln::data::corpus::Corpus;
+use kiln::data::store::TokenStore;
+use kiln::data::table::{Columns, Table};
+use kiln::data::tokenizer::Tokenizer;
 use serde_json::Value;
 
 /// A model without dropout, so that runs that must agree can be compared.
@@ -150,6 +157,7 @@ fn tables_give_what_lines_give() {
                 format!("data.train=[\"train.{format}\"]"),
                 format!("data.validation=[\"validation.{format}\"]"),
                 "data.documents=file".into(),
+                "data.document_end=eos".into(),
                 "trainer.max_steps=5".into(),
             ];
             // A tokenizer is learned from what is drawn of the text: all of it, in the same order.
@@ -157,6 +165,57 @@ fn tables_give_what_lines_give() {
             assert_eq!(losses(folder.path()), of_lines, "{config} {format}");
         }
     }
+}
+
+/// See `fixtures/make_run_clm.py`.
+#[test]
+fn rows_of_a_table_are_joined_as_run_clm_and_run_mlm_join_them() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let fixture = root.join("tests/fixtures/run_clm");
+    let expected = json(&fixture.join("blocks.json"));
+    let block_size = expected["block_size"].as_u64().unwrap() as usize;
+    let cache = tempfile::tempdir().unwrap();
+    let columns = Columns { text: "text".into(), text_pair: None, label: None };
+    let rows = Table::open(&[fixture.join("rows.jsonl").display().to_string()], DataFormat::Jsonl, columns).unwrap();
+    for (config, task, tokenizer) in
+        [("gpt2-wikitext103.toml", "clm", "gpt2"), ("bert-mlm-wikitext.toml", "mlm", "bert")]
+    {
+        let data = kiln::RunConfig::load(&root.join("configs").join(config)).unwrap().data;
+        assert!(data.format.is_table() && data.task.to_string() == task, "{config}");
+        let tokenizer = Tokenizer::load(&fixture.join(tokenizer)).unwrap();
+        let blocks = |ends: bool| {
+            let corpus = Corpus::of_table(rows.clone()).unwrap().with_ends(ends);
+            let mut go_on = |_| std::ops::ControlFlow::Continue(());
+            let store = TokenStore::build_or_open_in(cache.path(), &corpus, &tokenizer, &mut go_on).unwrap();
+            let blocks = Blocks::new(store, block_size).unwrap();
+            let ids = (0..blocks.len()).map(|index| blocks.get(index, 0).unwrap().input_ids);
+            serde_json::to_value(ids.collect::<Vec<_>>()).unwrap()
+        };
+        assert!(blocks(data.marks_ends()) == expected[task], "{config}: the blocks differ");
+        // BERT's [SEP] ends a row already; of GPT-2's ids every end-of-text is one more.
+        assert_eq!(blocks(true) == expected[task], task == "mlm", "{config}");
+    }
+}
+
+#[test]
+fn what_follows_a_document_is_stated_and_can_be_chosen() {
+    let folder = folder();
+    let plan = |set: &[&str]| succeeds(&mut command(folder.path(), "plan", "gpt2.toml", set));
+    let csv = ["data.format=csv", "data.documents=file", "data.train=[\"train.csv\"]"];
+    let of_csv = |end: &'static str| plan(&[&csv[..], &[end]].concat());
+    let tokens = |plan: &str| {
+        let line = plan.lines().find(|line| line.starts_with("data ")).unwrap();
+        line.split_whitespace().nth(1).unwrap().replace(',', "").parse::<usize>().unwrap()
+    };
+    let (auto, eos, none) =
+        (of_csv("data.document_end=auto"), of_csv("data.document_end=eos"), of_csv("data.document_end=none"));
+    assert!(auto.contains("rows are joined without end-of-text, as run_clm.py joins rows"), "{auto}");
+    assert!(eos.contains("a row is a document, and end-of-text follows each"), "{eos}");
+    assert!(plan(&[]).contains("a line is a document, and end-of-text follows each"));
+    assert_eq!(tokens(&auto), tokens(&none));
+    assert_eq!(tokens(&eos), tokens(&plan(&[])), "lines keep their end-of-text");
+    assert!(tokens(&none) < tokens(&eos));
+    assert_eq!(tokens(&plan(&["data.document_end=none"])), tokens(&none));
 }
 
 #[test]

@@ -5,9 +5,9 @@ use toml::Value;
 
 use super::document::Complaint;
 use super::{
-    BatchScaling, BatchScope, ClassWeights, CompilerMode, DataFormat, DataSection, Documents, EvalStrategy,
-    GenerationSection, Interval, LrScaling, RunConfig, SaveStrategy, SchedulerType, TrainBatchSize, TrainerSection,
-    Validation,
+    BatchScaling, BatchScope, ClassWeights, CompilerMode, DataFormat, DataSection, DocumentEnd, Documents,
+    EvalStrategy, GenerationSection, Interval, LrScaling, RunConfig, SaveStrategy, SchedulerType, TrainBatchSize,
+    TrainerSection, Validation,
 };
 use crate::task::Task;
 
@@ -120,6 +120,13 @@ fn data(data: &DataSection) -> Checked {
     if data.documents == Documents::Line && data.format != DataFormat::Text {
         let message = format!("has no effect with format = \"{}\"", data.format);
         return Err(Complaint::new("data.documents", message).help("remove it; a row of a table is a document"));
+    }
+    let has_documents = data.format == DataFormat::Text || data.format.is_table();
+    let is_packed = has_documents && matches!(data.task, Task::Clm | Task::Mlm);
+    if data.document_end != DocumentEnd::Auto && !is_packed {
+        let message = format!("has no effect with task = \"{}\" and format = \"{}\"", data.task, data.format);
+        return Err(Complaint::new("data.document_end", message)
+            .help("remove it; it belongs to text and tables whose rows are joined for a language model"));
     }
     masking(data)?;
     squad(data)?;

@@ -29,7 +29,7 @@ pub use batch::{BatchScaling, BatchScope, BatchSection, LearningRateSection, LrS
 pub use builder::RunConfigBuilder;
 pub use compiler::{FusedOps, Verify};
 pub use names::{
-    Accumulation, ActivationCheckpointing, AutotuneLevel, CompilerMode, DataFormat, DeviceKind, Documents,
+    Accumulation, ActivationCheckpointing, AutotuneLevel, CompilerMode, DataFormat, DeviceKind, DocumentEnd, Documents,
     EvalStrategy, Integration, ModelKind, OnExisting, PaddingStrategy, Precision, Sampler, SaveStrategy, Switch,
 };
 pub use optimizer::{AdjustLr, OptimArgs, OptimizerName};

@@ -177,7 +177,19 @@ impl DataFormat {
 }
 
 names! {
-    /// What one document of a text is. Documents are separated by end-of-text.
+    /// What follows a document of a text, in front of the next one.
+    DocumentEnd("end of a document") {
+        /// `eos` after files and lines, `none` after rows of a table.
+        Auto = "auto",
+        /// The tokenizer's end-of-text, once where the tokenizer puts it after every text already.
+        Eos = "eos",
+        /// Nothing but what the tokenizer puts around every text, as `run_clm.py` and `run_mlm.py` of `transformers` join rows.
+        None = "none",
+    }
+}
+
+names! {
+    /// What one document of a text is.
     Documents("kind of document") {
         /// A whole file.
         File = "file",

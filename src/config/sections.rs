@@ -8,8 +8,8 @@ use toml::Table;
 
 use super::compiler::{FusedOps, Verify, read_enabled, write_enabled};
 use super::names::{
-    AutotuneLevel, CompilerMode, DataFormat, DeviceKind, Documents, ModelKind, OnExisting, PaddingStrategy, Sampler,
-    Switch, unknown_name,
+    AutotuneLevel, CompilerMode, DataFormat, DeviceKind, DocumentEnd, Documents, ModelKind, OnExisting,
+    PaddingStrategy, Sampler, Switch, unknown_name,
 };
 use super::values::{Validation, count, some_count, strings};
 use crate::task::Task;
@@ -120,6 +120,10 @@ pub struct DataSection {
     pub max_length: Option<usize>,
     /// What a document of plain text is, for `text`; a row of a table always is one. Default: `file`.
     pub documents: Documents,
+    /// What follows a document, for the tasks `clm` and `mlm` on text and tables: `eos`, the tokenizer's end-of-text, or `none`:
+    /// documents run on, as `run_clm.py` and `run_mlm.py` of `transformers` join rows. `[CLS]`, `[SEP]` and whatever else a
+    /// tokenizer puts around every text stay. Default: `auto`, which is `none` for rows of tables and `eos` for the rest.
+    pub document_end: DocumentEnd,
     /// The share of tokens that the task `mlm` masks and predicts. Default: 0.15.
     pub mlm_probability: f64,
     /// Masks all pieces of a word together, for the task `mlm`. Default: false.
@@ -162,6 +166,7 @@ impl Default for DataSection {
             label_names: None,
             max_length: None,
             documents: Documents::File,
+            document_end: DocumentEnd::Auto,
             mlm_probability: 0.15,
             whole_word_mask: false,
             doc_stride: None,
@@ -185,6 +190,15 @@ impl DataSection {
     /// Tables in `format` for `task`, with the columns `text` and `label`.
     pub fn table<S: Into<String>>(task: Task, format: DataFormat, train: impl IntoIterator<Item = S>) -> Self {
         Self { format, ..Self::text(task, train) }
+    }
+
+    /// Whether end-of-text follows every document.
+    pub fn marks_ends(&self) -> bool {
+        match self.document_end {
+            DocumentEnd::Auto => !self.format.is_table(),
+            DocumentEnd::Eos => true,
+            DocumentEnd::None => false,
+        }
     }
 
     /// JSON or JSONL files of token ids for `task`.

@@ -1,5 +1,10 @@
-//! A corpus cut into blocks of equal length, as `run_clm` packs it: documents run on, separated by end-of-text; what is left
-//! at the end and does not fill a block is dropped. Labels are the ids themselves; the task shifts them.
+//! A corpus cut into blocks of equal length, as `run_clm.py` and `run_mlm.py` of `transformers` group texts: documents run on,
+//! with end-of-text between them where the corpus has it, and what is left at the end and does not fill a block is dropped.
+//! Labels are the ids themselves; the task shifts them.
+//!
+//! Two things differ from the scripts. They group a thousand rows at a time and drop what is left of each thousand; here it is
+//! dropped once, so the ids are theirs, but from the second thousand rows on blocks begin elsewhere. And there is no
+//! `--line_by_line`, which gives every line a padded row of its own: lines and rows are always joined.
 
 use super::store::TokenStore;
 use super::{Dataset, Example, Label};
@@ -30,6 +35,13 @@ impl Blocks {
             .help(format!("add text, or set data.block_size to at most {}", store.len())));
         }
         Ok(Self { store, block_size })
+    }
+}
+
+impl Blocks {
+    /// SHA-256 of all ids, the remainder that fills no block included.
+    pub fn digest(&self) -> [u8; 32] {
+        self.store.digest()
     }
 }
 

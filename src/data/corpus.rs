@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use super::lines::Lines;
 use super::paths;
-use super::pieces::{Piece, Pieces, not_utf8};
+use super::pieces::{Piece, Pieces, cut, not_utf8};
 use super::table::Table;
 use crate::config::Documents;
 use crate::error::{Error, Result};
@@ -19,6 +19,8 @@ pub struct Corpus {
     /// Size in bytes of each file.
     sizes: Vec<u64>,
     documents: Kind,
+    /// Whether end-of-text follows every document.
+    marks_ends: bool,
     /// The share of the lines or rows that belongs to this corpus; none means all. Files are chosen one by one.
     part: Option<Part>,
 }
@@ -76,11 +78,23 @@ impl Corpus {
         if sizes.iter().sum::<u64>() == 0 {
             return Err(Error::data(format!("{}: expected text, got nothing", all(&files))));
         }
-        let corpus = Self { files, sizes, documents, part: None };
+        let marks_ends = !matches!(documents, Kind::Row(_));
+        let corpus = Self { files, sizes, documents, marks_ends, part: None };
         if corpus.is_blank()? {
             return Err(Error::data(format!("{}: expected text, got only white space", all(&corpus.files))));
         }
         Ok(corpus)
+    }
+
+    /// The same documents, each followed by end-of-text or not. Otherwise files and lines are, and rows of a table are not.
+    #[must_use]
+    pub fn with_ends(self, marks_ends: bool) -> Self {
+        Self { marks_ends, ..self }
+    }
+
+    /// Whether end-of-text follows every document.
+    pub fn marks_ends(&self) -> bool {
+        self.marks_ends
     }
 
     /// Whether all text is white space. Reads until a character is not: as a rule that is the first one.
@@ -98,14 +112,14 @@ impl Corpus {
         self.sizes.iter().sum()
     }
 
-    /// What tells this corpus from another one of the same files; empty where a document is a file.
+    /// What tells this corpus from another one of the same files.
     pub fn describe(&self) -> String {
-        match (&self.documents, &self.part) {
-            (Kind::File, None) => String::new(),
-            (Kind::File, part) => format!("files {part:?}"),
-            (Kind::Line, part) => format!("lines {part:?}"),
-            (Kind::Row(table), part) => format!("rows {:?} {part:?}", table.columns()),
-        }
+        let documents = match &self.documents {
+            Kind::File => "files".into(),
+            Kind::Line => "lines".into(),
+            Kind::Row(table) => format!("rows {:?}", table.columns()),
+        };
+        format!("{documents} {:?} ends {}", self.part, self.marks_ends)
     }
 
     /// Splits off `share` (between 0 and 1) of the documents for validation: `(rest, validation)`. Which ones depends on
@@ -129,7 +143,7 @@ impl Corpus {
         let side = |validation: bool| {
             let indices = (0..self.files.len()).filter(|index| chosen[*index] == validation);
             let (files, sizes) = indices.map(|index| (self.files[index].clone(), self.sizes[index])).unzip();
-            Self { files, sizes, documents: Kind::File, part: None }
+            Self { files, sizes, documents: Kind::File, marks_ends: self.marks_ends, part: None }
         };
         Ok((side(false), side(true)))
     }
@@ -139,10 +153,18 @@ impl Corpus {
         &self.files
     }
 
-    /// The documents in order, files in pieces of at most `max_bytes`; a line or a row is one piece.
+    /// The documents in order, in pieces of at most `max_bytes`, which is at least 4. A signal ends them with an error.
     pub fn pieces(&self, max_bytes: usize) -> Box<dyn Iterator<Item = Result<Piece>> + Send + '_> {
+        if self.documents == Kind::File {
+            return Box::new((0..self.files.len()).flat_map(move |file| self.pieces_of(file, max_bytes)));
+        }
+        Box::new(self.streamed().flat_map(move |document| cut(document, max_bytes)))
+    }
+
+    /// The lines or rows of this corpus in order, each whole.
+    fn streamed(&self) -> Box<dyn Iterator<Item = Result<Piece>> + Send + '_> {
         let documents: Box<dyn Iterator<Item = Result<Piece>> + Send + '_> = match &self.documents {
-            Kind::File => return Box::new((0..self.files.len()).flat_map(move |file| self.pieces_of(file, max_bytes))),
+            Kind::File => return Box::new(std::iter::empty()),
             Kind::Line => Box::new(self.files.iter().flat_map(|file| or_error(Lines::open(file)))),
             Kind::Row(table) => {
                 Box::new(table.rows().map(|row| row.map(|row| Piece { text: row.text, ends_document: true })))
@@ -171,8 +193,9 @@ impl Corpus {
         }
         let chance = limit as f64 / self.num_bytes() as f64;
         let drawn = move |index: u64| uniform(seed_for(seed, "tokenizer", index, 0)) < chance;
-        let documents = (0..).zip(self.pieces(max_bytes));
-        Box::new(documents.filter(move |(index, piece)| piece.is_err() || drawn(*index)).map(|(_, piece)| piece))
+        let documents = (0..).zip(self.streamed());
+        let documents = documents.filter(move |(index, piece)| piece.is_err() || drawn(*index));
+        Box::new(documents.flat_map(move |(_, document)| cut(document, max_bytes)))
     }
 
     /// The files in order, read whole as they are asked for.
@@ -262,7 +285,7 @@ mod tests {
         let rows = Corpus::of_table(Table::open(&path("a.csv"), DataFormat::Csv, columns).unwrap()).unwrap();
         for corpus in [lines, rows] {
             let texts = |corpus: &Corpus| {
-                let pieces = corpus.pieces(4).collect::<Result<Vec<_>>>().unwrap();
+                let pieces = corpus.pieces(4096).collect::<Result<Vec<_>>>().unwrap();
                 assert!(pieces.iter().all(|piece| piece.ends_document));
                 pieces.into_iter().map(|piece| piece.text).collect::<Vec<_>>()
             };
@@ -273,6 +296,7 @@ mod tests {
             assert_eq!([texts(&train), texts(&validation)].concat().len(), 100);
             assert!(texts(&validation).iter().all(|line| !texts(&train).contains(line)));
             assert_ne!(train.describe(), validation.describe());
+            assert!(corpus.pieces(4).count() > 100, "a long one comes in pieces");
             let half = corpus.sample(corpus.num_bytes() / 2, 1, 4096).count();
             assert!((30..=70).contains(&half), "100 draws with the chance 0.5 gave {half}");
         }

@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 
 use super::RunPlan;
 use crate::compiler::parts;
-use crate::config::{Accumulation, ActivationCheckpointing, CompilerMode, EvalStrategy, SaveStrategy};
+use crate::config::{Accumulation, ActivationCheckpointing, CompilerMode, DataFormat, EvalStrategy, SaveStrategy};
 use crate::engine::Engine;
 use crate::error::Result;
-use crate::task::Reduction;
+use crate::task::{Reduction, Task};
 
 impl RunPlan {
     /// The plan in lines, every number with its arithmetic.
@@ -46,6 +46,9 @@ impl RunPlan {
                 thousands(self.steps.train_tokens)
             ),
         );
+        if let Some(rule) = self.describe_documents() {
+            line("", rule);
+        }
         let batch = &self.batch;
         let limits = self.describe_limits();
         if !limits.is_empty() {
@@ -185,6 +188,25 @@ impl RunPlan {
     }
 
     /// What keeps the run from using all of its data.
+    /// How documents are joined; none where examples are rows.
+    fn describe_documents(&self) -> Option<String> {
+        let data = &self.config.data;
+        let script = match data.task {
+            Task::Clm => "run_clm.py",
+            Task::Mlm => "run_mlm.py",
+            _ => return None,
+        };
+        let unit = match data.format {
+            DataFormat::Tokenized | DataFormat::Squad => return None,
+            DataFormat::Text => data.documents.as_str(),
+            _ => "row",
+        };
+        Some(match data.marks_ends() {
+            true => format!("a {unit} is a document, and end-of-text follows each (data.document_end)"),
+            false => format!("{unit}s are joined without end-of-text, as {script} joins rows (data.document_end)"),
+        })
+    }
+
     fn describe_limits(&self) -> Vec<String> {
         let (data, trainer) = (&self.config.data, &self.config.trainer);
         let limit = |name: &str, limit: Option<usize>| limit.map(|limit| format!("{name} = {limit}"));

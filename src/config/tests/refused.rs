@@ -233,6 +233,11 @@ fn tables() {
 fn documents_masking_padding_and_limits() {
     refused(with(&["data.documents=paragraph"]), &["data.documents: unknown kind of document `paragraph`"]);
     refused(with(&["data.documents=line", "data.format=tokenized"]), &["data.documents: has no effect with format"]);
+    refused(
+        with(&["data.document_end=eot"]),
+        &["data.document_end: unknown end of a document `eot`", "auto, eos, none"],
+    );
+    refused(with(&["data.document_end=eos", "data.format=tokenized"]), &["data.document_end: has no effect with task"]);
     refused(with(&["data.mlm_probability=0.2"]), &["data.mlm_probability: has no effect with the task clm"]);
     refused(with(&["data.whole_word_mask=true"]), &["data.whole_word_mask: has no effect with the task clm"]);
     let tokenized = ["data.task=mlm", "data.format=tokenized", "data.whole_word_mask=true"];
