@@ -165,6 +165,15 @@ impl Predictor<'_> {
     /// The logits of a batch of examples.
     fn forward(&self, examples: &[Example]) -> Result<Tensor<2>> {
         let Self { folder, task, device, .. } = *self;
+        let vocabulary = folder.config.vocab_size();
+        if let Some(&id) = examples.iter().flat_map(|example| &example.input_ids).find(|id| **id as usize >= vocabulary)
+        {
+            return Err(Error::data(format!(
+                "the token {:?} has the id {id}, but the model's vocabulary has {vocabulary} tokens",
+                self.tokenizer.decode(&[id as u32])?
+            ))
+            .help("the tokenizer does not belong to this model"));
+        }
         let pad_id = folder.config.pad_token_id().unwrap_or(0);
         let batch = collate(examples, pad_id, &Padding::default(), examples.len())?;
         let batch = DeviceBatch::new(task, &batch, device)?;

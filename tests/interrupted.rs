@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use common::place::Place;
 use common::small_run::{figures, train, write};
 use common::{fails, json, kiln, succeeds, text};
 
@@ -149,6 +150,65 @@ fn a_signal_while_rows_are_read_leaves_no_half_cache() {
     assert_eq!(files(), 0);
     assert!(!folder.path().join("run").exists());
 }
+
+/// Sends SIGTERM to `command` half a second after it began and expects that it is gone soon after, with nothing left of it.
+fn terminated_soon(folder: &Path, mut command: Command) {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(child.try_wait().unwrap().is_none(), "it ended before the signal");
+    let asked = Instant::now();
+    signal(&child, "-TERM");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(143), "{}", text(&output));
+    assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
+    assert!(text(&output).contains("SIGTERM"), "{}", text(&output));
+    assert!(!folder.join("run").exists());
+}
+
+#[test]
+fn a_signal_stops_the_learning_of_a_tokenizer() {
+    let place = Place::new();
+    // Words that all differ, so that there are many pairs to count and many merges to make.
+    let text = (0..1_500_000u64).map(|i| format!("{:x} ", i.wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect::<String>();
+    place.write("text/large.txt", text);
+    terminated_soon(&place.path(""), place.config("plan", "text.toml", &["tokenizer.train_vocab_size=60000"]));
+    assert_eq!(place.listing("kiln-cache/tokenizers"), [""; 0]);
+}
+
+#[test]
+fn a_signal_stops_the_reading_of_a_table() {
+    let place = Place::new();
+    // Texts without a visible character are read to their end in search of one.
+    place.write("rows.csv", format!("text,label\n{}", " ,1\n".repeat(20_000_000)));
+    let set = ["data.format=csv", "data.train=rows.csv"];
+    terminated_soon(&place.path(""), place.config("plan", "text.toml", &set));
+    place.write("classes.toml", CLASSES);
+    place.write("vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\n");
+    place.write("rows.csv", format!("text,label\n{}", "a,1\nb,0\n".repeat(10_000_000)));
+    terminated_soon(&place.path(""), place.config("plan", "classes.toml", &[]));
+}
+
+const CLASSES: &str = r#"
+[run]
+output_dir = "run"
+[model]
+kind = "bert"
+hidden_size = 8
+num_hidden_layers = 1
+num_attention_heads = 2
+intermediate_size = 8
+max_position_embeddings = 16
+[data]
+task = "sequence-classification"
+format = "csv"
+train = ["rows.csv"]
+[tokenizer]
+from = "vocab.txt"
+[device]
+kind = "cpu"
+[trainer]
+max_steps = 2
+"#;
 
 #[test]
 fn a_second_signal_leaves_at_once_and_the_last_checkpoint_is_whole() {

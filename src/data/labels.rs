@@ -10,8 +10,8 @@ use super::Label;
 use super::table::Cell;
 use crate::error::{Error, Result};
 
-/// A column with more distinct values than this is no column of classes.
-const MAX_CLASSES: usize = 1000;
+/// A column with more distinct values than this, or with a number above it, is no column of classes.
+pub const MAX_CLASSES: usize = 1000;
 
 /// What the label column of a table becomes.
 #[derive(Debug, Clone, PartialEq)]

@@ -2,11 +2,29 @@
 //! `run_mlm --line_by_line` leaves them out. Used by the corpus and for JSON lines.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use super::pieces::{Piece, not_utf8, read_error};
-use crate::error::Result;
+use crate::cache::mapped::interrupted;
+use crate::error::{Error, Result};
+use crate::signals;
+
+/// A line or a row of a table has at most this many bytes. What is longer is no row but a file of another kind or a quote that
+/// is not closed, and would take all memory.
+pub(super) const MAX_ROW_BYTES: usize = 64 << 20;
+
+/// Appends the next line with its end to `bytes`, or as much of it as shows that it is longer than [`MAX_ROW_BYTES`]; how many
+/// bytes.
+pub(super) fn read_line(file: &mut impl BufRead, bytes: &mut Vec<u8>) -> io::Result<usize> {
+    file.by_ref().take(MAX_ROW_BYTES as u64 + 1).read_until(b'\n', bytes)
+}
+
+/// The error for a line or row at `place` that has more than [`MAX_ROW_BYTES`].
+pub(super) fn too_long(place: impl std::fmt::Display) -> Error {
+    Error::data(format!("{place}: expected at most {} MiB, got more", MAX_ROW_BYTES >> 20))
+        .help("a row is held in memory whole: cut it, or train on plain text with data.documents = \"file\"")
+}
 
 /// Reads one file; an iterator over its lines that are not blank, without their ends.
 pub struct Lines<'a> {
@@ -43,8 +61,14 @@ impl<'a> Lines<'a> {
     fn read(&mut self) -> Result<Option<Piece>> {
         let mut bytes = Vec::new();
         loop {
+            if signals::received().is_some() {
+                return Err(interrupted());
+            }
             bytes.clear();
-            let read = self.file.read_until(b'\n', &mut bytes).map_err(|error| read_error(self.path, &error))?;
+            let read = read_line(&mut self.file, &mut bytes).map_err(|error| read_error(self.path, &error))?;
+            if read > MAX_ROW_BYTES {
+                return Err(too_long(format_args!("{} line {}", self.path.display(), self.number + 1)));
+            }
             if read == 0 {
                 return Ok(None);
             }
@@ -104,6 +128,21 @@ mod tests {
             places.push((lines.number(), lines.offset()));
         }
         assert_eq!(places, [(1, 4), (3, 10)]);
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_refused_before_it_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.txt");
+        // A hole of the file system: nothing of it is on the disk.
+        let mut file = File::create(&path).unwrap();
+        io::Write::write_all(&mut file, b"one\n").unwrap();
+        file.set_len(3 << 30).unwrap();
+        let mut lines = Lines::open(&path).unwrap();
+        assert_eq!(lines.next().unwrap().unwrap().text, "one");
+        let error = lines.next().unwrap().unwrap_err().to_string();
+        assert!(error.contains("a.txt line 2: expected at most 64 MiB"), "{error}");
+        assert!(lines.next().is_none());
     }
 
     #[test]

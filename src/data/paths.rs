@@ -2,7 +2,11 @@
 //! files that match, in a fixed order.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use glob::{MatchOptions, Pattern};
 
 use crate::error::{Error, Result};
 use crate::hub;
@@ -93,19 +97,88 @@ fn matching(pattern: &str) -> Result<Vec<PathBuf>> {
     if !expanded.contains(['*', '?', '[']) {
         return Err(Error::config(format!("{shown}: no such file")).help("paths are relative to where kiln is started"));
     }
-    let found = glob::glob(&expanded).map_err(|error| Error::config(format!("{shown}: not a valid glob: {error}")))?;
+    let invalid = |error: glob::PatternError| Error::config(format!("{shown}: not a valid glob: {error}"));
+    // The pattern as a whole shows what is wrong with `a**` or `[a`.
+    Pattern::new(&expanded).map_err(invalid)?;
+    let parts = path.components().map(|part| match part {
+        Component::Normal(name) if name == "**" => Ok(Part::Folders),
+        Component::Normal(name) => match name.to_string_lossy() {
+            pattern if pattern.contains(['*', '?', '[']) => Pattern::new(&pattern).map(Part::Pattern),
+            _ => Ok(Part::Name(name.into())),
+        },
+        other => Ok(Part::Name(other.as_os_str().into())),
+    });
+    let parts = parts.collect::<std::result::Result<Vec<_>, _>>().map_err(invalid)?;
     let mut files = Vec::new();
-    for entry in found {
-        let file = entry.map_err(|error| Error::io(format!("read {}", error.path().display()), error.error()))?;
-        if file.is_file() {
-            files.push(file);
-        }
-    }
+    walk(PathBuf::new(), &parts, &mut files)?;
+    files.sort();
+    // `**/**` comes to a file in several ways.
+    files.dedup();
     match files.is_empty() {
         true => Err(Error::config(format!("{shown}: the glob matches no file"))
             .help("paths are relative to where kiln is started; `**` matches folders of any depth")),
         false => Ok(files),
     }
+}
+
+/// A component of a glob.
+enum Part {
+    /// A name as it is.
+    Name(OsString),
+    /// A pattern for a name.
+    Pattern(Pattern),
+    /// `**`: any number of folders, none included.
+    Folders,
+}
+
+/// Adds the files below `folder` that `parts` name. The `glob` crate's own walk leaves out names that are not UTF-8; here they
+/// are matched with U+FFFD in place of what is no text.
+fn walk(folder: PathBuf, parts: &[Part], files: &mut Vec<PathBuf>) -> Result<()> {
+    let Some((part, rest)) = parts.split_first() else {
+        if folder.is_file() {
+            files.push(folder);
+        }
+        return Ok(());
+    };
+    match part {
+        Part::Name(name) => walk(folder.join(name), rest, files),
+        Part::Pattern(pattern) => {
+            for name in names(&folder)? {
+                if pattern.matches_with(&name.to_string_lossy(), MatchOptions::new()) {
+                    walk(folder.join(name), rest, files)?;
+                }
+            }
+            Ok(())
+        }
+        Part::Folders => {
+            walk(folder.clone(), rest, files)?;
+            for name in names(&folder)? {
+                let inner = folder.join(name);
+                if inner.is_dir() && !goes_round(&inner) {
+                    walk(inner, parts, files)?;
+                }
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Whether `folder` is a link to a folder in which it stands itself.
+fn goes_round(folder: &Path) -> bool {
+    let real = |path: &Path| path.canonicalize().ok();
+    let above = folder.parent().map(|above| if above.as_os_str().is_empty() { Path::new(".") } else { above });
+    let is_within = || Some(real(above?)?.starts_with(real(folder)?));
+    folder.is_symlink() && is_within().unwrap_or(true)
+}
+
+/// What stands in `folder`; nothing where there is no such folder.
+fn names(folder: &Path) -> Result<Vec<OsString>> {
+    let here = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    if !here.is_dir() {
+        return Ok(Vec::new());
+    }
+    let io = |error: std::io::Error| Error::io(format!("read {}", here.display()), &error);
+    fs::read_dir(here).map_err(io)?.map(|entry| entry.map(|entry| entry.file_name()).map_err(io)).collect()
 }
 
 #[cfg(test)]
@@ -138,9 +211,9 @@ mod tests {
     #[test]
     fn globs_are_sorted_and_deduplicated() {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::create_dir(folder.path().join("deep")).unwrap();
+        fs::create_dir(folder.path().join("deep")).unwrap();
         for name in ["b.txt", "a.txt", "deep/c.txt", "x.md"] {
-            std::fs::write(folder.path().join(name), name).unwrap();
+            fs::write(folder.path().join(name), name).unwrap();
         }
         let root = folder.path().display();
         let names = |patterns: &[String]| -> Vec<String> {
@@ -160,5 +233,64 @@ mod tests {
             assert!(error.contains(says), "{error}");
         }
         assert!(resolve(&[]).is_err());
+    }
+
+    #[test]
+    fn a_glob_gives_what_the_glob_crate_gives() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["b.txt", "a.txt", "A.TXT", ".hidden.txt", "x/y/c.txt", "x/.h/d.txt", "x/e.txt", "x[1]/f.txt"] {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, name).unwrap();
+        }
+        #[cfg(unix)]
+        std::os::unix::fs::symlink(folder.path().join("x[1]"), folder.path().join("x/link")).unwrap();
+        let root = folder.path().display();
+        for pattern in [
+            "*.txt",
+            "?.txt",
+            "[ab].txt",
+            "[!a].*",
+            "**/*.txt",
+            "**",
+            "x/**",
+            "*/*.txt",
+            "x/*/*.txt",
+            "**/y/*",
+            "x/../*.txt",
+            "x[[]1]/*",
+            "**/link/*.txt",
+            "*/link/f*",
+            "**/**/c.txt",
+            "nothing*/a",
+        ] {
+            let pattern = format!("{root}/{pattern}");
+            let mut theirs = glob::glob(&pattern).unwrap().map(|path| path.unwrap()).collect::<Vec<_>>();
+            theirs.retain(|path| path.is_file());
+            theirs.dedup();
+            assert_eq!(matching(&pattern).unwrap_or_default(), theirs, "{pattern}");
+        }
+        #[cfg(unix)]
+        {
+            let all = || matching(&format!("{root}/**/*.txt")).unwrap();
+            let before = all();
+            std::os::unix::fs::symlink(folder.path(), folder.path().join("x/round")).unwrap();
+            assert_eq!(all(), before, "a link that goes round is not followed");
+        }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn names_that_are_not_utf8_are_found() {
+        use std::os::unix::ffi::OsStrExt;
+        let folder = tempfile::tempdir().unwrap();
+        let latin1 = std::ffi::OsStr::from_bytes(b"caf\xe9");
+        fs::create_dir(folder.path().join(latin1)).unwrap();
+        let inner = folder.path().join(latin1).join("a.txt");
+        let outer = folder.path().join(std::ffi::OsStr::from_bytes(b"na\xefve.txt"));
+        fs::write(&inner, "inner").unwrap();
+        fs::write(&outer, "outer").unwrap();
+        let found = resolve(&[format!("{}/**/*.txt", folder.path().display())]).unwrap();
+        assert_eq!(found, [inner, outer]);
     }
 }

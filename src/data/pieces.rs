@@ -1,4 +1,4 @@
-//! A text file in pieces, so that a document may be larger than memory. A piece ends where tokenising the pieces one by one
+//! A text in pieces, so that a file may be larger than memory and a long line is not tokenised at once. A piece ends where tokenising the pieces one by one
 //! gives the ids of the whole. Used by the token store and by the learning of a vocabulary; knows nothing of tokenizers
 //! beyond where it is safe to cut.
 
@@ -6,7 +6,9 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+use crate::cache::mapped::interrupted;
 use crate::error::{Error, Result};
+use crate::signals;
 
 /// A part of a document.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +42,9 @@ impl<'a> Pieces<'a> {
     }
 
     fn read(&mut self) -> Result<Piece> {
+        if signals::received().is_some() {
+            return Err(interrupted());
+        }
         let wanted = self.max_bytes.saturating_sub(self.pending.len()) as u64;
         let read = (&mut self.file).take(wanted).read_to_end(&mut self.pending);
         let read = read.map_err(|error| read_error(self.path, &error))?;
@@ -75,6 +80,27 @@ impl Iterator for Pieces<'_> {
         self.finished = piece.as_ref().map_or(true, |piece| piece.ends_document);
         Some(piece)
     }
+}
+
+/// A document that is in memory, in pieces of at most `max_bytes`, which is at least 4; an error stays what it is.
+pub(super) fn cut(document: Result<Piece>, max_bytes: usize) -> impl Iterator<Item = Result<Piece>> + Send {
+    let (mut rest, mut whole) = (String::new(), None);
+    match document {
+        Ok(piece) if piece.text.len() > max_bytes => rest = piece.text,
+        short => whole = Some(short),
+    }
+    let mut at = 0;
+    let pieces = std::iter::from_fn(move || {
+        let left = &rest[at..];
+        if left.is_empty() {
+            return None;
+        }
+        let some = &left[..left.floor_char_boundary(max_bytes)];
+        let some = if some.len() == left.len() { some } else { &some[..seam(some).unwrap_or(some.len())] };
+        at += some.len();
+        Some(Ok(Piece { text: some.to_string(), ends_document: at == rest.len() }))
+    });
+    whole.into_iter().chain(pieces)
 }
 
 /// The last place at which `text` can be cut without changing its tokens: before a single space between two characters that
@@ -122,6 +148,30 @@ mod tests {
             let ends = pieces.iter().map(|piece| piece.ends_document).collect::<Vec<_>>();
             assert!(ends.iter().rev().skip(1).all(|end| !end) && ends[ends.len() - 1], "{max_bytes}: {ends:?}");
         }
+    }
+
+    #[test]
+    fn what_is_in_memory_is_cut_as_a_file_is() {
+        let text = "let größe = \"日本語 🦀\";\n\n  fn x() {}\tno  seam\nhere aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaé ";
+        for max_bytes in 4..text.len() + 3 {
+            let document = Piece { text: text.into(), ends_document: true };
+            let parts = cut(Ok(document), max_bytes).collect::<Result<Vec<_>>>().unwrap();
+            let joined = |pieces: &[Piece]| pieces.iter().map(|piece| piece.text.as_str()).collect::<String>();
+            assert_eq!(joined(&parts), text, "{max_bytes}");
+            assert!(parts.iter().all(|piece| piece.text.len() <= max_bytes));
+            let ends = parts.iter().filter(|piece| piece.ends_document).count();
+            assert!(ends == 1 && parts[parts.len() - 1].ends_document, "{max_bytes}");
+            let of_file = pieces(text.as_bytes(), max_bytes).unwrap();
+            // A file whose end is where a piece ends shows it with an empty one.
+            let texts = |pieces: &[Piece]| pieces.iter().map(|piece| piece.text.clone()).collect::<Vec<_>>();
+            let of_file = texts(&of_file).into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>();
+            if max_bytes < text.len() {
+                assert_eq!(texts(&parts)[0], of_file[0], "{max_bytes}");
+            }
+        }
+        let empty = Piece { text: String::new(), ends_document: true };
+        assert_eq!(cut(Ok(empty.clone()), 8).collect::<Result<Vec<_>>>().unwrap(), [empty]);
+        assert!(cut(Err(Error::data("x")), 8).all(|piece| piece.is_err()));
     }
 
     #[test]

@@ -14,9 +14,12 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::lines::{MAX_ROW_BYTES, too_long};
 use super::paths;
+use crate::cache::mapped::interrupted;
 use crate::config::DataFormat;
 use crate::error::{Error, Result};
+use crate::signals;
 
 /// Table files in a fixed order.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,6 +51,13 @@ pub struct Row {
     pub text_pair: Option<String>,
     /// The label, when a column was named for it.
     pub label: Option<Cell>,
+}
+
+impl Row {
+    /// Its one or two texts.
+    pub fn texts(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.text).chain(&self.text_pair).map(String::as_str)
+    }
 }
 
 /// Where a row stands, for messages.
@@ -99,9 +109,9 @@ impl Table {
         &self.columns
     }
 
-    /// The rows in order, read as they are asked for. After an error nothing more follows from that file.
+    /// The rows in order, read as they are asked for. After an error nothing more follows from that file. A signal is an error.
     pub fn rows(&self) -> impl Iterator<Item = Result<Row>> + Send {
-        self.files.iter().flat_map(|file| {
+        let rows = self.files.iter().flat_map(|file| {
             let rows = match self.format {
                 DataFormat::Csv => delimited::rows(file, b',', &self.columns),
                 DataFormat::Tsv => delimited::rows(file, b'\t', &self.columns),
@@ -112,6 +122,14 @@ impl Table {
                 }
             };
             rows.unwrap_or_else(|error| Box::new(std::iter::once(Err(error))))
+        });
+        rows.map(|row| {
+            let row = row?;
+            match row.texts().map(str::len).sum::<usize>() {
+                _ if signals::received().is_some() => Err(interrupted()),
+                bytes if bytes > MAX_ROW_BYTES => Err(too_long(&row.place)),
+                _ => Ok(row),
+            }
         })
     }
 }
@@ -219,5 +237,25 @@ mod tests {
         refused("a", b"[1]", jsonl, &["line 1", "expected an object"]);
         refused("a", b"{\"text\": \"\xff\"}", jsonl, &["line 1", "UTF-8"]);
         refused("a", b"no parquet", DataFormat::Parquet, &["not a whole parquet file"]);
+    }
+
+    #[test]
+    fn a_row_that_is_too_long_is_refused_before_it_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        // After the first row a hole of the file system of 3 GiB; in CSV it stands in quotes that are not closed.
+        let starts = [
+            (DataFormat::Csv, "text,label\nx,1\n\"", "line 3"),
+            (DataFormat::Csv, "text,", "line 1"),
+            (DataFormat::Tsv, "text\tlabel\nx\t1\n", "line 3"),
+            (DataFormat::Jsonl, "{\"text\": \"x\", \"label\": 1}\n", "line 2"),
+        ];
+        for (format, start, place) in starts {
+            let path = folder.path().join("a");
+            std::fs::write(&path, start).unwrap();
+            std::fs::File::options().write(true).open(&path).unwrap().set_len(3 << 30).unwrap();
+            let table = Table::open(&[path.display().to_string()], format, columns()).unwrap();
+            let error = table.rows().find_map(Result::err).unwrap().to_string();
+            assert!(error.contains(place) && error.contains("expected at most 64 MiB"), "{format}: {error}");
+        }
     }
 }

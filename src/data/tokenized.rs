@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::corpus::split_off;
+use super::labels::MAX_CLASSES;
 use super::store::OnProgress;
 use super::{Dataset, Example};
 use crate::cache;
@@ -102,15 +103,32 @@ impl TokenizedData {
         Ok(())
     }
 
+    /// SHA-256 of all rows of the files, of which this may be a part.
+    pub fn digest(&self) -> [u8; 32] {
+        self.store.digest()
+    }
+
     /// Attended tokens of all rows.
     pub fn num_tokens(&self) -> u64 {
         self.num_tokens
     }
 
-    /// The largest class, if the rows have classes.
-    pub fn max_label(&self) -> Option<usize> {
-        let classes = (0..self.len()).filter_map(|index| self.entry(index).class());
-        classes.filter_map(|class| usize::try_from(class).ok()).max()
+    /// How many classes the rows show: one more than the largest; none when they have no classes.
+    ///
+    /// # Errors
+    /// A class that is not below [`MAX_CLASSES`], with its place: a mistake would cost the memory of a head of that size.
+    pub fn num_classes(&self) -> Result<usize> {
+        let classes = (0..self.len()).filter_map(|index| Some((self.entry(index).class()?, index)));
+        let Some((class, index)) = classes.max() else { return Ok(0) };
+        match usize::try_from(class) {
+            Ok(class) if class < MAX_CLASSES => Ok(class + 1),
+            _ => Err(Error::data(format!(
+                "{}: labels: expected 0 to {}, got {class}",
+                self.store.place(self.row(index)),
+                MAX_CLASSES - 1
+            ))
+            .help("correct the row, or state how many classes there are with model.num_labels")),
+        }
     }
 
     /// The row of the store at `index`.
@@ -176,8 +194,35 @@ mod tests {
         let lines = open(&rows.join("\n"), Task::SequenceClassification).unwrap();
         assert_eq!(examples(&array), examples(&lines));
         assert_eq!((array.len(), array.max_len(), array.num_tokens()), (2, 2, 3));
-        assert_eq!(array.max_label(), Some(1));
+        assert_eq!(array.num_classes().unwrap(), 2);
+        assert_eq!(open("{\"input_ids\": [1]}", Task::Clm).unwrap().num_classes().unwrap(), 0);
         array.validate(&LIMITS).unwrap();
+    }
+
+    #[test]
+    fn a_class_that_is_none_is_refused_with_its_row() {
+        for label in [i32::MAX, 1000, -7] {
+            let rows = format!("[{{\"input_ids\": [1], \"labels\": -7}}, {{\"input_ids\": [1], \"labels\": {label}}}]");
+            let error = open(&rows, Task::SequenceClassification).unwrap().num_classes().unwrap_err().to_string();
+            assert!(
+                error.contains("row 2: labels: expected 0 to 999, got") && error.contains(&label.to_string()),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_row_of_an_array_that_is_too_long_is_refused_before_it_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("data.json");
+        fs::write(&file, "[{\"input_ids\": [1]},\n").unwrap();
+        // What follows is a hole of the file system, and no JSON; spaces are the longest row that is cheap to parse.
+        let spaces = vec![b' '; 1 << 20];
+        let mut append = fs::File::options().append(true).open(&file).unwrap();
+        (0..70).for_each(|_| std::io::Write::write_all(&mut append, &spaces).unwrap());
+        let error = TokenizedData::open_in(&folder.path().join("cache"), &[file], Task::Clm, &mut go_on);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("data.json row 2: expected at most 64 MiB"), "{error}");
     }
 
     #[test]
@@ -312,9 +357,9 @@ mod tests {
             let ids = examples(side).iter().map(|example| example.input_ids.clone()).collect::<Vec<_>>();
             assert_eq!(side.max_len(), ids.iter().map(Vec::len).max().unwrap());
             assert_eq!(side.num_tokens(), ids.iter().map(Vec::len).sum::<usize>() as u64);
-            assert_eq!(side.max_label(), ids.iter().map(|ids| ids[0] as usize).max());
+            assert_eq!(side.num_classes().unwrap(), 1 + ids.iter().map(|ids| ids[0] as usize).max().unwrap());
             // Rows come in their order, and each knows its line.
-            let largest = side.max_label().unwrap();
+            let largest = side.num_classes().unwrap() - 1;
             let limits = Limits { vocab_size: 50, num_labels: largest, max_positions: 9, type_vocab_size: None };
             let error = side.validate(&limits).unwrap_err().to_string();
             assert!(error.contains(&format!("data.json line {}: labels", largest + 1)), "{error}");

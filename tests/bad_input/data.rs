@@ -53,6 +53,88 @@ fn text_that_is_empty_or_no_text() {
 }
 
 #[test]
+fn rows_that_would_take_all_memory() {
+    let place = Place::new();
+    let with_hole = |name: &str, start: &str| {
+        place.write(name, start);
+        std::fs::File::options().write(true).open(place.path(name)).unwrap().set_len(3 << 30).unwrap();
+    };
+    // A line of 3 GB, most of it a hole of the file system.
+    for (format, start, line) in [("csv", "text\nx\n", 3), ("tsv", "text\nx\n", 3), ("jsonl", "{\"text\": \"x\"}\n", 2)]
+    {
+        with_hole("long", start);
+        let set = [format!("data.format={format}"), "data.train=long".into()];
+        let parts = [format!("long line {line}: expected at most 64 MiB, got more")];
+        place.refused("text.toml", &set.each_ref().map(String::as_str), 3, &parts.each_ref().map(String::as_str));
+    }
+    with_hole("long", "x\n");
+    place.refused(
+        "text.toml",
+        &["data.train=long", "data.documents=line"],
+        3,
+        &["long line 2: expected at most 64 MiB"],
+    );
+    with_hole("long", "{\"input_ids\": [1, 2]}\n");
+    place.refused("rows.toml", &["data.train=long"], 3, &["long line 2: expected at most 64 MiB"]);
+    // A class that would need a head of 2,147,483,648 rows.
+    let classes =
+        |label: &str| format!("{{\"input_ids\": [1], \"labels\": 1}}\n{{\"input_ids\": [2], \"labels\": {label}}}\n");
+    place.write("classes.jsonl", classes("2147483647"));
+    let set = ["data.train=classes.jsonl", "data.task=sequence-classification", "model.pad_token_id=0"];
+    place.refused("rows.toml", &set, 3, &["classes.jsonl line 2: labels: expected 0 to 999, got 2147483647", "help: "]);
+    let stated = [&set[..], &["model.num_labels=2147483648"]].concat();
+    place.refused("rows.toml", &stated, 2, &["model.num_labels: expected at most 1000000, got 2147483648"]);
+}
+
+#[test]
+fn an_id_that_is_not_in_the_vocabulary() {
+    let place = Place::new();
+    place.train("text.toml", &[]);
+    let tokenizer = std::fs::read_to_string(place.path("run/model/tokenizer.json")).unwrap();
+    let mut tokenizer: serde_json::Value = serde_json::from_str(&tokenizer).unwrap();
+    std::fs::remove_dir_all(place.path("run")).unwrap();
+    // 65541 is 5 in 16 bits.
+    let around = |id: u32| serde_json::json!({"type": "BertProcessing", "sep": ["<|endoftext|>", id], "cls": ["<|endoftext|>", 0]});
+    for (id, code) in [(5, None), (269, None), (270, Some(3)), (65541, Some(3))] {
+        tokenizer["post_processor"] = around(id);
+        place.write("other/tokenizer.json", tokenizer.to_string());
+        let text = crate::common::place::TEXT.replace("train_vocab_size = 270", "from = \"other\"");
+        place.write("other.toml", text);
+        let says =
+            format!("the token \"<|endoftext|>\" with the id {id} around a text, but its vocabulary has 270 ids");
+        match code {
+            None => drop(succeeds(&mut place.config("plan", "other.toml", &[]))),
+            Some(code) => place.refused("other.toml", &[], code, &["other/tokenizer.json", &says]),
+        }
+    }
+    tokenizer["post_processor"] = serde_json::Value::Null;
+    tokenizer["added_tokens"].as_array_mut().unwrap().push(serde_json::json!({
+        "id": 270, "content": "<extra>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        "special": true,
+    }));
+    place.write("other/tokenizer.json", tokenizer.to_string());
+    let parts = ["the tokenizer has 271 tokens, but the model's vocabulary has 270", "\"<extra>\" has the id 270"];
+    place.refused("other.toml", &["model.vocab_size=270"], 2, &parts);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn files_whose_names_are_not_utf8() {
+    use std::os::unix::ffi::OsStrExt;
+    let place = Place::new();
+    let tokens = || {
+        let plan = succeeds(&mut place.config("plan", "text.toml", &[]));
+        plan.lines().find(|line| line.starts_with("data ")).unwrap().to_string()
+    };
+    let before = tokens();
+    let name = std::ffi::OsStr::from_bytes(b"na\xefve.txt");
+    std::fs::copy(place.path("text/0.txt"), place.path("text").join(name)).unwrap();
+    assert_ne!(tokens(), before, "the file is read");
+    std::fs::write(place.path("text").join(name), b"\xff").unwrap();
+    place.refused("text.toml", &[], 3, &["text/na\u{fffd}ve.txt: expected UTF-8 text"]);
+}
+
+#[test]
 fn fewer_tokens_than_one_block() {
     let place = Place::new();
     let sets = ["data.validation=[\"short.txt\"]", "model.n_positions=64", "data.block_size=64"];
@@ -260,6 +342,52 @@ fn forward_and_generate_refuse_the_same() {
         let mut command = place.kiln(&["generate", "run/model"]);
         fails(command.args(args), code, &[part]);
     }
+}
+
+/// Ids of a text, rows of numbers and a tokenizer: what is kept of each is exchanged for something else.
+#[test]
+fn a_cache_that_was_tampered_with_is_made_again() {
+    let place = Place::new();
+    let train = |config: &str| {
+        let set = ["run.on_existing=overwrite", "trainer.logging_steps=1"];
+        let output = place.config("train", config, &set).output().unwrap();
+        assert!(output.status.success(), "{}", crate::common::text(&output));
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        let losses =
+            crate::common::train_rows(&place.path("run")).iter().map(|row| row["loss"].as_f64()).collect::<Vec<_>>();
+        (losses, stderr.contains("it is made again"))
+    };
+    let before = ["text.toml", "rows.toml"].map(|config| train(config).0);
+    for (kind, config, before) in [
+        ("tokens", "text.toml", &before[0]),
+        ("tokenizers", "text.toml", &before[0]),
+        ("tokenized", "rows.toml", &before[1]),
+    ] {
+        let folder = format!("kiln-cache/{kind}");
+        let path = place.path(&folder).join(&place.listing(&folder)[0]);
+        let whole = std::fs::read(&path).unwrap();
+        let losses = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            train(config)
+        };
+        for at in [whole.len() / 3, whole.len() / 2, whole.len() - 1] {
+            let mut flipped = whole.clone();
+            flipped[at] ^= 1;
+            assert_eq!(losses(&flipped), (before.clone(), true), "{kind} byte {at}");
+            assert!(std::fs::read(&path).unwrap() == whole, "{kind}");
+        }
+        assert_eq!(losses(&whole), (before.clone(), false), "{kind}");
+    }
+    // The ids of another text under the name of this one.
+    let first = place.listing("kiln-cache/tokens");
+    place.write("text/0.txt", "mod use let fn ".repeat(50));
+    let (before, _) = train("text.toml");
+    let second = place.listing("kiln-cache/tokens").into_iter().find(|name| *name != first[0]).unwrap();
+    let [first, second] = [&first[0], &second].map(|name| place.path("kiln-cache/tokens").join(name));
+    let kept = std::fs::read(&second).unwrap();
+    std::fs::copy(first, &second).unwrap();
+    assert_eq!(train("text.toml"), (before, true));
+    assert!(std::fs::read(second).unwrap() == kept);
 }
 
 /// What is in the cache is enough for a run that adds nothing to it; a run that would is refused before it does anything.

@@ -1,19 +1,24 @@
 //! CSV and TSV rows.
 
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use csv::{ByteRecord, ErrorKind, ReaderBuilder};
 
-use super::{Cell, Columns, Place, Row, Rows};
+use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, too_long};
 use crate::error::{Error, Result};
 
 /// The rows of `file`, whose fields `delimiter` separates. Quotes mean something only in CSV.
 pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows> {
     let path: Arc<Path> = file.into();
-    let opened = std::fs::File::open(file).map_err(|error| Error::io(format!("read {}", file.display()), &error))?;
-    let mut reader = ReaderBuilder::new().delimiter(delimiter).quoting(delimiter == b',').from_reader(opened);
-    let header = reader.byte_headers().map_err(|error| malformed(&path, &error))?.clone();
+    let opened = File::open(file).map_err(|error| Error::io(format!("read {}", file.display()), &error))?;
+    let left = Arc::new(AtomicUsize::new(MAX_ROW_BYTES));
+    let limited = Limited { file: opened, left: left.clone() };
+    let mut reader = ReaderBuilder::new().delimiter(delimiter).quoting(delimiter == b',').from_reader(limited);
+    let header = reader.byte_headers().map_err(|error| malformed(&path, 1, &error))?.clone();
     if header.is_empty() {
         return Err(Error::data(format!("{}: expected a first row with column names, got nothing", file.display())));
     }
@@ -21,9 +26,15 @@ pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows
     let names = (0..header.len()).map(|index| text(&header, index, "the column names").map_err(|e| e.at(&place)));
     let names = names.collect::<Result<Vec<_>>>()?;
     let (text_at, pair_at, label_at) = columns.find(&names, file.display())?;
-    Ok(Box::new(reader.into_byte_records().map(move |record| {
-        let record = record.map_err(|error| malformed(&path, &error))?;
-        let number = record.position().map_or(0, csv::Position::line);
+    let mut records = reader.into_byte_records();
+    let records = std::iter::from_fn(move || {
+        left.store(MAX_ROW_BYTES, Ordering::Relaxed);
+        let line = records.reader().position().line();
+        records.next().map(|record| (line, record))
+    });
+    Ok(Box::new(records.map(move |(line, record)| {
+        let record = record.map_err(|error| malformed(&path, line, &error))?;
+        let number = record.position().map_or(line, csv::Position::line);
         let place = Place { file: path.clone(), unit: "line", number };
         let get = |index: usize| {
             text(&record, index, &format!("column {:?}", names[index])).map_err(|error| error.at(&place))
@@ -44,8 +55,32 @@ fn text(record: &ByteRecord, index: usize, what: &str) -> Result<String> {
     text.map(str::to_string)
 }
 
-fn malformed(file: &Arc<Path>, error: &csv::Error) -> Error {
+/// A file of which no more is read than a row may have: the parser holds a row in memory whole.
+struct Limited {
+    file: File,
+    /// Bytes that may still be read for this row.
+    left: Arc<AtomicUsize>,
+}
+
+impl Read for Limited {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.left.load(Ordering::Relaxed);
+        if left == 0 {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        let most = buffer.len().min(left);
+        let read = self.file.read(&mut buffer[..most])?;
+        self.left.store(left - read, Ordering::Relaxed);
+        Ok(read)
+    }
+}
+
+/// The error for `file`, whose row at `line` cannot be read.
+fn malformed(file: &Arc<Path>, line: u64, error: &csv::Error) -> Error {
     match error.kind() {
+        ErrorKind::Io(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+            too_long(Place { file: file.clone(), unit: "line", number: line })
+        }
         ErrorKind::Io(error) => Error::io(format!("read {}", file.display()), error),
         ErrorKind::UnequalLengths { pos, expected_len, len } => {
             let number = pos.as_ref().map_or(0, csv::Position::line);

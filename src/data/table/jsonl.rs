@@ -1,13 +1,14 @@
 //! JSON lines: an object a line.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::BufReader;
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::{Cell, Columns, Place, Row, Rows, missing, not_text};
+use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, missing, not_text, too_long};
+use crate::data::lines::read_line;
 use crate::error::{Error, Result};
 
 /// The rows of `file`; empty lines are skipped.
@@ -15,11 +16,16 @@ pub(super) fn rows(file: &Path, columns: &Columns) -> Result<Rows> {
     let path: Arc<Path> = file.into();
     let opened = File::open(file).map_err(|error| Error::io(format!("read {}", file.display()), &error))?;
     let columns = columns.clone();
-    let lines = BufReader::new(opened).split(b'\n').enumerate();
-    Ok(Box::new(lines.filter_map(move |(index, line)| {
+    let mut reader = BufReader::new(opened);
+    let lines = std::iter::from_fn(move || {
+        let mut line = Vec::new();
+        read_line(&mut reader, &mut line).map(|read| (read > 0).then_some(line)).transpose()
+    });
+    Ok(Box::new(lines.enumerate().filter_map(move |(index, line)| {
         let place = Place { file: path.clone(), unit: "line", number: index as u64 + 1 };
         match line {
             Err(error) => Some(Err(Error::io(format!("read {}", path.display()), &error))),
+            Ok(line) if line.len() > MAX_ROW_BYTES => Some(Err(too_long(place))),
             Ok(line) if line.iter().all(u8::is_ascii_whitespace) => None,
             Ok(line) => Some(row(&line, &columns, &place).map_err(|error| error.at(&place))),
         }

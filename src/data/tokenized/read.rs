@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::row;
 use crate::data::Example;
-use crate::data::lines::Lines;
+use crate::data::lines::{Lines, MAX_ROW_BYTES, too_long};
 use crate::data::pieces::{Pieces, read_error};
 use crate::error::{Error, Result};
 use crate::task::Task;
@@ -87,10 +87,11 @@ fn lines(file: &Path, task: Task, take: &mut dyn FnMut(Found) -> Result<()>) -> 
 
 fn array(file: &Path, task: Task, take: &mut dyn FnMut(Found) -> Result<()>) -> Result<()> {
     let state = State::default();
-    let text = Text { pieces: Pieces::open(file, PIECE_BYTES)?, piece: Vec::new(), at: 0, state: &state };
-    let mut number = 0;
+    let text = Text { file, pieces: Pieces::open(file, PIECE_BYTES)?, piece: Vec::new(), at: 0, state: &state };
     let mut element = |value| {
-        number += 1;
+        let number = state.rows.get() + 1;
+        state.rows.set(number);
+        state.row_start.set(state.read.get());
         let example = row::of_value(value, task).map_err(|error| error.at(Unit::Row.place(file, number)))?;
         take(Found { example, unit: Unit::Row, number, read: state.read.get() })
     };
@@ -105,12 +106,17 @@ fn array(file: &Path, task: Task, take: &mut dyn FnMut(Found) -> Result<()>) -> 
 struct State {
     /// Bytes that the parser was given.
     read: Cell<u64>,
+    /// Rows that the parser has handed on.
+    rows: Cell<u64>,
+    /// Bytes that were read when it handed on the last one.
+    row_start: Cell<u64>,
     /// Why it was stopped.
     failure: RefCell<Option<Error>>,
 }
 
 /// A file as a stream of bytes that are known to be UTF-8.
 struct Text<'a> {
+    file: &'a Path,
     pieces: Pieces<'a>,
     piece: Vec<u8>,
     /// Bytes of the piece that are read.
@@ -120,6 +126,11 @@ struct Text<'a> {
 
 impl Read for Text<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let state = self.state;
+        if state.read.get() - state.row_start.get() > MAX_ROW_BYTES as u64 {
+            state.failure.replace(Some(too_long(Unit::Row.place(self.file, state.rows.get() + 1))));
+            return Err(io::Error::other("too long"));
+        }
         while self.at == self.piece.len() {
             match self.pieces.next() {
                 None => return Ok(0),
