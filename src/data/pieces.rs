@@ -106,7 +106,7 @@ pub(super) fn cut(document: Result<Piece>, max_bytes: usize) -> impl Iterator<It
 /// The last place at which `text` can be cut without changing its tokens: before a single space between two characters that
 /// are no white space. GPT-2's pattern and BERT's both end a word there, and a tokenizer that puts a space before a text
 /// that has none finds one. Where there is no such space, after a single line feed between two such characters.
-fn seam(text: &str) -> Option<usize> {
+pub(super) fn seam(text: &str) -> Option<usize> {
     let stands_alone = |at: usize| {
         let solid = |character: Option<char>| character.is_some_and(|character| !character.is_whitespace());
         solid(text[..at].chars().next_back()) && solid(text[at + 1..].chars().next())

@@ -368,6 +368,27 @@ mod tests {
     }
 
     #[test]
+    fn of_a_long_text_the_beginning_is_what_the_whole_gives() {
+        let fixture = fixture();
+        // Words, then so many spaces that the first thousands of bytes have few tokens, then words again.
+        let long = ["a b c ".repeat(700), " ".repeat(5000), "c b ".repeat(9000)];
+        let texts = [long.concat(), long[1].clone() + &long[2], "x".repeat(70_000) + &long[0], long[2].clone()];
+        let file = fixture.folder.path().join("long.csv");
+        for (max_length, text) in
+            [5, 40, 300].into_iter().flat_map(|length| texts.iter().map(move |text| (length, text)))
+        {
+            fs::write(&file, format!("one\n\"{text}\"\n")).unwrap();
+            let columns = Columns { text: "one".into(), text_pair: None, label: None };
+            let table = Table::open(&[file.display().to_string()], DataFormat::Csv, columns).unwrap();
+            let rows = table.rows().collect::<Result<Vec<_>>>().unwrap();
+            let ids = fixture.tokenizer.encode_pieces(&[text]).unwrap().remove(0);
+            let expected = [&[2], &ids[..max_length - 2], &[3]].concat();
+            let encoder = fixture.tokenizer.row_encoder(max_length, false, false).unwrap();
+            assert_eq!(encoder.encode(&rows).unwrap()[0].ids, expected);
+        }
+    }
+
+    #[test]
     fn other_lengths_and_labels_are_other_keys() {
         let fixture = fixture();
         let scan = Scan::new(&fixture.table, true).unwrap();

@@ -17,6 +17,7 @@ use tokenizers::processors::roberta::RobertaProcessing;
 use tokenizers::{AddedToken, EncodeInput, Encoding, Model, PostProcessor, Token, TruncationParams};
 
 use super::corpus::Corpus;
+use super::pieces::seam;
 use super::table::Row;
 use crate::error::{Error, Result};
 use crate::squad::WindowEncoder;
@@ -42,6 +43,7 @@ pub struct Encoded {
 #[derive(Debug, Clone)]
 pub struct RowEncoder {
     inner: tokenizers::Tokenizer,
+    max_length: usize,
     hash: [u8; 32],
     has_types: bool,
 }
@@ -55,18 +57,38 @@ impl RowEncoder {
     /// # Errors
     /// The tokenizer's.
     pub fn encode(&self, rows: &[Row]) -> Result<Vec<Encoded>> {
-        let input = |row: &Row| match &row.text_pair {
-            Some(pair) => EncodeInput::Dual(row.text.clone().into(), pair.clone().into()),
-            None => EncodeInput::Single(row.text.clone().into()),
+        let input = |row: &Row| {
+            Ok(match &row.text_pair {
+                // Which side of a pair is cut further depends on the length of both.
+                Some(pair) => EncodeInput::Dual(row.text.clone().into(), pair.clone().into()),
+                None => EncodeInput::Single(self.beginning(&row.text)?.to_owned().into()),
+            })
         };
-        let inputs = rows.iter().map(input).collect::<Vec<_>>();
-        let encodings = self.inner.encode_batch_fast(inputs, true);
+        let inputs = rows.iter().collect::<Vec<_>>().into_maybe_par_iter().map(input);
+        let inputs = inputs.collect::<tokenizers::Result<Vec<_>>>();
+        let encodings = inputs.and_then(|inputs| self.inner.encode_batch_fast(inputs, true));
         let encodings = encodings.map_err(|error| Error::data(format!("tokenizer: {error}")))?;
         let encoded = encodings.iter().map(|encoding| Encoded {
             ids: encoding.get_ids().to_vec(),
             types: encoding.get_type_ids().iter().map(|kind| *kind as u8).collect(),
         });
         Ok(encoded.collect())
+    }
+
+    /// As much of `text` as has all tokens that a row can have: the library takes a hundred times the memory of a text, and of
+    /// a long one only the beginning stays.
+    fn beginning<'a>(&self, text: &'a str) -> tokenizers::Result<&'a str> {
+        // More than almost every text needs for its tokens.
+        let mut bytes = self.max_length.saturating_mul(32);
+        while bytes < text.len() {
+            let some = &text[..text.floor_char_boundary(bytes)];
+            let some = &some[..seam(some).unwrap_or(some.len())];
+            if self.inner.encode_fast(some, false)?.len() >= self.max_length {
+                return Ok(some);
+            }
+            bytes = bytes.saturating_mul(4);
+        }
+        Ok(text)
     }
 
     /// Whether token types are kept.
@@ -306,7 +328,7 @@ impl Tokenizer {
         let mut hash = Sha256::new();
         hash.update(self.hash);
         hash.update(format!("rows of {max_length}, pairs {pairs}, types {has_types}").as_bytes());
-        Ok(RowEncoder { inner, hash: hash.finalize().into(), has_types })
+        Ok(RowEncoder { inner, max_length, hash: hash.finalize().into(), has_types })
     }
 
     /// The id that stands for a masked token: `[MASK]` or `<mask>`.

@@ -1,6 +1,7 @@
 //! SQuAD's JSON files: articles, paragraphs, questions with their answers. `answer_start` counts characters (Unicode code
 //! points), as Python does.
 
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -90,8 +91,13 @@ fn read_as(files: &[PathBuf], answered: bool) -> Result<Vec<Question>> {
 
 fn read_file(path: &Path, answered: bool, questions: &mut Vec<Question>) -> Result<()> {
     let shown = path.display();
-    let bytes = std::fs::read(path).map_err(|error| Error::io(format!("read {shown}"), &error))?;
-    let file: File = serde_json::from_slice(&bytes).map_err(|error| {
+    let io = |error: std::io::Error| Error::io(format!("read {shown}"), &error);
+    let opened = BufReader::new(std::fs::File::open(path).map_err(io)?);
+    // As a stream: what is no SQuAD shows at its beginning, however large it is.
+    let file: File = serde_json::from_reader(opened).map_err(|error| {
+        if error.is_io() {
+            return io(error.into());
+        }
         Error::data(format!("{shown}: no SQuAD JSON: {error}"))
             .help("expected {\"version\": .., \"data\": [{\"paragraphs\": [{\"context\": .., \"qas\": [..]}]}]}")
     })?;
