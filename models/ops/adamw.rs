@@ -6,9 +6,11 @@ use std::collections::VecDeque;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, backend_extension};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use rayon::prelude::*;
 
+use super::Form;
+use super::contract::Contract;
 use super::flex::{self, FlexTensor};
 use super::list::TensorList;
 use super::simd::{fma, sum, vectorised};
@@ -71,8 +73,18 @@ pub struct Parameters {
 impl Parameters {
     /// Adds a parameter, its first and second moment, `[n]` each, and its gradient, all f32 and without autodiff; `kind` is
     /// the place of its [`Update`] among those of the call that follows.
+    ///
+    /// # Panics
+    /// For a gradient of another shape than the value's, for moments of another length than its elements, for another type
+    /// than f32 and for tensors on different devices.
     pub fn push<const D: usize>(&mut self, value: Tensor<D>, moments: [Tensor<1>; 2], grad: Tensor<D>, kind: usize) {
         let [exp_avg, exp_avg_sq] = moments;
+        let contract = Contract::new("adamw", Form::Fused, value.device());
+        let shape = value.dims();
+        contract.floats("value", &value, shape, DType::F32);
+        contract.floats("exp_avg", &exp_avg, [shape.iter().product()], DType::F32);
+        contract.floats("exp_avg_sq", &exp_avg_sq, [shape.iter().product()], DType::F32);
+        contract.floats("grad", &grad, shape, DType::F32);
         self.values.push(value);
         self.exp_avgs.push(exp_avg);
         self.exp_avg_sqs.push(exp_avg_sq);
@@ -85,12 +97,23 @@ impl Parameters {
         self.values.is_empty()
     }
 
+    /// Asks for a kind among `kinds` for each, and for one number to scale their gradients by.
+    #[track_caller]
+    pub(super) fn check(&self, kinds: usize, scale: &Tensor<1>) {
+        let contract = Contract::new("adamw", Form::Fused, scale.device());
+        contract.floats("scale", scale, [1], DType::F32);
+        let unknown = self.kinds.iter().find(|kind| **kind >= kinds);
+        contract.ensure(unknown.is_none(), "kind", format_args!("one of {kinds} updates"), unknown);
+    }
+
     /// All of them after the update that `updates` has for their kind, with their gradients times `scale`, `[1]`. The fused
     /// form; the plain one is `kiln::optim`'s composition.
     ///
     /// # Panics
-    /// On a device without fused kernels (see [`Ops::fused`](super::Ops::fused)).
+    /// For a parameter whose kind has no update and a scale of another length, and on a device without fused kernels (see
+    /// [`Ops::fused`](super::Ops::fused)).
     pub fn update(self, updates: &[Update], scale: &Tensor<1>) -> Updated {
+        self.check(updates.len(), scale);
         let (values, exp_avgs, exp_avg_sqs) = <Dispatch as AdamWOp>::update(
             self.values,
             self.exp_avgs,
@@ -128,6 +151,7 @@ pub fn updates_together(device: &Device) -> bool {
 /// # Panics
 /// For no tensor, and on a device without fused kernels.
 pub fn norm(tensors: TensorList) -> Tensor<1> {
+    assert!(!tensors.is_empty(), "norm: tensors: expected 1 tensor or more, got none");
     Tensor::from_dispatch(<Dispatch as AdamWOp>::norm(tensors))
 }
 

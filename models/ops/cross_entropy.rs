@@ -15,9 +15,10 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 use rayon::prelude::*;
 
+use super::contract::Contract;
 use super::flex::{self, FlexTensor, Matrix, Output};
 use super::simd::{exp_shifted, max, sum, vectorised};
 use super::{Form, Operator, Ops};
@@ -43,8 +44,14 @@ pub struct CrossEntropy {
 impl CrossEntropy {
     /// The sum over rows of `row_weight * (logsumexp(logits) - (1 - s) logits[target] - s mean(logits))`, `[1]`, where
     /// `logits = x weight^T + bias` and `s` is the label smoothing.
+    ///
+    /// # Panics
+    /// For tensors of other shapes than the fields', a label smoothing outside `[0, 1]` and, on the CPU, a target that is no
+    /// class; in the fused form for other types than the fields' and for tensors on different devices.
     pub fn sum(self, ops: Ops) -> Tensor<1> {
-        match ops.form(Operator::CrossEntropy) {
+        let form = ops.form(Operator::CrossEntropy);
+        self.check(form);
+        match form {
             Form::Plain => self.plain(),
             Form::Fused => {
                 let Self { x, weight, bias, target, row_weight, label_smoothing } = self;
@@ -60,6 +67,25 @@ impl CrossEntropy {
                 })
             }
         }
+    }
+
+    #[track_caller]
+    fn check(&self, form: Form) {
+        let contract = Contract::new("cross_entropy", form, self.x.device());
+        let ([rows, features], [classes, _]) = (contract.matrix("x", &self.x), contract.matrix("weight", &self.weight));
+        let dtype = contract.factor("x", &self.x);
+        contract.floats("x", &self.x, [rows, features], dtype);
+        contract.ensure(classes > 0, "weight", "1 class or more", self.weight.dims());
+        contract.floats("weight", &self.weight, [classes, features], dtype);
+        if let Some(bias) = &self.bias {
+            contract.floats("bias", bias, [classes], DType::F32);
+        }
+        contract.ids("target", &self.target, rows, classes);
+        if let Some(row_weight) = &self.row_weight {
+            contract.floats("row_weight", row_weight, [rows], DType::F32);
+        }
+        let smoothing = self.label_smoothing;
+        contract.ensure((0.0..=1.0).contains(&smoothing), "label_smoothing", "a part from 0 to 1", smoothing);
     }
 
     fn plain(self) -> Tensor<1> {

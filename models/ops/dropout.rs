@@ -13,17 +13,26 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
-use burn::tensor::{Device, Distribution, Int, Tensor};
+use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use rayon::prelude::*;
 
+use super::contract::Contract;
 use super::flex::{self, FlexTensor};
 use super::simd::{fma, vectorised};
 use super::{Form, Operator, Ops};
 
 /// Inverted dropout (Srivastava et al. 2014): each element is zeroed with probability `p` and the others are scaled by
 /// `1 / (1 - p)`. The identity unless `train`. `x`: `[n, features]`.
+///
+/// # Panics
+/// For a `p` outside `[0, 1)` and an `x` without features; in the fused form for another type than f32.
 pub fn dropout(x: Tensor<2>, p: f64, train: bool, ops: Ops) -> Tensor<2> {
-    match ops.form(Operator::Dropout) {
+    let form = ops.form(Operator::Dropout);
+    let contract = Contract::new("dropout", form, x.device());
+    let dims = contract.matrix("x", &x);
+    contract.floats("x", &x, dims, DType::F32);
+    contract.probability("p", p);
+    match form {
         Form::Plain => crate::layers::dropout(x, p, train),
         Form::Fused if !train || p == 0.0 => x,
         Form::Fused => {
@@ -34,6 +43,10 @@ pub fn dropout(x: Tensor<2>, p: f64, train: bool, ops: Ops) -> Tensor<2> {
 }
 
 /// `residual + dropout(x + bias)`: `x`, `residual` `[n, features]`, `bias` `[features]`; dropout as [`dropout`]'s.
+///
+/// # Panics
+/// For tensors of other shapes and a `p` outside `[0, 1)`; in the fused form for another type than f32 and for tensors on
+/// different devices.
 pub fn bias_dropout_residual(
     x: Tensor<2>,
     bias: Tensor<1>,
@@ -42,7 +55,14 @@ pub fn bias_dropout_residual(
     train: bool,
     ops: Ops,
 ) -> Tensor<2> {
-    match ops.form(Operator::Dropout) {
+    let form = ops.form(Operator::Dropout);
+    let contract = Contract::new("bias_dropout_residual", form, x.device());
+    let [rows, width] = contract.matrix("x", &x);
+    contract.floats("x", &x, [rows, width], DType::F32);
+    contract.floats("bias", &bias, [width], DType::F32);
+    contract.floats("residual", &residual, [rows, width], DType::F32);
+    contract.probability("p", p);
+    match form {
         Form::Plain => residual + crate::layers::dropout(x + bias.unsqueeze(), p, train),
         Form::Fused => {
             let p = if train { p } else { 0.0 };
@@ -62,7 +82,11 @@ thread_local! {
 /// `f`, in which dropout's seeds are not drawn from the device's generator but made of `base`: two whole numbers below 2^30,
 /// `[2]`, without autodiff, plus how many seeds were made before. So a captured step, which does the same again and again,
 /// draws anew when it finds other numbers in `base`.
+///
+/// # Panics
+/// For a `base` of another length.
 pub fn with_seeds<T>(base: Tensor<1, Int>, f: impl FnOnce() -> T) -> T {
+    Contract::new("with_seeds", Form::Fused, base.device()).tensor("base", &base, [2]);
     /// Ends it, also where `f` panics.
     struct End;
     impl Drop for End {

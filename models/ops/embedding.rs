@@ -9,9 +9,10 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, autodiff::Autodiff, backend_extension};
-use burn::tensor::{Int, Shape, Tensor};
+use burn::tensor::{DType, Int, Shape, Tensor};
 use rayon::prelude::*;
 
+use super::contract::Contract;
 use super::flex::{self, FlexTensor};
 use super::{Form, Operator, Ops};
 
@@ -19,9 +20,17 @@ use super::{Form, Operator, Ops};
 /// being looked up, as in torch's `Embedding`.
 ///
 /// # Panics
-/// For an id that the table does not have.
+/// For a table without features, a `padding_idx` that the table does not have and, on the CPU, an id that it does not have;
+/// in the fused form for another type than f32 and for tensors on different devices.
 pub fn embedding(table: Tensor<2>, ids: Tensor<1, Int>, padding_idx: Option<usize>, ops: Ops) -> Tensor<2> {
-    match ops.form(Operator::Embedding) {
+    let form = ops.form(Operator::Embedding);
+    let contract = Contract::new("embedding", form, table.device());
+    let [num, width] = contract.matrix("table", &table);
+    contract.floats("table", &table, [num, width], DType::F32);
+    contract.ids("ids", &ids, ids.dims()[0], num);
+    let known = padding_idx.is_none_or(|row| row < num);
+    contract.ensure(known, "padding_idx", format_args!("a row of {num}"), padding_idx);
+    match form {
         Form::Plain => plain(table, ids, padding_idx),
         Form::Fused => {
             let (table, ids) = (table.into_dispatch(), ids.into_dispatch());

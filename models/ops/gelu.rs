@@ -8,17 +8,26 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, autodiff::Autodiff, backend_extension};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use rayon::prelude::*;
 
+use super::contract::Contract;
 use super::flex::{self, FlexTensor};
 use super::simd::{exp, fma, normal_cdf_pdf, vectorised};
 use super::{Form, Operator, Ops};
 use crate::layers::Activation;
 
 /// `gelu(x + bias)`: `x [n, features]`, `bias [features]`, the form of GELU that `kind` names.
+///
+/// # Panics
+/// For tensors of other shapes; in the fused form for another type than f32 and for tensors on different devices.
 pub fn bias_gelu(x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> Tensor<2> {
-    match ops.form(Operator::Gelu) {
+    let form = ops.form(Operator::Gelu);
+    let contract = Contract::new("bias_gelu", form, x.device());
+    let [rows, width] = contract.matrix("x", &x);
+    contract.floats("x", &x, [rows, width], DType::F32);
+    contract.floats("bias", &bias, [width], DType::F32);
+    match form {
         Form::Plain => kind.forward(x + bias.unsqueeze()),
         Form::Fused => {
             let y = <Dispatch as GeluOp>::bias_gelu(x.into_dispatch(), bias.into_dispatch(), kind);
@@ -94,7 +103,8 @@ impl GeluKernel for Flex {
         let (x, bias) = (flex::row_major(x), flex::row_major(bias));
         let [rows, width] = flex::dims2(&x);
         let block = flex::block_rows(width) * width;
-        // SAFETY: the blocks of `out` and of `x` pair up, and `forward_rows` writes every element of its block.
+        // SAFETY: the blocks of `out` and of `x` pair up, and `forward_rows` writes every element of its block, whose rows are
+        // as long as the bias (`bias_gelu` has asked).
         let y = unsafe {
             flex::written(rows * width, |out| {
                 let blocks = out.par_chunks_mut(block).zip(flex::values(&x).par_chunks(block));

@@ -7,33 +7,54 @@ use std::any::Any;
 
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, backend_extension};
-use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use burn::tensor::kind::Basic;
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 
+use super::Form;
 use super::adamw::{self, Parameters, Update};
+use super::contract::Contract;
 use super::list::TensorList;
 
 /// Tensors that were written to, to be held.
 pub struct Written(#[allow(dead_code)] Box<dyn Any>); // nobody looks at them: holding them is the use
 
 /// `values` in the memory of `target`; the shapes are the same, both are without autodiff.
+///
+/// # Panics
+/// For tensors of different shapes, of different types or on different devices.
 pub fn overwrite<const D: usize>(target: &Tensor<D>, values: Tensor<D>) -> Written {
-    assert_eq!(target.dims(), values.dims(), "what overwrites a tensor has its shape");
+    same("overwrite", target, &values);
     let (target, values) = (target.clone().into_dispatch(), values.into_dispatch());
     Written(Box::new(<Dispatch as InPlaceOp>::overwrite(target, values)))
 }
 
 /// As [`overwrite`], for whole numbers.
+///
+/// # Panics
+/// As [`overwrite`].
 pub fn overwrite_ints<const D: usize>(target: &Tensor<D, Int>, values: Tensor<D, Int>) -> Written {
-    assert_eq!(target.dims(), values.dims(), "what overwrites a tensor has its shape");
+    same("overwrite_ints", target, &values);
     let (target, values) = (target.clone().into_dispatch(), values.into_dispatch());
     Written(Box::new(<Dispatch as InPlaceOp>::overwrite_ints(target, values)))
 }
 
 /// As [`overwrite`], for truth values.
+///
+/// # Panics
+/// As [`overwrite`].
 pub fn overwrite_bools<const D: usize>(target: &Tensor<D, Bool>, values: Tensor<D, Bool>) -> Written {
-    assert_eq!(target.dims(), values.dims(), "what overwrites a tensor has its shape");
+    same("overwrite_bools", target, &values);
     let (target, values) = (target.clone().into_dispatch(), values.into_dispatch());
     Written(Box::new(<Dispatch as InPlaceOp>::overwrite_bools(target, values)))
+}
+
+/// Asks for values of the shape, the type and the device of what they overwrite.
+#[track_caller]
+fn same<const D: usize, K: Basic>(operator: &'static str, target: &Tensor<D, K>, values: &Tensor<D, K>) {
+    let contract = Contract::new(operator, Form::Fused, target.device());
+    contract.tensor("values", values, target.dims());
+    let (expected, got) = (target.dtype(), values.dtype());
+    contract.ensure(got == expected, "values", format_args!("{expected:?}"), got);
 }
 
 /// The numbers of updates, a kind of parameter each, where the device can read them, so that a captured update can be told
@@ -62,7 +83,11 @@ impl DeviceUpdates {
 }
 
 /// [`Parameters::update`] in the memory of the parameters and their moments, by the numbers in `updates`.
+///
+/// # Panics
+/// For a parameter whose kind has no update, and a scale of another length.
 pub fn update(parameters: Parameters, updates: &DeviceUpdates, scale: &Tensor<1>) -> Written {
+    parameters.check(updates.0.dims()[0] / adamw::IDLE.len(), scale);
     let (scale, factors) = (scale.clone().into_dispatch(), updates.0.clone().into_dispatch());
     let Parameters { values, exp_avgs, exp_avg_sqs, grads, kinds } = parameters;
     let written = <Dispatch as InPlaceOp>::adamw(values, exp_avgs, exp_avg_sqs, grads, scale, factors, kinds);
@@ -70,7 +95,14 @@ pub fn update(parameters: Parameters, updates: &DeviceUpdates, scale: &Tensor<1>
 }
 
 /// `sums * by[0] + values * by[1]` in the memory of `sums`; both lists have the same shapes, `by` is `[2]`.
+///
+/// # Panics
+/// For lists of different shapes, and a `by` of another length.
 pub fn accumulate(sums: &TensorList, values: TensorList, by: &Tensor<1>) -> Written {
+    let contract = Contract::new("accumulate", Form::Fused, by.device());
+    contract.floats("by", by, [2], DType::F32);
+    let (expected, got) = (sums.shapes(), values.shapes());
+    contract.ensure(got == expected, "values", format_args!("shapes {expected:?}"), got);
     let by = by.clone().into_dispatch();
     Written(Box::new(<Dispatch as InPlaceOp>::accumulate(sums.clone(), values, by)))
 }

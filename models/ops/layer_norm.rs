@@ -10,9 +10,10 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 use rayon::prelude::*;
 
+use super::contract::Contract;
 use super::flex::{self, FlexTensor};
 use super::simd::{fma, sum, sum_pairs, vectorised};
 use super::{Form, Operator, Ops};
@@ -21,6 +22,9 @@ use super::{Form, Operator, Ops};
 /// and the biased variance, as torch's.
 ///
 /// `x`, `residual`: `[n, features]`; `weight`, `bias`: `[features]`; `eps` is added to the variance.
+///
+/// # Panics
+/// For tensors of other shapes; in the fused form for another type than f32 and for tensors on different devices.
 pub fn layer_norm(
     x: Tensor<2>,
     residual: Option<Tensor<2>>,
@@ -29,7 +33,16 @@ pub fn layer_norm(
     eps: f64,
     ops: Ops,
 ) -> Tensor<2> {
-    match (ops.form(Operator::LayerNorm), residual) {
+    let form = ops.form(Operator::LayerNorm);
+    let contract = Contract::new("layer_norm", form, x.device());
+    let [rows, width] = contract.matrix("x", &x);
+    contract.floats("x", &x, [rows, width], DType::F32);
+    if let Some(residual) = &residual {
+        contract.floats("residual", residual, [rows, width], DType::F32);
+    }
+    contract.floats("weight", &weight, [width], DType::F32);
+    contract.floats("bias", &bias, [width], DType::F32);
+    match (form, residual) {
         (Form::Plain, None) => plain(x, weight, bias, eps),
         (Form::Plain, Some(residual)) => plain(x + residual, weight, bias, eps),
         (Form::Fused, residual) => {

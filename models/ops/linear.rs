@@ -8,15 +8,23 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use rayon::prelude::*;
 
+use super::contract::Contract;
 use super::flex::{self, FlexTensor, Matrix, Output};
 use super::{Form, Operator, Ops};
 
 /// `x W + b`: `x [n, in]`, `weight [in, out]`, `bias [out]` -> `[n, out]`.
+///
+/// # Panics
+/// For tensors of other shapes; in the fused form for another type than f32 and for tensors on different devices.
 pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, ops: Ops) -> Tensor<2> {
-    match ops.form(Operator::Linear) {
+    let form = ops.form(Operator::Linear);
+    let contract = Contract::new("linear", form, x.device());
+    let width = factors(&contract, &x, &weight);
+    contract.floats("bias", &bias, [width], DType::F32);
+    match form {
         Form::Plain => x.matmul(weight) + bias.unsqueeze(),
         Form::Fused => {
             let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
@@ -26,14 +34,28 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, ops: Ops) -> Ten
 }
 
 /// `x W`: `x [n, in]`, `weight [in, out]` -> `[n, out]`.
+///
+/// # Panics
+/// As [`linear`].
 pub fn product(x: Tensor<2>, weight: Tensor<2>, ops: Ops) -> Tensor<2> {
-    match ops.form(Operator::Linear) {
+    let form = ops.form(Operator::Linear);
+    factors(&Contract::new("product", form, x.device()), &x, &weight);
+    match form {
         Form::Plain => x.matmul(weight),
         Form::Fused => {
             let y = <Dispatch as LinearOp>::product(x.into_dispatch(), weight.into_dispatch());
             Tensor::from_dispatch(y)
         }
     }
+}
+
+/// Asks for factors that can be multiplied; the width of their product.
+#[track_caller]
+fn factors(contract: &Contract, x: &Tensor<2>, weight: &Tensor<2>) -> usize {
+    let ([rows, inner], [_, width]) = (contract.matrix("x", x), contract.matrix("weight", weight));
+    contract.floats("x", x, [rows, inner], DType::F32);
+    contract.floats("weight", weight, [inner, width], DType::F32);
+    width
 }
 
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
@@ -160,7 +182,7 @@ impl LinearKernel for Flex {
     fn forward(x: FlexTensor, weight: FlexTensor, bias: FlexTensor) -> FlexTensor {
         let (x, weight, bias) = (flex::row_major(x), flex::row_major(weight), flex::row_major(bias));
         let ([rows, _], [_, width]) = (flex::dims2(&x), flex::dims2(&weight));
-        // SAFETY: every row is `width` long, as the bias is, and is written whole.
+        // SAFETY: every row is `width` long, as the bias is (`linear` has asked), and is written whole.
         let mut y = unsafe {
             flex::written(rows * width, |out| {
                 out.par_chunks_exact_mut(width).with_min_len(flex::block_rows(width)).for_each(|row| {

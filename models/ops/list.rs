@@ -4,10 +4,13 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{
     Backend, BackendTensor, Dispatch, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, ExtensionType,
+    TensorMetadata,
 };
-use burn::tensor::Tensor;
+#[cfg(feature = "compiler")]
+use burn::tensor::Shape;
+use burn::tensor::{DType, Tensor};
 
-/// Tensors of any rank, f32, without autodiff, on one device.
+/// Tensors of any rank, f32, on one device.
 #[derive(Debug, Clone)]
 pub struct TensorList<B: Backend = Dispatch>(pub(super) Vec<FloatTensor<B>>);
 
@@ -20,8 +23,24 @@ impl<B: Backend> Default for TensorList<B> {
 
 impl TensorList {
     /// Appends `tensor`.
+    ///
+    /// # Panics
+    /// For another type than f32, and for a tensor on another device than those before it.
     pub fn push<const D: usize>(&mut self, tensor: Tensor<D>) {
-        self.0.push(tensor.into_dispatch());
+        let dtype = tensor.dtype();
+        assert!(dtype == DType::F32, "list of tensors: expected F32, got {dtype:?}");
+        let tensor = tensor.into_dispatch();
+        if let Some(first) = self.0.first() {
+            let (expected, got) = (first.device(), tensor.device());
+            assert!(got == expected, "list of tensors: expected a tensor on {expected:?}, got one on {got:?}");
+        }
+        self.0.push(tensor);
+    }
+
+    /// The shape of each.
+    #[cfg(feature = "compiler")]
+    pub(super) fn shapes(&self) -> Vec<Shape> {
+        self.0.iter().map(TensorMetadata::shape).collect()
     }
 
     /// Whether there is none.

@@ -4,10 +4,12 @@
 //!
 //! One file is one operator: its public function, the plain composition, the operator as Burn's backend extension (which
 //! ties the kernel into autodiff), and the CPU kernel. A trait `...Kernel` names what a backend must supply: Flex, and in
-//! the compiled engine wgpu and CUDA, whose kernels are in `cube`.
+//! the compiled engine wgpu and CUDA, whose kernels are in `cube`. Every public function checks its arguments (`contract`)
+//! before a kernel sees them, and panics where they do not fit together: that is a mistake of the caller's, not of a user's.
 
 pub mod adamw;
 pub mod attention;
+mod contract;
 pub mod cross_entropy;
 #[cfg(feature = "compiler")]
 mod cube;

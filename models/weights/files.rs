@@ -1,7 +1,7 @@
 //! Reads the weight files of a Hugging Face folder: `model.safetensors` or `pytorch_model.bin`, single or sharded with an
 //! index. Headers are checked before anything is trusted; values come out as f32, whatever the file stores.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -63,15 +63,15 @@ impl Checkpoint {
         let Some(map) = json.get("weight_map").and_then(Value::as_object) else {
             return Err(bad("expected an object \"weight_map\" from tensor names to files".into()));
         };
-        let mut files = Vec::<String>::new();
+        let (mut files, mut positions) = (Vec::<&str>::new(), HashMap::new());
         for (name, file) in map {
             let Some(file) = file.as_str().filter(|file| !file.contains(['/', '\\']) && *file != "..") else {
                 return Err(bad(format!(
                     "weight_map.{name}: expected the name of a file beside the index, got {file}"
                 )));
             };
-            let position = files.iter().position(|known| known == file).unwrap_or_else(|| {
-                files.push(file.to_string());
+            let position = *positions.entry(file).or_insert_with(|| {
+                files.push(file);
                 files.len() - 1
             });
             self.index.insert(name.clone(), position);
@@ -80,7 +80,7 @@ impl Checkpoint {
             self.shards.push(Shard::open(&index.with_file_name(file))?);
         }
         for (name, &shard) in &self.index {
-            if !self.shards[shard].names().contains(name) {
+            if !self.shards[shard].holds(name) {
                 return Err(bad(format!("says that {name} is in {}, which does not hold it", files[shard])));
             }
         }
@@ -162,10 +162,17 @@ impl Shard {
         Ok(Self::Safetensors { path: path.into(), data_start: 8 + header, map, metadata })
     }
 
-    fn names(&self) -> BTreeSet<String> {
+    fn names(&self) -> Vec<String> {
         match self {
             Self::Safetensors { metadata, .. } => metadata.tensors().into_keys().collect(),
-            Self::Pytorch { reader, .. } => reader.keys().into_iter().collect(),
+            Self::Pytorch { reader, .. } => reader.keys(),
+        }
+    }
+
+    fn holds(&self, name: &str) -> bool {
+        match self {
+            Self::Safetensors { metadata, .. } => metadata.info(name).is_some(),
+            Self::Pytorch { reader, .. } => reader.get(name).is_some(),
         }
     }
 }

@@ -172,9 +172,11 @@ fn transposed(values: Values) -> Values {
     Values { shape: vec![columns, rows], data }
 }
 
-/// `: a, b, c and 12 more`
+/// Names in a message: whoever wrote the file says how many there are.
+const SHOWN: usize = 6;
+
+/// ` (a, b, c and 12 more)`
 fn listed(names: &[String]) -> String {
-    const SHOWN: usize = 6;
     if names.is_empty() {
         return String::new();
     }
@@ -200,17 +202,24 @@ impl ModuleMapper for Fill {
 
 /// Groups a report's names by their first segment, for a short printed summary.
 impl LoadReport {
-    /// One line per kind: `new head: classifier.* (2 tensors)`, `unused: cls.* (7 tensors)`. Empty when all fitted.
+    /// One line per group of names: `in the checkpoint, unused: cls.* (7 tensors)`, and one for all groups behind the first few.
+    /// Empty when all fitted.
     pub fn lines(&self) -> Vec<String> {
+        let tensors = |count: usize| format!("{count} tensor{}", if count == 1 { "" } else { "s" });
         let mut lines = Vec::new();
         for (kind, names) in [("new, not in the checkpoint", &self.new), ("in the checkpoint, unused", &self.unused)] {
             let mut groups = BTreeMap::<&str, usize>::new();
             for name in names {
                 *groups.entry(name.split('.').next().unwrap_or(name)).or_default() += 1;
             }
-            lines.extend(groups.into_iter().map(|(group, count)| {
-                format!("{kind}: {group}.* ({count} tensor{})", if count == 1 { "" } else { "s" })
-            }));
+            let shown = groups.iter().take(SHOWN);
+            lines.extend(
+                shown.map(|(group, count)| format!("{kind}: {}.* ({})", group.escape_debug(), tensors(*count))),
+            );
+            if groups.len() > SHOWN {
+                let rest = groups.values().skip(SHOWN).sum();
+                lines.push(format!("{kind}: {} more groups of names ({})", groups.len() - SHOWN, tensors(rest)));
+            }
         }
         lines
     }

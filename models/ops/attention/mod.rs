@@ -12,6 +12,7 @@ use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
 use burn::tensor::{Bool, Device, Tensor};
 
+use super::contract::Contract;
 use super::dropout::seed_for;
 use super::flex::FlexTensor;
 use super::{Form as OpForm, Operator, Ops};
@@ -41,6 +42,10 @@ pub enum Qkv {
 pub struct Mask {
     form: Form,
     is_causal: bool,
+    /// Tokens of a sequence.
+    seq: usize,
+    /// How many sequences it is for; none for any number.
+    batch: Option<usize>,
     asked: Option<FirstTokens>,
 }
 
@@ -55,7 +60,16 @@ enum Form {
 impl Mask {
     /// A mask for sequences of `seq` tokens: with `causal` no query sees a later key; `attention_mask [batch, seq]` (true =
     /// attend) hides padding. A query that sees no key at all attends evenly to all of them, as in `transformers`.
+    ///
+    /// # Panics
+    /// For no token, and for an `attention_mask` of another length.
     pub fn new(seq: usize, causal: bool, attention_mask: Option<Tensor<2, Bool>>, device: &Device, ops: Ops) -> Self {
+        let contract = Contract::new("attention", ops.form(Operator::Attention), device.clone());
+        contract.ensure(seq > 0, "seq", "1 token or more", seq);
+        let batch = attention_mask.as_ref().map(|mask| mask.dims()[0]);
+        if let (Some(mask), Some(batch)) = (&attention_mask, batch) {
+            contract.tensor("attention_mask", mask, [batch, seq]);
+        }
         let form = match (ops.form(Operator::Attention), causal, attention_mask) {
             (OpForm::Fused, _, Some(keys)) => Form::Fused { rows: Rows::Padded, keys },
             (OpForm::Fused, _, None) => Form::Fused { rows: Rows::Full, keys: Tensor::full([1, 1], true, device) },
@@ -67,14 +81,15 @@ impl Mask {
                 Form::Plain(Some(padding_mask(mask).expand(shape).bool_or(causal)))
             }
         };
-        Self { form, is_causal: causal, asked: None }
+        Self { form, is_causal: causal, seq, batch, asked: None }
     }
 
     /// A mask for rows of which only those that `attention_mask [batch, seq]` (true = attend) shows are there, one sequence
     /// after the other: each attends to all of its own sequence. The fused form on the CPU alone.
     pub(crate) fn unpadded(attention_mask: Tensor<2, Bool>) -> Self {
+        let [batch, seq] = attention_mask.dims();
         let form = Form::Fused { rows: Rows::Unpadded, keys: attention_mask };
-        Self { form, is_causal: false, asked: None }
+        Self { form, is_causal: false, seq, batch: Some(batch), asked: None }
     }
 
     /// The same mask, where the last layer has the queries of the first tokens alone.
@@ -120,16 +135,55 @@ impl Attention {
     /// the mask's.
     ///
     /// # Panics
-    /// For a number of queries that [`Qkv::Separate`] does not allow.
+    /// For sizes that do not fit together: those of the tensors, of the mask, and the fields of this; in the fused form for
+    /// tensors of different types, of another than f32, f16 and bf16, or on different devices.
     pub fn forward(self, qkv: Qkv, mask: &Mask) -> Tensor<2> {
-        if let Qkv::Separate { query, key, .. } = &qkv {
-            let [queries, keys] = [query, key].map(|x| x.dims()[0]);
-            let one_each = queries == self.batch && !mask.is_causal;
-            assert!(queries == keys || one_each, "{queries} queries for {keys} keys of {} sequences", self.batch);
-        }
+        self.check(&qkv, mask);
         match &mask.form {
             Form::Plain(hidden) => self.plain(qkv, hidden.clone()),
             Form::Fused { rows, keys } => self.fused(qkv, mask.is_causal, *rows, keys.clone()),
+        }
+    }
+
+    #[track_caller]
+    fn check(self, qkv: &Qkv, mask: &Mask) {
+        let Self { batch, heads, .. } = self;
+        let form = match mask.form {
+            Form::Plain(_) => OpForm::Plain,
+            Form::Fused { .. } => OpForm::Fused,
+        };
+        let first = match qkv {
+            Qkv::Packed(qkv) | Qkv::Separate { query: qkv, .. } => qkv,
+        };
+        let contract = Contract::new("attention", form, first.device());
+        contract.ensure(batch > 0, "batch", "1 sequence or more", batch);
+        contract.ensure(heads > 0, "heads", "1 head or more", heads);
+        contract.probability("dropout", self.dropout);
+        let dtype = contract.factor("query", first);
+        let keys = match qkv {
+            Qkv::Packed(qkv) => {
+                let [rows, width] = contract.matrix("qkv", qkv);
+                let expected = format_args!("a width that 3 x {heads} heads divide");
+                contract.ensure(width.is_multiple_of(3 * heads), "qkv", expected, [rows, width]);
+                rows
+            }
+            Qkv::Separate { query, key, value } => {
+                let ([queries, width], [rows, _]) = (contract.matrix("query", query), key.dims());
+                let expected = format_args!("a width that {heads} heads divide");
+                contract.ensure(width.is_multiple_of(heads), "query", expected, [queries, width]);
+                contract.floats("key", key, [rows, width], dtype);
+                contract.floats("value", value, [rows, width], dtype);
+                let one_each = queries == batch && !mask.is_causal;
+                let expected = format_args!("{rows} rows, as there are keys, or without a causal mask {batch}");
+                contract.ensure(queries == rows || one_each, "query", expected, [queries, width]);
+                rows
+            }
+        };
+        contract.ensure(mask.batch.is_none_or(|of| of == batch), "mask", format_args!("{batch} sequences"), mask.batch);
+        // Where the rows of padding are not there, the kernel counts those that are: the mask is on the device.
+        if !matches!(mask.form, Form::Fused { rows: Rows::Unpadded, .. }) {
+            let expected = format_args!("{batch} x {} rows, as the mask has", mask.seq);
+            contract.ensure(keys == batch * mask.seq, "key", expected, keys);
         }
     }
 

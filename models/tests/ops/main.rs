@@ -4,6 +4,7 @@
 
 mod adamw;
 mod attention;
+mod contract;
 mod cross_entropy;
 mod dropout;
 mod embedding;
