@@ -151,6 +151,11 @@ impl std::error::Error for Error {}
 
 /// The candidate nearest to `given`, for "did you mean" hints; none if nothing is close.
 pub fn nearest<'a>(given: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    // Comparing takes the product of the two lengths, and nothing that long is a slip in a name.
+    const LONGEST: usize = 100;
+    if given.len() > LONGEST {
+        return None;
+    }
     candidates
         .into_iter()
         .map(|candidate| {

@@ -2,7 +2,7 @@
 //! puts older spellings under their present names and refuses keys that no section has. What comes out is given to
 //! serde.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use serde::de::{DeserializeOwned, Deserializer, Visitor};
 use toml::de::{DeTable, DeValue};
@@ -69,7 +69,7 @@ pub(crate) struct Document {
     /// The sections and their keys.
     pub(crate) table: Table,
     /// By full key: where it was written and, if it was another spelling, how.
-    places: HashMap<String, (Place, Option<String>)>,
+    places: BTreeMap<String, (Place, Option<String>)>,
 }
 
 /// The keys of `[trainer]` that each set the length of the run.
@@ -90,7 +90,7 @@ impl Document {
                 .help("the file is TOML: [section], then key = value; text values stand in quotes")
         })?;
         let written: Table = text.parse().map_err(|error| Error::config(format!("{origin}: {error}")))?;
-        let mut document = Self { origin: origin.to_owned(), table: Table::new(), places: HashMap::new() };
+        let mut document = Self { origin: origin.to_owned(), table: Table::new(), places: BTreeMap::new() };
         for (section, value) in written {
             if TOP_LEVEL.contains(&section.as_str()) {
                 document.insert_written("", &section, value, &lines)?;
@@ -120,12 +120,17 @@ impl Document {
     }
 
     /// Takes a key from the file; two spellings of the same key there are refused.
-    fn insert_written(&mut self, section: &str, key: &str, value: Value, lines: &HashMap<String, usize>) -> Result<()> {
+    fn insert_written(
+        &mut self,
+        section: &str,
+        key: &str,
+        value: Value,
+        lines: &BTreeMap<String, usize>,
+    ) -> Result<()> {
         let written = full_key(section, key);
         let prefix = format!("{written}.");
-        for (nested, line) in lines.iter().filter(|(nested, _)| nested.starts_with(&prefix)) {
-            self.places.insert(nested.clone(), (Place::Line(*line), None));
-        }
+        let nested = lines.range(prefix.clone()..).take_while(|(nested, _)| nested.starts_with(&prefix));
+        self.places.extend(nested.map(|(nested, line)| (nested.clone(), (Place::Line(*line), None))));
         let here = Place::Line(lines.get(&written).copied().unwrap_or(1));
         // If another spelling of this very key came first, its record stays: the message below names both.
         self.places.entry(written.clone()).or_insert((here.clone(), None));
@@ -159,6 +164,12 @@ impl Document {
         let path: Vec<&str> = path.split('.').map(str::trim).collect();
         let (section, key, nested) = match path.as_slice() {
             [key] if TOP_LEVEL.contains(key) => (&"", key, &[][..]),
+            [key, ..] if TOP_LEVEL.contains(key) => {
+                let complaint = Complaint::new(key, "expected a value, got keys under it");
+                return Err(
+                    Error::from(complaint.help(format!("write --set {key}=VALUE"))).at(format_args!("--set {text}"))
+                );
+            }
             [section, key, nested @ ..] if !path.iter().any(|part| part.is_empty()) => (section, key, nested),
             _ => return Err(malformed()),
         };
@@ -180,7 +191,8 @@ impl Document {
             };
             let full = full_key(section, key);
             // What the file says about this key no longer counts, nor where it said it.
-            self.places.retain(|place, _| !place.starts_with(&format!("{full}.")));
+            let prefix = format!("{full}.");
+            self.places.retain(|place, _| !place.starts_with(&prefix));
             self.displace_length(&full, &value);
             self.section(section).insert(key.to_owned(), value);
             let spelling = (full != written).then_some(written);
@@ -309,19 +321,20 @@ impl Document {
     }
 
     /// The line of every key in `text`, by full key.
-    fn lines(text: &str) -> std::result::Result<HashMap<String, usize>, toml::de::Error> {
-        fn walk(text: &str, prefix: &str, table: &DeTable<'_>, lines: &mut HashMap<String, usize>) {
+    fn lines(text: &str) -> std::result::Result<BTreeMap<String, usize>, toml::de::Error> {
+        fn walk(ends: &[usize], prefix: &str, table: &DeTable<'_>, lines: &mut BTreeMap<String, usize>) {
             for (key, value) in table {
                 let full = format!("{prefix}{}", key.get_ref());
-                let before = text.get(..Spanned::span(key).start).unwrap_or_default();
-                lines.insert(full.clone(), before.matches('\n').count() + 1);
+                let start = Spanned::span(key).start;
                 if let DeValue::Table(inner) = value.get_ref() {
-                    walk(text, &format!("{full}."), inner, lines);
+                    walk(ends, &format!("{full}."), inner, lines);
                 }
+                lines.insert(full, ends.partition_point(|end| *end < start) + 1);
             }
         }
-        let mut lines = HashMap::new();
-        walk(text, "", DeTable::parse(text)?.get_ref(), &mut lines);
+        let ends = text.match_indices('\n').map(|(end, _)| end).collect::<Vec<_>>();
+        let mut lines = BTreeMap::new();
+        walk(&ends, "", DeTable::parse(text)?.get_ref(), &mut lines);
         Ok(lines)
     }
 }

@@ -5,6 +5,7 @@
 pub mod blocks;
 pub mod collate;
 pub mod corpus;
+pub(crate) mod guard;
 pub mod labels;
 pub mod learned;
 #[cfg(test)]

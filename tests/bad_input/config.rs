@@ -220,3 +220,58 @@ fn evaluation_and_generation_need_their_inputs() {
     let long = format!("generation.prompt={}", "fn let use mod ".repeat(20));
     place.refused("text.toml", &[&long], 2, &["generation.prompt", "16 positions"]);
 }
+
+#[test]
+fn values_are_no_tables_and_tables_no_values() {
+    let place = Place::new();
+    place.write("precise.toml", format!("precision = \"f32\"\n{}", crate::common::place::TEXT));
+    for file in ["text.toml", "precise.toml"] {
+        for (set, parts) in [
+            ("precision.x=1", &["--set precision.x=1: precision: expected a value, got keys under it"][..]),
+            ("precision.x.y=1", &["precision: expected a value, got keys under it", "write --set precision=VALUE"]),
+            ("precision={x=1}", &["--set precision={x=1}: precision: expected"]),
+            ("precision=[1]", &["precision: expected"]),
+            ("precision=1", &["precision: expected"]),
+            ("precision.=1", &["precision"]),
+            (".precision=1", &["expected section.key=value"]),
+            ("run.output_dir.x=1", &["run.output_dir is \"run\", not a table"]),
+            ("data.train.0=x", &["data.train is [\"text/*.txt\"], not a table"]),
+            ("data.train.x.y=1", &["not a table"]),
+            ("model.kind.x=1", &["model.kind is \"gpt2\", not a table"]),
+            ("model.n_layer={x=1}", &["n_layer", "expected a whole number"]),
+            ("trainer={max_steps=1}", &["expected section.key=value"]),
+            ("trainer.max_steps.x=1", &["trainer.max_steps is 2, not a table"]),
+            ("trainer.max_steps=[1]", &["trainer.max_steps: expected a whole number"]),
+            ("trainer.learning_rate={a={b=1}}", &["trainer.learning_rate: expected a number, got a table"]),
+            ("trainer.fp16.x=1", &["trainer.fp16: unknown key"]),
+            ("trainer.lr_scheduler_kwargs=1", &["trainer.lr_scheduler_kwargs"]),
+            ("trainer.\"max_steps\"=1", &["trainer.\"max_steps\": unknown key"]),
+            ("trainer..max_steps=1", &["expected section.key=value"]),
+            ("trainer.=1", &["expected section.key=value"]),
+            ("=1", &["expected section.key=value"]),
+            (".=1", &["expected section.key=value"]),
+            ("trainer.été=1", &["trainer.été: unknown key"]),
+            ("中.x=1", &["中: unknown section"]),
+        ] {
+            place.refused(file, &[set], 2, parts);
+        }
+    }
+}
+
+#[test]
+fn a_hundred_thousand_keys_take_no_longer_than_reading_them() {
+    let place = Place::new();
+    let keys = |prefix: &str| (0..100_000).map(|i| format!("{prefix}{i} = {i}\n")).collect::<String>();
+    let begun = std::time::Instant::now();
+    place.write("trainer.toml", format!("{}{}", crate::common::place::TEXT, keys("unknown_")));
+    place.refused("trainer.toml", &[], 2, &["trainer.toml:21: trainer.unknown_0: unknown key"]);
+    place.write("model.toml", format!("{}[model.extra]\n{}", crate::common::place::TEXT, keys("x.y.a_")));
+    place.refused("model.toml", &[], 2, &["extra"]);
+    place.write("sections.toml", format!("{}{}", keys("top_"), crate::common::place::TEXT));
+    place.refused("sections.toml", &[], 2, &["sections.toml:1: top_0: unknown section or top-level key"]);
+    let name = "n".repeat(1_000_000);
+    place.write("long.toml", format!("{}{name} = 1\n", crate::common::place::TEXT));
+    place.refused("long.toml", &[], 2, &["unknown key"]);
+    // Eight processes; looking for every key in all others took a minute each.
+    assert!(begun.elapsed().as_secs() < 60, "{:?}", begun.elapsed());
+}

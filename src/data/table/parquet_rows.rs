@@ -4,17 +4,30 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
 use parquet::schema::types::Type;
 
 use super::{Cell, Columns, Place, Row, Rows, not_text};
+use crate::data::guard::caught;
 use crate::error::{Error, Result};
 
-/// The rows of `file`.
+/// The rows of `file`. Values that do not fit together make the library panic.
 pub(super) fn rows(file: &Path, columns: &Columns) -> Result<Rows> {
     let path: Arc<Path> = file.into();
+    let mut rows = Some(caught(|| open(&path, columns)).unwrap_or_else(|panic| Err(damaged(&path, &panic)))?);
+    Ok(Box::new(std::iter::from_fn(move || {
+        let row = caught(|| rows.as_mut()?.next()).unwrap_or_else(|panic| Some(Err(damaged(&path, &panic))));
+        // What has panicked is not asked again.
+        if !matches!(row, Some(Ok(_))) {
+            rows = None;
+        }
+        row
+    })))
+}
+
+fn open(path: &Arc<Path>, columns: &Columns) -> Result<Rows> {
+    let (file, path) = (&**path, path.clone());
     let opened = File::open(file).map_err(|error| Error::io(format!("read {}", file.display()), &error))?;
     let reader = SerializedFileReader::new(opened).map_err(|error| {
         Error::data(format!("{}: not a whole parquet file: {error}", file.display()))
@@ -77,6 +90,6 @@ fn cell(name: &str, field: &Field) -> Result<Cell> {
     })
 }
 
-fn damaged(file: &Arc<Path>, error: &ParquetError) -> Error {
+fn damaged(file: &Path, error: &dyn std::fmt::Display) -> Error {
     Error::data(format!("{}: damaged parquet file: {error}", file.display()))
 }
