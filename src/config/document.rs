@@ -47,7 +47,8 @@ impl Complaint {
 
 impl From<Complaint> for Error {
     fn from(complaint: Complaint) -> Self {
-        let error = Self::config(format!("{}: {}", complaint.key, complaint.message));
+        let key = if complaint.key.is_empty() { "\"\"" } else { &complaint.key };
+        let error = Self::config(format!("{key}: {}", complaint.message));
         match complaint.help {
             Some(help) => error.help(help),
             None => error,
@@ -97,16 +98,15 @@ impl Document {
                 continue;
             }
             let line = Place::Line(lines.get(&section).copied().unwrap_or(1));
-            let Value::Table(keys) = value else {
-                document.places.insert(section.clone(), (line, None));
-                let complaint = if sections().contains(&section.as_str()) {
-                    Complaint::new(&section, format!("expected a section [{section}], got {}", shown(&value)))
-                } else {
-                    unknown_section(&section)
-                };
-                return Err(document.locate(complaint));
-            };
             document.places.insert(section.clone(), (line, None));
+            let keys = match value {
+                _ if !sections().contains(&section.as_str()) => return Err(document.locate(unknown_section(&section))),
+                Value::Table(keys) => keys,
+                value => {
+                    let message = format!("expected a section [{section}], got {}", shown(&value));
+                    return Err(document.locate(Complaint::new(&section, message)));
+                }
+            };
             document.table.entry(section.as_str()).or_insert_with(|| Value::Table(Table::new()));
             for (key, value) in keys {
                 document.insert_written(&section, &key, value, &lines)?;

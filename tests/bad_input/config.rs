@@ -259,6 +259,17 @@ fn values_are_no_tables_and_tables_no_values() {
 }
 
 #[test]
+fn a_section_without_a_name_is_none() {
+    let place = Place::new();
+    for keys in ["precision = \"bf16\"", "trainer = 1", "prompt = 1"] {
+        place.write("unnamed.toml", format!("[\"\"]\n{keys}\n{}", crate::common::place::TEXT));
+        let said = &["unnamed.toml:1: \"\": unknown section or top-level key"];
+        place.refused("unnamed.toml", &[], 2, said);
+        place.refused("unnamed.toml", &["prompt.precision=-1"], 2, said);
+    }
+}
+
+#[test]
 fn a_hundred_thousand_keys_take_no_longer_than_reading_them() {
     let place = Place::new();
     let keys = |prefix: &str| (0..100_000).map(|i| format!("{prefix}{i} = {i}\n")).collect::<String>();

@@ -88,7 +88,7 @@ pub(super) fn rows(
     let [rows, classes] = dims2(&logits);
     let losses = empty(&logits, [rows]);
     let (count, dim) = by_row(&logits, rows);
-    // SAFETY: a cube reads and writes its own row, if there is one; a target is below `classes`, as the batch has made sure.
+    // SAFETY: a cube reads and writes its own row, if there is one, whatever the targets are.
     unsafe {
         loss_rows::launch_unchecked(
             &logits.client,
@@ -130,7 +130,7 @@ fn loss_rows(
     let start = row * classes;
     let end = start + classes;
     let first = start + UNIT_POS as usize;
-    let right = start + usize::cast_from(target[row]);
+    let right = start + min(usize::cast_from(target[row]), classes - 1); // no target reads another row, or beyond the last
     let right_logit = logits[right] + bias[right - start];
     let mut largest = right_logit;
     let mut i = first;
