@@ -94,7 +94,9 @@ fn killed_at_its_beginning_it_begins_again() {
     let set = [&set[..], &["--set", "trainer.save_strategy=no", "--set", "trainer.report_to=tensorboard"]].concat();
     let names = || {
         let entries = std::fs::read_dir(folder.path().join("run")).into_iter().flatten();
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<std::collections::BTreeSet<_>>()
+        entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect::<std::collections::BTreeSet<_>>()
     };
     let mut states = std::collections::BTreeMap::new();
     for kill in 0..kills {
@@ -108,7 +110,9 @@ fn killed_at_its_beginning_it_begins_again() {
         signal(&child, "-KILL");
         let output = child.wait_with_output().unwrap();
         assert!(planned && output.status.code().is_none(), "{how}: {:?}: {}", names(), text(&output));
-        *states.entry(names().iter().map(|name| name.rsplit('.').next().unwrap().to_owned()).collect::<Vec<_>>().join(" ")).or_insert(0) += 1;
+        *states
+            .entry(names().iter().map(|name| name.rsplit('.').next().unwrap().to_owned()).collect::<Vec<_>>().join(" "))
+            .or_insert(0) += 1;
         if kill % 7 == 6 {
             // From an empty place again.
             let _ = std::fs::remove_dir_all(folder.path().join("run"));

@@ -213,7 +213,7 @@ fn what_kiln_has_not_written_is_never_removed() {
         }
     };
     let before = weights(&place, "run");
-    let overwrite = ["run.on_existing=overwrite", "trainer.seed=7"];
+    let overwrite = ["run.on_existing=overwrite", "trainer.seed=7", "trainer.lr_scheduler_type=constant"];
     let output = place.config("train", "rows.toml", &overwrite).output().unwrap();
     let text = common::text(&output);
     assert!(output.status.success() && text.contains("kept, since Kiln has not written them: "), "{text}");
@@ -222,7 +222,8 @@ fn what_kiln_has_not_written_is_never_removed() {
     assert_eq!(place.listing("run/tensorboard"), ["mine.tfevents"], "curves of the run before are gone");
     assert_eq!(place.listing("run/model/onnx"), ["model.onnx"]);
     // A model that takes the place of another leaves what was added to that.
-    place.train("rows.toml", &["run.on_existing=resume", "trainer.seed=7", "trainer.lr_scheduler_type=constant"]);
+    place.train("rows.toml", &[&["run.on_existing=resume", "trainer.max_steps=3"], &overwrite[1..]].concat());
+    assert_eq!(train_rows(&place.path("run")).len(), 3);
     stays();
 
     // A folder with somebody's model is no run, whatever else is in it.

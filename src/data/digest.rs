@@ -56,9 +56,12 @@ impl Example {
     /// Adds everything in the example to `hash`, with tags and lengths, so that no two examples add the same.
     pub fn hash_into(&self, hash: &mut Sha256) {
         let mut bytes = (self.input_ids.len() as u64).to_le_bytes().to_vec();
+        // Most ids fit into 16 bits, and hashing is most of the work.
         let numbers = |bytes: &mut Vec<u8>, numbers: &[i32]| {
-            bytes.reserve(numbers.len() * 4);
-            numbers.iter().for_each(|number| bytes.extend_from_slice(&number.to_le_bytes()));
+            let width = if numbers.iter().all(|number| u16::try_from(*number).is_ok()) { 2 } else { 4 };
+            bytes.reserve(1 + numbers.len() * width);
+            bytes.push(width as u8);
+            numbers.iter().for_each(|number| bytes.extend_from_slice(&number.to_le_bytes()[..width]));
         };
         numbers(&mut bytes, &self.input_ids);
         bytes.push(u8::from(self.attention_mask.is_some()));

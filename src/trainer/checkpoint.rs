@@ -310,6 +310,7 @@ impl State {
         let parts = [
             ("position.epoch", self.position.epoch, self.step),
             ("position.index", self.position.index, self.promise.training_examples().unwrap_or(self.samples)),
+            ("losses.steps", self.losses.steps, self.step),
             ("best.step", self.best.step.unwrap_or(0), self.step),
             ("scaler.skipped", self.scaler.map_or(0, |scaler| scaler.skipped), self.step),
             ("scaler.applied", self.scaler.map_or(0, |scaler| scaler.applied), self.step),
@@ -326,8 +327,11 @@ impl State {
                 return Err(format!("{name}: expected a number from 0 to {:e}, got {measure}", f32::MAX));
             }
         }
-        if !self.loss_total.is_finite() {
-            return Err(format!("loss_total: expected a finite number, got {}", self.loss_total));
+        // A sum may be beyond what an f32 holds, but it is a number.
+        for (name, sum) in [("losses.logged", self.losses.logged), ("losses.window", self.losses.window)] {
+            if sum.is_nan() {
+                return Err(format!("{name}: expected a number, got NaN"));
+            }
         }
         for name in [MODEL, OPTIMIZER, CONFIG] {
             if !self.files.contains_key(name) {
@@ -367,14 +371,19 @@ pub fn name(step: u64) -> String {
     format!("step-{step:06}")
 }
 
-/// The folders in the folder `checkpoints` that have the name of a checkpoint, oldest first.
+/// The checkpoints in the folder `checkpoints`, whole or not, oldest first.
 ///
 /// # Errors
 /// A folder that cannot be read.
 pub fn list(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let mut found = entries(checkpoints)?;
-    found.retain(|(_, path)| path.is_dir());
+    found.retain(|(_, path)| is_checkpoint(path));
     Ok(found)
+}
+
+/// Whether the folder at `path` holds a file of a checkpoint's.
+fn is_checkpoint(path: &Path) -> bool {
+    [STATE, DIGEST, MODEL, OPTIMIZER].iter().any(|file| path.join(file).exists())
 }
 
 /// Whatever has the name of a checkpoint, oldest first.
@@ -428,7 +437,7 @@ fn set_aside(checkpoints: &Path, path: &Path) -> std::io::Result<()> {
 /// Frees the name `target` for a checkpoint: one of that step is superseded, and anything else is not Kiln's and is kept
 /// under another name.
 fn make_way(checkpoints: &Path, target: &Path) -> std::io::Result<()> {
-    if target.is_dir() {
+    if is_checkpoint(target) {
         return set_aside(checkpoints, target);
     }
     if fs::symlink_metadata(target).is_err() {
@@ -547,7 +556,7 @@ mod tests {
             tokens: 30 * step,
             epoch: 0.1 + 0.2,
             position: Position { epoch: 0, index: step },
-            loss_total: 0.7,
+            losses: LossSums { logged: 0.7, window: 0.1, steps: 1 },
             metrics_rows: step,
             pending_evaluation: false,
             seconds: 1.5,
@@ -601,7 +610,7 @@ mod tests {
     #[test]
     fn numbers_that_cannot_be_are_refused_by_name() {
         type Change = fn(&mut State);
-        let changes: [(&str, Change); 11] = [
+        let changes: [(&str, Change); 12] = [
             ("step", |state| state.step = 1 << 63),
             ("samples", |state| state.samples = u64::MAX),
             ("tokens", |state| state.tokens = (1 << 53) + 1),
@@ -610,9 +619,10 @@ mod tests {
             ("position.index", |state| state.position.index = 21),
             ("best.step", |state| state.best.step = Some(8)),
             ("scaler.applied", |state| state.scaler.as_mut().unwrap().applied = 8),
-            ("epoch", |state| state.epoch = -1.0),
-            ("seconds", |state| state.seconds = f64::NAN),
-            ("loss_total", |state| state.loss_total = f64::INFINITY),
+            ("epoch", |state| state.epoch = f64::NAN),
+            ("seconds", |state| state.seconds = -1.0),
+            ("losses.window", |state| state.losses.window = f64::NAN),
+            ("losses.steps", |state| state.losses.steps = 8),
         ];
         for (name, change) in changes {
             let folder = tempfile::tempdir().unwrap();
@@ -659,7 +669,7 @@ mod tests {
     fn only_a_folder_of_that_name_is_a_checkpoint() {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), state(3));
-        for name in ["step-4", "step-+00005", "step-0000006", "step-000007.kept-1", "step-"] {
+        for name in ["step-000008", "step-4", "step-+00005", "step-0000006", "step-000007.kept-1", "step-"] {
             fs::create_dir(folder.path().join(name)).unwrap();
         }
         fs::write(folder.path().join("step-000009"), "mine").unwrap();
@@ -668,6 +678,12 @@ mod tests {
         rotate(folder.path(), 1, None, 3).unwrap();
         supersede(folder.path(), 0).unwrap();
         remove_superseded(folder.path());
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 6);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 7);
+        fs::write(folder.path().join("step-000008/notes.txt"), "mine").unwrap();
+        [8, 9].into_iter().for_each(|step| drop(write(folder.path(), state(step))));
+        remove_superseded(folder.path());
+        assert_eq!(newest(folder.path()), Some(9));
+        let kept = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
+        assert_eq!(kept("step-000008.kept-1/notes.txt") + &kept("step-000009.kept-1"), "minemine");
     }
 }

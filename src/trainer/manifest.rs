@@ -26,8 +26,7 @@ const HEAD: &str = "Kiln's run folder: the files that Kiln has written here, loc
 pub const MODEL: &str = "model";
 
 /// The folders of a run folder that Kiln writes files to.
-const FOLDERS: [&str; 5] =
-    [MODEL, checkpoint::FOLDER, compiler::debug::FOLDER, fault::FOLDER, tensorboard::FOLDER];
+const FOLDERS: [&str; 5] = [MODEL, checkpoint::FOLDER, compiler::debug::FOLDER, fault::FOLDER, tensorboard::FOLDER];
 
 /// What `.lock` of a folder says.
 #[derive(Debug, PartialEq, Eq)]

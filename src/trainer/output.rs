@@ -93,12 +93,11 @@ impl Content {
         let refused = |error: Error| Err(error.help("set run.output_dir to another folder"));
         match (self, how) {
             (Self::Free, _) | (Self::Unlisted, OnExisting::Resume) => Ok(()),
-            (_, OnExisting::Fail) => {
-                Err(Error::config(format!("run.output_dir: {path} exists and is not empty")).help(
+            (_, OnExisting::Fail) => Err(Error::config(format!("run.output_dir: {path} exists and is not empty"))
+                .help(
                     "set run.output_dir to another folder, --resume to continue the run in it, or run.on_existing = \
                      \"overwrite\" to replace it",
-                ))
-            }
+                )),
             (Self::Foreign, how) => refused(Error::config(format!(
                 "run.on_existing = \"{how}\": {path} holds no run of Kiln's, so nothing in it is touched"
             ))),
@@ -166,9 +165,6 @@ impl RunFolder {
         let content = Content::of(&path)?;
         content.admits(&path, how)?;
         let promise = Promise::of(plan)?;
-        manifest.open()?;
-        manifest.remove_unfinished()?;
-        finish_replacing(&path, &manifest)?;
         let checkpoints = path.join(checkpoint::FOLDER);
         let found = match how {
             OnExisting::Resume => Checkpoint::newest(&checkpoints, MetricsFile::count(&path))?,
@@ -181,8 +177,10 @@ impl RunFolder {
             }
         } else if how == OnExisting::Resume {
             // What is there is somebody's work: only `overwrite` may replace it.
-            let kept = fs::read_dir(&checkpoints).is_ok_and(|mut entries| entries.next().is_some());
-            if kept || path.join(MODEL).exists() || matches!(content, Content::Unlisted) {
+            let mut entries = fs::read_dir(&checkpoints).into_iter().flatten().flatten();
+            let kept = entries.any(|entry| !checkpoint::is_unfinished(&entry.path()))
+                || [MODEL, REPLACED].iter().any(|model| path.join(model).exists());
+            if kept || matches!(content, Content::Unlisted) {
                 return Err(Error::data(format!(
                     "run.output_dir: {} holds a run, but no whole checkpoint to continue from",
                     path.display()
@@ -190,6 +188,10 @@ impl RunFolder {
                 .help("set run.output_dir to another folder, or run.on_existing = \"overwrite\" to replace it"));
             }
         }
+        // Nothing has been changed up to here.
+        manifest.open()?;
+        manifest.remove_unfinished()?;
+        finish_replacing(&path, &manifest)?;
         let ended = found.as_ref().is_some_and(|found| {
             let limit = plan.steps.max_duration;
             let out_of_time = limit.is_some_and(|limit| found.state.seconds >= limit.as_secs_f64());
