@@ -226,6 +226,12 @@ fn what_kiln_has_not_written_is_never_removed() {
     assert_eq!(train_rows(&place.path("run")).len(), 3);
     stays();
 
+    // Also where somebody has removed the list.
+    std::fs::remove_file(place.path("run/.lock")).unwrap();
+    place.train("rows.toml", &[&["run.on_existing=resume", "trainer.max_steps=4"], &overwrite[1..]].concat());
+    stays();
+    assert_eq!(place.listing("run/model").len(), 4, "a file of the model before is taken for somebody's");
+
     // A folder with somebody's model is no run, whatever else is in it.
     place.write("own.toml", "");
     for (folder, file) in [("own", "own/model/config.json"), ("other", "other/plan.toml"), ("third", "third/.lock")] {
@@ -241,7 +247,7 @@ fn what_kiln_has_not_written_is_never_removed() {
     std::fs::rename(place.path("run/model"), place.path("elsewhere")).unwrap();
     let list = std::fs::read_to_string(place.path("run/.lock")).unwrap();
     let list = list.lines().filter(|line| !line.starts_with("model/")).map(|line| format!("{line}\n"));
-    place.write("run/.lock", &list.collect::<String>());
+    place.write("run/.lock", list.collect::<String>());
     std::fs::create_dir(place.path("run/model")).unwrap();
     place.write("run/model/config.json", "mine");
     for how in ["resume", "overwrite"] {

@@ -219,8 +219,8 @@ impl RunFolder {
                     fs::remove_file(path.join(RESULTS)).map_err(|error| io("remove", &path.join(RESULTS), &error))?;
                 }
                 if matches!(content, Content::Unlisted) {
-                    let model = fs::read_dir(path.join(MODEL)).into_iter().flatten().flatten();
-                    manifest.list(model.map(|entry| Path::new(MODEL).join(entry.file_name())))?;
+                    // The run is known by its checkpoint, whose files a model has too.
+                    manifest.list(found.state.files.keys().map(|name| Path::new(MODEL).join(name)))?;
                 }
             }
             None => {
