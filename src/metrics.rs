@@ -134,6 +134,12 @@ impl MetricsFile {
         Ok(Self { path, file, rows: 0 })
     }
 
+    /// How many whole rows `metrics.jsonl` in `folder` has; none when it cannot be read.
+    pub fn count(folder: &Path) -> u64 {
+        let text = std::fs::read(folder.join("metrics.jsonl")).unwrap_or_default();
+        text.iter().filter(|byte| **byte == b'\n').count() as u64
+    }
+
     /// Opens `metrics.jsonl` in `folder` and keeps its first `rows` rows: what follows is written again by a run that
     /// continues from there.
     ///

@@ -82,6 +82,49 @@ fn killed_at_random_moments_it_continues() {
     same_end(folder.path(), "straight", "run");
 }
 
+/// Killed before it has anything to lose, a run begins again in its folder, however that is to be taken, and leaves nothing of
+/// the attempts behind. Twelve times here; `KILN_KILLS=200` for more.
+#[test]
+fn killed_at_its_beginning_it_begins_again() {
+    let kills = std::env::var("KILN_KILLS").map_or(12, |kills| kills.parse::<u64>().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let set = ["--set", "trainer.max_steps=100000", "--set", "trainer.logging_steps=100000"];
+    let set = [&set[..], &["--set", "trainer.warmup_steps=0", "--set", "trainer.eval_strategy=no"]].concat();
+    let set = [&set[..], &["--set", "trainer.save_strategy=no", "--set", "trainer.report_to=tensorboard"]].concat();
+    let names = || {
+        let entries = std::fs::read_dir(folder.path().join("run")).into_iter().flatten();
+        entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect::<std::collections::BTreeSet<_>>()
+    };
+    let mut states = std::collections::BTreeMap::new();
+    for kill in 0..kills {
+        let how = format!("run.on_existing={}", ["fail", "resume", "overwrite"][kill as usize % 3]);
+        let mut command = train(folder.path(), "run", &set);
+        let mut child = command.args(["--set", &how]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // The plan is printed just before the run takes its folder.
+        let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+        let planned = lines.any(|line| line.unwrap().starts_with("output "));
+        std::thread::sleep(Duration::from_micros(kill * 700 % 14_000));
+        signal(&child, "-KILL");
+        let output = child.wait_with_output().unwrap();
+        assert!(planned && output.status.code().is_none(), "{how}: {:?}: {}", names(), text(&output));
+        *states
+            .entry(names().iter().map(|name| name.rsplit('.').next().unwrap().to_owned()).collect::<Vec<_>>().join(" "))
+            .or_insert(0) += 1;
+        if kill % 7 == 6 {
+            // From an empty place again.
+            let _ = std::fs::remove_dir_all(folder.path().join("run"));
+        }
+    }
+    println!("{states:#?}");
+    let end = ["--set", "trainer.max_steps=3"];
+    succeeds(&mut train(folder.path(), "run", &[&set[..], &end].concat()));
+    let hidden = names().into_iter().filter(|name| name.starts_with('.')).collect::<Vec<_>>();
+    assert_eq!(hidden, [".lock"], "leftovers");
+}
+
 #[test]
 fn a_signal_saves_and_the_run_continues() {
     for (name, code) in [("-INT", 130), ("-TERM", 143)] {

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use common::small_run::{copy, figures, train, write};
+use common::small_run::{copy, figures, seal, train, write};
 use common::{fails, fixture, json, kiln, l2, rows_with_skips as rows, succeeds, tensors};
 
 const TASKS: [&str; 5] = ["clm", "mlm", "sequence-classification", "regression", "question-answering"];
@@ -116,6 +116,7 @@ fn back_to_step_7(from: &Path, run: &Path, change: &dyn Fn(&mut Value)) {
     let mut state = json(&path);
     change(&mut state);
     std::fs::write(path, state.to_string()).unwrap();
+    seal(&run.join("checkpoints/step-000007"));
 }
 
 #[test]
@@ -137,6 +138,7 @@ fn a_step_that_overflows_is_skipped_and_the_run_goes_on() {
     let scale = 2f64.powi(60);
     state["scaler"]["scale"] = json!(scale);
     std::fs::write(&path, state.to_string()).unwrap();
+    seal(path.parent().unwrap());
     succeeds(train(folder.path(), "injected", &more).arg("--resume"));
 
     let rows = rows(&injected).into_iter().filter(|row| row.get("loss").is_some()).collect::<Vec<_>>();
@@ -194,6 +196,7 @@ fn a_scale_that_is_at_its_end_stops_the_run() {
     let mut state = json(&path);
     state["files"]["model.safetensors"]["sha256"] = json!(sha256(&bytes));
     std::fs::write(&path, state.to_string()).unwrap();
+    seal(&broken.join("checkpoints/step-000007"));
     fails(
         train(folder.path(), "broken", &["--precision", "f16"]).arg("--resume"),
         5,

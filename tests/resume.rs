@@ -6,7 +6,7 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::small_run::{copy, figures, train, write};
+use common::small_run::{copy, figures, seal, train, write};
 use common::{fails, json, kiln, succeeds};
 
 fn same_run(a: &Path, b: &Path) {
@@ -103,7 +103,13 @@ fn damaged_checkpoints_are_skipped() {
     succeeds(&mut train(folder.path(), "run", &[]));
     let last = folder.path().join("run/checkpoints/step-000014");
     type Damage = fn(&Path);
-    let damages: [(&str, Damage); 4] = [
+    fn state(last: &Path, from: &str, to: &str) {
+        let file = last.join("state.json");
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert!(text.contains(from), "{from} in {text}");
+        std::fs::write(file, text.replacen(from, to, 1)).unwrap();
+    }
+    let damages: [(&str, Damage); 14] = [
         ("does not match its checksum", |last| {
             let file = last.join("optimizer.safetensors");
             let mut bytes = std::fs::read(&file).unwrap();
@@ -116,6 +122,35 @@ fn damaged_checkpoints_are_skipped() {
         }),
         ("model.safetensors is missing", |last| std::fs::remove_file(last.join("model.safetensors")).unwrap()),
         ("state.json", |last| std::fs::write(last.join("state.json"), "{\"step\": 1").unwrap()),
+        // One digit or word, each of them a run that is elsewhere or another.
+        ("state.json does not match", |last| state(last, "\"step\": 14", "\"step\": 13")),
+        ("state.json does not match", |last| state(last, "\"index\": 12", "\"index\": 11")),
+        ("state.json does not match", |last| state(last, "\"metrics_rows\": 1", "\"metrics_rows\": 0")),
+        ("state.json does not match", |last| state(last, "\"trainer.seed\": 42", "\"trainer.seed\": 43")),
+        ("state.sha256 is missing", |last| std::fs::remove_file(last.join("state.sha256")).unwrap()),
+        // Numbers that cannot be, in a file whose digest is right.
+        ("step: expected at most", |last| {
+            state(last, "\"step\": 14", "\"step\": 9223372036854775808");
+            seal(last);
+        }),
+        ("position.index: expected at most 20", |last| {
+            state(last, "\"index\": 12", "\"index\": 4294967296");
+            seal(last);
+        }),
+        ("is no name of a file", |last| {
+            state(last, "\"config.json\"", "\"../config.json\"");
+            state(last, "\"files\": {", "\"files\": {\"config.json\": {\"bytes\": 1, \"sha256\": \"\"},");
+            seal(last);
+        }),
+        ("it is the checkpoint of step 7", |last| {
+            std::fs::remove_dir_all(last).unwrap();
+            copy(&last.with_file_name("step-000007"), last);
+        }),
+        ("metrics.jsonl has 10", |last| {
+            let file = last.join("../../metrics.jsonl");
+            let text = std::fs::read_to_string(&file).unwrap();
+            std::fs::write(file, text.lines().take(10).map(|line| format!("{line}\n")).collect::<String>()).unwrap();
+        }),
     ];
     let whole = folder.path().join("whole");
     copy(&last, &whole);
@@ -127,6 +162,73 @@ fn damaged_checkpoints_are_skipped() {
         let file = |run: &Path| std::fs::read(run.join("model.safetensors")).unwrap();
         assert!(file(&last) == file(&whole), "{message}");
     }
+    assert_eq!(std::fs::read_dir(folder.path().join("run/checkpoints")).unwrap().count(), 2, "nothing is left over");
+    // How the run stands is in its checkpoints: a damaged `status.json` is written again.
+    std::fs::write(folder.path().join("run/status.json"), "{").unwrap();
+    let output = train(folder.path(), "run", &["--resume"]).output().unwrap();
+    let text = common::text(&output);
+    assert!(output.status.success() && text.contains("status.json: ") && text.contains("after step 14"), "{text}");
+    assert_eq!(json(&folder.path().join("run/status.json"))["status"], "Completed");
+}
+
+/// What is no checkpoint although it is called so is passed over, and is not removed either.
+#[cfg(unix)]
+#[test]
+fn what_is_no_checkpoint_is_passed_over_and_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    succeeds(&mut train(folder.path(), "run", &[]));
+    let last = folder.path().join("run/checkpoints/step-000014");
+    let weights = std::fs::read(last.join("model.safetensors")).unwrap();
+    for kind in ["file", "loop"] {
+        std::fs::remove_dir_all(&last).unwrap();
+        match kind {
+            "file" => std::fs::write(&last, "mine").unwrap(),
+            _ => std::os::unix::fs::symlink(&last, &last).unwrap(),
+        }
+        std::fs::write(folder.path().join("run/checkpoints/step-000099"), "mine too").unwrap();
+        let output = train(folder.path(), "run", &["--resume"]).output().unwrap();
+        let text = common::text(&output);
+        assert!(output.status.success() && text.contains("continuing after step 7"), "{text}");
+        assert!(text.contains("step-000014 is damaged (state.json: "), "{text}");
+        assert!(std::fs::read(last.join("model.safetensors")).unwrap() == weights);
+    }
+    let kept = |name: &str| std::fs::read_to_string(last.with_file_name(name)).unwrap();
+    assert_eq!((kept("step-000014.kept-1"), kept("step-000099")), ("mine".into(), "mine too".into()));
+    assert!(last.with_file_name("step-000014.kept-2").is_symlink());
+}
+
+/// One number of one row of two thousand, and then of the data that the run is only evaluated on.
+#[test]
+fn a_change_anywhere_in_the_data_is_seen() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let rows = |changed: Option<usize>| {
+        let row =
+            |i: usize| format!("{{\"input_ids\": [{}, {}, 3]}}\n", i % 29 + 1, if changed == Some(i) { 30 } else { 2 });
+        (0..2000).map(row).collect::<String>()
+    };
+    let write = |name: &str, changed| std::fs::write(folder.path().join(name), rows(changed)).unwrap();
+    write("data.jsonl", None);
+    write("validation.jsonl", None);
+    let sets = ["--set", "data.validation=[\"validation.jsonl\"]", "--set", "trainer.eval_strategy=no"];
+    let sets =
+        [&sets[..], &["--set", "trainer.lr_scheduler_type=constant", "--set", "trainer.warmup_steps=0"]].concat();
+    let run = |steps: &str, more: &[&str]| {
+        let mut command = train(folder.path(), "run", &[&sets, more].concat());
+        command.args(["--set", &format!("trainer.max_steps={steps}")]);
+        command
+    };
+    succeeds(&mut run("1", &[]));
+    for changed in [1, 700, 1999] {
+        write("data.jsonl", Some(changed));
+        fails(&mut run("2", &["--resume"]), 2, &["content of the training data was"]);
+    }
+    write("data.jsonl", None);
+    write("validation.jsonl", Some(700));
+    let output = run("2", &["--resume"]).output().unwrap();
+    let text = common::text(&output);
+    assert!(output.status.success() && text.contains("warning: the validation data have changed"), "{text}");
 }
 
 #[test]
@@ -172,8 +274,13 @@ fn what_would_break_the_promise_is_refused_by_name() {
 
     let state = folder.path().join("run/checkpoints/step-000009/state.json");
     let text = std::fs::read_to_string(&state).unwrap();
-    std::fs::write(&state, text.replace("\"format_version\": 1", "\"format_version\": 99")).unwrap();
-    fails(&mut train(folder.path(), "run", &resume), 3, &["format version 99", "reads version 1"]);
+    std::fs::write(&state, text.replace("\"format_version\": 2", "\"format_version\": 99")).unwrap();
+    seal(state.parent().unwrap());
+    fails(&mut train(folder.path(), "run", &resume), 3, &["format version 99", "reads version 2"]);
+    // The first version had no digest of its state.
+    std::fs::write(&state, text.replace("\"format_version\": 2", "\"format_version\": 1")).unwrap();
+    std::fs::remove_file(state.with_extension("sha256")).unwrap();
+    fails(&mut train(folder.path(), "run", &resume), 3, &["format version 1;", "reads version 2"]);
 }
 
 #[test]

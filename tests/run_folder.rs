@@ -186,6 +186,79 @@ fn a_run_folder_is_kept_or_replaced() {
     place.train("rows.toml", &["run.output_dir=empty"]);
 }
 
+/// `overwrite` removes what Kiln has written and nothing else, also in the folders that it writes to; and a model is not
+/// written over somebody's own.
+#[test]
+fn what_kiln_has_not_written_is_never_removed() {
+    let place = Place::new();
+    let board = ["trainer.report_to=tensorboard", "trainer.save_steps=1"];
+    place.train("rows.toml", &board);
+    let mine = [
+        "run/notes.txt",
+        "run/model/README.md",
+        "run/model/onnx/model.onnx",
+        "run/checkpoints/best.txt",
+        "run/checkpoints/step-000001/notes.txt",
+        "run/fault/ticket.txt",
+        "run/compiler/ir.txt",
+        "run/tensorboard/mine.tfevents",
+    ];
+    for file in mine {
+        std::fs::create_dir_all(place.path(file).parent().unwrap()).unwrap();
+        place.write(file, file);
+    }
+    let stays = || {
+        for file in mine {
+            assert_eq!(std::fs::read_to_string(place.path(file)).unwrap_or_default(), file);
+        }
+    };
+    let before = weights(&place, "run");
+    let overwrite = ["run.on_existing=overwrite", "trainer.seed=7", "trainer.lr_scheduler_type=constant"];
+    let output = place.config("train", "rows.toml", &overwrite).output().unwrap();
+    let text = common::text(&output);
+    assert!(output.status.success() && text.contains("kept, since Kiln has not written them: "), "{text}");
+    stays();
+    assert!(weights(&place, "run") != before);
+    assert_eq!(place.listing("run/tensorboard"), ["mine.tfevents"], "curves of the run before are gone");
+    assert_eq!(place.listing("run/model/onnx"), ["model.onnx"]);
+    // A model that takes the place of another leaves what was added to that.
+    place.train("rows.toml", &[&["run.on_existing=resume", "trainer.max_steps=3"], &overwrite[1..]].concat());
+    assert_eq!(train_rows(&place.path("run")).len(), 3);
+    stays();
+
+    // Also where somebody has removed the list.
+    std::fs::remove_file(place.path("run/.lock")).unwrap();
+    place.train("rows.toml", &[&["run.on_existing=resume", "trainer.max_steps=4"], &overwrite[1..]].concat());
+    stays();
+    assert_eq!(place.listing("run/model").len(), 4, "a file of the model before is taken for somebody's");
+
+    // A folder with somebody's model is no run, whatever else is in it.
+    place.write("own.toml", "");
+    for (folder, file) in [("own", "own/model/config.json"), ("other", "other/plan.toml"), ("third", "third/.lock")] {
+        std::fs::create_dir_all(place.path(file).parent().unwrap()).unwrap();
+        place.write(file, "mine");
+        for how in ["fail", "resume", "overwrite"] {
+            let (out, how) = (format!("run.output_dir={folder}"), format!("run.on_existing={how}"));
+            fails(&mut place.config("train", "rows.toml", &[&out, &how]), 2, &["another folder"]);
+            assert_eq!(std::fs::read_to_string(place.path(file)).unwrap(), "mine");
+        }
+    }
+    // Nor is a model in a run that has not written one yet, nor a run of which nobody knows the files.
+    std::fs::rename(place.path("run/model"), place.path("elsewhere")).unwrap();
+    let list = std::fs::read_to_string(place.path("run/.lock")).unwrap();
+    let list = list.lines().filter(|line| !line.starts_with("model/")).map(|line| format!("{line}\n"));
+    place.write("run/.lock", list.collect::<String>());
+    std::fs::create_dir(place.path("run/model")).unwrap();
+    place.write("run/model/config.json", "mine");
+    for how in ["resume", "overwrite"] {
+        let how = format!("run.on_existing={how}");
+        fails(&mut place.config("train", "rows.toml", &[&how]), 2, &["model/ that Kiln has not written"]);
+    }
+    place.write("run/.lock", "");
+    fails(&mut place.config("train", "rows.toml", &overwrite), 2, &["does not list which files are Kiln's"]);
+    assert_eq!(std::fs::read_to_string(place.path("run/model/config.json")).unwrap(), "mine");
+}
+
 #[test]
 fn evaluation_by_steps_by_epoch_and_on_start() {
     let steps = |sets: &[&str]| {

@@ -7,7 +7,7 @@ mod common;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use common::small_run::{train, write};
+use common::small_run::{copy, train, write};
 use common::{fails, json, kiln, rows, succeeds};
 use kiln::metrics::Record;
 use kiln::plan::RunPlan;
@@ -75,6 +75,39 @@ fn the_best_model_is_kept_and_loaded() {
     assert_eq!(steps(&folder.path().join("best")).last(), Some(&step));
 }
 
+/// A resumed run has left the checkpoints after its start behind, the suspect ones too: whatever the limit, they do not count,
+/// they go, and the newest good one never does.
+#[test]
+fn suspect_checkpoints_never_take_the_place_of_good_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let set = ["--set", "trainer.save_steps=1"];
+    succeeds(&mut train(folder.path(), "whole", &set));
+    for limit in 1..=3 {
+        let name = format!("limit-{limit}");
+        let run = folder.path().join(&name);
+        copy(&folder.path().join("whole"), &run);
+        let checkpoint = |step: u64| run.join(format!("checkpoints/step-{step:06}"));
+        (9..=14).for_each(|step| std::fs::write(checkpoint(step).join("suspect.txt"), "a fault\n").unwrap());
+        let limit = format!("trainer.save_total_limit={limit}");
+        let resume = |more: &[&str]| {
+            let mut command = train(folder.path(), &name, &[&set[..], &["--resume", "--set", &limit], more].concat());
+            succeeds(&mut command)
+        };
+        // One step, after which the suspect ones of five later steps would still be there.
+        assert!(resume(&["--stop-after", "9"]).contains("continuing after step 8 from"));
+        let first = (10 - limit[limit.len() - 1..].parse::<u64>().unwrap()..=9).collect::<Vec<_>>();
+        assert_eq!(steps(&run), first, "{limit}");
+        assert!(first.iter().all(|step| !checkpoint(*step).join("suspect.txt").exists()), "{limit}");
+        let entries = std::fs::read_dir(run.join("checkpoints")).unwrap().count();
+        assert_eq!(entries, first.len(), "what was left behind is gone");
+        resume(&[]);
+        assert_eq!(steps(&run).last(), Some(&14));
+        let file = |run: &Path| std::fs::read(run.join("model/model.safetensors")).unwrap();
+        assert!(file(&run) == file(&folder.path().join("whole")), "{limit}");
+    }
+}
+
 #[test]
 fn early_stopping_ends_the_run_and_stays_ended() {
     let folder = tempfile::tempdir().unwrap();
@@ -123,7 +156,7 @@ fn the_files_of_a_run() {
         assert!(results[name].as_f64().is_some_and(|value| value > 0.0), "{name}: {results}");
     }
     let state = json(&run.join("checkpoints/step-000007/state.json"));
-    assert_eq!((state["step"].as_u64(), state["format_version"].as_u64()), (Some(7), Some(1)));
+    assert_eq!((state["step"].as_u64(), state["format_version"].as_u64()), (Some(7), Some(2)));
     assert!(state["files"]["model.safetensors"]["sha256"].as_str().is_some_and(|sum| sum.len() == 64));
     let entries = std::fs::read_dir(run.join("checkpoints")).unwrap().count();
     assert_eq!(entries, 2, "nothing half written is left");

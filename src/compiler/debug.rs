@@ -21,6 +21,9 @@ use crate::trainer::{Shapes, write_whole};
 /// The folder in the run folder.
 pub const FOLDER: &str = "compiler";
 
+/// The files in it.
+pub const FILES: [&str; 2] = ["report.json", "summary.txt"];
+
 /// The mark of rows whose times are those of no run without `debug`.
 pub const MARK: &str = "timings_not_comparable";
 

@@ -10,6 +10,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use sha2::{Digest, Sha256};
+
 use super::tokenizer::Tokenizer;
 use super::{Dataset, Example, Label};
 use crate::error::{Error, Result};
@@ -128,6 +130,17 @@ impl Dataset for Masked {
         let key = seed_for(self.seed, "mask", epoch, index as u64);
         example.label = Label::Tokens(self.masking.apply(&mut example.input_ids, key));
         Ok(example)
+    }
+
+    /// What is masked and how, not the draws: these follow from seed and epoch.
+    fn hash_example(&self, index: usize, hash: &mut Sha256) -> Result<()> {
+        if index == 0 {
+            let Masking { probability, mask_id, kinds } = &*self.masking;
+            hash.update(probability.to_le_bytes());
+            hash.update(mask_id.to_le_bytes());
+            hash.update(kinds.iter().map(|kind| *kind as u8).collect::<Vec<_>>());
+        }
+        self.data.hash_example(index, hash)
     }
 
     fn len_of(&self, index: usize) -> usize {

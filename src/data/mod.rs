@@ -5,6 +5,7 @@
 pub mod blocks;
 pub mod collate;
 pub mod corpus;
+pub mod digest;
 pub(crate) mod guard;
 pub mod labels;
 pub mod learned;
@@ -24,6 +25,8 @@ pub mod table;
 pub mod tokenized;
 pub mod tokenizer;
 pub mod view;
+
+use sha2::Sha256;
 
 use crate::error::Result;
 use crate::squad::SquadData;
@@ -118,6 +121,15 @@ pub trait Dataset: Send + Sync {
     /// # Errors
     /// Data that cannot be read any more.
     fn get(&self, index: usize, epoch: u64) -> Result<Example>;
+
+    /// Adds to `hash` everything that the example at `index` is made of in every epoch.
+    ///
+    /// # Errors
+    /// Data that cannot be read any more.
+    fn hash_example(&self, index: usize, hash: &mut Sha256) -> Result<()> {
+        self.get(index, 0)?.hash_into(hash);
+        Ok(())
+    }
 
     /// Tokens of the example at `index`.
     fn len_of(&self, index: usize) -> usize;

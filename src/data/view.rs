@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use sha2::Sha256;
+
 use super::sampler::shuffled;
 use super::{Dataset, Example};
 use crate::error::{Error, Result};
@@ -56,6 +58,10 @@ impl Dataset for View {
 
     fn get(&self, index: usize, epoch: u64) -> Result<Example> {
         self.data.get(self.index(index), epoch)
+    }
+
+    fn hash_example(&self, index: usize, hash: &mut Sha256) -> Result<()> {
+        self.data.hash_example(self.index(index), hash)
     }
 
     fn max_len(&self) -> usize {

@@ -1,10 +1,16 @@
 //! Checkpoints: `checkpoints/step-000123/` in the run folder, from which the same run continues. One holds
 //! `model.safetensors` and `config.json` (with the tokenizer, so that it opens as a model folder), the optimizer's moments
-//! in `optimizer.safetensors`, and `state.json`: counters, the position in the data, and size and SHA-256 of every other
-//! file. Nothing of a random generator is saved, since every seed is a function of the run's seed and the step.
+//! in `optimizer.safetensors`, and `state.json`: counters, the position in the data, and name, size and SHA-256 of every
+//! other file. `state.sha256` holds the SHA-256 of `state.json`, which so stands for everything in the checkpoint
+//! (`sha256sum -c state.sha256` compares it). Nothing of a random generator is saved, since every seed is a function of the
+//! run's seed and the step.
 //!
 //! A checkpoint is written aside, brought to disk and renamed, so a folder of that name is whole; one that is damaged
-//! afterwards is recognised by its checksums. When to save, and on which thread, is for others to say.
+//! afterwards is recognised by its digests. When to save, and on which thread, is for others to say.
+//!
+//! A run that continues after step N has left the checkpoints after N behind, and so it has the suspect ones: they are
+//! renamed when it begins ([`supersede`]) and removed when it has saved its next one, so that at every moment the newest
+//! good checkpoint is there, and none of another course of the run is taken for one of this.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -24,19 +30,28 @@ use crate::data::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
 use crate::precision::scaler::ScalerState;
 
-/// The version of the format that this Kiln writes and reads.
-pub const FORMAT_VERSION: u32 = 1;
+/// The version of the format that this Kiln writes and reads. Version 1 had no digest of `state.json`.
+pub const FORMAT_VERSION: u32 = 2;
 
 /// The folder of a run's checkpoints, in the run folder.
 pub const FOLDER: &str = "checkpoints";
 
 const STATE: &str = "state.json";
+/// The digest of [`STATE`], as `sha256sum` writes it.
+const DIGEST: &str = "state.sha256";
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
 /// Why a checkpoint is not to be trusted, in the checkpoint.
 const SUSPECT: &str = "suspect.txt";
-/// How the names of folders begin that are being written.
+const CONFIG: &str = "config.json";
+/// How the names of folders begin that are being written or removed.
 const ASIDE: &str = ".writing-";
+/// How the names of checkpoints begin that the run has left behind.
+const SUPERSEDED: &str = ".superseded-";
+/// No `state.json` is longer.
+const MAX_STATE_BYTES: u64 = 16 << 20;
+/// No count of steps, examples, tokens or rows is larger: up to here an f64 holds every integer.
+const MAX_COUNT: u64 = 1 << 53;
 
 /// `state.json`: everything that continues a run besides weights and moments.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -116,11 +131,12 @@ enum Fault {
 }
 
 impl Snapshot {
-    /// Writes the checkpoint into the folder `checkpoints`, in place of one of the same step.
+    /// Writes the checkpoint into the folder `checkpoints`, in place of one of the same step. `list` is told the names of its
+    /// files before they appear under the checkpoint's name.
     ///
     /// # Errors
     /// The operating system's; nothing is left under the checkpoint's name then.
-    pub fn write(mut self, checkpoints: &Path) -> Result<PathBuf> {
+    pub fn write(mut self, checkpoints: &Path, list: &dyn Fn(&[&str]) -> Result<()>) -> Result<PathBuf> {
         let target = checkpoints.join(name(self.state.step));
         let io = |error: &std::io::Error| Error::io(format!("write {}", target.display()), error);
         let aside = checkpoints.join(format!("{ASIDE}{}", name(self.state.step)));
@@ -129,7 +145,9 @@ impl Snapshot {
         fs::create_dir(&aside).map_err(|error| io(&error))?;
         let written = self.write_into(&aside).and_then(|()| {
             sync_folder(&aside).map_err(|error| io(&error))?;
-            remove_folder(&target).map_err(|error| io(&error))?;
+            let own = [STATE, DIGEST, SUSPECT];
+            list(&self.state.files.keys().map(String::as_str).chain(own).collect::<Vec<_>>())?;
+            make_way(checkpoints, &target).map_err(|error| io(&error))?;
             fs::rename(&aside, &target).map_err(|error| io(&error))?;
             sync_folder(checkpoints).map_err(|error| io(&error))
         });
@@ -143,7 +161,7 @@ impl Snapshot {
         write_safetensors(&folder.join(MODEL), &self.model)?;
         write_safetensors(&folder.join(OPTIMIZER), &self.optimizer)?;
         let io = |error: &std::io::Error| Error::io(format!("write {}", folder.display()), error);
-        fs::write(folder.join("config.json"), &self.config).map_err(|error| io(&error))?;
+        fs::write(folder.join(CONFIG), &self.config).map_err(|error| io(&error))?;
         if let Some(tokenizer) = &self.tokenizer {
             tokenizer.save(folder)?;
         }
@@ -155,7 +173,9 @@ impl Snapshot {
         }
         let text = serde_json::to_string_pretty(&self.state)
             .map_err(|error| Error::data(format!("{}: {error}", folder.join(STATE).display())))?;
-        super::output::write_whole(&folder.join(STATE), (text + "\n").as_bytes())
+        let text = text + "\n";
+        super::output::write_whole(&folder.join(STATE), text.as_bytes())?;
+        super::output::write_whole(&folder.join(DIGEST), digest_line(text.as_bytes()).as_bytes())
     }
 }
 
@@ -171,44 +191,56 @@ impl Checkpoint {
         })
     }
 
-    /// The newest whole checkpoint of the folder `checkpoints`; none when there is none. Half-written and damaged ones
-    /// are skipped with a warning, and put aside under another name; those that are [suspect](mark_suspect) are skipped
-    /// with a warning.
+    /// The newest whole checkpoint of the folder `checkpoints` of a run whose `metrics.jsonl` has `rows` rows; none when there
+    /// is none. Every other one is passed over with a warning, and nothing is changed: those that are half written, damaged
+    /// or cannot be read, those that were saved after more rows, and those that are [suspect](mark_suspect).
     ///
     /// # Errors
     /// A checkpoint of another format version; a folder that cannot be read.
-    pub fn newest(checkpoints: &Path) -> Result<Option<Self>> {
-        for (_, path) in list(checkpoints)?.into_iter().rev() {
-            if let Ok(why) = fs::read_to_string(path.join(SUSPECT)) {
-                let why = why.lines().next().unwrap_or_default();
+    pub fn newest(checkpoints: &Path, rows: u64) -> Result<Option<Self>> {
+        for (step, path) in entries(checkpoints)?.into_iter().rev() {
+            if let Some(why) = suspicion(&path) {
                 eprintln!("warning: {} is suspect and skipped: {why}", path.display());
                 continue;
             }
-            match Self::verify(&path) {
-                Ok(checkpoint) => return Ok(Some(checkpoint)),
-                Err(Fault::Refused(error)) => return Err(error),
-                Err(Fault::Damaged(what)) => {
-                    eprintln!("warning: {} is damaged ({what}) and skipped", path.display());
-                    let aside = path.with_extension("damaged");
-                    let _ = fs::remove_dir_all(&aside);
-                    let _ = fs::rename(&path, &aside);
+            let fault = match Self::verify(&path) {
+                Ok(found) if found.state.step != step => {
+                    Fault::Damaged(format!("it is the checkpoint of step {}", found.state.step))
                 }
+                Ok(found) if found.state.metrics_rows > rows => Fault::Damaged(format!(
+                    "it was saved after {} rows, and metrics.jsonl has {rows}",
+                    found.state.metrics_rows
+                )),
+                Ok(found) => return Ok(Some(found)),
+                Err(fault) => fault,
+            };
+            match fault {
+                Fault::Refused(error) => return Err(error),
+                Fault::Damaged(what) => eprintln!("warning: {} is damaged ({what}) and skipped", path.display()),
             }
         }
         Ok(None)
     }
 
     fn verify(path: &Path) -> std::result::Result<Self, Fault> {
-        let state_path = path.join(STATE);
-        let io = |what: &Path, error: &std::io::Error| match error.kind() {
-            std::io::ErrorKind::NotFound => {
-                Fault::Damaged(format!("{} is missing", what.file_name().unwrap_or_default().to_string_lossy()))
+        let read = |name: &str, most: u64| {
+            let file = path.join(name);
+            let found = fs::metadata(&file).map_err(|error| unreadable(name, &error))?;
+            // A pipe or a device would not end, and what is far too long is not read into memory.
+            if !found.is_file() || found.len() > most {
+                return Err(Fault::Damaged(format!("{name} is no file of at most {most} bytes")));
             }
-            _ => Fault::Refused(Error::io(format!("read {}", what.display()), error)),
+            fs::read(&file).map_err(|error| unreadable(name, &error))
         };
-        let text = fs::read(&state_path).map_err(|error| io(&state_path, &error))?;
+        let text = read(STATE, MAX_STATE_BYTES)?;
+        let digest = read(DIGEST, 1 << 10);
+        if let Ok(digest) = &digest
+            && *digest != digest_line(&text).into_bytes()
+        {
+            return Err(Fault::Damaged(format!("the content of {STATE} does not match its checksum in {DIGEST}")));
+        }
         let bad = |error: &dyn std::fmt::Display| Fault::Damaged(format!("{STATE}: {error}"));
-        // The version comes first: another version may have other fields.
+        // The version comes first: another version may have other fields, and the first one had no digest.
         let value: serde_json::Value = serde_json::from_slice(&text).map_err(|error| bad(&error))?;
         let version = value.get("format_version").and_then(serde_json::Value::as_u64);
         match version {
@@ -217,26 +249,22 @@ impl Checkpoint {
                 return Err(Fault::Refused(
                     Error::data(format!(
                         "{}: format version {version}; this Kiln reads version {FORMAT_VERSION}",
-                        state_path.display()
+                        path.join(STATE).display()
                     ))
-                    .help("continue the run with the Kiln that started it, or set run.on_existing = \"overwrite\""),
+                    .help("continue the run with the Kiln that started it, or set run.output_dir to another folder"),
                 ));
             }
-            Some(_) => {}
-        }
+            Some(_) => digest?,
+        };
         let state: State = serde_json::from_value(value).map_err(|error| bad(&error))?;
-        for file in [MODEL, OPTIMIZER] {
-            if !state.files.contains_key(file) {
-                return Err(bad(&format!("has no checksum of {file}")));
-            }
-        }
+        state.check().map_err(|error| bad(&error))?;
         for (name, expected) in &state.files {
             let file = path.join(name);
-            let found = fs::metadata(&file).map_err(|error| io(&file, &error))?.len();
-            if found != expected.bytes {
-                return Err(Fault::Damaged(format!("{name} has {found} bytes, expected {}", expected.bytes)));
+            let found = fs::metadata(&file).map_err(|error| unreadable(name, &error))?;
+            if !found.is_file() || found.len() != expected.bytes {
+                return Err(Fault::Damaged(format!("{name} has {} bytes, expected {}", found.len(), expected.bytes)));
             }
-            if checksum(&file).map_err(|error| io(&file, &error))? != *expected {
+            if checksum(&file).map_err(|error| unreadable(name, &error))? != *expected {
                 return Err(Fault::Damaged(format!("the content of {name} does not match its checksum")));
             }
         }
@@ -263,16 +291,103 @@ impl Checkpoint {
     }
 }
 
+impl State {
+    /// Whether the numbers can be those of a run.
+    fn check(&self) -> std::result::Result<(), String> {
+        let counts = [
+            ("step", self.step),
+            ("samples", self.samples),
+            ("tokens", self.tokens),
+            ("metrics_rows", self.metrics_rows),
+            ("scaler.growth_tracker", self.scaler.map_or(0, |scaler| scaler.growth_tracker)),
+        ];
+        for (name, count) in counts {
+            if count > MAX_COUNT {
+                return Err(format!("{name}: expected at most {MAX_COUNT}, got {count}"));
+            }
+        }
+        // What a part of the steps can be at most.
+        let parts = [
+            ("position.epoch", self.position.epoch, self.step),
+            ("position.index", self.position.index, self.promise.training_examples().unwrap_or(self.samples)),
+            ("losses.steps", self.losses.steps, self.step),
+            ("best.step", self.best.step.unwrap_or(0), self.step),
+            ("scaler.skipped", self.scaler.map_or(0, |scaler| scaler.skipped), self.step),
+            ("scaler.applied", self.scaler.map_or(0, |scaler| scaler.applied), self.step),
+        ];
+        for (name, part, most) in parts {
+            if part > most {
+                return Err(format!("{name}: expected at most {most}, got {part}"));
+            }
+        }
+        let scale = self.scaler.map_or(1.0, |scaler| scaler.scale);
+        let measures = [("epoch", self.epoch), ("seconds", self.seconds), ("scaler.scale", scale)];
+        for (name, measure) in measures {
+            if !(0.0..=f64::from(f32::MAX)).contains(&measure) {
+                return Err(format!("{name}: expected a number from 0 to {:e}, got {measure}", f32::MAX));
+            }
+        }
+        // A sum may be beyond what an f32 holds, but it is a number.
+        for (name, sum) in [("losses.logged", self.losses.logged), ("losses.window", self.losses.window)] {
+            if sum.is_nan() {
+                return Err(format!("{name}: expected a number, got NaN"));
+            }
+        }
+        for name in [MODEL, OPTIMIZER, CONFIG] {
+            if !self.files.contains_key(name) {
+                return Err(format!("has no checksum of {name}"));
+            }
+        }
+        match self.files.keys().find(|name| Path::new(name).file_name() != Some(name.as_ref())) {
+            Some(name) => Err(format!("files: {name:?} is no name of a file")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What is wrong with a checkpoint whose file `name` cannot be read.
+fn unreadable(name: &str, error: &std::io::Error) -> Fault {
+    Fault::Damaged(match error.kind() {
+        std::io::ErrorKind::NotFound => format!("{name} is missing"),
+        _ => format!("{name}: {error}"),
+    })
+}
+
+/// What [`DIGEST`] holds for a [`STATE`] of this content.
+fn digest_line(state: &[u8]) -> String {
+    format!("{}  {STATE}\n", hex(&Sha256::digest(state)))
+}
+
+/// Why a checkpoint is suspect; none when it is not.
+fn suspicion(checkpoint: &Path) -> Option<String> {
+    let file = checkpoint.join(SUSPECT);
+    fs::symlink_metadata(&file).ok()?;
+    let why = fs::read(&file).unwrap_or_default();
+    Some(String::from_utf8_lossy(&why).lines().next().unwrap_or_default().to_owned())
+}
+
 /// `step-000123`
 pub fn name(step: u64) -> String {
     format!("step-{step:06}")
 }
 
-/// The checkpoints in the folder `checkpoints`, by name alone, oldest first.
+/// The checkpoints in the folder `checkpoints`, whole or not, oldest first.
 ///
 /// # Errors
 /// A folder that cannot be read.
 pub fn list(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    let mut found = entries(checkpoints)?;
+    found.retain(|(_, path)| is_checkpoint(path));
+    Ok(found)
+}
+
+/// Whether the folder at `path` holds a file of a checkpoint's.
+fn is_checkpoint(path: &Path) -> bool {
+    [STATE, DIGEST, MODEL, OPTIMIZER].iter().any(|file| path.join(file).exists())
+}
+
+/// Whatever has the name of a checkpoint, oldest first.
+fn entries(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let entries = match fs::read_dir(checkpoints) {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -280,8 +395,9 @@ pub fn list(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>> {
     };
     let mut found = Vec::new();
     for path in entries.flatten().map(|entry| entry.path()) {
-        let digits = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix("step-"));
-        if let Some(step) = digits.and_then(|digits| digits.parse::<u64>().ok()) {
+        let given = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let step = given.strip_prefix("step-").and_then(|digits| digits.parse::<u64>().ok());
+        if let Some(step) = step.filter(|step| name(*step) == given) {
             found.push((step, path));
         }
     }
@@ -297,16 +413,59 @@ pub fn mark_suspect(checkpoint: &Path, why: &str) -> Result<()> {
     super::output::write_whole(&checkpoint.join(SUSPECT), format!("{why}\n").as_bytes())
 }
 
-/// Removes the oldest checkpoints beyond `limit`, but not the one of step `keep`, nor the newest one up to step `good`, and
-/// never the newest of all (`rotate_checkpoints`).
+/// Renames what a run that continues after step `step` leaves behind: every checkpoint after that step, and every suspect
+/// one. They are removed when the run has saved its next checkpoint ([`remove_superseded`]); until then nothing is lost.
+///
+/// # Errors
+/// A folder that cannot be renamed.
+pub fn supersede(checkpoints: &Path, step: u64) -> Result<()> {
+    for (of, path) in list(checkpoints)? {
+        if of > step || suspicion(&path).is_some() {
+            set_aside(checkpoints, &path).map_err(|error| Error::io(format!("rename {}", path.display()), &error))?;
+        }
+    }
+    Ok(())
+}
+
+fn set_aside(checkpoints: &Path, path: &Path) -> std::io::Result<()> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let aside = checkpoints.join(format!("{SUPERSEDED}{name}"));
+    remove_folder(&aside)?;
+    fs::rename(path, aside)
+}
+
+/// Frees the name `target` for a checkpoint: one of that step is superseded, and anything else is not Kiln's and is kept
+/// under another name.
+fn make_way(checkpoints: &Path, target: &Path) -> std::io::Result<()> {
+    if is_checkpoint(target) {
+        return set_aside(checkpoints, target);
+    }
+    if fs::symlink_metadata(target).is_err() {
+        return Ok(());
+    }
+    super::output::keep(target, target)
+}
+
+/// Removes the checkpoints that [`supersede`] has renamed. One that cannot be removed is in nobody's way: it is said.
+pub fn remove_superseded(checkpoints: &Path) {
+    for path in hidden(checkpoints, SUPERSEDED) {
+        if let Err(error) = remove_folder(&path) {
+            eprintln!("warning: cannot remove {}: {error}", path.display());
+        }
+    }
+}
+
+/// Removes the oldest checkpoints beyond `limit` (`rotate_checkpoints`), but not the one of step `keep`, nor the newest one up
+/// to step `good`, and never the newest of all. Suspect ones do not count.
 ///
 /// # Errors
 /// A folder that cannot be removed.
-pub fn rotate(checkpoints: &Path, limit: usize, keep: Option<u64>, good: Option<u64>) -> Result<()> {
-    let all = list(checkpoints)?;
+pub fn rotate(checkpoints: &Path, limit: usize, keep: Option<u64>, good: u64) -> Result<()> {
+    let mut all = list(checkpoints)?;
+    all.retain(|(_, path)| suspicion(path).is_none());
     let excess = all.len().saturating_sub(limit.max(1));
     let newest = all.last().map(|(step, _)| *step);
-    let good = good.and_then(|good| all.iter().map(|(step, _)| *step).rfind(|step| *step <= good));
+    let good = all.iter().map(|(step, _)| *step).rfind(|step| *step <= good);
     let kept = [keep, good, newest];
     let removable = all.iter().filter(|(step, _)| !kept.contains(&Some(*step)));
     for (_, path) in removable.take(excess) {
@@ -322,14 +481,24 @@ pub fn rotate(checkpoints: &Path, limit: usize, keep: Option<u64>, good: Option<
 /// Removes what a process that was killed had not finished writing.
 ///
 /// # Errors
-/// A folder that cannot be read or removed.
+/// A folder that cannot be removed.
 pub fn remove_unfinished(checkpoints: &Path) -> Result<()> {
-    let entries = fs::read_dir(checkpoints).into_iter().flatten().flatten();
-    for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(ASIDE)) {
-        remove_folder(&entry.path())
-            .map_err(|error| Error::io(format!("remove {}", entry.path().display()), &error))?;
+    for path in hidden(checkpoints, ASIDE) {
+        remove_folder(&path).map_err(|error| Error::io(format!("remove {}", path.display()), &error))?;
     }
     Ok(())
+}
+
+/// Whether `path` is one that [`remove_unfinished`] removes.
+pub fn is_unfinished(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(ASIDE))
+}
+
+/// What is in the folder `checkpoints` under a name that begins with `prefix`.
+fn hidden(checkpoints: &Path, prefix: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(checkpoints).into_iter().flatten().flatten();
+    let found = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
+    found.map(|entry| entry.path()).collect()
 }
 
 fn remove_folder(path: &Path) -> std::io::Result<()> {
@@ -367,5 +536,154 @@ pub(super) mod exact {
     /// Reads it.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::TrainerSection;
+
+    fn state(step: u64) -> State {
+        State {
+            format_version: FORMAT_VERSION,
+            kiln_version: "test".into(),
+            step,
+            samples: 6 * step,
+            tokens: 30 * step,
+            epoch: 0.1 + 0.2,
+            position: Position { epoch: 0, index: step },
+            losses: LossSums { logged: 0.7, window: 0.1, steps: 1 },
+            metrics_rows: step,
+            pending_evaluation: false,
+            seconds: 1.5,
+            best: Best::new(&TrainerSection::default()),
+            scaler: Some(ScalerState { scale: 65536.0, growth_tracker: 1, skipped: 0, applied: step }),
+            promise: serde_json::from_value(json!({"fingerprint": "", "settings": {"training examples": 20}})).unwrap(),
+            files: BTreeMap::new(),
+        }
+    }
+
+    fn write(checkpoints: &Path, state: State) -> PathBuf {
+        let tensor = || vec![NamedTensor { name: "w".into(), shape: vec![2], data: vec![1.0, 2.0] }];
+        let (model, optimizer) = (tensor(), tensor());
+        let snapshot = Snapshot { state, model, optimizer, config: "{}\n".into(), tokenizer: None };
+        snapshot.write(checkpoints, &|_| Ok(())).unwrap()
+    }
+
+    fn newest(checkpoints: &Path) -> Option<u64> {
+        Checkpoint::newest(checkpoints, 99).unwrap().map(|found| found.state.step)
+    }
+
+    #[test]
+    fn any_changed_byte_of_any_file_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = write(folder.path(), state(7));
+        assert_eq!(Checkpoint::open(&path).unwrap().state.step, 7);
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()) {
+            files.push(entry.file_name().unwrap().to_str().unwrap().to_owned());
+            let whole = fs::read(&entry).unwrap();
+            let lengths = [&whole[..whole.len() - 1], &[&whole[..], b"\n"].concat()].map(<[u8]>::to_vec);
+            let flipped = (0..whole.len()).map(|at| {
+                let mut other = whole.clone();
+                other[at] ^= 1 << (at % 8);
+                other
+            });
+            for other in flipped.chain(lengths) {
+                fs::write(&entry, &other).unwrap();
+                let error = Checkpoint::open(&path).unwrap_err().to_string();
+                assert!(error.contains("is damaged"), "{}: {error}", entry.display());
+            }
+            fs::remove_file(&entry).unwrap();
+            assert!(Checkpoint::open(&path).unwrap_err().to_string().contains("missing"));
+            fs::write(&entry, whole).unwrap();
+            Checkpoint::open(&path).unwrap();
+        }
+        files.sort();
+        assert_eq!(files, [CONFIG, MODEL, OPTIMIZER, STATE, DIGEST]);
+    }
+
+    #[test]
+    fn numbers_that_cannot_be_are_refused_by_name() {
+        type Change = fn(&mut State);
+        let changes: [(&str, Change); 12] = [
+            ("step", |state| state.step = 1 << 63),
+            ("samples", |state| state.samples = u64::MAX),
+            ("tokens", |state| state.tokens = (1 << 53) + 1),
+            ("metrics_rows", |state| state.metrics_rows = u64::MAX),
+            ("position.epoch", |state| state.position.epoch = 8),
+            ("position.index", |state| state.position.index = 21),
+            ("best.step", |state| state.best.step = Some(8)),
+            ("scaler.applied", |state| state.scaler.as_mut().unwrap().applied = 8),
+            ("epoch", |state| state.epoch = f64::NAN),
+            ("seconds", |state| state.seconds = -1.0),
+            ("losses.window", |state| state.losses.window = f64::NAN),
+            ("losses.steps", |state| state.losses.steps = 8),
+        ];
+        for (name, change) in changes {
+            let folder = tempfile::tempdir().unwrap();
+            write(folder.path(), state(3));
+            let mut changed = state(7);
+            change(&mut changed);
+            let path = write(folder.path(), changed);
+            let error = Checkpoint::open(&path).unwrap_err().to_string();
+            assert!(error.contains(&format!("state.json: {name}: expected ")), "{error}");
+            assert_eq!(newest(folder.path()), Some(3));
+        }
+    }
+
+    /// A run continues after step 5, below three suspect checkpoints, and is killed between any two of its actions.
+    #[test]
+    fn at_every_moment_the_newest_good_checkpoint_is_there() {
+        for limit in 1..=3 {
+            let folder = tempfile::tempdir().unwrap();
+            let at = folder.path();
+            (1..=8).for_each(|step| drop(write(at, state(step))));
+            (6..=8).for_each(|step| mark_suspect(&at.join(name(step)), "a fault").unwrap());
+            assert_eq!(newest(at), Some(5));
+            // The same limit without a step back would have seen the suspect ones as the newest.
+            rotate(at, limit, None, 5).unwrap();
+            assert_eq!(newest(at), Some(5));
+            supersede(at, 5).unwrap();
+            assert_eq!((newest(at), list(at).unwrap().len()), (Some(5), limit));
+            for step in 6..=9 {
+                write(at, state(step));
+                assert_eq!(newest(at), Some(step));
+                remove_superseded(at);
+                // The last row is that of step 5, so that what is saved now may yet turn out to be suspect.
+                rotate(at, limit, None, 5).unwrap();
+                let kept = list(at).unwrap().into_iter().map(|(step, _)| step).collect::<Vec<_>>();
+                assert!(kept.contains(&5) && kept.contains(&step), "{kept:?}");
+                assert!(kept.len() <= limit.max(2), "{kept:?}");
+            }
+            rotate(at, limit, None, 9).unwrap();
+            assert_eq!(fs::read_dir(at).unwrap().count(), limit);
+        }
+    }
+
+    #[test]
+    fn only_a_folder_of_that_name_is_a_checkpoint() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), state(3));
+        for name in ["step-000008", "step-4", "step-+00005", "step-0000006", "step-000007.kept-1", "step-"] {
+            fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        fs::write(folder.path().join("step-000009"), "mine").unwrap();
+        assert_eq!(list(folder.path()).unwrap().len(), 1);
+        assert_eq!(newest(folder.path()), Some(3));
+        rotate(folder.path(), 1, None, 3).unwrap();
+        supersede(folder.path(), 0).unwrap();
+        remove_superseded(folder.path());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 7);
+        fs::write(folder.path().join("step-000008/notes.txt"), "mine").unwrap();
+        [8, 9].into_iter().for_each(|step| drop(write(folder.path(), state(step))));
+        remove_superseded(folder.path());
+        assert_eq!(newest(folder.path()), Some(9));
+        let kept = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
+        assert_eq!(kept("step-000008.kept-1/notes.txt") + &kept("step-000009.kept-1"), "minemine");
     }
 }

@@ -64,6 +64,9 @@ fn write_bundle(
 ) -> Result<()> {
     let target = folder.path().join(FOLDER);
     let io = |path: &Path, error: &std::io::Error| Error::io(format!("write {}", path.display()), error);
+    const REPORT: &str = "report.json";
+    let copied = ["plan.toml", "metrics.jsonl", compiler::auto::FILE, run_log::FILE];
+    folder.manifest.list(copied.iter().chain(&[REPORT]).map(|name| Path::new(FOLDER).join(name)))?;
     fs::create_dir_all(&target).map_err(|error| io(&target, &error))?;
     let parts = compiler::parts(plan.compiler().as_ref(), &plan.device, plan.ops, plan.captures());
     let report = json!({
@@ -84,9 +87,9 @@ fn write_bundle(
         "seed": plan.config.trainer.seed,
         "kiln_version": env!("CARGO_PKG_VERSION"),
     });
-    let text = serde_json::to_string_pretty(&report).map_err(|error| Error::data(format!("report.json: {error}")))?;
-    write_whole(&target.join("report.json"), (text + "\n").as_bytes())?;
-    for name in ["plan.toml", "metrics.jsonl", compiler::auto::FILE, run_log::FILE] {
+    let text = serde_json::to_string_pretty(&report).map_err(|error| Error::data(format!("{REPORT}: {error}")))?;
+    write_whole(&target.join(REPORT), (text + "\n").as_bytes())?;
+    for name in copied {
         let from = folder.path().join(name);
         if from.exists() {
             fs::copy(&from, target.join(name)).map_err(|error| io(&target.join(name), &error))?;

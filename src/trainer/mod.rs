@@ -14,6 +14,7 @@ mod history;
 mod kernels;
 pub mod laps;
 mod losses;
+mod manifest;
 mod output;
 mod panics;
 mod promise;

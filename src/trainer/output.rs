@@ -1,46 +1,48 @@
 //! The run folder: `plan.toml`, `metrics.jsonl`, `status.json`, `trainer_state.json`, `checkpoints/`, and at the end
 //! `all_results.json` and `model/` in Hugging Face's form. One process at a time has it: the file `.lock` is locked while a
-//! run writes. A folder that belongs to another run is refused, and `model/` appears only when all of it is written.
+//! run writes, and lists what Kiln has written ([`manifest`](super::manifest)). A folder that belongs to another run is
+//! refused, `model/` appears only when all of it is written, and a file that is not listed is never replaced or removed.
+//!
+//! A process may be killed at any moment. What it has not finished, the next one in the folder removes, and a folder with
+//! nothing but the beginning of a run in it is as good as an empty one.
 
-use std::fs::{self, File, TryLockError};
+use std::collections::BTreeSet;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
 
 use kiln_models::Model;
 use kiln_models::weights::save;
 
 use super::checkpoint::{self, Checkpoint};
+use super::manifest::{LOCK, Listed, MODEL, MODEL_ASIDE, Manifest};
 use super::promise::Promise;
 use super::status::{RunStatus, Status};
-use super::{fault, run_log, tensorboard};
+use super::{run_log, tensorboard};
 use crate::compiler;
-use crate::config::{OnExisting, RunConfig};
+use crate::config::{Integration, OnExisting, RunConfig};
 use crate::error::{Error, Result};
 use crate::metrics::{MetricsFile, Record};
 use crate::model_folder::architecture;
 use crate::plan::RunPlan;
 use crate::provenance::{self, Provenance};
 
-/// What a run writes into its folder; `overwrite` removes these and nothing else.
-const ENTRIES: &[&str] = &[
+const RESULTS: &str = "all_results.json";
+
+/// What every run writes into its folder, besides checkpoints and the model.
+const FILES: [&str; 8] = [
     "plan.toml",
     "metrics.jsonl",
-    "model",
-    checkpoint::FOLDER,
     super::status::FILE,
     "trainer_state.json",
-    "all_results.json",
-    compiler::auto::FILE,
-    compiler::debug::FOLDER,
-    fault::FOLDER,
+    RESULTS,
     run_log::FILE,
     super::laps::FILE,
     provenance::FILE,
-    tensorboard::FOLDER,
 ];
 
-/// The locked file of a folder that a process writes to.
-pub const LOCK: &str = ".lock";
+/// The model that another one is about to take the place of.
+const REPLACED: &str = ".replaced-model";
 
 /// An open run folder, this process's alone.
 #[derive(Debug)]
@@ -54,7 +56,69 @@ pub struct RunFolder {
     pub status: Status,
     /// The summary of a run that is resumed although it is complete, or its time over: there is nothing left to do.
     pub complete: Option<Record>,
-    _lock: File,
+    /// The files that Kiln has written, and the lock.
+    pub(super) manifest: Arc<Manifest>,
+}
+
+/// What stands in a folder that a run is to write to.
+enum Content {
+    /// Nothing, or nothing but the beginning of a run that was killed.
+    Free,
+    /// A run, whose files are listed.
+    Run(BTreeSet<String>),
+    /// A run of a Kiln that listed nothing, or whose list somebody has removed.
+    Unlisted,
+    /// Somebody else's files.
+    Foreign,
+}
+
+impl Content {
+    fn of(path: &Path) -> Result<Self> {
+        let entries = fs::read_dir(path).into_iter().flatten().flatten();
+        let is_empty = entries.into_iter().all(|entry| entry.file_name() == LOCK);
+        Ok(match Listed::read(path)? {
+            Listed::Files(listed) if Manifest::is_only_begun(path, &listed) => Self::Free,
+            Listed::Files(listed) => Self::Run(listed),
+            Listed::Nothing if is_empty => Self::Free,
+            Listed::Nothing if ["plan.toml", super::status::FILE].iter().all(|file| path.join(file).is_file()) => {
+                Self::Unlisted
+            }
+            Listed::Nothing | Listed::Foreign => Self::Foreign,
+        })
+    }
+
+    /// Whether a run may begin in the folder `path`, or go on there.
+    fn admits(&self, folder: &Path, how: OnExisting) -> Result<()> {
+        let path = folder.display();
+        let refused = |error: Error| Err(error.help("set run.output_dir to another folder"));
+        match (self, how) {
+            (Self::Free, _) | (Self::Unlisted, OnExisting::Resume) => Ok(()),
+            (_, OnExisting::Fail) => Err(Error::config(format!("run.output_dir: {path} exists and is not empty"))
+                .help(
+                    "set run.output_dir to another folder, --resume to continue the run in it, or run.on_existing = \
+                     \"overwrite\" to replace it",
+                )),
+            (Self::Foreign, how) => refused(Error::config(format!(
+                "run.on_existing = \"{how}\": {path} holds no run of Kiln's, so nothing in it is touched"
+            ))),
+            (Self::Unlisted, OnExisting::Overwrite) => refused(Error::config(format!(
+                "run.on_existing = \"overwrite\": {path} holds a run, but its {LOCK} does not list which files are Kiln's \
+                 (an older Kiln kept no list), so nothing in it is touched"
+            ))),
+            (Self::Run(listed), OnExisting::Overwrite | OnExisting::Resume) => {
+                // A model that Kiln has not written stands where it is to write one.
+                let model = fs::read_dir(folder.join(MODEL));
+                let is_taken = model.is_ok_and(|mut entries| entries.next().is_some());
+                let is_own = listed.iter().any(|file| Path::new(file).starts_with(MODEL));
+                if is_taken && !is_own {
+                    return refused(Error::config(format!(
+                        "run.output_dir: {path} holds a folder {MODEL}/ that Kiln has not written, and the run is to write one"
+                    )));
+                }
+                Ok(())
+            }
+        }
+    }
 }
 
 impl RunFolder {
@@ -77,65 +141,46 @@ impl RunFolder {
             ))
             .help("set run.output_dir to a folder that does not exist"));
         }
-        if path.join(LOCK).exists() {
-            drop(lock(&path)?);
+        if path.join(LOCK).is_file() {
+            drop(Manifest::lock(&path)?);
         }
-        let used = ENTRIES.iter().any(|entry| path.join(entry).exists());
-        let entries = fs::read_dir(&path).into_iter().flatten().flatten();
-        let occupied = entries.into_iter().any(|entry| entry.file_name() != LOCK);
-        match config.run.on_existing {
-            OnExisting::Fail if occupied => {
-                Err(Error::config(format!("run.output_dir: {} exists and is not empty", path.display())).help(
-                    "set run.output_dir to another folder, --resume to continue the run in it, or run.on_existing = \
-                     \"overwrite\" to replace it",
-                ))
-            }
-            how @ (OnExisting::Overwrite | OnExisting::Resume) if occupied && !used => Err(Error::config(format!(
-                "run.on_existing = \"{how}\": {} holds no run of Kiln's, so nothing in it is touched",
-                path.display()
-            ))
-            .help("set run.output_dir to another folder")),
-            _ => Ok(path),
-        }
+        Content::of(&path)?.admits(&path, config.run.on_existing)?;
+        Ok(path)
     }
 
     /// Makes the folder, takes its lock and writes `plan.toml`. With `run.on_existing = "resume"` also finds the newest
-    /// whole checkpoint, and cuts off the rows of `metrics.jsonl` that were written after it.
+    /// whole checkpoint, sets those after it aside, and cuts off the rows of `metrics.jsonl` that were written after it.
     ///
     /// # Errors
     /// As [`check`](Self::check); a checkpoint that is of another run; the operating system's.
     pub fn create(plan: &RunPlan) -> Result<(Self, Option<Checkpoint>)> {
-        let path = plan.output_dir()?;
+        let how = plan.config.run.on_existing;
+        let path = Self::check(&plan.config)?;
         let io = |action: &str, path: &Path, error: &std::io::Error| {
             Error::io(format!("{action} {}", path.display()), error).help("run.output_dir must be a writable folder")
         };
-        Self::check(&plan.config)?;
         fs::create_dir_all(&path).map_err(|error| io("create", &path, &error))?;
-        let lock = lock(&path)?;
+        let manifest = Manifest::lock(&path)?;
         // Again, now that nobody else can come between.
-        if plan.config.run.on_existing == OnExisting::Fail {
-            let entries = fs::read_dir(&path).into_iter().flatten().flatten();
-            if entries.into_iter().any(|entry| entry.file_name() != LOCK) {
-                return Err(Error::config(format!("run.output_dir: {} is not empty any more", path.display()))
-                    .help("another run has begun in it; set run.output_dir to another folder"));
-            }
-        }
-        let checkpoints = path.join(checkpoint::FOLDER);
+        let content = Content::of(&path)?;
+        content.admits(&path, how)?;
         let promise = Promise::of(plan)?;
-        let found = match plan.config.run.on_existing {
-            OnExisting::Resume => {
-                checkpoint::remove_unfinished(&checkpoints)?;
-                Checkpoint::newest(&checkpoints)?
-            }
-            _ => None,
+        let checkpoints = path.join(checkpoint::FOLDER);
+        let found = match how {
+            OnExisting::Resume => Checkpoint::newest(&checkpoints, MetricsFile::count(&path))?,
+            OnExisting::Fail | OnExisting::Overwrite => None,
         };
         if let Some(found) = &found {
             found.state.promise.kept_by(&promise, found.state.step).map_err(|e| e.at(found.path.display()))?;
-        }
-        if found.is_none() && plan.config.run.on_existing == OnExisting::Resume {
+            if let Some(notice) = found.state.promise.notice(&promise) {
+                eprintln!("warning: {notice}");
+            }
+        } else if how == OnExisting::Resume {
             // What is there is somebody's work: only `overwrite` may replace it.
-            let kept = fs::read_dir(&checkpoints).is_ok_and(|mut entries| entries.next().is_some());
-            if kept || path.join("model").exists() {
+            let mut entries = fs::read_dir(&checkpoints).into_iter().flatten().flatten();
+            let kept = entries.any(|entry| !checkpoint::is_unfinished(&entry.path()))
+                || [MODEL, REPLACED].iter().any(|model| path.join(model).exists());
+            if kept || matches!(content, Content::Unlisted) {
                 return Err(Error::data(format!(
                     "run.output_dir: {} holds a run, but no whole checkpoint to continue from",
                     path.display()
@@ -143,28 +188,51 @@ impl RunFolder {
                 .help("set run.output_dir to another folder, or run.on_existing = \"overwrite\" to replace it"));
             }
         }
+        // Nothing has been changed up to here.
+        manifest.open()?;
+        manifest.remove_unfinished()?;
+        finish_replacing(&path, &manifest)?;
         let ended = found.as_ref().is_some_and(|found| {
             let limit = plan.steps.max_duration;
             let out_of_time = limit.is_some_and(|limit| found.state.seconds >= limit.as_secs_f64());
             out_of_time || found.state.step >= plan.steps.total as u64
         });
-        // A run that a signal stopped has no summary.
-        if let (true, Some(status)) = (ended && path.join("model").exists(), Status::read(&path)?)
-            && matches!(status.status, RunStatus::Completed | RunStatus::Stopped)
-        {
+        if ended && path.join(MODEL).exists() {
+            let status = Status::read(&path).unwrap_or_else(|error| {
+                eprintln!("warning: {error}; it is written again");
+                None
+            });
             let metrics = MetricsFile::open(&path)?;
-            if let Some(summary) = metrics.last_with("train_runtime") {
-                return Ok((Self { path, metrics, promise, status, complete: Some(summary), _lock: lock }, found));
+            // A run that a signal stopped has no summary.
+            let has_ended = |status: &Status| matches!(status.status, RunStatus::Completed | RunStatus::Stopped);
+            if let Some(status) = status.filter(has_ended)
+                && let Some(summary) = metrics.last_with("train_runtime")
+            {
+                let manifest = Arc::new(manifest);
+                return Ok((Self { path, metrics, promise, status, complete: Some(summary), manifest }, found));
             }
         }
-        let stale: &[&str] = match &found {
-            Some(_) => &["all_results.json"],
-            None => ENTRIES,
-        };
-        for entry in stale.iter().map(|entry| path.join(entry)).filter(|entry| entry.exists()) {
-            let removed = if entry.is_dir() { fs::remove_dir_all(&entry) } else { fs::remove_file(&entry) };
-            removed.map_err(|error| io("remove", &entry, &error))?;
+        match &found {
+            Some(found) => {
+                checkpoint::supersede(&checkpoints, found.state.step)?;
+                if manifest.has(Path::new(RESULTS)) && path.join(RESULTS).exists() {
+                    fs::remove_file(path.join(RESULTS)).map_err(|error| io("remove", &path.join(RESULTS), &error))?;
+                }
+                if matches!(content, Content::Unlisted) {
+                    // The run is known by its checkpoint, whose files a model has too.
+                    manifest.list(found.state.files.keys().map(|name| Path::new(MODEL).join(name)))?;
+                }
+            }
+            None => {
+                let kept = manifest.remove_listed()?;
+                if !kept.is_empty() {
+                    let names = kept.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
+                    eprintln!("warning: {}: kept, since Kiln has not written them: {names}", path.display());
+                }
+                manifest.restart()?;
+            }
         }
+        manifest.list(written_by(plan))?;
         write_whole(&path.join("plan.toml"), plan.to_toml()?.as_bytes())?;
         Provenance::of(plan).write(&path)?;
         let seconds = found.as_ref().map_or(0.0, |found| found.state.seconds);
@@ -174,7 +242,7 @@ impl RunFolder {
         };
         let status = Status::begin(plan, seconds);
         status.write(&path)?;
-        Ok((Self { path, metrics, promise, status, complete: None, _lock: lock }, found))
+        Ok((Self { path, metrics, promise, status, complete: None, manifest: Arc::new(manifest) }, found))
     }
 
     /// The folder.
@@ -198,64 +266,103 @@ impl RunFolder {
                 results = results.with(name, value.clone());
             }
         }
-        write_whole(&self.path.join("all_results.json"), (results.to_json() + "\n").as_bytes())
+        write_whole(&self.path.join(RESULTS), (results.to_json() + "\n").as_bytes())
     }
 
-    /// Writes `model/`: weights, `config.json`, and the tokenizer where there is one. It is written aside and renamed.
+    /// Writes `model/`: weights, `config.json`, and the tokenizer where there is one. It is written aside and renamed. What
+    /// somebody has added to a `model/` that is there stays in it.
     ///
     /// # Errors
-    /// The operating system's; no `model/` is left behind then.
+    /// The operating system's; no `model/` is left behind then, or the one from before.
     pub fn write_model(&self, model: &Model, plan: &RunPlan) -> Result<PathBuf> {
-        let target = self.path.join("model");
-        match write_aside(&self.path, &target, model, plan) {
+        let target = self.path.join(MODEL);
+        match self.write_aside(&target, model, plan) {
             Ok(()) => Ok(target),
             Err(error) => {
                 Err(error.at(target.display()).help("make room there, or fix its permissions, and run again"))
             }
         }
     }
+
+    fn write_aside(&self, target: &Path, model: &Model, plan: &RunPlan) -> Result<()> {
+        let io = |error: std::io::Error| Error::io(format!("write {}", target.display()), &error);
+        let aside = tempfile::Builder::new().prefix(MODEL_ASIDE).tempdir_in(&self.path).map_err(io)?;
+        let config = serde_json::to_string_pretty(&plan.model_config.to_json(architecture(model)))
+            .map_err(|error| Error::data(format!("config.json: {error}")))?;
+        write_whole(&aside.path().join("config.json"), (config + "\n").as_bytes())?;
+        if let Some(tokenizer) = &plan.tokenizer {
+            tokenizer.save(aside.path())?;
+        }
+        save(model, aside.path())?;
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            fs::set_permissions(aside.path(), fs::Permissions::from_mode(0o755)).map_err(io)?;
+        }
+        let mut files = Vec::new();
+        for entry in fs::read_dir(aside.path()).map_err(io)? {
+            let name = entry.map_err(io)?.file_name();
+            let (file, there) = (Path::new(MODEL).join(&name), target.join(&name));
+            if fs::symlink_metadata(&there).is_ok() && !self.manifest.has(&file) {
+                keep(&there, &there).map_err(io)?;
+            }
+            files.push(file);
+        }
+        self.manifest.list(files)?;
+        if fs::symlink_metadata(target).is_ok() {
+            fs::rename(target, self.path.join(REPLACED)).map_err(io)?;
+        }
+        fs::rename(aside.path(), target).map_err(io)?;
+        let _renamed = aside.keep(); // nothing is left under the temporary name to delete
+        finish_replacing(&self.path, &self.manifest)
+    }
 }
 
-fn write_aside(run: &Path, target: &Path, model: &Model, plan: &RunPlan) -> Result<()> {
-    let io = |error: std::io::Error| Error::io(format!("write {}", target.display()), &error);
-    let aside = tempfile::Builder::new().prefix(".model-").tempdir_in(run).map_err(io)?;
-    let config = serde_json::to_string_pretty(&plan.model_config.to_json(architecture(model)))
-        .map_err(|error| Error::data(format!("config.json: {error}")))?;
-    write_whole(&aside.path().join("config.json"), (config + "\n").as_bytes())?;
-    if let Some(tokenizer) = &plan.tokenizer {
-        tokenizer.save(aside.path())?;
+/// The files that the run of `plan` will write, besides its checkpoints and its model.
+fn written_by(plan: &RunPlan) -> Vec<PathBuf> {
+    let mut files = FILES.map(PathBuf::from).to_vec();
+    files.extend(plan.decision.as_ref().map(|_| compiler::auto::FILE.into()));
+    if compiler::debug::is_on(plan) {
+        files.extend(compiler::debug::FILES.map(|name| Path::new(compiler::debug::FOLDER).join(name)));
     }
-    save(model, aside.path())?;
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        fs::set_permissions(aside.path(), fs::Permissions::from_mode(0o755)).map_err(io)?;
+    if plan.config.trainer.report_to.contains(&Integration::TensorBoard) {
+        files.push(Path::new(tensorboard::FOLDER).join(tensorboard::PATTERN));
     }
-    if target.exists() {
-        fs::remove_dir_all(target).map_err(io)?;
-    }
-    fs::rename(aside.path(), target).map_err(io)?;
-    let _renamed = aside.keep(); // nothing is left under the temporary name to delete
-    Ok(())
+    files
 }
 
-/// Locks the run folder `path` for this process. The lock ends with the process, however that ends.
-fn lock(path: &Path) -> Result<File> {
-    let file = path.join(LOCK);
-    let io = |error: &std::io::Error| {
-        Error::io(format!("lock {}", file.display()), error).help("run.output_dir must be a writable folder")
-    };
-    let open = File::options().create(true).truncate(false).write(true).open(&file).map_err(|error| io(&error))?;
-    // `kiln describe` holds the lock for an instant to see whether it is free.
-    for _ in 0..5 {
-        match open.try_lock() {
-            Ok(()) => return Ok(open),
-            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(20)),
-            Err(TryLockError::Error(error)) => return Err(io(&error)),
+/// Ends what [`RunFolder::write_model`] does with a `model/` that was there: what somebody has added to it is moved into the
+/// new one, and the rest is removed. A process that was killed in between has left this to the next one.
+fn finish_replacing(run: &Path, manifest: &Manifest) -> Result<()> {
+    let (replaced, target) = (run.join(REPLACED), run.join(MODEL));
+    let io = |error: std::io::Error| Error::io(format!("replace {}", target.display()), &error);
+    let Ok(found) = fs::symlink_metadata(&replaced) else { return Ok(()) };
+    if fs::symlink_metadata(&target).is_err() {
+        return fs::rename(&replaced, &target).map_err(io);
+    }
+    if !found.is_dir() {
+        return fs::remove_file(&replaced).map_err(io); // a link; what it leads to is not in this folder
+    }
+    for entry in fs::read_dir(&replaced).map_err(io)? {
+        let entry = entry.map_err(io)?;
+        let name = entry.file_name();
+        if entry.file_type().map_err(io)?.is_dir() || !manifest.has(&Path::new(MODEL).join(&name)) {
+            keep(&entry.path(), &target.join(&name)).map_err(io)?;
         }
     }
-    Err(Error::config(format!("run.output_dir: another process is writing to {}", path.display()))
-        .help("wait until that run ends, or set run.output_dir to another folder"))
+    fs::remove_dir_all(&replaced).map_err(io)
+}
+
+/// Renames the file at `from`, which is not Kiln's, to `to`, or to a name beside it where that is taken.
+pub(super) fn keep(from: &Path, to: &Path) -> std::io::Result<()> {
+    let name = to.file_name().unwrap_or_default().to_string_lossy();
+    let others = (1..).map(|number| to.with_file_name(format!("{name}.kept-{number}")));
+    let free = std::iter::once(to.to_owned()).chain(others).find(|path| fs::symlink_metadata(path).is_err());
+    let free = free.unwrap_or_else(|| to.to_owned());
+    if free != to {
+        eprintln!("warning: {}, which Kiln has not written, is now {}", to.display(), free.display());
+    }
+    fs::rename(from, free)
 }
 
 /// Writes a file that appears under its name only when it is whole.

@@ -2,7 +2,8 @@
 //! setting belongs to it unless it is listed here as free, so a setting that is new is on the safe side.
 //!
 //! Free are settings that change what is reported, saved or measured but no weight: where the run writes, logging,
-//! evaluation, saving, early stopping, `max_minutes`, the text sample, and which device of a kind. Free, too, is the
+//! evaluation and its data (a change of these is said), saving, early stopping, `max_minutes`, the text sample, and which
+//! device of a kind. Free, too, is the
 //! compiler: it computes the same function, so a run may change to it and back, though not bit for bit. The length of the run is
 //! free when the schedule does not depend on it. Everything else is refused by name.
 //!
@@ -14,10 +15,11 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
+use sha2::{Digest as _, Sha256};
 
 use super::checkpoint::hex;
 use crate::config::{Precision, SchedulerType};
+use crate::data::digest::digest;
 use crate::error::{Error, Result};
 use crate::plan::RunPlan;
 use crate::task::Reduction;
@@ -69,8 +71,7 @@ const DERIVED: &[&str] = &[
 
 const LENGTH: &str = "total steps";
 
-/// Examples whose content stands for the training data's.
-const SAMPLED: usize = 64;
+const EXAMPLES: &str = "training examples";
 
 /// The settings and facts that must stay, by key.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -78,6 +79,8 @@ pub struct Promise {
     /// SHA-256 of the settings: equal promises have equal fingerprints.
     pub fingerprint: String,
     settings: BTreeMap<String, Value>,
+    /// The digest of the validation data, where there are any.
+    validation: Option<String>,
 }
 
 impl Promise {
@@ -112,14 +115,29 @@ impl Promise {
             settings.insert("trainer.per_device_train_batch_size".into(), json!(micro));
         }
         settings.insert("device.kind".into(), json!(plan.device.kind.as_str()));
-        settings.insert("training examples".into(), json!(plan.steps.train_examples));
+        settings.insert(EXAMPLES.into(), json!(plan.steps.train_examples));
         settings.insert("training tokens".into(), json!(plan.steps.train_tokens));
-        settings.insert("content of the training data".into(), json!(content(plan)?));
+        settings.insert("content of the training data".into(), json!(digest(&*plan.train)?));
         let mut hash = Sha256::new();
         for (key, value) in &settings {
             hash.update(format!("{key}={value}\n"));
         }
-        Ok(Self { fingerprint: hex(&hash.finalize()), settings })
+        let validation = plan.validation.as_ref().map(|data| digest(&**data)).transpose()?;
+        Ok(Self { fingerprint: hex(&hash.finalize()), settings, validation })
+    }
+
+    /// The number of training examples.
+    pub fn training_examples(&self) -> Option<u64> {
+        self.settings.get(EXAMPLES).and_then(Value::as_u64)
+    }
+
+    /// What is worth saying when a run with the promise `self` continues as `now`, although it may.
+    pub fn notice(&self, now: &Self) -> Option<&'static str> {
+        let changed = now.validation.is_some() && self.validation.is_some() && self.validation != now.validation;
+        changed.then_some(
+            "the validation data have changed since the run began: evaluations before and after this point, and the best \
+             of them, do not compare",
+        )
     }
 
     /// Whether a run with the promise `self`, now at `step`, may continue as `now`.
@@ -174,20 +192,6 @@ fn flatten(prefix: &str, value: &Value, into: &mut BTreeMap<String, Value>) {
     }
 }
 
-/// A digest of examples spread over the training data: files of the same name and length may have been exchanged.
-fn content(plan: &RunPlan) -> Result<String> {
-    let len = plan.train.len();
-    let mut hash = Sha256::new();
-    for index in (0..SAMPLED.min(len)).map(|i| i * len / SAMPLED.min(len)) {
-        let example = plan.train.get(index, 0)?;
-        for id in &example.input_ids {
-            hash.update(id.to_le_bytes());
-        }
-        hash.update(format!("{:?}", example.label));
-    }
-    Ok(hex(&hash.finalize()))
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -196,7 +200,7 @@ mod tests {
     fn promise(settings: Value) -> Promise {
         let mut map = BTreeMap::new();
         flatten("", &settings, &mut map);
-        Promise { fingerprint: String::new(), settings: map }
+        Promise { fingerprint: String::new(), settings: map, validation: None }
     }
 
     #[test]

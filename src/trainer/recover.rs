@@ -4,7 +4,7 @@
 //! or that Rust's allocator aborts, is continued with `--resume`.
 
 use super::Trainer;
-use super::checkpoint::Checkpoint;
+use super::checkpoint::{self, Checkpoint};
 use super::output::{RunFolder, write_whole};
 use super::run::Run;
 use crate::error::{Error, ErrorKind, Result};
@@ -35,7 +35,8 @@ impl Trainer {
     /// The run as it stood at its last good state, with the batch `smaller`, which changes nothing that the run promises.
     /// Rows written since are taken back, plan.toml is written again.
     pub(super) fn recover(&mut self, folder: &mut RunFolder, smaller: BatchPlan, error: &str) -> Result<Run> {
-        let checkpoint = Checkpoint::newest(&folder.checkpoints())?;
+        let checkpoint = Checkpoint::newest(&folder.checkpoints(), MetricsFile::count(folder.path()))?;
+        checkpoint::supersede(&folder.checkpoints(), checkpoint.as_ref().map_or(0, |found| found.state.step))?;
         let back_to = checkpoint.as_ref().map_or("the start".into(), |found| format!("step {}", found.state.step));
         let message = format!(
             "out of memory: {}; back to {back_to} with half the micro-batch and the same global batch: {}, was {}",

@@ -135,7 +135,7 @@ impl Trainer {
             pending_evaluation,
             evaluation: checkpoint.and_then(|_| folder.metrics.last_with("eval_loss")),
             clock,
-            saver: Saver::new(folder.checkpoints(), trainer.save_total_limit),
+            saver: Saver::new(folder.checkpoints(), folder.manifest.clone(), trainer.save_total_limit),
             guard: Guard::new(&self.plan),
             last_row: progress.step,
             shapes,
@@ -278,8 +278,11 @@ impl Trainer {
         };
         run.saver.spent += started.elapsed();
         let keep = self.plan.config.trainer.load_best_model_at_end.then_some(run.best.step).flatten();
-        // While the run looks as if it had stopped learning, the checkpoint from before stays.
-        run.saver.save(snapshot, keep, run.guard.doubtful_since())?;
+        // The newest checkpoint stays that nothing found later can make suspect: up to the last row, the last check of the
+        // compiler, and where the run last looked as if it learned.
+        let verifies = matches!(verify::of(self.plan.compiler().as_ref()), Verify::Every(_)).then_some(run.verified);
+        let good = verifies.into_iter().chain(run.guard.doubtful_since()).fold(run.last_row, u64::min);
+        run.saver.save(snapshot, keep, good)?;
         folder.status.advance(&progress, elapsed);
         folder.status.write(folder.path())?;
         write_trainer_state(folder, &self.plan, run)?;

@@ -1,17 +1,20 @@
 //! Writes checkpoints on a thread of their own, one at a time, so that training goes on meanwhile. An error there is
 //! reported at the next save or at the end, and fails the run.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::checkpoint::{Snapshot, rotate};
+use super::checkpoint::{self, Snapshot};
+use super::manifest::Manifest;
 use crate::error::{Error, Result};
 
 /// The thread that writes, if one is at work, and what saving has cost.
 #[derive(Debug)]
 pub struct Saver {
     checkpoints: PathBuf,
+    manifest: Arc<Manifest>,
     limit: Option<usize>,
     writing: Option<JoinHandle<Result<Duration>>>,
     /// Time spent on reading values and writing files, on either thread.
@@ -19,24 +22,26 @@ pub struct Saver {
 }
 
 impl Saver {
-    /// Saves into the folder `checkpoints`, of which at most `limit` are kept.
-    pub fn new(checkpoints: PathBuf, limit: Option<usize>) -> Self {
-        Self { checkpoints, limit, writing: None, spent: Duration::ZERO }
+    /// Saves into the folder `checkpoints`, of which at most `limit` are kept, and lists the files in `manifest`.
+    pub fn new(checkpoints: PathBuf, manifest: Arc<Manifest>, limit: Option<usize>) -> Self {
+        Self { checkpoints, manifest, limit, writing: None, spent: Duration::ZERO }
     }
 
-    /// Starts writing `snapshot`, after the one before is done. Removes old checkpoints once it is written, but not the
-    /// one of step `keep` nor the newest up to step `good`.
+    /// Starts writing `snapshot`, after the one before is done. Once it is written, removes what the run has left behind and
+    /// old checkpoints, but not the one of step `keep` nor the newest up to step `good`.
     ///
     /// # Errors
     /// What the write before met.
-    pub fn save(&mut self, snapshot: Snapshot, keep: Option<u64>, good: Option<u64>) -> Result<()> {
+    pub fn save(&mut self, snapshot: Snapshot, keep: Option<u64>, good: u64) -> Result<()> {
         self.wait()?;
-        let (checkpoints, limit) = (self.checkpoints.clone(), self.limit);
+        let (checkpoints, manifest, limit) = (self.checkpoints.clone(), self.manifest.clone(), self.limit);
         let write = move || {
             let started = Instant::now();
-            snapshot.write(&checkpoints)?;
+            let of_any = Path::new(checkpoint::FOLDER).join("*");
+            snapshot.write(&checkpoints, &|names| manifest.list(names.iter().map(|name| of_any.join(name))))?;
+            checkpoint::remove_superseded(&checkpoints);
             if let Some(limit) = limit {
-                rotate(&checkpoints, limit, keep, good)?;
+                checkpoint::rotate(&checkpoints, limit, keep, good)?;
             }
             Ok(started.elapsed())
         };

@@ -8,7 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use super::callback::Progress;
-use super::output::{LOCK, write_whole};
+use super::manifest::LOCK;
+use super::output::write_whole;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::RunPlan;
 

@@ -19,6 +19,14 @@ use crate::metrics::Record;
 /// Its folder in the run folder.
 pub const FOLDER: &str = "tensorboard";
 
+/// The names of its files, with the time and the process as `*`.
+pub const PATTERN: &str = "events.out.tfevents.*.kiln.*";
+
+/// Whether `name` is that of a file that Kiln has written.
+pub fn is_event_file(name: &str) -> bool {
+    name.strip_prefix("events.out.tfevents.").is_some_and(|rest| rest.contains(".kiln."))
+}
+
 #[derive(Clone, PartialEq, Message)]
 struct Event {
     /// Seconds since 1970.
