@@ -15,6 +15,7 @@ use super::status::{RunStatus, Status};
 use super::{fault, run_log, tensorboard};
 use crate::compiler;
 use crate::config::{OnExisting, RunConfig};
+use crate::data::paths;
 use crate::error::{Error, Result};
 use crate::metrics::{MetricsFile, Record};
 use crate::model_folder::architecture;
@@ -35,9 +36,13 @@ const ENTRIES: &[&str] = &[
     fault::FOLDER,
     run_log::FILE,
     super::laps::FILE,
+    PREDICTIONS,
     provenance::FILE,
     tensorboard::FOLDER,
 ];
+
+/// The predictions of `trainer.do_predict`, in the run folder.
+pub const PREDICTIONS: &str = "predict_results.jsonl";
 
 /// The locked file of a folder that a process writes to.
 pub const LOCK: &str = ".lock";
@@ -125,7 +130,10 @@ impl RunFolder {
         let found = match plan.config.run.on_existing {
             OnExisting::Resume => {
                 checkpoint::remove_unfinished(&checkpoints)?;
-                Checkpoint::newest(&checkpoints)?
+                match &plan.config.run.resume_from_checkpoint {
+                    Some(chosen) => Some(Checkpoint::chosen(&paths::expand(&chosen.to_string_lossy())?, &checkpoints)?),
+                    None => Checkpoint::newest(&checkpoints)?,
+                }
             }
             _ => None,
         };
@@ -140,7 +148,7 @@ impl RunFolder {
                     "run.output_dir: {} holds a run, but no whole checkpoint to continue from",
                     path.display()
                 ))
-                .help("set run.output_dir to another folder, or run.on_existing = \"overwrite\" to replace it"));
+                .help("to train on from its weights, set model.from; else set run.output_dir to another folder, or run.on_existing = \"overwrite\" to replace it"));
             }
         }
         let ended = found.as_ref().is_some_and(|found| {
