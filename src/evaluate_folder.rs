@@ -1,15 +1,19 @@
 //! `kiln eval`: a trained model on the validation data of a config, by the same pass that evaluates during training.
 
+use std::sync::Arc;
 use std::time::Instant;
 
+use kiln_models::Model;
+
 use crate::config::{RunConfig, Validation};
+use crate::data::Dataset;
 use crate::data::labels::LabelNames;
 use crate::error::{Error, Result};
 use crate::hub::{self, Wanted};
 use crate::metrics::Record;
 use crate::model_folder::ModelFolder;
 use crate::plan::RunPlan;
-use crate::trainer::{Progress, evaluate};
+use crate::trainer::{Progress, Trainer, evaluate};
 
 /// Evaluates the model in the folder (or of the Hub id) `model`, or else the one in the run folder of `config`, on the
 /// validation data of `config`. `plan` makes a plan of a config. Returns the figures of an evaluation row, and for a
@@ -50,11 +54,28 @@ pub fn evaluate_folder(
     let Some(validation) = plan.validation.clone() else {
         return Err(Error::data("data.validation: there is no validation data"));
     };
-    let device = &plan.device.device;
-    let model = ModelFolder::open(&spec, plan.task, &device.clone().autodiff())?.with_compute(plan.compute());
+    let device = plan.device.device.clone().autodiff();
+    let model = ModelFolder::open(&spec, plan.task, &device)?.with_compute(plan.compute());
+    figures(&plan, validation, &model.model)
+}
+
+/// Evaluates the model of `plan` as it is before the first step, as [`evaluate_folder`] does.
+///
+/// # Errors
+/// A plan without validation data, and whatever reading model and data meets.
+pub fn evaluate_untrained(plan: RunPlan) -> Result<(Record, Vec<String>)> {
+    let Some(validation) = plan.validation.clone() else {
+        return Err(Error::config("data.validation: required to evaluate, got none"));
+    };
+    let trainer = Trainer::new(plan)?;
+    figures(trainer.plan(), validation, trainer.model())
+}
+
+/// The figures of an evaluation row for `model` on `validation`, and the confusion matrix as lines of text.
+fn figures(plan: &RunPlan, validation: Arc<dyn Dataset>, model: &Model) -> Result<(Record, Vec<String>)> {
     let started = Instant::now();
     let batch_size = plan.config.trainer.per_device_eval_batch_size;
-    let evaluation = evaluate(&model.model, &plan, validation, batch_size)?;
+    let evaluation = evaluate(model, plan, validation, batch_size)?;
     let progress = Progress { step: 0, total_steps: 0, samples: 0, tokens: 0, epoch: 0.0 };
     let record = evaluation.record(&progress, started.elapsed());
     let figures = record.fields().filter(|(name, _)| name.starts_with("eval_"));

@@ -57,6 +57,9 @@ pub fn describe(folder: &Path) -> Result<String> {
     if let Some(message) = &status.message {
         line("", message.replace('\n', " "));
     }
+    if let Some(name) = &status.name {
+        line("name", name.clone());
+    }
     line("model", status.model.clone());
     line("steps", format!("{} of {}", last_step(folder, &status), status.total_steps));
     line("seconds", format!("{:.1}", status.seconds));

@@ -16,7 +16,7 @@ use safetensors::SafeTensors;
 use serde_json::{Map, Value};
 
 use crate::compiler::probe::without_dropout;
-use crate::config::{CompilerMode, DeviceKind, EvalStrategy, OnExisting, RunConfig, SaveStrategy};
+use crate::config::{CompilerMode, DeviceKind, OnExisting, RunConfig, SaveStrategy};
 use crate::error::{Error, Result};
 use crate::execution;
 use crate::plan::RunPlan;
@@ -98,11 +98,9 @@ fn verify_in(config: &RunConfig, modes: [CompilerMode; 2], runner: &Runner<'_>) 
     let mut config = config.clone();
     config.generation = None;
     let trainer = &mut config.trainer;
-    (trainer.eval_strategy, trainer.eval_steps, trainer.eval_on_start) = (EvalStrategy::No, None, false);
-    (trainer.save_strategy, trainer.load_best_model_at_end) = (SaveStrategy::No, false);
-    (trainer.metric_for_best_model, trainer.greater_is_better) = (None, None);
-    (trainer.early_stopping_patience, trainer.early_stopping_threshold) = (None, 0.0);
-    (trainer.max_minutes, trainer.logging_steps) = (None, Some(1.into()));
+    trainer.never_evaluate();
+    trainer.log_every(1);
+    (trainer.save_strategy, trainer.save_only_model, trainer.max_minutes) = (SaveStrategy::No, false, None);
     let run = |name: &str, before_stop: bool, mode: CompilerMode| -> Result<u64> {
         let mut config = config.clone();
         config.set_compiler(mode);

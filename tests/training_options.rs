@@ -1,6 +1,7 @@
 //! What `[trainer]` says about the update and the loss, through the binary: every optimizer trains and continues from a
 //! checkpoint bit for bit, what is frozen stays as it was, class weights and label smoothing reach the loss of training and
-//! no evaluation. The formulas are tested in `src/optim/tests.rs` and `src/task/loss.rs`.
+//! no evaluation. The formulas are tested in `src/optim/tests.rs` and `src/task/loss.rs`. Then Hugging Face's arguments: what
+//! each changes in a run, and whole files of them.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -8,7 +9,7 @@ mod common;
 use std::path::Path;
 
 use common::small_run::{copy, train, write};
-use common::{fails, succeeds, tensors, train_rows};
+use common::{fails, kiln, rows, succeeds, tensors, train_rows};
 
 /// Every name of `trainer.optim`, with arguments where it takes some, and a learning rate that suits it.
 const OPTIMIZERS: [(&str, &str, &str); 8] = [
@@ -104,7 +105,7 @@ fn the_loss_of_training_is_weighted_and_smoothed_and_that_of_evaluation_is_smoot
         let base = ["--set", "trainer.max_steps=1", "--set", "trainer.warmup_steps=1", "--set", "model.num_labels=3"];
         let mut command = train(folder.path(), run, &base);
         let stdout = succeeds(command.args(["--set", set]));
-        let rows = common::rows(&folder.path().join(run));
+        let rows = rows(&folder.path().join(run));
         let number = |key: &str| rows.iter().find_map(|row| row.get(key)).unwrap().as_f64().unwrap();
         (number("loss"), number("eval_loss"), stdout)
     };
@@ -141,11 +142,11 @@ fn the_perplexity_of_a_smoothed_model_is_that_of_its_text() {
         let smoothing = format!("trainer.label_smoothing_factor={smoothing}");
         let sets = ["--set", "trainer.max_steps=1", "--set", "trainer.warmup_steps=1", "--set", &smoothing];
         succeeds(&mut train(folder.path(), run, &sets));
-        let mut eval = common::kiln(folder.path());
+        let mut eval = kiln(folder.path());
         let model = folder.path().join(run).join("model");
         eval.args(["eval", "config.toml", "--out", "eval.json", "--set", &smoothing, "--model"]).arg(model);
         succeeds(&mut eval);
-        let rows = common::rows(&folder.path().join(run));
+        let rows = rows(&folder.path().join(run));
         let row = rows.into_iter().find(|row| row.get("eval_loss").is_some()).unwrap();
         let again = common::json(&folder.path().join("eval.json"));
         ["eval_loss", "eval_perplexity"].map(|name| {
@@ -176,4 +177,180 @@ fn what_does_not_fit_is_refused() {
         fails(&mut train(folder.path(), "run", &["--set", set]), 2, parts);
         assert!(!folder.path().join("run").exists(), "{set}");
     }
+}
+
+/// `--set trainer.NAME=VALUE` for each.
+fn set<'a>(settings: &[&'a str]) -> Vec<&'a str> {
+    settings.iter().flat_map(|setting| ["--set", *setting]).collect()
+}
+
+/// The steps of rows that have `name`, but not of the summary.
+fn steps_with(run: &Path, name: &str) -> Vec<u64> {
+    let found = rows(run).into_iter().filter(|row| row.get(name).is_some() && row.get("train_runtime").is_none());
+    found.map(|row| row["step"].as_u64().unwrap()).collect()
+}
+
+/// Four optimizer steps are an epoch of `small_run`: 20 rows in micro-batches of 3, accumulated by two.
+#[test]
+fn rows_and_evaluations_come_when_they_are_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let run = |name: &str, settings: &[&str]| {
+        let stdout = succeeds(&mut train(folder.path(), name, &set(settings)));
+        (folder.path().join(name), stdout)
+    };
+    let (by_epoch, _) = run("epoch", &["trainer.logging_strategy=epoch", "trainer.eval_delay=7"]);
+    assert_eq!(steps_with(&by_epoch, "loss"), [4, 8, 12, 14]);
+    assert_eq!(steps_with(&by_epoch, "eval_loss"), [9, 12, 14]);
+    let (silent, stdout) =
+        run("no", &["trainer.logging_strategy=no", "trainer.eval_strategy=epoch", "trainer.eval_delay=2"]);
+    assert!(steps_with(&silent, "loss").is_empty() && !stdout.contains("'loss'"), "{stdout}");
+    assert_eq!(steps_with(&silent, "eval_loss"), [8, 12, 14]);
+    let (once, _) = run("once", &["trainer.eval_strategy=no", "trainer.do_eval=true", "trainer.max_steps=3"]);
+    assert_eq!(steps_with(&once, "eval_loss"), [3]);
+    let (late, _) = run("late", &["trainer.eval_delay=20", "trainer.max_steps=3"]);
+    assert!(steps_with(&late, "eval_loss").is_empty());
+
+    let (_, quiet) = run("quiet", &["trainer.log_level=error", "trainer.max_steps=3", "trainer.run_name=one"]);
+    assert!(quiet.lines().all(|line| line.starts_with('{')), "{quiet}");
+    let described = succeeds(kiln(folder.path()).args(["describe", "quiet"]));
+    assert!(described.contains("name           one"), "{described}");
+    let again = ["trainer.overwrite_output_dir=true", "trainer.max_steps=4", "trainer.output_dir=quiet"];
+    let (quiet, _) = run("quiet", &again);
+    assert_eq!(steps_with(&quiet, "loss"), [1, 2, 3, 4]);
+    let constant = ["trainer.lr_scheduler_type=constant", "trainer.max_steps=3"];
+    let (flat, stdout) = run("flat", &constant);
+    assert!(stdout.contains("warmup_steps = 3: the schedule `constant` has no warm-up"), "{stdout}");
+    assert!(train_rows(&flat).iter().all(|row| row["learning_rate"] == 1e-3));
+    let (_, compiled) = run("compiled", &["trainer.torch_compile=true", "trainer.max_steps=3"]);
+    assert!(compiled.contains("compiled engine"), "{compiled}");
+}
+
+#[test]
+fn without_training_a_model_is_evaluated_and_rows_are_predicted() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let only = set(&["trainer.do_train=false"]);
+    let untrained = succeeds(&mut train(folder.path(), "run", &only));
+    assert!(untrained.contains("no training; evaluating random weights") && untrained.contains("'eval_loss'"));
+    assert!(!folder.path().join("run").exists(), "an evaluation writes nothing");
+    succeeds(&mut train(folder.path(), "run", &[]));
+    let before = bytes(&folder.path().join("run"), "metrics.jsonl");
+    let trained = succeeds(&mut train(folder.path(), "run", &only));
+    assert!(trained.contains("evaluating run/model"), "{trained}");
+    let last = rows(&folder.path().join("run")).into_iter().rfind(|row| row.get("eval_loss").is_some()).unwrap();
+    assert!(trained.contains(&format!("'eval_loss': {}", last["eval_loss"])), "{trained}");
+    assert!(bytes(&folder.path().join("run"), "metrics.jsonl") == before);
+
+    let table: String = (0..8).map(|row| format!("{} words,{}\n", ["good", "bad"][row % 2], row % 2)).collect();
+    std::fs::write(folder.path().join("train.csv"), format!("text,label\n{table}")).unwrap();
+    std::fs::write(folder.path().join("test.csv"), "text\ngood\nbad\ngood words\n").unwrap();
+    let tokenizer = folder.path().join("tokenizer");
+    std::fs::create_dir(&tokenizer).unwrap();
+    std::fs::write(tokenizer.join("vocab.txt"), "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ngood\nbad\nwords\n").unwrap();
+    let config = "[model]\nkind = \"bert\"\nnum_hidden_layers = 1\nnum_attention_heads = 2\nhidden_size = 8\n\
+                  intermediate_size = 16\nmax_position_embeddings = 16\n[data]\ntask = \"sequence-classification\"\n\
+                  format = \"csv\"\ntrain = \"train.csv\"\ntest = \"test.csv\"\n[tokenizer]\nfrom = \"tokenizer\"\n\
+                  [trainer]\nmax_steps = 2\ndo_predict = true\n[device]\nkind = \"cpu\"\n";
+    std::fs::write(folder.path().join("config.toml"), config).unwrap();
+    let said = ["no model to predict with", "model.from"];
+    fails(&mut train(folder.path(), "labels", &only), 2, &said);
+    fails(
+        &mut train(folder.path(), "labels", &set(&["data.test=none.csv"])),
+        3,
+        &["data.test: none.csv: no such file"],
+    );
+    succeeds(&mut train(folder.path(), "labels", &[]));
+    let predicted = bytes(&folder.path().join("labels"), "predict_results.jsonl");
+    assert_eq!(String::from_utf8_lossy(&predicted).lines().count(), 3);
+    succeeds(
+        kiln(folder.path())
+            .args(["predict", "labels", "--input", "test.csv", "--out", "p.jsonl"])
+            .args(["--task", "sequence-classification"]),
+    );
+    assert!(bytes(folder.path(), "p.jsonl") == predicted);
+    succeeds(&mut train(folder.path(), "labels", &only));
+    assert!(bytes(&folder.path().join("labels"), "predict_results.jsonl") == predicted);
+}
+
+#[test]
+fn a_checkpoint_can_be_named_and_may_hold_the_model_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let run = folder.path().join("run");
+    succeeds(&mut train(folder.path(), "run", &[]));
+    let model = bytes(&run, "model/model.safetensors");
+    let from = |path: &str| format!("trainer.resume_from_checkpoint={path}");
+    let stdout = succeeds(&mut train(folder.path(), "run", &set(&[&from("run/checkpoints/step-000007")])));
+    assert!(stdout.contains("continuing after step 7"), "{stdout}");
+    assert!(bytes(&run, "model/model.safetensors") == model);
+    let plan = std::fs::read_to_string(run.join("plan.toml")).unwrap();
+    assert!(!plan.contains("resume_from_checkpoint"), "{plan}");
+    for (path, part) in [("run/checkpoints/step-000005", "it has step-000007, step-000014"), ("data.jsonl", "it has")] {
+        let parts = ["run.resume_from_checkpoint: expected a checkpoint of this run", part];
+        fails(&mut train(folder.path(), "run", &set(&[&from(path)])), 2, &parts);
+    }
+
+    let small = ["trainer.save_only_model=true", "trainer.save_steps=4", "trainer.load_best_model_at_end=true"];
+    let small = [&small[..], &["trainer.eval_steps=4"]].concat();
+    succeeds(&mut train(folder.path(), "small", &set(&small)));
+    let step = folder.path().join("small/checkpoints/step-000004");
+    assert!(step.join("model.safetensors").is_file() && !step.join("optimizer.safetensors").exists());
+    let path = from("small/checkpoints/step-000004");
+    let named = [&small[..], &[&path]].concat();
+    fails(&mut train(folder.path(), "small", &set(&named)), 3, &["has the model alone (trainer.save_only_model)"]);
+    let resumed = [set(&small), vec!["--resume"]].concat();
+    fails(&mut train(folder.path(), "small", &resumed), 3, &["has the model alone", "no whole checkpoint"]);
+    // Its weights are there to begin another run with.
+    let weights = ["model.from=small/checkpoints/step-000004", "trainer.max_steps=3"];
+    let other = std::fs::read_to_string(folder.path().join("config.toml")).unwrap();
+    let model = other.find("kind = \"gpt2\"").unwrap()..other.find("[data]").unwrap();
+    std::fs::write(folder.path().join("config.toml"), other.replace(&other[model], "")).unwrap();
+    succeeds(&mut train(folder.path(), "other", &set(&weights)));
+    std::fs::write(folder.path().join("config.toml"), other).unwrap();
+
+    // A run that is stopped can go on all the same.
+    let stopped = [set(&small), vec!["--stop-after", "6"]].concat();
+    succeeds(&mut train(folder.path(), "stopped", &stopped));
+    assert!(folder.path().join("stopped/checkpoints/step-000006/optimizer.safetensors").is_file());
+    let stdout = succeeds(&mut train(folder.path(), "stopped", &resumed));
+    assert!(stdout.contains("continuing after step 6"), "{stdout}");
+}
+
+/// The files that transformers 5.23 and 4.57 wrote, whole.
+#[test]
+fn files_of_hugging_faces_arguments_are_taken_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = write(folder.path(), "clm");
+    for release in ["5.23", "4.57"] {
+        let path = format!("{}/tests/fixtures/training_arguments_{release}.json", env!("CARGO_MANIFEST_DIR"));
+        let cases = &common::json(Path::new(&path))["cases"];
+        for (case, args) in cases.as_object().unwrap() {
+            let (file, run) = (format!("{case}.json"), format!("trainer.output_dir={case}-{release}"));
+            std::fs::write(folder.path().join(&file), serde_json::to_string_pretty(args).unwrap()).unwrap();
+            let mut plan = kiln(folder.path());
+            let plan = succeeds(plan.args(["plan"]).arg(&config).args(["--hf-args", &file]));
+            assert!(plan.contains("output         out\nno effect"), "{plan}");
+            assert!(plan.contains("arguments that ask for nothing"), "{plan}");
+            let mut train = kiln(folder.path());
+            train.args(["train"]).arg(&config).args(["--hf-args", &file, "--set", &run]);
+            succeeds(&mut train);
+        }
+    }
+    let clm = folder.path().join("run_clm-5.23");
+    assert_eq!(steps_with(&clm, "loss"), [2, 4, 6]);
+    assert_eq!(steps_with(&clm, "eval_loss"), [3, 6]);
+    assert!(!clm.join("checkpoints/step-000003/optimizer.safetensors").exists());
+    let glue = folder.path().join("run_glue-4.57");
+    assert!(glue.join("tensorboard").is_dir());
+    assert_eq!(steps_with(&glue, "eval_loss"), [5, 10]);
+
+    std::fs::write(folder.path().join("bad.json"), "{\n  \"push_to_hub\": true\n}").unwrap();
+    let bad = ["plan", "config.toml", "--hf-args", "bad.json"];
+    fails(kiln(folder.path()).args(bad), 2, &["bad.json:2: trainer.push_to_hub", "upload the folder model/"]);
+    fails(
+        kiln(folder.path()).args(["plan", "config.toml", "--hf-args", "."]),
+        2,
+        &["expected a JSON file, got a folder"],
+    );
 }

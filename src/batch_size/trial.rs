@@ -10,8 +10,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{
-    BatchSection, EvalStrategy, LearningRateSection, OnExisting, RunConfig, Sampler, SaveStrategy, SchedulerKwargs,
-    SchedulerType, TokenizerSection,
+    BatchSection, LearningRateSection, OnExisting, RunConfig, Sampler, SaveStrategy, SchedulerKwargs, SchedulerType,
+    TokenizerSection,
 };
 use crate::data::{Dataset, Example};
 use crate::error::{Error, Result};
@@ -58,14 +58,13 @@ pub fn trial_config(plan: &RunPlan, batch: usize, steps: usize, accumulates: boo
     // A rate that is not 0 in the first step, so that weights change.
     (trainer.lr_scheduler_type, trainer.lr_scheduler_kwargs) = (SchedulerType::Constant, SchedulerKwargs::default());
     trainer.warmup_steps = 0.into();
-    (trainer.eval_strategy, trainer.eval_steps, trainer.eval_on_start) = (EvalStrategy::No, None, false);
-    (trainer.load_best_model_at_end, trainer.metric_for_best_model, trainer.greater_is_better) = (false, None, None);
-    (trainer.early_stopping_patience, trainer.early_stopping_threshold) = (None, 0.0);
+    trainer.never_evaluate();
     if trainer.save_strategy != SaveStrategy::No {
         (trainer.save_strategy, trainer.save_steps, trainer.save_total_limit) =
             (SaveStrategy::Steps, (steps - 1).into(), Some(1));
     }
-    (trainer.logging_steps, trainer.report_to) = (Some(1.into()), Vec::new());
+    trainer.log_every(1);
+    trainer.report_to.clear();
     trainer.dataloader_drop_last = false;
     config.data.sampler = Sampler::Sequential;
     (config.data.max_train_samples, config.data.max_eval_samples) = (None, None);

@@ -69,7 +69,7 @@ pub(super) struct WorkerArgs {
 }
 
 pub(super) fn run_worker(args: &WorkerArgs) -> Result<()> {
-    let config = RunConfig::load_with(&args.config.file, &args.config.set)?;
+    let config = args.config.load()?;
     engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let plan = resolve(config)?;
     if args.operators { worker::serve_operators(&plan) } else { worker::serve_steps(plan, args.model) }

@@ -12,7 +12,7 @@ use crate::compare::ablation::Ablate;
 use crate::compare::arms::{Sweep, Wanted};
 use crate::compare::run::{Options, run};
 use crate::compare::{Gate, Report, saved};
-use crate::config::{CompilerMode, DeviceKind, RunConfig, TrainBatchSize};
+use crate::config::{CompilerMode, DeviceKind, TrainBatchSize};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::execution;
@@ -86,7 +86,7 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
         at_least("compiled-batch", batch, 1, "it is the micro-batch of the -large arms")?;
     }
     check_numbers(args.price_per_hour, args.target_loss)?;
-    let mut config = RunConfig::load_with(&args.config.file, &args.config.set).map_err(|error| {
+    let mut config = args.config.load().map_err(|error| {
         if args.config.file.is_dir() { error.help("`kiln report RUN..` reports on finished runs") } else { error }
     })?;
     // The compiler is what is compared: a config that switches it on has no native arm of its own.

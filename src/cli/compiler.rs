@@ -117,7 +117,7 @@ pub(super) fn choose(plan: RunPlan, handed: Option<&str>) -> Result<RunPlan> {
 
 /// The warm-up stage of a compiled run alone, which leaves its kernels in the cache.
 pub(super) fn run_pretune(args: &ConfigArgs) -> Result<()> {
-    let mut config = RunConfig::load_with(&args.file, &args.set)?;
+    let mut config = args.load()?;
     config.set_compiler(CompilerMode::Compiled);
     engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let forced = config.compiler.as_ref().is_some_and(|compiler| compiler.warmup == Switch::On);
@@ -136,7 +136,7 @@ pub(super) fn run_pretune(args: &ConfigArgs) -> Result<()> {
 }
 
 pub(super) fn run_parity(args: &ParityArgs) -> Result<()> {
-    let config = RunConfig::load_with(&args.config.file, &args.config.set)?;
+    let config = args.config.load()?;
     let report = parity(&config, args.steps as usize, &mut probed)?;
     report.lines().iter().try_for_each(say)?;
     match &report.difference {
@@ -147,7 +147,7 @@ pub(super) fn run_parity(args: &ParityArgs) -> Result<()> {
 }
 
 pub(super) fn run_bisect(args: &ParityArgs) -> Result<()> {
-    let config = RunConfig::load_with(&args.config.file, &args.config.set)?;
+    let config = args.config.load()?;
     let mut lost = Ok(());
     let found = bisect(&config, args.steps as usize, &mut probed, &mut |line| {
         if lost.is_ok() {

@@ -9,7 +9,9 @@ use clap::Args;
 use kiln_models::Compute;
 
 use super::{finite, say};
-use crate::config::{CompilerMode, DEFAULT_TEXT_COLUMN, DataFormat, DeviceKind, Precision, TrainingCompilerConfig};
+use crate::config::{
+    CompilerMode, DEFAULT_TEXT_COLUMN, DataFormat, DeviceKind, GenerationSection, Precision, TrainingCompilerConfig,
+};
 use crate::data::tokenized::{Limits, read_batch};
 use crate::engine;
 use crate::error::{Error, Result};
@@ -67,19 +69,19 @@ pub(super) struct GenerateArgs {
     #[arg(long)]
     prompt: String,
     /// At most this many tokens
-    #[arg(long, default_value_t = 100)]
+    #[arg(long, default_value_t = GenerationSection::default().max_new_tokens)]
     max_new_tokens: usize,
     /// 0 takes the most likely token every time
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = GenerationSection::default().temperature)]
     temperature: f64,
     /// Keep only the K most likely tokens; 0 keeps all
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = GenerationSection::default().top_k)]
     top_k: usize,
     /// Keep the most likely tokens that reach probability P together
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = GenerationSection::default().top_p)]
     top_p: f64,
     /// Seed of the draws
-    #[arg(long, default_value_t = 42)]
+    #[arg(long, default_value_t = GenerationSection::default().seed)]
     seed: u64,
     #[command(flatten)]
     device: DeviceArgs,
@@ -244,12 +246,23 @@ fn predict_with(args: &PredictArgs) -> Result<()> {
         return predict(&folder, task, &options, &device, &mut |prediction| say(prediction)).map(drop);
     };
     folder.notes.iter().try_for_each(say)?;
+    let count = predict_to_file(&folder, task, &options, &device, out)?;
+    say(format!("wrote {count} predictions to {}", out.display()))
+}
+
+/// Writes predictions to the JSONL file `out`, which appears when it is whole; how many there were.
+pub(super) fn predict_to_file(
+    folder: &ModelFolder,
+    task: Task,
+    options: &PredictOptions,
+    device: &Device,
+    out: &Path,
+) -> Result<usize> {
     let io = |error: std::io::Error| Error::io(format!("write {}", out.display()), &error);
     let above = out.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut aside = tempfile::NamedTempFile::new_in(above).map_err(io)?;
     let mut writer = BufWriter::new(aside.as_file_mut());
-    let count =
-        predict(&folder, task, &options, &device, &mut |prediction| writeln!(writer, "{prediction}").map_err(io))?;
+    let count = predict(folder, task, options, device, &mut |prediction| writeln!(writer, "{prediction}").map_err(io))?;
     writer.flush().map_err(io)?;
     drop(writer);
     #[cfg(unix)]
@@ -259,11 +272,34 @@ fn predict_with(args: &PredictArgs) -> Result<()> {
     }
     aside.as_file().sync_all().map_err(io)?;
     aside.persist(out).map_err(|error| io(error.error))?;
-    say(format!("wrote {count} predictions to {}", out.display()))
+    Ok(count)
 }
 
 pub(super) fn run_export(args: &ExportArgs) -> Result<()> {
     let exported = export(&args.model, &args.tar)?;
     exported.iter().try_for_each(|(name, bytes)| say(format!("{bytes:>12}  {name}")))?;
     say(format!("wrote {}", args.tar.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Generate {
+        #[command(flatten)]
+        args: GenerateArgs,
+    }
+
+    #[test]
+    fn a_text_is_written_as_at_the_end_of_a_run() {
+        let args = Generate::try_parse_from(["generate", "model", "--prompt", "a"]).unwrap().args;
+        let section = GenerationSection::default();
+        assert_eq!((args.max_new_tokens, args.top_k, args.seed), (section.max_new_tokens, section.top_k, section.seed));
+        assert_eq!((args.temperature, args.top_p), (section.temperature, section.top_p));
+        assert_eq!((args.top_k, args.top_p, args.temperature), (50, 1.0, 1.0));
+    }
 }

@@ -11,29 +11,45 @@ use clap::Args;
 use indicatif::ProgressBar;
 
 use super::compiler::{choose, in_a_process, verify_start};
+use super::models::predict_to_file;
 use super::tuning::tune_if_missing;
 use super::{finite, progress_bar, say};
 use crate::compiler::start_up_lines;
-use crate::config::{CompilerMode, OnExisting, Precision, RunConfig, Switch};
-use crate::data::store;
+use crate::config::{CompilerMode, DEFAULT_TEXT_COLUMN, LogLevel, OnExisting, Precision, RunConfig, Switch};
+use crate::data::{paths, store};
 use crate::engine;
 use crate::error::{Error, Result};
-use crate::evaluate_folder::evaluate_folder;
+use crate::evaluate_folder::{evaluate_folder, evaluate_untrained};
 use crate::init::{check_model, template};
 use crate::metrics::Record;
+use crate::model_folder::ModelFolder;
 use crate::plan::RunPlan;
+use crate::predict::PredictOptions;
 use crate::signals;
 use crate::task::Task;
-use crate::trainer::{Callback, Control, Progress, RunFolder, RunStatus, Status, StopAfter, Trainer, write_whole};
+use crate::trainer::{
+    Callback, Control, PREDICTIONS, Progress, RunFolder, RunStatus, Status, StopAfter, Trainer, write_whole,
+};
 use crate::verify_resume::{self, Part, Report, across_modes, verify};
 
 #[derive(Debug, Args)]
 pub(super) struct ConfigArgs {
     /// The config file (TOML)
     pub(super) file: PathBuf,
+    /// Lay Hugging Face's arguments over the file: JSON that TrainingArguments.to_json_string() wrote. They win over FILE, and
+    /// --set wins over them; null asks for nothing. What has no effect here is listed in the plan
+    #[arg(long, value_name = "ARGS.json")]
+    hf_args: Option<PathBuf>,
     /// Override a key of the file; the value is TOML, anything else is taken as text
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
-    pub(super) set: Vec<String>,
+    set: Vec<String>,
+}
+
+impl ConfigArgs {
+    /// The config: the file, Hugging Face's arguments over it, overrides over both.
+    pub(super) fn load(&self) -> Result<RunConfig> {
+        RunConfig::load_with_hf_args(&self.file, self.hf_args.as_deref(), &self.set)
+    }
 }
 
 #[derive(Debug, Args)]
@@ -127,7 +143,7 @@ pub(super) struct EvalArgs {
 }
 
 pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
-    let mut config = RunConfig::load_with(&args.config.file, &args.config.set)?;
+    let mut config = args.config.load()?;
     if let Some(mode) = args.compiler {
         config.set_compiler(mode);
     }
@@ -144,7 +160,7 @@ pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
 
 /// The config of `args`, in the engine that it asks for.
 fn load(args: &ConfigArgs) -> Result<RunConfig> {
-    let config = RunConfig::load_with(&args.file, &args.set)?;
+    let config = args.load()?;
     engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
     Ok(config)
 }
@@ -176,7 +192,7 @@ pub(super) fn plan(args: &ConfigArgs) -> Result<()> {
 }
 
 pub(super) fn train(args: &TrainArgs) -> Result<()> {
-    let mut config = RunConfig::load_with(&args.config.file, &args.config.set)?;
+    let mut config = args.config.load()?;
     if args.resume {
         config.run.on_existing = OnExisting::Resume;
     }
@@ -193,51 +209,128 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
         compiler.fusion = Switch::Off;
     }
     engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    if !config.trainer.do_train {
+        return without_training(config);
+    }
     RunFolder::check(&config)?;
+    test_file(&config)?;
+    let level = config.trainer.log_level;
+    let inform = |line: &dyn std::fmt::Display| if level.informs() { say(line) } else { Ok(()) };
     if args.decision.is_none() {
-        start_up_lines(config.compiler.as_ref()).iter().try_for_each(say)?;
+        start_up_lines(config.compiler.as_ref()).iter().try_for_each(|line| inform(line))?;
     }
     tune_if_missing(&config)?;
     let plan = choose(resolve(config)?, args.decision.as_deref())?;
-    say(plan.describe())?;
+    inform(&plan.describe())?;
     let folder = plan.config.output_dir()?;
     let verified = verify_start(&plan)?;
     let trainer = Trainer::new(plan)?;
     let trainer = if verified { trainer.with_verified_start() } else { trainer };
     if let Some(report) = trainer.load_report() {
-        say(format!("loaded {} tensors", report.loaded))?;
-        report.lines().iter().try_for_each(say)?;
+        inform(&format!("loaded {} tensors", report.loaded))?;
+        report.lines().iter().try_for_each(|line| inform(line))?;
     }
     let trainer = if args.step_times { trainer.with_step_times() } else { trainer };
-    let mut trainer = trainer.with_callback(Printer::new());
+    let mut trainer = trainer.with_callback(Printer::new(level));
     if let Some(steps) = args.stop_after {
         trainer = trainer.with_callback(StopAfter(steps.get()));
     }
     let output = trainer.train()?;
     if output.was_complete {
         let stopped = Status::read(&folder)?.filter(|status| status.status == RunStatus::Stopped);
-        say(match stopped.and_then(|status| status.message) {
+        inform(&match stopped.and_then(|status| status.message) {
             Some(message) => format!("nothing to continue: {message}"),
             None => format!("complete after step {}, nothing to continue: {}", output.step, folder.display()),
         })?;
         return say(output.summary.to_dict());
     }
     if let Some(message) = Status::read(&folder)?.and_then(|status| status.message) {
-        say(message)?;
+        inform(&message)?;
     }
     if let Some(sample) = &output.sample {
         say(format!("\n--- sample ---\n{sample}\n--------------\n"))?;
     }
-    say(format!("model: {}", folder.join("model").display()))?;
-    say(format!("again: {}", repeat_command(&folder)))?;
+    inform(&format!("model: {}", folder.join("model").display()))?;
+    inform(&format!("again: {}", repeat_command(&folder)))?;
+    predict_test(trainer.plan(), &folder.join("model").display().to_string())?;
     match signals::received() {
         Some(signal) => Err(signal.error("the run was complete, so nothing is lost but the rest of its sample")),
         None => Ok(()),
     }
 }
 
+/// `trainer.do_train = false`: evaluates, or predicts, or both.
+fn without_training(config: RunConfig) -> Result<()> {
+    let trained = config.output_dir()?.join("model");
+    let trained = (config.model.from.is_none() && trained.is_dir()).then(|| trained.display().to_string());
+    let (informs, trainer) = (config.trainer.log_level.informs(), &config.trainer);
+    let predicts_with = match test_file(&config)? {
+        None => None,
+        Some(_) => Some(config.model.from.clone().or(trained.clone()).ok_or_else(|| {
+            Error::config("trainer.do_predict: there is no model to predict with, and trainer.do_train is false")
+                .help("set model.from, or train first")
+        })?),
+    };
+    if informs {
+        config.no_effect.iter().try_for_each(|line| say(format!("no effect: {line}")))?;
+    }
+    if trainer.do_eval || !trainer.do_predict {
+        let what = config.model.from.as_ref().or(trained.as_ref()).map_or("random weights", String::as_str);
+        if informs {
+            say(format!("trainer.do_train = false: no training; evaluating {what}"))?;
+        }
+        let (record, confusion) = match &trained {
+            Some(model) => evaluate_folder(config.clone(), Some(model), &resolve)?,
+            None => evaluate_untrained(resolve(config.clone())?)?,
+        };
+        confusion.iter().try_for_each(say)?;
+        say(record.to_dict())?;
+        finite("eval_loss", record.get("eval_loss").unwrap_or(0.0))?;
+    }
+    match predicts_with {
+        Some(model) => predict_test(&resolve(config)?, &model),
+        None => Ok(()),
+    }
+}
+
+/// The file whose rows are to be predicted, where `trainer.do_predict` asks for it.
+fn test_file(config: &RunConfig) -> Result<Option<PathBuf>> {
+    let Some(test) = config.data.test.as_ref().filter(|_| config.trainer.do_predict) else { return Ok(None) };
+    let path = paths::expand(test)?;
+    match path.is_file() {
+        true => Ok(Some(path)),
+        false => Err(Error::data(format!("data.test: {}: no such file", path.display()))
+            .help("paths are relative to where kiln is started")),
+    }
+}
+
+/// Predicts the rows of `data.test`, where that is asked for, with the model `model` (a folder or a Hub id), into the run
+/// folder.
+fn predict_test(plan: &RunPlan, model: &str) -> Result<()> {
+    let (data, folder) = (&plan.config.data, plan.output_dir()?);
+    let Some(input) = test_file(&plan.config)? else { return Ok(()) };
+    let options = PredictOptions {
+        input,
+        format: Some(data.format),
+        text_column: data.text_column.clone().unwrap_or_else(|| DEFAULT_TEXT_COLUMN.into()),
+        text_pair_column: data.text_pair_column.clone(),
+        batch_size: plan.config.trainer.per_device_eval_batch_size,
+        version_2_with_negative: false,
+        max_length: data.max_length,
+    };
+    let device = &plan.device.device;
+    let model = ModelFolder::open(model, plan.task, device)?.with_compute(plan.compute());
+    std::fs::create_dir_all(&folder).map_err(|error| Error::io(format!("create {}", folder.display()), &error))?;
+    let out = folder.join(PREDICTIONS);
+    let count = predict_to_file(&model, plan.task, &options, device, &out).map_err(|error| error.at("data.test"))?;
+    match plan.config.trainer.log_level.informs() {
+        true => say(format!("wrote {count} predictions to {}", out.display())),
+        false => Ok(()),
+    }
+}
+
 pub(super) fn run_verify_resume(args: &VerifyResumeArgs) -> Result<()> {
-    let config = RunConfig::load_with(&args.config.file, &args.config.set)?;
+    let config = args.config.load()?;
     if !args.modes {
         return shown("", &verify(&config, &part_in_a_process)?);
     }
@@ -292,11 +385,12 @@ fn repeat_command(folder: &Path) -> String {
 /// Prints rows as dict lines on stdout, with a progress bar on stderr when that is a terminal.
 struct Printer {
     bar: ProgressBar,
+    level: LogLevel,
 }
 
 impl Printer {
-    fn new() -> Self {
-        Self { bar: progress_bar("{elapsed_precise} [{bar:40}] step {pos}/{len} {msg} ETA {eta}") }
+    fn new(level: LogLevel) -> Self {
+        Self { level, bar: progress_bar("{elapsed_precise} [{bar:40}] step {pos}/{len} {msg} ETA {eta}") }
     }
 
     fn row(&self, row: &Record) {
@@ -332,6 +426,9 @@ impl Callback for Printer {
     }
 
     fn on_notice(&mut self, notice: &str) {
+        if !self.level.warns() {
+            return;
+        }
         let _ = self.bar.suspend(|| say(notice));
     }
 

@@ -250,7 +250,7 @@ pub(super) fn run_config(arm: &Arm, folder: std::path::PathBuf, repeat: usize, l
     let mut config = bare_run(&arm.config, folder, logging_steps);
     let (given, trainer) = (&arm.config.trainer, &mut config.trainer);
     if given.eval_strategy != EvalStrategy::No && repeat == 0 {
-        trainer.eval_strategy = EvalStrategy::Epoch;
+        (trainer.eval_strategy, trainer.eval_delay) = (EvalStrategy::Epoch, 0.0);
     }
     if given.save_strategy != SaveStrategy::No && repeat == 0 {
         trainer.save_strategy = SaveStrategy::Epoch;
@@ -272,11 +272,9 @@ pub(crate) fn bare_run(config: &RunConfig, folder: std::path::PathBuf, logging_s
         compiler.verify = Some(Verify::Off);
     }
     let trainer = &mut config.trainer;
-    (trainer.eval_strategy, trainer.save_strategy) = (EvalStrategy::No, SaveStrategy::No);
-    (trainer.eval_steps, trainer.eval_on_start, trainer.load_best_model_at_end) = (None, false, false);
-    (trainer.metric_for_best_model, trainer.greater_is_better) = (None, None);
-    (trainer.early_stopping_patience, trainer.early_stopping_threshold) = (None, 0.0);
-    (trainer.max_minutes, trainer.logging_steps) = (None, Some(logging_steps.into()));
+    trainer.never_evaluate();
+    trainer.log_every(logging_steps);
+    (trainer.save_strategy, trainer.max_minutes) = (SaveStrategy::No, None);
     trainer.report_to.clear();
     config
 }

@@ -11,8 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::figures::{StepFigures, Weights, gradients};
 use crate::config::{
-    CompilerMode, DeviceKind, EvalStrategy, OnExisting, Precision, Sampler, SaveStrategy, Switch,
-    TrainingCompilerConfig,
+    CompilerMode, DeviceKind, OnExisting, Precision, Sampler, SaveStrategy, Switch, TrainingCompilerConfig,
 };
 use crate::data::picks::Picks;
 use crate::error::{Error, Result};
@@ -106,8 +105,9 @@ pub(super) fn rehearsal(plan: &RunPlan, ops: Ops, folder: &Path) -> RunPlan {
     });
     (plan.config.run.output_dir, plan.config.run.on_existing) = (folder.join("probe"), OnExisting::Fail);
     let trainer = &mut plan.config.trainer;
-    (trainer.eval_strategy, trainer.eval_on_start) = (EvalStrategy::No, false);
-    (trainer.save_strategy, trainer.load_best_model_at_end) = (SaveStrategy::No, false);
+    trainer.never_evaluate();
+    trainer.log_every(1);
+    trainer.save_strategy = SaveStrategy::No;
     trainer.report_to.clear();
     plan.steps.max_duration = None;
     (plan.logging_steps, plan.generation) = (1, None);

@@ -69,9 +69,8 @@ pub fn run(plan: &RunPlan, say: &Say) -> Result<Warmed> {
     let started = Instant::now();
     let trainer = &plan.config.trainer;
     let train = batches(&plan.train, plan.batch.drawn(&plan.config), &plan.padding, plan.pad_id)?;
-    let evaluates = trainer.eval_strategy != EvalStrategy::No || trainer.eval_on_start;
     let loader = Batches { size: trainer.per_device_eval_batch_size, order: Order::SEQUENTIAL, drop_last: false };
-    let evaluation = match plan.validation.as_ref().filter(|_| evaluates) {
+    let evaluation = match plan.validation.as_ref().filter(|_| trainer.evaluates()) {
         Some(data) => Some(batches(data, loader, &plan.padding, plan.pad_id)?),
         None => None,
     };
@@ -104,7 +103,7 @@ pub fn run(plan: &RunPlan, say: &Say) -> Result<Warmed> {
     if let (Some(found), Some(data)) = (&evaluation, &plan.validation) {
         let size = trainer.per_device_eval_batch_size;
         warm.validation = Some(Arc::new(picks(data, &found.batches, 1, size)));
-        warm.config.trainer.eval_strategy = EvalStrategy::Steps;
+        (warm.config.trainer.eval_strategy, warm.config.trainer.eval_delay) = (EvalStrategy::Steps, 0.0);
         warm.eval_steps = warm.steps.total;
     }
     let shapes = train.batches.iter().map(|batch| batch.shape).collect::<Vec<_>>();

@@ -6,8 +6,8 @@ use toml::Value;
 use super::document::Complaint;
 use super::{
     BatchScaling, BatchScope, ClassWeights, CompilerMode, DataFormat, DataSection, DocumentEnd, Documents,
-    EvalStrategy, GenerationSection, Interval, LrScaling, RunConfig, SaveStrategy, SchedulerType, TrainBatchSize,
-    TrainerSection, Validation,
+    EvalStrategy, GenerationSection, Interval, LrScaling, OnExisting, RunConfig, RunSection, SaveStrategy,
+    SchedulerType, TrainBatchSize, TrainerSection, Validation,
 };
 use crate::task::Task;
 
@@ -20,6 +20,7 @@ pub(super) fn check(config: &RunConfig) -> Checked {
     if config.run.output_dir.as_os_str().is_empty() {
         return Err(Complaint::new("run.output_dir", "required: the folder that the run writes to"));
     }
+    run(&config.run)?;
     model(config)?;
     data(&config.data)?;
     tokenizer(config)?;
@@ -63,6 +64,20 @@ fn finite(config: &RunConfig) -> Checked {
     }
     let value = Value::try_from(config).map_err(|error| Complaint::new("config", error.to_string()))?;
     walk("", &value)
+}
+
+fn run(run: &RunSection) -> Checked {
+    not_empty("run.name", run.name.as_deref())?;
+    if run.name.iter().any(|name| name.chars().any(char::is_control)) {
+        return Err(Complaint::new("run.name", "expected one line of text without control characters"));
+    }
+    match run.resume_from_checkpoint {
+        Some(_) if run.on_existing != OnExisting::Resume => {
+            let message = format!("has no effect with run.on_existing = \"{}\"", run.on_existing);
+            Err(Complaint::new("run.resume_from_checkpoint", message).help("set run.on_existing = \"resume\""))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn model(config: &RunConfig) -> Checked {
@@ -290,7 +305,8 @@ fn tokenizer(config: &RunConfig) -> Checked {
 fn trainer(trainer: &TrainerSection) -> Checked {
     let lengths = [
         ("trainer.max_steps", trainer.max_steps.is_some()),
-        ("trainer.num_train_epochs", trainer.num_train_epochs.is_some()),
+        // As in Hugging Face's Trainer, steps win over epochs.
+        ("trainer.num_train_epochs", trainer.num_train_epochs.is_some() && trainer.max_steps.is_none()),
         ("trainer.max_tokens", trainer.max_tokens.is_some()),
     ];
     let mut given = lengths.iter().filter_map(|(key, given)| given.then_some(*key));
@@ -331,6 +347,7 @@ fn trainer(trainer: &TrainerSection) -> Checked {
             &|v: f64| v > 0.0 && v <= 1.0,
         ),
         ("trainer.max_grad_norm", trainer.max_grad_norm, "of 0 or more (0 means no clipping)", &not_negative),
+        ("trainer.eval_delay", trainer.eval_delay, "of 0 or more", &not_negative),
     ] {
         if !ok(value) {
             return Err(Complaint::new(key, format!("expected a number {expected}, got {value}")));
@@ -463,10 +480,18 @@ fn learning_rate(config: &RunConfig) -> Checked {
 
 fn evaluation(config: &RunConfig) -> Checked {
     let trainer = &config.trainer;
+    prediction(config)?;
     if config.data.validation.is_some() {
         return Ok(());
     }
     let help = "set data.validation to files, or to a share such as \"2%\"";
+    if !trainer.do_train && !trainer.do_predict {
+        let message = "without training there is only evaluation, which needs validation data, and there is none";
+        return Err(Complaint::new("trainer.do_train", message).help(help));
+    }
+    if trainer.do_eval {
+        return Err(Complaint::new("trainer.do_eval", "needs validation data, and there is none").help(help));
+    }
     if trainer.eval_strategy != EvalStrategy::No {
         let message = format!("`{}` needs validation data, and there is none", trainer.eval_strategy);
         return Err(Complaint::new("trainer.eval_strategy", message).help(help));
@@ -475,6 +500,29 @@ fn evaluation(config: &RunConfig) -> Checked {
         return Err(Complaint::new("trainer.eval_on_start", "needs validation data, and there is none").help(help));
     }
     Ok(())
+}
+
+/// What `trainer.do_predict` needs.
+fn prediction(config: &RunConfig) -> Checked {
+    let (data, wanted) = (&config.data, config.trainer.do_predict);
+    not_empty("data.test", data.test.as_deref())?;
+    match &data.test {
+        Some(_) if !wanted => {
+            Err(Complaint::new("data.test", "its rows are predicted with trainer.do_predict = true alone")
+                .help("set trainer.do_predict = true, or leave it out"))
+        }
+        None if wanted => Err(Complaint::new("trainer.do_predict", "needs rows to predict, and there are none")
+            .help("set data.test to a file")),
+        Some(_) if matches!(data.task, Task::Clm | Task::Mlm) => {
+            Err(Complaint::new("trainer.do_predict", format!("the task {} has no prediction for a row", data.task))
+                .help("leave it out; [generation] writes a sample at the end"))
+        }
+        Some(_) if !data.format.is_table() && data.format != DataFormat::Squad => {
+            Err(Complaint::new("data.test", format!("`{}` rows are not predicted", data.format))
+                .help("use `csv`, `tsv`, `jsonl`, `parquet` or `squad`"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// When the best model can be known, and when it is on disk. The rules are those of `TrainingArguments`.

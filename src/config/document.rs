@@ -1,6 +1,6 @@
-//! From text to a checked table: parses TOML, remembers on which line every key stands, lays `--set` overrides on top,
-//! puts older spellings under their present names and refuses keys that no section has. What comes out is given to
-//! serde.
+//! From text to a checked table: parses TOML, remembers on which line every key stands, lays a file of Hugging Face's
+//! arguments and `--set` overrides on top, puts older spellings under their present names and refuses keys that no section
+//! has. What comes out is given to serde.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,8 @@ use serde::de::{DeserializeOwned, Deserializer, Visitor};
 use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Table, Value};
 
-use super::hugging_face::{place, way_out};
+use super::hf_args::Unused;
+use super::hugging_face::place;
 use super::sections::{
     DataSection, DeviceSection, GenerationSection, RunSection, TokenizerSection, TrainingCompilerConfig,
 };
@@ -60,7 +61,7 @@ impl From<Complaint> for Error {
 const TOP_LEVEL: [&str; 1] = ["precision"];
 
 /// `section.key`, or the key alone when it stands above the sections.
-fn full_key(section: &str, key: &str) -> String {
+pub(super) fn full_key(section: &str, key: &str) -> String {
     if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") }
 }
 
@@ -70,28 +71,56 @@ pub(crate) struct Document {
     /// The sections and their keys.
     pub(crate) table: Table,
     /// By full key: where it was written and, if it was another spelling, how.
-    places: BTreeMap<String, (Place, Option<String>)>,
+    pub(super) places: BTreeMap<String, (Place, Option<String>)>,
+    /// What changes nothing.
+    pub(super) unused: Unused,
 }
 
-/// The keys of `[trainer]` that each set the length of the run.
-const LENGTHS: [&str; 3] = ["max_steps", "num_train_epochs", "max_tokens"];
+/// Keys of `[trainer]` that state one thing: one that is given in a later layer takes the place of the others.
+const RIVALS: [&[&str]; 2] = [&["max_steps", "num_train_epochs", "max_tokens"], &["warmup_steps", "warmup_ratio"]];
 
+/// Where a key was written. Later layers win: the file, Hugging Face's arguments, overrides.
 #[derive(Clone)]
-enum Place {
+pub(super) enum Place {
+    /// A line of the config file.
     Line(usize),
-    Override(String),
+    /// A file of Hugging Face's arguments, with the line.
+    HfArgs(String),
+    /// An override, and its number among them.
+    Override(String, usize),
+}
+
+impl Place {
+    /// The layer, and within the overrides the place.
+    pub(super) fn order(&self) -> (u8, usize) {
+        match self {
+            Self::Line(_) => (0, 0),
+            Self::HfArgs(_) => (1, 0),
+            Self::Override(_, index) => (2, *index),
+        }
+    }
+
+    /// For a message, where it is not the config file.
+    pub(super) fn at(&self) -> String {
+        match self {
+            Self::Line(line) => line.to_string(),
+            Self::HfArgs(at) => at.clone(),
+            Self::Override(text, _) => format!("--set {text}"),
+        }
+    }
 }
 
 impl Document {
-    /// Parses `text`, which came from `origin` (a file name, for messages), and lays `overrides` (`section.key=value`)
-    /// on top.
-    pub(crate) fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Self> {
+    /// Parses `text`, which came from `origin` (a file name, for messages), and lays `hf_args` (the text and the name of a
+    /// file of Hugging Face's arguments) and `overrides` (`section.key=value`) on top.
+    pub(crate) fn parse(text: &str, origin: &str, hf_args: Option<(&str, &str)>, overrides: &[String]) -> Result<Self> {
         let lines = Self::lines(text).map_err(|error| {
             Error::config(format!("{origin}: {}", error.to_string().trim_end()))
                 .help("the file is TOML: [section], then key = value; text values stand in quotes")
         })?;
         let written: Table = text.parse().map_err(|error| Error::config(format!("{origin}: {error}")))?;
-        let mut document = Self { origin: origin.to_owned(), table: Table::new(), places: BTreeMap::new() };
+        let mut document =
+            Self { origin: origin.to_owned(), table: Table::new(), places: BTreeMap::new(), unused: Unused::default() };
         for (section, value) in written {
             if TOP_LEVEL.contains(&section.as_str()) {
                 document.insert_written("", &section, value, &lines)?;
@@ -112,9 +141,13 @@ impl Document {
                 document.insert_written(&section, &key, value, &lines)?;
             }
         }
-        for text in overrides {
-            document.set(text)?;
+        if let Some((text, origin)) = hf_args {
+            document.lay_hf_args(text, origin)?;
         }
+        for (index, text) in overrides.iter().enumerate() {
+            document.set(text, index)?;
+        }
+        document.settle()?;
         document.check_names()?;
         Ok(document)
     }
@@ -134,10 +167,7 @@ impl Document {
         let here = Place::Line(lines.get(&written).copied().unwrap_or(1));
         // If another spelling of this very key came first, its record stays: the message below names both.
         self.places.entry(written.clone()).or_insert((here.clone(), None));
-        let Some((section, key, value)) = place(section, key, value).map_err(|complaint| self.locate(complaint))?
-        else {
-            return Ok(());
-        };
+        let (section, key, value) = place(section, key, value).map_err(|complaint| self.locate(complaint))?;
         let full = full_key(section, key);
         if self.section(section).contains_key(key) {
             let first = self.places.get(&full).and_then(|(_, spelling)| spelling.clone()).unwrap_or(full);
@@ -153,7 +183,7 @@ impl Document {
     }
 
     /// Lays one `section.key=value` on top. The value is TOML; what is not valid TOML is a string.
-    fn set(&mut self, text: &str) -> Result<()> {
+    fn set(&mut self, text: &str, index: usize) -> Result<()> {
         let malformed = || {
             Error::config(format!("--set {text}: expected section.key=value"))
                 .help("for example --set trainer.learning_rate=1e-3")
@@ -178,26 +208,14 @@ impl Document {
             Ok(Value::Datetime(_)) | Err(_) => Value::String(value.to_owned()),
             Ok(value) => value,
         };
-        let origin = Place::Override(text.to_owned());
+        let origin = Place::Override(text.to_owned(), index);
         let written = path.join(".");
         if !section.is_empty() {
             self.places.entry((*section).to_owned()).or_insert((origin.clone(), None));
         }
         self.places.insert(written.clone(), (origin.clone(), None));
         if nested.is_empty() {
-            let Some((section, key, value)) = place(section, key, value).map_err(|complaint| self.locate(complaint))?
-            else {
-                return Ok(());
-            };
-            let full = full_key(section, key);
-            // What the file says about this key no longer counts, nor where it said it.
-            let prefix = format!("{full}.");
-            self.places.retain(|place, _| !place.starts_with(&prefix));
-            self.displace_length(&full, &value);
-            self.section(section).insert(key.to_owned(), value);
-            let spelling = (full != written).then_some(written);
-            self.places.insert(full, (origin, spelling));
-            return Ok(());
+            return self.lay(section, key, value, origin);
         }
         let mut target = self.section(section);
         for (depth, part) in path.iter().enumerate().take(path.len() - 1).skip(1) {
@@ -215,23 +233,38 @@ impl Document {
         Ok(())
     }
 
-    /// A length of the run that is given on top takes the place of the file's, in whatever unit that one is; -1 gives none.
-    fn displace_length(&mut self, key: &str, value: &Value) {
-        let is_length = |key: &str| LENGTHS.iter().any(|name| key.strip_prefix("trainer.") == Some(name));
-        let gives = value.as_integer() != Some(-1) && value.as_float() != Some(-1.0);
-        if !(is_length(key) && gives) {
-            return;
-        }
-        for name in LENGTHS {
+    /// Lays a key on top of what is there, under its present name.
+    pub(super) fn lay(&mut self, section: &str, key: &str, value: Value, origin: Place) -> Result<()> {
+        let written = full_key(section, key);
+        let (section, key, value) = place(section, key, value).map_err(|complaint| self.locate(complaint))?;
+        let full = full_key(section, key);
+        // What lies below about this key no longer counts, nor where it was said.
+        self.places.retain(|place, _| !place.starts_with(&format!("{full}.")));
+        self.displace_rivals(&full, &value, &origin);
+        self.section(section).insert(key.to_owned(), value);
+        let spelling = (full != written).then_some(written);
+        self.places.insert(full, (origin.clone(), spelling));
+        self.places.entry(section.to_owned()).or_insert((origin, None));
+        Ok(())
+    }
+
+    /// A length of the run that is given on top takes the place of the one below, in whatever unit that one is; -1 gives
+    /// none. So does a warm-up.
+    fn displace_rivals(&mut self, key: &str, value: &Value, origin: &Place) {
+        let key = key.strip_prefix("trainer.").unwrap_or_default();
+        let number = value.as_float().or_else(|| value.as_integer().map(|value| value as f64));
+        let gives_none = number == Some(-1.0) || (key == "warmup_ratio" && number == Some(0.0));
+        let Some(rivals) = RIVALS.iter().find(|rivals| rivals.contains(&key)).filter(|_| !gives_none) else { return };
+        for name in rivals.iter().filter(|name| **name != key) {
             let other = format!("trainer.{name}");
-            if other != key && matches!(self.places.get(&other), Some((Place::Line(_), _))) {
-                self.section("trainer").remove(name);
+            if self.places.get(&other).is_some_and(|(place, _)| place.order().0 < origin.order().0) {
+                self.section("trainer").remove(*name);
                 self.places.remove(&other);
             }
         }
     }
 
-    fn section(&mut self, name: &str) -> &mut Table {
+    pub(super) fn section(&mut self, name: &str) -> &mut Table {
         if name.is_empty() {
             return &mut self.table;
         }
@@ -260,13 +293,7 @@ impl Document {
             for (key, value) in keys.as_table().into_iter().flatten() {
                 let full = format!("{section}.{key}");
                 if !known.contains(&key.as_str()) {
-                    return Err(self.locate(match way_out(key).filter(|_| section == "trainer") {
-                        Some(help) => {
-                            Complaint::new(&full, format!("Hugging Face's `{key}` is not supported by this version"))
-                                .help(help)
-                        }
-                        None => unknown_key(section, key, known),
-                    }));
+                    return Err(self.locate(unknown_key(section, key, known)));
                 }
                 let known = match full.as_str() {
                     "trainer.lr_scheduler_kwargs" => field_names::<SchedulerKwargs>(),
@@ -309,7 +336,7 @@ impl Document {
         };
         let at = match place {
             Some((Place::Line(line), _)) => format!("{}:{line}", self.origin),
-            Some((Place::Override(text), _)) => format!("--set {text}"),
+            Some((place, _)) => place.at(),
             None => self.origin.clone(),
         };
         let spelling = place.and_then(|(_, spelling)| spelling.as_ref()).filter(|spelling| **spelling != complaint.key);
@@ -365,7 +392,7 @@ pub(crate) fn unknown_key(section: &str, key: &str, known: &[&str]) -> Complaint
 }
 
 /// A value in a message, cut when it is long.
-fn shown(value: &Value) -> String {
+pub(super) fn shown(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(60) {
         Some((end, _)) => format!("{}...", &text[..end]),
@@ -374,7 +401,7 @@ fn shown(value: &Value) -> String {
 }
 
 /// The names of a struct's fields as serde knows them, so that the list of keys is the struct itself.
-fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
+pub(super) fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
     struct Names<'a>(&'a mut &'static [&'static str]);
 
     impl<'de> Deserializer<'de> for Names<'_> {

@@ -1,238 +1,506 @@
-//! Hugging Face's names in `[trainer]`: spellings of earlier releases that become today's, arguments that have their
-//! place in another section, and arguments that this version does not honour, each refused with the way out. The list
-//! is `TrainingArguments` of transformers 5.23, and of 4.x where a script may still carry a name from there.
+//! Every argument of Hugging Face's `TrainingArguments`, in one table: what it sets here, that it has no effect here, or
+//! what to use instead. The table of the documentation is written from it. The list is that of transformers 5.23 and 4.57,
+//! with the names of earlier releases that a script may still carry.
 
+use std::fmt::Write as _;
+
+use serde_json::Value as Json;
 use toml::Value;
 
 use super::document::Complaint;
 use super::optimizer::table_of;
 
-/// Where a key of the file belongs, with its value there; `None` for a setting that asks for nothing.
-pub(crate) type Placed<'a> = Option<(&'a str, &'a str, Value)>;
-
-/// Puts a key of `[section]` under its present name.
-pub(crate) fn place<'a>(section: &'a str, key: &'a str, value: Value) -> Result<Placed<'a>, Complaint> {
-    if section != "trainer" {
-        return Ok(Some((section, key, value)));
-    }
-    Ok(Some(match key {
-        "evaluation_strategy" => ("trainer", "eval_strategy", value),
-        "per_gpu_train_batch_size" => ("trainer", "per_device_train_batch_size", value),
-        "per_gpu_eval_batch_size" => ("trainer", "per_device_eval_batch_size", value),
-        "warmup_ratio" => match number(&value) {
-            Some(ratio) if (0.0..1.0).contains(&ratio) => ("trainer", "warmup_steps", Value::Float(ratio)),
-            _ => {
-                return Err(Complaint::new(
-                    "trainer.warmup_ratio",
-                    format!("expected a ratio from 0 to below 1, got {value}"),
-                ));
-            }
-        },
-        "train_sampling_strategy" => ("data", "sampler", value),
-        "group_by_length" => return when_true(key, &value, "data", "sampler", "group_by_length"),
-        "use_cpu" | "no_cuda" => return when_true(key, &value, "device", "kind", "cpu"),
-        "adafactor" => return when_true(key, &value, "trainer", "optim", "adafactor"),
-        "gradient_checkpointing" => return when_true(key, &value, "trainer", "activation_checkpointing", "blocks"),
-        "fp16" => return when_true(key, &value, "", "precision", "f16"),
-        "bf16" => return when_true(key, &value, "", "precision", "bf16"),
-        "optim_args" => match value {
-            Value::String(text) => {
-                let table = table_of(&text).map_err(|problem| Complaint::new("trainer.optim_args", problem))?;
-                ("trainer", key, Value::Table(table))
-            }
-            other => ("trainer", key, other),
-        },
-        _ => ("trainer", key, value),
-    }))
+/// What becomes of an argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// It is a key of the config, or sets one.
+    Honoured,
+    /// Every value is taken and changes nothing.
+    NoEffect,
+    /// A value that asks for nothing is taken, any other one is refused.
+    Refused,
 }
 
-/// A switch that asks for `setting` of `[section]` when it is true, and for nothing when it is false.
-fn when_true<'a>(
-    key: &str,
-    value: &Value,
-    section: &'static str,
-    name: &'static str,
-    setting: &str,
-) -> Result<Placed<'a>, Complaint> {
-    match value {
-        Value::Boolean(true) => Ok(Some((section, name, Value::from(setting)))),
-        Value::Boolean(false) => Ok(None),
-        other => {
-            let place = match section {
-                "" => format!("{name}, above the sections"),
-                _ => format!("{section}.{name}"),
-            };
-            Err(Complaint::new(&format!("trainer.{key}"), format!("expected true or false, got {other}"))
-                .help(format!("or set {place}")))
+/// The releases that have an argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Releases {
+    /// 5.23 and 4.57.
+    Both,
+    /// 5.23 alone.
+    New,
+    /// 4.57 alone.
+    Old,
+    /// Neither of the two.
+    Older,
+}
+
+impl Releases {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Both => "4.57, 5.23",
+            Self::New => "5.23",
+            Self::Old => "4.57",
+            Self::Older => "older",
         }
     }
 }
 
-/// The older spellings and the arguments that live in another section, for tests and messages.
-#[cfg(test)]
-pub(crate) const PLACED: [&str; 12] = [
-    "adafactor",
-    "bf16",
-    "fp16",
-    "gradient_checkpointing",
-    "evaluation_strategy",
-    "per_gpu_train_batch_size",
-    "per_gpu_eval_batch_size",
-    "warmup_ratio",
-    "train_sampling_strategy",
-    "group_by_length",
-    "use_cpu",
-    "no_cuda",
+/// An argument of `TrainingArguments`.
+#[derive(Debug)]
+pub(crate) struct Argument {
+    pub(crate) name: &'static str,
+    releases: Releases,
+    pub(crate) standing: Standing,
+    /// The values that ask for nothing, as a JSON list; null is always one.
+    neutral: &'static str,
+    /// What it sets, why it has no effect, or what to use instead.
+    pub(crate) note: &'static str,
+}
+
+impl Argument {
+    /// Whether `value` asks for nothing: it is a default, or as good as one.
+    pub(crate) fn is_neutral(&self, value: &Json) -> bool {
+        let neutral: Json = serde_json::from_str(self.neutral).unwrap_or_default();
+        let same = |known: &Json| match (known.as_f64(), value.as_f64()) {
+            (Some(known), Some(value)) => known == value,
+            _ => known == value,
+        };
+        value.is_null() || neutral.as_array().is_some_and(|neutral| neutral.iter().any(same))
+    }
+}
+
+/// The argument of this name.
+pub(crate) fn argument(name: &str) -> Option<&'static Argument> {
+    ARGUMENTS.iter().find(|argument| argument.name == name)
+}
+
+/// Puts a key of `[section]` under its present name, in the section where it belongs.
+pub(crate) fn place<'a>(section: &'a str, key: &'a str, value: Value) -> Result<(&'a str, &'a str, Value), Complaint> {
+    if section != "trainer" {
+        return Ok((section, key, value));
+    }
+    Ok(match key {
+        "evaluation_strategy" => (section, "eval_strategy", value),
+        "per_gpu_train_batch_size" => (section, "per_device_train_batch_size", value),
+        "per_gpu_eval_batch_size" => (section, "per_device_eval_batch_size", value),
+        "train_sampling_strategy" => ("data", "sampler", value),
+        "output_dir" => ("run", "output_dir", value),
+        "run_name" => ("run", "name", value),
+        "optim_args" => match value {
+            Value::String(text) => {
+                let table = table_of(&text).map_err(|problem| Complaint::new("trainer.optim_args", problem))?;
+                (section, key, Value::Table(table))
+            }
+            other => (section, key, other),
+        },
+        _ => (section, key, value),
+    })
+}
+
+/// A switch of `TrainingArguments` that sets a key of another name when it is true, and asks for nothing when it is false.
+pub(crate) struct Switch {
+    pub(crate) name: &'static str,
+    /// Section and key; keys above the sections have none.
+    pub(crate) target: (&'static str, &'static str),
+    /// The key's value.
+    pub(crate) value: &'static str,
+    /// It wins over the key itself in the same place, as it does in Hugging Face.
+    pub(crate) wins: bool,
+}
+
+const fn switch(name: &'static str, section: &'static str, key: &'static str, value: &'static str) -> Switch {
+    Switch { name, target: (section, key), value, wins: false }
+}
+
+/// The switches, those that older spellings name first.
+pub(crate) const SWITCHES: &[Switch] = &[
+    switch("no_cuda", "device", "kind", "cpu"),
+    switch("use_cpu", "device", "kind", "cpu"),
+    switch("fp16", "", "precision", "f16"),
+    switch("bf16", "", "precision", "bf16"),
+    switch("gradient_checkpointing", "trainer", "activation_checkpointing", "blocks"),
+    switch("evaluate_during_training", "trainer", "eval_strategy", "steps"),
+    switch("overwrite_output_dir", "run", "on_existing", "overwrite"),
+    switch("torch_compile", "compiler", "enabled", "compiled"),
+    Switch { name: "group_by_length", target: ("data", "sampler"), value: "group_by_length", wins: true },
+    Switch { name: "adafactor", target: ("trainer", "optim"), value: "adafactor", wins: true },
 ];
 
-fn number(value: &Value) -> Option<f64> {
-    value.as_float().or_else(|| value.as_integer().map(|value| value as f64))
+/// The table of all arguments of `TrainingArguments` and what becomes of them here, in Markdown. It is this:
+#[doc = include_str!("hugging_face_arguments.md")]
+pub fn hugging_face_arguments() -> String {
+    let count = |standing| ARGUMENTS.iter().filter(|argument| argument.standing == standing).count();
+    let mut text = format!(
+        "# Arguments of `TrainingArguments`\n\nKiln takes them in `[trainer]`, by `--set trainer.NAME=VALUE`, and from a file \
+         that `TrainingArguments.to_json_string()` wrote, by `--hf-args`. {} are honoured. {} have no effect here: every value \
+         is taken, and the plan lists them in one line. {} are refused unless their value asks for nothing.\n\n\
+         | Argument | transformers | In Kiln | |\n|---|---|---|---|\n",
+        count(Standing::Honoured),
+        count(Standing::NoEffect),
+        count(Standing::Refused),
+    );
+    for Argument { name, releases, standing, note, .. } in ARGUMENTS {
+        let standing = match standing {
+            Standing::Honoured => "honoured",
+            Standing::NoEffect => "no effect",
+            Standing::Refused => "refused",
+        };
+        writeln!(text, "| `{name}` | {} | {standing} | {note} |", releases.as_str())
+            .expect("writing to a String cannot fail");
+    }
+    text
 }
 
-/// What to do instead of a `TrainingArguments` field that this version does not honour; `None` for any other key.
-pub(crate) fn way_out(key: &str) -> Option<&'static str> {
-    UNSUPPORTED.iter().find_map(|(keys, help)| keys.contains(&key).then_some(*help))
+const fn honoured(name: &'static str, releases: Releases, note: &'static str) -> Argument {
+    Argument { name, releases, standing: Standing::Honoured, neutral: "[]", note }
 }
 
-/// Arguments of `TrainingArguments` that are refused, with the way out.
-pub(crate) const UNSUPPORTED: &[(&[&str], &str)] = &[
-    (&["output_dir", "logging_dir"], "set run.output_dir; metrics.jsonl lies in the same folder"),
-    (&["run_name"], "name the run by run.output_dir"),
-    (&["overwrite_output_dir"], "set run.on_existing = \"overwrite\" (or \"resume\" or \"fail\")"),
-    (
-        &["resume_from_checkpoint"],
-        "set run.on_existing = \"resume\" or use `kiln train FILE --resume`: the run continues from its newest checkpoint",
-    ),
-    (
-        &["ignore_data_skip", "restore_callback_states_from_checkpoint"],
-        "remove it: a resumed run continues where it stood, in the data and in its counters",
-    ),
-    (
-        &["do_train", "do_eval", "do_predict"],
-        "remove it: `kiln train` trains, and evaluates as trainer.eval_strategy and data.validation say",
-    ),
-    (
-        &["bf16_full_eval", "fp16_full_eval"],
-        "remove it: evaluation computes as training does, in `precision`, which stands above the sections",
-    ),
-    (
-        &["half_precision_backend", "fp16_opt_level", "fp16_backend"],
-        "remove it: set precision = \"f16\" or \"bf16\", above the sections",
-    ),
-    (
-        &["tf32"],
-        "remove it: Burn has no switch; with precision = \"f32\" CUDA's matrix products are in TF32 where such a kernel wins",
-    ),
-    (
-        &["save_only_model", "save_safetensors", "save_on_each_node", "enable_jit_checkpoint"],
-        "remove it: a checkpoint holds all that continues the run, as safetensors; trainer.save_strategy says when",
-    ),
-    (&["optim_target_modules"], "remove it: it belongs to GaLore and APOLLO, which Kiln does not have"),
-    (&["neftune_noise_alpha"], "remove it: Kiln adds no noise to embeddings; dropout is the model's"),
-    (&["length_column_name"], "remove it: data.sampler = \"group_by_length\" knows how many tokens a row has"),
-    (
-        &["gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"],
-        "remove it: trainer.activation_checkpointing has no arguments",
-    ),
-    (&["auto_find_batch_size"], "set trainer.per_device_train_batch_size"),
-    (
-        &[
-            "torch_compile",
-            "torch_compile_backend",
-            "torch_compile_mode",
-            "jit_mode_eval",
-            "torchdynamo",
-            "use_ipex",
-            "use_liger_kernel",
-            "liger_kernel_config",
-            "torch_empty_cache_steps",
-            "use_cache",
-        ],
-        "remove it: it belongs to PyTorch",
-    ),
-    (&["use_mps_device", "xpu_backend"], "set device.kind"),
-    (&["logging_strategy", "log_on_each_node"], "set trainer.logging_steps"),
-    (&["logging_nan_inf_filter"], "remove it: Kiln writes NaN as it is"),
-    (
-        &["include_num_input_tokens_seen", "include_tokens_per_second"],
-        "remove it: every log row has tokens and tokens_per_s",
-    ),
-    (&["log_level", "log_level_replica", "disable_tqdm"], "remove it: the progress bar shows on a terminal only"),
-    (
-        &["project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"],
-        "remove it: metrics go to metrics.jsonl and stdout, and with trainer.report_to = \"tensorboard\" to event files",
-    ),
-    (
-        &[
-            "eval_delay",
-            "eval_do_concat_batches",
-            "eval_use_gather_object",
-            "eval_accumulation_steps",
-            "include_for_metrics",
-            "include_inputs_for_metrics",
-            "batch_eval_metrics",
-            "prediction_loss_only",
-            "evaluate_during_training",
-        ],
-        "remove it: trainer.eval_strategy, eval_steps and eval_on_start say when to evaluate",
-    ),
-    (
-        &[
-            "push_to_hub",
-            "push_to_hub_model_id",
-            "push_to_hub_organization",
-            "push_to_hub_token",
-            "hub_token",
-            "hub_private_repo",
-            "hub_model_id",
-            "hub_strategy",
-            "hub_always_push",
-            "hub_revision",
-        ],
-        "upload the folder model/ of the finished run; transformers opens it",
-    ),
-    (&["full_determinism"], "remove it: on the CPU the same config gives the same run"),
-    (
-        &[
-            "dataloader_num_workers",
-            "dataloader_pin_memory",
-            "dataloader_persistent_workers",
-            "dataloader_prefetch_factor",
-            "dataloader_multiprocessing_context",
-            "dataloader_in_order",
-        ],
-        "remove it: Kiln reads data in its own process",
-    ),
-    (
-        &["remove_unused_columns", "label_names"],
-        "remove it: `tokenized` rows have input_ids, attention_mask, token_type_ids, labels",
-    ),
-    (
-        &[
+const fn no_effect(name: &'static str, releases: Releases, neutral: &'static str, note: &'static str) -> Argument {
+    Argument { name, releases, standing: Standing::NoEffect, neutral, note }
+}
+
+const fn refused(name: &'static str, releases: Releases, neutral: &'static str, note: &'static str) -> Argument {
+    Argument { name, releases, standing: Standing::Refused, neutral, note }
+}
+
+const SAME: &str = "the key of the same name in `[trainer]`";
+const PYTORCH: &str = "it belongs to PyTorch";
+const ONE_PROCESS: &str = "data is read ahead in a thread of the one process";
+const ONE_DEVICE: &str = "a run has one device and one process";
+const NO_UPLOAD: &str = "nothing is uploaded";
+const LAUNCHER: &str = "leave it out: a run has one device and one process";
+const NO_TRACKER: &str = "rows go to `metrics.jsonl`, to stdout, and with `report_to` to TensorBoard";
+const TOKENS: &str = "every log row has `tokens` and `tokens_per_s`";
+const EVALUATION: &str = "an evaluation keeps sums and predictions, never all logits";
+const FSDP: &str = "it belongs to `fsdp`";
+const NONE_FALSE: &str = "[false]";
+
+/// All arguments: in the order of 5.23, then those of 4.57 alone, then older ones.
+pub(crate) const ARGUMENTS: &[Argument] = {
+    use Releases::{Both, New, Old, Older};
+    &[
+        honoured("output_dir", Both, "sets `run.output_dir`"),
+        honoured("per_device_train_batch_size", Both, SAME),
+        honoured("num_train_epochs", Both, SAME),
+        honoured("max_steps", Both, "the key of the same name in `[trainer]`; wins over `num_train_epochs`"),
+        honoured("learning_rate", Both, SAME),
+        honoured(
+            "lr_scheduler_type",
+            Both,
+            "the key of the same name in `[trainer]`; not `reduce_lr_on_plateau` or `greedy`",
+        ),
+        honoured("lr_scheduler_kwargs", Both, SAME),
+        honoured("warmup_steps", Both, "the key of the same name in `[trainer]`; not used by the schedule `constant`"),
+        honoured(
+            "optim",
+            Both,
+            "the key of the same name in `[trainer]`; an optimizer that Kiln lacks is refused with the nearest",
+        ),
+        honoured("optim_args", Both, SAME),
+        honoured("weight_decay", Both, SAME),
+        honoured("adam_beta1", Both, SAME),
+        honoured("adam_beta2", Both, SAME),
+        honoured("adam_epsilon", Both, SAME),
+        refused(
+            "optim_target_modules",
+            Both,
+            "[]",
+            "leave it out: it belongs to GaLore and APOLLO, which Kiln does not have",
+        ),
+        honoured("gradient_accumulation_steps", Both, SAME),
+        no_effect("average_tokens_across_devices", Both, "[true, false]", ONE_DEVICE),
+        honoured("max_grad_norm", Both, SAME),
+        honoured("label_smoothing_factor", Both, SAME),
+        honoured("bf16", Both, "true sets `precision = \"bf16\"`"),
+        honoured("fp16", Both, "true sets `precision = \"f16\"`"),
+        refused(
+            "bf16_full_eval",
+            Both,
+            NONE_FALSE,
+            "leave it out: evaluation computes as training does, in `precision`, above the sections",
+        ),
+        refused(
+            "fp16_full_eval",
+            Both,
+            NONE_FALSE,
+            "leave it out: evaluation computes as training does, in `precision`, above the sections",
+        ),
+        no_effect(
+            "tf32",
+            Both,
+            "[]",
+            "Burn has no switch; with `precision = \"f32\"` CUDA's matrix products are in TF32 where such a kernel wins, and nowhere else",
+        ),
+        honoured(
+            "activation_checkpointing",
+            New,
+            "true sets `trainer.activation_checkpointing = \"blocks\"`, whose other values are Kiln's",
+        ),
+        no_effect(
+            "activation_checkpointing_kwargs",
+            New,
+            "[{}]",
+            "the layers of `trainer.activation_checkpointing` are computed again as they are",
+        ),
+        honoured("gradient_checkpointing", Both, "true sets `trainer.activation_checkpointing = \"blocks\"`"),
+        no_effect(
+            "gradient_checkpointing_kwargs",
+            Both,
+            "[{}]",
+            "the layers of `trainer.activation_checkpointing` are computed again as they are",
+        ),
+        honoured("torch_compile", Both, "true sets `compiler.enabled = true`"),
+        no_effect("torch_compile_backend", Both, "[]", "the settings of Kiln's compiler stand in `[compiler]`"),
+        no_effect("torch_compile_mode", Both, "[]", "the settings of Kiln's compiler stand in `[compiler]`"),
+        no_effect("use_liger_kernel", Both, NONE_FALSE, PYTORCH),
+        no_effect("liger_kernel_config", Both, "[{}]", PYTORCH),
+        no_effect("use_cache", New, NONE_FALSE, "training keeps no keys and values"),
+        refused(
+            "neftune_noise_alpha",
+            Both,
+            "[0]",
+            "leave it out: Kiln adds no noise to embeddings; dropout is the model's",
+        ),
+        no_effect("torch_empty_cache_steps", Both, "[]", PYTORCH),
+        honoured(
+            "auto_find_batch_size",
+            Both,
+            "with or without it, a micro-batch that does not fit in memory is halved at the same global batch; `per_device_train_batch_size = \"auto\"` searches for the largest one",
+        ),
+        honoured("logging_strategy", Both, SAME),
+        honoured("logging_steps", Both, SAME),
+        honoured("logging_first_step", Both, SAME),
+        no_effect("log_on_each_node", Both, "[true, false]", ONE_DEVICE),
+        no_effect("logging_nan_inf_filter", Both, "[true]", "a loss that is not finite ends the run"),
+        no_effect("include_num_input_tokens_seen", Both, "[\"no\", false]", TOKENS),
+        honoured("log_level", Both, SAME),
+        no_effect("log_level_replica", Both, "[\"warning\"]", ONE_DEVICE),
+        no_effect("disable_tqdm", Both, "[true, false]", "the progress bar shows on a terminal only"),
+        honoured(
+            "report_to",
+            Both,
+            "the key of the same name in `[trainer]`; a service in an `--hf-args` file has no effect",
+        ),
+        honoured("run_name", Both, "sets `run.name`"),
+        no_effect("project", Both, "[\"huggingface\"]", NO_TRACKER),
+        no_effect("trackio_space_id", Both, "[\"trackio\"]", NO_TRACKER),
+        no_effect("trackio_bucket_id", New, "[]", NO_TRACKER),
+        no_effect("trackio_static_space_id", New, "[]", NO_TRACKER),
+        honoured("eval_strategy", Both, SAME),
+        honoured("eval_steps", Both, SAME),
+        honoured("eval_delay", Both, SAME),
+        honoured("per_device_eval_batch_size", Both, SAME),
+        no_effect("prediction_loss_only", Both, NONE_FALSE, "an evaluation always has its task's figures"),
+        honoured("eval_on_start", Both, SAME),
+        no_effect("eval_do_concat_batches", Both, "[true]", EVALUATION),
+        no_effect("eval_use_gather_object", Both, NONE_FALSE, ONE_DEVICE),
+        no_effect("eval_accumulation_steps", Both, "[]", EVALUATION),
+        no_effect("include_for_metrics", Both, "[[]]", "the figures of an evaluation are those of the task"),
+        no_effect("batch_eval_metrics", Both, NONE_FALSE, EVALUATION),
+        honoured("save_only_model", Both, SAME),
+        honoured("save_strategy", Both, SAME),
+        honoured("save_steps", Both, SAME),
+        no_effect("save_on_each_node", Both, NONE_FALSE, ONE_DEVICE),
+        honoured("save_total_limit", Both, SAME),
+        no_effect("enable_jit_checkpoint", New, NONE_FALSE, "a run that a signal stops always saves a checkpoint"),
+        refused("push_to_hub", Both, NONE_FALSE, "upload the folder model/ of the finished run; transformers opens it"),
+        no_effect("hub_token", Both, "[\"<HUB_TOKEN>\"]", NO_UPLOAD),
+        no_effect("hub_private_repo", Both, NONE_FALSE, NO_UPLOAD),
+        no_effect("hub_model_id", Both, "[]", NO_UPLOAD),
+        no_effect("hub_strategy", Both, "[\"every_save\"]", NO_UPLOAD),
+        no_effect("hub_always_push", Both, NONE_FALSE, NO_UPLOAD),
+        no_effect("hub_revision", Both, "[]", NO_UPLOAD),
+        honoured("load_best_model_at_end", Both, SAME),
+        honoured("metric_for_best_model", Both, SAME),
+        honoured("greater_is_better", Both, SAME),
+        no_effect("ignore_data_skip", Both, NONE_FALSE, "a resumed run goes on in the data where it stood, at no cost"),
+        no_effect(
+            "restore_callback_states_from_checkpoint",
+            Both,
+            NONE_FALSE,
+            "a resumed run always goes on where it stood",
+        ),
+        honoured(
+            "full_determinism",
+            Both,
+            "the key of the same name in `[trainer]`; on the CPU every run is deterministic, elsewhere it is refused",
+        ),
+        honoured("seed", Both, SAME),
+        honoured("data_seed", Both, SAME),
+        honoured("use_cpu", Both, "true sets `device.kind = \"cpu\"`"),
+        no_effect(
             "accelerator_config",
-            "parallelism_config",
-            "average_tokens_across_devices",
-            "ddp_find_unused_parameters",
-            "ddp_bucket_cap_mb",
-            "ddp_broadcast_buffers",
-            "ddp_static_graph",
-            "ddp_backend",
-            "ddp_timeout",
-            "fsdp",
+            Both,
+            "[{}, {\"split_batches\": false, \"dispatch_batches\": null, \"even_batches\": true, \"use_seedable_sampler\": \
+             true, \"non_blocking\": false, \"gradient_accumulation_kwargs\": null}]",
+            ONE_DEVICE,
+        ),
+        refused("parallelism_config", Both, "[{}]", LAUNCHER),
+        honoured("dataloader_drop_last", Both, SAME),
+        no_effect("dataloader_num_workers", Both, "[0]", ONE_PROCESS),
+        no_effect("dataloader_pin_memory", Both, "[true, false]", ONE_PROCESS),
+        no_effect("dataloader_persistent_workers", Both, NONE_FALSE, ONE_PROCESS),
+        no_effect("dataloader_prefetch_factor", Both, "[]", ONE_PROCESS),
+        no_effect("dataloader_multiprocessing_context", New, "[]", ONE_PROCESS),
+        no_effect("dataloader_in_order", New, "[true]", ONE_PROCESS),
+        no_effect("remove_unused_columns", Both, "[true]", "the columns that `[data]` names are read, and no others"),
+        no_effect("label_names", Both, "[]", "`data.label_column` names the label"),
+        honoured("train_sampling_strategy", New, "sets `data.sampler`"),
+        no_effect(
+            "length_column_name",
+            Both,
+            "[\"length\"]",
+            "the sampler `group_by_length` knows how many tokens a row has",
+        ),
+        no_effect("ddp_find_unused_parameters", Both, "[]", ONE_DEVICE),
+        no_effect("ddp_bucket_cap_mb", Both, "[]", ONE_DEVICE),
+        no_effect("ddp_broadcast_buffers", Both, "[]", ONE_DEVICE),
+        no_effect("ddp_static_graph", New, "[]", ONE_DEVICE),
+        no_effect("ddp_backend", Both, "[]", ONE_DEVICE),
+        no_effect("ddp_timeout", Both, "[1800]", ONE_DEVICE),
+        refused("fsdp", Both, "[\"\", [], false]", LAUNCHER),
+        no_effect(
             "fsdp_config",
-            "fsdp_min_num_params",
-            "fsdp_transformer_layer_cls_to_wrap",
-            "deepspeed",
-            "local_rank",
-            "split_batches",
-            "tpu_num_cores",
-            "tpu_metrics_debug",
-            "sharded_ddp",
-            "mp_parameters",
-            "past_index",
-            "ray_scope",
-        ],
-        "remove it: this version trains on one device",
-    ),
-    (&["debug", "skip_memory_metrics"], "remove it: every log row has peak_mib and reserved_mib"),
-];
+            Both,
+            "[{}, {\"min_num_params\": 0, \"xla\": false, \"xla_fsdp_v2\": false, \"xla_fsdp_grad_ckpt\": false}]",
+            FSDP,
+        ),
+        refused("deepspeed", Both, "[\"\", {}]", LAUNCHER),
+        no_effect("debug", Both, "[\"\", []]", "a loss that is not finite ends the run, and `fault/` says where"),
+        no_effect("skip_memory_metrics", Both, "[true]", "every log row has `peak_mib` and `reserved_mib`"),
+        honoured(
+            "do_train",
+            Both,
+            "the key of the same name in `[trainer]`; false in an `--hf-args` file that asks for nothing else is the default of `TrainingArguments`, and trains",
+        ),
+        honoured("do_eval", Both, SAME),
+        honoured("do_predict", Both, SAME),
+        honoured(
+            "resume_from_checkpoint",
+            Both,
+            "true sets `run.on_existing = \"resume\"`; a path also sets `run.resume_from_checkpoint`",
+        ),
+        refused("local_rank", Both, "[-1, 0]", LAUNCHER),
+        refused(
+            "_n_gpu",
+            Old,
+            "[-1, 0, 1]",
+            "a run has one device: multiply `gradient_accumulation_steps` by it, or set `batch.global_batch_size`",
+        ),
+        honoured("adafactor", Old, "true sets `trainer.optim = \"adafactor\"`"),
+        refused(
+            "fp16_backend",
+            Old,
+            "[\"auto\", \"cuda_amp\", \"cpu_amp\", \"amp\"]",
+            "leave it out: `precision`, above the sections, is all there is to set",
+        ),
+        no_effect("fp16_opt_level", Old, "[\"O1\"]", "it belongs to NVIDIA's Apex"),
+        no_effect("fsdp_min_num_params", Old, "[0]", FSDP),
+        no_effect("fsdp_transformer_layer_cls_to_wrap", Old, "[]", FSDP),
+        honoured("group_by_length", Old, "true sets `data.sampler = \"group_by_length\"`"),
+        refused(
+            "half_precision_backend",
+            Old,
+            "[\"auto\", \"cuda_amp\", \"cpu_amp\", \"amp\"]",
+            "leave it out: `precision`, above the sections, is all there is to set",
+        ),
+        no_effect("include_inputs_for_metrics", Old, NONE_FALSE, "the figures of an evaluation are those of the task"),
+        no_effect("include_tokens_per_second", Old, NONE_FALSE, TOKENS),
+        no_effect("jit_mode_eval", Old, NONE_FALSE, PYTORCH),
+        no_effect("logging_dir", Old, "[]", "TensorBoard's files lie in `tensorboard/` of the run folder"),
+        refused("mp_parameters", Old, "[\"\", {}]", LAUNCHER),
+        honoured("no_cuda", Old, "true sets `device.kind = \"cpu\"`; today's name is `use_cpu`"),
+        honoured("overwrite_output_dir", Old, "true sets `run.on_existing = \"overwrite\"`"),
+        refused("past_index", Old, "[-1]", "leave it out: it belongs to models that Kiln does not have"),
+        honoured("per_gpu_eval_batch_size", Old, "sets `trainer.per_device_eval_batch_size`, today's name"),
+        honoured("per_gpu_train_batch_size", Old, "sets `trainer.per_device_train_batch_size`, today's name"),
+        no_effect("push_to_hub_model_id", Old, "[]", NO_UPLOAD),
+        no_effect("push_to_hub_organization", Old, "[]", NO_UPLOAD),
+        no_effect("push_to_hub_token", Old, "[\"<PUSH_TO_HUB_TOKEN>\"]", NO_UPLOAD),
+        no_effect("ray_scope", Old, "[\"last\"]", "it belongs to a search of hyperparameters"),
+        no_effect("save_safetensors", Old, "[true]", "weights are always written as safetensors"),
+        no_effect("torchdynamo", Old, "[]", "today's name is `torch_compile`, which is honoured"),
+        no_effect("tpu_metrics_debug", Old, NONE_FALSE, "there are no TPUs"),
+        refused("tpu_num_cores", Old, "[]", "set `device.kind`: there are no TPUs"),
+        no_effect("use_legacy_prediction_loop", Old, NONE_FALSE, EVALUATION),
+        no_effect("use_mps_device", Old, NONE_FALSE, "set `device.kind`"),
+        honoured(
+            "warmup_ratio",
+            Old,
+            "sets `trainer.warmup_steps`, where a value below 1 is a ratio, unless steps are given too",
+        ),
+        no_effect("dispatch_batches", Older, "[]", ONE_DEVICE),
+        honoured("evaluate_during_training", Older, "true sets `trainer.eval_strategy = \"steps\"`"),
+        honoured("evaluation_strategy", Older, "sets `trainer.eval_strategy`, today's name"),
+        refused(
+            "n_gpu",
+            Older,
+            "[-1, 0, 1]",
+            "a run has one device: multiply `gradient_accumulation_steps` by it, or set `batch.global_batch_size`",
+        ),
+        refused("sharded_ddp", Older, "[\"\", [], false]", LAUNCHER),
+        no_effect("split_batches", Older, NONE_FALSE, ONE_DEVICE),
+        no_effect("use_ipex", Older, NONE_FALSE, PYTORCH),
+        no_effect("xpu_backend", Older, "[]", "set `device.kind`"),
+    ]
+};
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn fixture(release: &str) -> Json {
+        let path = format!("{}/tests/fixtures/training_arguments_{release}.json", env!("CARGO_MANIFEST_DIR"));
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn the_table_has_every_argument_of_both_releases() {
+        let has = |release: &str| -> Vec<String> {
+            fixture(release)["names"].as_array().unwrap().iter().map(|name| name.as_str().unwrap().into()).collect()
+        };
+        let (new, old) = (has("5.23"), has("4.57"));
+        assert_eq!((new.len(), old.len()), (114, 133));
+        for name in new.iter().chain(&old) {
+            let found = argument(name).unwrap_or_else(|| panic!("{name} is not in the table"));
+            let expected = match (new.contains(name), old.contains(name)) {
+                (true, true) => Releases::Both,
+                (true, false) => Releases::New,
+                _ => Releases::Old,
+            };
+            assert_eq!(found.releases, expected, "{name}");
+        }
+        let mut names = ARGUMENTS.iter().map(|argument| argument.name).collect::<Vec<_>>();
+        names.sort_unstable();
+        let count = names.len();
+        names.dedup();
+        assert_eq!(names.len(), count, "an argument is listed twice");
+    }
+
+    #[test]
+    fn every_default_is_neutral() {
+        for release in ["5.23", "4.57"] {
+            for (name, value) in fixture(release)["cases"]["defaults"].as_object().unwrap() {
+                let argument = argument(name).unwrap();
+                let neutral = argument.is_neutral(value) || argument.standing == Standing::Honoured;
+                // It names the moment and the machine.
+                assert!(neutral || name == "logging_dir", "{name} = {value}");
+            }
+        }
+        for argument in ARGUMENTS {
+            assert!(serde_json::from_str::<Json>(argument.neutral).unwrap().is_array(), "{}", argument.name);
+        }
+    }
+
+    /// The file in the documentation is what the table gives; `KILN_WRITE_DOCS=1` writes it.
+    #[test]
+    fn the_table_in_the_documentation_is_this_one() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/config/hugging_face_arguments.md");
+        if std::env::var_os("KILN_WRITE_DOCS").is_some() {
+            std::fs::write(path, hugging_face_arguments()).unwrap();
+        }
+        let written = std::fs::read_to_string(path).unwrap();
+        assert!(written == hugging_face_arguments(), "{path} is stale: run this test with KILN_WRITE_DOCS=1");
+    }
+}

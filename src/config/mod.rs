@@ -10,6 +10,7 @@ mod builder;
 mod check;
 mod compiler;
 mod document;
+mod hf_args;
 mod hugging_face;
 pub(crate) mod names;
 mod optimizer;
@@ -28,9 +29,11 @@ use serde::{Deserialize, Serialize};
 pub use batch::{BatchScaling, BatchScope, BatchSection, LearningRateSection, LrScaling, ScaledRate, TrainBatchSize};
 pub use builder::RunConfigBuilder;
 pub use compiler::{FusedOps, Verify};
+pub use hugging_face::hugging_face_arguments;
 pub use names::{
     Accumulation, ActivationCheckpointing, AutotuneLevel, CompilerMode, DataFormat, DeviceKind, DocumentEnd, Documents,
-    EvalStrategy, Integration, ModelKind, OnExisting, PaddingStrategy, Precision, Sampler, SaveStrategy, Switch,
+    EvalStrategy, Integration, LogLevel, LoggingStrategy, ModelKind, OnExisting, PaddingStrategy, Precision, Sampler,
+    SaveStrategy, Switch,
 };
 pub use optimizer::{AdjustLr, OptimArgs, OptimizerName};
 pub use scheduler::{Ramp, SchedulerKwargs, SchedulerType};
@@ -72,6 +75,9 @@ pub struct RunConfig {
     /// `[generation]`: a sample of text at the end. Left out: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation: Option<GenerationSection>,
+    /// What the file says that has no effect, for people; the plan shows it.
+    #[serde(skip)]
+    pub no_effect: Vec<String>,
 }
 
 impl RunConfig {
@@ -90,9 +96,24 @@ impl RunConfig {
     /// # Errors
     /// As [`load`](Self::load), and for an override that has another form.
     pub fn load_with(path: impl AsRef<Path>, overrides: &[String]) -> Result<Self> {
+        Self::load_with_hf_args(path, None, overrides)
+    }
+
+    /// [`load_with`](Self::load_with) with the file `hf_args`, which `TrainingArguments.to_json_string()` wrote, laid over the
+    /// config file and under the overrides. [`hugging_face_arguments`] says what becomes of each argument; one that is null
+    /// asks for nothing.
+    ///
+    /// # Errors
+    /// As [`load_with`](Self::load_with); a config error for a file that is no JSON object, that has a name which
+    /// `TrainingArguments` has not, or that asks for something that Kiln does not have.
+    pub fn load_with_hf_args(path: impl AsRef<Path>, hf_args: Option<&Path>, overrides: &[String]) -> Result<Self> {
         let path = path.as_ref();
         let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-        Self::from_text(&read(path)?, &path.display().to_string(), stem.as_deref(), overrides)
+        let text = read(path)?;
+        let args =
+            hf_args.map(|path| hf_args::read(path).map(|text| (text, path.display().to_string()))).transpose()?;
+        let args = args.as_ref().map(|(text, origin)| (text.as_str(), origin.as_str()));
+        Self::from_text(&text, &path.display().to_string(), stem.as_deref(), args, overrides)
     }
 
     /// Reads and checks a config from text. `origin` stands for the file name in messages; there is no file, so
@@ -101,7 +122,7 @@ impl RunConfig {
     /// # Errors
     /// As [`load`](Self::load).
     pub fn parse(text: &str, origin: &str) -> Result<Self> {
-        Self::from_text(text, origin, None, &[])
+        Self::from_text(text, origin, None, None, &[])
     }
 
     /// Starts a config for people who write scripts; see [`RunConfigBuilder`].
@@ -143,8 +164,14 @@ impl RunConfig {
             .map_err(|error| Error::config(format!("this config cannot be written as TOML: {error}")))
     }
 
-    fn from_text(text: &str, origin: &str, stem: Option<&str>, overrides: &[String]) -> Result<Self> {
-        let document = Document::parse(text, origin, overrides)?;
+    fn from_text(
+        text: &str,
+        origin: &str,
+        stem: Option<&str>,
+        hf_args: Option<(&str, &str)>,
+        overrides: &[String],
+    ) -> Result<Self> {
+        let document = Document::parse(text, origin, hf_args, overrides)?;
         let mut config = document.read()?;
         if let Some(stem) = stem
             && document.table.get("run").and_then(|run| run.get("output_dir")).is_none()
@@ -152,6 +179,7 @@ impl RunConfig {
             config.run.output_dir = Path::new("runs").join(stem);
         }
         check::check(&config).map_err(|complaint| document.locate(complaint))?;
+        config.no_effect = document.unused.lines();
         Ok(config)
     }
 }

@@ -242,6 +242,50 @@ names! {
 }
 
 names! {
+    /// When a log row is written (Hugging Face's `logging_strategy`).
+    LoggingStrategy("logging strategy") {
+        /// Never; evaluations and the summary have their rows all the same.
+        No = "no",
+        /// Every `logging_steps` optimizer steps and at the end.
+        Steps = "steps",
+        /// At the end of every epoch and at the end.
+        Epoch = "epoch",
+    }
+}
+
+names! {
+    /// How much `kiln train` says besides rows and errors (Hugging Face's `log_level`).
+    LogLevel("log level") {
+        /// Everything, as `info`.
+        Detail = "detail",
+        /// Everything, as `info`.
+        Debug = "debug",
+        /// The plan, what is loaded and written, and notices.
+        Info = "info",
+        /// Notices.
+        Warning = "warning",
+        /// Neither plan nor notices.
+        Error = "error",
+        /// As `error`.
+        Critical = "critical",
+        /// What the application says by default: as `info`.
+        Passive = "passive",
+    }
+}
+
+impl LogLevel {
+    /// Whether the plan, what is loaded and what is written are said.
+    pub fn informs(self) -> bool {
+        matches!(self, Self::Detail | Self::Debug | Self::Info | Self::Passive)
+    }
+
+    /// Whether notices are said.
+    pub fn warns(self) -> bool {
+        self.informs() || self == Self::Warning
+    }
+}
+
+names! {
     /// When a checkpoint is saved during training (Hugging Face's `save_strategy`).
     SaveStrategy("save strategy") {
         /// Never on a schedule; a run that is stopped before its end saves one all the same.
@@ -263,22 +307,24 @@ names! {
     }
 }
 
+/// The rest of transformers.integrations' names: services and their clients.
+pub(crate) const SERVICES: [&str; 12] = [
+    "azure_ml",
+    "clearml",
+    "codecarbon",
+    "comet_ml",
+    "dagshub",
+    "dvclive",
+    "flyte",
+    "mlflow",
+    "neptune",
+    "swanlab",
+    "trackio",
+    "wandb",
+];
+
 fn integration_synonym(given: &str) -> Option<Result<Integration, Error>> {
-    // The rest of transformers.integrations' names: services and their clients.
-    const OTHERS: [&str; 11] = [
-        "azure_ml",
-        "clearml",
-        "codecarbon",
-        "comet_ml",
-        "dagshub",
-        "dvclive",
-        "flyte",
-        "mlflow",
-        "neptune",
-        "swanlab",
-        "wandb",
-    ];
-    (OTHERS.contains(&given) || given == "trackio").then(|| {
+    SERVICES.contains(&given).then(|| {
         Err(Error::config(format!("Hugging Face's integration `{given}` is not supported by this version"))
             .help("metrics.jsonl in the run folder has every row; or use \"tensorboard\""))
     })

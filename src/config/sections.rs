@@ -22,11 +22,18 @@ pub struct RunSection {
     pub output_dir: PathBuf,
     /// What to do when it exists. Default: `fail`.
     pub on_existing: OnExisting,
+    /// A name for people, shown in the plan and by `kiln describe`. Default: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The checkpoint in this run's folder to continue from, with `on_existing = "resume"`: `runs/x/checkpoints/step-000100`.
+    /// It belongs to a call and not to the run, so that plan.toml does not repeat it. Default: the newest.
+    #[serde(skip_serializing)]
+    pub resume_from_checkpoint: Option<PathBuf>,
 }
 
 impl Default for RunSection {
     fn default() -> Self {
-        Self { output_dir: PathBuf::new(), on_existing: OnExisting::Fail }
+        Self { output_dir: PathBuf::new(), on_existing: OnExisting::Fail, name: None, resume_from_checkpoint: None }
     }
 }
 
@@ -98,6 +105,10 @@ pub struct DataSection {
     /// none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation: Option<Validation>,
+    /// The file with the rows that `trainer.do_predict` predicts, written as the training data are, though without labels.
+    /// Default: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub test: Option<String>,
     /// Tokens per sample. Default: the model's number of positions, at most 1024.
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
     pub block_size: Option<usize>,
@@ -159,6 +170,7 @@ impl Default for DataSection {
             format: DataFormat::Text,
             train: Vec::new(),
             validation: None,
+            test: None,
             block_size: None,
             text_column: None,
             text_pair_column: None,
@@ -299,7 +311,7 @@ pub struct DeviceSection {
 
 /// `[generation]`: a sample of text written when training ends; only for causal language models. Left out: no sample.
 /// Names and defaults are those of Hugging Face's `GenerationConfig`, except that Kiln samples unless the temperature
-/// is 0.
+/// is 0, and that `max_new_tokens`, which has no default there, has one. They are the defaults of `kiln generate` too.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GenerationSection {

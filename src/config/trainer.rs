@@ -1,18 +1,20 @@
 //! `[trainer]`: the hyperparameters, by the names and with the defaults of Hugging Face's `TrainingArguments`.
-//! Spellings of earlier releases and the arguments that are not honoured are in `hugging_face.rs`.
+//! All arguments of `TrainingArguments`, with earlier spellings and those that have no effect, are in `hugging_face.rs`.
 
 use serde::{Deserialize, Serialize};
 
 use super::batch::TrainBatchSize;
-use super::names::{Accumulation, ActivationCheckpointing, EvalStrategy, Integration, SaveStrategy};
+use super::names::{
+    Accumulation, ActivationCheckpointing, EvalStrategy, Integration, LogLevel, LoggingStrategy, SaveStrategy,
+};
 use super::optimizer::{OptimArgs, OptimizerName};
 use super::scheduler::{SchedulerKwargs, SchedulerType};
 use super::values::{
     ClassWeights, Interval, count, count_or_minus_one, integrations, number_or_minus_one, some_count, strings,
 };
 
-/// `[trainer]`: how the model is trained. At most one of `max_steps`, `num_train_epochs` and `max_tokens` is given; it
-/// sets the length of the run and of the learning-rate schedule.
+/// `[trainer]`: how the model is trained. One of `max_steps`, `num_train_epochs` and `max_tokens` is given; it sets the
+/// length of the run and of the learning-rate schedule. Beside `max_steps`, `num_train_epochs` has no effect.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TrainerSection {
@@ -49,7 +51,8 @@ pub struct TrainerSection {
     pub learning_rate: f64,
     /// The schedule. Default: `linear`.
     pub lr_scheduler_type: SchedulerType,
-    /// Steps of warm-up, below 1 a ratio of the run, or `"1000 samples"` or `"2e6 tokens"`; rounded up. Default: 0.
+    /// Steps of warm-up, below 1 a ratio of the run, or `"1000 samples"` or `"2e6 tokens"`; rounded up. The schedule
+    /// `constant` has none. Default: 0.
     pub warmup_steps: Interval,
     /// Weight decay, not applied to biases and norms. Decoupled in every optimizer but `adam` and `sgd`, which add it to
     /// the gradient as PyTorch's do. Default: 0.0.
@@ -86,12 +89,16 @@ pub struct TrainerSection {
     /// The optimizer's own arguments, a table or `"key=value,key=value"`. Default: none given.
     #[serde(skip_serializing_if = "OptimArgs::is_empty")]
     pub optim_args: OptimArgs,
-    /// A log row every so many steps, or a ratio, samples or tokens as in `warmup_steps`. Default: chosen from the length of the run (at
+    /// When to write a log row. Default: `steps`.
+    pub logging_strategy: LoggingStrategy,
+    /// With `logging_strategy = "steps"`: a log row every so many steps, or a ratio, samples or tokens as in `warmup_steps`. Default: chosen from the length of the run (at
     /// most Hugging Face's 500, and at least 20 rows).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logging_steps: Option<Interval>,
     /// Logs step 1 too. Default: false.
     pub logging_first_step: bool,
+    /// How much `kiln train` says besides rows and errors. Default: `passive`, which says everything.
+    pub log_level: LogLevel,
     /// Who is told of the rows besides `metrics.jsonl` and stdout: one name, a list, `all` or `none`. Default: `none`.
     #[serde(deserialize_with = "integrations", skip_serializing_if = "Vec::is_empty")]
     pub report_to: Vec<Integration>,
@@ -101,12 +108,17 @@ pub struct TrainerSection {
     /// `logging_steps`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eval_steps: Option<Interval>,
+    /// No evaluation before so many steps (with `eval_strategy = "steps"`) or epochs (with `"epoch"`) are made. Default: 0.
+    pub eval_delay: f64,
     /// Evaluates before step 1 too. Default: false.
     pub eval_on_start: bool,
     /// When to save a checkpoint, from which the run can be continued. Default: `steps`.
     pub save_strategy: SaveStrategy,
     /// With `save_strategy = "steps"`: every so many steps, or a ratio, samples or tokens. Default: 500.
     pub save_steps: Interval,
+    /// Checkpoints hold the model alone, without the optimizer: they are smaller, and no run continues from them. One that is
+    /// saved because a signal or `max_minutes` ends the run is whole. Default: false.
+    pub save_only_model: bool,
     /// Keeps this many checkpoints and removes older ones, though never the best one when `load_best_model_at_end` is
     /// set. Default: all are kept; each takes about three times the room of the model.
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
@@ -133,6 +145,9 @@ pub struct TrainerSection {
     /// Seed of the order of samples alone. Default: `seed`.
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
     pub data_seed: Option<u64>,
+    /// The same config gives the same run, bit for bit. On the CPU it always does; on other devices, where kernels add in an
+    /// order of their own, this is refused. Default: false.
+    pub full_determinism: bool,
     /// Leaves out the last batch of an epoch when it is not full. Default: false.
     pub dataloader_drop_last: bool,
     /// Trains on the examples of the first optimizer step over and over: a model that can learn learns them by heart.
@@ -140,6 +155,13 @@ pub struct TrainerSection {
     pub overfit_one_batch: bool,
     /// One optimizer step and one batch of each evaluation, to see that everything works. Default: false.
     pub fast_dev_run: bool,
+    /// Trains. When false, `kiln train` only evaluates (or predicts, with `do_predict`): the model that `model.from` names,
+    /// else the one in the run folder, else one with random weights. Default: true.
+    pub do_train: bool,
+    /// Evaluates at the end, also with `eval_strategy = "no"`; without training, evaluates. Default: false.
+    pub do_eval: bool,
+    /// Predicts the rows of `data.test` at the end, into `predict_results.jsonl` of the run folder. Default: false.
+    pub do_predict: bool,
     /// The schedule's own arguments. Default: none given.
     #[serde(skip_serializing_if = "SchedulerKwargs::is_empty")]
     pub lr_scheduler_kwargs: SchedulerKwargs,
@@ -148,6 +170,9 @@ pub struct TrainerSection {
 impl Default for TrainerSection {
     fn default() -> Self {
         Self {
+            do_train: true,
+            do_eval: false,
+            do_predict: false,
             max_steps: None,
             num_train_epochs: None,
             max_tokens: None,
@@ -171,14 +196,18 @@ impl Default for TrainerSection {
             class_weights: None,
             optim: OptimizerName::AdamW,
             optim_args: OptimArgs::default(),
+            logging_strategy: LoggingStrategy::Steps,
             logging_steps: None,
             logging_first_step: false,
+            log_level: LogLevel::Passive,
             report_to: Vec::new(),
             eval_strategy: EvalStrategy::No,
             eval_steps: None,
+            eval_delay: 0.0,
             eval_on_start: false,
             save_strategy: SaveStrategy::Steps,
             save_steps: Interval::Steps(500),
+            save_only_model: false,
             save_total_limit: None,
             load_best_model_at_end: false,
             metric_for_best_model: None,
@@ -188,6 +217,7 @@ impl Default for TrainerSection {
             activation_checkpointing: ActivationCheckpointing::None,
             seed: 42,
             data_seed: None,
+            full_determinism: false,
             dataloader_drop_last: false,
             overfit_one_batch: false,
             fast_dev_run: false,
@@ -218,6 +248,24 @@ impl TrainerSection {
             (None, Some(tokens), _) => RunLength::Tokens(tokens),
             (None, None, epochs) => RunLength::Epochs(epochs.unwrap_or(DEFAULT_NUM_TRAIN_EPOCHS)),
         }
+    }
+
+    /// Whether the run evaluates at all.
+    pub fn evaluates(&self) -> bool {
+        self.eval_strategy != EvalStrategy::No || self.eval_on_start || self.do_eval
+    }
+
+    /// Takes back whatever asks for evaluations, or for the best of them.
+    pub(crate) fn never_evaluate(&mut self) {
+        (self.eval_strategy, self.eval_steps, self.eval_on_start) = (EvalStrategy::No, None, false);
+        (self.do_eval, self.load_best_model_at_end) = (false, false);
+        (self.metric_for_best_model, self.greater_is_better) = (None, None);
+        (self.early_stopping_patience, self.early_stopping_threshold) = (None, 0.0);
+    }
+
+    /// A log row every `steps` steps.
+    pub(crate) fn log_every(&mut self, steps: usize) {
+        (self.logging_strategy, self.logging_steps) = (LoggingStrategy::Steps, Some(steps.into()));
     }
 
     /// The name in evaluation rows of the figure that says which model is best: `eval_loss`, `eval_accuracy`.

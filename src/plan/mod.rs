@@ -16,8 +16,8 @@ use crate::batch_size;
 use crate::compiler::auto::Decision;
 use crate::compiler::verify;
 use crate::config::{
-    DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DeviceKind, EvalStrategy, Interval, RunConfig, RunLength, SaveStrategy,
-    ScaledRate, StepSize, TrainerSection,
+    DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DeviceKind, EvalStrategy, Interval, LoggingStrategy, RunConfig,
+    RunLength, SaveStrategy, ScaledRate, StepSize, TrainerSection,
 };
 use crate::data::padding::{Padding, PaddingCost};
 use crate::data::store::Progress;
@@ -250,6 +250,14 @@ impl RunPlan {
                 "set trainer.save_steps to a multiple of {eval_steps}, or trainer.save_strategy = \"best\""
             )));
         }
+        if trainer.full_determinism && device.kind != DeviceKind::Cpu {
+            return Err(Error::config(format!(
+                "trainer.full_determinism = true: on {} kernels add in an order of their own, so two runs may differ in \
+                 their last bits",
+                device.kind
+            ))
+            .help("set device.kind = \"cpu\", where every run is deterministic, or leave it out"));
+        }
         let ops = execution::ops(config.compiler.as_ref(), &device)?;
         verify::allowed(config.compiler.as_ref(), device.kind)?;
         let precision = PrecisionPlan::new(config.precision, &device)?;
@@ -322,8 +330,7 @@ impl RunPlan {
     /// What it will need in memory, as the plan now stands.
     pub fn estimated_memory(&self) -> MemoryEstimate {
         let trainer = &self.config.trainer;
-        let evaluates = trainer.eval_strategy != EvalStrategy::No || trainer.eval_on_start;
-        let examples = self.validation.as_ref().filter(|_| evaluates).map_or(0, |data| data.len());
+        let examples = self.validation.as_ref().filter(|_| trainer.evaluates()).map_or(0, |data| data.len());
         let saves = match trainer.save_strategy {
             SaveStrategy::No => false,
             SaveStrategy::Steps => self.save_steps < self.steps.total,
@@ -348,9 +355,15 @@ impl RunPlan {
         Compute::new(self.ops, self.precision.dtype)
     }
 
-    /// Whether a log row follows step `step` (counted from 1).
-    pub fn logs_at(&self, step: usize) -> bool {
-        step.is_multiple_of(self.logging_steps) || (self.config.trainer.logging_first_step && step == 1)
+    /// Whether the figures of step `step` (counted from 1) are read, which `logging_strategy = "no"` does without a row. The
+    /// step may be the last of an epoch.
+    pub fn logs_after(&self, step: usize, epoch_ended: bool) -> bool {
+        let trainer = &self.config.trainer;
+        let due = match trainer.logging_strategy {
+            LoggingStrategy::Epoch => epoch_ended,
+            LoggingStrategy::Steps | LoggingStrategy::No => step.is_multiple_of(self.logging_steps),
+        };
+        due || (trainer.logging_first_step && step == 1)
     }
 }
 
@@ -361,7 +374,7 @@ fn interval_notes(config: &RunConfig, step: StepSize) -> Vec<String> {
     let save_steps = Some(trainer.save_steps).filter(|_| trainer.save_strategy == SaveStrategy::Steps);
     [
         ("warm-up", Some(trainer.warmup_steps).filter(|_| !trainer.fast_dev_run)),
-        ("logging", trainer.logging_steps),
+        ("logging", trainer.logging_steps.filter(|_| trainer.logging_strategy == LoggingStrategy::Steps)),
         ("evaluation", eval_steps),
         ("saving", save_steps),
     ]

@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 
 use super::RunPlan;
 use crate::compiler::parts;
-use crate::config::{Accumulation, ActivationCheckpointing, CompilerMode, DataFormat, EvalStrategy, SaveStrategy};
+use crate::config::{
+    Accumulation, ActivationCheckpointing, CompilerMode, DataFormat, EvalStrategy, LoggingStrategy, SaveStrategy,
+};
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::task::{Reduction, Task};
@@ -16,6 +18,9 @@ impl RunPlan {
         let mut line = |name: &str, value: String| {
             writeln!(text, "{name:<14} {value}").expect("writing to a String cannot fail");
         };
+        if let Some(name) = &self.config.run.name {
+            line("name", name.clone());
+        }
         let (width, layers, heads, inner) = self.model_config.shape();
         let from = self.model_from.as_ref().map_or("random weights".into(), |path| path.display().to_string());
         line("model", format!("{} for {}, from {from}", self.model_config.model_type(), self.task));
@@ -145,30 +150,36 @@ impl RunPlan {
             }
             None => {}
         }
-        line(
-            "logs",
-            format!(
-                "every {} steps{}; evaluation: {}",
-                self.logging_steps,
-                if trainer.report_to.is_empty() { "" } else { ", also as TensorBoard's event files" },
-                match trainer.eval_strategy {
-                    EvalStrategy::Steps => format!("every {} steps and at the end", self.eval_steps),
-                    EvalStrategy::Epoch => "every epoch and at the end".into(),
-                    EvalStrategy::No => "never".into(),
-                }
-            ),
-        );
+        let delay = match (trainer.eval_delay, trainer.eval_strategy) {
+            (0.0, _) | (_, EvalStrategy::No) => String::new(),
+            (delay, EvalStrategy::Steps) => format!(", not before step {delay}"),
+            (delay, EvalStrategy::Epoch) => format!(", not before epoch {delay}"),
+        };
+        let evaluation = match trainer.eval_strategy {
+            EvalStrategy::Steps => format!("every {} steps and at the end{delay}", self.eval_steps),
+            EvalStrategy::Epoch => format!("every epoch and at the end{delay}"),
+            EvalStrategy::No if trainer.do_eval => "at the end".into(),
+            EvalStrategy::No => "never".into(),
+        };
+        let logs = match trainer.logging_strategy {
+            LoggingStrategy::Steps => format!("every {} steps", self.logging_steps),
+            LoggingStrategy::Epoch => "every epoch and at the end".into(),
+            LoggingStrategy::No => "never".into(),
+        };
+        let board = if trainer.report_to.is_empty() { "" } else { ", also as TensorBoard's event files" };
+        line("logs", format!("{logs}{board}; evaluation: {evaluation}"));
         if !self.intervals.is_empty() {
             line("", format!("in steps: {}", self.intervals.join("; ")));
         }
         let kept = trainer.save_total_limit.map_or(String::new(), |limit| format!(", the last {limit} kept"));
+        let content = if trainer.save_only_model { ", without what continues the run" } else { "" };
         line(
             "checkpoints",
             match trainer.save_strategy {
                 SaveStrategy::No => "only when the run is stopped".into(),
-                SaveStrategy::Steps => format!("every {} steps and at the end{kept}", self.save_steps),
-                SaveStrategy::Epoch => format!("every epoch and at the end{kept}"),
-                SaveStrategy::Best => format!("when {} is the best so far{kept}", trainer.best_metric()),
+                SaveStrategy::Steps => format!("every {} steps and at the end{kept}{content}", self.save_steps),
+                SaveStrategy::Epoch => format!("every epoch and at the end{kept}{content}"),
+                SaveStrategy::Best => format!("when {} is the best so far{kept}{content}", trainer.best_metric()),
             },
         );
         let metric = trainer.best_metric();
@@ -183,7 +194,13 @@ impl RunPlan {
             let best = if trainer.best_is_greatest() { "greatest" } else { "least" };
             line("at the end", format!("the weights with the {best} {metric} are loaded"));
         }
+        if let Some(test) = &self.config.data.test {
+            line("", format!("the rows of {test} are predicted"));
+        }
         line("output", self.config.run.output_dir.display().to_string());
+        for (index, unused) in self.config.no_effect.iter().enumerate() {
+            line(if index == 0 { "no effect" } else { "" }, unused.clone());
+        }
         text
     }
 

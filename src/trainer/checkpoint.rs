@@ -44,6 +44,8 @@ const OPTIMIZER: &str = "optimizer.safetensors";
 /// Why a checkpoint is not to be trusted, in the checkpoint.
 const SUSPECT: &str = "suspect.txt";
 const CONFIG: &str = "config.json";
+/// What is to be said of a checkpoint that `trainer.save_only_model` left.
+const ONLY_MODEL: &str = "the model alone (trainer.save_only_model), and no optimizer to continue with";
 /// How the names of folders begin that are being written or removed.
 const ASIDE: &str = ".writing-";
 /// How the names of checkpoints begin that the run has left behind.
@@ -86,6 +88,9 @@ pub struct State {
     pub scaler: Option<ScalerState>,
     /// What must not change for the run to stay the same run.
     pub promise: Promise,
+    /// It has no optimizer (`trainer.save_only_model`): no run continues from it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub only_model: bool,
     /// The other files, by name.
     pub files: BTreeMap<String, Checksum>,
 }
@@ -105,7 +110,7 @@ pub struct Snapshot {
     pub state: State,
     /// The model's parameters.
     pub model: Vec<NamedTensor>,
-    /// The optimizer's moments.
+    /// The optimizer's moments; not written where the state says that it has the model alone.
     pub optimizer: Vec<NamedTensor>,
     /// The text of `config.json`.
     pub config: String,
@@ -159,7 +164,9 @@ impl Snapshot {
 
     fn write_into(&mut self, folder: &Path) -> Result<()> {
         write_safetensors(&folder.join(MODEL), &self.model)?;
-        write_safetensors(&folder.join(OPTIMIZER), &self.optimizer)?;
+        if !self.state.only_model {
+            write_safetensors(&folder.join(OPTIMIZER), &self.optimizer)?;
+        }
         let io = |error: &std::io::Error| Error::io(format!("write {}", folder.display()), error);
         fs::write(folder.join(CONFIG), &self.config).map_err(|error| io(&error))?;
         if let Some(tokenizer) = &self.tokenizer {
@@ -191,9 +198,41 @@ impl Checkpoint {
         })
     }
 
+    /// The checkpoint `path`, which must lie in the folder `checkpoints` of the run that is to be continued.
+    ///
+    /// # Errors
+    /// A folder that is no checkpoint of this run; one that is damaged, suspect, or has no optimizer.
+    pub fn chosen(path: &Path, checkpoints: &Path) -> Result<Self> {
+        let at = |error: Error| error.at("run.resume_from_checkpoint");
+        let same =
+            |a: &Path, b: &Path| fs::canonicalize(a).ok().is_some_and(|a| fs::canonicalize(b).is_ok_and(|b| a == b));
+        let listed = list(checkpoints)?;
+        let Some((_, found)) = listed.iter().find(|(_, listed)| same(listed, path)) else {
+            let steps = listed.iter().map(|(step, _)| name(*step)).collect::<Vec<_>>().join(", ");
+            let has = if steps.is_empty() { "it has none".into() } else { format!("it has {steps}") };
+            return Err(at(Error::config(format!(
+                "expected a checkpoint of this run, in {}, got {}",
+                checkpoints.display(),
+                path.display()
+            ))
+            .help(format!("{has}; to train on from the weights of another run, set model.from"))));
+        };
+        let unusable =
+            |why: &str| at(Error::data(format!("{}: {why}", path.display())).help("name another checkpoint"));
+        if found.join(SUSPECT).exists() {
+            return Err(unusable("the checkpoint is suspect: a fault may have spoiled it"));
+        }
+        let checkpoint = Self::open(found).map_err(at)?;
+        match checkpoint.state.only_model {
+            true => Err(unusable(&format!("the checkpoint has {ONLY_MODEL}"))),
+            false => Ok(checkpoint),
+        }
+    }
+
     /// The newest whole checkpoint of the folder `checkpoints` of a run whose `metrics.jsonl` has `rows` rows; none when there
     /// is none. Every other one is passed over with a warning, and nothing is changed: those that are half written, damaged
-    /// or cannot be read, those that were saved after more rows, and those that are [suspect](mark_suspect).
+    /// or cannot be read, those that were saved after more rows, and those that are [suspect](mark_suspect) or
+    /// have no optimizer.
     ///
     /// # Errors
     /// A checkpoint of another format version; a folder that cannot be read.
@@ -204,6 +243,10 @@ impl Checkpoint {
                 continue;
             }
             let fault = match Self::verify(&path) {
+                Ok(found) if found.state.only_model => {
+                    eprintln!("warning: {} is skipped: it has {ONLY_MODEL}", path.display());
+                    continue;
+                }
                 Ok(found) if found.state.step != step => {
                     Fault::Damaged(format!("it is the checkpoint of step {}", found.state.step))
                 }
@@ -333,7 +376,7 @@ impl State {
                 return Err(format!("{name}: expected a number, got NaN"));
             }
         }
-        for name in [MODEL, OPTIMIZER, CONFIG] {
+        for name in [MODEL, OPTIMIZER, CONFIG].into_iter().filter(|name| *name != OPTIMIZER || !self.only_model) {
             if !self.files.contains_key(name) {
                 return Err(format!("has no checksum of {name}"));
             }
@@ -549,6 +592,7 @@ mod tests {
 
     fn state(step: u64) -> State {
         State {
+            only_model: false,
             format_version: FORMAT_VERSION,
             kiln_version: "test".into(),
             step,

@@ -37,7 +37,7 @@ use kiln_models::Model;
 use kiln_models::weights::{LoadReport, load};
 
 use crate::compiler::{auto, debug};
-use crate::config::{ActivationCheckpointing, CompilerMode, DeviceKind, Integration};
+use crate::config::{ActivationCheckpointing, CompilerMode, DeviceKind, Integration, LoggingStrategy};
 use crate::data::loader::{Loader, LoaderOptions};
 use crate::engine;
 use crate::error::{Error, ErrorKind, Result};
@@ -59,7 +59,7 @@ use tensorboard::TensorBoard;
 pub use best::Best;
 pub use callback::{Callback, Control, DeviceValues, Progress, StopAfter};
 pub use evaluate::{Evaluation, evaluate};
-pub use output::{RunFolder, write_whole};
+pub use output::{PREDICTIONS, RunFolder, write_whole};
 pub use promise::Promise;
 pub(crate) use shapes::{Shape, Shapes};
 pub use status::{RunStatus, Status};
@@ -329,13 +329,13 @@ impl Trainer {
             }
             let step_values = StepValues { loss, grad_norm, lr, scaling };
             step_values.show(&mut self.callbacks, run);
-            let logs = self.plan.logs_at(step as usize) || last;
+            let logs = self.plan.logs_after(step as usize, epoch_ended) || last;
             match logs {
                 true => self.log(folder, run, &step_values, loader.data_wait())?,
                 false => run.closures.end_step(false)?,
             }
             laps.lap(Part::Sync);
-            let evaluates = self.evaluates_after(step, epoch_ended, last) || run.control.should_evaluate;
+            let evaluates = self.evaluates_after(&run.progress, epoch_ended, last) || run.control.should_evaluate;
             if evaluates {
                 self.evaluate_and_record(folder, run)?;
                 laps.lap(Part::Evaluation);
@@ -353,7 +353,10 @@ impl Trainer {
             let saves = self.saves_after(step, epoch_ended, ends, run.is_best) || run.control.should_save;
             if saves || out_of_time || (signal.is_some() && !self.rehearsal) {
                 step_values.read_finite(run)?;
-                self.save(folder, run)?;
+                // Who stops a run wants to continue it; early stopping is an end.
+                let stopped = run.control.should_training_stop && !last && !run.best.is_exhausted();
+                let stops = out_of_time || signal.is_some() || run.control.should_save || stopped;
+                self.save(folder, run, trainer.save_only_model && !stops)?;
                 laps.lap(Part::Save);
             }
             laps.end_step(&run.progress, logs)?;
@@ -379,7 +382,7 @@ impl Trainer {
                 if !logs {
                     self.log(folder, run, &step_values, loader.data_wait())?;
                 }
-                if !evaluates && self.evaluates_after(step, epoch_ended, true) {
+                if !evaluates && self.evaluates_after(&run.progress, epoch_ended, true) {
                     self.evaluate_and_record(folder, run)?;
                 }
                 break;
@@ -429,8 +432,10 @@ impl Trainer {
         let news = run.kernels.since_last_row(run.progress.step, new_shapes.unwrap_or(0));
         let row = news.iter().fold(row, |row, news| row.with("new_kernels", news.kernels));
         let row = self.labelled(read.scaling.iter().fold(row, |row, scaling| scaling.record(row)));
-        folder.metrics.append(&row)?;
-        self.callbacks.iter_mut().for_each(|callback| callback.on_log(&run.progress, &row));
+        if self.plan.config.trainer.logging_strategy != LoggingStrategy::No {
+            folder.metrics.append(&row)?;
+            self.callbacks.iter_mut().for_each(|callback| callback.on_log(&run.progress, &row));
+        }
         if let Some(said) = news.and_then(|news| news.said) {
             self.notice(&said);
         }

@@ -21,6 +21,7 @@ use super::status::{RunStatus, Status};
 use super::{run_log, tensorboard};
 use crate::compiler;
 use crate::config::{Integration, OnExisting, RunConfig};
+use crate::data::paths;
 use crate::error::{Error, Result};
 use crate::metrics::{MetricsFile, Record};
 use crate::model_folder::architecture;
@@ -30,7 +31,7 @@ use crate::provenance::{self, Provenance};
 const RESULTS: &str = "all_results.json";
 
 /// What every run writes into its folder, besides checkpoints and the model.
-const FILES: [&str; 8] = [
+const FILES: [&str; 9] = [
     "plan.toml",
     "metrics.jsonl",
     super::status::FILE,
@@ -38,11 +39,15 @@ const FILES: [&str; 8] = [
     RESULTS,
     run_log::FILE,
     super::laps::FILE,
+    PREDICTIONS,
     provenance::FILE,
 ];
 
 /// The model that another one is about to take the place of.
 const REPLACED: &str = ".replaced-model";
+
+/// The predictions of `trainer.do_predict`, in the run folder.
+pub const PREDICTIONS: &str = "predict_results.jsonl";
 
 /// An open run folder, this process's alone.
 #[derive(Debug)]
@@ -166,9 +171,12 @@ impl RunFolder {
         content.admits(&path, how)?;
         let promise = Promise::of(plan)?;
         let checkpoints = path.join(checkpoint::FOLDER);
-        let found = match how {
-            OnExisting::Resume => Checkpoint::newest(&checkpoints, MetricsFile::count(&path))?,
-            OnExisting::Fail | OnExisting::Overwrite => None,
+        let found = match (how, &plan.config.run.resume_from_checkpoint) {
+            (OnExisting::Resume, Some(chosen)) => {
+                Some(Checkpoint::chosen(&paths::expand(&chosen.to_string_lossy())?, &checkpoints)?)
+            }
+            (OnExisting::Resume, None) => Checkpoint::newest(&checkpoints, MetricsFile::count(&path))?,
+            (OnExisting::Fail | OnExisting::Overwrite, _) => None,
         };
         if let Some(found) = &found {
             found.state.promise.kept_by(&promise, found.state.step).map_err(|e| e.at(found.path.display()))?;
@@ -185,7 +193,7 @@ impl RunFolder {
                     "run.output_dir: {} holds a run, but no whole checkpoint to continue from",
                     path.display()
                 ))
-                .help("set run.output_dir to another folder, or run.on_existing = \"overwrite\" to replace it"));
+                .help("to train on from its weights, set model.from; else set run.output_dir to another folder, or run.on_existing = \"overwrite\" to replace it"));
             }
         }
         // Nothing has been changed up to here.

@@ -222,12 +222,17 @@ impl Trainer {
         Ok(())
     }
 
-    /// Whether an evaluation follows step `step`; a run that evaluates at all does so at its end.
-    pub(super) fn evaluates_after(&self, step: u64, epoch_ended: bool, run_ends: bool) -> bool {
-        match self.plan.config.trainer.eval_strategy {
-            EvalStrategy::No => false,
-            EvalStrategy::Epoch => epoch_ended || run_ends,
-            EvalStrategy::Steps => step.is_multiple_of(self.plan.eval_steps as u64) || run_ends,
+    /// Whether an evaluation follows the step that led to `progress`; a run that evaluates at all does so at its end, unless
+    /// that comes before `trainer.eval_delay`.
+    pub(super) fn evaluates_after(&self, progress: &Progress, epoch_ended: bool, run_ends: bool) -> bool {
+        let trainer = &self.plan.config.trainer;
+        match trainer.eval_strategy {
+            EvalStrategy::No => trainer.do_eval && run_ends,
+            EvalStrategy::Epoch => (epoch_ended || run_ends) && trainer.eval_delay <= progress.epoch,
+            EvalStrategy::Steps => {
+                (progress.step.is_multiple_of(self.plan.eval_steps as u64) || run_ends)
+                    && trainer.eval_delay <= progress.step as f64
+            }
         }
     }
 
@@ -244,8 +249,9 @@ impl Trainer {
         }
     }
 
-    /// Reads everything that a checkpoint holds and hands it to the thread that writes it.
-    pub(super) fn save(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<()> {
+    /// Reads everything that a checkpoint holds and hands it to the thread that writes it; with `only_model` all but what
+    /// continues the optimizer.
+    pub(super) fn save(&mut self, folder: &mut RunFolder, run: &mut Run, only_model: bool) -> Result<()> {
         let started = Instant::now();
         folder.metrics.sync()?;
         let progress = run.progress;
@@ -265,6 +271,7 @@ impl Trainer {
             best: run.best.clone(),
             scaler: self.scaler.as_ref().map(LossScaler::state).transpose()?,
             promise: folder.promise.clone(),
+            only_model,
             files: Default::default(),
         };
         let config = serde_json::to_string_pretty(&self.plan.model_config.to_json(architecture(&self.model)))
@@ -272,7 +279,7 @@ impl Trainer {
         let snapshot = Snapshot {
             state,
             model: export(&self.model).map_err(Error::device)?,
-            optimizer: self.optimizer.export(&self.model)?,
+            optimizer: if only_model { Vec::new() } else { self.optimizer.export(&self.model)? },
             config: config + "\n",
             tokenizer: self.plan.tokenizer.clone(),
         };

@@ -47,6 +47,9 @@ pub struct Status {
     pub status: RunStatus,
     /// The error that ended it, or why it stopped before its last step.
     pub message: Option<String>,
+    /// The run's name, where it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// What is trained: the model's type and the task.
     pub model: String,
     /// Optimizer steps made when this was written.
@@ -75,6 +78,7 @@ impl Status {
         Self {
             status: RunStatus::InProgress,
             message: None,
+            name: plan.config.run.name.clone(),
             model: format!("{} {}", plan.model_config.model_type(), plan.task),
             step: 0,
             total_steps: plan.steps.total as u64,

@@ -19,7 +19,7 @@ fn unknown_keys_and_sections_get_a_suggestion() {
     );
     place.refused("text.toml", &["model.n_layers=2"], 2, &["n_layers", "unknown", "did you mean \"n_layer\"?"]);
     place.refused("text.toml", &["model.zzz=2"], 2, &["unknown field \"zzz\" for gpt2", "Known fields: vocab_size"]);
-    place.refused("text.toml", &["trainer.tf32=true"], 2, &["`tf32` is not supported", "no switch"]);
+    place.refused("text.toml", &["trainer.push_to_hub=true"], 2, &["`push_to_hub` is not supported", "upload"]);
     place.refused("text.toml", &["precison=bf16"], 2, &["expected section.key=value"]);
     place.refused("text.toml", &["precision=bf61"], 2, &["precision: unknown precision", "did you mean `bf16`?"]);
     place.refused("text.toml", &["trainer.fp16=1"], 2, &["trainer.fp16: expected true or false"]);
@@ -51,7 +51,7 @@ fn wrong_types() {
 fn two_ways_of_stating_the_same_thing() {
     let place = Place::new();
     let two = "are two ways of stating the same thing";
-    place.refused_lines("num_train_epochs = 1", &["`trainer.max_steps` and `trainer.num_train_epochs`", two, "help: "]);
+    place.refused_lines("max_tokens = 9", &["`trainer.max_steps` and `trainer.max_tokens`", two, "help: "]);
     for (sets, pair) in [
         (&["trainer.max_tokens=100", "trainer.max_steps=1"][..], "`trainer.max_steps`"),
         (&["tokenizer.from=x"], "`tokenizer.from` and `tokenizer.train_vocab_size`"),

@@ -46,7 +46,7 @@ kind = "auto"
 #[test]
 fn the_example_of_the_contract() {
     let config = RunConfig::parse(EXAMPLE, "example").unwrap();
-    assert_eq!(config.run, RunSection { output_dir: "runs/quickstart".into(), on_existing: OnExisting::Fail });
+    assert_eq!(config.run, RunSection { output_dir: "runs/quickstart".into(), ..Default::default() });
     assert_eq!(config.model.kind, Some(ModelKind::Gpt2));
     assert_eq!(config.model.fields.keys().collect::<Vec<_>>(), ["n_layer", "n_head", "n_embd"]);
     assert_eq!(config.model.fields["n_embd"].as_integer(), Some(256));

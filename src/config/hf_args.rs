@@ -1,0 +1,395 @@
+//! Arguments of `TrainingArguments` in a config: a whole file of them laid over the config file, and how those that are no
+//! keys of their own come to set keys, by the rules of `TrainingArguments` and Hugging Face's Trainer.
+
+use std::path::Path;
+
+use serde_json::Value as Json;
+use toml::{Table, Value};
+
+use super::OptimizerName;
+use super::document::{Complaint, Document, Place, field_names, full_key, shown};
+use super::hugging_face::{ARGUMENTS, SWITCHES, Standing, Switch, argument};
+use super::names::SERVICES;
+use super::trainer::TrainerSection;
+use crate::error::{Error, Result, nearest};
+
+/// What a config says that changes nothing, for people.
+#[derive(Debug, Default)]
+pub(super) struct Unused {
+    /// Arguments without effect, as they are named.
+    names: Vec<String>,
+    /// So many more of an `--hf-args` file ask for nothing.
+    neutral: usize,
+    /// Settings that others override, each with the reason.
+    because: Vec<String>,
+}
+
+impl Unused {
+    /// The lines of a plan.
+    pub(super) fn lines(self) -> Vec<String> {
+        let mut named = self.names.join(", ");
+        if self.neutral > 0 {
+            let more = if named.is_empty() { "" } else { "; and " };
+            let are = if self.neutral == 1 { "argument that asks" } else { "arguments that ask" };
+            named += &format!("{more}{} {are} for nothing", self.neutral);
+        }
+        Some(named).filter(|named| !named.is_empty()).into_iter().chain(self.because).collect()
+    }
+}
+
+/// The text of a file that `TrainingArguments.to_json_string()` wrote.
+///
+/// # Errors
+/// A config error for a file that is not there or not UTF-8, an io error when the system refuses to read it.
+pub(super) fn read(path: &Path) -> Result<String> {
+    let at = path.display();
+    if path.is_dir() {
+        return Err(Error::config(format!("--hf-args {at}: expected a JSON file, got a folder")));
+    }
+    let bytes = std::fs::read(path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => Error::config(format!("--hf-args {at}: no such file"))
+            .help("write it in Python: open(\"args.json\", \"w\").write(training_args.to_json_string())"),
+        _ => Error::io(format!("read {at}"), &error),
+    })?;
+    String::from_utf8(bytes).map_err(|error| {
+        let good = error.utf8_error().valid_up_to();
+        Error::config(format!("--hf-args {at}: expected UTF-8 text, got other bytes at byte {good}"))
+    })
+}
+
+impl Document {
+    /// Lays the arguments in `text`, a JSON object from the file `origin`, over the config file.
+    pub(super) fn lay_hf_args(&mut self, text: &str, origin: &str) -> Result<()> {
+        let expected = "expected the JSON object that TrainingArguments.to_json_string() writes";
+        let values: serde_json::Map<String, Json> = match serde_json::from_str(text.trim_start_matches('\u{feff}')) {
+            Ok(Json::Object(values)) => values,
+            Ok(other) => return Err(Error::config(format!("{origin}: {expected}, got {}", kind(&other)))),
+            Err(error) => return Err(Error::config(format!("{origin}: {expected}: {error}"))),
+        };
+        let line = |name: &str| {
+            let quoted = format!("\"{name}\"");
+            text.lines().position(|line| line.trim_start().starts_with(&quoted)).map_or(1, |line| line + 1)
+        };
+        let is_steps = values.get("logging_strategy").is_none_or(|strategy| strategy == "steps");
+        // Today's names first: an old spelling that is given wins, as it does in TrainingArguments.
+        let (today, old): (Vec<_>, Vec<_>) =
+            values.into_iter().partition(|(name, _)| !name.starts_with("per_gpu_") && name != "evaluation_strategy");
+        for (name, value) in today.into_iter().chain(old) {
+            let here = Place::HfArgs(format!("{origin}:{}", line(&name)));
+            let Some(known) = argument(&name) else {
+                // A private attribute, or one of a later release that is not set.
+                if name.starts_with('_') || value.is_null() {
+                    self.unused.neutral += 1;
+                    continue;
+                }
+                return Err(unknown(&name).at(here.at()));
+            };
+            let value = match (name.as_str(), value) {
+                // No clipping, as 0 is.
+                ("max_grad_norm", Json::Null) => Json::from(0.0),
+                (_, value) if known.standing != Standing::Honoured && known.is_neutral(&value) => {
+                    self.unused.neutral += 1;
+                    continue;
+                }
+                (_, Json::Null) => continue,
+                // As good as not given, each of them.
+                ("save_total_limit", value) if value.as_i64().is_some_and(|limit| limit <= 0) => continue,
+                ("eval_steps", value) if value.as_f64() == Some(0.0) => continue,
+                ("logging_steps", value) if !is_steps && value.as_f64() == Some(0.0) => continue,
+                ("lr_scheduler_kwargs", Json::String(text)) => serde_json::from_str(&text).map_err(|error| {
+                    Error::config(format!("trainer.lr_scheduler_kwargs: expected JSON, got {text:?}: {error}"))
+                        .at(here.at())
+                })?,
+                ("report_to", value) => self.without_services(value),
+                (_, value) => value,
+            };
+            let value = toml_of(value).ok_or_else(|| {
+                Error::config(format!("trainer.{name}: expected a value that TOML can hold")).at(here.at())
+            })?;
+            self.places.insert(format!("trainer.{name}"), (here.clone(), None));
+            self.lay("trainer", &name, value, here)?;
+        }
+        Ok(())
+    }
+
+    /// `report_to` without the services that Kiln does not report to: transformers 4 lists all that are installed.
+    fn without_services(&mut self, value: Json) -> Json {
+        let names = match value {
+            Json::Array(names) => names,
+            Json::String(name) => vec![Json::String(name)],
+            other => return other,
+        };
+        let (services, kept): (Vec<_>, Vec<_>) =
+            names.into_iter().partition(|name| name.as_str().is_some_and(|name| SERVICES.contains(&name)));
+        self.unused.names.extend(services.iter().filter_map(Json::as_str).map(|name| format!("report_to {name}")));
+        Json::Array(kept)
+    }
+
+    /// Turns arguments that are no keys into keys, by the rules of `TrainingArguments`; takes out those that have no effect
+    /// and refuses those that ask for something that Kiln does not have.
+    pub(super) fn settle(&mut self) -> Result<()> {
+        self.settle_checkpointing();
+        for switch in SWITCHES {
+            self.settle_switch(switch)?;
+        }
+        self.settle_resume()?;
+        self.settle_warm_up()?;
+        self.settle_length();
+        self.settle_actions();
+        self.settle_leftovers();
+        self.take_out()
+    }
+
+    fn trainer(&self, key: &str) -> Option<&Value> {
+        self.table.get("trainer")?.get(key)
+    }
+
+    /// Where the key stands that is now called `trainer.key`.
+    fn place_of(&self, key: &str) -> Place {
+        self.places.get(&format!("trainer.{key}")).map_or(Place::Line(1), |(place, _)| place.clone())
+    }
+
+    /// Takes a key out of `[trainer]`.
+    fn take(&mut self, key: &str) -> Option<(Value, Place)> {
+        let value = self.table.get_mut("trainer")?.as_table_mut()?.remove(key)?;
+        Some((value, self.place_of(key)))
+    }
+
+    /// Gives a key the value that an argument stands for, unless a later layer has set it. Whether it did.
+    fn give(&mut self, target: (&str, &str), value: Value, argument: &str, place: Place, wins: bool) -> Result<bool> {
+        let full = full_key(target.0, target.1);
+        if let Some(there) = self.section(target.0).get(target.1).cloned() {
+            let (other, spelling) = self.places.get(&full).cloned().unwrap_or((Place::Line(1), None));
+            if other.order() > place.order() {
+                return Ok(false);
+            }
+            // A key of Kiln's own beside an argument that stands for it is one too many, also when both say the same.
+            let same = there == value && spelling.is_some();
+            if other.order() == place.order() && !same && !wins {
+                let (first, second) = (spelling.unwrap_or(full), format!("trainer.{argument}"));
+                return Err(self.two_ways(&first, &second));
+            }
+        }
+        self.section(target.0).insert(target.1.to_owned(), value);
+        self.places.insert(full, (place.clone(), Some(format!("trainer.{argument}"))));
+        self.places.entry(target.0.to_owned()).or_insert((place, None));
+        Ok(true)
+    }
+
+    fn two_ways(&self, first: &str, second: &str) -> Error {
+        let message = format!("`{first}` and `{second}` are two ways of stating the same thing");
+        self.locate(Complaint::new(second, message).help("keep one of the two"))
+    }
+
+    /// `activation_checkpointing` of 5.23 is a switch; Kiln's key of that name has more values.
+    fn settle_checkpointing(&mut self) {
+        const NAME: &str = "activation_checkpointing";
+        let Some(Value::Boolean(on)) = self.trainer(NAME).cloned() else { return };
+        if let Some((_, spelling)) = self.places.get_mut(&format!("trainer.{NAME}")) {
+            *spelling = Some(format!("trainer.{NAME}"));
+        }
+        let place = self.place_of(NAME).order();
+        // The older spelling of the same switch, in the same place or later, has the last word.
+        let older = self.trainer("gradient_checkpointing").is_some()
+            && self.place_of("gradient_checkpointing").order() >= place;
+        let value = if on { "blocks" } else { "none" };
+        match on || !older {
+            true => drop(self.section("trainer").insert(NAME.into(), value.into())),
+            false => drop(self.take(NAME)),
+        }
+    }
+
+    fn settle_switch(&mut self, switch: &Switch) -> Result<()> {
+        let Switch { name, target, value, wins } = *switch;
+        match self.take(name) {
+            None | Some((Value::Boolean(false), _)) => Ok(()),
+            Some((Value::Boolean(true), place)) => self.give(target, value.into(), name, place, wins).map(drop),
+            Some((other, _)) => {
+                let key = full_key(target.0, target.1);
+                let at = if target.0.is_empty() { format!("{key}, above the sections") } else { key };
+                let message = format!("expected true or false, got {}", shown(&other));
+                Err(self.locate(Complaint::new(&format!("trainer.{name}"), message).help(format!("or set {at}"))))
+            }
+        }
+    }
+
+    /// `resume_from_checkpoint`: true, false, or the folder of a checkpoint. It wins over `overwrite_output_dir`, which only
+    /// allows a run to write to its folder.
+    fn settle_resume(&mut self) -> Result<()> {
+        const NAME: &str = "resume_from_checkpoint";
+        let Some((value, place)) = self.take(NAME) else { return Ok(()) };
+        let path = match &value {
+            Value::Boolean(false) => return Ok(()),
+            Value::Boolean(true) => None,
+            Value::String(text) => match text.as_str() {
+                "" | "false" | "False" => return Ok(()),
+                "true" | "True" => None,
+                path => Some(path.to_owned()),
+            },
+            other => {
+                let message = format!("expected true, false or the folder of a checkpoint, got {}", shown(other));
+                return Err(self.locate(Complaint::new(&format!("trainer.{NAME}"), message)));
+            }
+        };
+        let overwrites = self
+            .places
+            .get("run.on_existing")
+            .is_some_and(|(_, spelling)| spelling.as_deref() == Some("trainer.overwrite_output_dir"));
+        let gives = self.give(("run", "on_existing"), "resume".into(), NAME, place.clone(), overwrites)?;
+        if let (true, Some(path)) = (gives, path) {
+            self.give(("run", NAME), path.into(), NAME, place, false)?;
+        }
+        Ok(())
+    }
+
+    /// `warmup_ratio`, which steps override in a file of arguments; and the schedule `constant`, for which `get_scheduler` ignores both.
+    fn settle_warm_up(&mut self) -> Result<()> {
+        let zero = |value: &Value| number(value) == Some(0.0);
+        if let Some((value, place)) = self.take("warmup_ratio") {
+            let Some(ratio) = number(&value).filter(|ratio| (0.0..1.0).contains(ratio)) else {
+                let message = format!("expected a ratio from 0 to below 1, got {}", shown(&value));
+                return Err(self.locate(Complaint::new("trainer.warmup_ratio", message)));
+            };
+            match self.trainer("warmup_steps").filter(|steps| !zero(steps)).map(shown) {
+                Some(_) if ratio > 0.0 && !matches!(place, Place::HfArgs(_)) => {
+                    return Err(self.two_ways("trainer.warmup_ratio", "trainer.warmup_steps"));
+                }
+                Some(steps) if ratio > 0.0 => {
+                    self.unused.because.push(format!("warmup_ratio = {ratio}: warmup_steps = {steps} wins over it"));
+                }
+                None if ratio > 0.0 => {
+                    self.section("trainer").remove("warmup_steps");
+                    self.give(("trainer", "warmup_steps"), ratio.into(), "warmup_ratio", place, true)?;
+                }
+                _ => {}
+            }
+        }
+        let is_constant = self.trainer("lr_scheduler_type").and_then(Value::as_str) == Some("constant");
+        if let (true, Some((steps, _))) = (is_constant, is_constant.then(|| self.take("warmup_steps")).flatten())
+            && !zero(&steps)
+        {
+            self.unused.because.push(format!(
+                "warmup_steps = {}: the schedule `constant` has no warm-up, in Hugging Face neither; `constant_with_warmup` \
+                 has one",
+                shown(&steps)
+            ));
+        }
+        Ok(())
+    }
+
+    /// Steps win over epochs.
+    fn settle_length(&mut self) {
+        let given = |value: Option<&Value>| value.and_then(number).is_some_and(|value| value != -1.0);
+        if given(self.trainer("max_steps"))
+            && given(self.trainer("num_train_epochs"))
+            && let (Some(steps), Some((epochs, _))) =
+                (self.trainer("max_steps").map(shown), self.take("num_train_epochs"))
+        {
+            let epochs = shown(&epochs);
+            self.unused.because.push(format!("num_train_epochs = {epochs}: max_steps = {steps} wins over it"));
+        }
+    }
+
+    /// A file of arguments has `do_train = false` when a script calls `trainer.train()` without asking for the argument, and
+    /// `do_eval = true` whenever it evaluates during training. Only what goes beyond that asks for no training.
+    fn settle_actions(&mut self) {
+        let of_file = |document: &Self, key: &str| match document.place_of(key) {
+            Place::HfArgs(_) => document.trainer(key).and_then(Value::as_bool),
+            _ => None,
+        };
+        let [train, eval, predict] = ["do_train", "do_eval", "do_predict"].map(|key| of_file(self, key));
+        let strategy = self.trainer("eval_strategy").and_then(Value::as_str).unwrap_or("no").to_owned();
+        let (Some(false), Some(eval), Some(false)) = (train, eval, predict) else { return };
+        if eval && strategy == "no" {
+            return;
+        }
+        self.take("do_train");
+        self.take("do_eval");
+        if eval {
+            self.unused.because.push(format!(
+                "do_train = false: eval_strategy = \"{strategy}\" is for training; --set trainer.do_train=false evaluates \
+                 alone"
+            ));
+        }
+    }
+
+    /// Arguments of a file of arguments that others make idle; in a config file somebody wrote them for a reason.
+    fn settle_leftovers(&mut self) {
+        let strategy = self.trainer("eval_strategy").and_then(Value::as_str).unwrap_or("no");
+        let optimizer = self.trainer("optim").and_then(Value::as_str).unwrap_or("adamw").parse::<OptimizerName>();
+        let never = if strategy == "no" { &["metric_for_best_model", "greater_is_better"][..] } else { &[] };
+        let adam = ["adam_beta1", "adam_beta2", "adam_epsilon"].into_iter();
+        let idle = adam.filter(|key| optimizer.as_ref().is_ok_and(|name| !name.adam_settings().contains(key)));
+        for key in never.iter().copied().chain(idle).collect::<Vec<_>>() {
+            if matches!(self.place_of(key), Place::HfArgs(_)) && self.take(key).is_some() {
+                self.unused.names.push(key.into());
+            }
+        }
+        // Whatever its value: halving is what a run does.
+        self.take("auto_find_batch_size");
+    }
+
+    /// Takes out what has no effect, and refuses what is not honoured.
+    fn take_out(&mut self) -> Result<()> {
+        let known = field_names::<TrainerSection>();
+        let given = self.table.get("trainer").and_then(Value::as_table).into_iter().flatten();
+        let others = given.map(|(key, _)| key.clone()).filter(|key| !known.contains(&key.as_str()));
+        for key in others.collect::<Vec<_>>() {
+            let Some(argument) = argument(&key) else { continue };
+            let Some((value, _)) = self.take(&key) else { continue };
+            let json = serde_json::to_value(&value).unwrap_or_default();
+            if argument.standing == Standing::Refused && !argument.is_neutral(&json) {
+                let got = shown(&value);
+                let message = format!("Hugging Face's `{key}` is not supported by this version, got {got}");
+                return Err(self.locate(Complaint::new(&format!("trainer.{key}"), message).help(argument.note)));
+            }
+            self.unused.names.push(key);
+        }
+        Ok(())
+    }
+}
+
+fn number(value: &Value) -> Option<f64> {
+    value.as_float().or_else(|| value.as_integer().map(|value| value as f64))
+}
+
+fn kind(value: &Json) -> &'static str {
+    match value {
+        Json::Null => "null",
+        Json::Bool(_) => "true or false",
+        Json::Number(_) => "a number",
+        Json::String(_) => "a string",
+        Json::Array(_) => "a list",
+        Json::Object(_) => "an object",
+    }
+}
+
+fn unknown(name: &str) -> Error {
+    let error = Error::config(format!("`{name}` is no argument of TrainingArguments, as far as this version knows"));
+    match nearest(name, ARGUMENTS.iter().map(|argument| argument.name)) {
+        Some(near) => {
+            error.help(format!("did you mean `{near}`? Kiln's own keys stand in the config file, or in --set"))
+        }
+        None => error.help("Kiln's own keys stand in the config file, or in --set"),
+    }
+}
+
+/// A JSON value as TOML, which has no null: such an entry is left out. None for a number beyond 64 bits.
+fn toml_of(value: Json) -> Option<Value> {
+    Some(match value {
+        Json::Null => return None,
+        Json::Bool(value) => Value::Boolean(value),
+        Json::Number(value) => match value.as_i64() {
+            Some(value) => Value::Integer(value),
+            None => Value::Float(value.as_f64().filter(|_| value.is_f64())?),
+        },
+        Json::String(value) => Value::String(value),
+        Json::Array(values) => {
+            Value::Array(values.into_iter().filter(|value| !value.is_null()).map(toml_of).collect::<Option<_>>()?)
+        }
+        Json::Object(values) => {
+            let given = values.into_iter().filter(|(_, value)| !value.is_null());
+            Value::Table(given.map(|(name, value)| Some((name, toml_of(value)?))).collect::<Option<Table>>()?)
+        }
+    })
+}

@@ -1,0 +1,231 @@
+//! Arguments of `TrainingArguments` in `[trainer]` and in files of them: what they set, what wins over what, and what is
+//! listed as having no effect.
+#![allow(clippy::unwrap_used)]
+
+use serde_json::{Value as Json, json};
+
+use super::*;
+
+/// A config file with `lines` in `[trainer]`, the arguments `args` over it, and `overrides` over both.
+fn laid(lines: &str, args: &Json, overrides: &[&str]) -> Result<RunConfig> {
+    let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
+    let args = serde_json::to_string_pretty(args).unwrap();
+    RunConfig::from_text(&format!("{SMALL}{lines}\n"), "a.toml", None, Some((&args, "args.json")), &overrides)
+}
+
+fn fixture(release: &str, case: &str) -> Json {
+    let path = format!("{}/tests/fixtures/training_arguments_{release}.json", env!("CARGO_MANIFEST_DIR"));
+    let all: Json = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    all["cases"][case].clone()
+}
+
+#[test]
+fn neutral_and_harmless_values_are_taken_and_listed() {
+    let config = parse(
+        "push_to_hub = false\ndisable_tqdm = true\nremove_unused_columns = false\ndataloader_num_workers = 4\n\
+         ddp_find_unused_parameters = false\nddp_timeout = 60\nlocal_rank = -1\nfsdp = \"\"\ntf32 = true\n\
+         accelerator_config = { split_batches = false }",
+    )
+    .unwrap();
+    assert_eq!(
+        config.no_effect,
+        ["push_to_hub, disable_tqdm, remove_unused_columns, dataloader_num_workers, ddp_find_unused_parameters, \
+          ddp_timeout, local_rank, fsdp, tf32, accelerator_config"]
+    );
+    assert_eq!(config.trainer, parse("").unwrap().trainer);
+    assert!(parse("").unwrap().no_effect.is_empty());
+    // What a file asks for may be taken back.
+    assert!(
+        RunConfig::from_text(
+            &format!("{SMALL}push_to_hub = true\nbf16 = true\n"),
+            "a.toml",
+            None,
+            None,
+            &["trainer.push_to_hub=false".into(), "trainer.bf16=false".into()],
+        )
+        .is_ok_and(|config| config.precision == Precision::F32)
+    );
+}
+
+#[test]
+fn arguments_that_set_other_keys() {
+    let config = parse(
+        "overwrite_output_dir = true\nrun_name = \"first try\"\ntorch_compile = true\nfp16 = true\n\
+         gradient_checkpointing = true\nlogging_strategy = \"epoch\"\neval_delay = 2\neval_strategy = \"epoch\"\n\
+         save_only_model = true\nauto_find_batch_size = true\nfull_determinism = true\nlog_level = \"warning\"\n\
+         do_train = true\ndo_eval = true",
+    )
+    .unwrap();
+    assert_eq!((config.run.on_existing, config.run.name.as_deref()), (OnExisting::Overwrite, Some("first try")));
+    assert_eq!((config.compiler_mode(), config.precision), (CompilerMode::Compiled, Precision::F16));
+    let trainer = &config.trainer;
+    assert_eq!(trainer.activation_checkpointing, ActivationCheckpointing::Blocks);
+    assert_eq!((trainer.logging_strategy, trainer.eval_delay), (LoggingStrategy::Epoch, 2.0));
+    assert_eq!(trainer.log_level, LogLevel::Warning);
+    assert!(trainer.save_only_model && trainer.full_determinism && trainer.do_train && trainer.do_eval);
+    assert!(config.no_effect.is_empty(), "{:?}", config.no_effect);
+    let read = RunConfig::parse(&config.to_toml().unwrap(), "written").unwrap();
+    assert_eq!(read.trainer.do_eval, config.trainer.do_eval);
+
+    let text = SMALL.replace("output_dir = \"runs/x\"\n", "");
+    let config = RunConfig::parse(&format!("{text}output_dir = \"here\"\n"), "a.toml").unwrap();
+    assert_eq!(config.run.output_dir, Path::new("here"));
+
+    let of = |line: &str| parse(line).unwrap();
+    let checkpointing = |line: &str| of(line).trainer.activation_checkpointing;
+    assert_eq!(checkpointing("activation_checkpointing = true"), ActivationCheckpointing::Blocks);
+    assert_eq!(checkpointing("activation_checkpointing = false"), ActivationCheckpointing::None);
+    assert_eq!(checkpointing("activation_checkpointing = \"balanced\""), ActivationCheckpointing::Balanced);
+    assert_eq!(
+        checkpointing("activation_checkpointing = false\ngradient_checkpointing = true"),
+        ActivationCheckpointing::Blocks
+    );
+    let over = laid("activation_checkpointing = \"blocks\"", &json!({}), &["trainer.activation_checkpointing=false"]);
+    assert_eq!(over.unwrap().trainer.activation_checkpointing, ActivationCheckpointing::None);
+
+    let resume = |line: &str| {
+        let run = of(line).run;
+        (run.on_existing, run.resume_from_checkpoint)
+    };
+    assert_eq!(resume("resume_from_checkpoint = true"), (OnExisting::Resume, None));
+    assert_eq!(resume("resume_from_checkpoint = false"), (OnExisting::Fail, None));
+    let path = "runs/x/checkpoints/step-000004";
+    let expected = (OnExisting::Resume, Some(path.into()));
+    assert_eq!(resume(&format!("overwrite_output_dir = true\nresume_from_checkpoint = \"{path}\"")), expected);
+    assert_eq!(of("torch_compile = true\n[compiler]\ndebug = true").compiler_mode(), CompilerMode::Compiled);
+    let both = "activation_checkpointing = true\ngradient_checkpointing = true";
+    assert_eq!(checkpointing(both), ActivationCheckpointing::Blocks);
+    assert_eq!(of("torch_compile = false\n[compiler]\ndebug = true").compiler_mode(), CompilerMode::Compiled);
+}
+
+#[test]
+fn what_wins_is_what_wins_in_hugging_face() {
+    let config = parse("max_steps = 5\nnum_train_epochs = 3.0").unwrap();
+    assert_eq!(config.trainer.length(), RunLength::Steps(5));
+    assert_eq!(config.no_effect, ["num_train_epochs = 3.0: max_steps = 5 wins over it"]);
+
+    let config = laid("", &json!({ "warmup_ratio": 0.1, "warmup_steps": 3 }), &[]).unwrap();
+    assert_eq!(config.trainer.warmup_steps, Interval::Steps(3));
+    assert_eq!(config.no_effect, ["warmup_ratio = 0.1: warmup_steps = 3 wins over it"]);
+    assert_eq!(parse("warmup_ratio = 0.1\nwarmup_steps = 0").unwrap().trainer.warmup_steps, Interval::Ratio(0.1));
+    let over = |over: &str| laid("warmup_steps = 3", &json!({}), &[over]).unwrap().trainer.warmup_steps;
+    assert_eq!(over("trainer.warmup_ratio=0.2"), Interval::Ratio(0.2));
+    assert_eq!(over("trainer.warmup_ratio=0"), Interval::Steps(3));
+
+    for warm_up in ["warmup_steps = 10", "warmup_ratio = 0.5"] {
+        let config = parse(&format!("lr_scheduler_type = \"constant\"\n{warm_up}")).unwrap();
+        assert_eq!(config.trainer.warmup_steps, Interval::Steps(0));
+        assert!(config.no_effect[0].contains("the schedule `constant` has no warm-up"), "{:?}", config.no_effect);
+    }
+}
+
+#[test]
+fn whole_files_of_both_releases() {
+    for release in ["5.23", "4.57"] {
+        let config =
+            laid("max_steps = 9\nlearning_rate = 1e-3\nsave_total_limit = 2", &fixture(release, "defaults"), &[]);
+        let config = config.unwrap();
+        let defaults = TrainerSection {
+            num_train_epochs: Some(3.0),
+            logging_steps: Some(500.into()),
+            // Null asks for nothing.
+            save_total_limit: Some(2),
+            ..TrainerSection::default()
+        };
+        assert_eq!(config.trainer, defaults, "{release}");
+        assert_eq!(config.run.output_dir, Path::new("out"));
+        assert_eq!(config.no_effect.len(), 1, "{:?}", config.no_effect);
+        assert!(config.no_effect[0].contains("arguments that ask for nothing"), "{:?}", config.no_effect);
+
+        let config = laid("", &fixture(release, "run_glue"), &["data.task=clm"]).unwrap();
+        let trainer = &config.trainer;
+        assert_eq!((trainer.length(), trainer.learning_rate), (RunLength::Epochs(2.0), 2e-5));
+        assert_eq!(trainer.warmup_steps, Interval::Ratio(0.06));
+        assert_eq!((trainer.eval_strategy, trainer.save_strategy), (EvalStrategy::Epoch, SaveStrategy::Epoch));
+        assert_eq!((config.data.sampler, config.run.name.as_deref()), (Sampler::GroupByLength, Some("glue")));
+        assert_eq!(trainer.report_to, [Integration::TensorBoard]);
+        assert!(trainer.do_train && trainer.do_eval && trainer.load_best_model_at_end);
+        for name in ["dataloader_num_workers", "ddp_find_unused_parameters", "label_names"] {
+            assert!(config.no_effect[0].contains(name), "{:?}", config.no_effect);
+        }
+
+        let config = laid("num_train_epochs = 7", &fixture(release, "run_clm"), &["trainer.seed=9"]).unwrap();
+        let trainer = &config.trainer;
+        assert_eq!((trainer.length(), trainer.seed, trainer.data_seed()), (RunLength::Steps(6), 9, 8));
+        assert_eq!(trainer.lr_scheduler_type, SchedulerType::CosineWithMinLr);
+        assert_eq!(trainer.lr_scheduler_kwargs.min_lr_rate, Some(0.1));
+        assert_eq!(trainer.activation_checkpointing, ActivationCheckpointing::Blocks);
+        assert_eq!((config.device.kind, trainer.save_only_model, trainer.do_train), (DeviceKind::Cpu, true, true));
+        assert!(config.no_effect.iter().any(|line| line.contains("num_train_epochs = 3.0: max_steps = 6 wins")));
+        assert!(config.no_effect.iter().any(|line| line.contains("do_train = false: eval_strategy")));
+    }
+}
+
+#[test]
+fn one_argument_of_a_file_at_a_time() {
+    let of = |args: Json| laid("", &args, &[]).unwrap();
+    // Without training only where something else is asked for, or nothing but that is said.
+    let [train, eval, predict] = ["do_train", "do_eval", "do_predict"];
+    assert!(of(json!({ train: false, eval: false, predict: false })).trainer.do_train);
+    assert!(of(json!({ train: false, eval: true, predict: false, "eval_strategy": "epoch" })).trainer.do_train);
+    assert!(!of(json!({ train: false, eval: true, predict: false, "eval_strategy": "no" })).trainer.do_train);
+    assert!(!of(json!({ train: false })).trainer.do_train);
+    let over = laid("", &fixture("5.23", "defaults"), &["trainer.do_train=false"]).unwrap();
+    assert!(!over.trainer.do_train);
+
+    let config = of(json!({ "report_to": ["tensorboard", "wandb"] }));
+    assert_eq!(config.trainer.report_to, [Integration::TensorBoard]);
+    assert_eq!(config.no_effect, ["report_to wandb"]);
+    for (report_to, boards) in [(json!("none"), 0), (json!("all"), 1), (json!([]), 0), (json!(["all"]), 1)] {
+        assert_eq!(of(json!({ "report_to": report_to })).trainer.report_to.len(), boards);
+    }
+    assert_eq!(of(json!({ "max_grad_norm": null })).trainer.max_grad_norm, 0.0);
+    assert_eq!(of(json!({ "save_total_limit": 0 })).trainer.save_total_limit, None);
+    assert_eq!(of(json!({ "eval_strategy": "steps", "eval_steps": 0 })).trainer.eval_steps, None);
+    let quiet = of(json!({ "logging_strategy": "no", "logging_steps": 0 })).trainer;
+    assert_eq!((quiet.logging_strategy, quiet.logging_steps), (LoggingStrategy::No, None));
+    let kwargs =
+        of(json!({ "lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": "{\"power\": 2, \"lr_end\": null}" }));
+    assert_eq!(kwargs.trainer.lr_scheduler_kwargs, SchedulerKwargs { power: Some(2.0), ..Default::default() });
+    let unused =
+        of(json!({ "optim": "sgd", "adam_beta1": 0.8, "metric_for_best_model": "loss", "greater_is_better": false }));
+    assert_eq!(unused.no_effect, ["metric_for_best_model, greater_is_better, adam_beta1"]);
+    assert_eq!(of(json!({ "adafactor": true, "optim": "adamw_torch_fused" })).trainer.optim, OptimizerName::Adafactor);
+    let old =
+        of(json!({ "evaluation_strategy": "epoch", "eval_strategy": "no", "per_gpu_train_batch_size": 3 })).trainer;
+    assert_eq!((old.eval_strategy, old.per_device_train_batch_size), (EvalStrategy::Epoch, 3.into()));
+    assert!(
+        of(json!({ "_n_gpu": 1, "_frozen": true, "an_argument_of_tomorrow": null })).no_effect[0].starts_with("3 ")
+    );
+    let config = laid("overwrite_output_dir = true", &json!({ "overwrite_output_dir": false }), &[]).unwrap();
+    assert_eq!(config.run.on_existing, OnExisting::Fail);
+    // An override wins over the file of arguments, which wins over the config file.
+    let three = laid(
+        "learning_rate = 1\nweight_decay = 1",
+        &json!({ "learning_rate": 2, "weight_decay": 2 }),
+        &["trainer.learning_rate=3"],
+    );
+    let trainer = three.unwrap().trainer;
+    assert_eq!((trainer.learning_rate, trainer.weight_decay), (3.0, 2.0));
+    let precision = laid("", &json!({ "bf16": true }), &["precision=f32"]).unwrap().precision;
+    assert_eq!(precision, Precision::F32);
+}
+
+#[test]
+fn files_that_are_refused() {
+    let refuse = |args: Json, parts: &[&str]| refused(laid("", &args, &[]), parts);
+    refuse(
+        json!({ "seed": 1, "lerning_rate": 1e-3 }),
+        &["args.json:3: `lerning_rate` is no argument", "`learning_rate`?"],
+    );
+    refuse(json!({ "seed": 1, "push_to_hub": true }), &["args.json:3: trainer.push_to_hub", "not supported", "upload"]);
+    refuse(json!({ "learning_rate": "fast" }), &["args.json:2: trainer.learning_rate: expected a number"]);
+    refuse(json!({ "fp16": true, "bf16": true }), &["args.json:", "two ways of stating the same thing"]);
+    refuse(json!({ "lr_scheduler_kwargs": "{power}" }), &["args.json:2", "expected JSON"]);
+    refuse(json!({ "seed": u64::MAX }), &["args.json:2", "a value that TOML can hold"]);
+    refuse(json!([1]), &["args.json: expected the JSON object", "got a list"]);
+    let text = RunConfig::from_text(SMALL, "a.toml", None, Some(("{\"seed\": 1,\n", "args.json")), &[]);
+    refused(text, &["args.json: expected the JSON object", "line 2"]);
+    let missing = RunConfig::load_with_hf_args("Cargo.toml", Some(Path::new("no/args.json")), &[]);
+    refused(missing, &["--hf-args no/args.json: no such file", "to_json_string()"]);
+}
