@@ -17,7 +17,6 @@ use crate::compiler;
 use crate::config::{OnExisting, RunConfig};
 use crate::error::{Error, Result};
 use crate::metrics::{MetricsFile, Record};
-use crate::model_folder::architecture;
 use crate::plan::RunPlan;
 use crate::provenance::{self, Provenance};
 
@@ -219,7 +218,7 @@ impl RunFolder {
 fn write_aside(run: &Path, target: &Path, model: &Model, plan: &RunPlan) -> Result<()> {
     let io = |error: std::io::Error| Error::io(format!("write {}", target.display()), &error);
     let aside = tempfile::Builder::new().prefix(".model-").tempdir_in(run).map_err(io)?;
-    let config = serde_json::to_string_pretty(&plan.model_config.to_json(architecture(model)))
+    let config = serde_json::to_string_pretty(&plan.model_config.to_json(model.architecture()))
         .map_err(|error| Error::data(format!("config.json: {error}")))?;
     write_whole(&aside.path().join("config.json"), (config + "\n").as_bytes())?;
     if let Some(tokenizer) = &plan.tokenizer {
