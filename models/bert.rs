@@ -1,33 +1,32 @@
 //! BERT (Devlin et al. 2018), with Hugging Face's names: `transformers/models/bert/modeling_bert.py` is the reference.
 //! Learned positions and token types, post-LayerNorm blocks, erf GELU, padding mask. RoBERTa and DistilBERT are variants:
-//! what they do otherwise is asked of [`BertVariant`] here. The heads are in `heads.rs`.
+//! what they do otherwise is asked of [`BertVariant`] here. The heads are in `model.rs`.
 
 use burn::module::Module;
 use burn::tensor::activation::relu;
-use burn::tensor::{Bool, Device, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 
-use crate::compute::Compute;
-use crate::config::BertConfig;
-use crate::layers::{Activation, Embedding, LayerNorm, Linear};
-use crate::ops::Ops;
-use crate::ops::attention::{Attention, Mask, Qkv};
+use crate::compute::Pass;
+use crate::config::{BertConfig, BertVariant};
+use crate::layers::{Embedding, LayerNorm, Linear};
+use crate::ops::attention::{Attention, Qkv};
 use crate::ops::dropout::dropout;
-use crate::unread::FirstTokens;
-use crate::variant::BertVariant;
+use crate::ops::gelu::Activation;
+use crate::rows::{FirstTokens, Rows};
 
-/// The transformer body: token ids to hidden states, and the pooled first token where the head wants it.
+/// The transformer body: token ids to hidden states, and the pooled first token where the head wants it. Reference:
+/// `BertModel`.
 #[derive(Module, Debug)]
 pub struct BertModel {
     /// Word, position and token-type embeddings.
     pub embeddings: BertEmbeddings,
     encoder: BertEncoder,
     pooler: Option<BertPooler>,
-    /// How the model computes.
     #[module(skip)]
-    pub compute: Compute,
+    variant: BertVariant,
 }
 
-/// Sum of word, position and token-type embeddings, normalised.
+/// Sum of word, position and token-type embeddings, normalised. Reference: `BertEmbeddings`.
 #[derive(Module, Debug)]
 pub struct BertEmbeddings {
     /// `[vocab_size, hidden_size]`; the masked language model head uses it again, transposed.
@@ -41,13 +40,13 @@ pub struct BertEmbeddings {
     position_padding: Option<usize>,
 }
 
-/// The stack of layers.
+/// The stack of layers. Reference: `BertEncoder`.
 #[derive(Module, Debug)]
 pub struct BertEncoder {
     layer: Vec<BertLayer>,
 }
 
-/// One layer: attention and feed-forward, each added to its input and then normalised.
+/// One layer: attention and feed-forward, each added to its input and then normalised. Reference: `BertLayer`.
 #[derive(Module, Debug)]
 pub struct BertLayer {
     attention: BertAttention,
@@ -55,14 +54,14 @@ pub struct BertLayer {
     output: BertOutput,
 }
 
-/// Self-attention with its output projection.
+/// Self-attention with its output projection. Reference: `BertAttention`.
 #[derive(Module, Debug)]
 pub struct BertAttention {
     self_: BertSelfAttention,
     output: BertOutput,
 }
 
-/// The three input projections of self-attention.
+/// The three input projections of self-attention. Reference: `BertSelfAttention`.
 #[derive(Module, Debug)]
 pub struct BertSelfAttention {
     query: Linear,
@@ -72,7 +71,7 @@ pub struct BertSelfAttention {
     dropout: f64,
 }
 
-/// The widening half of the feed-forward block.
+/// The widening half of the feed-forward block. Reference: `BertIntermediate`.
 #[derive(Module, Debug)]
 pub struct BertIntermediate {
     dense: Linear,
@@ -80,7 +79,8 @@ pub struct BertIntermediate {
     activation: Activation,
 }
 
-/// A projection back to `hidden_size`, added to the residual and normalised.
+/// A projection back to `hidden_size`, added to the residual and normalised. Reference:
+/// `BertSelfOutput` and `BertOutput`.
 #[derive(Module, Debug)]
 pub struct BertOutput {
     dense: Linear,
@@ -99,6 +99,11 @@ pub struct BertPooler {
 }
 
 impl BertModel {
+    /// Which model of the family it is.
+    pub fn variant(&self) -> BertVariant {
+        self.variant
+    }
+
     /// Random weights as `transformers` draws them, `N(0, initializer_range)`; with a pooler where the head needs one.
     pub fn new(config: &BertConfig, with_pooler: bool, device: &Device) -> Self {
         let (d, std) = (config.hidden_size, config.initializer_range);
@@ -146,66 +151,58 @@ impl BertModel {
                 },
                 variant: config.variant,
             }),
-            compute: Compute::default(),
+            variant: config.variant,
         }
     }
 
-    /// - `input_ids`: `[batch, seq]`
-    /// - `attention_mask`: `[batch, seq]`, true = attend; none when nothing is padded
-    /// - `token_type_ids`: `[batch, seq]`; none means all 0; DistilBERT reads none
-    /// - returns `[batch * seq, hidden_size]`
+    /// The hidden states: `input_ids`, `token_type_ids` `[batch, seq]` (none means all 0; DistilBERT reads none) -> one row for
+    /// each that `rows` has the last layer compute, `[batch * seq, hidden_size]` where that is all of them.
     pub fn forward(
         &self,
         input_ids: Tensor<2, Int>,
-        attention_mask: Option<Tensor<2, Bool>>,
         token_type_ids: Option<Tensor<2, Int>>,
-        train: bool,
+        rows: &Rows,
+        pass: Pass<'_>,
     ) -> Tensor<2> {
-        let [batch, seq] = input_ids.dims();
-        let mask = self.mask(seq, attention_mask, &input_ids.device());
-        let mut x = self.embed(input_ids, token_type_ids, train);
-        for index in 0..self.num_blocks() {
-            x = self.block(index, x, batch, &mask, train);
+        pass.begin_stage(0);
+        let mut x = self.embed(input_ids, token_type_ids, rows, pass);
+        for index in 0..self.num_layers() {
+            pass.begin_stage(1 + index);
+            x = self.layer(index, x, rows, pass);
         }
+        pass.begin_stage(1 + self.num_layers());
         x
     }
 
     /// How many layers there are.
-    pub(crate) fn num_blocks(&self) -> usize {
+    pub fn num_layers(&self) -> usize {
         self.encoder.layer.len()
     }
 
-    /// What the first layer reads: `[batch * seq, hidden_size]`.
-    pub(crate) fn embed(
+    /// The input of the first layer: `[batch, seq]` ids -> the computed `rows`, `[rows, hidden_size]`.
+    pub fn embed(
         &self,
         input_ids: Tensor<2, Int>,
         token_type_ids: Option<Tensor<2, Int>>,
-        train: bool,
+        rows: &Rows,
+        pass: Pass<'_>,
     ) -> Tensor<2> {
-        self.embeddings.forward(input_ids, token_type_ids, train, self.compute.ops())
+        rows.of(self.embeddings.forward(input_ids, token_type_ids, pass), pass.ops())
     }
 
-    /// Which keys the tokens see.
-    pub(crate) fn mask(&self, seq: usize, attention_mask: Option<Tensor<2, Bool>>, device: &Device) -> Mask {
-        Mask::new(seq, false, attention_mask, device, self.compute.ops())
-    }
-
-    /// Layer `index`: `[batch * seq, hidden_size]` -> the same, or `[batch, hidden_size]` of the last layer where the mask asks
-    /// for first tokens alone.
-    pub(crate) fn block(&self, index: usize, x: Tensor<2>, batch: usize, mask: &Mask, train: bool) -> Tensor<2> {
-        let (layer, compute) = (&self.encoder.layer[index], self.compute);
-        let asked = mask.asked().filter(|_| index + 1 == self.num_blocks());
-        let attended = layer.attention.forward(x, asked, batch, mask, train, compute);
-        let inner = layer.intermediate.dense.activated(attended.clone(), layer.intermediate.activation, compute);
-        layer.output.forward(inner, attended, train, compute)
+    /// Layer `index`: `[rows, hidden_size]` -> the same; the last layer gives the rows that `rows` wants of it.
+    pub fn layer(&self, index: usize, x: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
+        let is_last = index + 1 == self.num_layers();
+        let only = rows.last_layer.as_ref().filter(|_| is_last);
+        self.encoder.layer[index].forward(x, rows, only, pass)
     }
 
     /// The first tokens of the sequences pooled, `[batch, hidden_size]` -> the same; as they are when the model has no pooler.
-    pub fn pooled(&self, first: Tensor<2>, train: bool) -> Tensor<2> {
+    pub fn pooled(&self, first: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
         match &self.pooler {
             Some(pooler) => {
-                let first = dropout(first, pooler.dropout, train, self.compute.ops());
-                let y = pooler.dense.forward(first, self.compute);
+                let first = dropout(first, pooler.dropout, pass.rng, pass.ops());
+                let y = pooler.dense.forward(first, pass);
                 match pooler.variant {
                     BertVariant::Bert | BertVariant::Roberta => y.tanh(),
                     BertVariant::DistilBert => relu(y),
@@ -217,14 +214,8 @@ impl BertModel {
 }
 
 impl BertEmbeddings {
-    fn forward(
-        &self,
-        input_ids: Tensor<2, Int>,
-        token_type_ids: Option<Tensor<2, Int>>,
-        train: bool,
-        ops: Ops,
-    ) -> Tensor<2> {
-        let [batch, seq] = input_ids.dims();
+    fn forward(&self, input_ids: Tensor<2, Int>, token_type_ids: Option<Tensor<2, Int>>, pass: Pass<'_>) -> Tensor<2> {
+        let ([batch, seq], ops) = (input_ids.dims(), pass.ops());
         let words = self.word_embeddings.forward(input_ids.clone().reshape([batch * seq]), ops); // [batch * seq, hidden]
         let x = match (&self.token_type_embeddings, token_type_ids) {
             (Some(table), Some(ids)) => words + table.forward(ids.reshape([batch * seq]), ops),
@@ -241,7 +232,7 @@ impl BertEmbeddings {
                 x + self.position_embeddings.forward(positions, ops)
             }
         };
-        dropout(self.layer_norm.forward(x, ops), self.dropout, train, ops)
+        dropout(self.layer_norm.forward(x, ops), self.dropout, pass.rng, ops)
     }
 }
 
@@ -252,35 +243,36 @@ fn roberta_positions(input_ids: Tensor<2, Int>, padding: usize) -> Tensor<2, Int
     is_token.clone().cumsum(1) * is_token + padding as i64
 }
 
+impl BertLayer {
+    /// `[rows, hidden_size]` -> the same, or `[batch, hidden_size]` where it computes `only` the first tokens.
+    fn forward(&self, x: Tensor<2>, rows: &Rows, only: Option<&FirstTokens>, pass: Pass<'_>) -> Tensor<2> {
+        let attended = self.attention.forward(x, rows, only, pass);
+        let inner = self.intermediate.dense.activated(attended.clone(), self.intermediate.activation, pass);
+        self.output.forward(inner, attended, pass)
+    }
+}
+
 impl BertAttention {
-    /// `[batch * seq, hidden_size]` -> the same; `[batch, hidden_size]` where tokens are `asked` for.
-    fn forward(
-        &self,
-        x: Tensor<2>,
-        asked: Option<&FirstTokens>,
-        batch: usize,
-        mask: &Mask,
-        train: bool,
-        compute: Compute,
-    ) -> Tensor<2> {
+    /// `[rows, hidden_size]` -> the same, or `[batch, hidden_size]` where it computes `only` the first tokens.
+    fn forward(&self, x: Tensor<2>, rows: &Rows, only: Option<&FirstTokens>, pass: Pass<'_>) -> Tensor<2> {
         let BertSelfAttention { query, key, value, num_heads: heads, dropout } = &self.self_;
-        let project = |linear: &Linear, x: &Tensor<2>| compute.narrow(linear.forward(x.clone(), compute));
+        let project = |linear: &Linear, x: &Tensor<2>| pass.compute.narrow(linear.forward(x.clone(), pass));
         let (key, value) = (project(key, &x), project(value, &x));
-        let x = match asked {
-            Some(first) => first.of(x, batch, compute.ops()),
+        let x = match only {
+            Some(first) => first.of(x, rows.batch, pass.ops()),
             None => x,
         };
         let query = project(query, &x);
         let scale = 1.0 / ((query.dims()[1] / heads) as f64).sqrt();
-        let attention = Attention { batch, heads: *heads, scale, dropout: *dropout, train };
-        let context = attention.forward(Qkv::Separate { query, key, value }, mask);
-        self.output.forward(context, x, train, compute)
+        let attention = Attention { batch: rows.batch, heads: *heads, scale, dropout: *dropout, rng: pass.rng };
+        let context = attention.forward(Qkv::Separate { query, key, value }, &rows.mask);
+        self.output.forward(context, x, pass)
     }
 }
 
 impl BertOutput {
-    fn forward(&self, x: Tensor<2>, residual: Tensor<2>, train: bool, compute: Compute) -> Tensor<2> {
-        let x = dropout(self.dense.forward(x, compute), self.dropout, train, compute.ops());
-        self.layer_norm.forward_sum(x, residual, compute.ops())
+    fn forward(&self, x: Tensor<2>, residual: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
+        let x = dropout(self.dense.forward(x, pass), self.dropout, pass.rng, pass.ops());
+        self.layer_norm.forward_sum(x, residual, pass.ops())
     }
 }

@@ -9,7 +9,8 @@
 use burn::module::Param;
 use burn::tensor::{FloatDType, Tensor};
 
-use crate::copies::narrowed;
+use crate::copies::Copies;
+use crate::ops::dropout::DropoutRng;
 use crate::ops::{Operator, Ops, linear};
 
 /// The form of the operators and the type of matrix products. Default: plain operators in f32.
@@ -58,30 +59,86 @@ impl Compute {
         cast(x, self.dtype)
     }
 
-    /// `weight` as an operand of a matrix product, as it is stored; see [`Copies`](crate::copies::Copies).
-    pub fn weight(self, weight: &Param<Tensor<2>>) -> Tensor<2> {
-        if self.is_f32() { weight.val() } else { narrowed(weight, self.dtype) }
-    }
-
-    /// `x W` with a weight as it is stored, in the form of the linear operator: `[n, in]`, `[in, out]` -> `[n, out]`, f32.
-    pub fn projection(self, x: Tensor<2>, weight: &Param<Tensor<2>>) -> Tensor<2> {
-        match self.is_f32() {
-            true => linear::product(x, weight.val(), self.ops),
-            false => self.product(x, self.weight(weight)),
-        }
-    }
-
     /// `x y` of operands in the compute type, the result in f32: `[n, k]`, `[k, m]` -> `[n, m]`.
     pub fn product(self, x: Tensor<2>, y: Tensor<2>) -> Tensor<2> {
-        widen(self.narrow(x).matmul(self.narrow(y)))
+        cast(self.narrow(x).matmul(self.narrow(y)), FloatDType::F32)
     }
-}
-
-/// `x` in f32.
-pub fn widen<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    cast(x, FloatDType::F32)
 }
 
 fn cast<const D: usize>(x: Tensor<D>, dtype: FloatDType) -> Tensor<D> {
     if FloatDType::from(x.dtype()) == dtype { x } else { x.cast(dtype) }
+}
+
+/// One forward pass: how it computes, where dropout draws from, and which copies of the weights it uses. It is handed from
+/// the model down to the layers, so that nothing that a layer depends on is held elsewhere.
+#[derive(Clone, Copy, Default)]
+pub struct Pass<'a> {
+    /// The form of the operators and the type of matrix products.
+    pub compute: Compute,
+    /// Where dropout takes its random numbers from.
+    pub rng: DropoutRng<'a>,
+    /// Where copies of the weights in the compute type are kept; none casts a weight for every product.
+    pub copies: Option<&'a Copies>,
+    /// Called before each stage of the pass with its number: 0 the embeddings, then the blocks, then the head.
+    pub on_stage: Option<&'a dyn Fn(usize)>,
+}
+
+impl<'a> Pass<'a> {
+    /// A pass that computes as `compute` says, with dropout from the device's generator where `train` is set.
+    pub fn new(compute: Compute, train: bool) -> Self {
+        Self { compute, rng: DropoutRng::of(train), copies: None, on_stage: None }
+    }
+
+    /// The same pass, with the weights' copies kept in `copies`, which must be those of the model that computes.
+    #[must_use]
+    pub fn with_copies(self, copies: &'a Copies) -> Self {
+        Self { copies: Some(copies), ..self }
+    }
+
+    /// The form of the operators.
+    pub fn ops(self) -> Ops {
+        self.compute.ops
+    }
+
+    /// `weight` as an operand of a matrix product, as it is stored; see [`Copies`].
+    pub fn weight(self, weight: &Param<Tensor<2>>) -> Tensor<2> {
+        let dtype = self.compute.dtype;
+        match self.copies {
+            _ if self.compute.is_f32() => weight.val(),
+            Some(copies) => copies.of(weight, dtype),
+            None => weight.val().cast(dtype),
+        }
+    }
+
+    /// `x W` with a weight as it is stored, in the form of the linear operator: `[n, in]`, `[in, out]` -> `[n, out]`, f32.
+    pub fn projection(self, x: Tensor<2>, weight: &Param<Tensor<2>>) -> Tensor<2> {
+        match self.compute.is_f32() {
+            true => linear::product(x, weight.val(), self.compute.ops),
+            false => self.compute.product(x, self.weight(weight)),
+        }
+    }
+
+    /// `x W + b` as [`projection`](Self::projection): the bias, whose gradient is a sum over all rows, is added in f32.
+    pub fn affine(self, x: Tensor<2>, weight: &Param<Tensor<2>>, bias: Tensor<1>) -> Tensor<2> {
+        match self.compute.is_f32() {
+            true => linear::linear(x, weight.val(), bias, self.compute.ops),
+            false => self.compute.product(x, self.weight(weight)) + bias.unsqueeze(),
+        }
+    }
+
+    /// Tells that stage `stage` begins.
+    pub(crate) fn begin_stage(self, stage: usize) {
+        if let Some(on_stage) = self.on_stage {
+            on_stage(stage);
+        }
+    }
+}
+
+impl std::fmt::Debug for Pass<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { compute, rng, copies, on_stage } = self;
+        let mut pass = f.debug_struct("Pass");
+        pass.field("compute", compute).field("rng", rng).field("copies", copies);
+        pass.field("on_stage", &on_stage.is_some()).finish()
+    }
 }

@@ -8,6 +8,7 @@
 mod fields;
 mod json;
 mod validate;
+mod variant;
 
 use std::fmt;
 
@@ -15,8 +16,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
-use crate::layers::Activation;
-use crate::variant::BertVariant;
+use crate::ops::gelu::Activation;
+
+pub use variant::BertVariant;
 
 /// The family of a model; Hugging Face's `model_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -216,11 +218,23 @@ impl Default for BertConfig {
 impl ModelType {
     const ALL: [Self; 4] = [Self::Gpt2, Self::Bert, Self::Roberta, Self::DistilBert];
 
-    /// The heads of the family, for messages.
-    pub(crate) fn heads(self) -> &'static str {
+    /// Hugging Face's name of the family.
+    pub fn name(self) -> &'static str {
         match self {
-            Self::Gpt2 => "CausalLm or SequenceClassification",
-            Self::Bert | Self::Roberta | Self::DistilBert => "MaskedLm, SequenceClassification or QuestionAnswering",
+            Self::Gpt2 => "gpt2",
+            Self::Bert => "bert",
+            Self::Roberta => "roberta",
+            Self::DistilBert => "distilbert",
+        }
+    }
+
+    /// The tasks that the family has heads for, for messages.
+    pub(crate) fn tasks(self) -> &'static str {
+        match self {
+            Self::Gpt2 => "clm, sequence-classification and regression",
+            Self::Bert | Self::Roberta | Self::DistilBert => {
+                "mlm, sequence-classification, regression and question-answering"
+            }
         }
     }
 
@@ -254,12 +268,7 @@ impl ModelType {
 
 impl fmt::Display for ModelType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Gpt2 => "gpt2",
-            Self::Bert => "bert",
-            Self::Roberta => "roberta",
-            Self::DistilBert => "distilbert",
-        })
+        f.write_str(self.name())
     }
 }
 

@@ -6,16 +6,15 @@
 //! backward pass of a product uses the same tensor as the forward pass and leaves the gradient there, in the narrow type;
 //! who wants the gradient of the weight widens it and adds it to the weight's own ([`Copies::leaves`]).
 
-use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{FloatDType, Tensor};
 
 /// The copies of one model's weights. A clone begins without any: what it is used with may soon have other weights.
 #[derive(Debug, Default)]
-pub struct Copies(Arc<Mutex<Kept>>);
+pub struct Copies(Mutex<Kept>);
 
 impl Clone for Copies {
     fn clone(&self) -> Self {
@@ -38,7 +37,7 @@ struct Narrow {
     leaf: Option<Tensor<2>>,
 }
 
-/// What copies have been good for.
+/// How often copies were made and used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Casts of a weight.
@@ -47,35 +46,7 @@ pub struct Counts {
     pub uses: u64,
 }
 
-thread_local! {
-    /// What this thread's products use: see [`Copies::within`].
-    static CURRENT: RefCell<Option<Arc<Mutex<Kept>>>> = const { RefCell::new(None) };
-}
-
 impl Copies {
-    /// `f`, in which products of this thread take the weights' copies from here. They must be those of the model that `f`
-    /// computes with.
-    pub fn within<T>(&self, f: impl FnOnce() -> T) -> T {
-        /// Puts back what was there, also where `f` panics.
-        struct Restore(Option<Arc<Mutex<Kept>>>);
-        impl Drop for Restore {
-            fn drop(&mut self) {
-                CURRENT.set(self.0.take());
-            }
-        }
-        let _restore = Restore(CURRENT.replace(Some(Arc::clone(&self.0))));
-        f()
-    }
-
-    /// `f`, which changes no weights and computes with one model: with this thread's copies, or with some that live as long as
-    /// `f` does.
-    pub fn while_fixed<T>(f: impl FnOnce() -> T) -> T {
-        match CURRENT.with_borrow(Option::is_some) {
-            true => f(),
-            false => Self::default().within(f),
-        }
-    }
-
     /// Forgets all copies: the weights are others now.
     pub fn clear(&self) {
         self.kept().copies.clear();
@@ -87,7 +58,7 @@ impl Copies {
         kept.copies.iter().filter_map(|(id, narrow)| Some((*id, narrow.leaf.clone()?))).collect()
     }
 
-    /// What they have been good for until now.
+    /// How often copies have been made and used until now.
     pub fn counts(&self) -> Counts {
         self.kept().counts
     }
@@ -97,7 +68,7 @@ impl Copies {
     }
 
     /// The copy of `weight` in `dtype`.
-    fn of(&self, weight: &Param<Tensor<2>>, dtype: FloatDType) -> Tensor<2> {
+    pub(crate) fn of(&self, weight: &Param<Tensor<2>>, dtype: FloatDType) -> Tensor<2> {
         let value = weight.val();
         let (is_autodiff, learns) = (value.is_autodiff(), value.is_require_grad());
         let strategy = value.gradient_checkpointing_strategy();
@@ -126,13 +97,5 @@ impl Copies {
                 leaf
             }
         }
-    }
-}
-
-/// `weight` in `dtype`: a copy, where this thread has [copies](Copies::within), or a cast for this product alone.
-pub(crate) fn narrowed(weight: &Param<Tensor<2>>, dtype: FloatDType) -> Tensor<2> {
-    match CURRENT.with_borrow(Clone::clone) {
-        Some(kept) => Copies(kept).of(weight, dtype),
-        None => weight.val().cast(dtype),
     }
 }

@@ -2,9 +2,6 @@
 
 use std::path::PathBuf;
 
-use crate::config::ModelType;
-use crate::heads::Head;
-
 /// Result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -16,12 +13,14 @@ pub enum Error {
     #[error("model config: {0}")]
     Config(String),
     /// The family has no such head.
-    #[error("{kind} has no {head:?} head; expected {}", kind.heads())]
+    #[error("the task {task}: {model_type} has no head for it; it has heads for {tasks}")]
     NoSuchHead {
-        /// The family.
-        kind: ModelType,
-        /// The head that was asked for.
-        head: Head,
+        /// The family, Hugging Face's `model_type`.
+        model_type: &'static str,
+        /// The task that the head is for.
+        task: &'static str,
+        /// The tasks that the family has heads for.
+        tasks: &'static str,
     },
     /// A weight file that is missing, malformed or does not fit the model.
     #[error("{}: {problem}", path.display())]

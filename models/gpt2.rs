@@ -1,16 +1,19 @@
 //! GPT-2 (Radford et al. 2019), with Hugging Face's names: `transformers/models/gpt2/modeling_gpt2.py` is the reference.
-//! Learned positions, pre-LayerNorm blocks, tanh GELU, causal attention. The heads are in `heads.rs`.
+//! Learned positions, pre-LayerNorm blocks, tanh GELU, causal attention. The heads are in `model.rs`.
 
 use burn::module::Module;
 use burn::tensor::{Bool, Device, Int, Tensor};
 
-use crate::compute::Compute;
+use crate::compute::Pass;
 use crate::config::Gpt2Config;
-use crate::layers::{Activation, Conv1D, Embedding, LayerNorm, attention, causal_mask, merge_heads, split_heads};
-use crate::ops::attention::{Attention, Mask, Qkv};
+use crate::layers::{Conv1D, Embedding, LayerNorm};
+use crate::ops::attention::plain::{attention, causal_mask, merge_heads, split_heads};
+use crate::ops::attention::{Attention, Qkv};
 use crate::ops::dropout::dropout;
+use crate::ops::gelu::Activation;
+use crate::rows::Rows;
 
-/// The transformer body: token ids to normalised hidden states.
+/// The transformer body: token ids to hidden states. Reference: `GPT2Model`.
 #[derive(Module, Debug)]
 pub struct Gpt2Model {
     /// Token embedding `[vocab_size, n_embd]`; the language model head uses it again, transposed.
@@ -22,12 +25,9 @@ pub struct Gpt2Model {
     /// The last normalisation.
     pub ln_f: LayerNorm,
     embd_pdrop: f64,
-    /// How the model computes.
-    #[module(skip)]
-    pub compute: Compute,
 }
 
-/// One block: attention and feed-forward, each after a LayerNorm and added to its input.
+/// One block: attention and feed-forward, each after a LayerNorm and added to its input. Reference: `GPT2Block`.
 #[derive(Module, Debug)]
 pub struct Gpt2Block {
     ln_1: LayerNorm,
@@ -36,7 +36,7 @@ pub struct Gpt2Block {
     mlp: Gpt2Mlp,
 }
 
-/// Causal self-attention with one projection for query, key and value.
+/// Causal self-attention with one projection for query, key and value. Reference: `GPT2Attention`.
 #[derive(Module, Debug)]
 pub struct Gpt2Attention {
     c_attn: Conv1D,
@@ -47,7 +47,7 @@ pub struct Gpt2Attention {
     resid_pdrop: f64,
 }
 
-/// The feed-forward block.
+/// The feed-forward block. Reference: `GPT2MLP`.
 #[derive(Module, Debug)]
 pub struct Gpt2Mlp {
     c_fc: Conv1D,
@@ -74,7 +74,7 @@ impl KvCache {
         self.layers.is_empty()
     }
 
-    /// Appends the keys and values of layer `index` and returns all of that layer's.
+    /// Appends the keys and values of layer `index`, `[batch, heads, seq, head_dim]` each, and returns all of that layer's.
     fn append(&mut self, index: usize, key: Tensor<4>, value: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
         let pair = match self.layers.get(index) {
             Some((k, v)) => (Tensor::cat(vec![k.clone(), key], 2), Tensor::cat(vec![v.clone(), value], 2)),
@@ -100,72 +100,44 @@ impl Gpt2Model {
             h: (0..config.n_layer).map(|_| Gpt2Block::new(config, device)).collect(),
             ln_f: LayerNorm::new(config.n_embd, config.layer_norm_epsilon, device),
             embd_pdrop: config.embd_pdrop,
-            compute: Compute::default(),
         }
     }
 
-    /// - `input_ids`: `[batch, seq]`
-    /// - `attention_mask`: `[batch, seq]`, true = attend; none when nothing is padded (and always none with a cache)
-    /// - returns `[batch * seq, n_embd]`
-    pub fn forward(
-        &self,
-        input_ids: Tensor<2, Int>,
-        attention_mask: Option<Tensor<2, Bool>>,
-        mut cache: Option<&mut KvCache>,
-        train: bool,
-    ) -> Tensor<2> {
-        let [batch, seq] = input_ids.dims();
-        let device = input_ids.device();
-        let past = cache.as_ref().map_or(0, |cache| cache.len());
-        let mut x = self.embed(input_ids, past, train);
-        let (hidden, mask);
-        let visible = match cache {
-            Some(_) => {
-                hidden = causal_mask(seq, past, &device); // [1, 1, seq, past + seq]
-                Visible::Cached(&hidden)
-            }
-            None => {
-                mask = self.mask(seq, attention_mask, &device);
-                Visible::Whole(&mask)
-            }
-        };
+    /// The hidden states of whole sequences, before the last normalisation: `input_ids [batch, seq]` ->
+    /// `[batch * seq, n_embd]`.
+    pub fn forward(&self, input_ids: Tensor<2, Int>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
+        pass.begin_stage(0);
+        let mut x = self.embed(input_ids, 0, pass);
         for (index, block) in self.h.iter().enumerate() {
-            let cache = cache.as_deref_mut().map(|cache| (cache, index));
-            x = block.forward(x, batch, visible, cache, train, self.compute);
+            pass.begin_stage(1 + index);
+            x = block.forward(x, rows, pass);
         }
-        self.normalised(x)
+        pass.begin_stage(1 + self.h.len());
+        x
     }
 
-    /// What the heads read of what the last block gave: `[n, n_embd]` -> the same.
-    pub(crate) fn normalised(&self, x: Tensor<2>) -> Tensor<2> {
-        self.ln_f.forward(x, self.compute.ops())
+    /// The same of tokens that continue those of `cache`, which takes up their keys and values. Nothing is padded.
+    pub fn forward_cached(&self, input_ids: Tensor<2, Int>, cache: &mut KvCache, pass: Pass<'_>) -> Tensor<2> {
+        let ([batch, seq], past) = (input_ids.dims(), cache.len());
+        let hidden = causal_mask(seq, past, &input_ids.device()); // [1, 1, seq, past + seq]
+        let mut x = self.embed(input_ids, past, pass);
+        for (index, block) in self.h.iter().enumerate() {
+            x = block.forward_cached(x, batch, &hidden, cache, index, pass);
+        }
+        x
     }
 
-    /// What the first block reads, for ids `[batch, seq]` that follow `past` others: `[batch * seq, n_embd]`.
-    pub(crate) fn embed(&self, input_ids: Tensor<2, Int>, past: usize, train: bool) -> Tensor<2> {
-        let ([batch, seq], ops) = (input_ids.dims(), self.compute.ops());
-        let tokens = self.wte.forward(input_ids.reshape([batch * seq]), ops); // [batch * seq, n_embd]
-        dropout(self.wpe.positions(tokens, batch, past), self.embd_pdrop, train, ops)
+    /// The last normalisation: `[n, n_embd]` -> the same.
+    pub fn normalised(&self, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
+        self.ln_f.forward(x, pass.ops())
     }
 
-    /// Which keys the tokens of whole sequences see.
-    pub(crate) fn mask(&self, seq: usize, attention_mask: Option<Tensor<2, Bool>>, device: &Device) -> Mask {
-        Mask::new(seq, true, attention_mask, device, self.compute.ops())
+    /// The input of the first block, for ids `[batch, seq]` that follow `past` others: `[batch * seq, n_embd]`.
+    pub fn embed(&self, input_ids: Tensor<2, Int>, past: usize, pass: Pass<'_>) -> Tensor<2> {
+        let [batch, seq] = input_ids.dims();
+        let tokens = self.wte.forward(input_ids.reshape([batch * seq]), pass.ops()); // [batch * seq, n_embd]
+        dropout(self.wpe.positions(tokens, batch, past), self.embd_pdrop, pass.rng, pass.ops())
     }
-
-    /// Block `index` on whole sequences: `[batch * seq, n_embd]` -> the same.
-    pub(crate) fn block(&self, index: usize, x: Tensor<2>, batch: usize, mask: &Mask, train: bool) -> Tensor<2> {
-        self.h[index].forward(x, batch, Visible::Whole(mask), None, train, self.compute)
-    }
-}
-
-/// Which keys the tokens of a forward pass see.
-#[derive(Clone, Copy)]
-enum Visible<'a> {
-    /// The pass holds whole sequences.
-    Whole(&'a Mask),
-    /// The tokens continue those of a cache: true where a key is hidden.
-    Cached(&'a Tensor<4, Bool>),
 }
 
 impl Gpt2Block {
@@ -193,49 +165,56 @@ impl Gpt2Block {
         }
     }
 
-    /// `x`: `[batch * seq, n_embd]`
-    fn forward(
+    /// `[batch * seq, n_embd]` -> the same, of whole sequences.
+    pub fn forward(&self, x: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
+        let attended = self.attn.forward(self.ln_1.forward(x.clone(), pass.ops()), rows, pass);
+        self.after_attention(attended, x, pass)
+    }
+
+    /// The same of tokens that continue those of `cache`; `hidden [1, 1, seq, past + seq]` is true where a key is hidden.
+    fn forward_cached(
         &self,
         x: Tensor<2>,
         batch: usize,
-        visible: Visible<'_>,
-        cache: Option<(&mut KvCache, usize)>,
-        train: bool,
-        compute: Compute,
+        hidden: &Tensor<4, Bool>,
+        cache: &mut KvCache,
+        index: usize,
+        pass: Pass<'_>,
     ) -> Tensor<2> {
-        let ops = compute.ops();
-        let attended = self.attn.forward(self.ln_1.forward(x.clone(), ops), batch, visible, cache, train, compute);
-        let x = self.attn.c_proj.onto_residual(attended, x, self.attn.resid_pdrop, train, compute);
-        let inner = self.mlp.c_fc.activated(self.ln_2.forward(x.clone(), ops), self.mlp.activation, compute);
-        self.mlp.c_proj.onto_residual(inner, x, self.mlp.resid_pdrop, train, compute) // inner: [batch * seq, n_inner]
+        let normalised = self.ln_1.forward(x.clone(), pass.ops());
+        let attended = self.attn.forward_cached(normalised, batch, hidden, cache, index, pass);
+        self.after_attention(attended, x, pass)
+    }
+
+    /// The projection of the attention, added to `x`, and the feed-forward block, added to the sum.
+    fn after_attention(&self, attended: Tensor<2>, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
+        let x = self.attn.c_proj.onto_residual(attended, x, self.attn.resid_pdrop, pass);
+        let inner = self.mlp.c_fc.activated(self.ln_2.forward(x.clone(), pass.ops()), self.mlp.activation, pass);
+        self.mlp.c_proj.onto_residual(inner, x, self.mlp.resid_pdrop, pass) // inner: [batch * seq, n_inner]
     }
 }
 
 impl Gpt2Attention {
-    /// What `c_proj` projects, `[batch * seq, n_embd]`, in the compute type.
-    fn forward(
+    /// The input of `c_proj`, `[batch * seq, n_embd]`, in the compute type.
+    fn forward(&self, x: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
+        let qkv = pass.compute.narrow(self.c_attn.forward(x, pass)); // [batch * seq, 3 * n_embd]
+        let Self { n_head: heads, scale, attn_pdrop: dropout, .. } = *self;
+        Attention { batch: rows.batch, heads, scale, dropout, rng: pass.rng }.forward(Qkv::Packed(qkv), &rows.mask)
+    }
+
+    fn forward_cached(
         &self,
         x: Tensor<2>,
         batch: usize,
-        visible: Visible<'_>,
-        cache: Option<(&mut KvCache, usize)>,
-        train: bool,
-        compute: Compute,
+        hidden: &Tensor<4, Bool>,
+        cache: &mut KvCache,
+        index: usize,
+        pass: Pass<'_>,
     ) -> Tensor<2> {
         let [rows, d] = x.dims();
-        let qkv = compute.narrow(self.c_attn.forward(x, compute)); // [batch * seq, 3 * n_embd]
-        let hidden = match visible {
-            Visible::Cached(hidden) => hidden.clone(),
-            Visible::Whole(mask) => {
-                let Self { n_head: heads, scale, attn_pdrop: dropout, .. } = *self;
-                return Attention { batch, heads, scale, dropout, train }.forward(Qkv::Packed(qkv), mask);
-            }
-        };
+        let qkv = pass.compute.narrow(self.c_attn.forward(x, pass)); // [batch * seq, 3 * n_embd]
         let part = |i: usize| split_heads(qkv.clone().slice([0..rows, i * d..(i + 1) * d]), batch, self.n_head);
-        let (query, mut key, mut value) = (part(0), part(1), part(2)); // [batch, heads, seq, head_dim]
-        if let Some((cache, index)) = cache {
-            (key, value) = cache.append(index, key, value);
-        }
-        merge_heads(attention(query, key, value, Some(hidden), self.scale, self.attn_pdrop, train))
+        let (key, value) = cache.append(index, part(1), part(2)); // [batch, heads, past + seq, head_dim]
+        merge_heads(attention(part(0), key, value, Some(hidden.clone()), self.scale, self.attn_pdrop, pass.rng))
     }
 }

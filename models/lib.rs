@@ -26,28 +26,24 @@
 #[cfg(all(feature = "compiler", not(any(feature = "wgpu", feature = "cuda"))))]
 compile_error!("`compiler` is the compiled engine for a GPU: add the feature `wgpu` or `cuda`; the CPU needs neither");
 
-pub mod bert;
+mod error;
+pub mod ops;
+pub mod copies;
 pub mod compute;
 pub mod config;
-pub mod copies;
-mod error;
-pub mod gpt2;
-mod heads;
 pub mod layers;
-pub mod ops;
-pub mod stages;
-mod unread;
-mod variant;
+pub mod rows;
+pub mod gpt2;
+pub mod bert;
 pub mod weights;
+mod model;
 
-pub use compute::Compute;
-pub use config::{ModelConfig, ModelType};
+pub use compute::{Compute, Pass};
+pub use config::{BertVariant, ModelConfig, ModelType};
 pub use copies::Copies;
 pub use error::{Error, Result};
 pub use gpt2::KvCache;
-pub use heads::{
-    BertForMaskedLm, BertForQuestionAnswering, BertForSequenceClassification, Gpt2ForSequenceClassification,
-    Gpt2LmHeadModel, Head, Model, ModelInput,
-};
+pub use model::{Body, Head, Model, ModelInput, VocabularyProjection};
+pub use ops::gelu::Activation;
 pub use ops::{Operator, Ops};
-pub use variant::BertVariant;
+pub use rows::Rows;

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use kiln_models::Operator;
 use kiln_models::ops::Form;
-use kiln_models::weights::{NamedTensor, Parameter, parameters, to_hf_layout, write_safetensors};
+use kiln_models::weights::{NamedTensor, Parameter, StateDict, parameters, to_hf_layout, write_safetensors};
 
 use crate::data::Batch;
 use crate::error::{Error, Result};
@@ -61,7 +61,7 @@ pub fn forward(
     let loss = match folder.model.ops().form(Operator::CrossEntropy) {
         Form::Plain => batch.loss(logits)?,
         // The fused loss has no logits, so it is a pass of its own.
-        Form::Fused => batch.loss_of(&folder.model, false, &LossOptions::default())?,
+        Form::Fused => batch.loss_of(&folder.model, folder.model.pass(false), &LossOptions::default())?,
     };
     let mean = loss.sum * (1.0 / loss.count as f64);
     out.push(NamedTensor { name: "loss".into(), shape: vec![1], data: read_values(mean.clone())? });
@@ -90,7 +90,7 @@ pub fn forward_to_file(
 }
 
 /// `grad.<name>` of every parameter, in Hugging Face's layout.
-fn gradients_of<M: Module>(model: &M, grads: &GradientsParams) -> Result<Vec<NamedTensor>> {
+fn gradients_of<M: StateDict>(model: &M, grads: &GradientsParams) -> Result<Vec<NamedTensor>> {
     let by_id = parameters(model).into_iter().map(|parameter| (parameter.id, parameter)).collect();
     let mut visitor = Gradients { by_id, grads, found: Vec::new() };
     model.visit(&mut visitor);

@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use kiln_models::{Copies, Gpt2LmHeadModel, KvCache, Model, ModelConfig};
+use kiln_models::{Copies, KvCache, Model, ModelConfig};
 
 use crate::error::{Error, Result};
 use crate::execution::{read_values, seed_for, uniform};
@@ -58,9 +58,9 @@ pub fn generate(
     on_token: impl FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Vec<u32>> {
     options.validate()?;
-    let Model::Gpt2Lm(model) = model else {
-        return Err(Error::config("this model has no language model head").help("generation needs a GPT-2 model"));
-    };
+    if !model.generates() {
+        return Err(no_head());
+    }
     if prompt.is_empty() {
         return Err(Error::data("the prompt has no tokens; expected at least one"));
     }
@@ -78,26 +78,32 @@ pub fn generate(
             config.max_positions()
         )));
     }
-    Copies::while_fixed(|| continued(model, config, device, prompt, options, on_token))
+    continued(model, config, device, prompt, options, on_token)
+}
+
+fn no_head() -> Error {
+    Error::config("this model has no language model head").help("generation needs a GPT-2 model")
 }
 
 /// [`generate`], after its checks.
 fn continued(
-    model: &Gpt2LmHeadModel,
+    model: &Model,
     config: &ModelConfig,
     device: &Device,
     prompt: &[u32],
     options: &GenerateOptions,
     mut on_token: impl FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Vec<u32>> {
-    let mut cache = KvCache::default();
+    let (mut cache, copies) = (KvCache::default(), Copies::default());
+    let pass = model.pass(false).with_copies(&copies);
     let mut generated = Vec::new();
     let mut input = prompt.to_vec();
     while generated.len() < options.max_new_tokens && cache.len() + input.len() <= config.max_positions() {
         let seq = input.len();
         let ids = input.iter().map(|&id| id as i32).collect::<Vec<_>>();
         let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, seq]), device);
-        let logits = model.forward(ids, None, Some(&mut cache), false); // [seq, vocab]
+        let logits = model.forward_cached(ids, &mut cache, pass); // [seq, vocab]
+        let Some(logits) = logits else { return Err(no_head()) };
         let last = read_values(logits.slice([seq - 1..seq, 0..config.vocab_size()]))?;
         let token = choose(&last, options, generated.len() as u64)?;
         if options.stop.contains(&token) {

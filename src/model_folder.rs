@@ -85,20 +85,3 @@ pub(crate) fn read_config(folder: &Path) -> Result<(ModelConfig, Vec<String>)> {
         other => Error::from(other).at(path.display()),
     })
 }
-
-/// The class of `transformers` that opens a folder with this model.
-pub fn architecture(model: &Model) -> &'static str {
-    match model {
-        Model::Gpt2Lm(_) => "GPT2LMHeadModel",
-        Model::Gpt2Classification(_) => "GPT2ForSequenceClassification",
-        Model::BertMlm(_) => "BertForMaskedLM",
-        Model::BertClassification(_) => "BertForSequenceClassification",
-        Model::BertSpan(_) => "BertForQuestionAnswering",
-        Model::RobertaMlm(_) => "RobertaForMaskedLM",
-        Model::RobertaClassification(_) => "RobertaForSequenceClassification",
-        Model::RobertaSpan(_) => "RobertaForQuestionAnswering",
-        Model::DistilBertMlm(_) => "DistilBertForMaskedLM",
-        Model::DistilBertClassification(_) => "DistilBertForSequenceClassification",
-        Model::DistilBertSpan(_) => "DistilBertForQuestionAnswering",
-    }
-}

@@ -69,13 +69,22 @@ pub fn predict(
             "--max-length {max_length}: expected 1 to the model's {positions} positions"
         )));
     }
-    let predictor = Predictor { folder, tokenizer: folder.tokenizer()?, task, format, max_length, options, device };
+    let predictor = Predictor {
+        folder,
+        tokenizer: folder.tokenizer()?,
+        task,
+        format,
+        max_length,
+        options,
+        device,
+        copies: Copies::default(),
+    };
     match task {
         Task::Clm | Task::Mlm => Err(Error::config(format!("the task {task} has no prediction for a row")).help(
             "`kiln generate` continues a text; give --task sequence-classification, regression or question-answering",
         )),
-        Task::QuestionAnswering => Copies::while_fixed(|| predictor.answers(write)),
-        Task::SequenceClassification | Task::Regression => Copies::while_fixed(|| predictor.rows(write)),
+        Task::QuestionAnswering => predictor.answers(write),
+        Task::SequenceClassification | Task::Regression => predictor.rows(write),
     }
 }
 
@@ -101,6 +110,8 @@ struct Predictor<'a> {
     max_length: usize,
     options: &'a PredictOptions,
     device: &'a Device,
+    /// Narrow copies of the model's weights.
+    copies: Copies,
 }
 
 impl Predictor<'_> {
@@ -177,7 +188,8 @@ impl Predictor<'_> {
         let pad_id = folder.config.pad_token_id().unwrap_or(0);
         let batch = collate(examples, pad_id, &Padding::default(), examples.len())?;
         let batch = DeviceBatch::new(task, &batch, device)?;
-        Ok(folder.model.forward(batch.input, false))
+        let pass = folder.model.pass(false).with_copies(&self.copies);
+        Ok(folder.model.logits(&batch.input, pass))
     }
 
     /// Answers to the questions of a file.

@@ -6,6 +6,7 @@ mod loss;
 use std::fmt;
 
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use kiln_models::ops::cross_entropy;
 use kiln_models::{Head, ModelInput};
 use serde::{Deserialize, Serialize};
 
@@ -217,7 +218,7 @@ impl DeviceBatch {
         let sum = match &self.targets {
             None => return Err(Error::data("this batch has no labels, so it has no loss")),
             Some(Targets::Classes { index, weight }) => {
-                weighted_sum(negative_log_likelihood(logits, index.clone()), weight)
+                weighted_sum(cross_entropy::plain(logits, index.clone(), 0.0, None), weight)
             }
             Some(Targets::Values { values, weight }) => {
                 let rows = values.dims()[0];
@@ -227,7 +228,7 @@ impl DeviceBatch {
                 let rows = start.dims()[0];
                 let loss = |column: usize, target: &Tensor<1, Int>| {
                     let logits = span_logits(logits.clone(), rows, column);
-                    weighted_sum(negative_log_likelihood(logits, target.clone()), weight)
+                    weighted_sum(cross_entropy::plain(logits, target.clone(), 0.0, None), weight)
                 };
                 (loss(0, start) + loss(1, end)) * 0.5
             }
@@ -248,16 +249,6 @@ impl DeviceBatch {
 pub fn span_logits(logits: Tensor<2>, batch: usize, column: usize) -> Tensor<2> {
     let rows = logits.dims()[0];
     logits.slice([0..rows, column..column + 1]).reshape([batch, rows / batch])
-}
-
-/// `-log softmax(logits)[target]` for each row, `[n, classes]` and `[n]` -> `[n]`.
-fn negative_log_likelihood(logits: Tensor<2>, target: Tensor<1, Int>) -> Tensor<1> {
-    let rows = logits.dims()[0];
-    // The maximum only keeps exp from overflowing; its gradient cancels, so it is not tracked.
-    let shifted = logits.clone() - logits.detach().max_dim(1);
-    let log_sum = shifted.clone().exp().sum_dim(1).log(); // [n, 1]
-    let picked = shifted.gather(1, target.reshape([rows, 1]));
-    (log_sum - picked).reshape([rows])
 }
 
 /// The sum of `terms [n]`, of those with weight 1 where there are weights: `[1]`.

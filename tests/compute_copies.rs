@@ -8,7 +8,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use kiln::config::ActivationCheckpointing;
 use kiln::data::{Batch, Labels};
 use kiln::execution::read_values;
-use kiln::optim::backward::Pass;
+use kiln::optim::backward::{DropoutSeed, GradientPass};
 use kiln::optim::gradient::{global_norm, scale_and_norm};
 use kiln::optim::{Optimizer, OptimizerConfig, ParameterGroups};
 use kiln::task::{DeviceBatch, LossOptions, Task};
@@ -88,8 +88,8 @@ fn train(case: Case, with_copies: bool) -> (Vec<Vec<f32>>, Counts) {
     for step in 0..STEPS {
         let mut accumulator = GradientsAccumulator::new();
         for micro in 0..MICRO_BATCHES {
-            let pass = Pass {
-                seed: Some(step * MICRO_BATCHES + micro),
+            let pass = GradientPass {
+                seed: DropoutSeed::Host(step * MICRO_BATCHES + micro),
                 checkpointing: case.checkpointing,
                 options: &LossOptions::default(),
                 copies: with_copies.then(|| optimizer.copies()),

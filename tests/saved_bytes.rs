@@ -64,7 +64,7 @@ fn live_after_forward(sizes: &Sizes, ops: Ops, device: &Device, live: impl Fn() 
         num_tokens: batch * seq,
     };
     let batch = DeviceBatch::new(Task::Clm, &batch, &device).unwrap();
-    let loss = || batch.loss_of(&model, true, &LossOptions::default()).unwrap();
+    let loss = || batch.loss_of(&model, model.pass(true), &LossOptions::default()).unwrap();
     // Once without counting: weights are drawn, and pools of threads and buffers made.
     drop(loss().sum.backward());
     let before = live();

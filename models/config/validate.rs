@@ -1,9 +1,9 @@
 //! What the types of a configuration cannot say: sizes, divisibility, ranges, known activations and labels.
 
+use super::BertVariant;
 use super::ModelConfig;
 use crate::error::{Error, Result};
-use crate::layers::Activation;
-use crate::variant::BertVariant;
+use crate::ops::gelu::Activation;
 
 impl ModelConfig {
     /// Checks what the types cannot say: sizes, divisibility, ranges, known activations and labels.

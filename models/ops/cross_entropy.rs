@@ -15,14 +15,13 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{DType, FloatDType, Int, Tensor};
 use rayon::prelude::*;
 
 use super::contract::Contract;
 use super::flex::{self, FlexTensor, Matrix, Output};
 use super::simd::{exp_shifted, max, sum, vectorised};
 use super::{Form, Operator, Ops};
-use crate::compute::widen;
 
 /// What the cross-entropy is taken of and against.
 #[derive(Debug, Clone)]
@@ -89,27 +88,53 @@ impl CrossEntropy {
     }
 
     fn plain(self) -> Tensor<1> {
-        let rows = self.x.dims()[0];
-        let logits = widen(self.x.matmul(self.weight.transpose()));
+        let logits = self.x.matmul(self.weight.transpose()).cast(FloatDType::F32);
         let logits = match self.bias {
             Some(bias) => logits + bias.unsqueeze(),
             None => logits,
         };
-        // The maximum only keeps exp from overflowing; its gradient cancels, so it is not tracked.
-        let shifted = logits.clone() - logits.detach().max_dim(1);
-        let log_sum = shifted.clone().exp().sum_dim(1).log(); // [n, 1]
-        let picked = shifted.clone().gather(1, self.target.reshape([rows, 1])); // [n, 1]
-        let s = self.label_smoothing;
-        let loss = match s == 0.0 {
-            true => log_sum - picked,
-            false => log_sum - picked * (1.0 - s) - shifted.mean_dim(1) * s,
-        };
-        let loss = loss.reshape([rows]);
+        let loss = plain(logits, self.target, self.label_smoothing, None);
         match self.row_weight {
             Some(weight) => (loss * weight).sum(),
             None => loss.sum(),
         }
     }
+}
+
+/// Cross-entropy as a composition of Burn's operations, the reference of the fused kernels: for each row with target `y`
+/// `(1 - e) w_y (-log p_y) + e / C sum_c w_c (-log p_c)`, with `p = softmax(logits)` and `e` the label smoothing (Szegedy et
+/// al. 2016), which is `torch.nn.functional.cross_entropy` with `reduction="none"`.
+///
+/// - `logits`: `[n, C]`, f32
+/// - `target`: `[n]`, each below `C`
+/// - `class_weights`: `[C]`; none counts every class 1
+/// - returns `[n]`, f32
+pub fn plain(
+    logits: Tensor<2>,
+    target: Tensor<1, Int>,
+    label_smoothing: f64,
+    class_weights: Option<Tensor<1>>,
+) -> Tensor<1> {
+    let [rows, classes] = logits.dims();
+    // The maximum only keeps exp from overflowing; its gradient cancels, so it is not tracked.
+    let shifted = logits.clone() - logits.detach().max_dim(1);
+    let log_sum = shifted.clone().exp().sum_dim(1).log(); // [n, 1]
+    let picked = shifted.clone().gather(1, target.clone().reshape([rows, 1])); // [n, 1]
+    let picked = (log_sum.clone() - picked).reshape([rows]);
+    let picked = if label_smoothing == 0.0 { picked } else { picked * (1.0 - label_smoothing) };
+    let picked = match &class_weights {
+        Some(weights) => picked * weights.clone().select(0, target),
+        None => picked,
+    };
+    if label_smoothing == 0.0 {
+        return picked;
+    }
+    let all = log_sum - shifted; // -log p, [n, C]
+    let all = match class_weights {
+        Some(weights) => all * weights.unsqueeze(),
+        None => all,
+    };
+    picked + all.sum_dim(1).reshape([rows]) * (label_smoothing / classes as f64)
 }
 
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]

@@ -5,7 +5,7 @@
 //! as it rules the plain composition, though the masks of the two forms differ.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::mem::MaybeUninit;
 
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
@@ -13,7 +13,7 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
-use burn::tensor::{DType, Device, Distribution, Int, Tensor};
+use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
 use rayon::prelude::*;
 
 use super::contract::Contract;
@@ -21,22 +21,82 @@ use super::flex::{self, FlexTensor};
 use super::simd::{fma, vectorised};
 use super::{Form, Operator, Ops};
 
+/// Where the dropout of a forward pass takes its random numbers from.
+#[derive(Debug, Clone, Copy, Default)]
+pub enum DropoutRng<'a> {
+    /// Dropout is off, as in evaluation.
+    #[default]
+    Off,
+    /// The generator of the device, which `Device::seed` seeds.
+    Device,
+    /// Seeds that are computed from a tensor on the device. A captured step replays the same launches and draws anew once
+    /// other numbers have been written into that tensor. The plain form of dropout draws from the device's generator.
+    Seeds(&'a DropoutSeeds),
+}
+
+impl DropoutRng<'_> {
+    /// The device's generator in training, nothing in evaluation.
+    pub fn of(train: bool) -> Self {
+        if train { Self::Device } else { Self::Off }
+    }
+
+    /// The probability with which an element is zeroed where the configuration says `p`.
+    pub(super) fn probability(self, p: f64) -> f64 {
+        if matches!(self, Self::Off) { 0.0 } else { p }
+    }
+
+    /// A seed for one dropout of probability `p`: two random whole numbers, `[2]`, without autodiff; zeros, which no kernel
+    /// reads, where nothing is dropped.
+    pub(super) fn seed(self, p: f64, device: &Device) -> Tensor<1, Int> {
+        let device = device.clone().without_autodiff();
+        match self {
+            Self::Seeds(seeds) if p > 0.0 => seeds.next(),
+            Self::Device if p > 0.0 => Tensor::random([2], Distribution::Uniform(0.0, f64::from(i32::MAX)), &device),
+            _ => Tensor::zeros([2], &device),
+        }
+    }
+}
+
+/// The seeds of one forward pass, made of a tensor that another pass may find changed; see [`DropoutRng::Seeds`].
+#[derive(Debug)]
+pub struct DropoutSeeds {
+    base: Tensor<1, Int>,
+    made: Cell<i32>,
+}
+
+impl DropoutSeeds {
+    /// `base`: two whole numbers below 2^30, `[2]`, without autodiff. The seed of the `n`-th dropout of the pass, counted from
+    /// 1, is `base + n`.
+    ///
+    /// # Panics
+    /// For a `base` of another length.
+    pub fn new(base: Tensor<1, Int>) -> Self {
+        Contract::new("DropoutSeeds::new", Form::Fused, base.device()).tensor("base", &base, [2]);
+        Self { base, made: Cell::new(0) }
+    }
+
+    fn next(&self) -> Tensor<1, Int> {
+        self.made.set(self.made.get() + 1);
+        self.base.clone() + self.made.get()
+    }
+}
+
 /// Inverted dropout (Srivastava et al. 2014): each element is zeroed with probability `p` and the others are scaled by
-/// `1 / (1 - p)`. The identity unless `train`. `x`: `[n, features]`.
+/// `1 / (1 - p)`. The identity where `rng` is off. `x`: `[n, features]`.
 ///
 /// # Panics
 /// For a `p` outside `[0, 1)` and an `x` without features; in the fused form for another type than f32.
-pub fn dropout(x: Tensor<2>, p: f64, train: bool, ops: Ops) -> Tensor<2> {
+pub fn dropout(x: Tensor<2>, p: f64, rng: DropoutRng<'_>, ops: Ops) -> Tensor<2> {
     let form = ops.form(Operator::Dropout);
     let contract = Contract::new("dropout", form, x.device());
     let dims = contract.matrix("x", &x);
     contract.floats("x", &x, dims, DType::F32);
     contract.probability("p", p);
     match form {
-        Form::Plain => crate::layers::dropout(x, p, train),
-        Form::Fused if !train || p == 0.0 => x,
+        Form::Plain => plain(x, p, rng),
+        Form::Fused if rng.probability(p) == 0.0 => x,
         Form::Fused => {
-            let seed = seed_for(p, &x.device());
+            let seed = rng.seed(p, &x.device());
             Tensor::from_dispatch(<Dispatch as DropoutOp>::dropout(x.into_dispatch(), seed.into_dispatch(), p))
         }
     }
@@ -52,7 +112,7 @@ pub fn bias_dropout_residual(
     bias: Tensor<1>,
     residual: Tensor<2>,
     p: f64,
-    train: bool,
+    rng: DropoutRng<'_>,
     ops: Ops,
 ) -> Tensor<2> {
     let form = ops.form(Operator::Dropout);
@@ -63,10 +123,10 @@ pub fn bias_dropout_residual(
     contract.floats("residual", &residual, [rows, width], DType::F32);
     contract.probability("p", p);
     match form {
-        Form::Plain => residual + crate::layers::dropout(x + bias.unsqueeze(), p, train),
+        Form::Plain => residual + plain(x + bias.unsqueeze(), p, rng),
         Form::Fused => {
-            let p = if train { p } else { 0.0 };
-            let seed = seed_for(p, &x.device());
+            let p = rng.probability(p);
+            let seed = rng.seed(p, &x.device());
             let (x, bias, residual, seed) =
                 (x.into_dispatch(), bias.into_dispatch(), residual.into_dispatch(), seed.into_dispatch());
             Tensor::from_dispatch(<Dispatch as DropoutOp>::bias_dropout_residual(x, bias, residual, seed, p))
@@ -74,45 +134,20 @@ pub fn bias_dropout_residual(
     }
 }
 
-thread_local! {
-    /// What this thread's seeds are made of, and how many have been: see [`with_seeds`].
-    static SEEDS: RefCell<Option<(Tensor<1, Int>, i32)>> = const { RefCell::new(None) };
-}
-
-/// `f`, in which dropout's seeds are not drawn from the device's generator but made of `base`: two whole numbers below 2^30,
-/// `[2]`, without autodiff, plus how many seeds were made before. So a captured step, which does the same again and again,
-/// draws anew when it finds other numbers in `base`.
-///
-/// # Panics
-/// For a `base` of another length.
-pub fn with_seeds<T>(base: Tensor<1, Int>, f: impl FnOnce() -> T) -> T {
-    Contract::new("with_seeds", Form::Fused, base.device()).tensor("base", &base, [2]);
-    /// Ends it, also where `f` panics.
-    struct End;
-    impl Drop for End {
-        fn drop(&mut self) {
-            SEEDS.set(None);
-        }
+/// Inverted dropout (Srivastava et al. 2014): each element is zeroed with probability `p` and the others are scaled by
+/// `1 / (1 - p)`. The identity where `rng` is off. A composition of Burn's operations,
+/// on a tensor of any shape.
+pub fn plain<const D: usize>(x: Tensor<D>, p: f64, rng: DropoutRng<'_>) -> Tensor<D> {
+    if rng.probability(p) == 0.0 {
+        return x;
     }
-    SEEDS.set(Some((base, 0)));
-    let _end = End;
-    f()
-}
-
-/// A seed for dropout with probability `p`: two random whole numbers, `[2]`, from the device's generator or as
-/// [`with_seeds`] says; zeros, which nothing reads, when nothing is dropped.
-pub(super) fn seed_for(p: f64, device: &Device) -> Tensor<1, Int> {
-    let device = device.clone().without_autodiff();
-    if p == 0.0 {
-        return Tensor::zeros([2], &device);
+    let keep = 1.0 - p;
+    let mask = x.random_like(Distribution::Bernoulli(keep));
+    match FloatDType::from(x.dtype()) {
+        FloatDType::F32 => x * (mask * (1.0 / keep)),
+        // The factor itself would be rounded to a narrow type, and all of `x` scaled by the error.
+        dtype => ((x * mask).cast(FloatDType::F32) * (1.0 / keep)).cast(dtype),
     }
-    SEEDS.with_borrow_mut(|seeds| match seeds {
-        Some((base, made)) => {
-            *made += 1;
-            base.clone() + *made
-        }
-        None => Tensor::random([2], Distribution::Uniform(0.0, f64::from(i32::MAX)), &device),
-    })
 }
 
 /// Decides for every element whether dropout keeps it: a counter-based generator, so any element can be asked at any time.

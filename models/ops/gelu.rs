@@ -15,7 +15,40 @@ use super::contract::Contract;
 use super::flex::{self, FlexTensor};
 use super::simd::{exp, fma, normal_cdf_pdf, vectorised};
 use super::{Form, Operator, Ops};
-use crate::layers::Activation;
+
+/// The activation of the feed-forward block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`: Hugging Face's `gelu_new` and `gelu_pytorch_tanh`.
+    GeluTanh,
+    /// `0.5 x (1 + erf(x / sqrt(2)))`: Hugging Face's `gelu`.
+    GeluErf,
+}
+
+impl Activation {
+    /// The activation that Hugging Face calls `name`; none for one that Kiln does not have.
+    pub fn from_hf(name: &str) -> Option<Self> {
+        match name {
+            "gelu_new" | "gelu_pytorch_tanh" => Some(Self::GeluTanh),
+            "gelu" => Some(Self::GeluErf),
+            _ => None,
+        }
+    }
+
+    /// Element-wise, any shape (Hendrycks & Gimpel 2016, both forms). Written out, because the derivative that Burn
+    /// 0.22.1 uses by default for its own erf GELU is that of the tanh form.
+    pub fn forward<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        match self {
+            Self::GeluTanh => {
+                let sqrt_2_over_pi = (2.0 / std::f64::consts::PI).sqrt();
+                let cubic = x.clone() * x.clone() * x.clone();
+                let inner = (x.clone() + cubic * 0.044715) * sqrt_2_over_pi;
+                x * 0.5 * (inner.tanh() + 1.0)
+            }
+            Self::GeluErf => x.clone() * 0.5 * ((x * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0),
+        }
+    }
+}
 
 /// `gelu(x + bias)`: `x [n, features]`, `bias [features]`, the form of GELU that `kind` names.
 ///

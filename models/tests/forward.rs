@@ -92,15 +92,16 @@ fn berts_tokens_see_each_other() {
 
 #[test]
 fn a_cache_gives_the_logits_of_the_whole_text() {
-    let Model::Gpt2Lm(model) = model(ModelType::Gpt2, Head::CausalLm) else { unreachable!() };
+    let model = model(ModelType::Gpt2, Head::CausalLm);
+    assert!(model.generates());
     let text = [5, 1, 7, 3, 2, 8, 4];
-    let whole = read(model.forward(ids(&[&text]), None, None, false));
+    let whole = read(model.forward(input(&[&text]), false));
     for cuts in [&[7][..], &[3, 1, 1, 1, 1], &[1, 1, 1, 1, 1, 1, 1], &[2, 3, 2]] {
         let (mut cache, mut start, mut parts) = (KvCache::default(), 0, Vec::new());
         assert!(cache.is_empty());
         for length in cuts {
             let part = &text[start..start + length];
-            parts.extend(read(model.forward(ids(&[part]), None, Some(&mut cache), false)));
+            parts.extend(read(model.forward_cached(ids(&[part]), &mut cache, model.pass(false)).unwrap()));
             start += length;
             assert_eq!(cache.len(), start);
         }

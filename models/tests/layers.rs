@@ -2,8 +2,11 @@
 #![allow(clippy::unwrap_used)]
 
 use burn::tensor::{Bool, Device, Tensor, TensorData};
+use kiln_models::Activation;
 use kiln_models::Ops;
-use kiln_models::layers::{Activation, LayerNorm, attention, dropout};
+use kiln_models::layers::LayerNorm;
+use kiln_models::ops::attention::plain::attention;
+use kiln_models::ops::dropout::{DropoutRng, plain as dropout};
 
 /// Central differences of fourth order: `f' = (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h`. The formula is off by about
 /// `h^4 f^(5) / 30 ~ 1e-7`; the values are f32, whose rounding (6e-8 of values up to 3) is divided by `h`: about 5e-6.
@@ -110,7 +113,7 @@ fn a_row_that_may_see_nothing_is_finite_and_uniform() {
     let (query, key, value) = (tensor(0.0), tensor(1.0), tensor(2.0));
     let hidden = [true, true, true, false, true, true, false, false, false].to_vec();
     let hidden = Tensor::<4, Bool>::from_data(TensorData::new(hidden, [1, 1, 3, 3]), &device);
-    let out = attention(query.clone(), key, value.clone(), Some(hidden), 0.7, 0.0, false);
+    let out = attention(query.clone(), key, value.clone(), Some(hidden), 0.7, 0.0, DropoutRng::Off);
     let (rows, values) = (read(out.clone().inner()), read(value.clone().inner()));
     assert!(rows.iter().all(|x| x.is_finite()), "{rows:?}");
     for d in 0..2 {
@@ -130,13 +133,13 @@ fn dropout_keeps_its_share_scales_it_and_is_off_in_evaluation() {
     device.seed(7);
     let x = Tensor::<1>::ones([100_000], &device);
     for p in [0.1, 0.5] {
-        let values = read(dropout(x.clone(), p, true));
+        let values = read(dropout(x.clone(), p, DropoutRng::Device));
         let scale = (1.0 / (1.0 - p)) as f32;
         let kept = values.iter().filter(|value| **value != 0.0).count() as f64 / values.len() as f64;
         assert!(values.iter().all(|value| *value == 0.0 || (value - scale).abs() < 1e-6));
         // 5 standard deviations of a share of 100,000 draws.
         assert!((kept - (1.0 - p)).abs() < 5.0 * (p * (1.0 - p) / 1e5).sqrt(), "{kept} kept of {p}");
-        assert_eq!(read(dropout(x.clone(), p, false)), read(x.clone()));
+        assert_eq!(read(dropout(x.clone(), p, DropoutRng::Off)), read(x.clone()));
     }
-    assert_eq!(read(dropout(x.clone(), 0.0, true)), read(x));
+    assert_eq!(read(dropout(x.clone(), 0.0, DropoutRng::Device)), read(x));
 }

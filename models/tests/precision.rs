@@ -3,13 +3,19 @@
 #![allow(clippy::unwrap_used)]
 
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
-use kiln_models::layers::{Activation, Conv1D, LayerNorm, Linear, attention};
-use kiln_models::{Compute, Ops};
+use kiln_models::layers::{Conv1D, LayerNorm, Linear};
+use kiln_models::ops::attention::plain::attention;
+use kiln_models::ops::dropout::DropoutRng;
+use kiln_models::{Activation, Compute, Ops, Pass};
 
 const NARROW: [FloatDType; 2] = [FloatDType::BF16, FloatDType::F16];
 
 fn compute(dtype: FloatDType) -> Compute {
     Compute::new(Ops::Plain, dtype)
+}
+
+fn pass(dtype: FloatDType) -> Pass<'static> {
+    Pass::new(compute(dtype), true)
 }
 
 fn read<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
@@ -27,7 +33,7 @@ fn gradients_are_sums_over_any_number_of_rows() {
     for dtype in NARROW {
         let layer = Linear::new(2, 3, true, 0.02, &device);
         let x = tensor(vec![0.5; ROWS * 2], [ROWS, 2], &device);
-        let grads = layer.forward(x, compute(dtype)).sum().backward();
+        let grads = layer.forward(x, pass(dtype)).sum().backward();
         let bias = layer.bias.as_ref().unwrap().val().grad(&grads).unwrap();
         assert_eq!(bias.dtype(), FloatDType::F32.into());
         assert_eq!(read(bias), [ROWS as f32; 3], "{dtype:?}");
@@ -65,7 +71,7 @@ fn attention_takes_the_largest_scores() {
             let len = values.len();
             tensor(values, [1, 1, len, 1], &device).cast(dtype)
         };
-        let y = attention(of(vec![query]), of(keys.to_vec()), of(vec![3.0, 5.0]), None, 1.0, 0.0, false);
+        let y = attention(of(vec![query]), of(keys.to_vec()), of(vec![3.0, 5.0]), None, 1.0, 0.0, DropoutRng::Off);
         assert_eq!(y.dtype(), dtype.into());
         assert_eq!(read(y.cast(FloatDType::F32)), [3.0], "{dtype:?}: the larger score takes all");
     }
@@ -80,7 +86,7 @@ fn activations_bear_inputs_whose_cube_is_no_number() {
             let x = tensor(vec![1000.0, -1000.0], [2, 1], &device).require_grad();
             let weight = tensor(vec![1.0], [1, 1], &device).require_grad();
             let layer = Conv1D { weight: burn::module::Param::from_tensor(weight), ..layer };
-            let y = layer.activated(x.clone(), activation, compute(dtype));
+            let y = layer.activated(x.clone(), activation, pass(dtype));
             let grads = y.clone().sum().backward();
             assert_eq!(read(y), [1000.0, 0.0], "{dtype:?} {activation:?}");
             assert_eq!(read(x.grad(&grads).unwrap()), [1.0, 0.0], "{dtype:?} {activation:?}");

@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
-use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::module::{ModuleMapper, Param, ParamId};
 use burn::tensor::{Tensor, TensorData};
 
 use super::files::{Checkpoint, Values};
-use super::names::{Parameter, parameters};
+use super::names::{Parameter, StateDict, parameters};
 use crate::error::{Error, Result};
 
 /// Prefixes of the tensors of a head. A head of which a checkpoint holds no tensor at all is new and keeps its random
@@ -61,7 +61,7 @@ pub struct LoadReport {
 /// # Errors
 /// A missing tensor outside a new head, a tensor of another shape, a tied pair with two different values, a file that
 /// does not hold what its header says; the message lists them all.
-pub fn load<M: Module>(model: M, folder: &Path) -> Result<(M, LoadReport)> {
+pub fn load<M: StateDict>(model: M, folder: &Path) -> Result<(M, LoadReport)> {
     let checkpoint = Checkpoint::open(folder)?;
     let wanted = parameters(&model);
     let sources = wanted.iter().map(|parameter| find(&checkpoint, &parameter.name)).collect::<Vec<_>>();

@@ -8,5 +8,5 @@ mod names;
 mod save;
 
 pub use load::{LoadReport, load};
-pub use names::{Depth, Parameter, parameters};
+pub use names::{Depth, Parameter, StateDict, parameters};
 pub use save::{NamedTensor, export, save, to_hf_layout, write_safetensors};

@@ -1,11 +1,9 @@
 //! The table between our parameters and Hugging Face's tensor names. The fields of the models carry Hugging Face's names,
 //! so the table is short: two spellings that Rust cannot have, and torch's transposed `Linear`. The names of BERT's variants
-//! are in `variant.rs`.
+//! are in `config/variant.rs`.
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
-
-use crate::variant::BertVariant;
 
 /// Field names that differ from Hugging Face's.
 const SPELLINGS: &[(&str, &str)] = &[("layer_norm", "LayerNorm"), ("self_", "self")];
@@ -61,15 +59,24 @@ impl Parameter {
     }
 }
 
+/// A module whose parameters have names in files of weights: by default the path of its fields, with Hugging Face's spelling
+/// of those that Rust cannot have.
+pub trait StateDict: Module {
+    /// The name of the tensor at `path`, the names of the fields that lead to it, joined by dots.
+    fn key(&self, path: String) -> String {
+        path
+    }
+}
+
 /// Every parameter of `model`, in the order in which the model visits them. Creates nothing: shapes of parameters that
 /// have not been drawn yet are known.
-pub fn parameters<M: Module>(model: &M) -> Vec<Parameter> {
-    let mut visitor = Names { path: PathStack::default(), found: Vec::new() };
+pub fn parameters<M: StateDict>(model: &M) -> Vec<Parameter> {
+    let mut visitor = Names { key: &|path| model.key(path), path: PathStack::default(), found: Vec::new() };
     model.visit(&mut visitor);
     visitor.found
 }
 
-/// Follows a traversal and knows the Hugging Face name of the place it is at.
+/// Follows a traversal and knows the path of the place it is at.
 #[derive(Debug, Default)]
 pub(super) struct PathStack {
     segments: Vec<(String, String)>,
@@ -84,20 +91,13 @@ impl PathStack {
         self.segments.pop();
     }
 
-    /// The Hugging Face name; an enum's variant is ours alone and no part of it, but that of `Model` says whose names the
-    /// tensors have.
-    pub(super) fn name(&self) -> String {
-        let (enums, segments): (Vec<_>, Vec<_>) =
-            self.segments.iter().partition(|(_, container)| container.starts_with("Enum:"));
-        let variant = match enums.first().map(|(name, _)| name.as_str()) {
-            Some(name) if name.starts_with("Roberta") => BertVariant::Roberta,
-            Some(name) if name.starts_with("DistilBert") => BertVariant::DistilBert,
-            _ => BertVariant::Bert,
-        };
-        let spelled = segments.into_iter().map(|(name, _)| {
+    /// The path of the fields. An enum's variant is no part of it.
+    fn name(&self) -> String {
+        let fields = self.segments.iter().filter(|(_, container)| !container.starts_with("Enum:"));
+        let spelled = fields.map(|(name, _)| {
             SPELLINGS.iter().find(|(ours, _)| ours == name).map_or(name.as_str(), |(_, theirs)| theirs)
         });
-        variant.tensor(spelled.collect::<Vec<_>>().join("."))
+        spelled.collect::<Vec<_>>().join(".")
     }
 
     pub(super) fn transposed(&self) -> bool {
@@ -109,12 +109,13 @@ impl PathStack {
     }
 }
 
-struct Names {
+struct Names<'a> {
+    key: &'a dyn Fn(String) -> String,
     path: PathStack,
     found: Vec<Parameter>,
 }
 
-impl ModuleVisitor for Names {
+impl ModuleVisitor for Names<'_> {
     fn enter_module(&mut self, name: &str, container: &str) {
         self.path.enter(name, container);
     }
@@ -129,7 +130,7 @@ impl ModuleVisitor for Names {
         if transposed {
             shape.reverse();
         }
-        let (name, in_norm) = (self.path.name(), self.path.in_norm());
+        let (name, in_norm) = ((self.key)(self.path.name()), self.path.in_norm());
         self.found.push(Parameter { id: param.id, name, shape, transposed, in_norm });
     }
 }

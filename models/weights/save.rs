@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 use safetensors::tensor::{Dtype, TensorView};
 
-use super::names::{Parameter, parameters};
+use super::names::{Parameter, StateDict, parameters};
 use crate::error::{Error, Result};
 
 /// A tensor on the host, f32, row-major.
@@ -27,7 +27,7 @@ pub struct NamedTensor {
 ///
 /// # Errors
 /// The device's message when a value cannot be read back.
-pub fn export<M: Module>(model: &M) -> std::result::Result<Vec<NamedTensor>, String> {
+pub fn export<M: StateDict>(model: &M) -> std::result::Result<Vec<NamedTensor>, String> {
     let parameters = parameters(model).into_iter().map(|parameter| (parameter.id, parameter)).collect();
     let mut visitor = Export { parameters, exported: Vec::new(), error: None };
     model.visit(&mut visitor);
@@ -55,7 +55,7 @@ pub fn to_hf_layout<const D: usize>(
 ///
 /// # Errors
 /// A value that cannot be read from the device, or a folder that cannot be written.
-pub fn save<M: Module>(model: &M, folder: &Path) -> Result<()> {
+pub fn save<M: StateDict>(model: &M, folder: &Path) -> Result<()> {
     let path = folder.join("model.safetensors");
     let tensors = export(model).map_err(|problem| Error::Weights { path: path.clone(), problem })?;
     write_safetensors(&path, &tensors)

@@ -19,7 +19,6 @@ use crate::config::{
 };
 use crate::error::{Error, Result};
 use crate::execution::{seed_for, uniform};
-use crate::model_folder::architecture;
 use crate::task::{IGNORED, Task};
 use crate::trainer::write_whole;
 
@@ -85,7 +84,7 @@ pub fn prepare(case: &Case, review_lengths: &[usize], kind: DeviceKind, folder: 
     let model = Model::new(&model_config, case.task.head(), &device)?;
     let model_folder = folder.join("model");
     fs::create_dir(&model_folder).map_err(|error| Error::io(format!("make {}", model_folder.display()), &error))?;
-    let json = serde_json::to_string_pretty(&model_config.to_json(architecture(&model)))
+    let json = serde_json::to_string_pretty(&model_config.to_json(model.architecture()))
         .map_err(|error| Error::data(format!("config.json: {error}")))?;
     write_whole(&model_folder.join("config.json"), json.as_bytes())?;
     save(&model, &model_folder)?;

@@ -5,9 +5,10 @@
 use std::time::Instant;
 
 use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
-use kiln_models::layers::Activation;
+use kiln_models::Activation;
 use kiln_models::ops::attention::{Attention, Mask, Qkv};
 use kiln_models::ops::cross_entropy::CrossEntropy;
+use kiln_models::ops::dropout::DropoutRng;
 use kiln_models::ops::{dropout, embedding, gelu, layer_norm, linear};
 use kiln_models::{ModelConfig, Ops};
 use serde::{Deserialize, Serialize};
@@ -97,8 +98,13 @@ impl Shapes {
         let qkv = [matrix(tokens, width), matrix(tokens, width), matrix(tokens, width)];
         let keys = (!self.causal).then(|| Tensor::<2, Bool>::full([batch, length], true, device));
         let mask = Mask::new(length, self.causal, keys, device, ops);
-        let attention =
-            Attention { batch, heads, scale: ((width / heads) as f64).powf(-0.5), dropout: 0.0, train: true };
+        let attention = Attention {
+            batch,
+            heads,
+            scale: ((width / heads) as f64).powf(-0.5),
+            dropout: 0.0,
+            rng: DropoutRng::Device,
+        };
         type Make<'a> = Box<dyn Fn() -> Tensor<2> + 'a>;
         let mut all: Vec<(&str, String, Make<'_>)> = vec![
             (
@@ -110,7 +116,14 @@ impl Shapes {
                 "dropout",
                 format!("{tokens} x {width}, bias, residual"),
                 Box::new(|| {
-                    dropout::bias_dropout_residual(x.clone(), small.clone(), residual.clone(), DROPOUT, true, ops)
+                    dropout::bias_dropout_residual(
+                        x.clone(),
+                        small.clone(),
+                        residual.clone(),
+                        DROPOUT,
+                        DropoutRng::Device,
+                        ops,
+                    )
                 }),
             ),
             (

@@ -18,12 +18,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::engine::{Engine, Identity};
 use crate::error::{Error, Result};
 use crate::execution;
-use crate::task::Task;
 use bench::{BenchArgs, WorkerArgs};
 use compare::{CompareArgs, ReportArgs};
 use compiler::{ParityArgs, ProbeArgs};
 use folders::CacheCommand;
-use kiln_models::ModelType;
 use models::{ExportArgs, ForwardArgs, GenerateArgs, PredictArgs};
 use training::{ConfigArgs, EvalArgs, InitArgs, PartArgs, TrainArgs, VerifyResumeArgs};
 use tuning::{TrialArgs, TuneArgs};
@@ -206,13 +204,9 @@ impl From<kiln_models::Error> for Error {
     fn from(error: kiln_models::Error) -> Self {
         match &error {
             kiln_models::Error::Config(message) => Self::config(message),
-            kiln_models::Error::NoSuchHead { kind, head } => {
-                let task = Task::ALL.into_iter().find(|task| task.head() == *head).map_or("this task", Task::name);
-                let tasks = match kind {
-                    ModelType::Gpt2 => "clm, sequence-classification and regression",
-                    _ => "mlm, sequence-classification, regression and question-answering",
-                };
-                Self::config(format!("the task {task}: {kind} has no head for it")).help(format!("{kind} has {tasks}"))
+            kiln_models::Error::NoSuchHead { model_type, task, tasks } => {
+                Self::config(format!("the task {task}: {model_type} has no head for it"))
+                    .help(format!("{model_type} has {tasks}"))
             }
             kiln_models::Error::Io { action, path, source } => {
                 Self::io(format_args!("{action} {}", path.display()), source)

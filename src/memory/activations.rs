@@ -5,7 +5,7 @@
 //!
 //! All in bytes, of one micro-batch.
 
-use kiln_models::layers::Activation;
+use kiln_models::Activation;
 use kiln_models::ops::Form;
 use kiln_models::{ModelConfig, Operator};
 

@@ -8,19 +8,19 @@
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, FloatDType, Gradients, Tensor};
-use kiln_models::{Copies, Model};
+use kiln_models::ops::dropout::{DropoutRng, DropoutSeeds};
+use kiln_models::{Copies, Model, Pass, Rows};
 
 use crate::config::ActivationCheckpointing;
 use crate::error::{Error, Result};
 use crate::execution::seed_for;
 use crate::task::{DeviceBatch, LossOptions};
 
-/// How a micro-batch is computed.
+/// How the loss and the gradients of a micro-batch are computed.
 #[derive(Debug, Clone, Copy)]
-pub struct Pass<'a> {
-    /// What the device's generator draws dropout from; none where the seeds of dropout are given
-    /// (`kiln_models::ops::dropout::with_seeds`).
-    pub seed: Option<u64>,
+pub struct GradientPass<'a> {
+    /// What dropout draws from.
+    pub seed: DropoutSeed<'a>,
     /// What is computed again. `Balanced` is a property of the device that the model and the batch are on, so here it is as
     /// `None`.
     pub checkpointing: ActivationCheckpointing,
@@ -31,7 +31,16 @@ pub struct Pass<'a> {
     pub copies: Option<&'a Copies>,
 }
 
-impl Pass<'_> {
+/// What the dropout of a micro-batch draws from.
+#[derive(Debug, Clone, Copy)]
+pub enum DropoutSeed<'a> {
+    /// The device's generator, seeded anew with a number derived from this one before every stage of the model.
+    Host(u64),
+    /// Numbers on the device.
+    Device(&'a DropoutSeeds),
+}
+
+impl GradientPass<'_> {
     /// The loss sum of `batch`, `[1]`, without autodiff, and the gradients of `scaled` of it, which is called between forward
     /// and backward pass (with blocks: that of the head).
     ///
@@ -43,33 +52,17 @@ impl Pass<'_> {
         batch: &DeviceBatch,
         scaled: impl FnOnce(Tensor<1>) -> Tensor<1>,
     ) -> Result<(Tensor<1>, GradientsParams)> {
-        match self.copies {
-            Some(copies) => copies.within(|| self.compute(model, batch, scaled)),
-            None => self.compute(model, batch, scaled),
-        }
-    }
-
-    fn compute(
-        &self,
-        model: &Model,
-        batch: &DeviceBatch,
-        scaled: impl FnOnce(Tensor<1>) -> Tensor<1>,
-    ) -> Result<(Tensor<1>, GradientsParams)> {
         let device = batch.input.input_ids.device();
-        self.begin_stage(&device, 0);
-        let embedded = model.embed(&batch.input, true);
+        let begin_stage = |stage: usize| self.begin_stage(&device, stage);
+        let rng = match self.seed {
+            DropoutSeed::Host(_) => DropoutRng::Device,
+            DropoutSeed::Device(seeds) => DropoutRng::Seeds(seeds),
+        };
+        let pass = Pass { compute: model.compute(), rng, copies: self.copies, on_stage: Some(&begin_stage) };
         match self.checkpointing {
-            ActivationCheckpointing::Blocks => self.by_blocks(model, batch, embedded, &device, scaled),
+            ActivationCheckpointing::Blocks => self.by_blocks(model, batch, &model.rows(&batch.input), pass, scaled),
             ActivationCheckpointing::None | ActivationCheckpointing::Balanced => {
-                let mask = model.mask(&batch.input);
-                let rows = batch.input.input_ids.dims()[0];
-                let mut x = embedded;
-                for block in 0..model.num_blocks() {
-                    self.begin_stage(&device, 1 + block);
-                    x = model.block(block, x, rows, &mask, true);
-                }
-                self.begin_stage(&device, 1 + model.num_blocks());
-                let loss = batch.loss_of_hidden(model, x, true, self.options)?.sum;
+                let loss = batch.loss_of(model, pass, self.options)?.sum;
                 let grads = scaled(loss.clone()).backward();
                 Ok((loss.inner(), self.params(grads, model)))
             }
@@ -82,37 +75,38 @@ impl Pass<'_> {
         &self,
         model: &Model,
         batch: &DeviceBatch,
-        embedded: Tensor<2>,
-        device: &Device,
+        rows: &Rows,
+        pass: Pass<'_>,
         scaled: impl FnOnce(Tensor<1>) -> Tensor<1>,
     ) -> Result<(Tensor<1>, GradientsParams)> {
-        let [rows, _] = batch.input.input_ids.dims();
+        let device = batch.input.input_ids.device();
         let blocks = model.num_blocks();
-        let mask = model.mask(&batch.input);
+        self.begin_stage(&device, 0);
+        let embedded = model.embed(&batch.input, rows, pass);
         // On the device with autodiff although nothing is tracked: without it backends compute a softmax in another way,
         // and the block that is computed again would not be this one to the last bit.
         let untracked = model.clone().no_grad();
         let mut inputs = Vec::with_capacity(blocks); // as many rows as `embed` gives each
         let mut x = embedded.clone().detach();
         for block in 0..blocks {
-            self.begin_stage(device, 1 + block);
+            self.begin_stage(&device, 1 + block);
             inputs.push(x.clone());
-            x = untracked.block(block, x, rows, &mask, true);
+            x = untracked.block(block, x, rows, pass);
         }
         drop(untracked);
 
         let mut accumulator = GradientsAccumulator::new();
-        self.begin_stage(device, 1 + blocks);
+        self.begin_stage(&device, 1 + blocks);
         let top = x.require_grad();
-        let loss = batch.loss_of_hidden(model, top.clone(), true, self.options)?.sum;
+        let loss = batch.loss_of_hidden(model, top.clone(), rows, pass, self.options)?.sum;
         let mut grads = scaled(loss.clone()).backward();
         let mut above = top.grad_remove(&mut grads).ok_or_else(no_gradient)?;
         accumulator.accumulate(model, self.params(grads, model));
 
         for (block, input) in inputs.into_iter().enumerate().rev() {
-            self.begin_stage(device, 1 + block);
+            self.begin_stage(&device, 1 + block);
             let x = input.require_grad();
-            let y = model.block(block, x.clone(), rows, &mask, true);
+            let y = model.block(block, x.clone(), rows, pass);
             let mut grads = backward_from(y, above);
             above = x.grad_remove(&mut grads).ok_or_else(no_gradient)?;
             accumulator.accumulate(model, self.params(grads, model));
@@ -142,7 +136,7 @@ impl Pass<'_> {
 
     /// Seeds the device for stage `stage`: 0 the embeddings, then the blocks, then the head.
     fn begin_stage(&self, device: &Device, stage: usize) {
-        if let Some(seed) = self.seed {
+        if let DropoutSeed::Host(seed) = self.seed {
             device.seed(seed_for(seed, "stage", stage as u64, 0));
         }
     }

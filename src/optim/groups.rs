@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::module::{ModuleMapper, Param, ParamId};
 use burn::tensor::Tensor;
 use glob::Pattern;
-use kiln_models::weights::{Depth, Parameter, parameters};
+use kiln_models::weights::{Depth, Parameter, StateDict, parameters};
 
 use crate::config::TrainerSection;
 use crate::error::{Error, Result};
@@ -110,7 +110,7 @@ impl ParameterGroups {
     /// `model` with the frozen parameters out of the backward pass: they get no gradient, and where nothing below them
     /// learns either, none is computed.
     #[must_use]
-    pub fn freeze<M: Module>(&self, model: M) -> M {
+    pub fn freeze<M: StateDict>(&self, model: M) -> M {
         if self.frozen.is_empty() {
             return model;
         }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
-use kiln_models::weights::{Depth, NamedTensor, Parameter, parameters};
+use kiln_models::weights::{Depth, NamedTensor, Parameter, StateDict, parameters};
 use kiln_models::{Copies, Ops};
 
 use super::State;
@@ -180,7 +180,7 @@ pub(super) struct Group {
 
 impl Optimizer {
     /// An optimizer for `model`, without state yet. Which parameters learn is the model's own: those with a gradient.
-    pub fn new<M: Module>(config: OptimizerConfig, groups: &ParameterGroups, model: &M) -> Self {
+    pub fn new<M: StateDict>(config: OptimizerConfig, groups: &ParameterGroups, model: &M) -> Self {
         let group = |parameter: Parameter| {
             let group = Group {
                 weight_decay: groups.weight_decay(&parameter),
@@ -253,7 +253,7 @@ impl Optimizer {
     ///
     /// # Errors
     /// The device's, when a value cannot be read.
-    pub fn export<M: Module>(&self, model: &M) -> Result<Vec<NamedTensor>> {
+    pub fn export<M: StateDict>(&self, model: &M) -> Result<Vec<NamedTensor>> {
         let mut tensors = Vec::new();
         for parameter in parameters(model) {
             let Some(state) = self.state.get(&parameter.id) else { continue };
@@ -271,7 +271,7 @@ impl Optimizer {
     /// # Errors
     /// Names or sizes that are not the model's, or a part of a parameter's state without the rest; the state is then as
     /// it was.
-    pub fn import<M: Module>(
+    pub fn import<M: StateDict>(
         &mut self,
         model: &M,
         step: u64,

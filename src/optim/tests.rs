@@ -9,7 +9,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_models::Ops;
 use kiln_models::layers::Linear;
-use kiln_models::weights::{NamedTensor, Parameter, export, parameters};
+use kiln_models::weights::{NamedTensor, Parameter, StateDict, export, parameters};
 
 use super::gradient::global_norm;
 use super::{Optimizer, OptimizerConfig, ParameterGroups};
@@ -41,6 +41,8 @@ struct Case {
 struct Layers {
     h: Vec<Linear>,
 }
+
+impl StateDict for Layers {}
 
 fn layers(device: &Device) -> Layers {
     Layers { h: vec![Linear::new(3, 5, true, 1.0, device), Linear::new(5, 2, true, 1.0, device)] }

@@ -3,11 +3,11 @@
 //! with `label_smoothing` and `weight`. Evaluation smooths too, as Hugging Face's Trainer does, and has no weights. Here is
 //! also what the losses of several micro-batches come to.
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 use kiln_models::config::Labels as ModelLabels;
 use kiln_models::ops::Form;
-use kiln_models::ops::cross_entropy::CrossEntropy;
-use kiln_models::{Model, Operator, Ops};
+use kiln_models::ops::cross_entropy::{self, CrossEntropy};
+use kiln_models::{Model, Operator, Ops, Pass, Rows};
 
 use super::{DeviceBatch, IGNORED, LossSum, Targets, Task, in_f32};
 use crate::config::{Accumulation, ClassWeights, TrainerSection};
@@ -157,28 +157,33 @@ fn in_order(weights: &ClassWeights, labels: &ModelLabels) -> Result<Vec<f64>> {
 }
 
 impl DeviceBatch {
-    /// The loss sum of this batch under `model` with `options`; `train` switches dropout on. The same function as
-    /// [`training_loss`](Self::training_loss) of [`Model::forward`]; a language model that computes in the fused form never
+    /// The loss sum of this batch under `model` with `options`, in one forward `pass`. The same function as
+    /// [`training_loss`](Self::training_loss) of [`Model::logits`]; a language model that computes in the fused form never
     /// holds its logits.
     ///
     /// # Errors
     /// A batch without labels.
-    pub fn loss_of(&self, model: &Model, train: bool, options: &LossOptions) -> Result<LossSum> {
-        let [batch, _] = self.input.input_ids.dims();
-        let mask = model.mask(&self.input);
-        let x = model.embed(&self.input, train);
-        let x = (0..model.num_blocks()).fold(x, |x, index| model.block(index, x, batch, &mask, train));
-        self.loss_of_hidden(model, x, train, options)
+    pub fn loss_of(&self, model: &Model, pass: Pass<'_>, options: &LossOptions) -> Result<LossSum> {
+        let rows = model.rows(&self.input);
+        let x = model.hidden(&self.input, &rows, pass);
+        self.loss_of_hidden(model, x, &rows, pass, options)
     }
 
-    /// [`loss_of`](Self::loss_of), given what the last [`Model::block`] made of this batch.
+    /// [`loss_of`](Self::loss_of) from the hidden states `x` of this batch ([`Model::hidden`]).
     ///
     /// # Errors
     /// A batch without labels.
-    pub fn loss_of_hidden(&self, model: &Model, x: Tensor<2>, train: bool, options: &LossOptions) -> Result<LossSum> {
+    pub fn loss_of_hidden(
+        &self,
+        model: &Model,
+        x: Tensor<2>,
+        rows: &Rows,
+        pass: Pass<'_>,
+        options: &LossOptions,
+    ) -> Result<LossSum> {
         if let (Form::Fused, None, Some(Targets::Classes { index, weight })) =
-            (model.ops().form(Operator::CrossEntropy), &options.class_weights, &self.targets)
-            && let Some(projection) = model.head_projection(x.clone())
+            (pass.ops().form(Operator::CrossEntropy), &options.class_weights, &self.targets)
+            && let Some(projection) = model.projection(x.clone(), pass)
         {
             let loss = CrossEntropy {
                 x: projection.x,
@@ -190,7 +195,7 @@ impl DeviceBatch {
             };
             return Ok(LossSum { sum: loss.sum(Ops::Fused), count: self.count });
         }
-        self.training_loss(model.head(x, &self.input, train), options)
+        self.training_loss(model.head(x, &self.input, rows, pass), options)
     }
 
     /// As [`loss`](Self::loss), with `options`. The sum is to be divided by [`LossOptions::total_weight`].
@@ -201,8 +206,8 @@ impl DeviceBatch {
         let Some(Targets::Classes { index, weight }) = self.targets.as_ref().filter(|_| !options.is_plain()) else {
             return self.loss(logits);
         };
-        let device = logits.device();
-        let loss = cross_entropy(in_f32(logits), index.clone(), options, &device);
+        let class_weights = options.class_weights.as_ref().map(|weights| on_device(weights, &logits.device()));
+        let loss = cross_entropy::plain(in_f32(logits), index.clone(), options.label_smoothing, class_weights);
         let sum = match weight {
             Some(weight) => (loss * weight.clone()).sum(),
             None => loss.sum(),
@@ -211,31 +216,11 @@ impl DeviceBatch {
     }
 }
 
-/// `(1 - e) w_y (-log p_y) + e / C sum_c w_c (-log p_c)` for each row with target `y`: `logits [n, C]`, `target [n]`
-/// -> `[n]`.
-fn cross_entropy(logits: Tensor<2>, target: Tensor<1, Int>, options: &LossOptions, device: &Device) -> Tensor<1> {
-    let [rows, classes] = logits.dims();
-    let smoothing = options.label_smoothing;
-    // The maximum only keeps exp from overflowing; its gradient cancels, so it is not tracked.
-    let shifted = logits.clone() - logits.detach().max_dim(1);
-    let surprise = shifted.clone().exp().sum_dim(1).log() - shifted; // -log p, [n, C]
-    let weights = options.class_weights.as_ref().map(|weights| {
-        let weights = weights.iter().map(|weight| *weight as f32).collect::<Vec<_>>();
-        Tensor::<1>::from_data(TensorData::new(weights, [classes]), device)
-    });
-    let picked = surprise.clone().gather(1, target.clone().reshape([rows, 1])).reshape([rows]) * (1.0 - smoothing);
-    let picked = match &weights {
-        Some(weights) => picked * weights.clone().select(0, target),
-        None => picked,
-    };
-    if smoothing == 0.0 {
-        return picked;
-    }
-    let surprise = match weights {
-        Some(weights) => surprise * weights.unsqueeze(),
-        None => surprise,
-    };
-    picked + surprise.sum_dim(1).reshape([rows]) * (smoothing / classes as f64)
+/// The weights of the classes on `device`, `[C]`.
+fn on_device(weights: &[f64], device: &Device) -> Tensor<1> {
+    let weights = weights.iter().map(|weight| *weight as f32).collect::<Vec<_>>();
+    let classes = weights.len();
+    Tensor::from_data(TensorData::new(weights, [classes]), device)
 }
 
 #[cfg(test)]

@@ -60,7 +60,7 @@ pub fn evaluate(model: &Model, plan: &RunPlan, dataset: Arc<dyn Dataset>, batch_
         repeat: false,
     };
     let loader = Loader::new(dataset.clone(), options)?;
-    Copies::while_fixed(|| evaluate_batches(&model.valid(), plan, &dataset, loader))
+    evaluate_batches(&model.valid(), plan, &dataset, loader)
 }
 
 /// [`evaluate`] for the batches of `loader`.
@@ -71,6 +71,8 @@ fn evaluate_batches(
     mut loader: Loader,
 ) -> Result<Evaluation> {
     let (task, device, options) = (plan.task, &plan.device.device, plan.loss.of_evaluation());
+    let copies = Copies::default();
+    let pass = model.pass(false).with_copies(&copies);
     let (mut predicted, mut expected, mut num_labels) = (Vec::new(), Expected::default(), 0);
     let mut pending_rows = Vec::new(); // predictions of each batch in `pending`
     let mut spans_of = Vec::new(); // examples and tokens of each batch, where predictions are span logits
@@ -84,7 +86,7 @@ fn evaluate_batches(
         let loaded = loader.next_batch()?;
         if let Some(loaded) = &loaded {
             let batch = DeviceBatch::new(task, &loaded.batch, device)?;
-            let logits = model.forward(batch.input.clone(), false);
+            let logits = model.logits(&batch.input, pass);
             let right = batch.correct(logits.clone());
             num_labels = logits.dims()[1];
             let examples = loaded.batch.examples;

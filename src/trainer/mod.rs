@@ -466,10 +466,8 @@ impl Trainer {
         run.pending_evaluation = false;
         let Some(validation) = self.plan.validation.clone() else { return Ok(()) };
         let started = Instant::now();
-        let evaluation = self.optimizer.copies().within(|| {
-            let batch_size = self.plan.config.trainer.per_device_eval_batch_size;
-            evaluate(&self.model, &self.plan, validation, batch_size)
-        });
+        let batch_size = self.plan.config.trainer.per_device_eval_batch_size;
+        let evaluation = evaluate(&self.model, &self.plan, validation, batch_size);
         let evaluation = match evaluation {
             Err(error) if matches!(error.kind(), ErrorKind::Interrupted(_)) && run.progress.step > 0 => {
                 run.pending_evaluation = true;

@@ -24,7 +24,6 @@ use crate::config::{Integration, OnExisting, RunConfig};
 use crate::data::paths;
 use crate::error::{Error, Result};
 use crate::metrics::{MetricsFile, Record};
-use crate::model_folder::architecture;
 use crate::plan::RunPlan;
 use crate::provenance::{self, Provenance};
 
@@ -295,7 +294,7 @@ impl RunFolder {
     fn write_aside(&self, target: &Path, model: &Model, plan: &RunPlan) -> Result<()> {
         let io = |error: std::io::Error| Error::io(format!("write {}", target.display()), &error);
         let aside = tempfile::Builder::new().prefix(MODEL_ASIDE).tempdir_in(&self.path).map_err(io)?;
-        let config = serde_json::to_string_pretty(&plan.model_config.to_json(architecture(model)))
+        let config = serde_json::to_string_pretty(&plan.model_config.to_json(model.architecture()))
             .map_err(|error| Error::data(format!("config.json: {error}")))?;
         write_whole(&aside.path().join("config.json"), (config + "\n").as_bytes())?;
         if let Some(tokenizer) = &plan.tokenizer {

@@ -28,7 +28,6 @@ use crate::error::{Error, Result};
 use crate::execution::release_memory;
 use crate::launches::NewKernels;
 use crate::metrics::Record;
-use crate::model_folder::architecture;
 use crate::precision::scaler::{LossScaler, ScalerConfig, Verdict};
 use crate::step_closures::StepClosures;
 
@@ -274,7 +273,7 @@ impl Trainer {
             only_model,
             files: Default::default(),
         };
-        let config = serde_json::to_string_pretty(&self.plan.model_config.to_json(architecture(&self.model)))
+        let config = serde_json::to_string_pretty(&self.plan.model_config.to_json(self.model.architecture()))
             .map_err(|error| Error::data(format!("config.json: {error}")))?;
         let snapshot = Snapshot {
             state,

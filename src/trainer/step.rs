@@ -14,7 +14,7 @@ use super::shapes::Shape;
 use crate::data::loader::Loader;
 use crate::error::{Error, Result};
 use crate::execution::seed_for;
-use crate::optim::backward::Pass;
+use crate::optim::backward::{DropoutSeed, GradientPass};
 use crate::optim::gradient::{global_norm, scale_and_norm, unscale_and_norm};
 use crate::precision::scaler::Verdict;
 use crate::task::DeviceBatch;
@@ -98,8 +98,9 @@ impl Trainer {
             let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.device)?;
             laps.shape(shape);
             laps.lap(Part::Data);
-            let pass = Pass {
-                seed: Some(seed_for(self.plan.config.trainer.seed, "dropout", run.progress.step, micro as u64)),
+            let seed = seed_for(self.plan.config.trainer.seed, "dropout", run.progress.step, micro as u64);
+            let pass = GradientPass {
+                seed: DropoutSeed::Host(seed),
                 checkpointing: self.plan.config.trainer.activation_checkpointing,
                 options: &self.plan.loss,
                 copies: Some(self.optimizer.copies()),

@@ -4,6 +4,7 @@
 //! This file is the operator and its autodiff; `kernel.rs` computes it on the CPU.
 
 mod kernel;
+pub mod plain;
 
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
@@ -13,11 +14,10 @@ use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extensi
 use burn::tensor::{Bool, Device, Tensor};
 
 use super::contract::Contract;
-use super::dropout::seed_for;
+use super::dropout::DropoutRng;
 use super::flex::FlexTensor;
 use super::{Form as OpForm, Operator, Ops};
-use crate::layers::{causal_mask, merge_heads, padding_mask, split_heads};
-use crate::unread::FirstTokens;
+use plain::{causal_mask, merge_heads, padding_mask, split_heads};
 
 /// Query, key and value, as the projections before the attention leave them.
 #[derive(Debug, Clone)]
@@ -28,16 +28,16 @@ pub enum Qkv {
     /// Apart, `[batch * seq, heads * head_dim]` each; the query may be `[batch, heads * head_dim]`, one a sequence, where no
     /// mask is causal.
     Separate {
-        /// What asks.
+        /// The queries.
         query: Tensor<2>,
-        /// What is asked.
+        /// The keys.
         key: Tensor<2>,
-        /// What is answered.
+        /// The values.
         value: Tensor<2>,
     },
 }
 
-/// Which keys a query sees, made once for all layers of a forward pass, and which queries the last layer has.
+/// Which keys a query attends to. It is made once for all layers of a forward pass.
 #[derive(Debug, Clone)]
 pub struct Mask {
     form: Form,
@@ -46,7 +46,6 @@ pub struct Mask {
     seq: usize,
     /// How many sequences it is for; none for any number.
     batch: Option<usize>,
-    asked: Option<FirstTokens>,
 }
 
 #[derive(Debug, Clone)]
@@ -81,7 +80,7 @@ impl Mask {
                 Form::Plain(Some(padding_mask(mask).expand(shape).bool_or(causal)))
             }
         };
-        Self { form, is_causal: causal, seq, batch, asked: None }
+        Self { form, is_causal: causal, seq, batch }
     }
 
     /// A mask for rows of which only those that `attention_mask [batch, seq]` (true = attend) shows are there, one sequence
@@ -89,17 +88,7 @@ impl Mask {
     pub(crate) fn unpadded(attention_mask: Tensor<2, Bool>) -> Self {
         let [batch, seq] = attention_mask.dims();
         let form = Form::Fused { rows: Rows::Unpadded, keys: attention_mask };
-        Self { form, is_causal: false, seq, batch: Some(batch), asked: None }
-    }
-
-    /// The same mask, where the last layer has the queries of the first tokens alone.
-    pub(crate) fn asking(self, first: FirstTokens) -> Self {
-        Self { asked: Some(first), ..self }
-    }
-
-    /// The tokens that the last layer computes; none for all.
-    pub(crate) fn asked(&self) -> Option<&FirstTokens> {
-        self.asked.as_ref()
+        Self { form, is_causal: false, seq, batch: Some(batch) }
     }
 }
 
@@ -116,7 +105,7 @@ pub(super) enum Rows {
 
 /// The sizes and settings of one attention.
 #[derive(Debug, Clone, Copy)]
-pub struct Attention {
+pub struct Attention<'a> {
     /// Number of sequences.
     pub batch: usize,
     /// Number of heads; divides the width.
@@ -125,11 +114,11 @@ pub struct Attention {
     pub scale: f64,
     /// Probability that dropout zeroes a weight.
     pub dropout: f64,
-    /// Whether dropout is on.
-    pub train: bool,
+    /// Where dropout takes its random numbers from.
+    pub rng: DropoutRng<'a>,
 }
 
-impl Attention {
+impl Attention<'_> {
     /// `softmax(scale q k^T) v` for every head (Vaswani et al. 2017), softmax in f32, dropout on its weights:
     /// as many rows as there are queries, `[batch * seq, heads * head_dim]` or what a `mask` without padding shows. The form is
     /// the mask's.
@@ -198,14 +187,14 @@ impl Attention {
                 (part(0), part(1), part(2))
             }
         };
-        merge_heads(crate::layers::attention(query, key, value, hidden, self.scale, self.dropout, self.train))
+        merge_heads(plain::attention(query, key, value, hidden, self.scale, self.dropout, self.rng))
     }
 
     fn fused(self, qkv: Qkv, causal: bool, rows: Rows, keys: Tensor<2, Bool>) -> Tensor<2> {
-        let dropout = if self.train { self.dropout } else { 0.0 };
+        let dropout = self.rng.probability(self.dropout);
         let settings =
             Settings { batch: self.batch, heads: self.heads, scale: self.scale as f32, causal, rows, dropout };
-        let (seed, keys) = (seed_for(dropout, &keys.device()).into_dispatch(), keys.into_dispatch());
+        let (seed, keys) = (self.rng.seed(dropout, &keys.device()).into_dispatch(), keys.into_dispatch());
         Tensor::from_dispatch(match qkv {
             Qkv::Packed(qkv) => <Dispatch as AttentionOp>::packed(qkv.into_dispatch(), keys, seed, settings),
             Qkv::Separate { query, key, value } => {

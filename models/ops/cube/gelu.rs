@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 
 use super::super::gelu::{CUBIC, GeluKernel, SQRT_2_OVER_PI};
 use super::{Cube, FusedTensor, Kernels, buffer, by_element, dims2, empty};
-use crate::layers::Activation;
+use crate::ops::gelu::Activation;
 
 impl GeluKernel for Cube {
     fn forward(x: FusedTensor, bias: FusedTensor, kind: Activation) -> FusedTensor {

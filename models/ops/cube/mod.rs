@@ -34,7 +34,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::list::TensorList;
-use crate::layers::Activation;
+use crate::ops::gelu::Activation;
 
 /// Burn's backend for wgpu and CUDA: fusion around CubeCL's.
 pub(super) use burn_cubecl::Cube;

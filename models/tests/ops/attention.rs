@@ -3,6 +3,7 @@
 use burn::tensor::{Bool, FloatDType, Tensor, TensorData};
 use kiln_models::Ops;
 use kiln_models::ops::attention::{Attention, Mask, Qkv};
+use kiln_models::ops::dropout::DropoutRng;
 
 use crate::{
     Input, agrees_with_host, agrees_with_plain, close, generator, input, noise, read, run, tensor, vector, wide,
@@ -73,8 +74,13 @@ impl Case {
                     Qkv::Separate { query, key, value }
                 }
             };
-            let attention =
-                Attention { batch: self.batch, heads: self.heads, scale: self.scale(), dropout, train: dropout > 0.0 };
+            let attention = Attention {
+                batch: self.batch,
+                heads: self.heads,
+                scale: self.scale(),
+                dropout,
+                rng: DropoutRng::of(dropout > 0.0),
+            };
             vector(attention.forward(qkv, &mask))
         }
     }

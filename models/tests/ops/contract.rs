@@ -4,12 +4,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::{Bool, FloatDType, Int, Tensor, TensorData};
+use kiln_models::Activation;
 use kiln_models::Ops;
-use kiln_models::layers::Activation;
 use kiln_models::ops::adamw::{Parameters, Update, norm};
 use kiln_models::ops::attention::{Attention, Mask, Qkv};
 use kiln_models::ops::cross_entropy::CrossEntropy;
-use kiln_models::ops::dropout::{bias_dropout_residual, dropout, with_seeds};
+use kiln_models::ops::dropout::{DropoutRng, DropoutSeeds, bias_dropout_residual, dropout};
 use kiln_models::ops::embedding::embedding;
 use kiln_models::ops::gelu::bias_gelu;
 use kiln_models::ops::layer_norm::layer_norm;
@@ -123,9 +123,9 @@ fn linear_and_product_ask() {
 #[test]
 fn dropout_asks() {
     for ops in FORMS {
-        for train in [false, true] {
+        for rng in [DropoutRng::Off, DropoutRng::Device] {
             let call =
-                |x, bias, residual, p| bias_dropout_residual(matrix(x), vector(bias), matrix(residual), p, train, ops);
+                |x, bias, residual, p| bias_dropout_residual(matrix(x), vector(bias), matrix(residual), p, rng, ops);
             assert_eq!(call([3, 8], 8, [3, 8], 0.1).dims(), [3, 8]);
             assert_eq!(call([0, 8], 8, [0, 8], 0.1).dims(), [0, 8]);
             for bias in others(8) {
@@ -135,15 +135,15 @@ fn dropout_asks() {
                 refused("bias_dropout_residual", "residual", || call([3, 8], 8, residual, 0.1));
             }
             refused("bias_dropout_residual", "x", || call([3, 0], 0, [3, 0], 0.1));
-            refused("dropout", "x", || dropout(matrix([3, 0]), 0.1, train, ops));
+            refused("dropout", "x", || dropout(matrix([3, 0]), 0.1, rng, ops));
             for p in [-0.1, 1.0, 2.0, f64::NAN, f64::INFINITY] {
-                refused("dropout", "p", || dropout(matrix([3, 8]), p, train, ops));
+                refused("dropout", "p", || dropout(matrix([3, 8]), p, rng, ops));
                 refused("bias_dropout_residual", "p", || call([3, 8], 8, [3, 8], p));
             }
         }
     }
     for n in [0, 1, 3] {
-        refused("with_seeds", "base", || with_seeds(ids(&vec![1; n]), || ()));
+        refused("DropoutSeeds::new", "base", || DropoutSeeds::new(ids(&vec![1; n])));
     }
 }
 
@@ -231,7 +231,7 @@ fn cross_entropy_asks() {
 
 #[test]
 fn attention_asks() {
-    let attention = |batch, heads, dropout| Attention { batch, heads, scale: 0.5, dropout, train: true };
+    let attention = |batch, heads, dropout| Attention { batch, heads, scale: 0.5, dropout, rng: DropoutRng::Device };
     let separate = |query, key, value| Qkv::Separate { query: matrix(query), key: matrix(key), value: matrix(value) };
     let keys = |shape: [usize; 2]| Tensor::<2, Bool>::full(shape, true, &device());
     for ops in FORMS {

@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 use kiln_models::Ops;
-use kiln_models::ops::dropout::{bias_dropout_residual, dropout};
+use kiln_models::ops::dropout::{DropoutRng, bias_dropout_residual, dropout};
 
 use crate::{agrees_with_plain, close, generator, input, noise, read, run, vector, wide};
 
@@ -10,7 +10,7 @@ use crate::{agrees_with_plain, close, generator, input, noise, read, run, vector
 fn factors(rows: usize, cols: usize, p: f64, seed: u64) -> Vec<f32> {
     let device = crate::device();
     device.seed(seed);
-    read(dropout(Tensor::ones([rows, cols], &device), p, true, Ops::Fused))
+    read(dropout(Tensor::ones([rows, cols], &device), p, DropoutRng::Device, Ops::Fused))
 }
 
 #[test]
@@ -50,9 +50,9 @@ fn seeds_decide() {
     assert_eq!(factors(13, 17, 0.5, 1), factors(13, 17, 0.5, 1));
     assert_ne!(factors(13, 17, 0.5, 1), factors(13, 17, 0.5, 2));
     let device = crate::device();
-    let draw = || read(dropout(Tensor::ones([13, 17], &device), 0.5, true, Ops::Fused));
+    let draw = || read(dropout(Tensor::ones([13, 17], &device), 0.5, DropoutRng::Device, Ops::Fused));
     assert_ne!(draw(), draw(), "two draws");
-    assert_eq!(read(dropout(Tensor::ones([3, 4], &device), 0.5, false, Ops::Fused)), [1.0; 12]);
+    assert_eq!(read(dropout(Tensor::ones([3, 4], &device), 0.5, DropoutRng::Off, Ops::Fused)), [1.0; 12]);
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn without_dropout_it_is_the_composition() {
         let inputs = [input(rows, width, 1.0, 1), input(1, width, 1.0, 2), input(rows, width, 1.0, 3)];
         let op = |inputs: Vec<Tensor<2>>, ops| {
             let [x, bias, residual] = inputs.try_into().unwrap();
-            vector(bias_dropout_residual(x, vector(bias), residual, 0.3, false, ops))
+            vector(bias_dropout_residual(x, vector(bias), residual, 0.3, DropoutRng::Off, ops))
         };
         // One addition more or less; the bias's gradient is a sum of up to 1009 terms.
         agrees_with_plain(&format!("[{rows}, {width}]"), &inputs, &op, 5e-6);
@@ -81,7 +81,7 @@ fn forward_and_backward_have_one_mask() {
         let alone = |inputs: Vec<Tensor<2>>, ops| {
             crate::device().seed(seed);
             let [x] = inputs.try_into().unwrap();
-            vector(dropout(x, p, true, ops))
+            vector(dropout(x, p, DropoutRng::Device, ops))
         };
         let (y, grads) = run(std::slice::from_ref(&x), &alone, Ops::Fused);
         let expected = x.values.iter().zip(&mask).map(|(x, m)| x * m).collect::<Vec<_>>();
@@ -92,7 +92,7 @@ fn forward_and_backward_have_one_mask() {
         let all = |inputs: Vec<Tensor<2>>, ops| {
             crate::device().seed(seed);
             let [x, bias, residual] = inputs.try_into().unwrap();
-            vector(bias_dropout_residual(x, vector(bias), residual, p, true, ops))
+            vector(bias_dropout_residual(x, vector(bias), residual, p, DropoutRng::Device, ops))
         };
         let (y, grads) = run(&[x.clone(), bias.clone(), residual.clone()], &all, Ops::Fused);
         let of = |i: usize| {

@@ -6,13 +6,13 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Int, Tensor};
 use kiln_models::Model;
-use kiln_models::ops::dropout::with_seeds;
+use kiln_models::ops::dropout::DropoutSeeds;
 use kiln_models::ops::in_place::{Written, accumulate, overwrite};
 use kiln_models::ops::list::TensorList;
 
 use super::batch::tracked;
 use crate::config::ActivationCheckpointing;
-use crate::optim::backward::Pass;
+use crate::optim::backward::{DropoutSeed, GradientPass};
 use crate::optim::gradient::{global_norm, scale_and_norm_by};
 use crate::optim::in_place::InPlace;
 use crate::task::{DeviceBatch, LossOptions};
@@ -105,9 +105,10 @@ impl Body {
     /// Loss sum, `[1]`, and gradients.
     fn pass(&self, batch: &DeviceBatch) -> (Tensor<1>, GradientsParams) {
         let checkpointing = ActivationCheckpointing::None;
-        let pass = Pass { seed: None, checkpointing, options: &self.options, copies: None }; // all is f32
-        let tracked = tracked(batch);
-        with_seeds(self.seeds.clone(), || pass.run(&self.model, &tracked, |loss| loss))
+        let seeds = DropoutSeeds::new(self.seeds.clone());
+        let seed = DropoutSeed::Device(&seeds);
+        let pass = GradientPass { seed, checkpointing, options: &self.options, copies: None }; // all is f32
+        pass.run(&self.model, &tracked(batch), |loss| loss)
             .expect("the batch has labels, and that is all that a pass without recomputation asks for")
     }
 

@@ -49,10 +49,10 @@ impl ModuleVisitor for Gradients<'_> {
 
 /// Logits, how many rows go through each layer and out of the last, and the gradients of all parameters.
 fn computed(model: &Model, input: &ModelInput) -> (Vec<f32>, [usize; 3], Vec<Vec<f32>>) {
-    let (batch, mask) = (input.input_ids.dims()[0], model.mask(input));
-    let embedded = model.embed(input, true);
-    let first = model.block(0, embedded.clone(), batch, &mask, true);
-    let last = model.block(1, first.clone(), batch, &mask, true);
+    let (rows, pass) = (model.rows(input), model.pass(true));
+    let embedded = model.embed(input, &rows, pass);
+    let first = model.block(0, embedded.clone(), &rows, pass);
+    let last = model.block(1, first.clone(), &rows, pass);
     let rows = [embedded, first, last].map(|x| x.dims()[0]);
     let logits = model.forward(input.clone(), true);
     let grads = GradientsParams::from_grads((logits.clone().powf_scalar(2.0)).sum().backward(), model);

@@ -1,5 +1,5 @@
 //! What sets RoBERTa (Liu et al. 2019) and DistilBERT (Sanh et al. 2019) apart from BERT, in one place: defaults, the
-//! spelling of configuration fields and of tensor names. The mathematics is BERT's, in `bert.rs` and `heads.rs`; the few
+//! spelling of configuration fields and of tensor names. The mathematics is BERT's, in `bert.rs` and `model.rs`; the few
 //! points where it differs ask [`BertVariant`] there. References: `modeling_roberta.py`, `modeling_distilbert.py` and
 //! their configuration classes in `transformers` 5.23.
 
@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 
-use crate::config::BertConfig;
+use super::BertConfig;
 
 /// Which model of the family it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -1,0 +1,461 @@
+//! A model: a transformer body with the head of a task on it (language model, masked language model, sequence
+//! classification, regression, which is a classification with one label, and span). [`Model::forward`] gives logits and
+//! nothing else; the loss belongs to the trainer.
+
+use burn::module::{Module, Param};
+use burn::tensor::{Bool, Device, Int, Tensor};
+
+use crate::bert::BertModel;
+use crate::compute::{Compute, Pass};
+use crate::config::{BertConfig, BertVariant, Gpt2Config, ModelConfig};
+use crate::error::{Error, Result};
+use crate::gpt2::{Gpt2Model, KvCache};
+use crate::layers::{LayerNorm, Linear, uninitialized};
+use crate::ops::dropout::dropout;
+use crate::ops::gelu::Activation;
+use crate::ops::{Form, Operator, Ops};
+use crate::rows::{FirstTokens, Rows};
+use crate::weights::StateDict;
+
+/// Which head stands on the body. The names of the classes are Hugging Face's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Head {
+    /// Next-token logits (`GPT2LMHeadModel`).
+    CausalLm,
+    /// Logits of every position's own token (`BertForMaskedLM`).
+    MaskedLm,
+    /// One vector of `num_labels` logits a sequence (`...ForSequenceClassification`); one label is regression.
+    SequenceClassification,
+    /// A start and an end logit a token (`BertForQuestionAnswering`).
+    QuestionAnswering,
+}
+
+impl Head {
+    /// The task that the head is for, for messages.
+    fn task(self) -> &'static str {
+        match self {
+            Self::CausalLm => "clm",
+            Self::MaskedLm => "mlm",
+            Self::SequenceClassification => "sequence-classification",
+            Self::QuestionAnswering => "question-answering",
+        }
+    }
+}
+
+/// A body with its head.
+#[derive(Module, Debug)]
+pub struct Model {
+    body: Body,
+    head: HeadLayers,
+    #[module(skip)]
+    compute: Compute,
+}
+
+/// The transformer body. RoBERTa and DistilBERT are BERT's type, which knows its variant.
+#[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant)] // there is one of these in a process
+pub enum Body {
+    /// GPT-2
+    Gpt2(Gpt2Model),
+    /// BERT and its variants
+    Bert(BertModel),
+}
+
+/// The layers of a head. The fields carry Hugging Face's names.
+#[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant)] // there is one of these in a process
+enum HeadLayers {
+    /// `GPT2LMHeadModel`: the token embedding again, transposed.
+    Gpt2Lm(Gpt2LmHead),
+    /// `GPT2ForSequenceClassification`
+    Gpt2Classification(Gpt2ClassificationHead),
+    /// `BertForMaskedLM`
+    BertMlm(BertMlmHead),
+    /// `BertForSequenceClassification`
+    BertClassification(BertClassificationHead),
+    /// `BertForQuestionAnswering`
+    BertSpan(BertSpanHead),
+}
+
+/// One batch as the model sees it.
+#[derive(Debug, Clone)]
+pub struct ModelInput {
+    /// `[batch, seq]`
+    pub input_ids: Tensor<2, Int>,
+    /// `[batch, seq]`, true = attend; none when nothing is padded.
+    pub attention_mask: Option<Tensor<2, Bool>>,
+    /// `[batch, seq]`; none means all 0. GPT-2 has none.
+    pub token_type_ids: Option<Tensor<2, Int>>,
+    /// `[batch]`: index of the last valid token of each sequence, which GPT-2's classification head reads; none means the
+    /// last position.
+    pub last_token: Option<Tensor<1, Int>>,
+}
+
+/// The factors of a language model's logits, `logits = x weight^T + bias`, in the type of matrix products.
+#[derive(Debug, Clone)]
+pub struct VocabularyProjection {
+    /// Hidden states, `[batch * seq, width]`.
+    pub x: Tensor<2>,
+    /// `[vocab_size, width]`
+    pub weight: Tensor<2>,
+    /// `[vocab_size]`
+    pub bias: Option<Tensor<1>>,
+}
+
+/// A head without parameters of its own.
+#[derive(Module, Debug)]
+struct Gpt2LmHead {}
+
+/// A linear classifier on the last valid token.
+#[derive(Module, Debug)]
+struct Gpt2ClassificationHead {
+    score: Linear,
+}
+
+/// Transform, then the word embedding transposed (tied), then a bias per word. Reference: `BertOnlyMLMHead`.
+#[derive(Module, Debug)]
+struct BertMlmHead {
+    cls: BertOnlyMlmHead,
+}
+
+/// Reference: `BertOnlyMLMHead`.
+#[derive(Module, Debug)]
+struct BertOnlyMlmHead {
+    predictions: BertLmPredictionHead,
+}
+
+/// Reference: `BertLMPredictionHead`.
+#[derive(Module, Debug)]
+struct BertLmPredictionHead {
+    transform: BertPredictionHeadTransform,
+    bias: Param<Tensor<1>>,
+}
+
+/// Dense, activation, LayerNorm. Reference: `BertPredictionHeadTransform`.
+#[derive(Module, Debug)]
+struct BertPredictionHeadTransform {
+    dense: Linear,
+    layer_norm: LayerNorm,
+    #[module(skip)]
+    activation: Activation,
+}
+
+/// A linear classifier on the pooled first token.
+#[derive(Module, Debug)]
+struct BertClassificationHead {
+    classifier: Linear,
+    dropout: f64,
+}
+
+/// A start and an end logit for every token.
+#[derive(Module, Debug)]
+struct BertSpanHead {
+    qa_outputs: Linear,
+    dropout: f64,
+}
+
+impl Model {
+    /// A model with random weights, drawn when they are first used.
+    ///
+    /// # Errors
+    /// A head that the family does not have.
+    pub fn new(config: &ModelConfig, head: Head, device: &Device) -> Result<Self> {
+        let (body, head) = match (config, head) {
+            (ModelConfig::Gpt2(config), Head::CausalLm) => {
+                (Body::Gpt2(Gpt2Model::new(config, device)), HeadLayers::Gpt2Lm(Gpt2LmHead {}))
+            }
+            (ModelConfig::Gpt2(config), Head::SequenceClassification) => {
+                let body = Body::Gpt2(Gpt2Model::new(config, device));
+                (body, HeadLayers::Gpt2Classification(Gpt2ClassificationHead::new(config, device)))
+            }
+            (ModelConfig::Bert(config), Head::MaskedLm) => {
+                let body = Body::Bert(BertModel::new(config, false, device));
+                (body, HeadLayers::BertMlm(BertMlmHead::new(config, device)))
+            }
+            (ModelConfig::Bert(config), Head::SequenceClassification) => {
+                let body = Body::Bert(BertModel::new(config, true, device));
+                (body, HeadLayers::BertClassification(BertClassificationHead::new(config, device)))
+            }
+            (ModelConfig::Bert(config), Head::QuestionAnswering) => {
+                let body = Body::Bert(BertModel::new(config, false, device));
+                (body, HeadLayers::BertSpan(BertSpanHead::new(config, device)))
+            }
+            (config, head) => {
+                let kind = config.model_type();
+                let (model_type, tasks) = (kind.name(), kind.tasks());
+                return Err(Error::NoSuchHead { model_type, task: head.task(), tasks });
+            }
+        };
+        Ok(Self { body, head, compute: Compute::default() })
+    }
+
+    /// The logits of a batch, in f32 whatever the type of matrix products:
+    /// - language models: `[batch * seq, vocab_size]`
+    /// - sequence classification and regression: `[batch, num_labels]`
+    /// - span: `[batch * seq, 2]`, start and end
+    ///
+    /// `train` switches dropout on; it draws from the device's generator.
+    pub fn forward(&self, input: ModelInput, train: bool) -> Tensor<2> {
+        self.logits(&input, self.pass(train))
+    }
+
+    /// [`forward`](Self::forward) as `pass` says, which is one of [`pass`](Self::pass).
+    pub fn logits(&self, input: &ModelInput, pass: Pass<'_>) -> Tensor<2> {
+        let rows = self.rows(input);
+        let x = self.hidden(input, &rows, pass);
+        self.head(x, input, &rows, pass)
+    }
+
+    /// The hidden states after the last block: `[batch * seq, width]`, or those that `rows` has the last layer compute.
+    pub fn hidden(&self, input: &ModelInput, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
+        let ids = input.input_ids.clone();
+        match &self.body {
+            Body::Gpt2(body) => body.forward(ids, rows, pass),
+            Body::Bert(body) => body.forward(ids, input.token_type_ids.clone(), rows, pass),
+        }
+    }
+
+    /// The logits of a GPT-2 language model for tokens that continue those of `cache`: `[batch, seq]` -> `[batch * seq,
+    /// vocab_size]`; none for another model.
+    pub fn forward_cached(&self, input_ids: Tensor<2, Int>, cache: &mut KvCache, pass: Pass<'_>) -> Option<Tensor<2>> {
+        match (&self.body, &self.head) {
+            (Body::Gpt2(body), HeadLayers::Gpt2Lm(_)) => {
+                let x = body.forward_cached(input_ids, cache, pass);
+                Some(self.vocabulary_logits(self.projection(x, pass)?, pass))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether [`forward_cached`](Self::forward_cached) has logits.
+    pub fn generates(&self) -> bool {
+        matches!(self.head, HeadLayers::Gpt2Lm(_))
+    }
+
+    /// The rows of `input` that the layers compute, and the keys that each attends to.
+    pub fn rows(&self, input: &ModelInput) -> Rows {
+        let (shape, device) = (input.input_ids.dims(), input.input_ids.device());
+        let mask = input.attention_mask.clone();
+        let reads_first_tokens = matches!(self.head, HeadLayers::BertClassification(_));
+        match self.ops().form(Operator::Attention) {
+            Form::Fused if reads_first_tokens => Rows::first_tokens(shape, mask, &device, self.ops()),
+            _ => Rows::all(shape, matches!(self.body, Body::Gpt2(_)), mask, &device, self.ops()),
+        }
+    }
+
+    /// How many blocks there are.
+    pub fn num_blocks(&self) -> usize {
+        match &self.body {
+            Body::Gpt2(body) => body.h.len(),
+            Body::Bert(body) => body.num_layers(),
+        }
+    }
+
+    /// The input of the first block: `[rows, width]`.
+    pub fn embed(&self, input: &ModelInput, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
+        let ids = input.input_ids.clone();
+        match &self.body {
+            Body::Gpt2(body) => body.embed(ids, 0, pass),
+            Body::Bert(body) => body.embed(ids, input.token_type_ids.clone(), rows, pass),
+        }
+    }
+
+    /// Block `index` alone, as [`hidden`](Self::hidden) computes it: for a backward pass that computes blocks again.
+    ///
+    /// # Panics
+    /// For a block that the model does not have.
+    pub fn block(&self, index: usize, x: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
+        match &self.body {
+            Body::Gpt2(body) => body.h[index].forward(x, rows, pass),
+            Body::Bert(body) => body.layer(index, x, rows, pass),
+        }
+    }
+
+    /// The logits of [`forward`](Self::forward) from the hidden states `x` of [`hidden`](Self::hidden).
+    pub fn head(&self, x: Tensor<2>, input: &ModelInput, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
+        match (&self.body, &self.head) {
+            (_, HeadLayers::Gpt2Lm(_) | HeadLayers::BertMlm(_)) => {
+                let projection = self.projection(x, pass).expect("a language model has a vocabulary projection");
+                self.vocabulary_logits(projection, pass)
+            }
+            (Body::Gpt2(body), HeadLayers::Gpt2Classification(head)) => {
+                head.score.forward(last_tokens(body.normalised(x, pass), input), pass)
+            }
+            (Body::Bert(body), HeadLayers::BertClassification(head)) => {
+                let first = match &rows.last_layer {
+                    Some(_) => x,
+                    None => FirstTokens::EVENLY.of(x, rows.batch, pass.ops()),
+                };
+                let pooled = dropout(body.pooled(first, pass), head.dropout, pass.rng, pass.ops());
+                head.classifier.forward(pooled, pass)
+            }
+            (Body::Bert(_), HeadLayers::BertSpan(head)) => {
+                head.qa_outputs.forward(dropout(x, head.dropout, pass.rng, pass.ops()), pass)
+            }
+            (Body::Bert(_), HeadLayers::Gpt2Classification(_))
+            | (Body::Gpt2(_), HeadLayers::BertClassification(_) | HeadLayers::BertSpan(_)) => {
+                unreachable!("`Model::new` gives a body a head of its family")
+            }
+        }
+    }
+
+    /// The factors of a language model's logits, for a loss that never holds them all
+    /// ([`CrossEntropy`](crate::ops::cross_entropy::CrossEntropy)), from the hidden states `x` of [`hidden`](Self::hidden);
+    /// none for the other heads.
+    pub fn projection(&self, x: Tensor<2>, pass: Pass<'_>) -> Option<VocabularyProjection> {
+        match (&self.body, &self.head) {
+            (Body::Gpt2(body), HeadLayers::Gpt2Lm(_)) => Some(VocabularyProjection {
+                x: pass.compute.narrow(body.normalised(x, pass)),
+                weight: pass.weight(&body.wte.weight),
+                bias: None,
+            }),
+            (Body::Bert(body), HeadLayers::BertMlm(head)) => Some(VocabularyProjection {
+                x: pass.compute.narrow(head.cls.predictions.transformed(x, pass)),
+                weight: pass.weight(&body.embeddings.word_embeddings.weight),
+                bias: Some(head.cls.predictions.bias.val()),
+            }),
+            _ => None,
+        }
+    }
+
+    fn vocabulary_logits(&self, projection: VocabularyProjection, pass: Pass<'_>) -> Tensor<2> {
+        let logits = pass.compute.product(projection.x, projection.weight.transpose());
+        match projection.bias {
+            Some(bias) => logits + bias.unsqueeze(),
+            None => logits,
+        }
+    }
+
+    /// The class of `transformers` that opens a folder with this model.
+    pub fn architecture(&self) -> &'static str {
+        match (self.variant(), &self.head) {
+            (_, HeadLayers::Gpt2Lm(_)) => "GPT2LMHeadModel",
+            (_, HeadLayers::Gpt2Classification(_)) => "GPT2ForSequenceClassification",
+            (BertVariant::Bert, HeadLayers::BertMlm(_)) => "BertForMaskedLM",
+            (BertVariant::Bert, HeadLayers::BertClassification(_)) => "BertForSequenceClassification",
+            (BertVariant::Bert, HeadLayers::BertSpan(_)) => "BertForQuestionAnswering",
+            (BertVariant::Roberta, HeadLayers::BertMlm(_)) => "RobertaForMaskedLM",
+            (BertVariant::Roberta, HeadLayers::BertClassification(_)) => "RobertaForSequenceClassification",
+            (BertVariant::Roberta, HeadLayers::BertSpan(_)) => "RobertaForQuestionAnswering",
+            (BertVariant::DistilBert, HeadLayers::BertMlm(_)) => "DistilBertForMaskedLM",
+            (BertVariant::DistilBert, HeadLayers::BertClassification(_)) => "DistilBertForSequenceClassification",
+            (BertVariant::DistilBert, HeadLayers::BertSpan(_)) => "DistilBertForQuestionAnswering",
+        }
+    }
+
+    /// BERT's variant; `Bert` for GPT-2, which has none.
+    fn variant(&self) -> BertVariant {
+        match &self.body {
+            Body::Gpt2(_) => BertVariant::Bert,
+            Body::Bert(body) => body.variant(),
+        }
+    }
+
+    /// A forward pass of this model, computing as [`compute`](Self::compute) says; `train` switches dropout on.
+    pub fn pass(&self, train: bool) -> Pass<'static> {
+        Pass::new(self.compute, train)
+    }
+
+    /// How the model computes: plain operators in f32 until [`with_compute`](Self::with_compute) changes it.
+    pub fn compute(&self) -> Compute {
+        self.compute
+    }
+
+    /// In which form the model computes.
+    pub fn ops(&self) -> Ops {
+        self.compute.ops()
+    }
+
+    /// The same model, computing in the form `ops`, which its device must have (see [`Ops::fused`]).
+    #[must_use]
+    pub fn with_ops(self, ops: Ops) -> Self {
+        let dtype = self.compute.dtype();
+        self.with_compute(Compute::new(ops, dtype))
+    }
+
+    /// The same model, computing as `compute` says: a form and a type that its device must have. Parameters stay in f32.
+    #[must_use]
+    pub fn with_compute(mut self, compute: Compute) -> Self {
+        self.compute = compute;
+        self
+    }
+}
+
+impl StateDict for Model {
+    /// The body's field is `transformer` or `bert`, the head's has no name, and a variant of BERT has names of its own.
+    fn key(&self, path: String) -> String {
+        let body = match &self.body {
+            Body::Gpt2(_) => "transformer.",
+            Body::Bert(_) => "bert.",
+        };
+        let name = match (path.strip_prefix("body."), path.strip_prefix("head.")) {
+            (Some(inner), _) => format!("{body}{inner}"),
+            (_, Some(inner)) => inner.to_owned(),
+            _ => path,
+        };
+        self.variant().tensor(name)
+    }
+}
+
+/// The last valid token of each sequence: `[batch * seq, width] -> [batch, width]`.
+fn last_tokens(x: Tensor<2>, input: &ModelInput) -> Tensor<2> {
+    let ([batch, seq], d) = (input.input_ids.dims(), x.dims()[1]);
+    match &input.last_token {
+        Some(index) => {
+            let first = Tensor::<1, Int>::arange(0..batch as i64, &index.device()) * seq as i64;
+            x.select(0, first + index.clone())
+        }
+        None => x.reshape([batch, seq, d]).slice([0..batch, seq - 1..seq, 0..d]).reshape([batch, d]),
+    }
+}
+
+impl Gpt2ClassificationHead {
+    fn new(config: &Gpt2Config, device: &Device) -> Self {
+        Self { score: Linear::new(config.n_embd, config.labels.num_labels(), false, config.initializer_range, device) }
+    }
+}
+
+impl BertMlmHead {
+    fn new(config: &BertConfig, device: &Device) -> Self {
+        let d = config.hidden_size;
+        let predictions = BertLmPredictionHead {
+            transform: BertPredictionHeadTransform {
+                dense: Linear::new(d, d, true, config.initializer_range, device),
+                layer_norm: LayerNorm::new(d, config.layer_norm_eps, device),
+                activation: match config.variant {
+                    BertVariant::Bert | BertVariant::DistilBert => config.activation(),
+                    BertVariant::Roberta => Activation::GeluErf, // whatever `hidden_act` is
+                },
+            },
+            bias: uninitialized([config.vocab_size], device, |shape, device| Tensor::zeros(shape, device)),
+        };
+        Self { cls: BertOnlyMlmHead { predictions } }
+    }
+}
+
+impl BertLmPredictionHead {
+    /// The input of the tied word embedding: `[n, hidden_size] -> [n, hidden_size]`
+    fn transformed(&self, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
+        let x = self.transform.dense.activated(x, self.transform.activation, pass);
+        self.transform.layer_norm.forward(x, pass.ops())
+    }
+}
+
+impl BertClassificationHead {
+    fn new(config: &BertConfig, device: &Device) -> Self {
+        let labels = config.labels.num_labels();
+        Self {
+            classifier: Linear::new(config.hidden_size, labels, true, config.initializer_range, device),
+            dropout: config.classifier_dropout.unwrap_or(config.hidden_dropout_prob),
+        }
+    }
+}
+
+impl BertSpanHead {
+    fn new(config: &BertConfig, device: &Device) -> Self {
+        Self {
+            qa_outputs: Linear::new(config.hidden_size, 2, true, config.initializer_range, device),
+            dropout: config.qa_dropout,
+        }
+    }
+}

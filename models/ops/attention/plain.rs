@@ -1,0 +1,65 @@
+//! Attention as a composition of Burn's operations, with the scores of a whole batch in memory: the reference of the fused
+//! kernels, and the form that generation with a key/value cache uses.
+
+use burn::tensor::activation::softmax;
+use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
+
+use crate::ops::dropout::{self, DropoutRng};
+
+/// `[batch * seq, heads * head_dim] -> [batch, heads, seq, head_dim]`
+pub fn split_heads(x: Tensor<2>, batch: usize, heads: usize) -> Tensor<4> {
+    let [rows, features] = x.dims();
+    x.reshape([batch, rows / batch, heads, features / heads]).swap_dims(1, 2)
+}
+
+/// `[batch, heads, seq, head_dim] -> [batch * seq, heads * head_dim]`
+pub fn merge_heads(x: Tensor<4>) -> Tensor<2> {
+    let [batch, heads, seq, head_dim] = x.dims();
+    x.swap_dims(1, 2).reshape([batch * seq, heads * head_dim])
+}
+
+/// Scaled dot-product attention (Vaswani et al. 2017), softmax in f32.
+///
+/// - `query`: `[batch, heads, seq, head_dim]`; `key`, `value`: `[batch, heads, keys, head_dim]`
+/// - `hidden`: true where a key must not be seen, `[batch or 1, 1, seq or 1, keys]`
+///
+/// Hidden scores become the most negative finite number, as in `transformers`: a row in which every key is hidden is
+/// then uniform instead of NaN.
+pub fn attention(
+    query: Tensor<4>,
+    key: Tensor<4>,
+    value: Tensor<4>,
+    hidden: Option<Tensor<4, Bool>>,
+    scale: f64,
+    dropout_p: f64,
+    rng: DropoutRng<'_>,
+) -> Tensor<4> {
+    let [batch, heads, seq, _] = query.dims();
+    let keys = key.dims()[2];
+    let dtype = FloatDType::from(query.dtype());
+    let mut scores = (query * scale).matmul(key.swap_dims(2, 3)); // [batch, heads, seq, keys]
+    if dtype != FloatDType::F32 {
+        scores = scores.cast(FloatDType::F32);
+    }
+    if let Some(hidden) = hidden {
+        scores = scores.mask_fill(hidden.expand([batch, heads, seq, keys]), f32::MIN);
+    }
+    let mut weights = softmax(scores, 3);
+    if dtype != FloatDType::F32 {
+        weights = weights.cast(dtype);
+    }
+    dropout::plain(weights, dropout_p, rng).matmul(value)
+}
+
+/// True where query `past + i` must not see key `j`, that is where `j > past + i`: `[1, 1, seq, past + seq]`.
+pub fn causal_mask(seq: usize, past: usize, device: &Device) -> Tensor<4, Bool> {
+    let keys = Tensor::<1, Int>::arange(0..(past + seq) as i64, device).reshape([1, 1, 1, past + seq]);
+    let queries = Tensor::<1, Int>::arange(past as i64..(past + seq) as i64, device).reshape([1, 1, seq, 1]);
+    keys.expand([1, 1, seq, past + seq]).greater(queries.expand([1, 1, seq, past + seq]))
+}
+
+/// True where a key is padding: `attention_mask [batch, keys]` (true = attend) -> `[batch, 1, 1, keys]`.
+pub fn padding_mask(attention_mask: Tensor<2, Bool>) -> Tensor<4, Bool> {
+    let [batch, keys] = attention_mask.dims();
+    attention_mask.bool_not().reshape([batch, 1, 1, keys])
+}

@@ -1,0 +1,114 @@
+//! The rows of a batch that the layers of a model compute, and the keys that each of them attends to.
+//!
+//! A classification head on BERT reads the first token of each sequence and nothing else. In the fused form the last layer
+//! therefore computes the first tokens alone: keys and values are those of all tokens, while the query, the projection after
+//! the attention and the feed-forward block have one row a sequence. No token attends to padding, so on the CPU the rows of
+//! padding are dropped after the embeddings, and the layers see the tokens of all sequences one after the other. On a GPU
+//! these rows stay, because a shape that differs from batch to batch would be compiled and recorded each time.
+//!
+//! Dropping padding is the idea of "effective transformers" (ByteDance, 2020) and of FlashAttention's variable lengths (Dao
+//! 2023).
+
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+
+use crate::ops::Ops;
+use crate::ops::attention::Mask;
+use crate::ops::embedding::embedding;
+
+/// See the top of this file. Made once for a batch by [`Model::rows`](crate::Model::rows) and handed to every layer.
+#[derive(Debug, Clone)]
+pub struct Rows {
+    /// Number of sequences.
+    pub batch: usize,
+    /// Which keys each row attends to.
+    pub mask: Mask,
+    /// The places of the rows that are computed among all `batch * seq`, in order: `[tokens]`; none where all are computed.
+    pub(crate) tokens: Option<Tensor<1, Int>>,
+    /// The rows that the last layer computes; none where it computes all.
+    pub(crate) last_layer: Option<FirstTokens>,
+}
+
+/// Where the first token of each sequence is among the rows: `[batch]`; none where all sequences have as many rows.
+#[derive(Debug, Clone)]
+pub(crate) struct FirstTokens(Option<Tensor<1, Int>>);
+
+impl Rows {
+    /// All rows of `batch` sequences of `seq` tokens: with `causal` no token attends to a later one; `attention_mask
+    /// [batch, seq]` (true = attend) hides padding.
+    pub fn all(
+        [batch, seq]: [usize; 2],
+        causal: bool,
+        attention_mask: Option<Tensor<2, Bool>>,
+        device: &Device,
+        ops: Ops,
+    ) -> Self {
+        let mask = Mask::new(seq, causal, attention_mask, device, ops);
+        Self { batch, mask, tokens: None, last_layer: None }
+    }
+
+    /// As [`all`](Self::all) without `causal`, where the last layer computes the first token of each sequence, and on the CPU
+    /// the rows of padding are left out. A sequence whose first token is masked is read all the same, so a batch with one
+    /// keeps all rows. `ops` has the fused attention.
+    pub fn first_tokens(shape: [usize; 2], attention_mask: Option<Tensor<2, Bool>>, device: &Device, ops: Ops) -> Self {
+        if let Some(mask) = &attention_mask
+            && device.clone().without_autodiff() == Device::flex()
+            && let Some(rows) = Self::unpadded(mask)
+        {
+            return rows;
+        }
+        Self { last_layer: Some(FirstTokens::EVENLY), ..Self::all(shape, false, attention_mask, device, ops) }
+    }
+
+    /// The rows that `mask [batch, seq]` shows; none where it shows all of them, or hides a first token. The mask is read,
+    /// which is no transfer on the CPU.
+    fn unpadded(mask: &Tensor<2, Bool>) -> Option<Self> {
+        let [batch, seq] = mask.dims();
+        let device = mask.device();
+        let shown = mask.clone().into_data().iter::<bool>().collect::<Vec<_>>();
+        let (mut tokens, mut first) = (Vec::new(), Vec::new());
+        for (place, shown) in shown.iter().enumerate() {
+            if place % seq == 0 {
+                first.push(tokens.len() as i64);
+            }
+            if *shown {
+                tokens.push(place as i64);
+            } else if place % seq == 0 {
+                return None;
+            }
+        }
+        if tokens.len() == shown.len() {
+            return None;
+        }
+        let ids = |ids: Vec<i64>| {
+            let len = ids.len();
+            Tensor::from_data(TensorData::new(ids, [len]), &device)
+        };
+        let last_layer = Some(FirstTokens(Some(ids(first))));
+        Some(Self { batch, mask: Mask::unpadded(mask.clone()), tokens: Some(ids(tokens)), last_layer })
+    }
+
+    /// The rows that are computed of all of a batch: `[batch * seq, width] -> [rows, width]`
+    pub(crate) fn of(&self, x: Tensor<2>, ops: Ops) -> Tensor<2> {
+        match &self.tokens {
+            Some(tokens) => embedding(x, tokens.clone(), None, ops),
+            None => x,
+        }
+    }
+}
+
+impl FirstTokens {
+    /// Of sequences with equally many rows.
+    pub(crate) const EVENLY: Self = Self(None);
+
+    /// `[rows, width] -> [batch, width]`
+    pub(crate) fn of(&self, x: Tensor<2>, batch: usize, ops: Ops) -> Tensor<2> {
+        match &self.0 {
+            Some(places) => embedding(x, places.clone(), None, ops),
+            None => {
+                let [rows, width] = x.dims();
+                let x = x.reshape([batch, rows / batch, width]);
+                x.slice([0..batch, 0..1, 0..width]).reshape([batch, width])
+            }
+        }
+    }
+}
