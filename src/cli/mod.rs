@@ -16,7 +16,7 @@ use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::engine::{Engine, Identity};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, printable};
 use crate::execution;
 use crate::task::Task;
 use bench::{BenchArgs, WorkerArgs};
@@ -144,7 +144,7 @@ impl Cli {
 
 /// Prints a line to stdout. A reader that has gone away (`kiln plan FILE | head`) is no error of ours; a full disk is one.
 fn say(line: impl std::fmt::Display) -> Result<()> {
-    match writeln!(std::io::stdout(), "{line}") {
+    match writeln!(std::io::stdout(), "{}", printable(&line.to_string())) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::io("write to stdout", &error)),
         _ => Ok(()),
     }
@@ -186,7 +186,7 @@ pub fn main() -> std::process::ExitCode {
     match Cli::parse().run() {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            eprintln!("error: {}", printable(&error.to_string()));
             std::process::ExitCode::from(error.exit_code())
         }
     }

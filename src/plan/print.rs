@@ -6,7 +6,7 @@ use super::RunPlan;
 use crate::compiler::parts;
 use crate::config::{Accumulation, ActivationCheckpointing, CompilerMode, DataFormat, EvalStrategy, SaveStrategy};
 use crate::engine::Engine;
-use crate::error::Result;
+use crate::error::{Result, one_line};
 use crate::task::{Reduction, Task};
 
 impl RunPlan {
@@ -14,7 +14,8 @@ impl RunPlan {
     pub fn describe(&self) -> String {
         let mut text = String::new();
         let mut line = |name: &str, value: String| {
-            writeln!(text, "{name:<14} {value}").expect("writing to a String cannot fail");
+            // Names of folders and fields may hold anything, and `plan.toml` has these lines as comments.
+            writeln!(text, "{name:<14} {}", one_line(&value)).expect("writing to a String cannot fail");
         };
         let (width, layers, heads, inner) = self.model_config.shape();
         let from = self.model_from.as_ref().map_or("random weights".into(), |path| path.display().to_string());
