@@ -1,7 +1,7 @@
 //! GPT-2 and BERT on [Burn](https://burn.dev): what is computed. Each model is written once, in one file, from top to
 //! bottom, with Hugging Face's names; the device decides which backend runs it. RoBERTa and DistilBERT are variants of BERT.
 //!
-//! The crate knows no data, no loss, no optimizer and no files but weights: `[batch, seq]` ids go in, logits come out.
+//! The crate knows no data, no loss, no optimizer and no files but weights (and how a file is written whole): `[batch, seq]` ids go in, logits come out.
 //!
 //! ```
 //! use burn::tensor::{Device, Int, Tensor};
@@ -39,6 +39,7 @@ pub mod stages;
 mod unread;
 mod variant;
 pub mod weights;
+pub mod whole_file;
 
 pub use compute::Compute;
 pub use config::{ModelConfig, ModelType};
@@ -51,3 +52,4 @@ pub use heads::{
 };
 pub use ops::{Operator, Ops};
 pub use variant::BertVariant;
+pub use whole_file::WholeFile;
