@@ -84,7 +84,7 @@ fn killed_at_random_moments_it_continues() {
 
 #[test]
 fn a_signal_saves_and_the_run_continues() {
-    for (name, code) in [("-INT", 130), ("-TERM", 143)] {
+    for (name, code) in [("-INT", 130), ("-TERM", 143), ("-HUP", 129)] {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), "clm");
         let child = started(endless(folder.path(), &[]));
@@ -105,6 +105,23 @@ fn a_signal_saves_and_the_run_continues() {
         );
         same_end(folder.path(), "straight", "run");
     }
+}
+
+#[test]
+fn nohup_outlives_its_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let run = train(folder.path(), "run", &["--set", "trainer.max_steps=400", "--set", "trainer.save_strategy=no"]);
+    // What `nohup` does, without its redirections.
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(run.get_program()).args(run.get_args());
+    shell.envs(run.get_envs().filter_map(|(name, value)| Some((name, value?)))).current_dir(folder.path());
+    shell.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = started(shell);
+    signal(&child, "-HUP");
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(json(&folder.path().join("run/status.json"))["status"], "Completed");
 }
 
 #[test]
