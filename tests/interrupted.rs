@@ -107,6 +107,19 @@ fn a_signal_saves_and_the_run_continues() {
     }
 }
 
+/// A terminal that is closed: SIGHUP, and nowhere to say anything.
+#[test]
+fn a_terminal_that_is_gone_leaves_a_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let mut child = started(endless(folder.path(), &[]));
+    drop((child.stdout.take(), child.stderr.take()));
+    signal(&child, "-HUP");
+    assert_eq!(child.wait().unwrap().code(), Some(129));
+    assert_eq!(json(&folder.path().join("run/status.json"))["status"], "Stopped");
+    assert_eq!(std::fs::read_dir(folder.path().join("run/checkpoints")).unwrap().count(), 1);
+}
+
 #[test]
 fn nohup_outlives_its_terminal() {
     let folder = tempfile::tempdir().unwrap();

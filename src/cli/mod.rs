@@ -186,7 +186,8 @@ pub fn main() -> std::process::ExitCode {
     match Cli::parse().run() {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", printable(&error.to_string()));
+            // A terminal that is gone takes the message with it, and not the exit code.
+            let _ = writeln!(std::io::stderr(), "error: {}", printable(&error.to_string()));
             std::process::ExitCode::from(error.exit_code())
         }
     }

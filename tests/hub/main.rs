@@ -463,7 +463,7 @@ fn a_listing_reaches_nothing_outside_of_its_snapshot() {
         }
         hub.change(|state| state.is_dataset = false);
         assert!(fails(ID, &settings).contains("is not the Hub's"));
-        assert_eq!(tree(home.path()), [private.clone()], "{name:?}");
+        assert_eq!(tree(home.path()), std::slice::from_ref(&private), "{name:?}");
         assert_eq!(std::fs::read(&private).unwrap(), row);
     }
 }
