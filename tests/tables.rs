@@ -149,7 +149,7 @@ fn a_byte_order_mark_is_passed_over() {
         fails(&mut train(folder.path(), &set), 3, &[&name, "UTF-16 (little-endian, by its byte-order mark)"]);
     }
     mark("config.toml");
-    std::fs::write(at("train.csv"), "text,label\na good film,praise\na bad film,blame\n".repeat(1)).unwrap();
+    std::fs::write(at("train.csv"), "text,label\na good film,praise\na bad film,blame\n").unwrap();
     succeeds(kiln(folder.path()).args(["plan", "config.toml"]));
     utf16("config.toml", CONFIG);
     fails(kiln(folder.path()).args(["plan", "config.toml"]), 2, &["config.toml:1: expected UTF-8 text, got UTF-16"]);

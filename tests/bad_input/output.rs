@@ -211,6 +211,7 @@ fn a_loss_that_is_no_number_stops_the_run() {
 #[test]
 fn what_a_user_names_is_written_into_and_keeps_its_mode() {
     use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
+    type Run<'a> = &'a dyn Fn(&str) -> Command;
     let place = Place::new();
     place.write("batch.json", "{\"input_ids\": [[1, 2]]}");
     place.write("kiln-cache/kernels/tune.db", "kernels");
@@ -218,8 +219,7 @@ fn what_a_user_names_is_written_into_and_keeps_its_mode() {
     let forward = |out: &str| place.kiln(&["forward", &model, "--task", "clm", "--batch", "batch.json", "--out", out]);
     let export = |out: &str| place.kiln(&["export", &model, "--tar", out]);
     let kernels = |out: &str| place.kiln(&["cache", "export", out]);
-    let commands: [(&str, &dyn Fn(&str) -> Command); 3] =
-        [("forward", &forward), ("export", &export), ("cache", &kernels)];
+    let commands: [(&str, Run); 3] = [("forward", &forward), ("export", &export), ("cache", &kernels)];
     crate::common::succeeds(&mut forward("plain"));
     let default = std::fs::metadata(place.path("plain")).unwrap().mode();
     for (name, command) in commands {
