@@ -1,7 +1,7 @@
 //! GPT-2 and BERT on [Burn](https://burn.dev): what is computed. Each model is written once, in one file, from top to
 //! bottom, with Hugging Face's names; the device decides which backend runs it. RoBERTa and DistilBERT are variants of BERT.
 //!
-//! The crate knows no data, no loss, no optimizer and no files but weights: `[batch, seq]` ids go in, logits come out.
+//! The crate knows no data, no loss, no optimizer and no files but weights (and how a file is written whole): `[batch, seq]` ids go in, logits come out.
 //!
 //! ```
 //! use burn::tensor::{Device, Int, Tensor};
@@ -27,6 +27,7 @@
 compile_error!("`compiler` is the compiled engine for a GPU: add the feature `wgpu` or `cuda`; the CPU needs neither");
 
 mod error;
+pub mod whole_file;
 pub mod ops;
 pub mod copies;
 pub mod compute;
@@ -47,3 +48,4 @@ pub use model::{Body, Head, Model, ModelInput, VocabularyProjection};
 pub use ops::gelu::Activation;
 pub use ops::{Operator, Ops};
 pub use rows::Rows;
+pub use whole_file::WholeFile;

@@ -1,6 +1,7 @@
 //! The one error type of the library: a kind that decides the exit code, a message that says what was expected and what
 //! was found, and a help line that says what to do. The binary prints it; nothing in the library prints or panics.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use crate::signals::Signal;
@@ -122,7 +123,7 @@ impl Error {
     }
 
     /// The exit code of the process that fails with this error: 1 io, 2 config, 3 data, 4 out of memory, 5 non-finite,
-    /// 6 a comparison that failed, 7 device, 130 and 143 for SIGINT and SIGTERM.
+    /// 6 a comparison that failed, 7 device, 129, 130 and 143 for SIGHUP, SIGINT and SIGTERM.
     pub fn exit_code(&self) -> u8 {
         match self.kind {
             ErrorKind::Io => 1,
@@ -168,6 +169,36 @@ pub fn nearest<'a>(given: &str, candidates: impl IntoIterator<Item = &'a str>) -
         .map(|(_, candidate)| candidate)
 }
 
+/// `text` without power over what shows it: control characters and those that change the direction of writing become
+/// `\u001b`, as JSON writes them, so that a line of JSON stays the same value. Line feeds and tabs stay. Names of files,
+/// values in files and answers of servers may hold anything; all that Kiln prints passes through here.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    replaced(text, |character| !matches!(character, '\n' | '\t') && has_power(character))
+}
+
+/// [`printable`] in one line: of foreign text in a table, a list or a comment, which another line would break.
+pub fn one_line(text: &str) -> String {
+    let spaced = text.replace(['\n', '\r', '\t', '\u{2028}', '\u{2029}'], " ");
+    replaced(&spaced, has_power).into_owned()
+}
+
+fn replaced(text: &str, is_replaced: impl Fn(char) -> bool) -> Cow<'_, str> {
+    if !text.contains(&is_replaced) {
+        return text.into();
+    }
+    let escape = |character: char| match is_replaced(character) {
+        true => format!("\\u{:04x}", u32::from(character)),
+        false => character.into(),
+    };
+    text.chars().map(escape).collect::<String>().into()
+}
+
+/// Controls (C0, DEL, C1), and what reorders or breaks a line (UAX #9, explicit formatting characters and marks).
+fn has_power(character: char) -> bool {
+    character.is_control()
+        || matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
 /// serde's wording of a mismatch, "invalid type: GOT, expected WANTED", in the words of Kiln's other messages.
 pub(crate) fn plain_words(message: &str) -> String {
     let mismatch = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
@@ -188,4 +219,21 @@ pub(crate) fn plain_words(message: &str) -> String {
         other => other,
     };
     format!("expected {wanted}, got {got}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{one_line, printable};
+
+    #[test]
+    fn nothing_that_is_printed_has_power_over_the_terminal() {
+        let hostile = "a\u{1b}]0;t\u{7}b\u{9b}31m\r\u{202e}gpj\u{2066}\0\u{7f}";
+        let shown = printable(hostile);
+        assert_eq!(shown, r"a\u001b]0;t\u0007b\u009b31m\u000d\u202egpj\u2066\u0000\u007f");
+        assert_eq!(printable("two\n\tlines, größer 日本 🦀"), "two\n\tlines, größer 日本 🦀");
+        assert_eq!(one_line("a\nb\tc\r\u{1b}[2J"), r"a b c \u001b[2J");
+        let json = serde_json::json!({ "answer": hostile }).to_string();
+        let read = serde_json::from_str::<serde_json::Value>(&printable(&json));
+        assert_eq!(read.expect("still JSON")["answer"], hostile);
+    }
 }

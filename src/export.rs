@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use kiln_models::WholeFile;
 
 use crate::error::{Error, Result};
 
@@ -22,10 +23,6 @@ pub fn export(model: &Path, target: &Path) -> Result<Vec<(String, u64)>> {
         return Err(Error::data(format!("{}: expected a model folder, found no config.json in it", folder.display()))
             .help("give the model/ folder of a finished run, or the run folder itself"));
     }
-    if target.exists() {
-        return Err(Error::config(format!("--tar {}: the file exists", target.display()))
-            .help("give the name of a file that does not exist"));
-    }
     let above = target.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let io = |error: std::io::Error| Error::io(format!("write {}", target.display()), &error);
     let files = files(folder)?;
@@ -36,25 +33,25 @@ pub fn export(model: &Path, target: &Path) -> Result<Vec<(String, u64)>> {
         ))
         .help("write it beside the folder"));
     }
-    let aside = tempfile::NamedTempFile::new_in(above).map_err(io)?;
-    let mut archive = tar::Builder::new(GzEncoder::new(aside.as_file(), Compression::default()));
+    let shown = target;
+    let target = WholeFile::create_new(target).map_err(|error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => Error::config(format!("--tar {}: the file exists", shown.display()))
+            .help("give the name of a file that does not exist"),
+        _ => io(error),
+    })?;
+    let mut archive = tar::Builder::new(GzEncoder::new(target.file(), Compression::default()));
     // Times and owners say nothing of the model, and would make two archives of one model differ.
     archive.mode(tar::HeaderMode::Deterministic);
     let mut packed = Vec::new();
     for path in files {
-        let io = |error: std::io::Error| Error::io(format!("pack {}", path.display()), &error);
+        let io = |error: std::io::Error| Error::io(format!("pack {} into {}", path.display(), shown.display()), &error);
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut file = File::open(&path).map_err(io)?;
         packed.push((name.clone(), file.metadata().map_err(io)?.len()));
         archive.append_file(name, &mut file).map_err(io)?;
     }
-    archive.into_inner().and_then(GzEncoder::finish).and_then(File::sync_all).map_err(io)?;
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        fs::set_permissions(aside.path(), fs::Permissions::from_mode(0o644)).map_err(io)?;
-    }
-    aside.persist_noclobber(target).map_err(|error| io(error.error))?;
+    archive.into_inner().and_then(GzEncoder::finish).map_err(io)?;
+    target.commit().map_err(io)?;
     Ok(packed)
 }
 

@@ -11,6 +11,7 @@ mod wanted;
 use std::path::{Path, PathBuf};
 
 use hf_hub::{Cache, CacheRepo, Repo, RepoType};
+use kiln_models::whole_file;
 
 use crate::error::{Error, Result};
 use transfer::Session;
@@ -177,7 +178,7 @@ fn from_hub(repo: &Repo, wanted: &Wanted, settings: &HubSettings) -> Result<Path
     let info = session.info()?;
     let on_hub = |name: &str| info.siblings.iter().any(|file| file.rfilename == name);
     let chosen = wanted.choose(&on_hub).map_err(|missing| {
-        Error::data(format!("`{}` on {} has no {missing}", name_of(repo), settings.endpoint)).help(format!(
+        Error::data(format!("`{}` on {} has no {missing}", name_of(repo), settings.shown_endpoint())).help(format!(
             "a {} repository holds {}",
             wanted.what,
             wanted.describe()
@@ -249,11 +250,9 @@ impl<'a> CachedRepo<'a> {
             return Ok(());
         }
         let path = self.ref_path();
-        let aside = transfer::beside(&path, "incomplete");
         let write = || {
             std::fs::create_dir_all(path.parent().unwrap_or(&self.folder))?;
-            std::fs::write(&aside, commit)?;
-            std::fs::rename(&aside, &path)
+            whole_file::write(&path, commit.as_bytes())
         };
         write().map_err(|error| Error::io(format!("write {}", path.display()), &error))
     }

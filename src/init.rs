@@ -6,7 +6,7 @@ use std::path::Path;
 use burn::tensor::Device;
 use kiln_models::Model;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, one_line};
 use crate::model_folder::read_config;
 use crate::task::Task;
 
@@ -29,7 +29,7 @@ pub fn template(task: Task, model: &str) -> String {
     let model = toml::Value::from(model).to_string();
     let (data, trainer) = parts(task);
     format!(
-        "# {task} with {model}. `kiln plan FILE` shows what it would do, `kiln train FILE` does it.
+        "# {task} with {}. `kiln plan FILE` shows what it would do, `kiln train FILE` does it.
 
 [run]
 output_dir = \"runs/{task}\"
@@ -55,7 +55,8 @@ seed = 42
 
 [device]
 kind = \"auto\"                        # auto | cpu | wgpu | cuda
-"
+",
+        one_line(&model)
     )
 }
 

@@ -2,42 +2,41 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, one_line};
 use crate::metrics::Record;
 use crate::trainer::checkpoint;
 use crate::trainer::{RunStatus, Status};
 
-/// The runs in `folder` and, one level down, in the folders in it, by name.
+/// The runs in `folder` and, one level down, in the folders in it, by name; with the error where a run's status cannot be
+/// read, so that one broken run does not hide the others.
 ///
 /// # Errors
 /// A folder that cannot be read.
-pub fn list(folder: &Path) -> Result<Vec<(PathBuf, Status)>> {
+pub fn list(folder: &Path) -> Result<Vec<(PathBuf, Result<Status>)>> {
     let entries = std::fs::read_dir(folder).map_err(|error| Error::io(format!("read {}", folder.display()), &error))?;
     let mut folders = entries.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()).collect::<Vec<_>>();
     folders.sort();
     folders.insert(0, folder.into());
-    let mut runs = Vec::new();
-    for path in folders {
-        if let Some(status) = Status::read(&path)? {
-            runs.push((path, status));
-        }
-    }
-    Ok(runs)
+    let read = |path: PathBuf| Some((Status::read(&path).transpose()?, path));
+    Ok(folders.into_iter().filter_map(read).map(|(status, path)| (path, status)).collect())
 }
 
-/// One line a run: name, status, steps, seconds, what is trained.
-pub fn table(runs: &[(PathBuf, Status)]) -> String {
-    let width = runs.iter().map(|(path, _)| path.display().to_string().chars().count()).max().unwrap_or(0).max(3);
+/// One line a run: name, status, steps, seconds, what is trained; or why its status cannot be read.
+pub fn table(runs: &[(PathBuf, Result<Status>)]) -> String {
+    let name = |path: &Path| one_line(&path.display().to_string());
+    let width = runs.iter().map(|(path, _)| name(path).chars().count()).max().unwrap_or(0).max(3);
     let mut text = format!("{:<width$}  {:<10}  {:>15}  {:>9}  MODEL\n", "RUN", "STATUS", "STEPS", "SECONDS");
     for (path, status) in runs {
-        let steps = format!("{}/{}", last_step(path, status), status.total_steps);
-        text += &format!(
-            "{:<width$}  {:<10}  {steps:>15}  {:>9.1}  {}\n",
-            path.display().to_string(),
-            status.status,
-            status.seconds,
-            status.model
-        );
+        let (status, steps, seconds, model) = match status {
+            Ok(status) => (
+                status.status.to_string(),
+                format!("{}/{}", last_step(path, status), status.total_steps),
+                format!("{:.1}", status.seconds),
+                one_line(&status.model),
+            ),
+            Err(error) => ("Unreadable".into(), "-".into(), "-".into(), one_line(&error.to_string())),
+        };
+        text += &format!("{:<width$}  {status:<10}  {steps:>15}  {seconds:>9}  {model}\n", name(path));
     }
     text
 }
@@ -52,10 +51,10 @@ pub fn describe(folder: &Path) -> Result<String> {
             .help("`kiln runs FOLDER` lists the runs in a folder"));
     };
     let mut text = String::new();
-    let mut line = |name: &str, value: String| text += &format!("{name:<14} {value}\n");
+    let mut line = |name: &str, value: String| text += &format!("{name:<14} {}\n", one_line(&value));
     line("status", status.status.to_string());
     if let Some(message) = &status.message {
-        line("", message.replace('\n', " "));
+        line("", message.clone());
     }
     if let Some(name) = &status.name {
         line("name", name.clone());

@@ -246,9 +246,11 @@ fn finished_runs_are_compared_with_their_differences() {
     assert!(labelled["speedup"]["ratio"].as_f64().unwrap() > 0.0 && labelled["parity"].is_null(), "{labelled}");
     assert!(labelled["billable_saved_percent"].is_null(), "they did not learn from as many examples");
     assert!(report["arms"][0]["billable_seconds"].as_f64().unwrap() > 0.0);
-    for (page, name) in
-        [("report.html", "e &lt;&amp;&gt;"), ("charts/throughput.svg", "e &lt;&amp;&gt;"), ("report.md", "e &lt;&>")]
-    {
+    for (page, name) in [
+        ("report.html", "e &lt;&amp;&gt;"),
+        ("charts/throughput.svg", "e &lt;&amp;&gt;"),
+        ("report.md", "e &lt;&amp;&gt;"),
+    ] {
         let text = std::fs::read_to_string(place.path("shown").join(page)).unwrap();
         assert!(text.contains(name) && !text.contains("e <&>"), "{page}");
     }
@@ -262,6 +264,20 @@ fn finished_runs_are_compared_with_their_differences() {
     std::fs::write(place.path("d/status.json"), earlier).unwrap();
     let out = succeeds(&mut place.report(&["a", "d", "--out", "days"]));
     assert!(out.contains(" against 2020-09-13") && !out.contains("not comparable"), "{out}");
+    // What stands in a run folder is text, whatever it is.
+    let provenance = json(&place.path("d/provenance.json"));
+    let mut hostile = provenance.clone();
+    hostile["cpu"] = "x](javascript:alert(1)) <b> `c` \u{1b}[31m\u{202e}| y\n# z".into();
+    std::fs::write(place.path("d/provenance.json"), hostile.to_string()).unwrap();
+    let out = succeeds(&mut place.report(&["a", "d", "--out", "hostile"]));
+    for (name, text) in [("stdout", out), ("report.md", String::new()), ("report.html", String::new())] {
+        let file = || std::fs::read_to_string(place.path("hostile").join(name)).unwrap();
+        let text = if text.is_empty() { file() } else { text };
+        assert!(!text.contains(['\u{1b}', '\u{202e}']) && !text.contains("\n# z"), "{name}: {text}");
+        assert!(name == "stdout" || text.contains("u001b"), "{name}: {text}");
+        assert!(name != "report.md" || text.contains(r"x\](javascript:alert(1)) &lt;b&gt; \`c\`"), "{text}");
+    }
+    std::fs::write(place.path("d/provenance.json"), provenance.to_string()).unwrap();
     // What else they may differ in is said.
     let about = ["a", "e <&>", "--out", "about", "--about", "data."];
     let out = succeeds(&mut place.report(&about));

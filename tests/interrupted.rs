@@ -127,7 +127,7 @@ fn killed_at_its_beginning_it_begins_again() {
 
 #[test]
 fn a_signal_saves_and_the_run_continues() {
-    for (name, code) in [("-INT", 130), ("-TERM", 143)] {
+    for (name, code) in [("-INT", 130), ("-TERM", 143), ("-HUP", 129)] {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), "clm");
         let child = started(endless(folder.path(), &[]));
@@ -148,6 +148,36 @@ fn a_signal_saves_and_the_run_continues() {
         );
         same_end(folder.path(), "straight", "run");
     }
+}
+
+/// A terminal that is closed: SIGHUP, and nowhere to say anything.
+#[test]
+fn a_terminal_that_is_gone_leaves_a_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let mut child = started(endless(folder.path(), &[]));
+    drop((child.stdout.take(), child.stderr.take()));
+    signal(&child, "-HUP");
+    assert_eq!(child.wait().unwrap().code(), Some(129));
+    assert_eq!(json(&folder.path().join("run/status.json"))["status"], "Stopped");
+    assert_eq!(std::fs::read_dir(folder.path().join("run/checkpoints")).unwrap().count(), 1);
+}
+
+#[test]
+fn nohup_outlives_its_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let run = train(folder.path(), "run", &["--set", "trainer.max_steps=400", "--set", "trainer.save_strategy=no"]);
+    // What `nohup` does, without its redirections.
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(run.get_program()).args(run.get_args());
+    shell.envs(run.get_envs().filter_map(|(name, value)| Some((name, value?)))).current_dir(folder.path());
+    shell.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = started(shell);
+    signal(&child, "-HUP");
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(json(&folder.path().join("run/status.json"))["status"], "Completed");
 }
 
 #[test]

@@ -89,6 +89,26 @@ fn labels() {
     let lines = std::fs::read_to_string(folder.path().join("out.jsonl")).unwrap();
     assert_eq!(lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>(), found);
 
+    #[cfg(target_os = "linux")]
+    {
+        // Written into what is no regular file, through links, and with the mode that was there.
+        use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+        let predict = |out: &str| {
+            succeeds(kiln(folder.path()).args(["predict", "run/model", "--out", out]).args(task));
+        };
+        let at = |name: &str| folder.path().join(name);
+        std::fs::set_permissions(at("out.jsonl"), std::fs::Permissions::from_mode(0o640)).unwrap();
+        symlink("out.jsonl", at("link.jsonl")).unwrap();
+        predict("link.jsonl");
+        let found = std::fs::metadata(at("out.jsonl")).unwrap();
+        assert!(at("link.jsonl").is_symlink() && found.permissions().mode() & 0o7777 == 0o640);
+        assert_eq!(std::fs::read_to_string(at("out.jsonl")).unwrap(), lines);
+        predict("/dev/null");
+        assert!(std::fs::symlink_metadata("/dev/null").unwrap().file_type().is_char_device());
+        let full = ["predict", "run/model", "--out", "/dev/full"];
+        fails(kiln(folder.path()).args(full).args(task), 1, &["cannot write /dev/full: No space left"]);
+    }
+
     let predict = |args: &[&str], code, parts: &[&str]| {
         fails(kiln(folder.path()).args(["predict", "run/model"]).args(args), code, parts);
     };

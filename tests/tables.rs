@@ -98,6 +98,63 @@ fn a_classifier_learns_from_every_text_format() {
     }
 }
 
+/// A byte-order mark before a text of any format is no part of it; UTF-16 is refused by its name.
+#[test]
+fn a_byte_order_mark_is_passed_over() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name);
+    let losses = |set: &[&str]| {
+        succeeds(&mut train(folder.path(), &[set, &["trainer.max_steps=3"]].concat()));
+        let rows = rows(&folder.path().join("run"));
+        rows.iter().filter_map(|row| row["loss"].as_f64().or(row["eval_loss"].as_f64())).collect::<Vec<_>>()
+    };
+    let mark = |name: &str| {
+        std::fs::write(at(name), [b"\xef\xbb\xbf", &std::fs::read(at(name)).unwrap()[..]].concat()).unwrap()
+    };
+    let utf16 = |name: &str, text: &str| {
+        let units = text.encode_utf16().flat_map(u16::to_le_bytes);
+        std::fs::write(at(name), [0xff, 0xfe].into_iter().chain(units).collect::<Vec<_>>()).unwrap();
+    };
+    let mlm = |format: &str, file: &str| {
+        ["data.task=mlm", &format!("data.format={format}"), &format!("data.train=[{file:?}]"), "data.validation=none"]
+            .map(String::from)
+    };
+    let mut cases =
+        ["csv", "tsv", "jsonl"].map(|format| (format!("train.{format}"), of_format(format).to_vec())).to_vec();
+    std::fs::write(at("text.txt"), "a good film\na bad play\n".repeat(12)).unwrap();
+    let text = mlm("text", "text.txt")[..3].to_vec();
+    let whole = |text: &[String]| {
+        [text, &["data.validation=0.3".into(), "data.documents=line".into(), "data.block_size=4".into()]].concat()
+    };
+    cases.push(("text.txt".into(), whole(&text)));
+    let row = "{\"input_ids\": [2, 5, 6, 8, 3], \"labels\": 1}";
+    std::fs::write(at("rows.jsonl"), format!("{row}\n").repeat(8)).unwrap();
+    std::fs::write(at("rows.json"), format!("[{}]", [row; 8].join(","))).unwrap();
+    for name in ["rows.jsonl", "rows.json"] {
+        let set = [
+            "data.format=tokenized".into(),
+            format!("data.train=[{name:?}]"),
+            "data.validation=0.3".into(),
+            "model.vocab_size=10".into(),
+        ];
+        cases.push((name.into(), set.to_vec()));
+    }
+    for (name, set) in cases {
+        let set = set.iter().map(String::as_str).collect::<Vec<_>>();
+        let plain = losses(&set);
+        assert!(plain.len() > 1, "{name}");
+        mark(&name);
+        assert_eq!(losses(&set), plain, "{name}");
+        utf16(&name, "text,label\n{\"text\": 1}");
+        fails(&mut train(folder.path(), &set), 3, &[&name, "UTF-16 (little-endian, by its byte-order mark)"]);
+    }
+    mark("config.toml");
+    std::fs::write(at("train.csv"), "text,label\na good film,praise\na bad film,blame\n").unwrap();
+    succeeds(kiln(folder.path()).args(["plan", "config.toml"]));
+    utf16("config.toml", CONFIG);
+    fails(kiln(folder.path()).args(["plan", "config.toml"]), 2, &["config.toml:1: expected UTF-8 text, got UTF-16"]);
+}
+
 /// A table that pyarrow has written; see `fixtures/make_tables.py`.
 fn parquet(name: &str) -> Vec<u8> {
     std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tables").join(name)).unwrap()

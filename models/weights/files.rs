@@ -65,7 +65,7 @@ impl Checkpoint {
         };
         let (mut files, mut positions) = (Vec::<&str>::new(), HashMap::new());
         for (name, file) in map {
-            let Some(file) = file.as_str().filter(|file| !file.contains(['/', '\\']) && *file != "..") else {
+            let Some(file) = file.as_str().filter(|file| is_plain_name(file)) else {
                 return Err(bad(format!(
                     "weight_map.{name}: expected the name of a file beside the index, got {file}"
                 )));
@@ -134,6 +134,14 @@ impl Checkpoint {
             }
         }
     }
+}
+
+/// Whether `name` is one plain component of a path, which stays in the folder that it is joined to on every system: not empty,
+/// no `.` or `..`, no separator, no drive, no control character. For names that come from files and servers.
+pub fn is_plain_name(name: &str) -> bool {
+    let has_drive =
+        name.as_bytes().first().is_some_and(u8::is_ascii_alphabetic) && name.as_bytes().get(1) == Some(&b':');
+    !matches!(name, "" | "." | "..") && !has_drive && !name.contains(|c: char| c == '/' || c == '\\' || c.is_control())
 }
 
 impl Shard {

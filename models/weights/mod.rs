@@ -7,6 +7,7 @@ mod load;
 mod names;
 mod save;
 
+pub use files::is_plain_name;
 pub use load::{LoadReport, load};
 pub use names::{Depth, Parameter, StateDict, parameters};
 pub use save::{NamedTensor, export, save, to_hf_layout, write_safetensors};

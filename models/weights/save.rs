@@ -2,7 +2,6 @@
 //! its name only when it is whole and on disk.
 
 use std::collections::HashMap;
-use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use burn::module::{ModuleVisitor, Param, ParamId};
@@ -11,6 +10,7 @@ use safetensors::tensor::{Dtype, TensorView};
 
 use super::names::{Parameter, StateDict, parameters};
 use crate::error::{Error, Result};
+use crate::whole_file;
 
 /// A tensor on the host, f32, row-major.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,7 +61,7 @@ pub fn save<M: StateDict>(model: &M, folder: &Path) -> Result<()> {
     write_safetensors(&path, &tensors)
 }
 
-/// Writes `tensors` to `path` as one safetensors file: aside first, then renamed, so that `path` is never half a file.
+/// Writes `tensors` to `path` as one safetensors file, as a [`WholeFile`](crate::WholeFile).
 ///
 /// # Errors
 /// The operating system's, for example a full disk; `path` is then as it was before.
@@ -78,27 +78,7 @@ pub fn write_safetensors(path: &Path, tensors: &[NamedTensor]) -> Result<()> {
     });
     let header = HashMap::from([("format".to_string(), "pt".to_string())]);
     let serialized = safetensors::serialize(views, Some(header)).map_err(|error| io(std::io::Error::other(error)))?;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut aside = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
-    let mut writer = BufWriter::new(aside.as_file_mut());
-    writer.write_all(&serialized).and_then(|()| writer.flush()).map_err(io)?;
-    drop(writer);
-    aside.as_file().sync_all().map_err(io)?;
-    readable_by_all(aside.as_file()).map_err(io)?;
-    aside.persist(path).map_err(|error| io(error.error))?;
-    Ok(())
-}
-
-/// Temporary files are private to their owner; a model file gets the usual permissions.
-fn readable_by_all(file: &std::fs::File) -> std::io::Result<()> {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        file.set_permissions(std::fs::Permissions::from_mode(0o644))?;
-    }
-    #[cfg(not(unix))]
-    let _ = file;
-    Ok(())
+    whole_file::write(path, &serialized).map_err(io)
 }
 
 struct Export {

@@ -197,7 +197,10 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&CaseReport) -> Result<()>) ->
         say(&measured)?;
         report.cases.push(measured);
         error = error.or(failed);
-        write(&mut report, &options.out)?;
+        // A pipe or a device gets the report once, at the end.
+        if !options.out.exists() || options.out.is_file() {
+            write(&mut report, &options.out)?;
+        }
     }
     report.complete = true;
     write(&mut report, &options.out)?;

@@ -7,9 +7,10 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
+use kiln_models::WholeFile;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -108,48 +109,45 @@ pub fn export(cache: &Path, target: &Path) -> Result<Manifest> {
         return Err(Error::data(format!("{}: there are no kernels in the cache", cache.join(KERNELS).display()))
             .help("`kiln pretune FILE` compiles and tunes on wgpu and CUDA; the CPU has no kernels to keep"));
     }
-    if target.exists() {
-        return Err(Error::config(format!("{}: the file exists", target.display()))
-            .help("give the name of a file that does not exist"));
-    }
-    let above = target.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let writing = |error: io::Error| Error::io(format!("write {}", target.display()), &error);
-    let mut aside = tempfile::NamedTempFile::new_in(above).map_err(writing)?;
+    let whole = WholeFile::create_new(target).map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => Error::config(format!("{}: the file exists", target.display()))
+            .help("give the name of a file that does not exist"),
+        _ => writing(error),
+    })?;
     let mut files = Vec::new();
     for name in names {
         let path = cache.join(KERNELS).join(&name);
         let io = |error: io::Error| Error::io(format!("read {}", path.display()), &error);
-        let mut file = File::open(&path).map_err(io)?;
-        let (bytes, sha256) = copied(&mut file, &mut io::sink()).map_err(io)?;
+        let (bytes, sha256) = File::open(&path).and_then(|file| copied(file, &mut io::sink())).map_err(io)?;
         files.push(Packed { name, bytes, sha256 });
     }
     let manifest = Manifest::here(files);
     let text = serde_json::to_string_pretty(&manifest).map_err(|error| Error::data(format!("{MANIFEST}: {error}")))?;
-    let mut archive = tar::Builder::new(aside.as_file_mut());
-    archive.mode(tar::HeaderMode::Deterministic);
-    // Databases have holes; a file with holes would be an entry of a kind of its own.
-    archive.sparse(false);
-    let mut header = tar::Header::new_gnu();
-    header.set_size(text.len() as u64);
-    header.set_mode(0o644);
-    archive.append_data(&mut header, MANIFEST, text.as_bytes()).map_err(writing)?;
+    let mut archive = tar::Builder::new(whole.file());
+    let mut append = |name: &str, bytes: u64, from: &mut dyn Read| {
+        // Times and owners say nothing of the kernels.
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes);
+        header.set_mode(0o644);
+        archive.append_data(&mut header, name, from).map_err(writing)
+    };
+    append(MANIFEST, text.len() as u64, &mut text.as_bytes())?;
     for packed in &manifest.files {
         let path = cache.join(KERNELS).join(&packed.name);
-        let mut file = File::open(&path).map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
-        archive.append_file(format!("{prefix}{}", packed.name), &mut file).map_err(writing)?;
+        let io = |error: io::Error| Error::io(format!("read {}", path.display()), &error);
+        let mut file = Digesting::new(File::open(&path).map_err(io)?);
+        append(&format!("{prefix}{}", packed.name), packed.bytes, &mut (&mut file).take(packed.bytes))?;
+        // A run that is at work may have written meanwhile: what the archive says of a file has to be true of it.
+        io::copy(&mut file, &mut io::sink()).map_err(io)?;
+        if file.end() != (packed.bytes, packed.sha256.clone()) {
+            return Err(Error::data(format!("{}: the file changed while it was packed", path.display()))
+                .help("a run is at work with this cache: export when none is"));
+        }
     }
-    archive.into_inner().and_then(|file| file.sync_all()).map_err(writing)?;
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        fs::set_permissions(aside.path(), fs::Permissions::from_mode(0o644)).map_err(writing)?;
-    }
-    // A run that is at work may have written meanwhile: what the archive says of a file has to be true of it.
-    aside.as_file_mut().rewind().map_err(writing)?;
-    let beside = tempfile::tempdir_in(above).map_err(writing)?;
-    unpack(aside.as_file_mut(), target, beside.path(), None)
-        .map_err(|error| error.help("a run is at work with this cache: export when none is"))?;
-    aside.persist_noclobber(target).map_err(|error| writing(error.error))?;
+    archive.finish().map_err(writing)?;
+    drop(archive);
+    whole.commit().map_err(writing)?;
     Ok(manifest)
 }
 
@@ -165,7 +163,7 @@ pub fn import(archive: &Path, cache: &Path, replace: bool) -> Result<Manifest> {
     fs::create_dir_all(&target).map_err(io)?;
     // In the cache's own folder, so that a rename is all that is left to do.
     let beside = tempfile::Builder::new().prefix(".import-").tempdir_in(cache).map_err(io)?;
-    let manifest = unpack(&mut file, archive, beside.path(), Some(&Manifest::here(Vec::new())))?;
+    let manifest = unpack(&mut file, archive, beside.path(), &Manifest::here(Vec::new()))?;
     let there = manifest.files.iter().find(|packed| target.join(&packed.name).exists());
     if let (Some(there), false) = (there, replace) {
         return Err(Error::config(format!("{}: the cache has kernels already", target.join(&there.name).display()))
@@ -180,7 +178,7 @@ pub fn import(archive: &Path, cache: &Path, replace: bool) -> Result<Manifest> {
 }
 
 /// Unpacks an archive into the empty folder `into` and checks it: against `here`, its manifest, and every file against that.
-fn unpack(file: &mut File, archive: &Path, into: &Path, here: Option<&Manifest>) -> Result<Manifest> {
+fn unpack(file: &mut File, archive: &Path, into: &Path, here: &Manifest) -> Result<Manifest> {
     let shown = archive.display();
     let damaged = |what: String| {
         Error::data(format!("{shown}: no archive of `kiln cache export`, or a damaged one: {what}"))
@@ -197,9 +195,7 @@ fn unpack(file: &mut File, archive: &Path, into: &Path, here: Option<&Manifest>)
     let mut text = String::new();
     first.by_ref().take(MAX_MANIFEST).read_to_string(&mut text).map_err(unreadable)?;
     let manifest: Manifest = serde_json::from_str(&text).map_err(|error| damaged(format!("{MANIFEST}: {error}")))?;
-    if let Some(here) = here {
-        manifest.check(here, archive)?;
-    }
+    manifest.check(here, archive)?;
     let mut left = BTreeSet::new();
     for packed in &manifest.files {
         // One plain name: nothing of an archive may reach beyond the folder of the kernels.
@@ -239,15 +235,35 @@ fn name_of<R: Read>(entry: &tar::Entry<'_, R>) -> Option<PathBuf> {
 }
 
 /// Copies to the end; how many bytes, and their SHA-256.
-fn copied(from: &mut impl Read, to: &mut impl Write) -> io::Result<(u64, String)> {
-    let (mut hash, mut bytes, mut buffer) = (Sha256::new(), 0, vec![0; 1 << 16]);
-    loop {
-        let read = from.read(&mut buffer)?;
-        if read == 0 {
-            return Ok((bytes, hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()));
-        }
-        hash.update(&buffer[..read]);
-        to.write_all(&buffer[..read])?;
-        bytes += read as u64;
+fn copied(from: impl Read, to: &mut impl Write) -> io::Result<(u64, String)> {
+    let mut from = BufReader::with_capacity(1 << 16, Digesting::new(from));
+    io::copy(&mut from, to)?;
+    Ok(from.into_inner().end())
+}
+
+/// Passes bytes on, counts them and takes their SHA-256.
+struct Digesting<R> {
+    from: R,
+    bytes: u64,
+    hash: Sha256,
+}
+
+impl<R> Digesting<R> {
+    fn new(from: R) -> Self {
+        Self { from, bytes: 0, hash: Sha256::new() }
+    }
+
+    /// How many bytes have passed, and their SHA-256 as hexadecimal digits.
+    fn end(self) -> (u64, String) {
+        (self.bytes, self.hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+}
+
+impl<R: Read> Read for Digesting<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.from.read(buffer)?;
+        self.hash.update(&buffer[..read]);
+        self.bytes += read as u64;
+        Ok(read)
     }
 }

@@ -116,6 +116,9 @@ pub(super) fn run_bench(args: &BenchArgs) -> Result<()> {
 
 /// Refuses to replace a file that is no benchmark.
 fn check(out: &Path) -> Result<()> {
+    if !out.is_file() {
+        return Ok(()); // a pipe or a device has nothing to lose
+    }
     let schema = format!("\"schema\": \"{SCHEMA}\"");
     match std::fs::read(out) {
         Ok(bytes) if !String::from_utf8_lossy(&bytes).contains(&schema) => {

@@ -238,15 +238,15 @@ fn failed(output: &std::process::Output, file: &Path, what: &str) -> Error {
     let stderr = String::from_utf8_lossy(&output.stderr).replace(&file.display().to_string(), "FILE");
     let message = stderr.trim().strip_prefix("error: ").unwrap_or(stderr.trim()).to_owned();
     let message = format!("{what}: {message}");
-    match output.status.code() {
+    let code = output.status.code();
+    if let Some(signal) = code.and_then(signals::Signal::of_exit_code) {
+        return Error::interrupted(signal, message);
+    }
+    match code {
         Some(2) => Error::config(message),
         Some(3) => Error::data(message),
         Some(4) => Error::out_of_memory(message),
         Some(5) => Error::non_finite(message),
-        Some(code @ (130 | 143)) => {
-            let signal = if code == 130 { signals::Signal::Interrupt } else { signals::Signal::Terminate };
-            Error::interrupted(signal, message)
-        }
         _ => Error::device(message),
     }
 }

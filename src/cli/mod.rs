@@ -16,7 +16,7 @@ use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::engine::{Engine, Identity};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, printable};
 use crate::execution;
 use bench::{BenchArgs, WorkerArgs};
 use compare::{CompareArgs, ReportArgs};
@@ -142,7 +142,7 @@ impl Cli {
 
 /// Prints a line to stdout. A reader that has gone away (`kiln plan FILE | head`) is no error of ours; a full disk is one.
 fn say(line: impl std::fmt::Display) -> Result<()> {
-    match writeln!(std::io::stdout(), "{line}") {
+    match writeln!(std::io::stdout(), "{}", printable(&line.to_string())) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::io("write to stdout", &error)),
         _ => Ok(()),
     }
@@ -184,7 +184,8 @@ pub fn main() -> std::process::ExitCode {
     match Cli::parse().run() {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            // A terminal that is gone takes the message with it, and not the exit code.
+            let _ = writeln!(std::io::stderr(), "error: {}", printable(&error.to_string()));
             std::process::ExitCode::from(error.exit_code())
         }
     }

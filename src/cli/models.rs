@@ -1,12 +1,12 @@
 //! `kiln forward`, `kiln generate`, `kiln predict` and `kiln export`: what takes a model folder.
 
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 use clap::Args;
-use kiln_models::Compute;
+use kiln_models::{Compute, WholeFile};
 
 use super::{finite, say};
 use crate::config::{
@@ -14,7 +14,7 @@ use crate::config::{
 };
 use crate::data::tokenized::{Limits, read_batch};
 use crate::engine;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, printable};
 use crate::execution;
 use crate::export::export;
 use crate::forward::forward_to_file;
@@ -198,12 +198,13 @@ pub(super) fn run_generate(args: &GenerateArgs) -> Result<()> {
         return Err(error);
     }
     let rest = format!("{}{}", args.prompt, tokenizer.decode(&tokens)?);
-    say(rest.get(shown..).unwrap_or_default())
+    stream(&format!("{}\n", rest.get(shown..).unwrap_or_default())).map(drop)
 }
 
-/// Writes text as it comes; breaks when the reader has gone away.
+/// Writes text as it comes, to a terminal without control characters; breaks when the reader has gone away.
 fn stream(text: &str) -> Result<ControlFlow<()>> {
     let mut out = std::io::stdout();
+    let text = if out.is_terminal() { printable(text) } else { text.into() };
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => Ok(ControlFlow::Continue(())),
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
@@ -259,19 +260,9 @@ pub(super) fn predict_to_file(
     out: &Path,
 ) -> Result<usize> {
     let io = |error: std::io::Error| Error::io(format!("write {}", out.display()), &error);
-    let above = out.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut aside = tempfile::NamedTempFile::new_in(above).map_err(io)?;
-    let mut writer = BufWriter::new(aside.as_file_mut());
+    let mut writer = BufWriter::new(WholeFile::create(out).map_err(io)?);
     let count = predict(folder, task, options, device, &mut |prediction| writeln!(writer, "{prediction}").map_err(io))?;
-    writer.flush().map_err(io)?;
-    drop(writer);
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        std::fs::set_permissions(aside.path(), std::fs::Permissions::from_mode(0o644)).map_err(io)?;
-    }
-    aside.as_file().sync_all().map_err(io)?;
-    aside.persist(out).map_err(|error| io(error.error))?;
+    writer.into_inner().map_err(|error| io(error.into_error()))?.commit().map_err(io)?;
     Ok(count)
 }
 

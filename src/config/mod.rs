@@ -203,12 +203,17 @@ fn read(path: &Path) -> Result<String> {
         }
         _ => Error::io(format!("read {shown}"), &error),
     })?;
-    String::from_utf8(bytes).map_err(|error| {
+    let text = String::from_utf8(bytes).map_err(|error| {
         let good = error.utf8_error().valid_up_to();
         let line = error.as_bytes()[..good].iter().filter(|byte| **byte == b'\n').count() + 1;
-        Error::config(format!("{shown}:{line}: expected UTF-8 text, got other bytes at byte {good}"))
-            .help("save the file as UTF-8")
-    })
+        let got = match (good, error.as_bytes()[good]) {
+            (0, 0xfe | 0xff) => "UTF-16, by its byte-order mark".to_owned(),
+            _ => format!("other bytes at byte {good}"),
+        };
+        Error::config(format!("{shown}:{line}: expected UTF-8 text, got {got}")).help("save the file as UTF-8")
+    })?;
+    // A byte-order mark says that it is UTF-8.
+    Ok(text.trim_start_matches('\u{feff}').to_owned())
 }
 
 /// Adds the config files of `folder` and of `configs/` in it as help.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use super::lines::Lines;
 use super::paths;
-use super::pieces::{Piece, Pieces, cut, not_utf8};
+use super::pieces::{MARK, Piece, Pieces, cut, not_utf8};
 use super::table::Table;
 use crate::config::Documents;
 use crate::error::{Error, Result};
@@ -210,10 +210,11 @@ impl Corpus {
     pub fn document(&self, index: usize) -> Result<String> {
         let file = &self.files[index];
         let bytes = fs::read(file).map_err(|error| Error::io(format!("read {}", file.display()), &error))?;
-        String::from_utf8(bytes).map_err(|error| {
+        let text = String::from_utf8(bytes).map_err(|error| {
             let offset = error.utf8_error().valid_up_to();
             not_utf8(file, offset, error.as_bytes()[offset])
-        })
+        })?;
+        Ok(text.strip_prefix(MARK).map(str::to_owned).unwrap_or(text))
     }
 }
 

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
-use super::pieces::{Piece, not_utf8, read_error};
+use super::pieces::{MARK, Piece, not_utf8, read_error};
 use crate::cache::mapped::interrupted;
 use crate::error::{Error, Result};
 use crate::signals;
@@ -77,6 +77,7 @@ impl<'a> Lines<'a> {
             self.number += 1;
             let text = std::str::from_utf8(&bytes)
                 .map_err(|error| not_utf8(self.path, start + error.valid_up_to(), bytes[error.valid_up_to()]))?;
+            let text = if start == 0 { text.trim_start_matches(MARK) } else { text };
             let line = text.strip_suffix('\n').unwrap_or(text);
             let line = line.strip_suffix('\r').unwrap_or(line);
             if !line.trim().is_empty() {
@@ -115,6 +116,7 @@ mod tests {
     fn blank_lines_and_line_ends_are_left_out() {
         assert_eq!(lines(b" one \r\n\n \t\ntwo\n\nthree").unwrap(), [" one ", "two", "three"]);
         assert_eq!(lines(b"\n\n").unwrap(), [""; 0]);
+        assert_eq!(lines(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo").unwrap(), ["one", "\u{feff}two"]);
     }
 
     #[test]

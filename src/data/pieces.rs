@@ -10,6 +10,9 @@ use crate::cache::mapped::interrupted;
 use crate::error::{Error, Result};
 use crate::signals;
 
+/// The byte-order mark: at the start of a file it says that the file is UTF-8 and is no part of the text.
+pub(crate) const MARK: char = '\u{feff}';
+
 /// A part of a document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
@@ -61,8 +64,9 @@ impl<'a> Pieces<'a> {
                 return Err(not_utf8(self.path, self.offset + at, self.pending[at]));
             }
         };
+        let mark = if self.offset == 0 && text.starts_with(MARK) { MARK.len_utf8() } else { 0 };
         let cut = if at_end { text.len() } else { seam(text).unwrap_or(text.len()) };
-        let text = text[..cut].to_string();
+        let text = text[mark..cut].to_string();
         self.pending.drain(..cut);
         self.offset += cut;
         Ok(Piece { text, ends_document: at_end })
@@ -121,9 +125,22 @@ pub(super) fn read_error(path: &Path, error: &std::io::Error) -> Error {
 }
 
 /// The error for a text file that is not UTF-8 from `offset` on.
-pub(super) fn not_utf8(path: &Path, offset: usize, byte: u8) -> Error {
-    Error::data(format!("{}: expected UTF-8 text, got the byte 0x{byte:02x} at offset {offset}", path.display()))
+pub(crate) fn not_utf8(path: &Path, offset: usize, byte: u8) -> Error {
+    let got = match utf16(offset, byte) {
+        Some(got) => got.to_owned(),
+        None => format!("the byte 0x{byte:02x} at offset {offset}"),
+    };
+    Error::data(format!("{}: expected UTF-8 text, got {got}", path.display()))
         .help("convert the file to UTF-8, or leave it out of the pattern")
+}
+
+/// The encoding that the first byte of a text tells when it is none of UTF-8: those of the byte-order mark in UTF-16.
+pub(crate) fn utf16(offset: usize, byte: u8) -> Option<&'static str> {
+    match (offset, byte) {
+        (0, 0xff) => Some("UTF-16 (little-endian, by its byte-order mark)"),
+        (0, 0xfe) => Some("UTF-16 (big-endian, by its byte-order mark)"),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -172,6 +189,16 @@ mod tests {
         let empty = Piece { text: String::new(), ends_document: true };
         assert_eq!(cut(Ok(empty.clone()), 8).collect::<Result<Vec<_>>>().unwrap(), [empty]);
         assert!(cut(Err(Error::data("x")), 8).all(|piece| piece.is_err()));
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_text() {
+        let whole = pieces("\u{feff}ab cd \u{feff}".as_bytes(), 8).unwrap();
+        assert_eq!(whole.iter().map(|piece| piece.text.as_str()).collect::<String>(), "ab cd \u{feff}");
+        for (bytes, name) in [(b"\xff\xfea\0", "UTF-16 (little-endian"), (b"\xfe\xff\0a", "UTF-16 (big-endian")] {
+            let error = pieces(bytes, 8).unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+        }
     }
 
     #[test]

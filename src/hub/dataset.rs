@@ -63,7 +63,7 @@ pub fn dataset_files_with(pattern: &str, settings: &HubSettings) -> Result<Vec<P
     let names = choose(&patterns, &on_hub);
     if names.is_empty() {
         let some = on_hub.iter().filter(|name| !name.starts_with('.')).take(8).cloned().collect::<Vec<_>>();
-        return Err(Error::data(format!("`{}` on {} has no file {path}", name_of(&repo), settings.endpoint))
+        return Err(Error::data(format!("`{}` on {} has no file {path}", name_of(&repo), settings.shown_endpoint()))
             .help(format!("it has {}", some.join(", "))));
     }
     for name in &names {

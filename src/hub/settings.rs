@@ -12,14 +12,15 @@ use crate::error::{Error, Result};
 pub struct HubSettings {
     /// Folder of the cache, the one that holds `models--org--name`. Default: `~/.cache/huggingface/hub`.
     pub cache: PathBuf,
-    /// Address of the Hub without a trailing slash. Default: `https://huggingface.co`.
+    /// Address of the Hub without a trailing slash. Default: `https://huggingface.co`. A user name and password in it
+    /// (`https://NAME:PASSWORD@host`) are sent instead of the token, to this host only, and never shown.
     pub endpoint: String,
     /// Access token for private and gated repositories. Default: none.
     pub token: Option<String>,
     /// Use the cache only, never the network. Default: false.
     pub offline: bool,
-    /// Longest wait for the name, the connection, an answer, and for each piece of a file. Default: 10 s, as in
-    /// huggingface_hub. The HTTP client itself would wait for ever.
+    /// Longest wait for the name, the connection, an answer, and for each piece of a file; also the time over which a body
+    /// has to bring 1 KiB a second. Default: 10 s, as in huggingface_hub. The HTTP client itself would wait for ever.
     pub timeout: Duration,
     /// Whether to draw a progress bar on stderr. Default: if stderr is a terminal.
     pub progress: bool,
@@ -27,11 +28,12 @@ pub struct HubSettings {
 
 impl HubSettings {
     /// Reads `HF_HUB_CACHE` (else `HF_HOME`, else `XDG_CACHE_HOME`), `HF_ENDPOINT`, `HF_TOKEN` (else the file that
-    /// `hf auth login` wrote: `HF_TOKEN_PATH`, else `HF_HOME/token`) and `HF_HUB_OFFLINE` (1, true, yes or on). Proxies
+    /// `hf auth login` wrote: `HF_TOKEN_PATH`, else `HF_HOME/token`), `HF_HUB_DOWNLOAD_TIMEOUT` (seconds) and
+    /// `HF_HUB_OFFLINE` (1, true, yes or on). Proxies
     /// are taken from `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` when a request is made.
     ///
     /// # Errors
-    /// `Config` if the endpoint is no http(s) address, the token cannot be one, or no cache folder can be named.
+    /// `Config` if the endpoint is no http(s) address, the token or the time cannot be one, or no cache folder can be named.
     pub fn from_env() -> Result<Self> {
         Self::from_variables(|name| std::env::var(name).ok())
     }
@@ -52,9 +54,13 @@ impl HubSettings {
         let endpoint = endpoint.trim_end_matches('/').to_string();
         let has_host =
             ureq::http::Uri::try_from(&endpoint).is_ok_and(|uri| uri.host().is_some_and(|host| !host.is_empty()));
-        if !has_host || !(endpoint.starts_with("https://") || endpoint.starts_with("http://")) {
-            return Err(Error::config(format!("HF_ENDPOINT is `{endpoint}`, expected an http or https address"))
-                .help("for example HF_ENDPOINT=https://huggingface.co"));
+        let is_web = endpoint.starts_with("https://") || endpoint.starts_with("http://");
+        // A password with a `/` would be taken for a port and a path, and shown.
+        if !has_host || !is_web || shown_endpoint(&endpoint).contains('@') {
+            let shown = endpoint.rsplit('@').next().unwrap_or_default();
+            return Err(Error::config(format!("HF_ENDPOINT is `{shown}`, expected an http or https address")).help(
+                "for example HF_ENDPOINT=https://huggingface.co; in a password, `/` is written %2F and `@` %40",
+            ));
         }
 
         let token_file = folder("HF_TOKEN_PATH").or_else(|| home.map(|home| home.join("token")));
@@ -71,8 +77,42 @@ impl HubSettings {
 
         let offline = variable("HF_HUB_OFFLINE")
             .is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "yes" | "on"));
+        // 0 is the default, as in huggingface_hub.
+        let timeout = variable("HF_HUB_DOWNLOAD_TIMEOUT").filter(|seconds| seconds != "0");
+        let timeout = timeout.map_or(Ok(Duration::from_secs(10)), |given| {
+            let seconds = given.parse::<f64>().ok().filter(|seconds| (0.001..=86_400.0).contains(seconds));
+            seconds.map(Duration::from_secs_f64).ok_or_else(|| {
+                Error::config(format!("HF_HUB_DOWNLOAD_TIMEOUT is `{given}`, expected seconds, up to 86400"))
+                    .help("for example HF_HUB_DOWNLOAD_TIMEOUT=30")
+            })
+        })?;
         let progress = std::io::stderr().is_terminal();
-        Ok(Self { cache, endpoint, token, offline, timeout: Duration::from_secs(10), progress })
+        Ok(Self { cache, endpoint, token, offline, timeout, progress })
+    }
+
+    /// The endpoint without user name and password, for URLs and messages.
+    pub(super) fn shown_endpoint(&self) -> String {
+        shown_endpoint(&self.endpoint)
+    }
+
+    /// User name and password of the endpoint, if it has any, as they stand there.
+    pub(super) fn login(&self) -> Option<&str> {
+        split_login(&self.endpoint).1
+    }
+}
+
+fn shown_endpoint(endpoint: &str) -> String {
+    let (scheme, _, rest) = split_login(endpoint);
+    format!("{scheme}{rest}")
+}
+
+/// `https://`, what stands before the last `@` of the authority, and the rest.
+fn split_login(endpoint: &str) -> (&str, Option<&str>, &str) {
+    let (scheme, rest) = endpoint.split_at(endpoint.find("://").map_or(0, |at| at + 3));
+    let authority = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
+    match authority.rfind('@') {
+        Some(at) => (scheme, Some(&rest[..at]), &rest[at + 1..]),
+        None => (scheme, None, rest),
     }
 }
 
@@ -126,10 +166,24 @@ mod tests {
 
     #[test]
     fn bad_variables_are_named() {
-        for endpoint in ["huggingface.co", "ftp://x", "https://"] {
+        for endpoint in [
+            "huggingface.co",
+            "ftp://x",
+            "https://",
+            "ftp://u:s3cret@x",
+            "u:s3cret@x",
+            "https://u:s3c@ret@ ",
+            "https://u:8/s3c@x",
+        ] {
             let error = settings(&[("HF_ENDPOINT", endpoint)]).err().unwrap().to_string();
-            assert!(error.contains("HF_ENDPOINT"), "{error}");
+            assert!(error.contains("HF_ENDPOINT") && !error.contains("s3c"), "{error}");
         }
+        for seconds in ["soon", "-1", "nan", "inf", "1e9"] {
+            let error = settings(&[("HF_HUB_DOWNLOAD_TIMEOUT", seconds)]).err().unwrap().to_string();
+            assert!(error.contains("HF_HUB_DOWNLOAD_TIMEOUT") && error.contains(seconds), "{error}");
+        }
+        let timeout = |seconds: &str| settings(&[("HF_HUB_DOWNLOAD_TIMEOUT", seconds)]).unwrap().timeout.as_millis();
+        assert_eq!([timeout("0"), timeout("2.5"), timeout(" 60 ")], [10_000, 2_500, 60_000]);
         let error = settings(&[("HF_TOKEN", "hf_a\nb")]).err().unwrap().to_string();
         assert!(error.contains("HF_TOKEN") && !error.contains("hf_a"), "{error}");
     }

@@ -9,21 +9,30 @@
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use hf_hub::api::RepoInfo;
 use hf_hub::{CacheRepo, Repo};
 use indicatif::{ProgressBar, ProgressStyle};
+use kiln_models::weights::is_plain_name;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use sha2::{Digest, Sha256};
 use ureq::http::{Method, Request, Response, StatusCode, Uri};
 
 use super::{HubSettings, is_commit, name_of, offline_help};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, one_line};
 
 /// Redirects are followed this far: renamed repository, cached file, storage.
 const MAX_REDIRECTS: usize = 5;
 /// How often a transfer is taken up again after it broke off.
 const MAX_ATTEMPTS: u32 = 3;
+/// A body that is slower over [`HubSettings::timeout`] is given up: a model would take weeks.
+const MIN_BYTES_PER_SECOND: f64 = 1024.0;
+/// The list of a repository's files: 100 bytes for each of half a million.
+const MAX_LISTING: u64 = 50 << 20;
+/// What stands in a URL's path as something else than itself.
+const IN_PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// A repository on the Hub, and the settings to reach it with.
 pub(super) struct Session<'a> {
@@ -31,7 +40,11 @@ pub(super) struct Session<'a> {
     settings: &'a HubSettings,
     files: &'a CacheRepo,
     agent: ureq::Agent,
-    endpoint: Uri,
+    /// Of the Hub, without user name and password.
+    endpoint: String,
+    origin: Uri,
+    /// What the Hub is to know of the user, and nobody else.
+    authorization: Option<String>,
 }
 
 /// What the Hub says about a file before it is sent.
@@ -62,24 +75,41 @@ impl<'a> Session<'a> {
             .max_redirects(0)
             .user_agent(concat!("kiln/", env!("CARGO_PKG_VERSION")))
             .build();
-        let endpoint = Uri::try_from(&settings.endpoint)
-            .map_err(|error| Error::config(format!("`{}` is no address of a Hub: {error}", settings.endpoint)))?;
-        Ok(Self { repo, settings, files, agent: config.into(), endpoint })
+        let endpoint = settings.shown_endpoint();
+        let origin = Uri::try_from(&endpoint)
+            .map_err(|error| Error::config(format!("`{endpoint}` is no address of a Hub: {error}")))?;
+        let authorization = match (settings.login(), &settings.token) {
+            (Some(login), _) => {
+                let login = percent_decode_str(login).collect::<Vec<_>>();
+                Some(format!("Basic {}", BASE64_STANDARD.encode(login)))
+            }
+            (None, token) => token.as_ref().map(|token| format!("Bearer {token}")),
+        };
+        Ok(Self { repo, settings, files, agent: config.into(), endpoint, origin, authorization })
     }
 
     /// The commit that the revision means now, and the names of its files.
     pub(super) fn info(&self) -> Result<RepoInfo> {
-        let url = format!("{}/api/{}", self.settings.endpoint, self.repo.api_url());
-        let mut reply = self.send(Method::GET, &url, 0)?;
+        let url = format!("{}/api/{}", self.endpoint, self.repo.api_url());
+        let reply = self.send(Method::GET, &url, 0)?;
         self.check(&reply, None)?;
         let unexpected = |what: String| {
             Error::data(format!("the answer of {url} is not the Hub's: {what}")).help("check HF_ENDPOINT and the proxy")
         };
-        let text = reply.body_mut().read_to_vec().map_err(|error| self.unreachable(&reason(&error, self.settings)))?;
+        let mut text = Vec::new();
+        let read = Paced::new(reply, self.settings.timeout).take(MAX_LISTING + 1).read_to_end(&mut text);
+        read.map_err(|error| self.unreachable(&reason(&error.into(), self.settings)))?;
+        if text.len() as u64 > MAX_LISTING {
+            return Err(unexpected(format!("it is longer than {MAX_LISTING} bytes")));
+        }
         let info: RepoInfo = serde_json::from_slice(&text).map_err(|error| unexpected(error.to_string()))?;
-        match is_commit(&info.sha) {
-            true => Ok(info),
-            false => Err(unexpected(format!("`{}` is no commit", info.sha))),
+        if !is_commit(&info.sha) {
+            return Err(unexpected(format!("{:?} is no commit", info.sha)));
+        }
+        // Names become paths of the cache: whoever answers for the Hub must not reach anything else.
+        match info.siblings.iter().find(|file| !file.rfilename.split('/').all(is_plain_name)) {
+            None => Ok(info),
+            Some(file) => Err(unexpected(format!("it lists {:?}, which is no path in a repository", file.rfilename))),
         }
     }
 
@@ -89,7 +119,8 @@ impl<'a> Session<'a> {
         if pointer.is_file() {
             return Ok(());
         }
-        let url = format!("{}/{}/resolve/{commit}/{name}", self.settings.endpoint, self.repo.url());
+        let path = utf8_percent_encode(name, IN_PATH);
+        let url = format!("{}/{}/resolve/{commit}/{path}", self.endpoint, self.repo.url());
         let info = self.file_info(&url, name)?;
         let blob = self.files.blob_path(&info.etag);
         let blobs = blob.parent().unwrap_or(&self.settings.cache);
@@ -197,7 +228,7 @@ impl<'a> Session<'a> {
             .map_err(write_error)?;
         let mut received = if resumed { start } else { 0 };
         bar.set_position(received);
-        let mut body = reply.into_body().into_reader();
+        let mut body = Paced::new(reply, self.settings.timeout);
         let mut buffer = vec![0; 1 << 16];
         loop {
             let count = body
@@ -236,10 +267,10 @@ impl<'a> Session<'a> {
             if start > 0 {
                 request = request.header("Range", format!("bytes={start}-"));
             }
-            if let Some(token) = &self.settings.token
-                && same_origin(&url, &self.endpoint)
+            if let Some(authorization) = &self.authorization
+                && same_origin(&url, &self.origin)
             {
-                request = request.header("Authorization", format!("Bearer {token}"));
+                request = request.header("Authorization", authorization);
             }
             let request = request.body(()).map_err(|error| self.unreachable(&error.to_string()))?;
             let reply = self.agent.run(request).map_err(|error| self.unreachable(&reason(&error, self.settings)))?;
@@ -258,6 +289,10 @@ impl<'a> Session<'a> {
             if method == Method::HEAD && !same_origin(&next, &url) {
                 return Ok(reply);
             }
+            if drops_https(&url, &next) {
+                let to = next.host().unwrap_or("another address");
+                return Err(self.unreachable(&format!("it redirects from https to {to} without https")));
+            }
             url = next;
         }
         Err(self.unreachable(&format!("more than {MAX_REDIRECTS} redirects")))
@@ -271,7 +306,7 @@ impl<'a> Session<'a> {
             return Ok(());
         }
         let header = |key: &str| reply.headers().get(key).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        let (code, endpoint) = (header("x-error-code"), &self.settings.endpoint);
+        let (code, endpoint) = (header("x-error-code"), &self.endpoint);
         let (id, name, revision) = (self.repo.url(), name_of(self.repo), self.repo.revision());
         let offline = offline_help(self.repo, self.settings);
         let has_token = self.settings.token.is_some();
@@ -304,7 +339,7 @@ impl<'a> Session<'a> {
     }
 
     fn unreachable(&self, reason: &str) -> Error {
-        let (name, endpoint) = (name_of(self.repo), &self.settings.endpoint);
+        let (name, endpoint) = (name_of(self.repo), &self.endpoint);
         Error::data(format!("cannot load `{name}` from the Hugging Face Hub at {endpoint}: {reason}"))
             .help(offline_help(self.repo, self.settings))
     }
@@ -328,7 +363,7 @@ impl<'a> Session<'a> {
             return ProgressBar::hidden();
         }
         let style = ProgressStyle::with_template("{msg} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} ({eta})");
-        let bar = ProgressBar::new(size).with_message(name.to_string());
+        let bar = ProgressBar::new(size).with_message(one_line(name));
         match style {
             Ok(style) => bar.with_style(style),
             Err(_) => bar,
@@ -346,6 +381,11 @@ fn reason(error: &ureq::Error, settings: &HubSettings) -> String {
     }
 }
 
+/// Whether whoever listens on the way could read and change what comes from `to`, but not what came from `from`.
+fn drops_https(from: &Uri, to: &Uri) -> bool {
+    from.scheme_str() == Some("https") && to.scheme_str() != Some("https")
+}
+
 fn same_origin(a: &Uri, b: &Uri) -> bool {
     a.scheme() == b.scheme() && a.authority() == b.authority()
 }
@@ -356,6 +396,37 @@ pub(super) fn beside(path: &Path, extension: &str) -> PathBuf {
     name.push(".");
     name.push(extension);
     PathBuf::from(name)
+}
+
+/// A body that comes fast enough: what stops is seen by the client, what drips is seen here.
+struct Paced {
+    body: ureq::BodyReader<'static>,
+    /// Over how long the rate is taken.
+    window: Duration,
+    since: Instant,
+    bytes: u64,
+}
+
+impl Paced {
+    fn new(reply: Response<ureq::Body>, window: Duration) -> Self {
+        Self { body: reply.into_body().into_reader(), window, since: Instant::now(), bytes: 0 }
+    }
+}
+
+impl Read for Paced {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let read = self.body.read(buffer)?;
+        self.bytes += read as u64;
+        let elapsed = self.since.elapsed();
+        if read > 0 && elapsed >= self.window {
+            if (self.bytes as f64) < MIN_BYTES_PER_SECOND * elapsed.as_secs_f64() {
+                let what = format!("only {} bytes in {elapsed:.1?}, which is too slow to ever end", self.bytes);
+                return Err(std::io::Error::other(what));
+            }
+            (self.since, self.bytes) = (Instant::now(), 0);
+        }
+        Ok(read)
+    }
 }
 
 /// Lower-case hexadecimal SHA-256 of a file.
@@ -377,8 +448,8 @@ fn link(blob: &Path, pointer: &Path, name: &str) -> Result<()> {
     }
     let make = || {
         std::fs::create_dir_all(pointer.parent().unwrap_or(blob))?;
-        if pointer.symlink_metadata().is_ok() {
-            // A link whose blob was deleted.
+        if pointer.is_symlink() {
+            // Its blob was deleted.
             std::fs::remove_file(pointer)?;
         }
         #[cfg(unix)]
@@ -394,4 +465,16 @@ fn link(blob: &Path, pointer: &Path, name: &str) -> Result<()> {
         std::fs::rename(&aside, pointer)
     };
     make().map_err(|error| Error::io(format!("write {}", pointer.display()), &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Uri, drops_https};
+
+    #[test]
+    fn a_redirect_never_leaves_https() {
+        let drops = |from: &'static str, to: &'static str| drops_https(&Uri::from_static(from), &Uri::from_static(to));
+        assert!(drops("https://hub/a", "http://hub/a") && drops("https://hub/a", "/a"));
+        assert!(!drops("https://hub/a", "https://storage/a") && !drops("http://hub/a", "http://storage/a"));
+    }
 }

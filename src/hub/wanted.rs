@@ -4,6 +4,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use kiln_models::weights::is_plain_name;
+
 use crate::error::{Error, Result};
 
 /// The files that a caller of [`resolve`](super::resolve) needs.
@@ -114,25 +116,21 @@ pub(super) fn shards(folder: &Path, name: &str) -> Result<BTreeSet<String>> {
     let text = std::fs::read(&path).map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
     let index: serde_json::Value =
         serde_json::from_slice(&text).map_err(|error| Error::data(format!("{}: not JSON: {error}", path.display())))?;
-    let shards: Option<BTreeSet<String>> = index.get("weight_map").and_then(|map| {
-        let files = map.as_object()?.values();
-        files.map(|file| file.as_str().filter(|name| is_plain(name)).map(str::to_string)).collect()
-    });
-    shards.filter(|shards| !shards.is_empty()).ok_or_else(|| {
-        let got = index.get("weight_map").map_or_else(|| "none".to_string(), ToString::to_string);
+    let bad = |what: &str, got: Option<&serde_json::Value>| {
+        let got = got.map_or_else(|| "nothing".to_string(), ToString::to_string);
         let got = got.char_indices().nth(80).map_or(got.clone(), |(end, _)| format!("{}...", &got[..end]));
-        Error::data(format!(
-            "{}: expected `weight_map`, an object of tensor name = name of a file beside the index, got {got}",
-            path.display()
-        ))
-    })
-}
-
-/// Whether this is the name of a file in the same folder: it comes from a downloaded file and must not lead elsewhere.
-fn is_plain(name: &str) -> bool {
-    !name.starts_with('.')
-        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
-        && !name.is_empty()
+        Error::data(format!("{}: {what}, got {got}", path.display()))
+    };
+    let map = index.get("weight_map");
+    let Some(files) = map.and_then(serde_json::Value::as_object).filter(|files| !files.is_empty()) else {
+        return Err(bad("expected `weight_map`, an object of tensor name = name of a file beside the index", map));
+    };
+    // Names come from a file that may be anybody's: nothing outside of the folder may be read for them, or written.
+    let name = |(tensor, file): (&String, &serde_json::Value)| match file.as_str().filter(|name| is_plain_name(name)) {
+        Some(name) => Ok(name.to_string()),
+        None => Err(bad(&format!("weight_map.{tensor}: expected the name of a file beside the index"), Some(file))),
+    };
+    files.iter().map(name).collect()
 }
 
 #[cfg(test)]
@@ -168,9 +166,9 @@ mod tests {
     #[test]
     fn an_index_cannot_lead_out_of_the_folder() {
         let folder = tempfile::tempdir().unwrap();
-        for file in ["../../etc/passwd", "/etc/passwd", "..", "", "a/b"] {
-            let index = format!(r#"{{"weight_map": {{"a": "{file}"}}}}"#);
-            std::fs::write(folder.path().join("x.index.json"), index).unwrap();
+        for file in ["../../etc/passwd", "/etc/passwd", "..", ".", "", "a/b", "a\\b", "C:x", "a\0", "a\n"] {
+            let index = serde_json::json!({ "weight_map": { "a": file } });
+            std::fs::write(folder.path().join("x.index.json"), index.to_string()).unwrap();
             assert!(shards(folder.path(), "x.index.json").is_err(), "{file} passed");
         }
         for broken in ["{", "[]", "{}", r#"{"weight_map": {}}"#, r#"{"weight_map": {"a": 1}}"#] {

@@ -8,7 +8,7 @@ use crate::config::{
     Accumulation, ActivationCheckpointing, CompilerMode, DataFormat, EvalStrategy, LoggingStrategy, SaveStrategy,
 };
 use crate::engine::Engine;
-use crate::error::Result;
+use crate::error::{Result, one_line};
 use crate::task::{Reduction, Task};
 
 impl RunPlan {
@@ -16,7 +16,8 @@ impl RunPlan {
     pub fn describe(&self) -> String {
         let mut text = String::new();
         let mut line = |name: &str, value: String| {
-            writeln!(text, "{name:<14} {value}").expect("writing to a String cannot fail");
+            // Names of folders and fields may hold anything, and `plan.toml` has these lines as comments.
+            writeln!(text, "{name:<14} {}", one_line(&value)).expect("writing to a String cannot fail");
         };
         if let Some(name) = &self.config.run.name {
             line("name", name.clone());

@@ -9,7 +9,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use resvg::{tiny_skia, usvg};
 
 use crate::compare::{ArmReport, Comparison, LossPoint, Report, Role};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, one_line};
 
 /// A drawn chart.
 pub(super) struct Chart {
@@ -148,7 +148,7 @@ fn draw(height: u32, chart: impl FnOnce(&Area) -> Drawn) -> Result<String> {
 
 fn write(area: &Area, text: &str, at: (i32, i32), size: f64, color: &RGBColor, align: HPos) -> Drawn {
     let style = (FAMILY, size).into_font().color(color).pos(Pos::new(align, VPos::Center));
-    Ok(area.draw(&Text::new(text.to_owned(), at, style))?)
+    Ok(area.draw(&Text::new(one_line(text), at, style))?)
 }
 
 type Bar<'a> = (&'a ArmReport, f64);
@@ -318,7 +318,7 @@ fn legend<'b>(
     name: &str,
     color: RGBColor,
 ) -> Drawn {
-    let drawn = chart.draw_series(line)?.label(name);
+    let drawn = chart.draw_series(line)?.label(one_line(name));
     drawn.legend(move |(x, y)| PathElement::new([(x, y), (x + 22, y)], color.stroke_width(4)));
     Ok(())
 }

@@ -7,6 +7,7 @@ use super::charts::Chart;
 use super::table::{conclusions, differences, provenance, rows, sentence};
 use crate::compare::Report;
 use crate::compare::verdict::Word;
+use crate::error::one_line;
 
 const STYLE: &str = "\
 :root{color-scheme:light}*{box-sizing:border-box}\
@@ -116,5 +117,5 @@ fn inline(svg: &str, title: &str) -> String {
 }
 
 fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    one_line(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -4,13 +4,15 @@ use std::fmt::Write as _;
 
 use super::table::{conclusions, differences, rows, sentence};
 use crate::compare::Report;
+use crate::error::one_line;
 
 /// The table with verdicts and conclusions. More arms than fit into `width` columns go into further blocks of the table.
 pub fn terminal(report: &Report, width: usize) -> String {
-    let mut text = format!("{}\n\n", report.title);
-    let mut line = |line: String| writeln!(text, "{}", line.trim_end()).expect("writing to a String cannot fail");
+    let mut text = format!("{}\n\n", one_line(&report.title));
+    let mut line =
+        |line: String| writeln!(text, "{}", one_line(line.trim_end())).expect("writing to a String cannot fail");
     let rows = rows(report);
-    let names = report.arms.iter().map(|arm| arm.name.clone()).collect::<Vec<_>>();
+    let names = report.arms.iter().map(|arm| one_line(&arm.name)).collect::<Vec<_>>();
     let length = |text: &str| text.chars().count();
     let first = rows.iter().map(|row| length(&row.name)).max().unwrap_or(0);
     // A failure is long and is said below.

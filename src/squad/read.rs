@@ -1,12 +1,13 @@
 //! SQuAD's JSON files: articles, paragraphs, questions with their answers. `answer_start` counts characters (Unicode code
 //! points), as Python does.
 
-use std::io::BufReader;
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Deserialize;
 
+use crate::data::pieces::{MARK, not_utf8, utf16};
 use crate::error::{Error, Result};
 
 /// An answer in a context.
@@ -92,7 +93,13 @@ fn read_as(files: &[PathBuf], answered: bool) -> Result<Vec<Question>> {
 fn read_file(path: &Path, answered: bool, questions: &mut Vec<Question>) -> Result<()> {
     let shown = path.display();
     let io = |error: std::io::Error| Error::io(format!("read {shown}"), &error);
-    let opened = BufReader::new(std::fs::File::open(path).map_err(io)?);
+    let mut opened = BufReader::new(std::fs::File::open(path).map_err(io)?);
+    let head = opened.fill_buf().map_err(io)?;
+    if let Some(byte) = head.first().filter(|byte| utf16(0, **byte).is_some()) {
+        return Err(not_utf8(path, 0, *byte));
+    }
+    let mark = if head.starts_with(MARK.encode_utf8(&mut [0; 3]).as_bytes()) { MARK.len_utf8() } else { 0 };
+    opened.consume(mark);
     // As a stream: what is no SQuAD shows at its beginning, however large it is.
     let file: File = serde_json::from_reader(opened).map_err(|error| {
         if error.is_io() {

@@ -399,7 +399,7 @@ impl Trainer {
             folder.write_model(&self.model, &self.plan)?;
         }
         folder.write_results(run.evaluation.as_ref(), &summary)?;
-        write_trainer_state(folder, &self.plan, run)?;
+        write_trainer_state(folder, &self.plan, run, true)?;
         folder.status.advance(&run.progress, run.clock.start.elapsed().as_secs_f64());
         self.callbacks.iter_mut().for_each(|callback| callback.on_train_end(&run.progress, &summary));
         let sample = self.sample()?;

@@ -7,12 +7,12 @@
 //! nothing but the beginning of a run in it is as good as an empty one.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_models::Model;
 use kiln_models::weights::save;
+use kiln_models::{Model, whole_file};
 
 use super::checkpoint::{self, Checkpoint};
 use super::manifest::{LOCK, Listed, MODEL, MODEL_ASIDE, Manifest};
@@ -372,18 +372,10 @@ pub(super) fn keep(from: &Path, to: &Path) -> std::io::Result<()> {
     fs::rename(from, free)
 }
 
-/// Writes a file that appears under its name only when it is whole.
+/// Writes a file that appears under its name only when it is whole; see [`WholeFile`](kiln_models::WholeFile).
+///
+/// # Errors
+/// The operating system's.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let error = |error: &std::io::Error| Error::io(format!("write {}", path.display()), error);
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let aside = folder.join(format!(".{}.part", path.file_name().unwrap_or_default().to_string_lossy()));
-    let write = || -> std::io::Result<()> {
-        fs::write(&aside, bytes)?;
-        File::open(&aside)?.sync_all()?;
-        fs::rename(&aside, path)
-    };
-    write().map_err(|cause| {
-        let _ = fs::remove_file(&aside);
-        error(&cause)
-    })
+    whole_file::write(path, bytes).map_err(|error| Error::io(format!("write {}", path.display()), &error))
 }

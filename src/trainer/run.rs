@@ -13,7 +13,7 @@ use super::callback::{Control, Progress};
 use super::checkpoint::{self, Checkpoint, FORMAT_VERSION, Snapshot, State};
 use super::clock::Clock;
 use super::guard::Guard;
-use super::history::write_trainer_state;
+use super::history::{History, write_trainer_state};
 use super::kernels::Kernels;
 use super::losses::Losses;
 use super::output::RunFolder;
@@ -59,6 +59,8 @@ pub(super) struct Run {
     pub(super) watch: Option<Watch>,
     /// The step up to which the compiler is known to compute what native does, where that is asked for.
     pub(super) verified: u64,
+    /// `trainer_state.json`.
+    pub(super) history: History,
 }
 
 impl Run {
@@ -142,6 +144,7 @@ impl Trainer {
             closures: StepClosures::default(),
             watch,
             verified: progress.step,
+            history: History::default(),
         })
     }
 
@@ -291,7 +294,7 @@ impl Trainer {
         run.saver.save(snapshot, keep, good)?;
         folder.status.advance(&progress, elapsed);
         folder.status.write(folder.path())?;
-        write_trainer_state(folder, &self.plan, run)?;
+        write_trainer_state(folder, &self.plan, run, false)?;
         run.clock.exclude_saving(started.elapsed());
         let target = folder.checkpoints().join(checkpoint::name(progress.step));
         for callback in &mut self.callbacks {

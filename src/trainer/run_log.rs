@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::callback::{Callback, Control, Progress};
+use crate::error::printable;
 use crate::metrics::Record;
 use crate::plan::RunPlan;
 
@@ -31,7 +32,7 @@ impl RunLog {
     /// Appends the lines of `text`. A log that cannot be written is no reason to end a training: it is said once.
     pub fn say(&mut self, text: impl Display) {
         let now = humantime::format_rfc3339_seconds(SystemTime::now());
-        let lines = text.to_string().lines().map(|line| format!("{now} {line}\n")).collect::<String>();
+        let lines = printable(&text.to_string()).lines().map(|line| format!("{now} {line}\n")).collect::<String>();
         let file = OpenOptions::new().create(true).append(true).open(&self.path);
         let written = file.and_then(|mut file| file.write_all(lines.as_bytes()));
         if let (Err(error), false) = (&written, self.failed) {

@@ -40,7 +40,12 @@ fn text_that_is_empty_or_no_text() {
         3,
         &["latin1.txt", "expected UTF-8", "0xef at offset 2", "help: "],
     );
-    place.refused("text.toml", &["data.train=utf16.txt"], 3, &["utf16.txt", "expected UTF-8", "0xff at offset 0"]);
+    place.refused(
+        "text.toml",
+        &["data.train=utf16.txt"],
+        3,
+        &["utf16.txt", "expected UTF-8", "got UTF-16 (little-endian"],
+    );
     place.refused("text.toml", &["data.train=blank.txt"], 3, &["blank.txt", "expected text, got only white space"]);
     place.refused("text.toml", &["data.validation=[\"latin1.txt\"]"], 3, &["latin1.txt", "expected UTF-8"]);
     place.refused("text.toml", &["data.validation=[\"empty.txt\"]"], 3, &["data.validation", "got nothing"]);

@@ -204,3 +204,111 @@ fn a_loss_that_is_no_number_stops_the_run() {
         [".lock", "fault", "metrics.jsonl", "plan.toml", "provenance.json", "run.log", "status.json"]
     );
 }
+
+/// What `--out` names is written as a shell's `>` would write it: links are followed, pipes and devices are written into,
+/// modes stay, and nothing else is touched.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_a_user_names_is_written_into_and_keeps_its_mode() {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
+    type Run<'a> = &'a dyn Fn(&str) -> Command;
+    let place = Place::new();
+    place.write("batch.json", "{\"input_ids\": [[1, 2]]}");
+    place.write("kiln-cache/kernels/tune.db", "kernels");
+    let model = fixture("gpt2-lm").join("model").display().to_string();
+    let forward = |out: &str| place.kiln(&["forward", &model, "--task", "clm", "--batch", "batch.json", "--out", out]);
+    let export = |out: &str| place.kiln(&["export", &model, "--tar", out]);
+    let kernels = |out: &str| place.kiln(&["cache", "export", out]);
+    let commands: [(&str, Run); 3] = [("forward", &forward), ("export", &export), ("cache", &kernels)];
+    crate::common::succeeds(&mut forward("plain"));
+    let default = std::fs::metadata(place.path("plain")).unwrap().mode();
+    for (name, command) in commands {
+        let run = |out: &str| crate::common::succeeds(&mut command(out));
+        run("/dev/null");
+        assert!(std::fs::symlink_metadata("/dev/null").unwrap().file_type().is_char_device());
+        fails(&mut command("/dev/full"), 1, &["/dev/full: No space left"]);
+        fails(&mut command("no/such/folder"), 1, &["cannot write no/such/folder: No such file or directory"]);
+
+        // A link to nothing yet, whose end then has the mode of any new file.
+        let (link, end) = (format!("{name}.link"), format!("{name}.end"));
+        symlink(&end, place.path(&link)).unwrap();
+        run(&link);
+        assert!(place.path(&link).is_symlink() && place.path(&end).is_file());
+        let whole = std::fs::read(place.path(&end)).unwrap();
+        assert_eq!(std::fs::metadata(place.path(&end)).unwrap().mode(), default);
+
+        let pipe = format!("{name}.pipe");
+        assert!(Command::new("mkfifo").arg(place.path(&pipe)).status().unwrap().success());
+        let path = place.path(&pipe);
+        let reader = std::thread::spawn(move || std::fs::read(path).unwrap());
+        run(&pipe);
+        assert!(reader.join().unwrap() == whole, "{name}");
+        assert!(std::fs::symlink_metadata(place.path(&pipe)).unwrap().file_type().is_fifo());
+
+        // What is said on stdout follows what was written there, in one file.
+        let shared = std::fs::File::create(place.path("shared")).unwrap();
+        assert!(command("/dev/stdout").stdout(shared).status().unwrap().success());
+        let shared = std::fs::read(place.path("shared")).unwrap();
+        let said = shared.strip_prefix(&whole[..]).or_else(|| {
+            let at = shared.windows(whole.len()).position(|part| part == whole)?;
+            shared.get(at + whole.len()..)
+        });
+        assert!(said.is_some_and(|said| !said.is_empty()), "{name}");
+    }
+    std::fs::set_permissions(place.path("plain"), std::fs::Permissions::from_mode(0o640)).unwrap();
+    crate::common::succeeds(&mut forward("plain"));
+    assert_eq!(std::fs::metadata(place.path("plain")).unwrap().mode() & 0o7777, 0o640);
+    std::fs::create_dir(place.path("folder")).unwrap();
+    fails(&mut forward("folder"), 1, &["cannot write folder: it is a folder"]);
+    assert_eq!(place.listing("folder"), [""; 0]);
+    assert!(!listing(&place.path("")).iter().any(|name| name.ends_with(".part")));
+}
+
+#[test]
+fn nothing_that_is_read_has_power_over_the_terminal() {
+    const HOSTILE: &str = "evil\u{1b}[31m\u{9b}2J\u{202e}](javascript:alert(1))\u{7}";
+    let place = Place::new();
+    let shown = |command: &mut Command| {
+        let output = command.output().unwrap();
+        let all = crate::common::text(&output);
+        assert!(
+            !all.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\t')) && !all.contains('\u{202e}'),
+            "{all:?}"
+        );
+        (output.status.code(), all)
+    };
+    let train = |more: &[&str]| {
+        let output_dir = format!("run.output_dir={HOSTILE}");
+        place.config("train", "rows.toml", &[&[output_dir.as_str()], more].concat())
+    };
+    for (more, expected) in
+        [(&[][..], 0), (&["run.on_existing=overwrite"], 0), (&[], 2), (&["trainer.no\u{1b}such=1"], 2)]
+    {
+        let (code, all) = shown(&mut train(more));
+        assert_eq!(code, Some(expected), "{all}");
+    }
+    // The plan of such a run is a config.
+    let plan = format!("{HOSTILE}/plan.toml");
+    let (code, all) = shown(&mut place.kiln(&["train", &plan, "--set", "run.output_dir=again"]));
+    assert_eq!(code, Some(0), "{all}");
+    assert_eq!(shown(&mut place.kiln(&["plan", &format!("no{HOSTILE}.toml")])).0, Some(2));
+
+    // One run that is broken hides no other; what stands in one is text.
+    let status = std::fs::read_to_string(place.path("again/status.json")).unwrap();
+    let mut hostile = serde_json::from_str::<serde_json::Value>(&status).unwrap();
+    (hostile["model"], hostile["message"]) = (HOSTILE.into(), format!("a\n{HOSTILE}").into());
+    place.write("hostile/status.json", hostile.to_string());
+    place.write("broken/status.json", "{\"status\": \"Completed\", \u{1b}");
+    place.write("two\nlines/status.json", &status);
+    std::fs::create_dir_all(place.path("folder/status.json")).unwrap();
+    let (code, all) = shown(&mut place.kiln(&["runs", "."]));
+    assert_eq!(code, Some(0), "{all}");
+    let line = |name: &str| all.lines().find(|line| line.contains(name)).unwrap_or_else(|| panic!("{name} in {all}"));
+    assert!(line("./again").contains("Completed") && line("./hostile").contains(r"\u001b[31m"), "{all}");
+    assert!(line("./broken").contains("Unreadable") && line("./broken").contains("broken/status.json: "), "{all}");
+    assert!(line("./folder").contains("Unreadable") && line("./two lines").contains("Completed"), "{all}");
+    assert_eq!(all.lines().count(), 1 + 6, "{all}");
+    assert_eq!(shown(&mut place.kiln(&["describe", "hostile"])).0, Some(0));
+    assert_eq!(shown(&mut place.kiln(&["describe", "broken"])).0, Some(3));
+    assert_eq!(shown(&mut place.kiln(&["init", "clm", HOSTILE])).0, Some(0));
+}

@@ -427,3 +427,132 @@ fn the_files_of_a_dataset_are_downloaded_once_and_found_offline() {
     assert_eq!(dataset_files_with(address, &settings).unwrap(), files);
     assert!(files[1].is_file());
 }
+
+/// A listing of whoever stands between, with a file that is there to be downloaded.
+#[test]
+fn a_listing_reaches_nothing_outside_of_its_snapshot() {
+    let home = tempfile::tempdir().unwrap();
+    let private = home.path().join("private.csv");
+    let row = b"text,label\nsecret,1\n";
+    std::fs::write(&private, row).unwrap();
+    let absolute = private.display().to_string();
+    let snapshot = format!("hub/datasets--org--tiny/snapshots/{COMMIT}");
+    let up = "../".repeat(snapshot.matches('/').count() + 1) + "private.csv";
+    let names = [
+        absolute.as_str(),
+        up.as_str(),
+        "a/../../x.csv",
+        "./x.csv",
+        "a//x.csv",
+        "",
+        "a\\..\\x.csv",
+        "C:x.csv",
+        "a\0.csv",
+        "a\u{1b}[31m.csv",
+        "a\n.csv",
+    ];
+    for name in names {
+        let hub = Hub::start(ID, &[("a.csv", b"text\nx\n"), (name, b"evil\n")]);
+        hub.change(|state| state.is_dataset = true);
+        let settings = settings(&hub, home.path());
+        for pattern in ["**", "**/*.csv", "a.csv"] {
+            let error = dataset_files_with(&format!("hf://datasets/org/tiny/{pattern}"), &settings).unwrap_err();
+            let shown = error.to_string();
+            assert_eq!(error.kind(), ErrorKind::Data, "{name:?}: {shown}");
+            assert!(shown.contains("is not the Hub's") && shown.contains(&format!("{name:?}")), "{name:?}: {shown}");
+        }
+        hub.change(|state| state.is_dataset = false);
+        assert!(fails(ID, &settings).contains("is not the Hub's"));
+        assert_eq!(tree(home.path()), std::slice::from_ref(&private), "{name:?}");
+        assert_eq!(std::fs::read(&private).unwrap(), row);
+    }
+}
+
+#[test]
+fn names_are_written_as_urls_write_them() {
+    let (hub, home) = (Hub::start(ID, &[("a%20b.csv", b"text\nx\n")]), tempfile::tempdir().unwrap());
+    hub.change(|state| (state.is_dataset, state.listed) = (true, Some(vec!["a b.csv".into()])));
+    let files = dataset_files_with("hf://datasets/org/tiny/*.csv", &settings(&hub, home.path())).unwrap();
+    assert!(files[0].ends_with("a b.csv") && std::fs::read(&files[0]).unwrap() == b"text\nx\n");
+}
+
+#[test]
+fn an_index_of_shards_reaches_nothing_outside() {
+    let home = tempfile::tempdir().unwrap();
+    std::fs::write(home.path().join("private.safetensors"), "mine").unwrap();
+    for shard in ["../../../../private.safetensors", "/etc/hostname", "..", "a/b.safetensors"] {
+        let index = serde_json::json!({ "weight_map": { "a": shard } }).to_string();
+        let files: &[(&str, &[u8])] = &[("config.json", b"{}"), ("model.safetensors.index.json", index.as_bytes())];
+        let hub = Hub::start(ID, files);
+        let error = resolve_with(ID, &Wanted::MODEL, &settings(&hub, home.path())).unwrap_err();
+        assert!(error.to_string().contains("name of a file beside the index"), "{error}");
+        assert!(!hub.requests().iter().any(|seen| seen.path.contains("private") || seen.path.contains("hostname")));
+    }
+    assert_eq!(std::fs::read(home.path().join("private.safetensors")).unwrap(), b"mine");
+}
+
+/// A byte now and then keeps every wait short; the whole has to come in a time that has an end.
+#[test]
+fn a_server_that_drips_is_given_up() {
+    for part in ["/revision/", "/resolve", "model.safetensors"] {
+        let (hub, home) = (start(), tempfile::tempdir().unwrap());
+        hub.change(|state| state.drips = Some(part));
+        let settings = HubSettings { timeout: Duration::from_millis(500), ..settings(&hub, home.path()) };
+        let start = Instant::now();
+        let message = fails(ID, &settings);
+        assert!(message.contains("no answer within 500ms") || message.contains("too slow"), "{part}: {message}");
+        assert!(start.elapsed() < Duration::from_secs(8), "{part} took {:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn a_body_that_drips_is_given_up() {
+    let (hub, home) = (start(), tempfile::tempdir().unwrap());
+    // The head comes at once, and then a byte every 50 ms.
+    let storage = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", storage.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in storage.incoming() {
+            std::thread::spawn(move || {
+                use std::io::{Read, Write};
+                let mut stream = stream.unwrap();
+                let _ = stream.read(&mut [0; 4096]);
+                let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 800000\r\n\r\n");
+                while stream.write_all(b"{").is_ok() {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+            });
+        }
+    });
+    let settings = HubSettings { timeout: Duration::from_millis(300), endpoint, ..settings(&hub, home.path()) };
+    let start = Instant::now();
+    let message = fails(ID, &settings);
+    assert!(message.contains("too slow"), "{message}");
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+}
+
+#[test]
+fn the_password_of_the_endpoint_is_sent_to_the_hub_and_never_shown() {
+    let (hub, home) = (start(), tempfile::tempdir().unwrap());
+    let address = hub.endpoint.strip_prefix("http://").unwrap();
+    let with = |login: &str| HubSettings {
+        endpoint: format!("http://{login}@{address}"),
+        token: Some("hf_secret".into()),
+        ..settings(&hub, home.path())
+    };
+    hub.change(|state| state.login = Some("dTpwQHNz".into())); // u:p@ss
+    for (id, login) in [("org/other", "u:p%40ss"), (ID, "u:wr0ng")] {
+        let message = fails(id, &with(login));
+        assert!(message.contains(address), "{message}");
+        for secret in ["p%40ss", "p@ss", "wr0ng", "u:"] {
+            assert!(!message.contains(secret), "{message}");
+        }
+    }
+    hub.change(|state| drop(state.commits.get_mut(COMMIT).unwrap().remove("config.json")));
+    let message = fails(ID, &with("u:p%40ss"));
+    assert!(message.contains("has no config.json") && !message.contains("p%40ss"), "{message}");
+    hub.change(|state| drop(state.commits.get_mut(COMMIT).unwrap().insert("config.json".into(), b"{}".to_vec())));
+    resolve_with(ID, &Wanted::MODEL, &with("u:p%40ss")).unwrap();
+    let storage = hub.requests().into_iter().filter(|seen| seen.storage).collect::<Vec<_>>();
+    assert!(!storage.is_empty() && storage.iter().all(|seen| seen.authorization.is_none()), "{storage:?}");
+}

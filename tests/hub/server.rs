@@ -41,6 +41,12 @@ pub struct State {
     pub hide_length: bool,
     /// Flips a byte of what storage sends.
     pub damage: bool,
+    /// Names of files that are listed in the place of the true ones.
+    pub listed: Option<Vec<String>>,
+    /// The requests whose path contains this get their answer a byte every 50 ms.
+    pub drips: Option<&'static str>,
+    /// Requests without this user and password (in base64) get 401.
+    pub login: Option<String>,
     /// Every request so far.
     pub requests: Vec<Seen>,
 }
@@ -106,7 +112,13 @@ fn serve(state: Arc<Mutex<State>>, storage: Option<String>) -> String {
                     None => storage_reply(&mut state.lock().unwrap(), &seen),
                 };
                 // The client may have hung up, which is its right.
-                let _ = stream.write_all(&reply);
+                let drips = state.lock().unwrap().drips.is_some_and(|part| seen.path.contains(part));
+                for piece in reply.chunks(if drips { 1 } else { reply.len() }) {
+                    if stream.write_all(piece).is_err() {
+                        break;
+                    }
+                    std::thread::sleep(Duration::from_millis(if drips { 50 } else { 0 }));
+                }
                 if storage.is_none() && state.lock().unwrap().hang {
                     std::thread::sleep(Duration::from_secs(5));
                 }
@@ -134,7 +146,8 @@ fn hub_reply(state: &State, seen: &Seen, storage: &str) -> Vec<u8> {
     if state.gated {
         return answer("403 Forbidden", &["X-Error-Code: GatedRepo"], b"", seen);
     }
-    let expected = state.token.as_ref().map(|token| format!("Bearer {token}"));
+    let token = state.token.as_ref().map(|token| format!("Bearer {token}"));
+    let expected = state.login.as_ref().map(|login| format!("Basic {login}")).or(token);
     if expected.is_some() && seen.authorization != expected {
         return answer("401 Unauthorized", &["X-Error-Code: RepoNotFound"], b"Invalid username or password.", seen);
     }
@@ -147,7 +160,8 @@ fn hub_reply(state: &State, seen: &Seen, storage: &str) -> Vec<u8> {
         let Some(commit) = commit else {
             return answer("404 Not Found", &["X-Error-Code: RevisionNotFound"], b"", seen);
         };
-        let names: Vec<_> = state.commits[commit].keys().map(|name| serde_json::json!({ "rfilename": name })).collect();
+        let names = state.listed.clone().unwrap_or_else(|| state.commits[commit].keys().cloned().collect());
+        let names: Vec<_> = names.iter().map(|name| serde_json::json!({ "rfilename": name })).collect();
         let body = serde_json::json!({ "id": id, "sha": commit, "siblings": names }).to_string();
         return answer("200 OK", &["Content-Type: application/json"], body.as_bytes(), seen);
     }

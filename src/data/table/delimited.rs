@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use csv::{ByteRecord, ErrorKind, ReaderBuilder};
 
 use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, too_long};
+use crate::data::pieces::{not_utf8, utf16};
 use crate::error::{Error, Result};
 
 /// The rows of `file`, whose fields `delimiter` separates. Quotes mean something only in CSV.
@@ -21,6 +22,10 @@ pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows
     let header = reader.byte_headers().map_err(|error| malformed(&path, 1, &error))?.clone();
     if header.is_empty() {
         return Err(Error::data(format!("{}: expected a first row with column names, got nothing", file.display())));
+    }
+    // The reader takes a mark of UTF-8 away itself.
+    if let Some(byte) = header[0].first().filter(|byte| utf16(0, **byte).is_some()) {
+        return Err(not_utf8(file, 0, *byte));
     }
     let place = Place { file: path.clone(), unit: "line", number: 1 };
     let names = (0..header.len()).map(|index| text(&header, index, "the column names").map_err(|e| e.at(&place)));

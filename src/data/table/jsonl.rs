@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, missing, not_text, too_long};
 use crate::data::lines::read_line;
+use crate::data::pieces::{MARK, utf16};
 use crate::error::{Error, Result};
 
 /// The rows of `file`; empty lines are skipped.
@@ -33,9 +34,17 @@ pub(super) fn rows(file: &Path, columns: &Columns) -> Result<Rows> {
 }
 
 fn row(line: &[u8], columns: &Columns, place: &Place) -> Result<Row> {
+    let first = place.number == 1;
     let line = std::str::from_utf8(line).map_err(|error| {
-        Error::data(format!("expected UTF-8 text, got other bytes at byte {}", error.valid_up_to()))
+        let at = error.valid_up_to();
+        let got = utf16(at, line[at]).filter(|_| first);
+        Error::data(format!(
+            "expected UTF-8 text, got {}",
+            got.map_or(format!("other bytes at byte {at}"), str::to_owned)
+        ))
+        .help("convert the file to UTF-8")
     })?;
+    let line = if first { line.trim_start_matches(MARK) } else { line };
     let value = serde_json::from_str(line).map_err(|error| Error::data(format!("malformed JSON: {error}")))?;
     let Value::Object(mut object) = value else {
         return Err(Error::data("expected an object with the columns of the row, got another JSON value"));

@@ -10,7 +10,7 @@ use super::{Limits, row};
 use crate::data::Batch;
 use crate::data::collate::collate;
 use crate::data::padding::Padding;
-use crate::data::pieces::{not_utf8, read_error};
+use crate::data::pieces::{MARK, not_utf8, read_error};
 use crate::error::{Error, Result};
 use crate::task::Task;
 
@@ -22,7 +22,7 @@ pub fn read_batch(file: &Path, task: Task, limits: &Limits) -> Result<Batch> {
     let bytes = fs::read(file).map_err(|error| read_error(file, &error))?;
     let text =
         std::str::from_utf8(&bytes).map_err(|error| not_utf8(file, error.valid_up_to(), bytes[error.valid_up_to()]))?;
-    let json: Value = serde_json::from_str(text).map_err(|error| malformed(file, &error))?;
+    let json: Value = serde_json::from_str(text.trim_start_matches(MARK)).map_err(|error| malformed(file, &error))?;
     let at = |error: Error| error.at(file.display());
     let Value::Object(columns) = json else {
         return Err(at(Error::data("expected an object of columns: input_ids, attention_mask, labels, ...")));

@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::row;
 use crate::data::Example;
 use crate::data::lines::{Lines, MAX_ROW_BYTES, too_long};
-use crate::data::pieces::{Pieces, read_error};
+use crate::data::pieces::{MARK, Pieces, read_error};
 use crate::error::{Error, Result};
 use crate::task::Task;
 
@@ -66,9 +66,10 @@ pub(super) fn rows(file: &Path, task: Task, take: &mut dyn FnMut(Found) -> Resul
 
 /// Whether the first character that is not white space opens an array.
 fn is_array(file: &Path) -> io::Result<bool> {
-    for byte in BufReader::new(File::open(file)?).bytes() {
+    for (at, byte) in BufReader::new(File::open(file)?).bytes().enumerate() {
         let byte = byte?;
-        if !byte.is_ascii_whitespace() {
+        let is_mark = MARK.encode_utf8(&mut [0; 3]).as_bytes().get(at) == Some(&byte);
+        if !is_mark && !byte.is_ascii_whitespace() {
             return Ok(byte == b'[');
         }
     }
