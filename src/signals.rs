@@ -21,11 +21,22 @@ pub enum Signal {
 }
 
 impl Signal {
+    /// Every signal that is watched for.
+    pub const ALL: [Self; 2] = [Self::Interrupt, Self::Terminate];
+
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Interrupt => "SIGINT",
             Self::Terminate => "SIGTERM",
+        }
+    }
+
+    /// Its number.
+    pub fn number(self) -> i32 {
+        match self {
+            Self::Interrupt => SIGINT,
+            Self::Terminate => SIGTERM,
         }
     }
 
@@ -54,8 +65,8 @@ pub fn install() -> Result<()> {
     let failed = |error: &std::io::Error| Error::io("watch for signals", error);
     let received = RECEIVED.get_or_init(|| Arc::new(AtomicUsize::new(0)));
     let again = Arc::new(AtomicBool::new(false));
-    for signal in [Signal::Interrupt, Signal::Terminate] {
-        let number = if signal == Signal::Interrupt { SIGINT } else { SIGTERM };
+    for signal in Signal::ALL {
+        let number = signal.number();
         let code = i32::from(signal.exit_code());
         // In this order: the shutdown looks at the flag that the first signal sets after it.
         signal_hook::flag::register_conditional_shutdown(number, code, again.clone()).map_err(|e| failed(&e))?;
@@ -68,5 +79,5 @@ pub fn install() -> Result<()> {
 /// The signal that has been received, if any. Costs one atomic read.
 pub fn received() -> Option<Signal> {
     let code = RECEIVED.get()?.load(Ordering::Relaxed);
-    [Signal::Interrupt, Signal::Terminate].into_iter().find(|signal| usize::from(signal.exit_code()) == code)
+    Signal::ALL.into_iter().find(|signal| usize::from(signal.exit_code()) == code)
 }

@@ -181,14 +181,14 @@ impl Checkpoint {
         for (_, path) in list(checkpoints)?.into_iter().rev() {
             if let Ok(why) = fs::read_to_string(path.join(SUSPECT)) {
                 let why = why.lines().next().unwrap_or_default();
-                eprintln!("warning: {} is suspect and skipped: {why}", path.display());
+                tracing::warn!("{} is suspect and skipped: {why}", path.display());
                 continue;
             }
             match Self::verify(&path) {
                 Ok(checkpoint) => return Ok(Some(checkpoint)),
                 Err(Fault::Refused(error)) => return Err(error),
                 Err(Fault::Damaged(what)) => {
-                    eprintln!("warning: {} is damaged ({what}) and skipped", path.display());
+                    tracing::warn!("{} is damaged ({what}) and skipped", path.display());
                     let aside = path.with_extension("damaged");
                     let _ = fs::remove_dir_all(&aside);
                     let _ = fs::rename(&path, &aside);
