@@ -113,10 +113,16 @@ impl Error {
         Self::new(kind, format!("cannot {action}: {error}"))
     }
 
-    /// The operating system refused another thread, named by its task: it lacks memory, or the limit of the user or the
-    /// container's tasks is reached.
-    pub fn no_thread(task: impl fmt::Display, error: &std::io::Error) -> Self {
-        Self::out_of_memory(format!("cannot start the thread that {task}: {error}")).help(NO_THREAD)
+    /// The operating system refused to start `what`, a thread or a process: for lack of memory, or because the limit of the
+    /// user's or the container's tasks is reached, where it says so.
+    pub fn start(what: impl fmt::Display, error: &std::io::Error) -> Self {
+        let refused = Self::io(format_args!("start {what}"), error);
+        match error.kind() {
+            std::io::ErrorKind::WouldBlock | std::io::ErrorKind::OutOfMemory => {
+                refused.into_kind(ErrorKind::OutOfMemory).help(NO_THREAD)
+            }
+            _ => refused,
+        }
     }
 
     /// Code has panicked at `place`, with the words `message`. A lack of memory or of threads is told from a defect.

@@ -77,8 +77,7 @@ impl Child {
     fn spawn(command: &mut Command, said: &Path, is_foreign: bool) -> Result<Self> {
         let file = File::create(said).map_err(|error| Error::io(format!("create {}", said.display()), &error))?;
         let spawned = command.stdin(Stdio::piped()).stderr(file).spawn();
-        let mut child =
-            spawned.map_err(|error| Error::io(format!("start {}", command.get_program().display()), &error))?;
+        let mut child = spawned.map_err(|error| Error::start(command.get_program().display(), &error))?;
         let input = child.stdin.take();
         Ok(Self { child, input, said: said.into(), is_foreign })
     }
@@ -259,6 +258,17 @@ pub fn end_with_driver() -> Result<()> {
     if std::env::var_os(CHILD).is_some() { orders().map(drop) } else { Ok(()) }
 }
 
+/// Called where a child meets its driver's end before it has been told: the thread that listens to the driver ends the
+/// process, after it has removed what the two leave. Returns where the driver has merely closed what was written to.
+pub(crate) fn await_end() {
+    std::thread::sleep(Duration::from_secs(3));
+}
+
+/// Called by a kiln before it ends: where its driver has gone, the folders that the two leave are removed first.
+pub fn settled() {
+    drop(lock(&OWN));
+}
+
 /// The lines that the driver of this process writes to its stdin, as they come. Where they end without [`END`], the driver is
 /// gone, and so is this process: nobody is left who would use what it computes.
 ///
@@ -270,6 +280,8 @@ pub(crate) fn orders() -> Result<&'static Mutex<Receiver<String>>> {
         return Ok(orders);
     }
     let (sender, receiver) = sync_channel(16);
+    #[cfg(unix)]
+    let driver = rustix::process::getppid();
     let listen = move || {
         for line in BufReader::new(std::io::stdin()).lines() {
             let Ok(line) = line else { break };
@@ -279,14 +291,22 @@ pub(crate) fn orders() -> Result<&'static Mutex<Receiver<String>>> {
             }
         }
         tracing::error!("the driver of this process has ended");
-        // Held to the end, so that no folder is made any more.
+        // Held to the end, so that no folder is made any more, and this process does not end in the middle ([`settled`]).
         let mut own = lock(&OWN);
+        // The locks of a killed process may be released a little after its pipes; all are when it is nobody's parent.
+        #[cfg(unix)]
+        for _ in 0..100 {
+            if rustix::process::getppid() != driver {
+                break;
+            }
+            std::thread::sleep(POLL);
+        }
         own.drain(..).for_each(|folder| remove(&folder));
         sweep();
         std::process::exit(i32::from(ErrorKind::Io.exit_code()));
     };
     let thread = std::thread::Builder::new().name("kiln-driver".into()).spawn(listen);
-    thread.map_err(|error| Error::no_thread("listens to the driver", &error))?;
+    thread.map_err(|error| Error::start("the thread that listens to the driver", &error))?;
     Ok(ORDERS.get_or_init(|| Mutex::new(receiver)))
 }
 

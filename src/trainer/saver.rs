@@ -41,7 +41,7 @@ impl Saver {
             Ok(started.elapsed())
         };
         let thread = std::thread::Builder::new().name("kiln-saver".into()).spawn(write);
-        self.writing = Some(thread.map_err(|error| Error::no_thread("saves checkpoints", &error))?);
+        self.writing = Some(thread.map_err(|error| Error::start("the thread that saves checkpoints", &error))?);
         Ok(())
     }
 

@@ -202,7 +202,7 @@ fn lines(output: ChildStdout) -> Result<Receiver<io::Result<String>>> {
         }
     };
     let thread = thread::Builder::new().name("kiln-contestant".into()).spawn(read);
-    thread.map_err(|error| Error::no_thread("reads a contestant's answers", &error))?;
+    thread.map_err(|error| Error::start("the thread that reads a contestant's answers", &error))?;
     Ok(receiver)
 }
 

@@ -70,7 +70,12 @@ fn say<T: serde::Serialize>(answer: &T) -> Result<()> {
     let mut line = serde_json::to_string(answer).map_err(|error| Error::data(format!("an answer: {error}")))?;
     line.push('\n');
     let mut out = std::io::stdout().lock();
-    out.write_all(line.as_bytes()).and_then(|()| out.flush()).map_err(|error| Error::io("answer the driver", &error))
+    out.write_all(line.as_bytes()).and_then(|()| out.flush()).map_err(|error| {
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            process::await_end();
+        }
+        Error::io("answer the driver", &error)
+    })
 }
 
 /// The N of the next `run N`; none at `end`. The process ends where the input ends, even in the middle of a turn.
