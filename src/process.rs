@@ -2,8 +2,8 @@
 //! measures or proves something in processes of its own starts them here, so that there is one answer to each of these
 //! questions: what a child says to people, what its exit means, and what happens when the driver is stopped.
 //!
-//! A child ends when its driver ends, however that happens. A kiln ([`Child::start`]) reads its stdin, whose other end only
-//! the driver holds, and ends where that ends ([`end_with_driver`]). Another program ([`Child::start_foreign`]) is ended with
+//! A child ends when its driver ends, however that happens. A kiln (`Child::start`) reads its stdin, whose other end only
+//! the driver holds, and ends where that ends ([`end_with_driver`]). Another program (`Child::start_foreign`) is ended with
 //! all that it started when the driver drops it; on Linux the kernel ends it besides when the driver is killed.
 //!
 //! A temporary folder ([`scratch`]) is removed by the process that made it. What a killed process leaves is removed by its
