@@ -386,11 +386,19 @@ fn sweep() {
     }
 }
 
-/// Removes a temporary folder, first under another name, so that nothing that has not ended yet can write into it.
+/// Removes a temporary folder, first under another name, so that what has not ended yet does not find it any more.
 fn remove(folder: &Path) {
     let gone = folder.with_extension(GONE);
-    if folder == gone || fs::rename(folder, &gone).is_ok() {
-        let _ = fs::remove_dir_all(gone);
+    if folder != gone && fs::rename(folder, &gone).is_err() {
+        return;
+    }
+    // A file that was being made when the name changed, or another process that removes the same, makes it fail once.
+    for _ in 0..10 {
+        let _ = fs::remove_dir_all(&gone);
+        if !gone.exists() {
+            return;
+        }
+        std::thread::sleep(POLL);
     }
 }
 
