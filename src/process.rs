@@ -280,8 +280,6 @@ pub(crate) fn orders() -> Result<&'static Mutex<Receiver<String>>> {
         return Ok(orders);
     }
     let (sender, receiver) = sync_channel(16);
-    #[cfg(unix)]
-    let driver = rustix::process::getppid();
     let listen = move || {
         for line in BufReader::new(std::io::stdin()).lines() {
             let Ok(line) = line else { break };
@@ -293,16 +291,12 @@ pub(crate) fn orders() -> Result<&'static Mutex<Receiver<String>>> {
         tracing::error!("the driver of this process has ended");
         // Held to the end, so that no folder is made any more, and this process does not end in the middle ([`settled`]).
         let mut own = lock(&OWN);
-        // The locks of a killed process may be released a little after its pipes; all are when it is nobody's parent.
-        #[cfg(unix)]
-        for _ in 0..100 {
-            if rustix::process::getppid() != driver {
-                break;
-            }
+        own.drain(..).for_each(|folder| remove(&folder));
+        // The system releases the locks of a killed process a little after its pipes.
+        for _ in 0..20 {
+            sweep();
             std::thread::sleep(POLL);
         }
-        own.drain(..).for_each(|folder| remove(&folder));
-        sweep();
         std::process::exit(i32::from(ErrorKind::Io.exit_code()));
     };
     let thread = std::thread::Builder::new().name("kiln-driver".into()).spawn(listen);
