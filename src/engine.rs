@@ -5,15 +5,22 @@
 //! ([`settle`]). On the CPU both modes are one binary, and nothing here does anything.
 
 use std::fmt;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use crate::config::{AutotuneLevel, CompilerMode, DeviceKind, Switch, TrainingCompilerConfig};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::execution;
 use crate::execution::BURN_VERSION;
+use crate::process::{Child, scratch, this_program};
+use crate::provenance::COMMIT;
+
+/// A kiln says within this what it is.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Which of the two a build is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,6 +82,9 @@ pub struct Identity {
     pub kiln: String,
     /// Burn's version.
     pub burn: String,
+    /// The commit of its sources, see [`COMMIT`]; none of an earlier Kiln.
+    #[serde(default)]
+    pub commit: Option<String>,
     /// Which engine.
     pub engine: Engine,
     /// The kinds of devices it was built for.
@@ -87,19 +97,36 @@ impl Identity {
         let kinds = [(DeviceKind::Cpu, true), (DeviceKind::Wgpu, cfg!(feature = "wgpu"))];
         let kinds = kinds.into_iter().chain([(DeviceKind::Cuda, cfg!(feature = "cuda"))]);
         let devices = kinds.filter(|(_, built)| *built).map(|(kind, _)| kind.to_string()).collect();
-        Self { kiln: env!("CARGO_PKG_VERSION").into(), burn: BURN_VERSION.into(), engine: Engine::this(), devices }
+        Self {
+            kiln: env!("CARGO_PKG_VERSION").into(),
+            burn: BURN_VERSION.into(),
+            commit: Some(COMMIT.into()),
+            engine: Engine::this(),
+            devices,
+        }
     }
 
     /// The identity of the executable `path`.
     fn of(path: &Path) -> Result<Self> {
-        let shown = path.display();
-        let output = Command::new(path).arg("engine").output();
-        let output = output.map_err(|error| Error::io(format!("run {shown}"), &error))?;
-        serde_json::from_slice(&output.stdout)
-            .map_err(|_| Error::config(format!("{shown}: expected a kiln that says what it is (`kiln engine`)")))
+        let folder = scratch()?;
+        let said = folder.path().join("identity.json");
+        let file = File::create(&said).map_err(|error| Error::io(format!("create {}", said.display()), &error))?;
+        let mut command = Command::new(path);
+        let child = Child::start_foreign(command.arg("engine").stdout(file), &folder.path().join("stderr"));
+        let exit = child.and_then(|child| child.wait(Some(Instant::now() + PATIENCE), "stopped before the first step"));
+        let refused = |why: &str| {
+            Error::config(format!("{}: expected a kiln that says what it is (`kiln engine`){why}", path.display()))
+        };
+        match exit.map(|exit| exit.error()) {
+            Ok(None) => {
+                std::fs::read(&said).ok().and_then(|text| serde_json::from_slice(&text).ok()).ok_or_else(|| refused(""))
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::Interrupted(_)) => Err(error),
+            Ok(Some(error)) | Err(error) => Err(refused(&format!(": {}", error.message()))),
+        }
     }
 
-    /// Refuses to be the sibling of this build: `wanted` for `kind` of the same versions.
+    /// Refuses to be the sibling of this build: `wanted` for `kind` of the same versions and sources.
     fn check(&self, path: &Path, wanted: Engine, kind: DeviceKind) -> Result<()> {
         let (this, shown) = (Self::this(), path.display());
         let build = format!("build it again with `{}`", wanted.build_command(kind));
@@ -114,6 +141,16 @@ impl Identity {
             return Err(Error::config(format!(
                 "{shown}: expected kiln {} on Burn {}, as this engine is, got kiln {} on Burn {}",
                 this.kiln, this.burn, self.kiln, self.burn
+            ))
+            .help(build));
+        }
+        let commits = (self.commit.as_deref(), this.commit.as_deref());
+        if let (Some(other), Some(own)) = commits
+            && other != own
+            && ![other, own].contains(&"unknown")
+        {
+            return Err(Error::config(format!(
+                "{shown}: expected a build of commit {own}, as this engine is, got one of {other}"
             ))
             .help(build));
         }
@@ -154,17 +191,58 @@ pub fn become_engine(wanted: Engine, kind: DeviceKind, more: &[String]) -> Resul
     if kind == DeviceKind::Cpu {
         return Ok(());
     }
-    let this = std::env::current_exe().map_err(|error| Error::io("find the running executable", &error))?;
-    let sibling = find(&this, wanted, kind)?;
-    Identity::of(&sibling)?.check(&sibling, wanted, kind)?;
-    eprintln!("{wanted} engine: {}", sibling.display());
+    let sibling = sibling(wanted, kind)?;
+    tracing::info!("{wanted} engine: {}", sibling.display());
     let mut arguments = std::env::args_os().skip(1);
     let mut command = Command::new(&sibling);
     command.args(arguments.next()).args(more).args(arguments);
     Err(become_process(&mut command, &sibling))
 }
 
-/// The executable of the engine `wanted`.
+/// The executables of the two modes, for a driver that runs both.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Programs {
+    native: PathBuf,
+    compiled: PathBuf,
+}
+
+impl Programs {
+    /// Those for a device of kind `kind`: on the CPU this program is both; elsewhere the other engine is looked for as
+    /// [`hand_over`] does, and asked what it is.
+    ///
+    /// # Errors
+    /// As [`hand_over`].
+    pub fn find(kind: DeviceKind) -> Result<Self> {
+        let of = |wanted| match kind == DeviceKind::Cpu || wanted == Engine::this() {
+            true => this_program(),
+            false => sibling(wanted, kind),
+        };
+        Ok(Self { native: of(Engine::Native)?, compiled: of(Engine::Compiled)? })
+    }
+
+    /// The same with `program` for the compiled mode, whatever it is.
+    #[must_use]
+    pub fn with_compiled(self, program: PathBuf) -> Self {
+        Self { compiled: program, ..self }
+    }
+
+    /// That of a mode.
+    pub fn of(&self, mode: CompilerMode) -> &Path {
+        match mode {
+            CompilerMode::Native => &self.native,
+            CompilerMode::Compiled | CompilerMode::Auto => &self.compiled,
+        }
+    }
+}
+
+/// The executable of the engine `wanted` for `kind`, which has said that it is that.
+fn sibling(wanted: Engine, kind: DeviceKind) -> Result<PathBuf> {
+    let sibling = find(&this_program()?, wanted, kind)?;
+    Identity::of(&sibling)?.check(&sibling, wanted, kind)?;
+    Ok(sibling)
+}
+
+/// Where the executable of the engine `wanted` should be.
 fn find(this: &Path, wanted: Engine, kind: DeviceKind) -> Result<PathBuf> {
     let build = wanted.build_command(kind);
     if let Some(path) = std::env::var_os(wanted.variable()).filter(|path| !path.is_empty()).map(PathBuf::from) {
@@ -332,6 +410,13 @@ mod tests {
         says(&this, "expected the");
         says(&Identity { kiln: "0.0.9".into(), ..sibling.clone() }, "got kiln 0.0.9");
         says(&Identity { burn: "0.21.0".into(), ..sibling.clone() }, "on Burn 0.21.0");
+        // A build that is not of a checkout does not know its commit, and is not asked for it.
+        let elsewhere = Identity { commit: Some("0123456789ab".into()), ..sibling.clone() };
+        if COMMIT != "unknown" {
+            says(&elsewhere, "got one of 0123456789ab");
+        }
+        let unknown = Identity { commit: Some("unknown".into()), ..sibling.clone() };
+        unknown.check(path, other, DeviceKind::Wgpu).unwrap();
         says(&Identity { devices: vec!["cpu".into()], ..sibling }, "expected a build for wgpu, got one for cpu");
     }
 

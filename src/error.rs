@@ -27,6 +27,31 @@ pub enum ErrorKind {
     Interrupted(Signal),
 }
 
+impl ErrorKind {
+    /// The exit code of a process that fails in this way: 1 io, 2 config, 3 data, 4 out of memory, 5 non-finite, 6 a
+    /// comparison that failed, 7 device, and 128 + its number for a signal.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Io => 1,
+            Self::Config => 2,
+            Self::Data => 3,
+            Self::OutOfMemory => 4,
+            Self::NonFinite => 5,
+            Self::Differs => 6,
+            Self::Device => 7,
+            Self::Interrupted(signal) => signal.exit_code(),
+        }
+    }
+
+    /// The kind with this exit code, if there is one: the inverse of [`exit_code`](Self::exit_code).
+    pub fn of_exit_code(code: i32) -> Option<Self> {
+        let kinds =
+            [Self::Io, Self::Config, Self::Data, Self::OutOfMemory, Self::NonFinite, Self::Differs, Self::Device];
+        let signals = Signal::ALL.iter().copied().map(Self::Interrupted);
+        kinds.into_iter().chain(signals).find(|kind| i32::from(kind.exit_code()) == code)
+    }
+}
+
 /// An error with what happened, what to do about it, and a kind.
 #[derive(Debug)]
 pub struct Error {
@@ -78,19 +103,48 @@ impl Error {
         Self::new(ErrorKind::Interrupted(signal), message)
     }
 
-    /// The operating system refused `action` (for example "write runs/a/plan.toml"); or it did not, and what a file holds is
-    /// not what it should hold, such as text that is not UTF-8.
+    /// The operating system refused `action` (for example "write runs/a/plan.toml"), for lack of memory where it says so; or it
+    /// did not, and what a file holds is not what it should hold, such as text that is not UTF-8.
     pub fn io(action: impl fmt::Display, error: &std::io::Error) -> Self {
         let kind = match error.kind() {
             std::io::ErrorKind::InvalidData => ErrorKind::Data,
+            std::io::ErrorKind::OutOfMemory => ErrorKind::OutOfMemory,
             _ => ErrorKind::Io,
         };
         Self::new(kind, format!("cannot {action}: {error}"))
     }
 
+    /// The operating system refused to start `what`, a thread or a process: for lack of memory, or because the limit of the
+    /// user's or the container's tasks is reached, where it says so.
+    pub fn start(what: impl fmt::Display, error: &std::io::Error) -> Self {
+        let refused = Self::io(format_args!("start {what}"), error);
+        match error.kind() {
+            std::io::ErrorKind::WouldBlock | std::io::ErrorKind::OutOfMemory => {
+                refused.into_kind(ErrorKind::OutOfMemory).help(NO_THREAD)
+            }
+            _ => refused,
+        }
+    }
+
+    /// Code has panicked at `place`, with the words `message`. A lack of memory or of threads is told from a defect.
+    pub fn panicked(place: impl fmt::Display, message: &str) -> Self {
+        let no_thread = ["failed to spawn thread", "ThreadPoolBuildError"].iter().any(|words| message.contains(words));
+        if no_thread {
+            return Self::out_of_memory(format!("{place}: the system refuses another thread")).help(NO_THREAD);
+        }
+        let kind = if says_out_of_memory(message) { ErrorKind::OutOfMemory } else { ErrorKind::Device };
+        Self::new(kind, format!("{place} panicked: {message}"))
+    }
+
     /// A failure of `kind` that another process has reported.
     pub fn of_kind(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self::new(kind, message)
+    }
+
+    /// The same failure as another kind.
+    #[must_use]
+    pub(crate) fn into_kind(self, kind: ErrorKind) -> Self {
+        Self { kind, ..self }
     }
 
     /// Adds the line that says what to do.
@@ -122,19 +176,14 @@ impl Error {
         self.kind
     }
 
-    /// The exit code of the process that fails with this error: 1 io, 2 config, 3 data, 4 out of memory, 5 non-finite,
-    /// 6 a comparison that failed, 7 device, 129, 130 and 143 for SIGHUP, SIGINT and SIGTERM.
+    /// What happened, without the help.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// The exit code of the process that fails with this error: that of its kind.
     pub fn exit_code(&self) -> u8 {
-        match self.kind {
-            ErrorKind::Io => 1,
-            ErrorKind::Config => 2,
-            ErrorKind::Data => 3,
-            ErrorKind::OutOfMemory => 4,
-            ErrorKind::NonFinite => 5,
-            ErrorKind::Differs => 6,
-            ErrorKind::Device => 7,
-            ErrorKind::Interrupted(signal) => signal.exit_code(),
-        }
+        self.kind.exit_code()
     }
 }
 
@@ -149,6 +198,26 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+const NO_THREAD: &str = "raise the limit of tasks (`ulimit -u`, a container's pids limit) or of memory (`ulimit -v`)";
+
+/// Whether the words of a driver, of an allocator or of another program say that memory ran out. A failed access to memory
+/// is another matter: it poisons a device.
+pub(crate) fn says_out_of_memory(words: &str) -> bool {
+    const PHRASES: [&str; 9] = [
+        "out of memory",
+        "out_of_memory",
+        "outofmemory",
+        "out of device memory",
+        "not enough memory",
+        "memory allocation of", // Rust's allocator
+        "can't allocate",
+        "cannot allocate",
+        "failed to allocate",
+    ];
+    let words = words.to_lowercase();
+    !words.contains("poison") && PHRASES.iter().any(|phrase| words.contains(phrase))
+}
 
 /// The candidate nearest to `given`, for "did you mean" hints; none if nothing is close.
 pub fn nearest<'a>(given: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
@@ -223,7 +292,7 @@ pub(crate) fn plain_words(message: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{one_line, printable};
+    use super::*;
 
     #[test]
     fn nothing_that_is_printed_has_power_over_the_terminal() {
@@ -235,5 +304,23 @@ mod tests {
         let json = serde_json::json!({ "answer": hostile }).to_string();
         let read = serde_json::from_str::<serde_json::Value>(&printable(&json));
         assert_eq!(read.expect("still JSON")["answer"], hostile);
+    }
+
+    #[test]
+    fn an_exit_code_stands_for_its_kind() {
+        for code in (1..=7).chain([129, 130, 143]) {
+            let kind = ErrorKind::of_exit_code(code).map(|kind| i32::from(kind.exit_code()));
+            assert_eq!(kind, Some(code));
+        }
+        assert_eq!([0, 8, 101, 127, 256, -1].map(ErrorKind::of_exit_code), [None; 6]);
+    }
+
+    #[test]
+    fn a_lack_of_memory_is_no_defect() {
+        let io = |kind: std::io::ErrorKind| Error::io("map a file", &kind.into()).exit_code();
+        assert_eq!((io(std::io::ErrorKind::OutOfMemory), io(std::io::ErrorKind::NotFound)), (4, 1));
+        let panicked = |message: &str| Error::panicked("a step", message).exit_code();
+        let pool = "The global thread pool has not been initialized.: ThreadPoolBuildError { kind: IOError(..) }";
+        assert_eq!((panicked(pool), panicked("CUDA_ERROR_OUT_OF_MEMORY"), panicked("index 7")), (4, 4, 7));
     }
 }

@@ -12,7 +12,7 @@ use kiln_models::Ops;
 
 use crate::config::{CompilerMode, DeviceKind, FusedOps, Switch, TrainingCompilerConfig};
 use crate::engine::{self, Engine};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, says_out_of_memory};
 use crate::host;
 
 /// The version of Burn, as `Cargo.toml` pins it.
@@ -215,9 +215,7 @@ fn without_autodiff(tensor: Tensor<1>) -> Tensor<1> {
 
 fn device_error(error: &dyn std::fmt::Display) -> Error {
     let text = error.to_string();
-    let lower = text.to_lowercase();
-    // "Illegal memory access" poisons a device: it is no lack of memory.
-    if lower.contains("memory") && !lower.contains("poison") && !lower.contains("illegal") {
+    if says_out_of_memory(&text) {
         Error::out_of_memory(format!("the device ran out of memory: {text}"))
             .help("lower trainer.per_device_train_batch_size and raise trainer.gradient_accumulation_steps by as much")
     } else {

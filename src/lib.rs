@@ -28,6 +28,7 @@ pub mod optim;
 pub mod plan;
 pub mod precision;
 pub mod predict;
+pub mod process;
 pub mod provenance;
 pub mod report;
 pub mod runs;

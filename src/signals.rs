@@ -25,15 +25,15 @@ pub enum Signal {
     Hangup,
 }
 
-/// Every signal that is watched for.
-const ALL: &[Signal] = &[
-    Signal::Interrupt,
-    Signal::Terminate,
-    #[cfg(unix)]
-    Signal::Hangup,
-];
-
 impl Signal {
+    /// Every signal that is watched for.
+    pub const ALL: &[Self] = &[
+        Self::Interrupt,
+        Self::Terminate,
+        #[cfg(unix)]
+        Self::Hangup,
+    ];
+
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
@@ -44,7 +44,8 @@ impl Signal {
         }
     }
 
-    fn number(self) -> i32 {
+    /// Its number.
+    pub fn number(self) -> i32 {
         match self {
             Self::Interrupt => SIGINT,
             Self::Terminate => SIGTERM,
@@ -61,7 +62,7 @@ impl Signal {
 
     /// The signal that a process with this exit code was stopped by, if any.
     pub fn of_exit_code(code: i32) -> Option<Self> {
-        ALL.iter().copied().find(|signal| i32::from(signal.exit_code()) == code)
+        Self::ALL.iter().copied().find(|signal| i32::from(signal.exit_code()) == code)
     }
 
     /// The error that ends the work which it stopped; `message` says how far that work came.
@@ -82,7 +83,7 @@ pub fn install() -> Result<()> {
     let failed = |error: &std::io::Error| Error::io("watch for signals", error);
     let received = RECEIVED.get_or_init(|| Arc::new(AtomicUsize::new(0)));
     let again = Arc::new(AtomicBool::new(false));
-    for signal in ALL.iter().copied().filter(|signal| !is_nohup(*signal)) {
+    for signal in Signal::ALL.iter().copied().filter(|signal| !is_nohup(*signal)) {
         let (number, code) = (signal.number(), i32::from(signal.exit_code()));
         // In this order: the shutdown looks at the flag that the first signal sets after it.
         signal_hook::flag::register_conditional_shutdown(number, code, again.clone()).map_err(|e| failed(&e))?;

@@ -20,6 +20,7 @@ use crate::config::{CompilerMode, DeviceKind, OnExisting, RunConfig, SaveStrateg
 use crate::error::{Error, Result};
 use crate::execution;
 use crate::plan::RunPlan;
+use crate::process::scratch;
 use crate::trainer::{Callback, Control, Progress, Trainer, checkpoint};
 
 /// Figures of a training row that say something about the run, not about the machine.
@@ -94,7 +95,7 @@ pub fn across_modes(config: &RunConfig, runner: &Runner<'_>) -> Result<Vec<(Stri
 
 /// `modes`: before the stop, and after it.
 fn verify_in(config: &RunConfig, modes: [CompilerMode; 2], runner: &Runner<'_>) -> Result<Report> {
-    let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
+    let folder = scratch()?;
     let mut config = config.clone();
     config.generation = None;
     let trainer = &mut config.trainer;

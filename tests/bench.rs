@@ -1,6 +1,5 @@
 //! `kiln bench` through the binary: what it writes, that unequal losses make no ratio, and what is refused. Faults are
-//! planted by scripts that stand in for the compiled engine (`$KILN_COMPILED`) or for a peer. No assertion depends on how fast
-//! anything is.
+//! planted by a variant or by scripts that stand in for a peer. No assertion depends on how fast anything is.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
@@ -86,18 +85,19 @@ fn the_smoke_suite_measures_both_modes() {
 #[test]
 fn a_planted_difference_makes_no_ratio() {
     let folder = tempfile::tempdir().unwrap();
-    let lines = "sed 's/^learning_rate = .*/learning_rate = 0.01/' \"$2\" > \"$2.planted.toml\"\n\
-                 exec \"$KILN\" \"$1\" \"$2.planted.toml\"";
-    let compiled = script(folder.path(), "compiled.sh", lines);
-    let output = bench(folder.path(), &ONE).env("KILN_COMPILED", &compiled).output().unwrap();
+    let planted = ["--variant", "planted=trainer.learning_rate=0.01"];
+    let output = bench(folder.path(), &ONE).args(planted).output().unwrap();
     let said = text(&output);
     assert_eq!(output.status.code(), Some(6), "{said}");
-    assert!(said.contains("NOT EQUAL, no ratio") && !said.contains("native / compiled"), "{said}");
-    assert!(said.contains("the losses of compiled are not those of native"), "{said}");
+    assert!(said.contains("NOT EQUAL, no ratio") && !said.contains("planted / compiled"), "{said}");
+    assert!(said.contains("the losses of planted are not those of native"), "{said}");
     let report = json(&folder.path().join("out.json"));
     let case = &report["cases"][0];
-    assert_eq!((case["losses"][0]["passed"].as_bool(), case["ratios"].as_array().unwrap().len()), (Some(false), 0));
-    assert!(contestant(case, "compiled")["step_ms"]["median"].as_f64().is_some(), "the figures themselves are kept");
+    let check = case["losses"].as_array().unwrap().iter().find(|check| check["of"] == "planted").unwrap();
+    assert_eq!(check["passed"], false);
+    let ratios = case["ratios"].as_array().unwrap();
+    assert!(ratios.iter().all(|ratio| ratio["of"] != "planted" && ratio["against"] != "planted"), "{case}");
+    assert!(contestant(case, "planted")["step_ms"]["median"].as_f64().is_some(), "the figures themselves are kept");
 }
 
 #[test]
@@ -124,6 +124,18 @@ fn peers_take_turns_and_their_end_is_told() {
         3,
         &["chatty", "expected a line of JSON on its stdout", "\"hello\""],
     );
+
+    // One that never answers, and one that is dead while what it has started holds its stdout.
+    for (name, lines, code, part) in [
+        ("silent", "sleep 600", 7, "it was silent for 2s, and was ended"),
+        ("dead", "sleep 600 & kill -SEGV $$", 7, "it crashed (signal: 11"),
+        ("closed", "exec 1>&-; sleep 600", 7, "it was silent for 2s"),
+        ("early", "exit 0", 3, "it ended before it had answered"),
+    ] {
+        let peer = format!("{name}={}", script(folder.path(), &format!("{name}.sh"), lines).display());
+        let mut command = bench(folder.path(), &ONE);
+        fails(command.args(["--answer-within", "2s", "--peer", &peer]), code, &[&format!("{name}: {part}")]);
+    }
 }
 
 #[test]
@@ -163,6 +175,20 @@ fn what_makes_no_sense_is_refused() {
         refused(&["--suite", "gpu"], &["is for a GPU", "for the CPU alone", "--suite cpu"]);
     }
     refused(&["--suite", "smoke", "--rounds", "0"], &["--rounds: expected 1 or more"]);
+    for flag in ["--warmup", "--rounds", "--steps", "--operators"] {
+        let parts = [&format!("{flag}: expected"), "got 18446744073709551615"];
+        refused(&["--suite", "smoke", flag, "18446744073709551615"], &parts);
+    }
+    for time in ["400000000000y", "99999999999999999999s", "-1s", "inf"] {
+        for flag in ["--time-limit", "--answer-within"] {
+            refused(&["--suite", "smoke", &format!("{flag}={time}")], &[flag, "expected a length of time"]);
+        }
+    }
+    // A name is that of files, too.
+    for name in ["../x", "/x", "a/b", ".", "..", "", "native", "model", &"x".repeat(65)] {
+        refused(&["--suite", "smoke", "--peer", &format!("{name}=true")], &["--peer", "NAME is up to 64 letters"]);
+        refused(&["--suite", "smoke", "--variant", &format!("{name}=a.b=c")], &["--variant", "NAME is up to 64"]);
+    }
     refused(&["none.toml"], &["none.toml: no such config file"]);
     write(folder.path(), "clm");
     refused(&["config.toml", "--peer", "eager=true"], &["--peer: eager needs a suite"]);

@@ -1,7 +1,7 @@
 //! `kiln compare` and `kiln report` through the binary, on a tiny model: what they write, that faults planted in the
 //! compiled arm get the right verdict and exit code, and what is refused. The faults are planted by a script that stands in
-//! for the compiled engine (`$KILN_COMPILED`): the product knows nothing of them. No assertion depends on how fast anything
-//! is.
+//! for the compiled engine (`--compiled-program`): the product knows nothing of them. No assertion depends on how fast
+//! anything is.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
@@ -66,7 +66,7 @@ impl Place {
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
         // Four runs: fewer leave room for any noise.
         let mut command = self.compare_repeats("4", &["--out", name]);
-        command.env("KILN_COMPILED", script).env("KILN", env!("CARGO_BIN_EXE_kiln"));
+        command.arg("--compiled-program").arg(script).env("KILN", env!("CARGO_BIN_EXE_kiln"));
         command
     }
 
@@ -359,12 +359,37 @@ fn an_arm_that_crashes_or_runs_out_of_memory_ends_the_comparison_so() {
     fails(&mut place.with_fault("panic", "exit 101"), 7, &["arm compiled: it crashed"]);
     fails(&mut place.with_fault("killed", "kill -KILL $$"), 4, &["arm compiled: out of memory: the kernel killed"]);
     let allocation = "echo 'memory allocation of 8589934592 bytes failed' >&2; kill -ABRT $$";
-    fails(&mut place.with_fault("allocation", allocation), 4, &["out of memory: an allocation failed"]);
+    fails(
+        &mut place.with_fault("allocation", allocation),
+        4,
+        &["arm compiled: out of memory: memory allocation of 8589934592"],
+    );
     let (verdict, reason) = place.verdict("allocation");
     assert!(verdict == "not comparable" && reason.contains("compiled: out of memory"), "{verdict} ({reason})");
+    // What a process has started may outlive it and hold its stdout.
+    let left = "sleep 30 & kill -SEGV $$";
+    let asked = std::time::Instant::now();
+    fails(&mut place.with_fault("left", left), 7, &["arm compiled: it crashed (signal: 11"]);
+    assert!(asked.elapsed().as_secs() < 25, "it was waited for");
+    fails(
+        &mut place.with_fault("silent", "exit 3"),
+        3,
+        &["arm compiled: it failed (exit status: 3), and said nothing"],
+    );
     // What Kiln itself says of a loss that is no number is passed on.
     let nan = "train \"$@\" --set trainer.learning_rate=1e30";
     fails(&mut place.with_fault("nan", nan), 5, &["arm compiled: step", "the loss is"]);
+}
+
+#[test]
+fn on_the_cpu_this_program_is_both_engines() {
+    let place = Place::new();
+    let script = place.path("other.sh");
+    std::fs::write(&script, format!("#!/bin/sh\ntouch {}\nexit 3\n", place.path("ran").display())).unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = place.compare(&["--arms", "native,compiled"]);
+    succeeds(command.env("KILN_COMPILED", &script).env("KILN_NATIVE", &script));
+    assert!(!place.path("ran").exists(), "a program that nobody has checked was run");
 }
 
 #[test]

@@ -379,3 +379,86 @@ fn a_folder_belongs_to_one_process() {
     assert!(stdout.contains("Completed") && stdout.contains("gpt2 clm"), "{stdout}");
     fails(kiln(folder.path()).args(["describe", "."]), 3, &["no run of Kiln's"]);
 }
+
+/// The processes that `pid` has started, and theirs.
+#[cfg(target_os = "linux")]
+fn descendants(pid: u32) -> Vec<u32> {
+    let parent = |entry: std::fs::DirEntry| {
+        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+        let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+        (fields.next()? != "Z").then_some((pid, fields.next()?.parse::<u32>().ok()?))
+    };
+    let all = std::fs::read_dir("/proc").unwrap().filter_map(|entry| parent(entry.unwrap())).collect::<Vec<_>>();
+    let (mut found, mut next) = (Vec::new(), vec![pid]);
+    while let Some(above) = next.pop() {
+        let children = all.iter().filter(|(_, parent)| *parent == above).map(|(child, _)| *child);
+        next.extend(children.clone());
+        found.extend(children);
+    }
+    found
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_driver_that_is_stopped_leaves_no_process_and_no_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let many = ["--set", "trainer.max_steps=1000000"];
+    let drivers: [&[&str]; 6] = [
+        &["parity", "config.toml", "--steps", "100000", "--set", "trainer.max_steps=1000000"],
+        &["bisect", "config.toml", "--steps", "100000", "--set", "trainer.max_steps=1000000"],
+        &["tune-batch", "config.toml", "--steps-per-trial", "100000", "--max", "2"],
+        &["bench", "config.toml", "--steps", "1000", "--rounds", "100", "--out", "bench.json"],
+        &["bench", "--suite", "smoke", "--peer", "peer=./peer.sh", "--out", "bench.json"],
+        &["compare", "config.toml", "--steps", "100000", "--arms", "native,compiled", "--out", "compared"],
+    ];
+    std::fs::write(folder.path().join("peer.sh"), "#!/bin/sh\nexec sleep 600\n").unwrap();
+    assert!(Command::new("chmod").args(["+x", "peer.sh"]).current_dir(&folder).status().unwrap().success());
+    let temporary = folder.path().join("temporary");
+    std::fs::create_dir(&temporary).unwrap();
+    for driver in drivers {
+        for name in ["-TERM", "-INT", "-HUP", "-KILL"] {
+            let mut command = kiln(folder.path());
+            command.args(driver).args(if driver[0] == "bench" && driver[1] == "config.toml" { &many[..] } else { &[] });
+            command.args(if driver[0] == "compare" { &many[..] } else { &[] });
+            command.env("TMPDIR", &temporary).stdout(Stdio::null()).stderr(Stdio::null());
+            let mut child = command.spawn().unwrap();
+            // A peer takes its turn when Kiln's own contestants have made theirs.
+            let is_peer = driver.contains(&"peer=./peer.sh");
+            let is_sleep =
+                |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sleep\n");
+            let mut theirs = descendants(child.id());
+            while theirs.is_empty() || is_peer && !theirs.iter().any(is_sleep) {
+                assert!(child.try_wait().unwrap().is_none(), "{driver:?} ended by itself");
+                std::thread::sleep(Duration::from_millis(10));
+                theirs = descendants(child.id());
+            }
+            signal(&child, name);
+            let code = child.wait().unwrap().code();
+            match name {
+                "-TERM" => assert_eq!(code, Some(143), "{driver:?}"),
+                "-INT" => assert_eq!(code, Some(130), "{driver:?}"),
+                _ => {}
+            }
+            let asked = Instant::now();
+            let lives = |pid: &u32| {
+                std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+            };
+            let left = || std::fs::read_dir(&temporary).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+            // Where no kiln is left to remove the folder of a killed one, the next that makes such a folder does so.
+            let is_left = is_peer && ["-HUP", "-KILL"].contains(&name);
+            while theirs.iter().any(lives) || !is_left && !left().is_empty() {
+                let alive = theirs.iter().filter(|pid| lives(pid)).collect::<Vec<_>>();
+                assert!(asked.elapsed() < Duration::from_secs(10), "{driver:?} {name}: {alive:?}, {:?}", left());
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let _ = std::fs::remove_dir_all(folder.path().join("compared"));
+            if is_left {
+                let next = ["parity", "config.toml", "--steps", "1"];
+                succeeds(kiln(folder.path()).args(next).env("TMPDIR", &temporary));
+                assert!(left().is_empty(), "{:?}", left());
+            }
+        }
+    }
+}

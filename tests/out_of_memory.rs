@@ -1,5 +1,5 @@
-//! Memory that runs out in the middle of a run: an injected fault takes the run back to its last good state with half the
-//! micro-batch, and it ends where an undisturbed run ends.
+//! Memory that runs out: in the middle of a run an injected fault takes the run back to its last good state with half the
+//! micro-batch, and it ends where an undisturbed run ends; a process that the system gives no more ends with exit code 4.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use common::small_run::write;
-use common::train_rows;
+use common::{kiln, text, train_rows};
 use kiln::data::{Dataset, Example};
 use kiln::trainer::Callback;
 use kiln::{Error, ErrorKind, RunConfig, Trainer};
@@ -142,4 +142,43 @@ fn halving_ends_at_one() {
     let halvings = log.lines().filter(|line| line.contains("half the micro-batch")).collect::<Vec<_>>();
     assert_eq!(halvings.len(), 2, "4 to 2, 2 to 1: {log}");
     assert!(std::fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap().is_empty());
+}
+
+/// Under every limit the command does its work or says that memory ran out, with exit code 4 and one message.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_process_without_memory_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    // Text from which a tokenizer is learned, by threads and hash tables.
+    let words = (0..60_000u64).map(|i| format!("{:x} ", i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40));
+    std::fs::write(folder.path().join("text.txt"), words.collect::<String>()).unwrap();
+    let config = "[run]\noutput_dir = \"run\"\n[model]\nkind = \"gpt2\"\nn_layer = 1\nn_head = 2\nn_embd = 16\n\
+                  n_positions = 32\n[data]\ntask = \"clm\"\ntrain = [\"text.txt\"]\nblock_size = 16\n[tokenizer]\n\
+                  train_vocab_size = 600\n[trainer]\nmax_steps = 2\n[device]\nkind = \"cpu\"\n";
+    std::fs::write(folder.path().join("text.toml"), config).unwrap();
+    let program = kiln(folder.path()).get_program().to_owned();
+    let (mut without, mut with) = (0, 0);
+    for limit in [55, 60, 70, 80, 100, 4000] {
+        for file in ["text.toml", "config.toml"] {
+            let mut command = std::process::Command::new("/bin/sh");
+            let script = format!("ulimit -v {}; exec \"$0\" plan {file}", limit * 1024);
+            command.args(["-c", &script]).arg(&program).current_dir(folder.path());
+            let output = command.env("KILN_CACHE", folder.path().join(format!("cache-{limit}"))).output().unwrap();
+            let said = text(&output);
+            match output.status.code() {
+                Some(0) => with += 1,
+                // The program itself does not fit, and the system's loader says so.
+                Some(127) => assert!(said.contains("error while loading"), "{said}"),
+                Some(4) => {
+                    without += 1;
+                    let stderr = String::from_utf8_lossy(&output.stderr);
+                    assert!(stderr.contains("error: ") && stderr.contains("help: "), "{limit} MiB: {stderr}");
+                    assert_eq!(stderr.matches("error: ").count(), 1, "{limit} MiB: {stderr}");
+                }
+                _ => panic!("{limit} MiB, {file}: {:?} {said}", output.status),
+            }
+        }
+    }
+    assert!(without > 0 && with > 0, "{without} ended without memory, {with} with it");
 }

@@ -120,6 +120,7 @@ fn what_cannot_be_searched_is_refused() {
     fails(&mut tune(path, &["--steps-per-trial", "1"]), 2, &["--steps-per-trial", "2 or more"]);
     fails(&mut tune(path, &["--mode", "fast"]), 2, &["--mode", "`fast`"]);
     fails(&mut tune(path, &["--time-limit", "0s", "--max", "2"]), 2, &["no size had trained", "--time-limit"]);
+    fails(&mut tune(path, &["--time-limit", "400000000000y"]), 2, &["--time-limit", "up to ten years"]);
     // A failure that is not about memory ends the search with its own message and code.
     let diverges = ["--max", "2", "--set", "trainer.learning_rate=1e38"];
     fails(&mut tune(path, &diverges), 5, &["a trial failed", "expected finite numbers"]);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stands in for an engine of `kiln compare` ($KILN_COMPILED): the real binary ($KILN) in native mode, slowed down from
+"""Stands in for an engine of `kiln compare` (--compiled-program): the real binary ($KILN) in native mode, slowed down from
 outside. With $SLOWDOWN = 0.1 the process is stopped (SIGSTOP) for a tenth of the time that it computes, every few
 milliseconds, so whatever it does takes 10 % longer. While it is stopped, all processors are kept busy: on a machine whose
 host hands out processor time, an idle moment would be given back, and the loss with it. While it waits for its turn nothing

@@ -49,9 +49,9 @@ def trial(folder, slowdown):
     log, out = folder / "planted", folder / "compare"
     shutil.rmtree(out, ignore_errors=True)
     log.unlink(missing_ok=True)
-    env = {"KILN_COMPILED": str(HERE / "slow.py"), "SLOWDOWN": str(slowdown), "SLOWDOWN_LOG": str(log)}
+    env = {"SLOWDOWN": str(slowdown), "SLOWDOWN_LOG": str(log)}
     began = time.perf_counter()
-    kiln("compare", folder / "config.toml", "--out", out, env=env)
+    kiln("compare", folder / "config.toml", "--out", out, "--compiled-program", HERE / "slow.py", env=env)
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     comparison, noise = report["comparisons"][0], report["noise"]
     planted = [list(map(float, line.split())) for line in log.read_text().splitlines()] if log.exists() else []

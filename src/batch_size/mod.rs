@@ -19,6 +19,7 @@ use crate::execution::Available;
 use crate::host::available_mib;
 use crate::inputs::Inputs;
 use crate::plan::{RunPlan, batch::micro_batch};
+use crate::process::scratch;
 use crate::trainer::write_whole;
 use process::Watch;
 use search::{Outcome, Range, Trial};
@@ -163,21 +164,22 @@ pub fn tune(
     watch: &mut dyn FnMut(Event<'_>) -> Result<()>,
 ) -> Result<Stored> {
     options.check()?;
-    let deadline = options.time_limit.map(|limit| Instant::now() + limit);
+    // A limit beyond what the clock can tell is none.
+    let deadline = options.time_limit.and_then(|limit| Instant::now().checked_add(limit));
     let mut config = config.clone();
     config.set_compiler(mode);
     let probe = plan(probe(&config))?;
     let (budget_mib, because) = options.budget(&probe.device)?;
     let key = Key::of(&config, &probe);
     watch(Event::Begins { key: &key, budget: &because })?;
-    let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
+    let folder = scratch()?;
     let mut run = |batch: usize| {
         let outcome = try_size(&config, &probe, batch, options, Watch { budget_mib, deadline }, folder.path())?;
         watch(Event::Tried(&Trial { batch, outcome: outcome.clone() }))?;
         Ok(outcome)
     };
     let start = options.start.or(config.trainer.per_device_train_batch_size.size()).unwrap_or(DEFAULT_START);
-    let useful = useful(&config, &probe).next_multiple_of(options.multiple_of);
+    let useful = useful(&config, &probe).checked_next_multiple_of(options.multiple_of).unwrap_or(usize::MAX);
     let range = Range { start, max: options.max.min(useful), multiple_of: options.multiple_of };
     let mut found = range.search(budget_mib, &mut run)?;
     if let (None, Some(batch)) = (budget_mib, found.batch) {

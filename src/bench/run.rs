@@ -1,7 +1,8 @@
 //! Drives the contestants of a benchmark by turns, checks their losses, and writes the report as it goes.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
 use burn::tensor::Device;
@@ -11,12 +12,13 @@ use super::judge::{floor_ms, judge};
 use super::report::{BenchReport, CaseReport, ContestantReport, OperatorReport, SCHEMA, Spread};
 use super::suite::{Case, CaseBatch, Suite};
 use crate::compare::arms::bare_run;
-use crate::compare::process::program;
 use crate::compare::{Failure, peak};
 use crate::config::{CompilerMode, DeviceKind, RunConfig, TrainBatchSize};
-use crate::error::{Error, ErrorKind, Result};
+use crate::engine::Programs;
+use crate::error::{Error, Result};
+use crate::process::{Child, scratch};
 use crate::trainer::write_whole;
-use crate::turns::contestant::{Answer, Contestant};
+use crate::turns::contestant::{Answer, Contestant, Program};
 use crate::turns::protocol::Turn;
 use crate::{execution, host};
 
@@ -39,7 +41,7 @@ impl std::str::FromStr for Peer {
     fn from_str(text: &str) -> Result<Self> {
         let bad = || {
             Error::config(format!("--peer: expected NAME=COMMAND, got {text:?}"))
-                .help("as in --peer \"eager=python3 benches/pytorch/worker.py --mode eager\"")
+                .help(format!("as in --peer \"eager=python3 benches/pytorch/worker.py --mode eager\"; {NAME}"))
         };
         let (name, command) = text.split_once('=').ok_or_else(bad)?;
         let command = command.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
@@ -66,16 +68,21 @@ impl std::str::FromStr for Variant {
         let parts = text.split_once('=').filter(|(name, set)| is_free(name) && set.contains('='));
         let (name, set) = parts.ok_or_else(|| {
             Error::config(format!("--variant: expected NAME=SECTION.KEY=VALUE, got {text:?}"))
-                .help("as in --variant fused=compiler.fused_ops=on")
+                .help(format!("as in --variant fused=compiler.fused_ops=on; {NAME}"))
         })?;
         Ok(Self { name: name.into(), set: set.into() })
     }
 }
 
-/// Whether a contestant besides Kiln's modes can have this name.
+/// Whether a contestant besides Kiln's modes can have this name, which is also that of its files in the folder of the case.
 fn is_free(name: &str) -> bool {
-    !name.is_empty() && !["native", "compiled"].contains(&name)
+    let is_plain = |c: char| c.is_alphanumeric() || "-_.+".contains(c);
+    let is_taken = ["native", "compiled", "model"].contains(&name);
+    (1..=64).contains(&name.len()) && !is_taken && !name.starts_with('.') && name.chars().all(is_plain)
 }
+
+/// The rule of [`is_free`], for people.
+const NAME: &str = "NAME is up to 64 letters, digits and - _ . +, and not native, compiled or model";
 
 /// What is measured.
 #[derive(Debug, Clone)]
@@ -117,7 +124,12 @@ pub struct Options {
     pub out: PathBuf,
     /// No case is begun after this time.
     pub time_limit: Option<Duration>,
+    /// A contestant that is silent for so long has failed.
+    pub answer_within: Duration,
 }
+
+/// No number of steps, rounds or repeats is larger: what a contestant answers must have room in memory.
+const MOST: usize = 1_000_000;
 
 /// The numbers of turns.
 #[derive(Debug, Clone, Copy)]
@@ -161,6 +173,10 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&CaseReport) -> Result<()>) ->
         logging: if is_cpu { 1 } else { LOGGING_STEPS_GPU },
     };
     turns.check()?;
+    if options.operators > MOST {
+        return Err(Error::config(format!("--operators: expected at most {MOST}, got {}", options.operators)));
+    }
+    let programs = Programs::find(kind)?;
     let mut report = BenchReport {
         schema: SCHEMA,
         title,
@@ -187,7 +203,7 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&CaseReport) -> Result<()>) ->
             report.notes.push(format!("{}: not measured, the time limit was over", case.name));
             continue;
         }
-        let (mut measured, failed) = measure(options, case, kind, turns)?;
+        let (mut measured, failed) = measure(options, &programs, case, kind, turns)?;
         if floor && is_cpu {
             // The best of all cases: other work on the machine makes it less, never more.
             let rate = peak::gemm_gflops(&Device::flex())?.max(report.gemm_gflops.unwrap_or(0.0));
@@ -212,13 +228,13 @@ impl Turns {
         for (name, given, unit) in
             [("warmup", self.warmup, self.logging), ("rounds", self.rounds, 1), ("steps", self.steps, self.logging)]
         {
-            if given == 0 || given % unit != 0 {
+            if given == 0 || given > MOST || given % unit != 0 {
                 let of = if unit > 1 {
                     format!(", a multiple of {unit}: the device is waited for so often")
                 } else {
                     String::new()
                 };
-                return Err(Error::config(format!("--{name}: expected 1 or more{of}, got {given}")));
+                return Err(Error::config(format!("--{name}: expected 1 or more{of}, up to {MOST}, got {given}")));
             }
         }
         Ok(())
@@ -249,8 +265,10 @@ fn write(report: &mut BenchReport, out: &Path) -> Result<()> {
 /// Who takes part in a case, before it is started.
 struct Entrant {
     name: String,
+    whose: Program,
     program: PathBuf,
     arguments: Vec<String>,
+    patience: Duration,
 }
 
 impl Entrant {
@@ -258,19 +276,19 @@ impl Entrant {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments).args(operators.then_some("--operators"));
         let errors = folder.join(format!("{}{}.err", self.name, if operators { "-operators" } else { "" }));
-        Contestant::start(&mut command, &errors)
+        Contestant::start(&mut command, self.whose, &errors, self.patience)
     }
 }
 
 /// One case, or the config's run; with the error that the benchmark should end with.
 fn measure(
     options: &Options,
+    programs: &Programs,
     case: Option<&Case>,
     kind: DeviceKind,
     turns: Turns,
 ) -> Result<(CaseReport, Option<Error>)> {
-    let folder = tempfile::Builder::new().prefix("kiln-bench-").tempdir();
-    let folder = folder.map_err(|error| Error::io("make a temporary folder", &error))?;
+    let folder = scratch()?;
     let folder = folder.path();
     let (name, about, config, max_batch) = match (case, &options.subject) {
         (Some(case), Subject::Suite { suite, .. }) => {
@@ -291,7 +309,7 @@ fn measure(
         steps: turns.steps,
         ..CaseReport::empty(&name, &about)
     };
-    let mut entrants = Vec::new();
+    let (mut entrants, patience) = (Vec::new(), options.answer_within);
     let modes = [("native", CompilerMode::Native, None), ("compiled", CompilerMode::Compiled, None)].into_iter();
     let variants = options.variants.iter();
     let variants = variants.map(|it| (it.name.as_str(), CompilerMode::Compiled, Some(it.set.clone())));
@@ -306,15 +324,17 @@ fn measure(
             write_whole(&file, changed.to_toml()?.as_bytes())?;
         }
         if config.trainer.per_device_train_batch_size == TrainBatchSize::Auto && is_max {
-            look_for_batch(mode, &file, max_batch, folder)?;
+            look_for_batch(programs.of(mode), mode, &file, max_batch, folder)?;
         }
         let arguments = vec!["worker".into(), file.display().to_string()];
-        entrants.push(Entrant { name: name.into(), program: program(mode)?, arguments });
+        let (name, program) = (name.into(), programs.of(mode).into());
+        entrants.push(Entrant { name, whose: Program::Kiln, program, arguments, patience });
     }
     // Peers are given the batch, and here every mode has its own.
     for peer in options.peers.iter().filter(|_| !is_max) {
         let arguments = peer.command[1..].iter().cloned().chain([folder.display().to_string()]).collect();
-        entrants.push(Entrant { name: peer.name.clone(), program: peer.command[0].clone().into(), arguments });
+        let (name, program) = (peer.name.clone(), peer.command[0].clone().into());
+        entrants.push(Entrant { name, whose: Program::Peer, program, arguments, patience });
     }
     let mut failures = Vec::new();
     for group in turns.groups(&entrants) {
@@ -344,17 +364,15 @@ fn measure(
 }
 
 /// Looks for the largest batch of a mode with `kiln tune-batch`, which keeps it for the contestant.
-fn look_for_batch(mode: CompilerMode, file: &Path, max: Option<usize>, folder: &Path) -> Result<()> {
-    let mut command = Command::new(program(mode)?);
+fn look_for_batch(program: &Path, mode: CompilerMode, file: &Path, max: Option<usize>, folder: &Path) -> Result<()> {
+    let mut command = Command::new(program);
     command.arg("tune-batch").arg(file).args(["--mode", mode.as_str()]);
     command.args(max.iter().flat_map(|max| ["--max".to_owned(), max.to_string()]));
-    let output = command.stdin(Stdio::null()).output().map_err(|error| Error::io("start tune-batch", &error))?;
-    write_whole(&folder.join(format!("{mode}.tune-batch")), &output.stdout)?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(Error::of_kind(ErrorKind::Device, format!("tune-batch ({mode}): {}", said.trim())))
+    let told = folder.join(format!("{mode}.tune-batch"));
+    let file = File::create(&told).map_err(|error| Error::io(format!("create {}", told.display()), &error))?;
+    let child = Child::start(command.stdout(file), &folder.join(format!("{mode}.tune-batch.err")))?;
+    let exit = child.wait(None, "stopped while looking for the batch size")?;
+    exit.error().map_or(Ok(()), |error| Err(error.at(format_args!("tune-batch ({mode})"))))
 }
 
 type Failed = Vec<(String, Failure)>;
@@ -432,7 +450,7 @@ fn make(contestant: &mut Contestant, count: usize) -> Result<Answer<Turn>> {
         made if made == count => Ok(turn),
         made => {
             let message = format!("expected the times of {count} steps, as its turn had, got {made}");
-            Err(Failure { exit_code: 3, message, is_expected: false })
+            Err(Failure::of_data(message))
         }
     }))
 }

@@ -57,7 +57,7 @@ impl<const N: usize> Kind<N> {
                 Ok(store) => return Ok(store),
                 Err(error) if signals::received().is_some() => return Err(error),
                 // A damaged cache is no reason to fail: what it was made of is still there.
-                Err(error) => eprintln!("warning: {error}; it is made again"),
+                Err(error) => tracing::warn!("{error}; it is made again"),
             }
         }
         let io = |error: io::Error| cache_error(folder, &error);

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::say;
 use super::training::{ConfigArgs, resolve};
+use super::{say, time};
 use crate::bench::report::SCHEMA;
 use crate::bench::run::{Options, Peer, Subject, Variant, run};
 use crate::bench::suite::Suite;
@@ -49,8 +49,11 @@ pub(super) struct BenchArgs {
     #[arg(long = "peer", value_name = "NAME=COMMAND")]
     peers: Vec<Peer>,
     /// Begin no further case after this time: 90s, 25m
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = time)]
     time_limit: Option<Duration>,
+    /// A contestant that is silent for so long has failed: 90s, 25m
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = time)]
+    answer_within: Duration,
     /// The JSON file to write; bench-NAME.json when it is left out
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -107,6 +110,7 @@ pub(super) fn run_bench(args: &BenchArgs) -> Result<()> {
         peers: args.peers.clone(),
         out: out.clone(),
         time_limit: args.time_limit,
+        answer_within: args.answer_within,
     };
     let (report, error) = run(&options, &mut |case| say(table::terminal(case)))?;
     report.notes.iter().try_for_each(|note| say(format!("note: {note}")))?;

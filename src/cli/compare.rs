@@ -52,6 +52,9 @@ pub(super) struct CompareArgs {
     /// Conditions for exit code 0, as in speedup>=1.2,loss_delta<=1e-3
     #[arg(long, value_name = "CLAUSES")]
     gate: Option<Gate>,
+    /// Run the compiled arms with this program, to see that the comparison finds out what is wrong with it
+    #[arg(long, value_name = "PROGRAM", hide = true)]
+    compiled_program: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -76,12 +79,18 @@ pub(super) struct ReportArgs {
     gate: Option<Gate>,
 }
 
+/// More runs than anybody has the time for.
+const MOST_REPEATS: usize = 10_000;
+
 pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
     let at_least = |name: &str, given: usize, least: usize, why: &str| {
         let message = format!("--{name}: expected at least {least}, got {given}");
         if given < least { Err(Error::config(message).help(why)) } else { Ok(()) }
     };
     at_least("repeats", args.repeats, 2, "one run cannot tell how much runs differ")?;
+    if args.repeats > MOST_REPEATS {
+        return Err(Error::config(format!("--repeats: expected at most {MOST_REPEATS}, got {}", args.repeats)));
+    }
     if let Some(batch) = args.compiled_batch {
         at_least("compiled-batch", batch, 1, "it is the micro-batch of the -large arms")?;
     }
@@ -136,6 +145,7 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
         repeats: args.repeats,
         price_per_hour: args.price_per_hour,
         target_loss: args.target_loss,
+        compiled_program: args.compiled_program.clone(),
     };
     let (report, out, error) = run(&options, &resolve, &verify_compare, &mut |line| say(line))?;
     show(&report, &out)?;

@@ -20,6 +20,7 @@ use crate::config::{CompilerMode, DeviceKind, RunConfig, Switch, Verify};
 use crate::engine;
 use crate::error::{Error, Result};
 use crate::plan::RunPlan;
+use crate::process::{Child, scratch, this_program};
 use crate::signals;
 use crate::trainer::write_whole;
 
@@ -203,7 +204,7 @@ fn stopped() -> Result<()> {
 /// Runs `kiln probe` on `config`.
 pub(super) fn probed(config: &RunConfig, steps: usize, look: Look) -> Result<Probe> {
     stopped()?;
-    let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
+    let folder = scratch()?;
     let out = folder.path().join("probe.json");
     let look = match look {
         Look::Figures => "figures",
@@ -221,32 +222,16 @@ pub(super) fn probed(config: &RunConfig, steps: usize, look: Look) -> Result<Pro
 /// Runs a command of this program on `config`, written to a file; `arguments` adds the arguments, and lets the child write to
 /// stdout where it should. The child's error is returned as that of `what`.
 pub(super) fn in_a_process(config: &RunConfig, what: &str, arguments: impl FnOnce(&mut Command, &Path)) -> Result<()> {
-    let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
+    signals::install()?;
+    let folder = scratch()?;
     let file = folder.path().join("config.toml");
     write_whole(&file, config.to_toml()?.as_bytes())?;
-    let program = std::env::current_exe().map_err(|error| Error::io("find this program", &error))?;
-    let mut command = Command::new(program);
-    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut command = Command::new(this_program()?);
+    command.stdout(Stdio::null());
     arguments(&mut command, &file);
-    let child = command.spawn().and_then(|child| child.wait_with_output());
-    let output = child.map_err(|error| Error::io("run a process", &error))?;
-    if output.status.success() { Ok(()) } else { Err(failed(&output, &file, what)) }
-}
-
-/// The error of a child, as its own.
-fn failed(output: &std::process::Output, file: &Path, what: &str) -> Error {
-    let stderr = String::from_utf8_lossy(&output.stderr).replace(&file.display().to_string(), "FILE");
-    let message = stderr.trim().strip_prefix("error: ").unwrap_or(stderr.trim()).to_owned();
-    let message = format!("{what}: {message}");
-    let code = output.status.code();
-    if let Some(signal) = code.and_then(signals::Signal::of_exit_code) {
-        return Error::interrupted(signal, message);
-    }
-    match code {
-        Some(2) => Error::config(message),
-        Some(3) => Error::data(message),
-        Some(4) => Error::out_of_memory(message),
-        Some(5) => Error::non_finite(message),
-        _ => Error::device(message),
+    let child = Child::start(&mut command, &folder.path().join("stderr"))?;
+    match child.wait(None, &format!("stopped while {what} was running"))?.error() {
+        None => Ok(()),
+        Some(error) => Err(error.in_terms_of(&[(&file.display().to_string(), "FILE")]).at(what)),
     }
 }

@@ -4,6 +4,7 @@
 mod bench;
 mod compare;
 mod compiler;
+mod faults;
 mod folders;
 mod models;
 mod training;
@@ -11,6 +12,7 @@ mod tuning;
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -18,9 +20,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::engine::{Engine, Identity};
 use crate::error::{Error, Result, printable};
 use crate::execution;
+use crate::process;
 use bench::{BenchArgs, WorkerArgs};
 use compare::{CompareArgs, ReportArgs};
 use compiler::{ParityArgs, ProbeArgs};
+pub use faults::Allocator;
 use folders::CacheCommand;
 use models::{ExportArgs, ForwardArgs, GenerateArgs, PredictArgs};
 use training::{ConfigArgs, EvalArgs, InitArgs, PartArgs, TrainArgs, VerifyResumeArgs};
@@ -179,13 +183,34 @@ fn devices() -> Result<()> {
     Ok(())
 }
 
+/// A length of time, as in 90s, 25m, 1h 30m: at most ten years, which a clock can tell.
+fn time(text: &str) -> Result<Duration> {
+    const MOST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+    let refused = |why: String| Error::config(format!("expected a length of time such as 90s or 25m{why}"));
+    match humantime::parse_duration(text) {
+        Ok(time) if time <= MOST => Ok(time),
+        Ok(_) => Err(refused(", up to ten years".into())),
+        Err(error) => Err(refused(format!(": {error}"))),
+    }
+}
+
 /// Parses the arguments, runs the command, prints an error if there is one, and returns the exit code.
 pub fn main() -> std::process::ExitCode {
-    match Cli::parse().run() {
+    faults::install();
+    let ended = faults::caught(|| match Cli::try_parse() {
+        Ok(cli) => process::end_with_driver().and_then(|()| cli.run()),
+        Err(told) if told.use_stderr() => {
+            faults::complain(told.to_string().trim_end());
+            std::process::exit(told.exit_code())
+        }
+        // Help and version.
+        Err(told) => say(told.to_string().trim_end()),
+    });
+    process::settled();
+    match ended {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
-            // A terminal that is gone takes the message with it, and not the exit code.
-            let _ = writeln!(std::io::stderr(), "error: {}", printable(&error.to_string()));
+            faults::complain(format_args!("error: {error}"));
             std::process::ExitCode::from(error.exit_code())
         }
     }

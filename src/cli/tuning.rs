@@ -8,8 +8,8 @@ use std::time::Duration;
 use clap::Args;
 
 use super::compiler::in_a_process;
-use super::say;
 use super::training::resolve;
+use super::{say, time};
 use crate::batch_size::measured;
 use crate::batch_size::search::{Outcome, Trial};
 use crate::batch_size::store::Stored;
@@ -17,6 +17,7 @@ use crate::batch_size::{self, DEFAULT_RESERVE, Event, TuneOptions, parse_mib, tr
 use crate::config::{CompilerMode, DeviceKind, RunConfig};
 use crate::engine::{self, Identity};
 use crate::error::{Error, Result};
+use crate::process::{scratch, this_program};
 use crate::trainer::write_whole;
 
 #[derive(Debug, Args)]
@@ -46,7 +47,7 @@ pub(super) struct TuneArgs {
     #[arg(long, value_name = "STEPS", default_value_t = 3)]
     steps_per_trial: usize,
     /// End the search after this time with the largest size that ran: 90s, 10m
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = time)]
     time_limit: Option<Duration>,
     /// Memory of a trial on the CPU: 2GiB; what is free when it is left out
     #[arg(long, value_name = "MEMORY")]
@@ -147,7 +148,7 @@ pub(super) fn tune_if_missing(config: &RunConfig) -> Result<()> {
 
 /// The same command for one mode, in a process that becomes that mode's engine.
 fn search_in_its_engine(config: &RunConfig, mode: CompilerMode, args: &TuneArgs) -> Result<Stored> {
-    let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
+    let folder = scratch()?;
     let out = folder.path().join("found.json");
     in_a_process(config, &format!("tune-batch ({mode})"), |command, file| {
         command.stdout(Stdio::inherit()).arg("tune-batch").arg(file).args(["--mode", mode.as_str()]);
@@ -168,7 +169,7 @@ fn search(config: &RunConfig, mode: CompilerMode, options: &TuneOptions) -> Resu
     if let Some(line) = &found.line {
         say(line)?;
     }
-    let next = found.batch + options.multiple_of;
+    let next = found.batch.saturating_add(options.multiple_of);
     say(match (found.next_fails, found.trials.iter().any(|trial| trial.outcome == Outcome::OutOfTime)) {
         (true, _) => format!("{mode}: {} fit, {next} do not", found.batch),
         (false, true) => format!("{mode}: {} fit; the time limit came before the next size", found.batch),
@@ -200,10 +201,6 @@ fn list() -> Result<()> {
     let measured = measured::table();
     say(format!("measured elsewhere (configs/measured): {}", measured.len()))?;
     measured.iter().try_for_each(say)
-}
-
-fn this_program() -> Result<PathBuf> {
-    std::env::current_exe().map_err(|error| Error::io("find this program", &error))
 }
 
 // The help of --memory-reserve names the default.

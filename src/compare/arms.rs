@@ -224,7 +224,7 @@ fn with_batch(base: &RunConfig, batch: usize) -> (RunConfig, String) {
     let mut config = base.clone();
     let trainer = &mut config.trainer;
     let micro = trainer.per_device_train_batch_size.size().unwrap_or(1);
-    let global = config.batch.global_batch_size.unwrap_or(micro * trainer.gradient_accumulation_steps);
+    let global = config.batch.global_batch_size.unwrap_or(micro.saturating_mul(trainer.gradient_accumulation_steps));
     let accumulation = global / micro;
     trainer.per_device_train_batch_size = batch.into();
     let how = if global.is_multiple_of(batch) {
@@ -234,7 +234,7 @@ fn with_batch(base: &RunConfig, batch: usize) -> (RunConfig, String) {
         (config.batch.global_batch_size, trainer.gradient_accumulation_steps) = (None, accumulation);
         format!(
             "batch {batch}: the global batch grows from {global} to {batch} x {accumulation} = {}; {}",
-            batch * accumulation,
+            batch.saturating_mul(accumulation),
             match (base.learning_rate.scaling, base.learning_rate.reference_batch) {
                 (LrScaling::None, _) | (_, None) => "[learning_rate] does not scale the learning rate with it",
                 _ => "the learning rate follows it, as [learning_rate] says",
@@ -256,8 +256,8 @@ pub(super) fn run_config(arm: &Arm, folder: std::path::PathBuf, repeat: usize, l
         trainer.save_strategy = SaveStrategy::Epoch;
     }
     // Every repeat learns from other weights and another order, so that the loss has a band; all arms of it from the same.
-    trainer.data_seed = trainer.data_seed.map(|seed| seed + repeat as u64);
-    trainer.seed += repeat as u64;
+    trainer.data_seed = trainer.data_seed.map(|seed| seed.wrapping_add(repeat as u64));
+    trainer.seed = trainer.seed.wrapping_add(repeat as u64);
     config
 }
 

@@ -11,7 +11,6 @@ pub mod gate;
 pub mod measured;
 pub(crate) mod parity;
 pub(crate) mod peak;
-pub(crate) mod process;
 mod repeat;
 pub mod run;
 pub mod saved;
@@ -22,7 +21,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::provenance::Provenance;
 pub use derived::Derived;
 pub use gate::Gate;
@@ -93,18 +92,26 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// An answer of its process that is none.
+    pub(crate) fn of_data(message: String) -> Self {
+        Self::from(&Error::data(message))
+    }
+
     /// The error that the process which started it ends with; `who` failed.
     pub(crate) fn error(&self, who: &str) -> Error {
-        let message = format!("{who}: {}", self.message);
-        match self.exit_code {
-            1 => Error::io(message, &std::io::Error::other("its process failed")),
-            2 => Error::config(message),
-            3 => Error::data(message),
-            4 => Error::out_of_memory(message),
-            5 => Error::non_finite(message),
-            6 => Error::differs(message),
-            _ => Error::device(message),
-        }
+        let kind = ErrorKind::of_exit_code(self.exit_code.into()).unwrap_or(ErrorKind::Device);
+        Error::of_kind(kind, format!("{who}: {}", self.message))
+    }
+}
+
+impl From<&Error> for Failure {
+    fn from(error: &Error) -> Self {
+        let message = error.message().lines().next().unwrap_or_default();
+        let message = match error.kind() {
+            ErrorKind::OutOfMemory if !message.contains("out of memory") => format!("out of memory: {message}"),
+            _ => message.to_owned(),
+        };
+        Self { exit_code: error.exit_code(), message, is_expected: false }
     }
 }
 

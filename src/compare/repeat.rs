@@ -4,12 +4,12 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Failure;
 use crate::error::Result;
 use crate::host;
-use crate::turns::contestant::{Answer, Contestant};
+use crate::turns::contestant::{Answer, Contestant, Program};
 
 /// Steps of a turn side by side: few enough that the machine is the same for all arms. The first of them finds caches and
 /// threads cold and is left out of the figures ([`super::measured`]).
@@ -27,6 +27,9 @@ const LEAST_DEVICE: usize = 80;
 
 /// How much of the free memory arms that live side by side may take, by what their plans expect.
 const SHARE: f64 = 0.8;
+
+/// An arm that is silent for so long hangs: warm-up and tuning of a large model on a slow device take less.
+const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// An arm's run before it is started.
 #[derive(Debug)]
@@ -101,7 +104,9 @@ fn take_turns(entrants: &[Entrant], steps: usize, turn: usize) -> Result<Vec<Ans
 
 impl Entrant {
     fn start(&self) -> Result<std::result::Result<Contestant, Failure>> {
-        Contestant::start(Command::new(&self.program).arg("worker").arg(&self.file).arg("--model"), &self.errors())
+        let mut command = Command::new(&self.program);
+        command.arg("worker").arg(&self.file).arg("--model");
+        Contestant::start(&mut command, Program::Kiln, &self.errors(), PATIENCE)
     }
 
     fn errors(&self) -> PathBuf {

@@ -4,17 +4,19 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use super::analyse::analyse;
 use super::arms::{Arm, Wanted, arms, run_config};
 use super::verdict::Word;
-use super::{EXPERIMENT_SCHEMA, Experiment, Report, WholeRun, peak, process, repeat};
+use super::{EXPERIMENT_SCHEMA, Experiment, Report, WholeRun, peak, repeat};
 use crate::cache;
 use crate::config::{CompilerMode, DeviceKind, EvalStrategy, OnExisting, RunConfig, SaveStrategy, Switch};
-use crate::engine::Engine;
+use crate::engine::{Engine, Programs};
 use crate::error::{Error, Result};
 use crate::execution;
 use crate::plan::RunPlan;
+use crate::process::{Child, scratch};
 use crate::report;
 use crate::trainer::{checkpoint, write_whole};
 use crate::turns::contestant::Answer;
@@ -41,6 +43,9 @@ pub struct Options {
     pub price_per_hour: Option<f64>,
     /// The loss to race to.
     pub target_loss: Option<f64>,
+    /// A program that runs the compiled arms instead of the compiled engine, to see that the comparison finds out what is
+    /// wrong with it.
+    pub compiled_program: Option<PathBuf>,
 }
 
 /// Runs the comparison and writes its report. `plan` makes a plan of a config; `verify` is asked before anything runs whether
@@ -64,6 +69,11 @@ pub fn run(
     check(&out, base.run.on_existing)?;
     let device = execution::select(base.device.kind, base.device.index)?;
     let is_cpu = device.kind == DeviceKind::Cpu;
+    let programs = Programs::find(device.kind)?;
+    let programs = match &options.compiled_program {
+        Some(program) => programs.with_compiled(program.clone()),
+        None => programs,
+    };
     if base.compiler.as_ref().is_some_and(|compiler| compiler.fusion == Switch::Off) && !is_cpu {
         return Err(Error::config(
             "compiler.fusion = \"off\": a run without Burn's fusion is neither native nor compiled",
@@ -75,7 +85,7 @@ pub fn run(
     let (mut arms, mut notes) = arms(base, &options.wanted, &planned)?;
     let whole = whole_run(&planned);
     drop(planned);
-    let expected = check_arms(&arms, base, &out, is_cpu, plan)?;
+    let expected = check_arms(&arms, base, &out, &programs, is_cpu, plan)?;
     let (together, note) = repeat::side_by_side(&expected, is_cpu);
     notes.push(note);
     notes.push("token cache: warm, the text was tokenised before the first run".into());
@@ -90,9 +100,9 @@ pub fn run(
         Some(steps) => steps,
         None => {
             say("looking how long a step takes")?;
-            let scratch = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
+            let scratch = scratch()?;
             let config = run_config(&arms[0], scratch.path().join("run"), 1, logging_steps);
-            repeat::pace(&entrant(&arms[0], &config, scratch.path().join("pace.toml"))?, is_cpu)?
+            repeat::pace(&entrant(&arms[0], &config, scratch.path().join("pace.toml"), &programs)?, is_cpu)?
         }
     };
     let steps = steps.min(whole.steps as usize);
@@ -117,7 +127,7 @@ pub fn run(
     experiment.write(&out)?;
     say(&format!("training {} arms {} times over", experiment.arms.len(), options.repeats))?;
     for repeat in 0..options.repeats {
-        let round = Round { repeat, repeats: options.repeats, steps, together, logging_steps };
+        let round = Round { programs: &programs, repeat, repeats: options.repeats, steps, together, logging_steps };
         round.run(&mut arms, &mut experiment.notes, &out, say)?;
     }
     experiment.arms = arms.into_iter().map(|arm| arm.runs).collect();
@@ -130,7 +140,8 @@ pub fn run(
 }
 
 /// One repeat, and how it is made.
-struct Round {
+struct Round<'a> {
+    programs: &'a Programs,
     repeat: usize,
     repeats: usize,
     steps: usize,
@@ -138,7 +149,7 @@ struct Round {
     logging_steps: usize,
 }
 
-impl Round {
+impl Round<'_> {
     /// Trains every arm that has not failed once; what the reader must know of it is added to `notes`.
     fn run(
         &self,
@@ -158,7 +169,7 @@ impl Round {
             fs::create_dir_all(&above).map_err(|error| Error::io(format!("create {}", above.display()), &error))?;
             let file = above.join(format!("repeat-{}.toml", self.repeat + 1));
             let config = run_config(arm, out.join(&relative), self.repeat, self.logging_steps);
-            entrants.push(entrant(arm, &config, file)?);
+            entrants.push(entrant(arm, &config, file, self.programs)?);
             folders.push(relative);
         }
         let mut ends = repeat::repeat(&entrants, self.steps, self.together)?;
@@ -210,9 +221,9 @@ fn is_out_of_memory(end: &Answer<f64>) -> bool {
 }
 
 /// A run of `arm` whose config goes to `file`.
-fn entrant(arm: &Arm, config: &RunConfig, file: PathBuf) -> Result<repeat::Entrant> {
+fn entrant(arm: &Arm, config: &RunConfig, file: PathBuf, programs: &Programs) -> Result<repeat::Entrant> {
     write_whole(&file, config.to_toml()?.as_bytes())?;
-    Ok(repeat::Entrant { program: process::program(arm.mode)?, file })
+    Ok(repeat::Entrant { program: programs.of(arm.mode).into(), file })
 }
 
 impl Experiment {
@@ -240,10 +251,11 @@ fn check_arms(
     arms: &[Arm],
     base: &RunConfig,
     out: &Path,
+    programs: &Programs,
     is_cpu: bool,
     plan: &dyn Fn(RunConfig) -> Result<RunPlan>,
 ) -> Result<Vec<u64>> {
-    let scratch = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
+    let scratch = scratch()?;
     let mut expected = Vec::new();
     for arm in arms {
         let at = |error: Error| error.at(format_args!("arm {}", arm.runs.name));
@@ -252,7 +264,11 @@ fn check_arms(
         if !is_cpu {
             let file = scratch.path().join(format!("{}.toml", arm.runs.name));
             write_whole(&file, config.to_toml()?.as_bytes())?;
-            process::plan(&process::program(arm.mode)?, &file, &arm.runs.name)?;
+            let mut command = Command::new(programs.of(arm.mode));
+            command.arg("plan").arg(&file).stdout(Stdio::null());
+            let child = Child::start(&mut command, &scratch.path().join("stderr"))?;
+            let exit = child.wait(None, "stopped before the first run")?;
+            exit.error().map_or(Ok(()), |error| Err(at(error)))?;
             // For the lengths alone, which no mode changes.
             let block = config.data.block_size;
             config = plannable(base, out, is_cpu);

@@ -17,6 +17,7 @@ use crate::data::picks::Picks;
 use crate::error::{Error, Result};
 use crate::metrics::Record;
 use crate::plan::RunPlan;
+use crate::process::scratch;
 use crate::trainer::{Callback, Progress, Trainer};
 
 /// What a probe looks at.
@@ -67,7 +68,7 @@ impl Probe {
 /// # Errors
 /// What the run would meet.
 pub fn run(plan: &RunPlan, ops: Ops, steps: usize, look: Look) -> Result<Probe> {
-    let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
+    let folder = scratch()?;
     let (precision, device) = (plan.precision.precision, plan.device.kind);
     let mut plan = rehearsal(plan, ops, folder.path());
     plan.steps.total = steps.min(plan.steps.total);

@@ -21,10 +21,11 @@ use crate::data::picks::Picks;
 use crate::data::sampler::Order;
 use crate::data::{Dataset, Example};
 use crate::engine::Engine;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::execution::release_memory;
 use crate::metrics::Record;
 use crate::plan::RunPlan;
+use crate::process::scratch;
 use crate::signals;
 use crate::trainer::{Callback, Control, Progress, Shape, Trainer};
 
@@ -85,7 +86,7 @@ pub fn run(plan: &RunPlan, say: &Say) -> Result<Warmed> {
         }
     }
 
-    let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
+    let folder = scratch()?;
     let mut warm = rehearsal(plan, plan.ops, folder.path());
     // Weights that are thrown away need not be read.
     warm.model_from = None;

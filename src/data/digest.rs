@@ -150,17 +150,4 @@ mod tests {
         let distinct = seen.iter().collect::<std::collections::BTreeSet<_>>().len();
         assert_eq!(distinct, seen.len());
     }
-
-    /// `cargo test --release --lib digest::tests::speed -- --ignored --nocapture`
-    #[test]
-    #[ignore = "measures"]
-    fn speed() {
-        let row = (0..1024).collect::<Vec<i32>>();
-        let label = Label::Tokens(row.clone());
-        let one = Example { input_ids: row, attention_mask: None, token_type_ids: None, label };
-        let data = Examples(vec![one; 48 * 1024]);
-        let started = std::time::Instant::now();
-        digest(&data).unwrap();
-        println!("50 Mi ids (100 MB as the store keeps them) in {:?}", started.elapsed());
-    }
 }

@@ -197,7 +197,7 @@ impl Ahead {
                 }
             }
         });
-        let worker = worker.map_err(|error| Error::io("start the thread that prepares batches", &error))?;
+        let worker = worker.map_err(|error| Error::start("the thread that prepares batches", &error))?;
         Ok(Self { receiver, worker: Some(worker) })
     }
 

@@ -45,7 +45,7 @@ pub fn dataset_files_with(pattern: &str, settings: &HubSettings) -> Result<Vec<P
         let numbered = names.iter().all(|name| name.contains("-of-"));
         if !names.is_empty() && is_complete(&names) && (settings.offline || literal || numbered) {
             if settings.offline && !literal && !numbered {
-                eprintln!("warning: {pattern}: offline, so only the {} file(s) in the cache are used", names.len());
+                tracing::warn!("{pattern}: offline, so only the {} file(s) in the cache are used", names.len());
             }
             return Ok(names.iter().map(|name| snapshot.join(name)).collect());
         }

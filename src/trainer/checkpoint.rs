@@ -239,12 +239,12 @@ impl Checkpoint {
     pub fn newest(checkpoints: &Path, rows: u64) -> Result<Option<Self>> {
         for (step, path) in entries(checkpoints)?.into_iter().rev() {
             if let Some(why) = suspicion(&path) {
-                eprintln!("warning: {} is suspect and skipped: {why}", path.display());
+                tracing::warn!("{} is suspect and skipped: {why}", path.display());
                 continue;
             }
             let fault = match Self::verify(&path) {
                 Ok(found) if found.state.only_model => {
-                    eprintln!("warning: {} is skipped: it has {ONLY_MODEL}", path.display());
+                    tracing::warn!("{} is skipped: it has {ONLY_MODEL}", path.display());
                     continue;
                 }
                 Ok(found) if found.state.step != step => {
@@ -259,7 +259,7 @@ impl Checkpoint {
             };
             match fault {
                 Fault::Refused(error) => return Err(error),
-                Fault::Damaged(what) => eprintln!("warning: {} is damaged ({what}) and skipped", path.display()),
+                Fault::Damaged(what) => tracing::warn!("{} is damaged ({what}) and skipped", path.display()),
             }
         }
         Ok(None)
@@ -493,7 +493,7 @@ fn make_way(checkpoints: &Path, target: &Path) -> std::io::Result<()> {
 pub fn remove_superseded(checkpoints: &Path) {
     for path in hidden(checkpoints, SUPERSEDED) {
         if let Err(error) = remove_folder(&path) {
-            eprintln!("warning: cannot remove {}: {error}", path.display());
+            tracing::warn!("cannot remove {}: {error}", path.display());
         }
     }
 }

@@ -23,15 +23,15 @@ fn is_fault(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::NonFinite | ErrorKind::Device | ErrorKind::Differs)
 }
 
-/// Marks checkpoints and writes the bundle, if `error` is a fault; says what was done. What goes wrong meanwhile is said on
-/// stderr: the fault itself is the error to report.
+/// Marks checkpoints and writes the bundle, if `error` is a fault; says what was done. What goes wrong meanwhile is a
+/// warning: the fault itself is the error to report.
 pub(super) fn report(plan: &RunPlan, folder: &RunFolder, run: &mut Run, error: &Error) -> Option<String> {
     if !is_fault(error) {
         return None;
     }
     let complain = |result: Result<()>| {
         if let Err(error) = result {
-            eprintln!("warning: {error}");
+            tracing::warn!("{error}");
         }
     };
     complain(run.saver.wait());

@@ -16,7 +16,7 @@ pub mod laps;
 mod losses;
 mod manifest;
 mod output;
-mod panics;
+pub(crate) mod panics;
 mod promise;
 mod recover;
 mod run;
@@ -256,7 +256,7 @@ impl Trainer {
         // Some failures of a device come as panics of this thread.
         let output = catch_unwind(AssertUnwindSafe(|| self.run(folder, &mut run))).unwrap_or_else(|payload| {
             let step = run.progress.step + 1;
-            Err(Error::device(format!("step {step} panicked: {}", panics::message(&*payload)))
+            Err(Error::panicked(format_args!("step {step}"), &panics::message(&*payload))
                 .help("what the device holds is lost; continue with `kiln train FILE --resume`"))
         });
         if let Some(notice) = output.as_ref().err().and_then(|error| fault::report(&self.plan, folder, &mut run, error))
@@ -270,7 +270,7 @@ impl Trainer {
             match watch.finish(&self.plan, folder.path(), &run.shapes, run.progress.step) {
                 Ok(lines) => lines.iter().for_each(|line| self.notice(line)),
                 // The run is what it is without its debug folder.
-                Err(error) => eprintln!("warning: {error}"),
+                Err(error) => tracing::warn!("{error}"),
             }
         }
         output

@@ -180,7 +180,7 @@ impl RunFolder {
         if let Some(found) = &found {
             found.state.promise.kept_by(&promise, found.state.step).map_err(|e| e.at(found.path.display()))?;
             if let Some(notice) = found.state.promise.notice(&promise) {
-                eprintln!("warning: {notice}");
+                tracing::warn!("{notice}");
             }
         } else if how == OnExisting::Resume {
             // What is there is somebody's work: only `overwrite` may replace it.
@@ -206,7 +206,7 @@ impl RunFolder {
         });
         if ended && path.join(MODEL).exists() {
             let status = Status::read(&path).unwrap_or_else(|error| {
-                eprintln!("warning: {error}; it is written again");
+                tracing::warn!("{error}; it is written again");
                 None
             });
             let metrics = MetricsFile::open(&path)?;
@@ -234,7 +234,7 @@ impl RunFolder {
                 let kept = manifest.remove_listed()?;
                 if !kept.is_empty() {
                     let names = kept.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
-                    eprintln!("warning: {}: kept, since Kiln has not written them: {names}", path.display());
+                    tracing::warn!("{}: kept, since Kiln has not written them: {names}", path.display());
                 }
                 manifest.restart()?;
             }
@@ -367,7 +367,7 @@ pub(super) fn keep(from: &Path, to: &Path) -> std::io::Result<()> {
     let free = std::iter::once(to.to_owned()).chain(others).find(|path| fs::symlink_metadata(path).is_err());
     let free = free.unwrap_or_else(|| to.to_owned());
     if free != to {
-        eprintln!("warning: {}, which Kiln has not written, is now {}", to.display(), free.display());
+        tracing::warn!("{}, which Kiln has not written, is now {}", to.display(), free.display());
     }
     fs::rename(from, free)
 }

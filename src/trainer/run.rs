@@ -29,6 +29,7 @@ use crate::execution::release_memory;
 use crate::launches::NewKernels;
 use crate::metrics::Record;
 use crate::precision::scaler::{LossScaler, ScalerConfig, Verdict};
+use crate::process::scratch;
 use crate::step_closures::StepClosures;
 
 /// The state of a run between two steps.
@@ -191,7 +192,7 @@ impl Trainer {
     /// passed are suspect.
     pub(super) fn verify(&mut self, run: &mut Run) -> Result<()> {
         let started = Instant::now();
-        let folder = tempfile::tempdir().map_err(|error| Error::io("make a temporary folder", &error))?;
+        let folder = scratch()?;
         save(&self.model, folder.path())?;
         let report = verify::check(&self.plan, Some(folder.path()))?;
         release_memory(&self.plan.device.device);
@@ -311,7 +312,7 @@ impl Trainer {
         }
         let path = folder.checkpoints().join(checkpoint::name(step));
         if !path.exists() {
-            eprintln!("warning: the best checkpoint, {}, was not kept; the model is the last one", path.display());
+            tracing::warn!("the best checkpoint, {}, was not kept; the model is the last one", path.display());
             return Ok(());
         }
         let checkpoint = Checkpoint::open(&path).map_err(|error| error.at("trainer.load_best_model_at_end"))?;

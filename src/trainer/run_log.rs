@@ -36,7 +36,7 @@ impl RunLog {
         let file = OpenOptions::new().create(true).append(true).open(&self.path);
         let written = file.and_then(|mut file| file.write_all(lines.as_bytes()));
         if let (Err(error), false) = (&written, self.failed) {
-            eprintln!("warning: cannot write {}: {error}", self.path.display());
+            tracing::warn!("cannot write {}: {error}", self.path.display());
         }
         self.failed |= written.is_err();
     }

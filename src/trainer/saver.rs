@@ -46,7 +46,7 @@ impl Saver {
             Ok(started.elapsed())
         };
         let thread = std::thread::Builder::new().name("kiln-saver".into()).spawn(write);
-        self.writing = Some(thread.map_err(|error| Error::io("start the thread that saves checkpoints", &error))?);
+        self.writing = Some(thread.map_err(|error| Error::start("the thread that saves checkpoints", &error))?);
         Ok(())
     }
 
@@ -67,7 +67,7 @@ impl Drop for Saver {
     fn drop(&mut self) {
         // A run that fails for another reason still lets the checkpoint under way become whole.
         if let Err(error) = self.wait() {
-            eprintln!("warning: {error}");
+            tracing::warn!("{error}");
         }
     }
 }

@@ -92,7 +92,7 @@ impl TensorBoard {
         let written = self.file.write_all(&record(&event));
         // A curve that cannot be drawn is in metrics.jsonl all the same: no reason to end the training.
         if let (Err(error), false) = (&written, self.failed) {
-            eprintln!("warning: cannot write {}: {error}", self.path.display());
+            tracing::warn!("cannot write {}: {error}", self.path.display());
         }
         self.failed |= written.is_err();
     }

@@ -1,10 +1,9 @@
 //! The driver's end of a contestant: a child process that is asked for turns; see [`super::protocol`].
 
-use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,22 +11,37 @@ use serde::de::DeserializeOwned;
 
 use super::protocol::{END, Hello, Turn};
 use crate::compare::Failure;
-use crate::compare::process::failure;
 use crate::error::{Error, Result};
+use crate::process::{Child, Exit};
 use crate::signals;
 
 /// An answer, or how the contestant ended instead.
 pub(crate) type Answer<T> = std::result::Result<T, Failure>;
 
-/// Signals are looked for so often.
+/// Signals and the contestant's end are looked for so often.
 const POLL: Duration = Duration::from_millis(50);
+
+/// After its end a contestant's stdout may be held open by what it has started; what it has said itself comes within this.
+const REST: Duration = Duration::from_millis(500);
+
+/// The longest line that a contestant may answer with, in bytes: some 100,000 steps.
+const LONGEST: u64 = 64 << 20;
+
+/// Whose program a contestant is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Program {
+    /// Kiln.
+    Kiln,
+    /// Another one that speaks the protocol.
+    Peer,
+}
 
 /// A contestant that is alive. Dropped, its process ends.
 pub(crate) struct Contestant {
     child: Child,
-    input: Option<ChildStdin>,
     output: Receiver<io::Result<String>>,
-    errors: PathBuf,
+    /// It may be silent for so long.
+    patience: Duration,
     started: Instant,
     active: Duration,
     /// What it said of itself.
@@ -35,21 +49,26 @@ pub(crate) struct Contestant {
 }
 
 impl Contestant {
-    /// Starts `command` and waits until it is ready. What it says to people goes to `errors`.
+    /// Starts `command` and waits until it is ready. What it says to people goes to `errors`. One that says nothing for
+    /// `patience` has failed.
     ///
     /// # Errors
     /// A program that cannot be started, and a signal to this process.
-    pub(crate) fn start(command: &mut Command, errors: &Path) -> Result<Answer<Self>> {
-        let shown = command.get_program().display().to_string();
-        let file = File::create(errors).map_err(|error| Error::io(format!("create {}", errors.display()), &error))?;
+    pub(crate) fn start(
+        command: &mut Command,
+        program: Program,
+        errors: &Path,
+        patience: Duration,
+    ) -> Result<Answer<Self>> {
         let started = Instant::now();
-        let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file).spawn();
-        let mut child = spawned.map_err(|error| Error::io(format!("start {shown}"), &error))?;
-        let input = child.stdin.take();
-        let output = lines(child.stdout.take().expect("its stdout is a pipe"));
+        command.stdout(Stdio::piped());
+        let mut child = match program {
+            Program::Kiln => Child::start(command, errors)?,
+            Program::Peer => Child::start_foreign(command, errors)?,
+        };
+        let output = lines(child.take_output().expect("its stdout is a pipe"))?;
         let hello = Hello { provenance: serde_json::Value::Null, batch: 0, total_steps: 0, padding: None };
-        let mut contestant =
-            Self { child, input, output, errors: errors.into(), started, active: Duration::ZERO, hello };
+        let mut contestant = Self { child, output, patience, started, active: Duration::ZERO, hello };
         let answer = contestant.answer()?;
         contestant.active = started.elapsed();
         Ok(match answer {
@@ -72,7 +91,7 @@ impl Contestant {
     /// A signal to this process.
     pub(crate) fn run(&mut self, count: usize) -> Result<Answer<Turn>> {
         let began = Instant::now();
-        self.tell(&format!("run {count}"));
+        self.child.tell(&format!("run {count}"));
         let answer = self.answer();
         self.active += began.elapsed();
         answer
@@ -84,84 +103,109 @@ impl Contestant {
     /// A signal to this process.
     pub(crate) fn finish(mut self) -> Result<Answer<f64>> {
         let began = Instant::now();
-        self.tell(END);
-        drop(self.input.take());
-        let more = self.line()?;
-        if !more.is_empty() {
-            let message = format!("expected its end, got {:?} on its stdout", shortened(&more));
-            return Ok(Err(Failure { exit_code: 3, message, is_expected: false }));
+        self.child.tell(END);
+        self.child.close_input();
+        match self.line()? {
+            Ok(Line::Said(more)) => {
+                Ok(Err(Failure::of_data(format!("expected its end, got {:?} on its stdout", shortened(&more)))))
+            }
+            Ok(Line::End(exit)) => {
+                let seconds = (self.active + began.elapsed()).as_secs_f64();
+                Ok(exit.error().map_or(Ok(seconds), |error| Err(Failure::from(&error))))
+            }
+            Err(failure) => Ok(Err(failure)),
         }
-        let (status, said) = self.end()?;
-        let seconds = (self.active + began.elapsed()).as_secs_f64();
-        Ok(if status.success() { Ok(seconds) } else { Err(failure(status, &said)) })
     }
 
     fn answer<T: DeserializeOwned>(&mut self) -> Result<Answer<T>> {
-        let line = self.line()?;
-        if line.is_empty() {
-            let (status, said) = self.end()?;
-            return Ok(Err(failure(status, &said)));
-        }
+        let line = match self.line()? {
+            Ok(Line::Said(line)) => line,
+            Ok(Line::End(exit)) => {
+                let early = || Error::data("it ended before it had answered");
+                return Ok(Err(Failure::from(&exit.error().unwrap_or_else(early))));
+            }
+            Err(failure) => return Ok(Err(failure)),
+        };
         Ok(serde_json::from_str(&line).map_err(|error| {
-            let message = format!("expected a line of JSON on its stdout ({error}), got {:?}", shortened(&line));
-            Failure { exit_code: 3, message, is_expected: false }
+            let got = shortened(&line);
+            Failure::of_data(format!("expected a line of JSON on its stdout ({error}), got {got:?}"))
         }))
     }
 
-    /// Writes a line to it. One that has ended cannot be written to; its answer tells why.
-    fn tell(&mut self, line: &str) {
-        if let Some(input) = &mut self.input {
-            let _ = writeln!(input, "{line}").and_then(|()| input.flush());
-        }
-    }
-
-    /// The next line of its output; empty at the end.
-    fn line(&mut self) -> Result<String> {
+    /// The next line of its output, or its end.
+    fn line(&mut self) -> Result<Answer<Line>> {
+        let asked = Instant::now();
+        let (mut exit, mut is_closed) = (None::<(Exit, Instant)>, false);
         loop {
             // A turn may take long, and a signal may be for this process alone.
             if let Some(signal) = signals::received() {
                 return Err(signal.error("stopped while measuring; no report is made of what was not complete"));
             }
-            match self.output.recv_timeout(POLL) {
-                Ok(line) => return line.map_err(|error| Error::io("read from a contestant", &error)),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) if signals::received().is_none() => return Ok(String::new()),
-                // It has ended by the signal that this process has received, too.
-                Err(RecvTimeoutError::Disconnected) => {}
+            if is_closed {
+                thread::sleep(POLL / 50);
+            } else {
+                match self.output.recv_timeout(POLL) {
+                    Ok(line) => {
+                        let line = line.map_err(|error| Error::io("read from a contestant", &error))?;
+                        return Ok(Ok(Line::Said(line)));
+                    }
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => is_closed = true,
+                }
+            }
+            if exit.is_none() {
+                exit = self.child.try_exit()?.map(|exit| (exit, Instant::now()));
+            }
+            if let Some((exit, _)) = exit.take_if(|(_, ended)| is_closed || ended.elapsed() > REST) {
+                if exit.error().is_some() {
+                    // It may have ended by a signal that this process is about to receive, too.
+                    thread::sleep(POLL);
+                }
+                if signals::received().is_none() {
+                    return Ok(Ok(Line::End(exit)));
+                }
+            }
+            if asked.elapsed() > self.patience {
+                let seconds = humantime::format_duration(Duration::from_secs(self.patience.as_secs()));
+                let message = format!("it was silent for {seconds}, and was ended");
+                return Ok(Err(Failure::from(&Error::device(message))));
             }
         }
-    }
-
-    /// How its process ended, and what it said to people.
-    fn end(&mut self) -> Result<(ExitStatus, String)> {
-        let status = self.child.wait().map_err(|error| Error::io("wait for a contestant", &error))?;
-        let said = fs::read(&self.errors).unwrap_or_default();
-        Ok((status, String::from_utf8_lossy(&said).into_owned()))
     }
 }
 
+enum Line {
+    Said(String),
+    End(Exit),
+}
+
 /// The lines of `output` as they come, from a thread that ends with it.
-fn lines(output: ChildStdout) -> Receiver<io::Result<String>> {
-    let (sender, receiver) = channel();
-    thread::spawn(move || {
-        for line in BufReader::new(output).lines() {
-            if sender.send(line).is_err() {
-                break;
+fn lines(output: ChildStdout) -> Result<Receiver<io::Result<String>>> {
+    let (sender, receiver) = sync_channel(16);
+    let read = move || {
+        let mut output = BufReader::new(output);
+        loop {
+            let mut line = Vec::new();
+            let read = output.by_ref().take(LONGEST).read_until(b'\n', &mut line);
+            let is_whole = line.len() as u64 != LONGEST;
+            let line = match read {
+                Ok(0) => return,
+                Ok(_) if is_whole => Ok(String::from_utf8_lossy(&line).into_owned()),
+                Ok(_) => {
+                    Err(io::Error::new(io::ErrorKind::InvalidData, format!("a line of more than {LONGEST} bytes")))
+                }
+                Err(error) => Err(error),
+            };
+            if sender.send(line).is_err() || !is_whole {
+                return;
             }
         }
-    });
-    receiver
+    };
+    let thread = thread::Builder::new().name("kiln-contestant".into()).spawn(read);
+    thread.map_err(|error| Error::start("the thread that reads a contestant's answers", &error))?;
+    Ok(receiver)
 }
 
 fn shortened(line: &str) -> String {
     line.trim().chars().take(200).collect()
-}
-
-impl Drop for Contestant {
-    fn drop(&mut self) {
-        // Its run folder is the driver's, so nothing of it has to be brought to an end.
-        drop(self.input.take());
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }

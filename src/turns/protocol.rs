@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::bench::operators::OperatorTimes;
 
 /// The driver's last line.
-pub const END: &str = "end";
+pub use crate::process::END;
 
 /// The first line of a contestant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

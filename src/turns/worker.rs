@@ -13,6 +13,7 @@ use crate::bench::operators::Shapes;
 use crate::error::{Error, Result};
 use crate::execution::memory_use;
 use crate::plan::RunPlan;
+use crate::process;
 use crate::provenance::Provenance;
 use crate::step_closures::{StepClosures, When};
 use crate::trainer::laps::{self, StepTimes};
@@ -69,18 +70,20 @@ fn say<T: serde::Serialize>(answer: &T) -> Result<()> {
     let mut line = serde_json::to_string(answer).map_err(|error| Error::data(format!("an answer: {error}")))?;
     line.push('\n');
     let mut out = std::io::stdout().lock();
-    out.write_all(line.as_bytes()).and_then(|()| out.flush()).map_err(|error| Error::io("answer the driver", &error))
+    out.write_all(line.as_bytes()).and_then(|()| out.flush()).map_err(|error| {
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            process::await_end();
+        }
+        Error::io("answer the driver", &error)
+    })
 }
 
-/// The N of the next `run N`; none at `end`. Ends the process where the input ends.
+/// The N of the next `run N`; none at `end`. The process ends where the input ends, even in the middle of a turn.
 fn command() -> Result<Option<usize>> {
-    let mut line = String::new();
-    let read = std::io::stdin().read_line(&mut line).map_err(|error| Error::io("read from the driver", &error))?;
-    if read == 0 {
-        // The driver is gone. A run that nobody has measured must not come to look like a finished one.
-        eprintln!("error: the driver of this worker has ended");
-        std::process::exit(1);
-    }
+    let orders = process::orders()?.lock().unwrap_or_else(PoisonError::into_inner);
+    // Where no line comes any more, this process is about to end: a run that nobody has measured must not come to look like a
+    // finished one.
+    let line = orders.recv().map_err(|_| Error::data("the driver of this worker has ended"))?;
     if line.trim() == END {
         return Ok(None);
     }

@@ -312,3 +312,63 @@ fn nothing_that_is_read_has_power_over_the_terminal() {
     assert_eq!(shown(&mut place.kiln(&["describe", "broken"])).0, Some(3));
     assert_eq!(shown(&mut place.kiln(&["init", "clm", HOSTILE])).0, Some(0));
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_cannot_be_said_ends_nothing_and_what_cannot_be_shown_is_an_error() {
+    use std::process::Stdio;
+
+    let place = Place::new();
+    let full = || Stdio::from(std::fs::File::options().write(true).open("/dev/full").unwrap());
+    // The news and the errors go to stderr: without room for them the exit code still tells.
+    let code = |command: &mut Command| command.output().unwrap().status.code();
+    assert_eq!(code(place.config("train", "none.toml", &[]).stderr(full())), Some(2));
+    assert_eq!(code(place.kiln(&["trian"]).stderr(full())), Some(2));
+    assert_eq!(code(place.config("train", "rows.toml", &[]).stderr(full())), Some(0));
+    // A checkpoint that is skipped is a warning.
+    let save = ["trainer.save_steps=1", "trainer.lr_scheduler_type=constant", "run.output_dir=saved"];
+    place.train("rows.toml", &[&save[..], &["trainer.max_steps=3"]].concat());
+    let damaged = place.path("saved/checkpoints/step-000003/model.safetensors");
+    std::fs::write(damaged, "x").unwrap();
+    let more = [&save[..], &["trainer.max_steps=4", "run.on_existing=resume"]].concat();
+    let output = place.config("train", "rows.toml", &more).stderr(full()).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && said.contains("continuing after step 2"), "{said}");
+    // What was asked for goes to stdout.
+    for args in [&["plan", "rows.toml"][..], &["--help"], &["devices"], &["runs", "."]] {
+        let output = place.kiln(args).stdout(full()).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {stderr}");
+        assert!(stderr.starts_with("error: cannot write to stdout"), "{args:?}: {stderr}");
+    }
+    // A reader that has seen enough is no error.
+    let mut child = place.kiln(&["plan", "rows.toml"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}
+
+/// The library says what it has to say by `tracing` and leaves it to the program where that goes.
+#[test]
+fn the_library_prints_nothing() {
+    fn printing(folder: &std::path::Path, found: &mut Vec<String>) {
+        for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                printing(&path, found);
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            let lines = text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"));
+            // Text of a fixture is no statement.
+            let prints = |line: &str| ["print!(", "println!("].iter().any(|name| line.contains(name));
+            let lines = lines.filter(|(_, line)| prints(line) && !line.contains("\"fn main"));
+            found.extend(lines.map(|(number, _)| format!("{}:{}", path.display(), number + 1)));
+        }
+    }
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = Vec::new();
+    printing(&root.join("src"), &mut found);
+    printing(&root.join("models"), &mut found);
+    found.retain(|place| !place.contains("/models/tests/"));
+    assert!(found.is_empty(), "the library prints in {found:?}");
+}

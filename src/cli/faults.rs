@@ -1,0 +1,181 @@
+//! The last nets of the command: memory that runs out where nothing can return an error, and a panic, which is a defect of
+//! Kiln's. Either ends the process with one message and its exit code (4 and 7). What the library says in its course
+//! ([`tracing`]) is shown on stderr here, too; a stderr that is full or closed ends nothing.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::panic;
+use std::sync::{Mutex, PoisonError};
+
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+use crate::error::{Error, Result, printable};
+use crate::trainer::panics;
+
+thread_local! {
+    /// An allocation of this thread has failed.
+    static FAILED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The system's allocator, with an end where it has no more memory. Whoever asks for much may be able to do without
+/// (`try_reserve`, a file that is read whole) and is told; Rust's own collections abort the process then, and the note tells
+/// why. Nobody can do without a small block, not even a message that says so: the process ends at once.
+#[derive(Debug, Clone, Copy)]
+pub struct Allocator;
+
+/// What is called small, in bytes.
+const SMALL: usize = 1 << 16;
+
+impl Allocator {
+    fn checked(block: *mut u8, size: usize) -> *mut u8 {
+        if block.is_null() {
+            #[cfg(unix)]
+            if size < SMALL {
+                out_of_memory();
+            }
+            // A thread whose locals are gone has nothing to note in.
+            let _ = FAILED.try_with(|failed| failed.set(true));
+        }
+        block
+    }
+}
+
+/// Ends the process with exit code 4, without allocating or taking a lock.
+#[cfg(unix)]
+fn out_of_memory() -> ! {
+    const MESSAGE: &[u8] = b"error: out of memory: the system has no more for this process\n  help: lower \
+        trainer.per_device_train_batch_size, data.block_size or the model's sizes, or raise the limit of memory (`ulimit -v`, \
+        a container's)\n";
+    let _ = rustix::io::write(rustix::stdio::stderr(), MESSAGE);
+    signal_hook::low_level::exit(i32::from(crate::ErrorKind::OutOfMemory.exit_code()))
+}
+
+// SAFETY: every call is the system allocator's with the same arguments, and its answer is returned as it is. The note is a
+// thread-local `Cell` that is initialised at compile time and needs no destructor, so setting it never allocates; the end of the
+// process is two system calls.
+#[allow(unsafe_code)]
+unsafe impl GlobalAlloc for Allocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as above.
+        Self::checked(unsafe { System.alloc(layout) }, layout.size())
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as above.
+        Self::checked(unsafe { System.alloc_zeroed(layout) }, layout.size())
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: as above.
+        Self::checked(unsafe { System.realloc(block, layout, size) }, size)
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+/// The panic of the main thread that was last seen, with its place.
+static PANIC: Mutex<Option<String>> = Mutex::new(None);
+
+/// Puts the nets up, once.
+pub(super) fn install() {
+    #[cfg(unix)]
+    at_abort();
+    let others = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        // A panic of the main thread is reported where it ends, which is here at the latest; others keep Rust's message.
+        if std::thread::current().name() != Some("main") {
+            return others(info);
+        }
+        let place = info.location().map_or_else(String::new, |at| format!(" ({}:{})", at.file(), at.line()));
+        let backtrace = std::backtrace::Backtrace::capture();
+        let mut text = format!("{}{place}", panics::message(info.payload()));
+        if backtrace.status() == std::backtrace::BacktraceStatus::Captured {
+            let _ = write!(text, "\n{backtrace}");
+        }
+        *PANIC.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
+    }));
+    // Only the first call can fail to be the first.
+    let _ = tracing::subscriber::set_global_default(Stderr);
+}
+
+/// Where an allocation has failed, the abort that follows ends the process with exit code 4.
+#[cfg(unix)]
+fn at_abort() {
+    let end = || {
+        if FAILED.try_with(Cell::get).unwrap_or(false) {
+            out_of_memory();
+        }
+    };
+    // SAFETY: the handler reads a thread-local that needs no initialisation and makes two system calls (write, _exit): it
+    // neither allocates nor takes a lock.
+    #[allow(unsafe_code)]
+    let installed = unsafe { signal_hook::low_level::register(signal_hook::consts::SIGABRT, end) };
+    // Without it an abort is an abort.
+    let _ = installed;
+}
+
+/// Runs the command; a panic in it becomes an error.
+pub(super) fn caught(run: impl FnOnce() -> Result<()>) -> Result<()> {
+    panic::catch_unwind(panic::AssertUnwindSafe(run)).unwrap_or_else(|payload| {
+        let seen = PANIC.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let message = seen.unwrap_or_else(|| panics::message(&*payload));
+        let error = Error::panicked("kiln", &message);
+        Err(match error.kind() {
+            crate::ErrorKind::OutOfMemory => error,
+            _ => error.help("this is a defect of Kiln's: please report it with the command line and the config"),
+        })
+    })
+}
+
+/// Writes a line to stderr, where that can be written to.
+pub(super) fn complain(line: impl std::fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "{}", printable(&line.to_string()));
+}
+
+/// Shows what the library says, as lines on stderr: warnings and errors under that name, news as they are.
+struct Stderr;
+
+/// The message of an event.
+#[derive(Default)]
+struct Message(String);
+
+impl Visit for Message {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "message" {
+            let _ = write!(self.0, "{value:?}");
+        }
+    }
+}
+
+impl Subscriber for Stderr {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_event() && metadata.target().starts_with("kiln") && *metadata.level() <= Level::INFO
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut message = Message::default();
+        event.record(&mut message);
+        let begin = match *event.metadata().level() {
+            Level::ERROR => "error: ",
+            Level::WARN => "warning: ",
+            _ => "",
+        };
+        complain(format_args!("{begin}{}", message.0));
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1) // no span is enabled
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
