@@ -1,6 +1,9 @@
 //! Text to ids and back: a wrapper around the `tokenizers` crate that knows the files Hugging Face folders hold, and learns
 //! a byte-level BPE when there is none.
 
+mod files;
+mod guard;
+
 use std::fs;
 use std::path::Path;
 
@@ -14,12 +17,16 @@ use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::processors::bert::BertProcessing;
 use tokenizers::processors::roberta::RobertaProcessing;
-use tokenizers::{AddedToken, EncodeInput, Encoding, Model, PostProcessor, Token, TruncationParams};
+use tokenizers::{AddedToken, EncodeInput, Encoding, Model, PostProcessor, Token, TruncationDirection, TruncationParams};
 
 use super::corpus::Corpus;
 use super::table::Row;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::squad::WindowEncoder;
+use files::{Origin, Stated};
+
+pub use files::{CHAT_TEMPLATES, NamedFile, chat_templates, read_file, tokenizer_files, write_files};
+pub(crate) use guard::guarded;
 
 /// GPT-2's end-of-text token, which also separates documents.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
@@ -59,14 +66,14 @@ impl RowEncoder {
             Some(pair) => EncodeInput::Dual(row.text.clone().into(), pair.clone().into()),
             None => EncodeInput::Single(row.text.clone().into()),
         };
-        let inputs = rows.iter().map(input).collect::<Vec<_>>();
-        let encodings = self.inner.encode_batch_fast(inputs, true);
-        let encodings = encodings.map_err(|error| Error::data(format!("tokenizer: {error}")))?;
-        let encoded = encodings.iter().map(|encoding| Encoded {
-            ids: encoding.get_ids().to_vec(),
-            types: encoding.get_type_ids().iter().map(|kind| *kind as u8).collect(),
+        let encoded = rows.into_maybe_par_iter().map(|row| {
+            guarded(|| {
+                let encoding = self.inner.encode_fast(input(row), true).map_err(failed)?;
+                let types = encoding.get_type_ids().iter().map(|kind| *kind as u8).collect();
+                Ok(Encoded { ids: encoding.get_ids().to_vec(), types })
+            })
         });
-        Ok(encoded.collect())
+        encoded.collect()
     }
 
     /// Whether token types are kept.
@@ -108,6 +115,12 @@ const TRAIN_PIECE: usize = 64 << 10;
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     hash: [u8; 32],
+    /// The folder that it came from with its files; none if it was learned or read from a file of another name.
+    origin: Option<Origin>,
+    /// Tokens by role, as the files state them.
+    roles: Vec<(&'static str, String)>,
+    /// The side that a text which is too long loses.
+    truncation: TruncationDirection,
 }
 
 impl Tokenizer {
@@ -122,11 +135,19 @@ impl Tokenizer {
 
     /// Reads a folder with `tokenizer.json`, `vocab.json` and `merges.txt` (or OpenAI's names, `encoder.json` and
     /// `vocab.bpe`), or `vocab.txt` (WordPiece, lower-casing unless `tokenizer_config.json` says `do_lower_case: false`); or
-    /// one such file.
+    /// one such file. Added tokens, special tokens and what the tokenizer's class decides are taken from the files beside
+    /// it, so that ids are those of `transformers`' `AutoTokenizer`.
     ///
     /// # Errors
     /// None of these files, or one that cannot be read.
     pub fn load(path: &Path) -> Result<Self> {
+        guarded(|| Self::read(path)).map_err(|error| match error.kind() {
+            ErrorKind::Data if !error.to_string().starts_with(&path.display().to_string()) => error.at(path.display()),
+            _ => error,
+        })
+    }
+
+    fn read(path: &Path) -> Result<Self> {
         let bad = |file: &Path, error: tokenizers::Error| {
             Error::data(format!("{}: not a readable tokenizer: {error}", file.display()))
         };
@@ -139,19 +160,25 @@ impl Tokenizer {
             (file.is_none_or(|file| file == name) && there.is_file()).then_some(there)
         };
         if let Some(found) = find("tokenizer.json") {
-            return Self::wrap(tokenizers::Tokenizer::from_file(&found).map_err(|error| bad(&found, error))?);
+            let inner = tokenizers::Tokenizer::from_file(&found).map_err(|error| bad(&found, error))?;
+            return Self::wrap(inner, Some(Origin::read(folder, &[])?));
         }
         for (vocab, merges) in [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")] {
+            // Under OpenAI's names `transformers` does not find them, so they are written anew.
+            let known = vocab == "vocab.json";
             let (vocab, merges) = (folder.join(vocab), folder.join(merges));
             let named = |path: &Path| file.is_none_or(|file| path.file_name().is_some_and(|name| name == file));
             if vocab.is_file() && merges.is_file() && (named(&vocab) || named(&merges)) {
                 let model = BPE::from_file(&vocab.to_string_lossy(), &merges.to_string_lossy()).build();
-                return byte_level(model.map_err(|error| bad(&vocab, error))?);
+                let inner = byte_level(model.map_err(|error| bad(&vocab, error))?)?;
+                let origin = known.then(|| Origin::read(folder, &["tokenizer.json", "vocab.txt"])).transpose()?;
+                return Self::wrap(inner, origin);
             }
         }
         if let Some(found) = find("vocab.txt") {
             let model = WordPiece::from_file(&found.to_string_lossy()).unk_token("[UNK]".into()).build();
-            return word_piece(model.map_err(|error| bad(&found, error))?, lower_cases(folder)?, &found);
+            let inner = word_piece(model.map_err(|error| bad(&found, error))?, lower_cases(folder)?, &found)?;
+            return Self::wrap(inner, Some(Origin::read(folder, &["tokenizer.json", "vocab.json", "merges.txt"])?));
         }
         for (vocab, merges) in [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")] {
             for (there, missing) in [(vocab, merges), (merges, vocab)] {
@@ -164,7 +191,8 @@ impl Tokenizer {
         }
         if let Some(file) = file.filter(|file| file.ends_with(".json") && folder.join(file).is_file()) {
             let found = folder.join(file);
-            return Self::wrap(tokenizers::Tokenizer::from_file(&found).map_err(|error| bad(&found, error))?);
+            let inner = tokenizers::Tokenizer::from_file(&found).map_err(|error| bad(&found, error))?;
+            return Self::wrap(inner, None);
         }
         Err(Error::data(format!("{}: no tokenizer found", path.display()))
             .help("expected tokenizer.json, vocab.json with merges.txt, or vocab.txt"))
@@ -196,16 +224,43 @@ impl Tokenizer {
         let learned = inner.train(&mut wrapped, texts).map(drop);
         failed.map_or(Ok(()), Err)?;
         learned.map_err(|error| Error::data(format!("learning the tokenizer failed: {error}")))?;
-        Self::wrap(inner)
+        Self::wrap(inner, None)
     }
 
-    fn wrap(inner: tokenizers::Tokenizer) -> Result<Self> {
-        let mut inner = inner;
+    fn wrap(mut inner: tokenizers::Tokenizer, origin: Option<Origin>) -> Result<Self> {
         // Lengths are the collator's business; a file that truncates or pads would do it behind its back.
         inner.with_padding(None);
-        inner.with_truncation(None).map_err(|error| Error::data(format!("tokenizer: {error}")))?;
-        let json = inner.to_string(false).map_err(|error| Error::data(format!("tokenizer: {error}")))?;
-        Ok(Self { hash: Sha256::digest(json.as_bytes()).into(), inner })
+        inner.with_truncation(None).map_err(failed)?;
+        let stated = origin.as_ref().map(Stated::read).transpose()?.unwrap_or_default();
+        stated.apply(&mut inner)?;
+        let json = inner.to_string(false).map_err(failed)?;
+        let truncation = stated.truncation.unwrap_or(TruncationDirection::Right);
+        let mut wrapped = Self { hash: [0; 32], inner, origin, roles: stated.roles, truncation };
+        wrapped.check_ids()?;
+        let mut hash = Sha256::new();
+        hash.update(json.as_bytes());
+        hash.update(format!("{:?} ends documents, {truncation:?} is cut", wrapped.eot_id()));
+        wrapped.hash = hash.finalize().into();
+        Ok(wrapped)
+    }
+
+    /// Refuses ids that no model has, and those of special tokens that the vocabulary has not.
+    fn check_ids(&self) -> Result<()> {
+        let size = self.vocab_size();
+        if size > MAX_VOCAB_SIZE {
+            return Err(Error::data(format!("the largest id is {}; a model has at most {MAX_VOCAB_SIZE} tokens", size - 1))
+                .help("an id in a file of the tokenizer is wrong"));
+        }
+        let around = self.around()?;
+        let pair = self.special_around_pair()?;
+        let used = around.0.iter().chain(&around.1).chain(pair.get_ids());
+        match used.filter(|id| **id != MARK).find(|id| **id as usize >= size) {
+            Some(id) => Err(Error::data(format!(
+                "post_processor: it puts the id {id} around a text, but the vocabulary has {size} tokens"
+            ))
+            .help("an id in tokenizer.json is wrong")),
+            None => Ok(()),
+        }
     }
 
     /// The ids of `text`, with the special tokens that the tokenizer adds.
@@ -213,8 +268,7 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer's.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = self.inner.encode_fast(text, true).map_err(|e| Error::data(format!("tokenizer: {e}")))?;
-        Ok(encoding.get_ids().to_vec())
+        guarded(|| Ok(self.inner.encode_fast(text, true).map_err(failed)?.get_ids().to_vec()))
     }
 
     /// The ids of several texts, on all cores.
@@ -222,10 +276,7 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer's.
     pub fn encode_batch(&self, texts: &[String]) -> Result<Vec<Vec<u32>>> {
-        let inputs = texts.iter().map(String::as_str).collect::<Vec<_>>();
-        let encodings =
-            self.inner.encode_batch_fast(inputs, true).map_err(|error| Error::data(format!("tokenizer: {error}")))?;
-        Ok(encodings.iter().map(|encoding| encoding.get_ids().to_vec()).collect())
+        texts.into_maybe_par_iter().map(|text| self.encode(text)).collect()
     }
 
     /// The ids of parts of documents, on all cores, without the special tokens that go around a document; see
@@ -235,11 +286,10 @@ impl Tokenizer {
     /// The tokenizer's.
     pub fn encode_pieces(&self, texts: &[&str]) -> Result<Vec<Vec<u32>>> {
         // Only the ids are kept: an `Encoding` takes some thirty times their memory.
-        let ids = texts.to_vec().into_maybe_par_iter().map(|text| {
-            let encoding = self.inner.encode_fast(text, false);
-            encoding.map(|encoding| encoding.get_ids().to_vec())
+        let ids = texts.into_maybe_par_iter().map(|text| {
+            guarded(|| Ok(self.inner.encode_fast(*text, false).map_err(failed)?.get_ids().to_vec()))
         });
-        ids.collect::<tokenizers::Result<_>>().map_err(|error| Error::data(format!("tokenizer: {error}")))
+        ids.collect()
     }
 
     /// The special tokens that [`encode`](Self::encode) puts before and after a text: none for GPT-2, `[CLS]` and `[SEP]`
@@ -248,12 +298,14 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer's.
     pub fn around(&self) -> Result<(Vec<u32>, Vec<u32>)> {
-        const MARK: u32 = u32::MAX;
-        let marked = Encoding::from_tokens(vec![Token::new(MARK, "a".into(), (0, 1))], 0);
-        let all = self.inner.post_process(marked, None, true);
-        let all = all.map_err(|error| Error::data(format!("tokenizer: {error}")))?;
+        let all = guarded(|| self.inner.post_process(marked(0), None, true).map_err(failed))?;
         let mut sides = all.get_ids().splitn(2, |id| *id == MARK).map(<[u32]>::to_vec);
         Ok((sides.next().unwrap_or_default(), sides.next().unwrap_or_default()))
+    }
+
+    /// The special tokens around a pair, each of whose texts is the one id [`MARK`].
+    fn special_around_pair(&self) -> Result<Encoding> {
+        guarded(|| self.inner.post_process(marked(0), Some(marked(1)), true).map_err(failed))
     }
 
     /// Cuts questions and their contexts into windows; see [`WindowEncoder::new`].
@@ -264,12 +316,13 @@ impl Tokenizer {
         WindowEncoder::new(&self.inner, self.hash, max_length, doc_stride, token_types)
     }
 
-    /// The text of `ids`; a character that is cut in the middle shows as U+FFFD.
+    /// The text of `ids` without special tokens, as `transformers`' pipelines show it; a character that is cut in the middle
+    /// shows as U+FFFD.
     ///
     /// # Errors
     /// The tokenizer's.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        self.inner.decode(ids, false).map_err(|error| Error::data(format!("tokenizer: {error}")))
+        guarded(|| self.inner.decode(ids, true).map_err(failed))
     }
 
     /// Number of ids, added tokens included: one more than the largest id.
@@ -290,17 +343,29 @@ impl Tokenizer {
             )));
         }
         let mut inner = self.inner.clone();
-        let truncation = TruncationParams { max_length, ..TruncationParams::default() };
-        inner.with_truncation(Some(truncation)).map_err(|error| Error::data(format!("tokenizer: {error}")))?;
+        let truncation = TruncationParams { max_length, direction: self.truncation, ..TruncationParams::default() };
+        inner.with_truncation(Some(truncation)).map_err(failed)?;
         let mut hash = Sha256::new();
         hash.update(self.hash);
         hash.update(format!("rows of {max_length}, pairs {pairs}, types {has_types}").as_bytes());
         Ok(RowEncoder { inner, hash: hash.finalize().into(), has_types })
     }
 
-    /// The id that stands for a masked token: `[MASK]` or `<mask>`.
+    /// The id of the first of `roles` that the files state, else of the first of the `usual` tokens that exists.
+    fn role_id(&self, roles: &[&str], usual: &[&str]) -> Option<u32> {
+        let stated = |role: &&str| self.roles.iter().find(|(name, _)| name == role).map(|(_, token)| token.as_str());
+        let mut tokens = roles.iter().filter_map(stated).chain(usual.iter().copied());
+        tokens.find_map(|token| self.token_id(token))
+    }
+
+    /// The id that stands for a masked token: the `mask_token` of the files, or `[MASK]` or `<mask>`.
     pub fn mask_id(&self) -> Option<u32> {
-        ["[MASK]", "<mask>"].into_iter().find_map(|token| self.token_id(token))
+        self.role_id(&["mask_token"], &["[MASK]", "<mask>"])
+    }
+
+    /// The id of padding: the `pad_token` of the files, or `[PAD]` or `<pad>`.
+    pub fn pad_id(&self) -> Option<u32> {
+        self.role_id(&["pad_token"], &["[PAD]", "<pad>"])
     }
 
     /// The ids of special tokens, which are no text.
@@ -329,9 +394,10 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// The id that ends a document: `<|endoftext|>`, `</s>` or `[SEP]`, the first that exists.
+    /// The id that ends a document: the `eos_token` or else `sep_token` of the files, or `<|endoftext|>`, `</s>` or
+    /// `[SEP]`, the first that exists.
     pub fn eot_id(&self) -> Option<u32> {
-        [END_OF_TEXT, "</s>", "[SEP]"].into_iter().find_map(|token| self.token_id(token))
+        self.role_id(&["eos_token", "sep_token"], &[END_OF_TEXT, "</s>", "[SEP]"])
     }
 
     /// SHA-256 of everything that decides the ids.
@@ -344,39 +410,23 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer's.
     pub fn to_json(&self) -> Result<String> {
-        self.inner.to_string(true).map_err(|error| Error::data(format!("tokenizer: {error}")))
+        self.inner.to_string(true).map_err(failed)
     }
+}
 
-    /// Writes `tokenizer.json` and a `tokenizer_config.json` with which `transformers`' `AutoTokenizer` opens it.
-    ///
-    /// # Errors
-    /// The operating system's.
-    pub fn save(&self, folder: &Path) -> Result<()> {
-        let json = self.to_json()?;
-        let mut config = serde_json::Map::new();
-        config.insert("tokenizer_class".into(), "PreTrainedTokenizerFast".into());
-        config.insert("clean_up_tokenization_spaces".into(), false.into());
-        let named = [
-            ("bos_token", &[END_OF_TEXT, "<s>"][..]),
-            ("eos_token", &[END_OF_TEXT, "</s>"]),
-            ("unk_token", &["[UNK]", "<unk>", END_OF_TEXT]),
-            ("cls_token", &["[CLS]", "<s>"]),
-            ("sep_token", &["[SEP]", "</s>"]),
-            ("pad_token", &["[PAD]", "<pad>"]),
-            ("mask_token", &["[MASK]", "<mask>"]),
-        ];
-        for (role, tokens) in named {
-            if let Some(token) = tokens.iter().find(|token| self.token_id(token).is_some()) {
-                config.insert(role.into(), (*token).into());
-            }
-        }
-        let config = serde_json::to_string_pretty(&config).map_err(|e| Error::data(format!("tokenizer: {e}")))?;
-        for (name, text) in [("tokenizer.json", json), ("tokenizer_config.json", config + "\n")] {
-            let path = folder.join(name);
-            fs::write(&path, text).map_err(|error| Error::io(format!("write {}", path.display()), &error))?;
-        }
-        Ok(())
-    }
+/// An id that stands for a text while the special tokens around it are asked for.
+const MARK: u32 = u32::MAX;
+
+/// The largest vocabulary that `ModelConfig` takes.
+const MAX_VOCAB_SIZE: usize = 1 << 24;
+
+/// A text of the one id [`MARK`], of the token type `kind`.
+fn marked(kind: u32) -> Encoding {
+    Encoding::from_tokens(vec![Token::new(MARK, "a".into(), (0, 1))], kind)
+}
+
+fn failed(error: tokenizers::Error) -> Error {
+    Error::data(format!("tokenizer: {error}"))
 }
 
 fn vocab_size(inner: &tokenizers::Tokenizer) -> usize {
@@ -385,7 +435,7 @@ fn vocab_size(inner: &tokenizers::Tokenizer) -> usize {
 
 /// GPT-2's pipeline around its vocabulary and merges, and RoBERTa's where the vocabulary has `<s>` and `</s>` in place of
 /// `<|endoftext|>`.
-fn byte_level(model: BPE) -> Result<Tokenizer> {
+fn byte_level(model: BPE) -> Result<tokenizers::Tokenizer> {
     let mut inner = tokenizers::Tokenizer::new(model);
     inner.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
     inner.with_decoder(Some(ByteLevel::new(false, true, true)));
@@ -400,11 +450,11 @@ fn byte_level(model: BPE) -> Result<Tokenizer> {
         }
         _ => {}
     }
-    Tokenizer::wrap(inner)
+    Ok(inner)
 }
 
 /// BERT's pipeline around its word pieces.
-fn word_piece(model: WordPiece, lower_case: bool, file: &Path) -> Result<Tokenizer> {
+fn word_piece(model: WordPiece, lower_case: bool, file: &Path) -> Result<tokenizers::Tokenizer> {
     let missing = ["[UNK]", "[CLS]", "[SEP]"].into_iter().find(|token| model.token_to_id(token).is_none());
     if let Some(token) = missing {
         return Err(Error::data(format!("{}: expected BERT's word pieces, but {token} is missing", file.display())));
@@ -414,19 +464,19 @@ fn word_piece(model: WordPiece, lower_case: bool, file: &Path) -> Result<Tokeniz
     let mut inner = tokenizers::Tokenizer::new(model);
     inner
         .with_normalizer(Some(BertNormalizer::new(true, true, None, lower_case)))
-        .map_err(|error| Error::data(format!("tokenizer: {error}")))?;
+        .map_err(failed)?;
     inner.with_pre_tokenizer(Some(BertPreTokenizer));
     inner.with_post_processor(Some(ends));
     inner.with_decoder(Some(tokenizers::decoders::wordpiece::WordPiece::default()));
     let present = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].into_iter();
     let present = present.filter(|token| inner.token_to_id(token).is_some()).collect::<Vec<_>>();
     special(&mut inner, &present)?;
-    Tokenizer::wrap(inner)
+    Ok(inner)
 }
 
 fn special(inner: &mut tokenizers::Tokenizer, tokens: &[&str]) -> Result<()> {
     let tokens = tokens.iter().map(|token| AddedToken::from(*token, true)).collect::<Vec<_>>();
-    inner.add_special_tokens(tokens).map(drop).map_err(|error| Error::data(format!("tokenizer: {error}")))
+    inner.add_special_tokens(tokens).map(drop).map_err(failed)
 }
 
 /// `do_lower_case` of `tokenizer_config.json`; BERT's default is true.

@@ -9,7 +9,6 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use kiln_models::weights::{NamedTensor, write_safetensors};
 use safetensors::{Dtype, SafeTensors};
@@ -20,7 +19,7 @@ use super::best::Best;
 use super::losses::LossSums;
 use super::promise::Promise;
 use crate::data::loader::Position;
-use crate::data::tokenizer::Tokenizer;
+use crate::data::tokenizer::{NamedFile, write_files};
 use crate::error::{Error, Result};
 use crate::precision::scaler::ScalerState;
 
@@ -92,10 +91,8 @@ pub struct Snapshot {
     pub model: Vec<NamedTensor>,
     /// The optimizer's moments.
     pub optimizer: Vec<NamedTensor>,
-    /// The text of `config.json`.
-    pub config: String,
-    /// The tokenizer, where the run has one.
-    pub tokenizer: Option<Arc<Tokenizer>>,
+    /// The [files beside the weights](crate::plan::RunPlan::files_beside_weights) of a saved model.
+    pub files: Vec<NamedFile>,
 }
 
 /// A checkpoint on disk, verified.
@@ -143,15 +140,11 @@ impl Snapshot {
         write_safetensors(&folder.join(MODEL), &self.model)?;
         write_safetensors(&folder.join(OPTIMIZER), &self.optimizer)?;
         let io = |error: &std::io::Error| Error::io(format!("write {}", folder.display()), error);
-        fs::write(folder.join("config.json"), &self.config).map_err(|error| io(&error))?;
-        if let Some(tokenizer) = &self.tokenizer {
-            tokenizer.save(folder)?;
-        }
-        for entry in fs::read_dir(folder).map_err(|error| io(&error))? {
-            let path = entry.map_err(|error| io(&error))?.path();
+        write_files(folder, &self.files)?;
+        for name in [MODEL, OPTIMIZER].into_iter().chain(self.files.iter().map(|(name, _)| name.as_str())) {
+            let path = folder.join(name);
             File::open(&path).and_then(|file| file.sync_all()).map_err(|error| io(&error))?;
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            self.state.files.insert(name, checksum(&path).map_err(|error| io(&error))?);
+            self.state.files.insert(name.into(), checksum(&path).map_err(|error| io(&error))?);
         }
         let text = serde_json::to_string_pretty(&self.state)
             .map_err(|error| Error::data(format!("{}: {error}", folder.join(STATE).display())))?;

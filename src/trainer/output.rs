@@ -15,9 +15,9 @@ use super::status::{RunStatus, Status};
 use super::{fault, run_log, tensorboard};
 use crate::compiler;
 use crate::config::{OnExisting, RunConfig};
+use crate::data::tokenizer::write_files;
 use crate::error::{Error, Result};
 use crate::metrics::{MetricsFile, Record};
-use crate::model_folder::architecture;
 use crate::plan::RunPlan;
 use crate::provenance::{self, Provenance};
 
@@ -201,7 +201,7 @@ impl RunFolder {
         write_whole(&self.path.join("all_results.json"), (results.to_json() + "\n").as_bytes())
     }
 
-    /// Writes `model/`: weights, `config.json`, and the tokenizer where there is one. It is written aside and renamed.
+    /// Writes `model/`: weights and the [files beside them](RunPlan::files_beside_weights). It is written aside and renamed.
     ///
     /// # Errors
     /// The operating system's; no `model/` is left behind then.
@@ -219,12 +219,7 @@ impl RunFolder {
 fn write_aside(run: &Path, target: &Path, model: &Model, plan: &RunPlan) -> Result<()> {
     let io = |error: std::io::Error| Error::io(format!("write {}", target.display()), &error);
     let aside = tempfile::Builder::new().prefix(".model-").tempdir_in(run).map_err(io)?;
-    let config = serde_json::to_string_pretty(&plan.model_config.to_json(architecture(model)))
-        .map_err(|error| Error::data(format!("config.json: {error}")))?;
-    write_whole(&aside.path().join("config.json"), (config + "\n").as_bytes())?;
-    if let Some(tokenizer) = &plan.tokenizer {
-        tokenizer.save(aside.path())?;
-    }
+    write_files(aside.path(), &plan.files_beside_weights(model)?)?;
     save(model, aside.path())?;
     #[cfg(unix)]
     {

@@ -28,7 +28,6 @@ use crate::error::{Error, Result};
 use crate::execution::release_memory;
 use crate::launches::NewKernels;
 use crate::metrics::Record;
-use crate::model_folder::architecture;
 use crate::precision::scaler::{LossScaler, ScalerConfig, Verdict};
 use crate::step_closures::StepClosures;
 
@@ -267,14 +266,11 @@ impl Trainer {
             promise: folder.promise.clone(),
             files: Default::default(),
         };
-        let config = serde_json::to_string_pretty(&self.plan.model_config.to_json(architecture(&self.model)))
-            .map_err(|error| Error::data(format!("config.json: {error}")))?;
         let snapshot = Snapshot {
             state,
             model: export(&self.model).map_err(Error::device)?,
             optimizer: self.optimizer.export(&self.model)?,
-            config: config + "\n",
-            tokenizer: self.plan.tokenizer.clone(),
+            files: self.plan.files_beside_weights(&self.model)?,
         };
         run.saver.spent += started.elapsed();
         let keep = self.plan.config.trainer.load_best_model_at_end.then_some(run.best.step).flatten();
