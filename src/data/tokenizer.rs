@@ -3,6 +3,8 @@
 
 mod files;
 mod guard;
+#[cfg(test)]
+mod mutations;
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +19,9 @@ use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::processors::bert::BertProcessing;
 use tokenizers::processors::roberta::RobertaProcessing;
-use tokenizers::{AddedToken, EncodeInput, Encoding, Model, PostProcessor, Token, TruncationDirection, TruncationParams};
+use tokenizers::{
+    AddedToken, EncodeInput, Encoding, Model, PostProcessor, Token, TruncationDirection, TruncationParams,
+};
 
 use super::corpus::Corpus;
 use super::table::Row;
@@ -25,7 +29,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::squad::WindowEncoder;
 use files::{Origin, Stated};
 
-pub use files::{CHAT_TEMPLATES, NamedFile, chat_templates, read_file, tokenizer_files, write_files};
+pub use files::{NamedFile, chat_templates, read_file, tokenizer_files, write_files};
 pub(crate) use guard::guarded;
 
 /// GPT-2's end-of-text token, which also separates documents.
@@ -248,13 +252,19 @@ impl Tokenizer {
     fn check_ids(&self) -> Result<()> {
         let size = self.vocab_size();
         if size > MAX_VOCAB_SIZE {
-            return Err(Error::data(format!("the largest id is {}; a model has at most {MAX_VOCAB_SIZE} tokens", size - 1))
-                .help("an id in a file of the tokenizer is wrong"));
+            return Err(Error::data(format!(
+                "the largest id is {}; a model has at most {MAX_VOCAB_SIZE} tokens",
+                size - 1
+            ))
+            .help("an id in a file of the tokenizer is wrong"));
         }
-        let around = self.around()?;
-        let pair = self.special_around_pair()?;
-        let used = around.0.iter().chain(&around.1).chain(pair.get_ids());
-        match used.filter(|id| **id != MARK).find(|id| **id as usize >= size) {
+        // Whatever stays the same when the texts are other ones is special.
+        let around = |mark| -> Result<Vec<u32>> {
+            let one = guarded(|| self.inner.post_process(marked(mark, 0), None, true).map_err(failed))?;
+            Ok([one.get_ids(), self.around_pair(mark)?.get_ids()].concat())
+        };
+        let special = around(MARK)?.into_iter().zip(around(MARK - 1)?).filter(|(one, other)| one == other);
+        match special.map(|(id, _)| id).find(|id| *id as usize >= size) {
             Some(id) => Err(Error::data(format!(
                 "post_processor: it puts the id {id} around a text, but the vocabulary has {size} tokens"
             ))
@@ -286,9 +296,9 @@ impl Tokenizer {
     /// The tokenizer's.
     pub fn encode_pieces(&self, texts: &[&str]) -> Result<Vec<Vec<u32>>> {
         // Only the ids are kept: an `Encoding` takes some thirty times their memory.
-        let ids = texts.into_maybe_par_iter().map(|text| {
-            guarded(|| Ok(self.inner.encode_fast(*text, false).map_err(failed)?.get_ids().to_vec()))
-        });
+        let ids = texts
+            .into_maybe_par_iter()
+            .map(|text| guarded(|| Ok(self.inner.encode_fast(*text, false).map_err(failed)?.get_ids().to_vec())));
         ids.collect()
     }
 
@@ -298,14 +308,14 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer's.
     pub fn around(&self) -> Result<(Vec<u32>, Vec<u32>)> {
-        let all = guarded(|| self.inner.post_process(marked(0), None, true).map_err(failed))?;
+        let all = guarded(|| self.inner.post_process(marked(MARK, 0), None, true).map_err(failed))?;
         let mut sides = all.get_ids().splitn(2, |id| *id == MARK).map(<[u32]>::to_vec);
         Ok((sides.next().unwrap_or_default(), sides.next().unwrap_or_default()))
     }
 
-    /// The special tokens around a pair, each of whose texts is the one id [`MARK`].
-    fn special_around_pair(&self) -> Result<Encoding> {
-        guarded(|| self.inner.post_process(marked(0), Some(marked(1)), true).map_err(failed))
+    /// A pair, each of whose texts is the one id `mark`, with the special tokens around it.
+    fn around_pair(&self, mark: u32) -> Result<Encoding> {
+        guarded(|| self.inner.post_process(marked(mark, 0), Some(marked(mark, 1)), true).map_err(failed))
     }
 
     /// Cuts questions and their contexts into windows; see [`WindowEncoder::new`].
@@ -322,6 +332,10 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer's.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        // Some decoders of the library expect at least one token.
+        if ids.is_empty() {
+            return Ok(String::new());
+        }
         guarded(|| self.inner.decode(ids, true).map_err(failed))
     }
 
@@ -420,9 +434,9 @@ const MARK: u32 = u32::MAX;
 /// The largest vocabulary that `ModelConfig` takes.
 const MAX_VOCAB_SIZE: usize = 1 << 24;
 
-/// A text of the one id [`MARK`], of the token type `kind`.
-fn marked(kind: u32) -> Encoding {
-    Encoding::from_tokens(vec![Token::new(MARK, "a".into(), (0, 1))], kind)
+/// A text of the one id `mark`, of the token type `kind`.
+fn marked(mark: u32, kind: u32) -> Encoding {
+    Encoding::from_tokens(vec![Token::new(mark, "a".into(), (0, 1))], kind)
 }
 
 fn failed(error: tokenizers::Error) -> Error {
@@ -462,9 +476,7 @@ fn word_piece(model: WordPiece, lower_case: bool, file: &Path) -> Result<tokeniz
     let id = |token: &str| (token.to_string(), model.token_to_id(token).unwrap_or_default());
     let ends = BertProcessing::new(id("[SEP]"), id("[CLS]"));
     let mut inner = tokenizers::Tokenizer::new(model);
-    inner
-        .with_normalizer(Some(BertNormalizer::new(true, true, None, lower_case)))
-        .map_err(failed)?;
+    inner.with_normalizer(Some(BertNormalizer::new(true, true, None, lower_case))).map_err(failed)?;
     inner.with_pre_tokenizer(Some(BertPreTokenizer));
     inner.with_post_processor(Some(ends));
     inner.with_decoder(Some(tokenizers::decoders::wordpiece::WordPiece::default()));
@@ -494,8 +506,24 @@ fn lower_cases(folder: &Path) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use super::files::FILES;
     use super::*;
     use crate::config::Documents;
+    use kiln_models::{ModelConfig, ModelType};
+
+    /// Writes the folder of a model of `size` as a run does, which was trained from the folder `from`, if any.
+    fn save(
+        tokenizer: &Tokenizer,
+        kind: ModelType,
+        size: &str,
+        from: Option<&Path>,
+        folder: &Path,
+    ) -> serde_json::Value {
+        let model = ModelConfig::preset(kind, size).unwrap();
+        write_files(folder, &tokenizer.files(&model, from).unwrap()).unwrap();
+        let text = fs::read(folder.join("tokenizer_config.json")).unwrap_or(b"null".to_vec());
+        serde_json::from_slice(&text).unwrap()
+    }
 
     fn corpus(folder: &tempfile::TempDir) -> Corpus {
         let text = "fn main() { println!(\"hällo wörld 你好\"); }\n".repeat(20);
@@ -515,7 +543,13 @@ mod tests {
         assert_eq!(tokenizer.decode(&ids).unwrap(), text);
         assert!(ids.len() < text.len());
         assert_eq!(Tokenizer::train_bpe(&corpus, 290, 1).unwrap().content_hash(), tokenizer.content_hash());
-        tokenizer.save(folder.path()).unwrap();
+        let said = save(&tokenizer, ModelType::Gpt2, "small", None, folder.path());
+        let expected = serde_json::json!({
+            "tokenizer_class": "GPT2Tokenizer", "model_max_length": 1024, "model_input_names": ["input_ids", "attention_mask"],
+            "clean_up_tokenization_spaces": false, "bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT,
+            "add_prefix_space": false
+        });
+        assert_eq!(said, expected);
         assert!(Tokenizer::is_in(folder.path()));
         let loaded = Tokenizer::load(folder.path()).unwrap();
         assert_eq!(loaded.encode(text).unwrap(), ids);
@@ -566,13 +600,125 @@ mod tests {
         // As transformers 5.23 reads the same two files.
         assert_eq!(tokenizer.encode("ab a <mask> b").unwrap(), [0, 6, 8, 7, 9, 7, 5, 2]);
         assert_eq!(tokenizer.around().unwrap(), (vec![0], vec![2]));
-        tokenizer.save(folder.path()).unwrap();
-        let config = fs::read_to_string(folder.path().join("tokenizer_config.json")).unwrap();
-        let config: serde_json::Value = serde_json::from_str(&config).unwrap();
-        for (role, token) in
-            [("cls_token", "<s>"), ("sep_token", "</s>"), ("pad_token", "<pad>"), ("mask_token", "<mask>")]
-        {
+        let config = save(&tokenizer, ModelType::Roberta, "base", None, folder.path());
+        for (role, token) in [
+            ("tokenizer_class", "RobertaTokenizer"),
+            ("cls_token", "<s>"),
+            ("sep_token", "</s>"),
+            ("pad_token", "<pad>"),
+            ("mask_token", "<mask>"),
+        ] {
             assert_eq!(config[role], token);
+        }
+        assert_eq!(config["model_max_length"], 512);
+    }
+
+    /// Every file under `folder` with what is in it.
+    fn contents(folder: &Path) -> std::collections::BTreeMap<String, Vec<u8>> {
+        let names = FILES.iter().map(ToString::to_string).chain(chat_templates(folder));
+        names.filter_map(|name| Some((name.clone(), fs::read(folder.join(name)).ok()?))).collect()
+    }
+
+    const PIECES: &str = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhello\nwor\n##ld\n";
+
+    #[test]
+    fn what_came_from_a_folder_is_saved_as_it_came() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let config =
+            "{\n \"tokenizer_class\":\"BertTokenizer\",  \"padding_side\": \"left\", \"model_max_length\": 77}";
+        for (name, text) in [
+            ("vocab.txt", PIECES),
+            ("tokenizer_config.json", config),
+            ("special_tokens_map.json", "{ \"mask_token\": \"[MASK]\" }"),
+            ("added_tokens.json", "{\"<x>\": 8}"),
+            ("chat_template.jinja", "{{ messages }}"),
+            ("additional_chat_templates/tools.jinja", "{{ tools }}"),
+            ("tokenizer.model", "sentencepiece"),
+            ("readme.md", "not a tokenizer's"),
+        ] {
+            write_files(from.path(), &[(name.into(), text.as_bytes().into())]).unwrap();
+        }
+        let tokenizer = Tokenizer::load(from.path()).unwrap();
+        assert_eq!(tokenizer.encode("hello <x>").unwrap(), [2, 5, 8, 3], "the added token is one");
+        for (folder, own) in [("own", Some(from.path())), ("new", None)] {
+            save(&tokenizer, ModelType::Bert, "base", own, &to.path().join(folder));
+            assert_eq!(contents(&to.path().join(folder)), contents(from.path()), "{folder}");
+            assert!(!to.path().join(folder).join("readme.md").exists());
+        }
+        // Saved again from there, nothing has changed either.
+        let again = Tokenizer::load(&to.path().join("own")).unwrap();
+        assert_eq!(again.content_hash(), tokenizer.content_hash());
+        save(&again, ModelType::Bert, "base", None, &to.path().join("again"));
+        assert_eq!(contents(&to.path().join("again")), contents(from.path()));
+        // A model of another family names what it takes, and the rest stays.
+        let said = save(&tokenizer, ModelType::DistilBert, "base", None, &to.path().join("distilbert"));
+        assert_eq!(said["model_input_names"], serde_json::json!(["input_ids", "attention_mask"]));
+        assert_eq!((&said["tokenizer_class"], &said["model_max_length"]), (&"BertTokenizer".into(), &77.into()));
+        let (mut other, mut same) = (contents(&to.path().join("distilbert")), contents(from.path()));
+        (other.remove("tokenizer_config.json"), same.remove("tokenizer_config.json"));
+        assert_eq!(other, same);
+        // In the model's own folder it stays even so: transformers read it like this before.
+        save(&tokenizer, ModelType::DistilBert, "base", Some(from.path()), &to.path().join("distilbert-own"));
+        assert_eq!(contents(&to.path().join("distilbert-own")), contents(from.path()));
+    }
+
+    #[test]
+    fn a_vocabulary_alone_gets_the_class_of_the_model() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::write(from.path().join("vocab.txt"), PIECES).unwrap();
+        let tokenizer = Tokenizer::load(&from.path().join("vocab.txt")).unwrap();
+        let bert = save(&tokenizer, ModelType::Bert, "base", None, to.path());
+        assert_eq!(bert["tokenizer_class"], "BertTokenizer");
+        assert_eq!(bert["model_input_names"], serde_json::json!(["input_ids", "token_type_ids", "attention_mask"]));
+        assert_eq!((&bert["do_lower_case"], &bert["mask_token"]), (&true.into(), &"[MASK]".into()));
+        let distilbert = save(&tokenizer, ModelType::DistilBert, "base", None, to.path());
+        assert_eq!(distilbert["tokenizer_class"], "DistilBertTokenizer");
+        assert_eq!(distilbert["model_input_names"], serde_json::json!(["input_ids", "attention_mask"]));
+        // A pipeline that no class of the family has is kept whole.
+        let mut json: serde_json::Value = serde_json::from_str(&tokenizer.to_json().unwrap()).unwrap();
+        json["pre_tokenizer"] = serde_json::json!({"type": "Whitespace"});
+        fs::remove_file(from.path().join("vocab.txt")).unwrap();
+        fs::write(from.path().join("tokenizer.json"), json.to_string()).unwrap();
+        let odd = save(&Tokenizer::load(from.path()).unwrap(), ModelType::Bert, "base", None, to.path());
+        assert_eq!(odd["tokenizer_class"], "PreTrainedTokenizerFast");
+        assert_eq!(odd["model_input_names"], bert["model_input_names"]);
+    }
+
+    #[test]
+    fn the_files_beside_tokenizer_json_decide_ids_as_in_transformers() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("vocab.txt"), PIECES).unwrap();
+        let json = Tokenizer::load(folder.path()).unwrap().to_json().unwrap();
+        fs::write(folder.path().join("tokenizer.json"), json).unwrap();
+        let config = |text: &str| fs::write(folder.path().join("tokenizer_config.json"), text).unwrap();
+        // Ids as transformers 4.57 gives them for the same files.
+        config(
+            r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": false, "truncation_side": "left",
+                "additional_special_tokens": ["<e>"], "eos_token": "<end>",
+                "added_tokens_decoder": {"8": {"content": "<a>", "special": false, "normalized": true}}}"#,
+        );
+        let tokenizer = Tokenizer::load(folder.path()).unwrap();
+        assert_eq!(tokenizer.encode("Hello hello <a><e> <end>").unwrap(), [2, 1, 5, 8, 10, 9, 3]);
+        assert_eq!((tokenizer.eot_id(), tokenizer.vocab_size()), (Some(9), 11));
+        let cut =
+            tokenizer.row_encoder(4, false, false).unwrap().encode(&[Row::of("hello world hello", None)]).unwrap();
+        assert_eq!(cut[0].ids, [2, 7, 5, 3], "the beginning is cut off");
+        let plain = tokenizer.content_hash();
+        config(r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": false, "additional_special_tokens": ["<e>"]}"#);
+        assert_ne!(Tokenizer::load(folder.path()).unwrap().content_hash(), plain);
+        for (text, says) in [
+            ("[]", "tokenizer_config.json: expected a JSON object"),
+            (r#"{"eos_token": 5}"#, "tokenizer_config.json: eos_token: expected a token, got 5"),
+            (r#"{"truncation_side": "up"}"#, "truncation_side: expected \"left\" or \"right\""),
+            (r#"{"added_tokens_decoder": {"99": {"content": "<a>"}}}"#, "expected the id 99"),
+            (
+                r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": 1}"#,
+                "do_lower_case: expected true or false, got 1",
+            ),
+        ] {
+            config(text);
+            let error = Tokenizer::load(folder.path()).unwrap_err();
+            assert!(error.exit_code() == 3 && error.to_string().contains(says), "{text}: {error}");
         }
     }
 

@@ -71,7 +71,10 @@ impl WindowEncoder {
         }
         let mut all = Sha256::new();
         all.update(hash);
-        all.update(format!("windows of {max_length} with offsets moved once, overlap {doc_stride}, types {token_types}").as_bytes());
+        all.update(
+            format!("windows of {max_length} with offsets moved once, overlap {doc_stride}, types {token_types}")
+                .as_bytes(),
+        );
         let mut bare = tokenizer.clone();
         bare.with_post_processor(None::<PostProcessorWrapper>);
         let (tokenizer, hash) = (tokenizer.clone(), all.finalize().into());

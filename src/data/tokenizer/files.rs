@@ -19,7 +19,7 @@ pub type NamedFile = (String, Arc<[u8]>);
 pub(super) const CONFIG: &str = "tokenizer_config.json";
 
 /// Every file of a folder that can belong to its tokenizer.
-const FILES: [&str; 14] = [
+pub(super) const FILES: [&str; 14] = [
     "tokenizer.json",
     CONFIG,
     "special_tokens_map.json",
@@ -37,11 +37,10 @@ const FILES: [&str; 14] = [
 ];
 
 /// The folder of further chat templates, `NAME.jinja`.
-pub const CHAT_TEMPLATES: &str = "additional_chat_templates";
+const CHAT_TEMPLATES: &str = "additional_chat_templates";
 
 /// The tokens with a role, by `transformers`' names.
-const ROLES: [&str; 7] =
-    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+const ROLES: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// Where a tokenizer came from.
 #[derive(Debug, Clone)]
@@ -147,7 +146,8 @@ impl Stated {
             let listed = listed.as_object().ok_or_else(|| bad(CONFIG, format!("{expected}, got {}", short(listed))))?;
             for (id, value) in listed {
                 let id = id.parse().map_err(|_| bad(CONFIG, format!("{expected}, got the id {id:?}")))?;
-                let token = token(value, false).map_err(|error| bad(CONFIG, format!("added_tokens_decoder: {error}")))?;
+                let token =
+                    token(value, false).map_err(|error| bad(CONFIG, format!("added_tokens_decoder: {error}")))?;
                 said.tokens.extend(token.map(|token| (token, Some(id))));
             }
         }
@@ -380,7 +380,10 @@ impl Tokenizer {
             };
             let is_own = self.origin.as_ref().zip(model_from).is_some_and(|(origin, model)| {
                 origin.folder == model
-                    || origin.folder.canonicalize().is_ok_and(|one| model.canonicalize().is_ok_and(|other| one == other))
+                    || origin
+                        .folder
+                        .canonicalize()
+                        .is_ok_and(|one| model.canonicalize().is_ok_and(|other| one == other))
             });
             let stated = match &self.origin {
                 Some(origin) => origin.object(CONFIG)?,
@@ -485,7 +488,11 @@ impl Tokenizer {
                     && at("/model/max_input_chars_per_word") == 100
                     && is_between("[CLS]", "[SEP]") =>
             {
-                if model_type == ModelType::DistilBert { Class::DistilBert } else { Class::Bert }
+                if model_type == ModelType::DistilBert {
+                    Class::DistilBert
+                } else {
+                    Class::Bert
+                }
             }
             ("BPE", None, "ByteLevel")
                 if at("/pre_tokenizer/use_regex") == true
@@ -496,6 +503,11 @@ impl Tokenizer {
             {
                 match kind("post_processor") {
                     None | Some("ByteLevel") => Class::Gpt2,
+                    Some("TemplateProcessing")
+                        if at("/post_processor/special_tokens") == &Value::Object(Map::new()) =>
+                    {
+                        Class::Gpt2
+                    }
                     Some("RobertaProcessing") if is_between("<s>", "</s>") => Class::Roberta,
                     Some(_) => return None,
                 }
@@ -510,7 +522,7 @@ impl Tokenizer {
         if model.type_vocab_size().is_none_or(|types| types < 2) {
             return Ok(false);
         }
-        let pair = self.special_around_pair()?;
+        let pair = self.around_pair(super::MARK)?;
         Ok(pair.get_type_ids().iter().any(|kind| *kind > 0))
     }
 

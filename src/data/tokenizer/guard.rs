@@ -34,8 +34,9 @@ pub fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
         let text = payload.downcast_ref::<&str>().map(ToString::to_string);
         let text = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into());
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        Err(Error::data(format!("the tokenizer cannot be used: the library `tokenizers` failed on it: {text}"))
-            .help("a file of the tokenizer has values that do not fit together; take the files from where they came again"))
+        Err(Error::data(format!("the tokenizer cannot be used: the library `tokenizers` failed on it: {text}")).help(
+            "a file of the tokenizer has values that do not fit together; take the files from where they came again",
+        ))
     })
 }
 
