@@ -655,7 +655,8 @@ mod tests {
         assert_eq!(said["model_input_names"], serde_json::json!(["input_ids", "attention_mask"]));
         assert_eq!((&said["tokenizer_class"], &said["model_max_length"]), (&"BertTokenizer".into(), &77.into()));
         let (mut other, mut same) = (contents(&to.path().join("distilbert")), contents(from.path()));
-        (other.remove("tokenizer_config.json"), same.remove("tokenizer_config.json"));
+        other.remove("tokenizer_config.json");
+        same.remove("tokenizer_config.json");
         assert_eq!(other, same);
         // In the model's own folder it stays even so: transformers read it like this before.
         save(&tokenizer, ModelType::DistilBert, "base", Some(from.path()), &to.path().join("distilbert-own"));

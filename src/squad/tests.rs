@@ -61,10 +61,10 @@ fn offsets_are_moved_past_a_leading_space_once() {
     let encoder = Tokenizer::load(folder.path()).unwrap().window_encoder(20, 4, false).unwrap();
     let answer = Answer { text: "ab".into(), start: 5 };
     let windows = encoder.windows(0, &question("a", "ab a ab", vec![answer], 1)).unwrap();
-    // <s> a </s> </s> ab Ġa Ġab </s>: as RobertaTokenizerFast gives offsets.
-    assert_eq!(windows[0].input_ids, [0, 4, 2, 2, 6, 8, 9, 2]);
-    assert_eq!(windows[0].offsets, [(0, 2), (3, 4), (5, 7)]);
-    assert_eq!((windows[0].start, windows[0].end), (6, 6));
+    // Ids and offsets as `RobertaTokenizerFast` of transformers 4.57 gives them for the same two files.
+    assert_eq!(windows[0].input_ids, [0, 4, 2, 2, 6, 8, 7, 6, 2]);
+    assert_eq!(windows[0].offsets, [(0, 2), (3, 4), (5, 5), (5, 7)]);
+    assert_eq!((windows[0].start, windows[0].end), (7, 7));
 }
 
 #[test]
