@@ -34,6 +34,31 @@ pub enum ModelType {
     DistilBert,
 }
 
+/// Which head stands on the body. The names of the classes are Hugging Face's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Head {
+    /// Next-token logits (`GPT2LMHeadModel`).
+    CausalLm,
+    /// Logits of every position's own token (`BertForMaskedLM`).
+    MaskedLm,
+    /// One vector of `num_labels` logits a sequence (`...ForSequenceClassification`); one label is regression.
+    SequenceClassification,
+    /// A start and an end logit a token (`BertForQuestionAnswering`).
+    QuestionAnswering,
+}
+
+impl Head {
+    /// The task that the head is for, for messages.
+    pub(crate) fn task(self) -> &'static str {
+        match self {
+            Self::CausalLm => "clm",
+            Self::MaskedLm => "mlm",
+            Self::SequenceClassification => "sequence-classification",
+            Self::QuestionAnswering => "question-answering",
+        }
+    }
+}
+
 /// The configuration of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ModelConfig {
@@ -238,6 +263,14 @@ impl ModelType {
         }
     }
 
+    /// Whether models of the family can have this head.
+    pub fn has_head(self, head: Head) -> bool {
+        match self {
+            Self::Gpt2 => matches!(head, Head::CausalLm | Head::SequenceClassification),
+            Self::Bert | Self::Roberta | Self::DistilBert => head != Head::CausalLm,
+        }
+    }
+
     /// The preset sizes of the family.
     pub fn sizes(self) -> &'static [&'static str] {
         match self {
@@ -399,11 +432,8 @@ impl ModelConfig {
 
     /// The ids that end a generated text, as `config.json` names them (one id or a list).
     pub fn eos_token_ids(&self) -> Vec<u32> {
-        match self.inert().get("eos_token_id") {
-            Some(Value::Number(id)) => id.as_u64().map(|id| id as u32).into_iter().collect(),
-            Some(Value::Array(ids)) => ids.iter().filter_map(|id| id.as_u64().map(|id| id as u32)).collect(),
-            _ => Vec::new(),
-        }
+        // validate() has refused anything else, and what set_inert() puts there is an id of a tokenizer.
+        eos_token_ids(self.inert().get("eos_token_id"), None).unwrap_or_default()
     }
 
     /// The labels of a classification head.
@@ -437,6 +467,36 @@ impl ModelConfig {
         }
     }
 }
+
+/// The `eos_token_id` of a model, one id or a list, with the name of the field in the error.
+///
+/// With `vocab_size` every id must be below it, since a generation that ends at another token than the one meant goes on for
+/// ever or ends too soon. [`GPT2_EOS`] is let through: `transformers`' `GPT2Config` and its generation settings put it into
+/// the files of a model with a smaller vocabulary, and no token of such a model ends anything then.
+///
+/// # Errors
+/// No whole number, a negative one, one that no id can be, and one that is no id of the vocabulary.
+pub fn eos_token_ids(value: Option<&Value>, vocab_size: Option<usize>) -> Result<Vec<u32>> {
+    let one = |value: &Value| {
+        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+        let id = id.filter(|id| *id == GPT2_EOS || vocab_size.is_none_or(|size| (*id as usize) < size));
+        id.ok_or_else(|| {
+            let expected = match vocab_size {
+                Some(size) => format!("ids below vocab_size ({size})"),
+                None => "ids of tokens, which are whole numbers of at most 32 bits".into(),
+            };
+            Error::Config(format!("eos_token_id: expected {expected}, got {value}"))
+        })
+    };
+    match value {
+        None | Some(Value::Null) => Ok(Vec::new()),
+        Some(Value::Array(ids)) => ids.iter().map(one).collect(),
+        Some(id) => one(id).map(|id| vec![id]),
+    }
+}
+
+/// GPT-2's end-of-text, the `eos_token_id` that `transformers`' `GPT2Config` has by default.
+const GPT2_EOS: u32 = 50256;
 
 impl Gpt2Config {
     /// Width of the feed-forward block.

@@ -40,11 +40,11 @@ pub mod weights;
 mod model;
 
 pub use compute::{Compute, Pass};
-pub use config::{BertVariant, ModelConfig, ModelType};
+pub use config::{BertVariant, Head, ModelConfig, ModelType};
 pub use copies::Copies;
 pub use error::{Error, Result};
 pub use gpt2::KvCache;
-pub use model::{Body, Head, Model, ModelInput, VocabularyProjection};
+pub use model::{Body, Model, ModelInput, VocabularyProjection};
 pub use ops::gelu::Activation;
 pub use ops::{Operator, Ops};
 pub use rows::Rows;

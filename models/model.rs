@@ -7,7 +7,7 @@ use burn::tensor::{Bool, Device, Int, Tensor};
 
 use crate::bert::BertModel;
 use crate::compute::{Compute, Pass};
-use crate::config::{BertConfig, BertVariant, Gpt2Config, ModelConfig};
+use crate::config::{BertConfig, BertVariant, Gpt2Config, Head, ModelConfig};
 use crate::error::{Error, Result};
 use crate::gpt2::{Gpt2Model, KvCache};
 use crate::layers::{LayerNorm, Linear, uninitialized};
@@ -16,31 +16,6 @@ use crate::ops::gelu::Activation;
 use crate::ops::{Form, Operator, Ops};
 use crate::rows::{FirstTokens, Rows};
 use crate::weights::StateDict;
-
-/// Which head stands on the body. The names of the classes are Hugging Face's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Head {
-    /// Next-token logits (`GPT2LMHeadModel`).
-    CausalLm,
-    /// Logits of every position's own token (`BertForMaskedLM`).
-    MaskedLm,
-    /// One vector of `num_labels` logits a sequence (`...ForSequenceClassification`); one label is regression.
-    SequenceClassification,
-    /// A start and an end logit a token (`BertForQuestionAnswering`).
-    QuestionAnswering,
-}
-
-impl Head {
-    /// The task that the head is for, for messages.
-    fn task(self) -> &'static str {
-        match self {
-            Self::CausalLm => "clm",
-            Self::MaskedLm => "mlm",
-            Self::SequenceClassification => "sequence-classification",
-            Self::QuestionAnswering => "question-answering",
-        }
-    }
-}
 
 /// A body with its head.
 #[derive(Module, Debug)]

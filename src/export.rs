@@ -2,12 +2,13 @@
 //! files of the folder at the root of the archive.
 
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use kiln_models::WholeFile;
 
+use crate::data::tokenizer::chat_templates;
 use crate::error::{Error, Result};
 
 /// Packs the files of `model` (a model folder, or a run folder with `model/` in it) into the gzipped tar archive `target`.
@@ -43,9 +44,9 @@ pub fn export(model: &Path, target: &Path) -> Result<Vec<(String, u64)>> {
     // Times and owners say nothing of the model, and would make two archives of one model differ.
     archive.mode(tar::HeaderMode::Deterministic);
     let mut packed = Vec::new();
-    for path in files {
+    for name in files {
+        let path = folder.join(&name);
         let io = |error: std::io::Error| Error::io(format!("pack {} into {}", path.display(), shown.display()), &error);
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut file = File::open(&path).map_err(io)?;
         packed.push((name.clone(), file.metadata().map_err(io)?.len()));
         archive.append_file(name, &mut file).map_err(io)?;
@@ -55,12 +56,16 @@ pub fn export(model: &Path, target: &Path) -> Result<Vec<(String, u64)>> {
     Ok(packed)
 }
 
-/// The plain files of `folder`, by name.
-fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+/// The names of the plain files of `folder`, and of the tokenizer's chat templates in the folder of their own.
+fn files(folder: &Path) -> Result<Vec<String>> {
     let entries = fs::read_dir(folder).map_err(|error| Error::io(format!("read {}", folder.display()), &error))?;
-    let mut files = entries.flatten().map(|entry| entry.path()).filter(|path| path.is_file()).collect::<Vec<_>>();
-    files.sort();
-    Ok(files)
+    let files = entries.flatten().map(|entry| entry.path()).filter(|path| path.is_file());
+    let mut names = files
+        .filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()))
+        .chain(chat_templates(folder))
+        .collect::<Vec<_>>();
+    names.sort();
+    Ok(names)
 }
 
 #[cfg(test)]

@@ -125,8 +125,13 @@ impl Inputs {
         let tokenizer = required_tokenizer(config, &model_from)?;
         let mut model_config = with_vocabulary(model_config, &tokenizer, config, model_from.is_some())?;
         let tables = TableData::open(config, &mut model_config, &tokenizer, progress)?;
+        let pad_id = model_config.pad_token_id().or_else(|| tokenizer.pad_id()).or_else(|| tokenizer.eot_id());
+        if let (ModelType::Gpt2, None, Some(pad)) = (model_config.model_type(), model_config.pad_token_id(), pad_id) {
+            // `GPT2ForSequenceClassification` finds the last token of a row by it.
+            model_config = with_pad_id(model_config, pad)?;
+        }
         Ok(Self {
-            pad_id: model_config.pad_token_id().unwrap_or_else(|| tokenizer.eot_id().unwrap_or(0)),
+            pad_id: pad_id.unwrap_or(0),
             model_config,
             model_from,
             unknown_model_fields,
@@ -351,7 +356,17 @@ fn with_vocabulary(
         ))
         .help(format!("set model.vocab_size = {size}, or use the tokenizer that belongs to the model")));
     }
+    // A new model pads as its tokenizer does. RoBERTa counts positions from its padding, so there the model decides.
+    let decided = pretrained || config.model.fields.contains_key("pad_token_id");
+    if let (false, Some(pad)) = (decided || model.model_type() == ModelType::Roberta, tokenizer.pad_id()) {
+        model = with_pad_id(model, pad)?;
+    }
     Ok(model)
+}
+
+fn with_pad_id(model: ModelConfig, pad: u32) -> Result<ModelConfig> {
+    let field = Map::from_iter([("pad_token_id".to_string(), Value::from(pad))]);
+    model.with_fields(&field).map_err(|error| Error::from(error).at("the tokenizer's padding"))
 }
 
 type Rows = (Arc<dyn Dataset>, u64, Option<Arc<dyn Dataset>>);

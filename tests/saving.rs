@@ -317,3 +317,70 @@ fn the_best_model_is_saved_also_when_no_save_was_due() {
     let file = |path: &str| std::fs::read(run.join(path)).unwrap();
     assert!(file("model/model.safetensors") == file(&format!("checkpoints/step-{best:06}/model.safetensors")));
 }
+
+#[test]
+fn files_of_a_pretrained_models_folder_stand_in_every_folder_as_they_came() {
+    use common::place::{Place, TEXT};
+    let place = Place::new();
+    place.train("text.toml", &["run.output_dir=first"]);
+    let said = json(&place.path("first/model/tokenizer_config.json"));
+    assert_eq!(
+        (&said["tokenizer_class"], &said["model_max_length"]),
+        (&serde_json::json!("GPT2Tokenizer"), &serde_json::json!(16))
+    );
+    assert_eq!(said["model_input_names"], serde_json::json!(["input_ids", "attention_mask"]));
+    assert_eq!(json(&place.path("first/checkpoints/step-000002/tokenizer_config.json")), said);
+
+    // As people leave a folder: spaces of their own, a template, settings of generation.
+    let config =
+        "{\"tokenizer_class\": \"GPT2Tokenizer\",\t\"padding_side\": \"left\", \"pad_token\": \"<|endoftext|>\"}\n\n";
+    for (name, text) in [
+        ("tokenizer_config.json", config),
+        ("special_tokens_map.json", "{\"eos_token\": \"<|endoftext|>\"}"),
+        ("chat_template.jinja", "{{ messages }}"),
+        ("additional_chat_templates/tools.jinja", "{{ tools }}"),
+        ("generation_config.json", "{ \"eos_token_id\": [0, 7] }"),
+    ] {
+        place.write(&format!("first/model/{name}"), text);
+    }
+    let files = [
+        "additional_chat_templates/tools.jinja",
+        "chat_template.jinja",
+        "generation_config.json",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ];
+    // Three runs, each from a folder that the one before wrote: its model, then its checkpoint.
+    for (from, to) in
+        [("first/model", "second"), ("second/model", "third"), ("third/checkpoints/step-000002", "fourth")]
+    {
+        let text =
+            TEXT.replace("[model]\nkind = \"gpt2\"\nn_layer = 1\nn_head = 2\nn_embd = 8\nn_positions = 16\n", "");
+        let text = text.replace("[tokenizer]\ntrain_vocab_size = 270\n", &format!("[model]\nfrom = \"{from}\"\n"));
+        place.write("again.toml", text);
+        place.train("again.toml", &[&format!("run.output_dir={to}")]);
+        succeeds(&mut place.kiln(&["export", to, "--tar", &format!("{to}.tar.gz")]));
+        let archive = std::fs::File::open(place.path(&format!("{to}.tar.gz"))).unwrap();
+        tar::Archive::new(flate2::read::GzDecoder::new(archive)).unpack(place.path(&format!("{to}-unpacked"))).unwrap();
+        for folder in [format!("{to}/model"), format!("{to}/checkpoints/step-000002"), format!("{to}-unpacked")] {
+            for file in files {
+                let read = |folder: &str| std::fs::read(place.path(&format!("{folder}/{file}"))).ok();
+                assert!(read(&folder).is_some() && read(&folder) == read("first/model"), "{folder}/{file}");
+            }
+        }
+    }
+    // A checkpoint whose files have changed is damaged, those in a folder of their own included.
+    place.write("fourth/checkpoints/step-000002/additional_chat_templates/tools.jinja", "{{ other }}");
+    let sets = ["run.output_dir=fourth", "run.on_existing=resume"];
+    fails(&mut place.config("train", "again.toml", &sets), 3, &["tools.jinja does not match its checksum"]);
+
+    // An id of generation_config.json that is none of the model's is refused by name.
+    place.write("second/model/generation_config.json", "{\"eos_token_id\": 4294967301}");
+    let parts = ["generation_config.json", "eos_token_id: expected ids below vocab_size (270), got 4294967301"];
+    fails(&mut place.kiln(&["generate", "second/model", "--prompt", "let"]), 3, &parts);
+
+    // A task that the family has no head for is told before anything is written.
+    fails(&mut place.kiln(&["init", "clm", "bert-base-uncased"]), 2, &["mlm, sequence-classification, regression"]);
+    assert!(!place.path("clm.toml").exists());
+}

@@ -7,21 +7,29 @@ For tiny random models of every kind that both know: transformers writes a folde
 `kiln forward` on it must give transformers' logits again. Sharded weights and pytorch_model.bin with the names of old
 checkpoints are read too, and a step at learning rate 0 must leave every byte of every weight as it was.
 
-Needs torch, transformers, safetensors. Exits with 1 and says what differed.
+Then tokenizers: `kiln train` on text writes folders that `AutoTokenizer` and `pipeline` open, whose predictions must be those
+of `kiln predict` and `kiln generate`. Files of a tokenizer that came from a folder stay byte for byte.
+
+Needs torch, transformers (4.57 or 5.23), safetensors. Exits with 1 and says what differed.
 """
+import csv
 import json
 import pathlib
 import shutil
 import subprocess
 import sys
+import tarfile
 
+import tokenizers
 import torch
+import transformers
 from safetensors.torch import load_file
-from transformers import (BertConfig, BertForMaskedLM, BertForQuestionAnswering, BertForSequenceClassification,
+from transformers import (AutoModelForQuestionAnswering, AutoModelForSequenceClassification, AutoTokenizer, BertConfig,
+                          BertForMaskedLM, BertForQuestionAnswering, BertForSequenceClassification,
                           DistilBertConfig, DistilBertForMaskedLM, DistilBertForQuestionAnswering,
                           DistilBertForSequenceClassification, GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel,
                           RobertaConfig, RobertaForMaskedLM, RobertaForQuestionAnswering,
-                          RobertaForSequenceClassification, set_seed)
+                          RobertaForSequenceClassification, pipeline, set_seed)
 
 KILN, SCRATCH = sys.argv[1], pathlib.Path(sys.argv[2])
 SEED, VOCAB, BATCH, SEQ = 5, 131, 4, 20
@@ -107,6 +115,7 @@ def run(*command):
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)}\nexit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
 
 
 def reference(model, batch):
@@ -233,4 +242,302 @@ for name, (model_class, config, task, batch) in CASES.items():
         model.config.save_pretrained(folder)
         torch.save(old_names(model), folder / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
         compare(f"{name} pytorch_model.bin with old names ({form})", model, folder, task, batch)
+
+TEXT = ["The cat sat on the mat.", "A dog ate my hat!", "How is the weather in the town today?", "It rains, and the cat sleeps.",
+        "The dog barks at the cat and at the rain.", "Who ate the hat? The dog."]
+CHAT = "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+SINGLES = ["The cat barks.", "It rains on the hat of the dog!", "Town?"]
+PAIRS = [("The cat sat.", "A dog ate it and the weather is good."), ("Who ate the hat?", "The dog.")]
+POSITIONS = 32
+
+
+def same(what, found, expected):
+    assert found == expected, f"{what}: {found}, expected {expected}"
+
+
+def close(what, found, expected):
+    assert abs(found - expected) <= TOLERANCE, f"{what}: {found}, expected {expected}"
+
+
+def byte_level(folder, special):
+    """A byte-level BPE as vocab.json and merges.txt, `special` tokens first."""
+    learned = tokenizers.Tokenizer(tokenizers.models.BPE())
+    learned.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    learned.train_from_iterator(TEXT * 20, tokenizers.trainers.BpeTrainer(
+        vocab_size=320, special_tokens=special, show_progress=False,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()))
+    learned.model.save(str(folder))
+
+
+def tokenizer_of(kind, folder, **more):
+    """The family's tokenizer, with everything that people set on one, in `folder` beside a config.json of its family."""
+    if kind == "gpt2":
+        byte_level(folder, ["<|endoftext|>"])
+    elif kind == "roberta":
+        byte_level(folder, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    else:
+        pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz.,?!", "the", "cat", "dog", "hat",
+                  "rain", "town", "and", *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")]
+        (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    classes = {"gpt2": "GPT2Tokenizer", "bert": "BertTokenizer", "roberta": "RobertaTokenizer",
+               "distilbert": "DistilBertTokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": classes[kind]}))
+    (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+    tokenizer = AutoTokenizer.from_pretrained(folder, model_max_length=POSITIONS - 1, **more)
+    for file in folder.iterdir():
+        file.unlink()
+    return tokenizer
+
+
+CONFIGS = {"gpt2": GPT2Config, "bert": BertConfig, "roberta": RobertaConfig, "distilbert": DistilBertConfig}
+
+
+def sizes(kind):
+    """Hugging Face's generic names; RoBERTa's positions begin at 2."""
+    common = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, initializer_range=0.3)
+    if kind == "gpt2":
+        return dict(n_embd=48, n_layer=2, n_head=4, n_positions=POSITIONS, initializer_range=0.3)
+    if kind == "distilbert":
+        return dict(dim=48, n_layers=2, n_heads=4, hidden_dim=64, max_position_embeddings=POSITIONS, initializer_range=0.3)
+    return dict(common, intermediate_size=64, max_position_embeddings=POSITIONS + 2 * (kind == "roberta"),
+                type_vocab_size=1 if kind == "roberta" else 2)
+
+
+def train_text(name, task, model, data, *overrides, tokenizer=""):
+    """Trains two steps; the run folder."""
+    config, output = SCRATCH / f"{name}.toml", SCRATCH / f"{name}-run"
+    shutil.rmtree(output, ignore_errors=True)
+    keys = "\n".join(f"{key} = {json.dumps(value)}" for key, value in model.items())
+    config.write_text(f"[model]\n{keys}\n[data]\ntask = \"{task}\"\n{data}\n[tokenizer]\n{tokenizer}\n[trainer]\nmax_steps = 2\n"
+                      "per_device_train_batch_size = 2\nlearning_rate = 1e-3\nsave_strategy = \"steps\"\nsave_steps = 1\n"
+                      "[device]\nkind = \"cpu\"\n")
+    settings = [f"run.output_dir={output}", *overrides]
+    run(KILN, "train", config, *[part for setting in settings for part in ("--set", setting)])
+    return output
+
+
+def model_folders(output):
+    """Every folder with a model that a run makes: model/, its checkpoints, the archive."""
+    archive, unpacked = output / "model.tar.gz", output / "unpacked"
+    run(KILN, "export", output, "--tar", archive)
+    with tarfile.open(archive) as tar:
+        tar.extractall(unpacked, filter="data")
+    checkpoints = [folder for folder in (output / "checkpoints").iterdir() if folder.is_dir()]
+    assert checkpoints, f"{output}: no checkpoint"
+    return [output / "model", unpacked, *checkpoints]
+
+
+def came(what, source, output):
+    """The files of the tokenizer and of generation stand in every folder as they came."""
+    own = {"config.json", "model.safetensors"}
+    names = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()} - own
+    for folder in model_folders(output):
+        for name in names:
+            assert (folder / name).is_file(), f"{what}: {folder} has no {name}"
+            same(f"{what}: {folder / name}", (folder / name).read_bytes(), (source / name).read_bytes())
+        here = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        same(f"{what}: {folder}: files", here - names - own - {"optimizer.safetensors", "state.json"}, set())
+
+
+def predicted(folder, task, columns, rows, *more):
+    """The lines of `kiln predict`."""
+    file = SCRATCH / "rows.csv"
+    with open(file, "w", newline="") as out:
+        csv.writer(out).writerows([columns, *rows])
+    command = [KILN, "predict", folder, "--input", file, "--task", task, "--text-column", columns[0]]
+    command += ["--text-pair-column", columns[1]] if len(columns) > 1 else []
+    return [json.loads(line) for line in run(*command, *more).splitlines()]
+
+
+def compare_classes(what, folder):
+    """`kiln predict` against `pipeline`, and against AutoTokenizer with padding and truncation."""
+    classify = pipeline("text-classification", model=str(folder), top_k=None, device="cpu")
+    for columns, rows in ((["text"], [[text] for text in SINGLES]), (["one", "two"], PAIRS)):
+        given = [dict(text=row[0], text_pair=row[1]) if len(row) == 2 else row[0] for row in rows]
+        for row, kiln, hugging in zip(rows, predicted(folder, "sequence-classification", columns, rows), map(classify, given)):
+            hugging = hugging[0] if isinstance(hugging[0], list) else hugging
+            for label in hugging:
+                close(f"{what}: {row}: {label['label']}", kiln["probabilities"][label["label"]], label["score"])
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager").eval()
+    rows = [[one * 3, two * 3] for one, two in PAIRS] + [["cat", "dog"]]
+    if tokenizer.pad_token is None:  # as everybody does with GPT-2
+        tokenizer.pad_token = tokenizer.eos_token
+        same(f"{what}: pad_token_id", model.config.pad_token_id, tokenizer.pad_token_id)
+    inputs = tokenizer([row[0] for row in rows], [row[1] for row in rows], truncation=True, max_length=13, padding=True,
+                       return_tensors="pt")
+    with torch.no_grad():
+        expected = model(**inputs).logits.softmax(-1)
+    for row, kiln in zip(expected, predicted(folder, "sequence-classification", ["one", "two"], rows, "--max-length", 13)):
+        for score, found in zip(row.tolist(), kiln["probabilities"].values()):
+            close(f"{what}: cut pairs", found, score)
+    print(f"ok  {what}: single texts, pairs, padded and cut pairs", flush=True)
+
+
+def compare_answers(what, folder):
+    rows = [["who ate the hat?", "the dog and the cat. the rain."], ["rain?", "in the town the cat and the dog."]]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForQuestionAnswering.from_pretrained(folder, attn_implementation="eager").eval()
+    for (question, context), kiln in zip(rows, predicted(folder, "question-answering", ["question", "context"], rows)):
+        inputs = tokenizer(question, context, return_tensors="pt", return_offsets_mapping=True)
+        offsets, sequence = inputs.pop("offset_mapping")[0].tolist(), inputs.sequence_ids()
+        with torch.no_grad():
+            output = model(**inputs)
+        start, end = output.start_logits[0], output.end_logits[0]
+        top = lambda logits: logits.argsort(descending=True)[:20].tolist()
+        spans = [((start[a] + end[b]).item(), a, b) for a in top(start) for b in top(end)
+                 if sequence[a] == 1 and sequence[b] == 1 and a <= b < a + 30]
+        _, a, b = max(spans)
+        same(f"{what}: {question}", kiln["answer"], context[offsets[a][0]:offsets[b][1]])
+        if transformers.__version__.startswith("4."):  # 5 has no such pipeline
+            answer = pipeline("question-answering", model=str(folder), device="cpu")(
+                question=question, context=context, max_answer_len=30, align_to_words=False)
+            same(f"{what}: {question}: pipeline", kiln["answer"].strip(), answer["answer"])
+    print(f"ok  {what}: answers", flush=True)
+
+
+def compare_masks(what, folder):
+    fill = pipeline("fill-mask", model=str(folder), device="cpu", top_k=5)
+    text = f"the cat {fill.tokenizer.mask_token} the dog."
+    batch = {name: tensor.tolist() for name, tensor in fill.tokenizer(text, return_tensors="pt").items()}
+    file, out = SCRATCH / "batch.json", SCRATCH / "out.safetensors"
+    file.write_text(json.dumps(batch))
+    run(KILN, "forward", folder, "--batch", file, "--task", "mlm", "--out", out)
+    scores = load_file(out)["logits"][0, batch["input_ids"][0].index(fill.tokenizer.mask_token_id)].softmax(-1)
+    for guess in fill(text):
+        close(f"{what}: {guess['token_str']}", scores[guess["token"]].item(), guess["score"])
+    print(f"ok  {what}: fill-mask", flush=True)
+
+
+def compare_text(what, folder, prompts, count=20):
+    write = pipeline("text-generation", model=str(folder), device="cpu")
+    for prompt in prompts:
+        hugging = write(prompt, max_new_tokens=count, do_sample=False, return_full_text=True)[0]["generated_text"]
+        kiln = run(KILN, "generate", folder, "--prompt", prompt, "--max-new-tokens", count, "--temperature", 0)
+        same(f"{what}: {prompt}", kiln.removesuffix("\n"), hugging)
+    print(f"ok  {what}: greedy text", flush=True)
+
+
+def described(what, folder, kind, types):
+    """What a tokenizer that Kiln wrote says of itself."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    names = {"gpt2": "GPT2Tokenizer", "bert": "BertTokenizer", "distilbert": "DistilBertTokenizer", "roberta": "RobertaTokenizer"}
+    same(f"{what}: class", type(tokenizer).__name__.removesuffix("Fast"), names[kind])
+    same(f"{what}: model_max_length", tokenizer.model_max_length, POSITIONS)
+    same(f"{what}: token types", "token_type_ids" in tokenizer("a", "b"), types)
+    file = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")) if (folder / "tokenizer.json").is_file() else None
+    for text in TEXT + ["Ünïcode 你好 <|endoftext|> [MASK] <mask>"] if file else []:
+        same(f"{what}: ids of {text}", tokenizer(text)["input_ids"], file.encode(text).ids)
+    return tokenizer
+
+
+def tokenizers_and_pipelines():
+    print(f"transformers {transformers.__version__}", flush=True)
+    text_file = SCRATCH / "text.txt"
+    text_file.write_text("\n".join(TEXT * 40))
+    lines = f'train = [{json.dumps(str(text_file))}]\ndocuments = "line"\nblock_size = 16'
+    csv_file = SCRATCH / "labels.csv"
+    with open(csv_file, "w", newline="") as out:
+        csv.writer(out).writerows([["one", "two", "label"], *([a, b, ["yes", "no"][i % 2]] for i, (a, b) in enumerate(PAIRS * 4))])
+    table = f'format = "csv"\ntrain = {json.dumps(str(csv_file))}\ntext_column = "one"'
+    pairs = table + '\ntext_pair_column = "two"'
+    squad_file = SCRATCH / "squad.json"
+    context = "the dog ate the hat in the town."
+    questions = [dict(id=str(i), question="who ate?", answers=[dict(text="the dog", answer_start=0)]) for i in range(4)]
+    squad_file.write_text(json.dumps(dict(version="1.1", data=[dict(title="t", paragraphs=[dict(context=context, qas=questions)])])))
+    squad = f'format = "squad"\ntrain = {json.dumps(str(squad_file))}\nmax_length = 24\ndoc_stride = 8'
+
+    # A learned tokenizer.
+    output = train_text("learned", "clm", dict(kind="gpt2", **sizes("gpt2")), lines, tokenizer="train_vocab_size = 300")
+    for folder in model_folders(output):
+        tokenizer = described("learned", folder, "gpt2", False)
+        same("learned: special tokens", (tokenizer.bos_token, tokenizer.eos_token), ("<|endoftext|>", "<|endoftext|>"))
+    compare_text("learned", output / "model", ["The cat", "A dog ate"])
+
+    # GPT-2 from a folder, with a template for chats, added tokens, and settings of generation.
+    source = fresh(SCRATCH / "chat-model")
+    tokenizer = tokenizer_of("gpt2", source, padding_side="left")
+    tokenizer.chat_template = CHAT
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    tokenizer.add_tokens([tokenizers.AddedToken("<|im_start|>", special=True), tokenizers.AddedToken("<|im_end|>", special=True),
+                          "weatherly"])
+    tokenizer.save_pretrained(source)
+    model = build(GPT2LMHeadModel, GPT2Config(vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=0,
+                                              pad_token_id=tokenizer.pad_token_id, **sizes("gpt2")))
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(source)
+    output = train_text("chat", "clm", {"from": str(source)}, lines)
+    came("chat", source, output)
+    again = AutoTokenizer.from_pretrained(output / "model")
+    talk = [dict(role="user", content="The weatherly cat?")]
+    for name in ("padding_side", "model_max_length", "chat_template", "pad_token_id", "eos_token_id", "all_special_tokens"):
+        same(f"chat: {name}", getattr(again, name), getattr(tokenizer, name))
+    prompt = tokenizer.apply_chat_template(talk, tokenize=False)
+    same("chat: a talk", again.apply_chat_template(talk, tokenize=False), prompt)
+    compare_text("chat", output / "model", [prompt, "The cat"], count=8)
+    # What generation_config.json says of the end holds in both: the third token that comes of the prompt ends it now.
+    settings = output / "model" / "generation_config.json"
+    ids = again(prompt, return_tensors="pt")
+    made = GPT2LMHeadModel.from_pretrained(output / "model").generate(**ids, max_new_tokens=8, do_sample=False)[0]
+    end = made[ids["input_ids"].shape[1] + 2].item()
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token_id": [end, 0]}))
+    kiln = run(KILN, "generate", output / "model", "--prompt", prompt, "--max-new-tokens", 8, "--temperature", 0)
+    stop = made.tolist().index(end, ids["input_ids"].shape[1])
+    same("chat: the end", kiln.removesuffix("\n"), again.decode(made[:stop], clean_up_tokenization_spaces=False))
+    # Trained from Kiln's own folder, the files are still those that came.
+    second = train_text("chat-again", "clm", {"from": str(SCRATCH / "chat-run/checkpoints/step-000001")}, lines)
+    came("chat, again", source, second)
+
+    for kind in ("bert", "distilbert", "roberta", "gpt2"):
+        source = fresh(SCRATCH / f"{kind}-tokenizer")
+        tokenizer = tokenizer_of(kind, source)
+        tokenizer.save_pretrained(source)
+        config = CONFIGS[kind](vocab_size=len(tokenizer), **sizes(kind), id2label={0: "no", 1: "yes"}, label2id=dict(no=0, yes=1),
+                               **(dict(bos_token_id=0, eos_token_id=0) if kind == "gpt2" else {}))
+        own = fresh(SCRATCH / f"{kind}-own")
+        build({"bert": BertForSequenceClassification, "distilbert": DistilBertForSequenceClassification,
+               "roberta": RobertaForSequenceClassification, "gpt2": GPT2ForSequenceClassification}[kind], config).save_pretrained(own)
+        tokenizer.save_pretrained(own)
+        for name, model, more in ((f"{kind} of its folder", {"from": str(own)}, ""),
+                                  (f"{kind} new", dict(kind=kind, **sizes(kind)), f"from = {json.dumps(str(source))}")):
+            output = train_text(name.replace(" ", "-"), "sequence-classification", model, pairs, tokenizer=more)
+            came(name, source, output)
+            compare_classes(name, output / "model")
+        again = train_text(f"{kind}-again", "sequence-classification", {"from": str(output / "model")}, pairs)
+        came(f"{kind}, again", source, again)
+        if kind == "gpt2":
+            continue
+        new = dict(kind=kind, **sizes(kind))
+        output = train_text(f"{kind}-answers", "question-answering", new, squad, tokenizer=more)
+        came(f"{kind} answers", source, output)
+        compare_answers(f"{kind} answers", output / "model")
+        output = train_text(f"{kind}-masks", "mlm", new, lines, tokenizer=more)
+        came(f"{kind} masks", source, output)
+        compare_masks(f"{kind} masks", output / "model")
+
+    # Tokenizers that say nothing of themselves: the vocabulary alone, and tokenizer.json alone.
+    for kind, files in (("bert", ["vocab.txt"]), ("distilbert", ["vocab.txt"]), ("bert", ["tokenizer.json"]),
+                        ("distilbert", ["tokenizer.json"]), ("roberta", ["tokenizer.json"]), ("gpt2", ["tokenizer.json"])):
+        name, source = f"{kind} with {files[0]} alone", fresh(SCRATCH / "bare")
+        tokenizer = tokenizer_of(kind, source)
+        if files == ["vocab.txt"]:
+            (source / "vocab.txt").write_text("\n".join(sorted(vocab := tokenizer.get_vocab(), key=vocab.get)) + "\n")
+        else:
+            tokenizer.backend_tokenizer.save(str(source / "tokenizer.json"))
+        output = train_text(f"{kind}-bare", "sequence-classification", dict(kind=kind, **sizes(kind)), pairs,
+                            tokenizer=f"from = {json.dumps(str(source))}")
+        described(name, output / "model", kind, kind == "bert")
+        compare_classes(name, output / "model")
+
+    # BERT's tokenizer in front of other families: the names of what it gives are the model's.
+    source = SCRATCH / "bert-tokenizer"
+    for kind in ("distilbert", "gpt2"):
+        name = f"{kind} with BERT's tokenizer"
+        output = train_text(f"{kind}-bert", "sequence-classification", dict(kind=kind, **sizes(kind)), pairs,
+                            tokenizer=f"from = {json.dumps(str(source))}")
+        same(f"{name}: names", AutoTokenizer.from_pretrained(output / "model").model_input_names, ["input_ids", "attention_mask"])
+        compare_classes(name, output / "model")
+
+
+tokenizers_and_pipelines()
 print("transformers and Kiln agree")

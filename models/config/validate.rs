@@ -1,7 +1,6 @@
 //! What the types of a configuration cannot say: sizes, divisibility, ranges, known activations and labels.
 
-use super::BertVariant;
-use super::ModelConfig;
+use super::{BertVariant, ModelConfig, eos_token_ids};
 use crate::error::{Error, Result};
 use crate::ops::gelu::Activation;
 
@@ -65,6 +64,9 @@ impl ModelConfig {
                 self.vocab_size()
             )));
         }
+        // Only GPT-2 generates; what an encoder's file says is never used as an id.
+        let generates = matches!(self, Self::Gpt2(_));
+        eos_token_ids(self.inert().get("eos_token_id"), generates.then(|| self.vocab_size()))?;
         match self {
             Self::Bert(c) if c.variant == BertVariant::Roberta && c.pad_token_id.is_none() => Err(Error::Config(
                 "pad_token_id: expected an id, got null: RoBERTa counts its positions from it".into(),

@@ -95,6 +95,35 @@ fn a_file_is_read_and_written_back() {
 }
 
 #[test]
+fn ids_that_end_a_text_are_ids() {
+    let read = |fields: Value| {
+        let mut all = json!({"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "vocab_size": 131});
+        all.as_object_mut().unwrap().extend(map(fields));
+        ModelConfig::from_json(&all.to_string()).map(|(config, _)| config)
+    };
+    for (eos, expected) in [
+        (json!(null), vec![]),
+        (json!(130), vec![130]),
+        (json!([7, 130]), vec![7, 130]),
+        // What transformers writes into the file of a small model for which nobody chose an id: no token of it.
+        (json!(50256), vec![50256]),
+    ] {
+        assert_eq!(read(json!({"eos_token_id": eos})).unwrap().eos_token_ids(), expected, "{eos}");
+    }
+    assert_eq!(read(json!({"vocab_size": 50257, "eos_token_id": 50256})).unwrap().eos_token_ids(), [50256]);
+    for eos in [json!(131), json!(4_294_967_301u64), json!(-1), json!(1.5), json!("5"), json!([5, 131]), json!([[5]])] {
+        refused(read(json!({"eos_token_id": eos})), "eos_token_id: expected ids below vocab_size (131), got ");
+    }
+    // An encoder generates nothing, but what is no id at all is a mistake there too.
+    let bert = |eos: Value| {
+        let text = json!({"model_type": "bert", "vocab_size": 20, "eos_token_id": eos}).to_string();
+        ModelConfig::from_json(&text).map(|(config, _)| config)
+    };
+    assert_eq!(bert(json!(102)).unwrap().eos_token_ids(), [102]);
+    refused(bert(json!(4_294_967_301u64)), "eos_token_id: expected ids of tokens");
+}
+
+#[test]
 fn what_kiln_does_not_compute_is_refused() {
     for (kind, fields, part) in [
         (ModelType::Gpt2, json!({"activation_function": "relu"}), "activation_function: expected \"gelu_new\""),

@@ -13,6 +13,7 @@ use crate::config::{
     BatchSection, LearningRateSection, OnExisting, RunConfig, Sampler, SaveStrategy, SchedulerKwargs, SchedulerType,
     TokenizerSection,
 };
+use crate::data::tokenizer::write_files;
 use crate::data::{Dataset, Example};
 use crate::error::{Error, Result};
 use crate::host::peak_mib;
@@ -44,7 +45,7 @@ pub fn trial_config(plan: &RunPlan, batch: usize, steps: usize, accumulates: boo
         let learned = folder.join("tokenizer");
         if !learned.exists() {
             std::fs::create_dir(&learned).map_err(|error| Error::io(format!("make {}", learned.display()), &error))?;
-            tokenizer.save(&learned)?;
+            write_files(&learned, &tokenizer.files(&plan.model_config, None)?)?;
         }
         config.tokenizer = TokenizerSection::from_pretrained(learned.to_string_lossy());
     }

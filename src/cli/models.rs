@@ -166,8 +166,7 @@ pub(super) fn run_generate(args: &GenerateArgs) -> Result<()> {
     let folder = ModelFolder::open(&args.model, Task::Clm, &device)?.with_compute(compute);
     let tokenizer = folder.tokenizer()?;
     let prompt = tokenizer.encode(&args.prompt)?;
-    let mut stop = folder.config.eos_token_ids();
-    stop.extend(tokenizer.eot_id());
+    let stop = folder.stop_ids(&tokenizer)?;
     let options = GenerateOptions {
         max_new_tokens: args.max_new_tokens,
         temperature: args.temperature,

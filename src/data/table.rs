@@ -60,6 +60,15 @@ impl Row {
     }
 }
 
+#[cfg(test)]
+impl Row {
+    /// The row of one or two texts, from no file.
+    pub(super) fn of(text: &str, pair: Option<&str>) -> Self {
+        let place = Place { file: Path::new("rows").into(), unit: "row", number: 1 };
+        Self { place, text: text.into(), text_pair: pair.map(String::from), label: None }
+    }
+}
+
 /// Where a row stands, for messages.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Place {

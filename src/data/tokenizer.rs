@@ -1,6 +1,11 @@
 //! Text to ids and back: a wrapper around the `tokenizers` crate that knows the files Hugging Face folders hold, and learns
 //! a byte-level BPE when there is none.
 
+mod files;
+mod guard;
+#[cfg(test)]
+mod mutations;
+
 use std::fs;
 use std::path::Path;
 
@@ -14,13 +19,19 @@ use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::processors::bert::BertProcessing;
 use tokenizers::processors::roberta::RobertaProcessing;
-use tokenizers::{AddedToken, EncodeInput, Encoding, Model, PostProcessor, Token, TruncationParams};
+use tokenizers::{
+    AddedToken, EncodeInput, Encoding, Model, PostProcessor, Token, TruncationDirection, TruncationParams,
+};
 
 use super::corpus::Corpus;
 use super::pieces::seam;
 use super::table::Row;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::squad::WindowEncoder;
+use files::{Origin, Stated};
+
+pub use files::{NamedFile, chat_templates, read_file, tokenizer_files, write_files};
+pub(crate) use guard::guarded;
 
 /// GPT-2's end-of-text token, which also separates documents.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
@@ -64,15 +75,14 @@ impl RowEncoder {
                 None => EncodeInput::Single(self.beginning(&row.text)?.to_owned().into()),
             })
         };
-        let inputs = rows.iter().collect::<Vec<_>>().into_maybe_par_iter().map(input);
-        let inputs = inputs.collect::<tokenizers::Result<Vec<_>>>();
-        let encodings = inputs.and_then(|inputs| self.inner.encode_batch_fast(inputs, true));
-        let encodings = encodings.map_err(|error| Error::data(format!("tokenizer: {error}")))?;
-        let encoded = encodings.iter().map(|encoding| Encoded {
-            ids: encoding.get_ids().to_vec(),
-            types: encoding.get_type_ids().iter().map(|kind| *kind as u8).collect(),
+        let encoded = rows.into_maybe_par_iter().map(|row| {
+            guarded(|| {
+                let encoding = self.inner.encode_fast(input(row).map_err(failed)?, true).map_err(failed)?;
+                let types = encoding.get_type_ids().iter().map(|kind| *kind as u8).collect();
+                Ok(Encoded { ids: encoding.get_ids().to_vec(), types })
+            })
         });
-        Ok(encoded.collect())
+        encoded.collect()
     }
 
     /// As much of `text` as has all tokens that a row can have: the library takes a hundred times the memory of a text, and of
@@ -130,6 +140,12 @@ const TRAIN_PIECE: usize = 64 << 10;
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     hash: [u8; 32],
+    /// The folder that it came from with its files; none if it was learned or read from a file of another name.
+    origin: Option<Origin>,
+    /// Tokens by role, as the files state them.
+    roles: Vec<(&'static str, String)>,
+    /// The side that a text which is too long loses.
+    truncation: TruncationDirection,
 }
 
 impl Tokenizer {
@@ -144,11 +160,19 @@ impl Tokenizer {
 
     /// Reads a folder with `tokenizer.json`, `vocab.json` and `merges.txt` (or OpenAI's names, `encoder.json` and
     /// `vocab.bpe`), or `vocab.txt` (WordPiece, lower-casing unless `tokenizer_config.json` says `do_lower_case: false`); or
-    /// one such file.
+    /// one such file. Added tokens, special tokens and what the tokenizer's class decides are taken from the files beside
+    /// it, so that ids are those of `transformers`' `AutoTokenizer`.
     ///
     /// # Errors
     /// None of these files, or one that cannot be read.
     pub fn load(path: &Path) -> Result<Self> {
+        guarded(|| Self::read(path)).map_err(|error| match error.kind() {
+            ErrorKind::Data if !error.to_string().starts_with(&path.display().to_string()) => error.at(path.display()),
+            _ => error,
+        })
+    }
+
+    fn read(path: &Path) -> Result<Self> {
         let bad = |file: &Path, error: tokenizers::Error| {
             Error::data(format!("{}: not a readable tokenizer: {error}", file.display()))
         };
@@ -162,19 +186,24 @@ impl Tokenizer {
         };
         if let Some(found) = find("tokenizer.json") {
             let inner = tokenizers::Tokenizer::from_file(&found).map_err(|error| bad(&found, error))?;
-            return Self::wrap(inner).map_err(|error| error.at(found.display()));
+            return Self::wrap(inner, Some(Origin::read(folder, &[])?));
         }
         for (vocab, merges) in [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")] {
+            // Under OpenAI's names `transformers` does not find them, so they are written anew.
+            let known = vocab == "vocab.json";
             let (vocab, merges) = (folder.join(vocab), folder.join(merges));
             let named = |path: &Path| file.is_none_or(|file| path.file_name().is_some_and(|name| name == file));
             if vocab.is_file() && merges.is_file() && (named(&vocab) || named(&merges)) {
                 let model = BPE::from_file(&vocab.to_string_lossy(), &merges.to_string_lossy()).build();
-                return byte_level(model.map_err(|error| bad(&vocab, error))?);
+                let inner = byte_level(model.map_err(|error| bad(&vocab, error))?)?;
+                let origin = known.then(|| Origin::read(folder, &["tokenizer.json", "vocab.txt"])).transpose()?;
+                return Self::wrap(inner, origin);
             }
         }
         if let Some(found) = find("vocab.txt") {
             let model = WordPiece::from_file(&found.to_string_lossy()).unk_token("[UNK]".into()).build();
-            return word_piece(model.map_err(|error| bad(&found, error))?, lower_cases(folder)?, &found);
+            let inner = word_piece(model.map_err(|error| bad(&found, error))?, lower_cases(folder)?, &found)?;
+            return Self::wrap(inner, Some(Origin::read(folder, &["tokenizer.json", "vocab.json", "merges.txt"])?));
         }
         for (vocab, merges) in [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")] {
             for (there, missing) in [(vocab, merges), (merges, vocab)] {
@@ -187,7 +216,8 @@ impl Tokenizer {
         }
         if let Some(file) = file.filter(|file| file.ends_with(".json") && folder.join(file).is_file()) {
             let found = folder.join(file);
-            return Self::wrap(tokenizers::Tokenizer::from_file(&found).map_err(|error| bad(&found, error))?);
+            let inner = tokenizers::Tokenizer::from_file(&found).map_err(|error| bad(&found, error))?;
+            return Self::wrap(inner, None);
         }
         Err(Error::data(format!("{}: no tokenizer found", path.display()))
             .help("expected tokenizer.json, vocab.json with merges.txt, or vocab.txt"))
@@ -219,7 +249,7 @@ impl Tokenizer {
         let learned = inner.train(&mut wrapped, texts).map(drop);
         failed.map_or(Ok(()), Err)?;
         learned.map_err(|error| Error::data(format!("learning the tokenizer failed: {error}")))?;
-        Self::wrap(inner)
+        Self::wrap(inner, None)
     }
 
     /// Reads the text of a `tokenizer.json`.
@@ -227,18 +257,54 @@ impl Tokenizer {
     /// # Errors
     /// Text that is none.
     pub fn from_json(json: &str) -> Result<Self> {
-        let inner = json.parse::<tokenizers::Tokenizer>();
-        Self::wrap(inner.map_err(|error| Error::data(format!("not a readable tokenizer: {error}")))?)
+        let inner = guarded(|| json.parse::<tokenizers::Tokenizer>().map_err(failed));
+        Self::wrap(inner?, None)
     }
 
-    fn wrap(inner: tokenizers::Tokenizer) -> Result<Self> {
-        check_ids(&inner)?;
-        let mut inner = inner;
+    fn wrap(mut inner: tokenizers::Tokenizer, origin: Option<Origin>) -> Result<Self> {
         // Lengths are the collator's business; a file that truncates or pads would do it behind its back.
         inner.with_padding(None);
-        inner.with_truncation(None).map_err(|error| Error::data(format!("tokenizer: {error}")))?;
-        let json = inner.to_string(false).map_err(|error| Error::data(format!("tokenizer: {error}")))?;
-        Ok(Self { hash: Sha256::digest(json.as_bytes()).into(), inner })
+        inner.with_truncation(None).map_err(failed)?;
+        let stated = origin.as_ref().map(Stated::read).transpose()?.unwrap_or_default();
+        stated.apply(&mut inner)?;
+        let json = inner.to_string(false).map_err(failed)?;
+        let truncation = stated.truncation.unwrap_or(TruncationDirection::Right);
+        let mut wrapped = Self { hash: [0; 32], inner, origin, roles: stated.roles, truncation };
+        wrapped.check_ids()?;
+        let mut hash = Sha256::new();
+        hash.update(json.as_bytes());
+        hash.update(format!("{:?} ends documents, {truncation:?} is cut", wrapped.eot_id()));
+        wrapped.hash = hash.finalize().into();
+        Ok(wrapped)
+    }
+
+    /// Refuses ids that no model has, and those of special tokens that the vocabulary has not.
+    fn check_ids(&self) -> Result<()> {
+        let size = self.vocab_size();
+        if size > MAX_VOCAB_SIZE {
+            return Err(Error::data(format!(
+                "the largest id is {}; a model has at most {MAX_VOCAB_SIZE} tokens",
+                size - 1
+            ))
+            .help("an id in a file of the tokenizer is wrong"));
+        }
+        // Whatever stays the same when the texts are other ones is special.
+        let around = |mark| -> Result<Vec<(u32, String)>> {
+            let one = guarded(|| self.inner.post_process(marked(mark, 0), None, true).map_err(failed))?;
+            let tokens = [one, self.around_pair(mark)?].into_iter().flat_map(|encoding| {
+                let tokens = encoding.get_ids().iter().copied().zip(encoding.get_tokens().iter().cloned());
+                tokens.collect::<Vec<_>>()
+            });
+            Ok(tokens.collect())
+        };
+        let mut special = around(MARK)?.into_iter().zip(around(MARK - 1)?).filter(|(one, other)| one.0 == other.0);
+        match special.find(|((id, _), _)| *id as usize >= size) {
+            Some(((id, token), _)) => Err(Error::data(format!(
+                "post_processor: it puts the token {token:?} with the id {id} around a text, but its vocabulary has {size} ids"
+            ))
+            .help("the post_processor must name ids of the vocabulary or of added_tokens")),
+            None => Ok(()),
+        }
     }
 
     /// The ids of `text`, with the special tokens that the tokenizer adds.
@@ -246,8 +312,7 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer's.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = self.inner.encode_fast(text, true).map_err(|e| Error::data(format!("tokenizer: {e}")))?;
-        Ok(encoding.get_ids().to_vec())
+        guarded(|| Ok(self.inner.encode_fast(text, true).map_err(failed)?.get_ids().to_vec()))
     }
 
     /// The ids of several texts, on all cores.
@@ -255,10 +320,7 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer's.
     pub fn encode_batch(&self, texts: &[String]) -> Result<Vec<Vec<u32>>> {
-        let inputs = texts.iter().map(String::as_str).collect::<Vec<_>>();
-        let encodings =
-            self.inner.encode_batch_fast(inputs, true).map_err(|error| Error::data(format!("tokenizer: {error}")))?;
-        Ok(encodings.iter().map(|encoding| encoding.get_ids().to_vec()).collect())
+        texts.into_maybe_par_iter().map(|text| self.encode(text)).collect()
     }
 
     /// The ids of parts of documents, on all cores, without the special tokens that go around a document; see
@@ -268,11 +330,10 @@ impl Tokenizer {
     /// The tokenizer's.
     pub fn encode_pieces(&self, texts: &[&str]) -> Result<Vec<Vec<u32>>> {
         // Only the ids are kept: an `Encoding` takes some thirty times their memory.
-        let ids = texts.to_vec().into_maybe_par_iter().map(|text| {
-            let encoding = self.inner.encode_fast(text, false);
-            encoding.map(|encoding| encoding.get_ids().to_vec())
-        });
-        ids.collect::<tokenizers::Result<_>>().map_err(|error| Error::data(format!("tokenizer: {error}")))
+        let ids = texts
+            .into_maybe_par_iter()
+            .map(|text| guarded(|| Ok(self.inner.encode_fast(*text, false).map_err(failed)?.get_ids().to_vec())));
+        ids.collect()
     }
 
     /// The special tokens that [`encode`](Self::encode) puts before and after a text: none for GPT-2, `[CLS]` and `[SEP]`
@@ -281,12 +342,14 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer's.
     pub fn around(&self) -> Result<(Vec<u32>, Vec<u32>)> {
-        const MARK: u32 = u32::MAX;
-        let marked = Encoding::from_tokens(vec![Token::new(MARK, "a".into(), (0, 1))], 0);
-        let all = self.inner.post_process(marked, None, true);
-        let all = all.map_err(|error| Error::data(format!("tokenizer: {error}")))?;
+        let all = guarded(|| self.inner.post_process(marked(MARK, 0), None, true).map_err(failed))?;
         let mut sides = all.get_ids().splitn(2, |id| *id == MARK).map(<[u32]>::to_vec);
         Ok((sides.next().unwrap_or_default(), sides.next().unwrap_or_default()))
+    }
+
+    /// A pair, each of whose texts is the one id `mark`, with the special tokens around it.
+    fn around_pair(&self, mark: u32) -> Result<Encoding> {
+        guarded(|| self.inner.post_process(marked(mark, 0), Some(marked(mark, 1)), true).map_err(failed))
     }
 
     /// Cuts questions and their contexts into windows; see [`WindowEncoder::new`].
@@ -297,12 +360,17 @@ impl Tokenizer {
         WindowEncoder::new(&self.inner, self.hash, max_length, doc_stride, token_types)
     }
 
-    /// The text of `ids`; a character that is cut in the middle shows as U+FFFD.
+    /// The text of `ids` without special tokens, as `transformers`' pipelines show it; a character that is cut in the middle
+    /// shows as U+FFFD.
     ///
     /// # Errors
     /// The tokenizer's.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        self.inner.decode(ids, false).map_err(|error| Error::data(format!("tokenizer: {error}")))
+        // Some decoders of the library expect at least one token.
+        if ids.is_empty() {
+            return Ok(String::new());
+        }
+        guarded(|| self.inner.decode(ids, true).map_err(failed))
     }
 
     /// Number of ids, added tokens included: one more than the largest id.
@@ -323,17 +391,29 @@ impl Tokenizer {
             )));
         }
         let mut inner = self.inner.clone();
-        let truncation = TruncationParams { max_length, ..TruncationParams::default() };
-        inner.with_truncation(Some(truncation)).map_err(|error| Error::data(format!("tokenizer: {error}")))?;
+        let truncation = TruncationParams { max_length, direction: self.truncation, ..TruncationParams::default() };
+        inner.with_truncation(Some(truncation)).map_err(failed)?;
         let mut hash = Sha256::new();
         hash.update(self.hash);
         hash.update(format!("rows of {max_length}, pairs {pairs}, types {has_types}").as_bytes());
         Ok(RowEncoder { inner, max_length, hash: hash.finalize().into(), has_types })
     }
 
-    /// The id that stands for a masked token: `[MASK]` or `<mask>`.
+    /// The id of the first of `roles` that the files state, else of the first of the `usual` tokens that exists.
+    fn role_id(&self, roles: &[&str], usual: &[&str]) -> Option<u32> {
+        let stated = |role: &&str| self.roles.iter().find(|(name, _)| name == role).map(|(_, token)| token.as_str());
+        let mut tokens = roles.iter().filter_map(stated).chain(usual.iter().copied());
+        tokens.find_map(|token| self.token_id(token))
+    }
+
+    /// The id that stands for a masked token: the `mask_token` of the files, or `[MASK]` or `<mask>`.
     pub fn mask_id(&self) -> Option<u32> {
-        ["[MASK]", "<mask>"].into_iter().find_map(|token| self.token_id(token))
+        self.role_id(&["mask_token"], &["[MASK]", "<mask>"])
+    }
+
+    /// The id of padding: the `pad_token` of the files, or `[PAD]` or `<pad>`.
+    pub fn pad_id(&self) -> Option<u32> {
+        self.role_id(&["pad_token"], &["[PAD]", "<pad>"])
     }
 
     /// The ids of special tokens, which are no text.
@@ -362,9 +442,10 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// The id that ends a document: `<|endoftext|>`, `</s>` or `[SEP]`, the first that exists.
+    /// The id that ends a document: the `eos_token` or else `sep_token` of the files, or `<|endoftext|>`, `</s>` or
+    /// `[SEP]`, the first that exists.
     pub fn eot_id(&self) -> Option<u32> {
-        [END_OF_TEXT, "</s>", "[SEP]"].into_iter().find_map(|token| self.token_id(token))
+        self.role_id(&["eos_token", "sep_token"], &[END_OF_TEXT, "</s>", "[SEP]"])
     }
 
     /// SHA-256 of everything that decides the ids.
@@ -377,39 +458,23 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer's.
     pub fn to_json(&self) -> Result<String> {
-        self.inner.to_string(true).map_err(|error| Error::data(format!("tokenizer: {error}")))
+        self.inner.to_string(true).map_err(failed)
     }
+}
 
-    /// Writes `tokenizer.json` and a `tokenizer_config.json` with which `transformers`' `AutoTokenizer` opens it.
-    ///
-    /// # Errors
-    /// The operating system's.
-    pub fn save(&self, folder: &Path) -> Result<()> {
-        let json = self.to_json()?;
-        let mut config = serde_json::Map::new();
-        config.insert("tokenizer_class".into(), "PreTrainedTokenizerFast".into());
-        config.insert("clean_up_tokenization_spaces".into(), false.into());
-        let named = [
-            ("bos_token", &[END_OF_TEXT, "<s>"][..]),
-            ("eos_token", &[END_OF_TEXT, "</s>"]),
-            ("unk_token", &["[UNK]", "<unk>", END_OF_TEXT]),
-            ("cls_token", &["[CLS]", "<s>"]),
-            ("sep_token", &["[SEP]", "</s>"]),
-            ("pad_token", &["[PAD]", "<pad>"]),
-            ("mask_token", &["[MASK]", "<mask>"]),
-        ];
-        for (role, tokens) in named {
-            if let Some(token) = tokens.iter().find(|token| self.token_id(token).is_some()) {
-                config.insert(role.into(), (*token).into());
-            }
-        }
-        let config = serde_json::to_string_pretty(&config).map_err(|e| Error::data(format!("tokenizer: {e}")))?;
-        for (name, text) in [("tokenizer.json", json), ("tokenizer_config.json", config + "\n")] {
-            let path = folder.join(name);
-            fs::write(&path, text).map_err(|error| Error::io(format!("write {}", path.display()), &error))?;
-        }
-        Ok(())
-    }
+/// An id that stands for a text while the special tokens around it are asked for.
+const MARK: u32 = u32::MAX;
+
+/// The largest vocabulary that `ModelConfig` takes.
+const MAX_VOCAB_SIZE: usize = 1 << 24;
+
+/// A text of the one id `mark`, of the token type `kind`.
+fn marked(mark: u32, kind: u32) -> Encoding {
+    Encoding::from_tokens(vec![Token::new(mark, "a".into(), (0, 1))], kind)
+}
+
+fn failed(error: tokenizers::Error) -> Error {
+    Error::data(format!("tokenizer: {error}"))
 }
 
 fn vocab_size(inner: &tokenizers::Tokenizer) -> usize {
@@ -419,34 +484,9 @@ fn vocab_size(inner: &tokenizers::Tokenizer) -> usize {
     of_text.max(added).map_or(0, |id| id as usize + 1)
 }
 
-/// Ids of text come from the vocabulary. Those of the special tokens that go around a text are stated by the post-processor a
-/// second time, and a model would have no row for one that is not in the vocabulary.
-///
-/// # Errors
-/// An id that is not below the size of the vocabulary, or that is larger than a model can have.
-fn check_ids(inner: &tokenizers::Tokenizer) -> Result<()> {
-    let size = vocab_size(inner);
-    if size > i32::MAX as usize {
-        return Err(Error::data(format!("expected ids below {}, got the id {}", i32::MAX, size - 1)));
-    }
-    let empty = || Encoding::from_tokens(Vec::new(), 0);
-    for pair in [None, Some(empty())] {
-        let around = inner.post_process(empty(), pair, true);
-        let around = around.map_err(|error| Error::data(format!("tokenizer: {error}")))?;
-        let mut tokens = around.get_ids().iter().zip(around.get_tokens());
-        if let Some((id, token)) = tokens.find(|(id, _)| **id as usize >= size) {
-            return Err(Error::data(format!(
-                "the tokenizer puts the token {token:?} with the id {id} around a text, but its vocabulary has {size} ids"
-            ))
-            .help("the post_processor must name ids of the vocabulary or of added_tokens"));
-        }
-    }
-    Ok(())
-}
-
 /// GPT-2's pipeline around its vocabulary and merges, and RoBERTa's where the vocabulary has `<s>` and `</s>` in place of
 /// `<|endoftext|>`.
-fn byte_level(model: BPE) -> Result<Tokenizer> {
+fn byte_level(model: BPE) -> Result<tokenizers::Tokenizer> {
     let mut inner = tokenizers::Tokenizer::new(model);
     inner.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
     inner.with_decoder(Some(ByteLevel::new(false, true, true)));
@@ -461,11 +501,11 @@ fn byte_level(model: BPE) -> Result<Tokenizer> {
         }
         _ => {}
     }
-    Tokenizer::wrap(inner)
+    Ok(inner)
 }
 
 /// BERT's pipeline around its word pieces.
-fn word_piece(model: WordPiece, lower_case: bool, file: &Path) -> Result<Tokenizer> {
+fn word_piece(model: WordPiece, lower_case: bool, file: &Path) -> Result<tokenizers::Tokenizer> {
     let missing = ["[UNK]", "[CLS]", "[SEP]"].into_iter().find(|token| model.token_to_id(token).is_none());
     if let Some(token) = missing {
         return Err(Error::data(format!("{}: expected BERT's word pieces, but {token} is missing", file.display())));
@@ -473,21 +513,19 @@ fn word_piece(model: WordPiece, lower_case: bool, file: &Path) -> Result<Tokeniz
     let id = |token: &str| (token.to_string(), model.token_to_id(token).unwrap_or_default());
     let ends = BertProcessing::new(id("[SEP]"), id("[CLS]"));
     let mut inner = tokenizers::Tokenizer::new(model);
-    inner
-        .with_normalizer(Some(BertNormalizer::new(true, true, None, lower_case)))
-        .map_err(|error| Error::data(format!("tokenizer: {error}")))?;
+    inner.with_normalizer(Some(BertNormalizer::new(true, true, None, lower_case))).map_err(failed)?;
     inner.with_pre_tokenizer(Some(BertPreTokenizer));
     inner.with_post_processor(Some(ends));
     inner.with_decoder(Some(tokenizers::decoders::wordpiece::WordPiece::default()));
     let present = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].into_iter();
     let present = present.filter(|token| inner.token_to_id(token).is_some()).collect::<Vec<_>>();
     special(&mut inner, &present)?;
-    Tokenizer::wrap(inner)
+    Ok(inner)
 }
 
 fn special(inner: &mut tokenizers::Tokenizer, tokens: &[&str]) -> Result<()> {
     let tokens = tokens.iter().map(|token| AddedToken::from(*token, true)).collect::<Vec<_>>();
-    inner.add_special_tokens(tokens).map(drop).map_err(|error| Error::data(format!("tokenizer: {error}")))
+    inner.add_special_tokens(tokens).map(drop).map_err(failed)
 }
 
 /// `do_lower_case` of `tokenizer_config.json`; BERT's default is true.
@@ -505,8 +543,24 @@ fn lower_cases(folder: &Path) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use super::files::FILES;
     use super::*;
     use crate::config::Documents;
+    use kiln_models::{ModelConfig, ModelType};
+
+    /// Writes the folder of a model of `size` as a run does, which was trained from the folder `from`, if any.
+    fn save(
+        tokenizer: &Tokenizer,
+        kind: ModelType,
+        size: &str,
+        from: Option<&Path>,
+        folder: &Path,
+    ) -> serde_json::Value {
+        let model = ModelConfig::preset(kind, size).unwrap();
+        write_files(folder, &tokenizer.files(&model, from).unwrap()).unwrap();
+        let text = fs::read(folder.join("tokenizer_config.json")).unwrap_or(b"null".to_vec());
+        serde_json::from_slice(&text).unwrap()
+    }
 
     fn corpus(folder: &tempfile::TempDir) -> Corpus {
         let text = "fn main() { println!(\"hällo wörld 你好\"); }\n".repeat(20);
@@ -526,7 +580,13 @@ mod tests {
         assert_eq!(tokenizer.decode(&ids).unwrap(), text);
         assert!(ids.len() < text.len());
         assert_eq!(Tokenizer::train_bpe(&corpus, 290, 1).unwrap().content_hash(), tokenizer.content_hash());
-        tokenizer.save(folder.path()).unwrap();
+        let said = save(&tokenizer, ModelType::Gpt2, "small", None, folder.path());
+        let expected = serde_json::json!({
+            "tokenizer_class": "GPT2Tokenizer", "model_max_length": 1024, "model_input_names": ["input_ids", "attention_mask"],
+            "clean_up_tokenization_spaces": false, "bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT,
+            "add_prefix_space": false
+        });
+        assert_eq!(said, expected);
         assert!(Tokenizer::is_in(folder.path()));
         let loaded = Tokenizer::load(folder.path()).unwrap();
         assert_eq!(loaded.encode(text).unwrap(), ids);
@@ -577,13 +637,126 @@ mod tests {
         // As transformers 5.23 reads the same two files.
         assert_eq!(tokenizer.encode("ab a <mask> b").unwrap(), [0, 6, 8, 7, 9, 7, 5, 2]);
         assert_eq!(tokenizer.around().unwrap(), (vec![0], vec![2]));
-        tokenizer.save(folder.path()).unwrap();
-        let config = fs::read_to_string(folder.path().join("tokenizer_config.json")).unwrap();
-        let config: serde_json::Value = serde_json::from_str(&config).unwrap();
-        for (role, token) in
-            [("cls_token", "<s>"), ("sep_token", "</s>"), ("pad_token", "<pad>"), ("mask_token", "<mask>")]
-        {
+        let config = save(&tokenizer, ModelType::Roberta, "base", None, folder.path());
+        for (role, token) in [
+            ("tokenizer_class", "RobertaTokenizer"),
+            ("cls_token", "<s>"),
+            ("sep_token", "</s>"),
+            ("pad_token", "<pad>"),
+            ("mask_token", "<mask>"),
+        ] {
             assert_eq!(config[role], token);
+        }
+        assert_eq!(config["model_max_length"], 512);
+    }
+
+    /// Every file under `folder` with what is in it.
+    fn contents(folder: &Path) -> std::collections::BTreeMap<String, Vec<u8>> {
+        let names = FILES.iter().map(ToString::to_string).chain(chat_templates(folder));
+        names.filter_map(|name| Some((name.clone(), fs::read(folder.join(name)).ok()?))).collect()
+    }
+
+    const PIECES: &str = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhello\nwor\n##ld\n";
+
+    #[test]
+    fn what_came_from_a_folder_is_saved_as_it_came() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let config =
+            "{\n \"tokenizer_class\":\"BertTokenizer\",  \"padding_side\": \"left\", \"model_max_length\": 77}";
+        for (name, text) in [
+            ("vocab.txt", PIECES),
+            ("tokenizer_config.json", config),
+            ("special_tokens_map.json", "{ \"mask_token\": \"[MASK]\" }"),
+            ("added_tokens.json", "{\"<x>\": 8}"),
+            ("chat_template.jinja", "{{ messages }}"),
+            ("additional_chat_templates/tools.jinja", "{{ tools }}"),
+            ("tokenizer.model", "sentencepiece"),
+            ("readme.md", "not a tokenizer's"),
+        ] {
+            write_files(from.path(), &[(name.into(), text.as_bytes().into())]).unwrap();
+        }
+        let tokenizer = Tokenizer::load(from.path()).unwrap();
+        assert_eq!(tokenizer.encode("hello <x>").unwrap(), [2, 5, 8, 3], "the added token is one");
+        for (folder, own) in [("own", Some(from.path())), ("new", None)] {
+            save(&tokenizer, ModelType::Bert, "base", own, &to.path().join(folder));
+            assert_eq!(contents(&to.path().join(folder)), contents(from.path()), "{folder}");
+            assert!(!to.path().join(folder).join("readme.md").exists());
+        }
+        // Saved again from there, nothing has changed either.
+        let again = Tokenizer::load(&to.path().join("own")).unwrap();
+        assert_eq!(again.content_hash(), tokenizer.content_hash());
+        save(&again, ModelType::Bert, "base", None, &to.path().join("again"));
+        assert_eq!(contents(&to.path().join("again")), contents(from.path()));
+        // A model of another family names what it takes, and the rest stays.
+        let said = save(&tokenizer, ModelType::DistilBert, "base", None, &to.path().join("distilbert"));
+        assert_eq!(said["model_input_names"], serde_json::json!(["input_ids", "attention_mask"]));
+        assert_eq!((&said["tokenizer_class"], &said["model_max_length"]), (&"BertTokenizer".into(), &77.into()));
+        let (mut other, mut same) = (contents(&to.path().join("distilbert")), contents(from.path()));
+        other.remove("tokenizer_config.json");
+        same.remove("tokenizer_config.json");
+        assert_eq!(other, same);
+        // In the model's own folder it stays even so: transformers read it like this before.
+        save(&tokenizer, ModelType::DistilBert, "base", Some(from.path()), &to.path().join("distilbert-own"));
+        assert_eq!(contents(&to.path().join("distilbert-own")), contents(from.path()));
+    }
+
+    #[test]
+    fn a_vocabulary_alone_gets_the_class_of_the_model() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::write(from.path().join("vocab.txt"), PIECES).unwrap();
+        let tokenizer = Tokenizer::load(&from.path().join("vocab.txt")).unwrap();
+        let bert = save(&tokenizer, ModelType::Bert, "base", None, to.path());
+        assert_eq!(bert["tokenizer_class"], "BertTokenizer");
+        assert_eq!(bert["model_input_names"], serde_json::json!(["input_ids", "token_type_ids", "attention_mask"]));
+        assert_eq!((&bert["do_lower_case"], &bert["mask_token"]), (&true.into(), &"[MASK]".into()));
+        let distilbert = save(&tokenizer, ModelType::DistilBert, "base", None, to.path());
+        assert_eq!(distilbert["tokenizer_class"], "DistilBertTokenizer");
+        assert_eq!(distilbert["model_input_names"], serde_json::json!(["input_ids", "attention_mask"]));
+        // A pipeline that no class of the family has is kept whole.
+        let mut json: serde_json::Value = serde_json::from_str(&tokenizer.to_json().unwrap()).unwrap();
+        json["pre_tokenizer"] = serde_json::json!({"type": "Whitespace"});
+        fs::remove_file(from.path().join("vocab.txt")).unwrap();
+        fs::write(from.path().join("tokenizer.json"), json.to_string()).unwrap();
+        let odd = save(&Tokenizer::load(from.path()).unwrap(), ModelType::Bert, "base", None, to.path());
+        assert_eq!(odd["tokenizer_class"], "PreTrainedTokenizerFast");
+        assert_eq!(odd["model_input_names"], bert["model_input_names"]);
+    }
+
+    #[test]
+    fn the_files_beside_tokenizer_json_decide_ids_as_in_transformers() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("vocab.txt"), PIECES).unwrap();
+        let json = Tokenizer::load(folder.path()).unwrap().to_json().unwrap();
+        fs::write(folder.path().join("tokenizer.json"), json).unwrap();
+        let config = |text: &str| fs::write(folder.path().join("tokenizer_config.json"), text).unwrap();
+        // Ids as transformers 4.57 gives them for the same files.
+        config(
+            r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": false, "truncation_side": "left",
+                "additional_special_tokens": ["<e>"], "eos_token": "<end>",
+                "added_tokens_decoder": {"8": {"content": "<a>", "special": false, "normalized": true}}}"#,
+        );
+        let tokenizer = Tokenizer::load(folder.path()).unwrap();
+        assert_eq!(tokenizer.encode("Hello hello <a><e> <end>").unwrap(), [2, 1, 5, 8, 10, 9, 3]);
+        assert_eq!((tokenizer.eot_id(), tokenizer.vocab_size()), (Some(9), 11));
+        let cut =
+            tokenizer.row_encoder(4, false, false).unwrap().encode(&[Row::of("hello world hello", None)]).unwrap();
+        assert_eq!(cut[0].ids, [2, 7, 5, 3], "the beginning is cut off");
+        let plain = tokenizer.content_hash();
+        config(r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": false, "additional_special_tokens": ["<e>"]}"#);
+        assert_ne!(Tokenizer::load(folder.path()).unwrap().content_hash(), plain);
+        for (text, says) in [
+            ("[]", "tokenizer_config.json: expected a JSON object"),
+            (r#"{"eos_token": 5}"#, "tokenizer_config.json: eos_token: expected a token, got 5"),
+            (r#"{"truncation_side": "up"}"#, "truncation_side: expected \"left\" or \"right\""),
+            (r#"{"added_tokens_decoder": {"99": {"content": "<a>"}}}"#, "expected the id 99"),
+            (
+                r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": 1}"#,
+                "do_lower_case: expected true or false, got 1",
+            ),
+        ] {
+            config(text);
+            let error = Tokenizer::load(folder.path()).unwrap_err();
+            assert!(error.exit_code() == 3 && error.to_string().contains(says), "{text}: {error}");
         }
     }
 

@@ -43,6 +43,9 @@ impl Wanted {
             "merges.txt",
             "vocab.txt",
             "special_tokens_map.json",
+            "added_tokens.json",
+            "chat_template.jinja",
+            "generation_config.json",
         ],
         accepts_file: false,
     };
@@ -53,7 +56,14 @@ impl Wanted {
         what: "tokenizer",
         required: &[],
         one_of: &[&["tokenizer.json"], &["vocab.json", "merges.txt"], &["vocab.txt"]],
-        optional: &["tokenizer_config.json", "special_tokens_map.json"],
+        // The model's config.json names the tokenizer's class where tokenizer_config.json does not.
+        optional: &[
+            "tokenizer_config.json",
+            "special_tokens_map.json",
+            "added_tokens.json",
+            "chat_template.jinja",
+            "config.json",
+        ],
         accepts_file: true,
     };
 

@@ -21,7 +21,7 @@ use crate::config::{
 };
 use crate::data::padding::{Padding, PaddingCost};
 use crate::data::store::Progress;
-use crate::data::tokenizer::Tokenizer;
+use crate::data::tokenizer::{NamedFile, Tokenizer};
 use crate::data::view::View;
 use crate::data::{Dataset, paths};
 use crate::engine;
@@ -31,6 +31,7 @@ use crate::generate::GenerateOptions;
 use crate::host::resident_mib;
 use crate::inputs::Inputs;
 use crate::memory::{Host, MemoryEstimate, MemoryInputs, Values};
+use crate::model_folder::kept_files;
 use crate::optim::schedule::Schedule;
 use crate::optim::{OptimizerConfig, ParameterGroups};
 use crate::precision::PrecisionPlan;
@@ -58,6 +59,8 @@ pub struct RunPlan {
     pub model_config: ModelConfig,
     /// The folder of the pretrained model, if any.
     pub model_from: Option<PathBuf>,
+    /// Files of that folder that the trained model keeps as they are.
+    pub kept_files: Vec<NamedFile>,
     /// Fields of a pretrained model's `config.json` that Kiln does not know.
     pub unknown_model_fields: Vec<String>,
     /// Parameters of the model, tied ones counted once.
@@ -280,6 +283,8 @@ impl RunPlan {
                 config.data.label_column.get_or_insert_with(|| DEFAULT_LABEL_COLUMN.into());
             }
         }
+        let kept = inputs.model_from.as_deref().map(|folder| kept_files(folder, inputs.tokenizer.is_none()));
+        let kept_files = kept.transpose()?.unwrap_or_default();
         let mut plan = Self {
             task,
             device,
@@ -289,6 +294,7 @@ impl RunPlan {
             num_parameters,
             model_config: inputs.model_config,
             model_from: inputs.model_from,
+            kept_files,
             unknown_model_fields: inputs.unknown_model_fields,
             tokenizer: inputs.tokenizer,
             pad_id: inputs.pad_id,
@@ -325,6 +331,22 @@ impl RunPlan {
     /// A path with an environment variable that is not set.
     pub fn output_dir(&self) -> Result<PathBuf> {
         self.config.output_dir()
+    }
+
+    /// The files beside the weights in a saved folder of `model`: `config.json`, the tokenizer's, and those that the
+    /// pretrained model had.
+    ///
+    /// # Errors
+    /// A tokenizer that cannot be written.
+    pub fn files_beside_weights(&self, model: &Model) -> Result<Vec<NamedFile>> {
+        let config = serde_json::to_string_pretty(&self.model_config.to_json(model.architecture()))
+            .map_err(|error| Error::data(format!("config.json: {error}")))?;
+        let mut files = vec![("config.json".into(), (config + "\n").into_bytes().into())];
+        if let Some(tokenizer) = &self.tokenizer {
+            files.extend(tokenizer.files(&self.model_config, self.model_from.as_deref())?);
+        }
+        files.extend(self.kept_files.iter().cloned());
+        Ok(files)
     }
 
     /// What it will need in memory, as the plan now stands.

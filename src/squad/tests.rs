@@ -53,6 +53,21 @@ fn scores_are_those_of_the_official_scripts() {
 }
 
 #[test]
+fn offsets_are_moved_past_a_leading_space_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let vocab = r#"{"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5, "ab": 6, "Ġ": 7, "Ġa": 8, "Ġab": 9}"#;
+    std::fs::write(folder.path().join("vocab.json"), vocab).unwrap();
+    std::fs::write(folder.path().join("merges.txt"), "#version: 0.2\na b\nĠ a\nĠa b\n").unwrap();
+    let encoder = Tokenizer::load(folder.path()).unwrap().window_encoder(20, 4, false).unwrap();
+    let answer = Answer { text: "ab".into(), start: 5 };
+    let windows = encoder.windows(0, &question("a", "ab a ab", vec![answer], 1)).unwrap();
+    // Ids and offsets as `RobertaTokenizerFast` of transformers 4.57 gives them for the same two files.
+    assert_eq!(windows[0].input_ids, [0, 4, 2, 2, 6, 8, 7, 6, 2]);
+    assert_eq!(windows[0].offsets, [(0, 2), (3, 4), (5, 5), (5, 7)]);
+    assert_eq!((windows[0].start, windows[0].end), (7, 7));
+}
+
+#[test]
 fn windows_are_those_of_the_fast_tokenizer() {
     let fixture = &fixture()["windows"];
     let folder = tempfile::tempdir().unwrap();

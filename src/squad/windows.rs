@@ -3,9 +3,10 @@
 //! sequence (`[CLS]`) where the window does not hold it.
 
 use sha2::{Digest, Sha256};
-use tokenizers::{Encoding, PostProcessor, TruncationDirection};
+use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, TruncationDirection};
 
 use super::read::Question;
+use crate::data::tokenizer::guarded;
 use crate::error::{Error, Result};
 
 /// One question with one piece of its context.
@@ -31,6 +32,9 @@ pub struct Window {
 #[derive(Debug, Clone)]
 pub struct WindowEncoder {
     tokenizer: tokenizers::Tokenizer,
+    /// The same without its post-processor, which moves offsets past leading spaces each time that it is applied: questions
+    /// and contexts go through it once, together.
+    bare: tokenizers::Tokenizer,
     max_length: usize,
     doc_stride: usize,
     token_types: bool,
@@ -67,8 +71,14 @@ impl WindowEncoder {
         }
         let mut all = Sha256::new();
         all.update(hash);
-        all.update(format!("windows of {max_length}, overlap {doc_stride}, types {token_types}").as_bytes());
-        Ok(Self { tokenizer: tokenizer.clone(), max_length, doc_stride, token_types, hash: all.finalize().into() })
+        all.update(
+            format!("windows of {max_length} with offsets moved once, overlap {doc_stride}, types {token_types}")
+                .as_bytes(),
+        );
+        let mut bare = tokenizer.clone();
+        bare.with_post_processor(None::<PostProcessorWrapper>);
+        let (tokenizer, hash) = (tokenizer.clone(), all.finalize().into());
+        Ok(Self { tokenizer, bare, max_length, doc_stride, token_types, hash })
     }
 
     /// SHA-256 of everything that decides the windows of a question.
@@ -94,7 +104,9 @@ impl WindowEncoder {
             .help("raise data.max_length or lower data.doc_stride")
         };
         // The tokenizer's own truncation stops reading where the first window is full, so the context is cut here.
-        let encode = |text: &str| self.tokenizer.encode_char_offsets(text, false).map_err(|e| no_room(e.to_string()));
+        let encode = |text: &str| {
+            guarded(|| self.bare.encode_char_offsets(text, false).map_err(|error| no_room(error.to_string())))
+        };
         let asked = encode(question.text.trim_start())?;
         let mut context = encode(&question.context)?;
         let special = self.tokenizer.get_post_processor().map_or(0, |post| post.added_tokens(true));
@@ -104,8 +116,8 @@ impl WindowEncoder {
         }
         context.set_type_ids(vec![1; context.len()]);
         context.truncate(room, self.doc_stride, TruncationDirection::Right);
-        let together = self.tokenizer.post_process(asked, Some(context), true);
-        let mut first = together.map_err(|error| no_room(error.to_string()))?;
+        let together = || self.tokenizer.post_process(asked, Some(context), true);
+        let mut first = guarded(|| together().map_err(|error| no_room(error.to_string())))?;
         let overflowing = first.take_overflowing();
         let window = |encoding: &Encoding| {
             let sequence = encoding.get_sequence_ids();

@@ -15,9 +15,8 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use kiln_models::weights::{NamedTensor, write_safetensors};
+use kiln_models::weights::{NamedTensor, is_plain_name, write_safetensors};
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -26,7 +25,7 @@ use super::best::Best;
 use super::losses::LossSums;
 use super::promise::Promise;
 use crate::data::loader::Position;
-use crate::data::tokenizer::Tokenizer;
+use crate::data::tokenizer::{NamedFile, write_files};
 use crate::error::{Error, Result};
 use crate::precision::scaler::ScalerState;
 
@@ -112,10 +111,8 @@ pub struct Snapshot {
     pub model: Vec<NamedTensor>,
     /// The optimizer's moments; not written where the state says that it has the model alone.
     pub optimizer: Vec<NamedTensor>,
-    /// The text of `config.json`.
-    pub config: String,
-    /// The tokenizer, where the run has one.
-    pub tokenizer: Option<Arc<Tokenizer>>,
+    /// The [files beside the weights](crate::plan::RunPlan::files_beside_weights) of a saved model.
+    pub files: Vec<NamedFile>,
 }
 
 /// A checkpoint on disk, verified.
@@ -163,20 +160,18 @@ impl Snapshot {
     }
 
     fn write_into(&mut self, folder: &Path) -> Result<()> {
+        let mut weights = vec![MODEL];
         write_safetensors(&folder.join(MODEL), &self.model)?;
         if !self.state.only_model {
             write_safetensors(&folder.join(OPTIMIZER), &self.optimizer)?;
+            weights.push(OPTIMIZER);
         }
         let io = |error: &std::io::Error| Error::io(format!("write {}", folder.display()), error);
-        fs::write(folder.join(CONFIG), &self.config).map_err(|error| io(&error))?;
-        if let Some(tokenizer) = &self.tokenizer {
-            tokenizer.save(folder)?;
-        }
-        for entry in fs::read_dir(folder).map_err(|error| io(&error))? {
-            let path = entry.map_err(|error| io(&error))?.path();
+        write_files(folder, &self.files)?;
+        for name in weights.into_iter().chain(self.files.iter().map(|(name, _)| name.as_str())) {
+            let path = folder.join(name);
             File::open(&path).and_then(|file| file.sync_all()).map_err(|error| io(&error))?;
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            self.state.files.insert(name, checksum(&path).map_err(|error| io(&error))?);
+            self.state.files.insert(name.into(), checksum(&path).map_err(|error| io(&error))?);
         }
         let text = serde_json::to_string_pretty(&self.state)
             .map_err(|error| Error::data(format!("{}: {error}", folder.join(STATE).display())))?;
@@ -381,7 +376,7 @@ impl State {
                 return Err(format!("has no checksum of {name}"));
             }
         }
-        match self.files.keys().find(|name| Path::new(name).file_name() != Some(name.as_ref())) {
+        match self.files.keys().find(|name| !is_plain_name(name)) {
             Some(name) => Err(format!("files: {name:?} is no name of a file")),
             None => Ok(()),
         }
@@ -614,7 +609,7 @@ mod tests {
     fn write(checkpoints: &Path, state: State) -> PathBuf {
         let tensor = || vec![NamedTensor { name: "w".into(), shape: vec![2], data: vec![1.0, 2.0] }];
         let (model, optimizer) = (tensor(), tensor());
-        let snapshot = Snapshot { state, model, optimizer, config: "{}\n".into(), tokenizer: None };
+        let snapshot = Snapshot { state, model, optimizer, files: vec![(CONFIG.into(), b"{}\n".as_slice().into())] };
         snapshot.write(checkpoints, &|_| Ok(())).unwrap()
     }
 

@@ -22,6 +22,7 @@ use super::{run_log, tensorboard};
 use crate::compiler;
 use crate::config::{Integration, OnExisting, RunConfig};
 use crate::data::paths;
+use crate::data::tokenizer::write_files;
 use crate::error::{Error, Result};
 use crate::metrics::{MetricsFile, Record};
 use crate::plan::RunPlan;
@@ -41,6 +42,9 @@ const FILES: [&str; 9] = [
     PREDICTIONS,
     provenance::FILE,
 ];
+
+/// The weights in the folder of a model.
+const WEIGHTS: &str = "model.safetensors";
 
 /// The model that another one is about to take the place of.
 const REPLACED: &str = ".replaced-model";
@@ -276,7 +280,7 @@ impl RunFolder {
         write_whole(&self.path.join(RESULTS), (results.to_json() + "\n").as_bytes())
     }
 
-    /// Writes `model/`: weights, `config.json`, and the tokenizer where there is one. It is written aside and renamed. What
+    /// Writes `model/`: weights and the [files beside them](RunPlan::files_beside_weights). It is written aside and renamed. What
     /// somebody has added to a `model/` that is there stays in it.
     ///
     /// # Errors
@@ -294,26 +298,21 @@ impl RunFolder {
     fn write_aside(&self, target: &Path, model: &Model, plan: &RunPlan) -> Result<()> {
         let io = |error: std::io::Error| Error::io(format!("write {}", target.display()), &error);
         let aside = tempfile::Builder::new().prefix(MODEL_ASIDE).tempdir_in(&self.path).map_err(io)?;
-        let config = serde_json::to_string_pretty(&plan.model_config.to_json(model.architecture()))
-            .map_err(|error| Error::data(format!("config.json: {error}")))?;
-        write_whole(&aside.path().join("config.json"), (config + "\n").as_bytes())?;
-        if let Some(tokenizer) = &plan.tokenizer {
-            tokenizer.save(aside.path())?;
-        }
+        let beside = plan.files_beside_weights(model)?;
+        write_files(aside.path(), &beside)?;
         save(model, aside.path())?;
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;
             fs::set_permissions(aside.path(), fs::Permissions::from_mode(0o755)).map_err(io)?;
         }
-        let mut files = Vec::new();
-        for entry in fs::read_dir(aside.path()).map_err(io)? {
-            let name = entry.map_err(io)?.file_name();
-            let (file, there) = (Path::new(MODEL).join(&name), target.join(&name));
-            if fs::symlink_metadata(&there).is_ok() && !self.manifest.has(&file) {
+        let names = beside.iter().map(|(name, _)| name.as_str()).chain([WEIGHTS]);
+        let files = names.clone().map(|name| Path::new(MODEL).join(name)).collect::<Vec<_>>();
+        for (name, file) in names.zip(&files) {
+            let there = target.join(name);
+            if fs::symlink_metadata(&there).is_ok() && !self.manifest.has(file) {
                 keep(&there, &there).map_err(io)?;
             }
-            files.push(file);
         }
         self.manifest.list(files)?;
         if fs::symlink_metadata(target).is_ok() {
@@ -350,14 +349,23 @@ fn finish_replacing(run: &Path, manifest: &Manifest) -> Result<()> {
     if !found.is_dir() {
         return fs::remove_file(&replaced).map_err(io); // a link; what it leads to is not in this folder
     }
-    for entry in fs::read_dir(&replaced).map_err(io)? {
-        let entry = entry.map_err(io)?;
+    keep_foreign(&replaced, &target, Path::new(MODEL), manifest).map_err(io)?;
+    fs::remove_dir_all(&replaced).map_err(io)
+}
+
+/// Moves the files below `from` that `manifest` does not list under the folder `listed` to the same place below `to`.
+fn keep_foreign(from: &Path, to: &Path, listed: &Path, manifest: &Manifest) -> std::io::Result<()> {
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
         let name = entry.file_name();
-        if entry.file_type().map_err(io)?.is_dir() || !manifest.has(&Path::new(MODEL).join(&name)) {
-            keep(&entry.path(), &target.join(&name)).map_err(io)?;
+        let (source, target, listed) = (entry.path(), to.join(&name), listed.join(&name));
+        if entry.file_type()?.is_dir() && fs::symlink_metadata(&target).is_ok_and(|there| there.is_dir()) {
+            keep_foreign(&source, &target, &listed, manifest)?;
+        } else if entry.file_type()?.is_dir() || !manifest.has(&listed) {
+            keep(&source, &target)?;
         }
     }
-    fs::remove_dir_all(&replaced).map_err(io)
+    Ok(())
 }
 
 /// Renames the file at `from`, which is not Kiln's, to `to`, or to a name beside it where that is taken.

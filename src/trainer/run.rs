@@ -277,14 +277,11 @@ impl Trainer {
             only_model,
             files: Default::default(),
         };
-        let config = serde_json::to_string_pretty(&self.plan.model_config.to_json(self.model.architecture()))
-            .map_err(|error| Error::data(format!("config.json: {error}")))?;
         let snapshot = Snapshot {
             state,
             model: export(&self.model).map_err(Error::device)?,
             optimizer: if only_model { Vec::new() } else { self.optimizer.export(&self.model)? },
-            config: config + "\n",
-            tokenizer: self.plan.tokenizer.clone(),
+            files: self.plan.files_beside_weights(&self.model)?,
         };
         run.saver.spent += started.elapsed();
         let keep = self.plan.config.trainer.load_best_model_at_end.then_some(run.best.step).flatten();

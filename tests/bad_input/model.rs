@@ -135,6 +135,29 @@ fn tokenizers_that_do_not_fit_the_model() {
 }
 
 #[test]
+fn tokenizers_on_which_the_library_panics_are_one_error() {
+    let place = Place::new();
+    place.train("text.toml", &["run.output_dir=made", "trainer.max_steps=1"]);
+    place.write("own.toml", crate::common::place::TEXT.replace("train_vocab_size = 270", "from = \"made/model\""));
+    let whole = crate::common::json(&place.path("made/model/tokenizer.json"));
+    // Each of them made `kiln` end with 101: where the file is read, and where a text is encoded.
+    let template = json!({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}], "pair": [],
+                          "special_tokens": {}});
+    let pieces = json!({"type": "FixedLength", "length": 0});
+    for (part, spoil) in [("post_processor", template), ("pre_tokenizer", pieces)] {
+        let mut spoiled = whole.clone();
+        spoiled[part] = spoil.clone();
+        place.write("made/model/tokenizer.json", spoiled.to_string());
+        let output = place.config("train", "own.toml", &[]).output().unwrap();
+        let all = crate::common::text(&output);
+        assert_eq!(output.status.code(), Some(3), "{spoil}: {all}");
+        let said = ["tokenizer cannot be used: the library `tokenizers` failed on it", "help: a file of the tokenizer"];
+        assert!(said.iter().all(|part| all.matches(part).count() == 1) && !all.contains("panicked"), "{spoil}: {all}");
+        fails(&mut place.kiln(&["generate", "made/model", "--prompt", "let 5"]), 3, &said);
+    }
+}
+
+#[test]
 fn tokenizers_that_cannot_be_read() {
     let place = Place::new();
     place.write("own.toml", crate::common::place::TEXT.replace("train_vocab_size = 270", "from = \"tokenizer\""));
