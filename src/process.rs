@@ -14,7 +14,7 @@ use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -255,7 +255,11 @@ fn signal_of(_: ExitStatus) -> Option<i32> {
 /// # Errors
 /// No thread can be started.
 pub fn end_with_driver() -> Result<()> {
-    if std::env::var_os(CHILD).is_some() { orders().map(drop) } else { Ok(()) }
+    match std::env::var_os(CHILD) {
+        None => Ok(()),
+        Some(state) if state == GONE => sweep_and_end(),
+        Some(_) => orders().map(drop),
+    }
 }
 
 /// Called where a child meets its driver's end before it has been told: the thread that listens to the driver ends the
@@ -264,9 +268,25 @@ pub(crate) fn await_end() {
     std::thread::sleep(Duration::from_secs(3));
 }
 
-/// Called by a kiln before it ends: where its driver has gone, the folders that the two leave are removed first.
-pub fn settled() {
-    drop(lock(&OWN));
+/// Ends this process, whose driver has gone, and removes the folders that the two leave. The program is begun anew for that:
+/// nothing of it computes or writes then, and its own locks are released.
+fn clear_up() -> ! {
+    #[cfg(unix)]
+    if let Ok(program) = this_program() {
+        use std::os::unix::process::CommandExt;
+        // Any command will do: it is not run.
+        let _ = Command::new(program).arg("devices").env(CHILD, GONE).exec();
+    }
+    sweep_and_end()
+}
+
+fn sweep_and_end() -> ! {
+    // The system releases the locks of a killed process a little after its pipes.
+    for _ in 0..20 {
+        sweep();
+        std::thread::sleep(POLL);
+    }
+    std::process::exit(i32::from(ErrorKind::Io.exit_code()))
 }
 
 /// The lines that the driver of this process writes to its stdin, as they come. Where they end without [`END`], the driver is
@@ -289,15 +309,7 @@ pub(crate) fn orders() -> Result<&'static Mutex<Receiver<String>>> {
             }
         }
         tracing::error!("the driver of this process has ended");
-        // Held to the end, so that no folder is made any more, and this process does not end in the middle ([`settled`]).
-        let mut own = lock(&OWN);
-        own.drain(..).for_each(|folder| remove(&folder));
-        // The system releases the locks of a killed process a little after its pipes.
-        for _ in 0..20 {
-            sweep();
-            std::thread::sleep(POLL);
-        }
-        std::process::exit(i32::from(ErrorKind::Io.exit_code()));
+        clear_up()
     };
     let thread = std::thread::Builder::new().name("kiln-driver".into()).spawn(listen);
     thread.map_err(|error| Error::start("the thread that listens to the driver", &error))?;
@@ -310,15 +322,8 @@ const PREFIX: &str = "kiln-scratch-";
 /// The file in a temporary folder that is locked as long as somebody uses the folder.
 const LOCK: &str = ".in-use";
 
-/// The ending of a folder that somebody is removing.
+/// The ending of a folder that somebody is removing, and the state of a child whose driver has gone.
 const GONE: &str = "gone";
-
-/// The temporary folders of this process.
-static OWN: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A temporary folder; dropped, it is removed.
 #[derive(Debug)]
@@ -335,12 +340,6 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        lock(&OWN).retain(|folder| folder != self.folder.path());
-    }
-}
-
 /// Makes a temporary folder, after those that killed processes have left are removed.
 ///
 /// # Errors
@@ -348,9 +347,7 @@ impl Drop for Scratch {
 pub fn scratch() -> Result<Scratch> {
     sweep();
     let failed = |error: std::io::Error| Error::io("make a temporary folder", &error);
-    let mut own = lock(&OWN);
     let folder = tempfile::Builder::new().prefix(PREFIX).tempdir().map_err(failed)?;
-    own.push(folder.path().to_owned());
     // Locked before it has the name by which others find it. Without locks in this file system nobody else removes it.
     let aside = folder.path().join(".made");
     let in_use = File::create(&aside).and_then(|file| {
@@ -358,7 +355,6 @@ pub fn scratch() -> Result<Scratch> {
         fs::rename(&aside, folder.path().join(LOCK))?;
         Ok(file)
     });
-    drop(own);
     Ok(Scratch { _in_use: in_use.ok(), folder })
 }
 

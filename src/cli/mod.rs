@@ -206,7 +206,6 @@ pub fn main() -> std::process::ExitCode {
         // Help and version.
         Err(told) => say(told.to_string().trim_end()),
     });
-    process::settled();
     match ended {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
