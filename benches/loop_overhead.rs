@@ -9,13 +9,14 @@ use std::time::Instant;
 
 use burn::optim::GradientsParams;
 use burn::tensor::Device;
+use kiln::config::Task;
 use kiln::config::{DataSection, ModelKind, ModelSection, OnExisting, Sampler, SaveStrategy, TrainerSection};
 use kiln::data::loader::{Loader, LoaderOptions};
 use kiln::data::padding::Padding;
 use kiln::data::sampler::Order;
 use kiln::optim::gradient::{global_norm, scale_and_norm};
 use kiln::optim::{Optimizer, OptimizerConfig, ParameterGroups};
-use kiln::task::{DeviceBatch, Task};
+use kiln::task::DeviceBatch;
 use kiln::{RunConfig, RunPlan, Trainer};
 use kiln_models::Model;
 

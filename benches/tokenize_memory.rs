@@ -12,12 +12,12 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
+use kiln::base::host::peak_mib;
+use kiln::base::random::seed_for;
 use kiln::config::Documents;
 use kiln::data::corpus::Corpus;
 use kiln::data::store::TokenStore;
 use kiln::data::tokenizer::Tokenizer;
-use kiln::execution::seed_for;
-use kiln::host::peak_mib;
 
 /// Size of one of the small documents.
 const DOCUMENT_MIB: usize = 4;

@@ -6,14 +6,15 @@
 use burn::optim::GradientsParams;
 use burn::tensor::Device;
 use kiln::Result;
+use kiln::base::random::seed_for;
+use kiln::config::Task;
 use kiln::config::{SchedulerKwargs, SchedulerType};
 use kiln::data::{Batch, Labels};
-use kiln::execution::seed_for;
 use kiln::optim::gradient::{global_norm, scale_and_norm};
 use kiln::optim::schedule::Schedule;
 use kiln::optim::{Optimizer, OptimizerConfig, ParameterGroups};
-use kiln::step_closures::{StepClosures, When};
-use kiln::task::{DeviceBatch, Task};
+use kiln::task::DeviceBatch;
+use kiln::trainer::step_closures::{StepClosures, When};
 use kiln_models::config::Gpt2Config;
 use kiln_models::{Model, ModelConfig};
 

@@ -1,47 +1,56 @@
-//! Kiln trains GPT-2 and BERT on [Burn](https://burn.dev): the models of [`kiln_models`], a Trainer with Hugging Face's
-//! names, and config files that say everything a run does.
+//! Kiln trains GPT-2 and BERT on [Burn](https://burn.dev): the models of [`kiln_models`], a [`Trainer`] like Hugging Face's,
+//! configs in which nothing is ignored, and one switch between `native` (eager) and `compiled` (fused operators, Burn's
+//! fusion, autotune, captured steps).
+//!
+//! The modules stand in the order in which data flows, and each imports only from those above it. A [`RunConfig`] is what a
+//! file says. [`session`] opens what it names: model folder, tokenizer, data and device. From the config and these facts
+//! follows a [`RunPlan`]: batch arithmetic, steps, learning rate, memory. The [`trainer`] carries the plan out, [`proof`]
+//! shows that both modes compute the same, and [`measure`] says what the switch is worth.
+//!
+//! ```no_run
+//! use kiln::{RunConfig, proof};
+//!
+//! # fn main() -> kiln::Result<()> {
+//! let plan = RunConfig::load("configs/quickstart.toml")?.plan()?;
+//! println!("{plan}");
+//! let output = proof::auto::trainer(plan)?.train()?;
+//! println!("{} steps", output.step);
+//! # Ok(())
+//! # }
+//! ```
 
-pub mod batch_size;
-pub mod bench;
-pub mod cache;
-pub mod cli;
-pub mod compare;
-pub mod compiler;
+// The ground floor.
+pub mod base;
+
+// The run as it is written, and the world outside.
 pub mod config;
-pub mod data;
-pub mod engine;
-pub mod error;
-pub mod evaluate_folder;
-pub mod execution;
-pub mod export;
-pub mod forward;
-pub mod generate;
-pub mod host;
 pub mod hub;
-pub mod init;
-pub mod inputs;
-pub mod launches;
-pub mod memory;
-pub mod metrics;
-pub mod model_folder;
-pub mod optim;
-pub mod plan;
-pub mod precision;
-pub mod predict;
-pub mod process;
-pub mod provenance;
-pub mod report;
-pub mod runs;
-pub mod scores;
-pub mod signals;
-pub mod squad;
-pub mod step_closures;
-pub mod task;
-pub mod trainer;
-pub mod turns;
-pub mod verify_resume;
+pub mod cache;
 
+// Examples, and what is learned from them.
+pub mod data;
+pub mod task;
+
+// How it is computed.
+pub mod engine;
+pub mod precision;
+pub mod optim;
+
+// The run as it will be, and what it has open.
+pub mod plan;
+pub mod session;
+
+// Using and training a model.
+pub mod inference;
+pub mod trainer;
+
+// Evidence and measurement.
+pub mod proof;
+pub mod measure;
+
+pub mod cli;
+
+pub use base::error::{Error, ErrorKind, Result};
 pub use config::RunConfig;
-pub use error::{Error, ErrorKind, Result};
 pub use plan::RunPlan;
 pub use trainer::Trainer;

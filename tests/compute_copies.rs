@@ -5,13 +5,14 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, FloatDType, Tensor};
+use kiln::base::reads::read_values;
 use kiln::config::ActivationCheckpointing;
+use kiln::config::Task;
 use kiln::data::{Batch, Labels};
-use kiln::execution::read_values;
 use kiln::optim::backward::{DropoutSeed, GradientPass};
 use kiln::optim::gradient::{global_norm, scale_and_norm};
 use kiln::optim::{Optimizer, OptimizerConfig, ParameterGroups};
-use kiln::task::{DeviceBatch, LossOptions, Task};
+use kiln::task::{DeviceBatch, LossOptions};
 use kiln_models::config::ModelType;
 use kiln_models::copies::Counts;
 use kiln_models::{Compute, Model, ModelConfig, Ops};

@@ -5,10 +5,11 @@ mod common;
 
 use common::small_run::write;
 use common::{fails, kiln, succeeds};
-use kiln::compiler::bisect::{Finding, bisect};
-use kiln::compiler::columns::Column;
-use kiln::compiler::parity::parity;
-use kiln::compiler::probe::{self, Look, Probe};
+use kiln::engine::compiler::columns::Column;
+use kiln::proof::bisect::{Finding, bisect};
+use kiln::proof::parity::parity;
+use kiln::proof::probe;
+use kiln::proof::probe::{Look, Probe};
 use kiln::{Result, RunConfig};
 use kiln_models::Operator;
 

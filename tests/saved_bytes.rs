@@ -10,8 +10,9 @@ use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::Device;
 use counting::live;
+use kiln::config::Task;
 use kiln::data::{Batch, Labels};
-use kiln::task::{DeviceBatch, LossOptions, Task};
+use kiln::task::{DeviceBatch, LossOptions};
 use kiln_models::{Head, Model, ModelConfig, ModelType, Ops};
 
 /// One test at a time: the allocator counts for the whole process.

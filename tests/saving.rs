@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use common::small_run::{copy, train, write};
 use common::{fails, json, kiln, rows, succeeds};
-use kiln::metrics::Record;
+use kiln::base::metrics::Record;
 use kiln::plan::RunPlan;
 use kiln::trainer::{Callback, Control, Progress};
 use kiln::{RunConfig, Trainer};

@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex};
 
 use burn::tensor::Device;
 use counting::live;
+use kiln::base::host::resident_mib;
+use kiln::config::Task;
 use kiln::config::{
     DataSection, DeviceKind, EvalStrategy, ModelKind, ModelSection, Precision, SaveStrategy, TrainerSection,
     TrainingCompilerConfig, Validation,
 };
-use kiln::host::resident_mib;
-use kiln::task::Task;
 use kiln::trainer::{Callback, Control, Progress};
 use kiln::{RunConfig, Trainer};
 

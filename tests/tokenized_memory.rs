@@ -10,9 +10,9 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use counting::live;
+use kiln::config::Task;
 use kiln::data::Dataset;
 use kiln::data::tokenized::TokenizedData;
-use kiln::task::Task;
 
 /// Bytes that live with `rows` rows of 64 tokens open, and the most that did whenever progress was told.
 fn lives(folder: &Path, name: &str, rows: usize) -> (isize, isize) {

@@ -15,10 +15,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{KERNELS, list};
-use crate::config::DeviceKind;
-use crate::error::{Error, Result};
-use crate::execution::{self, BURN_VERSION};
-use crate::host;
+use crate::base::build_info::BURN_VERSION;
+use crate::base::error::{Error, Result};
+use crate::base::host;
 
 /// The manifest's name in the archive.
 const MANIFEST: &str = "kiln-cache.json";
@@ -61,13 +60,12 @@ pub struct Packed {
 
 impl Manifest {
     /// Of this build on this machine, with `files`.
-    fn here(files: Vec<Packed>) -> Self {
-        let devices = execution::available().into_iter().filter(|device| device.kind != DeviceKind::Cpu);
+    fn here(devices: &[String], files: Vec<Packed>) -> Self {
         Self {
             schema: SCHEMA.into(),
             kiln: env!("CARGO_PKG_VERSION").into(),
             burn: BURN_VERSION.into(),
-            devices: devices.map(|device| format!("{} {}", device.kind, device.name)).collect(),
+            devices: devices.to_vec(),
             driver: host::gpu_driver(),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             files,
@@ -97,11 +95,12 @@ impl Manifest {
     }
 }
 
-/// Packs the kernels of the cache in `cache` into the tar archive `target`, which appears when it is whole.
+/// Packs the kernels of the cache in `cache`, which were made for `devices`, into the tar archive `target`, which appears when
+/// it is whole.
 ///
 /// # Errors
 /// No kernels, a target that exists, and the operating system's.
-pub fn export(cache: &Path, target: &Path) -> Result<Manifest> {
+pub fn export(cache: &Path, devices: &[String], target: &Path) -> Result<Manifest> {
     let prefix = format!("{KERNELS}/");
     let names = list(cache)?.into_iter().filter_map(|entry| entry.name.strip_prefix(&prefix).map(str::to_owned));
     let names = names.collect::<Vec<_>>();
@@ -122,7 +121,7 @@ pub fn export(cache: &Path, target: &Path) -> Result<Manifest> {
         let (bytes, sha256) = File::open(&path).and_then(|file| copied(file, &mut io::sink())).map_err(io)?;
         files.push(Packed { name, bytes, sha256 });
     }
-    let manifest = Manifest::here(files);
+    let manifest = Manifest::here(devices, files);
     let text = serde_json::to_string_pretty(&manifest).map_err(|error| Error::data(format!("{MANIFEST}: {error}")))?;
     let mut archive = tar::Builder::new(whole.file());
     let mut append = |name: &str, bytes: u64, from: &mut dyn Read| {
@@ -156,14 +155,14 @@ pub fn export(cache: &Path, target: &Path) -> Result<Manifest> {
 /// # Errors
 /// An archive that is damaged, that holds anything besides, or that is of another version, device or driver; kernels that are
 /// there already; and the operating system's. The cache is then as it was.
-pub fn import(archive: &Path, cache: &Path, replace: bool) -> Result<Manifest> {
+pub fn import(archive: &Path, cache: &Path, devices: &[String], replace: bool) -> Result<Manifest> {
     let mut file = File::open(archive).map_err(|error| Error::io(format!("read {}", archive.display()), &error))?;
     let io = |error: io::Error| Error::io(format!("write {}", cache.display()), &error);
     let target = cache.join(KERNELS);
     fs::create_dir_all(&target).map_err(io)?;
     // In the cache's own folder, so that a rename is all that is left to do.
     let beside = tempfile::Builder::new().prefix(".import-").tempdir_in(cache).map_err(io)?;
-    let manifest = unpack(&mut file, archive, beside.path(), &Manifest::here(Vec::new()))?;
+    let manifest = unpack(&mut file, archive, beside.path(), &Manifest::here(devices, Vec::new()))?;
     let there = manifest.files.iter().find(|packed| target.join(&packed.name).exists());
     if let (Some(there), false) = (there, replace) {
         return Err(Error::config(format!("{}: the cache has kernels already", target.join(&there.name).display()))

@@ -20,8 +20,8 @@ use memmap2::Mmap;
 use sha2::{Digest, Sha256};
 use tokenizers::parallelism::MaybeParallelIterator;
 
-use crate::error::{Error, Result};
-use crate::signals;
+use crate::base::error::{Error, Result};
+use crate::base::signals;
 
 /// A kind of file, in one version of its layout.
 pub(crate) struct Kind<const N: usize> {

@@ -7,14 +7,15 @@ use clap::Args;
 
 use super::training::{ConfigArgs, resolve};
 use super::{say, time};
-use crate::bench::report::SCHEMA;
-use crate::bench::run::{Options, Peer, Subject, Variant, run};
-use crate::bench::suite::Suite;
-use crate::bench::table;
+use crate::base::error::{Error, Result};
+use crate::base::signals;
 use crate::config::RunConfig;
-use crate::error::{Error, Result};
-use crate::turns::worker;
-use crate::{engine, signals};
+use crate::engine::handover as engine;
+use crate::measure::bench::report::SCHEMA;
+use crate::measure::bench::run::{Options, Peer, Subject, Variant, run};
+use crate::measure::bench::suite::Suite;
+use crate::measure::bench::table;
+use crate::measure::turns::worker;
 
 #[derive(Debug, Args)]
 pub(super) struct BenchArgs {

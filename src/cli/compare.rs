@@ -7,16 +7,16 @@ use clap::Args;
 use super::compiler::verify_compare;
 use super::say;
 use super::training::resolve;
-use crate::batch_size;
-use crate::compare::ablation::Ablate;
-use crate::compare::arms::{Sweep, Wanted};
-use crate::compare::run::{Options, run};
-use crate::compare::{Gate, Report, saved};
+use crate::base::error::{Error, Result};
 use crate::config::{CompilerMode, DeviceKind, TrainBatchSize};
-use crate::engine::Engine;
-use crate::error::{Error, Result};
-use crate::execution;
-use crate::report;
+use crate::engine::device as execution;
+use crate::engine::handover::Engine;
+use crate::measure::compare::ablation::Ablate;
+use crate::measure::compare::arms::{Sweep, Wanted};
+use crate::measure::compare::run::{Options, run};
+use crate::measure::compare::{Gate, Report, saved};
+use crate::measure::report;
+use crate::measure::tune_batch as batch_size;
 
 #[derive(Debug, Args)]
 pub(super) struct CompareArgs {
@@ -160,7 +160,7 @@ pub(super) fn run_report(args: &ReportArgs) -> Result<()> {
     let (report, own) = saved::report(&args.runs, &args.about, args.price_per_hour, args.target_loss)?;
     let out = args.out.clone().or(own).unwrap_or_else(|| PathBuf::from("report"));
     let used = std::fs::read_dir(&out).is_ok_and(|mut entries| entries.next().is_some());
-    if used && !out.join("report.json").exists() && !out.join(crate::compare::run::FILE).exists() {
+    if used && !out.join("report.json").exists() && !out.join(crate::measure::compare::run::FILE).exists() {
         return Err(Error::config(format!("{} is not empty and holds no report of Kiln's", out.display()))
             .help("name another folder with --out FOLDER"));
     }

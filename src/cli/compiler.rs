@@ -10,19 +10,23 @@ use kiln_models::Operator;
 
 use super::say;
 use super::training::{ConfigArgs, resolve};
+use crate::base::error::{Error, Result};
+use crate::base::files::write_whole;
+use crate::base::process::{Child, scratch, this_program};
+use crate::base::signals;
 use crate::cache;
-use crate::compiler::auto::{self, Decision};
-use crate::compiler::bisect::{Finding, bisect};
-use crate::compiler::parity::parity;
-use crate::compiler::probe::{self, Look, Probe};
-use crate::compiler::{columns, verify, warmup};
 use crate::config::{CompilerMode, DeviceKind, RunConfig, Switch, Verify};
-use crate::engine;
-use crate::error::{Error, Result};
+use crate::engine::compiler::decision::Decision;
+use crate::engine::compiler::{checks, columns};
+use crate::engine::handover as engine;
 use crate::plan::RunPlan;
-use crate::process::{Child, scratch, this_program};
-use crate::signals;
-use crate::trainer::write_whole;
+use crate::proof::auto;
+use crate::proof::bisect::{Finding, bisect};
+use crate::proof::parity::parity;
+use crate::proof::probe;
+use crate::proof::probe::{Look, Probe};
+use crate::proof::verify;
+use crate::trainer::warmup;
 
 #[derive(Debug, Args)]
 pub(super) struct ParityArgs {
@@ -72,7 +76,7 @@ pub(super) fn run_probe(args: &ProbeArgs) -> Result<()> {
 
 /// `compiler.verify` before step 1 where each mode has an engine of its own; whether it has been done.
 pub(super) fn verify_start(plan: &RunPlan) -> Result<bool> {
-    if verify::of(plan.compiler().as_ref()) == Verify::Off || plan.device.kind == DeviceKind::Cpu {
+    if checks::of(plan.compiler().as_ref()) == Verify::Off || plan.device.kind == DeviceKind::Cpu {
         return Ok(false);
     }
     let report = parity(&plan.config, verify::STEPS, &mut probed)?;

@@ -13,8 +13,8 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-use crate::error::{Error, Result, printable};
-use crate::trainer::panics;
+use crate::base::error::{Error, Result, printable};
+use crate::base::panics;
 
 thread_local! {
     /// An allocation of this thread has failed.

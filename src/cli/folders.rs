@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 
 use super::say;
+use crate::base::error::Result;
+use crate::cache;
 use crate::cache::archive::{self, Manifest};
-use crate::error::Result;
-use crate::{cache, runs};
+use crate::engine::device as execution;
+use crate::trainer::runs;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum CacheCommand {
@@ -51,10 +53,12 @@ pub(super) fn cache(command: &CacheCommand) -> Result<()> {
             say(format!("{}: removed {} entries, {}", folder.display(), removed.len(), cache::size(&removed)))
         }
         CacheCommand::Export { file } => {
-            moved("exported", &archive::export(&folder, file)?)?;
+            moved("exported", &archive::export(&folder, &execution::kernel_devices(), file)?)?;
             say(format!("archive: {}", file.display()))
         }
-        CacheCommand::Import { file, replace } => moved("imported", &archive::import(file, &folder, *replace)?),
+        CacheCommand::Import { file, replace } => {
+            moved("imported", &archive::import(file, &folder, &execution::kernel_devices(), *replace)?)
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The command line: arguments, and what each command prints. All work is done by the library; an error ends the process
 //! with the exit code of its kind.
 
+pub mod init;
 mod bench;
 mod compare;
 mod compiler;
@@ -17,10 +18,10 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::engine::{Engine, Identity};
-use crate::error::{Error, Result, printable};
-use crate::execution;
-use crate::process;
+use crate::base::error::{Error, Result, printable};
+use crate::base::process;
+use crate::engine::device as execution;
+use crate::engine::handover::{Engine, Identity};
 use bench::{BenchArgs, WorkerArgs};
 use compare::{CompareArgs, ReportArgs};
 use compiler::{ParityArgs, ProbeArgs};
@@ -223,20 +224,4 @@ fn finite(what: &str, loss: f64) -> Result<()> {
     Err(Error::non_finite(format!("{what} is {loss}; expected a finite number")).help(
         "look for NaN and infinity in the weights of the model; a model that computes in f16 may need --precision f32",
     ))
-}
-
-impl From<kiln_models::Error> for Error {
-    fn from(error: kiln_models::Error) -> Self {
-        match &error {
-            kiln_models::Error::Config(message) => Self::config(message),
-            kiln_models::Error::NoSuchHead { model_type, task, tasks } => {
-                Self::config(format!("the task {task}: {model_type} has no head for it"))
-                    .help(format!("{model_type} has {tasks}"))
-            }
-            kiln_models::Error::Io { action, path, source } => {
-                Self::io(format_args!("{action} {}", path.display()), source)
-            }
-            _ => Self::data(error.to_string()),
-        }
-    }
 }

@@ -9,21 +9,22 @@ use clap::Args;
 use kiln_models::{Compute, WholeFile};
 
 use super::{finite, say};
+use crate::base::error::{Error, Result, printable};
+use crate::base::signals;
+use crate::config::GenerateOptions;
+use crate::config::Task;
 use crate::config::{
     CompilerMode, DEFAULT_TEXT_COLUMN, DataFormat, DeviceKind, GenerationSection, Precision, TrainingCompilerConfig,
 };
 use crate::data::tokenized::{Limits, read_batch};
-use crate::engine;
-use crate::error::{Error, Result, printable};
-use crate::execution;
-use crate::export::export;
-use crate::forward::forward_to_file;
-use crate::generate::{GenerateOptions, generate};
-use crate::model_folder::ModelFolder;
+use crate::engine::device as execution;
+use crate::engine::handover as engine;
+use crate::inference::forward::forward_to_file;
+use crate::inference::generate::generate;
+use crate::inference::predict::{PredictOptions, predict};
 use crate::precision::PrecisionPlan;
-use crate::predict::{PredictOptions, predict};
-use crate::signals;
-use crate::task::Task;
+use crate::session::export::export;
+use crate::session::model_folder::ModelFolder;
 
 #[derive(Debug, Args)]
 struct DeviceArgs {

@@ -14,23 +14,24 @@ use super::compiler::{choose, in_a_process, verify_start};
 use super::models::predict_to_file;
 use super::tuning::tune_if_missing;
 use super::{finite, progress_bar, say};
-use crate::compiler::start_up_lines;
+use crate::base::error::{Error, Result};
+use crate::base::files::write_whole;
+use crate::base::metrics::Record;
+use crate::base::signals;
+use crate::cli::init::{check_model, template};
+use crate::config::Task;
 use crate::config::{CompilerMode, DEFAULT_TEXT_COLUMN, LogLevel, OnExisting, Precision, RunConfig, Switch};
 use crate::data::{paths, store};
-use crate::engine;
-use crate::error::{Error, Result};
-use crate::evaluate_folder::{evaluate_folder, evaluate_untrained};
-use crate::init::{check_model, template};
-use crate::metrics::Record;
-use crate::model_folder::ModelFolder;
+use crate::engine::compiler::start_up_lines;
+use crate::engine::handover as engine;
+use crate::inference::evaluate_folder::{evaluate_folder, evaluate_untrained};
+use crate::inference::predict::PredictOptions;
 use crate::plan::RunPlan;
-use crate::predict::PredictOptions;
-use crate::signals;
-use crate::task::Task;
-use crate::trainer::{
-    Callback, Control, PREDICTIONS, Progress, RunFolder, RunStatus, Status, StopAfter, Trainer, write_whole,
-};
-use crate::verify_resume::{self, Part, Report, across_modes, verify};
+use crate::proof::auto;
+use crate::proof::verify_resume;
+use crate::proof::verify_resume::{Part, Report, across_modes, verify};
+use crate::session::model_folder::ModelFolder;
+use crate::trainer::{Callback, Control, PREDICTIONS, Progress, RunFolder, RunStatus, Status, StopAfter};
 
 #[derive(Debug, Args)]
 pub(super) struct ConfigArgs {
@@ -224,7 +225,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     inform(&plan.describe())?;
     let folder = plan.config.output_dir()?;
     let verified = verify_start(&plan)?;
-    let trainer = Trainer::new(plan)?;
+    let trainer = auto::trainer(plan)?;
     let trainer = if verified { trainer.with_verified_start() } else { trainer };
     if let Some(report) = trainer.load_report() {
         inform(&format!("loaded {} tensors", report.loaded))?;

@@ -10,15 +10,17 @@ use clap::Args;
 use super::compiler::in_a_process;
 use super::training::resolve;
 use super::{say, time};
-use crate::batch_size::measured;
-use crate::batch_size::search::{Outcome, Trial};
-use crate::batch_size::store::Stored;
-use crate::batch_size::{self, DEFAULT_RESERVE, Event, TuneOptions, parse_mib, trial, tune};
+use crate::base::error::{Error, Result};
+use crate::base::files::write_whole;
+use crate::base::process::{scratch, this_program};
 use crate::config::{CompilerMode, DeviceKind, RunConfig};
-use crate::engine::{self, Identity};
-use crate::error::{Error, Result};
-use crate::process::{scratch, this_program};
-use crate::trainer::write_whole;
+use crate::engine::handover as engine;
+use crate::engine::handover::Identity;
+use crate::measure::tune_batch as batch_size;
+use crate::measure::tune_batch::measured;
+use crate::measure::tune_batch::{DEFAULT_RESERVE, Event, TuneOptions, parse_mib, trial, tune};
+use crate::session::batch_sizes::Stored;
+use crate::session::batch_sizes::{Outcome, Trial};
 
 #[derive(Debug, Args)]
 pub(super) struct TuneArgs {

@@ -7,13 +7,13 @@ use super::{
     BatchSection, DataSection, DeviceKind, DeviceSection, GenerationSection, LearningRateSection, ModelSection,
     OnExisting, Precision, RunConfig, TokenizerSection, TrainerSection, TrainingCompilerConfig,
 };
-use crate::error::Result;
+use crate::base::error::Result;
 
 /// Builds a [`RunConfig`] section by section.
 ///
 /// ```
 /// use kiln::config::{DataSection, ModelKind, ModelSection, RunConfig, TokenizerSection, TrainerSection, Validation};
-/// use kiln::task::Task;
+/// use kiln::config::Task;
 ///
 /// let config = RunConfig::builder("runs/readme")
 ///     .model(ModelSection::new(ModelKind::Gpt2).with("n_layer", 4).with("n_head", 4).with("n_embd", 256))

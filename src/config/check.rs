@@ -1,6 +1,9 @@
 //! The rules that a config must keep whatever the model and the data turn out to be: ranges of values, and settings
 //! that exclude or need each other. What depends on files, the model or the device is checked by the plan.
 
+use std::collections::BTreeSet;
+
+use crate::base::error::Error;
 use toml::Value;
 
 use super::document::Complaint;
@@ -9,7 +12,7 @@ use super::{
     EvalStrategy, GenerationSection, Interval, LrScaling, OnExisting, RunConfig, RunSection, SaveStrategy,
     SchedulerType, TrainBatchSize, TrainerSection, Validation,
 };
-use crate::task::Task;
+use crate::config::Task;
 
 type Checked = Result<(), Complaint>;
 
@@ -251,7 +254,21 @@ fn table(data: &DataSection) -> Checked {
     if data.task == Task::Regression {
         return Err(Complaint::new("data.label_names", "the task regression has numbers, not names"));
     }
-    crate::data::labels::LabelNames::new(names.clone()).map_err(|error| Complaint::of("data.label_names", &error))?;
+    check_label_names(names).map_err(|error| Complaint::of("data.label_names", &error))
+}
+
+/// Refuses names of labels that tell nothing apart.
+///
+/// # Errors
+/// Fewer than two names, or one twice.
+pub(crate) fn check_label_names(names: &[String]) -> crate::Result<()> {
+    if names.len() < 2 {
+        return Err(Error::config(format!("expected at least two labels, got {names:?}"))
+            .help("one label leaves nothing to tell apart; for numbers set data.task = \"regression\""));
+    }
+    if names.iter().collect::<BTreeSet<_>>().len() < names.len() {
+        return Err(Error::config(format!("expected each label once, got {names:?}")));
+    }
     Ok(())
 }
 

@@ -1,5 +1,5 @@
 //! Values of `[compiler]` with more than one spelling: `enabled` is true, false or `"auto"`, `fused_ops` a switch or a list
-//! of operators, `verify` a word or a number of steps. What they come to on a device is [`crate::compiler`]'s.
+//! of operators, `verify` a word or a number of steps. What they come to on a device is [`crate::engine::compiler`]'s.
 
 use kiln_models::Operator;
 use serde::de::Error as _;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use toml::Value;
 
 use super::names::{CompilerMode, Switch, unknown_name};
-use crate::error::Error;
+use crate::base::error::Error;
 
 /// Reads `enabled`: true, false or `"auto"`; the modes' own names do too.
 pub(super) fn read_enabled<'de, D: Deserializer<'de>>(deserializer: D) -> Result<CompilerMode, D::Error> {

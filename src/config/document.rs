@@ -15,7 +15,7 @@ use super::sections::{
 };
 use super::trainer::TrainerSection;
 use super::{BatchSection, LearningRateSection, OptimArgs, RunConfig, SchedulerKwargs};
-use crate::error::{Error, Result, nearest, plain_words};
+use crate::base::error::{Error, Result, nearest, plain_words};
 
 /// What is wrong with one key, before it is known where in which file that key stands.
 #[derive(Debug)]
@@ -314,7 +314,7 @@ impl Document {
     pub(crate) fn read(&self) -> Result<RunConfig> {
         if self.table.get("data").is_none_or(|data| data.get("task").is_none()) {
             let complaint = Complaint::new("data.task", "required, and not given");
-            let tasks = crate::task::Task::ALL.map(|task| task.to_string()).join(", ");
+            let tasks = crate::config::Task::ALL.map(|task| task.to_string()).join(", ");
             return Err(self.locate(complaint.help(format!("add task under [data]: one of {tasks}"))));
         }
         let table = Value::Table(self.table.clone());

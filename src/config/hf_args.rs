@@ -11,7 +11,7 @@ use super::document::{Complaint, Document, Place, field_names, full_key, shown};
 use super::hugging_face::{ARGUMENTS, SWITCHES, Standing, Switch, argument};
 use super::names::SERVICES;
 use super::trainer::TrainerSection;
-use crate::error::{Error, Result, nearest};
+use crate::base::error::{Error, Result, nearest};
 
 /// What a config says that changes nothing, for people.
 #[derive(Debug, Default)]

@@ -11,11 +11,13 @@ mod check;
 mod compiler;
 mod document;
 mod hf_args;
+mod generate;
 mod hugging_face;
 pub(crate) mod names;
 mod optimizer;
 pub(crate) mod scheduler;
 mod sections;
+mod task;
 mod trainer;
 mod values;
 
@@ -28,7 +30,9 @@ use serde::{Deserialize, Serialize};
 
 pub use batch::{BatchScaling, BatchScope, BatchSection, LearningRateSection, LrScaling, ScaledRate, TrainBatchSize};
 pub use builder::RunConfigBuilder;
+pub(crate) use check::check_label_names;
 pub use compiler::{FusedOps, Verify};
+pub use generate::GenerateOptions;
 pub use hugging_face::hugging_face_arguments;
 pub use names::{
     Accumulation, ActivationCheckpointing, AutotuneLevel, CompilerMode, DataFormat, DeviceKind, DocumentEnd, Documents,
@@ -41,10 +45,11 @@ pub use sections::{
     DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DataSection, DeviceSection, GenerationSection, ModelSection, RunSection,
     TokenizerSection, TrainingCompilerConfig,
 };
+pub use task::Task;
 pub use trainer::{RunLength, TrainerSection};
 pub use values::{ClassWeights, Interval, StepSize, Validation};
 
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 use document::Document;
 
 /// A config file: one field per section, after the keys that stand above them.

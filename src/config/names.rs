@@ -2,7 +2,7 @@
 //! an error with the nearest one. Values that are known but that this version cannot do are refused here, with the
 //! reason.
 
-use crate::error::{Error, nearest};
+use crate::base::error::{Error, nearest};
 
 /// Declares an enum whose values are names in a config file: `ALL`, `as_str`, `Display`, `FromStr` and serde, all from
 /// one list. The optional function sees names that are not in the list: synonyms it maps, names with a reason it
@@ -32,9 +32,9 @@ macro_rules! names {
         }
 
         impl std::str::FromStr for $name {
-            type Err = $crate::error::Error;
+            type Err = $crate::base::error::Error;
 
-            fn from_str(given: &str) -> $crate::error::Result<Self> {
+            fn from_str(given: &str) -> $crate::base::error::Result<Self> {
                 if let Some(value) = Self::ALL.iter().find(|value| value.as_str() == given) {
                     return Ok(*value);
                 }

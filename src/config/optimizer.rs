@@ -6,7 +6,7 @@ use toml::{Table, Value};
 
 use super::names::names;
 use super::values::some_count;
-use crate::error::{Error, Result, nearest};
+use crate::base::error::{Error, Result, nearest};
 
 names! {
     /// The optimizer, by Hugging Face's name where it has one.

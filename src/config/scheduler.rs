@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::names::names;
 use super::values::some_count;
-use crate::error::{Error, Result, nearest};
+use crate::base::error::{Error, Result, nearest};
 
 names! {
     /// The learning-rate schedules of transformers 5.23 that are functions of the step alone.

@@ -12,7 +12,7 @@ use super::names::{
     PaddingStrategy, Sampler, Switch, unknown_name,
 };
 use super::values::{Validation, count, some_count, strings};
-use crate::task::Task;
+use crate::config::Task;
 
 /// `[run]`: where the results go.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -8,7 +8,7 @@
 
 use super::store::TokenStore;
 use super::{Dataset, Example, Label};
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 
 /// Blocks of `block_size` tokens.
 #[derive(Debug)]

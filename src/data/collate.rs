@@ -3,8 +3,8 @@
 
 use super::padding::Padding;
 use super::{Batch, Example, Label, Labels};
-use crate::error::{Error, Result};
-use crate::task::IGNORED;
+use crate::base::error::{Error, Result};
+use crate::data::IGNORED;
 
 /// Pads `examples` with `pad_id` to the length that `padding` has for the longest of them, and to `rows` rows where there
 /// are fewer.

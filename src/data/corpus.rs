@@ -8,9 +8,9 @@ use super::lines::Lines;
 use super::paths;
 use super::pieces::{MARK, Piece, Pieces, cut, not_utf8};
 use super::table::Table;
+use crate::base::error::{Error, Result};
+use crate::base::random::{seed_for, uniform};
 use crate::config::Documents;
-use crate::error::{Error, Result};
-use crate::execution::{seed_for, uniform};
 
 /// Documents in a fixed order.
 #[derive(Debug, Clone, PartialEq)]

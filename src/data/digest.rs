@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use sha2::{Digest, Sha256};
 
 use super::{Dataset, Example, Label};
-use crate::error::Result;
-use crate::signals;
+use crate::base::error::Result;
+use crate::base::signals;
 
 /// Examples are hashed in groups of so many, on all cores, and then the digests of the groups in order.
 const GROUP: usize = 4096;

@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use super::Label;
 use super::table::Cell;
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
+use crate::config::check_label_names;
 
 /// A column with more distinct values than this, or with a number above it, is no column of classes.
 pub const MAX_CLASSES: usize = 1000;
@@ -71,14 +72,8 @@ impl LabelNames {
     /// # Errors
     /// Fewer than two names, or one twice.
     pub fn new(names: Vec<String>) -> Result<Self> {
-        if names.len() < 2 {
-            return Err(Error::config(format!("expected at least two labels, got {names:?}"))
-                .help("one label leaves nothing to tell apart; for numbers set data.task = \"regression\""));
-        }
+        check_label_names(&names)?;
         let ids = names.iter().cloned().zip(0..).collect::<HashMap<_, _>>();
-        if ids.len() < names.len() {
-            return Err(Error::config(format!("expected each label once, got {names:?}")));
-        }
         let accepts_ids = names.iter().all(|name| name.parse::<i64>().is_err());
         Ok(Self { names, ids, accepts_ids })
     }

@@ -9,10 +9,10 @@ use sha2::{Digest, Sha256};
 
 use super::corpus::Corpus;
 use super::tokenizer::{Tokenizer, training_text};
+use crate::base::error::Result;
+use crate::base::signals;
 use crate::cache;
 use crate::cache::mapped::{Key, Kind, Sources, damaged, interrupted};
-use crate::error::Result;
-use crate::signals;
 
 const KIND: Kind<0> = Kind { magic: b"KILNBPE1", name: "learned tokenizer" };
 

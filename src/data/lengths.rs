@@ -1,7 +1,7 @@
 //! A dataset of which only the lengths matter, for tests.
 
 use super::{Dataset, Example, Label};
-use crate::error::Result;
+use crate::base::error::Result;
 
 /// Examples of these lengths without labels; every token of one is its index.
 pub(crate) struct Lengths(pub(crate) Vec<usize>);

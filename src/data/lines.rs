@@ -6,9 +6,9 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use super::pieces::{MARK, Piece, not_utf8, read_error};
+use crate::base::error::{Error, Result};
+use crate::base::signals;
 use crate::cache::mapped::interrupted;
-use crate::error::{Error, Result};
-use crate::signals;
 
 /// A line or a row of a table has at most this many bytes. What is longer is no row but a file of another kind or a quote that
 /// is not closed, and would take all memory.

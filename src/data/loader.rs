@@ -12,7 +12,7 @@ use super::collate::collate;
 use super::padding::Padding;
 use super::sampler::{Order, Walk};
 use super::{Batch, Dataset};
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 
 /// How batches are made.
 #[derive(Debug, Clone, PartialEq)]

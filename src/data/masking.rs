@@ -14,9 +14,9 @@ use sha2::{Digest, Sha256};
 
 use super::tokenizer::Tokenizer;
 use super::{Dataset, Example, Label};
-use crate::error::{Error, Result};
-use crate::execution::{seed_for, uniform};
-use crate::task::IGNORED;
+use crate::base::error::{Error, Result};
+use crate::base::random::{seed_for, uniform};
+use crate::data::IGNORED;
 
 /// Of the tokens to predict, this share becomes the mask token.
 const MASK_SHARE: f64 = 0.8;

@@ -2,6 +2,7 @@
 //! rows, or tokenized rows) -> sampler -> loader -> collate -> [`Batch`]. Everything here lives on the host; nothing knows
 //! models or the trainer.
 
+pub mod squad;
 pub mod blocks;
 pub mod collate;
 pub mod corpus;
@@ -28,8 +29,11 @@ pub mod view;
 
 use sha2::Sha256;
 
-use crate::error::Result;
-use crate::squad::SquadData;
+use crate::base::error::Result;
+use crate::data::squad::SquadData;
+
+/// Labels with this value are ignored (PyTorch's `ignore_index`).
+pub const IGNORED: i32 = -100;
 
 /// One micro-batch on the host, row-major.
 #[derive(Debug, Clone, PartialEq)]

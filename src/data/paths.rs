@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 
 use glob::{MatchOptions, Pattern};
 
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 use crate::hub;
 
 /// Expands a leading `~` (the home folder) and `${VAR}` or `${VAR:-default}` anywhere. A default may contain a `~`.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Dataset, Example};
-use crate::error::Result;
+use crate::base::error::Result;
 
 /// The examples `examples` of `data`, as its first epoch has them; an example may come more than once.
 pub struct Picks {

@@ -6,9 +6,9 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+use crate::base::error::{Error, Result};
+use crate::base::signals;
 use crate::cache::mapped::interrupted;
-use crate::error::{Error, Result};
-use crate::signals;
 
 /// The byte-order mark: at the start of a file it says that the file is UTF-8 and is no part of the text.
 pub(crate) const MARK: char = '\u{feff}';

@@ -16,9 +16,9 @@ use super::store::{OnProgress, Progress, tell};
 use super::table::{Row, Table};
 use super::tokenizer::{Encoded, RowEncoder};
 use super::{Dataset, Example, Label};
+use crate::base::error::{Error, Result};
 use crate::cache;
 use crate::cache::mapped::{Key, Kind, Mapped, Writer, changed, damaged, ids, u32_at, u64_at};
-use crate::error::{Error, Result};
 
 const KIND: Kind<3> = Kind { magic: b"KILNROW2", name: "row store" };
 const INDEX: usize = 16;

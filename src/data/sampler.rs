@@ -5,8 +5,8 @@
 use std::cmp::Reverse;
 
 use super::Dataset;
+use crate::base::random::seed_for;
 pub use crate::config::Sampler;
-use crate::execution::seed_for;
 
 /// Groups are of so many batches at the most, as in transformers' `LengthGroupedSampler`.
 const MOST_BATCHES: u64 = 50;

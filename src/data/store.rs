@@ -13,9 +13,9 @@ use sha2::{Digest, Sha256};
 use super::corpus::Corpus;
 use super::pieces::Piece;
 use super::tokenizer::Tokenizer;
+use crate::base::error::{Error, Result};
 use crate::cache;
 use crate::cache::mapped::{Key, Kind, Mapped, Sources, Writer, hash_files, ids, interrupted};
-use crate::error::{Error, Result};
 
 const KIND: Kind<3> = Kind { magic: b"KILNTOK2", name: "token store" };
 
@@ -306,7 +306,7 @@ mod tests {
             if text.len() >= bytes {
                 break;
             }
-            text.push_str(parts[crate::execution::seed_for(3, "awkward", i, 0) as usize % parts.len()]);
+            text.push_str(parts[crate::base::random::seed_for(3, "awkward", i, 0) as usize % parts.len()]);
         }
         text
     }

@@ -7,8 +7,8 @@ use sha2::Sha256;
 
 use super::sampler::shuffled;
 use super::{Dataset, Example};
-use crate::error::{Error, Result};
-use crate::execution::seed_for;
+use crate::base::error::{Error, Result};
+use crate::base::random::seed_for;
 
 /// Examples of another dataset.
 pub struct View {

@@ -10,7 +10,7 @@ use hf_hub::{Repo, RepoType};
 use super::settings::HubSettings;
 use super::transfer::Session;
 use super::{CachedRepo, name_of, offline_help, parse_id_as};
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 
 /// What an address of a dataset begins with.
 const SCHEME: &str = "hf://datasets/";

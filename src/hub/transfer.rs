@@ -21,7 +21,7 @@ use sha2::{Digest, Sha256};
 use ureq::http::{Method, Request, Response, StatusCode, Uri};
 
 use super::{HubSettings, is_commit, name_of, offline_help};
-use crate::error::{Error, Result, one_line};
+use crate::base::error::{Error, Result, one_line};
 
 /// Redirects are followed this far: renamed repository, cached file, storage.
 const MAX_REDIRECTS: usize = 5;

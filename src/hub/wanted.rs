@@ -6,7 +6,7 @@ use std::path::Path;
 
 use kiln_models::weights::is_plain_name;
 
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 
 /// The files that a caller of [`resolve`](super::resolve) needs.
 #[derive(Debug, Clone, Copy)]

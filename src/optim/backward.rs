@@ -11,9 +11,9 @@ use burn::tensor::{Device, FloatDType, Gradients, Tensor};
 use kiln_models::ops::dropout::{DropoutRng, DropoutSeeds};
 use kiln_models::{Copies, Model, Pass, Rows};
 
+use crate::base::error::{Error, Result};
+use crate::base::random::seed_for;
 use crate::config::ActivationCheckpointing;
-use crate::error::{Error, Result};
-use crate::execution::seed_for;
 use crate::task::{DeviceBatch, LossOptions};
 
 /// How the loss and the gradients of a micro-batch are computed.

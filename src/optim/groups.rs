@@ -8,8 +8,8 @@ use burn::tensor::Tensor;
 use glob::Pattern;
 use kiln_models::weights::{Depth, Parameter, StateDict, parameters};
 
+use crate::base::error::{Error, Result};
 use crate::config::TrainerSection;
-use crate::error::{Error, Result};
 
 /// What each parameter of a model is told besides the step's learning rate.
 #[derive(Debug, Clone, PartialEq)]

@@ -18,9 +18,10 @@ use super::muon::{self, MuonConfig};
 use super::sgd::{self, SgdConfig};
 use super::skip::{Skip, Tables};
 use super::step::Step;
+use crate::base::error::{Error, Result};
+use crate::base::reads::read_values;
 use crate::config::{AdjustLr, OptimizerName, TrainerSection};
-use crate::error::{Error, Result};
-use crate::execution::read_values;
+use crate::precision::PrecisionPlan;
 use crate::precision::scaler::Verdict;
 
 /// Which optimizer, with what it is told once.
@@ -89,6 +90,21 @@ impl From<&TrainerSection> for OptimizerConfig {
 }
 
 impl OptimizerConfig {
+    /// Refuses a precision whose steps may be skipped where this optimizer, called `name`, cannot skip one.
+    ///
+    /// # Errors
+    /// f16 with an optimizer whose update cannot be skipped on the device.
+    pub fn check_precision(&self, precision: &PrecisionPlan, name: &str) -> Result<()> {
+        if !precision.scales_loss() || self.can_skip() {
+            return Ok(());
+        }
+        Err(Error::config(format!(
+            "precision = \"f16\" with trainer.optim = \"{name}\": a step whose gradients overflow is skipped on the device, \
+             which this optimizer cannot do"
+        ))
+        .help("use another optimizer, such as adamw_torch; or precision = \"bf16\", which needs no loss scale"))
+    }
+
     /// Names and sizes of what is kept for `parameter`, in the order in which the optimizer keeps it.
     pub fn state(&self, parameter: &Parameter) -> Vec<(&'static str, usize)> {
         let n = parameter.num_elements();

@@ -4,9 +4,9 @@
 
 use std::f64::consts::PI;
 
+use crate::base::error::{Error, Result};
 use crate::config::scheduler::DEFAULT_LR_END;
 pub use crate::config::{Ramp, SchedulerKwargs, SchedulerType};
-use crate::error::{Error, Result};
 
 /// A learning-rate schedule over a run of known length.
 #[derive(Debug, Clone, PartialEq)]

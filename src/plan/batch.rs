@@ -1,10 +1,10 @@
 //! The batch of an optimizer step, derived: how many examples a forward pass takes, how often gradients are added up, and
 //! what the learning rate makes of it. Arithmetic only.
 
+use crate::base::error::{Error, Result};
 use crate::config::{BatchScaling, RunConfig, TrainBatchSize};
 use crate::data::padding::Batches;
 use crate::data::sampler::Order;
-use crate::error::{Error, Result};
 
 /// How a global batch is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

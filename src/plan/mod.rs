@@ -1,7 +1,11 @@
 //! What will happen: the config and the facts about its inputs become numbers, checked against one another, printed and
 //! saved before step 1. Deriving a plan trains nothing and writes nothing.
 
+pub mod memory;
 pub mod batch;
+mod captured;
+mod inputs;
+mod parts;
 mod print;
 
 use std::path::PathBuf;
@@ -12,33 +16,34 @@ use burn::tensor::Device;
 use kiln_models::weights::parameters;
 use kiln_models::{Compute, Model, ModelConfig, Ops};
 
-use crate::batch_size;
-use crate::compiler::auto::Decision;
-use crate::compiler::verify;
+use crate::base::error::{Error, Result, nearest};
+use crate::base::host::resident_mib;
+use crate::config::GenerateOptions;
+use crate::config::Task;
+use crate::config::{CompilerMode, TrainingCompilerConfig};
 use crate::config::{
     DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DeviceKind, EvalStrategy, Interval, LoggingStrategy, RunConfig,
     RunLength, SaveStrategy, ScaledRate, StepSize, TrainerSection,
 };
 use crate::data::padding::{Padding, PaddingCost};
-use crate::data::store::Progress;
 use crate::data::tokenizer::{NamedFile, Tokenizer};
 use crate::data::view::View;
 use crate::data::{Dataset, paths};
-use crate::engine;
-use crate::error::{Error, Result, nearest};
-use crate::execution::{self, Available};
-use crate::generate::GenerateOptions;
-use crate::host::resident_mib;
-use crate::inputs::Inputs;
-use crate::memory::{Host, MemoryEstimate, MemoryInputs, Values};
-use crate::model_folder::kept_files;
+use crate::engine::compiler::checks;
+use crate::engine::compiler::decision::Decision;
+use crate::engine::device as execution;
+use crate::engine::device::Available;
 use crate::optim::schedule::Schedule;
 use crate::optim::{OptimizerConfig, ParameterGroups};
+use crate::plan::memory::{Host, MemoryEstimate, MemoryInputs, Values};
 use crate::precision::PrecisionPlan;
-use crate::task::{LossOptions, Task};
+use crate::task::LossOptions;
 pub(crate) use batch::NUM_DEVICES;
 
 pub use batch::BatchPlan;
+pub use captured::NotCaptured;
+pub use inputs::Inputs;
+pub use parts::{Part, parts};
 
 /// A run, resolved.
 #[derive(Clone)]
@@ -148,39 +153,32 @@ pub struct SamplePlan {
 }
 
 impl RunConfig {
-    /// Opens the inputs (tokenising them, if that has not been done before) and derives the plan.
-    ///
-    /// # Errors
-    /// Inputs that cannot be used, and settings that contradict one another or the inputs.
-    pub fn plan(self) -> Result<RunPlan> {
-        self.plan_with_progress(&mut |_| std::ops::ControlFlow::Continue(()))
-    }
-
-    /// As [`plan`](Self::plan); `progress` is told how far tokenising has come and may interrupt it.
-    ///
-    /// # Errors
-    /// As [`plan`](Self::plan).
-    pub fn plan_with_progress(
-        self,
-        progress: &mut dyn FnMut(Progress) -> std::ops::ControlFlow<()>,
-    ) -> Result<RunPlan> {
-        self.validate()?;
-        engine::settle(self.compiler.as_ref(), self.device.kind)?;
-        let device = execution::select(self.device.kind, self.device.index)?;
-        let inputs = Inputs::open(&self, progress)?;
-        let mut config = self;
-        let note = batch_size::settle(&mut config, &inputs, &device)?;
-        Ok(RunPlan { batch_note: note, ..RunPlan::derive(config, inputs, device)? })
-    }
-}
-
-impl RunConfig {
     /// The run folder, with `~` and `${VAR}` expanded.
     ///
     /// # Errors
     /// A path with an environment variable that is not set.
     pub fn output_dir(&self) -> Result<PathBuf> {
         paths::expand(&self.run.output_dir.to_string_lossy())
+    }
+}
+
+impl RunPlan {
+    /// The compiler's settings, with the mode that was chosen where the config leaves that to a trial.
+    pub fn compiler(&self) -> Option<TrainingCompilerConfig> {
+        let mut compiler = self.config.compiler.clone()?;
+        if let Some(decision) = &self.decision {
+            compiler.enabled = decision.mode;
+        }
+        Some(compiler)
+    }
+
+    /// The plan of the mode that `decision` names.
+    #[must_use]
+    pub fn decided(mut self, decision: Decision) -> Self {
+        self.ops = if decision.mode == CompilerMode::Compiled { self.ops } else { Ops::Plain };
+        self.decision = Some(decision);
+        self.memory = self.estimated_memory();
+        self
     }
 }
 
@@ -262,10 +260,10 @@ impl RunPlan {
             .help("set device.kind = \"cpu\", where every run is deterministic, or leave it out"));
         }
         let ops = execution::ops(config.compiler.as_ref(), &device)?;
-        verify::allowed(config.compiler.as_ref(), device.kind)?;
+        checks::allowed(config.compiler.as_ref(), device.kind)?;
         let precision = PrecisionPlan::new(config.precision, &device)?;
         let ops = precision.ops(ops);
-        precision.check_optimizer(&optimizer, config.trainer.optim.as_str())?;
+        optimizer.check_precision(&precision, config.trainer.optim.as_str())?;
         let generation = sample_plan(&config, &inputs)?;
         let intervals = interval_notes(&config, step_size);
         config.trainer.gradient_accumulation_steps = batch.accumulation;
@@ -283,8 +281,6 @@ impl RunPlan {
                 config.data.label_column.get_or_insert_with(|| DEFAULT_LABEL_COLUMN.into());
             }
         }
-        let kept = inputs.model_from.as_deref().map(|folder| kept_files(folder, inputs.tokenizer.is_none()));
-        let kept_files = kept.transpose()?.unwrap_or_default();
         let mut plan = Self {
             task,
             device,
@@ -294,7 +290,7 @@ impl RunPlan {
             num_parameters,
             model_config: inputs.model_config,
             model_from: inputs.model_from,
-            kept_files,
+            kept_files: inputs.kept_files,
             unknown_model_fields: inputs.unknown_model_fields,
             tokenizer: inputs.tokenizer,
             pad_id: inputs.pad_id,
@@ -370,6 +366,40 @@ impl RunPlan {
             skips: self.precision.scales_loss(),
             host: (self.device.kind == DeviceKind::Cpu).then_some(host),
         })
+    }
+
+    /// Floating-point operations of forward and backward for one token: `6 x` the weights that it is multiplied with (linear
+    /// layers and, for language models, the output matrix; embeddings are looked up, not multiplied) `+ 12 x layers x width x
+    /// sequence length` for attention, all positions counted, also where a causal mask leaves half of them out (the
+    /// convention of PaLM, Chowdhery et al. 2022, appendix B, without its embedding term). Recomputation counts as nothing, and what
+    /// the compiled mode leaves out (`models/unread.rs`) as if it were computed.
+    pub fn flops_per_token(&self) -> f64 {
+        let (width, layers, _, inner) = self.model_config.shape();
+        let [width, layers, inner] = [width, layers, inner].map(|size| size as f64);
+        let head = match self.task {
+            Task::Clm => width * self.model_config.vocab_size() as f64,
+            Task::Mlm => width * (width + self.model_config.vocab_size() as f64),
+            _ => 0.0, // one row of logits for a sequence, or two columns: nothing beside the layers
+        };
+        6.0 * (layers * (4.0 * width * width + 2.0 * width * inner) + head)
+            + 12.0 * layers * width * self.batch.seq_len as f64
+    }
+
+    /// Whether training drops anything.
+    pub fn has_dropout(&self) -> bool {
+        match (&self.model_config, self.task) {
+            (ModelConfig::Gpt2(c), _) => [c.resid_pdrop, c.embd_pdrop, c.attn_pdrop].iter().any(|p| *p > 0.0),
+            (ModelConfig::Bert(c), task) => {
+                let head = match task {
+                    Task::SequenceClassification | Task::Regression => c.classifier_dropout.unwrap_or(0.0),
+                    Task::QuestionAnswering if self.model_config.model_type() == kiln_models::ModelType::DistilBert => {
+                        c.qa_dropout
+                    }
+                    _ => 0.0,
+                };
+                [c.hidden_dropout_prob, c.attention_probs_dropout_prob, head].iter().any(|p| *p > 0.0)
+            }
+        }
     }
 
     /// How the model computes.

@@ -3,13 +3,14 @@
 use std::fmt::Write as _;
 
 use super::RunPlan;
-use crate::compiler::parts;
+use super::parts;
+use crate::base::error::{Result, one_line};
+use crate::config::Task;
 use crate::config::{
     Accumulation, ActivationCheckpointing, CompilerMode, DataFormat, EvalStrategy, LoggingStrategy, SaveStrategy,
 };
-use crate::engine::Engine;
-use crate::error::{Result, one_line};
-use crate::task::{Reduction, Task};
+use crate::engine::handover::Engine;
+use crate::task::Reduction;
 
 impl RunPlan {
     /// The plan in lines, every number with its arithmetic.

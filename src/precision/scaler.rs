@@ -8,9 +8,9 @@
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
-use crate::execution::read_scalars;
-use crate::metrics::Record;
+use crate::base::error::{Error, Result};
+use crate::base::metrics::Record;
+use crate::base::reads::read_scalars;
 
 /// How the scale moves. The defaults are GradScaler's.
 #[derive(Debug, Clone, Copy, PartialEq)]

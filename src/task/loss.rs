@@ -9,11 +9,13 @@ use kiln_models::ops::Form;
 use kiln_models::ops::cross_entropy::{self, CrossEntropy};
 use kiln_models::{Model, Operator, Ops, Pass, Rows};
 
-use super::{DeviceBatch, IGNORED, LossSum, Targets, Task, in_f32};
+use super::{DeviceBatch, LossSum, Targets, in_f32};
+use crate::base::error::{Error, Result};
+use crate::config::Task;
 use crate::config::{Accumulation, ClassWeights, TrainerSection};
+use crate::data::IGNORED;
 use crate::data::Labels;
 use crate::data::labels::LabelNames;
-use crate::error::{Error, Result};
 
 /// How the loss of training departs from the plain cross-entropy, and what it is over several micro-batches. Default: the
 /// plain one, divided once.
@@ -227,8 +229,8 @@ fn on_device(weights: &[f64], device: &Device) -> Tensor<1> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::base::reads::{read_scalars, read_values};
     use crate::data::Batch;
-    use crate::execution::{read_scalars, read_values};
 
     #[derive(serde::Deserialize)]
     struct Fixture {

@@ -3,9 +3,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::base::error::{Error, Result};
+use crate::base::metrics::Record;
 use crate::config::TrainerSection;
-use crate::error::{Error, Result};
-use crate::metrics::Record;
 
 /// The best evaluation so far.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -6,9 +6,9 @@ use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use kiln_models::Model;
 
-use crate::metrics::Record;
+use crate::base::metrics::Record;
 use crate::plan::RunPlan;
-use crate::step_closures::StepClosures;
+use crate::trainer::step_closures::StepClosures;
 
 /// How far a run has come.
 #[derive(Debug, Clone, Copy, PartialEq)]

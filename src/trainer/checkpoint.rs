@@ -24,9 +24,10 @@ use sha2::{Digest, Sha256};
 use super::best::Best;
 use super::losses::LossSums;
 use super::promise::Promise;
+use crate::base::error::{Error, Result};
+use crate::base::files::write_whole;
 use crate::data::loader::Position;
 use crate::data::tokenizer::{NamedFile, write_files};
-use crate::error::{Error, Result};
 use crate::precision::scaler::ScalerState;
 
 /// The version of the format that this Kiln writes and reads. Version 1 had no digest of `state.json`.
@@ -176,8 +177,8 @@ impl Snapshot {
         let text = serde_json::to_string_pretty(&self.state)
             .map_err(|error| Error::data(format!("{}: {error}", folder.join(STATE).display())))?;
         let text = text + "\n";
-        super::output::write_whole(&folder.join(STATE), text.as_bytes())?;
-        super::output::write_whole(&folder.join(DIGEST), digest_line(text.as_bytes()).as_bytes())
+        write_whole(&folder.join(STATE), text.as_bytes())?;
+        write_whole(&folder.join(DIGEST), digest_line(text.as_bytes()).as_bytes())
     }
 }
 
@@ -448,7 +449,7 @@ fn entries(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>> {
 /// # Errors
 /// The operating system's.
 pub fn mark_suspect(checkpoint: &Path, why: &str) -> Result<()> {
-    super::output::write_whole(&checkpoint.join(SUSPECT), format!("{why}\n").as_bytes())
+    write_whole(&checkpoint.join(SUSPECT), format!("{why}\n").as_bytes())
 }
 
 /// Renames what a run that continues after step `step` leaves behind: every checkpoint after that step, and every suspect

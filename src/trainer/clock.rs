@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use super::callback::Progress;
 use burn::tensor::Device;
 
-use crate::execution::{MemoryUse, memory_use};
-use crate::metrics::Record;
+use crate::base::metrics::Record;
+use crate::engine::device::{MemoryUse, memory_use};
 
 /// The clock of a run.
 #[derive(Debug)]

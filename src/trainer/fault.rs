@@ -7,13 +7,14 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::checkpoint;
-use super::output::{RunFolder, write_whole};
+use super::output::RunFolder;
 use super::run::Run;
 use super::run_log;
-use crate::compiler;
-use crate::engine::Engine;
-use crate::error::{Error, ErrorKind, Result};
-use crate::plan::RunPlan;
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::files::write_whole;
+use crate::engine::compiler;
+use crate::engine::handover::Engine;
+use crate::plan::{Part, RunPlan, parts};
 
 /// The folder's name in the run folder.
 pub const FOLDER: &str = "fault";
@@ -65,10 +66,10 @@ fn write_bundle(
     let target = folder.path().join(FOLDER);
     let io = |path: &Path, error: &std::io::Error| Error::io(format!("write {}", path.display()), error);
     const REPORT: &str = "report.json";
-    let copied = ["plan.toml", "metrics.jsonl", compiler::auto::FILE, run_log::FILE];
+    let copied = ["plan.toml", "metrics.jsonl", compiler::decision::FILE, run_log::FILE];
     folder.manifest.list(copied.iter().chain(&[REPORT]).map(|name| Path::new(FOLDER).join(name)))?;
     fs::create_dir_all(&target).map_err(|error| io(&target, &error))?;
-    let parts = compiler::parts(plan.compiler().as_ref(), &plan.device, plan.ops, plan.captures());
+    let parts = parts(plan.compiler().as_ref(), &plan.device, plan.ops, plan.captures());
     let report = json!({
         "error": error.to_string(),
         "exit_code": error.exit_code(),
@@ -81,7 +82,7 @@ fn write_bundle(
             "kind": plan.device.kind.as_str(),
             "name": plan.device.name,
             "engine": Engine::this(),
-            "active": parts.iter().map(compiler::Part::to_json).collect::<Value>(),
+            "active": parts.iter().map(Part::to_json).collect::<Value>(),
         },
         "data_position": run.position,
         "seed": plan.config.trainer.seed,

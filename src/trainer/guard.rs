@@ -16,8 +16,8 @@ use burn::tensor::Tensor;
 use kiln_models::Model;
 
 use super::callback::Progress;
-use super::panics::{Panic, Watch};
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
+use crate::base::panics::{Panic, Watch};
 use crate::plan::RunPlan;
 
 /// So many equal rows are no chance: f32 sums over other batches differ in their last bits.
@@ -232,7 +232,7 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
-    use crate::execution::read_scalars;
+    use crate::base::reads::read_scalars;
 
     fn at(step: u64) -> Progress {
         Progress { step, total_steps: 99, samples: 0, tokens: 0, epoch: 0.0 }

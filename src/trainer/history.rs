@@ -14,7 +14,7 @@ use serde_json::json;
 use super::checkpoint;
 use super::output::RunFolder;
 use super::run::Run;
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 use crate::plan::RunPlan;
 
 /// The file's name.

@@ -1,7 +1,7 @@
 //! Kernels that a run launches for the first time after its warm-up: something was compiled, or tuned, in the middle of
 //! training. They are counted from log row to log row and told with what brought them.
 
-use crate::launches::NewKernels;
+use crate::engine::launches::NewKernels;
 
 /// Counts them; nothing in a run without a warm-up, where every kernel is new once.
 #[derive(Debug, Default)]

@@ -17,9 +17,10 @@ use serde::{Deserialize, Serialize};
 
 use super::callback::Progress;
 use super::shapes::Shape;
-use crate::error::{Error, Result};
-use crate::execution::device_reads;
-use crate::launches::{self, NewKernels, kernel_launches};
+use crate::base::error::{Error, Result};
+use crate::base::reads::device_reads;
+use crate::engine::launches;
+use crate::engine::launches::{NewKernels, kernel_launches};
 
 /// The file's name.
 pub const FILE: &str = "steps.jsonl";

@@ -5,8 +5,8 @@ use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::checkpoint::exact;
-use crate::error::Result;
-use crate::execution::read_scalars;
+use crate::base::error::Result;
+use crate::base::reads::read_scalars;
 use crate::precision::scaler::Verdict;
 
 /// Sums of the losses of all steps so far.

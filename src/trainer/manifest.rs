@@ -13,8 +13,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::{checkpoint, fault, tensorboard};
-use crate::compiler;
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
+use crate::trainer::debug;
 
 /// The locked file of a run folder.
 pub const LOCK: &str = ".lock";
@@ -26,7 +26,7 @@ const HEAD: &str = "Kiln's run folder: the files that Kiln has written here, loc
 pub const MODEL: &str = "model";
 
 /// The folders of a run folder that Kiln writes files to.
-const FOLDERS: [&str; 5] = [MODEL, checkpoint::FOLDER, compiler::debug::FOLDER, fault::FOLDER, tensorboard::FOLDER];
+const FOLDERS: [&str; 5] = [MODEL, checkpoint::FOLDER, debug::FOLDER, fault::FOLDER, tensorboard::FOLDER];
 
 /// What `.lock` of a folder says.
 #[derive(Debug, PartialEq, Eq)]
@@ -199,7 +199,7 @@ impl Manifest {
     pub fn remove_unfinished(&self) -> Result<()> {
         checkpoint::remove_unfinished(&self.folder.join(checkpoint::FOLDER))?;
         let listed = self.listed.lock().unwrap_or_else(PoisonError::into_inner);
-        for inside in ["", compiler::debug::FOLDER, fault::FOLDER].map(Path::new) {
+        for inside in ["", debug::FOLDER, fault::FOLDER].map(Path::new) {
             for entry in fs::read_dir(self.folder.join(inside)).into_iter().flatten().flatten() {
                 let (path, name) = (entry.path(), inside.join(entry.file_name()));
                 let removed = match entry.file_type() {

@@ -1,13 +1,16 @@
 //! The training loop, read from top to bottom: [`Trainer::train`]. Evaluation, logging and saving hang on it; nothing else
 //! trains.
 
+pub mod debug;
+pub mod runs;
+pub mod step_closures;
+pub mod warmup;
 mod best;
 mod callback;
 #[cfg(feature = "compiler")]
 mod captured;
 pub mod checkpoint;
 mod clock;
-mod evaluate;
 mod fault;
 mod guard;
 mod history;
@@ -16,7 +19,6 @@ pub mod laps;
 mod losses;
 mod manifest;
 mod output;
-pub(crate) mod panics;
 mod promise;
 mod recover;
 mod run;
@@ -29,25 +31,27 @@ mod tensorboard;
 
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use kiln_models::Model;
-use kiln_models::weights::{LoadReport, load};
+use kiln_models::weights::LoadReport;
 
-use crate::compiler::{auto, debug};
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::metrics::Record;
+use crate::base::panics;
+use crate::base::signals;
 use crate::config::{ActivationCheckpointing, CompilerMode, DeviceKind, Integration, LoggingStrategy};
 use crate::data::loader::{Loader, LoaderOptions};
-use crate::engine;
-use crate::error::{Error, ErrorKind, Result};
-use crate::execution::{release_memory, seed_for};
-use crate::metrics::Record;
+use crate::engine::device::release_memory;
+use crate::engine::handover as engine;
 use crate::optim::Optimizer;
 use crate::plan::RunPlan;
 use crate::precision::scaler::{LossScaler, MIN_SCALE, ScalerConfig, Scaling};
-use crate::signals;
-use crate::step_closures::{StepClosures, When};
+use crate::session;
+use crate::trainer::step_closures::{StepClosures, When};
 use guard::{Guard, Reading};
 use history::write_trainer_state;
 use laps::{Laps, Part};
@@ -56,10 +60,10 @@ use run_log::RunLog;
 use step::Stepped;
 use tensorboard::TensorBoard;
 
+pub use crate::inference::evaluate::{Evaluation, evaluate};
 pub use best::Best;
 pub use callback::{Callback, Control, DeviceValues, Progress, StopAfter};
-pub use evaluate::{Evaluation, evaluate};
-pub use output::{PREDICTIONS, RunFolder, write_whole};
+pub use output::{PREDICTIONS, RunFolder};
 pub use promise::Promise;
 pub(crate) use shapes::{Shape, Shapes};
 pub use status::{RunStatus, Status};
@@ -85,6 +89,18 @@ pub struct Trainer {
     halves: bool,
     /// The compiler has been checked before the first step.
     is_verified: bool,
+    /// Checks the compiler where `compiler.verify` asks for it.
+    verifier: Option<Box<dyn Verifier>>,
+}
+
+/// Compares the modes of the compiler, for `compiler.verify`.
+pub trait Verifier {
+    /// Whether compiled computes what native does in the first steps of `plan`, after `step` steps of the run whose weights
+    /// are in the folder `weights`, or from those that the run begins with. Returns the verdict for people.
+    ///
+    /// # Errors
+    /// A difference, and what the steps meet.
+    fn verify(&self, plan: &RunPlan, weights: Option<&Path>, step: u64) -> Result<String>;
 }
 
 /// What a finished run reports.
@@ -102,15 +118,15 @@ pub struct TrainOutput {
 }
 
 impl Trainer {
-    /// Builds the model (random weights, or those that `model.from` names) and the optimizer. With `compiler.enabled =
-    /// "auto"` the modes are tried first, and the plan then says which one was chosen.
+    /// Builds the model (random weights, or those that `model.from` names) and the optimizer.
     ///
     /// # Errors
-    /// Weights that do not fit the model; what a trial of the modes meets.
-    pub fn new(mut plan: RunPlan) -> Result<Self> {
+    /// Weights that do not fit the model; a plan whose mode is to be chosen by a trial that nobody has made
+    /// ([`proof::trainer`](crate::proof::trainer) makes it).
+    pub fn new(plan: RunPlan) -> Result<Self> {
         if plan.config.compiler_mode() == CompilerMode::Auto && plan.decision.is_none() {
-            let decision = auto::decide(&plan)?;
-            plan = plan.decided(decision);
+            return Err(Error::config("compiler.enabled = \"auto\": nothing has chosen the mode of this plan yet")
+                .help("make the trainer with `kiln::proof::trainer(plan)`, which tries both modes first"));
         }
         let device = plan.device.device.clone().autodiff();
         let device = match plan.config.trainer.activation_checkpointing {
@@ -136,6 +152,7 @@ impl Trainer {
             by_turns,
             halves,
             is_verified,
+            verifier: None,
         })
     }
 
@@ -147,15 +164,7 @@ impl Trainer {
 
     /// Model and optimizer as they are before the first step.
     fn build(plan: &RunPlan, device: &Device) -> Result<(Model, Optimizer, Option<LoadReport>)> {
-        device.seed(seed_for(plan.config.trainer.seed, "init", 0, 0));
-        let model = Model::new(&plan.model_config, plan.task.head(), device)?.with_compute(plan.compute());
-        let (model, load_report) = match &plan.model_from {
-            Some(folder) => load(model, folder).map(|(model, report)| (model, Some(report)))?,
-            None => (model, None),
-        };
-        let model = plan.groups.freeze(model);
-        // Drawn now, from the seed alone: the first forward pass draws dropout too, in another order in every mode.
-        model.visit(&mut Drawn);
+        let (model, load_report) = session::model(plan, device)?;
         let optimizer = Optimizer::new(plan.optimizer, &plan.groups, &model).with_ops(plan.ops);
         Ok((model, optimizer, load_report))
     }
@@ -166,14 +175,14 @@ impl Trainer {
         self
     }
 
-    /// A run that is measured by turns ([`crate::turns`]) and then thrown away; with `writes_model` it writes a model as any
+    /// A run that is measured by turns ([`crate::measure::turns`]) and then thrown away; with `writes_model` it writes a model as any
     /// run does. A batch that is too large is its end: with another one it would be another run.
     pub(crate) fn by_turns(mut self, writes_model: bool) -> Self {
         (self.rehearsal, self.by_turns, self.halves, self.writes_model) = (true, true, false, writes_model);
         self
     }
 
-    /// A rehearsal of every batch shape ([`crate::compiler::warmup`]): a batch that is too large is the error of the run, not of this.
+    /// A rehearsal of every batch shape ([`crate::trainer::warmup`]): a batch that is too large is the error of the run, not of this.
     pub(crate) fn warming_up(mut self) -> Self {
         self.halves = false;
         self.rehearsing()
@@ -190,6 +199,13 @@ impl Trainer {
     #[must_use]
     pub fn with_step_times(mut self) -> Self {
         self.step_times = true;
+        self
+    }
+
+    /// Where `compiler.verify` asks for it, `verifier` compares the modes.
+    #[must_use]
+    pub fn with_verifier(mut self, verifier: impl Verifier + 'static) -> Self {
+        self.verifier = Some(Box::new(verifier));
         self
     }
 
@@ -479,7 +495,7 @@ impl Trainer {
         release_memory(&self.plan.device.device);
         let elapsed = started.elapsed();
         run.clock.exclude_evaluation(elapsed);
-        let row = self.labelled(evaluation.record(&run.progress, elapsed));
+        let row = self.labelled(evaluation.record(run.progress.step, run.progress.epoch, elapsed));
         folder.metrics.append(&row)?;
         self.callbacks.iter_mut().for_each(|callback| callback.on_evaluate(&run.progress, &row, &mut run.control));
         if run.progress.step > 0 {
@@ -496,11 +512,17 @@ impl Trainer {
         let prompt = tokenizer.encode(&options.prompt)?;
         let model = self.model.valid();
         let device = &self.plan.device.device;
-        let tokens =
-            crate::generate::generate(&model, &self.plan.model_config, device, &prompt, &options.sampling, |_| {
+        let tokens = crate::inference::generate::generate(
+            &model,
+            &self.plan.model_config,
+            device,
+            &prompt,
+            &options.sampling,
+            |_| {
                 // The run is complete by now, so a signal only cuts the sample short.
                 if signals::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            })?;
+            },
+        )?;
         Ok(Some(format!("{}{}", options.prompt, tokenizer.decode(&tokens)?)))
     }
 }
@@ -568,14 +590,5 @@ impl ReadValues {
         // The figures of a skipped step are no numbers, and that is no fault.
         let (loss, grad_norm) = if self.is_skipped() { (0.0, 0.0) } else { (self.loss, self.grad_norm) };
         run.guard.check_finite(&run.progress, loss, grad_norm, self.reading)
-    }
-}
-
-/// Draws every weight that has not been drawn.
-struct Drawn;
-
-impl ModuleVisitor for Drawn {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        drop(param.val());
     }
 }

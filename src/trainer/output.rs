@@ -11,22 +11,25 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kiln_models::Model;
 use kiln_models::weights::save;
-use kiln_models::{Model, whole_file};
 
 use super::checkpoint::{self, Checkpoint};
 use super::manifest::{LOCK, Listed, MODEL, MODEL_ASIDE, Manifest};
 use super::promise::Promise;
 use super::status::{RunStatus, Status};
 use super::{run_log, tensorboard};
-use crate::compiler;
+use crate::base::error::{Error, Result};
+use crate::base::files::write_whole;
+use crate::base::metrics::{MetricsFile, Record};
 use crate::config::{Integration, OnExisting, RunConfig};
 use crate::data::paths;
 use crate::data::tokenizer::write_files;
-use crate::error::{Error, Result};
-use crate::metrics::{MetricsFile, Record};
+use crate::engine::compiler;
 use crate::plan::RunPlan;
-use crate::provenance::{self, Provenance};
+use crate::session::provenance;
+use crate::session::provenance::Provenance;
+use crate::trainer::debug;
 
 const RESULTS: &str = "all_results.json";
 
@@ -327,9 +330,9 @@ impl RunFolder {
 /// The files that the run of `plan` will write, besides its checkpoints and its model.
 fn written_by(plan: &RunPlan) -> Vec<PathBuf> {
     let mut files = FILES.map(PathBuf::from).to_vec();
-    files.extend(plan.decision.as_ref().map(|_| compiler::auto::FILE.into()));
-    if compiler::debug::is_on(plan) {
-        files.extend(compiler::debug::FILES.map(|name| Path::new(compiler::debug::FOLDER).join(name)));
+    files.extend(plan.decision.as_ref().map(|_| compiler::decision::FILE.into()));
+    if debug::is_on(plan) {
+        files.extend(debug::FILES.map(|name| Path::new(debug::FOLDER).join(name)));
     }
     if plan.config.trainer.report_to.contains(&Integration::TensorBoard) {
         files.push(Path::new(tensorboard::FOLDER).join(tensorboard::PATTERN));
@@ -378,12 +381,4 @@ pub(super) fn keep(from: &Path, to: &Path) -> std::io::Result<()> {
         tracing::warn!("{}, which Kiln has not written, is now {}", to.display(), free.display());
     }
     fs::rename(from, free)
-}
-
-/// Writes a file that appears under its name only when it is whole; see [`WholeFile`](kiln_models::WholeFile).
-///
-/// # Errors
-/// The operating system's.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    whole_file::write(path, bytes).map_err(|error| Error::io(format!("write {}", path.display()), &error))
 }

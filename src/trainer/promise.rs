@@ -18,9 +18,9 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::checkpoint::hex;
+use crate::base::error::{Error, Result};
 use crate::config::{Precision, SchedulerType};
 use crate::data::digest::digest;
-use crate::error::{Error, Result};
 use crate::plan::RunPlan;
 use crate::task::Reduction;
 

@@ -5,10 +5,11 @@
 
 use super::Trainer;
 use super::checkpoint::{self, Checkpoint};
-use super::output::{RunFolder, write_whole};
+use super::output::RunFolder;
 use super::run::Run;
-use crate::error::{Error, ErrorKind, Result};
-use crate::metrics::MetricsFile;
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::files::write_whole;
+use crate::base::metrics::MetricsFile;
 use crate::plan::{BatchPlan, RunPlan};
 use crate::task::Reduction;
 

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use burn::tensor::Tensor;
 use kiln_models::weights::{export, load, save};
 
-use super::Trainer;
 use super::best::Best;
 use super::callback::{Control, Progress};
 use super::checkpoint::{self, Checkpoint, FORMAT_VERSION, Snapshot, State};
@@ -19,18 +18,20 @@ use super::losses::Losses;
 use super::output::RunFolder;
 use super::saver::Saver;
 use super::shapes::Shapes;
-use crate::compiler::debug::Watch;
-use crate::compiler::verify;
-use crate::compiler::warmup::{self, Warmed};
+use super::{Trainer, Verifier};
+use crate::base::error::{Error, Result};
+use crate::base::metrics::Record;
+use crate::base::process::scratch;
 use crate::config::{DeviceKind, EvalStrategy, SaveStrategy, Verify};
 use crate::data::loader::Position;
-use crate::error::{Error, Result};
-use crate::execution::release_memory;
-use crate::launches::NewKernels;
-use crate::metrics::Record;
+use crate::engine::compiler::checks;
+use crate::engine::device::release_memory;
+use crate::engine::launches::NewKernels;
 use crate::precision::scaler::{LossScaler, ScalerConfig, Verdict};
-use crate::process::scratch;
-use crate::step_closures::StepClosures;
+use crate::trainer::debug::Watch;
+use crate::trainer::step_closures::StepClosures;
+use crate::trainer::warmup;
+use crate::trainer::warmup::Warmed;
 
 /// The state of a run between two steps.
 pub(super) struct Run {
@@ -166,7 +167,7 @@ impl Trainer {
     /// The check of the compiler before the first step, and how long it took; none where nobody asked, or where it has been
     /// made.
     fn verify_start(&mut self, checkpoint: Option<&Checkpoint>) -> Result<Option<Duration>> {
-        if verify::of(self.plan.compiler().as_ref()) == Verify::Off || self.is_verified {
+        if checks::of(self.plan.compiler().as_ref()) == Verify::Off || self.is_verified {
             return Ok(None);
         }
         if self.plan.device.kind != DeviceKind::Cpu {
@@ -174,18 +175,28 @@ impl Trainer {
                 "compiler.verify: on {} each mode has an engine of its own, and this process has one",
                 self.plan.device.kind
             ))
-            .help("`kiln train` makes the check; a program compares with kiln::compiler::parity, or sets verify = \"off\""));
+            .help(
+                "`kiln train` makes the check; a program compares with kiln::proof::parity, or sets verify = \"off\"",
+            ));
         }
         let started = Instant::now();
-        let report = verify::check(&self.plan, checkpoint.map(|checkpoint| checkpoint.path.as_path()))?;
-        let said = verify::verdict(report.as_ref(), checkpoint.map_or(0, |checkpoint| checkpoint.state.step))?;
+        let from = checkpoint.map(|checkpoint| (checkpoint.path.as_path(), checkpoint.state.step));
+        let said = self.verifier()?.verify(&self.plan, from.map(|from| from.0), from.map_or(0, |from| from.1))?;
         self.notice(&said);
         Ok(Some(started.elapsed()))
     }
 
+    /// Who checks the compiler where `compiler.verify` asks for it.
+    fn verifier(&self) -> Result<&dyn Verifier> {
+        self.verifier.as_deref().ok_or_else(|| {
+            Error::config("compiler.verify: this trainer has nobody who compares the modes")
+                .help("make it with `kiln::proof::trainer(plan)`, or set compiler.verify = \"off\"")
+        })
+    }
+
     /// Whether a check of the compiler follows step `step`.
     pub(super) fn verifies_after(&self, step: u64) -> bool {
-        matches!(verify::of(self.plan.compiler().as_ref()), Verify::Every(steps) if step.is_multiple_of(steps))
+        matches!(checks::of(self.plan.compiler().as_ref()), Verify::Every(steps) if step.is_multiple_of(steps))
     }
 
     /// The check of the compiler from the weights that the run has now. When it fails, checkpoints since the last one that
@@ -194,10 +205,10 @@ impl Trainer {
         let started = Instant::now();
         let folder = scratch()?;
         save(&self.model, folder.path())?;
-        let report = verify::check(&self.plan, Some(folder.path()))?;
+        let verdict = self.verifier()?.verify(&self.plan, Some(folder.path()), run.progress.step);
         release_memory(&self.plan.device.device);
         run.clock.exclude_check(started.elapsed(), false);
-        match verify::verdict(report.as_ref(), run.progress.step) {
+        match verdict {
             Ok(said) => {
                 run.verified = run.progress.step;
                 self.notice(&said);
@@ -287,7 +298,7 @@ impl Trainer {
         let keep = self.plan.config.trainer.load_best_model_at_end.then_some(run.best.step).flatten();
         // The newest checkpoint stays that nothing found later can make suspect: up to the last row, the last check of the
         // compiler, and where the run last looked as if it learned.
-        let verifies = matches!(verify::of(self.plan.compiler().as_ref()), Verify::Every(_)).then_some(run.verified);
+        let verifies = matches!(checks::of(self.plan.compiler().as_ref()), Verify::Every(_)).then_some(run.verified);
         let good = verifies.into_iter().chain(run.guard.doubtful_since()).fold(run.last_row, u64::min);
         run.saver.save(snapshot, keep, good)?;
         folder.status.advance(&progress, elapsed);

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::callback::{Callback, Control, Progress};
-use crate::error::printable;
-use crate::metrics::Record;
+use crate::base::error::printable;
+use crate::base::metrics::Record;
 use crate::plan::RunPlan;
 
 /// The file's name.

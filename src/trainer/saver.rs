@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::checkpoint::{self, Snapshot};
 use super::manifest::Manifest;
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 
 /// The thread that writes, if one is at work, and what saving has cost.
 #[derive(Debug)]

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::callback::Progress;
 use super::manifest::LOCK;
-use super::output::write_whole;
-use crate::error::{Error, ErrorKind, Result};
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::files::write_whole;
 use crate::plan::RunPlan;
 
 /// The file's name.

@@ -13,8 +13,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use prost::Message;
 
 use super::callback::{Callback, Control, Progress};
-use crate::error::{Error, Result};
-use crate::metrics::Record;
+use crate::base::error::{Error, Result};
+use crate::base::metrics::Record;
 
 /// Its folder in the run folder.
 pub const FOLDER: &str = "tensorboard";

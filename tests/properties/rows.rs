@@ -3,12 +3,13 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use kiln::config::Task;
 use kiln::config::{DataFormat, Documents};
 use kiln::data::corpus::Corpus;
+use kiln::data::squad;
 use kiln::data::table::{Columns, Table};
 use kiln::data::tokenized::TokenizedData;
-use kiln::task::Task;
-use kiln::{Error, Result, squad};
+use kiln::{Error, Result};
 use proptest::prelude::*;
 
 use crate::edits::{edited, edits};

@@ -4,7 +4,7 @@
 use kiln_models::Operator;
 
 use super::*;
-use crate::task::Task;
+use crate::config::Task;
 
 /// The example of the contract, word for word.
 const EXAMPLE: &str = r#"

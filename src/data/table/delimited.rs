@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use csv::{ByteRecord, ErrorKind, ReaderBuilder};
 
 use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, too_long};
+use crate::base::error::{Error, Result};
 use crate::data::pieces::{not_utf8, utf16};
-use crate::error::{Error, Result};
 
 /// The rows of `file`, whose fields `delimiter` separates. Quotes mean something only in CSV.
 pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows> {

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, missing, not_text, too_long};
+use crate::base::error::{Error, Result};
 use crate::data::lines::read_line;
 use crate::data::pieces::{MARK, utf16};
-use crate::error::{Error, Result};
 
 /// The rows of `file`; empty lines are skipped.
 pub(super) fn rows(file: &Path, columns: &Columns) -> Result<Rows> {

@@ -9,8 +9,8 @@ use parquet::record::Field;
 use parquet::schema::types::Type;
 
 use super::{Cell, Columns, Place, Row, Rows, not_text};
+use crate::base::error::{Error, Result};
 use crate::data::guard::caught;
-use crate::error::{Error, Result};
 
 /// The rows of `file`. Values that do not fit together make the library panic.
 pub(super) fn rows(file: &Path, columns: &Columns) -> Result<Rows> {

@@ -6,10 +6,10 @@
 //! for the form of ids, mask, token types and labels.
 
 use super::row::own_labels;
+use crate::base::error::{Error, Result};
 use crate::cache::mapped::{u32_at, u64_at};
+use crate::data::IGNORED;
 use crate::data::{Example, Label};
-use crate::error::{Error, Result};
-use crate::task::IGNORED;
 
 /// Bytes of an entry.
 pub(super) const ENTRY: usize = 36;

@@ -3,9 +3,9 @@
 
 use kiln_models::ModelConfig;
 
+use crate::base::error::{Error, Result};
+use crate::data::IGNORED;
 use crate::data::{Example, Label};
-use crate::error::{Error, Result};
-use crate::task::IGNORED;
 
 /// What the model allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

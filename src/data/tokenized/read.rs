@@ -12,11 +12,11 @@ use serde::de::{Error as _, SeqAccess, Visitor};
 use serde_json::Value;
 
 use super::row;
+use crate::base::error::{Error, Result};
+use crate::config::Task;
 use crate::data::Example;
 use crate::data::lines::{Lines, MAX_ROW_BYTES, too_long};
 use crate::data::pieces::{MARK, Pieces, read_error};
-use crate::error::{Error, Result};
-use crate::task::Task;
 
 /// An array is checked to be text in pieces of this many bytes.
 const PIECE_BYTES: usize = 1 << 16;

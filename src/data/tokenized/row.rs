@@ -3,9 +3,10 @@
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::base::error::{Error, Result, plain_words};
+use crate::config::Task;
+use crate::data::IGNORED;
 use crate::data::{Example, Label};
-use crate::error::{Error, Result, plain_words};
-use crate::task::{IGNORED, Task};
 
 /// A row as it is written.
 #[derive(Deserialize)]

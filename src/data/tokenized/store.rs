@@ -13,11 +13,11 @@ use sha2::{Digest, Sha256};
 use super::layout::{ENTRY, Entry};
 use super::limits::Extremes;
 use super::read::{self, Found, Unit};
+use crate::base::error::{Error, Result};
 use crate::cache::mapped::{Key, Kind, Mapped, Sources, Writer, damaged, hash_files, u64_at};
+use crate::config::Task;
 use crate::data::Example;
 use crate::data::store::{OnProgress, Progress, tell};
-use crate::error::{Error, Result};
-use crate::task::Task;
 
 const KIND: Kind<10> = Kind { magic: b"KILNIDS2", name: "store of tokenized rows" };
 

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, TruncationDirection};
 
 use super::{END_OF_TEXT, Tokenizer};
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 
 /// A file by its name in the folder, with what is in it.
 pub type NamedFile = (String, Arc<[u8]>);

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
 
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 
 thread_local! {
     /// Whether this thread is at work under [`guarded`], which reports its panics.

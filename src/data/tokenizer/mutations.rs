@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::*;
 use crate::data::masking::Masking;
-use crate::squad::Question;
+use crate::data::squad::Question;
 
 /// Of a longer list or object the entries after these are left as they are: they are read as the ones before them.
 const ENTRIES: usize = 4;

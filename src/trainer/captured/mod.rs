@@ -21,9 +21,10 @@ use kiln_models::ops::in_place::{Written, overwrite, overwrite_ints};
 use self::batch::{same_shape, write};
 pub(super) use self::body::Adding;
 use self::body::{Body, Output, Totals};
-use crate::error::{Error, Result};
-use crate::execution::seed_for;
-use crate::launches::{self, kernel_launches};
+use crate::base::error::{Error, Result};
+use crate::base::random::seed_for;
+use crate::engine::launches;
+use crate::engine::launches::kernel_launches;
 use crate::optim::Optimizer;
 #[cfg(doc)]
 use crate::optim::in_place::InPlace;

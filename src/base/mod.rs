@@ -1,0 +1,13 @@
+//! The ground floor: errors and their exit codes, signals, files that are written whole, processes, rows of metrics, seeds, reads
+//! from a device, and facts about the machine and the build. It knows nothing of training.
+
+pub mod build_info;
+pub mod error;
+pub mod files;
+pub mod host;
+pub mod metrics;
+pub mod panics;
+pub mod process;
+pub mod random;
+pub mod reads;
+pub mod signals;

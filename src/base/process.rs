@@ -1,0 +1,476 @@
+//! Processes that work for this one (a driver and its children) and the temporary folders that they share. Every command that
+//! measures or proves something in processes of its own starts them here, so that there is one answer to each of these
+//! questions: what a child says to people, what its exit means, and what happens when the driver is stopped.
+//!
+//! A child ends when its driver ends, however that happens. A kiln (`Child::start`) reads its stdin, whose other end only
+//! the driver holds, and ends where that ends ([`end_with_driver`]). Another program (`Child::start_foreign`) is ended with
+//! all that it started when the driver drops it; on Linux the kernel ends it besides when the driver is killed.
+//!
+//! A temporary folder ([`scratch`]) is removed by the process that made it. What a killed process leaves is removed by its
+//! children when they end, and by the next process that makes such a folder: the lock on a file in it is held by nobody then.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::base::error::{Error, ErrorKind, Result, says_out_of_memory};
+use crate::base::signals;
+use crate::base::signals::Signal;
+
+/// The variable that tells a kiln that its stdin is its driver's.
+const CHILD: &str = "KILN_CHILD";
+
+/// The last line of a driver to a child that takes orders: what follows on stdin, its end too, means nothing.
+pub const END: &str = "end";
+
+/// How often a child that is waited for is looked at.
+const POLL: Duration = Duration::from_millis(10);
+
+/// So much of the end of what a child says is read.
+const SAID: u64 = 1 << 16;
+
+/// This program.
+///
+/// # Errors
+/// The operating system's.
+pub fn this_program() -> Result<PathBuf> {
+    std::env::current_exe().map_err(|error| Error::io("find this program", &error))
+}
+
+/// A process that works for this one. Dropped, it is killed.
+#[derive(Debug)]
+pub(crate) struct Child {
+    child: std::process::Child,
+    input: Option<ChildStdin>,
+    said: PathBuf,
+    is_foreign: bool,
+}
+
+impl Child {
+    /// Starts `command`, a kiln. What it says to people goes to the file `said`; its stdout is what the command says.
+    ///
+    /// # Errors
+    /// A program that cannot be started.
+    pub(crate) fn start(command: &mut Command, said: &Path) -> Result<Self> {
+        command.env(CHILD, "1");
+        Self::spawn(command, said, false)
+    }
+
+    /// The same for a program that is no kiln, or is yet to show that it is one.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub(crate) fn start_foreign(command: &mut Command, said: &Path) -> Result<Self> {
+        command.env_remove(CHILD);
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(command, 0);
+        #[cfg(target_os = "linux")]
+        die_with_parent(command);
+        Self::spawn(command, said, true)
+    }
+
+    fn spawn(command: &mut Command, said: &Path, is_foreign: bool) -> Result<Self> {
+        let file = File::create(said).map_err(|error| Error::io(format!("create {}", said.display()), &error))?;
+        let spawned = command.stdin(Stdio::piped()).stderr(file).spawn();
+        let mut child = spawned.map_err(|error| Error::start(command.get_program().display(), &error))?;
+        let input = child.stdin.take();
+        Ok(Self { child, input, said: said.into(), is_foreign })
+    }
+
+    /// Its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its stdout, where the command made that a pipe.
+    pub(crate) fn take_output(&mut self) -> Option<ChildStdout> {
+        self.child.stdout.take()
+    }
+
+    /// Writes a line to it. One that has ended cannot be written to; its exit tells why.
+    pub(crate) fn tell(&mut self, line: &str) {
+        if let Some(input) = &mut self.input {
+            let _ = writeln!(input, "{line}").and_then(|()| input.flush());
+        }
+    }
+
+    /// Closes its stdin. A kiln that has not been told [`END`] ends there.
+    pub(crate) fn close_input(&mut self) {
+        self.input = None;
+    }
+
+    /// How it ended; none while it runs.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub(crate) fn try_exit(&mut self) -> Result<Option<Exit>> {
+        let status = self.child.try_wait().map_err(|error| Error::io("wait for a process", &error))?;
+        Ok(status.map(|status| Exit { status, said: tail(&self.said) }))
+    }
+
+    /// Waits until it ends; `stopped` says what a signal to this process has stopped.
+    ///
+    /// # Errors
+    /// A signal to this process, and one that has not ended at the deadline.
+    pub(crate) fn wait(mut self, deadline: Option<Instant>, stopped: &str) -> Result<Exit> {
+        loop {
+            if let Some(signal) = signals::received() {
+                return Err(signal.error(stopped));
+            }
+            if let Some(exit) = self.try_exit()? {
+                return Ok(exit);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(Error::device("it did not end in time"));
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let has_ended = matches!(self.child.try_wait(), Ok(Some(_)));
+        #[cfg(unix)]
+        if self.is_foreign
+            && let Some(group) = rustix::process::Pid::from_raw(self.child.id().cast_signed())
+        {
+            // What it has started, too: the group is gone when none of them is left.
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        }
+        if !has_ended {
+            // Its folders are the driver's or are swept, so nothing of it has to be brought to an end.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+            sweep();
+        }
+    }
+}
+
+/// Has the kernel kill the process that `command` starts when the thread that started it ends.
+#[cfg(target_os = "linux")]
+fn die_with_parent(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+
+    let driver = rustix::process::getpid();
+    let ask = move || {
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+        // It may have ended before it was asked for.
+        if rustix::process::getppid() == Some(driver) { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
+    };
+    // SAFETY: between fork and exec only what is safe in a signal handler may be called: the closure makes two system calls
+    // and neither allocates nor takes a lock.
+    #[allow(unsafe_code)]
+    unsafe {
+        command.pre_exec(ask);
+    }
+}
+
+/// The end of the file `said`, as text.
+fn tail(said: &Path) -> String {
+    let mut bytes = Vec::new();
+    let read = File::open(said).and_then(|mut file| {
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(SAID)))?;
+        file.take(SAID).read_to_end(&mut bytes)
+    });
+    // What cannot be read was not said: the exit itself still tells what happened.
+    let _ = read;
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// How a process ended, and the end of what it said to people.
+#[derive(Debug, Clone)]
+pub(crate) struct Exit {
+    status: ExitStatus,
+    said: String,
+}
+
+impl Exit {
+    /// The process's failure as an error of this one; none when it ended well. This is the one place that says what an exit
+    /// means. A kiln tells by its exit code and an `error: ` on stderr. Of any other end, memory that ran out is told by
+    /// the signal with which the kernel ends a process then (SIGKILL), or by the words of an allocator or a driver; what
+    /// nothing tells is the device's failure.
+    pub(crate) fn error(&self) -> Option<Error> {
+        if self.status.success() {
+            return None;
+        }
+        let kind = self.status.code().and_then(ErrorKind::of_exit_code);
+        let signal = signal_of(self.status);
+        let mut lines = self.said.lines().map(str::trim).filter(|line| !line.is_empty());
+        let last = lines.clone().next_back();
+        let out_of_memory = lines.find(|line| says_out_of_memory(line));
+        Some(match (kind, self.told()) {
+            (Some(kind), Some(error)) if kind != ErrorKind::Device || out_of_memory.is_none() => error.into_kind(kind),
+            (_, Some(error)) if out_of_memory.is_some() => error.into_kind(ErrorKind::OutOfMemory),
+            _ if signal == Some(SIGKILL) => Error::out_of_memory("the kernel killed its process (SIGKILL)"),
+            _ => match (out_of_memory, Signal::ALL.into_iter().find(|one| Some(one.number()) == signal)) {
+                (Some(words), _) => Error::out_of_memory(words),
+                (None, Some(signal)) => {
+                    Error::interrupted(*signal, format!("its process was ended by {}", signal.name()))
+                }
+                (None, None) => {
+                    let said = last.map_or_else(|| ", and said nothing".to_owned(), |last| format!(": {last}"));
+                    let how = if kind.is_some() { "failed" } else { "crashed" };
+                    Error::of_kind(kind.unwrap_or(ErrorKind::Device), format!("it {how} ({}){said}", self.status))
+                }
+            },
+        })
+    }
+
+    /// The error that the process told last, with its help.
+    fn told(&self) -> Option<Error> {
+        const BEGIN: &str = "error: ";
+        let begin = self.said.rmatch_indices(BEGIN).map(|(at, _)| at);
+        let begin = begin.into_iter().find(|at| *at == 0 || self.said.as_bytes()[at - 1] == b'\n')?;
+        let text = self.said[begin + BEGIN.len()..].trim_end();
+        let (message, help) = match text.split_once("\n  help: ") {
+            Some((message, help)) => (message, Some(help)),
+            None => (text, None),
+        };
+        let error = Error::device(message);
+        (!message.is_empty()).then(|| help.into_iter().fold(error, Error::help))
+    }
+}
+
+const SIGKILL: i32 = 9;
+
+#[cfg(unix)]
+fn signal_of(status: ExitStatus) -> Option<i32> {
+    std::os::unix::process::ExitStatusExt::signal(&status)
+}
+
+#[cfg(not(unix))]
+fn signal_of(_: ExitStatus) -> Option<i32> {
+    None
+}
+
+/// Called by a kiln when it starts: where a driver has started it, it ends with that driver from now on.
+///
+/// # Errors
+/// No thread can be started.
+pub fn end_with_driver() -> Result<()> {
+    match std::env::var_os(CHILD) {
+        None => Ok(()),
+        Some(state) if state == GONE => sweep_and_end(),
+        Some(_) => orders().map(drop),
+    }
+}
+
+/// Called where a child meets its driver's end before it has been told: the thread that listens to the driver ends the
+/// process, after it has removed what the two leave. Returns where the driver has merely closed what was written to.
+pub(crate) fn await_end() {
+    std::thread::sleep(Duration::from_secs(3));
+}
+
+/// Ends this process, whose driver has gone, and removes the folders that the two leave. The program is begun anew for that:
+/// nothing of it computes or writes then, and its own locks are released.
+fn clear_up() -> ! {
+    #[cfg(unix)]
+    if let Ok(program) = this_program() {
+        use std::os::unix::process::CommandExt;
+        // Any command will do: it is not run.
+        let _ = Command::new(program).arg("devices").env(CHILD, GONE).exec();
+    }
+    sweep_and_end()
+}
+
+fn sweep_and_end() -> ! {
+    // The system releases the locks of a killed process a little after its pipes.
+    for _ in 0..20 {
+        sweep();
+        std::thread::sleep(POLL);
+    }
+    std::process::exit(i32::from(ErrorKind::Io.exit_code()))
+}
+
+/// The lines that the driver of this process writes to its stdin, as they come. Where they end without [`END`], the driver is
+/// gone, and so is this process: nobody is left who would use what it computes.
+///
+/// # Errors
+/// No thread can be started.
+pub(crate) fn orders() -> Result<&'static Mutex<Receiver<String>>> {
+    static ORDERS: OnceLock<Mutex<Receiver<String>>> = OnceLock::new();
+    if let Some(orders) = ORDERS.get() {
+        return Ok(orders);
+    }
+    let (sender, receiver) = sync_channel(16);
+    let listen = move || {
+        for line in BufReader::new(std::io::stdin()).lines() {
+            let Ok(line) = line else { break };
+            let is_end = line.trim() == END;
+            if sender.send(line).is_err() || is_end {
+                return;
+            }
+        }
+        tracing::error!("the driver of this process has ended");
+        clear_up()
+    };
+    let thread = std::thread::Builder::new().name("kiln-driver".into()).spawn(listen);
+    thread.map_err(|error| Error::start("the thread that listens to the driver", &error))?;
+    Ok(ORDERS.get_or_init(|| Mutex::new(receiver)))
+}
+
+/// How the names of temporary folders begin.
+const PREFIX: &str = "kiln-scratch-";
+
+/// The file in a temporary folder that is locked as long as somebody uses the folder.
+const LOCK: &str = ".in-use";
+
+/// The ending of a folder that somebody is removing, and the state of a child whose driver has gone.
+const GONE: &str = "gone";
+
+/// A temporary folder; dropped, it is removed.
+#[derive(Debug)]
+pub struct Scratch {
+    /// Dropped first: where a file that is open cannot be removed, this one is closed.
+    _in_use: Option<File>,
+    folder: TempDir,
+}
+
+impl Scratch {
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+/// Makes a temporary folder, after those that killed processes have left are removed.
+///
+/// # Errors
+/// The operating system's.
+pub fn scratch() -> Result<Scratch> {
+    sweep();
+    let failed = |error: std::io::Error| Error::io("make a temporary folder", &error);
+    let folder = tempfile::Builder::new().prefix(PREFIX).tempdir().map_err(failed)?;
+    // Locked before it has the name by which others find it. Without locks in this file system nobody else removes it.
+    let aside = folder.path().join(".made");
+    let in_use = File::create(&aside).and_then(|file| {
+        file.lock()?;
+        fs::rename(&aside, folder.path().join(LOCK))?;
+        Ok(file)
+    });
+    Ok(Scratch { _in_use: in_use.ok(), folder })
+}
+
+/// Removes temporary folders that nobody uses any more. What cannot be removed is left to the next process.
+fn sweep() {
+    let Ok(entries) = fs::read_dir(std::env::temp_dir()) else { return };
+    for entry in entries.flatten() {
+        if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
+            continue;
+        }
+        let folder = entry.path();
+        let is_left = || {
+            let file = File::options().write(true).open(folder.join(LOCK));
+            file.is_ok_and(|file| file.try_lock().is_ok())
+        };
+        if folder.extension().is_some_and(|ending| ending == GONE) || is_left() {
+            remove(&folder);
+        }
+    }
+}
+
+/// Removes a temporary folder, first under another name, so that what has not ended yet does not find it any more.
+fn remove(folder: &Path) {
+    let gone = folder.with_extension(GONE);
+    if folder != gone && fs::rename(folder, &gone).is_err() {
+        return;
+    }
+    // A file that was being made when the name changed, or another process that removes the same, makes it fail once.
+    for _ in 0..10 {
+        let _ = fs::remove_dir_all(&gone);
+        if !gone.exists() {
+            return;
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn shell(script: &str) -> Exit {
+        let folder = tempfile::tempdir().unwrap();
+        let child = Child::start(Command::new("/bin/sh").args(["-c", script]), &folder.path().join("said")).unwrap();
+        child.wait(None, "stopped").unwrap()
+    }
+
+    fn error(script: &str) -> (u8, String) {
+        let error = shell(script).error().unwrap();
+        (error.exit_code(), error.to_string())
+    }
+
+    #[test]
+    fn a_kiln_tells_by_its_exit_code_and_message() {
+        assert!(shell("echo 'error: none' >&2").error().is_none());
+        for code in (1..=7).chain([130, 143]) {
+            let script = format!("echo 'warning: a' >&2; echo 'error: b' >&2; echo '  help: c' >&2; exit {code}");
+            assert_eq!(error(&script), (code, "b\n  help: c".into()));
+        }
+        assert_eq!(error("exit 3"), (3, "it failed (exit status: 3), and said nothing".into()));
+        assert_eq!(error("echo 'error: a file: out of memory' >&2; exit 3").0, 3);
+    }
+
+    #[test]
+    fn memory_that_ran_out_has_many_faces() {
+        assert_eq!(error("kill -9 $$"), (4, "the kernel killed its process (SIGKILL)".into()));
+        let abort = "echo 'memory allocation of 99 bytes failed' >&2; kill -ABRT $$";
+        assert_eq!(error(abort), (4, "memory allocation of 99 bytes failed".into()));
+        let panic = "echo 'thread panicked: CUDA_ERROR_OUT_OF_MEMORY' >&2; echo 'note: backtrace' >&2; exit 101";
+        assert_eq!(error(panic), (4, "thread panicked: CUDA_ERROR_OUT_OF_MEMORY".into()));
+        assert_eq!(error("echo 'error: no luck, out of memory' >&2; exit 7"), (4, "no luck, out of memory".into()));
+    }
+
+    #[test]
+    fn every_other_end_is_told_too() {
+        assert_eq!(error("exit 101"), (7, "it crashed (exit status: 101), and said nothing".into()));
+        assert_eq!(error("echo a >&2; echo b >&2; exit 9"), (7, "it crashed (exit status: 9): b".into()));
+        let (code, message) = error("kill -SEGV $$");
+        assert!(code == 7 && message.starts_with("it crashed (signal: 11"), "{message}");
+        assert_eq!(error("kill -TERM $$"), (143, "its process was ended by SIGTERM".into()));
+        let much = "i=0; while [ $i -lt 3000 ]; do echo 'a line of thirty bytes or more' >&2; i=$((i+1)); done; exit 8";
+        assert!(error(much).1.ends_with(": a line of thirty bytes or more"));
+    }
+
+    #[test]
+    fn a_folder_goes_with_its_last_user() {
+        let (mine, left) = (scratch().unwrap(), scratch().unwrap());
+        fs::write(left.path().join("file"), "x").unwrap();
+        // As a killed process leaves it: there, and locked by nobody.
+        let path = left.path().to_owned();
+        let Scratch { _in_use, .. } = &left;
+        _in_use.as_ref().unwrap().unlock().unwrap();
+        sweep();
+        assert!(!path.exists() && mine.path().exists());
+        let path = mine.path().to_owned();
+        drop(mine);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_another_program_has_started_ends_with_it() {
+        let folder = scratch().unwrap();
+        let script = format!("sleep 60 & echo $! > {}/pid; wait", folder.path().display());
+        let child = Child::start_foreign(Command::new("/bin/sh").args(["-c", &script]), &folder.path().join("said"));
+        let pid = || fs::read_to_string(folder.path().join("pid")).unwrap_or_default().trim().to_owned();
+        while pid().is_empty() {
+            std::thread::sleep(POLL);
+        }
+        drop(child.unwrap());
+        let gone = || !fs::read_to_string(format!("/proc/{}/stat", pid())).is_ok_and(|stat| !stat.contains(") Z "));
+        let asked = Instant::now();
+        while !gone() {
+            assert!(asked.elapsed() < Duration::from_secs(5), "it is still there");
+            std::thread::sleep(POLL);
+        }
+    }
+}

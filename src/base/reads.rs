@@ -1,0 +1,136 @@
+//! Reading values back from a device. Every read is counted by the place of the program that asked for it, since a read in the
+//! middle of a step stalls the device.
+
+use std::collections::BTreeMap;
+use std::panic::Location;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use burn::tensor::Tensor;
+
+use crate::base::error::{Error, Result, says_out_of_memory};
+
+static READS: AtomicU64 = AtomicU64::new(0);
+
+/// How often each place of the program has read.
+static SITES: Mutex<BTreeMap<Site, u64>> = Mutex::new(BTreeMap::new());
+
+/// File and line.
+type Site = (&'static str, u32);
+
+/// How many times values have been read back from a device since the process started.
+pub fn device_reads() -> u64 {
+    READS.load(Ordering::Relaxed)
+}
+
+/// Reads from a device by the place of the program that asked for them, up to one moment or between two.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DeviceReads(BTreeMap<Site, u64>);
+
+impl DeviceReads {
+    /// All since the process started.
+    pub fn now() -> Self {
+        Self(SITES.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
+    /// Those of them that `earlier` does not have.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let more = self.0.iter().map(|(site, count)| (*site, count - earlier.0.get(site).copied().unwrap_or(0)));
+        Self(more.filter(|(_, count)| *count > 0).collect())
+    }
+
+    /// How many there are.
+    pub fn total(&self) -> u64 {
+        self.0.values().sum()
+    }
+
+    /// `FILE:LINE` and count of every place, most reads first.
+    pub fn sites(&self) -> Vec<(String, u64)> {
+        let mut sites =
+            self.0.iter().map(|((file, line), count)| (format!("{file}:{line}"), *count)).collect::<Vec<_>>();
+        sites.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        sites
+    }
+}
+
+impl std::fmt::Display for DeviceReads {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let sites = self.sites().into_iter().map(|(site, count)| format!("{count} by {site}"));
+        write!(f, "{} device reads: {}", self.total(), sites.collect::<Vec<_>>().join(", "))
+    }
+}
+
+fn count_read(site: &'static Location<'static>) {
+    READS.fetch_add(1, Ordering::Relaxed);
+    *SITES.lock().unwrap_or_else(PoisonError::into_inner).entry((site.file(), site.line())).or_insert(0) += 1;
+}
+
+/// Reads scalars back in one transfer, in order. Every read of a run goes through here or [`read_values`], so that reads can
+/// be counted, by their caller; on the CPU alone, where it is no transfer, the model looks at a mask besides.
+///
+/// # Errors
+/// What the device reports: execution errors surface when a value is read.
+#[track_caller]
+pub fn read_scalars(values: Vec<Tensor<1>>) -> Result<Vec<f64>> {
+    if values.is_empty() {
+        return Ok(Vec::new());
+    }
+    count_read(Location::caller());
+    let together = Tensor::cat(values.into_iter().map(without_autodiff).collect(), 0);
+    let values = together.try_into_vec_as::<f32>().map_err(|error| device_error(&error))?;
+    Ok(values.into_iter().map(f64::from).collect())
+}
+
+/// Reads all of one tensor back, in row-major order.
+///
+/// # Errors
+/// As [`read_scalars`].
+#[track_caller]
+pub fn read_values<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {
+    count_read(Location::caller());
+    tensor.try_into_vec_as::<f32>().map_err(|error| device_error(&error))
+}
+
+fn without_autodiff(tensor: Tensor<1>) -> Tensor<1> {
+    if tensor.is_autodiff() { tensor.inner() } else { tensor }
+}
+
+fn device_error(error: &dyn std::fmt::Display) -> Error {
+    let text = error.to_string();
+    if says_out_of_memory(&text) {
+        Error::out_of_memory(format!("the device ran out of memory: {text}"))
+            .help("lower trainer.per_device_train_batch_size and raise trainer.gradient_accumulation_steps by as much")
+    } else {
+        Error::device(format!("the device failed: {text}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use burn::tensor::Device;
+
+    use super::*;
+
+    #[test]
+    fn reads_are_counted_and_in_order() {
+        let device = Device::flex();
+        let before = device_reads();
+        let values = [1.0f32, 2.0, 3.0].map(|value| Tensor::<1>::from_floats([value], &device)).to_vec();
+        assert_eq!(read_scalars(values).unwrap(), [1.0, 2.0, 3.0]);
+        assert!(device_reads() > before);
+        let (before, line) = (DeviceReads::now(), line!() + 1);
+        read_scalars(vec![Tensor::from_floats([1.0f32], &device)]).unwrap();
+        let here = (format!("{}:{line}", file!()), 1);
+        assert!(DeviceReads::now().since(&before).sites().contains(&here));
+    }
+
+    #[test]
+    fn a_poisoned_device_is_no_lack_of_memory() {
+        let kind = |text: &str| device_error(&text).exit_code();
+        assert_eq!(kind("The device is poisoned\nCaused by:\n  CUDA_ERROR_ILLEGAL_ADDRESS: illegal memory access"), 7);
+        assert_eq!(kind("CUDA_ERROR_OUT_OF_MEMORY: out of memory"), 4);
+        assert_eq!(kind("a launch failed"), 7);
+    }
+}

@@ -1,0 +1,777 @@
+//! Text to ids and back: a wrapper around the `tokenizers` crate that knows the files Hugging Face folders hold, and learns
+//! a byte-level BPE when there is none.
+
+mod files;
+mod guard;
+#[cfg(test)]
+mod mutations;
+
+use std::fs;
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+use tokenizers::models::bpe::{BPE, BpeTrainerBuilder};
+use tokenizers::models::wordpiece::WordPiece;
+use tokenizers::models::{ModelWrapper, TrainerWrapper};
+use tokenizers::normalizers::BertNormalizer;
+use tokenizers::parallelism::MaybeParallelIterator;
+use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::processors::bert::BertProcessing;
+use tokenizers::processors::roberta::RobertaProcessing;
+use tokenizers::{
+    AddedToken, EncodeInput, Encoding, Model, PostProcessor, Token, TruncationDirection, TruncationParams,
+};
+
+use super::corpus::Corpus;
+use super::pieces::seam;
+use super::table::Row;
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::data::squad::WindowEncoder;
+use files::{Origin, Stated};
+
+pub use files::{NamedFile, chat_templates, read_file, tokenizer_files, write_files};
+pub(crate) use guard::guarded;
+
+/// GPT-2's end-of-text token, which also separates documents.
+pub const END_OF_TEXT: &str = "<|endoftext|>";
+
+/// Merges are learned from at most this much text, drawn from the corpus in a seeded order: what a vocabulary needs to know
+/// of a language fits in it, and memory stays bounded whatever the corpus.
+pub const TRAIN_BYTES: usize = 16 << 20;
+
+/// A row as ids.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Encoded {
+    /// Token ids, special ones included.
+    pub ids: Vec<u32>,
+    /// Token types, one a token.
+    pub types: Vec<u8>,
+}
+
+/// Encodes rows of one or two texts up to a length. Longer ones are cut as `transformers` cuts them
+/// (`truncation="longest_first"`: tokens go from the end of the longer text).
+#[derive(Debug, Clone)]
+pub struct RowEncoder {
+    inner: tokenizers::Tokenizer,
+    max_length: usize,
+    hash: [u8; 32],
+    has_types: bool,
+}
+
+impl RowEncoder {
+    /// Tokens that a row is cut to unless something else is asked for: what BERT was made for.
+    pub const DEFAULT_MAX_LENGTH: usize = 512;
+
+    /// The ids of `rows`, on all cores.
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn encode(&self, rows: &[Row]) -> Result<Vec<Encoded>> {
+        let input = |row: &Row| {
+            Ok(match &row.text_pair {
+                // Which side of a pair is cut further depends on the length of both.
+                Some(pair) => EncodeInput::Dual(row.text.clone().into(), pair.clone().into()),
+                None => EncodeInput::Single(self.beginning(&row.text)?.to_owned().into()),
+            })
+        };
+        let encoded = rows.into_maybe_par_iter().map(|row| {
+            guarded(|| {
+                let encoding = self.inner.encode_fast(input(row).map_err(failed)?, true).map_err(failed)?;
+                let types = encoding.get_type_ids().iter().map(|kind| *kind as u8).collect();
+                Ok(Encoded { ids: encoding.get_ids().to_vec(), types })
+            })
+        });
+        encoded.collect()
+    }
+
+    /// As much of `text` as has all tokens that a row can have: the library takes a hundred times the memory of a text, and of
+    /// a long one only the beginning stays.
+    fn beginning<'a>(&self, text: &'a str) -> tokenizers::Result<&'a str> {
+        // More than almost every text needs for its tokens.
+        let mut bytes = self.max_length.saturating_mul(32);
+        while bytes < text.len() {
+            let some = &text[..text.floor_char_boundary(bytes)];
+            let some = &some[..seam(some).unwrap_or(some.len())];
+            if self.inner.encode_fast(some, false)?.len() >= self.max_length {
+                return Ok(some);
+            }
+            bytes = bytes.saturating_mul(4);
+        }
+        Ok(text)
+    }
+
+    /// Whether token types are kept.
+    pub fn has_types(&self) -> bool {
+        self.has_types
+    }
+
+    /// Number of ids, added tokens included.
+    pub fn vocab_size(&self) -> usize {
+        vocab_size(&self.inner)
+    }
+
+    /// SHA-256 of everything that decides the ids.
+    pub fn content_hash(&self) -> [u8; 32] {
+        self.hash
+    }
+}
+
+/// The text that a vocabulary is learned from, in pieces: [`TRAIN_BYTES`] at the most.
+pub(super) fn training_text(corpus: &Corpus, seed: u64) -> impl Iterator<Item = Result<String>> + Send {
+    let mut left = TRAIN_BYTES;
+    corpus.sample(TRAIN_BYTES as u64, seed, TRAIN_PIECE).map_while(move |piece| {
+        let text = piece.map(|piece| {
+            let mut text = piece.text;
+            text.truncate(text.floor_char_boundary(left));
+            text
+        });
+        let is_over = left == 0;
+        left -= text.as_ref().map_or(0, String::len);
+        (!is_over).then_some(text)
+    })
+}
+
+/// Text is read in pieces of this many bytes while the vocabulary is learned.
+const TRAIN_PIECE: usize = 64 << 10;
+
+/// A tokenizer.
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    hash: [u8; 32],
+    /// The folder that it came from with its files; none if it was learned or read from a file of another name.
+    origin: Option<Origin>,
+    /// Tokens by role, as the files state them.
+    roles: Vec<(&'static str, String)>,
+    /// The side that a text which is too long loses.
+    truncation: TruncationDirection,
+}
+
+impl Tokenizer {
+    /// Whether `folder` holds files that [`load`](Self::load) reads.
+    pub fn is_in(folder: &Path) -> bool {
+        let has = |name: &str| folder.join(name).is_file();
+        has("tokenizer.json")
+            || has("vocab.txt")
+            || (has("vocab.json") && has("merges.txt"))
+            || (has("encoder.json") && has("vocab.bpe"))
+    }
+
+    /// Reads a folder with `tokenizer.json`, `vocab.json` and `merges.txt` (or OpenAI's names, `encoder.json` and
+    /// `vocab.bpe`), or `vocab.txt` (WordPiece, lower-casing unless `tokenizer_config.json` says `do_lower_case: false`); or
+    /// one such file. Added tokens, special tokens and what the tokenizer's class decides are taken from the files beside
+    /// it, so that ids are those of `transformers`' `AutoTokenizer`.
+    ///
+    /// # Errors
+    /// None of these files, or one that cannot be read.
+    pub fn load(path: &Path) -> Result<Self> {
+        guarded(|| Self::read(path)).map_err(|error| match error.kind() {
+            ErrorKind::Data if !error.to_string().starts_with(&path.display().to_string()) => error.at(path.display()),
+            _ => error,
+        })
+    }
+
+    fn read(path: &Path) -> Result<Self> {
+        let bad = |file: &Path, error: tokenizers::Error| {
+            Error::data(format!("{}: not a readable tokenizer: {error}", file.display()))
+        };
+        let (folder, file) = match path.is_dir() {
+            true => (path, None),
+            false => (path.parent().unwrap_or(Path::new(".")), path.file_name().and_then(|name| name.to_str())),
+        };
+        let find = |name: &str| {
+            let there = folder.join(name);
+            (file.is_none_or(|file| file == name) && there.is_file()).then_some(there)
+        };
+        if let Some(found) = find("tokenizer.json") {
+            let inner = tokenizers::Tokenizer::from_file(&found).map_err(|error| bad(&found, error))?;
+            return Self::wrap(inner, Some(Origin::read(folder, &[])?));
+        }
+        for (vocab, merges) in [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")] {
+            // Under OpenAI's names `transformers` does not find them, so they are written anew.
+            let known = vocab == "vocab.json";
+            let (vocab, merges) = (folder.join(vocab), folder.join(merges));
+            let named = |path: &Path| file.is_none_or(|file| path.file_name().is_some_and(|name| name == file));
+            if vocab.is_file() && merges.is_file() && (named(&vocab) || named(&merges)) {
+                let model = BPE::from_file(&vocab.to_string_lossy(), &merges.to_string_lossy()).build();
+                let inner = byte_level(model.map_err(|error| bad(&vocab, error))?)?;
+                let origin = known.then(|| Origin::read(folder, &["tokenizer.json", "vocab.txt"])).transpose()?;
+                return Self::wrap(inner, origin);
+            }
+        }
+        if let Some(found) = find("vocab.txt") {
+            let model = WordPiece::from_file(&found.to_string_lossy()).unk_token("[UNK]".into()).build();
+            let inner = word_piece(model.map_err(|error| bad(&found, error))?, lower_cases(folder)?, &found)?;
+            return Self::wrap(inner, Some(Origin::read(folder, &["tokenizer.json", "vocab.json", "merges.txt"])?));
+        }
+        for (vocab, merges) in [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")] {
+            for (there, missing) in [(vocab, merges), (merges, vocab)] {
+                if find(there).is_some() {
+                    let there = folder.join(there);
+                    return Err(Error::data(format!("{}: {missing} is missing beside it", there.display()))
+                        .help("a byte-level BPE is a vocabulary and its merges: both files are needed"));
+                }
+            }
+        }
+        if let Some(file) = file.filter(|file| file.ends_with(".json") && folder.join(file).is_file()) {
+            let found = folder.join(file);
+            let inner = tokenizers::Tokenizer::from_file(&found).map_err(|error| bad(&found, error))?;
+            return Self::wrap(inner, None);
+        }
+        Err(Error::data(format!("{}: no tokenizer found", path.display()))
+            .help("expected tokenizer.json, vocab.json with merges.txt, or vocab.txt"))
+    }
+
+    /// Learns a byte-level BPE (Radford et al. 2019) of `vocab_size` tokens from `corpus`: 256 bytes, end-of-text (id 0),
+    /// and merges. Deterministic for a seed. The vocabulary is smaller when the text does not yield as many merges.
+    ///
+    /// # Errors
+    /// Text that cannot be read; fewer than 257 tokens asked for.
+    pub fn train_bpe(corpus: &Corpus, vocab_size: usize, seed: u64) -> Result<Self> {
+        if vocab_size < 257 {
+            return Err(Error::config(format!("tokenizer.train_vocab_size: expected at least 257, got {vocab_size}"))
+                .help("256 bytes and end-of-text are always in it"));
+        }
+        let mut trainer = BpeTrainerBuilder::new()
+            .vocab_size(vocab_size)
+            .show_progress(false)
+            .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
+            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+            .build();
+        // Read as it is counted, never all at once. A failure ends the text, and is told when the counting is over.
+        let mut failed = None;
+        let texts = training_text(corpus, seed).map_while(|text| text.map_err(|error| failed = Some(error)).ok());
+        let mut inner = tokenizers::Tokenizer::new(BPE::default());
+        inner.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
+        inner.with_decoder(Some(ByteLevel::new(false, true, true)));
+        let mut wrapped = TrainerWrapper::BpeTrainer(std::mem::take(&mut trainer));
+        let learned = inner.train(&mut wrapped, texts).map(drop);
+        failed.map_or(Ok(()), Err)?;
+        learned.map_err(|error| Error::data(format!("learning the tokenizer failed: {error}")))?;
+        Self::wrap(inner, None)
+    }
+
+    /// Reads the text of a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// Text that is none.
+    pub fn from_json(json: &str) -> Result<Self> {
+        let inner = guarded(|| json.parse::<tokenizers::Tokenizer>().map_err(failed));
+        Self::wrap(inner?, None)
+    }
+
+    fn wrap(mut inner: tokenizers::Tokenizer, origin: Option<Origin>) -> Result<Self> {
+        // Lengths are the collator's business; a file that truncates or pads would do it behind its back.
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(failed)?;
+        let stated = origin.as_ref().map(Stated::read).transpose()?.unwrap_or_default();
+        stated.apply(&mut inner)?;
+        let json = inner.to_string(false).map_err(failed)?;
+        let truncation = stated.truncation.unwrap_or(TruncationDirection::Right);
+        let mut wrapped = Self { hash: [0; 32], inner, origin, roles: stated.roles, truncation };
+        wrapped.check_ids()?;
+        let mut hash = Sha256::new();
+        hash.update(json.as_bytes());
+        hash.update(format!("{:?} ends documents, {truncation:?} is cut", wrapped.eot_id()));
+        wrapped.hash = hash.finalize().into();
+        Ok(wrapped)
+    }
+
+    /// Refuses ids that no model has, and those of special tokens that the vocabulary has not.
+    fn check_ids(&self) -> Result<()> {
+        let size = self.vocab_size();
+        if size > MAX_VOCAB_SIZE {
+            return Err(Error::data(format!(
+                "the largest id is {}; a model has at most {MAX_VOCAB_SIZE} tokens",
+                size - 1
+            ))
+            .help("an id in a file of the tokenizer is wrong"));
+        }
+        // Whatever stays the same when the texts are other ones is special.
+        let around = |mark| -> Result<Vec<(u32, String)>> {
+            let one = guarded(|| self.inner.post_process(marked(mark, 0), None, true).map_err(failed))?;
+            let tokens = [one, self.around_pair(mark)?].into_iter().flat_map(|encoding| {
+                let tokens = encoding.get_ids().iter().copied().zip(encoding.get_tokens().iter().cloned());
+                tokens.collect::<Vec<_>>()
+            });
+            Ok(tokens.collect())
+        };
+        let mut special = around(MARK)?.into_iter().zip(around(MARK - 1)?).filter(|(one, other)| one.0 == other.0);
+        match special.find(|((id, _), _)| *id as usize >= size) {
+            Some(((id, token), _)) => Err(Error::data(format!(
+                "post_processor: it puts the token {token:?} with the id {id} around a text, but its vocabulary has {size} ids"
+            ))
+            .help("the post_processor must name ids of the vocabulary or of added_tokens")),
+            None => Ok(()),
+        }
+    }
+
+    /// The ids of `text`, with the special tokens that the tokenizer adds.
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        guarded(|| Ok(self.inner.encode_fast(text, true).map_err(failed)?.get_ids().to_vec()))
+    }
+
+    /// The ids of several texts, on all cores.
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn encode_batch(&self, texts: &[String]) -> Result<Vec<Vec<u32>>> {
+        texts.into_maybe_par_iter().map(|text| self.encode(text)).collect()
+    }
+
+    /// The ids of parts of documents, on all cores, without the special tokens that go around a document; see
+    /// [`around`](Self::around).
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn encode_pieces(&self, texts: &[&str]) -> Result<Vec<Vec<u32>>> {
+        // Only the ids are kept: an `Encoding` takes some thirty times their memory.
+        let ids = texts
+            .into_maybe_par_iter()
+            .map(|text| guarded(|| Ok(self.inner.encode_fast(*text, false).map_err(failed)?.get_ids().to_vec())));
+        ids.collect()
+    }
+
+    /// The special tokens that [`encode`](Self::encode) puts before and after a text: none for GPT-2, `[CLS]` and `[SEP]`
+    /// for BERT.
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn around(&self) -> Result<(Vec<u32>, Vec<u32>)> {
+        let all = guarded(|| self.inner.post_process(marked(MARK, 0), None, true).map_err(failed))?;
+        let mut sides = all.get_ids().splitn(2, |id| *id == MARK).map(<[u32]>::to_vec);
+        Ok((sides.next().unwrap_or_default(), sides.next().unwrap_or_default()))
+    }
+
+    /// A pair, each of whose texts is the one id `mark`, with the special tokens around it.
+    fn around_pair(&self, mark: u32) -> Result<Encoding> {
+        guarded(|| self.inner.post_process(marked(mark, 0), Some(marked(mark, 1)), true).map_err(failed))
+    }
+
+    /// Cuts questions and their contexts into windows; see [`WindowEncoder::new`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn window_encoder(&self, max_length: usize, doc_stride: usize, token_types: bool) -> Result<WindowEncoder> {
+        WindowEncoder::new(&self.inner, self.hash, max_length, doc_stride, token_types)
+    }
+
+    /// The text of `ids` without special tokens, as `transformers`' pipelines show it; a character that is cut in the middle
+    /// shows as U+FFFD.
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        // Some decoders of the library expect at least one token.
+        if ids.is_empty() {
+            return Ok(String::new());
+        }
+        guarded(|| self.inner.decode(ids, true).map_err(failed))
+    }
+
+    /// Number of ids, added tokens included: one more than the largest id.
+    pub fn vocab_size(&self) -> usize {
+        vocab_size(&self.inner)
+    }
+
+    /// An encoder of rows, of pairs if `pairs`, of at most `max_length` tokens; with `has_types`, it keeps token types.
+    ///
+    /// # Errors
+    /// A length that has no room for a token of each text beside the special ones.
+    pub fn row_encoder(&self, max_length: usize, pairs: bool, has_types: bool) -> Result<RowEncoder> {
+        let special = self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(pairs));
+        let least = special + if pairs { 2 } else { 1 };
+        if max_length < least {
+            return Err(Error::config(format!(
+                "data.max_length = {max_length}: expected at least {least}, since the tokenizer adds {special} tokens"
+            )));
+        }
+        let mut inner = self.inner.clone();
+        let truncation = TruncationParams { max_length, direction: self.truncation, ..TruncationParams::default() };
+        inner.with_truncation(Some(truncation)).map_err(failed)?;
+        let mut hash = Sha256::new();
+        hash.update(self.hash);
+        hash.update(format!("rows of {max_length}, pairs {pairs}, types {has_types}").as_bytes());
+        Ok(RowEncoder { inner, max_length, hash: hash.finalize().into(), has_types })
+    }
+
+    /// The id of the first of `roles` that the files state, else of the first of the `usual` tokens that exists.
+    fn role_id(&self, roles: &[&str], usual: &[&str]) -> Option<u32> {
+        let stated = |role: &&str| self.roles.iter().find(|(name, _)| name == role).map(|(_, token)| token.as_str());
+        let mut tokens = roles.iter().filter_map(stated).chain(usual.iter().copied());
+        tokens.find_map(|token| self.token_id(token))
+    }
+
+    /// The id that stands for a masked token: the `mask_token` of the files, or `[MASK]` or `<mask>`.
+    pub fn mask_id(&self) -> Option<u32> {
+        self.role_id(&["mask_token"], &["[MASK]", "<mask>"])
+    }
+
+    /// The id of padding: the `pad_token` of the files, or `[PAD]` or `<pad>`.
+    pub fn pad_id(&self) -> Option<u32> {
+        self.role_id(&["pad_token"], &["[PAD]", "<pad>"])
+    }
+
+    /// The ids of special tokens, which are no text.
+    pub fn special_ids(&self) -> Vec<u32> {
+        let added = self.inner.get_added_tokens_decoder();
+        added.into_iter().filter_map(|(id, token)| token.special.then_some(id)).collect()
+    }
+
+    /// Whether each id continues the word of the id before it; none for a model whose pieces do not tell.
+    pub fn continuations(&self) -> Option<Vec<bool>> {
+        // Word pieces mark what continues a word, byte-level BPE marks the space (or line end, or tab) before one.
+        let continues: fn(&str) -> bool = match self.inner.get_model() {
+            ModelWrapper::WordPiece(_) => |token| token.starts_with("##"),
+            ModelWrapper::BPE(_) => |token| !token.starts_with(['Ġ', 'Ċ', 'ĉ']),
+            _ => return None,
+        };
+        let mut all = vec![false; self.vocab_size()];
+        for (token, id) in self.inner.get_vocab(false) {
+            all[id as usize] = continues(&token);
+        }
+        Some(all)
+    }
+
+    /// The id of a token.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// The id that ends a document: the `eos_token` or else `sep_token` of the files, or `<|endoftext|>`, `</s>` or
+    /// `[SEP]`, the first that exists.
+    pub fn eot_id(&self) -> Option<u32> {
+        self.role_id(&["eos_token", "sep_token"], &[END_OF_TEXT, "</s>", "[SEP]"])
+    }
+
+    /// SHA-256 of everything that decides the ids.
+    pub fn content_hash(&self) -> [u8; 32] {
+        self.hash
+    }
+
+    /// `tokenizer.json`.
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn to_json(&self) -> Result<String> {
+        self.inner.to_string(true).map_err(failed)
+    }
+}
+
+/// An id that stands for a text while the special tokens around it are asked for.
+const MARK: u32 = u32::MAX;
+
+/// The largest vocabulary that `ModelConfig` takes.
+const MAX_VOCAB_SIZE: usize = 1 << 24;
+
+/// A text of the one id `mark`, of the token type `kind`.
+fn marked(mark: u32, kind: u32) -> Encoding {
+    Encoding::from_tokens(vec![Token::new(mark, "a".into(), (0, 1))], kind)
+}
+
+fn failed(error: tokenizers::Error) -> Error {
+    Error::data(format!("tokenizer: {error}"))
+}
+
+fn vocab_size(inner: &tokenizers::Tokenizer) -> usize {
+    // An added token may give a token of the vocabulary another id, and the text still has the first one.
+    let of_text = inner.get_vocab(false).into_values().max();
+    let added = inner.get_added_tokens_decoder().into_keys().max();
+    of_text.max(added).map_or(0, |id| id as usize + 1)
+}
+
+/// GPT-2's pipeline around its vocabulary and merges, and RoBERTa's where the vocabulary has `<s>` and `</s>` in place of
+/// `<|endoftext|>`.
+fn byte_level(model: BPE) -> Result<tokenizers::Tokenizer> {
+    let mut inner = tokenizers::Tokenizer::new(model);
+    inner.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
+    inner.with_decoder(Some(ByteLevel::new(false, true, true)));
+    let ids = |token: &str| inner.token_to_id(token).map(|id| (token.to_string(), id));
+    match (ids(END_OF_TEXT), ids("<s>"), ids("</s>")) {
+        (Some(_), ..) => special(&mut inner, &[END_OF_TEXT])?,
+        (None, Some(first), Some(last)) => {
+            inner.with_post_processor(Some(RobertaProcessing::new(last, first).add_prefix_space(false)));
+            let present = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"].into_iter();
+            let present = present.filter(|token| inner.token_to_id(token).is_some()).collect::<Vec<_>>();
+            special(&mut inner, &present)?;
+        }
+        _ => {}
+    }
+    Ok(inner)
+}
+
+/// BERT's pipeline around its word pieces.
+fn word_piece(model: WordPiece, lower_case: bool, file: &Path) -> Result<tokenizers::Tokenizer> {
+    let missing = ["[UNK]", "[CLS]", "[SEP]"].into_iter().find(|token| model.token_to_id(token).is_none());
+    if let Some(token) = missing {
+        return Err(Error::data(format!("{}: expected BERT's word pieces, but {token} is missing", file.display())));
+    }
+    let id = |token: &str| (token.to_string(), model.token_to_id(token).unwrap_or_default());
+    let ends = BertProcessing::new(id("[SEP]"), id("[CLS]"));
+    let mut inner = tokenizers::Tokenizer::new(model);
+    inner.with_normalizer(Some(BertNormalizer::new(true, true, None, lower_case))).map_err(failed)?;
+    inner.with_pre_tokenizer(Some(BertPreTokenizer));
+    inner.with_post_processor(Some(ends));
+    inner.with_decoder(Some(tokenizers::decoders::wordpiece::WordPiece::default()));
+    let present = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].into_iter();
+    let present = present.filter(|token| inner.token_to_id(token).is_some()).collect::<Vec<_>>();
+    special(&mut inner, &present)?;
+    Ok(inner)
+}
+
+fn special(inner: &mut tokenizers::Tokenizer, tokens: &[&str]) -> Result<()> {
+    let tokens = tokens.iter().map(|token| AddedToken::from(*token, true)).collect::<Vec<_>>();
+    inner.add_special_tokens(tokens).map(drop).map_err(failed)
+}
+
+/// `do_lower_case` of `tokenizer_config.json`; BERT's default is true.
+fn lower_cases(folder: &Path) -> Result<bool> {
+    let path = folder.join("tokenizer_config.json");
+    if !path.is_file() {
+        return Ok(true);
+    }
+    let text = fs::read_to_string(&path).map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
+    let json: serde_json::Value =
+        serde_json::from_str(&text).map_err(|error| Error::data(format!("{}: {error}", path.display())))?;
+    Ok(json.get("do_lower_case").and_then(serde_json::Value::as_bool).unwrap_or(true))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::files::FILES;
+    use super::*;
+    use crate::config::Documents;
+    use kiln_models::{ModelConfig, ModelType};
+
+    /// Writes the folder of a model of `size` as a run does, which was trained from the folder `from`, if any.
+    fn save(
+        tokenizer: &Tokenizer,
+        kind: ModelType,
+        size: &str,
+        from: Option<&Path>,
+        folder: &Path,
+    ) -> serde_json::Value {
+        let model = ModelConfig::preset(kind, size).unwrap();
+        write_files(folder, &tokenizer.files(&model, from).unwrap()).unwrap();
+        let text = fs::read(folder.join("tokenizer_config.json")).unwrap_or(b"null".to_vec());
+        serde_json::from_slice(&text).unwrap()
+    }
+
+    fn corpus(folder: &tempfile::TempDir) -> Corpus {
+        let text = "fn main() { println!(\"hällo wörld 你好\"); }\n".repeat(20);
+        fs::write(folder.path().join("a.rs"), text).unwrap();
+        Corpus::open(&[format!("{}/a.rs", folder.path().display())], Documents::File).unwrap()
+    }
+
+    #[test]
+    fn a_learned_bpe_is_lossless_deterministic_and_survives_saving() {
+        let folder = tempfile::tempdir().unwrap();
+        let corpus = corpus(&folder);
+        let tokenizer = Tokenizer::train_bpe(&corpus, 290, 1).unwrap();
+        assert_eq!(tokenizer.vocab_size(), 290);
+        assert_eq!(tokenizer.eot_id(), Some(0));
+        let text = "fn other() { /* never seen: ü 你 🦀 */ }";
+        let ids = tokenizer.encode(text).unwrap();
+        assert_eq!(tokenizer.decode(&ids).unwrap(), text);
+        assert!(ids.len() < text.len());
+        assert_eq!(Tokenizer::train_bpe(&corpus, 290, 1).unwrap().content_hash(), tokenizer.content_hash());
+        let said = save(&tokenizer, ModelType::Gpt2, "small", None, folder.path());
+        let expected = serde_json::json!({
+            "tokenizer_class": "GPT2Tokenizer", "model_max_length": 1024, "model_input_names": ["input_ids", "attention_mask"],
+            "clean_up_tokenization_spaces": false, "bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT,
+            "add_prefix_space": false
+        });
+        assert_eq!(said, expected);
+        assert!(Tokenizer::is_in(folder.path()));
+        let loaded = Tokenizer::load(folder.path()).unwrap();
+        assert_eq!(loaded.encode(text).unwrap(), ids);
+        assert_eq!(loaded.content_hash(), tokenizer.content_hash());
+        assert!(Tokenizer::train_bpe(&corpus, 100, 1).is_err());
+    }
+
+    #[test]
+    fn word_pieces_get_berts_pipeline() {
+        let folder = tempfile::tempdir().unwrap();
+        let pieces = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhello\nwor\n##ld\n";
+        fs::write(folder.path().join("vocab.txt"), pieces).unwrap();
+        let ids = |folder: &Path| Tokenizer::load(folder).unwrap().encode("Hello world !").unwrap();
+        assert_eq!(ids(folder.path()), [2, 5, 6, 7, 1, 3]);
+        let tokenizer = Tokenizer::load(folder.path()).unwrap();
+        assert_eq!(tokenizer.around().unwrap(), (vec![2], vec![3]));
+        assert_eq!(tokenizer.encode_pieces(&["Hello", " world !"]).unwrap(), [vec![5], vec![6, 7, 1]]);
+        assert_eq!(tokenizer.encode_batch(&["Hello".into()]).unwrap(), [[2, 5, 3]]);
+        fs::write(folder.path().join("tokenizer_config.json"), "{\"do_lower_case\": false}").unwrap();
+        assert_eq!(ids(folder.path()), [2, 1, 6, 7, 1, 3]);
+        fs::write(folder.path().join("vocab.txt"), "hello\n").unwrap();
+        assert!(Tokenizer::load(folder.path()).unwrap_err().to_string().contains("[UNK] is missing"));
+    }
+
+    #[test]
+    fn openais_file_names_work() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("encoder.json"), r#"{"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}"#).unwrap();
+        fs::write(folder.path().join("vocab.bpe"), "#version: 0.2\na b\n").unwrap();
+        let tokenizer = Tokenizer::load(folder.path()).unwrap();
+        assert_eq!(tokenizer.encode("abb<|endoftext|>").unwrap(), [2, 1, 3]);
+        assert_eq!(tokenizer.vocab_size(), 4);
+        assert_eq!(tokenizer.around().unwrap(), (vec![], vec![]));
+        // Either file names both.
+        for name in ["encoder.json", "vocab.bpe"] {
+            assert_eq!(Tokenizer::load(&folder.path().join(name)).unwrap().content_hash(), tokenizer.content_hash());
+        }
+    }
+
+    #[test]
+    fn robertas_files_get_robertas_pipeline() {
+        let folder = tempfile::tempdir().unwrap();
+        let vocab =
+            r#"{"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5, "ab": 6, "Ġ": 7, "Ġa": 8, "<mask>": 9}"#;
+        fs::write(folder.path().join("vocab.json"), vocab).unwrap();
+        fs::write(folder.path().join("merges.txt"), "#version: 0.2\na b\nĠ a\n").unwrap();
+        let tokenizer = Tokenizer::load(folder.path()).unwrap();
+        // As transformers 5.23 reads the same two files.
+        assert_eq!(tokenizer.encode("ab a <mask> b").unwrap(), [0, 6, 8, 7, 9, 7, 5, 2]);
+        assert_eq!(tokenizer.around().unwrap(), (vec![0], vec![2]));
+        let config = save(&tokenizer, ModelType::Roberta, "base", None, folder.path());
+        for (role, token) in [
+            ("tokenizer_class", "RobertaTokenizer"),
+            ("cls_token", "<s>"),
+            ("sep_token", "</s>"),
+            ("pad_token", "<pad>"),
+            ("mask_token", "<mask>"),
+        ] {
+            assert_eq!(config[role], token);
+        }
+        assert_eq!(config["model_max_length"], 512);
+    }
+
+    /// Every file under `folder` with what is in it.
+    fn contents(folder: &Path) -> std::collections::BTreeMap<String, Vec<u8>> {
+        let names = FILES.iter().map(ToString::to_string).chain(chat_templates(folder));
+        names.filter_map(|name| Some((name.clone(), fs::read(folder.join(name)).ok()?))).collect()
+    }
+
+    const PIECES: &str = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhello\nwor\n##ld\n";
+
+    #[test]
+    fn what_came_from_a_folder_is_saved_as_it_came() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let config =
+            "{\n \"tokenizer_class\":\"BertTokenizer\",  \"padding_side\": \"left\", \"model_max_length\": 77}";
+        for (name, text) in [
+            ("vocab.txt", PIECES),
+            ("tokenizer_config.json", config),
+            ("special_tokens_map.json", "{ \"mask_token\": \"[MASK]\" }"),
+            ("added_tokens.json", "{\"<x>\": 8}"),
+            ("chat_template.jinja", "{{ messages }}"),
+            ("additional_chat_templates/tools.jinja", "{{ tools }}"),
+            ("tokenizer.model", "sentencepiece"),
+            ("readme.md", "not a tokenizer's"),
+        ] {
+            write_files(from.path(), &[(name.into(), text.as_bytes().into())]).unwrap();
+        }
+        let tokenizer = Tokenizer::load(from.path()).unwrap();
+        assert_eq!(tokenizer.encode("hello <x>").unwrap(), [2, 5, 8, 3], "the added token is one");
+        for (folder, own) in [("own", Some(from.path())), ("new", None)] {
+            save(&tokenizer, ModelType::Bert, "base", own, &to.path().join(folder));
+            assert_eq!(contents(&to.path().join(folder)), contents(from.path()), "{folder}");
+            assert!(!to.path().join(folder).join("readme.md").exists());
+        }
+        // Saved again from there, nothing has changed either.
+        let again = Tokenizer::load(&to.path().join("own")).unwrap();
+        assert_eq!(again.content_hash(), tokenizer.content_hash());
+        save(&again, ModelType::Bert, "base", None, &to.path().join("again"));
+        assert_eq!(contents(&to.path().join("again")), contents(from.path()));
+        // A model of another family names what it takes, and the rest stays.
+        let said = save(&tokenizer, ModelType::DistilBert, "base", None, &to.path().join("distilbert"));
+        assert_eq!(said["model_input_names"], serde_json::json!(["input_ids", "attention_mask"]));
+        assert_eq!((&said["tokenizer_class"], &said["model_max_length"]), (&"BertTokenizer".into(), &77.into()));
+        let (mut other, mut same) = (contents(&to.path().join("distilbert")), contents(from.path()));
+        other.remove("tokenizer_config.json");
+        same.remove("tokenizer_config.json");
+        assert_eq!(other, same);
+        // In the model's own folder it stays even so: transformers read it like this before.
+        save(&tokenizer, ModelType::DistilBert, "base", Some(from.path()), &to.path().join("distilbert-own"));
+        assert_eq!(contents(&to.path().join("distilbert-own")), contents(from.path()));
+    }
+
+    #[test]
+    fn a_vocabulary_alone_gets_the_class_of_the_model() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::write(from.path().join("vocab.txt"), PIECES).unwrap();
+        let tokenizer = Tokenizer::load(&from.path().join("vocab.txt")).unwrap();
+        let bert = save(&tokenizer, ModelType::Bert, "base", None, to.path());
+        assert_eq!(bert["tokenizer_class"], "BertTokenizer");
+        assert_eq!(bert["model_input_names"], serde_json::json!(["input_ids", "token_type_ids", "attention_mask"]));
+        assert_eq!((&bert["do_lower_case"], &bert["mask_token"]), (&true.into(), &"[MASK]".into()));
+        let distilbert = save(&tokenizer, ModelType::DistilBert, "base", None, to.path());
+        assert_eq!(distilbert["tokenizer_class"], "DistilBertTokenizer");
+        assert_eq!(distilbert["model_input_names"], serde_json::json!(["input_ids", "attention_mask"]));
+        // A pipeline that no class of the family has is kept whole.
+        let mut json: serde_json::Value = serde_json::from_str(&tokenizer.to_json().unwrap()).unwrap();
+        json["pre_tokenizer"] = serde_json::json!({"type": "Whitespace"});
+        fs::remove_file(from.path().join("vocab.txt")).unwrap();
+        fs::write(from.path().join("tokenizer.json"), json.to_string()).unwrap();
+        let odd = save(&Tokenizer::load(from.path()).unwrap(), ModelType::Bert, "base", None, to.path());
+        assert_eq!(odd["tokenizer_class"], "PreTrainedTokenizerFast");
+        assert_eq!(odd["model_input_names"], bert["model_input_names"]);
+    }
+
+    #[test]
+    fn the_files_beside_tokenizer_json_decide_ids_as_in_transformers() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("vocab.txt"), PIECES).unwrap();
+        let json = Tokenizer::load(folder.path()).unwrap().to_json().unwrap();
+        fs::write(folder.path().join("tokenizer.json"), json).unwrap();
+        let config = |text: &str| fs::write(folder.path().join("tokenizer_config.json"), text).unwrap();
+        // Ids as transformers 4.57 gives them for the same files.
+        config(
+            r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": false, "truncation_side": "left",
+                "additional_special_tokens": ["<e>"], "eos_token": "<end>",
+                "added_tokens_decoder": {"8": {"content": "<a>", "special": false, "normalized": true}}}"#,
+        );
+        let tokenizer = Tokenizer::load(folder.path()).unwrap();
+        assert_eq!(tokenizer.encode("Hello hello <a><e> <end>").unwrap(), [2, 1, 5, 8, 10, 9, 3]);
+        assert_eq!((tokenizer.eot_id(), tokenizer.vocab_size()), (Some(9), 11));
+        let cut =
+            tokenizer.row_encoder(4, false, false).unwrap().encode(&[Row::of("hello world hello", None)]).unwrap();
+        assert_eq!(cut[0].ids, [2, 7, 5, 3], "the beginning is cut off");
+        let plain = tokenizer.content_hash();
+        config(r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": false, "additional_special_tokens": ["<e>"]}"#);
+        assert_ne!(Tokenizer::load(folder.path()).unwrap().content_hash(), plain);
+        for (text, says) in [
+            ("[]", "tokenizer_config.json: expected a JSON object"),
+            (r#"{"eos_token": 5}"#, "tokenizer_config.json: eos_token: expected a token, got 5"),
+            (r#"{"truncation_side": "up"}"#, "truncation_side: expected \"left\" or \"right\""),
+            (r#"{"added_tokens_decoder": {"99": {"content": "<a>"}}}"#, "expected the id 99"),
+            (
+                r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": 1}"#,
+                "do_lower_case: expected true or false, got 1",
+            ),
+        ] {
+            config(text);
+            let error = Tokenizer::load(folder.path()).unwrap_err();
+            assert!(error.exit_code() == 3 && error.to_string().contains(says), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_tokenizer_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(Tokenizer::load(folder.path()).unwrap_err().to_string().contains("no tokenizer found"));
+        let missing = Tokenizer::load(&folder.path().join("none/tokenizer.json")).unwrap_err().to_string();
+        assert!(missing.contains("no tokenizer found") && missing.contains("vocab.txt"), "{missing}");
+        fs::write(folder.path().join("vocab.json"), "{}").unwrap();
+        for path in [folder.path().to_path_buf(), folder.path().join("vocab.json")] {
+            let half = Tokenizer::load(&path).unwrap_err().to_string();
+            assert!(half.contains("merges.txt is missing"), "{half}");
+        }
+        fs::write(folder.path().join("tokenizer.json"), "{").unwrap();
+        assert!(Tokenizer::load(folder.path()).unwrap_err().to_string().contains("not a readable tokenizer"));
+    }
+}

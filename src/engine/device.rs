@@ -1,0 +1,171 @@
+//! Where a run executes: finds the device that the config names, seeds it, reads values back from it (and counts the
+//! reads, since a read in the middle of a step stalls the device), and knows how much memory the process has used.
+
+use std::panic;
+
+use burn::tensor::{Device, DeviceType};
+
+use kiln_models::Ops;
+
+use crate::base::error::{Error, Result};
+use crate::base::host;
+use crate::config::{CompilerMode, DeviceKind, FusedOps, Switch, TrainingCompilerConfig};
+use crate::engine::handover as engine;
+use crate::engine::handover::Engine;
+
+/// A device of this machine that this build can use.
+#[derive(Debug, Clone)]
+pub struct Available {
+    /// The kind, as it is written in configs.
+    pub kind: DeviceKind,
+    /// The index among the devices of that kind.
+    pub index: usize,
+    /// Burn's name of it.
+    pub name: String,
+    /// The device.
+    pub device: Device,
+    /// It is a processor that pretends to be a GPU (a software Vulkan driver); `auto` does not choose it.
+    pub is_software: bool,
+}
+
+/// Every device that this build and this machine offer, best first: CUDA, wgpu, CPU.
+pub fn available() -> Vec<Available> {
+    let mut devices = Vec::new();
+    #[cfg(feature = "cuda")]
+    devices.extend(enumerate(DeviceKind::Cuda, DeviceType::Cuda));
+    #[cfg(feature = "wgpu")]
+    devices.extend(enumerate(DeviceKind::Wgpu, DeviceType::Wgpu));
+    devices.extend(enumerate(DeviceKind::Cpu, DeviceType::Flex));
+    devices
+}
+
+/// Kind and name of every device that kernels are compiled for; the CPU has none.
+pub fn kernel_devices() -> Vec<String> {
+    let devices = available().into_iter().filter(|device| device.kind != DeviceKind::Cpu);
+    devices.map(|device| format!("{} {}", device.kind, device.name)).collect()
+}
+
+/// Asks Burn for the devices of one kind. A missing driver makes the runtimes panic; here that means "none".
+fn enumerate(kind: DeviceKind, device_type: DeviceType) -> Vec<Available> {
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(|_| {}));
+    let found = panic::catch_unwind(|| Device::enumerate(device_type).into_vec()).unwrap_or_default();
+    panic::set_hook(hook);
+    let described = found.into_iter().enumerate().map(|(index, device)| {
+        let name = format!("{device:?}").trim_start_matches("Device<").trim_end_matches('>').to_string();
+        let is_software = kind == DeviceKind::Wgpu && name.contains("Cpu");
+        Available { kind, index, name, device, is_software }
+    });
+    described.collect()
+}
+
+/// The device that `kind` and `index` name.
+///
+/// # Errors
+/// A kind that this build lacks (with the build command), a kind or an index that this machine lacks.
+pub fn select(kind: DeviceKind, index: usize) -> Result<Available> {
+    let built = match kind {
+        DeviceKind::Auto | DeviceKind::Cpu => true,
+        DeviceKind::Wgpu => cfg!(feature = "wgpu"),
+        DeviceKind::Cuda => cfg!(feature = "cuda"),
+    };
+    if !built {
+        return Err(Error::config(format!("device.kind = \"{kind}\": this build of kiln has no {kind} support"))
+            .help(format!("build it with `cargo build --release --features {kind}`, or set device.kind = \"cpu\"")));
+    }
+    let mut devices = available();
+    if kind == DeviceKind::Auto {
+        devices.retain(|device| !device.is_software);
+        let best = devices.first().map(|device| device.kind);
+        devices.retain(|device| Some(device.kind) == best);
+    } else {
+        devices.retain(|device| device.kind == kind);
+    }
+    let found = devices.len();
+    devices.into_iter().nth(index).ok_or_else(|| {
+        Error::config(match found {
+            0 => format!("device.kind = \"{kind}\": this machine has no such device, or its driver is missing"),
+            _ => format!("device.index = {index}: this machine has {found} {kind} device(s), numbered from 0"),
+        })
+        .help("`kiln devices` lists what this build and this machine offer")
+    })
+}
+
+/// In which form the models compute under `compiler` on `device`.
+///
+/// # Errors
+/// A compiler that is asked for what the device or this build lacks.
+pub fn ops(compiler: Option<&TrainingCompilerConfig>, device: &Available) -> Result<Ops> {
+    engine::settings(compiler, device.kind)?;
+    let wanted = Engine::wanted(compiler);
+    if device.kind != DeviceKind::Cpu && wanted != Engine::this() {
+        let (this, kind) = (Engine::this(), device.kind);
+        let feature = if wanted == Engine::Compiled { "with" } else { "without" };
+        return Err(Error::config(format!(
+            "compiler.enabled = {}: this build is the {this} engine, and on {kind} the mode is the build's",
+            wanted == Engine::Compiled
+        ))
+        .help(format!(
+            "the command `kiln` changes engines by itself; a program is built {feature} the feature `compiler`"
+        )));
+    }
+    // With "auto", too, the native engine has nothing fused for a GPU.
+    let is_native = device.kind != DeviceKind::Cpu && wanted == Engine::Native;
+    let Some(compiler) = compiler.filter(|compiler| compiler.enabled != CompilerMode::Native && !is_native) else {
+        return Ok(Ops::Plain);
+    };
+    let fused = || {
+        Ops::fused(&device.device).map_err(|error| {
+            Error::config(format!("compiler.fused_ops: {error}")).help("set compiler.fused_ops = \"auto\"")
+        })
+    };
+    match (&compiler.fused_ops, device.kind) {
+        (FusedOps::All(Switch::Off), _) => Ok(Ops::Plain),
+        // The kernels compile for CUDA, but no CUDA device has shown yet that they compute what the composition does.
+        (FusedOps::All(Switch::Auto), DeviceKind::Cuda) => Ok(Ops::Plain),
+        (FusedOps::All(Switch::Auto | Switch::On), _) => fused(),
+        (FusedOps::Only(operators), _) => Ok(fused()?.only(operators.iter().copied())),
+    }
+}
+
+/// Memory in MiB at one moment; none where neither the device nor the system tells.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MemoryUse {
+    /// The most there has been: on the CPU what the process had resident. On a GPU the same as `reserved_mib`, since its
+    /// pools keep no peak of their own; they do not shrink by themselves, so the largest of several moments is one.
+    pub peak_mib: Option<f64>,
+    /// What is taken from the system now: on a GPU by the device's pools, on the CPU by the process.
+    pub reserved_mib: Option<f64>,
+}
+
+/// The memory in use on `device`.
+pub fn memory_use(device: &Device) -> MemoryUse {
+    match device.memory_pool_usage() {
+        Some(usage) => {
+            let reserved = Some(usage.bytes_reserved as f64 / f64::from(1 << 20));
+            MemoryUse { peak_mib: reserved, reserved_mib: reserved }
+        }
+        None => MemoryUse { peak_mib: host::peak_mib(), reserved_mib: host::resident_mib() },
+    }
+}
+
+/// Gives the system what the pools of `device` hold and nothing uses. A tensor that is dropped lives until the device comes to
+/// it, and Burn's fusion hands the request on at once, past what is queued: so what is on its way is waited for.
+pub fn release_memory(device: &Device) {
+    // A device that has failed says so where its values are read.
+    let _ = device.sync();
+    device.memory_cleanup();
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_cpu_is_always_there_and_a_second_is_refused() {
+        assert_eq!(select(DeviceKind::Cpu, 0).unwrap().kind, DeviceKind::Cpu);
+        let error = select(DeviceKind::Cpu, 7).unwrap_err().to_string();
+        assert!(error.contains("device.index = 7"), "{error}");
+    }
+}

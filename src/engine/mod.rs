@@ -1,0 +1,7 @@
+//! What computes: devices, the two engines and the hand-over between them, the settings of the training compiler, kernel
+//! launches.
+
+pub mod compiler;
+pub mod device;
+pub mod handover;
+pub mod launches;

@@ -1,0 +1,364 @@
+//! Where a model or a tokenizer comes from: turns the "path-or-hub-id" of a config file or command line into a local
+//! folder. A folder that exists wins; anything else is `id[@revision]` on the Hugging Face Hub, downloaded once into the
+//! standard cache, where Hugging Face's own tools find it too. It looks at names and sizes only: what the files hold is
+//! for the model and tokenizer loaders, which are its users.
+
+mod dataset;
+mod settings;
+mod transfer;
+mod wanted;
+
+use std::path::{Path, PathBuf};
+
+use hf_hub::{Cache, CacheRepo, Repo, RepoType};
+use kiln_models::whole_file;
+
+use crate::base::error::{Error, Result};
+use transfer::Session;
+
+pub use dataset::{dataset_files, dataset_files_with, is_dataset};
+pub use settings::HubSettings;
+pub use wanted::Wanted;
+
+/// The revision that an id without `@revision` means.
+const DEFAULT_REVISION: &str = "main";
+
+/// The local folder (or, where `wanted` accepts one, file) that `spec` names, downloaded from the Hub if need be, with the
+/// settings of the environment (see [`HubSettings::from_env`]).
+///
+/// `spec` is, in this order: an existing path (`~` is the home folder); something that can only be a path, which is then
+/// an error as it does not exist; or `name`, `org/name`, `name@revision`, `org/name@revision` on the Hub, where the
+/// revision is a branch, a tag or a commit (default: main). A revision that the cache holds in full is taken from there
+/// without asking the Hub, so a branch that has moved is seen only once its snapshot is deleted or a commit is named.
+///
+/// # Errors
+/// `Config` for an id that cannot be one and for bad settings; `Data` when the path, repository, revision or a file does
+/// not exist, is not accessible, cannot be reached, or when the network is off and the cache lacks it; `Io` when the
+/// cache cannot be written.
+pub fn resolve(spec: &str, wanted: &Wanted) -> Result<PathBuf> {
+    match local(spec, wanted)? {
+        Some(path) => Ok(path),
+        None => from_hub(&parse_id(spec)?, wanted, &HubSettings::from_env()?),
+    }
+}
+
+/// [`resolve`] with settings of one's own instead of the environment's.
+///
+/// # Errors
+/// Those of [`resolve`].
+pub fn resolve_with(spec: &str, wanted: &Wanted, settings: &HubSettings) -> Result<PathBuf> {
+    match local(spec, wanted)? {
+        Some(path) => Ok(path),
+        None => from_hub(&parse_id(spec)?, wanted, settings),
+    }
+}
+
+/// The path if `spec` names something on this machine, none if it has to be a Hub id.
+fn local(spec: &str, wanted: &Wanted) -> Result<Option<PathBuf>> {
+    let path = settings::expand_home(spec);
+    if spec.is_empty() {
+        return Err(Error::config(format!("the path or Hub id of the {} is empty", wanted.what)));
+    }
+    if path.is_dir() {
+        return match wanted.missing_in(&path)? {
+            None => Ok(Some(path)),
+            // A run folder stands for the model that it ended with.
+            Some(_) if wanted.missing_in(&path.join("model")).is_ok_and(|missing| missing.is_none()) => {
+                Ok(Some(path.join("model")))
+            }
+            Some(missing) => Err(Error::data(format!("the folder {} has no {missing}", path.display())).help(format!(
+                "a {} folder holds {}",
+                wanted.what,
+                wanted.describe()
+            ))),
+        };
+    }
+    if path.exists() {
+        return match wanted.accepts_file {
+            true => Ok(Some(path)),
+            false => {
+                Err(Error::data(format!("{} is a file, expected a folder with {}", path.display(), wanted.describe()))
+                    .help("give the folder that holds the file"))
+            }
+        };
+    }
+    let parent_exists = path.parent().is_some_and(|parent| !parent.as_os_str().is_empty() && parent.is_dir());
+    let marked = spec.starts_with(['.', '/', '~']) || spec.ends_with('/') || spec.contains('\\');
+    let (id, revision) = split_revision(spec);
+    if marked || id.matches('/').count() > 1 {
+        return Err(Error::data(format!("no such file or folder: {}", path.display()))
+            .help("an id on the Hugging Face Hub is written name, org/name or org/name@revision"));
+    }
+    if parent_exists && revision.is_none() {
+        let parent = path.parent().unwrap_or(Path::new(".")).display();
+        return Err(Error::data(format!("no such file or folder: {}", path.display())).help(format!(
+            "the folder {parent} exists, so this reads as a path; to load it from the Hub, write {spec}@main"
+        )));
+    }
+    Ok(None)
+}
+
+/// Splits `id[@revision]`.
+fn split_revision(spec: &str) -> (&str, Option<&str>) {
+    match spec.split_once('@') {
+        Some((id, revision)) => (id, Some(revision)),
+        None => (spec, None),
+    }
+}
+
+/// Reads `id[@revision]` by the Hub's naming rules (huggingface_hub's `validate_repo_id`, git's for the revision). The
+/// names become paths in the cache and parts of URLs, so nothing else may pass.
+fn parse_id(spec: &str) -> Result<Repo> {
+    parse_id_as(spec, RepoType::Model)
+}
+
+/// [`parse_id`] for a repository of some kind.
+fn parse_id_as(spec: &str, kind: RepoType) -> Result<Repo> {
+    let (id, revision) = split_revision(spec);
+    let part_is_valid = |part: &str| {
+        (1..=96).contains(&part.len())
+            && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+            && !part.starts_with(['-', '.'])
+            && !part.ends_with(['-', '.'])
+    };
+    let valid = id.split('/').all(part_is_valid)
+        && id.matches('/').count() <= 1
+        && !id.contains("--")
+        && !id.contains("..")
+        && !id.ends_with(".git");
+    if !valid {
+        return Err(Error::config(format!("`{id}` is neither an existing path nor an id on the Hugging Face Hub")).help(
+            "an id is name or org/name, made of letters, digits, `-`, `_` and `.`, for example openai-community/gpt2",
+        ));
+    }
+    let revision = revision.unwrap_or(DEFAULT_REVISION);
+    let revision_is_valid = (1..=200).contains(&revision.len())
+        && revision.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./+".contains(&byte))
+        && !revision.contains("..")
+        && revision.split('/').all(|part| !part.is_empty() && !part.starts_with(['-', '.']) && !part.ends_with('.'));
+    if !revision_is_valid {
+        return Err(Error::config(format!("`{revision}` in `{spec}` is no revision"))
+            .help("after the `@` comes a branch, a tag or a commit, for example gpt2@main"));
+    }
+    Ok(Repo::with_revision(id.to_string(), kind, revision.to_string()))
+}
+
+/// How messages name a repository: as the user would write it.
+fn name_of(repo: &Repo) -> String {
+    match repo.revision() {
+        DEFAULT_REVISION => repo.url(),
+        revision => format!("{}@{revision}", repo.url()),
+    }
+}
+
+/// The snapshot folder of `repo`, from the cache if it is complete there, else from the Hub.
+fn from_hub(repo: &Repo, wanted: &Wanted, settings: &HubSettings) -> Result<PathBuf> {
+    let cached = CachedRepo::new(repo, settings);
+    let commit = cached.commit();
+    let lacking = match &commit {
+        Some(commit) => wanted.missing_in(&cached.snapshot(commit))?,
+        None => Some("snapshot of this revision".to_string()),
+    };
+    if let (Some(commit), None) = (&commit, &lacking)
+        && (settings.offline || wanted.optional.iter().all(|name| cached.is_settled(commit, name)))
+    {
+        return Ok(cached.snapshot(commit));
+    }
+    if settings.offline {
+        let lacking = lacking.unwrap_or_default();
+        let name = name_of(repo);
+        return Err(Error::data(format!(
+            "`{name}` is not in the cache {} (no {lacking}) and HF_HUB_OFFLINE forbids the network",
+            settings.cache.display()
+        ))
+        .help(offline_help(repo, settings)));
+    }
+
+    let session = Session::new(repo, settings, &cached.files)?;
+    let info = session.info()?;
+    let on_hub = |name: &str| info.siblings.iter().any(|file| file.rfilename == name);
+    let chosen = wanted.choose(&on_hub).map_err(|missing| {
+        Error::data(format!("`{}` on {} has no {missing}", name_of(repo), settings.shown_endpoint())).help(format!(
+            "a {} repository holds {}",
+            wanted.what,
+            wanted.describe()
+        ))
+    })?;
+    let snapshot = cached.snapshot(&info.sha);
+    for name in chosen {
+        session.fetch(&info.sha, name)?;
+        for shard in wanted::shards(&snapshot, name)? {
+            session.fetch(&info.sha, &shard)?;
+        }
+    }
+    for name in wanted.optional {
+        if !on_hub(name) {
+            cached.mark_absent(&info.sha, name)?;
+        }
+    }
+    // Last, so that an interrupted download leaves the name pointing at the older, complete snapshot.
+    let _lock = session.lock("refs")?;
+    cached.set_commit(&info.sha)?;
+    Ok(snapshot)
+}
+
+/// How to do without the network, for error messages.
+fn offline_help(repo: &Repo, settings: &HubSettings) -> String {
+    let url = repo.url();
+    let id = match url.strip_prefix("datasets/") {
+        Some(id) => format!("{id} --repo-type dataset"),
+        None => url,
+    };
+    let revision = match repo.revision() {
+        DEFAULT_REVISION => String::new(),
+        revision => format!(" --revision {revision}"),
+    };
+    format!(
+        "offline: where there is a network, run `hf download {id}{revision} --local-dir FOLDER`, copy FOLDER here and give \
+         its path instead of the id; or fill the cache {} the same way (without --local-dir) and set HF_HUB_OFFLINE=1",
+        settings.cache.display()
+    )
+}
+
+/// The part of the cache that belongs to one repository, laid out as huggingface_hub does:
+/// `models--org--name/{blobs,refs,snapshots,.no_exist}`.
+struct CachedRepo<'a> {
+    repo: &'a Repo,
+    folder: PathBuf,
+    files: CacheRepo,
+}
+
+impl<'a> CachedRepo<'a> {
+    fn new(repo: &'a Repo, settings: &HubSettings) -> Self {
+        let folder = settings.cache.join(repo.folder_name());
+        Self { repo, folder, files: Cache::new(settings.cache.clone()).repo(repo.clone()) }
+    }
+
+    /// The commit that the revision means according to the cache.
+    fn commit(&self) -> Option<String> {
+        let revision = self.repo.revision();
+        if is_commit(revision) {
+            return Some(revision.to_string());
+        }
+        let commit = std::fs::read_to_string(self.ref_path()).ok()?;
+        Some(commit.trim().to_string()).filter(|commit| is_commit(commit))
+    }
+
+    /// Records what the revision means; a commit means itself. The caller holds the lock.
+    fn set_commit(&self, commit: &str) -> Result<()> {
+        if is_commit(self.repo.revision()) || self.commit().as_deref() == Some(commit) {
+            return Ok(());
+        }
+        let path = self.ref_path();
+        let write = || {
+            std::fs::create_dir_all(path.parent().unwrap_or(&self.folder))?;
+            whole_file::write(&path, commit.as_bytes())
+        };
+        write().map_err(|error| Error::io(format!("write {}", path.display()), &error))
+    }
+
+    fn ref_path(&self) -> PathBuf {
+        self.folder.join("refs").join(self.repo.revision())
+    }
+
+    fn snapshot(&self, commit: &str) -> PathBuf {
+        self.files.pointer_path(commit)
+    }
+
+    /// Whether the cache knows the file at this commit: it is there, or is known not to exist on the Hub.
+    fn is_settled(&self, commit: &str, name: &str) -> bool {
+        self.snapshot(commit).join(name).is_file() || self.absent_path(commit, name).is_file()
+    }
+
+    /// Records that the Hub has no such file at this commit (an empty file, as huggingface_hub does).
+    fn mark_absent(&self, commit: &str, name: &str) -> Result<()> {
+        let path = self.absent_path(commit, name);
+        let write = || {
+            std::fs::create_dir_all(path.parent().unwrap_or(&self.folder))?;
+            std::fs::write(&path, "")
+        };
+        write().map_err(|error| Error::io(format!("write {}", path.display()), &error))
+    }
+
+    fn absent_path(&self, commit: &str, name: &str) -> PathBuf {
+        self.folder.join(".no_exist").join(commit).join(name)
+    }
+}
+
+/// Whether this is a full git commit hash.
+fn is_commit(revision: &str) -> bool {
+    revision.len() == 40 && revision.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn ids_are_read_as_the_hub_writes_them() {
+        for (spec, id, revision) in [
+            ("gpt2", "gpt2", "main"),
+            ("openai-community/gpt2", "openai-community/gpt2", "main"),
+            ("bert-base-uncased@v1.0", "bert-base-uncased", "v1.0"),
+            ("org/na_me.v2@refs/pr/5", "org/na_me.v2", "refs/pr/5"),
+        ] {
+            let repo = parse_id(spec).unwrap();
+            assert_eq!((repo.url().as_str(), repo.revision()), (id, revision));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_an_id_is_refused() {
+        let long = "x".repeat(97);
+        for spec in ["a b", "a//b", "a/b/c", "-a", "a.", "a--b", "a..b", "a.git", "ü", "a:b", "/a", long.as_str()] {
+            let error = parse_id(spec).err().unwrap_or_else(|| panic!("{spec} passed"));
+            assert_eq!(error.kind(), crate::ErrorKind::Config, "{spec}");
+        }
+        for revision in ["", "..", "a..b", "/a", "a/", "a b", "a~1", "-x", "a@b", ".hidden", "a/../../b"] {
+            assert!(parse_id(&format!("gpt2@{revision}")).is_err(), "revision {revision} passed");
+        }
+    }
+
+    #[test]
+    fn what_can_only_be_a_path_is_not_looked_for_on_the_hub() {
+        let here = tempfile::tempdir().unwrap();
+        let existing_parent = here.path().join("nothing");
+        for spec in [
+            "./gpt2",
+            "../gpt2",
+            "/no/where",
+            "~/no-such-folder-of-kiln",
+            "a/b/c",
+            "gpt2/",
+            existing_parent.to_str().unwrap(),
+        ] {
+            let error = local(spec, &Wanted::MODEL).unwrap_err();
+            assert!(error.to_string().contains("no such file or folder"), "{spec}: {error}");
+        }
+        // `src` exists in the package root, where tests run.
+        let error = local("src/no-such-model", &Wanted::MODEL).unwrap_err().to_string();
+        assert!(error.contains("src/no-such-model@main"), "{error}");
+        assert_eq!(local("src/no-such-model@main", &Wanted::MODEL).unwrap(), None);
+        assert_eq!(local("openai-community/gpt2", &Wanted::MODEL).unwrap(), None);
+        assert!(local("", &Wanted::MODEL).is_err());
+    }
+
+    #[test]
+    fn a_local_folder_wins_and_is_checked() {
+        let folder = tempfile::tempdir().unwrap();
+        let spec = folder.path().to_str().unwrap();
+        let error = local(spec, &Wanted::MODEL).unwrap_err().to_string();
+        assert!(error.contains("has no config.json"), "{error}");
+        std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+        let error = local(spec, &Wanted::MODEL).unwrap_err().to_string();
+        assert!(error.contains("model.safetensors"), "{error}");
+        std::fs::write(folder.path().join("pytorch_model.bin"), "x").unwrap();
+        assert_eq!(local(spec, &Wanted::MODEL).unwrap().unwrap(), folder.path());
+
+        let file = folder.path().join("config.json");
+        let file = file.to_str().unwrap();
+        assert!(local(file, &Wanted::MODEL).unwrap_err().to_string().contains("is a file"));
+        assert_eq!(local(file, &Wanted::TOKENIZER).unwrap().unwrap().to_str().unwrap(), file);
+    }
+}

@@ -1,0 +1,88 @@
+//! `kiln eval`: a trained model on the validation data of a config, by the same pass that evaluates during training.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kiln_models::Model;
+
+use crate::base::error::{Error, Result};
+use crate::base::metrics::Record;
+use crate::config::{RunConfig, Validation};
+use crate::data::Dataset;
+use crate::data::labels::LabelNames;
+use crate::hub::{self, Wanted};
+use crate::inference::evaluate::evaluate;
+use crate::plan::RunPlan;
+use crate::session;
+use crate::session::model_folder::ModelFolder;
+
+/// Evaluates the model in the folder (or of the Hub id) `model`, or else the one in the run folder of `config`, on the
+/// validation data of `config`. `plan` makes a plan of a config. Returns the figures of an evaluation row, and for a
+/// classification the confusion matrix as lines of text.
+///
+/// # Errors
+/// A config without validation data, a folder without a model of the config's task, and whatever reading them meets.
+pub fn evaluate_folder(
+    config: RunConfig,
+    model: Option<&str>,
+    plan: &dyn Fn(RunConfig) -> Result<RunPlan>,
+) -> Result<(Record, Vec<String>)> {
+    let mut config = config;
+    if config.data.validation.is_none() {
+        return Err(Error::config("data.validation: required to evaluate, got none")
+            .help("name files, or a share to split off: --set data.validation=10%"));
+    }
+    let folder = match model {
+        Some(model) => hub::resolve(model, &Wanted::MODEL)?,
+        None => config.output_dir()?.join("model"),
+    };
+    if !folder.join("config.json").is_file() {
+        return Err(Error::data(format!("{}: expected a model folder, found no config.json in it", folder.display()))
+            .help("train first, or name the folder: --model MODEL_DIR"));
+    }
+    // The model's own vocabulary and labels hold, so data is encoded as it was in training.
+    let spec = folder.display().to_string();
+    config.model = crate::config::ModelSection { from: Some(spec.clone()), ..Default::default() };
+    config.data.label_names = None;
+    if crate::data::tokenizer::Tokenizer::is_in(&folder) {
+        config.tokenizer = crate::config::TokenizerSection::from_pretrained(spec.clone());
+    }
+    if let Some(Validation::Files(files)) = &config.data.validation {
+        // What was learned from plays no part, and need not be here any more.
+        config.data.train = files.clone();
+    }
+    let plan = plan(config)?;
+    let Some(validation) = plan.validation.clone() else {
+        return Err(Error::data("data.validation: there is no validation data"));
+    };
+    let device = plan.device.device.clone().autodiff();
+    let model = ModelFolder::open(&spec, plan.task, &device)?.with_compute(plan.compute());
+    figures(&plan, validation, &model.model)
+}
+
+/// Evaluates the model of `plan` as it is before the first step, as [`evaluate_folder`] does.
+///
+/// # Errors
+/// A plan without validation data, and whatever reading model and data meets.
+pub fn evaluate_untrained(plan: RunPlan) -> Result<(Record, Vec<String>)> {
+    let Some(validation) = plan.validation.clone() else {
+        return Err(Error::config("data.validation: required to evaluate, got none"));
+    };
+    let (model, _) = session::model(&plan, &plan.device.device.clone().autodiff())?;
+    figures(&plan, validation, &model)
+}
+
+/// The figures of an evaluation row for `model` on `validation`, and the confusion matrix as lines of text.
+fn figures(plan: &RunPlan, validation: Arc<dyn Dataset>, model: &Model) -> Result<(Record, Vec<String>)> {
+    let started = Instant::now();
+    let batch_size = plan.config.trainer.per_device_eval_batch_size;
+    let evaluation = evaluate(model, plan, validation, batch_size)?;
+    let record = evaluation.record(0, 0.0, started.elapsed());
+    let figures = record.fields().filter(|(name, _)| name.starts_with("eval_"));
+    let figures = figures.fold(Record::default(), |figures, (name, value)| figures.with(name, value.clone()));
+    let names = match evaluation.confusion {
+        Some(_) => LabelNames::of_model(plan.model_config.labels())?,
+        None => None,
+    };
+    Ok((figures, evaluation.confusion_lines(names.as_ref().map_or(&[], LabelNames::names))))
+}

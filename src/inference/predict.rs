@@ -1,0 +1,279 @@
+//! `kiln predict`: a trained model on new rows, in their order: labels with probabilities, numbers, or answers. Rows are read
+//! as they are needed, so the input may be larger than memory (SQuAD's JSON is read whole).
+
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{Device, Tensor};
+use kiln_models::Copies;
+use serde_json::{Map, Value, json};
+
+use crate::base::error::{Error, Result};
+use crate::base::reads::read_values;
+use crate::base::signals;
+use crate::config::DataFormat;
+use crate::config::Task;
+use crate::data::collate::collate;
+use crate::data::labels::LabelNames;
+use crate::data::padding::Padding;
+use crate::data::squad::{Question, SpanLogits, SpanOptions, SquadData, WindowEncoder, read_unanswered};
+use crate::data::table::{Columns, Row, Table};
+use crate::data::tokenizer::{RowEncoder, Tokenizer};
+use crate::data::{Dataset, Example, Label};
+use crate::session::model_folder::ModelFolder;
+use crate::task::{DeviceBatch, span_logits};
+
+/// What is predicted on, and how.
+#[derive(Debug, Clone)]
+pub struct PredictOptions {
+    /// The file with the rows.
+    pub input: PathBuf,
+    /// How it is written; by its ending when none is given.
+    pub format: Option<DataFormat>,
+    /// The column with the text, or with the question.
+    pub text_column: String,
+    /// The column with the second text of a pair, or with the context of a question.
+    pub text_pair_column: Option<String>,
+    /// Rows of a forward pass.
+    pub batch_size: usize,
+    /// Whether "no answer" may be the answer, for questions whose file does not say so (`run_qa.py`'s name).
+    pub version_2_with_negative: bool,
+    /// Tokens that a row, or a window of a context, is cut to; the model's positions, at most 512 (384), when none.
+    pub max_length: Option<usize>,
+}
+
+/// Predicts every row with the model of `folder` and hands the predictions to `write` in the order of the rows:
+/// - classification: `{"index", "label", "score", "probabilities": {label: probability}}`
+/// - regression: `{"index", "value"}`
+/// - question answering: `{"id", "answer", "score", "start", "end"}`, the last two in characters of the context, null for no
+///   answer
+///
+/// Returns how many there were.
+///
+/// # Errors
+/// A task without predictions of rows, an input that cannot be read, and what `write` meets.
+pub fn predict(
+    folder: &ModelFolder,
+    task: Task,
+    options: &PredictOptions,
+    device: &Device,
+    write: &mut dyn FnMut(&Value) -> Result<()>,
+) -> Result<usize> {
+    let format = options.format.map_or_else(|| format_of(&options.input), Ok)?;
+    let positions = folder.config.max_positions();
+    let longest = match task {
+        Task::QuestionAnswering => WindowEncoder::DEFAULT_MAX_LENGTH,
+        _ => RowEncoder::DEFAULT_MAX_LENGTH,
+    };
+    let max_length = options.max_length.unwrap_or(positions.min(longest));
+    if max_length == 0 || max_length > positions {
+        return Err(Error::config(format!(
+            "--max-length {max_length}: expected 1 to the model's {positions} positions"
+        )));
+    }
+    let predictor = Predictor {
+        folder,
+        tokenizer: folder.tokenizer()?,
+        task,
+        format,
+        max_length,
+        options,
+        device,
+        copies: Copies::default(),
+    };
+    match task {
+        Task::Clm | Task::Mlm => Err(Error::config(format!("the task {task} has no prediction for a row")).help(
+            "`kiln generate` continues a text; give --task sequence-classification, regression or question-answering",
+        )),
+        Task::QuestionAnswering => predictor.answers(write),
+        Task::SequenceClassification | Task::Regression => predictor.rows(write),
+    }
+}
+
+/// The format that the ending of a file names.
+fn format_of(path: &Path) -> Result<DataFormat> {
+    match path.extension().and_then(|ending| ending.to_str()) {
+        Some("csv") => Ok(DataFormat::Csv),
+        Some("tsv") => Ok(DataFormat::Tsv),
+        Some("jsonl" | "ndjson") => Ok(DataFormat::Jsonl),
+        Some("parquet") => Ok(DataFormat::Parquet),
+        Some("json") => Ok(DataFormat::Squad),
+        _ => Err(Error::config(format!("{}: the ending tells no format", path.display()))
+            .help("give --format csv, tsv, jsonl, parquet or squad")),
+    }
+}
+
+/// What is settled once for all rows.
+struct Predictor<'a> {
+    folder: &'a ModelFolder,
+    tokenizer: Tokenizer,
+    task: Task,
+    format: DataFormat,
+    max_length: usize,
+    options: &'a PredictOptions,
+    device: &'a Device,
+    /// Narrow copies of the model's weights.
+    copies: Copies,
+}
+
+impl Predictor<'_> {
+    /// Labels or numbers for the rows of a table.
+    fn rows(&self, write: &mut dyn FnMut(&Value) -> Result<()>) -> Result<usize> {
+        let Self { folder, task, options, .. } = *self;
+        let columns =
+            Columns { text: options.text_column.clone(), text_pair: options.text_pair_column.clone(), label: None };
+        let table = Table::open(&[options.input.display().to_string()], self.format, columns)?;
+        let pairs = options.text_pair_column.is_some();
+        let encoder =
+            self.tokenizer.row_encoder(self.max_length, pairs, pairs && folder.config.type_vocab_size().is_some())?;
+        let names = match task {
+            Task::SequenceClassification => LabelNames::of_model(folder.config.labels())?,
+            _ => None,
+        };
+        let name = |class: usize| {
+            names.as_ref().map_or_else(|| format!("LABEL_{class}"), |names| names.names()[class].clone())
+        };
+        let mut written = 0;
+        let mut flush = |rows: &mut Vec<Row>| -> Result<()> {
+            let encoded = encoder.encode(rows)?;
+            if let Some((row, _)) = rows.iter().zip(&encoded).find(|(_, encoded)| encoded.ids.is_empty()) {
+                return Err(Error::data(format!("{}: the text has no token", row.place)).help("leave the row out"));
+            }
+            let examples = encoded.into_iter().map(|row| Example {
+                input_ids: row.ids.iter().map(|id| *id as i32).collect(),
+                attention_mask: None,
+                token_type_ids: encoder.has_types().then(|| row.types.iter().map(|kind| i32::from(*kind)).collect()),
+                label: Label::None,
+            });
+            let logits = self.forward(&examples.collect::<Vec<_>>())?;
+            let width = logits.dims()[1];
+            for values in read_values(logits)?.chunks(width) {
+                finite(values, &format_args!("row {written}"))?;
+                let prediction = match task {
+                    Task::Regression => json!({ "index": written, "value": values[0] }),
+                    _ => classified(written, values, &name),
+                };
+                write(&prediction)?;
+                written += 1;
+            }
+            rows.clear();
+            Ok(())
+        };
+        let mut pending = Vec::new();
+        for row in table.rows() {
+            if let Some(signal) = signals::received() {
+                return Err(signal.error("stopped while predicting"));
+            }
+            pending.push(row?);
+            if pending.len() == options.batch_size {
+                flush(&mut pending)?;
+            }
+        }
+        if !pending.is_empty() {
+            flush(&mut pending)?;
+        }
+        Ok(written)
+    }
+
+    /// The logits of a batch of examples.
+    fn forward(&self, examples: &[Example]) -> Result<Tensor<2>> {
+        let Self { folder, task, device, .. } = *self;
+        let vocabulary = folder.config.vocab_size();
+        if let Some(&id) = examples.iter().flat_map(|example| &example.input_ids).find(|id| **id as usize >= vocabulary)
+        {
+            return Err(Error::data(format!(
+                "the token {:?} has the id {id}, but the model's vocabulary has {vocabulary} tokens",
+                self.tokenizer.decode(&[id as u32])?
+            ))
+            .help("the tokenizer does not belong to this model"));
+        }
+        let pad_id = folder.config.pad_token_id().unwrap_or(0);
+        let batch = collate(examples, pad_id, &Padding::default(), examples.len())?;
+        let batch = DeviceBatch::new(task, &batch, device)?;
+        let pass = folder.model.pass(false).with_copies(&self.copies);
+        Ok(folder.model.logits(&batch.input, pass))
+    }
+
+    /// Answers to the questions of a file.
+    fn answers(&self, write: &mut dyn FnMut(&Value) -> Result<()>) -> Result<usize> {
+        let Self { folder, max_length, options, .. } = *self;
+        let mut questions = match self.format {
+            DataFormat::Squad => read_unanswered(std::slice::from_ref(&options.input))?,
+            format => table_questions(format, options)?,
+        };
+        questions.iter_mut().for_each(|question| question.may_be_unanswerable |= options.version_2_with_negative);
+        let encoder = self.tokenizer.window_encoder(
+            max_length,
+            WindowEncoder::default_stride(max_length),
+            folder.config.type_vocab_size().is_some(),
+        )?;
+        let data = SquadData::new(questions, &encoder, SpanOptions::default())?;
+        let mut logits = Vec::new();
+        for first in (0..data.len()).step_by(options.batch_size) {
+            if let Some(signal) = signals::received() {
+                return Err(signal.error("stopped while predicting"));
+            }
+            let examples = (first..data.len().min(first + options.batch_size)).map(|index| {
+                let example = data.get(index, 0)?;
+                Ok(Example { label: Label::None, ..example })
+            });
+            let examples = examples.collect::<Result<Vec<_>>>()?;
+            let both = self.forward(&examples)?;
+            let column = |column| read_values(span_logits(both.clone(), examples.len(), column));
+            let (start, end) = (column(0)?, column(1)?);
+            finite(&start, &format_args!("a window from number {first} on"))
+                .and_then(|()| finite(&end, &format_args!("a window from number {first} on")))?;
+            let tokens = start.len() / examples.len();
+            let each = start.chunks(tokens).zip(end.chunks(tokens));
+            logits.extend(each.map(|(start, end)| SpanLogits { start: start.to_vec(), end: end.to_vec() }));
+        }
+        let answers = data.answers(&logits);
+        for answer in &answers {
+            let (start, end) = (answer.span.map(|span| span.0), answer.span.map(|span| span.1));
+            write(&json!({
+                "id": answer.id, "answer": answer.text, "score": answer.probability, "start": start, "end": end
+            }))?;
+        }
+        Ok(answers.len())
+    }
+}
+
+/// A prediction from logits that are no numbers would only look like one.
+fn finite(logits: &[f32], place: &dyn std::fmt::Display) -> Result<()> {
+    match logits.iter().find(|logit| !logit.is_finite()) {
+        Some(logit) => Err(Error::non_finite(format!("{place}: the model gives {logit}; expected finite numbers"))
+            .help("the model's weights are damaged, or its training diverged")),
+        None => Ok(()),
+    }
+}
+
+/// The most likely label and the probabilities of all: the softmax of the logits, in f64.
+fn classified(index: usize, logits: &[f32], name: &dyn Fn(usize) -> String) -> Value {
+    let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let weights = logits.iter().map(|logit| f64::from(logit - top).exp()).collect::<Vec<_>>();
+    let total = weights.iter().sum::<f64>();
+    let best = logits.iter().position(|logit| *logit == top).unwrap_or(0);
+    let probabilities = weights.iter().enumerate().map(|(class, weight)| (name(class), json!(weight / total)));
+    let probabilities = probabilities.collect::<Map<_, _>>();
+    json!({ "index": index, "label": name(best), "score": weights[best] / total, "probabilities": probabilities })
+}
+
+/// Questions and contexts from two columns of a table; the id is the number of the row.
+fn table_questions(format: DataFormat, options: &PredictOptions) -> Result<Vec<Question>> {
+    let Some(context) = &options.text_pair_column else {
+        return Err(Error::config("question answering needs the column with the context")
+            .help("give --text-column question --text-pair-column context, or SQuAD's JSON"));
+    };
+    let columns = Columns { text: options.text_column.clone(), text_pair: Some(context.clone()), label: None };
+    let table = Table::open(&[options.input.display().to_string()], format, columns)?;
+    let question = |(index, row): (usize, Result<Row>)| {
+        let row = row?;
+        Ok(Question {
+            id: index.to_string(),
+            text: row.text,
+            context: row.text_pair.unwrap_or_default().into(),
+            answers: Vec::new(),
+            may_be_unanswerable: options.version_2_with_negative,
+        })
+    };
+    table.rows().enumerate().map(question).collect()
+}

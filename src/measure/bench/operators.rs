@@ -1,0 +1,212 @@
+//! Single operators, forward and backward, at the sizes of a model: each in the form that the contestant's mode has, so that
+//! a fused operator can be seen against its composition and against another framework's. AdamW is not among them: it is the
+//! part `update` of a step.
+
+use std::time::Instant;
+
+use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
+use kiln_models::Activation;
+use kiln_models::ops::attention::{Attention, Mask, Qkv};
+use kiln_models::ops::cross_entropy::CrossEntropy;
+use kiln_models::ops::dropout::DropoutRng;
+use kiln_models::ops::{dropout, embedding, gelu, layer_norm, linear};
+use kiln_models::{ModelConfig, Ops};
+use serde::{Deserialize, Serialize};
+
+use crate::base::error::{Error, Result};
+use crate::config::Task;
+
+/// Probability of dropout in its measurement.
+const DROPOUT: f64 = 0.1;
+
+/// The sizes of the operators of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shapes {
+    /// Rows of a batch.
+    pub batch: usize,
+    /// Tokens of a row.
+    pub length: usize,
+    /// Width of the model.
+    pub width: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// Width of the feed-forward block.
+    pub inner: usize,
+    /// Tokens of the vocabulary.
+    pub vocabulary: usize,
+    /// Queries see no later key.
+    pub causal: bool,
+    /// The GELU is the tanh form; else the erf form.
+    pub gelu_tanh: bool,
+    /// The model predicts tokens.
+    pub predicts_tokens: bool,
+}
+
+/// The times of one operator.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OperatorTimes {
+    /// Its name, as in `compiler.fused_ops`.
+    pub name: String,
+    /// Its sizes, for people.
+    pub shape: String,
+    /// Milliseconds of forward and backward, one a repeat.
+    pub ms: Vec<f64>,
+}
+
+impl Shapes {
+    /// The sizes of the operators of `config` for batches of `batch` x `length` tokens.
+    pub fn new(config: &ModelConfig, task: Task, batch: usize, length: usize) -> Self {
+        let (width, _, heads, inner) = config.shape();
+        let (causal, activation) = match config {
+            ModelConfig::Gpt2(config) => (true, &config.activation_function),
+            ModelConfig::Bert(config) => (false, &config.hidden_act),
+        };
+        Self {
+            batch,
+            length,
+            width,
+            heads,
+            inner,
+            vocabulary: config.vocab_size(),
+            causal,
+            gelu_tanh: Activation::from_hf(activation) == Some(Activation::GeluTanh),
+            predicts_tokens: matches!(task, Task::Clm | Task::Mlm),
+        }
+    }
+
+    /// Makes every operator `repeats` times in the form `ops`. The gradient that comes from above is all ones (for
+    /// cross-entropy the mean's), so nothing but the operator and that filling is timed, and what it leaves is freed.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn measure(&self, ops: Ops, device: &Device, repeats: usize) -> Result<Vec<OperatorTimes>> {
+        let Self { batch, length, width, heads, inner, vocabulary, .. } = *self;
+        let tokens = batch * length;
+        let device = &device.clone().autodiff();
+        let matrix = |rows: usize, columns: usize| {
+            Tensor::<2>::random([rows, columns], Distribution::Normal(0.0, 0.5), device).require_grad()
+        };
+        let vector = |size: usize| Tensor::<1>::random([size], Distribution::Normal(0.0, 0.5), device).require_grad();
+        let ids = || {
+            let ids = (0..tokens).map(|i| ((i * 7919 + i * i * 31) % vocabulary) as i32).collect::<Vec<_>>();
+            Tensor::<1, Int>::from_ints(&ids[..], device)
+        };
+        let (x, residual, wide) = (matrix(tokens, width), matrix(tokens, width), matrix(tokens, inner));
+        let (table, weight) = (matrix(vocabulary, width), matrix(width, inner));
+        let (small, large, ids) = (vector(width), vector(inner), ids());
+        let activation = if self.gelu_tanh { Activation::GeluTanh } else { Activation::GeluErf };
+        let qkv = [matrix(tokens, width), matrix(tokens, width), matrix(tokens, width)];
+        let keys = (!self.causal).then(|| Tensor::<2, Bool>::full([batch, length], true, device));
+        let mask = Mask::new(length, self.causal, keys, device, ops);
+        let attention = Attention {
+            batch,
+            heads,
+            scale: ((width / heads) as f64).powf(-0.5),
+            dropout: 0.0,
+            rng: DropoutRng::Device,
+        };
+        type Make<'a> = Box<dyn Fn() -> Tensor<2> + 'a>;
+        let mut all: Vec<(&str, String, Make<'_>)> = vec![
+            (
+                "embedding",
+                format!("{tokens} of {vocabulary} x {width}"),
+                Box::new(|| embedding::embedding(table.clone(), ids.clone(), None, ops)),
+            ),
+            (
+                "dropout",
+                format!("{tokens} x {width}, bias, residual"),
+                Box::new(|| {
+                    dropout::bias_dropout_residual(
+                        x.clone(),
+                        small.clone(),
+                        residual.clone(),
+                        DROPOUT,
+                        DropoutRng::Device,
+                        ops,
+                    )
+                }),
+            ),
+            (
+                "layer_norm",
+                format!("{tokens} x {width}, residual"),
+                Box::new(|| {
+                    let (weight, bias) = (small.clone(), small.clone());
+                    layer_norm::layer_norm(x.clone(), Some(residual.clone()), weight, bias, 1e-5, ops)
+                }),
+            ),
+            (
+                "linear",
+                format!("{tokens} x {width} x {inner}"),
+                Box::new(|| linear::linear(x.clone(), weight.clone(), large.clone(), ops)),
+            ),
+            (
+                "attention",
+                format!("{batch} x {heads} heads x {length} x {}", width / heads),
+                Box::new(|| {
+                    let [query, key, value] = qkv.clone();
+                    attention.forward(Qkv::Separate { query, key, value }, &mask)
+                }),
+            ),
+            (
+                "gelu",
+                format!("{tokens} x {inner}, bias"),
+                Box::new(|| gelu::bias_gelu(wide.clone(), large.clone(), activation, ops)),
+            ),
+        ];
+        if self.predicts_tokens {
+            all.push((
+                "cross_entropy",
+                format!("{tokens} x {width} x {vocabulary}"),
+                Box::new(|| {
+                    let entropy = CrossEntropy {
+                        x: x.clone(),
+                        weight: table.clone(),
+                        bias: None,
+                        target: ids.clone(),
+                        row_weight: None,
+                        label_smoothing: 0.0,
+                    };
+                    (entropy.sum(ops) / tokens as f64).unsqueeze()
+                }),
+            ));
+        }
+        let failed = |error: &dyn std::fmt::Display| Error::device(format!("the device failed: {error}"));
+        let timed = all.into_iter().map(|(name, shape, make)| {
+            let mut ms = Vec::with_capacity(repeats);
+            for _ in 0..repeats {
+                device.sync().map_err(|error| failed(&error))?;
+                let start = Instant::now();
+                drop(make().backward());
+                device.sync().map_err(|error| failed(&error))?;
+                ms.push(start.elapsed().as_secs_f64() * 1e3);
+            }
+            Ok(OperatorTimes { name: name.into(), shape, ms })
+        });
+        timed.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use kiln_models::ModelType;
+    use serde_json::json;
+
+    #[test]
+    fn every_operator_runs_in_both_forms() {
+        let fields = json!({"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 32, "n_positions": 8});
+        let config = ModelConfig::from_fields(ModelType::Gpt2, fields.as_object().unwrap()).unwrap();
+        let shapes = Shapes::new(&config, Task::Clm, 2, 8);
+        assert_eq!((shapes.inner, shapes.causal, shapes.gelu_tanh), (64, true, true));
+        for ops in [Ops::Plain, Ops::Fused] {
+            let times = shapes.measure(ops, &Device::flex(), 2).unwrap();
+            let names = times.iter().map(|it| it.name.as_str()).collect::<Vec<_>>();
+            let all = ["embedding", "dropout", "layer_norm", "linear", "attention", "gelu", "cross_entropy"];
+            assert_eq!(names, all);
+            assert!(times.iter().all(|it| it.ms.len() == 2 && it.ms.iter().all(|ms| *ms > 0.0)));
+        }
+        let shapes = Shapes { causal: false, predicts_tokens: false, ..shapes };
+        assert_eq!(shapes.measure(Ops::Fused, &Device::flex(), 1).unwrap().len(), 6);
+    }
+}

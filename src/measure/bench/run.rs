@@ -1,0 +1,510 @@
+//! Drives the contestants of a benchmark by turns, checks their losses, and writes the report as it goes.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant, SystemTime};
+
+use burn::tensor::Device;
+
+use super::case::prepare;
+use super::judge::{floor_ms, judge};
+use super::report::{BenchReport, CaseReport, ContestantReport, OperatorReport, SCHEMA, Spread};
+use super::suite::{Case, CaseBatch, Suite};
+use crate::base::error::{Error, Result};
+use crate::base::files::write_whole;
+use crate::base::host;
+use crate::base::process::{Child, scratch};
+use crate::config::{CompilerMode, DeviceKind, RunConfig, TrainBatchSize};
+use crate::engine::device as execution;
+use crate::engine::handover::Programs;
+use crate::measure::compare::arms::bare_run;
+use crate::measure::compare::{Failure, peak};
+use crate::measure::turns::contestant::{Answer, Contestant, Program};
+use crate::measure::turns::protocol::Turn;
+
+/// Log rows, and so reads from the device, of contestants on a GPU.
+const LOGGING_STEPS_GPU: usize = 10;
+
+/// A contestant that is not Kiln.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// Its name in tables.
+    pub name: String,
+    /// Its program and arguments; the folder of the case is added as the last one, and `--operators` where single operators
+    /// are measured.
+    pub command: Vec<String>,
+}
+
+impl std::str::FromStr for Peer {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let bad = || {
+            Error::config(format!("--peer: expected NAME=COMMAND, got {text:?}"))
+                .help(format!("as in --peer \"eager=python3 benches/pytorch/worker.py --mode eager\"; {NAME}"))
+        };
+        let (name, command) = text.split_once('=').ok_or_else(bad)?;
+        let command = command.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        if !is_free(name) || command.is_empty() {
+            return Err(bad());
+        }
+        Ok(Self { name: name.into(), command })
+    }
+}
+
+/// The compiled mode with another setting, as a contestant of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Variant {
+    /// Its name in tables.
+    pub name: String,
+    /// `section.key=value`.
+    pub set: String,
+}
+
+impl std::str::FromStr for Variant {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let parts = text.split_once('=').filter(|(name, set)| is_free(name) && set.contains('='));
+        let (name, set) = parts.ok_or_else(|| {
+            Error::config(format!("--variant: expected NAME=SECTION.KEY=VALUE, got {text:?}"))
+                .help(format!("as in --variant fused=compiler.fused_ops=on; {NAME}"))
+        })?;
+        Ok(Self { name: name.into(), set: set.into() })
+    }
+}
+
+/// Whether a contestant besides Kiln's modes can have this name, which is also that of its files in the folder of the case.
+fn is_free(name: &str) -> bool {
+    let is_plain = |c: char| c.is_alphanumeric() || "-_.+".contains(c);
+    let is_taken = ["native", "compiled", "model"].contains(&name);
+    (1..=64).contains(&name.len()) && !is_taken && !name.starts_with('.') && name.chars().all(is_plain)
+}
+
+/// The rule of [`is_free`], for people.
+const NAME: &str = "NAME is up to 64 letters, digits and - _ . +, and not native, compiled or model";
+
+/// What is measured.
+#[derive(Debug, Clone)]
+pub enum Subject {
+    /// The cases of a suite.
+    Suite {
+        /// Its name.
+        name: String,
+        /// Its cases.
+        suite: Suite,
+    },
+    /// The run that a config describes.
+    Config {
+        /// The file, for the title.
+        title: String,
+        /// The config.
+        config: Box<RunConfig>,
+    },
+}
+
+/// How it is measured.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// What.
+    pub subject: Subject,
+    /// Steps of each contestant that are not counted.
+    pub warmup: Option<usize>,
+    /// Turns of each contestant.
+    pub rounds: Option<usize>,
+    /// Optimizer steps of a turn.
+    pub steps: Option<usize>,
+    /// Repeats of single operators in every round; 0 measures none.
+    pub operators: usize,
+    /// The compiled mode with other settings.
+    pub variants: Vec<Variant>,
+    /// Contestants that are not Kiln.
+    pub peers: Vec<Peer>,
+    /// The file of the report.
+    pub out: PathBuf,
+    /// No case is begun after this time.
+    pub time_limit: Option<Duration>,
+    /// A contestant that is silent for so long has failed.
+    pub answer_within: Duration,
+}
+
+/// No number of steps, rounds or repeats is larger: what a contestant answers must have room in memory.
+const MOST: usize = 1_000_000;
+
+/// The numbers of turns.
+#[derive(Debug, Clone, Copy)]
+struct Turns {
+    warmup: usize,
+    rounds: usize,
+    steps: usize,
+    together: bool,
+    /// Every so many steps the device is waited for.
+    logging: usize,
+}
+
+/// Measures, and writes the report after every case. `say` is told how far it is. The second value is the error that the
+/// benchmark should end with although there is a report: a contestant that failed, or losses that are not equal.
+///
+/// # Errors
+/// Options that make no sense, a device that is not there, a program that cannot be started, and a signal.
+pub fn run(options: &Options, say: &mut dyn FnMut(&CaseReport) -> Result<()>) -> Result<(BenchReport, Option<Error>)> {
+    let started = Instant::now();
+    let (title, kind, defaults, floor) = match &options.subject {
+        Subject::Suite { name, suite } => {
+            let defaults = (suite.warmup, suite.rounds, suite.steps, suite.together);
+            (format!("suite {name}: {}", suite.about), suite.device()?, defaults, suite.floor)
+        }
+        Subject::Config { title, config } => {
+            if let Some(peer) = options.peers.first() {
+                let message = format!("--peer: {} needs a suite, whose cases are written down for it", peer.name);
+                return Err(Error::config(message).help("--suite cpu"));
+            }
+            let kind = execution::select(config.device.kind, config.device.index)?.kind;
+            let defaults = if kind == DeviceKind::Cpu { (3, 5, 4, true) } else { (20, 3, 60, false) };
+            (title.clone(), kind, defaults, true)
+        }
+    };
+    let is_cpu = kind == DeviceKind::Cpu;
+    let turns = Turns {
+        warmup: options.warmup.unwrap_or(defaults.0),
+        rounds: options.rounds.unwrap_or(defaults.1),
+        steps: options.steps.unwrap_or(defaults.2),
+        together: defaults.3,
+        logging: if is_cpu { 1 } else { LOGGING_STEPS_GPU },
+    };
+    turns.check()?;
+    if options.operators > MOST {
+        return Err(Error::config(format!("--operators: expected at most {MOST}, got {}", options.operators)));
+    }
+    let programs = Programs::find(kind)?;
+    let mut report = BenchReport {
+        schema: SCHEMA,
+        title,
+        began_at: now(),
+        written_at: now(),
+        complete: false,
+        machine: host::cpu_name(),
+        gemm_gflops: None,
+        cases: Vec::new(),
+        notes: vec![match is_cpu {
+            true => "peak memory is what the process had resident, its start and its compiler included".into(),
+            false => "peak memory is that of the device's pools".into(),
+        }],
+    };
+    let cases = match &options.subject {
+        Subject::Suite { suite, .. } => suite.cases.iter().map(Some).collect::<Vec<_>>(),
+        Subject::Config { .. } => vec![None],
+    };
+    let mut error = None;
+    for case in cases {
+        if let (Some(limit), Some(case)) = (options.time_limit, case)
+            && started.elapsed() >= limit
+        {
+            report.notes.push(format!("{}: not measured, the time limit was over", case.name));
+            continue;
+        }
+        let (mut measured, failed) = measure(options, &programs, case, kind, turns)?;
+        if floor && is_cpu {
+            // The best of all cases: other work on the machine makes it less, never more.
+            let rate = peak::gemm_gflops(&Device::flex())?.max(report.gemm_gflops.unwrap_or(0.0));
+            report.gemm_gflops = Some(rate);
+            measured.gemm_floor_ms = floor_ms(&measured, rate);
+        }
+        say(&measured)?;
+        report.cases.push(measured);
+        error = error.or(failed);
+        // A pipe or a device gets the report once, at the end.
+        if !options.out.exists() || options.out.is_file() {
+            write(&mut report, &options.out)?;
+        }
+    }
+    report.complete = true;
+    write(&mut report, &options.out)?;
+    Ok((report, error))
+}
+
+impl Turns {
+    fn check(self) -> Result<()> {
+        for (name, given, unit) in
+            [("warmup", self.warmup, self.logging), ("rounds", self.rounds, 1), ("steps", self.steps, self.logging)]
+        {
+            if given == 0 || given > MOST || given % unit != 0 {
+                let of = if unit > 1 {
+                    format!(", a multiple of {unit}: the device is waited for so often")
+                } else {
+                    String::new()
+                };
+                return Err(Error::config(format!("--{name}: expected 1 or more{of}, up to {MOST}, got {given}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Those that live side by side.
+    fn groups(self, entrants: &[Entrant]) -> std::slice::Chunks<'_, Entrant> {
+        entrants.chunks(if self.together { entrants.len() } else { 1 })
+    }
+
+    /// All steps of a contestant, and the one with which it ends.
+    fn total(self) -> u64 {
+        (self.warmup + self.rounds * self.steps + 1) as u64
+    }
+}
+
+fn now() -> String {
+    humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
+}
+
+fn write(report: &mut BenchReport, out: &Path) -> Result<()> {
+    report.written_at = now();
+    let text =
+        serde_json::to_string_pretty(report).map_err(|error| Error::data(format!("{}: {error}", out.display())))?;
+    write_whole(out, (text + "\n").as_bytes())
+}
+
+/// Who takes part in a case, before it is started.
+struct Entrant {
+    name: String,
+    whose: Program,
+    program: PathBuf,
+    arguments: Vec<String>,
+    patience: Duration,
+}
+
+impl Entrant {
+    fn start(&self, folder: &Path, operators: bool) -> Result<Answer<Contestant>> {
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments).args(operators.then_some("--operators"));
+        let errors = folder.join(format!("{}{}.err", self.name, if operators { "-operators" } else { "" }));
+        Contestant::start(&mut command, self.whose, &errors, self.patience)
+    }
+}
+
+/// One case, or the config's run; with the error that the benchmark should end with.
+fn measure(
+    options: &Options,
+    programs: &Programs,
+    case: Option<&Case>,
+    kind: DeviceKind,
+    turns: Turns,
+) -> Result<(CaseReport, Option<Error>)> {
+    let folder = scratch()?;
+    let folder = folder.path();
+    let (name, about, config, max_batch) = match (case, &options.subject) {
+        (Some(case), Subject::Suite { suite, .. }) => {
+            let prepared = prepare(case, &suite.review_lengths, kind, folder)?;
+            (case.name.clone(), case.describe()?, prepared.config, suite.max_batch)
+        }
+        (_, Subject::Config { title, config }) => {
+            (title.clone(), format!("the run of {title}"), (**config).clone(), None)
+        }
+        (None, Subject::Suite { .. }) => return Err(Error::config("a suite is measured case by case")),
+    };
+    let is_max = case.is_some_and(|case| case.batch == CaseBatch::Max);
+    let mut report = CaseReport {
+        load_before: host::load(),
+        together: turns.together,
+        warmup: turns.warmup,
+        rounds: turns.rounds,
+        steps: turns.steps,
+        ..CaseReport::empty(&name, &about)
+    };
+    let (mut entrants, patience) = (Vec::new(), options.answer_within);
+    let modes = [("native", CompilerMode::Native, None), ("compiled", CompilerMode::Compiled, None)].into_iter();
+    let variants = options.variants.iter();
+    let variants = variants.map(|it| (it.name.as_str(), CompilerMode::Compiled, Some(it.set.clone())));
+    for (name, mode, set) in modes.chain(variants) {
+        let mut config = bare_run(&config, folder.join(name), turns.logging);
+        config.set_compiler(mode);
+        config.trainer.logging_first_step = true;
+        let file = folder.join(format!("{name}.toml"));
+        write_whole(&file, config.to_toml()?.as_bytes())?;
+        if let Some(set) = set {
+            let changed = RunConfig::load_with(&file, &[set]).map_err(|error| error.at(format!("--variant {name}")))?;
+            write_whole(&file, changed.to_toml()?.as_bytes())?;
+        }
+        if config.trainer.per_device_train_batch_size == TrainBatchSize::Auto && is_max {
+            look_for_batch(programs.of(mode), mode, &file, max_batch, folder)?;
+        }
+        let arguments = vec!["worker".into(), file.display().to_string()];
+        let (name, program) = (name.into(), programs.of(mode).into());
+        entrants.push(Entrant { name, whose: Program::Kiln, program, arguments, patience });
+    }
+    // Peers are given the batch, and here every mode has its own.
+    for peer in options.peers.iter().filter(|_| !is_max) {
+        let arguments = peer.command[1..].iter().cloned().chain([folder.display().to_string()]).collect();
+        let (name, program) = (peer.name.clone(), peer.command[0].clone().into());
+        entrants.push(Entrant { name, whose: Program::Peer, program, arguments, patience });
+    }
+    let mut failures = Vec::new();
+    for group in turns.groups(&entrants) {
+        let (reports, failed) = take_turns(group, folder, turns)?;
+        report.contestants.extend(reports);
+        failures.extend(failed);
+    }
+    // Where every mode has its own batch, the losses are others.
+    if !is_max {
+        judge(&mut report);
+    }
+    if options.operators > 0 && !is_max {
+        failures.extend(operators(&mut report, &entrants, folder, options.operators, turns)?);
+    }
+    report.load_after = host::load();
+    let unequal = report.losses.iter().find(|check| !check.passed).map(|check| {
+        Error::differs(format!(
+            "{}: the losses of {} are not those of {}: {:.1e} relative, {:.0e} is allowed; no ratio was made of their times",
+            report.name, check.of, check.against, check.relative, check.limit
+        ))
+    });
+    // In a suite a batch need not fit in every mode: that is a result.
+    let in_suite = case.is_some();
+    let failed = failures.into_iter().find(|(_, failure)| !(in_suite && failure.exit_code == 4));
+    let error = failed.map(|(who, failure)| failure.error(&format!("{}: {who}", report.name))).or(unequal);
+    Ok((report, error))
+}
+
+/// Looks for the largest batch of a mode with `kiln tune-batch`, which keeps it for the contestant.
+fn look_for_batch(program: &Path, mode: CompilerMode, file: &Path, max: Option<usize>, folder: &Path) -> Result<()> {
+    let mut command = Command::new(program);
+    command.arg("tune-batch").arg(file).args(["--mode", mode.as_str()]);
+    command.args(max.iter().flat_map(|max| ["--max".to_owned(), max.to_string()]));
+    let told = folder.join(format!("{mode}.tune-batch"));
+    let file = File::create(&told).map_err(|error| Error::io(format!("create {}", told.display()), &error))?;
+    let child = Child::start(command.stdout(file), &folder.join(format!("{mode}.tune-batch.err")))?;
+    let exit = child.wait(None, "stopped while looking for the batch size")?;
+    exit.error().map_or(Ok(()), |error| Err(error.at(format_args!("tune-batch ({mode})"))))
+}
+
+type Failed = Vec<(String, Failure)>;
+
+/// Lets `entrants` live side by side and make their turns.
+fn take_turns(entrants: &[Entrant], folder: &Path, turns: Turns) -> Result<(Vec<ContestantReport>, Failed)> {
+    let mut reports = Vec::new();
+    let mut failures = Vec::new();
+    let mut alive = Vec::new();
+    for (index, entrant) in entrants.iter().enumerate() {
+        let mut report = ContestantReport::empty(&entrant.name);
+        match entrant.start(folder, false)? {
+            Err(failure) => failures.push((index, failure)),
+            Ok(mut contestant) => {
+                (report.provenance, report.batch) = (contestant.hello.provenance.clone(), contestant.hello.batch);
+                report.padding = contestant.hello.padding;
+                let total = contestant.hello.total_steps;
+                if total < turns.total() {
+                    return Err(Error::config(format!(
+                        "the run has {total} steps, and {} warm-up + {} x {} + 1 = {} are needed",
+                        turns.warmup,
+                        turns.rounds,
+                        turns.steps,
+                        turns.total()
+                    ))
+                    .help("lower --warmup, --rounds or --steps, or raise trainer.max_steps with --set"));
+                }
+                for count in [1, turns.warmup - 1].into_iter().filter(|count| *count > 0) {
+                    match make(&mut contestant, count)? {
+                        Ok(turn) => report.warmup_steps.extend(turn.steps),
+                        Err(failure) => {
+                            failures.push((index, failure));
+                            break;
+                        }
+                    }
+                    report.first_step_seconds.get_or_insert(contestant.seconds());
+                }
+                alive.push((index, contestant));
+            }
+        }
+        reports.push(report);
+    }
+    for round in 0..turns.rounds {
+        // Nothing always comes first.
+        if round % 2 == 1 {
+            alive.reverse();
+        }
+        for (index, contestant) in &mut alive {
+            if failures.iter().any(|(failed, _)| failed == index) {
+                continue;
+            }
+            match make(contestant, turns.steps)? {
+                Ok(turn) => {
+                    reports[*index].rounds.push(turn.steps);
+                    reports[*index].peak_mib = turn.peak_mib;
+                }
+                Err(failure) => failures.push((*index, failure)),
+            }
+        }
+        if round % 2 == 1 {
+            alive.reverse();
+        }
+    }
+    for (index, failure) in &failures {
+        reports[*index].failure = Some(failure.message.clone());
+    }
+    reports.iter_mut().for_each(ContestantReport::finish);
+    let failures = failures.into_iter().map(|(index, failure)| (entrants[index].name.clone(), failure)).collect();
+    Ok((reports, failures))
+}
+
+/// A turn of `count` steps, with the times of all of them.
+fn make(contestant: &mut Contestant, count: usize) -> Result<Answer<Turn>> {
+    Ok(contestant.run(count)?.and_then(|turn| match turn.steps.len() {
+        made if made == count => Ok(turn),
+        made => {
+            let message = format!("expected the times of {count} steps, as its turn had, got {made}");
+            Err(Failure::of_data(message))
+        }
+    }))
+}
+
+/// Measures single operators in processes of their own, by turns where that is wanted.
+fn operators(
+    report: &mut CaseReport,
+    entrants: &[Entrant],
+    folder: &Path,
+    repeats: usize,
+    turns: Turns,
+) -> Result<Failed> {
+    let mut failures = Vec::new();
+    let mut found = Vec::<(String, String, Vec<(String, Vec<f64>)>)>::new();
+    for group in turns.groups(entrants) {
+        let mut alive = Vec::new();
+        for entrant in group {
+            let started = match entrant.start(folder, true)? {
+                Err(failure) => Err(failure),
+                // The first pass of everything is the warm-up.
+                Ok(mut contestant) => contestant.run(1)?.map(|_| contestant),
+            };
+            match started {
+                Ok(contestant) => alive.push((entrant.name.clone(), contestant)),
+                Err(failure) => failures.push((entrant.name.clone(), failure)),
+            }
+        }
+        for _ in 0..turns.rounds {
+            for (name, contestant) in &mut alive {
+                let answer = contestant.run(repeats)?;
+                let Ok(turn) = answer.map_err(|failure| failures.push((name.clone(), failure))) else { continue };
+                for times in turn.operators {
+                    let place = found.iter().position(|(operator, ..)| *operator == times.name);
+                    let place = place.unwrap_or_else(|| {
+                        found.push((times.name, times.shape, Vec::new()));
+                        found.len() - 1
+                    });
+                    let all = &mut found[place].2;
+                    match all.iter_mut().find(|(of, _)| of == name) {
+                        Some((_, ms)) => ms.extend(times.ms),
+                        None => all.push((name.clone(), times.ms)),
+                    }
+                }
+            }
+        }
+    }
+    report.operators = found
+        .into_iter()
+        .map(|(name, shape, all)| OperatorReport {
+            name,
+            shape,
+            ms: all.into_iter().filter_map(|(of, ms)| Some((of, Spread::of(&ms)?))).collect(),
+        })
+        .collect();
+    Ok(failures)
+}

@@ -1,0 +1,393 @@
+//! A finished run, read from its folder for a report: plan, provenance, steps, losses and totals. It runs nothing and
+//! changes nothing; a run that is not complete, or whose files do not fit together, is refused.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
+
+use serde_json::{Map, Value};
+
+use super::keys;
+use crate::base::error::{Error, Result};
+use crate::config::LearningRateSection;
+use crate::plan::NUM_DEVICES;
+use crate::session::provenance::Provenance;
+use crate::trainer::debug;
+use crate::trainer::laps::{self, StepTimes};
+use crate::trainer::{RunStatus, Status};
+
+/// Steps without a new shape after which the warm-up is over, on the CPU, where nothing is tuned.
+const QUIET_STEPS: usize = 3;
+
+/// The same on devices whose kernels are tuned and captured.
+const QUIET_STEPS_TUNED: usize = 20;
+
+/// A row of `metrics.jsonl` about training.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LossRow {
+    /// Optimizer steps made.
+    pub step: u64,
+    /// Attended tokens seen.
+    pub tokens: u64,
+    /// The loss.
+    pub loss: f64,
+    /// Training seconds from the first step on, without evaluation and saving.
+    pub seconds: f64,
+}
+
+/// Steps between two moments at which the device had finished everything: one step on the CPU.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Window {
+    /// Optimizer steps.
+    pub steps: u64,
+    /// Examples.
+    pub samples: u64,
+    /// Attended tokens.
+    pub tokens: u64,
+    /// Milliseconds of training.
+    pub ms: f64,
+}
+
+/// See the top of this file.
+#[derive(Debug, Clone)]
+pub struct MeasuredRun {
+    /// The run folder.
+    pub folder: PathBuf,
+    /// `plan.toml` as `section.key` = value.
+    pub settings: BTreeMap<String, String>,
+    /// Who made it and where; none for a run of an earlier Kiln.
+    pub provenance: Option<Provenance>,
+    /// The lines of `steps.jsonl`; empty when they were not asked for.
+    pub steps: Vec<StepTimes>,
+    /// Windows after the warm-up.
+    pub steady: Vec<Window>,
+    /// Seconds before the steady state (the warm-up stage, where there was one, and the first steps), and the steps of it.
+    pub warmup: (f64, u64),
+    /// Steps of the steady state that were the first of a batch shape, or compiled or tuned kernels.
+    pub late_steps: u64,
+    /// Losses.
+    pub losses: Vec<LossRow>,
+    /// Examples that it learned from, up to its last log row.
+    pub samples: u64,
+    /// Seconds that the run has taken, over all its processes.
+    pub seconds: f64,
+    /// The day on which it was made, or last continued: `2026-11-21`, UTC.
+    pub day: String,
+    /// The learning rate at its peak, scaled with the batch where the config says so.
+    pub learning_rate: Option<f64>,
+    /// The summary row.
+    pub summary: Map<String, Value>,
+    /// Evaluation rows.
+    pub evaluations: Vec<Map<String, Value>>,
+}
+
+impl MeasuredRun {
+    /// Reads the run in `folder`.
+    ///
+    /// # Errors
+    /// A folder without a run, a run that is not complete, files that cannot be read or do not fit together.
+    pub fn read(folder: &Path) -> Result<Self> {
+        let shown = folder.display();
+        let Some(status) = Status::read(folder)? else {
+            return Err(Error::data(format!("{shown}: there is no run of Kiln's in this folder"))
+                .help("`kiln runs FOLDER` lists the runs in a folder"));
+        };
+        // A run whose time was over has its results, too.
+        let has_results = status.status == RunStatus::Stopped && folder.join("all_results.json").exists();
+        if status.status != RunStatus::Completed && !has_results {
+            let message =
+                status.message.map_or_else(String::new, |message| format!(": {}", message.replace('\n', " ")));
+            return Err(Error::data(format!(
+                "{shown}: the run is {} after step {} of {}{message}; a report needs a complete one",
+                status.status, status.step, status.total_steps
+            ))
+            .help(format!("`kiln describe {shown}` tells how it stands and how to continue it")));
+        }
+        let damaged = |file: &str, what: String| {
+            Error::data(format!("{}: the run is damaged: {what}", folder.join(file).display()))
+                .help("make the run again; a report is made of whole runs only")
+        };
+        let plan = read(&folder.join("plan.toml"))?;
+        let plan: toml::Table = plan.parse().map_err(|error| damaged("plan.toml", format!("{error}")))?;
+        let scaling =
+            plan.get("learning_rate").and_then(|scaling| scaling.clone().try_into::<LearningRateSection>().ok());
+        let mut settings = BTreeMap::new();
+        flatten("", &toml::Value::Table(plan), &mut settings);
+        let number = |key: &str| settings.get(key)?.parse::<f64>().ok();
+        let global = number(keys::BATCH).zip(number(keys::ACCUMULATION)).map(|(micro, times)| (micro * times) as usize);
+        let learning_rate = number("trainer.learning_rate").zip(global);
+        let learning_rate =
+            learning_rate.map(|(base, global)| scaling.unwrap_or_default().scaled(base, global, NUM_DEVICES).rate);
+        let (mut rows, mut summary, mut evaluations) = (Vec::new(), None, Vec::new());
+        for (number, line) in read(&folder.join("metrics.jsonl"))?.lines().enumerate() {
+            let row = row(line).ok_or_else(|| damaged("metrics.jsonl", format!("line {} is no row", number + 1)))?;
+            if row.contains_key("train_runtime") {
+                summary = Some(row);
+            } else if row.contains_key("eval_loss") {
+                evaluations.push(row);
+            } else if row.contains_key("loss") {
+                rows.push(row);
+            }
+        }
+        let summary = summary.ok_or_else(|| damaged("metrics.jsonl", "its summary is missing".into()))?;
+        let mut steps = Vec::new();
+        let path = folder.join(laps::FILE);
+        if path.exists() {
+            for (number, line) in read(&path)?.lines().enumerate() {
+                let step = serde_json::from_str::<StepTimes>(line);
+                steps.push(step.map_err(|error| damaged(laps::FILE, format!("line {}: {error}", number + 1)))?);
+            }
+            if steps.last().map(|step| step.step) != Some(status.step) {
+                return Err(damaged(laps::FILE, format!("it does not end at step {}", status.step)));
+            }
+        }
+        let provenance = Provenance::read(folder)?;
+        let is_cpu = provenance.as_ref().is_some_and(|it| it.device.starts_with("cpu"));
+        let quiet = if is_cpu { QUIET_STEPS } else { QUIET_STEPS_TUNED };
+        let numbers = rows.iter().map(log_window).collect::<Option<Vec<_>>>();
+        let numbers = numbers.ok_or_else(|| damaged("metrics.jsonl", "a training row lacks a number".into()))?;
+        let (steady, mut warmup, late_steps) =
+            if steps.is_empty() { windows_of_log(&numbers) } else { windows_of_steps(&steps, quiet) };
+        warmup.0 += rows.iter().filter_map(|row| row.get("warmup_seconds")?.as_f64()).sum::<f64>();
+        let losses = losses(&numbers, &steps);
+        Ok(Self {
+            folder: folder.into(),
+            settings,
+            provenance,
+            steps,
+            steady,
+            warmup,
+            late_steps,
+            losses,
+            samples: numbers.last().map_or(0, |row| row.samples),
+            seconds: status.seconds,
+            day: day(status.started_at),
+            learning_rate,
+            summary,
+            evaluations,
+        })
+    }
+
+    /// A number of the summary row.
+    pub fn summary(&self, name: &str) -> Option<f64> {
+        self.summary.get(name)?.as_f64()
+    }
+
+    /// Whether `compiler.debug` was on, so that its times are those of no other run.
+    pub fn is_debug(&self) -> bool {
+        self.summary.contains_key(debug::MARK)
+    }
+
+    /// Seconds of the warm-up beyond what its steps take in the steady state.
+    pub fn warmup_excess(&self) -> Option<f64> {
+        let steady = super::stats::median(&self.step_ms()) * self.warmup.1 as f64 / 1e3;
+        steady.is_finite().then(|| (self.warmup.0 - steady).max(0.0))
+    }
+
+    /// Whether Burn's fusion was held off.
+    pub fn is_unfused(&self) -> bool {
+        self.summary.contains_key("unfused")
+    }
+
+    /// Milliseconds for an example, of every steady window.
+    pub fn ms_per_sample(&self) -> Vec<f64> {
+        self.steady.iter().map(|window| window.ms / window.samples as f64).collect()
+    }
+
+    /// Milliseconds for a step, of every steady window.
+    pub fn step_ms(&self) -> Vec<f64> {
+        self.steady.iter().map(|window| window.ms / window.steps as f64).collect()
+    }
+
+    /// The lines of `steps.jsonl` after the warm-up, without those before which the run was held up.
+    pub fn steady_steps(&self) -> impl Iterator<Item = &StepTimes> {
+        self.steps[(self.warmup.1 as usize).min(self.steps.len())..].iter().filter(|step| !step.held_up)
+    }
+
+    /// A whole number of the plan.
+    pub fn count(&self, key: &str) -> Option<u64> {
+        self.settings.get(key)?.parse().ok()
+    }
+}
+
+/// The day of a moment in seconds since 1970.
+fn day(seconds: f64) -> String {
+    // Beyond the year 9999 there are no four digits.
+    let since = Duration::try_from_secs_f64(seconds).ok().filter(|since| since.as_secs() < 253_402_300_800);
+    let moment = since.and_then(|since| UNIX_EPOCH.checked_add(since));
+    moment.map_or_else(|| "unknown".into(), |moment| humantime::format_rfc3339(moment).to_string()[..10].to_owned())
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::InvalidData => {
+            Error::data(format!("{}: the run is damaged: {error}", path.display()))
+                .help("make the run again; a report is made of whole runs only")
+        }
+        _ => Error::io(format!("read {}", path.display()), &error),
+    })
+}
+
+/// A row of `metrics.jsonl`. A score that could not be computed is NaN there, which is no JSON: it becomes null.
+fn row(line: &str) -> Option<Map<String, Value>> {
+    let parse = |text: &str| serde_json::from_str::<Map<String, Value>>(text).ok();
+    parse(line).or_else(|| {
+        parse(&line.replace(": NaN", ": null").replace(": -Infinity", ": null").replace(": Infinity", ": null"))
+    })
+}
+
+/// What a training row says: step, samples and tokens so far, loss, milliseconds of a step of its window.
+struct LogRow {
+    step: u64,
+    samples: u64,
+    tokens: u64,
+    loss: f64,
+    step_ms: f64,
+}
+
+fn log_window(row: &Map<String, Value>) -> Option<LogRow> {
+    let count = |name: &str| row.get(name)?.as_u64();
+    let real = |name: &str| row.get(name)?.as_f64();
+    Some(LogRow {
+        step: count("step")?,
+        samples: count("samples")?,
+        tokens: count("tokens")?,
+        loss: real("loss")?,
+        step_ms: real("step_ms")?,
+    })
+}
+
+type Windows = (Vec<Window>, (f64, u64), u64);
+
+/// Windows between log rows; the first one is the warm-up, as in the run's own summary.
+fn windows_of_log(rows: &[LogRow]) -> Windows {
+    let first = rows.first().map_or((0.0, 0), |row| (row.step_ms * row.step as f64 / 1e3, row.step));
+    let windows = rows.windows(2).map(|pair| {
+        let steps = pair[1].step - pair[0].step;
+        Window {
+            steps,
+            samples: pair[1].samples - pair[0].samples,
+            tokens: pair[1].tokens - pair[0].tokens,
+            ms: pair[1].step_ms * steps as f64,
+        }
+    });
+    (windows.filter(|window| window.steps > 0 && window.samples > 0).collect(), first, 0)
+}
+
+/// The warm-up ends after the first `quiet` steps in a row without a new shape or kernel (they belong to it), where the
+/// device had finished; windows end where it had finished, too. Those of a step before which the run was held up are left out.
+fn windows_of_steps(steps: &[StepTimes], quiet: usize) -> Windows {
+    let mut calm = 0;
+    let begin = steps.iter().position(|step| {
+        let over = calm >= quiet;
+        calm = if has_news(step) { 0 } else { calm + 1 };
+        over
+    });
+    // A run that never calms down is all warm-up. What the device has not finished then would be waited for in the first
+    // window.
+    let begin = begin.unwrap_or(steps.len());
+    let begin = (begin..steps.len()).find(|step| steps[step.saturating_sub(1)].synced).unwrap_or(steps.len());
+    let warmup = steps[..begin].iter().map(|step| step.step_ms).sum::<f64>() / 1e3;
+    let late = steps[begin..].iter().filter(|step| has_news(step)).count() as u64;
+    let empty = Window { steps: 0, samples: 0, tokens: 0, ms: 0.0 };
+    let (mut windows, mut open, mut held_up) = (Vec::new(), empty, false);
+    for step in &steps[begin..] {
+        held_up |= step.held_up;
+        open.steps += 1;
+        open.samples += step.samples;
+        open.tokens += step.tokens;
+        open.ms += step.step_ms;
+        if step.synced {
+            let window = std::mem::replace(&mut open, empty);
+            if !std::mem::take(&mut held_up) {
+                windows.push(window);
+            }
+        }
+    }
+    (windows, (warmup, begin as u64), late)
+}
+
+fn losses(rows: &[LogRow], steps: &[StepTimes]) -> Vec<LossRow> {
+    let (mut seconds, mut before, mut times) = (0.0, 0, steps.iter().peekable());
+    let rows = rows.iter().map(|row| {
+        if steps.is_empty() {
+            seconds += row.step_ms * (row.step - before) as f64 / 1e3;
+            before = row.step;
+        }
+        while let Some(step) = times.next_if(|step| step.step <= row.step) {
+            seconds += step.step_ms / 1e3;
+        }
+        LossRow { step: row.step, tokens: row.tokens, loss: row.loss, seconds }
+    });
+    rows.collect()
+}
+
+/// `[a] b = 1` as `a.b` = `1`.
+fn flatten(prefix: &str, value: &toml::Value, into: &mut BTreeMap<String, String>) {
+    match value {
+        toml::Value::Table(table) => {
+            for (key, value) in table {
+                let full = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+                flatten(&full, value, into);
+            }
+        }
+        toml::Value::String(text) => drop(into.insert(prefix.into(), text.clone())),
+        other => drop(into.insert(prefix.into(), other.to_string())),
+    }
+}
+
+/// A batch shape or a kernel came up for the first time: something was compiled, or tuned.
+fn has_news(step: &StepTimes) -> bool {
+    step.new_shape || step.new_kernels > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn steps(new_shapes: &[usize], count: usize) -> Vec<StepTimes> {
+        let step = |index: usize| StepTimes {
+            step: index as u64 + 1,
+            samples: 4,
+            tokens: 32,
+            step_ms: 10.0,
+            new_shape: new_shapes.contains(&index),
+            synced: true,
+            ..StepTimes::default()
+        };
+        (0..count).map(step).collect()
+    }
+
+    #[test]
+    fn the_warmup_ends_after_steps_without_a_new_shape() {
+        let (windows, warmup, late) = windows_of_steps(&steps(&[0], 10), 3);
+        assert_eq!((windows.len(), warmup.1, late), (6, 4, 0));
+        assert!((warmup.0 - 0.04).abs() < 1e-12);
+        let (windows, warmup, late) = windows_of_steps(&steps(&[0, 2, 8], 10), 3);
+        assert_eq!((windows.len(), warmup.1, late), (4, 6, 1));
+        assert_eq!(windows_of_steps(&steps(&[0, 3, 6, 9], 10), 3).0.len(), 0);
+        // A tuning is news as a shape is.
+        let mut tuned = steps(&[0], 10);
+        (tuned[2].new_kernels, tuned[8].new_kernels) = (3, 1);
+        let (windows, warmup, late) = windows_of_steps(&tuned, 3);
+        assert_eq!((windows.len(), warmup.1, late), (4, 6, 1));
+    }
+
+    #[test]
+    fn steps_after_others_turns_are_left_out() {
+        let mut steps = steps(&[0], 12);
+        steps.iter_mut().for_each(|step| step.held_up = step.step % 5 == 1);
+        let (windows, warmup, _) = windows_of_steps(&steps, 3);
+        assert_eq!((windows.len(), warmup.1), (6, 4), "steps 5, 7 to 10 and 12");
+    }
+
+    #[test]
+    fn windows_end_where_the_device_had_finished() {
+        let mut steps = steps(&[0], 10);
+        steps.iter_mut().for_each(|step| step.synced = step.step % 3 == 0);
+        let (windows, ..) = windows_of_steps(&steps, 3);
+        let found = windows.iter().map(|window| (window.steps, window.samples, window.ms)).collect::<Vec<_>>();
+        assert_eq!(found, [(3, 12, 30.0)], "steps 5 and 6 wait for what came before, and step 10 was not waited for");
+    }
+}

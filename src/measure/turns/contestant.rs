@@ -1,0 +1,211 @@
+//! The driver's end of a contestant: a child process that is asked for turns; see [`super::protocol`].
+
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::de::DeserializeOwned;
+
+use super::protocol::{END, Hello, Turn};
+use crate::base::error::{Error, Result};
+use crate::base::process::{Child, Exit};
+use crate::base::signals;
+use crate::measure::compare::Failure;
+
+/// An answer, or how the contestant ended instead.
+pub(crate) type Answer<T> = std::result::Result<T, Failure>;
+
+/// Signals and the contestant's end are looked for so often.
+const POLL: Duration = Duration::from_millis(50);
+
+/// After its end a contestant's stdout may be held open by what it has started; what it has said itself comes within this.
+const REST: Duration = Duration::from_millis(500);
+
+/// The longest line that a contestant may answer with, in bytes: some 100,000 steps.
+const LONGEST: u64 = 64 << 20;
+
+/// Whose program a contestant is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Program {
+    /// Kiln.
+    Kiln,
+    /// Another one that speaks the protocol.
+    Peer,
+}
+
+/// A contestant that is alive. Dropped, its process ends.
+pub(crate) struct Contestant {
+    child: Child,
+    output: Receiver<io::Result<String>>,
+    /// It may be silent for so long.
+    patience: Duration,
+    started: Instant,
+    active: Duration,
+    /// What it said of itself.
+    pub(crate) hello: Hello,
+}
+
+impl Contestant {
+    /// Starts `command` and waits until it is ready. What it says to people goes to `errors`. One that says nothing for
+    /// `patience` has failed.
+    ///
+    /// # Errors
+    /// A program that cannot be started, and a signal to this process.
+    pub(crate) fn start(
+        command: &mut Command,
+        program: Program,
+        errors: &Path,
+        patience: Duration,
+    ) -> Result<Answer<Self>> {
+        let started = Instant::now();
+        command.stdout(Stdio::piped());
+        let mut child = match program {
+            Program::Kiln => Child::start(command, errors)?,
+            Program::Peer => Child::start_foreign(command, errors)?,
+        };
+        let output = lines(child.take_output().expect("its stdout is a pipe"))?;
+        let hello = Hello { provenance: serde_json::Value::Null, batch: 0, total_steps: 0, padding: None };
+        let mut contestant = Self { child, output, patience, started, active: Duration::ZERO, hello };
+        let answer = contestant.answer()?;
+        contestant.active = started.elapsed();
+        Ok(match answer {
+            Ok(hello) => {
+                contestant.hello = hello;
+                Ok(contestant)
+            }
+            Err(failure) => Err(failure),
+        })
+    }
+
+    /// Seconds since the process was started.
+    pub(crate) fn seconds(&self) -> f64 {
+        self.started.elapsed().as_secs_f64()
+    }
+
+    /// Asks for `count` steps, or repeats.
+    ///
+    /// # Errors
+    /// A signal to this process.
+    pub(crate) fn run(&mut self, count: usize) -> Result<Answer<Turn>> {
+        let began = Instant::now();
+        self.child.tell(&format!("run {count}"));
+        let answer = self.answer();
+        self.active += began.elapsed();
+        answer
+    }
+
+    /// Lets it make its last step and waits for its end: the seconds that it was not held up, from its start on.
+    ///
+    /// # Errors
+    /// A signal to this process.
+    pub(crate) fn finish(mut self) -> Result<Answer<f64>> {
+        let began = Instant::now();
+        self.child.tell(END);
+        self.child.close_input();
+        match self.line()? {
+            Ok(Line::Said(more)) => {
+                Ok(Err(Failure::of_data(format!("expected its end, got {:?} on its stdout", shortened(&more)))))
+            }
+            Ok(Line::End(exit)) => {
+                let seconds = (self.active + began.elapsed()).as_secs_f64();
+                Ok(exit.error().map_or(Ok(seconds), |error| Err(Failure::from(&error))))
+            }
+            Err(failure) => Ok(Err(failure)),
+        }
+    }
+
+    fn answer<T: DeserializeOwned>(&mut self) -> Result<Answer<T>> {
+        let line = match self.line()? {
+            Ok(Line::Said(line)) => line,
+            Ok(Line::End(exit)) => {
+                let early = || Error::data("it ended before it had answered");
+                return Ok(Err(Failure::from(&exit.error().unwrap_or_else(early))));
+            }
+            Err(failure) => return Ok(Err(failure)),
+        };
+        Ok(serde_json::from_str(&line).map_err(|error| {
+            let got = shortened(&line);
+            Failure::of_data(format!("expected a line of JSON on its stdout ({error}), got {got:?}"))
+        }))
+    }
+
+    /// The next line of its output, or its end.
+    fn line(&mut self) -> Result<Answer<Line>> {
+        let asked = Instant::now();
+        let (mut exit, mut is_closed) = (None::<(Exit, Instant)>, false);
+        loop {
+            // A turn may take long, and a signal may be for this process alone.
+            if let Some(signal) = signals::received() {
+                return Err(signal.error("stopped while measuring; no report is made of what was not complete"));
+            }
+            if is_closed {
+                thread::sleep(POLL / 50);
+            } else {
+                match self.output.recv_timeout(POLL) {
+                    Ok(line) => {
+                        let line = line.map_err(|error| Error::io("read from a contestant", &error))?;
+                        return Ok(Ok(Line::Said(line)));
+                    }
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => is_closed = true,
+                }
+            }
+            if exit.is_none() {
+                exit = self.child.try_exit()?.map(|exit| (exit, Instant::now()));
+            }
+            if let Some((exit, _)) = exit.take_if(|(_, ended)| is_closed || ended.elapsed() > REST) {
+                if exit.error().is_some() {
+                    // It may have ended by a signal that this process is about to receive, too.
+                    thread::sleep(POLL);
+                }
+                if signals::received().is_none() {
+                    return Ok(Ok(Line::End(exit)));
+                }
+            }
+            if asked.elapsed() > self.patience {
+                let seconds = humantime::format_duration(Duration::from_secs(self.patience.as_secs()));
+                let message = format!("it was silent for {seconds}, and was ended");
+                return Ok(Err(Failure::from(&Error::device(message))));
+            }
+        }
+    }
+}
+
+enum Line {
+    Said(String),
+    End(Exit),
+}
+
+/// The lines of `output` as they come, from a thread that ends with it.
+fn lines(output: ChildStdout) -> Result<Receiver<io::Result<String>>> {
+    let (sender, receiver) = sync_channel(16);
+    let read = move || {
+        let mut output = BufReader::new(output);
+        loop {
+            let mut line = Vec::new();
+            let read = output.by_ref().take(LONGEST).read_until(b'\n', &mut line);
+            let is_whole = line.len() as u64 != LONGEST;
+            let line = match read {
+                Ok(0) => return,
+                Ok(_) if is_whole => Ok(String::from_utf8_lossy(&line).into_owned()),
+                Ok(_) => {
+                    Err(io::Error::new(io::ErrorKind::InvalidData, format!("a line of more than {LONGEST} bytes")))
+                }
+                Err(error) => Err(error),
+            };
+            if sender.send(line).is_err() || !is_whole {
+                return;
+            }
+        }
+    };
+    let thread = thread::Builder::new().name("kiln-contestant".into()).spawn(read);
+    thread.map_err(|error| Error::start("the thread that reads a contestant's answers", &error))?;
+    Ok(receiver)
+}
+
+fn shortened(line: &str) -> String {
+    line.trim().chars().take(200).collect()
+}

@@ -1,0 +1,193 @@
+//! A contestant: the trainer's own loop, held up before a step until it is this process's turn; see [`super::protocol`]. It
+//! measures nothing itself: times are those of `steps.jsonl`.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use burn::tensor::Device;
+
+use super::protocol::{END, Hello, Step, Turn};
+use crate::base::error::{Error, Result};
+use crate::base::process;
+use crate::engine::device::memory_use;
+use crate::measure::bench::operators::Shapes;
+use crate::plan::RunPlan;
+use crate::session::provenance::Provenance;
+use crate::trainer::laps::{self, StepTimes};
+use crate::trainer::step_closures::{StepClosures, When};
+use crate::trainer::{Callback, Control, DeviceValues, Progress, Trainer};
+
+/// Trains `plan` by turns until it is told to end; with `writes_model` it then writes a model as any run does.
+///
+/// # Errors
+/// What the run meets, and a line that is no command.
+pub fn serve_steps(plan: RunPlan, writes_model: bool) -> Result<()> {
+    let failed = Arc::new(Mutex::new(None));
+    let turns = Turns {
+        times: plan.config.run.output_dir.join(laps::FILE),
+        read: 0,
+        left: 0,
+        device: plan.device.device.clone(),
+        losses: Arc::default(),
+        began: false,
+        ended: false,
+        failed: failed.clone(),
+    };
+    let trained = Trainer::new(plan)?.by_turns(writes_model).with_step_times().with_callback(turns).train();
+    match lock(&failed).take() {
+        Some(error) => Err(error),
+        None => trained.map(drop),
+    }
+}
+
+/// Measures the operators of `plan`'s model by turns until it is told to end.
+///
+/// # Errors
+/// What the device reports, and a line that is no command.
+pub fn serve_operators(plan: &RunPlan) -> Result<()> {
+    let shapes = Shapes::new(&plan.model_config, plan.task, plan.batch.micro, plan.batch.seq_len);
+    let device = &plan.device.device;
+    say(&hello(plan))?;
+    while let Some(repeats) = command()? {
+        let operators = shapes.measure(plan.ops, device, repeats)?;
+        say(&Turn { steps: Vec::new(), operators, peak_mib: memory_use(device).peak_mib })?;
+    }
+    Ok(())
+}
+
+fn hello(plan: &RunPlan) -> Hello {
+    Hello {
+        provenance: serde_json::to_value(Provenance::of(plan)).expect("names and numbers are JSON"),
+        batch: plan.batch.micro,
+        total_steps: plan.steps.total as u64,
+        padding: Some(plan.padding_cost.waste),
+    }
+}
+
+fn say<T: serde::Serialize>(answer: &T) -> Result<()> {
+    let mut line = serde_json::to_string(answer).map_err(|error| Error::data(format!("an answer: {error}")))?;
+    line.push('\n');
+    let mut out = std::io::stdout().lock();
+    out.write_all(line.as_bytes()).and_then(|()| out.flush()).map_err(|error| {
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            process::await_end();
+        }
+        Error::io("answer the driver", &error)
+    })
+}
+
+/// The N of the next `run N`; none at `end`. The process ends where the input ends, even in the middle of a turn.
+fn command() -> Result<Option<usize>> {
+    let orders = process::orders()?.lock().unwrap_or_else(PoisonError::into_inner);
+    // Where no line comes any more, this process is about to end: a run that nobody has measured must not come to look like a
+    // finished one.
+    let line = orders.recv().map_err(|_| Error::data("the driver of this worker has ended"))?;
+    if line.trim() == END {
+        return Ok(None);
+    }
+    let count = line.trim().strip_prefix("run ").and_then(|count| count.parse().ok()).filter(|count| *count > 0);
+    count.map(Some).ok_or_else(|| Error::config(format!("expected `run N` or `{END}`, got {:?}", line.trim())))
+}
+
+/// Waits for its turn before a step, and answers when the steps of a turn are made.
+struct Turns {
+    times: PathBuf,
+    /// Bytes of the file that were read.
+    read: u64,
+    /// Steps of this turn that are still to be made.
+    left: usize,
+    device: Device,
+    /// `(step, loss)` of the steps up to the last row: of each its own, not the mean that the row shows.
+    losses: Arc<Mutex<Vec<(u64, f64)>>>,
+    /// There has been a turn, which is to be answered.
+    began: bool,
+    /// It was told to end, or something failed: the step that follows is the last.
+    ended: bool,
+    failed: Arc<Mutex<Option<Error>>>,
+}
+
+impl Turns {
+    fn next(&mut self) -> Result<()> {
+        if self.left > 0 {
+            self.left -= 1;
+            return Ok(());
+        }
+        if self.began {
+            let steps = self.steps()?;
+            say(&Turn { steps, operators: Vec::new(), peak_mib: memory_use(&self.device).peak_mib })?;
+        }
+        match command()? {
+            Some(count) => (self.began, self.left) = (true, count - 1),
+            None => self.ended = true,
+        }
+        Ok(())
+    }
+
+    /// The steps of which lines have been written since the last time.
+    fn steps(&mut self) -> Result<Vec<Step>> {
+        let io = |error: std::io::Error| Error::io(format!("read {}", self.times.display()), &error);
+        let mut file = File::open(&self.times).map_err(io)?;
+        file.seek(SeekFrom::Start(self.read)).map_err(io)?;
+        let mut text = String::new();
+        file.read_to_string(&mut text).map_err(io)?;
+        // Where the device is waited for every so many steps only, the last line may not be whole yet.
+        text.truncate(text.rfind('\n').map_or(0, |end| end + 1));
+        self.read += text.len() as u64;
+        let losses = std::mem::take(&mut *lock(&self.losses));
+        let step = |line: &str| {
+            let times: StepTimes = serde_json::from_str(line)?;
+            let loss = losses.iter().find(|(step, _)| *step == times.step).map(|(_, loss)| *loss);
+            Ok(Step {
+                step: times.step,
+                samples: times.samples,
+                tokens: times.tokens,
+                step_ms: times.step_ms,
+                data_ms: times.data_ms,
+                forward_ms: times.forward_ms,
+                backward_ms: times.backward_ms,
+                update_ms: times.update_ms,
+                sync_ms: times.sync_ms,
+                synced: times.synced,
+                loss,
+            })
+        };
+        let steps = text.lines().map(step).collect::<std::result::Result<_, serde_json::Error>>();
+        steps.map_err(|error| Error::data(format!("{}: {error}", self.times.display())))
+    }
+
+    fn fail(&mut self, error: Error) {
+        self.ended = true;
+        lock(&self.failed).get_or_insert(error);
+    }
+}
+
+impl Callback for Turns {
+    fn on_train_begin(&mut self, plan: &RunPlan) {
+        if let Err(error) = say(&hello(plan)) {
+            self.fail(error);
+        }
+    }
+
+    fn on_step_begin(&mut self, _progress: &Progress) {
+        if !self.ended
+            && let Err(error) = self.next()
+        {
+            self.fail(error);
+        }
+    }
+
+    fn on_step_end(&mut self, _progress: &Progress, control: &mut Control) {
+        control.should_training_stop |= self.ended;
+    }
+
+    fn on_step_values(&mut self, progress: &Progress, values: DeviceValues<'_>, closures: &mut StepClosures<'static>) {
+        let (losses, step) = (self.losses.clone(), progress.step);
+        closures.add(When::AtLog, [values.loss.clone()], move |values| lock(&losses).push((step, values[0])));
+    }
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,223 @@
+//! What the forward pass keeps for the backward pass, counted in the code of `kiln_models`, operator by operator, in the
+//! form and the type in which each computes. What the counts come to was compared with the allocations of a step
+//! (benches/results/2026-11-21-plan-memory.md); for what is computed again (`balanced`), where Burn decides, they are
+//! the allocations.
+//!
+//! All in bytes, of one micro-batch.
+
+use kiln_models::Activation;
+use kiln_models::ops::Form;
+use kiln_models::{ModelConfig, Operator};
+
+use super::MemoryInputs;
+use crate::config::ActivationCheckpointing;
+use crate::config::Task;
+
+/// Bytes of a value.
+pub(super) const F32: u128 = 4;
+
+/// From this size on the C library maps a block of its own, whose pages are there once they are written to, and gives it
+/// back at once (glibc's `DEFAULT_MMAP_THRESHOLD_MAX`). Smaller ones come from its heap, which keeps their pages.
+const MAPPED: u128 = 32 << 20;
+
+/// Bytes of a page.
+const PAGE: u128 = 4096;
+
+/// What a value takes in halves of a value of f32: 2 for f32 itself, 1 for bf16 and f16.
+type Halves = u128;
+
+/// The parts of what is kept.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Activations {
+    /// A layer, with everything kept.
+    layer: u128,
+    /// A layer with what checkpointing leaves of it.
+    kept: u128,
+    /// The last layer with that.
+    last: u128,
+    /// What passes from layer to layer.
+    passed: u128,
+    layers: u128,
+    /// Embeddings and head, with what the loss and its gradient need at their largest.
+    head: u128,
+    /// The head again, in the backward pass of the layers below.
+    head_gradient: u128,
+    /// Gradients on their way through a layer.
+    moving: u128,
+    /// Working space of the first layer of the backward pass that computes again what it needs.
+    again: u128,
+    evaluation: Evaluation,
+    checkpointing: ActivationCheckpointing,
+}
+
+impl Activations {
+    pub(super) fn new(inputs: &MemoryInputs<'_>) -> Self {
+        let MemoryInputs { model, task, compute, checkpointing, batch, .. } = *inputs;
+        let (width, layers, heads, inner) = model.shape();
+        let [width, layers, heads, inner] = [width, layers, heads, inner].map(|size| size as u128);
+        let seq = batch.seq_len as u128;
+        let tokens = batch.micro as u128 * seq;
+        let scores = heads * seq;
+        let is_plain = |operator| compute.ops().form(operator) == Form::Plain;
+        let plain = |operator, values: u128| if is_plain(operator) { values } else { 0 };
+        let is_bert = matches!(model, ModelConfig::Bert(_));
+        let [hidden_dropout, attention_dropout] = model.has_dropout();
+        // An operand of a matrix product.
+        let operand: Halves = if compute.is_f32() { 2 } else { 1 };
+
+        // Of a token of a layer, in halves of a value. LayerNorm, twice: what it normalised, and in the plain form that once
+        // more, divided.
+        let norms = 2 * 2 * (width + plain(Operator::LayerNorm, width));
+        // Their results as operands: f32 is kept once; BERT's query, key and value each cast their own.
+        let casts = if is_bert && !compute.is_f32() { 4 } else { 2 };
+        // And query, key, value and the context, which the projection after it multiplies.
+        let operands = operand * (casts + 4) * width;
+        // The scores' exponentials and twice the softmax, one of them as operand; where dropout falls on it its mask.
+        let softmax = 2 * 2 + operand + if attention_dropout { operand } else { 0 };
+        let attention = plain(Operator::Attention, softmax * scores);
+        // Two masks.
+        let masks = if hidden_dropout { plain(Operator::Dropout, 2 * 2 * width) } else { 0 };
+        // What goes in, the factors of the plain form, and its result as operand.
+        let factors = match model.activation() {
+            Activation::GeluTanh => 4,
+            Activation::GeluErf => 2,
+        };
+        let gelu = 2 * (inner + plain(Operator::Gelu, factors * inner)) + operand * inner;
+        let layer = norms + operands + attention + masks + gelu;
+
+        // Balanced: the results of products, sums and casts stay, and random numbers.
+        let drops = attention_dropout || hidden_dropout;
+        let balanced = 2 * inner
+            + if compute.is_f32() {
+                12 * width + plain(Operator::Attention, (2 + if drops { 4 } else { 0 }) * scores)
+            } else {
+                inner
+                    + (17 + if is_bert { 2 } else { 0 }) * width
+                    + plain(Operator::Attention, (3 + if drops { 3 } else { 0 }) * scores)
+            }
+            + if drops { plain(Operator::Dropout, 9 * width) } else { 0 };
+        let kept = match checkpointing {
+            // A fused operator is not computed again.
+            ActivationCheckpointing::Balanced if is_plain(Operator::LayerNorm) || !compute.is_f32() => balanced,
+            _ => layer,
+        };
+
+        // Where the head reads first tokens alone, the last layer has keys and values of the others.
+        let reads_first = is_bert && matches!(task, Task::SequenceClassification | Task::Regression);
+        let last = match reads_first && !is_plain(Operator::Attention) {
+            true => (operand * 2 + if compute.is_f32() { 0 } else { operand * 2 }) * width, // each casts its own operand
+            false => kept,
+        };
+
+        // Above and below the layers: the norm, its result, and in the plain form the norm's division.
+        let norm = width + plain(Operator::LayerNorm, width);
+        let is_language_model = matches!(task, Task::Clm | Task::Mlm);
+        let mut around = norm + if is_language_model { width } else { 0 };
+        if task == Task::Mlm {
+            around += (2 + plain(Operator::Gelu, 2)) * width + norm;
+        }
+        if hidden_dropout {
+            around += plain(Operator::Dropout, width);
+        }
+        let vocabulary = model.vocab_size() as u128;
+        let table = F32 * vocabulary * width;
+        let is_fused = is_language_model && !is_plain(Operator::CrossEntropy);
+        // The plain loss keeps the exponentials; its gradient passes through three more of their size, one of them zeros but
+        // for the targets. The fused one has its gradients at once, and a chunk of rows.
+        let logits = F32 * tokens * vocabulary;
+        let zeros =
+            if inputs.host.is_some() && logits >= MAPPED { tokens * PAGE.min(F32 * vocabulary) } else { logits };
+        let (loss, head_gradient) = match (is_language_model, is_fused) {
+            (false, _) => (0, 0),
+            (true, false) => (3 * logits + zeros, table),
+            (true, true) => {
+                // On the CPU narrow factors are widened.
+                let widened = if inputs.host.is_some() && !compute.is_f32() { table + F32 * tokens * width } else { 0 };
+                (table + widened + F32 * tokens.min(width.clamp(128, 1024)) * vocabulary, table)
+            }
+        };
+
+        let layer_bytes = |halves: u128| tokens * halves * F32 / 2;
+        // The gradients of a layer's result, of what the activation gave, and of the feed-forward block's two weights.
+        let moving = F32 * (tokens * (width + plain(Operator::Gelu, inner)) + 2 * width * inner);
+        let again = match checkpointing {
+            ActivationCheckpointing::Balanced => layer_bytes(layer.saturating_sub(kept)),
+            _ => 0,
+        };
+        Self {
+            layer: layer_bytes(layer),
+            kept: layer_bytes(kept),
+            last: layer_bytes(last),
+            passed: F32 * tokens * width,
+            layers,
+            head: F32 * tokens * around + loss,
+            head_gradient,
+            moving,
+            again,
+            evaluation: Evaluation::new(inputs, is_language_model, tokens * inner * F32),
+            checkpointing,
+        }
+    }
+
+    /// When the backward pass begins: what all layers keep, with the loss, or with what the last layer's gradients need.
+    pub(super) fn at_the_top(&self) -> u128 {
+        let head = match self.head_gradient {
+            0 => self.head + self.moving + self.again,
+            _ => self.head.max(self.head_gradient + self.moving + self.again),
+        };
+        match self.checkpointing {
+            // The head comes first, without any layer's activations.
+            ActivationCheckpointing::Blocks => {
+                self.layers * self.passed + self.head.max(self.head_gradient + self.layer + self.moving)
+            }
+            ActivationCheckpointing::None | ActivationCheckpointing::Balanced => {
+                (self.layers - 1) * self.kept + self.last + head
+            }
+        }
+    }
+
+    /// When it ends: what the first layer keeps, beside all gradients.
+    pub(super) fn at_the_bottom(&self) -> u128 {
+        let layer = if self.layers == 1 { self.layer.min(self.last) } else { self.layer };
+        layer + self.moving + self.head_gradient
+    }
+
+    /// What a batch of an evaluation needs, and what training leaves lying about meanwhile.
+    pub(super) fn of_evaluation(&self) -> u128 {
+        let left = if self.evaluation.beside_training { self.at_the_top() } else { 0 };
+        self.evaluation.bytes + left
+    }
+}
+
+/// A batch of an evaluation.
+#[derive(Debug, Clone, Copy)]
+struct Evaluation {
+    bytes: u128,
+    /// Its logits are mapped anew, while the heap keeps the pages of training's smaller tensors.
+    beside_training: bool,
+}
+
+impl Evaluation {
+    /// Its logits twice, and narrow ones; without a vocabulary a layer's widest results. `widest` is the largest tensor of a
+    /// layer in training.
+    fn new(inputs: &MemoryInputs<'_>, is_language_model: bool, widest: u128) -> Self {
+        let MemoryInputs { model, compute, batch, .. } = *inputs;
+        let tokens = inputs.eval_batch as u128 * batch.seq_len as u128;
+        let (width, _, heads, _) = model.shape();
+        let scores = 3 * heads * batch.seq_len;
+        let layer = match compute.ops().form(Operator::Attention) {
+            Form::Plain => scores.max(9 * width),
+            Form::Fused => 9 * width,
+        };
+        let halves = match (is_language_model, compute.is_f32()) {
+            (false, _) => 0,
+            (true, true) => 4,
+            (true, false) => 5,
+        };
+        let logits = F32 * tokens * model.vocab_size() as u128;
+        Self {
+            bytes: (F32 * tokens * layer as u128).max(logits * halves / 2),
+            beside_training: inputs.host.is_some() && is_language_model && logits >= MAPPED && widest < MAPPED,
+        }
+    }
+}

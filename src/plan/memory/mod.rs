@@ -1,0 +1,198 @@
+//! What a run will need in memory, by arithmetic, so that a plan can say it before anything is allocated. An estimate: a
+//! log row's `peak_mib` is the measurement, and `tests/plan_memory.rs` holds the two together.
+//!
+//! A run's memory rises and falls within a step. Weights and the optimizer's state are always there; above them the
+//! largest of three moments counts: the beginning of the backward pass (all that the forward pass kept, and the first
+//! gradients on their way), the update (all gradients), and a batch of an evaluation (its logits). What the forward pass
+//! keeps is `activations`'s.
+
+mod activations;
+
+use kiln_models::ops::Form;
+use kiln_models::{Compute, ModelConfig, Operator};
+
+use crate::config::ActivationCheckpointing;
+use crate::config::Task;
+use crate::plan::BatchPlan;
+use activations::{Activations, F32};
+
+/// What a run's memory depends on.
+#[derive(Debug, Clone, Copy)]
+pub struct MemoryInputs<'a> {
+    /// The model.
+    pub model: &'a ModelConfig,
+    /// The task.
+    pub task: Task,
+    /// How many values there are of what.
+    pub values: Values,
+    /// The batch of a step.
+    pub batch: BatchPlan,
+    /// Sequences a batch of an evaluation; 0 for a run without.
+    pub eval_batch: usize,
+    /// The form of the operators and the type of matrix products.
+    pub compute: Compute,
+    /// What the backward pass computes again.
+    pub checkpointing: ActivationCheckpointing,
+    /// Whether an update may be skipped (f16), so that it needs what was there before.
+    pub skips: bool,
+    /// What lives in the same memory besides the step: the program, and a checkpoint on its way to disk.
+    pub host: Option<Host>,
+}
+
+/// How many values there are of what.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Values {
+    /// Parameters of the model.
+    pub parameters: usize,
+    /// Of these, the ones that learn.
+    pub trained: usize,
+    /// Of these, those of the largest tensor.
+    pub largest: usize,
+    /// What the optimizer keeps.
+    pub state: usize,
+    /// Bytes that the process has resident before it trains: the program, tokenizer and data.
+    pub resident: u64,
+}
+
+/// What the CPU's memory holds besides the step.
+#[derive(Debug, Clone, Copy)]
+pub struct Host {
+    /// Whether a checkpoint is written before the last step.
+    pub saves: bool,
+}
+
+/// Bytes by what they hold, at the moment that needs most of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MemoryEstimate {
+    /// That moment.
+    pub peak: Peak,
+    /// Weights, f32.
+    pub weights: u64,
+    /// What the optimizer keeps, f32.
+    pub optimizer: u64,
+    /// Gradients, f32.
+    pub gradients: u64,
+    /// What the backward pass needs of the forward pass, narrow copies of the weights and gradients on their way included;
+    /// what a batch of an evaluation needs; what an update needs besides.
+    pub activations: u64,
+    /// A checkpoint on its way to disk, on the CPU.
+    pub checkpoint: u64,
+    /// The program, and memory between that is too small to be used again.
+    pub program: u64,
+}
+
+/// The moment of a run that needs most memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Peak {
+    /// Forward and backward pass.
+    #[default]
+    Backward,
+    /// The update of the weights.
+    Update,
+    /// An evaluation.
+    Evaluation,
+}
+
+impl Peak {
+    /// The name in plans.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Backward => "backward pass",
+            Self::Update => "update",
+            Self::Evaluation => "evaluation",
+        }
+    }
+}
+
+/// Threads, the loader's batches and the working space of matrix products: measured with `configs/tiny-bert.toml`.
+const THREADS: u64 = 6 << 20;
+
+/// One part in so many of what is in use lies between blocks that are, too small for the next, or is working space: 6 % of a
+/// native step, 12 % of a compiled one, whose tensors are smaller. Measured on the presets
+/// (benches/results/2026-11-21-plan-memory.md).
+const BETWEEN: [u128; 2] = [16, 8];
+
+impl MemoryEstimate {
+    /// The estimate for `inputs`.
+    pub fn new(inputs: &MemoryInputs<'_>) -> Self {
+        let MemoryInputs { values, batch, host, compute, .. } = *inputs;
+        let Values { parameters, trained, largest, state, resident } = values;
+        let [weights, gradients, optimizer, largest] = [parameters, trained, state, largest].map(|n| F32 * n as u128);
+        let activations = Activations::new(inputs);
+        // Copies of the weights in the type of matrix products; gradients that wait for those of the next micro-batch.
+        let copies = if compute.is_f32() { 0 } else { weights / 2 };
+        let waiting = if batch.accumulation > 1 { gradients } else { 0 };
+        let update = match (inputs.skips, compute.ops().form(Operator::AdamW)) {
+            (true, _) => 4 * largest,
+            (false, Form::Plain) => largest,
+            (false, Form::Fused) => 0,
+        };
+        let first = Moment { peak: Peak::Backward, gradients: waiting, other: copies + activations.at_the_top() };
+        let last = Moment {
+            peak: Peak::Backward,
+            gradients: waiting + gradients,
+            other: copies + activations.at_the_bottom(),
+        };
+        let moments = [
+            first,
+            last,
+            Moment { peak: Peak::Update, gradients, other: update },
+            Moment { peak: Peak::Evaluation, gradients: 0, other: copies + activations.of_evaluation() },
+        ];
+        let Moment { peak, gradients, other } =
+            moments.into_iter().max_by_key(|moment| moment.gradients + moment.other).unwrap_or(first);
+        // Its values, and the bytes of the larger of its files while that is put together.
+        let checkpoint = match host {
+            Some(Host { saves: true, .. }) => weights + optimizer + weights.max(optimizer),
+            _ => 0,
+        };
+        let is_fused = compute.ops().form(Operator::Attention) == Form::Fused;
+        let used = weights + optimizer + gradients + other + checkpoint;
+        let program = match host {
+            Some(_) => u128::from(resident + THREADS) + used / BETWEEN[usize::from(is_fused)],
+            None => 0,
+        };
+        // Sizes are multiplied in 128 bits, so that the largest that are allowed do not overflow on their way to a number.
+        let bytes = |n: u128| u64::try_from(n).unwrap_or(u64::MAX);
+        Self {
+            peak,
+            weights: bytes(weights),
+            optimizer: bytes(optimizer),
+            gradients: bytes(gradients),
+            activations: bytes(other),
+            checkpoint: bytes(checkpoint),
+            program: bytes(program),
+        }
+    }
+
+    /// All of it, in bytes.
+    pub fn total(&self) -> u64 {
+        [self.optimizer, self.gradients, self.activations, self.checkpoint, self.program]
+            .into_iter()
+            .fold(self.weights, u64::saturating_add)
+    }
+
+    /// The estimate and its parts, for the plan.
+    pub fn describe(&self) -> String {
+        let mib = |bytes: u64| format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20));
+        let parts = [
+            ("weights", self.weights),
+            ("optimizer", self.optimizer),
+            ("gradients", self.gradients),
+            (if self.peak == Peak::Update { "working space" } else { "activations" }, self.activations),
+            ("a checkpoint being written", self.checkpoint),
+            ("program", self.program),
+        ];
+        let parts = parts.into_iter().filter(|(_, bytes)| *bytes > 0);
+        let parts = parts.map(|(name, bytes)| format!("{name} {}", mib(bytes))).collect::<Vec<_>>();
+        format!("about {} in the {} = {}", mib(self.total()), self.peak.name(), parts.join(" + "))
+    }
+}
+
+/// What lives at one moment besides weights and the optimizer's state.
+#[derive(Clone, Copy)]
+struct Moment {
+    peak: Peak,
+    gradients: u128,
+    other: u128,
+}

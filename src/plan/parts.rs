@@ -1,0 +1,147 @@
+//! The parts of the training compiler and what becomes of each in a run.
+
+use kiln_models::{Operator, Ops};
+use serde_json::{Value, json};
+
+use super::NotCaptured;
+use crate::config::{CompilerMode, DeviceKind, Switch, TrainingCompilerConfig};
+use crate::engine::compiler::warms_up;
+use crate::engine::device::Available;
+use crate::engine::handover as engine;
+use crate::engine::handover::{Engine, Settings};
+
+/// A part of the training compiler and what has become of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// What it is called in tables.
+    pub name: &'static str,
+    /// `on`, `off` or `not available`.
+    pub state: &'static str,
+    /// What is on, or why it is not.
+    pub because: String,
+}
+
+impl Part {
+    fn new(name: &'static str, state: &'static str, because: impl Into<String>) -> Self {
+        Self { name, state, because: because.into() }
+    }
+
+    /// As JSON, for files.
+    pub fn to_json(&self) -> Value {
+        json!({ "part": self.name, "state": self.state, "because": self.because })
+    }
+}
+
+impl std::fmt::Display for Part {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:<23}{:<15}{}", self.name, self.state, self.because)
+    }
+}
+
+/// What of the training compiler is active on `device` in this build when a run under `compiler` computes in the form `ops`
+/// and [captures](crate::plan::RunPlan::captures) its steps or not, and why the rest is not.
+pub fn parts(
+    compiler: Option<&TrainingCompilerConfig>,
+    device: &Available,
+    ops: Ops,
+    captures: Result<(), NotCaptured>,
+) -> Vec<Part> {
+    let native = compiler.is_none_or(|compiler| compiler.enabled == CompilerMode::Native);
+    let operators = "Kiln's fused operators";
+    let fused = ops.fused_operators();
+    let names =
+        |operators: &[Operator]| operators.iter().map(|operator| operator.name()).collect::<Vec<_>>().join(", ");
+    let fused_part = if !fused.is_empty() {
+        let plain = Operator::ALL.into_iter().filter(|operator| !fused.contains(operator)).collect::<Vec<_>>();
+        let rest = if plain.is_empty() {
+            String::new()
+        } else {
+            format!("; plain by compiler.fused_ops or precision: {}", names(&plain))
+        };
+        Part::new(operators, "on", names(&fused) + &rest)
+    } else if native {
+        Part::new(operators, "off", "the run is native")
+    } else if device.kind == DeviceKind::Cuda {
+        let why = "experimental on CUDA, not yet checked on a device: compiler.fused_ops = \"on\" tries them";
+        Part::new(operators, "off", why)
+    } else {
+        Part::new(operators, "off", "compiler.fused_ops, or the trial of compiler.enabled = \"auto\", says so")
+    };
+    let fusion = "Burn's fusion";
+    let burns = [
+        (fusion, "the CPU backend (Flex) computes every operation at once", "in every element-wise block"),
+        ("autotune", "the CPU backend (Flex) has one kernel for an operation", ""),
+    ];
+    let mut parts = vec![fused_part];
+    let settings = engine::settings(compiler, device.kind).ok().flatten();
+    for (name, no_cpu, on) in burns {
+        parts.push(match (device.kind, settings) {
+            (DeviceKind::Cpu, _) => Part::new(name, "not available", no_cpu),
+            (_, Some(Settings { fusion: false, .. })) if name == fusion && Engine::this() == Engine::Compiled => {
+                Part::new(name, "off", "compiler.fusion, or --unfused: for debugging, slower than the native engine")
+            }
+            (_, Some(settings)) if name != fusion && Engine::this() == Engine::Compiled => {
+                Part::new(name, "on", settings.autotune.as_str())
+            }
+            _ if Engine::this() == Engine::Compiled => Part::new(name, "on", on),
+            _ => Part::new(name, "off", "this build is the native engine"),
+        });
+    }
+    let captured = "captured step";
+    parts.push(match captures {
+        Ok(()) => Part::new(
+            captured,
+            "on",
+            "recorded once for every shape of batch; several micro-batches a step one by one, and the update",
+        ),
+        Err(NotCaptured { by_device: true, because }) => Part::new(captured, "not available", because),
+        Err(NotCaptured { because, .. }) => Part::new(captured, "off", because),
+    });
+    parts.push(warmup_part(compiler.filter(|_| !native), device.kind));
+    parts
+}
+
+/// The stage before step 1, for `compiler`; none for a native run.
+fn warmup_part(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) -> Part {
+    let name = "warm-up stage";
+    let Some(compiler) = compiler else { return Part::new(name, "off", "the run is native") };
+    match (warms_up(compiler.warmup, kind), compiler.warmup) {
+        (true, _) => Part::new(name, "on", "every batch shape once before step 1, on weights that are thrown away"),
+        (false, Switch::Off) => Part::new(name, "off", "compiler.warmup"),
+        (false, _) => Part::new(name, "off", "nothing is compiled or tuned on the CPU"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::engine::compiler::start_up_lines;
+    use crate::engine::device::{ops, select};
+
+    const NO_CAPTURE: Result<(), NotCaptured> = Err(NotCaptured { by_device: true, because: "Flex" });
+
+    #[test]
+    fn the_table_says_what_is_on_and_why_the_rest_is_not() {
+        let cpu = select(DeviceKind::Cpu, 0).unwrap();
+        let compiled = TrainingCompilerConfig::default();
+        let table =
+            |config: Option<&TrainingCompilerConfig>| parts(config, &cpu, ops(config, &cpu).unwrap(), NO_CAPTURE);
+        let on = table(Some(&compiled));
+        assert_eq!((on[0].state, on.len()), ("on", 5));
+        assert!(on[0].because.starts_with("embedding, dropout, layer_norm") && on[0].because.ends_with("adamw"));
+        assert!(on[1..4].iter().all(|part| part.state == "not available" && part.because.contains("Flex")));
+        assert_eq!((on[4].state, on[4].because.as_str()), ("off", "nothing is compiled or tuned on the CPU"));
+        let forced = TrainingCompilerConfig { warmup: Switch::On, ..TrainingCompilerConfig::default() };
+        assert_eq!((table(Some(&forced))[4].state, table(None)[4].because.as_str()), ("on", "the run is native"));
+        assert_eq!((table(None)[0].state, table(None)[0].because.as_str()), ("off", "the run is native"));
+        let some = TrainingCompilerConfig {
+            fused_ops: crate::config::FusedOps::Only(vec![Operator::Gelu]),
+            ..TrainingCompilerConfig::default()
+        };
+        assert!(
+            table(Some(&some))[0].because.starts_with("gelu; plain by compiler.fused_ops or precision: embedding,")
+        );
+        assert_eq!((start_up_lines(None).len(), start_up_lines(Some(&compiled)).len()), (0, 2));
+    }
+}

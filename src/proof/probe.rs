@@ -1,0 +1,174 @@
+//! A probe: the first steps of a run, made by its own training loop in a temporary folder and thrown away. Its figures are
+//! compared with those of another mode, its times decide what is faster. The run itself, its folder and its state are not
+//! touched.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use burn::optim::GradientsParams;
+use kiln_models::{Model, ModelConfig, Ops};
+use serde::{Deserialize, Serialize};
+
+use super::figures::{StepFigures, Weights, gradients};
+use crate::base::error::{Error, Result};
+use crate::base::metrics::Record;
+use crate::base::process::scratch;
+use crate::config::{DeviceKind, Precision, Sampler};
+use crate::data::picks::Picks;
+use crate::plan::RunPlan;
+use crate::trainer::warmup::rehearsal;
+use crate::trainer::{Callback, Progress, Trainer};
+
+/// What a probe looks at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// Loss, gradients and weight changes of every step, without dropout, which the modes draw differently. Reading them
+    /// takes time, so nothing is timed, and no step is captured.
+    Figures,
+    /// The same but for the gradients, which steps that are captured keep to themselves: these are captured where the run's are.
+    Captured,
+    /// Loss and time of every step, as the run makes it, but all of the first one's examples: a shape that is new takes longer.
+    Times,
+}
+
+/// What a probe saw.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Probe {
+    /// The type in which the model computed.
+    pub precision: Precision,
+    /// The kind of the device.
+    pub device: DeviceKind,
+    /// The fused operators that computed, by name.
+    pub fused: Vec<String>,
+    /// Whether the run's steps are captured.
+    pub captures: bool,
+    /// Every step.
+    pub steps: Vec<StepFigures>,
+    /// Wall-clock time of every step in milliseconds; empty unless they were looked at.
+    pub step_ms: Vec<f64>,
+}
+
+impl Probe {
+    /// The median time of a step in milliseconds, without the first, which starts everything up.
+    pub fn median_ms(&self) -> f64 {
+        let mut steady = self.step_ms.get(1..).unwrap_or_default().to_vec();
+        steady.sort_by(f64::total_cmp);
+        steady.get(steady.len() / 2).copied().unwrap_or(f64::NAN)
+    }
+
+    /// What the first step took beyond a median one, in seconds.
+    pub fn start_seconds(&self) -> f64 {
+        self.step_ms.first().map_or(0.0, |first| (first - self.median_ms()).max(0.0) / 1e3)
+    }
+}
+
+/// Makes the first `steps` steps of `plan`, computing in the form `ops`.
+///
+/// # Errors
+/// What the run would meet.
+pub fn run(plan: &RunPlan, ops: Ops, steps: usize, look: Look) -> Result<Probe> {
+    let folder = scratch()?;
+    let (precision, device) = (plan.precision.precision, plan.device.kind);
+    let mut plan = rehearsal(plan, ops, folder.path());
+    plan.steps.total = steps.min(plan.steps.total);
+    let captures = plan.captures().is_ok();
+    match look {
+        Look::Figures | Look::Captured => without_dropout(&mut plan.model_config),
+        Look::Times => repeat_first_step(&mut plan),
+    }
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let trainer = Trainer::new(plan)?;
+    let weights = if look == Look::Times { None } else { Some(Weights::read(trainer.model())?) };
+    trainer.warming_up().with_callback(Recorder { look, weights, seen: seen.clone() }).train()?;
+    let mut seen = lock(&seen);
+    match seen.failed.take() {
+        Some(error) => Err(error),
+        None => {
+            let fused = ops.fused_operators().into_iter().map(|operator| operator.name().to_owned()).collect();
+            Ok(Probe { precision, device, fused, captures, ..std::mem::take(&mut seen.probe) })
+        }
+    }
+}
+
+/// Every step has the examples of the first.
+fn repeat_first_step(plan: &mut RunPlan) {
+    let mut walk = plan.batch.drawn(&plan.config).order.walk();
+    let places = 0..plan.batch.global.min(plan.train.len()) as u64;
+    let examples = places.map(|place| walk.index(&*plan.train, 0, place)).collect();
+    plan.train = Arc::new(Picks::new(plan.train.clone(), examples));
+    (plan.config.data.sampler, plan.config.trainer.dataloader_drop_last) = (Sampler::Sequential, false);
+    plan.steps.per_epoch = 1;
+}
+
+/// The same model with every dropout at 0.
+pub fn without_dropout(config: &mut ModelConfig) {
+    match config {
+        ModelConfig::Gpt2(config) => (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (0.0, 0.0, 0.0),
+        ModelConfig::Bert(config) => {
+            (config.hidden_dropout_prob, config.attention_probs_dropout_prob) = (0.0, 0.0);
+            (config.classifier_dropout, config.qa_dropout) = (None, 0.0);
+        }
+    }
+}
+
+#[derive(Default)]
+struct Seen {
+    probe: Probe,
+    failed: Option<Error>,
+}
+
+fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
+    seen.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The step under way; the loop makes its entry before it changes any.
+fn last_step(seen: &mut Seen) -> &mut StepFigures {
+    if seen.probe.steps.is_empty() {
+        seen.probe.steps.push(StepFigures::default());
+    }
+    let last = seen.probe.steps.len() - 1;
+    &mut seen.probe.steps[last]
+}
+
+struct Recorder {
+    look: Look,
+    weights: Option<Weights>,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl Callback for Recorder {
+    fn on_step_begin(&mut self, _progress: &Progress) {
+        lock(&self.seen).probe.steps.push(StepFigures::default());
+    }
+
+    fn sees_gradients(&self) -> bool {
+        self.look == Look::Figures
+    }
+
+    fn on_pre_optimizer_step(&mut self, _progress: &Progress, model: &Model, grads: &GradientsParams) {
+        if self.look == Look::Figures {
+            let mut seen = lock(&self.seen);
+            match gradients(model, grads) {
+                Ok(gradients) => last_step(&mut seen).gradients = gradients,
+                Err(error) => seen.failed = Some(error),
+            }
+        }
+    }
+
+    fn on_optimizer_step(&mut self, _progress: &Progress, model: &Model) {
+        let Some(weights) = &mut self.weights else { return };
+        let mut seen = lock(&self.seen);
+        match weights.advance(model) {
+            Ok(changes) => last_step(&mut seen).changes = changes,
+            Err(error) => seen.failed = Some(error),
+        }
+    }
+
+    fn on_log(&mut self, _progress: &Progress, row: &Record) {
+        let mut seen = lock(&self.seen);
+        let (loss, step_ms) = (row.get("loss").unwrap_or(f64::NAN), row.get("step_ms").unwrap_or(f64::NAN));
+        last_step(&mut seen).loss = loss;
+        if self.look == Look::Times {
+            seen.probe.step_ms.push(step_ms);
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Sizes that were found, kept in Kiln's cache: one file for each thing that a size depends on. `per_device_train_batch_size
+//! = "auto"` reads them, `kiln tune-batch --list` shows them, `kiln cache clear` removes them.
+
+use std::fmt;
+use std::fs;
+use std::path::PathBuf;
+
+use kiln_models::Ops;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::base::build_info::BURN_VERSION;
+use crate::base::error::{Error, Result};
+use crate::base::files::write_whole;
+use crate::base::host::cpu_name;
+use crate::cache;
+use crate::config::{BatchSection, CompilerMode, DeviceKind, OnExisting, RunConfig, SaveStrategy, TrainBatchSize};
+use crate::engine::device::Available;
+use crate::plan::batch::micro_batch;
+use crate::plan::{Inputs, RunPlan};
+use crate::session::memory_line::MemoryLine;
+
+/// What a size depends on, besides the memory there is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Key {
+    /// The model, for people: its kind and how many parameters it has.
+    pub model: String,
+    /// The SHA-256 of its whole configuration, 16 digits.
+    pub model_config: String,
+    /// The task.
+    pub task: String,
+    /// `native` or `compiled`.
+    pub mode: String,
+    /// The type of the numbers.
+    pub precision: String,
+    /// Tokens of the longest example.
+    pub block_size: usize,
+    /// What else takes memory: the optimizer, what learns, the evaluation batch, accumulation, checkpoints.
+    pub training: String,
+    /// The device.
+    pub device: String,
+    /// Kiln's version and Burn's.
+    pub versions: String,
+}
+
+impl Key {
+    /// The key of `plan`, a plan for a micro-batch of any size of the run that `config` describes.
+    pub fn of(config: &RunConfig, plan: &RunPlan) -> Self {
+        let mode = config.compiler_mode();
+        let operators = match (mode, plan.ops) {
+            (CompilerMode::Compiled, Ops::Plain) => ", without Kiln's operators",
+            _ => "",
+        };
+        let trainer = &config.trainer;
+        let device = match plan.device.kind {
+            DeviceKind::Cpu => cpu_name(),
+            _ => plan.device.name.clone(),
+        };
+        Self {
+            model: format!("{}, {} parameters", plan.model_config.model_type(), plan.num_parameters),
+            model_config: digest(&plan.model_config.to_json("").to_string()),
+            task: plan.task.name().into(),
+            mode: format!("{mode}{operators}"),
+            precision: plan.precision.precision.to_string(),
+            block_size: plan.batch.seq_len,
+            training: format!(
+                "{} {}, {} parameters learn, evaluation of {}, {}, {}",
+                trainer.optim,
+                plan.optimizer.describe(),
+                plan.num_trainable,
+                trainer.per_device_eval_batch_size,
+                if accumulates(config) { "accumulates" } else { "one micro-batch a step" },
+                if trainer.save_strategy == SaveStrategy::No { "no checkpoints" } else { "checkpoints" },
+            ),
+            device: format!("{} {}: {device}", plan.device.kind, plan.device.index),
+            versions: format!("kiln {}, burn {BURN_VERSION}", env!("CARGO_PKG_VERSION")),
+        }
+    }
+
+    fn file(&self) -> Result<PathBuf> {
+        let text = serde_json::to_string(self).map_err(|error| Error::data(format!("the key of a size: {error}")))?;
+        Ok(cache::folder()?.join(cache::BATCH_SIZES).join(format!("{}.json", digest(&text))))
+    }
+}
+
+/// Whether gradients of several micro-batches are added up, which takes memory for them.
+pub fn accumulates(config: &RunConfig) -> bool {
+    config.batch.global_batch_size.is_some() || config.trainer.gradient_accumulation_steps > 1
+}
+
+/// What a trial came to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// It trained.
+    Fits {
+        /// The most memory that the trial's process had resident, in MiB; none where memory is the device's.
+        peak_mib: Option<f64>,
+        /// The median time of a step, in milliseconds.
+        step_ms: Option<f64>,
+    },
+    /// It ran out of memory: how.
+    TooLarge(String),
+    /// The time limit came first: it says nothing about the size.
+    OutOfTime,
+}
+
+/// A size that was tried.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Trial {
+    /// Samples of a forward pass.
+    pub batch: usize,
+    /// What it came to.
+    pub outcome: Outcome,
+}
+
+/// A size that was found.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Stored {
+    /// What it is the size for.
+    pub key: Key,
+    /// The largest size that ran.
+    pub batch: usize,
+    /// The next size was tried and does not fit.
+    pub next_fails: bool,
+    /// The run had no use for more than this, so that larger sizes were not tried; none where memory or the options ended
+    /// the search.
+    pub capped_at: Option<usize>,
+    /// The memory that trials were allowed, in MiB; none where the device sets the limit.
+    pub budget_mib: Option<f64>,
+    /// The memory line.
+    pub line: Option<MemoryLine>,
+    /// Every trial.
+    pub trials: Vec<Trial>,
+    /// When, in UTC.
+    pub date: String,
+}
+
+impl Stored {
+    /// What is stored under `key`; none when nothing is, or when the search had no use for sizes that are now of use, up to
+    /// `useful`.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn find(key: &Key, useful: usize) -> Result<Option<Self>> {
+        let path = key.file()?;
+        match fs::read_to_string(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            // A file that is no size any more is as good as none: it is found and written again.
+            text => {
+                let text = text.map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
+                let stored = serde_json::from_str::<Self>(&text).ok().filter(|stored| stored.key == *key);
+                Ok(stored.filter(|stored| stored.capped_at.is_none_or(|cap| cap >= useful)))
+            }
+        }
+    }
+
+    /// Keeps it, in place of what was found before.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn write(&self) -> Result<()> {
+        let path = self.key.file()?;
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).map_err(|error| Error::io(format!("make {}", folder.display()), &error))?;
+        }
+        let text = serde_json::to_string_pretty(self).map_err(|error| Error::data(format!("a size: {error}")))?;
+        write_whole(&path, (text + "\n").as_bytes())
+    }
+
+    /// Everything that is stored, newest first.
+    ///
+    /// # Errors
+    /// A folder that cannot be read.
+    pub fn list() -> Result<Vec<Self>> {
+        let folder = cache::folder()?.join(cache::BATCH_SIZES);
+        let entries = match fs::read_dir(&folder) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(|error| Error::io(format!("read {}", folder.display()), &error))?,
+        };
+        let texts = entries.flatten().filter_map(|entry| fs::read_to_string(entry.path()).ok());
+        let mut found = texts.filter_map(|text| serde_json::from_str::<Self>(&text).ok()).collect::<Vec<_>>();
+        found.sort_by(|a, b| b.date.cmp(&a.date));
+        Ok(found)
+    }
+}
+
+impl fmt::Display for Stored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = &self.key;
+        let budget = self.budget_mib.map_or(String::new(), |mib| format!(" in {mib:.0} MiB"));
+        writeln!(
+            f,
+            "{} {}{budget}: {} for {}, {} tokens, {}",
+            self.batch, key.mode, key.model, key.task, key.block_size, key.precision
+        )?;
+        write!(f, "    {}; {}; {}; {}", key.training, key.device, key.versions, self.date)
+    }
+}
+
+/// A config that plans the run of `config` with a micro-batch of 1 and nothing derived from the batch: from its plan follow
+/// the facts that a size depends on.
+pub fn probe(config: &RunConfig) -> RunConfig {
+    let mut probe = config.clone();
+    probe.trainer.per_device_train_batch_size = TrainBatchSize::Size(1);
+    probe.trainer.gradient_accumulation_steps = 1;
+    probe.trainer.load_best_model_at_end = false;
+    probe.trainer.dataloader_drop_last = false;
+    probe.batch = BatchSection::default();
+    probe
+}
+
+/// Puts a number where `config` says `"auto"`, and says where it comes from: a run that is continued keeps its own, any
+/// other has what `kiln tune-batch` found for it. None when the config has a number.
+///
+/// # Errors
+/// No size is stored for this run on this machine.
+pub fn settle(config: &mut RunConfig, inputs: &Inputs, device: &Available) -> Result<Option<String>> {
+    if config.trainer.per_device_train_batch_size != TrainBatchSize::Auto {
+        return Ok(None);
+    }
+    if let Some(size) = size_of_run(config)? {
+        config.trainer.per_device_train_batch_size = size.into();
+        return Ok(Some("the size with which the run began".into()));
+    }
+    let probe = RunPlan::derive(probe(config), inputs.clone(), device.clone())?;
+    let mode = config.compiler_mode();
+    let Some(stored) = Stored::find(&Key::of(config, &probe), useful(config, &probe))? else {
+        return Err(Error::config(format!(
+            "trainer.per_device_train_batch_size = \"auto\": no size has been found yet for this run on this machine, {mode}"
+        ))
+        .help(format!("`kiln tune-batch FILE --mode {mode}` finds one, and `kiln train` does so by itself")));
+    };
+    let size = micro_batch(config, stored.batch);
+    config.trainer.per_device_train_batch_size = size.into();
+    let budget = stored.budget_mib.map_or(String::new(), |mib| format!(" in {mib:.0} MiB"));
+    let fits = format!("{} fit{budget}, {mode} (kiln tune-batch, {})", stored.batch, stored.date);
+    Ok(Some(match config.batch.global_batch_size {
+        Some(global) if size < stored.batch => {
+            format!("{size} is the largest divisor of {global} up to what fits: {fits}")
+        }
+        _ => fits,
+    }))
+}
+
+/// The largest size that the run has a use for: a fixed global batch, and no more than all training examples.
+pub fn useful(config: &RunConfig, probe: &RunPlan) -> usize {
+    config.batch.global_batch_size.unwrap_or(usize::MAX).min(probe.steps.train_examples)
+}
+
+/// The micro-batch of the run that `config` continues; none when it begins one.
+pub fn size_of_run(config: &RunConfig) -> Result<Option<usize>> {
+    let file = config.output_dir()?.join("plan.toml");
+    if config.run.on_existing != OnExisting::Resume || !file.is_file() {
+        return Ok(None);
+    }
+    Ok(RunConfig::load(&file)?.trainer.per_device_train_batch_size.size())
+}
+
+fn digest(text: &str) -> String {
+    Sha256::digest(text.as_bytes()).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}

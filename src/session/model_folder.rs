@@ -1,0 +1,122 @@
+//! A trained or pretrained model in its folder, as the commands that use one open it: configuration, weights, tokenizer.
+
+use std::path::{Path, PathBuf};
+
+use burn::tensor::Device;
+use kiln_models::config::eos_token_ids;
+use kiln_models::weights::load;
+use kiln_models::{Compute, Model, ModelConfig};
+
+use crate::base::error::{Error, Result};
+use crate::config::Task;
+use crate::data::tokenizer::{NamedFile, Tokenizer, read_file, tokenizer_files};
+use crate::hub::{self, Wanted};
+
+/// A model read from a folder, with everything in place.
+pub struct ModelFolder {
+    /// Where it was read from.
+    pub path: PathBuf,
+    /// Its configuration.
+    pub config: ModelConfig,
+    /// The model with its weights.
+    pub model: Model,
+    /// Things worth telling: unknown fields, unused tensors.
+    pub notes: Vec<String>,
+}
+
+impl ModelFolder {
+    /// Opens the model that `spec` (a folder or a Hub id) names, with the head of `task`, on `device`.
+    ///
+    /// # Errors
+    /// Files that are missing or do not fit, and a checkpoint without that head: its output would be random.
+    pub fn open(spec: &str, task: Task, device: &Device) -> Result<Self> {
+        let path = hub::resolve(spec, &Wanted::MODEL)?;
+        let (mut config, unknown) = read_config(&path)?;
+        if task == Task::Regression {
+            config.labels_mut().problem_type = Some("regression".into());
+        }
+        let model = Model::new(&config, task.head(), device)?;
+        let (model, report) = load(model, &path)?;
+        if !report.new.is_empty() {
+            return Err(Error::data(format!(
+                "{}: the checkpoint has no head for the task {task} (missing {})",
+                path.display(),
+                report.new.join(", ")
+            ))
+            .help("its output would be random; fine-tune the model on this task first, or choose the task it was trained for"));
+        }
+        let labels = config.labels().num_labels();
+        if task == Task::Regression && labels != 1 {
+            return Err(Error::data(format!(
+                "{}: regression predicts one number, but the model has {labels} labels",
+                path.display()
+            ))
+            .help("choose the task that the model was trained for"));
+        }
+        let mut notes = report.lines();
+        if !unknown.is_empty() {
+            notes.push(format!("config.json has fields that Kiln does not know: {}", unknown.join(", ")));
+        }
+        Ok(Self { path, config, model, notes })
+    }
+
+    /// The same model, computing as `compute` says.
+    #[must_use]
+    pub fn with_compute(mut self, compute: Compute) -> Self {
+        self.model = self.model.with_compute(compute);
+        self
+    }
+
+    /// The tokenizer in the folder.
+    ///
+    /// # Errors
+    /// There is none, or it cannot be read.
+    pub fn tokenizer(&self) -> Result<Tokenizer> {
+        Tokenizer::load(&self.path)
+    }
+
+    /// The ids that end a generated text: the `eos_token_id` of `generation_config.json`, else of `config.json`, as in
+    /// `transformers`; without either the id that ends a document of `tokenizer`.
+    ///
+    /// # Errors
+    /// A `generation_config.json` that cannot be read, or whose ids are none of the model's.
+    pub fn stop_ids(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+        let generation = match read_file(&self.path, GENERATION_CONFIG)? {
+            None => Vec::new(),
+            Some((_, bytes)) => {
+                let bad = |error: &dyn std::fmt::Display| {
+                    Error::data(format!("{}: {error}", self.path.join(GENERATION_CONFIG).display()))
+                };
+                let json: serde_json::Value = serde_json::from_slice(&bytes).map_err(|error| bad(&error))?;
+                eos_token_ids(json.get("eos_token_id"), Some(self.config.vocab_size())).map_err(|error| bad(&error))?
+            }
+        };
+        let stated = if generation.is_empty() { self.config.eos_token_ids() } else { generation };
+        Ok(if stated.is_empty() { tokenizer.eot_id().into_iter().collect() } else { stated })
+    }
+}
+
+/// How `transformers` generates with a model, beside its `config.json`.
+const GENERATION_CONFIG: &str = "generation_config.json";
+
+/// The files of the pretrained model in `folder` that a model trained from it keeps as they are: `generation_config.json`,
+/// and `with_tokenizer` those of its tokenizer, which is of a kind that Kiln does not read.
+///
+/// # Errors
+/// A file that cannot be read.
+pub(crate) fn kept_files(folder: &Path, with_tokenizer: bool) -> Result<Vec<NamedFile>> {
+    let mut kept = if with_tokenizer { tokenizer_files(folder)? } else { Vec::new() };
+    kept.extend(read_file(folder, GENERATION_CONFIG)?);
+    Ok(kept)
+}
+
+/// The configuration of the model in `folder`, and the fields of it that Kiln does not know.
+pub(crate) fn read_config(folder: &Path) -> Result<(ModelConfig, Vec<String>)> {
+    let path = folder.join("config.json");
+    let text = std::fs::read_to_string(&path).map_err(|e| Error::io(format!("read {}", path.display()), &e))?;
+    ModelConfig::from_json(&text).map_err(|error| match error {
+        // Of the `[model]` section it would be a fault of the run's config; here it stands in a file of the model.
+        kiln_models::Error::Config(message) => Error::data(format!("{}: {message}", path.display())),
+        other => Error::from(other).at(path.display()),
+    })
+}

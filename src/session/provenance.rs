@@ -1,0 +1,132 @@
+//! `provenance.json` of a run folder: by which program, on which machine and at how much arithmetic a run was made, so that
+//! runs can be compared later and their differences named. It says nothing about what the run did: that is `plan.toml`.
+
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::base::build_info::{BURN_VERSION, COMMIT};
+use crate::base::error::{Error, Result};
+use crate::base::files::write_whole;
+use crate::base::host;
+use crate::config::{CompilerMode, DeviceKind, Precision, RunConfig};
+use crate::engine::handover::Engine;
+use crate::plan::RunPlan;
+use kiln_models::Ops;
+use sha2::{Digest, Sha256};
+
+/// The file's name.
+pub const FILE: &str = "provenance.json";
+
+/// See the top of this file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Provenance {
+    /// Kiln's version.
+    pub kiln: String,
+    /// [`COMMIT`]; none in runs of an earlier Kiln.
+    #[serde(default)]
+    pub commit: Option<String>,
+    /// The version of Burn that computes.
+    pub burn: String,
+    /// `release`, or `debug` for a build with debug assertions.
+    pub build: String,
+    /// `native` or `compiled`: what the run computed with.
+    pub mode: String,
+    /// Whether any of Kiln's fused operators was on.
+    pub fused_ops: bool,
+    /// Which of them; none in runs of an earlier Kiln.
+    #[serde(default)]
+    pub fused_operators: Option<Vec<String>>,
+    /// The type of matrix products.
+    #[serde(default)]
+    pub precision: Precision,
+    /// Kind, index and name of the device.
+    pub device: String,
+    /// The version of the GPU's driver, where the system tells; the CPU has none.
+    #[serde(default)]
+    pub driver: Option<String>,
+    /// The processor's name, where the system tells.
+    pub cpu: Option<String>,
+    /// Threads that the process may use.
+    pub threads: usize,
+    /// The machine's memory in MiB, where the system tells.
+    pub memory_mib: Option<f64>,
+    /// Operating system and architecture.
+    pub system: String,
+    /// SHA-256 of `plan.toml` without `[run]`, so that equal plans are recognised.
+    pub config_sha256: String,
+    /// Whether training drops out anything, so that two forms of a model draw different masks.
+    pub dropout: bool,
+    /// Parameters of the model, tied ones counted once.
+    pub parameters: u64,
+    /// Floating-point operations that training on a token takes; see [`RunPlan::flops_per_token`].
+    pub flops_per_token: f64,
+}
+
+impl Provenance {
+    /// The provenance of a run of `plan` by this process.
+    pub fn of(plan: &RunPlan) -> Self {
+        let compiled = match plan.config.compiler_mode() {
+            CompilerMode::Native => false,
+            CompilerMode::Compiled => true,
+            CompilerMode::Auto => plan.ops != Ops::Plain,
+        };
+        let fused = plan.ops.fused_operators().into_iter().map(|operator| operator.name().to_owned());
+        let fused = fused.collect::<Vec<_>>();
+        let is_cpu = plan.device.kind == DeviceKind::Cpu;
+        Self {
+            kiln: env!("CARGO_PKG_VERSION").into(),
+            commit: Some(COMMIT.into()),
+            burn: BURN_VERSION.into(),
+            build: if cfg!(debug_assertions) { "debug" } else { "release" }.into(),
+            mode: if compiled { Engine::Compiled } else { Engine::this() }.name().into(),
+            fused_ops: !fused.is_empty(),
+            fused_operators: Some(fused),
+            precision: plan.precision.precision,
+            device: format!("{} {} ({})", plan.device.kind, plan.device.index, plan.device.name),
+            driver: if is_cpu { None } else { host::gpu_driver() },
+            cpu: host::cpu(),
+            threads: host::threads(),
+            memory_mib: host::memory_mib(),
+            system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            config_sha256: fingerprint(&plan.config),
+            dropout: plan.has_dropout(),
+            parameters: plan.num_parameters as u64,
+            flops_per_token: plan.flops_per_token(),
+        }
+    }
+
+    /// Writes `provenance.json` into the run folder.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn write(&self, folder: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self).map_err(|error| Error::data(format!("{FILE}: {error}")))?;
+        write_whole(&folder.join(FILE), (text + "\n").as_bytes())
+    }
+
+    /// Reads it; none for a run folder without it.
+    ///
+    /// # Errors
+    /// A file that is no such file, and the operating system's.
+    pub fn read(folder: &Path) -> Result<Option<Self>> {
+        let path = folder.join(FILE);
+        match fs::read_to_string(&path) {
+            Ok(text) => {
+                let read = serde_json::from_str(&text);
+                read.map(Some).map_err(|error| Error::data(format!("{}: {error}", path.display())))
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(Error::io(format!("read {}", path.display()), &error)),
+        }
+    }
+}
+
+fn fingerprint(config: &RunConfig) -> String {
+    let mut config = config.clone();
+    config.run = Default::default();
+    let text = config.to_toml().unwrap_or_default();
+    let digest = Sha256::digest(text.as_bytes());
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,229 @@
+//! Tasks: which head a run needs, and how logits and labels become a loss. A loss is a sum and a count, divided once by
+//! whoever has collected all of an optimizer step; never a mean of means.
+
+pub mod scores;
+mod loss;
+
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use kiln_models::ops::cross_entropy;
+use kiln_models::{Head, ModelInput};
+
+use crate::base::error::{Error, Result};
+use crate::config::Task;
+use crate::data::IGNORED;
+use crate::data::{Batch, Labels};
+
+pub use loss::{LossOptions, Reduction};
+
+impl Task {
+    /// The head that the task needs.
+    pub fn head(self) -> Head {
+        match self {
+            Self::Clm => Head::CausalLm,
+            Self::Mlm => Head::MaskedLm,
+            Self::SequenceClassification | Self::Regression => Head::SequenceClassification,
+            Self::QuestionAnswering => Head::QuestionAnswering,
+        }
+    }
+
+    /// Whether the loss is a mean negative log-likelihood of tokens, whose exponential is the perplexity.
+    pub fn has_perplexity(self) -> bool {
+        matches!(self, Self::Clm | Self::Mlm)
+    }
+
+    /// The figures of an evaluation that can say which model is best, without their `eval_`.
+    pub fn figures(self) -> &'static [&'static str] {
+        match self {
+            Self::Clm | Self::Mlm => &["loss", "perplexity", "accuracy"],
+            Self::SequenceClassification => &["loss", "accuracy", "f1", "matthews_correlation"],
+            Self::Regression => &["loss", "mse", "pearson", "spearmanr"],
+            Self::QuestionAnswering => {
+                &["loss", "exact_match", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"]
+            }
+        }
+    }
+
+    /// Whether predictions can be counted as right or wrong.
+    pub fn has_accuracy(self) -> bool {
+        !matches!(self, Self::Regression | Self::QuestionAnswering)
+    }
+}
+
+/// A batch on the device: what the model reads and what the loss compares with.
+#[derive(Debug, Clone)]
+pub struct DeviceBatch {
+    /// What the model reads.
+    pub input: ModelInput,
+    /// What the loss compares with; none when the batch has no labels.
+    pub targets: Option<Targets>,
+    /// How many terms the loss sum has: predicted tokens, rows or spans. Known on the host, so no step reads it back.
+    pub count: usize,
+    /// How many labels are valid, by which the loss of training is divided. For `clm` these are more than the terms: the first
+    /// token of a row has a label, but nothing before it predicts it. The Trainer of `transformers` 5.23 counts it too
+    /// (`num_items_in_batch` of GPT-2).
+    pub num_labels: usize,
+}
+
+/// Labels on the device.
+#[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant)] // there is one of these at a time
+pub enum Targets {
+    /// One class a row of the logits.
+    Classes {
+        /// `[n]`; 0 where the label is ignored.
+        index: Tensor<1, Int>,
+        /// `[n]`, 1 or 0; none when no label is ignored.
+        weight: Option<Tensor<1>>,
+    },
+    /// One number a row.
+    Values {
+        /// `[batch]`
+        values: Tensor<1>,
+        /// `[batch]`, 1 or 0; none when every row is an example.
+        weight: Option<Tensor<1>>,
+    },
+    /// One span a row.
+    Spans {
+        /// Index of the first token of the answer, `[batch]`.
+        start: Tensor<1, Int>,
+        /// Index of the last token of the answer, `[batch]`.
+        end: Tensor<1, Int>,
+        /// `[batch]`, 1 or 0; none when every row is an example.
+        weight: Option<Tensor<1>>,
+    },
+}
+
+/// Sum of a loss over its terms, on the device, and how many terms there were.
+#[derive(Debug, Clone)]
+pub struct LossSum {
+    /// `[1]`, f32
+    pub sum: Tensor<1>,
+    /// Number of terms.
+    pub count: usize,
+}
+
+impl DeviceBatch {
+    /// Moves `batch` to `device`. For `clm` the labels are shifted here, on the host: position `i` predicts label `i + 1`.
+    ///
+    /// # Errors
+    /// Labels of another kind than the task has.
+    pub fn new(task: Task, batch: &Batch, device: &Device) -> Result<Self> {
+        let shape = [batch.rows, batch.seq_len];
+        let ids = |values: &[i32]| Tensor::<2, Int>::from_data(TensorData::new(values.to_vec(), shape), device);
+        let attention_mask = batch.attention_mask.as_ref();
+        let row_weight = || {
+            let weight = (0..batch.rows).map(|row| f32::from(row < batch.examples)).collect::<Vec<_>>();
+            (batch.examples < batch.rows).then(|| Tensor::from_data(TensorData::new(weight, [batch.rows]), device))
+        };
+        let (targets, count) = match (&batch.labels, task) {
+            (Labels::None, _) => (None, 0),
+            (Labels::Tokens(labels), Task::Clm) => classes(&shifted(labels, batch.seq_len), device),
+            (Labels::Tokens(labels), Task::Mlm) => classes(labels, device),
+            (Labels::Classes(labels), Task::SequenceClassification) => classes(labels, device),
+            (Labels::Values(values), Task::Regression) => {
+                let values = Tensor::from_data(TensorData::new(values.clone(), [batch.rows]), device);
+                (Some(Targets::Values { values, weight: row_weight() }), batch.examples)
+            }
+            (Labels::Spans { start, end }, Task::QuestionAnswering) => {
+                let ints = |values: &[i32]| Tensor::from_data(TensorData::new(values.to_vec(), [batch.rows]), device);
+                (Some(Targets::Spans { start: ints(start), end: ints(end), weight: row_weight() }), batch.examples)
+            }
+            (_, task) => {
+                return Err(Error::data(format!("the labels of this batch are not those of the task {task}")));
+            }
+        };
+        let num_labels = match &batch.labels {
+            Labels::Tokens(labels) => labels.iter().filter(|&&label| label != IGNORED).count(),
+            _ => count,
+        };
+        let last_token = attention_mask.map(|mask| {
+            let last = mask.chunks(batch.seq_len).map(|row| row.iter().rposition(|&attended| attended).unwrap_or(0));
+            let last = last.map(|index| index as i32).collect::<Vec<_>>();
+            Tensor::from_data(TensorData::new(last, [batch.rows]), device)
+        });
+        let input = ModelInput {
+            input_ids: ids(&batch.input_ids),
+            attention_mask: attention_mask.map(|mask| Tensor::from_data(TensorData::new(mask.clone(), shape), device)),
+            token_type_ids: batch.token_type_ids.as_deref().map(ids),
+            last_token,
+        };
+        Ok(Self { input, targets, count, num_labels })
+    }
+
+    /// The loss sum of `logits` against this batch's targets.
+    ///
+    /// - tokens and classes: negative log-likelihood, `logits [n, classes]`
+    /// - values: squared error, `logits [batch, 1]`
+    /// - spans: mean of the start's and the end's negative log-likelihood, `logits [batch * seq, 2]`
+    ///
+    /// as `transformers`' `ForCausalLMLoss`, `ForMaskedLMLoss`, `ForSequenceClassificationLoss` and
+    /// `ForQuestionAnsweringLoss` before their division.
+    ///
+    /// # Errors
+    /// A batch without labels.
+    pub fn loss(&self, logits: Tensor<2>) -> Result<LossSum> {
+        let logits = in_f32(logits);
+        let sum = match &self.targets {
+            None => return Err(Error::data("this batch has no labels, so it has no loss")),
+            Some(Targets::Classes { index, weight }) => {
+                weighted_sum(cross_entropy::plain(logits, index.clone(), 0.0, None), weight)
+            }
+            Some(Targets::Values { values, weight }) => {
+                let rows = values.dims()[0];
+                weighted_sum((logits.reshape([rows]) - values.clone()).square(), weight)
+            }
+            Some(Targets::Spans { start, end, weight }) => {
+                let rows = start.dims()[0];
+                let loss = |column: usize, target: &Tensor<1, Int>| {
+                    let logits = span_logits(logits.clone(), rows, column);
+                    weighted_sum(cross_entropy::plain(logits, target.clone(), 0.0, None), weight)
+                };
+                (loss(0, start) + loss(1, end)) * 0.5
+            }
+        };
+        Ok(LossSum { sum, count: self.count })
+    }
+
+    /// How many predictions are right, `[1]`; none for a task without accuracy.
+    pub fn correct(&self, logits: Tensor<2>) -> Option<Tensor<1>> {
+        let Some(Targets::Classes { index, weight }) = &self.targets else { return None };
+        let rows = index.dims()[0];
+        let right = logits.argmax(1).reshape([rows]).equal(index.clone()).float();
+        Some(weighted_sum(right, weight))
+    }
+}
+
+/// The start (column 0) or end (column 1) logits of `[batch * seq, 2]` as `[batch, seq]`.
+pub fn span_logits(logits: Tensor<2>, batch: usize, column: usize) -> Tensor<2> {
+    let rows = logits.dims()[0];
+    logits.slice([0..rows, column..column + 1]).reshape([batch, rows / batch])
+}
+
+/// The sum of `terms [n]`, of those with weight 1 where there are weights: `[1]`.
+fn weighted_sum(terms: Tensor<1>, weight: &Option<Tensor<1>>) -> Tensor<1> {
+    match weight {
+        Some(weight) => (terms * weight.clone()).sum(),
+        None => terms.sum(),
+    }
+}
+
+fn in_f32(logits: Tensor<2>) -> Tensor<2> {
+    if FloatDType::from(logits.dtype()) == FloatDType::F32 { logits } else { logits.cast(FloatDType::F32) }
+}
+
+/// Labels moved one position to the left within each row; the last position predicts nothing.
+fn shifted(labels: &[i32], seq_len: usize) -> Vec<i32> {
+    let rows = labels.chunks(seq_len);
+    rows.flat_map(|row| row[1..].iter().copied().chain([IGNORED])).collect()
+}
+
+fn classes(labels: &[i32], device: &Device) -> (Option<Targets>, usize) {
+    let rows = labels.len();
+    let count = labels.iter().filter(|&&label| label != IGNORED).count();
+    let index = labels.iter().map(|&label| if label == IGNORED { 0 } else { label }).collect::<Vec<_>>();
+    let weight = (count < rows).then(|| {
+        let weight = labels.iter().map(|&label| f32::from(label != IGNORED)).collect::<Vec<f32>>();
+        Tensor::from_data(TensorData::new(weight, [rows]), device)
+    });
+    (Some(Targets::Classes { index: Tensor::from_data(TensorData::new(index, [rows]), device), weight }), count)
+}

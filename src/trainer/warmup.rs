@@ -1,0 +1,339 @@
+//! The warm-up stage: before step 1 of a compiled run every batch shape that its plan can produce goes through forward,
+//! backward and update once, and every shape of its evaluations through a forward pass, so that kernels are compiled, tuned
+//! and kept before training is timed. It is the training loop itself, on a model and an optimizer of its own in a temporary
+//! folder, so it does what the run will do and leaves no trace in it: every step of a run seeds its own random numbers.
+//!
+//! Which shapes: those of the first epoch (its first 4096 batches), and where batches have one of few lengths, full ones of
+//! each of these with and without padding, as far as the data has rows for it. Where every batch has a length of its own
+//! there may be hundreds of shapes, most of them seen once: then the 12 most frequent and the largest are warmed, and
+//! what is left out is said.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kiln_models::Ops;
+
+use crate::base::error::{ErrorKind, Result};
+use crate::base::metrics::Record;
+use crate::base::process::scratch;
+use crate::base::signals;
+use crate::config::{CompilerMode, EvalStrategy, Sampler};
+use crate::config::{OnExisting, SaveStrategy, Switch, TrainingCompilerConfig};
+use crate::data::collate::collate;
+use crate::data::padding::{Batches, Padding};
+use crate::data::picks::Picks;
+use crate::data::sampler::Order;
+use crate::data::{Dataset, Example};
+use crate::engine::compiler::warms_up;
+use crate::engine::device::release_memory;
+use crate::plan::RunPlan;
+use crate::trainer::{Callback, Control, Progress, Shape, Trainer};
+
+/// Shapes that are warmed at most where every batch has a length of its own.
+pub(crate) const MOST: usize = 12;
+
+/// Batches that are looked at: more say nothing new.
+const MAX_BATCHES: usize = 4096;
+
+/// Hears what the stage says.
+pub type Say = Rc<dyn Fn(&str)>;
+
+/// What the stage has done.
+#[derive(Debug, Clone)]
+pub struct Warmed {
+    /// The shapes of training batches that went through it.
+    pub(crate) shapes: Vec<Shape>,
+    /// How long it took.
+    pub elapsed: Duration,
+}
+
+/// Whether the run of `plan`, whose mode has been settled, begins with the stage.
+pub fn is_wanted(plan: &RunPlan) -> bool {
+    let compiled = plan.compiler().filter(|compiler| compiler.enabled == CompilerMode::Compiled);
+    compiled.is_some_and(|compiler| warms_up(compiler.warmup, plan.device.kind))
+}
+
+/// Runs the stage for `plan`.
+///
+/// # Errors
+/// What the run would meet; a signal that asks the process to stop.
+pub fn run(plan: &RunPlan, say: &Say) -> Result<Warmed> {
+    let started = Instant::now();
+    let trainer = &plan.config.trainer;
+    let train = batches(&plan.train, plan.batch.drawn(&plan.config), &plan.padding, plan.pad_id)?;
+    let loader = Batches { size: trainer.per_device_eval_batch_size, order: Order::SEQUENTIAL, drop_last: false };
+    let evaluation = match plan.validation.as_ref().filter(|_| trainer.evaluates()) {
+        Some(data) => Some(batches(data, loader, &plan.padding, plan.pad_id)?),
+        None => None,
+    };
+    for (what, found) in [("training", Some(&train)), ("evaluation", evaluation.as_ref())] {
+        if let Some(found) = found.filter(|found| found.left_out > 0) {
+            say(&format!(
+                "warm-up: {} of {} {what} shapes, the most frequent and the largest: each batch is padded to its longest row, \
+                 so most shapes come once (data.padding = \"buckets\" has few)",
+                found.batches.len(),
+                found.batches.len() + found.left_out
+            ));
+        }
+    }
+
+    let folder = scratch()?;
+    let mut warm = rehearsal(plan, plan.ops, folder.path());
+    // Weights that are thrown away need not be read.
+    warm.model_from = None;
+    // With accumulation, gradients are also added to those of a batch before.
+    warm.batch.accumulation = plan.batch.accumulation.min(2);
+    // Once more the first: what adds a step to those before it is launched from the second on.
+    warm.steps.total = train.batches.len() + 1;
+    // The guard does not wait for a loss that changes.
+    warm.steps.per_epoch = 1;
+    warm.train = Arc::new(picks(&plan.train, &train.batches, warm.batch.accumulation, plan.batch.micro));
+    warm.config.data.sampler = Sampler::Sequential;
+    warm.config.trainer.dataloader_drop_last = false;
+    warm.config.trainer.metric_for_best_model = None;
+    warm.config.trainer.early_stopping_patience = None;
+    if let (Some(found), Some(data)) = (&evaluation, &plan.validation) {
+        let size = trainer.per_device_eval_batch_size;
+        warm.validation = Some(Arc::new(picks(data, &found.batches, 1, size)));
+        (warm.config.trainer.eval_strategy, warm.config.trainer.eval_delay) = (EvalStrategy::Steps, 0.0);
+        warm.eval_steps = warm.steps.total;
+    }
+    let shapes = train.batches.iter().map(|batch| batch.shape).collect::<Vec<_>>();
+    let evaluated = evaluation.map_or(0, |found| found.batches.len());
+    let lines = Lines { say: say.clone(), shapes: shapes.clone(), evaluated };
+    let done = Trainer::new(warm).and_then(|trainer| trainer.warming_up().with_callback(lines).train());
+    // Pages that only other shapes need go back.
+    release_memory(&plan.device.device);
+    match done {
+        Err(error) => Err(match (error.kind(), signals::received()) {
+            (ErrorKind::Interrupted(_), Some(signal)) => signal.error("stopped in the warm-up, before the first step"),
+            _ => error.at("warm-up"),
+        }),
+        Ok(_) => {
+            let elapsed = started.elapsed();
+            say(&format!(
+                "warm-up: {} training and {evaluated} evaluation shapes in {:.2} s",
+                shapes.len(),
+                elapsed.as_secs_f64()
+            ));
+            Ok(Warmed { shapes, elapsed })
+        }
+    }
+}
+
+/// Batches of different shapes.
+struct Found {
+    /// The largest first, one that is not full last.
+    batches: Vec<PickedBatch>,
+    /// Shapes that were seen and are not among them.
+    left_out: usize,
+}
+
+/// A batch of one shape, by its examples.
+struct PickedBatch {
+    shape: Shape,
+    examples: Vec<usize>,
+}
+
+/// One batch of every shape; see the top of this file.
+fn batches(data: &Arc<dyn Dataset>, draw: Batches, padding: &Padding, pad_id: u32) -> Result<Found> {
+    let len = data.len();
+    let shape_of = |examples: &[usize]| -> Result<Shape> {
+        let examples = examples.iter().map(|index| data.get(*index, 0)).collect::<Result<Vec<Example>>>()?;
+        let rows = if padding.is_fixed() { draw.size } else { 0 };
+        Ok(Shape::of(&collate(&examples, pad_id, padding, rows)?))
+    };
+    // By rows, length and whether rows are shorter, which the lengths tell; what a mask hides besides, the batch itself.
+    let mut seen: BTreeMap<(usize, usize, bool), (Vec<usize>, usize)> = BTreeMap::new();
+    let count = if draw.drop_last { len / draw.size } else { len.div_ceil(draw.size) };
+    let mut walk = draw.order.walk();
+    for batch in 0..count.min(MAX_BATCHES) {
+        let places = batch * draw.size..((batch + 1) * draw.size).min(len);
+        let examples = places.map(|place| walk.index(&**data, 0, place as u64));
+        note(&mut seen, data, padding, draw.size, examples.collect());
+    }
+    for examples in of_every_length(data, draw.size, padding) {
+        note(&mut seen, data, padding, draw.size, examples);
+    }
+    let all = seen.len();
+    let mut kept = seen.into_values().collect::<Vec<_>>();
+    if !padding.is_fixed() && all > MOST {
+        // The largest shape, by rows and tokens, is the last; one that is not full has to come first to be kept, too.
+        let largest = kept.pop();
+        kept.sort_by_key(|(examples, times)| std::cmp::Reverse((*times, examples.len())));
+        kept.truncate(MOST - 1);
+        kept.extend(largest);
+    }
+    let mut batches: BTreeMap<Shape, PickedBatch> = BTreeMap::new();
+    for (examples, _) in kept {
+        let shape = shape_of(&examples)?;
+        // Of two batches of a shape the full one: only one that is not full can be the last.
+        let fuller = batches.get(&shape).is_none_or(|other| other.examples.len() < examples.len());
+        if fuller {
+            batches.insert(shape, PickedBatch { shape, examples });
+        }
+    }
+    let mut batches = batches.into_values().collect::<Vec<_>>();
+    let left_out = if padding.is_fixed() { 0 } else { all.saturating_sub(batches.len().max(MOST)) };
+    batches.sort_by_key(|batch| {
+        std::cmp::Reverse((batch.examples.len() == draw.size, batch.shape.rows * batch.shape.seq_len, batch.shape))
+    });
+    Ok(Found { batches, left_out })
+}
+
+/// Counts a batch among those of its shape.
+fn note(
+    seen: &mut BTreeMap<(usize, usize, bool), (Vec<usize>, usize)>,
+    data: &Arc<dyn Dataset>,
+    padding: &Padding,
+    size: usize,
+    examples: Vec<usize>,
+) {
+    let lengths = || examples.iter().map(|index| data.len_of(*index));
+    let length = padding.length(lengths().max().unwrap_or(0));
+    let rows = if padding.is_fixed() { size } else { examples.len() };
+    let padded = examples.len() < rows || lengths().any(|own| own < length);
+    let entry = seen.entry((rows, length, padded)).or_insert_with(|| (examples.clone(), 0));
+    if entry.0.len() < examples.len() {
+        entry.0 = examples;
+    }
+    entry.1 += 1;
+}
+
+/// For each length of batches, where these are few, a full batch with and without padding, where the data has rows for it.
+fn of_every_length(data: &Arc<dyn Dataset>, size: usize, padding: &Padding) -> Vec<Vec<usize>> {
+    let shortest = (0..data.len()).min_by_key(|index| data.len_of(*index));
+    // By length: a row that fills it, and one that does not.
+    let mut rows: BTreeMap<usize, [Option<usize>; 2]> = BTreeMap::new();
+    for index in 0..data.len() {
+        if rows.len() > MOST {
+            return Vec::new();
+        }
+        let own = data.len_of(index);
+        let length = padding.length(own);
+        rows.entry(length).or_default()[usize::from(own < length)].get_or_insert(index);
+    }
+    let mut found = Vec::new();
+    for (length, [full, shorter]) in rows {
+        found.extend(full.map(|full| vec![full; size]));
+        let beside = shortest.filter(|index| size > 1 && data.len_of(*index) < length);
+        match (shorter, full, beside) {
+            (Some(shorter), ..) => found.push(vec![shorter; size]),
+            (None, Some(full), Some(beside)) => {
+                found.push([vec![full], vec![beside; size - 1]].concat());
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// The examples of `batches` one after the other: each full batch `times` times; one of fewer than `size` examples, the last,
+/// once.
+fn picks(data: &Arc<dyn Dataset>, batches: &[PickedBatch], times: usize, size: usize) -> Picks {
+    let all = batches.iter().flat_map(|batch| {
+        let times = if batch.examples.len() == size { times } else { 1 };
+        std::iter::repeat_n(&batch.examples, times).flatten().copied()
+    });
+    Picks::new(data.clone(), all.collect())
+}
+
+/// Tells how far the stage has come: every step of it is a shape, but for the last.
+struct Lines {
+    say: Say,
+    shapes: Vec<Shape>,
+    evaluated: usize,
+}
+
+impl Callback for Lines {
+    fn on_log(&mut self, progress: &Progress, row: &Record) {
+        let (at, of) = (progress.step as usize, self.shapes.len());
+        if let Some(shape) = at.checked_sub(1).and_then(|index| self.shapes.get(index)) {
+            let seconds = row.get("step_ms").unwrap_or(f64::NAN) / 1e3;
+            (self.say)(&format!("warm-up: shape {at} of {of}, {shape}: {seconds:.2} s"));
+        }
+    }
+
+    fn on_evaluate(&mut self, _progress: &Progress, row: &Record, _control: &mut Control) {
+        let seconds = row.get("eval_runtime").unwrap_or(f64::NAN);
+        (self.say)(&format!("warm-up: evaluation, {} shapes: {seconds:.2} s", self.evaluated));
+    }
+}
+
+/// `plan` as a run that only trains, computing in the form `ops`: a row for every step, no evaluation, checkpoint or sample,
+/// and all that it writes below `folder`. Of the compiler's settings what would look at the rehearsal itself is left out.
+pub(crate) fn rehearsal(plan: &RunPlan, ops: Ops, folder: &Path) -> RunPlan {
+    let mut plan = plan.clone();
+    plan.ops = ops;
+    plan.config.compiler = plan.config.compiler.map(|compiler| TrainingCompilerConfig {
+        // The form is chosen already.
+        enabled: if compiler.enabled == CompilerMode::Auto { CompilerMode::Compiled } else { compiler.enabled },
+        debug: false,
+        warmup: Switch::Off,
+        verify: None,
+        ..compiler
+    });
+    (plan.config.run.output_dir, plan.config.run.on_existing) = (folder.join("probe"), OnExisting::Fail);
+    let trainer = &mut plan.config.trainer;
+    trainer.never_evaluate();
+    trainer.log_every(1);
+    trainer.save_strategy = SaveStrategy::No;
+    trainer.report_to.clear();
+    plan.steps.max_duration = None;
+    (plan.logging_steps, plan.generation) = (1, None);
+    plan
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::data::lengths::Lengths;
+
+    fn found(lengths: &[usize], size: usize, padding: &Padding) -> (Vec<(usize, usize, bool)>, usize) {
+        let data: Arc<dyn Dataset> = Arc::new(Lengths(lengths.to_vec()));
+        let draw = Batches { size, order: Order::SEQUENTIAL, drop_last: false };
+        let found = batches(&data, draw, padding, 0).unwrap();
+        let shapes = found.batches.iter().map(|batch| batch.shape);
+        (shapes.map(|shape| (shape.rows, shape.seq_len, shape.padded)).collect(), found.left_out)
+    }
+
+    #[test]
+    fn blocks_have_one_shape_and_that_of_the_last_batch() {
+        assert_eq!(found(&[8; 10], 4, &Padding::default()), (vec![(4, 8, false), (2, 8, false)], 0));
+        assert_eq!(found(&[8; 8], 4, &Padding::default()), (vec![(4, 8, false)], 0));
+    }
+
+    #[test]
+    fn buckets_come_with_and_without_padding_whatever_the_first_epoch_drew() {
+        // The first epoch has 2 x 8 with padding alone: its other shapes are those that another order would have.
+        let (shapes, left_out) = found(&[3, 8, 8, 3], 2, &Padding::of(&[4, 8]));
+        assert_eq!((shapes, left_out), (vec![(2, 8, true), (2, 8, false), (2, 4, true)], 0));
+        let (shapes, _) = found(&[5, 5, 5], 2, &Padding::of(&[8]));
+        assert_eq!(shapes, [(2, 8, true)], "the last batch is filled up, so it has the same shape");
+        assert_eq!(found(&[8, 8, 8], 2, &Padding::of(&[8])).0, [(2, 8, false), (2, 8, true)]);
+    }
+
+    #[test]
+    fn of_many_lengths_the_frequent_and_the_largest_are_taken() {
+        let lengths = (0..60).map(|i| if i % 3 == 0 { 5 } else { 6 + i % 30 }).collect::<Vec<_>>();
+        let (shapes, left_out) = found(&lengths, 1, &Padding::default());
+        assert_eq!((shapes.len(), left_out), (MOST, 21 - MOST));
+        assert_eq!(shapes[0], (1, 35, false), "the largest first");
+        assert!(shapes.contains(&(1, 5, false)), "a third of all batches");
+    }
+
+    #[test]
+    fn a_batch_that_is_not_full_ends_the_picks() {
+        let data: Arc<dyn Dataset> = Arc::new(Lengths(vec![8; 10]));
+        let draw = Batches { size: 4, order: Order::SEQUENTIAL, drop_last: false };
+        let found = batches(&data, draw, &Padding::default(), 0).unwrap();
+        let picks = picks(&data, &found.batches, 2, 4);
+        assert_eq!((picks.len(), picks.max_len()), (4 + 4 + 2, 8));
+        let without = Batches { drop_last: true, ..draw };
+        assert_eq!(batches(&data, without, &Padding::default(), 0).unwrap().batches.len(), 1);
+    }
+}
