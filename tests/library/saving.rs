@@ -318,7 +318,7 @@ fn the_best_model_is_saved_also_when_no_save_was_due() {
 
 #[test]
 fn files_of_a_pretrained_models_folder_stand_in_every_folder_as_they_came() {
-    use common::place::{Place, TEXT};
+    use crate::common::place::{Place, TEXT};
     let place = Place::new();
     place.train("text.toml", &["run.output_dir=first"]);
     let said = json(&place.path("first/model/tokenizer_config.json"));
