@@ -9,7 +9,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-#[path = "../hub/server.rs"]
+#[path = "../command/hub/server.rs"]
 #[allow(dead_code)] // its own tests use all of it
 mod server;
 

@@ -12,6 +12,7 @@ mod captured;
 mod common;
 #[cfg(feature = "compiler")]
 mod debug;
+mod engines;
 mod launches;
 mod memory;
 mod tasks;

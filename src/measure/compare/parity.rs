@@ -7,7 +7,7 @@ use super::measured::MeasuredRun;
 use crate::config::Precision;
 
 /// Relative difference at any of the first [`STEPS`] steps that rounding in another order may make in f32, without dropout.
-/// The fused operators stay within 1e-5 over 14 steps (`tests/compiler.rs`); the rest is room for the growth of small
+/// The fused operators stay within 1e-5 over 14 steps (`tests/command/compiler.rs`); the rest is room for the growth of small
 /// differences through the updates.
 const LIMIT: f64 = 1e-3;
 

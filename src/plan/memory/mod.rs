@@ -1,5 +1,5 @@
 //! What a run will need in memory, by arithmetic, so that a plan can say it before anything is allocated. An estimate: a
-//! log row's `peak_mib` is the measurement, and `tests/plan_memory.rs` holds the two together.
+//! log row's `peak_mib` is the measurement, and `tests/command/plan_memory.rs` holds the two together.
 //!
 //! A run's memory rises and falls within a step. Weights and the optimizer's state are always there; above them the
 //! largest of three moments counts: the beginning of the backward pass (all that the forward pass kept, and the first

@@ -1,0 +1,156 @@
+//! Configurations: presets against the published parameter counts, Hugging Face's fields and aliases, and refusals.
+
+use burn::tensor::Device;
+use kiln_models::weights::parameters;
+use kiln_models::{Head, Model, ModelConfig, ModelType};
+use serde_json::{Map, Value, json};
+
+fn map(value: Value) -> Map<String, Value> {
+    value.as_object().unwrap().clone()
+}
+
+fn from_fields(kind: ModelType, fields: Value) -> kiln_models::Result<ModelConfig> {
+    ModelConfig::from_fields(kind, &map(fields))
+}
+
+fn refused(result: kiln_models::Result<ModelConfig>, part: &str) {
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains(part), "{part:?} is not in {error}");
+}
+
+/// From shapes alone: no weight is drawn.
+#[test]
+fn presets_have_the_published_number_of_parameters() {
+    for (kind, size, head, count) in [
+        (ModelType::Gpt2, "small", Head::CausalLm, 124_439_808),
+        (ModelType::Gpt2, "medium", Head::CausalLm, 354_823_168),
+        (ModelType::Gpt2, "large", Head::CausalLm, 774_030_080),
+        (ModelType::Gpt2, "xl", Head::CausalLm, 1_557_611_200),
+        (ModelType::Gpt2, "distil", Head::CausalLm, 81_912_576),
+        // bert-base-uncased with pooler has 109,482,240; the classifier of two labels adds 2 * 768 + 2.
+        (ModelType::Bert, "base", Head::SequenceClassification, 109_482_240 + 1538),
+        (ModelType::Bert, "large", Head::SequenceClassification, 335_141_888 + 2050),
+        // RobertaForSequenceClassification and DistilBertForSequenceClassification of two labels.
+        (ModelType::Roberta, "base", Head::SequenceClassification, 124_647_170),
+        (ModelType::Roberta, "large", Head::SequenceClassification, 355_361_794),
+        (ModelType::DistilBert, "base", Head::SequenceClassification, 66_955_010),
+        (ModelType::DistilBert, "base-cased", Head::SequenceClassification, 65_783_042),
+    ] {
+        let config = ModelConfig::preset(kind, size).unwrap();
+        let model = Model::new(&config, head, &Device::flex()).unwrap();
+        let found: usize = parameters(&model).iter().map(|parameter| parameter.num_elements()).sum();
+        assert_eq!(found, count, "{kind} {size}");
+    }
+    refused(ModelConfig::preset(ModelType::Gpt2, "base"), "expected one of distil, small, medium, large, xl");
+}
+
+#[test]
+fn fields_and_their_generic_names() {
+    let by_alias =
+        json!({"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 3, "max_position_embeddings": 9});
+    let by_name = json!({"n_embd": 32, "n_head": 4, "n_layer": 3, "n_positions": 9});
+    let config = from_fields(ModelType::Gpt2, by_alias).unwrap();
+    assert_eq!(config, from_fields(ModelType::Gpt2, by_name).unwrap());
+    assert_eq!((config.shape(), config.max_positions()), ((32, 3, 4, 128), 9));
+    let wide = config.with_fields(&map(json!({"n_inner": 50}))).unwrap();
+    assert_eq!(wide.shape(), (32, 3, 4, 50), "explicit fields lie on top of what was there");
+    refused(from_fields(ModelType::Gpt2, json!({"n_layer": 1, "num_hidden_layers": 2})), "two ways");
+    let by_alias = json!({"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 3, "hidden_dim": 64});
+    let by_name = json!({"dim": 32, "n_heads": 4, "n_layers": 3, "hidden_dim": 64});
+    let config = from_fields(ModelType::DistilBert, by_alias).unwrap();
+    assert_eq!(config, from_fields(ModelType::DistilBert, by_name).unwrap());
+    assert_eq!((config.shape(), config.type_vocab_size()), ((32, 3, 4, 64), None));
+    refused(from_fields(ModelType::DistilBert, json!({"dim": 32, "hidden_size": 64})), "two ways");
+    // RoBERTa's table has a row for padding and one before it.
+    let config = from_fields(ModelType::Roberta, json!({"max_position_embeddings": 20})).unwrap();
+    assert_eq!((config.max_positions(), config.pad_token_id()), (18, Some(1)));
+}
+
+#[test]
+fn a_number_of_labels_replaces_the_labels_that_were_there() {
+    let base =
+        r#"{"model_type": "bert", "id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}"#;
+    let (base, _) = ModelConfig::from_json(base).unwrap();
+    assert_eq!(base.labels().num_labels(), 3);
+    let five = base.clone().with_fields(&map(json!({"num_labels": 5}))).unwrap();
+    assert_eq!(five.labels().num_labels(), 5);
+    refused(base.with_fields(&map(json!({"num_labels": 1, "id2label": {"0": "x"}}))), "two ways");
+}
+
+#[test]
+fn a_file_is_read_and_written_back() {
+    let text = r#"{"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "n_inner": null, "eos_token_id": 5,
+        "scale_attn_by_inverse_layer_idx": false, "summary_type": "cls_index", "invented": 3}"#;
+    let (config, unknown) = ModelConfig::from_json(text).unwrap();
+    assert_eq!(unknown, ["invented"]);
+    assert_eq!((config.shape(), config.eos_token_ids()), ((8, 1, 2, 32), vec![5]));
+    let written = config.to_json("GPT2LMHeadModel");
+    assert_eq!(
+        (&written["architectures"][0], &written["summary_type"]),
+        (&json!("GPT2LMHeadModel"), &json!("cls_index"))
+    );
+    let (again, _) = ModelConfig::from_json(&written.to_string()).unwrap();
+    assert_eq!(again.honoured_json(), config.honoured_json());
+}
+
+#[test]
+fn ids_that_end_a_text_are_ids() {
+    let read = |fields: Value| {
+        let mut all = json!({"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "vocab_size": 131});
+        all.as_object_mut().unwrap().extend(map(fields));
+        ModelConfig::from_json(&all.to_string()).map(|(config, _)| config)
+    };
+    for (eos, expected) in [
+        (json!(null), vec![]),
+        (json!(130), vec![130]),
+        (json!([7, 130]), vec![7, 130]),
+        // What transformers writes into the file of a small model for which nobody chose an id: no token of it.
+        (json!(50256), vec![50256]),
+    ] {
+        assert_eq!(read(json!({"eos_token_id": eos})).unwrap().eos_token_ids(), expected, "{eos}");
+    }
+    assert_eq!(read(json!({"vocab_size": 50257, "eos_token_id": 50256})).unwrap().eos_token_ids(), [50256]);
+    for eos in [json!(131), json!(4_294_967_301u64), json!(-1), json!(1.5), json!("5"), json!([5, 131]), json!([[5]])] {
+        refused(read(json!({"eos_token_id": eos})), "eos_token_id: expected ids below vocab_size (131), got ");
+    }
+    // An encoder generates nothing, but what is no id at all is a mistake there too.
+    let bert = |eos: Value| {
+        let text = json!({"model_type": "bert", "vocab_size": 20, "eos_token_id": eos}).to_string();
+        ModelConfig::from_json(&text).map(|(config, _)| config)
+    };
+    assert_eq!(bert(json!(102)).unwrap().eos_token_ids(), [102]);
+    refused(bert(json!(4_294_967_301u64)), "eos_token_id: expected ids of tokens");
+}
+
+#[test]
+fn what_kiln_does_not_compute_is_refused() {
+    for (kind, fields, part) in [
+        (ModelType::Gpt2, json!({"activation_function": "relu"}), "activation_function: expected \"gelu_new\""),
+        (ModelType::Gpt2, json!({"scale_attn_by_inverse_layer_idx": true}), "by the layer index is not implemented"),
+        (ModelType::Gpt2, json!({"add_cross_attention": true}), "cross-attention is not implemented"),
+        (ModelType::Gpt2, json!({"tie_word_embeddings": false}), "always the input embedding"),
+        (ModelType::Bert, json!({"position_embedding_type": "relative_key"}), "relative positions are not implemented"),
+        (ModelType::Bert, json!({"is_decoder": true}), "causal BERT is not implemented"),
+        (ModelType::Bert, json!({"hidden_act": "swish"}), "got \"swish\""),
+        (ModelType::Roberta, json!({"max_position_embeddings": 2}), "expected more than pad_token_id + 1 = 2"),
+        (ModelType::Roberta, json!({"pad_token_id": null}), "RoBERTa counts its positions from it"),
+        (ModelType::DistilBert, json!({"sinusoidal_pos_embds": true}), "sinusoidal positions are not implemented"),
+        (ModelType::DistilBert, json!({"dim": 10, "n_heads": 3}), "dim (10) is not divisible by n_heads (3)"),
+        (ModelType::Gpt2, json!({"n_layers": 3}), "did you mean \"n_layer\"?"),
+        (ModelType::Gpt2, json!({"n_head": 5}), "n_embd (768) is not divisible by n_head (5)"),
+        (ModelType::Gpt2, json!({"n_embd": 0}), "n_embd: expected a positive number, got 0"),
+        (ModelType::Gpt2, json!({"n_embd": -8}), "n_embd: expected a whole number that is not negative, got -8"),
+        (ModelType::Gpt2, json!({"n_embd": "8"}), "n_embd: expected a whole number that is not negative, got \"8\""),
+        (ModelType::Gpt2, json!({"n_embd": i64::MAX}), "n_embd: expected at most 1048576"),
+        (ModelType::DistilBert, json!({"n_layers": i64::MAX}), "n_layers: expected at most 4096"),
+        (ModelType::Gpt2, json!({"scale_attn_weights": 1}), "scale_attn_weights: expected true or false, got 1"),
+        (ModelType::Gpt2, json!({"resid_pdrop": 1.0}), "resid_pdrop: expected a number in [0, 1), got 1"),
+        (ModelType::Bert, json!({"pad_token_id": 40_000}), "pad_token_id: expected an id below vocab_size (30522)"),
+        (ModelType::Bert, json!({"num_labels": 0}), "num_labels: expected at least 1, got 0"),
+    ] {
+        refused(from_fields(kind, fields), part);
+    }
+    refused(ModelConfig::from_json("{").map(|(config, _)| config), "not JSON");
+    refused(ModelConfig::from_json("{}").map(|(config, _)| config), "model_type is missing");
+    refused(ModelConfig::from_json(r#"{"model_type": "t5"}"#).map(|(config, _)| config), "got \"t5\"");
+}

@@ -1,0 +1,206 @@
+//! `kiln bench` through the binary: what it writes, that unequal losses make no ratio, and what is refused. Faults are
+//! planted by a variant or by scripts that stand in for a peer. No assertion depends on how fast anything is.
+#![cfg(unix)]
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::common::small_run::write;
+use crate::common::{fails, json, kiln, succeeds, text};
+use serde_json::Value;
+
+fn bench(folder: &Path, args: &[&str]) -> Command {
+    let mut command = kiln(folder);
+    command.arg("bench").args(args).env("KILN", env!("CARGO_BIN_EXE_kiln"));
+    command
+}
+
+/// The smallest case, as quickly as it goes.
+const ONE: [&str; 8] = ["--suite", "smoke", "--case", "gpt2-tiny", "--operators", "0", "--out", "out.json"];
+
+fn script(folder: &Path, name: &str, lines: &str) -> PathBuf {
+    let path = folder.join(name);
+    std::fs::write(&path, format!("#!/bin/sh\n{lines}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+fn contestant<'a>(case: &'a Value, name: &str) -> &'a Value {
+    case["contestants"].as_array().unwrap().iter().find(|it| it["name"] == name).unwrap()
+}
+
+#[test]
+fn the_smoke_suite_measures_both_modes() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = succeeds(&mut bench(folder.path(), &["--suite", "smoke", "--operators", "1"]));
+    assert!(out.contains("gpt2-tiny: gpt2 for clm") && out.contains("result: bench-smoke.json"), "{out}");
+    assert!(out.contains("losses of compiled against native: equal"), "{out}");
+    let report = json(&folder.path().join("bench-smoke.json"));
+    assert_eq!((&report["schema"], &report["complete"]), (&Value::from("kiln.bench/1"), &Value::from(true)));
+    let cases = report["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 4);
+    // Where each mode has the most that fit, steps are no longer the same work: figures, no ratio.
+    let max = cases.iter().find(|case| case["name"] == "gpt2-tiny-max").unwrap();
+    assert_eq!(["native", "compiled"].map(|mode| contestant(max, mode)["batch"].as_u64()), [Some(8); 2]);
+    assert_eq!(["losses", "ratios"].map(|name| max[name].as_array().unwrap().len()), [0, 0]);
+    for case in cases.iter().filter(|case| case["name"] != "gpt2-tiny-max") {
+        for (mode, fused) in [("native", false), ("compiled", true)] {
+            let it = contestant(case, mode);
+            let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{mode}: {it}"));
+            assert_eq!((it["provenance"]["fused_ops"].as_bool(), &it["failure"]), (Some(fused), &Value::Null));
+            assert_eq!(it["provenance"]["mode"], mode);
+            let rounds = it["rounds"].as_array().unwrap();
+            assert_eq!((rounds.len(), it["warmup_steps"].as_array().unwrap().len()), (2, 2));
+            let steps = rounds.iter().flat_map(|round| round.as_array().unwrap()).collect::<Vec<_>>();
+            assert_eq!(steps.iter().map(|step| number(&step["step"])).collect::<Vec<_>>(), [3.0, 4.0, 5.0, 6.0]);
+            for step in steps {
+                let parts = ["data_ms", "forward_ms", "backward_ms", "update_ms", "sync_ms"];
+                let sum = parts.iter().map(|part| number(&step[part])).sum::<f64>();
+                assert!((sum - number(&step["step_ms"])).abs() < 1e-6 && number(&step["loss"]) > 0.0, "{step}");
+            }
+            // The first step of each turn of two is left out.
+            assert_eq!(number(&it["step_ms"]["windows"]), 2.0);
+            assert!(number(&it["first_step_seconds"]) > 0.0 && number(&it["tokens_per_s"]) > 0.0);
+            if cfg!(target_os = "linux") {
+                assert!(number(&it["peak_mib"]) > 1.0);
+            }
+        }
+        let check = &case["losses"][0];
+        assert_eq!((check["passed"].as_bool(), check["losses"].as_u64()), (Some(true), Some(6)));
+        let ratio = &case["ratios"][0];
+        assert_eq!((ratio["of"].as_str(), ratio["against"].as_str()), (Some("native"), Some("compiled")));
+        let predicts = case["name"] != "bert-tiny";
+        let operators = case["operators"].as_array().unwrap();
+        assert_eq!(operators.len(), if predicts { 7 } else { 6 }, "{}", case["name"]);
+        assert!(operators.iter().all(|operator| operator["ms"].as_array().unwrap().len() == 2));
+    }
+    // Rows of different lengths are padded.
+    assert!(contestant(&cases[3], "native")["padding"].as_f64().unwrap() > 0.05);
+}
+
+#[test]
+fn a_planted_difference_makes_no_ratio() {
+    let folder = tempfile::tempdir().unwrap();
+    let planted = ["--variant", "planted=trainer.learning_rate=0.01"];
+    let output = bench(folder.path(), &ONE).args(planted).output().unwrap();
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(6), "{said}");
+    assert!(said.contains("NOT EQUAL, no ratio") && !said.contains("planted / compiled"), "{said}");
+    assert!(said.contains("the losses of planted are not those of native"), "{said}");
+    let report = json(&folder.path().join("out.json"));
+    let case = &report["cases"][0];
+    let check = case["losses"].as_array().unwrap().iter().find(|check| check["of"] == "planted").unwrap();
+    assert_eq!(check["passed"], false);
+    let ratios = case["ratios"].as_array().unwrap();
+    assert!(ratios.iter().all(|ratio| ratio["of"] != "planted" && ratio["against"] != "planted"), "{case}");
+    assert!(contestant(case, "planted")["step_ms"]["median"].as_f64().is_some(), "the figures themselves are kept");
+}
+
+#[test]
+fn peers_take_turns_and_their_end_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    // A peer that is Kiln again, in a run folder of its own, from what is in the case's folder.
+    let lines = "[ -s \"$1/case.json\" ] && [ -s \"$1/model/model.safetensors\" ] || exit 9\n\
+                 sed 's/^output_dir = .*/output_dir = \"peer\"/' \"$1/native.toml\" > peer.toml\n\
+                 exec \"$KILN\" worker peer.toml";
+    let peer = format!("again={}", script(folder.path(), "peer.sh", lines).display());
+    let out = succeeds(bench(folder.path(), &ONE).args(["--peer", &peer]));
+    assert!(out.contains("losses of again against native: equal; 0.0e0"), "{out}");
+    assert!(out.contains("again / compiled:") && out.contains("again / native:"), "{out}");
+
+    let peer = format!("gone={}", script(folder.path(), "gone.sh", "echo 'error: no luck' >&2; exit 3").display());
+    let output = bench(folder.path(), &ONE).args(["--peer", &peer]).output().unwrap();
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains("gone failed: no luck") && said.contains("native / compiled:"), "{said}");
+
+    let peer = format!("chatty={}", script(folder.path(), "chatty.sh", "echo hello; sleep 9").display());
+    fails(
+        bench(folder.path(), &ONE).args(["--peer", &peer]),
+        3,
+        &["chatty", "expected a line of JSON on its stdout", "\"hello\""],
+    );
+
+    // One that never answers, and one that is dead while what it has started holds its stdout.
+    for (name, lines, code, part) in [
+        ("silent", "sleep 600", 7, "it was silent for 2s, and was ended"),
+        ("dead", "sleep 600 & kill -SEGV $$", 7, "it crashed (signal: 11"),
+        ("closed", "exec 1>&-; sleep 600", 7, "it was silent for 2s"),
+        ("early", "exit 0", 3, "it ended before it had answered"),
+    ] {
+        let peer = format!("{name}={}", script(folder.path(), &format!("{name}.sh"), lines).display());
+        let mut command = bench(folder.path(), &ONE);
+        fails(command.args(["--answer-within", "2s", "--peer", &peer]), code, &[&format!("{name}: {part}")]);
+    }
+}
+
+#[test]
+fn a_variant_is_the_compiled_mode_with_another_setting() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = succeeds(bench(folder.path(), &ONE).args(["--variant", "plain=compiler.fused_ops=off"]));
+    assert!(out.contains("plain / compiled:") && out.contains("losses of plain against native: equal; 0.0e0"), "{out}");
+    let report = json(&folder.path().join("out.json"));
+    let provenance = &contestant(&report["cases"][0], "plain")["provenance"];
+    assert_eq!((provenance["mode"].as_str(), provenance["fused_ops"].as_bool()), (Some("compiled"), Some(false)));
+    let refused =
+        |variant: &str, parts: &[&str]| fails(bench(folder.path(), &ONE).args(["--variant", variant]), 2, parts);
+    refused("fast=compiler.fused_op=on", &["--variant fast", "fused_op", "did you mean"]);
+}
+
+#[test]
+fn a_run_of_ones_own_is_measured_and_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let few = ["--warmup", "2", "--rounds", "2", "--steps", "2", "--operators", "1"];
+    let out = succeeds(bench(folder.path(), &["config.toml"]).args(few));
+    // It drops out, so the means of the losses are compared.
+    assert!(out.contains("config.toml: the run of config.toml") && out.contains("2e-2 is allowed"), "{out}");
+    let report = json(&folder.path().join("bench-config.json"));
+    assert_eq!(report["cases"][0]["contestants"].as_array().unwrap().len(), 2);
+    assert!(!folder.path().join("run").exists(), "the run itself was not begun");
+    fails(&mut bench(folder.path(), &["config.toml"]), 2, &["the run has 14 steps", "= 24 are needed", "--rounds"]);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |args: &[&str], parts: &[&str]| fails(&mut bench(folder.path(), args), 2, parts);
+    refused(&["--suite", "smok"], &["unknown suite `smok`", "did you mean `smoke`?", "cpu, gpu, smoke"]);
+    refused(&["--suite", "smoke", "--case", "gpt2-tony"], &["unknown case", "did you mean `gpt2-tiny`?"]);
+    if cfg!(not(any(feature = "wgpu", feature = "cuda"))) {
+        refused(&["--suite", "gpu"], &["is for a GPU", "for the CPU alone", "--suite cpu"]);
+    }
+    refused(&["--suite", "smoke", "--rounds", "0"], &["--rounds: expected 1 or more"]);
+    for flag in ["--warmup", "--rounds", "--steps", "--operators"] {
+        let parts = [&format!("{flag}: expected"), "got 18446744073709551615"];
+        refused(&["--suite", "smoke", flag, "18446744073709551615"], &parts);
+    }
+    for time in ["400000000000y", "99999999999999999999s", "-1s", "inf"] {
+        for flag in ["--time-limit", "--answer-within"] {
+            refused(&["--suite", "smoke", &format!("{flag}={time}")], &[flag, "expected a length of time"]);
+        }
+    }
+    // A name is that of files, too.
+    for name in ["../x", "/x", "a/b", ".", "..", "", "native", "model", &"x".repeat(65)] {
+        refused(&["--suite", "smoke", "--peer", &format!("{name}=true")], &["--peer", "NAME is up to 64 letters"]);
+        refused(&["--suite", "smoke", "--variant", &format!("{name}=a.b=c")], &["--variant", "NAME is up to 64"]);
+    }
+    refused(&["none.toml"], &["none.toml: no such config file"]);
+    write(folder.path(), "clm");
+    refused(&["config.toml", "--peer", "eager=true"], &["--peer: eager needs a suite"]);
+    std::fs::write(folder.path().join("mine.json"), "{}").unwrap();
+    refused(&["--suite", "smoke", "--out", "mine.json"], &["mine.json is there and is no benchmark", "--out"]);
+    let output = bench(folder.path(), &["--suite", "smoke", "--peer", "eager"]).output().unwrap();
+    assert!(output.status.code() == Some(2) && text(&output).contains("expected NAME=COMMAND"), "{}", text(&output));
+    assert!(!folder.path().join("bench-smoke.json").exists());
+}
+
+#[test]
+fn the_time_limit_leaves_out_what_is_not_begun() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = succeeds(&mut bench(folder.path(), &["--suite", "smoke", "--time-limit", "0s", "--out", "out.json"]));
+    assert!(out.contains("gpt2-tiny: not measured, the time limit was over"), "{out}");
+    let report = json(&folder.path().join("out.json"));
+    assert_eq!((report["cases"].as_array().unwrap().len(), report["notes"].as_array().unwrap().len()), (0, 5));
+}

@@ -1,0 +1,461 @@
+//! Runs that are stopped: killed at random moments, asked to stop by a signal or by the clock, or two at once in one
+//! folder. What is continued ends where the undisturbed run ends, bit for bit.
+#![cfg(unix)]
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::common::place::Place;
+use crate::common::small_run::{figures, train, write};
+use crate::common::{fails, json, kiln, succeeds, text};
+
+fn model(folder: &Path, run: &str) -> Vec<u8> {
+    std::fs::read(folder.join(run).join("model/model.safetensors")).unwrap()
+}
+
+fn same_end(folder: &Path, a: &str, b: &str) {
+    assert_eq!(figures(&folder.join(a)), figures(&folder.join(b)));
+    assert!(model(folder, a) == model(folder, b), "the final weights differ");
+}
+
+fn signal(child: &Child, name: &str) {
+    assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
+}
+
+/// A run that goes on until somebody stops it.
+fn endless(folder: &Path, more: &[&str]) -> Command {
+    let mut command = train(folder, "run", &["--set", "trainer.max_steps=100000", "--set", "trainer.warmup_steps=0"]);
+    command.args(["--set", "trainer.lr_scheduler_type=constant", "--set", "trainer.save_strategy=no"]).args(more);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Starts it and waits until its first row is printed.
+fn started(mut command: Command) -> Child {
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("'loss'")), "it ended before its first row");
+    child
+}
+
+/// Ten times here; `KILN_KILLS=50` for more.
+#[test]
+fn killed_at_random_moments_it_continues() {
+    let kills = std::env::var("KILN_KILLS").map_or(10, |kills| kills.parse::<u64>().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "sequence-classification");
+    let steps = format!("trainer.max_steps={}", 40 * kills);
+    let set = ["--set", "trainer.save_steps=1", "--set", "trainer.save_total_limit=3", "--set", &steps];
+    succeeds(&mut train(folder.path(), "straight", &set));
+
+    let mut random = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos();
+    let (mut killed, mut furthest) = (0, 0);
+    while killed < kills {
+        let mut command = train(folder.path(), "run", &set);
+        command.arg("--resume").stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().unwrap();
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        std::thread::sleep(Duration::from_millis(u64::from(random >> 16) % 250));
+        signal(&child, "-KILL");
+        let output = child.wait_with_output().unwrap();
+        let all = text(&output);
+        if output.status.success() {
+            break; // it was faster than the signal
+        }
+        assert!(output.status.code().is_none(), "it ended by itself: {all}");
+        killed += 1;
+        let step =
+            all.split("continuing after step ").nth(1).map(|rest| rest.split(' ').next().unwrap().parse().unwrap());
+        let begun: u64 = step.unwrap_or(furthest);
+        assert!(begun >= furthest, "it continued after step {begun}, but step {furthest} was saved before: {all}");
+        furthest = begun;
+    }
+    assert!(killed > kills / 2, "only {killed} kills met the run");
+    assert!(furthest > 0, "no restart continued");
+    let stdout = succeeds(train(folder.path(), "run", &set).arg("--resume"));
+    assert!(stdout.contains("continuing after step"), "{stdout}");
+    same_end(folder.path(), "straight", "run");
+}
+
+/// Killed before it has anything to lose, a run begins again in its folder, however that is to be taken, and leaves nothing of
+/// the attempts behind. Twelve times here; `KILN_KILLS=200` for more.
+#[test]
+fn killed_at_its_beginning_it_begins_again() {
+    let kills = std::env::var("KILN_KILLS").map_or(12, |kills| kills.parse::<u64>().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let set = ["--set", "trainer.max_steps=100000", "--set", "trainer.logging_steps=100000"];
+    let set = [&set[..], &["--set", "trainer.warmup_steps=0", "--set", "trainer.eval_strategy=no"]].concat();
+    let set = [&set[..], &["--set", "trainer.save_strategy=no", "--set", "trainer.report_to=tensorboard"]].concat();
+    let names = || {
+        let entries = std::fs::read_dir(folder.path().join("run")).into_iter().flatten();
+        entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect::<std::collections::BTreeSet<_>>()
+    };
+    let mut states = std::collections::BTreeMap::new();
+    for kill in 0..kills {
+        let how = format!("run.on_existing={}", ["fail", "resume", "overwrite"][kill as usize % 3]);
+        let mut command = train(folder.path(), "run", &set);
+        let mut child = command.args(["--set", &how]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // The plan is printed just before the run takes its folder.
+        let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+        let planned = lines.any(|line| line.unwrap().starts_with("output "));
+        std::thread::sleep(Duration::from_micros(kill * 700 % 14_000));
+        signal(&child, "-KILL");
+        let output = child.wait_with_output().unwrap();
+        assert!(planned && output.status.code().is_none(), "{how}: {:?}: {}", names(), text(&output));
+        *states
+            .entry(names().iter().map(|name| name.rsplit('.').next().unwrap().to_owned()).collect::<Vec<_>>().join(" "))
+            .or_insert(0) += 1;
+        if kill % 7 == 6 {
+            // From an empty place again.
+            let _ = std::fs::remove_dir_all(folder.path().join("run"));
+        }
+    }
+    println!("{states:#?}");
+    let end = ["--set", "trainer.max_steps=3"];
+    succeeds(&mut train(folder.path(), "run", &[&set[..], &end].concat()));
+    let hidden = names().into_iter().filter(|name| name.starts_with('.')).collect::<Vec<_>>();
+    assert_eq!(hidden, [".lock"], "leftovers");
+}
+
+#[test]
+fn a_signal_saves_and_the_run_continues() {
+    for (name, code) in [("-INT", 130), ("-TERM", 143), ("-HUP", 129)] {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), "clm");
+        let child = started(endless(folder.path(), &[]));
+        signal(&child, name);
+        let output = child.wait_with_output().unwrap();
+        let all = text(&output);
+        assert_eq!(output.status.code(), Some(code), "{all}");
+        assert!(all.contains("stopped after step") && all.contains("--resume"), "{all}");
+        let step = json(&folder.path().join("run/status.json"))["step"].as_u64().unwrap();
+        assert!(step > 0 && !folder.path().join("run/model").exists());
+        assert_eq!(json(&folder.path().join("run/status.json"))["status"], "Stopped");
+
+        let length = format!("trainer.max_steps={}", step + 5);
+        let stdout = succeeds(endless(folder.path(), &["--resume", "--set", &length]).stdout(Stdio::piped()));
+        assert!(stdout.contains(&format!("continuing after step {step} from")), "{stdout}");
+        succeeds(
+            endless(folder.path(), &["--set", &length, "--set", "run.output_dir=straight"]).stdout(Stdio::piped()),
+        );
+        same_end(folder.path(), "straight", "run");
+    }
+}
+
+/// A terminal that is closed: SIGHUP, and nowhere to say anything.
+#[test]
+fn a_terminal_that_is_gone_leaves_a_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let mut child = started(endless(folder.path(), &[]));
+    drop((child.stdout.take(), child.stderr.take()));
+    signal(&child, "-HUP");
+    assert_eq!(child.wait().unwrap().code(), Some(129));
+    assert_eq!(json(&folder.path().join("run/status.json"))["status"], "Stopped");
+    assert_eq!(std::fs::read_dir(folder.path().join("run/checkpoints")).unwrap().count(), 1);
+}
+
+#[test]
+fn nohup_outlives_its_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let run = train(folder.path(), "run", &["--set", "trainer.max_steps=400", "--set", "trainer.save_strategy=no"]);
+    // What `nohup` does, without its redirections.
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(run.get_program()).args(run.get_args());
+    shell.envs(run.get_envs().filter_map(|(name, value)| Some((name, value?)))).current_dir(folder.path());
+    shell.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = started(shell);
+    signal(&child, "-HUP");
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(json(&folder.path().join("run/status.json"))["status"], "Completed");
+}
+
+#[test]
+fn a_signal_in_an_evaluation_leaves_it_to_the_resumed_run() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    // Ten thousand rows take a while; nothing but the evaluation after step 3 can be under way.
+    let rows = (0..10_000).map(|i| format!("{{\"input_ids\": [{}, 2, 3]}}\n", i % 30)).collect::<String>();
+    std::fs::write(folder.path().join("validation.jsonl"), rows).unwrap();
+    let set = ["--set", "data.validation=[\"validation.jsonl\"]", "--set", "trainer.max_steps=4"];
+    let mut command = train(folder.path(), "run", &set);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().starts_with("{'step': 3,")));
+    signal(&child, "-INT");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output));
+    let state = json(&folder.path().join("run/checkpoints/step-000003/state.json"));
+    assert_eq!(state["pending_evaluation"], true);
+    succeeds(train(folder.path(), "run", &set).arg("--resume"));
+    succeeds(&mut train(folder.path(), "straight", &set));
+    same_end(folder.path(), "straight", "run");
+}
+
+#[test]
+fn a_signal_while_rows_are_read_leaves_no_half_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    std::fs::write(folder.path().join("data.jsonl"), "{\"input_ids\": [1, 2, 3, 4, 5, 6, 7, 8]}\n".repeat(200_000))
+        .unwrap();
+    let cache = folder.path().join("kiln-cache/tokenized");
+    let files = || std::fs::read_dir(&cache).map_or(0, |files| files.count());
+    let mut command = train(folder.path(), "run", &[]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    while files() == 0 {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before it wrote");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    signal(&child, "-INT");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output));
+    assert!(text(&output).contains("stopped before the first step"), "{}", text(&output));
+    assert_eq!(files(), 0);
+    assert!(!folder.path().join("run").exists());
+}
+
+/// Sends SIGTERM to `command` half a second after it began and expects that it is gone soon after, with nothing left of it.
+fn terminated_soon(folder: &Path, mut command: Command) {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(child.try_wait().unwrap().is_none(), "it ended before the signal");
+    let asked = Instant::now();
+    signal(&child, "-TERM");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(143), "{}", text(&output));
+    assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
+    assert!(text(&output).contains("SIGTERM"), "{}", text(&output));
+    assert!(!folder.join("run").exists());
+}
+
+#[test]
+fn a_signal_stops_the_learning_of_a_tokenizer() {
+    let place = Place::new();
+    // Words that all differ, so that there are many pairs to count and many merges to make.
+    let text = (0..1_500_000u64).map(|i| format!("{:x} ", i.wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect::<String>();
+    place.write("text/large.txt", text);
+    terminated_soon(&place.path(""), place.config("plan", "text.toml", &["tokenizer.train_vocab_size=60000"]));
+    assert_eq!(place.listing("kiln-cache/tokenizers"), [""; 0]);
+}
+
+#[test]
+fn a_signal_stops_the_reading_of_a_table() {
+    let place = Place::new();
+    // Texts without a visible character are read to their end in search of one.
+    place.write("rows.csv", format!("text,label\n{}", " ,1\n".repeat(20_000_000)));
+    let set = ["data.format=csv", "data.train=rows.csv"];
+    terminated_soon(&place.path(""), place.config("plan", "text.toml", &set));
+    place.write("classes.toml", CLASSES);
+    place.write("vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\n");
+    place.write("rows.csv", format!("text,label\n{}", "a,1\nb,0\n".repeat(10_000_000)));
+    terminated_soon(&place.path(""), place.config("plan", "classes.toml", &[]));
+}
+
+const CLASSES: &str = r#"
+[run]
+output_dir = "run"
+[model]
+kind = "bert"
+hidden_size = 8
+num_hidden_layers = 1
+num_attention_heads = 2
+intermediate_size = 8
+max_position_embeddings = 16
+[data]
+task = "sequence-classification"
+format = "csv"
+train = ["rows.csv"]
+[tokenizer]
+from = "vocab.txt"
+[device]
+kind = "cpu"
+[trainer]
+max_steps = 2
+"#;
+
+#[test]
+fn a_second_signal_leaves_at_once_and_the_last_checkpoint_is_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let child =
+        started(endless(folder.path(), &["--set", "trainer.save_strategy=steps", "--set", "trainer.save_steps=1"]));
+    let asked = Instant::now();
+    signal(&child, "-INT");
+    signal(&child, "-INT");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    assert!(asked.elapsed() < Duration::from_secs(2));
+    let stop =
+        endless(folder.path(), &["--resume", "--set", "trainer.max_steps=90000", "--set", "trainer.max_minutes=0.001"])
+            .output()
+            .unwrap();
+    assert!(stop.status.success(), "{}", text(&stop));
+    assert!(!text(&stop).contains("damaged"), "{}", text(&stop));
+}
+
+#[test]
+fn a_time_limit_saves_and_the_run_continues() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let stdout = succeeds(endless(folder.path(), &["--set", "trainer.max_minutes=0.002"]).stdout(Stdio::piped()));
+    let status = json(&folder.path().join("run/status.json"));
+    let message = status["message"].as_str().unwrap();
+    assert!(message.contains("trainer.max_minutes is over") && stdout.contains(message), "{message}\n{stdout}");
+    assert_eq!(status["status"], "Stopped");
+    let described = succeeds(kiln(folder.path()).args(["describe", "run"]));
+    assert!(described.contains("trainer.max_minutes is over") && described.contains("--resume"), "{described}");
+    let state = json(&folder.path().join("run/trainer_state.json"));
+    let step = state["global_step"].as_u64().unwrap();
+    assert!(folder.path().join("run/model/config.json").is_file());
+    let length = format!("trainer.max_steps={}", step + 5);
+    succeeds(endless(folder.path(), &["--resume", "--set", &length]).stdout(Stdio::piped()));
+    succeeds(endless(folder.path(), &["--set", &length, "--set", "run.output_dir=straight"]).stdout(Stdio::piped()));
+    same_end(folder.path(), "straight", "run");
+}
+
+/// The limit is one of the run, not of each process that takes it up.
+#[test]
+fn a_time_limit_counts_over_continuations() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let run = |minutes: f64| {
+        let limit = format!("trainer.max_minutes={minutes}");
+        let stdout = succeeds(&mut endless(folder.path(), &["--resume", "--set", &limit]));
+        let status = json(&folder.path().join("run/status.json"));
+        assert_eq!(status["status"], "Stopped");
+        (status["seconds"].as_f64().unwrap(), status["step"].as_u64().unwrap(), stdout)
+    };
+    let (seconds, steps, _) = run(4.0 / 60.0);
+    assert!(seconds >= 4.0, "{seconds}");
+    // Nothing is left of the limit: the run stays as it is.
+    let files = || {
+        ["metrics.jsonl", "all_results.json", "status.json"]
+            .map(|f| std::fs::read(folder.path().join("run").join(f)).unwrap())
+    };
+    let before = files();
+    let (_, same, stdout) = run(4.0 / 60.0);
+    assert_eq!(same, steps);
+    assert!(stdout.contains("nothing to continue: stopped after step"), "{stdout}");
+    assert!(stdout.contains("trainer.max_minutes is over") && stdout.contains("'train_runtime'"), "{stdout}");
+    assert!(files() == before);
+    // Half a second more is half a second more.
+    let (longer, more, _) = run((seconds + 0.5) / 60.0);
+    assert!(more > steps && longer >= seconds + 0.5 && longer < seconds + 3.5, "{seconds} and {longer}");
+}
+
+#[test]
+fn a_folder_belongs_to_one_process() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let child = started(endless(folder.path(), &[]));
+    for how in ["resume", "overwrite", "fail"] {
+        let on_existing = format!("run.on_existing={how}");
+        fails(
+            &mut train(folder.path(), "run", &["--set", &on_existing]),
+            2,
+            &["another process is writing to", "wait"],
+        );
+    }
+    let stdout = succeeds(kiln(folder.path()).args(["describe", "run"]));
+    assert!(stdout.contains("InProgress"), "{stdout}");
+    signal(&child, "-KILL");
+    child.wait_with_output().unwrap();
+    let stdout = succeeds(kiln(folder.path()).args(["describe", "run"]));
+    assert!(stdout.contains("Failed") && stdout.contains("killed"), "{stdout}");
+    succeeds(&mut train(folder.path(), "run", &["--set", "run.on_existing=overwrite"]));
+    let stdout = succeeds(kiln(folder.path()).args(["describe", "run"]));
+    assert!(stdout.contains("Completed") && stdout.contains("14 of 14"), "{stdout}");
+    let stdout = succeeds(kiln(folder.path()).args(["runs", "."]));
+    assert!(stdout.contains("Completed") && stdout.contains("gpt2 clm"), "{stdout}");
+    fails(kiln(folder.path()).args(["describe", "."]), 3, &["no run of Kiln's"]);
+}
+
+/// The processes that `pid` has started, and theirs.
+#[cfg(target_os = "linux")]
+fn descendants(pid: u32) -> Vec<u32> {
+    let parent = |entry: std::fs::DirEntry| {
+        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+        let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+        (fields.next()? != "Z").then_some((pid, fields.next()?.parse::<u32>().ok()?))
+    };
+    let all = std::fs::read_dir("/proc").unwrap().filter_map(|entry| parent(entry.unwrap())).collect::<Vec<_>>();
+    let (mut found, mut next) = (Vec::new(), vec![pid]);
+    while let Some(above) = next.pop() {
+        let children = all.iter().filter(|(_, parent)| *parent == above).map(|(child, _)| *child);
+        next.extend(children.clone());
+        found.extend(children);
+    }
+    found
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_driver_that_is_stopped_leaves_no_process_and_no_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let many = ["--set", "trainer.max_steps=1000000"];
+    let drivers: [&[&str]; 6] = [
+        &["parity", "config.toml", "--steps", "100000", "--set", "trainer.max_steps=1000000"],
+        &["bisect", "config.toml", "--steps", "100000", "--set", "trainer.max_steps=1000000"],
+        &["tune-batch", "config.toml", "--steps-per-trial", "100000", "--max", "2"],
+        &["bench", "config.toml", "--steps", "1000", "--rounds", "100", "--out", "bench.json"],
+        &["bench", "--suite", "smoke", "--peer", "peer=./peer.sh", "--out", "bench.json"],
+        &["compare", "config.toml", "--steps", "100000", "--arms", "native,compiled", "--out", "compared"],
+    ];
+    std::fs::write(folder.path().join("peer.sh"), "#!/bin/sh\nexec sleep 600\n").unwrap();
+    assert!(Command::new("chmod").args(["+x", "peer.sh"]).current_dir(&folder).status().unwrap().success());
+    let temporary = folder.path().join("temporary");
+    std::fs::create_dir(&temporary).unwrap();
+    for driver in drivers {
+        for name in ["-TERM", "-INT", "-HUP", "-KILL"] {
+            let mut command = kiln(folder.path());
+            command.args(driver).args(if driver[0] == "bench" && driver[1] == "config.toml" { &many[..] } else { &[] });
+            command.args(if driver[0] == "compare" { &many[..] } else { &[] });
+            command.env("TMPDIR", &temporary).stdout(Stdio::null()).stderr(Stdio::null());
+            let mut child = command.spawn().unwrap();
+            // A peer takes its turn when Kiln's own contestants have made theirs.
+            let is_peer = driver.contains(&"peer=./peer.sh");
+            let is_sleep =
+                |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sleep\n");
+            let mut theirs = descendants(child.id());
+            while theirs.is_empty() || is_peer && !theirs.iter().any(is_sleep) {
+                assert!(child.try_wait().unwrap().is_none(), "{driver:?} ended by itself");
+                std::thread::sleep(Duration::from_millis(10));
+                theirs = descendants(child.id());
+            }
+            signal(&child, name);
+            let code = child.wait().unwrap().code();
+            match name {
+                "-TERM" => assert_eq!(code, Some(143), "{driver:?}"),
+                "-INT" => assert_eq!(code, Some(130), "{driver:?}"),
+                _ => {}
+            }
+            let asked = Instant::now();
+            let lives = |pid: &u32| {
+                std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+            };
+            let left = || std::fs::read_dir(&temporary).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+            // Where no kiln is left to remove the folder of a killed one, the next that makes such a folder does so.
+            let is_left = is_peer && ["-HUP", "-KILL"].contains(&name);
+            while theirs.iter().any(lives) || !is_left && !left().is_empty() {
+                let alive = theirs.iter().filter(|pid| lives(pid)).collect::<Vec<_>>();
+                assert!(asked.elapsed() < Duration::from_secs(10), "{driver:?} {name}: {alive:?}, {:?}", left());
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let _ = std::fs::remove_dir_all(folder.path().join("compared"));
+            if is_left {
+                let next = ["parity", "config.toml", "--steps", "1"];
+                succeeds(kiln(folder.path()).args(next).env("TMPDIR", &temporary));
+                assert!(left().is_empty(), "{:?}", left());
+            }
+        }
+    }
+}

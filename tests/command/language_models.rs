@@ -1,0 +1,331 @@
+//! Language models from text by line and from tables, masked language modelling, and the shapes of batches, through the
+//! binary.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::common::{fails, json, kiln, rows, succeeds, train_rows};
+use kiln::config::DataFormat;
+use kiln::data::Dataset;
+use kiln::data::blocks::Blocks;
+use kiln::data::corpus::Corpus;
+use kiln::data::store::TokenStore;
+use kiln::data::table::{Columns, Table};
+use kiln::data::tokenizer::Tokenizer;
+use serde_json::Value;
+
+/// A model without dropout, so that runs that must agree can be compared.
+const BERT: &str = r#"
+[run]
+output_dir = "run"
+on_existing = "overwrite"
+[model]
+kind = "bert"
+hidden_size = 32
+initializer_range = 0.2                 # so small a model needs larger weights to begin with
+num_hidden_layers = 1
+num_attention_heads = 2
+intermediate_size = 32
+max_position_embeddings = 16
+hidden_dropout_prob = 0.0
+attention_probs_dropout_prob = 0.0
+[data]
+task = "mlm"
+train = ["train.txt"]
+validation = ["validation.txt"]
+documents = "line"
+block_size = 16
+[tokenizer]
+from = "vocab.txt"
+[trainer]
+max_steps = 60
+per_device_train_batch_size = 8
+learning_rate = 1e-2
+eval_strategy = "epoch"
+logging_steps = 1
+[device]
+kind = "cpu"
+"#;
+
+const GPT2: &str = r#"
+[run]
+output_dir = "run"
+on_existing = "overwrite"
+[model]
+kind = "gpt2"
+n_layer = 1
+n_head = 2
+n_embd = 8
+n_positions = 16
+[data]
+task = "clm"
+train = ["train.txt"]
+documents = "line"
+[tokenizer]
+train_vocab_size = 270
+[trainer]
+max_steps = 5
+per_device_train_batch_size = 3
+learning_rate = 1e-2
+logging_steps = 1
+[device]
+kind = "cpu"
+"#;
+
+/// Sentences of which every second word follows from the one before.
+fn sentences(first: usize, count: usize) -> Vec<String> {
+    let pairs = ["good film", "bad play", "long book", "short song"];
+    (first..first + count).map(|i| [0, 1, 2].map(|j| pairs[(i * 7 + j * 5 + i / 4) % 4]).join(" ")).collect()
+}
+
+/// A folder with text by line, the same as tables, and a config of each family.
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: String| std::fs::write(folder.path().join(name), text).unwrap();
+    write("bert.toml", BERT.into());
+    write("gpt2.toml", GPT2.into());
+    let vocab = "[PAD] [UNK] [CLS] [SEP] [MASK] good film bad play long book short song ##s";
+    write("vocab.txt", vocab.replace(' ', "\n"));
+    for (name, first) in [("train", 0), ("validation", 1000)] {
+        let lines = sentences(first, 90);
+        write(&format!("{name}.txt"), lines.join("\n\n") + "\n");
+        write(&format!("{name}.csv"), format!("n,text\n0,{}\n", lines.join("\n1,")));
+        let objects = lines.iter().map(|line| format!("{{\"text\": {line:?}}}\n"));
+        write(&format!("{name}.jsonl"), objects.collect());
+    }
+    folder
+}
+
+fn command(folder: &Path, verb: &str, config: &str, set: &[&str]) -> Command {
+    let mut command = kiln(folder);
+    command.args([verb, config]);
+    command.args(set.iter().flat_map(|set| ["--set", set]));
+    command
+}
+
+fn train(folder: &Path, config: &str, set: &[&str]) -> String {
+    succeeds(&mut command(folder, "train", config, set))
+}
+
+fn losses(folder: &Path) -> Vec<f64> {
+    train_rows(&folder.join("run")).iter().map(|row| row["loss"].as_f64().unwrap()).collect()
+}
+
+fn evaluation(folder: &Path) -> Value {
+    rows(&folder.join("run")).into_iter().rfind(|row| row.get("eval_loss").is_some()).unwrap()
+}
+
+#[test]
+fn masked_words_are_learned_from_lines() {
+    let folder = folder();
+    train(folder.path(), "bert.toml", &["data.whole_word_mask=true", "trainer.max_steps=400"]);
+    let evaluation = evaluation(folder.path());
+    // Each word is told by its neighbour, unless that is masked too (15 %); by chance one in eight is right.
+    assert!(evaluation["eval_accuracy"].as_f64().unwrap() > 0.8, "{evaluation}");
+    let (loss, perplexity) =
+        (evaluation["eval_loss"].as_f64().unwrap(), evaluation["eval_perplexity"].as_f64().unwrap());
+    assert!((perplexity - loss.exp()).abs() < 1e-9 * perplexity);
+    let losses = losses(folder.path());
+    assert!(losses[390..].iter().sum::<f64>() < 0.4 * losses[..10].iter().sum::<f64>(), "{losses:?}");
+    assert_eq!(json(&folder.path().join("run/model/config.json"))["architectures"][0], "BertForMaskedLM");
+}
+
+#[test]
+fn a_resumed_run_masks_alike() {
+    let folder = folder();
+    // Two steps an epoch, and the stop is in the middle of the second.
+    let set = ["trainer.per_device_train_batch_size=24", "data.mlm_probability=0.4", "trainer.max_steps=6"];
+    succeeds(&mut command(folder.path(), "verify-resume", "bert.toml", &set));
+    train(folder.path(), "bert.toml", &set);
+    let first = losses(folder.path());
+    train(folder.path(), "bert.toml", &set);
+    assert_eq!(losses(folder.path()), first);
+}
+
+#[test]
+fn tables_give_what_lines_give() {
+    let folder = folder();
+    for config in ["bert.toml", "gpt2.toml"] {
+        train(folder.path(), config, &["trainer.max_steps=5"]);
+        let of_lines = losses(folder.path());
+        for format in ["csv", "jsonl"] {
+            let set = [
+                format!("data.format={format}"),
+                format!("data.train=[\"train.{format}\"]"),
+                format!("data.validation=[\"validation.{format}\"]"),
+                "data.documents=file".into(),
+                "data.document_end=eos".into(),
+                "trainer.max_steps=5".into(),
+            ];
+            // A tokenizer is learned from what is drawn of the text: all of it, in the same order.
+            train(folder.path(), config, &set.each_ref().map(String::as_str));
+            assert_eq!(losses(folder.path()), of_lines, "{config} {format}");
+        }
+    }
+}
+
+/// See `fixtures/make_run_clm.py`.
+#[test]
+fn rows_of_a_table_are_joined_as_run_clm_and_run_mlm_join_them() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let fixture = root.join("tests/fixtures/run_clm");
+    let expected = json(&fixture.join("blocks.json"));
+    let block_size = expected["block_size"].as_u64().unwrap() as usize;
+    let cache = tempfile::tempdir().unwrap();
+    let columns = Columns { text: "text".into(), text_pair: None, label: None };
+    let rows = Table::open(&[fixture.join("rows.jsonl").display().to_string()], DataFormat::Jsonl, columns).unwrap();
+    for (config, task, tokenizer) in
+        [("gpt2-wikitext103.toml", "clm", "gpt2"), ("bert-mlm-wikitext.toml", "mlm", "bert")]
+    {
+        let data = kiln::RunConfig::load(root.join("configs").join(config)).unwrap().data;
+        assert!(data.format.is_table() && data.task.to_string() == task, "{config}");
+        let tokenizer = Tokenizer::load(&fixture.join(tokenizer)).unwrap();
+        let blocks = |ends: bool| {
+            let corpus = Corpus::of_table(rows.clone()).unwrap().with_ends(ends);
+            let mut go_on = |_| std::ops::ControlFlow::Continue(());
+            let store = TokenStore::build_or_open_in(cache.path(), &corpus, &tokenizer, &mut go_on).unwrap();
+            let blocks = Blocks::new(store, block_size).unwrap();
+            let ids = (0..blocks.len()).map(|index| blocks.get(index, 0).unwrap().input_ids);
+            serde_json::to_value(ids.collect::<Vec<_>>()).unwrap()
+        };
+        assert!(blocks(data.marks_ends()) == expected[task], "{config}: the blocks differ");
+        // BERT's [SEP] ends a row already; of GPT-2's ids every end-of-text is one more.
+        assert_eq!(blocks(true) == expected[task], task == "mlm", "{config}");
+    }
+}
+
+#[test]
+fn what_follows_a_document_is_stated_and_can_be_chosen() {
+    let folder = folder();
+    let plan = |set: &[&str]| succeeds(&mut command(folder.path(), "plan", "gpt2.toml", set));
+    let csv = ["data.format=csv", "data.documents=file", "data.train=[\"train.csv\"]"];
+    let of_csv = |end: &'static str| plan(&[&csv[..], &[end]].concat());
+    let tokens = |plan: &str| {
+        let line = plan.lines().find(|line| line.starts_with("data ")).unwrap();
+        line.split_whitespace().nth(1).unwrap().replace(',', "").parse::<usize>().unwrap()
+    };
+    let (auto, eos, none) =
+        (of_csv("data.document_end=auto"), of_csv("data.document_end=eos"), of_csv("data.document_end=none"));
+    assert!(auto.contains("rows are joined without end-of-text, as run_clm.py joins rows"), "{auto}");
+    assert!(eos.contains("a row is a document, and end-of-text follows each"), "{eos}");
+    assert!(plan(&[]).contains("a line is a document, and end-of-text follows each"));
+    assert_eq!(tokens(&auto), tokens(&none));
+    assert_eq!(tokens(&eos), tokens(&plan(&[])), "lines keep their end-of-text");
+    assert!(tokens(&none) < tokens(&eos));
+    assert_eq!(tokens(&plan(&["data.document_end=none"])), tokens(&none));
+}
+
+#[test]
+fn lines_are_documents() {
+    let folder = folder();
+    let tokens = |set: &[&str]| {
+        let plan = succeeds(&mut command(folder.path(), "plan", "bert.toml", set));
+        let line = plan.lines().find(|line| line.starts_with("data ")).unwrap().to_string();
+        let number = line.split_whitespace().nth(1).unwrap().replace(',', "");
+        number.parse::<usize>().unwrap()
+    };
+    // 90 lines of 6 words with [CLS] and [SEP] each; as one document only one of either. Blocks of 16.
+    assert_eq!(tokens(&[]), 90 * 8 / 16);
+    assert_eq!(tokens(&["data.documents=file"]), (90 * 6 + 2) / 16);
+    let share = ["data.validation=\"20%\""];
+    let rest = tokens(&share);
+    assert!((30..=42).contains(&rest), "{rest} of 45 blocks were left for training");
+}
+
+#[test]
+fn what_padding_costs_is_printed_and_changes_nothing() {
+    let folder = folder();
+    let path = folder.path();
+    let table = |name: &str| {
+        let mut csv = "text,label\n".to_string();
+        for i in 0..23 {
+            let words = sentences(i, 1)[0].split(' ').cycle().take(2 + i % 9).collect::<Vec<_>>().join(" ");
+            csv += &format!("{words},{}\n", i % 3);
+        }
+        std::fs::write(path.join(name), csv).unwrap();
+    };
+    table("rows.csv");
+    let base = [
+        "data.format=csv",
+        "data.train=[\"rows.csv\"]",
+        "data.validation=[\"rows.csv\"]",
+        "trainer.max_steps=9",
+        "data.max_length=14",
+    ];
+    let config = BERT.replace("block_size = 16\n", "").replace("documents = \"line\"\n", "");
+    std::fs::write(path.join("rows.toml"), config).unwrap();
+    for task in ["sequence-classification", "regression"] {
+        let mut expected = None;
+        for (padding, says) in [
+            ("longest", "longest: to the longest row of a batch"),
+            ("max_length", "max_length: to 14 tokens"),
+            ("buckets", "buckets: to "),
+        ] {
+            let (task, strategy) = (format!("data.task={task}"), format!("data.padding={padding}"));
+            let set = [&base[..], &[&task, &strategy]].concat();
+            let stdout = train(path, "rows.toml", &set);
+            let line = stdout.lines().find(|line| line.starts_with("padding ")).unwrap();
+            assert!(line.contains(says) && line.contains("% of positions are padding"), "{line}");
+            if padding == "max_length" {
+                assert!(line.ends_with("1 shape"), "{line}");
+            }
+            let rows = rows(&path.join("run"));
+            let evaluation = evaluation(path);
+            assert_eq!(evaluation["eval_samples"], 23);
+            assert_eq!(rows.last().unwrap()["samples"], 69, "three passes over 23 rows");
+            let figures = losses(path).into_iter().chain([evaluation["eval_loss"].as_f64().unwrap()]);
+            let figures = figures.collect::<Vec<_>>();
+            let expected = expected.get_or_insert_with(|| figures.clone());
+            // Padding enters no sum; only the order of f32 additions differs, over nine steps of learning.
+            for (a, b) in expected.iter().zip(&figures) {
+                assert!((a - b).abs() < 1e-4 * a.abs().max(1.0), "{task} {padding}: {expected:?} {figures:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn limits_and_trial_runs() {
+    let folder = folder();
+    let path = folder.path();
+    train(path, "bert.toml", &["data.max_train_samples=10", "data.max_eval_samples=3", "trainer.max_steps=4"]);
+    assert_eq!(evaluation(path)["eval_samples"], 3);
+    assert_eq!(rows(&path.join("run")).last().unwrap()["samples"], 20, "8 + 2 blocks an epoch");
+    // Masks are drawn anew in each epoch; what repeats is the text.
+    train(path, "bert.toml", &["trainer.overfit_one_batch=true", "trainer.max_steps=3"]);
+    assert_eq!(rows(&path.join("run")).last().unwrap()["epoch"], 3.0);
+    let set = ["trainer.overfit_one_batch=true", "trainer.max_steps=100", "trainer.learning_rate=3e-2"];
+    train(path, "gpt2.toml", &set);
+    let of = losses(path);
+    assert!(of[99] < 0.3 * of[0], "one batch was not learned by heart: {of:?}");
+    let stdout = train(path, "bert.toml", &["trainer.fast_dev_run=true"]);
+    assert!(stdout.contains("1 (fast_dev_run)"), "{stdout}");
+    assert_eq!((losses(path).len(), &evaluation(path)["eval_samples"]), (1, &Value::from(8)));
+}
+
+#[test]
+fn the_share_of_waiting_for_data_is_in_every_row() {
+    let folder = folder();
+    train(folder.path(), "gpt2.toml", &[]);
+    for row in train_rows(&folder.path().join("run")) {
+        assert!((0.0..=1.0).contains(&row["data_wait"].as_f64().unwrap()), "{row}");
+    }
+}
+
+#[test]
+fn what_cannot_be_masked_is_refused() {
+    let folder = folder();
+    let path = folder.path();
+    let refused = |config: &str, set: &[&str], code: i32, parts: &[&str]| {
+        fails(&mut command(path, "train", config, set), code, parts);
+        assert!(!path.join("run").exists());
+    };
+    refused("gpt2.toml", &["data.task=mlm"], 2, &["the tokenizer has no mask token"]);
+    refused("bert.toml", &["data.task=clm"], 2, &["bert has no head for it"]);
+    let csv = ["data.format=csv", "data.documents=file", "data.train=[\"train.csv\"]", "data.text_column=body"];
+    refused("bert.toml", &csv, 3, &["data.train", "train.csv", "no column \"body\"; there are \"n\", \"text\""]);
+    std::fs::write(path.join("blank.txt"), "\n \n").unwrap();
+    refused("bert.toml", &["data.validation=[\"blank.txt\"]"], 3, &["data.validation", "blank.txt", "got only white"]);
+    std::fs::write(path.join("broken.txt"), b"good film\nbad \xff\n").unwrap();
+    refused("bert.toml", &["data.validation=[\"broken.txt\"]"], 3, &["broken.txt", "0xff at offset 14"]);
+}

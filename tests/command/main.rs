@@ -1,0 +1,41 @@
+//! The command `kiln` as its users run it: every test starts it as a child process and looks at its output, its exit code and
+//! its files. A few read a config or a table with the library as well; none trains in this process.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+// Data, models and the Hub.
+mod hub;
+mod language_models;
+mod predict;
+mod tables;
+mod variants;
+
+// Training: batches, options, precision, memory.
+mod activation_checkpointing;
+mod batch;
+mod configs;
+mod plan_memory;
+mod precision;
+mod training_options;
+
+// The folder of a run, stops and continuations.
+mod interrupted;
+mod resume;
+mod run_folder;
+
+// The compiled mode.
+mod compiler;
+mod compiler_debug;
+mod kernel_cache;
+mod verify;
+mod warmup;
+
+// Measurements.
+mod bench;
+mod compare;
+mod tune_batch;
+
+// Mistakes of the user.
+mod bad_input;

@@ -1,0 +1,196 @@
+//! What is done with a trained model, through the binary: `kiln eval` and `kiln predict`, for labels, numbers and answers.
+
+use std::path::Path;
+
+use crate::common::{fails, json, kiln, rows, succeeds};
+use serde_json::{Value, json};
+
+const WORDS: &str =
+    "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\ngood\nbad\nfilm\nplay\nwhere\nis\nthe\ncat\ndog\nin\nbox\ntree\n";
+
+/// A folder with a config of `task` and `format`, word pieces, and nothing to train on yet.
+fn folder(task: &str, format: &str, max_steps: usize) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let config = format!(
+        "[run]\noutput_dir = \"run\"\n[model]\nkind = \"bert\"\nhidden_size = 32\ninitializer_range = 0.2\n\
+         num_hidden_layers = 1\nnum_attention_heads = 2\nintermediate_size = 64\nmax_position_embeddings = 24\n\
+         hidden_dropout_prob = 0.0\nattention_probs_dropout_prob = 0.0\n[data]\ntask = \"{task}\"\nformat = \"{format}\"\n\
+         train = [\"train.{0}\"]\nvalidation = [\"validation.{0}\"]\n[tokenizer]\nfrom = \"vocab.txt\"\n[trainer]\n\
+         max_steps = {max_steps}\nper_device_train_batch_size = 4\nlearning_rate = 1e-2\neval_strategy = \"epoch\"\n[device]\n\
+         kind = \"cpu\"\n",
+        if format == "squad" { "json" } else { format }
+    );
+    std::fs::write(folder.path().join("config.toml"), config).unwrap();
+    std::fs::write(folder.path().join("vocab.txt"), WORDS).unwrap();
+    folder
+}
+
+fn predictions(folder: &Path, args: &[&str]) -> Vec<Value> {
+    let stdout = succeeds(kiln(folder).args(["predict", "run/model"]).args(args));
+    stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// The last evaluation row of the run, and what `kiln eval` says of its model.
+fn evaluations(folder: &Path) -> (Value, Value) {
+    let row = rows(&folder.join("run")).into_iter().rfind(|row| row.get("eval_loss").is_some()).unwrap();
+    let stdout = succeeds(kiln(folder).args(["eval", "config.toml", "--out", "eval.json"]));
+    assert!(stdout.contains("'eval_loss': "), "{stdout}");
+    (row, json(&folder.join("eval.json")))
+}
+
+fn same(row: &Value, again: &Value, names: &[&str]) {
+    for name in names {
+        assert_eq!(row[name], again[name], "{name}: {row} and {again}");
+    }
+}
+
+#[test]
+fn labels() {
+    let folder = folder("sequence-classification", "csv", 60);
+    let text = |i: usize| (["good", "bad"][i % 2], ["film", "play", "film film"][i % 3]);
+    let rows = |label: bool| {
+        let rows = (0..12).map(|i| {
+            let (word, thing) = text(i);
+            if label {
+                format!("a {word} {thing},{}\n", ["praise", "blame"][i % 2])
+            } else {
+                format!("a {word} {thing}\n")
+            }
+        });
+        if label { "text,label\n" } else { "text\n" }.to_string() + &rows.collect::<String>()
+    };
+    for (name, label) in [("train.csv", true), ("validation.csv", true), ("new.csv", false)] {
+        std::fs::write(folder.path().join(name), rows(label)).unwrap();
+    }
+    succeeds(kiln(folder.path()).args(["train", "config.toml"]));
+    let (row, again) = evaluations(folder.path());
+    same(&row, &again, &["eval_loss", "eval_accuracy", "eval_f1", "eval_samples"]);
+    assert_eq!(again["eval_accuracy"], json!(1.0));
+    let matrix = succeeds(kiln(folder.path()).args(["eval", "config.toml"]));
+    let cells = matrix.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).collect::<Vec<_>>();
+    assert!(cells.contains(&vec!["blame", "6", "0"]) && cells.contains(&vec!["praise", "0", "6"]), "{matrix}");
+
+    // Batches of 5: the last is smaller, and the order is that of the rows.
+    let task = ["--task", "sequence-classification", "--input", "new.csv", "--batch-size", "5"];
+    let found = predictions(folder.path(), &task);
+    assert_eq!(found.len(), 12);
+    for (i, prediction) in found.iter().enumerate() {
+        assert_eq!((&prediction["index"], &prediction["label"]), (&json!(i), &json!(["praise", "blame"][i % 2])));
+        let probabilities = prediction["probabilities"].as_object().unwrap();
+        let total = probabilities.values().map(|value| value.as_f64().unwrap()).sum::<f64>();
+        assert!((total - 1.0).abs() < 1e-12 && probabilities.len() == 2, "{prediction}");
+        assert_eq!(prediction["score"], probabilities[prediction["label"].as_str().unwrap()]);
+    }
+    let stdout = succeeds(kiln(folder.path()).args(["predict", "run/model", "--out", "out.jsonl"]).args(task));
+    assert!(stdout.contains("wrote 12 predictions to out.jsonl"), "{stdout}");
+    let lines = std::fs::read_to_string(folder.path().join("out.jsonl")).unwrap();
+    assert_eq!(lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>(), found);
+
+    #[cfg(target_os = "linux")]
+    {
+        // Written into what is no regular file, through links, and with the mode that was there.
+        use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+        let predict = |out: &str| {
+            succeeds(kiln(folder.path()).args(["predict", "run/model", "--out", out]).args(task));
+        };
+        let at = |name: &str| folder.path().join(name);
+        std::fs::set_permissions(at("out.jsonl"), std::fs::Permissions::from_mode(0o640)).unwrap();
+        symlink("out.jsonl", at("link.jsonl")).unwrap();
+        predict("link.jsonl");
+        let found = std::fs::metadata(at("out.jsonl")).unwrap();
+        assert!(at("link.jsonl").is_symlink() && found.permissions().mode() & 0o7777 == 0o640);
+        assert_eq!(std::fs::read_to_string(at("out.jsonl")).unwrap(), lines);
+        predict("/dev/null");
+        assert!(std::fs::symlink_metadata("/dev/null").unwrap().file_type().is_char_device());
+        let full = ["predict", "run/model", "--out", "/dev/full"];
+        fails(kiln(folder.path()).args(full).args(task), 1, &["cannot write /dev/full: No space left"]);
+    }
+
+    let predict = |args: &[&str], code, parts: &[&str]| {
+        fails(kiln(folder.path()).args(["predict", "run/model"]).args(args), code, parts);
+    };
+    predict(&["--task", "regression", "--input", "new.csv"], 3, &["2 labels"]);
+    predict(&["--task", "question-answering", "--input", "new.csv"], 3, &["no head for the task"]);
+    predict(&["--task", "sequence-classification", "--input", "none.csv"], 2, &["no such file"]);
+    predict(&["--task", "sequence-classification", "--input", "config.toml"], 2, &["ending tells no format"]);
+    let column = ["--task", "sequence-classification", "--input", "new.csv", "--text-column", "words"];
+    predict(&column, 3, &["words", "--text-column"]);
+    let short = ["--task", "sequence-classification", "--input", "new.csv", "--max-length", "1"];
+    predict(&short, 2, &["--max-length"]);
+    // A run folder stands for the model that it ended with.
+    let by_run = succeeds(kiln(folder.path()).args(["predict", "run"]).args(task));
+    assert_eq!(by_run.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>(), found);
+    // To evaluate, the training data need not be here any more.
+    std::fs::remove_file(folder.path().join("train.csv")).unwrap();
+    let alone = succeeds(kiln(folder.path()).args(["eval", "config.toml"]));
+    assert!(alone.contains("'eval_accuracy': 1.0") && alone.contains("'eval_samples': 12"), "{alone}");
+    fails(kiln(folder.path()).args(["eval", "config.toml", "--model", "none"]), 3, &["none"]);
+}
+
+#[test]
+fn numbers() {
+    let folder = folder("regression", "jsonl", 40);
+    let row = |i: usize| format!("{{\"text\": \"a {} film\", \"label\": {}}}\n", ["good", "bad"][i % 2], 1 - i % 2);
+    for name in ["train.jsonl", "validation.jsonl"] {
+        std::fs::write(folder.path().join(name), (0..8).map(row).collect::<String>()).unwrap();
+    }
+    succeeds(kiln(folder.path()).args(["train", "config.toml"]));
+    let (row, again) = evaluations(folder.path());
+    same(&row, &again, &["eval_loss", "eval_mse", "eval_pearson", "eval_spearmanr"]);
+    let found = predictions(folder.path(), &["--task", "regression", "--input", "validation.jsonl"]);
+    let squares = found.iter().enumerate().map(|(i, prediction)| {
+        assert_eq!(prediction["index"], json!(i));
+        (prediction["value"].as_f64().unwrap() - (1 - i % 2) as f64).powi(2)
+    });
+    let mse = squares.sum::<f64>() / 8.0;
+    // f32 rounding of errors of order 1.
+    assert!((mse - again["eval_mse"].as_f64().unwrap()).abs() < 1e-5, "{mse}: {again}");
+}
+
+/// Contexts in which one of two animals sits in one of two places; the answer is the place.
+fn squad(questions: usize) -> Value {
+    let paragraph = |i: usize| {
+        let (animal, place) = (["cat", "dog"][i % 2], ["box", "tree"][i / 2 % 2]);
+        let context = format!("the {animal} is in the {place}");
+        let answer = json!({ "text": place, "answer_start": context.find(place).unwrap() });
+        let qas = json!([{ "id": format!("q{i}"), "question": format!("where is the {animal}"), "answers": [answer] }]);
+        json!({ "context": context, "qas": qas })
+    };
+    json!({ "version": "1.1", "data": [{ "title": "t", "paragraphs": (0..questions).map(paragraph).collect::<Vec<_>>() }] })
+}
+
+#[test]
+fn answers() {
+    let folder = folder("question-answering", "squad", 60);
+    let write = |name: &str, value: &Value| std::fs::write(folder.path().join(name), value.to_string()).unwrap();
+    write("train.json", &squad(12));
+    write("validation.json", &squad(4));
+    succeeds(kiln(folder.path()).args(["train", "config.toml"]));
+    let (row, again) = evaluations(folder.path());
+    same(&row, &again, &["eval_loss", "eval_exact_match", "eval_f1"]);
+    assert_eq!((&again["eval_exact_match"], &again["eval_f1"]), (&json!(100.0), &json!(100.0)), "{again}");
+
+    let found = predictions(folder.path(), &["--task", "question-answering", "--input", "validation.json"]);
+    for (i, prediction) in found.iter().enumerate() {
+        let place = ["box", "tree"][i / 2 % 2];
+        assert_eq!((&prediction["id"], &prediction["answer"]), (&json!(format!("q{i}")), &json!(place)));
+        assert_eq!(prediction["end"].as_u64().unwrap() - prediction["start"].as_u64().unwrap(), place.len() as u64);
+    }
+    // The same questions from a table.
+    let rows = squad(4)["data"][0]["paragraphs"].as_array().unwrap().clone();
+    let rows = rows.iter().map(|row| json!({ "q": row["qas"][0]["question"], "c": row["context"] }).to_string() + "\n");
+    std::fs::write(folder.path().join("new.jsonl"), rows.collect::<String>()).unwrap();
+    let columns = ["--text-column", "q", "--text-pair-column", "c"];
+    let args = [&["--task", "question-answering", "--input", "new.jsonl"][..], &columns].concat();
+    let from_table = predictions(folder.path(), &args);
+    let texts = |found: &[Value]| found.iter().map(|prediction| prediction["answer"].clone()).collect::<Vec<_>>();
+    assert_eq!(texts(&from_table), texts(&found));
+
+    let mut lying = squad(2);
+    lying["data"][0]["paragraphs"][1]["qas"][0]["answers"][0]["answer_start"] = json!(3);
+    write("train.json", &lying);
+    let mut train = kiln(folder.path());
+    train.args(["train", "config.toml", "--set", "run.output_dir=other"]);
+    fails(&mut train, 3, &["train.json: question q1", "is not in its context at character 3", "help: "]);
+    assert!(!folder.path().join("other").exists());
+}

@@ -1,0 +1,391 @@
+//! N + M steps equal N steps, a stop and M steps, bit for bit on the CPU, through the binary: weights, moments and rows.
+//! And what a resumed run refuses.
+
+use std::path::{Path, PathBuf};
+
+use crate::common::small_run::{copy, figures, seal, train, write};
+use crate::common::{fails, json, kiln, succeeds};
+
+fn same_run(a: &Path, b: &Path) {
+    assert_eq!(figures(a), figures(b));
+    for file in [
+        "model/model.safetensors",
+        "checkpoints/step-000014/model.safetensors",
+        "checkpoints/step-000014/optimizer.safetensors",
+    ] {
+        assert!(std::fs::read(a.join(file)).unwrap() == std::fs::read(b.join(file)).unwrap(), "{file} differs");
+    }
+}
+
+/// `run` after a crash between step 7 and the end: the last checkpoint is gone, the rows after step 7 are still there.
+fn crashed(folder: &Path) -> PathBuf {
+    let run = folder.join("crashed");
+    copy(&folder.join("run"), &run);
+    std::fs::remove_dir_all(run.join("checkpoints/step-000014")).unwrap();
+    std::fs::remove_dir_all(run.join("model")).unwrap();
+    run
+}
+
+fn continues_exactly(task: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), task);
+    succeeds(&mut train(folder.path(), "run", &[]));
+    let run = crashed(folder.path());
+    let stdout = succeeds(&mut train(folder.path(), "crashed", &["--resume"]));
+    assert!(stdout.contains("continuing after step 7 from"), "{stdout}");
+    same_run(&folder.path().join("run"), &run);
+    // From the plan that the run wrote, which states every default.
+    crashed(folder.path());
+    let mut from_plan = kiln(folder.path());
+    from_plan.args(["train", "run/plan.toml", "--resume", "--set", "run.output_dir=crashed"]);
+    succeeds(&mut from_plan);
+    same_run(&folder.path().join("run"), &run);
+}
+
+#[test]
+fn clm_continues_exactly() {
+    continues_exactly("clm");
+}
+
+#[test]
+fn mlm_continues_exactly() {
+    continues_exactly("mlm");
+}
+
+#[test]
+fn classification_continues_exactly() {
+    continues_exactly("sequence-classification");
+}
+
+#[test]
+fn regression_continues_exactly() {
+    continues_exactly("regression");
+}
+
+#[test]
+fn question_answering_continues_exactly() {
+    continues_exactly("question-answering");
+}
+
+/// The checkpoint after step 7 lies between the rows of steps 5 and 10.
+#[test]
+fn rows_over_several_steps_continue_exactly() {
+    for precision in ["f32", "f16"] {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), "clm");
+        let rows = ["--precision", precision, "--set", "trainer.logging_steps=5"];
+        succeeds(&mut train(folder.path(), "run", &rows));
+        let run = crashed(folder.path());
+        succeeds(train(folder.path(), "crashed", &rows).arg("--resume"));
+        same_run(&folder.path().join("run"), &run);
+        let every = ["--precision", precision, "--set", "trainer.logging_steps=1"];
+        succeeds(&mut train(folder.path(), "every", &every));
+        let loss = |run: &str| {
+            let rows = figures(&folder.path().join(run)).into_iter();
+            rows.filter_map(|row| Some((row["step"].as_u64()?, row["loss"].as_f64()?))).collect::<Vec<_>>()
+        };
+        let (every, windows) = (loss("every"), loss("crashed"));
+        assert_eq!(windows.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [5, 10, 14]);
+        for (range, (step, loss)) in [0..5, 5..10, 10..14].into_iter().zip(windows) {
+            let mean = every[range.clone()].iter().map(|(_, loss)| loss).sum::<f64>() / range.len() as f64;
+            assert!((loss / mean - 1.0).abs() < 1e-6, "{precision}, step {step}: {loss} is not {mean}");
+        }
+    }
+}
+
+#[test]
+fn damaged_checkpoints_are_skipped() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    succeeds(&mut train(folder.path(), "run", &[]));
+    let last = folder.path().join("run/checkpoints/step-000014");
+    type Damage = fn(&Path);
+    fn state(last: &Path, from: &str, to: &str) {
+        let file = last.join("state.json");
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert!(text.contains(from), "{from} in {text}");
+        std::fs::write(file, text.replacen(from, to, 1)).unwrap();
+    }
+    let damages: [(&str, Damage); 14] = [
+        ("does not match its checksum", |last| {
+            let file = last.join("optimizer.safetensors");
+            let mut bytes = std::fs::read(&file).unwrap();
+            *bytes.last_mut().unwrap() ^= 1;
+            std::fs::write(file, bytes).unwrap();
+        }),
+        ("bytes, expected", |last| {
+            let file = std::fs::File::options().write(true).open(last.join("model.safetensors")).unwrap();
+            file.set_len(100).unwrap();
+        }),
+        ("model.safetensors is missing", |last| std::fs::remove_file(last.join("model.safetensors")).unwrap()),
+        ("state.json", |last| std::fs::write(last.join("state.json"), "{\"step\": 1").unwrap()),
+        // One digit or word, each of them a run that is elsewhere or another.
+        ("state.json does not match", |last| state(last, "\"step\": 14", "\"step\": 13")),
+        ("state.json does not match", |last| state(last, "\"index\": 12", "\"index\": 11")),
+        ("state.json does not match", |last| state(last, "\"metrics_rows\": 1", "\"metrics_rows\": 0")),
+        ("state.json does not match", |last| state(last, "\"trainer.seed\": 42", "\"trainer.seed\": 43")),
+        ("state.sha256 is missing", |last| std::fs::remove_file(last.join("state.sha256")).unwrap()),
+        // Numbers that cannot be, in a file whose digest is right.
+        ("step: expected at most", |last| {
+            state(last, "\"step\": 14", "\"step\": 9223372036854775808");
+            seal(last);
+        }),
+        ("position.index: expected at most 20", |last| {
+            state(last, "\"index\": 12", "\"index\": 4294967296");
+            seal(last);
+        }),
+        ("is no name of a file", |last| {
+            state(last, "\"config.json\"", "\"../config.json\"");
+            state(last, "\"files\": {", "\"files\": {\"config.json\": {\"bytes\": 1, \"sha256\": \"\"},");
+            seal(last);
+        }),
+        ("it is the checkpoint of step 7", |last| {
+            std::fs::remove_dir_all(last).unwrap();
+            copy(&last.with_file_name("step-000007"), last);
+        }),
+        ("metrics.jsonl has 10", |last| {
+            let file = last.join("../../metrics.jsonl");
+            let text = std::fs::read_to_string(&file).unwrap();
+            std::fs::write(file, text.lines().take(10).map(|line| format!("{line}\n")).collect::<String>()).unwrap();
+        }),
+    ];
+    let whole = folder.path().join("whole");
+    copy(&last, &whole);
+    for (message, damage) in damages {
+        damage(&last);
+        let output = train(folder.path(), "run", &["--resume"]).output().unwrap();
+        let text = crate::common::text(&output);
+        assert!(output.status.success() && text.contains(message) && text.contains("after step 7"), "{text}");
+        let file = |run: &Path| std::fs::read(run.join("model.safetensors")).unwrap();
+        assert!(file(&last) == file(&whole), "{message}");
+    }
+    assert_eq!(std::fs::read_dir(folder.path().join("run/checkpoints")).unwrap().count(), 2, "nothing is left over");
+    // How the run stands is in its checkpoints: a damaged `status.json` is written again.
+    std::fs::write(folder.path().join("run/status.json"), "{").unwrap();
+    let output = train(folder.path(), "run", &["--resume"]).output().unwrap();
+    let text = crate::common::text(&output);
+    assert!(output.status.success() && text.contains("status.json: ") && text.contains("after step 14"), "{text}");
+    assert_eq!(json(&folder.path().join("run/status.json"))["status"], "Completed");
+}
+
+/// What is no checkpoint although it is called so is passed over, and is not removed either.
+#[cfg(unix)]
+#[test]
+fn what_is_no_checkpoint_is_passed_over_and_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    succeeds(&mut train(folder.path(), "run", &[]));
+    let last = folder.path().join("run/checkpoints/step-000014");
+    let weights = std::fs::read(last.join("model.safetensors")).unwrap();
+    for kind in ["file", "loop"] {
+        std::fs::remove_dir_all(&last).unwrap();
+        match kind {
+            "file" => std::fs::write(&last, "mine").unwrap(),
+            _ => std::os::unix::fs::symlink(&last, &last).unwrap(),
+        }
+        std::fs::write(folder.path().join("run/checkpoints/step-000099"), "mine too").unwrap();
+        let output = train(folder.path(), "run", &["--resume"]).output().unwrap();
+        let text = crate::common::text(&output);
+        assert!(output.status.success() && text.contains("continuing after step 7"), "{text}");
+        assert!(text.contains("step-000014 is damaged (state.json: "), "{text}");
+        assert!(std::fs::read(last.join("model.safetensors")).unwrap() == weights);
+    }
+    let kept = |name: &str| std::fs::read_to_string(last.with_file_name(name)).unwrap();
+    assert_eq!((kept("step-000014.kept-1"), kept("step-000099")), ("mine".into(), "mine too".into()));
+    assert!(last.with_file_name("step-000014.kept-2").is_symlink());
+}
+
+/// One number of one row of two thousand, and then of the data that the run is only evaluated on.
+#[test]
+fn a_change_anywhere_in_the_data_is_seen() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let rows = |changed: Option<usize>| {
+        let row =
+            |i: usize| format!("{{\"input_ids\": [{}, {}, 3]}}\n", i % 29 + 1, if changed == Some(i) { 30 } else { 2 });
+        (0..2000).map(row).collect::<String>()
+    };
+    let write = |name: &str, changed| std::fs::write(folder.path().join(name), rows(changed)).unwrap();
+    write("data.jsonl", None);
+    write("validation.jsonl", None);
+    let sets = ["--set", "data.validation=[\"validation.jsonl\"]", "--set", "trainer.eval_strategy=no"];
+    let sets =
+        [&sets[..], &["--set", "trainer.lr_scheduler_type=constant", "--set", "trainer.warmup_steps=0"]].concat();
+    let run = |steps: &str, more: &[&str]| {
+        let mut command = train(folder.path(), "run", &[&sets, more].concat());
+        command.args(["--set", &format!("trainer.max_steps={steps}")]);
+        command
+    };
+    succeeds(&mut run("1", &[]));
+    for changed in [1, 700, 1999] {
+        write("data.jsonl", Some(changed));
+        fails(&mut run("2", &["--resume"]), 2, &["content of the training data was"]);
+    }
+    write("data.jsonl", None);
+    write("validation.jsonl", Some(700));
+    let output = run("2", &["--resume"]).output().unwrap();
+    let text = crate::common::text(&output);
+    assert!(output.status.success() && text.contains("warning: the validation data have changed"), "{text}");
+}
+
+#[test]
+fn what_would_break_the_promise_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    succeeds(&mut train(folder.path(), "run", &["--set", "trainer.save_steps=5", "--set", "trainer.max_steps=9"]));
+    let before = std::fs::read(folder.path().join("run/metrics.jsonl")).unwrap();
+    for (set, part) in [
+        ("trainer.seed=7", "trainer.seed was 42 and is 7"),
+        ("trainer.per_device_train_batch_size=2", "examples in an optimizer step was 6 and is 4"),
+        ("trainer.gradient_accumulation_steps=1", "examples in an optimizer step was 6 and is 3"),
+        ("trainer.learning_rate=2e-3", "trainer.learning_rate was 0.001 and is 0.002"),
+        ("trainer.lr_scheduler_type=cosine", "trainer.lr_scheduler_type was \"linear\" and is \"cosine\""),
+        ("trainer.max_steps=20", "total steps was 9 and is 20"),
+        ("trainer.warmup_steps=2", "trainer.warmup_steps was 3 and is 2"),
+        ("model.n_layer=3", "model.n_layer was 2 and is 3"),
+        ("model.attn_pdrop=0.0", "model.attn_pdrop was 0.1 and is 0"),
+        ("data.sampler=sequential", "data.sampler was \"random\" and is \"sequential\""),
+        ("data.validation=\"10%\"", "data.validation was 0.2 and is 0.1"),
+    ] {
+        let mut command = train(folder.path(), "run", &["--resume", "--set", "trainer.max_steps=9", "--set", set]);
+        fails(&mut command, 2, &["of another run", part, "set these back"]);
+    }
+    let data = folder.path().join("data.jsonl");
+    let text = std::fs::read_to_string(&data).unwrap();
+    std::fs::write(&data, text.replace("[1,", "[2,")).unwrap();
+    let resume = ["--resume", "--set", "trainer.max_steps=9"];
+    fails(&mut train(folder.path(), "run", &resume), 2, &["content of the training data"]);
+    std::fs::write(&data, text).unwrap();
+    assert_eq!(std::fs::read(folder.path().join("run/metrics.jsonl")).unwrap(), before, "nothing was touched");
+
+    // What changes no weight may change.
+    for set in [
+        "trainer.logging_steps=2",
+        "trainer.save_total_limit=1",
+        "trainer.eval_strategy=epoch",
+        "trainer.max_minutes=9",
+    ] {
+        succeeds(train(folder.path(), "run", &resume).args(["--set", set]));
+    }
+    assert!(!folder.path().join("run/checkpoints/step-000020").exists());
+
+    let state = folder.path().join("run/checkpoints/step-000009/state.json");
+    let text = std::fs::read_to_string(&state).unwrap();
+    std::fs::write(&state, text.replace("\"format_version\": 2", "\"format_version\": 99")).unwrap();
+    seal(state.parent().unwrap());
+    fails(&mut train(folder.path(), "run", &resume), 3, &["format version 99", "reads version 2"]);
+    // The first version had no digest of its state.
+    std::fs::write(&state, text.replace("\"format_version\": 2", "\"format_version\": 1")).unwrap();
+    std::fs::remove_file(state.with_extension("sha256")).unwrap();
+    fails(&mut train(folder.path(), "run", &resume), 3, &["format version 1;", "reads version 2"]);
+}
+
+#[test]
+fn another_micro_batch_at_the_same_global_batch() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    // Dropout is drawn for each micro-batch, so without it nothing differs but the order of sums.
+    let no_dropout = ["resid_pdrop", "embd_pdrop", "attn_pdrop"].map(|name| format!("model.{name}=0.0"));
+    let sets = no_dropout.iter().flat_map(|set| ["--set", set]).collect::<Vec<_>>();
+    succeeds(&mut train(folder.path(), "run", &sets));
+    let run = crashed(folder.path());
+    let other = ["trainer.per_device_train_batch_size=6", "trainer.gradient_accumulation_steps=1"];
+    let other = other.iter().flat_map(|set| ["--set", set]);
+    succeeds(train(folder.path(), "crashed", &sets).args(other.clone()).arg("--resume"));
+    let (whole, resumed) = (figures(&folder.path().join("run")), figures(&run));
+    assert_eq!(whole.len(), resumed.len());
+    for (a, b) in whole.iter().zip(&resumed) {
+        assert_eq!((&a["step"], &a["epoch"], &a["samples"]), (&b["step"], &b["epoch"], &b["samples"]));
+        for name in ["loss", "eval_loss", "grad_norm"] {
+            let (Some(a), Some(b)) = (a[name].as_f64(), b[name].as_f64()) else { continue };
+            // Rounding of f32 sums, carried through seven steps of AdamW.
+            assert!((a - b).abs() <= 1e-4 * a.abs(), "{name}: {a} and {b}");
+        }
+    }
+
+    // Where the loss depends on how a step is cut, the cut is part of the promise.
+    write(folder.path(), "regression");
+    let cut = ["--set", "trainer.max_steps=3", "--set", "trainer.accumulation=transformers"];
+    succeeds(&mut train(folder.path(), "cut", &cut));
+    let mut command = train(folder.path(), "cut", &cut);
+    fails(command.arg("--resume").args(other), 2, &["trainer.per_device_train_batch_size was 3 and is 6"]);
+    let mut command = train(folder.path(), "cut", &cut[..2]);
+    fails(command.arg("--resume"), 2, &["trainer.accumulation was \"transformers\" and is not given"]);
+}
+
+#[test]
+fn a_constant_schedule_can_be_extended() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let constant = ["--set", "trainer.lr_scheduler_type=constant_with_warmup"];
+    succeeds(&mut train(folder.path(), "run", &constant));
+    succeeds(train(folder.path(), "short", &constant).args(["--set", "trainer.max_steps=7"]));
+    succeeds(train(folder.path(), "short", &constant).arg("--resume"));
+    let file = |run: &str| std::fs::read(folder.path().join(run).join("model/model.safetensors")).unwrap();
+    assert!(file("run") == file("short"));
+}
+
+#[test]
+fn a_complete_run_is_left_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    succeeds(&mut train(folder.path(), "run", &[]));
+    let state = || {
+        let files = ["metrics.jsonl", "all_results.json", "status.json", "trainer_state.json", "run.log", "plan.toml"];
+        files.map(|file| std::fs::read(folder.path().join("run").join(file)).unwrap())
+    };
+    let before = state();
+    let stdout = succeeds(&mut train(folder.path(), "run", &["--resume"]));
+    assert!(stdout.contains("complete after step 14, nothing to continue"), "{stdout}");
+    assert!(stdout.contains("'train_runtime'"), "{stdout}");
+    assert!(state() == before);
+}
+
+/// The system's clock was set back between two processes of a run: what they wrote lies in the future.
+#[test]
+fn a_clock_that_went_back_does_not_matter() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    succeeds(&mut train(folder.path(), "run", &[]));
+    let run = crashed(folder.path());
+    let year_2100 = std::time::UNIX_EPOCH + std::time::Duration::from_secs(4_102_444_800);
+    let mut status = json(&run.join("status.json"));
+    status["started_at"] = 4_102_444_800.0.into();
+    status["written_at"] = 4_102_444_900.0.into();
+    std::fs::write(run.join("status.json"), status.to_string()).unwrap();
+    let mut folders = vec![run.clone()];
+    while let Some(inner) = folders.pop() {
+        for entry in std::fs::read_dir(inner).unwrap() {
+            let entry = entry.unwrap();
+            if entry.file_type().unwrap().is_dir() {
+                folders.push(entry.path());
+            } else {
+                let file = std::fs::File::options().append(true).open(entry.path()).unwrap();
+                file.set_modified(year_2100).unwrap();
+            }
+        }
+    }
+    succeeds(&mut train(folder.path(), "crashed", &["--resume"]));
+    same_run(&run, &folder.path().join("run"));
+    let seconds = json(&run.join("status.json"))["seconds"].as_f64().unwrap();
+    assert!((0.0..3600.0).contains(&seconds), "{seconds}");
+}
+
+#[test]
+fn without_a_checkpoint_it_begins_and_a_foreign_folder_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    succeeds(&mut train(folder.path(), "run", &["--resume", "--set", "trainer.max_steps=3"]));
+    assert!(folder.path().join("run/model/config.json").is_file());
+    // What a run without a whole checkpoint has left is not replaced by a run that was to continue it.
+    std::fs::remove_dir_all(folder.path().join("run/checkpoints")).unwrap();
+    let before = std::fs::read(folder.path().join("run/model/model.safetensors")).unwrap();
+    let resume = ["--resume", "--set", "trainer.max_steps=3"];
+    fails(&mut train(folder.path(), "run", &resume), 3, &["no whole checkpoint to continue from", "overwrite"]);
+    assert!(std::fs::read(folder.path().join("run/model/model.safetensors")).unwrap() == before);
+    let foreign = folder.path().join("foreign");
+    std::fs::create_dir(&foreign).unwrap();
+    std::fs::write(foreign.join("thesis.txt"), "dear").unwrap();
+    fails(&mut train(folder.path(), "foreign", &["--resume"]), 2, &["holds no run of Kiln's"]);
+    assert_eq!(std::fs::read_dir(&foreign).unwrap().count(), 1);
+}

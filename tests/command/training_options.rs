@@ -1,0 +1,353 @@
+//! What `[trainer]` says about the update and the loss, through the binary: every optimizer trains and continues from a
+//! checkpoint bit for bit, what is frozen stays as it was, class weights and label smoothing reach the loss of training and
+//! no evaluation. The formulas are tested in `src/optim/tests.rs` and `src/task/loss.rs`. Then Hugging Face's arguments: what
+//! each changes in a run, and whole files of them.
+
+use std::path::Path;
+
+use crate::common::small_run::{copy, train, write};
+use crate::common::{fails, kiln, rows, succeeds, tensors, train_rows};
+
+/// Every name of `trainer.optim`, with arguments where it takes some, and a learning rate that suits it.
+const OPTIMIZERS: [(&str, &str, &str); 8] = [
+    ("adamw_torch", "", "1e-2"),
+    ("adam", "", "1e-2"),
+    ("sgd", "", "0.5"),
+    ("sgd", "momentum=0.9,nesterov=true", "0.1"),
+    ("adafactor", "scale_parameter=true,beta1=0.9", "0.1"),
+    ("lion", "", "2e-3"),
+    ("lamb", "", "5e-2"),
+    ("muon", "adjust_lr_fn=original", "1e-2"),
+];
+
+fn bytes(run: &Path, file: &str) -> Vec<u8> {
+    std::fs::read(run.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
+}
+
+#[test]
+fn every_optimizer_learns_and_continues_exactly() {
+    for (optim, args, lr) in OPTIMIZERS {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), "clm");
+        let settings = [format!("trainer.optim={optim}"), format!("trainer.learning_rate={lr}")];
+        let mut more = settings.iter().flat_map(|setting| ["--set", setting]).collect::<Vec<_>>();
+        let args = format!("trainer.optim_args={args}");
+        more.extend(["--set", "model.resid_pdrop=0.0", "--set", &args]);
+        succeeds(&mut train(folder.path(), "run", &more));
+        let run = folder.path().join("run");
+        let losses = train_rows(&run).iter().map(|row| row["loss"].as_f64().unwrap()).collect::<Vec<_>>();
+        let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+        let (first, last) = (mean(&losses[..4]), mean(&losses[10..]));
+        assert!(last < first, "{optim} {args}: {first} to {last}");
+
+        let crashed = folder.path().join("crashed");
+        copy(&run, &crashed);
+        std::fs::remove_dir_all(crashed.join("checkpoints/step-000014")).unwrap();
+        std::fs::remove_dir_all(crashed.join("model")).unwrap();
+        more.push("--resume");
+        let stdout = succeeds(&mut train(folder.path(), "crashed", &more));
+        assert!(stdout.contains("continuing after step 7"), "{stdout}");
+        for file in ["model/model.safetensors", "checkpoints/step-000014/optimizer.safetensors"] {
+            assert!(bytes(&run, file) == bytes(&crashed, file), "{optim} {args}: {file}");
+        }
+        let other = ["--resume", "--set", "trainer.optim=adamw", "--set", "trainer.optim_args={}"];
+        if optim != "adamw_torch" {
+            fails(&mut train(folder.path(), "crashed", &other), 2, &["of another run", "trainer.optim was"]);
+        }
+    }
+}
+
+#[test]
+fn frozen_tensors_stay_as_they_were() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "sequence-classification");
+    let more = [
+        "--set",
+        "trainer.freeze_layers=1",
+        "--set",
+        "trainer.freeze=[\"*pooler*\"]",
+        "--set",
+        "trainer.layer_wise_lr_decay=0.5",
+        "--set",
+        "trainer.save_steps=1",
+    ];
+    let stdout = succeeds(&mut train(folder.path(), "run", &more));
+    assert!(stdout.contains("are frozen"), "{stdout}");
+    assert!(stdout.contains("head 1.0000, layer 1 0.5000, layer 0 0.2500, embeddings 0.1250"), "{stdout}");
+    let run = folder.path().join("run");
+    let of = |step: usize| tensors(&run.join(format!("checkpoints/step-{step:06}/model.safetensors")));
+    // The warm-up's first step has rate 0, so nothing has moved after it.
+    let (first, last) = (of(1), of(14));
+    for (name, values) in &first {
+        let frozen = ["embeddings", "layer.0.", "pooler"].iter().any(|part| name.contains(part));
+        assert_eq!(values == &last[name], frozen, "{name}");
+    }
+    let state = tensors(&run.join("checkpoints/step-000014/optimizer.safetensors"));
+    assert!(state.contains_key("classifier.weight.exp_avg"));
+    assert!(state.keys().all(|name| !["embeddings", "layer.0.", "pooler"].iter().any(|part| name.contains(part))));
+
+    // Frozen stays frozen when the run is taken up again.
+    std::fs::remove_dir_all(run.join("checkpoints/step-000014")).unwrap();
+    std::fs::remove_dir_all(run.join("model")).unwrap();
+    succeeds(train(folder.path(), "run", &more).arg("--resume"));
+    assert_eq!(of(14), last);
+}
+
+#[test]
+fn the_loss_of_training_is_weighted_and_smoothed_and_that_of_evaluation_is_smoothed() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "sequence-classification");
+    // The first step: nothing has been learned, so evaluation after a step with rate 0 sees the same weights.
+    let first = |run: &str, set: &str| {
+        let base = ["--set", "trainer.max_steps=1", "--set", "trainer.warmup_steps=1", "--set", "model.num_labels=3"];
+        let mut command = train(folder.path(), run, &base);
+        let stdout = succeeds(command.args(["--set", set]));
+        let rows = rows(&folder.path().join(run));
+        let number = |key: &str| rows.iter().find_map(|row| row.get(key)).unwrap().as_f64().unwrap();
+        (number("loss"), number("eval_loss"), stdout)
+    };
+    let (plain, evaluated, _) = first("plain", "trainer.label_smoothing_factor=0.0");
+    let (doubled, same, _) = first("doubled", "trainer.class_weights=[2, 2, 2]");
+    // Every term and the divisor twice: the same but for the order of roundings.
+    assert!((plain - doubled).abs() < 1e-6 * plain, "{plain} is not {doubled}");
+    assert_eq!(evaluated, same);
+    let (weighted, same, stdout) = first("weighted", "trainer.class_weights=[1, 5, 0.1]");
+    assert!((plain - weighted).abs() > 1e-4, "{plain} {weighted}");
+    assert_eq!(evaluated, same);
+    assert!(stdout.contains("class weights [1.0, 5.0, 0.1], not in eval_loss"), "{stdout}");
+    let (smoothed, other, _) = first("smoothed", "trainer.label_smoothing_factor=0.5");
+    assert!((plain - smoothed).abs() > 1e-4, "{plain} {smoothed}");
+    assert!((evaluated - other).abs() > 1e-4, "{evaluated} {other}");
+    for (set, part) in [
+        ("trainer.class_weights=[1, 2]", "trainer.class_weights: expected 3 weights"),
+        ("trainer.class_weights=[1, 2, 0]", "trainer.class_weights: expected numbers above 0, got 0"),
+        ("trainer.label_smoothing_factor=1", "trainer.label_smoothing_factor: expected a number from 0 to below 1"),
+    ] {
+        let labels = ["--set", "model.num_labels=3", "--set", set];
+        fails(&mut train(folder.path(), "no", &labels), 2, &[part]);
+    }
+}
+
+/// Perplexity is the exponential of the negative log-likelihood, which smoothing is not; and `kiln eval` computes what a run
+/// does.
+#[test]
+fn the_perplexity_of_a_smoothed_model_is_that_of_its_text() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let evaluation = |run: &str, smoothing: &str| {
+        // The only step has rate 0.
+        let smoothing = format!("trainer.label_smoothing_factor={smoothing}");
+        let sets = ["--set", "trainer.max_steps=1", "--set", "trainer.warmup_steps=1", "--set", &smoothing];
+        succeeds(&mut train(folder.path(), run, &sets));
+        let mut eval = kiln(folder.path());
+        let model = folder.path().join(run).join("model");
+        eval.args(["eval", "config.toml", "--out", "eval.json", "--set", &smoothing, "--model"]).arg(model);
+        succeeds(&mut eval);
+        let rows = rows(&folder.path().join(run));
+        let row = rows.into_iter().find(|row| row.get("eval_loss").is_some()).unwrap();
+        let again = crate::common::json(&folder.path().join("eval.json"));
+        ["eval_loss", "eval_perplexity"].map(|name| {
+            assert_eq!(row[name], again[name], "{name}");
+            row[name].as_f64().unwrap()
+        })
+    };
+    let ([plain, perplexity], [smoothed, same]) = (evaluation("plain", "0.0"), evaluation("smoothed", "0.3"));
+    assert!((plain - smoothed).abs() > 1e-4, "{plain} {smoothed}");
+    assert_eq!(perplexity, same);
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    for (set, parts) in [
+        ("trainer.optim=adamx", &["trainer.optim: unknown optimizer `adamx`", "did you mean `adam`?"][..]),
+        ("trainer.optim=lion_8bit", &["`lion_8bit` is not supported", "use `lion_32bit`"]),
+        ("trainer.optim_args=momentum=0.9", &["the optimizer `adamw_torch` has no argument `momentum`"]),
+        ("trainer.optim_args=momentm=0.9", &["trainer.optim_args.momentm: unknown key", "did you mean `momentum`?"]),
+        ("trainer.optim_args=0.9", &["trainer.optim_args: expected a table", "got float"]),
+        ("trainer.optim_args=fast", &["trainer.optim_args: expected key=value, got `fast`"]),
+        ("trainer.freeze=transformer.hh.*", &["no tensor of the model fits \"transformer.hh.*\"", "transformer.wte"]),
+        ("trainer.freeze_layers=3", &["trainer.freeze_layers: the model has 2 layers, got 3"]),
+        ("trainer.layer_wise_lr_decay=1.5", &["expected a number above 0 and at most 1, got 1.5"]),
+    ] {
+        fails(&mut train(folder.path(), "run", &["--set", set]), 2, parts);
+        assert!(!folder.path().join("run").exists(), "{set}");
+    }
+}
+
+/// `--set trainer.NAME=VALUE` for each.
+fn set<'a>(settings: &[&'a str]) -> Vec<&'a str> {
+    settings.iter().flat_map(|setting| ["--set", *setting]).collect()
+}
+
+/// The steps of rows that have `name`, but not of the summary.
+fn steps_with(run: &Path, name: &str) -> Vec<u64> {
+    let found = rows(run).into_iter().filter(|row| row.get(name).is_some() && row.get("train_runtime").is_none());
+    found.map(|row| row["step"].as_u64().unwrap()).collect()
+}
+
+/// Four optimizer steps are an epoch of `small_run`: 20 rows in micro-batches of 3, accumulated by two.
+#[test]
+fn rows_and_evaluations_come_when_they_are_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let run = |name: &str, settings: &[&str]| {
+        let stdout = succeeds(&mut train(folder.path(), name, &set(settings)));
+        (folder.path().join(name), stdout)
+    };
+    let (by_epoch, _) = run("epoch", &["trainer.logging_strategy=epoch", "trainer.eval_delay=7"]);
+    assert_eq!(steps_with(&by_epoch, "loss"), [4, 8, 12, 14]);
+    assert_eq!(steps_with(&by_epoch, "eval_loss"), [9, 12, 14]);
+    let (silent, stdout) =
+        run("no", &["trainer.logging_strategy=no", "trainer.eval_strategy=epoch", "trainer.eval_delay=2"]);
+    assert!(steps_with(&silent, "loss").is_empty() && !stdout.contains("'loss'"), "{stdout}");
+    assert_eq!(steps_with(&silent, "eval_loss"), [8, 12, 14]);
+    let (once, _) = run("once", &["trainer.eval_strategy=no", "trainer.do_eval=true", "trainer.max_steps=3"]);
+    assert_eq!(steps_with(&once, "eval_loss"), [3]);
+    let (late, _) = run("late", &["trainer.eval_delay=20", "trainer.max_steps=3"]);
+    assert!(steps_with(&late, "eval_loss").is_empty());
+
+    let (_, quiet) = run("quiet", &["trainer.log_level=error", "trainer.max_steps=3", "trainer.run_name=one"]);
+    assert!(quiet.lines().all(|line| line.starts_with('{')), "{quiet}");
+    let described = succeeds(kiln(folder.path()).args(["describe", "quiet"]));
+    assert!(described.contains("name           one"), "{described}");
+    let again = ["trainer.overwrite_output_dir=true", "trainer.max_steps=4", "trainer.output_dir=quiet"];
+    let (quiet, _) = run("quiet", &again);
+    assert_eq!(steps_with(&quiet, "loss"), [1, 2, 3, 4]);
+    let constant = ["trainer.lr_scheduler_type=constant", "trainer.max_steps=3"];
+    let (flat, stdout) = run("flat", &constant);
+    assert!(stdout.contains("warmup_steps = 3: the schedule `constant` has no warm-up"), "{stdout}");
+    assert!(train_rows(&flat).iter().all(|row| row["learning_rate"] == 1e-3));
+    let (_, compiled) = run("compiled", &["trainer.torch_compile=true", "trainer.max_steps=3"]);
+    assert!(compiled.contains("compiled engine"), "{compiled}");
+}
+
+#[test]
+fn without_training_a_model_is_evaluated_and_rows_are_predicted() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let only = set(&["trainer.do_train=false"]);
+    let untrained = succeeds(&mut train(folder.path(), "run", &only));
+    assert!(untrained.contains("no training; evaluating random weights") && untrained.contains("'eval_loss'"));
+    assert!(!folder.path().join("run").exists(), "an evaluation writes nothing");
+    succeeds(&mut train(folder.path(), "run", &[]));
+    let before = bytes(&folder.path().join("run"), "metrics.jsonl");
+    let trained = succeeds(&mut train(folder.path(), "run", &only));
+    assert!(trained.contains("evaluating run/model"), "{trained}");
+    let last = rows(&folder.path().join("run")).into_iter().rfind(|row| row.get("eval_loss").is_some()).unwrap();
+    assert!(trained.contains(&format!("'eval_loss': {}", last["eval_loss"])), "{trained}");
+    assert!(bytes(&folder.path().join("run"), "metrics.jsonl") == before);
+
+    let table: String = (0..8).map(|row| format!("{} words,{}\n", ["good", "bad"][row % 2], row % 2)).collect();
+    std::fs::write(folder.path().join("train.csv"), format!("text,label\n{table}")).unwrap();
+    std::fs::write(folder.path().join("test.csv"), "text\ngood\nbad\ngood words\n").unwrap();
+    let tokenizer = folder.path().join("tokenizer");
+    std::fs::create_dir(&tokenizer).unwrap();
+    std::fs::write(tokenizer.join("vocab.txt"), "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ngood\nbad\nwords\n").unwrap();
+    let config = "[model]\nkind = \"bert\"\nnum_hidden_layers = 1\nnum_attention_heads = 2\nhidden_size = 8\n\
+                  intermediate_size = 16\nmax_position_embeddings = 16\n[data]\ntask = \"sequence-classification\"\n\
+                  format = \"csv\"\ntrain = \"train.csv\"\ntest = \"test.csv\"\n[tokenizer]\nfrom = \"tokenizer\"\n\
+                  [trainer]\nmax_steps = 2\ndo_predict = true\n[device]\nkind = \"cpu\"\n";
+    std::fs::write(folder.path().join("config.toml"), config).unwrap();
+    let said = ["no model to predict with", "model.from"];
+    fails(&mut train(folder.path(), "labels", &only), 2, &said);
+    fails(
+        &mut train(folder.path(), "labels", &set(&["data.test=none.csv"])),
+        3,
+        &["data.test: none.csv: no such file"],
+    );
+    succeeds(&mut train(folder.path(), "labels", &[]));
+    let predicted = bytes(&folder.path().join("labels"), "predict_results.jsonl");
+    assert_eq!(String::from_utf8_lossy(&predicted).lines().count(), 3);
+    succeeds(
+        kiln(folder.path())
+            .args(["predict", "labels", "--input", "test.csv", "--out", "p.jsonl"])
+            .args(["--task", "sequence-classification"]),
+    );
+    assert!(bytes(folder.path(), "p.jsonl") == predicted);
+    succeeds(&mut train(folder.path(), "labels", &only));
+    assert!(bytes(&folder.path().join("labels"), "predict_results.jsonl") == predicted);
+}
+
+#[test]
+fn a_checkpoint_can_be_named_and_may_hold_the_model_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let run = folder.path().join("run");
+    succeeds(&mut train(folder.path(), "run", &[]));
+    let model = bytes(&run, "model/model.safetensors");
+    let from = |path: &str| format!("trainer.resume_from_checkpoint={path}");
+    let stdout = succeeds(&mut train(folder.path(), "run", &set(&[&from("run/checkpoints/step-000007")])));
+    assert!(stdout.contains("continuing after step 7"), "{stdout}");
+    assert!(bytes(&run, "model/model.safetensors") == model);
+    let plan = std::fs::read_to_string(run.join("plan.toml")).unwrap();
+    assert!(!plan.contains("resume_from_checkpoint"), "{plan}");
+    for (path, part) in [("run/checkpoints/step-000005", "it has step-000007, step-000014"), ("data.jsonl", "it has")] {
+        let parts = ["run.resume_from_checkpoint: expected a checkpoint of this run", part];
+        fails(&mut train(folder.path(), "run", &set(&[&from(path)])), 2, &parts);
+    }
+
+    let small = ["trainer.save_only_model=true", "trainer.save_steps=4", "trainer.load_best_model_at_end=true"];
+    let small = [&small[..], &["trainer.eval_steps=4"]].concat();
+    succeeds(&mut train(folder.path(), "small", &set(&small)));
+    let step = folder.path().join("small/checkpoints/step-000004");
+    assert!(step.join("model.safetensors").is_file() && !step.join("optimizer.safetensors").exists());
+    let path = from("small/checkpoints/step-000004");
+    let named = [&small[..], &[&path]].concat();
+    fails(&mut train(folder.path(), "small", &set(&named)), 3, &["has the model alone (trainer.save_only_model)"]);
+    let resumed = [set(&small), vec!["--resume"]].concat();
+    fails(&mut train(folder.path(), "small", &resumed), 3, &["has the model alone", "no whole checkpoint"]);
+    // Its weights are there to begin another run with.
+    let weights = ["model.from=small/checkpoints/step-000004", "trainer.max_steps=3"];
+    let other = std::fs::read_to_string(folder.path().join("config.toml")).unwrap();
+    let model = other.find("kind = \"gpt2\"").unwrap()..other.find("[data]").unwrap();
+    std::fs::write(folder.path().join("config.toml"), other.replace(&other[model], "")).unwrap();
+    succeeds(&mut train(folder.path(), "other", &set(&weights)));
+    std::fs::write(folder.path().join("config.toml"), other).unwrap();
+
+    // A run that is stopped can go on all the same.
+    let stopped = [set(&small), vec!["--stop-after", "6"]].concat();
+    succeeds(&mut train(folder.path(), "stopped", &stopped));
+    assert!(folder.path().join("stopped/checkpoints/step-000006/optimizer.safetensors").is_file());
+    let stdout = succeeds(&mut train(folder.path(), "stopped", &resumed));
+    assert!(stdout.contains("continuing after step 6"), "{stdout}");
+}
+
+/// The files that transformers 5.23 and 4.57 wrote, whole.
+#[test]
+fn files_of_hugging_faces_arguments_are_taken_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = write(folder.path(), "clm");
+    for release in ["5.23", "4.57"] {
+        let path = format!("{}/tests/fixtures/training_arguments_{release}.json", env!("CARGO_MANIFEST_DIR"));
+        let cases = &crate::common::json(Path::new(&path))["cases"];
+        for (case, args) in cases.as_object().unwrap() {
+            let (file, run) = (format!("{case}.json"), format!("trainer.output_dir={case}-{release}"));
+            std::fs::write(folder.path().join(&file), serde_json::to_string_pretty(args).unwrap()).unwrap();
+            let mut plan = kiln(folder.path());
+            let plan = succeeds(plan.args(["plan"]).arg(&config).args(["--hf-args", &file]));
+            assert!(plan.contains("output         out\nno effect"), "{plan}");
+            assert!(plan.contains("arguments that ask for nothing"), "{plan}");
+            let mut train = kiln(folder.path());
+            train.args(["train"]).arg(&config).args(["--hf-args", &file, "--set", &run]);
+            succeeds(&mut train);
+        }
+    }
+    let clm = folder.path().join("run_clm-5.23");
+    assert_eq!(steps_with(&clm, "loss"), [2, 4, 6]);
+    assert_eq!(steps_with(&clm, "eval_loss"), [3, 6]);
+    assert!(!clm.join("checkpoints/step-000003/optimizer.safetensors").exists());
+    let glue = folder.path().join("run_glue-4.57");
+    assert!(glue.join("tensorboard").is_dir());
+    assert_eq!(steps_with(&glue, "eval_loss"), [5, 10]);
+
+    std::fs::write(folder.path().join("bad.json"), "{\n  \"push_to_hub\": true\n}").unwrap();
+    let bad = ["plan", "config.toml", "--hf-args", "bad.json"];
+    fails(kiln(folder.path()).args(bad), 2, &["bad.json:2: trainer.push_to_hub", "upload the folder model/"]);
+    fails(
+        kiln(folder.path()).args(["plan", "config.toml", "--hf-args", "."]),
+        2,
+        &["expected a JSON file, got a folder"],
+    );
+}

@@ -1,0 +1,79 @@
+//! RoBERTa and DistilBERT through the binary: trained from `model.kind` with fields of their own, and from a folder that
+//! transformers wrote; what is saved has their names. Their logits are tested in `tests/oracle/forward.rs`.
+
+use std::path::Path;
+
+use crate::common::{fails, fixture, json, kiln, succeeds, tensors};
+
+const ROBERTA: &str = "kind = \"roberta\"\nnum_hidden_layers = 1\nnum_attention_heads = 2\nhidden_size = 8\n\
+                       intermediate_size = 16\nmax_position_embeddings = 10\ntype_vocab_size = 1\nvocab_size = 131\n";
+const DISTILBERT: &str = "kind = \"distilbert\"\nn_layers = 1\nn_heads = 2\ndim = 8\nhidden_dim = 16\n\
+                          max_position_embeddings = 8\nvocab_size = 131\n";
+
+fn train(folder: &Path, model: &str, task: &str) -> std::process::Command {
+    let row = |i: usize| match task {
+        "mlm" => format!("{{\"input_ids\": [5, {}, 7, 8], \"labels\": [-100, 9, -100, 3]}}\n", 9 + i),
+        _ => format!("{{\"input_ids\": [5, {}, 7, 8], \"labels\": {}}}\n", 9 + i, i % 3),
+    };
+    std::fs::write(folder.join("data.jsonl"), (0..12).map(row).collect::<String>()).unwrap();
+    let config = format!(
+        "[run]\noutput_dir = \"run\"\non_existing = \"overwrite\"\n[model]\n{model}\n[data]\ntask = \"{task}\"\nformat = \
+         \"tokenized\"\ntrain = \"data.jsonl\"\n[trainer]\nmax_steps = 2\n[device]\nkind = \"cpu\"\n"
+    );
+    std::fs::write(folder.join("config.toml"), config).unwrap();
+    let mut command = kiln(folder);
+    command.args(["train", "config.toml"]);
+    command
+}
+
+#[test]
+fn variants_are_trained_and_saved_under_their_own_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let from = |case: &str| format!("from = {:?}", fixture(case).join("model"));
+    for (model, task, kind, architecture, tensor) in [
+        (ROBERTA.to_string(), "mlm", "roberta", "RobertaForMaskedLM", "lm_head.layer_norm.weight"),
+        (DISTILBERT.to_string(), "mlm", "distilbert", "DistilBertForMaskedLM", "vocab_transform.weight"),
+        (
+            format!("{DISTILBERT}num_labels = 3"),
+            "sequence-classification",
+            "distilbert",
+            "DistilBertForSequenceClassification",
+            "pre_classifier.weight",
+        ),
+        (from("roberta-mlm"), "mlm", "roberta", "RobertaForMaskedLM", "roberta.embeddings.LayerNorm.weight"),
+        // Another head than the folder's: it is new, and the folder's is left out.
+        (
+            format!("{}\nnum_labels = 3", from("roberta-mlm")),
+            "sequence-classification",
+            "roberta",
+            "RobertaForSequenceClassification",
+            "classifier.out_proj.weight",
+        ),
+        (
+            from("distilbert-classification"),
+            "sequence-classification",
+            "distilbert",
+            "DistilBertForSequenceClassification",
+            "distilbert.transformer.layer.0.ffn.lin1.weight",
+        ),
+    ] {
+        succeeds(&mut train(folder.path(), &model, task));
+        let saved = folder.path().join("run/model");
+        let config = json(&saved.join("config.json"));
+        assert_eq!((&config["model_type"], &config["architectures"][0]), (&kind.into(), &architecture.into()));
+        let weights = tensors(&saved.join("model.safetensors"));
+        assert!(weights.contains_key(tensor), "{tensor} is not in {:?}", weights.keys());
+        assert_eq!(weights.keys().any(|name| name.contains("token_type")), kind == "roberta");
+    }
+}
+
+#[test]
+fn fields_of_another_family_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = format!("{DISTILBERT}type_vocab_size = 2");
+    fails(&mut train(folder.path(), &model, "mlm"), 2, &["unknown field \"type_vocab_size\" for distilbert"]);
+    let model = ROBERTA.replace("max_position_embeddings = 10", "max_position_embeddings = 5");
+    fails(&mut train(folder.path(), &model, "mlm"), 3, &["4", "3"]);
+    let model = ROBERTA.replace("roberta", "roburta");
+    fails(&mut train(folder.path(), &model, "mlm"), 2, &["did you mean `roberta`?"]);
+}

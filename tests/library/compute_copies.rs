@@ -1,0 +1,136 @@
+//! Narrow copies of the weights: a step casts a weight once, however many products use it, and computes to the bit what it
+//! computes when every product casts its own.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::{GradientsAccumulator, GradientsParams};
+use burn::tensor::{Device, FloatDType, Tensor};
+use kiln::base::reads::read_values;
+use kiln::config::ActivationCheckpointing;
+use kiln::config::Task;
+use kiln::data::{Batch, Labels};
+use kiln::optim::backward::{DropoutSeed, GradientPass};
+use kiln::optim::gradient::{global_norm, scale_and_norm};
+use kiln::optim::{Optimizer, OptimizerConfig, ParameterGroups};
+use kiln::task::{DeviceBatch, LossOptions};
+use kiln_models::config::ModelType;
+use kiln_models::copies::Counts;
+use kiln_models::{Compute, Model, ModelConfig, Ops};
+use serde_json::json;
+
+const STEPS: u64 = 3;
+const MICRO_BATCHES: u64 = 2;
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    task: Task,
+    ops: Ops,
+    dtype: FloatDType,
+    checkpointing: ActivationCheckpointing,
+}
+
+fn model(case: Case, device: &Device) -> Model {
+    let (kind, fields) = match case.task {
+        Task::Clm => {
+            (ModelType::Gpt2, json!({"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 32, "n_positions": 8}))
+        }
+        _ => (
+            ModelType::Bert,
+            json!({"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 32,
+                "intermediate_size": 32, "max_position_embeddings": 8}),
+        ),
+    };
+    device.seed(3);
+    let config = ModelConfig::from_fields(kind, fields.as_object().unwrap()).unwrap();
+    let model = Model::new(&config, case.task.head(), device).unwrap();
+    model.with_compute(Compute::new(case.ops, case.dtype))
+}
+
+fn batch(case: Case, device: &Device) -> DeviceBatch {
+    let ids = (0..24).map(|i| i * 7 % 31).collect::<Vec<_>>();
+    let labels = match case.task {
+        Task::SequenceClassification => Labels::Classes(vec![0, 1, 1]),
+        _ => Labels::Tokens(ids.clone()),
+    };
+    let (attention_mask, token_type_ids) = (None, None);
+    let batch = Batch {
+        rows: 3,
+        examples: 3,
+        seq_len: 8,
+        input_ids: ids,
+        attention_mask,
+        token_type_ids,
+        labels,
+        num_tokens: 24,
+    };
+    DeviceBatch::new(case.task, &batch, device).unwrap()
+}
+
+struct Read(Vec<Vec<f32>>);
+
+impl ModuleVisitor for Read {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.push(read_values(param.val()).unwrap());
+    }
+}
+
+/// Losses and final weights of a few steps, and what the copies were good for.
+fn train(case: Case, with_copies: bool) -> (Vec<Vec<f32>>, Counts) {
+    let device = match case.checkpointing {
+        ActivationCheckpointing::Balanced => Device::flex().autodiff().gradient_checkpointing(),
+        _ => Device::flex().autodiff(),
+    };
+    let mut model = model(case, &device);
+    model.visit(&mut Read(Vec::new())); // draws the weights
+    let mut optimizer =
+        Optimizer::new(OptimizerConfig::default(), &ParameterGroups::new(0.01), &model).with_ops(model.ops());
+    let batch = batch(case, &device);
+    let mut values = Vec::new();
+    for step in 0..STEPS {
+        let mut accumulator = GradientsAccumulator::new();
+        for micro in 0..MICRO_BATCHES {
+            let pass = GradientPass {
+                seed: DropoutSeed::Host(step * MICRO_BATCHES + micro),
+                checkpointing: case.checkpointing,
+                options: &LossOptions::default(),
+                copies: with_copies.then(|| optimizer.copies()),
+            };
+            let (loss, grads) = pass.run(&model, &batch, |loss| loss).unwrap();
+            values.push(read_values(loss).unwrap());
+            accumulator.accumulate(&model, grads);
+        }
+        let grads: GradientsParams = accumulator.grads();
+        let (scale, _) = scale_and_norm(global_norm(&model, &grads, model.ops()), 48.0, Some(1.0));
+        model = optimizer.step(model, grads, &scale, 1e-2);
+        assert_eq!(optimizer.copies().leaves().len(), 0, "an update forgets the copies");
+    }
+    let mut read = Read(values);
+    model.visit(&mut read);
+    (read.0, optimizer.copies().counts())
+}
+
+#[test]
+fn a_step_casts_a_weight_once_and_computes_the_same() {
+    let _alone = crate::one_at_a_time();
+    let fused = Ops::fused(&Device::flex()).unwrap();
+    for task in [Task::Clm, Task::Mlm, Task::SequenceClassification] {
+        for ops in [Ops::Plain, fused] {
+            for dtype in [FloatDType::BF16, FloatDType::F16] {
+                for checkpointing in
+                    [ActivationCheckpointing::None, ActivationCheckpointing::Balanced, ActivationCheckpointing::Blocks]
+                {
+                    let case = Case { task, ops, dtype, checkpointing };
+                    let ((plain, none), (kept, counts)) = (train(case, false), train(case, true));
+                    assert!(plain == kept, "{case:?}: losses or weights differ");
+                    assert_eq!(none, Counts::default());
+                    // Products with a weight: GPT-2 has 4 a layer and the tied vocabulary; BERT 6 a layer, the transform and
+                    // the tied vocabulary of masked words, or pooler and classifier.
+                    let matrices = if task == Task::Clm { 2 * 4 + 1 } else { 2 * 6 + 2 };
+                    let in_layers = if task == Task::Clm { 8 } else { 12 };
+                    assert_eq!(counts.casts, STEPS * matrices, "{case:?}");
+                    let again = if checkpointing == ActivationCheckpointing::Blocks { in_layers } else { 0 };
+                    assert_eq!(counts.uses, STEPS * MICRO_BATCHES * (matrices + again), "{case:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Native against compiled: `kiln parity`, `kiln bisect` with a wrong operator planted, and `kiln verify-resume --modes`.
+
+use crate::common::small_run::write;
+use crate::common::{fails, kiln, succeeds};
+use kiln::engine::compiler::columns::Column;
+use kiln::proof::bisect::{Finding, bisect};
+use kiln::proof::parity::parity;
+use kiln::proof::probe;
+use kiln::proof::probe::{Look, Probe};
+use kiln::{Result, RunConfig};
+use kiln_models::Operator;
+
+#[test]
+fn both_modes_compute_the_same() {
+    for task in ["clm", "mlm"] {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), task);
+        let stdout = succeeds(kiln(folder.path()).args(["parity", "config.toml", "--steps", "4"]));
+        assert!(stdout.starts_with("4 steps without dropout, f32: the loss, "), "{stdout}");
+        assert!(stdout.contains("fused in compiled       embedding, dropout, layer_norm"), "{stdout}");
+        assert!(stdout.contains("native against native   loss 0.0e0, gradient 0.0e0, weight change 0.0e0"), "{stdout}");
+        assert!(stdout.ends_with("native and compiled compute the same\n"), "{stdout}");
+        assert!(!folder.path().join("run").exists(), "the run folder is left alone");
+    }
+}
+
+#[test]
+fn a_probe_that_fails_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    std::fs::remove_file(folder.path().join("data.jsonl")).unwrap();
+    fails(kiln(folder.path()).args(["parity", "config.toml"]), 2, &["the native probe: ", "data.jsonl"]);
+    fails(kiln(folder.path()).args(["bisect", "config.toml"]), 2, &["the native probe: ", "data.jsonl"]);
+}
+
+#[test]
+fn a_planted_wrong_operator_is_found() {
+    let _alone = crate::one_at_a_time();
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let data = format!("data.train={:?}", folder.path().join("data.jsonl").display().to_string());
+    let config = RunConfig::load_with(folder.path().join("config.toml"), &[data]).unwrap();
+    // A real run of every probe, in which a fused GELU gives the layer below it a gradient that is 1 % too long.
+    let mut planted = |config: &RunConfig, steps: usize, look: Look| -> Result<Probe> {
+        let plan = config.clone().plan()?;
+        let mut probe = probe::run(&plan, plan.ops, steps, look)?;
+        if plan.ops.fused_operators().contains(&Operator::Gelu) {
+            let gradients = probe.steps.iter_mut().flat_map(|step| &mut step.gradients);
+            for gradient in gradients.filter(|gradient| gradient.name.ends_with("h.1.mlp.c_fc.weight")) {
+                gradient.norm *= 1.01;
+                gradient.projection *= 1.01;
+            }
+        }
+        Ok(probe)
+    };
+    let difference = parity(&config, 2, &mut planted).unwrap().difference.unwrap();
+    assert_eq!(difference.step, 1);
+    assert!(
+        difference.what.contains("gradient of") && difference.what.ends_with("h.1.mlp.c_fc.weight"),
+        "{difference}"
+    );
+    let mut said = Vec::new();
+    let found = bisect(&config, 2, &mut planted, &mut |line| said.push(line.to_owned())).unwrap();
+    let Finding::Wrong { columns, .. } = found else { panic!("not found: {found:?}") };
+    assert_eq!(columns, [Column::Operator(Operator::Gelu)]);
+    assert!(said.contains(&"without gelu: the same as native".to_owned()), "{said:?}");
+    assert_eq!(said.len(), 8, "{said:?}");
+}
+
+#[test]
+fn bisect_finds_nothing_where_nothing_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let stdout = succeeds(kiln(folder.path()).args(["bisect", "config.toml", "--steps", "2"]));
+    // Which mode is faster on a model this small is not for a test to say.
+    assert!(
+        stdout.contains("nothing to find: compiled computes what native does")
+            || stdout.contains("compiled is slower:")
+    );
+    let off = ["bisect", "config.toml", "--set", "compiler.fused_ops=off"];
+    fails(kiln(folder.path()).args(off), 2, &["nothing of the compiler is on", "compiler.fused_ops"]);
+}
+
+#[test]
+fn a_run_may_be_stopped_in_either_mode_and_continued_in_either() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "mlm");
+    let stdout = succeeds(kiln(folder.path()).args(["verify-resume", "config.toml", "--modes"]));
+    let lines = stdout.lines().collect::<Vec<_>>();
+    assert_eq!(lines.len(), 4, "{stdout}");
+    for (line, way) in
+        lines.iter().zip(["native -> native", "compiled -> compiled", "native -> compiled", "compiled -> native"])
+    {
+        assert!(line.starts_with(&format!("{way}: 6 steps equal 3 steps, a stop and 3 steps: ")), "{line}");
+    }
+    assert!(lines[..2].iter().all(|line| line.ends_with("the same, bit for bit")), "{stdout}");
+    assert!(lines[2..].iter().all(|line| line.contains("the layout of the files to the byte")), "{stdout}");
+}
+
+#[test]
+fn narrow_types_have_limits_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    for task in ["clm", "mlm"] {
+        write(folder.path(), task);
+        for precision in ["bf16", "f16"] {
+            let set = format!("precision={precision}");
+            let stdout = succeeds(kiln(folder.path()).args(["parity", "config.toml", "--steps", "6", "--set", &set]));
+            println!("{task} {stdout}");
+            assert!(stdout.starts_with(&format!("6 steps without dropout, {precision}: the loss, ")), "{stdout}");
+            let fused = if precision == "bf16" { "attention, gelu, cross_entropy, adamw" } else { "attention, gelu" };
+            let line = format!("fused in compiled       embedding, dropout, layer_norm, {fused}\n");
+            assert!(stdout.contains(&line), "{stdout}");
+            assert!(stdout.ends_with("native and compiled compute the same\n"), "{stdout}");
+        }
+    }
+}
