@@ -177,11 +177,17 @@ fn a_comparison_is_measured_written_and_made_again() {
     // The page needs nothing but itself.
     let html = std::fs::read_to_string(folder.join("report.html")).unwrap();
     assert!(html.contains("<svg") && !html.contains("<script") && !html.contains("src=") && !html.contains("@import"));
+    let markdown = std::fs::read_to_string(folder.join("report.md")).unwrap();
     for chart in ["throughput", "loss-steps", "loss-tokens", "loss-seconds", "time-budget", "memory"] {
-        let bytes = std::fs::read(folder.join(format!("charts/{chart}.png"))).unwrap();
-        assert!(bytes.starts_with(b"\x89PNG\r\n"), "{chart}");
-        assert!(folder.join(format!("charts/{chart}.svg")).exists());
+        let svg = std::fs::read_to_string(folder.join(format!("charts/{chart}.svg"))).unwrap();
+        assert!(svg.starts_with("<svg ") && svg.contains("sans-serif"), "{chart}: {svg}");
+        assert!(markdown.contains(&format!("](charts/{chart}.svg)")), "{markdown}");
     }
+    assert!(
+        std::fs::read_dir(folder.join("charts"))
+            .unwrap()
+            .all(|entry| { entry.unwrap().path().extension().is_some_and(|extension| extension == "svg") })
+    );
 
     // Made again from the folder: the same figures.
     std::fs::remove_file(folder.join("report.html")).unwrap();
@@ -192,10 +198,11 @@ fn a_comparison_is_measured_written_and_made_again() {
     assert!(folder.join("report.html").exists());
     // A chart that this report has not is that of an earlier one.
     let stale = folder.join("charts/batch-scan.svg");
-    std::fs::write(&stale, "<svg/>").unwrap();
+    let png = folder.join("charts/throughput.png");
+    [&stale, &png].map(|path| std::fs::write(path, "<svg/>").unwrap());
     std::fs::write(folder.join("charts/mine.txt"), "mine").unwrap();
     succeeds(&mut place.report(&["run-compare"]));
-    assert!(!stale.exists() && folder.join("charts/mine.txt").exists());
+    assert!(!stale.exists() && !png.exists() && folder.join("charts/mine.txt").exists());
     fails(&mut place.report(&["run-compare", "--about", "device"]), 2, &["--about device: a comparison knows"]);
     // A comparison that was interrupted.
     let experiment = folder.join("experiment.json");

@@ -1,12 +1,9 @@
-//! The charts of a report: drawn as SVG by plotters, rasterised to PNG by resvg with the DejaVu font that is built in, so
-//! that they look the same on a machine without fonts. Text is large, since a phone shows them at half their size.
-
-use std::sync::Arc;
+//! The charts of a report, drawn as SVG by plotters in a sans-serif font of the machine that shows them. Text is large, since
+//! a phone shows them at half their size.
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
-use resvg::{tiny_skia, usvg};
 
 use crate::compare::{ArmReport, Comparison, LossPoint, Report, Role};
 use crate::error::{Error, Result, one_line};
@@ -30,7 +27,7 @@ pub(super) const NAMES: [&str; 7] =
 const WIDTH: u32 = 600;
 /// plotters divides sizes by 1.24 when it writes SVG: this is 16 pixels.
 const TEXT: f64 = 20.0;
-const FAMILY: &str = "DejaVu Sans, Verdana, sans-serif";
+const FAMILY: &str = "system-ui, sans-serif";
 const INK: RGBColor = RGBColor(27, 31, 36);
 const PALE: RGBColor = RGBColor(216, 222, 228);
 
@@ -104,27 +101,6 @@ pub(super) fn all(report: &Report) -> Result<Vec<Chart>> {
         charts.push(Chart { name: "batch-scan", title: "Batch scan", caption, svg });
     }
     Ok(charts)
-}
-
-impl Chart {
-    /// The chart at twice its size, as PNG.
-    ///
-    /// # Errors
-    /// A drawing that resvg cannot read.
-    pub(super) fn png(&self) -> Result<Vec<u8>> {
-        let bad = |error: &dyn std::fmt::Display| Error::data(format!("chart {}: {error}", self.name));
-        let mut fonts = usvg::fontdb::Database::new();
-        fonts.load_font_data(dejavu::sans::regular().to_vec());
-        fonts.load_font_data(dejavu::sans::bold().to_vec());
-        fonts.set_sans_serif_family("DejaVu Sans");
-        let options = usvg::Options { fontdb: Arc::new(fonts), ..usvg::Options::default() };
-        let tree = usvg::Tree::from_str(&self.svg, &options).map_err(|error| bad(&error))?;
-        let size = tree.size().to_int_size().scale_by(2.0).unwrap_or(tree.size().to_int_size());
-        let pixmap = tiny_skia::Pixmap::new(size.width(), size.height());
-        let mut pixmap = pixmap.ok_or_else(|| bad(&"it has no size"))?;
-        resvg::render(&tree, tiny_skia::Transform::from_scale(2.0, 2.0), &mut pixmap.as_mut());
-        pixmap.encode_png().map_err(|error| bad(&error))
-    }
 }
 
 /// `(+107%)` as SageMaker's notebook labels its bars: `round((o / n - 1) x 100)`, for an arm that differs from native.

@@ -1,121 +1,178 @@
 //! `report.html`: one file with its style and its charts in it, so that it opens anywhere, without a network and without
-//! scripts. On narrow screens a row of the table becomes a card.
+//! scripts. On narrow screens a row of the table becomes a card. The template is the file `report.html` beside this one.
 
-use std::fmt::Write as _;
+use minijinja::value::{Serde, Value};
+use minijinja::{AutoEscape, Environment, UndefinedBehavior, escape_formatter};
+use serde::Serialize;
 
 use super::charts::Chart;
 use super::table::{conclusions, differences, provenance, rows, sentence};
 use crate::compare::Report;
 use crate::compare::verdict::Word;
-use crate::error::one_line;
+use crate::error::{Error, Result, one_line};
 
-const STYLE: &str = "\
-:root{color-scheme:light}*{box-sizing:border-box}\
-body{margin:0 auto;max-width:76rem;padding:1rem;font:16px/1.5 system-ui,sans-serif;color:#1b1f24;background:#fff}\
-h1{font-size:1.5rem;margin:.3rem 0;overflow-wrap:anywhere}h2{font-size:1.15rem;margin:1.8rem 0 .5rem}\
-.meta{color:#57606a;margin:0 0 1rem}ul{padding-left:1.2rem;margin:.3rem 0}li{margin:.25rem 0;overflow-wrap:anywhere}\
-.verdicts{list-style:none;padding:0}.verdicts li{border-left:.4rem solid #8c959f;padding:.35rem .7rem;background:#f6f8fa}\
-.verdicts .faster{border-color:#1a7f37}.verdicts .slower{border-color:#cf222e}.verdicts .not{border-color:#9a6700}\
-table{border-collapse:collapse;width:100%;table-layout:fixed;margin-bottom:1.2rem;font-variant-numeric:tabular-nums}\
-th,td{padding:.3rem .6rem;border-bottom:1px solid #d0d7de;text-align:right;vertical-align:top;overflow-wrap:anywhere}\
-th:first-child{text-align:left;font-weight:500;width:13rem}thead th{border-bottom:2px solid #57606a;font-weight:600}\
-th.part{padding-left:1.6rem;color:#57606a}\
-.charts{columns:2 26rem;column-gap:1rem}\
-figure{margin:0 0 1rem;border:1px solid #d0d7de;border-radius:.4rem;padding:.5rem;break-inside:avoid}\
-figure svg{width:100%;height:auto;display:block}figcaption{font-size:.9rem;color:#57606a;padding:.3rem}\
-@media screen and (max-width:640px){thead{display:none}tr,th:first-child,td{display:block;width:auto}\
-tr{border-bottom:1px solid #d0d7de;padding:.4rem 0}th,td{border:0;padding:.1rem .2rem}th.part{padding-left:.2rem}\
-td{display:flex;justify-content:space-between;gap:1rem}td::before{content:attr(data-arm);color:#57606a;text-align:left}}\
-@page{margin:14mm}\
-@media print{body{max-width:none;font-size:9.5pt;line-height:1.35;padding:0;print-color-adjust:exact;\
--webkit-print-color-adjust:exact}h1{font-size:15pt}h2{font-size:11.5pt;margin:1.1rem 0 .3rem;break-after:avoid}\
-th,td{padding:.14rem .4rem}th:first-child{width:11rem}\
-table,li,figure{break-inside:avoid}\
-.charts{columns:2;column-gap:.6rem}figure{margin-bottom:.6rem}figcaption{font-size:8pt;padding:.1rem .3rem}\
-.small{font-size:8pt}}";
+const TEMPLATE: &str = include_str!("report.html");
 
 /// Arms that stand side by side in a table: as many as a sheet of paper has room for. More go into further tables.
 const ARMS: usize = 5;
 
+/// The values of the template.
+#[derive(Serialize)]
+struct Page<'a> {
+    title: &'a str,
+    made_at: &'a str,
+    verdicts: Vec<Verdict>,
+    conclusions: Vec<String>,
+    charts: Vec<Figure<'a>>,
+    tables: Vec<Table<'a>>,
+    lists: Vec<List>,
+}
+
+#[derive(Serialize)]
+struct Verdict {
+    class: &'static str,
+    sentence: String,
+}
+
+#[derive(Serialize)]
+struct Figure<'a> {
+    title: &'a str,
+    caption: &'a str,
+    /// The `<svg>` element behind the name of its tag.
+    drawing: &'a str,
+}
+
+#[derive(Serialize)]
+struct Table<'a> {
+    labels: Vec<&'a str>,
+    rows: Vec<Row<'a>>,
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    name: &'a str,
+    is_part: bool,
+    cells: Vec<Cell<'a>>,
+}
+
+#[derive(Serialize)]
+struct Cell<'a> {
+    arm: &'a str,
+    text: &'a str,
+}
+
+#[derive(Serialize)]
+struct List {
+    title: &'static str,
+    /// Few read it, so it is small on paper.
+    is_small: bool,
+    lines: Vec<String>,
+}
+
 /// The page.
-pub(super) fn page(report: &Report, charts: &[Chart]) -> String {
-    let mut text = String::new();
-    let mut put = |part: String| writeln!(text, "{part}").expect("writing to a String cannot fail");
-    let title = escape(&report.title);
-    put(format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
-         content=\"width=device-width, initial-scale=1\">\n<link rel=\"icon\" href=\"data:,\">\n<title>Kiln: {title}</title>\n\
-         <style>{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>\n<p class=\"meta\">Kiln's report of {}.</p>",
-        escape(&report.made_at)
-    ));
-    put("<h2>Verdicts</h2>\n<ul class=\"verdicts\">".into());
-    let sentences = report.comparisons.iter().map(|comparison| (comparison, sentence(comparison)));
-    let noise = report.noise.iter().map(|noise| (noise, format!("noise: {}", sentence(noise))));
-    for (comparison, sentence) in sentences.chain(noise) {
-        let class = match comparison.verdict {
-            Word::Faster => "faster",
-            Word::Slower => "slower",
-            Word::Same => "same",
-            Word::NotComparable => "not",
-        };
-        put(format!("<li class=\"{class}\">{}</li>", escape(&sentence)));
-    }
-    put("</ul>".into());
-    list(&mut put, "What follows", &conclusions(report));
-    put("<h2>Charts</h2>\n<div class=\"charts\">".into());
-    for chart in charts {
-        // The title stands in the chart, so the caption says how to read it.
-        let svg = inline(&chart.svg, chart.title);
-        put(format!("<figure>{svg}<figcaption>{}</figcaption></figure>", escape(&chart.caption)));
-    }
-    put("</div>\n<h2>Figures</h2>".into());
+///
+/// # Errors
+/// A template that does not fit its values.
+pub(super) fn page(report: &Report, charts: &[Chart]) -> Result<String> {
+    let sentences = report.comparisons.iter().map(|comparison| (comparison.verdict, sentence(comparison)));
+    let noise = report.noise.iter().map(|noise| (noise.verdict, format!("noise: {}", sentence(noise))));
+    let verdicts = sentences.chain(noise).map(|(word, sentence)| Verdict { class: class(word), sentence });
+    let charts = charts.iter().map(|chart| Figure {
+        title: chart.title,
+        caption: &chart.caption,
+        drawing: chart.svg.split_once("<svg ").map_or("", |(_, drawing)| drawing),
+    });
     let rows = rows(report);
-    for (block, arms) in report.arms.chunks(ARMS).enumerate() {
-        put("<table>\n<thead><tr><th></th>".into());
-        arms.iter().for_each(|arm| put(format!("<th>{}</th>", escape(&arm.label))));
-        put("</tr></thead>\n<tbody>".into());
-        for row in &rows {
-            let class = if row.name.starts_with(' ') { " class=\"part\"" } else { "" };
-            let cells = row.cells.iter().skip(block * ARMS).zip(arms);
-            let cells =
-                cells.map(|(cell, arm)| format!("<td data-arm=\"{}\">{}</td>", escape(&arm.name), escape(cell)));
-            put(format!("<tr><th{class}>{}</th>{}</tr>", row.name.trim(), cells.collect::<String>()));
-        }
-        put("</tbody>\n</table>".into());
-    }
-    list(&mut put, "Differences of the arms", &differences(report));
-    list(&mut put, "Notes", &report.notes);
-    list(&mut put, "Provenance", &provenance(report));
+    let tables = report.arms.chunks(ARMS).enumerate().map(|(block, arms)| Table {
+        labels: arms.iter().map(|arm| arm.label.as_str()).collect(),
+        rows: rows
+            .iter()
+            .map(|row| Row {
+                name: row.name.trim(),
+                is_part: row.name.starts_with(' '),
+                cells: row
+                    .cells
+                    .iter()
+                    .skip(block * ARMS)
+                    .zip(arms)
+                    .map(|(text, arm)| Cell { arm: &arm.name, text })
+                    .collect(),
+            })
+            .collect(),
+    });
     let folders = report.arms.iter().map(|arm| {
         let runs = arm.runs.iter().map(|run| run.display().to_string()).collect::<Vec<_>>();
         format!("{}: {}", arm.name, if runs.is_empty() { "none".into() } else { runs.join(", ") })
     });
-    list(&mut put, RAW, &folders.collect::<Vec<_>>());
-    put("</main>\n</body>\n</html>".into());
-    text
+    let list = |title, is_small, lines| List { title, is_small, lines };
+    render(&Page {
+        title: &report.title,
+        made_at: &report.made_at,
+        verdicts: verdicts.collect(),
+        conclusions: conclusions(report),
+        charts: charts.collect(),
+        tables: tables.collect(),
+        lists: vec![
+            list("Differences of the arms", false, differences(report)),
+            list("Notes", false, report.notes.clone()),
+            list("Provenance", true, provenance(report)),
+            list("Raw samples: metrics.jsonl and steps.jsonl in", true, folders.collect()),
+        ],
+    })
 }
 
-/// Lists that few read: small on paper.
-const SMALL: [&str; 2] = ["Provenance", RAW];
-
-const RAW: &str = "Raw samples: metrics.jsonl and steps.jsonl in";
-
-fn list(put: &mut impl FnMut(String), title: &str, lines: &[String]) {
-    if lines.is_empty() {
-        return;
+/// The class of a verdict in the style sheet.
+fn class(word: Word) -> &'static str {
+    match word {
+        Word::Faster => "faster",
+        Word::Slower => "slower",
+        Word::Same => "same",
+        Word::NotComparable => "not",
     }
-    let class = if SMALL.contains(&title) { " class=\"small\"" } else { "" };
-    put(format!("<h2>{title}</h2>\n<ul{class}>"));
-    lines.iter().for_each(|line| put(format!("<li>{}</li>", escape(line))));
-    put("</ul>".into());
 }
 
-/// The `<svg>` element alone, named for who cannot see it.
-fn inline(svg: &str, title: &str) -> String {
-    let element = svg.find("<svg").map_or(svg, |start| &svg[start..]);
-    element.replacen("<svg ", &format!("<svg role=\"img\" aria-label=\"{}\" ", escape(title)), 1)
+/// Fills the template. Every value but a drawing is made one line of printable characters and escaped for HTML.
+fn render(page: &Page) -> Result<String> {
+    let mut environment = Environment::new();
+    environment.set_undefined_behavior(UndefinedBehavior::Strict);
+    environment.set_auto_escape_callback(|_| AutoEscape::Html);
+    environment.set_formatter(|out, state, value| match value.as_str() {
+        Some(text) if !value.is_safe() => escape_formatter(out, state, &Value::from(one_line(text))),
+        _ => escape_formatter(out, state, value),
+    });
+    let rendered = environment.render_str(TEMPLATE, Serde(page));
+    rendered.map_err(|error| Error::data(format!("report.html: {error}")))
 }
 
-fn escape(text: &str) -> String {
-    one_line(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn every_value_but_a_drawing_is_escaped() {
+        const HOSTILE: &str = "<b>\"&'\u{1b}[31m\n";
+        const SHOWN: &str = "&lt;b&gt;&quot;&amp;&#x27;\\u001b[31m ";
+        let page = Page {
+            title: HOSTILE,
+            made_at: HOSTILE,
+            verdicts: vec![Verdict { class: "not", sentence: HOSTILE.into() }],
+            conclusions: vec![HOSTILE.into()],
+            charts: vec![Figure { title: HOSTILE, caption: HOSTILE, drawing: "width=\"1\"><g/></svg>" }],
+            tables: vec![Table {
+                labels: vec![HOSTILE],
+                rows: vec![Row { name: HOSTILE, is_part: true, cells: vec![Cell { arm: HOSTILE, text: HOSTILE }] }],
+            }],
+            lists: vec![
+                List { title: "Notes", is_small: false, lines: vec![HOSTILE.into()] },
+                List { title: "Nothing", is_small: true, lines: Vec::new() },
+            ],
+        };
+        let text = render(&page).unwrap();
+        assert!(!text.contains("<b>") && !text.contains('\u{1b}'), "{text}");
+        assert_eq!(text.matches(SHOWN).count(), 12, "{text}");
+        assert!(text.contains(&format!("<svg role=\"img\" aria-label=\"{SHOWN}\" width=\"1\"><g/></svg>")), "{text}");
+        assert!(text.contains(&format!("<th class=\"part\">{SHOWN}</th><td data-arm=\"{SHOWN}\">{SHOWN}</td></tr>")));
+        assert!(text.contains("<h2>Notes</h2>\n<ul>\n<li>") && !text.contains("Nothing"), "{text}");
+    }
 }

@@ -1,5 +1,5 @@
-//! Shows a [`Report`]: a table for the terminal, `report.json`, `report.md`, `report.html` (one file
-//! that needs no network) and the charts as SVG and PNG. It decides nothing: verdicts and figures are the report's.
+//! Shows a [`Report`]: a table for the terminal, `report.json`, `report.md`, `report.html` (one file that needs no network) and
+//! the charts as SVG. It decides nothing: verdicts and figures are the report's.
 
 mod charts;
 mod html;
@@ -18,7 +18,7 @@ pub use text::terminal;
 /// What [`write()`] leaves in a folder.
 pub const ENTRIES: &[&str] = &["report.json", "report.md", "report.html", "charts"];
 
-/// Writes the report into the folder `out`: `report.json`, `report.md`, `report.html`, `charts/*.svg` and `charts/*.png`.
+/// Writes the report into the folder `out`: `report.json`, `report.md`, `report.html` and `charts/*.svg`.
 ///
 /// # Errors
 /// The operating system's.
@@ -27,7 +27,7 @@ pub fn write(report: &Report, out: &Path) -> Result<()> {
     let folder = out.join("charts");
     let charts = charts::all(report)?;
     std::fs::create_dir_all(&folder).map_err(|error| io(&error))?;
-    // What an earlier report has shown and this one does not.
+    // Charts of an earlier report would contradict this one; earlier versions of Kiln drew PNG, too.
     for name in charts::NAMES {
         for ending in ["svg", "png"] {
             match std::fs::remove_file(folder.join(format!("{name}.{ending}"))) {
@@ -38,10 +38,9 @@ pub fn write(report: &Report, out: &Path) -> Result<()> {
     }
     for chart in &charts {
         write_whole(&folder.join(format!("{}.svg", chart.name)), chart.svg.as_bytes())?;
-        write_whole(&folder.join(format!("{}.png", chart.name)), &chart.png()?)?;
     }
     let json = serde_json::to_string_pretty(report).map_err(|error| Error::data(format!("report.json: {error}")))?;
     write_whole(&out.join("report.json"), (json + "\n").as_bytes())?;
     write_whole(&out.join("report.md"), markdown::page(report, &charts).as_bytes())?;
-    write_whole(&out.join("report.html"), html::page(report, &charts).as_bytes())
+    write_whole(&out.join("report.html"), html::page(report, &charts)?.as_bytes())
 }
