@@ -6,13 +6,13 @@ use std::time::SystemTime;
 
 use super::derived::{at_equal, common_moments, common_target, derive, seconds_to};
 use super::keys;
-use super::measured::MeasuredRun;
+use super::measured::{MeasuredRun, Window};
 use super::parity::parity;
 use super::stats::{Samples, mean, median, quantile, ratio_of_medians};
 use super::verdict::{Word, word};
-use super::{ArmReport, ArmRuns, Budget, Comparison, Experiment, LossPoint, REPORT_SCHEMA, Report, Role, WholeRun};
+use super::{ArmReport, ArmRuns, Comparison, Experiment, LossPoint, REPORT_SCHEMA, Report, Role, WholeRun};
 use crate::error::{Error, Result};
-use crate::trainer::laps::StepTimes;
+use crate::trainer::laps::{Parts, StepTimes};
 
 /// Settings that may differ between arms without a word: where a run writes, how often it says something, and its seed,
 /// which changes from repeat to repeat. The compiler is what is compared.
@@ -239,10 +239,10 @@ fn differences(a: &Arm, b: &Arm) -> Vec<(String, String)> {
 fn describe(arm: &Arm, experiment: &Experiment) -> ArmReport {
     let runs = &arm.measured;
     let windows = || runs.iter().flat_map(|run| &run.steady);
-    let of_windows = |pick: fn(&super::measured::Window) -> f64| some(median(&windows().map(pick).collect::<Vec<_>>()));
+    let of_windows = |pick: fn(&Window) -> f64| some(median(&windows().map(pick).collect::<Vec<_>>()));
     let step_ms = runs.iter().flat_map(MeasuredRun::step_ms).collect::<Vec<_>>();
-    let tokens_per_s = of_windows(|window| window.tokens as f64 / window.ms * 1e3);
-    let samples_per_s = of_windows(|window| window.samples as f64 / window.ms * 1e3);
+    let tokens_per_s = of_windows(Window::tokens_per_s);
+    let samples_per_s = of_windows(Window::samples_per_s);
     let provenance = runs.first().and_then(|run| run.provenance.clone());
     let first = runs.first();
     let count = |key: &str| first.and_then(|run| run.count(key));
@@ -323,23 +323,19 @@ fn describe(arm: &Arm, experiment: &Experiment) -> ArmReport {
 }
 
 /// The medians of the parts of steady steps.
-fn budget(steps: &[&StepTimes], whole: Option<WholeRun>, evaluation: Option<f64>, save: Option<f64>) -> Option<Budget> {
+fn budget(steps: &[&StepTimes], whole: Option<WholeRun>, evaluation: Option<f64>, save: Option<f64>) -> Option<Parts> {
     if steps.is_empty() {
         return None;
     }
-    let part = |pick: fn(&StepTimes) -> f64| median(&steps.iter().map(|step| pick(step)).collect::<Vec<_>>());
     let spread = |times: fn(WholeRun) -> u64, seconds: Option<f64>| {
         let whole = whole.filter(|whole| whole.steps > 0);
         whole.zip(seconds).map_or(0.0, |(whole, seconds)| times(whole) as f64 * seconds * 1e3 / whole.steps as f64)
     };
-    Some(Budget {
-        data: part(|step| step.data_ms),
-        forward: part(|step| step.forward_ms),
-        backward: part(|step| step.backward_ms),
-        update: part(|step| step.update_ms),
-        sync: part(|step| step.sync_ms),
+    let medians = Parts::over(&steps.iter().map(|step| step.parts()).collect::<Vec<_>>(), median);
+    Some(Parts {
         evaluation: spread(|whole| whole.evaluations, evaluation),
         save: spread(|whole| whole.saves, save),
+        ..medians
     })
 }
 
