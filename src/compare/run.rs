@@ -19,7 +19,7 @@ use crate::plan::RunPlan;
 use crate::process::{Child, scratch};
 use crate::report;
 use crate::trainer::{checkpoint, write_whole};
-use crate::turns::contestant::Answer;
+use crate::turns::contestant::{Answer, Contestant, Program};
 
 /// The file that keeps an [`Experiment`].
 pub const FILE: &str = "experiment.json";
@@ -102,7 +102,7 @@ pub fn run(
             say("looking how long a step takes")?;
             let scratch = scratch()?;
             let config = run_config(&arms[0], scratch.path().join("run"), 1, logging_steps);
-            repeat::pace(&entrant(&arms[0], &config, scratch.path().join("pace.toml"), &programs)?, is_cpu)?
+            repeat::pace(&contestant(&arms[0], &config, scratch.path().join("pace.toml"), &programs)?, is_cpu)?
         }
     };
     let steps = steps.min(whole.steps as usize);
@@ -162,17 +162,17 @@ impl Round<'_> {
         if self.repeat % 2 == 1 {
             alive.reverse();
         }
-        let (mut entrants, mut folders) = (Vec::new(), Vec::new());
+        let (mut contestants, mut folders) = (Vec::new(), Vec::new());
         for arm in &alive {
             let relative = Path::new("arms").join(&arm.runs.name).join(format!("repeat-{}", self.repeat + 1));
             let above = out.join("arms").join(&arm.runs.name);
             fs::create_dir_all(&above).map_err(|error| Error::io(format!("create {}", above.display()), &error))?;
             let file = above.join(format!("repeat-{}.toml", self.repeat + 1));
             let config = run_config(arm, out.join(&relative), self.repeat, self.logging_steps);
-            entrants.push(entrant(arm, &config, file, self.programs)?);
+            contestants.push(contestant(arm, &config, file, self.programs)?);
             folders.push(relative);
         }
-        let mut ends = repeat::repeat(&entrants, self.steps, self.together)?;
+        let mut ends = repeat::repeat(&contestants, self.steps, self.together)?;
         if self.together && ends.iter().any(is_out_of_memory) {
             // Which one needed too much cannot be said while they share the machine's memory.
             let again = format!(
@@ -185,7 +185,7 @@ impl Round<'_> {
                 fs::remove_dir_all(&folder)
                     .map_err(|error| Error::io(format!("clear {}", folder.display()), &error))?;
             }
-            ends = repeat::repeat(&entrants, self.steps, false)?;
+            ends = repeat::repeat(&contestants, self.steps, false)?;
         }
         for ((arm, relative), end) in alive.into_iter().zip(folders).zip(ends) {
             let folder = out.join(&relative);
@@ -220,10 +220,17 @@ fn is_out_of_memory(end: &Answer<f64>) -> bool {
     end.as_ref().is_err_and(|failure| failure.exit_code == 4)
 }
 
-/// A run of `arm` whose config goes to `file`.
-fn entrant(arm: &Arm, config: &RunConfig, file: PathBuf, programs: &Programs) -> Result<repeat::Entrant> {
+/// A run of `arm` whose config goes to `file`; what its process says stays beside it.
+fn contestant(arm: &Arm, config: &RunConfig, file: PathBuf, programs: &Programs) -> Result<Contestant> {
     write_whole(&file, config.to_toml()?.as_bytes())?;
-    Ok(repeat::Entrant { program: programs.of(arm.mode).into(), file })
+    Ok(Contestant {
+        name: arm.runs.name.clone(),
+        whose: Program::Kiln,
+        program: programs.of(arm.mode).into(),
+        errors: file.with_extension("err"),
+        arguments: vec!["worker".into(), file.into(), "--model".into()],
+        patience: repeat::PATIENCE,
+    })
 }
 
 impl Experiment {
