@@ -61,7 +61,7 @@ pub enum Role {
 
 /// An arm and the runs that were made of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ArmRuns {
+pub struct Arm {
     /// Short name, also of its folder.
     pub name: String,
     /// What it is, for people.
@@ -145,7 +145,7 @@ pub struct Experiment {
     /// Whether every run that was wanted has been made or has failed.
     pub is_complete: bool,
     /// The reference first.
-    pub arms: Vec<ArmRuns>,
+    pub arms: Vec<Arm>,
     /// The run that the config describes.
     pub whole: Option<WholeRun>,
     /// What the device reaches in a matrix product of 2048 x 2048 x 2048, GFLOP/s.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::analyse::analyse;
-use super::arms::{Arm, Wanted, arms, run_config};
+use super::arms::{PlannedArm, Wanted, arms, run_config};
 use super::verdict::Word;
 use super::{EXPERIMENT_SCHEMA, Experiment, Report, WholeRun, peak, repeat};
 use crate::cache;
@@ -153,7 +153,7 @@ impl Round<'_> {
     /// Trains every arm that has not failed once; what the reader must know of it is added to `notes`.
     fn run(
         &self,
-        arms: &mut [Arm],
+        arms: &mut [PlannedArm],
         notes: &mut Vec<String>,
         out: &Path,
         say: &mut dyn FnMut(&str) -> Result<()>,
@@ -221,7 +221,7 @@ fn is_out_of_memory(end: &Answer<f64>) -> bool {
 }
 
 /// A run of `arm` whose config goes to `file`; what its process says stays beside it.
-fn contestant(arm: &Arm, config: &RunConfig, file: PathBuf, programs: &Programs) -> Result<Contestant> {
+fn contestant(arm: &PlannedArm, config: &RunConfig, file: PathBuf, programs: &Programs) -> Result<Contestant> {
     write_whole(&file, config.to_toml()?.as_bytes())?;
     Ok(Contestant {
         name: arm.runs.name.clone(),
@@ -255,7 +255,7 @@ fn plannable(config: &RunConfig, out: &Path, is_cpu: bool) -> RunConfig {
 /// On a GPU, where a mode is a build of its own and a process settles the compiler's settings once, the arm's own engine
 /// is asked, in a process.
 fn check_arms(
-    arms: &[Arm],
+    arms: &[PlannedArm],
     base: &RunConfig,
     out: &Path,
     programs: &Programs,
