@@ -47,7 +47,9 @@ pub(super) enum Part {
     Save,
 }
 
-/// One line of `steps.jsonl`. `step_ms` is the training time of the step: all parts but evaluation and saving.
+/// One optimizer step: a line of `steps.jsonl`, and a step in the answer of a contestant of a benchmark, where
+/// another program may leave out whatever has a default. `step_ms` is the training time of the step: all parts but evaluation
+/// and saving.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepTimes {
     /// The step, from 1.
@@ -57,6 +59,7 @@ pub struct StepTimes {
     /// Attended tokens of this step.
     pub tokens: u64,
     /// Milliseconds from the start of the process's training to the end of this step.
+    #[serde(default)]
     pub since_start_ms: f64,
     /// Milliseconds of training, and of its parts.
     pub step_ms: f64,
@@ -71,16 +74,20 @@ pub struct StepTimes {
     /// Reading values back and logging.
     pub sync_ms: f64,
     /// Evaluation, not part of `step_ms`.
+    #[serde(default)]
     pub evaluation_ms: f64,
     /// Saving, not part of `step_ms`.
+    #[serde(default)]
     pub save_ms: f64,
     /// Reads from the device, without those of evaluation and saving.
+    #[serde(default)]
     pub device_reads: u64,
     /// Kernels launched, without those of evaluation and saving. A device may be behind, so that what a step asked for is
     /// launched in the next. None in files from before they were counted.
     #[serde(default)]
     pub kernel_launches: Option<u64>,
     /// A batch of the step had a shape that had not been seen since the file was begun.
+    #[serde(default)]
     pub new_shape: bool,
     /// Kernels that had not been launched since the file was begun: compiled, read from the kernel cache or tried by a tuning.
     #[serde(default)]
@@ -90,6 +97,72 @@ pub struct StepTimes {
     pub held_up: bool,
     /// The device had finished all work of the step when the step ended.
     pub synced: bool,
+    /// The loss of the step, where it was read back; `steps.jsonl` does not have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<f64>,
+}
+
+/// Milliseconds of a step by part, as figures show them: each the mean or the median over many steps.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Parts {
+    /// Waiting for batches.
+    pub data: f64,
+    /// The model and its loss.
+    pub forward: f64,
+    /// Gradients.
+    pub backward: f64,
+    /// Gradient norm, clipping, optimizer.
+    pub update: f64,
+    /// Reading values back and logging.
+    pub sync: f64,
+    /// Evaluations; no training time.
+    pub evaluation: f64,
+    /// Checkpoints; no training time.
+    pub save: f64,
+}
+
+impl Parts {
+    /// Every part of `all`, reduced to one number by `of`.
+    pub fn over(all: &[Self], of: fn(&[f64]) -> f64) -> Self {
+        let part = |pick: fn(&Self) -> f64| of(&all.iter().map(pick).collect::<Vec<_>>());
+        Self {
+            data: part(|it| it.data),
+            forward: part(|it| it.forward),
+            backward: part(|it| it.backward),
+            update: part(|it| it.update),
+            sync: part(|it| it.sync),
+            evaluation: part(|it| it.evaluation),
+            save: part(|it| it.save),
+        }
+    }
+
+    /// Name and milliseconds of every part.
+    pub fn named(&self) -> [(&'static str, f64); 7] {
+        [
+            ("data", self.data),
+            ("forward", self.forward),
+            ("backward", self.backward),
+            ("update", self.update),
+            ("sync", self.sync),
+            ("evaluation", self.evaluation),
+            ("save", self.save),
+        ]
+    }
+}
+
+impl StepTimes {
+    /// The time of this step by part.
+    pub fn parts(&self) -> Parts {
+        Parts {
+            data: self.data_ms,
+            forward: self.forward_ms,
+            backward: self.backward_ms,
+            update: self.update_ms,
+            sync: self.sync_ms,
+            evaluation: self.evaluation_ms,
+            save: self.save_ms,
+        }
+    }
 }
 
 /// Measures the parts of steps.

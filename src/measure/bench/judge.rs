@@ -63,15 +63,15 @@ fn kiln_provenance(contestant: &ContestantReport) -> Option<Provenance> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::measure::turns::protocol::Step;
+    use crate::trainer::laps::StepTimes;
 
     fn contestant(name: &str, ms: f64, losses: &[f64]) -> ContestantReport {
-        let step = |(index, loss): (usize, &f64)| Step {
+        let step = |(index, loss): (usize, &f64)| StepTimes {
             step: index as u64 + 1,
             step_ms: ms,
             synced: true,
             loss: Some(*loss),
-            ..Step::default()
+            ..StepTimes::default()
         };
         let rounds = vec![losses.iter().enumerate().map(step).collect(); 2];
         ContestantReport { name: name.into(), rounds, ..ContestantReport::empty("") }

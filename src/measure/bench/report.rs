@@ -3,8 +3,9 @@
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::measure::compare::stats::{median, quantile};
-use crate::measure::turns::protocol::Step;
+use crate::measure::compare::measured::{Window, windows};
+use crate::measure::compare::stats::{mean, median, quantile};
+use crate::trainer::laps::{Parts, StepTimes};
 
 /// The version of the form.
 pub const SCHEMA: &str = "kiln.bench/1";
@@ -89,9 +90,9 @@ pub struct ContestantReport {
     /// The most memory, in MiB: of the process on the CPU, of the device's pools on a GPU.
     pub peak_mib: Option<f64>,
     /// All steps but those of the rounds.
-    pub warmup_steps: Vec<Step>,
+    pub warmup_steps: Vec<StepTimes>,
     /// The steps of each turn.
-    pub rounds: Vec<Vec<Step>>,
+    pub rounds: Vec<Vec<StepTimes>>,
 }
 
 /// A distribution.
@@ -117,21 +118,6 @@ impl Spread {
             windows: values.len(),
         })
     }
-}
-
-/// Milliseconds of a step by part.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Parts {
-    /// Getting a batch.
-    pub data: f64,
-    /// The model and its loss.
-    pub forward: f64,
-    /// Gradients.
-    pub backward: f64,
-    /// Norm, clipping, optimizer.
-    pub update: f64,
-    /// Reading values back and logging.
-    pub sync: f64,
 }
 
 /// Losses of a contestant against those of the first one.
@@ -177,36 +163,9 @@ pub struct OperatorReport {
     pub ms: Vec<(String, Spread)>,
 }
 
-/// Steps between two moments at which the device had finished everything.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Window {
-    pub(super) ms: f64,
-    pub(super) parts: Parts,
-    pub(super) tokens_per_s: f64,
-    pub(super) samples_per_s: f64,
-}
-
 /// The windows of a turn without its first, which finds the caches of another process; a turn of one window keeps it.
-pub(super) fn windows(turn: &[Step]) -> Vec<Window> {
-    let mut windows = turn.split_inclusive(|step| step.synced).filter(|steps| steps.last().is_some_and(|s| s.synced));
-    let windows = windows.by_ref().map(|steps| {
-        let count = steps.len() as f64;
-        let mean = |part: fn(&Step) -> f64| steps.iter().map(part).sum::<f64>() / count;
-        let ms = mean(|step| step.step_ms);
-        Window {
-            ms,
-            parts: Parts {
-                data: mean(|step| step.data_ms),
-                forward: mean(|step| step.forward_ms),
-                backward: mean(|step| step.backward_ms),
-                update: mean(|step| step.update_ms),
-                sync: mean(|step| step.sync_ms),
-            },
-            tokens_per_s: mean(|step| step.tokens as f64) / ms * 1e3,
-            samples_per_s: mean(|step| step.samples as f64) / ms * 1e3,
-        }
-    });
-    let mut windows = windows.collect::<Vec<_>>();
+fn counted(turn: &[StepTimes]) -> Vec<&[StepTimes]> {
+    let mut windows = windows(turn).collect::<Vec<_>>();
     if windows.len() > 1 {
         windows.remove(0);
     }
@@ -256,26 +215,27 @@ impl ContestantReport {
 
     /// Computes the figures from the steps.
     pub(super) fn finish(&mut self) {
-        let windows = self.rounds.iter().flat_map(|turn| windows(turn)).collect::<Vec<_>>();
-        let values = |pick: fn(&Window) -> f64| windows.iter().map(pick).collect::<Vec<_>>();
-        let middle = |pick: fn(&Window) -> f64| median(&values(pick));
-        self.step_ms = Spread::of(&values(|window| window.ms));
-        if !windows.is_empty() {
-            self.parts_ms = Some(Parts {
-                data: middle(|window| window.parts.data),
-                forward: middle(|window| window.parts.forward),
-                backward: middle(|window| window.parts.backward),
-                update: middle(|window| window.parts.update),
-                sync: middle(|window| window.parts.sync),
-            });
-            self.tokens_per_s = Some(middle(|window| window.tokens_per_s));
-            self.samples_per_s = Some(middle(|window| window.samples_per_s));
+        let counted = self.rounds.iter().flat_map(|turn| counted(turn)).collect::<Vec<_>>();
+        if counted.is_empty() {
+            return;
         }
+        let values =
+            |pick: fn(&Window) -> f64| counted.iter().map(|steps| pick(&Window::of(steps))).collect::<Vec<_>>();
+        self.step_ms = Spread::of(&values(Window::step_ms));
+        self.tokens_per_s = Some(median(&values(Window::tokens_per_s)));
+        self.samples_per_s = Some(median(&values(Window::samples_per_s)));
+        // A step of a window may wait for the ones before it, so their mean is one sample.
+        let of_window =
+            |steps: &&[StepTimes]| Parts::over(&steps.iter().map(StepTimes::parts).collect::<Vec<_>>(), mean);
+        self.parts_ms = Some(Parts::over(&counted.iter().map(of_window).collect::<Vec<_>>(), median));
     }
 
     /// Milliseconds of a step, of the windows of every round.
     pub(super) fn samples(&self) -> Vec<Vec<f64>> {
-        self.rounds.iter().map(|turn| windows(turn).iter().map(|window| window.ms).collect()).collect()
+        self.rounds
+            .iter()
+            .map(|turn| counted(turn).into_iter().map(|steps| Window::of(steps).step_ms()).collect())
+            .collect()
     }
 
     /// `(step, loss)` of every step whose loss was read.
@@ -289,26 +249,27 @@ impl ContestantReport {
 mod tests {
     use super::*;
 
-    fn turn(synced: &[bool]) -> Vec<Step> {
-        let step = |(index, synced): (usize, &bool)| Step {
+    fn turn(synced: &[bool]) -> Vec<StepTimes> {
+        let step = |(index, synced): (usize, &bool)| StepTimes {
             step: index as u64 + 1,
             tokens: 100,
             samples: 4,
             step_ms: 10.0 * (index + 1) as f64,
             synced: *synced,
-            ..Step::default()
+            ..StepTimes::default()
         };
         synced.iter().enumerate().map(step).collect()
     }
 
     #[test]
     fn windows_end_where_the_device_had_finished_and_the_first_is_left_out() {
-        let found = windows(&turn(&[true, true, true])).iter().map(|w| w.ms).collect::<Vec<_>>();
+        let of = |turn: &[StepTimes]| counted(turn).into_iter().map(Window::of).collect::<Vec<_>>();
+        let found = of(&turn(&[true, true, true])).iter().map(|w| w.ms).collect::<Vec<_>>();
         assert_eq!(found, [20.0, 30.0]);
         // Steps 1, 2 and 3, 4 are windows; nobody waited for step 5.
-        let found = windows(&turn(&[false, true, false, true, false]));
+        let found = of(&turn(&[false, true, false, true, false]));
         assert_eq!(found.len(), 1);
-        assert!((found[0].ms - 35.0).abs() < 1e-12 && (found[0].tokens_per_s - 100.0 / 0.035).abs() < 1e-6);
-        assert_eq!(windows(&turn(&[true])).len(), 1, "a turn of one window keeps it");
+        assert!((found[0].step_ms() - 35.0).abs() < 1e-12 && (found[0].tokens_per_s() - 100.0 / 0.035).abs() < 1e-6);
+        assert_eq!(of(&turn(&[true])).len(), 1, "a turn of one window keeps it");
     }
 }

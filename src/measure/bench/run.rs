@@ -20,7 +20,7 @@ use crate::engine::device as execution;
 use crate::engine::handover::Programs;
 use crate::measure::compare::arms::bare_run;
 use crate::measure::compare::{Failure, peak};
-use crate::measure::turns::contestant::{Answer, Contestant, Program};
+use crate::measure::turns::contestant::{Answer, Contestant, Program, Running};
 use crate::measure::turns::protocol::Turn;
 
 /// Log rows, and so reads from the device, of contestants on a GPU.
@@ -242,8 +242,8 @@ impl Turns {
     }
 
     /// Those that live side by side.
-    fn groups(self, entrants: &[Entrant]) -> std::slice::Chunks<'_, Entrant> {
-        entrants.chunks(if self.together { entrants.len() } else { 1 })
+    fn groups(self, contestants: &[Contestant]) -> std::slice::Chunks<'_, Contestant> {
+        contestants.chunks(if self.together { contestants.len() } else { 1 })
     }
 
     /// All steps of a contestant, and the one with which it ends.
@@ -261,24 +261,6 @@ fn write(report: &mut BenchReport, out: &Path) -> Result<()> {
     let text =
         serde_json::to_string_pretty(report).map_err(|error| Error::data(format!("{}: {error}", out.display())))?;
     write_whole(out, (text + "\n").as_bytes())
-}
-
-/// Who takes part in a case, before it is started.
-struct Entrant {
-    name: String,
-    whose: Program,
-    program: PathBuf,
-    arguments: Vec<String>,
-    patience: Duration,
-}
-
-impl Entrant {
-    fn start(&self, folder: &Path, operators: bool) -> Result<Answer<Contestant>> {
-        let mut command = Command::new(&self.program);
-        command.args(&self.arguments).args(operators.then_some("--operators"));
-        let errors = folder.join(format!("{}{}.err", self.name, if operators { "-operators" } else { "" }));
-        Contestant::start(&mut command, self.whose, &errors, self.patience)
-    }
 }
 
 /// One case, or the config's run; with the error that the benchmark should end with.
@@ -310,7 +292,7 @@ fn measure(
         steps: turns.steps,
         ..CaseReport::empty(&name, &about)
     };
-    let (mut entrants, patience) = (Vec::new(), options.answer_within);
+    let (mut contestants, patience) = (Vec::new(), options.answer_within);
     let modes = [("native", CompilerMode::Native, None), ("compiled", CompilerMode::Compiled, None)].into_iter();
     let variants = options.variants.iter();
     let variants = variants.map(|it| (it.name.as_str(), CompilerMode::Compiled, Some(it.set.clone())));
@@ -327,19 +309,29 @@ fn measure(
         if config.trainer.per_device_train_batch_size == TrainBatchSize::Auto && is_max {
             look_for_batch(programs.of(mode), mode, &file, max_batch, folder)?;
         }
-        let arguments = vec!["worker".into(), file.display().to_string()];
-        let (name, program) = (name.into(), programs.of(mode).into());
-        entrants.push(Entrant { name, whose: Program::Kiln, program, arguments, patience });
+        contestants.push(Contestant {
+            name: name.into(),
+            whose: Program::Kiln,
+            program: programs.of(mode).into(),
+            arguments: vec!["worker".into(), file.into()],
+            errors: folder.join(format!("{name}.err")),
+            patience,
+        });
     }
     // Peers are given the batch, and here every mode has its own.
     for peer in options.peers.iter().filter(|_| !is_max) {
-        let arguments = peer.command[1..].iter().cloned().chain([folder.display().to_string()]).collect();
-        let (name, program) = (peer.name.clone(), peer.command[0].clone().into());
-        entrants.push(Entrant { name, whose: Program::Peer, program, arguments, patience });
+        contestants.push(Contestant {
+            name: peer.name.clone(),
+            whose: Program::Peer,
+            program: peer.command[0].clone().into(),
+            arguments: peer.command[1..].iter().map(Into::into).chain([folder.into()]).collect(),
+            errors: folder.join(format!("{}.err", peer.name)),
+            patience,
+        });
     }
     let mut failures = Vec::new();
-    for group in turns.groups(&entrants) {
-        let (reports, failed) = take_turns(group, folder, turns)?;
+    for group in turns.groups(&contestants) {
+        let (reports, failed) = take_turns(group, turns)?;
         report.contestants.extend(reports);
         failures.extend(failed);
     }
@@ -348,7 +340,7 @@ fn measure(
         judge(&mut report);
     }
     if options.operators > 0 && !is_max {
-        failures.extend(operators(&mut report, &entrants, folder, options.operators, turns)?);
+        failures.extend(operators(&mut report, &contestants, options.operators, turns)?);
     }
     report.load_after = host::load();
     let unequal = report.losses.iter().find(|check| !check.passed).map(|check| {
@@ -378,19 +370,19 @@ fn look_for_batch(program: &Path, mode: CompilerMode, file: &Path, max: Option<u
 
 type Failed = Vec<(String, Failure)>;
 
-/// Lets `entrants` live side by side and make their turns.
-fn take_turns(entrants: &[Entrant], folder: &Path, turns: Turns) -> Result<(Vec<ContestantReport>, Failed)> {
+/// Lets `contestants` live side by side and make their turns.
+fn take_turns(contestants: &[Contestant], turns: Turns) -> Result<(Vec<ContestantReport>, Failed)> {
     let mut reports = Vec::new();
     let mut failures = Vec::new();
     let mut alive = Vec::new();
-    for (index, entrant) in entrants.iter().enumerate() {
-        let mut report = ContestantReport::empty(&entrant.name);
-        match entrant.start(folder, false)? {
+    for (index, contestant) in contestants.iter().enumerate() {
+        let mut report = ContestantReport::empty(&contestant.name);
+        match contestant.start()? {
             Err(failure) => failures.push((index, failure)),
-            Ok(mut contestant) => {
-                (report.provenance, report.batch) = (contestant.hello.provenance.clone(), contestant.hello.batch);
-                report.padding = contestant.hello.padding;
-                let total = contestant.hello.total_steps;
+            Ok(mut running) => {
+                (report.provenance, report.batch) = (running.hello.provenance.clone(), running.hello.batch);
+                report.padding = running.hello.padding;
+                let total = running.hello.total_steps;
                 if total < turns.total() {
                     return Err(Error::config(format!(
                         "the run has {total} steps, and {} warm-up + {} x {} + 1 = {} are needed",
@@ -402,16 +394,16 @@ fn take_turns(entrants: &[Entrant], folder: &Path, turns: Turns) -> Result<(Vec<
                     .help("lower --warmup, --rounds or --steps, or raise trainer.max_steps with --set"));
                 }
                 for count in [1, turns.warmup - 1].into_iter().filter(|count| *count > 0) {
-                    match make(&mut contestant, count)? {
+                    match make(&mut running, count)? {
                         Ok(turn) => report.warmup_steps.extend(turn.steps),
                         Err(failure) => {
                             failures.push((index, failure));
                             break;
                         }
                     }
-                    report.first_step_seconds.get_or_insert(contestant.seconds());
+                    report.first_step_seconds.get_or_insert(running.seconds());
                 }
-                alive.push((index, contestant));
+                alive.push((index, running));
             }
         }
         reports.push(report);
@@ -421,11 +413,11 @@ fn take_turns(entrants: &[Entrant], folder: &Path, turns: Turns) -> Result<(Vec<
         if round % 2 == 1 {
             alive.reverse();
         }
-        for (index, contestant) in &mut alive {
+        for (index, running) in &mut alive {
             if failures.iter().any(|(failed, _)| failed == index) {
                 continue;
             }
-            match make(contestant, turns.steps)? {
+            match make(running, turns.steps)? {
                 Ok(turn) => {
                     reports[*index].rounds.push(turn.steps);
                     reports[*index].peak_mib = turn.peak_mib;
@@ -441,13 +433,13 @@ fn take_turns(entrants: &[Entrant], folder: &Path, turns: Turns) -> Result<(Vec<
         reports[*index].failure = Some(failure.message.clone());
     }
     reports.iter_mut().for_each(ContestantReport::finish);
-    let failures = failures.into_iter().map(|(index, failure)| (entrants[index].name.clone(), failure)).collect();
+    let failures = failures.into_iter().map(|(index, failure)| (contestants[index].name.clone(), failure)).collect();
     Ok((reports, failures))
 }
 
 /// A turn of `count` steps, with the times of all of them.
-fn make(contestant: &mut Contestant, count: usize) -> Result<Answer<Turn>> {
-    Ok(contestant.run(count)?.and_then(|turn| match turn.steps.len() {
+fn make(running: &mut Running, count: usize) -> Result<Answer<Turn>> {
+    Ok(running.run(count)?.and_then(|turn| match turn.steps.len() {
         made if made == count => Ok(turn),
         made => {
             let message = format!("expected the times of {count} steps, as its turn had, got {made}");
@@ -457,31 +449,28 @@ fn make(contestant: &mut Contestant, count: usize) -> Result<Answer<Turn>> {
 }
 
 /// Measures single operators in processes of their own, by turns where that is wanted.
-fn operators(
-    report: &mut CaseReport,
-    entrants: &[Entrant],
-    folder: &Path,
-    repeats: usize,
-    turns: Turns,
-) -> Result<Failed> {
+fn operators(report: &mut CaseReport, contestants: &[Contestant], repeats: usize, turns: Turns) -> Result<Failed> {
     let mut failures = Vec::new();
     let mut found = Vec::<(String, String, Vec<(String, Vec<f64>)>)>::new();
-    for group in turns.groups(entrants) {
+    for group in turns.groups(contestants) {
         let mut alive = Vec::new();
-        for entrant in group {
-            let started = match entrant.start(folder, true)? {
+        for contestant in group {
+            let mut contestant = contestant.clone();
+            contestant.arguments.push("--operators".into());
+            contestant.errors.set_extension("operators.err");
+            let started = match contestant.start()? {
                 Err(failure) => Err(failure),
                 // The first pass of everything is the warm-up.
-                Ok(mut contestant) => contestant.run(1)?.map(|_| contestant),
+                Ok(mut running) => running.run(1)?.map(|_| running),
             };
             match started {
-                Ok(contestant) => alive.push((entrant.name.clone(), contestant)),
-                Err(failure) => failures.push((entrant.name.clone(), failure)),
+                Ok(running) => alive.push((contestant.name, running)),
+                Err(failure) => failures.push((contestant.name, failure)),
             }
         }
         for _ in 0..turns.rounds {
-            for (name, contestant) in &mut alive {
-                let answer = contestant.run(repeats)?;
+            for (name, running) in &mut alive {
+                let answer = running.run(repeats)?;
                 let Ok(turn) = answer.map_err(|failure| failures.push((name.clone(), failure))) else { continue };
                 for times in turn.operators {
                     let place = found.iter().position(|(operator, ..)| *operator == times.name);

@@ -6,13 +6,13 @@ use std::time::SystemTime;
 
 use super::derived::{at_equal, common_moments, common_target, derive, seconds_to};
 use super::keys;
-use super::measured::MeasuredRun;
+use super::measured::{MeasuredRun, Window};
 use super::parity::parity;
 use super::stats::{Samples, mean, median, quantile, ratio_of_medians};
 use super::verdict::{Word, word};
-use super::{ArmReport, ArmRuns, Budget, Comparison, Experiment, LossPoint, REPORT_SCHEMA, Report, Role, WholeRun};
+use super::{Arm, ArmReport, Comparison, Experiment, LossPoint, REPORT_SCHEMA, Report, Role, WholeRun};
 use crate::base::error::{Error, Result};
-use crate::trainer::laps::StepTimes;
+use crate::trainer::laps::{Parts, StepTimes};
 
 /// Settings that may differ between arms without a word: where a run writes, how often it says something, and its seed,
 /// which changes from repeat to repeat. The compiler is what is compared.
@@ -38,9 +38,9 @@ const WINDOWS: usize = 3;
 /// The seed of all draws: the same runs give the same report.
 const SEED: u64 = 42;
 
-/// An arm with its runs.
-struct Arm<'a> {
-    runs: &'a ArmRuns,
+/// An arm and what its run folders say.
+struct MeasuredArm<'a> {
+    runs: &'a Arm,
     measured: Vec<MeasuredRun>,
 }
 
@@ -49,11 +49,10 @@ struct Arm<'a> {
 /// # Errors
 /// Runs that are not complete or damaged.
 pub fn analyse(experiment: &Experiment, base: &Path) -> Result<Report> {
-    let read =
-        |arm: &'_ ArmRuns| arm.runs.iter().map(|run| MeasuredRun::read(&base.join(run))).collect::<Result<Vec<_>>>();
+    let read = |arm: &'_ Arm| arm.runs.iter().map(|run| MeasuredRun::read(&base.join(run))).collect::<Result<Vec<_>>>();
     let mut arms = Vec::new();
     for runs in &experiment.arms {
-        arms.push(Arm { runs, measured: read(runs)? });
+        arms.push(MeasuredArm { runs, measured: read(runs)? });
     }
     let Some(reference) = arms.first() else {
         return Err(Error::data("there is nothing to report on").help("give at least one run folder"));
@@ -66,7 +65,7 @@ pub fn analyse(experiment: &Experiment, base: &Path) -> Result<Report> {
     // compiled as a whole.
     let comparisons = others.map(|arm| {
         let earlier = arms.iter().take_while(|other| other.runs.name != arm.runs.name);
-        let same = |other: &&Arm| other.runs.role == Role::Sweep && other.runs.point == arm.runs.point;
+        let same = |other: &&MeasuredArm| other.runs.role == Role::Sweep && other.runs.point == arm.runs.point;
         let other = match arm.runs.role {
             Role::Sweep => earlier.into_iter().find(same),
             Role::Ablation => of_role(Role::Compiled),
@@ -113,7 +112,7 @@ pub fn analyse(experiment: &Experiment, base: &Path) -> Result<Report> {
     })
 }
 
-fn notes(experiment: &Experiment, arms: &[Arm]) -> Vec<String> {
+fn notes(experiment: &Experiment, arms: &[MeasuredArm]) -> Vec<String> {
     let mut notes = experiment.notes.clone();
     let late: u64 = arms.iter().flat_map(|arm| &arm.measured).map(|run| run.late_steps).sum();
     if late > 0 {
@@ -133,7 +132,12 @@ fn notes(experiment: &Experiment, arms: &[Arm]) -> Vec<String> {
 
 /// The verdict on `arm` against `reference`, whose samples are joined with those of `again` (the same arm, run on the
 /// other side of `arm` in time).
-fn compare(reference: &Arm, arm: &Arm, again: Option<&Arm>, noise: Option<&Comparison>) -> Comparison {
+fn compare(
+    reference: &MeasuredArm,
+    arm: &MeasuredArm,
+    again: Option<&MeasuredArm>,
+    noise: Option<&Comparison>,
+) -> Comparison {
     let differences = differences(reference, arm);
     let is_about = |key: &str, of: &str| if of.ends_with('.') { key.starts_with(of) } else { key == of };
     let changes = |key: &str| arm.runs.changes.iter().chain(&reference.runs.changes).any(|of| is_about(key, of));
@@ -142,14 +146,15 @@ fn compare(reference: &Arm, arm: &Arm, again: Option<&Arm>, noise: Option<&Compa
     // Settings have a point in their names; circumstances, which have none, change no loss beyond rounding.
     let same_losses = reference.runs.point == arm.runs.point
         && !differences.iter().any(|(key, _)| key.contains('.') || CHANGE_LOSSES.contains(&key.as_str()));
-    let seeds =
-        |arm: &Arm| arm.measured.iter().map(|run| run.settings.get("trainer.seed").cloned()).collect::<Vec<_>>();
+    let seeds = |arm: &MeasuredArm| {
+        arm.measured.iter().map(|run| run.settings.get("trainer.seed").cloned()).collect::<Vec<_>>()
+    };
     let common = reference.measured.len().min(arm.measured.len());
     let same_seeds = seeds(reference)[..common] == seeds(arm)[..common];
     let parity = (same_losses && same_seeds && unlabelled.is_empty())
         .then(|| parity(&reference.measured, &arm.measured))
         .flatten();
-    let few = |arm: &Arm| arm.measured.iter().map(|run| run.steady.len()).sum::<usize>() < WINDOWS;
+    let few = |arm: &MeasuredArm| arm.measured.iter().map(|run| run.steady.len()).sum::<usize>() < WINDOWS;
     let reason = match (&arm.runs.failure, &reference.runs.failure) {
         (Some(failure), _) => Some(format!("{}: {}", arm.runs.name, failure.message)),
         (None, Some(failure)) => Some(format!("{}: {}", reference.runs.name, failure.message)),
@@ -171,7 +176,7 @@ fn compare(reference: &Arm, arm: &Arm, again: Option<&Arm>, noise: Option<&Compa
             )
         }),
     };
-    let samples = |arm: &Arm| arm.measured.iter().map(MeasuredRun::ms_per_sample).collect::<Samples>();
+    let samples = |arm: &MeasuredArm| arm.measured.iter().map(MeasuredRun::ms_per_sample).collect::<Samples>();
     let mut native = samples(reference);
     for (run, again) in native.iter_mut().zip(again.map(samples).into_iter().flatten()) {
         run.extend(again);
@@ -200,7 +205,7 @@ fn few_windows() -> String {
 }
 
 /// Settings and circumstances in which the first runs of two arms differ: key, and a text with both values.
-fn differences(a: &Arm, b: &Arm) -> Vec<(String, String)> {
+fn differences(a: &MeasuredArm, b: &MeasuredArm) -> Vec<(String, String)> {
     // The arms of a comparison run alternately, whatever the day.
     let is_finished_run = b.runs.role == Role::Run;
     let (Some(a), Some(b)) = (a.measured.first(), b.measured.first()) else { return Vec::new() };
@@ -236,13 +241,13 @@ fn differences(a: &Arm, b: &Arm) -> Vec<(String, String)> {
 }
 
 /// The figures of an arm.
-fn describe(arm: &Arm, experiment: &Experiment) -> ArmReport {
+fn describe(arm: &MeasuredArm, experiment: &Experiment) -> ArmReport {
     let runs = &arm.measured;
     let windows = || runs.iter().flat_map(|run| &run.steady);
-    let of_windows = |pick: fn(&super::measured::Window) -> f64| some(median(&windows().map(pick).collect::<Vec<_>>()));
+    let of_windows = |pick: fn(&Window) -> f64| some(median(&windows().map(pick).collect::<Vec<_>>()));
     let step_ms = runs.iter().flat_map(MeasuredRun::step_ms).collect::<Vec<_>>();
-    let tokens_per_s = of_windows(|window| window.tokens as f64 / window.ms * 1e3);
-    let samples_per_s = of_windows(|window| window.samples as f64 / window.ms * 1e3);
+    let tokens_per_s = of_windows(Window::tokens_per_s);
+    let samples_per_s = of_windows(Window::samples_per_s);
     let provenance = runs.first().and_then(|run| run.provenance.clone());
     let first = runs.first();
     let count = |key: &str| first.and_then(|run| run.count(key));
@@ -323,23 +328,19 @@ fn describe(arm: &Arm, experiment: &Experiment) -> ArmReport {
 }
 
 /// The medians of the parts of steady steps.
-fn budget(steps: &[&StepTimes], whole: Option<WholeRun>, evaluation: Option<f64>, save: Option<f64>) -> Option<Budget> {
+fn budget(steps: &[&StepTimes], whole: Option<WholeRun>, evaluation: Option<f64>, save: Option<f64>) -> Option<Parts> {
     if steps.is_empty() {
         return None;
     }
-    let part = |pick: fn(&StepTimes) -> f64| median(&steps.iter().map(|step| pick(step)).collect::<Vec<_>>());
     let spread = |times: fn(WholeRun) -> u64, seconds: Option<f64>| {
         let whole = whole.filter(|whole| whole.steps > 0);
         whole.zip(seconds).map_or(0.0, |(whole, seconds)| times(whole) as f64 * seconds * 1e3 / whole.steps as f64)
     };
-    Some(Budget {
-        data: part(|step| step.data_ms),
-        forward: part(|step| step.forward_ms),
-        backward: part(|step| step.backward_ms),
-        update: part(|step| step.update_ms),
-        sync: part(|step| step.sync_ms),
+    let medians = Parts::over(&steps.iter().map(|step| step.parts()).collect::<Vec<_>>(), median);
+    Some(Parts {
         evaluation: spread(|whole| whole.evaluations, evaluation),
         save: spread(|whole| whole.saves, save),
+        ..medians
     })
 }
 

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use super::ablation::{self, Ablate};
 use super::keys::{ACCUMULATION, BATCH, BLOCK};
-use super::{ArmRuns, Role};
+use super::{Arm, Role};
 use crate::base::error::{Error, Result, nearest};
 use crate::config::{
     CompilerMode, EvalStrategy, LrScaling, OnExisting, RunConfig, SaveStrategy, TrainBatchSize, Verify,
@@ -84,7 +84,7 @@ impl Sweep {
 
 /// An arm before it has run.
 #[derive(Debug, Clone)]
-pub struct Arm {
+pub struct PlannedArm {
     /// The mode, which decides the program.
     pub mode: CompilerMode,
     /// What it trains; folder, seed, evaluation and saving are set for each run.
@@ -92,7 +92,7 @@ pub struct Arm {
     /// Its batch need not fit.
     pub may_fail: bool,
     /// What the report will know of it.
-    pub runs: ArmRuns,
+    pub runs: Arm,
 }
 
 impl Wanted {
@@ -135,7 +135,7 @@ impl Wanted {
 ///
 /// # Errors
 /// As [`Wanted::check`]; a batch that is not known; nothing to ablate.
-pub fn arms(base: &RunConfig, wanted: &Wanted, planned: &RunPlan) -> Result<(Vec<Arm>, Vec<String>)> {
+pub fn arms(base: &RunConfig, wanted: &Wanted, planned: &RunPlan) -> Result<(Vec<PlannedArm>, Vec<String>)> {
     wanted.check()?;
     let wants = |name: &str| wanted.arms.is_empty() || wanted.arms.iter().any(|wanted| wanted == name);
     let mut notes = Vec::new();
@@ -172,10 +172,10 @@ pub fn arms(base: &RunConfig, wanted: &Wanted, planned: &RunPlan) -> Result<(Vec
                 changed(BLOCK, config.data.block_size != base.data.block_size),
             ];
             let (changes, runs) = (changes.into_iter().flatten().collect(), Vec::new());
-            let runs = ArmRuns { name, label, role, changes, point, runs, process_seconds: Vec::new(), failure: None };
+            let runs = Arm { name, label, role, changes, point, runs, process_seconds: Vec::new(), failure: None };
             let mut config = config;
             config.set_compiler(mode);
-            all.push(Arm { mode, config, may_fail: role == Role::NativeLarge, runs });
+            all.push(PlannedArm { mode, config, may_fail: role == Role::NativeLarge, runs });
         };
     let at = |batch: usize| format!("batch {batch}");
     let (native, compiled) = (CompilerMode::Native, CompilerMode::Compiled);
@@ -246,7 +246,12 @@ fn with_batch(base: &RunConfig, batch: usize) -> (RunConfig, String) {
 
 /// The config of one run of an arm: the schedule and the data of the config, and no evaluation, saving or text sample but
 /// in the first repeat, where evaluation and saving are measured.
-pub(super) fn run_config(arm: &Arm, folder: std::path::PathBuf, repeat: usize, logging_steps: usize) -> RunConfig {
+pub(super) fn run_config(
+    arm: &PlannedArm,
+    folder: std::path::PathBuf,
+    repeat: usize,
+    logging_steps: usize,
+) -> RunConfig {
     let mut config = bare_run(&arm.config, folder, logging_steps);
     let (given, trainer) = (&arm.config.trainer, &mut config.trainer);
     if given.eval_strategy != EvalStrategy::No && repeat == 0 {
@@ -297,7 +302,7 @@ mod tests {
         (config.clone(), config.plan().unwrap())
     }
 
-    fn arms(base: &RunConfig, wanted: &Wanted) -> Result<(Vec<Arm>, Vec<String>)> {
+    fn arms(base: &RunConfig, wanted: &Wanted) -> Result<(Vec<PlannedArm>, Vec<String>)> {
         let folder = tempfile::tempdir().unwrap();
         let (_, plan) = planned(folder.path());
         super::arms(base, wanted, &plan)

@@ -171,8 +171,8 @@ pub(super) fn seconds_to(curve: &[LossPoint], target: f64) -> Option<f64> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::measure::compare::Budget;
     use crate::measure::compare::stats::Interval;
+    use crate::trainer::laps::Parts;
 
     fn curve(losses: &[f64], tokens: f64, seconds: f64) -> Vec<LossPoint> {
         let point = |(index, loss): (usize, &f64)| {
@@ -201,7 +201,7 @@ mod tests {
             step_ms_p50: Some(step_ms),
             step_ms_p95: None,
             step_ms_max: None,
-            budget_ms: Some(Budget { data: 6.0, sync: 4.0, forward: step_ms - 10.0, ..Budget::default() }),
+            budget_ms: Some(Parts { data: 6.0, sync: 4.0, forward: step_ms - 10.0, ..Parts::default() }),
             warmup_seconds_first: None,
             warmup_seconds_later: None,
             startup_seconds: None,

@@ -49,6 +49,38 @@ pub struct Window {
     pub ms: f64,
 }
 
+impl Window {
+    /// The window that `steps` make.
+    pub fn of(steps: &[StepTimes]) -> Self {
+        Self {
+            steps: steps.len() as u64,
+            samples: steps.iter().map(|step| step.samples).sum(),
+            tokens: steps.iter().map(|step| step.tokens).sum(),
+            ms: steps.iter().map(|step| step.step_ms).sum(),
+        }
+    }
+
+    /// Milliseconds for a step.
+    pub fn step_ms(&self) -> f64 {
+        self.ms / self.steps as f64
+    }
+
+    /// Examples a second.
+    pub fn samples_per_s(&self) -> f64 {
+        self.samples as f64 / self.ms * 1e3
+    }
+
+    /// Attended tokens a second.
+    pub fn tokens_per_s(&self) -> f64 {
+        self.tokens as f64 / self.ms * 1e3
+    }
+}
+
+/// The steps of every window of `steps`. Steps at the end for which the device was not waited belong to none.
+pub(crate) fn windows(steps: &[StepTimes]) -> impl Iterator<Item = &[StepTimes]> {
+    steps.split_inclusive(|step| step.synced).filter(|window| window.last().is_some_and(|step| step.synced))
+}
+
 /// See the top of this file.
 #[derive(Debug, Clone)]
 pub struct MeasuredRun {
@@ -197,7 +229,7 @@ impl MeasuredRun {
 
     /// Milliseconds for a step, of every steady window.
     pub fn step_ms(&self) -> Vec<f64> {
-        self.steady.iter().map(|window| window.ms / window.steps as f64).collect()
+        self.steady.iter().map(Window::step_ms).collect()
     }
 
     /// The lines of `steps.jsonl` after the warm-up, without those before which the run was held up.
@@ -290,21 +322,8 @@ fn windows_of_steps(steps: &[StepTimes], quiet: usize) -> Windows {
     let begin = (begin..steps.len()).find(|step| steps[step.saturating_sub(1)].synced).unwrap_or(steps.len());
     let warmup = steps[..begin].iter().map(|step| step.step_ms).sum::<f64>() / 1e3;
     let late = steps[begin..].iter().filter(|step| has_news(step)).count() as u64;
-    let empty = Window { steps: 0, samples: 0, tokens: 0, ms: 0.0 };
-    let (mut windows, mut open, mut held_up) = (Vec::new(), empty, false);
-    for step in &steps[begin..] {
-        held_up |= step.held_up;
-        open.steps += 1;
-        open.samples += step.samples;
-        open.tokens += step.tokens;
-        open.ms += step.step_ms;
-        if step.synced {
-            let window = std::mem::replace(&mut open, empty);
-            if !std::mem::take(&mut held_up) {
-                windows.push(window);
-            }
-        }
-    }
+    let undisturbed = windows(&steps[begin..]).filter(|window| !window.iter().any(|step| step.held_up));
+    let windows = undisturbed.map(Window::of).collect();
     (windows, (warmup, begin as u64), late)
 }
 

@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::error::{Error, ErrorKind};
 use crate::session::provenance::Provenance;
+use crate::trainer::laps::Parts;
 pub use derived::Derived;
 pub use gate::Gate;
 pub use parity::Parity;
@@ -60,7 +61,7 @@ pub enum Role {
 
 /// An arm and the runs that were made of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ArmRuns {
+pub struct Arm {
     /// Short name, also of its folder.
     pub name: String,
     /// What it is, for people.
@@ -144,7 +145,7 @@ pub struct Experiment {
     /// Whether every run that was wanted has been made or has failed.
     pub is_complete: bool,
     /// The reference first.
-    pub arms: Vec<ArmRuns>,
+    pub arms: Vec<Arm>,
     /// The run that the config describes.
     pub whole: Option<WholeRun>,
     /// What the device reaches in a matrix product of 2048 x 2048 x 2048, GFLOP/s.
@@ -155,40 +156,6 @@ pub struct Experiment {
     pub target_loss: Option<f64>,
     /// What the reader must know: caches, columns that this device lacks.
     pub notes: Vec<String>,
-}
-
-/// Milliseconds of a steady step by part; evaluation and saving spread over the steps of the whole run.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Budget {
-    /// Waiting for batches.
-    pub data: f64,
-    /// The model and its loss.
-    pub forward: f64,
-    /// Gradients.
-    pub backward: f64,
-    /// Gradient norm, clipping, optimizer.
-    pub update: f64,
-    /// Reading values back and logging.
-    pub sync: f64,
-    /// Evaluations.
-    pub evaluation: f64,
-    /// Checkpoints.
-    pub save: f64,
-}
-
-impl Budget {
-    /// Name and milliseconds of every part.
-    pub fn parts(&self) -> [(&'static str, f64); 7] {
-        [
-            ("data", self.data),
-            ("forward", self.forward),
-            ("backward", self.backward),
-            ("update", self.update),
-            ("sync", self.sync),
-            ("evaluation", self.evaluation),
-            ("save", self.save),
-        ]
-    }
 }
 
 /// A point of an arm's loss: mean, least and largest over its repeats (each with another seed).
@@ -263,8 +230,9 @@ pub struct ArmReport {
     pub step_ms_p95: Option<f64>,
     /// The slowest.
     pub step_ms_max: Option<f64>,
-    /// Time of a step by part; none for runs without `steps.jsonl`.
-    pub budget_ms: Option<Budget>,
+    /// Time of a steady step by part, medians; evaluation and saving spread over the steps of the whole run. None for runs
+    /// without `steps.jsonl`.
+    pub budget_ms: Option<Parts>,
     /// Seconds of training before the steady state in the first run; whether kernels were kept before it is in the notes.
     pub warmup_seconds_first: Option<f64>,
     /// The same in the later runs, median.

@@ -2,14 +2,11 @@
 //! they live side by side and train by turns of a few steps, so that what happens to the machine happens to every arm; else
 //! one after the other.
 
-use std::path::PathBuf;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use super::Failure;
 use crate::base::error::Result;
 use crate::base::host;
-use crate::measure::turns::contestant::{Answer, Contestant, Program};
+use crate::measure::turns::contestant::{Answer, Contestant};
 
 /// Steps of a turn side by side: few enough that the machine is the same for all arms. The first of them finds caches and
 /// threads cold and is left out of the figures ([`super::measured`]).
@@ -29,46 +26,37 @@ const LEAST_DEVICE: usize = 80;
 const SHARE: f64 = 0.8;
 
 /// An arm that is silent for so long hangs: warm-up and tuning of a large model on a slow device take less.
-const PATIENCE: Duration = Duration::from_secs(3600);
+pub(super) const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// An arm's run before it is started.
-#[derive(Debug)]
-pub(super) struct Entrant {
-    /// The engine.
-    pub(super) program: PathBuf,
-    /// The config that it trains.
-    pub(super) file: PathBuf,
-}
-
-/// Trains every entrant for `steps` steps, or to the end of its plan where that comes first: the seconds of its process, or
-/// how it failed. What a process says is kept beside its config until it has ended well.
+/// Trains every contestant for `steps` steps, or to the end of its plan where that comes first: the seconds of its process, or
+/// how it failed. What a process says is kept in its file of errors until it has ended well.
 ///
 /// # Errors
 /// A program that cannot be started, and a signal to this process.
-pub(super) fn repeat(entrants: &[Entrant], steps: usize, together: bool) -> Result<Vec<Answer<f64>>> {
+pub(super) fn repeat(contestants: &[Contestant], steps: usize, together: bool) -> Result<Vec<Answer<f64>>> {
     if together {
-        return take_turns(entrants, steps, TURN);
+        return take_turns(contestants, steps, TURN);
     }
-    let alone = entrants.chunks(1).map(|entrant| take_turns(entrant, steps, TURN_ALONE));
+    let alone = contestants.chunks(1).map(|contestant| take_turns(contestant, steps, TURN_ALONE));
     Ok(alone.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
-/// How many steps a run should have, by what a few steps of `entrant` take.
+/// How many steps a run should have, by what a few steps of `contestant` take.
 ///
 /// # Errors
 /// A program that cannot be started, and a signal to this process.
-pub(super) fn pace(entrant: &Entrant, is_cpu: bool) -> Result<usize> {
+pub(super) fn pace(contestant: &Contestant, is_cpu: bool) -> Result<usize> {
     let (least, warmup) = if is_cpu { (LEAST_CPU, TURN) } else { (LEAST_DEVICE, LEAST_DEVICE / 4) };
     // A run that fails here will fail as an arm, and then it will be told.
-    let Ok(mut contestant) = entrant.start()? else { return Ok(least) };
-    let (Ok(_), before) = (contestant.run(warmup)?, Instant::now()) else { return Ok(least) };
-    let Ok(_) = contestant.run(warmup)? else { return Ok(least) };
+    let Ok(mut running) = contestant.start()? else { return Ok(least) };
+    let (Ok(_), before) = (running.run(warmup)?, Instant::now()) else { return Ok(least) };
+    let Ok(_) = running.run(warmup)? else { return Ok(least) };
     let step = before.elapsed().as_secs_f64() / warmup as f64;
     Ok(least.max((SECONDS / step).ceil() as usize))
 }
 
-fn take_turns(entrants: &[Entrant], steps: usize, turn: usize) -> Result<Vec<Answer<f64>>> {
-    let mut alive = entrants.iter().map(Entrant::start).collect::<Result<Vec<_>>>()?;
+fn take_turns(contestants: &[Contestant], steps: usize, turn: usize) -> Result<Vec<Answer<f64>>> {
+    let mut alive = contestants.iter().map(Contestant::start).collect::<Result<Vec<_>>>()?;
     let mut made = 0;
     // The last step is made at the end.
     while made + 1 < steps {
@@ -78,40 +66,28 @@ fn take_turns(entrants: &[Entrant], steps: usize, turn: usize) -> Result<Vec<Ans
             order.reverse();
         }
         for slot in order {
-            let Ok(contestant) = slot else { continue };
-            let left = steps.min(contestant.hello.total_steps as usize).saturating_sub(made + 1);
+            let Ok(running) = slot else { continue };
+            let left = steps.min(running.hello.total_steps as usize).saturating_sub(made + 1);
             if left == 0 {
                 continue;
             }
-            if let Err(failure) = contestant.run(left.min(turn))? {
+            if let Err(failure) = running.run(left.min(turn))? {
                 *slot = Err(failure);
             }
         }
         made += turn;
     }
-    let ends = entrants.iter().zip(alive).map(|(entrant, slot)| match slot {
-        Ok(contestant) => {
-            let end = contestant.finish()?;
+    let ends = contestants.iter().zip(alive).map(|(contestant, slot)| match slot {
+        Ok(running) => {
+            let end = running.finish()?;
             if end.is_ok() {
-                let _ = std::fs::remove_file(entrant.errors());
+                let _ = std::fs::remove_file(&contestant.errors);
             }
             Ok(end)
         }
         Err(failure) => Ok(Err(failure)),
     });
     ends.collect()
-}
-
-impl Entrant {
-    fn start(&self) -> Result<std::result::Result<Contestant, Failure>> {
-        let mut command = Command::new(&self.program);
-        command.arg("worker").arg(&self.file).arg("--model");
-        Contestant::start(&mut command, Program::Kiln, &self.errors(), PATIENCE)
-    }
-
-    fn errors(&self) -> PathBuf {
-        self.file.with_extension("err")
-    }
 }
 
 /// Whether arms whose plans expect these many bytes can live side by side, and what to tell the reader of it.

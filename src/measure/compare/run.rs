@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::analyse::analyse;
-use super::arms::{Arm, Wanted, arms, run_config};
+use super::arms::{PlannedArm, Wanted, arms, run_config};
 use super::verdict::Word;
 use super::{EXPERIMENT_SCHEMA, Experiment, Report, WholeRun, peak, repeat};
 use crate::base::error::{Error, Result};
@@ -18,7 +18,7 @@ use crate::config::{CompilerMode, DeviceKind, EvalStrategy, OnExisting, RunConfi
 use crate::engine::device as execution;
 use crate::engine::handover::{Engine, Programs};
 use crate::measure::report;
-use crate::measure::turns::contestant::Answer;
+use crate::measure::turns::contestant::{Answer, Contestant, Program};
 use crate::plan::RunPlan;
 use crate::trainer::checkpoint;
 
@@ -103,7 +103,7 @@ pub fn run(
             say("looking how long a step takes")?;
             let scratch = scratch()?;
             let config = run_config(&arms[0], scratch.path().join("run"), 1, logging_steps);
-            repeat::pace(&entrant(&arms[0], &config, scratch.path().join("pace.toml"), &programs)?, is_cpu)?
+            repeat::pace(&contestant(&arms[0], &config, scratch.path().join("pace.toml"), &programs)?, is_cpu)?
         }
     };
     let steps = steps.min(whole.steps as usize);
@@ -154,7 +154,7 @@ impl Round<'_> {
     /// Trains every arm that has not failed once; what the reader must know of it is added to `notes`.
     fn run(
         &self,
-        arms: &mut [Arm],
+        arms: &mut [PlannedArm],
         notes: &mut Vec<String>,
         out: &Path,
         say: &mut dyn FnMut(&str) -> Result<()>,
@@ -163,17 +163,17 @@ impl Round<'_> {
         if self.repeat % 2 == 1 {
             alive.reverse();
         }
-        let (mut entrants, mut folders) = (Vec::new(), Vec::new());
+        let (mut contestants, mut folders) = (Vec::new(), Vec::new());
         for arm in &alive {
             let relative = Path::new("arms").join(&arm.runs.name).join(format!("repeat-{}", self.repeat + 1));
             let above = out.join("arms").join(&arm.runs.name);
             fs::create_dir_all(&above).map_err(|error| Error::io(format!("create {}", above.display()), &error))?;
             let file = above.join(format!("repeat-{}.toml", self.repeat + 1));
             let config = run_config(arm, out.join(&relative), self.repeat, self.logging_steps);
-            entrants.push(entrant(arm, &config, file, self.programs)?);
+            contestants.push(contestant(arm, &config, file, self.programs)?);
             folders.push(relative);
         }
-        let mut ends = repeat::repeat(&entrants, self.steps, self.together)?;
+        let mut ends = repeat::repeat(&contestants, self.steps, self.together)?;
         if self.together && ends.iter().any(is_out_of_memory) {
             // Which one needed too much cannot be said while they share the machine's memory.
             let again = format!(
@@ -186,7 +186,7 @@ impl Round<'_> {
                 fs::remove_dir_all(&folder)
                     .map_err(|error| Error::io(format!("clear {}", folder.display()), &error))?;
             }
-            ends = repeat::repeat(&entrants, self.steps, false)?;
+            ends = repeat::repeat(&contestants, self.steps, false)?;
         }
         for ((arm, relative), end) in alive.into_iter().zip(folders).zip(ends) {
             let folder = out.join(&relative);
@@ -221,10 +221,17 @@ fn is_out_of_memory(end: &Answer<f64>) -> bool {
     end.as_ref().is_err_and(|failure| failure.exit_code == 4)
 }
 
-/// A run of `arm` whose config goes to `file`.
-fn entrant(arm: &Arm, config: &RunConfig, file: PathBuf, programs: &Programs) -> Result<repeat::Entrant> {
+/// A run of `arm` whose config goes to `file`; what its process says stays beside it.
+fn contestant(arm: &PlannedArm, config: &RunConfig, file: PathBuf, programs: &Programs) -> Result<Contestant> {
     write_whole(&file, config.to_toml()?.as_bytes())?;
-    Ok(repeat::Entrant { program: programs.of(arm.mode).into(), file })
+    Ok(Contestant {
+        name: arm.runs.name.clone(),
+        whose: Program::Kiln,
+        program: programs.of(arm.mode).into(),
+        errors: file.with_extension("err"),
+        arguments: vec!["worker".into(), file.into(), "--model".into()],
+        patience: repeat::PATIENCE,
+    })
 }
 
 impl Experiment {
@@ -249,7 +256,7 @@ fn plannable(config: &RunConfig, out: &Path, is_cpu: bool) -> RunConfig {
 /// On a GPU, where a mode is a build of its own and a process settles the compiler's settings once, the arm's own engine
 /// is asked, in a process.
 fn check_arms(
-    arms: &[Arm],
+    arms: &[PlannedArm],
     base: &RunConfig,
     out: &Path,
     programs: &Programs,

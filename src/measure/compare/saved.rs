@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::analyse::analyse;
 use super::run::FILE;
-use super::{ArmRuns, EXPERIMENT_SCHEMA, Experiment, Report, Role};
+use super::{Arm, EXPERIMENT_SCHEMA, Experiment, Report, Role};
 use crate::base::error::{Error, Result};
 
 /// In what finished runs may differ without more ado: how they were trained, and by which program. It is labelled; what they
@@ -47,7 +47,7 @@ pub fn report(
         let name = run.file_name().map_or_else(|| shown.clone(), |name| name.to_string_lossy().into_owned());
         // Two runs may have the same name in different folders.
         let twice = runs.iter().filter(|other| other.file_name() == run.file_name()).count() > 1;
-        ArmRuns {
+        Arm {
             name: if twice { shown.clone() } else { name },
             label: shown.clone(),
             role: if index == 0 { Role::Reference } else { Role::Run },

@@ -7,6 +7,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::base::error::{Error, Result, one_line};
 use crate::measure::compare::{ArmReport, Comparison, LossPoint, Report, Role};
+use crate::trainer::laps::Parts;
 
 /// A drawn chart.
 pub(super) struct Chart {
@@ -167,7 +168,7 @@ fn color(arm: &ArmReport, index: usize) -> RGBColor {
 
 fn budget_chart(area: &Area, arms: &[&ArmReport]) -> Drawn {
     write(area, "Time of a step", (16, 24), TEXT * 1.15, &INK, HPos::Left)?;
-    let parts = |arm: &ArmReport| arm.budget_ms.as_ref().map(super::super::compare::Budget::parts).unwrap_or_default();
+    let parts = |arm: &ArmReport| arm.budget_ms.as_ref().map(Parts::named).unwrap_or_default();
     let total = |arm: &ArmReport| parts(arm).iter().map(|part| part.1).sum::<f64>();
     let most = arms.iter().map(|arm| total(arm)).fold(f64::MIN_POSITIVE, f64::max);
     // Two rows of the legend.

@@ -27,7 +27,7 @@ pub(super) fn rows(report: &Report) -> Vec<Row> {
         row(name, &|arm| pick(arm).map(|value| fixed(value, digits)))
     };
     let part = |name: &str, index: usize| {
-        row(name, &|arm| arm.budget_ms.as_ref().map(|budget| fixed(budget.parts()[index].1, 1)))
+        row(name, &|arm| arm.budget_ms.as_ref().map(|budget| fixed(budget.named()[index].1, 1)))
     };
     let equal = report.derived.equal;
     let moment = |pick: fn(&AtEqual) -> f64| equal.as_ref().map_or(0.0, pick);

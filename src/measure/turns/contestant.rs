@@ -1,7 +1,9 @@
-//! The driver's end of a contestant: a child process that is asked for turns; see [`super::protocol`].
+//! The driver's end of a contestant: how its process is started, and the process that is asked for turns; see
+//! [`super::protocol`].
 
+use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::{ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
@@ -36,8 +38,25 @@ pub(crate) enum Program {
     Peer,
 }
 
-/// A contestant that is alive. Dropped, its process ends.
+/// A participant of a measurement: a program that makes turns, before it is started.
+#[derive(Debug, Clone)]
 pub(crate) struct Contestant {
+    /// Its name in tables.
+    pub(crate) name: String,
+    /// Whose the program is.
+    pub(crate) whose: Program,
+    /// The engine of its mode, or another program that speaks the protocol.
+    pub(crate) program: PathBuf,
+    /// The arguments of the program.
+    pub(crate) arguments: Vec<OsString>,
+    /// The file for all that it says to people.
+    pub(crate) errors: PathBuf,
+    /// It may be silent for so long.
+    pub(crate) patience: Duration,
+}
+
+/// The process of a contestant. Dropped, it ends.
+pub(crate) struct Running {
     child: Child,
     output: Receiver<io::Result<String>>,
     /// It may be silent for so long.
@@ -49,37 +68,32 @@ pub(crate) struct Contestant {
 }
 
 impl Contestant {
-    /// Starts `command` and waits until it is ready. What it says to people goes to `errors`. One that says nothing for
-    /// `patience` has failed.
+    /// Starts the program and waits until it is ready. One that says nothing for its patience has failed.
     ///
     /// # Errors
     /// A program that cannot be started, and a signal to this process.
-    pub(crate) fn start(
-        command: &mut Command,
-        program: Program,
-        errors: &Path,
-        patience: Duration,
-    ) -> Result<Answer<Self>> {
+    pub(crate) fn start(&self) -> Result<Answer<Running>> {
         let started = Instant::now();
-        command.stdout(Stdio::piped());
-        let mut child = match program {
-            Program::Kiln => Child::start(command, errors)?,
-            Program::Peer => Child::start_foreign(command, errors)?,
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments).stdout(Stdio::piped());
+        let mut child = match self.whose {
+            Program::Kiln => Child::start(&mut command, &self.errors)?,
+            Program::Peer => Child::start_foreign(&mut command, &self.errors)?,
         };
         let output = lines(child.take_output().expect("its stdout is a pipe"))?;
         let hello = Hello { provenance: serde_json::Value::Null, batch: 0, total_steps: 0, padding: None };
-        let mut contestant = Self { child, output, patience, started, active: Duration::ZERO, hello };
-        let answer = contestant.answer()?;
-        contestant.active = started.elapsed();
-        Ok(match answer {
-            Ok(hello) => {
-                contestant.hello = hello;
-                Ok(contestant)
-            }
-            Err(failure) => Err(failure),
-        })
+        let patience = self.patience;
+        let mut running = Running { child, output, patience, started, active: Duration::ZERO, hello };
+        let answer = running.answer()?;
+        running.active = started.elapsed();
+        Ok(answer.map(|hello| {
+            running.hello = hello;
+            running
+        }))
     }
+}
 
+impl Running {
     /// Seconds since the process was started.
     pub(crate) fn seconds(&self) -> f64 {
         self.started.elapsed().as_secs_f64()

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::measure::bench::operators::OperatorTimes;
+use crate::trainer::laps::StepTimes;
 
 /// The driver's last line.
 pub use crate::base::process::END;
@@ -27,39 +28,12 @@ pub struct Hello {
     pub padding: Option<f64>,
 }
 
-/// One optimizer step.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Step {
-    /// The step, from 1.
-    pub step: u64,
-    /// Examples.
-    pub samples: u64,
-    /// Attended tokens.
-    pub tokens: u64,
-    /// Milliseconds of the step: all parts.
-    pub step_ms: f64,
-    /// Getting a batch and moving it to the device.
-    pub data_ms: f64,
-    /// The model and its loss.
-    pub forward_ms: f64,
-    /// Gradients.
-    pub backward_ms: f64,
-    /// Gradient norm, clipping and optimizer.
-    pub update_ms: f64,
-    /// Reading values back, logging.
-    pub sync_ms: f64,
-    /// The device had finished when the step ended.
-    pub synced: bool,
-    /// The loss, where it was read.
-    pub loss: Option<f64>,
-}
-
 /// The answer to `run N`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Turn {
     /// The steps.
     #[serde(default)]
-    pub steps: Vec<Step>,
+    pub steps: Vec<StepTimes>,
     /// The times of single operators, from a contestant that measures them instead of steps.
     #[serde(default)]
     pub operators: Vec<OperatorTimes>,

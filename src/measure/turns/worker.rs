@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::Device;
 
-use super::protocol::{END, Hello, Step, Turn};
+use super::protocol::{END, Hello, Turn};
 use crate::base::error::{Error, Result};
 use crate::base::process;
 use crate::engine::device::memory_use;
@@ -126,7 +126,7 @@ impl Turns {
     }
 
     /// The steps of which lines have been written since the last time.
-    fn steps(&mut self) -> Result<Vec<Step>> {
+    fn steps(&mut self) -> Result<Vec<StepTimes>> {
         let io = |error: std::io::Error| Error::io(format!("read {}", self.times.display()), &error);
         let mut file = File::open(&self.times).map_err(io)?;
         file.seek(SeekFrom::Start(self.read)).map_err(io)?;
@@ -137,21 +137,9 @@ impl Turns {
         self.read += text.len() as u64;
         let losses = std::mem::take(&mut *lock(&self.losses));
         let step = |line: &str| {
-            let times: StepTimes = serde_json::from_str(line)?;
-            let loss = losses.iter().find(|(step, _)| *step == times.step).map(|(_, loss)| *loss);
-            Ok(Step {
-                step: times.step,
-                samples: times.samples,
-                tokens: times.tokens,
-                step_ms: times.step_ms,
-                data_ms: times.data_ms,
-                forward_ms: times.forward_ms,
-                backward_ms: times.backward_ms,
-                update_ms: times.update_ms,
-                sync_ms: times.sync_ms,
-                synced: times.synced,
-                loss,
-            })
+            let mut times: StepTimes = serde_json::from_str(line)?;
+            times.loss = losses.iter().find(|(step, _)| *step == times.step).map(|(_, loss)| *loss);
+            Ok(times)
         };
         let steps = text.lines().map(step).collect::<std::result::Result<_, serde_json::Error>>();
         steps.map_err(|error| Error::data(format!("{}: {error}", self.times.display())))
