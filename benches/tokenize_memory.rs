@@ -44,8 +44,8 @@ fn main() -> ExitCode {
     std::fs::create_dir(&sample).unwrap();
     write_words(&sample.join("sample.txt"), 1 << 20, &mut draw);
     let sample = Corpus::open(&[format!("{}/sample.txt", sample.display())], Documents::File).unwrap();
-    let tokenizer = Tokenizer::train_bpe(&sample, 8192, 1).unwrap();
-    std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_json().unwrap()).unwrap();
+    let learned = Tokenizer::train_bpe(&sample, 8192, 1).unwrap();
+    std::fs::write(folder.path().join("tokenizer.json"), learned.to_json().unwrap()).unwrap();
     let status = Command::new(std::env::current_exe().unwrap()).env(FOLDER, folder.path()).status().unwrap();
     if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -7,7 +7,9 @@ use std::cell::Cell;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::panic;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -44,19 +46,29 @@ impl Allocator {
     }
 }
 
+/// Whether a thread is saying with what error the process ends. Memory runs out for all threads at once, and one says so.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+/// How long a thread without memory waits for the one that ends the process.
+const ENDS_WITHIN: Duration = Duration::from_secs(1);
+
 /// Ends the process with exit code 4, without allocating or taking a lock.
 #[cfg(unix)]
 fn out_of_memory() -> ! {
     const MESSAGE: &[u8] = b"error: out of memory: the system has no more for this process\n  help: lower \
         trainer.per_device_train_batch_size, data.block_size or the model's sizes, or raise the limit of memory (`ulimit -v`, \
         a container's)\n";
-    let _ = rustix::io::write(rustix::stdio::stderr(), MESSAGE);
+    if ENDING.swap(true, Ordering::SeqCst) {
+        std::thread::sleep(ENDS_WITHIN);
+    } else {
+        let _ = rustix::io::write(rustix::stdio::stderr(), MESSAGE);
+    }
     signal_hook::low_level::exit(i32::from(crate::ErrorKind::OutOfMemory.exit_code()))
 }
 
 // SAFETY: every call is the system allocator's with the same arguments, and its answer is returned as it is. The note is a
 // thread-local `Cell` that is initialised at compile time and needs no destructor, so setting it never allocates; the end of the
-// process is two system calls.
+// process is an atomic flag and two system calls.
 #[allow(unsafe_code)]
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -113,8 +125,8 @@ fn at_abort() {
             out_of_memory();
         }
     };
-    // SAFETY: the handler reads a thread-local that needs no initialisation and makes two system calls (write, _exit): it
-    // neither allocates nor takes a lock.
+    // SAFETY: the handler reads a thread-local that needs no initialisation and an atomic flag, and makes two system
+    // calls (write or nanosleep, then _exit): it neither allocates nor takes a lock.
     #[allow(unsafe_code)]
     let installed = unsafe { signal_hook::low_level::register(signal_hook::consts::SIGABRT, end) };
     // Without it an abort is an abort.
@@ -137,6 +149,18 @@ pub(super) fn caught(run: impl FnOnce() -> Result<()>) -> Result<()> {
 /// Writes a line to stderr, where that can be written to.
 pub(super) fn complain(line: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr(), "{}", printable(&line.to_string()));
+}
+
+/// Says with what error the process ends, unless a thread that has no memory is ending it already: then that ends it.
+pub(super) fn complain_last(error: &Error) {
+    // Writing it takes no more memory, so that this thread does not wait for itself.
+    let line = format!("error: {error}");
+    let line = printable(&line);
+    if ENDING.swap(true, Ordering::SeqCst) {
+        std::thread::sleep(ENDS_WITHIN);
+    } else {
+        let _ = writeln!(std::io::stderr(), "{line}");
+    }
 }
 
 /// Shows what the library says, as lines on stderr: warnings and errors under that name, news as they are.

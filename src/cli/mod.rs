@@ -210,7 +210,7 @@ pub fn main() -> std::process::ExitCode {
     match ended {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
-            faults::complain(format_args!("error: {error}"));
+            faults::complain_last(&error);
             std::process::ExitCode::from(error.exit_code())
         }
     }

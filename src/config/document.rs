@@ -217,6 +217,11 @@ impl Document {
         if nested.is_empty() {
             return self.lay(section, key, value, origin);
         }
+        // A table that only these keys make was given here, too.
+        for depth in 2..path.len() {
+            let above = path[..depth].join(".");
+            self.places.entry(above).or_insert((origin.clone(), None));
+        }
         let mut target = self.section(section);
         for (depth, part) in path.iter().enumerate().take(path.len() - 1).skip(1) {
             let entry = target.entry(*part).or_insert_with(|| Value::Table(Table::new()));

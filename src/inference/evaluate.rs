@@ -102,9 +102,13 @@ fn evaluate_batches(
                 (false, None) => None,
             };
             pending_rows.push(predictions.as_ref().map_or(0, |rows| rows.dims()[0]));
-            let sum = batch.loss(logits.clone())?;
-            let smoothed =
-                if options.is_plain() { sum.sum.clone() } else { batch.training_loss(logits, &options)?.sum };
+            // The logits of a vocabulary are what evaluation takes most memory for: no copy outlives its last use.
+            let smoothed = match options.is_plain() {
+                true => None,
+                false => Some(batch.training_loss(logits.clone(), &options)?.sum),
+            };
+            let sum = batch.loss(logits)?;
+            let smoothed = smoothed.unwrap_or_else(|| sum.sum.clone());
             let right = right.unwrap_or_else(|| sum.sum.zeros_like());
             pending.extend([smoothed, sum.sum, right]);
             pending.extend(predictions);

@@ -182,7 +182,7 @@ impl Predictor<'_> {
         {
             return Err(Error::data(format!(
                 "the token {:?} has the id {id}, but the model's vocabulary has {vocabulary} tokens",
-                self.tokenizer.decode(&[id as u32])?
+                self.tokenizer.token(id as u32).unwrap_or_default()
             ))
             .help("the tokenizer does not belong to this model"));
         }

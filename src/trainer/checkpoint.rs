@@ -172,6 +172,9 @@ impl Snapshot {
         for name in weights.into_iter().chain(self.files.iter().map(|(name, _)| name.as_str())) {
             let path = folder.join(name);
             File::open(&path).and_then(|file| file.sync_all()).map_err(|error| io(&error))?;
+            if let Some(above) = path.parent().filter(|above| *above != folder) {
+                sync_folder(above).map_err(|error| io(&error))?;
+            }
             self.state.files.insert(name.into(), checksum(&path).map_err(|error| io(&error))?);
         }
         let text = serde_json::to_string_pretty(&self.state)
@@ -377,7 +380,8 @@ impl State {
                 return Err(format!("has no checksum of {name}"));
             }
         }
-        match self.files.keys().find(|name| !is_plain_name(name)) {
+        // A chat template lies in a folder of its own.
+        match self.files.keys().find(|name| !name.split('/').all(is_plain_name)) {
             Some(name) => Err(format!("files: {name:?} is no name of a file")),
             None => Ok(()),
         }

@@ -8,7 +8,8 @@ use std::process::Command;
 use crate::common::{fails, json, kiln, succeeds, train_rows};
 use serde_json::Value;
 
-/// Rows of 128 tokens and a vocabulary of 8192: the logits of a row take 4 MiB, several times over.
+/// Rows of 128 tokens and a vocabulary of 8192: the logits of a row take 4 MiB, several times over. One row at a time is
+/// evaluated, which takes less than any training batch.
 fn write(folder: &Path, batch: &str) {
     let rows = (0..40).map(|row: usize| {
         let ids = (0..128).map(|i| ((row * 7 + i * 3) % 8191 + 1).to_string()).collect::<Vec<_>>();
@@ -18,7 +19,8 @@ fn write(folder: &Path, batch: &str) {
     let config = format!(
         "[run]\noutput_dir = \"run\"\n[model]\nkind = \"gpt2\"\nn_layer = 1\nn_head = 2\nn_embd = 16\nn_positions = 128\n\
          vocab_size = 8192\n[data]\ntask = \"clm\"\nformat = \"tokenized\"\ntrain = \"data.jsonl\"\nvalidation = \"10%\"\n\
-         [batch]\n{batch}\n[trainer]\nmax_steps = 2\nper_device_train_batch_size = \"auto\"\n[device]\nkind = \"cpu\"\n"
+         [batch]\n{batch}\n[trainer]\nmax_steps = 2\nper_device_train_batch_size = \"auto\"\n\
+         per_device_eval_batch_size = 1\n[device]\nkind = \"cpu\"\n"
     );
     std::fs::write(folder.join("config.toml"), config).unwrap();
 }

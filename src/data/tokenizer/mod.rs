@@ -186,7 +186,7 @@ impl Tokenizer {
         };
         if let Some(found) = find("tokenizer.json") {
             let inner = tokenizers::Tokenizer::from_file(&found).map_err(|error| bad(&found, error))?;
-            return Self::wrap(inner, Some(Origin::read(folder, &[])?));
+            return Self::wrap(inner, Some(Origin::read(folder, &[])?), Some(&found));
         }
         for (vocab, merges) in [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")] {
             // Under OpenAI's names `transformers` does not find them, so they are written anew.
@@ -197,13 +197,14 @@ impl Tokenizer {
                 let model = BPE::from_file(&vocab.to_string_lossy(), &merges.to_string_lossy()).build();
                 let inner = byte_level(model.map_err(|error| bad(&vocab, error))?)?;
                 let origin = known.then(|| Origin::read(folder, &["tokenizer.json", "vocab.txt"])).transpose()?;
-                return Self::wrap(inner, origin);
+                return Self::wrap(inner, origin, Some(&vocab));
             }
         }
         if let Some(found) = find("vocab.txt") {
             let model = WordPiece::from_file(&found.to_string_lossy()).unk_token("[UNK]".into()).build();
             let inner = word_piece(model.map_err(|error| bad(&found, error))?, lower_cases(folder)?, &found)?;
-            return Self::wrap(inner, Some(Origin::read(folder, &["tokenizer.json", "vocab.json", "merges.txt"])?));
+            let origin = Origin::read(folder, &["tokenizer.json", "vocab.json", "merges.txt"])?;
+            return Self::wrap(inner, Some(origin), Some(&found));
         }
         for (vocab, merges) in [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")] {
             for (there, missing) in [(vocab, merges), (merges, vocab)] {
@@ -217,7 +218,7 @@ impl Tokenizer {
         if let Some(file) = file.filter(|file| file.ends_with(".json") && folder.join(file).is_file()) {
             let found = folder.join(file);
             let inner = tokenizers::Tokenizer::from_file(&found).map_err(|error| bad(&found, error))?;
-            return Self::wrap(inner, None);
+            return Self::wrap(inner, None, Some(&found));
         }
         Err(Error::data(format!("{}: no tokenizer found", path.display()))
             .help("expected tokenizer.json, vocab.json with merges.txt, or vocab.txt"))
@@ -249,7 +250,7 @@ impl Tokenizer {
         let learned = inner.train(&mut wrapped, texts).map(drop);
         failed.map_or(Ok(()), Err)?;
         learned.map_err(|error| Error::data(format!("learning the tokenizer failed: {error}")))?;
-        Self::wrap(inner, None)
+        Self::wrap(inner, None, None)
     }
 
     /// Reads the text of a `tokenizer.json`.
@@ -258,19 +259,24 @@ impl Tokenizer {
     /// Text that is none.
     pub fn from_json(json: &str) -> Result<Self> {
         let inner = guarded(|| json.parse::<tokenizers::Tokenizer>().map_err(failed));
-        Self::wrap(inner?, None)
+        Self::wrap(inner?, None, None)
     }
 
-    fn wrap(mut inner: tokenizers::Tokenizer, origin: Option<Origin>) -> Result<Self> {
+    /// The tokenizer `inner` as the files beside it say; `file` is the one that holds its vocabulary.
+    fn wrap(mut inner: tokenizers::Tokenizer, origin: Option<Origin>, file: Option<&Path>) -> Result<Self> {
+        let at = |error: Error| match file {
+            Some(file) => error.at(file.display()),
+            None => error,
+        };
         // Lengths are the collator's business; a file that truncates or pads would do it behind its back.
         inner.with_padding(None);
-        inner.with_truncation(None).map_err(failed)?;
+        inner.with_truncation(None).map_err(failed).map_err(at)?;
         let stated = origin.as_ref().map(Stated::read).transpose()?.unwrap_or_default();
-        stated.apply(&mut inner)?;
-        let json = inner.to_string(false).map_err(failed)?;
+        stated.apply(&mut inner).map_err(at)?;
+        let json = inner.to_string(false).map_err(failed).map_err(at)?;
         let truncation = stated.truncation.unwrap_or(TruncationDirection::Right);
         let mut wrapped = Self { hash: [0; 32], inner, origin, roles: stated.roles, truncation };
-        wrapped.check_ids()?;
+        wrapped.check_ids().map_err(at)?;
         let mut hash = Sha256::new();
         hash.update(json.as_bytes());
         hash.update(format!("{:?} ends documents, {truncation:?} is cut", wrapped.eot_id()));
@@ -440,6 +446,11 @@ impl Tokenizer {
     /// The id of a token.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
+    }
+
+    /// The token of an id, as the vocabulary writes it; none for an id that it lacks.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
     }
 
     /// The id that ends a document: the `eos_token` or else `sep_token` of the files, or `<|endoftext|>`, `</s>` or
@@ -623,6 +634,29 @@ mod tests {
         // Either file names both.
         for name in ["encoder.json", "vocab.bpe"] {
             assert_eq!(Tokenizer::load(&folder.path().join(name)).unwrap().content_hash(), tokenizer.content_hash());
+        }
+    }
+
+    #[test]
+    fn ids_that_cannot_be_are_refused_with_their_file() {
+        let vocab = r#"{"a": 0, "b": 20000000}"#;
+        let whole = format!(r#"{{"version": "1.0", "model": {{"type": "BPE", "vocab": {vocab}, "merges": []}}}}"#);
+        let large = "the largest id is 20000000";
+        for (file, text, beside, said) in [
+            ("tokenizer.json", whole.as_str(), ("README.md", ""), large),
+            ("mine.json", &whole, ("README.md", ""), large),
+            ("vocab.json", vocab, ("merges.txt", "#version: 0.2\n"), large),
+            ("encoder.json", vocab, ("vocab.bpe", "#version: 0.2\n"), large),
+            ("vocab.txt", PIECES, ("added_tokens.json", r#"{"<x>": 9}"#), "expected the id 9"),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join(file);
+            fs::write(&path, text).unwrap();
+            fs::write(folder.path().join(beside.0), beside.1).unwrap();
+            let given = if file == "mine.json" { path.as_path() } else { folder.path() };
+            let error = Tokenizer::load(given).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{}: ", path.display())) && error.contains(said), "{error}");
+            assert_eq!(error.matches(file).count(), 1, "{error}");
         }
     }
 

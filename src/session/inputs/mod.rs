@@ -339,7 +339,7 @@ fn with_vocabulary(
             "the tokenizer has {size} tokens, but the model's vocabulary has {}; every token needs a row, and {:?} has the \
              id {last}",
             model.vocab_size(),
-            tokenizer.decode(&[last])?
+            tokenizer.token(last).unwrap_or_default()
         ))
         .help(format!("set model.vocab_size = {size}, or use the tokenizer that belongs to the model")));
     }

@@ -243,7 +243,7 @@ fn values_are_no_tables_and_tables_no_values() {
             ("trainer.max_steps.x=1", &["trainer.max_steps is 2, not a table"]),
             ("trainer.max_steps=[1]", &["trainer.max_steps: expected a whole number"]),
             ("trainer.learning_rate={a={b=1}}", &["trainer.learning_rate: expected a number, got a table"]),
-            ("trainer.fp16.x=1", &["trainer.fp16: expected true or false"]),
+            ("trainer.fp16.x=1", &["--set trainer.fp16.x=1: trainer.fp16: expected true or false, got { x = 1 }"]),
             ("trainer.lr_scheduler_kwargs=1", &["trainer.lr_scheduler_kwargs"]),
             ("trainer.\"max_steps\"=1", &["trainer.\"max_steps\": unknown key"]),
             ("trainer..max_steps=1", &["expected section.key=value"]),

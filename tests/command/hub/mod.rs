@@ -105,7 +105,7 @@ fn offline_nothing_is_asked() {
     let online = HubSettings { offline: false, ..offline.clone() };
     resolve_with(ID, &Wanted::TOKENIZER, &online).unwrap();
     let message = fails(ID, &offline);
-    assert!(message.contains("no config.json"), "{message}");
+    assert!(message.contains("no model.safetensors, nor "), "{message}");
 }
 
 #[test]
