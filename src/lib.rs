@@ -13,7 +13,7 @@
 //! # fn main() -> kiln::Result<()> {
 //! let plan = RunConfig::load("configs/quickstart.toml")?.plan()?;
 //! println!("{plan}");
-//! let output = proof::auto::trainer(plan)?.train()?;
+//! let output = proof::trainer(plan)?.train()?;
 //! println!("{} steps", output.step);
 //! # Ok(())
 //! # }

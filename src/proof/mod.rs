@@ -8,3 +8,5 @@ pub mod parity;
 pub mod probe;
 pub mod verify;
 pub mod verify_resume;
+
+pub use auto::trainer;

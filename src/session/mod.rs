@@ -1,4 +1,4 @@
-//! Opens what a run needs: its model's folder, tokenizer and data ([`inputs`](crate::session::inputs)), the device, and from them and
+//! Opens what a run needs: its model's folder, tokenizer and data ([`inputs`]), the device, and from them and
 //! the config its plan. Everything that lives outside the process is read here, before the plan, which is derived from the
 //! facts that were found.
 

@@ -38,7 +38,7 @@ pub fn is_on(plan: &RunPlan) -> bool {
 pub(crate) struct Watch {
     before: DeviceReads,
     #[cfg(feature = "compiler")]
-    observed: super::observe::Observed,
+    observed: crate::engine::compiler::observe::Observed,
 }
 
 impl Watch {
@@ -47,7 +47,7 @@ impl Watch {
         is_on(plan).then(|| Self {
             before: DeviceReads::now(),
             #[cfg(feature = "compiler")]
-            observed: super::observe::Observed::start(),
+            observed: crate::engine::compiler::observe::Observed::start(),
         })
     }
 

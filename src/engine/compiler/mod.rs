@@ -1,15 +1,15 @@
-//! The training compiler: what a run asks for and what its device and build make of it ([`parts`]), the choice between the
-//! modes by measurement ([`auto`]), how the modes are compared ([`probe`], [`figures`], [`parity`], [`bisect`]), the stage before
-//! step 1 ([`warmup`]), its check of itself ([`verify`]), and what is told of it
-//! all ([`debug`]). The operators themselves are `kiln_models::ops`, the decision which of them compute is [`crate::engine::device::ops`].
+//! The settings of the training compiler (`[compiler]`): its start-up lines, the columns of its table that can be switched off
+//! one by one ([`columns`]), when a run checks itself ([`checks`]), and the choice that `enabled = "auto"` has come to
+//! ([`decision`]). The operators themselves are `kiln_models::ops`; [`device::ops`](crate::engine::device::ops) decides which
+//! of them are fused.
 
 pub mod columns;
 pub mod checks;
 pub mod decision;
 #[cfg(feature = "compiler")]
-mod observe;
+pub(crate) mod observe;
 #[cfg(feature = "compiler")]
-mod records;
+pub(crate) mod records;
 
 use crate::config::{CompilerMode, DeviceKind, Switch, TrainingCompilerConfig};
 use crate::engine::handover::Engine;

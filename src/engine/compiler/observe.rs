@@ -1,6 +1,6 @@
 //! What Burn's fusion and CubeCL tell of themselves while a run with `compiler.debug` goes on, counted by Burn's own
 //! observers: the blocks of operations that became one kernel and the operations that ran alone, and the kernels that were
-//! launched. It is there in the compiled engine only, and only [`super::debug`] uses it. What was tuned and compiled on the
+//! launched. It is there in the compiled engine only, and only [`crate::trainer::debug`] uses it. What was tuned and compiled on the
 //! way is read from the kernel cache ([`super::records`]).
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use crate::engine::launches;
 
 /// Observers at work; they count until [`finish`](Self::finish).
 #[derive(Debug)]
-pub(super) struct Observed {
+pub(crate) struct Observed {
     blocks: Arc<Blocks>,
     kernels: Arc<Kernels>,
     records: Session,
@@ -29,14 +29,14 @@ pub(super) struct Observed {
 
 impl Observed {
     /// Counts from now on.
-    pub(super) fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let (blocks, kernels) = (Arc::<Blocks>::default(), Arc::<Kernels>::default());
         let (_fusion, _launches) = (FusionObservation::new(blocks.clone()), LaunchObservation::new(kernels.clone()));
         Self { blocks, kernels, records: Session::start(), _fusion, _launches }
     }
 
     /// What was counted, when everything that `device` was given has run.
-    pub(super) fn finish(self, device: &Device) -> Value {
+    pub(crate) fn finish(self, device: &Device) -> Value {
         // A device that failed has nothing more to say; what it did before counts.
         let _ = device.sync();
         let blocks = lock(&self.blocks.0);

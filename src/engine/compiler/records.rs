@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 /// The records of this run, told from those of other processes by a label.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(crate) struct Session {
     label: String,
 }
 
@@ -72,7 +72,7 @@ impl Record for Compilation {
 
 impl Session {
     /// Labels what is recorded from now on.
-    pub(super) fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let label = format!("kiln {} {}", std::process::id(), since.as_nanos());
         records::label(&label);
@@ -80,7 +80,7 @@ impl Session {
     }
 
     /// What was recorded; null where the cache cannot be read.
-    pub(super) fn read(&self) -> Value {
+    pub(crate) fn read(&self) -> Value {
         let Some(database) = Database::open_active() else { return Value::Null };
         let records = Records::new(&database);
         let labelled = |label: &Option<String>| label.as_ref() == Some(&self.label);
