@@ -209,7 +209,7 @@ impl Exit {
             (Some(kind), Some(error)) if kind != ErrorKind::Device || out_of_memory.is_none() => error.into_kind(kind),
             (_, Some(error)) if out_of_memory.is_some() => error.into_kind(ErrorKind::OutOfMemory),
             _ if signal == Some(SIGKILL) => Error::out_of_memory("the kernel killed its process (SIGKILL)"),
-            _ => match (out_of_memory, Signal::ALL.into_iter().find(|one| Some(one.number()) == signal)) {
+            _ => match (out_of_memory, Signal::ALL.iter().find(|one| Some(one.number()) == signal)) {
                 (Some(words), _) => Error::out_of_memory(words),
                 (None, Some(signal)) => {
                     Error::interrupted(*signal, format!("its process was ended by {}", signal.name()))
