@@ -471,7 +471,7 @@ impl ModelConfig {
 /// The `eos_token_id` of a model, one id or a list, with the name of the field in the error.
 ///
 /// With `vocab_size` every id must be below it, since a generation that ends at another token than the one meant goes on for
-/// ever or ends too soon. `GPT2_EOS` is let through: `transformers`' `GPT2Config` and its generation settings put it into
+/// ever or ends too soon. The id 50256 is let through: `transformers`' `GPT2Config` and its generation settings put it into
 /// the files of a model with a smaller vocabulary, and no token of such a model ends anything then.
 ///
 /// # Errors

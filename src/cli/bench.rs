@@ -10,7 +10,7 @@ use super::{say, time};
 use crate::base::error::{Error, Result};
 use crate::base::signals;
 use crate::config::RunConfig;
-use crate::engine::handover as engine;
+use crate::engine::handover;
 use crate::measure::bench::report::SCHEMA;
 use crate::measure::bench::run::{Options, Peer, Subject, Variant, run};
 use crate::measure::bench::suite::Suite;
@@ -74,7 +74,7 @@ pub(super) struct WorkerArgs {
 
 pub(super) fn run_worker(args: &WorkerArgs) -> Result<()> {
     let config = args.config.load()?;
-    engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let plan = resolve(config)?;
     if args.operators { worker::serve_operators(&plan) } else { worker::serve_steps(plan, args.model) }
 }

@@ -9,14 +9,14 @@ use super::say;
 use super::training::resolve;
 use crate::base::error::{Error, Result};
 use crate::config::{CompilerMode, DeviceKind, TrainBatchSize};
-use crate::engine::device as execution;
+use crate::engine::device;
 use crate::engine::handover::Engine;
 use crate::measure::compare::ablation::Ablate;
 use crate::measure::compare::arms::{Sweep, Wanted};
 use crate::measure::compare::run::{Options, run};
 use crate::measure::compare::{Gate, Report, saved};
 use crate::measure::report;
-use crate::measure::tune_batch as batch_size;
+use crate::measure::tune_batch;
 
 #[derive(Debug, Args)]
 pub(super) struct CompareArgs {
@@ -101,7 +101,7 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
     // The compiler is what is compared: a config that switches it on has no native arm of its own.
     config.set_compiler(CompilerMode::Native);
     // On a GPU only the engine of a mode can plan a run of it, and so name what its size is kept under.
-    let device = execution::select(config.device.kind, config.device.index)?;
+    let device = device::select(config.device.kind, config.device.index)?;
     if let Some(steps) = args.steps {
         let least = if device.kind == DeviceKind::Cpu { 10 } else { 60 };
         at_least("steps", steps, least, "the first steps are the warm-up, and at least 3 windows must follow")?;
@@ -114,7 +114,7 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
             )
             .help("`kiln tune-batch --list` shows it; then --set trainer.per_device_train_batch_size=N"));
         }
-        let size = batch_size::found(&config, &resolve)?.ok_or_else(|| {
+        let size = tune_batch::found(&config, &resolve)?.ok_or_else(|| {
             Error::config(
                 "trainer.per_device_train_batch_size = \"auto\": no size has been found yet for the native mode",
             )
@@ -127,7 +127,7 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
         None if large && can_look(Engine::Compiled) => {
             let mut compiled = config.clone();
             compiled.set_compiler(CompilerMode::Compiled);
-            batch_size::found(&compiled, &resolve).map_err(|error| error.at("arm compiled"))?
+            tune_batch::found(&compiled, &resolve).map_err(|error| error.at("arm compiled"))?
         }
         given => given,
     };

@@ -18,7 +18,7 @@ use crate::cache;
 use crate::config::{CompilerMode, DeviceKind, RunConfig, Switch, Verify};
 use crate::engine::compiler::decision::Decision;
 use crate::engine::compiler::{checks, columns};
-use crate::engine::handover as engine;
+use crate::engine::handover;
 use crate::plan::RunPlan;
 use crate::proof::auto;
 use crate::proof::bisect::{Finding, bisect};
@@ -62,7 +62,7 @@ pub(super) struct ProbeArgs {
 /// Makes a probe, for the process that asked for it.
 pub(super) fn run_probe(args: &ProbeArgs) -> Result<()> {
     let config = RunConfig::load(&args.file)?;
-    engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let plan = resolve(config)?;
     let look = match args.look {
         LookArg::Figures => Look::Figures,
@@ -115,7 +115,7 @@ pub(super) fn choose(plan: RunPlan, handed: Option<&str>) -> Result<RunPlan> {
     };
     stopped()?;
     if kind != DeviceKind::Cpu {
-        engine::become_engine(decision.engine(), kind, &["--decision".to_owned(), decision.to_json()?])?;
+        handover::become_engine(decision.engine(), kind, &["--decision".to_owned(), decision.to_json()?])?;
     }
     Ok(plan.decided(decision))
 }
@@ -124,7 +124,7 @@ pub(super) fn choose(plan: RunPlan, handed: Option<&str>) -> Result<RunPlan> {
 pub(super) fn run_pretune(args: &ConfigArgs) -> Result<()> {
     let mut config = args.load()?;
     config.set_compiler(CompilerMode::Compiled);
-    engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let forced = config.compiler.as_ref().is_some_and(|compiler| compiler.warmup == Switch::On);
     let plan = resolve(config)?;
     if plan.device.kind == DeviceKind::Cpu && !forced {

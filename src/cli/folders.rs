@@ -8,7 +8,7 @@ use super::say;
 use crate::base::error::Result;
 use crate::cache;
 use crate::cache::archive::{self, Manifest};
-use crate::engine::device as execution;
+use crate::engine::device;
 use crate::trainer::runs;
 
 #[derive(Debug, Subcommand)]
@@ -53,11 +53,11 @@ pub(super) fn cache(command: &CacheCommand) -> Result<()> {
             say(format!("{}: removed {} entries, {}", folder.display(), removed.len(), cache::size(&removed)))
         }
         CacheCommand::Export { file } => {
-            moved("exported", &archive::export(&folder, &execution::kernel_devices(), file)?)?;
+            moved("exported", &archive::export(&folder, &device::kernel_devices(), file)?)?;
             say(format!("archive: {}", file.display()))
         }
         CacheCommand::Import { file, replace } => {
-            moved("imported", &archive::import(file, &folder, &execution::kernel_devices(), *replace)?)
+            moved("imported", &archive::import(file, &folder, &device::kernel_devices(), *replace)?)
         }
     }
 }

@@ -20,7 +20,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::base::error::{Error, Result, printable};
 use crate::base::process;
-use crate::engine::device as execution;
+use crate::engine::device;
 use crate::engine::handover::{Engine, Identity};
 use bench::{BenchArgs, WorkerArgs};
 use compare::{CompareArgs, ReportArgs};
@@ -170,7 +170,7 @@ fn devices() -> Result<()> {
         if cfg!(feature = "cuda") { ", cuda" } else { "" },
         Engine::this(),
     ))?;
-    for device in execution::available() {
+    for device in device::available() {
         let note = if device.is_software { " (software, not chosen by \"auto\")" } else { "" };
         say(format!("{} {}: {}{note}", device.kind, device.index, device.name))?;
     }

@@ -17,8 +17,8 @@ use crate::config::{
     CompilerMode, DEFAULT_TEXT_COLUMN, DataFormat, DeviceKind, GenerationSection, Precision, TrainingCompilerConfig,
 };
 use crate::data::tokenized::{Limits, read_batch};
-use crate::engine::device as execution;
-use crate::engine::handover as engine;
+use crate::engine::device;
+use crate::engine::handover;
 use crate::inference::forward::forward_to_file;
 use crate::inference::generate::generate;
 use crate::inference::predict::{PredictOptions, predict};
@@ -136,9 +136,9 @@ pub(super) struct ExportArgs {
 fn device(args: &DeviceArgs) -> Result<(Device, Compute)> {
     let kind = args.device.parse::<DeviceKind>().map_err(|error| error.at("--device"))?;
     let compiler = TrainingCompilerConfig { enabled: args.compiler, ..TrainingCompilerConfig::default() };
-    engine::hand_over(Some(&compiler), kind)?;
-    let found = execution::select(kind, args.device_index)?;
-    let ops = execution::ops(Some(&compiler), &found)?;
+    handover::hand_over(Some(&compiler), kind)?;
+    let found = device::select(kind, args.device_index)?;
+    let ops = device::ops(Some(&compiler), &found)?;
     let dtype = PrecisionPlan::new(args.precision, &found)?.dtype;
     Ok((found.device, Compute::new(ops, dtype)))
 }

@@ -23,7 +23,7 @@ use crate::config::Task;
 use crate::config::{CompilerMode, DEFAULT_TEXT_COLUMN, LogLevel, OnExisting, Precision, RunConfig, Switch};
 use crate::data::{paths, store};
 use crate::engine::compiler::start_up_lines;
-use crate::engine::handover as engine;
+use crate::engine::handover;
 use crate::inference::evaluate_folder::{evaluate_folder, evaluate_untrained};
 use crate::inference::predict::PredictOptions;
 use crate::plan::RunPlan;
@@ -149,7 +149,7 @@ pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
         config.set_compiler(mode);
     }
     config.precision = args.precision.unwrap_or(config.precision);
-    engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let (record, confusion) = evaluate_folder(config, args.model.as_deref(), &resolve)?;
     if let Some(out) = &args.out {
         write_whole(out, (record.to_json() + "\n").as_bytes())?;
@@ -162,7 +162,7 @@ pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
 /// The config of `args`, in the engine that it asks for.
 fn load(args: &ConfigArgs) -> Result<RunConfig> {
     let config = args.load()?;
-    engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
     Ok(config)
 }
 
@@ -209,7 +209,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
         };
         compiler.fusion = Switch::Off;
     }
-    engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
     if !config.trainer.do_train {
         return without_training(config);
     }
@@ -343,7 +343,7 @@ pub(super) fn run_verify_resume(args: &VerifyResumeArgs) -> Result<()> {
 /// Trains a part, for the process that asked for it.
 pub(super) fn run_part(args: &PartArgs) -> Result<()> {
     let config = RunConfig::load(&args.file)?;
-    engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let PartArgs { before_stop, without_dropout, .. } = *args;
     verify_resume::train(&Part { config, before_stop, without_dropout }, &resolve)
 }

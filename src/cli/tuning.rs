@@ -14,9 +14,9 @@ use crate::base::error::{Error, Result};
 use crate::base::files::write_whole;
 use crate::base::process::{scratch, this_program};
 use crate::config::{CompilerMode, DeviceKind, RunConfig};
-use crate::engine::handover as engine;
+use crate::engine::handover;
 use crate::engine::handover::Identity;
-use crate::measure::tune_batch as batch_size;
+use crate::measure::tune_batch;
 use crate::measure::tune_batch::measured;
 use crate::measure::tune_batch::{DEFAULT_RESERVE, Event, TuneOptions, parse_mib, trial, tune};
 use crate::session::batch_sizes::Stored;
@@ -115,7 +115,7 @@ pub(super) fn run_tune(args: &TuneArgs) -> Result<()> {
     let two_engines = config.device.kind != DeviceKind::Cpu && Identity::this().devices.len() > 1;
     if let ([mode], true) = (&modes[..], two_engines) {
         config.set_compiler(*mode);
-        engine::hand_over(config.compiler.as_ref(), config.device.kind)?;
+        handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
     }
     let elsewhere = two_engines && modes.len() > 1;
     let search = |mode: &CompilerMode| match elsewhere {
@@ -141,7 +141,7 @@ pub(super) fn run_tune(args: &TuneArgs) -> Result<()> {
 
 /// Finds the size of a run that asks for it with `"auto"` and has none yet.
 pub(super) fn tune_if_missing(config: &RunConfig) -> Result<()> {
-    if batch_size::is_missing(config, &resolve)? {
+    if tune_batch::is_missing(config, &resolve)? {
         say("trainer.per_device_train_batch_size = \"auto\", and no size is known for this run: looking for one")?;
         search(config, config.compiler_mode(), &TuneOptions::new(this_program()?))?;
     }

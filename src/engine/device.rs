@@ -10,7 +10,7 @@ use kiln_models::Ops;
 use crate::base::error::{Error, Result};
 use crate::base::host;
 use crate::config::{CompilerMode, DeviceKind, FusedOps, Switch, TrainingCompilerConfig};
-use crate::engine::handover as engine;
+use crate::engine::handover;
 use crate::engine::handover::Engine;
 
 /// A device of this machine that this build can use.
@@ -96,7 +96,7 @@ pub fn select(kind: DeviceKind, index: usize) -> Result<Available> {
 /// # Errors
 /// A compiler that is asked for what the device or this build lacks.
 pub fn ops(compiler: Option<&TrainingCompilerConfig>, device: &Available) -> Result<Ops> {
-    engine::settings(compiler, device.kind)?;
+    handover::settings(compiler, device.kind)?;
     let wanted = Engine::wanted(compiler);
     if device.kind != DeviceKind::Cpu && wanted != Engine::this() {
         let (this, kind) = (Engine::this(), device.kind);

@@ -17,7 +17,7 @@ use crate::base::build_info::COMMIT;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::process::{Child, scratch, this_program};
 use crate::config::{AutotuneLevel, CompilerMode, DeviceKind, Switch, TrainingCompilerConfig};
-use crate::engine::device as execution;
+use crate::engine::device;
 
 /// A kiln says within this what it is.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -183,7 +183,7 @@ pub fn become_engine(wanted: Engine, kind: DeviceKind, more: &[String]) -> Resul
         return Ok(());
     }
     let kind = match kind {
-        DeviceKind::Auto if cfg!(any(feature = "wgpu", feature = "cuda")) => execution::select(kind, 0)?.kind,
+        DeviceKind::Auto if cfg!(any(feature = "wgpu", feature = "cuda")) => device::select(kind, 0)?.kind,
         DeviceKind::Wgpu if cfg!(feature = "wgpu") => kind,
         DeviceKind::Cuda if cfg!(feature = "cuda") => kind,
         _ => return Ok(()), // what this build lacks is refused where the device is looked for

@@ -227,8 +227,8 @@ impl Optimizer {
     }
 
     /// Copies of the model's weights in the type of its matrix products, for whoever computes with it
-    /// ([`Pass::with_copies`](kiln_models::Pass::with_copies)): a step then casts a weight once, however often it is used. An update forgets them; so must
-    /// whoever changes the weights otherwise.
+    /// ([`Pass::with_copies`](kiln_models::Pass::with_copies)): a step then casts a weight once, however often it is used.
+    /// An update forgets them; so must whoever changes the weights otherwise.
     pub fn copies(&self) -> &Copies {
         &self.copies
     }

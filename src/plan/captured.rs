@@ -5,7 +5,7 @@ use kiln_models::Operator;
 use super::RunPlan;
 use crate::base::error::{Error, Result};
 use crate::config::{ActivationCheckpointing, CompilerMode, DeviceKind, Precision, Switch};
-use crate::engine::handover as engine;
+use crate::engine::handover;
 use crate::engine::handover::Engine;
 use crate::optim::OptimizerConfig;
 
@@ -41,7 +41,7 @@ impl RunPlan {
             }
             () if compiler.enabled == CompilerMode::Native || Engine::this() == Engine::Native => "the run is native",
             () if compiler.graph == Switch::Off => "compiler.graph says so",
-            () if engine::is_unfused(Some(compiler), self.device.kind) => "compiler.fusion is off",
+            () if handover::is_unfused(Some(compiler), self.device.kind) => "compiler.fusion is off",
             () if !matches!(self.optimizer, OptimizerConfig::AdamW(_)) => "only AdamW updates in place",
             () if !fused(Operator::AdamW) => "the operator adamw is plain, and only the fused one updates in place",
             () if drops && !(fused(Operator::Dropout) && fused(Operator::Attention)) => {

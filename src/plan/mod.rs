@@ -31,7 +31,7 @@ use crate::data::view::View;
 use crate::data::{Dataset, paths};
 use crate::engine::compiler::checks;
 use crate::engine::compiler::decision::Decision;
-use crate::engine::device as execution;
+use crate::engine::device;
 use crate::engine::device::Available;
 use crate::optim::schedule::Schedule;
 use crate::optim::{OptimizerConfig, ParameterGroups};
@@ -259,7 +259,7 @@ impl RunPlan {
             ))
             .help("set device.kind = \"cpu\", where every run is deterministic, or leave it out"));
         }
-        let ops = execution::ops(config.compiler.as_ref(), &device)?;
+        let ops = device::ops(config.compiler.as_ref(), &device)?;
         checks::allowed(config.compiler.as_ref(), device.kind)?;
         let precision = PrecisionPlan::new(config.precision, &device)?;
         let ops = precision.ops(ops);

@@ -7,7 +7,7 @@ use super::NotCaptured;
 use crate::config::{CompilerMode, DeviceKind, Switch, TrainingCompilerConfig};
 use crate::engine::compiler::warms_up;
 use crate::engine::device::Available;
-use crate::engine::handover as engine;
+use crate::engine::handover;
 use crate::engine::handover::{Engine, Settings};
 
 /// A part of the training compiler and what has become of it.
@@ -73,7 +73,7 @@ pub fn parts(
         ("autotune", "the CPU backend (Flex) has one kernel for an operation", ""),
     ];
     let mut parts = vec![fused_part];
-    let settings = engine::settings(compiler, device.kind).ok().flatten();
+    let settings = handover::settings(compiler, device.kind).ok().flatten();
     for (name, no_cpu, on) in burns {
         parts.push(match (device.kind, settings) {
             (DeviceKind::Cpu, _) => Part::new(name, "not available", no_cpu),

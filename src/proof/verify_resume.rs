@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 use crate::base::error::{Error, Result};
 use crate::base::process::scratch;
 use crate::config::{CompilerMode, DeviceKind, OnExisting, RunConfig, SaveStrategy};
-use crate::engine::device as execution;
+use crate::engine::device;
 use crate::plan::RunPlan;
 use crate::proof::auto;
 use crate::proof::probe::without_dropout;
@@ -115,7 +115,7 @@ fn verify_in(config: &RunConfig, modes: [CompilerMode; 2], runner: &Runner<'_>) 
     let all = run("straight", false, modes[0])?;
     let before = run("stopped", true, modes[0])?;
     run("stopped", false, modes[1])?;
-    let device = execution::select(config.device.kind, config.device.index)?;
+    let device = device::select(config.device.kind, config.device.index)?;
     let exact = modes[0] == modes[1] && device.kind == DeviceKind::Cpu;
     compare(&folder.path().join("straight"), &folder.path().join("stopped"), [before, all], exact)
 }

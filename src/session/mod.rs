@@ -17,10 +17,9 @@ use crate::base::error::Result;
 use crate::base::random::seed_for;
 use crate::config::RunConfig;
 use crate::data::store::Progress;
-use crate::engine::device as execution;
-use crate::engine::handover as engine;
+use crate::engine::device;
+use crate::engine::handover;
 use crate::plan::{Inputs, RunPlan};
-use crate::session::batch_sizes as store;
 
 impl RunConfig {
     /// Opens the inputs (tokenising them, if that has not been done before) and derives the plan.
@@ -40,11 +39,11 @@ impl RunConfig {
         progress: &mut dyn FnMut(Progress) -> std::ops::ControlFlow<()>,
     ) -> Result<RunPlan> {
         self.validate()?;
-        engine::settle(self.compiler.as_ref(), self.device.kind)?;
-        let device = execution::select(self.device.kind, self.device.index)?;
+        handover::settle(self.compiler.as_ref(), self.device.kind)?;
+        let device = device::select(self.device.kind, self.device.index)?;
         let inputs = Inputs::open(&self, progress)?;
         let mut config = self;
-        let note = store::settle(&mut config, &inputs, &device)?;
+        let note = batch_sizes::settle(&mut config, &inputs, &device)?;
         Ok(RunPlan { batch_note: note, ..RunPlan::derive(config, inputs, device)? })
     }
 }

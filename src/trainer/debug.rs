@@ -14,7 +14,7 @@ use crate::base::error::{Error, Result};
 use crate::base::files::write_whole;
 use crate::base::reads::DeviceReads;
 use crate::config::{CompilerMode, FusedOps, Switch};
-use crate::engine::device as execution;
+use crate::engine::device;
 use crate::engine::handover::Engine;
 use crate::plan::{Part, RunPlan, parts};
 use crate::trainer::Shapes;
@@ -91,7 +91,7 @@ impl Watch {
 /// Every operator of Kiln's, with why it is not fused where it is not.
 fn operators(plan: &RunPlan) -> Result<Vec<(Operator, Option<String>)>> {
     let compiler = plan.config.compiler.as_ref();
-    let asked = execution::ops(compiler, &plan.device)?;
+    let asked = device::ops(compiler, &plan.device)?;
     let fused = |ops: Ops, operator: &Operator| ops.fused_operators().contains(operator);
     let native = plan.decision.as_ref().is_some_and(|decision| decision.mode == CompilerMode::Native);
     let why = |operator: &Operator| match (fused(asked, operator), compiler.map(|compiler| &compiler.fused_ops)) {

@@ -46,7 +46,7 @@ use crate::base::signals;
 use crate::config::{ActivationCheckpointing, CompilerMode, DeviceKind, Integration, LoggingStrategy};
 use crate::data::loader::{Loader, LoaderOptions};
 use crate::engine::device::release_memory;
-use crate::engine::handover as engine;
+use crate::engine::handover;
 use crate::optim::Optimizer;
 use crate::plan::RunPlan;
 use crate::precision::scaler::{LossScaler, MIN_SCALE, ScalerConfig, Scaling};
@@ -471,7 +471,7 @@ impl Trainer {
 
     /// `row`, marked where Burn's fusion was held off or the compiler was looked at: its times are those of no engine.
     fn labelled(&self, row: Record) -> Record {
-        let unfused = engine::is_unfused(self.plan.config.compiler.as_ref(), self.plan.device.kind);
+        let unfused = handover::is_unfused(self.plan.config.compiler.as_ref(), self.plan.device.kind);
         let row = if unfused { row.with("unfused", 1u64) } else { row };
         if debug::is_on(&self.plan) { row.with(debug::MARK, 1u64) } else { row }
     }

@@ -368,11 +368,11 @@ fn files_of_a_pretrained_models_folder_stand_in_every_folder_as_they_came() {
             }
         }
     }
-    // A run continues from such a checkpoint. One whose files have changed is damaged, those in a folder of their own
-    // included.
+    // Such a checkpoint is whole to a run that is resumed. One whose files have changed is damaged, those in a folder of
+    // their own included.
     let sets = ["run.output_dir=fourth", "run.on_existing=resume"];
     let said = succeeds(&mut place.config("train", "again.toml", &sets));
-    assert!(said.contains("continuing after step 2"), "{said}");
+    assert!(said.contains("complete after step 2"), "{said}");
     place.write("fourth/checkpoints/step-000002/additional_chat_templates/tools.jinja", "{{ other }}");
     fails(&mut place.config("train", "again.toml", &sets), 3, &["tools.jinja does not match its checksum"]);
 

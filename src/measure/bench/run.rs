@@ -16,7 +16,7 @@ use crate::base::files::write_whole;
 use crate::base::host;
 use crate::base::process::{Child, scratch};
 use crate::config::{CompilerMode, DeviceKind, RunConfig, TrainBatchSize};
-use crate::engine::device as execution;
+use crate::engine::device;
 use crate::engine::handover::Programs;
 use crate::measure::compare::arms::bare_run;
 use crate::measure::compare::{Failure, peak};
@@ -160,7 +160,7 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&CaseReport) -> Result<()>) ->
                 let message = format!("--peer: {} needs a suite, whose cases are written down for it", peer.name);
                 return Err(Error::config(message).help("--suite cpu"));
             }
-            let kind = execution::select(config.device.kind, config.device.index)?.kind;
+            let kind = device::select(config.device.kind, config.device.index)?.kind;
             let defaults = if kind == DeviceKind::Cpu { (3, 5, 4, true) } else { (20, 3, 60, false) };
             (title.clone(), kind, defaults, true)
         }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use crate::base::error::{Error, Result, nearest};
 use crate::config::Task;
 use crate::config::{DeviceKind, Precision};
-use crate::engine::device as execution;
+use crate::engine::device;
 
 const TEXT: &str = include_str!("suites.toml");
 
@@ -190,7 +190,7 @@ impl Suite {
         if self.device == Place::Cpu {
             return Ok(DeviceKind::Cpu);
         }
-        let found = execution::available();
+        let found = device::available();
         let gpu = found.iter().find(|device| device.kind != DeviceKind::Cpu && !device.is_software);
         gpu.map(|device| device.kind).ok_or_else(|| {
             let built = if cfg!(any(feature = "cuda", feature = "wgpu")) {

@@ -15,7 +15,7 @@ use crate::base::files::write_whole;
 use crate::base::process::{Child, scratch};
 use crate::cache;
 use crate::config::{CompilerMode, DeviceKind, EvalStrategy, OnExisting, RunConfig, SaveStrategy, Switch};
-use crate::engine::device as execution;
+use crate::engine::device;
 use crate::engine::handover::{Engine, Programs};
 use crate::measure::report;
 use crate::measure::turns::contestant::{Answer, Contestant, Program};
@@ -68,7 +68,7 @@ pub fn run(
         None => PathBuf::from(format!("{}-compare", base.output_dir()?.display())),
     };
     check(&out, base.run.on_existing)?;
-    let device = execution::select(base.device.kind, base.device.index)?;
+    let device = device::select(base.device.kind, base.device.index)?;
     let is_cpu = device.kind == DeviceKind::Cpu;
     let programs = Programs::find(device.kind)?;
     let programs = match &options.compiled_program {
