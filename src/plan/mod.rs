@@ -372,7 +372,7 @@ impl RunPlan {
     /// layers and, for language models, the output matrix; embeddings are looked up, not multiplied) `+ 12 x layers x width x
     /// sequence length` for attention, all positions counted, also where a causal mask leaves half of them out (the
     /// convention of PaLM, Chowdhery et al. 2022, appendix B, without its embedding term). Recomputation counts as nothing, and what
-    /// the compiled mode leaves out (`models/unread.rs`) as if it were computed.
+    /// the compiled mode leaves out (`models/rows.rs`) as if it were computed.
     pub fn flops_per_token(&self) -> f64 {
         let (width, layers, _, inner) = self.model_config.shape();
         let [width, layers, inner] = [width, layers, inner].map(|size| size as f64);
