@@ -12,7 +12,7 @@
 //!
 //! # fn main() -> kiln::Result<()> {
 //! let plan = RunConfig::load("configs/quickstart.toml")?.plan()?;
-//! println!("{plan}");
+//! println!("{}", plan.describe());
 //! let output = proof::trainer(plan)?.train()?;
 //! println!("{} steps", output.step);
 //! # Ok(())

@@ -36,6 +36,10 @@ pub fn check_model(task: Task, model: &str) -> Result<()> {
 /// The family of a model; none if nothing here tells.
 fn family(model: &str) -> Result<Option<ModelType>> {
     let here = PathBuf::from(model);
+    if (here.is_absolute() || model.starts_with('.')) && !here.join("config.json").is_file() {
+        return Err(Error::data(format!("{model}: expected a model folder, found no config.json in it"))
+            .help("give the folder of a model, or a Hub id such as distilbert-base-uncased"));
+    }
     let folder = match here.join("config.json").is_file() {
         true => Some(here),
         false => {

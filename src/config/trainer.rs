@@ -42,7 +42,8 @@ pub struct TrainerSection {
     #[serde(deserialize_with = "count")]
     pub gradient_accumulation_steps: usize,
     /// What the loss of an optimizer step of several micro-batches is. `exact`: one sum over all of them, divided once by its
-    /// valid labels, so that 4 x 4 trains as 16 x 1 does. `transformers`: what the Trainer of transformers 5.23 computes,
+    /// valid labels, so that 4 x 4 trains as 16 x 1 does (in question answering with `data.padding = "max_length"`, since its
+    /// softmax takes padding in, as in transformers). `transformers`: what the Trainer of transformers 5.23 computes,
     /// which adds up the means of the micro-batches in classification, regression and masked language modelling, and takes
     /// the mean of these means in question answering; the micro-batch is then part of the run and is not halved when memory
     /// runs out. Default: `exact`.

@@ -23,6 +23,12 @@ impl RunPlan {
         if let Some(name) = &self.config.run.name {
             line("name", name.clone());
         }
+        if !self.config.trainer.do_train {
+            line(
+                "training",
+                "none (trainer.do_train = false); what follows of batch, steps and learning rate is not used".into(),
+            );
+        }
         let (width, layers, heads, inner) = self.model_config.shape();
         let from = self.model_from.as_ref().map_or("random weights".into(), |path| path.display().to_string());
         line("model", format!("{} for {}, from {from}", self.model_config.model_type(), self.task));
@@ -80,6 +86,13 @@ impl RunPlan {
                 Reduction::MeanOfMeans => "the mean of the micro-batches' means",
             };
             line("", format!("loss of a step: {loss} (trainer.accumulation = \"{accumulation}\")"));
+            if self.task == Task::QuestionAnswering
+                && self.config.data.padding != crate::config::PaddingStrategy::MaxLength
+            {
+                let padded = "the softmax over positions takes padding in, as in transformers, so the loss also depends on the \
+                              lengths that micro-batches are padded to (data.padding = \"max_length\" has one)";
+                line("", padded.into());
+            }
         }
         line("padding", self.describe_padding());
         line("steps", format!("{} ({}), {} an epoch", self.steps.total, self.steps.because, self.steps.per_epoch));

@@ -8,7 +8,7 @@
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
-//! use kiln::step_closures::{StepClosures, When};
+//! use kiln::trainer::step_closures::{StepClosures, When};
 //!
 //! let device = Device::flex();
 //! let mut closures = StepClosures::default();
