@@ -8,6 +8,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use crate::base::error::{Error, Result};
+use crate::base::files::{read_regular, read_regular_text};
 
 /// One value of a record.
 #[derive(Debug, Clone, PartialEq)]
@@ -136,7 +137,7 @@ impl MetricsFile {
 
     /// How many whole rows `metrics.jsonl` in `folder` has; none when it cannot be read.
     pub fn count(folder: &Path) -> u64 {
-        let text = std::fs::read(folder.join("metrics.jsonl")).unwrap_or_default();
+        let text = read_regular(&folder.join("metrics.jsonl")).unwrap_or_default();
         text.iter().filter(|byte| **byte == b'\n').count() as u64
     }
 
@@ -148,7 +149,7 @@ impl MetricsFile {
     pub fn open_with(folder: &Path, rows: u64) -> Result<Self> {
         let mut metrics = Self::open(folder)?;
         let io = |error: &std::io::Error| Error::io(format!("read {}", metrics.path.display()), error);
-        let text = std::fs::read(&metrics.path).map_err(|error| io(&error))?;
+        let text = read_regular(&metrics.path).map_err(|error| io(&error))?;
         let (mut found, mut end) = (0, 0);
         for (at, _) in text.iter().enumerate().filter(|(_, byte)| **byte == b'\n').take(rows as usize) {
             (found, end) = (found + 1, at + 1);
@@ -167,7 +168,7 @@ impl MetricsFile {
 
     /// The last row that has a number `name`; none when there is none that can be read.
     pub fn last_with(&self, name: &str) -> Option<Record> {
-        let text = std::fs::read_to_string(&self.path).ok()?;
+        let text = read_regular_text(&self.path).ok()?;
         text.lines().rev().filter_map(Record::from_json).find(|row| row.get(name).is_some())
     }
 

@@ -275,6 +275,9 @@ pub(crate) fn check_label_names(names: &[String]) -> crate::Result<()> {
 /// A byte-level BPE starts from the 256 bytes, so that it can write any text.
 const BYTE_ALPHABET: usize = 256;
 
+/// No vocabulary that is learned is larger: published ones have up to 256,000 tokens.
+const LARGEST_VOCABULARY: usize = 1 << 24;
+
 fn tokenizer(config: &RunConfig) -> Checked {
     let tokenizer = &config.tokenizer;
     if tokenizer.from.is_some() && tokenizer.train_vocab_size.is_some() {
@@ -289,6 +292,10 @@ fn tokenizer(config: &RunConfig) -> Checked {
         Some(size) if size <= BYTE_ALPHABET => Err(Complaint::new(
             "tokenizer.train_vocab_size",
             format!("expected more than the {BYTE_ALPHABET} bytes that a byte-level BPE starts from, got {size}"),
+        )),
+        Some(size) if size > LARGEST_VOCABULARY => Err(Complaint::new(
+            "tokenizer.train_vocab_size",
+            format!("expected at most {LARGEST_VOCABULARY} tokens, got {size}"),
         )),
         Some(_) if config.data.format == DataFormat::Tokenized => Err(Complaint::new(
             "tokenizer.train_vocab_size",

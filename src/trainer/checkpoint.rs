@@ -25,6 +25,7 @@ use super::best::Best;
 use super::losses::LossSums;
 use super::promise::Promise;
 use crate::base::error::{Error, Result};
+use crate::base::files::read_regular;
 use crate::base::files::write_whole;
 use crate::data::loader::Position;
 use crate::data::tokenizer::{NamedFile, write_files};
@@ -405,13 +406,25 @@ fn digest_line(state: &[u8]) -> String {
 fn suspicion(checkpoint: &Path) -> Option<String> {
     let file = checkpoint.join(SUSPECT);
     fs::symlink_metadata(&file).ok()?;
-    let why = fs::read(&file).unwrap_or_default();
+    let why = read_regular(&file).unwrap_or_default();
     Some(String::from_utf8_lossy(&why).lines().next().unwrap_or_default().to_owned())
 }
 
 /// `step-000123`
 pub fn name(step: u64) -> String {
     format!("step-{step:06}")
+}
+
+/// Whether `folder` is the name of a checkpoint, or of one that is being written or has been left behind.
+pub fn is_own(folder: &str) -> bool {
+    let bare = [ASIDE, SUPERSEDED].into_iter().find_map(|prefix| folder.strip_prefix(prefix)).unwrap_or(folder);
+    step_of(bare).is_some()
+}
+
+/// The step of the checkpoint that is called `given`.
+fn step_of(given: &str) -> Option<u64> {
+    let step = given.strip_prefix("step-").and_then(|digits| digits.parse::<u64>().ok());
+    step.filter(|step| name(*step) == given)
 }
 
 /// The checkpoints in the folder `checkpoints`, whole or not, oldest first.
@@ -439,8 +452,7 @@ fn entries(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let mut found = Vec::new();
     for path in entries.flatten().map(|entry| entry.path()) {
         let given = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let step = given.strip_prefix("step-").and_then(|digits| digits.parse::<u64>().ok());
-        if let Some(step) = step.filter(|step| name(*step) == given) {
+        if let Some(step) = step_of(given) {
             found.push((step, path));
         }
     }
@@ -534,13 +546,15 @@ pub fn remove_unfinished(checkpoints: &Path) -> Result<()> {
 
 /// Whether `path` is one that [`remove_unfinished`] removes.
 pub fn is_unfinished(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(ASIDE))
+    path.file_name()
+        .is_some_and(|name| name.to_string_lossy().strip_prefix(ASIDE).is_some_and(|name| step_of(name).is_some()))
 }
 
-/// What is in the folder `checkpoints` under a name that begins with `prefix`.
+/// What is in the folder `checkpoints` under the name of a checkpoint with `prefix` before it.
 fn hidden(checkpoints: &Path, prefix: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(checkpoints).into_iter().flatten().flatten();
-    let found = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
+    let is_own = |name: &str| name.strip_prefix(prefix).is_some_and(|name| step_of(name).is_some());
+    let found = entries.filter(|entry| is_own(&entry.file_name().to_string_lossy()));
     found.map(|entry| entry.path()).collect()
 }
 

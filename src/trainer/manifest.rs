@@ -241,7 +241,9 @@ impl Manifest {
 fn key(path: &Path) -> Option<String> {
     let parts = path.iter().map(|part| part.to_str()).collect::<Option<Vec<_>>>()?;
     Some(match parts[..] {
-        [checkpoint::FOLDER, _, name] => format!("{}/*/{name}", checkpoint::FOLDER),
+        [checkpoint::FOLDER, folder, ref inside @ ..] if checkpoint::is_own(folder) && !inside.is_empty() => {
+            format!("{}/*/{}", checkpoint::FOLDER, inside.join("/"))
+        }
         [tensorboard::FOLDER, name] if tensorboard::is_event_file(name) => {
             format!("{}/{}", tensorboard::FOLDER, tensorboard::PATTERN)
         }
@@ -283,6 +285,15 @@ mod tests {
 
     fn files(names: &[&str]) -> Listed {
         Listed::Files(names.iter().map(|name| (*name).into()).collect())
+    }
+
+    #[test]
+    fn copies_of_checkpoints_are_the_users() {
+        let is_own = |path: &str| key(Path::new(path)).is_some_and(|key| key.contains('*'));
+        assert!(is_own("checkpoints/step-000004/state.json") && is_own("checkpoints/.writing-step-000004/state.json"));
+        for path in ["my-best", "step-000006.kept-1", "step-4", ".superseded-mine", ".writing-mine"] {
+            assert!(!is_own(&format!("checkpoints/{path}/state.json")), "{path}");
+        }
     }
 
     #[test]

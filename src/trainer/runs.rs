@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::base::error::{Error, Result, one_line};
+use crate::base::files::read_regular_text;
 use crate::base::metrics::Record;
 use crate::trainer::checkpoint;
 use crate::trainer::{RunStatus, Status};
@@ -89,6 +90,6 @@ fn last_step(folder: &Path, status: &Status) -> u64 {
 
 /// The rows of `metrics.jsonl` that can be read; the last one may be half written.
 fn rows(folder: &Path) -> Vec<Record> {
-    let text = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap_or_default();
+    let text = read_regular_text(&folder.join("metrics.jsonl")).unwrap_or_default();
     text.lines().filter_map(Record::from_json).collect()
 }

@@ -128,7 +128,7 @@ impl Status {
     /// A `status.json` that is no such file.
     pub fn read(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(FILE);
-        let text = match fs::read_to_string(&path) {
+        let text = match crate::base::files::read_regular_text(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(Error::io(format!("read {}", path.display()), &error)),
