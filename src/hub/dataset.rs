@@ -5,11 +5,11 @@
 use std::path::{Path, PathBuf};
 
 use glob::{MatchOptions, Pattern};
-use hf_hub::{Repo, RepoType};
 
+use super::repo::{CachedRepo, Repo, RepoKind};
 use super::settings::HubSettings;
 use super::transfer::Session;
-use super::{CachedRepo, name_of, offline_help, parse_id_as};
+use super::{offline_help, parse_id_as};
 use crate::base::error::{Error, Result};
 
 /// What an address of a dataset begins with.
@@ -57,13 +57,13 @@ pub fn dataset_files_with(pattern: &str, settings: &HubSettings) -> Result<Vec<P
         ))
         .help(offline_help(&repo, settings)));
     }
-    let session = Session::new(&repo, settings, &cached.files)?;
+    let session = Session::new(&repo, settings, &cached)?;
     let info = session.info()?;
     let on_hub = info.siblings.into_iter().map(|file| file.rfilename).collect::<Vec<_>>();
     let names = choose(&patterns, &on_hub);
     if names.is_empty() {
         let some = on_hub.iter().filter(|name| !name.starts_with('.')).take(8).cloned().collect::<Vec<_>>();
-        return Err(Error::data(format!("`{}` on {} has no file {path}", name_of(&repo), settings.shown_endpoint()))
+        return Err(Error::data(format!("`{}` on {} has no file {path}", repo.name(), settings.shown_endpoint()))
             .help(format!("it has {}", some.join(", "))));
     }
     for name in &names {
@@ -92,7 +92,7 @@ fn parse(pattern: &str) -> Result<(Repo, String)> {
     if path.is_empty() || path.split('/').any(|part| part.is_empty() || part == "..") {
         return Err(wrong("expected a path after the id"));
     }
-    Ok((parse_id_as(&format!("{org}/{name}"), RepoType::Dataset)?, path.to_string()))
+    Ok((parse_id_as(&format!("{org}/{name}"), RepoKind::Dataset)?, path.to_string()))
 }
 
 /// The globs that `path` stands for, the first of which that matches counts.
@@ -171,7 +171,7 @@ mod tests {
     fn addresses() {
         let (repo, path) = parse("hf://datasets/nyu-mll/glue@v1/sst2/train").unwrap();
         assert_eq!(
-            (repo.url().as_str(), repo.revision(), path.as_str()),
+            (repo.path().as_str(), repo.revision.as_str(), path.as_str()),
             ("datasets/nyu-mll/glue", "v1", "sst2/train")
         );
         for wrong in ["hf://models/a/b/c", "hf://datasets/a/b", "hf://datasets/a/b/", "hf://datasets/a/b/../c"] {

@@ -4,16 +4,15 @@
 //! for the model and tokenizer loaders, which are its users.
 
 mod dataset;
+mod repo;
 mod settings;
 mod transfer;
 mod wanted;
 
 use std::path::{Path, PathBuf};
 
-use hf_hub::{Cache, CacheRepo, Repo, RepoType};
-use kiln_models::whole_file;
-
 use crate::base::error::{Error, Result};
+use repo::{CachedRepo, Repo, RepoKind};
 use transfer::Session;
 
 pub use dataset::{dataset_files, dataset_files_with, is_dataset};
@@ -109,11 +108,11 @@ fn split_revision(spec: &str) -> (&str, Option<&str>) {
 /// Reads `id[@revision]` by the Hub's naming rules (huggingface_hub's `validate_repo_id`, git's for the revision). The
 /// names become paths in the cache and parts of URLs, so nothing else may pass.
 fn parse_id(spec: &str) -> Result<Repo> {
-    parse_id_as(spec, RepoType::Model)
+    parse_id_as(spec, RepoKind::Model)
 }
 
 /// [`parse_id`] for a repository of some kind.
-fn parse_id_as(spec: &str, kind: RepoType) -> Result<Repo> {
+fn parse_id_as(spec: &str, kind: RepoKind) -> Result<Repo> {
     let (id, revision) = split_revision(spec);
     let part_is_valid = |part: &str| {
         (1..=96).contains(&part.len())
@@ -140,15 +139,7 @@ fn parse_id_as(spec: &str, kind: RepoType) -> Result<Repo> {
         return Err(Error::config(format!("`{revision}` in `{spec}` is no revision"))
             .help("after the `@` comes a branch, a tag or a commit, for example gpt2@main"));
     }
-    Ok(Repo::with_revision(id.to_string(), kind, revision.to_string()))
-}
-
-/// How messages name a repository: as the user would write it.
-fn name_of(repo: &Repo) -> String {
-    match repo.revision() {
-        DEFAULT_REVISION => repo.url(),
-        revision => format!("{}@{revision}", repo.url()),
-    }
+    Ok(Repo { id: id.into(), kind, revision: revision.into() })
 }
 
 /// The snapshot folder of `repo`, from the cache if it is complete there, else from the Hub.
@@ -166,7 +157,7 @@ fn from_hub(repo: &Repo, wanted: &Wanted, settings: &HubSettings) -> Result<Path
     }
     if settings.offline {
         let lacking = lacking.unwrap_or_default();
-        let name = name_of(repo);
+        let name = repo.name();
         return Err(Error::data(format!(
             "`{name}` is not in the cache {} (no {lacking}) and HF_HUB_OFFLINE forbids the network",
             settings.cache.display()
@@ -174,11 +165,11 @@ fn from_hub(repo: &Repo, wanted: &Wanted, settings: &HubSettings) -> Result<Path
         .help(offline_help(repo, settings)));
     }
 
-    let session = Session::new(repo, settings, &cached.files)?;
+    let session = Session::new(repo, settings, &cached)?;
     let info = session.info()?;
     let on_hub = |name: &str| info.siblings.iter().any(|file| file.rfilename == name);
     let chosen = wanted.choose(&on_hub).map_err(|missing| {
-        Error::data(format!("`{}` on {} has no {missing}", name_of(repo), settings.shown_endpoint())).help(format!(
+        Error::data(format!("`{}` on {} has no {missing}", repo.name(), settings.shown_endpoint())).help(format!(
             "a {} repository holds {}",
             wanted.what,
             wanted.describe()
@@ -204,12 +195,11 @@ fn from_hub(repo: &Repo, wanted: &Wanted, settings: &HubSettings) -> Result<Path
 
 /// How to do without the network, for error messages.
 fn offline_help(repo: &Repo, settings: &HubSettings) -> String {
-    let url = repo.url();
-    let id = match url.strip_prefix("datasets/") {
-        Some(id) => format!("{id} --repo-type dataset"),
-        None => url,
+    let id = match repo.kind {
+        RepoKind::Dataset => format!("{} --repo-type dataset", repo.id),
+        RepoKind::Model => repo.id.clone(),
     };
-    let revision = match repo.revision() {
+    let revision = match repo.revision.as_str() {
         DEFAULT_REVISION => String::new(),
         revision => format!(" --revision {revision}"),
     };
@@ -218,71 +208,6 @@ fn offline_help(repo: &Repo, settings: &HubSettings) -> String {
          its path instead of the id; or fill the cache {} the same way (without --local-dir) and set HF_HUB_OFFLINE=1",
         settings.cache.display()
     )
-}
-
-/// The part of the cache that belongs to one repository, laid out as huggingface_hub does:
-/// `models--org--name/{blobs,refs,snapshots,.no_exist}`.
-struct CachedRepo<'a> {
-    repo: &'a Repo,
-    folder: PathBuf,
-    files: CacheRepo,
-}
-
-impl<'a> CachedRepo<'a> {
-    fn new(repo: &'a Repo, settings: &HubSettings) -> Self {
-        let folder = settings.cache.join(repo.folder_name());
-        Self { repo, folder, files: Cache::new(settings.cache.clone()).repo(repo.clone()) }
-    }
-
-    /// The commit that the revision means according to the cache.
-    fn commit(&self) -> Option<String> {
-        let revision = self.repo.revision();
-        if is_commit(revision) {
-            return Some(revision.to_string());
-        }
-        let commit = std::fs::read_to_string(self.ref_path()).ok()?;
-        Some(commit.trim().to_string()).filter(|commit| is_commit(commit))
-    }
-
-    /// Records what the revision means; a commit means itself. The caller holds the lock.
-    fn set_commit(&self, commit: &str) -> Result<()> {
-        if is_commit(self.repo.revision()) || self.commit().as_deref() == Some(commit) {
-            return Ok(());
-        }
-        let path = self.ref_path();
-        let write = || {
-            std::fs::create_dir_all(path.parent().unwrap_or(&self.folder))?;
-            whole_file::write(&path, commit.as_bytes())
-        };
-        write().map_err(|error| Error::io(format!("write {}", path.display()), &error))
-    }
-
-    fn ref_path(&self) -> PathBuf {
-        self.folder.join("refs").join(self.repo.revision())
-    }
-
-    fn snapshot(&self, commit: &str) -> PathBuf {
-        self.files.pointer_path(commit)
-    }
-
-    /// Whether the cache knows the file at this commit: it is there, or is known not to exist on the Hub.
-    fn is_settled(&self, commit: &str, name: &str) -> bool {
-        self.snapshot(commit).join(name).is_file() || self.absent_path(commit, name).is_file()
-    }
-
-    /// Records that the Hub has no such file at this commit (an empty file, as huggingface_hub does).
-    fn mark_absent(&self, commit: &str, name: &str) -> Result<()> {
-        let path = self.absent_path(commit, name);
-        let write = || {
-            std::fs::create_dir_all(path.parent().unwrap_or(&self.folder))?;
-            std::fs::write(&path, "")
-        };
-        write().map_err(|error| Error::io(format!("write {}", path.display()), &error))
-    }
-
-    fn absent_path(&self, commit: &str, name: &str) -> PathBuf {
-        self.folder.join(".no_exist").join(commit).join(name)
-    }
 }
 
 /// Whether this is a full git commit hash.
@@ -304,7 +229,7 @@ mod tests {
             ("org/na_me.v2@refs/pr/5", "org/na_me.v2", "refs/pr/5"),
         ] {
             let repo = parse_id(spec).unwrap();
-            assert_eq!((repo.url().as_str(), repo.revision()), (id, revision));
+            assert_eq!((repo.path().as_str(), repo.revision.as_str()), (id, revision));
         }
     }
 

@@ -1,10 +1,9 @@
 //! Talks to the Hub: what a revision holds, and one file at a time into the cache. A file enters the cache under its own
 //! name only when every byte is there (length, and SHA-256 where the Hub gives it); until then it is `*.incomplete`.
 //!
-//! `hf-hub` names repositories and lays out the cache; the transfer itself is done here, on the same HTTP client, because
-//! hf-hub 0.5.0 waits for ever on a host that does not answer, takes a short file for whole, cannot get past a finished
-//! but not yet renamed one (HTTP 416), sends the token to the servers it is redirected to, and asks for a byte range of a
-//! gzip answer, which the Hub does not give (its issue 141).
+//! The transfer is Kiln's own because the crate hf-hub 0.5.0 waits for ever on a host that does not answer, takes a short file
+//! for whole, cannot get past a finished but not yet renamed one (HTTP 416), sends the token to the servers it is redirected
+//! to, and asks for a byte range of a gzip answer, which the Hub does not give (its issue 141).
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -12,15 +11,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
-use hf_hub::api::RepoInfo;
-use hf_hub::{CacheRepo, Repo};
 use indicatif::{ProgressBar, ProgressStyle};
 use kiln_models::weights::is_plain_name;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use sha2::{Digest, Sha256};
 use ureq::http::{Method, Request, Response, StatusCode, Uri};
 
-use super::{HubSettings, is_commit, name_of, offline_help};
+use super::repo::{CachedRepo, Repo, RepoInfo};
+use super::{HubSettings, is_commit, offline_help};
 use crate::base::error::{Error, Result, one_line};
 
 /// Redirects are followed this far: renamed repository, cached file, storage.
@@ -38,7 +36,7 @@ const IN_PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'
 pub(super) struct Session<'a> {
     repo: &'a Repo,
     settings: &'a HubSettings,
-    files: &'a CacheRepo,
+    cached: &'a CachedRepo<'a>,
     agent: ureq::Agent,
     /// Of the Hub, without user name and password.
     endpoint: String,
@@ -64,7 +62,7 @@ enum Interrupted {
 }
 
 impl<'a> Session<'a> {
-    pub(super) fn new(repo: &'a Repo, settings: &'a HubSettings, files: &'a CacheRepo) -> Result<Self> {
+    pub(super) fn new(repo: &'a Repo, settings: &'a HubSettings, cached: &'a CachedRepo<'a>) -> Result<Self> {
         let config = ureq::Agent::config_builder()
             .timeout_resolve(Some(settings.timeout))
             .timeout_connect(Some(settings.timeout))
@@ -85,12 +83,12 @@ impl<'a> Session<'a> {
             }
             (None, token) => token.as_ref().map(|token| format!("Bearer {token}")),
         };
-        Ok(Self { repo, settings, files, agent: config.into(), endpoint, origin, authorization })
+        Ok(Self { repo, settings, cached, agent: config.into(), endpoint, origin, authorization })
     }
 
     /// The commit that the revision means now, and the names of its files.
     pub(super) fn info(&self) -> Result<RepoInfo> {
-        let url = format!("{}/api/{}", self.endpoint, self.repo.api_url());
+        let url = format!("{}/api/{}", self.endpoint, self.repo.api_path());
         let reply = self.send(Method::GET, &url, 0)?;
         self.check(&reply, None)?;
         let unexpected = |what: String| {
@@ -115,14 +113,14 @@ impl<'a> Session<'a> {
 
     /// Makes sure that the snapshot of `commit` holds the file.
     pub(super) fn fetch(&self, commit: &str, name: &str) -> Result<()> {
-        let pointer = self.files.pointer_path(commit).join(name);
+        let pointer = self.cached.snapshot(commit).join(name);
         if pointer.is_file() {
             return Ok(());
         }
         let path = utf8_percent_encode(name, IN_PATH);
-        let url = format!("{}/{}/resolve/{commit}/{path}", self.endpoint, self.repo.url());
+        let url = format!("{}/{}/resolve/{commit}/{path}", self.endpoint, self.repo.path());
         let info = self.file_info(&url, name)?;
-        let blob = self.files.blob_path(&info.etag);
+        let blob = self.cached.blob(&info.etag);
         let blobs = blob.parent().unwrap_or(&self.settings.cache);
         std::fs::create_dir_all(blobs).map_err(|error| Error::io(format!("create {}", blobs.display()), &error))?;
         let _lock = self.lock(&info.etag)?;
@@ -171,7 +169,7 @@ impl<'a> Session<'a> {
                     let whole = info.size;
                     return Err(Error::data(format!(
                         "{name} of `{}` broke off after {found} of {whole} bytes, {attempt} times: {reason}",
-                        name_of(self.repo)
+                        self.repo.name()
                     ))
                     .help("run the command again to go on; nothing incomplete is used"));
                 }
@@ -182,11 +180,8 @@ impl<'a> Session<'a> {
             }
             let _ = std::fs::remove_file(&partial);
             if attempt == MAX_ATTEMPTS {
-                return Err(Error::data(format!(
-                    "{name} of `{}` arrived damaged (SHA-256 differs)",
-                    name_of(self.repo)
-                ))
-                .help("run the command again; if it stays so, the server or a proxy alters files"));
+                return Err(Error::data(format!("{name} of `{}` arrived damaged (SHA-256 differs)", self.repo.name()))
+                    .help("run the command again; if it stays so, the server or a proxy alters files"));
             }
         }
         bar.finish_and_clear();
@@ -307,7 +302,7 @@ impl<'a> Session<'a> {
         }
         let header = |key: &str| reply.headers().get(key).and_then(|value| value.to_str().ok()).unwrap_or_default();
         let (code, endpoint) = (header("x-error-code"), &self.endpoint);
-        let (id, name, revision) = (self.repo.url(), name_of(self.repo), self.repo.revision());
+        let (id, name, revision) = (self.repo.path(), self.repo.name(), self.repo.revision.as_str());
         let offline = offline_help(self.repo, self.settings);
         let has_token = self.settings.token.is_some();
         Err(match (status.as_u16(), code) {
@@ -339,7 +334,7 @@ impl<'a> Session<'a> {
     }
 
     fn unreachable(&self, reason: &str) -> Error {
-        let (name, endpoint) = (name_of(self.repo), &self.endpoint);
+        let (name, endpoint) = (self.repo.name(), &self.endpoint);
         Error::data(format!("cannot load `{name}` from the Hugging Face Hub at {endpoint}: {reason}"))
             .help(offline_help(self.repo, self.settings))
     }
@@ -347,7 +342,7 @@ impl<'a> Session<'a> {
     /// Keeps other processes and threads, huggingface_hub's among them, from writing the same thing; ends with the value
     /// or the process.
     pub(super) fn lock(&self, name: &str) -> Result<File> {
-        let folder = self.settings.cache.join(".locks").join(self.repo.folder_name());
+        let folder = self.settings.cache.join(".locks").join(self.cached.folder_name());
         let path = folder.join(format!("{name}.lock"));
         let lock = || {
             std::fs::create_dir_all(&folder)?;
