@@ -17,7 +17,7 @@ use kiln::data::sampler::Order;
 use kiln::optim::gradient::{global_norm, scale_and_norm};
 use kiln::optim::{Optimizer, OptimizerConfig, ParameterGroups};
 use kiln::task::DeviceBatch;
-use kiln::{RunConfig, RunPlan, Trainer};
+use kiln::{RunConfig, Session, Trainer};
 use kiln_models::Model;
 
 const STEPS: usize = 12;
@@ -31,11 +31,11 @@ fn main() {
         format!("{{\"input_ids\": [{ids}]}}\n")
     };
     std::fs::write(&data, (0..STEPS * 8).map(row).collect::<String>()).unwrap();
-    let plan = || -> RunPlan {
+    let session = || {
         let model = [("n_layer", 4), ("n_head", 4), ("n_embd", 256), ("n_positions", 128), ("vocab_size", 2048)];
         let model =
             model.into_iter().fold(ModelSection::new(ModelKind::Gpt2), |m, (field, value)| m.with(field, value));
-        RunConfig::builder(folder.path().join("run"))
+        let config = RunConfig::builder(folder.path().join("run"))
             .on_existing(OnExisting::Overwrite)
             .model(model)
             .data(DataSection {
@@ -50,14 +50,13 @@ fn main() {
                 ..TrainerSection::default()
             })
             .build()
-            .unwrap()
-            .plan()
-            .unwrap()
+            .unwrap();
+        Session::open(config).unwrap()
     };
     let (mut bare, mut trained) = (Vec::new(), Vec::new());
     for _ in 0..REPEATS {
-        bare.push(bare_step_ms(&plan()));
-        let mut trainer = Trainer::new(plan()).unwrap();
+        bare.push(bare_step_ms(&session()));
+        let mut trainer = Trainer::new(session()).unwrap();
         let output = trainer.train().unwrap();
         let seconds = output.summary.get("train_runtime").unwrap();
         trained.push(seconds * 1e3 / STEPS as f64);
@@ -76,7 +75,8 @@ fn main() {
 }
 
 /// Milliseconds a step of the bare loop.
-fn bare_step_ms(plan: &RunPlan) -> f64 {
+fn bare_step_ms(session: &Session) -> f64 {
+    let plan = &session.plan;
     let device = Device::flex().autodiff();
     let mut model = Model::new(&plan.model_config, plan.task.head(), &device).unwrap();
     let mut optimizer = Optimizer::new(OptimizerConfig::default(), &ParameterGroups::new(0.0), &model);
@@ -89,7 +89,7 @@ fn bare_step_ms(plan: &RunPlan) -> f64 {
         prefetch: 0,
         repeat: true,
     };
-    let mut loader = Loader::new(Arc::clone(&plan.train), options).unwrap();
+    let mut loader = Loader::new(Arc::clone(&session.train), options).unwrap();
     let batches = (0..STEPS).map(|_| {
         let batch = loader.next_batch().unwrap().unwrap().batch;
         DeviceBatch::new(plan.task, &batch, &device).unwrap()

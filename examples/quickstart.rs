@@ -8,7 +8,7 @@ use kiln::config::{
     DataSection, GenerationSection, ModelKind, ModelSection, OnExisting, TokenizerSection, TrainerSection,
 };
 use kiln::trainer::{Callback, Progress};
-use kiln::{Result, RunConfig, Trainer};
+use kiln::{Result, RunConfig, Session, Trainer};
 
 /// Shows the loss; a callback has Hugging Face's events.
 struct ShowLoss;
@@ -40,9 +40,9 @@ fn main() -> Result<()> {
         .generation(GenerationSection { max_new_tokens: 40, temperature: 0.7, ..GenerationSection::new("pub fn ") })
         .build()?;
 
-    let plan = config.plan()?;
-    print!("{}", plan.describe());
-    let output = Trainer::new(plan)?.with_callback(ShowLoss).train()?;
+    let session = Session::open(config)?;
+    print!("{}", session.plan.describe());
+    let output = Trainer::new(session)?.with_callback(ShowLoss).train()?;
     println!("{}", output.sample.unwrap_or_default());
     Ok(())
 }

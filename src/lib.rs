@@ -3,17 +3,17 @@
 //! fusion, autotune, captured steps).
 //!
 //! The modules stand in the order in which data flows, and each imports only from those above it. A [`RunConfig`] is what a
-//! file says. [`session`] opens what it names: model folder, tokenizer, data and device. From the config and these facts
-//! follows a [`RunPlan`]: batch arithmetic, steps, learning rate, memory. The [`trainer`] carries the plan out, [`proof`]
+//! file says. A [`Session`] opens what it names: model folder, tokenizer, data and device. From the config and these facts
+//! follows its [`RunPlan`]: batch arithmetic, steps, learning rate, memory. The [`trainer`] carries the plan out, [`proof`]
 //! shows that both modes compute the same, and [`measure`] says what the switch is worth.
 //!
 //! ```no_run
-//! use kiln::{RunConfig, proof};
+//! use kiln::{RunConfig, Session, proof};
 //!
 //! # fn main() -> kiln::Result<()> {
-//! let plan = RunConfig::load("configs/quickstart.toml")?.plan()?;
-//! println!("{}", plan.describe());
-//! let output = proof::trainer(plan)?.train()?;
+//! let session = Session::open(RunConfig::load("configs/quickstart.toml")?)?;
+//! println!("{}", session.plan.describe());
+//! let output = proof::trainer(session)?.train()?;
 //! println!("{} steps", output.step);
 //! # Ok(())
 //! # }
@@ -53,4 +53,5 @@ pub mod cli;
 pub use base::error::{Error, ErrorKind, Result};
 pub use config::RunConfig;
 pub use plan::RunPlan;
+pub use session::Session;
 pub use trainer::Trainer;

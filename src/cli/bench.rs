@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::training::{ConfigArgs, resolve};
+use super::training::{ConfigArgs, open};
 use super::{say, time};
 use crate::base::error::{Error, Result};
 use crate::base::signals;
@@ -75,8 +75,8 @@ pub(super) struct WorkerArgs {
 pub(super) fn run_worker(args: &WorkerArgs) -> Result<()> {
     let config = args.config.load()?;
     handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
-    let plan = resolve(config)?;
-    if args.operators { worker::serve_operators(&plan) } else { worker::serve_steps(plan, args.model) }
+    let session = open(config)?;
+    if args.operators { worker::serve_operators(&session) } else { worker::serve_steps(session, args.model) }
 }
 
 pub(super) fn run_bench(args: &BenchArgs) -> Result<()> {

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use kiln_models::Operator;
 
 use super::say;
-use super::training::{ConfigArgs, resolve};
+use super::training::{ConfigArgs, open};
 use crate::base::error::{Error, Result};
 use crate::base::files::write_whole;
 use crate::base::process::{Child, scratch, this_program};
@@ -26,6 +26,7 @@ use crate::proof::parity::parity;
 use crate::proof::probe;
 use crate::proof::probe::{Look, Probe};
 use crate::proof::verify;
+use crate::session::Session;
 use crate::trainer::warmup;
 
 #[derive(Debug, Args)]
@@ -63,13 +64,13 @@ pub(super) struct ProbeArgs {
 pub(super) fn run_probe(args: &ProbeArgs) -> Result<()> {
     let config = RunConfig::load(&args.file)?;
     handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
-    let plan = resolve(config)?;
+    let session = open(config)?;
     let look = match args.look {
         LookArg::Figures => Look::Figures,
         LookArg::Captured => Look::Captured,
         LookArg::Times => Look::Times,
     };
-    let probe = probe::run(&plan, plan.ops, args.steps, look)?;
+    let probe = probe::run(&session, session.plan.ops, args.steps, look)?;
     let text = serde_json::to_string(&probe).map_err(|error| Error::data(format!("probe: {error}")))?;
     write_whole(&args.out, text.as_bytes())
 }
@@ -93,12 +94,13 @@ pub(super) fn verify_compare(config: &RunConfig) -> Result<()> {
     say(verify::verdict(Some(&report), 0)?)
 }
 
-/// `compiler.enabled = "auto"`: the plan in the mode that was chosen, by the process that began the run, by the one that this one
+/// `compiler.enabled = "auto"`: the session in the mode that was chosen, by the process that began the run, by the one that this one
 /// was as the other engine (`handed`), or else by a trial. Where each mode has an engine of its own, this process becomes it.
-pub(super) fn choose(plan: RunPlan, handed: Option<&str>) -> Result<RunPlan> {
+pub(super) fn choose(session: Session, handed: Option<&str>) -> Result<Session> {
+    let plan = &session.plan;
     match (plan.config.compiler_mode(), handed) {
         (CompilerMode::Auto, _) => {}
-        (_, None) => return Ok(plan),
+        (_, None) => return Ok(session),
         (mode, Some(_)) => {
             return Err(Error::config(format!("--decision: expected compiler.enabled = \"auto\", got {mode}"))
                 .help("leave it out: kiln hands it to the engine that a trial has chosen"));
@@ -106,18 +108,18 @@ pub(super) fn choose(plan: RunPlan, handed: Option<&str>) -> Result<RunPlan> {
     }
     let kind = plan.device.kind;
     let handed = handed.map(Decision::from_json).transpose().map_err(|error| error.at("--decision"))?;
-    let decision = match handed.map_or_else(|| auto::kept(&plan), |handed| Ok(Some(handed)))? {
+    let decision = match handed.map_or_else(|| auto::kept(plan), |handed| Ok(Some(handed)))? {
         Some(decision) => decision,
         None => {
             say("compiler auto: trying both modes on the run's own data")?;
-            if kind == DeviceKind::Cpu { auto::decide(&plan)? } else { auto::between_engines(&plan, &mut probed)? }
+            if kind == DeviceKind::Cpu { auto::decide(&session)? } else { auto::between_engines(plan, &mut probed)? }
         }
     };
     stopped()?;
     if kind != DeviceKind::Cpu {
         handover::become_engine(decision.engine(), kind, &["--decision".to_owned(), decision.to_json()?])?;
     }
-    Ok(plan.decided(decision))
+    Ok(session.decided(decision))
 }
 
 /// The warm-up stage of a compiled run alone, which leaves its kernels in the cache.
@@ -126,15 +128,15 @@ pub(super) fn run_pretune(args: &ConfigArgs) -> Result<()> {
     config.set_compiler(CompilerMode::Compiled);
     handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let forced = config.compiler.as_ref().is_some_and(|compiler| compiler.warmup == Switch::On);
-    let plan = resolve(config)?;
-    if plan.device.kind == DeviceKind::Cpu && !forced {
+    let session = open(config)?;
+    if session.plan.device.kind == DeviceKind::Cpu && !forced {
         return say("nothing to tune: on the CPU (Flex) no kernel is compiled or tuned");
     }
     let heard: warmup::Say = Rc::new(|line| {
         // What cannot be shown is no reason to stop tuning.
         let _ = say(line);
     });
-    warmup::run(&plan, &heard)?;
+    warmup::run(&session, &heard)?;
     let (folder, prefix) = (cache::folder()?, format!("{}/", cache::KERNELS));
     let kernels = cache::list(&folder)?.into_iter().filter(|entry| entry.name.starts_with(&prefix)).collect::<Vec<_>>();
     say(format!("{}: {} files, {}", folder.join(cache::KERNELS).display(), kernels.len(), cache::size(&kernels)))

@@ -138,8 +138,9 @@ fn device(args: &DeviceArgs) -> Result<(Device, Compute)> {
     let compiler = TrainingCompilerConfig { enabled: args.compiler, ..TrainingCompilerConfig::default() };
     handover::hand_over(Some(&compiler), kind)?;
     let found = device::select(kind, args.device_index)?;
-    let ops = device::ops(Some(&compiler), &found)?;
-    let dtype = PrecisionPlan::new(args.precision, &found)?.dtype;
+    let facts = found.facts();
+    let ops = device::ops(Some(&compiler), &facts)?;
+    let dtype = PrecisionPlan::new(args.precision, &facts)?.dtype;
     Ok((found.device, Compute::new(ops, dtype)))
 }
 

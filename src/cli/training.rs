@@ -30,6 +30,7 @@ use crate::plan::RunPlan;
 use crate::proof::auto;
 use crate::proof::verify_resume;
 use crate::proof::verify_resume::{Part, Report, across_modes, verify};
+use crate::session::Session;
 use crate::session::model_folder::ModelFolder;
 use crate::trainer::{Callback, Control, PREDICTIONS, Progress, RunFolder, RunStatus, Status, StopAfter};
 
@@ -150,7 +151,7 @@ pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
     }
     config.precision = args.precision.unwrap_or(config.precision);
     handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
-    let (record, confusion) = evaluate_folder(config, args.model.as_deref(), &resolve)?;
+    let (record, confusion) = evaluate_folder(config, args.model.as_deref(), &open)?;
     if let Some(out) = &args.out {
         write_whole(out, (record.to_json() + "\n").as_bytes())?;
     }
@@ -168,9 +169,14 @@ fn load(args: &ConfigArgs) -> Result<RunConfig> {
 
 /// The plan of `config`; a signal stops tokenising.
 pub(super) fn resolve(config: RunConfig) -> Result<RunPlan> {
+    open(config).map(|session| session.plan)
+}
+
+/// Opens `config`; a signal stops tokenising.
+pub(super) fn open(config: RunConfig) -> Result<Session> {
     signals::install()?;
     let bar = progress_bar("{spinner} {msg} {bytes}/{total_bytes}");
-    let plan = config.plan_with_progress(&mut |progress: store::Progress| {
+    let session = Session::open_with_progress(config, &mut |progress: store::Progress| {
         bar.set_message("tokenising");
         bar.set_length(progress.total_bytes);
         bar.set_position(progress.done_bytes);
@@ -179,7 +185,7 @@ pub(super) fn resolve(config: RunConfig) -> Result<RunPlan> {
     bar.finish_and_clear();
     match signals::received() {
         Some(signal) => Err(signal.error("stopped before the first step")),
-        None => plan,
+        None => session,
     }
 }
 
@@ -221,11 +227,12 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
         start_up_lines(config.compiler.as_ref()).iter().try_for_each(|line| inform(line))?;
     }
     tune_if_missing(&config)?;
-    let plan = choose(resolve(config)?, args.decision.as_deref())?;
+    let session = choose(open(config)?, args.decision.as_deref())?;
+    let plan = &session.plan;
     inform(&plan.describe())?;
     let folder = plan.config.output_dir()?;
-    let verified = verify_start(&plan)?;
-    let trainer = auto::trainer(plan)?;
+    let verified = verify_start(plan)?;
+    let trainer = auto::trainer(session)?;
     let trainer = if verified { trainer.with_verified_start() } else { trainer };
     if let Some(report) = trainer.load_report() {
         inform(&format!("loaded {} tensors", report.loaded))?;
@@ -253,7 +260,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     }
     inform(&format!("model: {}", folder.join("model").display()))?;
     inform(&format!("again: {}", repeat_command(&folder)))?;
-    predict_test(trainer.plan(), &folder.join("model").display().to_string())?;
+    predict_test(trainer.session(), &folder.join("model").display().to_string())?;
     match signals::received() {
         Some(signal) => Err(signal.error("the run was complete, so nothing is lost but the rest of its sample")),
         None => Ok(()),
@@ -281,15 +288,15 @@ fn without_training(config: RunConfig) -> Result<()> {
             say(format!("trainer.do_train = false: no training; evaluating {what}"))?;
         }
         let (record, confusion) = match &trained {
-            Some(model) => evaluate_folder(config.clone(), Some(model), &resolve)?,
-            None => evaluate_untrained(resolve(config.clone())?)?,
+            Some(model) => evaluate_folder(config.clone(), Some(model), &open)?,
+            None => evaluate_untrained(open(config.clone())?)?,
         };
         confusion.iter().try_for_each(say)?;
         say(record.to_dict())?;
         finite("eval_loss", record.get("eval_loss").unwrap_or(0.0))?;
     }
     match predicts_with {
-        Some(model) => predict_test(&resolve(config)?, &model),
+        Some(model) => predict_test(&open(config)?, &model),
         None => Ok(()),
     }
 }
@@ -307,7 +314,8 @@ fn test_file(config: &RunConfig) -> Result<Option<PathBuf>> {
 
 /// Predicts the rows of `data.test`, where that is asked for, with the model `model` (a folder or a Hub id), into the run
 /// folder.
-fn predict_test(plan: &RunPlan, model: &str) -> Result<()> {
+fn predict_test(session: &Session, model: &str) -> Result<()> {
+    let plan = &session.plan;
     let (data, folder) = (&plan.config.data, plan.output_dir()?);
     let Some(input) = test_file(&plan.config)? else { return Ok(()) };
     let options = PredictOptions {
@@ -319,7 +327,7 @@ fn predict_test(plan: &RunPlan, model: &str) -> Result<()> {
         version_2_with_negative: false,
         max_length: data.max_length,
     };
-    let device = &plan.device.device;
+    let device = &session.device;
     let model = ModelFolder::open(model, plan.task, device)?.with_compute(plan.compute());
     std::fs::create_dir_all(&folder).map_err(|error| Error::io(format!("create {}", folder.display()), &error))?;
     let out = folder.join(PREDICTIONS);
@@ -345,7 +353,7 @@ pub(super) fn run_part(args: &PartArgs) -> Result<()> {
     let config = RunConfig::load(&args.file)?;
     handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let PartArgs { before_stop, without_dropout, .. } = *args;
-    verify_resume::train(&Part { config, before_stop, without_dropout }, &resolve)
+    verify_resume::train(&Part { config, before_stop, without_dropout }, &open)
 }
 
 /// Runs `kiln resume-part` on `part`.

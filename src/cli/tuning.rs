@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::compiler::in_a_process;
-use super::training::resolve;
+use super::training::{open, resolve};
 use super::{say, time};
 use crate::base::error::{Error, Result};
 use crate::base::files::write_whole;
@@ -161,7 +161,7 @@ fn search_in_its_engine(config: &RunConfig, mode: CompilerMode, args: &TuneArgs)
 }
 
 fn search(config: &RunConfig, mode: CompilerMode, options: &TuneOptions) -> Result<Stored> {
-    let found = tune(config, mode, options, &resolve, &mut |event| match event {
+    let found = tune(config, mode, options, &open, &mut |event| match event {
         Event::Begins { key, budget } => {
             say(format!("{}: {} for {}, {} tokens, {}", key.mode, key.model, key.task, key.block_size, key.precision))?;
             say(format!("on {}; memory of a trial: {budget}", key.device))

@@ -3,13 +3,14 @@
 
 use std::panic;
 
-use burn::tensor::{Device, DeviceType};
+use burn::tensor::{Device, DeviceType, FloatDType};
+use serde::{Deserialize, Serialize};
 
 use kiln_models::Ops;
 
 use crate::base::error::{Error, Result};
 use crate::base::host;
-use crate::config::{CompilerMode, DeviceKind, FusedOps, Switch, TrainingCompilerConfig};
+use crate::config::{CompilerMode, DeviceKind, FusedOps, Precision, Switch, TrainingCompilerConfig};
 use crate::engine::handover;
 use crate::engine::handover::Engine;
 
@@ -26,6 +27,44 @@ pub struct Available {
     pub device: Device,
     /// It is a processor that pretends to be a GPU (a software Vulkan driver); `auto` does not choose it.
     pub is_software: bool,
+}
+
+/// What is known of a device without touching it: a plan follows from this.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceFacts {
+    /// The kind, as it is written in configs.
+    pub kind: DeviceKind,
+    /// The index among the devices of that kind.
+    pub index: usize,
+    /// Burn's name of it.
+    pub name: String,
+    /// The narrow types in which it computes.
+    pub narrow: Vec<Precision>,
+    /// Why this build has no fused operators for it; none where it has them.
+    pub not_fused: Option<String>,
+}
+
+impl DeviceFacts {
+    /// Whether the device computes in `precision`.
+    pub fn computes_in(&self, precision: Precision) -> bool {
+        precision == Precision::F32 || self.narrow.contains(&precision)
+    }
+
+    /// `cpu 0 (Flex)`
+    pub fn describe(&self) -> String {
+        format!("{} {} ({})", self.kind, self.index, self.name)
+    }
+}
+
+impl Available {
+    /// What is known of it. Asks the device in which types it computes.
+    pub fn facts(&self) -> DeviceFacts {
+        let types = [(Precision::Bf16, FloatDType::BF16), (Precision::F16, FloatDType::F16)];
+        let narrow = types.into_iter().filter(|(_, dtype)| self.device.supports_dtype(*dtype));
+        let narrow = narrow.map(|(precision, _)| precision).collect();
+        let not_fused = Ops::fused(&self.device).err().map(|error| error.to_string());
+        DeviceFacts { kind: self.kind, index: self.index, name: self.name.clone(), narrow, not_fused }
+    }
 }
 
 /// Every device that this build and this machine offer, best first: CUDA, wgpu, CPU.
@@ -95,7 +134,7 @@ pub fn select(kind: DeviceKind, index: usize) -> Result<Available> {
 ///
 /// # Errors
 /// A compiler that is asked for what the device or this build lacks.
-pub fn ops(compiler: Option<&TrainingCompilerConfig>, device: &Available) -> Result<Ops> {
+pub fn ops(compiler: Option<&TrainingCompilerConfig>, device: &DeviceFacts) -> Result<Ops> {
     handover::settings(compiler, device.kind)?;
     let wanted = Engine::wanted(compiler);
     if device.kind != DeviceKind::Cpu && wanted != Engine::this() {
@@ -114,10 +153,9 @@ pub fn ops(compiler: Option<&TrainingCompilerConfig>, device: &Available) -> Res
     let Some(compiler) = compiler.filter(|compiler| compiler.enabled != CompilerMode::Native && !is_native) else {
         return Ok(Ops::Plain);
     };
-    let fused = || {
-        Ops::fused(&device.device).map_err(|error| {
-            Error::config(format!("compiler.fused_ops: {error}")).help("set compiler.fused_ops = \"auto\"")
-        })
+    let fused = || match &device.not_fused {
+        None => Ok(Ops::Fused),
+        Some(why) => Err(Error::config(format!("compiler.fused_ops: {why}")).help("set compiler.fused_ops = \"auto\"")),
     };
     match (&compiler.fused_ops, device.kind) {
         (FusedOps::All(Switch::Off), _) => Ok(Ops::Plain),

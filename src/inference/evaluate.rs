@@ -18,7 +18,7 @@ use crate::data::loader::{Loader, LoaderOptions};
 use crate::data::sampler::Order;
 use crate::data::squad::SpanLogits;
 use crate::data::{Dataset, Labels};
-use crate::plan::RunPlan;
+use crate::session::Session;
 use crate::task::DeviceBatch;
 use crate::task::scores;
 use crate::task::scores::Confusion;
@@ -47,11 +47,12 @@ pub struct Evaluation {
 /// Batches after which sums are read back, so that pending work does not pile up on the device.
 const READ_EVERY: usize = 32;
 
-/// Evaluates `model` on `dataset` in batches of `batch_size`, by the task, the loss, the padding and the device of `plan`.
+/// Evaluates `model` on `dataset` in batches of `batch_size`, by the task, the loss, the padding and the device of `session`.
 ///
 /// # Errors
 /// Data that cannot be read, a dataset without one valid label, or a signal that asks the process to stop.
-pub fn evaluate(model: &Model, plan: &RunPlan, dataset: Arc<dyn Dataset>, batch_size: usize) -> Result<Evaluation> {
+pub fn evaluate(model: &Model, session: &Session, dataset: Arc<dyn Dataset>, batch_size: usize) -> Result<Evaluation> {
+    let plan = &session.plan;
     let options = LoaderOptions {
         batch_size,
         order: Order::SEQUENTIAL,
@@ -62,17 +63,17 @@ pub fn evaluate(model: &Model, plan: &RunPlan, dataset: Arc<dyn Dataset>, batch_
         repeat: false,
     };
     let loader = Loader::new(dataset.clone(), options)?;
-    evaluate_batches(&model.valid(), plan, &dataset, loader)
+    evaluate_batches(&model.valid(), session, &dataset, loader)
 }
 
 /// [`evaluate`] for the batches of `loader`.
 fn evaluate_batches(
     model: &Model,
-    plan: &RunPlan,
+    session: &Session,
     dataset: &Arc<dyn Dataset>,
     mut loader: Loader,
 ) -> Result<Evaluation> {
-    let (task, device, options) = (plan.task, &plan.device.device, plan.loss.of_evaluation());
+    let (task, device, options) = (session.plan.task, &session.device, session.plan.loss.of_evaluation());
     let copies = Copies::default();
     let pass = model.pass(false).with_copies(&copies);
     let (mut predicted, mut expected, mut num_labels) = (Vec::new(), Expected::default(), 0);

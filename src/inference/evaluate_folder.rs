@@ -12,12 +12,11 @@ use crate::data::Dataset;
 use crate::data::labels::LabelNames;
 use crate::hub::{self, Wanted};
 use crate::inference::evaluate::evaluate;
-use crate::plan::RunPlan;
-use crate::session;
 use crate::session::model_folder::ModelFolder;
+use crate::session::{self, Session};
 
 /// Evaluates the model in the folder (or of the Hub id) `model`, or else the one in the run folder of `config`, on the
-/// validation data of `config`. `plan` makes a plan of a config. Returns the figures of an evaluation row, and for a
+/// validation data of `config`. `open` opens a config. Returns the figures of an evaluation row, and for a
 /// classification the confusion matrix as lines of text.
 ///
 /// # Errors
@@ -25,7 +24,7 @@ use crate::session::model_folder::ModelFolder;
 pub fn evaluate_folder(
     config: RunConfig,
     model: Option<&str>,
-    plan: &dyn Fn(RunConfig) -> Result<RunPlan>,
+    open: &dyn Fn(RunConfig) -> Result<Session>,
 ) -> Result<(Record, Vec<String>)> {
     let mut config = config;
     if config.data.validation.is_none() {
@@ -51,37 +50,37 @@ pub fn evaluate_folder(
         // What was learned from plays no part, and need not be here any more.
         config.data.train = files.clone();
     }
-    let plan = plan(config)?;
-    let Some(validation) = plan.validation.clone() else {
+    let session = open(config)?;
+    let Some(validation) = session.validation.clone() else {
         return Err(Error::data("data.validation: there is no validation data"));
     };
-    let device = plan.device.device.clone().autodiff();
+    let (plan, device) = (&session.plan, session.device.clone().autodiff());
     let model = ModelFolder::open(&spec, plan.task, &device)?.with_compute(plan.compute());
-    figures(&plan, validation, &model.model)
+    figures(&session, validation, &model.model)
 }
 
-/// Evaluates the model of `plan` as it is before the first step, as [`evaluate_folder`] does.
+/// Evaluates the model of `session` as it is before the first step, as [`evaluate_folder`] does.
 ///
 /// # Errors
-/// A plan without validation data, and whatever reading model and data meets.
-pub fn evaluate_untrained(plan: RunPlan) -> Result<(Record, Vec<String>)> {
-    let Some(validation) = plan.validation.clone() else {
+/// A session without validation data, and whatever reading model and data meets.
+pub fn evaluate_untrained(session: Session) -> Result<(Record, Vec<String>)> {
+    let Some(validation) = session.validation.clone() else {
         return Err(Error::config("data.validation: required to evaluate, got none"));
     };
-    let (model, _) = session::model(&plan, &plan.device.device.clone().autodiff())?;
-    figures(&plan, validation, &model)
+    let (model, _) = session::model(&session.plan, &session.device.clone().autodiff())?;
+    figures(&session, validation, &model)
 }
 
 /// The figures of an evaluation row for `model` on `validation`, and the confusion matrix as lines of text.
-fn figures(plan: &RunPlan, validation: Arc<dyn Dataset>, model: &Model) -> Result<(Record, Vec<String>)> {
+fn figures(session: &Session, validation: Arc<dyn Dataset>, model: &Model) -> Result<(Record, Vec<String>)> {
     let started = Instant::now();
-    let batch_size = plan.config.trainer.per_device_eval_batch_size;
-    let evaluation = evaluate(model, plan, validation, batch_size)?;
+    let batch_size = session.plan.config.trainer.per_device_eval_batch_size;
+    let evaluation = evaluate(model, session, validation, batch_size)?;
     let record = evaluation.record(0, 0.0, started.elapsed());
     let figures = record.fields().filter(|(name, _)| name.starts_with("eval_"));
     let figures = figures.fold(Record::default(), |figures, (name, value)| figures.with(name, value.clone()));
     let names = match evaluation.confusion {
-        Some(_) => LabelNames::of_model(plan.model_config.labels())?,
+        Some(_) => LabelNames::of_model(session.plan.model_config.labels())?,
         None => None,
     };
     Ok((figures, evaluation.confusion_lines(names.as_ref().map_or(&[], LabelNames::names))))

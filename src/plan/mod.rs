@@ -9,7 +9,6 @@ mod parts;
 mod print;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::Device;
@@ -26,13 +25,11 @@ use crate::config::{
     RunLength, SaveStrategy, ScaledRate, StepSize, TrainerSection,
 };
 use crate::data::padding::{Padding, PaddingCost};
-use crate::data::tokenizer::{NamedFile, Tokenizer};
-use crate::data::view::View;
-use crate::data::{Dataset, paths};
+use crate::data::paths;
 use crate::engine::compiler::checks;
 use crate::engine::compiler::decision::Decision;
 use crate::engine::device;
-use crate::engine::device::Available;
+use crate::engine::device::DeviceFacts;
 use crate::optim::schedule::Schedule;
 use crate::optim::{OptimizerConfig, ParameterGroups};
 use crate::plan::memory::{Host, MemoryEstimate, MemoryInputs, Values};
@@ -53,7 +50,7 @@ pub struct RunPlan {
     /// The task.
     pub task: Task,
     /// Where it runs.
-    pub device: Available,
+    pub device: DeviceFacts,
     /// In which form the model and the optimizer compute.
     pub ops: Ops,
     /// In which type they compute.
@@ -64,20 +61,14 @@ pub struct RunPlan {
     pub model_config: ModelConfig,
     /// The folder of the pretrained model, if any.
     pub model_from: Option<PathBuf>,
-    /// Files of that folder that the trained model keeps as they are.
-    pub kept_files: Vec<NamedFile>,
     /// Fields of a pretrained model's `config.json` that Kiln does not know.
     pub unknown_model_fields: Vec<String>,
     /// Parameters of the model, tied ones counted once.
     pub num_parameters: usize,
-    /// The tokenizer, where there is one.
-    pub tokenizer: Option<Arc<Tokenizer>>,
     /// The id that padding uses.
     pub pad_id: u32,
-    /// Training data.
-    pub train: Arc<dyn Dataset>,
-    /// Validation data, if any.
-    pub validation: Option<Arc<dyn Dataset>>,
+    /// Examples of the validation data, if any.
+    pub validation_examples: Option<usize>,
     /// Batch arithmetic.
     pub batch: BatchPlan,
     /// Where a micro-batch comes from that the config does not state.
@@ -188,10 +179,9 @@ impl RunPlan {
     ///
     /// # Errors
     /// Settings that contradict one another or the inputs.
-    pub fn derive(mut config: RunConfig, mut inputs: Inputs, device: Available) -> Result<Self> {
+    pub fn derive(mut config: RunConfig, inputs: &Inputs, device: DeviceFacts) -> Result<Self> {
         let task = config.data.task;
         let mut batch = BatchPlan::of(&config)?;
-        limit(&config, batch.global, &mut inputs);
         // Built for its shapes only: nothing is drawn until a parameter is used.
         let model = Model::new(&inputs.model_config, task.head(), &Device::flex())?;
         let parameters = parameters(&model);
@@ -264,7 +254,7 @@ impl RunPlan {
         let precision = PrecisionPlan::new(config.precision, &device)?;
         let ops = precision.ops(ops);
         optimizer.check_precision(&precision, config.trainer.optim.as_str())?;
-        let generation = sample_plan(&config, &inputs)?;
+        let generation = sample_plan(&config, inputs)?;
         let intervals = interval_notes(&config, step_size);
         config.trainer.gradient_accumulation_steps = batch.accumulation;
         config.precision = precision.precision;
@@ -288,14 +278,11 @@ impl RunPlan {
             precision,
             decision: None,
             num_parameters,
-            model_config: inputs.model_config,
-            model_from: inputs.model_from,
-            kept_files: inputs.kept_files,
-            unknown_model_fields: inputs.unknown_model_fields,
-            tokenizer: inputs.tokenizer,
+            model_config: inputs.model_config.clone(),
+            model_from: inputs.model_from.clone(),
+            unknown_model_fields: inputs.unknown_model_fields.clone(),
             pad_id: inputs.pad_id,
-            train: inputs.train,
-            validation: inputs.validation,
+            validation_examples: inputs.validation.as_ref().map(|data| data.len()),
             batch,
             batch_note: None,
             padding,
@@ -329,26 +316,10 @@ impl RunPlan {
         self.config.output_dir()
     }
 
-    /// The files beside the weights in a saved folder of `model`: `config.json`, the tokenizer's, and those that the
-    /// pretrained model had.
-    ///
-    /// # Errors
-    /// A tokenizer that cannot be written.
-    pub fn files_beside_weights(&self, model: &Model) -> Result<Vec<NamedFile>> {
-        let config = serde_json::to_string_pretty(&self.model_config.to_json(model.architecture()))
-            .map_err(|error| Error::data(format!("config.json: {error}")))?;
-        let mut files = vec![("config.json".into(), (config + "\n").into_bytes().into())];
-        if let Some(tokenizer) = &self.tokenizer {
-            files.extend(tokenizer.files(&self.model_config, self.model_from.as_deref())?);
-        }
-        files.extend(self.kept_files.iter().cloned());
-        Ok(files)
-    }
-
     /// What it will need in memory, as the plan now stands.
     pub fn estimated_memory(&self) -> MemoryEstimate {
         let trainer = &self.config.trainer;
-        let examples = self.validation.as_ref().filter(|_| trainer.evaluates()).map_or(0, |data| data.len());
+        let examples = self.validation_examples.filter(|_| trainer.evaluates()).unwrap_or(0);
         let saves = match trainer.save_strategy {
             SaveStrategy::No => false,
             SaveStrategy::Steps => self.save_steps < self.steps.total,
@@ -452,32 +423,6 @@ fn check_metric(trainer: &TrainerSection, task: Task) -> Result<()> {
         Some(near) => format!("did you mean `{near}`? {known}"),
         None => known,
     }))
-}
-
-/// Leaves out the examples that the config does not want.
-fn limit(config: &RunConfig, step: usize, inputs: &mut Inputs) {
-    let trainer = &config.trainer;
-    let only = |given: Option<usize>, one: bool, size: usize| if one { Some(size) } else { given };
-    let one_step = trainer.overfit_one_batch || trainer.fast_dev_run;
-    let train = only(config.data.max_train_samples, one_step, step);
-    let eval = only(config.data.max_eval_samples, trainer.fast_dev_run, trainer.per_device_eval_batch_size);
-    if let Some(wanted) = train.filter(|wanted| *wanted < inputs.train.len()) {
-        let view = first(&inputs.train, wanted);
-        inputs.train_tokens = (0..view.len()).map(|index| view.len_of(index) as u64).sum();
-        inputs.train = view;
-    }
-    if let (Some(wanted), Some(validation)) = (eval, &inputs.validation) {
-        inputs.validation = Some(first(validation, wanted));
-    }
-}
-
-/// The first `wanted` examples; of question answering the first so many questions with all their windows, since an answer
-/// is looked for in all of them.
-fn first(data: &Arc<dyn Dataset>, wanted: usize) -> Arc<dyn Dataset> {
-    match data.squad() {
-        Some(squad) => Arc::new(squad.first(wanted)),
-        None => Arc::new(View::first(data.clone(), wanted)),
-    }
 }
 
 /// Hugging Face's arithmetic: the last batch of an epoch may be smaller (unless dropped), and so may the last window of

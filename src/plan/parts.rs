@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::NotCaptured;
 use crate::config::{CompilerMode, DeviceKind, Switch, TrainingCompilerConfig};
 use crate::engine::compiler::warms_up;
-use crate::engine::device::Available;
+use crate::engine::device::DeviceFacts;
 use crate::engine::handover;
 use crate::engine::handover::{Engine, Settings};
 
@@ -42,7 +42,7 @@ impl std::fmt::Display for Part {
 /// and [captures](crate::plan::RunPlan::captures) its steps or not, and why the rest is not.
 pub fn parts(
     compiler: Option<&TrainingCompilerConfig>,
-    device: &Available,
+    device: &DeviceFacts,
     ops: Ops,
     captures: Result<(), NotCaptured>,
 ) -> Vec<Part> {
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn the_table_says_what_is_on_and_why_the_rest_is_not() {
-        let cpu = select(DeviceKind::Cpu, 0).unwrap();
+        let cpu = select(DeviceKind::Cpu, 0).unwrap().facts();
         let compiled = TrainingCompilerConfig::default();
         let table =
             |config: Option<&TrainingCompilerConfig>| parts(config, &cpu, ops(config, &cpu).unwrap(), NO_CAPTURE);

@@ -48,8 +48,9 @@ impl RunPlan {
         if !self.unknown_model_fields.is_empty() {
             line("", format!("not known, not used: config.json {}", self.unknown_model_fields.join(", ")));
         }
-        let validation =
-            self.validation.as_ref().map_or("none".into(), |data| format!("{} examples", thousands(data.len() as u64)));
+        let validation = self
+            .validation_examples
+            .map_or("none".into(), |examples| format!("{} examples", thousands(examples as u64)));
         line(
             "data",
             format!(
@@ -139,7 +140,7 @@ impl RunPlan {
             }
             ActivationCheckpointing::Blocks => line("", "the backward pass computes every layer again (blocks)".into()),
         }
-        line("device", format!("{} {} ({})", self.device.kind, self.device.index, self.device.name));
+        line("device", self.device.describe());
         line("precision", self.precision.describe());
         let mode = match &self.decision {
             Some(decision) => decision.mode,

@@ -9,7 +9,7 @@ use kiln_models::{Compute, Ops};
 
 use crate::base::error::{Error, Result};
 use crate::config::{DeviceKind, Precision};
-use crate::engine::device::Available;
+use crate::engine::device::DeviceFacts;
 
 /// The precision of a run, and why it is this one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +27,7 @@ impl PrecisionPlan {
     ///
     /// # Errors
     /// A type that the device does not compute in.
-    pub fn new(asked: Precision, device: &Available) -> Result<Self> {
+    pub fn new(asked: Precision, device: &DeviceFacts) -> Result<Self> {
         let (precision, note) = match asked {
             Precision::Auto => choose(device),
             Precision::F32 if device.kind == DeviceKind::Cuda => {
@@ -43,10 +43,9 @@ impl PrecisionPlan {
             Precision::F16 => FloatDType::F16,
             Precision::F32 | Precision::Auto => FloatDType::F32,
         };
-        if !device.device.supports_dtype(dtype) {
-            let others = [(Precision::F16, FloatDType::F16), (Precision::Bf16, FloatDType::BF16)];
-            let others = others.into_iter().filter(|(_, dtype)| device.device.supports_dtype(*dtype));
-            let others = others.map(|(precision, _)| format!("\"{precision}\" or ")).collect::<String>();
+        if !device.computes_in(precision) {
+            let others = [Precision::F16, Precision::Bf16].into_iter().filter(|other| device.computes_in(*other));
+            let others = others.map(|precision| format!("\"{precision}\" or ")).collect::<String>();
             // What the device is missing, where it is known; else drivers differ.
             let why = match (device.kind, precision) {
                 (DeviceKind::Wgpu, Precision::Bf16) => {
@@ -93,16 +92,15 @@ impl PrecisionPlan {
 }
 
 /// What `auto` means.
-fn choose(device: &Available) -> (Precision, String) {
-    let has = |dtype: FloatDType| device.device.supports_dtype(dtype);
+fn choose(device: &DeviceFacts) -> (Precision, String) {
     match device.kind {
         DeviceKind::Cpu | DeviceKind::Auto => {
             (Precision::F32, "auto: the CPU converts narrower types to f32 and back, which is slower".into())
         }
-        _ if has(FloatDType::BF16) => {
+        _ if device.computes_in(Precision::Bf16) => {
             (Precision::Bf16, "auto: the device computes in bf16, which needs no loss scale".into())
         }
-        _ if has(FloatDType::F16) => {
+        _ if device.computes_in(Precision::F16) => {
             (Precision::F32, "auto: the device has no bf16; f16 is there for the asking, with a loss scale".into())
         }
         _ => (Precision::F32, "auto: the device computes in nothing narrower".into()),

@@ -19,6 +19,7 @@ use crate::config::{CompilerMode, DeviceKind, OnExisting};
 use crate::engine::compiler::decision::Decision;
 use crate::plan::RunPlan;
 use crate::proof::verify::InProcess;
+use crate::session::Session;
 use crate::trainer::Trainer;
 use crate::trainer::checkpoint;
 use crate::trainer::warmup;
@@ -32,11 +33,12 @@ const TIMED: usize = 6;
 /// Turns of each mode, taken alternately.
 const ROUNDS: usize = 2;
 
-/// The mode for the run of `plan`: that of the process that began the run, or else what a trial in this process says.
+/// The mode for the run of `session`: that of the process that began the run, or else what a trial in this process says.
 ///
 /// # Errors
 /// What the run would meet.
-pub fn decide(plan: &RunPlan) -> Result<Decision> {
+pub fn decide(session: &Session) -> Result<Decision> {
+    let plan = &session.plan;
     if let Some(decision) = kept(plan)? {
         return Ok(decision);
     }
@@ -46,7 +48,7 @@ pub fn decide(plan: &RunPlan) -> Result<Decision> {
             "this build has no fused operators for the device, so there is one form",
         ));
     }
-    let figures = |ops, look| run(plan, ops, COMPARED, look);
+    let figures = |ops, look| run(session, ops, COMPARED, look);
     let (native, compiled) = (figures(Ops::Plain, Look::Figures)?, figures(plan.ops, Look::Figures)?);
     let captured = if compiled.captures { Some(figures(plan.ops, Look::Captured)?) } else { None };
     if let Some(difference) = report(&native, &native, &(compiled, captured))?.difference {
@@ -54,21 +56,25 @@ pub fn decide(plan: &RunPlan) -> Result<Decision> {
     }
     let (mut natives, mut compileds) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        natives.push(run(plan, Ops::Plain, TIMED, Look::Times)?);
-        compileds.push(run(plan, plan.ops, TIMED, Look::Times)?);
+        natives.push(run(session, Ops::Plain, TIMED, Look::Times)?);
+        compileds.push(run(session, plan.ops, TIMED, Look::Times)?);
     }
     Ok(judge(&natives, &compileds, plan.steps.total, starts(plan)))
 }
 
-/// The trainer of `plan`, whose mode is chosen by [`decide`] where the config leaves that to a trial, and which checks the
+/// The trainer of `session`, whose mode is chosen by [`decide`] where the config leaves that to a trial, and which checks the
 /// compiler where `compiler.verify` asks for it.
 ///
 /// # Errors
 /// What a trial of the modes meets, and those of [`Trainer::new`].
-pub fn trainer(plan: RunPlan) -> Result<Trainer> {
+pub fn trainer(session: Session) -> Result<Trainer> {
+    let plan = &session.plan;
     let undecided = plan.config.compiler_mode() == CompilerMode::Auto && plan.decision.is_none();
-    let plan = if undecided { decide(&plan).map(|decision| plan.decided(decision))? } else { plan };
-    Ok(Trainer::new(plan)?.with_verifier(InProcess))
+    let session = match undecided {
+        true => decide(&session).map(|decision| session.decided(decision))?,
+        false => session,
+    };
+    Ok(Trainer::new(session)?.with_verifier(InProcess))
 }
 
 /// What a trial says where each mode has an engine of its own: `runner` makes the probes of a config, in the engine of its mode.

@@ -14,7 +14,7 @@ use crate::base::metrics::Record;
 use crate::base::process::scratch;
 use crate::config::{DeviceKind, Precision, Sampler};
 use crate::data::picks::Picks;
-use crate::plan::RunPlan;
+use crate::session::Session;
 use crate::trainer::warmup::rehearsal;
 use crate::trainer::{Callback, Progress, Trainer};
 
@@ -61,22 +61,23 @@ impl Probe {
     }
 }
 
-/// Makes the first `steps` steps of `plan`, computing in the form `ops`.
+/// Makes the first `steps` steps of `session`, computing in the form `ops`.
 ///
 /// # Errors
 /// What the run would meet.
-pub fn run(plan: &RunPlan, ops: Ops, steps: usize, look: Look) -> Result<Probe> {
+pub fn run(session: &Session, ops: Ops, steps: usize, look: Look) -> Result<Probe> {
     let folder = scratch()?;
+    let mut session = rehearsal(session, ops, folder.path());
+    let plan = &mut session.plan;
     let (precision, device) = (plan.precision.precision, plan.device.kind);
-    let mut plan = rehearsal(plan, ops, folder.path());
     plan.steps.total = steps.min(plan.steps.total);
     let captures = plan.captures().is_ok();
     match look {
-        Look::Figures | Look::Captured => without_dropout(&mut plan.model_config),
-        Look::Times => repeat_first_step(&mut plan),
+        Look::Figures | Look::Captured => without_dropout(&mut session.plan.model_config),
+        Look::Times => repeat_first_step(&mut session),
     }
     let seen = Arc::new(Mutex::new(Seen::default()));
-    let trainer = Trainer::new(plan)?;
+    let trainer = Trainer::new(session)?;
     let weights = if look == Look::Times { None } else { Some(Weights::read(trainer.model())?) };
     trainer.warming_up().with_callback(Recorder { look, weights, seen: seen.clone() }).train()?;
     let mut seen = lock(&seen);
@@ -90,11 +91,12 @@ pub fn run(plan: &RunPlan, ops: Ops, steps: usize, look: Look) -> Result<Probe> 
 }
 
 /// Every step has the examples of the first.
-fn repeat_first_step(plan: &mut RunPlan) {
+fn repeat_first_step(session: &mut Session) {
+    let plan = &mut session.plan;
     let mut walk = plan.batch.drawn(&plan.config).order.walk();
-    let places = 0..plan.batch.global.min(plan.train.len()) as u64;
-    let examples = places.map(|place| walk.index(&*plan.train, 0, place)).collect();
-    plan.train = Arc::new(Picks::new(plan.train.clone(), examples));
+    let places = 0..plan.batch.global.min(session.train.len()) as u64;
+    let examples = places.map(|place| walk.index(&*session.train, 0, place)).collect();
+    session.train = Arc::new(Picks::new(session.train.clone(), examples));
     (plan.config.data.sampler, plan.config.trainer.dataloader_drop_last) = (Sampler::Sequential, false);
     plan.steps.per_epoch = 1;
 }

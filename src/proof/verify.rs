@@ -11,7 +11,7 @@ use kiln_models::Ops;
 use super::parity::{Report, report};
 use super::probe::{Look, run};
 use crate::base::error::{Error, Result};
-use crate::plan::RunPlan;
+use crate::session::Session;
 use crate::trainer::Verifier;
 
 /// Steps of a check: the second one sees what the first update has done.
@@ -22,24 +22,26 @@ pub const STEPS: usize = 2;
 pub struct InProcess;
 
 impl Verifier for InProcess {
-    fn verify(&self, plan: &RunPlan, weights: Option<&Path>, step: u64) -> Result<String> {
-        verdict(check(plan, weights)?.as_ref(), step)
+    fn verify(&self, session: &Session, weights: Option<&Path>, step: u64) -> Result<String> {
+        verdict(check(session, weights)?.as_ref(), step)
     }
 }
 
-/// Makes a check in this process: the first steps of the run of `plan` in both modes, from the weights in the folder `from`
+/// Makes a check in this process: the first steps of the run of `session` in both modes, from the weights in the folder `from`
 /// where there is one. None where nothing is fused, so that there is nothing to compare.
 ///
 /// # Errors
 /// What the steps meet. A difference is in the report.
-pub fn check(plan: &RunPlan, from: Option<&Path>) -> Result<Option<Report>> {
-    if plan.ops.fused_operators().is_empty() {
+pub fn check(session: &Session, from: Option<&Path>) -> Result<Option<Report>> {
+    if session.plan.ops.fused_operators().is_empty() {
         return Ok(None);
     }
-    let mut plan = plan.clone();
-    plan.model_from = from.map(Path::to_path_buf).or(plan.model_from);
-    let native = run(&plan, Ops::Plain, STEPS, Look::Figures)?;
-    let compiled = run(&plan, plan.ops, STEPS, Look::Figures)?;
+    let mut session = session.clone();
+    let plan = &mut session.plan;
+    plan.model_from = from.map(Path::to_path_buf).or(plan.model_from.take());
+    let ops = plan.ops;
+    let native = run(&session, Ops::Plain, STEPS, Look::Figures)?;
+    let compiled = run(&session, ops, STEPS, Look::Figures)?;
     // Two native runs are equal to the bit on the CPU, so there is no noise to measure.
     report(&native, &native, &(compiled, None)).map(Some)
 }

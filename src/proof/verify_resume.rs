@@ -19,9 +19,9 @@ use crate::base::error::{Error, Result};
 use crate::base::process::scratch;
 use crate::config::{CompilerMode, DeviceKind, OnExisting, RunConfig, SaveStrategy};
 use crate::engine::device;
-use crate::plan::RunPlan;
 use crate::proof::auto;
 use crate::proof::probe::without_dropout;
+use crate::session::Session;
 use crate::trainer::{Callback, Control, Progress, checkpoint};
 
 /// Figures of a training row that say something about the run, not about the machine.
@@ -58,22 +58,22 @@ pub struct Part {
 /// Trains a part, as [`train`] does.
 pub type Runner<'a> = dyn Fn(&Part) -> Result<()> + 'a;
 
-/// Trains `part` and saves a checkpoint at its end. `plan` makes a plan of a config ([`RunConfig::plan`], or one that shows
+/// Trains `part` and saves a checkpoint at its end. `open` opens a config ([`Session::open`], or one that shows
 /// its progress).
 ///
 /// # Errors
 /// A run of one step, and whatever the run meets.
-pub fn train(part: &Part, plan: &dyn Fn(RunConfig) -> Result<RunPlan>) -> Result<()> {
-    let mut plan = plan(part.config.clone())?;
+pub fn train(part: &Part, open: &dyn Fn(RunConfig) -> Result<Session>) -> Result<()> {
+    let mut session = open(part.config.clone())?;
     if part.without_dropout {
-        without_dropout(&mut plan.model_config);
+        without_dropout(&mut session.plan.model_config);
     }
-    let total = plan.steps.total as u64;
+    let total = session.plan.steps.total as u64;
     if total < 2 {
         return Err(Error::config("this run has one step: there is nothing to stop in the middle of"));
     }
     let steps = if part.before_stop { (total / 2).min(3) } else { total.min(6) };
-    auto::trainer(plan)?.with_callback(StopAfter(steps)).train().map(drop)
+    auto::trainer(session)?.with_callback(StopAfter(steps)).train().map(drop)
 }
 
 /// Runs `config` for a few steps, once straight and once with a stop between, and compares.

@@ -15,9 +15,10 @@ use crate::base::files::write_whole;
 use crate::base::host::cpu_name;
 use crate::cache;
 use crate::config::{BatchSection, CompilerMode, DeviceKind, OnExisting, RunConfig, SaveStrategy, TrainBatchSize};
-use crate::engine::device::Available;
+use crate::engine::device::DeviceFacts;
 use crate::plan::batch::micro_batch;
 use crate::plan::{Inputs, RunPlan};
+use crate::session::limited;
 use crate::session::memory_line::MemoryLine;
 
 /// What a size depends on, besides the memory there is.
@@ -215,7 +216,7 @@ pub fn probe(config: &RunConfig) -> RunConfig {
 ///
 /// # Errors
 /// No size is stored for this run on this machine.
-pub fn settle(config: &mut RunConfig, inputs: &Inputs, device: &Available) -> Result<Option<String>> {
+pub fn settle(config: &mut RunConfig, inputs: &Inputs, device: &DeviceFacts) -> Result<Option<String>> {
     if config.trainer.per_device_train_batch_size != TrainBatchSize::Auto {
         return Ok(None);
     }
@@ -223,7 +224,9 @@ pub fn settle(config: &mut RunConfig, inputs: &Inputs, device: &Available) -> Re
         config.trainer.per_device_train_batch_size = size.into();
         return Ok(Some("the size with which the run began".into()));
     }
-    let probe = RunPlan::derive(probe(config), inputs.clone(), device.clone())?;
+    let probed = probe(config);
+    let inputs = limited(&probed, inputs.clone())?;
+    let probe = RunPlan::derive(probed, &inputs, device.clone())?;
     let mode = config.compiler_mode();
     let Some(stored) = Stored::find(&Key::of(config, &probe), useful(config, &probe))? else {
         return Err(Error::config(format!(

@@ -84,7 +84,7 @@ impl Provenance {
             fused_ops: !fused.is_empty(),
             fused_operators: Some(fused),
             precision: plan.precision.precision,
-            device: format!("{} {} ({})", plan.device.kind, plan.device.index, plan.device.name),
+            device: plan.device.describe(),
             driver: if is_cpu { None } else { host::gpu_driver() },
             cpu: host::cpu(),
             threads: host::threads(),

@@ -17,6 +17,7 @@ use crate::config::{CompilerMode, FusedOps, Switch};
 use crate::engine::device;
 use crate::engine::handover::Engine;
 use crate::plan::{Part, RunPlan, parts};
+use crate::session::Session;
 use crate::trainer::Shapes;
 
 /// The folder in the run folder.
@@ -52,10 +53,11 @@ impl Watch {
     }
 
     /// Ends looking: writes what was seen below the run folder `folder` and returns it as lines of a table.
-    pub(crate) fn finish(self, plan: &RunPlan, folder: &Path, shapes: &Shapes, step: u64) -> Result<Vec<String>> {
+    pub(crate) fn finish(self, session: &Session, folder: &Path, shapes: &Shapes, step: u64) -> Result<Vec<String>> {
+        let plan = &session.plan;
         let reads = DeviceReads::now().since(&self.before);
         #[cfg(feature = "compiler")]
-        let device = self.observed.finish(&plan.device.device);
+        let device = self.observed.finish(&session.device);
         #[cfg(not(feature = "compiler"))]
         let device = Value::Null;
         let operators = operators(plan)?;
@@ -65,7 +67,7 @@ impl Watch {
             "timings": "not comparable: compiler.debug",
             "kiln_version": env!("CARGO_PKG_VERSION"),
             "engine": Engine::this(),
-            "device": format!("{} {} ({})", plan.device.kind, plan.device.index, plan.device.name),
+            "device": plan.device.describe(),
             "steps": step,
             "parts": parts.iter().map(Part::to_json).collect::<Value>(),
             "operators": operators.iter().map(|(operator, why)| json!({

@@ -50,7 +50,7 @@ use crate::engine::handover;
 use crate::optim::Optimizer;
 use crate::plan::RunPlan;
 use crate::precision::scaler::{LossScaler, MIN_SCALE, ScalerConfig, Scaling};
-use crate::session;
+use crate::session::{self, Session};
 use crate::trainer::step_closures::{StepClosures, When};
 use guard::{Guard, Reading};
 use history::write_trainer_state;
@@ -70,7 +70,7 @@ pub use status::{RunStatus, Status};
 
 /// A model, its optimizer and its data, ready to train.
 pub struct Trainer {
-    plan: RunPlan,
+    session: Session,
     model: Model,
     optimizer: Optimizer,
     /// The loss scale of f16.
@@ -95,12 +95,12 @@ pub struct Trainer {
 
 /// Compares the modes of the compiler, for `compiler.verify`.
 pub trait Verifier {
-    /// Whether compiled computes what native does in the first steps of `plan`, after `step` steps of the run whose weights
+    /// Whether compiled computes what native does in the first steps of `session`, after `step` steps of the run whose weights
     /// are in the folder `weights`, or from those that the run begins with. Returns the verdict for people.
     ///
     /// # Errors
     /// A difference, and what the steps meet.
-    fn verify(&self, plan: &RunPlan, weights: Option<&Path>, step: u64) -> Result<String>;
+    fn verify(&self, session: &Session, weights: Option<&Path>, step: u64) -> Result<String>;
 }
 
 /// What a finished run reports.
@@ -123,23 +123,24 @@ impl Trainer {
     /// # Errors
     /// Weights that do not fit the model; a plan whose mode is to be chosen by a trial that nobody has made
     /// ([`proof::trainer`](crate::proof::trainer) makes it).
-    pub fn new(plan: RunPlan) -> Result<Self> {
+    pub fn new(session: Session) -> Result<Self> {
+        let plan = &session.plan;
         if plan.config.compiler_mode() == CompilerMode::Auto && plan.decision.is_none() {
             return Err(Error::config("compiler.enabled = \"auto\": nothing has chosen the mode of this plan yet")
-                .help("make the trainer with `kiln::proof::trainer(plan)`, which tries both modes first"));
+                .help("make the trainer with `kiln::proof::trainer(session)`, which tries both modes first"));
         }
-        let device = plan.device.device.clone().autodiff();
+        let device = session.device.clone().autodiff();
         let device = match plan.config.trainer.activation_checkpointing {
             ActivationCheckpointing::None | ActivationCheckpointing::Blocks => device,
             ActivationCheckpointing::Balanced => device.gradient_checkpointing(),
         };
-        let (model, optimizer, load_report) = Self::build(&plan, &device)?;
+        let (model, optimizer, load_report) = Self::build(plan, &device)?;
         let callbacks = Vec::new();
         let (step_times, rehearsal, writes_model, by_turns) = (false, false, true, false);
         let (halves, is_verified) = (true, false);
-        let scaler = Self::scaler(&plan);
+        let scaler = Self::scaler(&session);
         Ok(Self {
-            plan,
+            session,
             model,
             optimizer,
             scaler,
@@ -157,9 +158,9 @@ impl Trainer {
     }
 
     /// The scaler of the loss before the first step, where the precision needs one.
-    fn scaler(plan: &RunPlan) -> Option<LossScaler> {
-        let scales = plan.precision.scales_loss();
-        scales.then(|| LossScaler::new(ScalerConfig::default(), &plan.device.device))
+    fn scaler(session: &Session) -> Option<LossScaler> {
+        let scales = session.plan.precision.scales_loss();
+        scales.then(|| LossScaler::new(ScalerConfig::default(), &session.device))
     }
 
     /// Model and optimizer as they are before the first step.
@@ -224,7 +225,12 @@ impl Trainer {
 
     /// The plan of this run.
     pub fn plan(&self) -> &RunPlan {
-        &self.plan
+        &self.session.plan
+    }
+
+    /// The session of this run.
+    pub fn session(&self) -> &Session {
+        &self.session
     }
 
     /// The model as it is now.
@@ -240,21 +246,21 @@ impl Trainer {
     /// cannot be read, a loss or gradient norm that is not finite, a device or a disk that fails, a checkpoint
     /// of another run; a signal that stopped the run after a checkpoint was saved.
     pub fn train(&mut self) -> Result<TrainOutput> {
-        let (mut folder, checkpoint) = RunFolder::create(&self.plan)?;
+        let (mut folder, checkpoint) = RunFolder::create(&self.session)?;
         if let Some(summary) = folder.complete.take() {
             return Ok(TrainOutput { step: folder.status.step, summary, sample: None, was_complete: true });
         }
         self.callbacks.push(Box::new(RunLog::new(folder.path())));
-        if self.plan.config.trainer.report_to.contains(&Integration::TensorBoard) {
+        if self.session.plan.config.trainer.report_to.contains(&Integration::TensorBoard) {
             self.callbacks.push(Box::new(TensorBoard::create(folder.path())?));
         }
-        if let Some(decision) = &self.plan.decision {
+        if let Some(decision) = &self.session.plan.decision {
             decision.write(folder.path())?;
         }
         let mut output = self.begin(&folder, checkpoint.as_ref()).and_then(|run| self.attempt(&mut folder, run));
         while let Err(error) = &output
             && self.halves
-            && let Some(smaller) = recover::smaller_batch(&self.plan, error)
+            && let Some(smaller) = recover::smaller_batch(&self.session.plan, error)
         {
             let error = error.to_string();
             output = self.recover(&mut folder, smaller, &error).and_then(|run| self.attempt(&mut folder, run));
@@ -275,7 +281,8 @@ impl Trainer {
             Err(Error::panicked(format_args!("step {step}"), &panics::message(&*payload))
                 .help("what the device holds is lost; continue with `kiln train FILE --resume`"))
         });
-        if let Some(notice) = output.as_ref().err().and_then(|error| fault::report(&self.plan, folder, &mut run, error))
+        if let Some(notice) =
+            output.as_ref().err().and_then(|error| fault::report(&self.session.plan, folder, &mut run, error))
         {
             self.notice(&notice);
         }
@@ -283,7 +290,7 @@ impl Trainer {
             folder.status.advance(&run.progress, run.clock.start.elapsed().as_secs_f64());
         }
         if let Some(watch) = run.watch.take() {
-            match watch.finish(&self.plan, folder.path(), &run.shapes, run.progress.step) {
+            match watch.finish(&self.session, folder.path(), &run.shapes, run.progress.step) {
                 Ok(lines) => lines.iter().for_each(|line| self.notice(line)),
                 // The run is what it is without its debug folder.
                 Err(error) => tracing::warn!("{error}"),
@@ -294,17 +301,17 @@ impl Trainer {
 
     /// THE loop.
     fn run(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<TrainOutput> {
-        let trainer = self.plan.config.trainer.clone();
-        let total_steps = self.plan.steps.total as u64;
+        let trainer = self.session.plan.config.trainer.clone();
+        let total_steps = self.session.plan.steps.total as u64;
         let mut stepper = self.stepper();
         let mut loader = self.train_loader()?;
         loader.seek(run.position);
         let mut epoch_begins = true;
         let mut laps = match self.step_times {
-            true => Laps::create(folder.path(), &run.progress, self.plan.device.kind == DeviceKind::Cpu)?,
+            true => Laps::create(folder.path(), &run.progress, self.session.plan.device.kind == DeviceKind::Cpu)?,
             false => Laps::off(),
         };
-        self.callbacks.iter_mut().for_each(|callback| callback.on_train_begin(&self.plan));
+        self.callbacks.iter_mut().for_each(|callback| callback.on_train_begin(&self.session.plan));
         if run.pending_evaluation {
             self.evaluate_and_record(folder, run)?;
         }
@@ -345,7 +352,7 @@ impl Trainer {
             }
             let step_values = StepValues { loss, grad_norm, lr, scaling };
             step_values.show(&mut self.callbacks, run);
-            let logs = self.plan.logs_after(step as usize, epoch_ended) || last;
+            let logs = self.session.plan.logs_after(step as usize, epoch_ended) || last;
             match logs {
                 true => self.log(folder, run, &step_values, loader.data_wait())?,
                 false => run.closures.end_step(false)?,
@@ -360,7 +367,7 @@ impl Trainer {
                 self.verify(run)?;
                 laps.lap(Part::Evaluation);
             }
-            let limit = self.plan.steps.max_duration;
+            let limit = self.session.plan.steps.max_duration;
             let elapsed = run.clock.start.elapsed().as_secs_f64();
             let seconds = folder.status.seconds_before + elapsed; // over all processes of the run
             let out_of_time = !last && limit.is_some_and(|limit| seconds >= limit.as_secs_f64());
@@ -412,10 +419,10 @@ impl Trainer {
         let summary = self.labelled(run.clock.summary(&run.progress, run.losses.mean(run.progress.step)?, saving));
         folder.metrics.append(&summary)?;
         if self.writes_model {
-            folder.write_model(&self.model, &self.plan)?;
+            folder.write_model(&self.model, &self.session)?;
         }
         folder.write_results(run.evaluation.as_ref(), &summary)?;
-        write_trainer_state(folder, &self.plan, run, true)?;
+        write_trainer_state(folder, &self.session.plan, run, true)?;
         folder.status.advance(&run.progress, run.clock.start.elapsed().as_secs_f64());
         self.callbacks.iter_mut().for_each(|callback| callback.on_train_end(&run.progress, &summary));
         let sample = self.sample()?;
@@ -423,15 +430,15 @@ impl Trainer {
     }
 
     fn train_loader(&self) -> Result<Loader> {
-        let batches = self.plan.batch.drawn(&self.plan.config);
+        let batches = self.session.plan.batch.drawn(&self.session.plan.config);
         Loader::new(
-            self.plan.train.clone(),
+            self.session.train.clone(),
             LoaderOptions {
                 batch_size: batches.size,
                 order: batches.order,
                 drop_last: batches.drop_last,
-                pad_id: self.plan.pad_id,
-                padding: self.plan.padding.clone(),
+                pad_id: self.session.plan.pad_id,
+                padding: self.session.plan.padding.clone(),
                 prefetch: 2,
                 repeat: true,
             },
@@ -448,7 +455,7 @@ impl Trainer {
         let news = run.kernels.since_last_row(run.progress.step, new_shapes.unwrap_or(0));
         let row = news.iter().fold(row, |row, news| row.with("new_kernels", news.kernels));
         let row = self.labelled(read.scaling.iter().fold(row, |row, scaling| scaling.record(row)));
-        if self.plan.config.trainer.logging_strategy != LoggingStrategy::No {
+        if self.session.plan.config.trainer.logging_strategy != LoggingStrategy::No {
             folder.metrics.append(&row)?;
             self.callbacks.iter_mut().for_each(|callback| callback.on_log(&run.progress, &row));
         }
@@ -471,19 +478,19 @@ impl Trainer {
 
     /// `row`, marked where Burn's fusion was held off or the compiler was looked at: its times are those of no engine.
     fn labelled(&self, row: Record) -> Record {
-        let unfused = handover::is_unfused(self.plan.config.compiler.as_ref(), self.plan.device.kind);
+        let unfused = handover::is_unfused(self.session.plan.config.compiler.as_ref(), self.session.plan.device.kind);
         let row = if unfused { row.with("unfused", 1u64) } else { row };
-        if debug::is_on(&self.plan) { row.with(debug::MARK, 1u64) } else { row }
+        if debug::is_on(&self.session.plan) { row.with(debug::MARK, 1u64) } else { row }
     }
 
     /// Evaluates and writes the row. When a signal comes first, the evaluation stays due.
     fn evaluate_and_record(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<()> {
         run.is_best = false;
         run.pending_evaluation = false;
-        let Some(validation) = self.plan.validation.clone() else { return Ok(()) };
+        let Some(validation) = self.session.validation.clone() else { return Ok(()) };
         let started = Instant::now();
-        let batch_size = self.plan.config.trainer.per_device_eval_batch_size;
-        let evaluation = evaluate(&self.model, &self.plan, validation, batch_size);
+        let batch_size = self.session.plan.config.trainer.per_device_eval_batch_size;
+        let evaluation = evaluate(&self.model, &self.session, validation, batch_size);
         let evaluation = match evaluation {
             Err(error) if matches!(error.kind(), ErrorKind::Interrupted(_)) && run.progress.step > 0 => {
                 run.pending_evaluation = true;
@@ -492,7 +499,7 @@ impl Trainer {
             other => other?,
         };
         // Batches of other shapes leave pages in the device's pools that training does not use.
-        release_memory(&self.plan.device.device);
+        release_memory(&self.session.device);
         let elapsed = started.elapsed();
         run.clock.exclude_evaluation(elapsed);
         let row = self.labelled(evaluation.record(run.progress.step, run.progress.epoch, elapsed));
@@ -508,13 +515,15 @@ impl Trainer {
 
     /// The text sample that `[generation]` asks for, from the model as it is now.
     fn sample(&self) -> Result<Option<String>> {
-        let (Some(options), Some(tokenizer)) = (&self.plan.generation, &self.plan.tokenizer) else { return Ok(None) };
+        let (Some(options), Some(tokenizer)) = (&self.session.plan.generation, &self.session.tokenizer) else {
+            return Ok(None);
+        };
         let prompt = tokenizer.encode(&options.prompt)?;
         let model = self.model.valid();
-        let device = &self.plan.device.device;
+        let device = &self.session.device;
         let tokens = crate::inference::generate::generate(
             &model,
-            &self.plan.model_config,
+            &self.session.plan.model_config,
             device,
             &prompt,
             &options.sampling,

@@ -27,6 +27,7 @@ use crate::data::paths;
 use crate::data::tokenizer::write_files;
 use crate::engine::compiler;
 use crate::plan::RunPlan;
+use crate::session::Session;
 use crate::session::provenance;
 use crate::session::provenance::Provenance;
 use crate::trainer::debug;
@@ -164,7 +165,8 @@ impl RunFolder {
     ///
     /// # Errors
     /// As [`check`](Self::check); a checkpoint that is of another run; the operating system's.
-    pub fn create(plan: &RunPlan) -> Result<(Self, Option<Checkpoint>)> {
+    pub fn create(session: &Session) -> Result<(Self, Option<Checkpoint>)> {
+        let plan = &session.plan;
         let how = plan.config.run.on_existing;
         let path = Self::check(&plan.config)?;
         let io = |action: &str, path: &Path, error: &std::io::Error| {
@@ -175,7 +177,7 @@ impl RunFolder {
         // Again, now that nobody else can come between.
         let content = Content::of(&path)?;
         content.admits(&path, how)?;
-        let promise = Promise::of(plan)?;
+        let promise = Promise::of(session)?;
         let checkpoints = path.join(checkpoint::FOLDER);
         let found = match (how, &plan.config.run.resume_from_checkpoint) {
             (OnExisting::Resume, Some(chosen)) => {
@@ -283,14 +285,14 @@ impl RunFolder {
         write_whole(&self.path.join(RESULTS), (results.to_json() + "\n").as_bytes())
     }
 
-    /// Writes `model/`: weights and the [files beside them](RunPlan::files_beside_weights). It is written aside and renamed. What
+    /// Writes `model/`: weights and the [files beside them](Session::files_beside_weights). It is written aside and renamed. What
     /// somebody has added to a `model/` that is there stays in it.
     ///
     /// # Errors
     /// The operating system's; no `model/` is left behind then, or the one from before.
-    pub fn write_model(&self, model: &Model, plan: &RunPlan) -> Result<PathBuf> {
+    pub fn write_model(&self, model: &Model, session: &Session) -> Result<PathBuf> {
         let target = self.path.join(MODEL);
-        match self.write_aside(&target, model, plan) {
+        match self.write_aside(&target, model, session) {
             Ok(()) => Ok(target),
             Err(error) => {
                 Err(error.at(target.display()).help("make room there, or fix its permissions, and run again"))
@@ -298,10 +300,10 @@ impl RunFolder {
         }
     }
 
-    fn write_aside(&self, target: &Path, model: &Model, plan: &RunPlan) -> Result<()> {
+    fn write_aside(&self, target: &Path, model: &Model, session: &Session) -> Result<()> {
         let io = |error: std::io::Error| Error::io(format!("write {}", target.display()), &error);
         let aside = tempfile::Builder::new().prefix(MODEL_ASIDE).tempdir_in(&self.path).map_err(io)?;
-        let beside = plan.files_beside_weights(model)?;
+        let beside = session.files_beside_weights(model)?;
         write_files(aside.path(), &beside)?;
         save(model, aside.path())?;
         #[cfg(unix)]

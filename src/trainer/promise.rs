@@ -21,7 +21,7 @@ use super::checkpoint::hex;
 use crate::base::error::{Error, Result};
 use crate::config::{Precision, SchedulerType};
 use crate::data::digest::digest;
-use crate::plan::RunPlan;
+use crate::session::Session;
 use crate::task::Reduction;
 
 /// Keys (or, with a dot at the end, sections) that may change.
@@ -97,7 +97,8 @@ impl Promise {
     ///
     /// # Errors
     /// Training data that cannot be read.
-    pub fn of(plan: &RunPlan) -> Result<Self> {
+    pub fn of(session: &Session) -> Result<Self> {
+        let plan = &session.plan;
         let mut settings = BTreeMap::new();
         let config = serde_json::to_value(&plan.config).map_err(|error| Error::config(error.to_string()))?;
         flatten("", &config, &mut settings);
@@ -126,12 +127,12 @@ impl Promise {
         settings.insert("device.kind".into(), json!(plan.device.kind.as_str()));
         settings.insert(EXAMPLES.into(), json!(plan.steps.train_examples));
         settings.insert("training tokens".into(), json!(plan.steps.train_tokens));
-        settings.insert("content of the training data".into(), json!(digest(&*plan.train)?));
+        settings.insert("content of the training data".into(), json!(digest(&*session.train)?));
         let mut hash = Sha256::new();
         for (key, value) in &settings {
             hash.update(format!("{key}={value}\n"));
         }
-        let validation = plan.validation.as_ref().map(|data| digest(&**data)).transpose()?;
+        let validation = session.validation.as_ref().map(|data| digest(&**data)).transpose()?;
         Ok(Self { fingerprint: hex(&hash.finalize()), settings, validation })
     }
 

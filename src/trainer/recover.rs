@@ -43,18 +43,18 @@ impl Trainer {
             "out of memory: {}; back to {back_to} with half the micro-batch and the same global batch: {}, was {}",
             error.lines().next().unwrap_or_default(),
             smaller.arithmetic(),
-            self.plan.batch.arithmetic()
+            self.session.plan.batch.arithmetic()
         );
         self.notice(&message);
 
-        let plan = &mut self.plan;
+        let plan = &mut self.session.plan;
         plan.batch = smaller;
         plan.memory = plan.estimated_memory();
         plan.config.trainer.per_device_train_batch_size = smaller.micro.into();
         plan.config.trainer.gradient_accumulation_steps = smaller.accumulation;
-        (self.model, self.optimizer, _) = Self::build(&self.plan, &self.device)?;
-        self.scaler = Self::scaler(&self.plan);
-        write_whole(&folder.path().join("plan.toml"), self.plan.to_toml()?.as_bytes())?;
+        (self.model, self.optimizer, _) = Self::build(&self.session.plan, &self.device)?;
+        self.scaler = Self::scaler(&self.session);
+        write_whole(&folder.path().join("plan.toml"), self.session.plan.to_toml()?.as_bytes())?;
         let rows = checkpoint.as_ref().map_or(0, |found| found.state.metrics_rows);
         folder.metrics = MetricsFile::open_with(folder.path(), rows)?;
         self.begin(folder, checkpoint.as_ref())

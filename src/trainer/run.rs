@@ -80,12 +80,12 @@ impl Run {
 impl Trainer {
     /// The run at its start, or where `checkpoint` stands.
     pub(super) fn begin(&mut self, folder: &RunFolder, checkpoint: Option<&Checkpoint>) -> Result<Run> {
-        let watch = Watch::start(&self.plan);
+        let watch = Watch::start(&self.session.plan);
         let checked = self.verify_start(checkpoint)?;
         let seen = NewKernels::start();
         let warmed = self.warm_up()?;
-        let trainer = self.plan.config.trainer.clone();
-        let total_steps = self.plan.steps.total as u64;
+        let trainer = self.session.plan.config.trainer.clone();
+        let total_steps = self.session.plan.steps.total as u64;
         let mut progress = Progress { step: 0, total_steps, samples: 0, tokens: 0, epoch: 0.0 };
         let mut best = Best::new(&trainer);
         let mut control = Control::default();
@@ -94,7 +94,7 @@ impl Trainer {
         if let Some(checkpoint) = checkpoint {
             let state = &checkpoint.state;
             self.load_weights(&checkpoint.path)?;
-            let device = &self.plan.device.device;
+            let device = &self.session.device;
             self.optimizer
                 .import(&self.model, state.step, checkpoint.optimizer()?, device)
                 .map_err(|error| error.at(checkpoint.path.display()))?;
@@ -116,7 +116,7 @@ impl Trainer {
             pending_evaluation = state.pending_evaluation;
             self.callbacks.iter_mut().for_each(|callback| callback.on_resume(&progress, &checkpoint.path));
         }
-        let mut clock = Clock::start(progress, self.plan.device.device.clone());
+        let mut clock = Clock::start(progress, self.session.device.clone());
         if let Some(checked) = checked {
             clock.exclude_check(checked, true);
         }
@@ -124,7 +124,7 @@ impl Trainer {
         if let Some(warmed) = warmed {
             clock.charge_warmup(warmed.elapsed);
             shapes.warmed(&warmed.shapes);
-            if self.plan.device.kind != DeviceKind::Cpu {
+            if self.session.plan.device.kind != DeviceKind::Cpu {
                 kernels = Kernels::after_warmup(seen);
             }
         }
@@ -139,7 +139,7 @@ impl Trainer {
             evaluation: checkpoint.and_then(|_| folder.metrics.last_with("eval_loss")),
             clock,
             saver: Saver::new(folder.checkpoints(), folder.manifest.clone(), trainer.save_total_limit),
-            guard: Guard::new(&self.plan),
+            guard: Guard::new(&self.session.plan),
             last_row: progress.step,
             shapes,
             kernels,
@@ -152,14 +152,14 @@ impl Trainer {
 
     /// The stage before the first step, where the run has one. What it says goes to the callbacks.
     fn warm_up(&mut self) -> Result<Option<Warmed>> {
-        if !warmup::is_wanted(&self.plan) {
+        if !warmup::is_wanted(&self.session.plan) {
             return Ok(None);
         }
         let callbacks = Rc::new(RefCell::new(std::mem::take(&mut self.callbacks)));
         let hear = callbacks.clone();
         let say: warmup::Say =
             Rc::new(move |line| hear.borrow_mut().iter_mut().for_each(|callback| callback.on_notice(line)));
-        let warmed = warmup::run(&self.plan, &say);
+        let warmed = warmup::run(&self.session, &say);
         self.callbacks = std::mem::take(&mut *callbacks.borrow_mut());
         warmed.map(Some)
     }
@@ -167,13 +167,13 @@ impl Trainer {
     /// The check of the compiler before the first step, and how long it took; none where nobody asked, or where it has been
     /// made.
     fn verify_start(&mut self, checkpoint: Option<&Checkpoint>) -> Result<Option<Duration>> {
-        if checks::of(self.plan.compiler().as_ref()) == Verify::Off || self.is_verified {
+        if checks::of(self.session.plan.compiler().as_ref()) == Verify::Off || self.is_verified {
             return Ok(None);
         }
-        if self.plan.device.kind != DeviceKind::Cpu {
+        if self.session.plan.device.kind != DeviceKind::Cpu {
             return Err(Error::config(format!(
                 "compiler.verify: on {} each mode has an engine of its own, and this process has one",
-                self.plan.device.kind
+                self.session.plan.device.kind
             ))
             .help(
                 "`kiln train` makes the check; a program compares with kiln::proof::parity, or sets verify = \"off\"",
@@ -181,7 +181,7 @@ impl Trainer {
         }
         let started = Instant::now();
         let from = checkpoint.map(|checkpoint| (checkpoint.path.as_path(), checkpoint.state.step));
-        let said = self.verifier()?.verify(&self.plan, from.map(|from| from.0), from.map_or(0, |from| from.1))?;
+        let said = self.verifier()?.verify(&self.session, from.map(|from| from.0), from.map_or(0, |from| from.1))?;
         self.notice(&said);
         Ok(Some(started.elapsed()))
     }
@@ -190,13 +190,13 @@ impl Trainer {
     fn verifier(&self) -> Result<&dyn Verifier> {
         self.verifier.as_deref().ok_or_else(|| {
             Error::config("compiler.verify: this trainer has nobody who compares the modes")
-                .help("make it with `kiln::proof::trainer(plan)`, or set compiler.verify = \"off\"")
+                .help("make it with `kiln::proof::trainer(session)`, or set compiler.verify = \"off\"")
         })
     }
 
     /// Whether a check of the compiler follows step `step`.
     pub(super) fn verifies_after(&self, step: u64) -> bool {
-        matches!(checks::of(self.plan.compiler().as_ref()), Verify::Every(steps) if step.is_multiple_of(steps))
+        matches!(checks::of(self.session.plan.compiler().as_ref()), Verify::Every(steps) if step.is_multiple_of(steps))
     }
 
     /// The check of the compiler from the weights that the run has now. When it fails, checkpoints since the last one that
@@ -205,8 +205,8 @@ impl Trainer {
         let started = Instant::now();
         let folder = scratch()?;
         save(&self.model, folder.path())?;
-        let verdict = self.verifier()?.verify(&self.plan, Some(folder.path()), run.progress.step);
-        release_memory(&self.plan.device.device);
+        let verdict = self.verifier()?.verify(&self.session, Some(folder.path()), run.progress.step);
+        release_memory(&self.session.device);
         run.clock.exclude_check(started.elapsed(), false);
         match verdict {
             Ok(said) => {
@@ -231,7 +231,7 @@ impl Trainer {
                 report.lines().join("; ")
             )));
         }
-        self.model = self.plan.groups.freeze(model);
+        self.model = self.session.plan.groups.freeze(model);
         self.optimizer.copies().clear();
         Ok(())
     }
@@ -239,12 +239,12 @@ impl Trainer {
     /// Whether an evaluation follows the step that led to `progress`; a run that evaluates at all does so at its end, unless
     /// that comes before `trainer.eval_delay`.
     pub(super) fn evaluates_after(&self, progress: &Progress, epoch_ended: bool, run_ends: bool) -> bool {
-        let trainer = &self.plan.config.trainer;
+        let trainer = &self.session.plan.config.trainer;
         match trainer.eval_strategy {
             EvalStrategy::No => trainer.do_eval && run_ends,
             EvalStrategy::Epoch => (epoch_ended || run_ends) && trainer.eval_delay <= progress.epoch,
             EvalStrategy::Steps => {
-                (progress.step.is_multiple_of(self.plan.eval_steps as u64) || run_ends)
+                (progress.step.is_multiple_of(self.session.plan.eval_steps as u64) || run_ends)
                     && trainer.eval_delay <= progress.step as f64
             }
         }
@@ -252,14 +252,14 @@ impl Trainer {
 
     /// Whether a checkpoint follows step `step` by `trainer.save_strategy`.
     pub(super) fn saves_after(&self, step: u64, epoch_ended: bool, run_ends: bool, is_best: bool) -> bool {
-        let trainer = &self.plan.config.trainer;
+        let trainer = &self.session.plan.config.trainer;
         // What is to be loaded at the end has to be on disk, also when no save was due.
         let wanted = is_best && trainer.load_best_model_at_end;
         match trainer.save_strategy {
             SaveStrategy::No => false,
             SaveStrategy::Best => is_best,
             SaveStrategy::Epoch => epoch_ended || run_ends || wanted,
-            SaveStrategy::Steps => step.is_multiple_of(self.plan.save_steps as u64) || run_ends || wanted,
+            SaveStrategy::Steps => step.is_multiple_of(self.session.plan.save_steps as u64) || run_ends || wanted,
         }
     }
 
@@ -292,18 +292,19 @@ impl Trainer {
             state,
             model: export(&self.model).map_err(Error::device)?,
             optimizer: if only_model { Vec::new() } else { self.optimizer.export(&self.model)? },
-            files: self.plan.files_beside_weights(&self.model)?,
+            files: self.session.files_beside_weights(&self.model)?,
         };
         run.saver.spent += started.elapsed();
-        let keep = self.plan.config.trainer.load_best_model_at_end.then_some(run.best.step).flatten();
+        let keep = self.session.plan.config.trainer.load_best_model_at_end.then_some(run.best.step).flatten();
         // The newest checkpoint stays that nothing found later can make suspect: up to the last row, the last check of the
         // compiler, and where the run last looked as if it learned.
-        let verifies = matches!(checks::of(self.plan.compiler().as_ref()), Verify::Every(_)).then_some(run.verified);
+        let verifies =
+            matches!(checks::of(self.session.plan.compiler().as_ref()), Verify::Every(_)).then_some(run.verified);
         let good = verifies.into_iter().chain(run.guard.doubtful_since()).fold(run.last_row, u64::min);
         run.saver.save(snapshot, keep, good)?;
         folder.status.advance(&progress, elapsed);
         folder.status.write(folder.path())?;
-        write_trainer_state(folder, &self.plan, run, false)?;
+        write_trainer_state(folder, &self.session.plan, run, false)?;
         run.clock.exclude_saving(started.elapsed());
         let target = folder.checkpoints().join(checkpoint::name(progress.step));
         for callback in &mut self.callbacks {

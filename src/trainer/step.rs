@@ -46,14 +46,14 @@ impl Trainer {
     pub(super) fn stepper(&mut self) -> Stepper {
         #[cfg(feature = "compiler")]
         {
-            if self.plan.captures().is_err() {
+            if self.session.plan.captures().is_err() {
                 return Stepper { captured: None };
             }
             if self.callbacks.iter().any(|callback| callback.sees_gradients()) {
                 self.notice("steps are not captured: a callback sees gradients");
                 return Stepper { captured: None };
             }
-            let (options, device) = (self.plan.loss.clone(), &self.plan.device.device);
+            let (options, device) = (self.session.plan.loss.clone(), &self.session.device);
             Stepper { captured: CapturedSteps::new(&self.model, &self.optimizer, options, self.clip(), device) }
         }
         #[cfg(not(feature = "compiler"))]
@@ -61,7 +61,7 @@ impl Trainer {
     }
 
     fn clip(&self) -> Option<f64> {
-        let max_grad_norm = self.plan.config.trainer.max_grad_norm;
+        let max_grad_norm = self.session.plan.config.trainer.max_grad_norm;
         (max_grad_norm > 0.0).then_some(max_grad_norm)
     }
 
@@ -88,27 +88,27 @@ impl Trainer {
         let mut expected_divisor = None;
         let (mut num_labels, mut micro_batches, mut step_tokens) = (0.0, 0, 0);
         let mut epoch_ended = false;
-        let reduction = self.plan.loss.reduction;
-        for micro in 0..self.plan.batch.accumulation {
+        let reduction = self.session.plan.loss.reduction;
+        for micro in 0..self.session.plan.batch.accumulation {
             let Some(loaded) = loader.next_batch()? else { break };
             let shape = Shape::of(&loaded.batch);
             if let Some(news) = run.shapes.see(shape, run.progress.step + 1) {
                 self.notice(&news);
             }
-            let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.device)?;
+            let batch = DeviceBatch::new(self.session.plan.task, &loaded.batch, &self.device)?;
             laps.shape(shape);
             laps.lap(Part::Data);
-            let seed = seed_for(self.plan.config.trainer.seed, "dropout", run.progress.step, micro as u64);
+            let seed = seed_for(self.session.plan.config.trainer.seed, "dropout", run.progress.step, micro as u64);
             let pass = GradientPass {
                 seed: DropoutSeed::Host(seed),
-                checkpointing: self.plan.config.trainer.activation_checkpointing,
-                options: &self.plan.loss,
+                checkpointing: self.session.plan.config.trainer.activation_checkpointing,
+                options: &self.session.plan.loss,
                 copies: Some(self.optimizer.copies()),
             };
             // In f16 the gradients of a sum over thousands of tokens would overflow under any scale, so the sum is
             // divided before the backward pass, by what the step's divisor will be if all batches are like this.
-            let labels = self.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
-            let accumulation = self.plan.batch.accumulation;
+            let labels = self.session.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
+            let accumulation = self.session.plan.batch.accumulation;
             let all = reduction.divisor(labels * accumulation as f64, accumulation);
             let expected = *expected_divisor.get_or_insert(all.max(1.0));
             let weight = reduction.weight(labels);
@@ -152,13 +152,13 @@ impl Trainer {
             None => scale_and_norm(sum_norm, divisor, clip),
             Some(scaler) => unscale_and_norm(sum_norm, scaler.scale(), divisor / expected_divisor.unwrap_or(1.0), clip),
         };
-        let lr = self.plan.schedule.lr(run.progress.step as usize);
+        let lr = self.session.plan.schedule.lr(run.progress.step as usize);
         for callback in &mut self.callbacks {
             callback.on_pre_optimizer_step(&run.progress, &self.model, &grads);
         }
         // The model is moved, not copied: weights that nobody else holds are updated in place. What stands in for it
         // has no weights before they are used, and they never are.
-        let empty = Model::new(&self.plan.model_config, self.plan.task.head(), &self.device)?;
+        let empty = Model::new(&self.session.plan.model_config, self.session.plan.task.head(), &self.device)?;
         let model = std::mem::replace(&mut self.model, empty);
         self.model = match &verdict {
             None => self.optimizer.step(model, grads, &scale, lr),
@@ -177,7 +177,7 @@ impl Trainer {
         run: &mut Run,
         laps: &mut Laps,
     ) -> Result<Stepped> {
-        let accumulation = self.plan.batch.accumulation;
+        let accumulation = self.session.plan.batch.accumulation;
         let (mut num_labels, mut micro_batches, mut step_tokens) = (0.0, 0, 0);
         let (mut epoch_ended, mut alone) = (false, None);
         for micro in 0..accumulation as u64 {
@@ -186,18 +186,18 @@ impl Trainer {
             if let Some(news) = run.shapes.see(shape, run.progress.step + 1) {
                 self.notice(&news);
             }
-            let batch = DeviceBatch::new(self.plan.task, &loaded.batch, &self.plan.device.device)?;
+            let batch = DeviceBatch::new(self.session.plan.task, &loaded.batch, &self.session.device)?;
             laps.shape(shape);
             laps.lap(Part::Data);
-            let labels = self.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
+            let labels = self.session.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
             num_labels += labels;
             micro_batches += 1;
             step_tokens += loaded.batch.num_tokens as u64;
-            let seed = seed_for(self.plan.config.trainer.seed, "dropout", run.progress.step, micro);
+            let seed = seed_for(self.session.plan.config.trainer.seed, "dropout", run.progress.step, micro);
             if accumulation == 1 {
                 alone = Some((batch, seed));
             } else {
-                let weight = self.plan.loss.reduction.weight(labels);
+                let weight = self.session.plan.loss.reduction.weight(labels);
                 let adding = if micro == 0 { Adding::First(weight) } else { Adding::Next(weight) };
                 if let Some(notice) = captured.micro_batch(batch, seed, adding)? {
                     self.notice(&notice);
@@ -217,9 +217,9 @@ impl Trainer {
         // The mean of one micro-batch is that of the step, and it was not weighted before.
         let divisor = match alone {
             Some(_) => num_labels,
-            None => self.plan.loss.reduction.divisor(num_labels, micro_batches),
+            None => self.session.plan.loss.reduction.divisor(num_labels, micro_batches),
         };
-        let lr = self.plan.schedule.lr(run.progress.step as usize);
+        let lr = self.session.plan.schedule.lr(run.progress.step as usize);
         let told = Told { optimizer: &mut self.optimizer, lr, divisor };
         let captured::Stepped { loss, grad_norm } = match alone {
             None => captured.update(told),

@@ -30,6 +30,7 @@ use crate::data::{Dataset, Example};
 use crate::engine::compiler::warms_up;
 use crate::engine::device::release_memory;
 use crate::plan::RunPlan;
+use crate::session::Session;
 use crate::trainer::{Callback, Control, Progress, Shape, Trainer};
 
 /// Shapes that are warmed at most where every batch has a length of its own.
@@ -56,16 +57,17 @@ pub fn is_wanted(plan: &RunPlan) -> bool {
     compiled.is_some_and(|compiler| warms_up(compiler.warmup, plan.device.kind))
 }
 
-/// Runs the stage for `plan`.
+/// Runs the stage for `session`.
 ///
 /// # Errors
 /// What the run would meet; a signal that asks the process to stop.
-pub fn run(plan: &RunPlan, say: &Say) -> Result<Warmed> {
+pub fn run(session: &Session, say: &Say) -> Result<Warmed> {
+    let plan = &session.plan;
     let started = Instant::now();
     let trainer = &plan.config.trainer;
-    let train = batches(&plan.train, plan.batch.drawn(&plan.config), &plan.padding, plan.pad_id)?;
+    let train = batches(&session.train, plan.batch.drawn(&plan.config), &plan.padding, plan.pad_id)?;
     let loader = Batches { size: trainer.per_device_eval_batch_size, order: Order::SEQUENTIAL, drop_last: false };
-    let evaluation = match plan.validation.as_ref().filter(|_| trainer.evaluates()) {
+    let evaluation = match session.validation.as_ref().filter(|_| trainer.evaluates()) {
         Some(data) => Some(batches(data, loader, &plan.padding, plan.pad_id)?),
         None => None,
     };
@@ -81,32 +83,32 @@ pub fn run(plan: &RunPlan, say: &Say) -> Result<Warmed> {
     }
 
     let folder = scratch()?;
-    let mut warm = rehearsal(plan, plan.ops, folder.path());
+    let mut warm = rehearsal(session, plan.ops, folder.path());
     // Weights that are thrown away need not be read.
-    warm.model_from = None;
+    warm.plan.model_from = None;
     // With accumulation, gradients are also added to those of a batch before.
-    warm.batch.accumulation = plan.batch.accumulation.min(2);
+    warm.plan.batch.accumulation = plan.batch.accumulation.min(2);
     // Once more the first: what adds a step to those before it is launched from the second on.
-    warm.steps.total = train.batches.len() + 1;
+    warm.plan.steps.total = train.batches.len() + 1;
     // The guard does not wait for a loss that changes.
-    warm.steps.per_epoch = 1;
-    warm.train = Arc::new(picks(&plan.train, &train.batches, warm.batch.accumulation, plan.batch.micro));
-    warm.config.data.sampler = Sampler::Sequential;
-    warm.config.trainer.dataloader_drop_last = false;
-    warm.config.trainer.metric_for_best_model = None;
-    warm.config.trainer.early_stopping_patience = None;
-    if let (Some(found), Some(data)) = (&evaluation, &plan.validation) {
+    warm.plan.steps.per_epoch = 1;
+    warm.train = Arc::new(picks(&session.train, &train.batches, warm.plan.batch.accumulation, plan.batch.micro));
+    warm.plan.config.data.sampler = Sampler::Sequential;
+    warm.plan.config.trainer.dataloader_drop_last = false;
+    warm.plan.config.trainer.metric_for_best_model = None;
+    warm.plan.config.trainer.early_stopping_patience = None;
+    if let (Some(found), Some(data)) = (&evaluation, &session.validation) {
         let size = trainer.per_device_eval_batch_size;
         warm.validation = Some(Arc::new(picks(data, &found.batches, 1, size)));
-        (warm.config.trainer.eval_strategy, warm.config.trainer.eval_delay) = (EvalStrategy::Steps, 0.0);
-        warm.eval_steps = warm.steps.total;
+        (warm.plan.config.trainer.eval_strategy, warm.plan.config.trainer.eval_delay) = (EvalStrategy::Steps, 0.0);
+        warm.plan.eval_steps = warm.plan.steps.total;
     }
     let shapes = train.batches.iter().map(|batch| batch.shape).collect::<Vec<_>>();
     let evaluated = evaluation.map_or(0, |found| found.batches.len());
     let lines = Lines { say: say.clone(), shapes: shapes.clone(), evaluated };
     let done = Trainer::new(warm).and_then(|trainer| trainer.warming_up().with_callback(lines).train());
     // Pages that only other shapes need go back.
-    release_memory(&plan.device.device);
+    release_memory(&session.device);
     match done {
         Err(error) => Err(match (error.kind(), signals::received()) {
             (ErrorKind::Interrupted(_), Some(signal)) => signal.error("stopped in the warm-up, before the first step"),
@@ -263,12 +265,13 @@ impl Callback for Lines {
     }
 }
 
-/// `plan` as a run that only trains, computing in the form `ops`: a row for every step, no evaluation, checkpoint or sample,
+/// `session` as a run that only trains, computing in the form `ops`: a row for every step, no evaluation, checkpoint or sample,
 /// and all that it writes below `folder`. Of the compiler's settings what would look at the rehearsal itself is left out.
-pub(crate) fn rehearsal(plan: &RunPlan, ops: Ops, folder: &Path) -> RunPlan {
-    let mut plan = plan.clone();
+pub(crate) fn rehearsal(session: &Session, ops: Ops, folder: &Path) -> Session {
+    let mut session = session.clone();
+    let plan = &mut session.plan;
     plan.ops = ops;
-    plan.config.compiler = plan.config.compiler.map(|compiler| TrainingCompilerConfig {
+    plan.config.compiler = plan.config.compiler.take().map(|compiler| TrainingCompilerConfig {
         // The form is chosen already.
         enabled: if compiler.enabled == CompilerMode::Auto { CompilerMode::Compiled } else { compiler.enabled },
         debug: false,
@@ -284,7 +287,7 @@ pub(crate) fn rehearsal(plan: &RunPlan, ops: Ops, folder: &Path) -> RunPlan {
     trainer.report_to.clear();
     plan.steps.max_duration = None;
     (plan.logging_steps, plan.generation) = (1, None);
-    plan
+    session
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use kiln::config::Task;
 use kiln::config::{DataSection, EvalStrategy, ModelKind, ModelSection, Precision, SaveStrategy, TrainerSection};
 use kiln::trainer::step_closures::{StepClosures, When};
 use kiln::trainer::{Callback, Control, DeviceValues, Progress};
-use kiln::{RunConfig, Trainer};
+use kiln::{RunConfig, Session, Trainer};
 
 /// The reads of every step before its row, which are to be none, and of every row.
 #[derive(Default)]
@@ -121,6 +121,6 @@ fn a_run(precision: Precision, reads: bool) -> Seen {
         .unwrap();
     let seen = Arc::new(Mutex::new(Seen::default()));
     let count = Count { seen: seen.clone(), reads };
-    Trainer::new(config.plan().unwrap()).unwrap().with_callback(count).train().unwrap();
+    Trainer::new(Session::open(config).unwrap()).unwrap().with_callback(count).train().unwrap();
     std::mem::take(&mut *seen.lock().unwrap())
 }

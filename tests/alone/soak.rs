@@ -13,7 +13,7 @@ use kiln::config::{
     TrainingCompilerConfig, Validation,
 };
 use kiln::trainer::{Callback, Control, Progress};
-use kiln::{RunConfig, Trainer};
+use kiln::{RunConfig, Session, Trainer};
 
 const STEPS: usize = 2000;
 
@@ -78,9 +78,9 @@ fn memory_stays_flat_for_2000_steps() {
             ..TrainerSection::default()
         });
         let samples = Arc::new(Mutex::new(Vec::new()));
-        let plan = config.build().unwrap().plan().unwrap();
-        let sample = Sample(plan.device.device.clone(), samples.clone());
-        Trainer::new(plan).unwrap().with_callback(sample).train().unwrap();
+        let session = Session::open(config.build().unwrap()).unwrap();
+        let sample = Sample(session.device.clone(), samples.clone());
+        Trainer::new(session).unwrap().with_callback(sample).train().unwrap();
         let samples = samples.lock().unwrap();
         let [(early, taken_early), (late, taken)] = samples[..] else { panic!("two samples: {samples:?}") };
         println!(

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::common::{fails, json, kiln, succeeds, text};
 use kiln::trainer::{Callback, Progress};
-use kiln::{Error, RunConfig, Trainer};
+use kiln::{Error, RunConfig, Session, Trainer};
 
 /// A tiny BERT that predicts the numbers `labels`, in order, one a step.
 fn write(folder: &Path, labels: &[f64], trainer: &str) {
@@ -60,7 +60,7 @@ fn overrides(folder: &Path) -> [String; 2] {
 
 fn train_with(folder: &Path, before: Before) -> Error {
     let config = RunConfig::load_with(folder.join("config.toml"), &overrides(folder)).unwrap();
-    Trainer::new(config.plan().unwrap()).unwrap().with_callback(before).train().unwrap_err()
+    Trainer::new(Session::open(config).unwrap()).unwrap().with_callback(before).train().unwrap_err()
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::common::small_run::write;
 use crate::common::{kiln, text, train_rows};
 use kiln::data::{Dataset, Example};
 use kiln::trainer::Callback;
-use kiln::{Error, ErrorKind, RunConfig, Trainer};
+use kiln::{Error, ErrorKind, RunConfig, Session, Trainer};
 
 /// Fails at the `at`th example, for lack of memory: once, or from then on.
 struct Fails {
@@ -73,10 +73,10 @@ fn run_with(
         _ => &["hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"],
     };
     sets.extend(dropout.iter().map(|name| format!("model.{name}=0.0")));
-    let mut plan = RunConfig::load_with(write(folder, task), &sets)?.plan()?;
-    plan.train = Arc::new(Fails { data: plan.train.clone(), seen: AtomicUsize::new(0), at, times });
+    let mut session = Session::open(RunConfig::load_with(write(folder, task), &sets)?)?;
+    session.train = Arc::new(Fails { data: session.train.clone(), seen: AtomicUsize::new(0), at, times });
     let said = Said::default();
-    Trainer::new(plan)?.with_callback(said.clone()).train()?;
+    Trainer::new(session)?.with_callback(said.clone()).train()?;
     let said = said.0.lock().unwrap().clone();
     Ok(said)
 }

@@ -7,7 +7,7 @@ use kiln::proof::bisect::{Finding, bisect};
 use kiln::proof::parity::parity;
 use kiln::proof::probe;
 use kiln::proof::probe::{Look, Probe};
-use kiln::{Result, RunConfig};
+use kiln::{Result, RunConfig, Session};
 use kiln_models::Operator;
 
 #[test]
@@ -42,9 +42,9 @@ fn a_planted_wrong_operator_is_found() {
     let config = RunConfig::load_with(folder.path().join("config.toml"), &[data]).unwrap();
     // A real run of every probe, in which a fused GELU gives the layer below it a gradient that is 1 % too long.
     let mut planted = |config: &RunConfig, steps: usize, look: Look| -> Result<Probe> {
-        let plan = config.clone().plan()?;
-        let mut probe = probe::run(&plan, plan.ops, steps, look)?;
-        if plan.ops.fused_operators().contains(&Operator::Gelu) {
+        let session = Session::open(config.clone())?;
+        let mut probe = probe::run(&session, session.plan.ops, steps, look)?;
+        if session.plan.ops.fused_operators().contains(&Operator::Gelu) {
             let gradients = probe.steps.iter_mut().flat_map(|step| &mut step.gradients);
             for gradient in gradients.filter(|gradient| gradient.name.ends_with("h.1.mlp.c_fc.weight")) {
                 gradient.norm *= 1.01;

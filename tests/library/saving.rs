@@ -9,7 +9,7 @@ use crate::common::{fails, json, kiln, rows, succeeds};
 use kiln::base::metrics::Record;
 use kiln::plan::RunPlan;
 use kiln::trainer::{Callback, Control, Progress};
-use kiln::{RunConfig, Trainer};
+use kiln::{RunConfig, Session, Trainer};
 
 fn steps(run: &Path) -> Vec<u64> {
     let all = kiln::trainer::checkpoint::list(&run.join("checkpoints")).unwrap();
@@ -232,7 +232,7 @@ fn events_come_in_order_and_the_control_is_heard() {
     ];
     let config = RunConfig::load_with(&path, &set).unwrap();
     let events = Arc::new(Mutex::new(Vec::new()));
-    let mut trainer = Trainer::new(config.plan().unwrap()).unwrap().with_callback(Events(events.clone()));
+    let mut trainer = Trainer::new(Session::open(config).unwrap()).unwrap().with_callback(Events(events.clone()));
     assert_eq!(trainer.train().unwrap().step, 5);
     let expected = "train_begin 0, epoch_begin 0, step_begin 0, step_end 1, step_begin 1, step_end 2, evaluate 2, save 2, \
                     step_begin 2, step_end 3, step_begin 3, step_end 4, epoch_end 4, log 4, epoch_begin 4, step_begin 4, \

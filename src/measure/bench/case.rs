@@ -179,6 +179,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::measure::bench::suite::Suite;
+    use crate::session::Session;
 
     #[test]
     fn lengths_follow_their_percentiles() {
@@ -209,9 +210,10 @@ mod tests {
                     (8, ROWS_OF_MAX)
                 }
             };
-            let plan = RunConfig::parse(&config.to_toml().unwrap(), "case").unwrap().plan().unwrap();
+            let session = Session::open(RunConfig::parse(&config.to_toml().unwrap(), "case").unwrap()).unwrap();
+            let plan = &session.plan;
             assert_eq!((plan.batch.micro, plan.task), (micro, case.task));
-            assert!(plan.train.max_len() <= case.length);
+            assert!(session.train.max_len() <= case.length);
             let read: CaseFile =
                 serde_json::from_str(&fs::read_to_string(folder.path().join("case.json")).unwrap()).unwrap();
             assert_eq!((read.rows, read.shapes.width), (rows, 32));

@@ -16,8 +16,9 @@ use crate::base::files::write_whole;
 use crate::base::host::available_mib;
 use crate::base::process::scratch;
 use crate::config::{CompilerMode, DeviceKind, RunConfig, TrainBatchSize};
-use crate::engine::device::Available;
+use crate::engine::device::DeviceFacts;
 use crate::plan::{RunPlan, batch::micro_batch};
+use crate::session::Session;
 use crate::session::batch_sizes::{Key, Outcome, Stored, Trial, accumulates, probe, size_of_run, useful};
 use process::Watch;
 use search::Range;
@@ -84,7 +85,7 @@ impl TuneOptions {
     }
 
     /// The memory of a trial on `device`, in MiB, and the arithmetic; none where the device's own memory is the limit.
-    fn budget(&self, device: &Available) -> Result<(Option<f64>, String)> {
+    fn budget(&self, device: &DeviceFacts) -> Result<(Option<f64>, String)> {
         if device.kind != DeviceKind::Cpu {
             if self.memory_budget_mib.is_some() {
                 return Err(Error::config(format!(
@@ -145,7 +146,7 @@ pub fn tune(
     config: &RunConfig,
     mode: CompilerMode,
     options: &TuneOptions,
-    plan: &dyn Fn(RunConfig) -> Result<RunPlan>,
+    open: &dyn Fn(RunConfig) -> Result<Session>,
     watch: &mut dyn FnMut(Event<'_>) -> Result<()>,
 ) -> Result<Stored> {
     options.check()?;
@@ -153,18 +154,19 @@ pub fn tune(
     let deadline = options.time_limit.and_then(|limit| Instant::now().checked_add(limit));
     let mut config = config.clone();
     config.set_compiler(mode);
-    let probe = plan(probe(&config))?;
+    let session = open(probe(&config))?;
+    let probe = &session.plan;
     let (budget_mib, because) = options.budget(&probe.device)?;
-    let key = Key::of(&config, &probe);
+    let key = Key::of(&config, probe);
     watch(Event::Begins { key: &key, budget: &because })?;
     let folder = scratch()?;
     let mut run = |batch: usize| {
-        let outcome = try_size(&config, &probe, batch, options, Watch { budget_mib, deadline }, folder.path())?;
+        let outcome = try_size(&config, &session, batch, options, Watch { budget_mib, deadline }, folder.path())?;
         watch(Event::Tried(&Trial { batch, outcome: outcome.clone() }))?;
         Ok(outcome)
     };
     let start = options.start.or(config.trainer.per_device_train_batch_size.size()).unwrap_or(DEFAULT_START);
-    let useful = useful(&config, &probe).checked_next_multiple_of(options.multiple_of).unwrap_or(usize::MAX);
+    let useful = useful(&config, probe).checked_next_multiple_of(options.multiple_of).unwrap_or(usize::MAX);
     let range = Range { start, max: options.max.min(useful), multiple_of: options.multiple_of };
     let mut found = range.search(budget_mib, &mut run)?;
     if let (None, Some(batch)) = (budget_mib, found.batch) {
@@ -208,7 +210,7 @@ const DEFAULT_START: usize = 8;
 
 fn try_size(
     config: &RunConfig,
-    probe: &RunPlan,
+    probe: &Session,
     batch: usize,
     options: &TuneOptions,
     watch: Watch,
@@ -312,7 +314,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn the_budget_is_stated_or_a_share_of_what_is_free() {
-        let cpu = crate::engine::device::select(DeviceKind::Cpu, 0).unwrap();
+        let cpu = crate::engine::device::select(DeviceKind::Cpu, 0).unwrap().facts();
         let options = TuneOptions::new("kiln");
         let (budget, because) = options.budget(&cpu).unwrap();
         assert!(budget.unwrap() > 0.0 && because.contains("free - 10 % left alone"), "{because}");

@@ -19,7 +19,7 @@ use crate::config::{
 use crate::data::tokenizer::write_files;
 use crate::data::{Dataset, Example};
 use crate::inference::evaluate::evaluate;
-use crate::plan::RunPlan;
+use crate::session::Session;
 use crate::trainer::Trainer;
 
 /// What a trial that trained reports.
@@ -36,13 +36,20 @@ pub struct TrialReport {
 /// The least steps of a trial: the second runs beside the optimizer's state, and its loss depends on the first update.
 pub const MIN_STEPS: usize = 2;
 
-/// The config of a trial of `plan`'s run with `batch` samples: the same model, task, optimizer and mode; nothing that only
+/// The config of a trial of `session`'s run with `batch` samples: the same model, task, optimizer and mode; nothing that only
 /// the length of a run or its reports need.
-pub fn trial_config(plan: &RunPlan, batch: usize, steps: usize, accumulates: bool, folder: &Path) -> Result<RunConfig> {
+pub fn trial_config(
+    session: &Session,
+    batch: usize,
+    steps: usize,
+    accumulates: bool,
+    folder: &Path,
+) -> Result<RunConfig> {
+    let plan = &session.plan;
     let mut config = plan.config.clone();
     config.run.output_dir = folder.join("run");
     config.run.on_existing = OnExisting::Overwrite;
-    if let (Some(tokenizer), Some(_)) = (&plan.tokenizer, config.tokenizer.train_vocab_size) {
+    if let (Some(tokenizer), Some(_)) = (&session.tokenizer, config.tokenizer.train_vocab_size) {
         // Learned once, not in every trial.
         let learned = folder.join("tokenizer");
         if !learned.exists() {
@@ -81,15 +88,15 @@ pub fn trial_config(plan: &RunPlan, batch: usize, steps: usize, accumulates: boo
 pub fn run_trial(file: &Path, out: &Path) -> Result<()> {
     // If memory has to be found somewhere, the kernel should end this process first. Where it cannot be told: so be it.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
-    let mut plan = RunConfig::load(file)?.plan()?;
-    let evaluated = plan.validation.take().unwrap_or_else(|| plan.train.clone());
+    let mut session = Session::open(RunConfig::load(file)?)?;
+    let evaluated = session.validation.take().unwrap_or_else(|| session.train.clone());
+    let plan = &session.plan;
     let eval_batch = plan.config.trainer.per_device_eval_batch_size;
     let evaluated = Arc::new(Longest::new(evaluated, eval_batch, 1));
-    plan.train = Arc::new(Longest::new(plan.train.clone(), plan.batch.micro, plan.batch.accumulation));
-    let mut trainer = Trainer::new(plan)?;
+    session.train = Arc::new(Longest::new(session.train.clone(), plan.batch.micro, plan.batch.accumulation));
+    let mut trainer = Trainer::new(session)?;
     let output = trainer.train()?;
-    let plan = trainer.plan();
-    let evaluation = evaluate(trainer.model(), plan, evaluated, eval_batch)?;
+    let evaluation = evaluate(trainer.model(), trainer.session(), evaluated, eval_batch)?;
     if !evaluation.loss.is_finite() {
         return Err(Error::non_finite(format!("after the trial's steps the loss is {}", evaluation.loss))
             .help("lower trainer.learning_rate"));

@@ -14,41 +14,43 @@ use crate::base::process;
 use crate::engine::device::memory_use;
 use crate::measure::bench::operators::Shapes;
 use crate::plan::RunPlan;
+use crate::session::Session;
 use crate::session::provenance::Provenance;
 use crate::trainer::laps::{self, StepTimes};
 use crate::trainer::step_closures::{StepClosures, When};
 use crate::trainer::{Callback, Control, DeviceValues, Progress, Trainer};
 
-/// Trains `plan` by turns until it is told to end; with `writes_model` it then writes a model as any run does.
+/// Trains `session` by turns until it is told to end; with `writes_model` it then writes a model as any run does.
 ///
 /// # Errors
 /// What the run meets, and a line that is no command.
-pub fn serve_steps(plan: RunPlan, writes_model: bool) -> Result<()> {
+pub fn serve_steps(session: Session, writes_model: bool) -> Result<()> {
     let failed = Arc::new(Mutex::new(None));
     let turns = Turns {
-        times: plan.config.run.output_dir.join(laps::FILE),
+        times: session.plan.config.run.output_dir.join(laps::FILE),
         read: 0,
         left: 0,
-        device: plan.device.device.clone(),
+        device: session.device.clone(),
         losses: Arc::default(),
         began: false,
         ended: false,
         failed: failed.clone(),
     };
-    let trained = Trainer::new(plan)?.by_turns(writes_model).with_step_times().with_callback(turns).train();
+    let trained = Trainer::new(session)?.by_turns(writes_model).with_step_times().with_callback(turns).train();
     match lock(&failed).take() {
         Some(error) => Err(error),
         None => trained.map(drop),
     }
 }
 
-/// Measures the operators of `plan`'s model by turns until it is told to end.
+/// Measures the operators of the model of `session` by turns until it is told to end.
 ///
 /// # Errors
 /// What the device reports, and a line that is no command.
-pub fn serve_operators(plan: &RunPlan) -> Result<()> {
+pub fn serve_operators(session: &Session) -> Result<()> {
+    let plan = &session.plan;
     let shapes = Shapes::new(&plan.model_config, plan.task, plan.batch.micro, plan.batch.seq_len);
-    let device = &plan.device.device;
+    let device = &session.device;
     say(&hello(plan))?;
     while let Some(repeats) = command()? {
         let operators = shapes.measure(plan.ops, device, repeats)?;
