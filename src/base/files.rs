@@ -1,6 +1,6 @@
 //! Files that are written whole or not at all.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kiln_models::whole_file;
 
@@ -24,6 +24,32 @@ pub fn read_regular(path: &Path) -> std::io::Result<Vec<u8>> {
 pub fn read_regular_text(path: &Path) -> std::io::Result<String> {
     String::from_utf8(read_regular(path)?)
         .map_err(|_| std::io::Error::new(std::io::ErrorKind::InvalidData, "stream did not contain valid UTF-8"))
+}
+
+/// The first free name of `path.ENDING-1`, `path.ENDING-2` and so on.
+pub fn free_beside(path: &Path, ending: &str) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let mut names = (1u64..).map(|number| path.with_file_name(format!("{name}.{ending}-{number}")));
+    names.find(|path| std::fs::symlink_metadata(path).is_err()).unwrap_or_else(|| path.to_owned())
+}
+
+/// Gives what stands at `path` and is damaged another name beside it, so that a whole file can take its place and nothing is
+/// lost; the other name.
+///
+/// # Errors
+/// The operating system's.
+pub fn set_aside_damaged(path: &Path) -> Result<PathBuf> {
+    let aside = free_beside(path, "damaged");
+    std::fs::rename(path, &aside).map_err(|error| Error::io(format!("rename {}", path.display()), &error))?;
+    Ok(aside)
+}
+
+/// Whether something stands at `path` that no file can be written to: a pipe, a device, a folder, a link that leads to itself.
+pub fn is_blocked(path: &Path) -> bool {
+    match std::fs::metadata(path) {
+        Ok(found) => !found.is_file(),
+        Err(error) => error.kind() != std::io::ErrorKind::NotFound,
+    }
 }
 
 /// Writes a file that appears under its name only when it is whole; see [`WholeFile`](kiln_models::WholeFile).

@@ -3,12 +3,18 @@
 //! read it. A NaN is written as NaN (as Python's json module does), never left out.
 
 use std::fmt::Write as _;
-use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use crate::base::error::{Error, Result};
-use crate::base::files::{read_regular, read_regular_text};
+use crate::base::files::{free_beside, is_blocked, read_regular, read_regular_text, write_whole};
+
+/// The file's name in a run folder.
+pub const FILE: &str = "metrics.jsonl";
+
+/// What every row has.
+const STEP: &[u8] = b"\"step\": ";
 
 /// One value of a record.
 #[derive(Debug, Clone, PartialEq)]
@@ -115,6 +121,11 @@ impl Record {
     }
 }
 
+/// The step of the row in `line`; none when it is no row of a run's.
+fn step(line: &[u8]) -> Option<f64> {
+    Record::from_json(std::str::from_utf8(line).ok()?)?.get("step")
+}
+
 /// `metrics.jsonl` of a run folder, open for appending.
 #[derive(Debug)]
 pub struct MetricsFile {
@@ -129,40 +140,83 @@ impl MetricsFile {
     /// # Errors
     /// The operating system's.
     pub fn open(folder: &Path) -> Result<Self> {
-        let path = folder.join("metrics.jsonl");
+        let path = folder.join(FILE);
         let file = OpenOptions::new().create(true).append(true).open(&path);
         let file = file.map_err(|error| Error::io(format!("open {}", path.display()), &error))?;
         Ok(Self { path, file, rows: 0 })
     }
 
-    /// How many whole rows `metrics.jsonl` in `folder` has; none when it cannot be read.
-    pub fn count(folder: &Path) -> u64 {
-        let text = read_regular(&folder.join("metrics.jsonl")).unwrap_or_default();
-        text.iter().filter(|byte| **byte == b'\n').count() as u64
-    }
-
-    /// Opens `metrics.jsonl` in `folder` and keeps its first `rows` rows: what follows is written again by a run that
-    /// continues from there.
+    /// Opens `metrics.jsonl` in `folder` where it is a file of whole rows and nothing else; none otherwise.
     ///
     /// # Errors
-    /// Fewer rows than that, and the operating system's.
-    pub fn open_with(folder: &Path, rows: u64) -> Result<Self> {
+    /// The operating system's.
+    pub fn open_whole(folder: &Path) -> Result<Option<Self>> {
+        let text = read_regular(&folder.join(FILE)).unwrap_or_default();
+        let is_whole =
+            text.ends_with(b"\n") && text.split_inclusive(|byte| *byte == b'\n').all(|line| step(line).is_some());
+        if is_whole { Self::open(folder).map(Some) } else { Ok(None) }
+    }
+
+    /// Opens `metrics.jsonl` in `folder` for a run that continues after step `last`, where the file had `rows` rows. What
+    /// follows these is cut off, since the run writes it again. Rows that cannot be read are passed over with a warning: the
+    /// others stay, and the file as it was is kept under another name.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn resume(folder: &Path, rows: u64, last: u64) -> Result<Self> {
+        let path = folder.join(FILE);
+        let io = |error: &std::io::Error| Error::io(format!("read {}", path.display()), error);
+        let (text, why) = match read_regular(&path) {
+            Ok(text) => (text, None),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(io(&error)),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        let (mut whole, mut kept, mut seen) = (Vec::new(), 0, 0);
+        for line in text.split_inclusive(|byte| *byte == b'\n') {
+            if seen >= rows {
+                break;
+            }
+            match step(line) {
+                Some(step) if step <= last as f64 => {
+                    whole.extend_from_slice(line.strip_suffix(b"\n").unwrap_or(line));
+                    whole.push(b'\n');
+                    (kept, seen) = (kept + 1, seen + 1);
+                }
+                // It belongs after that step: rows before it are missing.
+                Some(_) => {}
+                // A line's end that has become another byte makes one line of two rows.
+                None => seen += line.windows(STEP.len()).filter(|text| *text == STEP).count().max(1) as u64,
+            }
+        }
+        if kept == rows && text.starts_with(&whole) && !is_blocked(&path) {
+            let mut metrics = Self::open(folder)?;
+            metrics.file.set_len(whole.len() as u64).map_err(|error| io(&error))?;
+            metrics.rows = rows;
+            return Ok(metrics);
+        }
+        let what = match why {
+            Some(error) if error.kind() == ErrorKind::NotFound => "it is missing".to_owned(),
+            Some(error) => error.to_string(),
+            None => format!("it has {kept} of them that can be read"),
+        };
+        let aside = match fs::symlink_metadata(&path) {
+            Err(_) => String::new(),
+            Ok(found) => {
+                // A regular file keeps its name until the whole one takes it.
+                let aside = free_beside(&path, "damaged");
+                if !found.is_file() || fs::hard_link(&path, &aside).is_err() {
+                    fs::rename(&path, &aside).map_err(|error| io(&error))?;
+                }
+                format!(", and what was there is now {}", aside.display())
+            }
+        };
+        tracing::warn!(
+            "{}: there were {rows} rows up to step {last}, and {what}; the run goes on without the others{aside}",
+            path.display()
+        );
+        write_whole(&path, &whole)?;
         let mut metrics = Self::open(folder)?;
-        let io = |error: &std::io::Error| Error::io(format!("read {}", metrics.path.display()), error);
-        let text = read_regular(&metrics.path).map_err(|error| io(&error))?;
-        let (mut found, mut end) = (0, 0);
-        for (at, _) in text.iter().enumerate().filter(|(_, byte)| **byte == b'\n').take(rows as usize) {
-            (found, end) = (found + 1, at + 1);
-        }
-        if found < rows {
-            return Err(Error::data(format!(
-                "{} has {found} rows, and the checkpoint was saved after {rows}",
-                metrics.path.display()
-            ))
-            .help("put the file back as the run wrote it, or start again with run.on_existing = \"overwrite\""));
-        }
-        metrics.file.set_len(end as u64).map_err(|error| io(&error))?;
-        metrics.rows = rows;
+        metrics.rows = kept;
         Ok(metrics)
     }
 
@@ -248,12 +302,49 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut metrics = MetricsFile::open(folder.path()).unwrap();
         (1..=3).for_each(|step| metrics.append(&Record::default().with("step", step)).unwrap());
-        let mut metrics = MetricsFile::open_with(folder.path(), 2).unwrap();
+        let mut metrics = MetricsFile::resume(folder.path(), 2, 2).unwrap();
         metrics.append(&Record::default().with("step", 7)).unwrap();
         assert_eq!(metrics.rows(), 3);
-        let text = std::fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
+        let text = fs::read_to_string(folder.path().join(FILE)).unwrap();
         assert_eq!(text, "{\"step\": 1}\n{\"step\": 2}\n{\"step\": 7}\n");
-        assert!(MetricsFile::open_with(folder.path(), 4).unwrap_err().to_string().contains("has 3 rows"));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    /// Any bit of the file may flip, and it may end anywhere: what can be read up to the checkpoint stays, and nothing else.
+    #[test]
+    fn damaged_rows_are_passed_over_and_the_file_is_kept() {
+        let rows = (1..=5).map(|step| Record::default().with("step", step).with("loss", 1.0 / step as f64).to_json());
+        let rows = rows.collect::<Vec<_>>();
+        let whole = rows.iter().map(|row| format!("{row}\n")).collect::<String>().into_bytes();
+        let flipped = (0..whole.len()).map(|at| {
+            let mut other = whole.clone();
+            other[at] ^= [1, 4, 128][at % 3];
+            other
+        });
+        let cut = (0..whole.len()).map(|at| whole[..at].to_vec());
+        for damaged in flipped.chain(cut) {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join(FILE);
+            fs::write(&path, &damaged).unwrap();
+            let metrics = MetricsFile::resume(folder.path(), 3, 3).unwrap();
+            let text = fs::read_to_string(&path).unwrap();
+            let kept = text.lines().collect::<Vec<_>>();
+            assert!(text.is_empty() || text.ends_with('\n'));
+            assert_eq!(metrics.rows(), kept.len() as u64);
+            assert!(
+                kept.iter().all(|row| Record::from_json(row).is_some_and(|row| row.get("step").is_some())),
+                "{text}"
+            );
+            assert!(!kept.iter().any(|row| rows[3..].contains(&(*row).to_owned())), "{text}");
+            let readable =
+                rows[..3].iter().filter(|row| damaged.split(|byte| *byte == b'\n').any(|line| line == row.as_bytes()));
+            assert!(readable.into_iter().all(|row| kept.contains(&row.as_str())), "{text}");
+            let aside = path.with_file_name("metrics.jsonl.damaged-1");
+            match kept.len() {
+                3 => assert!(!aside.exists() || fs::read(&aside).unwrap() == damaged),
+                _ => assert!(fs::read(&aside).unwrap() == damaged),
+            }
+        }
     }
 
     #[test]

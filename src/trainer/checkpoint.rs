@@ -37,14 +37,16 @@ pub const FORMAT_VERSION: u32 = 2;
 /// The folder of a run's checkpoints, in the run folder.
 pub const FOLDER: &str = "checkpoints";
 
-const STATE: &str = "state.json";
+/// The file that names the others.
+pub const STATE: &str = "state.json";
 /// The digest of [`STATE`], as `sha256sum` writes it.
-const DIGEST: &str = "state.sha256";
+pub const DIGEST: &str = "state.sha256";
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
 /// Why a checkpoint is not to be trusted, in the checkpoint.
 const SUSPECT: &str = "suspect.txt";
-const CONFIG: &str = "config.json";
+/// The model's config, in a checkpoint as in a model folder.
+pub const CONFIG: &str = "config.json";
 /// What is to be said of a checkpoint that `trainer.save_only_model` left.
 const ONLY_MODEL: &str = "the model alone (trainer.save_only_model), and no optimizer to continue with";
 /// How the names of folders begin that are being written or removed.
@@ -229,14 +231,13 @@ impl Checkpoint {
         }
     }
 
-    /// The newest whole checkpoint of the folder `checkpoints` of a run whose `metrics.jsonl` has `rows` rows; none when there
-    /// is none. Every other one is passed over with a warning, and nothing is changed: those that are half written, damaged
-    /// or cannot be read, those that were saved after more rows, and those that are [suspect](mark_suspect) or
-    /// have no optimizer.
+    /// The newest whole checkpoint of the folder `checkpoints` of a run; none when there is none. Every other one is passed over
+    /// with a warning, and nothing is changed: those that are half written, damaged or cannot be read, and those that are
+    /// [suspect](mark_suspect) or have no optimizer.
     ///
     /// # Errors
     /// A checkpoint of another format version; a folder that cannot be read.
-    pub fn newest(checkpoints: &Path, rows: u64) -> Result<Option<Self>> {
+    pub fn newest(checkpoints: &Path) -> Result<Option<Self>> {
         for (step, path) in entries(checkpoints)?.into_iter().rev() {
             if let Some(why) = suspicion(&path) {
                 tracing::warn!("{} is suspect and skipped: {why}", path.display());
@@ -250,10 +251,6 @@ impl Checkpoint {
                 Ok(found) if found.state.step != step => {
                     Fault::Damaged(format!("it is the checkpoint of step {}", found.state.step))
                 }
-                Ok(found) if found.state.metrics_rows > rows => Fault::Damaged(format!(
-                    "it was saved after {} rows, and metrics.jsonl has {rows}",
-                    found.state.metrics_rows
-                )),
                 Ok(found) => return Ok(Some(found)),
                 Err(fault) => fault,
             };
@@ -570,7 +567,7 @@ fn sync_folder(path: &Path) -> std::io::Result<()> {
     if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
 }
 
-fn checksum(path: &Path) -> std::io::Result<Checksum> {
+pub(super) fn checksum(path: &Path) -> std::io::Result<Checksum> {
     let mut hash = Sha256::new();
     let bytes = std::io::copy(&mut File::open(path)?, &mut hash)?;
     Ok(Checksum { bytes, sha256: hex(&hash.finalize()) })
@@ -633,7 +630,7 @@ mod tests {
     }
 
     fn newest(checkpoints: &Path) -> Option<u64> {
-        Checkpoint::newest(checkpoints, 99).unwrap().map(|found| found.state.step)
+        Checkpoint::newest(checkpoints).unwrap().map(|found| found.state.step)
     }
 
     #[test]

@@ -15,6 +15,8 @@ use super::checkpoint;
 use super::output::RunFolder;
 use super::run::Run;
 use crate::base::error::{Error, Result};
+use crate::base::files::is_blocked;
+use crate::base::metrics::Record;
 use crate::plan::RunPlan;
 
 /// The file's name.
@@ -55,9 +57,11 @@ pub(super) fn write_trainer_state(folder: &RunFolder, plan: &RunPlan, run: &mut 
     });
     let rest = serde_json::to_string_pretty(&rest).map_err(|error| Error::data(format!("{FILE}: {error}")))?;
     let end = format!("\n  ],\n{}\n", rest.trim_start_matches("{\n"));
-    let path = folder.path().join(FILE);
-    let written = run.history.write(folder.path(), &end, is_last);
-    written.map_err(|error| Error::io(format!("write {}", path.display()), &error))
+    run.history.write(folder.path(), &end, is_last)
+}
+
+fn cannot_write(folder: &Path, error: &io::Error) -> Error {
+    Error::io(format!("write {}", folder.join(FILE).display()), error)
 }
 
 /// The two copies of the file, as this process has written them.
@@ -80,17 +84,18 @@ struct Written {
 }
 
 impl History {
-    fn write(&mut self, folder: &Path, end: &str, is_last: bool) -> io::Result<()> {
+    fn write(&mut self, folder: &Path, end: &str, is_last: bool) -> Result<()> {
+        let io = |error: io::Error| cannot_write(folder, &error);
         let [path, spare, seen] = [FILE, SPARE, SEEN].map(|name| folder.join(name));
         self.folder = folder.into();
         let mut file = match self.spare {
-            Some(_) => OpenOptions::new().write(true).open(&spare)?,
+            Some(_) => OpenOptions::new().write(true).open(&spare).map_err(io)?,
             None => {
                 // A process that was killed may have left it.
                 for left in [&spare, &seen] {
                     let _ = fs::remove_file(left);
                 }
-                File::create_new(&spare)?
+                File::create_new(&spare).map_err(io)?
             }
         };
         let mut copy = self.spare.take().unwrap_or_default();
@@ -98,7 +103,7 @@ impl History {
         drop(file);
         // Without a second name for what is seen now, the next save writes everything again.
         let is_kept = !is_last && self.seen.is_some() && fs::hard_link(&path, &seen).is_ok();
-        fs::rename(&spare, &path)?;
+        fs::rename(&spare, &path).map_err(io)?;
         let older = self.seen.replace(copy);
         self.spare = older.filter(|_| is_kept && fs::rename(&seen, &spare).is_ok());
         Ok(())
@@ -115,24 +120,37 @@ impl Drop for History {
 
 impl Written {
     /// Brings `file`, which is this copy, up to date with the rows in `folder`, and closes it with `end`.
-    fn append(&mut self, folder: &Path, file: &mut File, end: &str) -> io::Result<()> {
+    fn append(&mut self, folder: &Path, file: &mut File, end: &str) -> Result<()> {
         let mut text = if self.rows == 0 { "{\n  \"log_history\": [".to_owned() } else { String::new() };
-        let mut metrics = File::open(folder.join("metrics.jsonl"))?;
-        metrics.seek(SeekFrom::Start(self.metrics))?;
-        let mut rows = String::new();
-        self.metrics += metrics.read_to_string(&mut rows)? as u64;
-        // Rows go in as they stand: they may hold NaN, which Python's json module reads and writes.
-        for row in rows.lines() {
+        let path = folder.join("metrics.jsonl");
+        let read = || -> io::Result<Vec<u8>> {
+            if is_blocked(&path) {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+            }
+            let mut metrics = File::open(&path)?;
+            metrics.seek(SeekFrom::Start(self.metrics))?;
+            let mut rows = Vec::new();
+            metrics.read_to_end(&mut rows)?;
+            Ok(rows)
+        };
+        let rows = read().map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
+        self.metrics += rows.len() as u64;
+        // Rows go in as they stand: they may hold NaN, which Python's json module reads and writes. One that somebody has
+        // spoilt meanwhile would spoil this file too.
+        for row in String::from_utf8_lossy(&rows).lines().filter(|row| Record::from_json(row).is_some()) {
             text.push_str(if self.has_rows { ",\n    " } else { "\n    " });
             text.push_str(row);
             self.has_rows = true;
         }
-        file.seek(SeekFrom::Start(self.rows))?;
-        self.rows += text.len() as u64;
-        text.push_str(end);
-        file.write_all(text.as_bytes())?;
-        file.set_len(self.rows + end.len() as u64)?;
-        file.sync_data()
+        let mut write = || {
+            file.seek(SeekFrom::Start(self.rows))?;
+            self.rows += text.len() as u64;
+            text.push_str(end);
+            file.write_all(text.as_bytes())?;
+            file.set_len(self.rows + end.len() as u64)?;
+            file.sync_data()
+        };
+        write().map_err(|error| cannot_write(folder, &error))
     }
 }
 
@@ -150,7 +168,7 @@ mod tests {
         let mut count = 0;
         let mut save = |rows: usize, is_last: bool| {
             let text = (count..count + rows).map(|row| {
-                format!("{{\"step\": {row}, \"loss\": 2.5, \"grad_norm\": 1.25, \"note\": \"{}\"}}\n", "x".repeat(150))
+                format!("{{\"step\": {row}, \"loss\": 2.5, \"grad_norm\": 1.25, \"{}\": 1}}\n", "x".repeat(150))
             });
             metrics.write_all(text.collect::<String>().as_bytes()).unwrap();
             count += rows;

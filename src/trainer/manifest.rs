@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use super::{checkpoint, fault, tensorboard};
 use crate::base::error::{Error, Result};
+use crate::base::files::{free_beside, set_aside_damaged, write_whole};
 use crate::trainer::debug;
 
 /// The locked file of a run folder.
@@ -35,8 +36,8 @@ pub enum Listed {
     Nothing,
     /// It is no file of Kiln's.
     Foreign,
-    /// The files that Kiln has written.
-    Files(BTreeSet<String>),
+    /// The files that Kiln has written; without the last line's end the rest of the list may be lost.
+    Files { files: BTreeSet<String>, is_ended: bool },
 }
 
 /// The list of a folder that this process has locked. The lock ends with the process, however that ends.
@@ -68,17 +69,31 @@ impl Listed {
         if text.is_empty() || (text.len() <= HEAD.len() && HEAD.as_bytes().starts_with(text)) {
             return Self::Nothing; // the process was killed in its first line
         }
+        let is_ended = text.ends_with(b"\n");
         let text = String::from_utf8_lossy(text);
         // A process that was killed may have left half a line at the end.
         let mut lines = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
         match lines.next() {
-            Some(HEAD) => Self::Files(lines.map(str::to_owned).collect()),
+            Some(HEAD) => Self::Files { files: lines.map(str::to_owned).collect(), is_ended },
             _ => Self::Foreign,
         }
     }
 }
 
 impl Manifest {
+    /// Gives a `.lock` in the run folder `folder` that is no regular file, and can be neither locked nor written, another name.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn make_way(folder: &Path) -> Result<()> {
+        let path = folder.join(LOCK);
+        if fs::symlink_metadata(&path).is_ok_and(|found| !found.is_file()) {
+            let aside = set_aside_damaged(&path)?;
+            tracing::warn!("{}, which is no regular file, is now {}", path.display(), aside.display());
+        }
+        Ok(())
+    }
+
     /// Locks the run folder `folder` for this process.
     ///
     /// # Errors
@@ -113,13 +128,18 @@ impl Manifest {
         let mut text = Vec::new();
         (&self.file).read_to_end(&mut text).map_err(|error| self.io(&error))?;
         match Listed::parse(&text) {
-            Listed::Files(files) => {
+            Listed::Files { files, .. } => {
                 let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
                 self.file.set_len(whole as u64).map_err(|error| self.io(&error))?;
                 *self.listed.lock().unwrap_or_else(PoisonError::into_inner) = files;
                 Ok(())
             }
-            _ => self.restart(),
+            Listed::Nothing => self.restart(),
+            Listed::Foreign => {
+                // The lock is this file's, so that its content is copied and not its name taken.
+                write_whole(&free_beside(&self.folder.join(LOCK), "damaged"), &text)?;
+                self.restart()
+            }
         }
     }
 
@@ -284,7 +304,7 @@ mod tests {
     }
 
     fn files(names: &[&str]) -> Listed {
-        Listed::Files(names.iter().map(|name| (*name).into()).collect())
+        Listed::Files { files: names.iter().map(|name| (*name).into()).collect(), is_ended: true }
     }
 
     #[test]
@@ -302,7 +322,9 @@ mod tests {
             assert_eq!(listed(&HEAD[..cut]), Listed::Nothing);
         }
         assert_eq!(listed(&format!("{HEAD}\n")), files(&[]));
-        assert_eq!(listed(&format!("{HEAD}\na\nb/c\nd")), files(&["a", "b/c"]));
+        assert_eq!(listed(&format!("{HEAD}\na\nb/c\n")), files(&["a", "b/c"]));
+        let cut = listed(&format!("{HEAD}\na\nd"));
+        assert_eq!(cut, Listed::Files { files: ["a".to_owned()].into(), is_ended: false });
         assert_eq!(listed("pid 4711\n"), Listed::Foreign);
     }
 

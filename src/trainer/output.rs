@@ -20,8 +20,8 @@ use super::promise::Promise;
 use super::status::{RunStatus, Status};
 use super::{run_log, tensorboard};
 use crate::base::error::{Error, Result};
-use crate::base::files::write_whole;
-use crate::base::metrics::{MetricsFile, Record};
+use crate::base::files::{free_beside, is_blocked, set_aside_damaged, write_whole};
+use crate::base::metrics::{self, MetricsFile, Record};
 use crate::config::{Integration, OnExisting, RunConfig};
 use crate::data::paths;
 use crate::data::tokenizer::write_files;
@@ -37,7 +37,7 @@ const RESULTS: &str = "all_results.json";
 /// What every run writes into its folder, besides checkpoints and the model.
 const FILES: [&str; 9] = [
     "plan.toml",
-    "metrics.jsonl",
+    metrics::FILE,
     super::status::FILE,
     "trainer_state.json",
     RESULTS,
@@ -78,7 +78,8 @@ enum Content {
     Free,
     /// A run, whose files are listed.
     Run(BTreeSet<String>),
-    /// A run of a Kiln that listed nothing, or whose list somebody has removed.
+    /// A run of a Kiln that listed nothing, or whose list is lost or damaged. Only a checkpoint of the same run can tell that
+    /// the folder is that run's.
     Unlisted,
     /// Somebody else's files.
     Foreign,
@@ -88,10 +89,17 @@ impl Content {
     fn of(path: &Path) -> Result<Self> {
         let entries = fs::read_dir(path).into_iter().flatten().flatten();
         let is_empty = entries.into_iter().all(|entry| entry.file_name() == LOCK);
+        let checkpoints = path.join(checkpoint::FOLDER);
+        let has_checkpoint = || checkpoint::list(&checkpoints).is_ok_and(|found| !found.is_empty());
         Ok(match Listed::read(path)? {
-            Listed::Files(listed) if Manifest::is_only_begun(path, &listed) => Self::Free,
-            Listed::Files(listed) => Self::Run(listed),
+            Listed::Files { files, .. } if Manifest::is_only_begun(path, &files) => Self::Free,
+            Listed::Files { files, is_ended } => {
+                // A checkpoint is listed before it appears.
+                let is_whole = is_ended && files.iter().any(|file| Path::new(file).starts_with(checkpoint::FOLDER));
+                if !is_whole && has_checkpoint() { Self::Unlisted } else { Self::Run(files) }
+            }
             Listed::Nothing if is_empty => Self::Free,
+            Listed::Nothing | Listed::Foreign if has_checkpoint() => Self::Unlisted,
             Listed::Nothing if ["plan.toml", super::status::FILE].iter().all(|file| path.join(file).is_file()) => {
                 Self::Unlisted
             }
@@ -115,7 +123,7 @@ impl Content {
             ))),
             (Self::Unlisted, OnExisting::Overwrite) => refused(Error::config(format!(
                 "run.on_existing = \"overwrite\": {path} holds a run, but its {LOCK} does not list which files are Kiln's \
-                 (an older Kiln kept no list), so nothing in it is touched"
+                 (it is damaged, or an older Kiln kept no list), so nothing in it is touched"
             ))),
             (Self::Run(listed), OnExisting::Overwrite | OnExisting::Resume) => {
                 // A model that Kiln has not written stands where it is to write one.
@@ -153,7 +161,7 @@ impl RunFolder {
             ))
             .help("set run.output_dir to a folder that does not exist"));
         }
-        if path.join(LOCK).is_file() {
+        if fs::symlink_metadata(path.join(LOCK)).is_ok_and(|found| found.is_file()) {
             drop(Manifest::lock(&path)?);
         }
         Content::of(&path)?.admits(&path, config.run.on_existing)?;
@@ -173,6 +181,7 @@ impl RunFolder {
             Error::io(format!("{action} {}", path.display()), error).help("run.output_dir must be a writable folder")
         };
         fs::create_dir_all(&path).map_err(|error| io("create", &path, &error))?;
+        Manifest::make_way(&path)?;
         let manifest = Manifest::lock(&path)?;
         // Again, now that nobody else can come between.
         let content = Content::of(&path)?;
@@ -183,7 +192,7 @@ impl RunFolder {
             (OnExisting::Resume, Some(chosen)) => {
                 Some(Checkpoint::chosen(&paths::expand(&chosen.to_string_lossy())?, &checkpoints)?)
             }
-            (OnExisting::Resume, None) => Checkpoint::newest(&checkpoints, MetricsFile::count(&path))?,
+            (OnExisting::Resume, None) => Checkpoint::newest(&checkpoints)?,
             (OnExisting::Fail | OnExisting::Overwrite, _) => None,
         };
         if let Some(found) = &found {
@@ -206,6 +215,25 @@ impl RunFolder {
         }
         // Nothing has been changed up to here.
         manifest.open()?;
+        if let (Content::Unlisted, Some(found)) = (&content, &found) {
+            tracing::warn!(
+                "{} does not list which files are Kiln's: it is written again, and every file that this run does not write is \
+                 kept as yours",
+                path.join(LOCK).display()
+            );
+            manifest.list(written_by(plan))?;
+            let own = [checkpoint::STATE, checkpoint::DIGEST].into_iter();
+            let own = own.chain(found.state.files.keys().map(String::as_str));
+            manifest.list(
+                own.map(|name| Path::new(checkpoint::FOLDER).join(checkpoint::name(found.state.step)).join(name)),
+            )?;
+            // A model of this run has the files of its checkpoints.
+            let model = path.join(MODEL);
+            let config = checkpoint::checksum(&model.join(checkpoint::CONFIG)).ok();
+            if config.is_some_and(|config| found.state.files.get(checkpoint::CONFIG) == Some(&config)) {
+                manifest.list(found.state.files.keys().map(|name| Path::new(MODEL).join(name)))?;
+            }
+        }
         manifest.remove_unfinished()?;
         finish_replacing(&path, &manifest)?;
         let ended = found.as_ref().is_some_and(|found| {
@@ -218,25 +246,28 @@ impl RunFolder {
                 tracing::warn!("{error}; it is written again");
                 None
             });
-            let metrics = MetricsFile::open(&path)?;
             // A run that a signal stopped has no summary.
             let has_ended = |status: &Status| matches!(status.status, RunStatus::Completed | RunStatus::Stopped);
             if let Some(status) = status.filter(has_ended)
+                && let Some(metrics) = MetricsFile::open_whole(&path)?
                 && let Some(summary) = metrics.last_with("train_runtime")
             {
                 let manifest = Arc::new(manifest);
                 return Ok((Self { path, metrics, promise, status, complete: Some(summary), manifest }, found));
             }
         }
+        let written = written_by(plan);
+        let there = || written.iter().map(|file| path.join(file)).filter(|file| fs::symlink_metadata(file).is_ok());
         match &found {
             Some(found) => {
+                // What becomes of the rows is said when they are read.
+                for file in there().filter(|file| !file.ends_with(metrics::FILE) && is_blocked(file)) {
+                    let aside = set_aside_damaged(&file)?;
+                    tracing::warn!("{}, which is no regular file, is now {}", file.display(), aside.display());
+                }
                 checkpoint::supersede(&checkpoints, found.state.step)?;
                 if manifest.has(Path::new(RESULTS)) && path.join(RESULTS).exists() {
                     fs::remove_file(path.join(RESULTS)).map_err(|error| io("remove", &path.join(RESULTS), &error))?;
-                }
-                if matches!(content, Content::Unlisted) {
-                    // The run is known by its checkpoint, whose files a model has too.
-                    manifest.list(found.state.files.keys().map(|name| Path::new(MODEL).join(name)))?;
                 }
             }
             None => {
@@ -245,15 +276,19 @@ impl RunFolder {
                     let names = kept.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
                     tracing::warn!("{}: kept, since Kiln has not written them: {names}", path.display());
                 }
+                // What is still there under the name of a file of the run is somebody else's.
+                for file in there() {
+                    keep(&file, &file).map_err(|error| io("rename", &file, &error))?;
+                }
                 manifest.restart()?;
             }
         }
-        manifest.list(written_by(plan))?;
+        manifest.list(written)?;
         write_whole(&path.join("plan.toml"), plan.to_toml()?.as_bytes())?;
         Provenance::of(plan).write(&path)?;
         let seconds = found.as_ref().map_or(0.0, |found| found.state.seconds);
         let metrics = match &found {
-            Some(found) => MetricsFile::open_with(&path, found.state.metrics_rows)?,
+            Some(found) => MetricsFile::resume(&path, found.state.metrics_rows, found.state.step)?,
             None => MetricsFile::open(&path)?,
         };
         let status = Status::begin(plan, seconds);
@@ -352,7 +387,7 @@ fn finish_replacing(run: &Path, manifest: &Manifest) -> Result<()> {
         return fs::rename(&replaced, &target).map_err(io);
     }
     if !found.is_dir() {
-        return fs::remove_file(&replaced).map_err(io); // a link; what it leads to is not in this folder
+        return keep(&replaced, &target).map_err(io); // somebody's link or file
     }
     keep_foreign(&replaced, &target, Path::new(MODEL), manifest).map_err(io)?;
     fs::remove_dir_all(&replaced).map_err(io)
@@ -375,11 +410,9 @@ fn keep_foreign(from: &Path, to: &Path, listed: &Path, manifest: &Manifest) -> s
 
 /// Renames the file at `from`, which is not Kiln's, to `to`, or to a name beside it where that is taken.
 pub(super) fn keep(from: &Path, to: &Path) -> std::io::Result<()> {
-    let name = to.file_name().unwrap_or_default().to_string_lossy();
-    let others = (1..).map(|number| to.with_file_name(format!("{name}.kept-{number}")));
-    let free = std::iter::once(to.to_owned()).chain(others).find(|path| fs::symlink_metadata(path).is_err());
-    let free = free.unwrap_or_else(|| to.to_owned());
-    if free != to {
+    let is_free = fs::symlink_metadata(to).is_err();
+    let free = if is_free { to.to_owned() } else { free_beside(to, "kept") };
+    if !is_free {
         tracing::warn!("{}, which Kiln has not written, is now {}", to.display(), free.display());
     }
     fs::rename(from, free)

@@ -36,7 +36,7 @@ impl Trainer {
     /// The run as it stood at its last good state, with the batch `smaller`, which changes nothing that the run promises.
     /// Rows written since are taken back, plan.toml is written again.
     pub(super) fn recover(&mut self, folder: &mut RunFolder, smaller: BatchPlan, error: &str) -> Result<Run> {
-        let checkpoint = Checkpoint::newest(&folder.checkpoints(), MetricsFile::count(folder.path()))?;
+        let checkpoint = Checkpoint::newest(&folder.checkpoints())?;
         checkpoint::supersede(&folder.checkpoints(), checkpoint.as_ref().map_or(0, |found| found.state.step))?;
         let back_to = checkpoint.as_ref().map_or("the start".into(), |found| format!("step {}", found.state.step));
         let message = format!(
@@ -55,8 +55,8 @@ impl Trainer {
         (self.model, self.optimizer, _) = Self::build(&self.session.plan, &self.device)?;
         self.scaler = Self::scaler(&self.session);
         write_whole(&folder.path().join("plan.toml"), self.session.plan.to_toml()?.as_bytes())?;
-        let rows = checkpoint.as_ref().map_or(0, |found| found.state.metrics_rows);
-        folder.metrics = MetricsFile::open_with(folder.path(), rows)?;
+        let (rows, step) = checkpoint.as_ref().map_or((0, 0), |found| (found.state.metrics_rows, found.state.step));
+        folder.metrics = MetricsFile::resume(folder.path(), rows, step)?;
         self.begin(folder, checkpoint.as_ref())
     }
 }

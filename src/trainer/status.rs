@@ -136,7 +136,9 @@ impl Status {
         let mut status: Self =
             serde_json::from_str(&text).map_err(|error| Error::data(format!("{}: {error}", path.display())))?;
         if status.status == RunStatus::InProgress {
-            let free = File::open(folder.join(LOCK)).is_ok_and(|file| file.try_lock_shared().is_ok());
+            let lock = folder.join(LOCK);
+            // A pipe in its place would not open.
+            let free = lock.is_file() && File::open(lock).is_ok_and(|file| file.try_lock_shared().is_ok());
             // A clock that was set back gives no negative time.
             let since = |at: f64| (at - status.started_at).max(0.0);
             if free {

@@ -106,7 +106,7 @@ fn damaged_checkpoints_are_skipped() {
         assert!(text.contains(from), "{from} in {text}");
         std::fs::write(file, text.replacen(from, to, 1)).unwrap();
     }
-    let damages: [(&str, Damage); 14] = [
+    let damages: [(&str, Damage); 13] = [
         ("does not match its checksum", |last| {
             let file = last.join("optimizer.safetensors");
             let mut bytes = std::fs::read(&file).unwrap();
@@ -143,11 +143,6 @@ fn damaged_checkpoints_are_skipped() {
             std::fs::remove_dir_all(last).unwrap();
             copy(&last.with_file_name("step-000007"), last);
         }),
-        ("metrics.jsonl has 10", |last| {
-            let file = last.join("../../metrics.jsonl");
-            let text = std::fs::read_to_string(&file).unwrap();
-            std::fs::write(file, text.lines().take(10).map(|line| format!("{line}\n")).collect::<String>()).unwrap();
-        }),
     ];
     let whole = folder.path().join("whole");
     copy(&last, &whole);
@@ -166,6 +161,102 @@ fn damaged_checkpoints_are_skipped() {
     let text = crate::common::text(&output);
     assert!(output.status.success() && text.contains("status.json: ") && text.contains("after step 14"), "{text}");
     assert_eq!(json(&folder.path().join("run/status.json"))["status"], "Completed");
+}
+
+/// Rows, lists and small files of a run folder that are lost or damaged bar no run whose checkpoints are whole: it ends with
+/// the same weights, the rows that can be read stay, and what was there is kept.
+#[cfg(unix)]
+#[test]
+fn a_damaged_run_folder_continues_from_its_newest_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    succeeds(&mut train(folder.path(), "run", &[]));
+    let whole = folder.path().join("run");
+    let mine = |run: &Path| run.join("model-notes.txt");
+    type Damage = fn(&Path);
+    fn changed(file: &Path, change: impl Fn(&mut Vec<u8>)) {
+        let mut bytes = std::fs::read(file).unwrap();
+        change(&mut bytes);
+        std::fs::write(file, bytes).unwrap();
+    }
+    fn replaced(file: &Path, kind: &str) {
+        std::fs::remove_file(file).unwrap();
+        match kind {
+            "loop" => std::os::unix::fs::symlink(file, file).unwrap(),
+            "folder" => {
+                std::fs::create_dir(file).unwrap();
+                std::fs::write(file.join("notes.txt"), "mine").unwrap();
+            }
+            _ => assert!(std::process::Command::new("mkfifo").arg(file).status().unwrap().success()),
+        }
+    }
+    let damages: [(&str, &str, Damage); 18] = [
+        ("metrics.jsonl", "it is missing", |file| std::fs::remove_file(file).unwrap()),
+        ("metrics.jsonl", "it has 0 of them", |file| std::fs::write(file, "").unwrap()),
+        ("metrics.jsonl", "that can be read", |file| changed(file, |bytes| bytes.truncate(bytes.len() / 3))),
+        ("metrics.jsonl", "it has 1 of them", |file| changed(file, |bytes| bytes.truncate(300))),
+        ("metrics.jsonl", "that can be read", |file| changed(file, |bytes| bytes[0] ^= 1)),
+        ("metrics.jsonl", "that can be read", |file| changed(file, |bytes| bytes[300] |= 128)),
+        ("metrics.jsonl", "it is no regular file", |file| replaced(file, "pipe")),
+        ("metrics.jsonl", "rows up to step 7", |file| replaced(file, "loop")),
+        ("metrics.jsonl", "it is no regular file", |file| replaced(file, "folder")),
+        (".lock", "does not list which", |file| changed(file, |bytes| bytes[3] ^= 4)),
+        (".lock", "does not list which", |file| changed(file, |bytes| bytes.truncate(bytes.len() / 2))),
+        (".lock", "does not list which", |file| std::fs::write(file, "").unwrap()),
+        (".lock", "does not list which", |file| replaced(file, "loop")),
+        (".lock", "does not list which", |file| replaced(file, "pipe")),
+        ("status.json", "is no regular file, is now", |file| replaced(file, "loop")),
+        ("plan.toml", "is no regular file, is now", |file| replaced(file, "loop")),
+        ("plan.toml", "is no regular file, is now", |file| replaced(file, "pipe")),
+        ("run.log", "is no regular file, is now", |file| replaced(file, "pipe")),
+    ];
+    for (name, message, damage) in damages {
+        let _ = std::fs::remove_dir_all(folder.path().join("crashed"));
+        let run = crashed(folder.path());
+        std::fs::write(mine(&run), "mine").unwrap();
+        damage(&run.join(name));
+        let before = run.join(name).is_file().then(|| std::fs::read(run.join(name)).unwrap());
+        let mut resume = train(folder.path(), "crashed", &["--resume"]);
+        let output = resume.output().unwrap();
+        let text = crate::common::text(&output);
+        assert!(output.status.success() && text.contains("continuing after step 7"), "{name}, {message}: {text}");
+        assert_eq!(text.matches(message).count(), 1, "{name}, {message}: {text}");
+        for file in ["model/model.safetensors", "checkpoints/step-000014/optimizer.safetensors"] {
+            assert!(
+                std::fs::read(run.join(file)).unwrap() == std::fs::read(whole.join(file)).unwrap(),
+                "{file} differs"
+            );
+        }
+        assert_eq!(std::fs::read_to_string(mine(&run)).unwrap(), "mine");
+        // Every row is one of the whole run's, those after the checkpoint are all there, and no other file has others.
+        let (rows, all) = (figures(&run), figures(&whole));
+        let step = |row: &serde_json::Value| row["step"].as_u64().unwrap();
+        assert!(rows.iter().all(|row| all.contains(row)), "{name}, {message}");
+        let after = |rows: &[serde_json::Value]| rows.iter().filter(|row| step(row) > 7).cloned().collect::<Vec<_>>();
+        assert_eq!(after(&rows), after(&all));
+        assert_eq!(json(&run.join("trainer_state.json"))["log_history"].as_array().unwrap().len(), rows.len());
+        let aside = run.join(format!("{name}.damaged-1"));
+        if let Some(before) = before.filter(|bytes| !bytes.is_empty() && !bytes.starts_with(b"Kiln's")) {
+            assert!(std::fs::read(&aside).unwrap() == before, "{name}, {message}");
+        }
+        let missing = message == "it is missing";
+        assert!(name == ".lock" || missing || std::fs::symlink_metadata(&aside).is_ok(), "{name}, {message}");
+        // It is a whole run folder again.
+        let again = text_of(&mut train(folder.path(), "crashed", &["--resume"]));
+        assert!(!again.contains("warning"), "{again}");
+        succeeds(&mut train(folder.path(), "crashed", &["--set", "run.on_existing=overwrite"]));
+        same_run(&whole, &run);
+        assert_eq!(std::fs::read_to_string(mine(&run)).unwrap(), "mine");
+        if message == "it is no regular file" && aside.is_dir() {
+            assert_eq!(std::fs::read_to_string(aside.join("notes.txt")).unwrap(), "mine");
+        }
+    }
+}
+
+fn text_of(command: &mut std::process::Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", crate::common::text(&output));
+    crate::common::text(&output)
 }
 
 /// What is no checkpoint although it is called so is passed over, and is not removed either.
