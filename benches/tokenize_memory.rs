@@ -16,8 +16,8 @@ use kiln::base::host::peak_mib;
 use kiln::base::random::seed_for;
 use kiln::config::Documents;
 use kiln::data::corpus::Corpus;
-use kiln::data::store::TokenStore;
 use kiln::data::tokenizer::Tokenizer;
+use kiln::data::tokens::TokenStore;
 
 /// Size of one of the small documents.
 const DOCUMENT_MIB: usize = 4;

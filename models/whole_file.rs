@@ -5,7 +5,8 @@
 //! device, `/dev/stdout`) is written into, never replaced. A file that is replaced keeps its mode and, where the system
 //! allows it, its owner; a new one takes the mode that the umask leaves.
 
-use std::fs::{self, File, OpenOptions};
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -207,16 +208,28 @@ fn without_path(error: io::Error) -> io::Error {
     inner.map_or(error, io::Error::from_raw_os_error)
 }
 
-/// Removes what killed processes have left of the file whose names aside begin with `prefix`.
-fn remove_stale(folder: &Path, prefix: &str) {
+/// Whether the file at `path` is one that is not whole yet, while its process is alive.
+pub fn is_being_written(path: &Path) -> bool {
+    let locked = |file: File| matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+    is_aside(path.file_name(), ".") && File::open(path).is_ok_and(locked)
+}
+
+/// Removes from `folder` what killed processes have left of files whose names aside begin with `prefix`. A young file is spared:
+/// its process may not hold it yet.
+pub fn remove_stale(folder: &Path, prefix: &str) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let is_aside = name.to_str().is_some_and(|name| name.starts_with(prefix) && name.ends_with(ASIDE));
         let old = || entry.metadata().is_ok_and(|found| is_older(&found));
-        if is_aside && old() && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+        let unheld = || File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok());
+        if is_aside(Some(&entry.file_name()), prefix) && old() && unheld() {
+            // Leftovers are in nobody's way: what cannot be removed stays.
             let _ = fs::remove_file(entry.path());
         }
     }
+}
+
+/// Whether a file of this name is written aside, and begins with `prefix`.
+fn is_aside(name: Option<&OsStr>, prefix: &str) -> bool {
+    name.and_then(OsStr::to_str).is_some_and(|name| name.starts_with(prefix) && name.ends_with(ASIDE))
 }
 
 fn is_older(found: &fs::Metadata) -> bool {

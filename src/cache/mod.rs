@@ -3,6 +3,7 @@
 
 pub mod archive;
 pub(crate) mod mapped;
+pub(crate) mod sources;
 
 use std::fmt;
 use std::fs;
@@ -10,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use indicatif::HumanBytes;
+use kiln_models::whole_file::is_being_written;
 
 use crate::base::error::{Error, Result};
 
@@ -79,7 +81,7 @@ pub fn clear(folder: &Path) -> Result<Vec<Entry>> {
     let mut removed = Vec::new();
     for entry in list(folder)? {
         let path = folder.join(&entry.name);
-        if mapped::is_being_written(&path) {
+        if is_being_written(&path) {
             continue;
         }
         match fs::remove_file(&path) {
@@ -162,7 +164,7 @@ mod tests {
     fn what_is_being_written_is_not_cleared() {
         let place = tempfile::tempdir().unwrap();
         fs::create_dir(place.path().join(TOKENS)).unwrap();
-        let [live, left] = ["tokens/.tmplive", "tokens/.tmpleft"].map(|name| place.path().join(name));
+        let [live, left] = ["tokens/.a.live.part", "tokens/.a.left.part"].map(|name| place.path().join(name));
         fs::write(&left, "of a process that was killed").unwrap();
         let file = fs::File::create(&live).unwrap();
         file.lock().unwrap();

@@ -6,7 +6,7 @@
 //! dropped once, so the ids are theirs, but from the second thousand rows on blocks begin elsewhere. And there is no
 //! `--line_by_line`, which gives every line a padded row of its own: lines and rows are always joined.
 
-use super::store::TokenStore;
+use super::tokens::TokenStore;
 use super::{Dataset, Example, Label};
 use crate::base::error::{Error, Result};
 
@@ -35,13 +35,6 @@ impl Blocks {
             .help(format!("add text, or set data.block_size to at most {}", store.len())));
         }
         Ok(Self { store, block_size })
-    }
-}
-
-impl Blocks {
-    /// SHA-256 of all ids, the remainder that fills no block included.
-    pub fn digest(&self) -> [u8; 32] {
-        self.store.digest()
     }
 }
 

@@ -12,9 +12,10 @@ use super::tokenizer::{Tokenizer, training_text};
 use crate::base::error::Result;
 use crate::base::signals;
 use crate::cache;
-use crate::cache::mapped::{Key, Kind, Sources, damaged, interrupted};
+use crate::cache::mapped::{Key, Kind, Mapped, damaged, interrupted};
+use crate::cache::sources::Sources;
 
-const KIND: Kind<0> = Kind { magic: b"KILNBPE1", name: "learned tokenizer" };
+const KIND: Kind = Kind { magic: b"KILNBPE1", name: "learned tokenizer", extension: "tokenizer" };
 
 /// [`Tokenizer::train_bpe`], or what it gave for the same text, size and seed before.
 ///
@@ -31,15 +32,14 @@ pub fn learned_bpe(corpus: &Corpus, vocab_size: usize, seed: u64) -> Result<Toke
 pub fn learned_bpe_in(folder: &Path, corpus: &Corpus, vocab_size: usize, seed: u64) -> Result<Tokenizer> {
     let sources = Sources::of(corpus.files())?;
     let key = key(corpus, vocab_size, seed)?;
-    KIND.build_or_open(folder, &key, "tokenizer", open, |writer| {
+    KIND.build_or_open(folder, &key, open, |body| {
         let tokenizer = learn(corpus, vocab_size, seed)?;
         sources.are_unchanged()?;
-        writer.write(tokenizer.to_json()?.as_bytes()).map(|()| [])
+        body.write(tokenizer.to_json()?.as_bytes())
     })
 }
 
-fn open(path: &Path) -> Result<Tokenizer> {
-    let map = KIND.open(path)?;
+fn open(map: Mapped, path: &Path) -> Result<Tokenizer> {
     let json = std::str::from_utf8(&map).map_err(|error| damaged(path, error))?;
     Tokenizer::from_json(json).map_err(|error| error.at(path.display()))
 }

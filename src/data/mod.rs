@@ -25,6 +25,7 @@ pub mod store;
 pub mod table;
 pub mod tokenized;
 pub mod tokenizer;
+pub mod tokens;
 pub mod view;
 
 use sha2::Sha256;

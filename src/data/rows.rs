@@ -1,27 +1,32 @@
-//! A table as encoded rows in one memory-mapped file: ids, token types and label of every row, cut to the maximum length.
-//! Kept and guarded as the [token store](super::store): written as a stream under a key of everything it depends on, and
-//! in the cache only when it is whole.
-//!
-//! Layout: the header (`cache::mapped`) with `KILNROW2`, the width of an id in bytes (2 or 4; with bit 32 set if rows
-//! have token types), the number of rows and the number of their bytes; the rows, each its ids and then its token types (a
-//! byte each); the index, 16 bytes a row: offset (u64), number of tokens (u32), label (u32: the class, or the bits of the
-//! f32).
+//! A table as encoded rows on disk: the [store](super::store) of ids, token types and label of every row, cut to the maximum
+//! length.
 
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
 use super::labels::{LabelRule, SeenLabels};
-use super::store::{OnProgress, Progress, tell};
+use super::store::{Column, Format, OnProgress, Store, Writer};
 use super::table::{Row, Table};
 use super::tokenizer::{Encoded, RowEncoder};
 use super::{Dataset, Example, Label};
 use crate::base::error::{Error, Result};
 use crate::cache;
-use crate::cache::mapped::{Key, Kind, Mapped, Writer, changed, damaged, ids, u32_at, u64_at};
+use crate::cache::mapped::Kind;
+use crate::cache::sources::changed;
 
-const KIND: Kind<3> = Kind { magic: b"KILNROW2", name: "row store" };
-const INDEX: usize = 16;
+const FORMAT: Format = Format {
+    kind: Kind { magic: b"KILNROW3", name: "row store", extension: "rows" },
+    columns: &["input_ids", "token_type_ids", "label"],
+};
+
+const INPUT_IDS: Column = Column(0);
+
+/// Empty lists where rows have no token types.
+const TOKEN_TYPE_IDS: Column = Column(1);
+
+/// The class, or the bits of the number.
+const LABEL: Column = Column(2);
 
 /// Rows are handed to the tokenizer in groups of about this many bytes.
 const GROUP_BYTES: usize = 1 << 20;
@@ -29,12 +34,7 @@ const GROUP_BYTES: usize = 1 << 20;
 /// Encoded rows.
 #[derive(Debug)]
 pub struct RowStore {
-    map: Mapped<3>,
-    width: usize,
-    has_types: bool,
-    len: usize,
-    /// Where the index starts.
-    index: usize,
+    store: Store,
     rule: LabelRule,
     max_len: usize,
 }
@@ -105,71 +105,30 @@ impl RowStore {
         progress: &mut OnProgress<'_>,
     ) -> Result<Self> {
         let key = key(scan, encoder, rule);
-        let open = |path: &Path| Self::open(path, rule);
-        KIND.build_or_open(folder, &key, "rows", open, |writer| write(writer, table, scan, encoder, rule, progress))
-    }
-
-    /// Opens a store that is on disk and whose labels `rule` has made.
-    ///
-    /// # Errors
-    /// A file that is no row store, is cut short, has another's name, or does not match its digests.
-    pub fn open(path: &Path, rule: &LabelRule) -> Result<Self> {
-        let map = KIND.open(path)?;
-        let [width, len, index] = map.numbers;
-        let (width, has_types) = ((width & 0xffff_ffff) as usize, width >> 32 != 0);
-        map.has_bytes(len.checked_mul(INDEX as u64).and_then(|bytes| bytes.checked_add(index)), path)?;
-        let (len, index) = (len as usize, index as usize);
-        let mut store = Self { map, width, has_types, len, index, rule: rule.clone(), max_len: 0 };
-        // Rows follow one another without gaps; a damaged index does not get past this.
-        let mut expected = 0;
-        for row in 0..len {
-            let (offset, tokens, _) = store.entry(row);
-            if offset != expected {
-                return Err(damaged(path, format!("damaged index at row {row}")));
-            }
-            expected += tokens * store.bytes_per_token();
-            store.max_len = store.max_len.max(tokens);
-        }
-        if expected != index {
-            return Err(damaged(path, "damaged index"));
-        }
-        Ok(store)
-    }
-
-    /// SHA-256 of the rows and their labels.
-    pub fn digest(&self) -> [u8; 32] {
-        self.map.digest()
-    }
-
-    fn bytes_per_token(&self) -> usize {
-        self.width + usize::from(self.has_types)
-    }
-
-    /// Offset, number of tokens and label of a row.
-    fn entry(&self, row: usize) -> (usize, usize, u32) {
-        let at = self.index + row * INDEX;
-        let number = |at| u32_at(&self.map, at);
-        (u64_at(&self.map, at) as usize, number(at + 8) as usize, number(at + 12))
+        let fill = |writer: &mut Writer<'_, '_>| write(writer, table, scan, encoder, rule);
+        let store = FORMAT.build_or_open(folder, key, progress, fill)?;
+        Ok(Self { max_len: store.longest(INPUT_IDS), store, rule: rule.clone() })
     }
 }
 
 impl Dataset for RowStore {
     fn len(&self) -> usize {
-        self.len
+        self.store.lists(INPUT_IDS)
     }
 
     fn get(&self, index: usize, _epoch: u64) -> Result<Example> {
-        let (offset, tokens, label) = self.entry(index);
-        let types = offset + tokens * self.width;
-        let input_ids = ids(&self.map[offset..types], self.width);
-        let types =
-            self.has_types.then(|| self.map[types..types + tokens].iter().map(|kind| i32::from(*kind)).collect());
+        let label = self.store.number(LABEL, index);
         let label = match self.rule {
             LabelRule::Nothing => Label::None,
             LabelRule::Classes(_) => Label::Class(label as i32),
-            LabelRule::Values => Label::Value(f32::from_bits(label)),
+            LabelRule::Values => Label::Value(f32::from_bits(label as u32)),
         };
-        Ok(Example { input_ids, attention_mask: None, token_type_ids: types, label })
+        Ok(Example {
+            input_ids: self.store.list(INPUT_IDS, index, |id| id as i32),
+            attention_mask: None,
+            token_type_ids: self.store.some_list(TOKEN_TYPE_IDS, index, |kind| kind as i32),
+            label,
+        })
     }
 
     fn max_len(&self) -> usize {
@@ -177,18 +136,17 @@ impl Dataset for RowStore {
     }
 
     fn len_of(&self, index: usize) -> usize {
-        self.entry(index).1
+        self.store.bounds(INPUT_IDS, index).len()
     }
 }
 
-/// SHA-256 over everything the rows depend on.
-fn key(scan: &Scan, encoder: &RowEncoder, rule: &LabelRule) -> Key {
-    let mut hash = Sha256::new();
-    hash.update(KIND.magic);
+/// The hash of everything the rows depend on.
+fn key(scan: &Scan, encoder: &RowEncoder, rule: &LabelRule) -> Sha256 {
+    let mut hash = FORMAT.key();
     hash.update(scan.hash);
     hash.update(encoder.content_hash());
     hash.update(rule.describe().as_bytes());
-    hash.finalize().into()
+    hash
 }
 
 /// Adds what the rows depend on of a row to the hash of a scan.
@@ -202,20 +160,16 @@ fn add(hash: &mut Sha256, row: &Row) {
     }
 }
 
-/// Writes the rows and their index; the numbers of the header.
+/// Writes the rows.
 fn write(
-    writer: &mut Writer<'_>,
+    writer: &mut Writer<'_, '_>,
     table: &Table,
     scan: &Scan,
     encoder: &RowEncoder,
     rule: &LabelRule,
-    progress: &mut OnProgress<'_>,
-) -> Result<[u64; 3]> {
-    let width: usize = if encoder.vocab_size() <= 1 << 16 { 2 } else { 4 };
-    let has_types = encoder.has_types();
-    let mut state = Progress { done_bytes: 0, total_bytes: scan.bytes, tokens: 0 };
-    let (mut offset, mut rows) = (0u64, 0u64);
-    let mut flush = |group: &mut Vec<Row>, state: &mut Progress| -> Result<()> {
+) -> Result<()> {
+    writer.state.total_bytes = scan.bytes;
+    let mut flush = |group: &mut Vec<Row>| -> Result<()> {
         for (row, encoded) in group.iter().zip(encoder.encode(group)?) {
             let at = |error: Error| error.at(&row.place);
             let Encoded { ids, types } = encoded;
@@ -223,27 +177,18 @@ fn write(
                 return Err(at(Error::data("the text is empty: it has no tokens").help("leave the row out")));
             }
             let label = match rule.apply(row.label.as_ref()).map_err(at)? {
-                Label::Class(class) => class as u32,
-                Label::Value(value) => value.to_bits(),
+                Label::Class(class) => i64::from(class),
+                Label::Value(value) => i64::from(value.to_bits()),
                 _ => 0,
             };
-            for id in &ids {
-                writer.write(&id.to_le_bytes()[..width])?;
-            }
-            if has_types {
-                writer.write(&types)?;
-            }
-            let mut entry = offset.to_le_bytes().to_vec();
-            entry.extend((ids.len() as u32).to_le_bytes());
-            entry.extend(label.to_le_bytes());
-            writer.index(&entry)?;
-            offset += (ids.len() * (width + usize::from(has_types))) as u64;
-            rows += 1;
-            state.tokens += ids.len() as u64;
+            writer.state.tokens += ids.len() as u64;
+            writer.list(INPUT_IDS, ids)?;
+            writer.list(TOKEN_TYPE_IDS, types.into_iter().filter(|_| encoder.has_types()))?;
+            writer.numbers(LABEL, [label])?;
         }
-        state.done_bytes += group.iter().map(size).sum::<usize>() as u64;
+        writer.state.done_bytes += group.iter().map(size).sum::<usize>() as u64;
         group.clear();
-        tell(progress, *state)
+        writer.tell()
     };
     let (mut group, mut group_bytes, mut hash) = (Vec::<Row>::new(), 0, Sha256::new());
     for row in table.rows() {
@@ -252,16 +197,16 @@ fn write(
         group_bytes += size(&row);
         group.push(row);
         if group_bytes >= GROUP_BYTES {
-            flush(&mut group, &mut state)?;
+            flush(&mut group)?;
             group_bytes = 0;
         }
     }
-    flush(&mut group, &mut state)?;
+    flush(&mut group)?;
     // Labels were settled by the first reading, and the key is made of it.
     if <[u8; 32]>::from(hash.finalize()) != scan.hash {
         return Err(changed(&table.files()[0]));
     }
-    Ok([width as u64 | u64::from(has_types) << 32, rows, offset])
+    Ok(())
 }
 
 fn size(row: &Row) -> usize {
@@ -332,16 +277,13 @@ mod tests {
         let expected = store(&fixture, &cache, 9).unwrap().get(1, 0).unwrap();
         let file = fs::read_dir(&cache).unwrap().next().unwrap().unwrap().path();
         let whole = fs::read(&file).unwrap();
-        let body = Kind::<3>::HEADER;
-        for (at, says) in [(17, "damaged header"), (whole.len() - INDEX, "not those that"), (body, "not those that")] {
-            let mut lying = whole.clone();
-            lying[at] ^= 1;
-            fs::write(&file, &lying).unwrap();
-            assert!(RowStore::open(&file, &rule()).unwrap_err().to_string().contains(says));
+        for at in [17, whole.len() / 2, whole.len() - 1] {
+            let mut flipped = whole.clone();
+            flipped[at] ^= 1;
+            fs::write(&file, &flipped).unwrap();
             assert_eq!(store(&fixture, &cache, 9).unwrap().get(1, 0).unwrap(), expected);
+            assert!(fs::read(&file).unwrap() == whole, "byte {at}");
         }
-        fs::write(&file, &whole[..whole.len() - 1]).unwrap();
-        assert!(RowStore::open(&file, &rule()).is_err());
         fs::remove_file(&file).unwrap();
         let encoder = fixture.tokenizer.row_encoder(9, true, true).unwrap();
         let scan = Scan::new(&fixture.table, true).unwrap();
@@ -393,7 +335,8 @@ mod tests {
         let fixture = fixture();
         let scan = Scan::new(&fixture.table, true).unwrap();
         let encoder = |length| fixture.tokenizer.row_encoder(length, true, true).unwrap();
-        assert_ne!(key(&scan, &encoder(8), &rule()), key(&scan, &encoder(9), &rule()));
-        assert_ne!(key(&scan, &encoder(8), &rule()), key(&scan, &encoder(8), &LabelRule::Values));
+        let key = |length, rule: &LabelRule| key(&scan, &encoder(length), rule).finalize();
+        assert_ne!(key(8, &rule()), key(9, &rule()));
+        assert_ne!(key(8, &rule()), key(8, &LabelRule::Values));
     }
 }

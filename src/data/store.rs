@@ -1,32 +1,33 @@
-//! A corpus as token ids in one memory-mapped file. Written as a stream, so memory does not grow with the corpus; kept in
-//! the cache under a key of everything it depends on, so the same text is tokenised once. A file appears in the cache only
-//! when it is whole.
+//! The one store of examples: columns of whole numbers in one memory-mapped [entry](crate::cache::mapped) of the cache. Ids of a
+//! text, rows of a table, windows of SQuAD and tokenised rows are each a [`Format`], which says what columns they have.
 //!
-//! Layout: the header (`cache::mapped`) with `KILNTOK2`, the width of an id in bytes (2 or 4), the number of ids and
-//! the number of documents; then the ids.
+//! A column holds a number for every example, or a list of numbers for every example. It is written in chunks of [`CHUNK`] numbers
+//! as they come, so memory does not grow with the data; a chunk stands as the differences from its smallest number, each in as
+//! few bytes as the largest of them needs (none when all are equal).
+//!
+//! Body of the entry, little-endian: the chunks of all columns, in the order in which they became full; then the directory, for
+//! each column three u64 for each of its chunks, which are the smallest number, the byte of the body at which the chunk begins and
+//! the bytes of a number; then for each column how many numbers it has (u64). A column of lists is two columns here: the numbers
+//! of all lists, and where each list ends among them.
 
+use std::iter::repeat_n;
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-use super::corpus::Corpus;
-use super::pieces::Piece;
-use super::tokenizer::Tokenizer;
-use crate::base::error::{Error, Result};
-use crate::cache;
-use crate::cache::mapped::{Key, Kind, Mapped, Sources, Writer, hash_files, ids, interrupted};
+use crate::base::error::Result;
+use crate::base::signals;
+use crate::cache::mapped::{Body, Key, Kind, Mapped, damaged, interrupted};
 
-const KIND: Kind<3> = Kind { magic: b"KILNTOK2", name: "token store" };
+/// A column is written in chunks of so many numbers.
+const CHUNK: usize = 1 << 14;
 
-/// Text is handed to the tokenizer in groups of about this many bytes, to use all cores while holding little at a time.
-const GROUP_BYTES: usize = 4 << 20;
-
-/// Each group is cut into pieces of at most this many bytes; a core works on one at a time.
-const PIECE_BYTES: usize = 32 << 10;
+/// Bytes of a chunk in the directory.
+const ENTRY: usize = 24;
 
 /// How far tokenising has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Bytes of text done.
     pub done_bytes: u64,
@@ -39,150 +40,324 @@ pub struct Progress {
 /// Told about progress; may interrupt.
 pub type OnProgress<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
 
-/// Tells `progress` how far it is.
-///
-/// # Errors
-/// It interrupts.
-pub(crate) fn tell(progress: &mut OnProgress<'_>, state: Progress) -> Result<()> {
-    match progress(state) {
-        ControlFlow::Continue(()) => Ok(()),
-        ControlFlow::Break(()) => Err(interrupted()),
+/// Goes on unless a signal has come; for what shows no progress.
+pub(super) fn until_signalled(_: Progress) -> ControlFlow<()> {
+    if signals::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+}
+
+/// A column of a format, by its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Column(pub usize);
+
+impl Column {
+    /// The numbers of this column among the columns of the file.
+    const fn numbers(self) -> usize {
+        2 * self.0
+    }
+
+    /// The ends of its lists, if it has lists.
+    const fn ends(self) -> usize {
+        2 * self.0 + 1
     }
 }
 
-/// Token ids of a corpus, each document followed by end-of-text where the corpus says so.
-#[derive(Debug)]
-pub struct TokenStore {
-    map: Mapped<3>,
-    width: usize,
-    len: usize,
-    documents: u64,
+/// Examples of one sort: the kind of their entries, and the names of their columns in the order of their numbers.
+pub(super) struct Format {
+    pub kind: Kind,
+    pub columns: &'static [&'static str],
 }
 
-impl TokenStore {
-    /// The ids of `corpus` under `tokenizer`: from the cache, or tokenised now.
-    ///
-    /// # Errors
-    /// Text that cannot be read or that changes meanwhile, a tokenizer without an end-of-text that the corpus asks for, a cache
-    /// that cannot be written, an interruption.
-    pub fn build_or_open(corpus: &Corpus, tokenizer: &Tokenizer, progress: &mut OnProgress<'_>) -> Result<Self> {
-        Self::build_or_open_in(&cache::folder()?.join(cache::TOKENS), corpus, tokenizer, progress)
+impl Format {
+    /// The hash of a key, to which everything else is added that the examples depend on.
+    pub fn key(&self) -> Sha256 {
+        let mut hash = Sha256::new_with_prefix(self.kind.magic);
+        hash.update(self.columns.join(" "));
+        hash
     }
 
-    /// As [`build_or_open`](Self::build_or_open), with the cache in `folder`.
+    /// The examples that `folder` keeps under `key`. If there are none or unusable ones, `fill` writes them first, and
+    /// `progress` is told about it and may interrupt.
     ///
     /// # Errors
-    /// As [`build_or_open`](Self::build_or_open).
-    pub fn build_or_open_in(
+    /// Those of `fill`; a cache that cannot be written; an interruption. Nothing is kept then.
+    pub fn build_or_open(
+        &self,
         folder: &Path,
-        corpus: &Corpus,
-        tokenizer: &Tokenizer,
+        key: Sha256,
         progress: &mut OnProgress<'_>,
-    ) -> Result<Self> {
-        let sources = Sources::of(corpus.files())?;
-        let key = key(corpus, tokenizer)?;
-        KIND.build_or_open(folder, &key, "tokens", Self::open, |writer| {
-            let numbers = write(writer, corpus, tokenizer, progress)?;
-            sources.are_unchanged().map(|()| numbers)
-        })
+        fill: impl FnOnce(&mut Writer<'_, '_>) -> Result<()>,
+    ) -> Result<Store> {
+        let open = |map, path: &Path| Store::open(map, self.columns.len(), path);
+        let key = Key::from(key.finalize());
+        self.kind.build_or_open(folder, &key, open, |body| self.write(body, progress, fill))
     }
 
-    /// Opens a store that is on disk.
+    /// Examples that `fill` writes to a file that goes away with them.
     ///
     /// # Errors
-    /// A file that is no token store, is cut short, has another's name, or does not match its digests.
-    pub fn open(path: &Path) -> Result<Self> {
-        let map = KIND.open(path)?;
-        let [width, len, documents] = map.numbers;
-        map.has_bytes(len.checked_mul(width).filter(|_| matches!(width, 2 | 4)), path)?;
-        Ok(Self { map, width: width as usize, len: len as usize, documents })
+    /// Those of `fill`; the operating system's; an interruption.
+    pub fn temporary(
+        &self,
+        progress: &mut OnProgress<'_>,
+        fill: impl FnOnce(&mut Writer<'_, '_>) -> Result<()>,
+    ) -> Result<Store> {
+        let map = self.kind.temporary(|body| self.write(body, progress, fill))?;
+        Store::open(map, self.columns.len(), Path::new("a temporary file"))
     }
 
-    /// Number of ids.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are no ids.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// SHA-256 of the ids.
-    pub fn digest(&self) -> [u8; 32] {
-        self.map.digest()
-    }
-
-    /// Number of documents.
-    pub fn num_documents(&self) -> u64 {
-        self.documents
-    }
-
-    /// The ids of `range`, which lies within [`len`](Self::len).
-    pub fn tokens(&self, range: Range<usize>) -> Vec<i32> {
-        ids(&self.map[range.start * self.width..range.end * self.width], self.width)
+    fn write(
+        &self,
+        body: &mut Body<'_>,
+        progress: &mut OnProgress<'_>,
+        fill: impl FnOnce(&mut Writer<'_, '_>) -> Result<()>,
+    ) -> Result<()> {
+        let columns = (0..2 * self.columns.len()).map(|_| Pending::default()).collect();
+        let mut writer = Writer { body, columns, state: Progress::default(), progress };
+        fill(&mut writer)?;
+        writer.finish()
     }
 }
 
-/// SHA-256 over everything the ids depend on.
-fn key(corpus: &Corpus, tokenizer: &Tokenizer) -> Result<Key> {
-    let mut hash = Sha256::new();
-    hash.update(KIND.magic);
-    hash.update(tokenizer.content_hash());
-    hash.update(corpus.describe());
-    hash_files(&mut hash, corpus.files())?;
-    Ok(hash.finalize().into())
+/// Takes examples one after another.
+pub(super) struct Writer<'a, 'b> {
+    body: &'a mut Body<'b>,
+    columns: Vec<Pending>,
+    /// How far writing has come, for the one who fills to keep.
+    pub state: Progress,
+    progress: &'a mut OnProgress<'a>,
 }
 
-/// Writes the ids; the numbers of the header.
-fn write(
-    writer: &mut Writer<'_>,
-    corpus: &Corpus,
-    tokenizer: &Tokenizer,
-    progress: &mut OnProgress<'_>,
-) -> Result<[u64; 3]> {
-    let width: usize = if tokenizer.vocab_size() <= 1 << 16 { 2 } else { 4 };
-    let (before, mut after) = tokenizer.around()?;
-    if corpus.marks_ends() {
-        // BERT's [SEP] is both what ends a text and what separates documents: once is enough.
-        let end = tokenizer.eot_id().ok_or_else(|| {
-            Error::config("the tokenizer has no token that ends a document (<|endoftext|>, </s> or [SEP])")
-                .help("set data.document_end = \"none\", so that documents run on")
-        })?;
-        after.extend((after.last() != Some(&end)).then_some(end));
+/// A column that is being written.
+#[derive(Default)]
+struct Pending {
+    /// The numbers of the chunk that is not full yet.
+    chunk: Vec<i64>,
+    /// Numbers in all.
+    len: u64,
+    /// The directory so far.
+    directory: Vec<u8>,
+}
+
+impl Writer<'_, '_> {
+    /// Appends `numbers` to `column`, a number for each example.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn numbers<N: Into<i64>>(&mut self, column: Column, numbers: impl IntoIterator<Item = N>) -> Result<()> {
+        self.append(column.numbers(), numbers)
     }
-    let mut state = Progress { done_bytes: 0, total_bytes: corpus.num_bytes(), tokens: 0 };
-    let (mut starts_document, mut documents) = (true, 0u64);
-    let mut flush = |group: &mut Vec<Piece>, state: &mut Progress| -> Result<()> {
-        let texts = group.iter().map(|piece| piece.text.as_str()).collect::<Vec<_>>();
-        for (piece, ids) in group.iter().zip(tokenizer.encode_pieces(&texts)?) {
-            let before = if starts_document { &before[..] } else { &[] };
-            let after = if piece.ends_document { &after[..] } else { &[] };
-            for id in before.iter().chain(&ids).chain(after) {
-                writer.write(&id.to_le_bytes()[..width])?;
-                state.tokens += 1;
+
+    /// Appends the list `numbers` to `column`, a list for each example.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn list<N: Into<i64>>(&mut self, column: Column, numbers: impl IntoIterator<Item = N>) -> Result<()> {
+        self.append(column.numbers(), numbers)?;
+        let end = self.columns[column.numbers()].len as i64;
+        self.append(column.ends(), [end])
+    }
+
+    /// Tells how far writing has come.
+    ///
+    /// # Errors
+    /// Whoever is told interrupts.
+    pub fn tell(&mut self) -> Result<()> {
+        match (self.progress)(self.state) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(interrupted()),
+        }
+    }
+
+    fn append<N: Into<i64>>(&mut self, column: usize, numbers: impl IntoIterator<Item = N>) -> Result<()> {
+        let pending = &mut self.columns[column];
+        for number in numbers {
+            pending.chunk.push(number.into());
+            pending.len += 1;
+            if pending.chunk.len() == CHUNK {
+                pending.flush(self.body)?;
             }
-            // Of a compressed table there is more text than bytes.
-            state.done_bytes = (state.done_bytes + piece.text.len() as u64).min(state.total_bytes);
-            starts_document = piece.ends_document;
-            documents += u64::from(piece.ends_document);
         }
-        group.clear();
-        tell(progress, *state)
-    };
-    let (mut group, mut bytes) = (Vec::new(), 0);
-    for piece in corpus.pieces(PIECE_BYTES) {
-        let piece = piece?;
-        // An empty document is not free either: it is counted as one byte, so that many of them do not pile up.
-        bytes += piece.text.len().max(1);
-        group.push(piece);
-        if bytes >= GROUP_BYTES {
-            flush(&mut group, &mut state)?;
-            bytes = 0;
+        Ok(())
+    }
+
+    /// Writes the chunks that are not full, the directory and the lengths.
+    fn finish(self) -> Result<()> {
+        let Self { body, mut columns, .. } = self;
+        columns.iter_mut().try_for_each(|column| column.flush(body))?;
+        columns.iter().try_for_each(|column| body.write(&column.directory))?;
+        columns.iter().try_for_each(|column| body.write(&column.len.to_le_bytes()))
+    }
+}
+
+impl Pending {
+    /// Writes the numbers of the last chunk.
+    fn flush(&mut self, body: &mut Body<'_>) -> Result<()> {
+        let (Some(&least), Some(&greatest)) = (self.chunk.iter().min(), self.chunk.iter().max()) else {
+            return Ok(());
+        };
+        // The difference of two i64 fits into a u64, and wraps to it.
+        let above = |number: i64| number.wrapping_sub(least) as u64;
+        let width = match above(greatest) {
+            0 => 0,
+            1..=0xff => 1,
+            0x100..=0xffff => 2,
+            0x1_0000..=0xffff_ffff => 4,
+            _ => 8,
+        };
+        for number in [least as u64, body.len(), width as u64] {
+            self.directory.extend(number.to_le_bytes());
+        }
+        let bytes = self.chunk.iter().flat_map(|number| above(*number).to_le_bytes().into_iter().take(width));
+        body.write(&bytes.collect::<Vec<_>>())?;
+        self.chunk.clear();
+        Ok(())
+    }
+}
+
+/// Examples on disk.
+#[derive(Debug)]
+pub(super) struct Store {
+    map: Mapped,
+    /// Two for each column of the format: its numbers, and the ends of its lists.
+    columns: Vec<Extent>,
+}
+
+/// Where a column stands.
+#[derive(Debug, Clone, Copy)]
+struct Extent {
+    /// Its numbers.
+    len: usize,
+    /// Where its part of the directory begins.
+    directory: usize,
+}
+
+impl Store {
+    /// The `columns` columns of `map`, which messages call `path`.
+    ///
+    /// # Errors
+    /// Columns, chunks or lists that do not lie where they can.
+    fn open(map: Mapped, columns: usize, path: &Path) -> Result<Self> {
+        let store = Self::laid_out(map, columns).ok_or_else(|| damaged(path, "damaged directory"))?;
+        for column in (0..columns).map(Column) {
+            let (mut end, len) = (0, store.columns[column.numbers()].len as i64);
+            let mut ordered = true;
+            let ends = store.columns[column.ends()].len;
+            store.each(column.ends(), 0..ends, |next| {
+                ordered &= (end..=len).contains(&next);
+                end = next;
+            });
+            if !ordered || ends > 0 && end != len {
+                return Err(damaged(path, format!("the lists of column {} do not lie one after another", column.0)));
+            }
+        }
+        Ok(store)
+    }
+
+    /// The columns of `map`, if the directory describes chunks that are there.
+    fn laid_out(map: Mapped, columns: usize) -> Option<Self> {
+        let lengths = map.len().checked_sub(2 * columns * 8)?;
+        let mut end = lengths;
+        let mut found = Vec::new();
+        // The last column's part of the directory stands directly before the lengths.
+        for column in (0..2 * columns).rev() {
+            let len = usize::try_from(u64_at(&map, lengths + 8 * column)).ok()?;
+            end = end.checked_sub(len.div_ceil(CHUNK).checked_mul(ENTRY)?)?;
+            found.push(Extent { len, directory: end });
+        }
+        found.reverse();
+        for Extent { len, directory } in &found {
+            for chunk in 0..len.div_ceil(CHUNK) {
+                let [begin, width] = [8, 16].map(|field| u64_at(&map, directory + chunk * ENTRY + field));
+                let bytes = width.checked_mul(CHUNK.min(len - chunk * CHUNK) as u64)?;
+                if !matches!(width, 0 | 1 | 2 | 4 | 8) || begin.checked_add(bytes)? > end as u64 {
+                    return None;
+                }
+            }
+        }
+        Some(Self { map, columns: found })
+    }
+
+    /// How many numbers `column` has.
+    pub fn len(&self, column: Column) -> usize {
+        self.columns[column.numbers()].len
+    }
+
+    /// How many lists `column` has.
+    pub fn lists(&self, column: Column) -> usize {
+        self.columns[column.ends()].len
+    }
+
+    /// The number at `index` of `column`.
+    pub fn number(&self, column: Column, index: usize) -> i64 {
+        self.at(column.numbers(), index)
+    }
+
+    /// The numbers of `range` of `column`, as `convert` makes them.
+    pub fn numbers<T>(&self, column: Column, range: Range<usize>, convert: impl Fn(i64) -> T) -> Vec<T> {
+        let mut numbers = Vec::with_capacity(range.len());
+        self.each(column.numbers(), range, |number| numbers.push(convert(number)));
+        numbers
+    }
+
+    /// Where list `index` of `column` stands among the numbers.
+    pub fn bounds(&self, column: Column, index: usize) -> Range<usize> {
+        let end = |index| self.at(column.ends(), index) as usize;
+        index.checked_sub(1).map_or(0, end)..end(index)
+    }
+
+    /// List `index` of `column`, as `convert` makes its numbers.
+    pub fn list<T>(&self, column: Column, index: usize, convert: impl Fn(i64) -> T) -> Vec<T> {
+        self.numbers(column, self.bounds(column, index), convert)
+    }
+
+    /// As [`list`](Self::list); none for an empty list.
+    pub fn some_list<T>(&self, column: Column, index: usize, convert: impl Fn(i64) -> T) -> Option<Vec<T>> {
+        Some(self.list(column, index, convert)).filter(|list| !list.is_empty())
+    }
+
+    /// The length of the longest list of `column`.
+    pub fn longest(&self, column: Column) -> usize {
+        let (mut start, mut longest) = (0, 0);
+        self.each(column.ends(), 0..self.lists(column), |end| {
+            longest = longest.max(end - start);
+            start = end;
+        });
+        longest as usize
+    }
+
+    fn at(&self, column: usize, index: usize) -> i64 {
+        let mut number = 0;
+        self.each(column, index..index + 1, |found| number = found);
+        number
+    }
+
+    /// Hands the numbers of `range` of a column of the file to `take`.
+    fn each(&self, column: usize, range: Range<usize>, mut take: impl FnMut(i64)) {
+        let Extent { len, directory } = self.columns[column];
+        assert!(range.end <= len, "{range:?} is beyond the {len} numbers of column {column}");
+        let mut at = range.start;
+        while at < range.end {
+            let [least, begin, width] =
+                [0, 8, 16].map(|field| u64_at(&self.map, directory + at / CHUNK * ENTRY + field));
+            let (first, width) = (at % CHUNK, width as usize);
+            let last = CHUNK.min(first + range.end - at);
+            let bytes = &self.map[begin as usize..][first * width..last * width];
+            let mut above = |above: u64| take((least as i64).wrapping_add(above as i64));
+            match width {
+                0 => repeat_n(0, last - first).for_each(above),
+                1 => bytes.iter().for_each(|number| above(u64::from(*number))),
+                2 => bytes.as_chunks().0.iter().for_each(|number| above(u64::from(u16::from_le_bytes(*number)))),
+                4 => bytes.as_chunks().0.iter().for_each(|number| above(u64::from(u32::from_le_bytes(*number)))),
+                _ => bytes.as_chunks().0.iter().for_each(|number| above(u64::from_le_bytes(*number))),
+            }
+            at += last - first;
         }
     }
-    flush(&mut group, &mut state)?;
-    Ok([width as u64, state.tokens, documents])
+}
+
+/// The u64 at byte `at`.
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].as_chunks().0[0])
 }
 
 #[cfg(test)]
@@ -191,211 +366,119 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::config::Documents;
+    use crate::base::random::seed_for;
 
-    struct Fixture {
-        folder: tempfile::TempDir,
-        corpus: Corpus,
-        tokenizer: Tokenizer,
-    }
-
-    fn fixture() -> Fixture {
-        let folder = tempfile::tempdir().unwrap();
-        fs::create_dir(folder.path().join("text")).unwrap();
-        for i in 0..5 {
-            let text = format!("document {i} says hello world, hello kiln. ").repeat(3);
-            fs::write(folder.path().join(format!("text/{i}.txt")), text).unwrap();
-        }
-        let corpus = Corpus::open(&[format!("{}/text/*.txt", folder.path().display())], Documents::File).unwrap();
-        let tokenizer = Tokenizer::train_bpe(&corpus, 280, 1).unwrap();
-        Fixture { folder, corpus, tokenizer }
-    }
+    const NUMBERS: Column = Column(0);
+    const LISTS: Column = Column(1);
+    const FORMAT: Format =
+        Format { kind: Kind { magic: b"KILNTST1", name: "test", extension: "test" }, columns: &["numbers", "lists"] };
 
     fn go_on(_: Progress) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 
-    #[test]
-    fn ids_are_those_of_the_documents_with_end_of_text_between() {
-        let Fixture { folder, corpus, tokenizer } = fixture();
-        let store = TokenStore::build_or_open_in(folder.path(), &corpus, &tokenizer, &mut go_on).unwrap();
-        let expected = corpus.documents().flat_map(|document| {
-            tokenizer.encode(&document.unwrap()).unwrap().into_iter().chain(tokenizer.eot_id()).collect::<Vec<_>>()
-        });
-        let expected = expected.map(|id| id as i32).collect::<Vec<_>>();
-        assert_eq!(store.tokens(0..store.len()), expected);
-        assert_eq!(store.num_documents(), 5);
-        assert_eq!(store.tokens(3..7), expected[3..7]);
+    /// Three chunks and a bit of numbers that need `bits` bits, negative ones among them.
+    fn numbers(bits: u32) -> Vec<i64> {
+        let number = |i: u64| (seed_for(1, "numbers", i, 0) as i64).checked_shr(64 - bits).unwrap_or(-7);
+        (0..3 * CHUNK as u64 + 5).map(number).collect()
     }
 
     #[test]
-    fn the_cache_is_used_and_a_damaged_one_is_made_again() {
-        let Fixture { folder, corpus, tokenizer } = fixture();
-        let cache = folder.path().join("cache");
-        let mut calls = 0;
-        let mut count = |_| {
-            calls += 1;
-            ControlFlow::Continue(())
-        };
-        let len = TokenStore::build_or_open_in(&cache, &corpus, &tokenizer, &mut count).unwrap().len();
-        let file = fs::read_dir(&cache).unwrap().next().unwrap().unwrap().path();
-        TokenStore::build_or_open_in(&cache, &corpus, &tokenizer, &mut count).unwrap();
-        assert_eq!(calls, 1, "the second time nothing was tokenised");
-        let whole = fs::read(&file).unwrap();
-        fs::write(&file, &whole[..whole.len() - 1]).unwrap();
-        assert!(TokenStore::open(&file).unwrap_err().to_string().contains("not those that were written"));
-        assert_eq!(TokenStore::build_or_open_in(&cache, &corpus, &tokenizer, &mut go_on).unwrap().len(), len);
-        let mut lying = whole.clone();
-        lying[16] ^= 1;
-        fs::write(&file, &lying).unwrap();
-        assert!(TokenStore::open(&file).unwrap_err().to_string().contains("damaged header"));
-        lying = whole.clone();
-        *lying.last_mut().unwrap() ^= 1;
-        fs::write(&file, &lying).unwrap();
-        assert!(TokenStore::open(&file).unwrap_err().to_string().contains("not those that were written"));
-        let again = TokenStore::build_or_open_in(&cache, &corpus, &tokenizer, &mut go_on).unwrap();
-        assert!(fs::read(&file).unwrap() == whole);
-        assert_eq!(again.len(), len);
-    }
-
-    #[test]
-    fn text_that_changes_while_it_is_read_is_not_kept() {
-        let Fixture { folder, corpus, tokenizer } = fixture();
-        let cache = folder.path().join("cache");
-        let file = folder.path().join("text/4.txt");
-        let before = fs::read(&file).unwrap();
-        let error = TokenStore::build_or_open_in(&cache, &corpus, &tokenizer, &mut |_| {
-            fs::write(&file, "something else that is not what the key is made of").unwrap();
-            // As it was when the key was made, whenever somebody looks.
-            fs::write(&file, &before).unwrap();
-            ControlFlow::Continue(())
-        });
-        let error = error.unwrap_err().to_string();
-        assert!(error.contains("4.txt: the file changed while it was read"), "{error}");
-        assert_eq!(fs::read_dir(&cache).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn an_interrupted_build_leaves_nothing() {
-        let Fixture { folder, corpus, tokenizer } = fixture();
-        let cache = folder.path().join("cache");
-        let error = TokenStore::build_or_open_in(&cache, &corpus, &tokenizer, &mut |_| ControlFlow::Break(()));
-        assert!(error.unwrap_err().to_string().contains("interrupted"));
-        assert_eq!(fs::read_dir(&cache).unwrap().count(), 0);
-    }
-
-    /// Text with what makes cutting hard: runs of spaces, blank lines, contractions, no spaces at all, wide characters.
-    fn awkward(bytes: usize) -> String {
-        let parts = [
-            "fn main() {",
-            " let x = 1;",
-            "\n\n",
-            "\t  ",
-            "it's",
-            " don't",
-            "日本語",
-            "🦀",
-            "\r\n",
-            "  ",
-            "é",
-            "  x",
-            "\n",
-        ];
-        let mut text = String::new();
-        for i in 0.. {
-            if text.len() >= bytes {
-                break;
+    fn numbers_of_every_width_come_back() {
+        for bits in [0, 1, 7, 8, 9, 16, 17, 32, 33, 64] {
+            let expected = numbers(bits);
+            let fill = |writer: &mut Writer<'_, '_>| writer.numbers(NUMBERS, expected.iter().copied());
+            let store = FORMAT.temporary(&mut go_on, fill).unwrap();
+            assert_eq!((store.len(NUMBERS), store.len(LISTS), store.lists(LISTS)), (expected.len(), 0, 0));
+            for range in [0..0, 5..9, CHUNK - 1..CHUNK + 1, 7..3 * CHUNK + 1, 0..expected.len()] {
+                assert_eq!(store.numbers(NUMBERS, range.clone(), |number| number), expected[range], "{bits} bits");
             }
-            text.push_str(parts[crate::base::random::seed_for(3, "awkward", i, 0) as usize % parts.len()]);
+            assert_eq!(store.number(NUMBERS, CHUNK), expected[CHUNK]);
         }
-        text
+        let extremes = [i64::MIN, i64::MAX, 0, -1];
+        let store = FORMAT.temporary(&mut go_on, |writer| writer.numbers(NUMBERS, extremes)).unwrap();
+        assert_eq!(store.numbers(NUMBERS, 0..4, |number| number), extremes);
     }
 
     #[test]
-    fn a_document_larger_than_a_piece_has_the_ids_of_the_whole() {
-        let Fixture { folder, tokenizer, .. } = fixture();
-        let text = folder.path().join("large");
-        fs::create_dir(&text).unwrap();
-        fs::write(text.join("0.txt"), "").unwrap();
-        fs::write(text.join("1.txt"), awkward(5 * PIECE_BYTES + 77)).unwrap();
-        fs::write(text.join("2.txt"), awkward(PIECE_BYTES)).unwrap();
-        let corpus = Corpus::open(&[format!("{}/*.txt", text.display())], Documents::File).unwrap();
-        let pieces =
-            "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nfn\nmain\nlet\nx\n1\nit\ndon\nt\ns\n'\n(\n)\n;\n=\n{\ne\n##x\n";
-        fs::write(folder.path().join("vocab.txt"), pieces).unwrap();
-        let bert = Tokenizer::load(&folder.path().join("vocab.txt")).unwrap();
-        for (name, tokenizer, separator) in [("bpe", tokenizer, Some(0)), ("bert", bert, None)] {
-            let cache = folder.path().join(name);
-            let store = TokenStore::build_or_open_in(&cache, &corpus, &tokenizer, &mut go_on).unwrap();
-            let expected = corpus.documents().flat_map(|document| {
-                tokenizer.encode(&document.unwrap()).unwrap().into_iter().chain(separator).collect::<Vec<_>>()
-            });
-            let expected = expected.map(|id| id as i32).collect::<Vec<_>>();
-            assert!(store.tokens(0..store.len()) == expected, "{name}: the ids differ");
-            assert_eq!(store.num_documents(), 3);
+    fn numbers_take_no_more_bytes_than_they_need() {
+        for (bits, bytes) in [(0, 0), (8, 1), (16, 2), (32, 4), (64, 8)] {
+            let fill = |writer: &mut Writer<'_, '_>| writer.numbers(NUMBERS, numbers(bits));
+            let store = FORMAT.temporary(&mut go_on, fill).unwrap();
+            assert_eq!(store.map.len(), numbers(bits).len() * bytes + 4 * ENTRY + 4 * 8, "{bits} bits");
         }
     }
 
     #[test]
-    fn progress_ends_at_the_whole() {
-        let Fixture { folder, corpus, tokenizer } = fixture();
-        let mut last = None;
-        let mut progress = |progress| {
-            last = Some(progress);
-            ControlFlow::Continue(())
+    fn lists_keep_their_bounds() {
+        let some = numbers(16);
+        let expected = (0..CHUNK + 9).map(|i| some[i..i + i % 5].to_vec()).collect::<Vec<_>>();
+        let many = (0..CHUNK as i64 + 3).map(|i| vec![i; 2]).collect::<Vec<_>>();
+        for expected in [expected, many, vec![vec![], vec![]]] {
+            let fill = |writer: &mut Writer<'_, '_>| {
+                expected.iter().try_for_each(|list| writer.list(LISTS, list.iter().copied()))
+            };
+            let store = FORMAT.temporary(&mut go_on, fill).unwrap();
+            assert_eq!(store.lists(LISTS), expected.len());
+            for (index, list) in expected.iter().enumerate() {
+                assert_eq!(store.list(LISTS, index, |number| number), *list);
+                assert_eq!(store.some_list(LISTS, index, |_| ()).is_none(), list.is_empty());
+            }
+            assert_eq!(store.longest(LISTS), expected.iter().map(Vec::len).max().unwrap());
+        }
+    }
+
+    #[test]
+    fn what_describes_nothing_is_refused() {
+        let refused = |bytes: &[u8]| {
+            let map = FORMAT.kind.temporary(|body| body.write(bytes)).unwrap();
+            Store::open(map, 2, Path::new("a.test")).unwrap_err().to_string()
         };
-        let store = TokenStore::build_or_open_in(folder.path(), &corpus, &tokenizer, &mut progress).unwrap();
-        let bytes = corpus.num_bytes();
-        assert_eq!(last, Some(Progress { done_bytes: bytes, total_bytes: bytes, tokens: store.len() as u64 }));
+        let body = |numbers: &[u64]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<_>>();
+        for (numbers, says) in [
+            (&[][..], "damaged directory"),
+            (&[0, 0, 0], "damaged directory"),
+            // One number more than the directory has, more than there can be, of three bytes, beyond the end.
+            (&[1, 0, 0, 0], "damaged directory"),
+            (&[u64::MAX, 0, 0, 0], "damaged directory"),
+            (&[0, 0, 0, 3, 1, 0, 0, 0], "damaged directory"),
+            (&[0, 0, 1, 8, 1, 0, 0, 0], "damaged directory"),
+            (&[0, 0, u64::MAX, 8, 1, 0, 0, 0], "damaged directory"),
+            // A list that ends where there is no number; two numbers of which the list has one.
+            (&[1, 0, 0, 0, 0, 0, 1], "the lists of column 1"),
+            (&[0, 0, 0, 1, 0, 0, 0, 0, 2, 1], "the lists of column 1"),
+        ] {
+            assert!(refused(&body(numbers)).contains(says), "{numbers:?}: {}", refused(&body(numbers)));
+        }
     }
 
     #[test]
-    fn text_that_is_not_utf8_leaves_no_cache() {
-        let Fixture { folder, corpus, tokenizer } = fixture();
-        fs::write(folder.path().join("text/3.txt"), b"good \xfe bad").unwrap();
-        let cache = folder.path().join("cache");
-        let error = TokenStore::build_or_open_in(&cache, &corpus, &tokenizer, &mut go_on).unwrap_err().to_string();
-        assert!(error.contains("3.txt") && error.contains("0xfe at offset 5"), "{error}");
-        assert_eq!(fs::read_dir(&cache).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn a_cache_that_cannot_be_written_says_where_to_put_it() {
-        let Fixture { folder, corpus, tokenizer } = fixture();
-        let taken = folder.path().join("text/0.txt");
-        let error = TokenStore::build_or_open_in(&taken, &corpus, &tokenizer, &mut go_on).unwrap_err().to_string();
-        assert!(error.contains("cannot write the cache") && error.contains("KILN_CACHE"), "{error}");
-    }
-
-    #[test]
-    fn what_is_no_store_is_refused() {
+    fn an_entry_is_used_again_and_a_damaged_one_is_made_again() {
         let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("a.tokens");
-        for bytes in [&b""[..], b"KILNTOK2", &[7; 200]] {
-            fs::write(&file, bytes).unwrap();
-            let error = TokenStore::open(&file).unwrap_err().to_string();
-            assert!(error.contains("not a token store"), "{error}");
-        }
-        assert!(TokenStore::open(&folder.path().join("none")).is_err());
-        // Whole, but of a width that no id has.
-        let impossible = KIND.build_or_open(folder.path(), &[1; 32], "tokens", TokenStore::open, |_| Ok([3, 1, 1]));
-        assert!(impossible.unwrap_err().to_string().contains("a header that cannot be"));
-    }
-
-    #[test]
-    fn other_text_is_another_key() {
-        let Fixture { folder, corpus, tokenizer } = fixture();
-        let before = key(&corpus, &tokenizer).unwrap();
-        fs::write(folder.path().join("text/0.txt"), "other").unwrap();
-        assert_ne!(key(&corpus, &tokenizer).unwrap(), before);
-        // Where one document ends and the next begins counts too.
-        let key_of = |first: &str, second: &str| {
-            fs::write(folder.path().join("text/0.txt"), first).unwrap();
-            fs::write(folder.path().join("text/1.txt"), second).unwrap();
-            key(&corpus, &tokenizer).unwrap()
+        let mut made = 0;
+        let mut open = |flow: ControlFlow<()>| {
+            FORMAT.build_or_open(folder.path(), FORMAT.key(), &mut |_| flow, |writer| {
+                made += 1;
+                writer.list(LISTS, [1, 2])?;
+                writer.tell()
+            })
         };
-        assert_ne!(key_of("ab", "c"), key_of("a", "bc"));
-        let other = Tokenizer::train_bpe(&corpus, 262, 1).unwrap();
-        assert_ne!(key(&corpus, &other).unwrap(), key(&corpus, &tokenizer).unwrap());
+        assert!(open(ControlFlow::Break(())).unwrap_err().to_string().contains("interrupted"));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "an interruption leaves nothing");
+        open(ControlFlow::Continue(())).unwrap();
+        // Whoever is interrupted at once can only have read the cache.
+        assert_eq!(open(ControlFlow::Break(())).unwrap().list(LISTS, 0, |number| number), [1, 2]);
+        let path = fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+        let whole = fs::read(&path).unwrap();
+        for at in [0, 50, whole.len() / 2, whole.len() - 1] {
+            let mut flipped = whole.clone();
+            flipped[at] ^= 0x40;
+            fs::write(&path, flipped).unwrap();
+            open(ControlFlow::Continue(())).unwrap();
+            assert!(fs::read(&path).unwrap() == whole, "byte {at}");
+        }
+        assert_eq!(made, 6);
+        let taken = FORMAT.build_or_open(&path, FORMAT.key(), &mut go_on, |_| Ok(())).unwrap_err().to_string();
+        assert!(taken.contains("cannot write the cache") && taken.contains("KILN_CACHE"), "{taken}");
     }
 }

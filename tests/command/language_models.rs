@@ -9,9 +9,9 @@ use kiln::config::DataFormat;
 use kiln::data::Dataset;
 use kiln::data::blocks::Blocks;
 use kiln::data::corpus::Corpus;
-use kiln::data::store::TokenStore;
 use kiln::data::table::{Columns, Table};
 use kiln::data::tokenizer::Tokenizer;
+use kiln::data::tokens::TokenStore;
 use serde_json::Value;
 
 /// A model without dropout, so that runs that must agree can be compared.

@@ -24,7 +24,7 @@ use store::WindowStore;
 
 use crate::base::error::{Error, Result};
 use crate::base::signals;
-use crate::data::store::OnProgress;
+use crate::data::store::{OnProgress, until_signalled};
 use crate::data::{Dataset, Example, Label};
 
 /// Questions and the windows they were cut into. A window is an example. The questions are in memory, the windows on disk.
@@ -59,7 +59,7 @@ impl SquadData {
     /// # Errors
     /// A question that leaves no room for its context; the operating system's; a signal.
     pub fn new(questions: Vec<Question>, encoder: &WindowEncoder, options: SpanOptions) -> Result<Self> {
-        let store = WindowStore::temporary(&questions, encoder, &mut store::until_signalled);
+        let store = WindowStore::temporary(&questions, encoder, &mut until_signalled);
         let store = store.map_err(|error| match signals::received() {
             Some(signal) => signal.error("stopped before the first window"),
             None => error,
@@ -106,11 +106,6 @@ impl SquadData {
         })?;
         let in_validation = |index: usize| chosen[contexts[&self.questions[index].context.as_ptr()]];
         Ok((self.part(|index| !in_validation(index)), self.part(in_validation)))
-    }
-
-    /// SHA-256 of all windows of the files, of which this may have a part.
-    pub fn digest(&self) -> [u8; 32] {
-        self.store.digest()
     }
 
     /// The questions, in the order of the files.

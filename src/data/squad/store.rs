@@ -1,13 +1,6 @@
-//! Windows in one memory-mapped file, so that only the questions stay in memory. Kept and guarded as the
-//! [token store](crate::data::store): encoded on all cores, written as a stream under a key of everything it depends on, and
-//! in the cache only when it is whole. What is predicted once goes through a file that nobody else sees.
-//!
-//! Layout: the header (`cache::mapped`) with `KILNWIN3`, 1 if windows have token types, the number of windows and the
-//! number of their bytes; the windows, each question, tokens, first token of the context, tokens of the context, first and
-//! last token of the answer (u32 each), the ids (u32), the token types (a byte each), first and one past the last character
-//! of every token of the context (u32 each); where each window starts (u64).
+//! Windows on disk, so that only the questions stay in memory: the [store](crate::data::store) of what a window has. Questions are
+//! encoded on all cores; those that are predicted once go through a file that nobody else sees.
 
-use std::ops::ControlFlow;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
@@ -15,26 +8,32 @@ use tokenizers::parallelism::MaybeParallelIterator;
 
 use super::read::Question;
 use super::windows::{Window, WindowEncoder};
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
 use crate::cache;
-use crate::cache::mapped::{Key, Kind, Mapped, Writer, damaged, u32_at, u64_at};
-use crate::data::store::{OnProgress, Progress, tell};
+use crate::cache::mapped::Kind;
+use crate::data::store::{Column, Format, OnProgress, Store, Writer};
 
-const KIND: Kind<3> = Kind { magic: b"KILNWIN3", name: "window store" };
-const HEAD: usize = 24;
+const FORMAT: Format = Format {
+    kind: Kind { magic: b"KILNWIN4", name: "window store", extension: "windows" },
+    columns: &["question", "input_ids", "token_type_ids", "context_start", "offsets", "start", "end"],
+};
+
+const QUESTION: Column = Column(0);
+const INPUT_IDS: Column = Column(1);
+/// Empty lists where windows have no token types.
+const TOKEN_TYPE_IDS: Column = Column(2);
+const CONTEXT_START: Column = Column(3);
+/// First and one past the last character of each token of the context, one after the other.
+const OFFSETS: Column = Column(4);
+const START: Column = Column(5);
+const END: Column = Column(6);
 
 /// Questions are encoded in groups of so many, to use all cores while holding little at a time.
 const GROUP: usize = 256;
 
 /// Windows on disk.
 #[derive(Debug)]
-pub(super) struct WindowStore {
-    map: Mapped<3>,
-    has_types: bool,
-    len: usize,
-    /// Where the index starts.
-    index: usize,
-}
+pub(super) struct WindowStore(Store);
 
 impl WindowStore {
     /// The windows of `questions`: from the cache, or encoded now.
@@ -57,7 +56,7 @@ impl WindowStore {
         progress: &mut OnProgress<'_>,
     ) -> Result<Self> {
         let key = key(questions, encoder);
-        KIND.build_or_open(folder, &key, "windows", Self::open, |writer| write(writer, questions, encoder, progress))
+        FORMAT.build_or_open(folder, key, progress, |writer| write(writer, questions, encoder)).map(Self)
     }
 
     /// The windows of `questions` in a file that goes away with this.
@@ -69,99 +68,42 @@ impl WindowStore {
         encoder: &WindowEncoder,
         progress: &mut OnProgress<'_>,
     ) -> Result<Self> {
-        let io = |error: std::io::Error| Error::io("write a temporary file", &error);
-        let file = tempfile::tempfile().map_err(io)?;
-        KIND.write(&file, &[0; 32], &std::env::temp_dir(), &io, |writer| write(writer, questions, encoder, progress))?;
-        let name = Path::new("a temporary file");
-        Self::checked(KIND.map(&file, name)?, name)
-    }
-
-    /// Opens a store that is on disk.
-    ///
-    /// # Errors
-    /// A file that is no window store, is cut short, has another's name, or does not match its digests.
-    fn open(path: &Path) -> Result<Self> {
-        Self::checked(KIND.open(path)?, path)
-    }
-
-    /// A mapped file whose windows are where its index says.
-    fn checked(map: Mapped<3>, path: &Path) -> Result<Self> {
-        let [has_types, len, index] = map.numbers;
-        map.has_bytes(len.checked_mul(8).and_then(|bytes| bytes.checked_add(index)), path)?;
-        let (has_types, len, index) = (has_types == 1, len as usize, index as usize);
-        let store = Self { map, has_types, len, index };
-        // Windows follow one another without gaps; a damaged index or length does not get past this.
-        let mut expected = 0;
-        for window in 0..len {
-            let at = u64_at(&store.map, index + window * 8) as usize;
-            if at != expected || at + HEAD > index {
-                return Err(damaged(path, format!("damaged index at window {window}")));
-            }
-            let [_, tokens, _, context, _, _] = store.head(at);
-            expected = at + HEAD + tokens * (4 + usize::from(has_types)) + context * 8;
-        }
-        if expected != index {
-            return Err(damaged(path, "damaged index"));
-        }
-        Ok(store)
-    }
-
-    /// The six numbers before the ids of the window that starts at byte `at`.
-    fn head(&self, at: usize) -> [usize; 6] {
-        std::array::from_fn(|number| u32_at(&self.map, at + number * 4) as usize)
-    }
-
-    fn start(&self, window: usize) -> usize {
-        u64_at(&self.map, self.index + window * 8) as usize
-    }
-
-    /// SHA-256 of the windows.
-    pub(super) fn digest(&self) -> [u8; 32] {
-        self.map.digest()
+        FORMAT.temporary(progress, |writer| write(writer, questions, encoder)).map(Self)
     }
 
     /// How many windows there are.
     pub(super) fn len(&self) -> usize {
-        self.len
+        self.0.len(QUESTION)
     }
 
     /// The question of a window.
     pub(super) fn question_of(&self, window: usize) -> usize {
-        self.head(self.start(window))[0]
+        self.0.number(QUESTION, window) as usize
     }
 
     /// The tokens of a window.
     pub(super) fn len_of(&self, window: usize) -> usize {
-        self.head(self.start(window))[1]
+        self.0.bounds(INPUT_IDS, window).len()
     }
 
     /// A window.
     pub(super) fn window(&self, window: usize) -> Window {
-        let at = self.start(window);
-        let [question, tokens, context_start, context, start, end] = self.head(at);
-        let ids = at + HEAD;
-        let types = ids + tokens * 4;
-        let offsets = types + if self.has_types { tokens } else { 0 };
-        let number = |at: usize| u32_at(&self.map, at);
-        let character = |token: usize, side: usize| number(offsets + token * 8 + side * 4) as usize;
+        let offsets = self.0.list(OFFSETS, window, |character| character as usize);
         Window {
-            question,
-            input_ids: (0..tokens).map(|token| number(ids + token * 4) as i32).collect(),
-            token_type_ids: self
-                .has_types
-                .then(|| self.map[types..types + tokens].iter().map(|kind| i32::from(*kind)).collect()),
-            context_start,
-            offsets: (0..context).map(|token| (character(token, 0), character(token, 1))).collect(),
-            start: start as i32,
-            end: end as i32,
+            question: self.question_of(window),
+            input_ids: self.0.list(INPUT_IDS, window, |id| id as i32),
+            token_type_ids: self.0.some_list(TOKEN_TYPE_IDS, window, |kind| kind as i32),
+            context_start: self.0.number(CONTEXT_START, window) as usize,
+            offsets: offsets.as_chunks().0.iter().map(|[first, end]| (*first, *end)).collect(),
+            start: self.0.number(START, window) as i32,
+            end: self.0.number(END, window) as i32,
         }
     }
 }
 
-/// SHA-256 over everything the windows depend on.
-fn key(questions: &[Question], encoder: &WindowEncoder) -> Key {
-    let mut hash = Sha256::new();
-    hash.update(KIND.magic);
+/// The hash of everything the windows depend on.
+fn key(questions: &[Question], encoder: &WindowEncoder) -> Sha256 {
+    let mut hash = FORMAT.key();
     hash.update(encoder.content_hash());
     for question in questions {
         for text in [question.text.as_str(), &question.context] {
@@ -173,60 +115,38 @@ fn key(questions: &[Question], encoder: &WindowEncoder) -> Key {
             question.answers.first().map_or(String::new(), |answer| format!("{}:{}\n", answer.start, answer.text)),
         );
     }
-    hash.finalize().into()
+    hash
 }
 
-/// Writes the windows and their index; the numbers of the header.
-fn write(
-    writer: &mut Writer<'_>,
-    questions: &[Question],
-    encoder: &WindowEncoder,
-    progress: &mut OnProgress<'_>,
-) -> Result<[u64; 3]> {
+/// Writes the windows.
+fn write(writer: &mut Writer<'_, '_>, questions: &[Question], encoder: &WindowEncoder) -> Result<()> {
     let size = |question: &Question| (question.text.len() + question.context.len()) as u64;
-    let mut state = Progress { done_bytes: 0, total_bytes: questions.iter().map(size).sum(), tokens: 0 };
-    let (mut len, mut at) = (0u64, 0u64);
+    writer.state.total_bytes = questions.iter().map(size).sum();
     for (group, some) in questions.chunks(GROUP).enumerate() {
         let numbered = some.iter().enumerate().map(|(index, question)| (group * GROUP + index, question));
         let windows = numbered.collect::<Vec<_>>().into_maybe_par_iter();
         let windows = windows.map(|(index, question)| encoder.windows(index, question)).collect::<Result<Vec<_>>>()?;
-        for window in windows.iter().flatten() {
-            let bytes = bytes_of(window);
-            writer.write(&bytes)?;
-            writer.index(&at.to_le_bytes())?;
-            len += 1;
-            at += bytes.len() as u64;
-            state.tokens += window.input_ids.len() as u64;
+        for window in windows.into_iter().flatten() {
+            writer.state.tokens += window.input_ids.len() as u64;
+            writer.numbers(QUESTION, [window.question as i64])?;
+            writer.list(INPUT_IDS, window.input_ids)?;
+            writer.list(TOKEN_TYPE_IDS, window.token_type_ids.into_iter().flatten())?;
+            writer.numbers(CONTEXT_START, [window.context_start as i64])?;
+            writer.list(OFFSETS, window.offsets.iter().flat_map(|(first, end)| [*first as i64, *end as i64]))?;
+            writer.numbers(START, [window.start])?;
+            writer.numbers(END, [window.end])?;
         }
-        state.done_bytes += some.iter().map(size).sum::<u64>();
-        tell(progress, state)?;
+        writer.state.done_bytes += some.iter().map(size).sum::<u64>();
+        writer.tell()?;
     }
-    Ok([u64::from(encoder.has_types()), len, at])
-}
-
-fn bytes_of(window: &Window) -> Vec<u8> {
-    let sizes = [window.question, window.input_ids.len(), window.context_start, window.offsets.len()];
-    let mut bytes = Vec::new();
-    let mut put = |number: u32| bytes.extend(number.to_le_bytes());
-    sizes.into_iter().for_each(|size| put(size as u32));
-    [window.start, window.end].iter().chain(&window.input_ids).for_each(|number| put(*number as u32));
-    bytes.extend(window.token_type_ids.iter().flatten().map(|kind| *kind as u8));
-    for (from, to) in &window.offsets {
-        bytes.extend((*from as u32).to_le_bytes());
-        bytes.extend((*to as u32).to_le_bytes());
-    }
-    bytes
-}
-
-/// Goes on unless a signal has come; for what shows no progress.
-pub(super) fn until_signalled(_: Progress) -> ControlFlow<()> {
-    if crate::base::signals::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use std::fs;
+    use std::ops::ControlFlow;
 
     use super::*;
     use crate::data::squad::Answer;
@@ -284,23 +204,17 @@ mod tests {
         let whole = build(ControlFlow::Continue(())).unwrap();
         let file = fs::read_dir(&cache).unwrap().next().unwrap().unwrap().path();
         let bytes = fs::read(&file).unwrap();
-        // In the header, in the length of the first window, in the index, and a file cut short.
-        let changed = |at: usize| {
-            let mut changed = bytes.clone();
-            changed[at] ^= 1;
-            changed
-        };
-        for damaged in
-            [changed(17), changed(Kind::<3>::HEADER + 4), changed(bytes.len() - 8), bytes[..bytes.len() - 1].to_vec()]
-        {
-            fs::write(&file, damaged).unwrap();
-            assert!(WindowStore::open(&file).is_err());
+        for at in [17, bytes.len() / 3, bytes.len() - 8] {
+            let mut flipped = bytes.clone();
+            flipped[at] ^= 1;
+            fs::write(&file, flipped).unwrap();
             let again = build(ControlFlow::Continue(())).unwrap();
             assert_eq!(again.window(3), whole.window(3));
+            assert!(fs::read(&file).unwrap() == bytes, "byte {at}");
         }
         // Another answer is another key.
         let mut other = questions.clone();
         other[0].answers[0].start = 8;
-        assert_ne!(key(&other, &encoder), key(&questions, &encoder));
+        assert_ne!(key(&other, &encoder).finalize(), key(&questions, &encoder).finalize());
     }
 }

@@ -97,14 +97,6 @@ impl Extent {
     fn is_below(self, count: usize) -> bool {
         self == Self::NONE || (self.least >= 0 && (self.greatest as usize) < count)
     }
-
-    fn number(self) -> u64 {
-        u64::from(self.least as u32) << 32 | u64::from(self.greatest as u32)
-    }
-
-    fn of_number(number: u64) -> Self {
-        Self { least: (number >> 32) as i32, greatest: number as i32 }
-    }
 }
 
 /// What stands in rows at most.
@@ -122,6 +114,9 @@ pub(super) struct Extremes {
 }
 
 impl Extremes {
+    /// How many numbers they are.
+    pub const NUMBERS: usize = 10;
+
     /// Those of no row.
     pub const NONE: Self = Self {
         longest: 0,
@@ -164,15 +159,23 @@ impl Extremes {
         self.labels != Extent::NONE
     }
 
-    /// As numbers of a header.
-    pub fn numbers(&self) -> [u64; 6] {
-        let [ids, types, labels, classes] = [self.ids, self.types, self.labels, self.classes].map(Extent::number);
-        [self.longest, ids, types, labels, classes, self.strays]
+    /// As numbers of a column.
+    pub fn numbers(&self) -> [i64; Self::NUMBERS] {
+        let [[a, b], [c, d], [e, f], [g, h]] = [self.ids, self.types, self.labels, self.classes]
+            .map(|Extent { least, greatest }| [least, greatest].map(i64::from));
+        [self.longest as i64, self.strays as i64, a, b, c, d, e, f, g, h]
     }
 
     /// Those that gave `numbers`.
-    pub fn of_numbers([longest, ids, types, labels, classes, strays]: [u64; 6]) -> Self {
-        let [ids, types, labels, classes] = [ids, types, labels, classes].map(Extent::of_number);
-        Self { longest, ids, types, labels, classes, strays }
+    pub fn of_numbers([longest, strays, a, b, c, d, e, f, g, h]: [i64; Self::NUMBERS]) -> Self {
+        let extent = |least: i64, greatest: i64| Extent { least: least as i32, greatest: greatest as i32 };
+        Self {
+            longest: longest as u64,
+            ids: extent(a, b),
+            types: extent(c, d),
+            labels: extent(e, f),
+            classes: extent(g, h),
+            strays: strays as u64,
+        }
     }
 }

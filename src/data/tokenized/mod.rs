@@ -3,7 +3,6 @@
 //! are kept in one memory-mapped file of the cache, and a part of them is a list of their numbers.
 
 mod batch_file;
-mod layout;
 mod limits;
 mod read;
 mod row;
@@ -23,13 +22,12 @@ use crate::config::Task;
 pub use batch_file::read_batch;
 pub use limits::Limits;
 
-use layout::Entry;
-use store::Store;
+use store::Rows;
 
 /// Rows on disk, or a part of them.
 #[derive(Debug, Clone)]
 pub struct TokenizedData {
-    store: Arc<Store>,
+    store: Arc<Rows>,
     /// The rows of this part; none means all.
     part: Option<Arc<[usize]>>,
     num_tokens: u64,
@@ -52,8 +50,8 @@ impl TokenizedData {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_in(folder: &Path, files: &[PathBuf], task: Task, progress: &mut OnProgress<'_>) -> Result<Self> {
-        let store = Store::build_or_open(folder, files, task, progress)?;
-        let (num_tokens, max_len) = (store.num_tokens(), store.extremes.longest as usize);
+        let store = Rows::build_or_open(folder, files, task, progress)?;
+        let (num_tokens, max_len) = (store.num_tokens, store.extremes.longest as usize);
         Ok(Self { store: Arc::new(store), part: None, num_tokens, max_len })
     }
 
@@ -70,9 +68,9 @@ impl TokenizedData {
             let rows = (0..len).filter(|index| chosen[*index] == validation).map(|index| self.row(index));
             let rows = rows.collect::<Arc<[_]>>();
             let (mut num_tokens, mut max_len) = (0, 0);
-            for entry in rows.iter().map(|row| self.store.entry(*row)) {
-                num_tokens += u64::from(entry.attended);
-                max_len = max_len.max(entry.tokens as usize);
+            for row in rows.iter() {
+                num_tokens += self.store.attended(*row);
+                max_len = max_len.max(self.store.len_of(*row));
             }
             Self { store: self.store.clone(), part: Some(rows), num_tokens, max_len }
         };
@@ -90,7 +88,7 @@ impl TokenizedData {
             }
         }
         let place = || self.store.place(self.row(0));
-        if self.store.labelled == 0 {
+        if !self.store.is_labelled {
             return Err(Error::data(format!("{}: the rows have no labels", place())).help(match self.store.task {
                 Task::QuestionAnswering => "add the columns start_positions and end_positions",
                 _ => "add the column labels",
@@ -103,11 +101,6 @@ impl TokenizedData {
         Ok(())
     }
 
-    /// SHA-256 of all rows of the files, of which this may be a part.
-    pub fn digest(&self) -> [u8; 32] {
-        self.store.digest()
-    }
-
     /// Attended tokens of all rows.
     pub fn num_tokens(&self) -> u64 {
         self.num_tokens
@@ -118,7 +111,7 @@ impl TokenizedData {
     /// # Errors
     /// A class that is not below [`MAX_CLASSES`], with its place: a mistake would cost the memory of a head of that size.
     pub fn num_classes(&self) -> Result<usize> {
-        let classes = (0..self.len()).filter_map(|index| Some((self.entry(index).class()?, index)));
+        let classes = (0..self.len()).filter_map(|index| Some((self.store.class(self.row(index))?, index)));
         let Some((class, index)) = classes.max() else { return Ok(0) };
         match usize::try_from(class) {
             Ok(class) if class < MAX_CLASSES => Ok(class + 1),
@@ -135,15 +128,11 @@ impl TokenizedData {
     fn row(&self, index: usize) -> usize {
         self.part.as_ref().map_or(index, |part| part[index])
     }
-
-    fn entry(&self, index: usize) -> Entry {
-        self.store.entry(self.row(index))
-    }
 }
 
 impl Dataset for TokenizedData {
     fn len(&self) -> usize {
-        self.part.as_ref().map_or(self.store.len, |part| part.len())
+        self.part.as_ref().map_or(self.store.len(), |part| part.len())
     }
 
     fn get(&self, index: usize, _epoch: u64) -> Result<Example> {
@@ -151,7 +140,7 @@ impl Dataset for TokenizedData {
     }
 
     fn len_of(&self, index: usize) -> usize {
-        self.entry(index).tokens as usize
+        self.store.len_of(self.row(index))
     }
 
     fn max_len(&self) -> usize {

@@ -1,42 +1,51 @@
-//! The rows in one memory-mapped file. Kept and guarded as the [token store](crate::data::store): written as a stream under a
-//! key of everything they depend on, and in the cache only when the file is whole.
-//!
-//! Layout: the header (`cache::mapped`) with `KILNIDS2`, the number of rows, of their bytes, of attended tokens and of
-//! rows with labels, and what stands in them at most; the [rows](super::layout); the index, an entry a row, and then for
-//! every file its first row (u64) and whether it is an array (u64).
+//! Tokenised rows on disk: the [store](crate::data::store) of the columns of each row, and of where it stands in its file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::layout::{ENTRY, Entry};
 use super::limits::Extremes;
 use super::read::{self, Found, Unit};
+use super::row::own_labels;
 use crate::base::error::{Error, Result};
-use crate::cache::mapped::{Key, Kind, Mapped, Sources, Writer, damaged, hash_files, u64_at};
+use crate::cache::mapped::Kind;
+use crate::cache::sources::Sources;
 use crate::config::Task;
-use crate::data::Example;
-use crate::data::store::{OnProgress, Progress, tell};
+use crate::data::store::{Column, Format, OnProgress, Store, Writer};
+use crate::data::{Example, Label};
 
-const KIND: Kind<10> = Kind { magic: b"KILNIDS2", name: "store of tokenized rows" };
+const FORMAT: Format = Format {
+    kind: Kind { magic: b"KILNIDS3", name: "store of tokenized rows", extension: "rows" },
+    columns: &["input_ids", "attention_mask", "token_type_ids", "labels", "number", "files", "summary"],
+};
 
-/// Bytes of a file's entry in the index.
-const FILE: usize = 16;
+const INPUT_IDS: Column = Column(0);
+/// An empty list where all tokens are attended.
+const ATTENTION_MASK: Column = Column(1);
+/// An empty list where the row has no token types.
+const TOKEN_TYPE_IDS: Column = Column(2);
+/// By task a label for each token, a class, the bits of a number, or first and last token of a span; an empty list where the
+/// labels are the ids themselves, and where rows have no labels.
+const LABELS: Column = Column(3);
+/// The line or the element of its file that the row is, from 1.
+const NUMBER: Column = Column(4);
+/// For each file its first row, and whether it is an array.
+const FILES: Column = Column(5);
+/// Attended tokens, whether the rows have labels, and [`Extremes`].
+const SUMMARY: Column = Column(6);
 
 /// Progress is told after about so many bytes.
 const GROUP_BYTES: u64 = 1 << 20;
 
-/// All rows.
+/// All rows of some files.
 #[derive(Debug)]
-pub(super) struct Store {
-    map: Mapped<10>,
-    /// How many there are.
-    pub len: usize,
-    /// Where the index starts.
-    index: usize,
-    /// How many have labels.
-    pub labelled: u64,
+pub(super) struct Rows {
+    store: Store,
+    /// Attended tokens of all rows.
+    pub num_tokens: u64,
+    /// Whether they have labels. Either all have, or none.
+    pub is_labelled: bool,
     /// What stands in them at most.
     pub extremes: Extremes,
     /// What they are examples of.
@@ -45,142 +54,160 @@ pub(super) struct Store {
     files: Vec<(PathBuf, usize, Unit)>,
 }
 
-impl Store {
+impl Rows {
     /// The rows of `files` for `task`: from the cache in `folder`, or read now.
     ///
     /// # Errors
     /// As [`TokenizedData::open`](super::TokenizedData::open).
     pub fn build_or_open(folder: &Path, files: &[PathBuf], task: Task, progress: &mut OnProgress<'_>) -> Result<Self> {
         let sources = Sources::of(files)?;
-        let open = |path: &Path| Self::open(path, files, task);
-        KIND.build_or_open(folder, &key(files, task)?, "rows", open, |writer| {
-            let numbers = write(writer, files, task, progress)?;
-            sources.are_unchanged().map(|()| numbers)
+        let store = FORMAT.build_or_open(folder, key(&sources, task)?, progress, |writer| {
+            write(writer, files, task)?;
+            sources.are_unchanged()
+        })?;
+        let starts = files.iter().enumerate().map(|(index, file)| {
+            let unit = if store.number(FILES, 2 * index + 1) == 0 { Unit::Line } else { Unit::Row };
+            (file.clone(), store.number(FILES, 2 * index) as usize, unit)
+        });
+        Ok(Self {
+            files: starts.collect(),
+            num_tokens: store.number(SUMMARY, 0) as u64,
+            is_labelled: store.number(SUMMARY, 1) == 1,
+            extremes: Extremes::of_numbers(std::array::from_fn(|number| store.number(SUMMARY, 2 + number))),
+            task,
+            store,
         })
     }
 
-    /// Opens the rows of `files` for `task` that are on disk.
-    fn open(path: &Path, files: &[PathBuf], task: Task) -> Result<Self> {
-        let map = KIND.open(path)?;
-        let [len, bytes, attended, labelled, extremes @ ..] = map.numbers;
-        let index = len.checked_mul(ENTRY as u64).and_then(|entries| entries.checked_add((files.len() * FILE) as u64));
-        map.has_bytes(index.and_then(|index| index.checked_add(bytes)), path)?;
-        let (len, index) = (len as usize, bytes as usize);
-        let mut store =
-            Self { map, len, index, labelled, extremes: Extremes::of_numbers(extremes), task, files: Vec::new() };
-        // Rows follow one another without gaps; a damaged index does not get past this.
-        let (mut at, mut tokens) = (0, 0);
-        for row in 0..len {
-            let entry = store.entry(row);
-            at = match entry.bytes().filter(|_| entry.offset == at) {
-                Some(bytes) if bytes <= index as u64 - at => at + bytes,
-                _ => return Err(damaged(path, format!("damaged index at row {row}"))),
-            };
-            tokens += u64::from(entry.attended);
-        }
-        for (number, file) in files.iter().enumerate() {
-            let entry = index + len * ENTRY + number * FILE;
-            let unit = if u64_at(&store.map, entry + 8) == 0 { Unit::Line } else { Unit::Row };
-            store.files.push((file.clone(), u64_at(&store.map, entry) as usize, unit));
-        }
-        let ordered = store.files.is_sorted_by_key(|(_, first, _)| *first);
-        if at != index as u64 || tokens != attended || !ordered || store.files.iter().any(|(_, first, _)| *first >= len)
-        {
-            return Err(damaged(path, "damaged index"));
-        }
-        Ok(store)
+    /// How many rows there are.
+    pub fn len(&self) -> usize {
+        self.store.lists(INPUT_IDS)
     }
 
-    /// SHA-256 of the rows and where they stand in their files.
-    pub fn digest(&self) -> [u8; 32] {
-        self.map.digest()
+    /// Tokens of a row.
+    pub fn len_of(&self, row: usize) -> usize {
+        self.store.bounds(INPUT_IDS, row).len()
     }
 
-    /// Attended tokens of all rows.
-    pub fn num_tokens(&self) -> u64 {
-        self.map.numbers[2]
+    /// Attended tokens of a row.
+    pub fn attended(&self, row: usize) -> u64 {
+        let mask = self.store.some_list(ATTENTION_MASK, row, |attended| attended as u64);
+        mask.map_or(self.len_of(row) as u64, |mask| mask.iter().sum())
     }
 
-    /// The entry of a row.
-    pub fn entry(&self, row: usize) -> Entry {
-        Entry::of_bytes(&self.map, self.index + row * ENTRY)
+    /// The class of a row, if that is its label.
+    pub fn class(&self, row: usize) -> Option<i32> {
+        let is_class = self.is_labelled && self.task == Task::SequenceClassification;
+        is_class.then(|| self.store.number(LABELS, self.store.bounds(LABELS, row).start) as i32)
     }
 
     /// A row.
     pub fn example(&self, row: usize) -> Example {
-        self.entry(row).read(&self.map)
+        let input_ids = self.store.list(INPUT_IDS, row, |id| id as i32);
+        let attention_mask = self.store.some_list(ATTENTION_MASK, row, |attended| attended == 1);
+        let label = self.label(row, &input_ids, attention_mask.as_deref());
+        let token_type_ids = self.store.some_list(TOKEN_TYPE_IDS, row, |kind| kind as i32);
+        Example { input_ids, attention_mask, token_type_ids, label }
+    }
+
+    /// The label of a row that has these ids and this mask.
+    fn label(&self, row: usize, input_ids: &[i32], mask: Option<&[bool]>) -> Label {
+        if !self.is_labelled {
+            return Label::None;
+        }
+        let at = self.store.bounds(LABELS, row).start;
+        let number = |place: usize| self.store.number(LABELS, at + place);
+        match self.task {
+            Task::Clm | Task::Mlm => Label::Tokens(
+                self.store
+                    .some_list(LABELS, row, |label| label as i32)
+                    .unwrap_or_else(|| own_labels(input_ids, mask).collect()),
+            ),
+            Task::SequenceClassification => Label::Class(number(0) as i32),
+            Task::Regression => Label::Value(f32::from_bits(number(0) as u32)),
+            Task::QuestionAnswering => Label::Span { start: number(0) as i32, end: number(1) as i32 },
+        }
     }
 
     /// Where a row stands, for messages.
     pub fn place(&self, row: usize) -> String {
         let after = self.files.partition_point(|(_, first, _)| *first <= row);
         let (file, _, unit) = &self.files[after.saturating_sub(1)];
-        unit.place(file, self.entry(row).number)
+        unit.place(file, self.store.number(NUMBER, row) as u64)
     }
 }
 
-/// SHA-256 over everything the rows depend on.
-fn key(files: &[PathBuf], task: Task) -> Result<Key> {
-    let mut hash = Sha256::new();
-    hash.update(KIND.magic);
+/// The hash of everything the rows depend on.
+fn key(sources: &Sources<'_>, task: Task) -> Result<Sha256> {
+    let mut hash = FORMAT.key();
     hash.update(task.to_string());
-    hash_files(&mut hash, files)?;
-    Ok(hash.finalize().into())
+    sources.hash_into(&mut hash)?;
+    Ok(hash)
 }
 
-/// Writes the rows and their index; the numbers of the header.
-fn write(writer: &mut Writer<'_>, files: &[PathBuf], task: Task, progress: &mut OnProgress<'_>) -> Result<[u64; 10]> {
-    let mut total_bytes = 0;
+/// Writes the rows of `files`.
+fn write(writer: &mut Writer<'_, '_>, files: &[PathBuf], task: Task) -> Result<()> {
     for file in files {
         let metadata = fs::metadata(file).map_err(|error| Error::io(format!("read {}", file.display()), &error))?;
-        total_bytes += metadata.len();
+        writer.state.total_bytes += metadata.len();
     }
-    let mut state = Progress { done_bytes: 0, total_bytes, tokens: 0 };
-    let (mut rows, mut offset, mut attended, mut labelled) = (0u64, 0, 0, 0);
-    let (mut extremes, mut starts, mut unlabelled, mut told) = (Extremes::NONE, Vec::new(), None, 0);
-    let mut bytes = Vec::new();
+    let (mut rows, mut attended, mut is_labelled) = (0u64, 0, false);
+    let (mut extremes, mut unlabelled, mut told) = (Extremes::NONE, None, 0);
     for file in files {
-        let (first, before) = (rows, state.done_bytes);
+        let (first, before) = (rows, writer.state.done_bytes);
         let unit = read::rows(file, task, &mut |Found { example, unit, number, read }| {
-            let place = || unit.place(file, number);
-            bytes.clear();
-            let entry = Entry::write(&example, offset, number, &mut bytes).map_err(|error| error.at(place()))?;
-            writer.write(&bytes)?;
-            writer.index(&entry.to_bytes())?;
             extremes.take(&example);
             rows += 1;
-            offset += bytes.len() as u64;
-            attended += u64::from(entry.attended);
-            match entry.is_labelled() {
-                true => labelled += 1,
-                false if unlabelled.is_none() => unlabelled = Some(place()),
-                false => {}
+            writer.state.tokens += example.input_ids.len() as u64;
+            attended += match &example.attention_mask {
+                Some(mask) => mask.iter().filter(|attended| **attended).count(),
+                None => example.input_ids.len(),
+            };
+            match example.label {
+                Label::None if unlabelled.is_none() => unlabelled = Some(unit.place(file, number)),
+                Label::None => {}
+                _ => is_labelled = true,
             }
-            state.tokens += u64::from(entry.tokens);
-            state.done_bytes = before + read;
-            if state.done_bytes - told >= GROUP_BYTES {
-                told = state.done_bytes;
-                tell(progress, state)?;
+            write_row(writer, example, number)?;
+            writer.state.done_bytes = before + read;
+            if writer.state.done_bytes - told >= GROUP_BYTES {
+                told = writer.state.done_bytes;
+                writer.tell()?;
             }
             Ok(())
         })?;
         if rows == first {
             return Err(Error::data(format!("{}: expected rows, got none", file.display())));
         }
-        starts.push((first, unit));
+        writer.numbers(FILES, [first as i64, i64::from(unit == Unit::Row)])?;
     }
     // What follows the last row of a file is read too.
-    state.done_bytes = total_bytes;
-    tell(progress, state)?;
-    if let Some(place) = unlabelled.filter(|_| labelled > 0) {
+    writer.state.done_bytes = writer.state.total_bytes;
+    writer.tell()?;
+    if let Some(place) = unlabelled.filter(|_| is_labelled) {
         return Err(Error::data(format!("{place}: the row has no labels, but others have")));
     }
-    for (first, unit) in starts {
-        writer.index(&first.to_le_bytes())?;
-        writer.index(&u64::from(unit == Unit::Row).to_le_bytes())?;
-    }
-    let [longest, ids, types, labels, classes, strays] = extremes.numbers();
-    Ok([rows, offset, attended, labelled, longest, ids, types, labels, classes, strays])
+    writer.numbers(SUMMARY, [attended as i64, i64::from(is_labelled)])?;
+    writer.numbers(SUMMARY, extremes.numbers())
+}
+
+/// Writes a row, which is element or line `number` of its file.
+fn write_row(writer: &mut Writer<'_, '_>, example: Example, number: u64) -> Result<()> {
+    let Example { input_ids, attention_mask, token_type_ids, label } = example;
+    match label {
+        Label::None => writer.list(LABELS, [0; 0]),
+        Label::Tokens(labels) if own_labels(&input_ids, attention_mask.as_deref()).eq(labels.iter().copied()) => {
+            writer.list(LABELS, [0; 0])
+        }
+        Label::Tokens(labels) => writer.list(LABELS, labels),
+        Label::Class(class) => writer.list(LABELS, [class]),
+        Label::Value(value) => writer.list(LABELS, [value.to_bits()]),
+        Label::Span { start, end } => writer.list(LABELS, [start, end]),
+    }?;
+    writer.list(INPUT_IDS, input_ids)?;
+    writer.list(ATTENTION_MASK, attention_mask.into_iter().flatten())?;
+    writer.list(TOKEN_TYPE_IDS, token_type_ids.into_iter().flatten())?;
+    writer.numbers(NUMBER, [number as i64])
 }
 
 #[cfg(test)]
@@ -189,13 +216,14 @@ mod tests {
     use std::ops::ControlFlow;
 
     use super::*;
+    use crate::data::store::Progress;
 
     fn go_on(_: Progress) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 
-    fn examples(store: &Store) -> Vec<Example> {
-        (0..store.len).map(|row| store.example(row)).collect()
+    fn examples(store: &Rows) -> Vec<Example> {
+        (0..store.len()).map(|row| store.example(row)).collect()
     }
 
     #[test]
@@ -211,14 +239,17 @@ mod tests {
             write("b.json", r#"[{"input_ids": [3]}, {"input_ids": [4]}]"#),
             write("c.jsonl", "\n{\"input_ids\": [5]}"),
         ];
-        let store = Store::build_or_open(folder.path(), &files, Task::Clm, &mut go_on).unwrap();
+        let store = Rows::build_or_open(folder.path(), &files, Task::Clm, &mut go_on).unwrap();
         let places = (0..5).map(|row| store.place(row)).collect::<Vec<_>>();
         for (place, end) in places.iter().zip(["a.jsonl line 1", "a.jsonl line 3", "b.json row 1", "b.json row 2"]) {
             assert!(place.ends_with(end), "{place}");
         }
         assert!(places[4].ends_with("c.jsonl line 2"), "{}", places[4]);
         // Where one file ends and the next begins counts, and so does the task.
-        let key_of = |files: &[&PathBuf], task| key(&files.iter().copied().cloned().collect::<Vec<_>>(), task).unwrap();
+        let key_of = |files: &[&PathBuf], task| {
+            let files = files.iter().copied().cloned().collect::<Vec<_>>();
+            key(&Sources::of(&files).unwrap(), task).unwrap().finalize()
+        };
         let [a, b, _] = &files;
         assert_ne!(key_of(&[a, b], Task::Clm), key_of(&[b, a], Task::Clm));
         assert_ne!(key_of(&[a], Task::Clm), key_of(&[a], Task::Mlm));
@@ -231,7 +262,7 @@ mod tests {
         let row = |i: usize| format!("{{\"input_ids\": {:?}, \"labels\": {i}}}\n", vec![i; 1 + i % 3]);
         fs::write(&file, (0..20).map(row).collect::<String>()).unwrap();
         let files = [file.clone()];
-        let open = |flow| Store::build_or_open(&cache, &files, Task::SequenceClassification, &mut |_| flow);
+        let open = |flow| Rows::build_or_open(&cache, &files, Task::SequenceClassification, &mut |_| flow);
         assert!(open(ControlFlow::Break(())).unwrap_err().to_string().contains("interrupted"));
         assert_eq!(fs::read_dir(&cache).unwrap().count(), 0, "an interruption leaves nothing");
         let expected = examples(&open(ControlFlow::Continue(())).unwrap());
@@ -239,16 +270,11 @@ mod tests {
         assert_eq!(examples(&open(ControlFlow::Break(())).unwrap()), expected);
         let stored = fs::read_dir(&cache).unwrap().next().unwrap().unwrap().path();
         let whole = fs::read(&stored).unwrap();
-        let index = whole.len() - FILE - 20 * ENTRY;
-        // In the header; of the first entry the offset, the tokens, those attended and the form of the ids; of the second
-        // the form of the mask; the file's first row.
-        for at in [20, index, index + 16, index + 20, index + 32, index + ENTRY + 33, whole.len() - FILE] {
-            let mut lying = whole.clone();
-            lying[at] ^= 0x40;
-            fs::write(&stored, &lying).unwrap();
-            let error = Store::open(&stored, &files, Task::SequenceClassification).unwrap_err().to_string();
-            assert!(error.contains("damaged"), "byte {at}: {error}");
-            assert_eq!(examples(&open(ControlFlow::Continue(())).unwrap()), expected);
+        for at in [20, whole.len() / 3, whole.len() / 2, whole.len() - 1] {
+            let mut flipped = whole.clone();
+            flipped[at] ^= 0x40;
+            fs::write(&stored, &flipped).unwrap();
+            assert_eq!(examples(&open(ControlFlow::Continue(())).unwrap()), expected, "byte {at}");
         }
         for len in [0, 50, whole.len() - 1] {
             fs::write(&stored, &whole[..len]).unwrap();
@@ -256,8 +282,8 @@ mod tests {
         }
         assert!(fs::read(&stored).unwrap() == whole);
         fs::write(&file, row(7)).unwrap();
-        assert_eq!(open(ControlFlow::Continue(())).unwrap().len, 1, "other content is another file of the cache");
-        let taken = Store::build_or_open(&file, &files, Task::Clm, &mut go_on).unwrap_err().to_string();
+        assert_eq!(open(ControlFlow::Continue(())).unwrap().len(), 1, "other content is another file of the cache");
+        let taken = Rows::build_or_open(&file, &files, Task::Clm, &mut go_on).unwrap_err().to_string();
         assert!(taken.contains("cannot write the cache") && taken.contains("KILN_CACHE"), "{taken}");
     }
 
@@ -273,8 +299,8 @@ mod tests {
                 told.push(state);
                 ControlFlow::Continue(())
             };
-            let store = Store::build_or_open(folder.path(), &[file], Task::Clm, &mut progress).unwrap();
-            assert_eq!((store.len, store.num_tokens()), (400, 400_000));
+            let store = Rows::build_or_open(folder.path(), &[file], Task::Clm, &mut progress).unwrap();
+            assert_eq!((store.len(), store.num_tokens), (400, 400_000));
             let bytes = text.len() as u64;
             assert!(told.len() > 2 && told.is_sorted_by_key(|state| state.done_bytes), "{told:?}");
             assert_eq!(told.last(), Some(&Progress { done_bytes: bytes, total_bytes: bytes, tokens: 400_000 }));
@@ -292,7 +318,7 @@ mod tests {
             let file = folder.path().join("a.json");
             fs::write(&file, bytes).unwrap();
             let cache = folder.path().join("cache");
-            let error = Store::build_or_open(&cache, &[file], Task::Clm, &mut go_on).unwrap_err().to_string();
+            let error = Rows::build_or_open(&cache, &[file], Task::Clm, &mut go_on).unwrap_err().to_string();
             assert!(error.contains("a.json: expected UTF-8") && error.contains(&format!("at offset {at}")), "{error}");
             assert_eq!(fs::read_dir(&cache).unwrap().count(), 0);
         }
