@@ -377,17 +377,6 @@ impl RunPlan {
     pub fn compute(&self) -> Compute {
         Compute::new(self.ops, self.precision.dtype)
     }
-
-    /// Whether the figures of step `step` (counted from 1) are read, which `logging_strategy = "no"` does without a row. The
-    /// step may be the last of an epoch.
-    pub fn logs_after(&self, step: usize, epoch_ended: bool) -> bool {
-        let trainer = &self.config.trainer;
-        let due = match trainer.logging_strategy {
-            LoggingStrategy::Epoch => epoch_ended,
-            LoggingStrategy::Steps | LoggingStrategy::No => step.is_multiple_of(self.logging_steps),
-        };
-        due || (trainer.logging_first_step && step == 1)
-    }
 }
 
 /// `warm-up 1000 samples / 16 a step = 63`, for what is neither steps nor automatic.

@@ -16,7 +16,7 @@ use crate::config::{DeviceKind, Precision, Sampler};
 use crate::data::picks::Picks;
 use crate::session::Session;
 use crate::trainer::warmup::rehearsal;
-use crate::trainer::{Callback, Progress, Trainer};
+use crate::trainer::{Callback, Progress, Purpose, Trainer};
 
 /// What a probe looks at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,7 +79,8 @@ pub fn run(session: &Session, ops: Ops, steps: usize, look: Look) -> Result<Prob
     let seen = Arc::new(Mutex::new(Seen::default()));
     let trainer = Trainer::new(session)?;
     let weights = if look == Look::Times { None } else { Some(Weights::read(trainer.model())?) };
-    trainer.warming_up().with_callback(Recorder { look, weights, seen: seen.clone() }).train()?;
+    let recorder = Recorder { look, weights, seen: seen.clone() };
+    trainer.with_purpose(Purpose::Rehearsal).with_callback(recorder).train()?;
     let mut seen = lock(&seen);
     match seen.failed.take() {
         Some(error) => Err(error),

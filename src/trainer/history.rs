@@ -33,10 +33,10 @@ const SEEN: &str = ".trainer_state.json.seen";
 /// # Errors
 /// The operating system's.
 pub(super) fn write_trainer_state(folder: &RunFolder, plan: &RunPlan, run: &mut Run, is_last: bool) -> Result<()> {
-    let best = run.best.step.map(|step| folder.checkpoints().join(checkpoint::name(step)));
+    let best = run.evaluating.best.step.map(|step| folder.checkpoints().join(checkpoint::name(step)));
     let rest = json!({
-        "best_global_step": run.best.step,
-        "best_metric": run.best.value(),
+        "best_global_step": run.evaluating.best.step,
+        "best_metric": run.evaluating.best.value(),
         "best_model_checkpoint": best.filter(|path| path.is_dir()).map(|path| path.display().to_string()),
         "epoch": run.progress.epoch,
         "eval_steps": plan.eval_steps,

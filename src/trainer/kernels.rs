@@ -29,7 +29,6 @@ impl Kernels {
     }
 
     /// So many steps, micro-batches and updates have been recorded.
-    #[cfg(feature = "compiler")]
     pub(super) fn recorded(&mut self, recordings: usize) {
         self.recordings[0] = recordings;
     }

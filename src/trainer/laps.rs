@@ -1,5 +1,5 @@
 //! Where the time of every optimizer step goes, by part: `steps.jsonl` of the run folder, written when `kiln train
-//! --step-times` or `kiln compare` asks for it. Without that, a lap is one comparison.
+//! --step-times` or `kiln compare` asks for it.
 //!
 //! Convention: wall-clock time of the thread that trains. On the CPU every operation has ended when its call returns, so
 //! the parts are what they say. A device that works asynchronously returns at once from `forward`, `backward` and `update`
@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::callback::Progress;
+use super::observer::{Observer, Part};
 use super::shapes::Shape;
 use crate::base::error::{Error, Result};
 use crate::base::reads::device_reads;
@@ -27,25 +28,6 @@ pub const FILE: &str = "steps.jsonl";
 
 /// A wait that is longer than a driver takes to answer was for others' turns.
 const HELD_UP: Duration = Duration::from_millis(1);
-
-/// A part of a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
-    /// Waiting for a batch and moving it to the device.
-    Data,
-    /// The model and its loss.
-    Forward,
-    /// Gradients, and their accumulation.
-    Backward,
-    /// Gradient norm, clipping, optimizer.
-    Update,
-    /// Reading values back (waiting for the device) and writing the log row.
-    Sync,
-    /// Evaluation, no training time.
-    Evaluation,
-    /// Reading out and handing over a checkpoint, no training time.
-    Save,
-}
 
 /// One optimizer step: a line of `steps.jsonl`, and a step in the answer of a contestant of a benchmark, where
 /// another program may leave out whatever has a default. `step_ms` is the training time of the step: all parts but evaluation
@@ -165,9 +147,9 @@ impl StepTimes {
     }
 }
 
-/// Measures the parts of steps.
-#[derive(Debug)]
-pub(super) struct Laps(Option<Open>);
+/// Measures the parts of steps and writes `steps.jsonl`, from the moment on when the loop [begins](Observer::begin).
+#[derive(Debug, Default)]
+pub(crate) struct Laps(Option<Open>);
 
 #[derive(Debug)]
 struct Open {
@@ -185,19 +167,23 @@ struct Open {
 }
 
 impl Laps {
-    /// Measures nothing.
-    pub(super) fn off() -> Self {
-        Self(None)
+    /// The time since the last call was no part of a step, and of `waited` none of the run: it was held up before the step.
+    pub(crate) fn skip(&mut self, waited: Duration) {
+        if let Some(open) = &mut self.0 {
+            open.last = Instant::now();
+            open.start += waited;
+            open.step.held_up = waited >= HELD_UP;
+        }
     }
+}
 
-    /// Writes `steps.jsonl` into the run folder, from the state `progress` on. `is_synchronous` says that the device has
-    /// ended every operation when the call returns.
-    pub(super) fn create(folder: &Path, progress: &Progress, is_synchronous: bool) -> Result<Self> {
+impl Observer for Laps {
+    fn begin(&mut self, folder: &Path, progress: &Progress, is_synchronous: bool) -> Result<()> {
         let path = folder.join(FILE);
         let file = File::create(&path).map_err(|error| Error::io(format!("create {}", path.display()), &error))?;
         launches::watch();
         let now = Instant::now();
-        Ok(Self(Some(Open {
+        self.0 = Some(Open {
             path,
             file: BufWriter::new(file),
             start: now,
@@ -209,18 +195,22 @@ impl Laps {
             reads: device_reads(),
             launches: kernel_launches(),
             step: StepTimes::default(),
-        })))
+        });
+        Ok(())
     }
 
-    /// A batch of this shape begins.
-    pub(super) fn shape(&mut self, shape: Shape) {
+    fn before_step(&mut self, _progress: &Progress) -> Duration {
+        self.skip(Duration::ZERO);
+        Duration::ZERO
+    }
+
+    fn batch(&mut self, shape: Shape) {
         if let Some(open) = &mut self.0 {
             open.step.new_shape |= open.shapes.insert(shape);
         }
     }
 
-    /// The time since the last call was spent on `part`.
-    pub(super) fn lap(&mut self, part: Part) {
+    fn part(&mut self, part: Part) {
         let Some(open) = &mut self.0 else { return };
         let now = Instant::now();
         let ms = milliseconds(now - std::mem::replace(&mut open.last, now));
@@ -244,18 +234,8 @@ impl Laps {
         } += ms;
     }
 
-    /// The time since the last call was no part of a step, and of `waited` none of the run: it was held up before the step.
-    pub(super) fn skip(&mut self, waited: Duration) {
-        if let Some(open) = &mut self.0 {
-            open.last = Instant::now();
-            open.start += waited;
-            open.step.held_up = waited >= HELD_UP;
-        }
-    }
-
-    /// The step is over: writes its line. `read` says that a value of it has been read back.
-    pub(super) fn end_step(&mut self, progress: &Progress, read: bool) -> Result<()> {
-        self.lap(Part::Sync);
+    fn end_step(&mut self, progress: &Progress, read: bool) -> Result<()> {
+        self.part(Part::Sync);
         let Some(open) = &mut self.0 else { return Ok(()) };
         let mut step = std::mem::take(&mut open.step);
         step.step = progress.step;
@@ -287,12 +267,14 @@ mod tests {
     fn parts_add_up_and_new_shapes_are_seen_once() {
         let folder = tempfile::tempdir().unwrap();
         let mut progress = Progress { step: 0, total_steps: 2, samples: 10, tokens: 100, epoch: 0.0 };
-        let mut laps = Laps::create(folder.path(), &progress, true).unwrap();
+        let mut laps = Laps::default();
+        laps.part(Part::Data);
+        laps.begin(folder.path(), &progress, true).unwrap();
         for step in 1..=2 {
-            laps.shape(Shape { rows: 4, seq_len: 8, padded: false });
+            laps.batch(Shape { rows: 4, seq_len: 8, padded: false });
             for part in [Part::Data, Part::Forward, Part::Backward, Part::Update, Part::Evaluation, Part::Save] {
                 std::thread::sleep(Duration::from_millis(2));
-                laps.lap(part);
+                laps.part(part);
             }
             progress = Progress { step, samples: 10 + 4 * step, tokens: 100 + 32 * step, ..progress };
             laps.end_step(&progress, step == 2).unwrap();
@@ -307,6 +289,5 @@ mod tests {
             assert_eq!(step.new_shape, index == 0);
             assert!(step.synced, "on a synchronous device every step is");
         }
-        Laps::off().end_step(&progress, true).unwrap();
     }
 }

@@ -11,13 +11,17 @@ mod callback;
 mod captured;
 pub mod checkpoint;
 mod clock;
+mod eager;
+mod evaluating;
 mod fault;
 mod guard;
 mod history;
 mod kernels;
 pub mod laps;
+mod logging;
 mod losses;
 mod manifest;
+pub(crate) mod observer;
 mod output;
 mod promise;
 mod recover;
@@ -27,38 +31,37 @@ mod saver;
 mod shapes;
 mod status;
 mod step;
+mod stopping;
 mod tensorboard;
+mod verifying;
 
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
-use std::time::{Duration, Instant};
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 use kiln_models::Model;
 use kiln_models::weights::LoadReport;
 
-use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::error::{Error, Result};
 use crate::base::metrics::Record;
 use crate::base::panics;
 use crate::base::signals;
-use crate::config::{ActivationCheckpointing, CompilerMode, DeviceKind, Integration, LoggingStrategy};
+use crate::config::{ActivationCheckpointing, CompilerMode, Integration};
 use crate::data::loader::{Loader, LoaderOptions};
-use crate::engine::device::release_memory;
-use crate::engine::handover;
 use crate::optim::Optimizer;
 use crate::plan::RunPlan;
-use crate::precision::scaler::{LossScaler, MIN_SCALE, ScalerConfig, Scaling};
+use crate::precision::scaler::{LossScaler, ScalerConfig};
 use crate::session::{self, Session};
-use crate::trainer::step_closures::{StepClosures, When};
-use guard::{Guard, Reading};
 use history::write_trainer_state;
-use laps::{Laps, Part};
-use run::{Run, finish_saving};
+use laps::Laps;
+use observer::{Observer, Part};
+use run::{After, Run, finish_saving};
 use run_log::RunLog;
-use step::Stepped;
+use step::TrainState;
+use stopping::Stopping;
 use tensorboard::TensorBoard;
+use verifying::Verifying;
 
 pub use crate::inference::evaluate::{Evaluation, evaluate};
 pub use best::Best;
@@ -67,40 +70,41 @@ pub use output::{PREDICTIONS, RunFolder};
 pub use promise::Promise;
 pub(crate) use shapes::{Shape, Shapes};
 pub use status::{RunStatus, Status};
+pub use verifying::Verifier;
+
+/// What a run is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Its model: a signal stops it after a checkpoint, and when memory runs out, the micro-batch is halved.
+    Train,
+    /// Its steps are looked at and thrown away: no model is written, a signal saves nothing, and a batch that is too large is
+    /// its end, since with another one it would be another run.
+    Rehearsal,
+    /// As that, to measure the steps of a run that may write a model as any run does.
+    Measurement {
+        /// A model is written at the end.
+        writes_model: bool,
+    },
+}
+
+impl Purpose {
+    /// Whether a model is written at the end.
+    fn writes_model(self) -> bool {
+        matches!(self, Self::Train | Self::Measurement { writes_model: true })
+    }
+}
 
 /// A model, its optimizer and its data, ready to train.
 pub struct Trainer {
     session: Session,
-    model: Model,
-    optimizer: Optimizer,
-    /// The loss scale of f16.
-    scaler: Option<LossScaler>,
+    state: TrainState,
+    /// With autodiff.
     device: Device,
+    purpose: Purpose,
     callbacks: Vec<Box<dyn Callback>>,
+    observer: Box<dyn Observer>,
+    verifying: Verifying,
     load_report: Option<LoadReport>,
-    step_times: bool,
-    /// What it does is looked at and thrown away: a signal saves nothing.
-    rehearsal: bool,
-    /// A model is written at the end.
-    writes_model: bool,
-    /// Before a step it may be held up until it is its turn.
-    by_turns: bool,
-    /// When memory runs out, the micro-batch is halved.
-    halves: bool,
-    /// The compiler has been checked before the first step.
-    is_verified: bool,
-    /// Checks the compiler where `compiler.verify` asks for it.
-    verifier: Option<Box<dyn Verifier>>,
-}
-
-/// Compares the modes of the compiler, for `compiler.verify`.
-pub trait Verifier {
-    /// Whether compiled computes what native does in the first steps of `session`, after `step` steps of the run whose weights
-    /// are in the folder `weights`, or from those that the run begins with. Returns the verdict for people.
-    ///
-    /// # Errors
-    /// A difference, and what the steps meet.
-    fn verify(&self, session: &Session, weights: Option<&Path>, step: u64) -> Result<String>;
 }
 
 /// What a finished run reports.
@@ -134,59 +138,31 @@ impl Trainer {
             ActivationCheckpointing::None | ActivationCheckpointing::Blocks => device,
             ActivationCheckpointing::Balanced => device.gradient_checkpointing(),
         };
-        let (model, optimizer, load_report) = Self::build(plan, &device)?;
-        let callbacks = Vec::new();
-        let (step_times, rehearsal, writes_model, by_turns) = (false, false, true, false);
-        let (halves, is_verified) = (true, false);
-        let scaler = Self::scaler(&session);
-        Ok(Self {
-            session,
-            model,
-            optimizer,
-            scaler,
-            device,
-            callbacks,
-            load_report,
-            step_times,
-            rehearsal,
-            writes_model,
-            by_turns,
-            halves,
-            is_verified,
-            verifier: None,
-        })
+        let (state, load_report) = Self::build(&session, &device)?;
+        let (callbacks, observer, verifying) = (Vec::new(), Box::new(()), Verifying::new(plan));
+        Ok(Self { session, state, device, purpose: Purpose::Train, callbacks, observer, verifying, load_report })
     }
 
-    /// The scaler of the loss before the first step, where the precision needs one.
-    fn scaler(session: &Session) -> Option<LossScaler> {
-        let scales = session.plan.precision.scales_loss();
-        scales.then(|| LossScaler::new(ScalerConfig::default(), &session.device))
-    }
-
-    /// Model and optimizer as they are before the first step.
-    fn build(plan: &RunPlan, device: &Device) -> Result<(Model, Optimizer, Option<LoadReport>)> {
+    /// What training changes, as it is before the first step.
+    fn build(session: &Session, device: &Device) -> Result<(TrainState, Option<LoadReport>)> {
+        let plan = &session.plan;
         let (model, load_report) = session::model(plan, device)?;
         let optimizer = Optimizer::new(plan.optimizer, &plan.groups, &model).with_ops(plan.ops);
-        Ok((model, optimizer, load_report))
+        let scales = plan.precision.scales_loss();
+        let scaler = scales.then(|| LossScaler::new(ScalerConfig::default(), &session.device));
+        Ok((TrainState { model, optimizer, scaler }, load_report))
     }
 
-    /// A trainer whose steps are looked at and thrown away: it writes no model.
-    pub(crate) fn rehearsing(mut self) -> Self {
-        (self.rehearsal, self.writes_model) = (true, false);
+    /// A run that is not made for its model.
+    pub(crate) fn with_purpose(mut self, purpose: Purpose) -> Self {
+        self.purpose = purpose;
         self
     }
 
-    /// A run that is measured by turns ([`crate::measure::turns`]) and then thrown away; with `writes_model` it writes a model as any
-    /// run does. A batch that is too large is its end: with another one it would be another run.
-    pub(crate) fn by_turns(mut self, writes_model: bool) -> Self {
-        (self.rehearsal, self.by_turns, self.halves, self.writes_model) = (true, true, false, writes_model);
+    /// `observer` hears of the parts of every step.
+    pub(crate) fn with_observer(mut self, observer: impl Observer + 'static) -> Self {
+        self.observer = Box::new(observer);
         self
-    }
-
-    /// A rehearsal of every batch shape ([`crate::trainer::warmup`]): a batch that is too large is the error of the run, not of this.
-    pub(crate) fn warming_up(mut self) -> Self {
-        self.halves = false;
-        self.rehearsing()
     }
 
     /// Adds a callback; they are called in the order in which they were added.
@@ -198,15 +174,14 @@ impl Trainer {
 
     /// Also writes `steps.jsonl` into the run folder: the time of every step by part; see [`laps`].
     #[must_use]
-    pub fn with_step_times(mut self) -> Self {
-        self.step_times = true;
-        self
+    pub fn with_step_times(self) -> Self {
+        self.with_observer(Laps::default())
     }
 
     /// Where `compiler.verify` asks for it, `verifier` compares the modes.
     #[must_use]
     pub fn with_verifier(mut self, verifier: impl Verifier + 'static) -> Self {
-        self.verifier = Some(Box::new(verifier));
+        self.verifying.verifier = Some(Box::new(verifier));
         self
     }
 
@@ -214,7 +189,7 @@ impl Trainer {
     /// has an engine of its own.
     #[must_use]
     pub fn with_verified_start(mut self) -> Self {
-        self.is_verified = true;
+        self.verifying.start_is_verified = true;
         self
     }
 
@@ -223,19 +198,19 @@ impl Trainer {
         self.load_report.as_ref()
     }
 
-    /// The plan of this run.
-    pub fn plan(&self) -> &RunPlan {
-        &self.session.plan
-    }
-
     /// The session of this run.
     pub fn session(&self) -> &Session {
         &self.session
     }
 
+    /// The plan of this run.
+    pub fn plan(&self) -> &RunPlan {
+        &self.session.plan
+    }
+
     /// The model as it is now.
     pub fn model(&self) -> &Model {
-        &self.model
+        &self.state.model
     }
 
     /// Trains to the end of the plan, writes the run folder, and returns the summary. With `run.on_existing = "resume"` it
@@ -259,7 +234,7 @@ impl Trainer {
         }
         let mut output = self.begin(&folder, checkpoint.as_ref()).and_then(|run| self.attempt(&mut folder, run));
         while let Err(error) = &output
-            && self.halves
+            && self.purpose == Purpose::Train
             && let Some(smaller) = recover::smaller_batch(&self.session.plan, error)
         {
             let error = error.to_string();
@@ -301,127 +276,67 @@ impl Trainer {
 
     /// THE loop.
     fn run(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<TrainOutput> {
-        let trainer = self.session.plan.config.trainer.clone();
-        let total_steps = self.session.plan.steps.total as u64;
-        let mut stepper = self.stepper();
+        let mut executor = self.executor();
         let mut loader = self.train_loader()?;
         loader.seek(run.position);
-        let mut epoch_begins = true;
-        let mut laps = match self.step_times {
-            true => Laps::create(folder.path(), &run.progress, self.session.plan.device.kind == DeviceKind::Cpu)?,
-            false => Laps::off(),
-        };
-        self.callbacks.iter_mut().for_each(|callback| callback.on_train_begin(&self.session.plan));
-        if run.pending_evaluation {
-            self.evaluate_and_record(folder, run)?;
-        }
-        laps.lap(Part::Evaluation);
-        if let Some(signal) = signals::received() {
-            return Err(signal.error("stopped before the first step"));
-        }
+        self.begin_training(folder, run)?;
 
-        while run.progress.step < total_steps && !run.control.should_training_stop {
-            if std::mem::take(&mut epoch_begins) {
-                self.callbacks.iter_mut().for_each(|callback| callback.on_epoch_begin(&run.progress));
-            }
-            let before = Instant::now();
-            self.callbacks.iter_mut().for_each(|callback| callback.on_step_begin(&run.progress));
-            // A run that waits for its turn does so there; what callbacks of others do belongs to their run.
-            let waited = if self.by_turns { before.elapsed() } else { Duration::ZERO };
-            run.clock.exclude_waiting(waited);
-            laps.skip(waited);
+        while run.goes_on() {
+            self.begin_step(run);
+            // Forward and backward of the micro-batches, and the update.
+            let stepped = self.step(&mut *executor, &mut loader, run)?;
+            let after = self.end_step(run, stepped, loader.position())?;
 
-            let stepped = self.step(&mut stepper, &mut loader, run, &mut laps)?;
-            let Stepped { loss, grad_norm, lr, verdict, step_tokens, epoch_ended } = stepped;
-            self.callbacks.iter_mut().for_each(|callback| callback.on_optimizer_step(&run.progress, &self.model));
-            run.note_step(&loss, &grad_norm, verdict.as_ref());
-            let scaling = self.scaler.as_mut().zip(verdict).map(|(scaler, verdict)| scaler.update(&verdict));
-            run.position = loader.position();
-            run.progress.step += 1;
-            run.progress.tokens += step_tokens;
-            run.clock.step(step_tokens);
-            run.is_best = false;
-
-            // What follows the step: its row, its evaluation, its checkpoint.
-            run.guard.check_threads(&run.progress, run.last_row)?;
-            let (step, last) = (run.progress.step, run.progress.step == total_steps);
-            self.callbacks.iter_mut().for_each(|callback| callback.on_step_end(&run.progress, &mut run.control));
-            if epoch_ended {
-                epoch_begins = true;
-                self.callbacks.iter_mut().for_each(|callback| callback.on_epoch_end(&run.progress, &mut run.control));
-            }
-            let step_values = StepValues { loss, grad_norm, lr, scaling };
-            step_values.show(&mut self.callbacks, run);
-            let logs = self.session.plan.logs_after(step as usize, epoch_ended) || last;
+            let logs = run.logging.due(&after);
             match logs {
-                true => self.log(folder, run, &step_values, loader.data_wait())?,
+                true => self.log(folder, run, &after, loader.data_wait())?,
                 false => run.closures.end_step(false)?,
             }
-            laps.lap(Part::Sync);
-            let evaluates = self.evaluates_after(&run.progress, epoch_ended, last) || run.control.should_evaluate;
+            self.observer.part(Part::Sync);
+            let evaluates = run.evaluating.due(&after) || run.control.should_evaluate;
             if evaluates {
-                self.evaluate_and_record(folder, run)?;
-                laps.lap(Part::Evaluation);
+                self.evaluate(folder, run)?;
             }
-            if self.verifies_after(step) {
+            if self.verifying.due(&after) {
                 self.verify(run)?;
-                laps.lap(Part::Evaluation);
             }
-            let limit = self.session.plan.steps.max_duration;
-            let elapsed = run.clock.start.elapsed().as_secs_f64();
-            let seconds = folder.status.seconds_before + elapsed; // over all processes of the run
-            let out_of_time = !last && limit.is_some_and(|limit| seconds >= limit.as_secs_f64());
-            let signal = signals::received();
-            let ends = last || run.control.should_training_stop;
-            let saves = self.saves_after(step, epoch_ended, ends, run.is_best) || run.control.should_save;
-            if saves || out_of_time || (signal.is_some() && !self.rehearsal) {
-                step_values.read_finite(run)?;
-                // Who stops a run wants to continue it; early stopping is an end.
-                let stopped = run.control.should_training_stop && !last && !run.best.is_exhausted();
-                let stops = out_of_time || signal.is_some() || run.control.should_save || stopped;
-                self.save(folder, run, trainer.save_only_model && !stops)?;
-                laps.lap(Part::Save);
+            let stopping = Stopping::after(&after, run, folder, self.session.plan.steps.max_duration);
+            if run.saver.due(&after, stopping.is_end(), run.evaluating.is_best)
+                || run.control.should_save
+                || stopping.saves(self.purpose)
+            {
+                self.save(folder, run, &after, stopping)?;
             }
-            laps.end_step(&run.progress, logs)?;
-            if let Some(signal) = signal {
-                finish_saving(run)?;
-                return Err(match self.rehearsal {
-                    true => signal.error(format_args!("stopped after step {step} of {total_steps}")),
-                    false => signal
-                        .error(format_args!("stopped after step {step} of {total_steps}; a checkpoint is saved"))
-                        .help("continue with `kiln train FILE --resume`"),
-                });
-            }
+            self.observer.end_step(&run.progress, logs)?;
+            stopping.check_signal(run, self.purpose)?;
             (run.control.should_evaluate, run.control.should_save) = (false, false);
-            if (out_of_time || run.control.should_training_stop) && !last {
-                let at = format!("after step {step} of {total_steps}");
-                folder.status.message = Some(if run.control.should_training_stop {
-                    format!("ended {at}: early stopping, or a callback")
-                } else {
-                    folder.status.status = RunStatus::Stopped;
-                    format!("stopped {at}: trainer.max_minutes is over; raise it to continue with --resume")
-                });
-                // The end of a run that ends early. A run that is continued has none here, so it follows the checkpoint.
+            if stopping.ends_early(run, folder) {
+                // The end of this process. It follows the checkpoint, since a run that is continued has no end here.
+                let end = After { is_last: true, ..after };
                 if !logs {
-                    self.log(folder, run, &step_values, loader.data_wait())?;
+                    self.log(folder, run, &end, loader.data_wait())?;
                 }
-                if !evaluates && self.evaluates_after(&run.progress, epoch_ended, true) {
-                    self.evaluate_and_record(folder, run)?;
+                if !evaluates && run.evaluating.due(&end) {
+                    self.evaluate(folder, run)?;
                 }
                 break;
             }
         }
+        self.end_training(folder, run)
+    }
 
+    /// What follows the last step: the model, the summary and the results.
+    fn end_training(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<TrainOutput> {
         let saving = finish_saving(run)?;
-        if trainer.load_best_model_at_end {
+        if self.session.plan.config.trainer.load_best_model_at_end {
             self.load_best(folder, run)?;
         }
         let summary = self.labelled(run.clock.summary(&run.progress, run.losses.mean(run.progress.step)?, saving));
         folder.metrics.append(&summary)?;
-        if self.writes_model {
-            folder.write_model(&self.model, &self.session)?;
+        if self.purpose.writes_model() {
+            folder.write_model(&self.state.model, &self.session)?;
         }
-        folder.write_results(run.evaluation.as_ref(), &summary)?;
+        folder.write_results(run.evaluating.last.as_ref(), &summary)?;
         write_trainer_state(folder, &self.session.plan, run, true)?;
         folder.status.advance(&run.progress, run.clock.start.elapsed().as_secs_f64());
         self.callbacks.iter_mut().for_each(|callback| callback.on_train_end(&run.progress, &summary));
@@ -445,72 +360,9 @@ impl Trainer {
         )
     }
 
-    fn log(&mut self, folder: &mut RunFolder, run: &mut Run, values: &StepValues, waited: Duration) -> Result<()> {
-        let closures = std::mem::take(&mut run.closures);
-        let read = values.read(run, Some(&self.model), closures)?;
-        let loss = run.losses.close(read.window);
-        let row = run.clock.close_window(&run.progress, [loss, read.grad_norm, values.lr], waited);
-        let new_shapes = run.shapes.new_since_last_row();
-        let row = new_shapes.into_iter().fold(row, |row, new| row.with("new_shapes", new));
-        let news = run.kernels.since_last_row(run.progress.step, new_shapes.unwrap_or(0));
-        let row = news.iter().fold(row, |row, news| row.with("new_kernels", news.kernels));
-        let row = self.labelled(read.scaling.iter().fold(row, |row, scaling| scaling.record(row)));
-        if self.session.plan.config.trainer.logging_strategy != LoggingStrategy::No {
-            folder.metrics.append(&row)?;
-            self.callbacks.iter_mut().for_each(|callback| callback.on_log(&run.progress, &row));
-        }
-        if let Some(said) = news.and_then(|news| news.said) {
-            self.notice(&said);
-        }
-        read.check_finite(run)?;
-        if !read.is_skipped() {
-            let figures = [read.loss, read.grad_norm, values.lr];
-            run.guard.check_progress(&run.progress, figures, read.reading, run.last_row)?;
-        }
-        run.last_row = run.progress.step;
-        Ok(())
-    }
-
     /// Tells the callbacks.
     fn notice(&mut self, notice: &str) {
         self.callbacks.iter_mut().for_each(|callback| callback.on_notice(notice));
-    }
-
-    /// `row`, marked where Burn's fusion was held off or the compiler was looked at: its times are those of no engine.
-    fn labelled(&self, row: Record) -> Record {
-        let unfused = handover::is_unfused(self.session.plan.config.compiler.as_ref(), self.session.plan.device.kind);
-        let row = if unfused { row.with("unfused", 1u64) } else { row };
-        if debug::is_on(&self.session.plan) { row.with(debug::MARK, 1u64) } else { row }
-    }
-
-    /// Evaluates and writes the row. When a signal comes first, the evaluation stays due.
-    fn evaluate_and_record(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<()> {
-        run.is_best = false;
-        run.pending_evaluation = false;
-        let Some(validation) = self.session.validation.clone() else { return Ok(()) };
-        let started = Instant::now();
-        let batch_size = self.session.plan.config.trainer.per_device_eval_batch_size;
-        let evaluation = evaluate(&self.model, &self.session, validation, batch_size);
-        let evaluation = match evaluation {
-            Err(error) if matches!(error.kind(), ErrorKind::Interrupted(_)) && run.progress.step > 0 => {
-                run.pending_evaluation = true;
-                return Ok(());
-            }
-            other => other?,
-        };
-        // Batches of other shapes leave pages in the device's pools that training does not use.
-        release_memory(&self.session.device);
-        let elapsed = started.elapsed();
-        run.clock.exclude_evaluation(elapsed);
-        let row = self.labelled(evaluation.record(run.progress.step, run.progress.epoch, elapsed));
-        folder.metrics.append(&row)?;
-        self.callbacks.iter_mut().for_each(|callback| callback.on_evaluate(&run.progress, &row, &mut run.control));
-        if run.progress.step > 0 {
-            run.is_best = run.best.see(&row, run.progress.step)?;
-            run.control.should_training_stop |= run.best.is_exhausted();
-        }
-        run.evaluation = Some(row);
-        Ok(())
     }
 
     /// The text sample that `[generation]` asks for, from the model as it is now.
@@ -519,7 +371,7 @@ impl Trainer {
             return Ok(None);
         };
         let prompt = tokenizer.encode(&options.prompt)?;
-        let model = self.model.valid();
+        let model = self.state.model.valid();
         let device = &self.session.device;
         let tokens = crate::inference::generate::generate(
             &model,
@@ -533,71 +385,5 @@ impl Trainer {
             },
         )?;
         Ok(Some(format!("{}{}", options.prompt, tokenizer.decode(&tokens)?)))
-    }
-}
-
-/// What a step leaves to be shown: loss and gradient norm, `[1]` each, still on the device, the learning rate, and what became
-/// of the loss scale.
-struct StepValues {
-    loss: Tensor<1>,
-    grad_norm: Tensor<1>,
-    lr: f64,
-    scaling: Option<Scaling<Tensor<1>>>,
-}
-
-/// [`StepValues`] on the host.
-struct ReadValues {
-    loss: f64,
-    /// Sum of the losses since the last row.
-    window: f64,
-    grad_norm: f64,
-    scaling: Option<Scaling<f64>>,
-    reading: Reading,
-}
-
-impl StepValues {
-    /// Shows the callbacks what is still on the device.
-    fn show(&self, callbacks: &mut [Box<dyn Callback>], run: &mut Run) {
-        let values = DeviceValues { loss: &self.loss, grad_norm: &self.grad_norm };
-        callbacks.iter_mut().for_each(|callback| callback.on_step_values(&run.progress, values, &mut run.closures));
-    }
-
-    /// Reads loss, gradient norm, loss scale, the losses since the last row, what the guard of `run` wants to know and what
-    /// `closures` wait for, in one transfer.
-    #[track_caller]
-    fn read(&self, run: &mut Run, model: Option<&Model>, closures: StepClosures<'static>) -> Result<ReadValues> {
-        let (mut figures, mut scaling, mut reading) = ([f64::NAN; 3], None, Guard::reading(&[]));
-        let mut closures: StepClosures<'_> = closures;
-        let window = run.losses.window().unwrap_or_else(|| self.loss.zeros_like());
-        closures.add(When::AtLog, [self.loss.clone(), self.grad_norm.clone(), window], |values| {
-            figures.copy_from_slice(values);
-        });
-        if let Some(of_scaler) = self.scaling.clone() {
-            closures.add(When::AtLog, of_scaler.into_values(), |values| scaling = Scaling::from_values(values));
-        }
-        closures.add(When::AtLog, run.guard.values(model), |values| reading = Guard::reading(values));
-        closures.end_step(true)?;
-        drop(closures);
-        let [loss, grad_norm, window] = figures;
-        Ok(ReadValues { loss, window, grad_norm, scaling, reading })
-    }
-
-    /// A checkpoint of a run that learns nothing any more would only be in the way.
-    #[track_caller]
-    fn read_finite(&self, run: &mut Run) -> Result<()> {
-        self.read(run, None, StepClosures::default())?.check_finite(run)
-    }
-}
-
-impl ReadValues {
-    /// Whether the step was skipped because its gradients overflowed, as a loss scale may have it: not one at its end.
-    fn is_skipped(&self) -> bool {
-        self.scaling.as_ref().is_some_and(|scaling| scaling.found_inf > 0.0 && scaling.loss_scale >= MIN_SCALE)
-    }
-
-    fn check_finite(&self, run: &mut Run) -> Result<()> {
-        // The figures of a skipped step are no numbers, and that is no fault.
-        let (loss, grad_norm) = if self.is_skipped() { (0.0, 0.0) } else { (self.loss, self.grad_norm) };
-        run.guard.check_finite(&run.progress, loss, grad_norm, self.reading)
     }
 }

@@ -52,8 +52,7 @@ impl Trainer {
         plan.memory = plan.estimated_memory();
         plan.config.trainer.per_device_train_batch_size = smaller.micro.into();
         plan.config.trainer.gradient_accumulation_steps = smaller.accumulation;
-        (self.model, self.optimizer, _) = Self::build(&self.session.plan, &self.device)?;
-        self.scaler = Self::scaler(&self.session);
+        (self.state, _) = Self::build(&self.session, &self.device)?;
         write_whole(&folder.path().join("plan.toml"), self.session.plan.to_toml()?.as_bytes())?;
         let (rows, step) = checkpoint.as_ref().map_or((0, 0), |found| (found.state.metrics_rows, found.state.step));
         folder.metrics = MetricsFile::resume(folder.path(), rows, step)?;

@@ -5,27 +5,27 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Tensor;
-use kiln_models::weights::{export, load, save};
+use kiln_models::weights::{export, load};
 
-use super::best::Best;
+use super::Trainer;
 use super::callback::{Control, Progress};
 use super::checkpoint::{self, Checkpoint, FORMAT_VERSION, Snapshot, State};
 use super::clock::Clock;
+use super::evaluating::Evaluating;
 use super::guard::Guard;
 use super::history::{History, write_trainer_state};
 use super::kernels::Kernels;
+use super::logging::{Logging, StepValues};
 use super::losses::Losses;
+use super::observer::Part;
 use super::output::RunFolder;
 use super::saver::Saver;
 use super::shapes::Shapes;
-use super::{Trainer, Verifier};
+use super::step::{Stepped, TrainState};
+use super::stopping::{Stopping, check_signals_at_start};
 use crate::base::error::{Error, Result};
-use crate::base::metrics::Record;
-use crate::base::process::scratch;
-use crate::config::{DeviceKind, EvalStrategy, SaveStrategy, Verify};
+use crate::config::DeviceKind;
 use crate::data::loader::Position;
-use crate::engine::compiler::checks;
-use crate::engine::device::release_memory;
 use crate::engine::launches::NewKernels;
 use crate::precision::scaler::{LossScaler, ScalerConfig, Verdict};
 use crate::trainer::debug::Watch;
@@ -39,15 +39,12 @@ pub(super) struct Run {
     pub(super) control: Control,
     /// Where the training data stands.
     pub(super) position: Position,
+    /// A step is the first of an epoch, or of this process.
+    pub(super) epoch_begins: bool,
     /// The losses of the steps so far.
     pub(super) losses: Losses,
-    pub(super) best: Best,
-    /// The evaluation of this step was the best so far.
-    pub(super) is_best: bool,
-    /// An evaluation is due and has been interrupted.
-    pub(super) pending_evaluation: bool,
-    /// The last evaluation's row.
-    pub(super) evaluation: Option<Record>,
+    pub(super) logging: Logging,
+    pub(super) evaluating: Evaluating,
     pub(super) clock: Clock,
     pub(super) saver: Saver,
     pub(super) guard: Guard,
@@ -65,9 +62,27 @@ pub(super) struct Run {
     pub(super) history: History,
 }
 
+/// What a step has left, when the parts of the loop are asked whether they are due.
+pub(super) struct After {
+    /// Steps made.
+    pub(super) step: u64,
+    /// Passes over the training data.
+    pub(super) epoch: f64,
+    /// It was the last step of an epoch.
+    pub(super) epoch_ended: bool,
+    /// It was the last step of the run.
+    pub(super) is_last: bool,
+    pub(super) values: StepValues,
+}
+
 impl Run {
+    /// Whether another step follows.
+    pub(super) fn goes_on(&self) -> bool {
+        self.progress.step < self.progress.total_steps && !self.control.should_training_stop
+    }
+
     /// Takes up the loss and the gradient norm of a step, `[1]` each; those of a skipped one are no fault.
-    pub(super) fn note_step(&mut self, loss: &Tensor<1>, grad_norm: &Tensor<1>, verdict: Option<&Verdict>) {
+    fn note_step(&mut self, loss: &Tensor<1>, grad_norm: &Tensor<1>, verdict: Option<&Verdict>) {
         let counted = |value: &Tensor<1>| match verdict {
             Some(verdict) => value.clone().mask_fill(verdict.overflow.clone(), 0.0),
             None => value.clone(),
@@ -84,21 +99,20 @@ impl Trainer {
         let checked = self.verify_start(checkpoint)?;
         let seen = NewKernels::start();
         let warmed = self.warm_up()?;
-        let trainer = self.session.plan.config.trainer.clone();
         let total_steps = self.session.plan.steps.total as u64;
         let mut progress = Progress { step: 0, total_steps, samples: 0, tokens: 0, epoch: 0.0 };
-        let mut best = Best::new(&trainer);
+        let mut evaluating = Evaluating::new(&self.session.plan);
         let mut control = Control::default();
         let (mut position, mut losses) = (Position::default(), Losses::default());
-        let mut pending_evaluation = trainer.eval_on_start;
         if let Some(checkpoint) = checkpoint {
             let state = &checkpoint.state;
             self.load_weights(&checkpoint.path)?;
             let device = &self.session.device;
-            self.optimizer
-                .import(&self.model, state.step, checkpoint.optimizer()?, device)
+            let TrainState { model, optimizer, scaler } = &mut self.state;
+            optimizer
+                .import(model, state.step, checkpoint.optimizer()?, device)
                 .map_err(|error| error.at(checkpoint.path.display()))?;
-            self.scaler = match (self.scaler.take(), state.scaler) {
+            *scaler = match (scaler.take(), state.scaler) {
                 (Some(_), Some(state)) => Some(LossScaler::restored(ScalerConfig::default(), state, device)),
                 (scaler, _) => scaler,
             };
@@ -109,11 +123,12 @@ impl Trainer {
                 tokens: state.tokens,
                 epoch: state.epoch,
             };
-            best.restore(&state.best);
-            control.should_training_stop = best.is_exhausted();
+            evaluating.best.restore(&state.best);
+            control.should_training_stop = evaluating.best.is_exhausted();
             position = state.position;
             losses = Losses::restored(state.losses, device);
-            pending_evaluation = state.pending_evaluation;
+            evaluating.is_pending = state.pending_evaluation;
+            evaluating.last = folder.metrics.last_with("eval_loss");
             self.callbacks.iter_mut().for_each(|callback| callback.on_resume(&progress, &checkpoint.path));
         }
         let mut clock = Clock::start(progress, self.session.device.clone());
@@ -132,13 +147,12 @@ impl Trainer {
             progress,
             control,
             position,
+            epoch_begins: true,
             losses,
-            best,
-            is_best: false,
-            pending_evaluation,
-            evaluation: checkpoint.and_then(|_| folder.metrics.last_with("eval_loss")),
+            logging: Logging::new(&self.session.plan),
+            evaluating,
             clock,
-            saver: Saver::new(folder.checkpoints(), folder.manifest.clone(), trainer.save_total_limit),
+            saver: Saver::new(&self.session.plan, folder.checkpoints(), folder.manifest.clone()),
             guard: Guard::new(&self.session.plan),
             last_row: progress.step,
             shapes,
@@ -148,6 +162,50 @@ impl Trainer {
             verified: progress.step,
             history: History::default(),
         })
+    }
+
+    /// What precedes the first step of this process.
+    pub(super) fn begin_training(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<()> {
+        let is_synchronous = self.session.plan.device.kind == DeviceKind::Cpu;
+        self.observer.begin(folder.path(), &run.progress, is_synchronous)?;
+        self.callbacks.iter_mut().for_each(|callback| callback.on_train_begin(&self.session.plan));
+        if run.evaluating.is_pending {
+            self.evaluate(folder, run)?;
+        }
+        self.observer.part(Part::Evaluation);
+        check_signals_at_start()
+    }
+
+    /// Tells that a step begins, which may be held up.
+    pub(super) fn begin_step(&mut self, run: &mut Run) {
+        if std::mem::take(&mut run.epoch_begins) {
+            self.callbacks.iter_mut().for_each(|callback| callback.on_epoch_begin(&run.progress));
+        }
+        self.callbacks.iter_mut().for_each(|callback| callback.on_step_begin(&run.progress));
+        run.clock.exclude_waiting(self.observer.before_step(&run.progress));
+    }
+
+    /// Counts a step after which the data stands at `position`, and tells that it has been made.
+    pub(super) fn end_step(&mut self, run: &mut Run, stepped: Stepped, position: Position) -> Result<After> {
+        let Stepped { loss, grad_norm, lr, verdict, tokens, epoch_ended } = stepped;
+        self.callbacks.iter_mut().for_each(|callback| callback.on_optimizer_step(&run.progress, &self.state.model));
+        run.note_step(&loss, &grad_norm, verdict.as_ref());
+        let scaling = self.state.scaler.as_mut().zip(verdict).map(|(scaler, verdict)| scaler.update(&verdict));
+        run.position = position;
+        run.progress.step += 1;
+        run.progress.tokens += tokens;
+        run.clock.step(tokens);
+        run.evaluating.is_best = false;
+        run.epoch_begins = epoch_ended;
+        run.guard.check_threads(&run.progress, run.last_row)?;
+        self.callbacks.iter_mut().for_each(|callback| callback.on_step_end(&run.progress, &mut run.control));
+        if epoch_ended {
+            self.callbacks.iter_mut().for_each(|callback| callback.on_epoch_end(&run.progress, &mut run.control));
+        }
+        let values = StepValues { loss, grad_norm, lr, scaling };
+        values.show(&mut self.callbacks, run);
+        let Progress { step, total_steps, epoch, .. } = run.progress;
+        Ok(After { step, epoch, epoch_ended, is_last: step == total_steps, values })
     }
 
     /// The stage before the first step, where the run has one. What it says goes to the callbacks.
@@ -164,66 +222,9 @@ impl Trainer {
         warmed.map(Some)
     }
 
-    /// The check of the compiler before the first step, and how long it took; none where nobody asked, or where it has been
-    /// made.
-    fn verify_start(&mut self, checkpoint: Option<&Checkpoint>) -> Result<Option<Duration>> {
-        if checks::of(self.session.plan.compiler().as_ref()) == Verify::Off || self.is_verified {
-            return Ok(None);
-        }
-        if self.session.plan.device.kind != DeviceKind::Cpu {
-            return Err(Error::config(format!(
-                "compiler.verify: on {} each mode has an engine of its own, and this process has one",
-                self.session.plan.device.kind
-            ))
-            .help(
-                "`kiln train` makes the check; a program compares with kiln::proof::parity, or sets verify = \"off\"",
-            ));
-        }
-        let started = Instant::now();
-        let from = checkpoint.map(|checkpoint| (checkpoint.path.as_path(), checkpoint.state.step));
-        let said = self.verifier()?.verify(&self.session, from.map(|from| from.0), from.map_or(0, |from| from.1))?;
-        self.notice(&said);
-        Ok(Some(started.elapsed()))
-    }
-
-    /// Who checks the compiler where `compiler.verify` asks for it.
-    fn verifier(&self) -> Result<&dyn Verifier> {
-        self.verifier.as_deref().ok_or_else(|| {
-            Error::config("compiler.verify: this trainer has nobody who compares the modes")
-                .help("make it with `kiln::proof::trainer(session)`, or set compiler.verify = \"off\"")
-        })
-    }
-
-    /// Whether a check of the compiler follows step `step`.
-    pub(super) fn verifies_after(&self, step: u64) -> bool {
-        matches!(checks::of(self.session.plan.compiler().as_ref()), Verify::Every(steps) if step.is_multiple_of(steps))
-    }
-
-    /// The check of the compiler from the weights that the run has now. When it fails, checkpoints since the last one that
-    /// passed are suspect.
-    pub(super) fn verify(&mut self, run: &mut Run) -> Result<()> {
-        let started = Instant::now();
-        let folder = scratch()?;
-        save(&self.model, folder.path())?;
-        let verdict = self.verifier()?.verify(&self.session, Some(folder.path()), run.progress.step);
-        release_memory(&self.session.device);
-        run.clock.exclude_check(started.elapsed(), false);
-        match verdict {
-            Ok(said) => {
-                run.verified = run.progress.step;
-                self.notice(&said);
-                Ok(())
-            }
-            Err(error) => {
-                run.last_row = run.last_row.min(run.verified);
-                Err(error)
-            }
-        }
-    }
-
     /// All weights of the model from a checkpoint's folder.
     fn load_weights(&mut self, path: &std::path::Path) -> Result<()> {
-        let (model, report) = load(self.model.clone(), path)?;
+        let (model, report) = load(self.state.model.clone(), path)?;
         if !report.new.is_empty() || !report.unused.is_empty() {
             return Err(Error::data(format!(
                 "{}: the checkpoint is of another model: {}",
@@ -231,41 +232,22 @@ impl Trainer {
                 report.lines().join("; ")
             )));
         }
-        self.model = self.session.plan.groups.freeze(model);
-        self.optimizer.copies().clear();
+        self.state.model = self.session.plan.groups.freeze(model);
+        self.state.optimizer.copies().clear();
         Ok(())
     }
 
-    /// Whether an evaluation follows the step that led to `progress`; a run that evaluates at all does so at its end, unless
-    /// that comes before `trainer.eval_delay`.
-    pub(super) fn evaluates_after(&self, progress: &Progress, epoch_ended: bool, run_ends: bool) -> bool {
-        let trainer = &self.session.plan.config.trainer;
-        match trainer.eval_strategy {
-            EvalStrategy::No => trainer.do_eval && run_ends,
-            EvalStrategy::Epoch => (epoch_ended || run_ends) && trainer.eval_delay <= progress.epoch,
-            EvalStrategy::Steps => {
-                (progress.step.is_multiple_of(self.session.plan.eval_steps as u64) || run_ends)
-                    && trainer.eval_delay <= progress.step as f64
-            }
-        }
-    }
-
-    /// Whether a checkpoint follows step `step` by `trainer.save_strategy`.
-    pub(super) fn saves_after(&self, step: u64, epoch_ended: bool, run_ends: bool, is_best: bool) -> bool {
-        let trainer = &self.session.plan.config.trainer;
-        // What is to be loaded at the end has to be on disk, also when no save was due.
-        let wanted = is_best && trainer.load_best_model_at_end;
-        match trainer.save_strategy {
-            SaveStrategy::No => false,
-            SaveStrategy::Best => is_best,
-            SaveStrategy::Epoch => epoch_ended || run_ends || wanted,
-            SaveStrategy::Steps => step.is_multiple_of(self.session.plan.save_steps as u64) || run_ends || wanted,
-        }
-    }
-
-    /// Reads everything that a checkpoint holds and hands it to the thread that writes it; with `only_model` all but what
-    /// continues the optimizer.
-    pub(super) fn save(&mut self, folder: &mut RunFolder, run: &mut Run, only_model: bool) -> Result<()> {
+    /// Reads everything that a checkpoint holds and hands it to the thread that writes it. With `trainer.save_only_model` all
+    /// but what continues the optimizer, unless the run is to be continued from here.
+    pub(super) fn save(
+        &mut self,
+        folder: &mut RunFolder,
+        run: &mut Run,
+        after: &After,
+        stopping: Stopping,
+    ) -> Result<()> {
+        after.values.read_finite(run)?;
+        let only_model = self.session.plan.config.trainer.save_only_model && !stopping.is_continued(run);
         let started = Instant::now();
         folder.metrics.sync()?;
         let progress = run.progress;
@@ -280,26 +262,27 @@ impl Trainer {
             position: run.position,
             losses: run.losses.state()?,
             metrics_rows: folder.metrics.rows(),
-            pending_evaluation: run.pending_evaluation,
+            pending_evaluation: run.evaluating.is_pending,
             seconds: folder.status.seconds_before + elapsed,
-            best: run.best.clone(),
-            scaler: self.scaler.as_ref().map(LossScaler::state).transpose()?,
+            best: run.evaluating.best.clone(),
+            scaler: self.state.scaler.as_ref().map(LossScaler::state).transpose()?,
             promise: folder.promise.clone(),
             only_model,
             files: Default::default(),
         };
+        let model = &self.state.model;
         let snapshot = Snapshot {
             state,
-            model: export(&self.model).map_err(Error::device)?,
-            optimizer: if only_model { Vec::new() } else { self.optimizer.export(&self.model)? },
-            files: self.session.files_beside_weights(&self.model)?,
+            model: export(model).map_err(Error::device)?,
+            optimizer: if only_model { Vec::new() } else { self.state.optimizer.export(model)? },
+            files: self.session.files_beside_weights(model)?,
         };
         run.saver.spent += started.elapsed();
-        let keep = self.session.plan.config.trainer.load_best_model_at_end.then_some(run.best.step).flatten();
+        let keep =
+            self.session.plan.config.trainer.load_best_model_at_end.then_some(run.evaluating.best.step).flatten();
         // The newest checkpoint stays that nothing found later can make suspect: up to the last row, the last check of the
         // compiler, and where the run last looked as if it learned.
-        let verifies =
-            matches!(checks::of(self.session.plan.compiler().as_ref()), Verify::Every(_)).then_some(run.verified);
+        let verifies = self.verifying.is_repeated().then_some(run.verified);
         let good = verifies.into_iter().chain(run.guard.doubtful_since()).fold(run.last_row, u64::min);
         run.saver.save(snapshot, keep, good)?;
         folder.status.advance(&progress, elapsed);
@@ -310,12 +293,13 @@ impl Trainer {
         for callback in &mut self.callbacks {
             callback.on_save(&progress, &target);
         }
+        self.observer.part(Part::Save);
         Ok(())
     }
 
     /// Puts the weights of the best checkpoint into the model.
     pub(super) fn load_best(&mut self, folder: &RunFolder, run: &Run) -> Result<()> {
-        let Some(step) = run.best.step else { return Ok(()) };
+        let Some(step) = run.evaluating.best.step else { return Ok(()) };
         if step == run.progress.step {
             return Ok(());
         }

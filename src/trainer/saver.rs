@@ -8,23 +8,51 @@ use std::time::{Duration, Instant};
 
 use super::checkpoint::{self, Snapshot};
 use super::manifest::Manifest;
+use super::run::After;
 use crate::base::error::{Error, Result};
+use crate::config::SaveStrategy;
+use crate::plan::RunPlan;
 
-/// The thread that writes, if one is at work, and what saving has cost.
+/// When a checkpoint is due, the thread that writes one, if it is at work, and what saving has cost.
 #[derive(Debug)]
-pub struct Saver {
+pub(super) struct Saver {
     checkpoints: PathBuf,
     manifest: Arc<Manifest>,
     limit: Option<usize>,
+    strategy: SaveStrategy,
+    steps: u64,
+    keeps_best: bool,
     writing: Option<JoinHandle<Result<Duration>>>,
     /// Time spent on reading values and writing files, on either thread.
     pub spent: Duration,
 }
 
 impl Saver {
-    /// Saves into the folder `checkpoints`, of which at most `limit` are kept, and lists the files in `manifest`.
-    pub fn new(checkpoints: PathBuf, manifest: Arc<Manifest>, limit: Option<usize>) -> Self {
-        Self { checkpoints, manifest, limit, writing: None, spent: Duration::ZERO }
+    /// For the run of `plan`: saves into the folder `checkpoints` and lists the files in `manifest`.
+    pub(super) fn new(plan: &RunPlan, checkpoints: PathBuf, manifest: Arc<Manifest>) -> Self {
+        let trainer = &plan.config.trainer;
+        Self {
+            checkpoints,
+            manifest,
+            limit: trainer.save_total_limit,
+            strategy: trainer.save_strategy,
+            steps: plan.save_steps as u64,
+            keeps_best: trainer.load_best_model_at_end,
+            writing: None,
+            spent: Duration::ZERO,
+        }
+    }
+
+    /// Whether a checkpoint follows a step; `run_ends` there, or the model `is_best`.
+    pub(super) fn due(&self, after: &After, run_ends: bool, is_best: bool) -> bool {
+        // What is to be loaded at the end has to be on disk, also when no save was due.
+        let wanted = is_best && self.keeps_best;
+        match self.strategy {
+            SaveStrategy::No => false,
+            SaveStrategy::Best => is_best,
+            SaveStrategy::Epoch => after.epoch_ended || run_ends || wanted,
+            SaveStrategy::Steps => after.step.is_multiple_of(self.steps) || run_ends || wanted,
+        }
     }
 
     /// Starts writing `snapshot`, after the one before is done. Once it is written, removes what the run has left behind and

@@ -31,7 +31,7 @@ use crate::engine::compiler::warms_up;
 use crate::engine::device::release_memory;
 use crate::plan::RunPlan;
 use crate::session::Session;
-use crate::trainer::{Callback, Control, Progress, Shape, Trainer};
+use crate::trainer::{Callback, Control, Progress, Purpose, Shape, Trainer};
 
 /// Shapes that are warmed at most where every batch has a length of its own.
 pub(crate) const MOST: usize = 12;
@@ -106,7 +106,8 @@ pub fn run(session: &Session, say: &Say) -> Result<Warmed> {
     let shapes = train.batches.iter().map(|batch| batch.shape).collect::<Vec<_>>();
     let evaluated = evaluation.map_or(0, |found| found.batches.len());
     let lines = Lines { say: say.clone(), shapes: shapes.clone(), evaluated };
-    let done = Trainer::new(warm).and_then(|trainer| trainer.warming_up().with_callback(lines).train());
+    let done =
+        Trainer::new(warm).and_then(|trainer| trainer.with_purpose(Purpose::Rehearsal).with_callback(lines).train());
     // Pages that only other shapes need go back.
     release_memory(&session.device);
     match done {

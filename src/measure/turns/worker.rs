@@ -3,8 +3,9 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 
@@ -16,17 +17,17 @@ use crate::measure::bench::operators::Shapes;
 use crate::plan::RunPlan;
 use crate::session::Session;
 use crate::session::provenance::Provenance;
-use crate::trainer::laps::{self, StepTimes};
+use crate::trainer::laps::{self, Laps, StepTimes};
+use crate::trainer::observer::{Observer, Part};
 use crate::trainer::step_closures::{StepClosures, When};
-use crate::trainer::{Callback, Control, DeviceValues, Progress, Trainer};
+use crate::trainer::{Callback, Control, DeviceValues, Progress, Purpose, Shape, Trainer};
 
 /// Trains `session` by turns until it is told to end; with `writes_model` it then writes a model as any run does.
 ///
 /// # Errors
 /// What the run meets, and a line that is no command.
 pub fn serve_steps(session: Session, writes_model: bool) -> Result<()> {
-    let failed = Arc::new(Mutex::new(None));
-    let turns = Turns {
+    let turns = Arc::new(Mutex::new(Turns {
         times: session.plan.config.run.output_dir.join(laps::FILE),
         read: 0,
         left: 0,
@@ -34,10 +35,14 @@ pub fn serve_steps(session: Session, writes_model: bool) -> Result<()> {
         losses: Arc::default(),
         began: false,
         ended: false,
-        failed: failed.clone(),
-    };
-    let trained = Trainer::new(session)?.by_turns(writes_model).with_step_times().with_callback(turns).train();
-    match lock(&failed).take() {
+        failed: None,
+    }));
+    let trained = Trainer::new(session)?
+        .with_purpose(Purpose::Measurement { writes_model })
+        .with_observer(HeldUp { laps: Laps::default(), turns: turns.clone() })
+        .with_callback(Answers(turns.clone()))
+        .train();
+    match lock(&turns).failed.take() {
         Some(error) => Err(error),
         None => trained.map(drop),
     }
@@ -107,7 +112,7 @@ struct Turns {
     began: bool,
     /// It was told to end, or something failed: the step that follows is the last.
     ended: bool,
-    failed: Arc<Mutex<Option<Error>>>,
+    failed: Option<Error>,
 }
 
 impl Turns {
@@ -149,31 +154,63 @@ impl Turns {
 
     fn fail(&mut self, error: Error) {
         self.ended = true;
-        lock(&self.failed).get_or_insert(error);
+        self.failed.get_or_insert(error);
     }
 }
 
-impl Callback for Turns {
-    fn on_train_begin(&mut self, plan: &RunPlan) {
-        if let Err(error) = say(&hello(plan)) {
-            self.fail(error);
-        }
+/// Measures steps, each of which waits for its turn.
+struct HeldUp {
+    laps: Laps,
+    turns: Arc<Mutex<Turns>>,
+}
+
+impl Observer for HeldUp {
+    fn begin(&mut self, folder: &Path, progress: &Progress, is_synchronous: bool) -> Result<()> {
+        self.laps.begin(folder, progress, is_synchronous)
     }
 
-    fn on_step_begin(&mut self, _progress: &Progress) {
-        if !self.ended
-            && let Err(error) = self.next()
+    fn before_step(&mut self, _progress: &Progress) -> Duration {
+        let started = Instant::now();
+        let mut turns = lock(&self.turns);
+        if !turns.ended
+            && let Err(error) = turns.next()
         {
-            self.fail(error);
+            turns.fail(error);
+        }
+        let waited = started.elapsed();
+        self.laps.skip(waited);
+        waited
+    }
+
+    fn batch(&mut self, shape: Shape) {
+        self.laps.batch(shape);
+    }
+
+    fn part(&mut self, part: Part) {
+        self.laps.part(part);
+    }
+
+    fn end_step(&mut self, progress: &Progress, read: bool) -> Result<()> {
+        self.laps.end_step(progress, read)
+    }
+}
+
+/// Answers for the run, and ends it when it is told to.
+struct Answers(Arc<Mutex<Turns>>);
+
+impl Callback for Answers {
+    fn on_train_begin(&mut self, plan: &RunPlan) {
+        if let Err(error) = say(&hello(plan)) {
+            lock(&self.0).fail(error);
         }
     }
 
     fn on_step_end(&mut self, _progress: &Progress, control: &mut Control) {
-        control.should_training_stop |= self.ended;
+        control.should_training_stop |= lock(&self.0).ended;
     }
 
     fn on_step_values(&mut self, progress: &Progress, values: DeviceValues<'_>, closures: &mut StepClosures<'static>) {
-        let (losses, step) = (self.losses.clone(), progress.step);
+        let (losses, step) = (lock(&self.0).losses.clone(), progress.step);
         closures.add(When::AtLog, [values.loss.clone()], move |values| lock(&losses).push((step, values[0])));
     }
 }

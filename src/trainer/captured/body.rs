@@ -49,7 +49,7 @@ pub(super) struct Output {
 
 /// What is done with a micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(in crate::trainer) enum Adding {
+pub(super) enum Adding {
     /// It is the first: the sums of the last step are forgotten. Loss and gradients are multiplied by the number.
     First(f64),
     /// It is added, times the number.

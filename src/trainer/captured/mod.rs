@@ -14,13 +14,15 @@ mod body;
 use std::cell::Cell;
 use std::rc::Rc;
 
+use burn::optim::GradientsParams;
 use burn::tensor::{Device, Graph, Tensor, TensorData, capture};
 use kiln_models::Model;
 use kiln_models::ops::in_place::{Written, overwrite, overwrite_ints};
 
 use self::batch::{same_shape, write};
-pub(super) use self::body::Adding;
-use self::body::{Body, Output, Totals};
+use self::body::{Adding, Body, Output, Totals};
+use super::observer::{Observer, Part};
+use super::step::{self, Executor, MicroBatch, TrainState, Updated};
 use crate::base::error::{Error, Result};
 use crate::base::random::seed_for;
 use crate::engine::launches;
@@ -28,7 +30,8 @@ use crate::engine::launches::kernel_launches;
 use crate::optim::Optimizer;
 #[cfg(doc)]
 use crate::optim::in_place::InPlace;
-use crate::task::{DeviceBatch, LossOptions};
+use crate::session::Session;
+use crate::task::DeviceBatch;
 
 /// Shapes of batches that are captured; a recording keeps the memory that its step needs. Batches of others are computed
 /// without one.
@@ -38,6 +41,12 @@ const MOST_SHAPES: usize = 8;
 pub(super) struct CapturedSteps {
     body: Rc<Body>,
     device: Device,
+    /// Micro-batches of a step.
+    accumulation: usize,
+    /// The one micro-batch of the step at hand, with the seed of its dropout.
+    alone: Option<(DeviceBatch, u64)>,
+    /// The step at hand has a micro-batch already.
+    is_begun: bool,
     /// Whole steps, and micro-batches without the update: a run has either.
     steps: ByShape<Output>,
     micro_batches: ByShape<Written>,
@@ -49,41 +58,20 @@ pub(super) struct CapturedSteps {
     computed: Option<Output>,
 }
 
-/// What the update of a step is told.
-pub(super) struct Told<'a> {
-    /// The optimizer, whose numbers are used.
-    pub(super) optimizer: &'a mut Optimizer,
-    /// The learning rate.
-    pub(super) lr: f64,
-    /// What the loss sum is divided by.
-    pub(super) divisor: f64,
-}
-
-/// What one step gives: loss and gradient norm, `[1]` each, without autodiff.
-pub(super) struct Stepped {
-    pub(super) loss: Tensor<1>,
-    pub(super) grad_norm: Tensor<1>,
-}
-
 /// What is worth telling, if anything is.
 type Notice = Option<String>;
 
 impl CapturedSteps {
-    /// For `model`, whose tensors are written to from now on, on `device` without autodiff; none for another optimizer than
-    /// AdamW.
-    pub(super) fn new(
-        model: &Model,
-        optimizer: &Optimizer,
-        options: LossOptions,
-        clip: Option<f64>,
-        device: &Device,
-    ) -> Option<Self> {
+    /// For the model of `state`, whose tensors are written to from now on, in the run of `session`; none for another optimizer
+    /// than AdamW.
+    pub(super) fn new(state: &TrainState, session: &Session) -> Option<Self> {
+        let (plan, device) = (&session.plan, &session.device);
         let per_term = Tensor::ones([1], device);
         let body = Body {
-            model: model.clone(),
-            update: optimizer.in_place(device)?,
-            options,
-            clip,
+            model: state.model.clone(),
+            update: state.optimizer.in_place(device)?,
+            options: plan.loss.clone(),
+            clip: step::clip(plan),
             totals: Totals::new(&per_term),
             per_term,
             seeds: Tensor::zeros([2], device),
@@ -91,6 +79,9 @@ impl CapturedSteps {
         Some(Self {
             body: Rc::new(body),
             device: device.clone(),
+            accumulation: plan.batch.accumulation,
+            alone: None,
+            is_begun: false,
             steps: ByShape::default(),
             micro_batches: ByShape::default(),
             update: None,
@@ -99,67 +90,38 @@ impl CapturedSteps {
         })
     }
 
-    /// One optimizer step of one batch, whose dropout is drawn from `seed`.
-    ///
-    /// # Errors
-    /// A batch without labels.
-    pub(super) fn step(&mut self, batch: DeviceBatch, seed: u64, told: Told<'_>) -> Result<(Stepped, Notice)> {
-        check(&batch)?;
+    /// The step of one micro-batch, whose dropout is drawn from `seed`.
+    fn step(&mut self, batch: DeviceBatch, seed: u64, optimizer: &mut Optimizer, totals: step::Totals) -> Updated {
         self.forget();
         let body = &self.body;
         let idle = || body.update.idle();
         let compute = |body: Rc<Body>, batch: DeviceBatch| move || body.step(&batch);
         let (place, notice) = self.steps.find(&batch, body, &self.device, idle, compute);
-        told.optimizer.adopt(&self.body.update);
+        optimizer.adopt(&self.body.update);
         self.tell(seed);
-        self.tell_update(told);
+        // The mean of the one micro-batch is that of the step, and it was not weighted before.
+        self.tell_update(optimizer, totals.lr, totals.labels);
         let Self { body, steps, written, computed, .. } = self;
         let output = match place {
             Some(place) => steps.replay(place, batch, written),
             None => computed.insert(body.step(&batch)),
         };
-        Ok((output.copied(), notice))
+        output.copied(notice)
     }
 
-    /// A micro-batch of a step, whose dropout is drawn from `seed`, added as `adding` says.
-    ///
-    /// # Errors
-    /// A batch without labels.
-    pub(super) fn micro_batch(&mut self, batch: DeviceBatch, seed: u64, adding: Adding) -> Result<Notice> {
-        check(&batch)?;
-        if matches!(adding, Adding::First(_)) {
-            self.forget();
-        }
-        let body = &self.body;
-        let idle = || body.totals.set(Adding::Nothing);
-        let compute = |body: Rc<Body>, batch: DeviceBatch| move || body.micro_batch(&batch);
-        let (place, notice) = self.micro_batches.find(&batch, body, &self.device, idle, compute);
-        self.written.push(self.body.totals.set(adding));
-        self.tell(seed);
-        match place {
-            Some(place) => _ = self.micro_batches.replay(place, batch, &mut self.written),
-            None => self.written.push(self.body.micro_batch(&batch)),
-        }
-        Ok(notice)
-    }
-
-    /// The update after the micro-batches of a step.
-    pub(super) fn update(&mut self, told: Told<'_>) -> Stepped {
+    /// The update after several micro-batches.
+    fn update_by_totals(&mut self, optimizer: &mut Optimizer, totals: step::Totals) -> Updated {
         if self.update.is_none() {
             self.written.push(self.body.update.idle());
             let body = Rc::clone(&self.body);
             self.update = Some(Recorded::new(&self.device, move || body.update_by_totals()));
-            told.optimizer.adopt(&self.body.update);
+            optimizer.adopt(&self.body.update);
         }
-        self.tell_update(told);
+        let divisor = self.body.options.reduction.divisor(totals.labels, totals.micro_batches);
+        self.tell_update(optimizer, totals.lr, divisor);
         let update = self.update.as_mut().expect("it is recorded above");
         // SAFETY: what the recording reads or writes and that is not its own lives in `body`; see `Recorded::replay`.
-        unsafe { update.replay() }.copied()
-    }
-
-    /// Steps, micro-batches and updates that have been recorded.
-    pub(super) fn recordings(&self) -> usize {
-        self.steps.recordings.len() + self.micro_batches.recordings.len() + usize::from(self.update.is_some())
+        unsafe { update.replay() }.copied(None)
     }
 
     /// A new step begins: what the last one wrote has been computed.
@@ -176,24 +138,74 @@ impl CapturedSteps {
     }
 
     /// Counts an update and tells it its numbers.
-    fn tell_update(&mut self, Told { optimizer, lr, divisor }: Told<'_>) {
+    fn tell_update(&mut self, optimizer: &mut Optimizer, lr: f64, divisor: f64) {
         self.written.push(optimizer.begin_in_place(&self.body.update, lr));
         let per_term = Tensor::from_floats([(1.0 / divisor) as f32], &self.device);
         self.written.push(overwrite(&self.body.per_term, per_term));
     }
 }
 
-fn check(batch: &DeviceBatch) -> Result<()> {
-    match batch.targets {
-        Some(_) => Ok(()),
-        None => Err(Error::data("this batch has no labels, so there is nothing to learn from it")),
+/// The one micro-batch of a step is kept until the update, so that both are one replay.
+impl Executor for CapturedSteps {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn micro_batch(
+        &mut self,
+        _state: &mut TrainState,
+        micro: MicroBatch,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<String>> {
+        let MicroBatch { batch, seed, labels } = micro;
+        if batch.targets.is_none() {
+            return Err(Error::data("this batch has no labels, so there is nothing to learn from it"));
+        }
+        if self.accumulation == 1 {
+            self.alone = Some((batch, seed));
+            return Ok(None);
+        }
+        let weight = self.body.options.reduction.weight(labels);
+        let adding = if self.is_begun { Adding::Next(weight) } else { Adding::First(weight) };
+        if !std::mem::replace(&mut self.is_begun, true) {
+            self.forget();
+        }
+        let body = &self.body;
+        let idle = || body.totals.set(Adding::Nothing);
+        let compute = |body: Rc<Body>, batch: DeviceBatch| move || body.micro_batch(&batch);
+        let (place, notice) = self.micro_batches.find(&batch, body, &self.device, idle, compute);
+        self.written.push(self.body.totals.set(adding));
+        self.tell(seed);
+        match place {
+            Some(place) => _ = self.micro_batches.replay(place, batch, &mut self.written),
+            None => self.written.push(self.body.micro_batch(&batch)),
+        }
+        observer.part(Part::Backward);
+        Ok(notice)
+    }
+
+    fn update(
+        &mut self,
+        state: &mut TrainState,
+        totals: step::Totals,
+        _sees: &mut dyn FnMut(&Model, &GradientsParams),
+    ) -> Result<Updated> {
+        self.is_begun = false;
+        Ok(match self.alone.take() {
+            Some((batch, seed)) => self.step(batch, seed, &mut state.optimizer, totals),
+            None => self.update_by_totals(&mut state.optimizer, totals),
+        })
+    }
+
+    fn recordings(&self) -> usize {
+        self.steps.recordings.len() + self.micro_batches.recordings.len() + usize::from(self.update.is_some())
     }
 }
 
 impl Output {
     /// Copies: the next replay writes where these lie.
-    fn copied(&self) -> Stepped {
-        Stepped { loss: self.loss.clone() * 1.0, grad_norm: self.grad_norm.clone() * 1.0 }
+    fn copied(&self, notice: Notice) -> Updated {
+        Updated { loss: self.loss.clone() * 1.0, grad_norm: self.grad_norm.clone() * 1.0, verdict: None, notice }
     }
 }
 

@@ -1,0 +1,92 @@
+//! Evaluations in the middle of a run: when one is due, its row, and which was the best.
+
+use std::time::Instant;
+
+use super::Trainer;
+use super::best::Best;
+use super::observer::Part;
+use super::output::RunFolder;
+use super::run::{After, Run};
+use crate::base::error::{ErrorKind, Result};
+use crate::base::metrics::Record;
+use crate::config::EvalStrategy;
+use crate::engine::device::release_memory;
+use crate::inference::evaluate::evaluate;
+use crate::plan::RunPlan;
+
+/// When an evaluation is due, and what the last ones said.
+#[derive(Debug)]
+pub(super) struct Evaluating {
+    strategy: EvalStrategy,
+    steps: u64,
+    delay: f64,
+    at_end: bool,
+    /// An evaluation is due before anything else: that at the start, or one that was interrupted.
+    pub(super) is_pending: bool,
+    /// The last evaluation's row.
+    pub(super) last: Option<Record>,
+    pub(super) best: Best,
+    /// The evaluation of this step was the best so far.
+    pub(super) is_best: bool,
+}
+
+impl Evaluating {
+    pub(super) fn new(plan: &RunPlan) -> Self {
+        let trainer = &plan.config.trainer;
+        Self {
+            strategy: trainer.eval_strategy,
+            steps: plan.eval_steps as u64,
+            delay: trainer.eval_delay,
+            at_end: trainer.do_eval,
+            is_pending: trainer.eval_on_start,
+            last: None,
+            best: Best::new(trainer),
+            is_best: false,
+        }
+    }
+
+    /// Whether an evaluation follows a step. A run that evaluates at all does so at its end, unless that comes before
+    /// `trainer.eval_delay`.
+    pub(super) fn due(&self, after: &After) -> bool {
+        match self.strategy {
+            EvalStrategy::No => self.at_end && after.is_last,
+            EvalStrategy::Epoch => (after.epoch_ended || after.is_last) && self.delay <= after.epoch,
+            EvalStrategy::Steps => {
+                (after.step.is_multiple_of(self.steps) || after.is_last) && self.delay <= after.step as f64
+            }
+        }
+    }
+}
+
+impl Trainer {
+    /// Evaluates and writes the row. When a signal comes first, the evaluation stays due.
+    pub(super) fn evaluate(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<()> {
+        run.evaluating.is_best = false;
+        run.evaluating.is_pending = false;
+        let Some(validation) = self.session.validation.clone() else { return Ok(()) };
+        let started = Instant::now();
+        let batch_size = self.session.plan.config.trainer.per_device_eval_batch_size;
+        let evaluation = evaluate(&self.state.model, &self.session, validation, batch_size);
+        let evaluation = match evaluation {
+            Err(error) if matches!(error.kind(), ErrorKind::Interrupted(_)) && run.progress.step > 0 => {
+                run.evaluating.is_pending = true;
+                return Ok(());
+            }
+            other => other?,
+        };
+        // Batches of other shapes leave pages in the device's pools that training does not use.
+        release_memory(&self.session.device);
+        let elapsed = started.elapsed();
+        run.clock.exclude_evaluation(elapsed);
+        let row = self.labelled(evaluation.record(run.progress.step, run.progress.epoch, elapsed));
+        folder.metrics.append(&row)?;
+        self.callbacks.iter_mut().for_each(|callback| callback.on_evaluate(&run.progress, &row, &mut run.control));
+        if run.progress.step > 0 {
+            run.evaluating.is_best = run.evaluating.best.see(&row, run.progress.step)?;
+            run.control.should_training_stop |= run.evaluating.best.is_exhausted();
+        }
+        run.evaluating.last = Some(row);
+        self.observer.part(Part::Evaluation);
+        Ok(())
+    }
+}

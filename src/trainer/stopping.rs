@@ -1,0 +1,89 @@
+//! Why a run ends before its plan does: a signal, `trainer.max_minutes`, early stopping or a callback.
+
+use std::time::Duration;
+
+use super::Purpose;
+use super::output::RunFolder;
+use super::run::{After, Run, finish_saving};
+use super::status::RunStatus;
+use crate::base::error::Result;
+use crate::base::signals::{self, Signal};
+
+/// What asks the run to end after a step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stopping {
+    signal: Option<Signal>,
+    out_of_time: bool,
+    /// Early stopping, or a callback.
+    is_told: bool,
+    is_last: bool,
+}
+
+impl Stopping {
+    /// Asks signals, the time `limit` and what `run` has been told.
+    pub(super) fn after(after: &After, run: &Run, folder: &RunFolder, limit: Option<Duration>) -> Self {
+        // Over all processes of the run.
+        let seconds = folder.status.seconds_before + run.clock.start.elapsed().as_secs_f64();
+        Self {
+            signal: signals::received(),
+            out_of_time: !after.is_last && limit.is_some_and(|limit| seconds >= limit.as_secs_f64()),
+            is_told: run.control.should_training_stop,
+            is_last: after.is_last,
+        }
+    }
+
+    /// Whether the run, or the plan, ends here, so that what is due at the end is due now. A run that is continued has no end
+    /// here.
+    pub(super) fn is_end(&self) -> bool {
+        self.is_last || self.is_told
+    }
+
+    /// Whether a checkpoint is due because the run stops: who stops it wants to continue it.
+    pub(super) fn saves(&self, purpose: Purpose) -> bool {
+        self.out_of_time || (self.signal.is_some() && purpose == Purpose::Train)
+    }
+
+    /// Whether the run is to be continued from here. Early stopping is an end.
+    pub(super) fn is_continued(&self, run: &Run) -> bool {
+        let stopped = self.is_told && !self.is_last && !run.evaluating.best.is_exhausted();
+        self.out_of_time || self.signal.is_some() || run.control.should_save || stopped
+    }
+
+    /// The error with which a signal ends the run, once its checkpoint is written.
+    pub(super) fn check_signal(&self, run: &mut Run, purpose: Purpose) -> Result<()> {
+        let Some(signal) = self.signal else { return Ok(()) };
+        finish_saving(run)?;
+        let (step, total_steps) = (run.progress.step, run.progress.total_steps);
+        Err(match purpose {
+            Purpose::Train => signal
+                .error(format_args!("stopped after step {step} of {total_steps}; a checkpoint is saved"))
+                .help("continue with `kiln train FILE --resume`"),
+            Purpose::Rehearsal | Purpose::Measurement { .. } => {
+                signal.error(format_args!("stopped after step {step} of {total_steps}"))
+            }
+        })
+    }
+
+    /// Whether the run ends here although its plan does not, which the status then says.
+    pub(super) fn ends_early(&self, run: &Run, folder: &mut RunFolder) -> bool {
+        if self.is_last || !(self.out_of_time || self.is_told) {
+            return false;
+        }
+        let at = format!("after step {} of {}", run.progress.step, run.progress.total_steps);
+        folder.status.message = Some(if self.is_told {
+            format!("ended {at}: early stopping, or a callback")
+        } else {
+            folder.status.status = RunStatus::Stopped;
+            format!("stopped {at}: trainer.max_minutes is over; raise it to continue with --resume")
+        });
+        true
+    }
+}
+
+/// A signal that comes before the first step.
+pub(super) fn check_signals_at_start() -> Result<()> {
+    match signals::received() {
+        Some(signal) => Err(signal.error("stopped before the first step")),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,107 @@
+//! `compiler.verify`: the compiler is compared with native before the first step, and every so many steps.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use kiln_models::weights::save;
+
+use super::Trainer;
+use super::checkpoint::Checkpoint;
+use super::observer::Part;
+use super::run::{After, Run};
+use crate::base::error::{Error, Result};
+use crate::base::process::scratch;
+use crate::config::{DeviceKind, Verify};
+use crate::engine::compiler::checks;
+use crate::engine::device::release_memory;
+use crate::plan::RunPlan;
+use crate::session::Session;
+
+/// Compares the modes of the compiler, for `compiler.verify`.
+pub trait Verifier {
+    /// Whether compiled computes what native does in the first steps of `session`, after `step` steps of the run whose weights
+    /// are in the folder `weights`, or from those that the run begins with. Returns the verdict for people.
+    ///
+    /// # Errors
+    /// A difference, and what the steps meet.
+    fn verify(&self, session: &Session, weights: Option<&Path>, step: u64) -> Result<String>;
+}
+
+/// When the compiler is checked, and who does it.
+pub(super) struct Verifying {
+    when: Verify,
+    /// The check before the first step has been made elsewhere.
+    pub(super) start_is_verified: bool,
+    pub(super) verifier: Option<Box<dyn Verifier>>,
+}
+
+impl Verifying {
+    pub(super) fn new(plan: &RunPlan) -> Self {
+        Self { when: checks::of(plan.compiler().as_ref()), start_is_verified: false, verifier: None }
+    }
+
+    /// Whether a check follows a step.
+    pub(super) fn due(&self, after: &After) -> bool {
+        matches!(self.when, Verify::Every(steps) if after.step.is_multiple_of(steps))
+    }
+
+    /// Whether checks are made in the middle of the run.
+    pub(super) fn is_repeated(&self) -> bool {
+        matches!(self.when, Verify::Every(_))
+    }
+
+    fn verifier(&self) -> Result<&dyn Verifier> {
+        self.verifier.as_deref().ok_or_else(|| {
+            Error::config("compiler.verify: this trainer has nobody who compares the modes")
+                .help("make it with `kiln::proof::trainer(session)`, or set compiler.verify = \"off\"")
+        })
+    }
+}
+
+impl Trainer {
+    /// The check of the compiler before the first step, and how long it took; none where nobody asked, or where it has been
+    /// made.
+    pub(super) fn verify_start(&mut self, checkpoint: Option<&Checkpoint>) -> Result<Option<Duration>> {
+        if self.verifying.when == Verify::Off || self.verifying.start_is_verified {
+            return Ok(None);
+        }
+        if self.session.plan.device.kind != DeviceKind::Cpu {
+            return Err(Error::config(format!(
+                "compiler.verify: on {} each mode has an engine of its own, and this process has one",
+                self.session.plan.device.kind
+            ))
+            .help(
+                "`kiln train` makes the check; a program compares with kiln::proof::parity, or sets verify = \"off\"",
+            ));
+        }
+        let started = Instant::now();
+        let from = checkpoint.map(|checkpoint| (checkpoint.path.as_path(), checkpoint.state.step));
+        let verifier = self.verifying.verifier()?;
+        let said = verifier.verify(&self.session, from.map(|from| from.0), from.map_or(0, |from| from.1))?;
+        self.notice(&said);
+        Ok(Some(started.elapsed()))
+    }
+
+    /// The check of the compiler from the weights that the run has now. When it fails, checkpoints since the last one that
+    /// passed are suspect.
+    pub(super) fn verify(&mut self, run: &mut Run) -> Result<()> {
+        let started = Instant::now();
+        let folder = scratch()?;
+        save(&self.state.model, folder.path())?;
+        let verdict = self.verifying.verifier()?.verify(&self.session, Some(folder.path()), run.progress.step);
+        release_memory(&self.session.device);
+        run.clock.exclude_check(started.elapsed(), false);
+        match verdict {
+            Ok(said) => {
+                run.verified = run.progress.step;
+                self.notice(&said);
+                self.observer.part(Part::Evaluation);
+                Ok(())
+            }
+            Err(error) => {
+                run.last_row = run.last_row.min(run.verified);
+                Err(error)
+            }
+        }
+    }
+}
