@@ -141,6 +141,15 @@ impl Error {
         Self::new(kind, message)
     }
 
+    /// A failure of `kind` of which only the text is left, as [`Display`](fmt::Display) wrote it: another process has printed
+    /// it, or it has passed through serde.
+    pub(crate) fn of_text(kind: ErrorKind, text: &str) -> Self {
+        match text.split_once(HELP) {
+            Some((message, help)) => Self::new(kind, message).help(help),
+            None => Self::new(kind, text),
+        }
+    }
+
     /// The same failure as another kind.
     #[must_use]
     pub(crate) fn into_kind(self, kind: ErrorKind) -> Self {
@@ -187,11 +196,14 @@ impl Error {
     }
 }
 
+/// Stands between message and help in the text of an error.
+const HELP: &str = "\n  help: ";
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
         match &self.help {
-            Some(help) => write!(f, "\n  help: {help}"),
+            Some(help) => write!(f, "{HELP}{help}"),
             None => Ok(()),
         }
     }
@@ -329,6 +341,15 @@ mod tests {
             assert_eq!(kind, Some(code));
         }
         assert_eq!([0, 8, 101, 127, 256, -1].map(ErrorKind::of_exit_code), [None; 6]);
+    }
+
+    #[test]
+    fn an_error_is_read_back_from_its_text() {
+        let errors = [Error::data("a: b"), Error::config("two\n  lines").help("look\n  here")];
+        for error in errors {
+            let read = Error::of_text(error.kind(), &error.to_string());
+            assert_eq!((read.kind, &read.message, &read.help), (error.kind, &error.message, &error.help));
+        }
     }
 
     #[test]

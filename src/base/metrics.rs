@@ -73,6 +73,13 @@ impl Record {
         self.fields.iter().map(|(name, value)| (name.as_str(), value))
     }
 
+    /// Keeps the values that are called one of `names`.
+    #[must_use]
+    pub fn only(mut self, names: &[&str]) -> Self {
+        self.fields.retain(|(name, _)| names.contains(&name.as_str()));
+        self
+    }
+
     /// The row of `metrics.jsonl` in `line`, as [`to_json`](Self::to_json) wrote it; none when it is no such row, for example
     /// one that was half written.
     pub fn from_json(line: &str) -> Option<Self> {

@@ -1,5 +1,5 @@
-//! The ground floor: errors and their exit codes, signals, files that are written whole, processes, rows of metrics, seeds, reads
-//! from a device, and facts about the machine and the build. It knows nothing of training.
+//! The ground floor: errors and their exit codes, signals, files that are written whole, processes, rows of metrics, medians, seeds,
+//! reads from a device, and facts about the machine and the build. It knows nothing of training.
 
 pub mod build_info;
 pub mod error;
@@ -11,3 +11,4 @@ pub mod process;
 pub mod random;
 pub mod reads;
 pub mod signals;
+pub mod stats;

@@ -230,12 +230,7 @@ impl Exit {
         let begin = self.said.rmatch_indices(BEGIN).map(|(at, _)| at);
         let begin = begin.into_iter().find(|at| *at == 0 || self.said.as_bytes()[at - 1] == b'\n')?;
         let text = self.said[begin + BEGIN.len()..].trim_end();
-        let (message, help) = match text.split_once("\n  help: ") {
-            Some((message, help)) => (message, Some(help)),
-            None => (text, None),
-        };
-        let error = Error::device(message);
-        (!message.is_empty()).then(|| help.into_iter().fold(error, Error::help))
+        (!text.is_empty()).then(|| Error::of_text(ErrorKind::Device, text))
     }
 }
 

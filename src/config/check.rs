@@ -254,7 +254,7 @@ fn table(data: &DataSection) -> Checked {
     if data.task == Task::Regression {
         return Err(Complaint::new("data.label_names", "the task regression has numbers, not names"));
     }
-    check_label_names(names).map_err(|error| Complaint::of("data.label_names", &error))
+    check_label_names(names).map_err(|error| Complaint::of("data.label_names", error))
 }
 
 /// Refuses names of labels that tell nothing apart.
@@ -438,11 +438,11 @@ fn trainer(trainer: &TrainerSection) -> Checked {
             return Err(Complaint::new(&format!("trainer.{key}"), message).help("remove it"));
         }
     }
-    trainer.optim_args.check(trainer.optim).map_err(|error| Complaint::of("trainer.optim_args", &error))?;
+    trainer.optim_args.check(trainer.optim).map_err(|error| Complaint::of("trainer.optim_args", error))?;
     trainer
         .lr_scheduler_kwargs
         .check(trainer.lr_scheduler_type, trainer.learning_rate)
-        .map_err(|error| Complaint::of("trainer.lr_scheduler_kwargs", &error))
+        .map_err(|error| Complaint::of("trainer.lr_scheduler_kwargs", error))
 }
 
 /// `[batch]`, and how it goes with the micro-batch.

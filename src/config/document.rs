@@ -15,45 +15,34 @@ use super::sections::{
 };
 use super::trainer::TrainerSection;
 use super::{BatchSection, LearningRateSection, OptimArgs, RunConfig, SchedulerKwargs};
-use crate::base::error::{Error, Result, nearest, plain_words};
+use crate::base::error::{Error, ErrorKind, Result, nearest, plain_words};
 
 /// What is wrong with one key, before it is known where in which file that key stands.
 #[derive(Debug)]
 pub(crate) struct Complaint {
     key: String,
-    message: String,
-    help: Option<String>,
+    error: Error,
 }
 
 impl Complaint {
     /// `message` says what was expected and what was given.
     pub(crate) fn new(key: &str, message: impl Into<String>) -> Self {
-        Self { key: key.to_owned(), message: message.into(), help: None }
+        Self::of(key, Error::config(message))
     }
 
-    /// Takes message and help from an error that knows no key.
-    pub(crate) fn of(key: &str, error: &impl ToString) -> Self {
-        let text = error.to_string();
-        match text.split_once("\n  help: ") {
-            Some((message, help)) => Self::new(key, message).help(help),
-            None => Self::new(key, text),
-        }
+    /// An error of a value that knows no key.
+    pub(crate) fn of(key: &str, error: Error) -> Self {
+        Self { key: key.to_owned(), error }
     }
 
-    pub(crate) fn help(mut self, help: impl Into<String>) -> Self {
-        self.help = Some(help.into());
-        self
+    pub(crate) fn help(self, help: impl Into<String>) -> Self {
+        Self { error: self.error.help(help), ..self }
     }
 }
 
 impl From<Complaint> for Error {
-    fn from(complaint: Complaint) -> Self {
-        let key = if complaint.key.is_empty() { "\"\"" } else { &complaint.key };
-        let error = Self::config(format!("{key}: {}", complaint.message));
-        match complaint.help {
-            Some(help) => error.help(help),
-            None => error,
-        }
+    fn from(Complaint { key, error }: Complaint) -> Self {
+        error.at(if key.is_empty() { "\"\"" } else { &key })
     }
 }
 
@@ -325,7 +314,8 @@ impl Document {
         let table = Value::Table(self.table.clone());
         serde_path_to_error::deserialize(table).map_err(|error| {
             let key = error.path().to_string();
-            self.locate(Complaint::of(&key, &plain_words(error.inner().message())))
+            let error = Error::of_text(ErrorKind::Config, &plain_words(error.inner().message()));
+            self.locate(Complaint::of(&key, error))
         })
     }
 

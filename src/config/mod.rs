@@ -19,6 +19,7 @@ pub(crate) mod scheduler;
 mod sections;
 mod task;
 mod trainer;
+mod training_only;
 mod values;
 
 #[cfg(test)]

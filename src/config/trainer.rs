@@ -256,19 +256,6 @@ impl TrainerSection {
         self.eval_strategy != EvalStrategy::No || self.eval_on_start || self.do_eval
     }
 
-    /// Takes back whatever asks for evaluations, or for the best of them.
-    pub(crate) fn never_evaluate(&mut self) {
-        (self.eval_strategy, self.eval_steps, self.eval_on_start) = (EvalStrategy::No, None, false);
-        (self.do_eval, self.load_best_model_at_end) = (false, false);
-        (self.metric_for_best_model, self.greater_is_better) = (None, None);
-        (self.early_stopping_patience, self.early_stopping_threshold) = (None, 0.0);
-    }
-
-    /// A log row every `steps` steps.
-    pub(crate) fn log_every(&mut self, steps: usize) {
-        (self.logging_strategy, self.logging_steps) = (LoggingStrategy::Steps, Some(steps.into()));
-    }
-
     /// The name in evaluation rows of the figure that says which model is best: `eval_loss`, `eval_accuracy`.
     pub fn best_metric(&self) -> String {
         let name = self.metric_for_best_model.as_deref().unwrap_or("loss");

@@ -12,6 +12,7 @@ use super::figures::{StepFigures, Weights, gradients};
 use crate::base::error::{Error, Result};
 use crate::base::metrics::Record;
 use crate::base::process::scratch;
+use crate::base::stats::median;
 use crate::config::{DeviceKind, Precision, Sampler};
 use crate::data::picks::Picks;
 use crate::session::Session;
@@ -50,9 +51,7 @@ pub struct Probe {
 impl Probe {
     /// The median time of a step in milliseconds, without the first, which starts everything up.
     pub fn median_ms(&self) -> f64 {
-        let mut steady = self.step_ms.get(1..).unwrap_or_default().to_vec();
-        steady.sort_by(f64::total_cmp);
-        steady.get(steady.len() / 2).copied().unwrap_or(f64::NAN)
+        median(self.step_ms.get(1..).unwrap_or_default())
     }
 
     /// What the first step took beyond a median one, in seconds.

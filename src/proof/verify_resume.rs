@@ -13,11 +13,11 @@
 use std::path::Path;
 
 use safetensors::SafeTensors;
-use serde_json::{Map, Value};
 
 use crate::base::error::{Error, Result};
+use crate::base::metrics::Record;
 use crate::base::process::scratch;
-use crate::config::{CompilerMode, DeviceKind, OnExisting, RunConfig, SaveStrategy};
+use crate::config::{CompilerMode, DeviceKind, OnExisting, RunConfig};
 use crate::engine::device;
 use crate::proof::auto;
 use crate::proof::probe::without_dropout;
@@ -97,16 +97,9 @@ pub fn across_modes(config: &RunConfig, runner: &Runner<'_>) -> Result<Vec<(Stri
 /// `modes`: before the stop, and after it.
 fn verify_in(config: &RunConfig, modes: [CompilerMode; 2], runner: &Runner<'_>) -> Result<Report> {
     let folder = scratch()?;
-    let mut config = config.clone();
-    config.generation = None;
-    let trainer = &mut config.trainer;
-    trainer.never_evaluate();
-    trainer.log_every(1);
-    (trainer.save_strategy, trainer.save_only_model, trainer.max_minutes) = (SaveStrategy::No, false, None);
     let run = |name: &str, before_stop: bool, mode: CompilerMode| -> Result<u64> {
-        let mut config = config.clone();
+        let mut config = config.training_only(folder.path().join(name), 1);
         config.set_compiler(mode);
-        config.run.output_dir = folder.path().join(name);
         config.run.on_existing = OnExisting::Resume;
         runner(&Part { config, before_stop, without_dropout: modes[0] != modes[1] })?;
         let saved = checkpoint::list(&folder.path().join(name).join(checkpoint::FOLDER))?;
@@ -157,8 +150,12 @@ fn compare(straight: &Path, stopped: &Path, [before, all]: [u64; 2], exact: bool
     if a.len() != b.len() {
         report.differences.push(format!("{} rows against {}", a.len(), b.len()));
     }
-    for (a, b) in a.iter().zip(&b).filter(|(a, b)| a != b && (exact || !near_rows(a, b))) {
-        report.differences.push(format!("{} against {}", Value::from(a.clone()), Value::from(b.clone())));
+    for (a, b) in a.iter().zip(&b).filter(|(a, b)| exact || !near_rows(a, b)) {
+        // As text, in which NaN is the same as NaN.
+        let (a, b) = (a.to_json(), b.to_json());
+        if a != b {
+            report.differences.push(format!("{a} against {b}"));
+        }
     }
     Ok(report)
 }
@@ -182,15 +179,14 @@ fn near(a: &[u8], b: &[u8]) -> bool {
 }
 
 /// Whether two rows are the same but for rounding.
-fn near_rows(a: &Map<String, Value>, b: &Map<String, Value>) -> bool {
-    a.len() == b.len()
-        && a.iter().all(|(name, value)| {
-            let limit = ROUNDED.iter().find(|(rounded, _)| rounded == name).map(|(_, limit)| *limit);
-            match (limit, value.as_f64(), b.get(name).and_then(Value::as_f64)) {
-                (Some(limit), Some(a), Some(b)) => (a - b).abs() <= limit * a.abs(),
-                _ => b.get(name) == Some(value),
-            }
-        })
+fn near_rows(a: &Record, b: &Record) -> bool {
+    FIGURES.iter().all(|name| {
+        let limit = ROUNDED.iter().find(|(rounded, _)| rounded == name).map_or(0.0, |(_, limit)| *limit);
+        match (a.get(name), b.get(name)) {
+            (Some(a), Some(b)) => (a - b).abs() <= limit * a.abs(),
+            (a, b) => a == b,
+        }
+    })
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
@@ -198,18 +194,14 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 }
 
 /// The training rows of a run, without what is measured.
-fn rows(run: &Path) -> Result<Vec<Map<String, Value>>> {
+fn rows(run: &Path) -> Result<Vec<Record>> {
     let text = read(&run.join("metrics.jsonl"))?;
-    let mut rows = Vec::new();
-    for line in String::from_utf8_lossy(&text).lines() {
-        let row = serde_json::from_str::<Map<String, Value>>(line);
-        let mut row = row.map_err(|error| Error::data(format!("metrics.jsonl: {error}: {line}")))?;
-        if row.contains_key("loss") {
-            row.retain(|name, _| FIGURES.contains(&name.as_str()));
-            rows.push(row);
-        }
-    }
-    Ok(rows)
+    let text = String::from_utf8_lossy(&text);
+    let rows = text.lines().map(|line| {
+        Record::from_json(line).ok_or_else(|| Error::data(format!("metrics.jsonl: expected a row, got {line}")))
+    });
+    let rows = rows.collect::<Result<Vec<_>>>()?;
+    Ok(rows.into_iter().filter(|row| row.get("loss").is_some()).map(|row| row.only(&FIGURES)).collect())
 }
 
 /// Saves and stops after a number of steps.

@@ -6,6 +6,7 @@ use super::callback::Progress;
 use burn::tensor::Device;
 
 use crate::base::metrics::Record;
+use crate::base::stats;
 use crate::engine::device::{MemoryUse, memory_use};
 
 /// The clock of a run.
@@ -142,9 +143,8 @@ impl Clock {
     pub(super) fn summary(&self, progress: &Progress, train_loss: f64, saving: Duration) -> Record {
         let runtime = self.start.elapsed().as_secs_f64();
         let median = |pick: fn(&(f64, f64)) -> f64| {
-            let mut values = self.steady.iter().map(pick).collect::<Vec<_>>();
-            values.sort_by(f64::total_cmp);
-            (!values.is_empty()).then(|| values[values.len() / 2])
+            let values = self.steady.iter().map(pick).collect::<Vec<_>>();
+            (!values.is_empty()).then(|| stats::median(&values))
         };
         let summary = Record::default()
             .with("step", progress.step)

@@ -21,7 +21,7 @@ use crate::base::metrics::Record;
 use crate::base::process::scratch;
 use crate::base::signals;
 use crate::config::{CompilerMode, EvalStrategy, Sampler};
-use crate::config::{OnExisting, SaveStrategy, Switch, TrainingCompilerConfig};
+use crate::config::{Switch, TrainingCompilerConfig};
 use crate::data::collate::collate;
 use crate::data::padding::{Batches, Padding};
 use crate::data::picks::Picks;
@@ -95,12 +95,10 @@ pub fn run(session: &Session, say: &Say) -> Result<Warmed> {
     warm.train = Arc::new(picks(&session.train, &train.batches, warm.plan.batch.accumulation, plan.batch.micro));
     warm.plan.config.data.sampler = Sampler::Sequential;
     warm.plan.config.trainer.dataloader_drop_last = false;
-    warm.plan.config.trainer.metric_for_best_model = None;
-    warm.plan.config.trainer.early_stopping_patience = None;
     if let (Some(found), Some(data)) = (&evaluation, &session.validation) {
         let size = trainer.per_device_eval_batch_size;
         warm.validation = Some(Arc::new(picks(data, &found.batches, 1, size)));
-        (warm.plan.config.trainer.eval_strategy, warm.plan.config.trainer.eval_delay) = (EvalStrategy::Steps, 0.0);
+        warm.plan.config.trainer.eval_strategy = EvalStrategy::Steps;
         warm.plan.eval_steps = warm.plan.steps.total;
     }
     let shapes = train.batches.iter().map(|batch| batch.shape).collect::<Vec<_>>();
@@ -272,20 +270,14 @@ pub(crate) fn rehearsal(session: &Session, ops: Ops, folder: &Path) -> Session {
     let mut session = session.clone();
     let plan = &mut session.plan;
     plan.ops = ops;
+    plan.config = plan.config.training_only(folder.join("probe"), 1);
     plan.config.compiler = plan.config.compiler.take().map(|compiler| TrainingCompilerConfig {
         // The form is chosen already.
         enabled: if compiler.enabled == CompilerMode::Auto { CompilerMode::Compiled } else { compiler.enabled },
         debug: false,
         warmup: Switch::Off,
-        verify: None,
         ..compiler
     });
-    (plan.config.run.output_dir, plan.config.run.on_existing) = (folder.join("probe"), OnExisting::Fail);
-    let trainer = &mut plan.config.trainer;
-    trainer.never_evaluate();
-    trainer.log_every(1);
-    trainer.save_strategy = SaveStrategy::No;
-    trainer.report_to.clear();
     plan.steps.max_duration = None;
     (plan.logging_steps, plan.generation) = (1, None);
     session

@@ -65,6 +65,17 @@ fn what_is_found_fits_and_the_next_does_not_and_the_run_uses_it() {
     assert_eq!(train_rows(&folder.path().join("run"))[0]["samples"], batch);
 }
 
+/// A trial only trains: what else the config asks of its run neither fails in it nor is done.
+#[test]
+fn a_trial_leaves_out_what_is_no_training() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "global_batch_size = 2");
+    let settings = ["compiler.verify=start", "trainer.report_to=tensorboard", "trainer.eval_strategy=epoch"];
+    let mut command = tune(folder.path(), &["--mode", "compiled"]);
+    let stdout = succeeds(command.args(settings.into_iter().flat_map(|set| ["--set", set])));
+    assert!(stdout.contains("compiled: 2 fit"), "{stdout}");
+}
+
 #[test]
 fn a_run_that_has_no_size_looks_for_one_once_and_keeps_it() {
     let folder = tempfile::tempdir().unwrap();

@@ -3,8 +3,8 @@
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::base::stats::{mean, median, quantile};
 use crate::measure::compare::measured::{Window, windows};
-use crate::measure::compare::stats::{mean, median, quantile};
 use crate::trainer::laps::{Parts, StepTimes};
 
 /// The version of the form.

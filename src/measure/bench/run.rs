@@ -18,7 +18,6 @@ use crate::base::process::{Child, scratch};
 use crate::config::{CompilerMode, DeviceKind, RunConfig, TrainBatchSize};
 use crate::engine::device;
 use crate::engine::handover::Programs;
-use crate::measure::compare::arms::bare_run;
 use crate::measure::compare::{Failure, peak};
 use crate::measure::turns::contestant::{Answer, Contestant, Program, Running};
 use crate::measure::turns::protocol::Turn;
@@ -297,7 +296,7 @@ fn measure(
     let variants = options.variants.iter();
     let variants = variants.map(|it| (it.name.as_str(), CompilerMode::Compiled, Some(it.set.clone())));
     for (name, mode, set) in modes.chain(variants) {
-        let mut config = bare_run(&config, folder.join(name), turns.logging);
+        let mut config = config.training_only(folder.join(name), turns.logging);
         config.set_compiler(mode);
         config.trainer.logging_first_step = true;
         let file = folder.join(format!("{name}.toml"));

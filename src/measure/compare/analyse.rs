@@ -8,10 +8,11 @@ use super::derived::{at_equal, common_moments, common_target, derive, seconds_to
 use super::keys;
 use super::measured::{MeasuredRun, Window};
 use super::parity::parity;
-use super::stats::{Samples, mean, median, quantile, ratio_of_medians};
+use super::stats::{Samples, ratio_of_medians};
 use super::verdict::{Word, word};
 use super::{Arm, ArmReport, Comparison, Experiment, LossPoint, REPORT_SCHEMA, Report, Role, WholeRun};
 use crate::base::error::{Error, Result};
+use crate::base::stats::{mean, median, quantile};
 use crate::trainer::laps::{Parts, StepTimes};
 
 /// Settings that may differ between arms without a word: where a run writes, how often it says something, and its seed,
@@ -254,7 +255,7 @@ fn describe(arm: &MeasuredArm, experiment: &Experiment) -> ArmReport {
     let over_runs =
         |pick: &dyn Fn(&MeasuredRun) -> Option<f64>| some(median(&runs.iter().filter_map(pick).collect::<Vec<_>>()));
     let of_evaluations = |run: &MeasuredRun| {
-        let seconds = run.evaluations.iter().filter_map(|row| row.get("eval_runtime")?.as_f64()).collect::<Vec<_>>();
+        let seconds = run.evaluations.iter().filter_map(|row| row.get("eval_runtime")).collect::<Vec<_>>();
         some(mean(&seconds))
     };
     let save = |run: &MeasuredRun| {

@@ -6,9 +6,7 @@ use super::ablation::{self, Ablate};
 use super::keys::{ACCUMULATION, BATCH, BLOCK};
 use super::{Arm, Role};
 use crate::base::error::{Error, Result, nearest};
-use crate::config::{
-    CompilerMode, EvalStrategy, LrScaling, OnExisting, RunConfig, SaveStrategy, TrainBatchSize, Verify,
-};
+use crate::config::{CompilerMode, EvalStrategy, LrScaling, RunConfig, SaveStrategy, TrainBatchSize};
 use crate::plan::RunPlan;
 
 /// The names for `--arms`.
@@ -252,35 +250,17 @@ pub(super) fn run_config(
     repeat: usize,
     logging_steps: usize,
 ) -> RunConfig {
-    let mut config = bare_run(&arm.config, folder, logging_steps);
+    let mut config = arm.config.training_only(folder, logging_steps);
     let (given, trainer) = (&arm.config.trainer, &mut config.trainer);
     if given.eval_strategy != EvalStrategy::No && repeat == 0 {
-        (trainer.eval_strategy, trainer.eval_delay) = (EvalStrategy::Epoch, 0.0);
+        trainer.eval_strategy = EvalStrategy::Epoch;
     }
     if given.save_strategy != SaveStrategy::No && repeat == 0 {
-        trainer.save_strategy = SaveStrategy::Epoch;
+        (trainer.save_strategy, trainer.save_only_model) = (SaveStrategy::Epoch, given.save_only_model);
     }
     // Every repeat learns from other weights and another order, so that the loss has a band; all arms of it from the same.
     trainer.data_seed = trainer.data_seed.map(|seed| seed.wrapping_add(repeat as u64));
     trainer.seed = trainer.seed.wrapping_add(repeat as u64);
-    config
-}
-
-/// `config` in the run folder `folder`, with nothing but training and log rows.
-pub(crate) fn bare_run(config: &RunConfig, folder: std::path::PathBuf, logging_steps: usize) -> RunConfig {
-    let mut config = config.clone();
-    config.run.output_dir = folder;
-    config.run.on_existing = OnExisting::Fail;
-    config.generation = None;
-    // Whoever compares has looked at that before.
-    if let Some(compiler) = &mut config.compiler {
-        compiler.verify = Some(Verify::Off);
-    }
-    let trainer = &mut config.trainer;
-    trainer.never_evaluate();
-    trainer.log_every(logging_steps);
-    (trainer.save_strategy, trainer.max_minutes) = (SaveStrategy::No, None);
-    trainer.report_to.clear();
     config
 }
 

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::stats::mean;
 use super::verdict::Word;
 use super::{ArmReport, AtEqual, Comparison, LossAtEqual, LossPoint, Role, WholeRun};
+use crate::base::stats::mean;
 
 /// Figures that are none where an arm is missing or must not be compared.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]

@@ -6,10 +6,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
-use serde_json::{Map, Value};
-
 use super::keys;
 use crate::base::error::{Error, Result};
+use crate::base::metrics::Record;
+use crate::base::stats::median;
 use crate::config::LearningRateSection;
 use crate::plan::NUM_DEVICES;
 use crate::session::provenance::Provenance;
@@ -109,9 +109,9 @@ pub struct MeasuredRun {
     /// The learning rate at its peak, scaled with the batch where the config says so.
     pub learning_rate: Option<f64>,
     /// The summary row.
-    pub summary: Map<String, Value>,
+    pub summary: Record,
     /// Evaluation rows.
-    pub evaluations: Vec<Map<String, Value>>,
+    pub evaluations: Vec<Record>,
 }
 
 impl MeasuredRun {
@@ -153,12 +153,13 @@ impl MeasuredRun {
             learning_rate.map(|(base, global)| scaling.unwrap_or_default().scaled(base, global, NUM_DEVICES).rate);
         let (mut rows, mut summary, mut evaluations) = (Vec::new(), None, Vec::new());
         for (number, line) in read(&folder.join("metrics.jsonl"))?.lines().enumerate() {
-            let row = row(line).ok_or_else(|| damaged("metrics.jsonl", format!("line {} is no row", number + 1)))?;
-            if row.contains_key("train_runtime") {
+            let row = Record::from_json(line)
+                .ok_or_else(|| damaged("metrics.jsonl", format!("line {} is no row", number + 1)))?;
+            if row.get("train_runtime").is_some() {
                 summary = Some(row);
-            } else if row.contains_key("eval_loss") {
+            } else if row.get("eval_loss").is_some() {
                 evaluations.push(row);
-            } else if row.contains_key("loss") {
+            } else if row.get("loss").is_some() {
                 rows.push(row);
             }
         }
@@ -181,7 +182,7 @@ impl MeasuredRun {
         let numbers = numbers.ok_or_else(|| damaged("metrics.jsonl", "a training row lacks a number".into()))?;
         let (steady, mut warmup, late_steps) =
             if steps.is_empty() { windows_of_log(&numbers) } else { windows_of_steps(&steps, quiet) };
-        warmup.0 += rows.iter().filter_map(|row| row.get("warmup_seconds")?.as_f64()).sum::<f64>();
+        warmup.0 += rows.iter().filter_map(|row| row.get("warmup_seconds")).sum::<f64>();
         let losses = losses(&numbers, &steps);
         Ok(Self {
             folder: folder.into(),
@@ -203,23 +204,23 @@ impl MeasuredRun {
 
     /// A number of the summary row.
     pub fn summary(&self, name: &str) -> Option<f64> {
-        self.summary.get(name)?.as_f64()
+        self.summary.get(name)
     }
 
     /// Whether `compiler.debug` was on, so that its times are those of no other run.
     pub fn is_debug(&self) -> bool {
-        self.summary.contains_key(debug::MARK)
+        self.summary(debug::MARK).is_some()
     }
 
     /// Seconds of the warm-up beyond what its steps take in the steady state.
     pub fn warmup_excess(&self) -> Option<f64> {
-        let steady = super::stats::median(&self.step_ms()) * self.warmup.1 as f64 / 1e3;
+        let steady = median(&self.step_ms()) * self.warmup.1 as f64 / 1e3;
         steady.is_finite().then(|| (self.warmup.0 - steady).max(0.0))
     }
 
     /// Whether Burn's fusion was held off.
     pub fn is_unfused(&self) -> bool {
-        self.summary.contains_key("unfused")
+        self.summary("unfused").is_some()
     }
 
     /// Milliseconds for an example, of every steady window.
@@ -261,14 +262,6 @@ fn read(path: &Path) -> Result<String> {
     })
 }
 
-/// A row of `metrics.jsonl`. A score that could not be computed is NaN there, which is no JSON: it becomes null.
-fn row(line: &str) -> Option<Map<String, Value>> {
-    let parse = |text: &str| serde_json::from_str::<Map<String, Value>>(text).ok();
-    parse(line).or_else(|| {
-        parse(&line.replace(": NaN", ": null").replace(": -Infinity", ": null").replace(": Infinity", ": null"))
-    })
-}
-
 /// What a training row says: step, samples and tokens so far, loss, milliseconds of a step of its window.
 struct LogRow {
     step: u64,
@@ -278,15 +271,14 @@ struct LogRow {
     step_ms: f64,
 }
 
-fn log_window(row: &Map<String, Value>) -> Option<LogRow> {
-    let count = |name: &str| row.get(name)?.as_u64();
-    let real = |name: &str| row.get(name)?.as_f64();
+fn log_window(row: &Record) -> Option<LogRow> {
+    let count = |name: &str| row.get(name).map(|count| count as u64);
     Some(LogRow {
         step: count("step")?,
         samples: count("samples")?,
         tokens: count("tokens")?,
-        loss: real("loss")?,
-        step_ms: real("step_ms")?,
+        loss: row.get("loss")?,
+        step_ms: row.get("step_ms")?,
     })
 }
 

@@ -13,6 +13,7 @@ use super::{EXPERIMENT_SCHEMA, Experiment, Report, WholeRun, peak, repeat};
 use crate::base::error::{Error, Result};
 use crate::base::files::write_whole;
 use crate::base::process::{Child, scratch};
+use crate::base::stats::median;
 use crate::cache;
 use crate::config::{CompilerMode, DeviceKind, EvalStrategy, OnExisting, RunConfig, SaveStrategy, Switch};
 use crate::engine::device;
@@ -198,7 +199,7 @@ impl Round<'_> {
                     let read = super::measured::MeasuredRun::read(&folder)?;
                     let speed = match read.steady.is_empty() {
                         true => "no steady state".into(),
-                        false => format!("{:.1} ms a step", super::stats::median(&read.step_ms())),
+                        false => format!("{:.1} ms a step", median(&read.step_ms())),
                     };
                     say(&format!("{place} {speed:>18}, {seconds:.1} s in all"))?;
                 }

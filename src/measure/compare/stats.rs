@@ -10,6 +10,8 @@
 //! `estimate +- t(n - 1) x sqrt(n / (n - 1)) x standard error` on the logarithm (Hesterberg 2015, section 3.3) and not the
 //! percentiles themselves, which would be too narrow.
 
+use crate::base::stats::{mean, median};
+
 /// Samples of an arm: one list a repeat.
 pub type Samples = Vec<Vec<f64>>;
 
@@ -53,26 +55,6 @@ pub fn ratio_of_medians(a: &[Vec<f64>], b: &[Vec<f64>], seed: u64) -> Option<Int
     let size = if n > 1 { n } else { pairs[0].0.len().min(pairs[0].1.len()) };
     let wide = if size > 1 { t_99(size - 1) * (size as f64 / (size - 1) as f64).sqrt() * error } else { f64::INFINITY };
     Some(Interval { ratio: estimate.exp(), low: (estimate - wide).exp(), high: (estimate + wide).exp() })
-}
-
-/// The middle value; the mean of the two middle ones where there are two. NaN of nothing.
-pub fn median(values: &[f64]) -> f64 {
-    quantile(values, 0.5)
-}
-
-/// The `q` quantile with linear interpolation (NumPy's default). NaN of nothing.
-pub fn quantile(values: &[f64], q: f64) -> f64 {
-    let mut values = values.to_vec();
-    values.sort_by(f64::total_cmp);
-    let Some(last) = values.len().checked_sub(1) else { return f64::NAN };
-    let at = q * last as f64;
-    let (low, high) = (values[at.floor() as usize], values[at.ceil() as usize]);
-    low + (high - low) * at.fract()
-}
-
-/// The arithmetic mean; NaN of nothing.
-pub fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len() as f64
 }
 
 fn standard_deviation(values: &[f64]) -> f64 {
@@ -137,15 +119,6 @@ mod tests {
     fn real_runs() -> Samples {
         let text = include_str!("../../../tests/fixtures/compare/native_step_ms.txt");
         text.lines().map(|line| line.split_whitespace().map(|value| value.parse().unwrap()).collect()).collect()
-    }
-
-    #[test]
-    fn medians_and_quantiles_are_numpys() {
-        let values = [3.0, 1.0, 4.0, 1.5, 9.0, 2.0];
-        assert_eq!(median(&values), 2.5);
-        assert!((quantile(&values, 0.95) - 7.75).abs() < 1e-12);
-        assert_eq!(quantile(&[7.0], 0.95), 7.0);
-        assert!(median(&[]).is_nan());
     }
 
     #[test]

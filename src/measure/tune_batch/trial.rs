@@ -46,8 +46,8 @@ pub fn trial_config(
     folder: &Path,
 ) -> Result<RunConfig> {
     let plan = &session.plan;
-    let mut config = plan.config.clone();
-    config.run.output_dir = folder.join("run");
+    let given = &plan.config.trainer;
+    let mut config = plan.config.training_only(folder.join("run"), 1);
     config.run.on_existing = OnExisting::Overwrite;
     if let (Some(tokenizer), Some(_)) = (&session.tokenizer, config.tokenizer.train_vocab_size) {
         // Learned once, not in every trial.
@@ -58,23 +58,20 @@ pub fn trial_config(
         }
         config.tokenizer = TokenizerSection::from_pretrained(learned.to_string_lossy());
     }
-    (config.generation, config.batch, config.learning_rate) =
-        (None, BatchSection::default(), LearningRateSection::default());
+    (config.batch, config.learning_rate) = (BatchSection::default(), LearningRateSection::default());
     let trainer = &mut config.trainer;
     trainer.per_device_train_batch_size = batch.into();
     trainer.gradient_accumulation_steps = if accumulates { 2 } else { 1 };
     (trainer.max_steps, trainer.num_train_epochs, trainer.max_tokens) = (Some(steps), None, None);
-    (trainer.max_minutes, trainer.fast_dev_run, trainer.overfit_one_batch) = (None, false, false);
+    (trainer.fast_dev_run, trainer.overfit_one_batch) = (false, false);
     // A rate that is not 0 in the first step, so that weights change.
     (trainer.lr_scheduler_type, trainer.lr_scheduler_kwargs) = (SchedulerType::Constant, SchedulerKwargs::default());
     trainer.warmup_steps = 0.into();
-    trainer.never_evaluate();
-    if trainer.save_strategy != SaveStrategy::No {
+    if given.save_strategy != SaveStrategy::No {
         (trainer.save_strategy, trainer.save_steps, trainer.save_total_limit) =
             (SaveStrategy::Steps, (steps - 1).into(), Some(1));
+        trainer.save_only_model = given.save_only_model;
     }
-    trainer.log_every(1);
-    trainer.report_to.clear();
     trainer.dataloader_drop_last = false;
     config.data.sampler = Sampler::Sequential;
     (config.data.max_train_samples, config.data.max_eval_samples) = (None, None);
