@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use kiln_models::whole_file;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::base::error::{Error, Result};
 
@@ -58,4 +60,26 @@ pub fn is_blocked(path: &Path) -> bool {
 /// The operating system's.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     whole_file::write(path, bytes).map_err(|error| Error::io(format!("write {}", path.display()), &error))
+}
+
+/// Writes `value` as indented JSON that ends with a line feed; see [`write_whole`].
+///
+/// # Errors
+/// The operating system's; a value that JSON does not have.
+pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).map_err(|error| malformed(path, &error))?;
+    write_whole(path, (text + "\n").as_bytes())
+}
+
+/// Reads a value that is kept as JSON.
+///
+/// # Errors
+/// The operating system's; text that is not the JSON of such a value.
+pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
+    let text = std::fs::read(path).map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
+    serde_json::from_slice(&text).map_err(|error| malformed(path, &error))
+}
+
+fn malformed(path: &Path, error: &serde_json::Error) -> Error {
+    Error::data(format!("{}: {error}", path.display()))
 }

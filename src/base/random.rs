@@ -1,15 +1,20 @@
 //! Random numbers without a state: the seed of any moment of a run is computed from the run's seed.
 
+/// What SplitMix64 (Steele, Lea & Flood 2014) adds to its state with every number.
+pub(crate) const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// The number that SplitMix64 draws in the state `state`.
+pub(crate) fn mix(state: u64) -> u64 {
+    let mut z = state.wrapping_add(STEP);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
 /// A seed for one use of randomness, independent of the others: `purpose` names the use, `step` and `part` the place in
 /// the run. Nothing of a generator's state needs to be saved: the seed of any moment can be computed again.
-/// (SplitMix64's output function, Steele, Lea & Flood 2014, as the mixer.)
+/// (The mixer is SplitMix64's output function.)
 pub fn seed_for(run_seed: u64, purpose: &str, step: u64, part: u64) -> u64 {
-    let mix = |value: u64| {
-        let mut z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    };
     let purpose = purpose.bytes().fold(0, |hash, byte| mix(hash ^ u64::from(byte)));
     [purpose, step, part].into_iter().fold(mix(run_seed), |hash, value| mix(hash ^ value))
 }

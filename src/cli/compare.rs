@@ -43,15 +43,8 @@ pub(super) struct CompareArgs {
     /// Also both modes at every batch and block, as in batch=4,8,block=64,128
     #[arg(long, value_name = "POINTS")]
     sweep: Option<Sweep>,
-    /// What an hour of this machine costs
-    #[arg(long, value_name = "PRICE")]
-    price_per_hour: Option<f64>,
-    /// The loss to race to; when it is left out, one that all arms reach
-    #[arg(long, value_name = "LOSS")]
-    target_loss: Option<f64>,
-    /// Conditions for exit code 0, as in speedup>=1.2,loss_delta<=1e-3
-    #[arg(long, value_name = "CLAUSES")]
-    gate: Option<Gate>,
+    #[command(flatten)]
+    asked: Asked,
     /// Run the compiled arms with this program, to see that the comparison finds out what is wrong with it
     #[arg(long, value_name = "PROGRAM", hide = true)]
     compiled_program: Option<PathBuf>,
@@ -68,6 +61,13 @@ pub(super) struct ReportArgs {
     /// The folder that gets the report; the comparison's own, or `report`, when it is left out
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
+    #[command(flatten)]
+    asked: Asked,
+}
+
+/// What is asked of a report.
+#[derive(Debug, Args)]
+struct Asked {
     /// What an hour of the machine costs
     #[arg(long, value_name = "PRICE")]
     price_per_hour: Option<f64>,
@@ -77,6 +77,25 @@ pub(super) struct ReportArgs {
     /// Conditions for exit code 0, as in speedup>=1.2,loss_delta<=1e-3
     #[arg(long, value_name = "CLAUSES")]
     gate: Option<Gate>,
+}
+
+impl Asked {
+    fn check(&self) -> Result<()> {
+        match (self.price_per_hour, self.target_loss) {
+            (Some(price), _) if !(price.is_finite() && price >= 0.0) => {
+                Err(Error::config(format!("--price-per-hour: expected a number from 0, got {price}")))
+            }
+            (_, Some(target)) if !target.is_finite() => {
+                Err(Error::config(format!("--target-loss: expected a number, got {target}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the gate, where there is one, lets the report pass.
+    fn of(&self, report: &Report) -> Result<()> {
+        self.gate.as_ref().map_or(Ok(()), |gate| gate.check(report))
+    }
 }
 
 /// More runs than anybody has the time for.
@@ -94,7 +113,7 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
     if let Some(batch) = args.compiled_batch {
         at_least("compiled-batch", batch, 1, "it is the micro-batch of the -large arms")?;
     }
-    check_numbers(args.price_per_hour, args.target_loss)?;
+    args.asked.check()?;
     let mut config = args.config.load().map_err(|error| {
         if args.config.file.is_dir() { error.help("`kiln report RUN..` reports on finished runs") } else { error }
     })?;
@@ -143,8 +162,8 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
         },
         steps: args.steps,
         repeats: args.repeats,
-        price_per_hour: args.price_per_hour,
-        target_loss: args.target_loss,
+        price_per_hour: args.asked.price_per_hour,
+        target_loss: args.asked.target_loss,
         compiled_program: args.compiled_program.clone(),
     };
     let (report, out, error) = run(&options, &resolve, &verify_compare, &mut |line| say(line))?;
@@ -152,12 +171,12 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
     if let Some(error) = error {
         return Err(error);
     }
-    args.gate.as_ref().map_or(Ok(()), |gate| gate.check(&report))
+    args.asked.of(&report)
 }
 
 pub(super) fn run_report(args: &ReportArgs) -> Result<()> {
-    check_numbers(args.price_per_hour, args.target_loss)?;
-    let (report, own) = saved::report(&args.runs, &args.about, args.price_per_hour, args.target_loss)?;
+    args.asked.check()?;
+    let (report, own) = saved::report(&args.runs, &args.about, args.asked.price_per_hour, args.asked.target_loss)?;
     let out = args.out.clone().or(own).unwrap_or_else(|| PathBuf::from("report"));
     let used = std::fs::read_dir(&out).is_ok_and(|mut entries| entries.next().is_some());
     if used && !out.join("report.json").exists() && !out.join(crate::measure::compare::run::FILE).exists() {
@@ -166,19 +185,7 @@ pub(super) fn run_report(args: &ReportArgs) -> Result<()> {
     }
     report::write(&report, &out)?;
     show(&report, &out)?;
-    args.gate.as_ref().map_or(Ok(()), |gate| gate.check(&report))
-}
-
-fn check_numbers(price: Option<f64>, target: Option<f64>) -> Result<()> {
-    match (price, target) {
-        (Some(price), _) if !(price.is_finite() && price >= 0.0) => {
-            Err(Error::config(format!("--price-per-hour: expected a number from 0, got {price}")))
-        }
-        (_, Some(target)) if !target.is_finite() => {
-            Err(Error::config(format!("--target-loss: expected a number, got {target}")))
-        }
-        _ => Ok(()),
-    }
+    args.asked.of(&report)
 }
 
 fn show(report: &Report, out: &std::path::Path) -> Result<()> {

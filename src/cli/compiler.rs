@@ -11,7 +11,7 @@ use kiln_models::Operator;
 use super::say;
 use super::training::{ConfigArgs, open};
 use crate::base::error::{Error, Result};
-use crate::base::files::write_whole;
+use crate::base::files::{read_json, write_json, write_whole};
 use crate::base::process::{Child, scratch, this_program};
 use crate::base::signals;
 use crate::cache;
@@ -71,8 +71,7 @@ pub(super) fn run_probe(args: &ProbeArgs) -> Result<()> {
         LookArg::Times => Look::Times,
     };
     let probe = probe::run(&session, session.plan.ops, args.steps, look)?;
-    let text = serde_json::to_string(&probe).map_err(|error| Error::data(format!("probe: {error}")))?;
-    write_whole(&args.out, text.as_bytes())
+    write_json(&args.out, &probe)
 }
 
 /// `compiler.verify` before step 1 where each mode has an engine of its own; whether it has been done.
@@ -221,8 +220,7 @@ pub(super) fn probed(config: &RunConfig, steps: usize, look: Look) -> Result<Pro
     in_a_process(config, &what, |command, file| {
         command.arg("probe").arg(file).args(["--steps", &steps.to_string(), "--look", look, "--out"]).arg(&out);
     })?;
-    let text = std::fs::read(&out).map_err(|error| Error::io(format!("read {}", out.display()), &error))?;
-    serde_json::from_slice(&text).map_err(|error| Error::data(format!("{}: {error}", out.display())))
+    read_json(&out)
 }
 
 /// Runs a command of this program on `config`, written to a file; `arguments` adds the arguments, and lets the child write to

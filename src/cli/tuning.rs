@@ -11,7 +11,7 @@ use super::compiler::in_a_process;
 use super::training::{open, resolve};
 use super::{say, time};
 use crate::base::error::{Error, Result};
-use crate::base::files::write_whole;
+use crate::base::files::{read_json, write_json};
 use crate::base::process::{scratch, this_program};
 use crate::config::{CompilerMode, DeviceKind, RunConfig};
 use crate::engine::handover;
@@ -124,8 +124,7 @@ pub(super) fn run_tune(args: &TuneArgs) -> Result<()> {
     };
     let found = modes.iter().map(search).collect::<Result<Vec<_>>>()?;
     if let (Some(out), [found]) = (&args.out, &found[..]) {
-        let text = serde_json::to_string(found).map_err(|error| Error::data(format!("what was found: {error}")))?;
-        write_whole(out, text.as_bytes())?;
+        write_json(out, found)?;
     }
     if let [native, compiled] = &found[..] {
         let (a, b) = (native.batch, compiled.batch);
@@ -156,8 +155,7 @@ fn search_in_its_engine(config: &RunConfig, mode: CompilerMode, args: &TuneArgs)
         command.stdout(Stdio::inherit()).arg("tune-batch").arg(file).args(["--mode", mode.as_str()]);
         command.args(args.options()).arg("--out").arg(&out);
     })?;
-    let text = std::fs::read(&out).map_err(|error| Error::io(format!("read {}", out.display()), &error))?;
-    serde_json::from_slice(&text).map_err(|error| Error::data(format!("{}: {error}", out.display())))
+    read_json(&out)
 }
 
 fn search(config: &RunConfig, mode: CompilerMode, options: &TuneOptions) -> Result<Stored> {

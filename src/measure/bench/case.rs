@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::operators::Shapes;
 use super::suite::{Case, CaseBatch, Lengths};
 use crate::base::error::{Error, Result};
-use crate::base::files::write_whole;
+use crate::base::files::{write_json, write_whole};
 use crate::base::random::{seed_for, uniform};
 use crate::config::Task;
 use crate::config::{
@@ -85,9 +85,7 @@ pub fn prepare(case: &Case, review_lengths: &[usize], kind: DeviceKind, folder: 
     let model = Model::new(&model_config, case.task.head(), &device)?;
     let model_folder = folder.join("model");
     fs::create_dir(&model_folder).map_err(|error| Error::io(format!("make {}", model_folder.display()), &error))?;
-    let json = serde_json::to_string_pretty(&model_config.to_json(model.architecture()))
-        .map_err(|error| Error::data(format!("config.json: {error}")))?;
-    write_whole(&model_folder.join("config.json"), json.as_bytes())?;
+    write_json(&model_folder.join("config.json"), &model_config.to_json(model.architecture()))?;
     save(&model, &model_folder)?;
     let (batch, rows) = match case.batch {
         CaseBatch::Size(size) => (Some(size), size * BATCHES),
@@ -112,8 +110,7 @@ pub fn prepare(case: &Case, review_lengths: &[usize], kind: DeviceKind, folder: 
         threads: crate::base::host::threads(),
         shapes: Shapes::new(&model_config, case.task, batch.unwrap_or(1), case.length),
     };
-    let text = serde_json::to_string_pretty(&file).map_err(|error| Error::data(format!("{}: {error}", case.name)))?;
-    write_whole(&folder.join("case.json"), text.as_bytes())?;
+    write_json(&folder.join("case.json"), &file)?;
     let mut config = RunConfig {
         precision: case.precision,
         model: ModelSection::from_pretrained(model_folder.to_string_lossy()),

@@ -1,9 +1,9 @@
 //! What may be said of a case: whether its contestants learned the same, and only then how their times relate.
 
-use super::report::{CaseReport, ContestantReport, LossCheck, Ratio};
+use super::report::{CaseReport, ContestantReport, Pair};
 use crate::config::Precision;
-use crate::measure::compare::parity::of_losses;
-use crate::measure::compare::stats::ratio_of_medians;
+use crate::measure::parity::Parity;
+use crate::measure::stats::ratio_of_medians;
 use crate::session::provenance::Provenance;
 
 /// Holds the losses of every contestant against those of the first that has any, and makes the ratios of times of those
@@ -18,19 +18,12 @@ pub(super) fn judge(report: &mut CaseReport) {
     let checks = report.contestants.iter().skip(reference + 1).filter_map(|contestant| {
         let losses = [(against.losses().collect(), contestant.losses().collect())];
         let precisions = kiln.iter().map(|it| it.precision).chain([Precision::F32]);
-        let parity = of_losses(&losses, by_mean, precisions)?;
-        Some(LossCheck {
-            of: contestant.name.clone(),
-            against: against.name.clone(),
-            losses: parity.losses,
-            relative: parity.relative,
-            limit: parity.limit,
-            passed: parity.passed,
-        })
+        let found = Parity::of(&losses, by_mean, precisions)?;
+        Some(Pair { of: contestant.name.clone(), against: against.name.clone(), found })
     });
     report.losses = checks.collect();
     let is_equal =
-        |name: &str| name == against.name || report.losses.iter().any(|check| check.of == name && check.passed);
+        |name: &str| name == against.name || report.losses.iter().any(|check| check.of == name && check.found.passed);
     let names = report.contestants.iter().map(|contestant| contestant.name.as_str());
     let names = names.filter(|name| is_equal(name)).collect::<Vec<_>>();
     let of_compiled = names.iter().filter(|of| **of != "compiled").map(|of| (*of, "compiled"));
@@ -40,9 +33,8 @@ pub(super) fn judge(report: &mut CaseReport) {
         found.filter(|_| is_equal(name)).map(ContestantReport::samples)
     };
     let ratios = of_compiled.chain(of_native).filter_map(|(of, against)| {
-        let interval = ratio_of_medians(&samples(of)?, &samples(against)?, 1)?;
-        let (of, against) = (of.to_owned(), against.to_owned());
-        Some(Ratio { of, against, ratio: interval.ratio, low: interval.low, high: interval.high })
+        let found = ratio_of_medians(&samples(of)?, &samples(against)?, 1)?;
+        Some(Pair { of: of.to_owned(), against: against.to_owned(), found })
     });
     report.ratios = ratios.collect();
 }
@@ -74,11 +66,11 @@ mod tests {
             ..StepTimes::default()
         };
         let rounds = vec![losses.iter().enumerate().map(step).collect(); 2];
-        ContestantReport { name: name.into(), rounds, ..ContestantReport::empty("") }
+        ContestantReport { name: name.into(), rounds, ..ContestantReport::default() }
     }
 
     fn judged(contestants: Vec<ContestantReport>) -> CaseReport {
-        let mut report = CaseReport { contestants, ..CaseReport::empty("case", "") };
+        let mut report = CaseReport { contestants, ..CaseReport::default() };
         judge(&mut report);
         report
     }
@@ -93,16 +85,16 @@ mod tests {
             contestant("other", 5.0, &[5.0, 4.6, 4.0]),
             contestant("none", 5.0, &[5.0, f64::NAN, 4.0]),
         ]);
-        let passed = report.losses.iter().map(|check| check.passed).collect::<Vec<_>>();
+        let passed = report.losses.iter().map(|check| check.found.passed).collect::<Vec<_>>();
         assert_eq!(passed, [true, true, false, false]);
-        let pairs = report.ratios.iter().map(|it| (it.of.as_str(), it.against.as_str(), it.ratio.round()));
+        let pairs = report.ratios.iter().map(|it| (it.of.as_str(), it.against.as_str(), it.found.ratio.round()));
         let expected = [("native", "compiled", 3.0), ("eager", "compiled", 2.0), ("eager", "native", 1.0)];
         assert_eq!(pairs.collect::<Vec<_>>(), expected);
     }
 
     #[test]
     fn one_that_failed_is_left_out() {
-        let mut failed = ContestantReport::empty("native");
+        let mut failed = ContestantReport { name: "native".into(), ..ContestantReport::default() };
         failed.failure = Some("out of memory".into());
         let report = judged(vec![failed, contestant("compiled", 10.0, &[1.0]), contestant("eager", 20.0, &[1.0])]);
         let ratios = report.ratios.iter().map(|it| it.of.as_str()).collect::<Vec<_>>();

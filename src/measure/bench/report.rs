@@ -3,8 +3,9 @@
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::base::stats::{mean, median, quantile};
-use crate::measure::compare::measured::{Window, windows};
+use crate::measure::figures::{Figures, Spread, Window, windows};
+use crate::measure::parity::Parity;
+use crate::measure::stats::Interval;
 use crate::trainer::laps::{Parts, StepTimes};
 
 /// The version of the form.
@@ -34,7 +35,7 @@ pub struct BenchReport {
 }
 
 /// One case: every contestant on the same model, batches and weights.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct CaseReport {
     /// Short name.
     pub name: String,
@@ -57,15 +58,15 @@ pub struct CaseReport {
     /// Who took part.
     pub contestants: Vec<ContestantReport>,
     /// Whether the losses are equal; no ratio is given where they are not.
-    pub losses: Vec<LossCheck>,
-    /// Times of others over those of `compiled`, and of peers over those of `native`.
-    pub ratios: Vec<Ratio>,
+    pub losses: Vec<Pair<Parity>>,
+    /// Times of others over those of `compiled`, and of peers over those of `native`: above 1 the latter is faster.
+    pub ratios: Vec<Pair<Interval>>,
     /// Single operators.
     pub operators: Vec<OperatorReport>,
 }
 
 /// What one contestant did.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct ContestantReport {
     /// `native`, `compiled`, or a peer's name.
     pub name: String,
@@ -79,77 +80,29 @@ pub struct ContestantReport {
     pub failure: Option<String>,
     /// From the start of the process to the end of its first step, in seconds.
     pub first_step_seconds: Option<f64>,
-    /// Milliseconds of a step over all counted windows.
+    /// Its figures over the windows that count: all of a turn but the first, which finds the caches of another process.
+    #[serde(flatten)]
+    pub figures: Figures,
+    /// Milliseconds of a step.
     pub step_ms: Option<Spread>,
     /// Medians of the parts.
     pub parts_ms: Option<Parts>,
-    /// Attended tokens a second, median.
-    pub tokens_per_s: Option<f64>,
-    /// Examples a second, median.
-    pub samples_per_s: Option<f64>,
-    /// The most memory, in MiB: of the process on the CPU, of the device's pools on a GPU.
-    pub peak_mib: Option<f64>,
     /// All steps but those of the rounds.
     pub warmup_steps: Vec<StepTimes>,
     /// The steps of each turn.
     pub rounds: Vec<Vec<StepTimes>>,
 }
 
-/// A distribution.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Spread {
-    /// The median.
-    pub median: f64,
-    /// One in ten is below.
-    pub p10: f64,
-    /// One in ten is above.
-    pub p90: f64,
-    /// Windows.
-    pub windows: usize,
-}
-
-impl Spread {
-    /// Of `values`; none of nothing.
-    pub fn of(values: &[f64]) -> Option<Self> {
-        (!values.is_empty()).then(|| Self {
-            median: median(values),
-            p10: quantile(values, 0.1),
-            p90: quantile(values, 0.9),
-            windows: values.len(),
-        })
-    }
-}
-
-/// Losses of a contestant against those of the first one.
+/// What is known of one contestant beside another.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct LossCheck {
+pub struct Pair<T> {
     /// The contestant.
     pub of: String,
     /// The one that it is held against.
     pub against: String,
-    /// Losses that were compared.
-    pub losses: usize,
-    /// The largest relative difference of losses at equal steps; of their means where there is dropout.
-    pub relative: f64,
-    /// What it may be.
-    pub limit: f64,
-    /// Whether it is within that.
-    pub passed: bool,
-}
-
-/// Time of `of` / time of `against`: above 1 `against` is faster.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Ratio {
-    /// The slower one, if the ratio is above 1.
-    pub of: String,
-    /// The faster one, if it is.
-    pub against: String,
-    /// The geometric mean, over the rounds, of the ratios of medians.
-    pub ratio: f64,
-    /// Its 98 % interval.
-    pub low: f64,
-    /// See `low`.
-    pub high: f64,
+    /// What is known.
+    #[serde(flatten)]
+    pub found: T,
 }
 
 /// One operator in every contestant.
@@ -163,79 +116,26 @@ pub struct OperatorReport {
     pub ms: Vec<(String, Spread)>,
 }
 
-/// The windows of a turn without its first, which finds the caches of another process; a turn of one window keeps it.
-fn counted(turn: &[StepTimes]) -> Vec<&[StepTimes]> {
-    let mut windows = windows(turn).collect::<Vec<_>>();
+/// The windows of a turn without its first; a turn of one window keeps it.
+fn counted(turn: &[StepTimes]) -> Vec<Window> {
+    let mut windows = windows(turn).map(Window::of).collect::<Vec<_>>();
     if windows.len() > 1 {
         windows.remove(0);
     }
     windows
 }
 
-impl CaseReport {
-    /// A case of which nothing is known yet.
-    pub(super) fn empty(name: &str, about: &str) -> Self {
-        Self {
-            name: name.into(),
-            about: about.into(),
-            load_before: None,
-            load_after: None,
-            together: false,
-            warmup: 0,
-            rounds: 0,
-            steps: 0,
-            gemm_floor_ms: None,
-            contestants: Vec::new(),
-            losses: Vec::new(),
-            ratios: Vec::new(),
-            operators: Vec::new(),
-        }
-    }
-}
-
 impl ContestantReport {
-    /// A contestant that has done nothing yet.
-    pub(super) fn empty(name: &str) -> Self {
-        Self {
-            name: name.into(),
-            provenance: Value::Null,
-            batch: 0,
-            padding: None,
-            failure: None,
-            first_step_seconds: None,
-            step_ms: None,
-            parts_ms: None,
-            tokens_per_s: None,
-            samples_per_s: None,
-            peak_mib: None,
-            warmup_steps: Vec::new(),
-            rounds: Vec::new(),
-        }
-    }
-
     /// Computes the figures from the steps.
     pub(super) fn finish(&mut self) {
-        let counted = self.rounds.iter().flat_map(|turn| counted(turn)).collect::<Vec<_>>();
-        if counted.is_empty() {
-            return;
-        }
-        let values =
-            |pick: fn(&Window) -> f64| counted.iter().map(|steps| pick(&Window::of(steps))).collect::<Vec<_>>();
-        self.step_ms = Spread::of(&values(Window::step_ms));
-        self.tokens_per_s = Some(median(&values(Window::tokens_per_s)));
-        self.samples_per_s = Some(median(&values(Window::samples_per_s)));
-        // A step of a window may wait for the ones before it, so their mean is one sample.
-        let of_window =
-            |steps: &&[StepTimes]| Parts::over(&steps.iter().map(StepTimes::parts).collect::<Vec<_>>(), mean);
-        self.parts_ms = Some(Parts::over(&counted.iter().map(of_window).collect::<Vec<_>>(), median));
+        let windows = self.rounds.iter().flat_map(|turn| counted(turn)).collect::<Vec<_>>();
+        self.figures = Figures::of(&windows, self.figures.peak_mib);
+        (self.step_ms, self.parts_ms) = (self.figures.step_ms, self.figures.parts_ms);
     }
 
     /// Milliseconds of a step, of the windows of every round.
     pub(super) fn samples(&self) -> Vec<Vec<f64>> {
-        self.rounds
-            .iter()
-            .map(|turn| counted(turn).into_iter().map(|steps| Window::of(steps).step_ms()).collect())
-            .collect()
+        self.rounds.iter().map(|turn| counted(turn).iter().map(Window::step_ms).collect()).collect()
     }
 
     /// `(step, loss)` of every step whose loss was read.
@@ -263,13 +163,14 @@ mod tests {
 
     #[test]
     fn windows_end_where_the_device_had_finished_and_the_first_is_left_out() {
-        let of = |turn: &[StepTimes]| counted(turn).into_iter().map(Window::of).collect::<Vec<_>>();
-        let found = of(&turn(&[true, true, true])).iter().map(|w| w.ms).collect::<Vec<_>>();
+        let found = counted(&turn(&[true, true, true])).iter().map(|w| w.ms).collect::<Vec<_>>();
         assert_eq!(found, [20.0, 30.0]);
         // Steps 1, 2 and 3, 4 are windows; nobody waited for step 5.
-        let found = of(&turn(&[false, true, false, true, false]));
+        let found = counted(&turn(&[false, true, false, true, false]));
         assert_eq!(found.len(), 1);
-        assert!((found[0].step_ms() - 35.0).abs() < 1e-12 && (found[0].tokens_per_s() - 100.0 / 0.035).abs() < 1e-6);
-        assert_eq!(of(&turn(&[true])).len(), 1, "a turn of one window keeps it");
+        let figures = Figures::of(&found, None);
+        assert!((found[0].step_ms() - 35.0).abs() < 1e-12);
+        assert!((figures.tokens_per_s.unwrap_or(0.0) - 100.0 / 0.035).abs() < 1e-6);
+        assert_eq!(counted(&turn(&[true])).len(), 1, "a turn of one window keeps it");
     }
 }

@@ -9,17 +9,19 @@ use burn::tensor::Device;
 
 use super::case::prepare;
 use super::judge::{floor_ms, judge};
-use super::report::{BenchReport, CaseReport, ContestantReport, OperatorReport, SCHEMA, Spread};
+use super::operators::OperatorTimes;
+use super::report::{BenchReport, CaseReport, ContestantReport, OperatorReport, SCHEMA};
 use super::suite::{Case, CaseBatch, Suite};
 use crate::base::error::{Error, Result};
-use crate::base::files::write_whole;
+use crate::base::files::{write_json, write_whole};
 use crate::base::host;
 use crate::base::process::{Child, scratch};
 use crate::config::{CompilerMode, DeviceKind, RunConfig, TrainBatchSize};
 use crate::engine::device;
 use crate::engine::handover::Programs;
-use crate::measure::compare::{Failure, peak};
-use crate::measure::turns::contestant::{Answer, Contestant, Program, Running};
+use crate::measure::figures::Spread;
+use crate::measure::gemm;
+use crate::measure::turns::participant::{Answer, Failure, Group, Participant, Program, Running};
 use crate::measure::turns::protocol::Turn;
 
 /// Log rows, and so reads from the device, of contestants on a GPU.
@@ -206,7 +208,7 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&CaseReport) -> Result<()>) ->
         let (mut measured, failed) = measure(options, &programs, case, kind, turns)?;
         if floor && is_cpu {
             // The best of all cases: other work on the machine makes it less, never more.
-            let rate = peak::gemm_gflops(&Device::flex())?.max(report.gemm_gflops.unwrap_or(0.0));
+            let rate = gemm::gflops(&Device::flex())?.max(report.gemm_gflops.unwrap_or(0.0));
             report.gemm_gflops = Some(rate);
             measured.gemm_floor_ms = floor_ms(&measured, rate);
         }
@@ -241,7 +243,7 @@ impl Turns {
     }
 
     /// Those that live side by side.
-    fn groups(self, contestants: &[Contestant]) -> std::slice::Chunks<'_, Contestant> {
+    fn groups(self, contestants: &[Participant]) -> std::slice::Chunks<'_, Participant> {
         contestants.chunks(if self.together { contestants.len() } else { 1 })
     }
 
@@ -257,9 +259,7 @@ fn now() -> String {
 
 fn write(report: &mut BenchReport, out: &Path) -> Result<()> {
     report.written_at = now();
-    let text =
-        serde_json::to_string_pretty(report).map_err(|error| Error::data(format!("{}: {error}", out.display())))?;
-    write_whole(out, (text + "\n").as_bytes())
+    write_json(out, report)
 }
 
 /// One case, or the config's run; with the error that the benchmark should end with.
@@ -284,12 +284,14 @@ fn measure(
     };
     let is_max = case.is_some_and(|case| case.batch == CaseBatch::Max);
     let mut report = CaseReport {
+        name,
+        about,
         load_before: host::load(),
         together: turns.together,
         warmup: turns.warmup,
         rounds: turns.rounds,
         steps: turns.steps,
-        ..CaseReport::empty(&name, &about)
+        ..CaseReport::default()
     };
     let (mut contestants, patience) = (Vec::new(), options.answer_within);
     let modes = [("native", CompilerMode::Native, None), ("compiled", CompilerMode::Compiled, None)].into_iter();
@@ -300,26 +302,19 @@ fn measure(
         config.set_compiler(mode);
         config.trainer.logging_first_step = true;
         let file = folder.join(format!("{name}.toml"));
-        write_whole(&file, config.to_toml()?.as_bytes())?;
         if let Some(set) = set {
-            let changed = RunConfig::load_with(&file, &[set]).map_err(|error| error.at(format!("--variant {name}")))?;
-            write_whole(&file, changed.to_toml()?.as_bytes())?;
+            write_whole(&file, config.to_toml()?.as_bytes())?;
+            config = RunConfig::load_with(&file, &[set]).map_err(|error| error.at(format!("--variant {name}")))?;
         }
+        let contestant = Participant::kiln(name, programs.of(mode), &config, file.clone(), patience)?;
         if config.trainer.per_device_train_batch_size == TrainBatchSize::Auto && is_max {
             look_for_batch(programs.of(mode), mode, &file, max_batch, folder)?;
         }
-        contestants.push(Contestant {
-            name: name.into(),
-            whose: Program::Kiln,
-            program: programs.of(mode).into(),
-            arguments: vec!["worker".into(), file.into()],
-            errors: folder.join(format!("{name}.err")),
-            patience,
-        });
+        contestants.push(contestant);
     }
     // Peers are given the batch, and here every mode has its own.
     for peer in options.peers.iter().filter(|_| !is_max) {
-        contestants.push(Contestant {
+        contestants.push(Participant {
             name: peer.name.clone(),
             whose: Program::Peer,
             program: peer.command[0].clone().into(),
@@ -342,10 +337,10 @@ fn measure(
         failures.extend(operators(&mut report, &contestants, options.operators, turns)?);
     }
     report.load_after = host::load();
-    let unequal = report.losses.iter().find(|check| !check.passed).map(|check| {
+    let unequal = report.losses.iter().find(|check| !check.found.passed).map(|check| {
         Error::differs(format!(
             "{}: the losses of {} are not those of {}: {:.1e} relative, {:.0e} is allowed; no ratio was made of their times",
-            report.name, check.of, check.against, check.relative, check.limit
+            report.name, check.of, check.against, check.found.relative, check.found.limit
         ))
     });
     // In a suite a batch need not fit in every mode: that is a result.
@@ -370,129 +365,109 @@ fn look_for_batch(program: &Path, mode: CompilerMode, file: &Path, max: Option<u
 type Failed = Vec<(String, Failure)>;
 
 /// Lets `contestants` live side by side and make their turns.
-fn take_turns(contestants: &[Contestant], turns: Turns) -> Result<(Vec<ContestantReport>, Failed)> {
-    let mut reports = Vec::new();
-    let mut failures = Vec::new();
-    let mut alive = Vec::new();
-    for (index, contestant) in contestants.iter().enumerate() {
-        let mut report = ContestantReport::empty(&contestant.name);
-        match contestant.start()? {
-            Err(failure) => failures.push((index, failure)),
-            Ok(mut running) => {
-                (report.provenance, report.batch) = (running.hello.provenance.clone(), running.hello.batch);
-                report.padding = running.hello.padding;
-                let total = running.hello.total_steps;
-                if total < turns.total() {
-                    return Err(Error::config(format!(
-                        "the run has {total} steps, and {} warm-up + {} x {} + 1 = {} are needed",
-                        turns.warmup,
-                        turns.rounds,
-                        turns.steps,
-                        turns.total()
-                    ))
-                    .help("lower --warmup, --rounds or --steps, or raise trainer.max_steps with --set"));
-                }
-                for count in [1, turns.warmup - 1].into_iter().filter(|count| *count > 0) {
-                    match make(&mut running, count)? {
-                        Ok(turn) => report.warmup_steps.extend(turn.steps),
-                        Err(failure) => {
-                            failures.push((index, failure));
-                            break;
-                        }
-                    }
-                    report.first_step_seconds.get_or_insert(running.seconds());
-                }
-                alive.push((index, running));
-            }
-        }
+fn take_turns(contestants: &[Participant], turns: Turns) -> Result<(Vec<ContestantReport>, Failed)> {
+    let (mut reports, mut group) = (Vec::new(), Group::default());
+    for contestant in contestants {
+        let mut report = ContestantReport { name: contestant.name.clone(), ..ContestantReport::default() };
+        group.join(match contestant.start()? {
+            Ok(mut running) => warm_up(&mut running, &mut report, turns)?.map(|()| running),
+            Err(failure) => Err(failure),
+        });
         reports.push(report);
     }
-    for round in 0..turns.rounds {
-        // Nothing always comes first.
-        if round % 2 == 1 {
-            alive.reverse();
-        }
-        for (index, running) in &mut alive {
-            if failures.iter().any(|(failed, _)| failed == index) {
-                continue;
-            }
-            match make(running, turns.steps)? {
-                Ok(turn) => {
-                    reports[*index].rounds.push(turn.steps);
-                    reports[*index].peak_mib = turn.peak_mib;
-                }
-                Err(failure) => failures.push((*index, failure)),
-            }
-        }
-        if round % 2 == 1 {
-            alive.reverse();
-        }
+    for _ in 0..turns.rounds {
+        group.turn(
+            |_| turns.steps,
+            |index, turn| {
+                let turn = whole(turn, turns.steps)?;
+                reports[index].rounds.push(turn.steps);
+                reports[index].figures.peak_mib = turn.peak_mib;
+                Ok(())
+            },
+        )?;
     }
-    for (index, failure) in &failures {
-        reports[*index].failure = Some(failure.message.clone());
+    let mut failures = Failed::new();
+    for (report, end) in reports.iter_mut().zip(group.end()) {
+        if let Err(failure) = end {
+            report.failure = Some(failure.message.clone());
+            failures.push((report.name.clone(), failure));
+        }
+        report.finish();
     }
-    reports.iter_mut().for_each(ContestantReport::finish);
-    let failures = failures.into_iter().map(|(index, failure)| (contestants[index].name.clone(), failure)).collect();
     Ok((reports, failures))
 }
 
-/// A turn of `count` steps, with the times of all of them.
-fn make(running: &mut Running, count: usize) -> Result<Answer<Turn>> {
-    Ok(running.run(count)?.and_then(|turn| match turn.steps.len() {
-        made if made == count => Ok(turn),
-        made => {
-            let message = format!("expected the times of {count} steps, as its turn had, got {made}");
-            Err(Failure::of_data(message))
+/// The steps of a contestant that are not counted, the first of them by itself.
+fn warm_up(running: &mut Running, report: &mut ContestantReport, turns: Turns) -> Result<Answer<()>> {
+    let hello = &running.hello;
+    (report.provenance, report.batch, report.padding) = (hello.provenance.clone(), hello.batch, hello.padding);
+    if hello.total_steps < turns.total() {
+        return Err(Error::config(format!(
+            "the run has {} steps, and {} warm-up + {} x {} + 1 = {} are needed",
+            hello.total_steps,
+            turns.warmup,
+            turns.rounds,
+            turns.steps,
+            turns.total()
+        ))
+        .help("lower --warmup, --rounds or --steps, or raise trainer.max_steps with --set"));
+    }
+    for count in [1, turns.warmup - 1].into_iter().filter(|count| *count > 0) {
+        match running.run(count)?.and_then(|turn| whole(turn, count)) {
+            Ok(turn) => report.warmup_steps.extend(turn.steps),
+            Err(failure) => return Ok(Err(failure)),
         }
-    }))
+        report.first_step_seconds.get_or_insert(running.seconds());
+    }
+    Ok(Ok(()))
+}
+
+/// `turn`, which has to have the times of all its `count` steps.
+fn whole(turn: Turn, count: usize) -> Answer<Turn> {
+    match turn.steps.len() {
+        made if made == count => Ok(turn),
+        made => Err(Failure::of_data(format!("expected the times of {count} steps, as its turn had, got {made}"))),
+    }
 }
 
 /// Measures single operators in processes of their own, by turns where that is wanted.
-fn operators(report: &mut CaseReport, contestants: &[Contestant], repeats: usize, turns: Turns) -> Result<Failed> {
-    let mut failures = Vec::new();
-    let mut found = Vec::<(String, String, Vec<(String, Vec<f64>)>)>::new();
-    for group in turns.groups(contestants) {
-        let mut alive = Vec::new();
-        for contestant in group {
+fn operators(report: &mut CaseReport, contestants: &[Participant], repeats: usize, turns: Turns) -> Result<Failed> {
+    let (mut failures, mut measured) = (Failed::new(), Vec::<(&str, OperatorTimes)>::new());
+    for members in turns.groups(contestants) {
+        let mut group = Group::default();
+        for contestant in members {
             let mut contestant = contestant.clone();
             contestant.arguments.push("--operators".into());
             contestant.errors.set_extension("operators.err");
-            let started = match contestant.start()? {
-                Err(failure) => Err(failure),
+            group.join(match contestant.start()? {
                 // The first pass of everything is the warm-up.
                 Ok(mut running) => running.run(1)?.map(|_| running),
-            };
-            match started {
-                Ok(running) => alive.push((contestant.name, running)),
-                Err(failure) => failures.push((contestant.name, failure)),
-            }
+                Err(failure) => Err(failure),
+            });
         }
         for _ in 0..turns.rounds {
-            for (name, running) in &mut alive {
-                let answer = running.run(repeats)?;
-                let Ok(turn) = answer.map_err(|failure| failures.push((name.clone(), failure))) else { continue };
-                for times in turn.operators {
-                    let place = found.iter().position(|(operator, ..)| *operator == times.name);
-                    let place = place.unwrap_or_else(|| {
-                        found.push((times.name, times.shape, Vec::new()));
-                        found.len() - 1
-                    });
-                    let all = &mut found[place].2;
-                    match all.iter_mut().find(|(of, _)| of == name) {
-                        Some((_, ms)) => ms.extend(times.ms),
-                        None => all.push((name.clone(), times.ms)),
-                    }
-                }
-            }
+            group.turn(
+                |_| repeats,
+                |index, turn| {
+                    measured.extend(turn.operators.into_iter().map(|times| (members[index].name.as_str(), times)));
+                    Ok(())
+                },
+            )?;
         }
+        let ends = members.iter().zip(group.end());
+        failures.extend(ends.filter_map(|(contestant, end)| Some((contestant.name.clone(), end.err()?))));
     }
-    report.operators = found
-        .into_iter()
-        .map(|(name, shape, all)| OperatorReport {
-            name,
-            shape,
-            ms: all.into_iter().filter_map(|(of, ms)| Some((of, Spread::of(&ms)?))).collect(),
-        })
-        .collect();
+    for (_, OperatorTimes { name, shape, .. }) in &measured {
+        if report.operators.iter().any(|operator| operator.name == *name) {
+            continue;
+        }
+        let spread = |contestant: &Participant| {
+            let times = measured.iter().filter(|(of, times)| *of == contestant.name && times.name == *name);
+            let ms = times.flat_map(|(_, times)| times.ms.iter().copied()).collect::<Vec<_>>();
+            Some((contestant.name.clone(), Spread::of(&ms)?))
+        };
+        let ms = contestants.iter().filter_map(spread).collect();
+        report.operators.push(OperatorReport { name: name.clone(), shape: shape.clone(), ms });
+    }
     Ok(failures)
 }

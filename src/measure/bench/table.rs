@@ -1,85 +1,54 @@
 //! A case of a benchmark for the terminal.
 
-use std::fmt::Write as _;
-
-use super::report::{CaseReport, ContestantReport};
-
-/// What a cell shows where a contestant has nothing.
-const NOTHING: &str = "-";
+use super::report::CaseReport;
+use crate::measure::report::document::Rows;
 
 /// `report` as text: a table of the contestants, the losses, the ratios, the operators.
 pub fn terminal(report: &CaseReport) -> String {
-    let names = report.contestants.iter().map(|contestant| contestant.name.as_str()).collect::<Vec<_>>();
-    let mut lines = vec![
-        (format!("{}: {}", report.name, report.about), None),
-        (String::new(), Some(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>())),
-    ];
-    let mut row = |name: &str, digits: usize, pick: &dyn Fn(&ContestantReport) -> Option<f64>| {
-        let cells = report.contestants.iter().map(|contestant| cell(pick(contestant), digits)).collect::<Vec<_>>();
-        if cells.iter().any(|cell| cell != NOTHING) {
-            lines.push((name.into(), Some(cells)));
-        }
-    };
-    row("batch", 0, &|it| (it.batch > 0).then_some(it.batch as f64));
-    row("step ms, median", 1, &|it| it.step_ms.map(|ms| ms.median));
-    row("  p10", 1, &|it| it.step_ms.map(|ms| ms.p10));
-    row("  p90", 1, &|it| it.step_ms.map(|ms| ms.p90));
-    row("  data", 2, &|it| it.parts_ms.map(|ms| ms.data));
-    row("  forward", 1, &|it| it.parts_ms.map(|ms| ms.forward));
-    row("  backward", 1, &|it| it.parts_ms.map(|ms| ms.backward));
-    row("  update", 1, &|it| it.parts_ms.map(|ms| ms.update));
-    row("  sync and log", 2, &|it| it.parts_ms.map(|ms| ms.sync));
-    row("tokens/s", 0, &|it| it.tokens_per_s);
-    row("samples/s", 1, &|it| it.samples_per_s);
-    row("peak memory MiB", 0, &|it| it.peak_mib);
-    row("padding %", 1, &|it| it.padding.map(|share| share * 100.0));
-    row("start to first step s", 2, &|it| it.first_step_seconds);
+    let mut rows = Rows::new(&report.contestants);
+    rows.number("batch", 0, |it| (it.batch > 0).then_some(it.batch as f64));
+    rows.number("step ms, median", 1, |it| Some(it.step_ms?.median));
+    rows.number("  p10", 1, |it| Some(it.step_ms?.p10));
+    rows.number("  p90", 1, |it| Some(it.step_ms?.p90));
+    rows.number("  data", 2, |it| Some(it.parts_ms?.data));
+    rows.number("  forward", 1, |it| Some(it.parts_ms?.forward));
+    rows.number("  backward", 1, |it| Some(it.parts_ms?.backward));
+    rows.number("  update", 1, |it| Some(it.parts_ms?.update));
+    rows.number("  sync and log", 2, |it| Some(it.parts_ms?.sync));
+    rows.number("tokens/s", 0, |it| it.figures.tokens_per_s);
+    rows.number("samples/s", 1, |it| it.figures.samples_per_s);
+    rows.number("peak memory MiB", 0, |it| it.figures.peak_mib);
+    rows.number("padding %", 1, |it| it.padding.map(|share| share * 100.0));
+    rows.number("start to first step s", 2, |it| it.first_step_seconds);
     if !report.operators.is_empty() {
-        lines.push(("forward + backward ms, median".into(), None));
+        rows.heading("forward + backward ms, median");
     }
     for operator in &report.operators {
-        let of = |name: &str| operator.ms.iter().find(|(of, _)| of == name).map(|(_, ms)| ms.median);
-        let cells = names.iter().map(|name| cell(of(name), 2)).collect();
-        lines.push((format!("  {} {}", operator.name, operator.shape), Some(cells)));
+        let median = |of: &str| operator.ms.iter().find(|(name, _)| name == of).map(|(_, ms)| ms.median);
+        rows.number(&format!("  {} {}", operator.name, operator.shape), 2, |it| median(&it.name));
     }
-    let first = lines.iter().filter(|line| line.1.is_some()).map(|line| line.0.len()).max().unwrap_or(0);
-    let width = |column: usize| lines.iter().filter_map(|line| Some(line.1.as_ref()?[column].len())).max().unwrap_or(0);
-    let widths = (0..names.len()).map(width).collect::<Vec<_>>();
-    let mut text = String::new();
-    let mut say = |line: &str| writeln!(text, "{}", line.trim_end()).expect("writing to a String cannot fail");
-    for (name, cells) in &lines {
-        match cells {
-            None => say(name),
-            Some(cells) => {
-                let cells = cells.iter().zip(&widths).map(|(cell, width)| format!("  {cell:>0$}", *width));
-                say(&format!("{name:<first$}{}", cells.collect::<String>()));
-            }
-        }
-    }
+    let mut lines = vec![format!("{}: {}", report.name, report.about)];
+    lines.extend(rows.table(|it| &it.name).blocks(usize::MAX).concat());
     for contestant in &report.contestants {
-        if let Some(failure) = &contestant.failure {
-            say(&format!("{} failed: {failure}", contestant.name));
-        }
+        lines.extend(contestant.failure.iter().map(|failure| format!("{} failed: {failure}", contestant.name)));
     }
     if let Some(floor) = report.gemm_floor_ms {
-        say(&format!("{floor:.1} ms is what the step's arithmetic takes at the rate of a large matrix product"));
+        lines.push(format!("{floor:.1} ms is what the step's arithmetic takes at the rate of a large matrix product"));
     }
     for check in &report.losses {
-        let what = if check.passed { "equal" } else { "NOT EQUAL, no ratio" };
-        say(&format!(
+        let what = if check.found.passed { "equal" } else { "NOT EQUAL, no ratio" };
+        lines.push(format!(
             "losses of {} against {}: {what}; {:.1e} relative over {} steps, {:.0e} is allowed",
-            check.of, check.against, check.relative, check.losses, check.limit
+            check.of, check.against, check.found.relative, check.found.losses, check.found.limit
         ));
     }
     for ratio in &report.ratios {
         // Two rounds tell next to nothing about how much rounds differ.
-        let interval =
-            if report.rounds > 2 { format!(" ({:.2} to {:.2})", ratio.low, ratio.high) } else { String::new() };
-        say(&format!("{} / {}: {:.2}{interval}", ratio.of, ratio.against, ratio.ratio));
+        let interval = match report.rounds > 2 {
+            true => format!(" ({:.2} to {:.2})", ratio.found.low, ratio.found.high),
+            false => String::new(),
+        };
+        lines.push(format!("{} / {}: {:.2}{interval}", ratio.of, ratio.against, ratio.found.ratio));
     }
-    text
-}
-
-fn cell(value: Option<f64>, digits: usize) -> String {
-    value.map_or_else(|| NOTHING.into(), |value| format!("{value:.digits$}"))
+    lines.join("\n") + "\n"
 }

@@ -6,14 +6,15 @@ use std::time::SystemTime;
 
 use super::derived::{at_equal, common_moments, common_target, derive, seconds_to};
 use super::keys;
-use super::measured::{MeasuredRun, Window};
-use super::parity::parity;
-use super::stats::{Samples, ratio_of_medians};
+use super::measured::MeasuredRun;
 use super::verdict::{Word, word};
 use super::{Arm, ArmReport, Comparison, Experiment, LossPoint, REPORT_SCHEMA, Report, Role, WholeRun};
 use crate::base::error::{Error, Result};
-use crate::base::stats::{mean, median, quantile};
-use crate::trainer::laps::{Parts, StepTimes};
+use crate::base::stats::{mean, median};
+use crate::measure::figures::{Figures, Window, finite};
+use crate::measure::parity::Parity;
+use crate::measure::stats::{Samples, ratio_of_medians};
+use crate::trainer::laps::Parts;
 
 /// Settings that may differ between arms without a word: where a run writes, how often it says something, and its seed,
 /// which changes from repeat to repeat. The compiler is what is compared.
@@ -177,7 +178,8 @@ fn compare(
             )
         }),
     };
-    let samples = |arm: &MeasuredArm| arm.measured.iter().map(MeasuredRun::ms_per_sample).collect::<Samples>();
+    let of_run = |run: &MeasuredRun| run.steady.iter().map(Window::sample_ms).collect();
+    let samples = |arm: &MeasuredArm| arm.measured.iter().map(of_run).collect::<Samples>();
     let mut native = samples(reference);
     for (run, again) in native.iter_mut().zip(again.map(samples).into_iter().flatten()) {
         run.extend(again);
@@ -196,6 +198,16 @@ fn compare(
         parity,
         differences: differences.into_iter().map(|(_, text)| text).collect(),
     }
+}
+
+/// Compares what two arms learn repeat by repeat.
+fn parity(a: &[MeasuredRun], b: &[MeasuredRun]) -> Option<Parity> {
+    let dropout = |run: &MeasuredRun| run.provenance.as_ref().is_none_or(|it| it.dropout);
+    let losses = |run: &MeasuredRun| run.losses.iter().map(|row| (row.step, row.loss)).collect::<Vec<_>>();
+    let repeats = a.iter().zip(b).map(|(a, b)| (losses(a), losses(b))).collect::<Vec<_>>();
+    let both = || a.iter().chain(b);
+    let precisions = both().filter_map(|run| run.provenance.as_ref().map(|it| it.precision));
+    Parity::of(&repeats, both().any(dropout), precisions)
 }
 
 fn few_windows() -> String {
@@ -244,34 +256,31 @@ fn differences(a: &MeasuredArm, b: &MeasuredArm) -> Vec<(String, String)> {
 /// The figures of an arm.
 fn describe(arm: &MeasuredArm, experiment: &Experiment) -> ArmReport {
     let runs = &arm.measured;
-    let windows = || runs.iter().flat_map(|run| &run.steady);
-    let of_windows = |pick: fn(&Window) -> f64| some(median(&windows().map(pick).collect::<Vec<_>>()));
-    let step_ms = runs.iter().flat_map(MeasuredRun::step_ms).collect::<Vec<_>>();
-    let tokens_per_s = of_windows(Window::tokens_per_s);
-    let samples_per_s = of_windows(Window::samples_per_s);
     let provenance = runs.first().and_then(|run| run.provenance.clone());
     let first = runs.first();
     let count = |key: &str| first.and_then(|run| run.count(key));
     let over_runs =
-        |pick: &dyn Fn(&MeasuredRun) -> Option<f64>| some(median(&runs.iter().filter_map(pick).collect::<Vec<_>>()));
+        |pick: &dyn Fn(&MeasuredRun) -> Option<f64>| finite(median(&runs.iter().filter_map(pick).collect::<Vec<_>>()));
+    let windows = runs.iter().flat_map(|run| run.steady.iter().copied()).collect::<Vec<_>>();
+    let figures = Figures::of(&windows, over_runs(&|run| run.summary("peak_mib")));
     let of_evaluations = |run: &MeasuredRun| {
         let seconds = run.evaluations.iter().filter_map(|row| row.get("eval_runtime")).collect::<Vec<_>>();
-        some(mean(&seconds))
+        finite(mean(&seconds))
     };
     let save = |run: &MeasuredRun| {
-        some(median(&run.steps.iter().map(|step| step.save_ms / 1e3).filter(|s| *s > 0.0).collect::<Vec<_>>()))
+        finite(median(&run.steps.iter().map(|step| step.save_ms / 1e3).filter(|s| *s > 0.0).collect::<Vec<_>>()))
     };
     let outside = runs.iter().zip(&arm.runs.process_seconds);
     let outside = outside.filter_map(|(run, process)| Some(process - run.summary("train_runtime")?));
-    let startup_seconds = some(median(&outside.map(|seconds| seconds.max(0.0)).collect::<Vec<_>>()));
+    let startup_seconds = finite(median(&outside.map(|seconds| seconds.max(0.0)).collect::<Vec<_>>()));
     let (evaluation_seconds, save_seconds) = (over_runs(&of_evaluations), over_runs(&save));
     let warmups = runs.iter().map(|run| run.warmup.0).collect::<Vec<_>>();
-    let model_gflops = tokens_per_s.zip(provenance.as_ref()).map(|(rate, of)| rate * of.flops_per_token / 1e9);
+    let model_gflops = figures.tokens_per_s.zip(provenance.as_ref()).map(|(rate, of)| rate * of.flops_per_token / 1e9);
     let excess = runs.iter().map(|run| run.warmup_excess().unwrap_or(0.0)).collect::<Vec<_>>();
     let overhead = |excess: f64| Some(excess + startup_seconds.unwrap_or(0.0)).filter(|seconds| seconds.is_finite());
     let overhead_seconds_first = excess.first().copied().and_then(overhead);
     let of_whole = |whole: WholeRun| {
-        let training = whole.samples as f64 / samples_per_s?;
+        let training = whole.samples as f64 / figures.samples_per_s?;
         Some(
             training
                 + overhead_seconds_first?
@@ -284,10 +293,6 @@ fn describe(arm: &MeasuredArm, experiment: &Experiment) -> ArmReport {
         None => first.map(|run| run.seconds),
     };
     let loss = curve(runs);
-    let steady = runs.iter().flat_map(MeasuredRun::steady_steps).collect::<Vec<_>>();
-    let mean_of = |pick: fn(&StepTimes) -> Option<u64>| {
-        some(mean(&steady.iter().filter_map(|step| pick(step)).map(|count| count as f64).collect::<Vec<_>>()))
-    };
     ArmReport {
         name: arm.runs.name.clone(),
         label: arm.runs.label.clone(),
@@ -298,23 +303,19 @@ fn describe(arm: &MeasuredArm, experiment: &Experiment) -> ArmReport {
         learning_rate: first.and_then(|run| run.learning_rate),
         block: count(keys::BLOCK).or_else(|| count("data.max_length")),
         repeats: runs.len(),
-        windows: windows().count(),
-        samples_per_s,
-        tokens_per_s,
-        step_ms_p50: some(median(&step_ms)),
-        step_ms_p95: some(quantile(&step_ms, 0.95)),
-        step_ms_max: some(quantile(&step_ms, 1.0)),
-        budget_ms: budget(&steady, experiment.whole, evaluation_seconds, save_seconds),
+        step_ms_p50: figures.step_ms.map(|ms| ms.median),
+        step_ms_p95: figures.step_ms.map(|ms| ms.p95),
+        step_ms_max: figures.step_ms.map(|ms| ms.max),
+        budget_ms: figures.parts_ms.map(|parts| budget(parts, experiment.whole, evaluation_seconds, save_seconds)),
         warmup_seconds_first: warmups.first().copied(),
-        warmup_seconds_later: some(median(warmups.get(1..).unwrap_or_default())),
+        warmup_seconds_later: finite(median(warmups.get(1..).unwrap_or_default())),
         startup_seconds,
         overhead_seconds_first,
         overhead_seconds_later: overhead(median(excess.get(1..).unwrap_or_default())),
         evaluation_seconds,
         save_seconds,
-        peak_mib: over_runs(&|run| run.summary("peak_mib")),
-        device_reads_per_step: mean_of(|step| Some(step.device_reads)),
-        kernel_launches_per_step: mean_of(|step| step.kernel_launches),
+        device_reads_per_step: figures.device_reads,
+        kernel_launches_per_step: figures.kernel_launches,
         model_gflops,
         model_flops_utilization: model_gflops.zip(experiment.gemm_gflops).map(|(rate, peak)| rate / peak),
         last_loss: loss.last().map(|point| point.loss),
@@ -325,24 +326,21 @@ fn describe(arm: &MeasuredArm, experiment: &Experiment) -> ArmReport {
         loss,
         runs: arm.runs.runs.clone(),
         provenance,
+        figures,
     }
 }
 
-/// The medians of the parts of steady steps.
-fn budget(steps: &[&StepTimes], whole: Option<WholeRun>, evaluation: Option<f64>, save: Option<f64>) -> Option<Parts> {
-    if steps.is_empty() {
-        return None;
-    }
+/// `medians` of the parts of a step, with evaluation and saving spread over the steps of the whole run.
+fn budget(medians: Parts, whole: Option<WholeRun>, evaluation: Option<f64>, save: Option<f64>) -> Parts {
     let spread = |times: fn(WholeRun) -> u64, seconds: Option<f64>| {
         let whole = whole.filter(|whole| whole.steps > 0);
         whole.zip(seconds).map_or(0.0, |(whole, seconds)| times(whole) as f64 * seconds * 1e3 / whole.steps as f64)
     };
-    let medians = Parts::over(&steps.iter().map(|step| step.parts()).collect::<Vec<_>>(), median);
-    Some(Parts {
+    Parts {
         evaluation: spread(|whole| whole.evaluations, evaluation),
         save: spread(|whole| whole.saves, save),
         ..medians
-    })
+    }
 }
 
 /// The loss at the steps that all runs of an arm have logged.
@@ -364,9 +362,4 @@ fn curve(runs: &[MeasuredRun]) -> Vec<LossPoint> {
         })
     });
     points.collect()
-}
-
-/// A number that could be made; none for NaN.
-fn some(value: f64) -> Option<f64> {
-    value.is_finite().then_some(value)
 }

@@ -83,12 +83,8 @@ impl Sweep {
 /// An arm before it has run.
 #[derive(Debug, Clone)]
 pub struct PlannedArm {
-    /// The mode, which decides the program.
-    pub mode: CompilerMode,
-    /// What it trains; folder, seed, evaluation and saving are set for each run.
+    /// What it trains, in its mode; folder, seed, evaluation and saving are set for each run.
     pub config: RunConfig,
-    /// Its batch need not fit.
-    pub may_fail: bool,
     /// What the report will know of it.
     pub runs: Arm,
 }
@@ -173,7 +169,7 @@ pub fn arms(base: &RunConfig, wanted: &Wanted, planned: &RunPlan) -> Result<(Vec
             let runs = Arm { name, label, role, changes, point, runs, process_seconds: Vec::new(), failure: None };
             let mut config = config;
             config.set_compiler(mode);
-            all.push(PlannedArm { mode, config, may_fail: role == Role::NativeLarge, runs });
+            all.push(PlannedArm { config, runs });
         };
     let at = |batch: usize| format!("batch {batch}");
     let (native, compiled) = (CompilerMode::Native, CompilerMode::Compiled);

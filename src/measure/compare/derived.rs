@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::verdict::Word;
-use super::{ArmReport, AtEqual, Comparison, LossAtEqual, LossPoint, Role, WholeRun};
+use super::{ArmReport, Comparison, LossPoint, Moments, Role, WholeRun};
 use crate::base::stats::mean;
 
 /// Figures that are none where an arm is missing or must not be compared.
@@ -33,7 +33,7 @@ pub struct Derived {
     pub target_loss: Option<f64>,
     /// The last step, token count and second that the arms of the comparison (not those of ablations and sweeps) have all
     /// reached: where their losses are compared.
-    pub equal: Option<AtEqual>,
+    pub equal: Option<Moments<f64>>,
     /// One sentence for whoever decides.
     pub advice: Option<String>,
 }
@@ -44,7 +44,7 @@ pub(super) fn derive(
     comparisons: &[Comparison],
     whole: Option<WholeRun>,
     target_loss: Option<f64>,
-    equal: Option<AtEqual>,
+    equal: Option<Moments<f64>>,
 ) -> Derived {
     let speedup = |role: Role| {
         let arm = arms.iter().find(|arm| arm.role == role)?;
@@ -122,11 +122,11 @@ fn advice(
 }
 
 /// The last moments that all arms have reached.
-pub(super) fn common_moments(arms: &[ArmReport]) -> Option<AtEqual> {
+pub(super) fn common_moments(arms: &[ArmReport]) -> Option<Moments<f64>> {
     let arms = arms.iter().filter(|arm| !matches!(arm.role, Role::Ablation | Role::Sweep));
     let last = arms.filter_map(|arm| arm.loss.last());
-    last.map(|point| AtEqual { steps: point.step as f64, tokens: point.tokens, seconds: point.seconds }).reduce(
-        |a, b| AtEqual {
+    last.map(|point| Moments { steps: point.step as f64, tokens: point.tokens, seconds: point.seconds }).reduce(
+        |a, b| Moments {
             steps: a.steps.min(b.steps),
             tokens: a.tokens.min(b.tokens),
             seconds: a.seconds.min(b.seconds),
@@ -135,11 +135,11 @@ pub(super) fn common_moments(arms: &[ArmReport]) -> Option<AtEqual> {
 }
 
 /// The smoothed losses of the last rows up to the moments.
-pub(super) fn at_equal(curve: &[LossPoint], moments: AtEqual) -> LossAtEqual {
+pub(super) fn at_equal(curve: &[LossPoint], moments: Moments<f64>) -> Moments<Option<f64>> {
     let until = |most: f64, of: fn(&LossPoint) -> f64| {
         smoothed(curve).take_while(|(point, _)| of(point) <= most).last().map(|(_, loss)| loss)
     };
-    LossAtEqual {
+    Moments {
         steps: until(moments.steps, |point| point.step as f64),
         tokens: until(moments.tokens, |point| point.tokens),
         seconds: until(moments.seconds, |point| point.seconds),
@@ -171,7 +171,7 @@ pub(super) fn seconds_to(curve: &[LossPoint], target: f64) -> Option<f64> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::measure::compare::stats::Interval;
+    use crate::measure::stats::Interval;
     use crate::trainer::laps::Parts;
 
     fn curve(losses: &[f64], tokens: f64, seconds: f64) -> Vec<LossPoint> {
@@ -187,41 +187,13 @@ mod tests {
     fn arm(name: &str, role: Role, step_ms: f64, overhead: [f64; 2]) -> ArmReport {
         ArmReport {
             name: name.into(),
-            label: name.into(),
             role,
-            failure: None,
             micro_batch: Some(32),
-            accumulation: Some(1),
-            block: None,
-            learning_rate: None,
-            repeats: 2,
-            windows: 20,
-            samples_per_s: None,
-            tokens_per_s: None,
             step_ms_p50: Some(step_ms),
-            step_ms_p95: None,
-            step_ms_max: None,
             budget_ms: Some(Parts { data: 6.0, sync: 4.0, forward: step_ms - 10.0, ..Parts::default() }),
-            warmup_seconds_first: None,
-            warmup_seconds_later: None,
-            startup_seconds: None,
             overhead_seconds_first: Some(overhead[0]),
             overhead_seconds_later: Some(overhead[1]),
-            evaluation_seconds: None,
-            save_seconds: None,
-            peak_mib: None,
-            device_reads_per_step: None,
-            kernel_launches_per_step: None,
-            model_gflops: None,
-            model_flops_utilization: None,
-            last_loss: None,
-            loss_at_equal: None,
-            billable_seconds: None,
-            cost: None,
-            seconds_to_target: None,
-            loss: Vec::new(),
-            runs: Vec::new(),
-            provenance: None,
+            ..ArmReport::default()
         }
     }
 
@@ -271,12 +243,12 @@ mod tests {
     fn losses_are_compared_where_all_have_been() {
         // The second arm takes twice the tokens a step, and three times as long.
         let (a, b) = (curve(&[8.0, 6.0, 4.0, 2.0], 10.0, 1.0), curve(&[7.0, 5.0, 3.0], 20.0, 3.0));
-        let moments = AtEqual { steps: 3.0, tokens: 40.0, seconds: 4.0 };
+        let moments = Moments { steps: 3.0, tokens: 40.0, seconds: 4.0 };
         let (a, b) = (at_equal(&a, moments), at_equal(&b, moments));
         // Means of up to 5 rows.
         assert_eq!((a.steps, a.tokens, a.seconds), (Some(6.0), Some(5.0), Some(5.0)));
         assert_eq!((b.steps, b.tokens, b.seconds), (Some(5.0), Some(6.0), Some(7.0)));
-        let early = at_equal(&curve(&[1.0], 1.0, 1.0), AtEqual { seconds: 0.5, ..moments });
+        let early = at_equal(&curve(&[1.0], 1.0, 1.0), Moments { seconds: 0.5, ..moments });
         assert_eq!((early.steps, early.seconds), (Some(1.0), None));
     }
 

@@ -11,6 +11,7 @@ use crate::base::error::{Error, Result};
 use crate::base::metrics::Record;
 use crate::base::stats::median;
 use crate::config::LearningRateSection;
+use crate::measure::figures::{Window, windows};
 use crate::plan::NUM_DEVICES;
 use crate::session::provenance::Provenance;
 use crate::trainer::debug;
@@ -28,57 +29,31 @@ const QUIET_STEPS_TUNED: usize = 20;
 pub struct LossRow {
     /// Optimizer steps made.
     pub step: u64,
+    /// Examples seen.
+    pub samples: u64,
     /// Attended tokens seen.
     pub tokens: u64,
     /// The loss.
     pub loss: f64,
+    /// Milliseconds of a step of its window.
+    pub step_ms: f64,
     /// Training seconds from the first step on, without evaluation and saving.
     pub seconds: f64,
 }
 
-/// Steps between two moments at which the device had finished everything: one step on the CPU.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Window {
-    /// Optimizer steps.
-    pub steps: u64,
-    /// Examples.
-    pub samples: u64,
-    /// Attended tokens.
-    pub tokens: u64,
-    /// Milliseconds of training.
-    pub ms: f64,
-}
-
-impl Window {
-    /// The window that `steps` make.
-    pub fn of(steps: &[StepTimes]) -> Self {
-        Self {
-            steps: steps.len() as u64,
-            samples: steps.iter().map(|step| step.samples).sum(),
-            tokens: steps.iter().map(|step| step.tokens).sum(),
-            ms: steps.iter().map(|step| step.step_ms).sum(),
-        }
+impl LossRow {
+    /// What `row` says, without the seconds, which it does not.
+    fn of(row: &Record) -> Option<Self> {
+        let count = |name: &str| row.get(name).map(|count| count as u64);
+        Some(Self {
+            step: count("step")?,
+            samples: count("samples")?,
+            tokens: count("tokens")?,
+            loss: row.get("loss")?,
+            step_ms: row.get("step_ms")?,
+            seconds: 0.0,
+        })
     }
-
-    /// Milliseconds for a step.
-    pub fn step_ms(&self) -> f64 {
-        self.ms / self.steps as f64
-    }
-
-    /// Examples a second.
-    pub fn samples_per_s(&self) -> f64 {
-        self.samples as f64 / self.ms * 1e3
-    }
-
-    /// Attended tokens a second.
-    pub fn tokens_per_s(&self) -> f64 {
-        self.tokens as f64 / self.ms * 1e3
-    }
-}
-
-/// The steps of every window of `steps`. Steps at the end for which the device was not waited belong to none.
-pub(crate) fn windows(steps: &[StepTimes]) -> impl Iterator<Item = &[StepTimes]> {
-    steps.split_inclusive(|step| step.synced).filter(|window| window.last().is_some_and(|step| step.synced))
 }
 
 /// See the top of this file.
@@ -178,12 +153,13 @@ impl MeasuredRun {
         let provenance = Provenance::read(folder)?;
         let is_cpu = provenance.as_ref().is_some_and(|it| it.device.starts_with("cpu"));
         let quiet = if is_cpu { QUIET_STEPS } else { QUIET_STEPS_TUNED };
-        let numbers = rows.iter().map(log_window).collect::<Option<Vec<_>>>();
-        let numbers = numbers.ok_or_else(|| damaged("metrics.jsonl", "a training row lacks a number".into()))?;
+        let losses = rows.iter().map(LossRow::of).collect::<Option<Vec<_>>>();
+        let mut losses = losses.ok_or_else(|| damaged("metrics.jsonl", "a training row lacks a number".into()))?;
         let (steady, mut warmup, late_steps) =
-            if steps.is_empty() { windows_of_log(&numbers) } else { windows_of_steps(&steps, quiet) };
+            if steps.is_empty() { windows_of_log(&losses) } else { windows_of_steps(&steps, quiet) };
         warmup.0 += rows.iter().filter_map(|row| row.get("warmup_seconds")).sum::<f64>();
-        let losses = losses(&numbers, &steps);
+        let samples = losses.last().map_or(0, |row| row.samples);
+        set_seconds(&mut losses, &steps);
         Ok(Self {
             folder: folder.into(),
             settings,
@@ -193,7 +169,7 @@ impl MeasuredRun {
             warmup,
             late_steps,
             losses,
-            samples: numbers.last().map_or(0, |row| row.samples),
+            samples,
             seconds: status.seconds,
             day: day(status.started_at),
             learning_rate,
@@ -214,28 +190,13 @@ impl MeasuredRun {
 
     /// Seconds of the warm-up beyond what its steps take in the steady state.
     pub fn warmup_excess(&self) -> Option<f64> {
-        let steady = median(&self.step_ms()) * self.warmup.1 as f64 / 1e3;
+        let steady = median(&self.steady.iter().map(Window::step_ms).collect::<Vec<_>>()) * self.warmup.1 as f64 / 1e3;
         steady.is_finite().then(|| (self.warmup.0 - steady).max(0.0))
     }
 
     /// Whether Burn's fusion was held off.
     pub fn is_unfused(&self) -> bool {
         self.summary("unfused").is_some()
-    }
-
-    /// Milliseconds for an example, of every steady window.
-    pub fn ms_per_sample(&self) -> Vec<f64> {
-        self.steady.iter().map(|window| window.ms / window.samples as f64).collect()
-    }
-
-    /// Milliseconds for a step, of every steady window.
-    pub fn step_ms(&self) -> Vec<f64> {
-        self.steady.iter().map(Window::step_ms).collect()
-    }
-
-    /// The lines of `steps.jsonl` after the warm-up, without those before which the run was held up.
-    pub fn steady_steps(&self) -> impl Iterator<Item = &StepTimes> {
-        self.steps[(self.warmup.1 as usize).min(self.steps.len())..].iter().filter(|step| !step.held_up)
     }
 
     /// A whole number of the plan.
@@ -262,30 +223,10 @@ fn read(path: &Path) -> Result<String> {
     })
 }
 
-/// What a training row says: step, samples and tokens so far, loss, milliseconds of a step of its window.
-struct LogRow {
-    step: u64,
-    samples: u64,
-    tokens: u64,
-    loss: f64,
-    step_ms: f64,
-}
-
-fn log_window(row: &Record) -> Option<LogRow> {
-    let count = |name: &str| row.get(name).map(|count| count as u64);
-    Some(LogRow {
-        step: count("step")?,
-        samples: count("samples")?,
-        tokens: count("tokens")?,
-        loss: row.get("loss")?,
-        step_ms: row.get("step_ms")?,
-    })
-}
-
 type Windows = (Vec<Window>, (f64, u64), u64);
 
 /// Windows between log rows; the first one is the warm-up, as in the run's own summary.
-fn windows_of_log(rows: &[LogRow]) -> Windows {
+fn windows_of_log(rows: &[LossRow]) -> Windows {
     let first = rows.first().map_or((0.0, 0), |row| (row.step_ms * row.step as f64 / 1e3, row.step));
     let windows = rows.windows(2).map(|pair| {
         let steps = pair[1].step - pair[0].step;
@@ -294,6 +235,9 @@ fn windows_of_log(rows: &[LogRow]) -> Windows {
             samples: pair[1].samples - pair[0].samples,
             tokens: pair[1].tokens - pair[0].tokens,
             ms: pair[1].step_ms * steps as f64,
+            parts: None,
+            device_reads: None,
+            kernel_launches: None,
         }
     });
     (windows.filter(|window| window.steps > 0 && window.samples > 0).collect(), first, 0)
@@ -319,9 +263,10 @@ fn windows_of_steps(steps: &[StepTimes], quiet: usize) -> Windows {
     (windows, (warmup, begin as u64), late)
 }
 
-fn losses(rows: &[LogRow], steps: &[StepTimes]) -> Vec<LossRow> {
+/// Sets the seconds of every row: by the times of the `steps`, or by those in the rows where there are none.
+fn set_seconds(rows: &mut [LossRow], steps: &[StepTimes]) {
     let (mut seconds, mut before, mut times) = (0.0, 0, steps.iter().peekable());
-    let rows = rows.iter().map(|row| {
+    for row in rows {
         if steps.is_empty() {
             seconds += row.step_ms * (row.step - before) as f64 / 1e3;
             before = row.step;
@@ -329,9 +274,8 @@ fn losses(rows: &[LogRow], steps: &[StepTimes]) -> Vec<LossRow> {
         while let Some(step) = times.next_if(|step| step.step <= row.step) {
             seconds += step.step_ms / 1e3;
         }
-        LossRow { step: row.step, tokens: row.tokens, loss: row.loss, seconds }
-    });
-    rows.collect()
+        row.seconds = seconds;
+    }
 }
 
 /// `[a] b = 1` as `a.b` = `1`.

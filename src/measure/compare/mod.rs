@@ -9,25 +9,23 @@ pub mod arms;
 mod derived;
 pub mod gate;
 pub mod measured;
-pub(crate) mod parity;
-pub(crate) mod peak;
 mod repeat;
 pub mod run;
 pub mod saved;
-pub mod stats;
 pub mod verdict;
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::base::error::{Error, ErrorKind};
+use crate::measure::figures::Figures;
+use crate::measure::parity::Parity;
+use crate::measure::stats::Interval;
+use crate::measure::turns::participant::Failure;
 use crate::session::provenance::Provenance;
 use crate::trainer::laps::Parts;
 pub use derived::Derived;
 pub use gate::Gate;
-pub use parity::Parity;
-use stats::Interval;
 use verdict::Word;
 
 /// Settings by which arms differ.
@@ -38,9 +36,10 @@ mod keys {
 }
 
 /// What an arm is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
+    #[default]
     /// What the others are compared with: native at the native batch, or the first of finished runs.
     Reference,
     /// The reference once more: how much it differs from itself is the noise.
@@ -79,41 +78,6 @@ pub struct Arm {
     pub process_seconds: Vec<f64>,
     /// Why it has no (more) runs.
     pub failure: Option<Failure>,
-}
-
-/// How an arm's process ended that did not end well.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
-    /// The exit code that the comparison ends with: 4 out of memory, 5 a loss that is no number, 7 a crash, ...
-    pub exit_code: u8,
-    /// What it said.
-    pub message: String,
-    /// The comparison expects that it may fail: a batch that need not fit in this mode.
-    pub is_expected: bool,
-}
-
-impl Failure {
-    /// An answer of its process that is none.
-    pub(crate) fn of_data(message: String) -> Self {
-        Self::from(&Error::data(message))
-    }
-
-    /// The error that the process which started it ends with; `who` failed.
-    pub(crate) fn error(&self, who: &str) -> Error {
-        let kind = ErrorKind::of_exit_code(self.exit_code.into()).unwrap_or(ErrorKind::Device);
-        Error::of_kind(kind, format!("{who}: {}", self.message))
-    }
-}
-
-impl From<&Error> for Failure {
-    fn from(error: &Error) -> Self {
-        let message = error.message().lines().next().unwrap_or_default();
-        let message = match error.kind() {
-            ErrorKind::OutOfMemory if !message.contains("out of memory") => format!("out of memory: {message}"),
-            _ => message.to_owned(),
-        };
-        Self { exit_code: error.exit_code(), message, is_expected: false }
-    }
 }
 
 /// The run that the config describes, of which an experiment runs the first steps.
@@ -175,30 +139,19 @@ pub struct LossPoint {
     pub high: f64,
 }
 
-/// The moments that arms are compared at.
+/// A moment of a run on each of its axes, or what it had there.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct AtEqual {
-    /// Optimizer steps.
-    pub steps: f64,
-    /// Attended tokens.
-    pub tokens: f64,
-    /// Seconds of training.
-    pub seconds: f64,
-}
-
-/// An arm's loss at such moments; none where it had not logged one by then.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct LossAtEqual {
+pub struct Moments<T> {
     /// After as many optimizer steps.
-    pub steps: Option<f64>,
+    pub steps: T,
     /// After as many attended tokens.
-    pub tokens: Option<f64>,
+    pub tokens: T,
     /// After as many seconds of training.
-    pub seconds: Option<f64>,
+    pub seconds: T,
 }
 
 /// Figures of an arm, over the steady state of all its repeats.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct ArmReport {
     /// Short name.
     pub name: String,
@@ -218,12 +171,9 @@ pub struct ArmReport {
     pub learning_rate: Option<f64>,
     /// Runs.
     pub repeats: usize,
-    /// Steady windows of all runs.
-    pub windows: usize,
-    /// Examples a second, median.
-    pub samples_per_s: Option<f64>,
-    /// Attended tokens a second, median.
-    pub tokens_per_s: Option<f64>,
+    /// Its figures over the steady windows of all runs.
+    #[serde(flatten)]
+    pub figures: Figures,
     /// Milliseconds a step: median.
     pub step_ms_p50: Option<f64>,
     /// 95 % of steps are faster.
@@ -248,8 +198,6 @@ pub struct ArmReport {
     pub evaluation_seconds: Option<f64>,
     /// Seconds of a checkpoint.
     pub save_seconds: Option<f64>,
-    /// The most memory the process had, MiB.
-    pub peak_mib: Option<f64>,
     /// Reads from the device in a step.
     pub device_reads_per_step: Option<f64>,
     /// Kernel launches in a step; the kernels of a captured step count, though one call replays them all. 0 on the CPU, where
@@ -262,8 +210,8 @@ pub struct ArmReport {
     /// Loss of the last step, mean over the repeats.
     pub last_loss: Option<f64>,
     /// Mean loss of the repeats at the last step, token count and second that all arms have reached, smoothed like the
-    /// target; the moments are [`Derived`]'s.
-    pub loss_at_equal: Option<LossAtEqual>,
+    /// target; the moments are [`Derived`]'s. None where it had not logged one by then.
+    pub loss_at_equal: Option<Moments<Option<f64>>>,
     /// Seconds for which the machine would be paid for the whole run: start-up, evaluation and saving included. Of a
     /// finished run, what it took.
     pub billable_seconds: Option<f64>,
@@ -340,37 +288,5 @@ impl Report {
             self.comparisons.iter().find(|comparison| comparison.arm == arm.name)
         };
         [Role::Compiled, Role::Run, Role::CompiledLarge].into_iter().find_map(of)
-    }
-
-    /// A figure by its name in [`gate::MEASURES`].
-    ///
-    /// # Errors
-    /// Why it is not there, for people.
-    pub fn measure(&self, name: &str) -> Result<f64, String> {
-        let main = self.main().ok_or("there is no second arm")?;
-        let arm = |name: &str| self.arms.iter().find(|arm| arm.name == name);
-        let derived = &self.derived;
-        let value = match name {
-            "speedup" => main.speedup.map(|speedup| speedup.ratio),
-            "speedup_low" => main.speedup.map(|speedup| speedup.low),
-            "total_speedup" => derived.total_speedup,
-            "compiler_share" => derived.compiler_share,
-            "batch_share" => derived.batch_share,
-            "time_saved_percent" => main.time_saved_percent,
-            "throughput_gained_percent" => main.throughput_gained_percent,
-            "billable_saved_percent" => main.billable_saved_percent,
-            "loss_delta" => main.parity.as_ref().map(|parity| parity.max_delta),
-            "peak_memory_ratio" => arm(&main.arm)
-                .and_then(|arm| arm.peak_mib)
-                .zip(self.arms.first().and_then(|first| first.peak_mib))
-                .map(|(arm, first)| arm / first),
-            "break_even_step" => derived.break_even_step,
-            "model_gflops" => arm(&main.arm).and_then(|arm| arm.model_gflops),
-            _ => None,
-        };
-        value.ok_or_else(|| match &main.reason {
-            Some(reason) => format!("not comparable ({reason})"),
-            None => "it was not measured here".into(),
-        })
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::base::error::Result;
 use crate::base::host;
-use crate::measure::turns::contestant::{Answer, Contestant};
+use crate::measure::turns::participant::{Answer, Group, Participant};
 
 /// Steps of a turn side by side: few enough that the machine is the same for all arms. The first of them finds caches and
 /// threads cold and is left out of the figures ([`super::measured`]).
@@ -28,64 +28,52 @@ const SHARE: f64 = 0.8;
 /// An arm that is silent for so long hangs: warm-up and tuning of a large model on a slow device take less.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// Trains every contestant for `steps` steps, or to the end of its plan where that comes first: the seconds of its process, or
+/// Trains every participant for `steps` steps, or to the end of its plan where that comes first: the seconds of its process, or
 /// how it failed. What a process says is kept in its file of errors until it has ended well.
 ///
 /// # Errors
 /// A program that cannot be started, and a signal to this process.
-pub(super) fn repeat(contestants: &[Contestant], steps: usize, together: bool) -> Result<Vec<Answer<f64>>> {
+pub(super) fn repeat(participants: &[Participant], steps: usize, together: bool) -> Result<Vec<Answer<f64>>> {
     if together {
-        return take_turns(contestants, steps, TURN);
+        return take_turns(participants, steps, TURN);
     }
-    let alone = contestants.chunks(1).map(|contestant| take_turns(contestant, steps, TURN_ALONE));
+    let alone = participants.chunks(1).map(|participant| take_turns(participant, steps, TURN_ALONE));
     Ok(alone.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
-/// How many steps a run should have, by what a few steps of `contestant` take.
+/// How many steps a run should have, by what a few steps of `participant` take.
 ///
 /// # Errors
 /// A program that cannot be started, and a signal to this process.
-pub(super) fn pace(contestant: &Contestant, is_cpu: bool) -> Result<usize> {
+pub(super) fn pace(participant: &Participant, is_cpu: bool) -> Result<usize> {
     let (least, warmup) = if is_cpu { (LEAST_CPU, TURN) } else { (LEAST_DEVICE, LEAST_DEVICE / 4) };
     // A run that fails here will fail as an arm, and then it will be told.
-    let Ok(mut running) = contestant.start()? else { return Ok(least) };
+    let Ok(mut running) = participant.start()? else { return Ok(least) };
     let (Ok(_), before) = (running.run(warmup)?, Instant::now()) else { return Ok(least) };
     let Ok(_) = running.run(warmup)? else { return Ok(least) };
     let step = before.elapsed().as_secs_f64() / warmup as f64;
     Ok(least.max((SECONDS / step).ceil() as usize))
 }
 
-fn take_turns(contestants: &[Contestant], steps: usize, turn: usize) -> Result<Vec<Answer<f64>>> {
-    let mut alive = contestants.iter().map(Contestant::start).collect::<Result<Vec<_>>>()?;
-    let mut made = 0;
-    // The last step is made at the end.
-    while made + 1 < steps {
-        let mut order = alive.iter_mut().collect::<Vec<_>>();
-        // Nothing always comes first.
-        if (made / turn) % 2 == 1 {
-            order.reverse();
-        }
-        for slot in order {
-            let Ok(running) = slot else { continue };
-            let left = steps.min(running.hello.total_steps as usize).saturating_sub(made + 1);
-            if left == 0 {
-                continue;
-            }
-            if let Err(failure) = running.run(left.min(turn))? {
-                *slot = Err(failure);
-            }
-        }
-        made += turn;
+fn take_turns(participants: &[Participant], steps: usize, turn: usize) -> Result<Vec<Answer<f64>>> {
+    let mut group = Group::default();
+    for participant in participants {
+        group.join(participant.start()?);
     }
-    let ends = contestants.iter().zip(alive).map(|(contestant, slot)| match slot {
-        Ok(running) => {
-            let end = running.finish()?;
-            if end.is_ok() {
-                let _ = std::fs::remove_file(&contestant.errors);
-            }
-            Ok(end)
+    // The last step is made at the end.
+    for made in (0..steps.saturating_sub(1)).step_by(turn) {
+        let left = |total: u64| steps.min(total as usize).saturating_sub(made + 1).min(turn);
+        group.turn(|hello| left(hello.total_steps), |_, _| Ok(()))?;
+    }
+    let ends = participants.iter().zip(group.end()).map(|(participant, end)| {
+        let end = match end {
+            Ok(running) => running.finish()?,
+            Err(failure) => Err(failure),
+        };
+        if end.is_ok() {
+            let _ = std::fs::remove_file(&participant.errors);
         }
-        Err(failure) => Ok(Err(failure)),
+        Ok(end)
     });
     ends.collect()
 }

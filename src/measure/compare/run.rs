@@ -9,17 +9,18 @@ use std::process::{Command, Stdio};
 use super::analyse::analyse;
 use super::arms::{PlannedArm, Wanted, arms, run_config};
 use super::verdict::Word;
-use super::{EXPERIMENT_SCHEMA, Experiment, Report, WholeRun, peak, repeat};
+use super::{EXPERIMENT_SCHEMA, Experiment, Report, Role, WholeRun, repeat};
 use crate::base::error::{Error, Result};
-use crate::base::files::write_whole;
+use crate::base::files::{write_json, write_whole};
 use crate::base::process::{Child, scratch};
 use crate::base::stats::median;
 use crate::cache;
 use crate::config::{CompilerMode, DeviceKind, EvalStrategy, OnExisting, RunConfig, SaveStrategy, Switch};
 use crate::engine::device;
 use crate::engine::handover::{Engine, Programs};
-use crate::measure::report;
-use crate::measure::turns::contestant::{Answer, Contestant, Program};
+use crate::measure::figures::Window;
+use crate::measure::turns::participant::{Answer, Participant};
+use crate::measure::{gemm, report};
 use crate::plan::RunPlan;
 use crate::trainer::checkpoint;
 
@@ -92,11 +93,11 @@ pub fn run(
     notes.push(note);
     notes.push("token cache: warm, the text was tokenised before the first run".into());
     notes.push(tuning_cache(is_cpu)?);
-    if arms.iter().any(|arm| arm.mode == CompilerMode::Compiled) {
+    if arms.iter().any(|arm| arm.config.compiler_mode() == CompilerMode::Compiled) {
         verify(base)?;
     }
     say("measuring the device's matrix products")?;
-    let gemm_gflops = Some(peak::gemm_gflops(&device.device)?);
+    let gemm_gflops = Some(gemm::gflops(&device.device)?);
     let logging_steps = if is_cpu { 1 } else { 10 };
     let steps = match options.steps {
         Some(steps) => steps,
@@ -104,7 +105,7 @@ pub fn run(
             say("looking how long a step takes")?;
             let scratch = scratch()?;
             let config = run_config(&arms[0], scratch.path().join("run"), 1, logging_steps);
-            repeat::pace(&contestant(&arms[0], &config, scratch.path().join("pace.toml"), &programs)?, is_cpu)?
+            repeat::pace(&participant(&arms[0], &config, scratch.path().join("pace.toml"), &programs)?, is_cpu)?
         }
     };
     let steps = steps.min(whole.steps as usize);
@@ -126,7 +127,7 @@ pub fn run(
         notes,
     };
     // From now on the folder is a comparison, also where this process does not come to its end.
-    experiment.write(&out)?;
+    write_json(&out.join(FILE), &experiment)?;
     say(&format!("training {} arms {} times over", experiment.arms.len(), options.repeats))?;
     for repeat in 0..options.repeats {
         let round = Round { programs: &programs, repeat, repeats: options.repeats, steps, together, logging_steps };
@@ -134,7 +135,7 @@ pub fn run(
     }
     experiment.arms = arms.into_iter().map(|arm| arm.runs).collect();
     experiment.is_complete = true;
-    experiment.write(&out)?;
+    write_json(&out.join(FILE), &experiment)?;
     let report = analyse(&experiment, &out)?;
     report::write(&report, &out)?;
     let error = outcome(&experiment, &report);
@@ -164,17 +165,17 @@ impl Round<'_> {
         if self.repeat % 2 == 1 {
             alive.reverse();
         }
-        let (mut contestants, mut folders) = (Vec::new(), Vec::new());
+        let (mut participants, mut folders) = (Vec::new(), Vec::new());
         for arm in &alive {
             let relative = Path::new("arms").join(&arm.runs.name).join(format!("repeat-{}", self.repeat + 1));
             let above = out.join("arms").join(&arm.runs.name);
             fs::create_dir_all(&above).map_err(|error| Error::io(format!("create {}", above.display()), &error))?;
             let file = above.join(format!("repeat-{}.toml", self.repeat + 1));
             let config = run_config(arm, out.join(&relative), self.repeat, self.logging_steps);
-            contestants.push(contestant(arm, &config, file, self.programs)?);
+            participants.push(participant(arm, &config, file, self.programs)?);
             folders.push(relative);
         }
-        let mut ends = repeat::repeat(&contestants, self.steps, self.together)?;
+        let mut ends = repeat::repeat(&participants, self.steps, self.together)?;
         if self.together && ends.iter().any(is_out_of_memory) {
             // Which one needed too much cannot be said while they share the machine's memory.
             let again = format!(
@@ -187,7 +188,7 @@ impl Round<'_> {
                 fs::remove_dir_all(&folder)
                     .map_err(|error| Error::io(format!("clear {}", folder.display()), &error))?;
             }
-            ends = repeat::repeat(&contestants, self.steps, false)?;
+            ends = repeat::repeat(&participants, self.steps, false)?;
         }
         for ((arm, relative), end) in alive.into_iter().zip(folders).zip(ends) {
             let folder = out.join(&relative);
@@ -199,12 +200,15 @@ impl Round<'_> {
                     let read = super::measured::MeasuredRun::read(&folder)?;
                     let speed = match read.steady.is_empty() {
                         true => "no steady state".into(),
-                        false => format!("{:.1} ms a step", median(&read.step_ms())),
+                        false => format!(
+                            "{:.1} ms a step",
+                            median(&read.steady.iter().map(Window::step_ms).collect::<Vec<_>>())
+                        ),
                     };
                     say(&format!("{place} {speed:>18}, {seconds:.1} s in all"))?;
                 }
                 Err(mut failure) => {
-                    failure.is_expected = arm.may_fail && failure.exit_code == 4;
+                    failure.is_expected = arm.runs.role == Role::NativeLarge && failure.exit_code == 4;
                     say(&format!("{place} failed: {}", failure.message))?;
                     arm.runs.failure = Some(failure);
                 }
@@ -222,25 +226,13 @@ fn is_out_of_memory(end: &Answer<f64>) -> bool {
     end.as_ref().is_err_and(|failure| failure.exit_code == 4)
 }
 
-/// A run of `arm` whose config goes to `file`; what its process says stays beside it.
-fn contestant(arm: &PlannedArm, config: &RunConfig, file: PathBuf, programs: &Programs) -> Result<Contestant> {
-    write_whole(&file, config.to_toml()?.as_bytes())?;
-    Ok(Contestant {
-        name: arm.runs.name.clone(),
-        whose: Program::Kiln,
-        program: programs.of(arm.mode).into(),
-        errors: file.with_extension("err"),
-        arguments: vec!["worker".into(), file.into(), "--model".into()],
-        patience: repeat::PATIENCE,
-    })
-}
-
-impl Experiment {
-    /// Writes `experiment.json` into the folder of the comparison.
-    fn write(&self, folder: &Path) -> Result<()> {
-        let text = serde_json::to_string_pretty(self).map_err(|error| Error::data(format!("{FILE}: {error}")))?;
-        write_whole(&folder.join(FILE), (text + "\n").as_bytes())
-    }
+/// A run of `arm` whose config goes to `file`.
+fn participant(arm: &PlannedArm, config: &RunConfig, file: PathBuf, programs: &Programs) -> Result<Participant> {
+    let program = programs.of(config.compiler_mode());
+    let mut participant = Participant::kiln(&arm.runs.name, program, config, file, repeat::PATIENCE)?;
+    // As any run does: a comparison counts what the end of a run takes.
+    participant.arguments.push("--model".into());
+    Ok(participant)
 }
 
 /// `config` with the folder `out` and a mode that this build can plan: on a GPU the other mode is another build.
@@ -273,7 +265,7 @@ fn check_arms(
         if !is_cpu {
             let file = scratch.path().join(format!("{}.toml", arm.runs.name));
             write_whole(&file, config.to_toml()?.as_bytes())?;
-            let mut command = Command::new(programs.of(arm.mode));
+            let mut command = Command::new(programs.of(arm.config.compiler_mode()));
             command.arg("plan").arg(&file).stdout(Stdio::null());
             let child = Child::start(&mut command, &scratch.path().join("stderr"))?;
             let exit = child.wait(None, "stopped before the first run")?;

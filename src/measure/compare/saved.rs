@@ -1,13 +1,13 @@
 //! A report of runs that are finished already: a comparison's folder, or any run folders, also of different days and
 //! machines. Nothing is run.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::analyse::analyse;
 use super::run::FILE;
 use super::{Arm, EXPERIMENT_SCHEMA, Experiment, Report, Role};
 use crate::base::error::{Error, Result};
+use crate::base::files::read_json;
 
 /// In what finished runs may differ without more ado: how they were trained, and by which program. It is labelled; what they
 /// learned from, the model and the machine are not among it.
@@ -86,15 +86,14 @@ pub fn report(
 
 fn read(path: &Path) -> Result<Experiment> {
     let shown = path.display();
-    let text = fs::read_to_string(path).map_err(|error| Error::io(format!("read {shown}"), &error))?;
-    let damaged = |error: serde_json::Error| Error::data(format!("{shown}: {error}"));
-    let value: serde_json::Value = serde_json::from_str(&text).map_err(damaged)?;
+    let value: serde_json::Value = read_json(path)?;
     let schema = value.get("schema").and_then(serde_json::Value::as_str).unwrap_or("none");
     if schema != EXPERIMENT_SCHEMA {
         return Err(Error::data(format!("{shown}: expected the schema {EXPERIMENT_SCHEMA}, got {schema}"))
             .help("another version of kiln made this comparison; make it again"));
     }
-    let experiment: Experiment = serde_json::from_value(value).map_err(damaged)?;
+    let experiment = serde_json::from_value::<Experiment>(value);
+    let experiment = experiment.map_err(|error| Error::data(format!("{shown}: {error}")))?;
     if !experiment.is_complete {
         return Err(Error::data(format!("{shown}: the comparison did not come to its end, or is still going on"))
             .help("make it again; run.on_existing = \"overwrite\" replaces it"));

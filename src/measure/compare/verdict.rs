@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::stats::Interval;
+use crate::measure::stats::Interval;
 
 /// Differences below this are not worth a word, whatever the interval says.
 const SMALLEST: f64 = 0.01;

@@ -4,12 +4,14 @@
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
+use serde::Serialize;
 
 use crate::base::error::{Error, Result, one_line};
 use crate::measure::compare::{ArmReport, Comparison, LossPoint, Report, Role};
 use crate::trainer::laps::Parts;
 
 /// A drawn chart.
+#[derive(Serialize)]
 pub(super) struct Chart {
     /// Of its files.
     pub(super) name: &'static str,
@@ -17,8 +19,15 @@ pub(super) struct Chart {
     pub(super) title: &'static str,
     /// How to read it.
     pub(super) caption: String,
-    /// The drawing.
-    pub(super) svg: String,
+    /// The drawing: an `<svg>` element without the name of its tag, which HTML writes with attributes of its own.
+    pub(super) drawing: String,
+}
+
+impl Chart {
+    /// The drawing as a file.
+    pub(super) fn svg(&self) -> String {
+        format!("<svg {}", self.drawing)
+    }
 }
 
 /// Every name that a chart may have.
@@ -51,16 +60,16 @@ type Drawn = std::result::Result<(), Box<dyn std::error::Error>>;
 pub(super) fn all(report: &Report) -> Result<Vec<Chart>> {
     let arms = report.arms.iter().filter(|arm| arm.role != Role::Again).collect::<Vec<_>>();
     let mut charts = Vec::new();
-    let fast = bars(&arms, |arm| arm.samples_per_s);
+    let fast = bars(&arms, |arm| arm.figures.samples_per_s);
     if !fast.is_empty() {
         let label = |index: usize| {
             let (arm, value) = fast[index];
             format!("{value:.2} samples/s{}", gain(arm, &report.comparisons))
         };
-        let svg = draw(bars_height(fast.len()), |area| bar_chart(area, "Throughput", &fast, &label))?;
+        let drawing = draw(bars_height(fast.len()), |area| bar_chart(area, "Throughput", &fast, &label))?;
         let caption = "Examples a second in the steady state, median. In brackets round((o / n - 1) x 100) against native (of \
                        an arm with a part off: against compiled), where the two are comparable and differ.";
-        charts.push(Chart { name: "throughput", title: "Throughput", caption: caption.into(), svg });
+        charts.push(Chart { name: "throughput", title: "Throughput", caption: caption.into(), drawing });
     }
     type Axis = (&'static str, &'static str, &'static str, fn(&LossPoint) -> f64);
     let axes: [Axis; 3] = [
@@ -75,31 +84,31 @@ pub(super) fn all(report: &Report) -> Result<Vec<Chart>> {
         if curves.is_empty() {
             continue;
         }
-        let svg = draw(400, |area| loss_chart(area, title, axis, &curves, x))?;
+        let drawing = draw(400, |area| loss_chart(area, title, axis, &curves, x))?;
         let caption = format!(
             "Mean loss of the repeats by {axis}; the bands reach from the least to the largest of their seeds."
         );
-        charts.push(Chart { name, title, caption, svg });
+        charts.push(Chart { name, title, caption, drawing });
     }
     let budgets = arms.iter().filter(|arm| arm.budget_ms.is_some()).copied().collect::<Vec<_>>();
     if !budgets.is_empty() {
-        let svg = draw(bars_height(budgets.len()) + 60, |area| budget_chart(area, &budgets))?;
+        let drawing = draw(bars_height(budgets.len()) + 60, |area| budget_chart(area, &budgets))?;
         let caption =
             "Milliseconds of a steady step by part, medians; evaluation and saving are spread over the whole run.";
-        charts.push(Chart { name: "time-budget", title: "Time of a step", caption: caption.into(), svg });
+        charts.push(Chart { name: "time-budget", title: "Time of a step", caption: caption.into(), drawing });
     }
-    let memory = bars(&arms, |arm| arm.peak_mib);
+    let memory = bars(&arms, |arm| arm.figures.peak_mib);
     if !memory.is_empty() {
         let label = |index: usize| format!("{:.0} MiB", memory[index].1);
-        let svg = draw(bars_height(memory.len()), |area| bar_chart(area, "Peak memory", &memory, &label))?;
+        let drawing = draw(bars_height(memory.len()), |area| bar_chart(area, "Peak memory", &memory, &label))?;
         let caption = "The most memory that the process had resident, median of the runs.".into();
-        charts.push(Chart { name: "memory", title: "Peak memory", caption, svg });
+        charts.push(Chart { name: "memory", title: "Peak memory", caption, drawing });
     }
     let scan = scan(&arms);
     if !scan.is_empty() {
-        let svg = draw(400, |area| scan_chart(area, &scan))?;
+        let drawing = draw(400, |area| scan_chart(area, &scan))?;
         let caption = "Examples a second by batch, median; one line for each mode and block.".into();
-        charts.push(Chart { name: "batch-scan", title: "Batch scan", caption, svg });
+        charts.push(Chart { name: "batch-scan", title: "Batch scan", caption, drawing });
     }
     Ok(charts)
 }
@@ -120,7 +129,7 @@ fn draw(height: u32, chart: impl FnOnce(&Area) -> Drawn) -> Result<String> {
     let drawn = area.fill(&WHITE).map_err(Into::into).and_then(|()| chart(&area)).and_then(|()| Ok(area.present()?));
     drawn.map_err(|error| Error::data(format!("a chart cannot be drawn: {error}")))?;
     drop(area);
-    Ok(svg)
+    Ok(svg.split_off(svg.find("<svg ").map_or(0, |tag| tag + "<svg ".len())))
 }
 
 fn write(area: &Area, text: &str, at: (i32, i32), size: f64, color: &RGBColor, align: HPos) -> Drawn {
@@ -230,7 +239,7 @@ type Scan = Vec<(String, Vec<(f64, f64)>)>;
 fn scan(arms: &[&ArmReport]) -> Scan {
     let mut lines = Scan::new();
     for arm in arms.iter().filter(|arm| arm.role == Role::Sweep) {
-        let (Some(batch), Some(rate)) = (arm.micro_batch, arm.samples_per_s) else { continue };
+        let (Some(batch), Some(rate)) = (arm.micro_batch, arm.figures.samples_per_s) else { continue };
         let mode = arm.name.split('-').next().unwrap_or_default();
         let name = arm.block.map_or(mode.to_owned(), |block| format!("{mode}, block {block}"));
         let point = (batch as f64, rate);

@@ -3,27 +3,30 @@
 use std::fmt::Write as _;
 
 use super::charts::Chart;
-use super::table::{conclusions, differences, provenance, rows, sentence};
+use super::document::Document;
 use crate::base::error::one_line;
-use crate::measure::compare::Report;
 
 /// The page.
-pub(super) fn page(report: &Report, charts: &[Chart]) -> String {
-    let mut text = format!("# {}\n\nMade {} by `kiln`.\n\n", escape(&report.title), escape(&report.made_at));
+pub(super) fn page(document: &Document, charts: &[Chart]) -> String {
+    let mut text = format!("# {}\n\nMade {} by `kiln`.\n\n", escape(document.title), escape(document.made_at));
     let mut line = |line: String| writeln!(text, "{line}").expect("writing to a String cannot fail");
-    let cells = |cells: &[String]| cells.iter().map(|cell| escape(cell)).collect::<Vec<_>>().join(" | ");
-    let labels = report.arms.iter().map(|arm| arm.label.clone()).collect::<Vec<_>>();
-    line(format!("| | {} |", cells(&labels)));
-    line(format!("| --- |{}", " ---: |".repeat(labels.len())));
-    rows(report).iter().for_each(|row| line(format!("| {} | {} |", row.name.trim(), cells(&row.cells))));
+    line(format!("| | {} |", document.labels.iter().map(|label| escape(label)).collect::<Vec<_>>().join(" | ")));
+    line(format!("| --- |{}", " ---: |".repeat(document.labels.len())));
+    for row in &document.table.rows {
+        let cells = row.cells.iter().map(|cell| escape(cell)).collect::<Vec<_>>();
+        line(format!("| {} | {} |", row.name, cells.join(" | ")));
+    }
     line("\n## Verdicts\n".into());
-    let noise = report.noise.iter().map(|noise| format!("noise: {}", sentence(noise)));
-    noise.chain(report.comparisons.iter().map(sentence)).for_each(|verdict| line(format!("- {}", escape(&verdict))));
-    let sections = [
-        ("What follows", conclusions(report)),
-        ("Differences", differences(report)),
-        ("Notes", report.notes.clone()),
-        ("Provenance", provenance(report)),
+    document
+        .noise
+        .iter()
+        .chain(&document.verdicts)
+        .for_each(|verdict| line(format!("- {}", escape(&verdict.sentence))));
+    let sections: [(&str, &[String]); 4] = [
+        ("What follows", &document.conclusions),
+        ("Differences", &document.differences),
+        ("Notes", document.notes),
+        ("Provenance", &document.provenance),
     ];
     for (title, lines) in sections.into_iter().filter(|(_, lines)| !lines.is_empty()) {
         line(format!("\n## {title}\n"));

@@ -1,22 +1,27 @@
-//! Shows a [`Report`]: a table for the terminal, `report.json`, `report.md`, `report.html` (one file that needs no network) and
+//! Shows a [`Report`] as one document in several forms: a table for the terminal, `report.json`, `report.md`, `report.html` (one file that needs no network) and
 //! the charts as SVG. It decides nothing: verdicts and figures are the report's.
 
 mod charts;
+pub(crate) mod document;
 mod html;
 mod markdown;
-mod table;
 mod text;
 
 use std::path::Path;
 
 use crate::base::error::{Error, Result};
-use crate::base::files::write_whole;
+use crate::base::files::{write_json, write_whole};
 use crate::measure::compare::Report;
 
-pub use text::terminal;
+use document::Document;
 
 /// What [`write()`] leaves in a folder.
 pub const ENTRIES: &[&str] = &["report.json", "report.md", "report.html", "charts"];
+
+/// The report for a terminal of `width` columns.
+pub fn terminal(report: &Report, width: usize) -> String {
+    text::page(Document::of(report), width)
+}
 
 /// Writes the report into the folder `out`: `report.json`, `report.md`, `report.html` and `charts/*.svg`.
 ///
@@ -37,10 +42,10 @@ pub fn write(report: &Report, out: &Path) -> Result<()> {
         }
     }
     for chart in &charts {
-        write_whole(&folder.join(format!("{}.svg", chart.name)), chart.svg.as_bytes())?;
+        write_whole(&folder.join(format!("{}.svg", chart.name)), chart.svg().as_bytes())?;
     }
-    let json = serde_json::to_string_pretty(report).map_err(|error| Error::data(format!("report.json: {error}")))?;
-    write_whole(&out.join("report.json"), (json + "\n").as_bytes())?;
-    write_whole(&out.join("report.md"), markdown::page(report, &charts).as_bytes())?;
-    write_whole(&out.join("report.html"), html::page(report, &charts)?.as_bytes())
+    write_json(&out.join("report.json"), report)?;
+    let document = Document::of(report);
+    write_whole(&out.join("report.md"), markdown::page(&document, &charts).as_bytes())?;
+    write_whole(&out.join("report.html"), html::page(&document, &charts)?.as_bytes())
 }

@@ -8,7 +8,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::trial::TrialReport;
-use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::error::{ErrorKind, Result};
+use crate::base::files::read_json;
 use crate::base::host::peak_mib_of;
 use crate::base::process::{Child, Exit};
 use crate::base::signals;
@@ -63,9 +64,7 @@ fn judge(exit: &Exit, report: &Path, watch: Watch) -> Result<Outcome> {
         Some(error) if error.kind() == ErrorKind::OutOfMemory => return Ok(Outcome::TooLarge(error.message().into())),
         Some(error) => return Err(error.at("a trial failed")),
     }
-    let text = fs::read_to_string(report).map_err(|error| Error::io("read the report of a trial", &error))?;
-    let report: TrialReport =
-        serde_json::from_str(&text).map_err(|error| Error::data(format!("the report of a trial: {error}")))?;
+    let report: TrialReport = read_json(report).map_err(|error| error.at("the report of a trial"))?;
     let peak_mib = watch.budget_mib.and(report.peak_mib);
     Ok(match (watch.budget_mib, peak_mib) {
         (Some(budget), Some(peak)) if peak > budget => Outcome::TooLarge(format!("over the budget: {peak:.1} MiB")),

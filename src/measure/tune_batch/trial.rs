@@ -10,7 +10,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::base::error::{Error, Result};
-use crate::base::files::write_whole;
+use crate::base::files::write_json;
 use crate::base::host::peak_mib;
 use crate::config::{
     BatchSection, LearningRateSection, OnExisting, RunConfig, Sampler, SaveStrategy, SchedulerKwargs, SchedulerType,
@@ -100,8 +100,7 @@ pub fn run_trial(file: &Path, out: &Path) -> Result<()> {
     }
     let report =
         TrialReport { peak_mib: peak_mib(), step_ms: output.summary.get("steady_step_ms"), loss: evaluation.loss };
-    let text = serde_json::to_string(&report).map_err(|error| Error::data(format!("a trial's report: {error}")))?;
-    write_whole(out, text.as_bytes())
+    write_json(out, &report)
 }
 
 /// The longest examples of a dataset, as many as a batch has and the same for each of its batches. Where lengths differ, one

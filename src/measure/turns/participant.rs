@@ -1,35 +1,72 @@
-//! The driver's end of a contestant: how its process is started, and the process that is asked for turns; see
-//! [`super::protocol`].
+//! The driver's end of a participant: how its process is started, the process that is asked for turns, and the turns of
+//! several that live side by side; see [`super::protocol`].
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use super::protocol::{END, Hello, Turn};
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::files::write_whole;
 use crate::base::process::{Child, Exit};
 use crate::base::signals;
-use crate::measure::compare::Failure;
+use crate::config::RunConfig;
 
-/// An answer, or how the contestant ended instead.
+/// How a participant ended that did not end well.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// The exit code that the measurement ends with: 4 out of memory, 5 a loss that is no number, 7 a crash, ...
+    pub exit_code: u8,
+    /// What it said.
+    pub message: String,
+    /// The measurement expects that it may fail: a batch that need not fit in this mode.
+    pub is_expected: bool,
+}
+
+impl Failure {
+    /// An answer of its process that is none.
+    pub(crate) fn of_data(message: String) -> Self {
+        Self::from(&Error::data(message))
+    }
+
+    /// The error that the process which started it ends with; `who` failed.
+    pub(crate) fn error(&self, who: &str) -> Error {
+        let kind = ErrorKind::of_exit_code(self.exit_code.into()).unwrap_or(ErrorKind::Device);
+        Error::of_kind(kind, format!("{who}: {}", self.message))
+    }
+}
+
+impl From<&Error> for Failure {
+    fn from(error: &Error) -> Self {
+        let message = error.message().lines().next().unwrap_or_default();
+        let message = match error.kind() {
+            ErrorKind::OutOfMemory if !message.contains("out of memory") => format!("out of memory: {message}"),
+            _ => message.to_owned(),
+        };
+        Self { exit_code: error.exit_code(), message, is_expected: false }
+    }
+}
+
+/// An answer, or how the participant ended instead.
 pub(crate) type Answer<T> = std::result::Result<T, Failure>;
 
-/// Signals and the contestant's end are looked for so often.
+/// Signals and the participant's end are looked for so often.
 const POLL: Duration = Duration::from_millis(50);
 
-/// After its end a contestant's stdout may be held open by what it has started; what it has said itself comes within this.
+/// After its end a participant's stdout may be held open by what it has started; what it has said itself comes within this.
 const REST: Duration = Duration::from_millis(500);
 
-/// The longest line that a contestant may answer with, in bytes: some 100,000 steps.
+/// The longest line that a participant may answer with, in bytes: some 100,000 steps.
 const LONGEST: u64 = 64 << 20;
 
-/// Whose program a contestant is.
+/// Whose program a participant is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Program {
     /// Kiln.
@@ -40,7 +77,7 @@ pub(crate) enum Program {
 
 /// A participant of a measurement: a program that makes turns, before it is started.
 #[derive(Debug, Clone)]
-pub(crate) struct Contestant {
+pub(crate) struct Participant {
     /// Its name in tables.
     pub(crate) name: String,
     /// Whose the program is.
@@ -55,7 +92,7 @@ pub(crate) struct Contestant {
     pub(crate) patience: Duration,
 }
 
-/// The process of a contestant. Dropped, it ends.
+/// The process of a participant. Dropped, it ends.
 pub(crate) struct Running {
     child: Child,
     output: Receiver<io::Result<String>>,
@@ -67,7 +104,29 @@ pub(crate) struct Running {
     pub(crate) hello: Hello,
 }
 
-impl Contestant {
+impl Participant {
+    /// A run of `config` by `program`, a kiln. The config goes to `file`, and what the process says stays beside it.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub(crate) fn kiln(
+        name: &str,
+        program: &Path,
+        config: &RunConfig,
+        file: PathBuf,
+        patience: Duration,
+    ) -> Result<Self> {
+        write_whole(&file, config.to_toml()?.as_bytes())?;
+        Ok(Self {
+            name: name.into(),
+            whose: Program::Kiln,
+            program: program.into(),
+            errors: file.with_extension("err"),
+            arguments: vec!["worker".into(), file.into()],
+            patience,
+        })
+    }
+
     /// Starts the program and waits until it is ready. One that says nothing for its patience has failed.
     ///
     /// # Errors
@@ -160,7 +219,7 @@ impl Running {
             } else {
                 match self.output.recv_timeout(POLL) {
                     Ok(line) => {
-                        let line = line.map_err(|error| Error::io("read from a contestant", &error))?;
+                        let line = line.map_err(|error| Error::io("read from a participant", &error))?;
                         return Ok(Ok(Line::Said(line)));
                     }
                     Err(RecvTimeoutError::Timeout) => {}
@@ -185,6 +244,53 @@ impl Running {
                 return Ok(Err(Failure::from(&Error::device(message))));
             }
         }
+    }
+}
+
+/// Participants that live side by side and take turns, each as long as it does not fail.
+#[derive(Default)]
+pub(crate) struct Group {
+    members: Vec<Answer<Running>>,
+    turns: usize,
+}
+
+impl Group {
+    /// Adds one that has been started.
+    pub(crate) fn join(&mut self, member: Answer<Running>) {
+        self.members.push(member);
+    }
+
+    /// Lets each make a turn of as many steps, or repeats, as `count` says, which may be none. `take` is told who made what;
+    /// an answer that it refuses is a failure of its participant.
+    ///
+    /// # Errors
+    /// A signal to this process.
+    pub(crate) fn turn(
+        &mut self,
+        count: impl Fn(&Hello) -> usize,
+        mut take: impl FnMut(usize, Turn) -> Answer<()>,
+    ) -> Result<()> {
+        let mut order = self.members.iter_mut().enumerate().collect::<Vec<_>>();
+        // Nothing always comes first.
+        if self.turns % 2 == 1 {
+            order.reverse();
+        }
+        self.turns += 1;
+        for (index, member) in order {
+            let Ok(running) = member else { continue };
+            let count = count(&running.hello);
+            if count > 0
+                && let Err(failure) = running.run(count)?.and_then(|turn| take(index, turn))
+            {
+                *member = Err(failure);
+            }
+        }
+        Ok(())
+    }
+
+    /// What has become of each, in the order in which they joined.
+    pub(crate) fn end(self) -> Vec<Answer<Running>> {
+        self.members
     }
 }
 
@@ -215,8 +321,8 @@ fn lines(output: ChildStdout) -> Result<Receiver<io::Result<String>>> {
             }
         }
     };
-    let thread = thread::Builder::new().name("kiln-contestant".into()).spawn(read);
-    thread.map_err(|error| Error::start("the thread that reads a contestant's answers", &error))?;
+    let thread = thread::Builder::new().name("kiln-participant".into()).spawn(read);
+    thread.map_err(|error| Error::start("the thread that reads a participant's answers", &error))?;
     Ok(receiver)
 }
 

@@ -14,7 +14,7 @@ const REPEATS: usize = 8;
 ///
 /// # Errors
 /// What the device reports.
-pub(crate) fn gemm_gflops(device: &Device) -> Result<f64> {
+pub(crate) fn gflops(device: &Device) -> Result<f64> {
     let random = || Tensor::<2>::random([SIZE, SIZE], Distribution::Uniform(-1.0, 1.0), device);
     let (a, b) = (random(), random());
     let mut best = f64::INFINITY;

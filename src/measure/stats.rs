@@ -1,4 +1,4 @@
-//! The statistics of a comparison: the ratio of medians of two arms with an interval, from raw samples. Nothing here knows
+//! The statistics of a comparison: the ratio of medians of two participants with an interval, from raw samples. Nothing here knows
 //! what was measured.
 //!
 //! The arms run alternately, so the samples come in pairs of runs ("repeats") that were neighbours in time. The estimate is
@@ -10,6 +10,7 @@
 //! `estimate +- t(n - 1) x sqrt(n / (n - 1)) x standard error` on the logarithm (Hesterberg 2015, section 3.3) and not the
 //! percentiles themselves, which would be too narrow.
 
+use crate::base::random::{STEP, mix};
 use crate::base::stats::{mean, median};
 
 /// Samples of an arm: one list a repeat.
@@ -85,11 +86,9 @@ impl Random {
     }
 
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+        let number = mix(self.0);
+        self.0 = self.0.wrapping_add(STEP);
+        number
     }
 
     /// A number from 0 to below `n`.
@@ -117,7 +116,7 @@ mod tests {
 
     /// Steady step times of 16 native runs of a GPT-2 of 2 layers on two cores, one line a run: medians from 102 to 115 ms.
     fn real_runs() -> Samples {
-        let text = include_str!("../../../tests/fixtures/compare/native_step_ms.txt");
+        let text = include_str!("../../tests/fixtures/compare/native_step_ms.txt");
         text.lines().map(|line| line.split_whitespace().map(|value| value.parse().unwrap()).collect()).collect()
     }
 
