@@ -6,7 +6,7 @@ use kiln_models::whole_file;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, Result, printable};
 
 /// The content of the regular file at `path`: a pipe or a device, which may have no end, is refused.
 ///
@@ -62,13 +62,14 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     whole_file::write(path, bytes).map_err(|error| Error::io(format!("write {}", path.display()), &error))
 }
 
-/// Writes `value` as indented JSON that ends with a line feed; see [`write_whole`].
+/// Writes `value` as indented JSON that ends with a line feed, in which names and texts of the user's have no power over the
+/// terminal that shows the file; see [`write_whole`] and [`printable`].
 ///
 /// # Errors
 /// The operating system's; a value that JSON does not have.
 pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value).map_err(|error| malformed(path, &error))?;
-    write_whole(path, (text + "\n").as_bytes())
+    write_whole(path, format!("{}\n", printable(&text)).as_bytes())
 }
 
 /// Reads a value that is kept as JSON.

@@ -7,7 +7,8 @@
 //! all that it started when the driver drops it; on Linux the kernel ends it besides when the driver is killed.
 //!
 //! A temporary folder ([`scratch`]) is removed by the process that made it. What a killed process leaves is removed by its
-//! children when they end, and by the next process that makes such a folder: the lock on a file in it is held by nobody then.
+//! children when they end, and by the next process that makes such a folder: the lock on the file beside it is held by nobody
+//! then. That file is there and locked before the folder is, and goes after it, so that a kill leaves none without.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -17,7 +18,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use tempfile::TempDir;
+use tempfile::{NamedTempFile, TempDir};
 
 use crate::base::error::{Error, ErrorKind, Result, says_out_of_memory};
 use crate::base::signals;
@@ -111,7 +112,7 @@ impl Child {
     /// The operating system's.
     pub(crate) fn try_exit(&mut self) -> Result<Option<Exit>> {
         let status = self.child.try_wait().map_err(|error| Error::io("wait for a process", &error))?;
-        Ok(status.map(|status| Exit { status, said: tail(&self.said) }))
+        Ok(status.map(|status| Exit { status, said: tail(&self.said), is_foreign: self.is_foreign }))
     }
 
     /// Waits until it ends; `stopped` says what a signal to this process has stopped.
@@ -190,6 +191,8 @@ fn tail(said: &Path) -> String {
 pub(crate) struct Exit {
     status: ExitStatus,
     said: String,
+    /// Its exit code means nothing here unless it tells as a kiln does.
+    is_foreign: bool,
 }
 
 impl Exit {
@@ -201,12 +204,14 @@ impl Exit {
         if self.status.success() {
             return None;
         }
-        let kind = self.status.code().and_then(ErrorKind::of_exit_code);
+        let told = self.told();
+        let code = self.status.code().filter(|_| !self.is_foreign || told.is_some());
+        let kind = code.and_then(ErrorKind::of_exit_code);
         let signal = signal_of(self.status);
         let mut lines = self.said.lines().map(str::trim).filter(|line| !line.is_empty());
         let last = lines.clone().next_back();
         let out_of_memory = lines.find(|line| says_out_of_memory(line));
-        Some(match (kind, self.told()) {
+        Some(match (kind, told) {
             (Some(kind), Some(error)) if kind != ErrorKind::Device || out_of_memory.is_none() => error.into_kind(kind),
             (_, Some(error)) if out_of_memory.is_some() => error.into_kind(ErrorKind::OutOfMemory),
             _ if signal == Some(SIGKILL) => Error::out_of_memory("the kernel killed its process (SIGKILL)"),
@@ -266,18 +271,32 @@ pub(crate) fn await_end() {
 
 /// Ends this process, whose driver has gone, and removes the folders that the two leave. The program is begun anew for that:
 /// nothing of it computes or writes then, and its own locks are released.
-fn clear_up() -> ! {
+#[cfg_attr(not(unix), allow(unused_variables))]
+fn clear_up(driver: Option<u32>) -> ! {
     #[cfg(unix)]
     if let Ok(program) = this_program() {
         use std::os::unix::process::CommandExt;
+        // Its locks are released after its pipes, and before its children have another parent.
+        let asked = Instant::now();
+        while driver == parent() && asked.elapsed() < Duration::from_secs(3) {
+            std::thread::sleep(POLL);
+        }
         // Any command will do: it is not run.
         let _ = Command::new(program).arg("devices").env(CHILD, GONE).exec();
     }
     sweep_and_end()
 }
 
+/// The process that has started this one, as long as it lives.
+fn parent() -> Option<u32> {
+    #[cfg(unix)]
+    return Some(std::os::unix::process::parent_id());
+    #[cfg(not(unix))]
+    None
+}
+
 fn sweep_and_end() -> ! {
-    // The system releases the locks of a killed process a little after its pipes.
+    // Other processes of the same driver end at the same time.
     for _ in 0..20 {
         sweep();
         std::thread::sleep(POLL);
@@ -296,6 +315,7 @@ pub(crate) fn orders() -> Result<&'static Mutex<Receiver<String>>> {
         return Ok(orders);
     }
     let (sender, receiver) = sync_channel(16);
+    let driver = parent();
     let listen = move || {
         for line in BufReader::new(std::io::stdin()).lines() {
             let Ok(line) = line else { break };
@@ -305,7 +325,7 @@ pub(crate) fn orders() -> Result<&'static Mutex<Receiver<String>>> {
             }
         }
         tracing::error!("the driver of this process has ended");
-        clear_up()
+        clear_up(driver)
     };
     let thread = std::thread::Builder::new().name("kiln-driver".into()).spawn(listen);
     thread.map_err(|error| Error::start("the thread that listens to the driver", &error))?;
@@ -315,8 +335,8 @@ pub(crate) fn orders() -> Result<&'static Mutex<Receiver<String>>> {
 /// How the names of temporary folders begin.
 const PREFIX: &str = "kiln-scratch-";
 
-/// The file in a temporary folder that is locked as long as somebody uses the folder.
-const LOCK: &str = ".in-use";
+/// The ending of the file beside a temporary folder that is locked as long as somebody uses the folder.
+const LOCK: &str = "lock";
 
 /// The ending of a folder that somebody is removing, and the state of a child whose driver has gone.
 const GONE: &str = "gone";
@@ -324,9 +344,9 @@ const GONE: &str = "gone";
 /// A temporary folder; dropped, it is removed.
 #[derive(Debug)]
 pub struct Scratch {
-    /// Dropped first: where a file that is open cannot be removed, this one is closed.
-    _in_use: Option<File>,
+    /// Dropped first: without its file it would stay.
     folder: TempDir,
+    _in_use: NamedTempFile,
 }
 
 impl Scratch {
@@ -343,15 +363,21 @@ impl Scratch {
 pub fn scratch() -> Result<Scratch> {
     sweep();
     let failed = |error: std::io::Error| Error::io("make a temporary folder", &error);
-    let folder = tempfile::Builder::new().prefix(PREFIX).tempdir().map_err(failed)?;
-    // Locked before it has the name by which others find it. Without locks in this file system nobody else removes it.
-    let aside = folder.path().join(".made");
-    let in_use = File::create(&aside).and_then(|file| {
-        file.lock()?;
-        fs::rename(&aside, folder.path().join(LOCK))?;
-        Ok(file)
-    });
-    Ok(Scratch { _in_use: in_use.ok(), folder })
+    loop {
+        let in_use = tempfile::Builder::new().prefix(PREFIX).suffix(&format!(".{LOCK}")).tempfile().map_err(failed)?;
+        // In a file system without locks nobody else can lock it either, and so nobody removes the folder.
+        let _ = in_use.as_file().lock();
+        // Another process may have taken it for one that is left, in the moment without a lock.
+        if !in_use.path().exists() {
+            continue;
+        }
+        let folder = in_use.path().with_extension("");
+        let (parent, name) = (folder.parent().unwrap_or(Path::new(".")), folder.file_name().unwrap_or_default());
+        match tempfile::Builder::new().prefix(name).rand_bytes(0).tempdir_in(parent) {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            folder => return Ok(Scratch { folder: folder.map_err(failed)?, _in_use: in_use }),
+        }
+    }
 }
 
 /// Removes temporary folders that nobody uses any more. What cannot be removed is left to the next process.
@@ -361,13 +387,20 @@ fn sweep() {
         if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
             continue;
         }
-        let folder = entry.path();
-        let is_left = || {
-            let file = File::options().write(true).open(folder.join(LOCK));
-            file.is_ok_and(|file| file.try_lock().is_ok())
-        };
-        if folder.extension().is_some_and(|ending| ending == GONE) || is_left() {
+        let path = entry.path();
+        let ending = path.extension().unwrap_or_default();
+        if ending == GONE {
+            remove(&path);
+        } else if ending == LOCK
+            && let Ok(in_use) = File::options().write(true).open(&path)
+            && in_use.try_lock().is_ok()
+        {
+            // The file last, and its lock until then.
+            let folder = path.with_extension("");
             remove(&folder);
+            if !folder.exists() {
+                let _ = fs::remove_file(&path);
+            }
         }
     }
 }
@@ -442,12 +475,21 @@ mod tests {
         fs::write(left.path().join("file"), "x").unwrap();
         // As a killed process leaves it: there, and locked by nobody.
         let path = left.path().to_owned();
-        let Scratch { _in_use, .. } = &left;
-        _in_use.as_ref().unwrap().unlock().unwrap();
+        left._in_use.as_file().unlock().unwrap();
         sweep();
-        assert!(!path.exists() && mine.path().exists());
+        assert!(!path.exists() && !path.with_extension(LOCK).exists() && mine.path().exists());
         let path = mine.path().to_owned();
+        assert!(path.with_extension(LOCK).exists());
         drop(mine);
+        assert!(!path.exists() && !path.with_extension(LOCK).exists());
+    }
+
+    /// Between any two steps of [`scratch`] its process may be killed.
+    #[test]
+    fn a_process_that_is_killed_while_it_makes_a_folder_leaves_none_for_ever() {
+        let in_use = tempfile::Builder::new().prefix(PREFIX).suffix(&format!(".{LOCK}")).tempfile().unwrap();
+        let path = in_use.into_temp_path().keep().unwrap();
+        sweep();
         assert!(!path.exists());
     }
 

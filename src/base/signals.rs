@@ -2,8 +2,11 @@
 //! leave everything whole; a second one ends the process at once. Signals belong to the process, so this is the one
 //! piece of global state; a library user who installs nothing is never stopped.
 
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Duration;
 
 #[cfg(unix)]
 use signal_hook::consts::SIGHUP;
@@ -96,6 +99,23 @@ pub fn install() -> Result<()> {
 /// The signal that has been received, if any. Costs one atomic read.
 pub fn received() -> Option<Signal> {
     Signal::of_exit_code(RECEIVED.get()?.load(Ordering::Relaxed) as i32)
+}
+
+/// Does `work`, which nothing can stop, in a thread of its own: a signal leaves the thread behind, and the process that ends
+/// takes it along. Panics with `work`.
+///
+/// # Errors
+/// The signal.
+pub(crate) fn leaving<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> std::result::Result<T, Signal> {
+    const LOOK: Duration = Duration::from_millis(5);
+    let worker = thread::spawn(work);
+    while !worker.is_finished() {
+        if let Some(signal) = received() {
+            return Err(signal);
+        }
+        thread::sleep(LOOK);
+    }
+    Ok(worker.join().unwrap_or_else(|panic| resume_unwind(panic)))
 }
 
 /// Whether this process was started to outlive its terminal.

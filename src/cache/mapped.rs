@@ -53,6 +53,7 @@ impl Kind {
         fill: impl FnOnce(&mut Body<'_>) -> Result<()>,
     ) -> Result<T> {
         let path = folder.join(format!("{}.{}", hex(key), self.extension));
+        make_way(&path)?;
         if path.is_file() {
             let kept = File::open(&path).map_err(|error| read_error(&path, &error));
             match kept.and_then(|file| open(self.map(&file, key, &path)?, &path)) {
@@ -239,6 +240,20 @@ fn digest_of(body: &[u8]) -> Result<[u8; 32]> {
     Ok(blocks.finalize().into())
 }
 
+/// Removes an empty folder that stands where a file of the cache belongs.
+///
+/// # Errors
+/// A folder that something is in: it is not the cache's.
+pub(crate) fn make_way(path: &Path) -> Result<()> {
+    let is_folder = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir());
+    if is_folder && fs::remove_dir(path).is_err() {
+        return Err(
+            damaged(path, "expected a file of the cache, got a folder").help("move it away: nothing of Kiln's made it")
+        );
+    }
+    Ok(())
+}
+
 /// The error for a file at `path` that cannot be used, and why.
 pub(crate) fn damaged(path: &Path, what: impl std::fmt::Display) -> Error {
     Error::data(format!("{}: {what}", path.display()))
@@ -318,6 +333,21 @@ mod tests {
             assert_eq!(kept(folder.path(), &key, &content), (content.clone(), true), "cut to {short}");
         }
         assert!(fs::read(&path).unwrap() == whole);
+    }
+
+    #[test]
+    fn a_folder_in_the_place_of_a_file_makes_way_when_it_is_empty() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(format!("{}.test", hex(&[1; 32])));
+        fs::create_dir(&path).unwrap();
+        assert_eq!(kept(folder.path(), &[1; 32], b"one"), (b"one".to_vec(), true));
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("mine"), "").unwrap();
+        let error = KIND.build_or_open(folder.path(), &[1; 32], |mapped, _| Ok(mapped), |_| Ok(())).unwrap_err();
+        assert_eq!(error.exit_code(), 3);
+        assert!(error.to_string().contains("expected a file of the cache, got a folder"), "{error}");
+        assert!(path.join("mine").exists());
     }
 
     #[test]

@@ -24,6 +24,7 @@ use crate::config::{CompilerMode, DEFAULT_TEXT_COLUMN, LogLevel, OnExisting, Pre
 use crate::data::{paths, store};
 use crate::engine::compiler::start_up_lines;
 use crate::engine::handover;
+use crate::hub::HubSettings;
 use crate::inference::evaluate_folder::{evaluate_folder, evaluate_untrained};
 use crate::inference::predict::PredictOptions;
 use crate::plan::RunPlan;
@@ -115,7 +116,9 @@ pub(super) struct InitArgs {
 
 pub(super) fn run_init(args: &InitArgs) -> Result<()> {
     let task = Task::from_name(&args.task)?;
-    check_model(task, &args.model)?;
+    if let Some(reason) = check_model(task, &args.model, &HubSettings::from_env()?)? {
+        tracing::warn!("{} is not checked: {}", args.model, reason.message());
+    }
     let path = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("{task}.toml")));
     let file = OpenOptions::new().write(true).create_new(true).open(&path);
     let written = file.and_then(|mut file| file.write_all(template(task, &args.model).as_bytes()));

@@ -18,7 +18,7 @@ type Checked = Result<(), Complaint>;
 
 /// The first rule that `config` breaks.
 pub(super) fn check(config: &RunConfig) -> Checked {
-    seeds(config)?;
+    tokens(config)?;
     finite(config)?;
     if config.run.output_dir.as_os_str().is_empty() {
         return Err(Complaint::new("run.output_dir", "required: the folder that the run writes to"));
@@ -35,17 +35,13 @@ pub(super) fn check(config: &RunConfig) -> Checked {
     config.generation.as_ref().map_or(Ok(()), |section| generation(section, config))
 }
 
-/// TOML's integers are signed: a larger seed could not be written to plan.toml.
-fn seeds(config: &RunConfig) -> Checked {
-    let seeds = [
-        ("trainer.seed", Some(config.trainer.seed)),
-        ("trainer.data_seed", config.trainer.data_seed),
-        ("trainer.max_tokens", config.trainer.max_tokens),
-        ("generation.seed", config.generation.as_ref().map(|section| section.seed)),
-    ];
-    match seeds.into_iter().find(|(_, value)| value.is_some_and(|value| i64::try_from(value).is_err())) {
-        Some((key, Some(value))) => Err(Complaint::new(key, format!("expected at most {}, got {value}", i64::MAX))),
-        _ => Ok(()),
+/// TOML's whole numbers are signed: more could not be written to plan.toml.
+fn tokens(config: &RunConfig) -> Checked {
+    match config.trainer.max_tokens.filter(|tokens| i64::try_from(*tokens).is_err()) {
+        Some(tokens) => {
+            Err(Complaint::new("trainer.max_tokens", format!("expected at most {}, got {tokens}", i64::MAX)))
+        }
+        None => Ok(()),
     }
 }
 
@@ -339,7 +335,11 @@ fn trainer(trainer: &TrainerSection) -> Checked {
         return Err(two_ways(second, first, help));
     }
     if let Some(steps) = trainer.max_steps {
-        at_least("trainer.max_steps", steps, 1)?;
+        at_least("trainer.max_steps", steps, 1).map_err(|complaint| {
+            complaint.help(
+                "-1, or no such key, leaves the length to num_train_epochs; with 0 transformers makes one idle step",
+            )
+        })?;
         at_most("trainer.max_steps", steps, MAX_STEPS)?;
     }
     if trainer.max_tokens == Some(0) {

@@ -107,7 +107,11 @@ impl Document {
             Error::config(format!("{origin}: {}", error.to_string().trim_end()))
                 .help("the file is TOML: [section], then key = value; text values stand in quotes")
         })?;
-        let written: Table = text.parse().map_err(|error| Error::config(format!("{origin}: {error}")))?;
+        // What is left to go wrong is a number.
+        let written: Table = text.parse().map_err(|error: toml::de::Error| {
+            Error::config(format!("{origin}: {}", error.to_string().trim_end()))
+                .help(format!("TOML's whole numbers end at {}; a seed above stands in quotes", i64::MAX))
+        })?;
         let mut document =
             Self { origin: origin.to_owned(), table: Table::new(), places: BTreeMap::new(), unused: Unused::default() };
         for (section, value) in written {

@@ -71,6 +71,8 @@ impl Document {
             text.lines().position(|line| line.trim_start().starts_with(&quoted)).map_or(1, |line| line + 1)
         };
         let is_steps = values.get("logging_strategy").is_none_or(|strategy| strategy == "steps");
+        // `default_logdir()` of transformers 4, which nobody has asked for.
+        let default_logs = values.get("output_dir").and_then(Json::as_str).map(|at| Path::new(at).join("runs"));
         // Today's names first: an old spelling that is given wins, as it does in TrainingArguments.
         let (today, old): (Vec<_>, Vec<_>) =
             values.into_iter().partition(|(name, _)| !name.starts_with("per_gpu_") && name != "evaluation_strategy");
@@ -92,6 +94,14 @@ impl Document {
                     continue;
                 }
                 (_, Json::Null) => continue,
+                ("logging_dir", Json::String(at)) if Path::new(&at).parent() == default_logs.as_deref() => {
+                    self.unused.neutral += 1;
+                    continue;
+                }
+                // TOML's whole numbers end below.
+                ("seed" | "data_seed", value) if value.is_u64() && !value.is_i64() => value.to_string().into(),
+                // Whatever is below 0 leaves the length to the epochs.
+                ("max_steps", value) if value.as_i64().is_some_and(|steps| steps < 0) => Json::from(-1),
                 // As good as not given, each of them.
                 ("save_total_limit", value) if value.as_i64().is_some_and(|limit| limit <= 0) => continue,
                 ("eval_steps", value) if value.as_f64() == Some(0.0) => continue,
@@ -128,6 +138,8 @@ impl Document {
     /// Turns arguments that are no keys into keys, by the rules of `TrainingArguments`; takes out those that have no effect
     /// and refuses those that ask for something that Kiln does not have.
     pub(super) fn settle(&mut self) -> Result<()> {
+        self.settle_kinds()?;
+        self.settle_adafactor()?;
         self.settle_checkpointing();
         for switch in SWITCHES {
             self.settle_switch(switch)?;
@@ -138,6 +150,52 @@ impl Document {
         self.settle_actions();
         self.settle_leftovers();
         self.take_out()
+    }
+
+    /// Reads switches as `HfArgumentParser` does, and refuses values of another kind than the argument's where no section
+    /// reads them.
+    fn settle_kinds(&mut self) -> Result<()> {
+        for argument in ARGUMENTS {
+            let Some(value) = self.trainer(argument.name) else { continue };
+            let json = serde_json::to_value(value).unwrap_or_default();
+            if let Some(on) = argument.switched(&json) {
+                self.section("trainer").insert(argument.name.into(), on.into());
+                continue;
+            }
+            // serde takes a list for the fields of a table in their order; the other one has no field.
+            let is_lax = json.is_array() && ["lr_scheduler_kwargs", "optim_args"].contains(&argument.name)
+                || argument.name == "auto_find_batch_size";
+            if (argument.standing != Standing::Honoured || is_lax) && !argument.takes(&json) {
+                let message = format!("expected {}, got {}", argument.kinds(), shown(value));
+                return Err(self.locate(Complaint::new(&format!("trainer.{}", argument.name), message)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Adafactor's own learning rate, which Hugging Face's Trainer switches off and Kiln does not have.
+    fn settle_adafactor(&mut self) -> Result<()> {
+        let optimizer = self.trainer("optim").and_then(Value::as_str).map(str::parse::<OptimizerName>);
+        let is_adafactor = matches!(optimizer, Some(Ok(OptimizerName::Adafactor)))
+            || self.trainer("adafactor").and_then(Value::as_bool) == Some(true);
+        for name in ["relative_step", "warmup_init"] {
+            let args = self.section("trainer").get_mut("optim_args").and_then(Value::as_table_mut);
+            let Some(args) = args.filter(|args| is_adafactor && args.contains_key(name)) else { continue };
+            let complaint = match args.remove(name) {
+                Some(Value::Boolean(false)) | None => continue,
+                Some(Value::Boolean(true)) => Complaint::new(
+                    &format!("trainer.optim_args.{name}"),
+                    "Adafactor's own learning rate is not supported by this version, got true",
+                )
+                .help("leave it out: the rate is `learning_rate` by `lr_scheduler_type`, as in Hugging Face's Trainer"),
+                Some(other) => {
+                    let message = format!("expected true or false, got {}", shown(&other));
+                    Complaint::new(&format!("trainer.optim_args.{name}"), message)
+                }
+            };
+            return Err(self.locate(complaint));
+        }
+        Ok(())
     }
 
     fn trainer(&self, key: &str) -> Option<&Value> {
@@ -246,8 +304,8 @@ impl Document {
     fn settle_warm_up(&mut self) -> Result<()> {
         let zero = |value: &Value| number(value) == Some(0.0);
         if let Some((value, place)) = self.take("warmup_ratio") {
-            let Some(ratio) = number(&value).filter(|ratio| (0.0..1.0).contains(ratio)) else {
-                let message = format!("expected a ratio from 0 to below 1, got {}", shown(&value));
+            let Some(ratio) = number(&value).filter(|ratio| (0.0..=1.0).contains(ratio)) else {
+                let message = format!("expected a ratio from 0 to 1, got {}", shown(&value));
                 return Err(self.locate(Complaint::new("trainer.warmup_ratio", message)));
             };
             match self.trainer("warmup_steps").filter(|steps| !zero(steps)).map(shown) {
@@ -259,7 +317,9 @@ impl Document {
                 }
                 None if ratio > 0.0 => {
                     self.section("trainer").remove("warmup_steps");
-                    self.give(("trainer", "warmup_steps"), ratio.into(), "warmup_ratio", place, true)?;
+                    // As `warmup_steps`, 1.0 is one step.
+                    let steps = if ratio < 1.0 { ratio.into() } else { "100%".into() };
+                    self.give(("trainer", "warmup_steps"), steps, "warmup_ratio", place, true)?;
                 }
                 _ => {}
             }
@@ -315,13 +375,22 @@ impl Document {
 
     /// Arguments of a file of arguments that others make idle; in a config file somebody wrote them for a reason.
     fn settle_leftovers(&mut self) {
-        let strategy = self.trainer("eval_strategy").and_then(Value::as_str).unwrap_or("no");
+        let strategy = self.trainer("eval_strategy").and_then(Value::as_str).unwrap_or("no").to_owned();
         let optimizer = self.trainer("optim").and_then(Value::as_str).unwrap_or("adamw").parse::<OptimizerName>();
         let never = if strategy == "no" { &["metric_for_best_model", "greater_is_better"][..] } else { &[] };
         let adam = ["adam_beta1", "adam_beta2", "adam_epsilon"].into_iter();
         let idle = adam.filter(|key| optimizer.as_ref().is_ok_and(|name| !name.adam_settings().contains(key)));
+        // A cadence that is switched off stays, so that one key can switch it on.
+        for key in ["eval_steps", "eval_delay"] {
+            let idle = if key == "eval_steps" { strategy != "steps" } else { strategy == "no" };
+            if let Some(value) = self.trainer(key).filter(|value| idle && number(value) != Some(0.0)) {
+                self.unused.because.push(format!("{key} = {}: eval_strategy = \"{strategy}\"", shown(value)));
+            }
+        }
         for key in never.iter().copied().chain(idle).collect::<Vec<_>>() {
-            if matches!(self.place_of(key), Place::HfArgs(_)) && self.take(key).is_some() {
+            let json = self.trainer(key).and_then(|value| serde_json::to_value(value).ok()).unwrap_or_default();
+            let is_read = argument(key).is_some_and(|argument| argument.takes(&json));
+            if is_read && matches!(self.place_of(key), Place::HfArgs(_)) && self.take(key).is_some() {
                 self.unused.names.push(key.into());
             }
         }

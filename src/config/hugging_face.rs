@@ -45,11 +45,51 @@ impl Releases {
     }
 }
 
+/// A kind of values of an argument, by its annotation in `TrainingArguments`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A switch: true or false, or a spelling that `HfArgumentParser` reads as one.
+    Flag,
+    Whole,
+    Number,
+    Text,
+    /// One text or a list of them.
+    Names,
+    Table,
+}
+
+impl Kind {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Flag => "true or false",
+            Self::Whole => "a whole number",
+            Self::Number => "a number",
+            Self::Text => "text",
+            Self::Names => "text or a list of texts",
+            Self::Table => "a table",
+        }
+    }
+
+    fn has(self, value: &Json) -> bool {
+        match self {
+            Self::Flag => value.is_boolean(),
+            Self::Whole => {
+                value.is_u64() || value.is_i64() || value.as_f64().is_some_and(|number| number.fract() == 0.0)
+            }
+            Self::Number => value.is_number(),
+            Self::Text => value.is_string(),
+            Self::Names => value.is_string() || value.as_array().is_some_and(|list| list.iter().all(Json::is_string)),
+            Self::Table => value.is_object(),
+        }
+    }
+}
+
 /// An argument of `TrainingArguments`.
 #[derive(Debug)]
 pub(crate) struct Argument {
     pub(crate) name: &'static str,
     releases: Releases,
+    kinds: &'static [Kind],
     pub(crate) standing: Standing,
     /// The values that ask for nothing, as a JSON list; null is always one.
     neutral: &'static str,
@@ -58,9 +98,35 @@ pub(crate) struct Argument {
 }
 
 impl Argument {
+    /// What `value` says of a switch, in the spellings of `HfArgumentParser` (its `string_to_bool`) and as a number of
+    /// Python's; none for an argument that is more than a switch, and for other values.
+    pub(crate) fn switched(&self, value: &Json) -> Option<bool> {
+        let text = match value {
+            _ if *self.kinds != [Kind::Flag] => return None,
+            Json::String(text) => text.to_ascii_lowercase(),
+            value => value.to_string(),
+        };
+        match text.as_str() {
+            "true" | "yes" | "t" | "y" | "1" => Some(true),
+            "false" | "no" | "f" | "n" | "0" => Some(false),
+            _ => None,
+        }
+    }
+
+    /// Whether `value` is of a kind that the argument takes.
+    pub(crate) fn takes(&self, value: &Json) -> bool {
+        value.is_null() || self.switched(value).is_some() || self.kinds.iter().any(|kind| kind.has(value))
+    }
+
+    /// The kinds that it takes, for a message.
+    pub(crate) fn kinds(&self) -> String {
+        self.kinds.iter().map(|kind| kind.as_str()).collect::<Vec<_>>().join(", or ")
+    }
+
     /// Whether `value` asks for nothing: it is a default, or as good as one.
     pub(crate) fn is_neutral(&self, value: &Json) -> bool {
         let neutral: Json = serde_json::from_str(self.neutral).unwrap_or_default();
+        let value = &self.switched(value).map_or_else(|| value.clone(), Json::from);
         let same = |known: &Json| match (known.as_f64(), value.as_f64()) {
             (Some(known), Some(value)) => known == value,
             _ => known == value,
@@ -151,17 +217,44 @@ pub fn hugging_face_arguments() -> String {
     text
 }
 
-const fn honoured(name: &'static str, releases: Releases, note: &'static str) -> Argument {
-    Argument { name, releases, standing: Standing::Honoured, neutral: "[]", note }
+/// The kinds of values of an argument.
+type Kinds = &'static [Kind];
+
+const fn honoured(name: &'static str, releases: Releases, kinds: Kinds, note: &'static str) -> Argument {
+    Argument { name, releases, kinds, standing: Standing::Honoured, neutral: "[]", note }
 }
 
-const fn no_effect(name: &'static str, releases: Releases, neutral: &'static str, note: &'static str) -> Argument {
-    Argument { name, releases, standing: Standing::NoEffect, neutral, note }
+const fn no_effect(
+    name: &'static str,
+    releases: Releases,
+    kinds: Kinds,
+    neutral: &'static str,
+    note: &'static str,
+) -> Argument {
+    Argument { name, releases, kinds, standing: Standing::NoEffect, neutral, note }
 }
 
-const fn refused(name: &'static str, releases: Releases, neutral: &'static str, note: &'static str) -> Argument {
-    Argument { name, releases, standing: Standing::Refused, neutral, note }
+const fn refused(
+    name: &'static str,
+    releases: Releases,
+    kinds: Kinds,
+    neutral: &'static str,
+    note: &'static str,
+) -> Argument {
+    Argument { name, releases, kinds, standing: Standing::Refused, neutral, note }
 }
+
+const FLAG: Kinds = &[Kind::Flag];
+const WHOLE: Kinds = &[Kind::Whole];
+const NUMBER: Kinds = &[Kind::Number];
+const TEXT: Kinds = &[Kind::Text];
+const NAMES: Kinds = &[Kind::Names];
+const TABLE: Kinds = &[Kind::Table];
+const WHOLE_OR_TEXT: Kinds = &[Kind::Whole, Kind::Text];
+const NUMBER_OR_TEXT: Kinds = &[Kind::Number, Kind::Text];
+const FLAG_OR_TEXT: Kinds = &[Kind::Flag, Kind::Text];
+const FLAG_OR_NAMES: Kinds = &[Kind::Flag, Kind::Names];
+const TABLE_OR_TEXT: Kinds = &[Kind::Table, Kind::Text];
 
 const SAME: &str = "the key of the same name in `[trainer]`";
 const PYTORCH: &str = "it belongs to PyTorch";
@@ -179,269 +272,339 @@ const NONE_FALSE: &str = "[false]";
 pub(crate) const ARGUMENTS: &[Argument] = {
     use Releases::{Both, New, Old, Older};
     &[
-        honoured("output_dir", Both, "sets `run.output_dir`"),
-        honoured("per_device_train_batch_size", Both, SAME),
-        honoured("num_train_epochs", Both, SAME),
-        honoured("max_steps", Both, "the key of the same name in `[trainer]`; wins over `num_train_epochs`"),
-        honoured("learning_rate", Both, SAME),
+        honoured("output_dir", Both, TEXT, "sets `run.output_dir`"),
+        honoured("per_device_train_batch_size", Both, WHOLE_OR_TEXT, SAME),
+        honoured("num_train_epochs", Both, NUMBER, SAME),
+        honoured("max_steps", Both, WHOLE, "the key of the same name in `[trainer]`; wins over `num_train_epochs`"),
+        honoured("learning_rate", Both, NUMBER, SAME),
         honoured(
             "lr_scheduler_type",
             Both,
+            TEXT,
             "the key of the same name in `[trainer]`; not `reduce_lr_on_plateau` or `greedy`",
         ),
-        honoured("lr_scheduler_kwargs", Both, SAME),
-        honoured("warmup_steps", Both, "the key of the same name in `[trainer]`; not used by the schedule `constant`"),
+        honoured("lr_scheduler_kwargs", Both, TABLE_OR_TEXT, SAME),
+        honoured(
+            "warmup_steps",
+            Both,
+            NUMBER_OR_TEXT,
+            "the key of the same name in `[trainer]`; not used by the schedule `constant`",
+        ),
         honoured(
             "optim",
             Both,
+            TEXT,
             "the key of the same name in `[trainer]`; an optimizer that Kiln lacks is refused with the nearest",
         ),
-        honoured("optim_args", Both, SAME),
-        honoured("weight_decay", Both, SAME),
-        honoured("adam_beta1", Both, SAME),
-        honoured("adam_beta2", Both, SAME),
-        honoured("adam_epsilon", Both, SAME),
+        honoured("optim_args", Both, TABLE_OR_TEXT, SAME),
+        honoured("weight_decay", Both, NUMBER, SAME),
+        honoured("adam_beta1", Both, NUMBER, SAME),
+        honoured("adam_beta2", Both, NUMBER, SAME),
+        honoured("adam_epsilon", Both, NUMBER, SAME),
         refused(
             "optim_target_modules",
             Both,
+            NAMES,
             "[]",
             "leave it out: it belongs to GaLore and APOLLO, which Kiln does not have",
         ),
-        honoured("gradient_accumulation_steps", Both, SAME),
-        no_effect("average_tokens_across_devices", Both, "[true, false]", ONE_DEVICE),
-        honoured("max_grad_norm", Both, SAME),
-        honoured("label_smoothing_factor", Both, SAME),
-        honoured("bf16", Both, "true sets `precision = \"bf16\"`"),
-        honoured("fp16", Both, "true sets `precision = \"f16\"`"),
+        honoured("gradient_accumulation_steps", Both, WHOLE, SAME),
+        no_effect("average_tokens_across_devices", Both, FLAG, "[true, false]", ONE_DEVICE),
+        honoured("max_grad_norm", Both, NUMBER, SAME),
+        honoured("label_smoothing_factor", Both, NUMBER, SAME),
+        honoured("bf16", Both, FLAG, "true sets `precision = \"bf16\"`"),
+        honoured("fp16", Both, FLAG, "true sets `precision = \"f16\"`"),
         refused(
             "bf16_full_eval",
             Both,
+            FLAG,
             NONE_FALSE,
             "leave it out: evaluation computes as training does, in `precision`, above the sections",
         ),
         refused(
             "fp16_full_eval",
             Both,
+            FLAG,
             NONE_FALSE,
             "leave it out: evaluation computes as training does, in `precision`, above the sections",
         ),
         no_effect(
             "tf32",
             Both,
+            FLAG,
             "[]",
             "Burn has no switch; with `precision = \"f32\"` CUDA's matrix products are in TF32 where such a kernel wins, and nowhere else",
         ),
         honoured(
             "activation_checkpointing",
             New,
+            FLAG_OR_TEXT,
             "true sets `trainer.activation_checkpointing = \"blocks\"`, whose other values are Kiln's",
         ),
         no_effect(
             "activation_checkpointing_kwargs",
             New,
+            TABLE_OR_TEXT,
             "[{}]",
             "the layers of `trainer.activation_checkpointing` are computed again as they are",
         ),
-        honoured("gradient_checkpointing", Both, "true sets `trainer.activation_checkpointing = \"blocks\"`"),
+        honoured("gradient_checkpointing", Both, FLAG, "true sets `trainer.activation_checkpointing = \"blocks\"`"),
         no_effect(
             "gradient_checkpointing_kwargs",
             Both,
+            TABLE_OR_TEXT,
             "[{}]",
             "the layers of `trainer.activation_checkpointing` are computed again as they are",
         ),
-        honoured("torch_compile", Both, "true sets `compiler.enabled = true`"),
-        no_effect("torch_compile_backend", Both, "[]", "the settings of Kiln's compiler stand in `[compiler]`"),
-        no_effect("torch_compile_mode", Both, "[]", "the settings of Kiln's compiler stand in `[compiler]`"),
-        no_effect("use_liger_kernel", Both, NONE_FALSE, PYTORCH),
-        no_effect("liger_kernel_config", Both, "[{}]", PYTORCH),
-        no_effect("use_cache", New, NONE_FALSE, "training keeps no keys and values"),
+        honoured("torch_compile", Both, FLAG, "true sets `compiler.enabled = true`"),
+        no_effect("torch_compile_backend", Both, TEXT, "[]", "the settings of Kiln's compiler stand in `[compiler]`"),
+        no_effect("torch_compile_mode", Both, TEXT, "[]", "the settings of Kiln's compiler stand in `[compiler]`"),
+        no_effect("use_liger_kernel", Both, FLAG, NONE_FALSE, PYTORCH),
+        no_effect("liger_kernel_config", Both, TABLE, "[{}]", PYTORCH),
+        no_effect("use_cache", New, FLAG, NONE_FALSE, "training keeps no keys and values"),
         refused(
             "neftune_noise_alpha",
             Both,
+            NUMBER,
             "[0]",
             "leave it out: Kiln adds no noise to embeddings; dropout is the model's",
         ),
-        no_effect("torch_empty_cache_steps", Both, "[]", PYTORCH),
+        no_effect("torch_empty_cache_steps", Both, WHOLE, "[]", PYTORCH),
         honoured(
             "auto_find_batch_size",
             Both,
+            FLAG,
             "with or without it, a micro-batch that does not fit in memory is halved at the same global batch; `per_device_train_batch_size = \"auto\"` searches for the largest one",
         ),
-        honoured("logging_strategy", Both, SAME),
-        honoured("logging_steps", Both, SAME),
-        honoured("logging_first_step", Both, SAME),
-        no_effect("log_on_each_node", Both, "[true, false]", ONE_DEVICE),
-        no_effect("logging_nan_inf_filter", Both, "[true]", "a loss that is not finite ends the run"),
-        no_effect("include_num_input_tokens_seen", Both, "[\"no\", false]", TOKENS),
-        honoured("log_level", Both, SAME),
-        no_effect("log_level_replica", Both, "[\"warning\"]", ONE_DEVICE),
-        no_effect("disable_tqdm", Both, "[true, false]", "the progress bar shows on a terminal only"),
+        honoured("logging_strategy", Both, TEXT, SAME),
+        honoured("logging_steps", Both, NUMBER_OR_TEXT, SAME),
+        honoured("logging_first_step", Both, FLAG, SAME),
+        no_effect("log_on_each_node", Both, FLAG, "[true, false]", ONE_DEVICE),
+        no_effect("logging_nan_inf_filter", Both, FLAG, "[true]", "a loss that is not finite ends the run"),
+        no_effect("include_num_input_tokens_seen", Both, FLAG_OR_TEXT, "[\"no\", false]", TOKENS),
+        honoured("log_level", Both, TEXT, SAME),
+        no_effect("log_level_replica", Both, TEXT, "[\"warning\"]", ONE_DEVICE),
+        no_effect("disable_tqdm", Both, FLAG, "[true, false]", "the progress bar shows on a terminal only"),
         honoured(
             "report_to",
             Both,
+            NAMES,
             "the key of the same name in `[trainer]`; a service in an `--hf-args` file has no effect",
         ),
-        honoured("run_name", Both, "sets `run.name`"),
-        no_effect("project", Both, "[\"huggingface\"]", NO_TRACKER),
-        no_effect("trackio_space_id", Both, "[\"trackio\"]", NO_TRACKER),
-        no_effect("trackio_bucket_id", New, "[]", NO_TRACKER),
-        no_effect("trackio_static_space_id", New, "[]", NO_TRACKER),
-        honoured("eval_strategy", Both, SAME),
-        honoured("eval_steps", Both, SAME),
-        honoured("eval_delay", Both, SAME),
-        honoured("per_device_eval_batch_size", Both, SAME),
-        no_effect("prediction_loss_only", Both, NONE_FALSE, "an evaluation always has its task's figures"),
-        honoured("eval_on_start", Both, SAME),
-        no_effect("eval_do_concat_batches", Both, "[true]", EVALUATION),
-        no_effect("eval_use_gather_object", Both, NONE_FALSE, ONE_DEVICE),
-        no_effect("eval_accumulation_steps", Both, "[]", EVALUATION),
-        no_effect("include_for_metrics", Both, "[[]]", "the figures of an evaluation are those of the task"),
-        no_effect("batch_eval_metrics", Both, NONE_FALSE, EVALUATION),
-        honoured("save_only_model", Both, SAME),
-        honoured("save_strategy", Both, SAME),
-        honoured("save_steps", Both, SAME),
-        no_effect("save_on_each_node", Both, NONE_FALSE, ONE_DEVICE),
-        honoured("save_total_limit", Both, SAME),
-        no_effect("enable_jit_checkpoint", New, NONE_FALSE, "a run that a signal stops always saves a checkpoint"),
-        refused("push_to_hub", Both, NONE_FALSE, "upload the folder model/ of the finished run; transformers opens it"),
-        no_effect("hub_token", Both, "[\"<HUB_TOKEN>\"]", NO_UPLOAD),
-        no_effect("hub_private_repo", Both, NONE_FALSE, NO_UPLOAD),
-        no_effect("hub_model_id", Both, "[]", NO_UPLOAD),
-        no_effect("hub_strategy", Both, "[\"every_save\"]", NO_UPLOAD),
-        no_effect("hub_always_push", Both, NONE_FALSE, NO_UPLOAD),
-        no_effect("hub_revision", Both, "[]", NO_UPLOAD),
-        honoured("load_best_model_at_end", Both, SAME),
-        honoured("metric_for_best_model", Both, SAME),
-        honoured("greater_is_better", Both, SAME),
-        no_effect("ignore_data_skip", Both, NONE_FALSE, "a resumed run goes on in the data where it stood, at no cost"),
+        honoured("run_name", Both, TEXT, "sets `run.name`"),
+        no_effect("project", Both, TEXT, "[\"huggingface\"]", NO_TRACKER),
+        no_effect("trackio_space_id", Both, TEXT, "[\"trackio\"]", NO_TRACKER),
+        no_effect("trackio_bucket_id", New, TEXT, "[]", NO_TRACKER),
+        no_effect("trackio_static_space_id", New, FLAG_OR_TEXT, "[]", NO_TRACKER),
+        honoured("eval_strategy", Both, TEXT, SAME),
+        honoured("eval_steps", Both, NUMBER_OR_TEXT, SAME),
+        honoured("eval_delay", Both, NUMBER, SAME),
+        honoured("per_device_eval_batch_size", Both, WHOLE, SAME),
+        no_effect("prediction_loss_only", Both, FLAG, NONE_FALSE, "an evaluation always has its task's figures"),
+        honoured("eval_on_start", Both, FLAG, SAME),
+        no_effect("eval_do_concat_batches", Both, FLAG, "[true]", EVALUATION),
+        no_effect("eval_use_gather_object", Both, FLAG, NONE_FALSE, ONE_DEVICE),
+        no_effect("eval_accumulation_steps", Both, WHOLE, "[]", EVALUATION),
+        no_effect("include_for_metrics", Both, NAMES, "[[]]", "the figures of an evaluation are those of the task"),
+        no_effect("batch_eval_metrics", Both, FLAG, NONE_FALSE, EVALUATION),
+        honoured("save_only_model", Both, FLAG, SAME),
+        honoured("save_strategy", Both, TEXT, SAME),
+        honoured("save_steps", Both, NUMBER_OR_TEXT, SAME),
+        no_effect("save_on_each_node", Both, FLAG, NONE_FALSE, ONE_DEVICE),
+        honoured("save_total_limit", Both, WHOLE, SAME),
+        no_effect(
+            "enable_jit_checkpoint",
+            New,
+            FLAG,
+            NONE_FALSE,
+            "a run that a signal stops always saves a checkpoint",
+        ),
+        refused(
+            "push_to_hub",
+            Both,
+            FLAG,
+            NONE_FALSE,
+            "upload the folder model/ of the finished run; transformers opens it",
+        ),
+        no_effect("hub_token", Both, TEXT, "[\"<HUB_TOKEN>\"]", NO_UPLOAD),
+        no_effect("hub_private_repo", Both, FLAG, NONE_FALSE, NO_UPLOAD),
+        no_effect("hub_model_id", Both, TEXT, "[]", NO_UPLOAD),
+        no_effect("hub_strategy", Both, TEXT, "[\"every_save\"]", NO_UPLOAD),
+        no_effect("hub_always_push", Both, FLAG, NONE_FALSE, NO_UPLOAD),
+        no_effect("hub_revision", Both, TEXT, "[]", NO_UPLOAD),
+        honoured("load_best_model_at_end", Both, FLAG, SAME),
+        honoured("metric_for_best_model", Both, TEXT, SAME),
+        honoured("greater_is_better", Both, FLAG, SAME),
+        no_effect(
+            "ignore_data_skip",
+            Both,
+            FLAG,
+            NONE_FALSE,
+            "a resumed run goes on in the data where it stood, at no cost",
+        ),
         no_effect(
             "restore_callback_states_from_checkpoint",
             Both,
+            FLAG,
             NONE_FALSE,
             "a resumed run always goes on where it stood",
         ),
         honoured(
             "full_determinism",
             Both,
+            FLAG,
             "the key of the same name in `[trainer]`; on the CPU every run is deterministic, elsewhere it is refused",
         ),
-        honoured("seed", Both, SAME),
-        honoured("data_seed", Both, SAME),
-        honoured("use_cpu", Both, "true sets `device.kind = \"cpu\"`"),
+        honoured("seed", Both, WHOLE_OR_TEXT, SAME),
+        honoured("data_seed", Both, WHOLE_OR_TEXT, SAME),
+        honoured("use_cpu", Both, FLAG, "true sets `device.kind = \"cpu\"`"),
         no_effect(
             "accelerator_config",
             Both,
+            TABLE_OR_TEXT,
             "[{}, {\"split_batches\": false, \"dispatch_batches\": null, \"even_batches\": true, \"use_seedable_sampler\": \
              true, \"non_blocking\": false, \"gradient_accumulation_kwargs\": null}]",
             ONE_DEVICE,
         ),
-        refused("parallelism_config", Both, "[{}]", LAUNCHER),
-        honoured("dataloader_drop_last", Both, SAME),
-        no_effect("dataloader_num_workers", Both, "[0]", ONE_PROCESS),
-        no_effect("dataloader_pin_memory", Both, "[true, false]", ONE_PROCESS),
-        no_effect("dataloader_persistent_workers", Both, NONE_FALSE, ONE_PROCESS),
-        no_effect("dataloader_prefetch_factor", Both, "[]", ONE_PROCESS),
-        no_effect("dataloader_multiprocessing_context", New, "[]", ONE_PROCESS),
-        no_effect("dataloader_in_order", New, "[true]", ONE_PROCESS),
-        no_effect("remove_unused_columns", Both, "[true]", "the columns that `[data]` names are read, and no others"),
-        no_effect("label_names", Both, "[]", "`data.label_column` names the label"),
-        honoured("train_sampling_strategy", New, "sets `data.sampler`"),
+        refused("parallelism_config", Both, TABLE, "[{}]", LAUNCHER),
+        honoured("dataloader_drop_last", Both, FLAG, SAME),
+        no_effect("dataloader_num_workers", Both, WHOLE, "[0]", ONE_PROCESS),
+        no_effect("dataloader_pin_memory", Both, FLAG, "[true, false]", ONE_PROCESS),
+        no_effect("dataloader_persistent_workers", Both, FLAG, NONE_FALSE, ONE_PROCESS),
+        no_effect("dataloader_prefetch_factor", Both, WHOLE, "[]", ONE_PROCESS),
+        no_effect("dataloader_multiprocessing_context", New, TEXT, "[]", ONE_PROCESS),
+        no_effect("dataloader_in_order", New, FLAG, "[true]", ONE_PROCESS),
+        no_effect(
+            "remove_unused_columns",
+            Both,
+            FLAG,
+            "[true]",
+            "the columns that `[data]` names are read, and no others",
+        ),
+        no_effect("label_names", Both, NAMES, "[]", "`data.label_column` names the label"),
+        honoured("train_sampling_strategy", New, TEXT, "sets `data.sampler`"),
         no_effect(
             "length_column_name",
             Both,
+            TEXT,
             "[\"length\"]",
             "the sampler `group_by_length` knows how many tokens a row has",
         ),
-        no_effect("ddp_find_unused_parameters", Both, "[]", ONE_DEVICE),
-        no_effect("ddp_bucket_cap_mb", Both, "[]", ONE_DEVICE),
-        no_effect("ddp_broadcast_buffers", Both, "[]", ONE_DEVICE),
-        no_effect("ddp_static_graph", New, "[]", ONE_DEVICE),
-        no_effect("ddp_backend", Both, "[]", ONE_DEVICE),
-        no_effect("ddp_timeout", Both, "[1800]", ONE_DEVICE),
-        refused("fsdp", Both, "[\"\", [], false]", LAUNCHER),
+        no_effect("ddp_find_unused_parameters", Both, FLAG, "[]", ONE_DEVICE),
+        no_effect("ddp_bucket_cap_mb", Both, WHOLE, "[]", ONE_DEVICE),
+        no_effect("ddp_broadcast_buffers", Both, FLAG, "[]", ONE_DEVICE),
+        no_effect("ddp_static_graph", New, FLAG, "[]", ONE_DEVICE),
+        no_effect("ddp_backend", Both, TEXT, "[]", ONE_DEVICE),
+        no_effect("ddp_timeout", Both, WHOLE, "[1800]", ONE_DEVICE),
+        refused("fsdp", Both, FLAG_OR_NAMES, "[\"\", [], false]", LAUNCHER),
         no_effect(
             "fsdp_config",
             Both,
+            TABLE_OR_TEXT,
             "[{}, {\"min_num_params\": 0, \"xla\": false, \"xla_fsdp_v2\": false, \"xla_fsdp_grad_ckpt\": false}]",
             FSDP,
         ),
-        refused("deepspeed", Both, "[\"\", {}]", LAUNCHER),
-        no_effect("debug", Both, "[\"\", []]", "a loss that is not finite ends the run, and `fault/` says where"),
-        no_effect("skip_memory_metrics", Both, "[true]", "every log row has `peak_mib` and `reserved_mib`"),
+        refused("deepspeed", Both, &[Kind::Flag, Kind::Table, Kind::Text], "[\"\", {}, false]", LAUNCHER),
+        no_effect(
+            "debug",
+            Both,
+            NAMES,
+            "[\"\", []]",
+            "a loss that is not finite ends the run, and `fault/` says where",
+        ),
+        no_effect("skip_memory_metrics", Both, FLAG, "[true]", "every log row has `peak_mib` and `reserved_mib`"),
         honoured(
             "do_train",
             Both,
+            FLAG,
             "the key of the same name in `[trainer]`; false in an `--hf-args` file that asks for nothing else is the default of `TrainingArguments`, and trains",
         ),
-        honoured("do_eval", Both, SAME),
-        honoured("do_predict", Both, SAME),
+        honoured("do_eval", Both, FLAG, SAME),
+        honoured("do_predict", Both, FLAG, SAME),
         honoured(
             "resume_from_checkpoint",
             Both,
+            FLAG_OR_TEXT,
             "true sets `run.on_existing = \"resume\"`; a path also sets `run.resume_from_checkpoint`",
         ),
-        refused("local_rank", Both, "[-1, 0]", LAUNCHER),
+        refused("local_rank", Both, WHOLE, "[-1, 0]", LAUNCHER),
         refused(
             "_n_gpu",
             Old,
+            WHOLE,
             "[-1, 0, 1]",
             "a run has one device: multiply `gradient_accumulation_steps` by it, or set `batch.global_batch_size`",
         ),
-        honoured("adafactor", Old, "true sets `trainer.optim = \"adafactor\"`"),
+        honoured("adafactor", Old, FLAG, "true sets `trainer.optim = \"adafactor\"`"),
         refused(
             "fp16_backend",
             Old,
+            TEXT,
             "[\"auto\", \"cuda_amp\", \"cpu_amp\", \"amp\"]",
             "leave it out: `precision`, above the sections, is all there is to set",
         ),
-        no_effect("fp16_opt_level", Old, "[\"O1\"]", "it belongs to NVIDIA's Apex"),
-        no_effect("fsdp_min_num_params", Old, "[0]", FSDP),
-        no_effect("fsdp_transformer_layer_cls_to_wrap", Old, "[]", FSDP),
-        honoured("group_by_length", Old, "true sets `data.sampler = \"group_by_length\"`"),
+        no_effect("fp16_opt_level", Old, TEXT, "[\"O1\"]", "it belongs to NVIDIA's Apex"),
+        no_effect("fsdp_min_num_params", Old, WHOLE, "[0]", FSDP),
+        no_effect("fsdp_transformer_layer_cls_to_wrap", Old, TEXT, "[]", FSDP),
+        honoured("group_by_length", Old, FLAG, "true sets `data.sampler = \"group_by_length\"`"),
         refused(
             "half_precision_backend",
             Old,
+            TEXT,
             "[\"auto\", \"cuda_amp\", \"cpu_amp\", \"amp\"]",
             "leave it out: `precision`, above the sections, is all there is to set",
         ),
-        no_effect("include_inputs_for_metrics", Old, NONE_FALSE, "the figures of an evaluation are those of the task"),
-        no_effect("include_tokens_per_second", Old, NONE_FALSE, TOKENS),
-        no_effect("jit_mode_eval", Old, NONE_FALSE, PYTORCH),
-        no_effect("logging_dir", Old, "[]", "TensorBoard's files lie in `tensorboard/` of the run folder"),
-        refused("mp_parameters", Old, "[\"\", {}]", LAUNCHER),
-        honoured("no_cuda", Old, "true sets `device.kind = \"cpu\"`; today's name is `use_cpu`"),
-        honoured("overwrite_output_dir", Old, "true sets `run.on_existing = \"overwrite\"`"),
-        refused("past_index", Old, "[-1]", "leave it out: it belongs to models that Kiln does not have"),
-        honoured("per_gpu_eval_batch_size", Old, "sets `trainer.per_device_eval_batch_size`, today's name"),
-        honoured("per_gpu_train_batch_size", Old, "sets `trainer.per_device_train_batch_size`, today's name"),
-        no_effect("push_to_hub_model_id", Old, "[]", NO_UPLOAD),
-        no_effect("push_to_hub_organization", Old, "[]", NO_UPLOAD),
-        no_effect("push_to_hub_token", Old, "[\"<PUSH_TO_HUB_TOKEN>\"]", NO_UPLOAD),
-        no_effect("ray_scope", Old, "[\"last\"]", "it belongs to a search of hyperparameters"),
-        no_effect("save_safetensors", Old, "[true]", "weights are always written as safetensors"),
-        no_effect("torchdynamo", Old, "[]", "today's name is `torch_compile`, which is honoured"),
-        no_effect("tpu_metrics_debug", Old, NONE_FALSE, "there are no TPUs"),
-        refused("tpu_num_cores", Old, "[]", "set `device.kind`: there are no TPUs"),
-        no_effect("use_legacy_prediction_loop", Old, NONE_FALSE, EVALUATION),
-        no_effect("use_mps_device", Old, NONE_FALSE, "set `device.kind`"),
+        no_effect(
+            "include_inputs_for_metrics",
+            Old,
+            FLAG,
+            NONE_FALSE,
+            "the figures of an evaluation are those of the task",
+        ),
+        no_effect("include_tokens_per_second", Old, FLAG, NONE_FALSE, TOKENS),
+        no_effect("jit_mode_eval", Old, FLAG, NONE_FALSE, PYTORCH),
+        no_effect("logging_dir", Old, TEXT, "[]", "TensorBoard's files lie in `tensorboard/` of the run folder"),
+        refused("mp_parameters", Old, TABLE_OR_TEXT, "[\"\", {}]", LAUNCHER),
+        honoured("no_cuda", Old, FLAG, "true sets `device.kind = \"cpu\"`; today's name is `use_cpu`"),
+        honoured("overwrite_output_dir", Old, FLAG, "true sets `run.on_existing = \"overwrite\"`"),
+        refused("past_index", Old, WHOLE, "[-1]", "leave it out: it belongs to models that Kiln does not have"),
+        honoured("per_gpu_eval_batch_size", Old, WHOLE, "sets `trainer.per_device_eval_batch_size`, today's name"),
+        honoured(
+            "per_gpu_train_batch_size",
+            Old,
+            WHOLE_OR_TEXT,
+            "sets `trainer.per_device_train_batch_size`, today's name",
+        ),
+        no_effect("push_to_hub_model_id", Old, TEXT, "[]", NO_UPLOAD),
+        no_effect("push_to_hub_organization", Old, TEXT, "[]", NO_UPLOAD),
+        no_effect("push_to_hub_token", Old, TEXT, "[\"<PUSH_TO_HUB_TOKEN>\"]", NO_UPLOAD),
+        no_effect("ray_scope", Old, TEXT, "[\"last\"]", "it belongs to a search of hyperparameters"),
+        no_effect("save_safetensors", Old, FLAG, "[true]", "weights are always written as safetensors"),
+        no_effect("torchdynamo", Old, TEXT, "[]", "today's name is `torch_compile`, which is honoured"),
+        no_effect("tpu_metrics_debug", Old, FLAG, NONE_FALSE, "there are no TPUs"),
+        refused("tpu_num_cores", Old, WHOLE, "[]", "set `device.kind`: there are no TPUs"),
+        no_effect("use_legacy_prediction_loop", Old, FLAG, NONE_FALSE, EVALUATION),
+        no_effect("use_mps_device", Old, FLAG, NONE_FALSE, "set `device.kind`"),
         honoured(
             "warmup_ratio",
             Old,
+            NUMBER,
             "sets `trainer.warmup_steps`, where a value below 1 is a ratio, unless steps are given too",
         ),
-        no_effect("dispatch_batches", Older, "[]", ONE_DEVICE),
-        honoured("evaluate_during_training", Older, "true sets `trainer.eval_strategy = \"steps\"`"),
-        honoured("evaluation_strategy", Older, "sets `trainer.eval_strategy`, today's name"),
+        no_effect("dispatch_batches", Older, FLAG, "[]", ONE_DEVICE),
+        honoured("evaluate_during_training", Older, FLAG, "true sets `trainer.eval_strategy = \"steps\"`"),
+        honoured("evaluation_strategy", Older, TEXT, "sets `trainer.eval_strategy`, today's name"),
         refused(
             "n_gpu",
             Older,
+            WHOLE,
             "[-1, 0, 1]",
             "a run has one device: multiply `gradient_accumulation_steps` by it, or set `batch.global_batch_size`",
         ),
-        refused("sharded_ddp", Older, "[\"\", [], false]", LAUNCHER),
-        no_effect("split_batches", Older, NONE_FALSE, ONE_DEVICE),
-        no_effect("use_ipex", Older, NONE_FALSE, PYTORCH),
-        no_effect("xpu_backend", Older, "[]", "set `device.kind`"),
+        refused("sharded_ddp", Older, FLAG_OR_NAMES, "[\"\", [], false]", LAUNCHER),
+        no_effect("split_batches", Older, FLAG, NONE_FALSE, ONE_DEVICE),
+        no_effect("use_ipex", Older, FLAG, NONE_FALSE, PYTORCH),
+        no_effect("xpu_backend", Older, TEXT, "[]", "set `device.kind`"),
     ]
 };
 

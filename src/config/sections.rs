@@ -11,7 +11,7 @@ use super::names::{
     AutotuneLevel, CompilerMode, DataFormat, DeviceKind, DocumentEnd, Documents, ModelKind, OnExisting,
     PaddingStrategy, Sampler, Switch, unknown_name,
 };
-use super::values::{Validation, count, some_count, strings};
+use super::values::{Validation, count, seed, some_count, strings};
 use crate::config::Task;
 
 /// `[run]`: where the results go.
@@ -328,7 +328,7 @@ pub struct GenerationSection {
     /// Samples among the most likely tokens that have this much probability together; 1.0 means all. Default: 1.0.
     pub top_p: f64,
     /// Seed of the sampling. Default: 42.
-    #[serde(deserialize_with = "count")]
+    #[serde(with = "seed")]
     pub seed: u64,
 }
 

@@ -10,7 +10,7 @@ use super::names::{
 use super::optimizer::{OptimArgs, OptimizerName};
 use super::scheduler::{SchedulerKwargs, SchedulerType};
 use super::values::{
-    ClassWeights, Interval, count, count_or_minus_one, integrations, number_or_minus_one, some_count, strings,
+    ClassWeights, Interval, count, count_or_minus_one, integrations, number_or_minus_one, seed, some_count, strings,
 };
 
 /// `[trainer]`: how the model is trained. One of `max_steps`, `num_train_epochs` and `max_tokens` is given; it sets the
@@ -52,7 +52,7 @@ pub struct TrainerSection {
     pub learning_rate: f64,
     /// The schedule. Default: `linear`.
     pub lr_scheduler_type: SchedulerType,
-    /// Steps of warm-up, below 1 a ratio of the run, or `"1000 samples"` or `"2e6 tokens"`; rounded up. The schedule
+    /// Steps of warm-up, below 1 a ratio of the run (also written `"10%"`), or `"1000 samples"` or `"2e6 tokens"`; rounded up. The schedule
     /// `constant` has none. Default: 0.
     pub warmup_steps: Interval,
     /// Weight decay, not applied to biases and norms. Decoupled in every optimizer but `adam` and `sgd`, which add it to
@@ -140,11 +140,11 @@ pub struct TrainerSection {
     pub early_stopping_threshold: f64,
     /// What the backward pass computes again to need less memory. Default: `none`.
     pub activation_checkpointing: ActivationCheckpointing,
-    /// Seed of the weights, of dropout and of the order of samples. Default: 42.
-    #[serde(deserialize_with = "count")]
+    /// Seed of the weights, of dropout and of the order of samples; above 2^63 - 1 in quotes. Default: 42.
+    #[serde(with = "seed")]
     pub seed: u64,
     /// Seed of the order of samples alone. Default: `seed`.
-    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    #[serde(with = "seed::some", skip_serializing_if = "Option::is_none")]
     pub data_seed: Option<u64>,
     /// The same config gives the same run, bit for bit. On the CPU it always does; on other devices, where kernels add in an
     /// order of their own, this is refused. Default: false.

@@ -17,7 +17,7 @@ use super::names::Integration;
 pub enum Interval {
     /// So many optimizer steps.
     Steps(usize),
-    /// This part of the run, above 0 and below 1.
+    /// This part of the run, above 0 and at most 1; written `0.1` or `"10%"`, the whole run `"100%"`.
     Ratio(f64),
     /// So many training examples; written `"1000 samples"`.
     Samples(u64),
@@ -57,10 +57,10 @@ impl Interval {
         }
     }
 
-    /// Whether a ratio is one (above 0 and below 1).
+    /// Whether a ratio is one (above 0 and at most 1).
     pub(crate) fn is_valid(self) -> bool {
         match self {
-            Self::Ratio(ratio) => ratio > 0.0 && ratio < 1.0,
+            Self::Ratio(ratio) => ratio > 0.0 && ratio <= 1.0,
             Self::Steps(_) | Self::Samples(_) | Self::Tokens(_) => true,
         }
     }
@@ -76,6 +76,8 @@ impl fmt::Display for Interval {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Steps(steps) => write!(f, "{steps}"),
+            // 1.0 would be read as one step.
+            Self::Ratio(1.0) => f.write_str("100%"),
             Self::Ratio(ratio) => write!(f, "{ratio}"),
             Self::Samples(samples) => write!(f, "{samples} samples"),
             Self::Tokens(tokens) => write!(f, "{tokens} tokens"),
@@ -87,8 +89,8 @@ impl Serialize for Interval {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Steps(steps) => serializer.serialize_u64(*steps as u64),
-            Self::Ratio(ratio) => serializer.serialize_f64(*ratio),
-            Self::Samples(_) | Self::Tokens(_) => serializer.collect_str(self),
+            Self::Ratio(ratio) if *ratio < 1.0 => serializer.serialize_f64(*ratio),
+            Self::Ratio(_) | Self::Samples(_) | Self::Tokens(_) => serializer.collect_str(self),
         }
     }
 }
@@ -119,7 +121,7 @@ impl<'de> Deserialize<'de> for Interval {
 
             fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Interval, E> {
                 match Interval::Ratio(value) {
-                    ratio if ratio.is_valid() => Ok(ratio),
+                    ratio if ratio.is_valid() && value < 1.0 => Ok(ratio),
                     _ => match CountReader.visit_f64::<E>(value) {
                         Ok(steps) => self.visit_u64(steps),
                         Err(_) => Err(E::invalid_value(Unexpected::Float(value), &self)),
@@ -129,6 +131,10 @@ impl<'de> Deserialize<'de> for Interval {
 
             fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<Interval, E> {
                 let refused = || E::invalid_value(Unexpected::Str(value), &self);
+                if let Some(percent) = value.trim().strip_suffix('%') {
+                    let percent = percent.trim().parse::<f64>().map_err(|_| refused())?;
+                    return Some(Interval::Ratio(percent / 100.0)).filter(|ratio| ratio.is_valid()).ok_or_else(refused);
+                }
                 let (number, unit) = value.trim().rsplit_once(' ').ok_or_else(refused)?;
                 let number = number.trim().replace('_', "").parse::<f64>().map_err(|_| refused())?;
                 let count = CountReader.visit_f64::<E>(number).map_err(|_| refused())?;
@@ -297,6 +303,72 @@ pub(crate) fn number_or_minus_one<'de, D: Deserializer<'de>>(deserializer: D) ->
     f64::deserialize(deserializer).map(|value| (value != -1.0).then_some(value))
 }
 
+/// A seed: [`count`] over all 64 bits. TOML's whole numbers end at 2^63 - 1; what is above is written as text.
+pub(crate) mod seed {
+    use std::fmt;
+
+    use serde::de::{Unexpected, Visitor};
+    use serde::{Deserializer, Serializer};
+
+    use super::CountReader;
+
+    pub(crate) fn serialize<S: Serializer>(seed: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+        match i64::try_from(*seed) {
+            Ok(seed) => serializer.serialize_i64(seed),
+            Err(_) => serializer.collect_str(seed),
+        }
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+        struct Reader;
+        impl Visitor<'_> for Reader {
+            type Value = u64;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                CountReader.expecting(f)
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<u64, E> {
+                Ok(value)
+            }
+
+            fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<u64, E> {
+                u64::try_from(value).map_err(|_| E::invalid_value(Unexpected::Signed(value), &self))
+            }
+
+            fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<u64, E> {
+                let refused = |error: E| match value.fract() == 0.0 && value > 0.0 {
+                    true => E::custom(format!("expected a whole number from 0 to {}, got {value}", u64::MAX)),
+                    false => error,
+                };
+                CountReader.visit_f64(value).map_err(refused)
+            }
+
+            fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<u64, E> {
+                let refused = |_| E::custom(format!("expected a whole number from 0 to {}, got \"{value}\"", u64::MAX));
+                value.parse().map_err(refused)
+            }
+        }
+        deserializer.deserialize_any(Reader)
+    }
+
+    /// The same for a key that may be absent.
+    pub(crate) mod some {
+        use serde::{Deserializer, Serializer};
+
+        pub(crate) fn serialize<S: Serializer>(seed: &Option<u64>, serializer: S) -> Result<S::Ok, S::Error> {
+            match seed {
+                Some(seed) => super::serialize(seed, serializer),
+                None => serializer.serialize_none(),
+            }
+        }
+
+        pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+            super::deserialize(deserializer).map(Some)
+        }
+    }
+}
+
 pub(crate) struct CountReader;
 
 impl Visitor<'_> for CountReader {
@@ -340,6 +412,12 @@ mod tests {
         assert_eq!(read("1.0"), Ok(Interval::Steps(1)));
         assert_eq!(read("1e3"), Ok(Interval::Steps(1000)));
         assert_eq!(read("0.06"), Ok(Interval::Ratio(0.06)));
+        assert_eq!(read("\"12.5 %\""), Ok(Interval::Ratio(0.125)));
+        assert_eq!(read("\"100%\""), Ok(Interval::Ratio(1.0)));
+        for ratio in [0.06, 1.0] {
+            let written = toml::Value::try_from(Interval::Ratio(ratio)).unwrap().to_string();
+            assert_eq!(read(&written), Ok(Interval::Ratio(ratio)), "{written}");
+        }
         assert_eq!(read("\"1000 samples\""), Ok(Interval::Samples(1000)));
         assert_eq!(read("\"2e6 tokens\""), Ok(Interval::Tokens(2_000_000)));
         assert_eq!(read("\"1_000 tokens\""), Ok(Interval::Tokens(1000)));
@@ -353,7 +431,10 @@ mod tests {
             "-0.1",
             "nan",
             "inf",
-            "\"10%\"",
+            "\"0%\"",
+            "\"101%\"",
+            "\"nan%\"",
+            "\"%\"",
             "true",
             "\"samples\"",
             "\"-1 samples\"",

@@ -1,9 +1,6 @@
 //! A tokenizer that is learned from the training text, and kept: learning takes seconds, and every start of a run needs it.
 
-use std::panic::resume_unwind;
 use std::path::Path;
-use std::thread;
-use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
@@ -44,19 +41,10 @@ fn open(map: Mapped, path: &Path) -> Result<Tokenizer> {
     Tokenizer::from_json(json).map_err(|error| error.at(path.display()))
 }
 
-/// [`Tokenizer::train_bpe`] in a thread of its own: the library cannot be stopped while it learns, so a signal leaves the
-/// thread behind, and the process that ends takes it along.
+/// [`Tokenizer::train_bpe`]: the library cannot be stopped while it learns.
 fn learn(corpus: &Corpus, vocab_size: usize, seed: u64) -> Result<Tokenizer> {
-    const LOOK: Duration = Duration::from_millis(5);
     let corpus = corpus.clone();
-    let learner = thread::spawn(move || Tokenizer::train_bpe(&corpus, vocab_size, seed));
-    while !learner.is_finished() {
-        if signals::received().is_some() {
-            return Err(interrupted());
-        }
-        thread::sleep(LOOK);
-    }
-    learner.join().unwrap_or_else(|panic| resume_unwind(panic))
+    signals::leaving(move || Tokenizer::train_bpe(&corpus, vocab_size, seed)).unwrap_or_else(|_| Err(interrupted()))
 }
 
 /// SHA-256 over everything the tokenizer depends on.

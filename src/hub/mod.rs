@@ -12,8 +12,8 @@ mod wanted;
 use std::path::{Path, PathBuf};
 
 use crate::base::error::{Error, Result};
-use repo::{CachedRepo, Repo, RepoKind};
-use transfer::Session;
+use repo::{CachedRepo, Repo, RepoInfo, RepoKind};
+use transfer::{Session, Unanswered};
 
 pub use dataset::{dataset_files, dataset_files_with, is_dataset};
 pub use settings::HubSettings;
@@ -168,13 +168,7 @@ fn from_hub(repo: &Repo, wanted: &Wanted, settings: &HubSettings) -> Result<Path
     let session = Session::new(repo, settings, &cached)?;
     let info = session.info()?;
     let on_hub = |name: &str| info.siblings.iter().any(|file| file.rfilename == name);
-    let chosen = wanted.choose(&on_hub).map_err(|missing| {
-        Error::data(format!("`{}` on {} has no {missing}", repo.name(), settings.shown_endpoint())).help(format!(
-            "a {} repository holds {}",
-            wanted.what,
-            wanted.describe()
-        ))
-    })?;
+    let chosen = choose(repo, wanted, settings, &info)?;
     let snapshot = cached.snapshot(&info.sha);
     for name in chosen {
         session.fetch(&info.sha, name)?;
@@ -191,6 +185,53 @@ fn from_hub(repo: &Repo, wanted: &Wanted, settings: &HubSettings) -> Result<Path
     let _lock = session.lock("refs")?;
     cached.set_commit(&info.sha)?;
     Ok(snapshot)
+}
+
+/// The files to take of those that the repository lists.
+fn choose(repo: &Repo, wanted: &Wanted, settings: &HubSettings, info: &RepoInfo) -> Result<Vec<&'static str>> {
+    let on_hub = |name: &str| info.siblings.iter().any(|file| file.rfilename == name);
+    wanted.choose(&on_hub).map_err(|missing| {
+        Error::data(format!("`{}` on {} has no {missing}", repo.name(), settings.shown_endpoint())).help(format!(
+            "a {} repository holds {}",
+            wanted.what,
+            wanted.describe()
+        ))
+    })
+}
+
+/// A model that is named but not loaded yet.
+pub(crate) enum Glimpse {
+    /// The folder with its configuration.
+    Config(PathBuf),
+    /// It is not on this machine, and the Hub does not answer, for this reason.
+    Unknown(Error),
+}
+
+/// Looks at the model that `spec` names, without its weights.
+///
+/// # Errors
+/// Those of [`resolve`] that loading the model would end with, but for a Hub that is not to be asked or does not answer.
+pub(crate) fn glimpse(spec: &str, settings: &HubSettings) -> Result<Glimpse> {
+    const CONFIG: Wanted =
+        Wanted { what: "model", required: &["config.json"], one_of: &[], optional: &[], accepts_file: false };
+    if let Some(folder) = local(spec, &Wanted::MODEL)? {
+        return Ok(Glimpse::Config(folder));
+    }
+    let repo = parse_id(spec)?;
+    let missing = match from_hub(&repo, &CONFIG, &HubSettings { offline: true, ..settings.clone() }) {
+        Ok(folder) => return Ok(Glimpse::Config(folder)),
+        Err(missing) => missing,
+    };
+    if settings.offline {
+        return Ok(Glimpse::Unknown(missing));
+    }
+    let cached = CachedRepo::new(&repo, settings);
+    let session = Session::new(&repo, settings, &cached)?;
+    match session.ask() {
+        Ok(answer) => choose(&repo, &Wanted::MODEL, settings, &session.read_info(answer)?)?,
+        Err(Unanswered(error)) => return Ok(Glimpse::Unknown(error)),
+    };
+    from_hub(&repo, &CONFIG, settings).map(Glimpse::Config)
 }
 
 /// How to do without the network, for error messages.

@@ -53,6 +53,15 @@ struct FileInfo {
     size: u64,
 }
 
+/// The Hub gave no answer, or none to the question.
+pub(super) struct Unanswered(pub(super) Error);
+
+impl From<Unanswered> for Error {
+    fn from(unanswered: Unanswered) -> Self {
+        unanswered.0
+    }
+}
+
 /// Why an attempt to receive a file ended early.
 enum Interrupted {
     /// The connection: worth another attempt.
@@ -88,8 +97,25 @@ impl<'a> Session<'a> {
 
     /// The commit that the revision means now, and the names of its files.
     pub(super) fn info(&self) -> Result<RepoInfo> {
-        let url = format!("{}/api/{}", self.endpoint, self.repo.api_path());
-        let reply = self.send(Method::GET, &url, 0)?;
+        self.read_info(self.ask()?)
+    }
+
+    /// Asks the Hub about the revision. Too many requests and trouble of the server's own are no answers.
+    pub(super) fn ask(&self) -> std::result::Result<Response<ureq::Body>, Unanswered> {
+        let reply = self.send(Method::GET, &self.info_url(), 0).map_err(Unanswered)?;
+        match reply.status().as_u16() {
+            429 | 500.. => self.check(&reply, None).map_err(Unanswered).map(|()| reply),
+            _ => Ok(reply),
+        }
+    }
+
+    fn info_url(&self) -> String {
+        format!("{}/api/{}", self.endpoint, self.repo.api_path())
+    }
+
+    /// [`info`](Self::info) out of the answer of [`ask`](Self::ask).
+    pub(super) fn read_info(&self, reply: Response<ureq::Body>) -> Result<RepoInfo> {
+        let url = self.info_url();
         self.check(&reply, None)?;
         let unexpected = |what: String| {
             Error::data(format!("the answer of {url} is not the Hub's: {what}")).help("check HF_ENDPOINT and the proxy")

@@ -6,6 +6,7 @@ use burn::tensor::{Device, Distribution, Tensor};
 
 use crate::base::error::Result;
 use crate::base::reads::read_scalars;
+use crate::base::signals;
 
 const SIZE: usize = 2048;
 const REPEATS: usize = 8;
@@ -13,8 +14,14 @@ const REPEATS: usize = 8;
 /// The best of some products of two f32 matrices of 2048 x 2048, in GFLOP/s.
 ///
 /// # Errors
-/// What the device reports.
+/// What the device reports, and a signal.
 pub(crate) fn gflops(device: &Device) -> Result<f64> {
+    let device = device.clone();
+    signals::leaving(move || measure(&device))
+        .unwrap_or_else(|signal| Err(signal.error("stopped while the device's matrix products were measured")))
+}
+
+fn measure(device: &Device) -> Result<f64> {
     let random = || Tensor::<2>::random([SIZE, SIZE], Distribution::Uniform(-1.0, 1.0), device);
     let (a, b) = (random(), random());
     let mut best = f64::INFINITY;

@@ -10,7 +10,9 @@
 //! `estimate +- t(n - 1) x sqrt(n / (n - 1)) x standard error` on the logarithm (Hesterberg 2015, section 3.3) and not the
 //! percentiles themselves, which would be too narrow.
 
+use crate::base::error::Result;
 use crate::base::random::{STEP, mix};
+use crate::base::signals;
 use crate::base::stats::{mean, median};
 
 /// Samples of an arm: one list a repeat.
@@ -32,11 +34,14 @@ const DRAWS: u64 = 2000;
 
 /// The ratio of the medians of `a` to those of `b` with its 98 % interval; none when a repeat lacks samples or there are
 /// no pairs. With one repeat the interval knows nothing of how runs differ from one another: only of the steps of one run.
-pub fn ratio_of_medians(a: &[Vec<f64>], b: &[Vec<f64>], seed: u64) -> Option<Interval> {
+///
+/// # Errors
+/// A signal, since many samples take long.
+pub fn ratio_of_medians(a: &[Vec<f64>], b: &[Vec<f64>], seed: u64) -> Result<Option<Interval>> {
     let pairs = a.iter().zip(b).filter(|(a, b)| !a.is_empty() && !b.is_empty()).collect::<Vec<_>>();
     let n = pairs.len();
     if n == 0 {
-        return None;
+        return Ok(None);
     }
     let log_ratio = |a: &[f64], b: &[f64]| (median(a) / median(b)).ln();
     let logs = pairs.iter().map(|(a, b)| log_ratio(a, b)).collect::<Vec<_>>();
@@ -44,18 +49,23 @@ pub fn ratio_of_medians(a: &[Vec<f64>], b: &[Vec<f64>], seed: u64) -> Option<Int
     let mut random = Random::new(seed);
     let (mut left, mut right) = (Vec::new(), Vec::new());
     let draws = (0..DRAWS).map(|_| {
+        if let Some(signal) = signals::received() {
+            return Err(signal
+                .error("stopped while the runs were compared")
+                .help("`kiln report FOLDER` compares them"));
+        }
         if let [(a, b)] = pairs[..] {
             random.blocks(a, &mut left);
             random.blocks(b, &mut right);
-            return log_ratio(&left, &right);
+            return Ok(log_ratio(&left, &right));
         }
-        (0..n).map(|_| logs[random.below(n)]).sum::<f64>() / n as f64
+        Ok((0..n).map(|_| logs[random.below(n)]).sum::<f64>() / n as f64)
     });
-    let error = standard_deviation(&draws.collect::<Vec<_>>());
+    let error = standard_deviation(&draws.collect::<Result<Vec<_>>>()?);
     // With one repeat the runs' samples are what is drawn from.
     let size = if n > 1 { n } else { pairs[0].0.len().min(pairs[0].1.len()) };
     let wide = if size > 1 { t_99(size - 1) * (size as f64 / (size - 1) as f64).sqrt() * error } else { f64::INFINITY };
-    Some(Interval { ratio: estimate.exp(), low: (estimate - wide).exp(), high: (estimate + wide).exp() })
+    Ok(Some(Interval { ratio: estimate.exp(), low: (estimate - wide).exp(), high: (estimate + wide).exp() }))
 }
 
 fn standard_deviation(values: &[f64]) -> f64 {
@@ -129,17 +139,18 @@ mod tests {
     #[test]
     fn a_known_ratio_without_noise_is_exact_and_seeds_repeat() {
         let (a, b) = (vec![vec![12.0; 9]; 3], vec![vec![8.0; 9]; 3]);
-        let interval = ratio_of_medians(&a, &b, 1).unwrap();
+        let interval = ratio_of_medians(&a, &b, 1).unwrap().unwrap();
         assert!((interval.ratio - 1.5).abs() < 1e-12 && (interval.high - interval.low) < 1e-12);
         let mut random = Random::new(5);
         let noisy = |random: &mut Random| {
             (0..4).map(|_| (0..9).map(|_| 10.0 + random.below(1000) as f64 / 1000.0).collect()).collect::<Samples>()
         };
         let (a, b) = (noisy(&mut random), noisy(&mut random));
-        assert_eq!(ratio_of_medians(&a, &b, 3), ratio_of_medians(&a, &b, 3));
-        assert!(ratio_of_medians(&[], &b, 3).is_none() && ratio_of_medians(&[vec![]], &b, 3).is_none());
+        let ratio = |a: &[Vec<f64>], b: &[Vec<f64>]| ratio_of_medians(a, b, 3).unwrap();
+        assert_eq!(ratio(&a, &b), ratio(&a, &b));
+        assert!(ratio(&[], &b).is_none() && ratio(&[vec![]], &b).is_none());
         // One repeat of one sample says nothing: the interval is everything.
-        assert_eq!(ratio_of_medians(&[vec![2.0]], &[vec![1.0]], 3).unwrap().low, 0.0);
+        assert_eq!(ratio(&[vec![2.0]], &[vec![1.0]]).unwrap().low, 0.0);
     }
 
     /// A trial: 7 repeats of native, other, native again, each a block bootstrap of a real run with that run's own level,
@@ -156,9 +167,9 @@ mod tests {
             repeats.collect::<Samples>()
         };
         let (native, other, again) = (arm(1.0), arm(slow), arm(1.0));
-        let noise = ratio_of_medians(&native, &again, seed).unwrap();
+        let noise = ratio_of_medians(&native, &again, seed).unwrap().unwrap();
         let both = native.iter().zip(&again).map(|(a, b)| a.iter().chain(b).copied().collect()).collect::<Samples>();
-        let ratio = ratio_of_medians(&both, &other, seed).unwrap();
+        let ratio = ratio_of_medians(&both, &other, seed).unwrap().unwrap();
         (word(noise, None), word(ratio, Some(noise)))
     }
 

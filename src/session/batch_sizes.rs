@@ -14,6 +14,7 @@ use crate::base::error::{Error, Result};
 use crate::base::files::write_whole;
 use crate::base::host::cpu_name;
 use crate::cache;
+use crate::cache::mapped::make_way;
 use crate::config::{BatchSection, CompilerMode, DeviceKind, OnExisting, RunConfig, SaveStrategy, TrainBatchSize};
 use crate::engine::device::DeviceFacts;
 use crate::plan::batch::micro_batch;
@@ -145,12 +146,13 @@ impl Stored {
     /// A file that cannot be read.
     pub fn find(key: &Key, useful: usize) -> Result<Option<Self>> {
         let path = key.file()?;
-        match fs::read_to_string(&path) {
+        make_way(&path)?;
+        match fs::read(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             // A file that is no size any more is as good as none: it is found and written again.
             text => {
                 let text = text.map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
-                let stored = serde_json::from_str::<Self>(&text).ok().filter(|stored| stored.key == *key);
+                let stored = serde_json::from_slice::<Self>(&text).ok().filter(|stored| stored.key == *key);
                 Ok(stored.filter(|stored| stored.capped_at.is_none_or(|cap| cap >= useful)))
             }
         }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::build_info::{BURN_VERSION, COMMIT};
 use crate::base::error::{Error, Result};
-use crate::base::files::write_whole;
+use crate::base::files::write_json;
 use crate::base::host;
 use crate::config::{CompilerMode, DeviceKind, Precision, RunConfig};
 use crate::engine::handover::Engine;
@@ -102,8 +102,7 @@ impl Provenance {
     /// # Errors
     /// The operating system's.
     pub fn write(&self, folder: &Path) -> Result<()> {
-        let text = serde_json::to_string_pretty(self).map_err(|error| Error::data(format!("{FILE}: {error}")))?;
-        write_whole(&folder.join(FILE), (text + "\n").as_bytes())
+        write_json(&folder.join(FILE), self)
     }
 
     /// Reads it; none for a run folder without it.

@@ -11,7 +11,7 @@ use kiln_models::{Operator, Ops};
 use serde_json::{Value, json};
 
 use crate::base::error::{Error, Result};
-use crate::base::files::write_whole;
+use crate::base::files::{write_json, write_whole};
 use crate::base::reads::DeviceReads;
 use crate::config::{CompilerMode, FusedOps, Switch};
 use crate::engine::device;
@@ -82,9 +82,7 @@ impl Watch {
         let lines = table(&report, &operators, &reads, step);
         let target = folder.join(FOLDER);
         fs::create_dir_all(&target).map_err(|error| Error::io(format!("write {}", target.display()), &error))?;
-        let text =
-            serde_json::to_string_pretty(&report).map_err(|error| Error::data(format!("report.json: {error}")))?;
-        write_whole(&target.join("report.json"), (text + "\n").as_bytes())?;
+        write_json(&target.join("report.json"), &report)?;
         write_whole(&target.join("summary.txt"), (lines.join("\n") + "\n").as_bytes())?;
         Ok(lines)
     }

@@ -11,7 +11,7 @@ use super::output::RunFolder;
 use super::run::Run;
 use super::run_log;
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::files::write_whole;
+use crate::base::files::write_json;
 use crate::engine::compiler;
 use crate::engine::handover::Engine;
 use crate::plan::{Part, RunPlan, parts};
@@ -88,8 +88,7 @@ fn write_bundle(
         "seed": plan.config.trainer.seed,
         "kiln_version": env!("CARGO_PKG_VERSION"),
     });
-    let text = serde_json::to_string_pretty(&report).map_err(|error| Error::data(format!("{REPORT}: {error}")))?;
-    write_whole(&target.join(REPORT), (text + "\n").as_bytes())?;
+    write_json(&target.join(REPORT), &report)?;
     for name in copied {
         let from = folder.path().join(name);
         if from.exists() {

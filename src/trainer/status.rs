@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::callback::Progress;
 use super::manifest::LOCK;
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::files::write_whole;
+use crate::base::files::write_json;
 use crate::plan::RunPlan;
 
 /// The file's name.
@@ -115,10 +115,7 @@ impl Status {
     /// # Errors
     /// The operating system's.
     pub fn write(&self, folder: &Path) -> Result<()> {
-        let path = folder.join(FILE);
-        let text =
-            serde_json::to_string_pretty(self).map_err(|error| Error::data(format!("{}: {error}", path.display())))?;
-        write_whole(&path, (text + "\n").as_bytes())
+        write_json(&folder.join(FILE), self)
     }
 
     /// Reads how the run in `folder` stands; none when there is no run of Kiln's. A run that says it is in progress while

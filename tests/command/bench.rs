@@ -97,6 +97,15 @@ fn a_planted_difference_makes_no_ratio() {
     assert!(contestant(case, "planted")["step_ms"]["median"].as_f64().is_some(), "the figures themselves are kept");
 }
 
+/// A peer whose clock runs backwards.
+const BACKWARDS: &str = r#"echo '{"provenance": {}, "batch": 1, "total_steps": 99}'
+step='{"step":1,"samples":1,"tokens":1,"step_ms":-5,"data_ms":0,"forward_ms":0,"backward_ms":0,"update_ms":0,"sync_ms":0,"synced":true}'
+while read order count; do
+    steps=$step
+    for i in $(seq 2 $count); do steps="$steps,$step"; done
+    echo "{\"steps\": [$steps], \"peak_mib\": 1}"
+done"#;
+
 #[test]
 fn peers_take_turns_and_their_end_is_told() {
     let folder = tempfile::tempdir().unwrap();
@@ -128,6 +137,15 @@ fn peers_take_turns_and_their_end_is_told() {
         ("dead", "sleep 600 & kill -SEGV $$", 7, "it crashed (signal: 11"),
         ("closed", "exec 1>&-; sleep 600", 7, "it was silent for 2s"),
         ("early", "exit 0", 3, "it ended before it had answered"),
+        // What its exit code means is not known.
+        (
+            "broken",
+            "echo 'ModuleNotFoundError: torch' >&2; exit 1",
+            7,
+            "it crashed (exit status: 1): ModuleNotFoundError",
+        ),
+        ("flood", "yes | tr -d '\\n'", 3, "cannot read its stdout: a line of more than 67108864 bytes"),
+        ("backwards", BACKWARDS, 3, "step 1: expected a time above 0 ms, got -5"),
     ] {
         let peer = format!("{name}={}", script(folder.path(), &format!("{name}.sh"), lines).display());
         let mut command = bench(folder.path(), &ONE);

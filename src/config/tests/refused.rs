@@ -111,7 +111,7 @@ fn hugging_face_arguments_that_are_not_honoured() {
     refused(parse("report_to = \"wandb\""), &["integration `wandb` is not supported", "metrics.jsonl"]);
     refused(parse("report_to = [\"tensorbord\"]"), &["did you mean `tensorboard`?"]);
     refused(parse("resume_from_checkpoint = 3"), &["expected true, false or the folder of a checkpoint, got 3"]);
-    refused(parse("overwrite_output_dir = 1"), &["expected true or false, got 1", "run.on_existing"]);
+    refused(parse("overwrite_output_dir = 2"), &["expected true or false, got 2", "run.on_existing"]);
     refused(parse("do_predict = true"), &["trainer.do_predict: needs rows to predict", "data.test"]);
     refused(with(&["data.test=t.csv"]), &["data.test: its rows are predicted with trainer.do_predict"]);
     refused(with(&["data.test=t.csv", "trainer.do_predict=true"]), &["the task clm has no prediction for a row"]);
@@ -160,7 +160,7 @@ fn wrong_types() {
     );
     refused(parse("learning_rate = \"fast\""), &["trainer.learning_rate: expected a number, got string \"fast\""]);
     refused(parse("learning_rate = true"), &["trainer.learning_rate: expected a number, got boolean `true`"]);
-    refused(parse("eval_on_start = 1"), &["trainer.eval_on_start: expected true or false, got integer `1`"]);
+    refused(parse("eval_on_start = 2"), &["trainer.eval_on_start: expected true or false, got integer `2`"]);
     refused(parse("seed = [1]"), &["trainer.seed: expected a whole number that is not negative, got a list"]);
     refused(parse("lr_scheduler_type = 3"), &["trainer.lr_scheduler_type: expected a string, got integer `3`"]);
     refused(parse("lr_scheduler_kwargs = 3"), &["trainer.lr_scheduler_kwargs: expected a table, got integer `3`"]);
@@ -195,7 +195,7 @@ fn unknown_names() {
         &["a.toml:13: trainer.optim_args.momentm: unknown key", "did you mean `momentum`?"],
     );
     refused(parse("optim_args = \"momentum\""), &["a.toml:12: trainer.optim_args: expected key=value, got `momentum`"]);
-    refused(parse("adafactor = 1"), &["trainer.adafactor: expected true or false, got 1"]);
+    refused(parse("adafactor = 2"), &["trainer.adafactor: expected true or false, got 2"]);
     refused(
         with(&["data.task=clmm"]),
         &["data.task: unknown task `clmm`", "did you mean `clm`?", "sequence-classification"],

@@ -1,6 +1,7 @@
 //! What may be said of a case: whether its contestants learned the same, and only then how their times relate.
 
 use super::report::{CaseReport, ContestantReport, Pair};
+use crate::base::error::Result;
 use crate::config::Precision;
 use crate::measure::parity::Parity;
 use crate::measure::stats::ratio_of_medians;
@@ -8,9 +9,12 @@ use crate::session::provenance::Provenance;
 
 /// Holds the losses of every contestant against those of the first that has any, and makes the ratios of times of those
 /// that are equal: of everything to `compiled`, and of peers to `native`.
-pub(super) fn judge(report: &mut CaseReport) {
+///
+/// # Errors
+/// A signal.
+pub(super) fn judge(report: &mut CaseReport) -> Result<()> {
     let Some(reference) = report.contestants.iter().position(|contestant| contestant.losses().next().is_some()) else {
-        return;
+        return Ok(());
     };
     let kiln = report.contestants.iter().filter_map(kiln_provenance).collect::<Vec<_>>();
     let by_mean = kiln.iter().any(|it| it.dropout);
@@ -32,11 +36,14 @@ pub(super) fn judge(report: &mut CaseReport) {
         let found = report.contestants.iter().find(|contestant| contestant.name == name);
         found.filter(|_| is_equal(name)).map(ContestantReport::samples)
     };
-    let ratios = of_compiled.chain(of_native).filter_map(|(of, against)| {
-        let found = ratio_of_medians(&samples(of)?, &samples(against)?, 1)?;
-        Some(Pair { of: of.to_owned(), against: against.to_owned(), found })
-    });
-    report.ratios = ratios.collect();
+    let mut ratios = Vec::new();
+    for (of, against) in of_compiled.chain(of_native) {
+        let Some((left, right)) = samples(of).zip(samples(against)) else { continue };
+        let Some(found) = ratio_of_medians(&left, &right, 1)? else { continue };
+        ratios.push(Pair { of: of.to_owned(), against: against.to_owned(), found });
+    }
+    report.ratios = ratios;
+    Ok(())
 }
 
 /// What a step takes if its arithmetic runs at `gflops`, in ms.
@@ -71,7 +78,7 @@ mod tests {
 
     fn judged(contestants: Vec<ContestantReport>) -> CaseReport {
         let mut report = CaseReport { contestants, ..CaseReport::default() };
-        judge(&mut report);
+        judge(&mut report).unwrap();
         report
     }
 

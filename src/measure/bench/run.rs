@@ -331,7 +331,7 @@ fn measure(
     }
     // Where every mode has its own batch, the losses are others.
     if !is_max {
-        judge(&mut report);
+        judge(&mut report)?;
     }
     if options.operators > 0 && !is_max {
         failures.extend(operators(&mut report, &contestants, options.operators, turns)?);
@@ -424,9 +424,15 @@ fn warm_up(running: &mut Running, report: &mut ContestantReport, turns: Turns) -
 
 /// `turn`, which has to have the times of all its `count` steps.
 fn whole(turn: Turn, count: usize) -> Answer<Turn> {
-    match turn.steps.len() {
-        made if made == count => Ok(turn),
-        made => Err(Failure::of_data(format!("expected the times of {count} steps, as its turn had, got {made}"))),
+    let made = turn.steps.len();
+    if made != count {
+        return Err(Failure::of_data(format!("expected the times of {count} steps, as its turn had, got {made}")));
+    }
+    match turn.steps.iter().find(|step| !(step.step_ms.is_finite() && step.step_ms > 0.0)) {
+        Some(step) => {
+            Err(Failure::of_data(format!("step {}: expected a time above 0 ms, got {}", step.step, step.step_ms)))
+        }
+        None => Ok(turn),
     }
 }
 

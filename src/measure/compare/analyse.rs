@@ -61,7 +61,7 @@ pub fn analyse(experiment: &Experiment, base: &Path) -> Result<Report> {
     };
     let of_role = |role: Role| arms.iter().find(|arm| arm.runs.role == role);
     let again = of_role(Role::Again);
-    let noise = again.map(|again| compare(reference, again, None, None));
+    let noise = again.map(|again| compare(reference, again, None, None)).transpose()?;
     let others = arms.iter().skip(1).filter(|arm| arm.runs.role != Role::Again);
     // A compiled point of a sweep is compared with the native one that stands before it, and compiled without a part with
     // compiled as a whole.
@@ -78,7 +78,7 @@ pub fn analyse(experiment: &Experiment, base: &Path) -> Result<Report> {
             None => compare(reference, arm, again, noise.as_ref()),
         }
     });
-    let mut comparisons = comparisons.collect::<Vec<_>>();
+    let mut comparisons = comparisons.collect::<Result<Vec<_>>>()?;
     let mut reports = arms.iter().map(|arm| describe(arm, experiment)).collect::<Vec<_>>();
     let target = experiment.target_loss.or_else(|| common_target(&reports));
     let moments = common_moments(&reports);
@@ -139,7 +139,7 @@ fn compare(
     arm: &MeasuredArm,
     again: Option<&MeasuredArm>,
     noise: Option<&Comparison>,
-) -> Comparison {
+) -> Result<Comparison> {
     let differences = differences(reference, arm);
     let is_about = |key: &str, of: &str| if of.ends_with('.') { key.starts_with(of) } else { key == of };
     let changes = |key: &str| arm.runs.changes.iter().chain(&reference.runs.changes).any(|of| is_about(key, of));
@@ -184,9 +184,9 @@ fn compare(
     for (run, again) in native.iter_mut().zip(again.map(samples).into_iter().flatten()) {
         run.extend(again);
     }
-    let speedup = if reason.is_none() { ratio_of_medians(&native, &samples(arm), SEED) } else { None };
+    let speedup = if reason.is_none() { ratio_of_medians(&native, &samples(arm), SEED)? } else { None };
     let noise = noise.and_then(|noise| noise.speedup);
-    Comparison {
+    Ok(Comparison {
         arm: arm.runs.name.clone(),
         against: reference.runs.name.clone(),
         verdict: speedup.map_or(Word::NotComparable, |speedup| word(speedup, noise)),
@@ -197,7 +197,7 @@ fn compare(
         billable_saved_percent: None,
         parity,
         differences: differences.into_iter().map(|(_, text)| text).collect(),
-    }
+    })
 }
 
 /// Compares what two arms learn repeat by repeat.

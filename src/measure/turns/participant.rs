@@ -219,8 +219,8 @@ impl Running {
             } else {
                 match self.output.recv_timeout(POLL) {
                     Ok(line) => {
-                        let line = line.map_err(|error| Error::io("read from a participant", &error))?;
-                        return Ok(Ok(Line::Said(line)));
+                        let failed = |error| Failure::from(&Error::io("read its stdout", &error));
+                        return Ok(line.map(Line::Said).map_err(failed));
                     }
                     Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => is_closed = true,

@@ -311,6 +311,20 @@ fn nothing_that_is_read_has_power_over_the_terminal() {
     assert_eq!(shown(&mut place.kiln(&["describe", "hostile"])).0, Some(0));
     assert_eq!(shown(&mut place.kiln(&["describe", "broken"])).0, Some(3));
     assert_eq!(shown(&mut place.kiln(&["init", "clm", HOSTILE])).0, Some(0));
+
+    // Reports hold the same values as text.
+    assert_eq!(shown(&mut place.kiln(&["report", HOSTILE, "again", "--out", "report"])).0, Some(0));
+    for name in ["report.json", "report.md", "report.html"] {
+        let text = std::fs::read_to_string(place.path("report").join(name)).unwrap();
+        let raw = text.chars().find(|c| c.is_control() && *c != '\n' || *c == '\u{202e}');
+        assert!(raw.is_none() && text.contains("evil"), "{raw:?} in {name}");
+    }
+    let report = crate::common::json(&place.path("report/report.json"));
+    assert!(
+        report["arms"][0]["name"].as_str().is_some_and(|name| name.contains(HOSTILE)),
+        "{}",
+        report["arms"][0]["name"]
+    );
 }
 
 #[cfg(target_os = "linux")]

@@ -554,3 +554,51 @@ fn the_password_of_the_endpoint_is_sent_to_the_hub_and_never_shown() {
     let storage = hub.requests().into_iter().filter(|seen| seen.storage).collect::<Vec<_>>();
     assert!(!storage.is_empty() && storage.iter().all(|seen| seen.authorization.is_none()), "{storage:?}");
 }
+
+/// `kiln init` asks the Hub whether there is such a model; where nobody answers, it says so.
+#[test]
+fn a_new_config_names_a_model_that_exists() {
+    let gpt2 = br#"{"model_type": "gpt2", "n_layer": 1}"#;
+    let hub = Hub::start(ID, &[("config.json", gpt2), ("model.safetensors", &weights()), ("tokenizer.json", b"{}")]);
+    let home = tempfile::tempdir().unwrap();
+    let init = |task: &str, model: &str, offline: bool| {
+        let mut command = crate::common::kiln(home.path());
+        command.args(["init", task, model, "--out", "new.toml"]).env("HF_ENDPOINT", &hub.endpoint);
+        command.env("HF_HUB_OFFLINE", if offline { "1" } else { "0" }).env("NO_PROXY", "127.0.0.1");
+        command
+    };
+    let new = home.path().join("new.toml");
+    let refused = |task: &str, model: &str, code: i32, parts: &[&str]| {
+        crate::common::fails(&mut init(task, model, false), code, parts);
+        assert!(!new.exists(), "{model}");
+    };
+    // Offline it cannot be known.
+    let output = init("clm", "nosuch/model", true).output().unwrap();
+    let said = crate::common::text(&output);
+    assert!(output.status.success() && said.contains("warning: nosuch/model is not checked: `nosuch/model` is not in"));
+    assert!(hub.requests().is_empty() && new.exists());
+    std::fs::remove_file(&new).unwrap();
+
+    refused("clm", "nosuch/model", 3, &["`nosuch/model` does not exist on http://127.0.0.1", "check the id"]);
+    refused("clm", "org/tiny@v9", 3, &["no revision `v9`"]);
+    refused("clm", "no/such/folder", 3, &["no such file or folder: no/such/folder"]);
+    refused("clm", "./nosuch", 3, &["no such file or folder"]);
+    refused("clm", "no such model", 2, &["neither an existing path nor an id"]);
+    // What the model is stands in its configuration, whatever its name.
+    refused("mlm", ID, 2, &["org/tiny is a gpt2 model", "clm, sequence-classification"]);
+    crate::common::succeeds(&mut init("clm", ID, false));
+    assert!(std::fs::read_to_string(&new).unwrap().contains("from = \"org/tiny\""));
+    assert!(!tree(home.path()).iter().any(|path| path.ends_with("model.safetensors")), "the weights wait");
+    std::fs::remove_file(&new).unwrap();
+    // From the cache now.
+    crate::common::succeeds(&mut init("clm", ID, true));
+    std::fs::remove_file(&new).unwrap();
+
+    // Nobody answers at that address: it is as if there were no network.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut nobody = init("clm", "nosuch/model", false);
+    let output = nobody.env("HF_ENDPOINT", format!("http://127.0.0.1:{port}")).output().unwrap();
+    let said = crate::common::text(&output);
+    assert!(output.status.success() && said.contains("is not checked: cannot load `nosuch/model`"), "{said}");
+    assert!(new.exists());
+}
