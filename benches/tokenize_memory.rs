@@ -73,7 +73,7 @@ fn measure(folder: &Path) -> ExitCode {
     let before = peak_mib();
     let start = Instant::now();
     let mut go_on = |_| ControlFlow::Continue(());
-    let store = TokenStore::build_or_open_in(&folder.join("cache"), &corpus, &tokenizer, &mut go_on).unwrap();
+    let store = TokenStore::build_or_open(&folder.join("cache"), &corpus, &tokenizer, &mut go_on).unwrap();
     let seconds = start.elapsed().as_secs_f64();
     let size = corpus.num_bytes() as f64 / f64::from(1 << 20);
     println!("tokenising {size:.0} MiB: {} tokens, {seconds:.1} s, {:.1} MiB/s", store.len(), size / seconds);

@@ -28,6 +28,11 @@ pub fn read_regular_text(path: &Path) -> std::io::Result<String> {
         .map_err(|_| std::io::Error::new(std::io::ErrorKind::InvalidData, "stream did not contain valid UTF-8"))
 }
 
+/// The error for a file or folder at `path` that cannot be read.
+pub fn read_error(path: &Path, error: &std::io::Error) -> Error {
+    Error::io(format!("read {}", path.display()), error)
+}
+
 /// The first free name of `path.ENDING-1`, `path.ENDING-2` and so on.
 pub fn free_beside(path: &Path, ending: &str) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();

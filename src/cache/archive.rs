@@ -14,6 +14,7 @@ use kiln_models::WholeFile;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::mapped::hex;
 use super::{KERNELS, list};
 use crate::base::build_info::BURN_VERSION;
 use crate::base::error::{Error, Result};
@@ -254,7 +255,7 @@ impl<R> Digesting<R> {
 
     /// How many bytes have passed, and their SHA-256 as hexadecimal digits.
     fn end(self) -> (u64, String) {
-        (self.bytes, self.hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        (self.bytes, hex(&self.hash.finalize()))
     }
 }
 

@@ -21,6 +21,7 @@ use sha2::{Digest, Sha256};
 use tokenizers::parallelism::MaybeParallelIterator;
 
 use crate::base::error::{Error, Result};
+use crate::base::files::read_error;
 use crate::base::signals;
 
 /// Everything on which an entry of the cache depends, as SHA-256.
@@ -272,14 +273,9 @@ pub(crate) fn interrupted() -> Error {
     error.help("nothing was kept")
 }
 
-/// The error for a file that cannot be read.
-pub(crate) fn read_error(path: &Path, error: &io::Error) -> Error {
-    Error::io(format!("read {}", path.display()), error)
-}
-
-/// A key in hexadecimal digits, as the name of a file.
-fn hex(key: &[u8]) -> String {
-    key.iter().map(|byte| format!("{byte:02x}")).collect()
+/// Bytes in hexadecimal digits; a key is so the name of a file.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

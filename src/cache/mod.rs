@@ -27,6 +27,14 @@ pub fn folder() -> Result<PathBuf> {
     folder.ok_or_else(|| Error::config("no folder for the cache").help("set the environment variable KILN_CACHE"))
 }
 
+/// The folder of the cache that holds what is of kind `kind`, such as [`TOKENS`].
+///
+/// # Errors
+/// As [`folder`].
+pub fn folder_of(kind: &str) -> Result<PathBuf> {
+    Ok(folder()?.join(kind))
+}
+
 /// A file of the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {

@@ -8,8 +8,9 @@ use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
 
-use super::mapped::{interrupted, read_error};
+use super::mapped::interrupted;
 use crate::base::error::{Error, Result};
+use crate::base::files::read_error;
 use crate::base::signals;
 
 /// Files that are read twice, first for the key and then for what is kept under it: what changed in between would be kept

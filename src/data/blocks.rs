@@ -76,7 +76,7 @@ mod tests {
         let corpus = Corpus::open(&[format!("{}/*.txt", folder.path().display())], Documents::File).unwrap();
         let tokenizer = Tokenizer::train_bpe(&corpus, 257, 1).unwrap();
         let mut go_on = |_| ControlFlow::Continue(());
-        TokenStore::build_or_open_in(&folder.path().join("cache"), &corpus, &tokenizer, &mut go_on).unwrap()
+        TokenStore::build_or_open(&folder.path().join("cache"), &corpus, &tokenizer, &mut go_on).unwrap()
     }
 
     #[test]

@@ -4,11 +4,12 @@
 use std::fs;
 use std::path::PathBuf;
 
-use super::lines::Lines;
 use super::paths;
-use super::pieces::{MARK, Piece, Pieces, cut, not_utf8};
 use super::table::Table;
+use super::text_chunks::{MARK, TextChunk, TextChunks, cut, not_utf8};
+use super::text_lines::TextLines;
 use crate::base::error::{Error, Result};
+use crate::base::files::read_error;
 use crate::base::random::{seed_for, uniform};
 use crate::config::Documents;
 
@@ -72,7 +73,7 @@ impl Corpus {
     fn of(files: Vec<PathBuf>, documents: Kind) -> Result<Self> {
         let size = |file: &PathBuf| {
             let metadata = fs::metadata(file);
-            metadata.map(|m| m.len()).map_err(|error| Error::io(format!("read {}", file.display()), &error))
+            metadata.map(|m| m.len()).map_err(|error| read_error(file, &error))
         };
         let sizes = files.iter().map(size).collect::<Result<Vec<_>>>()?;
         if sizes.iter().sum::<u64>() == 0 {
@@ -154,7 +155,7 @@ impl Corpus {
     }
 
     /// The documents in order, in pieces of at most `max_bytes`, which is at least 4. A signal ends them with an error.
-    pub fn pieces(&self, max_bytes: usize) -> Box<dyn Iterator<Item = Result<Piece>> + Send + '_> {
+    pub fn pieces(&self, max_bytes: usize) -> Box<dyn Iterator<Item = Result<TextChunk>> + Send + '_> {
         if self.documents == Kind::File {
             return Box::new((0..self.files.len()).flat_map(move |file| self.pieces_of(file, max_bytes)));
         }
@@ -162,20 +163,20 @@ impl Corpus {
     }
 
     /// The lines or rows of this corpus in order, each whole.
-    fn streamed(&self) -> Box<dyn Iterator<Item = Result<Piece>> + Send + '_> {
-        let documents: Box<dyn Iterator<Item = Result<Piece>> + Send + '_> = match &self.documents {
+    fn streamed(&self) -> Box<dyn Iterator<Item = Result<TextChunk>> + Send + '_> {
+        let documents: Box<dyn Iterator<Item = Result<TextChunk>> + Send + '_> = match &self.documents {
             Kind::File => return Box::new(std::iter::empty()),
-            Kind::Line => Box::new(self.files.iter().flat_map(|file| or_error(Lines::open(file)))),
+            Kind::Line => Box::new(self.files.iter().flat_map(|file| or_error(TextLines::open(file)))),
             Kind::Row(table) => {
-                Box::new(table.rows().map(|row| row.map(|row| Piece { text: row.text, ends_document: true })))
+                Box::new(table.rows().map(|row| row.map(|row| TextChunk { text: row.text, ends_document: true })))
             }
         };
         let Some(part) = self.part else { return documents };
         Box::new((0..).zip(documents).filter(move |(index, piece)| piece.is_err() || part.has(*index)).map(|(_, p)| p))
     }
 
-    fn pieces_of(&self, file: usize, max_bytes: usize) -> impl Iterator<Item = Result<Piece>> + Send {
-        or_error(Pieces::open(&self.files[file], max_bytes))
+    fn pieces_of(&self, file: usize, max_bytes: usize) -> impl Iterator<Item = Result<TextChunk>> + Send {
+        or_error(TextChunks::open(&self.files[file], max_bytes))
     }
 
     /// Pieces of documents drawn from the corpus by `seed`: about `limit` bytes or all of it. Files come whole, in a seeded
@@ -185,7 +186,7 @@ impl Corpus {
         limit: u64,
         seed: u64,
         max_bytes: usize,
-    ) -> Box<dyn Iterator<Item = Result<Piece>> + Send + '_> {
+    ) -> Box<dyn Iterator<Item = Result<TextChunk>> + Send + '_> {
         if self.documents == Kind::File {
             let mut order = (0..self.files.len()).collect::<Vec<_>>();
             order.sort_by_key(|index| (seed_for(seed, "tokenizer", *index as u64, 0), *index));
@@ -209,7 +210,7 @@ impl Corpus {
     /// A file that cannot be read or is not UTF-8.
     pub fn document(&self, index: usize) -> Result<String> {
         let file = &self.files[index];
-        let bytes = fs::read(file).map_err(|error| Error::io(format!("read {}", file.display()), &error))?;
+        let bytes = fs::read(file).map_err(|error| read_error(file, &error))?;
         let text = String::from_utf8(bytes).map_err(|error| {
             let offset = error.utf8_error().valid_up_to();
             not_utf8(file, offset, error.as_bytes()[offset])

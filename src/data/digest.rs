@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 use super::{Dataset, Example, Label};
 use crate::base::error::Result;
 use crate::base::signals;
+use crate::cache::mapped::hex;
 
 /// Examples are hashed in groups of so many, on all cores, and then the digests of the groups in order.
 const GROUP: usize = 4096;
@@ -49,7 +50,7 @@ pub fn digest(data: &dyn Dataset) -> Result<String> {
     found.sort_unstable_by_key(|(group, _)| *group);
     let mut hash = Sha256::new_with_prefix((data.len() as u64).to_le_bytes());
     found.iter().for_each(|(_, of_group)| hash.update(of_group));
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(&hash.finalize()))
 }
 
 impl Example {

@@ -8,25 +8,16 @@ use super::corpus::Corpus;
 use super::tokenizer::{Tokenizer, training_text};
 use crate::base::error::Result;
 use crate::base::signals;
-use crate::cache;
 use crate::cache::mapped::{Key, Kind, Mapped, damaged, interrupted};
 use crate::cache::sources::Sources;
 
 const KIND: Kind = Kind { magic: b"KILNBPE1", name: "learned tokenizer", extension: "tokenizer" };
 
-/// [`Tokenizer::train_bpe`], or what it gave for the same text, size and seed before.
+/// [`Tokenizer::train_bpe`], or what it gave for the same text, size and seed before, from the cache in `folder`.
 ///
 /// # Errors
 /// As there; text that changes meanwhile; a cache that cannot be written; a signal.
-pub fn learned_bpe(corpus: &Corpus, vocab_size: usize, seed: u64) -> Result<Tokenizer> {
-    learned_bpe_in(&cache::folder()?.join(cache::TOKENIZERS), corpus, vocab_size, seed)
-}
-
-/// As [`learned_bpe`], with the cache in `folder`.
-///
-/// # Errors
-/// As [`learned_bpe`].
-pub fn learned_bpe_in(folder: &Path, corpus: &Corpus, vocab_size: usize, seed: u64) -> Result<Tokenizer> {
+pub fn learned_bpe(folder: &Path, corpus: &Corpus, vocab_size: usize, seed: u64) -> Result<Tokenizer> {
     let sources = Sources::of(corpus.files())?;
     let key = key(corpus, vocab_size, seed)?;
     KIND.build_or_open(folder, &key, open, |body| {
@@ -74,7 +65,7 @@ mod tests {
         let learn = |size: usize| {
             let corpus = Corpus::open(&[text.display().to_string()], Documents::File).unwrap();
             let fresh = Tokenizer::train_bpe(&corpus, size, 1).unwrap().content_hash();
-            assert_eq!(learned_bpe_in(&kept, &corpus, size, 1).unwrap().content_hash(), fresh);
+            assert_eq!(learned_bpe(&kept, &corpus, size, 1).unwrap().content_hash(), fresh);
             std::fs::read_dir(&kept).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
         };
         let files = learn(264);

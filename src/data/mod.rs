@@ -1,6 +1,6 @@
-//! Data, in the order in which it flows: paths -> corpus -> pieces -> tokenizer -> token store -> blocks (or a table -> its
-//! rows, or tokenized rows) -> sampler -> loader -> collate -> [`Batch`]. Everything here lives on the host; nothing knows
-//! models or the trainer.
+//! Data, in the order in which it flows: paths -> corpus -> text chunks -> tokenizer -> tokens -> blocks (or a table -> its rows,
+//! windows of SQuAD's contexts, or tokenised rows), all kept in one kind of [store] -> subset -> sampler -> loader -> collate ->
+//! [`Batch`]. Everything here lives on the host; nothing knows models or the trainer.
 
 pub mod squad;
 pub mod blocks;
@@ -12,13 +12,12 @@ pub mod labels;
 pub mod learned;
 #[cfg(test)]
 pub(crate) mod lengths;
-pub mod lines;
+pub mod text_lines;
 pub mod loader;
 pub mod masking;
 pub mod padding;
 pub mod paths;
-pub mod picks;
-pub mod pieces;
+pub mod text_chunks;
 pub mod rows;
 pub mod sampler;
 pub mod store;
@@ -26,7 +25,7 @@ pub mod table;
 pub mod tokenized;
 pub mod tokenizer;
 pub mod tokens;
-pub mod view;
+pub mod subset;
 
 use sha2::Sha256;
 

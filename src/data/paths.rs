@@ -1,5 +1,5 @@
-//! Paths as configs write them: files of datasets on the Hub (`hf://datasets/..`) are downloaded, `~`, `${VAR}` and `${VAR:-default}` are expanded, globs (`*`, `**`, `?`, `[..]`) become the
-//! files that match, in a fixed order.
+//! Paths as configs write them: files of datasets on the Hub (`hf://datasets/..`) are downloaded, `~`, `${VAR}` and
+//! `${VAR:-default}` are expanded, globs (`*`, `**`, `?`, `[..]`) become the files that match, in a fixed order.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -9,6 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use glob::{MatchOptions, Pattern};
 
 use crate::base::error::{Error, Result};
+use crate::base::files::read_error;
 use crate::hub;
 
 /// Expands a leading `~` (the home folder) and `${VAR}` or `${VAR:-default}` anywhere. A default may contain a `~`.
@@ -177,7 +178,7 @@ fn names(folder: &Path) -> Result<Vec<OsString>> {
     if !here.is_dir() {
         return Ok(Vec::new());
     }
-    let io = |error: std::io::Error| Error::io(format!("read {}", here.display()), &error);
+    let io = |error: std::io::Error| read_error(here, &error);
     fs::read_dir(here).map_err(io)?.map(|entry| entry.map(|entry| entry.file_name()).map_err(io)).collect()
 }
 

@@ -11,7 +11,6 @@ use super::table::{Row, Table};
 use super::tokenizer::{Encoded, RowEncoder};
 use super::{Dataset, Example, Label};
 use crate::base::error::{Error, Result};
-use crate::cache;
 use crate::cache::mapped::Kind;
 use crate::cache::sources::changed;
 
@@ -77,26 +76,12 @@ impl Scan {
 }
 
 impl RowStore {
-    /// The rows of `table` under `encoder`, with labels by `rule`: from the cache, or encoded now.
+    /// The rows of `table` under `encoder`, with labels by `rule`: from the cache in `folder`, or encoded now.
     ///
     /// # Errors
     /// Rows that cannot be read or are no longer those of `scan`; labels that `rule` refuses, with their place; a cache that
     /// cannot be written; an interruption.
     pub fn build_or_open(
-        table: &Table,
-        scan: &Scan,
-        encoder: &RowEncoder,
-        rule: &LabelRule,
-        progress: &mut OnProgress<'_>,
-    ) -> Result<Self> {
-        Self::build_or_open_in(&cache::folder()?.join(cache::ROWS), table, scan, encoder, rule, progress)
-    }
-
-    /// As [`build_or_open`](Self::build_or_open), with the cache in `folder`.
-    ///
-    /// # Errors
-    /// As [`build_or_open`](Self::build_or_open).
-    pub fn build_or_open_in(
         folder: &Path,
         table: &Table,
         scan: &Scan,
@@ -249,7 +234,7 @@ mod tests {
     fn store(fixture: &Fixture, cache: &Path, max_length: usize) -> Result<RowStore> {
         let encoder = fixture.tokenizer.row_encoder(max_length, true, true)?;
         let scan = Scan::new(&fixture.table, true)?;
-        RowStore::build_or_open_in(cache, &fixture.table, &scan, &encoder, &rule(), &mut |_| ControlFlow::Continue(()))
+        RowStore::build_or_open(cache, &fixture.table, &scan, &encoder, &rule(), &mut |_| ControlFlow::Continue(()))
     }
 
     #[test]
@@ -271,30 +256,6 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_cache_is_made_again_and_an_interruption_leaves_nothing() {
-        let fixture = fixture();
-        let cache = fixture.folder.path().join("cache");
-        let expected = store(&fixture, &cache, 9).unwrap().get(1, 0).unwrap();
-        let file = fs::read_dir(&cache).unwrap().next().unwrap().unwrap().path();
-        let whole = fs::read(&file).unwrap();
-        for at in [17, whole.len() / 2, whole.len() - 1] {
-            let mut flipped = whole.clone();
-            flipped[at] ^= 1;
-            fs::write(&file, &flipped).unwrap();
-            assert_eq!(store(&fixture, &cache, 9).unwrap().get(1, 0).unwrap(), expected);
-            assert!(fs::read(&file).unwrap() == whole, "byte {at}");
-        }
-        fs::remove_file(&file).unwrap();
-        let encoder = fixture.tokenizer.row_encoder(9, true, true).unwrap();
-        let scan = Scan::new(&fixture.table, true).unwrap();
-        let stopped = RowStore::build_or_open_in(&cache, &fixture.table, &scan, &encoder, &rule(), &mut |_| {
-            ControlFlow::Break(())
-        });
-        assert!(stopped.unwrap_err().to_string().contains("interrupted"));
-        assert_eq!(fs::read_dir(&cache).unwrap().count(), 0);
-    }
-
-    #[test]
     fn rows_that_are_not_those_of_the_scan_are_refused() {
         let fixture = fixture();
         let encoder = fixture.tokenizer.row_encoder(9, true, true).unwrap();
@@ -303,7 +264,7 @@ mod tests {
             .unwrap();
         let cache = fixture.folder.path().join("cache");
         let mut go_on = |_| ControlFlow::Continue(());
-        let error = RowStore::build_or_open_in(&cache, &fixture.table, &scan, &encoder, &rule(), &mut go_on);
+        let error = RowStore::build_or_open(&cache, &fixture.table, &scan, &encoder, &rule(), &mut go_on);
         let error = error.unwrap_err().to_string();
         assert!(error.contains("a.csv: the file changed while it was read"), "{error}");
         assert_eq!(fs::read_dir(&cache).unwrap().count(), 0);

@@ -7,11 +7,10 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 
 use super::corpus::Corpus;
-use super::pieces::Piece;
 use super::store::{Column, Format, OnProgress, Store, Writer};
+use super::text_chunks::TextChunk;
 use super::tokenizer::Tokenizer;
 use crate::base::error::{Error, Result};
-use crate::cache;
 use crate::cache::mapped::Kind;
 use crate::cache::sources::Sources;
 
@@ -31,20 +30,12 @@ const PIECE_BYTES: usize = 32 << 10;
 pub struct TokenStore(Store);
 
 impl TokenStore {
-    /// The ids of `corpus` under `tokenizer`: from the cache, or tokenised now.
+    /// The ids of `corpus` under `tokenizer`: from the cache in `folder`, or tokenised now.
     ///
     /// # Errors
     /// Text that cannot be read or that changes meanwhile, a tokenizer without an end-of-text that the corpus asks for, a cache
     /// that cannot be written, an interruption.
-    pub fn build_or_open(corpus: &Corpus, tokenizer: &Tokenizer, progress: &mut OnProgress<'_>) -> Result<Self> {
-        Self::build_or_open_in(&cache::folder()?.join(cache::TOKENS), corpus, tokenizer, progress)
-    }
-
-    /// As [`build_or_open`](Self::build_or_open), with the cache in `folder`.
-    ///
-    /// # Errors
-    /// As [`build_or_open`](Self::build_or_open).
-    pub fn build_or_open_in(
+    pub fn build_or_open(
         folder: &Path,
         corpus: &Corpus,
         tokenizer: &Tokenizer,
@@ -97,7 +88,7 @@ fn write(writer: &mut Writer<'_, '_>, corpus: &Corpus, tokenizer: &Tokenizer) ->
     }
     writer.state.total_bytes = corpus.num_bytes();
     let mut starts_document = true;
-    let mut flush = |group: &mut Vec<Piece>| -> Result<()> {
+    let mut flush = |group: &mut Vec<TextChunk>| -> Result<()> {
         let texts = group.iter().map(|piece| piece.text.as_str()).collect::<Vec<_>>();
         for (piece, ids) in group.iter().zip(tokenizer.encode_pieces(&texts)?) {
             let before = if starts_document { &before[..] } else { &[] };
@@ -161,7 +152,7 @@ mod tests {
     #[test]
     fn ids_are_those_of_the_documents_with_end_of_text_between() {
         let Fixture { folder, corpus, tokenizer } = fixture();
-        let store = TokenStore::build_or_open_in(folder.path(), &corpus, &tokenizer, &mut go_on).unwrap();
+        let store = TokenStore::build_or_open(folder.path(), &corpus, &tokenizer, &mut go_on).unwrap();
         let expected = corpus.documents().flat_map(|document| {
             tokenizer.encode(&document.unwrap()).unwrap().into_iter().chain(tokenizer.eot_id()).collect::<Vec<_>>()
         });
@@ -171,35 +162,12 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_is_used_and_a_damaged_one_is_made_again() {
-        let Fixture { folder, corpus, tokenizer } = fixture();
-        let cache = folder.path().join("cache");
-        let mut calls = 0;
-        let mut count = |_| {
-            calls += 1;
-            ControlFlow::Continue(())
-        };
-        let len = TokenStore::build_or_open_in(&cache, &corpus, &tokenizer, &mut count).unwrap().len();
-        let file = fs::read_dir(&cache).unwrap().next().unwrap().unwrap().path();
-        TokenStore::build_or_open_in(&cache, &corpus, &tokenizer, &mut count).unwrap();
-        assert_eq!(calls, 1, "the second time nothing was tokenised");
-        let whole = fs::read(&file).unwrap();
-        let mut flipped = whole.clone();
-        flipped[whole.len() / 2] ^= 1;
-        for damaged in [&whole[..whole.len() - 1], &flipped] {
-            fs::write(&file, damaged).unwrap();
-            assert_eq!(TokenStore::build_or_open_in(&cache, &corpus, &tokenizer, &mut go_on).unwrap().len(), len);
-            assert!(fs::read(&file).unwrap() == whole);
-        }
-    }
-
-    #[test]
     fn text_that_changes_while_it_is_read_is_not_kept() {
         let Fixture { folder, corpus, tokenizer } = fixture();
         let cache = folder.path().join("cache");
         let file = folder.path().join("text/4.txt");
         let before = fs::read(&file).unwrap();
-        let error = TokenStore::build_or_open_in(&cache, &corpus, &tokenizer, &mut |_| {
+        let error = TokenStore::build_or_open(&cache, &corpus, &tokenizer, &mut |_| {
             fs::write(&file, "something else that is not what the key is made of").unwrap();
             // As it was when the key was made, whenever somebody looks.
             fs::write(&file, &before).unwrap();
@@ -207,15 +175,6 @@ mod tests {
         });
         let error = error.unwrap_err().to_string();
         assert!(error.contains("4.txt: the file changed while it was read"), "{error}");
-        assert_eq!(fs::read_dir(&cache).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn an_interrupted_build_leaves_nothing() {
-        let Fixture { folder, corpus, tokenizer } = fixture();
-        let cache = folder.path().join("cache");
-        let error = TokenStore::build_or_open_in(&cache, &corpus, &tokenizer, &mut |_| ControlFlow::Break(()));
-        assert!(error.unwrap_err().to_string().contains("interrupted"));
         assert_eq!(fs::read_dir(&cache).unwrap().count(), 0);
     }
 
@@ -261,7 +220,7 @@ mod tests {
         let bert = Tokenizer::load(&folder.path().join("vocab.txt")).unwrap();
         for (name, tokenizer, separator) in [("bpe", tokenizer, Some(0)), ("bert", bert, None)] {
             let cache = folder.path().join(name);
-            let store = TokenStore::build_or_open_in(&cache, &corpus, &tokenizer, &mut go_on).unwrap();
+            let store = TokenStore::build_or_open(&cache, &corpus, &tokenizer, &mut go_on).unwrap();
             let expected = corpus.documents().flat_map(|document| {
                 tokenizer.encode(&document.unwrap()).unwrap().into_iter().chain(separator).collect::<Vec<_>>()
             });
@@ -278,7 +237,7 @@ mod tests {
             last = Some(progress);
             ControlFlow::Continue(())
         };
-        let store = TokenStore::build_or_open_in(folder.path(), &corpus, &tokenizer, &mut progress).unwrap();
+        let store = TokenStore::build_or_open(folder.path(), &corpus, &tokenizer, &mut progress).unwrap();
         let bytes = corpus.num_bytes();
         assert_eq!(last, Some(Progress { done_bytes: bytes, total_bytes: bytes, tokens: store.len() as u64 }));
     }
@@ -288,17 +247,9 @@ mod tests {
         let Fixture { folder, corpus, tokenizer } = fixture();
         fs::write(folder.path().join("text/3.txt"), b"good \xfe bad").unwrap();
         let cache = folder.path().join("cache");
-        let error = TokenStore::build_or_open_in(&cache, &corpus, &tokenizer, &mut go_on).unwrap_err().to_string();
+        let error = TokenStore::build_or_open(&cache, &corpus, &tokenizer, &mut go_on).unwrap_err().to_string();
         assert!(error.contains("3.txt") && error.contains("0xfe at offset 5"), "{error}");
         assert_eq!(fs::read_dir(&cache).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn a_cache_that_cannot_be_written_says_where_to_put_it() {
-        let Fixture { folder, corpus, tokenizer } = fixture();
-        let taken = folder.path().join("text/0.txt");
-        let error = TokenStore::build_or_open_in(&taken, &corpus, &tokenizer, &mut go_on).unwrap_err().to_string();
-        assert!(error.contains("cannot write the cache") && error.contains("KILN_CACHE"), "{error}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::base::metrics::Record;
 use crate::base::process::scratch;
 use crate::base::stats::median;
 use crate::config::{DeviceKind, Precision, Sampler};
-use crate::data::picks::Picks;
+use crate::data::subset::Subset;
 use crate::session::Session;
 use crate::trainer::warmup::rehearsal;
 use crate::trainer::{Callback, Progress, Purpose, Trainer};
@@ -96,7 +96,7 @@ fn repeat_first_step(session: &mut Session) {
     let mut walk = plan.batch.drawn(&plan.config).order.walk();
     let places = 0..plan.batch.global.min(session.train.len()) as u64;
     let examples = places.map(|place| walk.index(&*session.train, 0, place)).collect();
-    session.train = Arc::new(Picks::new(session.train.clone(), examples));
+    session.train = Arc::new(Subset::select(session.train.clone(), examples));
     (plan.config.data.sampler, plan.config.trainer.dataloader_drop_last) = (Sampler::Sequential, false);
     plan.steps.per_epoch = 1;
 }

@@ -20,8 +20,8 @@ use crate::base::random::seed_for;
 use crate::config::RunConfig;
 use crate::data::Dataset;
 use crate::data::store::Progress;
+use crate::data::subset::Subset;
 use crate::data::tokenizer::{NamedFile, Tokenizer};
-use crate::data::view::View;
 use crate::engine::compiler::decision::Decision;
 use crate::engine::device;
 use crate::engine::handover;
@@ -134,7 +134,7 @@ pub(crate) fn limited(config: &RunConfig, mut inputs: Inputs) -> Result<Inputs> 
 fn first(data: &Arc<dyn Dataset>, wanted: usize) -> Arc<dyn Dataset> {
     match data.squad() {
         Some(squad) => Arc::new(squad.first(wanted)),
-        None => Arc::new(View::first(data.clone(), wanted)),
+        None => Arc::new(Subset::first(data.clone(), wanted)),
     }
 }
 

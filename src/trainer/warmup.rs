@@ -24,8 +24,8 @@ use crate::config::{CompilerMode, EvalStrategy, Sampler};
 use crate::config::{Switch, TrainingCompilerConfig};
 use crate::data::collate::collate;
 use crate::data::padding::{Batches, Padding};
-use crate::data::picks::Picks;
 use crate::data::sampler::Order;
+use crate::data::subset::Subset;
 use crate::data::{Dataset, Example};
 use crate::engine::compiler::warms_up;
 use crate::engine::device::release_memory;
@@ -234,12 +234,12 @@ fn of_every_length(data: &Arc<dyn Dataset>, size: usize, padding: &Padding) -> V
 
 /// The examples of `batches` one after the other: each full batch `times` times; one of fewer than `size` examples, the last,
 /// once.
-fn picks(data: &Arc<dyn Dataset>, batches: &[PickedBatch], times: usize, size: usize) -> Picks {
+fn picks(data: &Arc<dyn Dataset>, batches: &[PickedBatch], times: usize, size: usize) -> Subset {
     let all = batches.iter().flat_map(|batch| {
         let times = if batch.examples.len() == size { times } else { 1 };
         std::iter::repeat_n(&batch.examples, times).flatten().copied()
     });
-    Picks::new(data.clone(), all.collect())
+    Subset::select(data.clone(), all.collect())
 }
 
 /// Tells how far the stage has come: every step of it is a shape, but for the last.

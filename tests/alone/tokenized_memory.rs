@@ -30,7 +30,7 @@ fn lives(folder: &Path, name: &str, rows: usize) -> (isize, isize) {
         most = most.max(live() - before);
         ControlFlow::Continue(())
     };
-    let data = TokenizedData::open_in(&folder.join("cache"), &files, Task::Mlm, &mut progress).unwrap();
+    let data = TokenizedData::open(&folder.join("cache"), &files, Task::Mlm, &mut progress).unwrap();
     let open = live() - before;
     assert_eq!((data.len(), data.num_tokens()), (rows, rows as u64 * 64));
     (open, most)

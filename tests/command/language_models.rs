@@ -183,7 +183,7 @@ fn rows_of_a_table_are_joined_as_run_clm_and_run_mlm_join_them() {
         let blocks = |ends: bool| {
             let corpus = Corpus::of_table(rows.clone()).unwrap().with_ends(ends);
             let mut go_on = |_| std::ops::ControlFlow::Continue(());
-            let store = TokenStore::build_or_open_in(cache.path(), &corpus, &tokenizer, &mut go_on).unwrap();
+            let store = TokenStore::build_or_open(cache.path(), &corpus, &tokenizer, &mut go_on).unwrap();
             let blocks = Blocks::new(store, block_size).unwrap();
             let ids = (0..blocks.len()).map(|index| blocks.get(index, 0).unwrap().input_ids);
             serde_json::to_value(ids.collect::<Vec<_>>()).unwrap()

@@ -102,6 +102,6 @@ proptest! {
             false => IDS.to_owned(),
         };
         std::fs::write(&path, edited(text.as_bytes(), &edits)).unwrap();
-        said(TokenizedData::open_in(&folder.path().join("cache"), &[path], task, &mut |_| ControlFlow::Continue(())))?;
+        said(TokenizedData::open(&folder.path().join("cache"), &[path], task, &mut |_| ControlFlow::Continue(())))?;
     }
 }

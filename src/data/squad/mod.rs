@@ -12,7 +12,7 @@ mod windows;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use read::{Answer, Question, read, read_unanswered};
@@ -38,19 +38,20 @@ pub struct SquadData {
 }
 
 impl SquadData {
-    /// Reads `files` and encodes every question with its context, or takes the windows from the cache. `progress` is told
+    /// Reads `files` and encodes every question with its context, or takes the windows from the cache in `folder`. `progress` is told
     /// how far encoding has come and may interrupt it.
     ///
     /// # Errors
     /// As [`read`]; a question that leaves no room for its context; a cache that cannot be written.
     pub fn open(
+        folder: &Path,
         files: &[PathBuf],
         encoder: &WindowEncoder,
         options: SpanOptions,
         progress: &mut OnProgress<'_>,
     ) -> Result<Self> {
         let questions = read(files)?;
-        let store = WindowStore::build_or_open(&questions, encoder, progress)?;
+        let store = WindowStore::build_or_open(folder, &questions, encoder, progress)?;
         Ok(Self::whole(questions, store, options))
     }
 

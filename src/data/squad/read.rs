@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use crate::base::error::{Error, Result};
-use crate::data::pieces::{MARK, not_utf8, utf16};
+use crate::data::text_chunks::{MARK, not_utf8, utf16};
 
 /// An answer in a context.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]

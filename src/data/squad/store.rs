@@ -9,7 +9,6 @@ use tokenizers::parallelism::MaybeParallelIterator;
 use super::read::Question;
 use super::windows::{Window, WindowEncoder};
 use crate::base::error::Result;
-use crate::cache;
 use crate::cache::mapped::Kind;
 use crate::data::store::{Column, Format, OnProgress, Store, Writer};
 
@@ -36,20 +35,11 @@ const GROUP: usize = 256;
 pub(super) struct WindowStore(Store);
 
 impl WindowStore {
-    /// The windows of `questions`: from the cache, or encoded now.
+    /// The windows of `questions`: from the cache in `folder`, or encoded now.
     ///
     /// # Errors
     /// A question that leaves no room for its context; a cache that cannot be written; an interruption.
     pub(super) fn build_or_open(
-        questions: &[Question],
-        encoder: &WindowEncoder,
-        progress: &mut OnProgress<'_>,
-    ) -> Result<Self> {
-        Self::build_or_open_in(&cache::folder()?.join(cache::WINDOWS), questions, encoder, progress)
-    }
-
-    /// As [`build_or_open`](Self::build_or_open), with the cache in `folder`.
-    pub(super) fn build_or_open_in(
         folder: &Path,
         questions: &[Question],
         encoder: &WindowEncoder,
@@ -175,11 +165,11 @@ mod tests {
             let (encoder, questions) = (encoder(folder.path(), types), questions());
             let cache = folder.path().join(types.to_string());
             let mut seen = 0;
-            let built = WindowStore::build_or_open_in(&cache, &questions, &encoder, &mut |progress| {
+            let built = WindowStore::build_or_open(&cache, &questions, &encoder, &mut |progress| {
                 seen = progress.done_bytes;
                 ControlFlow::Continue(())
             });
-            let again = WindowStore::build_or_open_in(&cache, &questions, &encoder, &mut |_| ControlFlow::Break(()));
+            let again = WindowStore::build_or_open(&cache, &questions, &encoder, &mut |_| ControlFlow::Break(()));
             let temporary = WindowStore::temporary(&questions, &encoder, &mut |_| ControlFlow::Continue(()));
             let expected = questions.iter().enumerate().flat_map(|(i, q)| encoder.windows(i, q).unwrap());
             let expected = expected.collect::<Vec<_>>();
@@ -195,24 +185,9 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_cache_is_made_again_and_an_interruption_leaves_nothing() {
+    fn another_answer_is_another_key() {
         let folder = tempfile::tempdir().unwrap();
-        let (encoder, questions, cache) = (encoder(folder.path(), true), questions(), folder.path().join("cache"));
-        let build = |flow| WindowStore::build_or_open_in(&cache, &questions, &encoder, &mut |_| flow);
-        assert!(build(ControlFlow::Break(())).unwrap_err().to_string().contains("interrupted"));
-        assert_eq!(fs::read_dir(&cache).unwrap().count(), 0);
-        let whole = build(ControlFlow::Continue(())).unwrap();
-        let file = fs::read_dir(&cache).unwrap().next().unwrap().unwrap().path();
-        let bytes = fs::read(&file).unwrap();
-        for at in [17, bytes.len() / 3, bytes.len() - 8] {
-            let mut flipped = bytes.clone();
-            flipped[at] ^= 1;
-            fs::write(&file, flipped).unwrap();
-            let again = build(ControlFlow::Continue(())).unwrap();
-            assert_eq!(again.window(3), whole.window(3));
-            assert!(fs::read(&file).unwrap() == bytes, "byte {at}");
-        }
-        // Another answer is another key.
+        let (encoder, questions) = (encoder(folder.path(), true), questions());
         let mut other = questions.clone();
         other[0].answers[0].start = 8;
         assert_ne!(key(&other, &encoder).finalize(), key(&questions, &encoder).finalize());

@@ -10,7 +10,7 @@ use csv::{ByteRecord, ErrorKind, ReaderBuilder};
 
 use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, too_long};
 use crate::base::error::{Error, Result};
-use crate::data::pieces::{not_utf8, utf16};
+use crate::data::text_chunks::{not_utf8, utf16};
 
 /// The rows of `file`, whose fields `delimiter` separates. Quotes mean something only in CSV.
 pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows> {

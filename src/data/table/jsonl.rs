@@ -9,13 +9,14 @@ use serde_json::{Map, Value};
 
 use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, missing, not_text, too_long};
 use crate::base::error::{Error, Result};
-use crate::data::lines::read_line;
-use crate::data::pieces::{MARK, utf16};
+use crate::base::files::read_error;
+use crate::data::text_chunks::{MARK, utf16};
+use crate::data::text_lines::read_line;
 
 /// The rows of `file`; empty lines are skipped.
 pub(super) fn rows(file: &Path, columns: &Columns) -> Result<Rows> {
     let path: Arc<Path> = file.into();
-    let opened = File::open(file).map_err(|error| Error::io(format!("read {}", file.display()), &error))?;
+    let opened = File::open(file).map_err(|error| read_error(file, &error))?;
     let columns = columns.clone();
     let mut reader = BufReader::new(opened);
     let lines = std::iter::from_fn(move || {
@@ -25,7 +26,7 @@ pub(super) fn rows(file: &Path, columns: &Columns) -> Result<Rows> {
     Ok(Box::new(lines.enumerate().filter_map(move |(index, line)| {
         let place = Place { file: path.clone(), unit: "line", number: index as u64 + 1 };
         match line {
-            Err(error) => Some(Err(Error::io(format!("read {}", path.display()), &error))),
+            Err(error) => Some(Err(read_error(&path, &error))),
             Ok(line) if line.len() > MAX_ROW_BYTES => Some(Err(too_long(place))),
             Ok(line) if line.iter().all(u8::is_ascii_whitespace) => None,
             Ok(line) => Some(row(&line, &columns, &place).map_err(|error| error.at(&place))),

@@ -14,8 +14,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::lines::{MAX_ROW_BYTES, too_long};
 use super::paths;
+use super::text_lines::{MAX_ROW_BYTES, too_long};
 use crate::base::error::{Error, Result};
 use crate::base::signals;
 use crate::cache::mapped::interrupted;

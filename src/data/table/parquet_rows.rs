@@ -10,6 +10,7 @@ use parquet::schema::types::Type;
 
 use super::{Cell, Columns, Place, Row, Rows, not_text};
 use crate::base::error::{Error, Result};
+use crate::base::files::read_error;
 use crate::data::guard::caught;
 
 /// The rows of `file`. Values that do not fit together make the library panic.
@@ -28,7 +29,7 @@ pub(super) fn rows(file: &Path, columns: &Columns) -> Result<Rows> {
 
 fn open(path: &Arc<Path>, columns: &Columns) -> Result<Rows> {
     let (file, path) = (&**path, path.clone());
-    let opened = File::open(file).map_err(|error| Error::io(format!("read {}", file.display()), &error))?;
+    let opened = File::open(file).map_err(|error| read_error(file, &error))?;
     let reader = SerializedFileReader::new(opened).map_err(|error| {
         Error::data(format!("{}: not a whole parquet file: {error}", file.display()))
             .help("its end holds the index: a download that was cut short must be made again")

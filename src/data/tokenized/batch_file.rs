@@ -8,11 +8,12 @@ use serde_json::Value;
 use super::read::malformed;
 use super::{Limits, row};
 use crate::base::error::{Error, Result};
+use crate::base::files::read_error;
 use crate::config::Task;
 use crate::data::Batch;
 use crate::data::collate::collate;
 use crate::data::padding::Padding;
-use crate::data::pieces::{MARK, not_utf8, read_error};
+use crate::data::text_chunks::{MARK, not_utf8};
 
 /// Reads a `batch.json`: columns as nested lists.
 ///

@@ -16,7 +16,6 @@ use super::labels::MAX_CLASSES;
 use super::store::OnProgress;
 use super::{Dataset, Example};
 use crate::base::error::{Error, Result};
-use crate::cache;
 use crate::config::Task;
 
 pub use batch_file::read_batch;
@@ -35,21 +34,13 @@ pub struct TokenizedData {
 }
 
 impl TokenizedData {
-    /// The rows of `files` for `task`: from the cache, or read now. `progress` is told how far reading has come and may
-    /// interrupt it.
+    /// The rows of `files` for `task`: from the cache in `folder`, or read now. `progress` is told how far reading has come and
+    /// may interrupt it.
     ///
     /// # Errors
     /// A file without rows, malformed JSON (with the line), a row whose columns do not fit together or the task, labels in
     /// some rows alone; a cache that cannot be written; an interruption.
-    pub fn open(files: &[PathBuf], task: Task, progress: &mut OnProgress<'_>) -> Result<Self> {
-        Self::open_in(&cache::folder()?.join(cache::TOKENIZED), files, task, progress)
-    }
-
-    /// As [`open`](Self::open), with the cache in `folder`.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
-    pub fn open_in(folder: &Path, files: &[PathBuf], task: Task, progress: &mut OnProgress<'_>) -> Result<Self> {
+    pub fn open(folder: &Path, files: &[PathBuf], task: Task, progress: &mut OnProgress<'_>) -> Result<Self> {
         let store = Rows::build_or_open(folder, files, task, progress)?;
         let (num_tokens, max_len) = (store.num_tokens, store.extremes.longest as usize);
         Ok(Self { store: Arc::new(store), part: None, num_tokens, max_len })
@@ -165,7 +156,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("data.json");
         fs::write(&file, text).unwrap();
-        TokenizedData::open_in(&folder.path().join("cache"), &[file], task, &mut go_on)
+        TokenizedData::open(&folder.path().join("cache"), &[file], task, &mut go_on)
     }
 
     fn go_on(_: Progress) -> ControlFlow<()> {
@@ -209,7 +200,7 @@ mod tests {
         let spaces = vec![b' '; 1 << 20];
         let mut append = fs::File::options().append(true).open(&file).unwrap();
         (0..70).for_each(|_| std::io::Write::write_all(&mut append, &spaces).unwrap());
-        let error = TokenizedData::open_in(&folder.path().join("cache"), &[file], Task::Clm, &mut go_on);
+        let error = TokenizedData::open(&folder.path().join("cache"), &[file], Task::Clm, &mut go_on);
         let error = error.unwrap_err().to_string();
         assert!(error.contains("data.json row 2: expected at most 64 MiB"), "{error}");
     }

@@ -13,10 +13,11 @@ use serde_json::Value;
 
 use super::row;
 use crate::base::error::{Error, Result};
+use crate::base::files::read_error;
 use crate::config::Task;
 use crate::data::Example;
-use crate::data::lines::{Lines, MAX_ROW_BYTES, too_long};
-use crate::data::pieces::{MARK, Pieces, read_error};
+use crate::data::text_chunks::{MARK, TextChunks};
+use crate::data::text_lines::{MAX_ROW_BYTES, TextLines, too_long};
 
 /// An array is checked to be text in pieces of this many bytes.
 const PIECE_BYTES: usize = 1 << 16;
@@ -77,7 +78,7 @@ fn is_array(file: &Path) -> io::Result<bool> {
 }
 
 fn lines(file: &Path, task: Task, take: &mut dyn FnMut(Found) -> Result<()>) -> Result<()> {
-    let mut lines = Lines::open(file)?;
+    let mut lines = TextLines::open(file)?;
     while let Some(line) = lines.next() {
         let (line, number) = (line?.text, lines.number());
         let example = row::of_line(&line, task).map_err(|error| error.at(Unit::Line.place(file, number)))?;
@@ -88,7 +89,7 @@ fn lines(file: &Path, task: Task, take: &mut dyn FnMut(Found) -> Result<()>) -> 
 
 fn array(file: &Path, task: Task, take: &mut dyn FnMut(Found) -> Result<()>) -> Result<()> {
     let state = State::default();
-    let text = Text { file, pieces: Pieces::open(file, PIECE_BYTES)?, piece: Vec::new(), at: 0, state: &state };
+    let text = Text { file, pieces: TextChunks::open(file, PIECE_BYTES)?, piece: Vec::new(), at: 0, state: &state };
     let mut element = |value| {
         let number = state.rows.get() + 1;
         state.rows.set(number);
@@ -118,7 +119,7 @@ struct State {
 /// A file as a stream of bytes that are known to be UTF-8.
 struct Text<'a> {
     file: &'a Path,
-    pieces: Pieces<'a>,
+    pieces: TextChunks<'a>,
     piece: Vec<u8>,
     /// Bytes of the piece that are read.
     at: usize,

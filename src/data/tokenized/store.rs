@@ -9,6 +9,7 @@ use super::limits::Extremes;
 use super::read::{self, Found, Unit};
 use super::row::own_labels;
 use crate::base::error::{Error, Result};
+use crate::base::files::read_error;
 use crate::cache::mapped::Kind;
 use crate::cache::sources::Sources;
 use crate::config::Task;
@@ -148,7 +149,7 @@ fn key(sources: &Sources<'_>, task: Task) -> Result<Sha256> {
 /// Writes the rows of `files`.
 fn write(writer: &mut Writer<'_, '_>, files: &[PathBuf], task: Task) -> Result<()> {
     for file in files {
-        let metadata = fs::metadata(file).map_err(|error| Error::io(format!("read {}", file.display()), &error))?;
+        let metadata = fs::metadata(file).map_err(|error| read_error(file, &error))?;
         writer.state.total_bytes += metadata.len();
     }
     let (mut rows, mut attended, mut is_labelled) = (0u64, 0, false);
@@ -222,10 +223,6 @@ mod tests {
         ControlFlow::Continue(())
     }
 
-    fn examples(store: &Rows) -> Vec<Example> {
-        (0..store.len()).map(|row| store.example(row)).collect()
-    }
-
     #[test]
     fn places_are_those_of_each_file() {
         let folder = tempfile::tempdir().unwrap();
@@ -253,38 +250,6 @@ mod tests {
         let [a, b, _] = &files;
         assert_ne!(key_of(&[a, b], Task::Clm), key_of(&[b, a], Task::Clm));
         assert_ne!(key_of(&[a], Task::Clm), key_of(&[a], Task::Mlm));
-    }
-
-    #[test]
-    fn the_cache_is_used_and_a_damaged_one_is_made_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let (file, cache) = (folder.path().join("a.jsonl"), folder.path().join("cache"));
-        let row = |i: usize| format!("{{\"input_ids\": {:?}, \"labels\": {i}}}\n", vec![i; 1 + i % 3]);
-        fs::write(&file, (0..20).map(row).collect::<String>()).unwrap();
-        let files = [file.clone()];
-        let open = |flow| Rows::build_or_open(&cache, &files, Task::SequenceClassification, &mut |_| flow);
-        assert!(open(ControlFlow::Break(())).unwrap_err().to_string().contains("interrupted"));
-        assert_eq!(fs::read_dir(&cache).unwrap().count(), 0, "an interruption leaves nothing");
-        let expected = examples(&open(ControlFlow::Continue(())).unwrap());
-        // Whoever is interrupted at once can only have read the cache.
-        assert_eq!(examples(&open(ControlFlow::Break(())).unwrap()), expected);
-        let stored = fs::read_dir(&cache).unwrap().next().unwrap().unwrap().path();
-        let whole = fs::read(&stored).unwrap();
-        for at in [20, whole.len() / 3, whole.len() / 2, whole.len() - 1] {
-            let mut flipped = whole.clone();
-            flipped[at] ^= 0x40;
-            fs::write(&stored, &flipped).unwrap();
-            assert_eq!(examples(&open(ControlFlow::Continue(())).unwrap()), expected, "byte {at}");
-        }
-        for len in [0, 50, whole.len() - 1] {
-            fs::write(&stored, &whole[..len]).unwrap();
-            assert_eq!(examples(&open(ControlFlow::Continue(())).unwrap()), expected);
-        }
-        assert!(fs::read(&stored).unwrap() == whole);
-        fs::write(&file, row(7)).unwrap();
-        assert_eq!(open(ControlFlow::Continue(())).unwrap().len(), 1, "other content is another file of the cache");
-        let taken = Rows::build_or_open(&file, &files, Task::Clm, &mut go_on).unwrap_err().to_string();
-        assert!(taken.contains("cannot write the cache") && taken.contains("KILN_CACHE"), "{taken}");
     }
 
     #[test]

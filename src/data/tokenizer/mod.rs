@@ -24,9 +24,10 @@ use tokenizers::{
 };
 
 use super::corpus::Corpus;
-use super::pieces::seam;
 use super::table::Row;
+use super::text_chunks::seam;
 use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::files::read_error;
 use crate::data::squad::WindowEncoder;
 use files::{Origin, Stated};
 
@@ -545,7 +546,7 @@ fn lower_cases(folder: &Path) -> Result<bool> {
     if !path.is_file() {
         return Ok(true);
     }
-    let text = fs::read_to_string(&path).map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
+    let text = fs::read_to_string(&path).map_err(|error| read_error(&path, &error))?;
     let json: serde_json::Value =
         serde_json::from_str(&text).map_err(|error| Error::data(format!("{}: {error}", path.display())))?;
     Ok(json.get("do_lower_case").and_then(serde_json::Value::as_bool).unwrap_or(true))

@@ -13,6 +13,7 @@ use kiln_models::{ModelConfig, ModelType};
 use serde_json::{Map, Value};
 
 use crate::base::error::{Error, Result};
+use crate::cache;
 use crate::config::Task;
 use crate::config::{DEFAULT_TEXT_COLUMN, DataFormat, ModelKind, RunConfig, Validation};
 use crate::data::blocks::Blocks;
@@ -180,8 +181,9 @@ impl Inputs {
             ))
             .help(format!("set data.block_size = {positions}, or raise the model's n_positions")));
         }
+        let folder = cache::folder_of(cache::TOKENS)?;
         let open = |corpus: &Corpus, progress: &mut dyn FnMut(Progress) -> ControlFlow<()>| {
-            Blocks::new(TokenStore::build_or_open(corpus, &tokenizer, progress)?, block_size)
+            Blocks::new(TokenStore::build_or_open(&folder, corpus, &tokenizer, progress)?, block_size)
         };
         let train = open(&train, progress).map_err(|error| error.at("data.train"))?;
         let validation = validation.map(|corpus| open(&corpus, progress)).transpose();
@@ -305,7 +307,7 @@ fn required_tokenizer(config: &RunConfig, model_from: &Option<PathBuf>) -> Resul
 }
 
 fn trained_tokenizer(corpus: &Corpus, size: usize, seed: u64) -> Result<Tokenizer> {
-    let tokenizer = learned_bpe(corpus, size, seed)?;
+    let tokenizer = learned_bpe(&cache::folder_of(cache::TOKENIZERS)?, corpus, size, seed)?;
     if tokenizer.vocab_size() < size {
         return Err(Error::data(format!(
             "tokenizer.train_vocab_size = {size}: the training text yields only {} tokens",
@@ -365,9 +367,10 @@ fn tokenized(
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Rows> {
     let task = config.data.task;
+    let folder = cache::folder_of(cache::TOKENIZED)?;
     let mut open = |key: &str, patterns: &[String]| {
         let files = paths::resolve(patterns).map_err(|error| error.at(key))?;
-        TokenizedData::open(&files, task, progress).map_err(|error| error.at(key))
+        TokenizedData::open(&folder, &files, task, progress).map_err(|error| error.at(key))
     };
     if config.tokenizer.train_vocab_size.is_some() {
         return Err(Error::config("tokenizer.train_vocab_size with data.format = \"tokenized\": the data has no text")

@@ -3,6 +3,7 @@
 use kiln_models::ModelConfig;
 
 use crate::base::error::Result;
+use crate::cache;
 use crate::config::{RunConfig, Validation};
 use crate::data::paths;
 use crate::data::squad::{SpanOptions, SquadData, WindowEncoder};
@@ -32,9 +33,10 @@ impl SquadInputs {
         let stride = data.doc_stride.unwrap_or(WindowEncoder::default_stride(max_length));
         let encoder = tokenizer.window_encoder(max_length, stride, model.type_vocab_size().is_some())?;
         let options = span_options(config);
+        let folder = cache::folder_of(cache::WINDOWS)?;
         let mut open = |key: &str, patterns: &[String]| {
             let files = paths::resolve(patterns).map_err(|error| error.at(key))?;
-            SquadData::open(&files, &encoder, options, progress).map_err(|error| error.at(key))
+            SquadData::open(&folder, &files, &encoder, options, progress).map_err(|error| error.at(key))
         };
         let all = open("data.train", &data.train)?;
         let (train, validation) = match &data.validation {

@@ -7,15 +7,16 @@ use kiln_models::ModelConfig;
 use kiln_models::config::Labels;
 
 use crate::base::error::{Error, Result};
+use crate::cache;
 use crate::config::Task;
 use crate::config::{DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, RunConfig, Validation};
 use crate::data::Dataset;
 use crate::data::labels::{LabelNames, LabelRule};
 use crate::data::rows::{RowStore, Scan};
 use crate::data::store::Progress;
+use crate::data::subset::Subset;
 use crate::data::table::{Columns, Table};
 use crate::data::tokenizer::{RowEncoder, Tokenizer};
-use crate::data::view::View;
 
 /// Encoded tables.
 pub(super) struct TableData {
@@ -58,14 +59,15 @@ impl TableData {
             Some(Validation::Files(patterns)) => Some(open("data.validation", patterns)?),
             _ => None,
         };
+        let folder = cache::folder_of(cache::ROWS)?;
         let mut encode = |(table, scan): (Table, Scan), key: &str| -> Result<Arc<dyn Dataset>> {
-            let store = RowStore::build_or_open(&table, &scan, &encoder, &rule, progress);
+            let store = RowStore::build_or_open(&folder, &table, &scan, &encoder, &rule, progress);
             Ok(Arc::new(store.map_err(|error| error.at(key))?))
         };
         let train = encode((table, scan), "data.train")?;
         let (train, validation) = match (&data.validation, validation) {
             (Some(Validation::Share(share)), _) => {
-                let (train, validation) = View::split(train, *share, config.trainer.seed)?;
+                let (train, validation) = Subset::split(train, *share, config.trainer.seed)?;
                 (Arc::new(train) as Arc<dyn Dataset>, Some(Arc::new(validation) as Arc<dyn Dataset>))
             }
             (_, Some(opened)) => (train, Some(encode(opened, "data.validation")?)),

@@ -1,5 +1,7 @@
 //! Data that is missing, empty, malformed or does not fit the model.
 
+use serde_json::json;
+
 use crate::common::place::Place;
 use crate::common::{fails, fixture, succeeds};
 
@@ -349,7 +351,36 @@ fn forward_and_generate_refuse_the_same() {
     }
 }
 
-/// Ids of a text, rows of numbers and a tokenizer: what is kept of each is exchanged for something else.
+/// A classifier on `table.csv` and a model of question answering on `squad.json`, with the words of `vocab.txt`.
+fn tables_and_questions(place: &Place) {
+    place.write("vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nred\nblue\nwhere\nis\nthe\nhouse\n");
+    let rows = (0..12).map(|i| format!("{},{}\n", ["red", "blue red", "the blue house"][i % 3], i % 2));
+    place.write("table.csv", format!("text,label\n{}", rows.collect::<String>()));
+    let question = |i: usize| {
+        let answers = json!([{ "text": "red", "answer_start": 13 }]);
+        let asked = json!([{ "id": i.to_string(), "question": "where is the house", "answers": answers }]);
+        json!({ "context": format!("the house is red {}", "the blue ".repeat(i)), "qas": asked })
+    };
+    let paragraphs = (0..8).map(question).collect::<Vec<_>>();
+    let squad = json!({ "version": "1.1", "data": [{ "title": "t", "paragraphs": paragraphs }] });
+    place.write("squad.json", squad.to_string());
+    for (name, data) in [
+        ("table", "task = \"sequence-classification\"\nformat = \"csv\"\ntrain = \"table.csv\""),
+        (
+            "squad",
+            "task = \"question-answering\"\nformat = \"squad\"\ntrain = \"squad.json\"\nmax_length = 14\ndoc_stride = 2",
+        ),
+    ] {
+        let config = format!(
+            "[run]\noutput_dir = \"run\"\n[model]\nkind = \"bert\"\nnum_hidden_layers = 1\nnum_attention_heads = 2\n\
+             hidden_size = 8\nintermediate_size = 16\nmax_position_embeddings = 16\n[data]\n{data}\n[tokenizer]\nfrom = \
+             \"vocab.txt\"\n[device]\nkind = \"cpu\"\n[trainer]\nper_device_train_batch_size = 4\nmax_steps = 2\n"
+        );
+        place.write(&format!("{name}.toml"), config);
+    }
+}
+
+/// Every kind of entry that is kept of data is exchanged for something else.
 #[test]
 fn a_cache_that_was_tampered_with_is_made_again() {
     let place = Place::new();
@@ -362,11 +393,14 @@ fn a_cache_that_was_tampered_with_is_made_again() {
             crate::common::train_rows(&place.path("run")).iter().map(|row| row["loss"].as_f64()).collect::<Vec<_>>();
         (losses, stderr.contains("it is made again"))
     };
-    let before = ["text.toml", "rows.toml"].map(|config| train(config).0);
+    tables_and_questions(&place);
+    let before = ["text.toml", "rows.toml", "table.toml", "squad.toml"].map(|config| train(config).0);
     for (kind, config, before) in [
         ("tokens", "text.toml", &before[0]),
         ("tokenizers", "text.toml", &before[0]),
         ("tokenized", "rows.toml", &before[1]),
+        ("rows", "table.toml", &before[2]),
+        ("windows", "squad.toml", &before[3]),
     ] {
         let folder = format!("kiln-cache/{kind}");
         let path = place.path(&folder).join(&place.listing(&folder)[0]);

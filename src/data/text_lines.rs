@@ -5,8 +5,9 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
-use super::pieces::{MARK, Piece, not_utf8, read_error};
+use super::text_chunks::{MARK, TextChunk, not_utf8};
 use crate::base::error::{Error, Result};
+use crate::base::files::read_error;
 use crate::base::signals;
 use crate::cache::mapped::interrupted;
 
@@ -27,7 +28,7 @@ pub(super) fn too_long(place: impl std::fmt::Display) -> Error {
 }
 
 /// Reads one file; an iterator over its lines that are not blank, without their ends.
-pub struct Lines<'a> {
+pub struct TextLines<'a> {
     path: &'a Path,
     file: BufReader<File>,
     /// Bytes read.
@@ -37,7 +38,7 @@ pub struct Lines<'a> {
     finished: bool,
 }
 
-impl<'a> Lines<'a> {
+impl<'a> TextLines<'a> {
     /// Opens `path`.
     ///
     /// # Errors
@@ -58,7 +59,7 @@ impl<'a> Lines<'a> {
     }
 
     /// The next line that is not blank; none at the end.
-    fn read(&mut self) -> Result<Option<Piece>> {
+    fn read(&mut self) -> Result<Option<TextChunk>> {
         let mut bytes = Vec::new();
         loop {
             if signals::received().is_some() {
@@ -81,14 +82,14 @@ impl<'a> Lines<'a> {
             let line = text.strip_suffix('\n').unwrap_or(text);
             let line = line.strip_suffix('\r').unwrap_or(line);
             if !line.trim().is_empty() {
-                return Ok(Some(Piece { text: line.to_string(), ends_document: true }));
+                return Ok(Some(TextChunk { text: line.to_string(), ends_document: true }));
             }
         }
     }
 }
 
-impl Iterator for Lines<'_> {
-    type Item = Result<Piece>;
+impl Iterator for TextLines<'_> {
+    type Item = Result<TextChunk>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.finished {
@@ -109,7 +110,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.txt");
         std::fs::write(&path, bytes).unwrap();
-        Lines::open(&path)?.map(|line| line.map(|piece| piece.text)).collect()
+        TextLines::open(&path)?.map(|line| line.map(|piece| piece.text)).collect()
     }
 
     #[test]
@@ -124,7 +125,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.txt");
         std::fs::write(&path, "one\n\ntwo\r\n").unwrap();
-        let mut lines = Lines::open(&path).unwrap();
+        let mut lines = TextLines::open(&path).unwrap();
         let mut places = Vec::new();
         while lines.next().is_some() {
             places.push((lines.number(), lines.offset()));
@@ -140,7 +141,7 @@ mod tests {
         let mut file = File::create(&path).unwrap();
         io::Write::write_all(&mut file, b"one\n").unwrap();
         file.set_len(3 << 30).unwrap();
-        let mut lines = Lines::open(&path).unwrap();
+        let mut lines = TextLines::open(&path).unwrap();
         assert_eq!(lines.next().unwrap().unwrap().text, "one");
         let error = lines.next().unwrap().unwrap_err().to_string();
         assert!(error.contains("a.txt line 2: expected at most 64 MiB"), "{error}");
@@ -151,6 +152,6 @@ mod tests {
     fn broken_text_is_refused_at_its_offset_in_the_file() {
         let error = lines(b"one\ntw\xffo\n").unwrap_err().to_string();
         assert!(error.contains("a.txt") && error.contains("0xff at offset 6"), "{error}");
-        assert!(Lines::open(Path::new("/no/such/file")).is_err());
+        assert!(TextLines::open(Path::new("/no/such/file")).is_err());
     }
 }

@@ -1,12 +1,13 @@
-//! A text in pieces, so that a file may be larger than memory and a long line is not tokenised at once. A piece ends where tokenising the pieces one by one
-//! gives the ids of the whole. Used by the token store and by the learning of a vocabulary; knows nothing of tokenizers
-//! beyond where it is safe to cut.
+//! A text file in chunks, so that it may be larger than memory and a long line is not tokenised at once. A chunk ends where
+//! tokenising the chunks one by one gives the ids of the whole. Tokenising and the learning of a vocabulary read text this way;
+//! nothing here knows tokenizers beyond where it is safe to cut.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 use crate::base::error::{Error, Result};
+use crate::base::files::read_error;
 use crate::base::signals;
 use crate::cache::mapped::interrupted;
 
@@ -15,15 +16,15 @@ pub(crate) const MARK: char = '\u{feff}';
 
 /// A part of a document.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Piece {
+pub struct TextChunk {
     /// The text; may be empty where it ends the document.
     pub text: String,
     /// Nothing of this document follows.
     pub ends_document: bool,
 }
 
-/// Reads one file; an iterator over at least one piece.
-pub struct Pieces<'a> {
+/// Reads one file; an iterator over at least one chunk.
+pub struct TextChunks<'a> {
     path: &'a Path,
     file: File,
     /// Read, but not handed out yet.
@@ -34,8 +35,8 @@ pub struct Pieces<'a> {
     finished: bool,
 }
 
-impl<'a> Pieces<'a> {
-    /// Opens `path`. Pieces have at most `max_bytes` bytes, which is at least 4 (the longest character).
+impl<'a> TextChunks<'a> {
+    /// Opens `path`. Chunks have at most `max_bytes` bytes, which is at least 4 (the longest character).
     ///
     /// # Errors
     /// A file that cannot be opened.
@@ -44,7 +45,7 @@ impl<'a> Pieces<'a> {
         Ok(Self { path, file, pending: Vec::new(), offset: 0, max_bytes: max_bytes.max(4), finished: false })
     }
 
-    fn read(&mut self) -> Result<Piece> {
+    fn read(&mut self) -> Result<TextChunk> {
         if signals::received().is_some() {
             return Err(interrupted());
         }
@@ -69,12 +70,12 @@ impl<'a> Pieces<'a> {
         let text = text[mark..cut].to_string();
         self.pending.drain(..cut);
         self.offset += cut;
-        Ok(Piece { text, ends_document: at_end })
+        Ok(TextChunk { text, ends_document: at_end })
     }
 }
 
-impl Iterator for Pieces<'_> {
-    type Item = Result<Piece>;
+impl Iterator for TextChunks<'_> {
+    type Item = Result<TextChunk>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.finished {
@@ -86,8 +87,8 @@ impl Iterator for Pieces<'_> {
     }
 }
 
-/// A document that is in memory, in pieces of at most `max_bytes`, which is at least 4; an error stays what it is.
-pub(super) fn cut(document: Result<Piece>, max_bytes: usize) -> impl Iterator<Item = Result<Piece>> + Send {
+/// A document that is in memory, in chunks of at most `max_bytes`, which is at least 4; an error stays what it is.
+pub(super) fn cut(document: Result<TextChunk>, max_bytes: usize) -> impl Iterator<Item = Result<TextChunk>> + Send {
     let (mut rest, mut whole) = (String::new(), None);
     match document {
         Ok(piece) if piece.text.len() > max_bytes => rest = piece.text,
@@ -102,7 +103,7 @@ pub(super) fn cut(document: Result<Piece>, max_bytes: usize) -> impl Iterator<It
         let some = &left[..left.floor_char_boundary(max_bytes)];
         let some = if some.len() == left.len() { some } else { &some[..seam(some).unwrap_or(some.len())] };
         at += some.len();
-        Some(Ok(Piece { text: some.to_string(), ends_document: at == rest.len() }))
+        Some(Ok(TextChunk { text: some.to_string(), ends_document: at == rest.len() }))
     });
     whole.into_iter().chain(pieces)
 }
@@ -117,11 +118,6 @@ pub(super) fn seam(text: &str) -> Option<usize> {
     };
     let last = |byte: u8| (0..text.len()).rev().find(|&at| text.as_bytes()[at] == byte && stands_alone(at));
     last(b' ').or_else(|| last(b'\n').map(|at| at + 1))
-}
-
-/// The error for a text file that cannot be read.
-pub(super) fn read_error(path: &Path, error: &std::io::Error) -> Error {
-    Error::io(format!("read {}", path.display()), error)
 }
 
 /// The error for a text file that is not UTF-8 from `offset` on.
@@ -148,11 +144,11 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    fn pieces(bytes: &[u8], max_bytes: usize) -> Result<Vec<Piece>> {
+    fn pieces(bytes: &[u8], max_bytes: usize) -> Result<Vec<TextChunk>> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.txt");
         std::fs::write(&path, bytes).unwrap();
-        Pieces::open(&path, max_bytes)?.collect()
+        TextChunks::open(&path, max_bytes)?.collect()
     }
 
     #[test]
@@ -171,22 +167,22 @@ mod tests {
     fn what_is_in_memory_is_cut_as_a_file_is() {
         let text = "let größe = \"日本語 🦀\";\n\n  fn x() {}\tno  seam\nhere aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaé ";
         for max_bytes in 4..text.len() + 3 {
-            let document = Piece { text: text.into(), ends_document: true };
+            let document = TextChunk { text: text.into(), ends_document: true };
             let parts = cut(Ok(document), max_bytes).collect::<Result<Vec<_>>>().unwrap();
-            let joined = |pieces: &[Piece]| pieces.iter().map(|piece| piece.text.as_str()).collect::<String>();
+            let joined = |pieces: &[TextChunk]| pieces.iter().map(|piece| piece.text.as_str()).collect::<String>();
             assert_eq!(joined(&parts), text, "{max_bytes}");
             assert!(parts.iter().all(|piece| piece.text.len() <= max_bytes));
             let ends = parts.iter().filter(|piece| piece.ends_document).count();
             assert!(ends == 1 && parts[parts.len() - 1].ends_document, "{max_bytes}");
             let of_file = pieces(text.as_bytes(), max_bytes).unwrap();
             // A file whose end is where a piece ends shows it with an empty one.
-            let texts = |pieces: &[Piece]| pieces.iter().map(|piece| piece.text.clone()).collect::<Vec<_>>();
+            let texts = |pieces: &[TextChunk]| pieces.iter().map(|piece| piece.text.clone()).collect::<Vec<_>>();
             let of_file = texts(&of_file).into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>();
             if max_bytes < text.len() {
                 assert_eq!(texts(&parts)[0], of_file[0], "{max_bytes}");
             }
         }
-        let empty = Piece { text: String::new(), ends_document: true };
+        let empty = TextChunk { text: String::new(), ends_document: true };
         assert_eq!(cut(Ok(empty.clone()), 8).collect::<Result<Vec<_>>>().unwrap(), [empty]);
         assert!(cut(Err(Error::data("x")), 8).all(|piece| piece.is_err()));
     }
@@ -203,7 +199,7 @@ mod tests {
 
     #[test]
     fn an_empty_file_is_one_empty_piece() {
-        assert_eq!(pieces(b"", 8).unwrap(), [Piece { text: String::new(), ends_document: true }]);
+        assert_eq!(pieces(b"", 8).unwrap(), [TextChunk { text: String::new(), ends_document: true }]);
     }
 
     #[test]
@@ -224,6 +220,6 @@ mod tests {
             let error = pieces("ab cd é".as_bytes().split_last().unwrap().1, max_bytes).unwrap_err().to_string();
             assert!(error.contains("0xc3 at offset 6"), "{max_bytes}: {error}");
         }
-        assert!(Pieces::open(Path::new("/no/such/file"), 8).is_err());
+        assert!(TextChunks::open(Path::new("/no/such/file"), 8).is_err());
     }
 }
