@@ -11,7 +11,7 @@ use burn::tensor::{FloatDType, Tensor};
 
 use crate::copies::Copies;
 use crate::ops::dropout::DropoutRng;
-use crate::ops::{Operator, Ops, linear};
+use crate::ops::{Availability, Operator, Ops, linear};
 
 /// The form of the operators and the type of matrix products. Default: plain operators in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,16 +27,10 @@ impl Default for Compute {
 }
 
 impl Compute {
-    /// `ops` and `dtype`; in a narrow type without the fused linear operator, which knows f32 alone, and in f16 without the
-    /// fused cross-entropy, which takes gradients in the forward pass, before the loss scale has lifted them into f16's range.
+    /// `ops` and `dtype`, with the operators plain that have no fused form in that type ([`FUSED`](crate::ops::FUSED)).
     pub fn new(ops: Ops, dtype: FloatDType) -> Self {
-        let fused = |operator: &Operator| match operator {
-            Operator::Linear => false,
-            Operator::CrossEntropy => dtype != FloatDType::F16,
-            _ => true,
-        };
-        let ops = if dtype == FloatDType::F32 { ops } else { ops.only(Operator::ALL.into_iter().filter(fused)) };
-        Self { ops, dtype }
+        let fused = |operator: &Operator| !matches!(operator.within(dtype), Availability::Missing(_));
+        Self { ops: ops.only(Operator::ALL.into_iter().filter(fused)), dtype }
     }
 
     /// The form.

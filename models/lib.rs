@@ -1,7 +1,8 @@
 //! GPT-2 and BERT on [Burn](https://burn.dev): what is computed. Each model is written once, in one file, from top to
 //! bottom, with Hugging Face's names; the device decides which backend runs it. RoBERTa and DistilBERT are variants of BERT.
 //!
-//! The crate knows no data, no loss, no optimizer and no files but weights (and how a file is written whole): `[batch, seq]` ids go in, logits come out.
+//! The crate knows no data and no training loop, and no files but weights: `[batch, seq]` ids go in, logits come out. [`ops`] has the
+//! operators that the models and their training are made of, in a plain and a fused form, for models of one's own as well.
 //!
 //! ```
 //! use burn::tensor::{Device, Int, Tensor};

@@ -35,7 +35,7 @@ pub struct Update {
     pub step: u64,
 }
 
-/// What a kernel multiplies with, in this order: the part of the weight that stays, the first moment's decay and its rest,
+/// The factors of a kernel, in this order: the part of the weight that stays, the first moment's decay and its rest,
 /// the second's, the factor of its root, epsilon, the rate.
 pub(super) type Factors = [f32; 8];
 

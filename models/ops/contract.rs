@@ -1,4 +1,4 @@
-//! What the public functions of the operators demand of their arguments, said in one form: the operator, the argument, what
+//! The checks of the operators' arguments. A refusal has one form: the operator, the argument, what
 //! was expected and what was given. The kernels leave memory unfilled and, on a GPU, read by sizes alone, so an argument of
 //! another size must never reach them. Both forms of an operator ask the same; type and device matter to the fused one.
 

@@ -10,20 +10,19 @@
 //! 768, 512 rows; medians 845 and 860), 131 ms with 8,191 and 138 with 8,192 (features 384, 1,024 rows; medians 162 and 152):
 //! less than two such runs differ by.
 
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 use rayon::prelude::*;
 
+use super::autodiff::{Differentiate, record};
 use super::contract::Contract;
 use super::flex::{self, FlexTensor, Matrix, Output};
 use super::simd::{exp_shifted, max, sum, vectorised};
 use super::{Form, Operator, Ops};
 
-/// What the cross-entropy is taken of and against.
+/// Projection onto the vocabulary and cross-entropy of the logits: its inputs.
 #[derive(Debug, Clone)]
 pub struct CrossEntropy {
     /// Hidden states, `[n, features]`, in f32 or bf16.
@@ -176,7 +175,7 @@ pub(super) struct Gradient<F> {
     pub bias: Option<F>,
 }
 
-/// What a backend supplies.
+/// The kernels that a backend supplies.
 pub(super) trait CrossEntropyKernel: Backend {
     /// The loss sum, and its gradients if they are wanted.
     fn forward(
@@ -189,65 +188,26 @@ pub(super) trait CrossEntropyKernel: Backend {
 }
 
 /// Without autodiff the operator is its kernel's forward.
-macro_rules! without_autodiff {
-    ($backend:ty, $tensor:ty) => {
-        impl CrossEntropyOp for $backend {
-            fn tied(
-                x: $tensor,
-                weight: $tensor,
-                target: $tensor,
-                row_weight: $tensor,
-                label_smoothing: f64,
-            ) -> $tensor {
-                Self::forward(Inputs { x, weight, bias: None, target, row_weight, label_smoothing }, false).0
-            }
-
-            fn biased(
-                x: $tensor,
-                weight: $tensor,
-                bias: $tensor,
-                target: $tensor,
-                row_weight: $tensor,
-                label_smoothing: f64,
-            ) -> $tensor {
-                Self::forward(Inputs { x, weight, bias: Some(bias), target, row_weight, label_smoothing }, false).0
-            }
-        }
-    };
-}
-without_autodiff!(Flex, FlexTensor);
-#[cfg(feature = "compiler")]
-without_autodiff!(super::cube::Cube, super::cube::FusedTensor);
-
-#[derive(Debug)]
-struct CrossEntropyBackward;
-
-impl<B: CrossEntropyKernel> Backward<B, 2> for CrossEntropyBackward {
-    type State = Option<Gradient<FloatTensor<B>>>;
-
-    fn backward(self, step: Step<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let upstream = grads.consume::<B>(&step.node);
-        let Some(gradient) = step.state else { return };
-        for (parent, grad) in step.parents.into_iter().zip([gradient.x, gradient.weight]) {
-            if let Some(parent) = parent {
-                grads.register::<B>(parent.id, B::scale(grad, upstream.clone()));
-            }
-        }
+impl<B: CrossEntropyKernel> CrossEntropyOp for B {
+    fn tied(
+        x: FloatTensor<B>,
+        weight: FloatTensor<B>,
+        target: IntTensor<B>,
+        row_weight: FloatTensor<B>,
+        label_smoothing: f64,
+    ) -> FloatTensor<B> {
+        B::forward(Inputs { x, weight, bias: None, target, row_weight, label_smoothing }, false).0
     }
-}
 
-impl<B: CrossEntropyKernel> Backward<B, 3> for CrossEntropyBackward {
-    type State = Option<Gradient<FloatTensor<B>>>;
-
-    fn backward(self, step: Step<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let upstream = grads.consume::<B>(&step.node);
-        let Some(gradient) = step.state else { return };
-        let gradients = [Some(gradient.x), Some(gradient.weight), gradient.bias];
-        for (parent, grad) in step.parents.into_iter().zip(gradients) {
-            if let (Some(parent), Some(grad)) = (parent, grad) {
-                grads.register::<B>(parent.id, B::scale(grad, upstream.clone()));
-            }
-        }
+    fn biased(
+        x: FloatTensor<B>,
+        weight: FloatTensor<B>,
+        bias: FloatTensor<B>,
+        target: IntTensor<B>,
+        row_weight: FloatTensor<B>,
+        label_smoothing: f64,
+    ) -> FloatTensor<B> {
+        B::forward(Inputs { x, weight, bias: Some(bias), target, row_weight, label_smoothing }, false).0
     }
 }
 
@@ -259,17 +219,10 @@ impl<B: CrossEntropyKernel, C: CheckpointStrategy> CrossEntropyOp for Autodiff<B
         row_weight: FloatTensor<Self>,
         label_smoothing: f64,
     ) -> FloatTensor<Self> {
-        let prepared = CrossEntropyBackward.prepare::<C>([x.node(), weight.node()]).compute_bound().stateful();
-        let (x, weight) = (x.into_primitive(), weight.into_primitive());
         let row_weight = row_weight.into_primitive();
-        let inputs = Inputs { x, weight, bias: None, target, row_weight, label_smoothing };
-        match prepared {
-            OpsKind::Tracked(prepared) => {
-                let (loss, gradient) = B::forward(inputs, true);
-                prepared.finish(gradient, loss)
-            }
-            OpsKind::UnTracked(prepared) => prepared.finish(B::forward(inputs, false).0),
-        }
+        record::<C, _, _, _>([x, weight], |[x, weight], tracked| {
+            B::forward(Inputs { x, weight, bias: None, target, row_weight, label_smoothing }, tracked)
+        })
     }
 
     fn biased(
@@ -280,18 +233,20 @@ impl<B: CrossEntropyKernel, C: CheckpointStrategy> CrossEntropyOp for Autodiff<B
         row_weight: FloatTensor<Self>,
         label_smoothing: f64,
     ) -> FloatTensor<Self> {
-        let nodes = [x.node(), weight.node(), bias.node()];
-        let prepared = CrossEntropyBackward.prepare::<C>(nodes).compute_bound().stateful();
-        let (x, weight, bias) = (x.into_primitive(), weight.into_primitive(), Some(bias.into_primitive()));
         let row_weight = row_weight.into_primitive();
-        let inputs = Inputs { x, weight, bias, target, row_weight, label_smoothing };
-        match prepared {
-            OpsKind::Tracked(prepared) => {
-                let (loss, gradient) = B::forward(inputs, true);
-                prepared.finish(gradient, loss)
-            }
-            OpsKind::UnTracked(prepared) => prepared.finish(B::forward(inputs, false).0),
-        }
+        record::<C, _, _, _>([x, weight, bias], |[x, weight, bias], tracked| {
+            B::forward(Inputs { x, weight, bias: Some(bias), target, row_weight, label_smoothing }, tracked)
+        })
+    }
+}
+
+impl<B: CrossEntropyKernel> Differentiate<B> for Option<Gradient<FloatTensor<B>>> {
+    fn gradients(self, upstream: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>> {
+        let Some(Gradient { x, weight, bias }) = self else { return Vec::new() };
+        let gradients = [Some(x), Some(weight), bias].into_iter().zip(tracked);
+        gradients
+            .map(|(grad, tracked)| grad.filter(|_| *tracked).map(|grad| B::scale(grad, upstream.clone())))
+            .collect()
     }
 }
 

@@ -8,14 +8,13 @@
 use std::cell::Cell;
 use std::mem::MaybeUninit;
 
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
 use rayon::prelude::*;
 
+use super::autodiff::{Differentiate, record};
 use super::contract::Contract;
 use super::flex::{self, FlexTensor};
 use super::simd::{fma, vectorised};
@@ -193,7 +192,7 @@ pub(super) struct KeepRow {
 }
 
 impl KeepRow {
-    /// What element `column` is multiplied by: 0 or `1 / (1 - p)`.
+    /// The factor of element `column`: 0 or `1 / (1 - p)`.
     #[inline(always)]
     pub fn factor(self, column: u32) -> f32 {
         let bits = mix(mix(column ^ self.a).wrapping_add(self.b));
@@ -223,7 +222,7 @@ trait DropoutOp: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// What a backend supplies.
+/// The kernels that a backend supplies.
 pub(super) trait DropoutKernel: Backend {
     /// Zeroes or scales every element of `x`: the forward, and with the same seed the backward.
     fn masked(x: FloatTensor<Self>, seed: IntTensor<Self>, p: f64) -> FloatTensor<Self>;
@@ -241,44 +240,25 @@ pub(super) trait DropoutKernel: Backend {
 }
 
 /// Without autodiff the operator is its kernel's forward.
-macro_rules! without_autodiff {
-    ($backend:ty, $tensor:ty) => {
-        impl DropoutOp for $backend {
-            fn dropout(x: $tensor, seed: $tensor, p: f64) -> $tensor {
-                Self::masked(x, seed, p)
-            }
+impl<B: DropoutKernel> DropoutOp for B {
+    fn dropout(x: FloatTensor<B>, seed: IntTensor<B>, p: f64) -> FloatTensor<B> {
+        B::masked(x, seed, p)
+    }
 
-            fn bias_dropout_residual(x: $tensor, bias: $tensor, residual: $tensor, seed: $tensor, p: f64) -> $tensor {
-                Self::bias_drop_add(x, bias, residual, seed, p)
-            }
-        }
-    };
+    fn bias_dropout_residual(
+        x: FloatTensor<B>,
+        bias: FloatTensor<B>,
+        residual: FloatTensor<B>,
+        seed: IntTensor<B>,
+        p: f64,
+    ) -> FloatTensor<B> {
+        B::bias_drop_add(x, bias, residual, seed, p)
+    }
 }
-without_autodiff!(Flex, FlexTensor);
-#[cfg(feature = "compiler")]
-without_autodiff!(super::cube::Cube, super::cube::FusedTensor);
 
 impl<B: DropoutKernel, C: CheckpointStrategy> DropoutOp for Autodiff<B, C> {
     fn dropout(x: FloatTensor<Self>, seed: IntTensor<Self>, p: f64) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct Dropout;
-        impl<B: DropoutKernel> Backward<B, 1> for Dropout {
-            type State = (IntTensor<B>, f64);
-
-            fn backward(self, step: Step<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-                let dy = grads.consume::<B>(&step.node);
-                let (seed, p) = step.state;
-                if let [Some(node)] = step.parents {
-                    grads.register::<B>(node.id, B::masked(dy, seed, p));
-                }
-            }
-        }
-        let prepared = Dropout.prepare::<C>([x.node()]).compute_bound().stateful();
-        let y = B::masked(x.into_primitive(), seed.clone(), p);
-        match prepared {
-            OpsKind::Tracked(prepared) => prepared.finish((seed, p), y),
-            OpsKind::UnTracked(prepared) => prepared.finish(y),
-        }
+        record::<C, _, _, _>([x], |[x], _| (B::masked(x, seed.clone(), p), Saved { seed, p }))
     }
 
     fn bias_dropout_residual(
@@ -288,36 +268,27 @@ impl<B: DropoutKernel, C: CheckpointStrategy> DropoutOp for Autodiff<B, C> {
         seed: IntTensor<Self>,
         p: f64,
     ) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct BiasDropoutResidual;
-        impl<B: DropoutKernel> Backward<B, 3> for BiasDropoutResidual {
-            type State = (IntTensor<B>, f64);
+        record::<C, _, _, _>([x, bias, residual], |[x, bias, residual], _| {
+            (B::bias_drop_add(x, bias, residual, seed.clone(), p), Saved { seed, p })
+        })
+    }
+}
 
-            fn backward(self, step: Step<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
-                let dy = grads.consume::<B>(&step.node);
-                let (seed, p) = step.state;
-                let [x, bias, residual] = step.parents;
-                if x.is_some() || bias.is_some() {
-                    let dx = if p > 0.0 { B::masked(dy.clone(), seed, p) } else { dy.clone() };
-                    if let Some(node) = bias {
-                        grads.register::<B>(node.id, B::bias_gradient(dx.clone()));
-                    }
-                    if let Some(node) = x {
-                        grads.register::<B>(node.id, dx);
-                    }
-                }
-                if let Some(node) = residual {
-                    grads.register::<B>(node.id, dy);
-                }
-            }
-        }
-        let nodes = [x.node(), bias.node(), residual.node()];
-        let (x, bias, residual) = (x.into_primitive(), bias.into_primitive(), residual.into_primitive());
-        let y = B::bias_drop_add(x, bias, residual, seed.clone(), p);
-        match BiasDropoutResidual.prepare::<C>(nodes).compute_bound().stateful() {
-            OpsKind::Tracked(prepared) => prepared.finish((seed, p), y),
-            OpsKind::UnTracked(prepared) => prepared.finish(y),
-        }
+/// The values that the backward needs: the mask is computed again from them.
+#[derive(Debug, Clone)]
+struct Saved<I> {
+    seed: I,
+    p: f64,
+}
+
+impl<B: DropoutKernel> Differentiate<B> for Saved<IntTensor<B>> {
+    /// Those of `x`, `bias` and `residual`, or of `x` alone.
+    fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>> {
+        let &[x, bias, _] = tracked else { return vec![Some(B::masked(dy, self.seed, self.p))] };
+        let masked = |dy: FloatTensor<B>| if self.p > 0.0 { B::masked(dy, self.seed, self.p) } else { dy };
+        let dx = (x || bias).then(|| masked(dy.clone()));
+        let dbias = dx.clone().filter(|_| bias).map(B::bias_gradient);
+        vec![dx, dbias, Some(dy)]
     }
 }
 

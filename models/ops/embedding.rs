@@ -4,14 +4,13 @@
 
 use std::mem::MaybeUninit;
 
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, autodiff::Autodiff, backend_extension};
 use burn::tensor::{DType, Int, Shape, Tensor};
 use rayon::prelude::*;
 
+use super::autodiff::{Differentiate, record};
 use super::contract::Contract;
 use super::flex::{self, FlexTensor};
 use super::{Form, Operator, Ops};
@@ -56,7 +55,7 @@ trait EmbeddingOp: Backend {
     fn lookup(table: FloatTensor<Self>, ids: IntTensor<Self>, padding_idx: Option<usize>) -> FloatTensor<Self>;
 }
 
-/// What a backend supplies.
+/// The kernels that a backend supplies.
 pub(super) trait EmbeddingKernel: Backend {
     fn forward(table: FloatTensor<Self>, ids: IntTensor<Self>) -> FloatTensor<Self>;
 
@@ -70,40 +69,33 @@ pub(super) trait EmbeddingKernel: Backend {
 }
 
 /// Without autodiff the operator is its kernel's forward.
-macro_rules! without_autodiff {
-    ($backend:ty, $tensor:ty) => {
-        impl EmbeddingOp for $backend {
-            fn lookup(table: $tensor, ids: $tensor, _: Option<usize>) -> $tensor {
-                Self::forward(table, ids)
-            }
-        }
-    };
+impl<B: EmbeddingKernel> EmbeddingOp for B {
+    fn lookup(table: FloatTensor<B>, ids: IntTensor<B>, _: Option<usize>) -> FloatTensor<B> {
+        B::forward(table, ids)
+    }
 }
-without_autodiff!(Flex, FlexTensor);
-#[cfg(feature = "compiler")]
-without_autodiff!(super::cube::Cube, super::cube::FusedTensor);
 
 impl<B: EmbeddingKernel, C: CheckpointStrategy> EmbeddingOp for Autodiff<B, C> {
     fn lookup(table: FloatTensor<Self>, ids: IntTensor<Self>, padding_idx: Option<usize>) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct Lookup;
-        impl<B: EmbeddingKernel> Backward<B, 1> for Lookup {
-            type State = (Shape, IntTensor<B>, Option<usize>);
+        record::<C, _, _, _>([table], |[table], _| {
+            let saved = Saved { table: table.shape(), ids: ids.clone(), padding_idx };
+            (B::forward(table, ids), saved)
+        })
+    }
+}
 
-            fn backward(self, step: Step<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-                let dy = grads.consume::<B>(&step.node);
-                let (shape, ids, padding_idx) = step.state;
-                if let [Some(node)] = step.parents {
-                    grads.register::<B>(node.id, B::backward(shape, ids, padding_idx, dy));
-                }
-            }
-        }
-        let (shape, prepared) = (table.shape(), Lookup.prepare::<C>([table.node()]).compute_bound().stateful());
-        let x = B::forward(table.into_primitive(), ids.clone());
-        match prepared {
-            OpsKind::Tracked(prepared) => prepared.finish((shape, ids, padding_idx), x),
-            OpsKind::UnTracked(prepared) => prepared.finish(x),
-        }
+/// The values that the backward needs.
+#[derive(Debug, Clone)]
+struct Saved<I> {
+    /// The shape of the table.
+    table: Shape,
+    ids: I,
+    padding_idx: Option<usize>,
+}
+
+impl<B: EmbeddingKernel> Differentiate<B> for Saved<IntTensor<B>> {
+    fn gradients(self, dy: FloatTensor<B>, _: &[bool]) -> Vec<Option<FloatTensor<B>>> {
+        vec![Some(B::backward(self.table, self.ids, self.padding_idx, dy))]
     }
 }
 

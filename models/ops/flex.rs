@@ -1,4 +1,4 @@
-//! What the CPU kernels share: getting at the values of Flex tensors, making new ones without filling them first, matrix
+//! Building blocks of the CPU kernels: access to the values of Flex tensors, new tensors that are not filled first, matrix
 //! products by the library that Burn Flex multiplies with, and splitting rows over threads.
 //!
 //! Work is split into blocks whose size depends on the shapes alone, and partial sums are added in the order of the
@@ -167,7 +167,7 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// What a product does to its destination.
+/// How a product writes its destination.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Output {
     /// Overwrites it.

@@ -3,14 +3,13 @@
 //! The forward saves `x` and `bias` and nothing else; the backward gives the gradients of both in one pass.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, autodiff::Autodiff, backend_extension};
 use burn::tensor::{DType, Tensor};
 use rayon::prelude::*;
 
+use super::autodiff::{Differentiate, record};
 use super::contract::Contract;
 use super::flex::{self, FlexTensor};
 use super::simd::{exp, fma, normal_cdf_pdf, vectorised};
@@ -74,7 +73,7 @@ trait GeluOp: Backend {
     fn bias_gelu(x: FloatTensor<Self>, bias: FloatTensor<Self>, kind: Activation) -> FloatTensor<Self>;
 }
 
-/// What a backend supplies.
+/// The kernels that a backend supplies.
 pub(super) trait GeluKernel: Backend {
     fn forward(x: FloatTensor<Self>, bias: FloatTensor<Self>, kind: Activation) -> FloatTensor<Self>;
 
@@ -88,46 +87,33 @@ pub(super) trait GeluKernel: Backend {
 }
 
 /// Without autodiff the operator is its kernel's forward.
-macro_rules! without_autodiff {
-    ($backend:ty, $tensor:ty) => {
-        impl GeluOp for $backend {
-            fn bias_gelu(x: $tensor, bias: $tensor, kind: Activation) -> $tensor {
-                Self::forward(x, bias, kind)
-            }
-        }
-    };
+impl<B: GeluKernel> GeluOp for B {
+    fn bias_gelu(x: FloatTensor<B>, bias: FloatTensor<B>, kind: Activation) -> FloatTensor<B> {
+        B::forward(x, bias, kind)
+    }
 }
-without_autodiff!(Flex, FlexTensor);
-#[cfg(feature = "compiler")]
-without_autodiff!(super::cube::Cube, super::cube::FusedTensor);
 
 impl<B: GeluKernel, C: CheckpointStrategy> GeluOp for Autodiff<B, C> {
     fn bias_gelu(x: FloatTensor<Self>, bias: FloatTensor<Self>, kind: Activation) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct BiasGelu;
-        impl<B: GeluKernel> Backward<B, 2> for BiasGelu {
-            type State = (FloatTensor<B>, FloatTensor<B>, Activation);
+        record::<C, _, _, _>([x, bias], |[x, bias], _| {
+            let saved = Saved { x: x.clone(), bias: bias.clone(), kind };
+            (B::forward(x, bias, kind), saved)
+        })
+    }
+}
 
-            fn backward(self, step: Step<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
-                let dy = grads.consume::<B>(&step.node);
-                let (x, bias, kind) = step.state;
-                let (dx, dbias) = B::backward(x, bias, dy, kind);
-                for (parent, grad) in step.parents.into_iter().zip([dx, dbias]) {
-                    if let Some(parent) = parent {
-                        grads.register::<B>(parent.id, grad);
-                    }
-                }
-            }
-        }
-        match BiasGelu.prepare::<C>([x.node(), bias.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(prepared) => {
-                let (x, bias) = (x.into_primitive(), bias.into_primitive());
-                prepared.finish((x.clone(), bias.clone(), kind), B::forward(x, bias, kind))
-            }
-            OpsKind::UnTracked(prepared) => {
-                prepared.finish(B::forward(x.into_primitive(), bias.into_primitive(), kind))
-            }
-        }
+/// The values that the backward needs.
+#[derive(Debug, Clone)]
+struct Saved<F> {
+    x: F,
+    bias: F,
+    kind: Activation,
+}
+
+impl<B: GeluKernel> Differentiate<B> for Saved<FloatTensor<B>> {
+    fn gradients(self, dy: FloatTensor<B>, _: &[bool]) -> Vec<Option<FloatTensor<B>>> {
+        let (dx, dbias) = B::backward(self.x, self.bias, dy, self.kind);
+        vec![Some(dx), Some(dbias)]
     }
 }
 

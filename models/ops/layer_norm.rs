@@ -5,14 +5,13 @@
 
 use std::mem::MaybeUninit;
 
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
 use burn::tensor::{DType, FloatDType, Tensor};
 use rayon::prelude::*;
 
+use super::autodiff::{Differentiate, record};
 use super::contract::Contract;
 use super::flex::{self, FlexTensor};
 use super::simd::{fma, sum, sum_pairs, vectorised};
@@ -85,17 +84,17 @@ trait LayerNormOp: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// What the backward needs.
+/// The values that the backward needs.
 #[derive(Debug, Clone)]
 pub(super) struct Saved<T> {
-    /// What was normalised, `[n, features]`.
+    /// The input of the normalisation: `x`, or `x + residual`, `[n, features]`.
     pub normalised: T,
     pub weight: T,
     /// Mean and reciprocal standard deviation of each row, `[n, 2]`.
     pub statistics: T,
 }
 
-/// What a backend supplies.
+/// The kernels that a backend supplies.
 pub(super) trait LayerNormKernel: Backend {
     /// The result and what is saved.
     fn forward(
@@ -111,22 +110,21 @@ pub(super) trait LayerNormKernel: Backend {
 }
 
 /// Without autodiff the operator is its kernel's forward.
-macro_rules! without_autodiff {
-    ($backend:ty, $tensor:ty) => {
-        impl LayerNormOp for $backend {
-            fn layer_norm(x: $tensor, weight: $tensor, bias: $tensor, eps: f64) -> $tensor {
-                Self::forward(x, None, weight, bias, eps).0
-            }
+impl<B: LayerNormKernel> LayerNormOp for B {
+    fn layer_norm(x: FloatTensor<B>, weight: FloatTensor<B>, bias: FloatTensor<B>, eps: f64) -> FloatTensor<B> {
+        B::forward(x, None, weight, bias, eps).0
+    }
 
-            fn add_layer_norm(x: $tensor, residual: $tensor, weight: $tensor, bias: $tensor, eps: f64) -> $tensor {
-                Self::forward(x, Some(residual), weight, bias, eps).0
-            }
-        }
-    };
+    fn add_layer_norm(
+        x: FloatTensor<B>,
+        residual: FloatTensor<B>,
+        weight: FloatTensor<B>,
+        bias: FloatTensor<B>,
+        eps: f64,
+    ) -> FloatTensor<B> {
+        B::forward(x, Some(residual), weight, bias, eps).0
+    }
 }
-without_autodiff!(Flex, FlexTensor);
-#[cfg(feature = "compiler")]
-without_autodiff!(super::cube::Cube, super::cube::FusedTensor);
 
 impl<B: LayerNormKernel, C: CheckpointStrategy> LayerNormOp for Autodiff<B, C> {
     fn layer_norm(
@@ -135,12 +133,7 @@ impl<B: LayerNormKernel, C: CheckpointStrategy> LayerNormOp for Autodiff<B, C> {
         bias: FloatTensor<Self>,
         eps: f64,
     ) -> FloatTensor<Self> {
-        let nodes = [x.node(), weight.node(), bias.node()];
-        let (y, saved) = B::forward(x.into_primitive(), None, weight.into_primitive(), bias.into_primitive(), eps);
-        match LayerNormBackward.prepare::<C>(nodes).compute_bound().stateful() {
-            OpsKind::Tracked(prepared) => prepared.finish(saved, y),
-            OpsKind::UnTracked(prepared) => prepared.finish(y),
-        }
+        record::<C, _, _, _>([weight, bias, x], |[weight, bias, x], _| B::forward(x, None, weight, bias, eps))
     }
 
     fn add_layer_norm(
@@ -150,43 +143,19 @@ impl<B: LayerNormKernel, C: CheckpointStrategy> LayerNormOp for Autodiff<B, C> {
         bias: FloatTensor<Self>,
         eps: f64,
     ) -> FloatTensor<Self> {
-        let nodes = [x.node(), residual.node(), weight.node(), bias.node()];
-        let residual = Some(residual.into_primitive());
-        let (y, saved) = B::forward(x.into_primitive(), residual, weight.into_primitive(), bias.into_primitive(), eps);
-        match LayerNormBackward.prepare::<C>(nodes).compute_bound().stateful() {
-            OpsKind::Tracked(prepared) => prepared.finish(saved, y),
-            OpsKind::UnTracked(prepared) => prepared.finish(y),
-        }
+        record::<C, _, _, _>([weight, bias, x, residual], |[weight, bias, x, residual], _| {
+            B::forward(x, Some(residual), weight, bias, eps)
+        })
     }
 }
 
-#[derive(Debug)]
-struct LayerNormBackward;
-
-impl<B: LayerNormKernel> Backward<B, 3> for LayerNormBackward {
-    type State = Saved<FloatTensor<B>>;
-
-    fn backward(self, step: Step<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&step.node);
-        for (parent, grad) in step.parents.into_iter().zip(B::backward(step.state, dy)) {
-            if let Some(parent) = parent {
-                grads.register::<B>(parent.id, grad);
-            }
-        }
-    }
-}
-
-impl<B: LayerNormKernel> Backward<B, 4> for LayerNormBackward {
-    type State = Saved<FloatTensor<B>>;
-
-    fn backward(self, step: Step<Self::State, 4>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&step.node);
-        let [dx, dweight, dbias] = B::backward(step.state, dy);
-        for (parent, grad) in step.parents.into_iter().zip([dx.clone(), dx, dweight, dbias]) {
-            if let Some(parent) = parent {
-                grads.register::<B>(parent.id, grad);
-            }
-        }
+impl<B: LayerNormKernel> Differentiate<B> for Saved<FloatTensor<B>> {
+    /// Those of `x` and of `residual`, if there is one, are the same.
+    fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>> {
+        let [dx, dweight, dbias] = B::backward(self, dy);
+        let mut gradients = vec![Some(dweight), Some(dbias)];
+        gradients.resize(tracked.len(), Some(dx));
+        gradients
     }
 }
 

@@ -2,15 +2,13 @@
 //! gradients without a temporary.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
-use burn::backend::autodiff::NodeId;
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
 use burn::tensor::{DType, Tensor};
 use rayon::prelude::*;
 
+use super::autodiff::{Differentiate, record};
 use super::contract::Contract;
 use super::flex::{self, FlexTensor, Matrix, Output};
 use super::{Form, Operator, Ops};
@@ -65,7 +63,7 @@ trait LinearOp: Backend {
     fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-/// What a backend supplies.
+/// The kernels that a backend supplies.
 pub(super) trait LinearKernel: Backend {
     /// `x W`
     fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
@@ -83,87 +81,46 @@ pub(super) trait LinearKernel: Backend {
 }
 
 /// Without autodiff the operator is its kernel's forward.
-macro_rules! without_autodiff {
-    ($backend:ty, $tensor:ty) => {
-        impl LinearOp for $backend {
-            fn product(x: $tensor, weight: $tensor) -> $tensor {
-                <Self as LinearKernel>::product(x, weight)
-            }
-
-            fn linear(x: $tensor, weight: $tensor, bias: $tensor) -> $tensor {
-                Self::forward(x, weight, bias)
-            }
-        }
-    };
-}
-without_autodiff!(Flex, FlexTensor);
-#[cfg(feature = "compiler")]
-without_autodiff!(super::cube::Cube, super::cube::FusedTensor);
-
-#[derive(Debug)]
-struct LinearBackward;
-
-/// The gradients of the two factors, of those that are tracked.
-fn backward_factors<B: LinearKernel>(
-    (x, weight): (FloatTensor<B>, FloatTensor<B>),
-    dy: FloatTensor<B>,
-    [x_id, weight_id]: [Option<NodeId>; 2],
-    grads: &mut Gradients,
-) {
-    if let Some(id) = weight_id {
-        grads.register::<B>(id, B::backward_weight(x, dy.clone()));
+impl<B: LinearKernel> LinearOp for B {
+    fn product(x: FloatTensor<B>, weight: FloatTensor<B>) -> FloatTensor<B> {
+        <B as LinearKernel>::product(x, weight)
     }
-    if let Some(id) = x_id {
-        grads.register::<B>(id, B::backward_x(weight, dy));
-    }
-}
 
-impl<B: LinearKernel> Backward<B, 2> for LinearBackward {
-    type State = (FloatTensor<B>, FloatTensor<B>);
-
-    fn backward(self, step: Step<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&step.node);
-        backward_factors::<B>(step.state, dy, step.parents.map(|parent| parent.map(|node| node.id)), grads);
-    }
-}
-
-impl<B: LinearKernel> Backward<B, 3> for LinearBackward {
-    type State = (FloatTensor<B>, FloatTensor<B>);
-
-    fn backward(self, step: Step<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&step.node);
-        let [x_id, weight_id, bias_id] = step.parents.map(|parent| parent.map(|node| node.id));
-        if let Some(id) = bias_id {
-            grads.register::<B>(id, B::backward_bias(dy.clone()));
-        }
-        backward_factors::<B>(step.state, dy, [x_id, weight_id], grads);
+    fn linear(x: FloatTensor<B>, weight: FloatTensor<B>, bias: FloatTensor<B>) -> FloatTensor<B> {
+        B::forward(x, weight, bias)
     }
 }
 
 impl<B: LinearKernel, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
     fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
-        let nodes = [x.node(), weight.node()];
-        let (x, weight) = (x.into_primitive(), weight.into_primitive());
-        let forward = <B as LinearKernel>::product;
-        match LinearBackward.prepare::<C>(nodes).compute_bound().stateful() {
-            OpsKind::Tracked(prepared) => {
-                let y = forward(x.clone(), weight.clone());
-                prepared.finish((x, weight), y)
-            }
-            OpsKind::UnTracked(prepared) => prepared.finish(forward(x, weight)),
-        }
+        record::<C, _, _, _>([x, weight], |[x, weight], _| {
+            let saved = Saved { x: x.clone(), weight: weight.clone() };
+            (<B as LinearKernel>::product(x, weight), saved)
+        })
     }
 
     fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
-        let nodes = [x.node(), weight.node(), bias.node()];
-        let (x, weight, bias) = (x.into_primitive(), weight.into_primitive(), bias.into_primitive());
-        match LinearBackward.prepare::<C>(nodes).compute_bound().stateful() {
-            OpsKind::Tracked(prepared) => {
-                let y = B::forward(x.clone(), weight.clone(), bias);
-                prepared.finish((x, weight), y)
-            }
-            OpsKind::UnTracked(prepared) => prepared.finish(B::forward(x, weight, bias)),
-        }
+        record::<C, _, _, _>([x, weight, bias], |[x, weight, bias], _| {
+            let saved = Saved { x: x.clone(), weight: weight.clone() };
+            (B::forward(x, weight, bias), saved)
+        })
+    }
+}
+
+/// The factors, which the backward needs.
+#[derive(Debug, Clone)]
+struct Saved<F> {
+    x: F,
+    weight: F,
+}
+
+impl<B: LinearKernel> Differentiate<B> for Saved<FloatTensor<B>> {
+    fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>> {
+        let is_tracked = |input: usize| tracked.get(input) == Some(&true);
+        let dbias = is_tracked(2).then(|| B::backward_bias(dy.clone()));
+        let dweight = is_tracked(1).then(|| B::backward_weight(self.x, dy.clone()));
+        let dx = is_tracked(0).then(|| B::backward_x(self.weight, dy));
+        vec![dx, dweight, dbias]
     }
 }
 

@@ -9,6 +9,7 @@
 
 pub mod adamw;
 pub mod attention;
+mod autodiff;
 mod contract;
 pub mod cross_entropy;
 #[cfg(feature = "compiler")]
@@ -16,6 +17,7 @@ mod cube;
 pub mod dropout;
 pub mod embedding;
 mod flex;
+mod fused;
 pub mod gelu;
 #[cfg(feature = "compiler")]
 pub mod in_place;
@@ -25,56 +27,29 @@ pub mod list;
 mod simd;
 
 use burn::tensor::Device;
+pub use fused::{Availability, DTYPES, FUSED, FusedForm, Target};
 
 use crate::error::{Error, Result};
 
-/// The operators that have a fused form.
+/// The operators that have a fused form, in the order in which a step meets them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operator {
-    /// Matrix product and bias ([`linear`]).
-    Linear,
-    /// Bias and GELU or another activation ([`gelu`]).
-    Gelu,
-    /// LayerNorm with its residual ([`layer_norm`]).
-    LayerNorm,
-    /// Dropout, alone or with bias and residual ([`dropout`]).
-    Dropout,
-    /// Attention without stored scores ([`attention`]).
-    Attention,
-    /// Vocabulary projection and cross-entropy without stored logits ([`cross_entropy`]).
-    CrossEntropy,
     /// Rows of a table, and the sum of their gradients ([`embedding`]).
     Embedding,
+    /// Dropout, alone or with bias and residual ([`dropout`]).
+    Dropout,
+    /// LayerNorm with its residual ([`layer_norm`]).
+    LayerNorm,
+    /// Matrix product and bias ([`linear`]).
+    Linear,
+    /// Attention without stored scores ([`attention`]).
+    Attention,
+    /// Bias and GELU or another activation ([`gelu`]).
+    Gelu,
+    /// Vocabulary projection and cross-entropy without stored logits ([`cross_entropy`]).
+    CrossEntropy,
     /// AdamW's update in one pass, and the norm over all gradients ([`adamw`]).
     AdamW,
-}
-
-impl Operator {
-    /// Every operator, in the order in which a step meets them.
-    pub const ALL: [Self; 8] = [
-        Self::Embedding,
-        Self::Dropout,
-        Self::LayerNorm,
-        Self::Linear,
-        Self::Attention,
-        Self::Gelu,
-        Self::CrossEntropy,
-        Self::AdamW,
-    ];
-
-    /// The name in configs and messages.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Linear => "linear",
-            Self::Gelu => "gelu",
-            Self::LayerNorm => "layer_norm",
-            Self::Dropout => "dropout",
-            Self::Attention => "attention",
-            Self::CrossEntropy => "cross_entropy",
-            Self::Embedding => "embedding",
-            Self::AdamW => "adamw",
-        }
-    }
 }
 
 /// Some of the operators.
@@ -109,9 +84,8 @@ pub enum Ops {
     /// Compositions of Burn's operations, on every device and in every type.
     #[default]
     Plain,
-    /// Kiln's fused kernels: on the CPU (Flex), in the compiled engine (feature `compiler`) on wgpu and CUDA too, and in
-    /// f32; attention and cross-entropy take narrow factors as well. Calling one with other tensors panics: [`Ops::fused`] tells
-    /// of the device, [`Compute::new`](crate::Compute::new) of the type.
+    /// Kiln's fused kernels, where [`FUSED`] has them, and in f32; attention and cross-entropy take narrow factors as well.
+    /// Calling one with other tensors panics: [`Ops::fused`] checks the device, [`Compute::new`](crate::Compute::new) the type.
     Fused,
     /// The fused kernels of these operators, under the conditions of [`Ops::Fused`]; compositions for the others.
     Chosen(Operators),
@@ -137,11 +111,16 @@ impl Ops {
         )))
     }
 
-    /// The same, but fused for `operators` alone; plain operators stay plain.
+    /// The same, but fused for `operators` alone; plain operators stay plain. [`Ops::Plain`] and [`Ops::Fused`] where that
+    /// leaves none or all of them.
     #[must_use]
     pub fn only(self, operators: impl IntoIterator<Item = Operator>) -> Self {
-        let kept = operators.into_iter().filter(|operator| self.form(*operator) == Form::Fused);
-        Self::Chosen(kept.collect())
+        let kept = operators.into_iter().filter(|operator| self.form(*operator) == Form::Fused).collect::<Operators>();
+        match Operator::ALL.into_iter().filter(|operator| kept.contains(*operator)).count() {
+            0 => Self::Plain,
+            all if all == Operator::ALL.len() => Self::Fused,
+            _ => Self::Chosen(kept),
+        }
     }
 
     /// The form in which `operator` computes.

@@ -17,11 +17,12 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
+use kiln_models::Ops;
 
 use crate::base::error::{Error, Result, printable};
 use crate::base::process;
-use crate::engine::device;
 use crate::engine::handover::{Engine, Identity};
+use crate::engine::{device, operators};
 use bench::{BenchArgs, WorkerArgs};
 use compare::{CompareArgs, ReportArgs};
 use compiler::{ParityArgs, ProbeArgs};
@@ -173,6 +174,11 @@ fn devices() -> Result<()> {
     for device in device::available() {
         let note = if device.is_software { " (software, not chosen by \"auto\")" } else { "" };
         say(format!("{} {}: {}{note}", device.kind, device.index, device.name))?;
+        if Ops::fused(&device.device).is_ok() {
+            for line in operators::defaults(device.kind) {
+                say(format!("  {line}"))?;
+            }
+        }
     }
     say(format!("cpu threads: {}", std::thread::available_parallelism().map_or(1, usize::from)))?;
     #[cfg(target_arch = "x86_64")]

@@ -10,9 +10,10 @@ use kiln_models::Ops;
 
 use crate::base::error::{Error, Result};
 use crate::base::host;
-use crate::config::{CompilerMode, DeviceKind, FusedOps, Precision, Switch, TrainingCompilerConfig};
+use crate::config::{CompilerMode, DeviceKind, Precision, TrainingCompilerConfig};
 use crate::engine::handover;
 use crate::engine::handover::Engine;
+use crate::engine::operators;
 
 /// A device of this machine that this build can use.
 #[derive(Debug, Clone)]
@@ -29,7 +30,7 @@ pub struct Available {
     pub is_software: bool,
 }
 
-/// What is known of a device without touching it: a plan follows from this.
+/// The facts of a device that a plan follows from; nothing here touches the device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceFacts {
     /// The kind, as it is written in configs.
@@ -57,7 +58,7 @@ impl DeviceFacts {
 }
 
 impl Available {
-    /// What is known of it. Asks the device in which types it computes.
+    /// Its facts. Asks the device in which types it computes.
     pub fn facts(&self) -> DeviceFacts {
         let types = [(Precision::Bf16, FloatDType::BF16), (Precision::F16, FloatDType::F16)];
         let narrow = types.into_iter().filter(|(_, dtype)| self.device.supports_dtype(*dtype));
@@ -130,7 +131,8 @@ pub fn select(kind: DeviceKind, index: usize) -> Result<Available> {
     })
 }
 
-/// In which form the models compute under `compiler` on `device`.
+/// In which form the models compute under `compiler` on `device` in f32; a narrow type may leave fewer operators fused
+/// ([`operators`]).
 ///
 /// # Errors
 /// A compiler that is asked for what the device or this build lacks.
@@ -157,12 +159,9 @@ pub fn ops(compiler: Option<&TrainingCompilerConfig>, device: &DeviceFacts) -> R
         None => Ok(Ops::Fused),
         Some(why) => Err(Error::config(format!("compiler.fused_ops: {why}")).help("set compiler.fused_ops = \"auto\"")),
     };
-    match (&compiler.fused_ops, device.kind) {
-        (FusedOps::All(Switch::Off), _) => Ok(Ops::Plain),
-        // The kernels compile for CUDA, but no CUDA device has shown yet that they compute what the composition does.
-        (FusedOps::All(Switch::Auto), DeviceKind::Cuda) => Ok(Ops::Plain),
-        (FusedOps::All(Switch::Auto | Switch::On), _) => fused(),
-        (FusedOps::Only(operators), _) => Ok(fused()?.only(operators.iter().copied())),
+    match operators::fused(&compiler.fused_ops, device.kind, FloatDType::F32) {
+        operators if operators.is_empty() => Ok(Ops::Plain),
+        operators => Ok(fused()?.only(operators)),
     }
 }
 
@@ -172,7 +171,7 @@ pub struct MemoryUse {
     /// The most there has been: on the CPU what the process had resident. On a GPU the same as `reserved_mib`, since its
     /// pools keep no peak of their own; they do not shrink by themselves, so the largest of several moments is one.
     pub peak_mib: Option<f64>,
-    /// What is taken from the system now: on a GPU by the device's pools, on the CPU by the process.
+    /// The memory that is taken from the system now: on a GPU by the device's pools, on the CPU by the process.
     pub reserved_mib: Option<f64>,
 }
 

@@ -1,7 +1,8 @@
-//! What computes: devices, the two engines and the hand-over between them, the settings of the training compiler, kernel
-//! launches.
+//! Devices, the two engines and the hand-over between them, the settings of the training compiler, the choice of fused
+//! operators, kernel launches.
 
 pub mod compiler;
 pub mod device;
 pub mod handover;
 pub mod launches;
+pub mod operators;

@@ -1,14 +1,17 @@
 //! The parts of the training compiler and what becomes of each in a run.
 
+use burn::tensor::FloatDType;
+use kiln_models::ops::Form;
 use kiln_models::{Operator, Ops};
 use serde_json::{Value, json};
 
 use super::NotCaptured;
-use crate::config::{CompilerMode, DeviceKind, Switch, TrainingCompilerConfig};
+use crate::config::{CompilerMode, DeviceKind, FusedOps, Switch, TrainingCompilerConfig};
 use crate::engine::compiler::warms_up;
 use crate::engine::device::DeviceFacts;
 use crate::engine::handover;
 use crate::engine::handover::{Engine, Settings};
+use crate::engine::operators;
 
 /// A part of the training compiler and what has become of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,34 +41,26 @@ impl std::fmt::Display for Part {
     }
 }
 
-/// What of the training compiler is active on `device` in this build when a run under `compiler` computes in the form `ops`
-/// and [captures](crate::plan::RunPlan::captures) its steps or not, and why the rest is not.
+/// The parts of the training compiler that are active on `device` in this build when a run under `compiler`, whose matrix
+/// products are in `dtype`, computes in the form `ops` and [captures](crate::plan::RunPlan::captures) its steps or not, and
+/// the reasons why the others are not.
 pub fn parts(
     compiler: Option<&TrainingCompilerConfig>,
     device: &DeviceFacts,
+    dtype: FloatDType,
     ops: Ops,
     captures: Result<(), NotCaptured>,
 ) -> Vec<Part> {
     let native = compiler.is_none_or(|compiler| compiler.enabled == CompilerMode::Native);
-    let operators = "Kiln's fused operators";
-    let fused = ops.fused_operators();
-    let names =
-        |operators: &[Operator]| operators.iter().map(|operator| operator.name()).collect::<Vec<_>>().join(", ");
-    let fused_part = if !fused.is_empty() {
-        let plain = Operator::ALL.into_iter().filter(|operator| !fused.contains(operator)).collect::<Vec<_>>();
-        let rest = if plain.is_empty() {
-            String::new()
-        } else {
-            format!("; plain by compiler.fused_ops or precision: {}", names(&plain))
-        };
-        Part::new(operators, "on", names(&fused) + &rest)
-    } else if native {
-        Part::new(operators, "off", "the run is native")
-    } else if device.kind == DeviceKind::Cuda {
-        let why = "experimental on CUDA, not yet checked on a device: compiler.fused_ops = \"on\" tries them";
-        Part::new(operators, "off", why)
-    } else {
-        Part::new(operators, "off", "compiler.fused_ops, or the trial of compiler.enabled = \"auto\", says so")
+    let setting = compiler.map_or(FusedOps::All(Switch::Off), |compiler| compiler.fused_ops.clone());
+    let (fused, plain) = Operator::ALL.into_iter().partition::<Vec<_>, _>(|it| ops.form(*it) == Form::Fused);
+    let why = || operators::explain(&plain, &setting, device.kind, dtype);
+    let name = "Kiln's fused operators";
+    let fused_part = match () {
+        () if native => Part::new(name, "off", "the run is native"),
+        () if fused.is_empty() => Part::new(name, "off", why()),
+        () if plain.is_empty() => Part::new(name, "on", operators::names(&fused)),
+        () => Part::new(name, "on", format!("{}; plain: {}", operators::names(&fused), why())),
     };
     let fusion = "Burn's fusion";
     let burns = [
@@ -116,8 +111,10 @@ fn warmup_part(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) -> P
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::config::Precision;
     use crate::engine::compiler::start_up_lines;
     use crate::engine::device::{ops, select};
+    use crate::precision::PrecisionPlan;
 
     const NO_CAPTURE: Result<(), NotCaptured> = Err(NotCaptured { by_device: true, because: "Flex" });
 
@@ -125,8 +122,9 @@ mod tests {
     fn the_table_says_what_is_on_and_why_the_rest_is_not() {
         let cpu = select(DeviceKind::Cpu, 0).unwrap().facts();
         let compiled = TrainingCompilerConfig::default();
-        let table =
-            |config: Option<&TrainingCompilerConfig>| parts(config, &cpu, ops(config, &cpu).unwrap(), NO_CAPTURE);
+        let table = |config: Option<&TrainingCompilerConfig>| {
+            parts(config, &cpu, FloatDType::F32, ops(config, &cpu).unwrap(), NO_CAPTURE)
+        };
         let on = table(Some(&compiled));
         assert_eq!((on[0].state, on.len()), ("on", 5));
         assert!(on[0].because.starts_with("embedding, dropout, layer_norm") && on[0].because.ends_with("adamw"));
@@ -136,11 +134,21 @@ mod tests {
         assert_eq!((table(Some(&forced))[4].state, table(None)[4].because.as_str()), ("on", "the run is native"));
         assert_eq!((table(None)[0].state, table(None)[0].because.as_str()), ("off", "the run is native"));
         let some = TrainingCompilerConfig {
-            fused_ops: crate::config::FusedOps::Only(vec![Operator::Gelu]),
+            fused_ops: FusedOps::Only(vec![Operator::Gelu]),
             ..TrainingCompilerConfig::default()
         };
         assert!(
-            table(Some(&some))[0].because.starts_with("gelu; plain by compiler.fused_ops or precision: embedding,")
+            table(Some(&some))[0].because.starts_with("gelu; plain: embedding,")
+                && table(Some(&some))[0].because.ends_with("adamw (not in the list of compiler.fused_ops)")
+        );
+        let bf16 = PrecisionPlan::new(Precision::Bf16, &cpu).unwrap();
+        let fused = bf16.ops(ops(Some(&compiled), &cpu).unwrap());
+        let part = &parts(Some(&compiled), &cpu, bf16.dtype, fused, NO_CAPTURE)[0];
+        assert!(part.because.ends_with("adamw; plain: linear (precision bf16: its kernel is f32 only)"), "{part}");
+        let off = TrainingCompilerConfig { fused_ops: Switch::Off.into(), ..compiled.clone() };
+        assert_eq!(
+            (table(Some(&off))[0].state, &*table(Some(&off))[0].because),
+            ("off", "compiler.fused_ops = \"off\"")
         );
         assert_eq!((start_up_lines(None).len(), start_up_lines(Some(&compiled)).len()), (0, 2));
     }

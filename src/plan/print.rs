@@ -155,7 +155,7 @@ impl RunPlan {
                 trainer.seed
             ),
         );
-        let parts = parts(self.compiler().as_ref(), &self.device, self.ops, self.captures());
+        let parts = parts(self.compiler().as_ref(), &self.device, self.precision.dtype, self.ops, self.captures());
         for (index, part) in parts.iter().enumerate() {
             line(if index == 0 { "compiler" } else { "" }, part.to_string());
         }

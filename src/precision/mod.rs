@@ -4,7 +4,6 @@
 pub mod scaler;
 
 use burn::tensor::FloatDType;
-use kiln_models::ops::Operator;
 use kiln_models::{Compute, Ops};
 
 use crate::base::error::{Error, Result};
@@ -14,7 +13,7 @@ use crate::engine::device::DeviceFacts;
 /// The precision of a run, and why it is this one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrecisionPlan {
-    /// What was decided; never `auto`.
+    /// The precision that was chosen; never `auto`.
     pub precision: Precision,
     /// The type of matrix products.
     pub dtype: FloatDType,
@@ -23,7 +22,7 @@ pub struct PrecisionPlan {
 }
 
 impl PrecisionPlan {
-    /// What `asked` comes to on `device`.
+    /// Resolves `asked` on `device`.
     ///
     /// # Errors
     /// A type that the device does not compute in.
@@ -46,7 +45,7 @@ impl PrecisionPlan {
         if !device.computes_in(precision) {
             let others = [Precision::F16, Precision::Bf16].into_iter().filter(|other| device.computes_in(*other));
             let others = others.map(|precision| format!("\"{precision}\" or ")).collect::<String>();
-            // What the device is missing, where it is known; else drivers differ.
+            // The feature that the device lacks, where it is known; otherwise it depends on the driver.
             let why = match (device.kind, precision) {
                 (DeviceKind::Wgpu, Precision::Bf16) => {
                     "WGSL, the language of its kernels, has no bf16 (for Vulkan's own: tracel-ai/cubecl#802)"
@@ -63,14 +62,9 @@ impl PrecisionPlan {
         Ok(Self { precision, dtype, note })
     }
 
-    /// Those of the fused operators `ops` that compute in this precision: those of [`Compute::new`], and with a loss scale not
-    /// AdamW, which cannot skip a step.
+    /// Those of the fused operators `ops` that compute in this precision.
     pub fn ops(&self, ops: Ops) -> Ops {
-        let ops = Compute::new(ops, self.dtype).ops();
-        match self.scales_loss() {
-            true => ops.only(Operator::ALL.into_iter().filter(|operator| *operator != Operator::AdamW)),
-            false => ops,
-        }
+        Compute::new(ops, self.dtype).ops()
     }
 
     /// Whether losses are scaled.
@@ -78,7 +72,7 @@ impl PrecisionPlan {
         self.precision == Precision::F16
     }
 
-    /// What is in which type, for the plan.
+    /// Says for the plan which values are in which type.
     pub fn describe(&self) -> String {
         let note = if self.note.is_empty() { String::new() } else { format!(" ({})", self.note) };
         match self.precision {
@@ -91,7 +85,7 @@ impl PrecisionPlan {
     }
 }
 
-/// What `auto` means.
+/// The precision that `auto` chooses, and why.
 fn choose(device: &DeviceFacts) -> (Precision, String) {
     match device.kind {
         DeviceKind::Cpu | DeviceKind::Auto => {

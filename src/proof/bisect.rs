@@ -61,11 +61,9 @@ pub fn bisect(
     let fused = Operator::ALL.into_iter().filter(|operator| all.0.fused.iter().any(|name| name == operator.name()));
     let fused = fused.collect::<Vec<_>>();
     let settings = compiled.compiler.clone().unwrap_or_default();
-    let on = Column::on(&settings, all.0.device).into_iter().filter(|column| match column {
-        Column::Operators | Column::Operator(_) => false,
-        Column::Graph => all.0.captures,
-        Column::Fusion | Column::Autotune => true,
-    });
+    // The operators are columns by themselves here.
+    let on = Column::on(&settings, all.0.device, &[]).into_iter();
+    let on = on.filter(|column| *column != Column::Graph || all.0.captures);
     let columns = fused.iter().copied().map(Column::Operator).chain(on).collect::<Vec<_>>();
     if columns.is_empty() {
         return Err(Error::config(
@@ -150,9 +148,11 @@ pub fn bisect(
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use burn::tensor::FloatDType;
+
     use super::*;
     use crate::config::DeviceKind;
-    use crate::engine::compiler::columns::fused_operators;
+    use crate::engine::operators;
     use crate::proof::figures::{StepFigures, TensorFigures};
 
     fn config() -> RunConfig {
@@ -165,8 +165,9 @@ mod tests {
     fn columns(config: &RunConfig, kind: DeviceKind) -> Vec<Column> {
         let compiled = |compiler: &&crate::config::TrainingCompilerConfig| compiler.enabled == CompilerMode::Compiled;
         let Some(compiler) = config.compiler.as_ref().filter(compiled) else { return Vec::new() };
-        let operators = fused_operators(&compiler.fused_ops, kind).into_iter().map(Column::Operator);
-        operators.chain(Column::on(compiler, kind)).collect()
+        let fused = operators::fused(&compiler.fused_ops, kind, FloatDType::F32);
+        let on = Column::on(compiler, kind, &fused);
+        fused.into_iter().map(Column::Operator).chain(on).collect()
     }
 
     /// A machine on which the columns `wrong` spoil the loss, captured steps only where steps are captured, and the columns

@@ -7,15 +7,16 @@
 use std::fs;
 use std::path::Path;
 
-use kiln_models::{Operator, Ops};
+use kiln_models::Operator;
+use kiln_models::ops::Form;
 use serde_json::{Value, json};
 
 use crate::base::error::{Error, Result};
 use crate::base::files::{write_json, write_whole};
 use crate::base::reads::DeviceReads;
-use crate::config::{CompilerMode, FusedOps, Switch};
-use crate::engine::device;
+use crate::config::{CompilerMode, Switch};
 use crate::engine::handover::Engine;
+use crate::engine::operators;
 use crate::plan::{Part, RunPlan, parts};
 use crate::session::Session;
 use crate::trainer::Shapes;
@@ -60,8 +61,8 @@ impl Watch {
         let device = self.observed.finish(&session.device);
         #[cfg(not(feature = "compiler"))]
         let device = Value::Null;
-        let operators = operators(plan)?;
-        let parts = parts(plan.compiler().as_ref(), &plan.device, plan.ops, plan.captures());
+        let operators = operators(plan);
+        let parts = parts(plan.compiler().as_ref(), &plan.device, plan.precision.dtype, plan.ops, plan.captures());
         let report = json!({
             "schema": "kiln.compiler-debug/1",
             "timings": "not comparable: compiler.debug",
@@ -89,26 +90,15 @@ impl Watch {
 }
 
 /// Every operator of Kiln's, with why it is not fused where it is not.
-fn operators(plan: &RunPlan) -> Result<Vec<(Operator, Option<String>)>> {
-    let compiler = plan.config.compiler.as_ref();
-    let asked = device::ops(compiler, &plan.device)?;
-    let fused = |ops: Ops, operator: &Operator| ops.fused_operators().contains(operator);
+fn operators(plan: &RunPlan) -> Vec<(Operator, Option<String>)> {
     let native = plan.decision.as_ref().is_some_and(|decision| decision.mode == CompilerMode::Native);
-    let why = |operator: &Operator| match (fused(asked, operator), compiler.map(|compiler| &compiler.fused_ops)) {
+    let setting = plan.config.compiler.as_ref().map_or(Switch::Off.into(), |compiler| compiler.fused_ops.clone());
+    let why = |operator| match operators::plain_because(operator, &setting, plan.device.kind, plan.precision.dtype) {
         _ if native => "the trial of compiler.enabled = \"auto\" chose native".into(),
-        (true, _) => {
-            let because =
-                if *operator == Operator::Linear { "its kernel is f32 only" } else { "not with a loss scale" };
-            format!("precision {}: {because}", plan.precision.precision)
-        }
-        (false, Some(FusedOps::Only(_))) => "not in the list of compiler.fused_ops".into(),
-        (false, Some(FusedOps::All(Switch::Off))) => "compiler.fused_ops = \"off\"".into(),
-        (false, _) => "experimental on this device, so compiler.fused_ops = \"auto\" leaves it plain".into(),
+        why => why.unwrap_or_else(|| operators::NATIVE_GPU.into()),
     };
-    Ok(Operator::ALL
-        .into_iter()
-        .map(|operator| (operator, (!fused(plan.ops, &operator)).then(|| why(&operator))))
-        .collect())
+    let of = |operator| (operator, (plan.ops.form(operator) == Form::Plain).then(|| why(operator)));
+    Operator::ALL.into_iter().map(of).collect()
 }
 
 /// Rows that are shown of what may have many; the file has all.

@@ -69,7 +69,7 @@ fn write_bundle(
     let copied = ["plan.toml", "metrics.jsonl", compiler::decision::FILE, run_log::FILE];
     folder.manifest.list(copied.iter().chain(&[REPORT]).map(|name| Path::new(FOLDER).join(name)))?;
     fs::create_dir_all(&target).map_err(|error| io(&target, &error))?;
-    let parts = parts(plan.compiler().as_ref(), &plan.device, plan.ops, plan.captures());
+    let parts = parts(plan.compiler().as_ref(), &plan.device, plan.precision.dtype, plan.ops, plan.captures());
     let report = json!({
         "error": error.to_string(),
         "exit_code": error.exit_code(),

@@ -419,6 +419,9 @@ fn what_is_refused() {
     refused(&["--target-loss", "inf"], &["--target-loss: expected a number"]);
     refused(&["--ablate", "--arms", "native,compiled-large", "--compiled-batch", "5"], &["which --arms lacks"]);
     refused(&["--ablate", "--set", "compiler.fused_ops=off"], &["nothing of the compiler can be switched off"]);
+    // The linear operator is plain in bf16, so there is nothing to switch off.
+    let narrow = ["--ablate=operators", "--set", "compiler.fused_ops=[\"linear\"]", "--set", "precision=bf16"];
+    refused(&narrow, &["nothing of the compiler can be switched off"]);
     // What only one of the modes can run.
     refused(&["--set", "compiler.fusion=on"], &["arm compiled: compiler.fusion = \"on\"", "on the CPU"]);
     refused(&["--set", "compiler.autotune=full"], &["arm compiled: compiler.autotune = \"full\""]);

@@ -9,6 +9,7 @@ mod common;
 mod compute_copies;
 mod direction;
 mod guard;
+mod operators;
 mod out_of_memory;
 mod parity;
 mod saving;

@@ -121,7 +121,7 @@ impl<'a> Visible<'a> {
     }
 }
 
-/// What is the same for all heads of a call.
+/// The part of a call that all heads share.
 struct Call<'a> {
     sizes: Sizes,
     sequences: Vec<Sequence>,
@@ -169,7 +169,7 @@ impl<'a> Call<'a> {
                 spans.collect::<Vec<_>>()
             }
         };
-        // What is written is written by sequence, so they have to be all rows, no more and no fewer.
+        // The result is written sequence by sequence, so the sequences have to cover each row once.
         assert_eq!(spans.last().map_or(0, |last| last.start + last.len), rows, "rows of an attention and of its mask");
         let one_each = queries != rows;
         assert!(!one_each || queries == spans.len(), "queries of an attention: all or one a sequence");

@@ -6,16 +6,14 @@
 mod kernel;
 pub mod plain;
 
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
-use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
+use burn::backend::{Backend, Dispatch, autodiff::Autodiff, backend_extension};
 use burn::tensor::{Bool, Device, Tensor};
 
+use super::autodiff::{Differentiate, record};
 use super::contract::Contract;
 use super::dropout::DropoutRng;
-use super::flex::FlexTensor;
 use super::{Form as OpForm, Operator, Ops};
 use plain::{causal_mask, merge_heads, padding_mask, split_heads};
 
@@ -110,7 +108,7 @@ pub struct Attention<'a> {
     pub batch: usize,
     /// Number of heads; divides the width.
     pub heads: usize,
-    /// What scores are multiplied by.
+    /// The factor of the scores, as a rule `1 / sqrt(head_dim)`.
     pub scale: f64,
     /// Probability that dropout zeroes a weight.
     pub dropout: f64,
@@ -255,7 +253,7 @@ pub(super) struct Inputs<F, I, B> {
 
 pub(super) type InputsOf<B> = Inputs<FloatTensor<B>, IntTensor<B>, BoolTensor<B>>;
 
-/// What the backward needs.
+/// The values that the backward needs.
 #[derive(Debug, Clone)]
 pub(super) struct Saved<F, I, B> {
     pub inputs: Inputs<F, I, B>,
@@ -265,7 +263,7 @@ pub(super) struct Saved<F, I, B> {
 
 pub(super) type SavedOf<B> = Saved<FloatTensor<B>, IntTensor<B>, BoolTensor<B>>;
 
-/// What a backend supplies.
+/// The kernels that a backend supplies.
 pub(super) trait AttentionKernel: Backend {
     /// The result, and each row's log-sum-exp.
     fn forward(inputs: &InputsOf<Self>) -> (FloatTensor<Self>, FloatTensor<Self>);
@@ -275,29 +273,22 @@ pub(super) trait AttentionKernel: Backend {
 }
 
 /// Without autodiff the operator is its kernel's forward.
-macro_rules! without_autodiff {
-    ($backend:ty, $tensor:ty) => {
-        impl AttentionOp for $backend {
-            fn packed(qkv: $tensor, keys: $tensor, seed: $tensor, settings: Settings) -> $tensor {
-                Self::forward(&Inputs { qkv: Parts::Packed(qkv), keys, seed, settings }).0
-            }
+impl<B: AttentionKernel> AttentionOp for B {
+    fn packed(qkv: FloatTensor<B>, keys: BoolTensor<B>, seed: IntTensor<B>, settings: Settings) -> FloatTensor<B> {
+        B::forward(&Inputs { qkv: Parts::Packed(qkv), keys, seed, settings }).0
+    }
 
-            fn separate(
-                query: $tensor,
-                key: $tensor,
-                value: $tensor,
-                keys: $tensor,
-                seed: $tensor,
-                settings: Settings,
-            ) -> $tensor {
-                Self::forward(&Inputs { qkv: Parts::Separate([query, key, value]), keys, seed, settings }).0
-            }
-        }
-    };
+    fn separate(
+        query: FloatTensor<B>,
+        key: FloatTensor<B>,
+        value: FloatTensor<B>,
+        keys: BoolTensor<B>,
+        seed: IntTensor<B>,
+        settings: Settings,
+    ) -> FloatTensor<B> {
+        B::forward(&Inputs { qkv: Parts::Separate([query, key, value]), keys, seed, settings }).0
+    }
 }
-without_autodiff!(Flex, FlexTensor);
-#[cfg(feature = "compiler")]
-without_autodiff!(crate::ops::cube::Cube, crate::ops::cube::FusedTensor);
 
 impl<B: AttentionKernel, C: CheckpointStrategy> AttentionOp for Autodiff<B, C> {
     fn packed(
@@ -306,13 +297,7 @@ impl<B: AttentionKernel, C: CheckpointStrategy> AttentionOp for Autodiff<B, C> {
         seed: IntTensor<Self>,
         settings: Settings,
     ) -> FloatTensor<Self> {
-        let prepared = AttentionBackward.prepare::<C>([qkv.node()]).compute_bound().stateful();
-        let inputs = Inputs { qkv: Parts::Packed(qkv.into_primitive()), keys, seed, settings };
-        let (out, lse) = B::forward(&inputs);
-        match prepared {
-            OpsKind::Tracked(prepared) => prepared.finish(Saved { inputs, lse }, out),
-            OpsKind::UnTracked(prepared) => prepared.finish(out),
-        }
+        record::<C, _, _, _>([qkv], |[qkv], _| saved::<B>(Inputs { qkv: Parts::Packed(qkv), keys, seed, settings }))
     }
 
     fn separate(
@@ -323,42 +308,23 @@ impl<B: AttentionKernel, C: CheckpointStrategy> AttentionOp for Autodiff<B, C> {
         seed: IntTensor<Self>,
         settings: Settings,
     ) -> FloatTensor<Self> {
-        let nodes = [query.node(), key.node(), value.node()];
-        let prepared = AttentionBackward.prepare::<C>(nodes).compute_bound().stateful();
-        let parts = [query.into_primitive(), key.into_primitive(), value.into_primitive()];
-        let inputs = Inputs { qkv: Parts::Separate(parts), keys, seed, settings };
-        let (out, lse) = B::forward(&inputs);
-        match prepared {
-            OpsKind::Tracked(prepared) => prepared.finish(Saved { inputs, lse }, out),
-            OpsKind::UnTracked(prepared) => prepared.finish(out),
-        }
+        record::<C, _, _, _>([query, key, value], |parts, _| {
+            saved::<B>(Inputs { qkv: Parts::Separate(parts), keys, seed, settings })
+        })
     }
 }
 
-#[derive(Debug)]
-struct AttentionBackward;
-
-impl<B: AttentionKernel> Backward<B, 1> for AttentionBackward {
-    type State = SavedOf<B>;
-
-    fn backward(self, step: Step<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let dout = grads.consume::<B>(&step.node);
-        if let ([Some(node)], Parts::Packed(dqkv)) = (step.parents, B::backward(step.state, dout)) {
-            grads.register::<B>(node.id, dqkv);
-        }
-    }
+/// The result, and what is saved for the backward.
+fn saved<B: AttentionKernel>(inputs: InputsOf<B>) -> (FloatTensor<B>, SavedOf<B>) {
+    let (out, lse) = B::forward(&inputs);
+    (out, Saved { inputs, lse })
 }
 
-impl<B: AttentionKernel> Backward<B, 3> for AttentionBackward {
-    type State = SavedOf<B>;
-
-    fn backward(self, step: Step<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let dout = grads.consume::<B>(&step.node);
-        let Parts::Separate(parts) = B::backward(step.state, dout) else { return };
-        for (parent, grad) in step.parents.into_iter().zip(parts) {
-            if let Some(parent) = parent {
-                grads.register::<B>(parent.id, grad);
-            }
+impl<B: AttentionKernel> Differentiate<B> for SavedOf<B> {
+    fn gradients(self, dout: FloatTensor<B>, _: &[bool]) -> Vec<Option<FloatTensor<B>>> {
+        match B::backward(self, dout) {
+            Parts::Packed(dqkv) => vec![Some(dqkv)],
+            Parts::Separate(parts) => parts.map(Some).into(),
         }
     }
 }

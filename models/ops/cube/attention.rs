@@ -27,7 +27,7 @@ struct Part {
 struct Split {
     /// The query times [`query_scale`](Self::query_scale).
     qkv: [FusedTensor; 3],
-    /// What scores are multiplied by in f16: before the product, in which they could overflow. 1 in the other types, where the
+    /// The factor of the scores in f16, applied before the product, in which they could overflow. 1 in the other types, where the
     /// kernel multiplies them.
     query_scale: f32,
     keys: FusedTensor,

@@ -90,12 +90,12 @@ pub(super) fn threshold(p: f64) -> u32 {
     (p * 4_294_967_296.0).round().min(f64::from(u32::MAX)) as u32
 }
 
-/// What a kept element is multiplied by.
+/// The factor of a kept element, `1 / (1 - p)`.
 pub(super) fn scale(p: f64) -> f32 {
     (1.0 / (1.0 - p)) as f32
 }
 
-/// What element `column` of row `row` is multiplied by: 0 or `scale`.
+/// The factor of element `column` of row `row`: 0 or `scale`.
 #[cube]
 pub(super) fn factor(seed: &[i32], row: u32, column: u32, threshold: u32, scale: f32) -> f32 {
     let a = mix(u32::cast_from(seed[0]) ^ mix(row + 0x9E37_79B9u32));

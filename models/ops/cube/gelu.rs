@@ -93,7 +93,7 @@ fn gelu_backward_each(
     dx[i] = dy[i] * (cdf + x * density(x, cdf, tanh));
 }
 
-/// What GELU multiplies `x` with: the normal distribution, or its approximation `1 / (1 + e^(-2u))`, which is
+/// The factor of `x` in GELU: the normal distribution function, or its approximation `1 / (1 + e^(-2u))`, which is
 /// `0.5 (1 + tanh u)` without its cancellation for negative `u`.
 #[cube]
 fn cdf(x: f32, #[comptime] tanh: bool) -> f32 {

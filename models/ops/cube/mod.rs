@@ -374,7 +374,7 @@ fn dims2(x: &CubeTensor) -> [usize; 2] {
     x.shape().dims()
 }
 
-/// What a kernel is given: the buffer of a row-major tensor. It may be longer than the tensor (a slice is a view), so kernels
+/// The buffer of a row-major tensor, as an argument of a kernel. It may be longer than the tensor (a slice is a view), so kernels
 /// are told sizes and never ask a buffer for its length.
 fn buffer(x: &CubeTensor) -> BufferArg {
     x.clone().into_buffer_arg()

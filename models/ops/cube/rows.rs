@@ -1,4 +1,4 @@
-//! What kernels share that work on rows: sums and maxima over a cube, and sums over the rows of a matrix.
+//! Building blocks of the kernels that work on rows: sums and maxima over a cube, and sums over the rows of a matrix.
 
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;

@@ -6,7 +6,7 @@ use kiln_models::ops::dropout::{DropoutRng, bias_dropout_residual, dropout};
 
 use crate::{agrees_with_plain, close, generator, input, noise, read, run, vector, wide};
 
-/// What dropout with this seed multiplies the elements of `[rows, cols]` by: the result for ones.
+/// The factors that dropout with this seed gives the elements of `[rows, cols]`: its result for ones.
 fn factors(rows: usize, cols: usize, p: f64, seed: u64) -> Vec<f32> {
     let device = crate::device();
     device.seed(seed);

@@ -8,6 +8,7 @@ mod contract;
 mod cross_entropy;
 mod dropout;
 mod embedding;
+mod fused;
 mod gelu;
 mod layer_norm;
 mod linear;

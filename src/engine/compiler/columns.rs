@@ -22,22 +22,17 @@ pub enum Column {
 }
 
 impl Column {
-    /// What is on under `compiler` on a device of kind `kind`, from the table's top down.
-    pub fn on(compiler: &TrainingCompilerConfig, kind: DeviceKind) -> Vec<Self> {
-        let mut columns = Vec::new();
-        if !fused_operators(&compiler.fused_ops, kind).is_empty() {
-            columns.push(Self::Operators);
-        }
-        if kind == DeviceKind::Cpu {
-            return columns;
-        }
-        let rest = [
-            (Self::Fusion, compiler.fusion != Switch::Off),
-            (Self::Autotune, compiler.autotune != AutotuneLevel::Minimal),
-            (Self::Graph, compiler.graph != Switch::Off),
+    /// The columns that are on under `compiler` on a device of kind `kind` where the operators `fused` are, in the order of the
+    /// table.
+    pub fn on(compiler: &TrainingCompilerConfig, kind: DeviceKind, fused: &[Operator]) -> Vec<Self> {
+        let is_gpu = kind != DeviceKind::Cpu;
+        let columns = [
+            (Self::Operators, !fused.is_empty()),
+            (Self::Fusion, is_gpu && compiler.fusion != Switch::Off),
+            (Self::Autotune, is_gpu && compiler.autotune != AutotuneLevel::Minimal),
+            (Self::Graph, is_gpu && compiler.graph != Switch::Off),
         ];
-        columns.extend(rest.into_iter().filter(|(_, is_on)| *is_on).map(|(column, _)| column));
-        columns
+        columns.into_iter().filter(|(_, is_on)| *is_on).map(|(column, _)| column).collect()
     }
 
     /// Switches it off; an operator alone out of `fused`, those that are fused. Captured steps need some of the others, so they
@@ -96,30 +91,27 @@ pub fn only(operators: Vec<Operator>) -> FusedOps {
     if operators.is_empty() { Switch::Off.into() } else { FusedOps::Only(operators) }
 }
 
-/// The operators that are fused under `fused_ops`, as [`crate::engine::device::ops`] has it.
-pub fn fused_operators(fused_ops: &FusedOps, kind: DeviceKind) -> Vec<Operator> {
-    match (fused_ops, kind) {
-        (FusedOps::All(Switch::Off), _) | (FusedOps::All(Switch::Auto), DeviceKind::Cuda) => Vec::new(),
-        (FusedOps::All(_), _) => Operator::ALL.to_vec(),
-        (FusedOps::Only(operators), _) => operators.clone(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use burn::tensor::FloatDType;
+
     use super::*;
+    use crate::engine::operators;
 
     #[test]
     fn a_device_has_its_columns_and_each_its_setting() {
         let compiler = TrainingCompilerConfig::default();
-        assert_eq!(Column::on(&compiler, DeviceKind::Cpu), [Column::Operators]);
+        assert_eq!(Column::on(&compiler, DeviceKind::Cpu, &Operator::ALL), [Column::Operators]);
         let all = [Column::Operators, Column::Fusion, Column::Autotune, Column::Graph];
-        assert_eq!(Column::on(&compiler, DeviceKind::Wgpu), all);
-        assert_eq!(Column::on(&compiler, DeviceKind::Cuda), all[1..]);
+        let on = |compiler: &TrainingCompilerConfig, kind| {
+            Column::on(compiler, kind, &operators::fused(&compiler.fused_ops, kind, FloatDType::F32))
+        };
+        assert_eq!(on(&compiler, DeviceKind::Wgpu), all);
+        assert_eq!(on(&compiler, DeviceKind::Cuda), all[1..]);
         for column in all {
             let mut without = compiler.clone();
             column.switch_off(&mut without, &Operator::ALL);
-            let left = Column::on(&without, DeviceKind::Wgpu);
+            let left = on(&without, DeviceKind::Wgpu);
             assert_eq!(left, all.into_iter().filter(|other| *other != column).collect::<Vec<_>>());
         }
         let gelu = Column::Operator(Operator::Gelu);

@@ -1,7 +1,7 @@
 //! The settings of the training compiler (`[compiler]`): its start-up lines, the columns of its table that can be switched off
 //! one by one ([`columns`]), when a run checks itself ([`checks`]), and the choice that `enabled = "auto"` has come to
-//! ([`decision`]). The operators themselves are `kiln_models::ops`; [`device::ops`](crate::engine::device::ops) decides which
-//! of them are fused.
+//! ([`decision`]). The operators themselves are `kiln_models::ops`; [`operators`](crate::engine::operators) says
+//! which of them are fused.
 
 pub mod columns;
 pub mod checks;

@@ -9,7 +9,8 @@ use kiln_models::Operator;
 use crate::base::error::{Error, Result};
 use crate::config::Task;
 use crate::config::{CompilerMode, DeviceKind, RunConfig};
-use crate::engine::compiler::columns::{Column, fused_operators};
+use crate::engine::compiler::columns::Column;
+use crate::engine::operators;
 use crate::plan::RunPlan;
 
 /// How finely.
@@ -45,7 +46,8 @@ pub(super) struct Ablation {
 pub(super) fn of(base: &RunConfig, ablate: Ablate, planned: &RunPlan) -> Result<(Vec<Ablation>, String)> {
     let compiler = base.compiler.clone().unwrap_or_default();
     let kind = planned.device.kind;
-    let fused = fused_operators(&compiler.fused_ops, kind);
+    let dtype = planned.precision.dtype;
+    let fused = operators::fused(&compiler.fused_ops, kind, dtype);
     let without = |column: Column, name: &str, label: String| {
         let mut config = base.clone();
         config.set_compiler(CompilerMode::Compiled);
@@ -53,7 +55,7 @@ pub(super) fn of(base: &RunConfig, ablate: Ablate, planned: &RunPlan) -> Result<
         Ablation { name: format!("compiled-{name}"), label, config }
     };
     let mut arms = Vec::new();
-    for column in Column::on(&compiler, kind) {
+    for column in Column::on(&compiler, kind, &fused) {
         let (name, label) = match column {
             Column::Fusion => {
                 ("no-fusion", "compiled, unfused: without Burn's fusion, slower than the native engine".into())
@@ -75,6 +77,10 @@ pub(super) fn of(base: &RunConfig, ablate: Ablate, planned: &RunPlan) -> Result<
             arms.push(without(Column::Operator(operator), &format!("no-{name}"), label));
         }
         missing.extend(idle.into_iter().map(|operator| format!("{}, which this run does not use", operator.name())));
+        missing.extend(Operator::ALL.into_iter().filter_map(|operator| {
+            let why = operators::plain_because(operator, &compiler.fused_ops, kind, dtype)?;
+            Some(format!("{}, which is plain ({why})", operator.name()))
+        }));
     }
     if arms.is_empty() {
         return Err(Error::config("--ablate: nothing of the compiler can be switched off for this run on this device")

@@ -1,0 +1,121 @@
+//! Which of Kiln's operators a run computes in the fused form: `compiler.fused_ops`, the device and the precision, held against
+//! the table [`FUSED`](kiln_models::ops::FUSED).
+
+use burn::tensor::FloatDType;
+use kiln_models::Operator;
+use kiln_models::ops::{Availability, DTYPES, Target};
+
+use crate::config::{DeviceKind, FusedOps, Switch};
+
+/// The operators that `fused_ops` fuses on a device of kind `kind` in a run whose matrix products are in `dtype`.
+pub fn fused(fused_ops: &FusedOps, kind: DeviceKind, dtype: FloatDType) -> Vec<Operator> {
+    let is_fused = |operator: &Operator| plain_because(*operator, fused_ops, kind, dtype).is_none();
+    Operator::ALL.into_iter().filter(is_fused).collect()
+}
+
+/// Why `operator` is plain in a compiled run with `fused_ops` on a device of kind `kind`, whose matrix products are in
+/// `dtype`; none if it is fused.
+pub fn plain_because(operator: Operator, fused_ops: &FusedOps, kind: DeviceKind, dtype: FloatDType) -> Option<String> {
+    match fused_ops {
+        FusedOps::All(Switch::Off) => return Some("compiler.fused_ops = \"off\"".into()),
+        FusedOps::Only(operators) if !operators.contains(&operator) => {
+            return Some("not in the list of compiler.fused_ops".into());
+        }
+        _ => {}
+    }
+    match (operator.within(dtype), operator.on(target(kind))) {
+        (Availability::Missing(why), _) => Some(format!("precision {}: {why}", format!("{dtype:?}").to_lowercase())),
+        (_, Availability::Missing(why)) => Some(why.into()),
+        (Availability::OnRequest(why), _) | (_, Availability::OnRequest(why)) => (*fused_ops
+            == FusedOps::All(Switch::Auto))
+        .then(|| format!("{why}; compiler.fused_ops = \"on\" chooses it")),
+        (Availability::Default, Availability::Default) => None,
+    }
+}
+
+/// The reasons why the operators `plain` are plain, each with its operators, as in `linear (precision bf16: its kernel is f32
+/// only)`; a reason alone if it is that of every operator.
+pub fn explain(plain: &[Operator], fused_ops: &FusedOps, kind: DeviceKind, dtype: FloatDType) -> String {
+    let mut reasons = Vec::<(String, Vec<Operator>)>::new();
+    for operator in plain {
+        let why = plain_because(*operator, fused_ops, kind, dtype);
+        // The table allows it, but the native engine of a GPU has no kernel of Kiln's.
+        let why = why.unwrap_or_else(|| NATIVE_GPU.into());
+        match reasons.iter_mut().find(|(reason, _)| *reason == why) {
+            Some((_, operators)) => operators.push(*operator),
+            None => reasons.push((why, vec![*operator])),
+        }
+    }
+    match reasons.as_slice() {
+        [(why, operators)] if operators.len() == Operator::ALL.len() => why.clone(),
+        reasons => {
+            let groups = reasons.iter().map(|(why, operators)| format!("{} ({why})", names(operators)));
+            groups.collect::<Vec<_>>().join("; ")
+        }
+    }
+}
+
+/// The reason of an operator that is plain although the table has a fused form.
+pub const NATIVE_GPU: &str = "the native engine of a GPU has no fused operators";
+
+/// Names of operators, as in tables.
+pub fn names(operators: &[Operator]) -> String {
+    operators.iter().map(|operator| operator.name()).collect::<Vec<_>>().join(", ")
+}
+
+/// The operators that a compiled run fuses on a device of kind `kind` unless its config says otherwise, and those that a
+/// narrow precision leaves plain, one line each.
+pub fn defaults(kind: DeviceKind) -> Vec<String> {
+    let auto = FusedOps::from(Switch::Auto);
+    let wide = fused(&auto, kind, FloatDType::F32);
+    if wide.is_empty() {
+        return vec![format!("fused operators: none ({})", explain(&Operator::ALL, &auto, kind, FloatDType::F32))];
+    }
+    let mut lines = vec![format!("fused operators: {}", names(&wide))];
+    for dtype in DTYPES {
+        let narrow = fused(&auto, kind, dtype);
+        let plain = wide.iter().copied().filter(|operator| !narrow.contains(operator)).collect::<Vec<_>>();
+        if !plain.is_empty() {
+            lines.push(format!("plain operators: {}", explain(&plain, &auto, kind, dtype)));
+        }
+    }
+    lines
+}
+
+/// The device's columns in the table; those of the CPU for a device that is still to be chosen.
+fn target(kind: DeviceKind) -> Target {
+    match kind {
+        DeviceKind::Auto | DeviceKind::Cpu => Target::Cpu,
+        DeviceKind::Wgpu => Target::Wgpu,
+        DeviceKind::Cuda => Target::Cuda,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn setting_device_and_precision_decide() {
+        let (auto, on) = (FusedOps::from(Switch::Auto), FusedOps::from(Switch::On));
+        let (f32, bf16, f16) = (FloatDType::F32, FloatDType::BF16, FloatDType::F16);
+        assert_eq!(fused(&auto, DeviceKind::Cpu, f32), Operator::ALL);
+        assert_eq!(fused(&auto, DeviceKind::Cuda, f32), []);
+        assert_eq!(fused(&on, DeviceKind::Cuda, f32), Operator::ALL);
+        assert_eq!(fused(&Switch::Off.into(), DeviceKind::Wgpu, f32), []);
+        let some = FusedOps::Only(vec![Operator::AdamW, Operator::Linear]);
+        assert_eq!(fused(&some, DeviceKind::Cpu, f32), [Operator::Linear, Operator::AdamW]);
+        assert_eq!(fused(&some, DeviceKind::Cuda, bf16), [Operator::AdamW]);
+        let plain = |dtype| {
+            let fused = fused(&on, DeviceKind::Wgpu, dtype);
+            Operator::ALL.into_iter().filter(|operator| !fused.contains(operator)).collect::<Vec<_>>()
+        };
+        assert_eq!(plain(bf16), [Operator::Linear]);
+        assert_eq!(plain(f16), [Operator::Linear, Operator::CrossEntropy, Operator::AdamW]);
+        let why = |operator, fused_ops| plain_because(operator, fused_ops, DeviceKind::Cuda, bf16).unwrap();
+        assert_eq!(why(Operator::Gelu, &some), "not in the list of compiler.fused_ops");
+        assert_eq!(why(Operator::Linear, &auto), "precision bf16: its kernel is f32 only");
+        assert!(why(Operator::Gelu, &auto).starts_with("experimental on CUDA"));
+    }
+}
