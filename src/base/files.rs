@@ -1,10 +1,12 @@
-//! Files that are written whole or not at all.
+//! Files that are written whole or not at all, and checksums of files.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use kiln_models::whole_file;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use sha2::{Digest, Sha256};
 
 use crate::base::error::{Error, Result, printable};
 
@@ -57,6 +59,21 @@ pub fn is_blocked(path: &Path) -> bool {
         Ok(found) => !found.is_file(),
         Err(error) => error.kind() != std::io::ErrorKind::NotFound,
     }
+}
+
+/// Bytes in lower-case hexadecimal digits, as checksums are written.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// How many bytes the file at `path` has, and their SHA-256 in hexadecimal digits.
+///
+/// # Errors
+/// The operating system's.
+pub fn sha256(path: &Path) -> std::io::Result<(u64, String)> {
+    let mut hash = Sha256::new();
+    let bytes = std::io::copy(&mut File::open(path)?, &mut hash)?;
+    Ok((bytes, hex(&hash.finalize())))
 }
 
 /// Writes a file that appears under its name only when it is whole; see [`WholeFile`](kiln_models::WholeFile).

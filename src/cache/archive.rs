@@ -14,10 +14,10 @@ use kiln_models::WholeFile;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::mapped::hex;
 use super::{KERNELS, list};
 use crate::base::build_info::BURN_VERSION;
 use crate::base::error::{Error, Result};
+use crate::base::files::hex;
 use crate::base::host;
 
 /// The manifest's name in the archive.

@@ -21,7 +21,7 @@ use sha2::{Digest, Sha256};
 use tokenizers::parallelism::MaybeParallelIterator;
 
 use crate::base::error::{Error, Result};
-use crate::base::files::read_error;
+use crate::base::files::{hex, read_error};
 use crate::base::signals;
 
 /// Everything on which an entry of the cache depends, as SHA-256.
@@ -271,11 +271,6 @@ pub(crate) fn interrupted() -> Error {
     const MESSAGE: &str = "tokenising was interrupted";
     let error = signals::received().map_or_else(|| Error::data(MESSAGE), |signal| signal.error(MESSAGE));
     error.help("nothing was kept")
-}
-
-/// Bytes in hexadecimal digits; a key is so the name of a file.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

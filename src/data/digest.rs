@@ -8,8 +8,8 @@ use sha2::{Digest, Sha256};
 
 use super::{Dataset, Example, Label};
 use crate::base::error::Result;
+use crate::base::files::hex;
 use crate::base::signals;
-use crate::cache::mapped::hex;
 
 /// Examples are hashed in groups of so many, on all cores, and then the digests of the groups in order.
 const GROUP: usize = 4096;

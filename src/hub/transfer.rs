@@ -14,12 +14,12 @@ use base64::prelude::{BASE64_STANDARD, Engine as _};
 use indicatif::{ProgressBar, ProgressStyle};
 use kiln_models::weights::is_plain_name;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
-use sha2::{Digest, Sha256};
 use ureq::http::{Method, Request, Response, StatusCode, Uri};
 
 use super::repo::{CachedRepo, Repo, RepoInfo};
 use super::{HubSettings, is_commit, offline_help};
 use crate::base::error::{Error, Result, one_line};
+use crate::base::files::sha256;
 
 /// Redirects are followed this far: renamed repository, cached file, storage.
 const MAX_REDIRECTS: usize = 5;
@@ -201,7 +201,8 @@ impl<'a> Session<'a> {
                 }
                 Err(Interrupted::Final(error)) => return Err(error),
             }
-            if !is_sha256 || sha256(&partial)? == info.etag.to_ascii_lowercase() {
+            let digest = || sha256(&partial).map_err(|error| Error::io(format!("read {}", partial.display()), &error));
+            if !is_sha256 || digest()?.1 == info.etag.to_ascii_lowercase() {
                 break;
             }
             let _ = std::fs::remove_file(&partial);
@@ -448,17 +449,6 @@ impl Read for Paced {
         }
         Ok(read)
     }
-}
-
-/// Lower-case hexadecimal SHA-256 of a file.
-fn sha256(path: &Path) -> Result<String> {
-    let read = || {
-        let mut hash = Sha256::new();
-        std::io::copy(&mut File::open(path)?, &mut hash)?;
-        Ok(hash.finalize())
-    };
-    let hash = read().map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
-    Ok(hash.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Makes the snapshot's file point at the blob, as huggingface_hub does: a relative link, so that the cache can be moved;

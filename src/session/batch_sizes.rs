@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use crate::base::build_info::BURN_VERSION;
 use crate::base::error::{Error, Result};
-use crate::base::files::write_whole;
+use crate::base::files::{hex, write_whole};
 use crate::base::host::cpu_name;
 use crate::cache;
 use crate::cache::mapped::make_way;
@@ -263,5 +263,5 @@ pub fn size_of_run(config: &RunConfig) -> Result<Option<usize>> {
 }
 
 fn digest(text: &str) -> String {
-    Sha256::digest(text.as_bytes()).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+    hex(&Sha256::digest(text.as_bytes())[..8])
 }

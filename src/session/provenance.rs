@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::build_info::{BURN_VERSION, COMMIT};
 use crate::base::error::{Error, Result};
-use crate::base::files::write_json;
+use crate::base::files::{hex, write_json};
 use crate::base::host;
 use crate::config::{CompilerMode, DeviceKind, Precision, RunConfig};
 use crate::engine::handover::Engine;
@@ -126,6 +126,5 @@ fn fingerprint(config: &RunConfig) -> String {
     let mut config = config.clone();
     config.run = Default::default();
     let text = config.to_toml().unwrap_or_default();
-    let digest = Sha256::digest(text.as_bytes());
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&Sha256::digest(text.as_bytes()))
 }

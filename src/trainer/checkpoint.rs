@@ -25,8 +25,7 @@ use super::best::Best;
 use super::losses::LossSums;
 use super::promise::Promise;
 use crate::base::error::{Error, Result};
-use crate::base::files::read_regular;
-use crate::base::files::write_whole;
+use crate::base::files::{hex, read_regular, sha256, write_whole};
 use crate::data::loader::Position;
 use crate::data::tokenizer::{NamedFile, write_files};
 use crate::precision::scaler::ScalerState;
@@ -568,14 +567,8 @@ fn sync_folder(path: &Path) -> std::io::Result<()> {
 }
 
 pub(super) fn checksum(path: &Path) -> std::io::Result<Checksum> {
-    let mut hash = Sha256::new();
-    let bytes = std::io::copy(&mut File::open(path)?, &mut hash)?;
-    Ok(Checksum { bytes, sha256: hex(&hash.finalize()) })
-}
-
-/// Bytes in hexadecimal digits.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    let (bytes, sha256) = sha256(path)?;
+    Ok(Checksum { bytes, sha256 })
 }
 
 /// A float as the shortest decimal that reads back as the same float, in a string: JSON readers may round numbers.

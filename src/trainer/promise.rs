@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::checkpoint::hex;
 use crate::base::error::{Error, Result};
+use crate::base::files::hex;
 use crate::config::{Precision, SchedulerType};
 use crate::data::digest::digest;
 use crate::session::Session;
