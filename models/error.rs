@@ -1,4 +1,4 @@
-//! What can go wrong with a model: its configuration or its files. Every message says what was expected and what was found.
+//! Errors of a model's configuration and of its files. Every message says what was expected and what was found.
 
 use std::path::PathBuf;
 
@@ -27,7 +27,7 @@ pub enum Error {
     Weights {
         /// The file or folder.
         path: PathBuf,
-        /// What was expected and what was found.
+        /// The expectation, and what was found instead.
         problem: String,
     },
     /// The operating system refused to read or write.

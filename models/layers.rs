@@ -12,8 +12,8 @@ use crate::compute::Pass;
 use crate::ops::gelu::Activation;
 use crate::ops::{self, Ops};
 
-/// `y = x W + b` with `W` stored as `[in, out]`, like Hugging Face's GPT-2 `Conv1D`; torch's `Linear` files hold the
-/// transpose, which `weights` turns around.
+/// `y = x W + b` with `W` stored as `[in, out]`; the files hold the transpose, which `weights` turns around. Reference:
+/// `torch.nn.Linear`.
 #[derive(Module, Debug)]
 pub struct Linear {
     /// `[in, out]`
@@ -23,6 +23,7 @@ pub struct Linear {
 }
 
 /// The same mathematics as [`Linear`]; its own type because Hugging Face's GPT-2 files store the weight untransposed.
+/// Reference: `transformers.pytorch_utils.Conv1D`.
 #[derive(Module, Debug)]
 pub struct Conv1D {
     /// `[in, out]`
@@ -78,7 +79,8 @@ impl Conv1D {
     }
 }
 
-/// Layer normalisation over the last dimension (Ba et al. 2016), statistics in f32 whatever the input's type.
+/// Layer normalisation over the last dimension (Ba et al. 2016), statistics in f32 whatever the input's type. Reference:
+/// `torch.nn.LayerNorm`.
 #[derive(Module, Debug)]
 pub struct LayerNorm {
     /// `[features]`
@@ -106,7 +108,7 @@ impl LayerNorm {
     }
 }
 
-/// A table of vectors looked up by id.
+/// A table of vectors looked up by id. Reference: `torch.nn.Embedding`.
 #[derive(Module, Debug)]
 pub struct Embedding {
     /// `[num_embeddings, features]`

@@ -77,29 +77,29 @@ pub struct VocabularyProjection {
     pub bias: Option<Tensor<1>>,
 }
 
-/// A head without parameters of its own.
+/// The head of a causal language model: it has no parameters of its own. Reference: `GPT2LMHeadModel.lm_head`, which is tied.
 #[derive(Module, Debug)]
 struct Gpt2LmHead {}
 
-/// A linear classifier on the last valid token.
+/// A linear classifier on the last valid token. Reference: `GPT2ForSequenceClassification.score`.
 #[derive(Module, Debug)]
 struct Gpt2ClassificationHead {
     score: Linear,
 }
 
-/// Transform, then the word embedding transposed (tied), then a bias per word. Reference: `BertOnlyMLMHead`.
+/// The head of a masked language model. Reference: `BertForMaskedLM.cls`.
 #[derive(Module, Debug)]
 struct BertMlmHead {
     cls: BertOnlyMlmHead,
 }
 
-/// Reference: `BertOnlyMLMHead`.
+/// The level `predictions` of the tensor names. Reference: `BertOnlyMLMHead`.
 #[derive(Module, Debug)]
 struct BertOnlyMlmHead {
     predictions: BertLmPredictionHead,
 }
 
-/// Reference: `BertLMPredictionHead`.
+/// Transform, then the word embedding transposed (tied), then a bias per word. Reference: `BertLMPredictionHead`.
 #[derive(Module, Debug)]
 struct BertLmPredictionHead {
     transform: BertPredictionHeadTransform,
@@ -115,14 +115,14 @@ struct BertPredictionHeadTransform {
     activation: Activation,
 }
 
-/// A linear classifier on the pooled first token.
+/// A linear classifier on the pooled first token. Reference: `BertForSequenceClassification.classifier`.
 #[derive(Module, Debug)]
 struct BertClassificationHead {
     classifier: Linear,
     dropout: f64,
 }
 
-/// A start and an end logit for every token.
+/// A start and an end logit for every token. Reference: `BertForQuestionAnswering.qa_outputs`.
 #[derive(Module, Debug)]
 struct BertSpanHead {
     qa_outputs: Linear,

@@ -1,4 +1,4 @@
-//! What is known of the fields of a `config.json`: which have only one value here, which change nothing, and which have a
+//! The known fields of a `config.json`: which have only one value here, which change nothing, and which have a
 //! second name. The honoured ones are the structs' own.
 
 use serde_json::{Value, json};

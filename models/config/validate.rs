@@ -1,4 +1,4 @@
-//! What the types of a configuration cannot say: sizes, divisibility, ranges, known activations and labels.
+//! Checks of a configuration that its types cannot express: sizes, divisibility, ranges, known activations and labels.
 
 use super::{BertVariant, ModelConfig, eos_token_ids};
 use crate::error::{Error, Result};

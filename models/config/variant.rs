@@ -1,4 +1,4 @@
-//! What sets RoBERTa (Liu et al. 2019) and DistilBERT (Sanh et al. 2019) apart from BERT, in one place: defaults, the
+//! The differences of RoBERTa (Liu et al. 2019) and DistilBERT (Sanh et al. 2019) from BERT, in one place: defaults, the
 //! spelling of configuration fields and of tensor names. The mathematics is BERT's, in `bert.rs` and `model.rs`; the few
 //! points where it differs ask [`BertVariant`] there. References: `modeling_roberta.py`, `modeling_distilbert.py` and
 //! their configuration classes in `transformers` 5.23.

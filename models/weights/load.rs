@@ -45,7 +45,7 @@ const OLD_NORM: &[(&str, &str)] = &[("LayerNorm.weight", "LayerNorm.gamma"), ("L
 /// Constant buffers that older files carry: the causal mask and the position numbers.
 const BUFFERS: &[&str] = &[".attn.bias", ".attn.masked_bias", "embeddings.position_ids"];
 
-/// What loading found.
+/// The result of loading weights.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct LoadReport {
     /// How many parameters came from the checkpoint.

@@ -6,7 +6,7 @@ use std::fmt;
 
 use crate::base::signals::Signal;
 
-/// What kind of failure an [`Error`] is. Scripts can branch on it through the exit code.
+/// The kind of failure that an [`Error`] is. Scripts can branch on it through the exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     /// A setting, a command line or a combination of them that cannot be run.
@@ -185,7 +185,7 @@ impl Error {
         self.kind
     }
 
-    /// What happened, without the help.
+    /// The message, without the help.
     pub fn message(&self) -> &str {
         &self.message
     }

@@ -1,4 +1,4 @@
-//! What this machine has: its memory, memory that is free, the name of its processor, and how much memory a process has used.
+//! Facts of this machine: its memory, memory that is free, the name of its processor, and how much memory a process has used.
 //! Linux tells all of it in files; elsewhere the answer is none.
 
 use std::fs;
@@ -10,7 +10,7 @@ pub fn available_mib() -> Option<f64> {
     Some(group_mib().map_or(available, |group| group.min(available)))
 }
 
-/// What the control group still allows; none without a limit.
+/// The memory that the control group still allows; none without a limit.
 fn group_mib() -> Option<f64> {
     let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<f64>().ok();
     let (limit, used, stat) = match number("/sys/fs/cgroup/memory.max") {

@@ -1,4 +1,4 @@
-//! What a run reports: one record per event, written twice. As a line of `metrics.jsonl`, flushed at once, so that nothing
+//! The reports of a run: one record per event, written twice. As a line of `metrics.jsonl`, flushed at once, so that nothing
 //! is lost when the process dies; and as a dict line on stdout, as Hugging Face's Trainer prints it and as metric regexes
 //! read it. A NaN is written as NaN (as Python's json module does), never left out.
 

@@ -21,7 +21,7 @@ pub struct Panic {
     pub thread: String,
     /// `FILE:LINE` of the panic.
     pub location: String,
-    /// What it said.
+    /// The message of the panic.
     pub message: String,
 }
 
@@ -39,7 +39,7 @@ fn seen() -> MutexGuard<'static, Vec<Panic>> {
     SEEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What has been seen since it was made.
+/// The panics since the value was made.
 #[derive(Debug)]
 pub struct Watch {
     from: usize,

@@ -6,9 +6,9 @@
 //! the driver holds, and ends where that ends ([`end_with_driver`]). Another program (`Child::start_foreign`) is ended with
 //! all that it started when the driver drops it; on Linux the kernel ends it besides when the driver is killed.
 //!
-//! A temporary folder ([`scratch`]) is removed by the process that made it. What a killed process leaves is removed by its
-//! children when they end, and by the next process that makes such a folder: the lock on the file beside it is held by nobody
-//! then. That file is there and locked before the folder is, and goes after it, so that a kill leaves none without.
+//! A temporary folder ([`scratch`]) is removed by the process that made it. The folder of a killed process is removed by its
+//! children when they end, and by the next process that makes such a folder: no process then holds the lock on the file beside
+//! it. That file is made and locked before the folder and removed after it, so no folder is ever without its lock.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -54,7 +54,7 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts `command`, a kiln. What it says to people goes to the file `said`; its stdout is what the command says.
+    /// Starts `command`, a kiln. Its messages for people go to the file `said`; its stdout is as `command` sets it.
     ///
     /// # Errors
     /// A program that cannot be started.
@@ -142,7 +142,7 @@ impl Drop for Child {
         if self.is_foreign
             && let Some(group) = rustix::process::Pid::from_raw(self.child.id().cast_signed())
         {
-            // What it has started, too: the group is gone when none of them is left.
+            // Its children end with it: the group is gone when none of them is left.
             let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
         }
         if !has_ended {
@@ -181,7 +181,7 @@ fn tail(said: &Path) -> String {
         file.seek(SeekFrom::Start(length.saturating_sub(SAID)))?;
         file.take(SAID).read_to_end(&mut bytes)
     });
-    // What cannot be read was not said: the exit itself still tells what happened.
+    // A message that cannot be read counts as none: the exit code still tells what happened.
     let _ = read;
     String::from_utf8_lossy(&bytes).into_owned()
 }
@@ -380,7 +380,7 @@ pub fn scratch() -> Result<Scratch> {
     }
 }
 
-/// Removes temporary folders that nobody uses any more. What cannot be removed is left to the next process.
+/// Removes temporary folders that no process uses any more. A folder that cannot be removed is left to the next process.
 fn sweep() {
     let Ok(entries) = fs::read_dir(std::env::temp_dir()) else { return };
     for entry in entries.flatten() {

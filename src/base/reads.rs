@@ -70,7 +70,7 @@ fn count_read(site: &'static Location<'static>) {
 /// be counted, by their caller; on the CPU alone, where it is no transfer, the model looks at a mask besides.
 ///
 /// # Errors
-/// What the device reports: execution errors surface when a value is read.
+/// An error that the device reports: errors of execution surface when a value is read.
 #[track_caller]
 pub fn read_scalars(values: Vec<Tensor<1>>) -> Result<Vec<f64>> {
     if values.is_empty() {

@@ -21,7 +21,7 @@ static RECEIVED: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
 pub enum Signal {
     /// Ctrl-C.
     Interrupt,
-    /// What `kill` and job schedulers send.
+    /// The signal that `kill` and job schedulers send.
     Terminate,
     /// The terminal, or the connection to it, is gone.
     #[cfg(unix)]

@@ -75,7 +75,7 @@ impl fmt::Display for Engine {
     }
 }
 
-/// What a build of kiln is; one asks another for it before it hands a run over.
+/// The identity of a build of kiln; a process asks the other engine for it before it hands a run over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// Kiln's version.
@@ -292,7 +292,7 @@ fn become_process(command: &mut Command, sibling: &Path) -> Error {
     }
 }
 
-/// What the compiled engine does on a device besides the model's own mathematics.
+/// Settings of Burn in the compiled engine, apart from the model's own mathematics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
     /// Burn's fusion explores; off is `--unfused`.
@@ -301,10 +301,10 @@ pub struct Settings {
     pub autotune: AutotuneLevel,
 }
 
-/// What `compiler` asks for on `kind`; none where Burn neither fuses nor tunes: in the native engine and on the CPU.
+/// The settings that `compiler` asks for on `kind`; none where Burn neither fuses nor tunes: in the native engine and on the CPU.
 ///
 /// # Errors
-/// What is asked for by name and not there.
+/// A setting that is asked for by name and that the device lacks.
 pub fn settings(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) -> Result<Option<Settings>> {
     let Some(compiler) = compiler.filter(|compiler| compiler.enabled != CompilerMode::Native) else { return Ok(None) };
     if kind == DeviceKind::Cpu {

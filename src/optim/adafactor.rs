@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 
 use super::{State, Update};
 
-/// What Adafactor is told once. Defaults are those of Hugging Face's Trainer.
+/// Settings of Adafactor for all parameters and steps. The defaults are those of Hugging Face's Trainer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdafactorConfig {
     /// Scales the learning rate by the root mean square of the weights, at least 1e-3. Default false.

@@ -8,7 +8,7 @@ use kiln_models::ops::adamw;
 use super::skip::Skip;
 use super::{State, Update};
 
-/// What AdamW, Adam and LAMB are told once. The defaults are PyTorch's.
+/// Settings of AdamW, Adam and LAMB for all parameters and steps. The defaults are PyTorch's.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamConfig {
     /// Decay of the first moment. Default 0.9.

@@ -19,10 +19,10 @@ use crate::task::{DeviceBatch, LossOptions};
 /// How the loss and the gradients of a micro-batch are computed.
 #[derive(Debug, Clone, Copy)]
 pub struct GradientPass<'a> {
-    /// What dropout draws from.
+    /// The source of dropout's random numbers.
     pub seed: DropoutSeed<'a>,
-    /// What is computed again. `Balanced` is a property of the device that the model and the batch are on, so here it is as
-    /// `None`.
+    /// The part of the forward pass that is computed again. `Balanced` is a property of the device that the model and the
+    /// batch are on, so here it is as `None`.
     pub checkpointing: ActivationCheckpointing,
     /// The loss.
     pub options: &'a LossOptions,
@@ -31,7 +31,7 @@ pub struct GradientPass<'a> {
     pub copies: Option<&'a Copies>,
 }
 
-/// What the dropout of a micro-batch draws from.
+/// The source of the random numbers of a micro-batch's dropout.
 #[derive(Debug, Clone, Copy)]
 pub enum DropoutSeed<'a> {
     /// The device's generator, seeded anew with a number derived from this one before every stage of the model.

@@ -1,4 +1,4 @@
-//! What happens to gradients between the backward pass and the update: micro-batches are summed, the sum is divided once
+//! Gradients between the backward pass and the update: those of the micro-batches are summed, the sum is divided once
 //! by the number of loss terms, and the result is clipped by its global norm. All of it stays on the device.
 
 use burn::module::{Module, ModuleVisitor, Param};

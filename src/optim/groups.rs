@@ -11,7 +11,7 @@ use kiln_models::weights::{Depth, Parameter, StateDict, parameters};
 use crate::base::error::{Error, Result};
 use crate::config::TrainerSection;
 
-/// What each parameter of a model is told besides the step's learning rate.
+/// The settings of each parameter of a model besides the step's learning rate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParameterGroups {
     weight_decay: f64,
@@ -26,7 +26,7 @@ impl ParameterGroups {
         Self { weight_decay, lr_decay: 1.0, num_layers: 0, frozen: BTreeSet::new() }
     }
 
-    /// What `[trainer]` asks for of a model with these parameters.
+    /// The groups that `[trainer]` asks for in a model with these parameters.
     ///
     /// # Errors
     /// A pattern that is none or that no tensor has, more frozen layers than there are, nothing left to train.
@@ -81,7 +81,7 @@ impl ParameterGroups {
         if parameter.decays() { self.weight_decay } else { 0.0 }
     }
 
-    /// What the step's learning rate is multiplied by for it: `decay^0` above the layers, `decay^1` in the top layer, and
+    /// The factor of the step's learning rate for `parameter`: `decay^0` above the layers, `decay^1` in the top layer, and
     /// `decay^(layers + 1)` in the embeddings (as in BEiT's fine-tuning, Bao et al. 2021).
     pub fn lr_factor(&self, parameter: &Parameter) -> f64 {
         self.factor(parameter.depth())

@@ -16,11 +16,11 @@ use super::optimizer::{Group, Optimizer, OptimizerConfig};
 /// The moments of a parameter, `[n]` each.
 type Moments = [Tensor<1>; 2];
 
-/// What updates in place. The weights are the model's own tensors, the moments the optimizer's.
+/// AdamW in place. The weights are the model's own tensors, the moments the optimizer's.
 pub struct InPlace {
     config: AdamConfig,
     device: Device,
-    /// What parameters are told: weight decay and factor of the learning rate.
+    /// Weight decay and factor of the learning rate of each kind of parameter.
     kinds: Vec<(f64, f64)>,
     /// The numbers for each kind.
     numbers: DeviceUpdates,

@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 
 use super::{State, Update};
 
-/// What Lion is told once.
+/// Settings of Lion for all parameters and steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LionConfig {
     /// Weight of the past in the direction of a step. Default 0.9.

@@ -8,7 +8,7 @@ use super::adam::AdamConfig;
 use super::{State, Update};
 use crate::config::AdjustLr;
 
-/// What Muon is told once.
+/// Settings of Muon for all parameters and steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MuonConfig {
     /// Decay of the average of gradients. Default 0.95.
@@ -55,7 +55,7 @@ impl MuonConfig {
         value * (1.0 - lr * weight_decay) - orthogonal * (lr * self.ratio(hf_shape))
     }
 
-    /// What the learning rate is multiplied by for a matrix of this shape, as Hugging Face stores it.
+    /// The factor of the learning rate for a matrix of this shape, as Hugging Face stores it.
     fn ratio(&self, shape: &[usize]) -> f64 {
         let (rows, columns) = (shape[0] as f64, shape[1] as f64);
         match self.adjust_lr {

@@ -51,7 +51,7 @@ impl Default for OptimizerConfig {
 }
 
 impl From<&TrainerSection> for OptimizerConfig {
-    /// What `[trainer]` asks for.
+    /// The optimizer that `[trainer]` asks for.
     fn from(trainer: &TrainerSection) -> Self {
         let args = &trainer.optim_args;
         let (beta1, beta2) = (trainer.adam_beta1, trainer.adam_beta2);
@@ -185,7 +185,7 @@ pub struct Optimizer {
     copies: Copies,
 }
 
-/// What one parameter is told.
+/// The settings of one parameter.
 #[derive(Debug, Clone)]
 pub(super) struct Group {
     pub(super) weight_decay: f64,

@@ -147,7 +147,7 @@ impl Schedule {
         self.total_steps
     }
 
-    /// What the peak is multiplied by: the `lr_lambda` of Hugging Face's function of the same name.
+    /// The factor of the peak: the `lr_lambda` of Hugging Face's function of the same name.
     fn factor(&self, step: usize) -> f64 {
         let (now, warmup, total) = (step as f64, self.warmup_steps as f64, self.total_steps as f64);
         let after_warmup = (total - warmup).max(1.0);

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 
 use super::{State, Update};
 
-/// What SGD is told once. Default: no momentum.
+/// Settings of SGD for all parameters and steps. Default: no momentum.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SgdConfig {
     /// Part of the past gradients that stays; 0 keeps no state.

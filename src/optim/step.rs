@@ -29,7 +29,7 @@ pub(super) struct Step<'a, 'b> {
 #[derive(Default)]
 struct Together {
     parameters: Parameters,
-    /// What the parameters are told, a kind each.
+    /// The numbers of the update, those of each kind of parameter.
     updates: Vec<adamw::Update>,
     /// Which they are.
     waiting: HashSet<ParamId>,
@@ -152,7 +152,7 @@ impl ModuleMapper for PutBack<'_> {
     }
 }
 
-/// What makes a tensor without autodiff one that is trained, or not, as `old` is.
+/// A function that makes a tensor without autodiff a tracked one if `old` is, with the same strategy of recomputation.
 fn tracked_like<const D: usize>(old: &Tensor<D>) -> impl Fn(Tensor<D>) -> Tensor<D> + use<D> {
     let (require_grad, strategy) = (old.is_require_grad(), old.gradient_checkpointing_strategy());
     move |value| {

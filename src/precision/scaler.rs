@@ -2,7 +2,7 @@
 //! losses are multiplied by a scale, so that small gradients do not vanish in f16; a step whose gradients overflowed is
 //! skipped and halves the scale; 2,000 good steps in a row double it.
 //!
-//! All of it is decided on the device: nothing is read by the host to know whether a step counts. What reads it are log
+//! All of it is decided on the device: nothing is read by the host to know whether a step counts. The host reads it for log
 //! rows and checkpoints.
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
@@ -17,9 +17,9 @@ use crate::base::reads::read_scalars;
 pub struct ScalerConfig {
     /// The first scale.
     pub init_scale: f64,
-    /// What the scale is multiplied by after `growth_interval` good steps.
+    /// The factor of the scale after `growth_interval` good steps.
     pub growth_factor: f64,
-    /// What it is multiplied by after an overflow.
+    /// The factor of the scale after an overflow.
     pub backoff_factor: f64,
     /// Good steps in a row before it grows.
     pub growth_interval: u64,
@@ -34,7 +34,7 @@ impl Default for ScalerConfig {
 /// Below this scale gradients overflow for another reason than the scale (fairseq's `min_loss_scale`).
 pub const MIN_SCALE: f64 = 1e-4;
 
-/// What a checkpoint keeps of a scaler.
+/// The state of a scaler, as checkpoints keep it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ScalerState {
     /// The scale of the next step.
@@ -85,7 +85,7 @@ impl LossScaler {
         }
     }
 
-    /// What a checkpoint keeps, read from the device.
+    /// The state for a checkpoint, read from the device.
     ///
     /// # Errors
     /// The device's.
@@ -119,7 +119,7 @@ impl LossScaler {
         self.skipped.clone().float()
     }
 
-    /// What is to be done with a step whose gradients have the global norm `norm`, `[1]`: it is infinite or NaN exactly if
+    /// Decides about a step whose gradients have the global norm `norm`, `[1]`: it is infinite or NaN exactly if
     /// one of them is, since gradients that were f16 are far from where their squares leave f32.
     pub fn judge(&self, norm: Tensor<1>) -> Verdict {
         Verdict { overflow: norm.is_finite().bool_not(), update: self.applied.clone() + 1 }
@@ -142,7 +142,7 @@ impl LossScaler {
     }
 }
 
-/// What a log row shows of the loss scale: tensors of `[1]` on the device, or the numbers read from them.
+/// The loss scale as a log row shows it: tensors of `[1]` on the device, or the numbers read from them.
 #[derive(Debug, Clone)]
 pub struct Scaling<T> {
     /// The scale of the step.

@@ -104,7 +104,7 @@ fn ids_that_end_a_text_are_ids() {
         (json!(null), vec![]),
         (json!(130), vec![130]),
         (json!([7, 130]), vec![7, 130]),
-        // What transformers writes into the file of a small model for which nobody chose an id: no token of it.
+        // transformers writes this id into the file of a small model without one of its own: no token of the vocabulary has it.
         (json!(50256), vec![50256]),
     ] {
         assert_eq!(read(json!({"eos_token_id": eos})).unwrap().eos_token_ids(), expected, "{eos}");

@@ -1,4 +1,4 @@
-//! What stays in f32 when matrix products are bf16 or f16, shown by values that a narrow type cannot hold: 65,504 is the
+//! The values that stay in f32 when matrix products are bf16 or f16 are ones that a narrow type cannot hold: 65,504 is the
 //! largest number of f16, and above 256 bf16 no longer counts by one.
 
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};

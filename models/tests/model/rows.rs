@@ -1,4 +1,4 @@
-//! What nobody reads is not computed, neither padding nor tokens of the last layer but the first: a fused BERT that classifies
+//! Rows that no output depends on are not computed: padding, and in the last layer all tokens but the first. A fused BERT that classifies
 //! gives the logits and the gradients of the plain one, which computes every row.
 
 use burn::module::{Module, ModuleVisitor, Param};

@@ -23,7 +23,7 @@ pub struct Decision {
     pub native_step_ms: Option<f64>,
     /// Median time of a compiled step in milliseconds.
     pub compiled_step_ms: Option<f64>,
-    /// What the first compiled step of every shape takes beyond a later one, less what the first native one does, in seconds.
+    /// The time that the first compiled step of every shape takes beyond a later one, less that of the first native step, in seconds.
     pub compiled_start_seconds: Option<f64>,
     /// Steps after which that is regained.
     pub break_even_steps: Option<f64>,
@@ -43,7 +43,7 @@ impl Decision {
         serde_json::to_string_pretty(self).map_err(|error| Error::data(format!("{FILE}: {error}")))
     }
 
-    /// What [`to_json`](Self::to_json) has written.
+    /// Reads the value that [`to_json`](Self::to_json) has written.
     ///
     /// # Errors
     /// Any other text.

@@ -1,4 +1,4 @@
-//! What Burn's fusion and CubeCL tell of themselves while a run with `compiler.debug` goes on, counted by Burn's own
+//! The events that Burn's fusion and CubeCL report while a run with `compiler.debug` goes on, counted by Burn's own
 //! observers: the blocks of operations that became one kernel and the operations that ran alone, and the kernels that were
 //! launched. It is there in the compiled engine only, and only [`crate::trainer::debug`] uses it. What was tuned and compiled on the
 //! way is read from the kernel cache ([`super::records`]).
@@ -35,7 +35,7 @@ impl Observed {
         Self { blocks, kernels, records: Session::start(), _fusion, _launches }
     }
 
-    /// What was counted, when everything that `device` was given has run.
+    /// The counts, once all work that was queued on `device` has run.
     pub(crate) fn finish(self, device: &Device) -> Value {
         // A device that failed has nothing more to say; what it did before counts.
         let _ = device.sync();

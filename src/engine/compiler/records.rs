@@ -1,4 +1,4 @@
-//! What CubeCL wrote into the kernel cache while a run with `compiler.debug` went on: the choices that tuning made, with the
+//! The records that CubeCL wrote into the kernel cache while a run with `compiler.debug` went on: the choices that tuning made, with the
 //! candidates it tried and their times, and the kernels it compiled or found there. Compiled engine only.
 //!
 //! CubeCL keeps the records of a process that changed the cache and no others: one that found everything leaves none.
@@ -79,7 +79,7 @@ impl Session {
         Self { label }
     }
 
-    /// What was recorded; null where the cache cannot be read.
+    /// The records since then; null where the cache cannot be read.
     pub(crate) fn read(&self) -> Value {
         let Some(database) = Database::open_active() else { return Value::Null };
         let records = Records::new(&database);
