@@ -2,10 +2,27 @@
 //! fused kernel with one hand-written backward, which `compiled` uses. [`Ops`] chooses, for all operators or one by one
 //! ([`Operator`]); both compute the same function.
 //!
-//! One file is one operator: its public function, the plain composition, the operator as Burn's backend extension (which
-//! ties the kernel into autodiff), and the CPU kernel. A trait `...Kernel` names what a backend must supply: Flex, and in
-//! the compiled engine wgpu and CUDA, whose kernels are in `cube`. Every public function checks its arguments (`contract`)
-//! before a kernel sees them, and panics where they do not fit together: that is a mistake of the caller's, not of a user's.
+//! One folder is one operator. Its `mod.rs` has the public function, the plain composition, the operator as Burn's backend
+//! extension, its backward and the CPU kernel; `cube.rs` has the kernel for wgpu and CUDA, in CubeCL. A trait `...Kernel`
+//! names the kernels that a backend must supply. [`FUSED`] tells which operator has a fused form on which device and in which
+//! precision. Every public function checks its arguments (`contract`) before a kernel sees them, and panics where they do not
+//! fit together: that is a mistake of the caller's, not of a user's.
+//!
+//! The functions are building blocks for models of one's own as well: they take tensors of Burn and an [`Ops`], which is the
+//! switch between the forms.
+//!
+//! ```
+//! use burn::tensor::{Device, Tensor};
+//! use kiln_models::ops::{Ops, linear::linear};
+//!
+//! let device = Device::default();
+//! let [x, weight] = [[4, 8], [8, 2]].map(|shape| Tensor::<2>::ones(shape, &device));
+//! let bias = Tensor::<1>::zeros([2], &device);
+//! let native = linear(x.clone(), weight.clone(), bias.clone(), Ops::Plain);
+//! let compiled = linear(x, weight, bias, Ops::fused(&device)?);
+//! assert_eq!(native.dims(), compiled.dims());
+//! # Ok::<(), kiln_models::Error>(())
+//! ```
 
 pub mod adamw;
 pub mod attention;

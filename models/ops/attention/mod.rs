@@ -1,9 +1,11 @@
 //! Scaled dot-product attention that stores no `seq x seq` matrix: scores are computed in blocks of query rows, and the
 //! backward computes them again from what is saved: query, key, value and one number a row (log-sum-exp).
 //!
-//! This file is the operator and its autodiff; `kernel.rs` computes it on the CPU.
+//! This file is the operator and its autodiff; `cpu.rs` computes it on the CPU, `cube.rs` on wgpu and CUDA.
 
-mod kernel;
+mod cpu;
+#[cfg(feature = "compiler")]
+pub(super) mod cube;
 pub mod plain;
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;

@@ -1,27 +1,19 @@
-//! The fused operators' kernels for wgpu and CUDA, written in CubeCL, in the compiled engine only: the operators of the
-//! files beside this folder get them as Burn's backend [`Cube`], which is Burn's fusion around CubeCL's backend.
+//! Building blocks of the fused operators' kernels for wgpu and CUDA, which are written in CubeCL and are in the compiled
+//! engine only. The kernels themselves are in `cube.rs` of each operator's folder. Burn's backend is [`Cube`], which is
+//! Burn's fusion around CubeCL's backend.
 //!
 //! [`Kernels`] lists every kernel with the shapes it gives, which Burn's fusion needs to know before a kernel runs: to
-//! fusion a kernel is one operation that it does not look into. The files here launch the kernels and put them together
-//! to what the operators ask of a backend. Everything is f32 and row-major, but for the factors of matrix products.
+//! fusion a kernel is one operation that it does not look into. Everything is f32 and row-major, but for the factors of
+//! matrix products.
 //!
 //! Kernels that work on rows give each row to one cube of [`lanes`] units, which share sums through shared memory, so
 //! that no device needs subgroups.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 #![allow(clippy::too_many_arguments)] // those of a kernel are its buffers
 
-mod attention;
-mod cross_entropy;
-mod dropout;
-mod embedding;
-mod gelu;
-mod in_place;
-mod layer_norm;
-mod linear;
 mod lists;
-mod many;
-mod product;
-mod rows;
+pub(super) mod product;
+pub(super) mod rows;
 
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::ops::FloatTensorOps;
@@ -33,8 +25,9 @@ use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::gelu::Activation;
 use super::list::TensorList;
-use crate::ops::gelu::Activation;
+use super::{adamw, attention, cross_entropy, dropout, embedding, gelu, in_place, layer_norm};
 
 /// Burn's backend for wgpu and CUDA: fusion around CubeCL's.
 pub(super) use burn_cubecl::Cube;
@@ -52,7 +45,7 @@ fn shaped<const D: usize>(x: &TensorSpec, shape: [usize; D]) -> TensorSpec {
 
 /// Every kernel, as an operation of a backend. `x` is `[rows, width]`, `weight` and `bias` are `[width]`.
 #[backend_extension(Cube, Fusion)]
-trait Kernels: Backend {
+pub(super) trait Kernels: Backend {
     /// `(values, exp_avgs, exp_avg_sqs)` after an update, in their own memory if `in_place` says so or nobody else holds them;
     /// `scale [1]`, `factors [kinds * 8]`.
     #[fusion(meta = |values, m, v, _grads, _scale, _factors, _kinds, _in_place| (values.clone(), m.clone(), v.clone()))]
@@ -186,7 +179,7 @@ trait Kernels: Backend {
         scores: FloatTensor<Self>,
         keys: IntTensor<Self>,
         seed: IntTensor<Self>,
-        by: Scores,
+        by: attention::cube::Scores,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// `(weights, dscores)` from the scores, their rows' logarithms and the gradient of the weights.
@@ -197,20 +190,8 @@ trait Kernels: Backend {
         dweights: FloatTensor<Self>,
         keys: IntTensor<Self>,
         seed: IntTensor<Self>,
-        by: Scores,
+        by: attention::cube::Scores,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
-}
-
-/// How the scores of attention become weights.
-#[derive(Debug, Clone, Copy)]
-struct Scores {
-    scale: f32,
-    causal: bool,
-    padded: bool,
-    /// Probability that a weight is zeroed.
-    dropout: f64,
-    /// The sequence of the whole batch that is the first here.
-    first: usize,
 }
 
 impl Kernels for CubeBackend {
@@ -225,27 +206,27 @@ impl Kernels for CubeBackend {
         in_place: bool,
     ) -> (TensorList<Self>, TensorList<Self>, TensorList<Self>) {
         let state = [values.0, exp_avgs.0, exp_avg_sqs.0];
-        many::adamw(state, grads.0, scale, factors, &kinds, in_place).map(TensorList).into()
+        adamw::cube::adamw(state, grads.0, scale, factors, &kinds, in_place).map(TensorList).into()
     }
 
     fn global_norm(tensors: TensorList<Self>) -> CubeTensor {
-        many::norm(tensors.0)
+        adamw::cube::norm(tensors.0)
     }
 
     fn accumulate(sums: TensorList<Self>, values: TensorList<Self>, by: CubeTensor) -> TensorList<Self> {
-        TensorList(many::accumulate(sums.0, values.0, by))
+        TensorList(adamw::cube::accumulate(sums.0, values.0, by))
     }
 
     fn overwrite(target: CubeTensor, values: CubeTensor) -> CubeTensor {
-        in_place::overwrite(target, values)
+        in_place::cube::overwrite(target, values)
     }
 
     fn overwrite_ints(target: CubeTensor, values: CubeTensor) -> CubeTensor {
-        in_place::overwrite(target, values)
+        in_place::cube::overwrite(target, values)
     }
 
     fn overwrite_bools(target: CubeTensor, values: CubeTensor) -> CubeTensor {
-        in_place::overwrite(target, values)
+        in_place::cube::overwrite(target, values)
     }
 
     fn tiled_product(a: CubeTensor, b: CubeTensor, a_transposed: bool, b_transposed: bool) -> CubeTensor {
@@ -257,7 +238,7 @@ impl Kernels for CubeBackend {
     }
 
     fn norm(x: CubeTensor, weight: CubeTensor, bias: CubeTensor, eps: f32) -> (CubeTensor, CubeTensor) {
-        layer_norm::forward(x, weight, bias, eps)
+        layer_norm::cube::forward(x, weight, bias, eps)
     }
 
     fn add_norm(
@@ -267,7 +248,7 @@ impl Kernels for CubeBackend {
         bias: CubeTensor,
         eps: f32,
     ) -> (CubeTensor, CubeTensor, CubeTensor) {
-        layer_norm::forward_sum(x, residual, weight, bias, eps)
+        layer_norm::cube::forward_sum(x, residual, weight, bias, eps)
     }
 
     fn norm_backward(
@@ -276,23 +257,23 @@ impl Kernels for CubeBackend {
         statistics: CubeTensor,
         dy: CubeTensor,
     ) -> (CubeTensor, CubeTensor, CubeTensor) {
-        layer_norm::backward(x, weight, statistics, dy)
+        layer_norm::cube::backward(x, weight, statistics, dy)
     }
 
     fn gelu(x: CubeTensor, bias: CubeTensor, kind: Activation) -> CubeTensor {
-        gelu::forward(x, bias, kind)
+        gelu::cube::forward(x, bias, kind)
     }
 
     fn gelu_backward(x: CubeTensor, bias: CubeTensor, dy: CubeTensor, kind: Activation) -> CubeTensor {
-        gelu::backward(x, bias, dy, kind)
+        gelu::cube::backward(x, bias, dy, kind)
     }
 
     fn drop(x: CubeTensor, seed: CubeTensor, p: f64) -> CubeTensor {
-        dropout::drop(x, seed, p)
+        dropout::cube::drop(x, seed, p)
     }
 
     fn bias_drop_add(x: CubeTensor, bias: CubeTensor, residual: CubeTensor, seed: CubeTensor, p: f64) -> CubeTensor {
-        dropout::bias_drop_add(x, bias, residual, seed, p)
+        dropout::cube::bias_drop_add(x, bias, residual, seed, p)
     }
 
     fn cross_entropy(
@@ -302,20 +283,20 @@ impl Kernels for CubeBackend {
         row_weight: CubeTensor,
         smoothing: f32,
     ) -> (CubeTensor, CubeTensor) {
-        cross_entropy::rows(logits, bias, target, row_weight, smoothing)
+        cross_entropy::cube::rows(logits, bias, target, row_weight, smoothing)
     }
 
     fn embedding_backward(dy: CubeTensor, ids: CubeTensor, num: usize, skipped: i32) -> CubeTensor {
-        embedding::backward(dy, ids, num, skipped)
+        embedding::cube::backward(dy, ids, num, skipped)
     }
 
     fn attention_weights(
         scores: CubeTensor,
         keys: CubeTensor,
         seed: CubeTensor,
-        by: Scores,
+        by: attention::cube::Scores,
     ) -> (CubeTensor, CubeTensor) {
-        attention::weights(scores, keys, seed, by)
+        attention::cube::weights(scores, keys, seed, by)
     }
 
     fn attention_backward(
@@ -324,58 +305,58 @@ impl Kernels for CubeBackend {
         dweights: CubeTensor,
         keys: CubeTensor,
         seed: CubeTensor,
-        by: Scores,
+        by: attention::cube::Scores,
     ) -> (CubeTensor, CubeTensor) {
-        attention::scores_backward(scores, lse, dweights, keys, seed, by)
+        attention::cube::scores_backward(scores, lse, dweights, keys, seed, by)
     }
 }
 
 /// `x` in f32, which the kernels compute in.
-fn wide(x: FusedTensor) -> FusedTensor {
+pub(super) fn wide(x: FusedTensor) -> FusedTensor {
     narrow(x, DType::F32)
 }
 
 /// `x` as an operand of a matrix product in `dtype`.
-fn narrow(x: FusedTensor, dtype: DType) -> FusedTensor {
+pub(super) fn narrow(x: FusedTensor, dtype: DType) -> FusedTensor {
     if x.dtype() == dtype { x } else { Cube::float_cast(x, FloatDType::from(dtype)) }
 }
 
 /// Units in a cube that works on a row: a plane (warp), so that all of them run in step.
-fn lanes(x: &CubeTensor) -> usize {
+pub(super) fn lanes(x: &CubeTensor) -> usize {
     (x.client.properties().hardware.plane_size_max as usize).clamp(8, 64)
 }
 
 /// A cube of [`lanes`] units for each of `rows` rows; there may be more cubes than rows.
-fn by_row(x: &CubeTensor, rows: usize) -> (CubeCount, CubeDim) {
+pub(super) fn by_row(x: &CubeTensor, rows: usize) -> (CubeCount, CubeDim) {
     let lanes = lanes(x);
     let dim = CubeDim::new_1d(lanes as u32);
     (cubecl::calculate_cube_count_elemwise(&x.client, rows * lanes, dim), dim)
 }
 
 /// A unit for each of `n` elements; there may be more units than elements.
-fn by_element(x: &CubeTensor, n: usize) -> (CubeCount, CubeDim) {
+pub(super) fn by_element(x: &CubeTensor, n: usize) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new(&x.client, n);
     (cubecl::calculate_cube_count_elemwise(&x.client, n, dim), dim)
 }
 
 /// A row-major tensor without values on the device of `x` and in its type.
-fn empty<const D: usize>(x: &CubeTensor, shape: [usize; D]) -> CubeTensor {
+pub(super) fn empty<const D: usize>(x: &CubeTensor, shape: [usize; D]) -> CubeTensor {
     empty_device_contiguous_dtype(x.client.clone(), x.device.clone(), Shape::from(shape), x.dtype)
 }
 
 /// `x`, if it can be written to in place, or a copy.
-fn own(x: CubeTensor) -> CubeTensor {
+pub(super) fn own(x: CubeTensor) -> CubeTensor {
     let x = burn_cubecl::kernel::into_contiguous(x);
     if x.can_mut() { x } else { x.copy() }
 }
 
 /// The two dimensions of a matrix.
-fn dims2(x: &CubeTensor) -> [usize; 2] {
+pub(super) fn dims2(x: &CubeTensor) -> [usize; 2] {
     x.shape().dims()
 }
 
 /// The buffer of a row-major tensor, as an argument of a kernel. It may be longer than the tensor (a slice is a view), so kernels
 /// are told sizes and never ask a buffer for its length.
-fn buffer(x: &CubeTensor) -> BufferArg {
+pub(super) fn buffer(x: &CubeTensor) -> BufferArg {
     x.clone().into_buffer_arg()
 }

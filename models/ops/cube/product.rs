@@ -20,23 +20,23 @@ use cubecl::prelude::*;
 use super::{Cube, FusedTensor, Kernels, buffer, dims2, empty};
 
 /// A factor of a product.
-pub(super) struct Factor {
+pub(in crate::ops) struct Factor {
     matrix: FusedTensor,
     transposed: bool,
 }
 
 /// `matrix` itself.
-pub(super) fn plain(matrix: FusedTensor) -> Factor {
+pub(in crate::ops) fn plain(matrix: FusedTensor) -> Factor {
     Factor { matrix, transposed: false }
 }
 
 /// The transpose of `matrix`.
-pub(super) fn transposed(matrix: FusedTensor) -> Factor {
+pub(in crate::ops) fn transposed(matrix: FusedTensor) -> Factor {
     Factor { matrix, transposed: true }
 }
 
 /// `a b`, of two matrices.
-pub(super) fn product(a: Factor, b: Factor) -> FusedTensor {
+pub(in crate::ops) fn product(a: Factor, b: Factor) -> FusedTensor {
     let f32s = a.matrix.dtype() == DType::F32 && b.matrix.dtype() == DType::F32;
     if f32s && vector_width(&a.matrix.device()).is_some() {
         return Cube::tiled_product(a.matrix, b.matrix, a.transposed, b.transposed);
@@ -49,7 +49,7 @@ pub(super) fn product(a: Factor, b: Factor) -> FusedTensor {
 }
 
 /// Whether `device` is a CPU that poses as a GPU.
-pub(super) fn is_software(device: &CubeDevice) -> bool {
+pub(in crate::ops) fn is_software(device: &CubeDevice) -> bool {
     matches!(device, CubeDevice::Wgpu(device) if device.kind == WgpuDeviceKind::Cpu)
 }
 
@@ -97,7 +97,7 @@ const PLANES: usize = 8;
 ///
 /// # Panics
 /// On another than a software device: [`product`] asks first.
-pub(super) fn tiled(a: CubeTensor, b: CubeTensor, a_transposed: bool, b_transposed: bool) -> CubeTensor {
+pub(in crate::ops) fn tiled(a: CubeTensor, b: CubeTensor, a_transposed: bool, b_transposed: bool) -> CubeTensor {
     let lanes = vector_width(&a.device).expect("product() has seen that it is a software device");
     let [a, b] = [a, b].map(into_contiguous);
     let ([a_rows, a_cols], [b_rows, b_cols]) = (dims2(&a), dims2(&b));

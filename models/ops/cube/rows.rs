@@ -8,7 +8,7 @@ use super::{buffer, by_element, dims2, empty};
 
 /// The sum of the `value`s of all units of the cube, for every one of them. `scratch` is shared memory of `lanes` numbers.
 #[cube]
-pub(super) fn cube_sum(value: f32, scratch: &mut Shared<[f32]>, #[comptime] lanes: usize) -> f32 {
+pub(in crate::ops) fn cube_sum(value: f32, scratch: &mut Shared<[f32]>, #[comptime] lanes: usize) -> f32 {
     sync_cube(); // nobody reads the last sum any more
     scratch[UNIT_POS as usize] = value;
     sync_cube();
@@ -22,7 +22,7 @@ pub(super) fn cube_sum(value: f32, scratch: &mut Shared<[f32]>, #[comptime] lane
 
 /// The largest `value` of all units of the cube, for every one of them.
 #[cube]
-pub(super) fn cube_max(value: f32, scratch: &mut Shared<[f32]>, #[comptime] lanes: usize) -> f32 {
+pub(in crate::ops) fn cube_max(value: f32, scratch: &mut Shared<[f32]>, #[comptime] lanes: usize) -> f32 {
     sync_cube();
     scratch[UNIT_POS as usize] = value;
     sync_cube();
@@ -38,7 +38,7 @@ pub(super) fn cube_max(value: f32, scratch: &mut Shared<[f32]>, #[comptime] lane
 const PART: usize = 128;
 
 /// `x [rows, width]` summed over its rows, `[width]`: parts of the rows first, then the parts.
-pub(super) fn column_sums(x: CubeTensor) -> CubeTensor {
+pub(in crate::ops) fn column_sums(x: CubeTensor) -> CubeTensor {
     let mut x = into_contiguous(x);
     loop {
         let [rows, width] = dims2(&x);

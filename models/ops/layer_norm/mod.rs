@@ -3,6 +3,9 @@
 //! The forward saves what was normalised and two numbers a row (mean and reciprocal standard deviation).
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
+#[cfg(feature = "compiler")]
+pub(super) mod cube;
+
 use std::mem::MaybeUninit;
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;

@@ -10,6 +10,9 @@
 //! 768, 512 rows; medians 845 and 860), 131 ms with 8,191 and 138 with 8,192 (features 384, 1,024 rows; medians 162 and 152):
 //! less than two such runs differ by.
 
+#[cfg(feature = "compiler")]
+pub(super) mod cube;
+
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};

@@ -1,5 +1,6 @@
 //! Attention: Burn's matrix products around one kernel that makes weights of scores, and one that takes their gradient back.
 //! Scores exist for a few sequences at a time and are computed again in the backward, so none are kept.
+#![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn::backend::TensorMetadata;
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
@@ -8,10 +9,22 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::super::attention::{AttentionKernel, InputsOf, Parts, Rows, SavedOf};
-use super::dropout::{factor, scale, threshold};
-use super::rows::{cube_max, cube_sum};
-use super::{Cube, FusedTensor, Kernels, Scores, buffer, by_row, empty, lanes, narrow, own, wide};
+use super::{AttentionKernel, InputsOf, Parts, Rows, SavedOf};
+use crate::ops::cube::rows::{cube_max, cube_sum};
+use crate::ops::cube::{Cube, FusedTensor, Kernels, buffer, by_row, empty, lanes, narrow, own, wide};
+use crate::ops::dropout::cube::{factor, scale, threshold};
+
+/// How the scores of attention become weights.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::ops) struct Scores {
+    scale: f32,
+    causal: bool,
+    padded: bool,
+    /// Probability that a weight is zeroed.
+    dropout: f64,
+    /// The sequence of the whole batch that is the first here.
+    first: usize,
+}
 
 /// Scores that exist at a time: 64 MiB of them.
 const SCORES: usize = 1 << 24;
@@ -157,7 +170,12 @@ fn sizes(scores: &CubeTensor) -> [usize; 4] {
     scores.shape().dims()
 }
 
-pub(super) fn weights(scores: CubeTensor, keys: CubeTensor, seed: CubeTensor, by: Scores) -> (CubeTensor, CubeTensor) {
+pub(in crate::ops) fn weights(
+    scores: CubeTensor,
+    keys: CubeTensor,
+    seed: CubeTensor,
+    by: Scores,
+) -> (CubeTensor, CubeTensor) {
     let scores = own(scores);
     let [keys, seed] = [keys, seed].map(into_contiguous);
     let [batch, heads, queries, columns] = sizes(&scores);
@@ -190,7 +208,7 @@ pub(super) fn weights(scores: CubeTensor, keys: CubeTensor, seed: CubeTensor, by
     (scores, lse)
 }
 
-pub(super) fn scores_backward(
+pub(in crate::ops) fn scores_backward(
     scores: CubeTensor,
     lse: CubeTensor,
     dweights: CubeTensor,

@@ -1,12 +1,13 @@
 //! Layer normalisation: a row to a cube, mean first and then the variance around it, as on the CPU.
+#![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::super::layer_norm::{LayerNormKernel, Saved};
-use super::rows::{column_sums, cube_sum};
-use super::{Cube, FusedTensor, Kernels, buffer, by_element, by_row, dims2, empty, lanes};
+use super::{LayerNormKernel, Saved};
+use crate::ops::cube::rows::{column_sums, cube_sum};
+use crate::ops::cube::{Cube, FusedTensor, Kernels, buffer, by_element, by_row, dims2, empty, lanes};
 
 impl LayerNormKernel for Cube {
     fn forward(
@@ -33,7 +34,12 @@ impl LayerNormKernel for Cube {
     }
 }
 
-pub(super) fn forward(x: CubeTensor, weight: CubeTensor, bias: CubeTensor, eps: f32) -> (CubeTensor, CubeTensor) {
+pub(in crate::ops) fn forward(
+    x: CubeTensor,
+    weight: CubeTensor,
+    bias: CubeTensor,
+    eps: f32,
+) -> (CubeTensor, CubeTensor) {
     let [x, weight, bias] = [x, weight, bias].map(into_contiguous);
     let [rows, width] = dims2(&x);
     let (y, statistics) = (empty(&x, [rows, width]), empty(&x, [rows, 2]));
@@ -58,7 +64,7 @@ pub(super) fn forward(x: CubeTensor, weight: CubeTensor, bias: CubeTensor, eps: 
     (y, statistics)
 }
 
-pub(super) fn forward_sum(
+pub(in crate::ops) fn forward_sum(
     x: CubeTensor,
     residual: CubeTensor,
     weight: CubeTensor,
@@ -92,7 +98,7 @@ pub(super) fn forward_sum(
 }
 
 /// `(dx, dweight, dbias)`
-pub(super) fn backward(
+pub(in crate::ops) fn backward(
     x: CubeTensor,
     weight: CubeTensor,
     statistics: CubeTensor,

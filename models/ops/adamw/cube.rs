@@ -1,17 +1,18 @@
 //! Kernels on many tensors in few launches: AdamW's update, the norm over all gradients, and the sum of gradients over
 //! micro-batches. A launch takes as many tensors as the device binds buffers; a cube works on a piece of one of them, which
 //! it finds by its number.
+#![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn::backend::TensorMetadata;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::super::adamw::AdamWOp;
-use super::super::list::TensorList;
-use super::product::is_software;
-use super::rows::cube_sum;
-use super::{Cube, FusedTensor, Kernels, buffer, empty, lanes, own};
+use super::AdamWOp;
+use crate::ops::cube::product::is_software;
+use crate::ops::cube::rows::cube_sum;
+use crate::ops::cube::{Cube, FusedTensor, Kernels, buffer, empty, lanes, own};
+use crate::ops::list::TensorList;
 
 impl AdamWOp for Cube {
     fn update(
@@ -103,9 +104,9 @@ impl Shape {
 }
 
 /// AdamW's update of all `values` with their moments, in their own memory if `in_place` says so or nobody else holds them.
-/// `factors [kinds, 8]` are those of [`Factors`](super::super::adamw::Factors), and `kinds` says which of them
+/// `factors [kinds, 8]` are those of [`Factors`](super::Factors), and `kinds` says which of them
 /// a value is told.
-pub(super) fn adamw(
+pub(in crate::ops) fn adamw(
     [values, exp_avgs, exp_avg_sqs]: [Vec<CubeTensor>; 3],
     grads: Vec<CubeTensor>,
     scale: CubeTensor,
@@ -189,7 +190,7 @@ fn update_each(
 }
 
 /// L2 norm over all elements of all `tensors`, `[1]`.
-pub(super) fn norm(tensors: Vec<CubeTensor>) -> CubeTensor {
+pub(in crate::ops) fn norm(tensors: Vec<CubeTensor>) -> CubeTensor {
     let tensors = tensors.into_iter().map(into_contiguous).collect::<Vec<_>>();
     let lanes = lanes(&tensors[0]);
     let least = Shape::new(&tensors).each;
@@ -279,7 +280,7 @@ fn root_of_sum(sums: &[f32], norm: &mut [f32], n: usize, #[comptime] lanes: usiz
 }
 
 /// `sums * by[0] + values * by[1]` in the memory of every one of `sums`.
-pub(super) fn accumulate(sums: Vec<CubeTensor>, values: Vec<CubeTensor>, by: CubeTensor) -> Vec<CubeTensor> {
+pub(in crate::ops) fn accumulate(sums: Vec<CubeTensor>, values: Vec<CubeTensor>, by: CubeTensor) -> Vec<CubeTensor> {
     let by = into_contiguous(by);
     let values = values.into_iter().map(into_contiguous).collect::<Vec<_>>();
     assert!(sums.iter().all(CubeTensor::is_contiguous), "sums are row-major");

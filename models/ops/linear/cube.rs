@@ -1,12 +1,13 @@
 //! A linear layer: matrix products, which Burn's fusion joins with the bias, and the bias's gradient as one kernel.
+#![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::Shape;
 
-use super::super::linear::LinearKernel;
-use super::product::{plain, product, transposed};
-use super::{Cube, FusedTensor, Kernels};
+use super::LinearKernel;
+use crate::ops::cube::product::{plain, product, transposed};
+use crate::ops::cube::{Cube, FusedTensor, Kernels};
 
 impl LinearKernel for Cube {
     fn product(x: FusedTensor, weight: FusedTensor) -> FusedTensor {

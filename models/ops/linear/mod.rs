@@ -2,6 +2,9 @@
 //! gradients without a temporary.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
+#[cfg(feature = "compiler")]
+pub(super) mod cube;
+
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};

@@ -2,6 +2,7 @@
 //! tokens with it, so that no two cubes write to one row of the table.
 //!
 //! Finding them compares each token with the others, `n^2` comparisons in all over as many cubes as there are tokens.
+#![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::Shape;
@@ -10,8 +11,8 @@ use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::super::embedding::EmbeddingKernel;
-use super::{Cube, FusedTensor, Kernels, buffer, by_row, dims2, lanes};
+use super::EmbeddingKernel;
+use crate::ops::cube::{Cube, FusedTensor, Kernels, buffer, by_row, dims2, lanes};
 
 impl EmbeddingKernel for Cube {
     fn forward(table: FusedTensor, ids: FusedTensor) -> FusedTensor {
@@ -24,7 +25,7 @@ impl EmbeddingKernel for Cube {
     }
 }
 
-pub(super) fn backward(dy: CubeTensor, ids: CubeTensor, num: usize, skipped: i32) -> CubeTensor {
+pub(in crate::ops) fn backward(dy: CubeTensor, ids: CubeTensor, num: usize, skipped: i32) -> CubeTensor {
     let [dy, ids] = [dy, ids].map(into_contiguous);
     let [n, width] = dims2(&dy);
     let table = zeros_client(dy.client.clone(), dy.device.clone(), Shape::from([num, width]), dy.dtype);

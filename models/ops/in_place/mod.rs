@@ -3,6 +3,8 @@
 //! calls these owns all of them. What they return is the tensor written to; it is to be held until the device has been
 //! synchronised, since Burn's fusion may leave out an operation whose result nobody holds.
 
+pub(super) mod cube;
+
 use std::any::Any;
 
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};

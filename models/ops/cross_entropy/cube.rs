@@ -1,6 +1,7 @@
 //! Cross-entropy in chunks of rows: matrix products around one kernel that turns a chunk's logits into losses and, in
 //! the same memory, into their gradient. Rows that are ignored are computed too, with weight 0: which they are is known on
 //! the device only.
+#![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn::backend::TensorMetadata;
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
@@ -9,10 +10,10 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::super::cross_entropy::{CrossEntropyKernel, Gradient, Inputs};
-use super::product::{plain, product, transposed};
-use super::rows::{cube_max, cube_sum};
-use super::{Cube, FusedTensor, Kernels, buffer, by_row, dims2, empty, lanes, narrow, own, wide};
+use super::{CrossEntropyKernel, Gradient, Inputs};
+use crate::ops::cube::product::{plain, product, transposed};
+use crate::ops::cube::rows::{cube_max, cube_sum};
+use crate::ops::cube::{Cube, FusedTensor, Kernels, buffer, by_row, dims2, empty, lanes, narrow, own, wide};
 
 /// Logits of a chunk: 256 MiB of them.
 const CHUNK: usize = 1 << 26;
@@ -76,7 +77,7 @@ impl CrossEntropyKernel for Cube {
     }
 }
 
-pub(super) fn rows(
+pub(in crate::ops) fn rows(
     logits: CubeTensor,
     bias: CubeTensor,
     target: CubeTensor,

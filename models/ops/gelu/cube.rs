@@ -1,12 +1,12 @@
 //! Bias and GELU: an element to a unit.
+#![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::super::gelu::{CUBIC, GeluKernel, SQRT_2_OVER_PI};
-use super::{Cube, FusedTensor, Kernels, buffer, by_element, dims2, empty};
-use crate::ops::gelu::Activation;
+use super::{Activation, CUBIC, GeluKernel, SQRT_2_OVER_PI};
+use crate::ops::cube::{Cube, FusedTensor, Kernels, buffer, by_element, dims2, empty};
 
 impl GeluKernel for Cube {
     fn forward(x: FusedTensor, bias: FusedTensor, kind: Activation) -> FusedTensor {
@@ -19,7 +19,7 @@ impl GeluKernel for Cube {
     }
 }
 
-pub(super) fn forward(x: CubeTensor, bias: CubeTensor, kind: Activation) -> CubeTensor {
+pub(in crate::ops) fn forward(x: CubeTensor, bias: CubeTensor, kind: Activation) -> CubeTensor {
     let [x, bias] = [x, bias].map(into_contiguous);
     let [rows, width] = dims2(&x);
     let y = empty(&x, [rows, width]);
@@ -41,7 +41,7 @@ pub(super) fn forward(x: CubeTensor, bias: CubeTensor, kind: Activation) -> Cube
     y
 }
 
-pub(super) fn backward(x: CubeTensor, bias: CubeTensor, dy: CubeTensor, kind: Activation) -> CubeTensor {
+pub(in crate::ops) fn backward(x: CubeTensor, bias: CubeTensor, dy: CubeTensor, kind: Activation) -> CubeTensor {
     let [x, bias, dy] = [x, bias, dy].map(into_contiguous);
     let [rows, width] = dims2(&x);
     let dx = empty(&x, [rows, width]);

@@ -3,6 +3,9 @@
 //! The forward saves `x` and `bias` and nothing else; the backward gives the gradients of both in one pass.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
+#[cfg(feature = "compiler")]
+pub(super) mod cube;
+
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, autodiff::Autodiff, backend_extension};

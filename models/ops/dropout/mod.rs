@@ -5,6 +5,9 @@
 //! as it rules the plain composition, though the masks of the two forms differ.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
+#[cfg(feature = "compiler")]
+pub(super) mod cube;
+
 use std::cell::Cell;
 use std::mem::MaybeUninit;
 

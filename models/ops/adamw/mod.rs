@@ -1,6 +1,9 @@
 //! The AdamW update of many parameters, each in one pass over its four tensors and in place where nobody else holds them, and
 //! the norm over all gradients. The settings of an optimizer, its state and its groups are not here.
 
+#[cfg(feature = "compiler")]
+pub(super) mod cube;
+
 use std::collections::VecDeque;
 
 use burn::backend::ops::FloatTensorOps;

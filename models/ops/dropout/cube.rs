@@ -2,13 +2,14 @@
 //!
 //! The generator is the CPU's with 32 bits for a row instead of 64, since WGSL has no 64-bit integers: the masks of the two
 //! devices differ, those of forward and backward do not.
+#![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::super::dropout::DropoutKernel;
-use super::{Cube, FusedTensor, Kernels, buffer, by_element, dims2, empty};
+use super::DropoutKernel;
+use crate::ops::cube::{Cube, FusedTensor, Kernels, buffer, by_element, dims2, empty};
 
 impl DropoutKernel for Cube {
     fn masked(x: FusedTensor, seed: FusedTensor, p: f64) -> FusedTensor {
@@ -30,7 +31,7 @@ impl DropoutKernel for Cube {
     }
 }
 
-pub(super) fn drop(x: CubeTensor, seed: CubeTensor, p: f64) -> CubeTensor {
+pub(in crate::ops) fn drop(x: CubeTensor, seed: CubeTensor, p: f64) -> CubeTensor {
     let [x, seed] = [x, seed].map(into_contiguous);
     let [rows, width] = dims2(&x);
     let y = empty(&x, [rows, width]);
@@ -53,7 +54,7 @@ pub(super) fn drop(x: CubeTensor, seed: CubeTensor, p: f64) -> CubeTensor {
     y
 }
 
-pub(super) fn bias_drop_add(
+pub(in crate::ops) fn bias_drop_add(
     x: CubeTensor,
     bias: CubeTensor,
     residual: CubeTensor,
@@ -86,18 +87,18 @@ pub(super) fn bias_drop_add(
 }
 
 /// An element is kept if its bits are at least this.
-pub(super) fn threshold(p: f64) -> u32 {
+pub(in crate::ops) fn threshold(p: f64) -> u32 {
     (p * 4_294_967_296.0).round().min(f64::from(u32::MAX)) as u32
 }
 
 /// The factor of a kept element, `1 / (1 - p)`.
-pub(super) fn scale(p: f64) -> f32 {
+pub(in crate::ops) fn scale(p: f64) -> f32 {
     (1.0 / (1.0 - p)) as f32
 }
 
 /// The factor of element `column` of row `row`: 0 or `scale`.
 #[cube]
-pub(super) fn factor(seed: &[i32], row: u32, column: u32, threshold: u32, scale: f32) -> f32 {
+pub(in crate::ops) fn factor(seed: &[i32], row: u32, column: u32, threshold: u32, scale: f32) -> f32 {
     let a = mix(u32::cast_from(seed[0]) ^ mix(row + 0x9E37_79B9u32));
     let b = mix(u32::cast_from(seed[1]) + row * 0x85EB_CA6Bu32);
     let bits = mix(mix(column ^ a) + b);

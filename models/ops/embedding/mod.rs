@@ -2,6 +2,9 @@
 //! tokens are sorted by id once, and every thread sums the rows of its own part of the table.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
+#[cfg(feature = "compiler")]
+pub(super) mod cube;
+
 use std::mem::MaybeUninit;
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
