@@ -128,8 +128,7 @@ impl Error {
 
     /// Code has panicked at `place`, with the words `message`. A lack of memory or of threads is told from a defect.
     pub fn panicked(place: impl fmt::Display, message: &str) -> Self {
-        let no_thread = ["failed to spawn thread", "ThreadPoolBuildError"].iter().any(|words| message.contains(words));
-        if no_thread {
+        if says_no_thread(message) {
             return Self::out_of_memory(format!("{place}: the system refuses another thread")).help(NO_THREAD);
         }
         let kind = if says_out_of_memory(message) { ErrorKind::OutOfMemory } else { ErrorKind::Device };
@@ -212,6 +211,11 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 const NO_THREAD: &str = "raise the limit of tasks (`ulimit -u`, a container's pids limit) or of memory (`ulimit -v`)";
+
+/// Whether `words` of a panic say that the system refuses another thread.
+pub(crate) fn says_no_thread(words: &str) -> bool {
+    ["failed to spawn thread", "ThreadPoolBuildError"].iter().any(|refusal| words.contains(refusal))
+}
 
 /// Whether the words of a driver, of an allocator or of another program say that memory ran out. A failed access to memory
 /// is another matter: it poisons a device.

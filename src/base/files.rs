@@ -1,6 +1,8 @@
 //! Files that are written whole or not at all, and checksums of files.
 
+use std::cell::Cell;
 use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use kiln_models::whole_file;
@@ -10,14 +12,35 @@ use sha2::{Digest, Sha256};
 
 use crate::base::error::{Error, Result, printable};
 
+/// No config that people write or programs generate is longer, in bytes.
+pub const MAX_CONFIG: u64 = 16 << 20;
+
+thread_local! {
+    /// This thread is reading a file whole.
+    static READS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is reading a file whole: a lack of memory for it is then an error that names the file.
+pub fn may_lack_memory() -> bool {
+    // A thread whose locals are gone reads no file.
+    READS.try_with(Cell::get).unwrap_or(false)
+}
+
+fn reading<T>(read: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
+    READS.set(true);
+    let content = read();
+    READS.set(false);
+    content
+}
+
 /// The content of the regular file at `path`: a pipe or a device, which may have no end, is refused.
 ///
 /// # Errors
 /// The operating system's; anything but a regular file.
 pub fn read_regular(path: &Path) -> std::io::Result<Vec<u8>> {
     match std::fs::metadata(path)?.is_file() {
-        true => std::fs::read(path),
-        false => Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is no regular file")),
+        true => reading(|| std::fs::read(path)),
+        false => Err(std::io::Error::new(std::io::ErrorKind::InvalidData, "it is no regular file")),
     }
 }
 
@@ -33,6 +56,24 @@ pub fn read_regular_text(path: &Path) -> std::io::Result<String> {
 /// The error for a file or folder at `path` that cannot be read.
 pub fn read_error(path: &Path, error: &std::io::Error) -> Error {
     Error::io(format!("read {}", path.display()), error)
+}
+
+/// The content of the file at `path`, which a user has named and which may be a pipe (`<(command)`, `/dev/stdin`), of at most
+/// `most` bytes: a device may have no end.
+///
+/// # Errors
+/// The operating system's; a file that is longer (`InvalidData`).
+pub fn read_given(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut file = File::open(path)?.take(most + 1);
+    reading(|| file.read_to_end(&mut bytes))?;
+    match bytes.len() as u64 > most {
+        false => Ok(bytes),
+        true => {
+            let what = format!("it has more than {} MiB", most >> 20);
+            Err(std::io::Error::new(std::io::ErrorKind::InvalidData, what))
+        }
+    }
 }
 
 /// The first free name of `path.ENDING-1`, `path.ENDING-2` and so on.
@@ -99,7 +140,7 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
 /// # Errors
 /// The operating system's; text that is not the JSON of such a value.
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
-    let text = std::fs::read(path).map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
+    let text = read_regular(path).map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
     serde_json::from_slice(&text).map_err(|error| malformed(path, &error))
 }
 

@@ -3,7 +3,6 @@
 //! ([`tracing`]) is shown on stderr here, too; a stderr that is full or closed ends nothing.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::panic;
@@ -15,32 +14,22 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-use crate::base::error::{Error, Result, printable};
-use crate::base::panics;
+use crate::base::error::{Error, Result, printable, says_no_thread};
+use crate::base::{files, panics};
 
-thread_local! {
-    /// An allocation of this thread has failed.
-    static FAILED: Cell<bool> = const { Cell::new(false) };
-}
-
-/// The system's allocator, with an end where it has no more memory. Whoever asks for much may be able to do without
-/// (`try_reserve`, a file that is read whole) and is told; Rust's own collections abort the process then, and the note tells
-/// why. Nobody can do without a small block, not even a message that says so: the process ends at once.
+/// The system's allocator, with an end where it has no more memory: nothing that asks for a block has another way to go on
+/// ([`files`] alone are read with one), and Rust's own end would print a line of its own before it aborts the process.
 #[derive(Debug, Clone, Copy)]
 pub struct Allocator;
 
-/// What is called small, in bytes.
+/// What is called small, in bytes. Nobody can do without a small block, not even an error that names a file.
 const SMALL: usize = 1 << 16;
 
 impl Allocator {
     fn checked(block: *mut u8, size: usize) -> *mut u8 {
-        if block.is_null() {
-            #[cfg(unix)]
-            if size < SMALL {
-                out_of_memory();
-            }
-            // A thread whose locals are gone has nothing to note in.
-            let _ = FAILED.try_with(|failed| failed.set(true));
+        #[cfg(unix)]
+        if block.is_null() && (size < SMALL || !files::may_lack_memory()) {
+            out_of_memory();
         }
         block
     }
@@ -66,9 +55,9 @@ fn out_of_memory() -> ! {
     signal_hook::low_level::exit(i32::from(crate::ErrorKind::OutOfMemory.exit_code()))
 }
 
-// SAFETY: every call is the system allocator's with the same arguments, and its answer is returned as it is. The note is a
-// thread-local `Cell` that is initialised at compile time and needs no destructor, so setting it never allocates; the end of the
-// process is an atomic flag and two system calls.
+// SAFETY: every call is the system allocator's with the same arguments, and its answer is returned as it is. Whether a
+// file is being read is in a thread-local `Cell` that is initialised at compile time and needs no destructor, so reading it never
+// allocates; the end of the process is an atomic flag and two system calls.
 #[allow(unsafe_code)]
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -97,13 +86,15 @@ static PANIC: Mutex<Option<String>> = Mutex::new(None);
 
 /// Puts the nets up, once.
 pub(super) fn install() {
-    #[cfg(unix)]
-    at_abort();
     let others = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         // A panic of the main thread is reported where it ends, which is here at the latest; others keep Rust's message.
         if std::thread::current().name() != Some("main") {
-            return others(info);
+            // Whoever asked for a pool of threads that the system refuses panics of it in turn, and ends with one message.
+            if !says_no_thread(&panics::message(info.payload())) {
+                others(info);
+            }
+            return;
         }
         let place = info.location().map_or_else(String::new, |at| format!(" ({}:{})", at.file(), at.line()));
         let backtrace = std::backtrace::Backtrace::capture();
@@ -115,22 +106,6 @@ pub(super) fn install() {
     }));
     // Only the first call can fail to be the first.
     let _ = tracing::subscriber::set_global_default(Stderr);
-}
-
-/// Where an allocation has failed, the abort that follows ends the process with exit code 4.
-#[cfg(unix)]
-fn at_abort() {
-    let end = || {
-        if FAILED.try_with(Cell::get).unwrap_or(false) {
-            out_of_memory();
-        }
-    };
-    // SAFETY: the handler reads a thread-local that needs no initialisation and an atomic flag, and makes two system
-    // calls (write or nanosleep, then _exit): it neither allocates nor takes a lock.
-    #[allow(unsafe_code)]
-    let installed = unsafe { signal_hook::low_level::register(signal_hook::consts::SIGABRT, end) };
-    // Without it an abort is an abort.
-    let _ = installed;
 }
 
 /// Runs the command; a panic in it becomes an error.

@@ -12,6 +12,7 @@ use super::hugging_face::{ARGUMENTS, SWITCHES, Standing, Switch, argument};
 use super::names::SERVICES;
 use super::trainer::TrainerSection;
 use crate::base::error::{Error, Result, nearest};
+use crate::base::files::{MAX_CONFIG, read_given};
 
 /// What a config says that changes nothing, for people.
 #[derive(Debug, Default)]
@@ -46,7 +47,8 @@ pub(super) fn read(path: &Path) -> Result<String> {
     if path.is_dir() {
         return Err(Error::config(format!("--hf-args {at}: expected a JSON file, got a folder")));
     }
-    let bytes = std::fs::read(path).map_err(|error| match error.kind() {
+    let bytes = read_given(path, MAX_CONFIG).map_err(|error| match error.kind() {
+        std::io::ErrorKind::InvalidData => Error::config(format!("--hf-args {at}: expected a JSON file, but {error}")),
         std::io::ErrorKind::NotFound => Error::config(format!("--hf-args {at}: no such file"))
             .help("write it in Python: open(\"args.json\", \"w\").write(training_args.to_json_string())"),
         _ => Error::io(format!("read {at}"), &error),

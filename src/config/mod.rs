@@ -51,6 +51,7 @@ pub use trainer::{RunLength, TrainerSection};
 pub use values::{ClassWeights, Interval, StepSize, Validation};
 
 use crate::base::error::{Error, Result};
+use crate::base::files::{MAX_CONFIG, read_given};
 use document::Document;
 
 /// A config file: one field per section, after the keys that stand above them.
@@ -202,7 +203,8 @@ fn read(path: &Path) -> Result<String> {
     if path.is_dir() {
         return Err(with_neighbours(Error::config(format!("{shown}: expected a config file, got a folder")), path));
     }
-    let bytes = std::fs::read(path).map_err(|error| match error.kind() {
+    let bytes = read_given(path, MAX_CONFIG).map_err(|error| match error.kind() {
+        std::io::ErrorKind::InvalidData => Error::config(format!("{shown}: expected a config file, but {error}")),
         std::io::ErrorKind::NotFound => {
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
             with_neighbours(Error::config(format!("{shown}: no such config file")), folder)

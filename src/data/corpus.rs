@@ -9,7 +9,7 @@ use super::table::Table;
 use super::text_chunks::{MARK, TextChunk, TextChunks, cut, not_utf8};
 use super::text_lines::TextLines;
 use crate::base::error::{Error, Result};
-use crate::base::files::read_error;
+use crate::base::files::{read_error, read_regular};
 use crate::base::random::{seed_for, uniform};
 use crate::config::Documents;
 
@@ -210,7 +210,7 @@ impl Corpus {
     /// A file that cannot be read or is not UTF-8.
     pub fn document(&self, index: usize) -> Result<String> {
         let file = &self.files[index];
-        let bytes = fs::read(file).map_err(|error| read_error(file, &error))?;
+        let bytes = read_regular(file).map_err(|error| read_error(file, &error))?;
         let text = String::from_utf8(bytes).map_err(|error| {
             let offset = error.utf8_error().valid_up_to();
             not_utf8(file, offset, error.as_bytes()[offset])

@@ -96,6 +96,10 @@ fn matching(pattern: &str) -> Result<Vec<PathBuf>> {
     }
     let expanded = path.to_string_lossy().into_owned();
     if !expanded.contains(['*', '?', '[']) {
+        if path.exists() {
+            return Err(Error::config(format!("{shown}: expected a regular file, got a pipe or a device"))
+                .help("data are read more than once: write them to a file"));
+        }
         return Err(Error::config(format!("{shown}: no such file")).help("paths are relative to where kiln is started"));
     }
     let invalid = |error: glob::PatternError| Error::config(format!("{shown}: not a valid glob: {error}"));

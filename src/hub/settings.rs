@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::base::error::{Error, Result};
+use crate::base::files::{MAX_CONFIG, read_given};
 
 /// How the Hub is reached and where its files are kept.
 #[derive(Clone)]
@@ -65,7 +66,7 @@ impl HubSettings {
 
         let token_file = folder("HF_TOKEN_PATH").or_else(|| home.map(|home| home.join("token")));
         let token = variable("HF_TOKEN")
-            .or_else(|| std::fs::read_to_string(token_file?).ok())
+            .or_else(|| String::from_utf8(read_given(&token_file?, MAX_CONFIG).ok()?).ok())
             .map(|token| token.trim().to_string())
             .filter(|token| !token.is_empty());
         if token.as_ref().is_some_and(|token| !token.bytes().all(|byte| byte.is_ascii_graphic())) {

@@ -15,6 +15,7 @@ use std::path::Path;
 use safetensors::SafeTensors;
 
 use crate::base::error::{Error, Result};
+use crate::base::files::read_regular;
 use crate::base::metrics::Record;
 use crate::base::process::scratch;
 use crate::config::{CompilerMode, DeviceKind, OnExisting, RunConfig};
@@ -190,7 +191,7 @@ fn near_rows(a: &Record, b: &Record) -> bool {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
-    std::fs::read(path).map_err(|error| Error::io(format!("read {}", path.display()), &error))
+    read_regular(path).map_err(|error| Error::io(format!("read {}", path.display()), &error))
 }
 
 /// The training rows of a run, without what is measured.

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use crate::base::build_info::BURN_VERSION;
 use crate::base::error::{Error, Result};
-use crate::base::files::{hex, write_whole};
+use crate::base::files::{hex, read_regular, read_regular_text, write_whole};
 use crate::base::host::cpu_name;
 use crate::cache;
 use crate::cache::mapped::make_way;
@@ -147,7 +147,7 @@ impl Stored {
     pub fn find(key: &Key, useful: usize) -> Result<Option<Self>> {
         let path = key.file()?;
         make_way(&path)?;
-        match fs::read(&path) {
+        match read_regular(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             // A file that is no size any more is as good as none: it is found and written again.
             text => {
@@ -181,7 +181,7 @@ impl Stored {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries.map_err(|error| Error::io(format!("read {}", folder.display()), &error))?,
         };
-        let texts = entries.flatten().filter_map(|entry| fs::read_to_string(entry.path()).ok());
+        let texts = entries.flatten().filter_map(|entry| read_regular_text(&entry.path()).ok());
         let mut found = texts.filter_map(|text| serde_json::from_str::<Self>(&text).ok()).collect::<Vec<_>>();
         found.sort_by(|a, b| b.date.cmp(&a.date));
         Ok(found)

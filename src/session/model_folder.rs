@@ -8,6 +8,7 @@ use kiln_models::weights::load;
 use kiln_models::{Compute, Model, ModelConfig};
 
 use crate::base::error::{Error, Result};
+use crate::base::files::read_regular_text;
 use crate::config::Task;
 use crate::data::tokenizer::{NamedFile, Tokenizer, read_file, tokenizer_files};
 use crate::hub::{self, Wanted};
@@ -113,7 +114,7 @@ pub(crate) fn kept_files(folder: &Path, with_tokenizer: bool) -> Result<Vec<Name
 /// The configuration of the model in `folder`, and the fields of it that Kiln does not know.
 pub(crate) fn read_config(folder: &Path) -> Result<(ModelConfig, Vec<String>)> {
     let path = folder.join("config.json");
-    let text = std::fs::read_to_string(&path).map_err(|e| Error::io(format!("read {}", path.display()), &e))?;
+    let text = read_regular_text(&path).map_err(|e| Error::io(format!("read {}", path.display()), &e))?;
     ModelConfig::from_json(&text).map_err(|error| match error {
         // Of the `[model]` section it would be a fault of the run's config; here it stands in a file of the model.
         kiln_models::Error::Config(message) => Error::data(format!("{}: {message}", path.display())),

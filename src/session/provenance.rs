@@ -1,14 +1,13 @@
 //! `provenance.json` of a run folder: by which program, on which machine and at how much arithmetic a run was made, so that
 //! runs can be compared later and their differences named. It says nothing about what the run did: that is `plan.toml`.
 
-use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use crate::base::build_info::{BURN_VERSION, COMMIT};
 use crate::base::error::{Error, Result};
-use crate::base::files::{hex, write_json};
+use crate::base::files::{hex, read_regular_text, write_json};
 use crate::base::host;
 use crate::config::{CompilerMode, DeviceKind, Precision, RunConfig};
 use crate::engine::handover::Engine;
@@ -111,7 +110,7 @@ impl Provenance {
     /// A file that is no such file, and the operating system's.
     pub fn read(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(FILE);
-        match fs::read_to_string(&path) {
+        match read_regular_text(&path) {
             Ok(text) => {
                 let read = serde_json::from_str(&text);
                 read.map(Some).map_err(|error| Error::data(format!("{}: {error}", path.display())))

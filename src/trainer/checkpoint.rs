@@ -25,7 +25,7 @@ use super::best::Best;
 use super::losses::LossSums;
 use super::promise::Promise;
 use crate::base::error::{Error, Result};
-use crate::base::files::{hex, read_regular, sha256, write_whole};
+use crate::base::files::{free_beside, hex, read_regular, sha256, write_whole};
 use crate::data::loader::Position;
 use crate::data::tokenizer::{NamedFile, write_files};
 use crate::precision::scaler::ScalerState;
@@ -43,7 +43,7 @@ pub const DIGEST: &str = "state.sha256";
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
 /// Why a checkpoint is not to be trusted, in the checkpoint.
-const SUSPECT: &str = "suspect.txt";
+pub const SUSPECT: &str = "suspect.txt";
 /// The model's config, in a checkpoint as in a model folder.
 pub const CONFIG: &str = "config.json";
 /// What is to be said of a checkpoint that `trainer.save_only_model` left.
@@ -127,6 +127,9 @@ pub struct Checkpoint {
     pub state: State,
 }
 
+/// Whether Kiln writes files of that name, relative to a checkpoint's folder, into checkpoints of the run.
+pub type IsOwn<'a> = &'a dyn Fn(&Path) -> bool;
+
 /// What is wrong with a checkpoint.
 enum Fault {
     /// Half written or damaged; another one may be whole.
@@ -136,12 +139,17 @@ enum Fault {
 }
 
 impl Snapshot {
-    /// Writes the checkpoint into the folder `checkpoints`, in place of one of the same step. `list` is told the names of its
-    /// files before they appear under the checkpoint's name.
+    /// Writes the checkpoint into the folder `checkpoints`, in place of one of the same step, of which it keeps the files that are
+    /// not Kiln's by `is_own`. `list` is told the names of its files before they appear under the checkpoint's name.
     ///
     /// # Errors
     /// The operating system's; nothing is left under the checkpoint's name then.
-    pub fn write(mut self, checkpoints: &Path, list: &dyn Fn(&[&str]) -> Result<()>) -> Result<PathBuf> {
+    pub fn write(
+        mut self,
+        checkpoints: &Path,
+        list: &dyn Fn(&[&str]) -> Result<()>,
+        is_own: IsOwn<'_>,
+    ) -> Result<PathBuf> {
         let target = checkpoints.join(name(self.state.step));
         let io = |error: &std::io::Error| Error::io(format!("write {}", target.display()), error);
         let aside = checkpoints.join(format!("{ASIDE}{}", name(self.state.step)));
@@ -152,7 +160,7 @@ impl Snapshot {
             sync_folder(&aside).map_err(|error| io(&error))?;
             let own = [STATE, DIGEST, SUSPECT];
             list(&self.state.files.keys().map(String::as_str).chain(own).collect::<Vec<_>>())?;
-            make_way(checkpoints, &target).map_err(|error| io(&error))?;
+            make_way(checkpoints, &target, is_own).map_err(|error| io(&error))?;
             fs::rename(&aside, &target).map_err(|error| io(&error))?;
             sync_folder(checkpoints).map_err(|error| io(&error))
         });
@@ -469,27 +477,71 @@ pub fn mark_suspect(checkpoint: &Path, why: &str) -> Result<()> {
 ///
 /// # Errors
 /// A folder that cannot be renamed.
-pub fn supersede(checkpoints: &Path, step: u64) -> Result<()> {
+pub fn supersede(checkpoints: &Path, step: u64, is_own: IsOwn<'_>) -> Result<()> {
     for (of, path) in list(checkpoints)? {
         if of > step || suspicion(&path).is_some() {
-            set_aside(checkpoints, &path).map_err(|error| Error::io(format!("rename {}", path.display()), &error))?;
+            set_aside(checkpoints, &path, is_own)
+                .map_err(|error| Error::io(format!("rename {}", path.display()), &error))?;
         }
     }
     Ok(())
 }
 
-fn set_aside(checkpoints: &Path, path: &Path) -> std::io::Result<()> {
+fn set_aside(checkpoints: &Path, path: &Path, is_own: IsOwn<'_>) -> std::io::Result<PathBuf> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let aside = checkpoints.join(format!("{SUPERSEDED}{name}"));
-    remove_folder(&aside)?;
-    fs::rename(path, aside)
+    remove_own(&aside, is_own)?;
+    fs::rename(path, &aside)?;
+    Ok(aside)
+}
+
+/// Removes the checkpoint that [`set_aside`] has renamed to `aside`. Files that are not Kiln's stay, and the folder with them
+/// gets a name that no run takes for a checkpoint.
+fn remove_own(aside: &Path, is_own: IsOwn<'_>) -> std::io::Result<()> {
+    match fs::symlink_metadata(aside) {
+        Err(_) => return Ok(()),
+        // Of a link, what it leads to is elsewhere and stays.
+        Ok(found) if !found.is_dir() => return fs::remove_file(aside),
+        Ok(_) => {}
+    }
+    remove_own_below(aside, Path::new(""), is_own)?;
+    if fs::read_dir(aside)?.next().is_none() {
+        return fs::remove_dir(aside);
+    }
+    let name = aside.file_name().unwrap_or_default().to_string_lossy();
+    let name = name.strip_prefix(SUPERSEDED).unwrap_or(&name);
+    let kept = free_beside(&aside.with_file_name(name), "kept");
+    fs::rename(aside, &kept)?;
+    tracing::warn!(
+        "the checkpoint {name} is removed, and what Kiln has not written in it is kept in {}",
+        kept.display()
+    );
+    Ok(())
+}
+
+/// Removes Kiln's files in the folder `inside` of `folder`; whether there was one.
+fn remove_own_below(folder: &Path, inside: &Path, is_own: IsOwn<'_>) -> std::io::Result<bool> {
+    let mut found = false;
+    for entry in fs::read_dir(folder.join(inside))? {
+        let entry = entry?;
+        let name = inside.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            if remove_own_below(folder, &name, is_own)? && fs::read_dir(entry.path())?.next().is_none() {
+                fs::remove_dir(entry.path())?;
+            }
+        } else if is_own(&name) {
+            fs::remove_file(entry.path())?;
+            found = true;
+        }
+    }
+    Ok(found)
 }
 
 /// Frees the name `target` for a checkpoint: one of that step is superseded, and anything else is not Kiln's and is kept
 /// under another name.
-fn make_way(checkpoints: &Path, target: &Path) -> std::io::Result<()> {
+fn make_way(checkpoints: &Path, target: &Path, is_own: IsOwn<'_>) -> std::io::Result<()> {
     if is_checkpoint(target) {
-        return set_aside(checkpoints, target);
+        return set_aside(checkpoints, target, is_own).map(drop);
     }
     if fs::symlink_metadata(target).is_err() {
         return Ok(());
@@ -498,9 +550,9 @@ fn make_way(checkpoints: &Path, target: &Path) -> std::io::Result<()> {
 }
 
 /// Removes the checkpoints that [`supersede`] has renamed. One that cannot be removed is in nobody's way: it is said.
-pub fn remove_superseded(checkpoints: &Path) {
+pub fn remove_superseded(checkpoints: &Path, is_own: IsOwn<'_>) {
     for path in hidden(checkpoints, SUPERSEDED) {
-        if let Err(error) = remove_folder(&path) {
+        if let Err(error) = remove_own(&path, is_own) {
             tracing::warn!("cannot remove {}: {error}", path.display());
         }
     }
@@ -511,7 +563,7 @@ pub fn remove_superseded(checkpoints: &Path) {
 ///
 /// # Errors
 /// A folder that cannot be removed.
-pub fn rotate(checkpoints: &Path, limit: usize, keep: Option<u64>, good: u64) -> Result<()> {
+pub fn rotate(checkpoints: &Path, limit: usize, keep: Option<u64>, good: u64, is_own: IsOwn<'_>) -> Result<()> {
     let mut all = list(checkpoints)?;
     all.retain(|(_, path)| suspicion(path).is_none());
     let excess = all.len().saturating_sub(limit.max(1));
@@ -521,9 +573,7 @@ pub fn rotate(checkpoints: &Path, limit: usize, keep: Option<u64>, good: u64) ->
     let removable = all.iter().filter(|(step, _)| !kept.contains(&Some(*step)));
     for (_, path) in removable.take(excess) {
         // Renamed first: a folder that is half removed must not look like a checkpoint.
-        let aside = checkpoints.join(format!("{ASIDE}removed"));
-        let removed =
-            remove_folder(&aside).and_then(|()| fs::rename(path, &aside)).and_then(|()| remove_folder(&aside));
+        let removed = set_aside(checkpoints, path, is_own).and_then(|aside| remove_own(&aside, is_own));
         removed.map_err(|error| Error::io(format!("remove {}", path.display()), &error))?;
     }
     Ok(())
@@ -619,7 +669,11 @@ mod tests {
         let tensor = || vec![NamedTensor { name: "w".into(), shape: vec![2], data: vec![1.0, 2.0] }];
         let (model, optimizer) = (tensor(), tensor());
         let snapshot = Snapshot { state, model, optimizer, files: vec![(CONFIG.into(), b"{}\n".as_slice().into())] };
-        snapshot.write(checkpoints, &|_| Ok(())).unwrap()
+        snapshot.write(checkpoints, &|_| Ok(()), &is_own).unwrap()
+    }
+
+    fn is_own(name: &Path) -> bool {
+        [STATE, DIGEST, MODEL, OPTIMIZER, CONFIG, SUSPECT].iter().any(|own| Path::new(own) == name)
     }
 
     fn newest(checkpoints: &Path) -> Option<u64> {
@@ -694,23 +748,48 @@ mod tests {
             (6..=8).for_each(|step| mark_suspect(&at.join(name(step)), "a fault").unwrap());
             assert_eq!(newest(at), Some(5));
             // The same limit without a step back would have seen the suspect ones as the newest.
-            rotate(at, limit, None, 5).unwrap();
+            rotate(at, limit, None, 5, &is_own).unwrap();
             assert_eq!(newest(at), Some(5));
-            supersede(at, 5).unwrap();
+            supersede(at, 5, &is_own).unwrap();
             assert_eq!((newest(at), list(at).unwrap().len()), (Some(5), limit));
             for step in 6..=9 {
                 write(at, state(step));
                 assert_eq!(newest(at), Some(step));
-                remove_superseded(at);
+                remove_superseded(at, &is_own);
                 // The last row is that of step 5, so that what is saved now may yet turn out to be suspect.
-                rotate(at, limit, None, 5).unwrap();
+                rotate(at, limit, None, 5, &is_own).unwrap();
                 let kept = list(at).unwrap().into_iter().map(|(step, _)| step).collect::<Vec<_>>();
                 assert!(kept.contains(&5) && kept.contains(&step), "{kept:?}");
                 assert!(kept.len() <= limit.max(2), "{kept:?}");
             }
-            rotate(at, limit, None, 9).unwrap();
+            rotate(at, limit, None, 9, &is_own).unwrap();
             assert_eq!(fs::read_dir(at).unwrap().count(), limit);
         }
+    }
+
+    #[test]
+    fn what_a_removed_checkpoint_holds_beside_kilns_files_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        (1..=4).for_each(|step| drop(write(folder.path(), state(step))));
+        for file in ["step-000001/notes.txt", "step-000002/mine/model.safetensors", "step-000004/mine.txt"] {
+            fs::create_dir_all(at(file).parent().unwrap()).unwrap();
+            fs::write(at(file), file).unwrap();
+        }
+        // By rotation, by a resume that has left it behind, and by one that writes it again.
+        rotate(folder.path(), 2, None, 4, &is_own).unwrap();
+        supersede(folder.path(), 3, &is_own).unwrap();
+        write(folder.path(), state(4));
+        remove_superseded(folder.path(), &is_own);
+        let kept = |name: &str| fs::read_to_string(at(name)).unwrap();
+        assert_eq!(kept("step-000001.kept-1/notes.txt"), "step-000001/notes.txt");
+        assert_eq!(kept("step-000002.kept-1/mine/model.safetensors"), "step-000002/mine/model.safetensors");
+        assert_eq!(kept("step-000004.kept-1/mine.txt"), "step-000004/mine.txt");
+        for (name, count) in [("step-000001.kept-1", 1), ("step-000002.kept-1", 1), ("step-000004.kept-1", 1), ("", 5)]
+        {
+            assert_eq!(fs::read_dir(at(name)).unwrap().count(), count, "{name}");
+        }
+        assert_eq!(newest(folder.path()), Some(4));
     }
 
     #[test]
@@ -723,13 +802,13 @@ mod tests {
         fs::write(folder.path().join("step-000009"), "mine").unwrap();
         assert_eq!(list(folder.path()).unwrap().len(), 1);
         assert_eq!(newest(folder.path()), Some(3));
-        rotate(folder.path(), 1, None, 3).unwrap();
-        supersede(folder.path(), 0).unwrap();
-        remove_superseded(folder.path());
+        rotate(folder.path(), 1, None, 3, &is_own).unwrap();
+        supersede(folder.path(), 0, &is_own).unwrap();
+        remove_superseded(folder.path(), &is_own);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 7);
         fs::write(folder.path().join("step-000008/notes.txt"), "mine").unwrap();
         [8, 9].into_iter().for_each(|step| drop(write(folder.path(), state(step))));
-        remove_superseded(folder.path());
+        remove_superseded(folder.path(), &is_own);
         assert_eq!(newest(folder.path()), Some(9));
         let kept = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
         assert_eq!(kept("step-000008.kept-1/notes.txt") + &kept("step-000009.kept-1"), "minemine");

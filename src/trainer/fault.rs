@@ -91,7 +91,8 @@ fn write_bundle(
     write_json(&target.join(REPORT), &report)?;
     for name in copied {
         let from = folder.path().join(name);
-        if from.exists() {
+        // The copy of a pipe would wait for its end.
+        if from.is_file() {
             fs::copy(&from, target.join(name)).map_err(|error| io(&target.join(name), &error))?;
         }
     }

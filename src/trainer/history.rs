@@ -125,7 +125,7 @@ impl Written {
         let path = folder.join("metrics.jsonl");
         let read = || -> io::Result<Vec<u8>> {
             if is_blocked(&path) {
-                return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no regular file"));
             }
             let mut metrics = File::open(&path)?;
             metrics.seek(SeekFrom::Start(self.metrics))?;

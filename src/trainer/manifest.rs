@@ -169,6 +169,16 @@ impl Manifest {
         (&self.file).write_all(lines.as_bytes()).map_err(|error| self.io(&error))
     }
 
+    /// The folder that stands for every checkpoint in the list.
+    pub fn any_checkpoint() -> PathBuf {
+        Path::new(checkpoint::FOLDER).join("*")
+    }
+
+    /// Whether Kiln writes files of this name into checkpoints.
+    pub fn has_in_checkpoints(&self, name: &Path) -> bool {
+        self.has(&Self::any_checkpoint().join(name))
+    }
+
     /// Whether Kiln has written the file at `path`, relative to the run folder.
     pub fn has(&self, path: &Path) -> bool {
         let listed = self.listed.lock().unwrap_or_else(PoisonError::into_inner);

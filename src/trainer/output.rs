@@ -222,14 +222,13 @@ impl RunFolder {
                 path.join(LOCK).display()
             );
             manifest.list(written_by(plan))?;
-            let own = [checkpoint::STATE, checkpoint::DIGEST].into_iter();
+            let own = [checkpoint::STATE, checkpoint::DIGEST, checkpoint::SUSPECT].into_iter();
             let own = own.chain(found.state.files.keys().map(String::as_str));
-            manifest.list(
-                own.map(|name| Path::new(checkpoint::FOLDER).join(checkpoint::name(found.state.step)).join(name)),
-            )?;
+            manifest.list(own.map(|name| Manifest::any_checkpoint().join(name)))?;
             // A model of this run has the files of its checkpoints.
             let model = path.join(MODEL);
-            let config = checkpoint::checksum(&model.join(checkpoint::CONFIG)).ok();
+            let config = model.join(checkpoint::CONFIG);
+            let config = config.is_file().then(|| checkpoint::checksum(&config).ok()).flatten();
             if config.is_some_and(|config| found.state.files.get(checkpoint::CONFIG) == Some(&config)) {
                 manifest.list(found.state.files.keys().map(|name| Path::new(MODEL).join(name)))?;
             }
@@ -265,7 +264,7 @@ impl RunFolder {
                     let aside = set_aside_damaged(&file)?;
                     tracing::warn!("{}, which is no regular file, is now {}", file.display(), aside.display());
                 }
-                checkpoint::supersede(&checkpoints, found.state.step)?;
+                checkpoint::supersede(&checkpoints, found.state.step, &|name| manifest.has_in_checkpoints(name))?;
                 if manifest.has(Path::new(RESULTS)) && path.join(RESULTS).exists() {
                     fs::remove_file(path.join(RESULTS)).map_err(|error| io("remove", &path.join(RESULTS), &error))?;
                 }

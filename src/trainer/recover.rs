@@ -37,7 +37,11 @@ impl Trainer {
     /// Rows written since are taken back, plan.toml is written again.
     pub(super) fn recover(&mut self, folder: &mut RunFolder, smaller: BatchPlan, error: &str) -> Result<Run> {
         let checkpoint = Checkpoint::newest(&folder.checkpoints())?;
-        checkpoint::supersede(&folder.checkpoints(), checkpoint.as_ref().map_or(0, |found| found.state.step))?;
+        checkpoint::supersede(
+            &folder.checkpoints(),
+            checkpoint.as_ref().map_or(0, |found| found.state.step),
+            &|name| folder.manifest.has_in_checkpoints(name),
+        )?;
         let back_to = checkpoint.as_ref().map_or("the start".into(), |found| format!("step {}", found.state.step));
         let message = format!(
             "out of memory: {}; back to {back_to} with half the micro-batch and the same global batch: {}, was {}",

@@ -65,11 +65,13 @@ impl Saver {
         let (checkpoints, manifest, limit) = (self.checkpoints.clone(), self.manifest.clone(), self.limit);
         let write = move || {
             let started = Instant::now();
-            let of_any = Path::new(checkpoint::FOLDER).join("*");
-            snapshot.write(&checkpoints, &|names| manifest.list(names.iter().map(|name| of_any.join(name))))?;
-            checkpoint::remove_superseded(&checkpoints);
+            let of_any = Manifest::any_checkpoint();
+            let list = |names: &[&str]| manifest.list(names.iter().map(|name| of_any.join(name)));
+            let is_own = |name: &Path| manifest.has_in_checkpoints(name);
+            snapshot.write(&checkpoints, &list, &is_own)?;
+            checkpoint::remove_superseded(&checkpoints, &is_own);
             if let Some(limit) = limit {
-                checkpoint::rotate(&checkpoints, limit, keep, good)?;
+                checkpoint::rotate(&checkpoints, limit, keep, good, &is_own)?;
             }
             Ok(started.elapsed())
         };

@@ -253,6 +253,38 @@ fn a_damaged_run_folder_continues_from_its_newest_checkpoint() {
     }
 }
 
+/// What a user has put into a checkpoint stays when the checkpoint goes: by rotation, because a resumed run has left it behind,
+/// and by `overwrite`.
+#[test]
+fn a_file_of_the_users_outlives_its_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    succeeds(&mut train(folder.path(), "run", &[]));
+    let at = |name: &str| folder.path().join("run/checkpoints").join(name);
+    for step in ["step-000007", "step-000014"] {
+        std::fs::write(at(step).join("notes.txt"), step).unwrap();
+        std::fs::create_dir(at(step).join("plots")).unwrap();
+        std::fs::write(at(step).join("plots/loss.svg"), step).unwrap();
+    }
+    std::fs::write(at("step-000014/state.json"), "{").unwrap();
+    let said = text_of(&mut train(folder.path(), "run", &["--resume", "--set", "trainer.save_total_limit=1"]));
+    assert!(said.contains("continuing after step 7"), "{said}");
+    let kept = |name: &str| std::fs::read_to_string(at(name)).unwrap();
+    for step in ["step-000007", "step-000014"] {
+        assert!(
+            said.contains(&format!("the checkpoint {step} is removed, and what Kiln has not written in it")),
+            "{said}"
+        );
+        let aside = format!("{step}.kept-1");
+        assert_eq!(kept(&format!("{aside}/notes.txt")) + &kept(&format!("{aside}/plots/loss.svg")), step.repeat(2));
+        assert_eq!(std::fs::read_dir(at(&aside)).unwrap().count(), 2, "Kiln's own files are gone");
+    }
+    assert_eq!(std::fs::read_dir(at("")).unwrap().count(), 3);
+    std::fs::write(at("step-000014/notes.txt"), "new").unwrap();
+    text_of(&mut train(folder.path(), "run", &["--set", "run.on_existing=overwrite"]));
+    assert_eq!(kept("step-000014.kept-2/notes.txt") + &kept("step-000014.kept-1/notes.txt"), "newstep-000014");
+}
+
 fn text_of(command: &mut std::process::Command) -> String {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", crate::common::text(&output));

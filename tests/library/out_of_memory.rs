@@ -153,7 +153,7 @@ fn a_process_without_memory_says_so() {
     std::fs::write(folder.path().join("text.toml"), config).unwrap();
     let program = kiln(folder.path()).get_program().to_owned();
     let (mut without, mut with) = (0, 0);
-    for limit in [55, 60, 70, 80, 100, 4000] {
+    for limit in [46, 48, 50, 52, 55, 58, 60, 64, 70, 75, 80, 90, 100, 4000] {
         for file in ["text.toml", "config.toml"] {
             let mut command = std::process::Command::new("/bin/sh");
             let script = format!("ulimit -v {}; exec \"$0\" plan {file}", limit * 1024);
@@ -169,6 +169,7 @@ fn a_process_without_memory_says_so() {
                     let stderr = String::from_utf8_lossy(&output.stderr);
                     assert!(stderr.contains("error: ") && stderr.contains("help: "), "{limit} MiB: {stderr}");
                     assert_eq!(stderr.matches("error: ").count(), 1, "{limit} MiB: {stderr}");
+                    assert_eq!(stderr.lines().count(), 2, "{limit} MiB: {stderr}");
                 }
                 _ => panic!("{limit} MiB, {file}: {:?} {said}", output.status),
             }

@@ -1,6 +1,5 @@
 //! `batch.json`: one batch of tokenized rows by column, for `kiln forward`. Read whole.
 
-use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
@@ -8,19 +7,22 @@ use serde_json::Value;
 use super::read::malformed;
 use super::{Limits, row};
 use crate::base::error::{Error, Result};
-use crate::base::files::read_error;
+use crate::base::files::{read_error, read_given};
 use crate::config::Task;
 use crate::data::Batch;
 use crate::data::collate::collate;
 use crate::data::padding::Padding;
 use crate::data::text_chunks::{MARK, not_utf8};
 
+/// A batch that fits on a device has fewer.
+const MAX_BATCH_BYTES: u64 = 1 << 28;
+
 /// Reads a `batch.json`: columns as nested lists.
 ///
 /// # Errors
 /// A file that cannot be read, columns of different lengths, values that the task does not have.
 pub fn read_batch(file: &Path, task: Task, limits: &Limits) -> Result<Batch> {
-    let bytes = fs::read(file).map_err(|error| read_error(file, &error))?;
+    let bytes = read_given(file, MAX_BATCH_BYTES).map_err(|error| read_error(file, &error))?;
     let text =
         std::str::from_utf8(&bytes).map_err(|error| not_utf8(file, error.valid_up_to(), bytes[error.valid_up_to()]))?;
     let json: Value = serde_json::from_str(text.trim_start_matches(MARK)).map_err(|error| malformed(file, &error))?;

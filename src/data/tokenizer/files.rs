@@ -11,7 +11,7 @@ use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, TruncationD
 
 use super::{END_OF_TEXT, Tokenizer};
 use crate::base::error::{Error, Result};
-use crate::base::files::read_error;
+use crate::base::files::{read_error, read_regular};
 
 /// A file by its name in the folder, with what is in it.
 pub type NamedFile = (String, Arc<[u8]>);
@@ -97,7 +97,7 @@ pub fn read_file(folder: &Path, name: &str) -> Result<Option<NamedFile>> {
     if !path.is_file() {
         return Ok(None);
     }
-    let bytes = fs::read(&path).map_err(|error| read_error(&path, &error))?;
+    let bytes = read_regular(&path).map_err(|error| read_error(&path, &error))?;
     Ok(Some((name.into(), bytes.into())))
 }
 

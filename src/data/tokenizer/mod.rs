@@ -6,7 +6,6 @@ mod guard;
 #[cfg(test)]
 mod mutations;
 
-use std::fs;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
@@ -27,7 +26,7 @@ use super::corpus::Corpus;
 use super::table::Row;
 use super::text_chunks::seam;
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::files::read_error;
+use crate::base::files::{read_error, read_regular_text};
 use crate::data::squad::WindowEncoder;
 use files::{Origin, Stated};
 
@@ -546,7 +545,7 @@ fn lower_cases(folder: &Path) -> Result<bool> {
     if !path.is_file() {
         return Ok(true);
     }
-    let text = fs::read_to_string(&path).map_err(|error| read_error(&path, &error))?;
+    let text = read_regular_text(&path).map_err(|error| read_error(&path, &error))?;
     let json: serde_json::Value =
         serde_json::from_str(&text).map_err(|error| Error::data(format!("{}: {error}", path.display())))?;
     Ok(json.get("do_lower_case").and_then(serde_json::Value::as_bool).unwrap_or(true))
@@ -555,6 +554,8 @@ fn lower_cases(folder: &Path) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::fs;
+
     use super::files::FILES;
     use super::*;
     use crate::config::Documents;

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::base::error::{Error, Result};
-use crate::base::files::write_whole;
+use crate::base::files::{read_regular, write_whole};
 use crate::config::CompilerMode;
 use crate::engine::handover::Engine;
 
@@ -57,7 +57,7 @@ impl Decision {
     /// A file that is no such choice, and the operating system's.
     pub fn read(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(FILE);
-        match std::fs::read(&path) {
+        match read_regular(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(Error::io(format!("read {}", path.display()), &error)),
             Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| {

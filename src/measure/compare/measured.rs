@@ -2,12 +2,12 @@
 //! changes nothing; a run that is not complete, or whose files do not fit together, is refused.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::keys;
 use crate::base::error::{Error, Result};
+use crate::base::files::read_regular_text;
 use crate::base::metrics::Record;
 use crate::base::stats::median;
 use crate::config::LearningRateSection;
@@ -214,7 +214,7 @@ fn day(seconds: f64) -> String {
 }
 
 fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path).map_err(|error| match error.kind() {
+    read_regular_text(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound | std::io::ErrorKind::InvalidData => {
             Error::data(format!("{}: the run is damaged: {error}", path.display()))
                 .help("make the run again; a report is made of whole runs only")

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use crate::common::place::{Place, listing};
-use crate::common::{fails, fixture};
+use crate::common::{fails, fixture, succeeds};
 
 #[test]
 fn a_run_folder_that_exists() {
@@ -71,7 +71,7 @@ fn a_disk_that_is_full_leaves_nothing_half_written() {
     // The cache of token ids.
     fails(&mut limited(place.config("plan", "text.toml", &[]), 1), 1, &["cannot write", "kiln-cache", full]);
     assert_eq!(place.listing("kiln-cache/tokens"), [""; 0]);
-    crate::common::succeeds(&mut place.config("plan", "text.toml", &[]));
+    succeeds(&mut place.config("plan", "text.toml", &[]));
 
     // plan.toml
     fails(&mut limited(place.config("train", "text.toml", &[]), 1), 1, &["cannot write run/plan.toml", full]);
@@ -220,10 +220,10 @@ fn what_a_user_names_is_written_into_and_keeps_its_mode() {
     let export = |out: &str| place.kiln(&["export", &model, "--tar", out]);
     let kernels = |out: &str| place.kiln(&["cache", "export", out]);
     let commands: [(&str, Run); 3] = [("forward", &forward), ("export", &export), ("cache", &kernels)];
-    crate::common::succeeds(&mut forward("plain"));
+    succeeds(&mut forward("plain"));
     let default = std::fs::metadata(place.path("plain")).unwrap().mode();
     for (name, command) in commands {
-        let run = |out: &str| crate::common::succeeds(&mut command(out));
+        let run = |out: &str| succeeds(&mut command(out));
         run("/dev/null");
         assert!(std::fs::symlink_metadata("/dev/null").unwrap().file_type().is_char_device());
         fails(&mut command("/dev/full"), 1, &["/dev/full: No space left"]);
@@ -256,7 +256,7 @@ fn what_a_user_names_is_written_into_and_keeps_its_mode() {
         assert!(said.is_some_and(|said| !said.is_empty()), "{name}");
     }
     std::fs::set_permissions(place.path("plain"), std::fs::Permissions::from_mode(0o640)).unwrap();
-    crate::common::succeeds(&mut forward("plain"));
+    succeeds(&mut forward("plain"));
     assert_eq!(std::fs::metadata(place.path("plain")).unwrap().mode() & 0o7777, 0o640);
     std::fs::create_dir(place.path("folder")).unwrap();
     fails(&mut forward("folder"), 1, &["cannot write folder: it is a folder"]);
@@ -385,4 +385,73 @@ fn the_library_prints_nothing() {
     printing(&root.join("models"), &mut found);
     found.retain(|place| !place.contains("/models/tests/"));
     assert!(found.is_empty(), "the library prints in {found:?}");
+}
+
+/// A pipe or a device in place of a file has no end: it is refused, or read up to what such a file can have. What a shell gives
+/// for a config (`<(command)`, `/dev/stdin`) is read.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_has_no_end_is_not_read_for_ever() {
+    use std::process::Stdio;
+    let place = Place::new();
+    place.train("text.toml", &[]);
+    place.train("text.toml", &["run.output_dir=other"]);
+    let limited = |args: &str| {
+        let mut shell = Command::new("bash");
+        shell.args(["-c", &format!("ulimit -v 3000000; exec timeout -k 1 60 \"$0\" {args}")]);
+        shell.arg(place.kiln(&[]).get_program()).current_dir(place.path("")).stdin(Stdio::null());
+        shell.env("KILN_CACHE", place.path("kiln-cache")).env("HF_HUB_OFFLINE", "1");
+        shell
+    };
+    let zero = "cat text.toml | sed s/output_dir.*/output_dir=\\\"piped\\\"/";
+    for args in [
+        format!("plan <({zero})"),
+        format!("plan /dev/stdin < <({zero})"),
+        "plan text.toml --hf-args <(echo '{}')".into(),
+    ] {
+        succeeds(&mut limited(&args));
+    }
+    let made = |name: &str| assert!(Command::new("mkfifo").arg(place.path(name)).status().unwrap().success());
+    fails(&mut limited("plan /dev/zero"), 2, &["/dev/zero", "16 MiB"]);
+    fails(&mut limited("plan text.toml --hf-args /dev/zero"), 2, &["--hf-args /dev/zero", "16 MiB"]);
+    fails(&mut limited("forward run/model --batch /dev/zero --task clm --out o.json"), 3, &["/dev/zero", "256 MiB"]);
+    fails(
+        &mut limited("eval text.toml --model run/model --set data.validation=/dev/zero"),
+        2,
+        &["/dev/zero", "got a pipe or a device"],
+    );
+    for file in ["run/model/config.json", "run/model/tokenizer.json", "run/model/tokenizer_config.json"] {
+        let text = std::fs::read(place.path(file)).unwrap();
+        std::fs::remove_file(place.path(file)).unwrap();
+        made(file);
+        let output = limited("generate run/model --prompt let --max-new-tokens 2").output().unwrap();
+        // The tokenizer's config may be missing.
+        assert!([0, 3].contains(&output.status.code().unwrap()), "{file}: {}", crate::common::text(&output));
+        std::fs::remove_file(place.path(file)).unwrap();
+        place.write(file, text);
+    }
+    for file in [
+        "plan.toml",
+        "provenance.json",
+        "compiler.json",
+        "trainer_state.json",
+        "report.json",
+        "status.json",
+        "metrics.jsonl",
+        ".lock",
+    ] {
+        let file = format!("run/{file}");
+        let text = std::fs::read(place.path(&file)).ok();
+        let _ = std::fs::remove_file(place.path(&file));
+        made(&file);
+        for command in ["report run other --out rep", "runs .", "describe run"] {
+            let output = limited(command).output().unwrap();
+            let code = output.status.code().unwrap();
+            assert!([0, 2, 3].contains(&code), "{command}, {file}: {code}, {}", crate::common::text(&output));
+        }
+        std::fs::remove_file(place.path(&file)).unwrap();
+        if let Some(text) = text {
+            place.write(&file, text);
+        }
+    }
 }
