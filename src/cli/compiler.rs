@@ -1,8 +1,6 @@
-//! `kiln parity` and `kiln bisect`, the hidden `kiln probe` that they run in processes of their own, and how a command of
-//! this program is run in one.
+//! `kiln parity` and `kiln bisect`, and the hidden `kiln probe` that they run in processes of their own.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use clap::{Args, ValueEnum};
@@ -11,14 +9,15 @@ use kiln_models::Operator;
 use super::say;
 use super::training::{ConfigArgs, open};
 use crate::base::error::{Error, Result};
-use crate::base::files::{read_json, write_json, write_whole};
-use crate::base::process::{Child, scratch, this_program};
+use crate::base::files::{read_json, write_json};
+use crate::base::process::{scratch, this_program};
 use crate::base::signals;
 use crate::cache;
 use crate::config::{CompilerMode, DeviceKind, RunConfig, Switch, Verify};
 use crate::engine::compiler::decision::Decision;
 use crate::engine::compiler::{checks, columns};
 use crate::engine::handover;
+use crate::engine::handover::in_a_process;
 use crate::plan::RunPlan;
 use crate::proof::auto;
 use crate::proof::bisect::{Finding, bisect};
@@ -217,25 +216,8 @@ pub(super) fn probed(config: &RunConfig, steps: usize, look: Look) -> Result<Pro
         Look::Times => "times",
     };
     let what = format!("the {} probe", config.compiler_mode());
-    in_a_process(config, &what, |command, file| {
+    in_a_process(&this_program()?, config, &what, |command, file| {
         command.arg("probe").arg(file).args(["--steps", &steps.to_string(), "--look", look, "--out"]).arg(&out);
     })?;
     read_json(&out)
-}
-
-/// Runs a command of this program on `config`, written to a file; `arguments` adds the arguments, and lets the child write to
-/// stdout where it should. The child's error is returned as that of `what`.
-pub(super) fn in_a_process(config: &RunConfig, what: &str, arguments: impl FnOnce(&mut Command, &Path)) -> Result<()> {
-    signals::install()?;
-    let folder = scratch()?;
-    let file = folder.path().join("config.toml");
-    write_whole(&file, config.to_toml()?.as_bytes())?;
-    let mut command = Command::new(this_program()?);
-    command.stdout(Stdio::null());
-    arguments(&mut command, &file);
-    let child = Child::start(&mut command, &folder.path().join("stderr"))?;
-    match child.wait(None, &format!("stopped while {what} was running"))?.error() {
-        None => Ok(()),
-        Some(error) => Err(error.in_terms_of(&[(&file.display().to_string(), "FILE")]).at(what)),
-    }
 }

@@ -10,13 +10,14 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use indicatif::ProgressBar;
 
-use super::compiler::{choose, in_a_process, verify_start};
+use super::compiler::{choose, verify_start};
 use super::models::predict_to_file;
 use super::tuning::tune_if_missing;
 use super::{finite, progress_bar, say};
 use crate::base::error::{Error, Result};
 use crate::base::files::write_whole;
 use crate::base::metrics::Record;
+use crate::base::process::this_program;
 use crate::base::signals;
 use crate::cli::init::{check_model, template};
 use crate::config::Task;
@@ -24,6 +25,7 @@ use crate::config::{CompilerMode, DEFAULT_TEXT_COLUMN, LogLevel, OnExisting, Pre
 use crate::data::{paths, store};
 use crate::engine::compiler::start_up_lines;
 use crate::engine::handover;
+use crate::engine::handover::in_a_process;
 use crate::hub::HubSettings;
 use crate::inference::evaluate_folder::{evaluate_folder, evaluate_untrained};
 use crate::inference::predict::PredictOptions;
@@ -365,7 +367,7 @@ fn part_in_a_process(part: &Part) -> Result<()> {
     flags.extend(part.before_stop.then_some("--before-stop"));
     flags.extend(part.without_dropout.then_some("--without-dropout"));
     let what = format!("the {} run", part.config.compiler_mode());
-    in_a_process(&part.config, &what, |command, file| {
+    in_a_process(&this_program()?, &part.config, &what, |command, file| {
         command.arg("resume-part").arg(file).args(flags);
     })
 }

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::compiler::in_a_process;
 use super::training::{open, resolve};
 use super::{say, time};
 use crate::base::error::{Error, Result};
@@ -15,7 +14,7 @@ use crate::base::files::{read_json, write_json};
 use crate::base::process::{scratch, this_program};
 use crate::config::{CompilerMode, DeviceKind, RunConfig};
 use crate::engine::handover;
-use crate::engine::handover::Identity;
+use crate::engine::handover::{Identity, in_a_process};
 use crate::measure::tune_batch;
 use crate::measure::tune_batch::measured;
 use crate::measure::tune_batch::{DEFAULT_RESERVE, Event, TuneOptions, parse_mib, trial, tune};
@@ -151,7 +150,7 @@ pub(super) fn tune_if_missing(config: &RunConfig) -> Result<()> {
 fn search_in_its_engine(config: &RunConfig, mode: CompilerMode, args: &TuneArgs) -> Result<Stored> {
     let folder = scratch()?;
     let out = folder.path().join("found.json");
-    in_a_process(config, &format!("tune-batch ({mode})"), |command, file| {
+    in_a_process(&this_program()?, config, &format!("tune-batch ({mode})"), |command, file| {
         command.stdout(Stdio::inherit()).arg("tune-batch").arg(file).args(["--mode", mode.as_str()]);
         command.args(args.options()).arg("--out").arg(&out);
     })?;

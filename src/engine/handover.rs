@@ -7,7 +7,7 @@
 use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -15,9 +15,36 @@ use serde::{Deserialize, Serialize};
 use crate::base::build_info::BURN_VERSION;
 use crate::base::build_info::COMMIT;
 use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::files::write_whole;
 use crate::base::process::{Child, scratch, this_program};
-use crate::config::{AutotuneLevel, CompilerMode, DeviceKind, Switch, TrainingCompilerConfig};
+use crate::base::signals;
+use crate::config::{AutotuneLevel, CompilerMode, DeviceKind, RunConfig, Switch, TrainingCompilerConfig};
 use crate::engine::device;
+
+/// Runs a command of `program`, a kiln, on `config`, written to a file, in a process of its own. `arguments` adds the
+/// arguments, and lets the child write to stdout where it should. The child's error is returned as that of `what`.
+///
+/// # Errors
+/// The child's, a program that cannot be started, and a signal to this process.
+pub(crate) fn in_a_process(
+    program: &Path,
+    config: &RunConfig,
+    what: &str,
+    arguments: impl FnOnce(&mut Command, &Path),
+) -> Result<()> {
+    signals::install()?;
+    let folder = scratch()?;
+    let file = folder.path().join("config.toml");
+    write_whole(&file, config.to_toml()?.as_bytes())?;
+    let mut command = Command::new(program);
+    command.stdout(Stdio::null());
+    arguments(&mut command, &file);
+    let child = Child::start(&mut command, &folder.path().join("stderr"))?;
+    match child.wait(None, &format!("stopped while {what} was running"))?.error() {
+        None => Ok(()),
+        Some(error) => Err(error.in_terms_of(&[(&file.display().to_string(), "FILE")]).at(what)),
+    }
+}
 
 /// A kiln says within this what it is.
 const PATIENCE: Duration = Duration::from_secs(20);

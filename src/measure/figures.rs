@@ -107,11 +107,10 @@ pub struct Figures {
     #[serde(skip)]
     pub parts_ms: Option<Parts>,
     /// Reads from the device in a step, mean.
-    #[serde(skip)]
-    pub device_reads: Option<f64>,
-    /// Kernel launches in a step, mean.
-    #[serde(skip)]
-    pub kernel_launches: Option<f64>,
+    pub device_reads_per_step: Option<f64>,
+    /// Kernel launches in a step, mean; the kernels of a captured step count, though one call replays them all. 0 on the CPU,
+    /// where an operation is a call.
+    pub kernel_launches_per_step: Option<f64>,
 }
 
 impl Figures {
@@ -131,8 +130,8 @@ impl Figures {
             peak_mib,
             step_ms: Spread::of(&windows.iter().map(Window::step_ms).collect::<Vec<_>>()),
             parts_ms: (!parts.is_empty()).then(|| Parts::over(&parts, median)),
-            device_reads: a_step(|window| window.device_reads),
-            kernel_launches: a_step(|window| window.kernel_launches),
+            device_reads_per_step: a_step(|window| window.device_reads),
+            kernel_launches_per_step: a_step(|window| window.kernel_launches),
         }
     }
 }

@@ -1,8 +1,6 @@
 //! Drives the contestants of a benchmark by turns, checks their losses, and writes the report as it goes.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
 use burn::tensor::Device;
@@ -15,10 +13,10 @@ use super::suite::{Case, CaseBatch, Suite};
 use crate::base::error::{Error, Result};
 use crate::base::files::{write_json, write_whole};
 use crate::base::host;
-use crate::base::process::{Child, scratch};
+use crate::base::process::scratch;
 use crate::config::{CompilerMode, DeviceKind, RunConfig, TrainBatchSize};
 use crate::engine::device;
-use crate::engine::handover::Programs;
+use crate::engine::handover::{Programs, in_a_process};
 use crate::measure::figures::Spread;
 use crate::measure::gemm;
 use crate::measure::turns::participant::{Answer, Failure, Group, Participant, Program, Running};
@@ -306,9 +304,13 @@ fn measure(
             write_whole(&file, config.to_toml()?.as_bytes())?;
             config = RunConfig::load_with(&file, &[set]).map_err(|error| error.at(format!("--variant {name}")))?;
         }
-        let contestant = Participant::kiln(name, programs.of(mode), &config, file.clone(), patience)?;
+        let contestant = Participant::kiln(name, programs.of(mode), &config, file, patience)?;
         if config.trainer.per_device_train_batch_size == TrainBatchSize::Auto && is_max {
-            look_for_batch(programs.of(mode), mode, &file, max_batch, folder)?;
+            // What is found is kept for the contestant.
+            in_a_process(programs.of(mode), &config, &format!("tune-batch ({mode})"), |command, file| {
+                command.arg("tune-batch").arg(file).args(["--mode", mode.as_str()]);
+                command.args(max_batch.iter().flat_map(|max| ["--max".to_owned(), max.to_string()]));
+            })?;
         }
         contestants.push(contestant);
     }
@@ -348,18 +350,6 @@ fn measure(
     let failed = failures.into_iter().find(|(_, failure)| !(in_suite && failure.exit_code == 4));
     let error = failed.map(|(who, failure)| failure.error(&format!("{}: {who}", report.name))).or(unequal);
     Ok((report, error))
-}
-
-/// Looks for the largest batch of a mode with `kiln tune-batch`, which keeps it for the contestant.
-fn look_for_batch(program: &Path, mode: CompilerMode, file: &Path, max: Option<usize>, folder: &Path) -> Result<()> {
-    let mut command = Command::new(program);
-    command.arg("tune-batch").arg(file).args(["--mode", mode.as_str()]);
-    command.args(max.iter().flat_map(|max| ["--max".to_owned(), max.to_string()]));
-    let told = folder.join(format!("{mode}.tune-batch"));
-    let file = File::create(&told).map_err(|error| Error::io(format!("create {}", told.display()), &error))?;
-    let child = Child::start(command.stdout(file), &folder.join(format!("{mode}.tune-batch.err")))?;
-    let exit = child.wait(None, "stopped while looking for the batch size")?;
-    exit.error().map_or(Ok(()), |error| Err(error.at(format_args!("tune-batch ({mode})"))))
 }
 
 type Failed = Vec<(String, Failure)>;

@@ -314,8 +314,6 @@ fn describe(arm: &MeasuredArm, experiment: &Experiment) -> ArmReport {
         overhead_seconds_later: overhead(median(excess.get(1..).unwrap_or_default())),
         evaluation_seconds,
         save_seconds,
-        device_reads_per_step: figures.device_reads,
-        kernel_launches_per_step: figures.kernel_launches,
         model_gflops,
         model_flops_utilization: model_gflops.zip(experiment.gemm_gflops).map(|(rate, peak)| rate / peak),
         last_loss: loss.last().map(|point| point.loss),

@@ -198,11 +198,6 @@ pub struct ArmReport {
     pub evaluation_seconds: Option<f64>,
     /// Seconds of a checkpoint.
     pub save_seconds: Option<f64>,
-    /// Reads from the device in a step.
-    pub device_reads_per_step: Option<f64>,
-    /// Kernel launches in a step; the kernels of a captured step count, though one call replays them all. 0 on the CPU, where
-    /// an operation is a call.
-    pub kernel_launches_per_step: Option<f64>,
     /// Model GFLOP/s; the convention is that of [`RunPlan::flops_per_token`](crate::plan::RunPlan::flops_per_token).
     pub model_gflops: Option<f64>,
     /// Share of the device's measured matrix-product rate.

@@ -4,20 +4,19 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use super::analyse::analyse;
 use super::arms::{PlannedArm, Wanted, arms, run_config};
 use super::verdict::Word;
 use super::{EXPERIMENT_SCHEMA, Experiment, Report, Role, WholeRun, repeat};
 use crate::base::error::{Error, Result};
-use crate::base::files::{write_json, write_whole};
-use crate::base::process::{Child, scratch};
+use crate::base::files::write_json;
+use crate::base::process::scratch;
 use crate::base::stats::median;
 use crate::cache;
 use crate::config::{CompilerMode, DeviceKind, EvalStrategy, OnExisting, RunConfig, SaveStrategy, Switch};
 use crate::engine::device;
-use crate::engine::handover::{Engine, Programs};
+use crate::engine::handover::{Engine, Programs, in_a_process};
 use crate::measure::figures::Window;
 use crate::measure::turns::participant::{Answer, Participant};
 use crate::measure::{gemm, report};
@@ -256,26 +255,21 @@ fn check_arms(
     is_cpu: bool,
     plan: &dyn Fn(RunConfig) -> Result<RunPlan>,
 ) -> Result<Vec<u64>> {
-    let scratch = scratch()?;
     let mut expected = Vec::new();
     for arm in arms {
-        let at = |error: Error| error.at(format_args!("arm {}", arm.runs.name));
         let mut config = arm.config.clone();
         config.run.output_dir = out.into();
         if !is_cpu {
-            let file = scratch.path().join(format!("{}.toml", arm.runs.name));
-            write_whole(&file, config.to_toml()?.as_bytes())?;
-            let mut command = Command::new(programs.of(arm.config.compiler_mode()));
-            command.arg("plan").arg(&file).stdout(Stdio::null());
-            let child = Child::start(&mut command, &scratch.path().join("stderr"))?;
-            let exit = child.wait(None, "stopped before the first run")?;
-            exit.error().map_or(Ok(()), |error| Err(at(error)))?;
+            let what = format!("arm {}", arm.runs.name);
+            in_a_process(programs.of(config.compiler_mode()), &config, &what, |command, file| {
+                command.arg("plan").arg(file);
+            })?;
             // For the lengths alone, which no mode changes.
             let block = config.data.block_size;
             config = plannable(base, out, is_cpu);
             config.data.block_size = block;
         }
-        let planned = plan(config).map_err(at)?;
+        let planned = plan(config).map_err(|error| error.at(format_args!("arm {}", arm.runs.name)))?;
         expected.push(planned.memory.total());
         let seq_len = planned.batch.seq_len;
         let block = arm.config.data.block_size.filter(|block| base.data.block_size != Some(*block));

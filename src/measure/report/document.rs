@@ -182,8 +182,8 @@ fn table(report: &Report) -> Table {
     rows.number("warm-up s, later runs", 2, |arm| arm.warmup_seconds_later);
     rows.number("start and end s", 2, |arm| arm.startup_seconds);
     rows.number("peak memory MiB", 0, |arm| arm.figures.peak_mib);
-    rows.number("kernel launches a step", 0, |arm| arm.kernel_launches_per_step);
-    rows.number("device reads a step", 1, |arm| arm.device_reads_per_step);
+    rows.number("kernel launches a step", 0, |arm| arm.figures.kernel_launches_per_step);
+    rows.number("device reads a step", 1, |arm| arm.figures.device_reads_per_step);
     rows.number("model GFLOP/s", 1, |arm| arm.model_gflops);
     rows.add("of the GEMM peak", |arm| Some(format!("{:.1} %", arm.model_flops_utilization? * 100.0)));
     rows.number("last loss", 4, |arm| arm.last_loss);
