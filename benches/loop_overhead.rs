@@ -78,7 +78,8 @@ fn main() {
 fn bare_step_ms(session: &Session) -> f64 {
     let plan = &session.plan;
     let device = Device::flex().autodiff();
-    let mut model = Model::new(&plan.model_config, plan.task.head(), &device).unwrap();
+    let (config, task) = plan.model.built_in().unwrap();
+    let mut model = Model::new(config, task.head(), &device).unwrap();
     let mut optimizer = Optimizer::new(OptimizerConfig::default(), &ParameterGroups::new(0.0), &model);
     let options = LoaderOptions {
         batch_size: plan.batch.micro,
@@ -92,7 +93,7 @@ fn bare_step_ms(session: &Session) -> f64 {
     let mut loader = Loader::new(Arc::clone(&session.train), options).unwrap();
     let batches = (0..STEPS).map(|_| {
         let batch = loader.next_batch().unwrap().unwrap().batch;
-        DeviceBatch::new(plan.task, &batch, &device).unwrap()
+        DeviceBatch::new(task, &batch, &device).unwrap()
     });
     let batches = batches.collect::<Vec<_>>();
     let start = Instant::now();

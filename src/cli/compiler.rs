@@ -18,7 +18,6 @@ use crate::engine::compiler::decision::Decision;
 use crate::engine::compiler::{checks, columns};
 use crate::engine::handover;
 use crate::engine::handover::in_a_process;
-use crate::plan::RunPlan;
 use crate::proof::auto;
 use crate::proof::bisect::{Finding, bisect};
 use crate::proof::parity::parity;
@@ -69,16 +68,17 @@ pub(super) fn run_probe(args: &ProbeArgs) -> Result<()> {
         LookArg::Captured => Look::Captured,
         LookArg::Times => Look::Times,
     };
-    let probe = probe::run(&session, session.plan.ops, args.steps, look)?;
+    let probe = probe::run(&session, session.plan.engine.ops, args.steps, look)?;
     write_json(&args.out, &probe)
 }
 
 /// `compiler.verify` before step 1 where each mode has an engine of its own; whether it has been done.
-pub(super) fn verify_start(plan: &RunPlan) -> Result<bool> {
-    if checks::of(plan.compiler().as_ref()) == Verify::Off || plan.device.kind == DeviceKind::Cpu {
+pub(super) fn verify_start(session: &Session) -> Result<bool> {
+    let plan = &session.plan;
+    if checks::of(plan.engine.compiler().as_ref()) == Verify::Off || plan.engine.device.kind == DeviceKind::Cpu {
         return Ok(false);
     }
-    let report = parity(&plan.config, verify::STEPS, &mut probed)?;
+    let report = parity(&session.config(), verify::STEPS, &mut probed)?;
     say(verify::verdict(Some(&report), 0)?)?;
     Ok(true)
 }
@@ -96,7 +96,8 @@ pub(super) fn verify_compare(config: &RunConfig) -> Result<()> {
 /// was as the other engine (`handed`), or else by a trial. Where each mode has an engine of its own, this process becomes it.
 pub(super) fn choose(session: Session, handed: Option<&str>) -> Result<Session> {
     let plan = &session.plan;
-    match (plan.config.compiler_mode(), handed) {
+    let asked = plan.engine.compiler.as_ref().map_or(CompilerMode::Native, |compiler| compiler.enabled);
+    match (asked, handed) {
         (CompilerMode::Auto, _) => {}
         (_, None) => return Ok(session),
         (mode, Some(_)) => {
@@ -104,20 +105,24 @@ pub(super) fn choose(session: Session, handed: Option<&str>) -> Result<Session> 
                 .help("leave it out: kiln hands it to the engine that a trial has chosen"));
         }
     }
-    let kind = plan.device.kind;
+    let kind = plan.engine.device.kind;
     let handed = handed.map(Decision::from_json).transpose().map_err(|error| error.at("--decision"))?;
     let decision = match handed.map_or_else(|| auto::kept(plan), |handed| Ok(Some(handed)))? {
         Some(decision) => decision,
         None => {
             say("compiler auto: trying both modes on the run's own data")?;
-            if kind == DeviceKind::Cpu { auto::decide(&session)? } else { auto::between_engines(plan, &mut probed)? }
+            if kind == DeviceKind::Cpu {
+                auto::decide(&session)?
+            } else {
+                auto::between_engines(&session, &mut probed)?
+            }
         }
     };
     stopped()?;
     if kind != DeviceKind::Cpu {
         handover::become_engine(decision.engine(), kind, &["--decision".to_owned(), decision.to_json()?])?;
     }
-    Ok(session.decided(decision))
+    session.decided(decision)
 }
 
 /// The warm-up stage of a compiled run alone, which leaves its kernels in the cache.
@@ -127,7 +132,7 @@ pub(super) fn run_pretune(args: &ConfigArgs) -> Result<()> {
     handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let forced = config.compiler.as_ref().is_some_and(|compiler| compiler.warmup == Switch::On);
     let session = open(config)?;
-    if session.plan.device.kind == DeviceKind::Cpu && !forced {
+    if session.plan.engine.device.kind == DeviceKind::Cpu && !forced {
         return say("nothing to tune: on the CPU (Flex) no kernel is compiled or tuned");
     }
     let heard: warmup::Say = Rc::new(|line| {

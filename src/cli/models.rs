@@ -140,7 +140,7 @@ fn device(args: &DeviceArgs) -> Result<(Device, Compute)> {
     let found = device::select(kind, args.device_index)?;
     let facts = found.facts();
     let ops = device::ops(Some(&compiler), &facts)?;
-    let dtype = PrecisionPlan::new(args.precision, &facts)?.dtype;
+    let dtype = PrecisionPlan::new(args.precision, &facts)?.dtype();
     Ok((found.device, Compute::new(ops, dtype)))
 }
 

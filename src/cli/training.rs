@@ -29,7 +29,7 @@ use crate::engine::handover::in_a_process;
 use crate::hub::HubSettings;
 use crate::inference::evaluate_folder::{evaluate_folder, evaluate_untrained};
 use crate::inference::predict::PredictOptions;
-use crate::plan::RunPlan;
+use crate::plan::{RunPlan, RunSettings};
 use crate::proof::auto;
 use crate::proof::verify_resume;
 use crate::proof::verify_resume::{Part, Report, across_modes, verify};
@@ -197,7 +197,7 @@ pub(super) fn open(config: RunConfig) -> Result<Session> {
 pub(super) fn plan(args: &ConfigArgs) -> Result<()> {
     let plan = resolve(load(args)?)?;
     say(plan.describe())?;
-    match RunFolder::check(&plan.config) {
+    match RunFolder::check(&plan.run) {
         Ok(_) => Ok(()),
         Err(error) => say(format!("`kiln train` would refuse: {error}")),
     }
@@ -224,7 +224,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     if !config.trainer.do_train {
         return without_training(config);
     }
-    RunFolder::check(&config)?;
+    RunFolder::check(&RunSettings::of(&config))?;
     test_file(&config)?;
     let level = config.trainer.log_level;
     let inform = |line: &dyn std::fmt::Display| if level.informs() { say(line) } else { Ok(()) };
@@ -235,8 +235,8 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     let session = choose(open(config)?, args.decision.as_deref())?;
     let plan = &session.plan;
     inform(&plan.describe())?;
-    let folder = plan.config.output_dir()?;
-    let verified = verify_start(plan)?;
+    let folder = plan.output_dir()?;
+    let verified = verify_start(&session)?;
     let trainer = auto::trainer(session)?;
     let trainer = if verified { trainer.with_verified_start() } else { trainer };
     if let Some(report) = trainer.load_report() {
@@ -321,23 +321,24 @@ fn test_file(config: &RunConfig) -> Result<Option<PathBuf>> {
 /// folder.
 fn predict_test(session: &Session, model: &str) -> Result<()> {
     let plan = &session.plan;
-    let (data, folder) = (&plan.config.data, plan.output_dir()?);
-    let Some(input) = test_file(&plan.config)? else { return Ok(()) };
+    let (config, folder, (_, task)) = (session.config(), plan.output_dir()?, plan.model.built_in()?);
+    let data = &config.data;
+    let Some(input) = test_file(&config)? else { return Ok(()) };
     let options = PredictOptions {
         input,
         format: Some(data.format),
         text_column: data.text_column.clone().unwrap_or_else(|| DEFAULT_TEXT_COLUMN.into()),
         text_pair_column: data.text_pair_column.clone(),
-        batch_size: plan.config.trainer.per_device_eval_batch_size,
+        batch_size: plan.evaluation.batch_size,
         version_2_with_negative: false,
         max_length: data.max_length,
     };
     let device = &session.device;
-    let model = ModelFolder::open(model, plan.task, device)?.with_compute(plan.compute());
+    let model = ModelFolder::open(model, task, device)?.with_compute(plan.engine.compute());
     std::fs::create_dir_all(&folder).map_err(|error| Error::io(format!("create {}", folder.display()), &error))?;
     let out = folder.join(PREDICTIONS);
-    let count = predict_to_file(&model, plan.task, &options, device, &out).map_err(|error| error.at("data.test"))?;
-    match plan.config.trainer.log_level.informs() {
+    let count = predict_to_file(&model, task, &options, device, &out).map_err(|error| error.at("data.test"))?;
+    match plan.run.log_level.informs() {
         true => say(format!("wrote {count} predictions to {}", out.display())),
         false => Ok(()),
     }

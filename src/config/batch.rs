@@ -79,7 +79,7 @@ impl Default for LearningRateSection {
 }
 
 /// A learning rate and where it comes from.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ScaledRate {
     /// The peak learning rate.
     pub rate: f64,

@@ -1,9 +1,11 @@
 //! How a text is continued: the settings of `[generation]` and of `kiln generate`.
 
+use serde::{Deserialize, Serialize};
+
 use crate::base::error::{Error, Result};
 
 /// How the next token is chosen and when to stop.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GenerateOptions {
     /// At most this many tokens after the prompt.
     pub max_new_tokens: usize,

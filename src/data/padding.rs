@@ -1,7 +1,7 @@
 //! To which length batches are padded, and what that costs. Lengths are chosen once, from the lengths of the data, so that
 //! a run has few shapes; the plan prints them with the share of positions that is padding.
 
-use std::sync::Arc;
+use serde::{Deserialize, Serialize};
 
 use super::Dataset;
 use super::sampler::Order;
@@ -17,13 +17,14 @@ const MULTIPLE: usize = 8;
 const MAX_BATCHES: usize = 4096;
 
 /// The lengths that batches are padded to, ascending; none: the longest row of each batch.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Padding {
-    lengths: Arc<[usize]>,
+    lengths: Vec<usize>,
 }
 
 /// What padding costs.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PaddingCost {
     /// Share of all positions that is padding.
     pub waste: f64,
@@ -43,21 +44,21 @@ pub struct Batches {
 }
 
 impl Padding {
-    /// The padding of batches of `data` by `strategy`. `longest` is how long a row may be in all.
-    pub fn new(strategy: PaddingStrategy, longest: usize, data: &dyn Dataset, batches: Batches) -> Self {
+    /// The padding by `strategy` of batches like the `surveyed` ones. `longest` is how long a row may be in all.
+    pub fn new(strategy: PaddingStrategy, longest: usize, surveyed: &[Surveyed]) -> Self {
         let lengths = match strategy {
             PaddingStrategy::Longest => Vec::new(),
             PaddingStrategy::MaxLength => vec![longest],
             PaddingStrategy::Buckets => {
                 let round = |length: usize| length.next_multiple_of(MULTIPLE).min(longest);
                 let mut counts = std::collections::BTreeMap::from([(longest, 0)]);
-                for batch in survey(data, batches) {
+                for batch in surveyed {
                     *counts.entry(round(batch.longest)).or_insert(0) += batch.rows;
                 }
                 buckets(&counts.into_iter().collect::<Vec<_>>())
             }
         };
-        Self { lengths: lengths.into() }
+        Self { lengths }
     }
 
     /// Padding to the first of `lengths` (ascending) that holds a batch.
@@ -80,12 +81,12 @@ impl Padding {
         &self.lengths
     }
 
-    /// What this padding costs in the first epoch over `data`, or its first 4096 batches.
-    pub fn cost(&self, data: &dyn Dataset, batches: Batches) -> PaddingCost {
+    /// What this padding costs in the `surveyed` batches, each of `size` rows where it is filled up.
+    pub fn cost(&self, surveyed: &[Surveyed], size: usize) -> PaddingCost {
         let (mut tokens, mut positions, mut shapes) = (0, 0, std::collections::BTreeSet::new());
-        for batch in survey(data, batches) {
+        for batch in surveyed {
             let length = self.length(batch.longest);
-            let rows = if self.is_fixed() { batches.size } else { batch.rows };
+            let rows = if self.is_fixed() { size } else { batch.rows };
             tokens += batch.tokens;
             positions += length * rows;
             shapes.insert((length, rows));
@@ -95,18 +96,22 @@ impl Padding {
 }
 
 /// The lengths of one batch.
-struct Surveyed {
-    rows: usize,
-    tokens: usize,
-    longest: usize,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Surveyed {
+    /// Its examples.
+    pub rows: usize,
+    /// Tokens of all of them.
+    pub tokens: usize,
+    /// Tokens of the longest.
+    pub longest: usize,
 }
 
-/// The batches of the first epoch, in order, without their tokens.
-fn survey(data: &dyn Dataset, batches: Batches) -> impl Iterator<Item = Surveyed> {
+/// The batches of the first epoch over `data`, in order, or its first 4096.
+pub fn survey(data: &dyn Dataset, batches: Batches) -> Vec<Surveyed> {
     let len = data.len();
     let count = if batches.drop_last { len / batches.size } else { len.div_ceil(batches.size) };
     let mut walk = batches.order.walk();
-    (0..count.min(MAX_BATCHES)).map(move |batch| {
+    let surveyed = (0..count.min(MAX_BATCHES)).map(|batch| {
         let places = batch * batches.size..((batch + 1) * batches.size).min(len);
         let mut surveyed = Surveyed { rows: places.len(), tokens: 0, longest: 0 };
         for place in places {
@@ -115,7 +120,8 @@ fn survey(data: &dyn Dataset, batches: Batches) -> impl Iterator<Item = Surveyed
             surveyed.longest = surveyed.longest.max(length);
         }
         surveyed
-    })
+    });
+    surveyed.collect()
 }
 
 /// At most [`MAX_BUCKETS`] of the lengths in `counts` (ascending, each with its number of rows) that pad least, the last
@@ -157,8 +163,9 @@ mod tests {
 
     fn padding(strategy: PaddingStrategy, lengths: &[usize]) -> (Padding, PaddingCost) {
         let data = Lengths(lengths.to_vec());
-        let padding = Padding::new(strategy, 64, &data, BATCHES);
-        let cost = padding.cost(&data, BATCHES);
+        let surveyed = survey(&data, BATCHES);
+        let padding = Padding::new(strategy, 64, &surveyed);
+        let cost = padding.cost(&surveyed, BATCHES.size);
         (padding, cost)
     }
 

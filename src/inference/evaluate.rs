@@ -57,8 +57,8 @@ pub fn evaluate(model: &Model, session: &Session, dataset: Arc<dyn Dataset>, bat
         batch_size,
         order: Order::SEQUENTIAL,
         drop_last: false,
-        pad_id: plan.pad_id,
-        padding: plan.padding.clone(),
+        pad_id: plan.data.pad_id,
+        padding: plan.data.padding.clone(),
         prefetch: 2,
         repeat: false,
     };
@@ -73,7 +73,8 @@ fn evaluate_batches(
     dataset: &Arc<dyn Dataset>,
     mut loader: Loader,
 ) -> Result<Evaluation> {
-    let (task, device, options) = (session.plan.task, &session.device, session.plan.loss.of_evaluation());
+    let (_, task) = session.plan.model.built_in()?;
+    let (device, options) = (&session.device, session.plan.optimizer.loss.of_evaluation());
     let copies = Copies::default();
     let pass = model.pass(false).with_copies(&copies);
     let (mut predicted, mut expected, mut num_labels) = (Vec::new(), Expected::default(), 0);

@@ -3,11 +3,12 @@
 //! each row and each column, updates clipped by their root mean square, no first moment unless asked for.
 
 use burn::tensor::Tensor;
+use serde::{Deserialize, Serialize};
 
 use super::{State, Update};
 
 /// Settings of Adafactor for all parameters and steps. The defaults are those of Hugging Face's Trainer.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct AdafactorConfig {
     /// Scales the learning rate by the root mean square of the weights, at least 1e-3. Default false.
     pub scale_parameter: bool,

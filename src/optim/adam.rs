@@ -4,12 +4,13 @@
 
 use burn::tensor::Tensor;
 use kiln_models::ops::adamw;
+use serde::{Deserialize, Serialize};
 
 use super::skip::Skip;
 use super::{State, Update};
 
 /// Settings of AdamW, Adam and LAMB for all parameters and steps. The defaults are PyTorch's.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct AdamConfig {
     /// Decay of the first moment. Default 0.9.
     pub beta1: f64,

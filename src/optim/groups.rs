@@ -7,12 +7,13 @@ use burn::module::{ModuleMapper, Param, ParamId};
 use burn::tensor::Tensor;
 use glob::Pattern;
 use kiln_models::weights::{Depth, Parameter, StateDict, parameters};
+use serde::{Deserialize, Serialize};
 
 use crate::base::error::{Error, Result};
 use crate::config::TrainerSection;
 
 /// The settings of each parameter of a model besides the step's learning rate.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ParameterGroups {
     weight_decay: f64,
     lr_decay: f64,
@@ -69,6 +70,11 @@ impl ParameterGroups {
         }
         let lr_decay = trainer.layer_wise_lr_decay.unwrap_or(1.0);
         Ok(Self { weight_decay: trainer.weight_decay, lr_decay, num_layers, frozen })
+    }
+
+    /// The weight decay of the parameters that decay.
+    pub fn stated_weight_decay(&self) -> f64 {
+        self.weight_decay
     }
 
     /// Whether `parameter` learns.

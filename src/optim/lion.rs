@@ -3,11 +3,12 @@
 //! decay as much larger.
 
 use burn::tensor::Tensor;
+use serde::{Deserialize, Serialize};
 
 use super::{State, Update};
 
 /// Settings of Lion for all parameters and steps.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LionConfig {
     /// Weight of the past in the direction of a step. Default 0.9.
     pub beta1: f64,

@@ -3,13 +3,14 @@
 //! embeddings, heads, norms and biases are AdamW's. PyTorch iterates in bf16, Kiln in f32.
 
 use burn::tensor::Tensor;
+use serde::{Deserialize, Serialize};
 
 use super::adam::AdamConfig;
 use super::{State, Update};
 use crate::config::AdjustLr;
 
 /// Settings of Muon for all parameters and steps.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct MuonConfig {
     /// Decay of the average of gradients. Default 0.95.
     pub momentum: f64,

@@ -8,6 +8,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_models::weights::{Depth, NamedTensor, Parameter, StateDict, parameters};
 use kiln_models::{Copies, Ops};
+use serde::{Deserialize, Serialize};
 
 use super::State;
 use super::adafactor::AdafactorConfig;
@@ -25,7 +26,8 @@ use crate::precision::PrecisionPlan;
 use crate::precision::scaler::Verdict;
 
 /// Which optimizer, with what it is told once.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum OptimizerConfig {
     /// `torch.optim.AdamW`
     AdamW(AdamConfig),

@@ -4,12 +4,14 @@
 
 use std::f64::consts::PI;
 
+use serde::{Deserialize, Serialize};
+
 use crate::base::error::{Error, Result};
 use crate::config::scheduler::DEFAULT_LR_END;
 pub use crate::config::{Ramp, SchedulerKwargs, SchedulerType};
 
 /// A learning-rate schedule over a run of known length.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Schedule {
     kind: SchedulerType,
     base_lr: f64,
@@ -19,7 +21,8 @@ pub struct Schedule {
 }
 
 /// A schedule's own arguments with the defaults filled in; rates are parts of the peak.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 enum Shape {
     Linear,
     Constant,

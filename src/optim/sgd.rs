@@ -2,11 +2,12 @@
 //! Nesterov's variant. The first gradient enters the momentum whole, as there.
 
 use burn::tensor::Tensor;
+use serde::{Deserialize, Serialize};
 
 use super::{State, Update};
 
 /// Settings of SGD for all parameters and steps. Default: no momentum.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct SgdConfig {
     /// Part of the past gradients that stays; 0 keeps no state.
     pub momentum: f64,

@@ -1,13 +1,16 @@
 //! The batch of an optimizer step, derived: how many examples a forward pass takes, how often gradients are added up, and
 //! what the learning rate makes of it. Arithmetic only.
 
+use serde::{Deserialize, Serialize};
+
 use crate::base::error::{Error, Result};
 use crate::config::{BatchScaling, RunConfig, TrainBatchSize};
 use crate::data::padding::Batches;
 use crate::data::sampler::Order;
+use crate::plan::FoundBatch;
 
 /// How a global batch is made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchPlan {
     /// Examples a forward pass.
     pub micro: usize,
@@ -17,29 +20,34 @@ pub struct BatchPlan {
     pub global: usize,
     /// Longest example in tokens.
     pub seq_len: usize,
+    /// Where a micro-batch comes from that the config does not state.
+    pub note: Option<String>,
 }
 
 /// Devices that a run computes on.
 pub const NUM_DEVICES: usize = 1;
 
 impl BatchPlan {
-    /// The batch that `config` asks for; `seq_len` is for the plan to fill in.
+    /// The batch that `config` asks for, with the micro-batch `found` where it leaves that open; `seq_len` is for the plan to
+    /// fill in.
     ///
     /// # Errors
     /// A micro-batch that is not known yet, or one that the global batch is no multiple of.
-    pub fn of(config: &RunConfig) -> Result<Self> {
+    pub fn of(config: &RunConfig, found: Option<&FoundBatch>) -> Result<Self> {
         let trainer = &config.trainer;
-        let TrainBatchSize::Size(micro) = trainer.per_device_train_batch_size else {
-            return Err(Error::config(
+        let (micro, note) = match (trainer.per_device_train_batch_size, found) {
+            (TrainBatchSize::Size(micro), _) => (micro, None),
+            (TrainBatchSize::Auto, Some(found)) => (found.micro, Some(found.because.clone())),
+            (TrainBatchSize::Auto, None) => return Err(Error::config(
                 "trainer.per_device_train_batch_size = \"auto\": no size has been found for this run on this machine",
             )
-            .help("`kiln tune-batch FILE` finds one"));
+            .help("`kiln tune-batch FILE` finds one")),
         };
         let accumulation = match config.batch.global_batch_size {
             None => trainer.gradient_accumulation_steps,
             Some(global) => accumulation(global, micro, trainer.gradient_accumulation_steps)?,
         };
-        Ok(Self { micro, accumulation, global: micro * accumulation, seq_len: 0 })
+        Ok(Self { micro, accumulation, global: micro * accumulation, seq_len: 0, note })
     }
 
     /// How the training data of the run of `config` is drawn, a micro-batch each.
@@ -52,7 +60,7 @@ impl BatchPlan {
     /// This batch with the next smaller micro-batch that divides it, at most half of this one; none at a micro-batch of 1.
     pub fn halved(&self) -> Option<Self> {
         let micro = largest_divisor(self.global, self.micro / 2)?;
-        Some(Self { micro, accumulation: self.global / micro, ..*self })
+        Some(Self { micro, accumulation: self.global / micro, ..self.clone() })
     }
 
     /// `480 = 12 x 40 micro-batches x 1 device`
@@ -121,20 +129,20 @@ mod tests {
 
     #[test]
     fn the_global_batch_is_stated_or_follows() {
-        let plan = BatchPlan::of(&config(12, 1, Some(480))).unwrap();
+        let plan = BatchPlan::of(&config(12, 1, Some(480)), None).unwrap();
         assert_eq!((plan.micro, plan.accumulation, plan.global), (12, 40, 480));
         assert_eq!(plan.arithmetic(), "480 = 12 x 40 micro-batches x 1 device");
         // plan.toml states all three.
-        assert_eq!(BatchPlan::of(&config(12, 40, Some(480))).unwrap(), plan);
-        let plan = BatchPlan::of(&config(8, 2, None)).unwrap();
+        assert_eq!(BatchPlan::of(&config(12, 40, Some(480)), None).unwrap(), plan);
+        let plan = BatchPlan::of(&config(8, 2, None), None).unwrap();
         assert_eq!((plan.micro, plan.accumulation, plan.global), (8, 2, 16));
-        assert_eq!(BatchPlan::of(&config(8, 1, None)).unwrap().arithmetic(), "8 = 8 x 1 micro-batch x 1 device");
+        assert_eq!(BatchPlan::of(&config(8, 1, None), None).unwrap().arithmetic(), "8 = 8 x 1 micro-batch x 1 device");
     }
 
     #[test]
     fn contradictions_are_refused_with_the_way_out() {
         let refused = |micro, accumulation, global| {
-            BatchPlan::of(&config(micro, accumulation, Some(global))).unwrap_err().to_string()
+            BatchPlan::of(&config(micro, accumulation, Some(global)), None).unwrap_err().to_string()
         };
         let error = refused(7, 1, 480);
         assert!(error.contains("480 is no multiple of trainer.per_device_train_batch_size = 7"), "{error}");
@@ -146,12 +154,12 @@ mod tests {
         );
         let mut auto = config(1, 1, Some(480));
         auto.trainer.per_device_train_batch_size = TrainBatchSize::Auto;
-        assert!(BatchPlan::of(&auto).unwrap_err().to_string().contains("kiln tune-batch"));
+        assert!(BatchPlan::of(&auto, None).unwrap_err().to_string().contains("kiln tune-batch"));
     }
 
     #[test]
     fn halving_keeps_the_global_batch() {
-        let mut plan = BatchPlan::of(&config(12, 1, Some(480))).unwrap();
+        let mut plan = BatchPlan::of(&config(12, 1, Some(480)), None).unwrap();
         let mut seen = Vec::new();
         while let Some(half) = plan.halved() {
             assert_eq!((half.micro * half.accumulation, half.global), (480, 480));
@@ -161,7 +169,7 @@ mod tests {
             plan = half;
         }
         assert_eq!(seen, [6, 3, 1]);
-        let odd = BatchPlan::of(&config(9, 2, None)).unwrap().halved().unwrap();
+        let odd = BatchPlan::of(&config(9, 2, None), None).unwrap().halved().unwrap();
         assert_eq!((odd.micro, odd.accumulation), (3, 6));
     }
 

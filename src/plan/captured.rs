@@ -1,6 +1,9 @@
 //! Whether the steps of a run are captured (`compiler.graph`), and if not, why not. How they are is the trainer's.
 
+use std::borrow::Cow;
+
 use kiln_models::Operator;
+use serde::{Deserialize, Serialize};
 
 use super::RunPlan;
 use crate::base::error::{Error, Result};
@@ -10,17 +13,17 @@ use crate::engine::handover::Engine;
 use crate::optim::OptimizerConfig;
 
 /// Why steps are not captured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotCaptured {
     /// No device of this kind could.
     pub by_device: bool,
     /// The reason.
-    pub because: &'static str,
+    pub because: Cow<'static, str>,
 }
 
 impl NotCaptured {
     const fn run(because: &'static str) -> Self {
-        Self { by_device: false, because }
+        Self { by_device: false, because: Cow::Borrowed(because) }
     }
 }
 
@@ -30,28 +33,27 @@ impl RunPlan {
     /// # Errors
     /// Why they are not.
     pub fn captures(&self) -> std::result::Result<(), NotCaptured> {
-        let Some(compiler) = &self.config.compiler else { return Err(NotCaptured::run("the run is native")) };
-        let trainer = &self.config.trainer;
-        let fused = |operator| self.ops.fused_operators().contains(&operator);
-        let drops = self.has_dropout();
+        let Some(compiler) = &self.engine.compiler else { return Err(NotCaptured::run("the run is native")) };
+        let fused = |operator| self.engine.ops.fused_operators().contains(&operator);
+        let drops = self.model.has_dropout();
         let because = match () {
-            () if self.device.kind == DeviceKind::Cpu => {
+            () if self.engine.device.kind == DeviceKind::Cpu => {
                 let because = "the CPU backend (Flex) launches nothing that could be captured";
-                return Err(NotCaptured { by_device: true, because });
+                return Err(NotCaptured { by_device: true, because: because.into() });
             }
             () if compiler.enabled == CompilerMode::Native || Engine::this() == Engine::Native => "the run is native",
             () if compiler.graph == Switch::Off => "compiler.graph says so",
-            () if handover::is_unfused(Some(compiler), self.device.kind) => "compiler.fusion is off",
-            () if !matches!(self.optimizer, OptimizerConfig::AdamW(_)) => "only AdamW updates in place",
+            () if handover::is_unfused(Some(compiler), self.engine.device.kind) => "compiler.fusion is off",
+            () if !matches!(self.optimizer.config, OptimizerConfig::AdamW(_)) => "only AdamW updates in place",
             () if !fused(Operator::AdamW) => "the operator adamw is plain, and only the fused one updates in place",
             () if drops && !(fused(Operator::Dropout) && fused(Operator::Attention)) => {
                 "dropout of plain operators draws from the host: a replay would repeat it"
             }
-            () if self.precision.precision != Precision::F32 => "only f32 steps are captured",
-            () if trainer.activation_checkpointing != ActivationCheckpointing::None => {
+            () if self.engine.precision.precision != Precision::F32 => "only f32 steps are captured",
+            () if self.engine.activation_checkpointing != ActivationCheckpointing::None => {
                 "activation checkpointing draws dropout from the host"
             }
-            () if trainer.class_weights.is_some() => "class weights are copied from the host in every step",
+            () if self.optimizer.loss.class_weights.is_some() => "class weights are copied from the host in every step",
             () => return Ok(()),
         };
         Err(NotCaptured::run(because))
@@ -59,7 +61,8 @@ impl RunPlan {
 
     /// Refuses a compiled run that asks for captured steps and cannot have them.
     pub(crate) fn check_graph(&self) -> Result<()> {
-        let compiler = self.config.compiler.as_ref();
+        let compiler = self.engine.compiler();
+        let compiler = compiler.as_ref();
         let asked = compiler.is_some_and(|compiler| compiler.graph == Switch::On)
             && Engine::wanted(compiler) == Engine::Compiled;
         match self.captures() {

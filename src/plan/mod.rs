@@ -1,31 +1,27 @@
 //! What will happen: the config and the facts about its inputs become numbers, checked against one another, printed and
-//! saved before step 1. Deriving a plan trains nothing and writes nothing.
+//! saved before step 1. A plan is a value: deriving it reads and writes nothing, and it is not changed afterwards. Another
+//! config or other facts have another plan.
 
+pub mod facts;
 pub mod memory;
 pub mod batch;
 mod captured;
-mod inputs;
 mod parts;
 mod print;
+mod sections;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use burn::tensor::Device;
-use kiln_models::weights::parameters;
-use kiln_models::{Compute, Model, ModelConfig, Ops};
+use kiln_models::Ops;
+use serde::{Deserialize, Serialize};
 
 use crate::base::error::{Error, Result, nearest};
-use crate::base::host::resident_mib;
-use crate::config::GenerateOptions;
-use crate::config::Task;
-use crate::config::{CompilerMode, TrainingCompilerConfig};
 use crate::config::{
-    DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DeviceKind, EvalStrategy, Interval, LoggingStrategy, RunConfig,
-    RunLength, SaveStrategy, ScaledRate, StepSize, TrainerSection,
+    CompilerMode, DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DataFormat, DeviceKind, EvalStrategy, GenerateOptions,
+    Interval, LoggingStrategy, RunConfig, RunLength, SaveStrategy, StepSize, Task, TrainerSection,
 };
-use crate::data::padding::{Padding, PaddingCost};
-use crate::data::paths;
+use crate::data::padding::Padding;
 use crate::engine::compiler::checks;
 use crate::engine::compiler::decision::Decision;
 use crate::engine::device;
@@ -35,178 +31,68 @@ use crate::optim::{OptimizerConfig, ParameterGroups};
 use crate::plan::memory::{Host, MemoryEstimate, MemoryInputs, Values};
 use crate::precision::PrecisionPlan;
 use crate::task::LossOptions;
-pub(crate) use batch::NUM_DEVICES;
+use sections::fused_operators::simplest;
+use sections::model_config;
 
-pub use batch::BatchPlan;
+pub use batch::{BatchPlan, NUM_DEVICES};
 pub use captured::NotCaptured;
-pub use inputs::Inputs;
+pub use facts::{DataFacts, Facts, FoundBatch, ModelFacts, TokenizerFacts};
 pub use parts::{Part, parts};
+pub use sections::{
+    DataPlan, EnginePlan, EvaluationPlan, LoggingPlan, MemoryPlan, ModelPlan, OptimizerPlan, RunSettings, SamplePlan,
+    SavingPlan, StepPlan,
+};
 
-/// A run, resolved.
-#[derive(Clone)]
+/// A run, resolved. `plan.json` in its folder holds it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunPlan {
-    /// The config with every default and derived value made explicit; saved as `plan.toml`.
-    pub config: RunConfig,
-    /// The task.
-    pub task: Task,
-    /// Where it runs.
-    pub device: DeviceFacts,
-    /// In which form the model and the optimizer compute.
-    pub ops: Ops,
-    /// In which type they compute.
-    pub precision: PrecisionPlan,
-    /// The choice of the mode by a trial, where the config asks for one; none before it was made.
-    pub decision: Option<Decision>,
+    /// What it is called, where its results go, and what it does besides training.
+    pub run: RunSettings,
     /// The model.
-    pub model_config: ModelConfig,
-    /// The folder of the pretrained model, if any.
-    pub model_from: Option<PathBuf>,
-    /// Fields of a pretrained model's `config.json` that Kiln does not know.
-    pub unknown_model_fields: Vec<String>,
-    /// Parameters of the model, tied ones counted once.
-    pub num_parameters: usize,
-    /// The id that padding uses.
-    pub pad_id: u32,
-    /// Examples of the validation data, if any.
-    pub validation_examples: Option<usize>,
+    pub model: ModelPlan,
+    /// What is learned from, in which order, and how it is padded.
+    pub data: DataPlan,
     /// Batch arithmetic.
     pub batch: BatchPlan,
-    /// Where a micro-batch comes from that the config does not state.
-    pub batch_note: Option<String>,
-    /// The lengths that batches are padded to.
-    pub padding: Padding,
-    /// What padding costs in training.
-    pub padding_cost: PaddingCost,
     /// Step arithmetic.
     pub steps: StepPlan,
-    /// The loss of training.
-    pub loss: LossOptions,
-    /// The optimizer.
-    pub optimizer: OptimizerConfig,
-    /// Which parameters learn, and how fast.
-    pub groups: ParameterGroups,
-    /// Parameters that learn, tied ones counted once.
-    pub num_trainable: usize,
-    /// The peak learning rate, and what the batch has to do with it.
-    pub learning_rate: ScaledRate,
-    /// Learning rate by step.
-    pub schedule: Schedule,
-    /// Optimizer steps between evaluations.
-    pub eval_steps: usize,
-    /// Optimizer steps between checkpoints.
-    pub save_steps: usize,
-    /// Optimizer steps between log rows.
-    pub logging_steps: usize,
-    /// How intervals that are not written in steps became steps, for people.
-    pub intervals: Vec<String>,
+    /// How gradients become new weights.
+    pub optimizer: OptimizerPlan,
+    /// Where and in which form it computes.
+    pub engine: EnginePlan,
+    /// When and how it evaluates.
+    pub evaluation: EvaluationPlan,
+    /// When rows are written, and where else to.
+    pub logging: LoggingPlan,
+    /// When checkpoints are written, which of them stay, and which is the best.
+    pub saving: SavingPlan,
     /// The text sample at the end, if any.
     pub generation: Option<SamplePlan>,
-    /// How many values the model and the optimizer keep, and what the process has resident already.
-    pub values: Values,
     /// Memory, by arithmetic.
-    pub memory: MemoryEstimate,
-}
-
-/// How many steps the run has, and why.
-#[derive(Debug, Clone, PartialEq)]
-pub struct StepPlan {
-    /// Optimizer steps of the run.
-    pub total: usize,
-    /// Optimizer steps a pass over the training data, the last of them possibly smaller.
-    pub per_epoch: usize,
-    /// Examples of the training data.
-    pub train_examples: usize,
-    /// Tokens of the training data.
-    pub train_tokens: u64,
-    /// Tokens that the run will see, to within the last batches of each epoch.
-    pub tokens: u64,
-    /// The arithmetic, for people.
-    pub because: String,
-    /// The run ends after this much time, whatever else is planned.
-    pub max_duration: Option<Duration>,
-}
-
-impl StepPlan {
-    /// What an optimizer step of `batch` sees.
-    pub fn step_size(&self, batch: BatchPlan) -> StepSize {
-        let tokens = self.train_tokens as f64 / self.per_epoch as f64;
-        StepSize { total_steps: self.total, samples: batch.global, tokens }
-    }
-}
-
-/// The text sample that a run writes at its end.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SamplePlan {
-    /// The text that the model continues.
-    pub prompt: String,
-    /// How it continues.
-    pub sampling: GenerateOptions,
-}
-
-impl RunConfig {
-    /// The run folder, with `~` and `${VAR}` expanded.
-    ///
-    /// # Errors
-    /// A path with an environment variable that is not set.
-    pub fn output_dir(&self) -> Result<PathBuf> {
-        paths::expand(&self.run.output_dir.to_string_lossy())
-    }
+    pub memory: MemoryPlan,
 }
 
 impl RunPlan {
-    /// The compiler's settings, with the mode that was chosen where the config leaves that to a trial.
-    pub fn compiler(&self) -> Option<TrainingCompilerConfig> {
-        let mut compiler = self.config.compiler.clone()?;
-        if let Some(decision) = &self.decision {
-            compiler.enabled = decision.mode;
-        }
-        Some(compiler)
-    }
-
-    /// The plan of the mode that `decision` names.
-    #[must_use]
-    pub fn decided(mut self, decision: Decision) -> Self {
-        self.ops = if decision.mode == CompilerMode::Compiled { self.ops } else { Ops::Plain };
-        self.decision = Some(decision);
-        self.memory = self.estimated_memory();
-        self
-    }
-}
-
-impl RunPlan {
-    /// The plan that follows from `config` and what its inputs are. Pure: reads nothing but how much memory this process has
-    /// by now, for the estimate of what it will have, and writes nothing.
+    /// The plan that follows from `config` and `facts`. Pure: the same config and facts have the same plan.
     ///
     /// # Errors
-    /// Settings that contradict one another or the inputs.
-    pub fn derive(mut config: RunConfig, inputs: &Inputs, device: DeviceFacts) -> Result<Self> {
-        let task = config.data.task;
-        let mut batch = BatchPlan::of(&config)?;
-        // Built for its shapes only: nothing is drawn until a parameter is used.
-        let model = Model::new(&inputs.model_config, task.head(), &Device::flex())?;
-        let parameters = parameters(&model);
-        let num_parameters = parameters.iter().map(|parameter| parameter.num_elements()).sum();
-        let groups = ParameterGroups::of(&config.trainer, &parameters)?;
-        let loss = LossOptions::of(&config.trainer, task, inputs.model_config.labels())?;
-        let optimizer = OptimizerConfig::from(&config.trainer);
-        let learning = || parameters.iter().filter(|parameter| groups.learns(parameter));
-        let num_trainable = learning().map(|parameter| parameter.num_elements()).sum();
-        let values = Values {
-            parameters: num_parameters,
-            trained: num_trainable,
-            largest: learning().map(|parameter| parameter.num_elements()).max().unwrap_or(0),
-            state: learning().flat_map(|parameter| optimizer.state(parameter)).map(|(_, n)| n).sum(),
-            resident: (resident_mib().unwrap_or(0.0) * f64::from(1 << 20)) as u64,
-        };
+    /// Settings that contradict one another or the facts.
+    pub fn derive(config: &RunConfig, facts: &Facts) -> Result<Self> {
         let trainer = &config.trainer;
-        let batches = batch.drawn(&config);
-        let validation = inputs.validation.as_ref().map_or(0, |data| data.max_len());
-        let longest = inputs.max_length.unwrap_or(inputs.train.max_len().max(validation));
-        let padding = Padding::new(config.data.padding, longest, &*inputs.train, batches);
-        let padding_cost = padding.cost(&*inputs.train, batches);
-        batch.seq_len = padding.length(inputs.train.max_len());
-        let steps = step_plan(&config, batch, inputs.train.len(), inputs.train_tokens)?;
-        let step_size = steps.step_size(batch);
+        let mut batch = BatchPlan::of(config, facts.batch.as_ref())?;
+        let groups = ParameterGroups::of(trainer, &facts.model.parameters)?;
+        let loss = match &facts.model.built_in {
+            Some((model, task)) => LossOptions::of(trainer, *task, model.labels())?,
+            None => LossOptions::of_own(trainer)?,
+        };
+        let update = OptimizerConfig::from(trainer);
+        let values = values(facts, &groups, &update);
+        let model = model_plan(&facts.model, values);
+        let data = data_plan(config, &facts.data, &batch);
+        batch.seq_len = data.padding.length(facts.data.train.max_len);
+        let mut steps = step_plan(config, &batch, &data)?;
+        let step_size = steps.step_size(&batch, data.train_tokens);
+        steps.intervals = interval_notes(config, step_size);
         let learning_rate = config.learning_rate.scaled(trainer.learning_rate, batch.global / NUM_DEVICES, NUM_DEVICES);
         let schedule = Schedule::new(
             trainer.lr_scheduler_type,
@@ -216,32 +102,113 @@ impl RunPlan {
             &trainer.lr_scheduler_kwargs,
         )
         .map_err(|error| error.at("[trainer]"))?;
-        if trainer.eval_strategy != EvalStrategy::No && inputs.validation.is_none() {
+        if trainer.eval_strategy != EvalStrategy::No && data.validation_examples.is_none() {
             return Err(Error::config(format!(
                 "trainer.eval_strategy = \"{}\", but there is no validation data",
                 trainer.eval_strategy
             ))
             .help("set data.validation to files or to a share such as \"2%\", or trainer.eval_strategy = \"no\""));
         }
-        check_metric(trainer, task)?;
-        // Automatic: at least 20 rows a run, at most 500 steps apart.
-        let resolve = |interval: Interval| interval.resolve(step_size).max(1);
-        let logging_steps = trainer.logging_steps.map_or((steps.total / 20).clamp(1, 500), resolve);
-        let eval_steps = trainer.eval_steps.map_or(logging_steps, resolve);
-        let save_steps = resolve(trainer.save_steps);
-        if trainer.load_best_model_at_end
-            && trainer.save_strategy == SaveStrategy::Steps
-            && !save_steps.is_multiple_of(eval_steps)
-        {
-            return Err(Error::config(format!(
-                "trainer.save_steps is {save_steps} steps and eval_steps is {eval_steps}: with load_best_model_at_end \
-                 every saved step must be an evaluated one"
-            ))
-            .help(format!(
-                "set trainer.save_steps to a multiple of {eval_steps}, or trainer.save_strategy = \"best\""
-            )));
+        if let Some(task) = model.task {
+            check_metric(trainer, task)?;
         }
-        if trainer.full_determinism && device.kind != DeviceKind::Cpu {
+        let (evaluation, logging, saving) = work(config, step_size)?;
+        let engine = EnginePlan::of(config, &facts.device, facts.decision.clone())?;
+        update.check_precision(&engine.precision, trainer.optim.as_str())?;
+        let generation = sample_plan(config, facts)?;
+        let optimizer = OptimizerPlan {
+            name: trainer.optim,
+            config: update,
+            groups,
+            learning_rate,
+            schedule,
+            max_grad_norm: (trainer.max_grad_norm > 0.0).then_some(trainer.max_grad_norm),
+            accumulation: trainer.accumulation,
+            loss,
+        };
+        let mut plan = Self {
+            run: RunSettings::of(config),
+            model,
+            data,
+            batch,
+            steps,
+            optimizer,
+            engine,
+            evaluation,
+            logging,
+            saving,
+            generation,
+            memory: MemoryPlan { values, estimate: None },
+        };
+        plan.engine.not_captured = plan.captures().err();
+        plan.check_graph()?;
+        plan.memory.estimate = plan.estimated_memory();
+        Ok(plan)
+    }
+
+    /// The run folder, with `~` and `${VAR}` expanded.
+    ///
+    /// # Errors
+    /// A path with an environment variable that is not set.
+    pub fn output_dir(&self) -> Result<PathBuf> {
+        self.run.expanded_output_dir()
+    }
+
+    /// `config`, of which this is the plan, with every derived value made explicit: `plan.toml` repeats the run from it.
+    #[must_use]
+    pub fn resolved(&self, config: &RunConfig) -> RunConfig {
+        let mut config = config.clone();
+        let trainer = &mut config.trainer;
+        trainer.per_device_train_batch_size = self.batch.micro.into();
+        trainer.gradient_accumulation_steps = self.batch.accumulation;
+        trainer.logging_steps = Some(self.logging.steps.into());
+        if trainer.eval_strategy == EvalStrategy::Steps {
+            trainer.eval_steps = Some(self.evaluation.steps.into());
+        }
+        trainer.save_steps = self.saving.steps.into();
+        config.precision = self.engine.precision.precision;
+        config.data.block_size = self.data.block_size.or(config.data.block_size);
+        config.data.max_length = self.data.max_length;
+        if config.data.format.is_table() {
+            config.data.text_column.get_or_insert_with(|| DEFAULT_TEXT_COLUMN.into());
+            if !matches!(config.data.task, Task::Clm | Task::Mlm) {
+                config.data.label_column.get_or_insert_with(|| DEFAULT_LABEL_COLUMN.into());
+            }
+        }
+        config
+    }
+
+    fn estimated_memory(&self) -> Option<MemoryEstimate> {
+        let (model, task) = self.model.built_in().ok()?;
+        let examples = self.data.validation_examples.filter(|_| self.evaluation.is_on()).unwrap_or(0);
+        let saves = match self.saving.strategy {
+            SaveStrategy::No => false,
+            SaveStrategy::Steps => self.saving.steps < self.steps.total,
+            SaveStrategy::Epoch | SaveStrategy::Best => self.steps.per_epoch < self.steps.total,
+        };
+        let host = Host { saves };
+        Some(MemoryEstimate::new(&MemoryInputs {
+            model,
+            task,
+            values: self.memory.values,
+            batch: &self.batch,
+            eval_batch: self.evaluation.batch_size.min(examples),
+            compute: self.engine.compute(),
+            checkpointing: self.engine.activation_checkpointing,
+            skips: self.engine.precision.scales_loss(),
+            host: (self.engine.device.kind == DeviceKind::Cpu).then_some(host),
+        }))
+    }
+}
+
+impl EnginePlan {
+    /// Where and in which form a run of `config` computes on `device`, with the mode that `decision` names. Whether steps are
+    /// captured depends on more.
+    ///
+    /// # Errors
+    /// What the device or this build does not have.
+    pub fn of(config: &RunConfig, device: &DeviceFacts, decision: Option<Decision>) -> Result<Self> {
+        if config.trainer.full_determinism && device.kind != DeviceKind::Cpu {
             return Err(Error::config(format!(
                 "trainer.full_determinism = true: on {} kernels add in an order of their own, so two runs may differ in \
                  their last bits",
@@ -249,134 +216,138 @@ impl RunPlan {
             ))
             .help("set device.kind = \"cpu\", where every run is deterministic, or leave it out"));
         }
-        let ops = device::ops(config.compiler.as_ref(), &device)?;
+        let ops = device::ops(config.compiler.as_ref(), device)?;
         checks::allowed(config.compiler.as_ref(), device.kind)?;
-        let precision = PrecisionPlan::new(config.precision, &device)?;
-        let ops = precision.ops(ops);
-        optimizer.check_precision(&precision, config.trainer.optim.as_str())?;
-        let generation = sample_plan(&config, inputs)?;
-        let intervals = interval_notes(&config, step_size);
-        config.trainer.gradient_accumulation_steps = batch.accumulation;
-        config.precision = precision.precision;
-        config.trainer.logging_steps = Some(logging_steps.into());
-        if config.trainer.eval_strategy == EvalStrategy::Steps {
-            config.trainer.eval_steps = Some(eval_steps.into());
-        }
-        config.trainer.save_steps = save_steps.into();
-        config.data.block_size = inputs.block_size.or(config.data.block_size);
-        config.data.max_length = inputs.max_length;
-        if config.data.format.is_table() {
-            config.data.text_column.get_or_insert_with(|| DEFAULT_TEXT_COLUMN.into());
-            if !matches!(task, Task::Clm | Task::Mlm) {
-                config.data.label_column.get_or_insert_with(|| DEFAULT_LABEL_COLUMN.into());
-            }
-        }
-        let mut plan = Self {
-            task,
-            device,
+        let precision = PrecisionPlan::new(config.precision, device)?;
+        let native = decision.as_ref().is_some_and(|decision| decision.mode != CompilerMode::Compiled);
+        let ops = if native { Ops::Plain } else { simplest(precision.ops(ops)) };
+        Ok(Self {
+            device: device.clone(),
+            compiler: config.compiler.clone(),
+            decision,
             ops,
             precision,
-            decision: None,
-            num_parameters,
-            model_config: inputs.model_config.clone(),
-            model_from: inputs.model_from.clone(),
-            unknown_model_fields: inputs.unknown_model_fields.clone(),
-            pad_id: inputs.pad_id,
-            validation_examples: inputs.validation.as_ref().map(|data| data.len()),
-            batch,
-            batch_note: None,
-            padding,
-            padding_cost,
-            steps,
-            loss,
-            optimizer,
-            groups,
-            num_trainable,
-            learning_rate,
-            schedule,
-            eval_steps,
-            save_steps,
-            logging_steps,
-            intervals,
-            generation,
-            values,
-            memory: MemoryEstimate::default(),
-            config,
-        };
-        plan.check_graph()?;
-        plan.memory = plan.estimated_memory();
-        Ok(plan)
-    }
-
-    /// The run folder.
-    ///
-    /// # Errors
-    /// A path with an environment variable that is not set.
-    pub fn output_dir(&self) -> Result<PathBuf> {
-        self.config.output_dir()
-    }
-
-    /// What it will need in memory, as the plan now stands.
-    pub fn estimated_memory(&self) -> MemoryEstimate {
-        let trainer = &self.config.trainer;
-        let examples = self.validation_examples.filter(|_| trainer.evaluates()).unwrap_or(0);
-        let saves = match trainer.save_strategy {
-            SaveStrategy::No => false,
-            SaveStrategy::Steps => self.save_steps < self.steps.total,
-            SaveStrategy::Epoch | SaveStrategy::Best => self.steps.per_epoch < self.steps.total,
-        };
-        let host = Host { saves };
-        MemoryEstimate::new(&MemoryInputs {
-            model: &self.model_config,
-            task: self.task,
-            values: self.values,
-            batch: self.batch,
-            eval_batch: trainer.per_device_eval_batch_size.min(examples),
-            compute: self.compute(),
-            checkpointing: trainer.activation_checkpointing,
-            skips: self.precision.scales_loss(),
-            host: (self.device.kind == DeviceKind::Cpu).then_some(host),
+            activation_checkpointing: config.trainer.activation_checkpointing,
+            not_captured: None,
         })
     }
+}
 
-    /// Floating-point operations of forward and backward for one token: `6 x` the weights that it is multiplied with (linear
-    /// layers and, for language models, the output matrix; embeddings are looked up, not multiplied) `+ 12 x layers x width x
-    /// sequence length` for attention, all positions counted, also where a causal mask leaves half of them out (the
-    /// convention of PaLM, Chowdhery et al. 2022, appendix B, without its embedding term). Recomputation counts as nothing, and what
-    /// the compiled mode leaves out (`models/rows.rs`) as if it were computed.
-    pub fn flops_per_token(&self) -> f64 {
-        let (width, layers, _, inner) = self.model_config.shape();
-        let [width, layers, inner] = [width, layers, inner].map(|size| size as f64);
-        let head = match self.task {
-            Task::Clm => width * self.model_config.vocab_size() as f64,
-            Task::Mlm => width * (width + self.model_config.vocab_size() as f64),
-            _ => 0.0, // one row of logits for a sequence, or two columns: nothing beside the layers
-        };
-        6.0 * (layers * (4.0 * width * width + 2.0 * width * inner) + head)
-            + 12.0 * layers * width * self.batch.seq_len as f64
+fn values(facts: &Facts, groups: &ParameterGroups, optimizer: &OptimizerConfig) -> Values {
+    let parameters = &facts.model.parameters;
+    let learning = || parameters.iter().filter(|parameter| groups.learns(parameter));
+    Values {
+        parameters: parameters.iter().map(|parameter| parameter.num_elements()).sum(),
+        trained: learning().map(|parameter| parameter.num_elements()).sum(),
+        largest: learning().map(|parameter| parameter.num_elements()).max().unwrap_or(0),
+        state: learning().flat_map(|parameter| optimizer.state(parameter)).map(|(_, n)| n).sum(),
+        resident: facts.resident,
     }
+}
 
-    /// Whether training drops anything.
-    pub fn has_dropout(&self) -> bool {
-        match (&self.model_config, self.task) {
-            (ModelConfig::Gpt2(c), _) => [c.resid_pdrop, c.embd_pdrop, c.attn_pdrop].iter().any(|p| *p > 0.0),
-            (ModelConfig::Bert(c), task) => {
-                let head = match task {
-                    Task::SequenceClassification | Task::Regression => c.classifier_dropout.unwrap_or(0.0),
-                    Task::QuestionAnswering if self.model_config.model_type() == kiln_models::ModelType::DistilBert => {
-                        c.qa_dropout
-                    }
-                    _ => 0.0,
-                };
-                [c.hidden_dropout_prob, c.attention_probs_dropout_prob, head].iter().any(|p| *p > 0.0)
-            }
-        }
+fn model_plan(facts: &ModelFacts, values: Values) -> ModelPlan {
+    let (config, task) = facts.built_in.clone().unzip();
+    ModelPlan {
+        kind: facts.kind.clone(),
+        task,
+        config: config.map(model_config::own),
+        from: facts.from.clone(),
+        unknown_fields: facts.unknown_fields.clone(),
+        num_parameters: values.parameters,
+        num_trainable: values.trained,
     }
+}
 
-    /// How the model computes.
-    pub fn compute(&self) -> Compute {
-        Compute::new(self.ops, self.precision.dtype)
+fn data_plan(config: &RunConfig, facts: &DataFacts, batch: &BatchPlan) -> DataPlan {
+    let data = &config.data;
+    let validation = facts.validation.map_or(0, |split| split.max_len);
+    let longest = facts.max_length.unwrap_or(facts.train.max_len.max(validation));
+    let padding = Padding::new(data.padding, longest, &facts.batches);
+    let padding_cost = padding.cost(&facts.batches, batch.micro);
+    DataPlan {
+        train_examples: facts.train.examples,
+        train_tokens: facts.tokens,
+        validation_examples: facts.validation.map(|split| split.examples),
+        block_size: facts.block_size,
+        max_length: facts.max_length,
+        documents: documents(config),
+        limits: limits(config),
+        sampler: data.sampler,
+        seed: config.trainer.data_seed(),
+        drop_last: config.trainer.dataloader_drop_last,
+        pad_id: facts.pad_id,
+        padding_strategy: data.padding,
+        padding,
+        padding_cost,
     }
+}
+
+/// How documents are joined; none where examples are rows.
+fn documents(config: &RunConfig) -> Option<String> {
+    let data = &config.data;
+    let script = match data.task {
+        Task::Clm => "run_clm.py",
+        Task::Mlm => "run_mlm.py",
+        _ => return None,
+    };
+    let unit = match data.format {
+        DataFormat::Tokenized | DataFormat::Squad => return None,
+        DataFormat::Text => data.documents.as_str(),
+        _ => "row",
+    };
+    Some(match data.marks_ends() {
+        true => format!("a {unit} is a document, and end-of-text follows each (data.document_end)"),
+        false => format!("{unit}s are joined without end-of-text, as {script} joins rows (data.document_end)"),
+    })
+}
+
+/// What keeps the run from using all of its data.
+fn limits(config: &RunConfig) -> Vec<String> {
+    let (data, trainer) = (&config.data, &config.trainer);
+    let limit = |name: &str, limit: Option<usize>| limit.map(|limit| format!("{name} = {limit}"));
+    let flag = |name: &str, on: bool| on.then(|| name.to_owned());
+    let limits = [
+        limit("max_train_samples", data.max_train_samples),
+        limit("max_eval_samples", data.max_eval_samples),
+        flag("overfit_one_batch: the examples of the first step over and over", trainer.overfit_one_batch),
+        flag("fast_dev_run: one step and one evaluation batch", trainer.fast_dev_run),
+    ];
+    limits.into_iter().flatten().collect()
+}
+
+/// When the run evaluates, logs and saves.
+fn work(config: &RunConfig, step_size: StepSize) -> Result<(EvaluationPlan, LoggingPlan, SavingPlan)> {
+    let trainer = &config.trainer;
+    // Automatic: at least 20 rows a run, at most 500 steps apart.
+    let resolve = |interval: Interval| interval.resolve(step_size).max(1);
+    let logging_steps = trainer.logging_steps.map_or((step_size.total_steps / 20).clamp(1, 500), resolve);
+    let eval_steps = trainer.eval_steps.map_or(logging_steps, resolve);
+    let save_steps = resolve(trainer.save_steps);
+    if trainer.load_best_model_at_end
+        && trainer.save_strategy == SaveStrategy::Steps
+        && !save_steps.is_multiple_of(eval_steps)
+    {
+        return Err(Error::config(format!(
+            "trainer.save_steps is {save_steps} steps and eval_steps is {eval_steps}: with load_best_model_at_end \
+             every saved step must be an evaluated one"
+        ))
+        .help(format!("set trainer.save_steps to a multiple of {eval_steps}, or trainer.save_strategy = \"best\"")));
+    }
+    let evaluation = EvaluationPlan {
+        strategy: trainer.eval_strategy,
+        steps: eval_steps,
+        delay: trainer.eval_delay,
+        on_start: trainer.eval_on_start,
+        at_end: trainer.do_eval,
+        batch_size: trainer.per_device_eval_batch_size,
+    };
+    let logging = LoggingPlan {
+        strategy: trainer.logging_strategy,
+        steps: logging_steps,
+        first_step: trainer.logging_first_step,
+        report_to: trainer.report_to.clone(),
+    };
+    Ok((evaluation, logging, SavingPlan::of(trainer, save_steps)))
 }
 
 /// `warm-up 1000 samples / 16 a step = 63`, for what is neither steps nor automatic.
@@ -416,8 +387,8 @@ fn check_metric(trainer: &TrainerSection, task: Task) -> Result<()> {
 
 /// Hugging Face's arithmetic: the last batch of an epoch may be smaller (unless dropped), and so may the last window of
 /// accumulated batches; epochs may have fractions.
-fn step_plan(config: &RunConfig, batch: BatchPlan, examples: usize, train_tokens: u64) -> Result<StepPlan> {
-    let trainer = &config.trainer;
+fn step_plan(config: &RunConfig, batch: &BatchPlan, data: &DataPlan) -> Result<StepPlan> {
+    let (trainer, examples) = (&config.trainer, data.train_examples);
     let batches = match trainer.dataloader_drop_last {
         true => examples / batch.micro,
         false => examples.div_ceil(batch.micro),
@@ -430,7 +401,7 @@ fn step_plan(config: &RunConfig, batch: BatchPlan, examples: usize, train_tokens
         .help("lower trainer.per_device_train_batch_size or set trainer.dataloader_drop_last = false"));
     }
     let per_epoch = batches.div_ceil(batch.accumulation);
-    let tokens_per_step = train_tokens as f64 / per_epoch as f64;
+    let tokens_per_step = data.train_tokens as f64 / per_epoch as f64;
     let (total, because) = match trainer.length() {
         _ if trainer.fast_dev_run => (1, "fast_dev_run".into()),
         RunLength::Steps(steps) => (steps, format!("max_steps = {steps}")),
@@ -444,24 +415,16 @@ fn step_plan(config: &RunConfig, batch: BatchPlan, examples: usize, train_tokens
     };
     let max_duration = trainer.max_minutes.map(|minutes| Duration::from_secs_f64(minutes * 60.0));
     let tokens = (total as f64 * tokens_per_step).round() as u64;
-    Ok(StepPlan {
-        total: total.max(1),
-        per_epoch,
-        train_examples: examples,
-        train_tokens,
-        tokens,
-        because,
-        max_duration,
-    })
+    Ok(StepPlan { total: total.max(1), per_epoch, tokens, because, max_duration, intervals: Vec::new() })
 }
 
-fn sample_plan(config: &RunConfig, inputs: &Inputs) -> Result<Option<SamplePlan>> {
+fn sample_plan(config: &RunConfig, facts: &Facts) -> Result<Option<SamplePlan>> {
     let Some(section) = &config.generation else { return Ok(None) };
     if config.data.task != Task::Clm {
         return Err(Error::config(format!("[generation]: task {} does not generate text", config.data.task))
             .help("remove the section, or set data.task = \"clm\""));
     }
-    let Some(tokenizer) = &inputs.tokenizer else {
+    let (Some((model, _)), Some(tokenizer)) = (&facts.model.built_in, &facts.tokenizer) else {
         return Err(Error::config("[generation] needs a tokenizer, and this run has none")
             .help("set tokenizer.from, or remove the section"));
     };
@@ -471,10 +434,10 @@ fn sample_plan(config: &RunConfig, inputs: &Inputs) -> Result<Option<SamplePlan>
         top_k: section.top_k,
         top_p: section.top_p,
         seed: section.seed,
-        stop: tokenizer.eot_id().into_iter().collect(),
+        stop: tokenizer.eot_id.into_iter().collect(),
     };
     sampling.validate().map_err(|error| error.at("[generation]"))?;
-    let (tokens, positions) = (tokenizer.encode(&section.prompt)?.len(), inputs.model_config.max_positions());
+    let (tokens, positions) = (tokenizer.prompt_tokens.unwrap_or(0), model.max_positions());
     if tokens == 0 || tokens >= positions {
         return Err(Error::config(format!(
             "generation.prompt: expected 1 to {} tokens, since the model has {positions} positions and the answer needs \

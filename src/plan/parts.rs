@@ -49,7 +49,7 @@ pub fn parts(
     device: &DeviceFacts,
     dtype: FloatDType,
     ops: Ops,
-    captures: Result<(), NotCaptured>,
+    not_captured: Option<&NotCaptured>,
 ) -> Vec<Part> {
     let native = compiler.is_none_or(|compiler| compiler.enabled == CompilerMode::Native);
     let setting = compiler.map_or(FusedOps::All(Switch::Off), |compiler| compiler.fused_ops.clone());
@@ -83,14 +83,14 @@ pub fn parts(
         });
     }
     let captured = "captured step";
-    parts.push(match captures {
-        Ok(()) => Part::new(
+    parts.push(match not_captured {
+        None => Part::new(
             captured,
             "on",
             "recorded once for every shape of batch; several micro-batches a step one by one, and the update",
         ),
-        Err(NotCaptured { by_device: true, because }) => Part::new(captured, "not available", because),
-        Err(NotCaptured { because, .. }) => Part::new(captured, "off", because),
+        Some(NotCaptured { by_device: true, because }) => Part::new(captured, "not available", because.clone()),
+        Some(NotCaptured { because, .. }) => Part::new(captured, "off", because.clone()),
     });
     parts.push(warmup_part(compiler.filter(|_| !native), device.kind));
     parts
@@ -116,14 +116,14 @@ mod tests {
     use crate::engine::device::{ops, select};
     use crate::precision::PrecisionPlan;
 
-    const NO_CAPTURE: Result<(), NotCaptured> = Err(NotCaptured { by_device: true, because: "Flex" });
+    const NO_CAPTURE: NotCaptured = NotCaptured { by_device: true, because: std::borrow::Cow::Borrowed("Flex") };
 
     #[test]
     fn the_table_says_what_is_on_and_why_the_rest_is_not() {
         let cpu = select(DeviceKind::Cpu, 0).unwrap().facts();
         let compiled = TrainingCompilerConfig::default();
         let table = |config: Option<&TrainingCompilerConfig>| {
-            parts(config, &cpu, FloatDType::F32, ops(config, &cpu).unwrap(), NO_CAPTURE)
+            parts(config, &cpu, FloatDType::F32, ops(config, &cpu).unwrap(), Some(&NO_CAPTURE))
         };
         let on = table(Some(&compiled));
         assert_eq!((on[0].state, on.len()), ("on", 5));
@@ -143,7 +143,7 @@ mod tests {
         );
         let bf16 = PrecisionPlan::new(Precision::Bf16, &cpu).unwrap();
         let fused = bf16.ops(ops(Some(&compiled), &cpu).unwrap());
-        let part = &parts(Some(&compiled), &cpu, bf16.dtype, fused, NO_CAPTURE)[0];
+        let part = &parts(Some(&compiled), &cpu, bf16.dtype(), fused, Some(&NO_CAPTURE))[0];
         assert!(part.because.ends_with("adamw; plain: linear (precision bf16: its kernel is f32 only)"), "{part}");
         let off = TrainingCompilerConfig { fused_ops: Switch::Off.into(), ..compiled.clone() };
         assert_eq!(

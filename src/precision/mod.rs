@@ -5,18 +5,17 @@ pub mod scaler;
 
 use burn::tensor::FloatDType;
 use kiln_models::{Compute, Ops};
+use serde::{Deserialize, Serialize};
 
 use crate::base::error::{Error, Result};
 use crate::config::{DeviceKind, Precision};
 use crate::engine::device::DeviceFacts;
 
 /// The precision of a run, and why it is this one.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrecisionPlan {
     /// The precision that was chosen; never `auto`.
     pub precision: Precision,
-    /// The type of matrix products.
-    pub dtype: FloatDType,
     /// For people: why `auto` chose it, or what is to be known of it on this device; may be empty.
     pub note: String,
 }
@@ -37,11 +36,6 @@ impl PrecisionPlan {
             }
             other => (other, String::new()),
         };
-        let dtype = match precision {
-            Precision::Bf16 => FloatDType::BF16,
-            Precision::F16 => FloatDType::F16,
-            Precision::F32 | Precision::Auto => FloatDType::F32,
-        };
         if !device.computes_in(precision) {
             let others = [Precision::F16, Precision::Bf16].into_iter().filter(|other| device.computes_in(*other));
             let others = others.map(|precision| format!("\"{precision}\" or ")).collect::<String>();
@@ -59,12 +53,21 @@ impl PrecisionPlan {
             ))
             .help(format!("set precision = {others}\"f32\", or \"auto\"")));
         }
-        Ok(Self { precision, dtype, note })
+        Ok(Self { precision, note })
+    }
+
+    /// The type of matrix products.
+    pub fn dtype(&self) -> FloatDType {
+        match self.precision {
+            Precision::Bf16 => FloatDType::BF16,
+            Precision::F16 => FloatDType::F16,
+            Precision::F32 | Precision::Auto => FloatDType::F32,
+        }
     }
 
     /// Those of the fused operators `ops` that compute in this precision.
     pub fn ops(&self, ops: Ops) -> Ops {
-        Compute::new(ops, self.dtype).ops()
+        Compute::new(ops, self.dtype()).ops()
     }
 
     /// Whether losses are scaled.

@@ -42,22 +42,22 @@ pub fn decide(session: &Session) -> Result<Decision> {
     if let Some(decision) = kept(plan)? {
         return Ok(decision);
     }
-    if plan.ops == Ops::Plain {
+    if plan.engine.ops == Ops::Plain {
         return Ok(choice(
             CompilerMode::Native,
             "this build has no fused operators for the device, so there is one form",
         ));
     }
     let figures = |ops, look| run(session, ops, COMPARED, look);
-    let (native, compiled) = (figures(Ops::Plain, Look::Figures)?, figures(plan.ops, Look::Figures)?);
-    let captured = if compiled.captures { Some(figures(plan.ops, Look::Captured)?) } else { None };
+    let (native, compiled) = (figures(Ops::Plain, Look::Figures)?, figures(plan.engine.ops, Look::Figures)?);
+    let captured = if compiled.captures { Some(figures(plan.engine.ops, Look::Captured)?) } else { None };
     if let Some(difference) = report(&native, &native, &(compiled, captured))?.difference {
         return Ok(differs(&difference));
     }
     let (mut natives, mut compileds) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         natives.push(run(session, Ops::Plain, TIMED, Look::Times)?);
-        compileds.push(run(session, plan.ops, TIMED, Look::Times)?);
+        compileds.push(run(session, plan.engine.ops, TIMED, Look::Times)?);
     }
     Ok(judge(&natives, &compileds, plan.steps.total, starts(plan)))
 }
@@ -69,9 +69,8 @@ pub fn decide(session: &Session) -> Result<Decision> {
 /// What a trial of the modes meets, and those of [`Trainer::new`].
 pub fn trainer(session: Session) -> Result<Trainer> {
     let plan = &session.plan;
-    let undecided = plan.config.compiler_mode() == CompilerMode::Auto && plan.decision.is_none();
-    let session = match undecided {
-        true => decide(&session).map(|decision| session.decided(decision))?,
+    let session = match plan.engine.is_undecided() {
+        true => session.clone().decided(decide(&session)?)?,
         false => session,
     };
     Ok(Trainer::new(session)?.with_verifier(InProcess))
@@ -82,9 +81,9 @@ pub fn trainer(session: Session) -> Result<Trainer> {
 ///
 /// # Errors
 /// What the run would meet in both modes, or before a device is used.
-pub fn between_engines(plan: &RunPlan, runner: &mut Runner<'_>) -> Result<Decision> {
+pub fn between_engines(session: &Session, runner: &mut Runner<'_>) -> Result<Decision> {
     let mut failed = None;
-    let tried = try_engines(plan, &mut |config, steps, look| {
+    let tried = try_engines(session, &mut |config, steps, look| {
         runner(config, steps, look).inspect_err(|error| failed = Some((config.compiler_mode(), error.kind())))
     });
     match (tried, failed) {
@@ -93,18 +92,19 @@ pub fn between_engines(plan: &RunPlan, runner: &mut Runner<'_>) -> Result<Decisi
             Some((CompilerMode::Compiled, ErrorKind::OutOfMemory | ErrorKind::Device | ErrorKind::NonFinite)),
         ) => Ok(choice(CompilerMode::Native, format!("because compiled fails: {error}"))),
         (Err(error), Some((CompilerMode::Native, ErrorKind::OutOfMemory))) => {
-            runner(&in_mode(&plan.config, CompilerMode::Compiled), COMPARED, Look::Figures)?;
+            runner(&in_mode(&session.config(), CompilerMode::Compiled), COMPARED, Look::Figures)?;
             Ok(choice(CompilerMode::Compiled, format!("because native does not fit, so nothing is compared: {error}")))
         }
         (tried, _) => tried,
     }
 }
 
-fn try_engines(plan: &RunPlan, runner: &mut Runner<'_>) -> Result<Decision> {
-    if let Some(difference) = parity(&plan.config, COMPARED, runner)?.difference {
+fn try_engines(session: &Session, runner: &mut Runner<'_>) -> Result<Decision> {
+    let (plan, config) = (&session.plan, session.config());
+    if let Some(difference) = parity(&config, COMPARED, runner)?.difference {
         return Ok(differs(&difference));
     }
-    let mut time = |mode| runner(&in_mode(&plan.config, mode), TIMED, Look::Times);
+    let mut time = |mode| runner(&in_mode(&config, mode), TIMED, Look::Times);
     let (mut natives, mut compileds) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         natives.push(time(CompilerMode::Native)?);
@@ -115,7 +115,7 @@ fn try_engines(plan: &RunPlan, runner: &mut Runner<'_>) -> Result<Decision> {
 
 /// How often the compiled run of `plan` starts: on a GPU every shape of batches is compiled and recorded by itself.
 fn starts(plan: &RunPlan) -> usize {
-    if plan.device.kind == DeviceKind::Cpu { 1 } else { plan.padding_cost.shapes.clamp(1, warmup::MOST) }
+    if plan.engine.device.kind == DeviceKind::Cpu { 1 } else { plan.data.padding_cost.shapes.clamp(1, warmup::MOST) }
 }
 
 /// The choice with which the run that `plan` continues began; none where it begins.
@@ -124,8 +124,8 @@ fn starts(plan: &RunPlan) -> usize {
 /// A file that holds no choice, and the operating system's.
 pub fn kept(plan: &RunPlan) -> Result<Option<Decision>> {
     let folder = plan.output_dir()?;
-    let continues = plan.config.run.on_existing == OnExisting::Resume
-        && !checkpoint::list(&folder.join(checkpoint::FOLDER))?.is_empty();
+    let continues =
+        plan.run.on_existing == OnExisting::Resume && !checkpoint::list(&folder.join(checkpoint::FOLDER))?.is_empty();
     if continues { Decision::read(&folder) } else { Ok(None) }
 }
 

@@ -66,13 +66,13 @@ impl Probe {
 /// What the run would meet.
 pub fn run(session: &Session, ops: Ops, steps: usize, look: Look) -> Result<Probe> {
     let folder = scratch()?;
-    let mut session = rehearsal(session, ops, folder.path());
+    let mut session = rehearsal(session, ops, folder.path())?;
     let plan = &mut session.plan;
-    let (precision, device) = (plan.precision.precision, plan.device.kind);
+    let (precision, device) = (plan.engine.precision.precision, plan.engine.device.kind);
     plan.steps.total = steps.min(plan.steps.total);
     let captures = plan.captures().is_ok();
     match look {
-        Look::Figures | Look::Captured => without_dropout(&mut session.plan.model_config),
+        Look::Figures | Look::Captured => session.plan.model.config.iter_mut().for_each(without_dropout),
         Look::Times => repeat_first_step(&mut session),
     }
     let seen = Arc::new(Mutex::new(Seen::default()));
@@ -93,11 +93,11 @@ pub fn run(session: &Session, ops: Ops, steps: usize, look: Look) -> Result<Prob
 /// Every step has the examples of the first.
 fn repeat_first_step(session: &mut Session) {
     let plan = &mut session.plan;
-    let mut walk = plan.batch.drawn(&plan.config).order.walk();
+    let mut walk = plan.data.drawn(&plan.batch).order.walk();
     let places = 0..plan.batch.global.min(session.train.len()) as u64;
     let examples = places.map(|place| walk.index(&*session.train, 0, place)).collect();
     session.train = Arc::new(Subset::select(session.train.clone(), examples));
-    (plan.config.data.sampler, plan.config.trainer.dataloader_drop_last) = (Sampler::Sequential, false);
+    (plan.data.sampler, plan.data.drop_last) = (Sampler::Sequential, false);
     plan.steps.per_epoch = 1;
 }
 

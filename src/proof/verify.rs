@@ -33,13 +33,13 @@ impl Verifier for InProcess {
 /// # Errors
 /// What the steps meet. A difference is in the report.
 pub fn check(session: &Session, from: Option<&Path>) -> Result<Option<Report>> {
-    if session.plan.ops.fused_operators().is_empty() {
+    if session.plan.engine.ops.fused_operators().is_empty() {
         return Ok(None);
     }
     let mut session = session.clone();
     let plan = &mut session.plan;
-    plan.model_from = from.map(Path::to_path_buf).or(plan.model_from.take());
-    let ops = plan.ops;
+    plan.model.from = from.map(Path::to_path_buf).or(plan.model.from.take());
+    let ops = plan.engine.ops;
     let native = run(&session, Ops::Plain, STEPS, Look::Figures)?;
     let compiled = run(&session, ops, STEPS, Look::Figures)?;
     // Two native runs are equal to the bit on the CPU, so there is no noise to measure.

@@ -67,7 +67,7 @@ pub type Runner<'a> = dyn Fn(&Part) -> Result<()> + 'a;
 pub fn train(part: &Part, open: &dyn Fn(RunConfig) -> Result<Session>) -> Result<()> {
     let mut session = open(part.config.clone())?;
     if part.without_dropout {
-        without_dropout(&mut session.plan.model_config);
+        session.plan.model.config.iter_mut().for_each(without_dropout);
     }
     let total = session.plan.steps.total as u64;
     if total < 2 {

@@ -18,8 +18,8 @@ use crate::cache::mapped::make_way;
 use crate::config::{BatchSection, CompilerMode, DeviceKind, OnExisting, RunConfig, SaveStrategy, TrainBatchSize};
 use crate::engine::device::DeviceFacts;
 use crate::plan::batch::micro_batch;
-use crate::plan::{Inputs, RunPlan};
-use crate::session::limited;
+use crate::plan::{FoundBatch, RunPlan};
+use crate::session::inputs::Inputs;
 use crate::session::memory_line::MemoryLine;
 
 /// What a size depends on, besides the memory there is.
@@ -47,36 +47,39 @@ pub struct Key {
 
 impl Key {
     /// The key of `plan`, a plan for a micro-batch of any size of the run that `config` describes.
-    pub fn of(config: &RunConfig, plan: &RunPlan) -> Self {
-        let mode = config.compiler_mode();
-        let operators = match (mode, plan.ops) {
+    ///
+    /// # Errors
+    /// A model that is not Kiln's.
+    pub fn of(config: &RunConfig, plan: &RunPlan) -> Result<Self> {
+        let (mode, (model_config, task)) = (config.compiler_mode(), plan.model.built_in()?);
+        let operators = match (mode, plan.engine.ops) {
             (CompilerMode::Compiled, Ops::Plain) => ", without Kiln's operators",
             _ => "",
         };
         let trainer = &config.trainer;
-        let device = match plan.device.kind {
+        let device = match plan.engine.device.kind {
             DeviceKind::Cpu => cpu_name(),
-            _ => plan.device.name.clone(),
+            _ => plan.engine.device.name.clone(),
         };
-        Self {
-            model: format!("{}, {} parameters", plan.model_config.model_type(), plan.num_parameters),
-            model_config: digest(&plan.model_config.to_json("").to_string()),
-            task: plan.task.name().into(),
+        Ok(Self {
+            model: format!("{}, {} parameters", plan.model.kind, plan.model.num_parameters),
+            model_config: digest(&model_config.to_json("").to_string()),
+            task: task.name().into(),
             mode: format!("{mode}{operators}"),
-            precision: plan.precision.precision.to_string(),
+            precision: plan.engine.precision.precision.to_string(),
             block_size: plan.batch.seq_len,
             training: format!(
                 "{} {}, {} parameters learn, evaluation of {}, {}, {}",
                 trainer.optim,
-                plan.optimizer.describe(),
-                plan.num_trainable,
+                plan.optimizer.config.describe(),
+                plan.model.num_trainable,
                 trainer.per_device_eval_batch_size,
                 if accumulates(config) { "accumulates" } else { "one micro-batch a step" },
                 if trainer.save_strategy == SaveStrategy::No { "no checkpoints" } else { "checkpoints" },
             ),
-            device: format!("{} {}: {device}", plan.device.kind, plan.device.index),
+            device: format!("{} {}: {device}", plan.engine.device.kind, plan.engine.device.index),
             versions: format!("kiln {}, burn {BURN_VERSION}", env!("CARGO_PKG_VERSION")),
-        }
+        })
     }
 
     fn file(&self) -> Result<PathBuf> {
@@ -213,44 +216,43 @@ pub fn probe(config: &RunConfig) -> RunConfig {
     probe
 }
 
-/// Puts a number where `config` says `"auto"`, and says where it comes from: a run that is continued keeps its own, any
-/// other has what `kiln tune-batch` found for it. None when the config has a number.
+/// The micro-batch where `config` says `"auto"`, and where it comes from: a run that is continued keeps its own, any other has
+/// what `kiln tune-batch` found for it. None when the config has a number.
 ///
 /// # Errors
 /// No size is stored for this run on this machine.
-pub fn settle(config: &mut RunConfig, inputs: &Inputs, device: &DeviceFacts) -> Result<Option<String>> {
+pub(crate) fn found(config: &RunConfig, inputs: &Inputs, device: &DeviceFacts) -> Result<Option<FoundBatch>> {
     if config.trainer.per_device_train_batch_size != TrainBatchSize::Auto {
         return Ok(None);
     }
-    if let Some(size) = size_of_run(config)? {
-        config.trainer.per_device_train_batch_size = size.into();
-        return Ok(Some("the size with which the run began".into()));
+    if let Some(micro) = size_of_run(config)? {
+        return Ok(Some(FoundBatch { micro, because: "the size with which the run began".into() }));
     }
     let probed = probe(config);
-    let inputs = limited(&probed, inputs.clone())?;
-    let probe = RunPlan::derive(probed, &inputs, device.clone())?;
+    let (_, facts) = inputs.clone().facts(&probed, device.clone(), None)?;
+    let probe = RunPlan::derive(&probed, &facts)?;
     let mode = config.compiler_mode();
-    let Some(stored) = Stored::find(&Key::of(config, &probe), useful(config, &probe))? else {
+    let Some(stored) = Stored::find(&Key::of(config, &probe)?, useful(config, &probe))? else {
         return Err(Error::config(format!(
             "trainer.per_device_train_batch_size = \"auto\": no size has been found yet for this run on this machine, {mode}"
         ))
         .help(format!("`kiln tune-batch FILE --mode {mode}` finds one, and `kiln train` does so by itself")));
     };
-    let size = micro_batch(config, stored.batch);
-    config.trainer.per_device_train_batch_size = size.into();
+    let micro = micro_batch(config, stored.batch);
     let budget = stored.budget_mib.map_or(String::new(), |mib| format!(" in {mib:.0} MiB"));
     let fits = format!("{} fit{budget}, {mode} (kiln tune-batch, {})", stored.batch, stored.date);
-    Ok(Some(match config.batch.global_batch_size {
-        Some(global) if size < stored.batch => {
-            format!("{size} is the largest divisor of {global} up to what fits: {fits}")
+    let because = match config.batch.global_batch_size {
+        Some(global) if micro < stored.batch => {
+            format!("{micro} is the largest divisor of {global} up to what fits: {fits}")
         }
         _ => fits,
-    }))
+    };
+    Ok(Some(FoundBatch { micro, because }))
 }
 
 /// The largest size that the run has a use for: a fixed global batch, and no more than all training examples.
 pub fn useful(config: &RunConfig, probe: &RunPlan) -> usize {
-    config.batch.global_batch_size.unwrap_or(usize::MAX).min(probe.steps.train_examples)
+    config.batch.global_batch_size.unwrap_or(usize::MAX).min(probe.data.train_examples)
 }
 
 /// The micro-batch of the run that `config` continues; none when it begins one.

@@ -19,13 +19,14 @@ use crate::base::error::{Error, Result};
 use crate::base::random::seed_for;
 use crate::config::RunConfig;
 use crate::data::Dataset;
+use crate::data::padding::survey;
 use crate::data::store::Progress;
-use crate::data::subset::Subset;
 use crate::data::tokenizer::{NamedFile, Tokenizer};
 use crate::engine::compiler::decision::Decision;
 use crate::engine::device;
 use crate::engine::handover;
-use crate::plan::{BatchPlan, Inputs, RunPlan};
+use crate::plan::{BatchPlan, Facts, RunPlan};
+use inputs::Inputs;
 
 /// A run that can begin: what will happen, and the device, tokenizer and datasets that it happens with.
 #[derive(Clone)]
@@ -42,6 +43,9 @@ pub struct Session {
     pub validation: Option<Arc<dyn Dataset>>,
     /// Files of the pretrained model's folder that the trained model keeps as they are.
     pub kept_files: Vec<NamedFile>,
+    /// What the plan follows from.
+    config: RunConfig,
+    facts: Facts,
 }
 
 impl Session {
@@ -64,20 +68,55 @@ impl Session {
         config.validate()?;
         handover::settle(config.compiler.as_ref(), config.device.kind)?;
         let found = device::select(config.device.kind, config.device.index)?;
-        let facts = found.facts();
         let inputs = Inputs::open(&config, progress)?;
-        let mut config = config;
-        let note = batch_sizes::settle(&mut config, &inputs, &facts)?;
-        let inputs = limited(&config, inputs)?;
-        let plan = RunPlan { batch_note: note, ..RunPlan::derive(config, &inputs, facts)? };
+        let facts = found.facts();
+        let batch = batch_sizes::found(&config, &inputs, &facts)?;
+        let (inputs, facts) = inputs.facts(&config, facts, batch)?;
+        let plan = RunPlan::derive(&config, &facts)?;
         let Inputs { tokenizer, train, validation, kept_files, .. } = inputs;
-        Ok(Self { plan, device: found.device, tokenizer, train, validation, kept_files })
+        Ok(Self { plan, device: found.device, tokenizer, train, validation, kept_files, config, facts })
+    }
+
+    /// The config of this run with every default and derived value explicit, as `plan.toml` has it.
+    pub fn config(&self) -> RunConfig {
+        self.plan.resolved(&self.config)
+    }
+
+    /// What the plan follows from, besides the config.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// The text of `plan.toml`.
+    ///
+    /// # Errors
+    /// A value that TOML cannot hold.
+    pub fn plan_toml(&self) -> Result<String> {
+        self.plan.to_toml(&self.config)
+    }
+
+    /// The session of another config on what is open: `change` is made to this one's and a plan derived from it. Model,
+    /// tokenizer, device and the choice of examples stay.
+    ///
+    /// # Errors
+    /// Settings that contradict one another or the facts.
+    pub fn with(&self, change: impl FnOnce(&mut RunConfig)) -> Result<Self> {
+        let (mut config, mut facts) = (self.config.clone(), self.facts.clone());
+        change(&mut config);
+        let batch = BatchPlan::of(&config, facts.batch.as_ref())?;
+        facts.data.batches = survey(&*self.train, batch.drawn(&config));
+        let plan = RunPlan::derive(&config, &facts)?;
+        Ok(Self { plan, config, facts, ..self.clone() })
     }
 
     /// The session in the mode that `decision` names.
-    #[must_use]
-    pub fn decided(self, decision: Decision) -> Self {
-        Self { plan: self.plan.decided(decision), ..self }
+    ///
+    /// # Errors
+    /// As [`with`](Self::with).
+    pub fn decided(mut self, decision: Decision) -> Result<Self> {
+        self.facts.decision = Some(decision);
+        self.plan = RunPlan::derive(&self.config, &self.facts)?;
+        Ok(self)
     }
 
     /// The files beside the weights in a saved folder of `model`: `config.json`, the tokenizer's, and those that the
@@ -86,12 +125,12 @@ impl Session {
     /// # Errors
     /// A tokenizer that cannot be written.
     pub fn files_beside_weights(&self, model: &Model) -> Result<Vec<NamedFile>> {
-        let plan = &self.plan;
-        let config = serde_json::to_string_pretty(&plan.model_config.to_json(model.architecture()))
+        let (of_model, _) = self.plan.model.built_in()?;
+        let config = serde_json::to_string_pretty(&of_model.to_json(model.architecture()))
             .map_err(|error| Error::data(format!("config.json: {error}")))?;
         let mut files = vec![("config.json".into(), (config + "\n").into_bytes().into())];
         if let Some(tokenizer) = &self.tokenizer {
-            files.extend(tokenizer.files(&plan.model_config, plan.model_from.as_deref())?);
+            files.extend(tokenizer.files(of_model, self.plan.model.from.as_deref())?);
         }
         files.extend(self.kept_files.iter().cloned());
         Ok(files)
@@ -108,49 +147,20 @@ impl RunConfig {
     }
 }
 
-/// `inputs` without the examples that `config` does not want.
-///
-/// # Errors
-/// A batch that contradicts itself.
-pub(crate) fn limited(config: &RunConfig, mut inputs: Inputs) -> Result<Inputs> {
-    let trainer = &config.trainer;
-    let only = |given: Option<usize>, one: bool, size: usize| if one { Some(size) } else { given };
-    let one_step = trainer.overfit_one_batch || trainer.fast_dev_run;
-    let train = only(config.data.max_train_samples, one_step, BatchPlan::of(config)?.global);
-    let eval = only(config.data.max_eval_samples, trainer.fast_dev_run, trainer.per_device_eval_batch_size);
-    if let Some(wanted) = train.filter(|wanted| *wanted < inputs.train.len()) {
-        let view = first(&inputs.train, wanted);
-        inputs.train_tokens = (0..view.len()).map(|index| view.len_of(index) as u64).sum();
-        inputs.train = view;
-    }
-    if let (Some(wanted), Some(validation)) = (eval, &inputs.validation) {
-        inputs.validation = Some(first(validation, wanted));
-    }
-    Ok(inputs)
-}
-
-/// The first `wanted` examples; of question answering the first so many questions with all their windows, since an answer
-/// is looked for in all of them.
-fn first(data: &Arc<dyn Dataset>, wanted: usize) -> Arc<dyn Dataset> {
-    match data.squad() {
-        Some(squad) => Arc::new(squad.first(wanted)),
-        None => Arc::new(Subset::first(data.clone(), wanted)),
-    }
-}
-
 /// The model of `plan` as it is before the first step: with the weights that `model.from` names, and random ones, drawn from
 /// the run's seed alone, where it has none. Parameters that do not learn are frozen.
 ///
 /// # Errors
 /// Weights that do not fit the model.
 pub fn model(plan: &RunPlan, device: &Device) -> Result<(Model, Option<LoadReport>)> {
-    device.seed(seed_for(plan.config.trainer.seed, "init", 0, 0));
-    let model = Model::new(&plan.model_config, plan.task.head(), device)?.with_compute(plan.compute());
-    let (model, report) = match &plan.model_from {
+    device.seed(seed_for(plan.run.seed, "init", 0, 0));
+    let (config, task) = plan.model.built_in()?;
+    let model = Model::new(config, task.head(), device)?.with_compute(plan.engine.compute());
+    let (model, report) = match &plan.model.from {
         Some(folder) => load(model, folder).map(|(model, report)| (model, Some(report)))?,
         None => (model, None),
     };
-    let model = plan.groups.freeze(model);
+    let model = plan.optimizer.groups.freeze(model);
     // Drawn now: the first forward pass draws dropout too, in another order in every mode.
     model.visit(&mut Drawn);
     Ok((model, report))

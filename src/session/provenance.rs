@@ -11,7 +11,7 @@ use crate::base::files::{hex, read_regular_text, write_json};
 use crate::base::host;
 use crate::config::{CompilerMode, DeviceKind, Precision, RunConfig};
 use crate::engine::handover::Engine;
-use crate::plan::RunPlan;
+use crate::session::Session;
 use kiln_models::Ops;
 use sha2::{Digest, Sha256};
 
@@ -59,21 +59,24 @@ pub struct Provenance {
     pub dropout: bool,
     /// Parameters of the model, tied ones counted once.
     pub parameters: u64,
-    /// Floating-point operations that training on a token takes; see [`RunPlan::flops_per_token`].
-    pub flops_per_token: f64,
+    /// Floating-point operations that training on a token takes; see [`ModelPlan::flops_per_token`](crate::plan::ModelPlan::flops_per_token).
+    /// None for a model that Kiln does not know.
+    #[serde(default)]
+    pub flops_per_token: Option<f64>,
 }
 
 impl Provenance {
-    /// The provenance of a run of `plan` by this process.
-    pub fn of(plan: &RunPlan) -> Self {
-        let compiled = match plan.config.compiler_mode() {
+    /// The provenance of the run of `session` by this process.
+    pub fn of(session: &Session) -> Self {
+        let plan = &session.plan;
+        let compiled = match plan.engine.compiler.as_ref().map_or(CompilerMode::Native, |compiler| compiler.enabled) {
             CompilerMode::Native => false,
             CompilerMode::Compiled => true,
-            CompilerMode::Auto => plan.ops != Ops::Plain,
+            CompilerMode::Auto => plan.engine.ops != Ops::Plain,
         };
-        let fused = plan.ops.fused_operators().into_iter().map(|operator| operator.name().to_owned());
+        let fused = plan.engine.ops.fused_operators().into_iter().map(|operator| operator.name().to_owned());
         let fused = fused.collect::<Vec<_>>();
-        let is_cpu = plan.device.kind == DeviceKind::Cpu;
+        let is_cpu = plan.engine.device.kind == DeviceKind::Cpu;
         Self {
             kiln: env!("CARGO_PKG_VERSION").into(),
             commit: Some(COMMIT.into()),
@@ -82,17 +85,17 @@ impl Provenance {
             mode: if compiled { Engine::Compiled } else { Engine::this() }.name().into(),
             fused_ops: !fused.is_empty(),
             fused_operators: Some(fused),
-            precision: plan.precision.precision,
-            device: plan.device.describe(),
+            precision: plan.engine.precision.precision,
+            device: plan.engine.device.describe(),
             driver: if is_cpu { None } else { host::gpu_driver() },
             cpu: host::cpu(),
             threads: host::threads(),
             memory_mib: host::memory_mib(),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
-            config_sha256: fingerprint(&plan.config),
-            dropout: plan.has_dropout(),
-            parameters: plan.num_parameters as u64,
-            flops_per_token: plan.flops_per_token(),
+            config_sha256: fingerprint(&session.config()),
+            dropout: plan.model.has_dropout(),
+            parameters: plan.model.num_parameters as u64,
+            flops_per_token: plan.model.flops_per_token(plan.batch.seq_len),
         }
     }
 

@@ -8,6 +8,7 @@ use kiln_models::config::Labels as ModelLabels;
 use kiln_models::ops::Form;
 use kiln_models::ops::cross_entropy::{self, CrossEntropy};
 use kiln_models::{Model, Operator, Ops, Pass, Rows};
+use serde::{Deserialize, Serialize};
 
 use super::{DeviceBatch, LossSum, Targets, in_f32};
 use crate::base::error::{Error, Result};
@@ -19,7 +20,7 @@ use crate::data::labels::LabelNames;
 
 /// How the loss of training departs from the plain cross-entropy, and what it is over several micro-batches. Default: the
 /// plain one, divided once.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LossOptions {
     /// Part of a target's probability that is spread evenly over all classes.
     pub label_smoothing: f64,
@@ -30,7 +31,8 @@ pub struct LossOptions {
 }
 
 /// How the losses of the micro-batches of an optimizer step become the step's loss. The same holds for gradients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Reduction {
     /// Their sums are added and divided once by all valid labels: the loss does not depend on how the step is cut.
     #[default]
@@ -102,6 +104,26 @@ impl LossOptions {
             Accumulation::Transformers => Reduction::of_transformers(task, label_smoothing),
         };
         Ok(Self { label_smoothing, class_weights, reduction })
+    }
+
+    /// What `[trainer]` asks for where a model brings a loss of its own, of which nothing is known but its sum and its count.
+    ///
+    /// # Errors
+    /// Label smoothing and class weights, which are a part of the loss.
+    pub fn of_own(trainer: &TrainerSection) -> Result<Self> {
+        let asked = [
+            (trainer.label_smoothing_factor > 0.0, "label_smoothing_factor"),
+            (trainer.class_weights.is_some(), "class_weights"),
+        ];
+        if let Some((_, key)) = asked.into_iter().find(|(asked, _)| *asked) {
+            return Err(Error::config(format!("trainer.{key}: this model computes its own loss"))
+                .help("remove it, or make it part of that loss"));
+        }
+        let reduction = match trainer.accumulation {
+            Accumulation::Exact => Reduction::Exact,
+            Accumulation::Transformers => Reduction::MeanOfMeans,
+        };
+        Ok(Self { reduction, ..Self::default() })
     }
 
     /// The loss of evaluation where this is that of training: smoothed too, but without class weights.

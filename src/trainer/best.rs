@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::error::{Error, Result};
 use crate::base::metrics::Record;
-use crate::config::TrainerSection;
+use crate::plan::SavingPlan;
 
 /// The best evaluation so far.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -28,15 +28,15 @@ pub struct Best {
 
 impl Best {
     /// Before the first evaluation.
-    pub fn new(trainer: &TrainerSection) -> Self {
+    pub fn new(saving: &SavingPlan) -> Self {
         Self {
-            metric: trainer.best_metric(),
-            greater_is_better: trainer.best_is_greatest(),
+            metric: saving.metric.clone(),
+            greater_is_better: saving.greater_is_better,
             value: None,
             step: None,
             not_better: 0,
-            patience: trainer.early_stopping_patience,
-            threshold: trainer.early_stopping_threshold,
+            patience: saving.early_stopping_patience,
+            threshold: saving.early_stopping_threshold,
         }
     }
 
@@ -83,12 +83,14 @@ impl Best {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::config::TrainerSection;
 
     fn best(patience: usize, threshold: f64) -> Best {
-        Best::new(&TrainerSection {
+        let saving = SavingPlan::of(&TrainerSection::default(), 1);
+        Best::new(&SavingPlan {
             early_stopping_patience: Some(patience),
             early_stopping_threshold: threshold,
-            ..TrainerSection::default()
+            ..saving
         })
     }
 

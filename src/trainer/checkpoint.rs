@@ -658,7 +658,7 @@ mod tests {
             metrics_rows: step,
             pending_evaluation: false,
             seconds: 1.5,
-            best: Best::new(&TrainerSection::default()),
+            best: Best::new(&crate::plan::SavingPlan::of(&TrainerSection::default(), 1)),
             scaler: Some(ScalerState { scale: 65536.0, growth_tracker: 1, skipped: 0, applied: step }),
             promise: serde_json::from_value(json!({"fingerprint": "", "settings": {"training examples": 20}})).unwrap(),
             files: BTreeMap::new(),

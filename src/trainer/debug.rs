@@ -32,7 +32,7 @@ pub const MARK: &str = "timings_not_comparable";
 
 /// Whether the run of `plan` is looked at.
 pub fn is_on(plan: &RunPlan) -> bool {
-    plan.config.compiler.as_ref().is_some_and(|compiler| compiler.debug && compiler.enabled != CompilerMode::Native)
+    plan.engine.compiler.as_ref().is_some_and(|compiler| compiler.debug && compiler.enabled != CompilerMode::Native)
 }
 
 /// Looks at a run from now on.
@@ -62,13 +62,19 @@ impl Watch {
         #[cfg(not(feature = "compiler"))]
         let device = Value::Null;
         let operators = operators(plan);
-        let parts = parts(plan.compiler().as_ref(), &plan.device, plan.precision.dtype, plan.ops, plan.captures());
+        let parts = parts(
+            plan.engine.compiler().as_ref(),
+            &plan.engine.device,
+            plan.engine.precision.dtype(),
+            plan.engine.ops,
+            plan.captures().err().as_ref(),
+        );
         let report = json!({
             "schema": "kiln.compiler-debug/1",
             "timings": "not comparable: compiler.debug",
             "kiln_version": env!("CARGO_PKG_VERSION"),
             "engine": Engine::this(),
-            "device": plan.device.describe(),
+            "device": plan.engine.device.describe(),
             "steps": step,
             "parts": parts.iter().map(Part::to_json).collect::<Value>(),
             "operators": operators.iter().map(|(operator, why)| json!({
@@ -91,13 +97,18 @@ impl Watch {
 
 /// Every operator of Kiln's, with why it is not fused where it is not.
 fn operators(plan: &RunPlan) -> Vec<(Operator, Option<String>)> {
-    let native = plan.decision.as_ref().is_some_and(|decision| decision.mode == CompilerMode::Native);
-    let setting = plan.config.compiler.as_ref().map_or(Switch::Off.into(), |compiler| compiler.fused_ops.clone());
-    let why = |operator| match operators::plain_because(operator, &setting, plan.device.kind, plan.precision.dtype) {
+    let native = plan.engine.decision.as_ref().is_some_and(|decision| decision.mode == CompilerMode::Native);
+    let setting = plan.engine.compiler.as_ref().map_or(Switch::Off.into(), |compiler| compiler.fused_ops.clone());
+    let why = |operator| match operators::plain_because(
+        operator,
+        &setting,
+        plan.engine.device.kind,
+        plan.engine.precision.dtype(),
+    ) {
         _ if native => "the trial of compiler.enabled = \"auto\" chose native".into(),
         why => why.unwrap_or_else(|| operators::NATIVE_GPU.into()),
     };
-    let of = |operator| (operator, (plan.ops.form(operator) == Form::Plain).then(|| why(operator)));
+    let of = |operator| (operator, (plan.engine.ops.form(operator) == Form::Plain).then(|| why(operator)));
     Operator::ALL.into_iter().map(of).collect()
 }
 

@@ -31,18 +31,19 @@ pub(super) struct Eager {
 
 impl Eager {
     /// For the run of `plan`, on `device` with autodiff.
-    pub(super) fn new(plan: &RunPlan, device: Device) -> Self {
-        Self {
+    pub(super) fn new(plan: &RunPlan, device: Device) -> Result<Self> {
+        let (config, task) = plan.model.built_in()?;
+        Ok(Self {
             device,
-            loss: plan.loss.clone(),
-            checkpointing: plan.config.trainer.activation_checkpointing,
+            loss: plan.optimizer.loss.clone(),
+            checkpointing: plan.engine.activation_checkpointing,
             accumulation: plan.batch.accumulation,
             clip: clip(plan),
-            empty: (plan.model_config.clone(), plan.task),
+            empty: (config.clone(), task),
             grads: GradientsAccumulator::new(),
             loss_sum: None,
             expected_divisor: None,
-        }
+        })
     }
 }
 

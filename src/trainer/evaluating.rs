@@ -32,15 +32,15 @@ pub(super) struct Evaluating {
 
 impl Evaluating {
     pub(super) fn new(plan: &RunPlan) -> Self {
-        let trainer = &plan.config.trainer;
+        let evaluation = &plan.evaluation;
         Self {
-            strategy: trainer.eval_strategy,
-            steps: plan.eval_steps as u64,
-            delay: trainer.eval_delay,
-            at_end: trainer.do_eval,
-            is_pending: trainer.eval_on_start,
+            strategy: evaluation.strategy,
+            steps: evaluation.steps as u64,
+            delay: evaluation.delay,
+            at_end: evaluation.at_end,
+            is_pending: evaluation.on_start,
             last: None,
-            best: Best::new(trainer),
+            best: Best::new(&plan.saving),
             is_best: false,
         }
     }
@@ -65,7 +65,7 @@ impl Trainer {
         run.evaluating.is_pending = false;
         let Some(validation) = self.session.validation.clone() else { return Ok(()) };
         let started = Instant::now();
-        let batch_size = self.session.plan.config.trainer.per_device_eval_batch_size;
+        let batch_size = self.session.plan.evaluation.batch_size;
         let evaluation = evaluate(&self.state.model, &self.session, validation, batch_size);
         let evaluation = match evaluation {
             Err(error) if matches!(error.kind(), ErrorKind::Interrupted(_)) && run.progress.step > 0 => {

@@ -69,7 +69,13 @@ fn write_bundle(
     let copied = ["plan.toml", "metrics.jsonl", compiler::decision::FILE, run_log::FILE];
     folder.manifest.list(copied.iter().chain(&[REPORT]).map(|name| Path::new(FOLDER).join(name)))?;
     fs::create_dir_all(&target).map_err(|error| io(&target, &error))?;
-    let parts = parts(plan.compiler().as_ref(), &plan.device, plan.precision.dtype, plan.ops, plan.captures());
+    let parts = parts(
+        plan.engine.compiler().as_ref(),
+        &plan.engine.device,
+        plan.engine.precision.dtype(),
+        plan.engine.ops,
+        plan.captures().err().as_ref(),
+    );
     let report = json!({
         "error": error.to_string(),
         "exit_code": error.exit_code(),
@@ -79,13 +85,13 @@ fn write_bundle(
         "panics": run.guard.panics(),
         "shapes": run.shapes.to_json(),
         "device": {
-            "kind": plan.device.kind.as_str(),
-            "name": plan.device.name,
+            "kind": plan.engine.device.kind.as_str(),
+            "name": plan.engine.device.name,
             "engine": Engine::this(),
             "active": parts.iter().map(Part::to_json).collect::<Value>(),
         },
         "data_position": run.position,
-        "seed": plan.config.trainer.seed,
+        "seed": plan.run.seed,
         "kiln_version": env!("CARGO_PKG_VERSION"),
     });
     write_json(&target.join(REPORT), &report)?;

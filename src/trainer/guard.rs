@@ -80,8 +80,8 @@ pub(super) struct Reading {
 impl Guard {
     /// A guard for the run of `plan`, from now on.
     pub(super) fn new(plan: &RunPlan) -> Self {
-        let steps = [0, plan.schedule.warmup_steps(), plan.steps.total / 2];
-        let peak = steps.into_iter().map(|step| plan.schedule.lr(step)).fold(0.0, f64::max);
+        let steps = [0, plan.optimizer.schedule.warmup_steps(), plan.steps.total / 2];
+        let peak = steps.into_iter().map(|step| plan.optimizer.schedule.lr(step)).fold(0.0, f64::max);
         Self::with(plan.steps.per_epoch > 1, peak * NOTHING)
     }
 

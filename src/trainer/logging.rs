@@ -29,9 +29,8 @@ pub(super) struct Logging {
 
 impl Logging {
     pub(super) fn new(plan: &RunPlan) -> Self {
-        let trainer = &plan.config.trainer;
-        let (strategy, first_step) = (trainer.logging_strategy, trainer.logging_first_step);
-        Self { strategy, steps: plan.logging_steps as u64, first_step }
+        let (strategy, first_step) = (plan.logging.strategy, plan.logging.first_step);
+        Self { strategy, steps: plan.logging.steps as u64, first_step }
     }
 
     /// Whether the values of a step are read, which `logging_strategy = "no"` does without a row.
@@ -146,7 +145,8 @@ impl Trainer {
 
     /// `row`, marked where Burn's fusion was held off or the compiler was looked at: its times are those of no engine.
     pub(super) fn labelled(&self, row: Record) -> Record {
-        let unfused = handover::is_unfused(self.session.plan.config.compiler.as_ref(), self.session.plan.device.kind);
+        let unfused =
+            handover::is_unfused(self.session.plan.engine.compiler.as_ref(), self.session.plan.engine.device.kind);
         let row = if unfused { row.with("unfused", 1u64) } else { row };
         if debug::is_on(&self.session.plan) { row.with(debug::MARK, 1u64) } else { row }
     }

@@ -47,7 +47,7 @@ use crate::base::error::{Error, Result};
 use crate::base::metrics::Record;
 use crate::base::panics;
 use crate::base::signals;
-use crate::config::{ActivationCheckpointing, CompilerMode, Integration};
+use crate::config::{ActivationCheckpointing, Integration};
 use crate::data::loader::{Loader, LoaderOptions};
 use crate::optim::Optimizer;
 use crate::plan::RunPlan;
@@ -129,12 +129,12 @@ impl Trainer {
     /// ([`proof::trainer`](crate::proof::trainer) makes it).
     pub fn new(session: Session) -> Result<Self> {
         let plan = &session.plan;
-        if plan.config.compiler_mode() == CompilerMode::Auto && plan.decision.is_none() {
+        if plan.engine.is_undecided() {
             return Err(Error::config("compiler.enabled = \"auto\": nothing has chosen the mode of this plan yet")
                 .help("make the trainer with `kiln::proof::trainer(session)`, which tries both modes first"));
         }
         let device = session.device.clone().autodiff();
-        let device = match plan.config.trainer.activation_checkpointing {
+        let device = match plan.engine.activation_checkpointing {
             ActivationCheckpointing::None | ActivationCheckpointing::Blocks => device,
             ActivationCheckpointing::Balanced => device.gradient_checkpointing(),
         };
@@ -147,8 +147,8 @@ impl Trainer {
     fn build(session: &Session, device: &Device) -> Result<(TrainState, Option<LoadReport>)> {
         let plan = &session.plan;
         let (model, load_report) = session::model(plan, device)?;
-        let optimizer = Optimizer::new(plan.optimizer, &plan.groups, &model).with_ops(plan.ops);
-        let scales = plan.precision.scales_loss();
+        let optimizer = Optimizer::new(plan.optimizer.config, &plan.optimizer.groups, &model).with_ops(plan.engine.ops);
+        let scales = plan.engine.precision.scales_loss();
         let scaler = scales.then(|| LossScaler::new(ScalerConfig::default(), &session.device));
         Ok((TrainState { model, optimizer, scaler }, load_report))
     }
@@ -226,10 +226,10 @@ impl Trainer {
             return Ok(TrainOutput { step: folder.status.step, summary, sample: None, was_complete: true });
         }
         self.callbacks.push(Box::new(RunLog::new(folder.path())));
-        if self.session.plan.config.trainer.report_to.contains(&Integration::TensorBoard) {
+        if self.session.plan.logging.report_to.contains(&Integration::TensorBoard) {
             self.callbacks.push(Box::new(TensorBoard::create(folder.path())?));
         }
-        if let Some(decision) = &self.session.plan.decision {
+        if let Some(decision) = &self.session.plan.engine.decision {
             decision.write(folder.path())?;
         }
         let mut output = self.begin(&folder, checkpoint.as_ref()).and_then(|run| self.attempt(&mut folder, run));
@@ -276,7 +276,7 @@ impl Trainer {
 
     /// THE loop.
     fn run(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<TrainOutput> {
-        let mut executor = self.executor();
+        let mut executor = self.executor()?;
         let mut loader = self.train_loader()?;
         loader.seek(run.position);
         self.begin_training(folder, run)?;
@@ -328,7 +328,7 @@ impl Trainer {
     /// What follows the last step: the model, the summary and the results.
     fn end_training(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<TrainOutput> {
         let saving = finish_saving(run)?;
-        if self.session.plan.config.trainer.load_best_model_at_end {
+        if self.session.plan.saving.load_best_at_end {
             self.load_best(folder, run)?;
         }
         let summary = self.labelled(run.clock.summary(&run.progress, run.losses.mean(run.progress.step)?, saving));
@@ -345,15 +345,15 @@ impl Trainer {
     }
 
     fn train_loader(&self) -> Result<Loader> {
-        let batches = self.session.plan.batch.drawn(&self.session.plan.config);
+        let batches = self.session.plan.data.drawn(&self.session.plan.batch);
         Loader::new(
             self.session.train.clone(),
             LoaderOptions {
                 batch_size: batches.size,
                 order: batches.order,
                 drop_last: batches.drop_last,
-                pad_id: self.session.plan.pad_id,
-                padding: self.session.plan.padding.clone(),
+                pad_id: self.session.plan.data.pad_id,
+                padding: self.session.plan.data.padding.clone(),
                 prefetch: 2,
                 repeat: true,
             },
@@ -375,7 +375,7 @@ impl Trainer {
         let device = &self.session.device;
         let tokens = crate::inference::generate::generate(
             &model,
-            &self.session.plan.model_config,
+            self.session.plan.model.built_in()?.0,
             device,
             &prompt,
             &options.sampling,

@@ -22,11 +22,11 @@ use super::{run_log, tensorboard};
 use crate::base::error::{Error, Result};
 use crate::base::files::{free_beside, is_blocked, set_aside_damaged, write_whole};
 use crate::base::metrics::{self, MetricsFile, Record};
-use crate::config::{Integration, OnExisting, RunConfig};
+use crate::config::{Integration, OnExisting};
 use crate::data::paths;
 use crate::data::tokenizer::write_files;
 use crate::engine::compiler;
-use crate::plan::RunPlan;
+use crate::plan::{RunPlan, RunSettings};
 use crate::session::Session;
 use crate::session::provenance;
 use crate::session::provenance::Provenance;
@@ -147,8 +147,8 @@ impl RunFolder {
     /// # Errors
     /// A folder that exists (unless `run.on_existing` allows it), one that another process writes to, or a path that is
     /// not a folder.
-    pub fn check(config: &RunConfig) -> Result<PathBuf> {
-        let path = config.output_dir()?;
+    pub fn check(run: &RunSettings) -> Result<PathBuf> {
+        let path = run.expanded_output_dir()?;
         if path.exists() && !path.is_dir() {
             return Err(Error::config(format!("run.output_dir: {} exists and is not a folder", path.display()))
                 .help("set run.output_dir to a folder that does not exist"));
@@ -164,7 +164,7 @@ impl RunFolder {
         if fs::symlink_metadata(path.join(LOCK)).is_ok_and(|found| found.is_file()) {
             drop(Manifest::lock(&path)?);
         }
-        Content::of(&path)?.admits(&path, config.run.on_existing)?;
+        Content::of(&path)?.admits(&path, run.on_existing)?;
         Ok(path)
     }
 
@@ -175,8 +175,8 @@ impl RunFolder {
     /// As [`check`](Self::check); a checkpoint that is of another run; the operating system's.
     pub fn create(session: &Session) -> Result<(Self, Option<Checkpoint>)> {
         let plan = &session.plan;
-        let how = plan.config.run.on_existing;
-        let path = Self::check(&plan.config)?;
+        let how = plan.run.on_existing;
+        let path = Self::check(&plan.run)?;
         let io = |action: &str, path: &Path, error: &std::io::Error| {
             Error::io(format!("{action} {}", path.display()), error).help("run.output_dir must be a writable folder")
         };
@@ -188,7 +188,7 @@ impl RunFolder {
         content.admits(&path, how)?;
         let promise = Promise::of(session)?;
         let checkpoints = path.join(checkpoint::FOLDER);
-        let found = match (how, &plan.config.run.resume_from_checkpoint) {
+        let found = match (how, &plan.run.resume_from_checkpoint) {
             (OnExisting::Resume, Some(chosen)) => {
                 Some(Checkpoint::chosen(&paths::expand(&chosen.to_string_lossy())?, &checkpoints)?)
             }
@@ -283,8 +283,8 @@ impl RunFolder {
             }
         }
         manifest.list(written)?;
-        write_whole(&path.join("plan.toml"), plan.to_toml()?.as_bytes())?;
-        Provenance::of(plan).write(&path)?;
+        write_whole(&path.join("plan.toml"), session.plan_toml()?.as_bytes())?;
+        Provenance::of(session).write(&path)?;
         let seconds = found.as_ref().map_or(0.0, |found| found.state.seconds);
         let metrics = match &found {
             Some(found) => MetricsFile::resume(&path, found.state.metrics_rows, found.state.step)?,
@@ -366,11 +366,11 @@ impl RunFolder {
 /// The files that the run of `plan` will write, besides its checkpoints and its model.
 fn written_by(plan: &RunPlan) -> Vec<PathBuf> {
     let mut files = FILES.map(PathBuf::from).to_vec();
-    files.extend(plan.decision.as_ref().map(|_| compiler::decision::FILE.into()));
+    files.extend(plan.engine.decision.as_ref().map(|_| compiler::decision::FILE.into()));
     if debug::is_on(plan) {
         files.extend(debug::FILES.map(|name| Path::new(debug::FOLDER).join(name)));
     }
-    if plan.config.trainer.report_to.contains(&Integration::TensorBoard) {
+    if plan.logging.report_to.contains(&Integration::TensorBoard) {
         files.push(Path::new(tensorboard::FOLDER).join(tensorboard::PATTERN));
     }
     files

@@ -100,33 +100,35 @@ impl Promise {
     pub fn of(session: &Session) -> Result<Self> {
         let plan = &session.plan;
         let mut settings = BTreeMap::new();
-        let config = serde_json::to_value(&plan.config).map_err(|error| Error::config(error.to_string()))?;
+        let (config, (model, _)) = (session.config(), plan.model.built_in()?);
+        let config = serde_json::to_value(&config).map_err(|error| Error::config(error.to_string()))?;
         flatten("", &config, &mut settings);
         settings.retain(|key, _| {
             let free = |name: &str| key == name || (name.ends_with('.') && key.starts_with(name));
             !FREE.iter().any(|name| free(name)) && !DERIVED.contains(&key.as_str())
         });
-        flatten("model", &plan.model_config.to_json(""), &mut settings);
-        if plan.config.precision != Precision::F32 {
-            settings.insert("precision".into(), json!(plan.config.precision.as_str()));
+        flatten("model", &model.to_json(""), &mut settings);
+        let precision = plan.engine.precision.precision;
+        if precision != Precision::F32 {
+            settings.insert("precision".into(), json!(precision.as_str()));
         }
         settings.insert(LENGTH.into(), json!(plan.steps.total));
-        settings.insert("trainer.warmup_steps".into(), json!(plan.schedule.warmup_steps()));
-        settings.insert("trainer.learning_rate".into(), json!(plan.learning_rate.rate));
-        settings.insert("trainer.data_seed".into(), json!(plan.config.trainer.data_seed()));
+        settings.insert("trainer.warmup_steps".into(), json!(plan.optimizer.schedule.warmup_steps()));
+        settings.insert("trainer.learning_rate".into(), json!(plan.optimizer.learning_rate.rate));
+        settings.insert("trainer.data_seed".into(), json!(plan.data.seed));
         let (micro, accumulation) = (plan.batch.micro, plan.batch.accumulation);
         settings.insert("examples in an optimizer step".into(), json!(micro * accumulation));
-        if plan.config.trainer.dataloader_drop_last {
+        if plan.data.drop_last {
             // What an epoch leaves out depends on the micro-batch.
-            settings.insert("examples of an epoch".into(), json!(plan.steps.train_examples / micro * micro));
+            settings.insert("examples of an epoch".into(), json!(plan.data.train_examples / micro * micro));
         }
-        if plan.loss.reduction != Reduction::Exact {
-            settings.insert("trainer.accumulation".into(), json!(plan.config.trainer.accumulation.as_str()));
+        if plan.optimizer.loss.reduction != Reduction::Exact {
+            settings.insert("trainer.accumulation".into(), json!(plan.optimizer.accumulation.as_str()));
             settings.insert("trainer.per_device_train_batch_size".into(), json!(micro));
         }
-        settings.insert("device.kind".into(), json!(plan.device.kind.as_str()));
-        settings.insert(EXAMPLES.into(), json!(plan.steps.train_examples));
-        settings.insert("training tokens".into(), json!(plan.steps.train_tokens));
+        settings.insert("device.kind".into(), json!(plan.engine.device.kind.as_str()));
+        settings.insert(EXAMPLES.into(), json!(plan.data.train_examples));
+        settings.insert("training tokens".into(), json!(plan.data.train_tokens));
         settings.insert("content of the training data".into(), json!(digest(&*session.train)?));
         let mut hash = Sha256::new();
         for (key, value) in &settings {

@@ -18,13 +18,12 @@ pub(super) fn smaller_batch(plan: &RunPlan, error: &Error) -> Option<BatchPlan> 
     if error.kind() != ErrorKind::OutOfMemory {
         return None;
     }
-    if plan.loss.reduction != Reduction::Exact {
+    if plan.optimizer.loss.reduction != Reduction::Exact {
         return None;
     }
-    let examples = plan.steps.train_examples;
+    let examples = plan.data.train_examples;
     // What an epoch leaves out must stay the same too.
-    let left_out =
-        |batch: &BatchPlan| if plan.config.trainer.dataloader_drop_last { examples % batch.micro } else { 0 };
+    let left_out = |batch: &BatchPlan| if plan.data.drop_last { examples % batch.micro } else { 0 };
     let mut smaller = plan.batch.halved()?;
     while left_out(&smaller) != left_out(&plan.batch) {
         smaller = smaller.halved()?;
@@ -51,13 +50,12 @@ impl Trainer {
         );
         self.notice(&message);
 
-        let plan = &mut self.session.plan;
-        plan.batch = smaller;
-        plan.memory = plan.estimated_memory();
-        plan.config.trainer.per_device_train_batch_size = smaller.micro.into();
-        plan.config.trainer.gradient_accumulation_steps = smaller.accumulation;
+        self.session = self.session.with(|config| {
+            config.trainer.per_device_train_batch_size = smaller.micro.into();
+            config.trainer.gradient_accumulation_steps = smaller.accumulation;
+        })?;
         (self.state, _) = Self::build(&self.session, &self.device)?;
-        write_whole(&folder.path().join("plan.toml"), self.session.plan.to_toml()?.as_bytes())?;
+        write_whole(&folder.path().join("plan.toml"), self.session.plan_toml()?.as_bytes())?;
         let (rows, step) = checkpoint.as_ref().map_or((0, 0), |found| (found.state.metrics_rows, found.state.step));
         folder.metrics = MetricsFile::resume(folder.path(), rows, step)?;
         self.begin(folder, checkpoint.as_ref())

@@ -139,7 +139,7 @@ impl Trainer {
         if let Some(warmed) = warmed {
             clock.charge_warmup(warmed.elapsed);
             shapes.warmed(&warmed.shapes);
-            if self.session.plan.device.kind != DeviceKind::Cpu {
+            if self.session.plan.engine.device.kind != DeviceKind::Cpu {
                 kernels = Kernels::after_warmup(seen);
             }
         }
@@ -166,7 +166,7 @@ impl Trainer {
 
     /// What precedes the first step of this process.
     pub(super) fn begin_training(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<()> {
-        let is_synchronous = self.session.plan.device.kind == DeviceKind::Cpu;
+        let is_synchronous = self.session.plan.engine.device.kind == DeviceKind::Cpu;
         self.observer.begin(folder.path(), &run.progress, is_synchronous)?;
         self.callbacks.iter_mut().for_each(|callback| callback.on_train_begin(&self.session.plan));
         if run.evaluating.is_pending {
@@ -232,7 +232,7 @@ impl Trainer {
                 report.lines().join("; ")
             )));
         }
-        self.state.model = self.session.plan.groups.freeze(model);
+        self.state.model = self.session.plan.optimizer.groups.freeze(model);
         self.state.optimizer.copies().clear();
         Ok(())
     }
@@ -247,7 +247,7 @@ impl Trainer {
         stopping: Stopping,
     ) -> Result<()> {
         after.values.read_finite(run)?;
-        let only_model = self.session.plan.config.trainer.save_only_model && !stopping.is_continued(run);
+        let only_model = self.session.plan.saving.only_model && !stopping.is_continued(run);
         let started = Instant::now();
         folder.metrics.sync()?;
         let progress = run.progress;
@@ -278,8 +278,7 @@ impl Trainer {
             files: self.session.files_beside_weights(model)?,
         };
         run.saver.spent += started.elapsed();
-        let keep =
-            self.session.plan.config.trainer.load_best_model_at_end.then_some(run.evaluating.best.step).flatten();
+        let keep = self.session.plan.saving.load_best_at_end.then_some(run.evaluating.best.step).flatten();
         // The newest checkpoint stays that nothing found later can make suspect: up to the last row, the last check of the
         // compiler, and where the run last looked as if it learned.
         let verifies = self.verifying.is_repeated().then_some(run.verified);

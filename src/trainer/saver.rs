@@ -30,14 +30,14 @@ pub(super) struct Saver {
 impl Saver {
     /// For the run of `plan`: saves into the folder `checkpoints` and lists the files in `manifest`.
     pub(super) fn new(plan: &RunPlan, checkpoints: PathBuf, manifest: Arc<Manifest>) -> Self {
-        let trainer = &plan.config.trainer;
+        let saving = &plan.saving;
         Self {
             checkpoints,
             manifest,
-            limit: trainer.save_total_limit,
-            strategy: trainer.save_strategy,
-            steps: plan.save_steps as u64,
-            keeps_best: trainer.load_best_model_at_end,
+            limit: saving.total_limit,
+            strategy: saving.strategy,
+            steps: saving.steps as u64,
+            keeps_best: saving.load_best_at_end,
             writing: None,
             spent: Duration::ZERO,
         }

@@ -78,8 +78,8 @@ impl Status {
         Self {
             status: RunStatus::InProgress,
             message: None,
-            name: plan.config.run.name.clone(),
-            model: format!("{} {}", plan.model_config.model_type(), plan.task),
+            name: plan.run.name.clone(),
+            model: plan.model.task.map_or(plan.model.kind.clone(), |task| format!("{} {task}", plan.model.kind)),
             step: 0,
             total_steps: plan.steps.total as u64,
             started_at: now,

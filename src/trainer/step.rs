@@ -113,28 +113,27 @@ pub(super) struct Stepped {
 
 /// The gradient norm that `trainer.max_grad_norm` clips to, if any.
 pub(super) fn clip(plan: &RunPlan) -> Option<f64> {
-    let max_grad_norm = plan.config.trainer.max_grad_norm;
-    (max_grad_norm > 0.0).then_some(max_grad_norm)
+    plan.optimizer.max_grad_norm
 }
 
 impl Trainer {
     /// Captured steps where the plan has them, unless a callback sees gradients, which is then said; else eager ones.
-    pub(super) fn executor(&mut self) -> Box<dyn Executor> {
+    pub(super) fn executor(&mut self) -> Result<Box<dyn Executor>> {
         #[cfg(feature = "compiler")]
         if self.session.plan.captures().is_ok() {
             if self.callbacks.iter().any(|callback| callback.sees_gradients()) {
                 self.notice("steps are not captured: a callback sees gradients");
             } else if let Some(captured) = CapturedSteps::new(&self.state, &self.session) {
-                return Box::new(captured);
+                return Ok(Box::new(captured));
             }
         }
-        Box::new(Eager::new(&self.session.plan, self.device.clone()))
+        Ok(Box::new(Eager::new(&self.session.plan, self.device.clone())?))
     }
 
     /// The next step of `run`: up to `accumulation` micro-batches, fewer at the end of an epoch, and one update, for which their
     /// losses and gradients are divided once.
     pub(super) fn step(&mut self, executor: &mut dyn Executor, loader: &mut Loader, run: &mut Run) -> Result<Stepped> {
-        let step = run.progress.step;
+        let (step, (_, task)) = (run.progress.step, self.session.plan.model.built_in()?);
         let (mut labels, mut micro_batches, mut tokens) = (0.0, 0, 0);
         let mut epoch_ended = false;
         while micro_batches < self.session.plan.batch.accumulation && !epoch_ended {
@@ -143,11 +142,11 @@ impl Trainer {
             if let Some(news) = run.shapes.see(shape, step + 1) {
                 self.notice(&news);
             }
-            let batch = DeviceBatch::new(self.session.plan.task, &loaded.batch, executor.device())?;
+            let batch = DeviceBatch::new(task, &loaded.batch, executor.device())?;
             self.observer.batch(shape);
             self.observer.part(Part::Data);
-            let seed = seed_for(self.session.plan.config.trainer.seed, "dropout", step, micro_batches as u64);
-            let own_labels = self.session.plan.loss.total_weight(&loaded.batch.labels, batch.num_labels);
+            let seed = seed_for(self.session.plan.run.seed, "dropout", step, micro_batches as u64);
+            let own_labels = self.session.plan.optimizer.loss.total_weight(&loaded.batch.labels, batch.num_labels);
             let micro = MicroBatch { batch, seed, labels: own_labels };
             if let Some(notice) = executor.micro_batch(&mut self.state, micro, &mut *self.observer)? {
                 self.notice(&notice);
@@ -164,7 +163,7 @@ impl Trainer {
                 .help("every optimizer step needs at least one label that is not -100"));
         }
 
-        let lr = self.session.plan.schedule.lr(step as usize);
+        let lr = self.session.plan.optimizer.schedule.lr(step as usize);
         let (callbacks, progress) = (&mut self.callbacks, &run.progress);
         let mut sees = |model: &Model, grads: &GradientsParams| {
             callbacks.iter_mut().for_each(|callback| callback.on_pre_optimizer_step(progress, model, grads));

@@ -37,7 +37,7 @@ pub(super) struct Verifying {
 
 impl Verifying {
     pub(super) fn new(plan: &RunPlan) -> Self {
-        Self { when: checks::of(plan.compiler().as_ref()), start_is_verified: false, verifier: None }
+        Self { when: checks::of(plan.engine.compiler().as_ref()), start_is_verified: false, verifier: None }
     }
 
     /// Whether a check follows a step.
@@ -65,10 +65,10 @@ impl Trainer {
         if self.verifying.when == Verify::Off || self.verifying.start_is_verified {
             return Ok(None);
         }
-        if self.session.plan.device.kind != DeviceKind::Cpu {
+        if self.session.plan.engine.device.kind != DeviceKind::Cpu {
             return Err(Error::config(format!(
                 "compiler.verify: on {} each mode has an engine of its own, and this process has one",
-                self.session.plan.device.kind
+                self.session.plan.engine.device.kind
             ))
             .help(
                 "`kiln train` makes the check; a program compares with kiln::proof::parity, or sets verify = \"off\"",

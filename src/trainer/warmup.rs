@@ -20,8 +20,8 @@ use crate::base::error::{ErrorKind, Result};
 use crate::base::metrics::Record;
 use crate::base::process::scratch;
 use crate::base::signals;
+use crate::config::Switch;
 use crate::config::{CompilerMode, EvalStrategy, Sampler};
-use crate::config::{Switch, TrainingCompilerConfig};
 use crate::data::collate::collate;
 use crate::data::padding::{Batches, Padding};
 use crate::data::sampler::Order;
@@ -53,8 +53,8 @@ pub struct Warmed {
 
 /// Whether the run of `plan`, whose mode has been settled, begins with the stage.
 pub fn is_wanted(plan: &RunPlan) -> bool {
-    let compiled = plan.compiler().filter(|compiler| compiler.enabled == CompilerMode::Compiled);
-    compiled.is_some_and(|compiler| warms_up(compiler.warmup, plan.device.kind))
+    let compiled = plan.engine.compiler().filter(|compiler| compiler.enabled == CompilerMode::Compiled);
+    compiled.is_some_and(|compiler| warms_up(compiler.warmup, plan.engine.device.kind))
 }
 
 /// Runs the stage for `session`.
@@ -64,11 +64,10 @@ pub fn is_wanted(plan: &RunPlan) -> bool {
 pub fn run(session: &Session, say: &Say) -> Result<Warmed> {
     let plan = &session.plan;
     let started = Instant::now();
-    let trainer = &plan.config.trainer;
-    let train = batches(&session.train, plan.batch.drawn(&plan.config), &plan.padding, plan.pad_id)?;
-    let loader = Batches { size: trainer.per_device_eval_batch_size, order: Order::SEQUENTIAL, drop_last: false };
-    let evaluation = match session.validation.as_ref().filter(|_| trainer.evaluates()) {
-        Some(data) => Some(batches(data, loader, &plan.padding, plan.pad_id)?),
+    let train = batches(&session.train, plan.data.drawn(&plan.batch), &plan.data.padding, plan.data.pad_id)?;
+    let loader = Batches { size: plan.evaluation.batch_size, order: Order::SEQUENTIAL, drop_last: false };
+    let evaluation = match session.validation.as_ref().filter(|_| plan.evaluation.is_on()) {
+        Some(data) => Some(batches(data, loader, &plan.data.padding, plan.data.pad_id)?),
         None => None,
     };
     for (what, found) in [("training", Some(&train)), ("evaluation", evaluation.as_ref())] {
@@ -83,9 +82,9 @@ pub fn run(session: &Session, say: &Say) -> Result<Warmed> {
     }
 
     let folder = scratch()?;
-    let mut warm = rehearsal(session, plan.ops, folder.path());
+    let mut warm = rehearsal(session, plan.engine.ops, folder.path())?;
     // Weights that are thrown away need not be read.
-    warm.plan.model_from = None;
+    warm.plan.model.from = None;
     // With accumulation, gradients are also added to those of a batch before.
     warm.plan.batch.accumulation = plan.batch.accumulation.min(2);
     // Once more the first: what adds a step to those before it is launched from the second on.
@@ -93,13 +92,13 @@ pub fn run(session: &Session, say: &Say) -> Result<Warmed> {
     // The guard does not wait for a loss that changes.
     warm.plan.steps.per_epoch = 1;
     warm.train = Arc::new(picks(&session.train, &train.batches, warm.plan.batch.accumulation, plan.batch.micro));
-    warm.plan.config.data.sampler = Sampler::Sequential;
-    warm.plan.config.trainer.dataloader_drop_last = false;
+    warm.plan.data.sampler = Sampler::Sequential;
+    warm.plan.data.drop_last = false;
     if let (Some(found), Some(data)) = (&evaluation, &session.validation) {
-        let size = trainer.per_device_eval_batch_size;
+        let size = plan.evaluation.batch_size;
         warm.validation = Some(Arc::new(picks(data, &found.batches, 1, size)));
-        warm.plan.config.trainer.eval_strategy = EvalStrategy::Steps;
-        warm.plan.eval_steps = warm.plan.steps.total;
+        warm.plan.evaluation.strategy = EvalStrategy::Steps;
+        warm.plan.evaluation.steps = warm.plan.steps.total;
     }
     let shapes = train.batches.iter().map(|batch| batch.shape).collect::<Vec<_>>();
     let evaluated = evaluation.map_or(0, |found| found.batches.len());
@@ -266,21 +265,22 @@ impl Callback for Lines {
 
 /// `session` as a run that only trains, computing in the form `ops`: a row for every step, no evaluation, checkpoint or sample,
 /// and all that it writes below `folder`. Of the compiler's settings what would look at the rehearsal itself is left out.
-pub(crate) fn rehearsal(session: &Session, ops: Ops, folder: &Path) -> Session {
-    let mut session = session.clone();
-    let plan = &mut session.plan;
-    plan.ops = ops;
-    plan.config = plan.config.training_only(folder.join("probe"), 1);
-    plan.config.compiler = plan.config.compiler.take().map(|compiler| TrainingCompilerConfig {
+///
+/// # Errors
+/// Those of [`Session::with`].
+pub(crate) fn rehearsal(session: &Session, ops: Ops, folder: &Path) -> Result<Session> {
+    session.with(|config| {
+        *config = config.training_only(folder.join("probe"), 1);
+        let Some(compiler) = &mut config.compiler else { return };
+        (compiler.debug, compiler.warmup) = (false, Switch::Off);
         // The form is chosen already.
-        enabled: if compiler.enabled == CompilerMode::Auto { CompilerMode::Compiled } else { compiler.enabled },
-        debug: false,
-        warmup: Switch::Off,
-        ..compiler
-    });
-    plan.steps.max_duration = None;
-    (plan.logging_steps, plan.generation) = (1, None);
-    session
+        if compiler.enabled == CompilerMode::Auto {
+            compiler.enabled = CompilerMode::Compiled;
+        }
+        if ops == Ops::Plain {
+            (compiler.fused_ops, compiler.graph) = (Switch::Off.into(), Switch::Auto);
+        }
+    })
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ mod guard;
 mod operators;
 mod out_of_memory;
 mod parity;
+mod plan;
 mod saving;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

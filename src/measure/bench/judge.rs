@@ -51,7 +51,7 @@ pub(super) fn floor_ms(report: &CaseReport, gflops: f64) -> Option<f64> {
     let provenance = report.contestants.iter().find_map(kiln_provenance)?;
     let steps = report.contestants.iter().find_map(|contestant| contestant.rounds.first())?;
     let tokens = steps.iter().map(|step| step.tokens as f64).sum::<f64>() / steps.len() as f64;
-    Some(provenance.flops_per_token * tokens / gflops / 1e6)
+    Some(provenance.flops_per_token? * tokens / gflops / 1e6)
 }
 
 fn kiln_provenance(contestant: &ContestantReport) -> Option<Provenance> {

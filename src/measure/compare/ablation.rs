@@ -45,8 +45,8 @@ pub(super) struct Ablation {
 /// The ablations of `base`, whose native plan is `planned`, and a note on parts without an arm.
 pub(super) fn of(base: &RunConfig, ablate: Ablate, planned: &RunPlan) -> Result<(Vec<Ablation>, String)> {
     let compiler = base.compiler.clone().unwrap_or_default();
-    let kind = planned.device.kind;
-    let dtype = planned.precision.dtype;
+    let kind = planned.engine.device.kind;
+    let dtype = planned.engine.precision.dtype();
     let fused = operators::fused(&compiler.fused_ops, kind, dtype);
     let without = |column: Column, name: &str, label: String| {
         let mut config = base.clone();
@@ -96,8 +96,8 @@ pub(super) fn of(base: &RunConfig, ablate: Ablate, planned: &RunPlan) -> Result<
 /// Whether a step of the run meets the operator: an arm without one that it does not meet would measure nothing.
 fn is_used(operator: Operator, plan: &RunPlan) -> bool {
     match operator {
-        Operator::Dropout => plan.has_dropout(),
-        Operator::CrossEntropy => matches!(plan.task, Task::Clm | Task::Mlm),
+        Operator::Dropout => plan.model.has_dropout(),
+        Operator::CrossEntropy => matches!(plan.model.task, Some(Task::Clm | Task::Mlm)),
         // The gradient norm is a part of `adamw`, whatever the optimizer.
         _ => true,
     }

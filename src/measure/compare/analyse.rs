@@ -275,7 +275,8 @@ fn describe(arm: &MeasuredArm, experiment: &Experiment) -> ArmReport {
     let startup_seconds = finite(median(&outside.map(|seconds| seconds.max(0.0)).collect::<Vec<_>>()));
     let (evaluation_seconds, save_seconds) = (over_runs(&of_evaluations), over_runs(&save));
     let warmups = runs.iter().map(|run| run.warmup.0).collect::<Vec<_>>();
-    let model_gflops = figures.tokens_per_s.zip(provenance.as_ref()).map(|(rate, of)| rate * of.flops_per_token / 1e9);
+    let flops = provenance.as_ref().and_then(|of| of.flops_per_token);
+    let model_gflops = figures.tokens_per_s.zip(flops).map(|(rate, flops)| rate * flops / 1e9);
     let excess = runs.iter().map(|run| run.warmup_excess().unwrap_or(0.0)).collect::<Vec<_>>();
     let overhead = |excess: f64| Some(excess + startup_seconds.unwrap_or(0.0)).filter(|seconds| seconds.is_finite());
     let overhead_seconds_first = excess.first().copied().and_then(overhead);

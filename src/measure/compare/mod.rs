@@ -198,7 +198,7 @@ pub struct ArmReport {
     pub evaluation_seconds: Option<f64>,
     /// Seconds of a checkpoint.
     pub save_seconds: Option<f64>,
-    /// Model GFLOP/s; the convention is that of [`RunPlan::flops_per_token`](crate::plan::RunPlan::flops_per_token).
+    /// Model GFLOP/s; the convention is that of [`ModelPlan::flops_per_token`](crate::plan::ModelPlan::flops_per_token).
     pub model_gflops: Option<f64>,
     /// Share of the device's measured matrix-product rate.
     pub model_flops_utilization: Option<f64>,

@@ -270,7 +270,7 @@ fn check_arms(
             config.data.block_size = block;
         }
         let planned = plan(config).map_err(|error| error.at(format_args!("arm {}", arm.runs.name)))?;
-        expected.push(planned.memory.total());
+        expected.push(planned.memory.estimate.map_or(0, |memory| memory.total()));
         let seq_len = planned.batch.seq_len;
         let block = arm.config.data.block_size.filter(|block| base.data.block_size != Some(*block));
         if let Some(block) = block.filter(|block| *block != seq_len) {
@@ -318,16 +318,16 @@ pub fn outcome(experiment: &Experiment, report: &Report) -> Option<Error> {
 /// What the config's own run would be.
 fn whole_run(plan: &RunPlan) -> WholeRun {
     let steps = plan.steps.total as u64;
-    let (per_epoch, trainer) = (plan.steps.per_epoch as u64, &plan.config.trainer);
+    let per_epoch = plan.steps.per_epoch as u64;
     let every = |interval: usize| steps.div_ceil(interval as u64);
-    let evaluations = match trainer.eval_strategy {
+    let evaluations = match plan.evaluation.strategy {
         EvalStrategy::No => 0,
-        EvalStrategy::Steps => every(plan.eval_steps),
+        EvalStrategy::Steps => every(plan.evaluation.steps),
         EvalStrategy::Epoch => steps.div_ceil(per_epoch),
     };
-    let saves = match trainer.save_strategy {
+    let saves = match plan.saving.strategy {
         SaveStrategy::No => 0,
-        SaveStrategy::Steps => every(plan.save_steps),
+        SaveStrategy::Steps => every(plan.saving.steps),
         SaveStrategy::Epoch => steps.div_ceil(per_epoch),
         SaveStrategy::Best => evaluations,
     };

@@ -156,8 +156,8 @@ pub fn tune(
     config.set_compiler(mode);
     let session = open(probe(&config))?;
     let probe = &session.plan;
-    let (budget_mib, because) = options.budget(&probe.device)?;
-    let key = Key::of(&config, probe);
+    let (budget_mib, because) = options.budget(&probe.engine.device)?;
+    let key = Key::of(&config, probe)?;
     watch(Event::Begins { key: &key, budget: &because })?;
     let folder = scratch()?;
     let mut run = |batch: usize| {
@@ -247,7 +247,7 @@ pub fn is_missing(config: &RunConfig, plan: &dyn Fn(RunConfig) -> Result<RunPlan
 /// A config that cannot be planned.
 pub fn found(config: &RunConfig, plan: &dyn Fn(RunConfig) -> Result<RunPlan>) -> Result<Option<usize>> {
     let probe = plan(probe(config))?;
-    let stored = Stored::find(&Key::of(config, &probe), useful(config, &probe))?;
+    let stored = Stored::find(&Key::of(config, &probe)?, useful(config, &probe))?;
     Ok(stored.map(|stored| micro_batch(config, stored.batch)))
 }
 

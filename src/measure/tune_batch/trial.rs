@@ -46,15 +46,16 @@ pub fn trial_config(
     folder: &Path,
 ) -> Result<RunConfig> {
     let plan = &session.plan;
-    let given = &plan.config.trainer;
-    let mut config = plan.config.training_only(folder.join("run"), 1);
+    let config = session.config();
+    let given = &config.trainer;
+    let mut config = config.training_only(folder.join("run"), 1);
     config.run.on_existing = OnExisting::Overwrite;
     if let (Some(tokenizer), Some(_)) = (&session.tokenizer, config.tokenizer.train_vocab_size) {
         // Learned once, not in every trial.
         let learned = folder.join("tokenizer");
         if !learned.exists() {
             std::fs::create_dir(&learned).map_err(|error| Error::io(format!("make {}", learned.display()), &error))?;
-            write_files(&learned, &tokenizer.files(&plan.model_config, None)?)?;
+            write_files(&learned, &tokenizer.files(plan.model.built_in()?.0, None)?)?;
         }
         config.tokenizer = TokenizerSection::from_pretrained(learned.to_string_lossy());
     }
@@ -88,7 +89,7 @@ pub fn run_trial(file: &Path, out: &Path) -> Result<()> {
     let mut session = Session::open(RunConfig::load(file)?)?;
     let evaluated = session.validation.take().unwrap_or_else(|| session.train.clone());
     let plan = &session.plan;
-    let eval_batch = plan.config.trainer.per_device_eval_batch_size;
+    let eval_batch = plan.evaluation.batch_size;
     let evaluated = Arc::new(Longest::new(evaluated, eval_batch, 1));
     session.train = Arc::new(Longest::new(session.train.clone(), plan.batch.micro, plan.batch.accumulation));
     let mut trainer = Trainer::new(session)?;

@@ -28,10 +28,11 @@ use crate::trainer::{Callback, Control, DeviceValues, Progress, Purpose, Shape, 
 /// What the run meets, and a line that is no command.
 pub fn serve_steps(session: Session, writes_model: bool) -> Result<()> {
     let turns = Arc::new(Mutex::new(Turns {
-        times: session.plan.config.run.output_dir.join(laps::FILE),
+        times: session.plan.run.output_dir.join(laps::FILE),
         read: 0,
         left: 0,
         device: session.device.clone(),
+        provenance: Provenance::of(&session),
         losses: Arc::default(),
         began: false,
         ended: false,
@@ -54,22 +55,23 @@ pub fn serve_steps(session: Session, writes_model: bool) -> Result<()> {
 /// What the device reports, and a line that is no command.
 pub fn serve_operators(session: &Session) -> Result<()> {
     let plan = &session.plan;
-    let shapes = Shapes::new(&plan.model_config, plan.task, plan.batch.micro, plan.batch.seq_len);
+    let (config, task) = plan.model.built_in()?;
+    let shapes = Shapes::new(config, task, plan.batch.micro, plan.batch.seq_len);
     let device = &session.device;
-    say(&hello(plan))?;
+    say(&hello(&Provenance::of(session), plan))?;
     while let Some(repeats) = command()? {
-        let operators = shapes.measure(plan.ops, device, repeats)?;
+        let operators = shapes.measure(plan.engine.ops, device, repeats)?;
         say(&Turn { steps: Vec::new(), operators, peak_mib: memory_use(device).peak_mib })?;
     }
     Ok(())
 }
 
-fn hello(plan: &RunPlan) -> Hello {
+fn hello(provenance: &Provenance, plan: &RunPlan) -> Hello {
     Hello {
-        provenance: serde_json::to_value(Provenance::of(plan)).expect("names and numbers are JSON"),
+        provenance: serde_json::to_value(provenance).expect("names and numbers are JSON"),
         batch: plan.batch.micro,
         total_steps: plan.steps.total as u64,
-        padding: Some(plan.padding_cost.waste),
+        padding: Some(plan.data.padding_cost.waste),
     }
 }
 
@@ -106,6 +108,7 @@ struct Turns {
     /// Steps of this turn that are still to be made.
     left: usize,
     device: Device,
+    provenance: Provenance,
     /// `(step, loss)` of the steps up to the last row: of each its own, not the mean that the row shows.
     losses: Arc<Mutex<Vec<(u64, f64)>>>,
     /// There has been a turn, which is to be answered.
@@ -200,7 +203,8 @@ struct Answers(Arc<Mutex<Turns>>);
 
 impl Callback for Answers {
     fn on_train_begin(&mut self, plan: &RunPlan) {
-        if let Err(error) = say(&hello(plan)) {
+        let hello = hello(&lock(&self.0).provenance, plan);
+        if let Err(error) = say(&hello) {
             lock(&self.0).fail(error);
         }
     }

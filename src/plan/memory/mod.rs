@@ -10,6 +10,7 @@ mod activations;
 
 use kiln_models::ops::Form;
 use kiln_models::{Compute, ModelConfig, Operator};
+use serde::{Deserialize, Serialize};
 
 use crate::config::ActivationCheckpointing;
 use crate::config::Task;
@@ -26,7 +27,7 @@ pub struct MemoryInputs<'a> {
     /// How many values there are of what.
     pub values: Values,
     /// The batch of a step.
-    pub batch: BatchPlan,
+    pub batch: &'a BatchPlan,
     /// Sequences a batch of an evaluation; 0 for a run without.
     pub eval_batch: usize,
     /// The form of the operators and the type of matrix products.
@@ -40,7 +41,7 @@ pub struct MemoryInputs<'a> {
 }
 
 /// How many values there are of what.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Values {
     /// Parameters of the model.
     pub parameters: usize,
@@ -62,7 +63,7 @@ pub struct Host {
 }
 
 /// Bytes by what they hold, at the moment that needs most of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct MemoryEstimate {
     /// That moment.
     pub peak: Peak,
@@ -82,7 +83,8 @@ pub struct MemoryEstimate {
 }
 
 /// The moment of a run that needs most memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Peak {
     /// Forward and backward pass.
     #[default]

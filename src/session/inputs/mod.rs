@@ -13,6 +13,7 @@ use kiln_models::{ModelConfig, ModelType};
 use serde_json::{Map, Value};
 
 use crate::base::error::{Error, Result};
+use crate::base::host::resident_mib;
 use crate::cache;
 use crate::config::Task;
 use crate::config::{DEFAULT_TEXT_COLUMN, DataFormat, ModelKind, RunConfig, Validation};
@@ -21,20 +22,112 @@ use crate::data::corpus::Corpus;
 use crate::data::learned::learned_bpe;
 use crate::data::masking::{Masked, Masking};
 use crate::data::store::Progress;
+use crate::data::subset::Subset;
 use crate::data::table::{Columns, Table};
 use crate::data::tokenized::{Limits, TokenizedData};
-use crate::data::tokenizer::Tokenizer;
+use crate::data::tokenizer::{NamedFile, Tokenizer};
 use crate::data::tokens::TokenStore;
 use crate::data::{Dataset, paths};
+use crate::engine::device::DeviceFacts;
 use crate::hub::{self, Wanted};
-use crate::plan::Inputs;
+use crate::plan::{BatchPlan, DataFacts, Facts, FoundBatch, ModelFacts, TokenizerFacts};
 use crate::session::model_folder::kept_files;
 use crate::session::model_folder::read_config;
 
 use squad::SquadInputs;
 use table::TableData;
 
+/// What a run reads, opened.
+#[derive(Clone)]
+pub struct Inputs {
+    /// The model, with vocabulary and labels settled.
+    pub model_config: ModelConfig,
+    /// The local folder of the pretrained model, if any.
+    pub model_from: Option<PathBuf>,
+    /// Files of the pretrained model's folder that stand beside the weights and are saved as they came.
+    pub kept_files: Vec<NamedFile>,
+    /// Fields of a pretrained model's `config.json` that Kiln does not know.
+    pub unknown_model_fields: Vec<String>,
+    /// The tokenizer, where there is one.
+    pub tokenizer: Option<Arc<Tokenizer>>,
+    /// Block size of packed text; none for data that is tokenised already.
+    pub block_size: Option<usize>,
+    /// Tokens that rows of a table are cut to; none for other data.
+    pub max_length: Option<usize>,
+    /// The id that padding uses.
+    pub pad_id: u32,
+    /// Training data.
+    pub train: Arc<dyn Dataset>,
+    /// Tokens of the training data.
+    pub train_tokens: u64,
+    /// Validation data, if any.
+    pub validation: Option<Arc<dyn Dataset>>,
+}
+
 impl Inputs {
+    /// These inputs without the examples that `config` does not want, and what a plan has to know of them, of the `device`
+    /// and of this process. `batch` is a micro-batch that was found.
+    ///
+    /// # Errors
+    /// A batch that contradicts itself, a model that cannot be built, a prompt that cannot be encoded.
+    pub(crate) fn facts(
+        self,
+        config: &RunConfig,
+        device: DeviceFacts,
+        batch: Option<FoundBatch>,
+    ) -> Result<(Self, Facts)> {
+        let of_batch = BatchPlan::of(config, batch.as_ref())?;
+        let inputs = self.limited(config, of_batch.global);
+        let model = ModelFacts::built_in(&inputs.model_config, config.data.task)?;
+        let drawn = of_batch.drawn(config);
+        let data = DataFacts::new(&*inputs.train, inputs.train_tokens, inputs.validation.as_deref(), drawn);
+        let tokenizer = inputs.tokenizer.as_ref().map(|tokenizer| {
+            let prompt = config.generation.as_ref().map(|generation| tokenizer.encode(&generation.prompt));
+            Ok::<_, Error>(TokenizerFacts {
+                vocab_size: tokenizer.vocab_size(),
+                eot_id: tokenizer.eot_id(),
+                prompt_tokens: prompt.transpose()?.map(|ids| ids.len()),
+            })
+        });
+        let facts = Facts {
+            model: ModelFacts {
+                from: inputs.model_from.clone(),
+                unknown_fields: inputs.unknown_model_fields.clone(),
+                ..model
+            },
+            data: DataFacts {
+                block_size: inputs.block_size,
+                max_length: inputs.max_length,
+                pad_id: inputs.pad_id,
+                ..data
+            },
+            tokenizer: tokenizer.transpose()?,
+            device,
+            batch,
+            decision: None,
+            resident: (resident_mib().unwrap_or(0.0) * f64::from(1 << 20)) as u64,
+        };
+        Ok((inputs, facts))
+    }
+
+    /// Without the examples that `config` does not want; a step has so many.
+    fn limited(mut self, config: &RunConfig, step: usize) -> Self {
+        let trainer = &config.trainer;
+        let only = |given: Option<usize>, one: bool, size: usize| if one { Some(size) } else { given };
+        let one_step = trainer.overfit_one_batch || trainer.fast_dev_run;
+        let train = only(config.data.max_train_samples, one_step, step);
+        let eval = only(config.data.max_eval_samples, trainer.fast_dev_run, trainer.per_device_eval_batch_size);
+        if let Some(wanted) = train.filter(|wanted| *wanted < self.train.len()) {
+            let view = first(&self.train, wanted);
+            self.train_tokens = (0..view.len()).map(|index| view.len_of(index) as u64).sum();
+            self.train = view;
+        }
+        if let (Some(wanted), Some(validation)) = (eval, &self.validation) {
+            self.validation = Some(first(validation, wanted));
+        }
+        self
+    }
+
     /// Opens what `config` names. `progress` is told how far tokenising has come and may interrupt it.
     ///
     /// # Errors
@@ -214,6 +307,15 @@ impl Inputs {
             train: masked(train),
             validation: validation.map(masked),
         })
+    }
+}
+
+/// The first `wanted` examples; of question answering the first so many questions with all their windows, since an answer
+/// is looked for in all of them.
+fn first(data: &Arc<dyn Dataset>, wanted: usize) -> Arc<dyn Dataset> {
+    match data.squad() {
+        Some(squad) => Arc::new(squad.first(wanted)),
+        None => Arc::new(Subset::first(data.clone(), wanted)),
     }
 }
 

@@ -70,7 +70,7 @@ impl CapturedSteps {
         let body = Body {
             model: state.model.clone(),
             update: state.optimizer.in_place(device)?,
-            options: plan.loss.clone(),
+            options: plan.optimizer.loss.clone(),
             clip: step::clip(plan),
             totals: Totals::new(&per_term),
             per_term,

@@ -1,0 +1,137 @@
+//! The facts that a plan follows from, besides the config: what is known of model, data, tokenizer, device and this machine.
+//! They are gathered before anything is planned; nothing here opens a file.
+
+use std::path::PathBuf;
+
+use burn::tensor::Device;
+use kiln_models::weights::{Parameter, StateDict, parameters};
+use kiln_models::{Model, ModelConfig};
+
+use crate::base::error::Result;
+use crate::config::Task;
+use crate::data::Dataset;
+use crate::data::padding::{Batches, Surveyed, survey};
+use crate::engine::compiler::decision::Decision;
+use crate::engine::device::DeviceFacts;
+
+/// All of them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Facts {
+    /// The model.
+    pub model: ModelFacts,
+    /// The data.
+    pub data: DataFacts,
+    /// The tokenizer, where there is one.
+    pub tokenizer: Option<TokenizerFacts>,
+    /// The device.
+    pub device: DeviceFacts,
+    /// The micro-batch, where the config leaves it to what has been found.
+    pub batch: Option<FoundBatch>,
+    /// The mode of the compiler that a trial has chosen, where the config leaves it to one.
+    pub decision: Option<Decision>,
+    /// Bytes that the process has resident before it trains.
+    pub resident: u64,
+}
+
+/// What is known of a model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelFacts {
+    /// What kind of model it is, in a word.
+    pub kind: String,
+    /// The configuration, vocabulary and labels settled, and the task of a model of Kiln's own.
+    pub built_in: Option<(ModelConfig, Task)>,
+    /// Its parameters.
+    pub parameters: Vec<Parameter>,
+    /// The local folder of the pretrained model, if any.
+    pub from: Option<PathBuf>,
+    /// Fields of a pretrained model's `config.json` that Kiln does not know.
+    pub unknown_fields: Vec<String>,
+}
+
+impl ModelFacts {
+    /// Those of Kiln's model of `config` with the head of `task`. It is built for its shapes only: nothing is drawn until a
+    /// parameter is used.
+    ///
+    /// # Errors
+    /// A configuration of which no model can be made.
+    pub fn built_in(config: &ModelConfig, task: Task) -> Result<Self> {
+        let model = Model::new(config, task.head(), &Device::flex())?;
+        let built_in = Some((config.clone(), task));
+        Ok(Self { built_in, ..Self::of(&config.model_type().to_string(), &model) })
+    }
+
+    /// Those of `model`, a `kind` that Kiln does not know.
+    pub fn of<M: StateDict>(kind: &str, model: &M) -> Self {
+        let parameters = parameters(model);
+        Self { kind: kind.into(), built_in: None, parameters, from: None, unknown_fields: Vec::new() }
+    }
+}
+
+/// What is known of the data, without the examples that the config leaves out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DataFacts {
+    /// Training data.
+    pub train: SplitFacts,
+    /// Its tokens.
+    pub tokens: u64,
+    /// Validation data, if any.
+    pub validation: Option<SplitFacts>,
+    /// The training batches of the first epoch, or its first 4096.
+    pub batches: Vec<Surveyed>,
+    /// Block size of packed text; none for data that is tokenised already.
+    pub block_size: Option<usize>,
+    /// Tokens that rows of a table are cut to; none for other data.
+    pub max_length: Option<usize>,
+    /// The id that padding uses.
+    pub pad_id: u32,
+}
+
+/// What is known of training or validation data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SplitFacts {
+    /// Examples.
+    pub examples: usize,
+    /// Tokens of the longest.
+    pub max_len: usize,
+}
+
+impl SplitFacts {
+    fn of(data: &dyn Dataset) -> Self {
+        Self { examples: data.len(), max_len: data.max_len() }
+    }
+}
+
+impl DataFacts {
+    /// Those of `train`, which has so many `tokens` and is drawn in `batches`, and of `validation`.
+    pub fn new(train: &dyn Dataset, tokens: u64, validation: Option<&dyn Dataset>, batches: Batches) -> Self {
+        Self {
+            train: SplitFacts::of(train),
+            tokens,
+            validation: validation.map(SplitFacts::of),
+            batches: survey(train, batches),
+            block_size: None,
+            max_length: None,
+            pad_id: 0,
+        }
+    }
+}
+
+/// What is known of a tokenizer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenizerFacts {
+    /// Ids of its vocabulary.
+    pub vocab_size: usize,
+    /// The id that ends a document.
+    pub eot_id: Option<u32>,
+    /// Tokens of `generation.prompt`, where the config has one.
+    pub prompt_tokens: Option<usize>,
+}
+
+/// A micro-batch that was found before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundBatch {
+    /// Examples of a forward pass.
+    pub micro: usize,
+    /// Where the number comes from, for people.
+    pub because: String,
+}

@@ -1,0 +1,446 @@
+//! The sections of a plan, as `plan.json` has them. Each says what will happen in one respect, resolved; what follows from
+//! fields is a method, so that nothing is said twice.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kiln_models::{Compute, ModelConfig, ModelType, Ops};
+use serde::{Deserialize, Serialize};
+
+use super::memory::{MemoryEstimate, Values};
+use super::{BatchPlan, NotCaptured};
+use crate::base::error::{Error, Result};
+use crate::config::{
+    Accumulation, ActivationCheckpointing, CompilerMode, EvalStrategy, GenerateOptions, Integration, LogLevel,
+    LoggingStrategy, OnExisting, OptimizerName, PaddingStrategy, RunConfig, Sampler, SaveStrategy, ScaledRate,
+    StepSize, Task, TrainerSection, TrainingCompilerConfig,
+};
+use crate::data::padding::{Batches, Padding, PaddingCost};
+use crate::data::paths;
+use crate::data::sampler::Order;
+use crate::engine::compiler::decision::Decision;
+use crate::engine::device::DeviceFacts;
+use crate::optim::schedule::Schedule;
+use crate::optim::{OptimizerConfig, ParameterGroups};
+use crate::precision::PrecisionPlan;
+use crate::task::LossOptions;
+
+/// What the run is called, where its results go, and what it does besides training.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunSettings {
+    /// Its name, for people.
+    pub name: Option<String>,
+    /// The run folder, as the config has it.
+    pub output_dir: PathBuf,
+    /// What becomes of a run folder that is there already.
+    pub on_existing: OnExisting,
+    /// The checkpoint to continue from; none is the newest.
+    pub resume_from_checkpoint: Option<PathBuf>,
+    /// The seed of everything that is drawn but the order of the data.
+    pub seed: u64,
+    /// Whether it trains.
+    pub trains: bool,
+    /// Rows that are predicted at the end.
+    pub test: Option<String>,
+    /// What is told on the way.
+    pub log_level: LogLevel,
+    /// What the config says that has no effect.
+    pub no_effect: Vec<String>,
+}
+
+impl RunSettings {
+    /// Those of `config`.
+    pub fn of(config: &RunConfig) -> Self {
+        let (run, trainer) = (&config.run, &config.trainer);
+        Self {
+            name: run.name.clone(),
+            output_dir: run.output_dir.clone(),
+            on_existing: run.on_existing,
+            resume_from_checkpoint: run.resume_from_checkpoint.clone(),
+            seed: trainer.seed,
+            trains: trainer.do_train,
+            test: config.data.test.clone(),
+            log_level: trainer.log_level,
+            no_effect: config.no_effect.clone(),
+        }
+    }
+}
+
+/// The model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ModelPlan {
+    /// What kind of model it is, in a word.
+    pub kind: String,
+    /// What it learns to do; none for a model with a loss of its own.
+    pub task: Option<Task>,
+    /// Its configuration, in the form of `config.json`; none for a model that is not Kiln's.
+    #[serde(with = "model_config")]
+    pub config: Option<ModelConfig>,
+    /// The folder of the pretrained model, if any.
+    pub from: Option<PathBuf>,
+    /// Fields of a pretrained model's `config.json` that Kiln does not know.
+    pub unknown_fields: Vec<String>,
+    /// Parameters, tied ones counted once.
+    pub num_parameters: usize,
+    /// Parameters that learn, tied ones counted once.
+    pub num_trainable: usize,
+}
+
+impl ModelPlan {
+    /// Configuration and task of a model of Kiln's.
+    ///
+    /// # Errors
+    /// Another model.
+    pub fn built_in(&self) -> Result<(&ModelConfig, Task)> {
+        self.config.as_ref().zip(self.task).ok_or_else(|| {
+            Error::config(format!("expected one of Kiln's models, got a model of its own kind, {}", self.kind))
+        })
+    }
+
+    /// Floating-point operations of forward and backward for one token of sequences of `seq_len`: `6 x` the weights that it is
+    /// multiplied with (linear layers and, for language models, the output matrix; embeddings are looked up, not multiplied)
+    /// `+ 12 x layers x width x sequence length` for attention, all positions counted, also where a causal mask leaves half of
+    /// them out (the convention of PaLM, Chowdhery et al. 2022, appendix B, without its embedding term). Recomputation counts as
+    /// nothing, and what the compiled mode leaves out (`models/rows.rs`) as if it were computed. None for a model that Kiln does
+    /// not know.
+    pub fn flops_per_token(&self, seq_len: usize) -> Option<f64> {
+        let (config, task) = (self.config.as_ref()?, self.task?);
+        let (width, layers, _, inner) = config.shape();
+        let [width, layers, inner] = [width, layers, inner].map(|size| size as f64);
+        let head = match task {
+            Task::Clm => width * config.vocab_size() as f64,
+            Task::Mlm => width * (width + config.vocab_size() as f64),
+            _ => 0.0, // one row of logits for a sequence, or two columns: nothing beside the layers
+        };
+        let products = 6.0 * (layers * (4.0 * width * width + 2.0 * width * inner) + head);
+        Some(products + 12.0 * layers * width * seq_len as f64)
+    }
+
+    /// Whether training drops anything; taken to be so for a model that Kiln does not know.
+    pub fn has_dropout(&self) -> bool {
+        match &self.config {
+            None => true,
+            Some(ModelConfig::Gpt2(c)) => [c.resid_pdrop, c.embd_pdrop, c.attn_pdrop].iter().any(|p| *p > 0.0),
+            Some(config @ ModelConfig::Bert(c)) => {
+                let head = match self.task {
+                    Some(Task::SequenceClassification | Task::Regression) => c.classifier_dropout.unwrap_or(0.0),
+                    Some(Task::QuestionAnswering) if config.model_type() == ModelType::DistilBert => c.qa_dropout,
+                    _ => 0.0,
+                };
+                [c.hidden_dropout_prob, c.attention_probs_dropout_prob, head].iter().any(|p| *p > 0.0)
+            }
+        }
+    }
+}
+
+/// A model's configuration as its `config.json`, without the name of a class.
+pub(super) mod model_config {
+    use kiln_models::ModelConfig;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use serde_json::Value;
+
+    pub(super) fn serialize<S: Serializer>(config: &Option<ModelConfig>, serializer: S) -> Result<S::Ok, S::Error> {
+        let json = config.as_ref().map(|config| {
+            let mut json = config.to_json("");
+            if let Value::Object(fields) = &mut json {
+                fields.shift_remove("architectures");
+            }
+            json
+        });
+        json.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<ModelConfig>, D::Error> {
+        let json = Option::<Value>::deserialize(deserializer)?;
+        let read = json.map(|json| ModelConfig::from_json(&json.to_string()).map(|(config, _)| own(config)));
+        read.transpose().map_err(serde::de::Error::custom)
+    }
+
+    /// `config` without the fields of its file that are written anew whatever they were.
+    pub(in crate::plan) fn own(mut config: ModelConfig) -> ModelConfig {
+        let inert = match &mut config {
+            ModelConfig::Gpt2(config) => &mut config.inert,
+            ModelConfig::Bert(config) => &mut config.inert,
+        };
+        for written in ["architectures", "model_type", "dtype", "torch_dtype"] {
+            inert.shift_remove(written);
+        }
+        config
+    }
+}
+
+/// What is learned from, in which order, and how it is padded.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DataPlan {
+    /// Examples of the training data.
+    pub train_examples: usize,
+    /// Tokens of the training data.
+    pub train_tokens: u64,
+    /// Examples of the validation data, if any.
+    pub validation_examples: Option<usize>,
+    /// Block size of packed text; none for data that is tokenised already.
+    pub block_size: Option<usize>,
+    /// Tokens that rows of a table are cut to; none for other data.
+    pub max_length: Option<usize>,
+    /// How documents are joined, for people; none where examples are rows.
+    pub documents: Option<String>,
+    /// What keeps the run from using all of its data, for people.
+    pub limits: Vec<String>,
+    /// The kind of order of the training examples.
+    pub sampler: Sampler,
+    /// The seed of that order.
+    pub seed: u64,
+    /// A last batch of an epoch that is smaller is left out.
+    pub drop_last: bool,
+    /// The id that padding uses.
+    pub pad_id: u32,
+    /// How lengths are chosen.
+    pub padding_strategy: PaddingStrategy,
+    /// The lengths that batches are padded to.
+    pub padding: Padding,
+    /// What padding costs in training.
+    pub padding_cost: PaddingCost,
+}
+
+/// How many steps the run has, and why.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StepPlan {
+    /// Optimizer steps of the run.
+    pub total: usize,
+    /// Optimizer steps a pass over the training data, the last of them possibly smaller.
+    pub per_epoch: usize,
+    /// Tokens that the run will see, to within the last batches of each epoch.
+    pub tokens: u64,
+    /// The arithmetic, for people.
+    pub because: String,
+    /// The run ends after this much time, whatever else is planned.
+    pub max_duration: Option<Duration>,
+    /// How intervals that are not written in steps became steps, for people.
+    pub intervals: Vec<String>,
+}
+
+impl StepPlan {
+    /// What an optimizer step of `batch` sees of data with so many tokens.
+    pub fn step_size(&self, batch: &BatchPlan, train_tokens: u64) -> StepSize {
+        let tokens = train_tokens as f64 / self.per_epoch as f64;
+        StepSize { total_steps: self.total, samples: batch.global, tokens }
+    }
+}
+
+/// How gradients become new weights.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OptimizerPlan {
+    /// Its name, as it is written in configs.
+    pub name: OptimizerName,
+    /// What it is told once.
+    pub config: OptimizerConfig,
+    /// Which parameters learn, and how fast.
+    pub groups: ParameterGroups,
+    /// The peak learning rate, and what the batch has to do with it.
+    pub learning_rate: ScaledRate,
+    /// Learning rate by step.
+    pub schedule: Schedule,
+    /// The norm to which gradients are clipped.
+    pub max_grad_norm: Option<f64>,
+    /// How the micro-batches of a step become its loss.
+    pub accumulation: Accumulation,
+    /// The loss of training.
+    pub loss: LossOptions,
+}
+
+/// Where and in which form it computes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EnginePlan {
+    /// The device.
+    pub device: DeviceFacts,
+    /// The compiler's settings; none in a run without.
+    pub compiler: Option<TrainingCompilerConfig>,
+    /// The choice of the mode by a trial, where the config asks for one; none before it was made.
+    pub decision: Option<Decision>,
+    /// In which form model and optimizer compute: the names of the operators that are fused.
+    #[serde(with = "fused_operators", rename = "fused_operators")]
+    pub ops: Ops,
+    /// In which type they compute.
+    pub precision: PrecisionPlan,
+    /// What the backward pass computes again.
+    pub activation_checkpointing: ActivationCheckpointing,
+    /// Why steps are not captured; none where they are.
+    pub not_captured: Option<NotCaptured>,
+}
+
+impl EnginePlan {
+    /// The compiler's settings, with the mode that was chosen where the config leaves that to a trial.
+    pub fn compiler(&self) -> Option<TrainingCompilerConfig> {
+        let mut compiler = self.compiler.clone()?;
+        if let Some(decision) = &self.decision {
+            compiler.enabled = decision.mode;
+        }
+        Some(compiler)
+    }
+
+    /// The mode: the one that a trial has chosen, or else the config's.
+    pub fn mode(&self) -> CompilerMode {
+        self.compiler().map_or(CompilerMode::Native, |compiler| compiler.enabled)
+    }
+
+    /// Whether a trial has to choose the mode yet.
+    pub fn is_undecided(&self) -> bool {
+        self.mode() == CompilerMode::Auto
+    }
+
+    /// How the model computes.
+    pub fn compute(&self) -> Compute {
+        Compute::new(self.ops, self.precision.dtype())
+    }
+}
+
+/// Operators in their form as a list of those that are fused.
+pub(super) mod fused_operators {
+    use kiln_models::{Operator, Ops};
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(ops: &Ops, serializer: S) -> Result<S::Ok, S::Error> {
+        ops.fused_operators().into_iter().map(Operator::name).collect::<Vec<_>>().serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Ops, D::Error> {
+        let names = Vec::<String>::deserialize(deserializer)?;
+        let operator = |name: &String| Operator::ALL.into_iter().find(|operator| operator.name() == name);
+        let operators = names.iter().map(|name| {
+            operator(name).ok_or_else(|| serde::de::Error::custom(format!("there is no operator `{name}`")))
+        });
+        Ok(simplest(Ops::Fused.only(operators.collect::<Result<Vec<_>, _>>()?)))
+    }
+
+    /// `ops`, of which there is one value for all operators, and one for none.
+    pub(in crate::plan) fn simplest(ops: Ops) -> Ops {
+        match ops.fused_operators().len() {
+            0 => Ops::Plain,
+            all if all == Operator::ALL.len() => Ops::Fused,
+            _ => ops,
+        }
+    }
+}
+
+/// When and how it evaluates.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EvaluationPlan {
+    /// After what.
+    pub strategy: EvalStrategy,
+    /// Optimizer steps between evaluations.
+    pub steps: usize,
+    /// Steps or epochs before the first.
+    pub delay: f64,
+    /// Before the first step.
+    pub on_start: bool,
+    /// At the end, also where the strategy says nothing of it.
+    pub at_end: bool,
+    /// Examples of a batch.
+    pub batch_size: usize,
+}
+
+impl EvaluationPlan {
+    /// Whether there is any.
+    pub fn is_on(&self) -> bool {
+        self.strategy != EvalStrategy::No || self.on_start || self.at_end
+    }
+}
+
+/// When rows are written, and where else to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LoggingPlan {
+    /// After what.
+    pub strategy: LoggingStrategy,
+    /// Optimizer steps between rows.
+    pub steps: usize,
+    /// After the first step, too.
+    pub first_step: bool,
+    /// Where else to.
+    pub report_to: Vec<Integration>,
+}
+
+/// When checkpoints are written, which of them stay, and which is the best.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SavingPlan {
+    /// After what.
+    pub strategy: SaveStrategy,
+    /// Optimizer steps between checkpoints.
+    pub steps: usize,
+    /// Without what continues the run.
+    pub only_model: bool,
+    /// How many stay; none is all.
+    pub total_limit: Option<usize>,
+    /// The weights of the best are loaded at the end.
+    pub load_best_at_end: bool,
+    /// The figure of an evaluation that says which is the best: `eval_loss`, for example.
+    pub metric: String,
+    /// Whether more of it is better.
+    pub greater_is_better: bool,
+    /// The run ends after so many evaluations in a row without a better one.
+    pub early_stopping_patience: Option<usize>,
+    /// By how much a better one has to be better.
+    pub early_stopping_threshold: f64,
+}
+
+impl SavingPlan {
+    /// What `[trainer]` asks for, with so many `steps` between checkpoints.
+    pub fn of(trainer: &TrainerSection, steps: usize) -> Self {
+        Self {
+            strategy: trainer.save_strategy,
+            steps,
+            only_model: trainer.save_only_model,
+            total_limit: trainer.save_total_limit,
+            load_best_at_end: trainer.load_best_model_at_end,
+            metric: trainer.best_metric(),
+            greater_is_better: trainer.best_is_greatest(),
+            early_stopping_patience: trainer.early_stopping_patience,
+            early_stopping_threshold: trainer.early_stopping_threshold,
+        }
+    }
+}
+
+/// The text sample that a run writes at its end.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SamplePlan {
+    /// The text that the model continues.
+    pub prompt: String,
+    /// How it continues.
+    pub sampling: GenerateOptions,
+}
+
+/// Memory, by arithmetic.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MemoryPlan {
+    /// How many values model and optimizer keep, and what the process has resident already.
+    pub values: Values,
+    /// The estimate; none for a model whose activations are not known.
+    pub estimate: Option<MemoryEstimate>,
+}
+
+impl DataPlan {
+    /// How training data is drawn in micro-batches of `batch`.
+    pub fn drawn(&self, batch: &BatchPlan) -> Batches {
+        let order = Order { sampler: self.sampler, seed: self.seed, step: batch.global };
+        Batches { size: batch.micro, order, drop_last: self.drop_last }
+    }
+}
+
+impl RunConfig {
+    /// The run folder, with `~` and `${VAR}` expanded.
+    ///
+    /// # Errors
+    /// A path with an environment variable that is not set.
+    pub fn output_dir(&self) -> Result<PathBuf> {
+        paths::expand(&self.run.output_dir.to_string_lossy())
+    }
+}
+
+impl RunSettings {
+    /// The run folder, with `~` and `${VAR}` expanded.
+    ///
+    /// # Errors
+    /// A path with an environment variable that is not set.
+    pub fn expanded_output_dir(&self) -> Result<PathBuf> {
+        paths::expand(&self.output_dir.to_string_lossy())
+    }
+}
