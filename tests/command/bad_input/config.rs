@@ -22,7 +22,7 @@ fn unknown_keys_and_sections_get_a_suggestion() {
     place.refused("text.toml", &["trainer.push_to_hub=true"], 2, &["`push_to_hub` is not supported", "upload"]);
     place.refused("text.toml", &["precison=bf16"], 2, &["expected section.key=value"]);
     place.refused("text.toml", &["precision=bf61"], 2, &["precision: unknown precision", "did you mean `bf16`?"]);
-    place.refused("text.toml", &["trainer.fp16=1"], 2, &["trainer.fp16: expected true or false"]);
+    place.refused("text.toml", &["trainer.fp16=2"], 2, &["trainer.fp16: expected true or false"]);
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn wrong_types() {
     for (set, parts) in [
         ("trainer.max_steps=2.5", ["trainer.max_steps: expected a whole number", "2.5"]),
         ("trainer.learning_rate=fast", ["trainer.learning_rate: expected a number", "\"fast\""]),
-        ("trainer.eval_on_start=1", ["trainer.eval_on_start: expected true or false", "`1`"]),
+        ("trainer.eval_on_start=2", ["trainer.eval_on_start: expected true or false", "`1`"]),
         ("data.train=3", ["data.train: expected a string or a list of strings", "`3`"]),
         ("model.kind=7", ["model.kind: expected a string", "`7`"]),
         ("model.n_layer=two", ["[model]: n_layer: expected a whole number", "\"two\""]),
