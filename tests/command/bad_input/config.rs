@@ -35,7 +35,7 @@ fn wrong_types() {
     for (set, parts) in [
         ("trainer.max_steps=2.5", ["trainer.max_steps: expected a whole number", "2.5"]),
         ("trainer.learning_rate=fast", ["trainer.learning_rate: expected a number", "\"fast\""]),
-        ("trainer.eval_on_start=2", ["trainer.eval_on_start: expected true or false", "`1`"]),
+        ("trainer.eval_on_start=2", ["trainer.eval_on_start: expected true or false", "`2`"]),
         ("data.train=3", ["data.train: expected a string or a list of strings", "`3`"]),
         ("model.kind=7", ["model.kind: expected a string", "`7`"]),
         ("model.n_layer=two", ["[model]: n_layer: expected a whole number", "\"two\""]),
