@@ -29,7 +29,7 @@ use compiler::{ParityArgs, ProbeArgs};
 pub use faults::Allocator;
 use folders::CacheCommand;
 use models::{ExportArgs, ForwardArgs, GenerateArgs, PredictArgs};
-use training::{ConfigArgs, EvalArgs, InitArgs, PartArgs, TrainArgs, VerifyResumeArgs};
+use training::{ConfigArgs, EvalArgs, InitArgs, PartArgs, PlanArgs, TrainArgs, VerifyResumeArgs};
 use tuning::{TrialArgs, TuneArgs};
 
 /// Trains GPT-2 and BERT from a config file.
@@ -47,7 +47,7 @@ enum Command {
     /// Train the model that a config file describes
     Train(TrainArgs),
     /// Print what a config file would do, without training
-    Plan(ConfigArgs),
+    Plan(PlanArgs),
     /// Find the largest batch that trains on this machine
     TuneBatch(TuneArgs),
     /// One trial of tune-batch

@@ -14,7 +14,7 @@ use super::compiler::{choose, verify_start};
 use super::models::predict_to_file;
 use super::tuning::tune_if_missing;
 use super::{finite, progress_bar, say};
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::files::write_whole;
 use crate::base::metrics::Record;
 use crate::base::process::this_program;
@@ -33,8 +33,8 @@ use crate::plan::{RunPlan, RunSettings};
 use crate::proof::auto;
 use crate::proof::verify_resume;
 use crate::proof::verify_resume::{Part, Report, across_modes, verify};
-use crate::session::Session;
 use crate::session::model_folder::ModelFolder;
+use crate::session::{Session, outline};
 use crate::trainer::{Callback, Control, PREDICTIONS, Progress, RunFolder, RunStatus, Status, StopAfter};
 
 #[derive(Debug, Args)]
@@ -55,6 +55,15 @@ impl ConfigArgs {
     pub(super) fn load(&self) -> Result<RunConfig> {
         RunConfig::load_with_hf_args(&self.file, self.hf_args.as_deref(), &self.set)
     }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct PlanArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Print the plan as JSON, as plan.json in a run folder has it
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -194,8 +203,22 @@ pub(super) fn open(config: RunConfig) -> Result<Session> {
     }
 }
 
-pub(super) fn plan(args: &ConfigArgs) -> Result<()> {
-    let plan = resolve(load(args)?)?;
+pub(super) fn plan(args: &PlanArgs) -> Result<()> {
+    let config = load(&args.config)?;
+    let plan = match resolve(config.clone()) {
+        Ok(plan) => plan,
+        Err(error) => {
+            let stopped = matches!(error.kind(), ErrorKind::Interrupted(_));
+            if let Some(text) = outline(&config).filter(|_| !stopped && !args.json) {
+                say(text)?;
+            }
+            return Err(error);
+        }
+    };
+    if args.json {
+        let text = serde_json::to_string_pretty(&plan).map_err(|error| Error::data(format!("plan: {error}")))?;
+        return say(text);
+    }
     say(plan.describe())?;
     match RunFolder::check(&plan.run) {
         Ok(_) => Ok(()),

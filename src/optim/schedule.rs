@@ -56,6 +56,18 @@ enum Shape {
 }
 
 impl Schedule {
+    /// Kind, warm-up, and the rate at the first, the peak and the last step, and at quarters, for the plan.
+    pub fn describe(&self) -> String {
+        let total = self.total_steps;
+        let mut steps = vec![0, self.warmup_steps, total / 4, total / 2, total * 3 / 4, total.saturating_sub(1)];
+        steps.retain(|step| *step < total);
+        steps.sort_unstable();
+        steps.dedup();
+        let points = steps.iter().map(|step| format!("{:.3e} at step {}", self.lr(*step), step + 1));
+        let points = points.collect::<Vec<_>>().join(", ");
+        format!("{}, warm-up {} steps: {points}", self.kind, self.warmup_steps)
+    }
+
     /// The schedule `kind` with peak `base_lr` over `total_steps` optimizer steps, of which the first `warmup_steps`
     /// warm up (a ratio is resolved by [`Interval::resolve`](crate::config::Interval::resolve)).
     ///

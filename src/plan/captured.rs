@@ -22,6 +22,21 @@ pub struct NotCaptured {
 }
 
 impl NotCaptured {
+    /// On the CPU.
+    const fn on_cpu() -> Self {
+        let because = Cow::Borrowed("the CPU backend (Flex) launches nothing that could be captured");
+        Self { by_device: true, because }
+    }
+
+    /// Before more is known of a run than that it is `native` or not, on a device of kind `kind`.
+    pub(super) const fn yet(kind: DeviceKind, native: bool) -> Self {
+        match (kind, native) {
+            (DeviceKind::Cpu, _) => Self::on_cpu(),
+            (_, true) => Self::run("the run is native"),
+            (_, false) => Self::run("it depends on the model and the optimizer"),
+        }
+    }
+
     const fn run(because: &'static str) -> Self {
         Self { by_device: false, because: Cow::Borrowed(because) }
     }
@@ -38,8 +53,7 @@ impl RunPlan {
         let drops = self.model.has_dropout();
         let because = match () {
             () if self.engine.device.kind == DeviceKind::Cpu => {
-                let because = "the CPU backend (Flex) launches nothing that could be captured";
-                return Err(NotCaptured { by_device: true, because: because.into() });
+                return Err(NotCaptured::on_cpu());
             }
             () if compiler.enabled == CompilerMode::Native || Engine::this() == Engine::Native => "the run is native",
             () if compiler.graph == Switch::Off => "compiler.graph says so",

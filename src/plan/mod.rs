@@ -6,6 +6,7 @@ pub mod facts;
 pub mod memory;
 pub mod batch;
 mod captured;
+mod outline;
 mod parts;
 mod print;
 mod sections;
@@ -37,15 +38,21 @@ use sections::model_config;
 pub use batch::{BatchPlan, NUM_DEVICES};
 pub use captured::NotCaptured;
 pub use facts::{DataFacts, Facts, FoundBatch, ModelFacts, TokenizerFacts};
+pub use outline::{Found, outline};
 pub use parts::{Part, parts};
 pub use sections::{
     DataPlan, EnginePlan, EvaluationPlan, LoggingPlan, MemoryPlan, ModelPlan, OptimizerPlan, RunSettings, SamplePlan,
     SavingPlan, StepPlan,
 };
 
+/// The file in a run folder that holds the plan.
+pub const FILE: &str = "plan.json";
+
 /// A run, resolved. `plan.json` in its folder holds it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunPlan {
+    /// The version of Kiln that made it.
+    pub kiln: String,
     /// What it is called, where its results go, and what it does besides training.
     pub run: RunSettings,
     /// The model.
@@ -87,7 +94,7 @@ impl RunPlan {
         };
         let update = OptimizerConfig::from(trainer);
         let values = values(facts, &groups, &update);
-        let model = model_plan(&facts.model, values);
+        let model = facts.model.plan(values.parameters, values.trained);
         let data = data_plan(config, &facts.data, &batch);
         batch.seq_len = data.padding.length(facts.data.train.max_len);
         let mut steps = step_plan(config, &batch, &data)?;
@@ -127,6 +134,7 @@ impl RunPlan {
             loss,
         };
         let mut plan = Self {
+            kiln: env!("CARGO_PKG_VERSION").into(),
             run: RunSettings::of(config),
             model,
             data,
@@ -228,7 +236,7 @@ impl EnginePlan {
             ops,
             precision,
             activation_checkpointing: config.trainer.activation_checkpointing,
-            not_captured: None,
+            not_captured: Some(NotCaptured::yet(device.kind, config.compiler_mode() == CompilerMode::Native)),
         })
     }
 }
@@ -245,16 +253,19 @@ fn values(facts: &Facts, groups: &ParameterGroups, optimizer: &OptimizerConfig) 
     }
 }
 
-fn model_plan(facts: &ModelFacts, values: Values) -> ModelPlan {
-    let (config, task) = facts.built_in.clone().unzip();
-    ModelPlan {
-        kind: facts.kind.clone(),
-        task,
-        config: config.map(model_config::own),
-        from: facts.from.clone(),
-        unknown_fields: facts.unknown_fields.clone(),
-        num_parameters: values.parameters,
-        num_trainable: values.trained,
+impl ModelFacts {
+    /// The plan of a model of which so many parameters there are, and so many learn.
+    fn plan(&self, num_parameters: usize, num_trainable: usize) -> ModelPlan {
+        let (config, task) = self.built_in.clone().unzip();
+        ModelPlan {
+            kind: self.kind.clone(),
+            task,
+            config: config.map(model_config::own),
+            from: self.from.clone(),
+            unknown_fields: self.unknown_fields.clone(),
+            num_parameters,
+            num_trainable,
+        }
     }
 }
 
@@ -315,12 +326,16 @@ fn limits(config: &RunConfig) -> Vec<String> {
     limits.into_iter().flatten().collect()
 }
 
+/// Steps between log rows where the config states none: at least 20 rows a run, at most 500 steps apart.
+fn automatic_logging(total_steps: usize) -> usize {
+    (total_steps / 20).clamp(1, 500)
+}
+
 /// When the run evaluates, logs and saves.
 fn work(config: &RunConfig, step_size: StepSize) -> Result<(EvaluationPlan, LoggingPlan, SavingPlan)> {
     let trainer = &config.trainer;
-    // Automatic: at least 20 rows a run, at most 500 steps apart.
     let resolve = |interval: Interval| interval.resolve(step_size).max(1);
-    let logging_steps = trainer.logging_steps.map_or((step_size.total_steps / 20).clamp(1, 500), resolve);
+    let logging_steps = trainer.logging_steps.map_or(automatic_logging(step_size.total_steps), resolve);
     let eval_steps = trainer.eval_steps.map_or(logging_steps, resolve);
     let save_steps = resolve(trainer.save_steps);
     if trainer.load_best_model_at_end

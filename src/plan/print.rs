@@ -42,11 +42,7 @@ impl RunPlan {
         if let Some(limit) = steps.max_duration {
             text.line("time limit", format!("{} minutes", limit.as_secs_f64() / 60.0));
         }
-        let schedule = &self.optimizer.schedule;
-        text.line(
-            "learning rate",
-            format!("{}, warm-up {} steps: {}", schedule.kind(), schedule.warmup_steps(), self.curve()),
-        );
+        text.line("learning rate", self.optimizer.schedule.describe());
         if let Some(because) = &self.optimizer.learning_rate.because {
             text.line("", format!("peak {because}"));
         }
@@ -117,17 +113,6 @@ impl RunPlan {
         let to = if lengths.is_empty() { "the longest row of a batch".into() } else { format!("{lengths} tokens") };
         let shapes = if cost.shapes == 1 { "shape" } else { "shapes" };
         format!("{strategy}: to {to}; {:.1} % of positions are padding, {} {shapes}", cost.waste * 100.0, cost.shapes)
-    }
-
-    /// The learning rate at the first, the peak and the last step, and at quarters.
-    fn curve(&self) -> String {
-        let (total, schedule) = (self.steps.total, &self.optimizer.schedule);
-        let mut steps = vec![0, schedule.warmup_steps(), total / 4, total / 2, total * 3 / 4, total.saturating_sub(1)];
-        steps.retain(|step| *step < total);
-        steps.sort_unstable();
-        steps.dedup();
-        let points = steps.iter().map(|step| format!("{:.3e} at step {}", schedule.lr(*step), step + 1));
-        points.collect::<Vec<_>>().join(", ")
     }
 
     /// When the run evaluates, logs and saves.

@@ -8,6 +8,7 @@ pub mod memory_line;
 pub mod model_folder;
 pub mod provenance;
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleVisitor, Param};
@@ -16,6 +17,7 @@ use kiln_models::Model;
 use kiln_models::weights::{LoadReport, load};
 
 use crate::base::error::{Error, Result};
+use crate::base::files::{read_json, write_json, write_whole};
 use crate::base::random::seed_for;
 use crate::config::RunConfig;
 use crate::data::Dataset;
@@ -25,7 +27,7 @@ use crate::data::tokenizer::{NamedFile, Tokenizer};
 use crate::engine::compiler::decision::Decision;
 use crate::engine::device;
 use crate::engine::handover;
-use crate::plan::{BatchPlan, Facts, RunPlan};
+use crate::plan::{self, BatchPlan, Facts, Found, RunPlan};
 use inputs::Inputs;
 
 /// A run that can begin: what will happen, and the device, tokenizer and datasets that it happens with.
@@ -95,6 +97,15 @@ impl Session {
         self.plan.to_toml(&self.config)
     }
 
+    /// Writes `plan.toml` and `plan.json` into the run folder `folder`.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn write_plan(&self, folder: &Path) -> Result<()> {
+        write_whole(&folder.join("plan.toml"), self.plan_toml()?.as_bytes())?;
+        write_json(&folder.join(plan::FILE), &self.plan)
+    }
+
     /// The session of another config on what is open: `change` is made to this one's and a plan derived from it. Model,
     /// tokenizer, device and the choice of examples stay.
     ///
@@ -135,6 +146,33 @@ impl Session {
         files.extend(self.kept_files.iter().cloned());
         Ok(files)
     }
+}
+
+/// The plan of the run in `folder`, as it was saved; none for a run without one, and for one of another version of Kiln whose
+/// plans are made otherwise.
+///
+/// # Errors
+/// A file that holds no plan, and the operating system's.
+pub fn saved_plan(folder: &Path) -> Result<Option<RunPlan>> {
+    let path = folder.join(plan::FILE);
+    if std::fs::symlink_metadata(&path).is_err() {
+        return Ok(None);
+    }
+    let saved: serde_json::Value = read_json(&path)?;
+    let version = saved.get("kiln").and_then(|version| version.as_str().map(str::to_owned));
+    match serde_json::from_value(saved) {
+        Ok(plan) => Ok(Some(plan)),
+        Err(_) if version.is_some_and(|version| version != env!("CARGO_PKG_VERSION")) => Ok(None),
+        Err(error) => Err(Error::data(format!("{}: {error}", path.display()))),
+    }
+}
+
+/// The part of the plan of `config` that does not depend on what is lacking of its inputs, and what that is; none where all is
+/// there.
+pub fn outline(config: &RunConfig) -> Option<String> {
+    let device = device::select(config.device.kind, config.device.index).ok().map(|found| found.facts());
+    let found = Found { device, ..inputs::found(config) };
+    (!found.lacks.is_empty()).then(|| plan::outline(config, &found))
 }
 
 impl RunConfig {

@@ -1,4 +1,4 @@
-//! The run folder: `plan.toml`, `metrics.jsonl`, `status.json`, `trainer_state.json`, `checkpoints/`, and at the end
+//! The run folder: `plan.toml`, `plan.json`, `metrics.jsonl`, `status.json`, `trainer_state.json`, `checkpoints/`, and at the end
 //! `all_results.json` and `model/` in Hugging Face's form. One process at a time has it: the file `.lock` is locked while a
 //! run writes, and lists what Kiln has written ([`manifest`](super::manifest)). A folder that belongs to another run is
 //! refused, `model/` appears only when all of it is written, and a file that is not listed is never replaced or removed.
@@ -35,8 +35,9 @@ use crate::trainer::debug;
 const RESULTS: &str = "all_results.json";
 
 /// What every run writes into its folder, besides checkpoints and the model.
-const FILES: [&str; 9] = [
+const FILES: [&str; 10] = [
     "plan.toml",
+    crate::plan::FILE,
     metrics::FILE,
     super::status::FILE,
     "trainer_state.json",
@@ -168,7 +169,7 @@ impl RunFolder {
         Ok(path)
     }
 
-    /// Makes the folder, takes its lock and writes `plan.toml`. With `run.on_existing = "resume"` also finds the newest
+    /// Makes the folder, takes its lock and writes `plan.toml` and `plan.json`. With `run.on_existing = "resume"` also finds the newest
     /// whole checkpoint, sets those after it aside, and cuts off the rows of `metrics.jsonl` that were written after it.
     ///
     /// # Errors
@@ -283,7 +284,7 @@ impl RunFolder {
             }
         }
         manifest.list(written)?;
-        write_whole(&path.join("plan.toml"), session.plan_toml()?.as_bytes())?;
+        session.write_plan(&path)?;
         Provenance::of(session).write(&path)?;
         let seconds = found.as_ref().map_or(0.0, |found| found.state.seconds);
         let metrics = match &found {

@@ -8,7 +8,6 @@ use super::checkpoint::{self, Checkpoint};
 use super::output::RunFolder;
 use super::run::Run;
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::files::write_whole;
 use crate::base::metrics::MetricsFile;
 use crate::plan::{BatchPlan, RunPlan};
 use crate::task::Reduction;
@@ -33,7 +32,7 @@ pub(super) fn smaller_batch(plan: &RunPlan, error: &Error) -> Option<BatchPlan> 
 
 impl Trainer {
     /// The run as it stood at its last good state, with the batch `smaller`, which changes nothing that the run promises.
-    /// Rows written since are taken back, plan.toml is written again.
+    /// Rows written since are taken back, plan.toml and plan.json are written again.
     pub(super) fn recover(&mut self, folder: &mut RunFolder, smaller: BatchPlan, error: &str) -> Result<Run> {
         let checkpoint = Checkpoint::newest(&folder.checkpoints())?;
         checkpoint::supersede(
@@ -55,7 +54,7 @@ impl Trainer {
             config.trainer.gradient_accumulation_steps = smaller.accumulation;
         })?;
         (self.state, _) = Self::build(&self.session, &self.device)?;
-        write_whole(&folder.path().join("plan.toml"), self.session.plan_toml()?.as_bytes())?;
+        self.session.write_plan(folder.path())?;
         let (rows, step) = checkpoint.as_ref().map_or((0, 0), |found| (found.state.metrics_rows, found.state.step));
         folder.metrics = MetricsFile::resume(folder.path(), rows, step)?;
         self.begin(folder, checkpoint.as_ref())

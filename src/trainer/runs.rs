@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::base::error::{Error, Result, one_line};
 use crate::base::files::read_regular_text;
 use crate::base::metrics::Record;
+use crate::session::saved_plan;
 use crate::trainer::checkpoint;
 use crate::trainer::{RunStatus, Status};
 
@@ -62,6 +63,14 @@ pub fn describe(folder: &Path) -> Result<String> {
     }
     line("model", status.model.clone());
     line("steps", format!("{} of {}", last_step(folder, &status), status.total_steps));
+    match saved_plan(folder) {
+        Ok(None) => {}
+        Ok(Some(plan)) => {
+            line("batch", plan.batch.arithmetic());
+            line("learning rate", plan.optimizer.schedule.describe());
+        }
+        Err(error) => line("plan", error.to_string()),
+    }
     line("seconds", format!("{:.1}", status.seconds));
     let rows = rows(folder);
     for (name, key) in [("last row", "loss"), ("evaluation", "eval_loss"), ("summary", "train_runtime")] {

@@ -310,6 +310,22 @@ fn finished_runs_are_compared_with_their_differences() {
     damage("metrics.jsonl", &|text| format!("{{\"step\": 1, \"lo\n{text}"), &["damaged: line 1 is no row"]);
     damage("steps.jsonl", &|text| text.lines().take(3).collect::<Vec<_>>().join("\n"), &["does not end at step 14"]);
     damage("plan.toml", &|text| text.replace('=', " "), &["plan.toml: the run is damaged"]);
+    damage("plan.json", &|text| text.replace(':', " "), &["plan.json: the run is damaged"]);
+    damage("plan.json", &|text| text.replace("\"micro\"", "\"macro\""), &["plan.json: the run is damaged"]);
+    // A report derives nothing: it shows the plan that was saved, or nothing.
+    let (path, good) = (place.path("b/plan.json"), std::fs::read_to_string(place.path("b/plan.json")).unwrap());
+    let rate = |name: &str| {
+        succeeds(&mut place.report(&["a", "b", "--out", name]));
+        json(&place.path(name).join("report.json"))["arms"][1]["learning_rate"].clone()
+    };
+    assert_eq!(rate("planned").as_f64(), Some(1e-3));
+    let mut changed: Value = serde_json::from_str(&good).unwrap();
+    changed["optimizer"]["learning_rate"]["rate"] = 0.125.into();
+    std::fs::write(&path, changed.to_string()).unwrap();
+    assert_eq!(rate("changed").as_f64(), Some(0.125));
+    std::fs::remove_file(&path).unwrap();
+    assert!(rate("older").is_null());
+    std::fs::write(&path, good).unwrap();
     damage("provenance.json", &|text| text.replace(':', " "), &["provenance.json"]);
     damage("status.json", &|text| text[..20].to_owned(), &["status.json"]);
     // A run that a signal has stopped.

@@ -79,6 +79,7 @@ fn rows_have_the_keys_that_are_promised() {
             "checkpoints",
             "metrics.jsonl",
             "model",
+            "plan.json",
             "plan.toml",
             "provenance.json",
             "run.log",
@@ -366,6 +367,87 @@ fn a_plan_writes_nothing_but_its_cache_and_shows_the_arithmetic() {
     // Text is tokenised into the cache, and nowhere else.
     succeeds(&mut place.config("plan", "text.toml", &[]));
     assert_eq!(place.listing("."), [&["kiln-cache".to_string()], &before[..]].concat());
+}
+
+#[test]
+fn the_plan_is_saved_as_it_was_made() {
+    let place = Place::new();
+    let sets = ["trainer.max_steps=4", "trainer.gradient_accumulation_steps=2", "learning_rate.scaling=linear"];
+    let sets = [&sets[..], &["learning_rate.reference_batch=12", "trainer.learning_rate=3e-4"]].concat();
+    place.train("text.toml", &sets);
+    let saved: Value = serde_json::from_slice(&std::fs::read(place.path("run/plan.json")).unwrap()).unwrap();
+    let printed =
+        succeeds(place.config("plan", "text.toml", &sets).args(["--json", "--set", "run.on_existing=overwrite"]));
+    let printed: Value = serde_json::from_str(&printed).unwrap();
+    for section in ["model", "data", "batch", "steps", "optimizer", "engine", "evaluation", "logging", "saving"] {
+        assert!(saved[section].is_object(), "{section} in {saved}");
+        assert_eq!(saved[section], printed[section]);
+    }
+    assert_eq!((&saved["batch"]["global"], &saved["steps"]["total"]), (&8.into(), &4.into()));
+    let rate = saved["optimizer"]["learning_rate"]["rate"].as_f64().unwrap();
+    assert!((rate / 2e-4 - 1.0).abs() < 1e-12, "{rate}");
+    assert_eq!(saved["engine"]["fused_operators"], serde_json::json!([]));
+    let described = succeeds(&mut place.kiln(&["describe", "run"]));
+    assert!(described.contains("batch          8 = 4 x 2 micro-batches x 1 device"), "{described}");
+    assert!(described.contains("learning rate  linear, warm-up 0 steps: 2.000e-4 at step 1"), "{described}");
+}
+
+/// What does not depend on the missing inputs is said on stdout, what is missing too; the error is the one that ends training.
+#[test]
+fn a_plan_without_its_inputs_says_what_it_can() {
+    let place = Place::new();
+    let outline = |file: &str, sets: &[&str], parts: &[&str]| {
+        let output = place.config("plan", file, sets).output().unwrap();
+        let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        for part in parts {
+            assert!(stdout.contains(part), "{part} in\n{stdout}\n{stderr}");
+        }
+        let train = place.config("train", file, sets).output().unwrap();
+        assert_eq!(train.status.code(), output.status.code());
+        assert!(stderr.starts_with("error: ") && train.stderr == output.stderr, "the same error: {stderr}");
+        stdout.into_owned()
+    };
+    let sets = ["data.train=nowhere/*.txt", "data.validation=gone.txt", "trainer.warmup_steps=1"];
+    let text = outline(
+        "text.toml",
+        &sets,
+        &[
+            "model          gpt2 for clm",
+            "parameters     depend on the tokenizer",
+            "batch          4 = 4 x 1 micro-batch x 1 device",
+            "steps          2 (max_steps = 2)",
+            "learning rate  linear, warm-up 1 steps: 0.000e0 at step 1",
+            "optimizer      adamw_torch betas (0.9, 0.999)",
+            "precision      f32",
+            "device         cpu 0",
+            "captured step          not available",
+            "logs           every 1 steps; evaluation: never",
+            "lacks          data.train: ",
+            "nowhere",
+            "data.validation: ",
+            "gone.txt",
+        ],
+    );
+    assert!(!text.contains("tokens;"), "nothing is said of data that is not there: {text}");
+    // A model of which everything is known has its parameters; how long it trains follows from the data.
+    let sets = ["data.train=nowhere.jsonl", "trainer.num_train_epochs=2", "trainer.max_steps=-1"];
+    let parts = ["vocabulary 32, positions 16", "parameters     1,2", "depend on the data: 2 epochs", "peak 5.000e-5"];
+    outline("rows.toml", &sets, &parts);
+    // The learning rate follows the batch, whatever the data.
+    let sets = ["data.train=nowhere.jsonl", "learning_rate.scaling=linear", "learning_rate.reference_batch=4"];
+    outline("rows.toml", &sets, &["peak 5e-5 / 4 x 2 (global) = 2.5e-5"]);
+    // Several inputs are missing: model folder, tokenizer and data.
+    let all = "[run]\noutput_dir = \"run\"\n[model]\nfrom = \"./no-model\"\n[data]\ntask = \"clm\"\ntrain = \"nowhere.txt\"\n\
+               [tokenizer]\nfrom = \"./no-tokenizer\"\n[device]\nkind = \"cpu\"\n";
+    place.write("all.toml", all);
+    outline(
+        "all.toml",
+        &[],
+        &["model          not known, for clm", "no-model", "no-tokenizer", "nowhere", "optimizer  "],
+    );
+    // An error of another kind has no outline.
+    let output = place.config("plan", "rows.toml", &["trainer.warmup_steps=9"]).output().unwrap();
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0));
 }
 
 #[test]

@@ -20,7 +20,7 @@ static RUN: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
     folder
 });
 
-const FILES: [&str; 4] = ["status.json", "metrics.jsonl", "provenance.json", "plan.toml"];
+const FILES: [&str; 5] = ["status.json", "metrics.jsonl", "provenance.json", "plan.toml", "plan.json"];
 
 /// Names of folders as the system allows them.
 fn folder_name() -> impl Strategy<Value = String> {

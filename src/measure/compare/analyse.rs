@@ -5,7 +5,6 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use super::derived::{at_equal, common_moments, common_target, derive, seconds_to};
-use super::keys;
 use super::measured::MeasuredRun;
 use super::verdict::{Word, word};
 use super::{Arm, ArmReport, Comparison, Experiment, LossPoint, REPORT_SCHEMA, Report, Role, WholeRun};
@@ -258,7 +257,7 @@ fn describe(arm: &MeasuredArm, experiment: &Experiment) -> ArmReport {
     let runs = &arm.measured;
     let provenance = runs.first().and_then(|run| run.provenance.clone());
     let first = runs.first();
-    let count = |key: &str| first.and_then(|run| run.count(key));
+    let plan = runs.first().and_then(|run| run.plan.as_ref());
     let over_runs =
         |pick: &dyn Fn(&MeasuredRun) -> Option<f64>| finite(median(&runs.iter().filter_map(pick).collect::<Vec<_>>()));
     let windows = runs.iter().flat_map(|run| run.steady.iter().copied()).collect::<Vec<_>>();
@@ -299,10 +298,10 @@ fn describe(arm: &MeasuredArm, experiment: &Experiment) -> ArmReport {
         label: arm.runs.label.clone(),
         role: arm.runs.role,
         failure: arm.runs.failure.as_ref().map(|failure| failure.message.clone()),
-        micro_batch: count(keys::BATCH),
-        accumulation: count(keys::ACCUMULATION),
-        learning_rate: first.and_then(|run| run.learning_rate),
-        block: count(keys::BLOCK).or_else(|| count("data.max_length")),
+        micro_batch: plan.map(|plan| plan.batch.micro as u64),
+        accumulation: plan.map(|plan| plan.batch.accumulation as u64),
+        learning_rate: plan.map(|plan| plan.optimizer.learning_rate.rate),
+        block: plan.and_then(|plan| plan.data.block_size.or(plan.data.max_length)).map(|length| length as u64),
         repeats: runs.len(),
         step_ms_p50: figures.step_ms.map(|ms| ms.median),
         step_ms_p95: figures.step_ms.map(|ms| ms.p95),

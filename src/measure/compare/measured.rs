@@ -5,15 +5,14 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
-use super::keys;
 use crate::base::error::{Error, Result};
 use crate::base::files::read_regular_text;
 use crate::base::metrics::Record;
 use crate::base::stats::median;
-use crate::config::LearningRateSection;
 use crate::measure::figures::{Window, windows};
-use crate::plan::NUM_DEVICES;
+use crate::plan::RunPlan;
 use crate::session::provenance::Provenance;
+use crate::session::saved_plan;
 use crate::trainer::debug;
 use crate::trainer::laps::{self, StepTimes};
 use crate::trainer::{RunStatus, Status};
@@ -81,8 +80,8 @@ pub struct MeasuredRun {
     pub seconds: f64,
     /// The day on which it was made, or last continued: `2026-11-21`, UTC.
     pub day: String,
-    /// The learning rate at its peak, scaled with the batch where the config says so.
-    pub learning_rate: Option<f64>,
+    /// The plan as it was saved; none for a run of an earlier Kiln.
+    pub plan: Option<RunPlan>,
     /// The summary row.
     pub summary: Record,
     /// Evaluation rows.
@@ -117,15 +116,9 @@ impl MeasuredRun {
         };
         let plan = read(&folder.join("plan.toml"))?;
         let plan: toml::Table = plan.parse().map_err(|error| damaged("plan.toml", format!("{error}")))?;
-        let scaling =
-            plan.get("learning_rate").and_then(|scaling| scaling.clone().try_into::<LearningRateSection>().ok());
         let mut settings = BTreeMap::new();
         flatten("", &toml::Value::Table(plan), &mut settings);
-        let number = |key: &str| settings.get(key)?.parse::<f64>().ok();
-        let global = number(keys::BATCH).zip(number(keys::ACCUMULATION)).map(|(micro, times)| (micro * times) as usize);
-        let learning_rate = number("trainer.learning_rate").zip(global);
-        let learning_rate =
-            learning_rate.map(|(base, global)| scaling.unwrap_or_default().scaled(base, global, NUM_DEVICES).rate);
+        let plan = saved_plan(folder).map_err(|error| damaged("plan.json", error.message().to_owned()))?;
         let (mut rows, mut summary, mut evaluations) = (Vec::new(), None, Vec::new());
         for (number, line) in read(&folder.join("metrics.jsonl"))?.lines().enumerate() {
             let row = Record::from_json(line)
@@ -172,7 +165,7 @@ impl MeasuredRun {
             samples,
             seconds: status.seconds,
             day: day(status.started_at),
-            learning_rate,
+            plan,
             summary,
             evaluations,
         })
@@ -197,11 +190,6 @@ impl MeasuredRun {
     /// Whether Burn's fusion was held off.
     pub fn is_unfused(&self) -> bool {
         self.summary("unfused").is_some()
-    }
-
-    /// A whole number of the plan.
-    pub fn count(&self, key: &str) -> Option<u64> {
-        self.settings.get(key)?.parse().ok()
     }
 }
 

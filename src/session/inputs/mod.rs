@@ -19,6 +19,7 @@ use crate::config::Task;
 use crate::config::{DEFAULT_TEXT_COLUMN, DataFormat, ModelKind, RunConfig, Validation};
 use crate::data::blocks::Blocks;
 use crate::data::corpus::Corpus;
+use crate::data::labels::LabelNames;
 use crate::data::learned::learned_bpe;
 use crate::data::masking::{Masked, Masking};
 use crate::data::store::Progress;
@@ -30,7 +31,7 @@ use crate::data::tokens::TokenStore;
 use crate::data::{Dataset, paths};
 use crate::engine::device::DeviceFacts;
 use crate::hub::{self, Wanted};
-use crate::plan::{BatchPlan, DataFacts, Facts, FoundBatch, ModelFacts, TokenizerFacts};
+use crate::plan::{BatchPlan, DataFacts, Facts, Found, FoundBatch, ModelFacts, TokenizerFacts};
 use crate::session::model_folder::kept_files;
 use crate::session::model_folder::read_config;
 
@@ -317,6 +318,49 @@ fn first(data: &Arc<dyn Dataset>, wanted: usize) -> Arc<dyn Dataset> {
         Some(squad) => Arc::new(squad.first(wanted)),
         None => Arc::new(Subset::first(data.clone(), wanted)),
     }
+}
+
+/// What is there of the inputs of `config`, without opening the data.
+pub(crate) fn found(config: &RunConfig) -> Found {
+    let mut found = Found::default();
+    let mut lacks = |key: &str, error: Error| found.lacks.push(error.at(key).message().to_owned());
+    let model = model_config(config).map_err(|error| lacks("model", error)).ok();
+    let from = model.as_ref().and_then(|(_, from, _)| from.clone());
+    let tokenizer = optional_tokenizer(config, &from).map_err(|error| lacks("tokenizer", error)).ok().flatten();
+    let resolve = |patterns: &[String]| paths::resolve(patterns).map(drop);
+    if let Err(error) = resolve(&config.data.train) {
+        lacks("data.train", error);
+    }
+    if let Some(Validation::Files(patterns)) = &config.data.validation
+        && let Err(error) = resolve(patterns)
+    {
+        lacks("data.validation", error);
+    }
+    let Some((mut model, from, unknown_fields)) = model else { return found };
+    let task = config.data.task;
+    let has_vocabulary = from.is_some() || config.model.fields.contains_key("vocab_size");
+    match &tokenizer {
+        Some(tokenizer) => match with_vocabulary(model.clone(), tokenizer, config, from.is_some()) {
+            Ok(settled) => model = settled,
+            Err(_) => found.unsettled = Some("the tokenizer"),
+        },
+        None if !has_vocabulary => found.unsettled = Some("the tokenizer"),
+        None => {}
+    }
+    let names = config.data.label_names.as_ref().and_then(|names| LabelNames::new(names.clone()).ok());
+    match (task, names) {
+        (Task::Regression, _) => *model.labels_mut() = Labels::numbered(1),
+        (Task::SequenceClassification, Some(names)) => *model.labels_mut() = names.to_model(),
+        (Task::SequenceClassification, None)
+            if model.labels().id2label.is_none() && model.labels().num_labels.is_none() =>
+        {
+            found.unsettled = Some("the labels of the data");
+        }
+        _ => {}
+    }
+    let facts = ModelFacts::built_in(&model, task).ok();
+    found.model = facts.map(|facts| ModelFacts { from, unknown_fields, ..facts });
+    found
 }
 
 /// The columns of a table whose rows are documents.

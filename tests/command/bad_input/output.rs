@@ -82,7 +82,7 @@ fn a_disk_that_is_full_leaves_nothing_half_written() {
     fails(&mut limited(place.config("train", "rows.toml", &long), 8), 1, &["cannot write run/metrics.jsonl", full]);
     assert_eq!(
         place.listing("run"),
-        [".lock", "metrics.jsonl", "plan.toml", "provenance.json", "run.log", "status.json"]
+        [".lock", "metrics.jsonl", "plan.json", "plan.toml", "provenance.json", "run.log", "status.json"]
     );
     let metrics = std::fs::read_to_string(place.path("run/metrics.jsonl")).unwrap();
     assert!(metrics.ends_with("}\n"), "{metrics}");
@@ -113,7 +113,7 @@ fn a_disk_that_is_full_leaves_nothing_half_written() {
         );
         assert_eq!(
             place.listing("run"),
-            [".lock", "metrics.jsonl", "plan.toml", "provenance.json", "run.log", "status.json"],
+            [".lock", "metrics.jsonl", "plan.json", "plan.toml", "provenance.json", "run.log", "status.json"],
             "{name}"
         );
     }
@@ -127,6 +127,7 @@ fn a_disk_that_is_full_leaves_nothing_half_written() {
             "checkpoints",
             "metrics.jsonl",
             "model",
+            "plan.json",
             "plan.toml",
             "provenance.json",
             "run.log",
@@ -201,7 +202,7 @@ fn a_loss_that_is_no_number_stops_the_run() {
     assert!(!metrics.contains("train_runtime"), "a failed run has no summary");
     assert_eq!(
         listing(&place.path("run")),
-        [".lock", "fault", "metrics.jsonl", "plan.toml", "provenance.json", "run.log", "status.json"]
+        [".lock", "fault", "metrics.jsonl", "plan.json", "plan.toml", "provenance.json", "run.log", "status.json"]
     );
 }
 
@@ -431,6 +432,7 @@ fn what_has_no_end_is_not_read_for_ever() {
         place.write(file, text);
     }
     for file in [
+        "plan.json",
         "plan.toml",
         "provenance.json",
         "compiler.json",

@@ -1,0 +1,148 @@
+//! The part of a plan that follows from what has been found, when not all is there that the config names.
+
+use super::print::{Lines, thousands, update};
+use super::{BatchPlan, DeviceFacts, EnginePlan, ModelFacts, NUM_DEVICES, RunSettings, automatic_logging};
+use crate::config::{EvalStrategy, Interval, LoggingStrategy, RunConfig, RunLength, SaveStrategy, StepSize};
+use crate::optim::schedule::Schedule;
+use crate::optim::{OptimizerConfig, ParameterGroups};
+
+/// What has been found of the inputs of a run, and what has not.
+#[derive(Debug, Clone, Default)]
+pub struct Found {
+    /// The model, where its configuration is known.
+    pub model: Option<ModelFacts>,
+    /// What vocabulary or labels of the model follow from, where that has not been found.
+    pub unsettled: Option<&'static str>,
+    /// The device.
+    pub device: Option<DeviceFacts>,
+    /// What is lacking, with the reason.
+    pub lacks: Vec<String>,
+}
+
+/// The lines of the plan of `config` that follow from what has been `found`.
+pub fn outline(config: &RunConfig, found: &Found) -> String {
+    let mut text = Lines::default();
+    let (trainer, run) = (&config.trainer, RunSettings::of(config));
+    run.describe(&mut text);
+    match (&found.model, found.unsettled) {
+        (Some(model), None) => {
+            let groups = ParameterGroups::of(trainer, &model.parameters);
+            let count = |learns: &dyn Fn(&_) -> bool| {
+                model.parameters.iter().filter(|parameter| learns(parameter)).map(|it| it.num_elements()).sum::<usize>()
+            };
+            let all = count(&|_| true);
+            let learn = groups.map_or(all, |groups| count(&|parameter| groups.learns(parameter)));
+            model.plan(all, learn).describe(&mut text);
+        }
+        (Some(model), Some(unsettled)) => {
+            text.line("model", format!("{} for {}", model.kind, config.data.task));
+            if let Some((model, _)) = &model.built_in {
+                let (width, layers, heads, inner) = model.shape();
+                text.line("", format!("{layers} layers x {width} wide x {heads} heads, feed-forward {inner}"));
+            }
+            text.line("parameters", format!("depend on {unsettled}"));
+        }
+        (None, _) => text.line("model", format!("not known, for {}", config.data.task)),
+    }
+    let batch = BatchPlan::of(config, None).ok();
+    match &batch {
+        Some(batch) => text.line("batch", batch.arithmetic()),
+        None => text.line("batch", "depends on what fits into memory (trainer.per_device_train_batch_size = \"auto\")"),
+    }
+    let steps = match trainer.length() {
+        _ if trainer.fast_dev_run => Some((1, "fast_dev_run".to_owned())),
+        RunLength::Steps(steps) => Some((steps, format!("max_steps = {steps}"))),
+        RunLength::Epochs(_) | RunLength::Tokens(_) => None,
+    };
+    match (&steps, trainer.length()) {
+        (Some((steps, because)), _) => text.line("steps", format!("{steps} ({because})")),
+        (None, RunLength::Tokens(tokens)) => {
+            text.line("steps", format!("depend on the data: {} tokens", thousands(tokens)));
+        }
+        (None, RunLength::Epochs(epochs)) => text.line("steps", format!("depend on the data: {epochs} epochs")),
+        (None, RunLength::Steps(_)) => {}
+    }
+    if let Some(minutes) = trainer.max_minutes {
+        text.line("time limit", format!("{minutes} minutes"));
+    }
+    describe_rate(config, batch.as_ref(), steps.as_ref().map(|(steps, _)| *steps), &mut text);
+    let clip = (trainer.max_grad_norm > 0.0).then_some(trainer.max_grad_norm);
+    text.line("optimizer", update(trainer.optim, &OptimizerConfig::from(trainer), trainer.weight_decay, clip));
+    if let Some(engine) = found.device.as_ref().and_then(|device| EnginePlan::of(config, device, None).ok()) {
+        engine.describe(&mut text, trainer.seed);
+    }
+    let total = steps.map(|(steps, _)| steps);
+    let every = |strategy: Option<Option<Interval>>, epochs: bool| match (strategy, epochs) {
+        (Some(Some(interval)), _) => format!("every {interval}{}", steps_unit(interval)),
+        (Some(None), _) => match total {
+            Some(total) => format!("every {} steps", automatic_logging(total)),
+            None => "depends on the number of steps".into(),
+        },
+        (None, true) => "every epoch and at the end".into(),
+        (None, false) => "never".into(),
+    };
+    let logs = match trainer.logging_strategy {
+        LoggingStrategy::Steps => every(Some(trainer.logging_steps), false),
+        other => every(None, other == LoggingStrategy::Epoch),
+    };
+    let evaluates = match trainer.eval_strategy {
+        EvalStrategy::Steps => every(Some(trainer.eval_steps.or(trainer.logging_steps)), false),
+        EvalStrategy::No if trainer.do_eval => "at the end".into(),
+        other => every(None, other == EvalStrategy::Epoch),
+    };
+    text.line("logs", format!("{logs}; evaluation: {evaluates}"));
+    let saves = match trainer.save_strategy {
+        SaveStrategy::No => "only when the run is stopped".into(),
+        SaveStrategy::Steps => every(Some(Some(trainer.save_steps)), false),
+        SaveStrategy::Epoch => every(None, true),
+        SaveStrategy::Best => format!("when {} is the best so far", trainer.best_metric()),
+    };
+    text.line("checkpoints", saves);
+    run.describe_end(&mut text);
+    for (index, lack) in found.lacks.iter().enumerate() {
+        text.line(if index == 0 { "lacks" } else { "" }, lack);
+    }
+    text.into_text()
+}
+
+/// The word after a number of steps; a ratio, samples and tokens say themselves what they are.
+fn steps_unit(interval: Interval) -> &'static str {
+    match interval {
+        Interval::Steps(_) => " steps",
+        Interval::Ratio(_) => " of the run",
+        Interval::Samples(_) | Interval::Tokens(_) => "",
+    }
+}
+
+/// The peak, and where the number of steps is known also the schedule, unless its warm-up depends on the data.
+fn describe_rate(config: &RunConfig, batch: Option<&BatchPlan>, steps: Option<usize>, text: &mut Lines) {
+    let trainer = &config.trainer;
+    let scales = config.learning_rate.reference_batch.is_some();
+    let peak = match batch {
+        Some(batch) => config.learning_rate.scaled(trainer.learning_rate, batch.global / NUM_DEVICES, NUM_DEVICES),
+        None if scales => {
+            return text.line("learning rate", format!("{}, its peak follows the batch", trainer.lr_scheduler_type));
+        }
+        None => config.learning_rate.scaled(trainer.learning_rate, 1, NUM_DEVICES),
+    };
+    let warmup = match (trainer.warmup_steps, steps, batch) {
+        (Interval::Steps(steps), ..) => Some(steps),
+        (Interval::Tokens(_), ..) | (Interval::Ratio(_), None, _) | (Interval::Samples(_), _, None) => None,
+        (interval, total, batch) => {
+            let samples = batch.map_or(1, |batch| batch.global);
+            Some(interval.resolve(StepSize { total_steps: total.unwrap_or(0), samples, tokens: 0.0 }))
+        }
+    };
+    let schedule = warmup.zip(steps).and_then(|(warmup, steps)| {
+        Schedule::new(trainer.lr_scheduler_type, peak.rate, warmup, steps, &trainer.lr_scheduler_kwargs).ok()
+    });
+    let (kind, rate) = (trainer.lr_scheduler_type, peak.rate);
+    match (schedule, warmup) {
+        (Some(schedule), _) => text.line("learning rate", schedule.describe()),
+        (None, Some(warmup)) => text.line("learning rate", format!("{kind}, warm-up {warmup} steps, peak {rate:.3e}")),
+        (None, None) => text.line("learning rate", format!("{kind}, peak {rate:.3e}; the warm-up depends on the data")),
+    }
+    if let Some(because) = &peak.because {
+        text.line("", format!("peak {because}"));
+    }
+}
