@@ -11,6 +11,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::Device;
 use kiln::config::Task;
 use kiln::config::{DataSection, ModelKind, ModelSection, OnExisting, Sampler, SaveStrategy, TrainerSection};
+use kiln::data::collate::Collator;
 use kiln::data::loader::{Loader, LoaderOptions};
 use kiln::data::padding::Padding;
 use kiln::data::sampler::Order;
@@ -85,12 +86,12 @@ fn bare_step_ms(session: &Session) -> f64 {
         batch_size: plan.batch.micro,
         order: Order::SEQUENTIAL,
         drop_last: false,
-        pad_id: 0,
-        padding: Padding::default(),
         prefetch: 0,
         repeat: true,
     };
-    let mut loader = Loader::new(Arc::clone(&session.train), options).unwrap();
+    let collator = Collator { pad_id: 0, padding: Padding::default(), rows: plan.batch.micro };
+    let mut loader =
+        Loader::new(Arc::clone(&session.train), move |examples| collator.collate(examples), options).unwrap();
     let batches = (0..STEPS).map(|_| {
         let batch = loader.next_batch().unwrap().unwrap().batch;
         DeviceBatch::new(task, &batch, &device).unwrap()

@@ -120,8 +120,9 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Tells that stage `stage` begins.
-    pub(crate) fn begin_stage(self, stage: usize) {
+    /// Tells that stage `stage` begins. A model need not tell; one that does lets training draw the dropout of each stage from
+    /// a seed of its own.
+    pub fn begin_stage(self, stage: usize) {
         if let Some(on_stage) = self.on_stage {
             on_stage(stage);
         }

@@ -53,5 +53,5 @@ pub mod cli;
 pub use base::error::{Error, ErrorKind, Result};
 pub use config::RunConfig;
 pub use plan::RunPlan;
-pub use session::Session;
+pub use session::{Session, TrainingTask};
 pub use trainer::Trainer;

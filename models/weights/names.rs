@@ -40,8 +40,8 @@ impl Parameter {
         let mut segments = self.name.split('.').peekable();
         while let Some(segment) = segments.next() {
             match (segment, segments.peek().and_then(|next| next.parse().ok())) {
-                ("h" | "layer", Some(number)) => return Depth::Layer(number),
-                ("embeddings" | "wte" | "wpe", _) => return Depth::Embeddings,
+                ("h" | "layer" | "layers", Some(number)) => return Depth::Layer(number),
+                ("embeddings" | "embed_tokens" | "wte" | "wpe", _) => return Depth::Embeddings,
                 _ => {}
             }
         }

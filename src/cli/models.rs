@@ -20,11 +20,11 @@ use crate::data::tokenized::{Limits, read_batch};
 use crate::engine::device;
 use crate::engine::handover;
 use crate::inference::forward::forward_to_file;
-use crate::inference::generate::generate;
 use crate::inference::predict::{PredictOptions, predict};
 use crate::precision::PrecisionPlan;
 use crate::session::export::export;
 use crate::session::model_folder::ModelFolder;
+use crate::task::generate::generate;
 
 #[derive(Debug, Args)]
 struct DeviceArgs {

@@ -437,7 +437,7 @@ impl Printer {
     }
 }
 
-impl Callback for Printer {
+impl<M> Callback<M> for Printer {
     fn on_resume(&mut self, progress: &Progress, checkpoint: &Path) {
         let _ =
             self.bar.suspend(|| say(format!("continuing after step {} from {}", progress.step, checkpoint.display())));

@@ -107,6 +107,16 @@ impl RunConfigBuilder {
         self
     }
 
+    /// The config of a run whose model, data and loss the program brings along ([`Session::new`](crate::Session::new)): without
+    /// model, data and tokenizer.
+    ///
+    /// # Errors
+    /// As [`RunConfig::validate_own`].
+    pub fn build_own(self) -> Result<RunConfig> {
+        self.config.validate_own()?;
+        Ok(self.config)
+    }
+
     /// The config, checked as a file would be.
     ///
     /// # Errors

@@ -9,8 +9,8 @@ use toml::Value;
 use super::document::Complaint;
 use super::{
     BatchScaling, BatchScope, ClassWeights, CompilerMode, DataFormat, DataSection, DocumentEnd, Documents,
-    EvalStrategy, GenerationSection, Interval, LrScaling, OnExisting, RunConfig, RunSection, SaveStrategy,
-    SchedulerType, TrainBatchSize, TrainerSection, Validation,
+    EvalStrategy, GenerationSection, Interval, LrScaling, ModelSection, OnExisting, RunConfig, RunSection,
+    SaveStrategy, SchedulerType, TokenizerSection, TrainBatchSize, TrainerSection, Validation,
 };
 use crate::config::Task;
 
@@ -18,21 +18,53 @@ type Checked = Result<(), Complaint>;
 
 /// The first rule that `config` breaks.
 pub(super) fn check(config: &RunConfig) -> Checked {
+    of_the_run(config)?;
+    model(config)?;
+    data(&config.data)?;
+    tokenizer(config)?;
+    of_the_training(config)?;
+    evaluation(config)?;
+    saving(&config.trainer)?;
+    config.generation.as_ref().map_or(Ok(()), |section| generation(section, config))
+}
+
+/// The first rule that `config` breaks where a program brings model, data and loss along.
+pub(super) fn check_own(config: &RunConfig) -> Checked {
+    of_the_run(config)?;
+    let data = DataSection { sampler: config.data.sampler, ..DataSection::default() };
+    let given = [
+        ("model", config.model != ModelSection::default()),
+        ("data", config.data != data),
+        ("tokenizer", config.tokenizer != TokenizerSection::default()),
+        ("generation", config.generation.is_some()),
+        ("trainer.do_predict", config.trainer.do_predict),
+        ("trainer.do_train", !config.trainer.do_train),
+    ];
+    if let Some((key, _)) = given.into_iter().find(|(_, given)| *given) {
+        let message = "has no effect on a run whose model, data and loss the program brings along";
+        return Err(Complaint::new(key, message).help("remove it"));
+    }
+    if config.trainer.per_device_train_batch_size == TrainBatchSize::Auto {
+        let message = "\"auto\" is for models that Kiln knows";
+        return Err(Complaint::new("trainer.per_device_train_batch_size", message).help("set a number"));
+    }
+    of_the_training(config)?;
+    saving(&config.trainer)
+}
+
+fn of_the_run(config: &RunConfig) -> Checked {
     tokens(config)?;
     finite(config)?;
     if config.run.output_dir.as_os_str().is_empty() {
         return Err(Complaint::new("run.output_dir", "required: the folder that the run writes to"));
     }
-    run(&config.run)?;
-    model(config)?;
-    data(&config.data)?;
-    tokenizer(config)?;
+    run(&config.run)
+}
+
+fn of_the_training(config: &RunConfig) -> Checked {
     trainer(&config.trainer)?;
     batch(config)?;
-    learning_rate(config)?;
-    evaluation(config)?;
-    saving(&config.trainer)?;
-    config.generation.as_ref().map_or(Ok(()), |section| generation(section, config))
+    learning_rate(config)
 }
 
 /// TOML's whole numbers are signed: more could not be written to plan.toml.

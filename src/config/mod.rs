@@ -145,6 +145,14 @@ impl RunConfig {
         Ok(check::check(self)?)
     }
 
+    /// Checks the config of a run whose model, data and loss a program brings along ([`Session::new`](crate::Session::new)).
+    ///
+    /// # Errors
+    /// A config error with the first rule that is broken.
+    pub fn validate_own(&self) -> Result<()> {
+        Ok(check::check_own(self)?)
+    }
+
     /// Switches the training compiler on (its settings stay those of the file), off, or to `auto`.
     pub fn set_compiler(&mut self, mode: CompilerMode) {
         match mode {

@@ -6,6 +6,27 @@ use super::{Batch, Example, Label, Labels};
 use crate::base::error::{Error, Result};
 use crate::data::IGNORED;
 
+/// Makes batches of tokens, as a [`Loader`](super::loader::Loader) wants them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Collator {
+    /// The id that padding uses.
+    pub pad_id: u32,
+    /// The lengths that batches are padded to. Where they are fixed, a batch that is not full is filled up.
+    pub padding: Padding,
+    /// Rows of a full batch.
+    pub rows: usize,
+}
+
+impl Collator {
+    /// The batch of `examples`.
+    ///
+    /// # Errors
+    /// Examples with labels of different kinds.
+    pub fn collate(&self, examples: &[Example]) -> Result<Batch> {
+        collate(examples, self.pad_id, &self.padding, if self.padding.is_fixed() { self.rows } else { 0 })
+    }
+}
+
 /// Pads `examples` with `pad_id` to the length that `padding` has for the longest of them, and to `rows` rows where there
 /// are fewer.
 ///

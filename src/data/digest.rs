@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sha2::{Digest, Sha256};
 
-use super::{Dataset, Example, Label};
+use super::{Dataset, Example, Fingerprint, Label};
 use crate::base::error::Result;
 use crate::base::files::hex;
 use crate::base::signals;
@@ -18,7 +18,7 @@ const GROUP: usize = 4096;
 ///
 /// # Errors
 /// Data that cannot be read; a signal.
-pub fn digest(data: &dyn Dataset) -> Result<String> {
+pub fn digest<E: Fingerprint>(data: &dyn Dataset<E>) -> Result<String> {
     let (next, groups) = (AtomicUsize::new(0), data.len().div_ceil(GROUP));
     let work = || {
         let mut done = Vec::new();
@@ -53,9 +53,8 @@ pub fn digest(data: &dyn Dataset) -> Result<String> {
     Ok(hex(&hash.finalize()))
 }
 
-impl Example {
-    /// Adds everything in the example to `hash`, with tags and lengths, so that no two examples add the same.
-    pub fn hash_into(&self, hash: &mut Sha256) {
+impl Fingerprint for Example {
+    fn hash_into(&self, hash: &mut Sha256) {
         let mut bytes = (self.input_ids.len() as u64).to_le_bytes().to_vec();
         // Most ids fit into 16 bits, and hashing is most of the work.
         let numbers = |bytes: &mut Vec<u8>, numbers: &[i32]| {

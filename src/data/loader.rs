@@ -8,14 +8,12 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::collate::collate;
-use super::padding::Padding;
 use super::sampler::{Order, Walk};
-use super::{Batch, Dataset};
+use super::{Batch, Dataset, Example, Fingerprint};
 use crate::base::error::{Error, Result};
 
 /// How batches are made.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LoaderOptions {
     /// Examples a batch.
     pub batch_size: usize,
@@ -23,10 +21,6 @@ pub struct LoaderOptions {
     pub order: Order,
     /// Leave out the last batch of an epoch when it is smaller.
     pub drop_last: bool,
-    /// The id that padding uses.
-    pub pad_id: u32,
-    /// The lengths that batches are padded to. Where they are fixed, a last batch that is not full is filled up.
-    pub padding: Padding,
     /// Batches prepared ahead; 0 prepares each when it is asked for.
     pub prefetch: usize,
     /// Go on with the next epoch, without end.
@@ -44,9 +38,11 @@ pub struct Position {
 
 /// A batch and where it came from.
 #[derive(Debug, Clone, PartialEq)]
-pub struct LoadedBatch {
+pub struct LoadedBatch<B = Batch> {
     /// The batch.
-    pub batch: Batch,
+    pub batch: B,
+    /// Examples in it.
+    pub examples: usize,
     /// Passes over the data after this batch, with fraction.
     pub epoch_progress: f64,
     /// No batch of this epoch follows.
@@ -56,39 +52,57 @@ pub struct LoadedBatch {
 }
 
 /// Hands out batches.
-pub struct Loader {
-    source: Source,
+pub struct Loader<E: Fingerprint = Example, B = Batch> {
+    source: Source<E, B>,
     position: Position,
-    ahead: Option<Ahead>,
+    ahead: Option<Ahead<B>>,
     waited: Duration,
 }
 
+/// Makes one batch of examples, on any thread.
+type Collate<E, B> = dyn Fn(&[E]) -> Result<B> + Send + Sync;
+
 /// What a worker needs to make any batch.
-#[derive(Clone)]
-struct Source {
-    dataset: Arc<dyn Dataset>,
+struct Source<E: Fingerprint, B> {
+    dataset: Arc<dyn Dataset<E>>,
+    collate: Arc<Collate<E, B>>,
     options: LoaderOptions,
     walk: Walk,
 }
 
 /// Batches that a worker thread prepares. Dropping the receiver ends the thread.
-struct Ahead {
-    receiver: Receiver<Result<Option<LoadedBatch>>>,
+struct Ahead<B> {
+    receiver: Receiver<Result<Option<LoadedBatch<B>>>>,
     worker: Option<JoinHandle<()>>,
 }
 
-impl Loader {
-    /// A loader at the start of epoch 0.
+impl<E: Fingerprint, B> Clone for Source<E, B> {
+    fn clone(&self) -> Self {
+        Self {
+            dataset: self.dataset.clone(),
+            collate: self.collate.clone(),
+            options: self.options,
+            walk: self.walk.clone(),
+        }
+    }
+}
+
+impl<E: Fingerprint + 'static, B: Send + 'static> Loader<E, B> {
+    /// A loader at the start of epoch 0, whose batches `collate` makes ([`Collator`](super::collate::Collator)).
     ///
     /// # Errors
     /// A batch size of 0, or `drop_last` with fewer examples than one batch.
-    pub fn new(dataset: Arc<dyn Dataset>, options: LoaderOptions) -> Result<Self> {
+    pub fn new(
+        dataset: Arc<dyn Dataset<E>>,
+        collate: impl Fn(&[E]) -> Result<B> + Send + Sync + 'static,
+        options: LoaderOptions,
+    ) -> Result<Self> {
         let len = dataset.len();
         if options.batch_size == 0 || len == 0 || (options.drop_last && len < options.batch_size) {
             return Err(Error::data(format!("{len} examples give no batch of {}", options.batch_size)));
         }
         Ok(Self {
-            source: Source { dataset, walk: options.order.walk(), options },
+            source: Source { dataset, collate: Arc::new(collate), walk: options.order.walk(), options },
             position: Position::default(),
             ahead: None,
             waited: Duration::ZERO,
@@ -99,7 +113,7 @@ impl Loader {
     ///
     /// # Errors
     /// Data that cannot be read; a worker that failed.
-    pub fn next_batch(&mut self) -> Result<Option<LoadedBatch>> {
+    pub fn next_batch(&mut self) -> Result<Option<LoadedBatch<B>>> {
         let started = Instant::now();
         let next = self.take();
         self.waited += started.elapsed();
@@ -109,7 +123,7 @@ impl Loader {
         next
     }
 
-    fn take(&mut self) -> Result<Option<LoadedBatch>> {
+    fn take(&mut self) -> Result<Option<LoadedBatch<B>>> {
         if self.source.options.prefetch == 0 {
             return self.source.batch_at(self.position);
         }
@@ -145,9 +159,9 @@ impl Loader {
     }
 }
 
-impl Source {
+impl<E: Fingerprint, B> Source<E, B> {
     /// The batch at `position`, a pure function of it.
-    fn batch_at(&mut self, mut position: Position) -> Result<Option<LoadedBatch>> {
+    fn batch_at(&mut self, mut position: Position) -> Result<Option<LoadedBatch<B>>> {
         let options = &self.options;
         let len = self.dataset.len() as u64;
         let size = options.batch_size as u64;
@@ -163,11 +177,11 @@ impl Source {
             let index = self.walk.index(&*self.dataset, position.epoch, place);
             self.dataset.get(index, position.epoch)
         });
-        let rows = if options.padding.is_fixed() { options.batch_size } else { 0 };
-        let batch = collate(&examples.collect::<Result<Vec<_>>>()?, options.pad_id, &options.padding, rows)?;
+        let batch = (self.collate)(&examples.collect::<Result<Vec<_>>>()?)?;
         let last_in_epoch = end == usable;
         Ok(Some(LoadedBatch {
             batch,
+            examples: (end - position.index) as usize,
             epoch_progress: position.epoch as f64 + end as f64 / usable as f64,
             last_in_epoch,
             position_after: match last_in_epoch {
@@ -178,8 +192,8 @@ impl Source {
     }
 }
 
-impl Ahead {
-    fn start(mut source: Source, mut position: Position) -> Result<Self> {
+impl<B: Send + 'static> Ahead<B> {
+    fn start<E: Fingerprint + 'static>(mut source: Source<E, B>, mut position: Position) -> Result<Self> {
         let (sender, receiver) = sync_channel(source.options.prefetch);
         let worker = std::thread::Builder::new().name("kiln-loader".into()).spawn(move || {
             loop {
@@ -212,7 +226,7 @@ impl Ahead {
     }
 }
 
-impl Drop for Ahead {
+impl<B> Drop for Ahead<B> {
     fn drop(&mut self) {
         // Closing the channel makes the worker's next send fail; then it ends and can be waited for.
         let (_, closed) = sync_channel(0);
@@ -227,6 +241,8 @@ impl Drop for Ahead {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::data::collate::Collator;
+    use crate::data::padding::Padding;
     use crate::data::sampler::Sampler;
     use crate::data::{Example, Label};
 
@@ -257,11 +273,14 @@ mod tests {
             batch_size: 4,
             order: Order { sampler: Sampler::Random, seed: 5, step: 4 },
             drop_last: false,
-            pad_id: 0,
-            padding: Padding::default(),
             prefetch,
             repeat,
         }
+    }
+
+    fn load(len: usize, padding: Padding, options: LoaderOptions) -> Result<Loader> {
+        let collator = Collator { pad_id: 0, padding, rows: options.batch_size };
+        Loader::new(Arc::new(Numbers(len)), move |examples| collator.collate(examples), options)
     }
 
     fn take(loader: &mut Loader, n: usize) -> Vec<LoadedBatch> {
@@ -270,13 +289,13 @@ mod tests {
 
     #[test]
     fn prefetching_changes_nothing() {
-        let batches = |prefetch| take(&mut Loader::new(Arc::new(Numbers(10)), options(prefetch, true)).unwrap(), 7);
+        let batches = |prefetch| take(&mut load(10, Padding::default(), options(prefetch, true)).unwrap(), 7);
         assert_eq!(batches(0), batches(3));
     }
 
     #[test]
     fn an_epoch_ends_with_a_smaller_batch_and_the_next_begins() {
-        let mut loader = Loader::new(Arc::new(Numbers(10)), options(2, true)).unwrap();
+        let mut loader = load(10, Padding::default(), options(2, true)).unwrap();
         let batches = take(&mut loader, 4);
         assert_eq!(batches.iter().map(|b| b.batch.rows).collect::<Vec<_>>(), [4, 4, 2, 4]);
         assert_eq!(batches.iter().map(|b| b.last_in_epoch).collect::<Vec<_>>(), [false, false, true, false]);
@@ -286,15 +305,14 @@ mod tests {
 
     #[test]
     fn with_a_fixed_shape_the_last_batch_is_filled_up() {
-        let fixed = LoaderOptions { padding: Padding::of(&[4]), ..options(0, false) };
-        let batches = take(&mut Loader::new(Arc::new(Numbers(10)), fixed).unwrap(), 3);
+        let batches = take(&mut load(10, Padding::of(&[4]), options(0, false)).unwrap(), 3);
         assert_eq!(batches.iter().map(|b| (b.batch.rows, b.batch.seq_len)).collect::<Vec<_>>(), [(4, 4); 3]);
         assert_eq!(batches.iter().map(|b| b.batch.examples).collect::<Vec<_>>(), [4, 4, 2]);
     }
 
     #[test]
     fn one_pass_sees_every_example_once_and_ends() {
-        let mut loader = Loader::new(Arc::new(Numbers(10)), options(2, false)).unwrap();
+        let mut loader = load(10, Padding::default(), options(2, false)).unwrap();
         let mut seen = Vec::new();
         while let Some(loaded) = loader.next_batch().unwrap() {
             let crate::data::Labels::Classes(classes) = loaded.batch.labels else { panic!("classes expected") };
@@ -302,14 +320,14 @@ mod tests {
         }
         seen.sort_unstable();
         assert_eq!(seen, (0..10).collect::<Vec<_>>());
-        assert!(Loader::new(Arc::new(Numbers(10)), options(0, false)).unwrap().next_batch().unwrap().is_some());
+        assert!(load(10, Padding::default(), options(0, false)).unwrap().next_batch().unwrap().is_some());
     }
 
     #[test]
     fn seeking_continues_exactly() {
         for sampler in [Sampler::Random, Sampler::GroupByLength] {
             let order = Order { sampler, ..options(2, true).order };
-            let start = || Loader::new(Arc::new(Numbers(39)), LoaderOptions { order, ..options(2, true) }).unwrap();
+            let start = || load(39, Padding::default(), LoaderOptions { order, ..options(2, true) }).unwrap();
             let all = take(&mut start(), 22);
             for cut in 0..21 {
                 let mut resumed = start();
@@ -323,18 +341,17 @@ mod tests {
 
     #[test]
     fn drop_last_drops_the_remainder_only() {
-        let mut loader =
-            Loader::new(Arc::new(Numbers(10)), LoaderOptions { drop_last: true, ..options(0, true) }).unwrap();
+        let mut loader = load(10, Padding::default(), LoaderOptions { drop_last: true, ..options(0, true) }).unwrap();
         let batches = take(&mut loader, 3);
         assert!(batches.iter().all(|loaded| loaded.batch.rows == 4));
         assert!(batches[1].last_in_epoch && batches[2].position_after.epoch == 1);
         let tiny = LoaderOptions { drop_last: true, ..options(0, true) };
-        assert!(Loader::new(Arc::new(Numbers(3)), tiny).is_err());
+        assert!(load(3, Padding::default(), tiny).is_err());
     }
 
     #[test]
     fn an_error_of_the_worker_arrives() {
-        let mut loader = Loader::new(Arc::new(Numbers(100)), options(2, false)).unwrap();
+        let mut loader = load(100, Padding::default(), options(2, false)).unwrap();
         let error = loop {
             match loader.next_batch() {
                 Ok(Some(_)) => {}
@@ -347,7 +364,7 @@ mod tests {
     #[test]
     fn after_the_end_there_is_still_nothing() {
         for prefetch in [0, 1, 3] {
-            let mut loader = Loader::new(Arc::new(Numbers(5)), options(prefetch, false)).unwrap();
+            let mut loader = load(5, Padding::default(), options(prefetch, false)).unwrap();
             take(&mut loader, 2);
             for _ in 0..3 {
                 assert_eq!(loader.next_batch().unwrap(), None, "prefetch {prefetch}");
@@ -361,7 +378,7 @@ mod tests {
     fn an_error_stays_where_it_is() {
         for prefetch in [0, 2] {
             let sequential = LoaderOptions { order: Order::SEQUENTIAL, ..options(prefetch, false) };
-            let mut loader = Loader::new(Arc::new(Numbers(100)), sequential).unwrap();
+            let mut loader = load(100, Padding::default(), sequential).unwrap();
             take(&mut loader, 24);
             for _ in 0..2 {
                 assert!(loader.next_batch().unwrap_err().to_string().contains("example 99"), "prefetch {prefetch}");
@@ -373,7 +390,7 @@ mod tests {
     #[test]
     fn a_panic_of_the_worker_is_an_error_with_its_message() {
         let sequential = LoaderOptions { order: Order::SEQUENTIAL, ..options(2, false) };
-        let mut loader = Loader::new(Arc::new(Numbers(200)), sequential).unwrap();
+        let mut loader = load(200, Padding::default(), sequential).unwrap();
         loader.seek(Position { epoch: 0, index: 196 });
         let error = loader.next_batch().unwrap_err().to_string();
         assert!(error.contains("example 199 panics"), "{error}");
@@ -382,7 +399,9 @@ mod tests {
     #[test]
     fn dropping_the_loader_ends_its_thread() {
         let dataset: Arc<dyn Dataset> = Arc::new(Numbers(10));
-        let mut loader = Loader::new(dataset.clone(), options(2, true)).unwrap();
+        let collator = Collator { pad_id: 0, padding: Padding::default(), rows: 4 };
+        let collate = move |examples: &[Example]| collator.collate(examples);
+        let mut loader = Loader::new(dataset.clone(), collate, options(2, true)).unwrap();
         take(&mut loader, 1);
         assert_eq!(Arc::strong_count(&dataset), 3, "here, the loader and its thread");
         drop(loader);
@@ -391,7 +410,7 @@ mod tests {
 
     #[test]
     fn what_gives_no_batch_is_refused() {
-        assert!(Loader::new(Arc::new(Numbers(0)), options(0, true)).is_err());
-        assert!(Loader::new(Arc::new(Numbers(4)), LoaderOptions { batch_size: 0, ..options(0, true) }).is_err());
+        assert!(load(0, Padding::default(), options(0, true)).is_err());
+        assert!(load(4, Padding::default(), LoaderOptions { batch_size: 0, ..options(0, true) }).is_err());
     }
 }

@@ -27,7 +27,7 @@ pub mod tokenizer;
 pub mod tokens;
 pub mod subset;
 
-use sha2::Sha256;
+use sha2::{Digest as _, Sha256};
 
 use crate::base::error::Result;
 use crate::data::squad::SquadData;
@@ -109,12 +109,26 @@ pub enum Label {
     },
 }
 
-/// Examples by index.
-pub trait Dataset: Send + Sync {
+/// An example of a [`Dataset`], as far as a run that is continued has to know its data again.
+pub trait Fingerprint {
+    /// Adds everything in the example to `hash`, with tags and lengths, so that no two examples add the same.
+    fn hash_into(&self, hash: &mut Sha256);
+}
+
+/// Token ids.
+impl Fingerprint for Vec<i32> {
+    fn hash_into(&self, hash: &mut Sha256) {
+        hash.update((self.len() as u64).to_le_bytes());
+        self.iter().for_each(|id| hash.update(id.to_le_bytes()));
+    }
+}
+
+/// Examples by index: of tokens and a label, or of what a [`TrainingTask`](crate::session::TrainingTask) of one's own reads.
+pub trait Dataset<E: Fingerprint = Example>: Send + Sync {
     /// How many examples there are; at least one.
     fn len(&self) -> usize;
 
-    /// Always false: a dataset without examples is refused when it is opened.
+    /// Whether there is no example; such a dataset is refused when a run is opened.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -124,7 +138,7 @@ pub trait Dataset: Send + Sync {
     ///
     /// # Errors
     /// Data that cannot be read any more.
-    fn get(&self, index: usize, epoch: u64) -> Result<Example>;
+    fn get(&self, index: usize, epoch: u64) -> Result<E>;
 
     /// Adds to `hash` everything that the example at `index` is made of in every epoch.
     ///
@@ -135,11 +149,17 @@ pub trait Dataset: Send + Sync {
         Ok(())
     }
 
-    /// Tokens of the example at `index`.
-    fn len_of(&self, index: usize) -> usize;
+    /// Tokens of the example at `index`, by which `data.sampler = "group_by_length"` puts examples together. By default 1, for
+    /// examples that are no sequences.
+    fn len_of(&self, index: usize) -> usize {
+        let _ = index;
+        1
+    }
 
     /// Tokens of the longest example.
-    fn max_len(&self) -> usize;
+    fn max_len(&self) -> usize {
+        (0..self.len()).map(|index| self.len_of(index)).max().unwrap_or(0)
+    }
 
     /// The questions behind the examples, when they are windows of SQuAD's contexts.
     fn squad(&self) -> Option<&SquadData> {

@@ -3,8 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Dataset;
 use super::sampler::Order;
+use super::{Dataset, Fingerprint};
 use crate::config::PaddingStrategy;
 
 /// `buckets` chooses at most so many lengths.
@@ -107,7 +107,7 @@ pub struct Surveyed {
 }
 
 /// The batches of the first epoch over `data`, in order, or its first 4096.
-pub fn survey(data: &dyn Dataset, batches: Batches) -> Vec<Surveyed> {
+pub fn survey<E: Fingerprint>(data: &dyn Dataset<E>, batches: Batches) -> Vec<Surveyed> {
     let len = data.len();
     let count = if batches.drop_last { len / batches.size } else { len.div_ceil(batches.size) };
     let mut walk = batches.order.walk();

@@ -4,7 +4,7 @@
 
 use std::cmp::Reverse;
 
-use super::Dataset;
+use super::{Dataset, Fingerprint};
 use crate::base::random::seed_for;
 pub use crate::config::Sampler;
 
@@ -49,7 +49,7 @@ struct Group {
 
 impl Walk {
     /// The example of `data` at `position` of epoch `epoch`. For each epoch a bijection of `0..data.len()`.
-    pub fn index(&mut self, data: &dyn Dataset, epoch: u64, position: u64) -> usize {
+    pub fn index<E: Fingerprint>(&mut self, data: &dyn Dataset<E>, epoch: u64, position: u64) -> usize {
         let (Order { sampler, seed, .. }, len) = (self.order, data.len() as u64);
         let index = match sampler {
             Sampler::Sequential => position,
@@ -63,7 +63,7 @@ impl Walk {
     /// similar in length is together, and which examples are together is still drawn. The steps of a group come in a random
     /// order, except for a last one that is not full. The grouping is that of transformers' `get_length_grouped_indices`
     /// (`trainer_pt_utils.py`), which leaves the steps of a group sorted and begins with the longest example of all.
-    fn by_length(&mut self, data: &dyn Dataset, epoch: u64, position: u64) -> u64 {
+    fn by_length<E: Fingerprint>(&mut self, data: &dyn Dataset<E>, epoch: u64, position: u64) -> u64 {
         let (Order { seed, step, .. }, len) = (self.order, data.len() as u64);
         let step = step.max(1) as u64;
         let size = (len / (4 * step)).clamp(1, MOST_BATCHES) * step;

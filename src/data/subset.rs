@@ -6,13 +6,13 @@ use std::sync::Arc;
 use sha2::Sha256;
 
 use super::sampler::shuffled;
-use super::{Dataset, Example};
+use super::{Dataset, Example, Fingerprint};
 use crate::base::error::{Error, Result};
 use crate::base::random::seed_for;
 
 /// Examples of another dataset.
-pub struct Subset {
-    data: Arc<dyn Dataset>,
+pub struct Subset<E: Fingerprint = Example> {
+    data: Arc<dyn Dataset<E>>,
     examples: Examples,
 }
 
@@ -26,9 +26,9 @@ enum Examples {
     At(Vec<usize>),
 }
 
-impl Subset {
+impl<E: Fingerprint> Subset<E> {
     /// The first `len` examples of `data`, or all if it has fewer.
-    pub fn first(data: Arc<dyn Dataset>, len: usize) -> Self {
+    pub fn first(data: Arc<dyn Dataset<E>>, len: usize) -> Self {
         let examples = Examples::Range(0..len.min(data.len()));
         Self { data, examples }
     }
@@ -38,7 +38,7 @@ impl Subset {
     ///
     /// # Errors
     /// Fewer than two examples.
-    pub fn split(data: Arc<dyn Dataset>, share: f64, seed: u64) -> Result<(Self, Self)> {
+    pub fn split(data: Arc<dyn Dataset<E>>, share: f64, seed: u64) -> Result<(Self, Self)> {
         let len = data.len();
         if len < 2 {
             return Err(Error::data(format!("data.validation = {share}: {len} row cannot be split"))
@@ -52,7 +52,7 @@ impl Subset {
 
     /// The examples at `indices` of `data`, each below its length; an index may come more than once. Every epoch has them as the
     /// first epoch of `data` has.
-    pub fn select(data: Arc<dyn Dataset>, indices: Vec<usize>) -> Self {
+    pub fn select(data: Arc<dyn Dataset<E>>, indices: Vec<usize>) -> Self {
         Self { data, examples: Examples::At(indices) }
     }
 
@@ -67,7 +67,7 @@ impl Subset {
     }
 }
 
-impl Dataset for Subset {
+impl<E: Fingerprint> Dataset<E> for Subset<E> {
     fn len(&self) -> usize {
         match &self.examples {
             Examples::Range(range) | Examples::Shuffled(range, _) => range.len(),
@@ -75,7 +75,7 @@ impl Dataset for Subset {
         }
     }
 
-    fn get(&self, index: usize, epoch: u64) -> Result<Example> {
+    fn get(&self, index: usize, epoch: u64) -> Result<E> {
         let epoch = if matches!(self.examples, Examples::At(_)) { 0 } else { epoch };
         self.data.get(self.index(index), epoch)
     }

@@ -12,8 +12,8 @@ use crate::data::Dataset;
 use crate::data::labels::LabelNames;
 use crate::hub::{self, Wanted};
 use crate::inference::evaluate::evaluate;
+use crate::session::Session;
 use crate::session::model_folder::ModelFolder;
-use crate::session::{self, Session};
 
 /// Evaluates the model in the folder (or of the Hub id) `model`, or else the one in the run folder of `config`, on the
 /// validation data of `config`. `open` opens a config. Returns the figures of an evaluation row, and for a
@@ -68,7 +68,7 @@ pub fn evaluate_untrained(session: Session) -> Result<(Record, Vec<String>)> {
     let Some(validation) = session.validation.clone() else {
         return Err(Error::config("data.validation: required to evaluate, got none"));
     };
-    let (model, _) = session::model(&session.plan, &session.device.clone().autodiff())?;
+    let (model, _) = session.model(&session.device.clone().autodiff())?;
     figures(&session, validation, &model)
 }
 
@@ -76,7 +76,7 @@ pub fn evaluate_untrained(session: Session) -> Result<(Record, Vec<String>)> {
 fn figures(session: &Session, validation: Arc<dyn Dataset>, model: &Model) -> Result<(Record, Vec<String>)> {
     let started = Instant::now();
     let batch_size = session.plan.evaluation.batch_size;
-    let evaluation = evaluate(model, session, validation, batch_size)?;
+    let evaluation = evaluate(model, model.compute(), session, validation, batch_size)?;
     let record = evaluation.record(0, 0.0, started.elapsed());
     let figures = record.fields().filter(|(name, _)| name.starts_with("eval_"));
     let figures = figures.fold(Record::default(), |figures, (name, value)| figures.with(name, value.clone()));

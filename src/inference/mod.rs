@@ -1,7 +1,6 @@
-//! Using a trained model: evaluation, prediction, generation, and one batch forward for comparison with another framework.
+//! Using a trained model: evaluation, prediction, and one batch forward for comparison with another framework.
 
 pub mod evaluate;
 pub mod evaluate_folder;
 pub mod forward;
-pub mod generate;
 pub mod predict;

@@ -9,7 +9,7 @@ use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, FloatDType, Gradients, Tensor};
 use kiln_models::ops::dropout::{DropoutRng, DropoutSeeds};
-use kiln_models::{Copies, Model, Pass, Rows};
+use kiln_models::{Compute, Copies, Model, Pass, Rows};
 
 use crate::base::error::{Error, Result};
 use crate::base::random::seed_for;
@@ -24,8 +24,10 @@ pub struct GradientPass<'a> {
     /// The part of the forward pass that is computed again. `Balanced` is a property of the device that the model and the
     /// batch are on, so here it is as `None`.
     pub checkpointing: ActivationCheckpointing,
-    /// The loss.
-    pub options: &'a LossOptions,
+    /// The form of the operators and the type of matrix products.
+    pub compute: Compute,
+    /// Where the model and the batch are, with autodiff.
+    pub device: &'a Device,
     /// Where narrow copies of the weights are kept ([`Optimizer::copies`](super::Optimizer::copies)); none to cast a weight
     /// for every product.
     pub copies: Option<&'a Copies>,
@@ -38,50 +40,55 @@ pub enum DropoutSeed<'a> {
     Host(u64),
     /// Numbers on the device.
     Device(&'a DropoutSeeds),
+    /// Nothing: nothing is dropped.
+    Off,
 }
 
 impl GradientPass<'_> {
-    /// The loss sum of `batch`, `[1]`, without autodiff, and the gradients of `scaled` of it, which is called between forward
-    /// and backward pass (with blocks: that of the head).
+    /// The sum that `loss` computes of a batch, `[1]`, without autodiff, and the gradients of `scaled` of it, which is called
+    /// between forward and backward pass. What is recomputed by blocks is the model's to know ([`by_blocks`](Self::by_blocks)).
     ///
     /// # Errors
-    /// A batch without labels.
-    pub fn run(
+    /// Those of `loss`.
+    pub fn run<M: Module>(
         &self,
-        model: &Model,
-        batch: &DeviceBatch,
+        model: &M,
+        loss: impl FnOnce(Pass<'_>) -> Result<Tensor<1>>,
         scaled: impl FnOnce(Tensor<1>) -> Tensor<1>,
     ) -> Result<(Tensor<1>, GradientsParams)> {
-        let device = batch.input.input_ids.device();
-        let begin_stage = |stage: usize| self.begin_stage(&device, stage);
+        let begin_stage = |stage: usize| self.begin_stage(stage);
+        // A model that tells of no stages draws all its dropout in the first.
+        begin_stage(0);
+        let loss = loss(self.pass(&begin_stage))?;
+        let grads = scaled(loss.clone()).backward();
+        Ok((loss.inner(), self.params(grads, model)))
+    }
+
+    fn pass<'b>(&'b self, on_stage: &'b dyn Fn(usize)) -> Pass<'b> {
         let rng = match self.seed {
             DropoutSeed::Host(_) => DropoutRng::Device,
             DropoutSeed::Device(seeds) => DropoutRng::Seeds(seeds),
+            DropoutSeed::Off => DropoutRng::Off,
         };
-        let pass = Pass { compute: model.compute(), rng, copies: self.copies, on_stage: Some(&begin_stage) };
-        match self.checkpointing {
-            ActivationCheckpointing::Blocks => self.by_blocks(model, batch, &model.rows(&batch.input), pass, scaled),
-            ActivationCheckpointing::None | ActivationCheckpointing::Balanced => {
-                let loss = batch.loss_of(model, pass, self.options)?.sum;
-                let grads = scaled(loss.clone()).backward();
-                Ok((loss.inner(), self.params(grads, model)))
-            }
-        }
+        Pass { compute: self.compute, rng, copies: self.copies, on_stage: Some(on_stage) }
     }
 
-    /// Blocks forward without gradients, keeping what goes into each; then the head, and each block again from the last to
-    /// the first, with its gradients.
-    fn by_blocks(
+    /// As [`run`](Self::run) for a model of Kiln's and the loss of `batch` with `options`: blocks forward without gradients,
+    /// keeping what goes into each; then the head, and each block again from the last to the first, with its gradients.
+    ///
+    /// # Errors
+    /// A batch without labels.
+    pub fn by_blocks(
         &self,
         model: &Model,
         batch: &DeviceBatch,
-        rows: &Rows,
-        pass: Pass<'_>,
+        options: &LossOptions,
         scaled: impl FnOnce(Tensor<1>) -> Tensor<1>,
     ) -> Result<(Tensor<1>, GradientsParams)> {
-        let device = batch.input.input_ids.device();
+        let begin_stage = |stage: usize| self.begin_stage(stage);
+        let (pass, rows): (_, &Rows) = (self.pass(&begin_stage), &model.rows(&batch.input));
         let blocks = model.num_blocks();
-        self.begin_stage(&device, 0);
+        self.begin_stage(0);
         let embedded = model.embed(&batch.input, rows, pass);
         // On the device with autodiff although nothing is tracked: without it backends compute a softmax in another way,
         // and the block that is computed again would not be this one to the last bit.
@@ -89,22 +96,22 @@ impl GradientPass<'_> {
         let mut inputs = Vec::with_capacity(blocks); // as many rows as `embed` gives each
         let mut x = embedded.clone().detach();
         for block in 0..blocks {
-            self.begin_stage(&device, 1 + block);
+            self.begin_stage(1 + block);
             inputs.push(x.clone());
             x = untracked.block(block, x, rows, pass);
         }
         drop(untracked);
 
         let mut accumulator = GradientsAccumulator::new();
-        self.begin_stage(&device, 1 + blocks);
+        self.begin_stage(1 + blocks);
         let top = x.require_grad();
-        let loss = batch.loss_of_hidden(model, top.clone(), rows, pass, self.options)?.sum;
+        let loss = batch.loss_of_hidden(model, top.clone(), rows, pass, options)?.sum;
         let mut grads = scaled(loss.clone()).backward();
         let mut above = top.grad_remove(&mut grads).ok_or_else(no_gradient)?;
         accumulator.accumulate(model, self.params(grads, model));
 
         for (block, input) in inputs.into_iter().enumerate().rev() {
-            self.begin_stage(&device, 1 + block);
+            self.begin_stage(1 + block);
             let x = input.require_grad();
             let y = model.block(block, x.clone(), rows, pass);
             let mut grads = backward_from(y, above);
@@ -118,7 +125,7 @@ impl GradientPass<'_> {
     }
 
     /// The gradients of the parameters of `model`: those of a narrow copy are the weight's.
-    fn params(&self, mut grads: Gradients, model: &Model) -> GradientsParams {
+    fn params<M: Module>(&self, mut grads: Gradients, model: &M) -> GradientsParams {
         let leaves = self.copies.map(Copies::leaves).unwrap_or_default();
         let of_copies = leaves.into_iter().filter_map(|(id, leaf)| Some((id, leaf.grad_remove(&mut grads)?)));
         let of_copies = of_copies.collect::<Vec<_>>();
@@ -135,9 +142,9 @@ impl GradientPass<'_> {
     }
 
     /// Seeds the device for stage `stage`: 0 the embeddings, then the blocks, then the head.
-    fn begin_stage(&self, device: &Device, stage: usize) {
+    fn begin_stage(&self, stage: usize) {
         if let DropoutSeed::Host(seed) = self.seed {
-            device.seed(seed_for(seed, "stage", stage as u64, 0));
+            self.device.seed(seed_for(seed, "stage", stage as u64, 0));
         }
     }
 }

@@ -58,6 +58,7 @@ impl RunPlan {
             () if compiler.enabled == CompilerMode::Native || Engine::this() == Engine::Native => "the run is native",
             () if compiler.graph == Switch::Off => "compiler.graph says so",
             () if handover::is_unfused(Some(compiler), self.engine.device.kind) => "compiler.fusion is off",
+            () if !self.model.can_be_captured => "the task does not say that its steps can be (CAN_BE_CAPTURED)",
             () if !matches!(self.optimizer.config, OptimizerConfig::AdamW(_)) => "only AdamW updates in place",
             () if !fused(Operator::AdamW) => "the operator adamw is plain, and only the fused one updates in place",
             () if drops && !(fused(Operator::Dropout) && fused(Operator::Attention)) => {

@@ -9,8 +9,8 @@ use kiln_models::{Model, ModelConfig};
 
 use crate::base::error::Result;
 use crate::config::Task;
-use crate::data::Dataset;
 use crate::data::padding::{Batches, Surveyed, survey};
+use crate::data::{Dataset, Fingerprint};
 use crate::engine::compiler::decision::Decision;
 use crate::engine::device::DeviceFacts;
 
@@ -40,6 +40,10 @@ pub struct ModelFacts {
     pub kind: String,
     /// The configuration, vocabulary and labels settled, and the task of a model of Kiln's own.
     pub built_in: Option<(ModelConfig, Task)>,
+    /// The figures of an evaluation that can say which model is best, without their `eval_`.
+    pub metrics: &'static [&'static str],
+    /// Whether its steps can be recorded once and replayed.
+    pub can_be_captured: bool,
     /// Its parameters.
     pub parameters: Vec<Parameter>,
     /// The local folder of the pretrained model, if any.
@@ -56,14 +60,23 @@ impl ModelFacts {
     /// A configuration of which no model can be made.
     pub fn built_in(config: &ModelConfig, task: Task) -> Result<Self> {
         let model = Model::new(config, task.head(), &Device::flex())?;
+        let facts = Self::of(&config.model_type().to_string(), &model);
         let built_in = Some((config.clone(), task));
-        Ok(Self { built_in, ..Self::of(&config.model_type().to_string(), &model) })
+        Ok(Self { built_in, metrics: task.figures(), can_be_captured: true, ..facts })
     }
 
     /// Those of `model`, a `kind` that Kiln does not know.
     pub fn of<M: StateDict>(kind: &str, model: &M) -> Self {
         let parameters = parameters(model);
-        Self { kind: kind.into(), built_in: None, parameters, from: None, unknown_fields: Vec::new() }
+        Self {
+            kind: kind.into(),
+            built_in: None,
+            metrics: &["loss"],
+            can_be_captured: false,
+            parameters,
+            from: None,
+            unknown_fields: Vec::new(),
+        }
     }
 }
 
@@ -96,14 +109,19 @@ pub struct SplitFacts {
 }
 
 impl SplitFacts {
-    fn of(data: &dyn Dataset) -> Self {
+    fn of<E: Fingerprint>(data: &dyn Dataset<E>) -> Self {
         Self { examples: data.len(), max_len: data.max_len() }
     }
 }
 
 impl DataFacts {
     /// Those of `train`, which has so many `tokens` and is drawn in `batches`, and of `validation`.
-    pub fn new(train: &dyn Dataset, tokens: u64, validation: Option<&dyn Dataset>, batches: Batches) -> Self {
+    pub fn new<E: Fingerprint>(
+        train: &dyn Dataset<E>,
+        tokens: u64,
+        validation: Option<&dyn Dataset<E>>,
+        batches: Batches,
+    ) -> Self {
         Self {
             train: SplitFacts::of(train),
             tokens,

@@ -19,8 +19,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::error::{Error, Result, nearest};
 use crate::config::{
-    CompilerMode, DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DataFormat, DeviceKind, EvalStrategy, GenerateOptions,
-    Interval, LoggingStrategy, RunConfig, RunLength, SaveStrategy, StepSize, Task, TrainerSection,
+    ActivationCheckpointing, CompilerMode, DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DataFormat, DeviceKind,
+    EvalStrategy, GenerateOptions, Interval, LoggingStrategy, RunConfig, RunLength, SaveStrategy, StepSize, Task,
+    TrainerSection,
 };
 use crate::data::padding::Padding;
 use crate::engine::compiler::checks;
@@ -95,7 +96,17 @@ impl RunPlan {
         let update = OptimizerConfig::from(trainer);
         let values = values(facts, &groups, &update);
         let model = facts.model.plan(values.parameters, values.trained);
-        let data = data_plan(config, &facts.data, &batch);
+        let mut data = data_plan(config, &facts.data, &batch);
+        if model.task.is_none() {
+            data.documents = None;
+            if trainer.activation_checkpointing == ActivationCheckpointing::Blocks {
+                return Err(Error::config(format!(
+                    "trainer.activation_checkpointing = \"blocks\": Kiln does not know the blocks of a {}",
+                    model.kind
+                ))
+                .help("set \"balanced\" or \"none\""));
+            }
+        }
         batch.seq_len = data.padding.length(facts.data.train.max_len);
         let mut steps = step_plan(config, &batch, &data)?;
         let step_size = steps.step_size(&batch, data.train_tokens);
@@ -116,9 +127,7 @@ impl RunPlan {
             ))
             .help("set data.validation to files or to a share such as \"2%\", or trainer.eval_strategy = \"no\""));
         }
-        if let Some(task) = model.task {
-            check_metric(trainer, task)?;
-        }
+        check_metric(trainer, &facts.model)?;
         let (evaluation, logging, saving) = work(config, step_size)?;
         let engine = EnginePlan::of(config, &facts.device, facts.decision.clone())?;
         update.check_precision(&engine.precision, trainer.optim.as_str())?;
@@ -265,6 +274,7 @@ impl ModelFacts {
             unknown_fields: self.unknown_fields.clone(),
             num_parameters,
             num_trainable,
+            can_be_captured: self.can_be_captured,
         }
     }
 }
@@ -385,9 +395,10 @@ fn interval_notes(config: &RunConfig, step: StepSize) -> Vec<String> {
     .collect()
 }
 
-/// The figure that says which model is best has to be one of the task's.
-fn check_metric(trainer: &TrainerSection, task: Task) -> Result<()> {
-    let (metric, figures) = (trainer.best_metric(), task.figures());
+/// The figure that says which model is best has to be one of the evaluation's.
+fn check_metric(trainer: &TrainerSection, model: &ModelFacts) -> Result<()> {
+    let (metric, figures) = (trainer.best_metric(), model.metrics);
+    let task = model.built_in.as_ref().map_or(model.kind.as_str(), |(_, task)| task.name());
     let name = metric.trim_start_matches("eval_");
     if figures.contains(&name) {
         return Ok(());

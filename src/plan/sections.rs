@@ -84,6 +84,8 @@ pub struct ModelPlan {
     pub num_parameters: usize,
     /// Parameters that learn, tied ones counted once.
     pub num_trainable: usize,
+    /// Whether a step of it can be recorded once and replayed.
+    pub can_be_captured: bool,
 }
 
 impl ModelPlan {

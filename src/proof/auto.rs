@@ -19,7 +19,7 @@ use crate::config::{CompilerMode, DeviceKind, OnExisting};
 use crate::engine::compiler::decision::Decision;
 use crate::plan::RunPlan;
 use crate::proof::verify::InProcess;
-use crate::session::Session;
+use crate::session::{Session, TrainingTask};
 use crate::trainer::Trainer;
 use crate::trainer::checkpoint;
 use crate::trainer::warmup;
@@ -37,7 +37,7 @@ const ROUNDS: usize = 2;
 ///
 /// # Errors
 /// What the run would meet.
-pub fn decide(session: &Session) -> Result<Decision> {
+pub fn decide<T: TrainingTask>(session: &Session<T>) -> Result<Decision> {
     let plan = &session.plan;
     if let Some(decision) = kept(plan)? {
         return Ok(decision);
@@ -67,7 +67,7 @@ pub fn decide(session: &Session) -> Result<Decision> {
 ///
 /// # Errors
 /// What a trial of the modes meets, and those of [`Trainer::new`].
-pub fn trainer(session: Session) -> Result<Trainer> {
+pub fn trainer<T: TrainingTask>(session: Session<T>) -> Result<Trainer<T>> {
     let plan = &session.plan;
     let session = match plan.engine.is_undecided() {
         true => session.clone().decided(decide(&session)?)?,

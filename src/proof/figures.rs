@@ -9,11 +9,10 @@
 
 use std::collections::BTreeMap;
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
-use kiln_models::Model;
-use kiln_models::weights::{Depth, parameters};
+use kiln_models::weights::{Depth, StateDict, parameters};
 use serde::{Deserialize, Serialize};
 
 use crate::base::error::Result;
@@ -192,7 +191,7 @@ pub fn compare(a: &[StepFigures], b: &[StepFigures], limits: &Limits) -> (Distan
 ///
 /// # Errors
 /// The device's.
-pub fn gradients(model: &Model, grads: &GradientsParams) -> Result<Vec<TensorFigures>> {
+pub fn gradients<M: StateDict>(model: &M, grads: &GradientsParams) -> Result<Vec<TensorFigures>> {
     let mut values = Values { grads: Some(grads), read: BTreeMap::new(), failed: None };
     model.visit(&mut values);
     let mut values = values.finish()?;
@@ -211,7 +210,7 @@ impl Weights {
     ///
     /// # Errors
     /// The device's.
-    pub fn read(model: &Model) -> Result<Self> {
+    pub fn read<M: StateDict>(model: &M) -> Result<Self> {
         let mut values = Values { grads: None, read: BTreeMap::new(), failed: None };
         model.visit(&mut values);
         values.finish().map(Self)
@@ -221,7 +220,7 @@ impl Weights {
     ///
     /// # Errors
     /// The device's.
-    pub fn advance(&mut self, model: &Model) -> Result<Vec<TensorFigures>> {
+    pub fn advance<M: StateDict>(&mut self, model: &M) -> Result<Vec<TensorFigures>> {
         let now = Self::read(model)?;
         let mut layers: Vec<(Depth, Vec<f64>)> = Vec::new();
         for parameter in parameters(model) {

@@ -3,10 +3,13 @@
 //! which widens the limits. Where the compiled run captures its steps, another process makes them so: its gradients cannot be
 //! seen, but its losses and weights can. Dropout is off, since the modes draw it differently.
 
+use kiln_models::Ops;
+
 use super::figures::{Difference, Distance, Limits, compare};
-use super::probe::{Look, Probe};
+use super::probe::{Look, Probe, run};
 use crate::base::error::{Error, Result};
-use crate::config::{CompilerMode, Precision, RunConfig};
+use crate::config::{CompilerMode, DeviceKind, Precision, RunConfig};
+use crate::session::{Session, TrainingTask};
 
 /// Makes a probe of a config: `kiln parity` in a child process, tests in their own.
 pub type Runner<'a> = dyn FnMut(&RunConfig, usize, Look) -> Result<Probe> + 'a;
@@ -76,6 +79,44 @@ pub fn parity(config: &RunConfig, steps: usize, runner: &mut Runner<'_>) -> Resu
     let again = runner(&in_mode(config, CompilerMode::Native), steps, Look::Figures)?;
     let compiled = computed_and_captured(&in_mode(config, CompilerMode::Compiled), steps, runner)?;
     report(&native, &again, &compiled)
+}
+
+/// What [`modes`] found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Modes {
+    /// Whether both modes compute the same.
+    pub report: Report,
+    /// Milliseconds of a median step, native.
+    pub native_ms: f64,
+    /// The same, compiled.
+    pub compiled_ms: f64,
+}
+
+/// Makes the first `steps` steps of `session` in both modes in this process: without dropout to compare their figures, then
+/// as they are to time them, the first step left out. The run itself is not touched.
+///
+/// # Errors
+/// A session that is not compiled, another device than the CPU, where each mode has an engine of its own, and whatever the
+/// steps meet. A difference is in the report.
+pub fn modes<T: TrainingTask>(session: &Session<T>, steps: usize) -> Result<Modes> {
+    let engine = &session.plan.engine;
+    if engine.device.kind != DeviceKind::Cpu {
+        return Err(Error::config(format!(
+            "on {} each mode has an engine of its own, and this process has one",
+            engine.device.kind
+        ))
+        .help("`kiln parity` and `kiln compare` start processes"));
+    }
+    if engine.ops.fused_operators().is_empty() {
+        return Err(Error::config("the session is native, so that there is one mode: expected a compiled one")
+            .help("set compiler.enabled = \"compiled\""));
+    }
+    let native = run(session, Ops::Plain, steps, Look::Figures)?;
+    let compiled = run(session, engine.ops, steps, Look::Figures)?;
+    let time = |ops| run(session, ops, steps.max(3), Look::Times).map(|probe| probe.median_ms());
+    let (native_ms, compiled_ms) = (time(Ops::Plain)?, time(engine.ops)?);
+    // Two native runs are equal to the bit on the CPU, so there is no noise to measure.
+    Ok(Modes { report: report(&native, &native, &(compiled, None))?, native_ms, compiled_ms })
 }
 
 /// A compiled run as its steps are computed and, where it has them, captured.

@@ -5,7 +5,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::optim::GradientsParams;
-use kiln_models::{Model, ModelConfig, Ops};
+use kiln_models::Ops;
+use kiln_models::weights::StateDict;
 use serde::{Deserialize, Serialize};
 
 use super::figures::{StepFigures, Weights, gradients};
@@ -15,7 +16,7 @@ use crate::base::process::scratch;
 use crate::base::stats::median;
 use crate::config::{DeviceKind, Precision, Sampler};
 use crate::data::subset::Subset;
-use crate::session::Session;
+use crate::session::{Session, TrainingTask};
 use crate::trainer::warmup::rehearsal;
 use crate::trainer::{Callback, Progress, Purpose, Trainer};
 
@@ -64,22 +65,22 @@ impl Probe {
 ///
 /// # Errors
 /// What the run would meet.
-pub fn run(session: &Session, ops: Ops, steps: usize, look: Look) -> Result<Probe> {
+pub fn run<T: TrainingTask>(session: &Session<T>, ops: Ops, steps: usize, look: Look) -> Result<Probe> {
     let folder = scratch()?;
     let mut session = rehearsal(session, ops, folder.path())?;
     let plan = &mut session.plan;
     let (precision, device) = (plan.engine.precision.precision, plan.engine.device.kind);
     plan.steps.total = steps.min(plan.steps.total);
     let captures = plan.captures().is_ok();
-    match look {
-        Look::Figures | Look::Captured => session.plan.model.config.iter_mut().for_each(without_dropout),
-        Look::Times => repeat_first_step(&mut session),
+    if look == Look::Times {
+        repeat_first_step(&mut session);
     }
     let seen = Arc::new(Mutex::new(Seen::default()));
-    let trainer = Trainer::new(session)?;
+    let trainer = Trainer::new(session)?.with_purpose(Purpose::Rehearsal);
+    let trainer = if look == Look::Times { trainer } else { trainer.without_dropout() };
     let weights = if look == Look::Times { None } else { Some(Weights::read(trainer.model())?) };
     let recorder = Recorder { look, weights, seen: seen.clone() };
-    trainer.with_purpose(Purpose::Rehearsal).with_callback(recorder).train()?;
+    trainer.with_callback(recorder).train()?;
     let mut seen = lock(&seen);
     match seen.failed.take() {
         Some(error) => Err(error),
@@ -91,7 +92,7 @@ pub fn run(session: &Session, ops: Ops, steps: usize, look: Look) -> Result<Prob
 }
 
 /// Every step has the examples of the first.
-fn repeat_first_step(session: &mut Session) {
+fn repeat_first_step<T: TrainingTask>(session: &mut Session<T>) {
     let plan = &mut session.plan;
     let mut walk = plan.data.drawn(&plan.batch).order.walk();
     let places = 0..plan.batch.global.min(session.train.len()) as u64;
@@ -99,17 +100,6 @@ fn repeat_first_step(session: &mut Session) {
     session.train = Arc::new(Subset::select(session.train.clone(), examples));
     (plan.data.sampler, plan.data.drop_last) = (Sampler::Sequential, false);
     plan.steps.per_epoch = 1;
-}
-
-/// The same model with every dropout at 0.
-pub fn without_dropout(config: &mut ModelConfig) {
-    match config {
-        ModelConfig::Gpt2(config) => (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (0.0, 0.0, 0.0),
-        ModelConfig::Bert(config) => {
-            (config.hidden_dropout_prob, config.attention_probs_dropout_prob) = (0.0, 0.0);
-            (config.classifier_dropout, config.qa_dropout) = (None, 0.0);
-        }
-    }
 }
 
 #[derive(Default)]
@@ -137,7 +127,7 @@ struct Recorder {
     seen: Arc<Mutex<Seen>>,
 }
 
-impl Callback for Recorder {
+impl<M: StateDict> Callback<M> for Recorder {
     fn on_step_begin(&mut self, _progress: &Progress) {
         lock(&self.seen).probe.steps.push(StepFigures::default());
     }
@@ -146,7 +136,7 @@ impl Callback for Recorder {
         self.look == Look::Figures
     }
 
-    fn on_pre_optimizer_step(&mut self, _progress: &Progress, model: &Model, grads: &GradientsParams) {
+    fn on_pre_optimizer_step(&mut self, _progress: &Progress, model: &M, grads: &GradientsParams) {
         if self.look == Look::Figures {
             let mut seen = lock(&self.seen);
             match gradients(model, grads) {
@@ -156,7 +146,7 @@ impl Callback for Recorder {
         }
     }
 
-    fn on_optimizer_step(&mut self, _progress: &Progress, model: &Model) {
+    fn on_optimizer_step(&mut self, _progress: &Progress, model: &M) {
         let Some(weights) = &mut self.weights else { return };
         let mut seen = lock(&self.seen);
         match weights.advance(model) {

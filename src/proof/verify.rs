@@ -11,7 +11,7 @@ use kiln_models::Ops;
 use super::parity::{Report, report};
 use super::probe::{Look, run};
 use crate::base::error::{Error, Result};
-use crate::session::Session;
+use crate::session::{Session, TrainingTask};
 use crate::trainer::Verifier;
 
 /// Steps of a check: the second one sees what the first update has done.
@@ -21,8 +21,8 @@ pub const STEPS: usize = 2;
 #[derive(Debug, Clone, Copy)]
 pub struct InProcess;
 
-impl Verifier for InProcess {
-    fn verify(&self, session: &Session, weights: Option<&Path>, step: u64) -> Result<String> {
+impl<T: TrainingTask> Verifier<T> for InProcess {
+    fn verify(&self, session: &Session<T>, weights: Option<&Path>, step: u64) -> Result<String> {
         verdict(check(session, weights)?.as_ref(), step)
     }
 }
@@ -32,7 +32,7 @@ impl Verifier for InProcess {
 ///
 /// # Errors
 /// What the steps meet. A difference is in the report.
-pub fn check(session: &Session, from: Option<&Path>) -> Result<Option<Report>> {
+pub fn check<T: TrainingTask>(session: &Session<T>, from: Option<&Path>) -> Result<Option<Report>> {
     if session.plan.engine.ops.fused_operators().is_empty() {
         return Ok(None);
     }

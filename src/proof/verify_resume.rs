@@ -21,7 +21,6 @@ use crate::base::process::scratch;
 use crate::config::{CompilerMode, DeviceKind, OnExisting, RunConfig};
 use crate::engine::device;
 use crate::proof::auto;
-use crate::proof::probe::without_dropout;
 use crate::session::Session;
 use crate::trainer::{Callback, Control, Progress, checkpoint};
 
@@ -65,16 +64,15 @@ pub type Runner<'a> = dyn Fn(&Part) -> Result<()> + 'a;
 /// # Errors
 /// A run of one step, and whatever the run meets.
 pub fn train(part: &Part, open: &dyn Fn(RunConfig) -> Result<Session>) -> Result<()> {
-    let mut session = open(part.config.clone())?;
-    if part.without_dropout {
-        session.plan.model.config.iter_mut().for_each(without_dropout);
-    }
+    let session = open(part.config.clone())?;
     let total = session.plan.steps.total as u64;
     if total < 2 {
         return Err(Error::config("this run has one step: there is nothing to stop in the middle of"));
     }
     let steps = if part.before_stop { (total / 2).min(3) } else { total.min(6) };
-    auto::trainer(session)?.with_callback(StopAfter(steps)).train().map(drop)
+    let trainer = auto::trainer(session)?.with_callback(StopAfter(steps));
+    let mut trainer = if part.without_dropout { trainer.without_dropout() } else { trainer };
+    trainer.train().map(drop)
 }
 
 /// Runs `config` for a few steps, once straight and once with a stop between, and compares.
@@ -208,7 +206,7 @@ fn rows(run: &Path) -> Result<Vec<Record>> {
 /// Saves and stops after a number of steps.
 struct StopAfter(u64);
 
-impl Callback for StopAfter {
+impl<M> Callback<M> for StopAfter {
     fn on_step_end(&mut self, progress: &Progress, control: &mut Control) {
         let reached = progress.step >= self.0;
         (control.should_save, control.should_training_stop) = (reached, reached);

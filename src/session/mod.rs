@@ -7,13 +7,16 @@ pub mod inputs;
 pub mod memory_line;
 pub mod model_folder;
 pub mod provenance;
+mod built_in;
+mod training_task;
+
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
-use kiln_models::Model;
+use kiln_models::Compute;
 use kiln_models::weights::{LoadReport, load};
 
 use crate::base::error::{Error, Result};
@@ -23,62 +26,48 @@ use crate::config::RunConfig;
 use crate::data::Dataset;
 use crate::data::padding::survey;
 use crate::data::store::Progress;
-use crate::data::tokenizer::{NamedFile, Tokenizer};
+use crate::data::subset::Subset;
 use crate::engine::compiler::decision::Decision;
 use crate::engine::device;
 use crate::engine::handover;
-use crate::plan::{self, BatchPlan, Facts, Found, RunPlan};
-use inputs::Inputs;
+use crate::plan::{self, BatchPlan, DataFacts, Facts, Found, ModelFacts, RunPlan};
+use inputs::{Inputs, resident};
 
-/// A run that can begin: what will happen, and the device, tokenizer and datasets that it happens with.
-#[derive(Clone)]
-pub struct Session {
+pub use built_in::BuiltIn;
+pub use training_task::{BatchSize, TensorMapper, TensorTree, TrainingTask};
+
+/// A run that can begin: what will happen, and the device and the datasets that it happens with.
+pub struct Session<T: TrainingTask = BuiltIn> {
     /// What will happen.
     pub plan: RunPlan,
     /// Where it runs.
     pub device: Device,
-    /// The tokenizer, where there is one.
-    pub tokenizer: Option<Arc<Tokenizer>>,
+    /// The model, its loss and its metrics.
+    pub task: T,
     /// Training data.
-    pub train: Arc<dyn Dataset>,
+    pub train: Arc<dyn Dataset<T::Example>>,
     /// Validation data, if any.
-    pub validation: Option<Arc<dyn Dataset>>,
-    /// Files of the pretrained model's folder that the trained model keeps as they are.
-    pub kept_files: Vec<NamedFile>,
+    pub validation: Option<Arc<dyn Dataset<T::Example>>>,
     /// What the plan follows from.
     config: RunConfig,
     facts: Facts,
 }
 
-impl Session {
-    /// Opens what `config` names (tokenising text, if that has not been done before) and derives the plan.
-    ///
-    /// # Errors
-    /// Inputs that cannot be used, and settings that contradict one another or the inputs.
-    pub fn open(config: RunConfig) -> Result<Self> {
-        Self::open_with_progress(config, &mut |_| ControlFlow::Continue(()))
+impl<T: TrainingTask> Clone for Session<T> {
+    fn clone(&self) -> Self {
+        Self {
+            plan: self.plan.clone(),
+            device: self.device.clone(),
+            task: self.task.clone(),
+            train: self.train.clone(),
+            validation: self.validation.clone(),
+            config: self.config.clone(),
+            facts: self.facts.clone(),
+        }
     }
+}
 
-    /// As [`open`](Self::open); `progress` is told how far tokenising has come and may interrupt it.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
-    pub fn open_with_progress(
-        config: RunConfig,
-        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-    ) -> Result<Self> {
-        config.validate()?;
-        handover::settle(config.compiler.as_ref(), config.device.kind)?;
-        let found = device::select(config.device.kind, config.device.index)?;
-        let inputs = Inputs::open(&config, progress)?;
-        let facts = found.facts();
-        let batch = batch_sizes::found(&config, &inputs, &facts)?;
-        let (inputs, facts) = inputs.facts(&config, facts, batch)?;
-        let plan = RunPlan::derive(&config, &facts)?;
-        let Inputs { tokenizer, train, validation, kept_files, .. } = inputs;
-        Ok(Self { plan, device: found.device, tokenizer, train, validation, kept_files, config, facts })
-    }
-
+impl<T: TrainingTask> Session<T> {
     /// The config of this run with every default and derived value explicit, as `plan.toml` has it.
     pub fn config(&self) -> RunConfig {
         self.plan.resolved(&self.config)
@@ -117,7 +106,7 @@ impl Session {
         let batch = BatchPlan::of(&config, facts.batch.as_ref())?;
         facts.data.batches = survey(&*self.train, batch.drawn(&config));
         let plan = RunPlan::derive(&config, &facts)?;
-        Ok(Self { plan, config, facts, ..self.clone() })
+        Ok(Self { task: self.task.planned(&plan), plan, config, facts, ..self.clone() })
     }
 
     /// The session in the mode that `decision` names.
@@ -127,24 +116,111 @@ impl Session {
     pub fn decided(mut self, decision: Decision) -> Result<Self> {
         self.facts.decision = Some(decision);
         self.plan = RunPlan::derive(&self.config, &self.facts)?;
+        self.task = self.task.planned(&self.plan);
         Ok(self)
     }
 
-    /// The files beside the weights in a saved folder of `model`: `config.json`, the tokenizer's, and those that the
-    /// pretrained model had.
+    /// The model as it is before the first step: with the weights that `model.from` names, and random ones, drawn from the
+    /// run's seed alone, where it has none. Parameters that do not learn are frozen.
     ///
     /// # Errors
-    /// A tokenizer that cannot be written.
-    pub fn files_beside_weights(&self, model: &Model) -> Result<Vec<NamedFile>> {
-        let (of_model, _) = self.plan.model.built_in()?;
-        let config = serde_json::to_string_pretty(&of_model.to_json(model.architecture()))
-            .map_err(|error| Error::data(format!("config.json: {error}")))?;
-        let mut files = vec![("config.json".into(), (config + "\n").into_bytes().into())];
-        if let Some(tokenizer) = &self.tokenizer {
-            files.extend(tokenizer.files(of_model, self.plan.model.from.as_deref())?);
+    /// Weights that do not fit the model.
+    pub fn model(&self, device: &Device) -> Result<(T::Model, Option<LoadReport>)> {
+        let plan = &self.plan;
+        device.seed(seed_for(plan.run.seed, "init", 0, 0));
+        let model = self.task.model(plan.engine.compute(), device)?;
+        let (model, report) = match &plan.model.from {
+            Some(folder) => load(model, folder).map(|(model, report)| (model, Some(report)))?,
+            None => (model, None),
+        };
+        let model = plan.optimizer.groups.freeze(model);
+        // Drawn now: the first forward pass draws dropout too, in another order in every mode.
+        model.visit(&mut Drawn);
+        Ok((model, report))
+    }
+}
+
+impl<T: TrainingTask> Session<T> {
+    /// The run of `config` that trains `task` on `train`, and evaluates it on `validation`, if there is any. The config is one
+    /// without model, data and tokenizer ([`build_own`](crate::config::RunConfigBuilder::build_own)).
+    ///
+    /// # Errors
+    /// Settings that contradict one another, the task or the data, and a model that cannot be made.
+    pub fn new(
+        config: RunConfig,
+        task: T,
+        train: Arc<dyn Dataset<T::Example>>,
+        validation: Option<Arc<dyn Dataset<T::Example>>>,
+    ) -> Result<Self> {
+        config.validate_own()?;
+        handover::settle(config.compiler.as_ref(), config.device.kind)?;
+        let found = device::select(config.device.kind, config.device.index)?;
+        let batch = BatchPlan::of(&config, None)?;
+        let trainer = &config.trainer;
+        let limit = |data: Arc<dyn Dataset<T::Example>>, limits: bool, size| match limits {
+            true => Arc::new(Subset::first(data, size)),
+            false => data,
+        };
+        let train = limit(train, trainer.overfit_one_batch || trainer.fast_dev_run, batch.global);
+        let validation = validation.map(|data| limit(data, trainer.fast_dev_run, trainer.per_device_eval_batch_size));
+        if train.is_empty() || validation.as_ref().is_some_and(|data| data.is_empty()) {
+            return Err(Error::data("the training or the validation data has no example"));
         }
-        files.extend(self.kept_files.iter().cloned());
-        Ok(files)
+        if validation.is_none() && (trainer.do_eval || trainer.eval_on_start) {
+            return Err(Error::config(
+                "trainer.do_eval, trainer.eval_on_start: they need validation data, and there is none",
+            ));
+        }
+        let tokens = (0..train.len()).map(|index| train.len_of(index) as u64).sum();
+        // Built for its shapes only: nothing is drawn until a parameter is used.
+        let model = task.model(Compute::default(), &Device::flex())?;
+        let facts = Facts {
+            model: ModelFacts {
+                metrics: task.metrics(),
+                can_be_captured: T::CAN_BE_CAPTURED,
+                ..ModelFacts::of(&task.name(), &model)
+            },
+            data: DataFacts::new(&*train, tokens, validation.as_deref(), batch.drawn(&config)),
+            tokenizer: None,
+            device: found.facts(),
+            batch: None,
+            decision: None,
+            resident: resident(),
+        };
+        let plan = RunPlan::derive(&config, &facts)?;
+        let task = task.planned(&plan);
+        Ok(Self { plan, device: found.device, task, train, validation, config, facts })
+    }
+}
+
+impl Session {
+    /// Opens what `config` names (tokenising text, if that has not been done before) and derives the plan.
+    ///
+    /// # Errors
+    /// Inputs that cannot be used, and settings that contradict one another or the inputs.
+    pub fn open(config: RunConfig) -> Result<Self> {
+        Self::open_with_progress(config, &mut |_| ControlFlow::Continue(()))
+    }
+
+    /// As [`open`](Self::open); `progress` is told how far tokenising has come and may interrupt it.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with_progress(
+        config: RunConfig,
+        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Self> {
+        config.validate()?;
+        handover::settle(config.compiler.as_ref(), config.device.kind)?;
+        let found = device::select(config.device.kind, config.device.index)?;
+        let inputs = Inputs::open(&config, progress)?;
+        let facts = found.facts();
+        let batch = batch_sizes::found(&config, &inputs, &facts)?;
+        let (inputs, facts) = inputs.facts(&config, facts, batch)?;
+        let plan = RunPlan::derive(&config, &facts)?;
+        let Inputs { tokenizer, train, validation, kept_files, .. } = inputs;
+        let task = BuiltIn::new(&plan, tokenizer, kept_files)?;
+        Ok(Self { plan, device: found.device, task, train, validation, config, facts })
     }
 }
 
@@ -183,25 +259,6 @@ impl RunConfig {
     pub fn plan(self) -> Result<RunPlan> {
         Session::open(self).map(|session| session.plan)
     }
-}
-
-/// The model of `plan` as it is before the first step: with the weights that `model.from` names, and random ones, drawn from
-/// the run's seed alone, where it has none. Parameters that do not learn are frozen.
-///
-/// # Errors
-/// Weights that do not fit the model.
-pub fn model(plan: &RunPlan, device: &Device) -> Result<(Model, Option<LoadReport>)> {
-    device.seed(seed_for(plan.run.seed, "init", 0, 0));
-    let (config, task) = plan.model.built_in()?;
-    let model = Model::new(config, task.head(), device)?.with_compute(plan.engine.compute());
-    let (model, report) = match &plan.model.from {
-        Some(folder) => load(model, folder).map(|(model, report)| (model, Some(report)))?,
-        None => (model, None),
-    };
-    let model = plan.optimizer.groups.freeze(model);
-    // Drawn now: the first forward pass draws dropout too, in another order in every mode.
-    model.visit(&mut Drawn);
-    Ok((model, report))
 }
 
 /// Draws every weight that has not been drawn.

@@ -11,7 +11,7 @@ use crate::base::files::{hex, read_regular_text, write_json};
 use crate::base::host;
 use crate::config::{CompilerMode, DeviceKind, Precision, RunConfig};
 use crate::engine::handover::Engine;
-use crate::session::Session;
+use crate::session::{Session, TrainingTask};
 use kiln_models::Ops;
 use sha2::{Digest, Sha256};
 
@@ -67,7 +67,7 @@ pub struct Provenance {
 
 impl Provenance {
     /// The provenance of the run of `session` by this process.
-    pub fn of(session: &Session) -> Self {
+    pub fn of<T: TrainingTask>(session: &Session<T>) -> Self {
         let plan = &session.plan;
         let compiled = match plan.engine.compiler.as_ref().map_or(CompilerMode::Native, |compiler| compiler.enabled) {
             CompilerMode::Native => false,

@@ -1,6 +1,8 @@
 //! Tasks: which head a run needs, and how logits and labels become a loss. A loss is a sum and a count, divided once by
 //! whoever has collected all of an optimizer step; never a mean of means.
 
+pub mod evaluator;
+pub mod generate;
 pub mod scores;
 mod loss;
 
@@ -56,6 +58,8 @@ pub struct DeviceBatch {
     pub input: ModelInput,
     /// What the loss compares with; none when the batch has no labels.
     pub targets: Option<Targets>,
+    /// How many rows are examples; those after them only fill the batch up.
+    pub examples: usize,
     /// How many terms the loss sum has: predicted tokens, rows or spans. Known on the host, so no step reads it back.
     pub count: usize,
     /// How many labels are valid, by which the loss of training is divided. For `clm` these are more than the terms: the first
@@ -91,6 +95,30 @@ pub enum Targets {
         /// `[batch]`, 1 or 0; none when every row is an example.
         weight: Option<Tensor<1>>,
     },
+}
+
+impl Batch {
+    /// How many labels are valid.
+    pub fn num_labels(&self) -> usize {
+        match &self.labels {
+            Labels::None => 0,
+            Labels::Tokens(labels) | Labels::Classes(labels) => valid(labels),
+            Labels::Values(_) | Labels::Spans { .. } => self.examples,
+        }
+    }
+
+    /// How many terms the loss sum of `task` has: predicted tokens, rows or spans.
+    pub fn num_terms(&self, task: Task) -> usize {
+        match (&self.labels, task) {
+            (Labels::Tokens(labels), Task::Clm) => valid(&shifted(labels, self.seq_len)),
+            _ => self.num_labels(),
+        }
+    }
+}
+
+/// How many of `labels` are not ignored.
+fn valid(labels: &[i32]) -> usize {
+    labels.iter().filter(|&&label| label != IGNORED).count()
 }
 
 /// Sum of a loss over its terms, on the device, and how many terms there were.
@@ -132,10 +160,6 @@ impl DeviceBatch {
                 return Err(Error::data(format!("the labels of this batch are not those of the task {task}")));
             }
         };
-        let num_labels = match &batch.labels {
-            Labels::Tokens(labels) => labels.iter().filter(|&&label| label != IGNORED).count(),
-            _ => count,
-        };
         let last_token = attention_mask.map(|mask| {
             let last = mask.chunks(batch.seq_len).map(|row| row.iter().rposition(|&attended| attended).unwrap_or(0));
             let last = last.map(|index| index as i32).collect::<Vec<_>>();
@@ -147,7 +171,7 @@ impl DeviceBatch {
             token_type_ids: batch.token_type_ids.as_deref().map(ids),
             last_token,
         };
-        Ok(Self { input, targets, count, num_labels })
+        Ok(Self { input, targets, examples: batch.examples, count, num_labels: batch.num_labels() })
     }
 
     /// The loss sum of `logits` against this batch's targets.
@@ -219,7 +243,7 @@ fn shifted(labels: &[i32], seq_len: usize) -> Vec<i32> {
 
 fn classes(labels: &[i32], device: &Device) -> (Option<Targets>, usize) {
     let rows = labels.len();
-    let count = labels.iter().filter(|&&label| label != IGNORED).count();
+    let count = valid(labels);
     let index = labels.iter().map(|&label| if label == IGNORED { 0 } else { label }).collect::<Vec<_>>();
     let weight = (count < rows).then(|| {
         let weight = labels.iter().map(|&label| f32::from(label != IGNORED)).collect::<Vec<f32>>();

@@ -45,9 +45,10 @@ pub struct DeviceValues<'a> {
     pub grad_norm: &'a Tensor<1>,
 }
 
-/// Called by the loop; every method does nothing unless it is written.
+/// Called by the loop; every method does nothing unless it is written. `M` is the model that is trained: one that looks at no
+/// model is a callback for all of them (`impl<M> Callback<M> for ...`).
 #[allow(unused_variables)]
-pub trait Callback {
+pub trait Callback<M = Model> {
     /// Before everything else, when the run continues from `checkpoint`.
     fn on_resume(&mut self, progress: &Progress, checkpoint: &Path) {}
 
@@ -68,10 +69,10 @@ pub trait Callback {
 
     /// Before the weights change: the model and its gradients, summed over the micro-batches, neither divided nor clipped.
     /// Only where some callback [sees gradients](Self::sees_gradients), or steps are not captured.
-    fn on_pre_optimizer_step(&mut self, progress: &Progress, model: &Model, grads: &GradientsParams) {}
+    fn on_pre_optimizer_step(&mut self, progress: &Progress, model: &M, grads: &GradientsParams) {}
 
     /// After the weights have changed, before the step is counted. As `on_pre_optimizer_step`.
-    fn on_optimizer_step(&mut self, progress: &Progress, model: &Model) {}
+    fn on_optimizer_step(&mut self, progress: &Progress, model: &M) {}
 
     /// After every optimizer step, before its `on_step_end`, with its values. What is queued with `closures`, these values
     /// or any others, comes back after the step or with the next log row, which it is read with.
@@ -106,7 +107,7 @@ pub struct StopAfter(
     pub u64,
 );
 
-impl Callback for StopAfter {
+impl<M> Callback<M> for StopAfter {
     fn on_step_end(&mut self, progress: &Progress, control: &mut Control) {
         control.should_training_stop |= progress.step >= self.0;
     }

@@ -114,7 +114,7 @@ pub struct Snapshot {
     pub model: Vec<NamedTensor>,
     /// The optimizer's moments; not written where the state says that it has the model alone.
     pub optimizer: Vec<NamedTensor>,
-    /// The [files beside the weights](crate::session::Session::files_beside_weights) of a saved model.
+    /// The [files beside the weights](crate::session::TrainingTask::files) of a saved model.
     pub files: Vec<NamedFile>,
 }
 

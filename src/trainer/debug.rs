@@ -18,7 +18,7 @@ use crate::config::{CompilerMode, Switch};
 use crate::engine::handover::Engine;
 use crate::engine::operators;
 use crate::plan::{Part, RunPlan, parts};
-use crate::session::Session;
+use crate::session::{Session, TrainingTask};
 use crate::trainer::Shapes;
 
 /// The folder in the run folder.
@@ -54,7 +54,13 @@ impl Watch {
     }
 
     /// Ends looking: writes what was seen below the run folder `folder` and returns it as lines of a table.
-    pub(crate) fn finish(self, session: &Session, folder: &Path, shapes: &Shapes, step: u64) -> Result<Vec<String>> {
+    pub(crate) fn finish<T: TrainingTask>(
+        self,
+        session: &Session<T>,
+        folder: &Path,
+        shapes: &Shapes,
+        step: u64,
+    ) -> Result<Vec<String>> {
         let plan = &session.plan;
         let reads = DeviceReads::now().since(&self.before);
         #[cfg(feature = "compiler")]

@@ -1,72 +1,92 @@
 //! Steps that are computed operation by operation: on every device, and with every option.
 
+use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, Tensor};
-use kiln_models::{Model, ModelConfig};
+use kiln_models::Compute;
 
 use super::observer::{Observer, Part};
-use super::step::{Executor, MicroBatch, Totals, TrainState, Updated, clip};
+use super::step::{Executor, MicroBatch, Totals, TrainState, Updated};
 use crate::base::error::Result;
-use crate::config::{ActivationCheckpointing, Task};
+use crate::config::ActivationCheckpointing;
 use crate::optim::backward::{DropoutSeed, GradientPass};
 use crate::optim::gradient::{global_norm, scale_and_norm, unscale_and_norm};
-use crate::plan::RunPlan;
-use crate::task::LossOptions;
+use crate::session::{Session, TrainingTask};
+use crate::task::Reduction;
 
 /// Computes steps, and holds the sums over the micro-batches of the one at hand.
-pub(super) struct Eager {
+pub(super) struct Eager<T: TrainingTask> {
+    task: T,
     /// With autodiff.
     device: Device,
-    loss: LossOptions,
+    compute: Compute,
+    reduction: Reduction,
+    /// Whether dropout drops anything.
+    drops: bool,
     checkpointing: ActivationCheckpointing,
     accumulation: usize,
     clip: Option<f64>,
-    empty: (ModelConfig, Task),
-    grads: GradientsAccumulator<Model>,
+    /// What stands in for the model while it is updated: it has one element in every parameter.
+    stand_in: T::Model,
+    grads: GradientsAccumulator<T::Model>,
     /// `[1]`
     loss_sum: Option<Tensor<1>>,
     /// What the divisor of the step will be if all its micro-batches are like the first.
     expected_divisor: Option<f64>,
 }
 
-impl Eager {
-    /// For the run of `plan`, on `device` with autodiff.
-    pub(super) fn new(plan: &RunPlan, device: Device) -> Result<Self> {
-        let (config, task) = plan.model.built_in()?;
-        Ok(Self {
+impl<T: TrainingTask> Eager<T> {
+    /// For the run of `session` that trains `model`, on `device` with autodiff.
+    pub(super) fn new(session: &Session<T>, model: &T::Model, device: Device, drops: bool) -> Self {
+        let plan = &session.plan;
+        Self {
+            task: session.task.clone(),
+            stand_in: model.clone().map(&mut Emptied),
             device,
-            loss: plan.optimizer.loss.clone(),
+            compute: plan.engine.compute(),
+            reduction: plan.optimizer.loss.reduction,
+            drops,
             checkpointing: plan.engine.activation_checkpointing,
             accumulation: plan.batch.accumulation,
-            clip: clip(plan),
-            empty: (config.clone(), task),
+            clip: plan.optimizer.max_grad_norm,
             grads: GradientsAccumulator::new(),
             loss_sum: None,
             expected_divisor: None,
-        })
+        }
     }
 }
 
-impl Executor for Eager {
+/// Leaves one element of every parameter.
+struct Emptied;
+
+impl ModuleMapper for Emptied {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let device = param.lazy_device();
+        Param::from_tensor(Tensor::zeros([1; D], &device))
+    }
+}
+
+impl<T: TrainingTask> Executor<T> for Eager<T> {
     fn device(&self) -> &Device {
         &self.device
     }
 
     fn micro_batch(
         &mut self,
-        state: &mut TrainState,
-        micro: MicroBatch,
+        state: &mut TrainState<T::Model>,
+        micro: MicroBatch<T::DeviceBatch>,
         observer: &mut dyn Observer,
     ) -> Result<Option<String>> {
         let pass = GradientPass {
-            seed: DropoutSeed::Host(micro.seed),
+            seed: if self.drops { DropoutSeed::Host(micro.seed) } else { DropoutSeed::Off },
             checkpointing: self.checkpointing,
-            options: &self.loss,
+            compute: self.compute,
+            device: &self.device,
             copies: Some(state.optimizer.copies()),
         };
         // In f16 the gradients of a sum over thousands of tokens would overflow under any scale, so the sum is divided before
         // the backward pass, by what the step's divisor will be if all batches are like this.
-        let (reduction, accumulation) = (self.loss.reduction, self.accumulation);
+        let (reduction, accumulation) = (self.reduction, self.accumulation);
         let all = reduction.divisor(micro.labels * accumulation as f64, accumulation);
         let expected = *self.expected_divisor.get_or_insert(all.max(1.0));
         let weight = reduction.weight(micro.labels);
@@ -78,7 +98,7 @@ impl Executor for Eager {
                 Some(scaler) => scaler.scaled(weighted(loss), expected),
             }
         };
-        let (sum, grads) = pass.run(&state.model, &micro.batch, scaled)?;
+        let (sum, grads) = self.task.gradients(&state.model, &micro.batch, &pass, scaled)?;
         self.grads.accumulate(&state.model, grads);
         observer.part(Part::Backward);
         let sum = weighted(sum);
@@ -91,27 +111,25 @@ impl Executor for Eager {
 
     fn update(
         &mut self,
-        state: &mut TrainState,
+        state: &mut TrainState<T::Model>,
         totals: Totals,
-        sees: &mut dyn FnMut(&Model, &GradientsParams),
+        sees: &mut dyn FnMut(&T::Model, &GradientsParams),
     ) -> Result<Updated> {
         let TrainState { model, optimizer, scaler } = state;
         let grads = self.grads.grads();
         let loss_sum = self.loss_sum.take().expect("a step with labels has a micro-batch");
         let expected = self.expected_divisor.take().expect("a step with labels has a micro-batch");
         // Divide once, clip by the global norm, update.
-        let divisor = self.loss.reduction.divisor(totals.labels, totals.micro_batches);
-        let sum_norm = global_norm(model, &grads, model.ops());
+        let divisor = self.reduction.divisor(totals.labels, totals.micro_batches);
+        let sum_norm = global_norm(model, &grads, self.compute.ops());
         let verdict = scaler.as_ref().map(|scaler| scaler.judge(sum_norm.clone()));
         let (scale, grad_norm) = match scaler {
             None => scale_and_norm(sum_norm, divisor, self.clip),
             Some(scaler) => unscale_and_norm(sum_norm, scaler.scale(), divisor / expected, self.clip),
         };
         sees(model, &grads);
-        // The model is moved, not copied: weights that nobody else holds are updated in place. What stands in for it has no
-        // weights before they are used, and they never are.
-        let (config, task) = &self.empty;
-        let moved = std::mem::replace(model, Model::new(config, task.head(), &self.device)?);
+        // The model is moved, not copied: weights that nobody else holds are updated in place.
+        let moved = std::mem::replace(model, self.stand_in.clone());
         *model = match &verdict {
             None => optimizer.step(moved, grads, &scale, totals.lr),
             Some(verdict) => optimizer.step_unless(verdict, moved, grads, &scale, totals.lr),

@@ -13,6 +13,7 @@ use crate::config::EvalStrategy;
 use crate::engine::device::release_memory;
 use crate::inference::evaluate::evaluate;
 use crate::plan::RunPlan;
+use crate::session::TrainingTask;
 
 /// When an evaluation is due, and what the last ones said.
 #[derive(Debug)]
@@ -58,15 +59,16 @@ impl Evaluating {
     }
 }
 
-impl Trainer {
+impl<T: TrainingTask> Trainer<T> {
     /// Evaluates and writes the row. When a signal comes first, the evaluation stays due.
-    pub(super) fn evaluate(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<()> {
+    pub(super) fn evaluate_and_record(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<()> {
         run.evaluating.is_best = false;
         run.evaluating.is_pending = false;
         let Some(validation) = self.session.validation.clone() else { return Ok(()) };
         let started = Instant::now();
         let batch_size = self.session.plan.evaluation.batch_size;
-        let evaluation = evaluate(&self.state.model, &self.session, validation, batch_size);
+        let compute = self.session.plan.engine.compute();
+        let evaluation = evaluate(&self.state.model, compute, &self.session, validation, batch_size);
         let evaluation = match evaluation {
             Err(error) if matches!(error.kind(), ErrorKind::Interrupted(_)) && run.progress.step > 0 => {
                 run.evaluating.is_pending = true;

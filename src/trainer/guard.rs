@@ -13,7 +13,6 @@
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
-use kiln_models::Model;
 
 use super::callback::Progress;
 use crate::base::error::{Error, Result};
@@ -124,7 +123,7 @@ impl Guard {
     }
 
     /// The values to be read with those of the step: the flag alone, or with the movement of `model`'s weights.
-    pub(super) fn values(&mut self, model: Option<&Model>) -> Vec<Tensor<1>> {
+    pub(super) fn values<M: Module>(&mut self, model: Option<&M>) -> Vec<Tensor<1>> {
         let mut values = self.bad_steps.iter().cloned().collect::<Vec<_>>();
         if let Some(model) = model {
             let mut sample = Sample(Vec::new());
@@ -248,7 +247,7 @@ mod tests {
                 let norm = if step == 4 { bad } else { 1.0 };
                 guard.step(&value(2.0), &value(norm));
             }
-            let reading = Guard::reading(&read_scalars(guard.values(None)).unwrap());
+            let reading = Guard::reading(&read_scalars(guard.values(None::<&Param<Tensor<1>>>)).unwrap());
             let error = guard.check_finite(&at(steps), 2.0, 1.0, reading).unwrap_err();
             assert_eq!(error.exit_code(), 5);
             assert!(
@@ -263,7 +262,7 @@ mod tests {
         assert!(error.starts_with("step 6: the loss is NaN and the gradient norm 1; it began at step 4;"), "{error}");
         let mut guard = Guard::with(true, 0.0);
         (0..7).for_each(|_| guard.step(&value(2.0), &value(3.0)));
-        let reading = Guard::reading(&read_scalars(guard.values(None)).unwrap());
+        let reading = Guard::reading(&read_scalars(guard.values(None::<&Param<Tensor<1>>>)).unwrap());
         guard.check_finite(&at(7), 2.0, 3.0, reading).unwrap();
     }
 

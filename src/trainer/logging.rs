@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use kiln_models::Model;
 
 use super::Trainer;
 use super::callback::{Callback, DeviceValues};
@@ -18,6 +18,7 @@ use crate::config::LoggingStrategy;
 use crate::engine::handover;
 use crate::plan::RunPlan;
 use crate::precision::scaler::{MIN_SCALE, Scaling};
+use crate::session::TrainingTask;
 
 /// When a row is due.
 #[derive(Debug, Clone, Copy)]
@@ -69,7 +70,7 @@ struct ReadValues {
 
 impl StepValues {
     /// Shows the callbacks what is still on the device.
-    pub(super) fn show(&self, callbacks: &mut [Box<dyn Callback>], run: &mut Run) {
+    pub(super) fn show<M>(&self, callbacks: &mut [Box<dyn Callback<M>>], run: &mut Run) {
         let values = DeviceValues { loss: &self.loss, grad_norm: &self.grad_norm };
         callbacks.iter_mut().for_each(|callback| callback.on_step_values(&run.progress, values, &mut run.closures));
     }
@@ -77,7 +78,7 @@ impl StepValues {
     /// Reads loss, gradient norm, loss scale, the losses since the last row, what the guard of `run` wants to know and what
     /// `closures` wait for, in one transfer.
     #[track_caller]
-    fn read(&self, run: &mut Run, model: Option<&Model>, closures: StepClosures<'static>) -> Result<ReadValues> {
+    fn read<M: Module>(&self, run: &mut Run, model: Option<&M>, closures: StepClosures<'static>) -> Result<ReadValues> {
         let (mut figures, mut scaling, mut reading) = ([f64::NAN; 3], None, Guard::reading(&[]));
         let mut closures: StepClosures<'_> = closures;
         let window = run.losses.window().unwrap_or_else(|| self.loss.zeros_like());
@@ -97,7 +98,7 @@ impl StepValues {
     /// A checkpoint of a run that learns nothing any more would only be in the way.
     #[track_caller]
     pub(super) fn read_finite(&self, run: &mut Run) -> Result<()> {
-        self.read(run, None, StepClosures::default())?.check_finite(run)
+        self.read(run, None::<&Param<Tensor<1>>>, StepClosures::default())?.check_finite(run)
     }
 }
 
@@ -114,7 +115,7 @@ impl ReadValues {
     }
 }
 
-impl Trainer {
+impl<T: TrainingTask> Trainer<T> {
     /// Reads the values of the step and writes its row. `waited` is how long batches have been waited for in all.
     pub(super) fn log(&mut self, folder: &mut RunFolder, run: &mut Run, after: &After, waited: Duration) -> Result<()> {
         let values = &after.values;

@@ -1,5 +1,6 @@
-//! The training loop, read from top to bottom: [`Trainer::train`]. Evaluation, logging and saving hang on it; nothing else
-//! trains.
+//! The training loop, read from top to bottom: [`Trainer::train`]. After each step it asks its parts (logging, evaluation,
+//! verification, saving, the reasons to stop) whether they are due; each decides for itself. The steps are computed by an
+//! executor, operation by operation or as recordings. What is trained is a [`TrainingTask`]; nothing else trains.
 
 pub mod debug;
 pub mod runs;
@@ -35,24 +36,21 @@ mod stopping;
 mod tensorboard;
 mod verifying;
 
-use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::Module;
 use burn::tensor::Device;
-use kiln_models::Model;
 use kiln_models::weights::LoadReport;
 
 use crate::base::error::{Error, Result};
 use crate::base::metrics::Record;
 use crate::base::panics;
-use crate::base::signals;
 use crate::config::{ActivationCheckpointing, Integration};
 use crate::data::loader::{Loader, LoaderOptions};
 use crate::optim::Optimizer;
 use crate::plan::RunPlan;
 use crate::precision::scaler::{LossScaler, ScalerConfig};
-use crate::session::{self, Session};
+use crate::session::{BuiltIn, Session, TrainingTask};
 use history::write_trainer_state;
 use laps::Laps;
 use observer::{Observer, Part};
@@ -94,16 +92,18 @@ impl Purpose {
     }
 }
 
-/// A model, its optimizer and its data, ready to train.
-pub struct Trainer {
-    session: Session,
-    state: TrainState,
+/// A model, its optimizer and its data, ready to train: of Kiln's own, or of a [`TrainingTask`] that a program brings along.
+pub struct Trainer<T: TrainingTask = BuiltIn> {
+    session: Session<T>,
+    state: TrainState<T::Model>,
     /// With autodiff.
     device: Device,
     purpose: Purpose,
-    callbacks: Vec<Box<dyn Callback>>,
+    /// Whether dropout drops anything.
+    drops: bool,
+    callbacks: Vec<Box<dyn Callback<T::Model>>>,
     observer: Box<dyn Observer>,
-    verifying: Verifying,
+    verifying: Verifying<T>,
     load_report: Option<LoadReport>,
 }
 
@@ -121,13 +121,13 @@ pub struct TrainOutput {
     pub was_complete: bool,
 }
 
-impl Trainer {
+impl<T: TrainingTask> Trainer<T> {
     /// Builds the model (random weights, or those that `model.from` names) and the optimizer.
     ///
     /// # Errors
     /// Weights that do not fit the model; a plan whose mode is to be chosen by a trial that nobody has made
     /// ([`proof::trainer`](crate::proof::trainer) makes it).
-    pub fn new(session: Session) -> Result<Self> {
+    pub fn new(session: Session<T>) -> Result<Self> {
         let plan = &session.plan;
         if plan.engine.is_undecided() {
             return Err(Error::config("compiler.enabled = \"auto\": nothing has chosen the mode of this plan yet")
@@ -140,13 +140,23 @@ impl Trainer {
         };
         let (state, load_report) = Self::build(&session, &device)?;
         let (callbacks, observer, verifying) = (Vec::new(), Box::new(()), Verifying::new(plan));
-        Ok(Self { session, state, device, purpose: Purpose::Train, callbacks, observer, verifying, load_report })
+        Ok(Self {
+            session,
+            state,
+            device,
+            purpose: Purpose::Train,
+            drops: true,
+            callbacks,
+            observer,
+            verifying,
+            load_report,
+        })
     }
 
     /// What training changes, as it is before the first step.
-    fn build(session: &Session, device: &Device) -> Result<(TrainState, Option<LoadReport>)> {
+    fn build(session: &Session<T>, device: &Device) -> Result<(TrainState<T::Model>, Option<LoadReport>)> {
         let plan = &session.plan;
-        let (model, load_report) = session::model(plan, device)?;
+        let (model, load_report) = session.model(device)?;
         let optimizer = Optimizer::new(plan.optimizer.config, &plan.optimizer.groups, &model).with_ops(plan.engine.ops);
         let scales = plan.engine.precision.scales_loss();
         let scaler = scales.then(|| LossScaler::new(ScalerConfig::default(), &session.device));
@@ -159,6 +169,12 @@ impl Trainer {
         self
     }
 
+    /// Nothing is dropped out, whatever the model says.
+    pub(crate) fn without_dropout(mut self) -> Self {
+        self.drops = false;
+        self
+    }
+
     /// `observer` hears of the parts of every step.
     pub(crate) fn with_observer(mut self, observer: impl Observer + 'static) -> Self {
         self.observer = Box::new(observer);
@@ -167,7 +183,7 @@ impl Trainer {
 
     /// Adds a callback; they are called in the order in which they were added.
     #[must_use]
-    pub fn with_callback(mut self, callback: impl Callback + 'static) -> Self {
+    pub fn with_callback(mut self, callback: impl Callback<T::Model> + 'static) -> Self {
         self.callbacks.push(Box::new(callback));
         self
     }
@@ -180,7 +196,7 @@ impl Trainer {
 
     /// Where `compiler.verify` asks for it, `verifier` compares the modes.
     #[must_use]
-    pub fn with_verifier(mut self, verifier: impl Verifier + 'static) -> Self {
+    pub fn with_verifier(mut self, verifier: impl Verifier<T> + 'static) -> Self {
         self.verifying.verifier = Some(Box::new(verifier));
         self
     }
@@ -199,7 +215,7 @@ impl Trainer {
     }
 
     /// The session of this run.
-    pub fn session(&self) -> &Session {
+    pub fn session(&self) -> &Session<T> {
         &self.session
     }
 
@@ -209,8 +225,20 @@ impl Trainer {
     }
 
     /// The model as it is now.
-    pub fn model(&self) -> &Model {
+    pub fn model(&self) -> &T::Model {
         &self.state.model
+    }
+
+    /// Evaluates the model as it is now on the validation data.
+    ///
+    /// # Errors
+    /// A run without validation data, data that cannot be read, a signal.
+    pub fn evaluate(&self) -> Result<Evaluation> {
+        let Some(validation) = self.session.validation.clone() else {
+            return Err(Error::config("data.validation: required to evaluate, got none"));
+        };
+        let plan = &self.session.plan;
+        evaluate(&self.state.model, plan.engine.compute(), &self.session, validation, plan.evaluation.batch_size)
     }
 
     /// Trains to the end of the plan, writes the run folder, and returns the summary. With `run.on_existing = "resume"` it
@@ -276,7 +304,7 @@ impl Trainer {
 
     /// THE loop.
     fn run(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<TrainOutput> {
-        let mut executor = self.executor()?;
+        let mut executor = self.executor();
         let mut loader = self.train_loader()?;
         loader.seek(run.position);
         self.begin_training(folder, run)?;
@@ -295,7 +323,7 @@ impl Trainer {
             self.observer.part(Part::Sync);
             let evaluates = run.evaluating.due(&after) || run.control.should_evaluate;
             if evaluates {
-                self.evaluate(folder, run)?;
+                self.evaluate_and_record(folder, run)?;
             }
             if self.verifying.due(&after) {
                 self.verify(run)?;
@@ -317,7 +345,7 @@ impl Trainer {
                     self.log(folder, run, &end, loader.data_wait())?;
                 }
                 if !evaluates && run.evaluating.due(&end) {
-                    self.evaluate(folder, run)?;
+                    self.evaluate_and_record(folder, run)?;
                 }
                 break;
             }
@@ -340,20 +368,20 @@ impl Trainer {
         write_trainer_state(folder, &self.session.plan, run, true)?;
         folder.status.advance(&run.progress, run.clock.start.elapsed().as_secs_f64());
         self.callbacks.iter_mut().for_each(|callback| callback.on_train_end(&run.progress, &summary));
-        let sample = self.sample()?;
+        let sample = self.session.task.sample(&self.session.plan, &self.state.model.valid(), &self.session.device)?;
         Ok(TrainOutput { step: run.progress.step, summary, sample, was_complete: false })
     }
 
-    fn train_loader(&self) -> Result<Loader> {
+    fn train_loader(&self) -> Result<Loader<T::Example, T::Batch>> {
+        let task = self.session.task.clone();
         let batches = self.session.plan.data.drawn(&self.session.plan.batch);
         Loader::new(
             self.session.train.clone(),
+            move |examples| task.collate(examples, batches.size),
             LoaderOptions {
                 batch_size: batches.size,
                 order: batches.order,
                 drop_last: batches.drop_last,
-                pad_id: self.session.plan.data.pad_id,
-                padding: self.session.plan.data.padding.clone(),
                 prefetch: 2,
                 repeat: true,
             },
@@ -363,27 +391,5 @@ impl Trainer {
     /// Tells the callbacks.
     fn notice(&mut self, notice: &str) {
         self.callbacks.iter_mut().for_each(|callback| callback.on_notice(notice));
-    }
-
-    /// The text sample that `[generation]` asks for, from the model as it is now.
-    fn sample(&self) -> Result<Option<String>> {
-        let (Some(options), Some(tokenizer)) = (&self.session.plan.generation, &self.session.tokenizer) else {
-            return Ok(None);
-        };
-        let prompt = tokenizer.encode(&options.prompt)?;
-        let model = self.state.model.valid();
-        let device = &self.session.device;
-        let tokens = crate::inference::generate::generate(
-            &model,
-            self.session.plan.model.built_in()?.0,
-            device,
-            &prompt,
-            &options.sampling,
-            |_| {
-                // The run is complete by now, so a signal only cuts the sample short.
-                if signals::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            },
-        )?;
-        Ok(Some(format!("{}{}", options.prompt, tokenizer.decode(&tokens)?)))
     }
 }

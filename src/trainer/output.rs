@@ -11,7 +11,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_models::Model;
 use kiln_models::weights::save;
 
 use super::checkpoint::{self, Checkpoint};
@@ -27,9 +26,9 @@ use crate::data::paths;
 use crate::data::tokenizer::write_files;
 use crate::engine::compiler;
 use crate::plan::{RunPlan, RunSettings};
-use crate::session::Session;
 use crate::session::provenance;
 use crate::session::provenance::Provenance;
+use crate::session::{Session, TrainingTask};
 use crate::trainer::debug;
 
 const RESULTS: &str = "all_results.json";
@@ -174,7 +173,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// As [`check`](Self::check); a checkpoint that is of another run; the operating system's.
-    pub fn create(session: &Session) -> Result<(Self, Option<Checkpoint>)> {
+    pub fn create<T: TrainingTask>(session: &Session<T>) -> Result<(Self, Option<Checkpoint>)> {
         let plan = &session.plan;
         let how = plan.run.on_existing;
         let path = Self::check(&plan.run)?;
@@ -320,12 +319,12 @@ impl RunFolder {
         write_whole(&self.path.join(RESULTS), (results.to_json() + "\n").as_bytes())
     }
 
-    /// Writes `model/`: weights and the [files beside them](Session::files_beside_weights). It is written aside and renamed. What
+    /// Writes `model/`: weights and the [files beside them](TrainingTask::files). It is written aside and renamed. What
     /// somebody has added to a `model/` that is there stays in it.
     ///
     /// # Errors
     /// The operating system's; no `model/` is left behind then, or the one from before.
-    pub fn write_model(&self, model: &Model, session: &Session) -> Result<PathBuf> {
+    pub fn write_model<T: TrainingTask>(&self, model: &T::Model, session: &Session<T>) -> Result<PathBuf> {
         let target = self.path.join(MODEL);
         match self.write_aside(&target, model, session) {
             Ok(()) => Ok(target),
@@ -335,10 +334,10 @@ impl RunFolder {
         }
     }
 
-    fn write_aside(&self, target: &Path, model: &Model, session: &Session) -> Result<()> {
+    fn write_aside<T: TrainingTask>(&self, target: &Path, model: &T::Model, session: &Session<T>) -> Result<()> {
         let io = |error: std::io::Error| Error::io(format!("write {}", target.display()), &error);
         let aside = tempfile::Builder::new().prefix(MODEL_ASIDE).tempdir_in(&self.path).map_err(io)?;
-        let beside = session.files_beside_weights(model)?;
+        let beside = session.task.files(model)?;
         write_files(aside.path(), &beside)?;
         save(model, aside.path())?;
         #[cfg(unix)]

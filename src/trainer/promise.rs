@@ -21,7 +21,7 @@ use crate::base::error::{Error, Result};
 use crate::base::files::hex;
 use crate::config::{Precision, SchedulerType};
 use crate::data::digest::digest;
-use crate::session::Session;
+use crate::session::{Session, TrainingTask};
 use crate::task::Reduction;
 
 /// Keys (or, with a dot at the end, sections) that may change.
@@ -97,17 +97,17 @@ impl Promise {
     ///
     /// # Errors
     /// Training data that cannot be read.
-    pub fn of(session: &Session) -> Result<Self> {
+    pub fn of<T: TrainingTask>(session: &Session<T>) -> Result<Self> {
         let plan = &session.plan;
         let mut settings = BTreeMap::new();
-        let (config, (model, _)) = (session.config(), plan.model.built_in()?);
+        let config = session.config();
         let config = serde_json::to_value(&config).map_err(|error| Error::config(error.to_string()))?;
         flatten("", &config, &mut settings);
         settings.retain(|key, _| {
             let free = |name: &str| key == name || (name.ends_with('.') && key.starts_with(name));
             !FREE.iter().any(|name| free(name)) && !DERIVED.contains(&key.as_str())
         });
-        flatten("model", &model.to_json(""), &mut settings);
+        flatten("model", &session.task.config(), &mut settings);
         let precision = plan.engine.precision.precision;
         if precision != Precision::F32 {
             settings.insert("precision".into(), json!(precision.as_str()));

@@ -10,6 +10,7 @@ use super::run::Run;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::metrics::MetricsFile;
 use crate::plan::{BatchPlan, RunPlan};
+use crate::session::TrainingTask;
 use crate::task::Reduction;
 
 /// The batch to go on with after `error`; none when it was not about memory, or when no smaller micro-batch trains the same.
@@ -30,7 +31,7 @@ pub(super) fn smaller_batch(plan: &RunPlan, error: &Error) -> Option<BatchPlan> 
     Some(smaller)
 }
 
-impl Trainer {
+impl<T: TrainingTask> Trainer<T> {
     /// The run as it stood at its last good state, with the batch `smaller`, which changes nothing that the run promises.
     /// Rows written since are taken back, plan.toml and plan.json are written again.
     pub(super) fn recover(&mut self, folder: &mut RunFolder, smaller: BatchPlan, error: &str) -> Result<Run> {

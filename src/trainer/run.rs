@@ -28,6 +28,7 @@ use crate::config::DeviceKind;
 use crate::data::loader::Position;
 use crate::engine::launches::NewKernels;
 use crate::precision::scaler::{LossScaler, ScalerConfig, Verdict};
+use crate::session::TrainingTask;
 use crate::trainer::debug::Watch;
 use crate::trainer::step_closures::StepClosures;
 use crate::trainer::warmup;
@@ -92,7 +93,7 @@ impl Run {
     }
 }
 
-impl Trainer {
+impl<T: TrainingTask> Trainer<T> {
     /// The run at its start, or where `checkpoint` stands.
     pub(super) fn begin(&mut self, folder: &RunFolder, checkpoint: Option<&Checkpoint>) -> Result<Run> {
         let watch = Watch::start(&self.session.plan);
@@ -170,7 +171,7 @@ impl Trainer {
         self.observer.begin(folder.path(), &run.progress, is_synchronous)?;
         self.callbacks.iter_mut().for_each(|callback| callback.on_train_begin(&self.session.plan));
         if run.evaluating.is_pending {
-            self.evaluate(folder, run)?;
+            self.evaluate_and_record(folder, run)?;
         }
         self.observer.part(Part::Evaluation);
         check_signals_at_start()
@@ -275,7 +276,7 @@ impl Trainer {
             state,
             model: export(model).map_err(Error::device)?,
             optimizer: if only_model { Vec::new() } else { self.state.optimizer.export(model)? },
-            files: self.session.files_beside_weights(model)?,
+            files: self.session.task.files(model)?,
         };
         run.saver.spent += started.elapsed();
         let keep = self.session.plan.saving.load_best_at_end.then_some(run.evaluating.best.step).flatten();

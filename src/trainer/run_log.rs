@@ -42,7 +42,7 @@ impl RunLog {
     }
 }
 
-impl Callback for RunLog {
+impl<M> Callback<M> for RunLog {
     fn on_resume(&mut self, progress: &Progress, checkpoint: &Path) {
         self.say(format_args!("continuing after step {} from {}", progress.step, checkpoint.display()));
     }

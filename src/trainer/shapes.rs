@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use crate::data::Batch;
+use crate::session::BatchSize;
 
 /// The shape of a batch, as far as it decides what is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,9 +19,9 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// The shape of `batch`.
-    pub(crate) fn of(batch: &Batch) -> Self {
-        Self { rows: batch.rows, seq_len: batch.seq_len, padded: batch.attention_mask.is_some() }
+    /// The shape of a batch of this size.
+    pub(crate) fn of(size: &BatchSize) -> Self {
+        Self { rows: size.rows, seq_len: size.seq_len, padded: size.padded }
     }
 }
 

@@ -3,7 +3,6 @@
 
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use kiln_models::Model;
 
 use super::Trainer;
 #[cfg(feature = "compiler")]
@@ -16,13 +15,12 @@ use crate::base::error::{Error, Result};
 use crate::base::random::seed_for;
 use crate::data::loader::Loader;
 use crate::optim::Optimizer;
-use crate::plan::RunPlan;
 use crate::precision::scaler::{LossScaler, Verdict};
-use crate::task::DeviceBatch;
+use crate::session::TrainingTask;
 
 /// What training changes.
-pub(super) struct TrainState {
-    pub(super) model: Model,
+pub(super) struct TrainState<M> {
+    pub(super) model: M,
     pub(super) optimizer: Optimizer,
     /// The loss scale of f16.
     pub(super) scaler: Option<LossScaler>,
@@ -30,7 +28,7 @@ pub(super) struct TrainState {
 
 /// Computes the micro-batches of a step and its update: operation by operation ([`Eager`]), or by replaying recordings
 /// (`CapturedSteps`).
-pub(super) trait Executor {
+pub(super) trait Executor<T: TrainingTask> {
     /// Where batches have to be.
     fn device(&self) -> &Device;
 
@@ -40,8 +38,8 @@ pub(super) trait Executor {
     /// A batch without labels.
     fn micro_batch(
         &mut self,
-        state: &mut TrainState,
-        micro: MicroBatch,
+        state: &mut TrainState<T::Model>,
+        micro: MicroBatch<T::DeviceBatch>,
         observer: &mut dyn Observer,
     ) -> Result<Option<String>>;
 
@@ -52,9 +50,9 @@ pub(super) trait Executor {
     /// A batch without labels.
     fn update(
         &mut self,
-        state: &mut TrainState,
+        state: &mut TrainState<T::Model>,
         totals: Totals,
-        sees: &mut dyn FnMut(&Model, &GradientsParams),
+        sees: &mut dyn FnMut(&T::Model, &GradientsParams),
     ) -> Result<Updated>;
 
     /// Steps, micro-batches and updates that have been recorded.
@@ -64,8 +62,8 @@ pub(super) trait Executor {
 }
 
 /// A micro-batch of a step.
-pub(super) struct MicroBatch {
-    pub(super) batch: DeviceBatch,
+pub(super) struct MicroBatch<B> {
+    pub(super) batch: B,
     /// What its dropout is drawn from.
     pub(super) seed: u64,
     /// What its valid labels count together.
@@ -111,50 +109,50 @@ pub(super) struct Stepped {
     pub(super) epoch_ended: bool,
 }
 
-/// The gradient norm that `trainer.max_grad_norm` clips to, if any.
-pub(super) fn clip(plan: &RunPlan) -> Option<f64> {
-    plan.optimizer.max_grad_norm
-}
-
-impl Trainer {
+impl<T: TrainingTask> Trainer<T> {
     /// Captured steps where the plan has them, unless a callback sees gradients, which is then said; else eager ones.
-    pub(super) fn executor(&mut self) -> Result<Box<dyn Executor>> {
+    pub(super) fn executor(&mut self) -> Box<dyn Executor<T>> {
         #[cfg(feature = "compiler")]
         if self.session.plan.captures().is_ok() {
             if self.callbacks.iter().any(|callback| callback.sees_gradients()) {
                 self.notice("steps are not captured: a callback sees gradients");
-            } else if let Some(captured) = CapturedSteps::new(&self.state, &self.session) {
-                return Ok(Box::new(captured));
+            } else if let Some(captured) = CapturedSteps::new(&self.state, &self.session, self.drops) {
+                return Box::new(captured);
             }
         }
-        Ok(Box::new(Eager::new(&self.session.plan, self.device.clone())?))
+        Box::new(Eager::new(&self.session, &self.state.model, self.device.clone(), self.drops))
     }
 
     /// The next step of `run`: up to `accumulation` micro-batches, fewer at the end of an epoch, and one update, for which their
     /// losses and gradients are divided once.
-    pub(super) fn step(&mut self, executor: &mut dyn Executor, loader: &mut Loader, run: &mut Run) -> Result<Stepped> {
-        let (step, (_, task)) = (run.progress.step, self.session.plan.model.built_in()?);
+    pub(super) fn step(
+        &mut self,
+        executor: &mut dyn Executor<T>,
+        loader: &mut Loader<T::Example, T::Batch>,
+        run: &mut Run,
+    ) -> Result<Stepped> {
+        let step = run.progress.step;
         let (mut labels, mut micro_batches, mut tokens) = (0.0, 0, 0);
         let mut epoch_ended = false;
         while micro_batches < self.session.plan.batch.accumulation && !epoch_ended {
             let Some(loaded) = loader.next_batch()? else { break };
-            let shape = Shape::of(&loaded.batch);
+            let size = self.session.task.size(&loaded.batch);
+            let shape = Shape::of(&size);
             if let Some(news) = run.shapes.see(shape, step + 1) {
                 self.notice(&news);
             }
-            let batch = DeviceBatch::new(task, &loaded.batch, executor.device())?;
+            let batch = self.session.task.to_device(&loaded.batch, executor.device())?;
             self.observer.batch(shape);
             self.observer.part(Part::Data);
             let seed = seed_for(self.session.plan.run.seed, "dropout", step, micro_batches as u64);
-            let own_labels = self.session.plan.optimizer.loss.total_weight(&loaded.batch.labels, batch.num_labels);
-            let micro = MicroBatch { batch, seed, labels: own_labels };
+            let micro = MicroBatch { batch, seed, labels: size.labels };
             if let Some(notice) = executor.micro_batch(&mut self.state, micro, &mut *self.observer)? {
                 self.notice(&notice);
             }
-            labels += own_labels;
+            labels += size.labels;
             micro_batches += 1;
-            tokens += loaded.batch.num_tokens as u64;
-            run.progress.samples += loaded.batch.examples as u64;
+            tokens += size.tokens;
+            run.progress.samples += loaded.examples as u64;
             run.progress.epoch = loaded.epoch_progress;
             epoch_ended = loaded.last_in_epoch;
         }
@@ -165,7 +163,7 @@ impl Trainer {
 
         let lr = self.session.plan.optimizer.schedule.lr(step as usize);
         let (callbacks, progress) = (&mut self.callbacks, &run.progress);
-        let mut sees = |model: &Model, grads: &GradientsParams| {
+        let mut sees = |model: &T::Model, grads: &GradientsParams| {
             callbacks.iter_mut().for_each(|callback| callback.on_pre_optimizer_step(progress, model, grads));
         };
         let updated = executor.update(&mut self.state, Totals { labels, micro_batches, lr }, &mut sees)?;

@@ -98,7 +98,7 @@ impl TensorBoard {
     }
 }
 
-impl Callback for TensorBoard {
+impl<M> Callback<M> for TensorBoard {
     fn on_log(&mut self, progress: &Progress, row: &Record) {
         self.row(progress, row);
     }
@@ -154,8 +154,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut board = TensorBoard::create(folder.path()).unwrap();
         let progress = Progress { step: 3, total_steps: 9, samples: 0, tokens: 0, epoch: 0.5 };
-        board.on_log(&progress, &Record::default().with("step", 3u64).with("loss", 1.5).with("peak_mib", None));
-        board.on_evaluate(&progress, &Record::default().with("eval_accuracy", 0.25), &mut Control::default());
+        let callback: &mut dyn Callback = &mut board;
+        callback.on_log(&progress, &Record::default().with("step", 3u64).with("loss", 1.5).with("peak_mib", None));
+        callback.on_evaluate(&progress, &Record::default().with("eval_accuracy", 0.25), &mut Control::default());
         let bytes = fs::read(&board.path).unwrap();
         let (mut at, mut events) = (0, Vec::new());
         while at < bytes.len() {

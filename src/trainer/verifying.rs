@@ -15,27 +15,27 @@ use crate::config::{DeviceKind, Verify};
 use crate::engine::compiler::checks;
 use crate::engine::device::release_memory;
 use crate::plan::RunPlan;
-use crate::session::Session;
+use crate::session::{BuiltIn, Session, TrainingTask};
 
 /// Compares the modes of the compiler, for `compiler.verify`.
-pub trait Verifier {
+pub trait Verifier<T: TrainingTask = BuiltIn> {
     /// Whether compiled computes what native does in the first steps of `session`, after `step` steps of the run whose weights
     /// are in the folder `weights`, or from those that the run begins with. Returns the verdict for people.
     ///
     /// # Errors
     /// A difference, and what the steps meet.
-    fn verify(&self, session: &Session, weights: Option<&Path>, step: u64) -> Result<String>;
+    fn verify(&self, session: &Session<T>, weights: Option<&Path>, step: u64) -> Result<String>;
 }
 
 /// When the compiler is checked, and who does it.
-pub(super) struct Verifying {
+pub(super) struct Verifying<T: TrainingTask> {
     when: Verify,
     /// The check before the first step has been made elsewhere.
     pub(super) start_is_verified: bool,
-    pub(super) verifier: Option<Box<dyn Verifier>>,
+    pub(super) verifier: Option<Box<dyn Verifier<T>>>,
 }
 
-impl Verifying {
+impl<T: TrainingTask> Verifying<T> {
     pub(super) fn new(plan: &RunPlan) -> Self {
         Self { when: checks::of(plan.engine.compiler().as_ref()), start_is_verified: false, verifier: None }
     }
@@ -50,7 +50,7 @@ impl Verifying {
         matches!(self.when, Verify::Every(_))
     }
 
-    fn verifier(&self) -> Result<&dyn Verifier> {
+    fn verifier(&self) -> Result<&dyn Verifier<T>> {
         self.verifier.as_deref().ok_or_else(|| {
             Error::config("compiler.verify: this trainer has nobody who compares the modes")
                 .help("make it with `kiln::proof::trainer(session)`, or set compiler.verify = \"off\"")
@@ -58,7 +58,7 @@ impl Verifying {
     }
 }
 
-impl Trainer {
+impl<T: TrainingTask> Trainer<T> {
     /// The check of the compiler before the first step, and how long it took; none where nobody asked, or where it has been
     /// made.
     pub(super) fn verify_start(&mut self, checkpoint: Option<&Checkpoint>) -> Result<Option<Duration>> {

@@ -22,15 +22,14 @@ use crate::base::process::scratch;
 use crate::base::signals;
 use crate::config::Switch;
 use crate::config::{CompilerMode, EvalStrategy, Sampler};
-use crate::data::collate::collate;
 use crate::data::padding::{Batches, Padding};
 use crate::data::sampler::Order;
 use crate::data::subset::Subset;
-use crate::data::{Dataset, Example};
+use crate::data::{Dataset, Fingerprint};
 use crate::engine::compiler::warms_up;
 use crate::engine::device::release_memory;
 use crate::plan::RunPlan;
-use crate::session::Session;
+use crate::session::{Session, TrainingTask};
 use crate::trainer::{Callback, Control, Progress, Purpose, Shape, Trainer};
 
 /// Shapes that are warmed at most where every batch has a length of its own.
@@ -61,13 +60,14 @@ pub fn is_wanted(plan: &RunPlan) -> bool {
 ///
 /// # Errors
 /// What the run would meet; a signal that asks the process to stop.
-pub fn run(session: &Session, say: &Say) -> Result<Warmed> {
+pub fn run<T: TrainingTask>(session: &Session<T>, say: &Say) -> Result<Warmed> {
     let plan = &session.plan;
     let started = Instant::now();
-    let train = batches(&session.train, plan.data.drawn(&plan.batch), &plan.data.padding, plan.data.pad_id)?;
+    let task = &session.task;
+    let train = batches(task, &session.train, plan.data.drawn(&plan.batch), &plan.data.padding)?;
     let loader = Batches { size: plan.evaluation.batch_size, order: Order::SEQUENTIAL, drop_last: false };
     let evaluation = match session.validation.as_ref().filter(|_| plan.evaluation.is_on()) {
-        Some(data) => Some(batches(data, loader, &plan.data.padding, plan.data.pad_id)?),
+        Some(data) => Some(batches(task, data, loader, &plan.data.padding)?),
         None => None,
     };
     for (what, found) in [("training", Some(&train)), ("evaluation", evaluation.as_ref())] {
@@ -139,12 +139,16 @@ struct PickedBatch {
 }
 
 /// One batch of every shape; see the top of this file.
-fn batches(data: &Arc<dyn Dataset>, draw: Batches, padding: &Padding, pad_id: u32) -> Result<Found> {
+fn batches<T: TrainingTask>(
+    task: &T,
+    data: &Arc<dyn Dataset<T::Example>>,
+    draw: Batches,
+    padding: &Padding,
+) -> Result<Found> {
     let len = data.len();
     let shape_of = |examples: &[usize]| -> Result<Shape> {
-        let examples = examples.iter().map(|index| data.get(*index, 0)).collect::<Result<Vec<Example>>>()?;
-        let rows = if padding.is_fixed() { draw.size } else { 0 };
-        Ok(Shape::of(&collate(&examples, pad_id, padding, rows)?))
+        let examples = examples.iter().map(|index| data.get(*index, 0)).collect::<Result<Vec<_>>>()?;
+        Ok(Shape::of(&task.size(&task.collate(&examples, draw.size)?)))
     };
     // By rows, length and whether rows are shorter, which the lengths tell; what a mask hides besides, the batch itself.
     let mut seen: BTreeMap<(usize, usize, bool), (Vec<usize>, usize)> = BTreeMap::new();
@@ -185,9 +189,9 @@ fn batches(data: &Arc<dyn Dataset>, draw: Batches, padding: &Padding, pad_id: u3
 }
 
 /// Counts a batch among those of its shape.
-fn note(
+fn note<E: Fingerprint>(
     seen: &mut BTreeMap<(usize, usize, bool), (Vec<usize>, usize)>,
-    data: &Arc<dyn Dataset>,
+    data: &Arc<dyn Dataset<E>>,
     padding: &Padding,
     size: usize,
     examples: Vec<usize>,
@@ -204,7 +208,7 @@ fn note(
 }
 
 /// For each length of batches, where these are few, a full batch with and without padding, where the data has rows for it.
-fn of_every_length(data: &Arc<dyn Dataset>, size: usize, padding: &Padding) -> Vec<Vec<usize>> {
+fn of_every_length<E: Fingerprint>(data: &Arc<dyn Dataset<E>>, size: usize, padding: &Padding) -> Vec<Vec<usize>> {
     let shortest = (0..data.len()).min_by_key(|index| data.len_of(*index));
     // By length: a row that fills it, and one that does not.
     let mut rows: BTreeMap<usize, [Option<usize>; 2]> = BTreeMap::new();
@@ -233,7 +237,7 @@ fn of_every_length(data: &Arc<dyn Dataset>, size: usize, padding: &Padding) -> V
 
 /// The examples of `batches` one after the other: each full batch `times` times; one of fewer than `size` examples, the last,
 /// once.
-fn picks(data: &Arc<dyn Dataset>, batches: &[PickedBatch], times: usize, size: usize) -> Subset {
+fn picks<E: Fingerprint>(data: &Arc<dyn Dataset<E>>, batches: &[PickedBatch], times: usize, size: usize) -> Subset<E> {
     let all = batches.iter().flat_map(|batch| {
         let times = if batch.examples.len() == size { times } else { 1 };
         std::iter::repeat_n(&batch.examples, times).flatten().copied()
@@ -248,7 +252,7 @@ struct Lines {
     evaluated: usize,
 }
 
-impl Callback for Lines {
+impl<M> Callback<M> for Lines {
     fn on_log(&mut self, progress: &Progress, row: &Record) {
         let (at, of) = (progress.step as usize, self.shapes.len());
         if let Some(shape) = at.checked_sub(1).and_then(|index| self.shapes.get(index)) {
@@ -268,7 +272,7 @@ impl Callback for Lines {
 ///
 /// # Errors
 /// Those of [`Session::with`].
-pub(crate) fn rehearsal(session: &Session, ops: Ops, folder: &Path) -> Result<Session> {
+pub(crate) fn rehearsal<T: TrainingTask>(session: &Session<T>, ops: Ops, folder: &Path) -> Result<Session<T>> {
     session.with(|config| {
         *config = config.training_only(folder.join("probe"), 1);
         let Some(compiler) = &mut config.compiler else { return };
@@ -286,13 +290,32 @@ pub(crate) fn rehearsal(session: &Session, ops: Ops, folder: &Path) -> Result<Se
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use kiln_models::ModelConfig;
+
     use super::*;
+    use crate::config::Task;
     use crate::data::lengths::Lengths;
+    use crate::session::BuiltIn;
+    use crate::task::LossOptions;
+
+    /// A task on tokens, of which nothing but its batches is asked.
+    fn tokens(padding: &Padding) -> BuiltIn {
+        BuiltIn {
+            task: Task::Clm,
+            model_config: ModelConfig::Gpt2(Default::default()),
+            loss: LossOptions::default(),
+            pad_id: 0,
+            padding: padding.clone(),
+            tokenizer: None,
+            model_from: None,
+            kept_files: Vec::new(),
+        }
+    }
 
     fn found(lengths: &[usize], size: usize, padding: &Padding) -> (Vec<(usize, usize, bool)>, usize) {
         let data: Arc<dyn Dataset> = Arc::new(Lengths(lengths.to_vec()));
         let draw = Batches { size, order: Order::SEQUENTIAL, drop_last: false };
-        let found = batches(&data, draw, padding, 0).unwrap();
+        let found = batches(&tokens(padding), &data, draw, padding).unwrap();
         let shapes = found.batches.iter().map(|batch| batch.shape);
         (shapes.map(|shape| (shape.rows, shape.seq_len, shape.padded)).collect(), found.left_out)
     }
@@ -326,10 +349,11 @@ mod tests {
     fn a_batch_that_is_not_full_ends_the_picks() {
         let data: Arc<dyn Dataset> = Arc::new(Lengths(vec![8; 10]));
         let draw = Batches { size: 4, order: Order::SEQUENTIAL, drop_last: false };
-        let found = batches(&data, draw, &Padding::default(), 0).unwrap();
+        let task = tokens(&Padding::default());
+        let found = batches(&task, &data, draw, &Padding::default()).unwrap();
         let picks = picks(&data, &found.batches, 2, 4);
         assert_eq!((picks.len(), picks.max_len()), (4 + 4 + 2, 8));
         let without = Batches { drop_last: true, ..draw };
-        assert_eq!(batches(&data, without, &Padding::default(), 0).unwrap().batches.len(), 1);
+        assert_eq!(batches(&task, &data, without, &Padding::default()).unwrap().batches.len(), 1);
     }
 }

@@ -91,10 +91,16 @@ fn train(case: Case, with_copies: bool) -> (Vec<Vec<f32>>, Counts) {
             let pass = GradientPass {
                 seed: DropoutSeed::Host(step * MICRO_BATCHES + micro),
                 checkpointing: case.checkpointing,
-                options: &LossOptions::default(),
+                compute: model.compute(),
+                device: &device,
                 copies: with_copies.then(|| optimizer.copies()),
             };
-            let (loss, grads) = pass.run(&model, &batch, |loss| loss).unwrap();
+            let options = LossOptions::default();
+            let (loss, grads) = match case.checkpointing {
+                ActivationCheckpointing::Blocks => pass.by_blocks(&model, &batch, &options, |loss| loss),
+                _ => pass.run(&model, |pass| batch.loss_of(&model, pass, &options).map(|loss| loss.sum), |loss| loss),
+            }
+            .unwrap();
             values.push(read_values(loss).unwrap());
             accumulator.accumulate(&model, grads);
         }

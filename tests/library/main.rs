@@ -11,6 +11,7 @@ mod direction;
 mod guard;
 mod operators;
 mod out_of_memory;
+mod own_model;
 mod parity;
 mod plan;
 mod saving;

@@ -126,7 +126,7 @@ impl Case {
     /// Fields that are no fields of the family.
     pub fn model_config(&self) -> Result<ModelConfig> {
         let mut config = ModelConfig::from_fields(self.kind, &self.model)?;
-        crate::proof::probe::without_dropout(&mut config);
+        without_dropout(&mut config);
         Ok(config)
     }
 
@@ -210,6 +210,17 @@ fn unknown<'a>(option: &str, what: &str, given: &str, known: impl Iterator<Item 
     let near = near.map_or_else(String::new, |near| format!("did you mean `{near}`? "));
     Error::config(format!("{option}: unknown {what} `{given}`"))
         .help(format!("{near}expected one of {}", known.join(", ")))
+}
+
+/// The same model with every dropout at 0.
+fn without_dropout(config: &mut ModelConfig) {
+    match config {
+        ModelConfig::Gpt2(config) => (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (0.0, 0.0, 0.0),
+        ModelConfig::Bert(config) => {
+            (config.hidden_dropout_prob, config.attention_probs_dropout_prob) = (0.0, 0.0);
+            (config.classifier_dropout, config.qa_dropout) = (None, 0.0);
+        }
+    }
 }
 
 #[cfg(test)]

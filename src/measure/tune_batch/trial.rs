@@ -50,7 +50,7 @@ pub fn trial_config(
     let given = &config.trainer;
     let mut config = config.training_only(folder.join("run"), 1);
     config.run.on_existing = OnExisting::Overwrite;
-    if let (Some(tokenizer), Some(_)) = (&session.tokenizer, config.tokenizer.train_vocab_size) {
+    if let (Some(tokenizer), Some(_)) = (&session.task.tokenizer, config.tokenizer.train_vocab_size) {
         // Learned once, not in every trial.
         let learned = folder.join("tokenizer");
         if !learned.exists() {
@@ -94,13 +94,14 @@ pub fn run_trial(file: &Path, out: &Path) -> Result<()> {
     session.train = Arc::new(Longest::new(session.train.clone(), plan.batch.micro, plan.batch.accumulation));
     let mut trainer = Trainer::new(session)?;
     let output = trainer.train()?;
-    let evaluation = evaluate(trainer.model(), trainer.session(), evaluated, eval_batch)?;
-    if !evaluation.loss.is_finite() {
-        return Err(Error::non_finite(format!("after the trial's steps the loss is {}", evaluation.loss))
+    let evaluation =
+        evaluate(trainer.model(), trainer.plan().engine.compute(), trainer.session(), evaluated, eval_batch)?;
+    let loss = evaluation.metric("loss");
+    if !loss.is_finite() {
+        return Err(Error::non_finite(format!("after the trial's steps the loss is {loss}"))
             .help("lower trainer.learning_rate"));
     }
-    let report =
-        TrialReport { peak_mib: peak_mib(), step_ms: output.summary.get("steady_step_ms"), loss: evaluation.loss };
+    let report = TrialReport { peak_mib: peak_mib(), step_ms: output.summary.get("steady_step_ms"), loss };
     write_json(out, &report)
 }
 

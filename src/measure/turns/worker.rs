@@ -201,7 +201,7 @@ impl Observer for HeldUp {
 /// Answers for the run, and ends it when it is told to.
 struct Answers(Arc<Mutex<Turns>>);
 
-impl Callback for Answers {
+impl<M> Callback<M> for Answers {
     fn on_train_begin(&mut self, plan: &RunPlan) {
         let hello = hello(&lock(&self.0).provenance, plan);
         if let Err(error) = say(&hello) {

@@ -65,6 +65,11 @@ pub struct Inputs {
     pub validation: Option<Arc<dyn Dataset>>,
 }
 
+/// Bytes that this process has resident.
+pub(super) fn resident() -> u64 {
+    (resident_mib().unwrap_or(0.0) * f64::from(1 << 20)) as u64
+}
+
 impl Inputs {
     /// These inputs without the examples that `config` does not want, and what a plan has to know of them, of the `device`
     /// and of this process. `batch` is a micro-batch that was found.
@@ -106,7 +111,7 @@ impl Inputs {
             device,
             batch,
             decision: None,
-            resident: (resident_mib().unwrap_or(0.0) * f64::from(1 << 20)) as u64,
+            resident: resident(),
         };
         Ok((inputs, facts))
     }

@@ -1,77 +1,117 @@
 //! Batches of captured steps: a recording reads the tensors of the batch with which it was made, so later batches are written
 //! into these.
 
-use burn::tensor::{Int, Tensor};
-use kiln_models::ModelInput;
+use std::any::Any;
+use std::collections::VecDeque;
+
+use burn::tensor::{Bool, Int, Tensor};
 use kiln_models::ops::in_place::{Written, overwrite, overwrite_bools, overwrite_ints};
 
-use crate::task::{DeviceBatch, Targets};
+use crate::session::{TensorMapper, TensorTree};
 
 /// `batch` for a model with autodiff.
-pub(super) fn tracked(batch: &DeviceBatch) -> DeviceBatch {
-    let ModelInput { input_ids, attention_mask, token_type_ids, last_token } = batch.input.clone();
-    let weight = |weight: &Option<Tensor<1>>| weight.clone().map(Tensor::from_inner);
-    let ints = |values: &Tensor<1, Int>| Tensor::from_inner(values.clone());
-    DeviceBatch {
-        input: ModelInput {
-            input_ids: Tensor::from_inner(input_ids),
-            attention_mask: attention_mask.map(Tensor::from_inner),
-            token_type_ids: token_type_ids.map(Tensor::from_inner),
-            last_token: last_token.map(Tensor::from_inner),
-        },
-        targets: batch.targets.as_ref().map(|targets| match targets {
-            Targets::Classes { index, weight: w } => Targets::Classes { index: ints(index), weight: weight(w) },
-            Targets::Values { values, weight: w } => {
-                Targets::Values { values: Tensor::from_inner(values.clone()), weight: weight(w) }
-            }
-            Targets::Spans { start, end, weight: w } => {
-                Targets::Spans { start: ints(start), end: ints(end), weight: weight(w) }
-            }
-        }),
-        ..*batch
+pub(super) fn tracked<B: TensorTree>(batch: &B) -> B {
+    struct Tracked;
+
+    impl TensorMapper for Tracked {
+        fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+            Tensor::from_inner(tensor)
+        }
+
+        fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
+            Tensor::from_inner(tensor)
+        }
+
+        fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
+            Tensor::from_inner(tensor)
+        }
+    }
+
+    batch.clone().map(&mut Tracked)
+}
+
+/// The shapes of the tensors of a batch, by which its recording is found.
+pub(super) fn shapes<B: TensorTree>(batch: &B) -> Vec<(char, Vec<usize>)> {
+    struct Shapes(Vec<(char, Vec<usize>)>);
+
+    impl TensorMapper for Shapes {
+        fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+            self.0.push(('f', tensor.dims().to_vec()));
+            tensor
+        }
+
+        fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
+            self.0.push(('i', tensor.dims().to_vec()));
+            tensor
+        }
+
+        fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
+            self.0.push(('b', tensor.dims().to_vec()));
+            tensor
+        }
+    }
+
+    let mut shapes = Shapes(Vec::new());
+    let _ = batch.clone().map(&mut shapes);
+    shapes.0
+}
+
+/// Writes `new` to where `target` lies; the two have the same [shapes].
+pub(super) fn write<B: TensorTree>(target: &B, new: B, written: &mut Vec<Written>) {
+    let mut queue = Queue(VecDeque::new());
+    let _ = new.map(&mut queue);
+    let _ = target.clone().map(&mut Overwrites { queue: queue.0, written });
+}
+
+/// Takes the tensors of a batch.
+struct Queue(VecDeque<Box<dyn Any>>);
+
+impl TensorMapper for Queue {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.0.push_back(Box::new(tensor.clone()));
+        tensor
+    }
+
+    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
+        self.0.push_back(Box::new(tensor.clone()));
+        tensor
+    }
+
+    fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
+        self.0.push_back(Box::new(tensor.clone()));
+        tensor
     }
 }
 
-/// Whether the two have the same parts in the same shapes.
-pub(super) fn same_shape(a: &DeviceBatch, b: &DeviceBatch) -> bool {
-    let parts = |batch: &DeviceBatch| {
-        let weight = match &batch.targets {
-            None => None,
-            Some(Targets::Classes { weight, .. } | Targets::Values { weight, .. } | Targets::Spans { weight, .. }) => {
-                Some(weight.is_some())
-            }
-        };
-        let input = &batch.input;
-        (input.input_ids.dims(), input.attention_mask.is_some(), input.token_type_ids.is_some(), weight)
-    };
-    parts(a) == parts(b)
+/// Writes the tensors of another batch to where those of this one lie.
+struct Overwrites<'a> {
+    queue: VecDeque<Box<dyn Any>>,
+    written: &'a mut Vec<Written>,
 }
 
-/// Writes `new` to where `target` lies; the two have the [same shape](same_shape).
-pub(super) fn write(target: &DeviceBatch, new: DeviceBatch, written: &mut Vec<Written>) {
-    let (old, new_input) = (&target.input, new.input);
-    written.push(overwrite_ints(&old.input_ids, new_input.input_ids));
-    let masks = old.attention_mask.as_ref().zip(new_input.attention_mask);
-    written.extend(masks.map(|(old, new)| overwrite_bools(old, new)));
-    written
-        .extend(old.token_type_ids.as_ref().zip(new_input.token_type_ids).map(|(old, new)| overwrite_ints(old, new)));
-    written.extend(old.last_token.as_ref().zip(new_input.last_token).map(|(old, new)| overwrite_ints(old, new)));
-    let (mut ints, mut floats) = (Vec::new(), Vec::new());
-    match (&target.targets, new.targets) {
-        (Some(Targets::Classes { index, weight }), Some(Targets::Classes { index: new, weight: w })) => {
-            ints.push((index, new));
-            floats.extend(weight.as_ref().zip(w));
-        }
-        (Some(Targets::Values { values, weight }), Some(Targets::Values { values: new, weight: w })) => {
-            floats.push((values, new));
-            floats.extend(weight.as_ref().zip(w));
-        }
-        (Some(Targets::Spans { start, end, weight }), Some(Targets::Spans { start: s, end: e, weight: w })) => {
-            ints.extend([(start, s), (end, e)]);
-            floats.extend(weight.as_ref().zip(w));
-        }
-        _ => {} // a batch without labels, or of another task, is not trained on
+impl Overwrites<'_> {
+    fn next<T: 'static>(&mut self) -> T {
+        let next = self.queue.pop_front().and_then(|tensor| tensor.downcast().ok());
+        *next.expect("batches of the same shapes have the same tensors")
     }
-    written.extend(ints.into_iter().map(|(old, new)| overwrite_ints(old, new)));
-    written.extend(floats.into_iter().map(|(old, new)| overwrite(old, new)));
+}
+
+impl TensorMapper for Overwrites<'_> {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        let new = self.next();
+        self.written.push(overwrite(&tensor, new));
+        tensor
+    }
+
+    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
+        let new = self.next();
+        self.written.push(overwrite_ints(&tensor, new));
+        tensor
+    }
+
+    fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
+        let new = self.next();
+        self.written.push(overwrite_bools(&tensor, new));
+        tensor
+    }
 }

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{Int, Tensor};
-use kiln_models::Model;
+use burn::tensor::{Device, Int, Tensor};
+use kiln_models::Compute;
 use kiln_models::ops::dropout::DropoutSeeds;
 use kiln_models::ops::in_place::{Written, accumulate, overwrite};
 use kiln_models::ops::list::TensorList;
@@ -15,13 +15,18 @@ use crate::config::ActivationCheckpointing;
 use crate::optim::backward::{DropoutSeed, GradientPass};
 use crate::optim::gradient::{global_norm, scale_and_norm_by};
 use crate::optim::in_place::InPlace;
-use crate::task::{DeviceBatch, LossOptions};
+use crate::session::TrainingTask;
 
 /// The computation of a step.
-pub(super) struct Body {
-    pub(super) model: Model,
+pub(super) struct Body<T: TrainingTask> {
+    pub(super) task: T,
+    pub(super) model: T::Model,
+    pub(super) compute: Compute,
+    /// With autodiff.
+    pub(super) device: Device,
+    /// Whether dropout drops anything.
+    pub(super) drops: bool,
     pub(super) update: InPlace,
-    pub(super) options: LossOptions,
     pub(super) clip: Option<f64>,
     /// What the loss sum is multiplied by, `[1]`.
     pub(super) per_term: Tensor<1>,
@@ -77,15 +82,15 @@ impl Totals {
     }
 }
 
-impl Body {
+impl<T: TrainingTask> Body<T> {
     /// A step of one batch.
-    pub(super) fn step(&self, batch: &DeviceBatch) -> Output {
+    pub(super) fn step(&self, batch: &T::DeviceBatch) -> Output {
         let (sum, grads) = self.pass(batch);
         self.update(sum, &grads)
     }
 
     /// Adds the loss and the gradients of a micro-batch to the totals.
-    pub(super) fn micro_batch(&self, batch: &DeviceBatch) -> Written {
+    pub(super) fn micro_batch(&self, batch: &T::DeviceBatch) -> Written {
         let (sum, grads) = self.pass(batch);
         let mut totals = self.totals.grads.borrow_mut();
         let (sums, values) = (TensorList::default(), TensorList::default());
@@ -103,17 +108,22 @@ impl Body {
     }
 
     /// Loss sum, `[1]`, and gradients.
-    fn pass(&self, batch: &DeviceBatch) -> (Tensor<1>, GradientsParams) {
-        let checkpointing = ActivationCheckpointing::None;
+    fn pass(&self, batch: &T::DeviceBatch) -> (Tensor<1>, GradientsParams) {
         let seeds = DropoutSeeds::new(self.seeds.clone());
-        let seed = DropoutSeed::Device(&seeds);
-        let pass = GradientPass { seed, checkpointing, options: &self.options, copies: None }; // all is f32
-        pass.run(&self.model, &tracked(batch), |loss| loss)
-            .expect("the batch has labels, and that is all that a pass without recomputation asks for")
+        let pass = GradientPass {
+            seed: if self.drops { DropoutSeed::Device(&seeds) } else { DropoutSeed::Off },
+            checkpointing: ActivationCheckpointing::None,
+            compute: self.compute,
+            device: &self.device,
+            copies: None, // all is f32
+        };
+        self.task
+            .gradients(&self.model, &tracked(batch), &pass, |loss| loss)
+            .expect("a batch with labels has a loss, and one without is not computed")
     }
 
     fn update(&self, sum: Tensor<1>, grads: &GradientsParams) -> Output {
-        let sum_norm = global_norm(&self.model, grads, self.model.ops());
+        let sum_norm = global_norm(&self.model, grads, self.compute.ops());
         let (scale, grad_norm) = scale_and_norm_by(sum_norm, self.per_term.clone(), self.clip);
         let written = self.update.apply(&self.model, grads, &scale);
         Output { loss: sum * self.per_term.clone(), grad_norm, _written: written }

@@ -16,40 +16,40 @@ use std::rc::Rc;
 
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Graph, Tensor, TensorData, capture};
-use kiln_models::Model;
 use kiln_models::ops::in_place::{Written, overwrite, overwrite_ints};
 
-use self::batch::{same_shape, write};
+use self::batch::{shapes, write};
 use self::body::{Adding, Body, Output, Totals};
 use super::observer::{Observer, Part};
 use super::step::{self, Executor, MicroBatch, TrainState, Updated};
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
 use crate::base::random::seed_for;
 use crate::engine::launches;
 use crate::engine::launches::kernel_launches;
 use crate::optim::Optimizer;
 #[cfg(doc)]
 use crate::optim::in_place::InPlace;
-use crate::session::Session;
-use crate::task::DeviceBatch;
+use crate::session::{Session, TensorTree, TrainingTask};
+use crate::task::Reduction;
 
 /// Shapes of batches that are captured; a recording keeps the memory that its step needs. Batches of others are computed
 /// without one.
 const MOST_SHAPES: usize = 8;
 
 /// The captured steps of a run.
-pub(super) struct CapturedSteps {
-    body: Rc<Body>,
+pub(super) struct CapturedSteps<T: TrainingTask> {
+    body: Rc<Body<T>>,
+    reduction: Reduction,
     device: Device,
     /// Micro-batches of a step.
     accumulation: usize,
     /// The one micro-batch of the step at hand, with the seed of its dropout.
-    alone: Option<(DeviceBatch, u64)>,
+    alone: Option<(T::DeviceBatch, u64)>,
     /// The step at hand has a micro-batch already.
     is_begun: bool,
     /// Whole steps, and micro-batches without the update: a run has either.
-    steps: ByShape<Output>,
-    micro_batches: ByShape<Written>,
+    steps: ByShape<T::DeviceBatch, Output>,
+    micro_batches: ByShape<T::DeviceBatch, Written>,
     /// The update after micro-batches.
     update: Option<Recorded<Output>>,
     /// What was written to, or computed without a recording, since the last step.
@@ -61,23 +61,27 @@ pub(super) struct CapturedSteps {
 /// What is worth telling, if anything is.
 type Notice = Option<String>;
 
-impl CapturedSteps {
+impl<T: TrainingTask> CapturedSteps<T> {
     /// For the model of `state`, whose tensors are written to from now on, in the run of `session`; none for another optimizer
     /// than AdamW.
-    pub(super) fn new(state: &TrainState, session: &Session) -> Option<Self> {
+    pub(super) fn new(state: &TrainState<T::Model>, session: &Session<T>, drops: bool) -> Option<Self> {
         let (plan, device) = (&session.plan, &session.device);
         let per_term = Tensor::ones([1], device);
         let body = Body {
+            task: session.task.clone(),
             model: state.model.clone(),
+            compute: plan.engine.compute(),
+            device: device.clone().autodiff(),
+            drops,
             update: state.optimizer.in_place(device)?,
-            options: plan.optimizer.loss.clone(),
-            clip: step::clip(plan),
+            clip: plan.optimizer.max_grad_norm,
             totals: Totals::new(&per_term),
             per_term,
             seeds: Tensor::zeros([2], device),
         };
         Some(Self {
             body: Rc::new(body),
+            reduction: plan.optimizer.loss.reduction,
             device: device.clone(),
             accumulation: plan.batch.accumulation,
             alone: None,
@@ -91,12 +95,13 @@ impl CapturedSteps {
     }
 
     /// The step of one micro-batch, whose dropout is drawn from `seed`.
-    fn step(&mut self, batch: DeviceBatch, seed: u64, optimizer: &mut Optimizer, totals: step::Totals) -> Updated {
+    fn step(&mut self, batch: T::DeviceBatch, seed: u64, optimizer: &mut Optimizer, totals: step::Totals) -> Updated {
         self.forget();
         let body = &self.body;
         let idle = || body.update.idle();
-        let compute = |body: Rc<Body>, batch: DeviceBatch| move || body.step(&batch);
-        let (place, notice) = self.steps.find(&batch, body, &self.device, idle, compute);
+        let recorded = Rc::clone(body);
+        let compute = |batch: T::DeviceBatch| move || recorded.step(&batch);
+        let (place, notice) = self.steps.find(&batch, &self.device, idle, compute);
         optimizer.adopt(&self.body.update);
         self.tell(seed);
         // The mean of the one micro-batch is that of the step, and it was not weighted before.
@@ -117,7 +122,7 @@ impl CapturedSteps {
             self.update = Some(Recorded::new(&self.device, move || body.update_by_totals()));
             optimizer.adopt(&self.body.update);
         }
-        let divisor = self.body.options.reduction.divisor(totals.labels, totals.micro_batches);
+        let divisor = self.reduction.divisor(totals.labels, totals.micro_batches);
         self.tell_update(optimizer, totals.lr, divisor);
         let update = self.update.as_mut().expect("it is recorded above");
         // SAFETY: what the recording reads or writes and that is not its own lives in `body`; see `Recorded::replay`.
@@ -146,34 +151,35 @@ impl CapturedSteps {
 }
 
 /// The one micro-batch of a step is kept until the update, so that both are one replay.
-impl Executor for CapturedSteps {
+impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
     fn device(&self) -> &Device {
         &self.device
     }
 
     fn micro_batch(
         &mut self,
-        _state: &mut TrainState,
-        micro: MicroBatch,
+        _state: &mut TrainState<T::Model>,
+        micro: MicroBatch<T::DeviceBatch>,
         observer: &mut dyn Observer,
     ) -> Result<Option<String>> {
         let MicroBatch { batch, seed, labels } = micro;
-        if batch.targets.is_none() {
-            return Err(Error::data("this batch has no labels, so there is nothing to learn from it"));
+        if labels == 0.0 {
+            return Ok(None); // it adds nothing, and a step of nothing else is refused
         }
         if self.accumulation == 1 {
             self.alone = Some((batch, seed));
             return Ok(None);
         }
-        let weight = self.body.options.reduction.weight(labels);
+        let weight = self.reduction.weight(labels);
         let adding = if self.is_begun { Adding::Next(weight) } else { Adding::First(weight) };
         if !std::mem::replace(&mut self.is_begun, true) {
             self.forget();
         }
         let body = &self.body;
         let idle = || body.totals.set(Adding::Nothing);
-        let compute = |body: Rc<Body>, batch: DeviceBatch| move || body.micro_batch(&batch);
-        let (place, notice) = self.micro_batches.find(&batch, body, &self.device, idle, compute);
+        let recorded = Rc::clone(body);
+        let compute = |batch: T::DeviceBatch| move || recorded.micro_batch(&batch);
+        let (place, notice) = self.micro_batches.find(&batch, &self.device, idle, compute);
         self.written.push(self.body.totals.set(adding));
         self.tell(seed);
         match place {
@@ -186,9 +192,9 @@ impl Executor for CapturedSteps {
 
     fn update(
         &mut self,
-        state: &mut TrainState,
+        state: &mut TrainState<T::Model>,
         totals: step::Totals,
-        _sees: &mut dyn FnMut(&Model, &GradientsParams),
+        _sees: &mut dyn FnMut(&T::Model, &GradientsParams),
     ) -> Result<Updated> {
         self.is_begun = false;
         Ok(match self.alone.take() {
@@ -243,38 +249,39 @@ impl<T: 'static> Recorded<T> {
 }
 
 /// What was recorded for batches, by their shape.
-struct ByShape<T> {
-    recordings: Vec<(DeviceBatch, Recorded<T>)>,
+struct ByShape<B, T> {
+    recordings: Vec<(B, Recorded<T>)>,
     /// It has been said that a shape is not captured.
     is_full: bool,
 }
 
-impl<T> Default for ByShape<T> {
+impl<B, T> Default for ByShape<B, T> {
     fn default() -> Self {
         Self { recordings: Vec::new(), is_full: false }
     }
 }
 
-impl<T: 'static> ByShape<T> {
+impl<B: TensorTree, T: 'static> ByShape<B, T> {
     /// The place of the recording for batches like `batch`, made if there is none and room for it; `idle` makes what
     /// `compute` computes leave no trace.
     fn find<C: FnMut() -> T + 'static>(
         &mut self,
-        batch: &DeviceBatch,
-        body: &Rc<Body>,
+        batch: &B,
         device: &Device,
         idle: impl FnOnce() -> Written,
-        compute: impl FnOnce(Rc<Body>, DeviceBatch) -> C,
+        compute: impl FnOnce(B) -> C,
     ) -> (Option<usize>, Notice) {
-        let place = self.recordings.iter().position(|(known, _)| same_shape(known, batch));
-        let [rows, seq] = batch.input.input_ids.dims();
+        let own = shapes(batch);
+        let dims =
+            own.first().into_iter().flat_map(|(_, dims)| dims).map(usize::to_string).collect::<Vec<_>>().join(" x ");
+        let place = self.recordings.iter().position(|(known, _)| shapes(known) == own);
         if place.is_some() {
             return (place, None);
         }
         if self.recordings.len() == MOST_SHAPES {
             let notice = (!std::mem::replace(&mut self.is_full, true)).then(|| {
                 format!(
-                    "the step for batches of {rows} x {seq} and of shapes after it is not captured: {MOST_SHAPES} shapes \
+                    "the step for batches of {dims} and of shapes after it is not captured: {MOST_SHAPES} shapes \
                      are (data.padding = \"buckets\" has few)"
                 )
             });
@@ -282,19 +289,19 @@ impl<T: 'static> ByShape<T> {
         }
         let started = std::time::Instant::now();
         let _written = idle();
-        let recorded = Recorded::new(device, compute(Rc::clone(body), batch.clone()));
+        let recorded = Recorded::new(device, compute(batch.clone()));
         let seconds = started.elapsed().as_secs_f64();
         let how = match recorded.graph.is_hardware() {
             true => "captured",
             false => "could not be captured, so it is computed anew every time",
         };
         self.recordings.push((batch.clone(), recorded));
-        let notice = format!("the step for batches of {rows} x {seq} is {how} ({seconds:.1} s)");
+        let notice = format!("the step for batches of {dims} is {how} ({seconds:.1} s)");
         (Some(self.recordings.len() - 1), Some(notice))
     }
 
     /// The computation of the recording at `place` for `batch`.
-    fn replay(&mut self, place: usize, batch: DeviceBatch, written: &mut Vec<Written>) -> &T {
+    fn replay(&mut self, place: usize, batch: B, written: &mut Vec<Written>) -> &T {
         let (own, recorded) = &mut self.recordings[place];
         write(own, batch, written);
         // SAFETY: everything that the recording reads or writes and that is not its own lives in the body that it has a share

@@ -1,0 +1,182 @@
+//! Kiln's own models and tasks, as the Trainer sees them.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Tensor};
+use kiln_models::{Compute, Model, ModelConfig, ModelInput, Pass};
+
+use super::training_task::{BatchSize, TensorMapper, TensorTree, TrainingTask};
+use crate::base::error::{Error, Result};
+use crate::base::signals;
+use crate::config::{ActivationCheckpointing, Task};
+use crate::data::collate::Collator;
+use crate::data::padding::Padding;
+use crate::data::tokenizer::{NamedFile, Tokenizer};
+use crate::data::{Batch, Dataset, Example};
+use crate::optim::backward::GradientPass;
+use crate::plan::RunPlan;
+use crate::task::evaluator::{Evaluator, Predictions};
+use crate::task::generate::generate;
+use crate::task::{DeviceBatch, LossOptions, Targets};
+
+/// A model of Kiln's with a task.
+#[derive(Clone)]
+pub struct BuiltIn {
+    /// The task.
+    pub task: Task,
+    /// The model.
+    pub model_config: ModelConfig,
+    /// The loss of training.
+    pub loss: LossOptions,
+    /// The id that padding uses.
+    pub pad_id: u32,
+    /// The lengths that batches are padded to.
+    pub padding: Padding,
+    /// The tokenizer, where there is one.
+    pub tokenizer: Option<Arc<Tokenizer>>,
+    /// The folder of the pretrained model, if any.
+    pub model_from: Option<PathBuf>,
+    /// Files of that folder that the trained model keeps as they are.
+    pub kept_files: Vec<NamedFile>,
+}
+
+impl BuiltIn {
+    /// What `plan` says, with its tokenizer and the files that are kept.
+    ///
+    /// # Errors
+    /// A plan of another model.
+    pub(crate) fn new(plan: &RunPlan, tokenizer: Option<Arc<Tokenizer>>, kept_files: Vec<NamedFile>) -> Result<Self> {
+        let (model_config, task) = plan.model.built_in()?;
+        Ok(Self {
+            task,
+            model_config: model_config.clone(),
+            loss: plan.optimizer.loss.clone(),
+            pad_id: plan.data.pad_id,
+            padding: plan.data.padding.clone(),
+            tokenizer,
+            model_from: plan.model.from.clone(),
+            kept_files,
+        })
+    }
+}
+
+impl TrainingTask for BuiltIn {
+    type Model = Model;
+    type Example = Example;
+    type Batch = Batch;
+    type DeviceBatch = DeviceBatch;
+
+    const CAN_BE_CAPTURED: bool = true;
+
+    fn planned(&self, plan: &RunPlan) -> Self {
+        let (loss, padding) = (plan.optimizer.loss.clone(), plan.data.padding.clone());
+        Self { loss, padding, ..self.clone() }
+    }
+
+    fn model(&self, compute: Compute, device: &Device) -> Result<Model> {
+        Ok(Model::new(&self.model_config, self.task.head(), device)?.with_compute(compute))
+    }
+
+    fn collate(&self, examples: &[Example], rows: usize) -> Result<Batch> {
+        Collator { pad_id: self.pad_id, padding: self.padding.clone(), rows }.collate(examples)
+    }
+
+    fn size(&self, batch: &Batch) -> BatchSize {
+        BatchSize {
+            rows: batch.rows,
+            seq_len: batch.seq_len,
+            padded: batch.attention_mask.is_some(),
+            tokens: batch.num_tokens as u64,
+            labels: self.loss.total_weight(&batch.labels, batch.num_labels()),
+        }
+    }
+
+    fn to_device(&self, batch: &Batch, device: &Device) -> Result<DeviceBatch> {
+        DeviceBatch::new(self.task, batch, device)
+    }
+
+    fn loss(&self, model: &Model, batch: &DeviceBatch, pass: Pass<'_>) -> Result<Tensor<1>> {
+        batch.loss_of(model, pass, &self.loss).map(|loss| loss.sum)
+    }
+
+    fn gradients(
+        &self,
+        model: &Model,
+        batch: &DeviceBatch,
+        pass: &GradientPass<'_>,
+        scaled: impl FnOnce(Tensor<1>) -> Tensor<1>,
+    ) -> Result<(Tensor<1>, GradientsParams)> {
+        match pass.checkpointing {
+            ActivationCheckpointing::Blocks => pass.by_blocks(model, batch, &self.loss, scaled),
+            ActivationCheckpointing::None | ActivationCheckpointing::Balanced => {
+                pass.run(model, |pass| self.loss(model, batch, pass), scaled)
+            }
+        }
+    }
+
+    fn evaluate(&self, model: &Model, batch: &DeviceBatch, pass: Pass<'_>) -> Result<Vec<Tensor<1>>> {
+        Predictions::values(self.task, batch, model.logits(&batch.input, pass), &self.loss)
+    }
+
+    fn metrics(&self) -> &'static [&'static str] {
+        self.task.figures()
+    }
+
+    fn evaluator(&self, data: &Arc<dyn Dataset>) -> Box<dyn Evaluator<Batch>> {
+        Box::new(Predictions::new(self.task, data.clone(), self.model_config.labels().num_labels()))
+    }
+
+    fn config(&self) -> serde_json::Value {
+        self.model_config.to_json("")
+    }
+
+    fn files(&self, model: &Model) -> Result<Vec<NamedFile>> {
+        let config = serde_json::to_string_pretty(&self.model_config.to_json(model.architecture()))
+            .map_err(|error| Error::data(format!("config.json: {error}")))?;
+        let mut files = vec![("config.json".into(), (config + "\n").into_bytes().into())];
+        if let Some(tokenizer) = &self.tokenizer {
+            files.extend(tokenizer.files(&self.model_config, self.model_from.as_deref())?);
+        }
+        files.extend(self.kept_files.iter().cloned());
+        Ok(files)
+    }
+
+    fn sample(&self, plan: &RunPlan, model: &Model, device: &Device) -> Result<Option<String>> {
+        let (Some(options), Some(tokenizer)) = (&plan.generation, &self.tokenizer) else { return Ok(None) };
+        let prompt = tokenizer.encode(&options.prompt)?;
+        let tokens = generate(model, &self.model_config, device, &prompt, &options.sampling, |_| {
+            // The run is complete by now, so a signal only cuts the sample short.
+            if signals::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        Ok(Some(format!("{}{}", options.prompt, tokenizer.decode(&tokens)?)))
+    }
+}
+
+impl TensorTree for DeviceBatch {
+    fn map<M: TensorMapper>(self, mapper: &mut M) -> Self {
+        let ModelInput { input_ids, attention_mask, token_type_ids, last_token } = self.input;
+        let input = ModelInput {
+            input_ids: input_ids.map(mapper),
+            attention_mask: attention_mask.map(|mask| mask.map(mapper)),
+            token_type_ids: token_type_ids.map(|ids| ids.map(mapper)),
+            last_token: last_token.map(|last| last.map(mapper)),
+        };
+        let targets = self.targets.map(|targets| match targets {
+            Targets::Classes { index, weight } => {
+                Targets::Classes { index: index.map(mapper), weight: weight.map(|weight| weight.map(mapper)) }
+            }
+            Targets::Values { values, weight } => {
+                Targets::Values { values: values.map(mapper), weight: weight.map(|weight| weight.map(mapper)) }
+            }
+            Targets::Spans { start, end, weight } => Targets::Spans {
+                start: start.map(mapper),
+                end: end.map(mapper),
+                weight: weight.map(|weight| weight.map(mapper)),
+            },
+        });
+        Self { input, targets, ..self }
+    }
+}

@@ -1,0 +1,230 @@
+//! What an evaluation collects, batch by batch, and the figures that it comes to.
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+
+use super::scores::{self, Confusion};
+use super::{DeviceBatch, LossOptions};
+use crate::base::error::{Error, Result};
+use crate::config::Task;
+use crate::data::squad::SpanLogits;
+use crate::data::{Batch, Dataset, IGNORED, Labels};
+
+/// Collects the values that an evaluation reads from the device, and makes figures of them.
+pub trait Evaluator<B> {
+    /// Takes the values of `batch`, one tensor's after the other's, in the order of the data.
+    fn add(&mut self, batch: &B, values: &[f64]);
+
+    /// The figures by name, without `eval_`; the first is the `loss`.
+    ///
+    /// # Errors
+    /// Data of which nothing can be said, such as one without a label.
+    fn metrics(&self) -> Result<Vec<(&'static str, f64)>>;
+
+    /// Which class was predicted for which, for a classification.
+    fn confusion(&self) -> Option<Confusion> {
+        None
+    }
+}
+
+/// Means over all labels of a dataset, from the sums of batches.
+pub struct Means<B> {
+    names: &'static [&'static str],
+    labels_of: Box<dyn Fn(&B) -> f64>,
+    sums: Vec<f64>,
+    labels: f64,
+}
+
+impl<B> Means<B> {
+    /// The figures `names`, for batches whose labels count together what `labels_of` says.
+    pub fn new(names: &'static [&'static str], labels_of: impl Fn(&B) -> f64 + 'static) -> Self {
+        Self { names, labels_of: Box::new(labels_of), sums: vec![0.0; names.len()], labels: 0.0 }
+    }
+}
+
+impl<B> Evaluator<B> for Means<B> {
+    fn add(&mut self, batch: &B, values: &[f64]) {
+        self.sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+        self.labels += (self.labels_of)(batch);
+    }
+
+    fn metrics(&self) -> Result<Vec<(&'static str, f64)>> {
+        if self.labels == 0.0 {
+            return Err(no_label());
+        }
+        Ok(self.names.iter().zip(&self.sums).map(|(name, sum)| (*name, sum / self.labels)).collect())
+    }
+}
+
+/// Validation data of which no loss can be computed.
+pub(crate) fn no_label() -> Error {
+    Error::data("the validation data has no valid label").help("at least one label must not be -100")
+}
+
+/// The evaluator of Kiln's tasks: the mean loss over all valid terms, not a mean of batch means, and what the predictions are
+/// worth. Of a batch it takes the loss sum with the label smoothing of training, the sum of negative log-likelihoods, the
+/// number of right predictions, and the predictions, where they are compared row by row.
+pub struct Predictions {
+    task: Task,
+    /// The questions behind the rows of question answering are in it.
+    dataset: Arc<dyn Dataset>,
+    num_labels: usize,
+    loss: f64,
+    nll: f64,
+    correct: f64,
+    count: usize,
+    expected: Expected,
+    predicted: Vec<f64>,
+    /// Examples and tokens of each batch, where predictions are span logits.
+    spans: Vec<(usize, usize)>,
+}
+
+impl Predictions {
+    /// For `task` on `dataset`, with `num_labels` classes.
+    pub fn new(task: Task, dataset: Arc<dyn Dataset>, num_labels: usize) -> Self {
+        Self {
+            task,
+            dataset,
+            num_labels,
+            loss: 0.0,
+            nll: 0.0,
+            correct: 0.0,
+            count: 0,
+            expected: Expected::default(),
+            predicted: Vec::new(),
+            spans: Vec::new(),
+        }
+    }
+
+    /// What the evaluator takes of `batch`, whose loss is that of training under `options`.
+    ///
+    /// # Errors
+    /// A batch without labels.
+    pub fn values(task: Task, batch: &DeviceBatch, logits: Tensor<2>, options: &LossOptions) -> Result<Vec<Tensor<1>>> {
+        let options = options.of_evaluation();
+        let right = batch.correct(logits.clone());
+        let predictions = match task {
+            Task::SequenceClassification | Task::Regression => Some(predictions(logits.clone(), batch.examples)),
+            Task::QuestionAnswering => Some(spans(logits.clone(), batch.input.input_ids.dims()[0], batch.examples)),
+            Task::Clm | Task::Mlm => None,
+        };
+        // The logits of a vocabulary are what evaluation takes most memory for: no copy outlives its last use.
+        let smoothed = match options.is_plain() {
+            true => None,
+            false => Some(batch.training_loss(logits.clone(), &options)?.sum),
+        };
+        let sum = batch.loss(logits)?.sum;
+        let smoothed = smoothed.unwrap_or_else(|| sum.clone());
+        let right = right.unwrap_or_else(|| sum.zeros_like());
+        Ok([smoothed, sum, right].into_iter().chain(predictions).collect())
+    }
+}
+
+impl Evaluator<Batch> for Predictions {
+    fn add(&mut self, batch: &Batch, values: &[f64]) {
+        self.loss += values[0];
+        self.nll += values[1];
+        self.correct += values[2];
+        self.count += batch.num_terms(self.task);
+        self.expected.add(&batch.labels, batch.examples, self.task);
+        if self.task != Task::QuestionAnswering || self.dataset.squad().is_some() {
+            self.predicted.extend_from_slice(&values[3..]);
+        }
+        self.spans.push((batch.examples, batch.seq_len));
+    }
+
+    fn metrics(&self) -> Result<Vec<(&'static str, f64)>> {
+        if self.count == 0 {
+            return Err(no_label());
+        }
+        let mean = |sum: f64| sum / self.count as f64;
+        let mut metrics = vec![("loss", mean(self.loss))];
+        // Of the mean negative log-likelihood, which label smoothing leaves as it is.
+        metrics.extend(self.task.has_perplexity().then(|| ("perplexity", mean(self.nll).exp())));
+        metrics.extend(self.task.has_accuracy().then(|| ("accuracy", mean(self.correct))));
+        metrics.extend(match (self.dataset.squad(), self.confusion()) {
+            (Some(squad), _) => squad.scores(&span_logits_of(&self.predicted, &self.spans)).named(),
+            (None, Some(confusion)) => {
+                vec![("f1", confusion.f1()), ("matthews_correlation", confusion.matthews_correlation())]
+            }
+            (None, None) => self.expected.scores(&self.predicted),
+        });
+        Ok(metrics)
+    }
+
+    fn confusion(&self) -> Option<Confusion> {
+        self.expected.confusion(&self.predicted, self.num_labels)
+    }
+}
+
+/// The labels of a dataset whose predictions are compared row by row.
+#[derive(Default)]
+struct Expected {
+    classes: Vec<i32>,
+    values: Vec<f64>,
+}
+
+impl Expected {
+    /// Keeps the labels of the first `examples` rows of a batch.
+    fn add(&mut self, labels: &Labels, examples: usize, task: Task) {
+        match (labels, task) {
+            (Labels::Classes(classes), Task::SequenceClassification) => self.classes.extend(&classes[..examples]),
+            (Labels::Values(values), Task::Regression) => {
+                self.values.extend(values[..examples].iter().copied().map(f64::from));
+            }
+            _ => {}
+        }
+    }
+
+    fn confusion(&self, predicted: &[f64], num_labels: usize) -> Option<Confusion> {
+        let pairs = self.classes.iter().zip(predicted).filter(|(expected, _)| **expected != IGNORED);
+        let pairs = pairs.map(|(expected, predicted)| (*expected as usize, *predicted as usize));
+        (!self.classes.is_empty()).then(|| Confusion::new(num_labels, pairs))
+    }
+
+    fn scores(&self, predicted: &[f64]) -> Vec<(&'static str, f64)> {
+        let expected = &self.values;
+        if expected.is_empty() {
+            return Vec::new();
+        }
+        vec![
+            ("mse", scores::mean_squared_error(expected, predicted)),
+            ("pearson", scores::pearson(expected, predicted)),
+            ("spearmanr", scores::spearman(expected, predicted)),
+        ]
+    }
+}
+
+/// `[rows, labels]` -> `[examples]`: the most likely class of each example, or the value of a head with one output.
+fn predictions(logits: Tensor<2>, examples: usize) -> Tensor<1> {
+    let labels = logits.dims()[1];
+    let logits = logits.slice([0..examples, 0..labels]);
+    match labels {
+        1 => logits.reshape([examples]),
+        _ => logits.argmax(1).reshape([examples]).float(),
+    }
+}
+
+/// `[rows * tokens, 2]` -> `[examples * 2 * tokens]`: of each example its start logits, then its end logits.
+fn spans(logits: Tensor<2>, rows: usize, examples: usize) -> Tensor<1> {
+    let tokens = logits.dims()[0] / rows;
+    let by_example: Tensor<3> = logits.reshape([rows, tokens, 2]).swap_dims(1, 2);
+    by_example.slice([0..examples, 0..2, 0..tokens]).reshape([examples * 2 * tokens])
+}
+
+/// The values that [`spans`] gave for batches of so many examples and tokens, by example.
+fn span_logits_of(values: &[f64], batches: &[(usize, usize)]) -> Vec<SpanLogits> {
+    let mut rest = values;
+    let mut found = Vec::new();
+    for (examples, tokens) in batches {
+        for _ in 0..*examples {
+            let (start, after) = rest.split_at(*tokens);
+            let (end, after) = after.split_at(*tokens);
+            let narrow = |values: &[f64]| values.iter().map(|value| *value as f32).collect();
+            found.push(SpanLogits { start: narrow(start), end: narrow(end) });
+            rest = after;
+        }
+    }
+    found
+}

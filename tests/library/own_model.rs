@@ -1,0 +1,180 @@
+//! A model that Kiln does not ship goes through the same Trainer as Kiln's own: the one of `examples/own_model.rs`.
+
+#[allow(dead_code)]
+#[path = "../../examples/own_model.rs"]
+mod example;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use example::{NextNumber, Progressions};
+use kiln::base::metrics::Record;
+use kiln::config::{
+    ActivationCheckpointing, CompilerMode, EvalStrategy, ModelKind, ModelSection, OnExisting, OptimizerName, Precision,
+    SaveStrategy, TrainerSection, TrainingCompilerConfig,
+};
+use kiln::proof::parity::modes;
+use kiln::trainer::{Callback, Progress, StopAfter};
+use kiln::{Result, RunConfig, Session, Trainer};
+
+fn config(folder: &Path, mode: CompilerMode, trainer: TrainerSection) -> RunConfig {
+    RunConfig::builder(folder)
+        .on_existing(OnExisting::Resume)
+        .trainer(TrainerSection {
+            max_steps: Some(8),
+            learning_rate: 1e-2,
+            gradient_accumulation_steps: 2,
+            logging_steps: Some(1.into()),
+            eval_strategy: EvalStrategy::Steps,
+            eval_steps: Some(4.into()),
+            save_strategy: SaveStrategy::Steps,
+            save_steps: 4.into(),
+            load_best_model_at_end: true,
+            metric_for_best_model: Some("accuracy".into()),
+            ..trainer
+        })
+        .compiler(TrainingCompilerConfig { enabled: mode, ..TrainingCompilerConfig::default() })
+        .build_own()
+        .unwrap()
+}
+
+fn session(config: RunConfig) -> Result<Session<NextNumber>> {
+    Session::new(config, NextNumber, Arc::new(Progressions(0..60)), Some(Arc::new(Progressions(60..70))))
+}
+
+/// Rows of `metrics.jsonl` without what is a matter of time and memory.
+fn figures(folder: &Path) -> Vec<String> {
+    let rows = fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+    let figures =
+        ["step", "epoch", "samples", "tokens", "loss", "grad_norm", "learning_rate", "eval_loss", "eval_accuracy"];
+    let row = |line: &str| {
+        let row: serde_json::Value = serde_json::from_str(line).unwrap();
+        figures.iter().map(|name| row[*name].to_string()).collect::<Vec<_>>().join(" ")
+    };
+    rows.lines().filter(|line| !line.contains("train_runtime")).map(row).collect()
+}
+
+#[test]
+fn a_run_that_is_stopped_and_resumed_is_the_same_to_the_bit() {
+    let _alone = crate::one_at_a_time();
+    let folder = tempfile::tempdir().unwrap();
+    for mode in [CompilerMode::Native, CompilerMode::Compiled] {
+        for (name, trainer) in [
+            ("plain", TrainerSection::default()),
+            (
+                "balanced",
+                TrainerSection {
+                    activation_checkpointing: ActivationCheckpointing::Balanced,
+                    optim: OptimizerName::Lion,
+                    ..TrainerSection::default()
+                },
+            ),
+        ] {
+            let [straight, stopped] =
+                ["straight", "stopped"].map(|run| folder.path().join(format!("{mode}-{name}-{run}")));
+            let open = |run: &Path| session(config(run, mode, trainer.clone())).unwrap();
+            Trainer::new(open(&straight)).unwrap().train().unwrap();
+            let output = Trainer::new(open(&stopped)).unwrap().with_callback(StopAfter(3)).train().unwrap();
+            assert_eq!(output.step, 3);
+            let output = Trainer::new(open(&stopped)).unwrap().train().unwrap();
+            assert_eq!(output.step, 8);
+            let last = Path::new("checkpoints").join("step-000008");
+            for file in
+                ["model/model.safetensors".into(), last.join("model.safetensors"), last.join("optimizer.safetensors")]
+            {
+                let [a, b] = [&straight, &stopped].map(|run| fs::read(run.join(&file)).unwrap());
+                assert!(a == b, "{mode} {name}: {} differs", file.display());
+            }
+            assert_eq!(figures(&straight), figures(&stopped));
+            assert!(!straight.join("fault").exists());
+        }
+    }
+}
+
+#[test]
+fn both_modes_compute_the_same() {
+    let _alone = crate::one_at_a_time();
+    let folder = tempfile::tempdir().unwrap();
+    let compiled = session(config(folder.path(), CompilerMode::Compiled, TrainerSection::default())).unwrap();
+    let found = modes(&compiled, 2).unwrap();
+    assert_eq!(found.report.difference, None, "{:?}", found.report.lines());
+    assert!(found.report.fused.iter().any(|name| name == "attention") && found.report.tensors == 14);
+    assert!(found.native_ms > 0.0 && found.compiled_ms > 0.0);
+    let native = session(config(folder.path(), CompilerMode::Native, TrainerSection::default())).unwrap();
+    assert!(modes(&native, 2).unwrap_err().to_string().contains("there is one mode"));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "the run is not touched");
+}
+
+/// Counts what it is told of a model that is not Kiln's.
+struct Count(Arc<std::sync::Mutex<[usize; 2]>>);
+
+impl Callback<<NextNumber as kiln::TrainingTask>::Model> for Count {
+    fn on_optimizer_step(&mut self, _progress: &Progress, model: &<NextNumber as kiln::TrainingTask>::Model) {
+        assert_eq!(burn::module::Module::num_params(model), 21_376);
+        self.0.lock().unwrap()[0] += 1;
+    }
+
+    fn on_evaluate(&mut self, _progress: &Progress, row: &Record, _control: &mut kiln::trainer::Control) {
+        assert!(row.get("eval_accuracy").is_some_and(|accuracy| (0.0..=1.0).contains(&accuracy)));
+        self.0.lock().unwrap()[1] += 1;
+    }
+}
+
+#[test]
+fn its_plan_callbacks_verification_and_evaluation_are_those_of_any_run() {
+    let _alone = crate::one_at_a_time();
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path(), CompilerMode::Compiled, TrainerSection::default());
+    config.compiler.as_mut().unwrap().verify = Some(kiln::config::Verify::Every(4));
+    let session = session(config).unwrap();
+    let plan = session.plan.describe();
+    for part in ["Llama", "60 examples of up to 1 tokens", "8 (max_steps = 8)", "CPU", "adamw"] {
+        assert!(plan.contains(part), "{part}: {plan}");
+    }
+    let counts = Arc::new(std::sync::Mutex::new([0; 2]));
+    let mut trainer = kiln::proof::trainer(session).unwrap().with_step_times().with_callback(Count(counts.clone()));
+    let output = trainer.train().unwrap();
+    assert_eq!((output.step, *counts.lock().unwrap()), (8, [8, 2]));
+    assert!(output.summary.get("train_loss").is_some_and(|loss| loss < 3.3));
+    let found = trainer.evaluate().unwrap();
+    assert_eq!((found.samples, found.metrics.len()), (10, 2));
+    for file in ["plan.toml", "plan.json", "status.json", "steps.jsonl", "trainer_state.json", "all_results.json"] {
+        assert!(folder.path().join(file).is_file(), "{file}");
+    }
+    let log = fs::read_to_string(folder.path().join("run.log")).unwrap();
+    assert!(log.contains("verify after step 4: native and compiled compute the same"), "{log}");
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_its_reason() {
+    let _alone = crate::one_at_a_time();
+    let folder = tempfile::tempdir().unwrap();
+    let builder = || RunConfig::builder(folder.path());
+    let refused = |config: Result<RunConfig>, part: &str| {
+        let error = config.and_then(|config| session(config).map(drop)).unwrap_err();
+        assert_eq!(error.exit_code(), 2, "{error}");
+        assert!(error.to_string().contains(part), "{error}");
+    };
+    refused(builder().model(ModelSection::new(ModelKind::Gpt2)).build_own(), "model: has no effect");
+    let trainer = |trainer: TrainerSection| builder().trainer(trainer).build_own();
+    let (metric, eval_strategy) = (Some("f1".to_owned()), EvalStrategy::Epoch);
+    refused(
+        trainer(TrainerSection { metric_for_best_model: metric, eval_strategy, ..Default::default() }),
+        "an evaluation of Llama has no `f1`",
+    );
+    let blocks = ActivationCheckpointing::Blocks;
+    refused(
+        trainer(TrainerSection { activation_checkpointing: blocks, ..Default::default() }),
+        "does not know the blocks",
+    );
+    refused(trainer(TrainerSection { label_smoothing_factor: 0.1, ..Default::default() }), "label_smoothing_factor");
+    let other =
+        |precision| builder().precision(precision).trainer(TrainerSection { max_steps: Some(2), ..Default::default() });
+    for precision in [Precision::Bf16, Precision::F16] {
+        let config = other(precision).build_own().unwrap();
+        let outcome = session(config).and_then(Trainer::new).and_then(|mut trainer| trainer.train());
+        assert!(outcome.is_ok(), "{precision}: {outcome:?}");
+        fs::remove_dir_all(folder.path()).unwrap();
+    }
+}
