@@ -7,6 +7,9 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use serde::{Serialize, Serializer};
+use serde_json::Value as Json;
+
 use crate::base::error::{Error, Result};
 use crate::base::files::{free_beside, is_blocked, read_regular, read_regular_text, write_whole};
 
@@ -125,6 +128,22 @@ impl Record {
         }
         text.push('}');
         text
+    }
+}
+
+/// As an object. No JSON has NaN or an infinity: they are the texts "NaN", "Infinity" and "-Infinity".
+impl Serialize for Record {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_map(self.fields().map(|(name, value)| {
+            let value = match value {
+                Value::Count(count) => (*count).into(),
+                Value::Missing => Json::Null,
+                Value::Real(real) if real.is_nan() => "NaN".into(),
+                Value::Real(real) if real.is_infinite() => if *real > 0.0 { "Infinity" } else { "-Infinity" }.into(),
+                Value::Real(real) => (*real).into(),
+            };
+            (name, value)
+        }))
     }
 }
 
@@ -294,6 +313,14 @@ mod tests {
         for line in ["", "{\"step\": 1, \"lo", "[1]", "{\"step\": \"one\"}", "{\"step\": {}}"] {
             assert_eq!(Record::from_json(line), None, "{line}");
         }
+    }
+
+    #[test]
+    fn strict_json_has_what_is_no_number_as_text() {
+        let expected = r#"{"step":3,"loss":"NaN","lr":0.00005,"epoch":1.0,"up":"Infinity","peak_mib":null}"#;
+        let json = serde_json::to_string(&record()).unwrap();
+        assert_eq!(json.replace("5e-5", "0.00005"), expected);
+        assert_eq!(format!("{:?}", Record::from_json(&json).unwrap()), format!("{:?}", record()));
     }
 
     #[test]

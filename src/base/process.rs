@@ -251,6 +251,11 @@ fn signal_of(_: ExitStatus) -> Option<i32> {
     None
 }
 
+/// Whether a driver has started this process, and reads what it says.
+pub(crate) fn is_child() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
+
 /// Called by a kiln when it starts: where a driver has started it, it ends with that driver from now on.
 ///
 /// # Errors

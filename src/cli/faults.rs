@@ -10,10 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use console::style;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
+use super::terminal::above_bar;
 use crate::base::error::{Error, Result, printable, says_no_thread};
 use crate::base::{files, panics};
 
@@ -123,14 +125,19 @@ pub(super) fn caught(run: impl FnOnce() -> Result<()>) -> Result<()> {
 
 /// Writes a line to stderr, where that can be written to.
 pub(super) fn complain(line: impl std::fmt::Display) {
-    let _ = writeln!(std::io::stderr(), "{}", printable(&line.to_string()));
+    complain_styled(printable(&line.to_string()));
+}
+
+/// [`complain`] of a line that may hold styles.
+fn complain_styled(line: impl std::fmt::Display) {
+    let _ = above_bar(|| writeln!(std::io::stderr(), "{line}"));
 }
 
 /// Says with what error the process ends, unless a thread that has no memory is ending it already: then that ends it.
 pub(super) fn complain_last(error: &Error) {
     // Writing it takes no more memory, so that this thread does not wait for itself.
-    let line = format!("error: {error}");
-    let line = printable(&line);
+    let error = error.to_string();
+    let line = format!("{} {}", style("error:").red().bold().for_stderr(), printable(&error));
     if ENDING.swap(true, Ordering::SeqCst) {
         std::thread::sleep(ENDS_WITHIN);
     } else {
@@ -162,11 +169,11 @@ impl Subscriber for Stderr {
         let mut message = Message::default();
         event.record(&mut message);
         let begin = match *event.metadata().level() {
-            Level::ERROR => "error: ",
-            Level::WARN => "warning: ",
-            _ => "",
+            Level::ERROR => style("error: ").red(),
+            Level::WARN => style("warning: ").yellow(),
+            _ => style(""),
         };
-        complain(format_args!("{begin}{}", message.0));
+        complain_styled(format_args!("{}{}", begin.bold().for_stderr(), printable(&message.0)));
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {

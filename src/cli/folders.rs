@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 
-use super::say;
-use crate::base::error::Result;
+use super::terminal::show;
+use super::{say, terminal};
+use crate::base::error::{Error, Result};
 use crate::cache;
 use crate::cache::archive::{self, Manifest};
 use crate::engine::device;
-use crate::trainer::runs;
+use crate::trainer::runs::{self, Run};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum CacheCommand {
@@ -32,12 +33,27 @@ pub(super) enum CacheCommand {
     },
 }
 
-pub(super) fn runs(folder: &Path) -> Result<()> {
-    say(runs::table(&runs::list(folder)?).trim_end())
+pub(super) fn runs(folder: &Path, json: bool) -> Result<()> {
+    let runs = runs::list(folder)?;
+    if !json {
+        return show(terminal::runs::table(&runs, terminal::width()).trim_end());
+    }
+    let object = |(path, run): &(PathBuf, Result<Run>)| match run {
+        Ok(run) => serde_json::to_value(run).expect("texts and figures are JSON"),
+        Err(error) => serde_json::json!({ "run": path.display().to_string(), "error": error.to_string() }),
+    };
+    say(format!("{:#}", runs.iter().map(object).collect::<serde_json::Value>()))
 }
 
-pub(super) fn describe(run: &Path) -> Result<()> {
-    say(runs::describe(run)?.trim_end())
+pub(super) fn describe(run: &Path, json: bool) -> Result<()> {
+    let run = Run::read(run)?.ok_or_else(|| {
+        Error::data(format!("{}: there is no run of Kiln's in this folder", run.display()))
+            .help("`kiln runs FOLDER` lists the runs in a folder")
+    })?;
+    match json {
+        true => say(serde_json::to_string_pretty(&run).expect("texts and figures are JSON")),
+        false => show(terminal::runs::description(&run).trim_end()),
+    }
 }
 
 pub(super) fn cache(command: &CacheCommand) -> Result<()> {

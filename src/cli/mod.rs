@@ -8,10 +8,11 @@ mod compiler;
 mod faults;
 mod folders;
 mod models;
+mod terminal;
 mod training;
 mod tuning;
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -29,6 +30,7 @@ use compiler::{ParityArgs, ProbeArgs};
 pub use faults::Allocator;
 use folders::CacheCommand;
 use models::{ExportArgs, ForwardArgs, GenerateArgs, PredictArgs};
+use terminal::show;
 use training::{ConfigArgs, EvalArgs, InitArgs, PartArgs, PlanArgs, TrainArgs, VerifyResumeArgs};
 use tuning::{TrialArgs, TuneArgs};
 
@@ -84,16 +86,22 @@ enum Command {
     /// Trains by turns, for bench and compare
     #[command(hide = true)]
     Worker(WorkerArgs),
-    /// List the runs in a folder with their status
+    /// List the runs in a folder: how each stands, how far it came, and why it ended
     Runs {
         /// The folder of the runs
         #[arg(default_value = "runs")]
         folder: PathBuf,
+        /// Print JSON, for programs; a figure that is no number is a text such as "NaN"
+        #[arg(long)]
+        json: bool,
     },
-    /// Tell how a run stands, from its folder alone
+    /// Tell how a run stands and why it ended, from its folder alone
     Describe {
         /// The run folder
         run: PathBuf,
+        /// Print JSON, for programs; a figure that is no number is a text such as "NaN"
+        #[arg(long)]
+        json: bool,
     },
     /// Compile and tune the kernels of a run and keep them, without training
     Pretune(ConfigArgs),
@@ -134,8 +142,8 @@ impl Cli {
             Command::Report(args) => compare::run_report(&args),
             Command::Bench(args) => bench::run_bench(&args),
             Command::Worker(args) => bench::run_worker(&args),
-            Command::Runs { folder } => folders::runs(&folder),
-            Command::Describe { run } => folders::describe(&run),
+            Command::Runs { folder, json } => folders::runs(&folder, json),
+            Command::Describe { run, json } => folders::describe(&run, json),
             Command::Cache(command) => folders::cache(&command),
             Command::Devices => devices(),
             Command::Engine => {
@@ -146,12 +154,9 @@ impl Cli {
     }
 }
 
-/// Prints a line to stdout. A reader that has gone away (`kiln plan FILE | head`) is no error of ours; a full disk is one.
+/// Prints a line to stdout, without anything that has power over a terminal.
 fn say(line: impl std::fmt::Display) -> Result<()> {
-    match writeln!(std::io::stdout(), "{}", printable(&line.to_string())) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::io("write to stdout", &error)),
-        _ => Ok(()),
-    }
+    show(printable(&line.to_string()))
 }
 
 /// A bar on stderr when that is a terminal, nothing otherwise.
@@ -204,6 +209,7 @@ fn time(text: &str) -> Result<Duration> {
 /// Parses the arguments, runs the command, prints an error if there is one, and returns the exit code.
 pub fn main() -> std::process::ExitCode {
     faults::install();
+    terminal::settle_colors();
     let ended = faults::caught(|| match Cli::try_parse() {
         Ok(cli) => process::end_with_driver().and_then(|()| cli.run()),
         Err(told) if told.use_stderr() => {

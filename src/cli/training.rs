@@ -8,20 +8,19 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use indicatif::ProgressBar;
 
 use super::compiler::{choose, verify_start};
 use super::models::predict_to_file;
+use super::terminal::{LogFormat, Printer, Talk};
 use super::tuning::tune_if_missing;
 use super::{finite, progress_bar, say};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::files::write_whole;
-use crate::base::metrics::Record;
 use crate::base::process::this_program;
 use crate::base::signals;
 use crate::cli::init::{check_model, template};
 use crate::config::Task;
-use crate::config::{CompilerMode, DEFAULT_TEXT_COLUMN, LogLevel, OnExisting, Precision, RunConfig, Switch};
+use crate::config::{CompilerMode, DEFAULT_TEXT_COLUMN, OnExisting, Precision, RunConfig, Switch};
 use crate::data::{paths, store};
 use crate::engine::compiler::start_up_lines;
 use crate::engine::handover;
@@ -35,7 +34,7 @@ use crate::proof::verify_resume;
 use crate::proof::verify_resume::{Part, Report, across_modes, verify};
 use crate::session::model_folder::ModelFolder;
 use crate::session::{Session, outline};
-use crate::trainer::{Callback, Control, PREDICTIONS, Progress, RunFolder, RunStatus, Status, StopAfter};
+use crate::trainer::{PREDICTIONS, RunFolder, RunStatus, Status, StopAfter};
 
 #[derive(Debug, Args)]
 pub(super) struct ConfigArgs {
@@ -103,6 +102,12 @@ pub(super) struct TrainArgs {
     /// f32, bf16, f16 or auto; the same as --set precision=...
     #[arg(long)]
     precision: Option<Precision>,
+    /// The form of the rows on stdout
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<LogFormat>,
+    /// Show the whole plan before step 1 in a terminal, too; plan.toml in the run folder has it
+    #[arg(long)]
+    verbose: bool,
     /// Also write steps.jsonl: the time of every step by part
     #[arg(long)]
     step_times: bool,
@@ -244,51 +249,50 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
         compiler.fusion = Switch::Off;
     }
     handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    let talk = Talk::new(args.log_format, config.trainer.log_level);
     if !config.trainer.do_train {
-        return without_training(config);
+        return without_training(config, talk);
     }
     RunFolder::check(&RunSettings::of(&config))?;
     test_file(&config)?;
-    let level = config.trainer.log_level;
-    let inform = |line: &dyn std::fmt::Display| if level.informs() { say(line) } else { Ok(()) };
-    if args.decision.is_none() {
-        start_up_lines(config.compiler.as_ref()).iter().try_for_each(|line| inform(line))?;
+    if args.decision.is_none() && (args.verbose || talk.format != LogFormat::Table) {
+        start_up_lines(config.compiler.as_ref()).iter().try_for_each(|line| talk.inform(line))?;
     }
     tune_if_missing(&config)?;
     let session = choose(open(config)?, args.decision.as_deref())?;
     let plan = &session.plan;
-    inform(&plan.describe())?;
+    talk.plan(plan, args.verbose)?;
     let folder = plan.output_dir()?;
     let verified = verify_start(&session)?;
     let trainer = auto::trainer(session)?;
     let trainer = if verified { trainer.with_verified_start() } else { trainer };
     if let Some(report) = trainer.load_report() {
-        inform(&format!("loaded {} tensors", report.loaded))?;
-        report.lines().iter().try_for_each(|line| inform(line))?;
+        talk.inform(format!("loaded {} tensors", report.loaded))?;
+        report.lines().iter().try_for_each(|line| talk.inform(line))?;
     }
     let trainer = if args.step_times { trainer.with_step_times() } else { trainer };
-    let mut trainer = trainer.with_callback(Printer::new(level));
+    let mut trainer = trainer.with_callback(Printer::new(talk));
     if let Some(steps) = args.stop_after {
         trainer = trainer.with_callback(StopAfter(steps.get()));
     }
     let output = trainer.train()?;
     if output.was_complete {
         let stopped = Status::read(&folder)?.filter(|status| status.status == RunStatus::Stopped);
-        inform(&match stopped.and_then(|status| status.message) {
+        talk.inform(match stopped.and_then(|status| status.message) {
             Some(message) => format!("nothing to continue: {message}"),
             None => format!("complete after step {}, nothing to continue: {}", output.step, folder.display()),
         })?;
-        return say(output.summary.to_dict());
+        return talk.record(&output.summary);
     }
     if let Some(message) = Status::read(&folder)?.and_then(|status| status.message) {
-        inform(&message)?;
+        talk.inform(message)?;
     }
     if let Some(sample) = &output.sample {
-        say(format!("\n--- sample ---\n{sample}\n--------------\n"))?;
+        talk.tell(format!("\n--- sample ---\n{sample}\n--------------\n"))?;
     }
-    inform(&format!("model: {}", folder.join("model").display()))?;
-    inform(&format!("again: {}", repeat_command(&folder)))?;
-    predict_test(trainer.session(), &folder.join("model").display().to_string())?;
+    talk.inform(format!("model: {}", folder.join("model").display()))?;
+    talk.inform(format!("again: {}", repeat_command(&folder)))?;
+    predict_test(trainer.session(), &folder.join("model").display().to_string(), talk)?;
     match signals::received() {
         Some(signal) => Err(signal.error("the run was complete, so nothing is lost but the rest of its sample")),
         None => Ok(()),
@@ -296,10 +300,10 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
 }
 
 /// `trainer.do_train = false`: evaluates, or predicts, or both.
-fn without_training(config: RunConfig) -> Result<()> {
+fn without_training(config: RunConfig, talk: Talk) -> Result<()> {
     let trained = config.output_dir()?.join("model");
     let trained = (config.model.from.is_none() && trained.is_dir()).then(|| trained.display().to_string());
-    let (informs, trainer) = (config.trainer.log_level.informs(), &config.trainer);
+    let trainer = &config.trainer;
     let predicts_with = match test_file(&config)? {
         None => None,
         Some(_) => Some(config.model.from.clone().or(trained.clone()).ok_or_else(|| {
@@ -307,24 +311,20 @@ fn without_training(config: RunConfig) -> Result<()> {
                 .help("set model.from, or train first")
         })?),
     };
-    if informs {
-        config.no_effect.iter().try_for_each(|line| say(format!("no effect: {line}")))?;
-    }
+    config.no_effect.iter().try_for_each(|line| talk.inform(format!("no effect: {line}")))?;
     if trainer.do_eval || !trainer.do_predict {
         let what = config.model.from.as_ref().or(trained.as_ref()).map_or("random weights", String::as_str);
-        if informs {
-            say(format!("trainer.do_train = false: no training; evaluating {what}"))?;
-        }
+        talk.inform(format!("trainer.do_train = false: no training; evaluating {what}"))?;
         let (record, confusion) = match &trained {
             Some(model) => evaluate_folder(config.clone(), Some(model), &open)?,
             None => evaluate_untrained(open(config.clone())?)?,
         };
-        confusion.iter().try_for_each(say)?;
-        say(record.to_dict())?;
+        confusion.iter().try_for_each(|confusion| talk.tell(confusion))?;
+        talk.record(&record)?;
         finite("eval_loss", record.get("eval_loss").unwrap_or(0.0))?;
     }
     match predicts_with {
-        Some(model) => predict_test(&open(config)?, &model),
+        Some(model) => predict_test(&open(config)?, &model, talk),
         None => Ok(()),
     }
 }
@@ -342,7 +342,7 @@ fn test_file(config: &RunConfig) -> Result<Option<PathBuf>> {
 
 /// Predicts the rows of `data.test`, where that is asked for, with the model `model` (a folder or a Hub id), into the run
 /// folder.
-fn predict_test(session: &Session, model: &str) -> Result<()> {
+fn predict_test(session: &Session, model: &str, talk: Talk) -> Result<()> {
     let plan = &session.plan;
     let (config, folder, (_, task)) = (session.config(), plan.output_dir()?, plan.model.built_in()?);
     let data = &config.data;
@@ -361,10 +361,7 @@ fn predict_test(session: &Session, model: &str) -> Result<()> {
     std::fs::create_dir_all(&folder).map_err(|error| Error::io(format!("create {}", folder.display()), &error))?;
     let out = folder.join(PREDICTIONS);
     let count = predict_to_file(&model, task, &options, device, &out).map_err(|error| error.at("data.test"))?;
-    match plan.run.log_level.informs() {
-        true => say(format!("wrote {count} predictions to {}", out.display())),
-        false => Ok(()),
-    }
+    talk.inform(format!("wrote {count} predictions to {}", out.display()))
 }
 
 pub(super) fn run_verify_resume(args: &VerifyResumeArgs) -> Result<()> {
@@ -418,60 +415,4 @@ fn shown(modes: &str, report: &Report) -> Result<()> {
 fn repeat_command(folder: &Path) -> String {
     let (plan, next) = (folder.join("plan.toml"), format!("{}-again", folder.display()));
     format!("kiln train {} --set run.output_dir={next}", plan.display())
-}
-
-/// Prints rows as dict lines on stdout, with a progress bar on stderr when that is a terminal.
-struct Printer {
-    bar: ProgressBar,
-    level: LogLevel,
-}
-
-impl Printer {
-    fn new(level: LogLevel) -> Self {
-        Self { level, bar: progress_bar("{elapsed_precise} [{bar:40}] step {pos}/{len} {msg} ETA {eta}") }
-    }
-
-    fn row(&self, row: &Record) {
-        // A row that cannot be shown is in metrics.jsonl all the same: no reason to end the training.
-        let _ = self.bar.suspend(|| say(row.to_dict()));
-    }
-}
-
-impl<M> Callback<M> for Printer {
-    fn on_resume(&mut self, progress: &Progress, checkpoint: &Path) {
-        let _ =
-            self.bar.suspend(|| say(format!("continuing after step {} from {}", progress.step, checkpoint.display())));
-        self.bar.set_position(progress.step);
-    }
-
-    fn on_train_begin(&mut self, plan: &RunPlan) {
-        self.bar.set_length(plan.steps.total as u64);
-    }
-
-    fn on_step_end(&mut self, progress: &Progress, _control: &mut Control) {
-        self.bar.set_position(progress.step);
-    }
-
-    fn on_log(&mut self, _progress: &Progress, row: &Record) {
-        if let Some(loss) = row.get("loss") {
-            self.bar.set_message(format!("loss {loss:.4}"));
-        }
-        self.row(row);
-    }
-
-    fn on_evaluate(&mut self, _progress: &Progress, row: &Record, _control: &mut Control) {
-        self.row(row);
-    }
-
-    fn on_notice(&mut self, notice: &str) {
-        if !self.level.warns() {
-            return;
-        }
-        let _ = self.bar.suspend(|| say(notice));
-    }
-
-    fn on_train_end(&mut self, _progress: &Progress, summary: &Record) {
-        self.bar.finish_and_clear();
-        self.row(summary);
-    }
 }

@@ -41,6 +41,7 @@ pub use captured::NotCaptured;
 pub use facts::{DataFacts, Facts, FoundBatch, ModelFacts, TokenizerFacts};
 pub use outline::{Found, outline};
 pub use parts::{Part, parts};
+pub(crate) use print::thousands;
 pub use sections::{
     DataPlan, EnginePlan, EvaluationPlan, LoggingPlan, MemoryPlan, ModelPlan, OptimizerPlan, RunSettings, SamplePlan,
     SavingPlan, StepPlan,

@@ -289,7 +289,7 @@ impl EnginePlan {
 }
 
 /// `1234567` as `1,234,567`.
-pub(super) fn thousands(number: u64) -> String {
+pub(crate) fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);
     groups.collect::<Vec<_>>().join(",")

@@ -25,6 +25,9 @@ mod interrupted;
 mod resume;
 mod run_folder;
 
+// The terminal.
+mod terminal;
+
 // The compiled mode.
 mod compiler;
 mod compiler_debug;

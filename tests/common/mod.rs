@@ -2,6 +2,7 @@
 #![allow(dead_code, clippy::unwrap_used)] // every test binary uses a part of it
 
 pub mod place;
+pub mod pty;
 pub mod small_run;
 
 use std::collections::BTreeMap;
