@@ -18,9 +18,9 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::files::write_whole;
 use crate::base::process::this_program;
 use crate::base::signals;
-use crate::cli::init::{check_model, template};
+use crate::cli::init::{Data, check_model, columns, template};
 use crate::config::Task;
-use crate::config::{CompilerMode, DEFAULT_TEXT_COLUMN, OnExisting, Precision, RunConfig, Switch};
+use crate::config::{CompilerMode, DEFAULT_TEXT_COLUMN, OnExisting, Precision, RunConfig, Switch, Validation};
 use crate::data::{paths, store};
 use crate::engine::compiler::start_up_lines;
 use crate::engine::handover;
@@ -125,24 +125,62 @@ pub(super) struct InitArgs {
     task: String,
     /// The pretrained model: a folder or a Hub id
     model: String,
+    /// The training data: files, globs or an address of the Hub. Their ending tells the format
+    #[arg(long, value_name = "FILES", num_args = 1..)]
+    train: Vec<String>,
+    /// The validation data: files likewise, or a share such as 10%
+    #[arg(long, value_name = "FILES", num_args = 1.., requires = "train")]
+    validation: Vec<String>,
+    /// The column with the text; `text` when it is left out
+    #[arg(long, value_name = "COLUMN", requires = "train")]
+    text_column: Option<String>,
+    /// The column with the second text of a pair
+    #[arg(long, value_name = "COLUMN", requires = "train")]
+    text_pair_column: Option<String>,
+    /// The column with the label; `label` when it is left out
+    #[arg(long, value_name = "COLUMN", requires = "train")]
+    label_column: Option<String>,
     /// The file to write; TASK.toml when it is left out
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
 
+impl InitArgs {
+    /// The data that were named, or names to be replaced.
+    fn data(&self, task: Task) -> Result<Data> {
+        if self.train.is_empty() {
+            return Ok(Data::placeholder(task));
+        }
+        let validation = match &self.validation[..] {
+            [] => None,
+            [one] => {
+                let read = toml::Value::from(one.as_str()).try_into::<Validation>();
+                Some(read.map_err(|error| Error::config(format!("--validation {one}: {}", error.message())))?)
+            }
+            files => Some(Validation::Files(files.to_vec())),
+        };
+        let [text, pair, label] = [&self.text_column, &self.text_pair_column, &self.label_column].map(Option::clone);
+        Data::named(task, self.train.clone(), validation, columns(task, text, pair, label))
+    }
+}
+
 pub(super) fn run_init(args: &InitArgs) -> Result<()> {
     let task = Task::from_name(&args.task)?;
-    if let Some(reason) = check_model(task, &args.model, &HubSettings::from_env()?)? {
+    let checked = check_model(task, &args.model, &HubSettings::from_env()?)?;
+    if let Some(reason) = &checked.unchecked {
         tracing::warn!("{} is not checked: {}", args.model, reason.message());
     }
+    let data = args.data(task)?;
     let path = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("{task}.toml")));
     let file = OpenOptions::new().write(true).create_new(true).open(&path);
-    let written = file.and_then(|mut file| file.write_all(template(task, &args.model).as_bytes()));
+    let written =
+        file.and_then(|mut file| file.write_all(template(task, &args.model, checked.positions, &data).as_bytes()));
     written.map_err(|error| {
         let error = Error::io(format!("write {}", path.display()), &error);
         if path.exists() { error.help("give the name of a file that does not exist: --out FILE") } else { error }
     })?;
-    say(format!("wrote {}; next: set [data], then `kiln plan {0}`", path.display()))
+    let next = if data.is_named { "" } else { "set [data], then " };
+    say(format!("wrote {}; next: {next}`kiln plan {0}`", path.display()))
 }
 
 #[derive(Debug, Args)]

@@ -90,7 +90,7 @@ pub fn predict(
 }
 
 /// The format that the ending of a file names.
-fn format_of(path: &Path) -> Result<DataFormat> {
+pub(crate) fn format_of(path: &Path) -> Result<DataFormat> {
     match path.extension().and_then(|ending| ending.to_str()) {
         Some("csv") => Ok(DataFormat::Csv),
         Some("tsv") => Ok(DataFormat::Tsv),
