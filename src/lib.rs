@@ -48,6 +48,8 @@ pub mod trainer;
 pub mod proof;
 pub mod measure;
 
+// The guide, which is text, and the command.
+pub mod guide;
 pub mod cli;
 
 pub use base::error::{Error, ErrorKind, Result};

@@ -7,6 +7,7 @@ mod compare;
 mod compiler;
 mod faults;
 mod folders;
+mod help;
 mod models;
 mod terminal;
 mod training;
@@ -29,6 +30,7 @@ use compare::{CompareArgs, ReportArgs};
 use compiler::{ParityArgs, ProbeArgs};
 pub use faults::Allocator;
 use folders::CacheCommand;
+use help::{CompletionArgs, HelpArgs};
 use models::{ExportArgs, ForwardArgs, GenerateArgs, PredictArgs};
 use terminal::show;
 use training::{ConfigArgs, EvalArgs, InitArgs, PartArgs, PlanArgs, TrainArgs, VerifyResumeArgs};
@@ -36,7 +38,8 @@ use tuning::{TrialArgs, TuneArgs};
 
 /// Trains GPT-2 and BERT from a config file.
 #[derive(Debug, Parser)]
-#[command(name = "kiln", version, about, arg_required_else_help = true)]
+#[command(name = "kiln", version, about, arg_required_else_help = true, disable_help_subcommand = true)]
+#[command(after_help = help::chapters())]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -110,6 +113,10 @@ enum Command {
     Cache(CacheCommand),
     /// List what this build and this machine offer
     Devices,
+    /// Print the help of a command, or a chapter of the guide
+    Help(HelpArgs),
+    /// Print the script that makes a shell complete kiln's commands
+    Completions(CompletionArgs),
     /// Say which engine this is, as JSON, for the other engine
     #[command(hide = true)]
     Engine,
@@ -146,6 +153,8 @@ impl Cli {
             Command::Describe { run, json } => folders::describe(&run, json),
             Command::Cache(command) => folders::cache(&command),
             Command::Devices => devices(),
+            Command::Help(args) => help::run_help(&args),
+            Command::Completions(args) => help::run_completions(&args),
             Command::Engine => {
                 let identity = serde_json::to_string(&Identity::this());
                 say(identity.expect("names and versions are JSON"))

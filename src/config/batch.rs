@@ -45,7 +45,7 @@ names! {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BatchSection {
-    /// What stays when the micro-batch changes. Default: `fixed`.
+    /// The number that stays when the micro-batch changes. Default: `fixed`.
     pub scaling: BatchScaling,
     /// Examples of an optimizer step; `trainer.gradient_accumulation_steps` follows from it. The loss of a step is then
     /// the mean over all its examples, however they are cut. Only with `fixed`. Default: micro-batch x accumulation.

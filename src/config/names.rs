@@ -71,7 +71,7 @@ pub(crate) fn unknown_name<'a>(what: &str, given: &str, known: impl Iterator<Ite
 }
 
 names! {
-    /// What to do when the run folder exists already.
+    /// The way in which a run treats a run folder that exists already.
     OnExisting("on_existing") {
         /// Stop with an error; nothing is touched.
         Fail = "fail",
@@ -144,7 +144,7 @@ names! {
     Accumulation("accumulation") {
         /// One sum over all micro-batches, divided once: how a step is cut makes no difference.
         Exact = "exact",
-        /// What the Trainer of `transformers` 5.23 computes; see [`Reduction`](crate::task::Reduction).
+        /// The loss of the Trainer of `transformers` 5.23; see [`Reduction`](crate::task::Reduction).
         Transformers = "transformers",
     }
 }
@@ -177,7 +177,7 @@ impl DataFormat {
 }
 
 names! {
-    /// What follows a document of a text, in front of the next one.
+    /// The token that follows a document of a text, in front of the next one.
     DocumentEnd("end of a document") {
         /// `eos` after files and lines, `none` after rows of a table.
         Auto = "auto",
@@ -189,7 +189,7 @@ names! {
 }
 
 names! {
-    /// What one document of a text is.
+    /// The unit of a text that is one document.
     Documents("kind of document") {
         /// A whole file.
         File = "file",
@@ -268,7 +268,7 @@ names! {
         Error = "error",
         /// As `error`.
         Critical = "critical",
-        /// What the application says by default: as `info`.
+        /// The default of the application, which is `info`.
         Passive = "passive",
     }
 }
@@ -345,11 +345,11 @@ names! {
 }
 
 names! {
-    /// What the backward pass computes again instead of keeping it from the forward pass. Gradients are the same, up to rounding.
+    /// The results that the backward pass computes again instead of keeping them from the forward pass. Gradients are the same, up to rounding.
     ActivationCheckpointing("activation checkpointing") {
         /// Nothing: everything is kept.
         None = "none",
-        /// What costs little to compute and much to keep: element-wise operations. Results of matrix products, sums and
+        /// Element-wise operations, which cost little to compute and much to keep. Results of matrix products, sums and
         /// lookups are kept.
         Balanced = "balanced",
         /// Whole layers: between forward and backward pass only what passes from one to the next is kept.

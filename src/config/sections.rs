@@ -20,7 +20,7 @@ use crate::config::Task;
 pub struct RunSection {
     /// The run folder. Default: `runs/NAME` for a config file `NAME.toml`; required without a file.
     pub output_dir: PathBuf,
-    /// What to do when it exists. Default: `fail`.
+    /// The treatment of a run folder that exists. Default: `fail`.
     pub on_existing: OnExisting,
     /// A name for people, shown in the plan and by `kiln describe`. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -93,7 +93,7 @@ pub const DEFAULT_LABEL_COLUMN: &str = "label";
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DataSection {
-    /// What the model learns to do. Required in a file.
+    /// The task that the model learns. Required in a file.
     #[serde(deserialize_with = "task")]
     pub task: Task,
     /// How the files are written. Default: `text`.
@@ -129,9 +129,9 @@ pub struct DataSection {
     /// positions, at most 512 (384 for `squad`).
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
     pub max_length: Option<usize>,
-    /// What a document of plain text is, for `text`; a row of a table always is one. Default: `file`.
+    /// The unit that is a document of plain text, for `text`; a row of a table always is one. Default: `file`.
     pub documents: Documents,
-    /// What follows a document, for the tasks `clm` and `mlm` on text and tables: `eos`, the tokenizer's end-of-text, or `none`:
+    /// The token that follows a document, for the tasks `clm` and `mlm` on text and tables: `eos`, the tokenizer's end-of-text, or `none`:
     /// documents run on, as `run_clm.py` and `run_mlm.py` of `transformers` join rows. `[CLS]`, `[SEP]` and whatever else a
     /// tokenizer puts around every text stay. Default: `auto`, which is `none` for rows of tables and `eos` for the rest.
     pub document_end: DocumentEnd,
@@ -320,7 +320,7 @@ pub struct GenerationSection {
     /// How many tokens to write at most. Default: 100.
     #[serde(deserialize_with = "count")]
     pub max_new_tokens: usize,
-    /// What logits are divided by before sampling; 0 takes the most likely token always. Default: 1.0.
+    /// The divisor of the logits before sampling; 0 takes the most likely token always. Default: 1.0.
     pub temperature: f64,
     /// Samples among this many most likely tokens; 0 means all. Default: 50.
     #[serde(deserialize_with = "count")]

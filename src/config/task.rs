@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::error::{Error, Result};
 
-/// What a run learns to do.
+/// The task that a run learns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Task {

@@ -41,7 +41,7 @@ pub struct TrainerSection {
     /// Forward and backward passes per optimizer step. Default: 1, or what `batch.global_batch_size` asks for.
     #[serde(deserialize_with = "count")]
     pub gradient_accumulation_steps: usize,
-    /// What the loss of an optimizer step of several micro-batches is. `exact`: one sum over all of them, divided once by its
+    /// The loss of an optimizer step of several micro-batches. `exact`: one sum over all of them, divided once by its
     /// valid labels, so that 4 x 4 trains as 16 x 1 does (in question answering with `data.padding = "max_length"`, since its
     /// softmax takes padding in, as in transformers). `transformers`: what the Trainer of transformers 5.23 computes,
     /// which adds up the means of the micro-batches in classification, regression and masked language modelling, and takes
@@ -81,7 +81,7 @@ pub struct TrainerSection {
     /// Part of a target's probability that is spread evenly over all classes, in training and in `eval_loss`: for language
     /// models and classification. Default: 0.0.
     pub label_smoothing_factor: f64,
-    /// What the labels of a class count in the loss of training: a list in the order of the label ids, or a table by the
+    /// The weights of the classes in the loss of training: a list in the order of the label ids, or a table by the
     /// labels' names; for classification. Default: all 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub class_weights: Option<ClassWeights>,
@@ -138,7 +138,7 @@ pub struct TrainerSection {
     pub early_stopping_patience: Option<usize>,
     /// By how much an evaluation must be better to count for `early_stopping_patience`. Default: 0.0.
     pub early_stopping_threshold: f64,
-    /// What the backward pass computes again to need less memory. Default: `none`.
+    /// The results that the backward pass computes again to need less memory. Default: `none`.
     pub activation_checkpointing: ActivationCheckpointing,
     /// Seed of the weights, of dropout and of the order of samples; above 2^63 - 1 in quotes. Default: 42.
     #[serde(with = "seed")]

@@ -16,6 +16,7 @@ mod variants;
 mod activation_checkpointing;
 mod batch;
 mod configs;
+mod quoted;
 mod plan_memory;
 mod precision;
 mod training_options;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The modules of `src`, lowest first.
-const KILN: [&str; 16] = [
+const KILN: [&str; 17] = [
     "base",
     "config",
     "hub",
@@ -21,6 +21,7 @@ const KILN: [&str; 16] = [
     "trainer",
     "proof",
     "measure",
+    "guide",
     "cli",
 ];
 

@@ -7,6 +7,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod compute_copies;
+mod config_reference;
 mod direction;
 mod guard;
 mod operators;

@@ -1,4 +1,4 @@
-//! README's table of fused operators is the table that decides.
+//! The guide's table of fused operators is the table that decides.
 
 use std::path::Path;
 
@@ -33,7 +33,8 @@ fn table() -> String {
 }
 
 #[test]
-fn readme_shows_which_operator_is_fused_where() {
-    let readme = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
-    assert!(readme.contains(&table()), "README.md lacks this table:\n\n{}", table());
+fn the_guide_shows_which_operator_is_fused_where() {
+    let chapter =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/guide/operators.md")).unwrap();
+    assert!(chapter.contains(&table()), "src/guide/operators.md lacks this table:\n\n{}", table());
 }

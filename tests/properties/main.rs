@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestCaseError};
 
-/// The exit codes that README documents, but for those of signals.
+/// The exit codes that the guide documents, but for those of signals.
 const CODES: [i32; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
 
 /// So many cases of a property, or what `PROPTEST_CASES` says.

@@ -1,0 +1,271 @@
+//! The chapter of the guide with every key of a config file is made from the sources: the documentation of the fields in
+//! `src/config` and `models/config.rs`, and the values of `RunConfig::default()`. With `KILN_WRITE_DOCS=1` the test writes the
+//! chapter; without it, a chapter that is stale fails.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use kiln::RunConfig;
+use kiln::config::{GenerationSection, TrainingCompilerConfig};
+
+const CHAPTER: &str = "src/guide/config_reference.md";
+
+const INTRODUCTION: &str = "\
+# Config reference
+
+Which keys does a config file have, which values do they take, and which defaults do they have?
+
+A config file is TOML. Every key stands in one of the sections below; `kiln train FILE --set SECTION.KEY=VALUE` overrides a key
+for one run. A key that Kiln does not know is refused with the nearest known one. Keys whose default is not stated are not set.
+The plan and `plan.toml` in the run folder show every value that a run takes.
+
+This chapter is generated from the documentation of the config's fields and from their default values, and a test fails when it
+is stale.
+";
+
+/// A field of a struct.
+struct Field {
+    name: String,
+    doc: String,
+    /// The type without `Option`.
+    kind: String,
+    skipped: bool,
+}
+
+/// The values of an enum, as a config writes them, with their documentation.
+type Values = Vec<(String, String)>;
+
+/// The structs and enums of the sources, by name.
+#[derive(Default)]
+struct Sources {
+    structs: BTreeMap<String, (String, Vec<Field>)>,
+    enums: BTreeMap<String, Values>,
+}
+
+/// `text` with the words of links in place of the links. Sections such as `[run]` stand in code and stay.
+fn unlinked(text: &str) -> String {
+    let (mut out, mut rest) = (String::new(), text);
+    while let Some((before, after)) = rest.split_once('[') {
+        out += before;
+        let is_code = out.matches('`').count() % 2 == 1;
+        match after.split_once(']') {
+            Some((words, behind)) if !is_code => {
+                out += words;
+                let target = behind.strip_prefix('(').and_then(|target| target.split_once(')'));
+                rest = target.map_or(behind, |(_, behind)| behind);
+            }
+            _ => {
+                out.push('[');
+                rest = after;
+            }
+        }
+    }
+    out + rest
+}
+
+/// `usize` of `Option<usize>`, else the last name of the type.
+fn kind(of: &str) -> String {
+    let inner = of.strip_prefix("Option<").and_then(|inner| inner.strip_suffix('>')).unwrap_or(of);
+    let path = inner.split('<').next().unwrap_or_default();
+    path.rsplit("::").next().unwrap_or_default().to_owned()
+}
+
+/// `QuestionAnswering` as `question-answering`.
+fn kebab(name: &str) -> String {
+    let parts = name.char_indices().map(|(at, c)| match c.is_uppercase() && at > 0 {
+        true => format!("-{}", c.to_lowercase()),
+        false => c.to_lowercase().to_string(),
+    });
+    parts.collect()
+}
+
+impl Sources {
+    fn read(files: &[&str]) -> Self {
+        let mut sources = Self::default();
+        for file in files {
+            let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
+            sources.add(text.split("#[cfg(test)]\nmod tests {").next().unwrap());
+        }
+        sources
+    }
+
+    /// Takes the structs and the enums of a file as rustfmt writes them: an item a line, with its documentation above it.
+    fn add(&mut self, source: &str) {
+        let (mut doc, mut attributes) = (Vec::new(), String::new());
+        // The struct or the enum whose lines these are.
+        let mut of: Option<(bool, String)> = None;
+        for line in source.lines().map(str::trim) {
+            if let Some(text) = line.strip_prefix("///") {
+                doc.push(text.trim());
+                continue;
+            }
+            if line.starts_with("#[") {
+                attributes += line;
+                continue;
+            }
+            let about = unlinked(&doc.join(" "));
+            let name = |text: &str| text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
+            let is_kebab = attributes.contains("rename_all = \"kebab-case\"");
+            match (line.split_once(' '), &of) {
+                _ if line.starts_with('}') => of = None,
+                _ if line.starts_with("pub struct ") && line.ends_with('{') => {
+                    let name = name(&line["pub struct ".len()..]);
+                    self.structs.insert(name.clone(), (about, Vec::new()));
+                    of = Some((true, name));
+                }
+                _ if line.starts_with("pub enum ") && is_kebab => of = Some((false, name(&line["pub enum ".len()..]))),
+                // An enum of the macro `names!`: `Name("what") {`.
+                (Some((head, _)), None) if head.contains("(\"") && line.ends_with('{') => {
+                    of = Some((false, name(line)))
+                }
+                (_, Some((true, of))) if line.starts_with("pub ") => {
+                    let (name, kind_of) = line["pub ".len()..].trim_end_matches(',').split_once(": ").unwrap();
+                    let skipped = attributes.contains("#[serde(skip)]");
+                    let field = Field { name: name.into(), doc: about, kind: kind(kind_of), skipped };
+                    self.structs.get_mut(of).unwrap().1.push(field);
+                }
+                (_, Some((false, of))) if !line.is_empty() => {
+                    let value = match line.split_once(" = \"") {
+                        Some((_, text)) => text.trim_end_matches(',').trim_end_matches('"').to_owned(),
+                        None => kebab(line.trim_end_matches(',')),
+                    };
+                    self.enums.entry(of.clone()).or_default().push((value, about));
+                }
+                _ => {}
+            }
+            doc.clear();
+            attributes.clear();
+        }
+    }
+
+    /// The section of the struct `name`, whose keys stand in `[section]`, and those of the tables in it.
+    fn section(&self, name: &str, section: &str, defaults: Option<&toml::Value>, out: &mut String) {
+        let (about, fields) = &self.structs[name];
+        let (title, rest) = about.split_once(". ").unwrap_or((about.trim_end_matches('.'), ""));
+        *out += &format!("\n## {title}\n\n");
+        if !rest.is_empty() {
+            *out += &format!("{}\n", wrapped(rest, 0));
+        }
+        let (mut tables, mut keys) = (Vec::new(), Vec::new());
+        for field in fields.iter().filter(|field| !field.skipped) {
+            match self.structs.contains_key(&field.kind) {
+                true => tables.push(field),
+                false => keys.push(field),
+            }
+        }
+        if !rest.is_empty() {
+            out.push('\n');
+        }
+        for field in keys {
+            self.key(field, defaults.and_then(|table| table.get(&field.name)), out);
+        }
+        for field in tables {
+            let inner = defaults.and_then(|table| table.get(&field.name));
+            self.section(&field.kind, &format!("{section}.{}", field.name), inner, out);
+        }
+    }
+
+    fn key(&self, field: &Field, default: Option<&toml::Value>, out: &mut String) {
+        let name = if field.name == "fields" { "any other key".to_owned() } else { format!("`{}`", field.name) };
+        let default = default.filter(|value| !["\"\"", "[]"].contains(&value.to_string().as_str()));
+        let default = default.filter(|_| !field.doc.contains("Required"));
+        let doc = without_default(field, default);
+        let doc = doc.strip_prefix(&format!("`{}`: ", field.name)).unwrap_or(&doc);
+        let takes = match field.kind.as_str() {
+            "PathBuf" => "A path. ",
+            "String" => "Text. ",
+            "usize" | "u64" => "A whole number. ",
+            "f64" => "A number. ",
+            "bool" => "true or false. ",
+            "Interval" => "Steps, a ratio below 1, or text such as `\"1000 samples\"` and `\"2e6 tokens\"`. ",
+            _ => "",
+        };
+        let default = default.map_or_else(String::new, |value| format!(" Default: `{value}`."));
+        let takes = if field.name == "fields" { "" } else { takes };
+        *out += &format!("{}\n", wrapped(&format!("- **{name}.** {takes}{doc}{default}"), 2));
+        for (value, doc) in self.enums.get(&field.kind).into_iter().flatten() {
+            *out += &format!("{}\n", wrapped(&format!("  - `\"{value}\"`: {doc}"), 4));
+        }
+    }
+
+    /// The fields of a model's `config.json`.
+    fn fields(&self, name: &str, out: &mut String) {
+        for field in self.structs[name].1.iter().filter(|field| !field.skipped) {
+            match field.name.as_str() {
+                "labels" => self.fields("Labels", out),
+                _ => *out += &format!("{}\n", wrapped(&format!("- **`{}`.** {}", field.name, field.doc), 2)),
+            }
+        }
+    }
+}
+
+/// The documentation of a field without the sentence about its default, where that says what `default` says. It must not say
+/// something else.
+fn without_default(field: &Field, default: Option<&toml::Value>) -> String {
+    let Some((before, stated)) = field.doc.rsplit_once("Default: ") else { return field.doc.clone() };
+    let stated = stated.trim_end_matches('.').replace(['`', '"'], "");
+    let Some(default) = default else { return field.doc.clone() };
+    let real = default.to_string().replace('"', "");
+    let same = match (stated.parse::<f64>(), real.parse::<f64>()) {
+        (Ok(stated), Ok(real)) => stated == real,
+        _ => stated == real,
+    };
+    let is_value = !stated.contains([' ', ',', ';']);
+    assert!(same || !is_value, "{}: documented default {stated}, real default {real}", field.name);
+    if same { before.trim_end().to_owned() } else { field.doc.clone() }
+}
+
+/// `text` in lines of at most 110 characters, the later ones indented.
+fn wrapped(text: &str, indent: usize) -> String {
+    let mut lines = vec![String::new()];
+    let lead = text.len() - text.trim_start().len();
+    lines[0] += &" ".repeat(lead);
+    for word in text.split_whitespace() {
+        let line = lines.last_mut().unwrap();
+        match line.trim().is_empty() {
+            true => *line += word,
+            false if line.chars().count() + 1 + word.chars().count() <= 110 => *line += &format!(" {word}"),
+            false => lines.push(format!("{}{word}", " ".repeat(indent))),
+        }
+    }
+    lines.join("\n")
+}
+
+/// The chapter as the sources have it.
+fn chapter() -> String {
+    let names = ["mod", "names", "sections", "trainer", "batch", "compiler", "optimizer", "scheduler", "task"];
+    let files = names.map(|name| format!("src/config/{name}.rs"));
+    let mut files = files.iter().map(String::as_str).collect::<Vec<_>>();
+    files.push("models/config.rs");
+    let sources = Sources::read(&files);
+    let compiler = Some(TrainingCompilerConfig::default());
+    let defaults = RunConfig { compiler, generation: Some(GenerationSection::default()), ..RunConfig::default() };
+    let defaults: toml::Value = toml::from_str(&defaults.to_toml().unwrap()).unwrap();
+
+    let mut out = format!("{INTRODUCTION}\n## Above the sections\n\n");
+    let fields = sources.structs["RunConfig"].1.iter().filter(|field| !field.skipped).collect::<Vec<_>>();
+    for field in fields.iter().filter(|field| !sources.structs.contains_key(&field.kind)) {
+        sources.key(field, defaults.get(&field.name), &mut out);
+    }
+    for field in fields.iter().filter(|field| sources.structs.contains_key(&field.kind)) {
+        sources.section(&field.kind, &field.name, defaults.get(&field.name), &mut out);
+        if field.name == "model" {
+            for (title, name) in [("GPT-2", "Gpt2Config"), ("BERT, RoBERTa and DistilBERT", "BertConfig")] {
+                out += &format!("\n### Fields of {title} in `[model]`\n\n");
+                sources.fields(name, &mut out);
+            }
+        }
+    }
+    out
+}
+
+#[test]
+fn the_config_reference_is_what_the_sources_say() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(CHAPTER);
+    let chapter = chapter();
+    if std::env::var_os("KILN_WRITE_DOCS").is_some() {
+        std::fs::write(&path, &chapter).unwrap();
+    }
+    let written = std::fs::read_to_string(&path).unwrap();
+    assert!(written == chapter, "{CHAPTER} is stale: run this test with KILN_WRITE_DOCS=1");
+}
