@@ -295,6 +295,7 @@ pub(crate) fn plain_words(message: &str) -> String {
         "i64" => "a whole number",
         "a sequence" => "a list",
         "a boolean" => "true or false",
+        "path string" => "a path in quotes",
         _ if wanted.starts_with("struct ") => "a table",
         other => other,
     };

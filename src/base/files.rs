@@ -94,11 +94,16 @@ pub fn set_aside_damaged(path: &Path) -> Result<PathBuf> {
     Ok(aside)
 }
 
-/// Whether something stands at `path` that no file can be written to: a pipe, a device, a folder, a link that leads to itself.
+/// Whether something stands at `path` that no file can be written to: a pipe, a device, a folder, a link that leads to itself
+/// or into a folder that does not exist.
 pub fn is_blocked(path: &Path) -> bool {
     match std::fs::metadata(path) {
         Ok(found) => !found.is_file(),
-        Err(error) => error.kind() != std::io::ErrorKind::NotFound,
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => true,
+        Err(_) => std::fs::read_link(path).is_ok_and(|link| {
+            let target = path.parent().unwrap_or(Path::new("")).join(link);
+            !target.parent().is_some_and(|above| above.as_os_str().is_empty() || above.is_dir()) || is_blocked(&target)
+        }),
     }
 }
 

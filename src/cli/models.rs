@@ -262,7 +262,10 @@ pub(super) fn predict_to_file(
 ) -> Result<usize> {
     let io = |error: std::io::Error| Error::io(format!("write {}", out.display()), &error);
     let mut writer = BufWriter::new(WholeFile::create(out).map_err(io)?);
-    let count = predict(folder, task, options, device, &mut |prediction| writeln!(writer, "{prediction}").map_err(io))?;
+    let count = predict(folder, task, options, device, &mut |prediction| {
+        // Labels and answers are foreign text, and the file is for terminals too.
+        writeln!(writer, "{}", printable(&prediction.to_string())).map_err(io)
+    })?;
     writer.into_inner().map_err(|error| io(error.into_error()))?.commit().map_err(io)?;
     Ok(count)
 }

@@ -2,7 +2,9 @@
 //! arguments and `--set` overrides on top, puts older spellings under their present names and refuses keys that no section
 //! has. What comes out is given to serde.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use serde::de::{DeserializeOwned, Deserializer, Visitor};
 use toml::de::{DeTable, DeValue};
@@ -15,7 +17,7 @@ use super::sections::{
 };
 use super::trainer::TrainerSection;
 use super::{BatchSection, LearningRateSection, OptimArgs, RunConfig, SchedulerKwargs};
-use crate::base::error::{Error, ErrorKind, Result, nearest, plain_words};
+use crate::base::error::{Error, ErrorKind, Result, nearest, plain_words, printable};
 
 /// What is wrong with one key, before it is known where in which file that key stands.
 #[derive(Debug)]
@@ -363,6 +365,38 @@ impl Document {
         walk(&ends, "", DeTable::parse(text)?.get_ref(), &mut lines);
         Ok(lines)
     }
+}
+
+/// The TOML `text`, in which characters with power over a terminal are escaped ([`printable`]): as strings hold them, they
+/// stand as they are, also in literal strings, which have no escapes.
+pub(super) fn escaped(mut text: String) -> std::result::Result<String, toml::de::Error> {
+    fn walk(value: &Spanned<DeValue<'_>>, found: &mut Vec<(Range<usize>, String)>) {
+        match value.get_ref() {
+            DeValue::String(content) => found.push((value.span(), content.to_string())),
+            DeValue::Array(values) => values.iter().for_each(|value| walk(value, found)),
+            DeValue::Table(table) => walk_table(table, found),
+            _ => {}
+        }
+    }
+    fn walk_table(table: &DeTable<'_>, found: &mut Vec<(Range<usize>, String)>) {
+        for (key, value) in table {
+            found.push((key.span(), key.get_ref().to_string()));
+            walk(value, found);
+        }
+    }
+    if let Cow::Borrowed(_) = printable(&text) {
+        return Ok(text);
+    }
+    let mut found = Vec::new();
+    walk_table(DeTable::parse(&text)?.get_ref(), &mut found);
+    found.retain(|(span, _)| matches!(printable(&text[span.clone()]), Cow::Owned(_)));
+    found.sort_by_key(|(span, _)| span.start);
+    found.dedup();
+    for (span, content) in found.into_iter().rev() {
+        // JSON's escapes are TOML's too.
+        text.replace_range(span, &printable(&serde_json::Value::from(content).to_string()));
+    }
+    Ok(text)
 }
 
 fn sections() -> Vec<&'static str> {

@@ -175,8 +175,10 @@ impl RunConfig {
         if let RunLength::Epochs(epochs) = self.trainer.length() {
             explicit.trainer.num_train_epochs = Some(epochs);
         }
-        toml::to_string(&explicit)
-            .map_err(|error| Error::config(format!("this config cannot be written as TOML: {error}")))
+        let bad =
+            |error: &dyn std::fmt::Display| Error::config(format!("this config cannot be written as TOML: {error}"));
+        let text = toml::to_string(&explicit).map_err(|error| bad(&error))?;
+        document::escaped(text).map_err(|error| bad(&error))
     }
 
     fn from_text(

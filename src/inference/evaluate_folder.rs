@@ -50,7 +50,11 @@ pub fn evaluate_folder(
         // What was learned from plays no part, and need not be here any more.
         config.data.train = files.clone();
     }
-    let session = open(config)?;
+    let names = match &config.data.validation {
+        Some(Validation::Files(_)) => &[("data.train", "data.validation")][..],
+        _ => &[],
+    };
+    let session = open(config).map_err(|error| error.in_terms_of(names))?;
     let Some(validation) = session.validation.clone() else {
         return Err(Error::data("data.validation: there is no validation data"));
     };

@@ -450,7 +450,15 @@ fn is_checkpoint(path: &Path) -> bool {
 fn entries(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let entries = match fs::read_dir(checkpoints) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(_) if fs::symlink_metadata(checkpoints).is_err() => return Ok(Vec::new()),
+        // A pipe, a file, or a link that leads nowhere or to itself.
+        Err(_) if !checkpoints.is_dir() => {
+            return Err(Error::data(format!(
+                "{}: expected a folder with checkpoints, got something else",
+                checkpoints.display()
+            ))
+            .help("remove it, or put the folder back"));
+        }
         Err(error) => return Err(Error::io(format!("read {}", checkpoints.display()), &error)),
     };
     let mut found = Vec::new();

@@ -14,7 +14,7 @@ use serde_json::json;
 use super::checkpoint;
 use super::output::RunFolder;
 use super::run::Run;
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, Result, printable};
 use crate::base::files::is_blocked;
 use crate::base::metrics::Record;
 use crate::plan::RunPlan;
@@ -56,7 +56,7 @@ pub(super) fn write_trainer_state(folder: &RunFolder, plan: &RunPlan, run: &mut 
         "trial_params": null,
     });
     let rest = serde_json::to_string_pretty(&rest).map_err(|error| Error::data(format!("{FILE}: {error}")))?;
-    let end = format!("\n  ],\n{}\n", rest.trim_start_matches("{\n"));
+    let end = format!("\n  ],\n{}\n", printable(rest.trim_start_matches("{\n")));
     run.history.write(folder.path(), &end, is_last)
 }
 

@@ -19,7 +19,7 @@ use super::promise::Promise;
 use super::status::{RunStatus, Status};
 use super::{run_log, tensorboard};
 use crate::base::error::{Error, Result};
-use crate::base::files::{free_beside, is_blocked, set_aside_damaged, write_whole};
+use crate::base::files::{free_beside, is_blocked, read_regular, set_aside_damaged, write_whole};
 use crate::base::metrics::{self, MetricsFile, Record};
 use crate::config::{Integration, OnExisting};
 use crate::data::paths;
@@ -91,11 +91,21 @@ impl Content {
         let is_empty = entries.into_iter().all(|entry| entry.file_name() == LOCK);
         let checkpoints = path.join(checkpoint::FOLDER);
         let has_checkpoint = || checkpoint::list(&checkpoints).is_ok_and(|found| !found.is_empty());
+        // A model of the run has the config of its checkpoints.
+        let has_model = || {
+            let config = |folder: &Path| read_regular(&folder.join(checkpoint::CONFIG)).ok();
+            let is_same = |model: &Vec<u8>| {
+                let all = checkpoint::list(&checkpoints).unwrap_or_default();
+                all.iter().any(|(_, checkpoint)| config(checkpoint).as_ref() == Some(model))
+            };
+            config(&path.join(MODEL)).is_some_and(|model| is_same(&model))
+        };
         Ok(match Listed::read(path)? {
             Listed::Files { files, .. } if Manifest::is_only_begun(path, &files) => Self::Free,
             Listed::Files { files, is_ended } => {
-                // A checkpoint is listed before it appears.
-                let is_whole = is_ended && files.iter().any(|file| Path::new(file).starts_with(checkpoint::FOLDER));
+                // Checkpoints and models are listed before they appear.
+                let has = |folder: &str| files.iter().any(|file| Path::new(file).starts_with(folder));
+                let is_whole = is_ended && has(checkpoint::FOLDER) && (has(MODEL) || !has_model());
                 if !is_whole && has_checkpoint() { Self::Unlisted } else { Self::Run(files) }
             }
             Listed::Nothing if is_empty => Self::Free,
@@ -164,6 +174,7 @@ impl RunFolder {
         if fs::symlink_metadata(path.join(LOCK)).is_ok_and(|found| found.is_file()) {
             drop(Manifest::lock(&path)?);
         }
+        checkpoint::list(&path.join(checkpoint::FOLDER))?;
         Content::of(&path)?.admits(&path, run.on_existing)?;
         Ok(path)
     }

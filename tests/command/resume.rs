@@ -183,6 +183,7 @@ fn a_damaged_run_folder_continues_from_its_newest_checkpoint() {
         std::fs::remove_file(file).unwrap();
         match kind {
             "loop" => std::os::unix::fs::symlink(file, file).unwrap(),
+            "lost" => std::os::unix::fs::symlink("no/such/folder/file", file).unwrap(),
             "folder" => {
                 std::fs::create_dir(file).unwrap();
                 std::fs::write(file.join("notes.txt"), "mine").unwrap();
@@ -190,7 +191,7 @@ fn a_damaged_run_folder_continues_from_its_newest_checkpoint() {
             _ => assert!(std::process::Command::new("mkfifo").arg(file).status().unwrap().success()),
         }
     }
-    let damages: [(&str, &str, Damage); 18] = [
+    let damages: [(&str, &str, Damage); 20] = [
         ("metrics.jsonl", "it is missing", |file| std::fs::remove_file(file).unwrap()),
         ("metrics.jsonl", "it has 0 of them", |file| std::fs::write(file, "").unwrap()),
         ("metrics.jsonl", "that can be read", |file| changed(file, |bytes| bytes.truncate(bytes.len() / 3))),
@@ -208,6 +209,8 @@ fn a_damaged_run_folder_continues_from_its_newest_checkpoint() {
         ("status.json", "is no regular file, is now", |file| replaced(file, "loop")),
         ("plan.toml", "is no regular file, is now", |file| replaced(file, "loop")),
         ("plan.toml", "is no regular file, is now", |file| replaced(file, "pipe")),
+        ("plan.toml", "is no regular file, is now", |file| replaced(file, "lost")),
+        ("status.json", "is no regular file, is now", |file| replaced(file, "lost")),
         ("run.log", "is no regular file, is now", |file| replaced(file, "pipe")),
     ];
     for (name, message, damage) in damages {
@@ -250,6 +253,47 @@ fn a_damaged_run_folder_continues_from_its_newest_checkpoint() {
         if message == "it is no regular file" && aside.is_dir() {
             assert_eq!(std::fs::read_to_string(aside.join("notes.txt")).unwrap(), "mine");
         }
+    }
+}
+
+/// The list may end at any of its lines: a run that is complete says so, and its model stays.
+#[test]
+fn a_list_that_ends_early_bars_no_run() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    succeeds(&mut train(folder.path(), "run", &[]));
+    let lock = folder.path().join("run/.lock");
+    let whole = std::fs::read_to_string(&lock).unwrap();
+    let before = whole.find("model/").unwrap();
+    assert!(whole[..before].contains("checkpoints/"), "{whole}");
+    let model = std::fs::read(folder.path().join("run/model/model.safetensors")).unwrap();
+    for cut in [before, whole.find('\n').unwrap() + 1] {
+        std::fs::write(&lock, &whole[..cut]).unwrap();
+        let said = text_of(&mut train(folder.path(), "run", &["--resume"]));
+        assert!(said.contains("does not list which"), "{said}");
+        assert!(std::fs::read(folder.path().join("run/model/model.safetensors")).unwrap() == model);
+        assert!(!text_of(&mut train(folder.path(), "run", &["--resume"])).contains("warning"));
+        text_of(&mut train(folder.path(), "run", &["--set", "run.on_existing=overwrite"]));
+        assert_eq!(std::fs::read_to_string(&lock).unwrap(), whole);
+    }
+}
+
+/// Nothing is trained where no checkpoint could be written.
+#[cfg(unix)]
+#[test]
+fn checkpoints_that_are_no_folder_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    succeeds(&mut train(folder.path(), "run", &[]));
+    let checkpoints = folder.path().join("run/checkpoints");
+    std::fs::remove_dir_all(&checkpoints).unwrap();
+    for target in ["checkpoints", "no/such/folder", "plan.toml"] {
+        std::os::unix::fs::symlink(target, &checkpoints).unwrap();
+        for more in [&["--resume"][..], &["--set", "run.on_existing=overwrite"]] {
+            let parts = ["run/checkpoints: expected a folder with checkpoints", "remove it"];
+            fails(&mut train(folder.path(), "run", more), 3, &parts);
+        }
+        std::fs::remove_file(&checkpoints).unwrap();
     }
 }
 

@@ -267,3 +267,19 @@ fn the_builder_checks_like_a_file() {
         config.tokenizer(TokenizerSection::from_pretrained("t")).generation(GenerationSection::new("a")).build();
     assert!(config.is_ok());
 }
+
+/// Names of files and values of a table may hold anything. What is written has no power over a terminal, and reads back.
+#[test]
+fn what_is_written_reads_back_and_has_no_power() {
+    for hostile in
+        ["a\u{85}\u{9b}31m\u{202e}b", "it's \\ \"\u{202e}", "'''\u{7f}\u{1b}[2J\n\t\u{2066}", "\\u0041\u{200f}\\"]
+    {
+        let mut config = parse("").unwrap();
+        config.run.output_dir = hostile.into();
+        config.data.train = vec![hostile.into(), "plain".into(), hostile.into()];
+        let text = config.to_toml().unwrap();
+        assert_eq!(text.lines().map(crate::base::error::printable).collect::<Vec<_>>().join("\n") + "\n", text);
+        let read = RunConfig::parse(&text, "plan.toml").unwrap();
+        assert_eq!((&read.run.output_dir, &read.data.train), (&config.run.output_dir, &config.data.train), "{text}");
+    }
+}

@@ -288,8 +288,13 @@ fn nothing_that_is_read_has_power_over_the_terminal() {
         let (code, all) = shown(&mut train(more));
         assert_eq!(code, Some(expected), "{all}");
     }
-    // The plan of such a run is a config.
+    // The plan of such a run is a config, and what the run leaves can be shown.
     let plan = format!("{HOSTILE}/plan.toml");
+    for file in ["plan.toml", "trainer_state.json", "status.json", "provenance.json"] {
+        let text = std::fs::read_to_string(place.path(HOSTILE).join(file)).unwrap();
+        assert!(text.contains("evil") || file != "plan.toml", "{file}: {text}");
+        assert!(!text.contains(|c: char| c.is_control() && c != '\n' || c == '\u{202e}'), "{file}: {text:?}");
+    }
     let (code, all) = shown(&mut place.kiln(&["train", &plan, "--set", "run.output_dir=again"]));
     assert_eq!(code, Some(0), "{all}");
     assert_eq!(shown(&mut place.kiln(&["plan", &format!("no{HOSTILE}.toml")])).0, Some(2));
@@ -419,7 +424,7 @@ fn what_has_no_end_is_not_read_for_ever() {
     fails(
         &mut limited("eval text.toml --model run/model --set data.validation=/dev/zero"),
         2,
-        &["/dev/zero", "got a pipe or a device"],
+        &["data.validation: ", "/dev/zero", "got a pipe or a device"],
     );
     for file in ["run/model/config.json", "run/model/tokenizer.json", "run/model/tokenizer_config.json"] {
         let text = std::fs::read(place.path(file)).unwrap();

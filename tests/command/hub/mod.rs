@@ -499,7 +499,7 @@ fn a_server_that_drips_is_given_up() {
         let start = Instant::now();
         let message = fails(ID, &settings);
         assert!(message.contains("no answer within 500ms") || message.contains("too slow"), "{part}: {message}");
-        assert!(start.elapsed() < Duration::from_secs(8), "{part} took {:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(60), "{part} took {:?}", start.elapsed());
     }
 }
 
@@ -526,7 +526,8 @@ fn a_body_that_drips_is_given_up() {
     let start = Instant::now();
     let message = fails(ID, &settings);
     assert!(message.contains("too slow"), "{message}");
-    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    // The whole body would take 11 hours; the attempts alone take 2 s on a machine that is not busy.
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
 }
 
 #[test]
