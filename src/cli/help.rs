@@ -36,7 +36,7 @@ pub(super) fn run_help(args: &HelpArgs) -> Result<()> {
     if let Some(folder) = &args.man {
         return man_pages(folder);
     }
-    let Some(first) = args.topic.first() else { return say(root.render_help().to_string().trim_end()) };
+    let Some(first) = args.topic.first() else { return say(help_of(&mut root)) };
     if let [name] = &args.topic[..]
         && let Some(chapter) = CHAPTERS.iter().find(|chapter| chapter.name() == *name)
     {
@@ -49,7 +49,17 @@ pub(super) fn run_help(args: &HelpArgs) -> Result<()> {
             None => return Err(unknown(first)),
         };
     }
-    say(command.render_help().to_string().trim_end())
+    say(help_of(command))
+}
+
+/// The help of a command as `--help` prints it, which is the long one where there is something longer to say.
+fn help_of(command: &mut Command) -> String {
+    let explains = |arg: &clap::Arg| {
+        arg.get_long_help().is_some() || arg.get_possible_values().iter().any(|value| value.get_help().is_some())
+    };
+    let is_long = command.get_long_about().is_some() || command.get_arguments().any(explains);
+    let help = if is_long { command.render_long_help() } else { command.render_help() };
+    help.to_string().trim_end().to_owned()
 }
 
 pub(super) fn run_completions(args: &CompletionArgs) -> Result<()> {
