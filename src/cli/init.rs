@@ -4,7 +4,7 @@
 use kiln_models::ModelType;
 
 use crate::base::error::{Error, Result, one_line};
-use crate::config::{DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DataFormat, Task, Validation};
+use crate::config::{DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DataFormat, Task, Validation, quoted};
 use crate::data::paths;
 use crate::data::table::{Columns, Table};
 use crate::hub::{Glimpse, HubSettings, glimpse};
@@ -138,14 +138,14 @@ pub fn columns(task: Task, text: Option<String>, pair: Option<String>, label: Op
 /// File names as TOML: one as a string, several as a list.
 fn list(files: &[String]) -> String {
     match files {
-        [file] => toml::Value::from(file.as_str()).to_string(),
-        files => toml::Value::from(files.to_vec()).to_string(),
+        [file] => quoted(file),
+        files => format!("[{}]", files.iter().map(|file| quoted(file)).collect::<Vec<_>>().join(", ")),
     }
 }
 
 /// A line of a template; the comment begins where all of them do.
 fn line(key: &str, value: impl std::fmt::Display, comment: &str) -> String {
-    let setting = one_line(&format!("{key} = {value}"));
+    let setting = format!("{key} = {value}");
     match comment {
         "" => format!("{setting}\n"),
         comment => format!("{setting:36} # {comment}\n"),
@@ -155,7 +155,7 @@ fn line(key: &str, value: impl std::fmt::Display, comment: &str) -> String {
 /// The text of a config that fine-tunes `model` (a folder or a Hub id), whose sequences have up to `positions` tokens, on `task`
 /// with `data`.
 pub fn template(task: Task, model: &str, positions: Option<usize>, data: &Data) -> String {
-    let model = toml::Value::from(model).to_string();
+    let model = quoted(model);
     let from = line("from", &model, "a folder or a Hub id; its tokenizer is used too");
     let (data, trainer) = (data_keys(task, positions, data), trainer_keys(task));
     format!(
@@ -207,17 +207,16 @@ fn data_keys(task: Task, positions: Option<usize>, data: &Data) -> String {
         "paths, globs, ~, ${VAR:-default}, hf://datasets/ORG/NAME/CONFIGURATION/SPLIT",
     );
     keys += &line("validation", data.validation(), "files, or a share such as \"10%\"");
-    let string = |text: &str| toml::Value::from(text).to_string();
     if data.format.is_table() {
-        keys += &line("text_column", string(&data.columns.text), "");
+        keys += &line("text_column", quoted(&data.columns.text), "");
         match &data.columns.text_pair {
-            Some(pair) => keys += &line("text_pair_column", string(pair), "the second text of a pair"),
+            Some(pair) => keys += &line("text_pair_column", quoted(pair), "the second text of a pair"),
             None if task == Task::Mlm || task == Task::Clm => {}
             None => keys += &line("# text_pair_column", "\"text2\"", "for pairs"),
         }
         if let Some(label) = &data.columns.label {
             let comment = if task == Task::Regression { "a number" } else { "names or numbers" };
-            keys += &line("label_column", string(label), comment);
+            keys += &line("label_column", quoted(label), comment);
         }
         if task == Task::SequenceClassification {
             let comment = "the labels by id; else those of the model or of the data";
@@ -318,7 +317,7 @@ mod tests {
     #[test]
     fn a_template_names_the_files_and_columns_that_are_there() {
         let place = tempfile::tempdir().unwrap();
-        let file = place.path().join("reviews.tsv");
+        let file = place.path().join("it's \\ \u{202e}\u{9b}2J.tsv");
         std::fs::write(&file, "review\tstars\nwarm\t5\n").unwrap();
         let train = vec![file.display().to_string()];
         let named = |text: &str, label: &str| {
@@ -326,6 +325,7 @@ mod tests {
             Data::named(Task::Regression, train.clone(), Some(Validation::Share(0.25)), columns)
         };
         let text = template(Task::Regression, "org/model", Some(32), &named("review", "stars").unwrap());
+        assert!(text.lines().all(|line| one_line(line) == line), "{text}");
         let data = RunConfig::parse(&text, "new.toml").unwrap().data;
         assert_eq!(
             (data.format, &data.train, data.validation),

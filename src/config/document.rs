@@ -393,10 +393,15 @@ pub(super) fn escaped(mut text: String) -> std::result::Result<String, toml::de:
     found.sort_by_key(|(span, _)| span.start);
     found.dedup();
     for (span, content) in found.into_iter().rev() {
-        // JSON's escapes are TOML's too.
-        text.replace_range(span, &printable(&serde_json::Value::from(content).to_string()));
+        text.replace_range(span, &quoted(&content));
     }
     Ok(text)
+}
+
+/// `text` as a string of TOML, without power over a terminal ([`printable`]).
+pub(crate) fn quoted(text: &str) -> String {
+    // JSON's escapes are TOML's too.
+    printable(&serde_json::Value::from(text).to_string()).into_owned()
 }
 
 fn sections() -> Vec<&'static str> {

@@ -33,6 +33,7 @@ pub use batch::{BatchScaling, BatchScope, BatchSection, LearningRateSection, LrS
 pub use builder::RunConfigBuilder;
 pub(crate) use check::check_label_names;
 pub use compiler::{FusedOps, Verify};
+pub(crate) use document::quoted;
 pub use generate::GenerateOptions;
 pub use hugging_face::hugging_face_arguments;
 pub use names::{

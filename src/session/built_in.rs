@@ -9,7 +9,7 @@ use burn::tensor::{Device, Tensor};
 use kiln_models::{Compute, Model, ModelConfig, ModelInput, Pass};
 
 use super::training_task::{BatchSize, TensorMapper, TensorTree, TrainingTask};
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, Result, printable};
 use crate::base::signals;
 use crate::config::{ActivationCheckpointing, Task};
 use crate::data::collate::Collator;
@@ -136,7 +136,8 @@ impl TrainingTask for BuiltIn {
     fn files(&self, model: &Model) -> Result<Vec<NamedFile>> {
         let config = serde_json::to_string_pretty(&self.model_config.to_json(model.architecture()))
             .map_err(|error| Error::data(format!("config.json: {error}")))?;
-        let mut files = vec![("config.json".into(), (config + "\n").into_bytes().into())];
+        // Names of labels may hold anything; transformers escapes them too.
+        let mut files = vec![("config.json".into(), format!("{}\n", printable(&config)).into_bytes().into())];
         if let Some(tokenizer) = &self.tokenizer {
             files.extend(tokenizer.files(&self.model_config, self.model_from.as_deref())?);
         }

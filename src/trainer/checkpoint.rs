@@ -24,7 +24,7 @@ use sha2::{Digest, Sha256};
 use super::best::Best;
 use super::losses::LossSums;
 use super::promise::Promise;
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, Result, printable};
 use crate::base::files::{free_beside, hex, read_regular, sha256, write_whole};
 use crate::data::loader::Position;
 use crate::data::tokenizer::{NamedFile, write_files};
@@ -189,7 +189,7 @@ impl Snapshot {
         }
         let text = serde_json::to_string_pretty(&self.state)
             .map_err(|error| Error::data(format!("{}: {error}", folder.join(STATE).display())))?;
-        let text = text + "\n";
+        let text = format!("{}\n", printable(&text));
         write_whole(&folder.join(STATE), text.as_bytes())?;
         write_whole(&folder.join(DIGEST), digest_line(text.as_bytes()).as_bytes())
     }

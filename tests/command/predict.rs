@@ -194,3 +194,37 @@ fn answers() {
     fails(&mut train, 3, &["train.json: question q1", "is not in its context at character 3", "help: "]);
     assert!(!folder.path().join("other").exists());
 }
+
+/// Names of labels come from the data and may hold anything: files state them in escapes, and they stay the same names.
+#[test]
+fn names_of_labels_have_no_power_over_the_terminal() {
+    const HOSTILE: &str = "praise\u{202e}\u{9b}2J";
+    let folder = folder("sequence-classification", "csv", 2);
+    let rows = (0..12).map(|i| format!("a good film,{}\n", [HOSTILE, "blame"][i % 2])).collect::<String>();
+    for file in ["train.csv", "validation.csv"] {
+        std::fs::write(folder.path().join(file), format!("text,label\n{rows}")).unwrap();
+    }
+    succeeds(kiln(folder.path()).args(["train", "config.toml"]));
+    let args = ["--input", "train.csv", "--task", "sequence-classification"];
+    succeeds(kiln(folder.path()).args(["predict", "run/model"]).args(args).args(["--out", "run/predictions.jsonl"]));
+    let names = [
+        "model/config.json",
+        "checkpoints/step-000002/config.json",
+        "checkpoints/step-000002/state.json",
+        "plan.toml",
+        "plan.json",
+        "predictions.jsonl",
+    ];
+    for name in names {
+        let text = std::fs::read_to_string(folder.path().join("run").join(name)).unwrap();
+        assert!(!text.contains(['\u{202e}', '\u{9b}']), "{name}: {text}");
+    }
+    let model = json(&folder.path().join("run/model/config.json"));
+    assert!(model["id2label"].as_object().unwrap().values().any(|label| label == HOSTILE), "{model}");
+    for prediction in predictions(folder.path(), &args) {
+        assert!(prediction["probabilities"].get(HOSTILE).is_some(), "{prediction}");
+    }
+    let eval = succeeds(kiln(folder.path()).args(["eval", "config.toml"]));
+    assert!(eval.contains("'eval_loss': "), "{eval}");
+    succeeds(kiln(folder.path()).args(["train", "run/plan.toml", "--resume"]));
+}

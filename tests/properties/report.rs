@@ -88,7 +88,10 @@ proptest! {
                 let text = String::from_utf8_lossy(&bytes);
                 if path.extension().is_some_and(|extension| extension == "md" || extension == "html") {
                     printable(&text)?;
-                    prop_assert!(!text.contains("<script>alert") && !text.contains("](javascript:"), "{path:?}: {text}");
+                    // In Markdown an escaped bracket ends no link, and in HTML no bracket does.
+                    let is_link = |text: &str| text.replace(r"\]", "").contains("](javascript:");
+                    let is_powerful = path.extension().is_some_and(|extension| extension == "md") && is_link(&text);
+                    prop_assert!(!text.contains("<script>alert") && !is_powerful, "{path:?}: {text}");
                 }
             }
         }
