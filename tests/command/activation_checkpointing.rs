@@ -47,5 +47,5 @@ fn how_it_can_be_asked_for() {
     assert!(said.contains("computes every layer again (blocks)"), "{said}");
     let refused = |set: &str, parts: &[&str]| fails(&mut train(folder.path(), "no", &["--set", set]), 2, parts);
     refused("trainer.activation_checkpointing=all", &["expected one of none, balanced, blocks"]);
-    refused("trainer.gradient_checkpointing=1", &["expected true or false"]);
+    refused("trainer.gradient_checkpointing=2", &["expected true or false"]);
 }
