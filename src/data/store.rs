@@ -1,7 +1,7 @@
-//! The one store of examples: columns of whole numbers in one memory-mapped [entry](crate::cache::mapped) of the cache. Ids of a
-//! text, rows of a table, windows of SQuAD and tokenised rows are each a [`Format`], which says what columns they have.
+//! The one store of examples: columns of whole numbers in one memory-mapped entry (`cache::mapped`) of the cache. Ids of a
+//! text, rows of a table, windows of SQuAD and tokenised rows are each a `Format`, which says what columns they have.
 //!
-//! A column holds a number for every example, or a list of numbers for every example. It is written in chunks of [`CHUNK`] numbers
+//! A column holds a number for every example, or a list of numbers for every example. It is written in chunks of 16,384 numbers
 //! as they come, so memory does not grow with the data; a chunk stands as the differences from its smallest number, each in as
 //! few bytes as the largest of them needs (none when all are equal).
 //!
