@@ -1,13 +1,15 @@
 //! `kiln compare` and `kiln report`: whether compiling a run is worth it, measured, and shown again from finished runs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use burn::tensor::Device;
 use clap::Args;
 
 use super::compiler::verify_compare;
 use super::say;
 use super::training::resolve;
 use crate::base::error::{Error, Result};
+use crate::base::host;
 use crate::config::{CompilerMode, DeviceKind, TrainBatchSize};
 use crate::engine::device;
 use crate::engine::handover::Engine;
@@ -15,8 +17,11 @@ use crate::measure::compare::ablation::Ablate;
 use crate::measure::compare::arms::{Sweep, Wanted};
 use crate::measure::compare::run::{Options, run};
 use crate::measure::compare::{Gate, Report, saved};
+use crate::measure::gemm;
 use crate::measure::report;
+use crate::measure::report::run::Run;
 use crate::measure::tune_batch;
+use crate::trainer::PAGE;
 
 #[derive(Debug, Args)]
 pub(super) struct CompareArgs {
@@ -52,13 +57,13 @@ pub(super) struct CompareArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct ReportArgs {
-    /// The folder of a comparison, or finished runs; the first is what the others are compared with
+    /// A run, the folder of a comparison, or finished runs; the first is what the others are compared with
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<PathBuf>,
     /// What the runs may differ in besides how they were trained, as in device,cpu,data.block_size
     #[arg(long, value_name = "KEYS", value_delimiter = ',')]
     about: Vec<String>,
-    /// The folder that gets the report; the comparison's own, or `report`, when it is left out
+    /// The folder that gets the report; the run's or the comparison's own, or `report`, when it is left out
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
     #[command(flatten)]
@@ -176,6 +181,12 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
 
 pub(super) fn run_report(args: &ReportArgs) -> Result<()> {
     args.asked.check()?;
+    if let [folder] = &args.runs[..]
+        && !folder.join(crate::measure::compare::run::FILE).exists()
+        && let Some(run) = Run::read(folder)?
+    {
+        return report_run(run, folder, args);
+    }
     let (report, own) = saved::report(&args.runs, &args.about, args.asked.price_per_hour, args.asked.target_loss)?;
     let out = args.out.clone().or(own).unwrap_or_else(|| PathBuf::from("report"));
     let used = std::fs::read_dir(&out).is_ok_and(|mut entries| entries.next().is_some());
@@ -188,9 +199,47 @@ pub(super) fn run_report(args: &ReportArgs) -> Result<()> {
     args.asked.of(&report)
 }
 
-fn show(report: &Report, out: &std::path::Path) -> Result<()> {
-    let width = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).unwrap_or(110);
+/// The page of the run in `folder`.
+fn report_run(run: Run, folder: &Path, args: &ReportArgs) -> Result<()> {
+    let Asked { price_per_hour, target_loss, gate } = &args.asked;
+    let for_comparisons = [
+        ("--about", !args.about.is_empty()),
+        ("--price-per-hour", price_per_hour.is_some()),
+        ("--target-loss", target_loss.is_some()),
+        ("--gate", gate.is_some()),
+    ];
+    if let Some((name, _)) = for_comparisons.iter().find(|(_, is_given)| *is_given) {
+        return Err(Error::config(format!("{name}: one run is compared with nothing"))
+            .help("give the folder of a comparison, or at least two run folders"));
+    }
+    let run = match (device_of(&run), run.is_going_on()) {
+        // A product beside a run that is going on would measure what the run leaves.
+        (Some(device), false) => run.with_peak(gemm::gflops(&device)?),
+        _ => run,
+    };
+    let out = args.out.as_deref().unwrap_or(folder);
+    let shown = report::write_run(&run, out, width())?;
+    say(shown.trim_end())?;
+    say(format!("report: {}", out.join(PAGE).display()))
+}
+
+/// The device that the run was made on, where it is one of this machine's and this engine's.
+fn device_of(run: &Run) -> Option<Device> {
+    let made = run.provenance.as_ref()?;
+    let build = if cfg!(debug_assertions) { "debug" } else { "release" };
+    let is_here = made.cpu == host::cpu() && made.threads == host::threads() && made.build == build;
+    let describe = |device: &device::Available| format!("{} {} ({})", device.kind, device.index, device.name);
+    let mut devices = device::available().into_iter().filter(|_| is_here);
+    devices.find(|device| describe(device) == made.device).map(|found| found.device)
+}
+
+/// The columns of the terminal.
+fn width() -> usize {
+    std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).unwrap_or(110)
+}
+
+fn show(report: &Report, out: &Path) -> Result<()> {
     say("")?;
-    say(report::terminal(report, width).trim_end())?;
-    say(format!("report: {}", out.join("report.html").display()))
+    say(report::terminal(report, width()).trim_end())?;
+    say(format!("report: {}", out.join(PAGE).display()))
 }

@@ -82,7 +82,7 @@ enum Command {
     Export(ExportArgs),
     /// Measure whether compiling pays for the run that a config file describes
     Compare(CompareArgs),
-    /// Make a report of a comparison or of finished runs again, without running anything
+    /// Make the page of a run, or the report of a comparison or of finished runs, without running anything
     Report(ReportArgs),
     /// Measure the steps of a config or of a suite by part, in both modes, and single operators
     Bench(BenchArgs),

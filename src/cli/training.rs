@@ -28,6 +28,7 @@ use crate::engine::handover::in_a_process;
 use crate::hub::HubSettings;
 use crate::inference::evaluate_folder::{evaluate_folder, evaluate_untrained};
 use crate::inference::predict::PredictOptions;
+use crate::measure::report;
 use crate::plan::{RunPlan, RunSettings};
 use crate::proof::auto;
 use crate::proof::verify_resume;
@@ -309,7 +310,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
         report.lines().iter().try_for_each(|line| talk.inform(line))?;
     }
     let trainer = if args.step_times { trainer.with_step_times() } else { trainer };
-    let mut trainer = trainer.with_callback(Printer::new(talk));
+    let mut trainer = trainer.with_callback(Printer::new(talk)).with_page(report::page_of_run);
     if let Some(steps) = args.stop_after {
         trainer = trainer.with_callback(StopAfter(steps.get()));
     }

@@ -82,6 +82,7 @@ impl<T: TrainingTask> Trainer<T> {
         run.clock.exclude_evaluation(elapsed);
         let row = self.labelled(evaluation.record(run.progress.step, run.progress.epoch, elapsed));
         folder.metrics.append(&row)?;
+        self.keep_confusion(folder, evaluation.confusion.as_ref(), run.progress.step)?;
         self.callbacks.iter_mut().for_each(|callback| callback.on_evaluate(&run.progress, &row, &mut run.control));
         if run.progress.step > 0 {
             run.evaluating.is_best = run.evaluating.best.see(&row, run.progress.step)?;

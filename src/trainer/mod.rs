@@ -24,10 +24,11 @@ mod losses;
 mod manifest;
 pub(crate) mod observer;
 mod output;
+mod page;
 mod promise;
 mod recover;
 mod run;
-mod run_log;
+pub(crate) mod run_log;
 mod saver;
 mod shapes;
 mod status;
@@ -37,6 +38,7 @@ mod tensorboard;
 mod verifying;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 
 use burn::module::Module;
 use burn::tensor::Device;
@@ -65,6 +67,7 @@ pub use crate::inference::evaluate::{Evaluation, evaluate};
 pub use best::Best;
 pub use callback::{Callback, Control, DeviceValues, Progress, StopAfter};
 pub use output::{PREDICTIONS, RunFolder};
+pub use page::{CONFUSION, ConfusionFile, PAGE, SAMPLES};
 pub use promise::Promise;
 pub(crate) use shapes::{Shape, Shapes};
 pub use status::{RunStatus, Status};
@@ -104,6 +107,8 @@ pub struct Trainer<T: TrainingTask = BuiltIn> {
     callbacks: Vec<Box<dyn Callback<T::Model>>>,
     observer: Box<dyn Observer>,
     verifying: Verifying<T>,
+    /// Writes the page of the run, where somebody asks for it.
+    page: Option<Box<dyn Fn(&Path) -> Result<()>>>,
     load_report: Option<LoadReport>,
 }
 
@@ -149,6 +154,7 @@ impl<T: TrainingTask> Trainer<T> {
             callbacks,
             observer,
             verifying,
+            page: None,
             load_report,
         })
     }
@@ -273,6 +279,7 @@ impl<T: TrainingTask> Trainer<T> {
         }
         folder.status.end(output.as_ref().err());
         let written = folder.status.write(folder.path());
+        self.write_page(&folder);
         output.and_then(|output| written.map(|()| output))
     }
 
@@ -369,6 +376,9 @@ impl<T: TrainingTask> Trainer<T> {
         folder.status.advance(&run.progress, run.clock.start.elapsed().as_secs_f64());
         self.callbacks.iter_mut().for_each(|callback| callback.on_train_end(&run.progress, &summary));
         let sample = self.session.task.sample(&self.session.plan, &self.state.model.valid(), &self.session.device)?;
+        if let Some(sample) = &sample {
+            self.keep_sample(folder, sample, run.progress.step)?;
+        }
         Ok(TrainOutput { step: run.progress.step, summary, sample, was_complete: false })
     }
 

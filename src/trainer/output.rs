@@ -17,7 +17,7 @@ use super::checkpoint::{self, Checkpoint};
 use super::manifest::{LOCK, Listed, MODEL, MODEL_ASIDE, Manifest};
 use super::promise::Promise;
 use super::status::{RunStatus, Status};
-use super::{run_log, tensorboard};
+use super::{page, run_log, tensorboard};
 use crate::base::error::{Error, Result};
 use crate::base::files::{free_beside, is_blocked, read_regular, set_aside_damaged, write_whole};
 use crate::base::metrics::{self, MetricsFile, Record};
@@ -34,7 +34,7 @@ use crate::trainer::debug;
 const RESULTS: &str = "all_results.json";
 
 /// What every run writes into its folder, besides checkpoints and the model.
-const FILES: [&str; 10] = [
+const FILES: [&str; 13] = [
     "plan.toml",
     crate::plan::FILE,
     metrics::FILE,
@@ -44,6 +44,9 @@ const FILES: [&str; 10] = [
     run_log::FILE,
     super::laps::FILE,
     PREDICTIONS,
+    page::PAGE,
+    page::SAMPLES,
+    page::CONFUSION,
     provenance::FILE,
 ];
 
@@ -276,8 +279,14 @@ impl RunFolder {
                     tracing::warn!("{}, which is no regular file, is now {}", file.display(), aside.display());
                 }
                 checkpoint::supersede(&checkpoints, found.state.step, &|name| manifest.has_in_checkpoints(name))?;
-                if manifest.has(Path::new(RESULTS)) && path.join(RESULTS).exists() {
-                    fs::remove_file(path.join(RESULTS)).map_err(|error| io("remove", &path.join(RESULTS), &error))?;
+                // The end of the process before is not that of the run.
+                for file in [RESULTS, page::PAGE, page::SAMPLES].map(|name| path.join(name)) {
+                    if fs::symlink_metadata(&file).is_err() {
+                        continue;
+                    }
+                    let is_own = file.strip_prefix(&path).is_ok_and(|name| manifest.has(name));
+                    let gone = if is_own { fs::remove_file(&file) } else { keep(&file, &file) };
+                    gone.map_err(|error| io("remove", &file, &error))?;
                 }
             }
             None => {

@@ -174,6 +174,10 @@ fn a_comparison_is_measured_written_and_made_again() {
     // The page needs nothing but itself.
     let html = std::fs::read_to_string(folder.join("report.html")).unwrap();
     assert!(html.contains("<svg") && !html.contains("<script") && !html.contains("src=") && !html.contains("@import"));
+    // The answer comes before the evidence.
+    let at = |text: &str| html.find(text).unwrap_or_else(|| panic!("{text}"));
+    assert!(at("Should I compile? ") < at("<h2>Verdicts</h2>") && at("<h2>Verdicts</h2>") < at("<svg"));
+    assert!(out.find("Should I compile? ").unwrap() < out.find("learning rate, peak").unwrap(), "{out}");
     let markdown = std::fs::read_to_string(folder.join("report.md")).unwrap();
     for chart in ["throughput", "loss-steps", "loss-tokens", "loss-seconds", "time-budget", "memory"] {
         let svg = std::fs::read_to_string(folder.join(format!("charts/{chart}.svg"))).unwrap();
@@ -295,7 +299,7 @@ fn finished_runs_are_compared_with_their_differences() {
     fails(&mut place.report(&["a", "d", "--target-loss", "nan"]), 2, &["--target-loss: expected a number"]);
     assert!(!place.path("x").exists(), "nothing is written of what is refused");
     fails(&mut place.report(&["a", "c", "--out", "x", "--gate", "speedup>=1"]), 6, &["speedup>=1: not comparable"]);
-    fails(&mut place.report(&["a"]), 3, &["a is no comparison", "at least two run folders"]);
+    fails(&mut place.report(&["x"]), 3, &["x is neither a run nor a comparison", "at least two run folders"]);
     fails(&mut place.report(&["a", "nowhere"]), 3, &["nowhere: there is no run of Kiln's"]);
 
     // A run that is not complete, and runs with damaged files.

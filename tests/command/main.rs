@@ -39,6 +39,7 @@ mod warmup;
 // Measurements.
 mod bench;
 mod compare;
+mod report;
 mod tune_batch;
 
 // Mistakes of the user.

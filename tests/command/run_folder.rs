@@ -82,6 +82,7 @@ fn rows_have_the_keys_that_are_promised() {
             "plan.json",
             "plan.toml",
             "provenance.json",
+            "report.html",
             "run.log",
             "status.json",
             "trainer_state.json"

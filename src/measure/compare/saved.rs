@@ -34,8 +34,10 @@ pub fn report(
         let file = folder.join(FILE);
         if !file.exists() {
             let shown = folder.display();
-            return Err(Error::data(format!("{shown} is no comparison: it has no {FILE}"))
-                .help("give the folder of a comparison, or at least two run folders"));
+            return Err(Error::data(format!(
+                "{shown} is neither a run nor a comparison: it has no status.json and no {FILE}"
+            ))
+            .help("give a run folder, the folder of a comparison, or at least two run folders"));
         }
         let mut experiment = read(&file)?;
         experiment.price_per_hour = price_per_hour.or(experiment.price_per_hour);

@@ -1,5 +1,6 @@
-//! A report as a document: what its text, its Markdown and its HTML show, each in its own form. The table has a row for every
-//! measure and a cell for every participant; a row that no participant has is left out.
+//! A report as a document: what its text, its Markdown and its HTML show, each in its own form. It is about the arms of a
+//! comparison, or about one run. The table has a row for every measure and a cell for every participant; a row that no
+//! participant has is left out.
 
 use serde::Serialize;
 
@@ -96,58 +97,189 @@ impl Table {
     }
 }
 
-/// A comparison in a sentence.
+/// How a statement is meant: the colour of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Tone {
+    /// It is as one wishes.
+    Good,
+    /// It is not.
+    Bad,
+    /// It is to be looked at.
+    Doubtful,
+    /// It is so.
+    Plain,
+}
+
+/// A sentence that decides something.
 #[derive(Serialize)]
-pub(super) struct Verdict {
-    pub(super) word: Word,
+pub(super) struct Statement {
+    pub(super) tone: Tone,
     pub(super) sentence: String,
 }
 
-/// A report of arms.
+impl Statement {
+    pub(super) fn new(tone: Tone, sentence: impl Into<String>) -> Self {
+        Self { tone, sentence: sentence.into() }
+    }
+}
+
+/// Lines under a heading.
 #[derive(Serialize)]
-pub(super) struct Document<'a> {
-    pub(super) title: &'a str,
-    pub(super) made_at: &'a str,
-    /// What each arm is.
-    pub(super) labels: Vec<&'a str>,
-    pub(super) table: Table,
-    /// Of every comparison.
-    pub(super) verdicts: Vec<Verdict>,
-    /// Of the reference against itself.
-    pub(super) noise: Option<Verdict>,
+pub(super) struct Section {
+    pub(super) title: &'static str,
+    pub(super) lines: Vec<String>,
+    /// Its lines are a text, not a list.
+    pub(super) is_text: bool,
+    /// Few read it: it is small on paper, and its text is folded.
+    pub(super) is_small: bool,
+    /// How its lines begin in a terminal; none where they are not shown there.
+    pub(super) in_terminal: Option<&'static str>,
+}
+
+impl Section {
+    /// A list that a terminal shows, each line after `in_terminal`.
+    pub(super) fn list(title: &'static str, lines: Vec<String>, in_terminal: Option<&'static str>) -> Self {
+        Self { title, lines, is_text: false, is_small: in_terminal.is_none(), in_terminal }
+    }
+
+    /// A text, which a terminal does not show.
+    pub(super) fn text(title: &'static str, lines: Vec<String>, is_small: bool) -> Self {
+        Self { title, lines, is_text: true, is_small, in_terminal: None }
+    }
+}
+
+/// Which class was predicted for which.
+#[derive(Serialize)]
+pub(super) struct Matrix {
+    pub(super) caption: String,
+    pub(super) labels: Vec<String>,
+    /// Of every label how often each was predicted, and the share of it in percent.
+    pub(super) rows: Vec<(String, Vec<(u64, u64)>)>,
+}
+
+impl Matrix {
+    /// The counts alone.
+    pub(super) fn table(&self) -> Table {
+        let columns = self.labels.iter().enumerate().collect::<Vec<_>>();
+        let mut rows = Rows::new(&columns);
+        for (name, counts) in &self.rows {
+            rows.add(name.trim_start(), |(column, _)| Some(counts.get(*column)?.0.to_string()));
+        }
+        rows.table(|(_, label)| label)
+    }
+}
+
+/// A report of arms, or of a run.
+#[derive(Serialize)]
+pub(super) struct Document {
+    pub(super) title: String,
+    pub(super) made_at: String,
+    /// What the reader came for, in a sentence.
+    pub(super) answer: Option<Statement>,
+    /// Of every comparison and of the noise; of a run, its warnings.
+    pub(super) statements: Vec<Statement>,
+    /// The heading over them.
+    pub(super) statements_title: &'static str,
     /// Arms that failed, and why.
     pub(super) failures: Vec<String>,
     pub(super) conclusions: Vec<String>,
-    pub(super) differences: Vec<String>,
-    pub(super) notes: &'a [String],
-    pub(super) provenance: Vec<String>,
-    /// Where the raw samples of each arm are.
-    pub(super) folders: Vec<String>,
+    /// What each arm is.
+    pub(super) labels: Vec<String>,
+    pub(super) table: Table,
+    pub(super) matrix: Option<Matrix>,
+    /// What follows the figures.
+    pub(super) sections: Vec<Section>,
 }
 
-impl<'a> Document<'a> {
-    pub(super) fn of(report: &'a Report) -> Self {
+impl Document {
+    pub(super) fn of(report: &Report) -> Self {
         let failures = report.arms.iter().filter_map(|arm| Some(format!("{}: {}", arm.name, arm.failure.as_ref()?)));
         let folders = report.arms.iter().map(|arm| {
             let runs = arm.runs.iter().map(|run| run.display().to_string()).collect::<Vec<_>>();
             format!("{}: {}", arm.name, if runs.is_empty() { "none".into() } else { runs.join(", ") })
         });
-        let verdict = |of: &Comparison, who| Verdict { word: of.verdict, sentence: format!("{who}{}", sentence(of)) };
+        let statement = |of: &Comparison, who| Statement::new(tone(of.verdict), format!("{who}{}", sentence(of)));
+        let statements = report.comparisons.iter().map(|comparison| statement(comparison, ""));
         Self {
-            title: &report.title,
-            made_at: &report.made_at,
-            labels: report.arms.iter().map(|arm| arm.label.as_str()).collect(),
-            table: table(report),
-            verdicts: report.comparisons.iter().map(|comparison| verdict(comparison, "")).collect(),
-            noise: report.noise.as_ref().map(|noise| verdict(noise, "noise: ")),
+            title: report.title.clone(),
+            made_at: report.made_at.clone(),
+            answer: answer(report),
+            statements: report.noise.iter().map(|noise| statement(noise, "noise: ")).chain(statements).collect(),
+            statements_title: "Verdicts",
             failures: failures.collect(),
             conclusions: conclusions(report),
-            differences: differences(report),
-            notes: &report.notes,
-            provenance: provenance(report),
-            folders: folders.collect(),
+            labels: report.arms.iter().map(|arm| arm.label.clone()).collect(),
+            table: table(report),
+            matrix: None,
+            sections: vec![
+                Section::list("Differences of the arms", differences(report), Some("Differs: ")),
+                Section::list("Notes", report.notes.clone(), Some("Note: ")),
+                Section::list("Provenance", provenance(report), None),
+                Section::list("Raw samples: metrics.jsonl and steps.jsonl in", folders.collect(), None),
+            ],
         }
     }
+}
+
+fn tone(word: Word) -> Tone {
+    match word {
+        Word::Faster => Tone::Good,
+        Word::Slower => Tone::Bad,
+        Word::Same => Tone::Plain,
+        Word::NotComparable => Tone::Doubtful,
+    }
+}
+
+/// "Should I compile?", answered from the verdict with its interval, the length of the run and the losses; none for a report
+/// without a compiled arm at the native batch.
+fn answer(report: &Report) -> Option<Statement> {
+    let compiled = report.arms.iter().find(|arm| arm.role == Role::Compiled)?;
+    let Some(comparison) = report.comparisons.iter().find(|comparison| comparison.arm == compiled.name) else {
+        let why = compiled.failure.as_deref().unwrap_or("there is nothing to compare");
+        return Some(Statement::new(Tone::Doubtful, format!("Should I compile? This cannot be said: {why}.")));
+    };
+    let Some(speedup) = comparison.speedup.filter(|_| comparison.verdict != Word::NotComparable) else {
+        let reason = comparison.reason.as_deref().unwrap_or("no reason is known");
+        let sentence = format!("Should I compile? This cannot be said: the two are not comparable ({reason}).");
+        return Some(Statement::new(Tone::Doubtful, sentence));
+    };
+    let ratio = format!("{:.2}x (98 % interval {:.2} to {:.2})", speedup.ratio, speedup.low, speedup.high);
+    let (pays, steps) = (report.derived.break_even_step, report.whole.map(|whole| whole.steps));
+    let run = steps.map_or("the run".into(), |steps| format!("the {steps} steps of the run"));
+    let (mut tone, answer) = match (comparison.verdict, pays) {
+        (Word::Faster, Some(step)) if steps.is_none_or(|steps| step <= steps as f64) => {
+            let when = if step < 1.0 { "from the start on".into() } else { format!("after step {step:.0} of {run}") };
+            (Tone::Good, format!("Yes: compiled is {ratio} as fast as native and has paid for its start {when}"))
+        }
+        (Word::Faster, Some(step)) => {
+            let late = format!("has paid for its start after step {step:.0} only, which is beyond {run}");
+            (Tone::Plain, format!("Not for a run this short: compiled is {ratio} as fast as native, but {late}"))
+        }
+        (Word::Faster, None) => (
+            Tone::Plain,
+            format!(
+                "Perhaps: compiled is {ratio} as fast as native, and when it has paid for its start was not measured"
+            ),
+        ),
+        (Word::Slower, _) => (Tone::Bad, format!("No: compiled is slower, {ratio} as fast as native")),
+        // An interval that is as wide as that hides a gain or a loss that somebody would want.
+        (Word::Same | Word::NotComparable, _) if speedup.high / speedup.low > 1.2 => {
+            let more = "the interval is wide, and more --repeats or a quieter machine would narrow it";
+            (Tone::Doubtful, format!("Nothing speaks for it yet: no difference could be measured, {ratio}; {more}"))
+        }
+        (Word::Same | Word::NotComparable, _) => {
+            (Tone::Plain, format!("No: it makes no measurable difference here, {ratio}"))
+        }
+    };
+    let parity = comparison.parity.as_ref().map_or("; whether both learn the same was not measured".into(), |parity| {
+        if !parity.passed {
+            tone = Tone::Bad;
+        }
+        let agree = if parity.passed { "agree" } else { "do NOT agree" };
+        format!("; their losses {agree} ({:.1e} relative at most, limit {:.0e})", parity.relative, parity.limit)
+    });
+    Some(Statement::new(tone, format!("Should I compile? {answer}{parity}.")))
 }
 
 /// Every row that has something.
@@ -318,43 +450,47 @@ fn differences(report: &Report) -> Vec<String> {
 
 /// Machine and program, for provenance: a line for what all arms share, and one for each arm.
 fn provenance(report: &Report) -> Vec<String> {
-    let shared = |it: &Provenance| {
-        let memory = it.memory_mib.map_or(String::new(), |mib| format!(", {:.0} GiB", mib / 1024.0));
-        format!(
-            "kiln {}, commit {} ({} build), Burn {}; {}{}; {}, {} threads{memory}; {}",
-            it.kiln,
-            it.commit.as_deref().unwrap_or("unknown"),
-            it.build,
-            it.burn,
-            it.device,
-            match &it.driver {
-                Some(driver) => format!(", driver {driver}"),
-                None if it.device.starts_with("cpu") => String::new(),
-                None => ", driver unknown".into(),
-            },
-            it.cpu.as_deref().unwrap_or("processor unknown"),
-            it.threads,
-            it.system,
-        )
-    };
-    let own = |it: &Provenance| {
-        let fused = match &it.fused_operators {
-            Some(fused) if !fused.is_empty() => format!("fused {}", fused.join(", ")),
-            None if it.fused_ops => "fused operators".into(),
-            _ => "no fused operators".into(),
-        };
-        format!("{} with {fused}; config {}", it.mode, it.config_sha256.get(..12).unwrap_or_default())
-    };
-    let mut all = report.arms.iter().filter_map(|arm| arm.provenance.as_ref()).map(shared).collect::<Vec<_>>();
+    let mut all = report.arms.iter().filter_map(|arm| arm.provenance.as_ref()).map(machine).collect::<Vec<_>>();
     all.dedup();
     let one = (all.len() == 1).then(|| all.remove(0));
     let each = report.arms.iter().map(|arm| match (&arm.provenance, &one) {
         (None, _) if arm.failure.is_some() => format!("{}: it has no run", arm.name),
         (None, _) => format!("{}: unknown, the run was made by an earlier Kiln", arm.name),
         (Some(it), Some(_)) => format!("{}: {}", arm.name, own(it)),
-        (Some(it), None) => format!("{}: {}; {}", arm.name, own(it), shared(it)),
+        (Some(it), None) => format!("{}: {}; {}", arm.name, own(it), machine(it)),
     });
     one.iter().cloned().chain(each).collect()
+}
+
+/// Program and machine of a run.
+pub(super) fn machine(it: &Provenance) -> String {
+    let memory = it.memory_mib.map_or(String::new(), |mib| format!(", {:.0} GiB", mib / 1024.0));
+    format!(
+        "kiln {}, commit {} ({} build), Burn {}; {}{}; {}, {} threads{memory}; {}",
+        it.kiln,
+        it.commit.as_deref().unwrap_or("unknown"),
+        it.build,
+        it.burn,
+        it.device,
+        match &it.driver {
+            Some(driver) => format!(", driver {driver}"),
+            None if it.device.starts_with("cpu") => String::new(),
+            None => ", driver unknown".into(),
+        },
+        it.cpu.as_deref().unwrap_or("processor unknown"),
+        it.threads,
+        it.system,
+    )
+}
+
+/// What a run computed with.
+pub(super) fn own(it: &Provenance) -> String {
+    let fused = match &it.fused_operators {
+        Some(fused) if !fused.is_empty() => format!("fused {}", fused.join(", ")),
+        None if it.fused_ops => "fused operators".into(),
+        _ => "no fused operators".into(),
+    };
+    format!("{} with {fused}; config {}", it.mode, it.config_sha256.get(..12).unwrap_or_default())
 }
 
 /// `5e-5`, `3.90625e-5`: no more digits than it has, and no more than 8.
@@ -362,8 +498,25 @@ fn scientific(value: f64) -> String {
     format!("{value:.7e}").parse::<f64>().map_or_else(|_| format!("{value:e}"), |rounded| format!("{rounded:e}"))
 }
 
+/// A number with four significant digits, whole ones as they are, and an exponent where it would be long.
+pub(super) fn significant(value: f64) -> String {
+    match value.abs() {
+        size if !size.is_finite() => {
+            if value.is_nan() {
+                "NaN".into()
+            } else {
+                value.to_string()
+            }
+        }
+        size if value.fract() == 0.0 && size < 1e15 => fixed(value, 0),
+        size if size >= 1e4 => fixed(value, 0),
+        size if size >= 1e-3 => format!("{value:.*}", (3.0 - size.log10().floor()) as usize),
+        _ => format!("{value:.3e}"),
+    }
+}
+
 /// A number with so many digits after the point, thousands grouped where there are none.
-fn fixed(value: f64, digits: usize) -> String {
+pub(super) fn fixed(value: f64, digits: usize) -> String {
     let text = format!("{value:.digits$}");
     if digits > 0 || value.abs() < 10_000.0 {
         return text;
@@ -375,7 +528,11 @@ fn fixed(value: f64, digits: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Rows, fixed, scientific};
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::measure::compare::{Derived, WholeRun};
+    use crate::measure::parity::Parity;
+    use crate::measure::stats::Interval;
 
     #[test]
     fn a_table_that_is_too_wide_is_cut_into_blocks() {
@@ -390,12 +547,85 @@ mod tests {
         assert_eq!(table.blocks(20), cut);
     }
 
+    /// A comparison of compiled with native, whose run has 500 steps.
+    fn compared(verdict: Word, speedup: [f64; 3], pays: Option<f64>, parity: Option<bool>) -> Report {
+        let arm = |name: &str, role| ArmReport { name: name.into(), role, ..ArmReport::default() };
+        let [ratio, low, high] = speedup;
+        let parity = parity.map(|passed| Parity {
+            passed,
+            max_delta: 1e-6,
+            relative: 1e-6,
+            limit: 1e-4,
+            losses: 20,
+            by_mean: false,
+        });
+        Report {
+            schema: String::new(),
+            title: String::new(),
+            made_at: String::new(),
+            arms: vec![arm("native", Role::Reference), arm("compiled", Role::Compiled)],
+            noise: None,
+            comparisons: vec![Comparison {
+                arm: "compiled".into(),
+                against: "native".into(),
+                verdict,
+                reason: Some("the losses differ".into()),
+                speedup: (verdict != Word::NotComparable).then_some(Interval { ratio, low, high }),
+                time_saved_percent: None,
+                throughput_gained_percent: None,
+                billable_saved_percent: None,
+                parity,
+                differences: Vec::new(),
+            }],
+            derived: Derived { break_even_step: pays, ..Derived::default() },
+            whole: Some(WholeRun { steps: 500, samples: 4000, evaluations: 0, saves: 1 }),
+            gemm_gflops: None,
+            price_per_hour: None,
+            notes: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn whether_to_compile_is_answered_in_a_sentence() {
+        let of = |verdict, speedup, pays, parity| {
+            let answer = answer(&compared(verdict, speedup, pays, parity)).unwrap();
+            (answer.tone, answer.sentence)
+        };
+        let (tone, text) = of(Word::Faster, [1.25, 1.2, 1.3], Some(120.0), Some(true));
+        assert_eq!(
+            (tone, text.as_str()),
+            (
+                Tone::Good,
+                "Should I compile? Yes: compiled is 1.25x (98 % interval 1.20 to 1.30) as fast as native and has paid for its \
+                 start after step 120 of the 500 steps of the run; their losses agree (1.0e-6 relative at most, limit 1e-4)."
+            )
+        );
+        let (tone, text) = of(Word::Faster, [1.25, 1.2, 1.3], Some(900.0), None);
+        assert!(
+            tone == Tone::Plain && text.contains("Not for a run this short") && text.contains("step 900"),
+            "{text}"
+        );
+        let (tone, text) = of(Word::Faster, [1.25, 1.2, 1.3], Some(0.0), Some(false));
+        assert!(tone == Tone::Bad && text.contains("from the start on; their losses do NOT agree"), "{text}");
+        let (tone, text) = of(Word::Slower, [0.8, 0.7, 0.9], None, Some(true));
+        assert!(tone == Tone::Bad && text.contains("No: compiled is slower, 0.80x"), "{text}");
+        let (tone, text) = of(Word::Same, [1.0, 0.99, 1.01], None, Some(true));
+        assert!(tone == Tone::Plain && text.contains("No: it makes no measurable difference"), "{text}");
+        let (tone, text) = of(Word::Same, [1.4, 0.6, 3.0], None, Some(true));
+        assert!(tone == Tone::Doubtful && text.contains("more --repeats"), "{text}");
+        let (tone, text) = of(Word::NotComparable, [1.0; 3], None, None);
+        assert!(tone == Tone::Doubtful && text.contains("not comparable (the losses differ)"), "{text}");
+    }
+
     #[test]
     fn numbers_read_well() {
         assert_eq!(fixed(1234.567, 1), "1234.6");
         assert_eq!(fixed(1_234_567.0, 0), "1,234,567");
         assert_eq!(fixed(-12_345.4, 0), "-12,345");
         assert_eq!(fixed(9999.0, 0), "9999");
+        let all = [20.0, 5.6290815, 0.00290953, 66.4378, 38532.2, 2.278837e-5, f64::NAN, f64::INFINITY, 0.0, 1e-30];
+        let shown = ["20", "5.629", "0.002910", "66.44", "38,532", "2.279e-5", "NaN", "inf", "0", "1.000e-30"];
+        assert_eq!(all.map(significant), shown);
         assert_eq!([5e-5, 4.062_500_000_000_000_5e-5, 0.003].map(scientific), ["5e-5", "4.0625e-5", "3e-3"]);
     }
 }

@@ -8,27 +8,21 @@ use crate::base::error::one_line;
 
 /// The page.
 pub(super) fn page(document: &Document, charts: &[Chart]) -> String {
-    let mut text = format!("# {}\n\nMade {} by `kiln`.\n\n", escape(document.title), escape(document.made_at));
+    let mut text = format!("# {}\n\nMade {} by `kiln`.\n\n", escape(&document.title), escape(&document.made_at));
     let mut line = |line: String| writeln!(text, "{line}").expect("writing to a String cannot fail");
+    if let Some(answer) = &document.answer {
+        line(format!("**{}**\n", escape(&answer.sentence)));
+    }
     line(format!("| | {} |", document.labels.iter().map(|label| escape(label)).collect::<Vec<_>>().join(" | ")));
     line(format!("| --- |{}", " ---: |".repeat(document.labels.len())));
     for row in &document.table.rows {
         let cells = row.cells.iter().map(|cell| escape(cell)).collect::<Vec<_>>();
         line(format!("| {} | {} |", row.name, cells.join(" | ")));
     }
-    line("\n## Verdicts\n".into());
-    document
-        .noise
-        .iter()
-        .chain(&document.verdicts)
-        .for_each(|verdict| line(format!("- {}", escape(&verdict.sentence))));
-    let sections: [(&str, &[String]); 4] = [
-        ("What follows", &document.conclusions),
-        ("Differences", &document.differences),
-        ("Notes", document.notes),
-        ("Provenance", &document.provenance),
-    ];
-    for (title, lines) in sections.into_iter().filter(|(_, lines)| !lines.is_empty()) {
+    let statements = document.statements.iter().map(|statement| statement.sentence.clone()).collect();
+    let first = [(document.statements_title, &statements), ("What follows", &document.conclusions)];
+    let rest = document.sections.iter().map(|section| (section.title, &section.lines));
+    for (title, lines) in first.into_iter().chain(rest).filter(|(_, lines)| !lines.is_empty()) {
         line(format!("\n## {title}\n"));
         lines.iter().for_each(|text| line(format!("- {}", escape(text))));
     }

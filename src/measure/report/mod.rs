@@ -1,19 +1,24 @@
-//! Shows a [`Report`] as one document in several forms: a table for the terminal, `report.json`, `report.md`, `report.html` (one file that needs no network) and
-//! the charts as SVG. It decides nothing: verdicts and figures are the report's.
+//! Shows a [`Report`] of arms, or one run, as one document in several forms: a table for the terminal, `report.json`,
+//! `report.md`, `report.html` (one file that needs no network) and the charts as SVG. It decides nothing: verdicts and figures
+//! are the report's.
 
 mod charts;
 pub(crate) mod document;
 mod html;
 mod markdown;
+pub(crate) mod run;
 mod text;
 
 use std::path::Path;
+use std::time::SystemTime;
 
 use crate::base::error::{Error, Result};
-use crate::base::files::{write_json, write_whole};
+use crate::base::files::{read_regular_text, write_json, write_whole};
 use crate::measure::compare::Report;
+use crate::trainer::PAGE;
 
 use document::Document;
+use run::Run;
 
 /// What [`write()`] leaves in a folder.
 pub const ENTRIES: &[&str] = &["report.json", "report.md", "report.html", "charts"];
@@ -47,5 +52,32 @@ pub fn write(report: &Report, out: &Path) -> Result<()> {
     write_json(&out.join("report.json"), report)?;
     let document = Document::of(report);
     write_whole(&out.join("report.md"), markdown::page(&document, &charts).as_bytes())?;
-    write_whole(&out.join("report.html"), html::page(&document, &charts)?.as_bytes())
+    write_whole(&out.join(PAGE), html::page(&document, &charts)?.as_bytes())
+}
+
+/// The page of the run in `folder`, as [`Trainer::with_page`](crate::Trainer::with_page) takes it: `report.html` in the folder.
+///
+/// # Errors
+/// A folder without a run, a `report.html` there that is not Kiln's, the operating system's.
+pub fn page_of_run(folder: &Path) -> Result<()> {
+    let run = Run::read(folder)?.ok_or_else(|| Error::data(format!("{}: there is no run in it", folder.display())))?;
+    write_run(&run, folder, 0).map(|_| ())
+}
+
+/// Writes the page of `run` into the folder `out`; what a terminal of `width` columns shows of it.
+///
+/// # Errors
+/// As [`page_of_run`].
+pub(crate) fn write_run(run: &Run, out: &Path, width: usize) -> Result<String> {
+    let document = run.document(humantime::format_rfc3339_seconds(SystemTime::now()).to_string());
+    let path = out.join(PAGE);
+    let is_taken = std::fs::symlink_metadata(&path).is_ok();
+    if is_taken && !read_regular_text(&path).is_ok_and(|text| text.contains(html::MARK)) {
+        return Err(Error::config(format!("{} is there, and Kiln has not written it", path.display()))
+            .help("name another folder for the page: --out FOLDER"));
+    }
+    let page = html::page(&document, &charts::of_run(run)?)?;
+    std::fs::create_dir_all(out).map_err(|error| Error::io(format!("create {}", out.display()), &error))?;
+    write_whole(&path, page.as_bytes())?;
+    Ok(text::page(document, width))
 }

@@ -7,19 +7,30 @@ use crate::base::error::one_line;
 pub(super) fn page(mut document: Document, width: usize) -> String {
     let mut text = String::new();
     let mut line = |line: &str| text.extend([one_line(line.trim_end()).as_str(), "\n"]);
-    line(document.title);
+    line(&document.title);
     line("");
+    if let Some(answer) = &document.answer {
+        line(&answer.sentence);
+        line("");
+    }
     // A failure is long and is said below.
     document.table.rows.retain(|row| row.name != "failed");
     for block in document.table.blocks(width) {
         block.iter().for_each(|row| line(row));
         line("");
     }
-    document.noise.iter().chain(&document.verdicts).for_each(|verdict| line(&verdict.sentence));
+    if let Some(matrix) = &document.matrix {
+        line(&matrix.caption);
+        matrix.table().blocks(width).iter().flatten().for_each(|row| line(row));
+        line("");
+    }
+    document.statements.iter().for_each(|statement| line(&statement.sentence));
     document.failures.iter().for_each(|failure| line(&format!("failed: {failure}")));
     line("");
     document.conclusions.iter().for_each(|conclusion| line(conclusion));
-    document.differences.iter().for_each(|difference| line(&format!("Differs: {difference}")));
-    document.notes.iter().for_each(|note| line(&format!("Note: {note}.")));
+    for section in &document.sections {
+        let Some(start) = section.in_terminal else { continue };
+        section.lines.iter().for_each(|it| line(&format!("{start}{it}")));
+    }
     text
 }

@@ -1,0 +1,221 @@
+//! The page of a run: what `kiln train` leaves in the run folder, and what `kiln report RUN` makes of any run.
+
+use std::fs::File;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use super::common::place::Place;
+use super::common::{fails, json, kiln, rows, small_run, succeeds, text};
+
+const NAME: &str = "</title><script>alert(1)</script>\"'&";
+
+fn report(place: &Place, args: &[&str]) -> Command {
+    let mut command = kiln(&place.path(""));
+    command.arg("report").args(args);
+    command
+}
+
+fn page(place: &Place, run: &str) -> String {
+    std::fs::read_to_string(place.path(run).join("report.html")).unwrap()
+}
+
+/// One file that loads nothing and runs nothing; every chart has a table.
+fn is_whole(page: &str) {
+    assert!(page.starts_with("<!doctype html>") && page.trim_end().ends_with("</html>"), "{page}");
+    assert!(!page.contains("<script") && !page.contains('\u{1b}'), "{page}");
+    for outside in ["src=", "href=\"http", "url(", "@import"] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    let others = page.replace("http://www.w3.org/2000/svg", "");
+    assert!(!others.contains("http:") && !others.contains("https:"), "it names an address");
+    let charts = page.matches("<figure>").count();
+    assert_eq!(page.matches("</summary><div class=\"wide\" tabindex=\"0\">").count(), charts);
+    assert!(page.contains("prefers-color-scheme: dark") && page.contains("@media print"));
+}
+
+fn chart(page: &str, title: &str) -> bool {
+    page.contains(&format!("<svg role=\"img\" aria-label=\"{title}\""))
+}
+
+/// The cell beside the name of a row.
+fn cell<'a>(page: &'a str, name: &str) -> Option<&'a str> {
+    let name = name.replace('/', "&#x2f;");
+    let heads = ["", " class=\"part\""].map(|class| format!("<tr><th scope=\"row\"{class}>{name}</th><td>"));
+    let after = heads.iter().find_map(|head| Some(page.split_once(head.as_str())?.1))?;
+    after.split_once("</td>").map(|(cell, _)| cell)
+}
+
+#[test]
+fn a_finished_run_of_a_classifier_has_a_page() {
+    let place = Place::new();
+    small_run::write(&place.path(""), "sequence-classification");
+    let name = format!("run.name={}", json!(NAME));
+    succeeds(&mut small_run::train(&place.path(""), "a <b>&'", &["--set", &name, "--step-times"]));
+    let page = page(&place, "a <b>&'");
+    is_whole(&page);
+    assert!(
+        page.contains("&lt;script&gt;") && page.contains("class=\"answer good\">Completed: 14 steps in "),
+        "{page}"
+    );
+    let titles = ["Loss", "Scores", "Learning rate", "Gradient norm", "Throughput", "Memory", "Step time"];
+    for title in titles.iter().chain(&["Time of a step", "Time of the run"]) {
+        assert!(chart(&page, title), "{title}");
+    }
+    // Figures are those of the rows.
+    let rows = rows(&place.path("a <b>&'"));
+    let last = |name: &str| rows.iter().rev().find_map(|row| row[name].as_f64()).unwrap();
+    assert_eq!(cell(&page, "steps"), Some("14 of 14"));
+    assert_eq!(cell(&page, "last loss").unwrap(), format!("{:.3}", last("loss")));
+    assert_eq!(cell(&page, "validation loss").unwrap(), format!("{:.3}", last("eval_loss")));
+    for row in ["step ms, median", "step ms, p95", "step ms, max", "forward", "model GFLOP/s", "peak memory MiB"] {
+        assert!(cell(&page, row).is_some(), "{row}");
+    }
+    assert_eq!(cell(&page, "of the measured peak"), None, "the end of a run measures nothing");
+    // Every example of the last evaluation is in the matrix.
+    let kept: Value = json(&place.path("a <b>&'").join("confusion_matrix.json"));
+    let counts = kept["counts"].as_array().unwrap().iter().flat_map(|row| row.as_array().unwrap());
+    assert_eq!(counts.map(|count| count.as_f64().unwrap()).sum::<f64>(), last("eval_samples"));
+    assert_eq!((&kept["step"], kept["labels"].as_array().unwrap().len()), (&json!(14), 3));
+    assert!(page.contains("<h2>Confusion matrix</h2>") && page.contains("Predictions after step 14"));
+    for part in ["learning_rate = 0.001", "warm-up 3 steps", "bert for sequence-classification"] {
+        assert!(page.contains(part), "{part}");
+    }
+    // The page is the run's own file.
+    let listed = std::fs::read_to_string(place.path("a <b>&'/.lock")).unwrap();
+    assert!(["report.html", "confusion_matrix.json", "samples.jsonl"].iter().all(|file| listed.contains(file)));
+}
+
+#[test]
+fn the_page_of_any_run_is_made_again() {
+    let place = Place::new();
+    place.train("text.toml", &["generation.prompt=fn", "generation.max_new_tokens=4", "data.validation=20%"]);
+    assert!(page(&place, "run").contains("<h2>Samples</h2>"));
+    let sample: Value =
+        serde_json::from_str(&std::fs::read_to_string(place.path("run/samples.jsonl")).unwrap()).unwrap();
+    assert_eq!((&sample["step"], &sample["prompt"]), (&json!(2), &json!("fn")));
+    // The share of the peak is measured now; the terminal shows the same document.
+    let out = succeeds(&mut report(&place, &["run"]));
+    assert!(
+        out.contains("Completed: 2 steps") && out.contains("last loss") && out.contains("report: run/report.html"),
+        "{out}"
+    );
+    let first = page(&place, "run");
+    is_whole(&first);
+    assert!(cell(&first, "of the measured peak").is_some_and(|share| share.ends_with(" %")), "{first}");
+    // What a comparison alone knows is refused, and nothing of the user's is replaced.
+    fails(&mut report(&place, &["run", "--gate", "speedup>=1"]), 2, &["--gate: one run is compared with nothing"]);
+    fails(&mut report(&place, &["nowhere"]), 3, &["nowhere is neither a run nor a comparison"]);
+    place.write("mine/report.html", "<p>mine</p>");
+    fails(&mut report(&place, &["run", "--out", "mine"]), 2, &["Kiln has not written it", "--out FOLDER"]);
+    assert_eq!(page(&place, "mine"), "<p>mine</p>");
+    succeeds(&mut report(&place, &["run", "--out", "elsewhere"]));
+    is_whole(&page(&place, "elsewhere"));
+    // A run of an earlier Kiln has less in its folder; one of another machine has no peak here.
+    for file in ["plan.json", "provenance.json", "samples.jsonl", "run.log"] {
+        std::fs::remove_file(place.path("run").join(file)).unwrap();
+    }
+    succeeds(&mut report(&place, &["run"]));
+    let older = page(&place, "run");
+    is_whole(&older);
+    assert!(older.contains("gpt2 for clm, from random weights"), "the head of plan.toml tells the plan: {older}");
+    assert!(!older.contains("<h2>Samples</h2>") && cell(&older, "model GFLOP/s").is_none());
+    std::fs::remove_file(place.path("run/plan.toml")).unwrap();
+    std::fs::remove_file(place.path("run/metrics.jsonl")).unwrap();
+    succeeds(&mut report(&place, &["run"]));
+    is_whole(&page(&place, "run"));
+}
+
+#[test]
+fn a_run_that_died_or_goes_on_has_a_page() {
+    let place = Place::new();
+    let diverges =
+        ["--set", "trainer.learning_rate=1e30", "--set", "trainer.logging_steps=1", "--set", "trainer.max_steps=9"];
+    let mut train = kiln(&place.path(""));
+    train.args(["train", "rows.toml"]).args(diverges);
+    fails(&mut train, 5, &["step"]);
+    let died = page(&place, "run");
+    is_whole(&died);
+    assert!(died.contains("class=\"answer bad\">Failed after step "), "{died}");
+    assert!(died.contains("<li class=\"bad\">"), "a value that is no number is a warning: {died}");
+    assert!(died.contains("<h2>Told on the way</h2>") && died.contains("ended: "), "{died}");
+
+    place.train("text.toml", &["run.output_dir=on", "trainer.logging_steps=1"]);
+    let mut status: Value = json(&place.path("on/status.json"));
+    (status["status"], status["message"], status["total_steps"]) = (json!("InProgress"), Value::Null, json!(100));
+    place.write("on/status.json", status.to_string());
+    // The row that it is writing is half there.
+    let half = std::fs::read_to_string(place.path("on/metrics.jsonl")).unwrap();
+    let half = half.lines().take(2).collect::<Vec<_>>().join("\n") + "\n{\"step\": 3, \"lo";
+    place.write("on/metrics.jsonl", half);
+    let lock = File::open(place.path("on/.lock")).unwrap();
+    lock.lock().unwrap();
+    succeeds(&mut report(&place, &["on"]));
+    let on = page(&place, "on");
+    is_whole(&on);
+    assert!(on.contains("Going on when this page was made: step 2 of 100") && !on.contains("cannot be read"), "{on}");
+    assert_eq!(cell(&on, "of the measured peak"), None, "nothing is measured beside a run");
+    drop(lock);
+    // Nobody holds the folder: the run was killed, and half a row is worth a word.
+    let output = report(&place, &["on"]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let killed = page(&place, "on");
+    assert!(
+        killed.contains("Failed after step 2 of 100") && killed.contains("1 of 3 lines cannot be read"),
+        "{killed}"
+    );
+}
+
+/// Values that a disk or a person has spoilt are no reason to fail.
+#[test]
+fn rows_of_any_values_make_a_page() {
+    let place = Place::new();
+    place.train("rows.toml", &[]);
+    std::fs::remove_file(place.path("run/provenance.json")).unwrap(); // so that no peak is measured
+    let big = ["1e308", "-1e308", "1e-320", "NaN", "-Infinity", "18446744073709551615", "null", "-0.0"];
+    let row = |(index, value): (usize, &&str)| {
+        let [step, other] = [big[(index + 3) % big.len()], big[(index + 5) % big.len()]];
+        format!(
+            "{{\"step\": {step}, \"loss\": {value}, \"eval_loss\": {other}, \"grad_norm\": {value}, \"learning_rate\": {other}, \
+             \"tokens_per_s\": {value}, \"step_ms\": {other}, \"peak_mib\": {value}, \"data_wait\": {step}, \
+             \"eval_<script>\": {value}}}\n"
+        )
+    };
+    let rows = big.iter().enumerate().map(row).collect::<String>();
+    let plain = |step: u64| format!("{{\"step\": {step}, \"loss\": 1e{step}, \"step_ms\": 2.5}}\n");
+    place.write("run/metrics.jsonl", rows.repeat(3) + &(0..700).rev().map(plain).collect::<String>());
+    let step = |ms: &str| {
+        format!(
+            "{{\"step\":1,\"samples\":0,\"tokens\":0,\"step_ms\":{ms},\"data_ms\":{ms},\"forward_ms\":-1,\"backward_ms\":0,\
+             \"update_ms\":0,\"sync_ms\":0,\"synced\":true}}\n"
+        )
+    };
+    place.write("run/steps.jsonl", ["1e308", "-1e308", "0", "1e-320"].map(step).concat());
+    for (counts, is_shown) in [("[[1,2],[3,18446744073709551615]]", true), ("[[1],[2]]", false), ("7", false)] {
+        place.write(
+            "run/confusion_matrix.json",
+            format!("{{\"step\":1,\"labels\":[\"<b>\",\"\"],\"counts\":{counts}}}"),
+        );
+        succeeds(&mut report(&place, &["run"]));
+        let page = page(&place, "run");
+        is_whole(&page);
+        assert_eq!(page.contains("<h2>Confusion matrix</h2>"), is_shown, "{counts}");
+    }
+}
+
+#[test]
+fn a_run_that_is_continued_has_the_page_of_the_whole() {
+    let place = Place::new();
+    small_run::write(&place.path(""), "clm");
+    succeeds(&mut small_run::train(&place.path(""), "run", &["--stop-after", "5", "--step-times"]));
+    assert!(cell(&page(&place, "run"), "steps").is_some_and(|steps| steps.starts_with("5 of ")));
+    succeeds(&mut small_run::train(&place.path(""), "run", &["--resume", "--step-times"]));
+    let whole = page(&place, "run");
+    is_whole(&whole);
+    assert_eq!(cell(&whole, "steps"), Some("14 of 14"));
+    assert!(whole.contains("continuing after step 5 from "), "{whole}");
+    let loss = whole.split_once("aria-label=\"Loss\"").unwrap().1.split_once("</figure>").unwrap().0;
+    for step in 1..=14 {
+        assert!(loss.contains(&format!("<th scope=\"row\">{step}</th>")), "step {step}: {loss}");
+    }
+}
