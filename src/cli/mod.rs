@@ -106,6 +106,12 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Show a run or a comparison live: curves, speed, memory, log. Reads the folder alone; q leaves the page, not the run
+    #[cfg(unix)]
+    Watch {
+        /// The run folder, or the folder of a comparison
+        run: PathBuf,
+    },
     /// Compile and tune the kernels of a run and keep them, without training
     Pretune(ConfigArgs),
     /// List, clear, export or import what is kept between runs: tokenised text, sizes of batches, kernels
@@ -151,6 +157,8 @@ impl Cli {
             Command::Worker(args) => bench::run_worker(&args),
             Command::Runs { folder, json } => folders::runs(&folder, json),
             Command::Describe { run, json } => folders::describe(&run, json),
+            #[cfg(unix)]
+            Command::Watch { run } => terminal::watch::watch(&run),
             Command::Cache(command) => folders::cache(&command),
             Command::Devices => devices(),
             Command::Help(args) => help::run_help(&args),

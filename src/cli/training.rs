@@ -109,6 +109,10 @@ pub(super) struct TrainArgs {
     /// Show the whole plan before step 1 in a terminal, too; plan.toml in the run folder has it
     #[arg(long)]
     verbose: bool,
+    /// Show the run live, as kiln watch does; q leaves the page, and the run goes on
+    #[cfg(unix)]
+    #[arg(long)]
+    watch: bool,
     /// Also write steps.jsonl: the time of every step by part
     #[arg(long)]
     step_times: bool,
@@ -272,6 +276,11 @@ pub(super) fn plan(args: &PlanArgs) -> Result<()> {
 
 pub(super) fn train(args: &TrainArgs) -> Result<()> {
     let mut config = args.config.load()?;
+    #[cfg(unix)]
+    if args.watch {
+        let code = super::terminal::watch::train(&config.output_dir()?, args.log_format.is_some())?;
+        std::process::exit(code.into());
+    }
     if args.resume {
         config.run.on_existing = OnExisting::Resume;
     }

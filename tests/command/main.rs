@@ -28,6 +28,7 @@ mod run_folder;
 
 // The terminal.
 mod terminal;
+mod watch;
 
 // The compiled mode.
 mod compiler;

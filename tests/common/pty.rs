@@ -24,12 +24,12 @@ impl Pty {
     /// Starts `command` on a terminal of that size, with colours unless `command` says otherwise.
     pub fn start(command: &mut Command, columns: u16, rows: u16) -> Self {
         let (mut master, mut slave) = (-1, -1);
-        let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        let mut size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         // SAFETY: the two numbers and the size outlive the call, which writes to the numbers alone; no name and no settings
         // are asked for. What it opens belongs to nobody else.
         #[allow(unsafe_code)]
         let (master, slave) = unsafe {
-            let opened = libc::openpty(&mut master, &mut slave, std::ptr::null_mut(), std::ptr::null_mut(), &size);
+            let opened = libc::openpty(&mut master, &mut slave, std::ptr::null_mut(), std::ptr::null_mut(), &mut size);
             assert_eq!(opened, 0, "a pseudo-terminal");
             // No child may inherit it: its end is that of the last copy.
             libc::fcntl(master, libc::F_SETFD, libc::FD_CLOEXEC);

@@ -1,9 +1,15 @@
 //! Output for people at a terminal and for programs that read it: the format of the rows of a run, colours, figures with four
 //! significant digits, and the progress line that other output must not cut in two.
 
+#[cfg(unix)]
+mod follow;
 mod header;
+#[cfg(unix)]
+mod page;
 mod rows;
 pub(super) mod runs;
+#[cfg(unix)]
+pub(super) mod watch;
 
 use std::io::{IsTerminal, Write};
 use std::sync::{Mutex, PoisonError};
