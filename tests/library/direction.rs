@@ -1,6 +1,7 @@
 //! Imports go down only: a module uses modules that stand before it in the order in which data flows, and none that stand
 //! after it. The order stands here and nowhere else; `src/lib.rs` and `models/lib.rs` list their modules in it.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -40,36 +41,67 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The source without comments, text in quotes and tests.
+/// The source without comments, text in quotes and the tests at its end; the declaration of a file of tests hides nothing.
 fn code(source: &str) -> String {
-    let source = source.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
-    let lines = source.lines().map(|line| line.split("//").next().unwrap_or_default());
+    let mut parts = source.split("#[cfg(test)]\nmod ");
+    let mut code = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        match part.find([';', '{']) {
+            Some(end) if part[end..].starts_with(';') => code.push_str(&part[end + 1..]),
+            _ => break,
+        }
+    }
+    let lines = code.lines().map(|line| line.split("//").next().unwrap_or_default());
     lines.map(|line| line.split('"').step_by(2).collect::<String>() + "\n").collect()
 }
 
-/// The first names of the paths from the root of the crate in `code`: `crate::NAME`, and each of `crate::{NAME, NAME::..}`.
-fn imported(code: &str) -> Vec<String> {
-    let name = |text: &str| text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
-    let mut found = Vec::new();
-    for path in code.split("crate::").skip(1) {
-        let Some(list) = path.strip_prefix('{') else {
-            found.push(name(path));
-            continue;
-        };
-        let (mut depth, mut item) = (0, String::new());
-        for c in list.chars() {
-            match c {
-                '{' => depth += 1,
-                '}' if depth == 0 => break,
-                '}' => depth -= 1,
-                ',' if depth == 0 => found.push(name(std::mem::take(&mut item).trim())),
-                _ => {}
-            }
-            if depth == 0 && c != ',' {
-                item.push(c);
-            }
+/// The identifier at the beginning of `text`.
+fn name(text: &str) -> String {
+    text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
+}
+
+/// The first names of the list of paths that begins after a `{`: `a` and `b` of `a, b::{c, d}}`.
+fn names_of_list(list: &str) -> Vec<String> {
+    let (mut depth, mut item, mut found) = (0, String::new(), Vec::new());
+    for c in list.chars() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            ',' if depth == 0 => found.push(name(std::mem::take(&mut item).trim())),
+            _ => {}
         }
-        found.push(name(item.trim()));
+        if depth == 0 && c != ',' {
+            item.push(c);
+        }
+    }
+    found.push(name(item.trim()));
+    found
+}
+
+/// The first names of the paths from the root of the crate in `code`, which stands `depth` modules below the root:
+/// `crate::NAME`, each of `crate::{NAME, NAME::..}`, and the same behind as many `super::` as lead to the root.
+fn imported(code: &str, depth: usize) -> Vec<String> {
+    let root = "super::".repeat(depth);
+    let mut found = Vec::new();
+    for path in code.split("crate::").skip(1).chain(code.split(&root).skip(1)) {
+        match path.strip_prefix('{') {
+            Some(list) => found.extend(names_of_list(list)),
+            None => found.push(name(path)),
+        }
+    }
+    found
+}
+
+/// What the root of a crate hands on, by name: `Trainer` is of `trainer`.
+fn handed_on(root: &str) -> HashMap<String, String> {
+    let mut found = HashMap::new();
+    for path in root.lines().filter_map(|line| line.strip_prefix("pub use ")) {
+        let names = match path.split_once('{') {
+            Some((_, list)) => names_of_list(list),
+            None => vec![name(path.rsplit("::").next().unwrap_or_default())],
+        };
+        found.extend(names.into_iter().map(|item| (item, name(path))));
     }
     found
 }
@@ -79,6 +111,7 @@ fn against(root: &Path, order: &[&str]) -> Vec<String> {
     let (mut wrong, mut all) = (Vec::new(), Vec::new());
     files(root, &mut all);
     let rank = |module: &str| order.iter().position(|known| *known == module);
+    let handed_on = handed_on(&fs::read_to_string(root.join("lib.rs")).unwrap());
     for path in all {
         let inside = path.strip_prefix(root).unwrap();
         let parts = inside.iter().map(|part| part.to_str().unwrap().trim_end_matches(".rs")).collect::<Vec<_>>();
@@ -90,9 +123,11 @@ fn against(root: &Path, order: &[&str]) -> Vec<String> {
             wrong.push(format!("{}: the order does not name the module {}", path.display(), parts[0]));
             continue;
         };
-        for name in imported(&code(&fs::read_to_string(&path).unwrap())) {
-            if rank(&name).is_some_and(|other| other > own) {
-                wrong.push(format!("{}: {} -> {name}", path.display(), parts[0]));
+        let depth = parts.len() - usize::from(parts.last() == Some(&"mod"));
+        for name in imported(&code(&fs::read_to_string(&path).unwrap()), depth) {
+            let module = handed_on.get(&name).unwrap_or(&name);
+            if rank(module).is_some_and(|other| other > own) {
+                wrong.push(format!("{}: {} -> {module}", path.display(), parts[0]));
             }
         }
     }
@@ -119,9 +154,14 @@ fn the_crates_list_their_modules_in_this_order() {
 
 #[test]
 fn an_import_that_goes_up_is_found() {
-    let names = imported(&code(
-        "use crate::plan::{a, b};\n// crate::cli::x\nuse crate::{base::error, trainer::{Trainer, y}, proof};\n\
-         fn f() { crate::measure::g(\"crate::hub::h\") }\n#[cfg(test)]\nmod tests { use crate::cli; }",
-    ));
-    assert_eq!(names, ["plan", "base", "trainer", "proof", "measure"]);
+    let names = |source: &str, depth| imported(&code(source), depth);
+    let source = "use crate::plan::{a, b};\n// crate::cli::x\nuse crate::{base::error, trainer::{Trainer, y}, proof};\n\
+                  #[cfg(test)]\nmod more;\n\
+                  fn f() { crate::measure::g(\"crate::hub::h\") }\n#[cfg(test)]\nmod tests { use crate::cli; }";
+    assert_eq!(names(source, 1), ["plan", "base", "trainer", "proof", "measure"]);
+    let source = "use super::own;\nuse super::super::{plan, cli::x};\nfn f() { super::super::hub::g() }";
+    assert_eq!(names(source, 2), ["plan", "cli", "hub"]);
+    let root = "pub use base::error::{Error, Result};\npub use trainer::Trainer;\n";
+    let handed_on = handed_on(root);
+    assert_eq!((handed_on["Result"].as_str(), handed_on["Trainer"].as_str()), ("base", "trainer"));
 }
