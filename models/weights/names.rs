@@ -19,7 +19,7 @@ pub struct Parameter {
     pub shape: Vec<usize>,
     /// Hugging Face stores the transpose of ours (torch's `Linear`).
     pub transposed: bool,
-    /// It belongs to a LayerNorm.
+    /// It belongs to a normalisation: a module whose type ends in `Norm`.
     pub in_norm: bool,
 }
 
@@ -48,9 +48,11 @@ impl Parameter {
         Depth::Head
     }
 
-    /// Whether weight decay applies: not to biases, not to LayerNorm weights (`Trainer.get_decay_parameter_names`).
+    /// Whether weight decay applies: not to biases and not to weights of normalisations, which are known by their module or,
+    /// as in `Trainer.get_decay_parameter_names`, by a part of the name that is `norm` or ends in `_norm`.
     pub fn decays(&self) -> bool {
-        !self.in_norm && !self.name.ends_with("bias")
+        let is_norm = |part: &str| part == "norm" || part.ends_with("_norm");
+        !self.in_norm && !self.name.ends_with("bias") && !self.name.split('.').any(is_norm)
     }
 
     /// Number of elements.
@@ -105,7 +107,7 @@ impl PathStack {
     }
 
     pub(super) fn in_norm(&self) -> bool {
-        self.segments.last().is_some_and(|(_, container)| container == "Struct:LayerNorm")
+        self.segments.last().is_some_and(|(_, container)| container.ends_with("Norm"))
     }
 }
 
@@ -132,5 +134,36 @@ impl ModuleVisitor for Names<'_> {
         }
         let (name, in_norm) = ((self.key)(self.path.name()), self.path.in_norm());
         self.found.push(Parameter { id: param.id, name, shape, transposed, in_norm });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+
+    #[derive(Module, Debug)]
+    struct RmsNorm {
+        gamma: Param<Tensor<1>>,
+    }
+
+    #[derive(Module, Debug)]
+    struct Net {
+        first: RmsNorm,
+        last_norm: Param<Tensor<1>>,
+        normal: Param<Tensor<1>>,
+        bias: Param<Tensor<1>>,
+    }
+    impl StateDict for Net {}
+
+    #[test]
+    fn weight_decay_leaves_out_biases_and_every_normalisation() {
+        let device = Device::flex();
+        let param = || Param::from_tensor(Tensor::<1>::ones([2], &device));
+        let net = Net { first: RmsNorm { gamma: param() }, last_norm: param(), normal: param(), bias: param() };
+        let decays = parameters(&net).into_iter().map(|it| (it.decays(), it.name)).collect::<Vec<_>>();
+        let expected = [(false, "first.gamma"), (false, "last_norm"), (true, "normal"), (false, "bias")];
+        assert_eq!(decays, expected.map(|(decays, name)| (decays, name.to_owned())));
     }
 }

@@ -50,7 +50,7 @@ pub struct Batch {
     pub attention_mask: Option<Vec<bool>>,
     /// `[rows * seq_len]`
     pub token_type_ids: Option<Vec<i32>>,
-    /// What the loss compares with.
+    /// The targets of the loss.
     pub labels: Labels,
     /// Attended tokens.
     pub num_tokens: usize,
@@ -85,7 +85,7 @@ pub struct Example {
     pub attention_mask: Option<Vec<bool>>,
     /// Token types, where the data has them.
     pub token_type_ids: Option<Vec<i32>>,
-    /// What is to be predicted.
+    /// The label that is to be predicted.
     pub label: Label,
 }
 
@@ -115,11 +115,46 @@ pub trait Fingerprint {
     fn hash_into(&self, hash: &mut Sha256);
 }
 
-/// Token ids.
-impl Fingerprint for Vec<i32> {
+macro_rules! fingerprint_of_numbers {
+    ($($number:ty),*) => {
+        $(
+            impl Fingerprint for $number {
+                fn hash_into(&self, hash: &mut Sha256) {
+                    hash.update(self.to_le_bytes());
+                }
+            }
+        )*
+    };
+}
+
+fingerprint_of_numbers!(u8, u32, u64, i32, i64, f32, f64);
+
+/// Token ids, for example.
+impl<T: Fingerprint> Fingerprint for Vec<T> {
     fn hash_into(&self, hash: &mut Sha256) {
         hash.update((self.len() as u64).to_le_bytes());
-        self.iter().for_each(|id| hash.update(id.to_le_bytes()));
+        self.iter().for_each(|item| item.hash_into(hash));
+    }
+}
+
+impl<T: Fingerprint, const N: usize> Fingerprint for [T; N] {
+    fn hash_into(&self, hash: &mut Sha256) {
+        self.iter().for_each(|item| item.hash_into(hash));
+    }
+}
+
+impl Fingerprint for String {
+    fn hash_into(&self, hash: &mut Sha256) {
+        hash.update((self.len() as u64).to_le_bytes());
+        hash.update(self);
+    }
+}
+
+/// An input and its label, for example.
+impl<A: Fingerprint, B: Fingerprint> Fingerprint for (A, B) {
+    fn hash_into(&self, hash: &mut Sha256) {
+        self.0.hash_into(hash);
+        self.1.hash_into(hash);
     }
 }
 
