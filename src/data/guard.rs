@@ -1,8 +1,10 @@
-//! Panics of libraries that read files: they were not written for files from strangers, and Kiln's errors are.
+//! Turns panics of libraries that read files into errors: those libraries panic on some damaged files.
 
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
+
+use crate::base::panics;
 
 thread_local! {
     /// Whether this thread is at work under [`caught`], which reports its panics.
@@ -25,11 +27,7 @@ pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     let outer = CAUGHT.replace(true);
     let done = panic::catch_unwind(AssertUnwindSafe(work));
     CAUGHT.set(outer);
-    done.map_err(|payload| {
-        let text = payload.downcast_ref::<&str>().map(ToString::to_string);
-        let text = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into());
-        text.split_whitespace().collect::<Vec<_>>().join(" ")
-    })
+    done.map_err(|payload| panics::message(&*payload).split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::sampler::{Order, Walk};
 use super::{Batch, Dataset, Example, Fingerprint};
 use crate::base::error::{Error, Result};
+use crate::base::panics;
 
 /// How batches are made.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -62,7 +63,7 @@ pub struct Loader<E: Fingerprint = Example, B = Batch> {
 /// Makes one batch of examples, on any thread.
 type Collate<E, B> = dyn Fn(&[E]) -> Result<B> + Send + Sync;
 
-/// What a worker needs to make any batch.
+/// Everything that a worker needs to make any batch.
 struct Source<E: Fingerprint, B> {
     dataset: Arc<dyn Dataset<E>>,
     collate: Arc<Collate<E, B>>,
@@ -218,11 +219,8 @@ impl<B: Send + 'static> Ahead<B> {
     /// Why the worker ended without an answer: it panicked.
     fn failure(&mut self) -> Error {
         let panic = self.worker.take().and_then(|worker| worker.join().err());
-        let text = panic.as_ref().and_then(|panic| {
-            panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied())
-        });
-        Error::data(format!("the thread that prepares batches failed: {}", text.unwrap_or("no message")))
-            .help("this is a defect of Kiln")
+        let text = panic.map_or_else(|| "no message".into(), |panic| panics::message(&*panic));
+        Error::data(format!("the thread that prepares batches failed: {text}")).help("this is a defect of Kiln")
     }
 }
 

@@ -48,6 +48,11 @@ impl RunPlan {
     /// # Errors
     /// Why they are not.
     pub fn captures(&self) -> std::result::Result<(), NotCaptured> {
+        self.engine.not_captured.clone().map_or(Ok(()), Err)
+    }
+
+    /// Derives whether the steps of this run can be captured from the other fields of the plan.
+    pub(super) fn why_not_captured(&self) -> std::result::Result<(), NotCaptured> {
         let Some(compiler) = &self.engine.compiler else { return Err(NotCaptured::run("the run is native")) };
         let fused = |operator| self.engine.ops.fused_operators().contains(&operator);
         let drops = self.model.has_dropout();

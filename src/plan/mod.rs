@@ -40,7 +40,7 @@ pub use batch::{BatchPlan, NUM_DEVICES};
 pub use captured::NotCaptured;
 pub use facts::{DataFacts, Facts, FoundBatch, ModelFacts, TokenizerFacts};
 pub use outline::{Found, outline};
-pub use parts::{Part, parts};
+pub use parts::Part;
 pub(crate) use print::thousands;
 pub use sections::{
     DataPlan, EnginePlan, EvaluationPlan, LoggingPlan, MemoryPlan, ModelPlan, OptimizerPlan, RunSettings, SamplePlan,
@@ -158,7 +158,7 @@ impl RunPlan {
             generation,
             memory: MemoryPlan { values, estimate: None },
         };
-        plan.engine.not_captured = plan.captures().err();
+        plan.engine.not_captured = plan.why_not_captured().err();
         plan.check_graph()?;
         plan.memory.estimate = plan.estimated_memory();
         Ok(plan)

@@ -5,7 +5,7 @@ use kiln_models::ops::Form;
 use kiln_models::{Operator, Ops};
 use serde_json::{Value, json};
 
-use super::NotCaptured;
+use super::{EnginePlan, NotCaptured};
 use crate::config::{CompilerMode, DeviceKind, FusedOps, Switch, TrainingCompilerConfig};
 use crate::engine::compiler::warms_up;
 use crate::engine::device::DeviceFacts;
@@ -41,10 +41,18 @@ impl std::fmt::Display for Part {
     }
 }
 
+impl EnginePlan {
+    /// The parts of the training compiler in this run, and what has become of each.
+    pub fn parts(&self) -> Vec<Part> {
+        let dtype = self.precision.dtype();
+        parts(self.compiler().as_ref(), &self.device, dtype, self.ops, self.not_captured.as_ref())
+    }
+}
+
 /// The parts of the training compiler that are active on `device` in this build when a run under `compiler`, whose matrix
 /// products are in `dtype`, computes in the form `ops` and [captures](crate::plan::RunPlan::captures) its steps or not, and
 /// the reasons why the others are not.
-pub fn parts(
+fn parts(
     compiler: Option<&TrainingCompilerConfig>,
     device: &DeviceFacts,
     dtype: FloatDType,

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{EnginePlan, ModelPlan, OptimizerPlan, RunPlan, RunSettings, parts};
+use super::{EnginePlan, ModelPlan, OptimizerPlan, RunPlan, RunSettings};
 use crate::base::error::{Result, one_line};
 use crate::config::{
     Accumulation, ActivationCheckpointing, CompilerMode, EvalStrategy, LoggingStrategy, OptimizerName, PaddingStrategy,
@@ -273,9 +273,7 @@ impl EnginePlan {
                 if self.ops.fused_operators().is_empty() { "off" } else { "on" },
             ),
         );
-        let dtype = self.precision.dtype();
-        let parts = parts(self.compiler().as_ref(), &self.device, dtype, self.ops, self.not_captured.as_ref());
-        for (index, part) in parts.iter().enumerate() {
+        for (index, part) in self.parts().iter().enumerate() {
             text.line(if index == 0 { "compiler" } else { "" }, part.to_string());
         }
         match &self.decision {

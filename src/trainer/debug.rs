@@ -17,7 +17,7 @@ use crate::base::reads::DeviceReads;
 use crate::config::{CompilerMode, Switch};
 use crate::engine::handover::Engine;
 use crate::engine::operators;
-use crate::plan::{Part, RunPlan, parts};
+use crate::plan::{Part, RunPlan};
 use crate::session::{Session, TrainingTask};
 use crate::trainer::Shapes;
 
@@ -68,13 +68,7 @@ impl Watch {
         #[cfg(not(feature = "compiler"))]
         let device = Value::Null;
         let operators = operators(plan);
-        let parts = parts(
-            plan.engine.compiler().as_ref(),
-            &plan.engine.device,
-            plan.engine.precision.dtype(),
-            plan.engine.ops,
-            plan.captures().err().as_ref(),
-        );
+        let parts = plan.engine.parts();
         let report = json!({
             "schema": "kiln.compiler-debug/1",
             "timings": "not comparable: compiler.debug",

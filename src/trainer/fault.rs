@@ -1,4 +1,4 @@
-//! What a run leaves behind when it stops by a fault: its suspect checkpoints are marked, so that a resumed run begins at
+//! Handles the end of a run by a fault: its suspect checkpoints are marked, so that a resumed run begins at
 //! the last good one, and `fault/` in the run folder holds what somebody needs to look into it or to report it.
 
 use std::fs;
@@ -14,7 +14,7 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::files::write_json;
 use crate::engine::compiler;
 use crate::engine::handover::Engine;
-use crate::plan::{Part, RunPlan, parts};
+use crate::plan::{Part, RunPlan};
 
 /// The folder's name in the run folder.
 pub const FOLDER: &str = "fault";
@@ -69,13 +69,7 @@ fn write_bundle(
     let copied = ["plan.toml", "metrics.jsonl", compiler::decision::FILE, run_log::FILE];
     folder.manifest.list(copied.iter().chain(&[REPORT]).map(|name| Path::new(FOLDER).join(name)))?;
     fs::create_dir_all(&target).map_err(|error| io(&target, &error))?;
-    let parts = parts(
-        plan.engine.compiler().as_ref(),
-        &plan.engine.device,
-        plan.engine.precision.dtype(),
-        plan.engine.ops,
-        plan.captures().err().as_ref(),
-    );
+    let parts = plan.engine.parts();
     let report = json!({
         "error": error.to_string(),
         "exit_code": error.exit_code(),
