@@ -89,7 +89,8 @@ pub struct BertOutput {
 }
 
 /// `tanh(W h_0 + b)` of the first token. In the variants it is the first half of the classification head: RoBERTa's
-/// drops out its input too, DistilBERT's has `relu` for `tanh`.
+/// drops out its input too, DistilBERT's has `relu` for `tanh`. Reference: `BertPooler`, `RobertaClassificationHead.dense` and
+/// `DistilBertForSequenceClassification.pre_classifier`.
 #[derive(Module, Debug)]
 pub struct BertPooler {
     dense: Linear,

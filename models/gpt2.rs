@@ -57,7 +57,8 @@ pub struct Gpt2Mlp {
     resid_pdrop: f64,
 }
 
-/// Keys and values of the tokens seen so far, for generation: one pair `[batch, heads, seen, head_dim]` a layer.
+/// Keys and values of the tokens seen so far, for generation: one pair `[batch, heads, seen, head_dim]` a layer. Reference:
+/// `transformers.DynamicCache`.
 #[derive(Debug, Default)]
 pub struct KvCache {
     layers: Vec<(Tensor<4>, Tensor<4>)>,

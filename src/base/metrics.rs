@@ -16,7 +16,7 @@ use crate::base::files::{free_beside, is_blocked, read_regular, read_regular_tex
 /// The file's name in a run folder.
 pub const FILE: &str = "metrics.jsonl";
 
-/// What every row has.
+/// The fields of every row.
 const STEP: &[u8] = b"\"step\": ";
 
 /// One value of a record.

@@ -1,6 +1,6 @@
 //! Random numbers without a state: the seed of any moment of a run is computed from the run's seed.
 
-/// What SplitMix64 (Steele, Lea & Flood 2014) adds to its state with every number.
+/// The increment of the state of SplitMix64 (Steele, Lea & Flood 2014) with every number.
 pub(crate) const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// The number that SplitMix64 draws in the state `state`.

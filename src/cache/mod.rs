@@ -1,5 +1,5 @@
-//! What Kiln keeps between runs, and where: tokenizers, text, tables and tokenized rows, sizes of batches that were found, and the
-//! compiled engine's kernels with what tuning has found. Everything in it can be made again.
+//! The cache, which Kiln keeps between runs: tokenizers, text, tables and tokenized rows, sizes of batches that were found, and
+//! the compiled engine's kernels with what tuning has found. Everything in it can be made again.
 
 pub mod archive;
 pub(crate) mod mapped;
@@ -134,7 +134,7 @@ pub const TOKENIZED: &str = "tokenized";
 /// Windows of SQuAD's contexts.
 pub const WINDOWS: &str = "windows";
 
-/// What the compiled engine keeps of wgpu and CUDA: compiled kernels and what tuning has found.
+/// The compiled engine's cache for wgpu and CUDA: compiled kernels and what tuning has found.
 pub const KERNELS: &str = "kernels";
 
 /// Sizes that `kiln tune-batch` has found.

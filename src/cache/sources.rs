@@ -20,7 +20,7 @@ pub(crate) struct Sources<'a> {
     stamps: Vec<Stamp>,
 }
 
-/// What changes when a file changes: size, inode and times.
+/// Properties of a file that change with its content: size, inode and times.
 #[derive(PartialEq)]
 struct Stamp {
     bytes: u64,

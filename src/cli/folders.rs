@@ -78,7 +78,7 @@ pub(super) fn cache(command: &CacheCommand) -> Result<()> {
     }
 }
 
-/// What an archive holds and where it is from.
+/// The content of an archive and its origin.
 fn moved(how: &str, manifest: &Manifest) -> Result<()> {
     let devices =
         if manifest.devices.is_empty() { "no device but the CPU".into() } else { manifest.devices.join(", ") };

@@ -19,7 +19,7 @@ use super::trainer::TrainerSection;
 use super::{BatchSection, LearningRateSection, OptimArgs, RunConfig, SchedulerKwargs};
 use crate::base::error::{Error, ErrorKind, Result, nearest, plain_words, printable};
 
-/// What is wrong with one key, before it is known where in which file that key stands.
+/// A mistake in one key, before it is known where in which file that key stands.
 #[derive(Debug)]
 pub(crate) struct Complaint {
     key: String,
@@ -63,7 +63,7 @@ pub(crate) struct Document {
     pub(crate) table: Table,
     /// By full key: where it was written and, if it was another spelling, how.
     pub(super) places: BTreeMap<String, (Place, Option<String>)>,
-    /// What changes nothing.
+    /// Settings that have no effect.
     pub(super) unused: Unused,
 }
 
@@ -109,7 +109,7 @@ impl Document {
             Error::config(format!("{origin}: {}", error.to_string().trim_end()))
                 .help("the file is TOML: [section], then key = value; text values stand in quotes")
         })?;
-        // What is left to go wrong is a number.
+        // The remaining mistakes are numbers.
         let written: Table = text.parse().map_err(|error: toml::de::Error| {
             Error::config(format!("{origin}: {}", error.to_string().trim_end()))
                 .help(format!("TOML's whole numbers end at {}; a seed above stands in quotes", i64::MAX))

@@ -10,7 +10,7 @@ use toml::Value;
 use super::document::Complaint;
 use super::optimizer::table_of;
 
-/// What becomes of an argument.
+/// The treatment of an argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// It is a key of the config, or sets one.

@@ -1,4 +1,4 @@
-//! What a run was asked to do: the config file as serde structs, read, checked and written back. It mirrors the file
+//! The config of a run: the file as serde structs, read, checked and written back. It mirrors the file
 //! and derives nothing: steps, shapes and devices are the plan's. A component receives its own section, never
 //! [`RunConfig`].
 //!

@@ -1,4 +1,4 @@
-//! What a config file says about the learning-rate schedule: its name and its own arguments, both Hugging Face's. The
+//! The learning-rate schedule in a config file: its name and its own arguments, both Hugging Face's. The
 //! values themselves come from [`crate::optim::schedule`].
 
 use serde::{Deserialize, Serialize};

@@ -25,7 +25,7 @@ pub enum Interval {
     Tokens(u64),
 }
 
-/// What an optimizer step sees, to turn an [`Interval`] into steps.
+/// The size of an optimizer step, to turn an [`Interval`] into steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepSize {
     /// Optimizer steps of the run.

@@ -26,7 +26,7 @@ pub struct Corpus {
     part: Option<Part>,
 }
 
-/// What a document is.
+/// The unit of text that is a document.
 #[derive(Debug, Clone, PartialEq)]
 enum Kind {
     File,
@@ -113,7 +113,7 @@ impl Corpus {
         self.sizes.iter().sum()
     }
 
-    /// What tells this corpus from another one of the same files.
+    /// Distinguishes this corpus from another one of the same files.
     pub fn describe(&self) -> String {
         let documents = match &self.documents {
             Kind::File => "files".into(),
@@ -219,7 +219,7 @@ impl Corpus {
     }
 }
 
-/// What was opened, or the one error that opening it gave.
+/// The opened file, or the one error that opening it gave.
 fn or_error<T: Send, I: Iterator<Item = Result<T>> + Send>(
     opened: Result<I>,
 ) -> impl Iterator<Item = Result<T>> + Send {

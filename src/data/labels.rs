@@ -14,7 +14,7 @@ use crate::config::check_label_names;
 /// A column with more distinct values than this, or with a number above it, is no column of classes.
 pub const MAX_CLASSES: usize = 1000;
 
-/// What the label column of a table becomes.
+/// The labels that the label column of a table becomes.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LabelRule {
     /// There is none.

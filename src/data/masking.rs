@@ -24,16 +24,16 @@ const MASK_SHARE: f64 = 0.8;
 /// And this share a random token.
 const RANDOM_SHARE: f64 = 0.1;
 
-/// What masks the tokens of one tokenizer.
+/// Masks the tokens of one tokenizer.
 #[derive(Debug, Clone)]
 pub struct Masking {
     probability: f64,
     mask_id: i32,
-    /// What may happen to each id.
+    /// The role of each id.
     kinds: Vec<Kind>,
 }
 
-/// What an id is to masking.
+/// The role of an id in masking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// Never masked.

@@ -23,7 +23,7 @@ pub struct Padding {
     lengths: Vec<usize>,
 }
 
-/// What padding costs.
+/// The cost of padding.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PaddingCost {
     /// Share of all positions that is padding.
@@ -81,7 +81,7 @@ impl Padding {
         &self.lengths
     }
 
-    /// What this padding costs in the `surveyed` batches, each of `size` rows where it is filled up.
+    /// The cost of this padding in the `surveyed` batches, each of `size` rows where it is filled up.
     pub fn cost(&self, surveyed: &[Surveyed], size: usize) -> PaddingCost {
         let (mut tokens, mut positions, mut shapes) = (0, 0, std::collections::BTreeSet::new());
         for batch in surveyed {

@@ -176,7 +176,7 @@ fn goes_round(folder: &Path) -> bool {
     folder.is_symlink() && is_within().unwrap_or(true)
 }
 
-/// What stands in `folder`; nothing where there is no such folder.
+/// The entries of `folder`; none where there is no such folder.
 fn names(folder: &Path) -> Result<Vec<OsString>> {
     let here = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     if !here.is_dir() {

@@ -38,7 +38,7 @@ pub struct RowStore {
     max_len: usize,
 }
 
-/// What a first reading of a table shows.
+/// The result of a first reading of a table.
 #[derive(Debug, Clone)]
 pub struct Scan {
     /// Bytes of text.

@@ -12,7 +12,7 @@ use super::transfer::Session;
 use super::{offline_help, parse_id_as};
 use crate::base::error::{Error, Result};
 
-/// What an address of a dataset begins with.
+/// The beginning of an address of a dataset.
 const SCHEME: &str = "hf://datasets/";
 
 /// Whether `pattern` is an address of files on the Hub.

@@ -1,4 +1,4 @@
-//! What the environment says about the Hugging Face Hub: the same variables, with the same meaning and defaults, as
+//! The settings of the Hugging Face Hub in the environment: the same variables, with the same meaning and defaults, as
 //! huggingface_hub. Read once per call and passed on as a value, so that nothing else looks at the environment.
 
 use std::io::IsTerminal;

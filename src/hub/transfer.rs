@@ -29,7 +29,7 @@ const MAX_ATTEMPTS: u32 = 3;
 const MIN_BYTES_PER_SECOND: f64 = 1024.0;
 /// The list of a repository's files: 100 bytes for each of half a million.
 const MAX_LISTING: u64 = 50 << 20;
-/// What stands in a URL's path as something else than itself.
+/// The characters that are percent-encoded in a URL's path.
 const IN_PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// A repository on the Hub, and the settings to reach it with.
@@ -41,11 +41,11 @@ pub(super) struct Session<'a> {
     /// Of the Hub, without user name and password.
     endpoint: String,
     origin: Uri,
-    /// What the Hub is to know of the user, and nobody else.
+    /// The user's token, which is sent to the Hub and nowhere else.
     authorization: Option<String>,
 }
 
-/// What the Hub says about a file before it is sent.
+/// The Hub's answer about a file before it is sent.
 struct FileInfo {
     /// Names the content: SHA-256 of a large file, git's hash of a small one.
     etag: String,
@@ -393,7 +393,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// What went wrong on the way, in words.
+/// The failure of a transfer, in words.
 fn reason(error: &ureq::Error, settings: &HubSettings) -> String {
     match error {
         ureq::Error::HostNotFound => "the host name cannot be resolved".to_string(),

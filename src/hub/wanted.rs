@@ -11,7 +11,7 @@ use crate::base::error::{Error, Result};
 /// The files that a caller of [`resolve`](super::resolve) needs.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted {
-    /// What they are together, for messages: "model", "tokenizer".
+    /// Their common name, for messages: "model", "tokenizer".
     pub what: &'static str,
     /// Files without which the folder is of no use.
     pub required: &'static [&'static str],
@@ -79,7 +79,7 @@ impl Wanted {
         parts.join(" and ")
     }
 
-    /// What a folder lacks, in words; none if it is complete. A shard that an index names counts.
+    /// The files that a folder lacks, in words; none if it is complete. A shard that an index names counts.
     pub(super) fn missing_in(&self, folder: &Path) -> Result<Option<String>> {
         let present = |name: &str| folder.join(name).is_file();
         let chosen = match self.choose(&present) {

@@ -19,7 +19,7 @@ use crate::data::sampler::Order;
 use crate::session::{Session, TrainingTask};
 use crate::task::scores::Confusion;
 
-/// What an evaluation has found.
+/// The result of an evaluation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
     /// The figures by name, without `eval_`; the first is the `loss`, the mean over all valid terms.

@@ -47,7 +47,7 @@ pub fn evaluate_folder(
         config.tokenizer = crate::config::TokenizerSection::from_pretrained(spec.clone());
     }
     if let Some(Validation::Files(files)) = &config.data.validation {
-        // What was learned from plays no part, and need not be here any more.
+        // The training data plays no part, and need not exist any more.
         config.data.train = files.clone();
     }
     let names = match &config.data.validation {

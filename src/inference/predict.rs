@@ -22,7 +22,7 @@ use crate::data::{Dataset, Example, Label};
 use crate::session::model_folder::ModelFolder;
 use crate::task::{DeviceBatch, span_logits};
 
-/// What is predicted on, and how.
+/// The rows and the options of a prediction.
 #[derive(Debug, Clone)]
 pub struct PredictOptions {
     /// The file with the rows.
@@ -102,7 +102,7 @@ pub(crate) fn format_of(path: &Path) -> Result<DataFormat> {
     }
 }
 
-/// What is settled once for all rows.
+/// The settings that hold for all rows.
 struct Predictor<'a> {
     folder: &'a ModelFolder,
     tokenizer: Tokenizer,

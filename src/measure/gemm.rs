@@ -1,4 +1,4 @@
-//! What the device reaches in a large matrix product: the measure that model FLOP/s are held against.
+//! The rate that the device reaches in a large matrix product, with which model FLOP/s are compared.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ const REPEATS: usize = 8;
 /// The best of some products of two f32 matrices of 2048 x 2048, in GFLOP/s.
 ///
 /// # Errors
-/// What the device reports, and a signal.
+/// The device's, and a signal.
 pub(crate) fn gflops(device: &Device) -> Result<f64> {
     let device = device.clone();
     signals::leaving(move || measure(&device))

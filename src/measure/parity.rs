@@ -29,7 +29,8 @@ const STEPS: usize = 50;
 pub struct Parity {
     /// Largest |difference| of the losses at equal steps, over the repeats.
     pub max_delta: f64,
-    /// What is compared with the limit: the largest relative difference of single losses, or of their means with dropout.
+    /// The figure that is compared with the limit: the largest relative difference of single losses, or of their means with
+    /// dropout.
     pub relative: f64,
     /// The limit.
     pub limit: f64,

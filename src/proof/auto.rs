@@ -36,7 +36,7 @@ const ROUNDS: usize = 2;
 /// The mode for the run of `session`: that of the process that began the run, or else what a trial in this process says.
 ///
 /// # Errors
-/// What the run would meet.
+/// Those of the run.
 pub fn decide<T: TrainingTask>(session: &Session<T>) -> Result<Decision> {
     let plan = &session.plan;
     if let Some(decision) = kept(plan)? {
@@ -66,7 +66,7 @@ pub fn decide<T: TrainingTask>(session: &Session<T>) -> Result<Decision> {
 /// compiler where `compiler.verify` asks for it.
 ///
 /// # Errors
-/// What a trial of the modes meets, and those of [`Trainer::new`].
+/// Those of a trial of the modes, and of [`Trainer::new`].
 pub fn trainer<T: TrainingTask>(session: Session<T>) -> Result<Trainer<T>> {
     let plan = &session.plan;
     let session = match plan.engine.is_undecided() {
@@ -80,7 +80,7 @@ pub fn trainer<T: TrainingTask>(session: Session<T>) -> Result<Trainer<T>> {
 /// A mode in which the device fails or its memory runs out is not taken, where the other one can be.
 ///
 /// # Errors
-/// What the run would meet in both modes, or before a device is used.
+/// Those that the run would have in both modes, or before a device is used.
 pub fn between_engines(session: &Session, runner: &mut Runner<'_>) -> Result<Decision> {
     let mut failed = None;
     let tried = try_engines(session, &mut |config, steps, look| {

@@ -14,7 +14,7 @@ use crate::engine::compiler::columns::{Column, only};
 /// Compiled counts as slower when a step takes this much longer than native, relative, or the noise of two native runs.
 const SLOWER: f64 = 0.05;
 
-/// What was found.
+/// The result of a search.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Finding {
     /// Compiled computes what native does, and is not slower.
@@ -46,7 +46,7 @@ pub enum Finding {
 /// `runner` makes the probes; `said` is told every one.
 ///
 /// # Errors
-/// What the probes meet; a compiled mode of which nothing is on.
+/// Those of the probes; a compiled mode of which nothing is on.
 pub fn bisect(
     config: &RunConfig,
     steps: usize,

@@ -1,4 +1,4 @@
-//! What is compared of two computations that should be the same: loss, gradients and weight changes, each tensor by its
+//! Compares two computations that should be the same: loss, gradients and weight changes, each tensor by its
 //! norm and by its projection onto a fixed vector of random signs, which sees a wrong direction of the right length. All sums
 //! are f64 on the host, independent of what is compared.
 //!
@@ -57,7 +57,7 @@ pub struct StepFigures {
     pub changes: Vec<TensorFigures>,
 }
 
-/// What may differ, relative.
+/// The largest relative difference that is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
     /// Of the loss.

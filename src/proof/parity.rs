@@ -14,7 +14,7 @@ use crate::session::{Session, TrainingTask};
 /// Makes a probe of a config: `kiln parity` in a child process, tests in their own.
 pub type Runner<'a> = dyn FnMut(&RunConfig, usize, Look) -> Result<Probe> + 'a;
 
-/// What was compared.
+/// The comparison that was made.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
     /// Steps that were made.
@@ -31,7 +31,7 @@ pub struct Report {
     pub distance: Distance,
     /// How far compiled with captured steps is from native, without the gradients; none where no step is captured.
     pub captured: Option<Distance>,
-    /// What was allowed.
+    /// The differences that were allowed.
     pub limits: Limits,
     /// The first thing that differs; none when both modes compute the same.
     pub difference: Option<Difference>,
@@ -73,7 +73,7 @@ pub(super) fn in_mode(config: &RunConfig, mode: CompilerMode) -> RunConfig {
 /// Compares the first `steps` steps of the run of `config` in both modes; `runner` makes the probes.
 ///
 /// # Errors
-/// What the probes meet, and modes that have not seen the same number of steps.
+/// Those of the probes, and modes that have not seen the same number of steps.
 pub fn parity(config: &RunConfig, steps: usize, runner: &mut Runner<'_>) -> Result<Report> {
     let native = runner(&in_mode(config, CompilerMode::Native), steps, Look::Figures)?;
     let again = runner(&in_mode(config, CompilerMode::Native), steps, Look::Figures)?;
@@ -81,7 +81,7 @@ pub fn parity(config: &RunConfig, steps: usize, runner: &mut Runner<'_>) -> Resu
     report(&native, &again, &compiled)
 }
 
-/// What [`modes`] found.
+/// The result of [`modes`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Modes {
     /// Whether both modes compute the same.

@@ -27,7 +27,7 @@ use crate::trainer::{Callback, Control, Progress, checkpoint};
 /// Figures of a training row that say something about the run, not about the machine.
 const FIGURES: [&str; 7] = ["step", "epoch", "samples", "tokens", "loss", "grad_norm", "learning_rate"];
 
-/// What was compared.
+/// The comparison that was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
     /// Steps before the stop.
@@ -40,7 +40,7 @@ pub struct Report {
     pub rows: usize,
     /// To what: `bit for bit`, or the tolerances.
     pub within: &'static str,
-    /// What differs; empty when the promise is kept.
+    /// The differences; empty when the promise is kept.
     pub differences: Vec<String>,
 }
 

@@ -22,7 +22,7 @@ use crate::plan::{FoundBatch, RunPlan};
 use crate::session::inputs::Inputs;
 use crate::session::memory_line::MemoryLine;
 
-/// What a size depends on, besides the memory there is.
+/// Everything that a size depends on, besides the memory there is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Key {
     /// The model, for people: its kind and how many parameters it has.
@@ -37,7 +37,7 @@ pub struct Key {
     pub precision: String,
     /// Tokens of the longest example.
     pub block_size: usize,
-    /// What else takes memory: the optimizer, what learns, the evaluation batch, accumulation, checkpoints.
+    /// Further settings that take memory: the optimizer, what learns, the evaluation batch, accumulation, checkpoints.
     pub training: String,
     /// The device.
     pub device: String,
@@ -93,7 +93,7 @@ pub fn accumulates(config: &RunConfig) -> bool {
     config.batch.global_batch_size.is_some() || config.trainer.gradient_accumulation_steps > 1
 }
 
-/// What a trial came to.
+/// The outcome of a trial.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
@@ -115,14 +115,14 @@ pub enum Outcome {
 pub struct Trial {
     /// Samples of a forward pass.
     pub batch: usize,
-    /// What it came to.
+    /// Its outcome.
     pub outcome: Outcome,
 }
 
 /// A size that was found.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Stored {
-    /// What it is the size for.
+    /// The run that it is the size for.
     pub key: Key,
     /// The largest size that ran.
     pub batch: usize,

@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 /// `fixed + per_sample * batch`, in MiB.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct MemoryLine {
-    /// What is there at any batch: weights, gradients, optimizer, program.
+    /// Memory that does not depend on the batch: weights, gradients, optimizer, program.
     pub fixed_mib: f64,
-    /// What each sample of a batch adds.
+    /// Memory that each sample of a batch adds.
     pub per_sample_mib: f64,
 }
 

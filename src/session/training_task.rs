@@ -80,7 +80,7 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
     /// its tensors.
     const CAN_BE_CAPTURED: bool = false;
 
-    /// What evaluation wants of `batch`: tensors of one dimension, f32, without autodiff, which the
+    /// The values of `batch` for an evaluation: tensors of one dimension, f32, without autodiff, which the
     /// [evaluator](Self::evaluator) gets one after the other. By default the loss, to which a task may add the other sums that
     /// its [metrics](Self::metrics) are means of.
     ///
@@ -90,7 +90,7 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
         Ok(vec![self.loss(model, batch, pass)?])
     }
 
-    /// What kind of model it is, in a word. By default the name of its type.
+    /// The kind of the model, in a word. By default the name of its type.
     fn name(&self) -> String {
         let path = std::any::type_name::<Self::Model>();
         path.rsplit("::").next().unwrap_or(path).into()
@@ -101,7 +101,7 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
         &["loss"]
     }
 
-    /// What collects the values of [`evaluate`](Self::evaluate) over the examples of `data`. By default each
+    /// The evaluator that collects the values of [`evaluate`](Self::evaluate) over the examples of `data`. By default each
     /// [metric](Self::metrics) is the sum of one value over all batches, divided once by their labels.
     fn evaluator(&self, data: &Arc<dyn Dataset<Self::Example>>) -> Box<dyn Evaluator<Self::Batch>> {
         let (_, task) = (data, self.clone());
@@ -142,7 +142,7 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
     }
 }
 
-/// What the Trainer counts of a batch.
+/// The size of a batch, as the Trainer counts it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BatchSize {
     /// Rows, those that only fill the batch up among them.
@@ -153,7 +153,7 @@ pub struct BatchSize {
     pub padded: bool,
     /// Tokens without padding.
     pub tokens: u64,
-    /// What the loss sum is divided by: how many labels there are, or what they count together. 0 where there is none.
+    /// The divisor of the loss sum: the number of labels, or the sum of their weights. 0 where there is none.
     pub labels: f64,
 }
 

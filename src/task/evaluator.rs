@@ -1,4 +1,4 @@
-//! What an evaluation collects, batch by batch, and the figures that it comes to.
+//! Evaluators collect the values of an evaluation batch by batch and compute its metrics.
 
 use std::sync::Arc;
 

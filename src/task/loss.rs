@@ -24,7 +24,7 @@ use crate::data::labels::LabelNames;
 pub struct LossOptions {
     /// Part of a target's probability that is spread evenly over all classes.
     pub label_smoothing: f64,
-    /// What the terms of a class count, one number a class; none means 1.
+    /// The weights of the classes, one number a class; none means 1.
     pub class_weights: Option<Vec<f64>>,
     /// How the losses of micro-batches become that of an optimizer step.
     pub reduction: Reduction,
@@ -44,7 +44,7 @@ pub enum Reduction {
 }
 
 impl Reduction {
-    /// What the Trainer of `transformers` 5.23 computes (`Trainer.training_step`). It counts the labels of a step
+    /// The reduction of the Trainer of `transformers` 5.23 (`Trainer.training_step`). It counts the labels of a step
     /// (`num_items_in_batch`), and takes the loss to be divided by them. GPT-2's language model does that, and so does label
     /// smoothing; the other models take the mean of each micro-batch all the same, and these means are added up. The labels
     /// of question answering have other names, so that the Trainer counts none and divides by the number of micro-batches.
@@ -57,7 +57,7 @@ impl Reduction {
         }
     }
 
-    /// What the loss of a micro-batch is multiplied by before it is added to the others. `labels` is what its valid labels
+    /// The factor of the loss of a micro-batch before it is added to the others. `labels` is what its valid labels
     /// count together ([`LossOptions::total_weight`]).
     pub fn weight(self, labels: f64) -> f64 {
         match self {
@@ -67,7 +67,7 @@ impl Reduction {
         }
     }
 
-    /// What the sum over the `micro_batches` of a step is divided by, where the valid labels of all of them count `labels`.
+    /// The divisor of the sum over the `micro_batches` of a step, where the valid labels of all of them count `labels`.
     pub fn divisor(self, labels: f64, micro_batches: usize) -> f64 {
         match self {
             Self::Exact => labels,
@@ -78,7 +78,7 @@ impl Reduction {
 }
 
 impl LossOptions {
-    /// What `[trainer]` asks for, for a `task` with the classes `labels`.
+    /// The options of `[trainer]`, for a `task` with the classes `labels`.
     ///
     /// # Errors
     /// A task whose loss is no cross-entropy over classes, another number of weights than classes, and weights of labels
@@ -106,7 +106,7 @@ impl LossOptions {
         Ok(Self { label_smoothing, class_weights, reduction })
     }
 
-    /// What `[trainer]` asks for where a model brings a loss of its own, of which nothing is known but its sum and its count.
+    /// The options of `[trainer]` where a model brings a loss of its own, of which nothing is known but its sum and its count.
     ///
     /// # Errors
     /// Label smoothing and class weights, which are a part of the loss.
@@ -137,7 +137,7 @@ impl LossOptions {
         self.label_smoothing == 0.0 && self.class_weights.is_none()
     }
 
-    /// What the valid labels of a batch count together, where without weights each of the `num_labels` counts 1.
+    /// The sum of the weights of the valid labels of a batch, where without weights each of the `num_labels` counts 1.
     pub fn total_weight(&self, labels: &Labels, num_labels: usize) -> f64 {
         match (&self.class_weights, labels) {
             (Some(weights), Labels::Classes(labels)) => {

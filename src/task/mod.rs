@@ -54,9 +54,9 @@ impl Task {
 /// A batch on the device: what the model reads and what the loss compares with.
 #[derive(Debug, Clone)]
 pub struct DeviceBatch {
-    /// What the model reads.
+    /// The model's input.
     pub input: ModelInput,
-    /// What the loss compares with; none when the batch has no labels.
+    /// The targets of the loss; none when the batch has no labels.
     pub targets: Option<Targets>,
     /// How many rows are examples; those after them only fill the batch up.
     pub examples: usize,

@@ -1,4 +1,4 @@
-//! What predictions are worth, computed on the host in f64 from all predictions of a dataset. The formulas are those of
+//! Metrics of predictions, computed on the host in f64 from all predictions of a dataset. The formulas are those of
 //! scikit-learn and SciPy, which `run_glue` reports; `tests/fixtures/make_scores.py` makes the values the tests compare with.
 
 /// How often each class was predicted for each class.

@@ -25,7 +25,7 @@ pub struct Progress {
     pub epoch: f64,
 }
 
-/// What a callback may ask of the loop (`TrainerControl`). All but `should_training_stop` hold for the step at hand.
+/// Requests of a callback to the loop (`TrainerControl`). All but `should_training_stop` hold for the step at hand.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Control {
     /// End after this step, as if the plan ended here.
@@ -36,7 +36,7 @@ pub struct Control {
     pub should_save: bool,
 }
 
-/// What a step has computed, `[1]` each, still on the device.
+/// The values that a step has computed, `[1]` each, still on the device.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceValues<'a> {
     /// The step's loss.

@@ -46,7 +46,7 @@ const OPTIMIZER: &str = "optimizer.safetensors";
 pub const SUSPECT: &str = "suspect.txt";
 /// The model's config, in a checkpoint as in a model folder.
 pub const CONFIG: &str = "config.json";
-/// What is to be said of a checkpoint that `trainer.save_only_model` left.
+/// The message about a checkpoint that `trainer.save_only_model` left.
 const ONLY_MODEL: &str = "the model alone (trainer.save_only_model), and no optimizer to continue with";
 /// How the names of folders begin that are being written or removed.
 const ASIDE: &str = ".writing-";
@@ -88,7 +88,7 @@ pub struct State {
     /// The loss scale of f16 with its counters; none in other precisions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaler: Option<ScalerState>,
-    /// What must not change for the run to stay the same run.
+    /// The settings that must not change for the run to stay the same run.
     pub promise: Promise,
     /// It has no optimizer (`trainer.save_only_model`): no run continues from it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -130,7 +130,7 @@ pub struct Checkpoint {
 /// Whether Kiln writes files of that name, relative to a checkpoint's folder, into checkpoints of the run.
 pub type IsOwn<'a> = &'a dyn Fn(&Path) -> bool;
 
-/// What is wrong with a checkpoint.
+/// A damage of a checkpoint.
 enum Fault {
     /// Half written or damaged; another one may be whole.
     Damaged(String),
@@ -353,7 +353,7 @@ impl State {
                 return Err(format!("{name}: expected at most {MAX_COUNT}, got {count}"));
             }
         }
-        // What a part of the steps can be at most.
+        // The upper bound of a part of the steps.
         let parts = [
             ("position.epoch", self.position.epoch, self.step),
             ("position.index", self.position.index, self.promise.training_examples().unwrap_or(self.samples)),
@@ -393,7 +393,7 @@ impl State {
     }
 }
 
-/// What is wrong with a checkpoint whose file `name` cannot be read.
+/// The damage of a checkpoint whose file `name` cannot be read.
 fn unreadable(name: &str, error: &std::io::Error) -> Fault {
     Fault::Damaged(match error.kind() {
         std::io::ErrorKind::NotFound => format!("{name} is missing"),
@@ -401,7 +401,7 @@ fn unreadable(name: &str, error: &std::io::Error) -> Fault {
     })
 }
 
-/// What [`DIGEST`] holds for a [`STATE`] of this content.
+/// The content of [`DIGEST`] for a [`STATE`] of this content.
 fn digest_line(state: &[u8]) -> String {
     format!("{}  {STATE}\n", hex(&Sha256::digest(state)))
 }
@@ -604,7 +604,7 @@ pub fn is_unfinished(path: &Path) -> bool {
         .is_some_and(|name| name.to_string_lossy().strip_prefix(ASIDE).is_some_and(|name| step_of(name).is_some()))
 }
 
-/// What is in the folder `checkpoints` under the name of a checkpoint with `prefix` before it.
+/// The entries of the folder `checkpoints` under the name of a checkpoint with `prefix` before it.
 fn hidden(checkpoints: &Path, prefix: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(checkpoints).into_iter().flatten().flatten();
     let is_own = |name: &str| name.strip_prefix(prefix).is_some_and(|name| step_of(name).is_some());

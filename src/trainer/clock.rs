@@ -23,10 +23,10 @@ pub(super) struct Clock {
     /// `(step_ms, tokens_per_s)` of every log window but the first, which is the warm-up.
     steady: Vec<(f64, f64)>,
     warmup: Option<Duration>,
-    /// What the warm-up stage before the first step took, where there was one.
+    /// Time of the warm-up stage before the first step, where there was one.
     stage: Option<Duration>,
     eval: Duration,
-    /// What `compiler.verify` took, where it was asked for.
+    /// Time of `compiler.verify`, where it was asked for.
     verify: Option<Duration>,
     /// How long training waited for saving.
     save_wait: Duration,

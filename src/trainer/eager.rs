@@ -26,12 +26,12 @@ pub(super) struct Eager<T: TrainingTask> {
     checkpointing: ActivationCheckpointing,
     accumulation: usize,
     clip: Option<f64>,
-    /// What stands in for the model while it is updated: it has one element in every parameter.
+    /// Stands in for the model while it is updated: it has one element in every parameter.
     stand_in: T::Model,
     grads: GradientsAccumulator<T::Model>,
     /// `[1]`
     loss_sum: Option<Tensor<1>>,
-    /// What the divisor of the step will be if all its micro-batches are like the first.
+    /// The divisor that the step will have if all its micro-batches are like the first.
     expected_divisor: Option<f64>,
 }
 

@@ -9,7 +9,7 @@
 //! - when not one of the weights that are sampled (16 of every tensor that learns) has moved in [`ROWS`] - 1 log windows
 //!   one after the other at a learning rate that is not nothing.
 //!
-//! What is done then is [`super::fault`]'s.
+//! [`super::fault`] acts on it.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
@@ -67,7 +67,7 @@ impl Streak {
     }
 }
 
-/// What the guard reads from the device at a log step, in the one transfer of that step.
+/// The values that the guard reads from the device at a log step, in the one transfer of that step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Reading {
     /// Steps since the first bad one, inclusive; 0 for none.
@@ -138,7 +138,7 @@ impl Guard {
         values
     }
 
-    /// What the numbers of [`values`](Self::values) mean.
+    /// The meaning of the numbers of [`values`](Self::values).
     pub(super) fn reading(values: &[f64]) -> Reading {
         Reading { bad_steps: values.first().copied().unwrap_or(0.0), moved: values.get(1).copied() }
     }

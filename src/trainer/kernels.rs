@@ -17,7 +17,7 @@ pub(super) struct Kernels {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct News {
     pub(super) kernels: u64,
-    /// What is to be said of them.
+    /// The fields of a log row about them.
     pub(super) said: Option<String>,
 }
 

@@ -49,8 +49,8 @@ impl Logging {
     }
 }
 
-/// What a step leaves to be shown: loss and gradient norm, `[1]` each, still on the device, the learning rate, and what became
-/// of the loss scale.
+/// The values of a step that are logged: loss and gradient norm, `[1]` each, still on the device, the learning rate, and what
+/// became of the loss scale.
 pub(super) struct StepValues {
     pub(super) loss: Tensor<1>,
     pub(super) grad_norm: Tensor<1>,

@@ -41,7 +41,7 @@ impl Losses {
         Self { logged: state.logged, window, steps: state.steps }
     }
 
-    /// What a checkpoint keeps, read from the device.
+    /// The state for a checkpoint, read from the device.
     ///
     /// # Errors
     /// The device's.

@@ -29,7 +29,7 @@ pub const MODEL: &str = "model";
 /// The folders of a run folder that Kiln writes files to.
 const FOLDERS: [&str; 5] = [MODEL, checkpoint::FOLDER, debug::FOLDER, fault::FOLDER, tensorboard::FOLDER];
 
-/// What `.lock` of a folder says.
+/// The content of `.lock` of a folder.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Listed {
     /// There is none, or it is empty: Kiln had not begun to write, or an older Kiln wrote, which kept no list.
@@ -225,7 +225,7 @@ impl Manifest {
     /// made them, and folders of models and checkpoints that were written aside.
     ///
     /// # Errors
-    /// What cannot be removed.
+    /// A file that cannot be removed.
     pub fn remove_unfinished(&self) -> Result<()> {
         checkpoint::remove_unfinished(&self.folder.join(checkpoint::FOLDER))?;
         let listed = self.listed.lock().unwrap_or_else(PoisonError::into_inner);

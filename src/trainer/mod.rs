@@ -73,7 +73,7 @@ pub(crate) use shapes::{Shape, Shapes};
 pub use status::{RunStatus, Status};
 pub use verifying::Verifier;
 
-/// What a run is made for.
+/// The purpose of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// Its model: a signal stops it after a checkpoint, and when memory runs out, the micro-batch is halved.
@@ -112,7 +112,7 @@ pub struct Trainer<T: TrainingTask = BuiltIn> {
     load_report: Option<LoadReport>,
 }
 
-/// What a finished run reports.
+/// The result of a finished run.
 #[derive(Debug, Clone)]
 pub struct TrainOutput {
     /// Optimizer steps made.
@@ -159,7 +159,7 @@ impl<T: TrainingTask> Trainer<T> {
         })
     }
 
-    /// What training changes, as it is before the first step.
+    /// The state of training before the first step.
     fn build(session: &Session<T>, device: &Device) -> Result<(TrainState<T::Model>, Option<LoadReport>)> {
         let plan = &session.plan;
         let (model, load_report) = session.model(device)?;
@@ -215,7 +215,7 @@ impl<T: TrainingTask> Trainer<T> {
         self
     }
 
-    /// What was missing from and unused in the checkpoint that `model.from` names; none for random weights.
+    /// The tensors that were missing from and unused in the checkpoint that `model.from` names; none for random weights.
     pub fn load_report(&self) -> Option<&LoadReport> {
         self.load_report.as_ref()
     }
@@ -360,7 +360,7 @@ impl<T: TrainingTask> Trainer<T> {
         self.end_training(folder, run)
     }
 
-    /// What follows the last step: the model, the summary and the results.
+    /// Writes the model, the summary and the results after the last step.
     fn end_training(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<TrainOutput> {
         let saving = finish_saving(run)?;
         if self.session.plan.saving.load_best_at_end {

@@ -33,7 +33,7 @@ use crate::trainer::debug;
 
 const RESULTS: &str = "all_results.json";
 
-/// What every run writes into its folder, besides checkpoints and the model.
+/// The files that every run writes into its folder, besides checkpoints and the model.
 const FILES: [&str; 13] = [
     "plan.toml",
     crate::plan::FILE,
@@ -65,7 +65,7 @@ pub struct RunFolder {
     path: PathBuf,
     /// `metrics.jsonl`
     pub metrics: MetricsFile,
-    /// What the run promises not to change.
+    /// The settings that the run promises not to change.
     pub promise: Promise,
     /// Where it stands, as `status.json` says.
     pub status: Status,
@@ -75,7 +75,7 @@ pub struct RunFolder {
     pub(super) manifest: Arc<Manifest>,
 }
 
-/// What stands in a folder that a run is to write to.
+/// The state of a folder that a run is to write to.
 enum Content {
     /// Nothing, or nothing but the beginning of a run that was killed.
     Free,

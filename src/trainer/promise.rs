@@ -1,5 +1,5 @@
-//! What must not change between the processes of one run, so that N steps, a stop and M steps equal N + M steps. Every
-//! setting belongs to it unless it is listed here as free, so a setting that is new is on the safe side.
+//! The settings that must not change between the processes of one run, so that N steps, a stop and M steps equal N + M steps.
+//! Every setting belongs to it unless it is listed here as free, so a setting that is new is on the safe side.
 //!
 //! Free are settings that change what is reported, saved or measured but no weight: where the run writes, logging,
 //! evaluation and its data (a change of these is said), saving, early stopping, `max_minutes`, the text sample, and which
@@ -119,7 +119,7 @@ impl Promise {
         let (micro, accumulation) = (plan.batch.micro, plan.batch.accumulation);
         settings.insert("examples in an optimizer step".into(), json!(micro * accumulation));
         if plan.data.drop_last {
-            // What an epoch leaves out depends on the micro-batch.
+            // The examples that an epoch leaves out depend on the micro-batch.
             settings.insert("examples of an epoch".into(), json!(plan.data.train_examples / micro * micro));
         }
         if plan.optimizer.loss.reduction != Reduction::Exact {
@@ -143,7 +143,7 @@ impl Promise {
         self.settings.get(EXAMPLES).and_then(Value::as_u64)
     }
 
-    /// What is worth saying when a run with the promise `self` continues as `now`, although it may.
+    /// A notice for when a run with the promise `self` continues as `now`, although it may.
     pub fn notice(&self, now: &Self) -> Option<&'static str> {
         let changed = now.validation.is_some() && self.validation.is_some() && self.validation != now.validation;
         changed.then_some(

@@ -1,4 +1,4 @@
-//! What happens when memory runs out in the middle of a run: back to the last good state (the newest whole checkpoint, or
+//! Recovers a run that ran out of memory: back to the last good state (the newest whole checkpoint, or
 //! the start), the micro-batch halved, the global batch kept. What was computed since is not trusted: a device that ran
 //! out of memory may have left anything. Only what is reported as an error can be caught; a process that the kernel ends,
 //! or that Rust's allocator aborts, is continued with `--resume`.
@@ -22,7 +22,7 @@ pub(super) fn smaller_batch(plan: &RunPlan, error: &Error) -> Option<BatchPlan> 
         return None;
     }
     let examples = plan.data.train_examples;
-    // What an epoch leaves out must stay the same too.
+    // The examples that an epoch leaves out must stay the same too.
     let left_out = |batch: &BatchPlan| if plan.data.drop_last { examples % batch.micro } else { 0 };
     let mut smaller = plan.batch.halved()?;
     while left_out(&smaller) != left_out(&plan.batch) {

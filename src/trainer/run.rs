@@ -1,4 +1,4 @@
-//! What a run carries from step to step besides the model, and how it is saved and taken up again.
+//! The state of a run besides the model: it goes from step to step, is saved, and is restored when the run is continued.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -53,7 +53,7 @@ pub(super) struct Run {
     pub(super) last_row: u64,
     pub(super) shapes: Shapes,
     pub(super) kernels: Kernels,
-    /// What callbacks wait for.
+    /// The closures that callbacks have queued.
     pub(super) closures: StepClosures<'static>,
     /// Looks at the compiler, where `compiler.debug` asks for it.
     pub(super) watch: Option<Watch>,
@@ -63,7 +63,7 @@ pub(super) struct Run {
     pub(super) history: History,
 }
 
-/// What a step has left, when the parts of the loop are asked whether they are due.
+/// The facts about a step by which the parts of the loop decide whether they are due.
 pub(super) struct After {
     /// Steps made.
     pub(super) step: u64,
@@ -165,7 +165,7 @@ impl<T: TrainingTask> Trainer<T> {
         })
     }
 
-    /// What precedes the first step of this process.
+    /// Prepares the first step of this process.
     pub(super) fn begin_training(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<()> {
         let is_synchronous = self.session.plan.engine.device.kind == DeviceKind::Cpu;
         self.observer.begin(folder.path(), &run.progress, is_synchronous)?;

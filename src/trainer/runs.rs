@@ -1,4 +1,4 @@
-//! What can be told of finished, running and broken runs from their folders alone.
+//! Reads the state of finished, running and broken runs from their folders alone.
 
 use std::path::{Path, PathBuf};
 

@@ -45,7 +45,7 @@ impl Saver {
 
     /// Whether a checkpoint follows a step; `run_ends` there, or the model `is_best`.
     pub(super) fn due(&self, after: &After, run_ends: bool, is_best: bool) -> bool {
-        // What is to be loaded at the end has to be on disk, also when no save was due.
+        // The checkpoint that is loaded at the end has to be on disk, also when no save was due.
         let wanted = is_best && self.keeps_best;
         match self.strategy {
             SaveStrategy::No => false,
@@ -59,7 +59,7 @@ impl Saver {
     /// old checkpoints, but not the one of step `keep` nor the newest up to step `good`.
     ///
     /// # Errors
-    /// What the write before met.
+    /// Those of the write before.
     pub fn save(&mut self, snapshot: Snapshot, keep: Option<u64>, good: u64) -> Result<()> {
         self.wait()?;
         let (checkpoints, manifest, limit) = (self.checkpoints.clone(), self.manifest.clone(), self.limit);
@@ -83,7 +83,7 @@ impl Saver {
     /// Waits until nothing is being written.
     ///
     /// # Errors
-    /// What the write met.
+    /// Those of the write.
     pub fn wait(&mut self) -> Result<()> {
         let Some(thread) = self.writing.take() else { return Ok(()) };
         let written =

@@ -32,7 +32,7 @@ impl std::fmt::Display for Shape {
     }
 }
 
-/// What is known of a shape.
+/// The record of a shape.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
     batches: u64,

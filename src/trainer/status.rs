@@ -40,7 +40,7 @@ impl std::fmt::Display for RunStatus {
     }
 }
 
-/// What `status.json` holds.
+/// The content of `status.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// How the run stands.
@@ -50,7 +50,7 @@ pub struct Status {
     /// The run's name, where it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// What is trained: the model's type and the task.
+    /// The model's type and the task.
     pub model: String,
     /// Optimizer steps made when this was written.
     pub step: u64,
@@ -99,7 +99,7 @@ impl Status {
     /// The run has ended well, or with `error`.
     pub fn end(&mut self, error: Option<&Error>) {
         (self.status, self.message) = match error {
-            // What the loop has said of an early end stays.
+            // The loop's message about an early end stays.
             None if self.status == RunStatus::InProgress => (RunStatus::Completed, self.message.take()),
             None => (self.status, self.message.take()),
             Some(error) => match error.kind() {

@@ -18,7 +18,7 @@ use crate::optim::Optimizer;
 use crate::precision::scaler::{LossScaler, Verdict};
 use crate::session::TrainingTask;
 
-/// What training changes.
+/// The state that training changes.
 pub(super) struct TrainState<M> {
     pub(super) model: M,
     pub(super) optimizer: Optimizer,
@@ -64,16 +64,16 @@ pub(super) trait Executor<T: TrainingTask> {
 /// A micro-batch of a step.
 pub(super) struct MicroBatch<B> {
     pub(super) batch: B,
-    /// What its dropout is drawn from.
+    /// The seed of its dropout.
     pub(super) seed: u64,
-    /// What its valid labels count together.
+    /// The sum of the weights of its valid labels.
     pub(super) labels: f64,
 }
 
-/// What the update is told of the step.
+/// The totals of a step, for its update.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Totals {
-    /// What the valid labels of all micro-batches count together; more than 0.
+    /// The sum of the weights of the valid labels of all micro-batches; more than 0.
     pub(super) labels: f64,
     /// How many micro-batches there were.
     pub(super) micro_batches: usize,
@@ -81,7 +81,7 @@ pub(super) struct Totals {
     pub(super) lr: f64,
 }
 
-/// What an update leaves, on the device and without autodiff.
+/// The results of an update, on the device and without autodiff.
 pub(super) struct Updated {
     /// The step's loss, `[1]`.
     pub(super) loss: Tensor<1>,
@@ -89,11 +89,11 @@ pub(super) struct Updated {
     pub(super) grad_norm: Tensor<1>,
     /// Whether it overflowed, where losses are scaled.
     pub(super) verdict: Option<Verdict>,
-    /// What is worth telling.
+    /// A notice for the user.
     pub(super) notice: Option<String>,
 }
 
-/// What a step leaves to the loop.
+/// The results of a step, for the loop.
 pub(super) struct Stepped {
     /// The step's loss, `[1]`.
     pub(super) loss: Tensor<1>,

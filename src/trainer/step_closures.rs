@@ -68,7 +68,7 @@ impl<'a> StepClosures<'a> {
     /// of them are read in one transfer; where nobody is due nothing is read.
     ///
     /// # Errors
-    /// What the device reports: execution errors surface when a value is read. The closures that were due are gone then.
+    /// The device's: execution errors surface when a value is read. The closures that were due are gone then.
     #[track_caller]
     pub fn end_step(&mut self, logs: bool) -> Result<()> {
         let all = std::mem::take(&mut self.waiting);

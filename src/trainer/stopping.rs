@@ -9,7 +9,7 @@ use super::status::RunStatus;
 use crate::base::error::Result;
 use crate::base::signals::{self, Signal};
 
-/// What asks the run to end after a step.
+/// The reasons to end the run after a step.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stopping {
     signal: Option<Signal>,

@@ -134,7 +134,7 @@ pub(super) fn show(text: impl std::fmt::Display) -> Result<()> {
 /// Decides once whether stdout and stderr get colours.
 pub(super) fn settle_colors() {
     let variable = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-    // What a driver reads of a child has no colours.
+    // The output of a child that a driver reads has no colours.
     let colors = |is_terminal| !process::is_child() && colored(is_terminal, &variable);
     console::set_colors_enabled(colors(std::io::stdout().is_terminal()));
     console::set_colors_enabled_stderr(colors(std::io::stderr().is_terminal()));

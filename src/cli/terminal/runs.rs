@@ -1,4 +1,4 @@
-//! What `kiln runs` and `kiln describe` print for people.
+//! The output of `kiln runs` and `kiln describe` for people.
 
 use std::path::PathBuf;
 

@@ -25,7 +25,7 @@ pub struct Answer {
 pub struct Question {
     /// The question's id in the file.
     pub id: String,
-    /// What is asked.
+    /// The text of the question.
     pub text: String,
     /// Where the answer is looked for.
     pub context: Arc<str>,

@@ -19,7 +19,7 @@ pub(super) fn rows(file: &Path, columns: &Columns) -> Result<Rows> {
     let mut rows = Some(caught(|| open(&path, columns)).unwrap_or_else(|panic| Err(damaged(&path, &panic)))?);
     Ok(Box::new(std::iter::from_fn(move || {
         let row = caught(|| rows.as_mut()?.next()).unwrap_or_else(|panic| Some(Err(damaged(&path, &panic))));
-        // What has panicked is not asked again.
+        // A reader that has panicked is not used again.
         if !matches!(row, Some(Ok(_))) {
             rows = None;
         }

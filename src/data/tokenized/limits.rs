@@ -7,7 +7,7 @@ use crate::base::error::{Error, Result};
 use crate::data::IGNORED;
 use crate::data::{Example, Label};
 
-/// What the model allows.
+/// The range that the model allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Ids are below it.
@@ -32,7 +32,7 @@ impl Limits {
     }
 
     /// # Errors
-    /// What is out of range, with the position, the value and the range.
+    /// The value that is out of range, with its position and the range.
     pub fn check(&self, example: &Example) -> Result<()> {
         let len = example.input_ids.len();
         if len > self.max_positions {
@@ -99,7 +99,7 @@ impl Extent {
     }
 }
 
-/// What stands in rows at most.
+/// The largest values in rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Extremes {
     /// Tokens of the longest.

@@ -47,9 +47,9 @@ pub(super) struct Rows {
     pub num_tokens: u64,
     /// Whether they have labels. Either all have, or none.
     pub is_labelled: bool,
-    /// What stands in them at most.
+    /// The largest values in them.
     pub extremes: Extremes,
-    /// What they are examples of.
+    /// The kind of examples.
     pub task: Task,
     /// Each file with its first row.
     files: Vec<(PathBuf, usize, Unit)>,
@@ -182,7 +182,7 @@ fn write(writer: &mut Writer<'_, '_>, files: &[PathBuf], task: Task) -> Result<(
         }
         writer.numbers(FILES, [first as i64, i64::from(unit == Unit::Row)])?;
     }
-    // What follows the last row of a file is read too.
+    // The rest of a file after its last row is read too.
     writer.state.done_bytes = writer.state.total_bytes;
     writer.tell()?;
     if let Some(place) = unlabelled.filter(|_| is_labelled) {

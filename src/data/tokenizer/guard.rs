@@ -3,7 +3,7 @@
 use crate::base::error::{Error, Result};
 use crate::data::guard::caught;
 
-/// What `work` gives; its panic as an error, without the panic's own message on stderr. `work` stays on this thread.
+/// The result of `work`; its panic as an error, without the panic's own message on stderr. `work` stays on this thread.
 ///
 /// # Errors
 /// Those of `work`; its panic.

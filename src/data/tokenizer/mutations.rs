@@ -238,7 +238,7 @@ fn spoiled(value: &Value, place: &[String], by: Option<&Value>) -> Value {
     value
 }
 
-/// What became of a folder.
+/// The outcome for a folder.
 #[derive(Debug, Default)]
 struct Count {
     tries: usize,

@@ -45,7 +45,7 @@ pub struct CaseFile {
     pub schema: String,
     /// The case's name.
     pub name: String,
-    /// What the model learns.
+    /// The task of the model.
     pub task: Task,
     /// Rows of a batch: the first so many, the next so many, ... padded to the longest of each batch.
     pub batch: usize,

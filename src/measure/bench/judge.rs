@@ -1,4 +1,4 @@
-//! What may be said of a case: whether its contestants learned the same, and only then how their times relate.
+//! The verdict on a case: whether its contestants learned the same, and only then how their times relate.
 
 use super::report::{CaseReport, ContestantReport, Pair};
 use crate::base::error::Result;
@@ -46,7 +46,7 @@ pub(super) fn judge(report: &mut CaseReport) -> Result<()> {
     Ok(())
 }
 
-/// What a step takes if its arithmetic runs at `gflops`, in ms.
+/// The time of a step if its arithmetic runs at `gflops`, in ms.
 pub(super) fn floor_ms(report: &CaseReport, gflops: f64) -> Option<f64> {
     let provenance = report.contestants.iter().find_map(kiln_provenance)?;
     let steps = report.contestants.iter().find_map(|contestant| contestant.rounds.first())?;

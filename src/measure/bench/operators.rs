@@ -78,7 +78,7 @@ impl Shapes {
     /// cross-entropy the mean's), so nothing but the operator and that filling is timed, and what it leaves is freed.
     ///
     /// # Errors
-    /// What the device reports.
+    /// The device's.
     pub fn measure(&self, ops: Ops, device: &Device, repeats: usize) -> Result<Vec<OperatorTimes>> {
         let Self { batch, length, width, heads, inner, vocabulary, .. } = *self;
         let tokens = batch * length;

@@ -1,4 +1,4 @@
-//! What a benchmark leaves: the form of its JSON. Raw samples are kept; every figure can be computed from them again.
+//! The report of a benchmark, as its JSON has it. Raw samples are kept; every figure can be computed from them again.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -26,11 +26,11 @@ pub struct BenchReport {
     pub complete: bool,
     /// The processor and its threads.
     pub machine: String,
-    /// What the CPU reaches in a matrix product of 2048 x 2048 x 2048, GFLOP/s; none on other devices.
+    /// The rate that the CPU reaches in a matrix product of 2048 x 2048 x 2048, GFLOP/s; none on other devices.
     pub gemm_gflops: Option<f64>,
-    /// What was measured.
+    /// The suite that was measured.
     pub cases: Vec<CaseReport>,
-    /// What the reader must know.
+    /// Notes for the reader.
     pub notes: Vec<String>,
 }
 
@@ -39,7 +39,7 @@ pub struct BenchReport {
 pub struct CaseReport {
     /// Short name.
     pub name: String,
-    /// What it is.
+    /// Its description.
     pub about: String,
     /// Processes that wanted to run in the mean of the last minute, before it began (1 a core is a busy machine).
     pub load_before: Option<f64>,
@@ -53,7 +53,7 @@ pub struct CaseReport {
     pub rounds: usize,
     /// See `warmup`.
     pub steps: usize,
-    /// What a step would take if its arithmetic ran at the rate of the large matrix product, in ms.
+    /// The time that a step would take if its arithmetic ran at the rate of the large matrix product, in ms.
     pub gemm_floor_ms: Option<f64>,
     /// Who took part.
     pub contestants: Vec<ContestantReport>,
@@ -65,12 +65,12 @@ pub struct CaseReport {
     pub operators: Vec<OperatorReport>,
 }
 
-/// What one contestant did.
+/// The measurements of one contestant.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct ContestantReport {
     /// `native`, `compiled`, or a peer's name.
     pub name: String,
-    /// What it says of itself.
+    /// Its description of itself.
     pub provenance: Value,
     /// Rows of a batch.
     pub batch: usize,
@@ -93,14 +93,14 @@ pub struct ContestantReport {
     pub rounds: Vec<Vec<StepTimes>>,
 }
 
-/// What is known of one contestant beside another.
+/// The comparison of one contestant with another.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Pair<T> {
     /// The contestant.
     pub of: String,
     /// The one that it is held against.
     pub against: String,
-    /// What is known.
+    /// The verdict.
     #[serde(flatten)]
     pub found: T,
 }

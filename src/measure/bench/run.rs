@@ -84,7 +84,7 @@ fn is_free(name: &str) -> bool {
 /// The rule of [`is_free`], for people.
 const NAME: &str = "NAME is up to 64 letters, digits and - _ . +, and not native, compiled or model";
 
-/// What is measured.
+/// The subject of the measurement.
 #[derive(Debug, Clone)]
 pub enum Subject {
     /// The cases of a suite.
@@ -306,7 +306,7 @@ fn measure(
         }
         let contestant = Participant::kiln(name, programs.of(mode), &config, file, patience)?;
         if config.trainer.per_device_train_batch_size == TrainBatchSize::Auto && is_max {
-            // What is found is kept for the contestant.
+            // The result is kept for the contestant.
             in_a_process(programs.of(mode), &config, &format!("tune-batch ({mode})"), |command, file| {
                 command.arg("tune-batch").arg(file).args(["--mode", mode.as_str()]);
                 command.args(max_batch.iter().flat_map(|max| ["--max".to_owned(), max.to_string()]));

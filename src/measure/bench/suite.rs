@@ -35,7 +35,7 @@ pub enum Place {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Suite {
-    /// What it is, for people.
+    /// Its description, for people.
     pub about: String,
     /// Where it is measured.
     pub device: Place,
@@ -102,7 +102,7 @@ pub struct Case {
     pub name: String,
     /// The family of the model.
     pub kind: ModelType,
-    /// What it learns.
+    /// Its task.
     pub task: Task,
     /// Rows of a batch.
     pub batch: CaseBatch,
@@ -130,7 +130,7 @@ impl Case {
         Ok(config)
     }
 
-    /// What it is, in a line.
+    /// Its description, in a line.
     ///
     /// # Errors
     /// As [`Case::model_config`].

@@ -12,7 +12,7 @@ use crate::plan::RunPlan;
 /// The names for `--arms`.
 const NAMES: [&str; 4] = ["native", "compiled", "native-large", "compiled-large"];
 
-/// What is to be compared.
+/// The comparison that is wanted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wanted {
     /// Names of the 2 x 2; empty means those that can be run.
@@ -83,9 +83,9 @@ impl Sweep {
 /// An arm before it has run.
 #[derive(Debug, Clone)]
 pub struct PlannedArm {
-    /// What it trains, in its mode; folder, seed, evaluation and saving are set for each run.
+    /// The config that it trains, in its mode; folder, seed, evaluation and saving are set for each run.
     pub config: RunConfig,
-    /// What the report will know of it.
+    /// Its description for the report.
     pub runs: Arm,
 }
 

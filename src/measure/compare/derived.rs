@@ -1,4 +1,5 @@
-//! What follows from the comparisons: shares of the speed-up, the step at which compiling has paid for itself, the ceiling.
+//! Figures that follow from the comparisons: shares of the speed-up, the step at which compiling has paid for itself, the
+//! ceiling.
 
 use serde::Serialize;
 
@@ -64,7 +65,7 @@ pub(super) fn derive(
     });
     let pays = |overhead: fn(&ArmReport) -> Option<f64>| {
         let (native, compiled) = (native?, other?);
-        // What is not measurably faster pays for nothing.
+        // An arm that is not measurably faster pays for nothing.
         let faster = |one: &&Comparison| one.arm == compiled.name && one.verdict == Word::Faster;
         comparisons.iter().find(faster)?;
         let gain = (native.step_ms_p50? - compiled.step_ms_p50?) / 1e3;
@@ -233,7 +234,7 @@ mod tests {
         assert!(advice.contains("after step 200: train it compiled, 32 examples at a time"), "{advice}");
         let advice = derive(&arms, &comparisons, whole(150), None, None).advice.unwrap();
         assert!(advice.contains("150 steps and compiling would pay after step 200: stay native"), "{advice}");
-        // What is not measurably faster pays for nothing.
+        // An arm that is not measurably faster pays for nothing.
         let same = derive(&arms, &[comparison("compiled", Word::Same, 2.0)], whole(900), None, None);
         assert_eq!(same.break_even_step, None);
         assert!(same.advice.unwrap().contains("no measurable difference"));

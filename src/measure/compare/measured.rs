@@ -41,7 +41,7 @@ pub struct LossRow {
 }
 
 impl LossRow {
-    /// What `row` says, without the seconds, which it does not.
+    /// The values of `row`, without the seconds, which it lacks.
     fn of(row: &Record) -> Option<Self> {
         let count = |name: &str| row.get(name).map(|count| count as u64);
         Some(Self {

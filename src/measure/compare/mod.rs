@@ -35,12 +35,12 @@ mod keys {
     pub(super) const BLOCK: &str = "data.block_size";
 }
 
-/// What an arm is for.
+/// The role of an arm.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
     #[default]
-    /// What the others are compared with: native at the native batch, or the first of finished runs.
+    /// The arm that the others are compared with: native at the native batch, or the first of finished runs.
     Reference,
     /// The reference once more: how much it differs from itself is the noise.
     Again,
@@ -63,9 +63,9 @@ pub enum Role {
 pub struct Arm {
     /// Short name, also of its folder.
     pub name: String,
-    /// What it is, for people.
+    /// Its description, for people.
     pub label: String,
-    /// What it is for.
+    /// Its role.
     pub role: Role,
     /// Settings (`section.key`) and circumstances (`commit`, `device`, ...) in which it may differ from the reference, because
     /// that is what it is about; a name with a point at its end stands for all that begin so.
@@ -99,12 +99,12 @@ pub const EXPERIMENT_SCHEMA: &str = "kiln.experiment/2";
 /// The version of the form of `report.json`.
 pub const REPORT_SCHEMA: &str = "kiln.report/2";
 
-/// What a report is made of, besides the run folders.
+/// Everything that a report is made of, besides the run folders.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Experiment {
     /// [`EXPERIMENT_SCHEMA`]
     pub schema: String,
-    /// What was compared: the config file, or the runs.
+    /// The subject: the config file, or the runs.
     pub title: String,
     /// Whether every run that was wanted has been made or has failed.
     pub is_complete: bool,
@@ -112,13 +112,13 @@ pub struct Experiment {
     pub arms: Vec<Arm>,
     /// The run that the config describes.
     pub whole: Option<WholeRun>,
-    /// What the device reaches in a matrix product of 2048 x 2048 x 2048, GFLOP/s.
+    /// The rate that the device reaches in a matrix product of 2048 x 2048 x 2048, GFLOP/s.
     pub gemm_gflops: Option<f64>,
-    /// What an hour of the machine costs.
+    /// The cost of an hour of the machine.
     pub price_per_hour: Option<f64>,
     /// The loss that arms race to; left out, the highest of the arms' last losses.
     pub target_loss: Option<f64>,
-    /// What the reader must know: caches, columns that this device lacks.
+    /// Notes for the reader: caches, columns that this device lacks.
     pub notes: Vec<String>,
 }
 
@@ -155,9 +155,9 @@ pub struct Moments<T> {
 pub struct ArmReport {
     /// Short name.
     pub name: String,
-    /// What it is.
+    /// Its description.
     pub label: String,
-    /// What it is for.
+    /// Its role.
     pub role: Role,
     /// Why there are no figures, or fewer than were wanted.
     pub failure: Option<String>,
@@ -227,7 +227,7 @@ pub struct ArmReport {
 pub struct Comparison {
     /// The arm.
     pub arm: String,
-    /// What it is compared with.
+    /// The arm that it is compared with.
     pub against: String,
     /// The verdict.
     pub verdict: Word,
@@ -247,12 +247,12 @@ pub struct Comparison {
     pub differences: Vec<String>,
 }
 
-/// What `report.json` holds.
+/// The content of `report.json`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     /// [`REPORT_SCHEMA`]
     pub schema: String,
-    /// What was compared.
+    /// The subject of the comparison.
     pub title: String,
     /// When the report was made, RFC 3339.
     pub made_at: String,
@@ -262,15 +262,15 @@ pub struct Report {
     pub noise: Option<Comparison>,
     /// Every other arm against the reference.
     pub comparisons: Vec<Comparison>,
-    /// What follows from them.
+    /// The figures that follow from them.
     pub derived: Derived,
     /// The run that the config describes.
     pub whole: Option<WholeRun>,
-    /// What the device reaches in a matrix product, GFLOP/s.
+    /// The rate that the device reaches in a matrix product, GFLOP/s.
     pub gemm_gflops: Option<f64>,
     /// The price per hour that was given.
     pub price_per_hour: Option<f64>,
-    /// What the reader must know.
+    /// Notes for the reader.
     pub notes: Vec<String>,
 }
 

@@ -26,7 +26,7 @@ use crate::trainer::checkpoint;
 /// The file that keeps an [`Experiment`].
 pub const FILE: &str = "experiment.json";
 
-/// What is compared, and how often.
+/// The options of a comparison.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The config file, for the report's title.
@@ -315,7 +315,7 @@ pub fn outcome(experiment: &Experiment, report: &Report) -> Option<Error> {
     Some(Error::differs(format!("{} is not comparable with {}: {reason}", wrong.arm, wrong.against)))
 }
 
-/// What the config's own run would be.
+/// The run that the config describes.
 fn whole_run(plan: &RunPlan) -> WholeRun {
     let steps = plan.steps.total as u64;
     let per_epoch = plan.steps.per_epoch as u64;

@@ -1,4 +1,4 @@
-//! What is said of two arms: one of four phrases. A difference is called only when the interval leaves out "equal", when it
+//! The verdict on two arms: one of four phrases. A difference is called only when the interval leaves out "equal", when it
 //! is larger than what two runs of the same arm differed by (the A/A pair), and when it is at least 1 %.
 
 use serde::Serialize;

@@ -19,7 +19,7 @@ use crate::trainer::laps::{Parts, StepTimes};
 pub(super) struct Chart {
     /// Of its files.
     pub(super) name: &'static str,
-    /// What it shows.
+    /// Its subject.
     pub(super) title: &'static str,
     /// How to read it.
     pub(super) caption: String,

@@ -18,7 +18,7 @@ pub(crate) struct Row {
     pub(super) cells: Vec<String>,
 }
 
-/// What a cell shows where a participant has nothing.
+/// The text of a cell where a participant has no value.
 const NOTHING: &str = "-";
 
 /// The rows of participants.

@@ -20,7 +20,7 @@ use crate::trainer::PAGE;
 use document::Document;
 use run::Run;
 
-/// What [`write()`] leaves in a folder.
+/// The entries that [`write()`] makes in a folder.
 pub const ENTRIES: &[&str] = &["report.json", "report.md", "report.html", "charts"];
 
 /// The report for a terminal of `width` columns.

@@ -122,12 +122,12 @@ impl TuneOptions {
     }
 }
 
-/// What the search tells as it goes.
+/// The events of a search.
 #[derive(Debug)]
 pub enum Event<'a> {
     /// It begins: what for, and with which memory.
     Begins {
-        /// What the size is for.
+        /// The run that the size is for.
         key: &'a Key,
         /// The memory, with its arithmetic.
         budget: &'a str,

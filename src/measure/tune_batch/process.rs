@@ -15,7 +15,7 @@ use crate::base::process::{Child, Exit};
 use crate::base::signals;
 use crate::session::batch_sizes::Outcome;
 
-/// What a trial must keep within.
+/// The limits of a trial.
 #[derive(Debug, Clone, Copy)]
 pub struct Watch {
     /// Memory that the process may have resident, in MiB; none where memory is the device's.
@@ -56,8 +56,8 @@ pub fn run(command: &mut Command, folder: &Path, report: &Path, watch: Watch) ->
     }
 }
 
-/// What an exit says. Nobody but the kernel kills a trial that still runs: this process does so only when it reports something
-/// else.
+/// The outcome of a trial by its exit. Nobody but the kernel kills a trial that still runs: this process does so only when it
+/// reports something else.
 fn judge(exit: &Exit, report: &Path, watch: Watch) -> Result<Outcome> {
     match exit.error() {
         None => {}

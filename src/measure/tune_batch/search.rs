@@ -16,7 +16,7 @@ pub struct Range {
     pub multiple_of: usize,
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Found {
     /// Every trial, in the order in which they ran.

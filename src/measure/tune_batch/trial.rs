@@ -22,7 +22,7 @@ use crate::inference::evaluate::evaluate;
 use crate::session::Session;
 use crate::trainer::Trainer;
 
-/// What a trial that trained reports.
+/// The report of a trial that trained.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrialReport {
     /// The most memory that the process had resident, in MiB, where the system tells.

@@ -24,7 +24,7 @@ use crate::config::RunConfig;
 pub struct Failure {
     /// The exit code that the measurement ends with: 4 out of memory, 5 a loss that is no number, 7 a crash, ...
     pub exit_code: u8,
-    /// What it said.
+    /// Its message.
     pub message: String,
     /// The measurement expects that it may fail: a batch that need not fit in this mode.
     pub is_expected: bool,
@@ -100,7 +100,7 @@ pub(crate) struct Running {
     patience: Duration,
     started: Instant,
     active: Duration,
-    /// What it said of itself.
+    /// Its description of itself.
     pub(crate) hello: Hello,
 }
 
@@ -288,7 +288,7 @@ impl Group {
         Ok(())
     }
 
-    /// What has become of each, in the order in which they joined.
+    /// The outcome of each, in the order in which they joined.
     pub(crate) fn end(self) -> Vec<Answer<Running>> {
         self.members
     }

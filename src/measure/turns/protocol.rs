@@ -1,4 +1,4 @@
-//! What a contestant and its driver say to one another, a line each: the driver writes `run N` to the contestant's stdin,
+//! The protocol between a contestant and its driver, in lines: the driver writes `run N` to the contestant's stdin,
 //! and the contestant answers on stdout with a line of JSON once it has made N steps, with the times of all of them where
 //! the driver is a benchmark. Its first line, a [`Hello`], comes unasked when it is ready. At `end` it makes one more step,
 //! its last, and says no more; a peer may just end. Input that ends without that says that the driver is gone. Everything

@@ -25,7 +25,7 @@ use crate::trainer::{Callback, Control, DeviceValues, Progress, Purpose, Shape, 
 /// Trains `session` by turns until it is told to end; with `writes_model` it then writes a model as any run does.
 ///
 /// # Errors
-/// What the run meets, and a line that is no command.
+/// Those of the run, and a line that is no command.
 pub fn serve_steps(session: Session, writes_model: bool) -> Result<()> {
     let turns = Arc::new(Mutex::new(Turns {
         times: session.plan.run.output_dir.join(laps::FILE),
@@ -52,7 +52,7 @@ pub fn serve_steps(session: Session, writes_model: bool) -> Result<()> {
 /// Measures the operators of the model of `session` by turns until it is told to end.
 ///
 /// # Errors
-/// What the device reports, and a line that is no command.
+/// The device's, and a line that is no command.
 pub fn serve_operators(session: &Session) -> Result<()> {
     let plan = &session.plan;
     let (config, task) = plan.model.built_in()?;

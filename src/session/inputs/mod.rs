@@ -38,7 +38,7 @@ use crate::session::model_folder::read_config;
 use squad::SquadInputs;
 use table::TableData;
 
-/// What a run reads, opened.
+/// The inputs of a run, opened.
 #[derive(Clone)]
 pub struct Inputs {
     /// The model, with vocabulary and labels settled.
@@ -325,7 +325,7 @@ fn first(data: &Arc<dyn Dataset>, wanted: usize) -> Arc<dyn Dataset> {
     }
 }
 
-/// What is there of the inputs of `config`, without opening the data.
+/// Finds the inputs of `config` that exist, without opening the data.
 pub(crate) fn found(config: &RunConfig) -> Found {
     let mut found = Found::default();
     let mut lacks = |key: &str, error: Error| found.lacks.push(error.at(key).message().to_owned());

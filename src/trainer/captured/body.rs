@@ -1,4 +1,4 @@
-//! What captured steps compute, and where it finds what it is told.
+//! The computation of captured steps, and the tensors through which it gets its inputs.
 
 use std::cell::RefCell;
 
@@ -28,9 +28,9 @@ pub(super) struct Body<T: TrainingTask> {
     pub(super) drops: bool,
     pub(super) update: InPlace,
     pub(super) clip: Option<f64>,
-    /// What the loss sum is multiplied by, `[1]`.
+    /// The factor of the loss sum, `[1]`.
     pub(super) per_term: Tensor<1>,
-    /// What dropout's seeds are made of, `[2]`.
+    /// The words of dropout's seeds, `[2]`.
     pub(super) seeds: Tensor<1, Int>,
     pub(super) totals: Totals,
 }
@@ -41,18 +41,18 @@ pub(super) struct Totals {
     loss: Tensor<1>,
     /// Of every parameter that has a gradient; made when the first comes.
     grads: RefCell<GradientsParams>,
-    /// What the sums so far and a new value are multiplied by, `[2]`.
+    /// The factors of the sums so far and of a new value, `[2]`.
     by: Tensor<1>,
 }
 
-/// What a step leaves: loss and gradient norm, `[1]` each.
+/// The results of a step: loss and gradient norm, `[1]` each.
 pub(super) struct Output {
     pub(super) loss: Tensor<1>,
     pub(super) grad_norm: Tensor<1>,
     _written: Option<Written>,
 }
 
-/// What is done with a micro-batch.
+/// The use of a micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Adding {
     /// It is the first: the sums of the last step are forgotten. Loss and gradients are multiplied by the number.
@@ -70,7 +70,7 @@ impl Totals {
         Self { loss: zero.zeros_like(), grads, by: Tensor::from_floats([1.0, 0.0], &zero.device()) }
     }
 
-    /// What is done with micro-batches from now on.
+    /// Sets the use of the following micro-batches.
     #[must_use]
     pub(super) fn set(&self, adding: Adding) -> Written {
         let by = match adding {

@@ -58,7 +58,7 @@ pub(super) struct CapturedSteps<T: TrainingTask> {
     computed: Option<Output>,
 }
 
-/// What is worth telling, if anything is.
+/// A notice for the user, if there is one.
 type Notice = Option<String>;
 
 impl<T: TrainingTask> CapturedSteps<T> {
@@ -248,7 +248,7 @@ impl<T: 'static> Recorded<T> {
     }
 }
 
-/// What was recorded for batches, by their shape.
+/// The recordings of batches, by their shape.
 struct ByShape<B, T> {
     recordings: Vec<(B, Recorded<T>)>,
     /// It has been said that a shape is not captured.
