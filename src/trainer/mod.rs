@@ -95,6 +95,9 @@ impl Purpose {
     }
 }
 
+/// Writes the page of a run into its folder.
+type PageWriter = Box<dyn Fn(&Path) -> Result<()>>;
+
 /// A model, its optimizer and its data, ready to train: of Kiln's own, or of a [`TrainingTask`] that a program brings along.
 pub struct Trainer<T: TrainingTask = BuiltIn> {
     session: Session<T>,
@@ -108,7 +111,7 @@ pub struct Trainer<T: TrainingTask = BuiltIn> {
     observer: Box<dyn Observer>,
     verifying: Verifying<T>,
     /// Writes the page of the run, where somebody asks for it.
-    page: Option<Box<dyn Fn(&Path) -> Result<()>>>,
+    page: Option<PageWriter>,
     load_report: Option<LoadReport>,
 }
 

@@ -29,7 +29,8 @@ impl Pty {
         // are asked for. What it opens belongs to nobody else.
         #[allow(unsafe_code)]
         let (master, slave) = unsafe {
-            let opened = libc::openpty(&mut master, &mut slave, std::ptr::null_mut(), std::ptr::null_mut(), &mut size);
+            let opened =
+                libc::openpty(&mut master, &mut slave, std::ptr::null_mut(), std::ptr::null_mut(), &raw mut size);
             assert_eq!(opened, 0, "a pseudo-terminal");
             // No child may inherit it: its end is that of the last copy.
             libc::fcntl(master, libc::F_SETFD, libc::FD_CLOEXEC);

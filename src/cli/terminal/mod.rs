@@ -219,9 +219,9 @@ mod tests {
     #[test]
     fn figures_have_four_significant_digits() {
         let values =
-            [3.14159, 0.999_96, 12.3456, 1234.4, 99_999.0, 5e-5, 0.012_346, -2.5, 0.0, f64::NAN, f64::NEG_INFINITY];
+            [3.14259, 0.999_96, 12.3456, 1234.4, 99_999.0, 5e-5, 0.012_346, -2.5, 0.0, f64::NAN, f64::NEG_INFINITY];
         let expected =
-            ["3.142", "1.000", "12.35", "1234", "1.000e5", "5.000e-5", "0.01235", "-2.500", "0", "nan", "-inf"];
+            ["3.143", "1.000", "12.35", "1234", "1.000e5", "5.000e-5", "0.01235", "-2.500", "0", "nan", "-inf"];
         assert_eq!(values.map(significant), expected);
         assert_eq!([12_345.0, 2.5e6, 12.0, f64::NAN].map(rate), ["12.35k", "2.500M", "12.00", "nan"]);
         assert_eq!([812.3, 2048.0].map(memory), ["812.3 MiB", "2.000 GiB"]);

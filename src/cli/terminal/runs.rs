@@ -133,7 +133,8 @@ fn at_step(row: &Record) -> String {
 
 /// The figures of a row of training.
 fn training(row: &Record) -> String {
-    let parts: [(&str, fn(f64) -> String, &str); 6] = [
+    type Form = fn(f64) -> String;
+    let parts: [(&str, Form, &str); 6] = [
         ("loss", significant, "loss "),
         ("epoch", significant, "epoch "),
         ("grad_norm", significant, "gradient norm "),
