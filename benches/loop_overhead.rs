@@ -77,7 +77,7 @@ fn main() {
 
 /// Milliseconds a step of the bare loop.
 fn bare_step_ms(session: &Session) -> f64 {
-    let plan = &session.plan;
+    let plan = session.plan();
     let device = Device::flex().autodiff();
     let (config, task) = plan.model.built_in().unwrap();
     let mut model = Model::new(config, task.head(), &device).unwrap();

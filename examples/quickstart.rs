@@ -41,7 +41,7 @@ fn main() -> Result<()> {
         .build()?;
 
     let session = Session::open(config)?;
-    print!("{}", session.plan.describe());
+    print!("{}", session.plan().describe());
     let output = Trainer::new(session)?.with_callback(ShowLoss).train()?;
     println!("{}", output.sample.unwrap_or_default());
     Ok(())

@@ -12,7 +12,7 @@
 //!
 //! # fn main() -> kiln::Result<()> {
 //! let session = Session::open(RunConfig::load("configs/quickstart.toml")?)?;
-//! println!("{}", session.plan.describe());
+//! println!("{}", session.plan().describe());
 //! let output = proof::trainer(session)?.train()?;
 //! println!("{} steps", output.step);
 //! # Ok(())

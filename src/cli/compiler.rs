@@ -68,13 +68,13 @@ pub(super) fn run_probe(args: &ProbeArgs) -> Result<()> {
         LookArg::Captured => Look::Captured,
         LookArg::Times => Look::Times,
     };
-    let probe = probe::run(&session, session.plan.engine.ops, args.steps, look)?;
+    let probe = probe::run(&session, session.plan().engine.ops, args.steps, look)?;
     write_json(&args.out, &probe)
 }
 
 /// `compiler.verify` before step 1 where each mode has an engine of its own; whether it has been done.
 pub(super) fn verify_start(session: &Session) -> Result<bool> {
-    let plan = &session.plan;
+    let plan = session.plan();
     if checks::of(plan.engine.compiler().as_ref()) == Verify::Off || plan.engine.device.kind == DeviceKind::Cpu {
         return Ok(false);
     }
@@ -95,7 +95,7 @@ pub(super) fn verify_compare(config: &RunConfig) -> Result<()> {
 /// `compiler.enabled = "auto"`: the session in the mode that was chosen, by the process that began the run, by the one that this one
 /// was as the other engine (`handed`), or else by a trial. Where each mode has an engine of its own, this process becomes it.
 pub(super) fn choose(session: Session, handed: Option<&str>) -> Result<Session> {
-    let plan = &session.plan;
+    let plan = session.plan();
     let asked = plan.engine.compiler.as_ref().map_or(CompilerMode::Native, |compiler| compiler.enabled);
     match (asked, handed) {
         (CompilerMode::Auto, _) => {}
@@ -132,7 +132,7 @@ pub(super) fn run_pretune(args: &ConfigArgs) -> Result<()> {
     handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let forced = config.compiler.as_ref().is_some_and(|compiler| compiler.warmup == Switch::On);
     let session = open(config)?;
-    if session.plan.engine.device.kind == DeviceKind::Cpu && !forced {
+    if session.plan().engine.device.kind == DeviceKind::Cpu && !forced {
         return say("nothing to tune: on the CPU (Flex) no kernel is compiled or tuned");
     }
     let heard: warmup::Say = Rc::new(|line| {

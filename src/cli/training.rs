@@ -231,7 +231,7 @@ fn load(args: &ConfigArgs) -> Result<RunConfig> {
 
 /// The plan of `config`; a signal stops tokenising.
 pub(super) fn resolve(config: RunConfig) -> Result<RunPlan> {
-    open(config).map(|session| session.plan)
+    open(config).map(Session::into_plan)
 }
 
 /// Opens `config`; a signal stops tokenising.
@@ -308,7 +308,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     }
     tune_if_missing(&config)?;
     let session = choose(open(config)?, args.decision.as_deref())?;
-    let plan = &session.plan;
+    let plan = session.plan();
     talk.plan(plan, args.verbose)?;
     let folder = plan.output_dir()?;
     let verified = verify_start(&session)?;
@@ -391,7 +391,7 @@ fn test_file(config: &RunConfig) -> Result<Option<PathBuf>> {
 /// Predicts the rows of `data.test`, where that is asked for, with the model `model` (a folder or a Hub id), into the run
 /// folder.
 fn predict_test(session: &Session, model: &str, talk: Talk) -> Result<()> {
-    let plan = &session.plan;
+    let plan = session.plan();
     let (config, folder, (_, task)) = (session.config(), plan.output_dir()?, plan.model.built_in()?);
     let data = &config.data;
     let Some(input) = test_file(&config)? else { return Ok(()) };

@@ -58,7 +58,7 @@ pub fn evaluate_folder(
     let Some(validation) = session.validation.clone() else {
         return Err(Error::data("data.validation: there is no validation data"));
     };
-    let (plan, device) = (&session.plan, session.device.clone().autodiff());
+    let (plan, device) = (session.plan(), session.device.clone().autodiff());
     let (_, task) = plan.model.built_in()?;
     let model = ModelFolder::open(&spec, task, &device)?.with_compute(plan.engine.compute());
     figures(&session, validation, &model.model)
@@ -79,13 +79,13 @@ pub fn evaluate_untrained(session: Session) -> Result<(Record, Vec<String>)> {
 /// The figures of an evaluation row for `model` on `validation`, and the confusion matrix as lines of text.
 fn figures(session: &Session, validation: Arc<dyn Dataset>, model: &Model) -> Result<(Record, Vec<String>)> {
     let started = Instant::now();
-    let batch_size = session.plan.evaluation.batch_size;
+    let batch_size = session.plan().evaluation.batch_size;
     let evaluation = evaluate(model, model.compute(), session, validation, batch_size)?;
     let record = evaluation.record(0, 0.0, started.elapsed());
     let figures = record.fields().filter(|(name, _)| name.starts_with("eval_"));
     let figures = figures.fold(Record::default(), |figures, (name, value)| figures.with(name, value.clone()));
     let names = match evaluation.confusion {
-        Some(_) => LabelNames::of_model(session.plan.model.built_in()?.0.labels())?,
+        Some(_) => LabelNames::of_model(session.plan().model.built_in()?.0.labels())?,
         None => None,
     };
     Ok((figures, evaluation.confusion_lines(names.as_ref().map_or(&[], LabelNames::names))))

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use kiln_models::Operator;
 use serde::{Deserialize, Serialize};
 
-use super::RunPlan;
+use super::{EnginePlan, ModelPlan, OptimizerPlan, RunPlan};
 use crate::base::error::{Error, Result};
 use crate::config::{ActivationCheckpointing, CompilerMode, DeviceKind, Precision, Switch};
 use crate::engine::handover;
@@ -42,6 +42,43 @@ impl NotCaptured {
     }
 }
 
+impl EnginePlan {
+    /// Whether steps that train `model` by `optimizer` are captured.
+    ///
+    /// # Errors
+    /// Why they are not.
+    pub(super) fn can_capture(
+        &self,
+        model: &ModelPlan,
+        optimizer: &OptimizerPlan,
+    ) -> std::result::Result<(), NotCaptured> {
+        let Some(compiler) = &self.compiler else { return Err(NotCaptured::run("the run is native")) };
+        let fused = |operator| self.ops.fused_operators().contains(&operator);
+        let drops = model.has_dropout();
+        let because = match () {
+            () if self.device.kind == DeviceKind::Cpu => {
+                return Err(NotCaptured::on_cpu());
+            }
+            () if compiler.enabled == CompilerMode::Native || Engine::this() == Engine::Native => "the run is native",
+            () if compiler.graph == Switch::Off => "compiler.graph says so",
+            () if handover::is_unfused(Some(compiler), self.device.kind) => "compiler.fusion is off",
+            () if !model.can_be_captured => "the task does not say that its steps can be (CAN_BE_CAPTURED)",
+            () if !matches!(optimizer.config, OptimizerConfig::AdamW(_)) => "only AdamW updates in place",
+            () if !fused(Operator::AdamW) => "the operator adamw is plain, and only the fused one updates in place",
+            () if drops && !(fused(Operator::Dropout) && fused(Operator::Attention)) => {
+                "dropout of plain operators draws from the host: a replay would repeat it"
+            }
+            () if self.precision.precision != Precision::F32 => "only f32 steps are captured",
+            () if self.activation_checkpointing != ActivationCheckpointing::None => {
+                "activation checkpointing draws dropout from the host"
+            }
+            () if optimizer.loss.class_weights.is_some() => "class weights are copied from the host in every step",
+            () => return Ok(()),
+        };
+        Err(NotCaptured::run(because))
+    }
+}
+
 impl RunPlan {
     /// Whether the steps of this run are captured.
     ///
@@ -49,34 +86,6 @@ impl RunPlan {
     /// Why they are not.
     pub fn captures(&self) -> std::result::Result<(), NotCaptured> {
         self.engine.not_captured.clone().map_or(Ok(()), Err)
-    }
-
-    /// Derives whether the steps of this run can be captured from the other fields of the plan.
-    pub(super) fn why_not_captured(&self) -> std::result::Result<(), NotCaptured> {
-        let Some(compiler) = &self.engine.compiler else { return Err(NotCaptured::run("the run is native")) };
-        let fused = |operator| self.engine.ops.fused_operators().contains(&operator);
-        let drops = self.model.has_dropout();
-        let because = match () {
-            () if self.engine.device.kind == DeviceKind::Cpu => {
-                return Err(NotCaptured::on_cpu());
-            }
-            () if compiler.enabled == CompilerMode::Native || Engine::this() == Engine::Native => "the run is native",
-            () if compiler.graph == Switch::Off => "compiler.graph says so",
-            () if handover::is_unfused(Some(compiler), self.engine.device.kind) => "compiler.fusion is off",
-            () if !self.model.can_be_captured => "the task does not say that its steps can be (CAN_BE_CAPTURED)",
-            () if !matches!(self.optimizer.config, OptimizerConfig::AdamW(_)) => "only AdamW updates in place",
-            () if !fused(Operator::AdamW) => "the operator adamw is plain, and only the fused one updates in place",
-            () if drops && !(fused(Operator::Dropout) && fused(Operator::Attention)) => {
-                "dropout of plain operators draws from the host: a replay would repeat it"
-            }
-            () if self.engine.precision.precision != Precision::F32 => "only f32 steps are captured",
-            () if self.engine.activation_checkpointing != ActivationCheckpointing::None => {
-                "activation checkpointing draws dropout from the host"
-            }
-            () if self.optimizer.loss.class_weights.is_some() => "class weights are copied from the host in every step",
-            () => return Ok(()),
-        };
-        Err(NotCaptured::run(because))
     }
 
     /// Refuses a compiled run that asks for captured steps and cannot have them.

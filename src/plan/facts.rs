@@ -132,6 +132,16 @@ impl DataFacts {
             pad_id: 0,
         }
     }
+
+    /// Counts `train` and `validation`, if any, in place of the examples of which these are a choice. What padding follows
+    /// from stays: the lengths of all examples.
+    pub(crate) fn choose<E: Fingerprint>(&mut self, train: &dyn Dataset<E>, validation: Option<&dyn Dataset<E>>) {
+        self.train.examples = train.len();
+        self.tokens = (0..train.len()).map(|index| train.len_of(index) as u64).sum();
+        if let (Some(split), Some(validation)) = (&mut self.validation, validation) {
+            split.examples = validation.len();
+        }
+    }
 }
 
 /// What is known of a tokenizer.

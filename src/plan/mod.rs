@@ -143,7 +143,8 @@ impl RunPlan {
             accumulation: trainer.accumulation,
             loss,
         };
-        let mut plan = Self {
+        let engine = EnginePlan { not_captured: engine.can_capture(&model, &optimizer).err(), ..engine };
+        let plan = Self {
             kiln: env!("CARGO_PKG_VERSION").into(),
             run: RunSettings::of(config),
             model,
@@ -158,10 +159,9 @@ impl RunPlan {
             generation,
             memory: MemoryPlan { values, estimate: None },
         };
-        plan.engine.not_captured = plan.why_not_captured().err();
         plan.check_graph()?;
-        plan.memory.estimate = plan.estimated_memory();
-        Ok(plan)
+        let memory = MemoryPlan { values, estimate: plan.estimated_memory() };
+        Ok(Self { memory, ..plan })
     }
 
     /// The run folder, with `~` and `${VAR}` expanded.

@@ -38,7 +38,7 @@ const ROUNDS: usize = 2;
 /// # Errors
 /// Those of the run.
 pub fn decide<T: TrainingTask>(session: &Session<T>) -> Result<Decision> {
-    let plan = &session.plan;
+    let plan = session.plan();
     if let Some(decision) = kept(plan)? {
         return Ok(decision);
     }
@@ -68,7 +68,7 @@ pub fn decide<T: TrainingTask>(session: &Session<T>) -> Result<Decision> {
 /// # Errors
 /// Those of a trial of the modes, and of [`Trainer::new`].
 pub fn trainer<T: TrainingTask>(session: Session<T>) -> Result<Trainer<T>> {
-    let plan = &session.plan;
+    let plan = session.plan();
     let session = match plan.engine.is_undecided() {
         true => session.clone().decided(decide(&session)?)?,
         false => session,
@@ -100,7 +100,7 @@ pub fn between_engines(session: &Session, runner: &mut Runner<'_>) -> Result<Dec
 }
 
 fn try_engines(session: &Session, runner: &mut Runner<'_>) -> Result<Decision> {
-    let (plan, config) = (&session.plan, session.config());
+    let (plan, config) = (session.plan(), session.config());
     if let Some(difference) = parity(&config, COMPARED, runner)?.difference {
         return Ok(differs(&difference));
     }

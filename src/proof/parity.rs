@@ -99,7 +99,7 @@ pub struct Modes {
 /// A session that is not compiled, another device than the CPU, where each mode has an engine of its own, and whatever the
 /// steps meet. A difference is in the report.
 pub fn modes<T: TrainingTask>(session: &Session<T>, steps: usize) -> Result<Modes> {
-    let engine = &session.plan.engine;
+    let engine = &session.plan().engine;
     if engine.device.kind != DeviceKind::Cpu {
         return Err(Error::config(format!(
             "on {} each mode has an engine of its own, and this process has one",

@@ -18,7 +18,7 @@ use crate::config::{DeviceKind, Precision, Sampler};
 use crate::data::subset::Subset;
 use crate::session::{Session, TrainingTask};
 use crate::trainer::warmup::rehearsal;
-use crate::trainer::{Callback, Progress, Purpose, Trainer};
+use crate::trainer::{Callback, Progress, Purpose, StopAfter, Trainer};
 
 /// What a probe looks at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,20 +67,17 @@ impl Probe {
 /// What the run would meet.
 pub fn run<T: TrainingTask>(session: &Session<T>, ops: Ops, steps: usize, look: Look) -> Result<Probe> {
     let folder = scratch()?;
-    let mut session = rehearsal(session, ops, folder.path())?;
-    let plan = &mut session.plan;
+    let session = rehearsal(session, ops, folder.path())?;
+    let session = if look == Look::Times { repeat_first_step(&session)? } else { session };
+    let plan = session.plan();
     let (precision, device) = (plan.engine.precision.precision, plan.engine.device.kind);
-    plan.steps.total = steps.min(plan.steps.total);
     let captures = plan.captures().is_ok();
-    if look == Look::Times {
-        repeat_first_step(&mut session);
-    }
     let seen = Arc::new(Mutex::new(Seen::default()));
     let trainer = Trainer::new(session)?.with_purpose(Purpose::Rehearsal);
     let trainer = if look == Look::Times { trainer } else { trainer.without_dropout() };
     let weights = if look == Look::Times { None } else { Some(Weights::read(trainer.model())?) };
     let recorder = Recorder { look, weights, seen: seen.clone() };
-    trainer.with_callback(recorder).train()?;
+    trainer.with_callback(recorder).with_callback(StopAfter(steps as u64)).train()?;
     let mut seen = lock(&seen);
     match seen.failed.take() {
         Some(error) => Err(error),
@@ -91,15 +88,18 @@ pub fn run<T: TrainingTask>(session: &Session<T>, ops: Ops, steps: usize, look: 
     }
 }
 
-/// Every step has the examples of the first.
-fn repeat_first_step<T: TrainingTask>(session: &mut Session<T>) {
-    let plan = &mut session.plan;
+/// The `session` of which every step has the examples of the first.
+fn repeat_first_step<T: TrainingTask>(session: &Session<T>) -> Result<Session<T>> {
+    let plan = session.plan();
     let mut walk = plan.data.drawn(&plan.batch).order.walk();
     let places = 0..plan.batch.global.min(session.train.len()) as u64;
     let examples = places.map(|place| walk.index(&*session.train, 0, place)).collect();
-    session.train = Arc::new(Subset::select(session.train.clone(), examples));
-    (plan.data.sampler, plan.data.drop_last) = (Sampler::Sequential, false);
-    plan.steps.per_epoch = 1;
+    let first = Subset::select(session.train.clone(), examples);
+    let in_order = session.derive(|config, _| {
+        (config.data.sampler, config.trainer.dataloader_drop_last) = (Sampler::Sequential, false);
+        Ok(())
+    })?;
+    in_order.with_examples(Arc::new(first), None)
 }
 
 #[derive(Default)]

@@ -33,15 +33,17 @@ impl<T: TrainingTask> Verifier<T> for InProcess {
 /// # Errors
 /// What the steps meet. A difference is in the report.
 pub fn check<T: TrainingTask>(session: &Session<T>, from: Option<&Path>) -> Result<Option<Report>> {
-    if session.plan.engine.ops.fused_operators().is_empty() {
+    if session.plan().engine.ops.fused_operators().is_empty() {
         return Ok(None);
     }
-    let mut session = session.clone();
-    let plan = &mut session.plan;
-    plan.model.from = from.map(Path::to_path_buf).or(plan.model.from.take());
-    let ops = plan.engine.ops;
+    let session = session.derive(|_, facts| {
+        if let Some(from) = from {
+            facts.model.from = Some(from.to_path_buf());
+        }
+        Ok(())
+    })?;
     let native = run(&session, Ops::Plain, STEPS, Look::Figures)?;
-    let compiled = run(&session, ops, STEPS, Look::Figures)?;
+    let compiled = run(&session, session.plan().engine.ops, STEPS, Look::Figures)?;
     // Two native runs are equal to the bit on the CPU, so there is no noise to measure.
     report(&native, &native, &(compiled, None)).map(Some)
 }

@@ -65,7 +65,7 @@ pub type Runner<'a> = dyn Fn(&Part) -> Result<()> + 'a;
 /// A run of one step, and whatever the run meets.
 pub fn train(part: &Part, open: &dyn Fn(RunConfig) -> Result<Session>) -> Result<()> {
     let session = open(part.config.clone())?;
-    let total = session.plan.steps.total as u64;
+    let total = session.plan().steps.total as u64;
     if total < 2 {
         return Err(Error::config("this run has one step: there is nothing to stop in the middle of"));
     }

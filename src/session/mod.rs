@@ -38,8 +38,8 @@ pub use training_task::{BatchSize, TensorMapper, TensorTree, TrainingTask};
 
 /// A run that can begin: what will happen, and the device and the datasets that it happens with.
 pub struct Session<T: TrainingTask = BuiltIn> {
-    /// What will happen.
-    pub plan: RunPlan,
+    /// What will happen. Nothing changes it: another config or other facts make another session.
+    plan: RunPlan,
     /// Where it runs.
     pub device: Device,
     /// The model, its loss and its metrics.
@@ -68,6 +68,16 @@ impl<T: TrainingTask> Clone for Session<T> {
 }
 
 impl<T: TrainingTask> Session<T> {
+    /// What will happen.
+    pub fn plan(&self) -> &RunPlan {
+        &self.plan
+    }
+
+    /// The plan, without what is open.
+    pub fn into_plan(self) -> RunPlan {
+        self.plan
+    }
+
     /// The config of this run with every default and derived value explicit, as `plan.toml` has it.
     pub fn config(&self) -> RunConfig {
         self.plan.resolved(&self.config)
@@ -95,29 +105,58 @@ impl<T: TrainingTask> Session<T> {
         write_json(&folder.join(plan::FILE), &self.plan)
     }
 
-    /// The session of another config on what is open: `change` is made to this one's and a plan derived from it. Model,
-    /// tokenizer, device and the choice of examples stay.
+    /// The session of another config on what is open: `change` is made to this one's, the batches that it draws are looked
+    /// at again, and a plan is derived. Model, tokenizer, device and the choice of examples stay.
     ///
     /// # Errors
     /// Settings that contradict one another or the facts.
     pub fn with(&self, change: impl FnOnce(&mut RunConfig)) -> Result<Self> {
+        self.derive(|config, facts| {
+            change(config);
+            let batch = BatchPlan::of(config, facts.batch.as_ref())?;
+            facts.data.batches = survey(&*self.train, batch.drawn(config));
+            Ok(())
+        })
+    }
+
+    /// The session of another config and other facts on what is open: `change` is made to this one's, and a plan is derived
+    /// from them.
+    ///
+    /// # Errors
+    /// That of `change`, and settings that contradict one another or the facts.
+    pub(crate) fn derive(&self, change: impl FnOnce(&mut RunConfig, &mut Facts) -> Result<()>) -> Result<Self> {
         let (mut config, mut facts) = (self.config.clone(), self.facts.clone());
-        change(&mut config);
-        let batch = BatchPlan::of(&config, facts.batch.as_ref())?;
-        facts.data.batches = survey(&*self.train, batch.drawn(&config));
+        change(&mut config, &mut facts)?;
         let plan = RunPlan::derive(&config, &facts)?;
         Ok(Self { task: self.task.planned(&plan), plan, config, facts, ..self.clone() })
+    }
+
+    /// The session of the same config on a choice of its own examples: `train` in place of its training data and
+    /// `validation`, if any, in place of its validation data. They are padded as this session's are.
+    ///
+    /// # Errors
+    /// Settings that so many examples contradict.
+    pub(crate) fn with_examples(
+        &self,
+        train: Arc<dyn Dataset<T::Example>>,
+        validation: Option<Arc<dyn Dataset<T::Example>>>,
+    ) -> Result<Self> {
+        let chosen = self.derive(|_, facts| {
+            facts.data.choose(&*train, validation.as_deref());
+            Ok(())
+        })?;
+        Ok(Self { train, validation: validation.or(chosen.validation), ..chosen })
     }
 
     /// The session in the mode that `decision` names.
     ///
     /// # Errors
     /// As [`with`](Self::with).
-    pub fn decided(mut self, decision: Decision) -> Result<Self> {
-        self.facts.decision = Some(decision);
-        self.plan = RunPlan::derive(&self.config, &self.facts)?;
-        self.task = self.task.planned(&self.plan);
-        Ok(self)
+    pub fn decided(&self, decision: Decision) -> Result<Self> {
+        self.derive(|_, facts| {
+            facts.decision = Some(decision);
+            Ok(())
+        })
     }
 
     /// The model as it is before the first step: with the weights that `model.from` names, and random ones, drawn from the
@@ -257,7 +296,7 @@ impl RunConfig {
     /// # Errors
     /// Those of [`Session::open`].
     pub fn plan(self) -> Result<RunPlan> {
-        Session::open(self).map(|session| session.plan)
+        Session::open(self).map(Session::into_plan)
     }
 }
 

@@ -68,7 +68,7 @@ pub struct Provenance {
 impl Provenance {
     /// The provenance of the run of `session` by this process.
     pub fn of<T: TrainingTask>(session: &Session<T>) -> Self {
-        let plan = &session.plan;
+        let plan = session.plan();
         let compiled = match plan.engine.compiler.as_ref().map_or(CompilerMode::Native, |compiler| compiler.enabled) {
             CompilerMode::Native => false,
             CompilerMode::Compiled => true,

@@ -61,7 +61,7 @@ impl Watch {
         shapes: &Shapes,
         step: u64,
     ) -> Result<Vec<String>> {
-        let plan = &session.plan;
+        let plan = session.plan();
         let reads = DeviceReads::now().since(&self.before);
         #[cfg(feature = "compiler")]
         let device = self.observed.finish(&session.device);

@@ -38,7 +38,7 @@ pub(super) struct Eager<T: TrainingTask> {
 impl<T: TrainingTask> Eager<T> {
     /// For the run of `session` that trains `model`, on `device` with autodiff.
     pub(super) fn new(session: &Session<T>, model: &T::Model, device: Device, drops: bool) -> Self {
-        let plan = &session.plan;
+        let plan = session.plan();
         Self {
             task: session.task.clone(),
             stand_in: model.clone().map(&mut Emptied),

@@ -147,8 +147,8 @@ impl<T: TrainingTask> Trainer<T> {
     /// `row`, marked where Burn's fusion was held off or the compiler was looked at: its times are those of no engine.
     pub(super) fn labelled(&self, row: Record) -> Record {
         let unfused =
-            handover::is_unfused(self.session.plan.engine.compiler.as_ref(), self.session.plan.engine.device.kind);
+            handover::is_unfused(self.session.plan().engine.compiler.as_ref(), self.session.plan().engine.device.kind);
         let row = if unfused { row.with("unfused", 1u64) } else { row };
-        if debug::is_on(&self.session.plan) { row.with(debug::MARK, 1u64) } else { row }
+        if debug::is_on(self.session.plan()) { row.with(debug::MARK, 1u64) } else { row }
     }
 }

@@ -136,7 +136,7 @@ impl<T: TrainingTask> Trainer<T> {
     /// Weights that do not fit the model; a plan whose mode is to be chosen by a trial that nobody has made
     /// ([`proof::trainer`](crate::proof::trainer) makes it).
     pub fn new(session: Session<T>) -> Result<Self> {
-        let plan = &session.plan;
+        let plan = session.plan();
         if plan.engine.is_undecided() {
             return Err(Error::config("compiler.enabled = \"auto\": nothing has chosen the mode of this plan yet")
                 .help("make the trainer with `kiln::proof::trainer(session)`, which tries both modes first"));
@@ -164,7 +164,7 @@ impl<T: TrainingTask> Trainer<T> {
 
     /// The state of training before the first step.
     fn build(session: &Session<T>, device: &Device) -> Result<(TrainState<T::Model>, Option<LoadReport>)> {
-        let plan = &session.plan;
+        let plan = session.plan();
         let (model, load_report) = session.model(device)?;
         let optimizer = Optimizer::new(plan.optimizer.config, &plan.optimizer.groups, &model).with_ops(plan.engine.ops);
         let scales = plan.engine.precision.scales_loss();
@@ -230,7 +230,7 @@ impl<T: TrainingTask> Trainer<T> {
 
     /// The plan of this run.
     pub fn plan(&self) -> &RunPlan {
-        &self.session.plan
+        self.session.plan()
     }
 
     /// The model as it is now.
@@ -246,7 +246,7 @@ impl<T: TrainingTask> Trainer<T> {
         let Some(validation) = self.session.validation.clone() else {
             return Err(Error::config("data.validation: required to evaluate, got none"));
         };
-        let plan = &self.session.plan;
+        let plan = self.session.plan();
         evaluate(&self.state.model, plan.engine.compute(), &self.session, validation, plan.evaluation.batch_size)
     }
 
@@ -263,16 +263,16 @@ impl<T: TrainingTask> Trainer<T> {
             return Ok(TrainOutput { step: folder.status.step, summary, sample: None, was_complete: true });
         }
         self.callbacks.push(Box::new(RunLog::new(folder.path())));
-        if self.session.plan.logging.report_to.contains(&Integration::TensorBoard) {
+        if self.session.plan().logging.report_to.contains(&Integration::TensorBoard) {
             self.callbacks.push(Box::new(TensorBoard::create(folder.path())?));
         }
-        if let Some(decision) = &self.session.plan.engine.decision {
+        if let Some(decision) = &self.session.plan().engine.decision {
             decision.write(folder.path())?;
         }
         let mut output = self.begin(&folder, checkpoint.as_ref()).and_then(|run| self.attempt(&mut folder, run));
         while let Err(error) = &output
             && self.purpose == Purpose::Train
-            && let Some(smaller) = recover::smaller_batch(&self.session.plan, error)
+            && let Some(smaller) = recover::smaller_batch(self.session.plan(), error)
         {
             let error = error.to_string();
             output = self.recover(&mut folder, smaller, &error).and_then(|run| self.attempt(&mut folder, run));
@@ -295,7 +295,7 @@ impl<T: TrainingTask> Trainer<T> {
                 .help("what the device holds is lost; continue with `kiln train FILE --resume`"))
         });
         if let Some(notice) =
-            output.as_ref().err().and_then(|error| fault::report(&self.session.plan, folder, &mut run, error))
+            output.as_ref().err().and_then(|error| fault::report(self.session.plan(), folder, &mut run, error))
         {
             self.notice(&notice);
         }
@@ -338,7 +338,7 @@ impl<T: TrainingTask> Trainer<T> {
             if self.verifying.due(&after) {
                 self.verify(run)?;
             }
-            let stopping = Stopping::after(&after, run, folder, self.session.plan.steps.max_duration);
+            let stopping = Stopping::after(&after, run, folder, self.session.plan().steps.max_duration);
             if run.saver.due(&after, stopping.is_end(), run.evaluating.is_best)
                 || run.control.should_save
                 || stopping.saves(self.purpose)
@@ -366,7 +366,7 @@ impl<T: TrainingTask> Trainer<T> {
     /// Writes the model, the summary and the results after the last step.
     fn end_training(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<TrainOutput> {
         let saving = finish_saving(run)?;
-        if self.session.plan.saving.load_best_at_end {
+        if self.session.plan().saving.load_best_at_end {
             self.load_best(folder, run)?;
         }
         let summary = self.labelled(run.clock.summary(&run.progress, run.losses.mean(run.progress.step)?, saving));
@@ -375,10 +375,10 @@ impl<T: TrainingTask> Trainer<T> {
             folder.write_model(&self.state.model, &self.session)?;
         }
         folder.write_results(run.evaluating.last.as_ref(), &summary)?;
-        write_trainer_state(folder, &self.session.plan, run, true)?;
+        write_trainer_state(folder, self.session.plan(), run, true)?;
         folder.status.advance(&run.progress, run.clock.start.elapsed().as_secs_f64());
         self.callbacks.iter_mut().for_each(|callback| callback.on_train_end(&run.progress, &summary));
-        let sample = self.session.task.sample(&self.session.plan, &self.state.model.valid(), &self.session.device)?;
+        let sample = self.session.task.sample(self.session.plan(), &self.state.model.valid(), &self.session.device)?;
         if let Some(sample) = &sample {
             self.keep_sample(folder, sample, run.progress.step)?;
         }
@@ -387,7 +387,7 @@ impl<T: TrainingTask> Trainer<T> {
 
     fn train_loader(&self) -> Result<Loader<T::Example, T::Batch>> {
         let task = self.session.task.clone();
-        let batches = self.session.plan.data.drawn(&self.session.plan.batch);
+        let batches = self.session.plan().data.drawn(&self.session.plan().batch);
         Loader::new(
             self.session.train.clone(),
             move |examples| task.collate(examples, batches.size),

@@ -188,7 +188,7 @@ impl RunFolder {
     /// # Errors
     /// As [`check`](Self::check); a checkpoint that is of another run; the operating system's.
     pub fn create<T: TrainingTask>(session: &Session<T>) -> Result<(Self, Option<Checkpoint>)> {
-        let plan = &session.plan;
+        let plan = session.plan();
         let how = plan.run.on_existing;
         let path = Self::check(&plan.run)?;
         let io = |action: &str, path: &Path, error: &std::io::Error| {

@@ -66,7 +66,7 @@ impl<T: TrainingTask> Trainer<T> {
         let Some(confusion) = confusion.filter(|confusion| confusion.num_labels() <= MOST_CLASSES) else {
             return Ok(());
         };
-        let names = match &self.session.plan.model.config {
+        let names = match &self.session.plan().model.config {
             Some(config) => LabelNames::of_model(config.labels())?,
             None => None,
         };
@@ -85,7 +85,7 @@ impl<T: TrainingTask> Trainer<T> {
 
     /// Keeps the text that the model wrote after step `step`.
     pub(super) fn keep_sample(&self, folder: &RunFolder, sample: &str, step: u64) -> Result<()> {
-        let prompt = self.session.plan.generation.as_ref().map(|options| options.prompt.as_str());
+        let prompt = self.session.plan().generation.as_ref().map(|options| options.prompt.as_str());
         let line = json!({"step": step, "prompt": prompt, "text": sample});
         write_whole(&folder.path().join(SAMPLES), format!("{line}\n").as_bytes())
     }

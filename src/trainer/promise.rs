@@ -98,7 +98,7 @@ impl Promise {
     /// # Errors
     /// Training data that cannot be read.
     pub fn of<T: TrainingTask>(session: &Session<T>) -> Result<Self> {
-        let plan = &session.plan;
+        let plan = session.plan();
         let mut settings = BTreeMap::new();
         let config = session.config();
         let config = serde_json::to_value(&config).map_err(|error| Error::config(error.to_string()))?;

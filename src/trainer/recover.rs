@@ -46,7 +46,7 @@ impl<T: TrainingTask> Trainer<T> {
             "out of memory: {}; back to {back_to} with half the micro-batch and the same global batch: {}, was {}",
             error.lines().next().unwrap_or_default(),
             smaller.arithmetic(),
-            self.session.plan.batch.arithmetic()
+            self.session.plan().batch.arithmetic()
         );
         self.notice(&message);
 

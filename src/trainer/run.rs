@@ -96,13 +96,13 @@ impl Run {
 impl<T: TrainingTask> Trainer<T> {
     /// The run at its start, or where `checkpoint` stands.
     pub(super) fn begin(&mut self, folder: &RunFolder, checkpoint: Option<&Checkpoint>) -> Result<Run> {
-        let watch = Watch::start(&self.session.plan);
+        let watch = Watch::start(self.session.plan());
         let checked = self.verify_start(checkpoint)?;
         let seen = NewKernels::start();
         let warmed = self.warm_up()?;
-        let total_steps = self.session.plan.steps.total as u64;
+        let total_steps = self.session.plan().steps.total as u64;
         let mut progress = Progress { step: 0, total_steps, samples: 0, tokens: 0, epoch: 0.0 };
-        let mut evaluating = Evaluating::new(&self.session.plan);
+        let mut evaluating = Evaluating::new(self.session.plan());
         let mut control = Control::default();
         let (mut position, mut losses) = (Position::default(), Losses::default());
         if let Some(checkpoint) = checkpoint {
@@ -140,7 +140,7 @@ impl<T: TrainingTask> Trainer<T> {
         if let Some(warmed) = warmed {
             clock.charge_warmup(warmed.elapsed);
             shapes.warmed(&warmed.shapes);
-            if self.session.plan.engine.device.kind != DeviceKind::Cpu {
+            if self.session.plan().engine.device.kind != DeviceKind::Cpu {
                 kernels = Kernels::after_warmup(seen);
             }
         }
@@ -150,11 +150,11 @@ impl<T: TrainingTask> Trainer<T> {
             position,
             epoch_begins: true,
             losses,
-            logging: Logging::new(&self.session.plan),
+            logging: Logging::new(self.session.plan()),
             evaluating,
             clock,
-            saver: Saver::new(&self.session.plan, folder.checkpoints(), folder.manifest.clone()),
-            guard: Guard::new(&self.session.plan),
+            saver: Saver::new(self.session.plan(), folder.checkpoints(), folder.manifest.clone()),
+            guard: Guard::new(self.session.plan()),
             last_row: progress.step,
             shapes,
             kernels,
@@ -167,9 +167,9 @@ impl<T: TrainingTask> Trainer<T> {
 
     /// Prepares the first step of this process.
     pub(super) fn begin_training(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<()> {
-        let is_synchronous = self.session.plan.engine.device.kind == DeviceKind::Cpu;
+        let is_synchronous = self.session.plan().engine.device.kind == DeviceKind::Cpu;
         self.observer.begin(folder.path(), &run.progress, is_synchronous)?;
-        self.callbacks.iter_mut().for_each(|callback| callback.on_train_begin(&self.session.plan));
+        self.callbacks.iter_mut().for_each(|callback| callback.on_train_begin(self.session.plan()));
         if run.evaluating.is_pending {
             self.evaluate_and_record(folder, run)?;
         }
@@ -211,7 +211,7 @@ impl<T: TrainingTask> Trainer<T> {
 
     /// The stage before the first step, where the run has one. What it says goes to the callbacks.
     fn warm_up(&mut self) -> Result<Option<Warmed>> {
-        if !warmup::is_wanted(&self.session.plan) {
+        if !warmup::is_wanted(self.session.plan()) {
             return Ok(None);
         }
         let callbacks = Rc::new(RefCell::new(std::mem::take(&mut self.callbacks)));
@@ -233,7 +233,7 @@ impl<T: TrainingTask> Trainer<T> {
                 report.lines().join("; ")
             )));
         }
-        self.state.model = self.session.plan.optimizer.groups.freeze(model);
+        self.state.model = self.session.plan().optimizer.groups.freeze(model);
         self.state.optimizer.copies().clear();
         Ok(())
     }
@@ -248,7 +248,7 @@ impl<T: TrainingTask> Trainer<T> {
         stopping: Stopping,
     ) -> Result<()> {
         after.values.read_finite(run)?;
-        let only_model = self.session.plan.saving.only_model && !stopping.is_continued(run);
+        let only_model = self.session.plan().saving.only_model && !stopping.is_continued(run);
         let started = Instant::now();
         folder.metrics.sync()?;
         let progress = run.progress;
@@ -279,7 +279,7 @@ impl<T: TrainingTask> Trainer<T> {
             files: self.session.task.files(model)?,
         };
         run.saver.spent += started.elapsed();
-        let keep = self.session.plan.saving.load_best_at_end.then_some(run.evaluating.best.step).flatten();
+        let keep = self.session.plan().saving.load_best_at_end.then_some(run.evaluating.best.step).flatten();
         // The newest checkpoint stays that nothing found later can make suspect: up to the last row, the last check of the
         // compiler, and where the run last looked as if it learned.
         let verifies = self.verifying.is_repeated().then_some(run.verified);
@@ -287,7 +287,7 @@ impl<T: TrainingTask> Trainer<T> {
         run.saver.save(snapshot, keep, good)?;
         folder.status.advance(&progress, elapsed);
         folder.status.write(folder.path())?;
-        write_trainer_state(folder, &self.session.plan, run, false)?;
+        write_trainer_state(folder, self.session.plan(), run, false)?;
         run.clock.exclude_saving(started.elapsed());
         let target = folder.checkpoints().join(checkpoint::name(progress.step));
         for callback in &mut self.callbacks {

@@ -113,7 +113,7 @@ impl<T: TrainingTask> Trainer<T> {
     /// Captured steps where the plan has them, unless a callback sees gradients, which is then said; else eager ones.
     pub(super) fn executor(&mut self) -> Box<dyn Executor<T>> {
         #[cfg(feature = "compiler")]
-        if self.session.plan.captures().is_ok() {
+        if self.session.plan().captures().is_ok() {
             if self.callbacks.iter().any(|callback| callback.sees_gradients()) {
                 self.notice("steps are not captured: a callback sees gradients");
             } else if let Some(captured) = CapturedSteps::new(&self.state, &self.session, self.drops) {
@@ -134,7 +134,7 @@ impl<T: TrainingTask> Trainer<T> {
         let step = run.progress.step;
         let (mut labels, mut micro_batches, mut tokens) = (0.0, 0, 0);
         let mut epoch_ended = false;
-        while micro_batches < self.session.plan.batch.accumulation && !epoch_ended {
+        while micro_batches < self.session.plan().batch.accumulation && !epoch_ended {
             let Some(loaded) = loader.next_batch()? else { break };
             let size = self.session.task.size(&loaded.batch);
             let shape = Shape::of(&size);
@@ -144,7 +144,7 @@ impl<T: TrainingTask> Trainer<T> {
             let batch = self.session.task.to_device(&loaded.batch, executor.device())?;
             self.observer.batch(shape);
             self.observer.part(Part::Data);
-            let seed = seed_for(self.session.plan.run.seed, "dropout", step, micro_batches as u64);
+            let seed = seed_for(self.session.plan().run.seed, "dropout", step, micro_batches as u64);
             let micro = MicroBatch { batch, seed, labels: size.labels };
             if let Some(notice) = executor.micro_batch(&mut self.state, micro, &mut *self.observer)? {
                 self.notice(&notice);
@@ -161,7 +161,7 @@ impl<T: TrainingTask> Trainer<T> {
                 .help("every optimizer step needs at least one label that is not -100"));
         }
 
-        let lr = self.session.plan.optimizer.schedule.lr(step as usize);
+        let lr = self.session.plan().optimizer.schedule.lr(step as usize);
         let (callbacks, progress) = (&mut self.callbacks, &run.progress);
         let mut sees = |model: &T::Model, grads: &GradientsParams| {
             callbacks.iter_mut().for_each(|callback| callback.on_pre_optimizer_step(progress, model, grads));

@@ -65,10 +65,10 @@ impl<T: TrainingTask> Trainer<T> {
         if self.verifying.when == Verify::Off || self.verifying.start_is_verified {
             return Ok(None);
         }
-        if self.session.plan.engine.device.kind != DeviceKind::Cpu {
+        if self.session.plan().engine.device.kind != DeviceKind::Cpu {
             return Err(Error::config(format!(
                 "compiler.verify: on {} each mode has an engine of its own, and this process has one",
-                self.session.plan.engine.device.kind
+                self.session.plan().engine.device.kind
             ))
             .help(
                 "`kiln train` makes the check; a program compares with kiln::proof::parity, or sets verify = \"off\"",

@@ -20,8 +20,7 @@ use crate::base::error::{ErrorKind, Result};
 use crate::base::metrics::Record;
 use crate::base::process::scratch;
 use crate::base::signals;
-use crate::config::Switch;
-use crate::config::{CompilerMode, EvalStrategy, Sampler};
+use crate::config::{BatchSection, CompilerMode, EvalStrategy, LearningRateSection, Sampler, Switch};
 use crate::data::padding::{Batches, Padding};
 use crate::data::sampler::Order;
 use crate::data::subset::Subset;
@@ -30,7 +29,7 @@ use crate::engine::compiler::warms_up;
 use crate::engine::device::release_memory;
 use crate::plan::RunPlan;
 use crate::session::{Session, TrainingTask};
-use crate::trainer::{Callback, Control, Progress, Purpose, Shape, Trainer};
+use crate::trainer::{Callback, Control, Progress, Purpose, Shape, StopAfter, Trainer};
 
 /// Shapes that are warmed at most where every batch has a length of its own.
 pub(crate) const MOST: usize = 12;
@@ -61,7 +60,7 @@ pub fn is_wanted(plan: &RunPlan) -> bool {
 /// # Errors
 /// What the run would meet; a signal that asks the process to stop.
 pub fn run<T: TrainingTask>(session: &Session<T>, say: &Say) -> Result<Warmed> {
-    let plan = &session.plan;
+    let plan = session.plan();
     let started = Instant::now();
     let task = &session.task;
     let train = batches(task, &session.train, plan.data.drawn(&plan.batch), &plan.data.padding)?;
@@ -82,29 +81,38 @@ pub fn run<T: TrainingTask>(session: &Session<T>, say: &Say) -> Result<Warmed> {
     }
 
     let folder = scratch()?;
-    let mut warm = rehearsal(session, plan.engine.ops, folder.path())?;
-    // Weights that are thrown away need not be read.
-    warm.plan.model.from = None;
-    // With accumulation, gradients are also added to those of a batch before.
-    warm.plan.batch.accumulation = plan.batch.accumulation.min(2);
     // Once more the first: what adds a step to those before it is launched from the second on.
-    warm.plan.steps.total = train.batches.len() + 1;
-    // The guard does not wait for a loss that changes.
-    warm.plan.steps.per_epoch = 1;
-    warm.train = Arc::new(picks(&session.train, &train.batches, warm.plan.batch.accumulation, plan.batch.micro));
-    warm.plan.data.sampler = Sampler::Sequential;
-    warm.plan.data.drop_last = false;
-    if let (Some(found), Some(data)) = (&evaluation, &session.validation) {
-        let size = plan.evaluation.batch_size;
-        warm.validation = Some(Arc::new(picks(data, &found.batches, 1, size)));
-        warm.plan.evaluation.strategy = EvalStrategy::Steps;
-        warm.plan.evaluation.steps = warm.plan.steps.total;
-    }
+    let steps = train.batches.len() + 1;
+    // With accumulation, gradients are also added to those of a batch before.
+    let accumulation = plan.batch.accumulation.min(2);
+    let picked = Arc::new(picks(&session.train, &train.batches, accumulation, plan.batch.micro));
+    let evaluated = evaluation.as_ref().zip(session.validation.as_ref()).map(|(found, data)| {
+        Arc::new(picks(data, &found.batches, 1, plan.evaluation.batch_size)) as Arc<dyn Dataset<T::Example>>
+    });
+    let warm = rehearsal(session, plan.engine.ops, folder.path())?.derive(|config, facts| {
+        // Weights that are thrown away need not be read.
+        facts.model.from = None;
+        (config.data.sampler, config.batch) = (Sampler::Sequential, BatchSection::default());
+        // The rate of the run, whatever its batch has to do with it.
+        config.learning_rate = LearningRateSection::default();
+        let trainer = &mut config.trainer;
+        trainer.learning_rate = plan.optimizer.learning_rate.rate;
+        trainer.gradient_accumulation_steps = accumulation;
+        trainer.dataloader_drop_last = false;
+        trainer.max_steps = Some(plan.steps.total.max(steps));
+        if evaluated.is_some() {
+            (trainer.eval_strategy, trainer.eval_steps) = (EvalStrategy::Steps, Some(steps.into()));
+        }
+        Ok(())
+    })?;
+    let warm = warm.with_examples(picked, evaluated)?;
     let shapes = train.batches.iter().map(|batch| batch.shape).collect::<Vec<_>>();
     let evaluated = evaluation.map_or(0, |found| found.batches.len());
     let lines = Lines { say: say.clone(), shapes: shapes.clone(), evaluated };
-    let done =
-        Trainer::new(warm).and_then(|trainer| trainer.with_purpose(Purpose::Rehearsal).with_callback(lines).train());
+    let done = Trainer::new(warm).and_then(|trainer| {
+        let trainer = trainer.with_purpose(Purpose::Rehearsal).with_callback(lines);
+        trainer.with_callback(StopAfter(steps as u64)).train()
+    });
     // Pages that only other shapes need go back.
     release_memory(&session.device);
     match done {
@@ -268,14 +276,20 @@ impl<M> Callback<M> for Lines {
 }
 
 /// `session` as a run that only trains, computing in the form `ops`: a row for every step, no evaluation, checkpoint or sample,
-/// and all that it writes below `folder`. Of the compiler's settings what would look at the rehearsal itself is left out.
+/// and all that it writes below `folder`. It has the steps and the warm-up of the run, whatever examples it is given. Of the
+/// compiler's settings what would look at the rehearsal itself is left out.
 ///
 /// # Errors
-/// Those of [`Session::with`].
+/// Settings that contradict one another.
 pub(crate) fn rehearsal<T: TrainingTask>(session: &Session<T>, ops: Ops, folder: &Path) -> Result<Session<T>> {
-    session.with(|config| {
+    let plan = session.plan();
+    session.derive(|config, _| {
         *config = config.training_only(folder.join("probe"), 1);
-        let Some(compiler) = &mut config.compiler else { return };
+        let trainer = &mut config.trainer;
+        (trainer.max_steps, trainer.num_train_epochs, trainer.max_tokens) = (Some(plan.steps.total), None, None);
+        trainer.warmup_steps = plan.optimizer.schedule.warmup_steps().into();
+        (trainer.fast_dev_run, trainer.overfit_one_batch) = (false, false);
+        let Some(compiler) = &mut config.compiler else { return Ok(()) };
         (compiler.debug, compiler.warmup) = (false, Switch::Off);
         // The form is chosen already.
         if compiler.enabled == CompilerMode::Auto {
@@ -284,6 +298,7 @@ pub(crate) fn rehearsal<T: TrainingTask>(session: &Session<T>, ops: Ops, folder:
         if ops == Ops::Plain {
             (compiler.fused_ops, compiler.graph) = (Switch::Off.into(), Switch::Auto);
         }
+        Ok(())
     })
 }
 
@@ -293,7 +308,7 @@ mod tests {
     use kiln_models::ModelConfig;
 
     use super::*;
-    use crate::config::Task;
+    use crate::config::{RunConfig, Task};
     use crate::data::lengths::Lengths;
     use crate::session::BuiltIn;
     use crate::task::LossOptions;
@@ -318,6 +333,32 @@ mod tests {
         let found = batches(&tokens(padding), &data, draw, padding).unwrap();
         let shapes = found.batches.iter().map(|batch| batch.shape);
         (shapes.map(|shape| (shape.rows, shape.seq_len, shape.padded)).collect(), found.left_out)
+    }
+
+    #[test]
+    fn a_rehearsal_has_the_rates_and_the_padding_of_the_run_on_a_few_examples() {
+        let folder = tempfile::tempdir().unwrap();
+        let row = |i: usize| format!("{{\"input_ids\": [{}]}}\n", vec!["3"; 2 + i % 7].join(","));
+        let rows = folder.path().join("rows.jsonl");
+        std::fs::write(&rows, (0..40).map(row).collect::<String>()).unwrap();
+        let text = format!(
+            "run.output_dir = \"run\"\ndevice.kind = \"cpu\"\ncompiler.enabled = \"compiled\"\n\
+             learning_rate = {{ scaling = \"linear\", reference_batch = 4 }}\nbatch.global_batch_size = 8\n\
+             model = {{ kind = \"gpt2\", n_layer = 1, n_head = 1, n_embd = 8, n_positions = 16, vocab_size = 32 }}\n\
+             data = {{ task = \"clm\", format = \"tokenized\", padding = \"buckets\", train = {:?} }}\n\
+             [trainer]\nnum_train_epochs = 4\nper_device_train_batch_size = 4\nwarmup_steps = \"24 samples\"\n",
+            rows.display().to_string()
+        );
+        let session = Session::open(RunConfig::parse(&text, "test").unwrap()).unwrap();
+        let of_run = session.plan();
+        assert_eq!((of_run.steps.total, of_run.optimizer.schedule.warmup_steps()), (20, 3));
+        let warm = rehearsal(&session, of_run.engine.ops, folder.path()).unwrap();
+        assert_eq!((&warm.plan().optimizer, &warm.plan().data), (&of_run.optimizer, &of_run.data));
+        let few = warm.with_examples(Arc::new(Subset::first(session.train.clone(), 8)), None).unwrap();
+        let plan = few.plan();
+        assert_eq!((plan.data.train_examples, plan.steps.per_epoch, plan.steps.total), (8, 1, 20));
+        assert_eq!((&plan.optimizer, &plan.data.padding), (&of_run.optimizer, &of_run.data.padding));
+        assert_eq!((few.train.len(), of_run.data.train_examples), (8, 40), "the run's own plan is what it was");
     }
 
     #[test]

@@ -128,7 +128,7 @@ fn its_plan_callbacks_verification_and_evaluation_are_those_of_any_run() {
     let mut config = config(folder.path(), CompilerMode::Compiled, TrainerSection::default());
     config.compiler.as_mut().unwrap().verify = Some(kiln::config::Verify::Every(4));
     let session = session(config).unwrap();
-    let plan = session.plan.describe();
+    let plan = session.plan().describe();
     for part in ["Llama", "60 examples of up to 1 tokens", "8 (max_steps = 8)", "CPU", "adamw"] {
         assert!(plan.contains(part), "{part}: {plan}");
     }

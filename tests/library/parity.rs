@@ -1,14 +1,17 @@
 //! Native against compiled: `kiln parity`, `kiln bisect` with a wrong operator planted, and `kiln verify-resume --modes`.
 
+use std::path::Path;
+
 use crate::common::small_run::write;
 use crate::common::{fails, kiln, succeeds};
 use kiln::engine::compiler::columns::Column;
 use kiln::proof::bisect::{Finding, bisect};
 use kiln::proof::parity::parity;
-use kiln::proof::probe;
 use kiln::proof::probe::{Look, Probe};
+use kiln::proof::{probe, verify};
 use kiln::{Result, RunConfig, Session};
 use kiln_models::Operator;
+use kiln_models::weights::save;
 
 #[test]
 fn both_modes_compute_the_same() {
@@ -34,6 +37,29 @@ fn a_probe_that_fails_says_why() {
 }
 
 #[test]
+fn a_check_begins_with_the_weights_that_it_is_given() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let session = |seed: u64| {
+        let data = format!("data.train={:?}", folder.path().join("data.jsonl").display().to_string());
+        let set = [data, "compiler.enabled=compiled".into(), format!("trainer.seed={seed}")];
+        Session::open(RunConfig::load_with(folder.path().join("config.toml"), &set).unwrap()).unwrap()
+    };
+    let (one, other) = (session(1), session(2));
+    let weights = |session: &Session, name: &str| {
+        let at = folder.path().join(name);
+        std::fs::create_dir(&at).unwrap();
+        save(&session.model(&session.device).unwrap().0, &at).unwrap();
+        at
+    };
+    // How far the modes are apart in the last bits is as different as the weights are.
+    let distance = |from: Option<&Path>| verify::check(&one, from).unwrap().unwrap().distance;
+    assert_eq!(distance(Some(&weights(&one, "own"))), distance(None));
+    assert_ne!(distance(Some(&weights(&other, "other"))), distance(None));
+    assert!(verify::check(&one, Some(&folder.path().join("missing"))).is_err());
+}
+
+#[test]
 fn a_planted_wrong_operator_is_found() {
     let _alone = crate::one_at_a_time();
     let folder = tempfile::tempdir().unwrap();
@@ -43,8 +69,8 @@ fn a_planted_wrong_operator_is_found() {
     // A real run of every probe, in which a fused GELU gives the layer below it a gradient that is 1 % too long.
     let mut planted = |config: &RunConfig, steps: usize, look: Look| -> Result<Probe> {
         let session = Session::open(config.clone())?;
-        let mut probe = probe::run(&session, session.plan.engine.ops, steps, look)?;
-        if session.plan.engine.ops.fused_operators().contains(&Operator::Gelu) {
+        let mut probe = probe::run(&session, session.plan().engine.ops, steps, look)?;
+        if session.plan().engine.ops.fused_operators().contains(&Operator::Gelu) {
             let gradients = probe.steps.iter_mut().flat_map(|step| &mut step.gradients);
             for gradient in gradients.filter(|gradient| gradient.name.ends_with("h.1.mlp.c_fc.weight")) {
                 gradient.norm *= 1.01;

@@ -59,9 +59,9 @@ fn a_plan_is_the_same_value_whenever_it_is_derived_and_after_it_was_written() {
     let folder = tempfile::tempdir().unwrap();
     for config in configs(&folder) {
         let session = Session::open(config.clone()).unwrap();
-        let plan = &session.plan;
+        let plan = session.plan();
         assert_eq!(RunPlan::derive(&config, session.facts()).unwrap(), *plan);
-        assert_eq!(session.with(|_| {}).unwrap().plan, *plan);
+        assert_eq!(session.with(|_| {}).unwrap().plan(), plan);
         let text = serde_json::to_string_pretty(plan).unwrap();
         let read = serde_json::from_str::<RunPlan>(&text).unwrap();
         assert_eq!(read, *plan, "{text}");
@@ -70,7 +70,7 @@ fn a_plan_is_the_same_value_whenever_it_is_derived_and_after_it_was_written() {
         // The config with everything explicit has a plan that does the same.
         let again = Session::open(session.config()).unwrap();
         assert_eq!(again.config(), session.config());
-        assert_eq!((&again.plan.steps.total, &again.plan.optimizer), (&plan.steps.total, &plan.optimizer));
+        assert_eq!((&again.plan().steps.total, &again.plan().optimizer), (&plan.steps.total, &plan.optimizer));
     }
 }
 
@@ -83,9 +83,9 @@ fn another_config_on_what_is_open_has_another_plan() {
         config.trainer.gradient_accumulation_steps = 4;
     });
     let halved = halved.unwrap();
-    assert_eq!((session.plan.batch.micro, halved.plan.batch.micro), (4, 2), "the first is what it was");
-    assert_eq!(halved.plan.steps, session.plan.steps);
-    assert_eq!(halved.plan.optimizer, session.plan.optimizer);
+    assert_eq!((session.plan().batch.micro, halved.plan().batch.micro), (4, 2), "the first is what it was");
+    assert_eq!(halved.plan().steps, session.plan().steps);
+    assert_eq!(halved.plan().optimizer, session.plan().optimizer);
     assert!(halved.plan_toml().unwrap().contains("\nper_device_train_batch_size = 2\n"));
     let error = session.with(|config| config.trainer.warmup_steps = 31.into()).err().unwrap();
     assert!(error.to_string().contains("warmup_steps"), "{error}");

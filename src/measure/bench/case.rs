@@ -208,7 +208,7 @@ mod tests {
                 }
             };
             let session = Session::open(RunConfig::parse(&config.to_toml().unwrap(), "case").unwrap()).unwrap();
-            let plan = &session.plan;
+            let plan = session.plan();
             assert_eq!((plan.batch.micro, plan.model.task), (micro, Some(case.task)));
             assert!(session.train.max_len() <= case.length);
             let read: CaseFile =

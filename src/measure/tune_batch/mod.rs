@@ -155,7 +155,7 @@ pub fn tune(
     let mut config = config.clone();
     config.set_compiler(mode);
     let session = open(probe(&config))?;
-    let probe = &session.plan;
+    let probe = session.plan();
     let (budget_mib, because) = options.budget(&probe.engine.device)?;
     let key = Key::of(&config, probe)?;
     watch(Event::Begins { key: &key, budget: &because })?;

@@ -45,7 +45,7 @@ pub fn trial_config(
     accumulates: bool,
     folder: &Path,
 ) -> Result<RunConfig> {
-    let plan = &session.plan;
+    let plan = session.plan();
     let config = session.config();
     let given = &config.trainer;
     let mut config = config.training_only(folder.join("run"), 1);
@@ -86,13 +86,13 @@ pub fn trial_config(
 pub fn run_trial(file: &Path, out: &Path) -> Result<()> {
     // If memory has to be found somewhere, the kernel should end this process first. Where it cannot be told: so be it.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
-    let mut session = Session::open(RunConfig::load(file)?)?;
-    let evaluated = session.validation.take().unwrap_or_else(|| session.train.clone());
-    let plan = &session.plan;
+    let session = Session::open(RunConfig::load(file)?)?;
+    let evaluated = session.validation.clone().unwrap_or_else(|| session.train.clone());
+    let plan = session.plan();
     let eval_batch = plan.evaluation.batch_size;
     let evaluated = Arc::new(Longest::new(evaluated, eval_batch, 1));
-    session.train = Arc::new(Longest::new(session.train.clone(), plan.batch.micro, plan.batch.accumulation));
-    let mut trainer = Trainer::new(session)?;
+    let train = Longest::new(session.train.clone(), plan.batch.micro, plan.batch.accumulation);
+    let mut trainer = Trainer::new(session.with_examples(Arc::new(train), None)?)?;
     let output = trainer.train()?;
     let evaluation =
         evaluate(trainer.model(), trainer.plan().engine.compute(), trainer.session(), evaluated, eval_batch)?;

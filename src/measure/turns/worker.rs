@@ -28,7 +28,7 @@ use crate::trainer::{Callback, Control, DeviceValues, Progress, Purpose, Shape, 
 /// Those of the run, and a line that is no command.
 pub fn serve_steps(session: Session, writes_model: bool) -> Result<()> {
     let turns = Arc::new(Mutex::new(Turns {
-        times: session.plan.run.output_dir.join(laps::FILE),
+        times: session.plan().run.output_dir.join(laps::FILE),
         read: 0,
         left: 0,
         device: session.device.clone(),
@@ -54,7 +54,7 @@ pub fn serve_steps(session: Session, writes_model: bool) -> Result<()> {
 /// # Errors
 /// The device's, and a line that is no command.
 pub fn serve_operators(session: &Session) -> Result<()> {
-    let plan = &session.plan;
+    let plan = session.plan();
     let (config, task) = plan.model.built_in()?;
     let shapes = Shapes::new(config, task, plan.batch.micro, plan.batch.seq_len);
     let device = &session.device;

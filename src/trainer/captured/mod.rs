@@ -65,7 +65,7 @@ impl<T: TrainingTask> CapturedSteps<T> {
     /// For the model of `state`, whose tensors are written to from now on, in the run of `session`; none for another optimizer
     /// than AdamW.
     pub(super) fn new(state: &TrainState<T::Model>, session: &Session<T>, drops: bool) -> Option<Self> {
-        let (plan, device) = (&session.plan, &session.device);
+        let (plan, device) = (session.plan(), &session.device);
         let per_term = Tensor::ones([1], device);
         let body = Body {
             task: session.task.clone(),
