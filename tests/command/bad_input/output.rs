@@ -130,6 +130,7 @@ fn a_disk_that_is_full_leaves_nothing_half_written() {
             "plan.json",
             "plan.toml",
             "provenance.json",
+            "report.html",
             "run.log",
             "status.json",
             "trainer_state.json"
@@ -202,7 +203,17 @@ fn a_loss_that_is_no_number_stops_the_run() {
     assert!(!metrics.contains("train_runtime"), "a failed run has no summary");
     assert_eq!(
         listing(&place.path("run")),
-        [".lock", "fault", "metrics.jsonl", "plan.json", "plan.toml", "provenance.json", "run.log", "status.json"]
+        [
+            ".lock",
+            "fault",
+            "metrics.jsonl",
+            "plan.json",
+            "plan.toml",
+            "provenance.json",
+            "report.html",
+            "run.log",
+            "status.json"
+        ]
     );
 }
 
