@@ -1,7 +1,8 @@
 //! Measuring above the training loop: benchmarks, native against compiled, the largest batch, and reports.
 //!
-//! What they share stands here: programs that train by turns ([`turns`]), the record of what was measured ([`figures`]), the
-//! comparison of two participants by time ([`stats`]) and by loss ([`parity`]), and the forms of a report ([`report`]).
+//! All of them use the parts that lie beside them: programs that train by turns ([`turns`]), the record of the measurements
+//! ([`figures`]), the comparison of two participants by time ([`stats`]) and by loss ([`parity`]), and the forms of a report
+//! ([`report`]).
 
 pub mod bench;
 pub mod compare;

@@ -33,10 +33,10 @@ pub struct Facts {
     pub resident: u64,
 }
 
-/// What is known of a model.
+/// Facts about the model that a plan is derived from.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelFacts {
-    /// What kind of model it is, in a word.
+    /// The name of the kind of model, such as `gpt2`.
     pub kind: String,
     /// The configuration, vocabulary and labels settled, and the task of a model of Kiln's own.
     pub built_in: Option<(ModelConfig, Task)>,
@@ -80,7 +80,7 @@ impl ModelFacts {
     }
 }
 
-/// What is known of the data, without the examples that the config leaves out.
+/// Facts about the data that a plan is derived from. Examples that the config leaves out are not counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DataFacts {
     /// Training data.
@@ -99,12 +99,12 @@ pub struct DataFacts {
     pub pad_id: u32,
 }
 
-/// What is known of training or validation data.
+/// The number of examples of the training or validation data, and the length of the longest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SplitFacts {
     /// Examples.
     pub examples: usize,
-    /// Tokens of the longest.
+    /// Tokens of the longest example.
     pub max_len: usize,
 }
 
@@ -133,8 +133,8 @@ impl DataFacts {
         }
     }
 
-    /// Counts `train` and `validation`, if any, in place of the examples of which these are a choice. What padding follows
-    /// from stays: the lengths of all examples.
+    /// Counts the examples of `train` and `validation`, if any, which are a selection of the examples that were counted before.
+    /// `batches`, from which the padding is derived, still describes all examples.
     pub(crate) fn choose<E: Fingerprint>(&mut self, train: &dyn Dataset<E>, validation: Option<&dyn Dataset<E>>) {
         self.train.examples = train.len();
         self.tokens = (0..train.len()).map(|index| train.len_of(index) as u64).sum();
@@ -144,7 +144,7 @@ impl DataFacts {
     }
 }
 
-/// What is known of a tokenizer.
+/// Facts about the tokenizer that a plan is derived from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenizerFacts {
     /// Ids of its vocabulary.

@@ -1,6 +1,6 @@
-//! What will happen: the config and the facts about its inputs become numbers, checked against one another, printed and
-//! saved before step 1. A plan is a value: deriving it reads and writes nothing, and it is not changed afterwards. Another
-//! config or other facts have another plan.
+//! Plans of runs. A plan is derived from the config and the facts about the run's inputs: it holds every number of the run,
+//! checked against the others, and is printed and saved before step 1. A plan is a value: deriving it reads and writes
+//! nothing, and it is not changed afterwards. Another config or other facts have another plan.
 
 pub mod facts;
 pub mod memory;
@@ -55,11 +55,11 @@ pub const FILE: &str = "plan.json";
 pub struct RunPlan {
     /// The version of Kiln that made it.
     pub kiln: String,
-    /// What it is called, where its results go, and what it does besides training.
+    /// The run's name, its folder, and its work besides training.
     pub run: RunSettings,
     /// The model.
     pub model: ModelPlan,
-    /// What is learned from, in which order, and how it is padded.
+    /// The training and validation data, their order and their padding.
     pub data: DataPlan,
     /// Batch arithmetic.
     pub batch: BatchPlan,
@@ -224,7 +224,7 @@ impl EnginePlan {
     /// captured depends on more.
     ///
     /// # Errors
-    /// What the device or this build does not have.
+    /// A setting that needs something that the device or this build does not have.
     pub fn of(config: &RunConfig, device: &DeviceFacts, decision: Option<Decision>) -> Result<Self> {
         if config.trainer.full_determinism && device.kind != DeviceKind::Cpu {
             return Err(Error::config(format!(
@@ -323,7 +323,7 @@ fn documents(config: &RunConfig) -> Option<String> {
     })
 }
 
-/// What keeps the run from using all of its data.
+/// The settings that keep the run from using all of its data.
 fn limits(config: &RunConfig) -> Vec<String> {
     let (data, trainer) = (&config.data, &config.trainer);
     let limit = |name: &str, limit: Option<usize>| limit.map(|limit| format!("{name} = {limit}"));

@@ -6,16 +6,16 @@ use crate::config::{EvalStrategy, Interval, LoggingStrategy, RunConfig, RunLengt
 use crate::optim::schedule::Schedule;
 use crate::optim::{OptimizerConfig, ParameterGroups};
 
-/// What has been found of the inputs of a run, and what has not.
+/// The facts about the inputs of a run that could be determined, and the reasons why others could not.
 #[derive(Debug, Clone, Default)]
 pub struct Found {
     /// The model, where its configuration is known.
     pub model: Option<ModelFacts>,
-    /// What vocabulary or labels of the model follow from, where that has not been found.
+    /// The missing input that the model's vocabulary or labels depend on, such as `the tokenizer`.
     pub unsettled: Option<&'static str>,
     /// The device.
     pub device: Option<DeviceFacts>,
-    /// What is lacking, with the reason.
+    /// The missing inputs, each with the reason.
     pub lacks: Vec<String>,
 }
 

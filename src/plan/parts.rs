@@ -16,11 +16,11 @@ use crate::engine::operators;
 /// A part of the training compiler and what has become of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// What it is called in tables.
+    /// Its name in tables.
     pub name: &'static str,
     /// `on`, `off` or `not available`.
     pub state: &'static str,
-    /// What is on, or why it is not.
+    /// The extent to which it is on, such as the names of the fused operators, or the reason why it is not.
     pub because: String,
 }
 

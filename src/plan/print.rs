@@ -170,8 +170,9 @@ impl RunPlan {
     /// # Errors
     /// A value that TOML cannot hold.
     pub fn to_toml(&self, config: &RunConfig) -> Result<String> {
-        let mut text =
-            String::from("# What this run does, resolved. A config file: `kiln train` repeats the run from it.\n");
+        let mut text = String::from(
+            "# All settings of this run, resolved. A config file: `kiln train` repeats the run from it.\n",
+        );
         for line in self.describe().lines() {
             writeln!(text, "# {line}").expect("writing to a String cannot fail");
         }

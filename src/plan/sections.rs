@@ -25,14 +25,14 @@ use crate::optim::{OptimizerConfig, ParameterGroups};
 use crate::precision::PrecisionPlan;
 use crate::task::LossOptions;
 
-/// What the run is called, where its results go, and what it does besides training.
+/// The run's name, its folder, and its work besides training.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunSettings {
     /// Its name, for people.
     pub name: Option<String>,
     /// The run folder, as the config has it.
     pub output_dir: PathBuf,
-    /// What becomes of a run folder that is there already.
+    /// How a run folder that exists already is treated.
     pub on_existing: OnExisting,
     /// The checkpoint to continue from; none is the newest.
     pub resume_from_checkpoint: Option<PathBuf>,
@@ -42,9 +42,9 @@ pub struct RunSettings {
     pub trains: bool,
     /// Rows that are predicted at the end.
     pub test: Option<String>,
-    /// What is told on the way.
+    /// The level of the messages that the run prints.
     pub log_level: LogLevel,
-    /// What the config says that has no effect.
+    /// The settings of the config that have no effect.
     pub no_effect: Vec<String>,
 }
 
@@ -69,9 +69,9 @@ impl RunSettings {
 /// The model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelPlan {
-    /// What kind of model it is, in a word.
+    /// The name of the kind of model, such as `gpt2`.
     pub kind: String,
-    /// What it learns to do; none for a model with a loss of its own.
+    /// The task that the model learns; none for a model with a loss of its own.
     pub task: Option<Task>,
     /// Its configuration, in the form of `config.json`; none for a model that is not Kiln's.
     #[serde(with = "model_config")]
@@ -171,7 +171,7 @@ pub(super) mod model_config {
     }
 }
 
-/// What is learned from, in which order, and how it is padded.
+/// The training and validation data, their order and their padding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DataPlan {
     /// Examples of the training data.
@@ -186,7 +186,7 @@ pub struct DataPlan {
     pub max_length: Option<usize>,
     /// How documents are joined, for people; none where examples are rows.
     pub documents: Option<String>,
-    /// What keeps the run from using all of its data, for people.
+    /// The settings that keep the run from using all of its data, for people.
     pub limits: Vec<String>,
     /// The kind of order of the training examples.
     pub sampler: Sampler,
@@ -200,7 +200,7 @@ pub struct DataPlan {
     pub padding_strategy: PaddingStrategy,
     /// The lengths that batches are padded to.
     pub padding: Padding,
-    /// What padding costs in training.
+    /// The cost of padding in training.
     pub padding_cost: PaddingCost,
 }
 
@@ -222,7 +222,7 @@ pub struct StepPlan {
 }
 
 impl StepPlan {
-    /// What an optimizer step of `batch` sees of data with so many tokens.
+    /// The samples and the mean number of tokens of an optimizer step of `batch`, over data with `train_tokens` tokens.
     pub fn step_size(&self, batch: &BatchPlan, train_tokens: u64) -> StepSize {
         let tokens = train_tokens as f64 / self.per_epoch as f64;
         StepSize { total_steps: self.total, samples: batch.global, tokens }
@@ -234,7 +234,7 @@ impl StepPlan {
 pub struct OptimizerPlan {
     /// Its name, as it is written in configs.
     pub name: OptimizerName,
-    /// What it is told once.
+    /// Its settings, the same for all steps.
     pub config: OptimizerConfig,
     /// Which parameters learn, and how fast.
     pub groups: ParameterGroups,
@@ -264,7 +264,7 @@ pub struct EnginePlan {
     pub ops: Ops,
     /// In which type they compute.
     pub precision: PrecisionPlan,
-    /// What the backward pass computes again.
+    /// The activations that the backward pass computes again.
     pub activation_checkpointing: ActivationCheckpointing,
     /// Why steps are not captured; none where they are.
     pub not_captured: Option<NotCaptured>,
@@ -385,7 +385,7 @@ pub struct SavingPlan {
 }
 
 impl SavingPlan {
-    /// What `[trainer]` asks for, with so many `steps` between checkpoints.
+    /// The plan of saving that `[trainer]` asks for, with `steps` optimizer steps between checkpoints.
     pub fn of(trainer: &TrainerSection, steps: usize) -> Self {
         Self {
             strategy: trainer.save_strategy,

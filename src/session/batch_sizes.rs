@@ -142,8 +142,8 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// What is stored under `key`; none when nothing is, or when the search had no use for sizes that are now of use, up to
-    /// `useful`.
+    /// The size that is stored under `key`. None when no size is stored, or when its search stopped at a size below `useful`
+    /// because the run of then had no use for a larger one.
     ///
     /// # Errors
     /// A file that cannot be read.

@@ -44,7 +44,7 @@ pub struct BuiltIn {
 }
 
 impl BuiltIn {
-    /// What `plan` says, with its tokenizer and the files that are kept.
+    /// The task that `plan` describes, with the tokenizer and the files of the pretrained model that are copied unchanged.
     ///
     /// # Errors
     /// A plan of another model.

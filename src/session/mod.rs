@@ -36,9 +36,9 @@ use inputs::{Inputs, resident};
 pub use built_in::BuiltIn;
 pub use training_task::{BatchSize, TensorMapper, TensorTree, TrainingTask};
 
-/// A run that can begin: what will happen, and the device and the datasets that it happens with.
+/// A run that can begin: its plan, its device, its task and its open datasets.
 pub struct Session<T: TrainingTask = BuiltIn> {
-    /// What will happen. Nothing changes it: another config or other facts make another session.
+    /// The plan of the run. Nothing changes it: another config or other facts make another session.
     plan: RunPlan,
     /// Where it runs.
     pub device: Device,
@@ -48,7 +48,7 @@ pub struct Session<T: TrainingTask = BuiltIn> {
     pub train: Arc<dyn Dataset<T::Example>>,
     /// Validation data, if any.
     pub validation: Option<Arc<dyn Dataset<T::Example>>>,
-    /// What the plan follows from.
+    /// The config and the facts that the plan is derived from.
     config: RunConfig,
     facts: Facts,
 }
@@ -68,12 +68,12 @@ impl<T: TrainingTask> Clone for Session<T> {
 }
 
 impl<T: TrainingTask> Session<T> {
-    /// What will happen.
+    /// The plan of the run.
     pub fn plan(&self) -> &RunPlan {
         &self.plan
     }
 
-    /// The plan, without what is open.
+    /// The plan alone; the datasets are closed.
     pub fn into_plan(self) -> RunPlan {
         self.plan
     }
@@ -83,7 +83,7 @@ impl<T: TrainingTask> Session<T> {
         self.plan.resolved(&self.config)
     }
 
-    /// What the plan follows from, besides the config.
+    /// The facts about the inputs that the plan is derived from, besides the config.
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
@@ -291,7 +291,7 @@ pub fn outline(config: &RunConfig) -> Option<String> {
 }
 
 impl RunConfig {
-    /// The plan of this run. What it names is opened for it and closed again; [`Session::open`] keeps it open.
+    /// The plan of this run. Its inputs are opened to derive it and closed again; [`Session::open`] keeps them open.
     ///
     /// # Errors
     /// Those of [`Session::open`].

@@ -74,8 +74,9 @@ pub trait Callback<M = Model> {
     /// After the weights have changed, before the step is counted. As `on_pre_optimizer_step`.
     fn on_optimizer_step(&mut self, progress: &Progress, model: &M) {}
 
-    /// After every optimizer step, before its `on_step_end`, with its values. What is queued with `closures`, these values
-    /// or any others, comes back after the step or with the next log row, which it is read with.
+    /// After every optimizer step, before its `on_step_end`, with its values on the device. A callback that wants to read them,
+    /// or others, queues them with `closures`: they are handed to it after the step, or with the next log row, when they are
+    /// read together with the values of that row.
     fn on_step_values(&mut self, progress: &Progress, values: DeviceValues<'_>, closures: &mut StepClosures<'static>) {}
 
     /// After every optimizer step. Reads nothing from the device.

@@ -24,8 +24,8 @@ fn is_fault(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::NonFinite | ErrorKind::Device | ErrorKind::Differs)
 }
 
-/// Marks checkpoints and writes the bundle, if `error` is a fault; says what was done. What goes wrong meanwhile is a
-/// warning: the fault itself is the error to report.
+/// Marks checkpoints and writes the bundle, if `error` is a fault, and returns a sentence that says so. A failure meanwhile is
+/// only a warning, because the fault itself is the error to report.
 pub(super) fn report(plan: &RunPlan, folder: &RunFolder, run: &mut Run, error: &Error) -> Option<String> {
     if !is_fault(error) {
         return None;

@@ -1,6 +1,6 @@
 //! The training loop, read from top to bottom: [`Trainer::train`]. After each step it asks its parts (logging, evaluation,
 //! verification, saving, the reasons to stop) whether they are due; each decides for itself. The steps are computed by an
-//! executor, operation by operation or as recordings. What is trained is a [`TrainingTask`]; nothing else trains.
+//! executor, operation by operation or as recordings. The loop trains a [`TrainingTask`]; it is the only training loop of Kiln.
 
 pub mod debug;
 pub mod runs;

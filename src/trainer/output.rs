@@ -3,8 +3,8 @@
 //! run writes, and lists what Kiln has written ([`manifest`](super::manifest)). A folder that belongs to another run is
 //! refused, `model/` appears only when all of it is written, and a file that is not listed is never replaced or removed.
 //!
-//! A process may be killed at any moment. What it has not finished, the next one in the folder removes, and a folder with
-//! nothing but the beginning of a run in it is as good as an empty one.
+//! A process may be killed at any moment. The next process in the folder removes unfinished files, and a folder that holds only
+//! the beginning of a run counts as empty.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -215,7 +215,7 @@ impl RunFolder {
                 tracing::warn!("{notice}");
             }
         } else if how == OnExisting::Resume {
-            // What is there is somebody's work: only `overwrite` may replace it.
+            // Files found here may be somebody's work: only `overwrite` may replace them.
             let mut entries = fs::read_dir(&checkpoints).into_iter().flatten().flatten();
             let kept = entries.any(|entry| !checkpoint::is_unfinished(&entry.path()))
                 || [MODEL, REPLACED].iter().any(|model| path.join(model).exists());
@@ -273,13 +273,13 @@ impl RunFolder {
         let there = || written.iter().map(|file| path.join(file)).filter(|file| fs::symlink_metadata(file).is_ok());
         match &found {
             Some(found) => {
-                // What becomes of the rows is said when they are read.
+                // `metrics.jsonl` is checked when its rows are read, with warnings of its own.
                 for file in there().filter(|file| !file.ends_with(metrics::FILE) && is_blocked(file)) {
                     let aside = set_aside_damaged(&file)?;
                     tracing::warn!("{}, which is no regular file, is now {}", file.display(), aside.display());
                 }
                 checkpoint::supersede(&checkpoints, found.state.step, &|name| manifest.has_in_checkpoints(name))?;
-                // The end of the process before is not that of the run.
+                // The previous process wrote these files at its end, but the run goes on.
                 for file in [RESULTS, page::PAGE, page::SAMPLES].map(|name| path.join(name)) {
                     if fs::symlink_metadata(&file).is_err() {
                         continue;
@@ -295,7 +295,7 @@ impl RunFolder {
                     let names = kept.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
                     tracing::warn!("{}: kept, since Kiln has not written them: {names}", path.display());
                 }
-                // What is still there under the name of a file of the run is somebody else's.
+                // A file that still has the name of a file of the run was not written by Kiln.
                 for file in there() {
                     keep(&file, &file).map_err(|error| io("rename", &file, &error))?;
                 }

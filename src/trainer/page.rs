@@ -1,5 +1,5 @@
-//! What a run keeps for its page, `report.html`: the text that it wrote at its end, and which classes its last evaluation
-//! took for which. The page itself is made above the trainer, by whoever hands it to [`Trainer::with_page`].
+//! The files that a run keeps for its page, `report.html`: the text that it generated at its end, and the confusion matrix of its
+//! last evaluation. The page itself is written by the function that is handed to [`Trainer::with_page`].
 
 use std::path::Path;
 
@@ -26,7 +26,7 @@ pub const CONFUSION: &str = "confusion_matrix.json";
 /// A matrix of more classes is not kept: it has more counts than anybody reads.
 const MOST_CLASSES: usize = 256;
 
-/// What `confusion_matrix.json` holds.
+/// The contents of `confusion_matrix.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ConfusionFile {
     /// Optimizer steps made.
@@ -47,7 +47,8 @@ impl ConfusionFile {
 
 impl<T: TrainingTask> Trainer<T> {
     /// `page` is called with the run folder when a run has ended, well or not, and its `status.json` says how: it writes the
-    /// page of the run there. [`page_of_run`](crate::measure::report::page_of_run) is one. What it fails at is a warning.
+    /// page of the run there. [`page_of_run`](crate::measure::report::page_of_run) is such a function. Its errors are shown as
+    /// warnings.
     #[must_use]
     pub fn with_page(mut self, page: impl Fn(&Path) -> Result<()> + 'static) -> Self {
         self.page = Some(Box::new(page));

@@ -1,7 +1,7 @@
 //! Recovers a run that ran out of memory: back to the last good state (the newest whole checkpoint, or
-//! the start), the micro-batch halved, the global batch kept. What was computed since is not trusted: a device that ran
-//! out of memory may have left anything. Only what is reported as an error can be caught; a process that the kernel ends,
-//! or that Rust's allocator aborts, is continued with `--resume`.
+//! the start), the micro-batch halved, the global batch kept. Steps computed since that state are not trusted: a device that
+//! ran out of memory may have left any values. Only running out that is reported as an error can be caught; a process that the
+//! operating system's kernel ends, or that Rust's allocator aborts, is continued with `--resume`.
 
 use super::Trainer;
 use super::checkpoint::{self, Checkpoint};

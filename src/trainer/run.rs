@@ -209,7 +209,7 @@ impl<T: TrainingTask> Trainer<T> {
         Ok(After { step, epoch, epoch_ended, is_last: step == total_steps, values })
     }
 
-    /// The stage before the first step, where the run has one. What it says goes to the callbacks.
+    /// The warm-up before the first step, where the run has one. Its messages go to the callbacks.
     fn warm_up(&mut self) -> Result<Option<Warmed>> {
         if !warmup::is_wanted(self.session.plan()) {
             return Ok(None);

@@ -40,7 +40,7 @@ const MAX_BATCHES: usize = 4096;
 /// Hears what the stage says.
 pub type Say = Rc<dyn Fn(&str)>;
 
-/// What the stage has done.
+/// The result of the warm-up.
 #[derive(Debug, Clone)]
 pub struct Warmed {
     /// The shapes of training batches that went through it.
@@ -58,7 +58,7 @@ pub fn is_wanted(plan: &RunPlan) -> bool {
 /// Runs the stage for `session`.
 ///
 /// # Errors
-/// What the run would meet; a signal that asks the process to stop.
+/// Any error of the steps that the warm-up computes; a signal that asks the process to stop.
 pub fn run<T: TrainingTask>(session: &Session<T>, say: &Say) -> Result<Warmed> {
     let plan = session.plan();
     let started = Instant::now();

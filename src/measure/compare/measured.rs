@@ -240,8 +240,8 @@ fn windows_of_steps(steps: &[StepTimes], quiet: usize) -> Windows {
         calm = if has_news(step) { 0 } else { calm + 1 };
         over
     });
-    // A run that never calms down is all warm-up. What the device has not finished then would be waited for in the first
-    // window.
+    // A run that never calms down is all warm-up. The first window begins after a step that waited for the device: otherwise
+    // it would include the time of earlier work that the device had not finished.
     let begin = begin.unwrap_or(steps.len());
     let begin = (begin..steps.len()).find(|step| steps[step.saturating_sub(1)].synced).unwrap_or(steps.len());
     let warmup = steps[..begin].iter().map(|step| step.step_ms).sum::<f64>() / 1e3;

@@ -1,7 +1,7 @@
 //! `kiln compare` and `kiln report`: is it worth compiling this run, on this machine, with this data, and at what batch?
 //! [`run`](mod@run) makes the runs, each in a process of its own; [`measured`] reads finished ones; [`analyse`](mod@analyse)
-//! makes a [`Report`] of them; [`crate::measure::report`] shows it. What a report needs beyond the run folders is in an
-//! [`Experiment`], kept as `experiment.json`, so that it can be made again without running anything.
+//! makes a [`Report`] of them; [`crate::measure::report`] shows it. An [`Experiment`], kept as `experiment.json`, holds the
+//! facts that a report needs beyond the run folders, so that the report can be made again without running anything.
 
 pub mod ablation;
 pub mod analyse;

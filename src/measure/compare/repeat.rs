@@ -16,8 +16,8 @@ pub(super) const TURN: usize = 5;
 const TURN_ALONE: usize = 50;
 
 /// Where the steps of a run are not given: as many as take this long in the first arm, at least so many on the CPU, and at
-/// least so many on a device, whose warm-up is longer and which is waited for every ten steps only. What is measured longer
-/// is better measured by more repeats: they narrow the interval twice, as runs and as degrees of freedom.
+/// least so many on a device, whose warm-up is longer and which is waited for every ten steps only. Time for longer runs is
+/// better spent on more repeats: they narrow the interval twice, as runs and as degrees of freedom.
 const SECONDS: f64 = 2.5;
 const LEAST_CPU: usize = 16;
 const LEAST_DEVICE: usize = 80;
@@ -29,7 +29,7 @@ const SHARE: f64 = 0.8;
 pub(super) const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// Trains every participant for `steps` steps, or to the end of its plan where that comes first: the seconds of its process, or
-/// how it failed. What a process says is kept in its file of errors until it has ended well.
+/// how it failed. The output of a process is kept in its file of errors until it has ended well.
 ///
 /// # Errors
 /// A program that cannot be started, and a signal to this process.

@@ -1,6 +1,6 @@
 //! Makes the runs of a comparison, repeat by repeat (`repeat`), in an order that turns round from one to the
-//! next, so that nothing always comes first. Raw samples stay in the run folders; weights are removed. What the arms are
-//! is [`super::arms`]', what is made of the runs [`super::analyse`]'s.
+//! next, so that no arm always comes first. Raw samples stay in the run folders; weights are removed. [`super::arms`] defines
+//! the arms, [`super::analyse`] compares the runs.
 
 use std::fs;
 use std::path::{Path, PathBuf};

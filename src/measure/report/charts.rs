@@ -23,7 +23,7 @@ pub(super) struct Chart {
     pub(super) title: &'static str,
     /// How to read it.
     pub(super) caption: String,
-    /// What the first column of its table holds.
+    /// The name of the first column of its table.
     pub(super) first: &'static str,
     /// Its figures, for whoever does not see the drawing.
     pub(super) table: Table,
@@ -217,10 +217,10 @@ const MOST_POINTS: usize = 300;
 /// Points that are few enough to be told from one another.
 const MOST_DOTS: usize = 40;
 
-/// What is larger has no place on an axis; the table has it.
+/// The largest absolute value that a chart draws. Larger values appear in the chart's table only.
 const MOST_DRAWN: f64 = 1e30;
 
-/// The rows of a chart's table.
+/// The most rows of a chart's table.
 const MOST_ROWS: usize = 40;
 
 fn thinned(points: Vec<Point>) -> Vec<Point> {
@@ -399,12 +399,12 @@ struct Curve {
     points: Vec<Point>,
 }
 
-/// What the vertical axis reaches over.
+/// The range of the vertical axis.
 #[derive(Debug, Clone, Copy)]
 enum Span {
-    /// The values.
+    /// From the least value to the largest.
     Values,
-    /// From nothing to the largest value.
+    /// From zero to the largest value.
     FromZero,
 }
 

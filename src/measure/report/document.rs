@@ -175,7 +175,7 @@ impl Matrix {
 pub(super) struct Document {
     pub(super) title: String,
     pub(super) made_at: String,
-    /// What the reader came for, in a sentence.
+    /// The main result, in a sentence.
     pub(super) answer: Option<Statement>,
     /// Of every comparison and of the noise; of a run, its warnings.
     pub(super) statements: Vec<Statement>,
@@ -184,11 +184,11 @@ pub(super) struct Document {
     /// Arms that failed, and why.
     pub(super) failures: Vec<String>,
     pub(super) conclusions: Vec<String>,
-    /// What each arm is.
+    /// The label of each arm.
     pub(super) labels: Vec<String>,
     pub(super) table: Table,
     pub(super) matrix: Option<Matrix>,
-    /// What follows the figures.
+    /// The sections after the figures.
     pub(super) sections: Vec<Section>,
 }
 
@@ -356,7 +356,7 @@ fn sentence(comparison: &Comparison) -> String {
     }
 }
 
-/// What follows from the comparisons, a line each.
+/// The conclusions from the comparisons, a line each.
 fn conclusions(report: &Report) -> Vec<String> {
     let derived = &report.derived;
     let mut lines = Vec::new();
@@ -424,7 +424,7 @@ fn conclusions(report: &Report) -> Vec<String> {
     lines
 }
 
-/// What is said of a product of which a factor, or the whole, is not measurable.
+/// A remark that names the share of a product of speed-ups, or the whole, that is within the noise; empty where none is.
 fn in_the_noise(report: &Report) -> String {
     let of = |role: Role| report.arms.iter().find(|arm| arm.role == role);
     let same = |role: Role| {
@@ -483,7 +483,7 @@ pub(super) fn machine(it: &Provenance) -> String {
     )
 }
 
-/// What a run computed with.
+/// The mode, the fused operators and the config of a run.
 pub(super) fn own(it: &Provenance) -> String {
     let fused = match &it.fused_operators {
         Some(fused) if !fused.is_empty() => format!("fused {}", fused.join(", ")),

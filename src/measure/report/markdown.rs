@@ -20,7 +20,7 @@ pub(super) fn page(document: &Document, charts: &[Chart]) -> String {
         line(format!("| {} | {} |", row.name, cells.join(" | ")));
     }
     let statements = document.statements.iter().map(|statement| statement.sentence.clone()).collect();
-    let first = [(document.statements_title, &statements), ("What follows", &document.conclusions)];
+    let first = [(document.statements_title, &statements), ("Conclusions", &document.conclusions)];
     let rest = document.sections.iter().map(|section| (section.title, &section.lines));
     for (title, lines) in first.into_iter().chain(rest).filter(|(_, lines)| !lines.is_empty()) {
         line(format!("\n## {title}\n"));

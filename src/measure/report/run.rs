@@ -1,5 +1,5 @@
 //! The page of one run, from its folder alone: `report.html` that `kiln train` leaves, and what `kiln report RUN` makes of any
-//! run, finished, broken or going on. What a file does not tell is left out, and a file that cannot be read is said to be so.
+//! run, finished, broken or going on. The page leaves out values that no file holds, and names each file that cannot be read.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ use crate::session::saved_plan;
 use crate::trainer::laps::{self, Parts, StepTimes};
 use crate::trainer::{CONFUSION, ConfusionFile, RunStatus, SAMPLES, Status, run_log};
 
-/// What is read of a run folder.
+/// The contents of a run folder that the page shows.
 #[derive(Debug)]
 pub(crate) struct Run {
     folder: PathBuf,
@@ -32,11 +32,11 @@ pub(crate) struct Run {
     asked: Vec<String>,
     samples: Vec<Sample>,
     confusion: Option<ConfusionFile>,
-    /// What `run.log` tells besides the plan and the rows.
+    /// The lines of `run.log` besides the plan and the rows.
     events: Vec<String>,
     /// Files that cannot be read, and why.
     unreadable: Vec<String>,
-    /// What the device reaches in a matrix product, GFLOP/s, and what is to be known of it.
+    /// The speed of the device in a matrix product, in GFLOP/s, and a note on how it was measured.
     peak: Option<(f64, String)>,
 }
 
@@ -134,7 +134,7 @@ impl Run {
         self.status.status == RunStatus::InProgress
     }
 
-    /// What its device reaches in a product of f32 matrices, in GFLOP/s.
+    /// Adds the measured speed of the device in a product of f32 matrices, in GFLOP/s.
     pub(crate) fn with_peak(mut self, gflops: f64) -> Self {
         let note = format!(
             "The device reaches {gflops:.0} GFLOP/s in a product of 2048 x 2048 f32 matrices, measured when this page was made. \
@@ -237,7 +237,7 @@ impl Run {
         Statement::new(tone, format!("{}.", sentence.trim_end_matches('.')))
     }
 
-    /// What the reader must know before believing the figures.
+    /// Warnings that the reader must know before believing the figures.
     fn warnings(&self) -> Vec<Statement> {
         let mut warnings = Vec::new();
         let mut warn = |tone: Tone, line: String| warnings.push(Statement::new(tone, line));

@@ -1,6 +1,6 @@
 //! The largest batch that trains on this machine, found by training: each size in a process of its own, with real steps on
 //! the longest examples, until one more does not fit. `kiln tune-batch` and `per_device_train_batch_size = "auto"` are built
-//! on it. What it does not do: guess. A size that was not run is never reported.
+//! on it. It never guesses: a size that was not run is never reported.
 
 pub mod measured;
 pub mod process;

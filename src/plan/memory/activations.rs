@@ -1,9 +1,9 @@
-//! What the forward pass keeps for the backward pass, counted in the code of `kiln_models`, operator by operator, in the
-//! form and the type in which each computes. What the counts come to was compared with the allocations of a step
-//! (benches/results/2026-11-21-plan-memory.md); for what is computed again (`balanced`), where Burn decides, they are
-//! the allocations.
+//! The bytes of activations that the forward pass keeps for the backward pass. They were counted in the code of `kiln_models`,
+//! operator by operator, in the form and the type in which each computes, and compared with the measured allocations of a step
+//! (benches/results/2026-11-21-plan-memory.md). With `balanced` checkpointing Burn decides which activations are computed again,
+//! so its figures are the measured allocations themselves.
 //!
-//! All in bytes, of one micro-batch.
+//! All figures are bytes for one micro-batch.
 
 use kiln_models::Activation;
 use kiln_models::ops::Form;
@@ -23,7 +23,7 @@ const MAPPED: u128 = 32 << 20;
 /// Bytes of a page.
 const PAGE: u128 = 4096;
 
-/// What a value takes in halves of a value of f32: 2 for f32 itself, 1 for bf16 and f16.
+/// The size of a value in units of two bytes: 2 for f32, 1 for bf16 and f16.
 type Halves = u128;
 
 /// The parts of what is kept.
@@ -35,7 +35,7 @@ pub(super) struct Activations {
     kept: u128,
     /// The last layer with that.
     last: u128,
-    /// What passes from layer to layer.
+    /// The hidden states that one layer hands to the next.
     passed: u128,
     layers: u128,
     /// Embeddings and head, with what the loss and its gradient need at their largest.
@@ -77,7 +77,7 @@ impl Activations {
         let attention = plain(Operator::Attention, softmax * scores);
         // Two masks.
         let masks = if hidden_dropout { plain(Operator::Dropout, 2 * 2 * width) } else { 0 };
-        // What goes in, the factors of the plain form, and its result as operand.
+        // The input of the activation function, the factors of the plain form, and its result as operand.
         let factors = match model.activation() {
             Activation::GeluTanh => 4,
             Activation::GeluErf => 2,
@@ -182,7 +182,7 @@ impl Activations {
         layer + self.moving + self.head_gradient
     }
 
-    /// What a batch of an evaluation needs, and what training leaves lying about meanwhile.
+    /// The memory of a batch of an evaluation, with the activations of training that are still allocated meanwhile.
     pub(super) fn of_evaluation(&self) -> u128 {
         let left = if self.evaluation.beside_training { self.at_the_top() } else { 0 };
         self.evaluation.bytes + left

@@ -1,10 +1,10 @@
-//! What a run will need in memory, by arithmetic, so that a plan can say it before anything is allocated. An estimate: a
-//! log row's `peak_mib` is the measurement, and `tests/command/plan_memory.rs` holds the two together.
+//! Estimates by arithmetic how much memory a run needs, so that a plan can say it before anything is allocated. The measurement
+//! is `peak_mib` in the rows of the log; `tests/command/plan_memory.rs` compares the estimate with it.
 //!
 //! A run's memory rises and falls within a step. Weights and the optimizer's state are always there; above them the
 //! largest of three moments counts: the beginning of the backward pass (all that the forward pass kept, and the first
-//! gradients on their way), the update (all gradients), and a batch of an evaluation (its logits). What the forward pass
-//! keeps is `activations`'s.
+//! gradients on their way), the update (all gradients), and a batch of an evaluation (its logits). `activations` counts the
+//! values that the forward pass keeps.
 
 mod activations;
 
@@ -17,14 +17,14 @@ use crate::config::Task;
 use crate::plan::BatchPlan;
 use activations::{Activations, F32};
 
-/// What a run's memory depends on.
+/// The inputs of a memory estimate.
 #[derive(Debug, Clone, Copy)]
 pub struct MemoryInputs<'a> {
     /// The model.
     pub model: &'a ModelConfig,
     /// The task.
     pub task: Task,
-    /// How many values there are of what.
+    /// The numbers of parameters and of values of the optimizer's state.
     pub values: Values,
     /// The batch of a step.
     pub batch: &'a BatchPlan,
@@ -32,15 +32,16 @@ pub struct MemoryInputs<'a> {
     pub eval_batch: usize,
     /// The form of the operators and the type of matrix products.
     pub compute: Compute,
-    /// What the backward pass computes again.
+    /// The activations that the backward pass computes again.
     pub checkpointing: ActivationCheckpointing,
-    /// Whether an update may be skipped (f16), so that it needs what was there before.
+    /// Whether an update may be skipped (f16), so that the values before it have to be kept.
     pub skips: bool,
-    /// What lives in the same memory besides the step: the program, and a checkpoint on its way to disk.
+    /// The other contents of the same memory (the program, and a checkpoint on its way to disk); none on a device with memory
+    /// of its own.
     pub host: Option<Host>,
 }
 
-/// How many values there are of what.
+/// The numbers of parameters and of values of the optimizer's state, and the memory of the process before training.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Values {
     /// Parameters of the model.
@@ -49,32 +50,32 @@ pub struct Values {
     pub trained: usize,
     /// Of these, those of the largest tensor.
     pub largest: usize,
-    /// What the optimizer keeps.
+    /// Values of the optimizer's state.
     pub state: usize,
     /// Bytes that the process has resident before it trains: the program, tokenizer and data.
     pub resident: u64,
 }
 
-/// What the CPU's memory holds besides the step.
+/// The CPU's memory, where the run trains on the CPU: it also holds the program and checkpoints that are being written.
 #[derive(Debug, Clone, Copy)]
 pub struct Host {
     /// Whether a checkpoint is written before the last step.
     pub saves: bool,
 }
 
-/// Bytes by what they hold, at the moment that needs most of them.
+/// The estimated bytes of a run by their use, at the moment of the largest sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct MemoryEstimate {
     /// That moment.
     pub peak: Peak,
     /// Weights, f32.
     pub weights: u64,
-    /// What the optimizer keeps, f32.
+    /// The optimizer's state, f32.
     pub optimizer: u64,
     /// Gradients, f32.
     pub gradients: u64,
-    /// What the backward pass needs of the forward pass, narrow copies of the weights and gradients on their way included;
-    /// what a batch of an evaluation needs; what an update needs besides.
+    /// At the beginning of the backward pass: the activations that the forward pass kept, with narrow copies of the weights and
+    /// gradients on their way. In an evaluation: the memory of a batch. In an update: its working memory.
     pub activations: u64,
     /// A checkpoint on its way to disk, on the CPU.
     pub checkpoint: u64,
@@ -191,7 +192,7 @@ impl MemoryEstimate {
     }
 }
 
-/// What lives at one moment besides weights and the optimizer's state.
+/// The bytes that are allocated at one moment besides weights and the optimizer's state.
 #[derive(Clone, Copy)]
 struct Moment {
     peak: Peak,

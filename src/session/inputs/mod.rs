@@ -1,5 +1,5 @@
 //! Opens everything a run reads, before anything is planned: model configuration, tokenizer, training and validation data.
-//! What is found here are facts; [`plan`](crate::plan) turns them and the config into what will happen.
+//! The result is facts about these inputs; [`plan`](crate::plan) derives the plan of the run from them and the config.
 
 mod squad;
 mod table;

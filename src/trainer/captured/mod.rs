@@ -1,8 +1,8 @@
 //! Captured steps, on wgpu and CUDA: forward pass, backward pass and update of a batch are recorded once for the batch's
 //! shape, and from then on a step is that recording, replayed. Where a step has several micro-batches, these are recorded
-//! without the update, which is a recording of its own. What changes from step to step (the batch, the learning rate, the
-//! divisor of the loss, the seeds of dropout) lies in tensors that are written to before the replay; weights, moments and sums
-//! over micro-batches are updated where they lie.
+//! without the update, which is a recording of its own. The values that change from step to step (the batch, the learning rate,
+//! the divisor of the loss, the seeds of dropout) lie in tensors that are written to before the replay; weights, moments and
+//! sums over micro-batches are updated in place.
 //!
 //! Recording computes a few times. That leaves no trace in the run: updates are idle ([`InPlace::idle`]), and nothing is
 //! added to sums ([`Adding::Nothing`]).
@@ -52,9 +52,10 @@ pub(super) struct CapturedSteps<T: TrainingTask> {
     micro_batches: ByShape<T::DeviceBatch, Written>,
     /// The update after micro-batches.
     update: Option<Recorded<Output>>,
-    /// What was written to, or computed without a recording, since the last step.
+    /// The results of writes, and of micro-batches computed without a recording, since the last step. They are held until the
+    /// step ends because the device may still use them.
     written: Vec<Written>,
-    /// As that, of a whole step.
+    /// The result of a whole step that was computed without a recording, held for the same reason.
     computed: Option<Output>,
 }
 
@@ -239,8 +240,8 @@ impl<T: 'static> Recorded<T> {
     /// Computes it anew.
     ///
     /// # Safety
-    /// What the recording reads or writes and that is not its own must live. This thread alone computes with it, on the one
-    /// stream that it has, so writes before the replay and reads after it are in order.
+    /// The tensors that the recording reads or writes and does not own must be alive. This thread alone computes with them, on
+    /// its one stream, so writes before the replay and reads after it are in order.
     unsafe fn replay(&mut self) -> &T {
         launches::add(self.launches);
         // SAFETY: the caller's.
