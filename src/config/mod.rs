@@ -59,7 +59,7 @@ use document::Document;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunConfig {
-    /// `precision`: the type of matrix products, in training and evaluation. Default: `f32`.
+    /// The type of matrix products, in training and evaluation. Default: `f32`.
     pub precision: Precision,
     /// `[run]`: where the results go.
     pub run: RunSection,
