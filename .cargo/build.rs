@@ -7,11 +7,11 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the program is made of.
+/// The files and folders that the program is built from.
 const SOURCES: [&str; 5] = ["src", "models", "Cargo.toml", "Cargo.lock", ".cargo/build.rs"];
 
 fn main() {
-    // What makes the crate compile anew makes the commit be looked up anew, so the two fit together.
+    // Every change that compiles the crate anew also looks up the commit anew, so the program names the right commit.
     for source in SOURCES.into_iter().filter(|source| Path::new(source).exists()) {
         println!("cargo::rerun-if-changed={source}");
     }
@@ -37,7 +37,7 @@ fn commit() -> Option<String> {
     Some(if git(&status)?.is_empty() { commit } else { format!("{commit}-modified") })
 }
 
-/// What git says; none where there is no git, or it fails.
+/// The output of git with these arguments; none where there is no git, or it fails.
 fn git(arguments: &[&str]) -> Option<String> {
     let output = Command::new("git").args(arguments).output().ok().filter(|output| output.status.success())?;
     Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())

@@ -175,7 +175,7 @@ fn own_stream(path: &Path) -> io::Result<Option<File>> {
         let stream = match path.file_name().and_then(|name| name.to_str()) {
             Some("1") if is_own => io::stdout().as_fd().try_clone_to_owned()?,
             Some("2") if is_own => io::stderr().as_fd().try_clone_to_owned()?,
-            // Whatever else is open: at its end, so that nothing is written over.
+            // Any other open file is appended to, so that nothing in it is overwritten.
             _ => return OpenOptions::new().append(true).open(path).map(Some),
         };
         return Ok(Some(stream.into()));

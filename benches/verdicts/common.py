@@ -1,4 +1,4 @@
-"""What the scripts that check `kiln compare` share: running kiln, and the two files of a result."""
+"""Shared code of the scripts that check `kiln compare`: running kiln, and the two files of a result."""
 
 import datetime
 import json
@@ -9,7 +9,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KILN = os.environ["KILN"]
-# What the models of these scripts have in common: the rest of [model] stands before it.
+# The part of a config that all models of these scripts share; it follows the other keys of [model].
 NO_DROPOUT_AND_DATA = """resid_pdrop = 0.0
 embd_pdrop = 0.0
 attn_pdrop = 0.0

@@ -2,9 +2,9 @@
 """Stands in for an engine of `kiln compare` (--compiled-program): the real binary ($KILN) in native mode, slowed down from
 outside. With $SLOWDOWN = 0.1 the process is stopped (SIGSTOP) for a tenth of the time that it computes, every few
 milliseconds, so whatever it does takes 10 % longer. While it is stopped, all processors are kept busy: on a machine whose
-host hands out processor time, an idle moment would be given back, and the loss with it. While it waits for its turn nothing
-happens to it. With 0 nothing ever does. What was planted is added as a line to $SLOWDOWN_LOG: seconds that it computed,
-seconds that it was stopped. The product knows nothing of this."""
+host hands out processor time, an idle moment would be given back, and the loss with it. While it waits for its turn it is not
+stopped. With $SLOWDOWN = 0 it is never stopped. Each process adds a line to $SLOWDOWN_LOG: the seconds that it computed and the
+seconds that it was stopped. Kiln itself has no code for this."""
 
 import ctypes
 import os
@@ -60,7 +60,7 @@ def main():
         if work - before >= (now - last) / 2:  # else it waits for its turn
             ran += now - last
         last, before = now, work
-        # What sleeping has taken too long or too short is made good the next time.
+        # An error in the length of this stop is made good by the next stop.
         owed = ran * share - stopped
         if owed >= LEAST:
             child.send_signal(signal.SIGSTOP)

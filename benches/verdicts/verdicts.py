@@ -74,7 +74,7 @@ def main():
     out = destination(args.out, "verdicts")
     result = {"schema": "kiln.verdicts/2", "machine": machine(), "config": CONFIG, "slowdown": args.slowdown,
               "binary": hashlib.sha256(pathlib.Path(KILN).read_bytes()).hexdigest()}
-    # What an earlier call has counted with this binary is kept: the machine need not be free all the time that it takes.
+    # The counts of an earlier call with this binary are kept, so the machine need not be free for the whole time at once.
     if out.exists():
         before = json.loads(out.read_text(encoding="utf-8"))
         if any(before[key] != result[key] for key in ("schema", "config", "slowdown", "binary")):

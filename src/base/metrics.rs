@@ -183,9 +183,9 @@ impl MetricsFile {
         if is_whole { Self::open(folder).map(Some) } else { Ok(None) }
     }
 
-    /// Opens `metrics.jsonl` in `folder` for a run that continues after step `last`, where the file had `rows` rows. What
-    /// follows these is cut off, since the run writes it again. Rows that cannot be read are passed over with a warning: the
-    /// others stay, and the file as it was is kept under another name.
+    /// Opens `metrics.jsonl` in `folder` for a run that continues after step `last`, where the file had `rows` rows. Later rows
+    /// are cut off, since the run writes them again. Rows that cannot be read are passed over with a warning: the others stay,
+    /// and a copy of the damaged file is kept under another name.
     ///
     /// # Errors
     /// The operating system's.

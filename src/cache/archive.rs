@@ -1,6 +1,6 @@
 //! `kiln cache export` and `kiln cache import`: the kernels that the compiled engine has compiled and tuned, as one tar
-//! archive with its provenance, so that another machine of the same kind starts warm. What was tuned for another version, device
-//! or driver is refused: it would be slow, or wrong.
+//! archive with its provenance, so that another machine of the same kind starts warm. An import refuses kernels that were tuned
+//! for another version, device or driver: they would be slow, or wrong.
 //!
 //! The archive: `kiln-cache.json` (the [`Manifest`]) first, then `kernels/NAME` for each file that it lists. An import unpacks
 //! beside the cache, checks every size and SHA-256, and only then moves the files into place.
@@ -23,10 +23,10 @@ use crate::base::host;
 /// The manifest's name in the archive.
 const MANIFEST: &str = "kiln-cache.json";
 
-/// What [`Manifest::schema`] is.
+/// The value of [`Manifest::schema`].
 const SCHEMA: &str = "kiln.kernel-cache/1";
 
-/// A manifest is a few hundred bytes; what is larger is none.
+/// The most bytes of a manifest. A real one has a few hundred, so a larger file is refused unread.
 const MAX_MANIFEST: u64 = 1 << 20;
 
 /// Where kernels came from, and which files hold them.

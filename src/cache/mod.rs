@@ -80,8 +80,8 @@ pub fn list(folder: &Path) -> Result<Vec<Entry>> {
     kept.collect()
 }
 
-/// Removes the files that [`list`] shows, but for those that another process is writing, and returns them. What a run at work
-/// has open stays readable to it.
+/// Removes the files that [`list`] shows, but for those that another process is writing, and returns the removed ones. A run
+/// that has a removed file open can still read it.
 ///
 /// # Errors
 /// A file that cannot be removed.

@@ -60,7 +60,7 @@ pub(super) struct ReportArgs {
     /// A run, the folder of a comparison, or finished runs; the first is what the others are compared with
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<PathBuf>,
-    /// What the runs may differ in besides how they were trained, as in device,cpu,data.block_size
+    /// Properties that may differ between the runs besides how they were trained, as in device,cpu,data.block_size
     #[arg(long, value_name = "KEYS", value_delimiter = ',')]
     about: Vec<String>,
     /// The folder that gets the report; the run's or the comparison's own, or `report`, when it is left out
@@ -70,10 +70,10 @@ pub(super) struct ReportArgs {
     asked: Asked,
 }
 
-/// What is asked of a report.
+/// Options of a report.
 #[derive(Debug, Args)]
 struct Asked {
-    /// What an hour of the machine costs
+    /// The price of an hour of the machine
     #[arg(long, value_name = "PRICE")]
     price_per_hour: Option<f64>,
     /// The loss to race to; when it is left out, one that all arms reach

@@ -50,7 +50,7 @@ pub(super) struct ProbeArgs {
     /// Optimizer steps
     #[arg(long)]
     steps: usize,
-    /// What to look at
+    /// The kind of measurement
     #[arg(long)]
     look: LookArg,
     /// The JSON file to write
@@ -136,7 +136,7 @@ pub(super) fn run_pretune(args: &ConfigArgs) -> Result<()> {
         return say("nothing to tune: on the CPU (Flex) no kernel is compiled or tuned");
     }
     let heard: warmup::Say = Rc::new(|line| {
-        // What cannot be shown is no reason to stop tuning.
+        // A progress line that cannot be written is no reason to stop tuning.
         let _ = say(line);
     });
     warmup::run(&session, &heard)?;

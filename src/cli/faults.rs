@@ -1,6 +1,6 @@
 //! The last nets of the command: memory that runs out where nothing can return an error, and a panic, which is a defect of
-//! Kiln's. Either ends the process with one message and its exit code (4 and 7). What the library says in its course
-//! ([`tracing`]) is shown on stderr here, too; a stderr that is full or closed ends nothing.
+//! Kiln's. Either ends the process with one message and its exit code (4 and 7). This module also shows the messages of the
+//! library ([`tracing`]) on stderr; a stderr that is full or closed ends nothing.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fmt::Write as _;
@@ -24,7 +24,8 @@ use crate::base::{files, panics};
 #[derive(Debug, Clone, Copy)]
 pub struct Allocator;
 
-/// What is called small, in bytes. Nobody can do without a small block, not even an error that names a file.
+/// Requests below this many bytes are small. No code can go on without a small block: even an error that names a file needs
+/// one.
 const SMALL: usize = 1 << 16;
 
 impl Allocator {

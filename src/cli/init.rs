@@ -1,5 +1,5 @@
-//! `kiln init`: a commented config for a task and a model, to be filled in. What it leaves out has the default that the
-//! comment names.
+//! `kiln init`: a commented config for a task and a model, to be filled in. Keys that it leaves out have the defaults that its
+//! comments name.
 
 use kiln_models::ModelType;
 

@@ -132,7 +132,7 @@ impl Cli {
     /// Runs the command.
     ///
     /// # Errors
-    /// Whatever the command meets; the message is complete.
+    /// Any error of the command; the message is complete.
     pub fn run(self) -> Result<()> {
         match self.command {
             Command::Init(args) => training::run_init(&args),

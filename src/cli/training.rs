@@ -42,7 +42,7 @@ pub(super) struct ConfigArgs {
     /// The config file (TOML)
     pub(super) file: PathBuf,
     /// Lay Hugging Face's arguments over the file: JSON that TrainingArguments.to_json_string() wrote. They win over FILE, and
-    /// --set wins over them; null asks for nothing. What has no effect here is listed in the plan
+    /// --set wins over them; null asks for nothing. The plan lists arguments that have no effect
     #[arg(long, value_name = "ARGS.json")]
     hf_args: Option<PathBuf>,
     /// Override a key of the file; the value is TOML, anything else is taken as text
@@ -119,7 +119,7 @@ pub(super) struct TrainArgs {
     /// End after this many steps; the learning rate stays that of the whole run
     #[arg(long, value_name = "N")]
     stop_after: Option<NonZeroU64>,
-    /// What a trial of both engines has chosen, from the engine that made it
+    /// The mode that a trial of both engines has chosen, handed over by the engine that made the trial
     #[arg(long, hide = true)]
     decision: Option<String>,
 }

@@ -41,7 +41,7 @@ impl RunConfigBuilder {
         Self { config }
     }
 
-    /// What to do when the run folder exists. Default: an error.
+    /// How to treat a run folder that exists already. Default: an error.
     pub fn on_existing(mut self, on_existing: OnExisting) -> Self {
         self.config.run.on_existing = on_existing;
         self

@@ -1,5 +1,5 @@
 //! The rules that a config must keep whatever the model and the data turn out to be: ranges of values, and settings
-//! that exclude or need each other. What depends on files, the model or the device is checked by the plan.
+//! that exclude or need each other. The plan checks the settings whose validity depends on files, the model or the device.
 
 use std::collections::BTreeSet;
 
@@ -558,7 +558,7 @@ fn evaluation(config: &RunConfig) -> Checked {
     Ok(())
 }
 
-/// What `trainer.do_predict` needs.
+/// The settings that `trainer.do_predict` needs.
 fn prediction(config: &RunConfig) -> Checked {
     let (data, wanted) = (&config.data, config.trainer.do_predict);
     not_empty("data.test", data.test.as_deref())?;

@@ -1,5 +1,5 @@
 //! Values of `[compiler]` with more than one spelling: `enabled` is true, false or `"auto"`, `fused_ops` a switch or a list
-//! of operators, `verify` a word or a number of steps. What they come to on a device is [`crate::engine::compiler`]'s.
+//! of operators, `verify` a word or a number of steps. [`crate::engine::compiler`] resolves them for a device.
 
 use kiln_models::Operator;
 use serde::de::Error as _;

@@ -1,6 +1,6 @@
 //! From text to a checked table: parses TOML, remembers on which line every key stands, lays a file of Hugging Face's
 //! arguments and `--set` overrides on top, puts older spellings under their present names and refuses keys that no section
-//! has. What comes out is given to serde.
+//! has. The resulting table is given to serde.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -233,12 +233,12 @@ impl Document {
         Ok(())
     }
 
-    /// Lays a key on top of what is there, under its present name.
+    /// Sets a key to a value that wins over the one that is there, under the key's present name.
     pub(super) fn lay(&mut self, section: &str, key: &str, value: Value, origin: Place) -> Result<()> {
         let written = full_key(section, key);
         let (section, key, value) = place(section, key, value).map_err(|complaint| self.locate(complaint))?;
         let full = full_key(section, key);
-        // What lies below about this key no longer counts, nor where it was said.
+        // The value replaces the earlier table under this key, so the places of that table's keys are forgotten.
         self.places.retain(|place, _| !place.starts_with(&format!("{full}.")));
         self.displace_rivals(&full, &value, &origin);
         self.section(section).insert(key.to_owned(), value);

@@ -14,7 +14,7 @@ use super::trainer::TrainerSection;
 use crate::base::error::{Error, Result, nearest};
 use crate::base::files::{MAX_CONFIG, read_given};
 
-/// What a config says that changes nothing, for people.
+/// The settings of a config that change nothing, for people.
 #[derive(Debug, Default)]
 pub(super) struct Unused {
     /// Arguments without effect, as they are named.
@@ -396,7 +396,7 @@ impl Document {
                 self.unused.names.push(key.into());
             }
         }
-        // Whatever its value: halving is what a run does.
+        // It has no effect with any value: a run that is out of memory always halves its micro-batch.
         self.take("auto_find_batch_size");
     }
 

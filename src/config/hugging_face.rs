@@ -93,13 +93,13 @@ pub(crate) struct Argument {
     pub(crate) standing: Standing,
     /// The values that ask for nothing, as a JSON list; null is always one.
     neutral: &'static str,
-    /// What it sets, why it has no effect, or what to use instead.
+    /// A note for the user: the keys that it sets, why it has no effect, or what to use instead.
     pub(crate) note: &'static str,
 }
 
 impl Argument {
-    /// What `value` says of a switch, in the spellings of `HfArgumentParser` (its `string_to_bool`) and as a number of
-    /// Python's; none for an argument that is more than a switch, and for other values.
+    /// Parses `value` as a boolean, in the spellings of `HfArgumentParser` (its `string_to_bool`) or as a number of Python's;
+    /// none for an argument that takes more than a boolean, and for other values.
     pub(crate) fn switched(&self, value: &Json) -> Option<bool> {
         let text = match value {
             _ if *self.kinds != [Kind::Flag] => return None,

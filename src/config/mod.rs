@@ -83,7 +83,7 @@ pub struct RunConfig {
     /// `[generation]`: a sample of text at the end. Left out: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation: Option<GenerationSection>,
-    /// What the file says that has no effect, for people; the plan shows it.
+    /// The settings of the file that have no effect, for people; the plan shows them.
     #[serde(skip)]
     pub no_effect: Vec<String>,
 }

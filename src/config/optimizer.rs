@@ -1,5 +1,5 @@
 //! The optimizer of `[trainer]`: its name by Hugging Face's spelling, and the arguments that only some optimizers take
-//! (`optim_args`). What they compute is in `optim/`.
+//! (`optim_args`). The optimizers themselves are in `optim/`.
 
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};

@@ -1,7 +1,7 @@
 //! Masked language modelling (Devlin et al. 2018), by the rules of `transformers`' `DataCollatorForLanguageModeling`: a
 //! share of the tokens, never a special one, is to be predicted; of these 80 % become the mask token, 10 % a random token,
-//! and 10 % stay. What is drawn is a pure function of seed, epoch, example and position, so every epoch masks anew and a
-//! run that is continued masks as it would have.
+//! and 10 % stay. The draws are a pure function of seed, epoch, example and position, so every epoch masks anew and a resumed
+//! run masks as the uninterrupted run would have.
 //!
 //! Two things differ from the collator, both on purpose. An example in which nothing was drawn gets one word, so that no
 //! batch is without a label. And a whole word is a token with the pieces that continue it (`##`, or no space before it), as
@@ -132,7 +132,7 @@ impl Dataset for Masked {
         Ok(example)
     }
 
-    /// What is masked and how, not the draws: these follow from seed and epoch.
+    /// Hashes the examples and the settings of masking. The draws are left out because they follow from seed and epoch.
     fn hash_example(&self, index: usize, hash: &mut Sha256) -> Result<()> {
         if index == 0 {
             let Masking { probability, mask_id, kinds } = &*self.masking;

@@ -11,8 +11,8 @@ use crate::base::files::read_error;
 use crate::base::signals;
 use crate::cache::mapped::interrupted;
 
-/// A line or a row of a table has at most this many bytes. What is longer is no row but a file of another kind or a quote that
-/// is not closed, and would take all memory.
+/// The most bytes of a line or of a row of a table. A longer one comes from a file of another kind or from a quote that is not
+/// closed, and would take all memory.
 pub(super) const MAX_ROW_BYTES: usize = 64 << 20;
 
 /// Appends the next line with its end to `bytes`, or as much of it as shows that it is longer than [`MAX_ROW_BYTES`]; how many

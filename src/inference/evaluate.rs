@@ -1,5 +1,5 @@
-//! Evaluation: one pass over a dataset in order, without gradients. What is collected on the way is the task's
-//! ([`Evaluator`](crate::task::evaluator::Evaluator)).
+//! Evaluation: one pass over a dataset in order, without gradients. The task's [`Evaluator`](crate::task::evaluator::Evaluator)
+//! collects the values of each batch.
 
 use std::sync::Arc;
 use std::time::Duration;

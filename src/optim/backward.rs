@@ -46,7 +46,8 @@ pub enum DropoutSeed<'a> {
 
 impl GradientPass<'_> {
     /// The sum that `loss` computes of a batch, `[1]`, without autodiff, and the gradients of `scaled` of it, which is called
-    /// between forward and backward pass. What is recomputed by blocks is the model's to know ([`by_blocks`](Self::by_blocks)).
+    /// between forward and backward pass. The model decides which activations are recomputed by blocks
+    /// ([`by_blocks`](Self::by_blocks)).
     ///
     /// # Errors
     /// Those of `loss`.

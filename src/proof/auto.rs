@@ -76,8 +76,8 @@ pub fn trainer<T: TrainingTask>(session: Session<T>) -> Result<Trainer<T>> {
     Ok(Trainer::new(session)?.with_verifier(InProcess))
 }
 
-/// What a trial says where each mode has an engine of its own: `runner` makes the probes of a config, in the engine of its mode.
-/// A mode in which the device fails or its memory runs out is not taken, where the other one can be.
+/// Chooses a mode by a trial where each mode has an engine of its own: `runner` makes the probes of a config, in the engine of
+/// its mode. A mode in which the device fails or its memory runs out is not chosen, provided that the other one works.
 ///
 /// # Errors
 /// Those that the run would have in both modes, or before a device is used.

@@ -74,8 +74,9 @@ pub fn bisect(
         ));
     }
     let parity = report(&first, &again, &all)?;
-    // What computed steps do wrong is looked for in them. What only captured steps do wrong is cured by no column without which
-    // nothing is captured, but by captured steps themselves.
+    // A difference that shows in computed steps is searched for in computed steps. A difference that shows in captured steps
+    // alone is searched for in captured steps: turning off a column without which no step is captured would hide the difference
+    // without being its cause.
     let computed = report(&first, &again, &(all.0.clone(), None))?.difference.is_some();
     let without = |column: Column| {
         let mut config = compiled.clone();

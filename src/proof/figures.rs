@@ -160,7 +160,7 @@ pub fn compare(a: &[StepFigures], b: &[StepFigures], limits: &Limits) -> (Distan
                 let limit = limit + if size > 0.0 { floor / size } else { 0.0 };
                 first = Some(Difference { step: index + 1, what, values, relative, limit });
             }
-            // What is 0 but for rounding says nothing about noise.
+            // The relative error of a value that is 0 up to rounding says nothing about noise.
             if error <= floor { 0.0 } else { relative }
         };
         let loss = check("loss".into(), [a.loss, b.loss], (a.loss - b.loss).abs(), a.loss.abs(), limits.loss, 0.0);

@@ -20,7 +20,7 @@ use crate::session::{Session, TrainingTask};
 use crate::trainer::warmup::rehearsal;
 use crate::trainer::{Callback, Progress, Purpose, StopAfter, Trainer};
 
-/// What a probe looks at.
+/// The kind of measurement that a probe makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
     /// Loss, gradients and weight changes of every step, without dropout, which the modes draw differently. Reading them
@@ -32,7 +32,7 @@ pub enum Look {
     Times,
 }
 
-/// What a probe saw.
+/// The measurements of a probe.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Probe {
     /// The type in which the model computed.
@@ -55,7 +55,7 @@ impl Probe {
         median(self.step_ms.get(1..).unwrap_or_default())
     }
 
-    /// What the first step took beyond a median one, in seconds.
+    /// The time of the first step minus the median time of a step, in seconds; 0 where that is negative.
     pub fn start_seconds(&self) -> f64 {
         self.step_ms.first().map_or(0.0, |first| (first - self.median_ms()).max(0.0) / 1e3)
     }
@@ -64,7 +64,7 @@ impl Probe {
 /// Makes the first `steps` steps of `session`, computing in the form `ops`.
 ///
 /// # Errors
-/// What the run would meet.
+/// Any error of the first `steps` steps of the run.
 pub fn run<T: TrainingTask>(session: &Session<T>, ops: Ops, steps: usize, look: Look) -> Result<Probe> {
     let folder = scratch()?;
     let session = rehearsal(session, ops, folder.path())?;

@@ -31,7 +31,7 @@ impl<T: TrainingTask> Verifier<T> for InProcess {
 /// where there is one. None where nothing is fused, so that there is nothing to compare.
 ///
 /// # Errors
-/// What the steps meet. A difference is in the report.
+/// Any error of the steps. A difference is no error: it is in the report.
 pub fn check<T: TrainingTask>(session: &Session<T>, from: Option<&Path>) -> Result<Option<Report>> {
     if session.plan().engine.ops.fused_operators().is_empty() {
         return Ok(None);
@@ -48,7 +48,7 @@ pub fn check<T: TrainingTask>(session: &Session<T>, from: Option<&Path>) -> Resu
     report(&native, &native, &(compiled, None)).map(Some)
 }
 
-/// What a check after `step` steps says when nothing differs, or the error.
+/// The message of a check after `step` steps in which nothing differs, or the error that names the difference.
 ///
 /// # Errors
 /// A difference, with the first tensor that differs.

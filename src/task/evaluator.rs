@@ -97,7 +97,8 @@ impl Predictions {
         }
     }
 
-    /// What the evaluator takes of `batch`, whose loss is that of training under `options`.
+    /// The values that the evaluator reads from `batch`: the sum of the loss of training under `options`, as evaluation computes
+    /// it, the sum of the plain loss, the number of correct predictions, and for some tasks the predictions.
     ///
     /// # Errors
     /// A batch without labels.

@@ -339,8 +339,8 @@ impl RunFolder {
         write_whole(&self.path.join(RESULTS), (results.to_json() + "\n").as_bytes())
     }
 
-    /// Writes `model/`: weights and the [files beside them](TrainingTask::files). It is written aside and renamed. What
-    /// somebody has added to a `model/` that is there stays in it.
+    /// Writes `model/`: weights and the [files beside them](TrainingTask::files). The folder is written under another name and
+    /// then renamed. Files that somebody has added to an earlier `model/` stay in it.
     ///
     /// # Errors
     /// The operating system's; no `model/` is left behind then, or the one from before.

@@ -1,7 +1,7 @@
-//! Writing into a tensor's own memory, whoever else holds it, on wgpu and CUDA: what a captured step needs, in which buffers
-//! stay where they are while their contents change. Every other tensor that shares the memory changes with it, so whoever
-//! calls these owns all of them. What they return is the tensor written to; it is to be held until the device has been
-//! synchronised, since Burn's fusion may leave out an operation whose result nobody holds.
+//! Writing into a tensor's own memory on wgpu and CUDA, also where other tensors share that memory. Captured steps need it:
+//! their buffers keep their addresses while the contents change. Every other tensor that shares the memory changes too, so a
+//! caller has to own all of them. The functions return the tensor that was written to. The caller holds it until the device has
+//! been synchronised, since Burn's fusion may leave out an operation whose result nobody holds.
 
 pub(super) mod cube;
 

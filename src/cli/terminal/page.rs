@@ -12,7 +12,7 @@ use super::{duration, memory, rate, significant};
 use crate::base::error::one_line;
 use crate::trainer::RunStatus;
 
-/// What is shown.
+/// The contents of the page.
 pub(super) struct Page {
     /// The folder, as it was named.
     pub(super) title: String,

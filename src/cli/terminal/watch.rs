@@ -135,32 +135,32 @@ pub(in crate::cli) fn watch(folder: &Path) -> Result<()> {
     }
 }
 
-/// So much of what a run says is held back, in bytes; run.log has all of it.
+/// The most bytes of a run's output that are held back; run.log has all of it.
 const HELD: usize = 1 << 20;
 
-/// What the run behind the page says.
+/// The output of the run, which is held back while the page covers the terminal.
 #[derive(Default)]
 struct Said {
-    /// It is held back.
+    /// Output is held back.
     is_held: bool,
-    /// What is held back: whether it is an error's stream, and the bytes.
+    /// The output that is held back, in pieces: whether it is for stderr, and its bytes.
     held: VecDeque<(bool, Vec<u8>)>,
     /// The bytes of all that is held back.
     size: usize,
-    /// What came first has been given up.
+    /// The oldest pieces have been dropped.
     is_cut: bool,
 }
 
 impl Said {
     fn pass(is_error: bool, bytes: &[u8]) {
-        // Whoever cannot be written to misses it: it is in run.log.
+        // A stream that cannot be written to misses the output: run.log has it.
         let _ = match is_error {
             true => std::io::stderr().write_all(bytes),
             false => stdout().write_all(bytes).and_then(|()| stdout().flush()),
         };
     }
 
-    /// Takes what the run has said.
+    /// Takes a piece of the run's output: holds it back, or passes it on.
     fn take(&mut self, is_error: bool, bytes: &[u8]) {
         if !self.is_held {
             return Self::pass(is_error, bytes);
@@ -175,7 +175,7 @@ impl Said {
         }
     }
 
-    /// Says what was held back, and from now on everything at once.
+    /// Prints the output that was held back, and passes on later output at once.
     fn release(&mut self) {
         self.is_held = false;
         if self.is_cut {

@@ -34,7 +34,7 @@ fn neutral_and_harmless_values_are_taken_and_listed() {
     );
     assert_eq!(config.trainer, parse("").unwrap().trainer);
     assert!(parse("").unwrap().no_effect.is_empty());
-    // What a file asks for may be taken back.
+    // An override may take back an argument of the file that would be refused.
     assert!(
         RunConfig::from_text(
             &format!("{SMALL}push_to_hub = true\nbf16 = true\n"),

@@ -1,6 +1,6 @@
 //! Extractive question answering on SQuAD's JSON (Rajpurkar et al. 2016, 2018), versions 1.1 and 2.0: reading it, cutting
 //! long contexts into overlapping windows, finding the best span among the windows' logits, and scoring it as the official
-//! script does. What is trained is an ordinary example with a start and an end; see [`SquadData`].
+//! script does. A window is an ordinary training example whose label is a start and an end; see [`SquadData`].
 
 mod read;
 mod score;

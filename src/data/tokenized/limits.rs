@@ -1,5 +1,5 @@
-//! What a model takes, and what stands in the rows at most: where the second lies within the first, no row has to be looked
-//! at.
+//! The ranges of values that a model accepts, and the largest values in the rows. Where the largest values lie within the
+//! ranges, no single row has to be checked.
 
 use kiln_models::ModelConfig;
 

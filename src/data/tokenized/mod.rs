@@ -196,7 +196,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("data.json");
         fs::write(&file, "[{\"input_ids\": [1]},\n").unwrap();
-        // What follows is a hole of the file system, and no JSON; spaces are the longest row that is cheap to parse.
+        // Spaces make a row of more than 64 MiB that is cheap to parse.
         let spaces = vec![b' '; 1 << 20];
         let mut append = fs::File::options().append(true).open(&file).unwrap();
         (0..70).for_each(|_| std::io::Write::write_all(&mut append, &spaces).unwrap());

@@ -22,7 +22,7 @@ use crate::data::text_lines::{MAX_ROW_BYTES, TextLines, too_long};
 /// An array is checked to be text in pieces of this many bytes.
 const PIECE_BYTES: usize = 1 << 16;
 
-/// What the numbers of rows count.
+/// The unit in which rows are numbered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
     /// Lines of the file.
@@ -34,7 +34,7 @@ pub(super) enum Unit {
 /// A row and where it stands.
 pub(super) struct Found {
     pub example: Example,
-    /// What `number` counts.
+    /// The unit of `number`.
     pub unit: Unit,
     /// From 1.
     pub number: u64,
@@ -103,7 +103,7 @@ fn array(file: &Path, task: Task, take: &mut dyn FnMut(Found) -> Result<()>) -> 
     parsed.map_err(|error| state.failure.take().unwrap_or_else(|| malformed(file, &error)))
 }
 
-/// What the parser of an array is fed with and hands on cannot be told through its errors.
+/// The progress of the parser of an array, and the error that stopped it: the parser's own errors cannot carry these.
 #[derive(Default)]
 struct State {
     /// Bytes that the parser was given.

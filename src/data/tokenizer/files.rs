@@ -116,7 +116,7 @@ pub fn write_files(folder: &Path, files: &[NamedFile]) -> Result<()> {
     Ok(())
 }
 
-/// What the files beside `tokenizer.json` say of the tokenizer, as far as ids depend on it.
+/// The settings in the files beside `tokenizer.json` on which token ids depend.
 #[derive(Debug, Default)]
 pub(super) struct Stated {
     /// Tokens that are added to the vocabulary if they are not in it, in order; with their id where one is stated.

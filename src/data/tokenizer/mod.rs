@@ -294,7 +294,7 @@ impl Tokenizer {
             ))
             .help("an id in a file of the tokenizer is wrong"));
         }
-        // Whatever stays the same when the texts are other ones is special.
+        // Special tokens are those that stay the same around other texts.
         let around = |mark| -> Result<Vec<(u32, String)>> {
             let one = guarded(|| self.inner.post_process(marked(mark, 0), None, true).map_err(failed))?;
             let tokens = [one, self.around_pair(mark)?].into_iter().flat_map(|encoding| {

@@ -1,7 +1,7 @@
 //! The events that Burn's fusion and CubeCL report while a run with `compiler.debug` goes on, counted by Burn's own
 //! observers: the blocks of operations that became one kernel and the operations that ran alone, and the kernels that were
-//! launched. It is there in the compiled engine only, and only [`crate::trainer::debug`] uses it. What was tuned and compiled on the
-//! way is read from the kernel cache ([`super::records`]).
+//! launched. This module exists in the compiled engine only, and only [`crate::trainer::debug`] uses it. [`super::records`]
+//! reads from the kernel cache which kernels were tuned and compiled meanwhile.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

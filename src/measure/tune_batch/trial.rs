@@ -82,7 +82,7 @@ pub fn trial_config(
 /// Trains the trial that `file` describes (what [`trial_config`] gave, written) and writes its [`TrialReport`] to `out`.
 ///
 /// # Errors
-/// Whatever the training meets, out of memory included; a loss after it that is no number.
+/// Any error of the training, out of memory included; a loss after it that is no number.
 pub fn run_trial(file: &Path, out: &Path) -> Result<()> {
     // If memory has to be found somewhere, the kernel should end this process first. Where it cannot be told: so be it.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
