@@ -33,6 +33,7 @@ use crate::plan::{RunPlan, RunSettings};
 use crate::proof::auto;
 use crate::proof::verify_resume;
 use crate::proof::verify_resume::{Part, Report, across_modes, verify};
+use crate::session::evaluation::EvaluationSession;
 use crate::session::model_folder::ModelFolder;
 use crate::session::{Session, outline};
 use crate::trainer::{PREDICTIONS, RunFolder, RunStatus, Status, StopAfter};
@@ -213,7 +214,7 @@ pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
     }
     config.precision = args.precision.unwrap_or(config.precision);
     handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
-    let (record, confusion) = evaluate_folder(config, args.model.as_deref(), &open)?;
+    let (record, confusion) = evaluate_folder(config, args.model.as_deref(), &open_evaluation)?;
     if let Some(out) = &args.out {
         write_whole(out, (record.to_json() + "\n").as_bytes())?;
     }
@@ -236,9 +237,19 @@ pub(super) fn resolve(config: RunConfig) -> Result<RunPlan> {
 
 /// Opens `config`; a signal stops tokenising.
 pub(super) fn open(config: RunConfig) -> Result<Session> {
+    tokenising("before the first step", |progress| Session::open_with_progress(config, progress))
+}
+
+/// Opens `config` for an evaluation alone; a signal stops tokenising.
+fn open_evaluation(config: &RunConfig) -> Result<EvaluationSession> {
+    tokenising("before the first batch", |progress| EvaluationSession::open_with_progress(config, progress))
+}
+
+/// Shows how far tokenising has come in `open`. A signal stops it; `when` says in the error before what.
+fn tokenising<S>(when: &str, open: impl FnOnce(&mut store::OnProgress<'_>) -> Result<S>) -> Result<S> {
     signals::install()?;
     let bar = progress_bar("{spinner} {msg} {bytes}/{total_bytes}");
-    let session = Session::open_with_progress(config, &mut |progress: store::Progress| {
+    let session = open(&mut |progress: store::Progress| {
         bar.set_message("tokenising");
         bar.set_length(progress.total_bytes);
         bar.set_position(progress.done_bytes);
@@ -246,7 +257,7 @@ pub(super) fn open(config: RunConfig) -> Result<Session> {
     });
     bar.finish_and_clear();
     match signals::received() {
-        Some(signal) => Err(signal.error("stopped before the first step")),
+        Some(signal) => Err(signal.error(format_args!("stopped {when}"))),
         None => session,
     }
 }
@@ -364,7 +375,7 @@ fn without_training(config: RunConfig, talk: Talk) -> Result<()> {
         let what = config.model.from.as_ref().or(trained.as_ref()).map_or("random weights", String::as_str);
         talk.inform(format!("trainer.do_train = false: no training; evaluating {what}"))?;
         let (record, confusion) = match &trained {
-            Some(model) => evaluate_folder(config.clone(), Some(model), &open)?,
+            Some(model) => evaluate_folder(config.clone(), Some(model), &open_evaluation)?,
             None => evaluate_untrained(open(config.clone())?)?,
         };
         confusion.iter().try_for_each(|confusion| talk.tell(confusion))?;

@@ -196,6 +196,11 @@ pub trait Dataset<E: Fingerprint = Example>: Send + Sync {
         (0..self.len()).map(|index| self.len_of(index)).max().unwrap_or(0)
     }
 
+    /// Tokens of all examples.
+    fn num_tokens(&self) -> u64 {
+        (0..self.len()).map(|index| self.len_of(index) as u64).sum()
+    }
+
     /// The questions behind the examples, when they are windows of SQuAD's contexts.
     fn squad(&self) -> Option<&SquadData> {
         None

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use kiln_models::ops::dropout::DropoutRng;
 use kiln_models::{Compute, Copies, Pass};
 
@@ -16,7 +16,7 @@ use crate::base::signals;
 use crate::data::Dataset;
 use crate::data::loader::{Loader, LoaderOptions};
 use crate::data::sampler::Order;
-use crate::session::{Session, TrainingTask};
+use crate::session::TrainingTask;
 use crate::task::scores::Confusion;
 
 /// The result of an evaluation.
@@ -35,20 +35,20 @@ pub struct Evaluation {
 /// Batches after which values are read back, so that pending work does not pile up on the device.
 const READ_EVERY: usize = 32;
 
-/// Evaluates `model`, which computes as `compute` says, on `dataset` in batches of `batch_size`, by the task and on the device
-/// of `session`.
+/// Evaluates `model`, which computes as `compute` says, by `task` on `device`, on `dataset` in batches of `batch_size`.
 ///
 /// # Errors
 /// Data that cannot be read, a dataset without one valid label, or a signal that asks the process to stop.
 pub fn evaluate<T: TrainingTask>(
     model: &T::Model,
     compute: Compute,
-    session: &Session<T>,
+    task: &T,
+    device: &Device,
     dataset: Arc<dyn Dataset<T::Example>>,
     batch_size: usize,
 ) -> Result<Evaluation> {
     let options = LoaderOptions { batch_size, order: Order::SEQUENTIAL, drop_last: false, prefetch: 2, repeat: false };
-    let (task, collator, device) = (&session.task, session.task.clone(), &session.device);
+    let collator = task.clone();
     let mut evaluator = task.evaluator(&dataset);
     let mut loader = Loader::new(dataset, move |examples| collator.collate(examples, batch_size), options)?;
     let model = model.valid();

@@ -1,18 +1,17 @@
 //! `kiln eval`: a trained model on the validation data of a config, by the same pass that evaluates during training.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use kiln_models::Model;
 
 use crate::base::error::{Error, Result};
 use crate::base::metrics::Record;
-use crate::config::{RunConfig, Validation};
-use crate::data::Dataset;
+use crate::config::RunConfig;
 use crate::data::labels::LabelNames;
 use crate::hub::{self, Wanted};
 use crate::inference::evaluate::evaluate;
 use crate::session::Session;
+use crate::session::evaluation::EvaluationSession;
 use crate::session::model_folder::ModelFolder;
 
 /// Evaluates the model in the folder (or of the Hub id) `model`, or else the one in the run folder of `config`, on the
@@ -24,13 +23,9 @@ use crate::session::model_folder::ModelFolder;
 pub fn evaluate_folder(
     config: RunConfig,
     model: Option<&str>,
-    open: &dyn Fn(RunConfig) -> Result<Session>,
+    open: &dyn Fn(&RunConfig) -> Result<EvaluationSession>,
 ) -> Result<(Record, Vec<String>)> {
     let mut config = config;
-    if config.data.validation.is_none() {
-        return Err(Error::config("data.validation: required to evaluate, got none")
-            .help("name files, or a share to split off: --set data.validation=10%"));
-    }
     let folder = match model {
         Some(model) => hub::resolve(model, &Wanted::MODEL)?,
         None => config.output_dir()?.join("model"),
@@ -46,22 +41,9 @@ pub fn evaluate_folder(
     if crate::data::tokenizer::Tokenizer::is_in(&folder) {
         config.tokenizer = crate::config::TokenizerSection::from_pretrained(spec.clone());
     }
-    if let Some(Validation::Files(files)) = &config.data.validation {
-        // The training data plays no part, and need not exist any more.
-        config.data.train = files.clone();
-    }
-    let names = match &config.data.validation {
-        Some(Validation::Files(_)) => &[("data.train", "data.validation")][..],
-        _ => &[],
-    };
-    let session = open(config).map_err(|error| error.in_terms_of(names))?;
-    let Some(validation) = session.validation.clone() else {
-        return Err(Error::data("data.validation: there is no validation data"));
-    };
-    let (plan, device) = (session.plan(), session.device.clone().autodiff());
-    let (_, task) = plan.model.built_in()?;
-    let model = ModelFolder::open(&spec, task, &device)?.with_compute(plan.engine.compute());
-    figures(&session, validation, &model.model)
+    let session = open(&config)?;
+    let model = ModelFolder::open(&spec, config.data.task, &session.device.clone().autodiff())?;
+    figures(&session, &model.with_compute(session.compute).model)
 }
 
 /// Evaluates the model of `session` as it is before the first step, as [`evaluate_folder`] does.
@@ -69,23 +51,20 @@ pub fn evaluate_folder(
 /// # Errors
 /// A session without validation data, and whatever reading model and data meets.
 pub fn evaluate_untrained(session: Session) -> Result<(Record, Vec<String>)> {
-    let Some(validation) = session.validation.clone() else {
-        return Err(Error::config("data.validation: required to evaluate, got none"));
-    };
     let (model, _) = session.model(&session.device.clone().autodiff())?;
-    figures(&session, validation, &model)
+    figures(&session.into_evaluation()?, &model)
 }
 
-/// The figures of an evaluation row for `model` on `validation`, and the confusion matrix as lines of text.
-fn figures(session: &Session, validation: Arc<dyn Dataset>, model: &Model) -> Result<(Record, Vec<String>)> {
+/// The figures of an evaluation row for `model` in `session`, and the confusion matrix as lines of text.
+fn figures(session: &EvaluationSession, model: &Model) -> Result<(Record, Vec<String>)> {
     let started = Instant::now();
-    let batch_size = session.plan().evaluation.batch_size;
-    let evaluation = evaluate(model, model.compute(), session, validation, batch_size)?;
+    let EvaluationSession { device, task, validation, batch_size, .. } = session;
+    let evaluation = evaluate(model, model.compute(), task, device, validation.clone(), *batch_size)?;
     let record = evaluation.record(0, 0.0, started.elapsed());
     let figures = record.fields().filter(|(name, _)| name.starts_with("eval_"));
     let figures = figures.fold(Record::default(), |figures, (name, value)| figures.with(name, value.clone()));
     let names = match evaluation.confusion {
-        Some(_) => LabelNames::of_model(session.plan().model.built_in()?.0.labels())?,
+        Some(_) => LabelNames::of_model(task.model_config.labels())?,
         None => None,
     };
     Ok((figures, evaluation.confusion_lines(names.as_ref().map_or(&[], LabelNames::names))))

@@ -115,16 +115,11 @@ impl SplitFacts {
 }
 
 impl DataFacts {
-    /// Those of `train`, which has so many `tokens` and is drawn in `batches`, and of `validation`.
-    pub fn new<E: Fingerprint>(
-        train: &dyn Dataset<E>,
-        tokens: u64,
-        validation: Option<&dyn Dataset<E>>,
-        batches: Batches,
-    ) -> Self {
+    /// Those of `train`, which is drawn in `batches`, and of `validation`.
+    pub fn new<E: Fingerprint>(train: &dyn Dataset<E>, validation: Option<&dyn Dataset<E>>, batches: Batches) -> Self {
         Self {
             train: SplitFacts::of(train),
-            tokens,
+            tokens: train.num_tokens(),
             validation: validation.map(SplitFacts::of),
             batches: survey(train, batches),
             block_size: None,
@@ -137,7 +132,7 @@ impl DataFacts {
     /// `batches`, from which the padding is derived, still describes all examples.
     pub(crate) fn choose<E: Fingerprint>(&mut self, train: &dyn Dataset<E>, validation: Option<&dyn Dataset<E>>) {
         self.train.examples = train.len();
-        self.tokens = (0..train.len()).map(|index| train.len_of(index) as u64).sum();
+        self.tokens = train.num_tokens();
         if let (Some(split), Some(validation)) = (&mut self.validation, validation) {
             split.examples = validation.len();
         }

@@ -2,6 +2,7 @@
 //! the config and these facts. A [`Session`] holds the plan and everything that is open.
 
 pub mod batch_sizes;
+pub mod evaluation;
 pub mod export;
 pub mod inputs;
 pub mod memory_line;
@@ -31,7 +32,8 @@ use crate::engine::compiler::decision::Decision;
 use crate::engine::device;
 use crate::engine::handover;
 use crate::plan::{self, BatchPlan, DataFacts, Facts, Found, ModelFacts, RunPlan};
-use inputs::{Inputs, resident};
+use evaluation::EvaluationSession;
+use inputs::{Inputs, Use, resident};
 
 pub use built_in::BuiltIn;
 pub use training_task::{BatchSize, TensorMapper, TensorTree, TrainingTask};
@@ -210,7 +212,6 @@ impl<T: TrainingTask> Session<T> {
                 "trainer.do_eval, trainer.eval_on_start: they need validation data, and there is none",
             ));
         }
-        let tokens = (0..train.len()).map(|index| train.len_of(index) as u64).sum();
         // Built for its shapes only: nothing is drawn until a parameter is used.
         let model = task.model(Compute::default(), &Device::flex())?;
         let facts = Facts {
@@ -219,7 +220,7 @@ impl<T: TrainingTask> Session<T> {
                 can_be_captured: T::CAN_BE_CAPTURED,
                 ..ModelFacts::of(&task.name(), &model)
             },
-            data: DataFacts::new(&*train, tokens, validation.as_deref(), batch.drawn(&config)),
+            data: DataFacts::new(&*train, validation.as_deref(), batch.drawn(&config)),
             tokenizer: None,
             device: found.facts(),
             batch: None,
@@ -252,14 +253,23 @@ impl Session {
         config.validate()?;
         handover::settle(config.compiler.as_ref(), config.device.kind)?;
         let found = device::select(config.device.kind, config.device.index)?;
-        let inputs = Inputs::open(&config, progress)?;
+        let inputs = Inputs::open(&config, Use::Training, progress)?;
         let facts = found.facts();
         let batch = batch_sizes::found(&config, &inputs, &facts)?;
-        let (inputs, facts) = inputs.facts(&config, facts, batch)?;
+        let (train, validation, facts) = inputs.facts(&config, facts, batch)?;
         let plan = RunPlan::derive(&config, &facts)?;
-        let Inputs { tokenizer, train, validation, kept_files, .. } = inputs;
-        let task = BuiltIn::new(&plan, tokenizer, kept_files)?;
+        let task = BuiltIn::new(&plan, inputs.tokenizer, inputs.kept_files)?;
         Ok(Self { plan, device: found.device, task, train, validation, config, facts })
+    }
+
+    /// The evaluation of this run, without what only training needs.
+    ///
+    /// # Errors
+    /// A run without validation data.
+    pub fn into_evaluation(self) -> Result<EvaluationSession> {
+        let validation = self.validation.ok_or_else(EvaluationSession::no_data)?;
+        let (compute, batch_size) = (self.plan.engine.compute(), self.plan.evaluation.batch_size);
+        Ok(EvaluationSession { device: self.device, compute, task: self.task, validation, batch_size })
     }
 }
 

@@ -68,7 +68,8 @@ impl<T: TrainingTask> Trainer<T> {
         let started = Instant::now();
         let batch_size = self.session.plan().evaluation.batch_size;
         let compute = self.session.plan().engine.compute();
-        let evaluation = evaluate(&self.state.model, compute, &self.session, validation, batch_size);
+        let evaluation =
+            evaluate(&self.state.model, compute, &self.session.task, &self.session.device, validation, batch_size);
         let evaluation = match evaluation {
             Err(error) if matches!(error.kind(), ErrorKind::Interrupted(_)) && run.progress.step > 0 => {
                 run.evaluating.is_pending = true;

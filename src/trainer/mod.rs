@@ -247,7 +247,8 @@ impl<T: TrainingTask> Trainer<T> {
             return Err(Error::config("data.validation: required to evaluate, got none"));
         };
         let plan = self.session.plan();
-        evaluate(&self.state.model, plan.engine.compute(), &self.session, validation, plan.evaluation.batch_size)
+        let (compute, batch_size) = (plan.engine.compute(), plan.evaluation.batch_size);
+        evaluate(&self.state.model, compute, &self.session.task, &self.session.device, validation, batch_size)
     }
 
     /// Trains to the end of the plan, writes the run folder, and returns the summary. With `run.on_existing = "resume"` it

@@ -124,6 +124,14 @@ fn labels() {
     std::fs::remove_file(folder.path().join("train.csv")).unwrap();
     let alone = succeeds(kiln(folder.path()).args(["eval", "config.toml"]));
     assert!(alone.contains("'eval_accuracy': 1.0") && alone.contains("'eval_samples': 12"), "{alone}");
+    // Nor does it matter how a run would train: validation data is not made into batches of training.
+    for training in ["dataloader_drop_last=true", "per_device_train_batch_size=auto"] {
+        let mut eval = kiln(folder.path());
+        eval.args(["eval", "config.toml", "--set", "batch.scaling=grow"]);
+        eval.args(["--set", "trainer.per_device_train_batch_size=64"]);
+        let found = succeeds(eval.args(["--set", &format!("trainer.{training}")]));
+        assert!(found.contains("'eval_accuracy': 1.0") && found.contains("'eval_samples': 12"), "{training}: {found}");
+    }
     fails(kiln(folder.path()).args(["eval", "config.toml", "--model", "none"]), 3, &["none"]);
 }
 

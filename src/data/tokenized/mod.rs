@@ -92,11 +92,6 @@ impl TokenizedData {
         Ok(())
     }
 
-    /// Attended tokens of all rows.
-    pub fn num_tokens(&self) -> u64 {
-        self.num_tokens
-    }
-
     /// How many classes the rows show: one more than the largest; none when they have no classes.
     ///
     /// # Errors
@@ -136,6 +131,11 @@ impl Dataset for TokenizedData {
 
     fn max_len(&self) -> usize {
         self.max_len
+    }
+
+    /// Attended tokens.
+    fn num_tokens(&self) -> u64 {
+        self.num_tokens
     }
 }
 

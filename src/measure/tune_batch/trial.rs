@@ -94,8 +94,8 @@ pub fn run_trial(file: &Path, out: &Path) -> Result<()> {
     let train = Longest::new(session.train.clone(), plan.batch.micro, plan.batch.accumulation);
     let mut trainer = Trainer::new(session.with_examples(Arc::new(train), None)?)?;
     let output = trainer.train()?;
-    let evaluation =
-        evaluate(trainer.model(), trainer.plan().engine.compute(), trainer.session(), evaluated, eval_batch)?;
+    let (session, compute) = (trainer.session(), trainer.plan().engine.compute());
+    let evaluation = evaluate(trainer.model(), compute, &session.task, &session.device, evaluated, eval_batch)?;
     let loss = evaluation.metric("loss");
     if !loss.is_finite() {
         return Err(Error::non_finite(format!("after the trial's steps the loss is {loss}"))

@@ -22,11 +22,12 @@ use crate::data::corpus::Corpus;
 use crate::data::labels::LabelNames;
 use crate::data::learned::learned_bpe;
 use crate::data::masking::{Masked, Masking};
+use crate::data::squad::WindowEncoder;
 use crate::data::store::Progress;
 use crate::data::subset::Subset;
 use crate::data::table::{Columns, Table};
 use crate::data::tokenized::{Limits, TokenizedData};
-use crate::data::tokenizer::{NamedFile, Tokenizer};
+use crate::data::tokenizer::{NamedFile, RowEncoder, Tokenizer};
 use crate::data::tokens::TokenStore;
 use crate::data::{Dataset, paths};
 use crate::engine::device::DeviceFacts;
@@ -34,9 +35,6 @@ use crate::hub::{self, Wanted};
 use crate::plan::{BatchPlan, DataFacts, Facts, Found, FoundBatch, ModelFacts, TokenizerFacts};
 use crate::session::model_folder::kept_files;
 use crate::session::model_folder::read_config;
-
-use squad::SquadInputs;
-use table::TableData;
 
 /// The inputs of a run, opened.
 #[derive(Clone)]
@@ -57,12 +55,75 @@ pub struct Inputs {
     pub max_length: Option<usize>,
     /// The id that padding uses.
     pub pad_id: u32,
-    /// Training data.
-    pub train: Arc<dyn Dataset>,
-    /// Tokens of the training data.
-    pub train_tokens: u64,
+    /// Training and validation data.
+    pub data: Splits<Arc<dyn Dataset>>,
+}
+
+/// What inputs are opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// A run: on its training data, with evaluations on its validation data.
+    Training,
+    /// An evaluation alone. Training data is opened only where it has to be: validation data is a share of it, or there is
+    /// no other.
+    Evaluation,
+}
+
+/// Training and validation data, in one of the forms that they have on their way from files to examples. At least one of the
+/// two is there.
+#[derive(Clone)]
+pub struct Splits<D> {
+    /// Training data; none for an evaluation that needs none.
+    pub train: Option<D>,
     /// Validation data, if any.
-    pub validation: Option<Arc<dyn Dataset>>,
+    pub validation: Option<D>,
+}
+
+impl<D> Splits<D> {
+    /// The files that `config` names, each list of them opened by `open`. A share of the training data is still in it:
+    /// [`split`](Self::split) splits it off.
+    fn open(config: &RunConfig, used: Use, mut open: impl FnMut(&[String]) -> Result<D>) -> Result<Self> {
+        let data = &config.data;
+        let mut open = |key: &str, patterns: &[String]| open(patterns).map_err(|error| error.at(key));
+        Ok(match (&data.validation, used) {
+            (Some(Validation::Files(patterns)), Use::Evaluation) => {
+                Self { train: None, validation: Some(open("data.validation", patterns)?) }
+            }
+            (Some(Validation::Files(patterns)), Use::Training) => {
+                let train = open("data.train", &data.train)?;
+                Self { train: Some(train), validation: Some(open("data.validation", patterns)?) }
+            }
+            (None | Some(Validation::Share(_)), _) => {
+                Self { train: Some(open("data.train", &data.train)?), validation: None }
+            }
+        })
+    }
+
+    /// With the share of the training data that `config` asks for as validation data, split off by `split`; any other as it
+    /// is.
+    fn split(self, config: &RunConfig, used: Use, split: impl FnOnce(D, f64) -> Result<(D, D)>) -> Result<Self> {
+        match (&config.data.validation, self.train) {
+            (Some(Validation::Share(share)), Some(all)) => {
+                let (train, validation) = split(all, *share)?;
+                Ok(Self { train: (used == Use::Training).then_some(train), validation: Some(validation) })
+            }
+            (_, train) => Ok(Self { train, ..self }),
+        }
+    }
+
+    /// With what `change` makes of each; its errors name the key of the config.
+    fn map<E>(self, mut change: impl FnMut(D) -> Result<E>) -> Result<Splits<E>> {
+        let mut change = |key: &str, data: Option<D>| data.map(&mut change).transpose().map_err(|error| error.at(key));
+        Ok(Splits { train: change("data.train", self.train)?, validation: change("data.validation", self.validation)? })
+    }
+
+    /// The data that says what an input does not state, such as the labels: the training data, or else the validation data,
+    /// with its key.
+    fn first(&self) -> (&'static str, &D) {
+        let train = self.train.as_ref().map(|data| ("data.train", data));
+        let first = train.or(self.validation.as_ref().map(|data| ("data.validation", data)));
+        first.expect("`open` opens one of the two, and no step drops both")
+    }
 }
 
 /// Bytes that this process has resident.
@@ -71,22 +132,24 @@ pub(super) fn resident() -> u64 {
 }
 
 impl Inputs {
-    /// These inputs without the examples that `config` does not want, and what a plan has to know of them, of the `device`
-    /// and of this process. `batch` is a micro-batch that was found.
+    /// The training data of these inputs without the examples that `config` does not want, the validation data likewise, and
+    /// what a plan has to know of all inputs, of the `device` and of this process. `batch` is a micro-batch that was found.
     ///
     /// # Errors
-    /// A batch that contradicts itself, a model that cannot be built, a prompt that cannot be encoded.
+    /// A batch that contradicts itself, a model that cannot be built, a prompt that cannot be encoded, inputs that were opened
+    /// for an evaluation alone.
     pub(crate) fn facts(
-        self,
+        &self,
         config: &RunConfig,
         device: DeviceFacts,
         batch: Option<FoundBatch>,
-    ) -> Result<(Self, Facts)> {
-        let of_batch = BatchPlan::of(config, batch.as_ref())?;
-        let inputs = self.limited(config, of_batch.global);
+    ) -> Result<(Arc<dyn Dataset>, Option<Arc<dyn Dataset>>, Facts)> {
+        let (inputs, of_batch) = (self, BatchPlan::of(config, batch.as_ref())?);
+        let train = inputs.train(config, of_batch.global)?;
+        let validation = inputs.validation(config);
         let model = ModelFacts::built_in(&inputs.model_config, config.data.task)?;
         let drawn = of_batch.drawn(config);
-        let data = DataFacts::new(&*inputs.train, inputs.train_tokens, inputs.validation.as_deref(), drawn);
+        let data = DataFacts::new(&*train, validation.as_deref(), drawn);
         let tokenizer = inputs.tokenizer.as_ref().map(|tokenizer| {
             let prompt = config.generation.as_ref().map(|generation| tokenizer.encode(&generation.prompt));
             Ok::<_, Error>(TokenizerFacts {
@@ -113,71 +176,78 @@ impl Inputs {
             decision: None,
             resident: resident(),
         };
-        Ok((inputs, facts))
+        Ok((train, validation, facts))
     }
 
-    /// Without the examples that `config` does not want; a step has so many.
-    fn limited(mut self, config: &RunConfig, step: usize) -> Self {
+    /// The training data that `config` wants; a step has `step` examples.
+    fn train(&self, config: &RunConfig, step: usize) -> Result<Arc<dyn Dataset>> {
         let trainer = &config.trainer;
-        let only = |given: Option<usize>, one: bool, size: usize| if one { Some(size) } else { given };
+        let train = self.data.train.clone();
+        let train = train
+            .ok_or_else(|| Error::data("data.train: it was not opened, since the inputs are for an evaluation"))?;
         let one_step = trainer.overfit_one_batch || trainer.fast_dev_run;
-        let train = only(config.data.max_train_samples, one_step, step);
-        let eval = only(config.data.max_eval_samples, trainer.fast_dev_run, trainer.per_device_eval_batch_size);
-        if let Some(wanted) = train.filter(|wanted| *wanted < self.train.len()) {
-            let view = first(&self.train, wanted);
-            self.train_tokens = (0..view.len()).map(|index| view.len_of(index) as u64).sum();
-            self.train = view;
-        }
-        if let (Some(wanted), Some(validation)) = (eval, &self.validation) {
-            self.validation = Some(first(validation, wanted));
-        }
-        self
+        let wanted = if one_step { Some(step) } else { config.data.max_train_samples };
+        Ok(match wanted.filter(|wanted| *wanted < train.len()) {
+            Some(wanted) => first(&train, wanted),
+            None => train,
+        })
     }
 
-    /// Opens what `config` names. `progress` is told how far tokenising has come and may interrupt it.
+    /// The validation data that `config` wants, if any.
+    pub(super) fn validation(&self, config: &RunConfig) -> Option<Arc<dyn Dataset>> {
+        let (trainer, validation) = (&config.trainer, self.data.validation.clone()?);
+        let one_batch = trainer.fast_dev_run.then_some(trainer.per_device_eval_batch_size);
+        Some(match one_batch.or(config.data.max_eval_samples) {
+            Some(wanted) => first(&validation, wanted),
+            None => validation,
+        })
+    }
+
+    /// Opens what `config` names, as far as it is `used`. `progress` is told how far tokenising has come and may interrupt
+    /// it.
     ///
     /// # Errors
     /// Whatever is missing, unreadable or does not fit together.
-    pub fn open(config: &RunConfig, progress: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Self> {
-        let inputs = Self::found(config, progress)?;
+    pub fn open(config: &RunConfig, used: Use, progress: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Self> {
+        let inputs = Self::found(config, used, progress)?;
         let kept = inputs.model_from.as_deref().map(|folder| kept_files(folder, inputs.tokenizer.is_none()));
         Ok(Self { kept_files: kept.transpose()?.unwrap_or_default(), ..inputs })
     }
 
-    fn found(config: &RunConfig, progress: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Self> {
+    fn found(config: &RunConfig, used: Use, progress: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Self> {
         let (mut model_config, model_from, unknown_model_fields) = model_config(config)?;
         match config.data.format {
             DataFormat::Tokenized => {
-                tokenized(config, &mut model_config, progress).and_then(|(train, train_tokens, validation)| {
-                    let tokenizer = optional_tokenizer(config, &model_from)?;
-                    let pad_id = model_config.pad_token_id().unwrap_or(0);
-                    Ok(Self {
-                        model_config,
-                        kept_files: Vec::new(),
-                        model_from,
-                        unknown_model_fields,
-                        tokenizer,
-                        block_size: None,
-                        max_length: None,
-                        pad_id,
-                        train,
-                        train_tokens,
-                        validation,
-                    })
+                let data = tokenized(config, used, &mut model_config, progress)?;
+                let tokenizer = optional_tokenizer(config, &model_from)?;
+                let pad_id = model_config.pad_token_id().unwrap_or(0);
+                Ok(Self {
+                    model_config,
+                    kept_files: Vec::new(),
+                    model_from,
+                    unknown_model_fields,
+                    tokenizer,
+                    block_size: None,
+                    max_length: None,
+                    pad_id,
+                    data,
                 })
             }
-            DataFormat::Squad => Self::open_squad(config, model_config, model_from, unknown_model_fields, progress),
+            DataFormat::Squad => {
+                Self::open_squad(config, used, model_config, model_from, unknown_model_fields, progress)
+            }
             DataFormat::Csv | DataFormat::Tsv | DataFormat::Jsonl | DataFormat::Parquet
                 if !matches!(config.data.task, Task::Clm | Task::Mlm) =>
             {
-                Self::open_table(config, model_config, model_from, unknown_model_fields, progress)
+                Self::open_table(config, used, model_config, model_from, unknown_model_fields, progress)
             }
-            _ => Self::open_text(config, model_config, model_from, unknown_model_fields, config.trainer.seed, progress),
+            _ => Self::open_text(config, used, model_config, model_from, unknown_model_fields, progress),
         }
     }
 
     fn open_squad(
         config: &RunConfig,
+        used: Use,
         model_config: ModelConfig,
         model_from: Option<PathBuf>,
         unknown_model_fields: Vec<String>,
@@ -185,7 +255,8 @@ impl Inputs {
     ) -> Result<Self> {
         let tokenizer = required_tokenizer(config, &model_from)?;
         let model_config = with_vocabulary(model_config, &tokenizer, config, model_from.is_some())?;
-        let squad = SquadInputs::open(config, &model_config, &tokenizer, progress)?;
+        let max_length = max_length(config, &model_config, WindowEncoder::DEFAULT_MAX_LENGTH)?;
+        let data = squad::open(config, used, &model_config, &tokenizer, max_length, progress)?;
         Ok(Self {
             pad_id: model_config.pad_token_id().unwrap_or(0),
             model_config,
@@ -194,15 +265,14 @@ impl Inputs {
             unknown_model_fields,
             tokenizer: Some(tokenizer),
             block_size: None,
-            max_length: Some(squad.max_length),
-            train_tokens: (0..squad.train.len()).map(|index| squad.train.len_of(index) as u64).sum(),
-            train: Arc::new(squad.train),
-            validation: squad.validation.map(|data| Arc::new(data) as Arc<dyn Dataset>),
+            max_length: Some(max_length),
+            data,
         })
     }
 
     fn open_table(
         config: &RunConfig,
+        used: Use,
         model_config: ModelConfig,
         model_from: Option<PathBuf>,
         unknown_model_fields: Vec<String>,
@@ -210,7 +280,8 @@ impl Inputs {
     ) -> Result<Self> {
         let tokenizer = required_tokenizer(config, &model_from)?;
         let mut model_config = with_vocabulary(model_config, &tokenizer, config, model_from.is_some())?;
-        let tables = TableData::open(config, &mut model_config, &tokenizer, progress)?;
+        let max_length = max_length(config, &model_config, RowEncoder::DEFAULT_MAX_LENGTH)?;
+        let data = table::open(config, used, &mut model_config, &tokenizer, max_length, progress)?;
         let pad_id = model_config.pad_token_id().or_else(|| tokenizer.pad_id()).or_else(|| tokenizer.eot_id());
         if let (ModelType::Gpt2, None, Some(pad)) = (model_config.model_type(), model_config.pad_token_id(), pad_id) {
             // `GPT2ForSequenceClassification` finds the last token of a row by it.
@@ -224,42 +295,39 @@ impl Inputs {
             unknown_model_fields,
             tokenizer: Some(tokenizer),
             block_size: None,
-            max_length: Some(tables.max_length),
-            train_tokens: (0..tables.train.len()).map(|index| tables.train.len_of(index) as u64).sum(),
-            train: tables.train,
-            validation: tables.validation,
+            max_length: Some(max_length),
+            data,
         })
     }
 
     fn open_text(
         config: &RunConfig,
+        used: Use,
         model_config: ModelConfig,
         model_from: Option<PathBuf>,
         unknown_model_fields: Vec<String>,
-        seed: u64,
         progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Self> {
-        let open = |key: &str, patterns: &[String]| {
+        let seed = config.trainer.seed;
+        let corpora = Splits::open(config, used, |patterns| {
             let corpus = match config.data.format.is_table() {
                 true => Table::open(patterns, config.data.format, text_column(config)).and_then(Corpus::of_table),
                 false => Corpus::open(patterns, config.data.documents),
             };
-            corpus.map(|corpus| corpus.with_ends(config.data.marks_ends())).map_err(|error| error.at(key))
-        };
-        let corpus = open("data.train", &config.data.train)?;
-        let (train, validation) = match &config.data.validation {
-            None => (corpus, None),
-            Some(Validation::Files(patterns)) => (corpus, Some(open("data.validation", patterns)?)),
-            Some(Validation::Share(share)) => {
-                let (train, validation) = corpus.split(*share, seed)?;
-                (train, Some(validation))
-            }
-        };
+            corpus.map(|corpus| corpus.with_ends(config.data.marks_ends()))
+        })?;
+        let corpora = corpora.split(config, used, |corpus, share| corpus.split(share, seed))?;
         let tokenizer = match optional_tokenizer(config, &model_from)? {
             Some(tokenizer) => tokenizer,
-            None => match config.tokenizer.train_vocab_size {
-                Some(size) => Arc::new(trained_tokenizer(&train, size, seed)?),
-                None => {
+            None => match (config.tokenizer.train_vocab_size, &corpora.train) {
+                (Some(size), Some(train)) => Arc::new(trained_tokenizer(train, size, seed)?),
+                (Some(_), None) => {
+                    return Err(Error::data(
+                        "the model's folder has no tokenizer, and one that is learned now is another",
+                    )
+                    .help("set tokenizer.from to the tokenizer that the model was trained with"));
+                }
+                (None, _) => {
                     let format = config.data.format;
                     return Err(Error::config(format!(
                         "data.format = \"{format}\" needs a tokenizer, and the config names none"
@@ -281,12 +349,9 @@ impl Inputs {
             .help(format!("set data.block_size = {positions}, or raise the model's n_positions")));
         }
         let folder = cache::folder_of(cache::TOKENS)?;
-        let open = |corpus: &Corpus, progress: &mut dyn FnMut(Progress) -> ControlFlow<()>| {
-            Blocks::new(TokenStore::build_or_open(&folder, corpus, &tokenizer, progress)?, block_size)
-        };
-        let train = open(&train, progress).map_err(|error| error.at("data.train"))?;
-        let validation = validation.map(|corpus| open(&corpus, progress)).transpose();
-        let validation = validation.map_err(|error| error.at("data.validation"))?;
+        let blocks = corpora.map(|corpus| {
+            Blocks::new(TokenStore::build_or_open(&folder, &corpus, &tokenizer, progress)?, block_size)
+        })?;
         let masking = match config.data.task {
             Task::Mlm => {
                 let (probability, whole_words) = (config.data.mlm_probability, config.data.whole_word_mask);
@@ -309,9 +374,7 @@ impl Inputs {
             tokenizer: Some(tokenizer),
             block_size: Some(block_size),
             max_length: None,
-            train_tokens: (train.len() * block_size) as u64,
-            train: masked(train),
-            validation: validation.map(masked),
+            data: blocks.map(|blocks| Ok(masked(blocks)))?,
         })
     }
 }
@@ -510,40 +573,28 @@ fn with_pad_id(model: ModelConfig, pad: u32) -> Result<ModelConfig> {
     model.with_fields(&field).map_err(|error| Error::from(error).at("the tokenizer's padding"))
 }
 
-type Rows = (Arc<dyn Dataset>, u64, Option<Arc<dyn Dataset>>);
-
 fn tokenized(
     config: &RunConfig,
+    used: Use,
     model: &mut ModelConfig,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<Rows> {
+) -> Result<Splits<Arc<dyn Dataset>>> {
     let task = config.data.task;
     let folder = cache::folder_of(cache::TOKENIZED)?;
-    let mut open = |key: &str, patterns: &[String]| {
-        let files = paths::resolve(patterns).map_err(|error| error.at(key))?;
-        TokenizedData::open(&folder, &files, task, progress).map_err(|error| error.at(key))
-    };
     if config.tokenizer.train_vocab_size.is_some() {
         return Err(Error::config("tokenizer.train_vocab_size with data.format = \"tokenized\": the data has no text")
             .help("leave it out; give model.vocab_size"));
     }
-    let all = open("data.train", &config.data.train)?;
-    let (train, validation) = match &config.data.validation {
-        None => (all, None),
-        Some(Validation::Files(patterns)) => (all, Some(open("data.validation", patterns)?)),
-        Some(Validation::Share(share)) => {
-            let (train, validation) = all.split(*share, config.trainer.seed)?;
-            (train, Some(validation))
-        }
-    };
-    settle_labels(task, model, config, &train)?;
+    let data = Splits::open(config, used, |patterns| {
+        TokenizedData::open(&folder, &paths::resolve(patterns)?, task, progress)
+    })?;
+    let data = data.split(config, used, |data, share| data.split(share, config.trainer.seed))?;
+    settle_labels(task, model, config, data.first())?;
     let limits = Limits::of(model);
-    let both = [("data.train", Some(&train)), ("data.validation", validation.as_ref())];
-    for (key, data) in both.into_iter().filter_map(|(key, data)| Some((key, data?))) {
-        data.validate(&limits).map_err(|error| error.at(key))?;
-    }
-    let tokens = train.num_tokens();
-    Ok((Arc::new(train), tokens, validation.map(|data| Arc::new(data) as Arc<dyn Dataset>)))
+    data.map(|data| {
+        data.validate(&limits)?;
+        Ok(Arc::new(data) as Arc<dyn Dataset>)
+    })
 }
 
 /// A classification head can have as many labels as the vocabularies of language models have tokens, and not many more.
@@ -551,7 +602,12 @@ const MAX_STATED_CLASSES: usize = 1_000_000;
 
 /// A classification head has as many labels as the config or the pretrained model states, else as the data shows.
 /// Regression has one.
-fn settle_labels(task: Task, model: &mut ModelConfig, config: &RunConfig, train: &TokenizedData) -> Result<()> {
+fn settle_labels(
+    task: Task,
+    model: &mut ModelConfig,
+    config: &RunConfig,
+    (key, data): (&str, &TokenizedData),
+) -> Result<()> {
     let stated = model.labels().id2label.is_some() || model.labels().num_labels.is_some();
     match task {
         Task::Regression => {
@@ -565,7 +621,7 @@ fn settle_labels(task: Task, model: &mut ModelConfig, config: &RunConfig, train:
             *model.labels_mut() = Labels { problem_type: Some("regression".into()), ..Labels::numbered(1) };
         }
         Task::SequenceClassification if !stated => {
-            let count = train.num_classes().map_err(|error| error.at("data.train"))?;
+            let count = data.num_classes().map_err(|error| error.at(key))?;
             *model.labels_mut() = Labels::numbered(count.max(2));
         }
         Task::SequenceClassification if model.labels().id2label.is_none() => {

@@ -1,0 +1,78 @@
+//! Opens an evaluation without training: its tokenizer and validation data and its device. Nothing of it depends on training
+//! data or on how a run would train, so there is no plan.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use burn::tensor::Device;
+use kiln_models::Compute;
+
+use super::BuiltIn;
+use super::inputs::{Inputs, Use};
+use crate::base::error::{Error, Result};
+use crate::config::RunConfig;
+use crate::data::Dataset;
+use crate::data::padding::{Batches, Padding, survey};
+use crate::data::sampler::Order;
+use crate::data::store::Progress;
+use crate::engine::device;
+use crate::engine::handover;
+use crate::plan::EnginePlan;
+use crate::task::LossOptions;
+
+/// An evaluation that can begin.
+pub struct EvaluationSession {
+    /// Where it runs.
+    pub device: Device,
+    /// How a model computes.
+    pub compute: Compute,
+    /// The task, with its loss and its metrics.
+    pub task: BuiltIn,
+    /// Validation data.
+    pub validation: Arc<dyn Dataset>,
+    /// Examples of a batch.
+    pub batch_size: usize,
+}
+
+impl EvaluationSession {
+    /// Opens what an evaluation of `config` needs: `data.train` only where validation data is a share of it. `progress` is
+    /// told how far tokenising has come and may interrupt it.
+    ///
+    /// # Errors
+    /// A config without validation data, and inputs, a device or a compiler that cannot be used.
+    pub fn open_with_progress(
+        config: &RunConfig,
+        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Self> {
+        config.validate()?;
+        if config.data.validation.is_none() {
+            return Err(Self::no_data());
+        }
+        handover::settle(config.compiler.as_ref(), config.device.kind)?;
+        let found = device::select(config.device.kind, config.device.index)?;
+        let engine = EnginePlan::of(config, &found.facts(), None)?;
+        let inputs = Inputs::open(config, Use::Evaluation, progress)?;
+        let validation = inputs.validation(config).ok_or_else(Self::no_data)?;
+        let batch_size = config.trainer.per_device_eval_batch_size;
+        let drawn = Batches { size: batch_size, order: Order::SEQUENTIAL, drop_last: false };
+        let longest = inputs.max_length.unwrap_or(validation.max_len());
+        let padding = Padding::new(config.data.padding, longest, &survey(&*validation, drawn));
+        let task = BuiltIn {
+            task: config.data.task,
+            loss: LossOptions::of(&config.trainer, config.data.task, inputs.model_config.labels())?,
+            model_config: inputs.model_config,
+            pad_id: inputs.pad_id,
+            padding,
+            tokenizer: inputs.tokenizer,
+            model_from: inputs.model_from,
+            kept_files: inputs.kept_files,
+        };
+        Ok(Self { device: found.device, compute: engine.compute(), task, validation, batch_size })
+    }
+
+    /// The error of an evaluation without data.
+    pub(super) fn no_data() -> Error {
+        Error::config("data.validation: required to evaluate, got none")
+            .help("name files, or a share to split off: --set data.validation=10%")
+    }
+}
