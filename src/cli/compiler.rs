@@ -14,8 +14,8 @@ use crate::base::process::{scratch, this_program};
 use crate::base::signals;
 use crate::cache;
 use crate::config::{CompilerMode, DeviceKind, RunConfig, Switch, Verify};
+use crate::engine::compiler::columns;
 use crate::engine::compiler::decision::Decision;
-use crate::engine::compiler::{checks, columns};
 use crate::engine::handover;
 use crate::engine::handover::in_a_process;
 use crate::proof::auto;
@@ -75,7 +75,7 @@ pub(super) fn run_probe(args: &ProbeArgs) -> Result<()> {
 /// `compiler.verify` before step 1 where each mode has an engine of its own; whether it has been done.
 pub(super) fn verify_start(session: &Session) -> Result<bool> {
     let plan = session.plan();
-    if checks::of(plan.engine.compiler().as_ref()) == Verify::Off || plan.engine.device.kind == DeviceKind::Cpu {
+    if plan.engine.verify == Verify::Off || plan.engine.device.kind == DeviceKind::Cpu {
         return Ok(false);
     }
     let report = parity(&session.config(), verify::STEPS, &mut probed)?;
@@ -96,8 +96,7 @@ pub(super) fn verify_compare(config: &RunConfig) -> Result<()> {
 /// was as the other engine (`handed`), or else by a trial. Where each mode has an engine of its own, this process becomes it.
 pub(super) fn choose(session: Session, handed: Option<&str>) -> Result<Session> {
     let plan = session.plan();
-    let asked = plan.engine.compiler.as_ref().map_or(CompilerMode::Native, |compiler| compiler.enabled);
-    match (asked, handed) {
+    match (plan.engine.mode, handed) {
         (CompilerMode::Auto, _) => {}
         (_, None) => return Ok(session),
         (mode, Some(_)) => {

@@ -7,8 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{EnginePlan, ModelPlan, OptimizerPlan, RunPlan};
 use crate::base::error::{Error, Result};
-use crate::config::{ActivationCheckpointing, CompilerMode, DeviceKind, Precision, Switch};
-use crate::engine::handover;
+use crate::config::{ActivationCheckpointing, CompilerMode, DeviceKind, Precision, Switch, TrainingCompilerConfig};
 use crate::engine::handover::Engine;
 use crate::optim::OptimizerConfig;
 
@@ -43,16 +42,17 @@ impl NotCaptured {
 }
 
 impl EnginePlan {
-    /// Whether steps that train `model` by `optimizer` are captured.
+    /// Whether steps that train `model` by `optimizer` under `compiler`, whose mode is the plan's, are captured.
     ///
     /// # Errors
     /// Why they are not.
     pub(super) fn can_capture(
         &self,
+        compiler: Option<&TrainingCompilerConfig>,
         model: &ModelPlan,
         optimizer: &OptimizerPlan,
     ) -> std::result::Result<(), NotCaptured> {
-        let Some(compiler) = &self.compiler else { return Err(NotCaptured::run("the run is native")) };
+        let Some(compiler) = compiler else { return Err(NotCaptured::run("the run is native")) };
         let fused = |operator| self.ops.fused_operators().contains(&operator);
         let drops = model.has_dropout();
         let because = match () {
@@ -61,7 +61,7 @@ impl EnginePlan {
             }
             () if compiler.enabled == CompilerMode::Native || Engine::this() == Engine::Native => "the run is native",
             () if compiler.graph == Switch::Off => "compiler.graph says so",
-            () if handover::is_unfused(Some(compiler), self.device.kind) => "compiler.fusion is off",
+            () if self.unfused => "compiler.fusion is off",
             () if !model.can_be_captured => "the task does not say that its steps can be (CAN_BE_CAPTURED)",
             () if !matches!(optimizer.config, OptimizerConfig::AdamW(_)) => "only AdamW updates in place",
             () if !fused(Operator::AdamW) => "the operator adamw is plain, and only the fused one updates in place",
@@ -88,10 +88,8 @@ impl RunPlan {
         self.engine.not_captured.clone().map_or(Ok(()), Err)
     }
 
-    /// Refuses a compiled run that asks for captured steps and cannot have them.
-    pub(crate) fn check_graph(&self) -> Result<()> {
-        let compiler = self.engine.compiler();
-        let compiler = compiler.as_ref();
+    /// Refuses a run that asks for captured steps, by `compiler`, whose mode is the plan's, and cannot have them.
+    pub(super) fn check_graph(&self, compiler: Option<&TrainingCompilerConfig>) -> Result<()> {
         let asked = compiler.is_some_and(|compiler| compiler.graph == Switch::On)
             && Engine::wanted(compiler) == Engine::Compiled;
         match self.captures() {

@@ -14,26 +14,27 @@ mod sections;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kiln_models::Ops;
+use kiln_models::ops::Form;
+use kiln_models::{Operator, Ops};
 use serde::{Deserialize, Serialize};
 
 use crate::base::error::{Error, Result, nearest};
 use crate::config::{
     ActivationCheckpointing, CompilerMode, DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DataFormat, DeviceKind,
     EvalStrategy, GenerateOptions, Interval, LoggingStrategy, RunConfig, RunLength, SaveStrategy, StepSize, Task,
-    TrainerSection,
+    TrainerSection, TrainingCompilerConfig,
 };
 use crate::data::padding::Padding;
-use crate::engine::compiler::checks;
 use crate::engine::compiler::decision::Decision;
+use crate::engine::compiler::{checks, warms_up};
 use crate::engine::device;
 use crate::engine::device::DeviceFacts;
+use crate::engine::{handover, operators};
 use crate::optim::schedule::Schedule;
 use crate::optim::{OptimizerConfig, ParameterGroups};
 use crate::plan::memory::{Host, MemoryEstimate, MemoryInputs, Values};
 use crate::precision::PrecisionPlan;
 use crate::task::LossOptions;
-use sections::fused_operators::simplest;
 use sections::model_config;
 
 pub use batch::{BatchPlan, NUM_DEVICES};
@@ -143,7 +144,9 @@ impl RunPlan {
             accumulation: trainer.accumulation,
             loss,
         };
-        let engine = EnginePlan { not_captured: engine.can_capture(&model, &optimizer).err(), ..engine };
+        let compiler = compiler(config, facts.decision.as_ref());
+        let captured = engine.can_capture(compiler.as_ref(), &model, &optimizer);
+        let engine = engine.with_capture(compiler.as_ref(), captured.err());
         let plan = Self {
             kiln: env!("CARGO_PKG_VERSION").into(),
             run: RunSettings::of(config),
@@ -159,7 +162,7 @@ impl RunPlan {
             generation,
             memory: MemoryPlan { values, estimate: None },
         };
-        plan.check_graph()?;
+        plan.check_graph(compiler.as_ref())?;
         let memory = MemoryPlan { values, estimate: plan.estimated_memory() };
         Ok(Self { memory, ..plan })
     }
@@ -237,18 +240,53 @@ impl EnginePlan {
         let ops = device::ops(config.compiler.as_ref(), device)?;
         checks::allowed(config.compiler.as_ref(), device.kind)?;
         let precision = PrecisionPlan::new(config.precision, device)?;
-        let native = decision.as_ref().is_some_and(|decision| decision.mode != CompilerMode::Compiled);
-        let ops = if native { Ops::Plain } else { simplest(precision.ops(ops)) };
-        Ok(Self {
+        let chosen_native = decision.as_ref().is_some_and(|decision| decision.mode != CompilerMode::Compiled);
+        let ops = if chosen_native { Ops::Plain } else { precision.ops(ops).only(Operator::ALL) };
+        let settings = compiler(config, decision.as_ref());
+        let mode = settings.as_ref().map_or(CompilerMode::Native, |settings| settings.enabled);
+        let why = |operator| match &settings {
+            Some(_) if chosen_native => "the trial of compiler.enabled = \"auto\" chose native".into(),
+            Some(settings) if mode != CompilerMode::Native => {
+                operators::plain_because(operator, &settings.fused_ops, device.kind, precision.dtype())
+                    .unwrap_or_else(|| operators::NATIVE_GPU.into())
+            }
+            _ => "the run is native".into(),
+        };
+        let plain = Operator::ALL.into_iter().filter(|operator| ops.form(*operator) == Form::Plain);
+        let asked = config.compiler.as_ref().filter(|compiler| compiler.enabled != CompilerMode::Native);
+        let plan = Self {
             device: device.clone(),
-            compiler: config.compiler.clone(),
+            mode,
             decision,
             ops,
+            plain_operators: plain.map(|operator| (operator.name().to_owned(), why(operator))).collect(),
             precision,
             activation_checkpointing: config.trainer.activation_checkpointing,
-            not_captured: Some(NotCaptured::yet(device.kind, config.compiler_mode() == CompilerMode::Native)),
-        })
+            not_captured: None,
+            unfused: handover::is_unfused(settings.as_ref(), device.kind),
+            warmup: mode == CompilerMode::Compiled
+                && settings.as_ref().is_some_and(|settings| warms_up(settings.warmup, device.kind)),
+            verify: checks::of(settings.as_ref()),
+            debug: asked.is_some_and(|compiler| compiler.debug),
+            parts: Vec::new(),
+        };
+        let not_captured = NotCaptured::yet(device.kind, config.compiler_mode() == CompilerMode::Native);
+        Ok(plan.with_capture(settings.as_ref(), Some(not_captured)))
     }
+
+    /// This plan with `not_captured`, and the parts of the compiler, of which captured steps are one, under `compiler`.
+    fn with_capture(self, compiler: Option<&TrainingCompilerConfig>, not_captured: Option<NotCaptured>) -> Self {
+        let dtype = self.precision.dtype();
+        let parts = parts::parts(compiler, &self.device, dtype, self.ops, not_captured.as_ref());
+        Self { not_captured, parts, ..self }
+    }
+}
+
+/// The compiler's settings in `config`, with the mode that was chosen where they leave that to a trial; none in a run without.
+fn compiler(config: &RunConfig, decision: Option<&Decision>) -> Option<TrainingCompilerConfig> {
+    let compiler = config.compiler.clone()?;
+    let enabled = decision.map_or(compiler.enabled, |decision| decision.mode);
+    Some(TrainingCompilerConfig { enabled, ..compiler })
 }
 
 fn values(facts: &Facts, groups: &ParameterGroups, optimizer: &OptimizerConfig) -> Values {

@@ -1,11 +1,13 @@
 //! The parts of the training compiler and what becomes of each in a run.
 
+use std::borrow::Cow;
+
 use burn::tensor::FloatDType;
 use kiln_models::ops::Form;
 use kiln_models::{Operator, Ops};
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
-use super::{EnginePlan, NotCaptured};
+use super::NotCaptured;
 use crate::config::{CompilerMode, DeviceKind, FusedOps, Switch, TrainingCompilerConfig};
 use crate::engine::compiler::warms_up;
 use crate::engine::device::DeviceFacts;
@@ -14,24 +16,20 @@ use crate::engine::handover::{Engine, Settings};
 use crate::engine::operators;
 
 /// A part of the training compiler and what has become of it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
     /// Its name in tables.
-    pub name: &'static str,
+    #[serde(rename = "part")]
+    pub name: Cow<'static, str>,
     /// `on`, `off` or `not available`.
-    pub state: &'static str,
+    pub state: Cow<'static, str>,
     /// The extent to which it is on, such as the names of the fused operators, or the reason why it is not.
     pub because: String,
 }
 
 impl Part {
     fn new(name: &'static str, state: &'static str, because: impl Into<String>) -> Self {
-        Self { name, state, because: because.into() }
-    }
-
-    /// As JSON, for files.
-    pub fn to_json(&self) -> Value {
-        json!({ "part": self.name, "state": self.state, "because": self.because })
+        Self { name: name.into(), state: state.into(), because: because.into() }
     }
 }
 
@@ -41,18 +39,10 @@ impl std::fmt::Display for Part {
     }
 }
 
-impl EnginePlan {
-    /// The parts of the training compiler in this run, and what has become of each.
-    pub fn parts(&self) -> Vec<Part> {
-        let dtype = self.precision.dtype();
-        parts(self.compiler().as_ref(), &self.device, dtype, self.ops, self.not_captured.as_ref())
-    }
-}
-
 /// The parts of the training compiler that are active on `device` in this build when a run under `compiler`, whose matrix
 /// products are in `dtype`, computes in the form `ops` and [captures](crate::plan::RunPlan::captures) its steps or not, and
 /// the reasons why the others are not.
-fn parts(
+pub(super) fn parts(
     compiler: Option<&TrainingCompilerConfig>,
     device: &DeviceFacts,
     dtype: FloatDType,
@@ -124,7 +114,7 @@ mod tests {
     use crate::engine::device::{ops, select};
     use crate::precision::PrecisionPlan;
 
-    const NO_CAPTURE: NotCaptured = NotCaptured { by_device: true, because: std::borrow::Cow::Borrowed("Flex") };
+    const NO_CAPTURE: NotCaptured = NotCaptured { by_device: true, because: Cow::Borrowed("Flex") };
 
     #[test]
     fn the_table_says_what_is_on_and_why_the_rest_is_not() {
@@ -134,13 +124,13 @@ mod tests {
             parts(config, &cpu, FloatDType::F32, ops(config, &cpu).unwrap(), Some(&NO_CAPTURE))
         };
         let on = table(Some(&compiled));
-        assert_eq!((on[0].state, on.len()), ("on", 5));
+        assert_eq!((&*on[0].state, on.len()), ("on", 5));
         assert!(on[0].because.starts_with("embedding, dropout, layer_norm") && on[0].because.ends_with("adamw"));
         assert!(on[1..4].iter().all(|part| part.state == "not available" && part.because.contains("Flex")));
-        assert_eq!((on[4].state, on[4].because.as_str()), ("off", "nothing is compiled or tuned on the CPU"));
+        assert_eq!((&*on[4].state, on[4].because.as_str()), ("off", "nothing is compiled or tuned on the CPU"));
         let forced = TrainingCompilerConfig { warmup: Switch::On, ..TrainingCompilerConfig::default() };
-        assert_eq!((table(Some(&forced))[4].state, table(None)[4].because.as_str()), ("on", "the run is native"));
-        assert_eq!((table(None)[0].state, table(None)[0].because.as_str()), ("off", "the run is native"));
+        assert_eq!((&*table(Some(&forced))[4].state, table(None)[4].because.as_str()), ("on", "the run is native"));
+        assert_eq!((&*table(None)[0].state, table(None)[0].because.as_str()), ("off", "the run is native"));
         let some = TrainingCompilerConfig {
             fused_ops: FusedOps::Only(vec![Operator::Gelu]),
             ..TrainingCompilerConfig::default()
@@ -155,7 +145,7 @@ mod tests {
         assert!(part.because.ends_with("adamw; plain: linear (precision bf16: its kernel is f32 only)"), "{part}");
         let off = TrainingCompilerConfig { fused_ops: Switch::Off.into(), ..compiled.clone() };
         assert_eq!(
-            (table(Some(&off))[0].state, &*table(Some(&off))[0].because),
+            (&*table(Some(&off))[0].state, &*table(Some(&off))[0].because),
             ("off", "compiler.fused_ops = \"off\"")
         );
         assert_eq!((start_up_lines(None).len(), start_up_lines(Some(&compiled)).len()), (0, 2));

@@ -265,7 +265,7 @@ impl EnginePlan {
         }
         text.line("device", self.device.describe());
         text.line("precision", self.precision.describe());
-        let mode = self.mode();
+        let mode = self.mode;
         text.line(
             "active",
             format!(
@@ -274,7 +274,7 @@ impl EnginePlan {
                 if self.ops.fused_operators().is_empty() { "off" } else { "on" },
             ),
         );
-        for (index, part) in self.parts().iter().enumerate() {
+        for (index, part) in self.parts.iter().enumerate() {
             text.line(if index == 0 { "compiler" } else { "" }, part.to_string());
         }
         match &self.decision {

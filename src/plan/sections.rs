@@ -1,6 +1,7 @@
 //! The sections of a plan, as `plan.json` has them. Each says what will happen in one respect, resolved; what follows from
 //! fields is a method, so that nothing is said twice.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,12 +9,12 @@ use kiln_models::{Compute, ModelConfig, ModelType, Ops};
 use serde::{Deserialize, Serialize};
 
 use super::memory::{MemoryEstimate, Values};
-use super::{BatchPlan, NotCaptured};
+use super::{BatchPlan, NotCaptured, Part};
 use crate::base::error::{Error, Result};
 use crate::config::{
     Accumulation, ActivationCheckpointing, CompilerMode, EvalStrategy, GenerateOptions, Integration, LogLevel,
     LoggingStrategy, OnExisting, OptimizerName, PaddingStrategy, RunConfig, Sampler, SaveStrategy, ScaledRate,
-    StepSize, Task, TrainerSection, TrainingCompilerConfig,
+    StepSize, Task, TrainerSection, Verify,
 };
 use crate::data::padding::{Batches, Padding, PaddingCost};
 use crate::data::paths;
@@ -255,39 +256,37 @@ pub struct OptimizerPlan {
 pub struct EnginePlan {
     /// The device.
     pub device: DeviceFacts,
-    /// The compiler's settings; none in a run without.
-    pub compiler: Option<TrainingCompilerConfig>,
-    /// The choice of the mode by a trial, where the config asks for one; none before it was made.
+    /// The mode: the one that a trial has chosen, or else the config's. `auto` where the trial has not been made yet.
+    pub mode: CompilerMode,
+    /// The choice of the mode by a trial and what it rests on, where the config asks for one; none before it was made.
     pub decision: Option<Decision>,
     /// In which form model and optimizer compute: the names of the operators that are fused.
     #[serde(with = "fused_operators", rename = "fused_operators")]
     pub ops: Ops,
+    /// The names of the other operators, with the reason why each is not fused.
+    pub plain_operators: BTreeMap<String, String>,
     /// In which type they compute.
     pub precision: PrecisionPlan,
     /// The activations that the backward pass computes again.
     pub activation_checkpointing: ActivationCheckpointing,
     /// Why steps are not captured; none where they are.
     pub not_captured: Option<NotCaptured>,
+    /// Whether Burn's fusion is held off in the compiled engine, which rows are marked with.
+    pub unfused: bool,
+    /// Whether every batch shape is computed once before step 1.
+    pub warmup: bool,
+    /// When the run is checked against native.
+    pub verify: Verify,
+    /// Whether the report of `compiler.debug` is written.
+    pub debug: bool,
+    /// The parts of the training compiler, and what has become of each.
+    pub parts: Vec<Part>,
 }
 
 impl EnginePlan {
-    /// The compiler's settings, with the mode that was chosen where the config leaves that to a trial.
-    pub fn compiler(&self) -> Option<TrainingCompilerConfig> {
-        let mut compiler = self.compiler.clone()?;
-        if let Some(decision) = &self.decision {
-            compiler.enabled = decision.mode;
-        }
-        Some(compiler)
-    }
-
-    /// The mode: the one that a trial has chosen, or else the config's.
-    pub fn mode(&self) -> CompilerMode {
-        self.compiler().map_or(CompilerMode::Native, |compiler| compiler.enabled)
-    }
-
     /// Whether a trial has to choose the mode yet.
     pub fn is_undecided(&self) -> bool {
-        self.mode() == CompilerMode::Auto
+        self.mode == CompilerMode::Auto
     }
 
     /// How the model computes.
@@ -297,7 +296,7 @@ impl EnginePlan {
 }
 
 /// Operators in their form as a list of those that are fused.
-pub(super) mod fused_operators {
+mod fused_operators {
     use kiln_models::{Operator, Ops};
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -311,16 +310,7 @@ pub(super) mod fused_operators {
         let operators = names.iter().map(|name| {
             operator(name).ok_or_else(|| serde::de::Error::custom(format!("there is no operator `{name}`")))
         });
-        Ok(simplest(Ops::Fused.only(operators.collect::<Result<Vec<_>, _>>()?)))
-    }
-
-    /// `ops`, of which there is one value for all operators, and one for none.
-    pub(in crate::plan) fn simplest(ops: Ops) -> Ops {
-        match ops.fused_operators().len() {
-            0 => Ops::Plain,
-            all if all == Operator::ALL.len() => Ops::Fused,
-            _ => ops,
-        }
+        Ok(Ops::Fused.only(operators.collect::<Result<Vec<_>, _>>()?))
     }
 }
 

@@ -69,7 +69,7 @@ impl Provenance {
     /// The provenance of the run of `session` by this process.
     pub fn of<T: TrainingTask>(session: &Session<T>) -> Self {
         let plan = session.plan();
-        let compiled = match plan.engine.compiler.as_ref().map_or(CompilerMode::Native, |compiler| compiler.enabled) {
+        let compiled = match plan.engine.mode {
             CompilerMode::Native => false,
             CompilerMode::Compiled => true,
             CompilerMode::Auto => plan.engine.ops != Ops::Plain,

@@ -8,16 +8,13 @@ use std::fs;
 use std::path::Path;
 
 use kiln_models::Operator;
-use kiln_models::ops::Form;
 use serde_json::{Value, json};
 
 use crate::base::error::{Error, Result};
 use crate::base::files::{write_json, write_whole};
 use crate::base::reads::DeviceReads;
-use crate::config::{CompilerMode, Switch};
 use crate::engine::handover::Engine;
-use crate::engine::operators;
-use crate::plan::{Part, RunPlan};
+use crate::plan::RunPlan;
 use crate::session::{Session, TrainingTask};
 use crate::trainer::Shapes;
 
@@ -30,11 +27,6 @@ pub const FILES: [&str; 2] = ["report.json", "summary.txt"];
 /// The mark of rows whose times are those of no run without `debug`.
 pub const MARK: &str = "timings_not_comparable";
 
-/// Whether the run of `plan` is looked at.
-pub fn is_on(plan: &RunPlan) -> bool {
-    plan.engine.compiler.as_ref().is_some_and(|compiler| compiler.debug && compiler.enabled != CompilerMode::Native)
-}
-
 /// Looks at a run from now on.
 #[derive(Debug)]
 pub(crate) struct Watch {
@@ -46,7 +38,7 @@ pub(crate) struct Watch {
 impl Watch {
     /// For the run of `plan`; none where nobody asked.
     pub(crate) fn start(plan: &RunPlan) -> Option<Self> {
-        is_on(plan).then(|| Self {
+        plan.engine.debug.then(|| Self {
             before: DeviceReads::now(),
             #[cfg(feature = "compiler")]
             observed: crate::engine::compiler::observe::Observed::start(),
@@ -68,7 +60,6 @@ impl Watch {
         #[cfg(not(feature = "compiler"))]
         let device = Value::Null;
         let operators = operators(plan);
-        let parts = plan.engine.parts();
         let report = json!({
             "schema": "kiln.compiler-debug/1",
             "timings": "not comparable: compiler.debug",
@@ -76,7 +67,7 @@ impl Watch {
             "engine": Engine::this(),
             "device": plan.engine.device.describe(),
             "steps": step,
-            "parts": parts.iter().map(Part::to_json).collect::<Value>(),
+            "parts": plan.engine.parts,
             "operators": operators.iter().map(|(operator, why)| json!({
                 "operator": operator.name(),
                 "form": if why.is_none() { "fused" } else { "plain" },
@@ -97,19 +88,8 @@ impl Watch {
 
 /// Every operator of Kiln's, with why it is not fused where it is not.
 fn operators(plan: &RunPlan) -> Vec<(Operator, Option<String>)> {
-    let native = plan.engine.decision.as_ref().is_some_and(|decision| decision.mode == CompilerMode::Native);
-    let setting = plan.engine.compiler.as_ref().map_or(Switch::Off.into(), |compiler| compiler.fused_ops.clone());
-    let why = |operator| match operators::plain_because(
-        operator,
-        &setting,
-        plan.engine.device.kind,
-        plan.engine.precision.dtype(),
-    ) {
-        _ if native => "the trial of compiler.enabled = \"auto\" chose native".into(),
-        why => why.unwrap_or_else(|| operators::NATIVE_GPU.into()),
-    };
-    let of = |operator| (operator, (plan.engine.ops.form(operator) == Form::Plain).then(|| why(operator)));
-    Operator::ALL.into_iter().map(of).collect()
+    let why = |operator: Operator| plan.engine.plain_operators.get(operator.name()).cloned();
+    Operator::ALL.into_iter().map(|operator| (operator, why(operator))).collect()
 }
 
 /// Rows that are shown of what may have many; the file has all.

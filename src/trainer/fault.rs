@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::checkpoint;
 use super::output::RunFolder;
@@ -14,7 +14,7 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::files::write_json;
 use crate::engine::compiler;
 use crate::engine::handover::Engine;
-use crate::plan::{Part, RunPlan};
+use crate::plan::RunPlan;
 
 /// The folder's name in the run folder.
 pub const FOLDER: &str = "fault";
@@ -69,7 +69,6 @@ fn write_bundle(
     let copied = ["plan.toml", "metrics.jsonl", compiler::decision::FILE, run_log::FILE];
     folder.manifest.list(copied.iter().chain(&[REPORT]).map(|name| Path::new(FOLDER).join(name)))?;
     fs::create_dir_all(&target).map_err(|error| io(&target, &error))?;
-    let parts = plan.engine.parts();
     let report = json!({
         "error": error.to_string(),
         "exit_code": error.exit_code(),
@@ -82,7 +81,7 @@ fn write_bundle(
             "kind": plan.engine.device.kind.as_str(),
             "name": plan.engine.device.name,
             "engine": Engine::this(),
-            "active": parts.iter().map(Part::to_json).collect::<Value>(),
+            "active": plan.engine.parts,
         },
         "data_position": run.position,
         "seed": plan.run.seed,

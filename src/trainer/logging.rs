@@ -15,7 +15,6 @@ use super::step_closures::{StepClosures, When};
 use crate::base::error::Result;
 use crate::base::metrics::Record;
 use crate::config::LoggingStrategy;
-use crate::engine::handover;
 use crate::plan::RunPlan;
 use crate::precision::scaler::{MIN_SCALE, Scaling};
 use crate::session::TrainingTask;
@@ -146,9 +145,8 @@ impl<T: TrainingTask> Trainer<T> {
 
     /// `row`, marked where Burn's fusion was held off or the compiler was looked at: its times are those of no engine.
     pub(super) fn labelled(&self, row: Record) -> Record {
-        let unfused =
-            handover::is_unfused(self.session.plan().engine.compiler.as_ref(), self.session.plan().engine.device.kind);
-        let row = if unfused { row.with("unfused", 1u64) } else { row };
-        if debug::is_on(self.session.plan()) { row.with(debug::MARK, 1u64) } else { row }
+        let engine = &self.session.plan().engine;
+        let row = if engine.unfused { row.with("unfused", 1u64) } else { row };
+        if engine.debug { row.with(debug::MARK, 1u64) } else { row }
     }
 }

@@ -387,7 +387,7 @@ impl RunFolder {
 fn written_by(plan: &RunPlan) -> Vec<PathBuf> {
     let mut files = FILES.map(PathBuf::from).to_vec();
     files.extend(plan.engine.decision.as_ref().map(|_| compiler::decision::FILE.into()));
-    if debug::is_on(plan) {
+    if plan.engine.debug {
         files.extend(debug::FILES.map(|name| Path::new(debug::FOLDER).join(name)));
     }
     if plan.logging.report_to.contains(&Integration::TensorBoard) {

@@ -211,7 +211,7 @@ impl<T: TrainingTask> Trainer<T> {
 
     /// The warm-up before the first step, where the run has one. Its messages go to the callbacks.
     fn warm_up(&mut self) -> Result<Option<Warmed>> {
-        if !warmup::is_wanted(self.session.plan()) {
+        if !self.session.plan().engine.warmup {
             return Ok(None);
         }
         let callbacks = Rc::new(RefCell::new(std::mem::take(&mut self.callbacks)));

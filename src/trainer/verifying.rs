@@ -12,7 +12,6 @@ use super::run::{After, Run};
 use crate::base::error::{Error, Result};
 use crate::base::process::scratch;
 use crate::config::{DeviceKind, Verify};
-use crate::engine::compiler::checks;
 use crate::engine::device::release_memory;
 use crate::plan::RunPlan;
 use crate::session::{BuiltIn, Session, TrainingTask};
@@ -37,7 +36,7 @@ pub(super) struct Verifying<T: TrainingTask> {
 
 impl<T: TrainingTask> Verifying<T> {
     pub(super) fn new(plan: &RunPlan) -> Self {
-        Self { when: checks::of(plan.engine.compiler().as_ref()), start_is_verified: false, verifier: None }
+        Self { when: plan.engine.verify, start_is_verified: false, verifier: None }
     }
 
     /// Whether a check follows a step.

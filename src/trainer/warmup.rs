@@ -25,9 +25,7 @@ use crate::data::padding::{Batches, Padding};
 use crate::data::sampler::Order;
 use crate::data::subset::Subset;
 use crate::data::{Dataset, Fingerprint};
-use crate::engine::compiler::warms_up;
 use crate::engine::device::release_memory;
-use crate::plan::RunPlan;
 use crate::session::{Session, TrainingTask};
 use crate::trainer::{Callback, Control, Progress, Purpose, Shape, StopAfter, Trainer};
 
@@ -47,12 +45,6 @@ pub struct Warmed {
     pub(crate) shapes: Vec<Shape>,
     /// How long it took.
     pub elapsed: Duration,
-}
-
-/// Whether the run of `plan`, whose mode has been settled, begins with the stage.
-pub fn is_wanted(plan: &RunPlan) -> bool {
-    let compiled = plan.engine.compiler().filter(|compiler| compiler.enabled == CompilerMode::Compiled);
-    compiled.is_some_and(|compiler| warms_up(compiler.warmup, plan.engine.device.kind))
 }
 
 /// Runs the stage for `session`.

@@ -17,7 +17,7 @@ pub(super) fn header(plan: &RunPlan, width: Option<usize>) -> String {
     let task = model.task.map_or(String::new(), |task| format!(" for {task}"));
     let from = model.from.as_ref().map_or("random weights".into(), |path| path.display().to_string());
     let validation = data.validation_examples.map_or("none".into(), |examples| thousands(examples as u64));
-    let mode = match engine.mode() {
+    let mode = match engine.mode {
         CompilerMode::Auto => "a trial chooses the mode".into(),
         mode => format!("{mode} mode"),
     };
