@@ -419,7 +419,7 @@ def compare_text(what, folder, prompts, count=20):
 
 
 def described(what, folder, kind, types):
-    """What a tokenizer that Kiln wrote says of itself."""
+    """Checks the class and the settings of a tokenizer that Kiln wrote."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     names = {"gpt2": "GPT2Tokenizer", "bert": "BertTokenizer", "distilbert": "DistilBertTokenizer", "roberta": "RobertaTokenizer"}
     same(f"{what}: class", type(tokenizer).__name__.removesuffix("Fast"), names[kind])
@@ -475,7 +475,7 @@ def tokenizers_and_pipelines():
     prompt = tokenizer.apply_chat_template(talk, tokenize=False)
     same("chat: a talk", again.apply_chat_template(talk, tokenize=False), prompt)
     compare_text("chat", output / "model", [prompt, "The cat"], count=8)
-    # What generation_config.json says of the end holds in both: the third token that comes of the prompt ends it now.
+    # Both libraries obey the eos_token_id of generation_config.json, which is now the third token that follows the prompt.
     settings = output / "model" / "generation_config.json"
     ids = again(prompt, return_tensors="pt")
     made = GPT2LMHeadModel.from_pretrained(output / "model").generate(**ids, max_new_tokens=8, do_sample=False)[0]

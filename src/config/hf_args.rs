@@ -100,11 +100,11 @@ impl Document {
                     self.unused.neutral += 1;
                     continue;
                 }
-                // TOML's whole numbers end below.
+                // An integer of TOML is signed with 64 bits, so a larger seed is passed on as text.
                 ("seed" | "data_seed", value) if value.is_u64() && !value.is_i64() => value.to_string().into(),
-                // Whatever is below 0 leaves the length to the epochs.
+                // Every negative value leaves the length of the run to the epochs.
                 ("max_steps", value) if value.as_i64().is_some_and(|steps| steps < 0) => Json::from(-1),
-                // As good as not given, each of them.
+                // Each of these values means the same as no value.
                 ("save_total_limit", value) if value.as_i64().is_some_and(|limit| limit <= 0) => continue,
                 ("eval_steps", value) if value.as_f64() == Some(0.0) => continue,
                 ("logging_steps", value) if !is_steps && value.as_f64() == Some(0.0) => continue,

@@ -54,7 +54,7 @@ impl Scan {
     /// Reads all of `table` once; `classes` says whether the label column holds classes.
     ///
     /// # Errors
-    /// Whatever is wrong with the table; a table without rows; labels that cannot be classes.
+    /// A row of the table that cannot be read; a table without rows; labels that cannot be classes.
     pub fn new(table: &Table, classes: bool) -> Result<Self> {
         let (mut bytes, mut rows, mut labels, mut hash) = (0, 0, SeenLabels::default(), Sha256::new());
         for row in table.rows() {

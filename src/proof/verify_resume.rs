@@ -78,7 +78,7 @@ pub fn train(part: &Part, open: &dyn Fn(RunConfig) -> Result<Session>) -> Result
 /// Runs `config` for a few steps, once straight and once with a stop between, and compares.
 ///
 /// # Errors
-/// Whatever the runs meet.
+/// Any error of the runs.
 pub fn verify(config: &RunConfig, runner: &Runner<'_>) -> Result<Report> {
     verify_in(config, [config.compiler_mode(); 2], runner)
 }

@@ -446,7 +446,7 @@ fn is_checkpoint(path: &Path) -> bool {
     [STATE, DIGEST, MODEL, OPTIMIZER].iter().any(|file| path.join(file).exists())
 }
 
-/// Whatever has the name of a checkpoint, oldest first.
+/// All entries of the folder that have the name of a checkpoint, oldest first.
 fn entries(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let entries = match fs::read_dir(checkpoints) {
         Ok(entries) => entries,

@@ -1,6 +1,6 @@
-//! What a forward pass leaves in memory for the backward pass, native against compiled: on the CPU of a GPT-2 of 2 layers with
-//! its loss, counted by this binary's own allocator; on wgpu of a layer at the geometry of GPT-2 small, as the device's
-//! allocator says. The prediction is arithmetic: what each operator has to keep.
+//! The bytes that a forward pass keeps for the backward pass, native against compiled: on the CPU for a GPT-2 of 2 layers with
+//! its loss, counted by this binary's own allocator; on wgpu for a layer at the geometry of GPT-2 small, counted by the device's
+//! allocator. The predictions are sums of the tensors that each operator has to keep.
 
 use crate::counting::live;
 use burn::tensor::Device;

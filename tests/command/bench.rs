@@ -137,7 +137,7 @@ fn peers_take_turns_and_their_end_is_told() {
         ("dead", "sleep 600 & kill -SEGV $$", 7, "it crashed (signal: 11"),
         ("closed", "exec 1>&-; sleep 600", 7, "it was silent for 2s"),
         ("early", "exit 0", 3, "it ended before it had answered"),
-        // What its exit code means is not known.
+        // The exit codes of a foreign program have no known meaning.
         (
             "broken",
             "echo 'ModuleNotFoundError: torch' >&2; exit 1",

@@ -273,7 +273,7 @@ fn finished_runs_are_compared_with_their_differences() {
     std::fs::write(place.path("d/status.json"), earlier).unwrap();
     let out = succeeds(&mut place.report(&["a", "d", "--out", "days"]));
     assert!(out.contains(" against 2020-09-13") && !out.contains("not comparable"), "{out}");
-    // What stands in a run folder is text, whatever it is.
+    // Values from a run folder are shown as plain text: no control characters, no markup.
     let provenance = json(&place.path("d/provenance.json"));
     let mut hostile = provenance.clone();
     hostile["cpu"] = "x](javascript:alert(1)) <b> `c` \u{1b}[31m\u{202e}| y\n# z".into();
@@ -287,7 +287,7 @@ fn finished_runs_are_compared_with_their_differences() {
         assert!(name != "report.md" || text.contains(r"x\](javascript:alert(1)) &lt;b&gt; \`c\`"), "{text}");
     }
     std::fs::write(place.path("d/provenance.json"), provenance.to_string()).unwrap();
-    // What else they may differ in is said.
+    // `--about` names the properties that may differ.
     let about = ["a", "e <&>", "--out", "about", "--about", "data."];
     let out = succeeds(&mut place.report(&about));
     assert!(
@@ -391,7 +391,7 @@ fn an_arm_that_crashes_or_runs_out_of_memory_ends_the_comparison_so() {
     );
     let (verdict, reason) = place.verdict("allocation");
     assert!(verdict == "not comparable" && reason.contains("compiled: out of memory"), "{verdict} ({reason})");
-    // What a process has started may outlive it and hold its stdout.
+    // A child of a process may outlive the process and hold its stdout.
     let left = "sleep 30 & kill -SEGV $$";
     let asked = std::time::Instant::now();
     fails(&mut place.with_fault("left", left), 7, &["arm compiled: it crashed (signal: 11"]);
@@ -401,7 +401,7 @@ fn an_arm_that_crashes_or_runs_out_of_memory_ends_the_comparison_so() {
         3,
         &["arm compiled: it failed (exit status: 3), and said nothing"],
     );
-    // What Kiln itself says of a loss that is no number is passed on.
+    // The error of an arm whose loss is not finite is passed on.
     let nan = "train \"$@\" --set trainer.learning_rate=1e30";
     fails(&mut place.with_fault("nan", nan), 5, &["arm compiled: step", "the loss is"]);
 }
@@ -442,7 +442,7 @@ fn what_is_refused() {
     // The linear operator is plain in bf16, so there is nothing to switch off.
     let narrow = ["--ablate=operators", "--set", "compiler.fused_ops=[\"linear\"]", "--set", "precision=bf16"];
     refused(&narrow, &["nothing of the compiler can be switched off"]);
-    // What only one of the modes can run.
+    // Settings with which only one of the modes can run.
     refused(&["--set", "compiler.fusion=on"], &["arm compiled: compiler.fusion = \"on\"", "on the CPU"]);
     refused(&["--set", "compiler.autotune=full"], &["arm compiled: compiler.autotune = \"full\""]);
     refused(&["--compiled-batch", "0"], &["--compiled-batch: expected at least 1"]);

@@ -1,5 +1,5 @@
 //! Runs that are stopped: killed at random moments, asked to stop by a signal or by the clock, or two at once in one
-//! folder. What is continued ends where the undisturbed run ends, bit for bit.
+//! folder. A resumed run ends with the same bits as the undisturbed run.
 #![cfg(unix)]
 
 use std::io::{BufRead, BufReader};
@@ -165,7 +165,7 @@ fn nohup_outlives_its_terminal() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "clm");
     let run = train(folder.path(), "run", &["--set", "trainer.max_steps=400", "--set", "trainer.save_strategy=no"]);
-    // What `nohup` does, without its redirections.
+    // This ignores SIGHUP as `nohup` does, without its redirections.
     let mut shell = Command::new("sh");
     shell.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(run.get_program()).args(run.get_args());
     shell.envs(run.get_envs().filter_map(|(name, value)| Some((name, value?)))).current_dir(folder.path());

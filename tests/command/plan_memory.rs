@@ -6,8 +6,8 @@ use std::path::Path;
 
 use crate::common::{kiln, succeeds, train_rows};
 
-/// The part of the measured peak by which the estimate may be off. What a step allocates is the same every time, and counted
-/// to a few per cent; what the C library's heap makes of it differs from run to run by up to a tenth.
+/// The part of the measured peak by which the estimate may be off. The bytes that a step allocates are the same every time, and
+/// the estimate counts them to a few per cent; the size of the C library's heap differs from run to run by up to a tenth.
 const TOLERANCE: f64 = 0.2;
 
 /// Layers, width and heads, vocabulary, sequences of how many tokens.
@@ -40,7 +40,7 @@ fn write(folder: &Path, size: Size) {
     std::fs::write(folder.join("config.toml"), config).unwrap();
 }
 
-/// What the plan says and what the run's last row says, in MiB.
+/// The plan's estimate and the `peak_mib` of the run's last row, in MiB, and the plan's line on memory.
 fn planned_and_measured(folder: &Path, mode: &str, more: &[&str]) -> (f64, f64, String) {
     let mut command = kiln(folder);
     command.args(["train", "config.toml", "--compiler", mode, "--set", "run.on_existing=overwrite"]);

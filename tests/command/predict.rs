@@ -1,4 +1,4 @@
-//! What is done with a trained model, through the binary: `kiln eval` and `kiln predict`, for labels, numbers and answers.
+//! The use of a trained model, through the binary: `kiln eval` and `kiln predict`, for labels, numbers and answers.
 
 use std::path::Path;
 

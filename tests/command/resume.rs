@@ -297,8 +297,8 @@ fn checkpoints_that_are_no_folder_are_refused() {
     }
 }
 
-/// What a user has put into a checkpoint stays when the checkpoint goes: by rotation, because a resumed run has left it behind,
-/// and by `overwrite`.
+/// Files that a user has put into a checkpoint stay when the checkpoint is removed: by rotation, by a resumed run that began at
+/// an earlier one, and by `overwrite`.
 #[test]
 fn a_file_of_the_users_outlives_its_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
@@ -335,7 +335,7 @@ fn text_of(command: &mut std::process::Command) -> String {
     crate::common::text(&output)
 }
 
-/// What is no checkpoint although it is called so is passed over, and is not removed either.
+/// A file or folder that has the name of a checkpoint but is none is passed over, and is not removed either.
 #[cfg(unix)]
 #[test]
 fn what_is_no_checkpoint_is_passed_over_and_kept() {
@@ -425,7 +425,7 @@ fn what_would_break_the_promise_is_refused_by_name() {
     std::fs::write(&data, text).unwrap();
     assert_eq!(std::fs::read(folder.path().join("run/metrics.jsonl")).unwrap(), before, "nothing was touched");
 
-    // What changes no weight may change.
+    // Settings that change no weight may differ in a resumed run.
     for set in [
         "trainer.logging_steps=2",
         "trainer.save_total_limit=1",
@@ -544,7 +544,7 @@ fn without_a_checkpoint_it_begins_and_a_foreign_folder_is_left_alone() {
     write(folder.path(), "clm");
     succeeds(&mut train(folder.path(), "run", &["--resume", "--set", "trainer.max_steps=3"]));
     assert!(folder.path().join("run/model/config.json").is_file());
-    // What a run without a whole checkpoint has left is not replaced by a run that was to continue it.
+    // A run folder without a whole checkpoint is not replaced by a run with `--resume`.
     std::fs::remove_dir_all(folder.path().join("run/checkpoints")).unwrap();
     let before = std::fs::read(folder.path().join("run/model/model.safetensors")).unwrap();
     let resume = ["--resume", "--set", "trainer.max_steps=3"];

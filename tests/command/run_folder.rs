@@ -1,4 +1,4 @@
-//! What a run leaves behind and prints, through the binary: rows of `metrics.jsonl`, dict lines on stdout, `plan.toml` that
+//! The files and the output of a run, through the binary: rows of `metrics.jsonl`, dict lines on stdout, `plan.toml` that
 //! repeats the run, the arithmetic of steps and epochs, and the text that a trained model writes.
 
 use crate::common::place::Place;
@@ -113,7 +113,7 @@ fn stdout_has_dict_lines_that_metric_regexes_read() {
     assert!(by_regex(&stdout, "loss").unwrap() > 2.0);
     let lines = stdout.lines().filter(|line| line.starts_with("{'") && line.ends_with('}')).count();
     assert_eq!(lines, rows.len(), "{stdout}");
-    // What is active comes before the first step, the command that repeats the run after the last.
+    // The line of active parts comes before the first step, the command that repeats the run after the last.
     assert!(stdout.find("active ").unwrap() < stdout.find("{'step': 1,").unwrap());
     assert!(stdout.contains("again: kiln train run/plan.toml --set run.output_dir="), "{stdout}");
 }
@@ -393,7 +393,8 @@ fn the_plan_is_saved_as_it_was_made() {
     assert!(described.contains("learning rate  linear, warm-up 0 steps: 2.000e-4 at step 1"), "{described}");
 }
 
-/// What does not depend on the missing inputs is said on stdout, what is missing too; the error is the one that ends training.
+/// `kiln plan` prints the settings that do not depend on the missing inputs, and the missing inputs; its error is the same as
+/// that of `kiln train`.
 #[test]
 fn a_plan_without_its_inputs_says_what_it_can() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! What a run shows: to people at a terminal, and to programs through a pipe.
+//! The output of a run: for people at a terminal, and for programs through a pipe.
 #![cfg(unix)]
 
 use std::path::Path;

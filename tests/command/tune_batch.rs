@@ -31,7 +31,7 @@ fn tune(folder: &Path, more: &[&str]) -> Command {
     command
 }
 
-/// What is kept, of the mode.
+/// The size that the cache holds for `mode`.
 fn stored(folder: &Path, mode: &str) -> Value {
     let files = std::fs::read_dir(folder.join("kiln-cache/batch-sizes")).unwrap();
     files.map(|file| json(&file.unwrap().path())).find(|stored| stored["key"]["mode"] == mode).unwrap()

@@ -8,7 +8,7 @@ use crate::common::pty::Pty;
 use crate::common::small_run::{train, write};
 use crate::common::{fails, json, kiln, succeeds};
 
-/// What a terminal is told when the page leaves it.
+/// The control sequences that give the terminal back when the page ends: the cursor is shown, the alternate screen is left.
 const LEFT: &str = "\u{1b}[?25h\u{1b}[?1049l";
 
 /// A run that lasts until it is stopped, and evaluates seldom.
@@ -96,14 +96,14 @@ fn a_run_that_goes_on_is_followed_and_left_alone() {
 fn a_run_behind_its_page_goes_on_without_it() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "clm");
-    // What an earlier run has left is not shown as this one's.
+    // Rows and status of an earlier run in the folder are not shown as those of the present run.
     succeeds(&mut train(folder.path(), "run", &[]));
     let more = ["--watch", "--set", "run.on_existing=overwrite"];
     let mut pty = Pty::start(&mut train(folder.path(), "run", &[&more[..], &ENDLESS].concat()), 100, 30);
     pty.wait_for("InProgress");
     assert!(!pty.text().contains("Completed") && !pty.text().contains("step   epoch"), "{}", pty.text());
     pty.press("q");
-    // What was held back comes, and more rows.
+    // The output that was held back is printed, then new rows.
     pty.wait_for("gpt2 for clm, ");
     pty.wait_for("step   epoch");
     assert!(pty.is_restored() && pty.text().contains(LEFT));

@@ -1,4 +1,4 @@
-//! What the tests of the binary share: running it, and comparing its files with the fixtures.
+//! Shared code of the tests of the binary: running it, and comparing its files with the fixtures.
 #![allow(dead_code, clippy::unwrap_used)] // every test binary uses a part of it
 
 pub mod place;

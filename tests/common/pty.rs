@@ -26,7 +26,7 @@ impl Pty {
         let (mut master, mut slave) = (-1, -1);
         let mut size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         // SAFETY: the two numbers and the size outlive the call, which writes to the numbers alone; no name and no settings
-        // are asked for. What it opens belongs to nobody else.
+        // are asked for. Nothing else owns the descriptors that the call opens.
         #[allow(unsafe_code)]
         let (master, slave) = unsafe {
             let opened =
@@ -87,7 +87,7 @@ impl Pty {
         let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
-                // What it has written last is on its way.
+                // The last output of the process may still be on its way to the reader.
                 std::thread::sleep(Duration::from_millis(100));
                 return status;
             }

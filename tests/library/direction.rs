@@ -93,7 +93,7 @@ fn imported(code: &str, depth: usize) -> Vec<String> {
     found
 }
 
-/// What the root of a crate hands on, by name: `Trainer` is of `trainer`.
+/// The names that the root of a crate exports again, each with its module: `Trainer` is of `trainer`.
 fn handed_on(root: &str) -> HashMap<String, String> {
     let mut found = HashMap::new();
     for path in root.lines().filter_map(|line| line.strip_prefix("pub use ")) {

@@ -47,7 +47,7 @@ impl Callback for Said {
     }
 }
 
-/// Trains with 4 = 4 x 1 and without dropout; the fault at example `at`. What was said.
+/// Trains with a global batch of 4 = 4 x 1 and without dropout, with the fault at example `at`, and returns the notices.
 fn run(folder: &Path, task: &str, name: &str, at: usize, times: usize) -> kiln::Result<Vec<String>> {
     run_with("exact", folder, task, name, at, times)
 }

@@ -11,7 +11,7 @@ use crate::common::small_run::{copy, figures};
 use crate::edits::{edited, edits};
 use crate::{behaves, cases, snapshot};
 
-/// What fills the cache with each kind of entry: text with a tokenizer that is learned, and rows of ids.
+/// Configs whose runs fill the cache with each kind of entry: text with a tokenizer that is learned, and rows of ids.
 const CONFIGS: [&str; 2] = ["text.toml", "rows.toml"];
 
 /// A run of each config, with the cache that it left.

@@ -53,7 +53,7 @@ fn reads(text: &str, overrides: &[String]) -> Result<(), TestCaseError> {
     let path = folder.path().join("config.toml");
     std::fs::write(&path, text).unwrap();
     match RunConfig::load_with(&path, overrides) {
-        // What is read can be written and read again.
+        // A config that is read can be written and read again.
         Ok(config) => {
             let text = config.to_toml();
             prop_assert!(text.is_ok(), "{text:?}");

@@ -1,5 +1,5 @@
-//! What happens to files: bytes that flip, ends that are missing, pieces that are gone, twice there or of something else, and
-//! values that are of another type, too large, or no text for a terminal.
+//! Damage to files: flipped bytes, missing ends, pieces that are removed, repeated or replaced, and values of another type,
+//! values that are too large, and text with control characters.
 
 use proptest::prelude::*;
 use proptest::sample::Index;

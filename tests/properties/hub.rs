@@ -123,7 +123,7 @@ proptest! {
         }
         prop_assert_eq!(snapshot(home.path(), &["hub"]), before);
         stays_inside(&home.path().join("hub"))?;
-        // What lies there now is as good as what the Hub says.
+        // Offline, the files in the cache are found as they were with the Hub.
         let offline = HubSettings { offline: true, ..settings(&hub, home.path()) };
         match dataset_files_with(&format!("hf://datasets/org/tiny/{pattern}"), &offline) {
             Ok(paths) => paths.iter().try_for_each(|path| is_of_the_snapshot(path, home.path()))?,

@@ -1,6 +1,6 @@
 //! Hostile input of every kind that Kiln reads: files that were cut, flipped and edited, names and values that nobody would
-//! write. Whatever comes in, there is no panic, the exit code is one of the documented, an error is one line that says
-//! something, nothing reaches the terminal but text, and nothing outside the folder of the run changes.
+//! write. No input makes Kiln panic; the exit code is one of the documented, an error is one line that is not empty, nothing
+//! reaches the terminal but text, and nothing outside the folder of the run changes.
 //!
 //! Each property tries a few cases, the same ones each time. By hand, `PROPTEST_CASES=10000 cargo test --test properties config`
 //! tries so many of each property, others every time; `PROPTEST_RNG_SEED` repeats a search.

@@ -1,4 +1,4 @@
-//! What contestants and their driver say to one another, where one of them says something else.
+//! The protocol between contestants and their driver, where one of them breaks it.
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +15,7 @@ use crate::{behaves, cases, printable, snapshot};
 const HELLO: &str = r#"{"provenance": {"kiln": "x", "mode": "peer", "build": "release"}, "batch": 8, "total_steps": 100, "padding": 0.0}"#;
 const TURN: &str = r#"{"steps": [{"step": 1, "samples": 8, "tokens": 64, "step_ms": 1.5, "data_ms": 0.1, "forward_ms": 0.5, "backward_ms": 0.5, "update_ms": 0.3, "sync_ms": 0.1, "synced": true, "loss": 5.5}], "peak_mib": 10.0}"#;
 
-/// What a driver may write, and what it may not.
+/// Lines of a driver, valid and invalid.
 fn order() -> impl Strategy<Value = String> {
     prop_oneof![
         4 => (1u32..6).prop_map(|n| format!("run {n}")),

@@ -22,7 +22,7 @@ fn sibling(folder: &Path, identity: &str, script: &str) -> PathBuf {
     path
 }
 
-/// What this binary says of itself, as the other engine would.
+/// The output of `kiln engine` of this binary, with the other engine's name.
 fn identity(folder: &Path) -> String {
     let output = kiln(folder).arg("engine").output().unwrap();
     text(&output).trim().replace(&format!("\"{THIS}\""), &format!("\"{OTHER}\""))

@@ -1,4 +1,4 @@
-//! What the pools of the device hold while a run goes on.
+//! The bytes in the memory pools of the device during a run.
 
 use std::fmt::Write;
 

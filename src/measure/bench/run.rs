@@ -106,7 +106,7 @@ pub enum Subject {
 /// How it is measured.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// What.
+    /// The thing that is compared.
     pub subject: Subject,
     /// Steps of each contestant that are not counted.
     pub warmup: Option<usize>,

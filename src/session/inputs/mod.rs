@@ -207,7 +207,7 @@ impl Inputs {
     /// it.
     ///
     /// # Errors
-    /// Whatever is missing, unreadable or does not fit together.
+    /// Inputs that are missing, cannot be read or do not fit together.
     pub fn open(config: &RunConfig, used: Use, progress: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Self> {
         let inputs = Self::found(config, used, progress)?;
         let kept = inputs.model_from.as_deref().map(|folder| kept_files(folder, inputs.tokenizer.is_none()));

@@ -429,13 +429,14 @@ fn a_cache_that_was_tampered_with_is_made_again() {
     assert!(std::fs::read(second).unwrap() == kept);
 }
 
-/// What is in the cache is enough for a run that adds nothing to it; a run that would is refused before it does anything.
+/// A run that needs nothing new in the cache succeeds with a cache that is read only; a run that has to write into it is refused
+/// before it does anything.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_cache_that_cannot_be_written() {
     use std::os::unix::fs::PermissionsExt;
     let place = Place::new();
-    // Nobody makes a folder there, not even the administrator, to whom permissions say nothing.
+    // Nobody can make a folder in /sys, not even the administrator, who may write in spite of permissions.
     for file in ["text.toml", "rows.toml"] {
         let mut train = place.config("train", file, &[]);
         fails(train.env("KILN_CACHE", "/sys/kiln-cache"), 1, &["cannot write the cache /sys/kiln-cache", "KILN_CACHE"]);

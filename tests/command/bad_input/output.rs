@@ -13,7 +13,7 @@ fn a_run_folder_that_exists() {
     let parts = ["run.output_dir: run exists and is not empty", "help: ", "on_existing = \"overwrite\""];
     fails(&mut place.config("train", "rows.toml", &[]), 2, &parts);
     assert_eq!(std::fs::read(place.path("run/metrics.jsonl")).unwrap(), metrics, "the run in it is as it was");
-    // What is no run of Kiln's is not replaced.
+    // A folder that is no run of Kiln's is not replaced.
     place.write("letters/a.txt", "dear");
     let sets = ["run.output_dir=letters", "run.on_existing=overwrite"];
     fails(&mut place.config("train", "rows.toml", &sets), 2, &["letters holds no run of Kiln's", "help: "]);
@@ -217,8 +217,8 @@ fn a_loss_that_is_no_number_stops_the_run() {
     );
 }
 
-/// What `--out` names is written as a shell's `>` would write it: links are followed, pipes and devices are written into,
-/// modes stay, and nothing else is touched.
+/// The file that `--out` names is written as a shell's `>` would write it: links are followed, pipes and devices are written
+/// into, modes stay, and nothing else is touched.
 #[cfg(target_os = "linux")]
 #[test]
 fn what_a_user_names_is_written_into_and_keeps_its_mode() {
@@ -257,7 +257,7 @@ fn what_a_user_names_is_written_into_and_keeps_its_mode() {
         assert!(reader.join().unwrap() == whole, "{name}");
         assert!(std::fs::symlink_metadata(place.path(&pipe)).unwrap().file_type().is_fifo());
 
-        // What is said on stdout follows what was written there, in one file.
+        // With stdout in a file, `--out /dev/stdout` writes to that file, and the messages on stdout follow.
         let shared = std::fs::File::create(place.path("shared")).unwrap();
         assert!(command("/dev/stdout").stdout(shared).status().unwrap().success());
         let shared = std::fs::read(place.path("shared")).unwrap();
@@ -365,7 +365,7 @@ fn what_cannot_be_said_ends_nothing_and_what_cannot_be_shown_is_an_error() {
     let output = place.config("train", "rows.toml", &more).stderr(full()).output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && said.contains("continuing after step 2"), "{said}");
-    // What was asked for goes to stdout.
+    // Output that the user asked for goes to stdout, so a full stdout is an error.
     for args in [&["plan", "rows.toml"][..], &["--help"], &["devices"], &["runs", "."]] {
         let output = place.kiln(args).stdout(full()).output().unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();
@@ -407,8 +407,8 @@ fn the_library_prints_nothing() {
     assert!(found.is_empty(), "the library prints in {found:?}");
 }
 
-/// A pipe or a device in place of a file has no end: it is refused, or read up to what such a file can have. What a shell gives
-/// for a config (`<(command)`, `/dev/stdin`) is read.
+/// A pipe or a device in place of a file may have no end: it is refused, or read up to the most bytes of such a file. A pipe
+/// from the shell as a config (`<(command)`, `/dev/stdin`) is read.
 #[cfg(target_os = "linux")]
 #[test]
 fn what_has_no_end_is_not_read_for_ever() {

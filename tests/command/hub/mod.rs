@@ -585,7 +585,7 @@ fn a_new_config_names_a_model_that_exists() {
     refused("clm", "no/such/folder", 3, &["no such file or folder: no/such/folder"]);
     refused("clm", "./nosuch", 3, &["no such file or folder"]);
     refused("clm", "no such model", 2, &["neither an existing path nor an id"]);
-    // What the model is stands in its configuration, whatever its name.
+    // The kind of a model is read from its configuration, not from its name.
     refused("mlm", ID, 2, &["org/tiny is a gpt2 model", "clm, sequence-classification"]);
     crate::common::succeeds(&mut init("clm", ID, false));
     assert!(std::fs::read_to_string(&new).unwrap().contains("from = \"org/tiny\""));

@@ -20,7 +20,7 @@ const LARGE: usize = 1000;
 
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// What the server holds and how it behaves.
+/// The files of the server and its behaviour.
 #[derive(Default)]
 pub struct State {
     pub id: String,
