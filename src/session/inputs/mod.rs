@@ -59,7 +59,7 @@ pub struct Inputs {
     pub data: Splits<Arc<dyn Dataset>>,
 }
 
-/// What inputs are opened for.
+/// The purpose for which inputs are opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     /// A run: on its training data, with evaluations on its validation data.
