@@ -241,7 +241,8 @@ impl Default for BertConfig {
 }
 
 impl ModelType {
-    const ALL: [Self; 4] = [Self::Gpt2, Self::Bert, Self::Roberta, Self::DistilBert];
+    /// Every family.
+    pub const ALL: [Self; 4] = [Self::Gpt2, Self::Bert, Self::Roberta, Self::DistilBert];
 
     /// Hugging Face's name of the family.
     pub fn name(self) -> &'static str {

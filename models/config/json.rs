@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::fields::{INERT, MODEL_TYPES};
-use super::{BertConfig, Gpt2Config, ModelConfig, ModelType};
+use super::{BertConfig, BertVariant, Gpt2Config, ModelConfig, ModelType};
 use crate::error::{Error, Result};
 
 impl ModelConfig {
@@ -104,14 +104,7 @@ impl ModelConfig {
         // Field by field first, so that a wrong type names its field.
         let variant = self.variant();
         let plain = |name: &str| variant.map_or(name, |variant| variant.bert_field(name)).to_string();
-        for (name, value) in &merged {
-            let one = Value::Object(Map::from_iter([(plain(name), value.clone())]));
-            let result = match variant {
-                None => Gpt2Config::deserialize(&one).map(|_| ()),
-                Some(_) => BertConfig::deserialize(&one).map(|_| ()),
-            };
-            result.map_err(|error| Error::Config(wrong_type(name, value, &error)))?;
-        }
+        merged.iter().try_for_each(|(name, value)| check_type(variant, name, value))?;
         let merged = Value::Object(merged.into_iter().map(|(name, value)| (plain(&name), value)).collect());
         let config = match variant {
             None => Self::Gpt2(Gpt2Config { inert, ..Gpt2Config::deserialize(&merged).map_err(bad)? }),
@@ -163,6 +156,41 @@ impl ModelConfig {
         }
         Value::Object(map)
     }
+}
+
+impl ModelType {
+    /// The family's own name of a field that it honours; none for any other.
+    fn honoured(self, name: &str) -> Option<&str> {
+        let own = self.aliases().iter().find(|(alias, _)| *alias == name).map_or(name, |(_, to)| to);
+        self.fields().iter().any(|known| known == own).then_some(own)
+    }
+
+    /// Whether the family knows a field of this name: it honours it, has one value for it, or the field changes nothing.
+    pub fn knows(self, name: &str) -> bool {
+        let is_fixed = || self.fixed().iter().any(|(fixed, ..)| *fixed == name);
+        self.honoured(name).is_some() || is_fixed() || INERT.contains(&name)
+    }
+
+    /// Checks the type of the value of a field that the family [`knows`](Self::knows). What it means beside other fields is
+    /// checked with them, by [`ModelConfig::from_fields`].
+    ///
+    /// # Errors
+    /// A value of another type.
+    pub fn check_type(self, name: &str, value: &Value) -> Result<()> {
+        let own = self.honoured(name);
+        own.map_or(Ok(()), |own| check_type(self.defaults().variant(), own, value))
+    }
+}
+
+/// Checks the type of one honoured field.
+fn check_type(variant: Option<BertVariant>, name: &str, value: &Value) -> Result<()> {
+    let plain = variant.map_or(name, |variant| variant.bert_field(name)).to_string();
+    let one = Value::Object(Map::from_iter([(plain, value.clone())]));
+    let result = match variant {
+        None => Gpt2Config::deserialize(&one).map(|_| ()),
+        Some(_) => BertConfig::deserialize(&one).map(|_| ()),
+    };
+    result.map_err(|error| Error::Config(wrong_type(name, value, &error)))
 }
 
 /// A value of a type that its field does not have; `error` is serde's, which names the type in Rust's words.

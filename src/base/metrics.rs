@@ -102,15 +102,31 @@ impl Record {
 
     /// `{"step": 1, "loss": 8.3}`
     pub fn to_json(&self) -> String {
-        self.render('"', ["NaN", "Infinity", "-Infinity", "null"])
+        self.render('"', ["NaN", "Infinity", "-Infinity", "null"], |real| format!("{real:?}"))
     }
 
-    /// `{'step': 1, 'loss': 8.3}`
+    /// `{'step': 1, 'loss': 8.3}`. Small numbers have no exponent: metric regexes would take 4.9e-5 for 4.9.
     pub fn to_dict(&self) -> String {
-        self.render('\'', ["nan", "inf", "-inf", "None"])
+        self.render('\'', ["nan", "inf", "-inf", "None"], decimal)
     }
 
-    fn render(&self, quote: char, [nan, inf, minus_inf, missing]: [&str; 4]) -> String {
+    /// The block that Hugging Face's scripts print at the end (`Trainer.log_metrics`): the figures of `split`, which is train or
+    /// eval, by name. Times are in seconds.
+    pub fn to_lines(&self, split: &str) -> String {
+        let figures = self.fields.iter().filter_map(|(name, value)| match value {
+            Value::Count(count) => Some((name, count.to_string())),
+            Value::Real(real) => Some((name, decimal(*real))),
+            Value::Missing => None,
+        });
+        let figures = figures.collect::<std::collections::BTreeMap<_, _>>();
+        let width = |lengths: &mut dyn Iterator<Item = usize>| lengths.max().unwrap_or(0);
+        let (names, values) =
+            (width(&mut figures.keys().map(|name| name.len())), width(&mut figures.values().map(String::len)));
+        let lines = figures.iter().map(|(name, value)| format!("\n  {name:names$} = {value:>values$}"));
+        format!("***** {split} metrics *****{}", lines.collect::<String>())
+    }
+
+    fn render(&self, quote: char, [nan, inf, minus_inf, missing]: [&str; 4], number: fn(f64) -> String) -> String {
         let mut text = String::from("{");
         for (i, (name, value)) in self.fields.iter().enumerate() {
             let comma = if i == 0 { "" } else { ", " };
@@ -122,13 +138,19 @@ impl Record {
                     let sign = if *real > 0.0 { inf } else { minus_inf };
                     write!(text, "{comma}{quote}{name}{quote}: {sign}")
                 }
-                Value::Real(real) => write!(text, "{comma}{quote}{name}{quote}: {real:?}"),
+                Value::Real(real) => write!(text, "{comma}{quote}{name}{quote}: {}", number(*real)),
             };
             written.expect("writing to a String cannot fail");
         }
         text.push('}');
         text
     }
+}
+
+/// A number without an exponent, and with a decimal point.
+fn decimal(real: f64) -> String {
+    let text = real.to_string();
+    if text.contains('.') || !real.is_finite() { text } else { format!("{text}.0") }
 }
 
 /// As an object. No JSON has NaN or an infinity: they are the texts "NaN", "Infinity" and "-Infinity".
@@ -325,10 +347,13 @@ mod tests {
 
     #[test]
     fn the_dict_line_is_pythons() {
-        let expected = "{'step': 3, 'loss': nan, 'lr': 5e-5, 'epoch': 1.0, 'up': inf, 'peak_mib': None}";
+        let expected = "{'step': 3, 'loss': nan, 'lr': 0.00005, 'epoch': 1.0, 'up': inf, 'peak_mib': None}";
         assert_eq!(record().to_dict(), expected);
         let line = Record::default().with("train_runtime", 123_456.789).to_dict();
         assert_eq!(line, "{'train_runtime': 123456.789}", "metric regexes read [0-9.]*");
+        let row = Record::default().with("eval_loss", 0.5).with("epoch", 1.0).with("eval_samples", 12).with("x", None);
+        let expected = "***** eval metrics *****\n  epoch        = 1.0\n  eval_loss    = 0.5\n  eval_samples =  12";
+        assert_eq!(row.to_lines("eval"), expected);
     }
 
     #[test]

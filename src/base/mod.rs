@@ -1,4 +1,4 @@
-//! The ground floor: errors and their exit codes, signals, files that are written whole, processes, rows of metrics, medians, seeds,
+//! The ground floor: errors and their exit codes, signals, files that are written whole, variables in paths, processes, rows of metrics, medians, seeds,
 //! reads from a device, and facts about the machine and the build. It knows nothing of training.
 
 pub mod build_info;
@@ -12,3 +12,4 @@ pub mod random;
 pub mod reads;
 pub mod signals;
 pub mod stats;
+pub mod variables;

@@ -51,6 +51,8 @@ pub(crate) struct Child {
     input: Option<ChildStdin>,
     said: PathBuf,
     is_foreign: bool,
+    /// Passes on what it says to people, as it says it.
+    aloud: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Child {
@@ -76,12 +78,50 @@ impl Child {
         Self::spawn(command, said, true)
     }
 
+    /// [`start`](Self::start) of a kiln that people listen to: its stdout is this process's, and so is its stderr, which goes to
+    /// the file `said` besides. Signals that a terminal sends reach this process alone, which passes them on.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub(crate) fn start_aloud(command: &mut Command, said: &Path) -> Result<Self> {
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(command, 0);
+        let mut file = create(said)?;
+        let mut child =
+            Self::spawn_with(command.env(CHILD, "1").stdout(Stdio::inherit()), said, Stdio::piped(), false)?;
+        let Some(mut stream) = child.child.stderr.take() else { return Ok(child) };
+        let listen = move || {
+            let mut bytes = [0; 8192];
+            while let Ok(count @ 1..) = stream.read(&mut bytes) {
+                // Whoever cannot be written to misses it.
+                let _ = std::io::stderr().write_all(&bytes[..count]);
+                let _ = file.write_all(&bytes[..count]);
+            }
+        };
+        let listener = std::thread::Builder::new().spawn(listen);
+        child.aloud = Some(listener.map_err(|error| Error::start("a thread", &error))?);
+        Ok(child)
+    }
+
     fn spawn(command: &mut Command, said: &Path, is_foreign: bool) -> Result<Self> {
-        let file = File::create(said).map_err(|error| Error::io(format!("create {}", said.display()), &error))?;
-        let spawned = command.stdin(Stdio::piped()).stderr(file).spawn();
+        let file = create(said)?;
+        Self::spawn_with(command, said, file.into(), is_foreign)
+    }
+
+    fn spawn_with(command: &mut Command, said: &Path, stderr: Stdio, is_foreign: bool) -> Result<Self> {
+        let spawned = command.stdin(Stdio::piped()).stderr(stderr).spawn();
         let mut child = spawned.map_err(|error| Error::start(command.get_program().display(), &error))?;
         let input = child.stdin.take();
-        Ok(Self { child, input, said: said.into(), is_foreign })
+        Ok(Self { child, input, said: said.into(), is_foreign, aloud: None })
+    }
+
+    /// Sends it a signal. One that has just ended needs none.
+    #[cfg(unix)]
+    pub(crate) fn signal(&self, signal: Signal) {
+        let signal = rustix::process::Signal::from_named_raw(signal.number());
+        if let (Some(signal), Some(child)) = (signal, rustix::process::Pid::from_raw(self.child.id().cast_signed())) {
+            let _ = rustix::process::kill_process(child, signal);
+        }
     }
 
     /// Its process id.
@@ -112,6 +152,9 @@ impl Child {
     /// The operating system's.
     pub(crate) fn try_exit(&mut self) -> Result<Option<Exit>> {
         let status = self.child.try_wait().map_err(|error| Error::io("wait for a process", &error))?;
+        if let Some(listener) = self.aloud.take_if(|_| status.is_some()) {
+            let _ = listener.join();
+        }
         Ok(status.map(|status| Exit { status, said: tail(&self.said), is_foreign: self.is_foreign }))
     }
 
@@ -152,6 +195,10 @@ impl Drop for Child {
             sweep();
         }
     }
+}
+
+fn create(said: &Path) -> Result<File> {
+    File::create(said).map_err(|error| Error::io(format!("create {}", said.display()), &error))
 }
 
 /// Has the kernel kill the process that `command` starts when the thread that started it ends.
@@ -230,7 +277,7 @@ impl Exit {
     }
 
     /// The error that the process told last, with its help.
-    fn told(&self) -> Option<Error> {
+    pub(crate) fn told(&self) -> Option<Error> {
         const BEGIN: &str = "error: ";
         let begin = self.said.rmatch_indices(BEGIN).map(|(at, _)| at);
         let begin = begin.into_iter().find(|at| *at == 0 || self.said.as_bytes()[at - 1] == b'\n')?;

@@ -90,7 +90,7 @@ impl Data {
     /// # Errors
     /// Files that do not exist, an ending that tells no format for `task`, and a table without the columns.
     pub fn named(task: Task, train: Vec<String>, validation: Option<Validation>, columns: Columns) -> Result<Self> {
-        let files = paths::resolve(&train)?;
+        let files = paths::resolve(&train, DataFormat::Text)?;
         let language = matches!(task, Task::Clm | Task::Mlm);
         let format = match format_of(&files[0]) {
             Ok(DataFormat::Squad) if task != Task::QuestionAnswering => DataFormat::Tokenized,

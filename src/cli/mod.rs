@@ -8,6 +8,8 @@ mod compiler;
 mod faults;
 mod folders;
 mod help;
+mod job;
+mod metrics;
 mod models;
 mod terminal;
 mod training;
@@ -31,6 +33,8 @@ use compiler::{ParityArgs, ProbeArgs};
 pub use faults::Allocator;
 use folders::CacheCommand;
 use help::{CompletionArgs, HelpArgs};
+use job::JobArgs;
+use metrics::MetricsArgs;
 use models::{ExportArgs, ForwardArgs, GenerateArgs, PredictArgs};
 use terminal::show;
 use training::{ConfigArgs, EvalArgs, InitArgs, PartArgs, PlanArgs, TrainArgs, VerifyResumeArgs};
@@ -106,12 +110,16 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Show what metric definitions, pairs of a name and a regular expression, take from what a run printed
+    Metrics(MetricsArgs),
     /// Show a run or a comparison live: curves, speed, memory, log. Reads the folder alone; q leaves the page, not the run
     #[cfg(unix)]
     Watch {
         /// The run folder, or the folder of a comparison
         run: PathBuf,
     },
+    /// Train as the entry point of a container: hyperparameters, channels and results of a job under /opt/ml
+    Job(JobArgs),
     /// Compile and tune the kernels of a run and keep them, without training
     Pretune(ConfigArgs),
     /// List, clear, export or import what is kept between runs: tokenised text, sizes of batches, kernels
@@ -146,6 +154,7 @@ impl Cli {
             Command::Parity(args) => compiler::run_parity(&args),
             Command::Bisect(args) => compiler::run_bisect(&args),
             Command::Probe(args) => compiler::run_probe(&args),
+            Command::Job(args) => job::run_job(&args),
             Command::Pretune(args) => compiler::run_pretune(&args),
             Command::Forward(args) => models::run_forward(&args),
             Command::Generate(args) => models::run_generate(&args),
@@ -157,6 +166,7 @@ impl Cli {
             Command::Worker(args) => bench::run_worker(&args),
             Command::Runs { folder, json } => folders::runs(&folder, json),
             Command::Describe { run, json } => folders::describe(&run, json),
+            Command::Metrics(args) => metrics::run_metrics(&args),
             #[cfg(unix)]
             Command::Watch { run } => terminal::watch::watch(&run),
             Command::Cache(command) => folders::cache(&command),

@@ -18,10 +18,11 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::files::write_whole;
 use crate::base::process::this_program;
 use crate::base::signals;
+use crate::base::variables;
 use crate::cli::init::{Data, check_model, columns, template};
 use crate::config::Task;
 use crate::config::{CompilerMode, DEFAULT_TEXT_COLUMN, OnExisting, Precision, RunConfig, Switch, Validation};
-use crate::data::{paths, store};
+use crate::data::store;
 use crate::engine::compiler::start_up_lines;
 use crate::engine::handover;
 use crate::engine::handover::in_a_process;
@@ -380,6 +381,7 @@ fn without_training(config: RunConfig, talk: Talk) -> Result<()> {
         };
         confusion.iter().try_for_each(|confusion| talk.tell(confusion))?;
         talk.record(&record)?;
+        talk.blocks(None, Some(&record))?;
         finite("eval_loss", record.get("eval_loss").unwrap_or(0.0))?;
     }
     match predicts_with {
@@ -391,7 +393,7 @@ fn without_training(config: RunConfig, talk: Talk) -> Result<()> {
 /// The file whose rows are to be predicted, where `trainer.do_predict` asks for it.
 fn test_file(config: &RunConfig) -> Result<Option<PathBuf>> {
     let Some(test) = config.data.test.as_ref().filter(|_| config.trainer.do_predict) else { return Ok(None) };
-    let path = paths::expand(test)?;
+    let path = variables::expand(test)?;
     match path.is_file() {
         true => Ok(Some(path)),
         false => Err(Error::data(format!("data.test: {}: no such file", path.display()))

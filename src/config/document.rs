@@ -15,6 +15,7 @@ use super::hugging_face::place;
 use super::sections::{
     DataSection, DeviceSection, GenerationSection, RunSection, TokenizerSection, TrainingCompilerConfig,
 };
+use super::settings::Setting;
 use super::trainer::TrainerSection;
 use super::{BatchSection, LearningRateSection, OptimArgs, RunConfig, SchedulerKwargs};
 use crate::base::error::{Error, ErrorKind, Result, nearest, plain_words, printable};
@@ -70,13 +71,15 @@ pub(crate) struct Document {
 /// Keys of `[trainer]` that state one thing: one that is given in a later layer takes the place of the others.
 const RIVALS: [&[&str]; 2] = [&["max_steps", "num_train_epochs", "max_tokens"], &["warmup_steps", "warmup_ratio"]];
 
-/// Where a key was written. Later layers win: the file, Hugging Face's arguments, overrides.
+/// Where a key was written. Later layers win: the file, Hugging Face's arguments or settings from elsewhere, overrides.
 #[derive(Clone)]
 pub(super) enum Place {
     /// A line of the config file.
     Line(usize),
     /// A file of Hugging Face's arguments, with the line.
     HfArgs(String),
+    /// A setting from outside of any file, as it is called there.
+    Setting(String),
     /// An override, and its number among them.
     Override(String, usize),
 }
@@ -86,16 +89,21 @@ impl Place {
     pub(super) fn order(&self) -> (u8, usize) {
         match self {
             Self::Line(_) => (0, 0),
-            Self::HfArgs(_) => (1, 0),
+            Self::HfArgs(_) | Self::Setting(_) => (1, 0),
             Self::Override(_, index) => (2, *index),
         }
+    }
+
+    /// Whether it is where Hugging Face's scripts take their arguments from: what others make idle is no mistake there.
+    pub(super) fn is_of_a_script(&self) -> bool {
+        matches!(self, Self::HfArgs(_) | Self::Setting(_))
     }
 
     /// For a message, where it is not the config file.
     pub(super) fn at(&self) -> String {
         match self {
             Self::Line(line) => line.to_string(),
-            Self::HfArgs(at) => at.clone(),
+            Self::HfArgs(at) | Self::Setting(at) => at.clone(),
             Self::Override(text, _) => format!("--set {text}"),
         }
     }
@@ -103,8 +111,14 @@ impl Place {
 
 impl Document {
     /// Parses `text`, which came from `origin` (a file name, for messages), and lays `hf_args` (the text and the name of a
-    /// file of Hugging Face's arguments) and `overrides` (`section.key=value`) on top.
-    pub(crate) fn parse(text: &str, origin: &str, hf_args: Option<(&str, &str)>, overrides: &[String]) -> Result<Self> {
+    /// file of Hugging Face's arguments), `settings` and `overrides` (`section.key=value`) on top.
+    pub(crate) fn parse(
+        text: &str,
+        origin: &str,
+        hf_args: Option<(&str, &str)>,
+        settings: &[Setting],
+        overrides: &[String],
+    ) -> Result<Self> {
         let lines = Self::lines(text).map_err(|error| {
             Error::config(format!("{origin}: {}", error.to_string().trim_end()))
                 .help("the file is TOML: [section], then key = value; text values stand in quotes")
@@ -138,6 +152,10 @@ impl Document {
         }
         if let Some((text, origin)) = hf_args {
             document.lay_hf_args(text, origin)?;
+        }
+        for setting in settings {
+            let path = setting.path.iter().map(String::as_str).collect::<Vec<_>>();
+            document.lay_path(&path, setting.value.clone(), &Place::Setting(setting.origin.clone()))?;
         }
         for (index, text) in overrides.iter().enumerate() {
             document.set(text, index)?;
@@ -187,30 +205,36 @@ impl Document {
         // With spaces around the sign, as in a file, they belong to neither side.
         let value = if path.ends_with(' ') { value.trim() } else { value };
         let path: Vec<&str> = path.split('.').map(str::trim).collect();
-        let (section, key, nested) = match path.as_slice() {
-            [key] if TOP_LEVEL.contains(key) => (&"", key, &[][..]),
+        match path.as_slice() {
+            [key] if TOP_LEVEL.contains(key) => {}
             [key, ..] if TOP_LEVEL.contains(key) => {
                 let complaint = Complaint::new(key, "expected a value, got keys under it");
                 return Err(
                     Error::from(complaint.help(format!("write --set {key}=VALUE"))).at(format_args!("--set {text}"))
                 );
             }
-            [section, key, nested @ ..] if !path.iter().any(|part| part.is_empty()) => (section, key, nested),
+            [_, _, ..] if !path.iter().any(|part| part.is_empty()) => {}
             _ => return Err(malformed()),
-        };
+        }
         let value = match value.trim().parse::<Value>() {
             // No key takes a date, so a name such as runs/2025-01-31 without its quotes is a string.
             Ok(Value::Datetime(_)) | Err(_) => Value::String(value.to_owned()),
             Ok(value) => value,
         };
-        let origin = Place::Override(text.to_owned(), index);
-        let written = path.join(".");
-        if !section.is_empty() {
-            self.places.entry((*section).to_owned()).or_insert((origin.clone(), None));
-        }
-        self.places.insert(written.clone(), (origin.clone(), None));
-        if nested.is_empty() {
-            return self.lay(section, key, value, origin);
+        self.lay_path(&path, value, &Place::Override(text.to_owned(), index))
+    }
+
+    /// Lays the value of a key on top: `[key]` above the sections, `[section, key]`, or a key in the tables of a key.
+    fn lay_path(&mut self, path: &[&str], value: Value, origin: &Place) -> Result<()> {
+        self.places.insert(path.join("."), (origin.clone(), None));
+        let section = match path {
+            [key] => return self.lay("", key, value, origin.clone()),
+            [section, ..] => *section,
+            [] => unreachable!("a setting has a name"),
+        };
+        self.places.entry(section.to_owned()).or_insert((origin.clone(), None));
+        if let [section, key] = path {
+            return self.lay(section, key, value, origin.clone());
         }
         // A table that only these keys make was given here, too.
         for depth in 2..path.len() {
@@ -222,7 +246,8 @@ impl Document {
             let entry = target.entry(*part).or_insert_with(|| Value::Table(Table::new()));
             let Value::Table(inner) = entry else {
                 return Err(Error::config(format!(
-                    "--set {text}: {} is {}, not a table",
+                    "{}: {} is {}, not a table",
+                    origin.at(),
                     path[..=depth].join("."),
                     shown(entry)
                 )));

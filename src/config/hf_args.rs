@@ -311,7 +311,7 @@ impl Document {
                 return Err(self.locate(Complaint::new("trainer.warmup_ratio", message)));
             };
             match self.trainer("warmup_steps").filter(|steps| !zero(steps)).map(shown) {
-                Some(_) if ratio > 0.0 && !matches!(place, Place::HfArgs(_)) => {
+                Some(_) if ratio > 0.0 && !place.is_of_a_script() => {
                     return Err(self.two_ways("trainer.warmup_ratio", "trainer.warmup_steps"));
                 }
                 Some(steps) if ratio > 0.0 => {
@@ -392,7 +392,7 @@ impl Document {
         for key in never.iter().copied().chain(idle).collect::<Vec<_>>() {
             let json = self.trainer(key).and_then(|value| serde_json::to_value(value).ok()).unwrap_or_default();
             let is_read = argument(key).is_some_and(|argument| argument.takes(&json));
-            if is_read && matches!(self.place_of(key), Place::HfArgs(_)) && self.take(key).is_some() {
+            if is_read && self.place_of(key).is_of_a_script() && self.take(key).is_some() {
                 self.unused.names.push(key.into());
             }
         }
@@ -446,7 +446,7 @@ fn unknown(name: &str) -> Error {
 }
 
 /// A JSON value as TOML, which has no null: such an entry is left out. None for a number beyond 64 bits.
-fn toml_of(value: Json) -> Option<Value> {
+pub(super) fn toml_of(value: Json) -> Option<Value> {
     Some(match value {
         Json::Null => return None,
         Json::Bool(value) => Value::Boolean(value),

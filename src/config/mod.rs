@@ -17,6 +17,7 @@ pub(crate) mod names;
 mod optimizer;
 pub(crate) mod scheduler;
 mod sections;
+pub(crate) mod settings;
 mod task;
 mod trainer;
 mod training_only;
@@ -121,7 +122,7 @@ impl RunConfig {
         let args =
             hf_args.map(|path| hf_args::read(path).map(|text| (text, path.display().to_string()))).transpose()?;
         let args = args.as_ref().map(|(text, origin)| (text.as_str(), origin.as_str()));
-        Self::from_text(&text, &path.display().to_string(), stem.as_deref(), args, overrides)
+        Self::from_text(&text, &path.display().to_string(), stem.as_deref(), args, &[], overrides)
     }
 
     /// Reads and checks a config from text. `origin` stands for the file name in messages; there is no file, so
@@ -130,7 +131,7 @@ impl RunConfig {
     /// # Errors
     /// As [`load`](Self::load).
     pub fn parse(text: &str, origin: &str) -> Result<Self> {
-        Self::from_text(text, origin, None, None, &[])
+        Self::from_text(text, origin, None, None, &[], &[])
     }
 
     /// Starts a config for people who write scripts; see [`RunConfigBuilder`].
@@ -187,9 +188,10 @@ impl RunConfig {
         origin: &str,
         stem: Option<&str>,
         hf_args: Option<(&str, &str)>,
+        settings: &[settings::Setting],
         overrides: &[String],
     ) -> Result<Self> {
-        let document = Document::parse(text, origin, hf_args, overrides)?;
+        let document = Document::parse(text, origin, hf_args, settings, overrides)?;
         let mut config = document.read()?;
         if let Some(stem) = stem
             && document.table.get("run").and_then(|run| run.get("output_dir")).is_none()
@@ -209,7 +211,7 @@ pub fn unknown_key(section: &str, key: &str, known: &[&str]) -> Error {
 }
 
 /// Reads a config file as text.
-fn read(path: &Path) -> Result<String> {
+pub(crate) fn read(path: &Path) -> Result<String> {
     let shown = path.display();
     if path.is_dir() {
         return Err(with_neighbours(Error::config(format!("{shown}: expected a config file, got a folder")), path));

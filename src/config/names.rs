@@ -170,6 +170,18 @@ names! {
 }
 
 impl DataFormat {
+    /// The endings of the names of files in this format, in lower case: a folder of data stands for these files.
+    pub fn endings(self) -> &'static [&'static str] {
+        match self {
+            Self::Text => &["txt", "text", "raw", "tokens"],
+            Self::Csv => &["csv"],
+            Self::Tsv => &["tsv"],
+            Self::Jsonl | Self::Tokenized => &["jsonl", "ndjson", "json"],
+            Self::Parquet => &["parquet"],
+            Self::Squad => &["json"],
+        }
+    }
+
     /// Whether the files are tables, whose columns the config names.
     pub fn is_table(self) -> bool {
         matches!(self, Self::Csv | Self::Tsv | Self::Jsonl | Self::Parquet)

@@ -11,7 +11,7 @@ use super::text_lines::TextLines;
 use crate::base::error::{Error, Result};
 use crate::base::files::{read_error, read_regular};
 use crate::base::random::{seed_for, uniform};
-use crate::config::Documents;
+use crate::config::{DataFormat, Documents};
 
 /// Documents in a fixed order.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,7 +59,7 @@ impl Corpus {
             Documents::File => Kind::File,
             Documents::Line => Kind::Line,
         };
-        Self::of(paths::resolve(patterns)?, documents)
+        Self::of(paths::resolve(patterns, DataFormat::Text)?, documents)
     }
 
     /// The text column of a table.

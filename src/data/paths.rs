@@ -1,5 +1,6 @@
-//! Paths as configs write them: files of datasets on the Hub (`hf://datasets/..`) are downloaded, `~`, `${VAR}` and
-//! `${VAR:-default}` are expanded, globs (`*`, `**`, `?`, `[..]`) become the files that match, in a fixed order.
+//! Paths as configs write them: variables are expanded ([`variables`](crate::base::variables)), files of datasets on the Hub
+//! (`hf://datasets/..`) are downloaded, globs (`*`, `**`, `?`, `[..]`) become the files that match and folders the files in
+//! them that are written in the format of the data, in a fixed order.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -10,62 +11,20 @@ use glob::{MatchOptions, Pattern};
 
 use crate::base::error::{Error, Result};
 use crate::base::files::read_error;
+use crate::base::variables::expand_text;
+use crate::config::DataFormat;
 use crate::hub;
 
-/// Expands a leading `~` (the home folder) and `${VAR}` or `${VAR:-default}` anywhere. A default may contain a `~`.
+/// The files that `patterns` name: sorted within each pattern, each file once, at its first place. A folder stands for all
+/// files below it whose names end as those of `format` do.
 ///
 /// # Errors
-/// An unset variable without a default, an unclosed `${`, no home folder.
-pub fn expand(path: &str) -> Result<PathBuf> {
-    expand_with(path, &|name| std::env::var(name).ok())
-}
-
-fn expand_with(path: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<PathBuf> {
-    let mut expanded = String::new();
-    let mut rest = path;
-    while let Some(start) = rest.find("${") {
-        let Some(length) = rest[start..].find('}') else {
-            return Err(Error::config(format!("path {path:?}: \"${{\" without a closing \"}}\"")));
-        };
-        expanded.push_str(&rest[..start]);
-        let inside = &rest[start + 2..start + length];
-        let (name, default) = match inside.split_once(":-") {
-            Some((name, default)) => (name, Some(default)),
-            None => (inside, None),
-        };
-        match (variable(name).filter(|value| !value.is_empty()), default) {
-            (Some(value), _) => expanded.push_str(&value),
-            (None, Some(default)) => expanded.push_str(&home(default, variable)?),
-            (None, None) => {
-                return Err(Error::config(format!("path {path:?}: the environment variable {name} is not set"))
-                    .help(format!("set it, or give a default: ${{{name}:-...}}")));
-            }
-        }
-        rest = &rest[start + length + 1..];
-    }
-    expanded.push_str(rest);
-    Ok(PathBuf::from(home(&expanded, variable)?))
-}
-
-fn home(path: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<String> {
-    let Some(rest) = path.strip_prefix('~').filter(|rest| rest.is_empty() || rest.starts_with('/')) else {
-        return Ok(path.to_string());
-    };
-    match variable("HOME").or_else(|| std::env::home_dir().map(|home| home.to_string_lossy().into_owned())) {
-        Some(home) => Ok(home + rest),
-        None => Err(Error::config(format!("path {path:?}: this user has no home folder")).help("write the whole path")),
-    }
-}
-
-/// The files that `patterns` name: sorted within each pattern, each file once, at its first place.
-///
-/// # Errors
-/// A pattern that matches nothing, a file that does not exist, a folder, an invalid glob.
-pub fn resolve(patterns: &[String]) -> Result<Vec<PathBuf>> {
+/// A pattern that matches nothing, a file that does not exist, a folder without such a file, an invalid glob, an unset variable.
+pub fn resolve(patterns: &[String], format: DataFormat) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let mut seen = BTreeSet::new();
     for pattern in patterns {
-        for file in matching(pattern)? {
+        for file in matching(pattern, format)? {
             // `a.txt` and `./a.txt` are one file.
             if seen.insert(file.canonicalize().unwrap_or_else(|_| file.clone())) {
                 files.push(file);
@@ -78,18 +37,18 @@ pub fn resolve(patterns: &[String]) -> Result<Vec<PathBuf>> {
     }
 }
 
-fn matching(pattern: &str) -> Result<Vec<PathBuf>> {
-    if hub::is_dataset(pattern) {
-        return hub::dataset_files(pattern);
+fn matching(pattern: &str, format: DataFormat) -> Result<Vec<PathBuf>> {
+    let path = expand_text(pattern)?;
+    if hub::is_dataset(&path) {
+        return hub::dataset_files(&path);
     }
-    let path = expand(pattern)?;
+    let path = PathBuf::from(path);
     let shown = match path.to_string_lossy() {
         expanded if expanded == pattern => format!("{pattern:?}"),
         expanded => format!("{pattern:?} (that is {expanded})"),
     };
     if path.is_dir() {
-        return Err(Error::config(format!("{shown}: expected a file or a glob, got a folder"))
-            .help(format!("name its files, for example \"{pattern}/**/*.txt\"")));
+        return in_folder(&path, format).map_err(|error| error.at(shown));
     }
     if path.is_file() {
         return Ok(vec![path]);
@@ -124,6 +83,69 @@ fn matching(pattern: &str) -> Result<Vec<PathBuf>> {
             .help("paths are relative to where kiln is started; `**` matches folders of any depth")),
         false => Ok(files),
     }
+}
+
+/// The format that the ending of the file `path` names, or those of all files in the folder `path`; JSON is SQuAD's where the
+/// task is question answering. None where no ending tells.
+///
+/// # Errors
+/// A folder with files of several formats.
+pub fn format_of(path: &Path, is_answering: bool) -> Result<Option<DataFormat>> {
+    let mut all = Vec::new();
+    match path.is_dir() {
+        true => visible(path, &mut all)?,
+        false => all.push(path.to_path_buf()),
+    }
+    let ending = |file: &PathBuf| file.extension().map(|ending| ending.to_string_lossy().to_ascii_lowercase());
+    let endings = all.iter().filter_map(ending).collect::<BTreeSet<_>>();
+    let format = |ending: &String| match ending.as_str() {
+        "json" if is_answering => Some(DataFormat::Squad),
+        ending => {
+            let formats = [DataFormat::Csv, DataFormat::Tsv, DataFormat::Jsonl, DataFormat::Parquet, DataFormat::Text];
+            formats.into_iter().find(|format| format.endings().contains(&ending))
+        }
+    };
+    let mut formats = endings.iter().filter_map(format).collect::<Vec<_>>();
+    formats.dedup();
+    match formats[..] {
+        [] => Ok(None),
+        [format] => Ok(Some(format)),
+        _ => {
+            let names = formats.iter().map(|format| format.as_str()).collect::<Vec<_>>().join(", ");
+            Err(Error::config(format!("{}: files of several formats: {names}", path.display()))
+                .help("set data.format to the one that is to be read"))
+        }
+    }
+}
+
+/// All files below `folder` but hidden ones, sorted.
+fn visible(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    walk(folder.into(), &[Part::Folders, Part::Pattern(Pattern::new("*").expect("`*` is a pattern"))], files)?;
+    let is_hidden = |part: Component<'_>| part.as_os_str().to_string_lossy().starts_with('.');
+    files.retain(|file| !file.strip_prefix(folder).is_ok_and(|inner| inner.components().any(is_hidden)));
+    files.sort();
+    files.dedup();
+    Ok(())
+}
+
+/// The files below `folder` in `format`, by the endings of their names. Hidden ones are passed over.
+fn in_folder(folder: &Path, format: DataFormat) -> Result<Vec<PathBuf>> {
+    let mut all = Vec::new();
+    visible(folder, &mut all)?;
+    let is_wanted = |file: &&PathBuf| {
+        let ending = file.extension().map(|ending| ending.to_string_lossy().to_ascii_lowercase());
+        ending.is_some_and(|ending| format.endings().contains(&&*ending))
+    };
+    let files = all.iter().filter(is_wanted).cloned().collect::<Vec<_>>();
+    if !files.is_empty() {
+        return Ok(files);
+    }
+    let endings = format.endings().iter().map(|ending| format!(".{ending}")).collect::<Vec<_>>().join(", ");
+    let some = all.iter().take(4).filter_map(|file| file.strip_prefix(folder).ok());
+    let some = some.map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
+    let has = if some.is_empty() { "it holds no file".to_owned() } else { format!("it holds {some}") };
+    Err(Error::config(format!("the folder has no file that ends as the format `{format}` does ({endings})"))
+        .help(format!("{has}; name the files of a folder with a glob, such as \"{}/**/*\"", folder.display())))
 }
 
 /// A component of a glob.
@@ -191,28 +213,6 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    fn variable(name: &str) -> Option<String> {
-        match name {
-            "HOME" => Some("/home/ada".into()),
-            "DATA" => Some("/data".into()),
-            "EMPTY" => Some(String::new()),
-            _ => None,
-        }
-    }
-
-    #[test]
-    fn variables_defaults_and_home() {
-        let expand = |path: &str| expand_with(path, &variable).unwrap();
-        assert_eq!(expand("~/x"), PathBuf::from("/home/ada/x"));
-        assert_eq!(expand("${DATA}/a-${DATA}"), PathBuf::from("/data/a-/data"));
-        assert_eq!(expand("${CARGO_HOME:-~/.cargo}/registry"), PathBuf::from("/home/ada/.cargo/registry"));
-        assert_eq!(expand("${EMPTY:-b}"), PathBuf::from("b"));
-        assert_eq!(expand("a~b"), PathBuf::from("a~b"));
-        let unset = expand_with("${NOPE}/x", &variable).unwrap_err().to_string();
-        assert!(unset.contains("NOPE") && unset.contains("not set"), "{unset}");
-        assert!(expand_with("${DATA/x", &variable).is_err());
-    }
-
     #[test]
     fn globs_are_sorted_and_deduplicated() {
         let folder = tempfile::tempdir().unwrap();
@@ -222,7 +222,7 @@ mod tests {
         }
         let root = folder.path().display();
         let names = |patterns: &[String]| -> Vec<String> {
-            let files = resolve(patterns).unwrap();
+            let files = resolve(patterns, DataFormat::Text).unwrap();
             files.iter().map(|f| f.strip_prefix(folder.path()).unwrap().display().to_string()).collect()
         };
         assert_eq!(names(&[format!("{root}/**/*.txt")]), ["a.txt", "b.txt", "deep/c.txt"]);
@@ -231,13 +231,28 @@ mod tests {
         for (pattern, says) in [
             (format!("{root}/*.rs"), "matches no file"),
             (format!("{root}/none.txt"), "no such file"),
-            (format!("{root}/deep"), "got a folder"),
+            (format!("{root}/deep"), "no file that ends as the format `jsonl` does"),
             (format!("{root}/[a"), "not a valid glob"),
         ] {
-            let error = resolve(&[pattern]).unwrap_err().to_string();
+            let error = resolve(&[pattern], DataFormat::Jsonl).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
-        assert!(resolve(&[]).is_err());
+        assert!(resolve(&[], DataFormat::Text).is_err());
+    }
+
+    #[test]
+    fn a_folder_is_its_files_of_the_format() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        for name in ["b.csv", "a.CSV", "x/c.csv", ".cache/d.csv", ".e.csv", "f.csv.bak", "notes.txt", "g"] {
+            fs::create_dir_all(root.join(name).parent().unwrap()).unwrap();
+            fs::write(root.join(name), name).unwrap();
+        }
+        let all = |format| resolve(&[root.display().to_string()], format);
+        assert_eq!(all(DataFormat::Csv).unwrap(), ["a.CSV", "b.csv", "x/c.csv"].map(|name| root.join(name)));
+        assert_eq!(all(DataFormat::Text).unwrap(), [root.join("notes.txt")]);
+        let error = all(DataFormat::Parquet).unwrap_err().to_string();
+        assert!(error.contains("(.parquet)") && error.contains("it holds a.CSV, b.csv"), "{error}");
     }
 
     #[test]
@@ -273,11 +288,11 @@ mod tests {
             let mut theirs = glob::glob(&pattern).unwrap().map(|path| path.unwrap()).collect::<Vec<_>>();
             theirs.retain(|path| path.is_file());
             theirs.dedup();
-            assert_eq!(matching(&pattern).unwrap_or_default(), theirs, "{pattern}");
+            assert_eq!(matching(&pattern, DataFormat::Text).unwrap_or_default(), theirs, "{pattern}");
         }
         #[cfg(unix)]
         {
-            let all = || matching(&format!("{root}/**/*.txt")).unwrap();
+            let all = || matching(&format!("{root}/**/*.txt"), DataFormat::Text).unwrap();
             let before = all();
             std::os::unix::fs::symlink(folder.path(), folder.path().join("x/round")).unwrap();
             assert_eq!(all(), before, "a link that goes round is not followed");
@@ -295,7 +310,7 @@ mod tests {
         let outer = folder.path().join(std::ffi::OsStr::from_bytes(b"na\xefve.txt"));
         fs::write(&inner, "inner").unwrap();
         fs::write(&outer, "outer").unwrap();
-        let found = resolve(&[format!("{}/**/*.txt", folder.path().display())]).unwrap();
+        let found = resolve(&[format!("{}/**/*.txt", folder.path().display())], DataFormat::Text).unwrap();
         assert_eq!(found, [inner, outer]);
     }
 }

@@ -12,6 +12,7 @@ mod wanted;
 use std::path::{Path, PathBuf};
 
 use crate::base::error::{Error, Result};
+use crate::base::variables::expand_text;
 use repo::{CachedRepo, Repo, RepoInfo, RepoKind};
 use transfer::{Session, Unanswered};
 
@@ -25,7 +26,7 @@ const DEFAULT_REVISION: &str = "main";
 /// The local folder (or, where `wanted` accepts one, file) that `spec` names, downloaded from the Hub if need be, with the
 /// settings of the environment (see [`HubSettings::from_env`]).
 ///
-/// `spec` is, in this order: an existing path (`~` is the home folder); something that can only be a path, which is then
+/// `spec` is, in this order, once its variables are expanded ([`variables`](crate::base::variables)): an existing path; something that can only be a path, which is then
 /// an error as it does not exist; or `name`, `org/name`, `name@revision`, `org/name@revision` on the Hub, where the
 /// revision is a branch, a tag or a commit (default: main). A revision that the cache holds in full is taken from there
 /// without asking the Hub, so a branch that has moved is seen only once its snapshot is deleted or a commit is named.
@@ -35,6 +36,7 @@ const DEFAULT_REVISION: &str = "main";
 /// not exist, is not accessible, cannot be reached, or when the network is off and the cache lacks it; `Io` when the
 /// cache cannot be written.
 pub fn resolve(spec: &str, wanted: &Wanted) -> Result<PathBuf> {
+    let spec = &expand_text(spec)?;
     match local(spec, wanted)? {
         Some(path) => Ok(path),
         None => from_hub(&parse_id(spec)?, wanted, &HubSettings::from_env()?),
@@ -46,6 +48,7 @@ pub fn resolve(spec: &str, wanted: &Wanted) -> Result<PathBuf> {
 /// # Errors
 /// Those of [`resolve`].
 pub fn resolve_with(spec: &str, wanted: &Wanted, settings: &HubSettings) -> Result<PathBuf> {
+    let spec = &expand_text(spec)?;
     match local(spec, wanted)? {
         Some(path) => Ok(path),
         None => from_hub(&parse_id(spec)?, wanted, settings),
@@ -54,7 +57,7 @@ pub fn resolve_with(spec: &str, wanted: &Wanted, settings: &HubSettings) -> Resu
 
 /// The path if `spec` names something on this machine, none if it has to be a Hub id.
 fn local(spec: &str, wanted: &Wanted) -> Result<Option<PathBuf>> {
-    let path = settings::expand_home(spec);
+    let path = PathBuf::from(spec);
     if spec.is_empty() {
         return Err(Error::config(format!("the path or Hub id of the {} is empty", wanted.what)));
     }
@@ -214,6 +217,7 @@ pub(crate) enum Glimpse {
 pub(crate) fn glimpse(spec: &str, settings: &HubSettings) -> Result<Glimpse> {
     const CONFIG: Wanted =
         Wanted { what: "model", required: &["config.json"], one_of: &[], optional: &[], accepts_file: false };
+    let spec = &expand_text(spec)?;
     if let Some(folder) = local(spec, &Wanted::MODEL)? {
         return Ok(Glimpse::Config(folder));
     }

@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 use super::memory::{MemoryEstimate, Values};
 use super::{BatchPlan, NotCaptured, Part};
 use crate::base::error::{Error, Result};
+use crate::base::variables;
 use crate::config::{
     Accumulation, ActivationCheckpointing, CompilerMode, EvalStrategy, GenerateOptions, Integration, LogLevel,
     LoggingStrategy, OnExisting, OptimizerName, PaddingStrategy, RunConfig, Sampler, SaveStrategy, ScaledRate,
     StepSize, Task, TrainerSection, Verify,
 };
 use crate::data::padding::{Batches, Padding, PaddingCost};
-use crate::data::paths;
 use crate::data::sampler::Order;
 use crate::engine::compiler::decision::Decision;
 use crate::engine::device::DeviceFacts;
@@ -423,7 +423,7 @@ impl RunConfig {
     /// # Errors
     /// A path with an environment variable that is not set.
     pub fn output_dir(&self) -> Result<PathBuf> {
-        paths::expand(&self.run.output_dir.to_string_lossy())
+        variables::expand(&self.run.output_dir.to_string_lossy())
     }
 }
 
@@ -433,6 +433,6 @@ impl RunSettings {
     /// # Errors
     /// A path with an environment variable that is not set.
     pub fn expanded_output_dir(&self) -> Result<PathBuf> {
-        paths::expand(&self.output_dir.to_string_lossy())
+        variables::expand(&self.output_dir.to_string_lossy())
     }
 }

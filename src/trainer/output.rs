@@ -21,8 +21,8 @@ use super::{page, run_log, tensorboard};
 use crate::base::error::{Error, Result};
 use crate::base::files::{free_beside, is_blocked, read_regular, set_aside_damaged, write_whole};
 use crate::base::metrics::{self, MetricsFile, Record};
+use crate::base::variables;
 use crate::config::{Integration, OnExisting};
-use crate::data::paths;
 use crate::data::tokenizer::write_files;
 use crate::engine::compiler;
 use crate::plan::{RunPlan, RunSettings};
@@ -204,7 +204,7 @@ impl RunFolder {
         let checkpoints = path.join(checkpoint::FOLDER);
         let found = match (how, &plan.run.resume_from_checkpoint) {
             (OnExisting::Resume, Some(chosen)) => {
-                Some(Checkpoint::chosen(&paths::expand(&chosen.to_string_lossy())?, &checkpoints)?)
+                Some(Checkpoint::chosen(&variables::expand(&chosen.to_string_lossy())?, &checkpoints)?)
             }
             (OnExisting::Resume, None) => Checkpoint::newest(&checkpoints)?,
             (OnExisting::Fail | OnExisting::Overwrite, _) => None,

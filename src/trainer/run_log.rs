@@ -21,12 +21,14 @@ pub struct RunLog {
     path: PathBuf,
     /// It could not be written once, which was said then.
     failed: bool,
+    /// The last evaluation.
+    evaluation: Option<Record>,
 }
 
 impl RunLog {
     /// The log in the run folder `folder`.
     pub fn new(folder: &Path) -> Self {
-        Self { path: folder.join(FILE), failed: false }
+        Self { path: folder.join(FILE), failed: false, evaluation: None }
     }
 
     /// Appends the lines of `text`. A log that cannot be written is no reason to end a training: it is said once.
@@ -57,6 +59,7 @@ impl<M> Callback<M> for RunLog {
 
     fn on_evaluate(&mut self, _progress: &Progress, row: &Record, _control: &mut Control) {
         self.say(row.to_dict());
+        self.evaluation = Some(row.clone());
     }
 
     fn on_notice(&mut self, notice: &str) {
@@ -69,6 +72,10 @@ impl<M> Callback<M> for RunLog {
 
     fn on_train_end(&mut self, _progress: &Progress, summary: &Record) {
         self.say(summary.to_dict());
+        self.say(summary.to_lines("train"));
+        if let Some(evaluation) = self.evaluation.take() {
+            self.say(evaluation.to_lines("eval"));
+        }
     }
 }
 

@@ -92,6 +92,15 @@ impl Talk {
         unknown.into_iter().chain(plan.data.limits.clone()).chain(no_effect).try_for_each(|line| self.warn(&line))
     }
 
+    /// Says the summary and the last evaluation again as Hugging Face's scripts do at their end, where rows are dicts.
+    pub(super) fn blocks(self, summary: Option<&Record>, evaluation: Option<&Record>) -> Result<()> {
+        let blocks = [summary.map(|row| row.to_lines("train")), evaluation.map(|row| row.to_lines("eval"))];
+        match self.format {
+            LogFormat::Dict => blocks.into_iter().flatten().try_for_each(super::say),
+            LogFormat::Json | LogFormat::Table => Ok(()),
+        }
+    }
+
     /// Says a row that stands alone.
     pub(super) fn record(self, record: &Record) -> Result<()> {
         match self.format {

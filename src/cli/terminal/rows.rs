@@ -16,6 +16,8 @@ pub(in crate::cli) struct Printer {
     bar: ProgressBar,
     talk: Talk,
     table: Table,
+    /// The last evaluation.
+    evaluation: Option<Record>,
 }
 
 impl Printer {
@@ -23,7 +25,7 @@ impl Printer {
         let bar = progress_bar("{elapsed} [{wide_bar}] step {pos}/{len} {msg} {eta} left");
         let bar = bar.with_finish(ProgressFinish::AndClear);
         keep_below(Some(bar.clone()));
-        Self { bar, talk, table: Table::default() }
+        Self { bar, talk, table: Table::default(), evaluation: None }
     }
 
     fn print(&mut self, row: &Record, in_table: fn(&mut Table, &Record) -> String) {
@@ -67,6 +69,7 @@ impl<M> Callback<M> for Printer {
 
     fn on_evaluate(&mut self, _progress: &Progress, row: &Record, _control: &mut Control) {
         self.print(row, Table::evaluation);
+        self.evaluation = Some(row.clone());
     }
 
     fn on_notice(&mut self, notice: &str) {
@@ -77,6 +80,7 @@ impl<M> Callback<M> for Printer {
         keep_below(None);
         self.bar.finish_and_clear();
         self.print(summary, |_, summary| self::summary(summary));
+        let _ = self.talk.blocks(Some(summary), self.evaluation.as_ref());
     }
 }
 

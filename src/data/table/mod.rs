@@ -105,7 +105,7 @@ impl Table {
     /// # Errors
     /// As [`paths::resolve`].
     pub fn open(patterns: &[String], format: DataFormat, columns: Columns) -> Result<Self> {
-        Ok(Self { files: paths::resolve(patterns)?, format, columns })
+        Ok(Self { files: paths::resolve(patterns, format)?, format, columns })
     }
 
     /// The files, for messages.

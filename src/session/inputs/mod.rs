@@ -395,7 +395,7 @@ pub(crate) fn found(config: &RunConfig) -> Found {
     let model = model_config(config).map_err(|error| lacks("model", error)).ok();
     let from = model.as_ref().and_then(|(_, from, _)| from.clone());
     let tokenizer = optional_tokenizer(config, &from).map_err(|error| lacks("tokenizer", error)).ok().flatten();
-    let resolve = |patterns: &[String]| paths::resolve(patterns).map(drop);
+    let resolve = |patterns: &[String]| paths::resolve(patterns, config.data.format).map(drop);
     if let Err(error) = resolve(&config.data.train) {
         lacks("data.train", error);
     }
@@ -586,7 +586,7 @@ fn tokenized(
             .help("leave it out; give model.vocab_size"));
     }
     let data = Splits::open(config, used, |patterns| {
-        TokenizedData::open(&folder, &paths::resolve(patterns)?, task, progress)
+        TokenizedData::open(&folder, &paths::resolve(patterns, config.data.format)?, task, progress)
     })?;
     let data = data.split(config, used, |data, share| data.split(share, config.trainer.seed))?;
     settle_labels(task, model, config, data.first())?;

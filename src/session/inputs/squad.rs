@@ -27,7 +27,7 @@ pub(super) fn open(
     let options = span_options(config);
     let folder = cache::folder_of(cache::WINDOWS)?;
     let data = Splits::open(config, used, |patterns| {
-        SquadData::open(&folder, &paths::resolve(patterns)?, &encoder, options, progress)
+        SquadData::open(&folder, &paths::resolve(patterns, config.data.format)?, &encoder, options, progress)
     })?;
     let data = data.split(config, used, |data, share| data.split(share, config.trainer.seed))?;
     data.map(|data| Ok(Arc::new(data) as Arc<dyn Dataset>))

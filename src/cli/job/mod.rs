@@ -1,0 +1,252 @@
+//! `kiln job`: the entry point of a container that trains. It reads the contract of the platform ([`contract`]), makes a config of
+//! it, trains in a process of its own that continues from the job's checkpoints, and leaves the results where the platform looks
+//! for them ([`results`]).
+
+mod contract;
+mod hyperparameters;
+mod results;
+mod scripts;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use toml::{Table, Value};
+
+use super::say;
+use crate::base::error::{Error, Result};
+use crate::base::files::write_whole;
+use crate::base::process::{Child, scratch, this_program};
+use crate::base::signals;
+use crate::config::settings::{Setting, value_in};
+use crate::config::{self, OnExisting, RunConfig, Task, Validation};
+use crate::data::paths;
+use contract::{Channel, Contract, ROOT};
+use hyperparameters::Hyperparameters;
+use results::{Clock, Failure};
+
+/// The config of the job's run, among its results.
+const CONFIG: &str = "config.toml";
+
+/// The run folder, in the folder of checkpoints.
+const RUN: &str = "run";
+
+/// How often the process that trains is looked at.
+const POLL: Duration = Duration::from_millis(20);
+
+#[derive(Debug, Args)]
+pub(super) struct JobArgs {
+    /// The word that platforms put behind the entry point of a container
+    #[arg(value_name = "train", hide = true)]
+    word: Option<Word>,
+    /// The folder that stands for /opt/ml
+    #[arg(long, value_name = "DIR", default_value = ROOT)]
+    root: PathBuf,
+    /// What an hour of this machine costs; the cost of the job is then said at the end. The variable KILN_PRICE_PER_HOUR and the
+    /// hyperparameter price_per_hour say it too
+    #[arg(long, value_name = "PRICE")]
+    price_per_hour: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Word {
+    Train,
+}
+
+/// A price of an hour.
+///
+/// # Errors
+/// A text that is no such price.
+fn price(text: &str) -> Result<f64> {
+    let number = text.trim().parse::<f64>().ok().filter(|price| price.is_finite() && *price >= 0.0);
+    number.ok_or_else(|| Error::config(format!("expected a price, a number that is not negative, got {text:?}")))
+}
+
+/// How the training ended.
+struct Ended {
+    error: Option<Error>,
+    /// The process that trained has said it.
+    is_said: bool,
+}
+
+pub(super) fn run_job(args: &JobArgs) -> Result<()> {
+    let root = std::path::absolute(&args.root).map_err(|error| Error::io("find the current folder", &error))?;
+    let failure = Failure::at(&root)?;
+    match job(args, &root) {
+        Ok(Ended { error: None, .. }) => Ok(()),
+        Ok(Ended { error: Some(error), is_said }) => {
+            failure.write(&error)?;
+            if is_said {
+                std::process::exit(error.exit_code().into());
+            }
+            Err(error)
+        }
+        Err(error) => {
+            failure.write(&error)?;
+            Err(error)
+        }
+    }
+}
+
+fn job(args: &JobArgs, root: &Path) -> Result<Ended> {
+    let variables =
+        std::env::vars_os().map(|(name, value)| [name, value].map(|text| text.to_string_lossy().into_owned()));
+    let variables = variables.map(|[name, value]| (name, value)).filter(|(name, _)| name.starts_with("SM_"));
+    let contract = Contract::read(root, &variables.collect::<BTreeMap<_, _>>())?;
+    if contract.hosts.len() > 1 {
+        return Err(Error::config(format!(
+            "the job has {} machines ({}), and a run trains on one",
+            contract.hosts.len(),
+            contract.hosts.join(", ")
+        ))
+        .help("start it with one instance"));
+    }
+    let (config, Hyperparameters { left, price: hyper, .. }) = config_of(&contract)?;
+    let of_variable = std::env::var("KILN_PRICE_PER_HOUR").ok().filter(|text| !text.is_empty());
+    let price = match (&args.price_per_hour, of_variable) {
+        (Some(text), _) => Some(price(text).map_err(|error| error.at("--price-per-hour"))?),
+        (None, Some(text)) if hyper.is_none() => Some(price(&text).map_err(|error| error.at("KILN_PRICE_PER_HOUR"))?),
+        _ => hyper,
+    };
+    let folder = |path: &Path| {
+        std::fs::create_dir_all(path).map_err(|error| Error::io(format!("create {}", path.display()), &error))
+    };
+    [&contract.output, &contract.model, &contract.checkpoints].into_iter().try_for_each(|path| folder(path))?;
+    let file = contract.output.join(CONFIG);
+    write_whole(&file, config.to_toml()?.as_bytes())?;
+    left.iter().chain(&config.no_effect).try_for_each(|line| say(format!("hyperparameters: {line}")))?;
+    let mut clock = Clock::start(&contract.checkpoints)?;
+    let ended = train(&contract, &file, &mut clock);
+    let published = match &ended {
+        Ok(Ended { error: None, .. }) => results::publish(&contract, &config.run.output_dir),
+        _ => {
+            // The error of the training is the one to tell.
+            if let Err(error) = results::publish(&contract, &config.run.output_dir) {
+                tracing::warn!("{error}");
+            }
+            Ok(())
+        }
+    };
+    clock.stop()?;
+    clock.lines(price).into_iter().try_for_each(say)?;
+    published.and(ended)
+}
+
+/// Trains in a process of its own, so that no end of it goes untold.
+fn train(contract: &Contract, config: &Path, clock: &mut Clock) -> Result<Ended> {
+    signals::install()?;
+    let folder = scratch()?;
+    let mut command = Command::new(this_program()?);
+    command.arg("train").arg(config).args(["--log-format", "dict"]).envs(contract.variables());
+    let mut child = Child::start_aloud(&mut command, &folder.path().join("said"))?;
+    let mut is_told = false;
+    let exit = loop {
+        if let Some(signal) = signals::received().filter(|_| !is_told) {
+            child.signal(signal);
+            is_told = true;
+        }
+        if let Some(exit) = child.try_exit()? {
+            break exit;
+        }
+        clock.tick()?;
+        std::thread::sleep(POLL);
+    };
+    Ok(Ended { error: exit.error(), is_said: exit.told().is_some() })
+}
+
+/// The config of the job: the config file that it names, hyperparameters over it, and channels where neither says where data
+/// and model are.
+fn config_of(contract: &Contract) -> Result<(RunConfig, Hyperparameters)> {
+    let base = hyperparameters::base(contract)?;
+    let (text, origin) = match &base {
+        Some(path) => (config::read(path)?, path.display().to_string()),
+        None => (String::new(), "the job".to_owned()),
+    };
+    // What is wrong with the file itself is told when it is read as a config.
+    let table = text.parse::<Table>().unwrap_or_default();
+    let mut found = hyperparameters::read(contract, &table)?;
+    let channels = of_channels(contract, &table, &found.settings)?;
+    found.settings.extend(channels);
+    let run = contract.checkpoints.join(RUN);
+    found.settings.push(Setting::new("run.output_dir", run.display().to_string(), "the job"));
+    found.settings.push(Setting::new("run.on_existing", OnExisting::Resume.as_str(), "the job"));
+    let mut config = RunConfig::with_settings(&text, &origin, &found.settings).map_err(|error| match base {
+        // There is no file in which a section could be added.
+        None if error.message().contains("data.task: required") => Error::config("the job has no task").help(format!(
+            "give the hyperparameter task ({}), or a config by kiln_config or in a channel",
+            Task::ALL.map(|task| task.to_string()).join(", ")
+        )),
+        _ => error,
+    })?;
+    relocate(&mut config, contract);
+    unread(contract, &config)?;
+    Ok((config, found))
+}
+
+/// Data and model from channels, where nothing else says where they are; and the format of data that are named outside of the
+/// config file.
+fn of_channels(contract: &Contract, base: &Table, given: &[Setting]) -> Result<Vec<Setting>> {
+    let set = |section: &str, key: &str| given.iter().rev().find(|setting| setting.path == [section, key]);
+    let is_set = |section: &str, key: &str| set(section, key).is_some() || value_in(base, section, key).is_some();
+    let mut settings = Vec::new();
+    let mut take = |key: &str, names: &[&str]| {
+        let (section, name) = key.split_once('.').unwrap_or(("", key));
+        let channel = contract.channel(names).filter(|_| !is_set(section, name))?;
+        let origin = format!("the channel {}", channel.name);
+        settings.push(Setting::new(key, channel.in_config(), &origin));
+        Some(channel)
+    };
+    take("data.train", &["train", "training"]);
+    take("data.validation", &["validation", "valid", "val", "eval", "evaluation"]);
+    take("data.test", &["test", "predict"]);
+    if !is_set("model", "kind") {
+        take("model.from", &["model", "pretrained"]);
+    }
+    let train = settings.iter().find(|setting| setting.path == ["data", "train"]).or(set("data", "train"));
+    if let Some(train) = train.filter(|_| !is_set("data", "format")) {
+        let task = set("data", "task").map(|setting| &setting.value).or(value_in(base, "data", "task"));
+        let is_answering = task.and_then(Value::as_str) == Some(Task::QuestionAnswering.name());
+        let pattern = match &train.value {
+            Value::Array(patterns) => patterns.first().and_then(Value::as_str),
+            value => value.as_str(),
+        };
+        let path = pattern.map(|pattern| contract.expand(pattern)).transpose()?;
+        if let Some(format) = path.map(|path| paths::format_of(&path, is_answering)).transpose()?.flatten() {
+            let origin = format!("the files of {}", train.origin);
+            settings.push(Setting::new("data.format", format.as_str(), &origin));
+        }
+    }
+    Ok(settings)
+}
+
+/// Puts the paths of the config under the root of the job.
+fn relocate(config: &mut RunConfig, contract: &Contract) {
+    let place = |text: &mut String| *text = contract.relocated(text);
+    config.data.train.iter_mut().for_each(place);
+    if let Some(Validation::Files(files)) = &mut config.data.validation {
+        files.iter_mut().for_each(place);
+    }
+    let paths = [&mut config.data.test, &mut config.model.from, &mut config.tokenizer.from];
+    paths.into_iter().flatten().for_each(place);
+}
+
+/// Says which channels nothing reads, but for those of the config and of the code.
+fn unread(contract: &Contract, config: &RunConfig) -> Result<()> {
+    let text = config.to_toml()?;
+    let is_read = |channel: &Channel| {
+        text.contains(&channel.in_config())
+            || text.contains(&channel.path.display().to_string())
+            || ["config", "code"].contains(&channel.name.as_str())
+            || std::fs::read_dir(&channel.path)
+                .into_iter()
+                .flatten()
+                .flatten()
+                .any(|entry| entry.path().extension().is_some_and(|ending| ending == "toml"))
+    };
+    let unread = contract.channels.iter().filter(|channel| !is_read(channel));
+    unread.into_iter().try_for_each(|channel| {
+        say(format!("channel {}: nothing reads it; a config names it as {}", channel.name, channel.in_config()))
+    })
+}

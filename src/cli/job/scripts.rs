@@ -1,0 +1,178 @@
+//! The names that hyperparameters of jobs have beside the keys of Kiln's config and the arguments of `TrainingArguments`: the
+//! further arguments of Hugging Face's scripts (`run_clm.py`, `run_mlm.py`, `run_glue.py`, `run_classification.py`, `run_qa.py`), of
+//! their notebooks for SageMaker, and SageMaker's own.
+
+/// The meaning of a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Means {
+    /// The value is that of a key.
+    Key(&'static str),
+    /// Any value changes nothing, for this reason.
+    Nothing(&'static str),
+    /// False changes nothing, and true is refused with this help.
+    Off(&'static str),
+    /// It is read with others, by its name.
+    More,
+}
+
+use Means::{Key, More, Nothing, Off};
+
+const TOKENIZER: &str = "the tokenizer has one implementation, in Rust";
+const CACHE: &str = "HF_HOME names the folder of the Hub's files, KILN_CACHE that of tokenised text";
+const ACCESS: &str = "HF_TOKEN gives access to private models";
+const CODE: &str = "Kiln runs no code of a model";
+const PLATFORM: &str = "it belongs to the platform";
+const RESULTS: &str = "a job writes its model to SM_MODEL_DIR, other results to SM_OUTPUT_DATA_DIR";
+const RESUMES: &str =
+    "a job continues from its folder of checkpoints where there is one, and begins where there is none";
+const COLUMNS: &str = "the columns that `[data]` names are read, and no others";
+
+/// Every such name.
+pub(super) const NAMES: &[(&str, Means)] = &[
+    // Kiln's own.
+    ("kiln_config", More),
+    ("price_per_hour", More),
+    ("max_run", More),
+    // ModelArguments.
+    ("model_name_or_path", Key("model.from")),
+    ("model_type", Key("model.kind")),
+    ("config_overrides", More),
+    ("config_name", More),
+    ("tokenizer_name", Key("tokenizer.from")),
+    ("cache_dir", Nothing(CACHE)),
+    ("use_fast_tokenizer", Nothing(TOKENIZER)),
+    ("use_slow_tokenizer", Nothing(TOKENIZER)),
+    ("model_revision", More),
+    ("token", Nothing(ACCESS)),
+    ("use_auth_token", Nothing(ACCESS)),
+    ("trust_remote_code", Nothing(CODE)),
+    ("dtype", More),
+    ("torch_dtype", More),
+    ("low_cpu_mem_usage", Nothing("weights are read from a mapped file")),
+    ("ignore_mismatched_sizes", Off("leave it out: a head that does not fit is named, with its shape")),
+    // DataTrainingArguments.
+    ("dataset_name", More),
+    ("dataset_config_name", More),
+    ("task_name", More),
+    ("train_file", Key("data.train")),
+    ("validation_file", Key("data.validation")),
+    ("test_file", Key("data.test")),
+    ("max_seq_length", More),
+    ("pad_to_max_length", More),
+    ("validation_split_percentage", More),
+    ("preprocessing_num_workers", Nothing("text is tokenised by all cores")),
+    ("overwrite_cache", Nothing("tokenised text is kept by its content, so that no cache is stale")),
+    ("keep_linebreaks", Off("set it to true or leave it out: line breaks of a text are kept")),
+    ("line_by_line", Off("leave it out: lines are joined to blocks; `documents = line` ends each with a token")),
+    ("streaming", Off("leave it out: data are tokenised once and then mapped from a file")),
+    ("max_val_samples", Key("data.max_eval_samples")),
+    ("max_predict_samples", More),
+    ("max_test_samples", More),
+    ("version_2_with_negative", Nothing("the data say whether a question may have no answer")),
+    ("do_regression", More),
+    ("text_column_name", Key("data.text_column")),
+    ("text_column_names", More),
+    ("text_column_delimiter", Nothing("two texts of a pair are told apart by the tokenizer")),
+    ("label_column_name", Key("data.label_column")),
+    ("remove_splits", Nothing(COLUMNS)),
+    ("remove_columns", Nothing(COLUMNS)),
+    ("train_split_name", More),
+    ("validation_split_name", More),
+    ("test_split_name", More),
+    ("shuffle_train_dataset", Nothing("`sampler` gives the order, which is random by default")),
+    ("shuffle_seed", Nothing("`data_seed` is the seed of the order")),
+    ("metric_name", Nothing("the figures of an evaluation are those of the task")),
+    // The notebooks.
+    ("model_name", Key("model.from")),
+    ("model_id", Key("model.from")),
+    ("epochs", Key("trainer.num_train_epochs")),
+    ("train_batch_size", Key("trainer.per_device_train_batch_size")),
+    ("eval_batch_size", Key("trainer.per_device_eval_batch_size")),
+    ("training_script", More),
+    ("n_gpus", More),
+    ("num_gpus", More),
+    ("training_dir", Key("data.train")),
+    ("test_dir", Key("data.validation")),
+    ("model_dir", Nothing(RESULTS)),
+    ("output_data_dir", Nothing(RESULTS)),
+    ("checkpoints", Nothing(RESUMES)),
+    // TrainingArguments whose meaning is the job's.
+    ("output_dir", Nothing(RESULTS)),
+    ("run.output_dir", Nothing(RESULTS)),
+    ("trainer.output_dir", Nothing(RESULTS)),
+    ("overwrite_output_dir", Nothing(RESUMES)),
+    ("trainer.overwrite_output_dir", Nothing(RESUMES)),
+    ("resume_from_checkpoint", Nothing(RESUMES)),
+    ("trainer.resume_from_checkpoint", Nothing(RESUMES)),
+    ("run.resume_from_checkpoint", Nothing(RESUMES)),
+    ("run.on_existing", Nothing(RESUMES)),
+    // SageMaker's.
+    ("sagemaker_training_compiler_enabled", More),
+    ("sagemaker_training_compiler_debug_mode", More),
+    ("sagemaker_program", More),
+    ("sagemaker_submit_directory", Nothing(PLATFORM)),
+    ("sagemaker_container_log_level", Nothing(PLATFORM)),
+    ("sagemaker_job_name", Key("run.name")),
+    ("sagemaker_region", Nothing(PLATFORM)),
+    ("sagemaker_instance_type", Nothing(PLATFORM)),
+    ("sagemaker_requirements", Nothing(PLATFORM)),
+    ("sagemaker_s3_output", Nothing(PLATFORM)),
+    // Of a tuning job.
+    ("_tuning_objective_metric", Nothing(PLATFORM)),
+    ("sagemaker_distributed_dataparallel_enabled", Off("leave it out: a run has one device")),
+    ("sagemaker_mpi_enabled", Off("leave it out: a run has one process")),
+    ("sagemaker_torch_distributed_enabled", Off("leave it out: a run has one process")),
+    ("sagemaker_parameter_server_enabled", Off("leave it out: a run has one process")),
+];
+
+/// The reason why any other name that begins with `sagemaker_` changes nothing.
+pub(super) const OTHERS_OF_THE_PLATFORM: &str = PLATFORM;
+
+/// A dataset of the Hub that scripts call by a name.
+pub(super) struct Dataset {
+    pub(super) names: &'static [&'static str],
+    /// The configuration that is meant where none is given.
+    pub(super) config: &'static str,
+    /// The columns of text, one or two; none of a dataset that cannot be read.
+    pub(super) text: &'static [&'static str],
+    pub(super) validation: &'static str,
+}
+
+/// The first name is the one on the Hub.
+pub(super) const DATASETS: &[Dataset] = &[
+    Dataset {
+        names: &["Salesforce/wikitext", "wikitext"],
+        config: "wikitext-2-raw-v1",
+        text: &["text"],
+        validation: "validation",
+    },
+    Dataset { names: &["stanfordnlp/imdb", "imdb"], config: "plain_text", text: &["text"], validation: "test" },
+    Dataset { names: &["stanfordnlp/sst2", "sst2"], config: "default", text: &["sentence"], validation: "validation" },
+    Dataset { names: &["fancyzhx/ag_news", "ag_news"], config: "default", text: &["text"], validation: "test" },
+    Dataset { names: &["dair-ai/emotion", "emotion"], config: "split", text: &["text"], validation: "validation" },
+];
+
+/// GLUE: the task, its columns of text, and its validation split.
+pub(super) const GLUE: &[(&str, &[&str], &str)] = &[
+    ("cola", &["sentence"], "validation"),
+    ("mnli", &["premise", "hypothesis"], "validation_matched"),
+    ("mrpc", &["sentence1", "sentence2"], "validation"),
+    ("qnli", &["question", "sentence"], "validation"),
+    ("qqp", &["question1", "question2"], "validation"),
+    ("rte", &["sentence1", "sentence2"], "validation"),
+    ("sst2", &["sentence"], "validation"),
+    ("stsb", &["sentence1", "sentence2"], "validation"),
+    ("wnli", &["sentence1", "sentence2"], "validation"),
+];
+
+/// The task of a script, by its file's name.
+pub(super) fn task_of_script(path: &str) -> Option<&'static str> {
+    let file = path.rsplit('/').next().unwrap_or(path);
+    Some(match file.strip_suffix(".py").unwrap_or(file) {
+        "run_clm" => "clm",
+        "run_mlm" => "mlm",
+        "run_glue" | "run_classification" | "run_text_classification" => "sequence-classification",
+        "run_qa" | "run_squad" => "question-answering",
+        _ => return None,
+    })
+}

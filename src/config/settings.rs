@@ -1,0 +1,172 @@
+//! Settings that come from outside of any file, as texts under names of their own: the hyperparameters of a training job. Each
+//! is read by the key that it sets, so that a wrong one is known by itself and all of them can be told at once.
+
+use kiln_models::ModelType;
+use serde_json::Value as Json;
+use toml::{Table, Value};
+
+use super::document::{Document, field_names};
+use super::hf_args::toml_of;
+use super::hugging_face::{ARGUMENTS, Standing, argument};
+use super::{
+    BatchSection, DataSection, DeviceSection, GenerationSection, LearningRateSection, RunConfig, RunSection,
+    TokenizerSection, TrainerSection, TrainingCompilerConfig,
+};
+use crate::base::error::{Error, Result};
+
+/// The key above the sections.
+pub(crate) const PRECISION: &str = "precision";
+
+/// The keys of `[model]` that are no fields of the model's own config.
+const MODEL_KEYS: [&str; 3] = ["kind", "from", "size"];
+
+/// A key of the config with its value.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Setting {
+    /// The key: `[key]` above the sections, `[section, key]`, or a key in the table of a key.
+    pub(crate) path: Vec<String>,
+    /// The value.
+    pub(crate) value: Value,
+    /// What set it, for messages.
+    pub(crate) origin: String,
+}
+
+impl Setting {
+    /// The value of the key `path`, as `origin` gives it.
+    pub(crate) fn new(path: &str, value: impl Into<Value>, origin: &str) -> Self {
+        Self { path: path.split('.').map(str::to_owned).collect(), value: value.into(), origin: origin.to_owned() }
+    }
+
+    /// Reads `given`, a JSON value or a text of one, as the value of the key `path`. None for null, which asks for nothing.
+    ///
+    /// # Errors
+    /// A config error for a value that the key cannot have.
+    pub(crate) fn read(path: &str, given: &Json, origin: &str) -> Result<Option<Self>> {
+        let mut first = None;
+        for value in readings(given) {
+            let value = match value {
+                // No clipping, as 0 is.
+                Json::Null if path == "trainer.max_grad_norm" => 0.0.into(),
+                Json::Null => return Ok(None),
+                value => value,
+            };
+            let Some(value) = toml_of(value) else { continue };
+            let setting = Self::new(path, value, origin);
+            match setting.check() {
+                Ok(()) => return Ok(Some(setting)),
+                Err(error) => first = first.or(Some(error)),
+            }
+        }
+        Err(first.unwrap_or_else(|| Error::config("expected a value that TOML can hold").at(path).at(origin)))
+    }
+
+    /// Reads the setting by itself.
+    fn check(&self) -> Result<()> {
+        if let [section, key] = &self.path[..]
+            && section == "model"
+            && !MODEL_KEYS.contains(&key.as_str())
+        {
+            let value = serde_json::to_value(&self.value).unwrap_or_default();
+            let families = ModelType::ALL.into_iter().filter(|kind| kind.knows(key));
+            let checked = families.map(|kind| kind.check_type(key, &value)).collect::<Vec<_>>();
+            if checked.iter().any(|checked| checked.is_ok()) {
+                return Ok(());
+            }
+            let first = checked.into_iter().collect::<std::result::Result<(), _>>();
+            return first.map_err(|error| Error::from(error).at("[model]").at(&self.origin));
+        }
+        let only = std::slice::from_ref(self);
+        Document::parse("data.task = \"clm\"", "", None, only, &[])?.read().map(drop)
+    }
+}
+
+/// The values that `given` may stand for, the likeliest first. A text is read as JSON, as Python writes it, or as it stands; a
+/// text in JSON's quotes is a text.
+fn readings(given: &Json) -> Vec<Json> {
+    let Json::String(text) = given else { return vec![given.clone()] };
+    let trimmed = text.trim();
+    let mut readings = Vec::new();
+    match (trimmed, serde_json::from_str::<Json>(trimmed)) {
+        ("True", _) => readings.push(true.into()),
+        ("False", _) => readings.push(false.into()),
+        ("None", _) => readings.push(Json::Null),
+        (_, Ok(Json::String(inner))) => return self::readings(&Json::String(inner)),
+        (_, Ok(value)) => readings.push(value),
+        (_, Err(_)) if trimmed.starts_with(|first: char| first.is_ascii_digit() || "+-.".contains(first)) => {
+            // A number that is none in JSON: +5, .5, 1_000.
+            let plain = trimmed.replace('_', "");
+            let whole = plain.parse::<i64>().ok().map(Json::from);
+            let number = || plain.parse::<f64>().ok().filter(|number| number.is_finite()).map(Json::from);
+            readings.extend(whole.or_else(number));
+        }
+        (_, Err(_)) if trimmed.starts_with(['[', '{']) => {
+            // A list or a table of TOML's, whose texts may stand in single quotes, as in Python.
+            let read = trimmed.parse::<Value>().ok();
+            readings.extend(read.and_then(|value| serde_json::to_value(value).ok()));
+        }
+        _ => {}
+    }
+    readings.push(text.as_str().into());
+    readings
+}
+
+/// The keys of `[section]`; none for a section that does not exist. Those of `[model]` are the fields of every family.
+pub(crate) fn keys_of(section: &str) -> Option<Vec<String>> {
+    let names = match section {
+        "run" => field_names::<RunSection>(),
+        "model" => {
+            let mut names = MODEL_KEYS.map(String::from).to_vec();
+            for name in ModelType::ALL.into_iter().flat_map(ModelType::fields) {
+                if !names.contains(&name) {
+                    names.push(name);
+                }
+            }
+            return Some(names);
+        }
+        "data" => field_names::<DataSection>(),
+        "tokenizer" => field_names::<TokenizerSection>(),
+        "trainer" => field_names::<TrainerSection>(),
+        "batch" => field_names::<BatchSection>(),
+        "learning_rate" => field_names::<LearningRateSection>(),
+        "device" => field_names::<DeviceSection>(),
+        "compiler" => field_names::<TrainingCompilerConfig>(),
+        "generation" => field_names::<GenerationSection>(),
+        _ => return None,
+    };
+    Some(names.iter().map(|name| (*name).to_owned()).collect())
+}
+
+/// The sections, in the order of a config file.
+pub(crate) fn sections() -> Vec<&'static str> {
+    field_names::<RunConfig>().iter().copied().filter(|name| *name != PRECISION).collect()
+}
+
+/// Whether a family of models knows the field `name`.
+pub(crate) fn is_model_field(name: &str) -> bool {
+    ModelType::ALL.into_iter().any(|kind| kind.knows(name))
+}
+
+/// Whether `name` is an argument of `TrainingArguments`, and if so, whether it does something here.
+pub(crate) fn argument_has_effect(name: &str) -> Option<bool> {
+    argument(name).map(|argument| argument.standing == Standing::Honoured)
+}
+
+/// The arguments of `TrainingArguments` that do something here.
+pub(crate) fn arguments() -> impl Iterator<Item = &'static str> {
+    ARGUMENTS.iter().filter(|argument| argument.standing == Standing::Honoured).map(|argument| argument.name)
+}
+
+impl RunConfig {
+    /// The config in `text`, a file called `origin`, with `settings` laid over it. There may be no file: no text then.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load); what a setting breaks is told by its origin.
+    pub(crate) fn with_settings(text: &str, origin: &str, settings: &[Setting]) -> Result<Self> {
+        Self::from_text(text, origin, None, None, settings, &[])
+    }
+}
+
+/// The value of `section.key` in the table of a config, for whoever looks at a file before it is read.
+pub(crate) fn value_in<'a>(table: &'a Table, section: &str, key: &str) -> Option<&'a Value> {
+    table.get(section)?.as_table()?.get(key)
+}
