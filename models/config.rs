@@ -437,6 +437,11 @@ impl ModelConfig {
         eos_token_ids(self.inert().get("eos_token_id"), None).unwrap_or_default()
     }
 
+    /// The class of `transformers` that `config.json` says has saved the model, for example `BertForMaskedLM`.
+    pub fn architecture(&self) -> Option<&str> {
+        self.inert().get("architectures")?.get(0)?.as_str()
+    }
+
     /// The labels of a classification head.
     pub fn labels(&self) -> &Labels {
         match self {

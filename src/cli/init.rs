@@ -4,7 +4,8 @@
 use kiln_models::ModelType;
 
 use crate::base::error::{Error, Result, one_line};
-use crate::config::{DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DataFormat, Task, Validation, quoted};
+use crate::config::{DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DataFormat, Documents, Task, Validation, quoted};
+use crate::data::corpus::Corpus;
 use crate::data::paths;
 use crate::data::table::{Columns, Table};
 use crate::hub::{Glimpse, HubSettings, glimpse};
@@ -63,6 +64,9 @@ pub struct Data {
     train: Vec<String>,
     validation: Validation,
     columns: Columns,
+    /// Tokens of a sample of a language model, at most.
+    block_size: usize,
+    documents: Documents,
     /// Whether `train` was named and read.
     pub is_named: bool,
 }
@@ -81,15 +85,29 @@ impl Data {
             }
             Task::QuestionAnswering => (DataFormat::Squad, files("data/train-v1.1.json", "data/dev-v1.1.json")),
         };
-        Self { format, train, validation, columns: columns(task, None, None, None), is_named: false }
+        Self {
+            format,
+            train,
+            validation,
+            columns: columns(task, None, None, None),
+            block_size: LONGEST_BLOCK,
+            documents: Documents::File,
+            is_named: false,
+        }
     }
 
     /// The files `train`, in the format that their endings tell. Of a table the first row is read, so that its columns are known
-    /// to be there.
+    /// to be there. A text for language models is divided such that training and validation have a sample at least.
     ///
     /// # Errors
-    /// Files that do not exist, an ending that tells no format for `task`, and a table without the columns.
-    pub fn named(task: Task, train: Vec<String>, validation: Option<Validation>, columns: Columns) -> Result<Self> {
+    /// Files that do not exist, an ending that tells no format for `task`, a table without the columns, and too little text.
+    pub fn named(
+        task: Task,
+        train: Vec<String>,
+        validation: Option<Validation>,
+        columns: Columns,
+        positions: Option<usize>,
+    ) -> Result<Self> {
         let files = paths::resolve(&train, DataFormat::Text)?;
         let language = matches!(task, Task::Clm | Task::Mlm);
         let format = match format_of(&files[0]) {
@@ -111,9 +129,49 @@ impl Data {
                 error.help("name the columns with --text-column, --text-pair-column and --label-column")
             })?;
         }
-        let share = if language { 0.02 } else { 0.1 };
-        let validation = validation.unwrap_or(Validation::Share(share));
-        Ok(Self { format, train, validation, columns, is_named: true })
+        let named = |validation, block_size, documents| Self {
+            format,
+            train: train.clone(),
+            validation,
+            columns: columns.clone(),
+            block_size,
+            documents,
+            is_named: true,
+        };
+        if !language || format == DataFormat::Tokenized {
+            let share = Validation::Share(if language { 0.02 } else { 0.1 });
+            return Ok(named(validation.unwrap_or(share), LONGEST_BLOCK, Documents::File));
+        }
+        let longest = positions.map_or(LONGEST_BLOCK, |positions| LONGEST_BLOCK.min(positions));
+        let shares = || SHARES.map(Validation::Share).to_vec();
+        let open = |patterns: &[String], documents| match format.is_table() {
+            true => Corpus::of_table(Table::open(patterns, format, columns.clone())?),
+            false => Corpus::open(patterns, documents),
+        };
+        // One file has no share of files, but one of lines.
+        let documents = [Documents::File, Documents::Line];
+        for documents in
+            documents.into_iter().filter(|it| *it == Documents::Line || files.len() > 1 || format.is_table())
+        {
+            let text = open(&train, documents)?;
+            for block_size in BLOCKS.map(|size| size.min(longest)) {
+                for validation in validation.clone().map_or_else(shares, |validation| vec![validation]) {
+                    let (rest, held_out) = match &validation {
+                        Validation::Share(share) => text.clone().split(*share, SEED)?,
+                        Validation::Files(files) => (text.clone(), open(files, documents)?),
+                    };
+                    if fills(&held_out, block_size)? && fills(&rest, block_size)? {
+                        return Ok(named(validation, block_size, documents));
+                    }
+                }
+            }
+        }
+        let least = BLOCKS[BLOCKS.len() - 1];
+        Err(Error::data(format!(
+            "--train {}: expected {least} words and more for each of training and validation",
+            train.join(" ")
+        ))
+        .help("add text, or name another text with --validation"))
     }
 
     /// `data.validation` as it is written.
@@ -123,6 +181,30 @@ impl Data {
             Validation::Files(files) => list(files),
         }
     }
+}
+
+/// Tokens of a sample of a language model: as many as usual, and fewer for little text.
+const BLOCKS: [usize; 5] = [LONGEST_BLOCK, 64, 32, 16, 8];
+const LONGEST_BLOCK: usize = 128;
+
+/// Shares of a text for validation: the usual one, and larger ones for little text.
+const SHARES: [f64; 4] = [0.02, 0.05, 0.1, 0.2];
+
+/// `trainer.seed` of the template, which divides the text.
+const SEED: u64 = 42;
+
+/// Whether `text` has a sample of `block_size` tokens: a word is a token at least, as tokenizers are made. Reads no more than
+/// is needed to know it.
+fn fills(text: &Corpus, block_size: usize) -> Result<bool> {
+    // A word may be cut where a piece ends, and then counts twice.
+    let (mut words, enough) = (0, block_size + block_size.div_ceil(8));
+    for piece in text.pieces(4096) {
+        words += piece?.text.split_whitespace().count();
+        if words >= enough {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// The columns that were named, else those that Kiln takes by default.
@@ -153,8 +235,9 @@ fn line(key: &str, value: impl std::fmt::Display, comment: &str) -> String {
 }
 
 /// The text of a config that fine-tunes `model` (a folder or a Hub id), whose sequences have up to `positions` tokens, on `task`
-/// with `data`.
-pub fn template(task: Task, model: &str, positions: Option<usize>, data: &Data) -> String {
+/// with `data`, into the folder `runs/NAME`.
+pub fn template(task: Task, name: &str, model: &str, positions: Option<usize>, data: &Data) -> String {
+    let output = quoted(&format!("runs/{name}"));
     let model = quoted(model);
     let from = line("from", &model, "a folder or a Hub id; its tokenizer is used too");
     let (data, trainer) = (data_keys(task, positions, data), trainer_keys(task));
@@ -162,7 +245,7 @@ pub fn template(task: Task, model: &str, positions: Option<usize>, data: &Data) 
         "# {task} with {}. `kiln plan FILE` shows what it would do, `kiln train FILE` does it.
 
 [run]
-output_dir = \"runs/{task}\"
+output_dir = {output}
 on_existing = \"fail\"                 # fail | resume | overwrite
 
 [model]
@@ -180,7 +263,7 @@ eval_strategy = \"epoch\"              # no | steps (eval_steps) | epoch
 save_strategy = \"epoch\"              # no | steps (save_steps) | epoch | best
 save_total_limit = 2
 load_best_model_at_end = true
-seed = 42
+seed = {SEED}
 
 [device]
 kind = \"auto\"                        # auto | cpu | wgpu | cuda
@@ -199,7 +282,8 @@ fn data_keys(task: Task, positions: Option<usize>, data: &Data) -> String {
     };
     let mut keys = line("format", format_args!("\"{}\"", data.format), formats);
     if data.format == DataFormat::Text {
-        keys += &line("documents", "\"file\"", "a document is a file, or a line");
+        let documents = if data.documents == Documents::Line { "\"line\"" } else { "\"file\"" };
+        keys += &line("documents", documents, "file | line: what a document is");
     }
     keys += &line(
         "train",
@@ -224,7 +308,7 @@ fn data_keys(task: Task, positions: Option<usize>, data: &Data) -> String {
         }
     }
     keys += &match task {
-        Task::Clm | Task::Mlm => line("block_size", at_most(128), "tokens of a sample"),
+        Task::Clm | Task::Mlm => line("block_size", at_most(data.block_size), "tokens of a sample"),
         Task::SequenceClassification | Task::Regression if data.format.is_table() => {
             line("max_length", at_most(128), "tokens that a row is cut to")
                 + &line("padding", "\"longest\"", "longest | max_length | buckets")
@@ -322,9 +406,9 @@ mod tests {
         let train = vec![file.display().to_string()];
         let named = |text: &str, label: &str| {
             let columns = columns(Task::Regression, Some(text.into()), None, Some(label.into()));
-            Data::named(Task::Regression, train.clone(), Some(Validation::Share(0.25)), columns)
+            Data::named(Task::Regression, train.clone(), Some(Validation::Share(0.25)), columns, None)
         };
-        let text = template(Task::Regression, "org/model", Some(32), &named("review", "stars").unwrap());
+        let text = template(Task::Regression, "new", "org/model", Some(32), &named("review", "stars").unwrap());
         assert!(text.lines().all(|line| one_line(line) == line), "{text}");
         let data = RunConfig::parse(&text, "new.toml").unwrap().data;
         assert_eq!(
@@ -336,14 +420,14 @@ mod tests {
         let error = named("text", "stars").unwrap_err().to_string();
         assert!(error.contains("there are \"review\", \"stars\"") && error.contains("--text-column"), "{error}");
         let columns = columns(Task::QuestionAnswering, None, None, None);
-        let error = Data::named(Task::QuestionAnswering, train.clone(), None, columns).unwrap_err().to_string();
+        let error = Data::named(Task::QuestionAnswering, train.clone(), None, columns, None).unwrap_err().to_string();
         assert!(error.contains("expected SQuAD's JSON, got tsv"), "{error}");
     }
 
     #[test]
     fn every_template_is_a_config_of_its_task() {
         for task in Task::ALL {
-            let text = template(task, "org/a \"name\"", None, &Data::placeholder(task));
+            let text = template(task, "a \"name\"", "org/a \"name\"", None, &Data::placeholder(task));
             let config = RunConfig::parse(&text, "new.toml").unwrap_or_else(|error| panic!("{task}: {error}"));
             assert_eq!((config.data.task, config.model.from.as_deref()), (task, Some("org/a \"name\"")));
             assert!(text.lines().all(|line| line.chars().count() <= 130), "{text}");

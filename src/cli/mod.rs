@@ -2,6 +2,7 @@
 //! with the exit code of its kind.
 
 pub mod init;
+mod ask;
 mod bench;
 mod compare;
 mod compiler;
@@ -143,7 +144,7 @@ impl Cli {
     /// Any error of the command; the message is complete.
     pub fn run(self) -> Result<()> {
         match self.command {
-            Command::Init(args) => training::run_init(&args),
+            Command::Init(args) => training::run_init(args),
             Command::Train(args) => training::train(&args),
             Command::Plan(args) => training::plan(&args),
             Command::TuneBatch(args) => tuning::run_tune(&args),

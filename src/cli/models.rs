@@ -11,19 +11,20 @@ use kiln_models::{Compute, WholeFile};
 use super::{finite, say};
 use crate::base::error::{Error, Result, printable};
 use crate::base::signals;
-use crate::config::GenerateOptions;
 use crate::config::Task;
 use crate::config::{
     CompilerMode, DEFAULT_TEXT_COLUMN, DataFormat, DeviceKind, GenerationSection, Precision, TrainingCompilerConfig,
 };
+use crate::config::{GenerateOptions, RunConfig};
 use crate::data::tokenized::{Limits, read_batch};
 use crate::engine::device;
 use crate::engine::handover;
+use crate::hub::{self, Wanted};
 use crate::inference::forward::forward_to_file;
 use crate::inference::predict::{PredictOptions, predict};
 use crate::precision::PrecisionPlan;
 use crate::session::export::export;
-use crate::session::model_folder::ModelFolder;
+use crate::session::model_folder::{ModelFolder, read_config};
 use crate::task::generate::generate;
 
 #[derive(Debug, Args)]
@@ -95,19 +96,19 @@ pub(super) struct PredictArgs {
     /// The rows: .csv, .tsv, .jsonl, .parquet, or SQuAD's .json
     #[arg(long)]
     input: PathBuf,
-    /// sequence-classification, regression or question-answering
+    /// sequence-classification, regression or question-answering; what the model was trained for when it is left out
     #[arg(long)]
-    task: String,
+    task: Option<String>,
     /// The JSONL file to write; stdout when it is left out
     #[arg(long)]
     out: Option<PathBuf>,
     /// csv, tsv, jsonl, parquet or squad, when the ending of the file does not tell
     #[arg(long)]
     format: Option<String>,
-    /// The column with the text, or with the question
-    #[arg(long, default_value = DEFAULT_TEXT_COLUMN)]
-    text_column: String,
-    /// The column with the second text of a pair, or with the context of a question
+    /// The column with the text, or with the question; that of the run, else `text`, when it is left out
+    #[arg(long)]
+    text_column: Option<String>,
+    /// The column with the second text of a pair, or with the context of a question; that of the run when neither is given
     #[arg(long)]
     text_pair_column: Option<String>,
     /// Whether "no answer" may be the answer to a question, as in SQuAD 2.0
@@ -214,7 +215,8 @@ fn stream(text: &str) -> Result<ControlFlow<()>> {
 }
 
 /// The settings of a config that `kiln predict` takes as arguments.
-const PREDICT_NAMES: [(&str, &str); 5] = [
+const PREDICT_NAMES: [(&str, &str); 6] = [
+    ("data.text_column, data.text_pair_column and data.label_column", "--text-column and --text-pair-column"),
     ("data.text_column", "--text-column"),
     ("data.text_pair_column", "--text-pair-column"),
     ("data.max_length", "--max-length"),
@@ -228,7 +230,11 @@ pub(super) fn run_predict(args: &PredictArgs) -> Result<()> {
 
 fn predict_with(args: &PredictArgs) -> Result<()> {
     signals::install()?;
-    let task = Task::from_name(&args.task)?;
+    let task = args.task.as_deref().map_or_else(|| trained_task(&args.model), Task::from_name)?;
+    let (text_column, text_pair_column) = match (&args.text_column, &args.text_pair_column) {
+        (None, None) => trained_columns(&args.model)?,
+        (text, pair) => (text.clone(), pair.clone()),
+    };
     let format = args.format.as_deref().map(str::parse::<DataFormat>).transpose().map_err(|e| e.at("--format"))?;
     if args.batch_size == 0 {
         return Err(Error::config("--batch-size: expected 1 or more, got 0"));
@@ -236,8 +242,8 @@ fn predict_with(args: &PredictArgs) -> Result<()> {
     let options = PredictOptions {
         input: args.input.clone(),
         format,
-        text_column: args.text_column.clone(),
-        text_pair_column: args.text_pair_column.clone(),
+        text_column: text_column.unwrap_or_else(|| DEFAULT_TEXT_COLUMN.into()),
+        text_pair_column,
         version_2_with_negative: args.version_2_with_negative,
         batch_size: args.batch_size,
         max_length: args.max_length,
@@ -250,6 +256,36 @@ fn predict_with(args: &PredictArgs) -> Result<()> {
     folder.notes.iter().try_for_each(say)?;
     let count = predict_to_file(&folder, task, &options, &device, out)?;
     say(format!("wrote {count} predictions to {}", out.display()))
+}
+
+/// The columns of text and of its pair in the config of the run whose folder, or whose folder `model`, `model` is.
+fn trained_columns(model: &str) -> Result<(Option<String>, Option<String>)> {
+    let folder = Path::new(model);
+    let parent = || if folder.is_dir() { folder.canonicalize().ok()?.parent().map(Path::to_path_buf) } else { None };
+    let plan = [Some(folder.to_path_buf()), parent()].into_iter().flatten().map(|folder| folder.join("plan.toml"));
+    match plan.into_iter().find(|plan| plan.is_file()) {
+        Some(plan) => RunConfig::load(&plan).map(|config| (config.data.text_column, config.data.text_pair_column)),
+        None => Ok((None, None)),
+    }
+}
+
+/// The task whose head the model `model` (a folder or a Hub id) says it was saved with.
+fn trained_task(model: &str) -> Result<Task> {
+    let (config, _) = read_config(&hub::resolve(model, &Wanted::MODEL)?)?;
+    let labels = config.labels();
+    let is_regression = labels.problem_type.as_deref() == Some("regression") || labels.num_labels() == 1;
+    let architecture = config.architecture().unwrap_or("no class");
+    match architecture.rsplit_once("For").map(|(_, head)| head) {
+        Some("SequenceClassification") if is_regression => Ok(Task::Regression),
+        Some("SequenceClassification") => Ok(Task::SequenceClassification),
+        Some("QuestionAnswering") => Ok(Task::QuestionAnswering),
+        _ => Err(Error::config(format!(
+            "{model}: its config.json names {architecture}, which has no prediction for a row"
+        ))
+        .help(
+            "`kiln generate` continues a text; give --task where the model has a head for it, or fine-tune it first",
+        )),
+    }
 }
 
 /// Writes predictions to the JSONL file `out`, which appears when it is whole; how many there were.

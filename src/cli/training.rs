@@ -2,13 +2,15 @@
 //! `kiln resume-part` is what `verify-resume` runs in processes of their own.
 
 use std::fs::OpenOptions;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::num::NonZeroU64;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use console::Term;
 
+use super::ask::{answer, tell, until_read};
 use super::compiler::{choose, verify_start};
 use super::models::predict_to_file;
 use super::terminal::{LogFormat, Printer, Talk};
@@ -21,14 +23,16 @@ use crate::base::signals;
 use crate::base::variables;
 use crate::cli::init::{Data, check_model, columns, template};
 use crate::config::Task;
-use crate::config::{CompilerMode, DEFAULT_TEXT_COLUMN, OnExisting, Precision, RunConfig, Switch, Validation};
-use crate::data::store;
+use crate::config::{
+    CompilerMode, DEFAULT_TEXT_COLUMN, DataFormat, OnExisting, Precision, RunConfig, Switch, Validation,
+};
+use crate::data::{paths, store};
 use crate::engine::compiler::start_up_lines;
 use crate::engine::handover;
 use crate::engine::handover::in_a_process;
 use crate::hub::HubSettings;
 use crate::inference::evaluate_folder::{evaluate_folder, evaluate_untrained};
-use crate::inference::predict::PredictOptions;
+use crate::inference::predict::{PredictOptions, format_of};
 use crate::measure::report;
 use crate::plan::{RunPlan, RunSettings};
 use crate::proof::auto;
@@ -37,7 +41,7 @@ use crate::proof::verify_resume::{Part, Report, across_modes, verify};
 use crate::session::evaluation::EvaluationSession;
 use crate::session::model_folder::ModelFolder;
 use crate::session::{Session, outline};
-use crate::trainer::{PREDICTIONS, RunFolder, RunStatus, Status, StopAfter};
+use crate::trainer::{PAGE, PREDICTIONS, RunFolder, RunStatus, Status, StopAfter};
 
 #[derive(Debug, Args)]
 pub(super) struct ConfigArgs {
@@ -128,10 +132,10 @@ pub(super) struct TrainArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct InitArgs {
-    /// clm, mlm, sequence-classification, regression or question-answering
-    task: String,
-    /// The pretrained model: a folder or a Hub id
-    model: String,
+    /// clm, mlm, sequence-classification, regression or question-answering; asked for when it is left out
+    task: Option<String>,
+    /// The pretrained model: a folder or a Hub id; asked for when it is left out
+    model: Option<String>,
     /// The training data: files, globs or an address of the Hub. Their ending tells the format
     #[arg(long, value_name = "FILES", num_args = 1..)]
     train: Vec<String>,
@@ -153,8 +157,8 @@ pub(super) struct InitArgs {
 }
 
 impl InitArgs {
-    /// The data that were named, or names to be replaced.
-    fn data(&self, task: Task) -> Result<Data> {
+    /// The data that were named, or names to be replaced, for a model of so many positions.
+    fn data(&self, task: Task, positions: Option<usize>) -> Result<Data> {
         if self.train.is_empty() {
             return Ok(Data::placeholder(task));
         }
@@ -167,27 +171,82 @@ impl InitArgs {
             files => Some(Validation::Files(files.to_vec())),
         };
         let [text, pair, label] = [&self.text_column, &self.text_pair_column, &self.label_column].map(Option::clone);
-        Data::named(task, self.train.clone(), validation, columns(task, text, pair, label))
+        Data::named(task, self.train.clone(), validation, columns(task, text, pair, label), positions)
+    }
+
+    /// Task, model and data as the arguments name them.
+    fn named(&self, task: &str, model: &str) -> Result<(Task, Option<usize>, Data)> {
+        let task = Task::from_name(task)?;
+        let positions = positions(task, model)?;
+        Ok((task, positions, self.data(task, positions)?))
+    }
+
+    /// Task, model and data, asked for at the terminal where the arguments name none. The answers become arguments.
+    fn asked(&mut self) -> Result<(Task, Option<usize>, Data)> {
+        let term = Term::stderr();
+        if !std::io::stdin().is_terminal() || !term.is_term() {
+            return Err(Error::config("kiln init: expected TASK and MODEL; it asks for them on a terminal alone")
+                .help(
+                    "as in `kiln init sequence-classification distilbert/distilbert-base-uncased --train reviews.csv`",
+                ));
+        }
+        let tasks =
+            "Task: clm (continue text), mlm (fill gaps), sequence-classification, regression or question-answering";
+        let task = until_read(&term, (tasks, None), self.task.as_deref(), Task::from_name)?;
+        let usual = if task == Task::Clm { "distilbert/distilgpt2" } else { "distilbert/distilbert-base-uncased" };
+        let models = ("Pretrained model: a folder or an id of the Hugging Face Hub", Some(usual));
+        let (model, positions) =
+            until_read(&term, models, self.model.as_deref(), |model| Ok((model.to_owned(), positions(task, model)?)))?;
+        self.model = Some(model);
+        if self.train.is_empty() {
+            let files = ("Training data: a file or a glob; nothing to name it later in the config", Some(""));
+            self.train = until_read(&term, files, None, |files| match files {
+                "" => Ok(Vec::new()),
+                files => paths::resolve(&[files.to_owned()], DataFormat::Text).map(|_| vec![files.to_owned()]),
+            })?;
+        }
+        let is_table =
+            self.train.first().is_some_and(|file| format_of(Path::new(file)).is_ok_and(DataFormat::is_table));
+        // A table with the usual columns needs no question.
+        let data = loop {
+            match self.data(task, positions) {
+                Err(error) if is_table => tell(&term, &error)?,
+                data => break data?,
+            }
+            self.text_column = Some(answer(&term, "Column with the text", self.text_column.as_deref())?);
+            if matches!(task, Task::SequenceClassification | Task::Regression) {
+                self.label_column = Some(answer(&term, "Column with the label", self.label_column.as_deref())?);
+            }
+        };
+        Ok((task, positions, data))
     }
 }
 
-pub(super) fn run_init(args: &InitArgs) -> Result<()> {
-    let task = Task::from_name(&args.task)?;
-    let checked = check_model(task, &args.model, &HubSettings::from_env()?)?;
+/// The longest sequence of the model `model`, where its configuration can be read. Warns where it cannot.
+fn positions(task: Task, model: &str) -> Result<Option<usize>> {
+    let checked = check_model(task, model, &HubSettings::from_env()?)?;
     if let Some(reason) = &checked.unchecked {
-        tracing::warn!("{} is not checked: {}", args.model, reason.message());
+        tracing::warn!("{model} is not checked: {}", reason.message());
     }
-    let data = args.data(task)?;
-    let path = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("{task}.toml")));
+    Ok(checked.positions)
+}
+
+pub(super) fn run_init(mut args: InitArgs) -> Result<()> {
+    let (task, positions, data) = match (&args.task, &args.model) {
+        (Some(task), Some(model)) => args.named(task, model)?,
+        _ => args.asked()?,
+    };
+    let model = args.model.unwrap_or_default();
+    let path = args.out.unwrap_or_else(|| PathBuf::from(format!("{task}.toml")));
+    let name = path.file_stem().map_or_else(|| task.to_string(), |name| name.to_string_lossy().into_owned());
     let file = OpenOptions::new().write(true).create_new(true).open(&path);
-    let written =
-        file.and_then(|mut file| file.write_all(template(task, &args.model, checked.positions, &data).as_bytes()));
+    let written = file.and_then(|mut file| file.write_all(template(task, &name, &model, positions, &data).as_bytes()));
     written.map_err(|error| {
         let error = Error::io(format!("write {}", path.display()), &error);
         if path.exists() { error.help("give the name of a file that does not exist: --out FILE") } else { error }
     })?;
     let next = if data.is_named { "" } else { "set [data], then " };
-    say(format!("wrote {}; next: {next}`kiln plan {0}`", path.display()))
+    say(format!("wrote {}; next: {next}`kiln plan {0}`, then `kiln train {0}`", path.display()))
 }
 
 #[derive(Debug, Args)]
@@ -252,8 +311,11 @@ fn tokenising<S>(when: &str, open: impl FnOnce(&mut store::OnProgress<'_>) -> Re
     let bar = progress_bar("{spinner} {msg} {bytes}/{total_bytes}");
     let session = open(&mut |progress: store::Progress| {
         bar.set_message("tokenising");
-        bar.set_length(progress.total_bytes);
-        bar.set_position(progress.done_bytes);
+        // Both at once: between them the bar would show the bytes of one text and the length of another.
+        bar.update(|state| {
+            state.set_len(progress.total_bytes);
+            state.set_pos(progress.done_bytes);
+        });
         if signals::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     bar.finish_and_clear();
@@ -351,6 +413,10 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
         talk.tell(format!("\n--- sample ---\n{sample}\n--------------\n"))?;
     }
     talk.inform(format!("model: {}", folder.join("model").display()))?;
+    let page = folder.join(PAGE);
+    if page.is_file() {
+        talk.inform(format!("page: {}", page.display()))?;
+    }
     talk.inform(format!("again: {}", repeat_command(&folder)))?;
     predict_test(trainer.session(), &folder.join("model").display().to_string(), talk)?;
     match signals::received() {

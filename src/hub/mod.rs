@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use crate::base::error::{Error, Result};
 use crate::base::variables::expand_text;
+pub(crate) use repo::name_of;
 use repo::{CachedRepo, Repo, RepoInfo, RepoKind};
 use transfer::{Session, Unanswered};
 

@@ -1,6 +1,6 @@
 //! A repository of the Hub: its name, its addresses, and its folder in the cache.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use kiln_models::whole_file;
 use serde::Deserialize;
@@ -79,6 +79,17 @@ pub(super) struct CachedRepo<'a> {
     folder: PathBuf,
 }
 
+/// What the folder of a model is called in print: `org/name` and the commit where it is a snapshot in the Hub's cache, else its path.
+pub(crate) fn name_of(folder: &Path) -> String {
+    let named = || {
+        let mut parts = folder.components().rev().map(|part| part.as_os_str().to_str());
+        let (commit, snapshots, repo) = (parts.next()??, parts.next()??, parts.next()??);
+        let id = repo.strip_prefix("models--").filter(|_| snapshots == "snapshots" && is_commit(commit))?;
+        Some(format!("{} (commit {})", id.replacen("--", "/", 1), &commit[..7]))
+    };
+    named().unwrap_or_else(|| folder.display().to_string())
+}
+
 impl<'a> CachedRepo<'a> {
     pub(super) fn new(repo: &'a Repo, settings: &HubSettings) -> Self {
         let name = format!("{}s--{}", repo.kind(), repo.id.replace('/', "--"));
@@ -144,5 +155,22 @@ impl<'a> CachedRepo<'a> {
 
     fn absent_path(&self, commit: &str, name: &str) -> PathBuf {
         self.folder.join(".no_exist").join(commit).join(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_is_called_by_its_id() {
+        let commit = "0123456789abcdef0123456789abcdef01234567";
+        let name = |folder: &str| name_of(Path::new(folder));
+        let found = name(&format!("/home/a/hub/models--distilbert--distilbert-base--x/snapshots/{commit}"));
+        assert_eq!(found, "distilbert/distilbert-base--x (commit 0123456)");
+        assert_eq!(name(&format!("hub/models--gpt2/snapshots/{commit}")), "gpt2 (commit 0123456)");
+        for folder in ["models/own", "own", "models--gpt2/snapshots/main", "models--gpt2/models--gpt2"] {
+            assert_eq!(name(folder), folder);
+        }
     }
 }

@@ -9,6 +9,7 @@ use crate::config::{
     RunConfig, SaveStrategy, Task,
 };
 use crate::engine::handover::Engine;
+use crate::hub;
 use crate::optim::OptimizerConfig;
 use crate::task::Reduction;
 
@@ -201,8 +202,13 @@ impl RunSettings {
 }
 
 impl ModelPlan {
+    /// Where its weights come from: the pretrained model by its id on the Hub or its folder, or `random weights`.
+    pub fn origin(&self) -> String {
+        self.from.as_deref().map_or_else(|| "random weights".into(), hub::name_of)
+    }
+
     pub(super) fn describe(&self, text: &mut Lines) {
-        let from = self.from.as_ref().map_or("random weights".into(), |path| path.display().to_string());
+        let from = self.origin();
         match (&self.config, self.task) {
             (Some(config), Some(task)) => {
                 let (width, layers, heads, inner) = config.shape();

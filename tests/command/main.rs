@@ -7,6 +7,7 @@ mod common;
 
 // Data, models and the Hub.
 mod hub;
+mod init;
 mod language_models;
 mod predict;
 mod tables;

@@ -81,6 +81,8 @@ fn labels() {
         assert!((total - 1.0).abs() < 1e-12 && probabilities.len() == 2, "{prediction}");
         assert_eq!(prediction["score"], probabilities[prediction["label"].as_str().unwrap()]);
     }
+    // The model says what it was trained for, and its run which column was read.
+    assert_eq!(predictions(folder.path(), &task[2..]), found);
     let stdout = succeeds(kiln(folder.path()).args(["predict", "run/model", "--out", "out.jsonl"]).args(task));
     assert!(stdout.contains("wrote 12 predictions to out.jsonl"), "{stdout}");
     let lines = std::fs::read_to_string(folder.path().join("out.jsonl")).unwrap();
@@ -145,7 +147,8 @@ fn numbers() {
     succeeds(kiln(folder.path()).args(["train", "config.toml"]));
     let (row, again) = evaluations(folder.path());
     same(&row, &again, &["eval_loss", "eval_mse", "eval_pearson", "eval_spearmanr"]);
-    let found = predictions(folder.path(), &["--task", "regression", "--input", "validation.jsonl"]);
+    let found = predictions(folder.path(), &["--input", "validation.jsonl"]);
+    assert_eq!(found, predictions(folder.path(), &["--task", "regression", "--input", "validation.jsonl"]));
     let squares = found.iter().enumerate().map(|(i, prediction)| {
         assert_eq!(prediction["index"], json!(i));
         (prediction["value"].as_f64().unwrap() - (1 - i % 2) as f64).powi(2)
@@ -153,6 +156,34 @@ fn numbers() {
     let mse = squares.sum::<f64>() / 8.0;
     // f32 rounding of errors of order 1.
     assert!((mse - again["eval_mse"].as_f64().unwrap()).abs() < 1e-5, "{mse}: {again}");
+}
+
+#[test]
+fn the_columns_are_those_of_the_run() {
+    let folder = folder("sequence-classification", "csv", 1);
+    let rows = "id,message,topic\n1,a good film,praise\n2,a bad play,blame\n";
+    for name in ["train.csv", "validation.csv", "new.csv"] {
+        std::fs::write(folder.path().join(name), rows).unwrap();
+    }
+    let columns = ["--set", "data.text_column=message", "--set", "data.label_column=topic"];
+    succeeds(kiln(folder.path()).args(["train", "config.toml"]).args(columns));
+    let predict = |model: &str, args: &[&str]| {
+        let mut command = kiln(folder.path());
+        command.args(["predict", model, "--input", "new.csv"]).args(args);
+        command
+    };
+    let found = succeeds(&mut predict("run", &[]));
+    assert_eq!(found.lines().count(), 2);
+    assert_eq!(succeeds(&mut predict("run/model", &[])), found);
+    let refused = [
+        "there is no column \"text\"; there are \"id\", \"message\", \"topic\"",
+        "--text-column and --text-pair-column",
+    ];
+    fails(&mut predict("run", &["--text-column", "text"]), 3, &refused);
+    // A model that stands alone says nothing about columns.
+    std::fs::rename(folder.path().join("run/model"), folder.path().join("alone")).unwrap();
+    fails(&mut predict("alone", &[]), 3, &refused);
+    assert_eq!(succeeds(&mut predict("alone", &["--text-column", "message"])), found);
 }
 
 /// Contexts in which one of two animals sits in one of two places; the answer is the place.
@@ -178,7 +209,7 @@ fn answers() {
     same(&row, &again, &["eval_loss", "eval_exact_match", "eval_f1"]);
     assert_eq!((&again["eval_exact_match"], &again["eval_f1"]), (&json!(100.0), &json!(100.0)), "{again}");
 
-    let found = predictions(folder.path(), &["--task", "question-answering", "--input", "validation.json"]);
+    let found = predictions(folder.path(), &["--input", "validation.json"]);
     for (i, prediction) in found.iter().enumerate() {
         let place = ["box", "tree"][i / 2 % 2];
         assert_eq!((&prediction["id"], &prediction["answer"]), (&json!(format!("q{i}")), &json!(place)));

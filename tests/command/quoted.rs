@@ -19,7 +19,7 @@ use crate::common::{fixture, kiln};
 const OTHERWISE: &[(&str, &str)] = &[
     (
         "kiln train configs/quickstart.toml",
-        "--set trainer.max_steps=4 --set trainer.warmup_steps=1 --set trainer.logging_steps=2 --set trainer.eval_steps=4 \
+        "--log-format table --set trainer.max_steps=4 --set trainer.warmup_steps=1 --set trainer.logging_steps=2 --set trainer.eval_steps=4 \
          --set model.n_embd=32 --set tokenizer.train_vocab_size=400 --set generation.max_new_tokens=5",
     ),
     // The small model in the place of the Hub's has to learn.

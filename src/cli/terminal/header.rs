@@ -15,14 +15,21 @@ const NAME: usize = 8;
 pub(super) fn header(plan: &RunPlan, width: Option<usize>) -> String {
     let RunPlan { model, data, batch, steps, engine, .. } = plan;
     let task = model.task.map_or(String::new(), |task| format!(" for {task}"));
-    let from = model.from.as_ref().map_or("random weights".into(), |path| path.display().to_string());
     let validation = data.validation_examples.map_or("none".into(), |examples| thousands(examples as u64));
     let mode = match engine.mode {
         CompilerMode::Auto => "a trial chooses the mode".into(),
         mode => format!("{mode} mode"),
     };
     let lines = [
-        ("model", format!("{}{task}, {} parameters, from {from}", model.kind, thousands(model.num_parameters as u64))),
+        (
+            "model",
+            format!(
+                "{}{task}, {} parameters, from {}",
+                model.kind,
+                thousands(model.num_parameters as u64),
+                model.origin()
+            ),
+        ),
         (
             "data",
             format!(

@@ -74,8 +74,8 @@ pub(super) fn all(report: &Report) -> Result<Vec<Chart>> {
     };
     charts.extend(bar_chart(
         ("throughput", "Throughput"),
-        "Examples a second in the steady state, median. In brackets round((o / n - 1) x 100) against native (of an arm with a \
-         part off: against compiled), where the two are comparable and differ.",
+        "Median of the examples a second in the steady state. In brackets: the change against native, or of an arm with a part \
+         off against compiled, where a difference could be measured.",
         &bars(&arms, throughput),
     )?);
     type Axis = (&'static str, &'static str, &'static str, fn(&LossPoint) -> f64);
@@ -282,6 +282,11 @@ fn bars(arms: &[&ArmReport], pick: impl Fn(&ArmReport) -> Option<(f64, String)>)
 const BAR: u32 = 64;
 const HEAD: i32 = 50;
 
+/// The shares of a line chart's height that stay free above its curves: of the rim and of each line of the legend, and at most.
+const LEGEND_HEAD: f64 = 0.04;
+const LEGEND_LINE: f64 = 0.1;
+const MOST_FREE: f64 = 0.5;
+
 fn bars_height(bars: usize) -> u32 {
     HEAD as u32 + BAR * bars as u32 + 10
 }
@@ -425,14 +430,14 @@ fn line_chart(
     }
     let across = span(points.iter().map(|point| point.x), 0.0);
     let values = points.iter().flat_map(|point| [point.low, point.high]).filter(|value| value.abs() <= MOST_DRAWN);
-    let up = match up {
-        Span::Values => {
-            let span = span(values, 0.05);
-            // Room for the legend.
-            span.start..span.end + (span.end - span.start) * 0.2
-        }
-        Span::FromZero => 0.0..values.fold(f64::MIN_POSITIVE, f64::max) * 1.3,
+    // The title names a curve that is alone.
+    let has_legend = !matches!(curves[..], [curve] if curve.name == title);
+    let free = if has_legend { LEGEND_HEAD + LEGEND_LINE * curves.len() as f64 } else { LEGEND_HEAD };
+    let span = match up {
+        Span::Values => span(values, 0.05),
+        Span::FromZero => 0.0..values.fold(f64::MIN_POSITIVE, f64::max),
     };
+    let up = span.start..span.start + (span.end - span.start) / (1.0 - free.min(MOST_FREE));
     let drawing = draw(400, |area| {
         let mut chart = axes(area, title, axes_names[0], axes_names[1], across, up)?;
         for curve in &curves {
@@ -450,8 +455,7 @@ fn line_chart(
             let line = LineSeries::new(at(), color.stroke_width(curve.width));
             legend(&mut chart, line, &curve.name, color)?;
         }
-        // The title names a curve that is alone.
-        if matches!(curves[..], [curve] if curve.name == title) { Ok(()) } else { finish(&mut chart) }
+        if has_legend { finish(&mut chart) } else { Ok(()) }
     })?;
     let table = figures(&curves);
     Ok(Some(Chart { name, title, caption: caption.into(), first: axes_names[0], table, drawing }))

@@ -133,6 +133,8 @@ pub(super) struct Section {
     pub(super) is_text: bool,
     /// Few read it: it is small on paper, and its text is folded.
     pub(super) is_small: bool,
+    /// Its lines are those of a plan: a name of 15 columns and text, which hangs where it is broken.
+    pub(super) hangs: bool,
     /// How its lines begin in a terminal; none where they are not shown there.
     pub(super) in_terminal: Option<&'static str>,
 }
@@ -140,12 +142,12 @@ pub(super) struct Section {
 impl Section {
     /// A list that a terminal shows, each line after `in_terminal`.
     pub(super) fn list(title: &'static str, lines: Vec<String>, in_terminal: Option<&'static str>) -> Self {
-        Self { title, lines, is_text: false, is_small: in_terminal.is_none(), in_terminal }
+        Self { title, lines, is_text: false, is_small: in_terminal.is_none(), hangs: false, in_terminal }
     }
 
     /// A text, which a terminal does not show.
     pub(super) fn text(title: &'static str, lines: Vec<String>, is_small: bool) -> Self {
-        Self { title, lines, is_text: true, is_small, in_terminal: None }
+        Self { title, lines, is_text: true, is_small, hangs: false, in_terminal: None }
     }
 }
 

@@ -309,7 +309,10 @@ impl Run {
                 Section::text("Samples", self.samples.iter().flat_map(sample).collect(), false),
                 Section::list("Notes", self.peak.iter().map(|(_, note)| note.clone()).collect(), Some("Note: ")),
                 Section::text("Told on the way", self.events.clone(), false),
-                Section::text("Plan: what follows from the config and the data", self.derived.clone(), false),
+                Section {
+                    hangs: true,
+                    ..Section::text("Plan: what follows from the config and the data", self.derived.clone(), false)
+                },
                 Section::text("Plan: what was asked, and the defaults (plan.toml)", self.asked.clone(), true),
                 Section::list("Provenance", provenance.collect(), None),
             ],

@@ -1,0 +1,94 @@
+//! `kiln init`: what it writes is planned and trained, and what is not named is asked for.
+
+use std::path::Path;
+
+use crate::common::{fails, kiln, rows, succeeds};
+
+/// A small GPT-2 with its tokenizer in `run/model` of `folder`.
+fn with_model(folder: &Path) {
+    let text = (0..60).map(|i| format!("line {i} tells of boats and of weather {i}\n")).collect::<String>();
+    std::fs::write(folder.join("corpus.txt"), text).unwrap();
+    let config = "[run]\noutput_dir = \"run\"\n[model]\nkind = \"gpt2\"\nn_layer = 1\nn_head = 2\nn_embd = 16\n\
+                  n_positions = 64\n[data]\ntask = \"clm\"\ntrain = \"corpus.txt\"\nblock_size = 8\n[tokenizer]\n\
+                  train_vocab_size = 300\n[trainer]\nmax_steps = 1\nwarmup_steps = 0\n[device]\nkind = \"cpu\"\n";
+    std::fs::write(folder.join("config.toml"), config).unwrap();
+    succeeds(kiln(folder).args(["train", "config.toml"]));
+}
+
+#[test]
+fn a_config_for_little_text_trains() {
+    let folder = tempfile::tempdir().unwrap();
+    with_model(folder.path());
+    let line = "the small boat left the harbour in the morning\n";
+    std::fs::create_dir(folder.path().join("files")).unwrap();
+    for name in ["a", "b", "c"] {
+        std::fs::write(folder.path().join(format!("files/{name}.txt")), line.repeat(2)).unwrap();
+    }
+    std::fs::write(folder.path().join("little.txt"), line.repeat(12)).unwrap();
+    std::fs::write(folder.path().join("table.csv"), format!("text\n{}", line.repeat(12))).unwrap();
+    for (name, data) in [("lines", "little.txt"), ("files", "files/*.txt"), ("rows", "table.csv")] {
+        let config = format!("{name}.toml");
+        let said = succeeds(kiln(folder.path()).args(["init", "clm", "run/model", "--train", data, "--out", &config]));
+        assert!(said.contains(&format!("`kiln plan {config}`, then `kiln train {config}`")), "{said}");
+        succeeds(kiln(folder.path()).args(["train", &config, "--set", "trainer.max_steps=1"]));
+        // The folder has the name of the config, and there was text to evaluate on.
+        let rows = rows(&folder.path().join("runs").join(name));
+        assert!(rows.iter().any(|row| row["eval_loss"].is_number()), "{name}: {rows:?}");
+    }
+    // Validation files of one's own are not divided, and as little text as they have makes short samples too.
+    std::fs::write(folder.path().join("held-out.txt"), line.repeat(2)).unwrap();
+    let args =
+        ["init", "clm", "run/model", "--train", "little.txt", "--validation", "held-out.txt", "--out", "own.toml"];
+    succeeds(kiln(folder.path()).args(args));
+    succeeds(kiln(folder.path()).args(["plan", "own.toml"]));
+    std::fs::write(folder.path().join("nothing.txt"), "one two three\n").unwrap();
+    let args = ["init", "clm", "run/model", "--train", "nothing.txt", "--out", "nothing.toml"];
+    fails(kiln(folder.path()).args(args), 3, &["nothing.txt: expected 8 words and more", "--validation"]);
+    assert!(!folder.path().join("nothing.toml").exists());
+}
+
+#[test]
+fn without_a_terminal_nobody_is_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    for args in [&["init"][..], &["init", "sequence-classification"]] {
+        fails(kiln(folder.path()).args(args), 2, &["expected TASK and MODEL", "kiln init sequence-classification"]);
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_terminal_is_asked_until_the_answers_are_valid() {
+    use crate::common::pty::Pty;
+
+    let folder = tempfile::tempdir().unwrap();
+    with_model(folder.path());
+    let messages = (0..8).map(|i| format!("{i},message {i},{}\n", ["good", "bad"][i % 2])).collect::<String>();
+    std::fs::write(folder.path().join("tickets.csv"), format!("id,message,topic\n{messages}")).unwrap();
+    let mut pty = Pty::start(kiln(folder.path()).args(["init", "--out", "topics.toml"]), 100, 30);
+    for (question, answer) in [
+        ("question-answering: ", "classification"),
+        ("unknown task \"classification\"", "sequence-classification"),
+        ("[distilbert/distilbert-base-uncased]: ", "./nosuch"),
+        ("no such file or folder: ./nosuch", "run/model"),
+        ("later in the config: ", "nosuch.csv"),
+        ("no such file\r\n", "tickets.csv"),
+        ("there are \"id\", \"message\", \"topic\"", "message"),
+        ("Column with the label: ", "subject"),
+        ("there is no column \"subject\"", ""),
+        ("Column with the label [subject]: ", "topic"),
+    ] {
+        pty.wait_for(question);
+        pty.press(&format!("{answer}\n"));
+    }
+    assert!(pty.ended().success(), "{}", pty.text());
+    let written = std::fs::read_to_string(folder.path().join("topics.toml")).unwrap();
+    for line in [
+        "from = \"run/model\"",
+        "text_column = \"message\"",
+        "label_column = \"topic\"",
+        "output_dir = \"runs/topics\"",
+    ] {
+        assert!(written.contains(line), "{line} in {written}");
+    }
+    succeeds(kiln(folder.path()).args(["plan", "topics.toml"]));
+}
