@@ -11,7 +11,7 @@ use serde::{Serialize, Serializer};
 use serde_json::Value as Json;
 
 use crate::base::error::{Error, Result};
-use crate::base::files::{free_beside, is_blocked, read_regular, read_regular_text, write_whole};
+use crate::base::files::{free_beside, is_blocked, read_error, read_regular, read_regular_text, write_whole};
 
 /// The file's name in a run folder.
 pub const FILE: &str = "metrics.jsonl";
@@ -46,6 +46,27 @@ impl From<Option<f64>> for Value {
     fn from(value: Option<f64>) -> Self {
         value.map_or(Self::Missing, Self::Real)
     }
+}
+
+/// The rows of the file in the run folder `folder`.
+///
+/// # Errors
+/// A file that cannot be read, and a line that is no row, with its number.
+pub fn read(folder: &Path) -> Result<Vec<Record>> {
+    let path = folder.join(FILE);
+    let text = read_regular_text(&path).map_err(|error| match error.kind() {
+        ErrorKind::NotFound | ErrorKind::InvalidData => damaged(&path, error),
+        _ => read_error(&path, &error),
+    })?;
+    let row = |(number, line)| {
+        Record::from_json(line).ok_or_else(|| damaged(&path, format_args!("line {} is no row", number + 1)))
+    };
+    text.lines().enumerate().map(row).collect()
+}
+
+/// The error for a file at `path` of a run folder that does not hold what the run wrote.
+pub fn damaged(path: &Path, what: impl std::fmt::Display) -> Error {
+    Error::data(format!("{}: the run is damaged: {what}", path.display()))
 }
 
 /// Named values in the order in which they are written.

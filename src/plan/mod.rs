@@ -51,9 +51,14 @@ pub use sections::{
 /// The file in a run folder that holds the plan.
 pub const FILE: &str = "plan.json";
 
+/// The form of that file. A file of another form, which another build of Kiln has written, is as good as none.
+pub const SCHEMA: &str = "kiln.plan/2";
+
 /// A run, resolved. `plan.json` in its folder holds it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunPlan {
+    /// [`SCHEMA`]
+    pub schema: String,
     /// The version of Kiln that made it.
     pub kiln: String,
     /// The run's name, its folder, and its work besides training.
@@ -148,6 +153,7 @@ impl RunPlan {
         let captured = engine.can_capture(compiler.as_ref(), &model, &optimizer);
         let engine = engine.with_capture(compiler.as_ref(), captured.err());
         let plan = Self {
+            schema: SCHEMA.into(),
             kiln: env!("CARGO_PKG_VERSION").into(),
             run: RunSettings::of(config),
             model,

@@ -16,7 +16,7 @@ use safetensors::SafeTensors;
 
 use crate::base::error::{Error, Result};
 use crate::base::files::read_regular;
-use crate::base::metrics::Record;
+use crate::base::metrics::{self, Record};
 use crate::base::process::scratch;
 use crate::config::{CompilerMode, DeviceKind, OnExisting, RunConfig};
 use crate::engine::device;
@@ -194,13 +194,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 
 /// The training rows of a run, without what is measured.
 fn rows(run: &Path) -> Result<Vec<Record>> {
-    let text = read(&run.join("metrics.jsonl"))?;
-    let text = String::from_utf8_lossy(&text);
-    let rows = text.lines().map(|line| {
-        Record::from_json(line).ok_or_else(|| Error::data(format!("metrics.jsonl: expected a row, got {line}")))
-    });
-    let rows = rows.collect::<Result<Vec<_>>>()?;
-    Ok(rows.into_iter().filter(|row| row.get("loss").is_some()).map(|row| row.only(&FIGURES)).collect())
+    Ok(metrics::read(run)?.into_iter().filter(|row| row.get("loss").is_some()).map(|row| row.only(&FIGURES)).collect())
 }
 
 /// Saves and stops after a number of steps.

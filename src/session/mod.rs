@@ -284,10 +284,11 @@ pub fn saved_plan(folder: &Path) -> Result<Option<RunPlan>> {
         return Ok(None);
     }
     let saved: serde_json::Value = read_json(&path)?;
-    let version = saved.get("kiln").and_then(|version| version.as_str().map(str::to_owned));
+    let is = |key: &str, ours: &str| saved.get(key).and_then(serde_json::Value::as_str) == Some(ours);
+    let is_ours = is("schema", plan::SCHEMA) && is("kiln", env!("CARGO_PKG_VERSION"));
     match serde_json::from_value(saved) {
         Ok(plan) => Ok(Some(plan)),
-        Err(_) if version.is_some_and(|version| version != env!("CARGO_PKG_VERSION")) => Ok(None),
+        Err(_) if !is_ours => Ok(None),
         Err(error) => Err(Error::data(format!("{}: {error}", path.display()))),
     }
 }

@@ -216,6 +216,17 @@ fn a_comparison_is_measured_written_and_made_again() {
     fails(&mut place.compare(&[]), 2, &["run-compare holds a comparison already", "--out"]);
     // Gates name what fails.
     succeeds(&mut place.report(&["run-compare", "--gate", "speedup>0,loss_delta<=1e-3"]));
+    // A saved plan that cannot be read takes its own arm out of the report, and says so.
+    let path = folder.join(arm("compiled")["runs"][0].as_str().unwrap()).join("plan.json");
+    let good = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, good.replace("\"micro\"", "\"macro\"")).unwrap();
+    let out = succeeds(&mut place.report(&["run-compare"]));
+    assert!(out.contains("plan.json: the run is damaged: missing field `micro`") && out.contains("remove it"), "{out}");
+    let partly = json(&folder.join("report.json"));
+    let arms = partly["arms"].as_array().unwrap().iter().filter(|arm| !arm["failure"].is_null());
+    assert_eq!(arms.map(|arm| arm["name"].as_str().unwrap()).collect::<Vec<_>>(), ["compiled"]);
+    assert_eq!(partly["arms"][0]["step_ms_p50"], report["arms"][0]["step_ms_p50"]);
+    std::fs::write(&path, good).unwrap();
     let gate = ["run-compare", "--gate", "speedup>0,speedup>=1000"];
     fails(&mut place.report(&gate), 6, &["the gate fails: speedup>=1000: it is"]);
 }
@@ -315,7 +326,8 @@ fn finished_runs_are_compared_with_their_differences() {
     damage("steps.jsonl", &|text| text.lines().take(3).collect::<Vec<_>>().join("\n"), &["does not end at step 14"]);
     damage("plan.toml", &|text| text.replace('=', " "), &["plan.toml: the run is damaged"]);
     damage("plan.json", &|text| text.replace(':', " "), &["plan.json: the run is damaged"]);
-    damage("plan.json", &|text| text.replace("\"micro\"", "\"macro\""), &["plan.json: the run is damaged"]);
+    let parts = ["b/plan.json: the run is damaged: missing field `micro`", "another build of Kiln"];
+    damage("plan.json", &|text| text.replace("\"micro\"", "\"macro\""), &parts);
     // A report derives nothing: it shows the plan that was saved, or nothing.
     let (path, good) = (place.path("b/plan.json"), std::fs::read_to_string(place.path("b/plan.json")).unwrap());
     let rate = |name: &str| {
@@ -327,6 +339,10 @@ fn finished_runs_are_compared_with_their_differences() {
     changed["optimizer"]["learning_rate"]["rate"] = 0.125.into();
     std::fs::write(&path, changed.to_string()).unwrap();
     assert_eq!(rate("changed").as_f64(), Some(0.125));
+    // A plan of another form is that of an earlier build.
+    let older = good.replace("\"micro\"", "\"macro\"").replace(changed["schema"].as_str().unwrap(), "kiln.plan/1");
+    std::fs::write(&path, older).unwrap();
+    assert!(rate("form").is_null());
     std::fs::remove_file(&path).unwrap();
     assert!(rate("older").is_null());
     std::fs::write(&path, good).unwrap();

@@ -48,13 +48,25 @@ struct MeasuredArm<'a> {
 /// The report of the experiment whose run folders are under `base`.
 ///
 /// # Errors
-/// Runs that are not complete or damaged.
+/// Runs that are not complete or damaged. Where only the saved plan of a run cannot be read, that is an error of finished runs;
+/// of the arms of an experiment, which ran for each other, that one fails.
 pub fn analyse(experiment: &Experiment, base: &Path) -> Result<Report> {
     let read = |arm: &'_ Arm| arm.runs.iter().map(|run| MeasuredRun::read(&base.join(run))).collect::<Result<Vec<_>>>();
-    let mut arms = Vec::new();
-    for runs in &experiment.arms {
-        arms.push(MeasuredArm { runs, measured: read(runs)? });
+    let is_of_finished_runs = experiment.arms.iter().any(|arm| arm.role == Role::Run);
+    let (mut described, mut measured) = (experiment.arms.clone(), Vec::new());
+    for arm in &mut described {
+        let runs = read(arm)?;
+        measured.push(match runs.iter().find_map(|run| run.plan.as_ref().err()) {
+            None => runs,
+            Some(unreadable) if is_of_finished_runs => return Err(unreadable.error()),
+            Some(unreadable) => {
+                arm.failure.get_or_insert_with(|| unreadable.failure());
+                Vec::new()
+            }
+        });
     }
+    let arms = described.iter().zip(measured).map(|(runs, measured)| MeasuredArm { runs, measured });
+    let arms = arms.collect::<Vec<_>>();
     let Some(reference) = arms.first() else {
         return Err(Error::data("there is nothing to report on").help("give at least one run folder"));
     };
@@ -257,7 +269,7 @@ fn describe(arm: &MeasuredArm, experiment: &Experiment) -> ArmReport {
     let runs = &arm.measured;
     let provenance = runs.first().and_then(|run| run.provenance.clone());
     let first = runs.first();
-    let plan = runs.first().and_then(|run| run.plan.as_ref());
+    let plan = runs.first().and_then(|run| run.plan.as_ref().ok()?.as_ref());
     let over_runs =
         |pick: &dyn Fn(&MeasuredRun) -> Option<f64>| finite(median(&runs.iter().filter_map(pick).collect::<Vec<_>>()));
     let windows = runs.iter().flat_map(|run| run.steady.iter().copied()).collect::<Vec<_>>();

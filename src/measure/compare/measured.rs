@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use crate::base::error::{Error, Result};
-use crate::base::files::read_regular_text;
-use crate::base::metrics::Record;
+use crate::base::files::{read_error, read_regular_text};
+use crate::base::metrics::{self, Record};
 use crate::base::stats::median;
 use crate::measure::figures::{Window, windows};
-use crate::plan::RunPlan;
+use crate::measure::turns::participant::Failure;
+use crate::plan::{self, RunPlan};
 use crate::session::provenance::Provenance;
 use crate::session::saved_plan;
 use crate::trainer::debug;
@@ -22,6 +23,9 @@ const QUIET_STEPS: usize = 3;
 
 /// The same on devices whose kernels are tuned and captured.
 const QUIET_STEPS_TUNED: usize = 20;
+
+/// The advice for a run that is damaged.
+const AGAIN: &str = "make the run again; a report is made of whole runs only";
 
 /// A row of `metrics.jsonl` about training.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -55,6 +59,26 @@ impl LossRow {
     }
 }
 
+/// The message about a plan that was saved and cannot be read.
+#[derive(Debug, Clone)]
+pub struct Unreadable(String);
+
+impl Unreadable {
+    /// What may be done about it.
+    const HELP: &str = "make the run again, or, where another build of Kiln wrote the file, remove it: reports then leave out the \
+                        batch and the learning rate of the run";
+
+    /// As the failure of one arm among others.
+    pub(super) fn failure(&self) -> Failure {
+        Failure::of_data(format!("{}; {}", self.0, Self::HELP))
+    }
+
+    /// As the error of a report.
+    pub(super) fn error(&self) -> Error {
+        Error::data(&self.0).help(Self::HELP)
+    }
+}
+
 /// See the top of this file.
 #[derive(Debug, Clone)]
 pub struct MeasuredRun {
@@ -80,8 +104,9 @@ pub struct MeasuredRun {
     pub seconds: f64,
     /// The day on which it was made, or last continued: `2026-11-21`, UTC.
     pub day: String,
-    /// The plan as it was saved; none for a run of an earlier Kiln.
-    pub plan: Option<RunPlan>,
+    /// The plan as it was saved; none for a run of an earlier Kiln, and an error where it cannot be read. Of all figures only
+    /// those that describe an arm come from it.
+    pub plan: std::result::Result<Option<RunPlan>, Unreadable>,
     /// The summary row.
     pub summary: Record,
     /// Evaluation rows.
@@ -110,19 +135,20 @@ impl MeasuredRun {
             ))
             .help(format!("`kiln describe {shown}` tells how it stands and how to continue it")));
         }
-        let damaged = |file: &str, what: String| {
-            Error::data(format!("{}: the run is damaged: {what}", folder.join(file).display()))
-                .help("make the run again; a report is made of whole runs only")
-        };
+        let damaged = |file: &str, what: String| metrics::damaged(&folder.join(file), what).help(AGAIN);
         let plan = read(&folder.join("plan.toml"))?;
         let plan: toml::Table = plan.parse().map_err(|error| damaged("plan.toml", format!("{error}")))?;
         let mut settings = BTreeMap::new();
         flatten("", &toml::Value::Table(plan), &mut settings);
-        let plan = saved_plan(folder).map_err(|error| damaged("plan.json", error.message().to_owned()))?;
+        let damaged_plan = |error: Error| {
+            let path = folder.join(plan::FILE);
+            let place = format!("{}: ", path.display());
+            let what = error.message().strip_prefix(&place).unwrap_or(error.message());
+            Unreadable(metrics::damaged(&path, what).message().to_owned())
+        };
+        let plan = saved_plan(folder).map_err(damaged_plan);
         let (mut rows, mut summary, mut evaluations) = (Vec::new(), None, Vec::new());
-        for (number, line) in read(&folder.join("metrics.jsonl"))?.lines().enumerate() {
-            let row = Record::from_json(line)
-                .ok_or_else(|| damaged("metrics.jsonl", format!("line {} is no row", number + 1)))?;
+        for row in metrics::read(folder).map_err(|error| error.help(AGAIN))? {
             if row.get("train_runtime").is_some() {
                 summary = Some(row);
             } else if row.get("eval_loss").is_some() {
@@ -203,11 +229,8 @@ fn day(seconds: f64) -> String {
 
 fn read(path: &Path) -> Result<String> {
     read_regular_text(path).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound | std::io::ErrorKind::InvalidData => {
-            Error::data(format!("{}: the run is damaged: {error}", path.display()))
-                .help("make the run again; a report is made of whole runs only")
-        }
-        _ => Error::io(format!("read {}", path.display()), &error),
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::InvalidData => metrics::damaged(path, error).help(AGAIN),
+        _ => read_error(path, &error),
     })
 }
 
