@@ -356,13 +356,18 @@ impl Model {
     }
 }
 
+/// Hugging Face's spelling of field names that Rust cannot have or would not have.
+const SPELLINGS: &[(&str, &str)] = &[("layer_norm", "LayerNorm"), ("self_", "self")];
+
 impl StateDict for Model {
-    /// The body's field is `transformer` or `bert`, the head's has no name, and a variant of BERT has names of its own.
+    /// Some fields are spelled otherwise, the body's field is `transformer` or `bert`, the head's has no name, and a variant of BERT has names of its own.
     fn key(&self, path: String) -> String {
         let body = match &self.body {
             Body::Gpt2(_) => "transformer.",
             Body::Bert(_) => "bert.",
         };
+        let spelled = |field| SPELLINGS.iter().find(|(ours, _)| *ours == field).map_or(field, |(_, theirs)| *theirs);
+        let path = path.split('.').map(spelled).collect::<Vec<_>>().join(".");
         let name = match (path.strip_prefix("body."), path.strip_prefix("head.")) {
             (Some(inner), _) => format!("{body}{inner}"),
             (_, Some(inner)) => inner.to_owned(),

@@ -1,12 +1,9 @@
-//! The table between our parameters and Hugging Face's tensor names. The fields of the models carry Hugging Face's names,
-//! so the table is short: two spellings that Rust cannot have, and torch's transposed `Linear`. The names of BERT's variants
-//! are in `config/variant.rs`.
+//! The names of parameters and the form in which files hold them. A name is the path of the fields that lead to a parameter;
+//! [`StateDict::key`] changes it where Hugging Face has another one. Torch's `Linear` is stored transposed. The names of BERT's
+//! variants are in `config/variant.rs`.
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
-
-/// Field names that differ from Hugging Face's.
-const SPELLINGS: &[(&str, &str)] = &[("layer_norm", "LayerNorm"), ("self_", "self")];
 
 /// One parameter of a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,8 +58,7 @@ impl Parameter {
     }
 }
 
-/// A module whose parameters have names in files of weights: by default the path of its fields, with Hugging Face's spelling
-/// of those that Rust cannot have.
+/// A module whose parameters have names in files of weights: by default the path of its fields.
 pub trait StateDict: Module {
     /// The name of the tensor at `path`, the names of the fields that lead to it, joined by dots.
     fn key(&self, path: String) -> String {
@@ -96,10 +92,7 @@ impl PathStack {
     /// The path of the fields. An enum's variant is no part of it.
     fn name(&self) -> String {
         let fields = self.segments.iter().filter(|(_, container)| !container.starts_with("Enum:"));
-        let spelled = fields.map(|(name, _)| {
-            SPELLINGS.iter().find(|(ours, _)| ours == name).map_or(name.as_str(), |(_, theirs)| theirs)
-        });
-        spelled.collect::<Vec<_>>().join(".")
+        fields.map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".")
     }
 
     pub(super) fn transposed(&self) -> bool {
@@ -151,19 +144,20 @@ mod tests {
     #[derive(Module, Debug)]
     struct Net {
         first: RmsNorm,
-        last_norm: Param<Tensor<1>>,
+        layer_norm: Param<Tensor<1>>,
         normal: Param<Tensor<1>>,
         bias: Param<Tensor<1>>,
     }
     impl StateDict for Net {}
 
+    /// The names are those of the fields, also where Kiln's own models have other ones.
     #[test]
     fn weight_decay_leaves_out_biases_and_every_normalisation() {
         let device = Device::flex();
         let param = || Param::from_tensor(Tensor::<1>::ones([2], &device));
-        let net = Net { first: RmsNorm { gamma: param() }, last_norm: param(), normal: param(), bias: param() };
+        let net = Net { first: RmsNorm { gamma: param() }, layer_norm: param(), normal: param(), bias: param() };
         let decays = parameters(&net).into_iter().map(|it| (it.decays(), it.name)).collect::<Vec<_>>();
-        let expected = [(false, "first.gamma"), (false, "last_norm"), (true, "normal"), (false, "bias")];
+        let expected = [(false, "first.gamma"), (false, "layer_norm"), (true, "normal"), (false, "bias")];
         assert_eq!(decays, expected.map(|(decays, name)| (decays, name.to_owned())));
     }
 }

@@ -27,10 +27,11 @@ pub mod tokenizer;
 pub mod tokens;
 pub mod subset;
 
+use std::any::Any;
+
 use sha2::{Digest as _, Sha256};
 
 use crate::base::error::Result;
-use crate::data::squad::SquadData;
 
 /// Labels with this value are ignored (PyTorch's `ignore_index`).
 pub const IGNORED: i32 = -100;
@@ -110,7 +111,7 @@ pub enum Label {
 }
 
 /// An example of a [`Dataset`], as far as a run that is continued has to know its data again.
-pub trait Fingerprint {
+pub trait Fingerprint: 'static {
     /// Adds everything in the example to `hash`, with tags and lengths, so that no two examples add the same.
     fn hash_into(&self, hash: &mut Sha256);
 }
@@ -159,7 +160,9 @@ impl<A: Fingerprint, B: Fingerprint> Fingerprint for (A, B) {
 }
 
 /// Examples by index: of tokens and a label, or of what a [`TrainingTask`](crate::session::TrainingTask) of one's own reads.
-pub trait Dataset<E: Fingerprint = Example>: Send + Sync {
+/// The [evaluator](crate::session::TrainingTask::evaluator) of a task may look ([`Any`]) for the dataset that it knows, for
+/// example for what is behind its examples.
+pub trait Dataset<E: Fingerprint = Example>: Send + Sync + Any {
     /// How many examples there are; at least one.
     fn len(&self) -> usize;
 
@@ -184,25 +187,20 @@ pub trait Dataset<E: Fingerprint = Example>: Send + Sync {
         Ok(())
     }
 
-    /// Tokens of the example at `index`, by which `data.sampler = "group_by_length"` puts examples together. By default 1, for
-    /// examples that are no sequences.
+    /// Tokens of the example at `index`, by which `data.sampler = "group_by_length"` puts examples together, and of which the
+    /// plan tells how many there are. By default 0 for all: examples that are no sequences, or whose lengths nobody tells.
     fn len_of(&self, index: usize) -> usize {
         let _ = index;
-        1
+        0
     }
 
-    /// Tokens of the longest example.
+    /// Tokens of the longest example; 0 where [`len_of`](Self::len_of) tells none.
     fn max_len(&self) -> usize {
         (0..self.len()).map(|index| self.len_of(index)).max().unwrap_or(0)
     }
 
-    /// Tokens of all examples.
+    /// Tokens of all examples; 0 where [`len_of`](Self::len_of) tells none.
     fn num_tokens(&self) -> u64 {
         (0..self.len()).map(|index| self.len_of(index) as u64).sum()
-    }
-
-    /// The questions behind the examples, when they are windows of SQuAD's contexts.
-    fn squad(&self) -> Option<&SquadData> {
-        None
     }
 }

@@ -91,7 +91,9 @@ impl Padding {
             positions += length * rows;
             shapes.insert((length, rows));
         }
-        PaddingCost { waste: 1.0 - tokens as f64 / positions as f64, shapes: shapes.len() }
+        // Examples without lengths have no positions.
+        let waste = if positions == 0 { 0.0 } else { 1.0 - tokens as f64 / positions as f64 };
+        PaddingCost { waste, shapes: shapes.len() }
     }
 }
 

@@ -1,14 +1,14 @@
 //! Measuring above the training loop: benchmarks, native against compiled, the largest batch, and reports.
 //!
 //! All of them use the parts that lie beside them: programs that train by turns ([`turns`]), the record of the measurements
-//! ([`figures`]), the comparison of two participants by time ([`stats`]) and by loss ([`parity`]), and the forms of a report
+//! ([`figures`]), the comparison of two participants by time ([`stats`]) and by loss ([`loss_parity`]), and the forms of a report
 //! ([`report`]).
 
 pub mod bench;
 pub mod compare;
 pub mod figures;
 pub(crate) mod gemm;
-pub mod parity;
+pub mod loss_parity;
 pub mod report;
 pub mod stats;
 pub mod tune_batch;

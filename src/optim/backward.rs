@@ -9,12 +9,11 @@ use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, FloatDType, Gradients, Tensor};
 use kiln_models::ops::dropout::{DropoutRng, DropoutSeeds};
-use kiln_models::{Compute, Copies, Model, Pass, Rows};
+use kiln_models::{Compute, Copies, Pass};
 
 use crate::base::error::{Error, Result};
 use crate::base::random::seed_for;
 use crate::config::ActivationCheckpointing;
-use crate::task::{DeviceBatch, LossOptions};
 
 /// How the loss and the gradients of a micro-batch are computed.
 #[derive(Debug, Clone, Copy)]
@@ -42,6 +41,25 @@ pub enum DropoutSeed<'a> {
     Device(&'a DropoutSeeds),
     /// Nothing: nothing is dropped.
     Off,
+}
+
+/// The loss of a batch in stages, of which a backward pass computes the blocks again ([`GradientPass::by_blocks`]). Between
+/// stages flow hidden states, `[rows, width]`.
+pub trait Stages<M> {
+    /// How many blocks there are.
+    fn num_blocks(&self, model: &M) -> usize;
+
+    /// The input of the first block.
+    fn embed(&self, model: &M, pass: Pass<'_>) -> Tensor<2>;
+
+    /// The output of block `index` for its input `x`.
+    fn block(&self, model: &M, index: usize, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2>;
+
+    /// The sum of the loss, `[1]`, from the output `x` of the last block.
+    ///
+    /// # Errors
+    /// A batch without labels.
+    fn loss(&self, model: &M, x: Tensor<2>, pass: Pass<'_>) -> Result<Tensor<1>>;
 }
 
 impl GradientPass<'_> {
@@ -74,23 +92,21 @@ impl GradientPass<'_> {
         Pass { compute: self.compute, rng, copies: self.copies, on_stage: Some(on_stage) }
     }
 
-    /// As [`run`](Self::run) for a model of Kiln's and the loss of `batch` with `options`: blocks forward without gradients,
-    /// keeping what goes into each; then the head, and each block again from the last to the first, with its gradients.
+    /// As [`run`](Self::run) for a loss in `stages`: blocks forward without gradients, keeping what goes into each; then the
+    /// loss, and each block again from the last to the first, with its gradients.
     ///
     /// # Errors
-    /// A batch without labels.
-    pub fn by_blocks(
+    /// Those of the loss.
+    pub fn by_blocks<M: Module>(
         &self,
-        model: &Model,
-        batch: &DeviceBatch,
-        options: &LossOptions,
+        model: &M,
+        stages: &dyn Stages<M>,
         scaled: impl FnOnce(Tensor<1>) -> Tensor<1>,
     ) -> Result<(Tensor<1>, GradientsParams)> {
         let begin_stage = |stage: usize| self.begin_stage(stage);
-        let (pass, rows): (_, &Rows) = (self.pass(&begin_stage), &model.rows(&batch.input));
-        let blocks = model.num_blocks();
+        let (pass, blocks) = (self.pass(&begin_stage), stages.num_blocks(model));
         self.begin_stage(0);
-        let embedded = model.embed(&batch.input, rows, pass);
+        let embedded = stages.embed(model, pass);
         // On the device with autodiff although nothing is tracked: without it backends compute a softmax in another way,
         // and the block that is computed again would not be this one to the last bit.
         let untracked = model.clone().no_grad();
@@ -99,14 +115,14 @@ impl GradientPass<'_> {
         for block in 0..blocks {
             self.begin_stage(1 + block);
             inputs.push(x.clone());
-            x = untracked.block(block, x, rows, pass);
+            x = stages.block(&untracked, block, x, pass);
         }
         drop(untracked);
 
         let mut accumulator = GradientsAccumulator::new();
         self.begin_stage(1 + blocks);
         let top = x.require_grad();
-        let loss = batch.loss_of_hidden(model, top.clone(), rows, pass, options)?.sum;
+        let loss = stages.loss(model, top.clone(), pass)?;
         let mut grads = scaled(loss.clone()).backward();
         let mut above = top.grad_remove(&mut grads).ok_or_else(no_gradient)?;
         accumulator.accumulate(model, self.params(grads, model));
@@ -114,7 +130,7 @@ impl GradientPass<'_> {
         for (block, input) in inputs.into_iter().enumerate().rev() {
             self.begin_stage(1 + block);
             let x = input.require_grad();
-            let y = model.block(block, x.clone(), rows, pass);
+            let y = stages.block(model, block, x.clone(), pass);
             let mut grads = backward_from(y, above);
             above = x.grad_remove(&mut grads).ok_or_else(no_gradient)?;
             accumulator.accumulate(model, self.params(grads, model));

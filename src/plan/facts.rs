@@ -3,11 +3,9 @@
 
 use std::path::PathBuf;
 
-use burn::tensor::Device;
+use kiln_models::ModelConfig;
 use kiln_models::weights::{Parameter, StateDict, parameters};
-use kiln_models::{Model, ModelConfig};
 
-use crate::base::error::Result;
 use crate::config::Task;
 use crate::data::padding::{Batches, Surveyed, survey};
 use crate::data::{Dataset, Fingerprint};
@@ -44,6 +42,8 @@ pub struct ModelFacts {
     pub metrics: &'static [&'static str],
     /// Whether its steps can be recorded once and replayed.
     pub can_be_captured: bool,
+    /// Whether the backward pass can compute its blocks again.
+    pub has_blocks: bool,
     /// Its parameters.
     pub parameters: Vec<Parameter>,
     /// The local folder of the pretrained model, if any.
@@ -53,25 +53,14 @@ pub struct ModelFacts {
 }
 
 impl ModelFacts {
-    /// Those of Kiln's model of `config` with the head of `task`. It is built for its shapes only: nothing is drawn until a
-    /// parameter is used.
-    ///
-    /// # Errors
-    /// A configuration of which no model can be made.
-    pub fn built_in(config: &ModelConfig, task: Task) -> Result<Self> {
-        let model = Model::new(config, task.head(), &Device::flex())?;
-        let facts = Self::of(&config.model_type().to_string(), &model);
-        let built_in = Some((config.clone(), task));
-        Ok(Self { built_in, metrics: task.figures(), can_be_captured: true, ..facts })
-    }
-
-    /// Those of `model`, a `kind` that Kiln does not know.
+    /// Those of `model`, a `kind` of which nothing else is known.
     pub fn of<M: StateDict>(kind: &str, model: &M) -> Self {
         let parameters = parameters(model);
         Self {
             kind: kind.into(),
             built_in: None,
             metrics: &["loss"],
+            has_blocks: false,
             can_be_captured: false,
             parameters,
             from: None,

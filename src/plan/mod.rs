@@ -106,15 +106,16 @@ impl RunPlan {
         let mut data = data_plan(config, &facts.data, &batch);
         if model.task.is_none() {
             data.documents = None;
-            if trainer.activation_checkpointing == ActivationCheckpointing::Blocks {
-                return Err(Error::config(format!(
-                    "trainer.activation_checkpointing = \"blocks\": Kiln does not know the blocks of a {}",
-                    model.kind
-                ))
-                .help("set \"balanced\" or \"none\""));
-            }
+        }
+        if trainer.activation_checkpointing == ActivationCheckpointing::Blocks && !facts.model.has_blocks {
+            return Err(Error::config(format!(
+                "trainer.activation_checkpointing = \"blocks\": Kiln does not know the blocks of a {}",
+                model.kind
+            ))
+            .help("set \"balanced\" or \"none\", or let the task have stages (TrainingTask::stages)"));
         }
         batch.seq_len = data.padding.length(facts.data.train.max_len);
+        check_tokens(trainer, data.train_tokens)?;
         let mut steps = step_plan(config, &batch, &data)?;
         let step_size = steps.step_size(&batch, data.train_tokens);
         steps.intervals = interval_notes(config, step_size);
@@ -454,6 +455,25 @@ fn check_metric(trainer: &TrainerSection, model: &ModelFacts) -> Result<()> {
         Some(near) => format!("did you mean `{near}`? {known}"),
         None => known,
     }))
+}
+
+/// Lengths that are counted in tokens need data that tells how long its examples are.
+fn check_tokens(trainer: &TrainerSection, train_tokens: u64) -> Result<()> {
+    let in_tokens = |interval: Option<Interval>| matches!(interval, Some(Interval::Tokens(_)));
+    let lengths = [
+        ("max_tokens", matches!(trainer.length(), RunLength::Tokens(_))),
+        ("warmup_steps", in_tokens(Some(trainer.warmup_steps))),
+        ("logging_steps", in_tokens(trainer.logging_steps)),
+        ("eval_steps", in_tokens(trainer.eval_steps)),
+        ("save_steps", in_tokens(Some(trainer.save_steps))),
+    ];
+    match lengths.into_iter().find(|(_, is_in_tokens)| *is_in_tokens && train_tokens == 0) {
+        Some((name, _)) => {
+            Err(Error::config(format!("trainer.{name} counts tokens, and the training data tells no lengths"))
+                .help("count steps or samples, or let the dataset tell its lengths: `Dataset::len_of`"))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Hugging Face's arithmetic: the last batch of an epoch may be smaller (unless dropped), and so may the last window of

@@ -36,10 +36,14 @@ impl RunPlan {
         self.model.describe(&mut text);
         self.describe_data(&mut text);
         self.describe_batch(&mut text);
-        text.line("padding", self.describe_padding());
+        if self.data.train_tokens > 0 {
+            text.line("padding", self.describe_padding());
+        }
         let steps = &self.steps;
         text.line("steps", format!("{} ({}), {} an epoch", steps.total, steps.because, steps.per_epoch));
-        text.line("tokens", format!("about {}", thousands(steps.tokens)));
+        if steps.tokens > 0 {
+            text.line("tokens", format!("about {}", thousands(steps.tokens)));
+        }
         if let Some(limit) = steps.max_duration {
             text.line("time limit", format!("{} minutes", limit.as_secs_f64() / 60.0));
         }
@@ -68,12 +72,14 @@ impl RunPlan {
             validation.map_or("none".into(), |examples| format!("{} examples", thousands(examples as u64)));
         text.line(
             "data",
-            format!(
-                "{} examples of up to {} tokens, {} tokens; validation {validation}",
-                thousands(data.train_examples as u64),
-                self.batch.seq_len,
-                thousands(data.train_tokens)
-            ),
+            match thousands(data.train_examples as u64) {
+                examples if data.train_tokens == 0 => format!("{examples} examples; validation {validation}"),
+                examples => format!(
+                    "{examples} examples of up to {} tokens, {} tokens; validation {validation}",
+                    self.batch.seq_len,
+                    thousands(data.train_tokens)
+                ),
+            },
         );
         if let Some(rule) = &data.documents {
             text.line("", rule);
@@ -86,7 +92,8 @@ impl RunPlan {
     fn describe_batch(&self, text: &mut Lines) {
         let batch = &self.batch;
         let tokens = thousands(batch.global.saturating_mul(batch.seq_len) as u64);
-        text.line("batch", format!("{} = up to {tokens} tokens/step", batch.arithmetic()));
+        let up_to = if batch.seq_len == 0 { String::new() } else { format!(" = up to {tokens} tokens/step") };
+        text.line("batch", format!("{}{up_to}", batch.arithmetic()));
         if let Some(note) = &batch.note {
             text.line("", note);
         }

@@ -177,7 +177,7 @@ pub(super) mod model_config {
 pub struct DataPlan {
     /// Examples of the training data.
     pub train_examples: usize,
-    /// Tokens of the training data.
+    /// Tokens of the training data; 0 where the data tells no lengths.
     pub train_tokens: u64,
     /// Examples of the validation data, if any.
     pub validation_examples: Option<usize>,

@@ -92,9 +92,9 @@ pub fn run<T: TrainingTask>(session: &Session<T>, ops: Ops, steps: usize, look: 
 fn repeat_first_step<T: TrainingTask>(session: &Session<T>) -> Result<Session<T>> {
     let plan = session.plan();
     let mut walk = plan.data.drawn(&plan.batch).order.walk();
-    let places = 0..plan.batch.global.min(session.train.len()) as u64;
-    let examples = places.map(|place| walk.index(&*session.train, 0, place)).collect();
-    let first = Subset::select(session.train.clone(), examples);
+    let places = 0..plan.batch.global.min(session.train().len()) as u64;
+    let examples = places.map(|place| walk.index(&**session.train(), 0, place)).collect();
+    let first = Subset::select(session.train().clone(), examples);
     let in_order = session.derive(|config, _| {
         (config.data.sampler, config.trainer.dataloader_drop_last) = (Sampler::Sequential, false);
         Ok(())

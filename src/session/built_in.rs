@@ -4,20 +4,19 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use kiln_models::{Compute, Model, ModelConfig, ModelInput, Pass};
+use kiln_models::{Compute, Model, ModelConfig, ModelInput, Pass, Rows};
 
-use super::training_task::{BatchSize, TensorMapper, TensorTree, TrainingTask};
+use super::training_task::{BatchSize, TensorMapper, TensorTree, TrainingTask, model_facts};
 use crate::base::error::{Error, Result, printable};
 use crate::base::signals;
-use crate::config::{ActivationCheckpointing, Task};
+use crate::config::Task;
 use crate::data::collate::Collator;
 use crate::data::padding::Padding;
 use crate::data::tokenizer::{NamedFile, Tokenizer};
 use crate::data::{Batch, Dataset, Example};
-use crate::optim::backward::GradientPass;
-use crate::plan::RunPlan;
+use crate::optim::backward::Stages;
+use crate::plan::{ModelFacts, RunPlan};
 use crate::task::evaluator::{Evaluator, Predictions};
 use crate::task::generate::generate;
 use crate::task::{DeviceBatch, LossOptions, Targets};
@@ -44,22 +43,27 @@ pub struct BuiltIn {
 }
 
 impl BuiltIn {
-    /// The task that `plan` describes, with the tokenizer and the files of the pretrained model that are copied unchanged.
+    /// A model of `model_config` for `task`, with nothing beside it, as it is before there is a plan.
+    pub fn new(task: Task, model_config: ModelConfig) -> Self {
+        Self {
+            task,
+            model_config,
+            loss: LossOptions::default(),
+            pad_id: 0,
+            padding: Padding::default(),
+            tokenizer: None,
+            model_from: None,
+            kept_files: Vec::new(),
+        }
+    }
+
+    /// What a plan has to know of the model.
     ///
     /// # Errors
-    /// A plan of another model.
-    pub(crate) fn new(plan: &RunPlan, tokenizer: Option<Arc<Tokenizer>>, kept_files: Vec<NamedFile>) -> Result<Self> {
-        let (model_config, task) = plan.model.built_in()?;
-        Ok(Self {
-            task,
-            model_config: model_config.clone(),
-            loss: plan.optimizer.loss.clone(),
-            pad_id: plan.data.pad_id,
-            padding: plan.data.padding.clone(),
-            tokenizer,
-            model_from: plan.model.from.clone(),
-            kept_files,
-        })
+    /// A configuration of which no model can be made.
+    pub(super) fn facts(&self) -> Result<ModelFacts> {
+        let built_in = Some((self.model_config.clone(), self.task));
+        Ok(ModelFacts { built_in, from: self.model_from.clone(), ..model_facts(self)? })
     }
 }
 
@@ -71,9 +75,15 @@ impl TrainingTask for BuiltIn {
 
     const CAN_BE_CAPTURED: bool = true;
 
+    fn name(&self) -> String {
+        self.model_config.model_type().to_string()
+    }
+
     fn planned(&self, plan: &RunPlan) -> Self {
         let (loss, padding) = (plan.optimizer.loss.clone(), plan.data.padding.clone());
-        Self { loss, padding, ..self.clone() }
+        // Without the fields of a file that are written anew.
+        let model_config = plan.model.config.clone().unwrap_or_else(|| self.model_config.clone());
+        Self { loss, padding, model_config, ..self.clone() }
     }
 
     fn model(&self, compute: Compute, device: &Device) -> Result<Model> {
@@ -102,19 +112,10 @@ impl TrainingTask for BuiltIn {
         batch.loss_of(model, pass, &self.loss).map(|loss| loss.sum)
     }
 
-    fn gradients(
-        &self,
-        model: &Model,
-        batch: &DeviceBatch,
-        pass: &GradientPass<'_>,
-        scaled: impl FnOnce(Tensor<1>) -> Tensor<1>,
-    ) -> Result<(Tensor<1>, GradientsParams)> {
-        match pass.checkpointing {
-            ActivationCheckpointing::Blocks => pass.by_blocks(model, batch, &self.loss, scaled),
-            ActivationCheckpointing::None | ActivationCheckpointing::Balanced => {
-                pass.run(model, |pass| self.loss(model, batch, pass), scaled)
-            }
-        }
+    const HAS_BLOCKS: bool = true;
+
+    fn stages<'a>(&'a self, model: &Model, batch: &'a DeviceBatch) -> Option<Box<dyn Stages<Model> + 'a>> {
+        Some(Box::new(BatchStages { batch, rows: model.rows(&batch.input), options: &self.loss }))
     }
 
     fn evaluate(&self, model: &Model, batch: &DeviceBatch, pass: Pass<'_>) -> Result<Vec<Tensor<1>>> {
@@ -153,6 +154,31 @@ impl TrainingTask for BuiltIn {
             if signals::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
         Ok(Some(format!("{}{}", options.prompt, tokenizer.decode(&tokens)?)))
+    }
+}
+
+/// The loss of a batch by a model of Kiln's, in stages.
+struct BatchStages<'a> {
+    batch: &'a DeviceBatch,
+    rows: Rows,
+    options: &'a LossOptions,
+}
+
+impl Stages<Model> for BatchStages<'_> {
+    fn num_blocks(&self, model: &Model) -> usize {
+        model.num_blocks()
+    }
+
+    fn embed(&self, model: &Model, pass: Pass<'_>) -> Tensor<2> {
+        model.embed(&self.batch.input, &self.rows, pass)
+    }
+
+    fn block(&self, model: &Model, index: usize, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
+        model.block(index, x, &self.rows, pass)
+    }
+
+    fn loss(&self, model: &Model, x: Tensor<2>, pass: Pass<'_>) -> Result<Tensor<1>> {
+        self.batch.loss_of_hidden(model, x, &self.rows, pass, self.options).map(|loss| loss.sum)
     }
 }
 

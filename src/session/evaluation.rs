@@ -57,16 +57,8 @@ impl EvaluationSession {
         let drawn = Batches { size: batch_size, order: Order::SEQUENTIAL, drop_last: false };
         let longest = inputs.max_length.unwrap_or(validation.max_len());
         let padding = Padding::new(config.data.padding, longest, &survey(&*validation, drawn));
-        let task = BuiltIn {
-            task: config.data.task,
-            loss: LossOptions::of(&config.trainer, config.data.task, inputs.model_config.labels())?,
-            model_config: inputs.model_config,
-            pad_id: inputs.pad_id,
-            padding,
-            tokenizer: inputs.tokenizer,
-            model_from: inputs.model_from,
-            kept_files: inputs.kept_files,
-        };
+        let loss = LossOptions::of(&config.trainer, config.data.task, inputs.task.model_config.labels())?;
+        let task = BuiltIn { loss, padding, ..inputs.task };
         Ok(Self { device: found.device, compute: engine.compute(), task, validation, batch_size })
     }
 

@@ -17,7 +17,6 @@ use std::sync::Arc;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
-use kiln_models::Compute;
 use kiln_models::weights::{LoadReport, load};
 
 use crate::base::error::{Error, Result};
@@ -31,11 +30,12 @@ use crate::data::subset::Subset;
 use crate::engine::compiler::decision::Decision;
 use crate::engine::device;
 use crate::engine::handover;
-use crate::plan::{self, BatchPlan, DataFacts, Facts, Found, ModelFacts, RunPlan};
+use crate::plan::{self, BatchPlan, DataFacts, Facts, Found, RunPlan};
 use evaluation::EvaluationSession;
 use inputs::{Inputs, Use, resident};
 
 pub use built_in::BuiltIn;
+use training_task::model_facts;
 pub use training_task::{BatchSize, TensorMapper, TensorTree, TrainingTask};
 
 /// A run that can begin: its plan, its device, its task and its open datasets.
@@ -47,9 +47,9 @@ pub struct Session<T: TrainingTask = BuiltIn> {
     /// The model, its loss and its metrics.
     pub task: T,
     /// Training data.
-    pub train: Arc<dyn Dataset<T::Example>>,
+    train: Arc<dyn Dataset<T::Example>>,
     /// Validation data, if any.
-    pub validation: Option<Arc<dyn Dataset<T::Example>>>,
+    validation: Option<Arc<dyn Dataset<T::Example>>>,
     /// The config and the facts that the plan is derived from.
     config: RunConfig,
     facts: Facts,
@@ -73,6 +73,16 @@ impl<T: TrainingTask> Session<T> {
     /// The plan of the run.
     pub fn plan(&self) -> &RunPlan {
         &self.plan
+    }
+
+    /// Training data.
+    pub fn train(&self) -> &Arc<dyn Dataset<T::Example>> {
+        &self.train
+    }
+
+    /// Validation data, if any.
+    pub fn validation(&self) -> Option<&Arc<dyn Dataset<T::Example>>> {
+        self.validation.as_ref()
     }
 
     /// The plan alone; the datasets are closed.
@@ -138,7 +148,7 @@ impl<T: TrainingTask> Session<T> {
     ///
     /// # Errors
     /// Settings that so many examples contradict.
-    pub(crate) fn with_examples(
+    pub fn with_examples(
         &self,
         train: Arc<dyn Dataset<T::Example>>,
         validation: Option<Arc<dyn Dataset<T::Example>>>,
@@ -212,14 +222,8 @@ impl<T: TrainingTask> Session<T> {
                 "trainer.do_eval, trainer.eval_on_start: they need validation data, and there is none",
             ));
         }
-        // Built for its shapes only: nothing is drawn until a parameter is used.
-        let model = task.model(Compute::default(), &Device::flex())?;
         let facts = Facts {
-            model: ModelFacts {
-                metrics: task.metrics(),
-                can_be_captured: T::CAN_BE_CAPTURED,
-                ..ModelFacts::of(&task.name(), &model)
-            },
+            model: model_facts(&task)?,
             data: DataFacts::new(&*train, validation.as_deref(), batch.drawn(&config)),
             tokenizer: None,
             device: found.facts(),
@@ -227,9 +231,20 @@ impl<T: TrainingTask> Session<T> {
             decision: None,
             resident: resident(),
         };
+        Self::opened(config, facts, task, found.device, train, validation)
+    }
+
+    /// The run of `config` on what is open.
+    fn opened(
+        config: RunConfig,
+        facts: Facts,
+        task: T,
+        device: Device,
+        train: Arc<dyn Dataset<T::Example>>,
+        validation: Option<Arc<dyn Dataset<T::Example>>>,
+    ) -> Result<Self> {
         let plan = RunPlan::derive(&config, &facts)?;
-        let task = task.planned(&plan);
-        Ok(Self { plan, device: found.device, task, train, validation, config, facts })
+        Ok(Self { task: task.planned(&plan), plan, device, train, validation, config, facts })
     }
 }
 
@@ -257,9 +272,7 @@ impl Session {
         let facts = found.facts();
         let batch = batch_sizes::found(&config, &inputs, &facts)?;
         let (train, validation, facts) = inputs.facts(&config, facts, batch)?;
-        let plan = RunPlan::derive(&config, &facts)?;
-        let task = BuiltIn::new(&plan, inputs.tokenizer, inputs.kept_files)?;
-        Ok(Self { plan, device: found.device, task, train, validation, config, facts })
+        Self::opened(config, facts, inputs.task, found.device, train, validation)
     }
 
     /// The evaluation of this run, without what only training needs.

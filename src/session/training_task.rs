@@ -10,10 +10,11 @@ use kiln_models::weights::StateDict;
 use kiln_models::{Compute, Pass};
 
 use crate::base::error::Result;
+use crate::config::ActivationCheckpointing;
 use crate::data::tokenizer::NamedFile;
 use crate::data::{Dataset, Fingerprint};
-use crate::optim::backward::GradientPass;
-use crate::plan::RunPlan;
+use crate::optim::backward::{GradientPass, Stages};
+use crate::plan::{ModelFacts, RunPlan};
 use crate::task::evaluator::{Evaluator, Means};
 
 /// A model with its batches, its loss and its metrics. A clone trains the same.
@@ -25,7 +26,7 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
     /// The module that learns. Its parameters are named by its fields, which checkpoints and patterns of `[trainer]` use.
     type Model: StateDict;
     /// An example of the data.
-    type Example: Fingerprint + 'static;
+    type Example: Fingerprint;
     /// Examples of a micro-batch, put together on the host.
     type Batch: Send + 'static;
     /// The same on the device: a tensor, or a tuple or structure of tensors.
@@ -72,7 +73,25 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
         pass: &GradientPass<'_>,
         scaled: impl FnOnce(Tensor<1>) -> Tensor<1>,
     ) -> Result<(Tensor<1>, GradientsParams)> {
-        pass.run(model, |pass| self.loss(model, batch, pass), scaled)
+        let stages = self.stages(model, batch).filter(|_| pass.checkpointing == ActivationCheckpointing::Blocks);
+        match stages {
+            Some(stages) => pass.by_blocks(model, &*stages, scaled),
+            None => pass.run(model, |pass| self.loss(model, batch, pass), scaled),
+        }
+    }
+
+    /// Whether the loss comes in [stages](Self::stages), so that the backward pass can compute blocks again
+    /// (`trainer.activation_checkpointing = "blocks"`).
+    const HAS_BLOCKS: bool = false;
+
+    /// The stages of the [loss](Self::loss) of `batch`; by default none.
+    fn stages<'a>(
+        &'a self,
+        model: &Self::Model,
+        batch: &'a Self::DeviceBatch,
+    ) -> Option<Box<dyn Stages<Self::Model> + 'a>> {
+        let (_, _) = (model, batch);
+        None
     }
 
     /// Whether a step can be recorded once and replayed (`compiler.graph`): [`loss`](Self::loss) copies nothing from the host
@@ -140,6 +159,17 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
         let (_, _, _) = (plan, model, device);
         Ok(None)
     }
+}
+
+/// What a plan has to know of the model of `task`. The model is built for its shapes only: nothing is drawn until a parameter
+/// is used.
+///
+/// # Errors
+/// A configuration of which no model can be made.
+pub(super) fn model_facts<T: TrainingTask>(task: &T) -> Result<ModelFacts> {
+    let model = task.model(Compute::default(), &Device::flex())?;
+    let facts = ModelFacts::of(&task.name(), &model);
+    Ok(ModelFacts { metrics: task.metrics(), has_blocks: T::HAS_BLOCKS, can_be_captured: T::CAN_BE_CAPTURED, ..facts })
 }
 
 /// The size of a batch, as the Trainer counts it.

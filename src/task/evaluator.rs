@@ -8,7 +8,7 @@ use super::scores::{self, Confusion};
 use super::{DeviceBatch, LossOptions};
 use crate::base::error::{Error, Result};
 use crate::config::Task;
-use crate::data::squad::SpanLogits;
+use crate::data::squad::{SpanLogits, SquadData};
 use crate::data::{Batch, Dataset, IGNORED, Labels};
 
 /// Collects the values that an evaluation reads from the device, and makes figures of them.
@@ -129,7 +129,7 @@ impl Evaluator<Batch> for Predictions {
         self.correct += values[2];
         self.count += batch.num_terms(self.task);
         self.expected.add(&batch.labels, batch.examples, self.task);
-        if self.task != Task::QuestionAnswering || self.dataset.squad().is_some() {
+        if self.task != Task::QuestionAnswering || SquadData::of(&*self.dataset).is_some() {
             self.predicted.extend_from_slice(&values[3..]);
         }
         self.spans.push((batch.examples, batch.seq_len));
@@ -144,7 +144,7 @@ impl Evaluator<Batch> for Predictions {
         // Of the mean negative log-likelihood, which label smoothing leaves as it is.
         metrics.extend(self.task.has_perplexity().then(|| ("perplexity", mean(self.nll).exp())));
         metrics.extend(self.task.has_accuracy().then(|| ("accuracy", mean(self.correct))));
-        metrics.extend(match (self.dataset.squad(), self.confusion()) {
+        metrics.extend(match (SquadData::of(&*self.dataset), self.confusion()) {
             (Some(squad), _) => squad.scores(&span_logits_of(&self.predicted, &self.spans)).named(),
             (None, Some(confusion)) => {
                 vec![("f1", confusion.f1()), ("matthews_correlation", confusion.matthews_correlation())]

@@ -64,7 +64,7 @@ impl<T: TrainingTask> Trainer<T> {
     pub(super) fn evaluate_and_record(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<()> {
         run.evaluating.is_best = false;
         run.evaluating.is_pending = false;
-        let Some(validation) = self.session.validation.clone() else { return Ok(()) };
+        let Some(validation) = self.session.validation().cloned() else { return Ok(()) };
         let started = Instant::now();
         let batch_size = self.session.plan().evaluation.batch_size;
         let compute = self.session.plan().engine.compute();

@@ -105,7 +105,8 @@ pub struct Trainer<T: TrainingTask = BuiltIn> {
     /// With autodiff.
     device: Device,
     purpose: Purpose,
-    /// Whether dropout drops anything.
+    /// Whether dropout drops anything. It is no matter of the purpose: checks of the modes compare rehearsals and whole runs
+    /// without dropout, of which each mode draws its own, and other rehearsals drop as the run does.
     drops: bool,
     callbacks: Vec<Box<dyn Callback<T::Model>>>,
     observer: Box<dyn Observer>,
@@ -214,7 +215,7 @@ impl<T: TrainingTask> Trainer<T> {
     /// has an engine of its own.
     #[must_use]
     pub fn with_verified_start(mut self) -> Self {
-        self.verifying.start_is_verified = true;
+        self.verifying.start_is_verified();
         self
     }
 
@@ -243,7 +244,7 @@ impl<T: TrainingTask> Trainer<T> {
     /// # Errors
     /// A run without validation data, data that cannot be read, a signal.
     pub fn evaluate(&self) -> Result<Evaluation> {
-        let Some(validation) = self.session.validation.clone() else {
+        let Some(validation) = self.session.validation().cloned() else {
             return Err(Error::config("data.validation: required to evaluate, got none"));
         };
         let plan = self.session.plan();
@@ -390,7 +391,7 @@ impl<T: TrainingTask> Trainer<T> {
         let task = self.session.task.clone();
         let batches = self.session.plan().data.drawn(&self.session.plan().batch);
         Loader::new(
-            self.session.train.clone(),
+            self.session.train().clone(),
             move |examples| task.collate(examples, batches.size),
             LoaderOptions {
                 batch_size: batches.size,

@@ -129,12 +129,12 @@ impl Promise {
         settings.insert("device.kind".into(), json!(plan.engine.device.kind.as_str()));
         settings.insert(EXAMPLES.into(), json!(plan.data.train_examples));
         settings.insert("training tokens".into(), json!(plan.data.train_tokens));
-        settings.insert("content of the training data".into(), json!(digest(&*session.train)?));
+        settings.insert("content of the training data".into(), json!(digest(&**session.train())?));
         let mut hash = Sha256::new();
         for (key, value) in &settings {
             hash.update(format!("{key}={value}\n"));
         }
-        let validation = session.validation.as_ref().map(|data| digest(&**data)).transpose()?;
+        let validation = session.validation().map(|data| digest(&**data)).transpose()?;
         Ok(Self { fingerprint: hex(&hash.finalize()), settings, validation })
     }
 

@@ -28,25 +28,36 @@ pub trait Verifier<T: TrainingTask = BuiltIn> {
 
 /// When the compiler is checked, and who does it.
 pub(super) struct Verifying<T: TrainingTask> {
-    when: Verify,
-    /// The check before the first step has been made elsewhere.
-    pub(super) start_is_verified: bool,
+    /// Before the first step.
+    at_start: bool,
+    /// After every so many steps.
+    every: Option<u64>,
     pub(super) verifier: Option<Box<dyn Verifier<T>>>,
 }
 
 impl<T: TrainingTask> Verifying<T> {
     pub(super) fn new(plan: &RunPlan) -> Self {
-        Self { when: plan.engine.verify, start_is_verified: false, verifier: None }
+        let (at_start, every) = match plan.engine.verify {
+            Verify::Off => (false, None),
+            Verify::Start => (true, None),
+            Verify::Every(steps) => (true, Some(steps)),
+        };
+        Self { at_start, every, verifier: None }
+    }
+
+    /// The check before the first step has been made elsewhere.
+    pub(super) fn start_is_verified(&mut self) {
+        self.at_start = false;
     }
 
     /// Whether a check follows a step.
     pub(super) fn due(&self, after: &After) -> bool {
-        matches!(self.when, Verify::Every(steps) if after.step.is_multiple_of(steps))
+        self.every.is_some_and(|steps| after.step.is_multiple_of(steps))
     }
 
     /// Whether checks are made in the middle of the run.
     pub(super) fn is_repeated(&self) -> bool {
-        matches!(self.when, Verify::Every(_))
+        self.every.is_some()
     }
 
     fn verifier(&self) -> Result<&dyn Verifier<T>> {
@@ -61,7 +72,7 @@ impl<T: TrainingTask> Trainer<T> {
     /// The check of the compiler before the first step, and how long it took; none where nobody asked, or where it has been
     /// made.
     pub(super) fn verify_start(&mut self, checkpoint: Option<&Checkpoint>) -> Result<Option<Duration>> {
-        if self.verifying.when == Verify::Off || self.verifying.start_is_verified {
+        if !self.verifying.at_start {
             return Ok(None);
         }
         if self.session.plan().engine.device.kind != DeviceKind::Cpu {

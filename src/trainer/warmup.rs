@@ -55,9 +55,9 @@ pub fn run<T: TrainingTask>(session: &Session<T>, say: &Say) -> Result<Warmed> {
     let plan = session.plan();
     let started = Instant::now();
     let task = &session.task;
-    let train = batches(task, &session.train, plan.data.drawn(&plan.batch), &plan.data.padding)?;
+    let train = batches(task, session.train(), plan.data.drawn(&plan.batch), &plan.data.padding)?;
     let loader = Batches { size: plan.evaluation.batch_size, order: Order::SEQUENTIAL, drop_last: false };
-    let evaluation = match session.validation.as_ref().filter(|_| plan.evaluation.is_on()) {
+    let evaluation = match session.validation().filter(|_| plan.evaluation.is_on()) {
         Some(data) => Some(batches(task, data, loader, &plan.data.padding)?),
         None => None,
     };
@@ -77,8 +77,8 @@ pub fn run<T: TrainingTask>(session: &Session<T>, say: &Say) -> Result<Warmed> {
     let steps = train.batches.len() + 1;
     // With accumulation, gradients are also added to those of a batch before.
     let accumulation = plan.batch.accumulation.min(2);
-    let picked = Arc::new(picks(&session.train, &train.batches, accumulation, plan.batch.micro));
-    let evaluated = evaluation.as_ref().zip(session.validation.as_ref()).map(|(found, data)| {
+    let picked = Arc::new(picks(session.train(), &train.batches, accumulation, plan.batch.micro));
+    let evaluated = evaluation.as_ref().zip(session.validation()).map(|(found, data)| {
         Arc::new(picks(data, &found.batches, 1, plan.evaluation.batch_size)) as Arc<dyn Dataset<T::Example>>
     });
     let warm = rehearsal(session, plan.engine.ops, folder.path())?.derive(|config, facts| {
@@ -303,20 +303,11 @@ mod tests {
     use crate::config::{RunConfig, Task};
     use crate::data::lengths::Lengths;
     use crate::session::BuiltIn;
-    use crate::task::LossOptions;
 
     /// A task on tokens, of which nothing but its batches is asked.
     fn tokens(padding: &Padding) -> BuiltIn {
-        BuiltIn {
-            task: Task::Clm,
-            model_config: ModelConfig::Gpt2(Default::default()),
-            loss: LossOptions::default(),
-            pad_id: 0,
-            padding: padding.clone(),
-            tokenizer: None,
-            model_from: None,
-            kept_files: Vec::new(),
-        }
+        let model = ModelConfig::Gpt2(Default::default());
+        BuiltIn { padding: padding.clone(), ..BuiltIn::new(Task::Clm, model) }
     }
 
     fn found(lengths: &[usize], size: usize, padding: &Padding) -> (Vec<(usize, usize, bool)>, usize) {
@@ -346,11 +337,11 @@ mod tests {
         assert_eq!((of_run.steps.total, of_run.optimizer.schedule.warmup_steps()), (20, 3));
         let warm = rehearsal(&session, of_run.engine.ops, folder.path()).unwrap();
         assert_eq!((&warm.plan().optimizer, &warm.plan().data), (&of_run.optimizer, &of_run.data));
-        let few = warm.with_examples(Arc::new(Subset::first(session.train.clone(), 8)), None).unwrap();
+        let few = warm.with_examples(Arc::new(Subset::first(session.train().clone(), 8)), None).unwrap();
         let plan = few.plan();
         assert_eq!((plan.data.train_examples, plan.steps.per_epoch, plan.steps.total), (8, 1, 20));
         assert_eq!((&plan.optimizer, &plan.data.padding), (&of_run.optimizer, &of_run.data.padding));
-        assert_eq!((few.train.len(), of_run.data.train_examples), (8, 40), "the run's own plan is what it was");
+        assert_eq!((few.train().len(), of_run.data.train_examples), (8, 40), "the run's own plan is what it was");
     }
 
     #[test]

@@ -11,10 +11,11 @@ use kiln::data::{Batch, Labels};
 use kiln::optim::backward::{DropoutSeed, GradientPass};
 use kiln::optim::gradient::{global_norm, scale_and_norm};
 use kiln::optim::{Optimizer, OptimizerConfig, ParameterGroups};
-use kiln::task::{DeviceBatch, LossOptions};
+use kiln::session::{BuiltIn, TrainingTask};
+use kiln::task::DeviceBatch;
 use kiln_models::config::ModelType;
 use kiln_models::copies::Counts;
-use kiln_models::{Compute, Model, ModelConfig, Ops};
+use kiln_models::{Compute, ModelConfig, Ops};
 use serde_json::json;
 
 const STEPS: u64 = 3;
@@ -28,7 +29,7 @@ struct Case {
     checkpointing: ActivationCheckpointing,
 }
 
-fn model(case: Case, device: &Device) -> Model {
+fn task(case: Case) -> BuiltIn {
     let (kind, fields) = match case.task {
         Task::Clm => {
             (ModelType::Gpt2, json!({"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 32, "n_positions": 8}))
@@ -39,10 +40,7 @@ fn model(case: Case, device: &Device) -> Model {
                 "intermediate_size": 32, "max_position_embeddings": 8}),
         ),
     };
-    device.seed(3);
-    let config = ModelConfig::from_fields(kind, fields.as_object().unwrap()).unwrap();
-    let model = Model::new(&config, case.task.head(), device).unwrap();
-    model.with_compute(Compute::new(case.ops, case.dtype))
+    BuiltIn::new(case.task, ModelConfig::from_fields(kind, fields.as_object().unwrap()).unwrap())
 }
 
 fn batch(case: Case, device: &Device) -> DeviceBatch {
@@ -79,7 +77,9 @@ fn train(case: Case, with_copies: bool) -> (Vec<Vec<f32>>, Counts) {
         ActivationCheckpointing::Balanced => Device::flex().autodiff().gradient_checkpointing(),
         _ => Device::flex().autodiff(),
     };
-    let mut model = model(case, &device);
+    let task = task(case);
+    device.seed(3);
+    let mut model = task.model(Compute::new(case.ops, case.dtype), &device).unwrap();
     model.visit(&mut Read(Vec::new())); // draws the weights
     let mut optimizer =
         Optimizer::new(OptimizerConfig::default(), &ParameterGroups::new(0.01), &model).with_ops(model.ops());
@@ -95,12 +95,7 @@ fn train(case: Case, with_copies: bool) -> (Vec<Vec<f32>>, Counts) {
                 device: &device,
                 copies: with_copies.then(|| optimizer.copies()),
             };
-            let options = LossOptions::default();
-            let (loss, grads) = match case.checkpointing {
-                ActivationCheckpointing::Blocks => pass.by_blocks(&model, &batch, &options, |loss| loss),
-                _ => pass.run(&model, |pass| batch.loss_of(&model, pass, &options).map(|loss| loss.sum), |loss| loss),
-            }
-            .unwrap();
+            let (loss, grads) = task.gradients(&model, &batch, &pass, |loss| loss).unwrap();
             values.push(read_values(loss).unwrap());
             accumulator.accumulate(&model, grads);
         }

@@ -73,8 +73,9 @@ fn run_with(
         _ => &["hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"],
     };
     sets.extend(dropout.iter().map(|name| format!("model.{name}=0.0")));
-    let mut session = Session::open(RunConfig::load_with(write(folder, task), &sets)?)?;
-    session.train = Arc::new(Fails { data: session.train.clone(), seen: AtomicUsize::new(0), at, times });
+    let session = Session::open(RunConfig::load_with(write(folder, task), &sets)?)?;
+    let data = Fails { data: session.train().clone(), seen: AtomicUsize::new(0), at, times };
+    let session = session.with_examples(Arc::new(data), None)?;
     let said = Said::default();
     Trainer::new(session)?.with_callback(said.clone()).train()?;
     let said = said.0.lock().unwrap().clone();

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use example::{NextNumber, Progressions};
 use kiln::base::metrics::Record;
 use kiln::config::{
-    ActivationCheckpointing, CompilerMode, EvalStrategy, ModelKind, ModelSection, OnExisting, OptimizerName, Precision,
-    SaveStrategy, TrainerSection, TrainingCompilerConfig,
+    ActivationCheckpointing, CompilerMode, EvalStrategy, Interval, ModelKind, ModelSection, OnExisting, OptimizerName,
+    Precision, SaveStrategy, TrainerSection, TrainingCompilerConfig,
 };
 use kiln::proof::parity::modes;
 use kiln::trainer::{Callback, Progress, StopAfter};
@@ -129,9 +129,11 @@ fn its_plan_callbacks_verification_and_evaluation_are_those_of_any_run() {
     config.compiler.as_mut().unwrap().verify = Some(kiln::config::Verify::Every(4));
     let session = session(config).unwrap();
     let plan = session.plan().describe();
-    for part in ["Llama", "60 examples of up to 1 tokens", "8 (max_steps = 8)", "CPU", "adamw"] {
+    for part in ["Llama", "60 examples; validation 10", "8 (max_steps = 8)", "CPU", "adamw"] {
         assert!(plan.contains(part), "{part}: {plan}");
     }
+    // The example's data tells no lengths, so nothing is said of tokens, and nothing can be counted in them.
+    assert!(!plan.contains("token") && !plan.contains("padding"), "{plan}");
     let counts = Arc::new(std::sync::Mutex::new([0; 2]));
     let mut trainer = kiln::proof::trainer(session).unwrap().with_step_times().with_callback(Count(counts.clone()));
     let output = trainer.train().unwrap();
@@ -168,6 +170,8 @@ fn what_does_not_fit_is_refused_with_its_reason() {
         trainer(TrainerSection { activation_checkpointing: blocks, ..Default::default() }),
         "does not know the blocks",
     );
+    let tokens = Some(Interval::Tokens(500));
+    refused(trainer(TrainerSection { eval_steps: tokens, ..Default::default() }), "trainer.eval_steps counts tokens");
     refused(trainer(TrainerSection { label_smoothing_factor: 0.1, ..Default::default() }), "label_smoothing_factor");
     let other =
         |precision| builder().precision(precision).trainer(TrainerSection { max_steps: Some(2), ..Default::default() });

@@ -11,6 +11,7 @@ mod windows;
 #[cfg(test)]
 mod tests;
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -86,6 +87,11 @@ impl SquadData {
         }
     }
 
+    /// The questions of which `data` has the windows; none for other data, a choice of their windows included.
+    pub fn of(data: &dyn Dataset) -> Option<&Self> {
+        (data as &dyn Any).downcast_ref()
+    }
+
     /// The first `count` questions, or all if there are fewer.
     pub fn first(&self, count: usize) -> Self {
         self.part(|index| index < count)
@@ -147,9 +153,5 @@ impl Dataset for SquadData {
 
     fn max_len(&self) -> usize {
         (0..self.len()).map(|index| self.len_of(index)).max().unwrap_or(0)
-    }
-
-    fn squad(&self) -> Option<&SquadData> {
-        Some(self)
     }
 }

@@ -3,7 +3,7 @@
 use super::report::{CaseReport, ContestantReport, Pair};
 use crate::base::error::Result;
 use crate::config::Precision;
-use crate::measure::parity::Parity;
+use crate::measure::loss_parity::Parity;
 use crate::measure::stats::ratio_of_medians;
 use crate::session::provenance::Provenance;
 

@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::measure::figures::{Figures, Spread, Window, windows};
-use crate::measure::parity::Parity;
+use crate::measure::loss_parity::Parity;
 use crate::measure::stats::Interval;
 use crate::trainer::laps::{Parts, StepTimes};
 

@@ -11,7 +11,7 @@ use super::{Arm, ArmReport, Comparison, Experiment, LossPoint, REPORT_SCHEMA, Re
 use crate::base::error::{Error, Result};
 use crate::base::stats::{mean, median};
 use crate::measure::figures::{Figures, Window, finite};
-use crate::measure::parity::Parity;
+use crate::measure::loss_parity::Parity;
 use crate::measure::stats::{Samples, ratio_of_medians};
 use crate::trainer::laps::Parts;
 

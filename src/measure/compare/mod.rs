@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::measure::figures::Figures;
-use crate::measure::parity::Parity;
+use crate::measure::loss_parity::Parity;
 use crate::measure::stats::Interval;
 use crate::measure::turns::participant::Failure;
 use crate::session::provenance::Provenance;

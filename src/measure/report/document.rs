@@ -533,7 +533,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::measure::compare::{Derived, WholeRun};
-    use crate::measure::parity::Parity;
+    use crate::measure::loss_parity::Parity;
     use crate::measure::stats::Interval;
 
     #[test]

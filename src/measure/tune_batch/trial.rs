@@ -87,11 +87,11 @@ pub fn run_trial(file: &Path, out: &Path) -> Result<()> {
     // If memory has to be found somewhere, the kernel should end this process first. Where it cannot be told: so be it.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     let session = Session::open(RunConfig::load(file)?)?;
-    let evaluated = session.validation.clone().unwrap_or_else(|| session.train.clone());
+    let evaluated = session.validation().cloned().unwrap_or_else(|| session.train().clone());
     let plan = session.plan();
     let eval_batch = plan.evaluation.batch_size;
     let evaluated = Arc::new(Longest::new(evaluated, eval_batch, 1));
-    let train = Longest::new(session.train.clone(), plan.batch.micro, plan.batch.accumulation);
+    let train = Longest::new(session.train().clone(), plan.batch.micro, plan.batch.accumulation);
     let mut trainer = Trainer::new(session.with_examples(Arc::new(train), None)?)?;
     let output = trainer.train()?;
     let (session, compute) = (trainer.session(), trainer.plan().engine.compute());

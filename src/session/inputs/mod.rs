@@ -22,39 +22,32 @@ use crate::data::corpus::Corpus;
 use crate::data::labels::LabelNames;
 use crate::data::learned::learned_bpe;
 use crate::data::masking::{Masked, Masking};
-use crate::data::squad::WindowEncoder;
+use crate::data::squad::{SquadData, WindowEncoder};
 use crate::data::store::Progress;
 use crate::data::subset::Subset;
 use crate::data::table::{Columns, Table};
 use crate::data::tokenized::{Limits, TokenizedData};
-use crate::data::tokenizer::{NamedFile, RowEncoder, Tokenizer};
+use crate::data::tokenizer::{RowEncoder, Tokenizer};
 use crate::data::tokens::TokenStore;
 use crate::data::{Dataset, paths};
 use crate::engine::device::DeviceFacts;
 use crate::hub::{self, Wanted};
 use crate::plan::{BatchPlan, DataFacts, Facts, Found, FoundBatch, ModelFacts, TokenizerFacts};
+use crate::session::BuiltIn;
 use crate::session::model_folder::kept_files;
 use crate::session::model_folder::read_config;
 
 /// The inputs of a run, opened.
 #[derive(Clone)]
 pub struct Inputs {
-    /// The model, with vocabulary and labels settled.
-    pub model_config: ModelConfig,
-    /// The local folder of the pretrained model, if any.
-    pub model_from: Option<PathBuf>,
-    /// Files of the pretrained model's folder that stand beside the weights and are saved as they came.
-    pub kept_files: Vec<NamedFile>,
+    /// The model with its task, vocabulary and labels settled, its tokenizer, and the files that are kept.
+    pub task: BuiltIn,
     /// Fields of a pretrained model's `config.json` that Kiln does not know.
     pub unknown_model_fields: Vec<String>,
-    /// The tokenizer, where there is one.
-    pub tokenizer: Option<Arc<Tokenizer>>,
     /// Block size of packed text; none for data that is tokenised already.
     pub block_size: Option<usize>,
     /// Tokens that rows of a table are cut to; none for other data.
     pub max_length: Option<usize>,
-    /// The id that padding uses.
-    pub pad_id: u32,
     /// Training and validation data.
     pub data: Splits<Arc<dyn Dataset>>,
 }
@@ -147,10 +140,9 @@ impl Inputs {
         let (inputs, of_batch) = (self, BatchPlan::of(config, batch.as_ref())?);
         let train = inputs.train(config, of_batch.global)?;
         let validation = inputs.validation(config);
-        let model = ModelFacts::built_in(&inputs.model_config, config.data.task)?;
         let drawn = of_batch.drawn(config);
         let data = DataFacts::new(&*train, validation.as_deref(), drawn);
-        let tokenizer = inputs.tokenizer.as_ref().map(|tokenizer| {
+        let tokenizer = inputs.task.tokenizer.as_ref().map(|tokenizer| {
             let prompt = config.generation.as_ref().map(|generation| tokenizer.encode(&generation.prompt));
             Ok::<_, Error>(TokenizerFacts {
                 vocab_size: tokenizer.vocab_size(),
@@ -159,15 +151,11 @@ impl Inputs {
             })
         });
         let facts = Facts {
-            model: ModelFacts {
-                from: inputs.model_from.clone(),
-                unknown_fields: inputs.unknown_model_fields.clone(),
-                ..model
-            },
+            model: ModelFacts { unknown_fields: inputs.unknown_model_fields.clone(), ..inputs.task.facts()? },
             data: DataFacts {
                 block_size: inputs.block_size,
                 max_length: inputs.max_length,
-                pad_id: inputs.pad_id,
+                pad_id: inputs.task.pad_id,
                 ..data
             },
             tokenizer: tokenizer.transpose()?,
@@ -209,9 +197,12 @@ impl Inputs {
     /// # Errors
     /// Inputs that are missing, cannot be read or do not fit together.
     pub fn open(config: &RunConfig, used: Use, progress: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Self> {
-        let inputs = Self::found(config, used, progress)?;
-        let kept = inputs.model_from.as_deref().map(|folder| kept_files(folder, inputs.tokenizer.is_none()));
-        Ok(Self { kept_files: kept.transpose()?.unwrap_or_default(), ..inputs })
+        let mut inputs = Self::found(config, used, progress)?;
+        let task = &mut inputs.task;
+        if let Some(folder) = &task.model_from {
+            task.kept_files = kept_files(folder, task.tokenizer.is_none())?;
+        }
+        Ok(inputs)
     }
 
     fn found(config: &RunConfig, used: Use, progress: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Self> {
@@ -221,15 +212,12 @@ impl Inputs {
                 let data = tokenized(config, used, &mut model_config, progress)?;
                 let tokenizer = optional_tokenizer(config, &model_from)?;
                 let pad_id = model_config.pad_token_id().unwrap_or(0);
+                let task = BuiltIn::new(config.data.task, model_config);
                 Ok(Self {
-                    model_config,
-                    kept_files: Vec::new(),
-                    model_from,
+                    task: BuiltIn { pad_id, tokenizer, model_from, ..task },
                     unknown_model_fields,
-                    tokenizer,
                     block_size: None,
                     max_length: None,
-                    pad_id,
                     data,
                 })
             }
@@ -257,13 +245,11 @@ impl Inputs {
         let model_config = with_vocabulary(model_config, &tokenizer, config, model_from.is_some())?;
         let max_length = max_length(config, &model_config, WindowEncoder::DEFAULT_MAX_LENGTH)?;
         let data = squad::open(config, used, &model_config, &tokenizer, max_length, progress)?;
+        let pad_id = model_config.pad_token_id().unwrap_or(0);
+        let task = BuiltIn::new(config.data.task, model_config);
         Ok(Self {
-            pad_id: model_config.pad_token_id().unwrap_or(0),
-            model_config,
-            kept_files: Vec::new(),
-            model_from,
+            task: BuiltIn { pad_id, tokenizer: Some(tokenizer), model_from, ..task },
             unknown_model_fields,
-            tokenizer: Some(tokenizer),
             block_size: None,
             max_length: Some(max_length),
             data,
@@ -287,13 +273,11 @@ impl Inputs {
             // `GPT2ForSequenceClassification` finds the last token of a row by it.
             model_config = with_pad_id(model_config, pad)?;
         }
+        let pad_id = pad_id.unwrap_or(0);
+        let task = BuiltIn::new(config.data.task, model_config);
         Ok(Self {
-            pad_id: pad_id.unwrap_or(0),
-            model_config,
-            kept_files: Vec::new(),
-            model_from,
+            task: BuiltIn { pad_id, tokenizer: Some(tokenizer), model_from, ..task },
             unknown_model_fields,
-            tokenizer: Some(tokenizer),
             block_size: None,
             max_length: Some(max_length),
             data,
@@ -365,13 +349,11 @@ impl Inputs {
                 None => Arc::new(blocks),
             }
         };
+        let pad_id = model_config.pad_token_id().unwrap_or_else(|| tokenizer.eot_id().unwrap_or(0));
+        let task = BuiltIn::new(config.data.task, model_config);
         Ok(Self {
-            pad_id: model_config.pad_token_id().unwrap_or_else(|| tokenizer.eot_id().unwrap_or(0)),
-            model_config,
-            kept_files: Vec::new(),
-            model_from,
+            task: BuiltIn { pad_id, tokenizer: Some(tokenizer), model_from, ..task },
             unknown_model_fields,
-            tokenizer: Some(tokenizer),
             block_size: Some(block_size),
             max_length: None,
             data: blocks.map(|blocks| Ok(masked(blocks)))?,
@@ -382,7 +364,7 @@ impl Inputs {
 /// The first `wanted` examples; of question answering the first so many questions with all their windows, since an answer
 /// is looked for in all of them.
 fn first(data: &Arc<dyn Dataset>, wanted: usize) -> Arc<dyn Dataset> {
-    match data.squad() {
+    match SquadData::of(&**data) {
         Some(squad) => Arc::new(squad.first(wanted)),
         None => Arc::new(Subset::first(data.clone(), wanted)),
     }
@@ -426,8 +408,8 @@ pub(crate) fn found(config: &RunConfig) -> Found {
         }
         _ => {}
     }
-    let facts = ModelFacts::built_in(&model, task).ok();
-    found.model = facts.map(|facts| ModelFacts { from, unknown_fields, ..facts });
+    let facts = BuiltIn { model_from: from, ..BuiltIn::new(task, model) }.facts().ok();
+    found.model = facts.map(|facts| ModelFacts { unknown_fields, ..facts });
     found
 }
 
