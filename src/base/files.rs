@@ -76,6 +76,38 @@ pub fn read_given(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
     }
 }
 
+/// Writes the folder `target` whole or not at all: `write` fills the folder `aside` on the same file system, `make_way` frees the name, and
+/// `aside` takes it. `aside` is gone in any case.
+///
+/// # Errors
+/// Those of `write` and `make_way`, and the operating system's; `target` is not there then, or as `make_way` left it.
+pub fn write_folder(
+    aside: &Path,
+    target: &Path,
+    write: impl FnOnce() -> Result<()>,
+    make_way: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let io = |error: std::io::Error| Error::io(format!("write {}", target.display()), &error);
+    let written = write().and_then(|()| {
+        sync_folder(aside).map_err(io)?;
+        make_way()?;
+        std::fs::rename(aside, target).map_err(io)?;
+        target.parent().map_or(Ok(()), sync_folder).map_err(io)
+    });
+    if written.is_err() {
+        let _ = std::fs::remove_dir_all(aside); // the error tells more than a folder that stays
+    }
+    written
+}
+
+/// Brings a folder's entries to disk, where the system can.
+///
+/// # Errors
+/// The operating system's.
+pub fn sync_folder(path: &Path) -> std::io::Result<()> {
+    if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
+}
+
 /// The first free name of `path.ENDING-1`, `path.ENDING-2` and so on.
 pub fn free_beside(path: &Path, ending: &str) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();

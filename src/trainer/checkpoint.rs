@@ -25,7 +25,7 @@ use super::best::Best;
 use super::losses::LossSums;
 use super::promise::Promise;
 use crate::base::error::{Error, Result, printable};
-use crate::base::files::{free_beside, hex, read_regular, sha256, write_whole};
+use crate::base::files::{free_beside, hex, read_regular, sha256, sync_folder, write_folder, write_whole};
 use crate::data::loader::Position;
 use crate::data::tokenizer::{NamedFile, write_files};
 use crate::precision::scaler::ScalerState;
@@ -156,18 +156,13 @@ impl Snapshot {
         fs::create_dir_all(checkpoints).map_err(|error| io(&error))?;
         remove_folder(&aside).map_err(|error| io(&error))?;
         fs::create_dir(&aside).map_err(|error| io(&error))?;
-        let written = self.write_into(&aside).and_then(|()| {
-            sync_folder(&aside).map_err(|error| io(&error))?;
+        let write = || {
+            self.write_into(&aside)?;
             let own = [STATE, DIGEST, SUSPECT];
-            list(&self.state.files.keys().map(String::as_str).chain(own).collect::<Vec<_>>())?;
-            make_way(checkpoints, &target, is_own).map_err(|error| io(&error))?;
-            fs::rename(&aside, &target).map_err(|error| io(&error))?;
-            sync_folder(checkpoints).map_err(|error| io(&error))
-        });
-        if written.is_err() {
-            let _ = fs::remove_dir_all(&aside);
-        }
-        written.map(|()| target)
+            list(&self.state.files.keys().map(String::as_str).chain(own).collect::<Vec<_>>())
+        };
+        let make_way = || make_way(checkpoints, &target, is_own).map_err(|error| io(&error));
+        write_folder(&aside, &target, write, make_way).map(|()| target)
     }
 
     fn write_into(&mut self, folder: &Path) -> Result<()> {
@@ -617,11 +612,6 @@ fn remove_folder(path: &Path) -> std::io::Result<()> {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
-}
-
-/// Brings a folder's entries to disk, where the system can.
-fn sync_folder(path: &Path) -> std::io::Result<()> {
-    if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
 }
 
 pub(super) fn checksum(path: &Path) -> std::io::Result<Checksum> {

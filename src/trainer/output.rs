@@ -19,7 +19,7 @@ use super::promise::Promise;
 use super::status::{RunStatus, Status};
 use super::{page, run_log, tensorboard};
 use crate::base::error::{Error, Result};
-use crate::base::files::{free_beside, is_blocked, read_regular, set_aside_damaged, write_whole};
+use crate::base::files::{free_beside, is_blocked, read_regular, set_aside_damaged, write_folder, write_whole};
 use crate::base::metrics::{self, MetricsFile, Record};
 use crate::base::variables;
 use crate::config::{Integration, OnExisting};
@@ -356,29 +356,31 @@ impl RunFolder {
 
     fn write_aside<T: TrainingTask>(&self, target: &Path, model: &T::Model, session: &Session<T>) -> Result<()> {
         let io = |error: std::io::Error| Error::io(format!("write {}", target.display()), &error);
-        let aside = tempfile::Builder::new().prefix(MODEL_ASIDE).tempdir_in(&self.path).map_err(io)?;
-        let beside = session.task.files(model)?;
-        write_files(aside.path(), &beside)?;
-        save(model, aside.path())?;
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt;
-            fs::set_permissions(aside.path(), fs::Permissions::from_mode(0o755)).map_err(io)?;
-        }
-        let names = beside.iter().map(|(name, _)| name.as_str()).chain([WEIGHTS]);
-        let files = names.clone().map(|name| Path::new(MODEL).join(name)).collect::<Vec<_>>();
-        for (name, file) in names.zip(&files) {
-            let there = target.join(name);
-            if fs::symlink_metadata(&there).is_ok() && !self.manifest.has(file) {
-                keep(&there, &there).map_err(io)?;
+        let aside = tempfile::Builder::new().prefix(MODEL_ASIDE).tempdir_in(&self.path).map_err(io)?.keep();
+        let write = || {
+            let beside = session.task.files(model)?;
+            write_files(&aside, &beside)?;
+            save(model, &aside)?;
+            #[cfg(unix)]
+            {
+                use std::os::unix::fs::PermissionsExt;
+                fs::set_permissions(&aside, fs::Permissions::from_mode(0o755)).map_err(io)?;
             }
-        }
-        self.manifest.list(files)?;
-        if fs::symlink_metadata(target).is_ok() {
-            fs::rename(target, self.path.join(REPLACED)).map_err(io)?;
-        }
-        fs::rename(aside.path(), target).map_err(io)?;
-        let _renamed = aside.keep(); // nothing is left under the temporary name to delete
+            let names = beside.iter().map(|(name, _)| name.as_str()).chain([WEIGHTS]);
+            let files = names.clone().map(|name| Path::new(MODEL).join(name)).collect::<Vec<_>>();
+            for (name, file) in names.zip(&files) {
+                let there = target.join(name);
+                if fs::symlink_metadata(&there).is_ok() && !self.manifest.has(file) {
+                    keep(&there, &there).map_err(io)?;
+                }
+            }
+            self.manifest.list(files)
+        };
+        let make_way = || match fs::symlink_metadata(target) {
+            Ok(_) => fs::rename(target, self.path.join(REPLACED)).map_err(io),
+            Err(_) => Ok(()),
+        };
+        write_folder(&aside, target, write, make_way)?;
         finish_replacing(&self.path, &self.manifest)
     }
 }
