@@ -436,12 +436,13 @@ fn timed(rows: Vec<Record>) -> Vec<(Record, f64)> {
     timed.collect()
 }
 
-/// The lines of `run.log` without the plan, which ends with the output folder, the rows and the saves.
+/// The lines of `run.log` without the plan, which ends with the output folder, the rows, the saves and the tables of metrics.
 fn events(log: &str) -> Vec<String> {
     let (mut events, mut is_plan) = (Vec::new(), false);
     for line in log.lines() {
         let said = line.split_once(' ').map_or(line, |(_, said)| said);
-        let is_row = said.starts_with("{'") || said.starts_with("saving ");
+        let is_metric = said.ends_with(" metrics *****") || said.starts_with("  ") && said.contains(" = ");
+        let is_row = said.starts_with("{'") || said.starts_with("saving ") || is_metric;
         if is_plan {
             is_plan = !said.starts_with("output  ");
         } else if !is_row {
@@ -468,7 +469,7 @@ mod tests {
     #[test]
     fn the_log_tells_events_without_plan_and_rows() {
         let log = "T kiln 0.1.0 begins\nT model          gpt2\nT output         runs/a\nT {'step': 5}\nT saving x\n\
-                   T the batch was halved\nT ended: error\n";
+                   T ***** train metrics *****\nT   epoch          = 3.0\nT the batch was halved\nT ended: error\n";
         assert_eq!(events(log), ["T kiln 0.1.0 begins", "T the batch was halved", "T ended: error"]);
     }
 
