@@ -74,7 +74,7 @@ impl Child {
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(command, 0);
         #[cfg(target_os = "linux")]
-        die_with_parent(command);
+        end_with_parent(command, rustix::process::Signal::KILL);
         Self::spawn(command, said, true)
     }
 
@@ -201,14 +201,14 @@ fn create(said: &Path) -> Result<File> {
     File::create(said).map_err(|error| Error::io(format!("create {}", said.display()), &error))
 }
 
-/// Has the kernel kill the process that `command` starts when the thread that started it ends.
+/// Has the kernel send `signal` to the process that `command` starts when the thread that started it ends.
 #[cfg(target_os = "linux")]
-fn die_with_parent(command: &mut Command) {
+pub(crate) fn end_with_parent(command: &mut Command, signal: rustix::process::Signal) {
     use std::os::unix::process::CommandExt;
 
     let driver = rustix::process::getpid();
     let ask = move || {
-        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+        rustix::process::set_parent_process_death_signal(Some(signal))?;
         // It may have ended before it was asked for.
         if rustix::process::getppid() == Some(driver) { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
     };

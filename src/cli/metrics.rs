@@ -14,7 +14,7 @@ use crate::base::files::{MAX_CONFIG, read_given};
 use crate::trainer::{run_log, runs};
 
 /// The definitions that Kiln ships.
-const SHIPPED: &str = include_str!("../../examples/sagemaker/metric_definitions.json");
+pub(super) const SHIPPED: &str = include_str!("../../examples/sagemaker/metric_definitions.json");
 
 /// SageMaker's limits of a training job: definitions, characters of a name, characters of a regular expression.
 const LIMITS: (usize, usize, usize) = (40, 255, 500);
@@ -42,34 +42,34 @@ pub(super) struct MetricsArgs {
 }
 
 /// A name and the regular expression whose first group is its value, by the names of SageMaker's API.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Definition {
+pub(super) struct Definition {
     #[serde(rename = "Name", alias = "name")]
-    name: String,
+    pub(super) name: String,
     #[serde(rename = "Regex", alias = "regex")]
-    regex: String,
+    pub(super) regex: String,
 }
 
 /// What a definition takes.
 #[derive(Debug, Serialize)]
-struct Metric {
+pub(super) struct Metric {
     #[serde(rename = "Name")]
-    name: String,
+    pub(super) name: String,
     #[serde(rename = "Regex")]
     regex: String,
-    values: Vec<Taken>,
+    pub(super) values: Vec<Taken>,
 }
 
 /// What it takes from one line.
 #[derive(Debug, Serialize)]
-struct Taken {
+pub(super) struct Taken {
     /// From 1.
     line: usize,
     /// The text of the group.
     text: String,
     /// The text as a number; none for another text, which is no value of a metric.
-    value: Option<f64>,
+    pub(super) value: Option<f64>,
     /// The line.
     from: String,
 }
@@ -89,7 +89,7 @@ pub(super) fn run_metrics(args: &MetricsArgs) -> Result<()> {
 }
 
 /// What `definition` takes from `lines`: the first group of the first match in each line, as SageMaker does.
-fn take(definition: &Definition, regex: &Regex, lines: &[String]) -> Metric {
+pub(super) fn take(definition: &Definition, regex: &Regex, lines: &[String]) -> Metric {
     let of_line = |(index, line): (usize, &String)| {
         let text = regex.captures(line)?.get(1)?.as_str().trim().to_owned();
         let value = text.parse::<f64>().ok().filter(|value| value.is_finite());
@@ -133,7 +133,10 @@ fn show(metric: &Metric, all: bool) -> Result<()> {
 }
 
 /// The text of a file that was named on the command line.
-fn text_of(path: &Path) -> Result<String> {
+///
+/// # Errors
+/// A config error for a file that is missing, a folder, too long or not UTF-8; the operating system's.
+pub(super) fn text_of(path: &Path) -> Result<String> {
     let at = path.display();
     if path.is_dir() {
         return Err(Error::config(format!("{at}: expected a file, got a folder")));
@@ -178,7 +181,10 @@ fn without_time(line: &str) -> &str {
 }
 
 /// Reads definitions: a list, or a list under the name that a request to SageMaker or its Python SDK gives it.
-fn definitions(text: &str, origin: &str) -> Result<Vec<(Definition, Regex)>> {
+///
+/// # Errors
+/// A config error for what is no such list, breaks SageMaker's limits, or has no group.
+pub(super) fn definitions(text: &str, origin: &str) -> Result<Vec<(Definition, Regex)>> {
     const EXPECTED: &str = "expected a list of {\"Name\": .., \"Regex\": ..}";
     let bad = |message: String| Error::config(format!("{origin}: {message}"));
     let json: Json = match serde_json::from_str(text) {

@@ -12,6 +12,8 @@ mod help;
 mod job;
 mod metrics;
 mod models;
+#[cfg(unix)]
+mod submit;
 mod terminal;
 mod training;
 mod tuning;
@@ -121,6 +123,12 @@ enum Command {
     },
     /// Train as the entry point of a container: hyperparameters, channels and results of a job under /opt/ml
     Job(JobArgs),
+    /// Run a job of a job.toml in a container or a process of this machine, or print the request that starts it on SageMaker
+    #[cfg(unix)]
+    Submit(submit::SubmitArgs),
+    /// Show a local job: its log, also while it goes on, and its metrics as a table
+    #[cfg(unix)]
+    Attach(submit::AttachArgs),
     /// Compile and tune the kernels of a run and keep them, without training
     Pretune(ConfigArgs),
     /// List, clear, export or import what is kept between runs: tokenised text, sizes of batches, kernels
@@ -170,6 +178,10 @@ impl Cli {
             Command::Metrics(args) => metrics::run_metrics(&args),
             #[cfg(unix)]
             Command::Watch { run } => terminal::watch::watch(&run),
+            #[cfg(unix)]
+            Command::Submit(args) => submit::run_submit(&args),
+            #[cfg(unix)]
+            Command::Attach(args) => submit::run_attach(&args),
             Command::Cache(command) => folders::cache(&command),
             Command::Devices => devices(),
             Command::Help(args) => help::run_help(&args),

@@ -464,7 +464,7 @@ pub(super) fn shown(value: &Value) -> String {
 }
 
 /// The names of a struct's fields as serde knows them, so that the list of keys is the struct itself.
-pub(super) fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
+pub(crate) fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
     struct Names<'a>(&'a mut &'static [&'static str]);
 
     impl<'de> Deserializer<'de> for Names<'_> {

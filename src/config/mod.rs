@@ -34,7 +34,7 @@ pub use batch::{BatchScaling, BatchScope, BatchSection, LearningRateSection, LrS
 pub use builder::RunConfigBuilder;
 pub(crate) use check::check_label_names;
 pub use compiler::{FusedOps, Verify};
-pub(crate) use document::quoted;
+pub(crate) use document::{field_names, quoted};
 pub use generate::GenerateOptions;
 pub use hugging_face::hugging_face_arguments;
 pub use names::{
@@ -211,6 +211,9 @@ pub fn unknown_key(section: &str, key: &str, known: &[&str]) -> Error {
 }
 
 /// Reads a config file as text.
+///
+/// # Errors
+/// A config error for a file that is missing, a folder, too long or not UTF-8; the operating system's.
 pub(crate) fn read(path: &Path) -> Result<String> {
     let shown = path.display();
     if path.is_dir() {

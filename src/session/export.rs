@@ -24,9 +24,35 @@ pub fn export(model: &Path, target: &Path) -> Result<Vec<(String, u64)>> {
         return Err(Error::data(format!("{}: expected a model folder, found no config.json in it", folder.display()))
             .help("give the model/ folder of a finished run, or the run folder itself"));
     }
+    write_archive(folder, files(folder)?, target)
+}
+
+/// Packs all files below `folder` into the gzipped tar archive `target`, as [`export`] does.
+///
+/// # Errors
+/// A target that exists, and the operating system's.
+pub fn pack(folder: &Path, target: &Path) -> Result<Vec<(String, u64)>> {
+    let mut names = Vec::new();
+    let mut rest = vec![folder.to_path_buf()];
+    while let Some(inner) = rest.pop() {
+        let read = |error: std::io::Error| Error::io(format!("read {}", inner.display()), &error);
+        for entry in fs::read_dir(&inner).map_err(read)? {
+            let path = entry.map_err(read)?.path();
+            match path.strip_prefix(folder) {
+                Ok(_) if path.is_dir() && !path.is_symlink() => rest.push(path),
+                Ok(name) if path.is_file() => names.push(name.to_string_lossy().into_owned()),
+                _ => {}
+            }
+        }
+    }
+    names.sort();
+    write_archive(folder, names, target)
+}
+
+/// Packs the files `names` of `folder`.
+fn write_archive(folder: &Path, names: Vec<String>, target: &Path) -> Result<Vec<(String, u64)>> {
     let above = target.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let io = |error: std::io::Error| Error::io(format!("write {}", target.display()), &error);
-    let files = files(folder)?;
     if above.canonicalize().ok().is_some_and(|above| folder.canonicalize().is_ok_and(|folder| folder == above)) {
         return Err(Error::config(format!(
             "--tar {}: the archive would lie in the folder that it packs",
@@ -44,7 +70,7 @@ pub fn export(model: &Path, target: &Path) -> Result<Vec<(String, u64)>> {
     // Times and owners say nothing of the model, and would make two archives of one model differ.
     archive.mode(tar::HeaderMode::Deterministic);
     let mut packed = Vec::new();
-    for name in files {
+    for name in names {
         let path = folder.join(&name);
         let io = |error: std::io::Error| Error::io(format!("pack {} into {}", path.display(), shown.display()), &error);
         let mut file = File::open(&path).map_err(io)?;
@@ -100,6 +126,10 @@ mod tests {
         assert!(
             export(&model, &model.join("x.tar.gz")).unwrap_err().to_string().contains("in the folder that it packs")
         );
+        let tree = place.path().join("tree.tar.gz");
+        let all = pack(&place.path().join("run"), &tree).unwrap();
+        assert_eq!(all, [("model/config.json".into(), 2), ("model/model.safetensors".into(), 5000)]);
+        fs::remove_file(tree).unwrap();
         assert!(export(place.path(), &place.path().join("x")).unwrap_err().to_string().contains("no config.json"));
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 3, "nothing half-written is left");
     }

@@ -38,6 +38,9 @@ mod kernel_cache;
 mod verify;
 mod warmup;
 
+// Jobs.
+mod submit;
+
 // Measurements.
 mod bench;
 mod compare;

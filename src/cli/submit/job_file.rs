@@ -1,0 +1,210 @@
+//! `job.toml`: what a job is, by the names of SageMaker's estimators, for this machine and for SageMaker alike.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use toml::{Table, Value};
+
+use crate::base::error::{Error, Result, nearest};
+use crate::cli::metrics::{Definition, definitions, text_of as text_of_file};
+use crate::config;
+
+/// The longest training of a job in seconds where it does not say, as in SageMaker's estimators: a day.
+const MAX_RUN: u64 = 24 * 3600;
+
+/// The folder of checkpoints in a container.
+pub(super) const CHECKPOINTS: &str = "/opt/ml/checkpoints";
+
+/// A job: its program, its input, where its results go and how long it may take.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct JobFile {
+    /// The job's name; the file's without its ending where it is left out.
+    #[serde(default, alias = "job_name")]
+    pub(super) name: String,
+    /// The container.
+    #[serde(alias = "image")]
+    pub(super) image_uri: Option<String>,
+    /// The kiln that runs a local job without a container; this one where it is left out.
+    pub(super) binary: Option<PathBuf>,
+    /// The ARN of the role that the job has on SageMaker.
+    pub(super) role: Option<String>,
+    /// Where the archives of the results go.
+    pub(super) output_path: Option<String>,
+    /// The machine; `local` and `local_gpu` are this one.
+    pub(super) instance_type: Option<String>,
+    #[serde(default = "one")]
+    pub(super) instance_count: i64,
+    /// GiB of the disk.
+    #[serde(default = "thirty")]
+    pub(super) volume_size: i64,
+    /// Seconds of training, over all starts.
+    #[serde(default = "max_run")]
+    pub(super) max_run: i64,
+    /// Seconds of training and of waiting for a spot machine.
+    pub(super) max_wait: Option<i64>,
+    #[serde(default, alias = "spot")]
+    pub(super) use_spot_instances: bool,
+    pub(super) checkpoint_s3_uri: Option<String>,
+    #[serde(default = "file_mode")]
+    pub(super) input_mode: String,
+    #[serde(default)]
+    hyperparameters: Table,
+    /// `[compiler]`, as SageMaker's `TrainingCompilerConfig`: given is on.
+    #[serde(alias = "compiler")]
+    compiler_config: Option<CompilerConfig>,
+    #[serde(default, alias = "inputs")]
+    channels: Table,
+    #[serde(default)]
+    pub(super) environment: Table,
+    #[serde(default)]
+    pub(super) tags: Table,
+    /// A list of names and regular expressions, or a file of them.
+    metric_definitions: Option<Value>,
+}
+
+fn one() -> i64 {
+    1
+}
+
+fn thirty() -> i64 {
+    30
+}
+
+fn max_run() -> i64 {
+    MAX_RUN as i64
+}
+
+fn file_mode() -> String {
+    "File".into()
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CompilerConfig {
+    #[serde(default = "yes")]
+    enabled: bool,
+    #[serde(default)]
+    debug: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// Where a channel's files are: on this machine, on S3, or both, for the same file to serve both.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Channel {
+    /// A file or folder of this machine.
+    pub(super) local: Option<String>,
+    /// An address.
+    #[serde(alias = "s3_data", alias = "uri")]
+    pub(super) s3: Option<String>,
+    pub(super) distribution: Option<String>,
+    pub(super) content_type: Option<String>,
+    pub(super) compression: Option<String>,
+    pub(super) input_mode: Option<String>,
+}
+
+impl JobFile {
+    /// Reads `path`.
+    ///
+    /// # Errors
+    /// The operating system's, TOML's, an unknown key, a wrong type.
+    pub(super) fn read(path: &Path) -> Result<Self> {
+        let at = |error: Error| error.at(path.display());
+        let text = config::read(path)?;
+        let table = text.parse::<Table>().map_err(|error| at(Error::config(error.to_string().trim_end())))?;
+        let known = config::field_names::<Self>();
+        let unknown = table.keys().find(|key| !known.contains(&key.as_str()));
+        if let Some(key) = unknown {
+            let error = at(Error::config(format!("{key}: unknown key")));
+            return Err(match nearest(key, known.iter().copied()) {
+                Some(near) => error.help(format!("did you mean `{near}`?")),
+                None => error.help(format!("a job has {}", known.join(", "))),
+            });
+        }
+        let mut job: Self = serde_path_to_error::deserialize(table).map_err(|error| {
+            let key = error.path().to_string();
+            at(Error::config(format!("{key}: {}", error.into_inner().message())))
+        })?;
+        if job.name.is_empty() {
+            job.name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+        }
+        Ok(job)
+    }
+
+    /// The hyperparameters as the strings that a container gets, those of the compiler's switch included.
+    pub(super) fn hyperparameters(&self) -> Vec<(String, String)> {
+        let own = self.hyperparameters.iter().map(|(name, value)| (name.clone(), text_of(value)));
+        let switch = self.compiler_config.into_iter().flat_map(|compiler| {
+            [
+                ("sagemaker_training_compiler_enabled", compiler.enabled),
+                ("sagemaker_training_compiler_debug_mode", compiler.debug),
+            ]
+            .map(|(name, value)| (name.to_owned(), value.to_string()))
+        });
+        own.chain(switch).collect()
+    }
+
+    /// The names of hyperparameters that the job gives twice, by themselves and by its `[compiler]`.
+    pub(super) fn given_twice(&self) -> Vec<String> {
+        let all = self.hyperparameters();
+        let own = self.hyperparameters.keys().cloned();
+        own.filter(|name| all.iter().filter(|(other, _)| other == name).count() > 1).collect()
+    }
+
+    /// The channels, or what is wrong with them.
+    pub(super) fn channels(&self) -> std::result::Result<Vec<(String, Channel)>, Vec<String>> {
+        let (mut channels, mut wrong) = (Vec::new(), Vec::new());
+        for (name, value) in &self.channels {
+            let channel = match value {
+                Value::String(place) if is_address(place) => {
+                    Ok(Channel { s3: Some(place.clone()), ..Channel::default() })
+                }
+                Value::String(place) => Ok(Channel { local: Some(place.clone()), ..Channel::default() }),
+                Value::Table(_) => value.clone().try_into::<Channel>().map_err(|error| error.message().to_owned()),
+                other => Err(format!("expected a path, an address or a table, got {other}")),
+            };
+            match channel {
+                Ok(Channel { local: None, s3: None, .. }) => {
+                    wrong.push(format!("channels.{name}: expected `local`, `s3` or both, got neither"));
+                }
+                Ok(channel) => channels.push((name.clone(), channel)),
+                Err(error) => wrong.push(format!("channels.{name}: {error}")),
+            }
+        }
+        if wrong.is_empty() { Ok(channels) } else { Err(wrong) }
+    }
+
+    /// The metric definitions.
+    ///
+    /// # Errors
+    /// A file that cannot be read; definitions that are none, or more or longer than SageMaker takes.
+    pub(super) fn metric_definitions(&self) -> Result<Vec<Definition>> {
+        const KEY: &str = "metric_definitions";
+        let (text, origin) = match &self.metric_definitions {
+            None => return Ok(Vec::new()),
+            Some(Value::String(path)) => {
+                (text_of_file(Path::new(path)).map_err(|error| error.at(KEY))?, format!("{KEY}: {path}"))
+            }
+            Some(list) => (text_of(list), KEY.to_owned()),
+        };
+        Ok(definitions(&text, &origin)?.into_iter().map(|(definition, _)| definition).collect())
+    }
+}
+
+/// Whether `place` is on S3 and not on this machine.
+pub(super) fn is_address(place: &str) -> bool {
+    place.starts_with("s3://") || place.starts_with("https://")
+}
+
+/// A value as hyperparameters, tags and environment variables have it: texts as they are, anything else as JSON.
+pub(super) fn text_of(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Datetime(time) => time.to_string(),
+        other => serde_json::to_string(other).unwrap_or_else(|_| other.to_string()),
+    }
+}
