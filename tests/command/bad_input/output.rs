@@ -79,7 +79,7 @@ fn a_disk_that_is_full_leaves_nothing_half_written() {
 
     // metrics.jsonl: rows that were written are whole, the one that failed is not there.
     let long = ["trainer.max_steps=40", "trainer.logging_steps=1"];
-    fails(&mut limited(place.config("train", "rows.toml", &long), 8), 1, &["cannot write run/metrics.jsonl", full]);
+    fails(&mut limited(place.config("train", "rows.toml", &long), 12), 1, &["cannot write run/metrics.jsonl", full]);
     assert_eq!(
         place.listing("run"),
         [".lock", "metrics.jsonl", "plan.json", "plan.toml", "provenance.json", "run.log", "status.json"]
@@ -91,7 +91,7 @@ fn a_disk_that_is_full_leaves_nothing_half_written() {
 
     // A checkpoint.
     fails(
-        &mut limited(place.config("train", "text.toml", &["run.on_existing=overwrite"]), 10),
+        &mut limited(place.config("train", "text.toml", &["run.on_existing=overwrite"]), 12),
         1,
         &["cannot write run/checkpoints/", full],
     );
