@@ -37,6 +37,9 @@ use crate::session::BuiltIn;
 use crate::session::model_folder::kept_files;
 use crate::session::model_folder::read_config;
 
+/// Examples of Kiln's tasks.
+type Data = Arc<dyn Dataset>;
+
 /// The inputs of a run, opened.
 #[derive(Clone)]
 pub struct Inputs {
@@ -136,7 +139,7 @@ impl Inputs {
         config: &RunConfig,
         device: DeviceFacts,
         batch: Option<FoundBatch>,
-    ) -> Result<(Arc<dyn Dataset>, Option<Arc<dyn Dataset>>, Facts)> {
+    ) -> Result<(Data, Option<Data>, Facts)> {
         let (inputs, of_batch) = (self, BatchPlan::of(config, batch.as_ref())?);
         let train = inputs.train(config, of_batch.global)?;
         let validation = inputs.validation(config);
