@@ -10,6 +10,8 @@ checkpoints are read too, and a step at learning rate 0 must leave every byte of
 Then tokenizers: `kiln train` on text writes folders that `AutoTokenizer` and `pipeline` open, whose predictions must be those
 of `kiln predict` and `kiln generate`. Files of a tokenizer that came from a folder stay byte for byte.
 
+A job (`kiln job`) leaves such a folder at the root of its model folder.
+
 Needs torch, transformers (4.57 or 5.23), safetensors. Exits with 1 and says what differed.
 """
 import csv
@@ -24,7 +26,7 @@ import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file
-from transformers import (AutoModelForQuestionAnswering, AutoModelForSequenceClassification, AutoTokenizer, BertConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForQuestionAnswering, AutoModelForSequenceClassification, AutoTokenizer, BertConfig,
                           BertForMaskedLM, BertForQuestionAnswering, BertForSequenceClassification,
                           DistilBertConfig, DistilBertForMaskedLM, DistilBertForQuestionAnswering,
                           DistilBertForSequenceClassification, GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel,
@@ -539,5 +541,34 @@ def tokenizers_and_pipelines():
         compare_classes(name, output / "model")
 
 
+def jobs():
+    """A job, which has hyperparameters as texts and channels, leaves at the root of its model folder what transformers opens."""
+    def job(name, hyperparameters, files):
+        root = fresh(SCRATCH / f"job-{name}")
+        (root / "input/config").mkdir(parents=True)
+        given = {key: json.dumps(value) for key, value in hyperparameters.items()}
+        (root / "input/config/hyperparameters.json").write_text(json.dumps(given))
+        for path, text in files.items():
+            (root / "input/data" / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / "input/data" / path).write_text(text)
+        run(KILN, "job", "--root", root)
+        return root / "model"
+
+    lines = "\n".join(TEXT * 20)
+    model = job("clm", dict(training_script="run_clm.py", kind="gpt2", **sizes("gpt2"), train_vocab_size=300, block_size=16,
+                            max_steps=2, learning_rate=5e-5, use_cpu=True, output_dir="/opt/ml/model"),
+                {"train/a.txt": lines, "validation/b.txt": lines})
+    AutoModelForCausalLM.from_pretrained(model)
+    described("job: clm", model, "gpt2", False)
+    compare_text("job: clm", model, ["The cat"], count=4)
+    rows = "".join(f"{i % 2},{TEXT[i % len(TEXT)]!r}\n".replace("'", '"') for i in range(24))
+    source = SCRATCH / "bert-own"
+    model = job("classes", dict(sagemaker_program="run_glue.py", model_name_or_path=str(source), max_steps=2, do_train=True,
+                                max_seq_length=16, use_cpu=True), {"train/a.csv": "label,text\n" + rows})
+    AutoModelForSequenceClassification.from_pretrained(model)
+    compare_classes("job: classes", model)
+
+
 tokenizers_and_pipelines()
+jobs()
 print("transformers and Kiln agree")

@@ -86,6 +86,8 @@ impl Child {
     pub(crate) fn start_aloud(command: &mut Command, said: &Path) -> Result<Self> {
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(command, 0);
+        #[cfg(target_os = "linux")]
+        end_with_parent(command, rustix::process::Signal::KILL);
         let mut file = create(said)?;
         let mut child =
             Self::spawn_with(command.env(CHILD, "1").stdout(Stdio::inherit()), said, Stdio::piped(), false)?;
@@ -123,6 +125,10 @@ impl Child {
             let _ = rustix::process::kill_process(child, signal);
         }
     }
+
+    /// There are no signals to send.
+    #[cfg(not(unix))]
+    pub(crate) fn signal(&self, _: Signal) {}
 
     /// Its process id.
     pub(crate) fn id(&self) -> u32 {

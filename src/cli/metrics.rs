@@ -261,7 +261,7 @@ mod tests {
         let page = r#"[{"Name": "eval_loss", "Regex": "eval_loss.*=\\D*(.*?)$"}]"#;
         let page = definitions(page, "page").unwrap();
         let taken = take(&page[0].0, &page[0].1, &lines).values;
-        assert_eq!(taken.iter().map(|taken| (taken.value, taken.line)).collect::<Vec<_>>(), [(Some(1.25e-5), 6)]);
+        assert_eq!(taken.iter().map(|taken| (taken.value, taken.line)).collect::<Vec<_>>(), [(Some(1.25e-5), 5)]);
     }
 
     #[test]

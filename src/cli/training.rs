@@ -341,6 +341,8 @@ pub(super) fn plan(args: &PlanArgs) -> Result<()> {
         let text = serde_json::to_string_pretty(&plan).map_err(|error| Error::data(format!("plan: {error}")))?;
         return say(text);
     }
+    // A folder that is not known is no folder that would be refused.
+    plan.output_dir()?;
     say(plan.describe())?;
     match RunFolder::check(&plan.run) {
         Ok(_) => Ok(()),
@@ -460,6 +462,15 @@ fn without_training(config: RunConfig, talk: Talk) -> Result<()> {
 fn test_file(config: &RunConfig) -> Result<Option<PathBuf>> {
     let Some(test) = config.data.test.as_ref().filter(|_| config.trainer.do_predict) else { return Ok(None) };
     let path = variables::expand(test)?;
+    if path.is_dir() {
+        let files =
+            paths::resolve(std::slice::from_ref(test), config.data.format).map_err(|error| error.at("data.test"))?;
+        return match &files[..] {
+            [file] => Ok(Some(file.clone())),
+            files => Err(Error::config(format!("data.test: {} holds {} files", path.display(), files.len()))
+                .help("name the one whose rows are to be predicted")),
+        };
+    }
     match path.is_file() {
         true => Ok(Some(path)),
         false => Err(Error::data(format!("data.test: {}: no such file", path.display()))

@@ -44,7 +44,7 @@ pub struct ModelSection {
     /// The family. Required unless `from` is given, whose `config.json` says it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<ModelKind>,
-    /// A pretrained folder, or a hub id as `ID` or `ID@REVISION`. Default: weights are drawn at random. Not with
+    /// A pretrained folder (`~` and `${VAR:-default}` are expanded), or a hub id as `ID` or `ID@REVISION`. Default: weights are drawn at random. Not with
     /// `size`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
@@ -98,7 +98,8 @@ pub struct DataSection {
     pub task: Task,
     /// How the files are written. Default: `text`.
     pub format: DataFormat,
-    /// The training data: paths, globs, `~`, `${VAR:-default}`; a list, or one string. Required.
+    /// The training data: paths, globs, folders (their files that end as those of `format`), `~`, `${VAR:-default}`; a list, or
+    /// one string. Required.
     #[serde(deserialize_with = "strings")]
     pub train: Vec<String>,
     /// The validation data: files likewise, or a share of the training documents such as `"2%"` or `0.02`. Default:

@@ -151,9 +151,9 @@ pub(crate) fn argument_has_effect(name: &str) -> Option<bool> {
     argument(name).map(|argument| argument.standing == Standing::Honoured)
 }
 
-/// The arguments of `TrainingArguments` that do something here.
+/// The arguments of `TrainingArguments`.
 pub(crate) fn arguments() -> impl Iterator<Item = &'static str> {
-    ARGUMENTS.iter().filter(|argument| argument.standing == Standing::Honoured).map(|argument| argument.name)
+    ARGUMENTS.iter().map(|argument| argument.name)
 }
 
 impl RunConfig {

@@ -423,7 +423,7 @@ impl RunConfig {
     /// # Errors
     /// A path with an environment variable that is not set.
     pub fn output_dir(&self) -> Result<PathBuf> {
-        variables::expand(&self.run.output_dir.to_string_lossy())
+        variables::expand(&self.run.output_dir.to_string_lossy()).map_err(|error| error.at("run.output_dir"))
     }
 }
 
@@ -433,6 +433,6 @@ impl RunSettings {
     /// # Errors
     /// A path with an environment variable that is not set.
     pub fn expanded_output_dir(&self) -> Result<PathBuf> {
-        variables::expand(&self.output_dir.to_string_lossy())
+        variables::expand(&self.output_dir.to_string_lossy()).map_err(|error| error.at("run.output_dir"))
     }
 }

@@ -27,6 +27,9 @@ mod interrupted;
 mod resume;
 mod run_folder;
 
+// Jobs in containers.
+mod job;
+
 // The terminal.
 mod terminal;
 mod watch;

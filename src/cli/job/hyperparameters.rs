@@ -466,7 +466,13 @@ impl Reader<'_> {
             }
         }
         for name in ["max_predict_samples", "max_test_samples"] {
-            if let Some(value) = self.more(name) {
+            let Some(value) = self.more(name) else { continue };
+            let predicts = self.found.settings.iter().find(|setting| setting.path == ["trainer", "do_predict"]);
+            let predicts =
+                predicts.map(|setting| &setting.value).or(settings::value_in(self.base, "trainer", "do_predict"));
+            if predicts.and_then(toml::Value::as_bool) != Some(true) {
+                self.leave(name, &value, "no rows are predicted");
+            } else {
                 self.refuse(name, &value, "not supported; `data.test` names the file whose rows are all predicted");
             }
         }

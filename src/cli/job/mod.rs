@@ -8,11 +8,13 @@ mod results;
 mod scripts;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use flate2::read::GzDecoder;
 use toml::{Table, Value};
 
 use super::say;
@@ -46,7 +48,7 @@ pub(super) struct JobArgs {
     root: PathBuf,
     /// What an hour of this machine costs; the cost of the job is then said at the end. The variable KILN_PRICE_PER_HOUR and the
     /// hyperparameter price_per_hour say it too
-    #[arg(long, value_name = "PRICE")]
+    #[arg(long, value_name = "PRICE", allow_hyphen_values = true)]
     price_per_hour: Option<String>,
 }
 
@@ -140,6 +142,11 @@ fn train(contract: &Contract, config: &Path, clock: &mut Clock) -> Result<Ended>
     let folder = scratch()?;
     let mut command = Command::new(this_program()?);
     command.arg("train").arg(config).args(["--log-format", "dict"]).envs(contract.variables());
+    for channel in &contract.channels {
+        if let Some(model) = unpacked(channel, folder.path())? {
+            command.env(channel.variable(), model);
+        }
+    }
     let mut child = Child::start_aloud(&mut command, &folder.path().join("said"))?;
     let mut is_told = false;
     let exit = loop {
@@ -154,6 +161,26 @@ fn train(contract: &Contract, config: &Path, clock: &mut Clock) -> Result<Ended>
         std::thread::sleep(POLL);
     };
     Ok(Ended { error: exit.error(), is_said: exit.told().is_some() })
+}
+
+/// The folder below `folder` into which the model in `channel` is unpacked, where that is an archive, the form in which jobs leave
+/// their models; none for any other channel.
+fn unpacked(channel: &Channel, folder: &Path) -> Result<Option<PathBuf>> {
+    const ARCHIVE: &str = "model.tar.gz";
+    let archive = if channel.path.ends_with(ARCHIVE) { channel.path.clone() } else { channel.path.join(ARCHIVE) };
+    if !archive.is_file() || channel.path.join("config.json").is_file() {
+        return Ok(None);
+    }
+    let target = folder.join(channel.variable().replace('/', "_"));
+    let unpack = || {
+        std::fs::create_dir_all(&target)?;
+        tar::Archive::new(GzDecoder::new(File::open(&archive)?)).unpack(&target)
+    };
+    match unpack() {
+        Ok(()) => Ok(Some(target)),
+        Err(error) => Err(Error::data(format!("the channel {}: {}: {error}", channel.name, archive.display()))
+            .help("expected a model as `kiln export` packs it")),
+    }
 }
 
 /// The config of the job: the config file that it names, hyperparameters over it, and channels where neither says where data
@@ -199,8 +226,15 @@ fn of_channels(contract: &Contract, base: &Table, given: &[Setting]) -> Result<V
         Some(channel)
     };
     take("data.train", &["train", "training"]);
-    take("data.validation", &["validation", "valid", "val", "eval", "evaluation"]);
-    take("data.test", &["test", "predict"]);
+    let flag = |value: &Value| value.as_bool() == Some(true);
+    let predicts = set("trainer", "do_predict").map(|setting| &setting.value);
+    let predicts = predicts.or(value_in(base, "trainer", "do_predict")).is_some_and(flag);
+    // Scripts for SageMaker evaluate on the channel `test`; those of Hugging Face predict its rows.
+    let others = if predicts { &[][..] } else { &["test"] };
+    take("data.validation", &[&["validation", "valid", "val", "eval", "evaluation"][..], others].concat());
+    if predicts {
+        take("data.test", &["test", "predict"]);
+    }
     if !is_set("model", "kind") {
         take("model.from", &["model", "pretrained"]);
     }

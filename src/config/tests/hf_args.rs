@@ -10,7 +10,7 @@ use super::*;
 fn laid(lines: &str, args: &Json, overrides: &[&str]) -> Result<RunConfig> {
     let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
     let args = serde_json::to_string_pretty(args).unwrap();
-    RunConfig::from_text(&format!("{SMALL}{lines}\n"), "a.toml", None, Some((&args, "args.json")), &overrides)
+    RunConfig::from_text(&format!("{SMALL}{lines}\n"), "a.toml", None, Some((&args, "args.json")), &[], &overrides)
 }
 
 fn fixture(release: &str, case: &str) -> Json {
@@ -41,6 +41,7 @@ fn neutral_and_harmless_values_are_taken_and_listed() {
             "a.toml",
             None,
             None,
+            &[],
             &["trainer.push_to_hub=false".into(), "trainer.bf16=false".into()],
         )
         .is_ok_and(|config| config.precision == Precision::F32)
@@ -350,7 +351,7 @@ fn files_that_are_refused() {
     refuse(json!({ "max_steps": u64::MAX }), &["args.json:2", "a value that TOML can hold"]);
     refuse(json!({ "max_steps": 0 }), &["args.json:2: trainer.max_steps: expected 1 or more, got 0", "-1"]);
     refuse(json!([1]), &["args.json: expected the JSON object", "got a list"]);
-    let text = RunConfig::from_text(SMALL, "a.toml", None, Some(("{\"seed\": 1,\n", "args.json")), &[]);
+    let text = RunConfig::from_text(SMALL, "a.toml", None, Some(("{\"seed\": 1,\n", "args.json")), &[], &[]);
     refused(text, &["args.json: expected the JSON object", "line 2"]);
     let missing = RunConfig::load_with_hf_args("Cargo.toml", Some(Path::new("no/args.json")), &[]);
     refused(missing, &["--hf-args no/args.json: no such file", "to_json_string()"]);

@@ -27,7 +27,7 @@ fn parse(lines: &str) -> Result<RunConfig> {
 
 fn with(overrides: &[&str]) -> Result<RunConfig> {
     let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
-    RunConfig::from_text(SMALL, "a.toml", None, None, &overrides)
+    RunConfig::from_text(SMALL, "a.toml", None, None, &[], &overrides)
 }
 
 fn refused(result: Result<RunConfig>, parts: &[&str]) {

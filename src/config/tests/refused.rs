@@ -33,14 +33,15 @@ fn two_ways_of_stating_the_same_thing() {
     // A length given on top takes the place of the file's, unless it is given twice on top.
     let over = |sets: &[&str]| {
         let sets = sets.iter().map(|set| (*set).to_owned()).collect::<Vec<_>>();
-        RunConfig::from_text(&back, "plan.toml", None, None, &sets)
+        RunConfig::from_text(&back, "plan.toml", None, None, &[], &sets)
     };
     assert_eq!(over(&["trainer.max_steps=5"]).unwrap().trainer.length(), RunLength::Steps(5));
     assert_eq!(over(&["trainer.max_tokens=5"]).unwrap().trainer.length(), RunLength::Tokens(5));
     assert_eq!(over(&["trainer.max_steps=-1"]).unwrap().trainer.length(), RunLength::Epochs(3.0));
     refused(over(&["trainer.max_tokens=5", "trainer.max_steps=5"]), &[two, "-1 takes one back"]);
     let set = |length: &str| vec!["trainer.max_steps=5".to_owned(), length.to_owned()];
-    let config = RunConfig::from_text(&back, "plan.toml", None, None, &set("trainer.num_train_epochs=-1")).unwrap();
+    let config =
+        RunConfig::from_text(&back, "plan.toml", None, None, &[], &set("trainer.num_train_epochs=-1")).unwrap();
     assert_eq!(config.trainer.length(), RunLength::Steps(5));
     assert!(with(&["model.size=small", "model.n_layer=3"]).is_ok());
     assert!(with(&["model.from=x", "model.n_layer=3"]).is_ok());

@@ -14,6 +14,7 @@ use serde_json::{Map, Value};
 
 use crate::base::error::{Error, Result};
 use crate::base::host::resident_mib;
+use crate::base::variables::expand_text;
 use crate::cache;
 use crate::config::Task;
 use crate::config::{DEFAULT_TEXT_COLUMN, DataFormat, ModelKind, RunConfig, Validation};
@@ -429,7 +430,8 @@ fn model_config(config: &RunConfig) -> Result<(ModelConfig, Option<PathBuf>, Vec
     let fields = fields(&section.fields)?;
     let named = |error: kiln_models::Error| Error::from(error).at("[model]");
     if let Some(from) = &section.from {
-        let folder = hub::resolve(from, &Wanted::MODEL)?;
+        let from = expand_text(from).map_err(|error| error.at("model.from"))?;
+        let folder = hub::resolve(&from, &Wanted::MODEL)?;
         let (found, unknown) = read_config(&folder)?;
         if let Some(kind) = section.kind.filter(|kind| model_type(*kind) != found.model_type()) {
             let (found, path) = (found.model_type(), folder.join("config.json"));
@@ -473,7 +475,8 @@ fn fields(table: &toml::Table) -> Result<Map<String, Value>> {
 
 fn optional_tokenizer(config: &RunConfig, model_from: &Option<PathBuf>) -> Result<Option<Arc<Tokenizer>>> {
     if let Some(from) = &config.tokenizer.from {
-        let path = hub::resolve(from, &Wanted::TOKENIZER)?;
+        let from = expand_text(from).map_err(|error| error.at("tokenizer.from"))?;
+        let path = hub::resolve(&from, &Wanted::TOKENIZER)?;
         return Ok(Some(Arc::new(Tokenizer::load(&path)?)));
     }
     if config.tokenizer.train_vocab_size.is_some() {
