@@ -72,7 +72,7 @@ fn the_request_for_sagemaker_has_the_fields_of_its_api() {
         json!({
             "TrainingJobName": "gpt2-compiled",
             "HyperParameters": {
-                "model_name_or_path": "gpt2", "per_device_train_batch_size": "20", "learning_rate": "0.00005",
+                "model_name_or_path": "gpt2", "per_device_train_batch_size": "20", "learning_rate": "5e-5",
                 "do_train": "true", "blocks": "[128,512]", "sagemaker_training_compiler_enabled": "true",
                 "sagemaker_training_compiler_debug_mode": "false" },
             "AlgorithmSpecification": {
@@ -266,7 +266,7 @@ echo x > model/config.json; echo y > output/data/figures.txt; echo kept >> check
         "Training - Training in progress as a process of ",
         "\"sagemaker_training_compiler_enabled\": \"true\"",
         "\"sagemaker_training_compiler_debug_mode\": \"true\"",
-        "\"learning_rate\": \"0.00005\"",
+        "\"learning_rate\": \"5e-5\"",
         "\"name\": \"a b\"",
         "\"flag\": \"false\"",
         "\"TrainingInputMode\": \"File\"",
@@ -324,18 +324,26 @@ fn a_failed_job_says_why_and_has_its_exit_code() {
 fn a_local_job_is_refused_with_all_reasons() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
-    scripted(folder, "true", "instance_count = 2\nmax_run = 0\n[channels]\ntrain = \"nowhere\"\nfar = \"s3://b/c\"");
+    scripted(
+        folder,
+        "true",
+        "instance_count = 2\nmax_run = 0\n[channels]\ntrain = \"nowhere\"\nfar = \"s3://b/c\"\nTrain = \".\"",
+    );
     let (_, error) = ends(&mut run(folder, &["--name", "a/b"]), 2);
     for part in [
         "name: expected up to 63 letters",
         "instance_count: Kiln trains on one device of one machine, expected 1, got 2",
         "max_run: expected 1 or more seconds, got 0",
-        "channels.train: cannot read nowhere: ",
-        "channels.far: s3://b/c is not on this machine",
+        "channels.Train: train has the same variable, SM_CHANNEL_TRAIN; rename one",
     ] {
         assert!(error.contains(part), "{part}\nis not in\n{error}");
     }
     assert!(!folder.join("jobs").exists(), "nothing is made for a job that is refused");
+    scripted(folder, "true", "[channels]\ntrain = \"nowhere\"\nfar = \"s3://b/c\"");
+    let (_, error) = ends(&mut run(folder, &[]), 2);
+    for part in ["channels.train: cannot read ", "nowhere", "channels.far: s3://b/c is not on this machine"] {
+        assert!(error.contains(part), "{part}\nis not in\n{error}");
+    }
     fs::create_dir_all(folder.join("jobs/job")).unwrap();
     fs::write(folder.join("jobs/job/mine"), "").unwrap();
     scripted(folder, "true", "");
@@ -348,7 +356,7 @@ fn a_signal_reaches_the_job_and_time_is_counted_over_its_starts() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let script = "trap 'echo saving; exit 143' TERM\necho begun\nwhile :; do sleep 0.05; done";
-    scripted(folder, script, "max_run = 3");
+    scripted(folder, script, "max_run = 8");
     let mut launcher = run(folder, &[]).stdout(Stdio::null()).spawn().unwrap();
     let log = || fs::read_to_string(folder.join("jobs/job/log.txt")).unwrap_or_default();
     let since = Instant::now();
@@ -366,14 +374,31 @@ fn a_signal_reaches_the_job_and_time_is_counted_over_its_starts() {
     assert_eq!((&first["status"], &first["exit_code"]), (&json!("Stopped"), &json!(143)));
     assert!(log().contains("saving\n") && log().contains("Stopped - SIGTERM: submit the job again"), "{}", log());
 
+    // A launcher that is killed leaves a job that stops, and the seconds that it has counted.
+    let stopped = first["training_seconds"].as_f64().unwrap();
+    let mut launcher = run(folder, &[]).stdout(Stdio::null()).spawn().unwrap();
+    while status(folder)["training_seconds"].as_f64().unwrap() <= stopped {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    let since = Instant::now();
+    while log().matches("saving\n").count() < 2 {
+        assert!(since.elapsed() < Duration::from_secs(60), "{}", log());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let shown = succeeds(kiln(folder).args(["attach", "job"]));
+    assert!(shown.contains("Failed") && shown.contains("the process that ran it was killed"), "{shown}");
+    let first = status(folder);
+
     let before = first["training_seconds"].as_f64().unwrap();
-    fails(&mut run(folder, &[]), 143, &["MaxRuntimeExceeded: the 3 s of max_run are over"]);
+    fails(&mut run(folder, &[]), 143, &["MaxRuntimeExceeded: the 8 s of max_run are over"]);
     let second = status(folder);
     let trained = second["training_seconds"].as_f64().unwrap();
-    assert_eq!((&second["status"], &second["starts"]), (&json!("Stopped"), &json!(2)));
-    assert!(before < trained && trained >= 3.0, "{before} {trained}");
+    assert_eq!((&second["status"], &second["starts"]), (&json!("Stopped"), &json!(3)));
+    assert!(before < trained && trained >= 8.0, "{before} {trained}");
     let (_, error) = ends(&mut run(folder, &[]), 2);
-    assert!(error.contains("max_run: the 2 starts of the job job have used its 3 s"), "{error}");
+    assert!(error.contains("max_run: the 3 starts of the job job have used its 8 s"), "{error}");
 }
 
 const CONFIG: &str = r#"

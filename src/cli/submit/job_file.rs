@@ -175,6 +175,13 @@ impl JobFile {
                 Err(error) => wrong.push(format!("channels.{name}: {error}")),
             }
         }
+        for (at, (name, _)) in channels.iter().enumerate() {
+            if let Some((first, _)) = channels[..at].iter().find(|(first, _)| first.eq_ignore_ascii_case(name)) {
+                let variable = name.to_uppercase();
+                wrong
+                    .push(format!("channels.{name}: {first} has the same variable, SM_CHANNEL_{variable}; rename one"));
+            }
+        }
         if wrong.is_empty() { Ok(channels) } else { Err(wrong) }
     }
 
@@ -205,6 +212,8 @@ pub(super) fn text_of(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Datetime(time) => time.to_string(),
+        // JSON has no infinity.
+        Value::Float(number) => format!("{number:?}"),
         other => serde_json::to_string(other).unwrap_or_else(|_| other.to_string()),
     }
 }

@@ -24,6 +24,9 @@ use crate::trainer::{RunStatus, Status};
 /// The engines of containers, in the order in which they are asked.
 const ENGINES: [&str; 2] = ["docker", "podman"];
 
+/// How often the seconds of training are written while the job goes on.
+const COUNT: Duration = Duration::from_secs(1);
+
 /// How often the job is looked at.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -260,8 +263,13 @@ fn start(
     let began = Instant::now();
     let before = status.training_seconds;
     let child = command.spawn().map_err(|error| Error::start(command.get_program().display(), &error))?;
-    let ended = watch(child, follower, began, limit);
-    status.training_seconds = before + began.elapsed().as_secs_f64();
+    // Of a launcher that is killed, this much is known.
+    let mut count = |seconds: f64| {
+        status.training_seconds = before + seconds;
+        folder.write(status)
+    };
+    let ended = watch(child, follower, began, limit, &mut count);
+    count(began.elapsed().as_secs_f64())?;
     let (code, cause) = ended?;
     let said = || {
         let file = fs::read(folder.root().join("output/failure")).ok()?;
@@ -302,10 +310,21 @@ enum Cause {
     MaxRun,
 }
 
-/// Follows the job to its end: passes a signal on, and ends it when `limit` is over. Returns its exit code.
-fn watch(mut child: Child, follower: &mut Follower, began: Instant, limit: Duration) -> Result<(u8, Option<Cause>)> {
-    let mut cause = None;
+/// Follows the job to its end: passes a signal on, ends it when `limit` is over, and tells `count` its seconds now and then. Returns
+/// its exit code.
+fn watch(
+    mut child: Child,
+    follower: &mut Follower,
+    began: Instant,
+    limit: Duration,
+    count: &mut dyn FnMut(f64) -> Result<()>,
+) -> Result<(u8, Option<Cause>)> {
+    let (mut cause, mut counted) = (None, Instant::now());
     loop {
+        if counted.elapsed() >= COUNT {
+            counted = Instant::now();
+            count(began.elapsed().as_secs_f64())?;
+        }
         let ended = child.try_wait().map_err(|error| Error::io("wait for the job", &error))?;
         follower.print(false)?;
         if let Some(status) = ended {
@@ -406,8 +425,11 @@ fn command(job: &JobFile, runner: &Runner, sources: &[Source], folder: &JobFolde
         }
         Runner::Container(engine, image) => {
             let mut command = Command::new(engine);
-            let mount =
-                |from: &Path, to: &str, more: &str| format!("type=bind,source={},target={to}{more}", from.display());
+            let mount = |from: &Path, to: &str, more: &str| {
+                // A value of a list with commas, in which quotes are doubled.
+                let source = format!("source={}", from.display()).replace('"', "\"\"");
+                format!("type=bind,\"{source}\",target={to}{more}")
+            };
             command.args(["run", "--rm", "--mount"]).arg(mount(&root, "/opt/ml", ""));
             for source in sources {
                 let target = format!("/opt/ml/input/data/{}", source.name);
