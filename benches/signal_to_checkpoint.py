@@ -28,6 +28,8 @@ os.environ.setdefault("KILN", str(pathlib.Path(__file__).resolve().parents[1] / 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "verdicts"))
 from common import KILN, destination, machine, write  # noqa: E402
 
+# The commit and the build of the kiln that is measured, as its runs say.
+BUILD = {}
 # Name: layers, width, heads, vocabulary, tokens of a sequence, micro-batch.
 SHAPES = {
     "tiny": (2, 64, 2, 1024, 64, 4),
@@ -106,6 +108,8 @@ def stop(folder, mode, draw):
     if code != 143:
         sys.exit(f"error: expected exit code 143, got {code}:\n{child.stderr.read()}")
     size = sum(file.stat().st_size for file in found.rglob("*") if file.is_file())
+    made = json.loads((folder / "run/provenance.json").read_text(encoding="utf-8"))
+    BUILD.update({"kiln_commit": made["commit"], "kiln_build": made["build"]})
     return {"step_s": step, "whole_s": whole, "ended_s": ended, "checkpoint_bytes": size}
 
 
@@ -116,7 +120,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out")
     args = parser.parse_args()
-    result = {"schema": "kiln.signal-to-checkpoint/1", "machine": machine(), "kiln": KILN, "cases": []}
+    result = {"schema": "kiln.signal-to-checkpoint/1", "machine": machine(), "cases": []}
     flags = next((line for line in open("/proc/cpuinfo", encoding="utf-8") if line.startswith("flags")), ": ").split(": ")[1].split()
     result["machine"]["flags"] = [flag for flag in flags if flag.startswith(("avx", "amx", "fma"))]
     result["machine"]["kernel"] = platform.release()
@@ -129,9 +133,11 @@ def main():
                 runs = [stop(folder, mode, draw) for _ in range(args.repeats)]
             result["cases"].append({"model": shape, "mode": mode, "runs": runs})
             print(shape, mode, [round(run["whole_s"], 3) for run in runs], flush=True)
+    result["machine"].update(BUILD)
     result["machine"]["load_average_at_end"] = os.getloadavg()[0]
     lines = [f"# From SIGTERM to a whole checkpoint, {result['machine']['processor']}, {result['machine']['date'][:10]}", "",
-             f"`benches/signal_to_checkpoint.py`, commit {result['machine']['commit']}, {result['machine']['threads']} threads, "
+             f"`benches/signal_to_checkpoint.py`, a {result['machine']['kiln_build']} build of commit "
+             f"{result['machine']['kiln_commit']}, {result['machine']['threads']} threads, "
              f"{' '.join(result['machine']['flags'])}. Load average {result['machine']['load_average']:.1f} at the start and "
              f"{result['machine']['load_average_at_end']:.1f} at the end.", "",
              "GPT-2 with random weights, f32, AdamW. A checkpoint holds weights and both moments. SIGTERM comes at a random moment of a "
