@@ -246,7 +246,7 @@ mod tests {
     fn the_shipped_definitions_take_what_is_printed_whole() {
         let row = Record::default().with("loss", 0.5).with("learning_rate", 4.9e-5).with("epoch", 1.0);
         let eval = Record::default().with("eval_loss", 1.25e-5).with("eval_accuracy", 0.75).with("eval_runtime", 12.5);
-        let lines = vec![row.to_dict(), eval.to_dict(), eval.to_lines("eval")]
+        let lines = [row.to_dict(), eval.to_dict(), eval.to_lines("eval")]
             .iter()
             .flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>())
             .collect::<Vec<_>>();

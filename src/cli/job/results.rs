@@ -17,8 +17,8 @@ const MOST: usize = 1024;
 /// The file that counts the seconds of a job, beside its checkpoints.
 const JOB: &str = "job.json";
 
-/// How often that file is written while the job runs.
-const TICK: Duration = Duration::from_secs(10);
+/// How often that file is written while the job runs, after a tenth of the time that it has taken: at least and at most.
+const TICK: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 
 /// The file that says why a job failed.
 pub(super) struct Failure {
@@ -140,7 +140,8 @@ impl Clock {
     /// # Errors
     /// A file that cannot be written.
     pub(super) fn tick(&mut self) -> Result<()> {
-        if self.written.elapsed() < TICK { Ok(()) } else { self.stop() }
+        let due = (self.begun.elapsed() / 10).clamp(TICK[0], TICK[1]);
+        if self.written.elapsed() < due { Ok(()) } else { self.stop() }
     }
 
     /// Writes how long it has been.

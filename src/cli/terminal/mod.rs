@@ -96,7 +96,7 @@ impl Talk {
     pub(super) fn blocks(self, summary: Option<&Record>, evaluation: Option<&Record>) -> Result<()> {
         let blocks = [summary.map(|row| row.to_lines("train")), evaluation.map(|row| row.to_lines("eval"))];
         match self.format {
-            LogFormat::Dict => blocks.into_iter().flatten().try_for_each(super::say),
+            LogFormat::Dict => blocks.into_iter().flatten().try_for_each(|block| self.inform(block)),
             LogFormat::Json | LogFormat::Table => Ok(()),
         }
     }

@@ -16,7 +16,12 @@ fn no_such_file_and_a_glob_that_matches_nothing() {
         &["data.train", "\"none/*.txt\"", "matches no file", "help: "],
     );
     place.refused("text.toml", &["data.train=text/["], 2, &["data.train", "text/[", "not a valid glob"]);
-    place.refused("text.toml", &["data.train=text"], 2, &["data.train", "expected a file or a glob, got a folder"]);
+    place.refused(
+        "text.toml",
+        &["data.train=text", "data.format=csv"],
+        2,
+        &["data.train", "the folder has no file that ends as the format `csv` does", "it holds 0.txt"],
+    );
     place.refused(
         "text.toml",
         &["data.train=${KILN_NOT_SET}/a"],
