@@ -163,8 +163,9 @@ fn a_process_without_memory_says_so() {
             let said = text(&output);
             match output.status.code() {
                 Some(0) => with += 1,
-                // The program itself does not fit, and the system's loader says so.
+                // The program itself does not fit: the system's loader says so, or ends by a signal before the program begins.
                 Some(127) => assert!(said.contains("error while loading"), "{said}"),
+                None if without + with == 0 && said.trim().is_empty() => {}
                 Some(4) => {
                     without += 1;
                     let stderr = String::from_utf8_lossy(&output.stderr);
