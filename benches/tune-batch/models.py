@@ -170,6 +170,9 @@ def write_table(sizes):
     devices = sorted({row["key"]["device"] for row in rows})
     dates = sorted(row["date"][:10] for row in rows)
     budgets = sorted({row["budget_mib"] / 1024 for row in rows})
+    have = {(row["shape"], row["key"]["block_size"], row["key"]["mode"]) for row in rows}
+    left = [f"{name} ({block}, {mode})" for name in SHAPES for block in (128, 512) for mode in ("native", "compiled")
+            if (name, block, mode) not in have]
     columns = [f"{gib} GiB" for gib in COLUMNS_GIB]
     text = ["<!-- Written by benches/tune-batch/models.py from sizes.json. -->", "# Largest batches of known model shapes, CPU", "",
             "Random weights of the published shapes and random tokens, f32, AdamW, no checkpoints. GPT-2 shapes train `clm`, the "
@@ -181,7 +184,8 @@ def write_table(sizes):
             "the estimate of `kiln plan`. The last column "
             "has the estimate of `kiln plan` against the largest measured peak.", "",
             f"| shape | tokens | mode | {' | '.join(columns)} | largest peak that was measured | plan |",
-            f"| --- | ---: | --- |{' ---: |' * len(columns)} ---: | ---: |", *table(rows), ""]
+            f"| --- | ---: | --- |{' ---: |' * len(columns)} ---: | ---: |", *table(rows), "",
+            f"Not measured, or not within the time of the search: {', '.join(left) or 'nothing'}.", ""]
     TABLE.write_text("\n".join(text), encoding="utf-8")
 
 
