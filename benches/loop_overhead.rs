@@ -91,7 +91,7 @@ fn bare_step_ms(session: &Session) -> f64 {
     };
     let collator = Collator { pad_id: 0, padding: Padding::default(), rows: plan.batch.micro };
     let mut loader =
-        Loader::new(Arc::clone(&session.train), move |examples| collator.collate(examples), options).unwrap();
+        Loader::new(Arc::clone(session.train()), move |examples| collator.collate(examples), options).unwrap();
     let batches = (0..STEPS).map(|_| {
         let batch = loader.next_batch().unwrap().unwrap().batch;
         DeviceBatch::new(task, &batch, &device).unwrap()
