@@ -8,7 +8,7 @@ use burn::tensor::{Device, Int, Tensor};
 
 use crate::compute::Pass;
 use crate::config::{BertConfig, BertVariant};
-use crate::layers::{Embedding, LayerNorm, Linear};
+use crate::layers::{EachLinear, Embedding, LayerNorm, Linear};
 use crate::ops::attention::{Attention, Qkv};
 use crate::ops::dropout::dropout;
 use crate::ops::gelu::Activation;
@@ -178,6 +178,21 @@ impl BertModel {
     /// How many layers there are.
     pub fn num_layers(&self) -> usize {
         self.encoder.layer.len()
+    }
+
+    /// Shows every linear layer to `each`.
+    pub(crate) fn each_linear(&mut self, each: &mut EachLinear<'_>) {
+        for BertLayer { attention: BertAttention { self_, output: projection }, intermediate, output } in
+            &mut self.encoder.layer
+        {
+            let BertSelfAttention { query, key, value, .. } = self_;
+            for layer in [query, key, value, &mut projection.dense, &mut intermediate.dense, &mut output.dense] {
+                layer.each_linear(each);
+            }
+        }
+        if let Some(pooler) = &mut self.pooler {
+            pooler.dense.each_linear(each);
+        }
     }
 
     /// The input of the first layer: `[batch, seq]` ids -> the computed `rows`, `[rows, hidden_size]`.

@@ -11,7 +11,7 @@ use burn::tensor::{FloatDType, Tensor};
 
 use crate::copies::Copies;
 use crate::ops::dropout::DropoutRng;
-use crate::ops::{Availability, Operator, Ops, linear};
+use crate::ops::{self, Availability, Operator, Ops, linear};
 
 /// The form of the operators and the type of matrix products. Default: plain operators in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,17 +97,19 @@ impl<'a> Pass<'a> {
     /// `weight` as an operand of a matrix product, as it is stored; see [`Copies`].
     pub fn weight(self, weight: &Param<Tensor<2>>) -> Tensor<2> {
         let dtype = self.compute.dtype;
+        let value = weight.val();
         match self.copies {
-            _ if self.compute.is_f32() => weight.val(),
+            // A frozen weight that only multiplies is kept in that type (`kiln` does so for adapters' bases).
+            _ if FloatDType::from(value.dtype()) == dtype => value,
             Some(copies) => copies.of(weight, dtype),
-            None => weight.val().cast(dtype),
+            None => value.cast(dtype),
         }
     }
 
     /// `x W` with a weight as it is stored, in the form of the linear operator: `[n, in]`, `[in, out]` -> `[n, out]`, f32.
     pub fn projection(self, x: Tensor<2>, weight: &Param<Tensor<2>>) -> Tensor<2> {
         match self.compute.is_f32() {
-            true => linear::product(x, weight.val(), self.compute.ops),
+            true => linear::product(x, self.weight(weight), self.compute.ops),
             false => self.compute.product(x, self.weight(weight)),
         }
     }
@@ -115,9 +117,37 @@ impl<'a> Pass<'a> {
     /// `x W + b` as [`projection`](Self::projection): the bias, whose gradient is a sum over all rows, is added in f32.
     pub fn affine(self, x: Tensor<2>, weight: &Param<Tensor<2>>, bias: Tensor<1>) -> Tensor<2> {
         match self.compute.is_f32() {
-            true => linear::linear(x, weight.val(), bias, self.compute.ops),
+            true => linear::linear(x, self.weight(weight), bias, self.compute.ops),
             false => self.compute.product(x, self.weight(weight)) + bias.unsqueeze(),
         }
+    }
+
+    /// `x W + b + scaling (drop(x) A) B` of a layer with an adapter (`crate::lora`), the bias where it is given:
+    /// `[n, in]`, `[in, out]`, `[out]`, `[in, r]`, `[r, out]` -> `[n, out]`, f32.
+    pub fn adapted(
+        self,
+        x: Tensor<2>,
+        weight: &Param<Tensor<2>>,
+        bias: Option<Tensor<1>>,
+        [a, b]: [&Param<Tensor<2>>; 2],
+        dropout: f64,
+        scaling: f64,
+    ) -> Tensor<2> {
+        if self.compute.is_f32() {
+            let adapted = linear::Adapted { weight: self.weight(weight), a: a.val(), b: b.val(), scaling, dropout };
+            return linear::adapted(x, adapted, bias, self.rng, self.compute.ops);
+        }
+        let dropped = match self.rng {
+            DropoutRng::Off => x.clone(),
+            _ if dropout == 0.0 => x.clone(),
+            rng => ops::dropout::dropout(cast(x.clone(), FloatDType::F32), dropout, rng, self.compute.ops),
+        };
+        let y = match bias {
+            Some(bias) => self.affine(x, weight, bias),
+            None => self.projection(x, weight),
+        };
+        let low = self.compute.product(dropped, self.weight(a));
+        y + self.compute.product(low, self.weight(b)) * scaling
     }
 
     /// Tells that stage `stage` begins. A model need not tell; one that does lets training draw the dropout of each stage from

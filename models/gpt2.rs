@@ -6,7 +6,7 @@ use burn::tensor::{Bool, Device, Int, Tensor};
 
 use crate::compute::Pass;
 use crate::config::Gpt2Config;
-use crate::layers::{Conv1D, Embedding, LayerNorm};
+use crate::layers::{Conv1D, EachLinear, Embedding, LayerNorm};
 use crate::ops::attention::plain::{attention, causal_mask, merge_heads, split_heads};
 use crate::ops::attention::{Attention, Qkv};
 use crate::ops::dropout::dropout;
@@ -126,6 +126,15 @@ impl Gpt2Model {
             x = block.forward_cached(x, batch, &hidden, cache, index, pass);
         }
         x
+    }
+
+    /// Shows every linear layer to `each`.
+    pub(crate) fn each_linear(&mut self, each: &mut EachLinear<'_>) {
+        for Gpt2Block { attn, mlp, .. } in &mut self.h {
+            for layer in [&mut attn.c_attn, &mut attn.c_proj, &mut mlp.c_fc, &mut mlp.c_proj] {
+                layer.each_linear(each);
+            }
+        }
     }
 
     /// The last normalisation: `[n, n_embd]` -> the same.

@@ -9,6 +9,7 @@ use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Device, Distribution, Int, Shape, Tensor};
 
 use crate::compute::Pass;
+use crate::lora::{LoraConfig, LoraInit};
 use crate::ops::gelu::Activation;
 use crate::ops::{self, Ops};
 
@@ -20,6 +21,8 @@ pub struct Linear {
     pub weight: Param<Tensor<2>>,
     /// `[out]`
     pub bias: Option<Param<Tensor<1>>>,
+    /// What learns beside a frozen weight, if anything.
+    pub lora: Option<Lora>,
 }
 
 /// The same mathematics as [`Linear`]; its own type because Hugging Face's GPT-2 files store the weight untransposed.
@@ -30,25 +33,62 @@ pub struct Conv1D {
     pub weight: Param<Tensor<2>>,
     /// `[out]`
     pub bias: Param<Tensor<1>>,
+    /// What learns beside a frozen weight, if anything.
+    pub lora: Option<Lora>,
+}
+
+/// The adapter of one linear layer. Reference: `peft.tuners.lora.layer.Linear`.
+#[derive(Module, Debug)]
+pub struct Lora {
+    lora_a: LowRank,
+    lora_b: LowRank,
+    dropout: f64,
+    scaling: f64,
+}
+
+/// One of the two matrices, stored as [`Linear`] stores its weight. Reference: `torch.nn.Linear`.
+#[derive(Module, Debug)]
+struct LowRank {
+    weight: Param<Tensor<2>>,
+}
+
+/// What is done to the weight of every linear layer of a model and to its adapter.
+pub(crate) type EachLinear<'a> = dyn FnMut(&mut Param<Tensor<2>>, &mut Option<Lora>) + 'a;
+
+/// `x W`, with the adapter where there is one, and with `bias` where it is given: `[n, in] -> [n, out]`
+fn product(
+    x: Tensor<2>,
+    weight: &Param<Tensor<2>>,
+    bias: Option<Tensor<1>>,
+    lora: Option<&Lora>,
+    pass: Pass<'_>,
+) -> Tensor<2> {
+    match (lora, bias) {
+        (Some(lora), bias) => lora.forward(x, weight, bias, pass),
+        (None, Some(bias)) => pass.affine(x, weight, bias),
+        (None, None) => pass.projection(x, weight),
+    }
 }
 
 impl Linear {
     /// Weights from `N(0, std)`, bias zero, as `transformers` initialises them.
     pub fn new(d_in: usize, d_out: usize, bias: bool, std: f64, device: &Device) -> Self {
-        Self { weight: normal([d_in, d_out], std, device), bias: bias.then(|| zeros([d_out], device)) }
+        Self { weight: normal([d_in, d_out], std, device), bias: bias.then(|| zeros([d_out], device)), lora: None }
     }
 
     /// `[n, in] -> [n, out]`
     pub fn forward(&self, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
-        match &self.bias {
-            Some(bias) => pass.affine(x, &self.weight, bias.val()),
-            None => pass.projection(x, &self.weight),
-        }
+        product(x, &self.weight, self.bias.as_ref().map(Param::val), self.lora.as_ref(), pass)
+    }
+
+    /// Shows the weight and the adapter to `each`.
+    pub(crate) fn each_linear(&mut self, each: &mut EachLinear<'_>) {
+        each(&mut self.weight, &mut self.lora);
     }
 
     /// `activation(x W + b)`: `[n, in] -> [n, out]`
     pub fn activated(&self, x: Tensor<2>, activation: Activation, pass: Pass<'_>) -> Tensor<2> {
-        let x = pass.projection(x, &self.weight);
+        let x = product(x, &self.weight, None, self.lora.as_ref(), pass);
         match &self.bias {
             Some(bias) => ops::gelu::bias_gelu(x, bias.val(), activation, pass.ops()),
             None => activation.forward(x),
@@ -59,23 +99,67 @@ impl Linear {
 impl Conv1D {
     /// Weights from `N(0, std)`, bias zero.
     pub fn new(d_in: usize, d_out: usize, std: f64, device: &Device) -> Self {
-        Self { weight: normal([d_in, d_out], std, device), bias: zeros([d_out], device) }
+        Self { weight: normal([d_in, d_out], std, device), bias: zeros([d_out], device), lora: None }
     }
 
     /// `[n, in] -> [n, out]`
     pub fn forward(&self, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
-        pass.affine(x, &self.weight, self.bias.val())
+        product(x, &self.weight, Some(self.bias.val()), self.lora.as_ref(), pass)
+    }
+
+    /// Shows the weight and the adapter to `each`.
+    pub(crate) fn each_linear(&mut self, each: &mut EachLinear<'_>) {
+        each(&mut self.weight, &mut self.lora);
     }
 
     /// `activation(x W + b)`: `[n, in] -> [n, out]`
     pub fn activated(&self, x: Tensor<2>, activation: Activation, pass: Pass<'_>) -> Tensor<2> {
-        ops::gelu::bias_gelu(pass.projection(x, &self.weight), self.bias.val(), activation, pass.ops())
+        let x = product(x, &self.weight, None, self.lora.as_ref(), pass);
+        ops::gelu::bias_gelu(x, self.bias.val(), activation, pass.ops())
     }
 
     /// `residual + dropout(x W + b)`: `x [n, in]`, `residual [n, out]` -> `[n, out]`
     pub fn onto_residual(&self, x: Tensor<2>, residual: Tensor<2>, p: f64, pass: Pass<'_>) -> Tensor<2> {
-        let x = pass.projection(x, &self.weight);
+        let x = product(x, &self.weight, None, self.lora.as_ref(), pass);
         ops::dropout::bias_dropout_residual(x, self.bias.val(), residual, p, pass.rng, pass.ops())
+    }
+}
+
+impl Lora {
+    /// The adapter of a layer with a weight `[d_in, d_out]`.
+    pub(crate) fn new(config: &LoraConfig, [d_in, d_out]: [usize; 2], device: &Device) -> Self {
+        let r = config.r;
+        let uniform = |fan_in: usize| {
+            let bound = 1.0 / (fan_in as f64).sqrt();
+            Distribution::Uniform(-bound, bound)
+        };
+        let drawn = |shape: [usize; 2], distribution: Distribution| LowRank {
+            weight: uninitialized(shape, device, move |shape, device| Tensor::random(shape, distribution, device)),
+        };
+        let zero =
+            || LowRank { weight: uninitialized([r, d_out], device, |shape, device| Tensor::zeros(shape, device)) };
+        let (lora_a, lora_b) = match config.init_lora_weights {
+            LoraInit::Zero => (drawn([d_in, r], uniform(d_in)), zero()),
+            LoraInit::Gaussian => (drawn([d_in, r], Distribution::Normal(0.0, 1.0 / r as f64)), zero()),
+            LoraInit::Random => (drawn([d_in, r], uniform(d_in)), drawn([r, d_out], uniform(r))),
+        };
+        Self { lora_a, lora_b, dropout: config.lora_dropout, scaling: config.scaling() }
+    }
+
+    /// `x W + b + s (drop(x) A) B` for the frozen `weight` and the `bias`, if any, of the layer: `[n, in] -> [n, out]`, f32.
+    pub(crate) fn forward(
+        &self,
+        x: Tensor<2>,
+        weight: &Param<Tensor<2>>,
+        bias: Option<Tensor<1>>,
+        pass: Pass<'_>,
+    ) -> Tensor<2> {
+        pass.adapted(x, weight, bias, [&self.lora_a.weight, &self.lora_b.weight], self.dropout, self.scaling)
+    }
+
+    /// `W + s A B`: the weight of a layer that computes the same without an adapter, `[in, out]`.
+    pub(crate) fn merged(&self, weight: Tensor<2>) -> Tensor<2> {
+        weight + self.lora_a.weight.val().matmul(self.lora_b.weight.val()) * self.scaling
     }
 }
 

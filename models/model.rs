@@ -10,12 +10,13 @@ use crate::compute::{Compute, Pass};
 use crate::config::{BertConfig, BertVariant, Gpt2Config, Head, ModelConfig};
 use crate::error::{Error, Result};
 use crate::gpt2::{Gpt2Model, KvCache};
-use crate::layers::{LayerNorm, Linear, uninitialized};
+use crate::layers::{EachLinear, LayerNorm, Linear, Lora, uninitialized};
+use crate::lora::LoraConfig;
 use crate::ops::dropout::dropout;
 use crate::ops::gelu::Activation;
 use crate::ops::{Form, Operator, Ops};
 use crate::rows::{FirstTokens, Rows};
-use crate::weights::StateDict;
+use crate::weights::{ADAPTER_FILE, MODEL_FILE, StateDict, parameters};
 
 /// A body with its head.
 #[derive(Module, Debug)]
@@ -24,6 +25,8 @@ pub struct Model {
     head: HeadLayers,
     #[module(skip)]
     compute: Compute,
+    #[module(skip)]
+    lora: Option<LoraConfig>,
 }
 
 /// The transformer body. RoBERTa and DistilBERT are BERT's type, which knows its variant.
@@ -161,7 +164,66 @@ impl Model {
                 return Err(Error::NoSuchHead { model_type, task: head.task(), tasks });
             }
         };
-        Ok(Self { body, head, compute: Compute::default() })
+        Ok(Self { body, head, compute: Compute::default(), lora: None })
+    }
+
+    /// `config` for this model: where it asks for all linear layers, with their names.
+    pub fn settled(&self, config: LoraConfig) -> LoraConfig {
+        let all = parameters(self);
+        config.settled(&all.iter().map(|parameter| (parameter.name.as_str(), parameter.in_linear)).collect::<Vec<_>>())
+    }
+
+    /// The same model with new adapters beside its linear layers, as `config` says. What is saved of it is what learns then:
+    /// the adapters, and what `config` names beside them.
+    ///
+    /// # Errors
+    /// A target or a module to save that the model does not have.
+    pub fn with_lora(mut self, config: &LoraConfig) -> Result<Self> {
+        let all = parameters(&self);
+        let named = all.iter().map(|parameter| (parameter.name.as_str(), parameter.in_linear)).collect::<Vec<_>>();
+        let targets = config.targets(&named)?;
+        let is_target = |parameter: &&crate::weights::Parameter| {
+            parameter.name.strip_suffix(".weight").is_some_and(|module| targets.contains(module))
+        };
+        let ids = all.iter().filter(is_target).map(|parameter| parameter.id).collect::<Vec<_>>();
+        self.each_linear(&mut |weight, lora| {
+            if ids.contains(&weight.id) {
+                *lora = Some(Lora::new(config, weight.lazy_shape().dims(), &weight.lazy_device()));
+            }
+        });
+        self.lora = Some(config.clone());
+        Ok(self)
+    }
+
+    /// The settings of its adapters, if it has any.
+    pub fn lora(&self) -> Option<&LoraConfig> {
+        self.lora.as_ref()
+    }
+
+    /// The same model without adapters, whose weights have taken them up: it computes the same, up to rounding.
+    #[must_use]
+    pub fn merged(mut self) -> Self {
+        self.each_linear(&mut |weight, lora| {
+            if let Some(lora) = lora.take() {
+                *weight = Param::initialized(weight.id, lora.merged(weight.val()));
+            }
+        });
+        self.lora = None;
+        self
+    }
+
+    fn each_linear(&mut self, each: &mut EachLinear<'_>) {
+        match &mut self.body {
+            Body::Gpt2(body) => body.each_linear(each),
+            Body::Bert(body) => body.each_linear(each),
+        }
+        match &mut self.head {
+            HeadLayers::Gpt2Lm(_) => {}
+            HeadLayers::Gpt2Classification(head) => head.score.each_linear(each),
+            HeadLayers::BertMlm(head) => head.cls.predictions.transform.dense.each_linear(each),
+            HeadLayers::BertClassification(head) => head.classifier.each_linear(each),
+            HeadLayers::BertSpan(head) => head.qa_outputs.each_linear(each),
+        }
     }
 
     /// The logits of a batch, in f32 whatever the type of matrix products:
@@ -357,7 +419,8 @@ impl Model {
 }
 
 /// Hugging Face's spelling of field names that Rust cannot have or would not have.
-const SPELLINGS: &[(&str, &str)] = &[("layer_norm", "LayerNorm"), ("self_", "self")];
+const SPELLINGS: &[(&str, &str)] =
+    &[("layer_norm", "LayerNorm"), ("self_", "self"), ("lora_a", "lora_A"), ("lora_b", "lora_B")];
 
 impl StateDict for Model {
     /// Some fields are spelled otherwise, the body's field is `transformer` or `bert`, the head's has no name, and a variant of BERT has names of its own.
@@ -374,6 +437,18 @@ impl StateDict for Model {
             _ => path,
         };
         self.variant().tensor(name)
+    }
+
+    fn file(&self) -> &'static str {
+        if self.lora.is_some() { ADAPTER_FILE } else { MODEL_FILE }
+    }
+
+    /// With adapters, what is frozen is the base's.
+    fn saved_as(&self, name: &str) -> Option<String> {
+        match &self.lora {
+            Some(lora) => lora.saved_as(name),
+            None => Some(name.to_owned()),
+        }
     }
 }
 

@@ -19,25 +19,27 @@ pub(super) trait Differentiate<B: Backend>: Clone + Debug + Send + 'static {
     fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>>;
 }
 
-/// The output of `forward`, which is given `inputs` without autodiff and whether any of them is tracked. If one is, the state
-/// that `forward` returns beside the output is kept for the backward.
+/// The output of `forward`, which is given `inputs` without autodiff and which of them are tracked. If one is, the state that
+/// `forward` returns beside the output is kept for the backward: it has no need of what only the gradient of an untracked input
+/// takes.
 pub(super) fn record<C, B, S, const N: usize>(
     inputs: [FloatTensor<Autodiff<B, C>>; N],
-    forward: impl FnOnce([FloatTensor<B>; N], bool) -> (FloatTensor<B>, S),
+    forward: impl FnOnce([FloatTensor<B>; N], [bool; N]) -> (FloatTensor<B>, S),
 ) -> FloatTensor<Autodiff<B, C>>
 where
     C: CheckpointStrategy,
     B: Backend,
     S: Differentiate<B>,
 {
+    let tracked = inputs.each_ref().map(|input| input.is_tracked());
     let nodes = inputs.each_ref().map(|input| input.node());
     let inputs = inputs.map(|input| input.into_primitive());
     match Recorded(PhantomData::<fn() -> S>).prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(prepared) => {
-            let (output, state) = forward(inputs, true);
+            let (output, state) = forward(inputs, tracked);
             prepared.finish(state, output)
         }
-        OpsKind::UnTracked(prepared) => prepared.finish(forward(inputs, false).0),
+        OpsKind::UnTracked(prepared) => prepared.finish(forward(inputs, tracked).0),
     }
 }
 

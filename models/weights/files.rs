@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
@@ -12,6 +13,7 @@ use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
+use super::save::{ADAPTER_FILE, MODEL_FILE};
 use crate::error::{Error, Result};
 
 /// An opened checkpoint: every tensor's name, and where to read it.
@@ -24,7 +26,7 @@ pub(super) struct Checkpoint {
 }
 
 enum Shard {
-    Safetensors { path: PathBuf, map: Mmap, data_start: usize, metadata: Metadata },
+    Safetensors { path: PathBuf, file: File, data_start: usize, metadata: Metadata },
     Pytorch { path: PathBuf, reader: PytorchReader },
 }
 
@@ -37,9 +39,17 @@ pub(super) struct Values {
 impl Checkpoint {
     /// Opens the weights of `folder`, in the order of preference of `transformers`.
     pub(super) fn open(folder: &Path) -> Result<Self> {
-        let names =
-            ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"];
-        let Some(found) = names.into_iter().map(|name| folder.join(name)).find(|path| path.is_file()) else {
+        let names = [MODEL_FILE, "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"];
+        Self::open_one_of(folder, &names)
+    }
+
+    /// Opens the weights of the adapter in `folder`.
+    pub(super) fn open_adapter(folder: &Path) -> Result<Self> {
+        Self::open_one_of(folder, &[ADAPTER_FILE, "adapter_model.bin"])
+    }
+
+    fn open_one_of(folder: &Path, names: &[&str]) -> Result<Self> {
+        let Some(found) = names.iter().map(|name| folder.join(name)).find(|path| path.is_file()) else {
             return Err(Error::Weights {
                 path: folder.into(),
                 problem: format!("no weights found; expected one of {}", names.join(", ")),
@@ -106,9 +116,14 @@ impl Checkpoint {
     /// Reads a tensor that [`contains`](Self::contains) knows.
     pub(super) fn read(&self, name: &str) -> Result<Values> {
         match &self.shards[self.index[name]] {
-            Shard::Safetensors { path, map, data_start, metadata } => {
+            Shard::Safetensors { path, file, data_start, metadata } => {
                 let info = metadata.info(name).expect("the index lists only names that the shard holds");
-                let bytes = &map[data_start + info.data_offsets.0..data_start + info.data_offsets.1];
+                // Read and not mapped: the pages of a map count as memory of this process.
+                let mut bytes = vec![0; info.data_offsets.1 - info.data_offsets.0];
+                let start = SeekFrom::Start((data_start + info.data_offsets.0) as u64);
+                let mut file = file;
+                file.seek(start).and_then(|_| file.read_exact(&mut bytes)).map_err(|source| io(path, source))?;
+                let bytes = bytes.as_slice();
                 let data = match info.dtype {
                     Dtype::F32 => decode(bytes, f32::from_le_bytes),
                     Dtype::F64 => decode(bytes, |b| f64::from_le_bytes(b) as f32),
@@ -144,6 +159,15 @@ pub fn is_plain_name(name: &str) -> bool {
     !matches!(name, "" | "." | "..") && !has_drive && !name.contains(|c: char| c == '/' || c == '\\' || c.is_control())
 }
 
+/// The names and shapes of the tensors of the adapter in `folder`.
+///
+/// # Errors
+/// A file that is missing or is no file of weights.
+pub fn adapter_tensors(folder: &Path) -> Result<Vec<(String, Vec<usize>)>> {
+    let checkpoint = Checkpoint::open_adapter(folder)?;
+    Ok(checkpoint.names().map(|name| (name.clone(), checkpoint.shape(name).unwrap_or_default())).collect())
+}
+
 impl Shard {
     fn open(path: &Path) -> Result<Self> {
         if !path.is_file() {
@@ -157,8 +181,8 @@ impl Shard {
             return Ok(Self::Pytorch { path: path.into(), reader });
         }
         let file = File::open(path).map_err(|source| io(path, source))?;
-        // SAFETY: the map is read-only. As with every reader of mapped files, whoever truncates the file while it is being
-        // read stops this process; nothing here writes to it.
+        // SAFETY: the map is read-only, and only the header is read through it. As with every reader of mapped files, whoever
+        // truncates the file meanwhile stops this process; nothing here writes to it.
         #[allow(unsafe_code)]
         let map = unsafe { Mmap::map(&file) }.map_err(|source| io(path, source))?;
         // Checks the header's length, that it is JSON, that the offsets are contiguous, fit dtype times shape, and end
@@ -167,7 +191,7 @@ impl Shard {
             path: path.into(),
             problem: format!("not a valid safetensors file ({} bytes): {error}", map.len()),
         })?;
-        Ok(Self::Safetensors { path: path.into(), data_start: 8 + header, map, metadata })
+        Ok(Self::Safetensors { path: path.into(), data_start: 8 + header, file, metadata })
     }
 
     fn names(&self) -> Vec<String> {

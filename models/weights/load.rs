@@ -5,11 +5,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
 use burn::module::{ModuleMapper, Param, ParamId};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{FloatDType, Tensor, TensorData};
 
 use super::files::{Checkpoint, Values};
 use super::names::{Parameter, StateDict, parameters};
+use super::save::MODEL_FILE;
 use crate::error::{Error, Result};
+use crate::lora::is_of_adapter;
 
 /// Prefixes of the tensors of a head. A head of which a checkpoint holds no tensor at all is new and keeps its random
 /// weights; anything else that is missing is an error.
@@ -56,15 +58,69 @@ pub struct LoadReport {
     pub unused: Vec<String>,
 }
 
-/// Loads the weights of the Hugging Face folder `folder` into `model`.
+/// Loads the weights of the Hugging Face folder `folder` into `model`. Adapters, which such a folder does not have, stay as they
+/// are.
 ///
 /// # Errors
 /// A missing tensor outside a new head, a tensor of another shape, a tied pair with two different values, a file that
 /// does not hold what its header says; the message lists them all.
 pub fn load<M: StateDict>(model: M, folder: &Path) -> Result<(M, LoadReport)> {
-    let checkpoint = Checkpoint::open(folder)?;
-    let wanted = parameters(&model);
-    let sources = wanted.iter().map(|parameter| find(&checkpoint, &parameter.name)).collect::<Vec<_>>();
+    load_narrow(model, folder, ALL_WIDE)
+}
+
+/// As [`load`], with the parameters that `narrow` chooses in its type, where all others are f32: for frozen weights that do
+/// nothing but multiply.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_narrow<M: StateDict>(model: M, folder: &Path, narrow: Narrow<'_>) -> Result<(M, LoadReport)> {
+    let wanted = parameters(&model).into_iter().filter(|parameter| !is_of_adapter(&parameter.name)).collect();
+    load_wanted(model, &Checkpoint::open(folder)?, wanted, narrow)
+}
+
+/// A type, and whether a parameter is kept in it.
+pub type Narrow<'a> = (FloatDType, &'a dyn Fn(&Parameter) -> bool);
+
+const ALL_WIDE: Narrow<'static> = (FloatDType::F32, &|_| false);
+
+/// Loads what was saved of a model like `model` into it: all weights, or its adapters with what learnt beside them.
+///
+/// # Errors
+/// As [`load`], and tensors in the file that the model does not have.
+pub fn load_saved<M: StateDict>(model: M, folder: &Path) -> Result<(M, LoadReport)> {
+    if model.file() == MODEL_FILE {
+        return load(model, folder);
+    }
+    let saved = |parameter: Parameter| {
+        let name = parameter.saved_as.clone()?;
+        Some(Parameter { name, ..parameter })
+    };
+    let wanted = parameters(&model).into_iter().filter_map(saved).collect();
+    let (model, report) = load_wanted(model, &Checkpoint::open_adapter(folder)?, wanted, ALL_WIDE)?;
+    // With `bias = "all"`, `peft` writes the biases of modules that are saved whole two times more, under names of its wrapper.
+    let is_wrapper = |name: &String| [".modules_to_save.", ".original_module."].iter().any(|part| name.contains(part));
+    let unused = report.unused.iter().filter(|name| !is_wrapper(name)).cloned().collect::<Vec<_>>();
+    match unused.as_slice() {
+        [] => Ok((model, LoadReport { unused, ..report })),
+        unused => Err(Error::Weights {
+            path: folder.into(),
+            problem: format!(
+                "the adapter does not fit the model, which has no place for {} of its tensors{}",
+                unused.len(),
+                listed(unused)
+            ),
+        }),
+    }
+}
+
+fn load_wanted<M: StateDict>(
+    model: M,
+    checkpoint: &Checkpoint,
+    wanted: Vec<Parameter>,
+    narrow: Narrow<'_>,
+) -> Result<(M, LoadReport)> {
+    let folder = &checkpoint.folder;
+    let sources = wanted.iter().map(|parameter| find(checkpoint, &parameter.name)).collect::<Vec<_>>();
 
     let mut report = LoadReport::default();
     let (mut missing, mut misshaped) = (Vec::new(), Vec::new());
@@ -78,7 +134,7 @@ pub fn load<M: StateDict>(model: M, folder: &Path) -> Result<(M, LoadReport)> {
             }
         }
     }
-    report.unused = unused(&checkpoint, &sources);
+    report.unused = unused(checkpoint, &sources);
     if !missing.is_empty() || !misshaped.is_empty() {
         return Err(Error::Weights {
             path: folder.into(),
@@ -95,15 +151,17 @@ pub fn load<M: StateDict>(model: M, folder: &Path) -> Result<(M, LoadReport)> {
         });
     }
 
-    let mut values = HashMap::new();
-    for (parameter, source) in wanted.iter().zip(sources) {
-        let Some(source) = source else { continue };
-        let read = checkpoint.read(&source)?;
-        check_tied(&checkpoint, parameter, &source, &read)?;
-        values.insert(parameter.id, if parameter.transposed { transposed(read) } else { read });
+    let found = wanted.into_iter().zip(sources).filter_map(|(parameter, source)| {
+        let source = source?;
+        Some((parameter.id, (parameter, source)))
+    });
+    let mut fill = Fill { checkpoint, found: found.collect(), narrow, failed: None };
+    report.loaded = fill.found.len();
+    let model = model.map(&mut fill);
+    match fill.failed {
+        Some(error) => Err(error),
+        None => Ok((model, report)),
     }
-    report.loaded = values.len();
-    Ok((model.map(&mut Fill { values }), report))
 }
 
 /// The name under which the checkpoint holds the parameter `name`.
@@ -115,6 +173,8 @@ fn find(checkpoint: &Checkpoint, name: &str) -> Option<String> {
             spellings.push(format!("{stem}{old}"));
         }
     }
+    // Where `peft` wraps a layer, its own tensors were once saved as if it did not.
+    spellings.extend(name.contains(".base_layer.").then(|| name.replace(".base_layer.", ".")));
     let bare = spellings
         .clone()
         .into_iter()
@@ -187,15 +247,39 @@ fn listed(names: &[String]) -> String {
     }
 }
 
-struct Fill {
-    values: HashMap<ParamId, Values>,
+/// Puts the values of a checkpoint into a model, a tensor at a time.
+struct Fill<'a> {
+    checkpoint: &'a Checkpoint,
+    /// The parameters that it holds, with their names there.
+    found: HashMap<ParamId, (Parameter, String)>,
+    narrow: Narrow<'a>,
+    failed: Option<Error>,
 }
 
-impl ModuleMapper for Fill {
+impl Fill<'_> {
+    fn values(&self, parameter: &Parameter, source: &str) -> Result<Values> {
+        let read = self.checkpoint.read(source)?;
+        check_tied(self.checkpoint, parameter, source, &read)?;
+        Ok(if parameter.transposed { transposed(read) } else { read })
+    }
+}
+
+impl ModuleMapper for Fill<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(values) = self.values.remove(&param.id) else { return param };
+        let Some((parameter, source)) = self.found.remove(&param.id).filter(|_| self.failed.is_none()) else {
+            return param;
+        };
+        let values = match self.values(&parameter, &source) {
+            Ok(values) => values,
+            Err(error) => {
+                self.failed = Some(error);
+                return param;
+            }
+        };
         let device = param.lazy_device();
-        let tensor = Tensor::from_data(TensorData::new(values.data, values.shape), &device);
+        let tensor = Tensor::<D>::from_data(TensorData::new(values.data, values.shape), &device);
+        let (dtype, is_narrow) = self.narrow;
+        let tensor = if dtype != FloatDType::F32 && is_narrow(&parameter) { tensor.cast(dtype) } else { tensor };
         Param::initialized(param.id, tensor.set_require_grad(device.is_autodiff()))
     }
 }

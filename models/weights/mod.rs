@@ -7,7 +7,7 @@ mod load;
 mod names;
 mod save;
 
-pub use files::is_plain_name;
-pub use load::{LoadReport, load};
+pub use files::{adapter_tensors, is_plain_name};
+pub use load::{LoadReport, Narrow, load, load_narrow, load_saved};
 pub use names::{Depth, Parameter, StateDict, parameters};
-pub use save::{NamedTensor, export, save, to_hf_layout, write_safetensors};
+pub use save::{ADAPTER_FILE, MODEL_FILE, NamedTensor, export, export_saved, save, to_hf_layout, write_safetensors};

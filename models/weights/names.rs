@@ -5,6 +5,12 @@
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 
+/// Modules whose weight files hold transposed.
+const TRANSPOSED: [&str; 2] = ["Struct:Linear", "Struct:LowRank"];
+
+/// Linear layers.
+const LINEAR: [&str; 2] = ["Struct:Linear", "Struct:Conv1D"];
+
 /// One parameter of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Parameter {
@@ -18,6 +24,10 @@ pub struct Parameter {
     pub transposed: bool,
     /// It belongs to a normalisation: a module whose type ends in `Norm`.
     pub in_norm: bool,
+    /// It is the weight of a linear layer: of a module whose type is `Linear` or `Conv1D`.
+    pub in_linear: bool,
+    /// Its name in a file of what is [saved](StateDict::saved_as) of the model; none for one of a frozen base.
+    pub saved_as: Option<String>,
 }
 
 /// How far from the input a parameter stands.
@@ -64,12 +74,28 @@ pub trait StateDict: Module {
     fn key(&self, path: String) -> String {
         path
     }
+
+    /// The file of weights in a saved folder.
+    fn file(&self) -> &'static str {
+        super::MODEL_FILE
+    }
+
+    /// The name in that file of the tensor called `name`, which is as a rule the same; none for a tensor of a frozen base,
+    /// which is in the base's folder and neither learns nor is saved.
+    fn saved_as(&self, name: &str) -> Option<String> {
+        Some(name.to_owned())
+    }
 }
 
 /// Every parameter of `model`, in the order in which the model visits them. Creates nothing: shapes of parameters that
 /// have not been drawn yet are known.
 pub fn parameters<M: StateDict>(model: &M) -> Vec<Parameter> {
-    let mut visitor = Names { key: &|path| model.key(path), path: PathStack::default(), found: Vec::new() };
+    let mut visitor = Names {
+        key: &|path| model.key(path),
+        saved_as: &|name| model.saved_as(name),
+        path: PathStack::default(),
+        found: Vec::new(),
+    };
     model.visit(&mut visitor);
     visitor.found
 }
@@ -89,14 +115,24 @@ impl PathStack {
         self.segments.pop();
     }
 
-    /// The path of the fields. An enum's variant is no part of it.
+    /// The path of the fields. An enum's variant is no part of it, nor is the field with a layer's adapter.
     fn name(&self) -> String {
-        let fields = self.segments.iter().filter(|(_, container)| !container.starts_with("Enum:"));
+        let is_part = |(name, container): &&(String, String)| {
+            let is_adapter = name == "lora" && LINEAR.contains(&container.as_str());
+            !container.starts_with("Enum:") && !is_adapter
+        };
+        let fields = self.segments.iter().filter(is_part);
         fields.map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".")
     }
 
     pub(super) fn transposed(&self) -> bool {
-        self.segments.last().is_some_and(|(name, container)| name == "weight" && container == "Struct:Linear")
+        self.segments
+            .last()
+            .is_some_and(|(name, container)| name == "weight" && TRANSPOSED.contains(&container.as_str()))
+    }
+
+    pub(super) fn in_linear(&self) -> bool {
+        self.segments.last().is_some_and(|(name, container)| name == "weight" && LINEAR.contains(&container.as_str()))
     }
 
     pub(super) fn in_norm(&self) -> bool {
@@ -106,6 +142,7 @@ impl PathStack {
 
 struct Names<'a> {
     key: &'a dyn Fn(String) -> String,
+    saved_as: &'a dyn Fn(&str) -> Option<String>,
     path: PathStack,
     found: Vec<Parameter>,
 }
@@ -126,7 +163,8 @@ impl ModuleVisitor for Names<'_> {
             shape.reverse();
         }
         let (name, in_norm) = ((self.key)(self.path.name()), self.path.in_norm());
-        self.found.push(Parameter { id: param.id, name, shape, transposed, in_norm });
+        let (in_linear, saved_as) = (self.path.in_linear(), (self.saved_as)(&name));
+        self.found.push(Parameter { id: param.id, name, shape, transposed, in_norm, in_linear, saved_as });
     }
 }
 

@@ -12,6 +12,12 @@ use super::names::{Parameter, StateDict, parameters};
 use crate::error::{Error, Result};
 use crate::whole_file;
 
+/// The weights of a model.
+pub const MODEL_FILE: &str = "model.safetensors";
+
+/// The weights of the adapters of a model.
+pub const ADAPTER_FILE: &str = "adapter_model.safetensors";
+
 /// A tensor on the host, f32, row-major.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NamedTensor {
@@ -29,12 +35,20 @@ pub struct NamedTensor {
 /// The device's message when a value cannot be read back.
 pub fn export<M: StateDict>(model: &M) -> std::result::Result<Vec<NamedTensor>, String> {
     let parameters = parameters(model).into_iter().map(|parameter| (parameter.id, parameter)).collect();
-    let mut visitor = Export { parameters, exported: Vec::new(), error: None };
-    model.visit(&mut visitor);
-    match visitor.error {
-        Some(error) => Err(error),
-        None => Ok(visitor.exported),
-    }
+    Export { parameters, exported: Vec::new(), error: None }.of(model)
+}
+
+/// What is saved of `model`, under the names of its file: every parameter but those of a frozen base, in Hugging Face's layout.
+///
+/// # Errors
+/// The device's message when a value cannot be read back.
+pub fn export_saved<M: StateDict>(model: &M) -> std::result::Result<Vec<NamedTensor>, String> {
+    let saved = |parameter: Parameter| {
+        let name = parameter.saved_as.clone()?;
+        Some((parameter.id, Parameter { name, ..parameter }))
+    };
+    let parameters = parameters(model).into_iter().filter_map(saved).collect();
+    Export { parameters, exported: Vec::new(), error: None }.of(model)
 }
 
 /// A parameter's value or gradient on the host, turned into Hugging Face's layout.
@@ -51,13 +65,13 @@ pub fn to_hf_layout<const D: usize>(
     Ok(NamedTensor { name: parameter.name.clone(), shape, data })
 }
 
-/// Writes `model.safetensors` into `folder`.
+/// Writes what is saved of `model` into its [file](StateDict::file) in `folder`.
 ///
 /// # Errors
 /// A value that cannot be read from the device, or a folder that cannot be written.
 pub fn save<M: StateDict>(model: &M, folder: &Path) -> Result<()> {
-    let path = folder.join("model.safetensors");
-    let tensors = export(model).map_err(|problem| Error::Weights { path: path.clone(), problem })?;
+    let path = folder.join(model.file());
+    let tensors = export_saved(model).map_err(|problem| Error::Weights { path: path.clone(), problem })?;
     write_safetensors(&path, &tensors)
 }
 
@@ -87,9 +101,19 @@ struct Export {
     error: Option<String>,
 }
 
+impl Export {
+    fn of<M: StateDict>(mut self, model: &M) -> std::result::Result<Vec<NamedTensor>, String> {
+        model.visit(&mut self);
+        match self.error {
+            Some(error) => Err(error),
+            None => Ok(self.exported),
+        }
+    }
+}
+
 impl ModuleVisitor for Export {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let parameter = &self.parameters[&param.id];
+        let Some(parameter) = self.parameters.get(&param.id) else { return };
         match to_hf_layout(parameter, param.val()) {
             Ok(tensor) => self.exported.push(tensor),
             Err(error) => self.error = Some(error),

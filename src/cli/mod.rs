@@ -38,7 +38,7 @@ use folders::CacheCommand;
 use help::{CompletionArgs, HelpArgs};
 use job::JobArgs;
 use metrics::MetricsArgs;
-use models::{ExportArgs, ForwardArgs, GenerateArgs, PredictArgs};
+use models::{ExportArgs, ForwardArgs, GenerateArgs, MergeArgs, PredictArgs};
 use terminal::show;
 use training::{ConfigArgs, EvalArgs, InitArgs, PartArgs, PlanArgs, TrainArgs, VerifyResumeArgs};
 use tuning::{TrialArgs, TuneArgs};
@@ -85,6 +85,8 @@ enum Command {
     Generate(GenerateArgs),
     /// Predict labels, numbers or answers for the rows of a file
     Predict(PredictArgs),
+    /// Merge a LoRA adapter into the weights of its base, as a model folder of its own
+    Merge(MergeArgs),
     /// Pack a model folder into model.tar.gz
     Export(ExportArgs),
     /// Measure whether compiling pays for the run that a config file describes
@@ -168,6 +170,7 @@ impl Cli {
             Command::Forward(args) => models::run_forward(&args),
             Command::Generate(args) => models::run_generate(&args),
             Command::Predict(args) => models::run_predict(&args),
+            Command::Merge(args) => models::run_merge(&args),
             Command::Export(args) => models::run_export(&args),
             Command::Compare(args) => compare::run_compare(&args),
             Command::Report(args) => compare::run_report(&args),

@@ -1,4 +1,4 @@
-//! `kiln forward`, `kiln generate`, `kiln predict` and `kiln export`: what takes a model folder.
+//! `kiln forward`, `kiln generate`, `kiln predict`, `kiln merge` and `kiln export`: what takes a model folder.
 
 use std::io::{BufWriter, IsTerminal, Write};
 use std::ops::ControlFlow;
@@ -19,12 +19,12 @@ use crate::config::{GenerateOptions, RunConfig};
 use crate::data::tokenized::{Limits, read_batch};
 use crate::engine::device;
 use crate::engine::handover;
-use crate::hub::{self, Wanted};
 use crate::inference::forward::forward_to_file;
 use crate::inference::predict::{PredictOptions, predict};
 use crate::precision::PrecisionPlan;
 use crate::session::export::export;
-use crate::session::model_folder::{ModelFolder, read_config};
+use crate::session::merge::merge;
+use crate::session::model_folder::{ModelFolder, described};
 use crate::task::generate::generate;
 
 #[derive(Debug, Args)]
@@ -122,6 +122,15 @@ pub(super) struct PredictArgs {
     max_length: Option<usize>,
     #[command(flatten)]
     device: DeviceArgs,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct MergeArgs {
+    /// A PEFT folder with an adapter, a run folder whose model/ is one, or a Hub id
+    adapter: String,
+    /// The folder to write
+    #[arg(long, value_name = "FOLDER")]
+    out: PathBuf,
 }
 
 #[derive(Debug, Args)]
@@ -271,7 +280,10 @@ fn trained_columns(model: &str) -> Result<(Option<String>, Option<String>)> {
 
 /// The task whose head the model `model` (a folder or a Hub id) says it was saved with.
 fn trained_task(model: &str) -> Result<Task> {
-    let (config, _) = read_config(&hub::resolve(model, &Wanted::MODEL)?)?;
+    let (config, stated) = described(model)?;
+    if let Some(task) = stated.filter(|task| *task != Task::Clm) {
+        return Ok(task);
+    }
     let labels = config.labels();
     let is_regression = labels.problem_type.as_deref() == Some("regression") || labels.num_labels() == 1;
     let architecture = config.architecture().unwrap_or("no class");
@@ -304,6 +316,11 @@ pub(super) fn predict_to_file(
     })?;
     writer.into_inner().map_err(|error| io(error.into_error()))?.commit().map_err(io)?;
     Ok(count)
+}
+
+pub(super) fn run_merge(args: &MergeArgs) -> Result<()> {
+    let written = merge(&args.adapter, &args.out)?;
+    say(format!("wrote {} to {}", written.join(", "), args.out.display()))
 }
 
 pub(super) fn run_export(args: &ExportArgs) -> Result<()> {

@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 
 use super::{
-    BatchSection, DataSection, DeviceKind, DeviceSection, GenerationSection, LearningRateSection, ModelSection,
-    OnExisting, Precision, RunConfig, TokenizerSection, TrainerSection, TrainingCompilerConfig,
+    BatchSection, DataSection, DeviceKind, DeviceSection, GenerationSection, LearningRateSection, LoraSection,
+    ModelSection, OnExisting, Precision, RunConfig, TokenizerSection, TrainerSection, TrainingCompilerConfig,
 };
 use crate::base::error::Result;
 
@@ -98,6 +98,12 @@ impl RunConfigBuilder {
     /// The training compiler. Default: the run is native.
     pub fn compiler(mut self, compiler: TrainingCompilerConfig) -> Self {
         self.config.compiler = Some(compiler);
+        self
+    }
+
+    /// Adapters beside frozen weights. Default: the whole model learns.
+    pub fn lora(mut self, lora: LoraSection) -> Self {
+        self.config.lora = Some(lora);
         self
     }
 

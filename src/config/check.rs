@@ -4,12 +4,13 @@
 use std::collections::BTreeSet;
 
 use crate::base::error::Error;
+use kiln_models::LoraConfig;
 use toml::Value;
 
 use super::document::Complaint;
 use super::{
     BatchScaling, BatchScope, ClassWeights, CompilerMode, DataFormat, DataSection, DocumentEnd, Documents,
-    EvalStrategy, GenerationSection, Interval, LrScaling, ModelSection, OnExisting, RunConfig, RunSection,
+    EvalStrategy, GenerationSection, Interval, LoraSection, LrScaling, ModelSection, OnExisting, RunConfig, RunSection,
     SaveStrategy, SchedulerType, TokenizerSection, TrainBatchSize, TrainerSection, Validation,
 };
 use crate::config::Task;
@@ -20,6 +21,7 @@ type Checked = Result<(), Complaint>;
 pub(super) fn check(config: &RunConfig) -> Checked {
     of_the_run(config)?;
     model(config)?;
+    config.lora.as_ref().map_or(Ok(()), |section| lora(section, config))?;
     data(&config.data)?;
     tokenizer(config)?;
     of_the_training(config)?;
@@ -37,6 +39,7 @@ pub(super) fn check_own(config: &RunConfig) -> Checked {
         ("data", config.data != data),
         ("tokenizer", config.tokenizer != TokenizerSection::default()),
         ("generation", config.generation.is_some()),
+        ("lora", config.lora.is_some()),
         ("trainer.do_predict", config.trainer.do_predict),
         ("trainer.do_train", !config.trainer.do_train),
     ];
@@ -128,6 +131,39 @@ fn model(config: &RunConfig) -> Checked {
     }
     not_empty("model.from", model.from.as_deref())?;
     not_empty("model.size", model.size.as_deref())
+}
+
+fn lora(section: &LoraSection, config: &RunConfig) -> Checked {
+    if config.model.from.is_none() {
+        let message =
+            "adapters stand on pretrained weights, and model.from names none: random ones would stay as they are";
+        return Err(Complaint::new("lora", message).help("set model.from, or remove [lora]"));
+    }
+    at_least("lora.r", section.r, 1)?;
+    at_most("lora.r", section.r, MAX_RANK)?;
+    if section.lora_alpha <= 0.0 {
+        let message = format!("expected a number above 0, got {}", section.lora_alpha);
+        return Err(Complaint::new("lora.lora_alpha", message));
+    }
+    if !(0.0..1.0).contains(&section.lora_dropout) {
+        let message = format!("expected a probability from 0 to below 1, got {}", section.lora_dropout);
+        return Err(Complaint::new("lora.lora_dropout", message));
+    }
+    if section.use_dora {
+        return Err(Complaint::new("lora.use_dora", "Kiln has no weight decomposition (DoRA)").help("leave it out"));
+    }
+    for (key, names) in
+        [("lora.target_modules", &section.target_modules), ("lora.modules_to_save", &section.modules_to_save)]
+    {
+        names.iter().try_for_each(|name| not_empty(key, Some(name)))?;
+    }
+    match section.task_type.as_deref() {
+        Some(given) if Some(given) != LoraConfig::task_type_of(config.data.task.head()) => {
+            let message = format!("{given:?} is not the task {} of data.task", config.data.task);
+            Err(Complaint::new("lora.task_type", message).help("leave it out"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn data(data: &DataSection) -> Checked {
@@ -658,6 +694,7 @@ fn generation(section: &GenerationSection, config: &RunConfig) -> Checked {
 /// Far above any use, and small enough that steps, samples and bytes can be multiplied in 64 bits.
 const MAX_STEPS: usize = 1 << 31;
 const MAX_BATCH: usize = 1 << 20;
+const MAX_RANK: usize = 1 << 20;
 
 fn at_most(key: &str, value: usize, most: usize) -> Checked {
     match value > most {

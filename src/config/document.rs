@@ -17,7 +17,7 @@ use super::sections::{
 };
 use super::settings::Setting;
 use super::trainer::TrainerSection;
-use super::{BatchSection, LearningRateSection, OptimArgs, RunConfig, SchedulerKwargs};
+use super::{BatchSection, LearningRateSection, LoraSection, OptimArgs, RunConfig, SchedulerKwargs};
 use crate::base::error::{Error, ErrorKind, Result, nearest, plain_words, printable};
 
 /// A mistake in one key, before it is known where in which file that key stands.
@@ -312,6 +312,7 @@ impl Document {
                 "device" => field_names::<DeviceSection>(),
                 "compiler" => field_names::<TrainingCompilerConfig>(),
                 "generation" => field_names::<GenerationSection>(),
+                "lora" => field_names::<LoraSection>(),
                 key if TOP_LEVEL.contains(&key) => continue,
                 _ => return Err(self.locate(unknown_section(section))),
             };

@@ -142,8 +142,11 @@ pub(crate) fn argument(name: &str) -> Option<&'static Argument> {
 
 /// Puts a key of `[section]` under its present name, in the section where it belongs.
 pub(crate) fn place<'a>(section: &'a str, key: &'a str, value: Value) -> Result<(&'a str, &'a str, Value), Complaint> {
-    if section != "trainer" {
-        return Ok((section, key, value));
+    match (section, key) {
+        ("lora", "alpha") => return Ok((section, "lora_alpha", value)),
+        ("lora", "dropout") => return Ok((section, "lora_dropout", value)),
+        ("trainer", _) => {}
+        _ => return Ok((section, key, value)),
     }
     Ok(match key {
         "evaluation_strategy" => (section, "eval_strategy", value),

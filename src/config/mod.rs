@@ -13,6 +13,7 @@ mod document;
 mod hf_args;
 mod generate;
 mod hugging_face;
+mod lora;
 pub(crate) mod names;
 mod optimizer;
 pub(crate) mod scheduler;
@@ -37,6 +38,7 @@ pub use compiler::{FusedOps, Verify};
 pub(crate) use document::{field_names, quoted};
 pub use generate::GenerateOptions;
 pub use hugging_face::hugging_face_arguments;
+pub use lora::LoraSection;
 pub use names::{
     Accumulation, ActivationCheckpointing, AutotuneLevel, CompilerMode, DataFormat, DeviceKind, DocumentEnd, Documents,
     EvalStrategy, Integration, LogLevel, LoggingStrategy, ModelKind, OnExisting, PaddingStrategy, Precision, Sampler,
@@ -66,6 +68,9 @@ pub struct RunConfig {
     pub run: RunSection,
     /// `[model]`: which model, and where its weights come from.
     pub model: ModelSection,
+    /// `[lora]`: adapters beside frozen weights. Left out: the whole model learns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraSection>,
     /// `[data]`: what is learned from.
     pub data: DataSection,
     /// `[tokenizer]`: how text becomes ids.

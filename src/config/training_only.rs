@@ -24,6 +24,7 @@ impl RunConfig {
                 resume_from_checkpoint: None,
             },
             model: given.model,
+            lora: given.lora,
             // The validation data stay: a part of the training data may be held out for them.
             data: DataSection { test: None, ..given.data },
             tokenizer: given.tokenizer,

@@ -56,6 +56,11 @@ pub fn resolve_with(spec: &str, wanted: &Wanted, settings: &HubSettings) -> Resu
     }
 }
 
+/// Whether `spec` names something on this machine and not an id of the Hub.
+pub fn is_local(spec: &str) -> bool {
+    settings::expand_home(spec).exists()
+}
+
 /// The path if `spec` names something on this machine, none if it has to be a Hub id.
 fn local(spec: &str, wanted: &Wanted) -> Result<Option<PathBuf>> {
     let path = PathBuf::from(spec);

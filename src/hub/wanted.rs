@@ -50,6 +50,26 @@ impl Wanted {
         accepts_file: false,
     };
 
+    /// An adapter of PEFT's on a model that it names, with the tokenizer where the repository has one.
+    pub const ADAPTER: Self = Self {
+        what: "adapter",
+        required: &["adapter_config.json"],
+        one_of: &[&["adapter_model.safetensors"], &["adapter_model.bin"]],
+        optional: &[
+            "config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "vocab.json",
+            "merges.txt",
+            "vocab.txt",
+            "special_tokens_map.json",
+            "added_tokens.json",
+            "chat_template.jinja",
+            "generation_config.json",
+        ],
+        accepts_file: false,
+    };
+
     /// A tokenizer: `tokenizer.json`, or the byte-level BPE's `vocab.json` and `merges.txt`, or WordPiece's `vocab.txt`.
     /// A single file will do.
     pub const TOKENIZER: Self = Self {

@@ -8,11 +8,10 @@ use crate::base::error::{Error, Result};
 use crate::base::metrics::Record;
 use crate::config::RunConfig;
 use crate::data::labels::LabelNames;
-use crate::hub::{self, Wanted};
 use crate::inference::evaluate::evaluate;
 use crate::session::Session;
 use crate::session::evaluation::EvaluationSession;
-use crate::session::model_folder::ModelFolder;
+use crate::session::model_folder::{ModelFolder, model_folder};
 
 /// Evaluates the model in the folder (or of the Hub id) `model`, or else the one in the run folder of `config`, on the
 /// validation data of `config`. `open` opens a config. Returns the figures of an evaluation row, and for a
@@ -27,16 +26,17 @@ pub fn evaluate_folder(
 ) -> Result<(Record, Vec<String>)> {
     let mut config = config;
     let folder = match model {
-        Some(model) => hub::resolve(model, &Wanted::MODEL)?,
+        Some(model) => model_folder(model)?,
         None => config.output_dir()?.join("model"),
     };
-    if !folder.join("config.json").is_file() {
+    if model.is_none() && !folder.join("config.json").is_file() {
         return Err(Error::data(format!("{}: expected a model folder, found no config.json in it", folder.display()))
             .help("train first, or name the folder: --model MODEL_DIR"));
     }
     // The model's own vocabulary and labels hold, so data is encoded as it was in training.
     let spec = folder.display().to_string();
     config.model = crate::config::ModelSection { from: Some(spec.clone()), ..Default::default() };
+    config.lora = None;
     config.data.label_names = None;
     if crate::data::tokenizer::Tokenizer::is_in(&folder) {
         config.tokenizer = crate::config::TokenizerSection::from_pretrained(spec.clone());

@@ -27,7 +27,8 @@ impl ParameterGroups {
         Self { weight_decay, lr_decay: 1.0, num_layers: 0, frozen: BTreeSet::new() }
     }
 
-    /// The groups that `[trainer]` asks for in a model with these parameters.
+    /// The groups that `[trainer]` asks for in a model with these parameters. Those of a base under adapters are frozen whatever it
+    /// says.
     ///
     /// # Errors
     /// A pattern that is none or that no tensor has, more frozen layers than there are, nothing left to train.
@@ -37,7 +38,8 @@ impl ParameterGroups {
             _ => None,
         });
         let num_layers = layers.max().unwrap_or(0);
-        let mut frozen = BTreeSet::new();
+        let of_base = parameters.iter().filter(|parameter| parameter.saved_as.is_none());
+        let mut frozen = of_base.map(|parameter| parameter.name.clone()).collect::<BTreeSet<_>>();
         for text in &trainer.freeze {
             let pattern = Pattern::new(text)
                 .map_err(|error| Error::config(format!("trainer.freeze: {text:?} is no pattern: {error}")))?;

@@ -3,8 +3,8 @@
 
 use std::path::PathBuf;
 
-use kiln_models::ModelConfig;
 use kiln_models::weights::{Parameter, StateDict, parameters};
+use kiln_models::{LoraConfig, ModelConfig};
 
 use crate::config::Task;
 use crate::data::padding::{Batches, Surveyed, survey};
@@ -48,6 +48,10 @@ pub struct ModelFacts {
     pub parameters: Vec<Parameter>,
     /// The local folder of the pretrained model, if any.
     pub from: Option<PathBuf>,
+    /// The adapters on it, if there are any.
+    pub lora: Option<LoraConfig>,
+    /// The folder of the adapters that are trained on; none for new ones.
+    pub adapter: Option<PathBuf>,
     /// Fields of a pretrained model's `config.json` that Kiln does not know.
     pub unknown_fields: Vec<String>,
 }
@@ -64,6 +68,8 @@ impl ModelFacts {
             can_be_captured: false,
             parameters,
             from: None,
+            lora: None,
+            adapter: None,
             unknown_fields: Vec::new(),
         }
     }

@@ -302,6 +302,12 @@ fn values(facts: &Facts, groups: &ParameterGroups, optimizer: &OptimizerConfig) 
     Values {
         parameters: parameters.iter().map(|parameter| parameter.num_elements()).sum(),
         trained: learning().map(|parameter| parameter.num_elements()).sum(),
+        multiplying: match facts.model.lora {
+            Some(_) => {
+                parameters.iter().filter(|it| it.in_linear && !groups.learns(it)).map(|it| it.num_elements()).sum()
+            }
+            None => 0,
+        },
         largest: learning().map(|parameter| parameter.num_elements()).max().unwrap_or(0),
         state: learning().flat_map(|parameter| optimizer.state(parameter)).map(|(_, n)| n).sum(),
         resident: facts.resident,
@@ -317,6 +323,8 @@ impl ModelFacts {
             task,
             config: config.map(model_config::own),
             from: self.from.clone(),
+            lora: self.lora.clone(),
+            adapter: self.adapter.clone(),
             unknown_fields: self.unknown_fields.clone(),
             num_parameters,
             num_trainable,

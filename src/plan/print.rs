@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use kiln_models::LoraBias;
+
 use super::{EnginePlan, ModelPlan, OptimizerPlan, RunPlan, RunSettings};
 use crate::base::error::{Result, one_line};
 use crate::config::{
@@ -234,7 +236,32 @@ impl ModelPlan {
         text.line("parameters", thousands(self.num_parameters as u64));
         if self.num_trainable < self.num_parameters {
             let frozen = thousands((self.num_parameters - self.num_trainable) as u64);
-            text.line("", format!("{} learn, {frozen} are frozen", thousands(self.num_trainable as u64)));
+            let share = 100.0 * self.num_trainable as f64 / self.num_parameters as f64;
+            text.line(
+                "",
+                format!("{} learn ({share:.3} %), {frozen} are frozen", thousands(self.num_trainable as u64)),
+            );
+        }
+        if let Some(lora) = &self.lora {
+            let from = self.adapter.as_ref().map_or("new".into(), |path| format!("from {}", path.display()));
+            let targets = match lora.target_modules.len() {
+                0..=8 => lora.target_modules.join(", "),
+                many => format!("{many} layers"),
+            };
+            let (r, scaling, dropout) = (lora.r, lora.scaling(), lora.lora_dropout);
+            text.line(
+                "adapters",
+                format!("LoRA of rank {r} on {targets}, {from}; scaled by {scaling}, dropout {dropout}"),
+            );
+            let biases = match lora.bias {
+                LoraBias::None => None,
+                LoraBias::All => Some("all biases"),
+                LoraBias::LoraOnly => Some("the biases of these layers"),
+            };
+            let whole = lora.modules_to_save.iter().map(String::as_str).chain(biases).collect::<Vec<_>>();
+            if !whole.is_empty() {
+                text.line("", format!("beside them learn {}", whole.join(", ")));
+            }
         }
         if !self.unknown_fields.is_empty() {
             text.line("", format!("not known, not used: config.json {}", self.unknown_fields.join(", ")));

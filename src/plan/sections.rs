@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kiln_models::{Compute, ModelConfig, ModelType, Ops};
+use kiln_models::{Compute, LoraConfig, ModelConfig, ModelType, Ops};
 use serde::{Deserialize, Serialize};
 
 use super::memory::{MemoryEstimate, Values};
@@ -79,6 +79,12 @@ pub struct ModelPlan {
     pub config: Option<ModelConfig>,
     /// The folder of the pretrained model, if any.
     pub from: Option<PathBuf>,
+    /// The adapters on it, if there are any; the rest of the model is frozen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraConfig>,
+    /// The folder of the adapters that are trained on; none for new ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<PathBuf>,
     /// Fields of a pretrained model's `config.json` that Kiln does not know.
     pub unknown_fields: Vec<String>,
     /// Parameters, tied ones counted once.
@@ -101,7 +107,7 @@ impl ModelPlan {
     }
 
     /// Floating-point operations of forward and backward for one token of sequences of `seq_len`: `6 x` the weights that it is
-    /// multiplied with (linear layers and, for language models, the output matrix; embeddings are looked up, not multiplied)
+    /// multiplied with, `4 x` where these are frozen under adapters (linear layers and, for language models, the output matrix; embeddings are looked up, not multiplied)
     /// `+ 12 x layers x width x sequence length` for attention, all positions counted, also where a causal mask leaves half of
     /// them out (the convention of PaLM, Chowdhery et al. 2022, appendix B, without its embedding term). Recomputation counts as
     /// nothing, and what the compiled mode leaves out (`models/rows.rs`) as if it were computed. None for a model that Kiln does
@@ -115,12 +121,17 @@ impl ModelPlan {
             Task::Mlm => width * (width + config.vocab_size() as f64),
             _ => 0.0, // one row of logits for a sequence, or two columns: nothing beside the layers
         };
-        let products = 6.0 * (layers * (4.0 * width * width + 2.0 * width * inner) + head);
+        // A frozen weight takes no part in the third product, that of its gradient.
+        let products = if self.lora.is_some() { 4.0 } else { 6.0 };
+        let products = products * (layers * (4.0 * width * width + 2.0 * width * inner) + head);
         Some(products + 12.0 * layers * width * seq_len as f64)
     }
 
     /// Whether training drops anything; taken to be so for a model that Kiln does not know.
     pub fn has_dropout(&self) -> bool {
+        if self.lora.as_ref().is_some_and(|lora| lora.lora_dropout > 0.0) {
+            return true;
+        }
         match &self.config {
             None => true,
             Some(ModelConfig::Gpt2(c)) => [c.resid_pdrop, c.embd_pdrop, c.attn_pdrop].iter().any(|p| *p > 0.0),

@@ -38,7 +38,9 @@ pub fn check<T: TrainingTask>(session: &Session<T>, from: Option<&Path>) -> Resu
     }
     let session = session.derive(|_, facts| {
         if let Some(from) = from {
-            facts.model.from = Some(from.to_path_buf());
+            // Of a model with adapters that is what was saved.
+            let place = if facts.model.lora.is_some() { &mut facts.model.adapter } else { &mut facts.model.from };
+            *place = Some(from.to_path_buf());
         }
         Ok(())
     })?;

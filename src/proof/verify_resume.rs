@@ -12,6 +12,7 @@
 
 use std::path::Path;
 
+use kiln_models::weights::{ADAPTER_FILE, MODEL_FILE};
 use safetensors::SafeTensors;
 
 use crate::base::error::{Error, Result};
@@ -126,7 +127,8 @@ fn compare(straight: &Path, stopped: &Path, [before, all]: [u64; 2], exact: bool
     };
     let mut report = Report { before, after: all - before, tensors: 0, rows: 0, within, differences: Vec::new() };
     let last = Path::new(checkpoint::FOLDER).join(checkpoint::name(all));
-    for file in ["model.safetensors", "optimizer.safetensors"] {
+    let adapters = straight.join(&last).join(ADAPTER_FILE).is_file();
+    for file in [if adapters { ADAPTER_FILE } else { MODEL_FILE }, "optimizer.safetensors"] {
         let [a, b] = [straight, stopped].map(|run| read(&run.join(&last).join(file)));
         let (a, b) = (a?, b?);
         let bad = |error: safetensors::SafeTensorError| Error::data(format!("{file}: {error}"));

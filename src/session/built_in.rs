@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
-use kiln_models::{Compute, Model, ModelConfig, ModelInput, Pass, Rows};
+use kiln_models::{Compute, LoraConfig, Model, ModelConfig, ModelInput, Pass, Rows};
 
+use super::adapter::{ADAPTER_CONFIG, Adapters};
 use super::training_task::{BatchSize, TensorMapper, TensorTree, TrainingTask, model_facts};
 use crate::base::error::{Error, Result, printable};
 use crate::base::signals;
@@ -38,6 +39,10 @@ pub struct BuiltIn {
     pub tokenizer: Option<Arc<Tokenizer>>,
     /// The folder of the pretrained model, if any.
     pub model_from: Option<PathBuf>,
+    /// The adapters on it, if there are any.
+    pub lora: Option<LoraConfig>,
+    /// The folder of the adapters that are trained on; none for new ones.
+    pub adapter: Option<PathBuf>,
     /// Files of that folder that the trained model keeps as they are.
     pub kept_files: Vec<NamedFile>,
 }
@@ -53,6 +58,8 @@ impl BuiltIn {
             padding: Padding::default(),
             tokenizer: None,
             model_from: None,
+            lora: None,
+            adapter: None,
             kept_files: Vec::new(),
         }
     }
@@ -63,7 +70,13 @@ impl BuiltIn {
     /// A configuration of which no model can be made.
     pub(super) fn facts(&self) -> Result<ModelFacts> {
         let built_in = Some((self.model_config.clone(), self.task));
-        Ok(ModelFacts { built_in, from: self.model_from.clone(), ..model_facts(self)? })
+        let (from, lora, adapter) = (self.model_from.clone(), self.lora.clone(), self.adapter.clone());
+        Ok(ModelFacts { built_in, from, lora, adapter, ..model_facts(self)? })
+    }
+
+    /// The same with `adapters` on the model.
+    pub(super) fn with_adapters(self, adapters: Adapters) -> Self {
+        Self { lora: adapters.config, adapter: adapters.from, ..self }
     }
 }
 
@@ -87,7 +100,11 @@ impl TrainingTask for BuiltIn {
     }
 
     fn model(&self, compute: Compute, device: &Device) -> Result<Model> {
-        Ok(Model::new(&self.model_config, self.task.head(), device)?.with_compute(compute))
+        let model = Model::new(&self.model_config, self.task.head(), device)?.with_compute(compute);
+        Ok(match &self.lora {
+            Some(lora) => model.with_lora(lora)?,
+            None => model,
+        })
     }
 
     fn collate(&self, examples: &[Example], rows: usize) -> Result<Batch> {
@@ -139,6 +156,11 @@ impl TrainingTask for BuiltIn {
             .map_err(|error| Error::data(format!("config.json: {error}")))?;
         // Names of labels may hold anything; transformers escapes them too.
         let mut files = vec![("config.json".into(), format!("{}\n", printable(&config)).into_bytes().into())];
+        if let Some(lora) = model.lora() {
+            let lora = serde_json::to_string_pretty(&lora.to_json(self.model_config.model_type()))
+                .map_err(|error| Error::data(format!("{ADAPTER_CONFIG}: {error}")))?;
+            files.push((ADAPTER_CONFIG.into(), format!("{}\n", printable(&lora)).into_bytes().into()));
+        }
         if let Some(tokenizer) = &self.tokenizer {
             files.extend(tokenizer.files(&self.model_config, self.model_from.as_deref())?);
         }

@@ -1,11 +1,13 @@
 //! Opens a run: its model's folder, tokenizer and data ([`inputs`]) and its device are found, and the plan is derived from
 //! the config and these facts. A [`Session`] holds the plan and everything that is open.
 
+mod adapter;
 pub mod batch_sizes;
 pub mod evaluation;
 pub mod export;
 pub mod inputs;
 pub mod memory_line;
+pub mod merge;
 pub mod model_folder;
 pub mod provenance;
 mod built_in;
@@ -17,7 +19,7 @@ use std::sync::Arc;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
-use kiln_models::weights::{LoadReport, load};
+use kiln_models::weights::{LoadReport, Parameter, StateDict, load_narrow, load_saved};
 
 use crate::base::error::{Error, Result};
 use crate::base::files::{read_json, write_json, write_whole};
@@ -181,9 +183,35 @@ impl<T: TrainingTask> Session<T> {
         device.seed(seed_for(plan.run.seed, "init", 0, 0));
         let model = self.task.model(plan.engine.compute(), device)?;
         let (model, report) = match &plan.model.from {
-            Some(folder) => load(model, folder).map(|(model, report)| (model, Some(report)))?,
+            Some(folder) => {
+                let has_adapters = plan.model.lora.is_some();
+                let groups = &plan.optimizer.groups;
+                // Frozen weights that do nothing but multiply need no f32.
+                let only_multiplies = |it: &Parameter| has_adapters && it.in_linear && !groups.learns(it);
+                let loaded = load_narrow(model, folder, (plan.engine.compute().dtype(), &only_multiplies))?;
+                (loaded.0, Some(loaded.1))
+            }
             None => (model, None),
         };
+        let (model, report) = match (&plan.model.adapter, report) {
+            (Some(adapter), report) => {
+                let (model, saved) = load_saved(model, adapter)?;
+                (model, report.map(|report| LoadReport { loaded: report.loaded + saved.loaded, ..report }))
+            }
+            (None, report) => (model, report),
+        };
+        if plan.model.lora.is_some()
+            && let Some(report) = &report
+        {
+            let lost = report.new.iter().filter(|name| model.saved_as(name).is_none()).collect::<Vec<_>>();
+            if let Some(first) = lost.first() {
+                return Err(Error::config(format!(
+                    "[lora]: the base has no {first}{}, so they would be random, frozen, and not in the saved adapter",
+                    if lost.len() == 1 { String::new() } else { format!(" and {} tensors more", lost.len() - 1) }
+                ))
+                .help("name their modules in lora.modules_to_save, so that they learn and are saved"));
+            }
+        }
         let model = plan.optimizer.groups.freeze(model);
         // Drawn now: the first forward pass draws dropout too, in another order in every mode.
         model.visit(&mut Drawn);

@@ -4,19 +4,20 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 use kiln_models::config::eos_token_ids;
-use kiln_models::weights::load;
 use kiln_models::{Compute, Model, ModelConfig};
 
 use crate::base::error::{Error, Result};
 use crate::base::files::read_regular_text;
 use crate::config::Task;
 use crate::data::tokenizer::{NamedFile, Tokenizer, read_file, tokenizer_files};
-use crate::hub::{self, Wanted};
+use crate::session::adapter::{Source, stated_task};
 
 /// A model read from a folder, with everything in place.
 pub struct ModelFolder {
-    /// Where it was read from.
+    /// Where it was read from: of an adapter its own folder.
     pub path: PathBuf,
+    /// The folder of the whole model, which is another one for an adapter.
+    pub base: PathBuf,
     /// Its configuration.
     pub config: ModelConfig,
     /// The model with its weights.
@@ -31,13 +32,14 @@ impl ModelFolder {
     /// # Errors
     /// Files that are missing or do not fit, and a checkpoint without that head: its output would be random.
     pub fn open(spec: &str, task: Task, device: &Device) -> Result<Self> {
-        let path = hub::resolve(spec, &Wanted::MODEL)?;
-        let (mut config, unknown) = read_config(&path)?;
+        let source = Source::resolve(spec)?;
+        let path = source.folder().to_owned();
+        let (mut config, unknown) = source.config()?;
         if task == Task::Regression {
             config.labels_mut().problem_type = Some("regression".into());
         }
         let model = Model::new(&config, task.head(), device)?;
-        let (model, report) = load(model, &path)?;
+        let (model, report) = source.load(model)?;
         if !report.new.is_empty() {
             return Err(Error::data(format!(
                 "{}: the checkpoint has no head for the task {task} (missing {})",
@@ -58,7 +60,7 @@ impl ModelFolder {
         if !unknown.is_empty() {
             notes.push(format!("config.json has fields that Kiln does not know: {}", unknown.join(", ")));
         }
-        Ok(Self { path, config, model, notes })
+        Ok(Self { path, base: source.base, config, model, notes })
     }
 
     /// The same model, computing as `compute` says.
@@ -68,12 +70,12 @@ impl ModelFolder {
         self
     }
 
-    /// The tokenizer in the folder.
+    /// The tokenizer in the folder, or of an adapter without one in that of its base.
     ///
     /// # Errors
     /// There is none, or it cannot be read.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
-        Tokenizer::load(&self.path)
+        Tokenizer::load(if Tokenizer::is_in(&self.path) { &self.path } else { &self.base })
     }
 
     /// The ids that end a generated text: the `eos_token_id` of `generation_config.json`, else of `config.json`, as in
@@ -82,7 +84,11 @@ impl ModelFolder {
     /// # Errors
     /// A `generation_config.json` that cannot be read, or whose ids are none of the model's.
     pub fn stop_ids(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
-        let generation = match read_file(&self.path, GENERATION_CONFIG)? {
+        let stated = match read_file(&self.path, GENERATION_CONFIG)? {
+            None if self.base != self.path => read_file(&self.base, GENERATION_CONFIG)?,
+            stated => stated,
+        };
+        let generation = match stated {
             None => Vec::new(),
             Some((_, bytes)) => {
                 let bad = |error: &dyn std::fmt::Display| {
@@ -109,6 +115,25 @@ pub(crate) fn kept_files(folder: &Path, with_tokenizer: bool) -> Result<Vec<Name
     let mut kept = if with_tokenizer { tokenizer_files(folder)? } else { Vec::new() };
     kept.extend(read_file(folder, GENERATION_CONFIG)?);
     Ok(kept)
+}
+
+/// The folder of the model or adapter that `spec` names.
+///
+/// # Errors
+/// Files that are missing.
+pub fn model_folder(spec: &str) -> Result<PathBuf> {
+    Ok(Source::resolve(spec)?.folder().to_owned())
+}
+
+/// The configuration of the model or adapter that `spec` names, and the task that an adapter states.
+///
+/// # Errors
+/// Files that are missing or cannot be read.
+pub fn described(spec: &str) -> Result<(ModelConfig, Option<Task>)> {
+    let source = Source::resolve(spec)?;
+    let (config, _) = source.config()?;
+    let stated = stated_task(&source, &config);
+    Ok((config, stated))
 }
 
 /// The configuration of the model in `folder`, and the fields of it that Kiln does not know.

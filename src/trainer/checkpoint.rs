@@ -1,5 +1,6 @@
 //! Checkpoints: `checkpoints/step-000123/` in the run folder, from which the same run continues. One holds
-//! `model.safetensors` and `config.json` (with the tokenizer, so that it opens as a model folder), the optimizer's moments
+//! `model.safetensors` (of a model with adapters theirs alone, `adapter_model.safetensors`) and `config.json` (with the tokenizer, so
+//! that it opens as a model folder), the optimizer's moments
 //! in `optimizer.safetensors`, and `state.json`: counters, the position in the data, and name, size and SHA-256 of every
 //! other file. `state.sha256` holds the SHA-256 of `state.json`, which so stands for everything in the checkpoint
 //! (`sha256sum -c state.sha256` compares it). Nothing of a random generator is saved, since every seed is a function of the
@@ -16,7 +17,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use kiln_models::weights::{NamedTensor, is_plain_name, write_safetensors};
+use kiln_models::weights::{ADAPTER_FILE, MODEL_FILE as MODEL, NamedTensor, is_plain_name, write_safetensors};
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -40,7 +41,6 @@ pub const FOLDER: &str = "checkpoints";
 pub const STATE: &str = "state.json";
 /// The digest of [`STATE`], as `sha256sum` writes it.
 pub const DIGEST: &str = "state.sha256";
-const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
 /// Why a checkpoint is not to be trusted, in the checkpoint.
 pub const SUSPECT: &str = "suspect.txt";
@@ -110,7 +110,9 @@ pub struct Checksum {
 pub struct Snapshot {
     /// The state; its `files` are filled in when they are written.
     pub state: State,
-    /// The model's parameters.
+    /// The file of the model's parameters: [`MODEL`], or [`ADAPTER_FILE`].
+    pub file: &'static str,
+    /// The model's parameters, without those of a frozen base.
     pub model: Vec<NamedTensor>,
     /// The optimizer's moments; not written where the state says that it has the model alone.
     pub optimizer: Vec<NamedTensor>,
@@ -121,7 +123,7 @@ pub struct Snapshot {
 /// A checkpoint on disk, verified.
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// Its folder, which [`kiln_models::weights::load`] reads the weights from.
+    /// Its folder, which [`kiln_models::weights::load_saved`] reads the weights from.
     pub path: PathBuf,
     /// Its state.
     pub state: State,
@@ -166,8 +168,8 @@ impl Snapshot {
     }
 
     fn write_into(&mut self, folder: &Path) -> Result<()> {
-        let mut weights = vec![MODEL];
-        write_safetensors(&folder.join(MODEL), &self.model)?;
+        let mut weights = vec![self.file];
+        write_safetensors(&folder.join(self.file), &self.model)?;
         if !self.state.only_model {
             write_safetensors(&folder.join(OPTIMIZER), &self.optimizer)?;
             weights.push(OPTIMIZER);
@@ -375,7 +377,8 @@ impl State {
                 return Err(format!("{name}: expected a number, got NaN"));
             }
         }
-        for name in [MODEL, OPTIMIZER, CONFIG].into_iter().filter(|name| *name != OPTIMIZER || !self.only_model) {
+        let model = if self.files.contains_key(ADAPTER_FILE) { ADAPTER_FILE } else { MODEL };
+        for name in [model, OPTIMIZER, CONFIG].into_iter().filter(|name| *name != OPTIMIZER || !self.only_model) {
             if !self.files.contains_key(name) {
                 return Err(format!("has no checksum of {name}"));
             }
@@ -438,7 +441,7 @@ pub fn list(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>> {
 
 /// Whether the folder at `path` holds a file of a checkpoint's.
 fn is_checkpoint(path: &Path) -> bool {
-    [STATE, DIGEST, MODEL, OPTIMIZER].iter().any(|file| path.join(file).exists())
+    [STATE, DIGEST, MODEL, ADAPTER_FILE, OPTIMIZER].iter().any(|file| path.join(file).exists())
 }
 
 /// All entries of the folder that have the name of a checkpoint, oldest first.
@@ -666,7 +669,8 @@ mod tests {
     fn write(checkpoints: &Path, state: State) -> PathBuf {
         let tensor = || vec![NamedTensor { name: "w".into(), shape: vec![2], data: vec![1.0, 2.0] }];
         let (model, optimizer) = (tensor(), tensor());
-        let snapshot = Snapshot { state, model, optimizer, files: vec![(CONFIG.into(), b"{}\n".as_slice().into())] };
+        let snapshot =
+            Snapshot { state, file: MODEL, model, optimizer, files: vec![(CONFIG.into(), b"{}\n".as_slice().into())] };
         snapshot.write(checkpoints, &|_| Ok(()), &is_own).unwrap()
     }
 

@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_models::weights::save;
+use kiln_models::weights::{StateDict, save};
 
 use super::checkpoint::{self, Checkpoint};
 use super::manifest::{LOCK, Listed, MODEL, MODEL_ASIDE, Manifest};
@@ -49,9 +49,6 @@ const FILES: [&str; 13] = [
     page::CONFUSION,
     provenance::FILE,
 ];
-
-/// The weights in the folder of a model.
-const WEIGHTS: &str = "model.safetensors";
 
 /// The model that another one is about to take the place of.
 const REPLACED: &str = ".replaced-model";
@@ -366,7 +363,7 @@ impl RunFolder {
                 use std::os::unix::fs::PermissionsExt;
                 fs::set_permissions(&aside, fs::Permissions::from_mode(0o755)).map_err(io)?;
             }
-            let names = beside.iter().map(|(name, _)| name.as_str()).chain([WEIGHTS]);
+            let names = beside.iter().map(|(name, _)| name.as_str()).chain([model.file()]);
             let files = names.clone().map(|name| Path::new(MODEL).join(name)).collect::<Vec<_>>();
             for (name, file) in names.zip(&files) {
                 let there = target.join(name);

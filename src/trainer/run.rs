@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Tensor;
-use kiln_models::weights::{export, load};
+use kiln_models::weights::{StateDict, export_saved, load_saved};
 
 use super::Trainer;
 use super::callback::{Control, Progress};
@@ -223,9 +223,9 @@ impl<T: TrainingTask> Trainer<T> {
         warmed.map(Some)
     }
 
-    /// All weights of the model from a checkpoint's folder.
+    /// All weights of the model that a checkpoint's folder has.
     fn load_weights(&mut self, path: &std::path::Path) -> Result<()> {
-        let (model, report) = load(self.state.model.clone(), path)?;
+        let (model, report) = load_saved(self.state.model.clone(), path)?;
         if !report.new.is_empty() || !report.unused.is_empty() {
             return Err(Error::data(format!(
                 "{}: the checkpoint is of another model: {}",
@@ -274,7 +274,8 @@ impl<T: TrainingTask> Trainer<T> {
         let model = &self.state.model;
         let snapshot = Snapshot {
             state,
-            model: export(model).map_err(Error::device)?,
+            file: model.file(),
+            model: export_saved(model).map_err(Error::device)?,
             optimizer: if only_model { Vec::new() } else { self.state.optimizer.export(model)? },
             files: self.session.task.files(model)?,
         };

@@ -9,6 +9,7 @@ mod common;
 mod hub;
 mod init;
 mod language_models;
+mod lora;
 mod predict;
 mod tables;
 mod variants;

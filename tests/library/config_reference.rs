@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use kiln::RunConfig;
-use kiln::config::{GenerationSection, TrainingCompilerConfig};
+use kiln::config::{GenerationSection, LoraSection, TrainingCompilerConfig};
 
 const CHAPTER: &str = "src/guide/config_reference.md";
 
@@ -233,13 +233,18 @@ fn wrapped(text: &str, indent: usize) -> String {
 
 /// The chapter as the sources have it.
 fn chapter() -> String {
-    let names = ["mod", "names", "sections", "trainer", "batch", "compiler", "optimizer", "scheduler", "task"];
+    let names = ["mod", "names", "sections", "lora", "trainer", "batch", "compiler", "optimizer", "scheduler", "task"];
     let files = names.map(|name| format!("src/config/{name}.rs"));
     let mut files = files.iter().map(String::as_str).collect::<Vec<_>>();
     files.push("models/config.rs");
     let sources = Sources::read(&files);
     let compiler = Some(TrainingCompilerConfig::default());
-    let defaults = RunConfig { compiler, generation: Some(GenerationSection::default()), ..RunConfig::default() };
+    let defaults = RunConfig {
+        compiler,
+        generation: Some(GenerationSection::default()),
+        lora: Some(LoraSection::default()),
+        ..RunConfig::default()
+    };
     let defaults: toml::Value = toml::from_str(&defaults.to_toml().unwrap()).unwrap();
 
     let mut out = format!("{INTRODUCTION}\n## Above the sections\n\n");

@@ -27,8 +27,21 @@ const KILN: [&str; 17] = [
 ];
 
 /// The modules of `models`, lowest first.
-const MODELS: [&str; 12] =
-    ["error", "whole_file", "ops", "copies", "compute", "config", "layers", "rows", "gpt2", "bert", "weights", "model"];
+const MODELS: [&str; 13] = [
+    "error",
+    "whole_file",
+    "ops",
+    "copies",
+    "compute",
+    "config",
+    "lora",
+    "layers",
+    "rows",
+    "gpt2",
+    "bert",
+    "weights",
+    "model",
+];
 
 /// Every Rust file below `folder`.
 fn files(folder: &Path, found: &mut Vec<PathBuf>) {

@@ -10,7 +10,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{CrossEntropyKernel, Gradient, Inputs};
+use super::{CrossEntropyKernel, Gradient, Inputs, Wanted};
 use crate::ops::cube::product::{plain, product, transposed};
 use crate::ops::cube::rows::{cube_max, cube_sum};
 use crate::ops::cube::{Cube, FusedTensor, Kernels, buffer, by_row, dims2, empty, lanes, narrow, own, wide};
@@ -21,7 +21,7 @@ const CHUNK: usize = 1 << 26;
 impl CrossEntropyKernel for Cube {
     fn forward(
         inputs: Inputs<FusedTensor, FusedTensor>,
-        gradients: bool,
+        wanted: Wanted,
     ) -> (FusedTensor, Option<Gradient<FusedTensor>>) {
         let Inputs { x, weight, bias, target, row_weight, label_smoothing } = inputs;
         let ([n, _], [classes, _]) = (x.shape().dims::<2>(), weight.shape().dims::<2>());
@@ -50,20 +50,22 @@ impl CrossEntropyKernel for Cube {
             let (loss, dlogits) =
                 Self::cross_entropy(logits, bias.clone(), target, part(&row_weight), label_smoothing as f32);
             losses.push(Self::float_sum(loss));
-            if gradients {
+            if wanted.any {
                 if has_bias {
                     add(&mut dbias, Self::column_sums(dlogits.clone()));
                 }
                 let dlogits = narrow(dlogits, weight.dtype());
                 dx.push(wide(product(plain(dlogits.clone()), plain(weight.clone()))));
-                add(&mut dweight, wide(product(transposed(dlogits), plain(hidden))));
+                if wanted.weight {
+                    add(&mut dweight, wide(product(transposed(dlogits), plain(hidden))));
+                }
             }
         }
         let mut losses = losses.into_iter();
         let first =
             losses.next().unwrap_or_else(|| Self::float_zeros(Shape::from([1]), &weight.device(), FloatDType::F32));
         let total = losses.fold(first, Self::float_add);
-        let gradient = dweight.map(|dweight| Gradient {
+        let gradient = (!dx.is_empty()).then(|| Gradient {
             x: if dx.len() == 1 { dx.remove(0) } else { Self::float_cat(dx, 0) },
             weight: dweight,
             bias: dbias,

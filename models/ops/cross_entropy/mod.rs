@@ -174,16 +174,35 @@ pub(super) struct Inputs<F, I> {
 #[derive(Debug, Clone)]
 pub(super) struct Gradient<F> {
     pub x: F,
-    pub weight: F,
+    /// None where it is not wanted: the weight is frozen.
+    pub weight: Option<F>,
     pub bias: Option<F>,
+}
+
+/// The gradients that are wanted.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted {
+    /// Any.
+    pub any: bool,
+    /// That of the weight.
+    pub weight: bool,
+}
+
+impl Wanted {
+    const NONE: Self = Self { any: false, weight: false };
+
+    /// Of inputs of which the second is the weight.
+    fn of(tracked: &[bool]) -> Self {
+        Self { any: tracked.contains(&true), weight: tracked.get(1) == Some(&true) }
+    }
 }
 
 /// The kernels that a backend supplies.
 pub(super) trait CrossEntropyKernel: Backend {
-    /// The loss sum, and its gradients if they are wanted.
+    /// The loss sum, and its gradients if any is wanted.
     fn forward(
         inputs: Inputs<FloatTensor<Self>, IntTensor<Self>>,
-        gradients: bool,
+        wanted: Wanted,
     ) -> (FloatTensor<Self>, Option<Gradient<FloatTensor<Self>>>);
 
     /// `gradient * upstream`, `upstream` being `[1]`.
@@ -199,7 +218,7 @@ impl<B: CrossEntropyKernel> CrossEntropyOp for B {
         row_weight: FloatTensor<B>,
         label_smoothing: f64,
     ) -> FloatTensor<B> {
-        B::forward(Inputs { x, weight, bias: None, target, row_weight, label_smoothing }, false).0
+        B::forward(Inputs { x, weight, bias: None, target, row_weight, label_smoothing }, Wanted::NONE).0
     }
 
     fn biased(
@@ -210,7 +229,7 @@ impl<B: CrossEntropyKernel> CrossEntropyOp for B {
         row_weight: FloatTensor<B>,
         label_smoothing: f64,
     ) -> FloatTensor<B> {
-        B::forward(Inputs { x, weight, bias: Some(bias), target, row_weight, label_smoothing }, false).0
+        B::forward(Inputs { x, weight, bias: Some(bias), target, row_weight, label_smoothing }, Wanted::NONE).0
     }
 }
 
@@ -224,7 +243,7 @@ impl<B: CrossEntropyKernel, C: CheckpointStrategy> CrossEntropyOp for Autodiff<B
     ) -> FloatTensor<Self> {
         let row_weight = row_weight.into_primitive();
         record::<C, _, _, _>([x, weight], |[x, weight], tracked| {
-            B::forward(Inputs { x, weight, bias: None, target, row_weight, label_smoothing }, tracked)
+            B::forward(Inputs { x, weight, bias: None, target, row_weight, label_smoothing }, Wanted::of(&tracked))
         })
     }
 
@@ -238,7 +257,10 @@ impl<B: CrossEntropyKernel, C: CheckpointStrategy> CrossEntropyOp for Autodiff<B
     ) -> FloatTensor<Self> {
         let row_weight = row_weight.into_primitive();
         record::<C, _, _, _>([x, weight, bias], |[x, weight, bias], tracked| {
-            B::forward(Inputs { x, weight, bias: Some(bias), target, row_weight, label_smoothing }, tracked)
+            B::forward(
+                Inputs { x, weight, bias: Some(bias), target, row_weight, label_smoothing },
+                Wanted::of(&tracked),
+            )
         })
     }
 }
@@ -246,7 +268,7 @@ impl<B: CrossEntropyKernel, C: CheckpointStrategy> CrossEntropyOp for Autodiff<B
 impl<B: CrossEntropyKernel> Differentiate<B> for Option<Gradient<FloatTensor<B>>> {
     fn gradients(self, upstream: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>> {
         let Some(Gradient { x, weight, bias }) = self else { return Vec::new() };
-        let gradients = [Some(x), Some(weight), bias].into_iter().zip(tracked);
+        let gradients = [Some(x), weight, bias].into_iter().zip(tracked);
         gradients
             .map(|(grad, tracked)| grad.filter(|_| *tracked).map(|grad| B::scale(grad, upstream.clone())))
             .collect()
@@ -260,7 +282,8 @@ fn chunk_rows(features: usize) -> usize {
 }
 
 impl CrossEntropyKernel for Flex {
-    fn forward(inputs: Inputs<FlexTensor, FlexTensor>, gradients: bool) -> (FlexTensor, Option<Gradient<FlexTensor>>) {
+    fn forward(inputs: Inputs<FlexTensor, FlexTensor>, wanted: Wanted) -> (FlexTensor, Option<Gradient<FlexTensor>>) {
+        let gradients = wanted.any;
         let (x, weight) = (flex::widened(inputs.x), flex::widened(inputs.weight));
         let bias = inputs.bias.map(flex::row_major);
         let ([n, features], [classes, _]) = (flex::dims2(&x), flex::dims2(&weight));
@@ -319,7 +342,9 @@ impl CrossEntropyKernel for Flex {
                     dx[row * features..][..features].copy_from_slice(dhidden);
                 }
             }
-            if dweight.is_empty() {
+            if !wanted.weight {
+                // It is frozen.
+            } else if dweight.is_empty() {
                 dweight = flex::product(dlogits.t(), hidden);
             } else {
                 flex::multiply(&mut dweight, dlogits.t(), hidden, Output::Add);
@@ -330,12 +355,12 @@ impl CrossEntropyKernel for Flex {
                 }
             }
         }
-        if gradients && dweight.is_empty() {
+        if wanted.weight && dweight.is_empty() {
             dweight = vec![0.0; classes * features]; // no row counts
         }
         let gradient = gradients.then(|| Gradient {
             x: flex::tensor(dx, [n, features]),
-            weight: flex::tensor(dweight, [classes, features]),
+            weight: wanted.weight.then(|| flex::tensor(dweight, [classes, features])),
             bias: bias.is_some().then(|| flex::tensor(dbias, [classes])),
         });
         (flex::tensor(vec![total as f32], [1]), gradient)

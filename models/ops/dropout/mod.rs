@@ -43,13 +43,13 @@ impl DropoutRng<'_> {
     }
 
     /// The probability with which an element is zeroed where the configuration says `p`.
-    pub(super) fn probability(self, p: f64) -> f64 {
+    pub(in crate::ops) fn probability(self, p: f64) -> f64 {
         if matches!(self, Self::Off) { 0.0 } else { p }
     }
 
     /// A seed for one dropout of probability `p`: two random whole numbers, `[2]`, without autodiff; zeros, which no kernel
     /// reads, where nothing is dropped.
-    pub(super) fn seed(self, p: f64, device: &Device) -> Tensor<1, Int> {
+    pub(in crate::ops) fn seed(self, p: f64, device: &Device) -> Tensor<1, Int> {
         let device = device.clone().without_autodiff();
         match self {
             Self::Seeds(seeds) if p > 0.0 => seeds.next(),
@@ -226,7 +226,7 @@ trait DropoutOp: Backend {
 }
 
 /// The kernels that a backend supplies.
-pub(super) trait DropoutKernel: Backend {
+pub(in crate::ops) trait DropoutKernel: Backend {
     /// Zeroes or scales every element of `x`: the forward, and with the same seed the backward.
     fn masked(x: FloatTensor<Self>, seed: IntTensor<Self>, p: f64) -> FloatTensor<Self>;
 

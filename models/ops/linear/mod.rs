@@ -1,9 +1,11 @@
 //! `x W + b` with the bias added by the matrix product itself, `x W` alone for operators that add the bias later, and their
-//! gradients without a temporary.
+//! gradients without a temporary. A frozen weight has no gradient, and nothing is kept for one. [`adapted`] is the layer with
+//! an adapter of low rank beside its weight.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
 #[cfg(feature = "compiler")]
 pub(super) mod cube;
+mod adapted;
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
@@ -15,6 +17,7 @@ use super::autodiff::{Differentiate, record};
 use super::contract::Contract;
 use super::flex::{self, FlexTensor, Matrix, Output};
 use super::{Form, Operator, Ops};
+pub use adapted::{Adapted, adapted};
 
 /// `x W + b`: `x [n, in]`, `weight [in, out]`, `bias [out]` -> `[n, out]`.
 ///
@@ -81,6 +84,16 @@ pub(super) trait LinearKernel: Backend {
 
     /// Sum over the rows of `dy`.
     fn backward_bias(dy: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// `y + x W`
+    fn add_product(y: FloatTensor<Self>, x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::float_add(y, <Self as LinearKernel>::product(x, weight))
+    }
+
+    /// `dx + dy W^T`
+    fn add_backward_x(dx: FloatTensor<Self>, weight: FloatTensor<Self>, dy: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::float_add(dx, Self::backward_x(weight, dy))
+    }
 }
 
 /// Without autodiff the operator is its kernel's forward.
@@ -96,32 +109,38 @@ impl<B: LinearKernel> LinearOp for B {
 
 impl<B: LinearKernel, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
     fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
-        record::<C, _, _, _>([x, weight], |[x, weight], _| {
-            let saved = Saved { x: x.clone(), weight: weight.clone() };
+        record::<C, _, _, _>([x, weight], |[x, weight], tracked| {
+            let saved = Saved::new(&x, &weight, tracked[1]);
             (<B as LinearKernel>::product(x, weight), saved)
         })
     }
 
     fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
-        record::<C, _, _, _>([x, weight, bias], |[x, weight, bias], _| {
-            let saved = Saved { x: x.clone(), weight: weight.clone() };
+        record::<C, _, _, _>([x, weight, bias], |[x, weight, bias], tracked| {
+            let saved = Saved::new(&x, &weight, tracked[1]);
             (B::forward(x, weight, bias), saved)
         })
     }
 }
 
-/// The factors, which the backward needs.
+/// The factors, which the backward needs; `x` only where the weight learns.
 #[derive(Debug, Clone)]
 struct Saved<F> {
-    x: F,
+    x: Option<F>,
     weight: F,
+}
+
+impl<F: Clone> Saved<F> {
+    fn new(x: &F, weight: &F, learns: bool) -> Self {
+        Self { x: learns.then(|| x.clone()), weight: weight.clone() }
+    }
 }
 
 impl<B: LinearKernel> Differentiate<B> for Saved<FloatTensor<B>> {
     fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>> {
         let is_tracked = |input: usize| tracked.get(input) == Some(&true);
         let dbias = is_tracked(2).then(|| B::backward_bias(dy.clone()));
-        let dweight = is_tracked(1).then(|| B::backward_weight(self.x, dy.clone()));
+        let dweight = self.x.filter(|_| is_tracked(1)).map(|x| B::backward_weight(x, dy.clone()));
         let dx = is_tracked(0).then(|| B::backward_x(self.weight, dy));
         vec![dx, dweight, dbias]
     }
@@ -170,5 +189,15 @@ impl LinearKernel for Flex {
         let dy = flex::row_major(dy);
         let [_, width] = flex::dims2(&dy);
         flex::tensor(flex::column_sums(flex::values(&dy), width), [width])
+    }
+
+    fn add_product(y: FlexTensor, x: FlexTensor, weight: FlexTensor) -> FlexTensor {
+        let (x, weight) = (flex::row_major(x), flex::row_major(weight));
+        flex::overwritten(y, |y| flex::multiply(y, matrix(&x), matrix(&weight), Output::Add))
+    }
+
+    fn add_backward_x(dx: FlexTensor, weight: FlexTensor, dy: FlexTensor) -> FlexTensor {
+        let (weight, dy) = (flex::row_major(weight), flex::row_major(dy));
+        flex::overwritten(dx, |dx| flex::multiply(dx, matrix(&dy), matrix(&weight).t(), Output::Add))
     }
 }

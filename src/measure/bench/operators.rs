@@ -16,6 +16,9 @@ use serde::{Deserialize, Serialize};
 use crate::base::error::{Error, Result};
 use crate::config::Task;
 
+/// Rank of the adapter in its measurement, PEFT's default.
+const RANK: usize = 8;
+
 /// Probability of dropout in its measurement.
 const DROPOUT: f64 = 0.1;
 
@@ -45,7 +48,7 @@ pub struct Shapes {
 /// The times of one operator.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OperatorTimes {
-    /// Its name, as in `compiler.fused_ops`.
+    /// Its name, as in `compiler.fused_ops`; `lora` is `linear` with an adapter.
     pub name: String,
     /// Its sizes, for people.
     pub shape: String,
@@ -93,6 +96,8 @@ impl Shapes {
         };
         let (x, residual, wide) = (matrix(tokens, width), matrix(tokens, width), matrix(tokens, inner));
         let (table, weight) = (matrix(vocabulary, width), matrix(width, inner));
+        let low_rank = [matrix(width, RANK), matrix(RANK, inner)];
+        let (frozen, frozen_bias) = (weight.clone().detach(), vector(inner).detach());
         let (small, large, ids) = (vector(width), vector(inner), ids());
         let activation = if self.gelu_tanh { Activation::GeluTanh } else { Activation::GeluErf };
         let qkv = [matrix(tokens, width), matrix(tokens, width), matrix(tokens, width)];
@@ -138,6 +143,15 @@ impl Shapes {
                 "linear",
                 format!("{tokens} x {width} x {inner}"),
                 Box::new(|| linear::linear(x.clone(), weight.clone(), large.clone(), ops)),
+            ),
+            (
+                "lora",
+                format!("{tokens} x {width} x {inner}, rank {RANK}, frozen weight"),
+                Box::new(|| {
+                    let (weight, [a, b]) = (frozen.clone(), low_rank.clone());
+                    let layer = linear::Adapted { weight, a, b, scaling: 1.0, dropout: 0.0 };
+                    linear::adapted(x.clone(), layer, Some(frozen_bias.clone()), DropoutRng::Device, ops)
+                }),
             ),
             (
                 "attention",
@@ -202,11 +216,11 @@ mod tests {
         for ops in [Ops::Plain, Ops::Fused] {
             let times = shapes.measure(ops, &Device::flex(), 2).unwrap();
             let names = times.iter().map(|it| it.name.as_str()).collect::<Vec<_>>();
-            let all = ["embedding", "dropout", "layer_norm", "linear", "attention", "gelu", "cross_entropy"];
+            let all = ["embedding", "dropout", "layer_norm", "linear", "lora", "attention", "gelu", "cross_entropy"];
             assert_eq!(names, all);
             assert!(times.iter().all(|it| it.ms.len() == 2 && it.ms.iter().all(|ms| *ms > 0.0)));
         }
         let shapes = Shapes { causal: false, predicts_tokens: false, ..shapes };
-        assert_eq!(shapes.measure(Ops::Fused, &Device::flex(), 1).unwrap().len(), 6);
+        assert_eq!(shapes.measure(Ops::Fused, &Device::flex(), 1).unwrap().len(), 7);
     }
 }

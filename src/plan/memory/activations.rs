@@ -121,6 +121,9 @@ impl Activations {
         }
         let vocabulary = model.vocab_size() as u128;
         let table = F32 * vocabulary * width;
+        // Under adapters the table and the layers' weights are frozen.
+        let is_frozen = inputs.values.multiplying > 0;
+        let table_gradient = if is_frozen { 0 } else { table };
         let is_fused = is_language_model && !is_plain(Operator::CrossEntropy);
         // The plain loss keeps the exponentials; its gradient passes through three more of their size, one of them zeros but
         // for the targets. The fused one has its gradients at once, and a chunk of rows.
@@ -129,17 +132,19 @@ impl Activations {
             if inputs.host.is_some() && logits >= MAPPED { tokens * PAGE.min(F32 * vocabulary) } else { logits };
         let (loss, head_gradient) = match (is_language_model, is_fused) {
             (false, _) => (0, 0),
-            (true, false) => (3 * logits + zeros, table),
+            (true, false) => (3 * logits + zeros, table_gradient),
             (true, true) => {
                 // On the CPU narrow factors are widened.
                 let widened = if inputs.host.is_some() && !compute.is_f32() { table + F32 * tokens * width } else { 0 };
-                (table + widened + F32 * tokens.min(width.clamp(128, 1024)) * vocabulary, table)
+                let chunk = F32 * tokens.min(width.clamp(128, 1024)) * vocabulary;
+                (table_gradient + widened + chunk, table_gradient)
             }
         };
 
         let layer_bytes = |halves: u128| tokens * halves * F32 / 2;
         // The gradients of a layer's result, of what the activation gave, and of the feed-forward block's two weights.
-        let moving = F32 * (tokens * (width + plain(Operator::Gelu, inner)) + 2 * width * inner);
+        let weights = if is_frozen { 0 } else { 2 * width * inner };
+        let moving = F32 * (tokens * (width + plain(Operator::Gelu, inner)) + weights);
         let again = match checkpointing {
             ActivationCheckpointing::Balanced => layer_bytes(layer.saturating_sub(kept)),
             _ => 0,

@@ -48,7 +48,11 @@ pub struct Values {
     pub parameters: usize,
     /// Of these, the ones that learn.
     pub trained: usize,
-    /// Of these, those of the largest tensor.
+    /// Frozen weights of linear layers under adapters: they do nothing but multiply, so they are kept in the type of matrix
+    /// products.
+    #[serde(default)]
+    pub multiplying: usize,
+    /// Of the parameters that learn, those of the largest tensor.
     pub largest: usize,
     /// Values of the optimizer's state.
     pub state: usize,
@@ -119,11 +123,14 @@ impl MemoryEstimate {
     /// The estimate for `inputs`.
     pub fn new(inputs: &MemoryInputs<'_>) -> Self {
         let MemoryInputs { values, batch, host, compute, .. } = *inputs;
-        let Values { parameters, trained, largest, state, resident } = values;
-        let [weights, gradients, optimizer, largest] = [parameters, trained, state, largest].map(|n| F32 * n as u128);
+        let Values { parameters, trained, multiplying, largest, state, resident } = values;
+        let [weights, narrow, gradients, optimizer, largest] =
+            [parameters, multiplying, trained, state, largest].map(|n| F32 * n as u128);
+        let is_narrow = !compute.is_f32();
+        let weights = if is_narrow { weights - narrow / 2 } else { weights };
         let activations = Activations::new(inputs);
         // Copies of the weights in the type of matrix products; gradients that wait for those of the next micro-batch.
-        let copies = if compute.is_f32() { 0 } else { weights / 2 };
+        let copies = if is_narrow { (weights - narrow / 2) / 2 } else { 0 };
         let waiting = if batch.accumulation > 1 { gradients } else { 0 };
         let update = match (inputs.skips, compute.ops().form(Operator::AdamW)) {
             (true, _) => 4 * largest,
@@ -146,6 +153,10 @@ impl MemoryEstimate {
             moments.into_iter().max_by_key(|moment| moment.gradients + moment.other).unwrap_or(first);
         // Its values, and the bytes of the larger of its files while that is put together.
         let checkpoint = match host {
+            // Adapters are saved without their base.
+            Some(Host { saves: true, .. }) if parameters > trained && multiplying > 0 => {
+                gradients + optimizer + gradients.max(optimizer)
+            }
             Some(Host { saves: true, .. }) => weights + optimizer + weights.max(optimizer),
             _ => 0,
         };

@@ -35,8 +35,8 @@ use crate::engine::device::DeviceFacts;
 use crate::hub::{self, Wanted};
 use crate::plan::{BatchPlan, DataFacts, Facts, Found, FoundBatch, ModelFacts, TokenizerFacts};
 use crate::session::BuiltIn;
+use crate::session::adapter::{Adapters, Source};
 use crate::session::model_folder::kept_files;
-use crate::session::model_folder::read_config;
 
 /// Examples of Kiln's tasks.
 type Data = Arc<dyn Dataset>;
@@ -206,7 +206,8 @@ impl Inputs {
         if let Some(folder) = &task.model_from {
             task.kept_files = kept_files(folder, task.tokenizer.is_none())?;
         }
-        Ok(inputs)
+        let adapters = Adapters::of(config, &inputs.task.model_config)?;
+        Ok(Self { task: inputs.task.with_adapters(adapters), ..inputs })
     }
 
     fn found(config: &RunConfig, used: Use, progress: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Self> {
@@ -412,7 +413,9 @@ pub(crate) fn found(config: &RunConfig) -> Found {
         }
         _ => {}
     }
-    let facts = BuiltIn { model_from: from, ..BuiltIn::new(task, model) }.facts().ok();
+    let Ok(adapters) = Adapters::of(config, &model) else { return found };
+    let task = BuiltIn { model_from: from, ..BuiltIn::new(task, model) }.with_adapters(adapters);
+    let facts = task.facts().ok();
     found.model = facts.map(|facts| ModelFacts { unknown_fields, ..facts });
     found
 }
@@ -431,15 +434,15 @@ fn model_config(config: &RunConfig) -> Result<(ModelConfig, Option<PathBuf>, Vec
     let named = |error: kiln_models::Error| Error::from(error).at("[model]");
     if let Some(from) = &section.from {
         let from = expand_text(from).map_err(|error| error.at("model.from"))?;
-        let folder = hub::resolve(&from, &Wanted::MODEL)?;
-        let (found, unknown) = read_config(&folder)?;
+        let source = Source::resolve(&from)?;
+        let (found, unknown) = source.config()?;
         if let Some(kind) = section.kind.filter(|kind| model_type(*kind) != found.model_type()) {
-            let (found, path) = (found.model_type(), folder.join("config.json"));
+            let (found, path) = (found.model_type(), source.folder().join("config.json"));
             return Err(Error::config(format!("model.kind = \"{kind}\", but {} is a {found} model", path.display()))
                 .help(format!("set model.kind = \"{found}\" or leave it out")));
         }
         let merged = found.with_fields(&fields).map_err(named)?;
-        return Ok((merged, Some(folder), unknown));
+        return Ok((merged, Some(source.base), unknown));
     }
     let kind = match section.kind {
         Some(kind) => model_type(kind),

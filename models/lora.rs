@@ -1,0 +1,387 @@
+//! LoRA (Hu et al. 2021): a linear layer whose weight `W` stays as it is gets a product of two narrow matrices beside it,
+//! `y = x W + b + s (drop(x) A) B` with `A [in, r]` and `B [r, out]`, of which only these two learn. Names, defaults and files
+//! are those of `peft` (`LoraConfig`, `adapter_config.json`, `adapter_model.safetensors`, of version 0.21).
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::config::{Head, ModelType};
+use crate::error::{Error, Result};
+
+/// A tensor of a model: its Hugging Face name, and whether it is the weight of a linear layer.
+pub(crate) type Named<'a> = (&'a str, bool);
+
+/// What stands before Hugging Face's name of a tensor in a file of `peft`.
+pub(crate) const PREFIX: &str = "base_model.model.";
+
+/// The one target that stands for all linear layers.
+const ALL_LINEAR: &str = "all-linear";
+
+/// The settings of the adapters of a model, as `adapter_config.json` has them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LoraConfig {
+    /// The model that the adapters stand on: a folder, or an id of the Hub.
+    pub base_model_name_or_path: Option<String>,
+    /// The revision of that id.
+    pub revision: Option<String>,
+    /// The rank: columns of `A`, rows of `B`.
+    pub r: usize,
+    /// The product is scaled by `lora_alpha / r`.
+    pub lora_alpha: f64,
+    /// Probability with which an element of the input of `A` is dropped out in training.
+    pub lora_dropout: f64,
+    /// The linear layers with an adapter, by their Hugging Face names: whole, or the last parts of them.
+    pub target_modules: Vec<String>,
+    /// The biases that learn.
+    pub bias: LoraBias,
+    /// Modules that learn and are saved whole: those whose names end so.
+    pub modules_to_save: Vec<String>,
+    /// The product is scaled by `lora_alpha / sqrt(r)` instead (Kalajdzievski 2023).
+    pub use_rslora: bool,
+    /// How `A` and `B` begin.
+    pub init_lora_weights: LoraInit,
+    /// `peft`'s name of the task; none for masked language models, for which it has none.
+    pub task_type: Option<String>,
+}
+
+/// The biases that learn beside the adapters. They are the model's own, so the base's outputs change with them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LoraBias {
+    /// None.
+    #[default]
+    None,
+    /// All biases of the model, those of normalisations among them.
+    All,
+    /// Those of the layers with an adapter.
+    LoraOnly,
+}
+
+/// The values that adapters begin with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(try_from = "Value", into = "Value")]
+pub enum LoraInit {
+    /// `true`: `A` uniform in `±1 / sqrt(in)`, `B` zero, so that the model begins as its base.
+    #[default]
+    Zero,
+    /// `"gaussian"`: `A` normal with standard deviation `1 / r`, `B` zero.
+    Gaussian,
+    /// `false`: both uniform, in `±1 / sqrt(in)` and `±1 / sqrt(r)`; for tests.
+    Random,
+}
+
+impl Default for LoraConfig {
+    /// `peft`'s defaults, without targets.
+    fn default() -> Self {
+        Self {
+            base_model_name_or_path: None,
+            revision: None,
+            r: 8,
+            lora_alpha: 8.0,
+            lora_dropout: 0.0,
+            target_modules: Vec::new(),
+            bias: LoraBias::None,
+            modules_to_save: Vec::new(),
+            use_rslora: false,
+            init_lora_weights: LoraInit::Zero,
+            task_type: None,
+        }
+    }
+}
+
+/// Fields of `adapter_config.json` that say where an adapter came from or how its values began: they do not change what it
+/// computes.
+const INERT: &[&str] = &[
+    "auto_mapping",
+    "peft_version",
+    "inference_mode",
+    "megatron_core",
+    "megatron_config",
+    "loftq_config",
+    "eva_config",
+    "corda_config",
+    "lora_ga_config",
+    "qalora_group_size",
+    "fan_in_fan_out",
+    "layers_to_transform",
+    "layers_pattern",
+    "exclude_modules",
+    "ensure_weight_tying",
+];
+
+/// Fields that Kiln honours.
+const HONOURED: &[&str] = &[
+    "peft_type",
+    "base_model_name_or_path",
+    "revision",
+    "r",
+    "lora_alpha",
+    "lora_dropout",
+    "target_modules",
+    "bias",
+    "modules_to_save",
+    "use_rslora",
+    "init_lora_weights",
+    "task_type",
+];
+
+impl LoraConfig {
+    /// The linear layers that `peft` adapts in a model of this type where `target_modules` is left out.
+    pub fn default_targets(kind: ModelType) -> &'static [&'static str] {
+        match kind {
+            ModelType::Gpt2 => &["c_attn"],
+            ModelType::Bert | ModelType::Roberta => &["query", "value"],
+            ModelType::DistilBert => &["q_lin", "v_lin"],
+        }
+    }
+
+    /// The modules that learn whole in `peft` whatever `modules_to_save` says: the new layers of a head.
+    pub fn default_saved(head: Head) -> &'static [&'static str] {
+        match head {
+            Head::CausalLm | Head::MaskedLm => &[],
+            Head::SequenceClassification => &["classifier", "score"],
+            Head::QuestionAnswering => &["qa_outputs"],
+        }
+    }
+
+    /// `peft`'s name of the task of a head, which has none for masked language models.
+    pub fn task_type_of(head: Head) -> Option<&'static str> {
+        match head {
+            Head::CausalLm => Some("CAUSAL_LM"),
+            Head::MaskedLm => None,
+            Head::SequenceClassification => Some("SEQ_CLS"),
+            Head::QuestionAnswering => Some("QUESTION_ANS"),
+        }
+    }
+
+    /// The factor of the product.
+    pub fn scaling(&self) -> f64 {
+        match self.use_rslora {
+            true => self.lora_alpha / (self.r as f64).sqrt(),
+            false => self.lora_alpha / self.r as f64,
+        }
+    }
+
+    /// Whether the linear layer called `module` has an adapter.
+    pub fn adapts(&self, module: &str) -> bool {
+        !self.saves_module(module) && self.target_modules.iter().any(|target| names(target, module))
+    }
+
+    /// Whether `module`, or a module around it, is one of `modules_to_save`, whose names end as those do.
+    fn saves_module(&self, module: &str) -> bool {
+        let around = module.match_indices('.').map(|(end, _)| &module[..end]).chain([module]);
+        around.into_iter().any(|module| self.modules_to_save.iter().any(|saved| module.ends_with(saved.as_str())))
+    }
+
+    /// The name in `adapter_model.safetensors` of the tensor that Hugging Face's model calls `name`; none for one of the base,
+    /// which is frozen.
+    pub(crate) fn saved_as(&self, name: &str) -> Option<String> {
+        let (module, tensor) = name.rsplit_once('.').unwrap_or(("", name));
+        let adapted = self.adapts(module);
+        let is_saved = is_of_adapter(name)
+            || self.saves_module(module)
+            || (tensor == "bias" && (self.bias == LoraBias::All || (self.bias == LoraBias::LoraOnly && adapted)));
+        is_saved.then(|| match adapted && !is_of_adapter(name) {
+            true => format!("{PREFIX}{module}.base_layer.{tensor}"),
+            false => format!("{PREFIX}{name}"),
+        })
+    }
+
+    /// These settings with the names of all linear layers among `tensors` where the one target is `all-linear`.
+    pub(crate) fn settled(mut self, tensors: &[Named<'_>]) -> Self {
+        if matches!(self.target_modules.as_slice(), [one] if one.eq_ignore_ascii_case(ALL_LINEAR)) {
+            let all = linear(tensors).filter(|module| !self.saves_module(module)).map(str::to_owned);
+            self.target_modules = all.collect();
+        }
+        self
+    }
+
+    /// The names of the linear layers among `tensors` that get an adapter.
+    ///
+    /// # Errors
+    /// A target that no linear layer has, with those that there are.
+    pub(crate) fn targets(&self, tensors: &[Named<'_>]) -> Result<BTreeSet<String>> {
+        let all = linear(tensors).collect::<Vec<_>>();
+        let free = || all.iter().filter(|module| !self.saves_module(module));
+        for target in &self.target_modules {
+            if !free().any(|module| names(target, module)) {
+                let known = free().map(|module| module.rsplit('.').next().unwrap_or(module)).collect::<BTreeSet<_>>();
+                return Err(Error::Config(format!(
+                    "target_modules: the model has no linear layer called {target:?}; it has {}",
+                    known.into_iter().collect::<Vec<_>>().join(", ")
+                )));
+            }
+        }
+        for saved in &self.modules_to_save {
+            // Of `classifier` and `score`, which every classification lists, a model has one.
+            let is_default = Self::default_saved(Head::SequenceClassification).contains(&saved.as_str());
+            let has = |name: &str| {
+                let modules = name.match_indices('.').map(|(end, _)| &name[..end]);
+                modules.into_iter().any(|module| module.ends_with(saved.as_str()))
+            };
+            if !is_default && !tensors.iter().any(|(name, _)| has(name)) {
+                let known = tensors.iter().filter_map(|(name, _)| name.rsplit('.').nth(1));
+                return Err(Error::Config(format!(
+                    "modules_to_save: the model has no module whose name ends in {saved:?}; it has {}",
+                    known.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(", ")
+                )));
+            }
+        }
+        Ok(all.into_iter().filter(|module| self.adapts(module)).map(str::to_owned).collect())
+    }
+
+    /// The content of `adapter_config.json` for a model of type `kind`.
+    pub fn to_json(&self, kind: ModelType) -> Value {
+        let number = |value: f64| if value.fract() == 0.0 { json!(value as i64) } else { json!(value) };
+        let saved = if self.modules_to_save.is_empty() { Value::Null } else { json!(self.modules_to_save) };
+        json!({
+            "auto_mapping": null,
+            "base_model_name_or_path": self.base_model_name_or_path,
+            "bias": self.bias,
+            "fan_in_fan_out": kind == ModelType::Gpt2,
+            "inference_mode": true,
+            "init_lora_weights": self.init_lora_weights,
+            "lora_alpha": number(self.lora_alpha),
+            "lora_dropout": self.lora_dropout,
+            "modules_to_save": saved,
+            "peft_type": "LORA",
+            "r": self.r,
+            "revision": self.revision,
+            "target_modules": self.target_modules,
+            "task_type": self.task_type,
+            "use_dora": false,
+            "use_rslora": self.use_rslora,
+        })
+    }
+
+    /// Reads the text of an `adapter_config.json`, of an adapter with these tensors in its file. Where `target_modules` is no
+    /// list of names, they are those of the tensors.
+    ///
+    /// # Errors
+    /// A file that is none of LoRA's, and settings that Kiln does not have and that change what an adapter computes.
+    pub fn from_json(text: &str, tensors: &[String]) -> Result<Self> {
+        let bad = |message: String| Err(Error::Config(message));
+        let fields: Map<String, Value> = match serde_json::from_str(text) {
+            Ok(fields) => fields,
+            Err(error) => return bad(format!("not a JSON object: {error}")),
+        };
+        let given = |name: &str| fields.get(name).filter(|value| !value.is_null());
+        if let Some(kind) = given("peft_type").filter(|kind| *kind != "LORA") {
+            return bad(format!("peft_type: expected \"LORA\", got {kind}; other adapters are not supported"));
+        }
+        for (name, value) in &fields {
+            let is_off = match value {
+                Value::Null | Value::Bool(false) => true,
+                Value::Object(map) => map.is_empty(),
+                Value::Array(list) => list.is_empty(),
+                _ => false,
+            };
+            if !is_off && !INERT.contains(&name.as_str()) && !HONOURED.contains(&name.as_str()) {
+                return bad(format!(
+                    "{name} = {value}: Kiln's adapters do not have it, and without it they would compute something else"
+                ));
+            }
+        }
+        let positive = |name: &str, default: f64| match given(name) {
+            None => Ok(default),
+            Some(value) => match value.as_f64().filter(|value| value.is_finite() && *value >= 0.0) {
+                Some(value) => Ok(value),
+                None => Err(Error::Config(format!("{name}: expected a number of 0 or more, got {value}"))),
+            },
+        };
+        let list = |name: &str| match given(name) {
+            None => Ok(None),
+            Some(value) => match serde_json::from_value::<Vec<String>>(value.clone()) {
+                Ok(names) => Ok(Some(names)),
+                Err(_) => Err(Error::Config(format!("{name}: expected a list of names, got {value}"))),
+            },
+        };
+        let default = Self::default();
+        let r = match given("r") {
+            None => default.r,
+            Some(value) => match value.as_u64().filter(|r| (1..=1 << 20).contains(r)) {
+                Some(r) => r as usize,
+                None => return bad(format!("r: expected a whole number of 1 or more, got {value}")),
+            },
+        };
+        let selects = ["layers_to_transform", "exclude_modules"].iter().any(|name| given(name).is_some());
+        let target_modules = match given("target_modules") {
+            Some(Value::Array(_)) if !selects => list("target_modules")?.unwrap_or_default(),
+            _ => {
+                let module =
+                    |name: &String| Some(name.strip_prefix(PREFIX)?.strip_suffix(".lora_A.weight")?.to_owned());
+                tensors.iter().filter_map(module).collect()
+            }
+        };
+        let named = |name: &str| given(name).and_then(Value::as_str).map(str::to_owned);
+        let bias = match given("bias") {
+            None => LoraBias::None,
+            Some(value) => match serde_json::from_value(value.clone()) {
+                Ok(bias) => bias,
+                Err(_) => return bad(format!("bias: expected \"none\", \"all\" or \"lora_only\", got {value}")),
+            },
+        };
+        let lora_dropout = positive("lora_dropout", default.lora_dropout)?;
+        if lora_dropout >= 1.0 {
+            return bad(format!("lora_dropout: expected a number from 0 to below 1, got {lora_dropout}"));
+        }
+        Ok(Self {
+            base_model_name_or_path: named("base_model_name_or_path"),
+            revision: named("revision"),
+            r,
+            lora_alpha: positive("lora_alpha", default.lora_alpha)?,
+            lora_dropout,
+            target_modules,
+            bias,
+            modules_to_save: list("modules_to_save")?.unwrap_or_default(),
+            use_rslora: given("use_rslora") == Some(&Value::Bool(true)),
+            // Others are ways to begin, and this adapter has begun.
+            init_lora_weights: given("init_lora_weights")
+                .and_then(|how| how.clone().try_into().ok())
+                .unwrap_or_default(),
+            task_type: named("task_type"),
+        })
+    }
+}
+
+impl From<LoraInit> for Value {
+    /// `peft`'s spelling.
+    fn from(init: LoraInit) -> Self {
+        match init {
+            LoraInit::Zero => json!(true),
+            LoraInit::Gaussian => json!("gaussian"),
+            LoraInit::Random => json!(false),
+        }
+    }
+}
+
+impl TryFrom<Value> for LoraInit {
+    type Error = String;
+
+    fn try_from(value: Value) -> std::result::Result<Self, String> {
+        match value {
+            Value::Bool(true) => Ok(Self::Zero),
+            Value::Bool(false) => Ok(Self::Random),
+            Value::String(name) if name == "gaussian" => Ok(Self::Gaussian),
+            other => Err(format!("expected true, false or \"gaussian\", got {other}")),
+        }
+    }
+}
+
+/// The names of the linear layers among `tensors`. The tied output layer of a language model is none: its weight is the
+/// embedding's.
+fn linear<'a>(tensors: &[Named<'a>]) -> impl Iterator<Item = &'a str> {
+    tensors.iter().filter(|(_, in_linear)| *in_linear).filter_map(|(name, _)| name.strip_suffix(".weight"))
+}
+
+/// Whether `target` is the name of `module`, or the last parts of it.
+fn names(target: &str, module: &str) -> bool {
+    module.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+}
+
+/// Whether `name` is that of an adapter's own tensor.
+pub(crate) fn is_of_adapter(name: &str) -> bool {
+    name.ends_with(".lora_A.weight") || name.ends_with(".lora_B.weight")
+}

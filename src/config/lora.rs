@@ -1,0 +1,66 @@
+//! `[lora]`: adapters beside frozen weights. What they compute is `kiln_models::lora`'s.
+
+use kiln_models::{LoraBias, LoraConfig, LoraInit};
+use serde::{Deserialize, Serialize};
+
+use super::values::{count, strings};
+
+/// `[lora]`: adapters of low rank beside frozen weights. It needs `model.from` (LoRA, Hu et al. 2021): the weights of the model stay
+/// as they are; the adapters learn, with a new head where the task has one, and `model/` in the run folder is a PEFT folder.
+/// Names and defaults are those of PEFT's `LoraConfig`. Left out: the whole model learns.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LoraSection {
+    /// The rank of the adapters. Default: 8.
+    #[serde(deserialize_with = "count")]
+    pub r: usize,
+    /// The product of the two matrices of an adapter is scaled by `lora_alpha / r`. `alpha` is an accepted spelling. Default: 8.0.
+    pub lora_alpha: f64,
+    /// The probability with which an element of the input of an adapter is dropped out in training. `dropout` is an accepted
+    /// spelling. Default: 0.0.
+    pub lora_dropout: f64,
+    /// The linear layers that get an adapter, by their Hugging Face names or the last parts of them, one or a list: `["c_attn",
+    /// "mlp.c_proj"]`; or `"all-linear"`: all but the layer of the output. Default: PEFT's, which are `c_attn` for GPT-2, `query` and
+    /// `value` for BERT and RoBERTa, `q_lin` and `v_lin` for DistilBERT.
+    #[serde(deserialize_with = "strings", skip_serializing_if = "Vec::is_empty")]
+    pub target_modules: Vec<String>,
+    /// The biases that learn, too: `"none"`, `"all"`, or `"lora_only"`, which are those of the layers with an adapter. Default:
+    /// `"none"`.
+    pub bias: LoraBias,
+    /// Modules that learn and are saved whole, by the ends of their Hugging Face names. Those of PEFT's task are always among them:
+    /// `classifier` and `score` for a sequence classification or regression, `qa_outputs` for question answering.
+    #[serde(deserialize_with = "strings", skip_serializing_if = "Vec::is_empty")]
+    pub modules_to_save: Vec<String>,
+    /// The product is scaled by `lora_alpha / sqrt(r)` (rank-stabilised LoRA, Kalajdzievski 2023). Default: false.
+    pub use_rslora: bool,
+    /// The beginning of an adapter: `true` (a uniform first matrix, and zeros in the second, so that the model begins as its base),
+    /// `"gaussian"` (a normal first matrix, and zeros in the second) or `false` (both uniform, for tests). Default: true.
+    pub init_lora_weights: LoraInit,
+    /// PEFT's weight decomposition (DoRA), which Kiln does not have: `true` is refused. Default: false.
+    pub use_dora: bool,
+    /// PEFT's statement of how weights are stored. It has no effect: Kiln knows each layer.
+    #[serde(skip_serializing)]
+    pub fan_in_fan_out: Option<bool>,
+    /// PEFT's name of the task. It has no effect: `data.task` says it.
+    #[serde(skip_serializing)]
+    pub task_type: Option<String>,
+}
+
+impl Default for LoraSection {
+    fn default() -> Self {
+        let LoraConfig { r, lora_alpha, lora_dropout, bias, use_rslora, init_lora_weights, .. } = LoraConfig::default();
+        Self {
+            r,
+            lora_alpha,
+            lora_dropout,
+            target_modules: Vec::new(),
+            bias,
+            modules_to_save: Vec::new(),
+            use_rslora,
+            init_lora_weights,
+            use_dora: false,
+            fan_in_fan_out: None,
+            task_type: None,
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Where the weights of a model come from: its own folder, or a base and an adapter on it, which is a PEFT folder
+//! (`adapter_config.json`, `adapter_model.safetensors`) that names its base.
+
+use std::path::{Path, PathBuf};
+
+use kiln_models::config::Labels;
+use kiln_models::weights::{LoadReport, StateDict, adapter_tensors, load, load_saved};
+use kiln_models::{LoraConfig, Model, ModelConfig};
+
+use super::model_folder::read_config;
+use crate::base::error::{Error, Result};
+use crate::base::files::read_regular_text;
+use crate::base::variables::expand_text;
+use crate::config::{RunConfig, Task};
+use crate::hub::{self, Wanted};
+
+/// The settings of an adapter, in its folder.
+pub const ADAPTER_CONFIG: &str = "adapter_config.json";
+
+/// A model on disk.
+pub(crate) struct Source {
+    /// The folder of the whole model.
+    pub base: PathBuf,
+    /// The adapter on it, if there is one.
+    pub adapter: Option<Adapter>,
+}
+
+/// An adapter on disk.
+pub(crate) struct Adapter {
+    /// Its folder.
+    pub path: PathBuf,
+    /// Its settings.
+    pub config: LoraConfig,
+    /// Names and shapes of its tensors.
+    tensors: Vec<(String, Vec<usize>)>,
+}
+
+impl Source {
+    /// The model that `spec` names: a folder with a model or an adapter, a run folder that ended with one, or an id of the Hub.
+    ///
+    /// # Errors
+    /// Files that are missing or cannot be read, an adapter of a kind that Kiln does not have, and one whose base is not there.
+    pub(crate) fn resolve(spec: &str) -> Result<Self> {
+        let lacks = |error: &Error| error.message().contains("has no ");
+        let path = match hub::resolve(spec, &Wanted::MODEL) {
+            Ok(base) => return Ok(Self { base, adapter: None }),
+            Err(error) if lacks(&error) => hub::resolve(spec, &Wanted::ADAPTER).map_err(|_| error)?,
+            Err(error) => return Err(error),
+        };
+        let adapter = Adapter::open(path)?;
+        let stated = adapter.path.join(ADAPTER_CONFIG);
+        let base = match &adapter.config.base_model_name_or_path {
+            Some(base) => base_folder(base, adapter.config.revision.as_deref(), &adapter.path),
+            None => Err(Error::data("base_model_name_or_path is missing, so the adapter's base is not known")),
+        };
+        let base = base.map_err(|error| {
+            let named = error.message().to_owned();
+            Error::data(format!("{}: the adapter's base: {named}", stated.display()))
+                .help("set base_model_name_or_path in this file to the folder or Hub id of the base")
+        })?;
+        Ok(Self { base, adapter: Some(adapter) })
+    }
+
+    /// The folder that says what the model is: the adapter's where there is one.
+    pub(crate) fn folder(&self) -> &Path {
+        self.adapter.as_ref().map_or(&self.base, |adapter| &adapter.path)
+    }
+
+    /// The model's configuration, and the fields of it that Kiln does not know. PEFT leaves it to the base, whose head an adapter
+    /// may replace by one with other labels.
+    ///
+    /// # Errors
+    /// A configuration that cannot be read.
+    pub(crate) fn config(&self) -> Result<(ModelConfig, Vec<String>)> {
+        let Some(adapter) = &self.adapter else { return read_config(&self.base) };
+        if adapter.path.join("config.json").is_file() {
+            return read_config(&adapter.path);
+        }
+        let (mut config, unknown) = read_config(&self.base)?;
+        let ends = ["model.score.weight", "model.classifier.weight", "model.classifier.out_proj.weight"];
+        let head = adapter.tensors.iter().find(|(name, _)| ends.iter().any(|end| name.ends_with(end)));
+        if let Some(labels) = head.and_then(|(_, shape)| shape.first().copied())
+            && labels != config.labels().num_labels()
+        {
+            *config.labels_mut() = Labels::numbered(labels);
+        }
+        Ok((config, unknown))
+    }
+
+    /// `model` with the weights, and with the adapter where there is one.
+    ///
+    /// # Errors
+    /// Weights that do not fit the model.
+    pub(crate) fn load(&self, model: Model) -> Result<(Model, LoadReport)> {
+        let Some(adapter) = &self.adapter else { return Ok(load(model, &self.base)?) };
+        let path = adapter.path.display();
+        let model = model.with_lora(&adapter.config).map_err(|error| {
+            Error::data(format!("{path}: the adapter does not fit its base {}: {error}", self.base.display()))
+        })?;
+        let (model, mut report) = load(model, &self.base)?;
+        let (model, saved) = load_saved(model, &adapter.path)?;
+        report.new.retain(|name| model.saved_as(name).is_none());
+        report.loaded += saved.loaded;
+        Ok((model, report))
+    }
+}
+
+impl Adapter {
+    fn open(path: PathBuf) -> Result<Self> {
+        let file = path.join(ADAPTER_CONFIG);
+        let text = read_regular_text(&file).map_err(|e| Error::io(format!("read {}", file.display()), &e))?;
+        let tensors = adapter_tensors(&path)?;
+        let names = tensors.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+        let config = LoraConfig::from_json(&text, &names).map_err(|error| match error {
+            kiln_models::Error::Config(message) => Error::data(format!("{}: {message}", file.display())),
+            other => other.into(),
+        })?;
+        Ok(Self { path, config, tensors })
+    }
+}
+
+/// The folder of the base that an adapter in `folder` calls `base`. A path that is not absolute may be one from there.
+fn base_folder(base: &str, revision: Option<&str>, folder: &Path) -> Result<PathBuf> {
+    let beside = folder.join(base);
+    if !Path::new(base).exists() && beside.is_dir() {
+        return hub::resolve(&beside.to_string_lossy(), &Wanted::MODEL);
+    }
+    match revision.filter(|_| !Path::new(base).exists() && !base.contains('@')) {
+        Some(revision) => hub::resolve(&format!("{base}@{revision}"), &Wanted::MODEL),
+        None => hub::resolve(base, &Wanted::MODEL),
+    }
+}
+
+/// The adapters of a run: what they are, and the folder of those that it continues.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Adapters {
+    /// Their settings; none for a run that trains the whole model.
+    pub config: Option<LoraConfig>,
+    /// The folder of those that are trained on; none for new ones.
+    pub from: Option<PathBuf>,
+}
+
+impl Adapters {
+    /// Those that `config` asks for in `model`: new ones by `[lora]`, or those of the folder `model.from`.
+    ///
+    /// # Errors
+    /// Settings that do not fit the model, and both at once.
+    pub(crate) fn of(config: &RunConfig, model: &ModelConfig) -> Result<Self> {
+        let from = config.model.from.as_deref().map(expand_text).transpose();
+        let from = from.map_err(|error| error.at("model.from"))?;
+        let source = from.as_deref().map(Source::resolve).transpose()?;
+        let found = source.as_ref().and_then(|source| source.adapter.as_ref());
+        match (&config.lora, found, source.as_ref()) {
+            (None, None, _) | (Some(_), None, None) => Ok(Self::default()),
+            (None, Some(adapter), _) => {
+                Ok(Self { config: Some(adapter.config.clone()), from: Some(adapter.path.clone()) })
+            }
+            (Some(_), Some(adapter), _) => Err(Error::config(format!(
+                "[lora]: {} is an adapter already, with settings of its own in {ADAPTER_CONFIG}",
+                adapter.path.display()
+            ))
+            .help(
+                "leave [lora] out to train that adapter on; or merge it into its base first (kiln merge) for a new one",
+            )),
+            (Some(section), None, Some(source)) => {
+                let task = config.data.task;
+                let lora = section.resolve(model, task, &source.base, from.as_deref().unwrap_or_default());
+                let fresh = Model::new(model, task.head(), &burn::tensor::Device::flex())?;
+                let lora = fresh.settled(lora);
+                fresh.with_lora(&lora).map_err(|error| Error::from(error).at("[lora]"))?;
+                Ok(Self { config: Some(lora), from: None })
+            }
+        }
+    }
+}
+
+impl crate::config::LoraSection {
+    /// The settings of the adapters, with PEFT's defaults for the model and the task. The base is `folder`, which the config
+    /// calls `spec`.
+    fn resolve(&self, model: &ModelConfig, task: Task, folder: &Path, spec: &str) -> LoraConfig {
+        let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let is_local = hub::is_local(spec);
+        let (id, revision) = spec.split_once('@').map_or((spec, None), |(id, revision)| (id, Some(revision)));
+        let folder = folder.canonicalize().unwrap_or_else(|_| folder.into());
+        let mut modules_to_save = self.modules_to_save.clone();
+        modules_to_save.extend(owned(LoraConfig::default_saved(task.head())));
+        modules_to_save.sort();
+        modules_to_save.dedup();
+        LoraConfig {
+            base_model_name_or_path: Some(if is_local { folder.to_string_lossy().into_owned() } else { id.into() }),
+            revision: revision.filter(|_| !is_local).map(str::to_owned),
+            r: self.r,
+            lora_alpha: self.lora_alpha,
+            lora_dropout: self.lora_dropout,
+            target_modules: match self.target_modules.as_slice() {
+                [] => owned(LoraConfig::default_targets(model.model_type())),
+                given => given.to_vec(),
+            },
+            bias: self.bias,
+            modules_to_save,
+            use_rslora: self.use_rslora,
+            init_lora_weights: self.init_lora_weights,
+            task_type: LoraConfig::task_type_of(task.head()).map(str::to_owned),
+        }
+    }
+}
+
+/// The task that the adapter in `source` states, if it states one.
+pub(crate) fn stated_task(source: &Source, config: &ModelConfig) -> Option<Task> {
+    match source.adapter.as_ref()?.config.task_type.as_deref()? {
+        "CAUSAL_LM" => Some(Task::Clm),
+        "SEQ_CLS" => Some(classifying(config)),
+        "QUESTION_ANS" => Some(Task::QuestionAnswering),
+        _ => None,
+    }
+}
+
+/// The task of a sequence classification with these labels.
+fn classifying(config: &ModelConfig) -> Task {
+    let labels = config.labels();
+    match labels.problem_type.as_deref() == Some("regression") || labels.num_labels() == 1 {
+        true => Task::Regression,
+        false => Task::SequenceClassification,
+    }
+}
+
+/// The task of the model in `source`, by the adapter's `task_type` or the architecture of `config`.
+///
+/// # Errors
+/// A model that does not say it, or one with a head that Kiln does not have.
+pub(crate) fn task_of(source: &Source, config: &ModelConfig) -> Result<Task> {
+    if let Some(task) = stated_task(source, config) {
+        return Ok(task);
+    }
+    let classifies = classifying(config);
+    let architecture = config.architecture().unwrap_or_default();
+    let ends = [
+        ("LMHeadModel", Task::Clm),
+        ("ForMaskedLM", Task::Mlm),
+        ("ForSequenceClassification", classifies),
+        ("ForQuestionAnswering", Task::QuestionAnswering),
+    ];
+    ends.into_iter().find(|(end, _)| architecture.ends_with(end)).map(|(_, task)| task).ok_or_else(|| {
+        Error::data(format!(
+            "{}: neither task_type in {ADAPTER_CONFIG} nor architectures in config.json tells which head the model has",
+            source.folder().display()
+        ))
+        .help("set task_type to CAUSAL_LM, SEQ_CLS or QUESTION_ANS")
+    })
+}

@@ -1,0 +1,256 @@
+//! `[lora]` through the binary: what a run says, saves and continues, how much memory it takes, and what is refused.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::common::small_run::{figures, train, write};
+use crate::common::{fails, kiln, succeeds, tensors, train_rows};
+
+/// A small run of `task` that has made a base in `base/model`, and a config that puts adapters on it.
+fn with_base(folder: &Path, task: &str, lora: &str) {
+    write(folder, task);
+    let short = ["--set", "trainer.max_steps=2", "--set", "trainer.warmup_steps=0"];
+    succeeds(&mut train(folder, "base", &short));
+    let config = std::fs::read_to_string(folder.join("config.toml")).unwrap();
+    let (before, after) = config.split_once("[model]\n").unwrap();
+    let (_, after) = after.split_once("[data]\n").unwrap();
+    let config = format!("{before}[model]\nfrom = \"base\"\n[data]\n{after}[lora]\n{lora}\n");
+    std::fs::write(folder.join("config.toml"), config).unwrap();
+}
+
+const LORA: &str = "r = 2\nalpha = 6\ndropout = 0.2\ntarget_modules = [\"c_attn\", \"mlp.c_proj\"]";
+
+fn bytes(path: PathBuf) -> Vec<u8> {
+    std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn a_run_says_what_learns_and_saves_a_folder_of_peft() {
+    let folder = tempfile::tempdir().unwrap();
+    with_base(folder.path(), "clm", LORA);
+    let plan = succeeds(kiln(folder.path()).args(["plan", "config.toml"]));
+    // Of two layers: A [16, 2] and B [2, 48], A [64, 2] and B [2, 16].
+    assert!(plan.contains("576 learn ("), "{plan}");
+    assert!(plan.contains("LoRA of rank 2 on c_attn, mlp.c_proj, new; scaled by 3, dropout 0.2"), "{plan}");
+    let json = succeeds(kiln(folder.path()).args(["plan", "config.toml", "--json"]));
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["model"]["num_trainable"], 576);
+    assert_eq!(json["memory"]["values"]["state"], 2 * 576);
+    succeeds(&mut train(folder.path(), "run", &[]));
+    let model = folder.path().join("run/model");
+    let saved = tensors(&model.join("adapter_model.safetensors"));
+    assert_eq!(saved.len(), 8, "{:?}", saved.keys());
+    let a = &saved["base_model.model.transformer.h.1.mlp.c_proj.lora_A.weight"];
+    assert_eq!(a.0, [2, 64]);
+    assert!(!model.join("model.safetensors").exists());
+    let stated = crate::common::json(&model.join("adapter_config.json"));
+    let base = folder.path().join("base/model").canonicalize().unwrap();
+    assert_eq!(stated["base_model_name_or_path"], base.to_str().unwrap());
+    let expected = serde_json::json!({"peft_type": "LORA", "r": 2, "lora_alpha": 6, "task_type": "CAUSAL_LM"});
+    for (name, value) in expected.as_object().unwrap() {
+        assert_eq!(&stated[name], value, "{name}");
+    }
+    // Every command that takes a model takes it, and the base is as it was.
+    let eval = |more: &[&str]| succeeds(kiln(folder.path()).args(["eval", "config.toml"]).args(more));
+    let loss = |said: &str| said.split_once("'eval_loss': ").unwrap().1.split([',', '}']).next().unwrap().to_owned();
+    let adapted = loss(&eval(&["--model", "run/model"]));
+    assert_eq!(adapted, loss(&eval(&["--model", "run"])), "a run folder stands for its model");
+    assert_ne!(adapted, loss(&eval(&["--model", "base"])));
+    succeeds(kiln(folder.path()).args(["merge", "run", "--out", "merged"]));
+    let (a, b) = (adapted.parse::<f64>().unwrap(), loss(&eval(&["--model", "merged"])).parse::<f64>().unwrap());
+    assert!((a / b - 1.0).abs() < 1e-5, "{a} and {b}");
+    assert!(folder.path().join("merged/model.safetensors").is_file());
+    fails(kiln(folder.path()).args(["merge", "run", "--out", "merged"]), 2, &["--out merged: it exists"]);
+    fails(kiln(folder.path()).args(["merge", "base", "--out", "x"]), 2, &["is a whole model, not an adapter"]);
+    // Training goes on from an adapter without [lora].
+    let config = std::fs::read_to_string(folder.path().join("config.toml")).unwrap();
+    let on = config.split("[lora]").next().unwrap().replace("from = \"base\"", "from = \"run\"");
+    std::fs::write(folder.path().join("on.toml"), &on).unwrap();
+    let said = succeeds(kiln(folder.path()).args(["train", "on.toml", "--set", "run.output_dir=on"]));
+    assert!(said.contains("from run/model"), "{said}");
+    let first = &train_rows(&folder.path().join("on"))[0]["loss"];
+    assert_ne!(first, &train_rows(&folder.path().join("run"))[0]["loss"], "it begins where the adapter stands");
+    assert_eq!(tensors(&folder.path().join("on/model/adapter_model.safetensors")).len(), 8);
+    let both = format!("{on}[lora]\nr = 2\n");
+    std::fs::write(folder.path().join("both.toml"), both).unwrap();
+    fails(kiln(folder.path()).args(["plan", "both.toml"]), 2, &["[lora]", "is an adapter already"]);
+}
+
+#[test]
+fn a_stopped_run_goes_on_to_the_bit_and_keeps_its_settings() {
+    for (task, lora, mode) in [
+        ("clm", LORA, "native"),
+        ("clm", LORA, "compiled"),
+        ("sequence-classification", "r = 2\nbias = \"all\"\ndropout = 0.1", "compiled"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        with_base(folder.path(), task, lora);
+        let more = ["--compiler", mode];
+        succeeds(&mut train(folder.path(), "straight", &more));
+        succeeds(&mut train(folder.path(), "stopped", &more));
+        // As after a stop between the two checkpoints.
+        for gone in ["model", "checkpoints/step-000014"] {
+            std::fs::remove_dir_all(folder.path().join("stopped").join(gone)).unwrap();
+        }
+        let checkpoint = folder.path().join("stopped/checkpoints/step-000007");
+        assert!(
+            checkpoint.join("adapter_model.safetensors").is_file() && !checkpoint.join("model.safetensors").exists()
+        );
+        let changed = ["--resume", "--set", "lora.r=3"];
+        fails(&mut train(folder.path(), "stopped", &changed), 2, &["lora.r was 2 and is 3"]);
+        succeeds(train(folder.path(), "stopped", &more).arg("--resume"));
+        let [straight, stopped] = ["straight", "stopped"].map(|run| folder.path().join(run));
+        assert_eq!(figures(&straight), figures(&stopped), "{task}");
+        let weights = |run: &Path| bytes(run.join("model/adapter_model.safetensors"));
+        assert!(weights(&straight) == weights(&stopped), "{task}");
+        let moments = |run: &Path| bytes(run.join("checkpoints/step-000014/optimizer.safetensors"));
+        assert!(moments(&straight) == moments(&stopped), "{task}");
+    }
+}
+
+/// Native and compiled, with blocks computed again and in other types, make the same steps.
+#[test]
+fn modes_and_precisions_agree() {
+    let folder = tempfile::tempdir().unwrap();
+    with_base(folder.path(), "clm", "r = 2\ntarget_modules = \"all-linear\"");
+    let no_dropout = ["--set", "model.resid_pdrop=0", "--set", "model.embd_pdrop=0", "--set", "model.attn_pdrop=0"];
+    let losses = |name: &str, more: &[&str]| {
+        succeeds(train(folder.path(), name, &no_dropout).args(more));
+        train_rows(&folder.path().join(name)).iter().map(|row| row["loss"].as_f64().unwrap()).collect::<Vec<_>>()
+    };
+    let native = losses("native", &[]);
+    let blocks = losses("blocks", &["--set", "trainer.activation_checkpointing=blocks"]);
+    assert_eq!(native, blocks);
+    for (name, more, tolerance) in [
+        ("compiled", &["--compiler", "compiled"][..], 1e-5),
+        ("bf16", &["--precision", "bf16"], 1e-2),
+        ("bf16-compiled", &["--precision", "bf16", "--compiler", "compiled"], 1e-2),
+        ("f16", &["--precision", "f16"], 1e-2),
+    ] {
+        let losses = losses(name, more);
+        for (a, b) in native.iter().zip(&losses) {
+            assert!((a / b - 1.0).abs() < tolerance, "{name}: {native:?} {losses:?}");
+        }
+    }
+    // A difference of the gradients of the adapters has an exit code of its own.
+    succeeds(kiln(folder.path()).args(["parity", "config.toml"]).args(no_dropout));
+}
+
+/// A frozen base has neither gradients nor moments, and in bf16 no weights in f32.
+#[test]
+#[cfg(target_os = "linux")] // elsewhere no row has a peak
+fn adapters_take_less_memory_than_all_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let row = |i: usize| {
+        let ids = (0..64).map(|j| ((i * 31 + j * 7) % 499 + 1).to_string()).collect::<Vec<_>>();
+        format!("{{\"input_ids\": [{}]}}\n", ids.join(","))
+    };
+    std::fs::write(folder.path().join("data.jsonl"), (0..12).map(row).collect::<String>()).unwrap();
+    let config = |model: &str, lora: &str| {
+        format!(
+            "[run]\noutput_dir = \"run\"\n[model]\n{model}\n[data]\ntask = \"clm\"\nformat = \"tokenized\"\ntrain = \
+             \"data.jsonl\"\n[trainer]\nmax_steps = 3\nlogging_steps = 1\nsave_strategy = \"no\"\n\
+             per_device_train_batch_size = 2\n[device]\nkind = \"cpu\"\n{lora}"
+        )
+    };
+    let run = |name: &str, model: &str, lora: &str, more: &[&str]| {
+        std::fs::write(folder.path().join("config.toml"), config(model, lora)).unwrap();
+        let said = succeeds(train(folder.path(), name, more).args(["--compiler", "compiled"]));
+        let line = said.lines().find(|line| line.starts_with("memory ")).unwrap();
+        let planned = line.split_whitespace().nth(2).unwrap().parse::<f64>().unwrap();
+        let measured = train_rows(&folder.path().join(name)).last().unwrap()["peak_mib"].as_f64().unwrap();
+        println!("{name}: planned {planned}, measured {measured}: {line}");
+        assert!((planned / measured - 1.0).abs() < 0.25, "{name}: planned {planned}, measured {measured}: {line}");
+        measured
+    };
+    // 29 million parameters: 111 MiB in f32, of which the layers are 108.
+    let shape = "kind = \"gpt2\"\nn_layer = 4\nn_embd = 768\nn_head = 12\nn_positions = 64\nvocab_size = 500";
+    let full = run("full", shape, "", &[]);
+    let adapted = run("adapted", "from = \"full\"", "[lora]\n", &[]);
+    let narrow = run("narrow", "from = \"full\"", "[lora]\n", &["--precision", "bf16"]);
+    // Gradients and two moments of 108 MiB each are gone; and half of the weights.
+    assert!(full - adapted > 290.0, "{full} and {adapted}");
+    assert!(adapted - narrow > 30.0, "{adapted} and {narrow}");
+}
+
+fn refused(folder: &Path, set: &[&str], code: i32, parts: &[&str]) {
+    let mut command: Command = kiln(folder);
+    command.args(["train", "config.toml"]);
+    for set in set {
+        command.args(["--set", set]);
+    }
+    fails(&mut command, code, parts);
+    assert!(!folder.join("run").exists());
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    with_base(folder.path(), "clm", "");
+    let refused = |set: &[&str], code: i32, parts: &[&str]| refused(folder.path(), set, code, parts);
+    refused(&["lora.r=0"], 2, &["lora.r", "expected 1 or more, got 0"]);
+    refused(&["lora.alpha=0"], 2, &["lora.lora_alpha", "expected a number above 0, got 0"]);
+    refused(&["lora.dropout=1"], 2, &["lora.lora_dropout", "expected a probability from 0 to below 1, got 1"]);
+    refused(&["lora.target_modules=query"], 2, &["no linear layer called \"query\"", "c_attn, c_fc, c_proj"]);
+    refused(&["lora.target_modules=[\"c_attn\", \"lm_head\"]"], 2, &["no linear layer called \"lm_head\""]);
+    refused(&["lora.modules_to_save=scores"], 2, &["no module whose name ends in \"scores\""]);
+    refused(&["lora.bias=some"], 2, &["lora.bias", "`none`, `all`, `lora_only`"]);
+    refused(&["lora.rank=3"], 2, &["lora.rank", "unknown key"]);
+    refused(&["lora.use_dora=true"], 2, &["lora.use_dora", "DoRA"]);
+    refused(&["lora.init_lora_weights=pissa"], 2, &["lora.init_lora_weights", "expected true, false or \"gaussian\""]);
+    refused(&["lora.task_type=SEQ_CLS"], 2, &["lora.task_type", "is not the task clm"]);
+    refused(&["trainer.freeze=*"], 2, &["every tensor of the model is frozen"]);
+    // The base has no head for the task, and its pooler would be random, frozen and lost.
+    let other = std::fs::read_to_string(folder.path().join("config.toml")).unwrap();
+    let random = other.replace("from = \"base\"", "kind = \"gpt2\"\nvocab_size = 32");
+    std::fs::write(folder.path().join("random.toml"), random).unwrap();
+    fails(kiln(folder.path()).args(["plan", "random.toml"]), 2, &["lora", "adapters stand on pretrained weights"]);
+}
+
+#[test]
+fn an_adapter_that_cannot_be_used_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    with_base(folder.path(), "clm", LORA);
+    let few = ["--set", "trainer.max_steps=1", "--set", "trainer.warmup_steps=0"];
+    succeeds(&mut train(folder.path(), "run", &few));
+    let model = folder.path().join("run/model");
+    let path = model.join("adapter_config.json");
+    let whole: Value = crate::common::json(&path);
+    let state = |name: &str, value: Value| {
+        let mut stated = whole.clone();
+        stated[name] = value;
+        std::fs::write(&path, stated.to_string()).unwrap();
+    };
+    let refused = |parts: &[&str]| {
+        let mut command = kiln(folder.path());
+        command.args(["generate", "run", "--prompt", "a"]);
+        fails(&mut command, 3, parts);
+    };
+    state("use_dora", true.into());
+    refused(&["adapter_config.json", "use_dora = true"]);
+    state("peft_type", "IA3".into());
+    refused(&["adapter_config.json", "peft_type: expected \"LORA\", got \"IA3\""]);
+    state("r", 0.into());
+    refused(&["adapter_config.json", "r: expected a whole number of 1 or more, got 0"]);
+    state("r", 3.into());
+    refused(&["lora_A.weight: expected [3, 16], got [2, 16]"]);
+    state("rank_pattern", serde_json::json!({"c_attn": 4}));
+    refused(&["adapter_config.json", "rank_pattern"]);
+    state("target_modules", serde_json::json!(["query"]));
+    refused(&["does not fit its base", "no linear layer called \"query\""]);
+    state("target_modules", serde_json::json!(["c_attn"]));
+    refused(&["has no place for 4 of its tensors"]);
+    state("base_model_name_or_path", "nowhere/at/all".into());
+    refused(&["the adapter's base", "nowhere/at/all", "set base_model_name_or_path"]);
+    std::fs::write(&path, "{").unwrap();
+    refused(&["adapter_config.json", "not a JSON object"]);
+    std::fs::write(&path, whole.to_string()).unwrap();
+    // Another base: narrower.
+    write(folder.path(), "clm");
+    let narrow = ["--set", "model.n_embd=8", "--set", "trainer.max_steps=1", "--set", "trainer.warmup_steps=0"];
+    succeeds(&mut train(folder.path(), "narrow", &narrow));
+    state("base_model_name_or_path", folder.path().join("narrow/model").to_str().unwrap().into());
+    refused(&["the weights do not fit the model"]);
+}

@@ -1,0 +1,169 @@
+//! Adapters of `peft` (made by tests/fixtures/make_lora.py): `kiln forward` on its folders, `kiln merge`, and `kiln train` against
+//! `transformers`' Trainer with `peft`.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::common::{device, fixture, json, kiln_on_device, l2, relative_l2, succeeds, tensors, train_rows};
+
+/// Logits of models two layers deep: the promise is 1e-5.
+const LOGITS_ABSOLUTE: f32 = 1e-5;
+const LOSS_RELATIVE: f32 = 1e-5;
+const GRADIENT_RELATIVE: f64 = 1e-4;
+/// A key's bias shifts all scores of a row alike, so its gradient is rounding.
+const GRADIENT_ZERO: f64 = 1e-6;
+
+/// The outputs of `kiln forward` on `model`, the gradients among them where `expected` has any, are those of the case.
+fn check_forward(case: &str, model: &Path, task: &str, compiler: &str, with_gradients: bool) {
+    let (folder, case) = (tempfile::tempdir().unwrap(), fixture(case));
+    let out = folder.path().join("out.safetensors");
+    let mut command = kiln_on_device(folder.path());
+    command.arg("forward").arg(model).arg("--batch").arg(case.join("batch.json"));
+    command.args(["--device", &device(), "--compiler", compiler, "--task", task, "--gradients", "--out"]);
+    succeeds(command.arg(&out));
+    let (got, expected) = (tensors(&out), tensors(&case.join("expected.safetensors")));
+    let (mut logits, mut adapters) = (0, 0);
+    for (name, (shape, values)) in &expected {
+        if name.starts_with("grad.") && !with_gradients {
+            continue;
+        }
+        let (got_shape, got) = &got[name];
+        assert_eq!(got_shape, shape, "{name}");
+        if name == "loss" {
+            assert!((got[0] / values[0] - 1.0).abs() < LOSS_RELATIVE, "loss {} against {}", got[0], values[0]);
+        } else if name.ends_with("logits") {
+            logits += 1;
+            let worst = got.iter().zip(values).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(worst < LOGITS_ABSOLUTE, "{name}: off by {worst}");
+        } else if l2(values.iter().map(|v| f64::from(*v))) < GRADIENT_ZERO {
+            assert!(l2(got.iter().map(|v| f64::from(*v))) < GRADIENT_ZERO, "{name}: expected zero");
+        } else {
+            adapters += usize::from(name.contains(".lora_"));
+            let off = relative_l2(got, values);
+            assert!(off < GRADIENT_RELATIVE, "{name}: off by {off}");
+        }
+    }
+    assert!(logits > 0 && (adapters >= 4 || !with_gradients), "{logits} {adapters}");
+}
+
+fn check(case: &str, task: &str) {
+    let adapter = fixture(case).join("adapter");
+    for compiler in ["native", "compiled"] {
+        check_forward(case, &adapter, task, compiler, true);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let merged = folder.path().join("merged");
+    let said = succeeds(kiln_on_device(folder.path()).arg("merge").arg(&adapter).arg("--out").arg(&merged));
+    assert!(said.contains("config.json, model.safetensors"), "{said}");
+    let base = tensors(&fixture(case).join("model/model.safetensors"));
+    let tensors = tensors(&merged.join("model.safetensors"));
+    assert!(tensors.keys().all(|name| base.contains_key(name)), "{:?}", tensors.keys());
+    check_forward(case, &merged, task, "native", false);
+}
+
+#[test]
+fn gpt2_lm() {
+    check("lora-gpt2-lm", "clm");
+}
+
+#[test]
+fn gpt2_classification() {
+    check("lora-gpt2-classification", "sequence-classification");
+}
+
+#[test]
+fn bert_classification_with_every_linear_layer_and_all_biases() {
+    check("lora-bert-classification", "sequence-classification");
+}
+
+#[test]
+fn roberta_classification() {
+    check("lora-roberta-classification", "sequence-classification");
+}
+
+#[test]
+fn distilbert_classification() {
+    check("lora-distilbert-classification", "sequence-classification");
+}
+
+#[test]
+fn bert_qa_with_targets_by_a_pattern() {
+    check("lora-bert-qa", "question-answering");
+}
+
+#[test]
+fn bert_mlm_without_a_task_type() {
+    check("lora-bert-mlm", "mlm");
+}
+
+/// Kiln trains the adapter on as the Trainer does, and saves what `peft` saves.
+fn check_training(case: &str, task: &str, compiler: &str) {
+    let (folder, case) = (tempfile::tempdir().unwrap(), fixture(case));
+    let mut config = format!(
+        "[run]\noutput_dir = \"run\"\n[model]\nfrom = {:?}\n[data]\ntask = \"{task}\"\nformat = \"tokenized\"\n\
+         train = [{:?}]\nsampler = \"sequential\"\n[trainer]\naccumulation = \"transformers\"\n",
+        case.join("adapter"),
+        case.join("data.json")
+    );
+    for (name, value) in json(&case.join("args.json")).as_object().unwrap() {
+        config += &format!("{name} = {value}\n");
+    }
+    config += &format!("[device]\nkind = \"{}\"\n", device());
+    std::fs::write(folder.path().join("config.toml"), config).unwrap();
+    succeeds(kiln_on_device(folder.path()).args(["train", "config.toml", "--compiler", compiler]));
+    let run = folder.path().join("run");
+    let (got, expected) = (train_rows(&run), json(&case.join("history.json")));
+    let expected = expected.as_array().unwrap();
+    assert_eq!(got.len(), expected.len());
+    for (got, expected) in got.iter().zip(expected) {
+        for (name, tolerance) in [("learning_rate", 1e-9), ("loss", 1e-4), ("grad_norm", 1e-3)] {
+            let (a, b) = (got[name].as_f64().unwrap(), expected[name].as_f64().unwrap());
+            assert!((a - b).abs() <= tolerance * b.abs().max(1e-2), "{name}: {got} against {expected}");
+        }
+    }
+    let saved = tensors(&run.join("model/adapter_model.safetensors"));
+    let expected = tensors(&case.join("final.safetensors"));
+    assert_eq!(saved.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
+    for (name, (shape, values)) in &expected {
+        assert_eq!(&saved[name].0, shape, "{name}");
+        let off = relative_l2(&saved[name].1, values);
+        assert!(off < 1e-3, "{name}: off by {off}");
+    }
+    assert!(!run.join("model/model.safetensors").exists());
+}
+
+#[test]
+fn gpt2_lm_trains_as_with_the_trainer() {
+    for compiler in ["native", "compiled"] {
+        check_training("trainer-lora-gpt2-lm", "clm", compiler);
+    }
+}
+
+#[test]
+fn bert_classification_trains_as_with_the_trainer() {
+    for compiler in ["native", "compiled"] {
+        check_training("trainer-lora-bert-classification", "sequence-classification", compiler);
+    }
+}
+
+/// A Python that has `peft`: `KILN_PYTHON`, or the system's.
+fn python() -> Option<String> {
+    let python = std::env::var("KILN_PYTHON").unwrap_or_else(|_| "python3".into());
+    let found = Command::new(&python).args(["-c", "import peft, transformers, torch"]).output();
+    found.is_ok_and(|output| output.status.success()).then_some(python)
+}
+
+#[test]
+fn peft_opens_what_kiln_saves() {
+    let Some(python) = python() else {
+        eprintln!("skipped: no Python with peft, transformers and torch (KILN_PYTHON names one)");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peft_roundtrip.py");
+    let oracle = fixture("lora-gpt2-lm").parent().unwrap().to_owned();
+    let output =
+        Command::new(python).arg(script).arg(env!("CARGO_BIN_EXE_kiln")).arg(oracle).arg(folder.path()).output();
+    let output = output.unwrap();
+    assert!(output.status.success(), "{}", crate::common::text(&output));
+}
