@@ -72,7 +72,7 @@ fn the_smoke_suite_measures_both_modes() {
         assert_eq!((ratio["of"].as_str(), ratio["against"].as_str()), (Some("native"), Some("compiled")));
         let predicts = case["name"] != "bert-tiny";
         let operators = case["operators"].as_array().unwrap();
-        assert_eq!(operators.len(), if predicts { 7 } else { 6 }, "{}", case["name"]);
+        assert_eq!(operators.len(), if predicts { 8 } else { 7 }, "{}", case["name"]);
         assert!(operators.iter().all(|operator| operator["ms"].as_array().unwrap().len() == 2));
     }
     // Rows of different lengths are padded.
