@@ -4,19 +4,35 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use kiln_models::ops::adamw::{Parameters, Update};
-use kiln_models::ops::in_place::{DeviceUpdates, Written, update};
+use kiln_models::ops::in_place::{DeviceUpdates, Written, row_major, update};
 
 use super::AdamConfig;
 use super::optimizer::{Group, Optimizer, OptimizerConfig};
+use super::step::tracked_like;
 
 /// The moments of a parameter, `[n]` each.
 type Moments = [Tensor<1>; 2];
 
-/// AdamW in place. The weights are the model's own tensors, the moments the optimizer's.
+/// `model` with parameters that can be updated in place: those that are not row-major are copied.
+pub fn updatable<M: Module>(model: M) -> M {
+    struct RowMajor;
+
+    impl ModuleMapper for RowMajor {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let (id, value, mapper) = param.consume();
+            let tracked = tracked_like(&value);
+            Param::from_mapped_value(id, tracked(row_major(value.inner())), mapper)
+        }
+    }
+
+    model.map(&mut RowMajor)
+}
+
+/// AdamW in place. The weights are the model's own tensors, [`updatable`], the moments the optimizer's.
 pub struct InPlace {
     config: AdamConfig,
     device: Device,

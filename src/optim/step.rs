@@ -153,7 +153,7 @@ impl ModuleMapper for PutBack<'_> {
 }
 
 /// A function that makes a tensor without autodiff a tracked one if `old` is, with the same strategy of recomputation.
-fn tracked_like<const D: usize>(old: &Tensor<D>) -> impl Fn(Tensor<D>) -> Tensor<D> + use<D> {
+pub(super) fn tracked_like<const D: usize>(old: &Tensor<D>) -> impl Fn(Tensor<D>) -> Tensor<D> + use<D> {
     let (require_grad, strategy) = (old.is_require_grad(), old.gradient_checkpointing_strategy());
     move |value| {
         let value = Tensor::from_inner(value);

@@ -116,7 +116,7 @@ impl<T: TrainingTask> Trainer<T> {
         if self.session.plan().captures().is_ok() {
             if self.callbacks.iter().any(|callback| callback.sees_gradients()) {
                 self.notice("steps are not captured: a callback sees gradients");
-            } else if let Some(captured) = CapturedSteps::new(&self.state, &self.session, self.drops) {
+            } else if let Some(captured) = CapturedSteps::new(&mut self.state, &self.session, self.drops) {
                 return Box::new(captured);
             }
         }

@@ -11,7 +11,7 @@ use cubecl::prelude::*;
 use super::AdamWOp;
 use crate::ops::cube::product::is_software;
 use crate::ops::cube::rows::cube_sum;
-use crate::ops::cube::{Cube, FusedTensor, Kernels, buffer, empty, lanes, own};
+use crate::ops::cube::{Cube, FusedTensor, Kernels, addresses, buffer, empty, lanes, own};
 use crate::ops::list::TensorList;
 
 impl AdamWOp for Cube {
@@ -134,6 +134,7 @@ pub(in crate::ops) fn adamw(
                 &scale.client,
                 count,
                 dim,
+                addresses(values[these.clone()].iter().chain(&grads[these.clone()])),
                 buffers(&values[these.clone()]),
                 buffers(&exp_avgs[these.clone()]),
                 buffers(&exp_avg_sqs[these.clone()]),
@@ -151,7 +152,7 @@ pub(in crate::ops) fn adamw(
     [values, exp_avgs, exp_avg_sqs]
 }
 
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn update_each(
     values: &mut Buffers,
     exp_avgs: &mut Buffers,
@@ -209,6 +210,7 @@ pub(in crate::ops) fn norm(tensors: Vec<CubeTensor>) -> CubeTensor {
                 &sums.client,
                 count,
                 dim,
+                addresses(tensors),
                 buffers(tensors),
                 buffer(&sums),
                 sizes,
@@ -225,12 +227,21 @@ pub(in crate::ops) fn norm(tensors: Vec<CubeTensor>) -> CubeTensor {
     let (count, dim) = count(&sums, 1, lanes);
     // SAFETY: units read below `pieces`, which `sums` has, and one writes the one element of `norm`.
     unsafe {
-        root_of_sum::launch_unchecked(&sums.client, count, dim, buffer(&sums), buffer(&norm), pieces, lanes);
+        root_of_sum::launch_unchecked(
+            &sums.client,
+            count,
+            dim,
+            addresses([&sums]),
+            buffer(&sums),
+            buffer(&norm),
+            pieces,
+            lanes,
+        );
     }
     norm
 }
 
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn squares_of_pieces(
     tensors: &Buffers,
     sums: &mut [f32],
@@ -264,7 +275,7 @@ fn squares_of_pieces(
     }
 }
 
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn root_of_sum(sums: &[f32], norm: &mut [f32], n: usize, #[comptime] lanes: usize) {
     let mut scratch = Shared::<[f32]>::new_slice(lanes);
     let mut sum = 0.0f32;
@@ -295,6 +306,7 @@ pub(in crate::ops) fn accumulate(sums: Vec<CubeTensor>, values: Vec<CubeTensor>,
                 &by.client,
                 count,
                 dim,
+                addresses(sums.iter().chain(values)),
                 buffers(sums),
                 buffers(values),
                 buffer(&by),
@@ -308,7 +320,7 @@ pub(in crate::ops) fn accumulate(sums: Vec<CubeTensor>, values: Vec<CubeTensor>,
     sums
 }
 
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn accumulate_each(
     sums: &mut Buffers,
     values: &Buffers,

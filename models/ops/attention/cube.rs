@@ -11,7 +11,7 @@ use cubecl::prelude::*;
 
 use super::{AttentionKernel, InputsOf, Parts, Rows, SavedOf};
 use crate::ops::cube::rows::{cube_max, cube_sum};
-use crate::ops::cube::{Cube, FusedTensor, Kernels, buffer, by_row, empty, lanes, narrow, own, wide};
+use crate::ops::cube::{Cube, FusedTensor, Kernels, addresses, buffer, by_row, empty, lanes, narrow, own, wide};
 use crate::ops::dropout::cube::{factor, scale, threshold};
 
 /// How the scores of attention become weights.
@@ -187,6 +187,7 @@ pub(in crate::ops) fn weights(
             &scores.client,
             count,
             dim,
+            addresses([&scores]),
             buffer(&scores),
             buffer(&keys),
             buffer(&seed),
@@ -226,6 +227,7 @@ pub(in crate::ops) fn scores_backward(
             &scores.client,
             count,
             dim,
+            addresses([&scores, &dweights]),
             buffer(&scores),
             buffer(&dweights),
             buffer(&lse),
@@ -281,7 +283,7 @@ fn score(
     score
 }
 
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn weigh_rows(
     scores: &mut [f32],
     keys: &[i32],
@@ -340,7 +342,7 @@ fn weigh_rows(
 
 /// With `p` the weights before dropout, `f` dropout's factors and `g` the gradient of the weights:
 /// `ds = scale p (f g - sum(p f g))`. `scores` become the weights after dropout, `dweights` become `ds`.
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn weigh_backward_rows(
     scores: &mut [f32],
     dweights: &mut [f32],

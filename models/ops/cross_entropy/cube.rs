@@ -13,7 +13,7 @@ use cubecl::prelude::*;
 use super::{CrossEntropyKernel, Gradient, Inputs, Wanted};
 use crate::ops::cube::product::{plain, product, transposed};
 use crate::ops::cube::rows::{cube_max, cube_sum};
-use crate::ops::cube::{Cube, FusedTensor, Kernels, buffer, by_row, dims2, empty, lanes, narrow, own, wide};
+use crate::ops::cube::{Cube, FusedTensor, Kernels, addresses, buffer, by_row, dims2, empty, lanes, narrow, own, wide};
 
 /// Logits of a chunk: 256 MiB of them.
 const CHUNK: usize = 1 << 26;
@@ -97,6 +97,7 @@ pub(in crate::ops) fn rows(
             &logits.client,
             count,
             dim,
+            addresses([&logits]),
             buffer(&logits),
             buffer(&bias),
             buffer(&target),
@@ -113,7 +114,7 @@ pub(in crate::ops) fn rows(
 
 /// The loss of a row, times its weight; its logits become their gradient,
 /// `weight * (softmax(logits) - (1 - s) onehot(target) - s / classes)`.
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn loss_rows(
     logits: &mut [f32],
     bias: &[f32],

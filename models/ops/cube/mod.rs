@@ -4,7 +4,9 @@
 //!
 //! [`Kernels`] lists every kernel with the shapes it gives, which Burn's fusion needs to know before a kernel runs: to
 //! fusion a kernel is one operation that it does not look into. Everything is f32 and row-major, but for the factors of
-//! matrix products.
+//! matrix products. Burn's tensors are not row-major by themselves: CUDA's allocator gives rows a pitch, a multiple of 512
+//! bytes, and views have strides of their own. So a kernel's inputs go through [`own`] or `into_contiguous`, its outputs
+//! are made by [`empty`], and what is written in place and may have a pitch is told its strides.
 //!
 //! Kernels that work on rows give each row to one cube of [`lanes`] units, which share sums through shared memory, so
 //! that no device needs subgroups.
@@ -21,6 +23,7 @@ use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::{DType, FloatDType, Shape};
 use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -71,6 +74,10 @@ pub(super) trait Kernels: Backend {
         #[extension_type] values: TensorList<Self>,
         by: FloatTensor<Self>,
     ) -> TensorList<Self>;
+
+    /// `x` row-major, in its own memory if it is that already.
+    #[fusion(meta = |x| x.clone())]
+    fn row_major(x: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// `values` in the memory of `target`.
     #[fusion(meta = |target, _values| target.clone())]
@@ -217,6 +224,10 @@ impl Kernels for CubeBackend {
         TensorList(adamw::cube::accumulate(sums.0, values.0, by))
     }
 
+    fn row_major(x: CubeTensor) -> CubeTensor {
+        into_contiguous(x)
+    }
+
     fn overwrite(target: CubeTensor, values: CubeTensor) -> CubeTensor {
         in_place::cube::overwrite(target, values)
     }
@@ -340,14 +351,20 @@ pub(super) fn by_element(x: &CubeTensor, n: usize) -> (CubeCount, CubeDim) {
 }
 
 /// A row-major tensor without values on the device of `x` and in its type.
-pub(super) fn empty<const D: usize>(x: &CubeTensor, shape: [usize; D]) -> CubeTensor {
-    empty_device_contiguous_dtype(x.client.clone(), x.device.clone(), Shape::from(shape), x.dtype)
+pub(super) fn empty(x: &CubeTensor, shape: impl Into<Shape>) -> CubeTensor {
+    empty_device_contiguous_dtype(x.client.clone(), x.device.clone(), shape.into(), x.dtype)
 }
 
-/// `x`, if it can be written to in place, or a copy.
+/// The type of the indices of a kernel that works on `tensors`: 32 bits, or 64 where one has so many elements that the number of a
+/// unit behind the last could come around to another's.
+pub(super) fn addresses<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>) -> AddressType {
+    let of = |x: &CubeTensor| AddressType::from_len_signed(x.handle.size() as usize / x.dtype.size());
+    tensors.into_iter().map(of).max().unwrap_or_default()
+}
+
+/// `x` row-major, in its own memory if nobody else holds that.
 pub(super) fn own(x: CubeTensor) -> CubeTensor {
-    let x = burn_cubecl::kernel::into_contiguous(x);
-    if x.can_mut() { x } else { x.copy() }
+    if x.is_contiguous() && x.can_mut() { x } else { in_place::cube::copied(x) }
 }
 
 /// The two dimensions of a matrix.

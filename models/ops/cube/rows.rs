@@ -4,7 +4,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{buffer, by_element, dims2, empty};
+use super::{addresses, buffer, by_element, dims2, empty};
 
 /// The sum of the `value`s of all units of the cube, for every one of them. `scratch` is shared memory of `lanes` numbers.
 #[cube]
@@ -47,7 +47,18 @@ pub(in crate::ops) fn column_sums(x: CubeTensor) -> CubeTensor {
         let (count, dim) = by_element(&x, parts * width);
         // SAFETY: a unit reads rows below `rows` of its column and writes its own element, if there is one.
         unsafe {
-            add_rows::launch_unchecked(&x.client, count, dim, buffer(&x), buffer(&sums), parts, rows, width, PART);
+            add_rows::launch_unchecked(
+                &x.client,
+                count,
+                dim,
+                addresses([&x]),
+                buffer(&x),
+                buffer(&sums),
+                parts,
+                rows,
+                width,
+                PART,
+            );
         }
         if parts == 1 {
             return CubeTensor::new_contiguous(sums.client, sums.device, [width].into(), sums.handle, sums.dtype);
@@ -56,7 +67,7 @@ pub(in crate::ops) fn column_sums(x: CubeTensor) -> CubeTensor {
     }
 }
 
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn add_rows(x: &[f32], sums: &mut [f32], parts: usize, rows: usize, width: usize, part: usize) {
     if ABSOLUTE_POS >= parts * width {
         terminate!();

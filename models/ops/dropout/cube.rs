@@ -9,7 +9,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::DropoutKernel;
-use crate::ops::cube::{Cube, FusedTensor, Kernels, buffer, by_element, dims2, empty};
+use crate::ops::cube::{Cube, FusedTensor, Kernels, addresses, buffer, by_element, dims2, empty};
 
 impl DropoutKernel for Cube {
     fn masked(x: FusedTensor, seed: FusedTensor, p: f64) -> FusedTensor {
@@ -42,6 +42,7 @@ pub(in crate::ops) fn drop(x: CubeTensor, seed: CubeTensor, p: f64) -> CubeTenso
             &x.client,
             count,
             dim,
+            addresses([&x]),
             buffer(&x),
             buffer(&seed),
             buffer(&y),
@@ -71,6 +72,7 @@ pub(in crate::ops) fn bias_drop_add(
             &x.client,
             count,
             dim,
+            addresses([&x, &residual]),
             buffer(&x),
             buffer(&bias),
             buffer(&residual),
@@ -113,7 +115,7 @@ fn mix(x: u32) -> u32 {
     x ^ (x >> 16u32)
 }
 
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn drop_each(x: &[f32], seed: &[i32], y: &mut [f32], n: usize, width: usize, threshold: u32, scale: f32) {
     let i = ABSOLUTE_POS;
     if i >= n {
@@ -122,7 +124,7 @@ fn drop_each(x: &[f32], seed: &[i32], y: &mut [f32], n: usize, width: usize, thr
     y[i] = x[i] * factor(seed, u32::cast_from(i / width), u32::cast_from(i % width), threshold, scale);
 }
 
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn bias_drop_add_each(
     x: &[f32],
     bias: &[f32],

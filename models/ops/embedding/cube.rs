@@ -12,7 +12,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::EmbeddingKernel;
-use crate::ops::cube::{Cube, FusedTensor, Kernels, buffer, by_row, dims2, lanes};
+use crate::ops::cube::{Cube, FusedTensor, Kernels, addresses, buffer, by_row, dims2, lanes};
 
 impl EmbeddingKernel for Cube {
     fn forward(table: FusedTensor, ids: FusedTensor) -> FusedTensor {
@@ -28,7 +28,7 @@ impl EmbeddingKernel for Cube {
 pub(in crate::ops) fn backward(dy: CubeTensor, ids: CubeTensor, num: usize, skipped: i32) -> CubeTensor {
     let [dy, ids] = [dy, ids].map(into_contiguous);
     let [n, width] = dims2(&dy);
-    let table = zeros_client(dy.client.clone(), dy.device.clone(), Shape::from([num, width]), dy.dtype);
+    let table = zeros_client(dy.client.clone(), dy.device.clone(), Shape::from([num, width]), dy.dtype); // its rows may have a pitch
     let (count, dim) = by_row(&dy, n);
     // SAFETY: there is a token for every cube that goes on, and it writes where its id is below `num`.
     unsafe {
@@ -36,12 +36,14 @@ pub(in crate::ops) fn backward(dy: CubeTensor, ids: CubeTensor, num: usize, skip
             &dy.client,
             count,
             dim,
+            addresses([&dy, &table]),
             buffer(&dy),
             buffer(&ids),
             buffer(&table),
             n,
             num,
             width,
+            table.meta.strides()[0],
             skipped,
             lanes(&dy),
         );
@@ -49,7 +51,7 @@ pub(in crate::ops) fn backward(dy: CubeTensor, ids: CubeTensor, num: usize, skip
     table
 }
 
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn add_tokens(
     dy: &[f32],
     ids: &[i32],
@@ -57,6 +59,7 @@ fn add_tokens(
     n: usize,
     num: usize,
     width: usize,
+    pitch: usize,
     skipped: i32,
     #[comptime] lanes: usize,
 ) {
@@ -81,8 +84,8 @@ fn add_tokens(
     for lane in 0..lanes {
         any += earlier[lane];
     }
-    let row = usize::cast_from(id) * width;
-    if any == 0 && id != skipped && id >= 0 && row < num * width {
+    if any == 0 && id != skipped && id >= 0 && usize::cast_from(id) < num {
+        let row = usize::cast_from(id) * pitch;
         for other in token..n {
             if ids[other] == id {
                 let mut column = UNIT_POS as usize;

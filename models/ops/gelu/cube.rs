@@ -6,7 +6,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{Activation, CUBIC, GeluKernel, SQRT_2_OVER_PI};
-use crate::ops::cube::{Cube, FusedTensor, Kernels, buffer, by_element, dims2, empty};
+use crate::ops::cube::{Cube, FusedTensor, Kernels, addresses, buffer, by_element, dims2, empty};
 
 impl GeluKernel for Cube {
     fn forward(x: FusedTensor, bias: FusedTensor, kind: Activation) -> FusedTensor {
@@ -30,6 +30,7 @@ pub(in crate::ops) fn forward(x: CubeTensor, bias: CubeTensor, kind: Activation)
             &x.client,
             count,
             dim,
+            addresses([&x]),
             buffer(&x),
             buffer(&bias),
             buffer(&y),
@@ -52,6 +53,7 @@ pub(in crate::ops) fn backward(x: CubeTensor, bias: CubeTensor, dy: CubeTensor, 
             &x.client,
             count,
             dim,
+            addresses([&x, &dy]),
             buffer(&x),
             buffer(&bias),
             buffer(&dy),
@@ -64,7 +66,7 @@ pub(in crate::ops) fn backward(x: CubeTensor, bias: CubeTensor, dy: CubeTensor, 
     dx
 }
 
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn gelu_each(x: &[f32], bias: &[f32], y: &mut [f32], n: usize, width: usize, #[comptime] tanh: bool) {
     let i = ABSOLUTE_POS;
     if i >= n {
@@ -74,7 +76,7 @@ fn gelu_each(x: &[f32], bias: &[f32], y: &mut [f32], n: usize, width: usize, #[c
     y[i] = x * cdf(x, tanh);
 }
 
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn gelu_backward_each(
     x: &[f32],
     bias: &[f32],

@@ -4,12 +4,12 @@
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::BoolTensor;
 use burn::tensor::{BoolStore, DType};
-use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
+use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
 
 use super::InPlaceOp;
-use crate::ops::cube::{Cube, FusedInts, FusedTensor, Kernels, buffer, by_element};
+use crate::ops::cube::{Cube, FusedInts, FusedTensor, Kernels, addresses, by_element, empty};
 use crate::ops::list::TensorList;
 
 impl InPlaceOp for Cube {
@@ -23,6 +23,10 @@ impl InPlaceOp for Cube {
 
     fn overwrite_bools(target: BoolTensor<Self>, values: BoolTensor<Self>) -> BoolTensor<Self> {
         <Self as Kernels>::overwrite_bools(target, values)
+    }
+
+    fn row_major(x: FusedTensor) -> FusedTensor {
+        <Self as Kernels>::row_major(x)
     }
 
     fn adamw(
@@ -52,22 +56,33 @@ pub(in crate::ops) fn overwrite(target: CubeTensor, values: CubeTensor) -> CubeT
     }
 }
 
+/// `x` row-major in memory of its own. Burn's copy would have rows with a pitch where the device's allocator gives them one.
+pub(in crate::ops) fn copied(x: CubeTensor) -> CubeTensor {
+    write::<f32>(empty(&x, x.shape()), x)
+}
+
 fn write<E: Numeric + CubeElement>(target: CubeTensor, values: CubeTensor) -> CubeTensor {
-    let values = into_contiguous(values);
-    assert!(target.is_contiguous(), "what is overwritten is row-major");
     let n = target.shape().num_elements();
     let (count, dim) = by_element(&target, n);
-    // SAFETY: both tensors have `n` elements, row-major; a unit touches its own one, if there is one.
+    // SAFETY: both tensors have `n` elements, which the views find by the strides; a unit touches its own one, if there is one.
     unsafe {
-        overwrite_each::launch_unchecked::<E>(&target.client, count, dim, buffer(&target), buffer(&values), n);
+        overwrite_each::launch_unchecked::<E>(
+            &target.client,
+            count,
+            dim,
+            addresses([&target, &values]),
+            target.clone().into_linear_view(),
+            values.into_linear_view(),
+            n,
+        );
     }
     target
 }
 
-#[cube(launch_unchecked)]
-fn overwrite_each<E: Numeric>(target: &mut [E], values: &[E], n: usize) {
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn overwrite_each<E: Numeric>(mut target: LinearViewMut<'_, E>, values: LinearView<'_, E>, n: usize) {
     if ABSOLUTE_POS >= n {
         terminate!();
     }
-    target[ABSOLUTE_POS] = values[ABSOLUTE_POS];
+    target.write(ABSOLUTE_POS, values.read(ABSOLUTE_POS));
 }

@@ -20,6 +20,12 @@ use super::list::TensorList;
 /// Tensors that were written to, to be held.
 pub struct Written(#[allow(dead_code)] Box<dyn Any>); // nobody looks at them: holding them is the use
 
+/// `x` row-major, as [`update`] and [`accumulate`] need what they write to: in its own memory if it is that already, or a copy.
+/// CUDA's allocator gives rows a pitch of 512 bytes, so that other rows have gaps between them.
+pub fn row_major<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    Tensor::from_dispatch(<Dispatch as InPlaceOp>::row_major(x.into_dispatch()))
+}
+
 /// `values` in the memory of `target`; the shapes are the same, both are without autodiff.
 ///
 /// # Panics
@@ -84,7 +90,8 @@ impl DeviceUpdates {
     }
 }
 
-/// [`Parameters::update`] in the memory of the parameters and their moments, by the numbers in `updates`.
+/// [`Parameters::update`] in the memory of the parameters and their moments, by the numbers in `updates`. The parameters are
+/// [`row_major`].
 ///
 /// # Panics
 /// For a parameter whose kind has no update, and a scale of another length.
@@ -96,7 +103,8 @@ pub fn update(parameters: Parameters, updates: &DeviceUpdates, scale: &Tensor<1>
     Written(Box::new(written))
 }
 
-/// `sums * by[0] + values * by[1]` in the memory of `sums`; both lists have the same shapes, `by` is `[2]`.
+/// `sums * by[0] + values * by[1]` in the memory of `sums`, which are [`row_major`]; both lists have the same shapes, `by` is
+/// `[2]`.
 ///
 /// # Panics
 /// For lists of different shapes, and a `by` of another length.
@@ -116,6 +124,8 @@ pub(super) trait InPlaceOp: Backend {
     fn overwrite_ints(target: IntTensor<Self>, values: IntTensor<Self>) -> IntTensor<Self>;
 
     fn overwrite_bools(target: BoolTensor<Self>, values: BoolTensor<Self>) -> BoolTensor<Self>;
+
+    fn row_major(x: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// `(values, exp_avgs, exp_avg_sqs)`
     fn adamw(

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 
 use super::{LayerNormKernel, Saved};
 use crate::ops::cube::rows::{column_sums, cube_sum};
-use crate::ops::cube::{Cube, FusedTensor, Kernels, buffer, by_element, by_row, dims2, empty, lanes};
+use crate::ops::cube::{Cube, FusedTensor, Kernels, addresses, buffer, by_element, by_row, dims2, empty, lanes};
 
 impl LayerNormKernel for Cube {
     fn forward(
@@ -50,6 +50,7 @@ pub(in crate::ops) fn forward(
             &x.client,
             count,
             dim,
+            addresses([&x]),
             buffer(&x),
             buffer(&weight),
             buffer(&bias),
@@ -81,6 +82,7 @@ pub(in crate::ops) fn forward_sum(
             &x.client,
             count,
             dim,
+            addresses([&x]),
             buffer(&x),
             buffer(&residual),
             buffer(&weight),
@@ -114,6 +116,7 @@ pub(in crate::ops) fn backward(
             &x.client,
             count,
             dim,
+            addresses([&x, &dy]),
             buffer(&x),
             buffer(&weight),
             buffer(&statistics),
@@ -133,6 +136,7 @@ pub(in crate::ops) fn backward(
             &x.client,
             count,
             dim,
+            addresses([&x, &dy]),
             buffer(&x),
             buffer(&statistics),
             buffer(&dy),
@@ -150,7 +154,7 @@ pub(in crate::ops) fn backward(
 /// Rows over which one unit sums the gradients of a weight and a bias.
 const PART: usize = 128;
 
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn norm_rows(
     x: &[f32],
     weight: &[f32],
@@ -197,7 +201,7 @@ fn norm_rows(
     }
 }
 
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn add_norm_rows(
     x: &[f32],
     residual: &[f32],
@@ -249,7 +253,7 @@ fn add_norm_rows(
 }
 
 /// `dx = rstd (g - mean(g) - n mean(g n))` with `n` the normalised row and `g = dy * weight`.
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn norm_backward_rows(
     x: &[f32],
     weight: &[f32],
@@ -289,7 +293,7 @@ fn norm_backward_rows(
     }
 }
 
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn affine_backward(
     x: &[f32],
     statistics: &[f32],

@@ -16,22 +16,23 @@ mod linear;
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_models::Ops;
 
-/// The device under test: the CPU, or wgpu's software device where `KILN_TEST_DEVICE` is `wgpu`.
+/// The device under test: the CPU, or what `KILN_TEST_DEVICE` names: `wgpu`, which is its software device, or `cuda`.
 pub(crate) fn device() -> Device {
     match std::env::var("KILN_TEST_DEVICE").as_deref() {
         #[cfg(feature = "wgpu")]
         Ok("wgpu") => Device::wgpu(burn::tensor::DeviceKind::Cpu),
+        #[cfg(feature = "cuda")]
+        Ok("cuda") => Device::cuda(0),
         Err(_) | Ok("cpu") => Device::flex(),
-        Ok(other) => panic!(
-            "KILN_TEST_DEVICE={other}: this test was built for {}",
-            if cfg!(feature = "wgpu") { "cpu and wgpu" } else { "cpu" }
-        ),
+        Ok(other) => {
+            panic!("KILN_TEST_DEVICE={other}: this test was built for other devices; see the features of the crate")
+        }
     }
 }
 
 /// Whether [`device`] is the CPU.
 pub(crate) fn on_cpu() -> bool {
-    std::env::var("KILN_TEST_DEVICE").as_deref() != Ok("wgpu")
+    matches!(std::env::var("KILN_TEST_DEVICE").as_deref(), Err(_) | Ok("cpu"))
 }
 
 /// One input: its values, `[rows, cols]`. A vector is one row.

@@ -7,7 +7,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Int, Tensor};
 use kiln_models::Compute;
 use kiln_models::ops::dropout::DropoutSeeds;
-use kiln_models::ops::in_place::{Written, accumulate, overwrite};
+use kiln_models::ops::in_place::{Written, accumulate, overwrite, row_major};
 use kiln_models::ops::list::TensorList;
 
 use super::batch::tracked;
@@ -142,7 +142,7 @@ impl ModuleVisitor for Lists<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some(grad) = self.grads.get::<D>(param.id) else { return };
         let total = self.totals.get::<D>(param.id).unwrap_or_else(|| {
-            let zeros = grad.zeros_like();
+            let zeros = row_major(grad.zeros_like());
             self.totals.register(param.id, zeros.clone());
             zeros
         });

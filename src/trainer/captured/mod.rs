@@ -29,6 +29,7 @@ use crate::engine::launches::kernel_launches;
 use crate::optim::Optimizer;
 #[cfg(doc)]
 use crate::optim::in_place::InPlace;
+use crate::optim::in_place::updatable;
 use crate::session::{Session, TensorTree, TrainingTask};
 use crate::task::Reduction;
 
@@ -65,8 +66,10 @@ type Notice = Option<String>;
 impl<T: TrainingTask> CapturedSteps<T> {
     /// For the model of `state`, whose tensors are written to from now on, in the run of `session`; none for another optimizer
     /// than AdamW.
-    pub(super) fn new(state: &TrainState<T::Model>, session: &Session<T>, drops: bool) -> Option<Self> {
+    pub(super) fn new(state: &mut TrainState<T::Model>, session: &Session<T>, drops: bool) -> Option<Self> {
         let (plan, device) = (session.plan(), &session.device);
+        let update = state.optimizer.in_place(device)?;
+        state.model = updatable(state.model.clone());
         let per_term = Tensor::ones([1], device);
         let body = Body {
             task: session.task.clone(),
@@ -74,7 +77,7 @@ impl<T: TrainingTask> CapturedSteps<T> {
             compute: plan.engine.compute(),
             device: device.clone().autodiff(),
             drops,
-            update: state.optimizer.in_place(device)?,
+            update,
             clip: plan.optimizer.max_grad_norm,
             totals: Totals::new(&per_term),
             per_term,
