@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::common::small_run::write;
 use crate::common::{succeeds, train_rows};
-use crate::{ONE_SHAPE, on_wgpu};
+use crate::{ONE_SHAPE, on_device};
 
 /// Rows of the validation, all in one batch of 8 tokens each, and the vocabulary: logits of 64 MiB.
 const EVALUATED: usize = 256;
@@ -33,7 +33,7 @@ fn an_evaluation_gives_its_memory_back() {
         "trainer.eval_steps=4",
         "trainer.save_strategy=no",
     ];
-    let mut command = on_wgpu(folder.path(), "run", &ONE_SHAPE);
+    let mut command = on_device(folder.path(), "run", &ONE_SHAPE);
     succeeds(command.args(sets.map(|set| ["--set", set]).concat()));
     let rows = train_rows(&folder.path().join("run"));
     let reserved = rows.iter().map(|row| row["reserved_mib"].as_f64().unwrap()).collect::<Vec<_>>();

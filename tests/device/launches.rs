@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::common::succeeds;
-use crate::{ONE_SHAPE, modes, on_wgpu_in, prepare};
+use crate::{ONE_SHAPE, modes, on_device_in, prepare};
 
 /// Kernels of a step of a GPT-2 of two layers, of one micro-batch and of two: the native engine's at the least (984 and 1461
 /// were counted), the compiled one's at the most (172 and 338), which is below half of that.
@@ -33,7 +33,7 @@ fn launches(folder: &Path, mode: &str, micro_batches: usize) -> f64 {
     let accumulation = format!("trainer.gradient_accumulation_steps={micro_batches}");
     let sets = ["trainer.logging_steps=4", "trainer.eval_strategy=no", "trainer.save_strategy=no", &accumulation];
     let run = format!("{mode}-{micro_batches}");
-    let mut command = on_wgpu_in(mode, folder, &run, &ONE_SHAPE);
+    let mut command = on_device_in(mode, folder, &run, &ONE_SHAPE);
     succeeds(command.arg("--step-times").args(sets.map(|set| ["--set", set]).concat()));
     let text = std::fs::read_to_string(folder.join(&run).join("steps.jsonl")).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()).collect::<Vec<_>>();

@@ -1,7 +1,8 @@
-//! Runs on wgpu, on whatever device this machine has (Mesa's software Vulkan does): every task in every precision against
-//! the CPU, and in the compiled engine each part of the compiler by itself. One engine is one build: the native one runs
-//! this too. Where `KILN_NATIVE` names the native engine, the compiled one's tests of tasks and launches have it run them as well.
-#![cfg(feature = "wgpu")]
+//! Runs on wgpu or CUDA, whichever `KILN_TEST_DEVICE` names, on whatever device this machine has (for wgpu Mesa's software Vulkan
+//! does, for CUDA the emulated device of `tests/fake-cuda`): every task in every precision against the CPU, and in the compiled
+//! engine each part of the compiler by itself. One engine is one build: the native one runs this too. Where `KILN_NATIVE` names the
+//! native engine, the compiled one's tests of tasks, sizes and launches have it run them as well.
+#![cfg(any(feature = "wgpu", feature = "cuda"))]
 #![allow(clippy::unwrap_used)]
 
 #[cfg(feature = "compiler")]
@@ -15,6 +16,7 @@ mod debug;
 mod engines;
 mod launches;
 mod memory;
+mod sizes;
 mod tasks;
 
 use std::path::Path;
@@ -30,6 +32,15 @@ const NO_DROPOUT_GPT2: [&str; 6] =
 const NO_DROPOUT_BERT: [&str; 4] =
     ["--set", "model.hidden_dropout_prob=0", "--set", "model.attention_probs_dropout_prob=0"];
 
+/// The kind of the device.
+fn device() -> String {
+    match common::device().as_str() {
+        "cpu" if cfg!(feature = "wgpu") => "wgpu".into(),
+        "cpu" => "cuda".into(),
+        named => named.into(),
+    }
+}
+
 /// Rows of different lengths in batches of one shape: a device that is software tunes and records every shape for seconds.
 const ONE_SHAPE: [&str; 2] = ["--set", "data.padding=max_length"];
 
@@ -39,12 +50,20 @@ const MODE: &str = if cfg!(feature = "compiler") { "compiled" } else { "native" 
 /// A folder with a config for `task` without dropout, whose model is one of random weights on disk: every device draws its
 /// own.
 fn prepare(task: &str) -> tempfile::TempDir {
+    prepare_with(task, None, &[])
+}
+
+/// As [`prepare`], with other rows of data and settings of the model.
+fn prepare_with(task: &str, data: Option<&str>, model: &[String]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let path = write(folder.path(), task);
+    if let Some(data) = data {
+        std::fs::write(folder.path().join("data.jsonl"), data).unwrap();
+    }
     let no_dropout: &[&str] = if task == "clm" { &NO_DROPOUT_GPT2 } else { &NO_DROPOUT_BERT };
     let start = ["trainer.max_steps=1", "trainer.warmup_steps=0", "trainer.learning_rate=1e-30"];
-    let start = start.map(|set| ["--set", set]).concat();
-    succeeds(&mut train(folder.path(), "start", &[no_dropout, &start].concat()));
+    let start = start.into_iter().chain(model.iter().map(String::as_str)).flat_map(|set| ["--set", set]);
+    succeeds(&mut train(folder.path(), "start", &no_dropout.iter().copied().chain(start).collect::<Vec<_>>()));
     let config = std::fs::read_to_string(&path).unwrap();
     let (before, after) = (config.split("[model]").next().unwrap(), config.split("[data]").nth(1).unwrap());
     std::fs::write(&path, format!("{before}[model]\nfrom = \"start/model\"\n[data]{after}")).unwrap();
@@ -57,14 +76,14 @@ fn modes() -> Vec<&'static str> {
     native.into_iter().chain([MODE]).collect()
 }
 
-/// A run on wgpu in this engine.
-fn on_wgpu(folder: &Path, name: &str, more: &[&str]) -> Command {
-    on_wgpu_in(MODE, folder, name, more)
+/// A run on the device in this engine.
+fn on_device(folder: &Path, name: &str, more: &[&str]) -> Command {
+    on_device_in(MODE, folder, name, more)
 }
 
-/// A run on wgpu. Kernels are kept from test to test: a software device compiles them for minutes.
-fn on_wgpu_in(mode: &str, folder: &Path, name: &str, more: &[&str]) -> Command {
-    let mut command = train(folder, name, &["--set", "device.kind=wgpu", "--compiler", mode]);
+/// A run on the device. Kernels are kept from test to test: a software device compiles them for minutes.
+fn on_device_in(mode: &str, folder: &Path, name: &str, more: &[&str]) -> Command {
+    let mut command = train(folder, name, &["--set", &format!("device.kind={}", device()), "--compiler", mode]);
     command.env("KILN_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels")).args(more);
     command
 }
@@ -89,5 +108,12 @@ fn losses(run: &Path) -> Vec<f64> {
 fn apart(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len());
     assert!(a.len() > 20, "{} figures", a.len());
+    apart_of_any(a, b)
+}
+
+/// As [`apart`], of however few figures.
+#[track_caller]
+fn apart_of_any(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max)
 }

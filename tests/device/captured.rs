@@ -2,7 +2,7 @@
 
 use crate::common::small_run::{copy, train, write};
 use crate::common::{relative_l2, rows, succeeds, tensors};
-use crate::{apart, losses, on_wgpu, prepare};
+use crate::{apart, losses, on_device, prepare};
 
 /// Each part of the compiler off by itself, and all of them on: the same training. With several micro-batches a step, of
 /// which the last of an epoch has fewer, those are captured one by one.
@@ -22,7 +22,7 @@ fn every_part_of_the_compiler_gives_the_figures_of_the_cpu() {
         ("unfused", 1, &["--set", "compiler.fused_ops=on", "--set", "compiler.fusion=off"]),
     ] {
         let more = ["--set", &accumulation(steps)];
-        let said = succeeds(on_wgpu(folder.path(), name, &more).args(settings));
+        let said = succeeds(on_device(folder.path(), name, &more).args(settings));
         let captured = said.lines().any(|line| line.contains("captured step          on"));
         assert_eq!(captured, ["all", "micro-batches"].contains(&name), "{said}");
         assert_eq!(said.contains("is captured ("), captured, "{said}");
@@ -50,7 +50,7 @@ fn captured_runs(accumulation: &str) {
     write(folder.path(), "clm");
     let settings = ["--set", accumulation, "--set", "compiler.fused_ops=on"];
     let run = |name: &str, more: &[&str]| {
-        succeeds(on_wgpu(folder.path(), name, &settings).args(more));
+        succeeds(on_device(folder.path(), name, &settings).args(more));
         losses(&folder.path().join(name))
     };
     let captured = run("captured", &["--set", "compiler.graph=on"]);

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::common::{json, succeeds};
-use crate::{on_wgpu, prepare};
+use crate::{on_device, prepare};
 
 /// A run that finds no kernels in the cache reports its tunings and the kernels that it compiled; a run that finds them all
 /// reports none.
@@ -13,7 +13,7 @@ fn debug_tells_what_was_tuned_and_compiled() {
     let cache = folder.path().join("kernels");
     let more = ["--set", "compiler.debug=true", "--set", "trainer.max_steps=4"]; // three of them warm up
     let run = |name: &str| {
-        let said = succeeds(on_wgpu(folder.path(), name, &more).env("KILN_CACHE", &cache));
+        let said = succeeds(on_device(folder.path(), name, &more).env("KILN_CACHE", &cache));
         (said, json(&folder.path().join(name).join("compiler/report.json"))["burn"]["cache"].clone())
     };
     let (said, cold) = run("cold");

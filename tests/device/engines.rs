@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 
 use crate::common::small_run::{train, write};
 use crate::common::{fails, kiln, text};
+use crate::device;
 
 const THIS: &str = if cfg!(feature = "compiler") { "compiled" } else { "native" };
 const OTHER: &str = if cfg!(feature = "compiler") { "native" } else { "compiled" };
@@ -28,10 +29,10 @@ fn identity(folder: &Path) -> String {
     text(&output).trim().replace(&format!("\"{THIS}\""), &format!("\"{OTHER}\""))
 }
 
-/// A run on wgpu that asks for the other engine.
+/// A run on the device that asks for the other engine.
 fn other_run(folder: &Path) -> Command {
     write(folder, "clm");
-    train(folder, "run", &["--compiler", OTHER, "--set", "device.kind=wgpu"])
+    train(folder, "run", &["--compiler", OTHER, "--set", &format!("device.kind={}", device())])
 }
 
 #[test]
@@ -42,7 +43,7 @@ fn a_run_is_the_siblings() {
     assert_eq!(output.status.code(), Some(7), "{}", text(&output));
     let stdout = String::from_utf8(output.stdout).unwrap();
     let expected =
-        format!("got train config.toml --set run.output_dir=run --compiler {OTHER} --set device.kind=wgpu\n");
+        format!("got train config.toml --set run.output_dir=run --compiler {OTHER} --set device.kind={}\n", device());
     assert_eq!(stdout, expected);
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(stderr, format!("{OTHER} engine: {}\n", path.display()));
@@ -68,12 +69,14 @@ fn what_is_refused() {
         assert!(!folder.path().join("run").exists());
     };
     let own = identity(folder.path());
-    let build = format!("`cargo wgpu-{OTHER}`");
+    let device = device();
+    let build = format!("`cargo {device}-{OTHER}`");
     refuses(Path::new("/nowhere/kiln"), &[VARIABLE, "no file /nowhere/kiln", &build]);
     let with = |identity: &str| sibling(folder.path(), identity, "exit 0");
     refuses(&with(&own.replace(OTHER, THIS)), &["expected the", "engine, got the", &build]);
     refuses(&with(&own.replace(env!("CARGO_PKG_VERSION"), "0.0.1")), &["got kiln 0.0.1", &build]);
-    refuses(&with(&own.replace("\"wgpu\"", "\"metal\"")), &["expected a build for wgpu", &build]);
+    let for_another = own.replace(&format!("\"{device}\""), "\"metal\"");
+    refuses(&with(&for_another), &[&format!("expected a build for {device}"), &build]);
     refuses(&with("hello"), &["a kiln that says what it is"]);
 }
 

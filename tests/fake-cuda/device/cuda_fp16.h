@@ -1,0 +1,1 @@
+// Generated sources include this header; device.h declares everything.
