@@ -3,8 +3,8 @@
 #   docker build --target cpu  -t kiln:cpu  .
 #   docker build --target cuda -t kiln:cuda .     # both engines, for NVIDIA's GPUs
 #
-# A kiln that is built already is taken from an image that has it as /out/kiln: `--build-arg KILN_CPU=IMAGE`. What runs is not
-# root. A platform that mounts /opt/ml for root alone needs `--build-arg USER=root`.
+# A kiln that is built already is taken from an image that has it as /out/kiln: `--build-arg KILN_CPU=IMAGE`. The container's user is
+# not root. A platform that mounts /opt/ml for root alone needs `--build-arg USER=root`.
 ARG RUST=rust:1.95-slim-bookworm
 ARG DEBIAN=debian:bookworm-slim
 ARG CUDA=nvidia/cuda:12.8.1-base-ubuntu24.04

@@ -21,7 +21,7 @@ pub struct Linear {
     pub weight: Param<Tensor<2>>,
     /// `[out]`
     pub bias: Option<Param<Tensor<1>>>,
-    /// What learns beside a frozen weight, if anything.
+    /// The adapter that learns beside a frozen weight, if there is one.
     pub lora: Option<Lora>,
 }
 
@@ -33,7 +33,7 @@ pub struct Conv1D {
     pub weight: Param<Tensor<2>>,
     /// `[out]`
     pub bias: Param<Tensor<1>>,
-    /// What learns beside a frozen weight, if anything.
+    /// The adapter that learns beside a frozen weight, if there is one.
     pub lora: Option<Lora>,
 }
 
@@ -52,7 +52,7 @@ struct LowRank {
     weight: Param<Tensor<2>>,
 }
 
-/// What is done to the weight of every linear layer of a model and to its adapter.
+/// A function of the weight of every linear layer of a model and of its adapter.
 pub(crate) type EachLinear<'a> = dyn FnMut(&mut Param<Tensor<2>>, &mut Option<Lora>) + 'a;
 
 /// `x W`, with the adapter where there is one, and with `bias` where it is given: `[n, in] -> [n, out]`

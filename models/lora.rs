@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 /// A tensor of a model: its Hugging Face name, and whether it is the weight of a linear layer.
 pub(crate) type Named<'a> = (&'a str, bool);
 
-/// What stands before Hugging Face's name of a tensor in a file of `peft`.
+/// The prefix of Hugging Face's name of a tensor in a file of `peft`.
 pub(crate) const PREFIX: &str = "base_model.model.";
 
 /// The one target that stands for all linear layers.

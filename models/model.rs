@@ -173,8 +173,8 @@ impl Model {
         config.settled(&all.iter().map(|parameter| (parameter.name.as_str(), parameter.in_linear)).collect::<Vec<_>>())
     }
 
-    /// The same model with new adapters beside its linear layers, as `config` says. What is saved of it is what learns then:
-    /// the adapters, and what `config` names beside them.
+    /// The same model with new adapters beside its linear layers, as `config` says. Only what learns is saved of it:
+    /// the adapters, and the modules that `config` names beside them.
     ///
     /// # Errors
     /// A target or a module to save that the model does not have.

@@ -5,8 +5,8 @@
 
 runs `kiln tune-batch` for each shape, block, mode and budget, beginning at the batch that `kiln plan` estimates; adds what it
 found, every trial included, to configs/measured/sizes.json (a search of the same machine, version and budget replaces an
-older one); and writes the table configs/measured/README.md from that file. What was not searched is the estimate of `kiln
-plan`, marked as such. --table only writes the table. --skip-found leaves out what the file has. Needs a release build of kiln
+older one); and writes the table configs/measured/README.md from that file. A cell that was not searched holds the
+estimate of `kiln plan`, marked as such. --table only writes the table. --skip-found leaves out what the file has. Needs a release build of kiln
 ($KILN, else target/release/kiln) and Python 3.
 """
 

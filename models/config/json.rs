@@ -171,8 +171,8 @@ impl ModelType {
         self.honoured(name).is_some() || is_fixed() || INERT.contains(&name)
     }
 
-    /// Checks the type of the value of a field that the family [`knows`](Self::knows). What it means beside other fields is
-    /// checked with them, by [`ModelConfig::from_fields`].
+    /// Checks the type of the value of a field that the family [`knows`](Self::knows). Its agreement with other fields is
+    /// checked by [`ModelConfig::from_fields`].
     ///
     /// # Errors
     /// A value of another type.

@@ -38,7 +38,7 @@ pub fn export<M: StateDict>(model: &M) -> std::result::Result<Vec<NamedTensor>, 
     Export { parameters, exported: Vec::new(), error: None }.of(model)
 }
 
-/// What is saved of `model`, under the names of its file: every parameter but those of a frozen base, in Hugging Face's layout.
+/// The saved parameters of `model`, under the names of its file: every parameter but those of a frozen base, in Hugging Face's layout.
 ///
 /// # Errors
 /// The device's message when a value cannot be read back.

@@ -25,7 +25,7 @@ pub(super) fn answer(term: &Term, question: &str, usual: Option<&str>) -> Result
     }
 }
 
-/// What `read` makes of `given`, else of an answer to `question`, which is asked until `read` takes the answer.
+/// The value that `read` makes of `given`, else of an answer to `question`, which is asked until `read` takes the answer.
 ///
 /// # Errors
 /// Those of [`answer`], and of `read` for `given`.

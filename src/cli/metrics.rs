@@ -51,7 +51,7 @@ pub(super) struct Definition {
     pub(super) regex: String,
 }
 
-/// What a definition takes.
+/// The values that a definition takes.
 #[derive(Debug, Serialize)]
 pub(super) struct Metric {
     #[serde(rename = "Name")]
@@ -61,7 +61,7 @@ pub(super) struct Metric {
     pub(super) values: Vec<Taken>,
 }
 
-/// What it takes from one line.
+/// The value that it takes from one line.
 #[derive(Debug, Serialize)]
 pub(super) struct Taken {
     /// From 1.
@@ -88,7 +88,7 @@ pub(super) fn run_metrics(args: &MetricsArgs) -> Result<()> {
     metrics.iter().try_for_each(|metric| show(metric, args.all))
 }
 
-/// What `definition` takes from `lines`: the first group of the first match in each line, as SageMaker does.
+/// The values that `definition` takes from `lines`: the first group of the first match in each line, as SageMaker does.
 pub(super) fn take(definition: &Definition, regex: &Regex, lines: &[String]) -> Metric {
     let of_line = |(index, line): (usize, &String)| {
         let text = regex.captures(line)?.get(1)?.as_str().trim().to_owned();

@@ -301,20 +301,10 @@ impl Document {
     fn check_names(&self) -> Result<()> {
         for (section, keys) in &self.table {
             let known = match section.as_str() {
-                "run" => field_names::<RunSection>(),
                 // Every other key of [model] is a field of the model's own config.
                 "model" => continue,
-                "data" => field_names::<DataSection>(),
-                "tokenizer" => field_names::<TokenizerSection>(),
-                "trainer" => field_names::<TrainerSection>(),
-                "batch" => field_names::<BatchSection>(),
-                "learning_rate" => field_names::<LearningRateSection>(),
-                "device" => field_names::<DeviceSection>(),
-                "compiler" => field_names::<TrainingCompilerConfig>(),
-                "generation" => field_names::<GenerationSection>(),
-                "lora" => field_names::<LoraSection>(),
                 key if TOP_LEVEL.contains(&key) => continue,
-                _ => return Err(self.locate(unknown_section(section))),
+                name => keys_of(name).ok_or_else(|| self.locate(unknown_section(name)))?,
             };
             for (key, value) in keys.as_table().into_iter().flatten() {
                 let full = format!("{section}.{key}");
@@ -430,8 +420,26 @@ pub(crate) fn quoted(text: &str) -> String {
     printable(&serde_json::Value::from(text).to_string()).into_owned()
 }
 
-fn sections() -> Vec<&'static str> {
+/// The names of all sections, in the order of a config file.
+pub(crate) fn sections() -> Vec<&'static str> {
     field_names::<RunConfig>().iter().copied().filter(|name| !TOP_LEVEL.contains(name)).collect()
+}
+
+/// The keys of `[section]`; none for `[model]`, whose fields the models know, and for a section that does not exist.
+pub(super) fn keys_of(section: &str) -> Option<&'static [&'static str]> {
+    Some(match section {
+        "run" => field_names::<RunSection>(),
+        "data" => field_names::<DataSection>(),
+        "tokenizer" => field_names::<TokenizerSection>(),
+        "trainer" => field_names::<TrainerSection>(),
+        "batch" => field_names::<BatchSection>(),
+        "learning_rate" => field_names::<LearningRateSection>(),
+        "device" => field_names::<DeviceSection>(),
+        "compiler" => field_names::<TrainingCompilerConfig>(),
+        "generation" => field_names::<GenerationSection>(),
+        "lora" => field_names::<LoraSection>(),
+        _ => return None,
+    })
 }
 
 fn unknown_section(name: &str) -> Complaint {

@@ -1,4 +1,4 @@
-//! `[lora]`: adapters beside frozen weights. What they compute is `kiln_models::lora`'s.
+//! `[lora]`: adapters beside frozen weights. `kiln_models::lora` computes them.
 
 use kiln_models::{LoraBias, LoraConfig, LoraInit};
 use serde::{Deserialize, Serialize};

@@ -5,13 +5,11 @@ use kiln_models::ModelType;
 use serde_json::Value as Json;
 use toml::{Table, Value};
 
-use super::document::{Document, field_names};
+use super::RunConfig;
+pub(crate) use super::document::sections;
+use super::document::{self, Document};
 use super::hf_args::toml_of;
 use super::hugging_face::{ARGUMENTS, Standing, argument};
-use super::{
-    BatchSection, DataSection, DeviceSection, GenerationSection, LearningRateSection, RunConfig, RunSection,
-    TokenizerSection, TrainerSection, TrainingCompilerConfig,
-};
 use crate::base::error::{Error, Result};
 
 /// The key above the sections.
@@ -27,7 +25,7 @@ pub(crate) struct Setting {
     pub(crate) path: Vec<String>,
     /// The value.
     pub(crate) value: Value,
-    /// What set it, for messages.
+    /// The place that gives the value, for messages.
     pub(crate) origin: String,
 }
 
@@ -112,33 +110,16 @@ fn readings(given: &Json) -> Vec<Json> {
 
 /// The keys of `[section]`; none for a section that does not exist. Those of `[model]` are the fields of every family.
 pub(crate) fn keys_of(section: &str) -> Option<Vec<String>> {
-    let names = match section {
-        "run" => field_names::<RunSection>(),
-        "model" => {
-            let mut names = MODEL_KEYS.map(String::from).to_vec();
-            for name in ModelType::ALL.into_iter().flat_map(ModelType::fields) {
-                if !names.contains(&name) {
-                    names.push(name);
-                }
-            }
-            return Some(names);
+    if section != "model" {
+        return Some(document::keys_of(section)?.iter().map(|name| (*name).to_owned()).collect());
+    }
+    let mut names = MODEL_KEYS.map(String::from).to_vec();
+    for name in ModelType::ALL.into_iter().flat_map(ModelType::fields) {
+        if !names.contains(&name) {
+            names.push(name);
         }
-        "data" => field_names::<DataSection>(),
-        "tokenizer" => field_names::<TokenizerSection>(),
-        "trainer" => field_names::<TrainerSection>(),
-        "batch" => field_names::<BatchSection>(),
-        "learning_rate" => field_names::<LearningRateSection>(),
-        "device" => field_names::<DeviceSection>(),
-        "compiler" => field_names::<TrainingCompilerConfig>(),
-        "generation" => field_names::<GenerationSection>(),
-        _ => return None,
-    };
-    Some(names.iter().map(|name| (*name).to_owned()).collect())
-}
-
-/// The sections, in the order of a config file.
-pub(crate) fn sections() -> Vec<&'static str> {
-    field_names::<RunConfig>().iter().copied().filter(|name| *name != PRECISION).collect()
+    }
+    Some(names)
 }
 
 /// Whether a family of models knows the field `name`.

@@ -79,7 +79,7 @@ pub(super) struct CachedRepo<'a> {
     folder: PathBuf,
 }
 
-/// What the folder of a model is called in print: `org/name` and the commit where it is a snapshot in the Hub's cache, else its path.
+/// The name of a model's folder in print: `org/name` and the commit where it is a snapshot in the Hub's cache, else its path.
 pub(crate) fn name_of(folder: &Path) -> String {
     let named = || {
         let mut parts = folder.components().rev().map(|part| part.as_os_str().to_str());

@@ -64,7 +64,7 @@ impl BuiltIn {
         }
     }
 
-    /// What a plan has to know of the model.
+    /// The facts about the model that a plan is derived from.
     ///
     /// # Errors
     /// A configuration of which no model can be made.

@@ -146,7 +146,7 @@ impl<T: TrainingTask> Session<T> {
     }
 
     /// The session of the same config on a choice of its own examples: `train` in place of its training data and
-    /// `validation`, if any, in place of its validation data. They are padded as this session's are.
+    /// `validation`, if any, in place of its validation data. They are padded by the same rule.
     ///
     /// # Errors
     /// Settings that so many examples contradict.

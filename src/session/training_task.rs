@@ -161,7 +161,7 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
     }
 }
 
-/// What a plan has to know of the model of `task`. The model is built for its shapes only: nothing is drawn until a parameter
+/// The facts about the model of `task` that a plan is derived from. The model is built for its shapes only: nothing is drawn until a parameter
 /// is used.
 ///
 /// # Errors

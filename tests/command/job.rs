@@ -208,7 +208,7 @@ fn what_is_not_known_or_cannot_be_read_is_refused_together() {
     for made in ["checkpoints", "model", "output/data", "kiln-cache"] {
         assert!(!root.path(made).exists(), "{made} was made before the hyperparameters were read");
     }
-    // What two of them say together is told by their names.
+    // A contradiction of two of them is told by their names.
     root.hyperparameters(
         &json!({"train_file": "a.txt", "task": "clm", "kind": "gpt2", "fp16": "True", "bf16": "True"}),
     );
@@ -419,7 +419,7 @@ fn a_job_that_a_signal_stops_continues_by_itself_to_the_bit() {
         }
     }
     assert!(stops > 0, "it was faster than the signal");
-    // What outlives the machine is the folder of checkpoints alone, and the next machine has another root.
+    // The folder of checkpoints alone outlives the machine, and the next machine has another root.
     let next = Root::small(&more);
     next.text("validation");
     crate::common::small_run::copy(&root.path("checkpoints"), &next.path("checkpoints"));

@@ -39,7 +39,7 @@ impl Channel {
     }
 }
 
-/// What a job is given, and where its results go.
+/// The inputs of a job and the places of its results.
 #[derive(Debug)]
 pub(super) struct Contract {
     pub(super) root: PathBuf,

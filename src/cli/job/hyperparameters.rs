@@ -18,11 +18,11 @@ use crate::config::settings::{self, PRECISION, Setting};
 /// The hyperparameters, read.
 #[derive(Debug, Default)]
 pub(super) struct Hyperparameters {
-    /// What they set.
+    /// The settings that they give.
     pub(super) settings: Vec<Setting>,
     /// A line for each that changes nothing.
     pub(super) left: Vec<String>,
-    /// What an hour of the machine costs.
+    /// The price of an hour of the machine.
     pub(super) price: Option<f64>,
 }
 
@@ -496,7 +496,7 @@ impl Reader<'_> {
     }
 }
 
-/// What `name` means; none for a name that is not known.
+/// The meaning of `name`; none for a name that is not known.
 fn target(name: &str) -> Option<Target> {
     if let Some((_, means)) = scripts::NAMES.iter().find(|(known, _)| *known == name) {
         return Some(Target::Means(*means));

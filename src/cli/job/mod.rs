@@ -46,7 +46,7 @@ pub(super) struct JobArgs {
     /// The folder that stands for /opt/ml
     #[arg(long, value_name = "DIR", default_value = ROOT)]
     root: PathBuf,
-    /// What an hour of this machine costs; the cost of the job is then said at the end. The variable KILN_PRICE_PER_HOUR and the
+    /// Price of an hour of this machine; the cost of the job is then said at the end. The variable KILN_PRICE_PER_HOUR and the
     /// hyperparameter price_per_hour say it too
     #[arg(long, value_name = "PRICE", allow_hyphen_values = true)]
     price_per_hour: Option<String>,
@@ -191,7 +191,7 @@ fn config_of(contract: &Contract) -> Result<(RunConfig, Hyperparameters)> {
         Some(path) => (config::read(path)?, path.display().to_string()),
         None => (String::new(), "the job".to_owned()),
     };
-    // What is wrong with the file itself is told when it is read as a config.
+    // Mistakes in the file itself are told when it is read as a config.
     let table = text.parse::<Table>().unwrap_or_default();
     let mut found = hyperparameters::read(contract, &table)?;
     let channels = of_channels(contract, &table, &found.settings)?;

@@ -156,7 +156,7 @@ impl Clock {
         write_json(&self.file, &self.starts)
     }
 
-    /// What is said at the end, in the words of SageMaker's Python SDK; with the `price` of an hour, also what that costs.
+    /// The lines at the end, in the words of SageMaker's Python SDK; with the `price` of an hour, the cost too.
     pub(super) fn lines(&self, price: Option<f64>) -> Vec<String> {
         let seconds = self.starts.seconds.iter().sum::<f64>().ceil();
         let mut lines = vec![format!("Training seconds: {seconds}"), format!("Billable seconds: {seconds}")];

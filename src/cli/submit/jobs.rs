@@ -39,7 +39,7 @@ pub(super) struct JobStatus {
     pub(super) message: Option<String>,
     /// That of its last start, when it has ended.
     pub(super) exit_code: Option<u8>,
-    /// What runs it: `process`, `docker` or `podman`.
+    /// The kind of its runner: `process`, `docker` or `podman`.
     pub(super) runner: String,
     /// How often it was started.
     pub(super) starts: u64,
@@ -67,7 +67,7 @@ impl JobFolder {
         Self(jobs.join(name))
     }
 
-    /// What is `/opt/ml` in a container.
+    /// The folder that a container sees as `/opt/ml`.
     pub(super) fn root(&self) -> PathBuf {
         self.0.join("opt/ml")
     }

@@ -39,7 +39,7 @@ const REASON: usize = 1024;
 /// The archives of a job's results, by SageMaker's names: the model, and all else.
 const ARCHIVES: [&str; 2] = ["model.tar.gz", "output.tar.gz"];
 
-/// What runs the job.
+/// The program or the container that runs the job.
 #[derive(Debug)]
 enum Runner {
     /// A kiln.
@@ -126,7 +126,7 @@ pub(super) fn run(job: &JobFile, jobs: &Path, process: bool) -> Result<(JobStatu
     let ended = start(job, &runner, &sources, &folder, &mut status, &mut follower, limit);
     let (code, reason) = match ended {
         Ok(ended) => ended,
-        // What kept it from being started is also how it stands.
+        // A job that could not be started has failed.
         Err(error) => {
             status.status = RunStatus::Failed;
             status.exit_code = Some(error.exit_code());
@@ -211,7 +211,7 @@ fn source(channel: &Channel) -> Result<PathBuf> {
     path.canonicalize().map_err(|error| read_error(&path, &error))
 }
 
-/// What runs the job.
+/// The runner of the job: a container where an image is named and an engine works, else a process.
 fn runner(job: &JobFile, process: bool) -> Result<Runner> {
     let own = || job.binary.as_ref().map_or_else(this_program, |binary| expand(&binary.display().to_string()));
     let Some(image) = job.image_uri.as_ref().filter(|_| !process) else { return own().map(Runner::Process) };

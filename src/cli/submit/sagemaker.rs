@@ -161,7 +161,7 @@ pub(super) fn request(job: &JobFile) -> Result<Value> {
     Ok(request.into())
 }
 
-/// What is wrong with the job's name, which is also that of its folder.
+/// Adds the mistakes in the job's name, which is also that of its folder.
 pub(super) fn name(job: &JobFile, wrong: &mut Wrong) {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
     let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
@@ -174,7 +174,7 @@ pub(super) fn name(job: &JobFile, wrong: &mut Wrong) {
     }
 }
 
-/// What is wrong with the times.
+/// Adds the mistakes in the times.
 pub(super) fn times(job: &JobFile, wrong: &mut Wrong) {
     let most = i64::from(i32::MAX);
     if !(1..=most).contains(&job.max_run) {
@@ -196,7 +196,7 @@ pub(super) fn times(job: &JobFile, wrong: &mut Wrong) {
     }
 }
 
-/// What is wrong with a job, all of it.
+/// All mistakes in a job.
 #[derive(Debug, Default)]
 pub(super) struct Wrong(pub(super) Vec<String>);
 

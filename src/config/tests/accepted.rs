@@ -284,3 +284,11 @@ fn what_is_written_reads_back_and_has_no_power() {
         assert_eq!((&read.run.output_dir, &read.data.train), (&config.run.output_dir, &config.data.train), "{text}");
     }
 }
+
+/// A section whose keys are not known would be refused as a hyperparameter of a job.
+#[test]
+fn the_keys_of_every_section_are_known() {
+    for section in settings::sections() {
+        assert!(settings::keys_of(section).is_some_and(|keys| !keys.is_empty()), "{section}");
+    }
+}

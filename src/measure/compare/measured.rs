@@ -64,7 +64,7 @@ impl LossRow {
 pub struct Unreadable(String);
 
 impl Unreadable {
-    /// What may be done about it.
+    /// The help of the error.
     const HELP: &str = "make the run again, or, where another build of Kiln wrote the file, remove it: reports then leave out the \
                         batch and the learning rate of the run";
 
