@@ -517,7 +517,8 @@ fn axes<'a, 'b>(
         move |value: &f64| match span {
             span if span >= 1e8 => format!("{value:.1e}"),
             // Rates of learning: their zeros would reach into the name of the axis.
-            span if span < 1e-3 && value.abs() < 1e-3 => format!("{value:.1e}"),
+            span if span < 1e-3 && *value == 0.0 => "0".to_owned(),
+            span if span < 1e-3 && value.abs() < 1e-2 => format!("{value:.1e}"),
             span if span >= 20_000.0 => format!("{:.0}k", value / 1e3),
             span => format!("{value:.*}", (0.55 - span.log10()).ceil().clamp(0.0, 8.0) as usize),
         }
