@@ -89,7 +89,8 @@ pub struct BertOutput {
 }
 
 /// `tanh(W h_0 + b)` of the first token. In the variants it is the first half of the classification head: RoBERTa's
-/// drops out its input too, DistilBERT's has `relu` for `tanh`. Reference: `BertPooler`, `RobertaClassificationHead.dense` and
+/// drops out its input too (not for multiple choice), DistilBERT's has `relu` for `tanh`. Reference: `BertPooler`,
+/// `RobertaClassificationHead.dense` and
 /// `DistilBertForSequenceClassification.pre_classifier`.
 #[derive(Module, Debug)]
 pub struct BertPooler {
@@ -105,8 +106,9 @@ impl BertModel {
         self.variant
     }
 
-    /// Random weights as `transformers` draws them, `N(0, initializer_range)`; with a pooler where the head needs one.
-    pub fn new(config: &BertConfig, with_pooler: bool, device: &Device) -> Self {
+    /// Random weights as `transformers` draws them, `N(0, initializer_range)`; with a pooler where the head needs one, which
+    /// drops out its input with the probability `pooler`.
+    pub fn new(config: &BertConfig, pooler: Option<f64>, device: &Device) -> Self {
         let (d, std) = (config.hidden_size, config.initializer_range);
         let norm = || LayerNorm::new(d, config.layer_norm_eps, device);
         let linear = |d_in, d_out| Linear::new(d_in, d_out, true, std, device);
@@ -144,14 +146,7 @@ impl BertModel {
                 position_padding,
             },
             encoder: BertEncoder { layer: (0..config.num_hidden_layers).map(layer).collect() },
-            pooler: with_pooler.then(|| BertPooler {
-                dense: linear(d, d),
-                dropout: match config.variant {
-                    BertVariant::Bert | BertVariant::DistilBert => 0.0,
-                    BertVariant::Roberta => config.classifier_dropout.unwrap_or(config.hidden_dropout_prob),
-                },
-                variant: config.variant,
-            }),
+            pooler: pooler.map(|dropout| BertPooler { dense: linear(d, d), dropout, variant: config.variant }),
             variant: config.variant,
         }
     }

@@ -45,6 +45,10 @@ pub enum Head {
     SequenceClassification,
     /// A start and an end logit a token (`BertForQuestionAnswering`).
     QuestionAnswering,
+    /// One vector of `num_labels` logits a token (`BertForTokenClassification`).
+    TokenClassification,
+    /// One logit a sequence, to be compared with those of the other choices (`BertForMultipleChoice`).
+    MultipleChoice,
 }
 
 impl Head {
@@ -55,6 +59,8 @@ impl Head {
             Self::MaskedLm => "mlm",
             Self::SequenceClassification => "sequence-classification",
             Self::QuestionAnswering => "question-answering",
+            Self::TokenClassification => "token-classification",
+            Self::MultipleChoice => "multiple-choice",
         }
     }
 }
@@ -169,7 +175,7 @@ pub struct Labels {
     /// Ids by label name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label2id: Option<Map<String, Value>>,
-    /// `single_label_classification` or `regression`.
+    /// `single_label_classification`, `multi_label_classification` or `regression`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem_type: Option<String>,
 }
@@ -257,9 +263,10 @@ impl ModelType {
     /// The tasks that the family has heads for, for messages.
     pub(crate) fn tasks(self) -> &'static str {
         match self {
-            Self::Gpt2 => "clm, sequence-classification and regression",
+            Self::Gpt2 => "clm, sequence-classification, multi-label-classification and regression",
             Self::Bert | Self::Roberta | Self::DistilBert => {
-                "mlm, sequence-classification, regression and question-answering"
+                "mlm, sequence-classification, multi-label-classification, regression, question-answering, \
+                 token-classification and multiple-choice"
             }
         }
     }

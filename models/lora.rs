@@ -137,22 +137,25 @@ impl LoraConfig {
         }
     }
 
-    /// The modules that learn whole in `peft` whatever `modules_to_save` says: the new layers of a head.
+    /// The modules that learn whole in `peft` whatever `modules_to_save` says: the new layers of a head. `peft` has no task type
+    /// for multiple choice; there Kiln names the classifier itself.
     pub fn default_saved(head: Head) -> &'static [&'static str] {
         match head {
             Head::CausalLm | Head::MaskedLm => &[],
-            Head::SequenceClassification => &["classifier", "score"],
+            Head::SequenceClassification | Head::TokenClassification => &["classifier", "score"],
+            Head::MultipleChoice => &["classifier"],
             Head::QuestionAnswering => &["qa_outputs"],
         }
     }
 
-    /// `peft`'s name of the task of a head, which has none for masked language models.
+    /// `peft`'s name of the task of a head, which has none for masked language models and multiple choice.
     pub fn task_type_of(head: Head) -> Option<&'static str> {
         match head {
             Head::CausalLm => Some("CAUSAL_LM"),
-            Head::MaskedLm => None,
+            Head::MaskedLm | Head::MultipleChoice => None,
             Head::SequenceClassification => Some("SEQ_CLS"),
             Head::QuestionAnswering => Some("QUESTION_ANS"),
+            Head::TokenClassification => Some("TOKEN_CLS"),
         }
     }
 

@@ -1,6 +1,6 @@
 //! A model: a transformer body with the head of a task on it (language model, masked language model, sequence
-//! classification, regression, which is a classification with one label, and span). [`Model::forward`] gives logits and
-//! nothing else; the loss belongs to the trainer.
+//! classification, regression, which is a classification with one label, span, token classification and multiple choice).
+//! [`Model::forward`] gives logits and nothing else; the loss belongs to the trainer.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Bool, Device, Int, Tensor};
@@ -53,6 +53,10 @@ enum HeadLayers {
     BertClassification(BertClassificationHead),
     /// `BertForQuestionAnswering`
     BertSpan(BertSpanHead),
+    /// `BertForTokenClassification`
+    BertTokens(BertClassificationHead),
+    /// `BertForMultipleChoice`
+    BertChoice(BertClassificationHead),
 }
 
 /// One batch as the model sees it.
@@ -118,7 +122,8 @@ struct BertPredictionHeadTransform {
     activation: Activation,
 }
 
-/// A linear classifier on the pooled first token. Reference: `BertForSequenceClassification.classifier`.
+/// A linear classifier: on the pooled first token, or on every token. Reference: `classifier` of
+/// `BertForSequenceClassification`, `BertForTokenClassification` and `BertForMultipleChoice`.
 #[derive(Module, Debug)]
 struct BertClassificationHead {
     classifier: Linear,
@@ -147,15 +152,37 @@ impl Model {
                 (body, HeadLayers::Gpt2Classification(Gpt2ClassificationHead::new(config, device)))
             }
             (ModelConfig::Bert(config), Head::MaskedLm) => {
-                let body = Body::Bert(BertModel::new(config, false, device));
+                let body = Body::Bert(BertModel::new(config, None, device));
                 (body, HeadLayers::BertMlm(BertMlmHead::new(config, device)))
             }
             (ModelConfig::Bert(config), Head::SequenceClassification) => {
-                let body = Body::Bert(BertModel::new(config, true, device));
-                (body, HeadLayers::BertClassification(BertClassificationHead::new(config, device)))
+                let dropout = config.classifier_dropout.unwrap_or(config.hidden_dropout_prob);
+                let of_pooler = if config.variant == BertVariant::Roberta { dropout } else { 0.0 };
+                let body = Body::Bert(BertModel::new(config, Some(of_pooler), device));
+                let labels = config.labels.num_labels();
+                (body, HeadLayers::BertClassification(BertClassificationHead::new(config, labels, dropout, device)))
+            }
+            (ModelConfig::Bert(config), Head::TokenClassification) => {
+                let dropout = match config.variant {
+                    BertVariant::Bert | BertVariant::Roberta => config.classifier_dropout,
+                    BertVariant::DistilBert => None,
+                };
+                let dropout = dropout.unwrap_or(config.hidden_dropout_prob);
+                let body = Body::Bert(BertModel::new(config, None, device));
+                let labels = config.labels.num_labels();
+                (body, HeadLayers::BertTokens(BertClassificationHead::new(config, labels, dropout, device)))
+            }
+            (ModelConfig::Bert(config), Head::MultipleChoice) => {
+                let dropout = match config.variant {
+                    BertVariant::Bert | BertVariant::DistilBert => config.classifier_dropout,
+                    BertVariant::Roberta => None,
+                };
+                let dropout = dropout.unwrap_or(config.hidden_dropout_prob);
+                let body = Body::Bert(BertModel::new(config, Some(0.0), device));
+                (body, HeadLayers::BertChoice(BertClassificationHead::new(config, 1, dropout, device)))
             }
             (ModelConfig::Bert(config), Head::QuestionAnswering) => {
-                let body = Body::Bert(BertModel::new(config, false, device));
+                let body = Body::Bert(BertModel::new(config, None, device));
                 (body, HeadLayers::BertSpan(BertSpanHead::new(config, device)))
             }
             (config, head) => {
@@ -221,7 +248,9 @@ impl Model {
             HeadLayers::Gpt2Lm(_) => {}
             HeadLayers::Gpt2Classification(head) => head.score.each_linear(each),
             HeadLayers::BertMlm(head) => head.cls.predictions.transform.dense.each_linear(each),
-            HeadLayers::BertClassification(head) => head.classifier.each_linear(each),
+            HeadLayers::BertClassification(head) | HeadLayers::BertTokens(head) | HeadLayers::BertChoice(head) => {
+                head.classifier.each_linear(each);
+            }
             HeadLayers::BertSpan(head) => head.qa_outputs.each_linear(each),
         }
     }
@@ -230,6 +259,8 @@ impl Model {
     /// - language models: `[batch * seq, vocab_size]`
     /// - sequence classification and regression: `[batch, num_labels]`
     /// - span: `[batch * seq, 2]`, start and end
+    /// - token classification: `[batch * seq, num_labels]`
+    /// - multiple choice: `[batch, 1]`, where each choice is a sequence of the batch
     ///
     /// `train` switches dropout on; it draws from the device's generator.
     pub fn forward(&self, input: ModelInput, train: bool) -> Tensor<2> {
@@ -273,7 +304,7 @@ impl Model {
     pub fn rows(&self, input: &ModelInput) -> Rows {
         let (shape, device) = (input.input_ids.dims(), input.input_ids.device());
         let mask = input.attention_mask.clone();
-        let reads_first_tokens = matches!(self.head, HeadLayers::BertClassification(_));
+        let reads_first_tokens = matches!(self.head, HeadLayers::BertClassification(_) | HeadLayers::BertChoice(_));
         match self.ops().form(Operator::Attention) {
             Form::Fused if reads_first_tokens => Rows::first_tokens(shape, mask, &device, self.ops()),
             _ => Rows::all(shape, matches!(self.body, Body::Gpt2(_)), mask, &device, self.ops()),
@@ -318,7 +349,7 @@ impl Model {
             (Body::Gpt2(body), HeadLayers::Gpt2Classification(head)) => {
                 head.score.forward(last_tokens(body.normalised(x, pass), input), pass)
             }
-            (Body::Bert(body), HeadLayers::BertClassification(head)) => {
+            (Body::Bert(body), HeadLayers::BertClassification(head) | HeadLayers::BertChoice(head)) => {
                 let first = match &rows.last_layer {
                     Some(_) => x,
                     None => FirstTokens::EVENLY.of(x, rows.batch, pass.ops()),
@@ -329,8 +360,17 @@ impl Model {
             (Body::Bert(_), HeadLayers::BertSpan(head)) => {
                 head.qa_outputs.forward(dropout(x, head.dropout, pass.rng, pass.ops()), pass)
             }
+            (Body::Bert(_), HeadLayers::BertTokens(head)) => {
+                head.classifier.forward(dropout(x, head.dropout, pass.rng, pass.ops()), pass)
+            }
             (Body::Bert(_), HeadLayers::Gpt2Classification(_))
-            | (Body::Gpt2(_), HeadLayers::BertClassification(_) | HeadLayers::BertSpan(_)) => {
+            | (
+                Body::Gpt2(_),
+                HeadLayers::BertClassification(_)
+                | HeadLayers::BertSpan(_)
+                | HeadLayers::BertTokens(_)
+                | HeadLayers::BertChoice(_),
+            ) => {
                 unreachable!("`Model::new` gives a body a head of its family")
             }
         }
@@ -371,12 +411,18 @@ impl Model {
             (BertVariant::Bert, HeadLayers::BertMlm(_)) => "BertForMaskedLM",
             (BertVariant::Bert, HeadLayers::BertClassification(_)) => "BertForSequenceClassification",
             (BertVariant::Bert, HeadLayers::BertSpan(_)) => "BertForQuestionAnswering",
+            (BertVariant::Bert, HeadLayers::BertTokens(_)) => "BertForTokenClassification",
+            (BertVariant::Bert, HeadLayers::BertChoice(_)) => "BertForMultipleChoice",
             (BertVariant::Roberta, HeadLayers::BertMlm(_)) => "RobertaForMaskedLM",
             (BertVariant::Roberta, HeadLayers::BertClassification(_)) => "RobertaForSequenceClassification",
             (BertVariant::Roberta, HeadLayers::BertSpan(_)) => "RobertaForQuestionAnswering",
+            (BertVariant::Roberta, HeadLayers::BertTokens(_)) => "RobertaForTokenClassification",
+            (BertVariant::Roberta, HeadLayers::BertChoice(_)) => "RobertaForMultipleChoice",
             (BertVariant::DistilBert, HeadLayers::BertMlm(_)) => "DistilBertForMaskedLM",
             (BertVariant::DistilBert, HeadLayers::BertClassification(_)) => "DistilBertForSequenceClassification",
             (BertVariant::DistilBert, HeadLayers::BertSpan(_)) => "DistilBertForQuestionAnswering",
+            (BertVariant::DistilBert, HeadLayers::BertTokens(_)) => "DistilBertForTokenClassification",
+            (BertVariant::DistilBert, HeadLayers::BertChoice(_)) => "DistilBertForMultipleChoice",
         }
     }
 
@@ -436,7 +482,7 @@ impl StateDict for Model {
             (_, Some(inner)) => inner.to_owned(),
             _ => path,
         };
-        self.variant().tensor(name)
+        self.variant().tensor(name, matches!(self.head, HeadLayers::BertClassification(_)))
     }
 
     fn file(&self) -> &'static str {
@@ -497,12 +543,9 @@ impl BertLmPredictionHead {
 }
 
 impl BertClassificationHead {
-    fn new(config: &BertConfig, device: &Device) -> Self {
-        let labels = config.labels.num_labels();
-        Self {
-            classifier: Linear::new(config.hidden_size, labels, true, config.initializer_range, device),
-            dropout: config.classifier_dropout.unwrap_or(config.hidden_dropout_prob),
-        }
+    fn new(config: &BertConfig, outputs: usize, dropout: f64, device: &Device) -> Self {
+        let classifier = Linear::new(config.hidden_size, outputs, true, config.initializer_range, device);
+        Self { classifier, dropout }
     }
 }
 

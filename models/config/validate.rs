@@ -49,10 +49,11 @@ impl ModelConfig {
             return Err(Error::Config("num_labels: expected at least 1, got 0".into()));
         }
         match labels.problem_type.as_deref() {
-            None | Some("single_label_classification" | "regression") => {}
+            None | Some("single_label_classification" | "multi_label_classification" | "regression") => {}
             Some(other) => {
                 return Err(Error::Config(format!(
-                    "problem_type: expected \"single_label_classification\" or \"regression\", got {other:?}"
+                    "problem_type: expected \"single_label_classification\", \"multi_label_classification\" or \
+                     \"regression\", got {other:?}"
                 )));
             }
         }

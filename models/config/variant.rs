@@ -38,10 +38,12 @@ const ROBERTA_STARTS: &[(&str, &str)] = &[
     ("cls.predictions.transform.LayerNorm.", "lm_head.layer_norm."),
     ("cls.predictions.transform.dense.", "lm_head.dense."),
     ("cls.predictions.", "lm_head."),
-    ("bert.pooler.dense.", "classifier.dense."),
-    ("classifier.", "classifier.out_proj."),
     ("bert.", "roberta."),
 ];
+
+/// Those of RoBERTa's classification of sequences, whose head has a layer of its own in place of a pooler.
+const ROBERTA_SEQUENCE_STARTS: &[(&str, &str)] =
+    &[("bert.pooler.dense.", "classifier.dense."), ("classifier.", "classifier.out_proj.")];
 
 const DISTILBERT_STARTS: &[(&str, &str)] = &[
     ("cls.predictions.transform.LayerNorm.", "vocab_layer_norm."),
@@ -109,14 +111,19 @@ impl BertVariant {
         }
     }
 
-    /// The variant's own name of BERT's tensor `name`.
-    pub(crate) fn tensor(self, name: String) -> String {
+    /// The variant's own name of BERT's tensor `name`, in a model that `classifies_sequences` or one with another head.
+    pub(crate) fn tensor(self, name: String, classifies_sequences: bool) -> String {
         let (starts, parts): (&[_], &[_]) = match self {
             Self::Bert => return name,
             Self::Roberta => (ROBERTA_STARTS, &[]),
             Self::DistilBert => (DISTILBERT_STARTS, DISTILBERT_PARTS),
         };
-        let started = starts.iter().find_map(|(bert, own)| Some(format!("{own}{}", name.strip_prefix(bert)?)));
+        let of_head = match classifies_sequences && self == Self::Roberta {
+            true => ROBERTA_SEQUENCE_STARTS,
+            false => &[],
+        };
+        let started =
+            of_head.iter().chain(starts).find_map(|(bert, own)| Some(format!("{own}{}", name.strip_prefix(bert)?)));
         let name = started.map_or(Cow::Borrowed(name.as_str()), Cow::Owned);
         match parts.iter().find(|(bert, _)| name.contains(bert)) {
             Some((bert, own)) => name.replacen(bert, own, 1),
@@ -156,10 +163,18 @@ mod tests {
             ("classifier.bias", "classifier.out_proj.bias", "classifier.bias"),
             ("qa_outputs.bias", "qa_outputs.bias", "qa_outputs.bias"),
         ] {
-            assert_eq!(BertVariant::Bert.tensor(bert.into()), bert);
-            assert_eq!(BertVariant::Roberta.tensor(bert.into()), roberta);
-            assert_eq!(BertVariant::DistilBert.tensor(bert.into()), distilbert);
+            assert_eq!(BertVariant::Bert.tensor(bert.into(), true), bert);
+            assert_eq!(BertVariant::Roberta.tensor(bert.into(), true), roberta);
+            assert_eq!(BertVariant::DistilBert.tensor(bert.into(), true), distilbert);
         }
+    }
+
+    #[test]
+    fn heads_on_tokens_and_choices_have_one_layer_in_every_variant() {
+        for variant in [BertVariant::Bert, BertVariant::Roberta, BertVariant::DistilBert] {
+            assert_eq!(variant.tensor("classifier.bias".into(), false), "classifier.bias");
+        }
+        assert_eq!(BertVariant::Roberta.tensor("bert.pooler.dense.bias".into(), false), "roberta.pooler.dense.bias");
     }
 
     #[test]

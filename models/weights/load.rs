@@ -21,6 +21,7 @@ const HEADS: &[&str] = &[
     "qa_outputs.",
     "cls.",
     "bert.pooler.",
+    "roberta.pooler.",
     "lm_head.",
     "pre_classifier.",
     "vocab_transform.",

@@ -4,7 +4,7 @@
 use kiln_models::ModelType;
 
 use crate::base::error::{Error, Result, one_line};
-use crate::config::{DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DataFormat, Documents, Task, Validation, quoted};
+use crate::config::{DataFormat, Documents, Task, Validation, quoted};
 use crate::data::corpus::Corpus;
 use crate::data::paths;
 use crate::data::table::{Columns, Table};
@@ -80,8 +80,11 @@ impl Data {
             Task::Clm | Task::Mlm => {
                 (DataFormat::Text, (vec!["data/train/**/*.txt".to_owned()], Validation::Share(0.02)))
             }
-            Task::SequenceClassification | Task::Regression => {
+            Task::SequenceClassification | Task::Regression | Task::MultipleChoice => {
                 (DataFormat::Csv, files("data/train.csv", "data/validation.csv"))
+            }
+            Task::TokenClassification | Task::MultiLabelClassification => {
+                (DataFormat::Jsonl, files("data/train.jsonl", "data/validation.jsonl"))
             }
             Task::QuestionAnswering => (DataFormat::Squad, files("data/train-v1.1.json", "data/dev-v1.1.json")),
         };
@@ -209,11 +212,16 @@ fn fills(text: &Corpus, block_size: usize) -> Result<bool> {
 
 /// The columns that were named, else those that Kiln takes by default.
 pub fn columns(task: Task, text: Option<String>, pair: Option<String>, label: Option<String>) -> Columns {
-    let has_label = matches!(task, Task::SequenceClassification | Task::Regression);
+    let (of_text, of_label) = task.columns();
+    let has_label = !task.is_language_model() && task != Task::QuestionAnswering;
+    let is_choice = task == Task::MultipleChoice;
     Columns {
-        text: text.unwrap_or_else(|| DEFAULT_TEXT_COLUMN.into()),
-        text_pair: pair,
-        label: has_label.then(|| label.unwrap_or_else(|| DEFAULT_LABEL_COLUMN.into())),
+        // Those of SWAG.
+        text: text.unwrap_or_else(|| if is_choice { "sent1".into() } else { of_text.into() }),
+        text_pair: pair.or_else(|| is_choice.then(|| "sent2".into())),
+        words: task == Task::TokenClassification,
+        choices: if is_choice { (0..4).map(|choice| format!("ending{choice}")).collect() } else { Vec::new() },
+        label: has_label.then(|| label.unwrap_or_else(|| of_label.into())),
     }
 }
 
@@ -277,7 +285,10 @@ fn data_keys(task: Task, positions: Option<usize>, data: &Data) -> String {
     let at_most = |length: usize| positions.map_or(length, |positions| length.min(positions));
     let formats = match task {
         Task::Clm | Task::Mlm => "text | csv, tsv, jsonl, parquet (text_column) | tokenized",
-        Task::SequenceClassification | Task::Regression => "csv | tsv | jsonl | parquet | tokenized",
+        Task::MultiLabelClassification => "jsonl | parquet | tokenized",
+        Task::SequenceClassification | Task::Regression | Task::TokenClassification | Task::MultipleChoice => {
+            "csv | tsv | jsonl | parquet | tokenized"
+        }
         Task::QuestionAnswering => "SQuAD's JSON, 1.1 or 2.0 | tokenized",
     };
     let mut keys = line("format", format_args!("\"{}\"", data.format), formats);
@@ -292,24 +303,37 @@ fn data_keys(task: Task, positions: Option<usize>, data: &Data) -> String {
     );
     keys += &line("validation", data.validation(), "files, or a share such as \"10%\"");
     if data.format.is_table() {
-        keys += &line("text_column", quoted(&data.columns.text), "");
+        let comment = if data.columns.words { "a list of words" } else { "" };
+        keys += &line("text_column", quoted(&data.columns.text), comment);
         match &data.columns.text_pair {
+            Some(pair) if task == Task::MultipleChoice => {
+                keys += &line("text_pair_column", quoted(pair), "stands before each choice; leave it out for none");
+            }
             Some(pair) => keys += &line("text_pair_column", quoted(pair), "the second text of a pair"),
-            None if task == Task::Mlm || task == Task::Clm => {}
+            None if task.is_language_model() || task == Task::TokenClassification => {}
             None => keys += &line("# text_pair_column", "\"text2\"", "for pairs"),
         }
+        if !data.columns.choices.is_empty() {
+            keys += &line("choice_columns", list(&data.columns.choices), "");
+        }
         if let Some(label) = &data.columns.label {
-            let comment = if task == Task::Regression { "a number" } else { "names or numbers" };
+            let comment = match task {
+                Task::Regression => "a number",
+                Task::MultipleChoice => "the number of the right choice, from 0",
+                Task::TokenClassification => "a list with a name or number for each word",
+                Task::MultiLabelClassification => "a list of the names or numbers that apply",
+                _ => "names or numbers",
+            };
             keys += &line("label_column", quoted(label), comment);
         }
-        if task == Task::SequenceClassification {
+        if task.has_label_names() {
             let comment = "the labels by id; else those of the model or of the data";
             keys += &line("# label_names", "[\"bad\", \"good\"]", comment);
         }
     }
     keys += &match task {
         Task::Clm | Task::Mlm => line("block_size", at_most(data.block_size), "tokens of a sample"),
-        Task::SequenceClassification | Task::Regression if data.format.is_table() => {
+        task if task != Task::QuestionAnswering && data.format.is_table() => {
             line("max_length", at_most(128), "tokens that a row is cut to")
                 + &line("padding", "\"longest\"", "longest | max_length | buckets")
         }
@@ -332,7 +356,11 @@ gradient_accumulation_steps = 1
 learning_rate = 5e-5
 "
         }
-        Task::SequenceClassification | Task::Regression => {
+        Task::SequenceClassification
+        | Task::Regression
+        | Task::TokenClassification
+        | Task::MultiLabelClassification
+        | Task::MultipleChoice => {
             "num_train_epochs = 3                 # or max_steps, max_tokens, max_minutes
 per_device_train_batch_size = 16
 learning_rate = 2e-5

@@ -12,16 +12,15 @@ use super::{finite, say};
 use crate::base::error::{Error, Result, printable};
 use crate::base::signals;
 use crate::config::Task;
-use crate::config::{
-    CompilerMode, DEFAULT_TEXT_COLUMN, DataFormat, DeviceKind, GenerationSection, Precision, TrainingCompilerConfig,
-};
-use crate::config::{GenerateOptions, RunConfig};
+use crate::config::{CompilerMode, DataFormat, DeviceKind, GenerationSection, Precision, TrainingCompilerConfig};
+use crate::config::{DataSection, GenerateOptions, RunConfig};
 use crate::data::tokenized::{Limits, read_batch};
 use crate::engine::device;
 use crate::engine::handover;
 use crate::inference::forward::forward_to_file;
 use crate::inference::predict::{PredictOptions, predict};
 use crate::precision::PrecisionPlan;
+use crate::session::adapter::task_of_architecture;
 use crate::session::export::export;
 use crate::session::merge::merge;
 use crate::session::model_folder::{ModelFolder, described};
@@ -50,7 +49,8 @@ pub(super) struct ForwardArgs {
     /// JSON with input_ids, attention_mask, token_type_ids and labels as nested lists
     #[arg(long)]
     batch: PathBuf,
-    /// clm, mlm, sequence-classification, regression or question-answering
+    /// clm, mlm, sequence-classification, multi-label-classification, regression, token-classification, multiple-choice or
+    /// question-answering
     #[arg(long)]
     task: String,
     /// The safetensors file to write
@@ -96,7 +96,7 @@ pub(super) struct PredictArgs {
     /// The rows: .csv, .tsv, .jsonl, .parquet, or SQuAD's .json
     #[arg(long)]
     input: PathBuf,
-    /// sequence-classification, regression or question-answering; what the model was trained for when it is left out
+    /// Any task but clm and mlm, such as token-classification; what the model was trained for when it is left out
     #[arg(long)]
     task: Option<String>,
     /// The JSONL file to write; stdout when it is left out
@@ -111,6 +111,9 @@ pub(super) struct PredictArgs {
     /// The column with the second text of a pair, or with the context of a question; that of the run when neither is given
     #[arg(long)]
     text_pair_column: Option<String>,
+    /// The columns with the choices of a multiple choice, separated by commas; those of the run when they are left out
+    #[arg(long, value_delimiter = ',')]
+    choice_columns: Vec<String>,
     /// Whether "no answer" may be the answer to a question, as in SQuAD 2.0
     #[arg(long)]
     version_2_with_negative: bool,
@@ -160,7 +163,7 @@ pub(super) fn run_forward(args: &ForwardArgs) -> Result<()> {
     let device = if args.gradients { device.autodiff() } else { device };
     let folder = ModelFolder::open(&args.model, task, &device)?.with_compute(compute);
     folder.notes.iter().try_for_each(say)?;
-    let batch = read_batch(&args.batch, task, &Limits::of(&folder.config))?;
+    let batch = read_batch(&args.batch, task, &Limits::of(&folder.config, task))?;
     let out = forward_to_file(&folder, task, &batch, args.gradients, &device, &args.out)?;
     for tensor in out.iter().filter(|tensor| !tensor.name.starts_with("grad.")) {
         match tensor.data[..] {
@@ -224,10 +227,11 @@ fn stream(text: &str) -> Result<ControlFlow<()>> {
 }
 
 /// The settings of a config that `kiln predict` takes as arguments.
-const PREDICT_NAMES: [(&str, &str); 6] = [
+const PREDICT_NAMES: [(&str, &str); 7] = [
     ("data.text_column, data.text_pair_column and data.label_column", "--text-column and --text-pair-column"),
     ("data.text_column", "--text-column"),
     ("data.text_pair_column", "--text-pair-column"),
+    ("data.choice_columns", "--choice-columns"),
     ("data.max_length", "--max-length"),
     ("data.doc_stride", "--max-length"),
     ("data.format", "--format"),
@@ -240,9 +244,14 @@ pub(super) fn run_predict(args: &PredictArgs) -> Result<()> {
 fn predict_with(args: &PredictArgs) -> Result<()> {
     signals::install()?;
     let task = args.task.as_deref().map_or_else(|| trained_task(&args.model), Task::from_name)?;
+    let trained = trained_columns(&args.model)?;
     let (text_column, text_pair_column) = match (&args.text_column, &args.text_pair_column) {
-        (None, None) => trained_columns(&args.model)?,
+        (None, None) => (trained.text_column, trained.text_pair_column),
         (text, pair) => (text.clone(), pair.clone()),
+    };
+    let choice_columns = match args.choice_columns.as_slice() {
+        [] => trained.choice_columns.unwrap_or_default(),
+        given => given.to_vec(),
     };
     let format = args.format.as_deref().map(str::parse::<DataFormat>).transpose().map_err(|e| e.at("--format"))?;
     if args.batch_size == 0 {
@@ -251,8 +260,9 @@ fn predict_with(args: &PredictArgs) -> Result<()> {
     let options = PredictOptions {
         input: args.input.clone(),
         format,
-        text_column: text_column.unwrap_or_else(|| DEFAULT_TEXT_COLUMN.into()),
+        text_column: text_column.unwrap_or_else(|| task.columns().0.into()),
         text_pair_column,
+        choice_columns,
         version_2_with_negative: args.version_2_with_negative,
         batch_size: args.batch_size,
         max_length: args.max_length,
@@ -267,14 +277,14 @@ fn predict_with(args: &PredictArgs) -> Result<()> {
     say(format!("wrote {count} predictions to {}", out.display()))
 }
 
-/// The columns of text and of its pair in the config of the run whose folder, or whose folder `model`, `model` is.
-fn trained_columns(model: &str) -> Result<(Option<String>, Option<String>)> {
+/// The keys of `[data]` of the run whose folder, or whose folder `model`, `model` is; the defaults where there is none.
+fn trained_columns(model: &str) -> Result<DataSection> {
     let folder = Path::new(model);
     let parent = || if folder.is_dir() { folder.canonicalize().ok()?.parent().map(Path::to_path_buf) } else { None };
     let plan = [Some(folder.to_path_buf()), parent()].into_iter().flatten().map(|folder| folder.join("plan.toml"));
     match plan.into_iter().find(|plan| plan.is_file()) {
-        Some(plan) => RunConfig::load(&plan).map(|config| (config.data.text_column, config.data.text_pair_column)),
-        None => Ok((None, None)),
+        Some(plan) => RunConfig::load(&plan).map(|config| config.data),
+        None => Ok(DataSection::default()),
     }
 }
 
@@ -284,13 +294,9 @@ fn trained_task(model: &str) -> Result<Task> {
     if let Some(task) = stated.filter(|task| *task != Task::Clm) {
         return Ok(task);
     }
-    let labels = config.labels();
-    let is_regression = labels.problem_type.as_deref() == Some("regression") || labels.num_labels() == 1;
     let architecture = config.architecture().unwrap_or("no class");
-    match architecture.rsplit_once("For").map(|(_, head)| head) {
-        Some("SequenceClassification") if is_regression => Ok(Task::Regression),
-        Some("SequenceClassification") => Ok(Task::SequenceClassification),
-        Some("QuestionAnswering") => Ok(Task::QuestionAnswering),
+    match task_of_architecture(&config) {
+        Some(task) if !task.is_language_model() => Ok(task),
         _ => Err(Error::config(format!(
             "{model}: its config.json names {architecture}, which has no prediction for a row"
         ))

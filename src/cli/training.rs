@@ -23,9 +23,7 @@ use crate::base::signals;
 use crate::base::variables;
 use crate::cli::init::{Data, check_model, columns, template};
 use crate::config::Task;
-use crate::config::{
-    CompilerMode, DEFAULT_TEXT_COLUMN, DataFormat, OnExisting, Precision, RunConfig, Switch, Validation,
-};
+use crate::config::{CompilerMode, DataFormat, OnExisting, Precision, RunConfig, Switch, Validation};
 use crate::data::{paths, store};
 use crate::engine::compiler::start_up_lines;
 use crate::engine::handover;
@@ -132,7 +130,8 @@ pub(super) struct TrainArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct InitArgs {
-    /// clm, mlm, sequence-classification, regression or question-answering; asked for when it is left out
+    /// clm, mlm, sequence-classification, multi-label-classification, regression, token-classification, multiple-choice or
+    /// question-answering; asked for when it is left out
     task: Option<String>,
     /// The pretrained model: a folder or a Hub id; asked for when it is left out
     model: Option<String>,
@@ -190,8 +189,8 @@ impl InitArgs {
                     "as in `kiln init sequence-classification distilbert/distilbert-base-uncased --train reviews.csv`",
                 ));
         }
-        let tasks =
-            "Task: clm (continue text), mlm (fill gaps), sequence-classification, regression or question-answering";
+        let tasks = "Task: clm (continue text), mlm (fill gaps), sequence-classification, multi-label-classification, regression, \
+             token-classification, multiple-choice or question-answering";
         let task = until_read(&term, (tasks, None), self.task.as_deref(), Task::from_name)?;
         let usual = if task == Task::Clm { "distilbert/distilgpt2" } else { "distilbert/distilbert-base-uncased" };
         let models = ("Pretrained model: a folder or an id of the Hugging Face Hub", Some(usual));
@@ -214,7 +213,7 @@ impl InitArgs {
                 data => break data?,
             }
             self.text_column = Some(answer(&term, "Column with the text", self.text_column.as_deref())?);
-            if matches!(task, Task::SequenceClassification | Task::Regression) {
+            if !task.is_language_model() {
                 self.label_column = Some(answer(&term, "Column with the label", self.label_column.as_deref())?);
             }
         };
@@ -488,8 +487,9 @@ fn predict_test(session: &Session, model: &str, talk: Talk) -> Result<()> {
     let options = PredictOptions {
         input,
         format: Some(data.format),
-        text_column: data.text_column.clone().unwrap_or_else(|| DEFAULT_TEXT_COLUMN.into()),
+        text_column: data.text_column.clone().unwrap_or_else(|| data.task.columns().0.into()),
         text_pair_column: data.text_pair_column.clone(),
+        choice_columns: data.choice_columns.clone().unwrap_or_default(),
         batch_size: plan.evaluation.batch_size,
         version_2_with_negative: false,
         max_length: data.max_length,

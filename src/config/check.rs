@@ -278,6 +278,7 @@ fn table(data: &DataSection) -> Checked {
     for (key, name) in names {
         not_empty(key, name.as_deref())?;
     }
+    choices(data)?;
     if !data.format.is_table() {
         let max_length = data.max_length.is_some() && data.format != DataFormat::Squad;
         let given = [("data.label_names", data.label_names.is_some()), ("data.max_length", max_length)];
@@ -314,11 +315,42 @@ fn table(data: &DataSection) -> Checked {
     if let Some(length) = data.max_length {
         at_least("data.max_length", length, 1)?;
     }
+    if data.task == Task::TokenClassification && data.text_pair_column.is_some() {
+        return Err(Complaint::new(
+            "data.text_pair_column",
+            "the task token-classification has one text, a list of words",
+        )
+        .help("remove it"));
+    }
     let Some(names) = &data.label_names else { return Ok(()) };
-    if data.task == Task::Regression {
-        return Err(Complaint::new("data.label_names", "the task regression has numbers, not names"));
+    if !data.task.has_label_names() {
+        return Err(Complaint::new("data.label_names", format!("the task {} has numbers, not names", data.task)));
     }
     check_label_names(names).map_err(|error| Complaint::of("data.label_names", error))
+}
+
+/// The columns of a multiple choice.
+fn choices(data: &DataSection) -> Checked {
+    let needs = data.task == Task::MultipleChoice && data.format.is_table();
+    match &data.choice_columns {
+        Some(_) if !needs => {
+            let message = format!("has no effect with task = \"{}\" and format = \"{}\"", data.task, data.format);
+            Err(Complaint::new("data.choice_columns", message).help("it belongs to `multiple-choice` on tables"))
+        }
+        Some(columns) if columns.len() < 2 => {
+            Err(Complaint::new("data.choice_columns", format!("expected at least two columns, got {columns:?}"))
+                .help("one choice leaves nothing to choose"))
+        }
+        None if needs => {
+            Err(Complaint::new("data.choice_columns", "the task multiple-choice needs it, and there is none")
+                .help("as in choice_columns = [\"ending0\", \"ending1\", \"ending2\", \"ending3\"]"))
+        }
+        _ => columns_are_named("data.choice_columns", data.choice_columns.as_deref().unwrap_or_default()),
+    }
+}
+
+fn columns_are_named(key: &'static str, columns: &[String]) -> Checked {
+    columns.iter().try_for_each(|column| not_empty(key, Some(column)))
 }
 
 /// Refuses names of labels that tell nothing apart.
@@ -368,8 +400,7 @@ fn tokenizer(config: &RunConfig) -> Checked {
         .help("remove it; the vocabulary is the model's vocab_size")),
         Some(_)
             if config.data.format == DataFormat::Squad
-                || config.data.format.is_table()
-                    && matches!(config.data.task, Task::SequenceClassification | Task::Regression) =>
+                || config.data.format.is_table() && !config.data.task.is_language_model() =>
         {
             Err(Complaint::new(
                 "tokenizer.train_vocab_size",

@@ -113,15 +113,22 @@ pub struct DataSection {
     /// Tokens per sample. Default: the model's number of positions, at most 1024.
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
     pub block_size: Option<usize>,
-    /// The column with the text, for tables (`csv`, `tsv`, `jsonl`, `parquet`). Default: `text`.
+    /// The column with the text, for tables (`csv`, `tsv`, `jsonl`, `parquet`). For `token-classification` a list of words, which
+    /// `csv` and `tsv` separate by spaces. Default: `text`; `tokens` for `token-classification`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text_column: Option<String>,
     /// The column with the second text of a pair, for tables. Default: none, rows are single texts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text_pair_column: Option<String>,
-    /// The column with the label, for tables. Default: `label`.
+    /// The column with the label, for tables. For `token-classification` a list with one label for each word; for
+    /// `multi-label-classification` a list of those that apply; for `multiple-choice` the number of the right choice, from 0.
+    /// Default: `label`; `ner_tags` for `token-classification`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label_column: Option<String>,
+    /// The columns with the choices, for `multiple-choice` on tables. Each choice is read as a pair of the text and the
+    /// choice; where there is a `text_pair_column`, its text stands before each choice, as `sent2` of SWAG does. Required there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub choice_columns: Option<Vec<String>>,
     /// The labels in the order of their ids. Default: the pretrained model's `id2label`, else those of the training data,
     /// sorted.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -176,6 +183,7 @@ impl Default for DataSection {
             text_column: None,
             text_pair_column: None,
             label_column: None,
+            choice_columns: None,
             label_names: None,
             max_length: None,
             documents: Documents::File,

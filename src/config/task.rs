@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::sections::{DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN};
 use crate::base::error::{Error, Result};
 
 /// The task that a run learns.
@@ -20,12 +21,45 @@ pub enum Task {
     Regression,
     /// Predict where in a text the answer starts and ends.
     QuestionAnswering,
+    /// Predict a label for every word of a text, such as the names in it.
+    TokenClassification,
+    /// Predict which of several labels apply to a sequence: any number of them, each by itself.
+    MultiLabelClassification,
+    /// Predict which of several continuations of a text is the right one.
+    MultipleChoice,
 }
 
 impl Task {
     /// Every task.
-    pub const ALL: [Self; 5] =
-        [Self::Clm, Self::Mlm, Self::SequenceClassification, Self::Regression, Self::QuestionAnswering];
+    pub const ALL: [Self; 8] = [
+        Self::Clm,
+        Self::Mlm,
+        Self::SequenceClassification,
+        Self::Regression,
+        Self::QuestionAnswering,
+        Self::TokenClassification,
+        Self::MultiLabelClassification,
+        Self::MultipleChoice,
+    ];
+
+    /// The columns of text and label that tables have for the task when the config names none: for token classification those of
+    /// CoNLL-2003 on the Hub.
+    pub fn columns(self) -> (&'static str, &'static str) {
+        match self {
+            Self::TokenClassification => ("tokens", "ner_tags"),
+            _ => (DEFAULT_TEXT_COLUMN, DEFAULT_LABEL_COLUMN),
+        }
+    }
+
+    /// Whether the model is a language model, which reads documents and not labelled rows.
+    pub fn is_language_model(self) -> bool {
+        matches!(self, Self::Clm | Self::Mlm)
+    }
+
+    /// Whether rows have labels with names.
+    pub fn has_label_names(self) -> bool {
+        matches!(self, Self::SequenceClassification | Self::TokenClassification | Self::MultiLabelClassification)
+    }
 
     /// The name as it is written in configs and on the command line.
     pub fn name(self) -> &'static str {
@@ -35,6 +69,9 @@ impl Task {
             Self::SequenceClassification => "sequence-classification",
             Self::Regression => "regression",
             Self::QuestionAnswering => "question-answering",
+            Self::TokenClassification => "token-classification",
+            Self::MultiLabelClassification => "multi-label-classification",
+            Self::MultipleChoice => "multiple-choice",
         }
     }
 

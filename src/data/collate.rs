@@ -1,6 +1,8 @@
 //! Examples become a batch: padded on the right to a common length, and with rows below to a full batch where its shape is
 //! fixed. Labels of padding are ignored.
 
+use std::borrow::Cow;
+
 use super::padding::Padding;
 use super::{Batch, Example, Label, Labels};
 use crate::base::error::{Error, Result};
@@ -33,7 +35,14 @@ impl Collator {
 /// # Errors
 /// Examples with labels of different kinds.
 pub fn collate(examples: &[Example], pad_id: u32, padding: &Padding, rows: usize) -> Result<Batch> {
-    let rows = rows.max(examples.len());
+    let of_examples = labels(examples)?;
+    // The choices of a multiple choice are rows of the batch.
+    let choices = if let Labels::Choices { choices, .. } = &of_examples { *choices } else { 1 };
+    let sequences = match choices {
+        1 => Cow::Borrowed(examples),
+        _ => Cow::Owned(examples.iter().flat_map(Example::sequences).collect()),
+    };
+    let (rows, examples) = (rows.max(examples.len()) * choices, &*sequences);
     let longest = examples.iter().map(|example| example.input_ids.len()).max().unwrap_or(0);
     let seq_len = padding.length(longest);
     let padded = |values: &[i32], padding: i32| {
@@ -73,12 +82,13 @@ pub fn collate(examples: &[Example], pad_id: u32, padding: &Padding, rows: usize
         input_ids,
         attention_mask: (num_tokens < rows * seq_len).then_some(mask),
         token_type_ids: has_types.then_some(types),
-        labels: labels(examples, |values| padded(values, IGNORED))?.filled(rows, seq_len),
+        labels: of_examples.padded(examples, rows, seq_len),
         num_tokens,
     })
 }
 
-fn labels(examples: &[Example], padded: impl Fn(&[i32]) -> Vec<i32>) -> Result<Labels> {
+/// The labels of `examples`, those of tokens not padded yet.
+fn labels(examples: &[Example]) -> Result<Labels> {
     let mixed = || Error::data("examples of one batch have labels of different kinds");
     let Some(first) = examples.first() else { return Err(Error::data("a batch needs at least one example")) };
     let all = examples.iter().map(|example| &example.label);
@@ -86,10 +96,24 @@ fn labels(examples: &[Example], padded: impl Fn(&[i32]) -> Vec<i32>) -> Result<L
         Label::None => Ok(Labels::None),
         Label::Tokens(_) => {
             let rows = all.map(|label| match label {
-                Label::Tokens(values) => Ok(padded(values)),
+                Label::Tokens(values) => Ok(values.as_slice()),
                 _ => Err(mixed()),
             });
             Ok(Labels::Tokens(rows.collect::<Result<Vec<_>>>()?.concat()))
+        }
+        Label::Multi(first) => {
+            let rows = all.map(|label| match label {
+                Label::Multi(values) if values.len() == first.len() => Ok(values.as_slice()),
+                _ => Err(mixed()),
+            });
+            Ok(Labels::Multi(rows.collect::<Result<Vec<_>>>()?.concat()))
+        }
+        Label::Choice { lens: first, .. } => {
+            let answers = all.map(|label| match label {
+                Label::Choice { lens, answer } if lens.len() == first.len() => Ok(*answer),
+                _ => Err(mixed()),
+            });
+            Ok(Labels::Choices { choices: first.len(), answers: answers.collect::<Result<_>>()? })
         }
         Label::Class(_) => {
             let classes = all.map(|label| if let Label::Class(class) = label { Ok(*class) } else { Err(mixed()) });
@@ -111,11 +135,24 @@ fn labels(examples: &[Example], padded: impl Fn(&[i32]) -> Vec<i32>) -> Result<L
 }
 
 impl Labels {
-    /// With those of rows that are no examples, up to `rows`.
-    fn filled(mut self, rows: usize, seq_len: usize) -> Self {
+    /// With those of padding in `examples`, whose labels they are, and of rows that are no examples, up to `rows`.
+    fn padded(mut self, examples: &[Example], rows: usize, seq_len: usize) -> Self {
         match &mut self {
             Self::None => {}
-            Self::Tokens(labels) => labels.resize(rows * seq_len, IGNORED),
+            Self::Tokens(labels) => {
+                let mut rest = &labels[..];
+                let mut padded = Vec::with_capacity(rows * seq_len);
+                for (row, example) in examples.iter().enumerate() {
+                    let (own, after) = rest.split_at(example.input_ids.len());
+                    padded.extend_from_slice(own);
+                    padded.resize((row + 1) * seq_len, IGNORED);
+                    rest = after;
+                }
+                padded.resize(rows * seq_len, IGNORED);
+                *labels = padded;
+            }
+            Self::Multi(values) => values.resize(values.len() / examples.len() * rows, 0.0),
+            Self::Choices { choices, answers } => answers.resize(rows / *choices, IGNORED),
             Self::Classes(classes) => classes.resize(rows, IGNORED),
             Self::Values(values) => values.resize(rows, 0.0),
             Self::Spans { start, end } => [start, end].into_iter().for_each(|positions| positions.resize(rows, 0)),

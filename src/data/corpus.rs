@@ -283,7 +283,7 @@ mod tests {
         fs::write(folder.path().join("a.txt"), text.join("\n\n")).unwrap();
         fs::write(folder.path().join("a.csv"), format!("n,text\n1,{}\n", text.join("\n1,"))).unwrap();
         let lines = Corpus::open(&path("a.txt"), Documents::Line).unwrap();
-        let columns = Columns { text: "text".into(), text_pair: None, label: None };
+        let columns = Columns { text: "text".into(), ..Columns::default() };
         let rows = Corpus::of_table(Table::open(&path("a.csv"), DataFormat::Csv, columns).unwrap()).unwrap();
         for corpus in [lines, rows] {
             let texts = |corpus: &Corpus| {

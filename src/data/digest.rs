@@ -84,6 +84,17 @@ impl Fingerprint for Example {
                 bytes.push(4);
                 bytes.extend(value.to_le_bytes());
             }
+            Label::Multi(values) => {
+                bytes.push(6);
+                bytes.extend((values.len() as u64).to_le_bytes());
+                bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+            }
+            Label::Choice { lens, answer } => {
+                bytes.push(7);
+                bytes.extend((lens.len() as u64).to_le_bytes());
+                bytes.extend(lens.iter().flat_map(|len| (*len as u64).to_le_bytes()));
+                numbers(&mut bytes, &[*answer]);
+            }
             Label::Span { start, end } => {
                 bytes.push(5);
                 numbers(&mut bytes, &[*start, *end]);

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::Label;
 use super::table::Cell;
 use crate::base::error::{Error, Result};
-use crate::config::check_label_names;
+use crate::config::{Task, check_label_names};
 
 /// A column with more distinct values than this, or with a number above it, is no column of classes.
 pub const MAX_CLASSES: usize = 1000;
@@ -23,6 +23,12 @@ pub enum LabelRule {
     Classes(LabelNames),
     /// Numbers.
     Values,
+    /// One class id for each word.
+    Tags(LabelNames),
+    /// Of every label, whether it is among those of the row.
+    Several(LabelNames),
+    /// The number of the right choice.
+    Choice,
 }
 
 /// Names of classes, in the order of their ids.
@@ -48,11 +54,35 @@ impl LabelRule {
     pub fn apply(&self, cell: Option<&Cell>) -> Result<Label> {
         match (self, cell) {
             (Self::Nothing, _) => Ok(Label::None),
+            (Self::Several(names), Some(Cell::Null)) => Ok(Label::Multi(vec![0.0; names.names.len()])),
             (_, None | Some(Cell::Null)) => {
                 Err(Error::data("the row has no label").help("every row needs one; leave out those without"))
             }
             (Self::Classes(names), Some(cell)) => names.id(cell).map(Label::Class),
             (Self::Values, Some(cell)) => value(cell).map(Label::Value),
+            (Self::Tags(names), Some(Cell::List(cells))) => {
+                Ok(Label::Tokens(cells.iter().map(|cell| names.id(cell)).collect::<Result<_>>()?))
+            }
+            (Self::Tags(_), Some(other)) => Err(not_list(other)),
+            (Self::Several(names), Some(Cell::List(cells))) => {
+                let mut applies = vec![0.0; names.names.len()];
+                for cell in cells {
+                    applies[names.id(cell)? as usize] = 1.0;
+                }
+                Ok(Label::Multi(applies))
+            }
+            (Self::Several(_), Some(other)) => Err(not_list(other)),
+            (Self::Choice, Some(cell)) => {
+                let number = match cell {
+                    Cell::Integer(number) => i32::try_from(*number).ok(),
+                    Cell::Text(text) => text.trim().parse().ok(),
+                    _ => None,
+                };
+                number.map(Label::Class).ok_or_else(|| {
+                    Error::data(format!("expected the number of the right choice, from 0, got {}", shown(cell)))
+                        .help("name the right column with data.label_column")
+                })
+            }
         }
     }
 
@@ -62,6 +92,9 @@ impl LabelRule {
             Self::Nothing => "nothing".into(),
             Self::Values => "values".into(),
             Self::Classes(names) => format!("classes {:?}", names.names),
+            Self::Tags(names) => format!("tags {:?}", names.names),
+            Self::Several(names) => format!("several of {:?}", names.names),
+            Self::Choice => "choice".into(),
         }
     }
 }
@@ -96,14 +129,14 @@ impl LabelNames {
         &self.names
     }
 
-    /// As a model's `config.json` keeps them.
-    pub fn to_model(&self) -> Labels {
+    /// As the `config.json` of a model for `task` keeps them.
+    pub fn to_model(&self, task: Task) -> Labels {
         let ids = || self.names.iter().enumerate();
         Labels {
             num_labels: None,
             id2label: Some(ids().map(|(id, name)| (id.to_string(), name.as_str().into())).collect()),
             label2id: Some(ids().map(|(id, name)| (name.clone(), id.into())).collect()),
-            problem_type: Some("single_label_classification".into()),
+            problem_type: problem_type(task).map(str::to_owned),
         }
     }
 
@@ -132,6 +165,9 @@ impl SeenLabels {
     /// # Errors
     /// A number that is not whole; more distinct values than classes can be.
     pub fn add(&mut self, cell: &Cell) -> Result<()> {
+        if let Cell::List(cells) = cell {
+            return cells.iter().try_for_each(|cell| self.add(cell));
+        }
         if *cell == Cell::Null {
             return Ok(());
         }
@@ -162,8 +198,42 @@ impl SeenLabels {
     }
 }
 
+/// The names of a model's labels, as its `config.json` has them, else `LABEL_0`, `LABEL_1`, ...
+pub fn label_names(labels: &Labels) -> Vec<String> {
+    let names = LabelNames::of_model(labels).ok().flatten().map(|names| names.names);
+    names.unwrap_or_else(|| (0..labels.num_labels()).map(|class| format!("LABEL_{class}")).collect())
+}
+
+/// `problem_type` of the `config.json` of a model for `task`, where `transformers` reads one.
+pub fn problem_type(task: Task) -> Option<&'static str> {
+    match task {
+        Task::SequenceClassification => Some("single_label_classification"),
+        Task::MultiLabelClassification => Some("multi_label_classification"),
+        Task::Regression => Some("regression"),
+        _ => None,
+    }
+}
+
+fn not_list(cell: &Cell) -> Error {
+    Error::data(format!("expected a list of labels, got {}", shown(cell)))
+        .help("a column with lists is in JSON lines or parquet; name it with data.label_column")
+}
+
+/// A cell in a message.
+fn shown(cell: &Cell) -> String {
+    match cell {
+        Cell::Text(text) => format!("{text:?}"),
+        Cell::Integer(number) => number.to_string(),
+        Cell::Number(number) => number.to_string(),
+        Cell::Null => "nothing".into(),
+        Cell::List(cells) => format!("a list of {}", cells.len()),
+    }
+}
+
 fn name_of(cell: &Cell) -> Result<String> {
     match cell {
+        Cell::List(_) => Err(Error::data(format!("expected one label, got {}", shown(cell)))
+            .help("for several labels set data.task = \"multi-label-classification\"")),
         Cell::Null => Err(Error::data("the row has no label")),
         Cell::Text(text) => Ok(text.clone()),
         Cell::Integer(integer) => Ok(integer.to_string()),
@@ -178,11 +248,10 @@ fn value(cell: &Cell) -> Result<f32> {
         Cell::Integer(integer) => Some(*integer as f64),
         Cell::Number(number) => Some(*number),
         Cell::Text(text) => text.trim().parse::<f64>().ok(),
-        Cell::Null => None,
+        Cell::Null | Cell::List(_) => None,
     };
     number.map(|number| number as f32).filter(|number| number.is_finite()).ok_or_else(|| {
-        let got = if let Cell::Text(text) = cell { format!("{text:?}") } else { format!("{cell:?}") };
-        Error::data(format!("expected a finite number as label for the task regression, got {got}"))
+        Error::data(format!("expected a finite number as label for the task regression, got {}", shown(cell)))
             .help("name the right column with data.label_column")
     })
 }
@@ -237,7 +306,7 @@ mod tests {
     #[test]
     fn the_map_goes_to_the_model_and_back() {
         let names = LabelNames::new(vec!["neg".into(), "pos".into()]).unwrap();
-        let model = names.to_model();
+        let model = names.to_model(Task::SequenceClassification);
         assert_eq!(model.num_labels(), 2);
         assert_eq!(model.label2id.as_ref().unwrap()["pos"], 1);
         assert_eq!(LabelNames::of_model(&model).unwrap(), Some(names));

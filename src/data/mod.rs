@@ -68,6 +68,16 @@ pub enum Labels {
     Classes(Vec<i32>),
     /// One number a sequence, `[rows]`; 0 in rows that are no examples.
     Values(Vec<f32>),
+    /// For every label of a sequence 1 where it applies and 0 where it does not, `[rows * labels]`; 0 in rows that are no
+    /// examples.
+    Multi(Vec<f32>),
+    /// The right one of several sequences, which stand as rows one after the other.
+    Choices {
+        /// How many choices an example has.
+        choices: usize,
+        /// `[rows / choices]`; -100 is ignored.
+        answers: Vec<i32>,
+    },
     /// First and last token of the answer, `[rows]` each; 0 in rows that are no examples.
     Spans {
         /// First token.
@@ -90,6 +100,33 @@ pub struct Example {
     pub label: Label,
 }
 
+impl Example {
+    /// Tokens of its longest sequence: of the longest choice, where it has several.
+    pub fn longest(&self) -> usize {
+        match &self.label {
+            Label::Choice { lens, .. } => lens.iter().copied().max().unwrap_or(0),
+            _ => self.input_ids.len(),
+        }
+    }
+
+    /// Its sequences, unlabelled: the choices of a multiple choice, else itself.
+    fn sequences(&self) -> Vec<Self> {
+        let Label::Choice { lens, .. } = &self.label else { return vec![self.clone()] };
+        let mut begin = 0;
+        let sequence = |len: &usize| {
+            let range = begin..begin + len;
+            begin = range.end;
+            Self {
+                input_ids: self.input_ids[range.clone()].to_vec(),
+                attention_mask: self.attention_mask.as_ref().map(|mask| mask[range.clone()].to_vec()),
+                token_type_ids: self.token_type_ids.as_ref().map(|types| types[range].to_vec()),
+                label: Label::None,
+            }
+        };
+        lens.iter().map(sequence).collect()
+    }
+}
+
 /// The label of an example.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Label {
@@ -101,6 +138,15 @@ pub enum Label {
     Class(i32),
     /// One number.
     Value(f32),
+    /// For every label, 1 where it applies and 0 where it does not.
+    Multi(Vec<f32>),
+    /// The right one of several sequences, which stand in the example one after the other.
+    Choice {
+        /// Tokens of each sequence.
+        lens: Vec<usize>,
+        /// The number of the right one, from 0; -100 where it is not known.
+        answer: i32,
+    },
     /// First and last token of the answer.
     Span {
         /// First token.

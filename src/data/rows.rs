@@ -9,13 +9,13 @@ use super::labels::{LabelRule, SeenLabels};
 use super::store::{Column, Format, OnProgress, Store, Writer};
 use super::table::{Row, Table};
 use super::tokenizer::{Encoded, RowEncoder};
-use super::{Dataset, Example, Label};
+use super::{Dataset, Example, IGNORED, Label};
 use crate::base::error::{Error, Result};
 use crate::cache::mapped::Kind;
 use crate::cache::sources::changed;
 
 const FORMAT: Format = Format {
-    kind: Kind { magic: b"KILNROW3", name: "row store", extension: "rows" },
+    kind: Kind { magic: b"KILNROW4", name: "row store", extension: "rows" },
     columns: &["input_ids", "token_type_ids", "label"],
 };
 
@@ -24,7 +24,7 @@ const INPUT_IDS: Column = Column(0);
 /// Empty lists where rows have no token types.
 const TOKEN_TYPE_IDS: Column = Column(1);
 
-/// The class, or the bits of the number.
+/// The class; the bits of the number, or of one for each label; a class for each token; or the right choice and the tokens of each.
 const LABEL: Column = Column(2);
 
 /// Rows are handed to the tokenizer in groups of about this many bytes.
@@ -92,7 +92,13 @@ impl RowStore {
         let key = key(scan, encoder, rule);
         let fill = |writer: &mut Writer<'_, '_>| write(writer, table, scan, encoder, rule);
         let store = FORMAT.build_or_open(folder, key, progress, fill)?;
-        Ok(Self { max_len: store.longest(INPUT_IDS), store, rule: rule.clone() })
+        let rows = Self { max_len: store.longest(INPUT_IDS), store, rule: rule.clone() };
+        Ok(match rule {
+            LabelRule::Choice => {
+                Self { max_len: (0..rows.len()).map(|row| rows.tokens(row).0).max().unwrap_or(0), ..rows }
+            }
+            _ => rows,
+        })
     }
 }
 
@@ -102,11 +108,18 @@ impl Dataset for RowStore {
     }
 
     fn get(&self, index: usize, _epoch: u64) -> Result<Example> {
-        let label = self.store.number(LABEL, index);
+        let numbers = self.store.list(LABEL, index, |number| number);
+        let float = |bits: i64| f32::from_bits(bits as u32);
         let label = match self.rule {
             LabelRule::Nothing => Label::None,
-            LabelRule::Classes(_) => Label::Class(label as i32),
-            LabelRule::Values => Label::Value(f32::from_bits(label as u32)),
+            LabelRule::Classes(_) => Label::Class(numbers[0] as i32),
+            LabelRule::Values => Label::Value(float(numbers[0])),
+            LabelRule::Tags(_) => Label::Tokens(numbers.into_iter().map(|number| number as i32).collect()),
+            LabelRule::Several(_) => Label::Multi(numbers.into_iter().map(float).collect()),
+            LabelRule::Choice => Label::Choice {
+                lens: numbers[1..].iter().map(|len| *len as usize).collect(),
+                answer: numbers[0] as i32,
+            },
         };
         Ok(Example {
             input_ids: self.store.list(INPUT_IDS, index, |id| id as i32),
@@ -121,7 +134,23 @@ impl Dataset for RowStore {
     }
 
     fn len_of(&self, index: usize) -> usize {
-        self.store.bounds(INPUT_IDS, index).len()
+        self.tokens(index).0
+    }
+
+    fn num_tokens(&self) -> u64 {
+        (0..self.len()).map(|index| self.tokens(index).1 as u64).sum()
+    }
+}
+
+impl RowStore {
+    /// Tokens of the longest sequence of a row, and of all of them.
+    fn tokens(&self, index: usize) -> (usize, usize) {
+        let all = self.store.bounds(INPUT_IDS, index).len();
+        let longest = match self.rule {
+            LabelRule::Choice => self.store.list(LABEL, index, |len| len as usize)[1..].iter().copied().max(),
+            _ => None,
+        };
+        (longest.unwrap_or(all), all)
     }
 }
 
@@ -157,19 +186,34 @@ fn write(
     let mut flush = |group: &mut Vec<Row>| -> Result<()> {
         for (row, encoded) in group.iter().zip(encoder.encode(group)?) {
             let at = |error: Error| error.at(&row.place);
-            let Encoded { ids, types } = encoded;
-            if ids.is_empty() {
+            let Encoded { ids, types, words, lens } = encoded;
+            if ids.is_empty() || row.parts.is_empty() && matches!(rule, LabelRule::Tags(_)) {
                 return Err(at(Error::data("the text is empty: it has no tokens").help("leave the row out")));
             }
             let label = match rule.apply(row.label.as_ref()).map_err(at)? {
-                Label::Class(class) => i64::from(class),
-                Label::Value(value) => i64::from(value.to_bits()),
-                _ => 0,
+                Label::Class(answer) if *rule == LabelRule::Choice => {
+                    if usize::try_from(answer).map_or(true, |answer| answer >= lens.len()) {
+                        let last = lens.len() - 1;
+                        return Err(at(Error::data(format!(
+                            "label: expected a choice from 0 to {last}, got {answer}"
+                        ))));
+                    }
+                    std::iter::once(i64::from(answer)).chain(lens.iter().map(|len| *len as i64)).collect()
+                }
+                Label::Class(class) => vec![i64::from(class)],
+                Label::Value(value) => vec![i64::from(value.to_bits())],
+                Label::Multi(values) => values.into_iter().map(|value| i64::from(value.to_bits())).collect(),
+                Label::Tokens(tags) if tags.len() != row.parts.len() => {
+                    let (words, tags) = (row.parts.len(), tags.len());
+                    return Err(at(Error::data(format!("expected a label for each of the {words} words, got {tags}"))));
+                }
+                Label::Tokens(tags) => on_first_pieces(&tags, &words).map(i64::from).collect(),
+                Label::None | Label::Span { .. } | Label::Choice { .. } => Vec::new(),
             };
             writer.state.tokens += ids.len() as u64;
             writer.list(INPUT_IDS, ids)?;
             writer.list(TOKEN_TYPE_IDS, types.into_iter().filter(|_| encoder.has_types()))?;
-            writer.numbers(LABEL, [label])?;
+            writer.list(LABEL, label)?;
         }
         writer.state.done_bytes += group.iter().map(size).sum::<usize>() as u64;
         group.clear();
@@ -194,6 +238,16 @@ fn write(
     Ok(())
 }
 
+/// The labels of tokens whose words are `words`: that of the word for its first token, as `run_ner` gives them by default; none
+/// for its others and for tokens of no word.
+fn on_first_pieces<'a>(tags: &'a [i32], words: &'a [Option<u32>]) -> impl Iterator<Item = i32> + 'a {
+    let before = std::iter::once(&None).chain(words);
+    words.iter().zip(before).map(|(word, before)| match word {
+        Some(index) if word != before => tags[*index as usize],
+        _ => IGNORED,
+    })
+}
+
 fn size(row: &Row) -> usize {
     row.texts().map(str::len).sum()
 }
@@ -208,7 +262,7 @@ mod tests {
     use crate::config::DataFormat;
     use crate::data::labels::LabelNames;
     use crate::data::table::Columns;
-    use crate::data::tokenizer::Tokenizer;
+    use crate::data::tokenizer::{RowKind, Tokenizer};
 
     struct Fixture {
         folder: tempfile::TempDir,
@@ -222,7 +276,12 @@ mod tests {
         let tokenizer = Tokenizer::load(folder.path()).unwrap();
         let file = folder.path().join("a.csv");
         fs::write(&file, "one,two,label\na b c a b,c,neg\na,b b b b b,pos\n,a,pos\n").unwrap();
-        let columns = Columns { text: "one".into(), text_pair: Some("two".into()), label: Some("label".into()) };
+        let columns = Columns {
+            text: "one".into(),
+            text_pair: Some("two".into()),
+            label: Some("label".into()),
+            ..Columns::default()
+        };
         let table = Table::open(&[file.display().to_string()], DataFormat::Csv, columns).unwrap();
         Fixture { folder, table, tokenizer }
     }
@@ -232,7 +291,7 @@ mod tests {
     }
 
     fn store(fixture: &Fixture, cache: &Path, max_length: usize) -> Result<RowStore> {
-        let encoder = fixture.tokenizer.row_encoder(max_length, true, true)?;
+        let encoder = fixture.tokenizer.row_encoder(max_length, RowKind::Pair, true)?;
         let scan = Scan::new(&fixture.table, true)?;
         RowStore::build_or_open(cache, &fixture.table, &scan, &encoder, &rule(), &mut |_| ControlFlow::Continue(()))
     }
@@ -251,14 +310,14 @@ mod tests {
         assert_eq!(second.token_type_ids.unwrap(), [0, 0, 0, 1, 1, 1, 1]);
         let third = store.get(2, 0).unwrap();
         assert_eq!((third.input_ids, third.label, store.len_of(2)), (vec![2, 3, 5, 3], Label::Class(1), 4));
-        let error = fixture.tokenizer.row_encoder(3, true, true).unwrap_err().to_string();
+        let error = fixture.tokenizer.row_encoder(3, RowKind::Pair, true).unwrap_err().to_string();
         assert!(error.contains("data.max_length = 3"), "{error}");
     }
 
     #[test]
     fn rows_that_are_not_those_of_the_scan_are_refused() {
         let fixture = fixture();
-        let encoder = fixture.tokenizer.row_encoder(9, true, true).unwrap();
+        let encoder = fixture.tokenizer.row_encoder(9, RowKind::Pair, true).unwrap();
         let scan = Scan::new(&fixture.table, true).unwrap();
         fs::write(fixture.folder.path().join("a.csv"), "one,two,label\na b c a b,c,pos\na,b b b b b,pos\n,a,pos\n")
             .unwrap();
@@ -281,12 +340,12 @@ mod tests {
             [5, 40, 300].into_iter().flat_map(|length| texts.iter().map(move |text| (length, text)))
         {
             fs::write(&file, format!("one\n\"{text}\"\n")).unwrap();
-            let columns = Columns { text: "one".into(), text_pair: None, label: None };
+            let columns = Columns { text: "one".into(), ..Columns::default() };
             let table = Table::open(&[file.display().to_string()], DataFormat::Csv, columns).unwrap();
             let rows = table.rows().collect::<Result<Vec<_>>>().unwrap();
             let ids = fixture.tokenizer.encode_pieces(&[text]).unwrap().remove(0);
             let expected = [&[2], &ids[..max_length - 2], &[3]].concat();
-            let encoder = fixture.tokenizer.row_encoder(max_length, false, false).unwrap();
+            let encoder = fixture.tokenizer.row_encoder(max_length, RowKind::Single, false).unwrap();
             assert_eq!(encoder.encode(&rows).unwrap()[0].ids, expected);
         }
     }
@@ -295,7 +354,7 @@ mod tests {
     fn other_lengths_and_labels_are_other_keys() {
         let fixture = fixture();
         let scan = Scan::new(&fixture.table, true).unwrap();
-        let encoder = |length| fixture.tokenizer.row_encoder(length, true, true).unwrap();
+        let encoder = |length| fixture.tokenizer.row_encoder(length, RowKind::Pair, true).unwrap();
         let key = |length, rule: &LabelRule| key(&scan, &encoder(length), rule).finalize();
         assert_ne!(key(8, &rule()), key(9, &rule()));
         assert_ne!(key(8, &rule()), key(8, &LabelRule::Values));

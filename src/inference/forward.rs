@@ -18,7 +18,8 @@ use crate::session::model_folder::ModelFolder;
 use crate::task::{DeviceBatch, LossOptions, span_logits};
 
 /// Runs `batch` through the model without dropout and returns, in this order:
-/// - `logits`: `[batch, seq, vocab]`, or `[batch, num_labels]` for sequence tasks; `start_logits` and `end_logits`,
+/// - `logits`: `[batch, seq, vocab]`, `[batch, seq, num_labels]` for token classification, `[batch, num_labels]` for sequence
+///   tasks, or `[batch, choices]` for multiple choice; `start_logits` and `end_logits`,
 ///   `[batch, seq]`, for question answering
 /// - `loss`, `[1]`, the mean over valid labels, when the batch has labels
 /// - with `gradients`, `grad.<Hugging Face name>` of that loss, in Hugging Face's layout; zeros for a parameter that the
@@ -33,7 +34,7 @@ pub fn forward(
     gradients: bool,
     device: &Device,
 ) -> Result<Vec<NamedTensor>> {
-    let (rows, seq) = (batch.rows, batch.seq_len);
+    let (rows, seq, choices) = (batch.rows, batch.seq_len, batch.sequences());
     let batch = DeviceBatch::new(task, batch, device)?;
     let logits = folder.model.forward(batch.input.clone(), false);
     let mut out = Vec::new();
@@ -47,8 +48,11 @@ pub fn forward(
             push("start_logits", vec![rows, seq], span_logits(logits.clone(), rows, 0))?;
             push("end_logits", vec![rows, seq], span_logits(logits.clone(), rows, 1))?;
         }
-        Task::Clm | Task::Mlm => push("logits", vec![rows, seq, width], logits.clone())?,
-        Task::SequenceClassification | Task::Regression => push("logits", vec![rows, width], logits.clone())?,
+        Task::Clm | Task::Mlm | Task::TokenClassification => push("logits", vec![rows, seq, width], logits.clone())?,
+        Task::SequenceClassification | Task::MultiLabelClassification | Task::Regression => {
+            push("logits", vec![rows, width], logits.clone())?;
+        }
+        Task::MultipleChoice => push("logits", vec![rows / choices, choices], logits.clone())?,
     }
     if batch.targets.is_none() {
         if gradients {

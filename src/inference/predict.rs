@@ -13,12 +13,13 @@ use crate::base::signals;
 use crate::config::DataFormat;
 use crate::config::Task;
 use crate::data::collate::collate;
-use crate::data::labels::LabelNames;
+use crate::data::labels::{LabelNames, label_names};
 use crate::data::padding::Padding;
 use crate::data::squad::{Question, SpanLogits, SpanOptions, SquadData, WindowEncoder, read_unanswered};
 use crate::data::table::{Columns, Row, Table};
 use crate::data::tokenizer::{RowEncoder, Tokenizer};
-use crate::data::{Dataset, Example, Label};
+use crate::data::{Dataset, Example, IGNORED, Label};
+use crate::session::inputs::table::encoder;
 use crate::session::model_folder::ModelFolder;
 use crate::task::{DeviceBatch, span_logits};
 
@@ -33,6 +34,8 @@ pub struct PredictOptions {
     pub text_column: String,
     /// The column with the second text of a pair, or with the context of a question.
     pub text_pair_column: Option<String>,
+    /// The columns with the choices of a multiple choice.
+    pub choice_columns: Vec<String>,
     /// Rows of a forward pass.
     pub batch_size: usize,
     /// Whether "no answer" may be the answer, for questions whose file does not say so (`run_qa.py`'s name).
@@ -44,6 +47,10 @@ pub struct PredictOptions {
 /// Predicts every row with the model of `folder` and hands the predictions to `write` in the order of the rows:
 /// - classification: `{"index", "label", "score", "probabilities": {label: probability}}`
 /// - regression: `{"index", "value"}`
+/// - token classification: `{"index", "labels", "scores"}`, a label and its probability for each word; null for words beyond the
+///   maximum length
+/// - multi-label classification: `{"index", "labels", "probabilities": {label: probability}}`, the labels with more than 0.5
+/// - multiple choice: `{"index", "choice", "score", "probabilities"}`, the number of the best choice, from 0
 /// - question answering: `{"id", "answer", "score", "start", "end"}`, the last two in characters of the context, null for no
 ///   answer
 ///
@@ -82,10 +89,15 @@ pub fn predict(
     };
     match task {
         Task::Clm | Task::Mlm => Err(Error::config(format!("the task {task} has no prediction for a row")).help(
-            "`kiln generate` continues a text; give --task sequence-classification, regression or question-answering",
+            "`kiln generate` continues a text; give --task sequence-classification, regression, question-answering or another \
+             task with labels",
         )),
         Task::QuestionAnswering => predictor.answers(write),
-        Task::SequenceClassification | Task::Regression => predictor.rows(write),
+        Task::SequenceClassification
+        | Task::Regression
+        | Task::TokenClassification
+        | Task::MultiLabelClassification
+        | Task::MultipleChoice => predictor.rows(write),
     }
 }
 
@@ -119,37 +131,62 @@ impl Predictor<'_> {
     /// Labels or numbers for the rows of a table.
     fn rows(&self, write: &mut dyn FnMut(&Value) -> Result<()>) -> Result<usize> {
         let Self { folder, task, options, .. } = *self;
-        let columns =
-            Columns { text: options.text_column.clone(), text_pair: options.text_pair_column.clone(), label: None };
+        let columns = Columns {
+            text: options.text_column.clone(),
+            words: task == Task::TokenClassification,
+            text_pair: options.text_pair_column.clone(),
+            choices: options.choice_columns.clone(),
+            label: None,
+        };
+        if task == Task::MultipleChoice && columns.choices.len() < 2 {
+            return Err(Error::config("the task multiple-choice needs the columns with the choices")
+                .help("give --choice-columns ending0,ending1,ending2,ending3"));
+        }
+        let encoder = encoder(&self.tokenizer, task, &columns, self.max_length, &folder.config)?;
         let table = Table::open(&[options.input.display().to_string()], self.format, columns)?;
-        let pairs = options.text_pair_column.is_some();
-        let encoder =
-            self.tokenizer.row_encoder(self.max_length, pairs, pairs && folder.config.type_vocab_size().is_some())?;
         let names = match task {
-            Task::SequenceClassification => LabelNames::of_model(folder.config.labels())?,
+            Task::SequenceClassification => {
+                LabelNames::of_model(folder.config.labels())?.map(|names| names.names().to_vec())
+            }
             _ => None,
         };
-        let name = |class: usize| {
-            names.as_ref().map_or_else(|| format!("LABEL_{class}"), |names| names.names()[class].clone())
-        };
+        let names = names.unwrap_or_else(|| label_names(folder.config.labels()));
+        let name = |class: usize| names[class].clone();
         let mut written = 0;
         let mut flush = |rows: &mut Vec<Row>| -> Result<()> {
             let encoded = encoder.encode(rows)?;
             if let Some((row, _)) = rows.iter().zip(&encoded).find(|(_, encoded)| encoded.ids.is_empty()) {
                 return Err(Error::data(format!("{}: the text has no token", row.place)).help("leave the row out"));
             }
-            let examples = encoded.into_iter().map(|row| Example {
+            let examples = encoded.iter().map(|row| Example {
                 input_ids: row.ids.iter().map(|id| *id as i32).collect(),
                 attention_mask: None,
                 token_type_ids: encoder.has_types().then(|| row.types.iter().map(|kind| i32::from(*kind)).collect()),
-                label: Label::None,
+                label: match task {
+                    Task::MultipleChoice => Label::Choice { lens: row.lens.clone(), answer: IGNORED },
+                    _ => Label::None,
+                },
             });
             let logits = self.forward(&examples.collect::<Vec<_>>())?;
             let width = logits.dims()[1];
-            for values in read_values(logits)?.chunks(width) {
+            let values = read_values(logits)?;
+            let of_row = values.len() / rows.len();
+            for ((values, row), encoded) in values.chunks(of_row).zip(rows.iter()).zip(&encoded) {
                 finite(values, &format_args!("row {written}"))?;
                 let prediction = match task {
                     Task::Regression => json!({ "index": written, "value": values[0] }),
+                    Task::TokenClassification => {
+                        let tokens = values.chunks(width).zip(&encoded.words);
+                        tagged(written, row.parts.len(), tokens, &name)
+                    }
+                    Task::MultiLabelClassification => several(written, values, &name),
+                    Task::MultipleChoice => {
+                        let (best, probabilities) = softmax(values);
+                        json!({
+                            "index": written, "choice": best, "score": probabilities[best],
+                            "probabilities": probabilities
+                        })
+                    }
                     _ => classified(written, values, &name),
                 };
                 write(&prediction)?;
@@ -248,13 +285,44 @@ fn finite(logits: &[f32], place: &dyn std::fmt::Display) -> Result<()> {
 
 /// The most likely label and the probabilities of all: the softmax of the logits, in f64.
 fn classified(index: usize, logits: &[f32], name: &dyn Fn(usize) -> String) -> Value {
+    let (best, all) = softmax(logits);
+    let probabilities = all.iter().enumerate().map(|(class, probability)| (name(class), json!(probability)));
+    let probabilities = probabilities.collect::<Map<_, _>>();
+    json!({ "index": index, "label": name(best), "score": all[best], "probabilities": probabilities })
+}
+
+/// The class with the largest of `logits`, and the probabilities of all, in f64.
+fn softmax(logits: &[f32]) -> (usize, Vec<f64>) {
     let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weights = logits.iter().map(|logit| f64::from(logit - top).exp()).collect::<Vec<_>>();
     let total = weights.iter().sum::<f64>();
     let best = logits.iter().position(|logit| *logit == top).unwrap_or(0);
-    let probabilities = weights.iter().enumerate().map(|(class, weight)| (name(class), json!(weight / total)));
-    let probabilities = probabilities.collect::<Map<_, _>>();
-    json!({ "index": index, "label": name(best), "score": weights[best] / total, "probabilities": probabilities })
+    (best, weights.into_iter().map(|weight| weight / total).collect())
+}
+
+/// The most likely label of each of `words` words, which its first token has.
+fn tagged<'a>(
+    index: usize,
+    words: usize,
+    tokens: impl Iterator<Item = (&'a [f32], &'a Option<u32>)>,
+    name: &dyn Fn(usize) -> String,
+) -> Value {
+    let (mut labels, mut scores) = (vec![Value::Null; words], vec![Value::Null; words]);
+    for (logits, word) in tokens {
+        let Some(word) = word.map(|word| word as usize).filter(|word| labels[*word].is_null()) else { continue };
+        let (best, probabilities) = softmax(logits);
+        (labels[word], scores[word]) = (name(best).into(), probabilities[best].into());
+    }
+    json!({ "index": index, "labels": labels, "scores": scores })
+}
+
+/// The labels that apply, and the probabilities of all: the logistic function of the logits, in f64.
+fn several(index: usize, logits: &[f32], name: &dyn Fn(usize) -> String) -> Value {
+    let probabilities = logits.iter().map(|logit| 1.0 / (1.0 + f64::from(-logit).exp())).collect::<Vec<_>>();
+    let labels = probabilities.iter().enumerate().filter(|(_, probability)| **probability > 0.5);
+    let labels = labels.map(|(label, _)| name(label)).collect::<Vec<_>>();
+    let named = probabilities.iter().enumerate().map(|(label, probability)| (name(label), json!(probability)));
+    json!({ "index": index, "labels": labels, "probabilities": named.collect::<Map<_, _>>() })
 }
 
 /// Questions and contexts from two columns of a table; the id is the number of the row.
@@ -263,7 +331,7 @@ fn table_questions(format: DataFormat, options: &PredictOptions) -> Result<Vec<Q
         return Err(Error::config("question answering needs the column with the context")
             .help("give --text-column question --text-pair-column context, or SQuAD's JSON"));
     };
-    let columns = Columns { text: options.text_column.clone(), text_pair: Some(context.clone()), label: None };
+    let columns = Columns { text: options.text_column.clone(), text_pair: Some(context.clone()), ..Columns::default() };
     let table = Table::open(&[options.input.display().to_string()], format, columns)?;
     let question = |(index, row): (usize, Result<Row>)| {
         let row = row?;

@@ -20,9 +20,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::error::{Error, Result, nearest};
 use crate::config::{
-    ActivationCheckpointing, CompilerMode, DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DataFormat, DeviceKind,
-    EvalStrategy, GenerateOptions, Interval, LoggingStrategy, RunConfig, RunLength, SaveStrategy, StepSize, Task,
-    TrainerSection, TrainingCompilerConfig,
+    ActivationCheckpointing, CompilerMode, DataFormat, DeviceKind, EvalStrategy, GenerateOptions, Interval,
+    LoggingStrategy, RunConfig, RunLength, SaveStrategy, StepSize, Task, TrainerSection, TrainingCompilerConfig,
 };
 use crate::data::padding::Padding;
 use crate::engine::compiler::decision::Decision;
@@ -198,9 +197,10 @@ impl RunPlan {
         config.data.block_size = self.data.block_size.or(config.data.block_size);
         config.data.max_length = self.data.max_length;
         if config.data.format.is_table() {
-            config.data.text_column.get_or_insert_with(|| DEFAULT_TEXT_COLUMN.into());
-            if !matches!(config.data.task, Task::Clm | Task::Mlm) {
-                config.data.label_column.get_or_insert_with(|| DEFAULT_LABEL_COLUMN.into());
+            let (text, label) = config.data.task.columns();
+            config.data.text_column.get_or_insert_with(|| text.into());
+            if !config.data.task.is_language_model() {
+                config.data.label_column.get_or_insert_with(|| label.into());
             }
         }
         config

@@ -137,7 +137,13 @@ impl ModelPlan {
             Some(ModelConfig::Gpt2(c)) => [c.resid_pdrop, c.embd_pdrop, c.attn_pdrop].iter().any(|p| *p > 0.0),
             Some(config @ ModelConfig::Bert(c)) => {
                 let head = match self.task {
-                    Some(Task::SequenceClassification | Task::Regression) => c.classifier_dropout.unwrap_or(0.0),
+                    Some(
+                        Task::SequenceClassification
+                        | Task::MultiLabelClassification
+                        | Task::Regression
+                        | Task::TokenClassification
+                        | Task::MultipleChoice,
+                    ) => c.classifier_dropout.unwrap_or(0.0),
                     Some(Task::QuestionAnswering) if config.model_type() == ModelType::DistilBert => c.qa_dropout,
                     _ => 0.0,
                 };

@@ -211,6 +211,7 @@ pub(crate) fn stated_task(source: &Source, config: &ModelConfig) -> Option<Task>
         "CAUSAL_LM" => Some(Task::Clm),
         "SEQ_CLS" => Some(classifying(config)),
         "QUESTION_ANS" => Some(Task::QuestionAnswering),
+        "TOKEN_CLS" => Some(Task::TokenClassification),
         _ => None,
     }
 }
@@ -218,10 +219,26 @@ pub(crate) fn stated_task(source: &Source, config: &ModelConfig) -> Option<Task>
 /// The task of a sequence classification with these labels.
 fn classifying(config: &ModelConfig) -> Task {
     let labels = config.labels();
-    match labels.problem_type.as_deref() == Some("regression") || labels.num_labels() == 1 {
-        true => Task::Regression,
-        false => Task::SequenceClassification,
+    match labels.problem_type.as_deref() {
+        Some("multi_label_classification") => Task::MultiLabelClassification,
+        Some("regression") => Task::Regression,
+        _ if labels.num_labels() == 1 => Task::Regression,
+        _ => Task::SequenceClassification,
     }
+}
+
+/// The task whose head the class that `config` names has, if Kiln has it.
+pub(crate) fn task_of_architecture(config: &ModelConfig) -> Option<Task> {
+    let architecture = config.architecture()?;
+    let ends = [
+        ("LMHeadModel", Task::Clm),
+        ("ForMaskedLM", Task::Mlm),
+        ("ForSequenceClassification", classifying(config)),
+        ("ForQuestionAnswering", Task::QuestionAnswering),
+        ("ForTokenClassification", Task::TokenClassification),
+        ("ForMultipleChoice", Task::MultipleChoice),
+    ];
+    ends.into_iter().find(|(end, _)| architecture.ends_with(end)).map(|(_, task)| task)
 }
 
 /// The task of the model in `source`, by the adapter's `task_type` or the architecture of `config`.
@@ -232,19 +249,11 @@ pub(crate) fn task_of(source: &Source, config: &ModelConfig) -> Result<Task> {
     if let Some(task) = stated_task(source, config) {
         return Ok(task);
     }
-    let classifies = classifying(config);
-    let architecture = config.architecture().unwrap_or_default();
-    let ends = [
-        ("LMHeadModel", Task::Clm),
-        ("ForMaskedLM", Task::Mlm),
-        ("ForSequenceClassification", classifies),
-        ("ForQuestionAnswering", Task::QuestionAnswering),
-    ];
-    ends.into_iter().find(|(end, _)| architecture.ends_with(end)).map(|(_, task)| task).ok_or_else(|| {
+    task_of_architecture(config).ok_or_else(|| {
         Error::data(format!(
             "{}: neither task_type in {ADAPTER_CONFIG} nor architectures in config.json tells which head the model has",
             source.folder().display()
         ))
-        .help("set task_type to CAUSAL_LM, SEQ_CLS or QUESTION_ANS")
+        .help("set task_type to CAUSAL_LM, SEQ_CLS, TOKEN_CLS or QUESTION_ANS")
     })
 }

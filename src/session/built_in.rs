@@ -13,6 +13,7 @@ use crate::base::error::{Error, Result, printable};
 use crate::base::signals;
 use crate::config::Task;
 use crate::data::collate::Collator;
+use crate::data::labels::label_names;
 use crate::data::padding::Padding;
 use crate::data::tokenizer::{NamedFile, Tokenizer};
 use crate::data::{Batch, Dataset, Example};
@@ -144,7 +145,7 @@ impl TrainingTask for BuiltIn {
     }
 
     fn evaluator(&self, data: &Arc<dyn Dataset>) -> Box<dyn Evaluator<Batch>> {
-        Box::new(Predictions::new(self.task, data.clone(), self.model_config.labels().num_labels()))
+        Box::new(Predictions::new(self.task, data.clone(), label_names(self.model_config.labels())))
     }
 
     fn config(&self) -> serde_json::Value {
@@ -219,6 +220,9 @@ impl TensorTree for DeviceBatch {
             }
             Targets::Values { values, weight } => {
                 Targets::Values { values: values.map(mapper), weight: weight.map(|weight| weight.map(mapper)) }
+            }
+            Targets::Multi { values, weight } => {
+                Targets::Multi { values: values.map(mapper), weight: weight.map(|weight| weight.map(mapper)) }
             }
             Targets::Spans { start, end, weight } => Targets::Spans {
                 start: start.map(mapper),

@@ -1,7 +1,7 @@
 //! Opens a run: its model's folder, tokenizer and data ([`inputs`]) and its device are found, and the plan is derived from
 //! the config and these facts. A [`Session`] holds the plan and everything that is open.
 
-mod adapter;
+pub(crate) mod adapter;
 pub mod batch_sizes;
 pub mod evaluation;
 pub mod export;

@@ -9,6 +9,7 @@ use kiln_models::{Compute, Model, ModelConfig};
 use crate::base::error::{Error, Result};
 use crate::base::files::read_regular_text;
 use crate::config::Task;
+use crate::data::labels::problem_type;
 use crate::data::tokenizer::{NamedFile, Tokenizer, read_file, tokenizer_files};
 use crate::session::adapter::{Source, stated_task};
 
@@ -35,8 +36,8 @@ impl ModelFolder {
         let source = Source::resolve(spec)?;
         let path = source.folder().to_owned();
         let (mut config, unknown) = source.config()?;
-        if task == Task::Regression {
-            config.labels_mut().problem_type = Some("regression".into());
+        if matches!(task, Task::Regression | Task::MultiLabelClassification) {
+            config.labels_mut().problem_type = problem_type(task).map(str::to_owned);
         }
         let model = Model::new(&config, task.head(), device)?;
         let (model, report) = source.load(model)?;

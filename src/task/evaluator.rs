@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use super::scores::{self, Confusion};
+use super::scores::{self, Confusion, Entities};
 use super::{DeviceBatch, LossOptions};
 use crate::base::error::{Error, Result};
 use crate::config::Task;
@@ -69,7 +69,7 @@ pub struct Predictions {
     task: Task,
     /// The questions behind the rows of question answering are in it.
     dataset: Arc<dyn Dataset>,
-    num_labels: usize,
+    label_names: Vec<String>,
     loss: f64,
     nll: f64,
     correct: f64,
@@ -78,15 +78,17 @@ pub struct Predictions {
     predicted: Vec<f64>,
     /// Examples and tokens of each batch, where predictions are span logits.
     spans: Vec<(usize, usize)>,
+    /// The entities of token classification.
+    entities: Entities,
 }
 
 impl Predictions {
-    /// For `task` on `dataset`, with `num_labels` classes.
-    pub fn new(task: Task, dataset: Arc<dyn Dataset>, num_labels: usize) -> Self {
+    /// For `task` on `dataset`, with the classes `label_names`.
+    pub fn new(task: Task, dataset: Arc<dyn Dataset>, label_names: Vec<String>) -> Self {
         Self {
             task,
             dataset,
-            num_labels,
+            label_names,
             loss: 0.0,
             nll: 0.0,
             correct: 0.0,
@@ -94,6 +96,7 @@ impl Predictions {
             expected: Expected::default(),
             predicted: Vec::new(),
             spans: Vec::new(),
+            entities: Entities::default(),
         }
     }
 
@@ -107,8 +110,12 @@ impl Predictions {
         let right = batch.correct(logits.clone());
         let predictions = match task {
             Task::SequenceClassification | Task::Regression => Some(predictions(logits.clone(), batch.examples)),
+            Task::TokenClassification => {
+                Some(predictions(logits.clone(), batch.examples * batch.input.input_ids.dims()[1]))
+            }
+            Task::MultiLabelClassification => Some(applying(logits.clone(), batch.examples)),
             Task::QuestionAnswering => Some(spans(logits.clone(), batch.input.input_ids.dims()[0], batch.examples)),
-            Task::Clm | Task::Mlm => None,
+            Task::Clm | Task::Mlm | Task::MultipleChoice => None,
         };
         // The logits of a vocabulary are what evaluation takes most memory for: no copy outlives its last use.
         let smoothed = match options.is_plain() {
@@ -128,9 +135,14 @@ impl Evaluator<Batch> for Predictions {
         self.nll += values[1];
         self.correct += values[2];
         self.count += batch.num_terms(self.task);
-        self.expected.add(&batch.labels, batch.examples, self.task);
-        if self.task != Task::QuestionAnswering || SquadData::of(&*self.dataset).is_some() {
-            self.predicted.extend_from_slice(&values[3..]);
+        self.expected.add(&batch.labels, (batch.rows, batch.examples), self.task);
+        match (&batch.labels, self.task) {
+            (Labels::Tokens(labels), Task::TokenClassification) => {
+                let rows = labels.chunks(batch.seq_len).zip(values[3..].chunks(batch.seq_len));
+                rows.for_each(|(expected, predicted)| self.entities.add(&self.label_names, expected, predicted));
+            }
+            (_, Task::QuestionAnswering) if SquadData::of(&*self.dataset).is_none() => {}
+            _ => self.predicted.extend_from_slice(&values[3..]),
         }
         self.spans.push((batch.examples, batch.seq_len));
     }
@@ -149,13 +161,14 @@ impl Evaluator<Batch> for Predictions {
             (None, Some(confusion)) => {
                 vec![("f1", confusion.f1()), ("matthews_correlation", confusion.matthews_correlation())]
             }
-            (None, None) => self.expected.scores(&self.predicted),
+            (None, None) if self.task == Task::TokenClassification => self.entities.scores(),
+            (None, None) => self.expected.scores(&self.predicted, self.label_names.len()),
         });
         Ok(metrics)
     }
 
     fn confusion(&self) -> Option<Confusion> {
-        self.expected.confusion(&self.predicted, self.num_labels)
+        self.expected.confusion(&self.predicted, self.label_names.len())
     }
 }
 
@@ -164,15 +177,21 @@ impl Evaluator<Batch> for Predictions {
 struct Expected {
     classes: Vec<i32>,
     values: Vec<f64>,
+    /// For each label of each row, whether it applies.
+    applying: Vec<bool>,
 }
 
 impl Expected {
     /// Keeps the labels of the first `examples` rows of a batch.
-    fn add(&mut self, labels: &Labels, examples: usize, task: Task) {
+    fn add(&mut self, labels: &Labels, (batch_rows, examples): (usize, usize), task: Task) {
         match (labels, task) {
             (Labels::Classes(classes), Task::SequenceClassification) => self.classes.extend(&classes[..examples]),
             (Labels::Values(values), Task::Regression) => {
                 self.values.extend(values[..examples].iter().copied().map(f64::from));
+            }
+            (Labels::Multi(values), Task::MultiLabelClassification) => {
+                let of_examples = values.len() / batch_rows * examples;
+                self.applying.extend(values[..of_examples].iter().map(|value| *value > 0.5));
             }
             _ => {}
         }
@@ -184,7 +203,11 @@ impl Expected {
         (!self.classes.is_empty()).then(|| Confusion::new(num_labels, pairs))
     }
 
-    fn scores(&self, predicted: &[f64]) -> Vec<(&'static str, f64)> {
+    fn scores(&self, predicted: &[f64], num_labels: usize) -> Vec<(&'static str, f64)> {
+        if !self.applying.is_empty() {
+            let predicted = predicted.iter().map(|value| *value > 0.5).collect::<Vec<_>>();
+            return scores::several_labels(&self.applying, &predicted, num_labels);
+        }
         let expected = &self.values;
         if expected.is_empty() {
             return Vec::new();
@@ -205,6 +228,12 @@ fn predictions(logits: Tensor<2>, examples: usize) -> Tensor<1> {
         1 => logits.reshape([examples]),
         _ => logits.argmax(1).reshape([examples]).float(),
     }
+}
+
+/// `[rows, labels]` -> `[examples * labels]`: 1 for a label whose probability is above one half, else 0.
+fn applying(logits: Tensor<2>, examples: usize) -> Tensor<1> {
+    let labels = logits.dims()[1];
+    logits.slice([0..examples, 0..labels]).greater_scalar(0.0).float().reshape([examples * labels])
 }
 
 /// `[rows * tokens, 2]` -> `[examples * 2 * tokens]`: of each example its start logits, then its end logits.

@@ -10,7 +10,7 @@ use kiln_models::ops::cross_entropy::{self, CrossEntropy};
 use kiln_models::{Model, Operator, Ops, Pass, Rows};
 use serde::{Deserialize, Serialize};
 
-use super::{DeviceBatch, LossSum, Targets, in_f32};
+use super::{DeviceBatch, LossSum, Targets, by_target, in_f32};
 use crate::base::error::{Error, Result};
 use crate::config::Task;
 use crate::config::{Accumulation, ClassWeights, TrainerSection};
@@ -53,7 +53,12 @@ impl Reduction {
             Task::QuestionAnswering => Self::MeanOfMeans,
             Task::Clm => Self::Exact,
             _ if label_smoothing > 0.0 => Self::Exact,
-            Task::Mlm | Task::SequenceClassification | Task::Regression => Self::SumOfMeans,
+            Task::Mlm
+            | Task::SequenceClassification
+            | Task::MultiLabelClassification
+            | Task::Regression
+            | Task::TokenClassification
+            | Task::MultipleChoice => Self::SumOfMeans,
         }
     }
 
@@ -89,7 +94,7 @@ impl LossOptions {
             return Err(Error::config(format!(
                 "trainer.label_smoothing_factor = {label_smoothing}: the task {task} has no labels that could be smoothed"
             ))
-            .help("it is for clm, mlm and sequence-classification; remove it"));
+            .help("it is for clm, mlm, sequence-classification, token-classification and multiple-choice; remove it"));
         }
         let class_weights = match &trainer.class_weights {
             None => None,
@@ -231,7 +236,12 @@ impl DeviceBatch {
             return self.loss(logits);
         };
         let class_weights = options.class_weights.as_ref().map(|weights| on_device(weights, &logits.device()));
-        let loss = cross_entropy::plain(in_f32(logits), index.clone(), options.label_smoothing, class_weights);
+        let loss = cross_entropy::plain(
+            by_target(in_f32(logits), index),
+            index.clone(),
+            options.label_smoothing,
+            class_weights,
+        );
         let sum = match weight {
             Some(weight) => (loss * weight.clone()).sum(),
             None => loss.sum(),
@@ -347,7 +357,7 @@ mod tests {
     fn settings_that_do_not_fit_the_task() {
         let of = |lines: &str, task| {
             let labels = LabelNames::new(["bad", "fair", "good"].map(String::from).to_vec()).unwrap();
-            LossOptions::of(&toml::from_str(lines).unwrap(), task, &labels.to_model())
+            LossOptions::of(&toml::from_str(lines).unwrap(), task, &labels.to_model(task))
                 .map_err(|error| error.to_string())
         };
         assert!(of("", Task::Regression).unwrap().is_plain());

@@ -6,6 +6,7 @@ pub mod generate;
 pub mod scores;
 mod loss;
 
+use burn::tensor::activation::log_sigmoid;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use kiln_models::ops::cross_entropy;
 use kiln_models::{Head, ModelInput};
@@ -23,14 +24,18 @@ impl Task {
         match self {
             Self::Clm => Head::CausalLm,
             Self::Mlm => Head::MaskedLm,
-            Self::SequenceClassification | Self::Regression => Head::SequenceClassification,
+            Self::SequenceClassification | Self::MultiLabelClassification | Self::Regression => {
+                Head::SequenceClassification
+            }
             Self::QuestionAnswering => Head::QuestionAnswering,
+            Self::TokenClassification => Head::TokenClassification,
+            Self::MultipleChoice => Head::MultipleChoice,
         }
     }
 
     /// Whether the loss is a mean negative log-likelihood of tokens, whose exponential is the perplexity.
     pub fn has_perplexity(self) -> bool {
-        matches!(self, Self::Clm | Self::Mlm)
+        self.is_language_model()
     }
 
     /// The figures of an evaluation that can say which model is best, without their `eval_`.
@@ -42,12 +47,15 @@ impl Task {
             Self::QuestionAnswering => {
                 &["loss", "exact_match", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"]
             }
+            Self::TokenClassification => &["loss", "accuracy", "precision", "recall", "f1"],
+            Self::MultiLabelClassification => &["loss", "accuracy", "f1", "f1_macro"],
+            Self::MultipleChoice => &["loss", "accuracy"],
         }
     }
 
-    /// Whether predictions can be counted as right or wrong.
+    /// Whether each prediction is one class, right or wrong.
     pub fn has_accuracy(self) -> bool {
-        !matches!(self, Self::Regression | Self::QuestionAnswering)
+        !matches!(self, Self::Regression | Self::QuestionAnswering | Self::MultiLabelClassification)
     }
 }
 
@@ -72,7 +80,7 @@ pub struct DeviceBatch {
 #[derive(Debug, Clone)]
 #[allow(clippy::large_enum_variant)] // there is one of these at a time
 pub enum Targets {
-    /// One class a row of the logits.
+    /// One class a row of the logits; of a multiple choice, whose logits have a row for each choice, one a group of choices.
     Classes {
         /// `[n]`; 0 where the label is ignored.
         index: Tensor<1, Int>,
@@ -83,6 +91,13 @@ pub enum Targets {
     Values {
         /// `[batch]`
         values: Tensor<1>,
+        /// `[batch]`, 1 or 0; none when every row is an example.
+        weight: Option<Tensor<1>>,
+    },
+    /// A number for every label of a row, 1 where it applies and 0 where it does not.
+    Multi {
+        /// `[batch, labels]`
+        values: Tensor<2>,
         /// `[batch]`, 1 or 0; none when every row is an example.
         weight: Option<Tensor<1>>,
     },
@@ -102,9 +117,15 @@ impl Batch {
     pub fn num_labels(&self) -> usize {
         match &self.labels {
             Labels::None => 0,
-            Labels::Tokens(labels) | Labels::Classes(labels) => valid(labels),
+            Labels::Tokens(labels) | Labels::Classes(labels) | Labels::Choices { answers: labels, .. } => valid(labels),
+            Labels::Multi(values) => values.len() / self.rows.max(1) * self.examples,
             Labels::Values(_) | Labels::Spans { .. } => self.examples,
         }
+    }
+
+    /// Sequences of an example: the choices of a multiple choice, else 1.
+    pub fn sequences(&self) -> usize {
+        if let Labels::Choices { choices, .. } = &self.labels { *choices } else { 1 }
     }
 
     /// How many terms the loss sum of `task` has: predicted tokens, rows or spans.
@@ -146,8 +167,15 @@ impl DeviceBatch {
         let (targets, count) = match (&batch.labels, task) {
             (Labels::None, _) => (None, 0),
             (Labels::Tokens(labels), Task::Clm) => classes(&shifted(labels, batch.seq_len), device),
-            (Labels::Tokens(labels), Task::Mlm) => classes(labels, device),
+            (Labels::Tokens(labels), Task::Mlm | Task::TokenClassification) => classes(labels, device),
             (Labels::Classes(labels), Task::SequenceClassification) => classes(labels, device),
+            (Labels::Choices { answers, .. }, Task::MultipleChoice) if valid(answers) == 0 => (None, 0),
+            (Labels::Choices { answers, .. }, Task::MultipleChoice) => classes(answers, device),
+            (Labels::Multi(values), Task::MultiLabelClassification) => {
+                let shape = [batch.rows, values.len() / batch.rows];
+                let values = Tensor::from_data(TensorData::new(values.clone(), shape), device);
+                (Some(Targets::Multi { values, weight: row_weight() }), batch.num_labels())
+            }
             (Labels::Values(values), Task::Regression) => {
                 let values = Tensor::from_data(TensorData::new(values.clone(), [batch.rows]), device);
                 (Some(Targets::Values { values, weight: row_weight() }), batch.examples)
@@ -177,10 +205,12 @@ impl DeviceBatch {
     /// The loss sum of `logits` against this batch's targets.
     ///
     /// - tokens and classes: negative log-likelihood, `logits [n, classes]`
+    /// - choices: likewise, `logits [n * choices, 1]`
+    /// - several labels: binary cross-entropy of every label, `logits [batch, labels]`
     /// - values: squared error, `logits [batch, 1]`
     /// - spans: mean of the start's and the end's negative log-likelihood, `logits [batch * seq, 2]`
     ///
-    /// as `transformers`' `ForCausalLMLoss`, `ForMaskedLMLoss`, `ForSequenceClassificationLoss` and
+    /// as `transformers`' `ForCausalLMLoss`, `ForMaskedLMLoss`, `ForSequenceClassificationLoss`, `ForTokenClassification` and
     /// `ForQuestionAnsweringLoss` before their division.
     ///
     /// # Errors
@@ -190,7 +220,14 @@ impl DeviceBatch {
         let sum = match &self.targets {
             None => return Err(Error::data("this batch has no labels, so it has no loss")),
             Some(Targets::Classes { index, weight }) => {
+                let logits = by_target(logits, index);
                 weighted_sum(cross_entropy::plain(logits, index.clone(), 0.0, None), weight)
+            }
+            Some(Targets::Multi { values, weight }) => {
+                let rows = values.dims()[0];
+                // -z log s(x) - (1 - z) log(1 - s(x)), where log(1 - s(x)) = log s(x) - x.
+                let loss = logits.clone() * (values.clone() * -1.0 + 1.0) - log_sigmoid(logits);
+                weighted_sum(loss.sum_dim(1).reshape([rows]), weight)
             }
             Some(Targets::Values { values, weight }) => {
                 let rows = values.dims()[0];
@@ -212,9 +249,15 @@ impl DeviceBatch {
     pub fn correct(&self, logits: Tensor<2>) -> Option<Tensor<1>> {
         let Some(Targets::Classes { index, weight }) = &self.targets else { return None };
         let rows = index.dims()[0];
-        let right = logits.argmax(1).reshape([rows]).equal(index.clone()).float();
+        let right = by_target(logits, index).argmax(1).reshape([rows]).equal(index.clone()).float();
         Some(weighted_sum(right, weight))
     }
+}
+
+/// `logits` with one row for each of the `n` targets: those of a multiple choice come as `[n * choices, 1]`.
+fn by_target(logits: Tensor<2>, index: &Tensor<1, Int>) -> Tensor<2> {
+    let ([rows, columns], targets) = (logits.dims(), index.dims()[0]);
+    if rows == targets { logits } else { logits.reshape([targets, rows * columns / targets]) }
 }
 
 /// The start (column 0) or end (column 1) logits of `[batch * seq, 2]` as `[batch, seq]`.

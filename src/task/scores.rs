@@ -1,5 +1,9 @@
 //! Metrics of predictions, computed on the host in f64 from all predictions of a dataset. The formulas are those of
-//! scikit-learn and SciPy, which `run_glue` reports; `tests/fixtures/make_scores.py` makes the values the tests compare with.
+//! scikit-learn and SciPy, which `run_glue` reports, and of seqeval, which `run_ner` reports; `tests/fixtures/make_scores.py` makes the values the tests compare with.
+
+use std::collections::BTreeSet;
+
+use crate::data::IGNORED;
 
 /// How often each class was predicted for each class.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,6 +74,90 @@ impl Confusion {
     }
 }
 
+/// Counts of entities that stand in rows of tags: a name that begins at a word, ends at one and has a type. They are found as
+/// seqeval does by default, which is the rule of CoNLL's `conlleval`: an entity begins at `B-`, or where the type changes; tags
+/// of the schemes IOB1, IOB2, IOE and IOBES are understood.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Entities {
+    expected: u64,
+    predicted: u64,
+    right: u64,
+}
+
+impl Entities {
+    /// Adds the tags of a row, by their places in `names`, without those whose expected label is ignored.
+    pub fn add(&mut self, names: &[String], expected: &[i32], predicted: &[f64]) {
+        let (mut of_expected, mut of_predicted) = (Vec::new(), Vec::new());
+        let name = |class: usize| names.get(class).map_or("O", String::as_str);
+        for (expected, predicted) in expected.iter().zip(predicted).filter(|(expected, _)| **expected != IGNORED) {
+            of_expected.push(name(*expected as usize));
+            of_predicted.push(name(*predicted as usize));
+        }
+        let (expected, predicted) = (entities(&of_expected), entities(&of_predicted));
+        self.right += expected.intersection(&predicted).count() as u64;
+        self.expected += expected.len() as u64;
+        self.predicted += predicted.len() as u64;
+    }
+
+    /// Precision, recall and F1 over the entities of all types together; 0 where it is 0 / 0.
+    pub fn scores(&self) -> Vec<(&'static str, f64)> {
+        let share = |of: u64| if of == 0 { 0.0 } else { self.right as f64 / of as f64 };
+        let (precision, recall) = (share(self.predicted), share(self.expected));
+        let f1 = if precision + recall == 0.0 { 0.0 } else { 2.0 * precision * recall / (precision + recall) };
+        vec![("precision", precision), ("recall", recall), ("f1", f1)]
+    }
+}
+
+/// The entities of a row of tags: type, first and last place.
+fn entities<'a>(tags: &[&'a str]) -> BTreeSet<(&'a str, usize, usize)> {
+    let parts = |tag: &'a str| {
+        let mut chars = tag.chars();
+        let kind = chars.next().unwrap_or('O');
+        let rest = chars.as_str();
+        // What stands behind the first hyphen of the rest; a tag without a type has the type `_`.
+        let name = rest.split_once('-').map_or(rest, |(_, name)| name);
+        (kind, if name.is_empty() { "_" } else { name })
+    };
+    let (mut found, mut before, mut start) = (BTreeSet::new(), ('O', ""), 0);
+    for (place, (kind, name)) in tags.iter().map(|tag| parts(tag)).chain([('O', "_")]).enumerate() {
+        let other = before.1 != name;
+        let ends = matches!((before.0, kind), ('E' | 'S', _) | ('B' | 'I', 'B' | 'S' | 'O'))
+            || (!matches!(before.0, 'O' | '.') && other);
+        let begins = matches!((before.0, kind), (_, 'B' | 'S') | ('E' | 'S' | 'O', 'E' | 'I'))
+            || (!matches!(kind, 'O' | '.') && other);
+        if ends {
+            found.insert((before.1, start, place - 1));
+        }
+        if begins {
+            start = place;
+        }
+        before = (kind, name);
+    }
+    found
+}
+
+/// For rows of `num_labels` labels that apply or do not: the share of rows that are right in all labels (`accuracy`), F1 over all
+/// labels together (`f1`, `average="micro"`) and the mean of the labels' F1 (`f1_macro`); 0 where it is 0 / 0.
+pub fn several_labels(expected: &[bool], predicted: &[bool], num_labels: usize) -> Vec<(&'static str, f64)> {
+    let rows = expected.chunks(num_labels).zip(predicted.chunks(num_labels));
+    let right = rows.clone().filter(|(expected, predicted)| expected == predicted).count();
+    // Of each label how often it was rightly predicted, and how often it was expected or predicted.
+    let mut counts = vec![(0u64, 0u64); num_labels];
+    for (label, (expected, predicted)) in rows.flat_map(|(a, b)| a.iter().zip(b)).enumerate() {
+        let (both, either) = &mut counts[label % num_labels];
+        *both += u64::from(*expected && *predicted);
+        *either += u64::from(*expected) + u64::from(*predicted);
+    }
+    let f1 = |(both, either): (u64, u64)| if either == 0 { 0.0 } else { 2.0 * both as f64 / either as f64 };
+    let all = counts.iter().fold((0, 0), |sum, label| (sum.0 + label.0, sum.1 + label.1));
+    let of_labels = counts.iter().map(|label| f1(*label)).sum::<f64>();
+    vec![
+        ("accuracy", right as f64 * num_labels as f64 / expected.len() as f64),
+        ("f1", f1(all)),
+        ("f1_macro", of_labels / num_labels as f64),
+    ]
+}
+
 /// Mean of the squared differences.
 pub fn mean_squared_error(expected: &[f64], predicted: &[f64]) -> f64 {
     expected.iter().zip(predicted).map(|(a, b)| (a - b).powi(2)).sum::<f64>() / expected.len() as f64
@@ -116,6 +204,27 @@ mod tests {
     struct Fixture {
         classes: Vec<Classes>,
         values: Vec<Values>,
+        tags: Vec<Tags>,
+        several: Vec<Several>,
+    }
+
+    #[derive(Deserialize)]
+    struct Tags {
+        names: Vec<String>,
+        expected: Vec<Vec<i32>>,
+        predicted: Vec<Vec<f64>>,
+        precision: f64,
+        recall: f64,
+        f1: f64,
+    }
+
+    #[derive(Deserialize)]
+    struct Several {
+        expected: Vec<Vec<bool>>,
+        predicted: Vec<Vec<bool>>,
+        accuracy: f64,
+        f1: f64,
+        f1_macro: f64,
     }
 
     #[derive(Deserialize)]
@@ -142,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn scores_are_those_of_scikit_learn_and_scipy() {
+    fn scores_are_those_of_scikit_learn_scipy_and_seqeval() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/scores.json");
         let fixture: Fixture = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
         assert!(fixture.classes.len() >= 5 && fixture.values.len() >= 3);
@@ -150,6 +259,20 @@ mod tests {
             let confusion = Confusion::new(case.num_labels, case.expected.into_iter().zip(case.predicted));
             near(confusion.f1(), case.f1);
             near(confusion.matthews_correlation(), case.matthews_correlation);
+        }
+        assert!(fixture.tags.len() >= 5 && fixture.several.len() >= 3);
+        for case in fixture.tags {
+            let mut entities = Entities::default();
+            let rows = case.expected.iter().zip(&case.predicted);
+            rows.for_each(|(expected, predicted)| entities.add(&case.names, expected, predicted));
+            let expected = [case.precision, case.recall, case.f1];
+            entities.scores().iter().zip(expected).for_each(|((_, got), expected)| near(*got, expected));
+        }
+        for case in fixture.several {
+            let num_labels = case.expected[0].len();
+            let got = several_labels(&case.expected.concat(), &case.predicted.concat(), num_labels);
+            let expected = [case.accuracy, case.f1, case.f1_macro];
+            got.iter().zip(expected).for_each(|((_, got), expected)| near(*got, expected));
         }
         for case in fixture.values {
             near(mean_squared_error(&case.expected, &case.predicted), case.mse);

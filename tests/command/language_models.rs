@@ -172,7 +172,7 @@ fn rows_of_a_table_are_joined_as_run_clm_and_run_mlm_join_them() {
     let expected = json(&fixture.join("blocks.json"));
     let block_size = expected["block_size"].as_u64().unwrap() as usize;
     let cache = tempfile::tempdir().unwrap();
-    let columns = Columns { text: "text".into(), text_pair: None, label: None };
+    let columns = Columns { text: "text".into(), ..Columns::default() };
     let rows = Table::open(&[fixture.join("rows.jsonl").display().to_string()], DataFormat::Jsonl, columns).unwrap();
     for (config, task, tokenizer) in
         [("gpt2-wikitext103.toml", "clm", "gpt2"), ("bert-mlm-wikitext.toml", "mlm", "bert")]

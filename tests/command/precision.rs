@@ -8,7 +8,16 @@ use serde_json::{Value, json};
 use crate::common::small_run::{copy, figures, seal, train, write};
 use crate::common::{fails, fixture, json, kiln, l2, rows_with_skips as rows, succeeds, tensors};
 
-const TASKS: [&str; 5] = ["clm", "mlm", "sequence-classification", "regression", "question-answering"];
+const TASKS: [&str; 8] = [
+    "clm",
+    "mlm",
+    "sequence-classification",
+    "regression",
+    "question-answering",
+    "token-classification",
+    "multi-label-classification",
+    "multiple-choice",
+];
 
 /// Bound on our distance from f32 in units of autocast's. Both round the same operands; where sums are taken in another
 /// order other roundings fall the other way. Seen: 0.54 to 1.71, both of the one logit of a regression, and 0.68 to 1.19.

@@ -267,3 +267,121 @@ fn names_of_labels_have_no_power_over_the_terminal() {
     assert!(eval.contains("'eval_loss': "), "{eval}");
     succeeds(kiln(folder.path()).args(["train", "run/plan.toml", "--resume"]));
 }
+
+/// Trains on `train` in JSON lines, evaluates, and predicts the same rows without their labels.
+fn trained(task: &str, columns: &str, train: &[Value]) -> (tempfile::TempDir, Value, Vec<Value>) {
+    let folder = folder(task, "jsonl", 120);
+    let config = std::fs::read_to_string(folder.path().join("config.toml")).unwrap();
+    let config = config.replace("[tokenizer]", &format!("{columns}\n[tokenizer]"));
+    std::fs::write(folder.path().join("config.toml"), config).unwrap();
+    let lines = |rows: &[Value]| rows.iter().map(|row| format!("{row}\n")).collect::<String>();
+    std::fs::write(folder.path().join("train.jsonl"), lines(train)).unwrap();
+    std::fs::write(folder.path().join("validation.jsonl"), lines(train)).unwrap();
+    let new = train.iter().map(|row| {
+        let mut row = row.clone();
+        for label in ["label", "ner_tags"] {
+            row.as_object_mut().unwrap().remove(label);
+        }
+        row
+    });
+    std::fs::write(folder.path().join("new.jsonl"), lines(&new.collect::<Vec<_>>())).unwrap();
+    succeeds(kiln(folder.path()).args(["train", "config.toml"]));
+    let (row, again) = evaluations(folder.path());
+    same(&row, &again, &["eval_loss", "eval_accuracy", "eval_samples"]);
+    let found = predictions(folder.path(), &["--input", "new.jsonl", "--batch-size", "5"]);
+    assert_eq!(found.len(), train.len());
+    (folder, again, found)
+}
+
+#[test]
+fn labels_of_words() {
+    let rows = (0..12).map(|i| {
+        let (word, tag) = [("cat", "B-PET"), ("dog", "B-PET"), ("box", "O")][i % 3];
+        json!({ "tokens": ["the", word, "aa", "is"], "ner_tags": ["O", tag, if i % 3 < 2 { "I-PET" } else { "O" }, "O"] })
+    });
+    let rows = rows.collect::<Vec<_>>();
+    let (folder, evaluation, found) = trained("token-classification", "", &rows);
+    for figure in ["eval_accuracy", "eval_precision", "eval_recall", "eval_f1"] {
+        assert_eq!(evaluation[figure], json!(1.0), "{figure}");
+    }
+    for (prediction, row) in found.iter().zip(&rows) {
+        assert_eq!(prediction["labels"], row["ner_tags"]);
+        assert!(prediction["scores"].as_array().unwrap().iter().all(|score| score.as_f64().unwrap() > 0.5));
+    }
+    let config = json(&folder.path().join("run/model/config.json"));
+    assert_eq!(config["architectures"], json!(["BertForTokenClassification"]));
+    assert_eq!(config["id2label"], json!({ "0": "B-PET", "1": "I-PET", "2": "O" }));
+    // Words beyond the maximum length have no label.
+    let cut = predictions(folder.path(), &["--input", "new.jsonl", "--max-length", "4"]);
+    assert_eq!(cut[0]["labels"].as_array().unwrap().iter().filter(|label| label.is_null()).count(), 2);
+    // The same words from CSV, where they are separated by spaces, train the same model.
+    let csv = rows.iter().map(|row| {
+        let list = |name: &str| {
+            row[name].as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect::<Vec<_>>().join(" ")
+        };
+        format!("{},{}\n", list("tokens"), list("ner_tags"))
+    });
+    std::fs::write(folder.path().join("train.csv"), format!("tokens,ner_tags\n{}", csv.collect::<String>())).unwrap();
+    let set = ["train", "config.toml", "--set", "data.format=csv", "--set", "data.train=[\"train.csv\"]"];
+    let set = [&set[..], &["--set", "data.validation=[\"train.csv\"]", "--set", "run.output_dir=csv"]].concat();
+    succeeds(kiln(folder.path()).args(set));
+    let bytes = |run: &str| std::fs::read(folder.path().join(run).join("model/model.safetensors")).unwrap();
+    assert!(bytes("run") == bytes("csv"));
+    for (row, says) in [
+        (json!({ "tokens": ["the", "cat"], "ner_tags": ["O"] }), "a label for each of the 2 words, got 1"),
+        (json!({ "tokens": "the cat", "ner_tags": ["O"] }), "expected a list of words, got \"the cat\""),
+        (json!({ "tokens": ["the"], "ner_tags": "O" }), "expected a list of labels, got \"O\""),
+        (json!({ "tokens": [], "ner_tags": [] }), "it has no tokens"),
+    ] {
+        std::fs::write(folder.path().join("train.jsonl"), format!("{}\n{row}\n", rows[0])).unwrap();
+        fails(kiln(folder.path()).args(["plan", "config.toml"]), 3, &["line 2", says]);
+    }
+}
+
+#[test]
+fn several_labels() {
+    let rows = (0..12).map(|i| {
+        let words = [("cat", i % 2 == 0), ("dog", i % 3 == 0), ("box", i % 4 < 2)];
+        let named = words.iter().filter(|(_, is_there)| *is_there).map(|(word, _)| *word).collect::<Vec<_>>();
+        json!({ "text": format!("the {}", named.join(" ")), "label": named })
+    });
+    let rows = rows.collect::<Vec<_>>();
+    let (folder, evaluation, found) = trained("multi-label-classification", "", &rows);
+    let sorted =
+        |list: &Value| list.as_array().unwrap().iter().map(Value::to_string).collect::<std::collections::BTreeSet<_>>();
+    let pairs = found.iter().zip(&rows);
+    let right = pairs.filter(|(prediction, row)| sorted(&prediction["labels"]) == sorted(&row["label"])).count();
+    assert_eq!(evaluation["eval_accuracy"], json!(right as f64 / 12.0));
+    assert!(right >= 10 && evaluation["eval_f1"].as_f64().unwrap() > 0.9, "{evaluation}");
+    assert!(found.iter().all(|prediction| prediction["probabilities"].as_object().unwrap().len() == 3));
+    let config = json(&folder.path().join("run/model/config.json"));
+    assert_eq!(config["problem_type"], "multi_label_classification");
+    let bad = json!({ "text": "the", "label": "cat" });
+    std::fs::write(folder.path().join("train.jsonl"), format!("{}\n{bad}\n", rows[0])).unwrap();
+    fails(kiln(folder.path()).args(["plan", "config.toml"]), 3, &["line 2", "expected a list of labels, got \"cat\""]);
+}
+
+#[test]
+fn choices() {
+    let columns = "text_pair_column = \"start\"\nchoice_columns = [\"a\", \"b\", \"c\"]";
+    let rows = (0..12).map(|i| {
+        let mut endings = ["box", "tree", "play"];
+        endings[i % 3] = "cat";
+        json!({ "text": "where is", "start": "the", "a": endings[0], "b": endings[1], "c": endings[2], "label": i % 3 })
+    });
+    let rows = rows.collect::<Vec<_>>();
+    let (folder, evaluation, found) = trained("multiple-choice", columns, &rows);
+    assert_eq!(evaluation["eval_accuracy"], json!(1.0));
+    for (prediction, row) in found.iter().zip(&rows) {
+        assert_eq!(prediction["choice"], row["label"]);
+        let total =
+            prediction["probabilities"].as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).sum::<f64>();
+        assert!((total - 1.0).abs() < 1e-9);
+    }
+    let mut wrong = rows[0].clone();
+    wrong["label"] = json!(3);
+    std::fs::write(folder.path().join("train.jsonl"), format!("{wrong}\n")).unwrap();
+    fails(kiln(folder.path()).args(["plan", "config.toml"]), 3, &["line 1", "expected a choice from 0 to 2, got 3"]);
+    let lone = ["plan", "config.toml", "--set", "data.choice_columns=[\"a\"]"];
+    fails(kiln(folder.path()).args(lone), 2, &["data.choice_columns", "at least two columns"]);
+}

@@ -67,6 +67,21 @@ fn question_answering_continues_exactly() {
     continues_exactly("question-answering");
 }
 
+#[test]
+fn token_classification_continues_exactly() {
+    continues_exactly("token-classification");
+}
+
+#[test]
+fn multi_label_classification_continues_exactly() {
+    continues_exactly("multi-label-classification");
+}
+
+#[test]
+fn multiple_choice_continues_exactly() {
+    continues_exactly("multiple-choice");
+}
+
 /// The checkpoint after step 7 lies between the rows of steps 5 and 10.
 #[test]
 fn rows_over_several_steps_continue_exactly() {

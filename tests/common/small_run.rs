@@ -37,6 +37,12 @@ fn data(task: &str) -> String {
                 row["labels"] = labels.collect();
             }
             "sequence-classification" => row["labels"] = json!(i % 3),
+            "token-classification" => {
+                row["labels"] =
+                    ids.iter().enumerate().map(|(j, id)| if j % 2 == 0 { *id as i64 % 3 } else { -100 }).collect();
+            }
+            "multi-label-classification" => row["labels"] = json!([i % 2, (i / 2) % 2, 1]),
+            "multiple-choice" => row = json!({ "input_ids": [ids, [i % 29, 3], [4]], "labels": i % 3 }),
             "regression" => row["labels"] = json!(i as f64 / 7.0),
             _ => {
                 row["start_positions"] = json!(i % 3);

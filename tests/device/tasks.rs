@@ -4,7 +4,16 @@ use crate::common::small_run::train;
 use crate::common::{fails, rows_with_skips, succeeds};
 use crate::{ONE_SHAPE, apart, device, losses, modes, on_device_in, prepare};
 
-const TASKS: [&str; 5] = ["clm", "mlm", "sequence-classification", "regression", "question-answering"];
+const TASKS: [&str; 8] = [
+    "clm",
+    "mlm",
+    "sequence-classification",
+    "regression",
+    "question-answering",
+    "token-classification",
+    "multi-label-classification",
+    "multiple-choice",
+];
 
 /// Trains every task in `precision` on the device and natively on the CPU.
 fn every_task(precision: &str, tolerance: f64) {

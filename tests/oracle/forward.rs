@@ -122,6 +122,51 @@ fn distilbert_qa() {
 }
 
 #[test]
+fn bert_token() {
+    check("bert-token", "token-classification");
+}
+
+#[test]
+fn bert_multi_label() {
+    check("bert-multi-label", "multi-label-classification");
+}
+
+#[test]
+fn bert_choice() {
+    check("bert-choice", "multiple-choice");
+}
+
+#[test]
+fn roberta_token() {
+    check("roberta-token", "token-classification");
+}
+
+#[test]
+fn roberta_multi_label() {
+    check("roberta-multi-label", "multi-label-classification");
+}
+
+#[test]
+fn roberta_choice() {
+    check("roberta-choice", "multiple-choice");
+}
+
+#[test]
+fn distilbert_token() {
+    check("distilbert-token", "token-classification");
+}
+
+#[test]
+fn distilbert_multi_label() {
+    check("distilbert-multi-label", "multi-label-classification");
+}
+
+#[test]
+fn distilbert_choice() {
+    check("distilbert-choice", "multiple-choice");
+}
+
+#[test]
 fn variants_of_bert_refuse_what_they_do_not_have() {
     let folder = tempfile::tempdir().unwrap();
     let forward = |case: &str, batch: serde_json::Value, task: &str| {

@@ -135,3 +135,18 @@ fn bert_regression_with_rows_over_several_steps() {
 fn bert_question_answering_with_rows_over_several_steps() {
     check("trainer-window-bert-qa", "bert", "question-answering");
 }
+
+#[test]
+fn bert_token_classification() {
+    check("trainer-window-bert-token", "bert", "token-classification");
+}
+
+#[test]
+fn bert_multi_label_classification() {
+    check("trainer-window-bert-multi-label", "bert", "multi-label-classification");
+}
+
+#[test]
+fn bert_multiple_choice() {
+    check("trainer-window-bert-choice", "bert", "multiple-choice");
+}

@@ -40,7 +40,7 @@ fn table(bytes: &[u8], format: DataFormat, columns: [&str; 2]) -> std::result::R
     let path = folder.path().join("table");
     std::fs::write(&path, bytes).unwrap();
     let patterns = [path.display().to_string()];
-    let columns = || Columns { text: columns[0].into(), text_pair: None, label: Some(columns[1].into()) };
+    let columns = || Columns { text: columns[0].into(), label: Some(columns[1].into()), ..Columns::default() };
     let opened = Table::open(&patterns, format, columns());
     said(opened.and_then(|table| table.rows().collect::<Result<Vec<_>>>()))?;
     said(Table::open(&patterns, format, columns()).and_then(Corpus::of_table))

@@ -173,6 +173,8 @@ pub(super) fn task_of_script(path: &str) -> Option<&'static str> {
         "run_mlm" => "mlm",
         "run_glue" | "run_classification" | "run_text_classification" => "sequence-classification",
         "run_qa" | "run_squad" => "question-answering",
+        "run_ner" => "token-classification",
+        "run_swag" => "multiple-choice",
         _ => return None,
     })
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use csv::{ByteRecord, ErrorKind, ReaderBuilder};
 
-use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, too_long};
+use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, spaced, too_long};
 use crate::base::error::{Error, Result};
 use crate::data::text_chunks::{not_utf8, utf16};
 
@@ -30,7 +30,8 @@ pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows
     let place = Place { file: path.clone(), unit: "line", number: 1 };
     let names = (0..header.len()).map(|index| text(&header, index, "the column names").map_err(|e| e.at(&place)));
     let names = names.collect::<Result<Vec<_>>>()?;
-    let (text_at, pair_at, label_at) = columns.find(&names, file.display())?;
+    let found = columns.find(&names, file.display())?;
+    let words = columns.words;
     let mut records = reader.into_byte_records();
     let records = std::iter::from_fn(move || {
         left.store(MAX_ROW_BYTES, Ordering::Relaxed);
@@ -44,9 +45,17 @@ pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows
         let get = |index: usize| {
             text(&record, index, &format!("column {:?}", names[index])).map_err(|error| error.at(&place))
         };
-        let label = label_at.map(&get).transpose()?;
-        let label = label.map(|label| if label.is_empty() { Cell::Null } else { Cell::Text(label) });
-        Ok(Row { text: get(text_at)?, text_pair: pair_at.map(&get).transpose()?, label, place })
+        let label = found.label.map(&get).transpose()?.map(|label| match label.is_empty() {
+            _ if words => spaced(&label),
+            true => Cell::Null,
+            false => Cell::Text(label),
+        });
+        let text = get(found.text)?;
+        let (text, parts) = match words {
+            true => (String::new(), super::words(&names[found.text], spaced(&text))?),
+            false => (text, found.choices.iter().map(|at| get(*at)).collect::<Result<_>>()?),
+        };
+        Ok(Row { text, text_pair: found.text_pair.map(&get).transpose()?, parts, label, place })
     })))
 }
 

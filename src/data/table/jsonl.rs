@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, missing, not_text, too_long};
+use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, missing, not_text, too_long, words};
 use crate::base::error::{Error, Result};
 use crate::base::files::read_error;
 use crate::data::text_chunks::{MARK, utf16};
@@ -54,9 +54,15 @@ fn row(line: &[u8], columns: &Columns, place: &Place) -> Result<Row> {
         return Err(missing(name, &object.keys().cloned().collect::<Vec<_>>()));
     }
     let text_pair = columns.text_pair.as_deref().map(|name| text(&object, name)).transpose()?;
-    let text = text(&object, &columns.text)?;
+    let (text, parts) = match columns.words {
+        true => (String::new(), words(&columns.text, cell(&columns.text, object[&columns.text].clone())?)?),
+        false => {
+            let choices = columns.choices.iter().map(|name| text(&object, name));
+            (text(&object, &columns.text)?, choices.collect::<Result<_>>()?)
+        }
+    };
     let label = columns.label.as_ref().map(|name| cell(name, object.remove(name).unwrap_or_default())).transpose()?;
-    Ok(Row { place: place.clone(), text, text_pair, label })
+    Ok(Row { place: place.clone(), text, text_pair, parts, label })
 }
 
 fn text(object: &Map<String, Value>, name: &str) -> Result<String> {
@@ -75,6 +81,9 @@ fn cell(name: &str, value: Value) -> Result<Cell> {
             Some(integer) => Ok(Cell::Integer(integer)),
             None => Ok(Cell::Number(number.as_f64().unwrap_or(f64::NAN))),
         },
+        Value::Array(values) if !values.iter().any(Value::is_array) => {
+            Ok(Cell::List(values.into_iter().map(|value| cell(name, value)).collect::<Result<_>>()?))
+        }
         other => Err(Error::data(format!("column {name:?}: expected a name or a number, got {other}"))),
     }
 }

@@ -30,10 +30,14 @@ pub struct Table {
 }
 
 /// Which columns are read.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Columns {
     /// The text.
     pub text: String,
+    /// Whether the text, and so its labels, is a list of words.
+    pub words: bool,
+    /// The choices of a multiple choice.
+    pub choices: Vec<String>,
     /// The second text of a pair.
     pub text_pair: Option<String>,
     /// The label.
@@ -49,14 +53,16 @@ pub struct Row {
     pub text: String,
     /// The second text, when a column was named for it.
     pub text_pair: Option<String>,
+    /// Its words, where the text is a list of them; else its choices, when columns were named for them.
+    pub parts: Vec<String>,
     /// The label, when a column was named for it.
     pub label: Option<Cell>,
 }
 
 impl Row {
-    /// Its one or two texts.
+    /// Its texts.
     pub fn texts(&self) -> impl Iterator<Item = &str> {
-        std::iter::once(&self.text).chain(&self.text_pair).map(String::as_str)
+        std::iter::once(&self.text).chain(&self.text_pair).chain(&self.parts).map(String::as_str)
     }
 }
 
@@ -65,7 +71,7 @@ impl Row {
     /// The row of one or two texts, from no file.
     pub(super) fn of(text: &str, pair: Option<&str>) -> Self {
         let place = Place { file: Path::new("rows").into(), unit: "row", number: 1 };
-        Self { place, text: text.into(), text_pair: pair.map(String::from), label: None }
+        Self { place, text: text.into(), text_pair: pair.map(String::from), parts: Vec::new(), label: None }
     }
 }
 
@@ -95,6 +101,28 @@ pub enum Cell {
     Integer(i64),
     /// Another number.
     Number(f64),
+    /// Several values, of JSON and parquet, and of words in CSV and TSV.
+    List(Vec<Cell>),
+}
+
+/// The column `name` as a list of words.
+fn words(name: &str, cell: Cell) -> Result<Vec<String>> {
+    let got = match cell {
+        Cell::List(cells) => {
+            let word =
+                |cell| if let Cell::Text(text) = cell { Ok(text) } else { Err(not_text(name, &format!("{cell:?}"))) };
+            return cells.into_iter().map(word).collect();
+        }
+        Cell::Text(text) => format!("{text:?}"),
+        other => format!("{other:?}"),
+    };
+    Err(Error::data(format!("column {name:?}: expected a list of words, got {got}"))
+        .help("words are a list in JSON and parquet; in CSV and TSV they are separated by spaces"))
+}
+
+/// The words of a field of CSV or TSV, or their labels.
+fn spaced(text: &str) -> Cell {
+    Cell::List(text.split_whitespace().map(|word| Cell::Text(word.into())).collect())
 }
 
 type Rows = Box<dyn Iterator<Item = Result<Row>> + Send>;
@@ -146,17 +174,31 @@ impl Table {
 impl Columns {
     /// Every column that is read.
     fn names(&self) -> impl Iterator<Item = &str> {
-        std::iter::once(&self.text).chain(&self.text_pair).chain(&self.label).map(String::as_str)
+        std::iter::once(&self.text).chain(&self.text_pair).chain(&self.choices).chain(&self.label).map(String::as_str)
     }
 
-    /// Where each column stands among `existing`: text, pair, label.
-    fn find(&self, existing: &[String], place: impl fmt::Display) -> Result<(usize, Option<usize>, Option<usize>)> {
+    /// Where each column stands among `existing`: text, pair, choices, label.
+    fn find(&self, existing: &[String], place: impl fmt::Display) -> Result<Found> {
         let find = |name: &str| {
             existing.iter().position(|column| column == name).ok_or_else(|| missing(name, existing).at(&place))
         };
         let optional = |name: &Option<String>| name.as_deref().map(&find).transpose();
-        Ok((find(&self.text)?, optional(&self.text_pair)?, optional(&self.label)?))
+        let choices = self.choices.iter().map(|name| find(name)).collect::<Result<_>>()?;
+        Ok(Found {
+            text: find(&self.text)?,
+            text_pair: optional(&self.text_pair)?,
+            choices,
+            label: optional(&self.label)?,
+        })
     }
+}
+
+/// Where columns stand.
+struct Found {
+    text: usize,
+    text_pair: Option<usize>,
+    choices: Vec<usize>,
+    label: Option<usize>,
 }
 
 fn missing(name: &str, existing: &[String]) -> Error {
@@ -175,7 +217,7 @@ mod tests {
     use super::*;
 
     fn columns() -> Columns {
-        Columns { text: "text".into(), text_pair: None, label: Some("label".into()) }
+        Columns { text: "text".into(), label: Some("label".into()), ..Columns::default() }
     }
 
     fn read(name: &str, bytes: &[u8], format: DataFormat, columns: Columns) -> Result<Vec<Row>> {
@@ -219,7 +261,7 @@ mod tests {
 
     #[test]
     fn pairs_have_two_texts() {
-        let pair = Columns { text: "a".into(), text_pair: Some("b".into()), label: None };
+        let pair = Columns { text: "a".into(), text_pair: Some("b".into()), ..Columns::default() };
         let rows = read("a.csv", b"b,a\n2,1\n", DataFormat::Csv, pair).unwrap();
         assert_eq!((rows[0].text.as_str(), rows[0].text_pair.as_deref(), &rows[0].label), ("1", Some("2"), &None));
     }
@@ -241,7 +283,7 @@ mod tests {
         let jsonl = DataFormat::Jsonl;
         refused("a", b"{\"text\": \"x\", \"label\": 1}\n{\"text\": \"x\"}", jsonl, &["line 2", "no column \"label\""]);
         refused("a", b"{\"text\": 3, \"label\": 1}", jsonl, &["line 1", "expected text, got 3"]);
-        refused("a", b"{\"text\": \"x\", \"label\": [1]}", jsonl, &["line 1", "column \"label\"", "got [1]"]);
+        refused("a", b"{\"text\": \"x\", \"label\": [[1]]}", jsonl, &["line 1", "column \"label\"", "got [[1]]"]);
         refused("a", b"{\"text\": ", jsonl, &["line 1", "malformed JSON"]);
         refused("a", b"[1]", jsonl, &["line 1", "expected an object"]);
         refused("a", b"{\"text\": \"\xff\"}", jsonl, &["line 1", "UTF-8"]);

@@ -4,11 +4,12 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
+use parquet::basic::ConvertedType;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
-use parquet::schema::types::Type;
+use parquet::schema::types::{Type, TypePtr};
 
-use super::{Cell, Columns, Place, Row, Rows, not_text};
+use super::{Cell, Columns, Place, Row, Rows, not_text, words};
 use crate::base::error::{Error, Result};
 use crate::base::files::read_error;
 use crate::data::guard::caught;
@@ -40,7 +41,8 @@ fn open(path: &Arc<Path>, columns: &Columns) -> Result<Rows> {
     // Of a column that is named twice, once as text and once as label, one copy is decoded.
     let wanted = schema.get_fields().iter().filter(|field| columns.names().any(|name| name == field.name()));
     let wanted = wanted.cloned().collect::<Vec<_>>();
-    if let Some(nested) = wanted.iter().find(|field| !field.is_primitive()) {
+    let is_list = |field: &TypePtr| field.get_basic_info().converted_type() == ConvertedType::LIST;
+    if let Some(nested) = wanted.iter().find(|field| !field.is_primitive() && !is_list(field)) {
         let message =
             format!("{}: column {:?}: expected text or numbers, got a nested type", path.display(), nested.name());
         return Err(Error::data(message));
@@ -55,8 +57,17 @@ fn open(path: &Arc<Path>, columns: &Columns) -> Result<Rows> {
         let get = |name: &str| record.get_column_iter().find_map(|(column, field)| (column == name).then_some(field));
         let get = |name: &str| get(name).unwrap_or(&Field::Null);
         let text = |name: &str| text(name, get(name)).map_err(|error| error.at(&place));
+        let (of_text, parts) = match columns.words {
+            true => {
+                let name = &columns.text;
+                let words = cell(name, get(name)).and_then(|cell| words(name, cell));
+                (String::new(), words.map_err(|error| error.at(&place))?)
+            }
+            false => (text(&columns.text)?, columns.choices.iter().map(|name| text(name)).collect::<Result<_>>()?),
+        };
         Ok(Row {
-            text: text(&columns.text)?,
+            text: of_text,
+            parts,
             text_pair: columns.text_pair.as_deref().map(text).transpose()?,
             label: columns.label.as_ref().map(|name| cell(name, get(name))).transpose().map_err(|e| e.at(&place))?,
             place,
@@ -87,6 +98,9 @@ fn cell(name: &str, field: &Field) -> Result<Cell> {
         Field::Float(value) => Cell::Number((*value).into()),
         Field::Double(value) => Cell::Number(*value),
         Field::Str(_) | Field::Bytes(_) => Cell::Text(text(name, field)?),
+        Field::ListInternal(list) if !list.elements().iter().any(|it| matches!(it, Field::ListInternal(_))) => {
+            Cell::List(list.elements().iter().map(|element| cell(name, element)).collect::<Result<_>>()?)
+        }
         other => return Err(Error::data(format!("column {name:?}: expected a name or a number, got {other}"))),
     })
 }

@@ -4,6 +4,7 @@
 use kiln_models::ModelConfig;
 
 use crate::base::error::{Error, Result};
+use crate::config::Task;
 use crate::data::IGNORED;
 use crate::data::{Example, Label};
 
@@ -14,6 +15,8 @@ pub struct Limits {
     pub vocab_size: usize,
     /// Classes are below it.
     pub num_labels: usize,
+    /// Labels of tokens are below it, which are ids of the vocabulary, or classes.
+    pub token_labels: usize,
     /// Rows are at most as long.
     pub max_positions: usize,
     /// Token types are below it; none when the model has no token types.
@@ -21,11 +24,13 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The limits of a model.
-    pub fn of(model: &ModelConfig) -> Self {
+    /// The limits of a model for `task`.
+    pub fn of(model: &ModelConfig, task: Task) -> Self {
+        let (vocab_size, num_labels) = (model.vocab_size(), model.labels().num_labels());
         Self {
-            vocab_size: model.vocab_size(),
-            num_labels: model.labels().num_labels(),
+            vocab_size,
+            num_labels,
+            token_labels: if task == Task::TokenClassification { num_labels } else { vocab_size },
             max_positions: model.max_positions(),
             type_vocab_size: model.type_vocab_size(),
         }
@@ -34,7 +39,7 @@ impl Limits {
     /// # Errors
     /// The value that is out of range, with its position and the range.
     pub fn check(&self, example: &Example) -> Result<()> {
-        let len = example.input_ids.len();
+        let len = example.longest();
         if len > self.max_positions {
             return Err(Error::data(format!(
                 "the row has {len} tokens, but the model has {} positions",
@@ -50,7 +55,15 @@ impl Limits {
         }
         match &example.label {
             Label::Tokens(labels) => {
-                in_range("labels", labels, self.vocab_size, "the vocabulary has that many tokens", true)
+                let why = match self.token_labels == self.vocab_size {
+                    true => "the vocabulary has that many tokens",
+                    false => "the model has that many labels",
+                };
+                in_range("labels", labels, self.token_labels, why, true)
+            }
+            Label::Multi(values) if values.len() != self.num_labels => {
+                Err(Error::data(format!("labels: expected {} numbers, got {}", self.num_labels, values.len()))
+                    .help("the model has that many labels, and each needs a number"))
             }
             Label::Class(class) => {
                 in_range("labels", &[*class], self.num_labels, "the model has that many labels", false)
@@ -59,7 +72,7 @@ impl Limits {
                 in_range("start_positions", &[*start], len, "the row has that many tokens", false)?;
                 in_range("end_positions", &[*end], len, "the row has that many tokens", false)
             }
-            Label::None | Label::Value(_) => Ok(()),
+            Label::None | Label::Value(_) | Label::Multi(_) | Label::Choice { .. } => Ok(()),
         }
     }
 }
@@ -129,7 +142,7 @@ impl Extremes {
 
     /// Adds a row.
     pub fn take(&mut self, example: &Example) {
-        let len = example.input_ids.len();
+        let len = example.longest();
         self.longest = self.longest.max(len as u64);
         self.ids.take(example.input_ids.iter().copied());
         self.types.take(example.token_type_ids.iter().flatten().copied());
@@ -140,7 +153,7 @@ impl Extremes {
                 let strays = |position: i32| usize::try_from(position).map_or(true, |position| position >= len);
                 self.strays += u64::from(strays(*start) || strays(*end));
             }
-            Label::None | Label::Value(_) => {}
+            Label::None | Label::Value(_) | Label::Multi(_) | Label::Choice { .. } => {}
         }
     }
 
@@ -149,7 +162,7 @@ impl Extremes {
         self.longest <= limits.max_positions as u64
             && self.ids.is_below(limits.vocab_size)
             && limits.type_vocab_size.map_or(self.types == Extent::NONE, |count| self.types.is_below(count))
-            && self.labels.is_below(limits.vocab_size)
+            && self.labels.is_below(limits.token_labels)
             && self.classes.is_below(limits.num_labels)
             && self.strays == 0
     }

@@ -78,6 +78,8 @@ impl TokenizedData {
                 limits.check(&self.store.example(row)).map_err(|error| error.at(self.store.place(row)))?;
             }
         }
+        // All rows have as many labels or choices as the first.
+        limits.check(&self.store.example(self.row(0))).map_err(|error| error.at(self.store.place(self.row(0))))?;
         let place = || self.store.place(self.row(0));
         if !self.store.is_labelled {
             return Err(Error::data(format!("{}: the rows have no labels", place())).help(match self.store.task {
@@ -85,7 +87,8 @@ impl TokenizedData {
                 _ => "add the column labels",
             }));
         }
-        if matches!(self.store.task, Task::Clm | Task::Mlm) && !self.store.extremes.has_token_labels() {
+        let on_tokens = matches!(self.store.task, Task::Clm | Task::Mlm | Task::TokenClassification);
+        if on_tokens && !self.store.extremes.has_token_labels() {
             return Err(Error::data(format!("{}: every label of the rows is -100 (ignored)", place()))
                 .help("a token that is to be predicted has its id as the label"));
         }
@@ -150,7 +153,8 @@ mod tests {
     use crate::data::Label;
     use crate::data::store::Progress;
 
-    const LIMITS: Limits = Limits { vocab_size: 10, num_labels: 2, max_positions: 4, type_vocab_size: Some(2) };
+    const LIMITS: Limits =
+        Limits { vocab_size: 10, num_labels: 2, token_labels: 10, max_positions: 4, type_vocab_size: Some(2) };
 
     fn open(text: &str, task: Task) -> Result<TokenizedData> {
         let folder = tempfile::tempdir().unwrap();
@@ -268,7 +272,7 @@ mod tests {
     }
 
     /// Rows with every kind of label, mask and width that a file can have.
-    const ROWS: [(Task, &str, &str); 5] = [
+    const ROWS: [(Task, &str, &str); 8] = [
         (Task::Clm, r#"{"input_ids": [1, 255, 3]}"#, r#"{"input_ids": [70000, 2, -1], "attention_mask": [0, 1, 1]}"#),
         (
             Task::Mlm,
@@ -282,6 +286,21 @@ mod tests {
             r#"{"input_ids": [1, 2], "start_positions": 0, "end_positions": 1, "attention_mask": [1, 1]}"#,
             r#"{"input_ids": [1], "start_positions": -7, "end_positions": 9}"#,
         ),
+        (
+            Task::TokenClassification,
+            r#"{"input_ids": [1, 2], "labels": [1, 2]}"#,
+            r#"{"input_ids": [3, 70000, 5], "labels": [-100, 65536, 0]}"#,
+        ),
+        (
+            Task::MultiLabelClassification,
+            r#"{"input_ids": [1], "labels": [0, 1, 0.25]}"#,
+            r#"{"input_ids": [2, 3], "labels": [1, 1.0, 0.0]}"#,
+        ),
+        (
+            Task::MultipleChoice,
+            r#"{"input_ids": [[1, 2, 3], [4]], "attention_mask": [[1, 0, 1], [1]], "labels": 1}"#,
+            r#"{"input_ids": [[70000], [5, 6]], "labels": 0}"#,
+        ),
     ];
 
     #[test]
@@ -294,7 +313,7 @@ mod tests {
                 let data = open(&text, task).unwrap();
                 assert_eq!(examples(&data), expected);
                 let lengths = (0..data.len()).map(|index| data.len_of(index));
-                assert!(lengths.eq(expected.iter().map(|example| example.input_ids.len())));
+                assert!(lengths.eq(expected.iter().map(Example::longest)));
             }
         }
         let none = open(r#"{"input_ids": [4, 5]}"#, Task::Regression).unwrap();
@@ -304,7 +323,8 @@ mod tests {
     #[test]
     fn what_stands_in_the_rows_at_most_tells_whether_they_fit() {
         let row = |task| ROWS.iter().find(|(of, ..)| *of == task).map(|(_, first, second)| [*first, *second]).unwrap();
-        for task in Task::ALL {
+        // That all rows have as many labels as the model is looked at apart.
+        for task in Task::ALL.into_iter().filter(|task| *task != Task::MultiLabelClassification) {
             for text in row(task) {
                 let example = row::of_line(text, task).unwrap();
                 let mut extremes = Extremes::NONE;
@@ -314,7 +334,8 @@ mod tests {
                     [(256, 3, 3), (255, 2, 2), (257, 3, 1), (1 << 31, 1, 3), (70001, 9, 3), (65536, 3, 1)]
                 {
                     for type_vocab_size in [None, Some(1), Some(2)] {
-                        let limits = Limits { vocab_size, num_labels, max_positions, type_vocab_size };
+                        let token_labels = vocab_size;
+                        let limits = Limits { vocab_size, num_labels, token_labels, max_positions, type_vocab_size };
                         assert_eq!(extremes.fit(&limits), limits.check(&example).is_ok(), "{text} {limits:?}");
                     }
                 }
@@ -340,7 +361,13 @@ mod tests {
             assert_eq!(side.num_classes().unwrap(), 1 + ids.iter().map(|ids| ids[0] as usize).max().unwrap());
             // Rows come in their order, and each knows its line.
             let largest = side.num_classes().unwrap() - 1;
-            let limits = Limits { vocab_size: 50, num_labels: largest, max_positions: 9, type_vocab_size: None };
+            let limits = Limits {
+                vocab_size: 50,
+                num_labels: largest,
+                token_labels: 50,
+                max_positions: 9,
+                type_vocab_size: None,
+            };
             let error = side.validate(&limits).unwrap_err().to_string();
             assert!(error.contains(&format!("data.json line {}: labels", largest + 1)), "{error}");
             side.validate(&Limits { num_labels: 40, ..limits }).unwrap();

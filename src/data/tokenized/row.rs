@@ -1,6 +1,7 @@
 //! A row of tokenized data as it is written, and the example that it is. Used by the reader of files and by `batch.json`.
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::base::error::{Error, Result, plain_words};
@@ -20,6 +21,16 @@ struct Row {
     end_positions: Option<i64>,
 }
 
+/// A row of a multiple choice as it is written: each column has a list for each choice.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Choices {
+    input_ids: Vec<Vec<i64>>,
+    attention_mask: Option<Vec<Vec<i64>>>,
+    token_type_ids: Option<Vec<Vec<i64>>>,
+    labels: Option<i64>,
+}
+
 /// A line as an example of `task`.
 ///
 /// # Errors
@@ -27,7 +38,8 @@ struct Row {
 pub(super) fn of_line(line: &str, task: Task) -> Result<Example> {
     // Most rows are right and are read at once. Of the others a tree of values tells best what is wrong. A list would pass
     // for a row whose columns come in order.
-    if line.trim_start().starts_with('{')
+    if task != Task::MultipleChoice
+        && line.trim_start().starts_with('{')
         && let Ok(row) = serde_json::from_str(line)
     {
         return example(row, task);
@@ -47,14 +59,71 @@ pub(super) fn of_value(row: Value, task: Task) -> Result<Example> {
     if !row.is_object() {
         return Err(Error::data(format!("expected an object with input_ids, got {}", shortened(&row))));
     }
-    let row: Row = serde_path_to_error::deserialize(row).map_err(|error| {
+    if task == Task::MultipleChoice {
+        return choices(read(row)?);
+    }
+    example(read(row)?, task)
+}
+
+fn read<T: DeserializeOwned>(row: Value) -> Result<T> {
+    serde_path_to_error::deserialize(row).map_err(|error| {
         let (path, problem) = (error.path().to_string(), plain_words(&error.inner().to_string()));
         let problem = if path == "." || problem.contains("field `") { problem } else { format!("{path}: {problem}") };
         Error::data(problem).help(
             "a row has input_ids and, as needed, attention_mask, token_type_ids, labels, start_positions, end_positions",
         )
-    })?;
-    example(row, task)
+    })
+}
+
+/// The example that has the tokens of all choices one after the other.
+fn choices(row: Choices) -> Result<Example> {
+    let count = row.input_ids.len();
+    if count < 2 {
+        return Err(Error::data(format!("input_ids: expected a list for each of two choices or more, got {count}")));
+    }
+    let [masks, types] =
+        [("attention_mask", row.attention_mask), ("token_type_ids", row.token_type_ids)].map(|(name, column)| {
+            match column {
+                Some(lists) if lists.len() != count => {
+                    Err(Error::data(format!("{name}: expected {count} lists, as input_ids has, got {}", lists.len())))
+                }
+                Some(lists) => Ok(lists.into_iter().map(Some).collect::<Vec<_>>()),
+                None => Ok(vec![None; count]),
+            }
+        });
+    let (mut all, mut lens) = (None::<Example>, Vec::with_capacity(count));
+    for ((choice, input_ids), (attention_mask, token_type_ids)) in
+        row.input_ids.into_iter().enumerate().zip(masks?.into_iter().zip(types?))
+    {
+        let (labels, start_positions, end_positions) = (None, None, None);
+        let row = Row { input_ids, attention_mask, token_type_ids, labels, start_positions, end_positions };
+        let own = example(row, Task::MultipleChoice).map_err(|error| error.at(format_args!("choice {choice}")))?;
+        lens.push(own.input_ids.len());
+        match &mut all {
+            None => all = Some(own),
+            Some(all) => {
+                all.input_ids.extend(own.input_ids);
+                extend(&mut all.attention_mask, own.attention_mask);
+                extend(&mut all.token_type_ids, own.token_type_ids);
+            }
+        }
+    }
+    let all = all.expect("there are two choices or more");
+    let answer = match row.labels {
+        None => IGNORED,
+        Some(answer) if (0..count as i64).contains(&answer) => answer as i32,
+        Some(answer) => {
+            return Err(Error::data(format!("labels: expected a choice from 0 to {}, got {answer}", count - 1)));
+        }
+    };
+    Ok(Example { label: Label::Choice { lens, answer }, ..all })
+}
+
+/// Either all choices have a column, or none.
+fn extend<T>(column: &mut Option<Vec<T>>, more: Option<Vec<T>>) {
+    if let (Some(column), Some(more)) = (column, more) {
+        column.extend(more);
+    }
 }
 
 fn example(row: Row, task: Task) -> Result<Example> {
@@ -116,12 +185,19 @@ fn label(row: &Row, task: Task, input_ids: &[i32], mask: Option<&[bool]>) -> Res
         // Without labels a causal language model predicts its own input, where it is attended.
         (Task::Clm, None) => Ok(Label::Tokens(own_labels(input_ids, mask).collect())),
         (_, None) => Ok(Label::None),
-        (Task::Clm | Task::Mlm, Some(value)) => match Vec::<i64>::deserialize(value) {
+        (Task::Clm | Task::Mlm | Task::TokenClassification, Some(value)) => match Vec::<i64>::deserialize(value) {
             Ok(labels) => {
                 same_length("labels", labels.len(), input_ids.len())?;
                 Ok(Label::Tokens(ints("labels", &labels)?))
             }
+            Err(_) if task == Task::TokenClassification => expected("a list of classes", value),
             Err(_) => expected("a list of token ids", value),
+        },
+        (Task::MultiLabelClassification, Some(value)) => match Vec::<f32>::deserialize(value) {
+            Ok(values) if !values.is_empty() && values.iter().all(|value| (0.0..=1.0).contains(value)) => {
+                Ok(Label::Multi(values))
+            }
+            _ => expected("a list of numbers from 0 to 1, one for each label,", value),
         },
         (Task::SequenceClassification, Some(value)) => match value.as_i64() {
             Some(class) => Ok(Label::Class(ints("labels", &[class])?[0])),

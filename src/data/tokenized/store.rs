@@ -14,10 +14,10 @@ use crate::cache::mapped::Kind;
 use crate::cache::sources::Sources;
 use crate::config::Task;
 use crate::data::store::{Column, Format, OnProgress, Store, Writer};
-use crate::data::{Example, Label};
+use crate::data::{Example, IGNORED, Label};
 
 const FORMAT: Format = Format {
-    kind: Kind { magic: b"KILNIDS3", name: "store of tokenized rows", extension: "rows" },
+    kind: Kind { magic: b"KILNIDS4", name: "store of tokenized rows", extension: "rows" },
     columns: &["input_ids", "attention_mask", "token_type_ids", "labels", "number", "files", "summary"],
 };
 
@@ -85,9 +85,12 @@ impl Rows {
         self.store.lists(INPUT_IDS)
     }
 
-    /// Tokens of a row.
+    /// Tokens of a row; of a multiple choice those of its longest choice.
     pub fn len_of(&self, row: usize) -> usize {
-        self.store.bounds(INPUT_IDS, row).len()
+        match self.task {
+            Task::MultipleChoice => self.example(row).longest(),
+            _ => self.store.bounds(INPUT_IDS, row).len(),
+        }
     }
 
     /// Attended tokens of a row.
@@ -96,10 +99,17 @@ impl Rows {
         mask.map_or(self.len_of(row) as u64, |mask| mask.iter().sum())
     }
 
-    /// The class of a row, if that is its label.
+    /// The class of a row, or the greatest of its tokens', if that is its label; where it has a number for each label, the last
+    /// of them.
     pub fn class(&self, row: usize) -> Option<i32> {
-        let is_class = self.is_labelled && self.task == Task::SequenceClassification;
-        is_class.then(|| self.store.number(LABELS, self.store.bounds(LABELS, row).start) as i32)
+        match self.example(row).label {
+            Label::Class(class) => Some(class),
+            Label::Multi(values) => Some(values.len() as i32 - 1),
+            Label::Tokens(classes) if self.task == Task::TokenClassification => {
+                classes.into_iter().filter(|class| *class != IGNORED).max()
+            }
+            _ => None,
+        }
     }
 
     /// A row.
@@ -124,7 +134,16 @@ impl Rows {
                     .some_list(LABELS, row, |label| label as i32)
                     .unwrap_or_else(|| own_labels(input_ids, mask).collect()),
             ),
+            Task::TokenClassification => Label::Tokens(self.store.list(LABELS, row, |label| label as i32)),
             Task::SequenceClassification => Label::Class(number(0) as i32),
+            Task::MultiLabelClassification => {
+                Label::Multi(self.store.list(LABELS, row, |value| f32::from_bits(value as u32)))
+            }
+            Task::MultipleChoice => {
+                let numbers = self.store.list(LABELS, row, |number| number as i32);
+                let lens = numbers[1..].iter().map(|len| *len as usize).collect();
+                Label::Choice { lens, answer: numbers[0] }
+            }
             Task::Regression => Label::Value(f32::from_bits(number(0) as u32)),
             Task::QuestionAnswering => Label::Span { start: number(0) as i32, end: number(1) as i32 },
         }
@@ -154,9 +173,23 @@ fn write(writer: &mut Writer<'_, '_>, files: &[PathBuf], task: Task) -> Result<(
     }
     let (mut rows, mut attended, mut is_labelled) = (0u64, 0, false);
     let (mut extremes, mut unlabelled, mut told) = (Extremes::NONE, None, 0);
+    // How many labels or choices every row has.
+    let mut width = None;
     for file in files {
         let (first, before) = (rows, writer.state.done_bytes);
         let unit = read::rows(file, task, &mut |Found { example, unit, number, read }| {
+            let here = match &example.label {
+                Label::Multi(values) => Some((values.len(), "labels")),
+                Label::Choice { lens, .. } => Some((lens.len(), "choices")),
+                _ => None,
+            };
+            if let (Some((first, what)), Some((got, _))) = (width, here)
+                && first != got
+            {
+                let place = unit.place(file, number);
+                return Err(Error::data(format!("{place}: expected {first} {what}, as the first row has, got {got}")));
+            }
+            width = width.or(here);
             extremes.take(&example);
             rows += 1;
             writer.state.tokens += example.input_ids.len() as u64;
@@ -165,11 +198,12 @@ fn write(writer: &mut Writer<'_, '_>, files: &[PathBuf], task: Task) -> Result<(
                 None => example.input_ids.len(),
             };
             match example.label {
-                Label::None if unlabelled.is_none() => unlabelled = Some(unit.place(file, number)),
-                Label::None => {}
+                Label::None | Label::Choice { answer: IGNORED, .. } => {
+                    unlabelled.get_or_insert_with(|| unit.place(file, number));
+                }
                 _ => is_labelled = true,
             }
-            write_row(writer, example, number)?;
+            write_row(writer, example, task, number)?;
             writer.state.done_bytes = before + read;
             if writer.state.done_bytes - told >= GROUP_BYTES {
                 told = writer.state.done_bytes;
@@ -193,17 +227,24 @@ fn write(writer: &mut Writer<'_, '_>, files: &[PathBuf], task: Task) -> Result<(
 }
 
 /// Writes a row, which is element or line `number` of its file.
-fn write_row(writer: &mut Writer<'_, '_>, example: Example, number: u64) -> Result<()> {
+fn write_row(writer: &mut Writer<'_, '_>, example: Example, task: Task, number: u64) -> Result<()> {
     let Example { input_ids, attention_mask, token_type_ids, label } = example;
     match label {
         Label::None => writer.list(LABELS, [0; 0]),
-        Label::Tokens(labels) if own_labels(&input_ids, attention_mask.as_deref()).eq(labels.iter().copied()) => {
+        Label::Tokens(labels)
+            if task != Task::TokenClassification
+                && own_labels(&input_ids, attention_mask.as_deref()).eq(labels.iter().copied()) =>
+        {
             writer.list(LABELS, [0; 0])
         }
         Label::Tokens(labels) => writer.list(LABELS, labels),
         Label::Class(class) => writer.list(LABELS, [class]),
         Label::Value(value) => writer.list(LABELS, [value.to_bits()]),
         Label::Span { start, end } => writer.list(LABELS, [start, end]),
+        Label::Multi(values) => writer.list(LABELS, values.into_iter().map(f32::to_bits)),
+        Label::Choice { lens, answer } => {
+            writer.list(LABELS, std::iter::once(answer).chain(lens.into_iter().map(|len| len as i32)))
+        }
     }?;
     writer.list(INPUT_IDS, input_ids)?;
     writer.list(ATTENTION_MASK, attention_mask.into_iter().flatten())?;

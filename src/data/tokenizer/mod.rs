@@ -14,6 +14,7 @@ use tokenizers::models::wordpiece::WordPiece;
 use tokenizers::models::{ModelWrapper, TrainerWrapper};
 use tokenizers::normalizers::BertNormalizer;
 use tokenizers::parallelism::MaybeParallelIterator;
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::processors::bert::BertProcessing;
@@ -47,6 +48,23 @@ pub struct Encoded {
     pub ids: Vec<u32>,
     /// Token types, one a token.
     pub types: Vec<u8>,
+    /// Of a list of words, the word of each token; none for special tokens. Empty for other rows.
+    pub words: Vec<Option<u32>>,
+    /// Of a multiple choice, the tokens of each choice, which stand one after the other. Empty for other rows.
+    pub lens: Vec<usize>,
+}
+
+/// What a row is encoded from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowKind {
+    /// One text.
+    Single,
+    /// Two texts.
+    Pair,
+    /// One text as a list of words. A byte-level tokenizer puts a space before each, as `run_ner` has it do.
+    Words,
+    /// For each choice a pair of the text and the choice, before which the second text stands where there is one.
+    Choices,
 }
 
 /// Encodes rows of one or two texts up to a length. Longer ones are cut as `transformers` cuts them
@@ -57,6 +75,7 @@ pub struct RowEncoder {
     max_length: usize,
     hash: [u8; 32],
     has_types: bool,
+    kind: RowKind,
 }
 
 impl RowEncoder {
@@ -68,21 +87,46 @@ impl RowEncoder {
     /// # Errors
     /// The tokenizer's.
     pub fn encode(&self, rows: &[Row]) -> Result<Vec<Encoded>> {
-        let input = |row: &Row| {
-            Ok(match &row.text_pair {
-                // Which side of a pair is cut further depends on the length of both.
-                Some(pair) => EncodeInput::Dual(row.text.clone().into(), pair.clone().into()),
-                None => EncodeInput::Single(self.beginning(&row.text)?.to_owned().into()),
-            })
-        };
-        let encoded = rows.into_maybe_par_iter().map(|row| {
-            guarded(|| {
-                let encoding = self.inner.encode_fast(input(row).map_err(failed)?, true).map_err(failed)?;
-                let types = encoding.get_type_ids().iter().map(|kind| *kind as u8).collect();
-                Ok(Encoded { ids: encoding.get_ids().to_vec(), types })
-            })
-        });
+        let encoded = rows.into_maybe_par_iter().map(|row| guarded(|| self.row(row).map_err(failed)));
         encoded.collect()
+    }
+
+    fn row(&self, row: &Row) -> tokenizers::Result<Encoded> {
+        let mut all = Encoded { ids: Vec::new(), types: Vec::new(), words: Vec::new(), lens: Vec::new() };
+        let mut add = |encoding: &Encoding| {
+            all.ids.extend_from_slice(encoding.get_ids());
+            all.types.extend(encoding.get_type_ids().iter().map(|kind| *kind as u8));
+        };
+        match (self.kind, &row.text_pair) {
+            (RowKind::Words, _) => {
+                // The fast form does not tell words.
+                let words = EncodeInput::Single(row.parts.clone().into());
+                let encoding = self.inner.encode(words, true)?;
+                add(&encoding);
+                all.words = encoding.get_word_ids().to_vec();
+            }
+            (RowKind::Choices, before) => {
+                let mut lens = Vec::new();
+                for choice in &row.parts {
+                    let second = before.as_ref().map_or_else(|| choice.clone(), |before| format!("{before} {choice}"));
+                    let pair = EncodeInput::Dual(row.text.clone().into(), second.into());
+                    let encoding = self.inner.encode_fast(pair, true)?;
+                    add(&encoding);
+                    lens.push(encoding.len());
+                }
+                all.lens = lens;
+            }
+            // Which side of a pair is cut further depends on the length of both.
+            (RowKind::Single | RowKind::Pair, Some(pair)) => {
+                let pair = EncodeInput::Dual(row.text.clone().into(), pair.clone().into());
+                add(&self.inner.encode_fast(pair, true)?);
+            }
+            (RowKind::Single | RowKind::Pair, None) => {
+                let text = EncodeInput::Single(self.beginning(&row.text)?.to_owned().into());
+                add(&self.inner.encode_fast(text, true)?);
+            }
+        }
+        Ok(all)
     }
 
     /// As much of `text` as has all tokens that a row can have: the library takes a hundred times the memory of a text, and of
@@ -384,11 +428,12 @@ impl Tokenizer {
         vocab_size(&self.inner)
     }
 
-    /// An encoder of rows, of pairs if `pairs`, of at most `max_length` tokens; with `has_types`, it keeps token types.
+    /// An encoder of rows of the kind `kind`, of at most `max_length` tokens; with `has_types`, it keeps token types.
     ///
     /// # Errors
     /// A length that has no room for a token of each text beside the special ones.
-    pub fn row_encoder(&self, max_length: usize, pairs: bool, has_types: bool) -> Result<RowEncoder> {
+    pub fn row_encoder(&self, max_length: usize, kind: RowKind, has_types: bool) -> Result<RowEncoder> {
+        let pairs = matches!(kind, RowKind::Pair | RowKind::Choices);
         let special = self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(pairs));
         let least = special + if pairs { 2 } else { 1 };
         if max_length < least {
@@ -399,10 +444,14 @@ impl Tokenizer {
         let mut inner = self.inner.clone();
         let truncation = TruncationParams { max_length, direction: self.truncation, ..TruncationParams::default() };
         inner.with_truncation(Some(truncation)).map_err(failed)?;
+        if let (RowKind::Words, Some(PreTokenizerWrapper::ByteLevel(spaces))) = (kind, inner.get_pre_tokenizer()) {
+            let spaced = spaces.add_prefix_space(true);
+            inner.with_pre_tokenizer(Some(spaced));
+        }
         let mut hash = Sha256::new();
         hash.update(self.hash);
-        hash.update(format!("rows of {max_length}, pairs {pairs}, types {has_types}").as_bytes());
-        Ok(RowEncoder { inner, max_length, hash: hash.finalize().into(), has_types })
+        hash.update(format!("rows of {max_length}, {kind:?}, types {has_types}").as_bytes());
+        Ok(RowEncoder { inner, max_length, hash: hash.finalize().into(), has_types, kind })
     }
 
     /// The id of the first of `roles` that the files state, else of the first of the `usual` tokens that exists.
@@ -774,8 +823,11 @@ mod tests {
         let tokenizer = Tokenizer::load(folder.path()).unwrap();
         assert_eq!(tokenizer.encode("Hello hello <a><e> <end>").unwrap(), [2, 1, 5, 8, 10, 9, 3]);
         assert_eq!((tokenizer.eot_id(), tokenizer.vocab_size()), (Some(9), 11));
-        let cut =
-            tokenizer.row_encoder(4, false, false).unwrap().encode(&[Row::of("hello world hello", None)]).unwrap();
+        let cut = tokenizer
+            .row_encoder(4, RowKind::Single, false)
+            .unwrap()
+            .encode(&[Row::of("hello world hello", None)])
+            .unwrap();
         assert_eq!(cut[0].ids, [2, 7, 5, 3], "the beginning is cut off");
         let plain = tokenizer.content_hash();
         config(r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": false, "additional_special_tokens": ["<e>"]}"#);

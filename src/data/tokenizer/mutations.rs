@@ -261,7 +261,7 @@ fn use_all(folder: &Path) -> Result<()> {
     tokenizer.decode(&ids)?;
     tokenizer.decode(&[0, 3, u32::MAX])?;
     for pairs in [false, true] {
-        let encoder = tokenizer.row_encoder(9, pairs, pairs)?;
+        let encoder = tokenizer.row_encoder(9, if pairs { RowKind::Pair } else { RowKind::Single }, pairs)?;
         encoder.encode(&[Row::of(texts[1], pairs.then_some(texts[2])), Row::of("a", pairs.then_some("b"))])?;
     }
     let question = Question {

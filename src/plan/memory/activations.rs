@@ -103,7 +103,8 @@ impl Activations {
         };
 
         // Where the head reads first tokens alone, the last layer has keys and values of the others.
-        let reads_first = is_bert && matches!(task, Task::SequenceClassification | Task::Regression);
+        let reads_first =
+            is_bert && !matches!(task, Task::Clm | Task::Mlm | Task::QuestionAnswering | Task::TokenClassification);
         let last = match reads_first && !is_plain(Operator::Attention) {
             true => (operand * 2 + if compute.is_f32() { 0 } else { operand * 2 }) * width, // each casts its own operand
             false => kept,

@@ -2,7 +2,7 @@
 //! The result is facts about these inputs; [`plan`](crate::plan) derives the plan of the run from them and the config.
 
 mod squad;
-mod table;
+pub(crate) mod table;
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use crate::config::Task;
 use crate::config::{DEFAULT_TEXT_COLUMN, DataFormat, ModelKind, RunConfig, Validation};
 use crate::data::blocks::Blocks;
 use crate::data::corpus::Corpus;
-use crate::data::labels::LabelNames;
+use crate::data::labels::{LabelNames, problem_type};
 use crate::data::learned::learned_bpe;
 use crate::data::masking::{Masked, Masking};
 use crate::data::squad::{SquadData, WindowEncoder};
@@ -405,9 +405,9 @@ pub(crate) fn found(config: &RunConfig) -> Found {
     let names = config.data.label_names.as_ref().and_then(|names| LabelNames::new(names.clone()).ok());
     match (task, names) {
         (Task::Regression, _) => *model.labels_mut() = Labels::numbered(1),
-        (Task::SequenceClassification, Some(names)) => *model.labels_mut() = names.to_model(),
-        (Task::SequenceClassification, None)
-            if model.labels().id2label.is_none() && model.labels().num_labels.is_none() =>
+        (task, Some(names)) if task.has_label_names() => *model.labels_mut() = names.to_model(task),
+        (task, None)
+            if task.has_label_names() && model.labels().id2label.is_none() && model.labels().num_labels.is_none() =>
         {
             found.unsettled = Some("the labels of the data");
         }
@@ -423,7 +423,7 @@ pub(crate) fn found(config: &RunConfig) -> Found {
 /// The columns of a table whose rows are documents.
 fn text_column(config: &RunConfig) -> Columns {
     let text = config.data.text_column.clone().unwrap_or_else(|| DEFAULT_TEXT_COLUMN.into());
-    Columns { text, text_pair: None, label: None }
+    Columns { text, ..Columns::default() }
 }
 
 /// The model's configuration: a folder's or the Hub's `config.json`, a preset, or the family's defaults, with the explicit
@@ -581,7 +581,7 @@ fn tokenized(
     })?;
     let data = data.split(config, used, |data, share| data.split(share, config.trainer.seed))?;
     settle_labels(task, model, config, data.first())?;
-    let limits = Limits::of(model);
+    let limits = Limits::of(model, task);
     data.map(|data| {
         data.validate(&limits)?;
         Ok(Arc::new(data) as Arc<dyn Dataset>)
@@ -611,11 +611,11 @@ fn settle_labels(
             }
             *model.labels_mut() = Labels { problem_type: Some("regression".into()), ..Labels::numbered(1) };
         }
-        Task::SequenceClassification if !stated => {
+        task if task.has_label_names() && !stated => {
             let count = data.num_classes().map_err(|error| error.at(key))?;
             *model.labels_mut() = Labels::numbered(count.max(2));
         }
-        Task::SequenceClassification if model.labels().id2label.is_none() => {
+        task if task.has_label_names() && model.labels().id2label.is_none() => {
             let count = model.labels().num_labels();
             // Each label gets a name in memory, and a row of the head.
             if count > MAX_STATED_CLASSES {
@@ -626,6 +626,10 @@ fn settle_labels(
             *model.labels_mut() = Labels::numbered(count);
         }
         _ => {}
+    }
+    if task == Task::MultiLabelClassification {
+        // The class of `transformers` reads its loss from it.
+        model.labels_mut().problem_type = problem_type(task).map(str::to_owned);
     }
     Ok(())
 }

@@ -9,14 +9,14 @@ use super::{Splits, Use};
 use crate::base::error::{Error, Result};
 use crate::cache;
 use crate::config::Task;
-use crate::config::{DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, RunConfig};
+use crate::config::{DataSection, RunConfig};
 use crate::data::Dataset;
 use crate::data::labels::{LabelNames, LabelRule};
 use crate::data::rows::{RowStore, Scan};
 use crate::data::store::OnProgress;
 use crate::data::subset::Subset;
 use crate::data::table::{Columns, Table};
-use crate::data::tokenizer::Tokenizer;
+use crate::data::tokenizer::{RowEncoder, RowKind, Tokenizer};
 
 /// Opens the tables that `config` names, with rows of at most `max_length` tokens, and writes their labels into `model`.
 pub(super) fn open(
@@ -28,15 +28,9 @@ pub(super) fn open(
     progress: &mut OnProgress<'_>,
 ) -> Result<Splits<Arc<dyn Dataset>>> {
     let data = &config.data;
-    let pairs = data.text_pair_column.is_some();
-    let encoder = tokenizer.row_encoder(max_length, pairs, pairs && model.type_vocab_size().is_some())?;
-    let named = |name: &Option<String>, default: &str| name.clone().unwrap_or_else(|| default.into());
-    let columns = Columns {
-        text: named(&data.text_column, DEFAULT_TEXT_COLUMN),
-        text_pair: data.text_pair_column.clone(),
-        label: Some(named(&data.label_column, DEFAULT_LABEL_COLUMN)),
-    };
-    let classes = data.task == Task::SequenceClassification;
+    let columns = columns(data);
+    let encoder = encoder(tokenizer, data.task, &columns, max_length, model)?;
+    let classes = data.task.has_label_names();
     // All are read once before any is encoded: what is wrong with the last shows at once.
     let tables = Splits::open(config, used, |patterns| {
         let table = Table::open(patterns, data.format, columns.clone())?;
@@ -56,11 +50,48 @@ pub(super) fn open(
     })
 }
 
+/// The columns that `data` names, or those of its task.
+fn columns(data: &DataSection) -> Columns {
+    let (text, label) = data.task.columns();
+    let named = |name: &Option<String>, default: &str| name.clone().unwrap_or_else(|| default.into());
+    Columns {
+        text: named(&data.text_column, text),
+        words: data.task == Task::TokenClassification,
+        text_pair: data.text_pair_column.clone(),
+        choices: data.choice_columns.clone().unwrap_or_default(),
+        label: Some(named(&data.label_column, label)),
+    }
+}
+
+/// The encoder of rows with these columns.
+///
+/// # Errors
+/// As [`Tokenizer::row_encoder`].
+pub(crate) fn encoder(
+    tokenizer: &Tokenizer,
+    task: Task,
+    columns: &Columns,
+    max_length: usize,
+    model: &ModelConfig,
+) -> Result<RowEncoder> {
+    let kind = match task {
+        Task::TokenClassification => RowKind::Words,
+        Task::MultipleChoice => RowKind::Choices,
+        _ if columns.text_pair.is_some() => RowKind::Pair,
+        _ => RowKind::Single,
+    };
+    let pairs = matches!(kind, RowKind::Pair | RowKind::Choices);
+    tokenizer.row_encoder(max_length, kind, pairs && model.type_vocab_size().is_some())
+}
+
 /// Labels come from the config, else from the model, else from the training data.
 fn settle_labels(config: &RunConfig, model: &mut ModelConfig, key: &str, scan: &Scan) -> Result<LabelRule> {
     if config.data.task == Task::Regression {
         *model.labels_mut() = Labels { problem_type: Some("regression".into()), ..Labels::numbered(1) };
         return Ok(LabelRule::Values);
+    }
+    if config.data.task == Task::MultipleChoice {
+        return Ok(LabelRule::Choice);
     }
     let stated = model.labels().num_labels.filter(|_| config.model.fields.contains_key("num_labels"));
     let names = match &config.data.label_names {
@@ -78,6 +109,10 @@ fn settle_labels(config: &RunConfig, model: &mut ModelConfig, key: &str, scan: &
         ))
         .help("leave model.num_labels out, or give every label in data.label_names"));
     }
-    *model.labels_mut() = names.to_model();
-    Ok(LabelRule::Classes(names))
+    *model.labels_mut() = names.to_model(config.data.task);
+    Ok(match config.data.task {
+        Task::TokenClassification => LabelRule::Tags(names),
+        Task::MultiLabelClassification => LabelRule::Several(names),
+        _ => LabelRule::Classes(names),
+    })
 }
