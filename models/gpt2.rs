@@ -6,8 +6,9 @@ use burn::tensor::{Bool, Device, Int, Tensor};
 
 use crate::compute::Pass;
 use crate::config::Gpt2Config;
+use crate::kv_cache::KvCache;
 use crate::layers::{Conv1D, EachLinear, Embedding, LayerNorm};
-use crate::ops::attention::plain::{attention, causal_mask, merge_heads, split_heads};
+use crate::ops::attention::plain::{attention, merge_heads, split_heads};
 use crate::ops::attention::{Attention, Qkv};
 use crate::ops::dropout::dropout;
 use crate::ops::gelu::Activation;
@@ -57,39 +58,6 @@ pub struct Gpt2Mlp {
     resid_pdrop: f64,
 }
 
-/// Keys and values of the tokens seen so far, for generation: one pair `[batch, heads, seen, head_dim]` a layer. Reference:
-/// `transformers.DynamicCache`.
-#[derive(Debug, Default)]
-pub struct KvCache {
-    layers: Vec<(Tensor<4>, Tensor<4>)>,
-}
-
-impl KvCache {
-    /// How many tokens the cache holds.
-    pub fn len(&self) -> usize {
-        self.layers.first().map_or(0, |(key, _)| key.dims()[2])
-    }
-
-    /// Whether no token has been seen.
-    pub fn is_empty(&self) -> bool {
-        self.layers.is_empty()
-    }
-
-    /// Appends the keys and values of layer `index`, `[batch, heads, seq, head_dim]` each, and returns all of that layer's.
-    fn append(&mut self, index: usize, key: Tensor<4>, value: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
-        let pair = match self.layers.get(index) {
-            Some((k, v)) => (Tensor::cat(vec![k.clone(), key], 2), Tensor::cat(vec![v.clone(), value], 2)),
-            None => (key, value),
-        };
-        if index == self.layers.len() {
-            self.layers.push(pair.clone());
-        } else {
-            self.layers[index] = pair.clone();
-        }
-        pair
-    }
-}
-
 impl Gpt2Model {
     /// Random weights as `transformers` draws them: `N(0, initializer_range)`, the two projections that write to the
     /// residual stream scaled by `1 / sqrt(2 n_layer)`.
@@ -117,14 +85,21 @@ impl Gpt2Model {
         x
     }
 
-    /// The same of tokens that continue those of `cache`, which takes up their keys and values. Nothing is padded.
+    /// The same of tokens that continue those of `cache`, which takes up their keys and values.
     pub fn forward_cached(&self, input_ids: Tensor<2, Int>, cache: &mut KvCache, pass: Pass<'_>) -> Tensor<2> {
-        let ([batch, seq], past) = (input_ids.dims(), cache.len());
-        let hidden = causal_mask(seq, past, &input_ids.device()); // [1, 1, seq, past + seq]
-        let mut x = self.embed(input_ids, past, pass);
+        let ([batch, seq], device) = (input_ids.dims(), input_ids.device());
+        let hidden = cache.hidden(seq, &device); // [batch or 1, 1, seq, past + seq]
+        let mut x = match cache.positions(seq, self.wpe.weight.lazy_shape().dims::<2>()[0], &device) {
+            None => self.embed(input_ids, cache.len(), pass),
+            Some(positions) => {
+                let tokens = self.wte.forward(input_ids.reshape([batch * seq]), pass.ops());
+                tokens + self.wpe.forward(positions, pass.ops())
+            }
+        };
         for (index, block) in self.h.iter().enumerate() {
-            x = block.forward_cached(x, batch, &hidden, cache, index, pass);
+            x = block.forward_cached(x, batch, hidden.as_ref(), cache, index, pass);
         }
+        cache.advance(seq);
         x
     }
 
@@ -181,12 +156,13 @@ impl Gpt2Block {
         self.after_attention(attended, x, pass)
     }
 
-    /// The same of tokens that continue those of `cache`; `hidden [1, 1, seq, past + seq]` is true where a key is hidden.
+    /// The same of tokens that continue those of `cache`; `hidden [batch or 1, 1, seq, past + seq]` is true where a key is
+    /// hidden.
     fn forward_cached(
         &self,
         x: Tensor<2>,
         batch: usize,
-        hidden: &Tensor<4, Bool>,
+        hidden: Option<&Tensor<4, Bool>>,
         cache: &mut KvCache,
         index: usize,
         pass: Pass<'_>,
@@ -216,7 +192,7 @@ impl Gpt2Attention {
         &self,
         x: Tensor<2>,
         batch: usize,
-        hidden: &Tensor<4, Bool>,
+        hidden: Option<&Tensor<4, Bool>>,
         cache: &mut KvCache,
         index: usize,
         pass: Pass<'_>,
@@ -225,6 +201,6 @@ impl Gpt2Attention {
         let qkv = pass.compute.narrow(self.c_attn.forward(x, pass)); // [batch * seq, 3 * n_embd]
         let part = |i: usize| split_heads(qkv.clone().slice([0..rows, i * d..(i + 1) * d]), batch, self.n_head);
         let (key, value) = cache.append(index, part(1), part(2)); // [batch, heads, past + seq, head_dim]
-        merge_heads(attention(part(0), key, value, Some(hidden.clone()), self.scale, self.attn_pdrop, pass.rng))
+        merge_heads(attention(part(0), key, value, hidden.cloned(), self.scale, self.attn_pdrop, pass.rng))
     }
 }

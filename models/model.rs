@@ -9,7 +9,8 @@ use crate::bert::BertModel;
 use crate::compute::{Compute, Pass};
 use crate::config::{BertConfig, BertVariant, Gpt2Config, Head, ModelConfig};
 use crate::error::{Error, Result};
-use crate::gpt2::{Gpt2Model, KvCache};
+use crate::gpt2::Gpt2Model;
+use crate::kv_cache::KvCache;
 use crate::layers::{EachLinear, LayerNorm, Linear, Lora, uninitialized};
 use crate::lora::LoraConfig;
 use crate::ops::dropout::dropout;
@@ -286,11 +287,23 @@ impl Model {
     /// The logits of a GPT-2 language model for tokens that continue those of `cache`: `[batch, seq]` -> `[batch * seq,
     /// vocab_size]`; none for another model.
     pub fn forward_cached(&self, input_ids: Tensor<2, Int>, cache: &mut KvCache, pass: Pass<'_>) -> Option<Tensor<2>> {
+        let x = self.hidden_cached(input_ids, cache, pass)?;
+        Some(self.vocabulary_logits(self.projection(x, pass)?, pass))
+    }
+
+    /// [`forward_cached`](Self::forward_cached) for the last token of each sequence alone: `[batch, seq]` -> `[batch,
+    /// vocab_size]`.
+    pub fn next_logits(&self, input_ids: Tensor<2, Int>, cache: &mut KvCache, pass: Pass<'_>) -> Option<Tensor<2>> {
+        let [batch, seq] = input_ids.dims();
+        let x = self.hidden_cached(input_ids, cache, pass)?;
+        let d = x.dims()[1];
+        let last = x.reshape([batch, seq, d]).slice_dim(1, seq - 1..seq).reshape([batch, d]);
+        Some(self.vocabulary_logits(self.projection(last, pass)?, pass))
+    }
+
+    fn hidden_cached(&self, input_ids: Tensor<2, Int>, cache: &mut KvCache, pass: Pass<'_>) -> Option<Tensor<2>> {
         match (&self.body, &self.head) {
-            (Body::Gpt2(body), HeadLayers::Gpt2Lm(_)) => {
-                let x = body.forward_cached(input_ids, cache, pass);
-                Some(self.vocabulary_logits(self.projection(x, pass)?, pass))
-            }
+            (Body::Gpt2(body), HeadLayers::Gpt2Lm(_)) => Some(body.forward_cached(input_ids, cache, pass)),
             _ => None,
         }
     }

@@ -110,6 +110,33 @@ fn a_cache_gives_the_logits_of_the_whole_text() {
 }
 
 #[test]
+fn rows_of_other_lengths_have_their_own_logits_from_a_cache() {
+    let model = model(ModelType::Gpt2, Head::CausalLm);
+    let texts: [&[i32]; 3] = [&[5, 1, 7, 3], &[2], &[4, 9]];
+    let more = [[8, 3, 6], [1, 1, 2], [7, 30, 5]];
+    let mut alone = Vec::new();
+    for (text, more) in texts.iter().zip(more) {
+        let mut cache = KvCache::default();
+        let mut next = |ids: Tensor<2, Int>| read(model.next_logits(ids, &mut cache, model.pass(false)).unwrap());
+        let mut logits = next(ids(&[text]));
+        more.iter().for_each(|id| logits.extend(next(ids(&[&[*id]]))));
+        let whole = [*text, &more].concat();
+        close(&logits, &read(model.forward(input(&[&whole]), false))[text.len() - 1..]);
+        alone.push(logits);
+    }
+    let mut cache = KvCache::left_padded(texts.iter().map(|text| 4 - text.len()).collect());
+    let padded = texts.map(|text| [&[0, 0, 0, 0][text.len()..], text].concat());
+    let steps = std::iter::once(padded).chain((0..3).map(|at| more.map(|more| vec![more[at]])));
+    for (at, step) in steps.enumerate() {
+        let step = step.iter().map(Vec::as_slice).collect::<Vec<_>>();
+        let logits = read(model.next_logits(ids(&step), &mut cache, model.pass(false)).unwrap());
+        for (row, alone) in logits.iter().zip(&alone) {
+            close(std::slice::from_ref(row), std::slice::from_ref(&alone[at]));
+        }
+    }
+}
+
+#[test]
 fn padding_changes_nothing() {
     let rows: [&[i32]; 3] = [&[1, 2, 3, 4, 5, 6], &[7, 8, 9], &[4, 3, 2, 1]];
     for (kind, head) in [

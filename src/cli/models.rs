@@ -7,14 +7,17 @@ use std::path::{Path, PathBuf};
 use burn::tensor::Device;
 use clap::Args;
 use kiln_models::{Compute, WholeFile};
+use serde_json::json;
 
 use super::{finite, say};
 use crate::base::error::{Error, Result, printable};
+use crate::base::files::read_regular_text;
 use crate::base::signals;
 use crate::config::Task;
 use crate::config::{CompilerMode, DataFormat, DeviceKind, GenerationSection, Precision, TrainingCompilerConfig};
 use crate::config::{DataSection, GenerateOptions, RunConfig};
 use crate::data::tokenized::{Limits, read_batch};
+use crate::data::tokenizer::Tokenizer;
 use crate::engine::device;
 use crate::engine::handover;
 use crate::inference::forward::forward_to_file;
@@ -22,9 +25,10 @@ use crate::inference::predict::{PredictOptions, predict};
 use crate::precision::PrecisionPlan;
 use crate::session::adapter::task_of_architecture;
 use crate::session::export::export;
+use crate::session::generation_config;
 use crate::session::merge::merge;
 use crate::session::model_folder::{ModelFolder, described};
-use crate::task::generate::generate;
+use crate::task::generate::Generator;
 
 #[derive(Debug, Args)]
 struct DeviceArgs {
@@ -67,22 +71,43 @@ pub(super) struct ForwardArgs {
 pub(super) struct GenerateArgs {
     /// A model folder in Hugging Face's form, a run folder, or a Hub id
     model: String,
-    /// The text to continue
+    /// The text to continue; given again, another one
+    #[arg(long, required_unless_present = "prompts")]
+    prompt: Vec<String>,
+    /// A file with a prompt on every line
+    #[arg(long, value_name = "FILE")]
+    prompts: Option<PathBuf>,
+    /// Write a line of JSON for every prompt: index, prompt, text, token_ids (the new ones). Several prompts are always written so
     #[arg(long)]
-    prompt: String,
+    json: bool,
+    /// Prompts that are continued together
+    #[arg(long, default_value_t = 8)]
+    batch_size: usize,
     /// At most this many tokens
-    #[arg(long, default_value_t = GenerationSection::default().max_new_tokens)]
-    max_new_tokens: usize,
+    #[arg(long, help = stated("At most this many tokens", GenerationSection::default().max_new_tokens))]
+    max_new_tokens: Option<usize>,
     /// 0 takes the most likely token every time
-    #[arg(long, default_value_t = GenerationSection::default().temperature)]
-    temperature: f64,
+    #[arg(long, help = stated("0 takes the most likely token every time", GenerationSection::default().temperature))]
+    temperature: Option<f64>,
     /// Keep only the K most likely tokens; 0 keeps all
-    #[arg(long, default_value_t = GenerationSection::default().top_k)]
-    top_k: usize,
+    #[arg(long, help = stated("Keep only the K most likely tokens; 0 keeps all", GenerationSection::default().top_k))]
+    top_k: Option<usize>,
     /// Keep the most likely tokens that reach probability P together
-    #[arg(long, default_value_t = GenerationSection::default().top_p)]
-    top_p: f64,
-    /// Seed of the draws
+    #[arg(long, help = stated("Keep the most likely tokens that reach probability P together", GenerationSection::default().top_p))]
+    top_p: Option<f64>,
+    /// Above 1, tokens that the text has become less likely
+    #[arg(long, help = stated("Above 1, tokens that the text has become less likely", GenerationSection::default().repetition_penalty))]
+    repetition_penalty: Option<f64>,
+    /// No sequence of N tokens comes twice; 0 allows all
+    #[arg(long, value_name = "N", help = stated("No sequence of N tokens comes twice; 0 allows all", GenerationSection::default().no_repeat_ngram_size))]
+    no_repeat_ngram_size: Option<usize>,
+    /// No end of the text before so many tokens
+    #[arg(long, help = stated("No end of the text before so many tokens", GenerationSection::default().min_new_tokens))]
+    min_new_tokens: Option<usize>,
+    /// Stop after this text, which is written; given again, another one
+    #[arg(long, value_name = "TEXT")]
+    stop_strings: Vec<String>,
+    /// Seed of the draws; every prompt draws as if it were alone
     #[arg(long, default_value_t = GenerationSection::default().seed)]
     seed: u64,
     #[command(flatten)]
@@ -176,43 +201,108 @@ pub(super) fn run_forward(args: &ForwardArgs) -> Result<()> {
     finite("the loss of the batch", loss)
 }
 
+/// The help of an argument whose default a model may state.
+fn stated(help: &str, default: impl std::fmt::Display) -> String {
+    format!("{help} [default: the model's generation_config.json, else {default}]")
+}
+
+impl GenerateArgs {
+    /// The texts to continue.
+    fn prompts(&self) -> Result<Vec<String>> {
+        let mut prompts = self.prompt.clone();
+        if let Some(path) = &self.prompts {
+            let text =
+                read_regular_text(path).map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
+            let lines = text.lines().map(str::to_owned).filter(|line| !line.is_empty());
+            prompts.extend(lines);
+        }
+        if prompts.is_empty() {
+            return Err(Error::data("--prompts: the file has no line with text; expected a prompt on every line"));
+        }
+        Ok(prompts)
+    }
+
+    /// The settings: those of the command line, else those of `defaults`.
+    fn options(&self, defaults: GenerateOptions) -> GenerateOptions {
+        GenerateOptions {
+            max_new_tokens: self.max_new_tokens.unwrap_or(defaults.max_new_tokens),
+            temperature: self.temperature.unwrap_or(defaults.temperature),
+            top_k: self.top_k.unwrap_or(defaults.top_k),
+            top_p: self.top_p.unwrap_or(defaults.top_p),
+            seed: self.seed,
+            repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
+            no_repeat_ngram_size: self.no_repeat_ngram_size.unwrap_or(defaults.no_repeat_ngram_size),
+            min_new_tokens: self.min_new_tokens.unwrap_or(defaults.min_new_tokens),
+            stop: defaults.stop,
+            stop_strings: if self.stop_strings.is_empty() { defaults.stop_strings } else { self.stop_strings.clone() },
+        }
+    }
+}
+
 pub(super) fn run_generate(args: &GenerateArgs) -> Result<()> {
+    if args.batch_size == 0 {
+        return Err(Error::config("--batch-size: expected 1 or more, got 0"));
+    }
+    let prompts = args.prompts()?;
     let (device, compute) = device(&args.device)?;
     let folder = ModelFolder::open(&args.model, Task::Clm, &device)?.with_compute(compute);
     let tokenizer = folder.tokenizer()?;
-    let prompt = tokenizer.encode(&args.prompt)?;
-    let stop = folder.stop_ids(&tokenizer)?;
-    let options = GenerateOptions {
-        max_new_tokens: args.max_new_tokens,
-        temperature: args.temperature,
-        top_k: args.top_k,
-        top_p: args.top_p,
-        seed: args.seed,
-        stop,
-    };
-    // Nothing is shown before the first token, so that what is refused leaves no half line. A token may end in the middle
-    // of a character: text is shown as far as it is whole.
-    let (mut tokens, mut shown, mut failed) = (Vec::new(), 0, None);
-    generate(&folder.model, &folder.config, &device, &prompt, &options, |token| {
-        tokens.push(token);
-        let text = format!("{}{}", args.prompt, tokenizer.decode(&tokens).unwrap_or_default());
-        let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len().max(shown);
-        match stream(text.get(shown..whole).unwrap_or_default()) {
-            Ok(reader) => {
-                shown = whole;
-                reader
+    let (defaults, unused) = generation_config::defaults(&folder, &tokenizer)?;
+    unused.iter().for_each(|line| tracing::warn!("{line}"));
+    let options = args.options(defaults);
+    let generator =
+        Generator { model: &folder.model, config: &folder.config, device: &device, tokenizer: Some(&tokenizer) };
+    match &prompts[..] {
+        [prompt] if !args.json => streamed(&generator, &tokenizer, prompt, &options),
+        prompts => {
+            let ids = prompts.iter().map(|prompt| tokenizer.encode(prompt)).collect::<Result<Vec<_>>>()?;
+            let together = prompts.chunks(args.batch_size).zip(ids.chunks(args.batch_size));
+            let mut index = 0;
+            for (prompts, ids) in together {
+                let continued = generator.generate(ids, &options, |_, _| ControlFlow::Continue(()))?;
+                for (prompt, tokens) in prompts.iter().zip(continued) {
+                    let text = format!("{prompt}{}", tokenizer.decode(&tokens)?);
+                    say(json!({ "index": index, "prompt": prompt, "text": text, "token_ids": tokens }))?;
+                    index += 1;
+                }
             }
-            Err(error) => {
-                failed = Some(error);
-                ControlFlow::Break(())
-            }
+            Ok(())
         }
+    }
+}
+
+/// Writes the continuation of one prompt as it comes.
+fn streamed(generator: &Generator<'_>, tokenizer: &Tokenizer, prompt: &str, options: &GenerateOptions) -> Result<()> {
+    // Nothing is shown before the first token, so that what is refused leaves no half line. A token may end in the middle
+    // of a character: text is shown as far as it is whole. The text of a few tokens depends on those before them (a space at
+    // the beginning), so the last ones that were shown are decoded again with the new ones, and no more of them.
+    let (mut tokens, mut failed) = (Vec::new(), None);
+    let (mut context, mut shown) = (0, 0);
+    generator.generate(&[tokenizer.encode(prompt)?], options, |_, token| {
+        let head = if tokens.is_empty() { prompt } else { "" };
+        tokens.push(token);
+        let text = new_text(tokenizer, &tokens[context..], shown - context);
+        let is_whole = text.as_ref().is_ok_and(|text| !text.is_empty() && !text.ends_with(char::REPLACEMENT_CHARACTER));
+        let text = if is_whole { text.unwrap_or_default() } else { String::new() };
+        if is_whole {
+            (context, shown) = (shown, tokens.len());
+        }
+        stream(&format!("{head}{text}")).unwrap_or_else(|error| {
+            failed = Some(error);
+            ControlFlow::Break(())
+        })
     })?;
     if let Some(error) = failed {
         return Err(error);
     }
-    let rest = format!("{}{}", args.prompt, tokenizer.decode(&tokens)?);
-    stream(&format!("{}\n", rest.get(shown..).unwrap_or_default())).map(drop)
+    let head = if tokens.is_empty() { prompt } else { "" };
+    stream(&format!("{head}{}\n", new_text(tokenizer, &tokens[context..], shown - context)?)).map(drop)
+}
+
+/// The text that `tokens` have beyond that of their first `known`.
+fn new_text(tokenizer: &Tokenizer, tokens: &[u32], known: usize) -> Result<String> {
+    let (before, text) = (tokenizer.decode(&tokens[..known])?, tokenizer.decode(tokens)?);
+    Ok(text.get(before.len()..).unwrap_or_default().to_owned())
 }
 
 /// Writes text as it comes, to a terminal without control characters; breaks when the reader has gone away.
@@ -349,11 +439,12 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_written_as_at_the_end_of_a_run() {
-        let args = Generate::try_parse_from(["generate", "model", "--prompt", "a"]).unwrap().args;
-        let section = GenerationSection::default();
-        assert_eq!((args.max_new_tokens, args.top_k, args.seed), (section.max_new_tokens, section.top_k, section.seed));
-        assert_eq!((args.temperature, args.top_p), (section.temperature, section.top_p));
-        assert_eq!((args.top_k, args.top_p, args.temperature), (50, 1.0, 1.0));
+    fn the_command_line_overrides_the_model_which_overrides_the_defaults_of_a_run() {
+        let args = Generate::try_parse_from(["generate", "model", "--prompt", "a", "--top-k", "3"]).unwrap().args;
+        let section = GenerationSection { temperature: 0.5, ..GenerationSection::default() };
+        let options = args.options(GenerateOptions::of(&section, vec![7]));
+        assert_eq!(options, GenerateOptions { top_k: 3, ..GenerateOptions::of(&section, vec![7]) });
+        let default = GenerationSection::default();
+        assert_eq!((default.top_k, default.top_p, default.temperature), (50, 1.0, 1.0));
     }
 }

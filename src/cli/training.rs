@@ -98,6 +98,10 @@ pub(super) struct TrainArgs {
     /// Continue from the newest checkpoint in the run folder; the same as --set run.on_existing=resume
     #[arg(long)]
     resume: bool,
+    /// Continue from this checkpoint: one of the run folder, or for a new folder one of another run; the same as --resume with
+    /// --set run.resume_from_checkpoint=...
+    #[arg(long, value_name = "CHECKPOINT")]
+    resume_from: Option<PathBuf>,
     /// native, compiled or auto, whatever [compiler] says
     #[arg(long, value_name = "MODE")]
     compiler: Option<CompilerMode>,
@@ -356,8 +360,11 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
         let code = super::terminal::watch::train(&config.output_dir()?, args.log_format.is_some())?;
         std::process::exit(code.into());
     }
-    if args.resume {
+    if args.resume || args.resume_from.is_some() {
         config.run.on_existing = OnExisting::Resume;
+    }
+    if let Some(checkpoint) = &args.resume_from {
+        config.run.resume_from_checkpoint = Some(checkpoint.clone());
     }
     if let Some(mode) = args.compiler {
         config.set_compiler(mode);
@@ -410,9 +417,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     if let Some(message) = Status::read(&folder)?.and_then(|status| status.message) {
         talk.inform(message)?;
     }
-    if let Some(sample) = &output.sample {
-        talk.tell(format!("\n--- sample ---\n{sample}\n--------------\n"))?;
-    }
+    talk.samples("sample", &output.samples)?;
     talk.inform(format!("model: {}", folder.join("model").display()))?;
     let page = folder.join(PAGE);
     if page.is_file() {

@@ -707,10 +707,21 @@ fn generation(section: &GenerationSection, config: &RunConfig) -> Checked {
         return Err(Complaint::new("generation", "writing text needs a tokenizer, and there is none")
             .help("set tokenizer.from"));
     }
-    if section.prompt.is_empty() {
+    if section.prompt.is_empty() || section.prompt.iter().any(String::is_empty) {
         return Err(Complaint::new("generation.prompt", "required: the text to continue"));
     }
     at_least("generation.max_new_tokens", section.max_new_tokens, 1)?;
+    at_most("generation.min_new_tokens", section.min_new_tokens, section.max_new_tokens)?;
+    if let Some(every) = section.every {
+        at_least("generation.every", every, 1)?;
+    }
+    if section.repetition_penalty <= 0.0 {
+        let message = format!("expected a number above 0, got {}", section.repetition_penalty);
+        return Err(Complaint::new("generation.repetition_penalty", message));
+    }
+    if section.stop_strings.iter().any(String::is_empty) {
+        return Err(Complaint::new("generation.stop_strings", "expected texts, got an empty string"));
+    }
     if section.temperature < 0.0 {
         let message = format!("expected a number of 0 or more, got {}", section.temperature);
         return Err(Complaint::new("generation.temperature", message));

@@ -25,8 +25,8 @@ pub struct RunSection {
     /// A name for people, shown in the plan and by `kiln describe`. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The checkpoint in this run's folder to continue from, with `on_existing = "resume"`: `runs/x/checkpoints/step-000100`.
-    /// It belongs to a call and not to the run, so that plan.toml does not repeat it. Default: the newest.
+    /// The checkpoint to continue from, with `on_existing = "resume"`, also `--resume-from`: one in this run's folder, such as
+    /// `runs/x/checkpoints/step-000100`, or for a run folder that does not exist yet, one of another run. It belongs to a call and not to the run, so that plan.toml does not repeat it. Default: the newest.
     #[serde(skip_serializing)]
     pub resume_from_checkpoint: Option<PathBuf>,
 }
@@ -318,14 +318,18 @@ pub struct DeviceSection {
     pub index: usize,
 }
 
-/// `[generation]`: a sample of text written when training ends; only for causal language models. Left out: no sample.
+/// `[generation]`: samples of text, written when training ends and, with `every`, on the way; only for causal language models. Left out: none.
 /// Names and defaults are those of Hugging Face's `GenerationConfig`, except that Kiln samples unless the temperature
 /// is 0, and that `max_new_tokens`, which has no default there, has one. They are the defaults of `kiln generate` too.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GenerationSection {
-    /// The text to continue. Required.
-    pub prompt: String,
+    /// The text to continue, or a list of texts, which are continued together. Required.
+    #[serde(deserialize_with = "strings")]
+    pub prompt: Vec<String>,
+    /// Also writes samples after every so many steps, into `samples.jsonl`. Default: at the end alone.
+    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    pub every: Option<usize>,
     /// How many tokens to write at most. Default: 100.
     #[serde(deserialize_with = "count")]
     pub max_new_tokens: usize,
@@ -336,20 +340,44 @@ pub struct GenerationSection {
     pub top_k: usize,
     /// Samples among the most likely tokens that have this much probability together; 1.0 means all. Default: 1.0.
     pub top_p: f64,
-    /// Seed of the sampling. Default: 42.
+    /// Seed of the sampling. Every prompt draws as if it were alone. Default: 42.
     #[serde(with = "seed")]
     pub seed: u64,
+    /// Divides the logits of tokens that the text has where they are positive, and multiplies them where they are negative;
+    /// above 1.0 the model repeats itself less. Default: 1.0.
+    pub repetition_penalty: f64,
+    /// No sequence of so many tokens comes twice; 0 allows all. Default: 0.
+    #[serde(deserialize_with = "count")]
+    pub no_repeat_ngram_size: usize,
+    /// The end-of-text token is not chosen before so many tokens. Default: 0.
+    #[serde(deserialize_with = "count")]
+    pub min_new_tokens: usize,
+    /// A text, or a list of texts: generation ends with the first of them, which stays in the sample. Default: none.
+    #[serde(deserialize_with = "strings", skip_serializing_if = "Vec::is_empty")]
+    pub stop_strings: Vec<String>,
 }
 
 impl Default for GenerationSection {
     fn default() -> Self {
-        Self { prompt: String::new(), max_new_tokens: 100, temperature: 1.0, top_k: 50, top_p: 1.0, seed: 42 }
+        Self {
+            prompt: Vec::new(),
+            every: None,
+            max_new_tokens: 100,
+            temperature: 1.0,
+            top_k: 50,
+            top_p: 1.0,
+            seed: 42,
+            repetition_penalty: 1.0,
+            no_repeat_ngram_size: 0,
+            min_new_tokens: 0,
+            stop_strings: Vec::new(),
+        }
     }
 }
 
 impl GenerationSection {
     /// A continuation of `prompt`.
     pub fn new(prompt: impl Into<String>) -> Self {
-        Self { prompt: prompt.into(), ..Self::default() }
+        Self { prompt: vec![prompt.into()], ..Self::default() }
     }
 }

@@ -135,14 +135,14 @@ impl DataFacts {
 }
 
 /// Facts about the tokenizer that a plan is derived from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenizerFacts {
     /// Ids of its vocabulary.
     pub vocab_size: usize,
     /// The id that ends a document.
     pub eot_id: Option<u32>,
-    /// Tokens of `generation.prompt`, where the config has one.
-    pub prompt_tokens: Option<usize>,
+    /// Tokens of each text of `generation.prompt`.
+    pub prompt_tokens: Vec<usize>,
 }
 
 /// A micro-batch that was found before.

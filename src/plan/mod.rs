@@ -80,7 +80,7 @@ pub struct RunPlan {
     pub logging: LoggingPlan,
     /// When checkpoints are written, which of them stay, and which is the best.
     pub saving: SavingPlan,
-    /// The text sample at the end, if any.
+    /// The text samples, if any.
     pub generation: Option<SamplePlan>,
     /// Memory, by arithmetic.
     pub memory: MemoryPlan,
@@ -527,17 +527,10 @@ fn sample_plan(config: &RunConfig, facts: &Facts) -> Result<Option<SamplePlan>> 
         return Err(Error::config("[generation] needs a tokenizer, and this run has none")
             .help("set tokenizer.from, or remove the section"));
     };
-    let sampling = GenerateOptions {
-        max_new_tokens: section.max_new_tokens,
-        temperature: section.temperature,
-        top_k: section.top_k,
-        top_p: section.top_p,
-        seed: section.seed,
-        stop: tokenizer.eot_id.into_iter().collect(),
-    };
+    let sampling = GenerateOptions::of(section, tokenizer.eot_id.into_iter().collect());
     sampling.validate().map_err(|error| error.at("[generation]"))?;
-    let (tokens, positions) = (tokenizer.prompt_tokens.unwrap_or(0), model.max_positions());
-    if tokens == 0 || tokens >= positions {
+    let positions = model.max_positions();
+    if let Some(&tokens) = tokenizer.prompt_tokens.iter().find(|tokens| **tokens == 0 || **tokens >= positions) {
         return Err(Error::config(format!(
             "generation.prompt: expected 1 to {} tokens, since the model has {positions} positions and the answer needs \
              one, got {tokens}",
@@ -545,5 +538,5 @@ fn sample_plan(config: &RunConfig, facts: &Facts) -> Result<Option<SamplePlan>> 
         ))
         .help("shorten the prompt, or give the model more positions"));
     }
-    Ok(Some(SamplePlan { prompt: section.prompt.clone(), sampling }))
+    Ok(Some(SamplePlan { prompts: section.prompt.clone(), every: section.every, sampling }))
 }

@@ -408,11 +408,13 @@ impl SavingPlan {
     }
 }
 
-/// The text sample that a run writes at its end.
+/// The text samples that a run writes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SamplePlan {
-    /// The text that the model continues.
-    pub prompt: String,
+    /// The texts that the model continues.
+    pub prompts: Vec<String>,
+    /// After every so many steps, besides the end; none for the end alone.
+    pub every: Option<usize>,
     /// How it continues.
     pub sampling: GenerateOptions,
 }

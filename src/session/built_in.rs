@@ -8,6 +8,7 @@ use burn::tensor::{Device, Tensor};
 use kiln_models::{Compute, LoraConfig, Model, ModelConfig, ModelInput, Pass, Rows};
 
 use super::adapter::{ADAPTER_CONFIG, Adapters};
+use super::generation_config::{self, GENERATION_CONFIG};
 use super::training_task::{BatchSize, TensorMapper, TensorTree, TrainingTask, model_facts};
 use crate::base::error::{Error, Result, printable};
 use crate::base::signals;
@@ -20,7 +21,7 @@ use crate::data::{Batch, Dataset, Example};
 use crate::optim::backward::Stages;
 use crate::plan::{ModelFacts, RunPlan};
 use crate::task::evaluator::{Evaluator, Predictions};
-use crate::task::generate::generate;
+use crate::task::generate::Generator;
 use crate::task::{DeviceBatch, LossOptions, Targets};
 
 /// A model of Kiln's with a task.
@@ -166,19 +167,34 @@ impl TrainingTask for BuiltIn {
             files.extend(tokenizer.files(&self.model_config, self.model_from.as_deref())?);
         }
         files.extend(self.kept_files.iter().cloned());
+        // An adapter's folder has no settings of the whole model.
+        if model.generates() && model.lora().is_none() && !files.iter().any(|(name, _)| name == GENERATION_CONFIG) {
+            let eot = self.tokenizer.as_ref().and_then(|tokenizer| tokenizer.eot_id());
+            files.push(generation_config::file(&self.model_config, eot));
+        }
         Ok(files)
     }
 
-    fn sample(&self, plan: &RunPlan, model: &Model, device: &Device) -> Result<Option<String>> {
-        let (Some(options), Some(tokenizer)) = (&plan.generation, &self.tokenizer) else { return Ok(None) };
-        let prompt = tokenizer.encode(&options.prompt)?;
-        let tokens = generate(model, &self.model_config, device, &prompt, &options.sampling, |_| {
-            // The run is complete by now, so a signal only cuts the sample short.
-            if signals::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        })?;
-        Ok(Some(format!("{}{}", options.prompt, tokenizer.decode(&tokens)?)))
+    fn samples(&self, plan: &RunPlan, model: &Model, device: &Device) -> Result<Vec<(String, String)>> {
+        let (Some(options), Some(tokenizer)) = (&plan.generation, &self.tokenizer) else { return Ok(Vec::new()) };
+        let generator = Generator { model, config: &self.model_config, device, tokenizer: Some(tokenizer) };
+        let mut samples = Vec::with_capacity(options.prompts.len());
+        for prompts in options.prompts.chunks(PROMPTS_OF_A_BATCH) {
+            let ids = prompts.iter().map(|prompt| tokenizer.encode(prompt)).collect::<Result<Vec<_>>>()?;
+            let tokens = generator.generate(&ids, &options.sampling, |_, _| {
+                // What has been learned is safe by now, so a signal only cuts the samples short.
+                if signals::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })?;
+            for (prompt, tokens) in prompts.iter().zip(tokens) {
+                samples.push((prompt.clone(), format!("{prompt}{}", tokenizer.decode(&tokens)?)));
+            }
+        }
+        Ok(samples)
     }
 }
+
+/// Prompts that are continued together, at most.
+const PROMPTS_OF_A_BATCH: usize = 8;
 
 /// The loss of a batch by a model of Kiln's, in stages.
 struct BatchStages<'a> {

@@ -5,6 +5,7 @@ pub(crate) mod adapter;
 pub mod batch_sizes;
 pub mod evaluation;
 pub mod export;
+pub mod generation_config;
 pub mod inputs;
 pub mod memory_line;
 pub mod merge;

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
-use kiln_models::config::eos_token_ids;
 use kiln_models::{Compute, Model, ModelConfig};
 
 use crate::base::error::{Error, Result};
@@ -12,6 +11,7 @@ use crate::config::Task;
 use crate::data::labels::problem_type;
 use crate::data::tokenizer::{NamedFile, Tokenizer, read_file, tokenizer_files};
 use crate::session::adapter::{Source, stated_task};
+use crate::session::generation_config::GENERATION_CONFIG;
 
 /// A model read from a folder, with everything in place.
 pub struct ModelFolder {
@@ -78,34 +78,7 @@ impl ModelFolder {
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         Tokenizer::load(if Tokenizer::is_in(&self.path) { &self.path } else { &self.base })
     }
-
-    /// The ids that end a generated text: the `eos_token_id` of `generation_config.json`, else of `config.json`, as in
-    /// `transformers`; without either the id that ends a document of `tokenizer`.
-    ///
-    /// # Errors
-    /// A `generation_config.json` that cannot be read, or whose ids are none of the model's.
-    pub fn stop_ids(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
-        let stated = match read_file(&self.path, GENERATION_CONFIG)? {
-            None if self.base != self.path => read_file(&self.base, GENERATION_CONFIG)?,
-            stated => stated,
-        };
-        let generation = match stated {
-            None => Vec::new(),
-            Some((_, bytes)) => {
-                let bad = |error: &dyn std::fmt::Display| {
-                    Error::data(format!("{}: {error}", self.path.join(GENERATION_CONFIG).display()))
-                };
-                let json: serde_json::Value = serde_json::from_slice(&bytes).map_err(|error| bad(&error))?;
-                eos_token_ids(json.get("eos_token_id"), Some(self.config.vocab_size())).map_err(|error| bad(&error))?
-            }
-        };
-        let stated = if generation.is_empty() { self.config.eos_token_ids() } else { generation };
-        Ok(if stated.is_empty() { tokenizer.eot_id().into_iter().collect() } else { stated })
-    }
 }
-
-/// How `transformers` generates with a model, beside its `config.json`.
-const GENERATION_CONFIG: &str = "generation_config.json";
 
 /// The files of the pretrained model in `folder` that a model trained from it keeps as they are: `generation_config.json`,
 /// and `with_tokenizer` those of its tokenizer, which is of a kind that Kiln does not read.

@@ -151,13 +151,14 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
         Ok(vec![("config.json".into(), text.into_bytes().into())])
     }
 
-    /// A text that `model`, without autodiff, writes at the end of the run of `plan`; by default none.
+    /// The texts that `model`, without autodiff, writes when the run of `plan` has samples, each as a prompt and the prompt with
+    /// its continuation; by default none.
     ///
     /// # Errors
     /// The device's.
-    fn sample(&self, plan: &RunPlan, model: &Self::Model, device: &Device) -> Result<Option<String>> {
+    fn samples(&self, plan: &RunPlan, model: &Self::Model, device: &Device) -> Result<Vec<(String, String)>> {
         let (_, _, _) = (plan, model, device);
-        Ok(None)
+        Ok(Vec::new())
     }
 }
 

@@ -1,6 +1,8 @@
-//! Text generation with a key/value cache: one forward pass over the prompt, then one token at a time. Greedy when the
-//! temperature is 0, else sampling with temperature, top-k and top-p, by Hugging Face's names and order of filters.
+//! Text generation with a key/value cache: one forward pass over the prompts, then one token of each at a time. Greedy when
+//! the temperature is 0, else sampling. Names, the order of processors and filters, and stop strings are those of `generate` in
+//! `transformers`.
 
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -10,97 +12,157 @@ use crate::base::error::{Error, Result};
 use crate::base::random::{seed_for, uniform};
 use crate::base::reads::read_values;
 use crate::config::GenerateOptions;
+use crate::data::tokenizer::Tokenizer;
 
-/// Continues `prompt` (token ids) and hands each new token to `on_token`, which may end the generation. Stops at
-/// `max_new_tokens`, at a stop token, or when the model has no more positions. Returns the new tokens.
-///
-/// # Errors
-/// An empty prompt, one longer than the model's positions, ids outside the vocabulary, or a model without a language model
-/// head.
-pub fn generate(
-    model: &Model,
-    config: &ModelConfig,
-    device: &Device,
-    prompt: &[u32],
-    options: &GenerateOptions,
-    on_token: impl FnMut(u32) -> ControlFlow<()>,
-) -> Result<Vec<u32>> {
-    options.validate()?;
-    if !model.generates() {
-        return Err(no_head());
+/// A language model that continues texts.
+#[derive(Clone, Copy)]
+pub struct Generator<'a> {
+    /// The model, without autodiff.
+    pub model: &'a Model,
+    /// Its configuration.
+    pub config: &'a ModelConfig,
+    /// Where it is.
+    pub device: &'a Device,
+    /// Its tokenizer, which stop strings need.
+    pub tokenizer: Option<&'a Tokenizer>,
+}
+
+/// A text that is being continued.
+struct Row {
+    /// The prompt and the new tokens.
+    tokens: Vec<u32>,
+    prompt: usize,
+    is_done: bool,
+}
+
+impl Generator<'_> {
+    /// Continues every text of `prompts` (token ids) and hands each new token, with the number of its prompt, to `on_token`,
+    /// which may end the generation. A text ends at `max_new_tokens`, before a stop token, with a stop string, or when the
+    /// model has no more positions. Returns the new tokens of each: those that it would have alone, whatever the other
+    /// prompts are and however long.
+    ///
+    /// # Errors
+    /// An empty prompt, one longer than the model's positions, ids outside the vocabulary, a model without a language model
+    /// head, stop strings without a tokenizer, and settings that leave no token to choose.
+    pub fn generate(
+        &self,
+        prompts: &[Vec<u32>],
+        options: &GenerateOptions,
+        mut on_token: impl FnMut(usize, u32) -> ControlFlow<()>,
+    ) -> Result<Vec<Vec<u32>>> {
+        options.validate()?;
+        self.check(prompts, options)?;
+        let Self { model, config, device, .. } = *self;
+        let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
+        let padding = prompts.iter().map(|prompt| longest - prompt.len()).collect::<Vec<_>>();
+        let mut input = Vec::with_capacity(prompts.len() * longest);
+        for (prompt, padding) in prompts.iter().zip(&padding) {
+            input.extend(std::iter::repeat_n(0, *padding));
+            input.extend(prompt.iter().map(|id| *id as i32));
+        }
+        let row = |prompt: &Vec<u32>| Row { tokens: prompt.clone(), prompt: prompt.len(), is_done: false };
+        let mut rows = prompts.iter().map(row).collect::<Vec<_>>();
+        let (mut cache, copies) = (KvCache::left_padded(padding), Copies::default());
+        let pass = model.pass(false).with_copies(&copies);
+        'tokens: while !rows.iter().all(|row| row.is_done) {
+            let seq = input.len() / rows.len();
+            let ids = Tensor::<2, Int>::from_data(TensorData::new(input, [rows.len(), seq]), device);
+            let logits = model.next_logits(ids, &mut cache, pass).ok_or_else(no_head)?; // [prompts, vocab]
+            let mut logits = read_values(logits)?;
+            for (index, (row, logits)) in rows.iter_mut().zip(logits.chunks_mut(config.vocab_size())).enumerate() {
+                if row.is_done {
+                    continue;
+                }
+                let token = choose(logits, &row.tokens, row.prompt, options)?;
+                if options.stop.contains(&token) {
+                    row.is_done = true;
+                    continue;
+                }
+                row.tokens.push(token);
+                row.is_done = row.tokens.len() - row.prompt == options.max_new_tokens
+                    || row.tokens.len() > config.max_positions()
+                    || self.completes_stop_string(&row.tokens, &options.stop_strings)?;
+                if on_token(index, token).is_break() {
+                    break 'tokens;
+                }
+            }
+            // A text that has ended goes on for the device's sake, and nobody reads it.
+            input =
+                rows.iter().map(|row| if row.is_done { 0 } else { row.tokens[row.tokens.len() - 1] as i32 }).collect();
+        }
+        Ok(rows.into_iter().map(|mut row| row.tokens.split_off(row.prompt)).collect())
     }
-    if prompt.is_empty() {
-        return Err(Error::data("the prompt has no tokens; expected at least one"));
+
+    fn check(&self, prompts: &[Vec<u32>], options: &GenerateOptions) -> Result<()> {
+        let (vocab, positions) = (self.config.vocab_size(), self.config.max_positions());
+        if !self.model.generates() {
+            return Err(no_head());
+        }
+        if !options.stop_strings.is_empty() && self.tokenizer.is_none() {
+            return Err(Error::config("stop_strings: they need a tokenizer, and there is none"));
+        }
+        for prompt in prompts {
+            if prompt.is_empty() {
+                return Err(Error::data("the prompt has no tokens; expected at least one"));
+            }
+            if let Some(id) = prompt.iter().find(|&&id| id as usize >= vocab) {
+                return Err(Error::data(format!(
+                    "the prompt has token id {id}, but the model's vocabulary has {vocab} tokens"
+                ))
+                .help("the tokenizer does not belong to this model"));
+            }
+            if prompt.len() >= positions {
+                return Err(Error::data(format!(
+                    "the prompt has {} tokens; the model has {positions} positions, and at least one is needed for the answer",
+                    prompt.len()
+                )));
+            }
+        }
+        Ok(())
     }
-    if let Some(id) = prompt.iter().find(|&&id| id as usize >= config.vocab_size()) {
-        let vocab = config.vocab_size();
-        return Err(Error::data(format!(
-            "the prompt has token id {id}, but the model's vocabulary has {vocab} tokens"
-        ))
-        .help("the tokenizer does not belong to this model"));
+
+    /// Whether the last of `tokens` completes one of `stops`, as `StopStringCriteria` of `transformers` has it: a part of the
+    /// text that equals a stop string ends within that token. The prompt counts too.
+    fn completes_stop_string(&self, tokens: &[u32], stops: &[String]) -> Result<bool> {
+        let (Some(tokenizer), Some(longest)) = (self.tokenizer, stops.iter().map(String::len).max()) else {
+            return Ok(false);
+        };
+        // A token has a byte at least, besides special ones, which have no text.
+        let tail = &tokens[tokens.len().saturating_sub(longest + 1)..];
+        let (before, text) = (tokenizer.decode(&tail[..tail.len() - 1])?, tokenizer.decode(tail)?);
+        let shared = before.bytes().zip(text.bytes()).take_while(|(a, b)| a == b).count();
+        Ok(stops.iter().any(|stop| text.rmatch_indices(stop.as_str()).any(|(at, _)| at + stop.len() > shared)))
     }
-    if prompt.len() >= config.max_positions() {
-        return Err(Error::data(format!(
-            "the prompt has {} tokens; the model has {} positions, and at least one is needed for the answer",
-            prompt.len(),
-            config.max_positions()
-        )));
-    }
-    continued(model, config, device, prompt, options, on_token)
 }
 
 fn no_head() -> Error {
     Error::config("this model has no language model head").help("generation needs a GPT-2 model")
 }
 
-/// [`generate`], after its checks.
-fn continued(
-    model: &Model,
-    config: &ModelConfig,
-    device: &Device,
-    prompt: &[u32],
-    options: &GenerateOptions,
-    mut on_token: impl FnMut(u32) -> ControlFlow<()>,
-) -> Result<Vec<u32>> {
-    let (mut cache, copies) = (KvCache::default(), Copies::default());
-    let pass = model.pass(false).with_copies(&copies);
-    let mut generated = Vec::new();
-    let mut input = prompt.to_vec();
-    while generated.len() < options.max_new_tokens && cache.len() + input.len() <= config.max_positions() {
-        let seq = input.len();
-        let ids = input.iter().map(|&id| id as i32).collect::<Vec<_>>();
-        let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, seq]), device);
-        let logits = model.forward_cached(ids, &mut cache, pass); // [seq, vocab]
-        let Some(logits) = logits else { return Err(no_head()) };
-        let last = read_values(logits.slice([seq - 1..seq, 0..config.vocab_size()]))?;
-        let token = choose(&last, options, generated.len() as u64)?;
-        if options.stop.contains(&token) {
-            break;
-        }
-        generated.push(token);
-        if on_token(token).is_break() {
-            break;
-        }
-        input = vec![token];
-    }
-    Ok(generated)
-}
-
-/// Chooses a token from logits `[vocab]`.
-fn choose(logits: &[f32], options: &GenerateOptions, position: u64) -> Result<u32> {
+/// Chooses the token that follows `tokens`, of which the first `prompt` are the prompt, from logits `[vocab]`.
+fn choose(logits: &mut [f32], tokens: &[u32], prompt: usize, options: &GenerateOptions) -> Result<u32> {
     if let Some(bad) = logits.iter().find(|logit| !logit.is_finite()) {
         return Err(Error::non_finite(format!("the model's logits contain {bad}; its weights are not usable")));
     }
-    let mut ranked = logits.iter().copied().enumerate().collect::<Vec<_>>();
+    process(logits, tokens, prompt, options);
+    let mut ranked =
+        logits.iter().copied().enumerate().filter(|(_, logit)| *logit > f32::NEG_INFINITY).collect::<Vec<_>>();
     // Ties go to the lower id, so that the result does not depend on the sort.
-    ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    let order = |a: &(usize, f32), b: &(usize, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    let Some(best) = ranked.iter().copied().min_by(order) else {
+        return Err(Error::config(
+            "no_repeat_ngram_size, min_new_tokens: they leave no token of the vocabulary to choose",
+        ));
+    };
     if options.temperature == 0.0 {
-        return Ok(ranked[0].0 as u32);
+        return Ok(best.0 as u32);
     }
-    if options.top_k > 0 {
+    if options.top_k > 0 && options.top_k < ranked.len() {
+        ranked.select_nth_unstable_by(options.top_k, order);
         ranked.truncate(options.top_k);
     }
-    let top = f64::from(ranked[0].1);
+    ranked.sort_unstable_by(order);
+    let top = f64::from(best.1);
     let mut weights =
         ranked.iter().map(|(_, logit)| ((f64::from(*logit) - top) / options.temperature).exp()).collect::<Vec<_>>();
     let total: f64 = weights.iter().sum();
@@ -111,7 +173,7 @@ fn choose(logits: &[f32], options: &GenerateOptions, position: u64) -> Result<u3
     });
     weights.truncate(kept.map_or(weights.len(), |last| last + 1));
     // 53 random bits in [0, 1).
-    let draw = uniform(seed_for(options.seed, "generate", position, 0));
+    let draw = uniform(seed_for(options.seed, "generate", (tokens.len() - prompt) as u64, 0));
     let mut left = draw * weights.iter().sum::<f64>();
     let chosen = weights.iter().position(|weight| {
         left -= weight;
@@ -120,26 +182,77 @@ fn choose(logits: &[f32], options: &GenerateOptions, position: u64) -> Result<u3
     Ok(ranked[chosen.unwrap_or(weights.len() - 1)].0 as u32)
 }
 
+/// Changes logits as the processors of `transformers` do, in their order: `RepetitionPenaltyLogitsProcessor`,
+/// `NoRepeatNGramLogitsProcessor`, `MinNewTokensLengthLogitsProcessor`. A token that must not come gets minus infinity.
+fn process(logits: &mut [f32], tokens: &[u32], prompt: usize, options: &GenerateOptions) {
+    if options.repetition_penalty != 1.0 {
+        let penalty = options.repetition_penalty as f32;
+        for token in tokens.iter().collect::<BTreeSet<_>>() {
+            let logit = &mut logits[*token as usize];
+            *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
+        }
+    }
+    let size = options.no_repeat_ngram_size;
+    if size > 0 && tokens.len() + 1 >= size {
+        let last = &tokens[tokens.len() + 1 - size..];
+        for window in tokens.windows(size).filter(|window| window[..size - 1] == *last) {
+            logits[window[size - 1] as usize] = f32::NEG_INFINITY;
+        }
+    }
+    if tokens.len() - prompt < options.min_new_tokens {
+        for id in &options.stop {
+            if let Some(logit) = logits.get_mut(*id as usize) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::config::GenerationSection;
 
     fn options(temperature: f64, top_k: usize, top_p: f64) -> GenerateOptions {
-        GenerateOptions { max_new_tokens: 1, temperature, top_k, top_p, seed: 1, stop: Vec::new() }
+        let section = GenerationSection { max_new_tokens: 1, temperature, top_k, top_p, seed: 1, ..Default::default() };
+        GenerateOptions::of(&section, Vec::new())
+    }
+
+    /// The token that follows a prompt of one token and `position` others.
+    fn chosen(logits: &[f32], options: &GenerateOptions, position: u64) -> Result<u32> {
+        choose(&mut logits.to_vec(), &vec![0; 1 + position as usize], 1, options)
     }
 
     fn counts(options: &GenerateOptions, logits: &[f32], draws: u64) -> Vec<usize> {
         let mut counts = vec![0; logits.len()];
         for position in 0..draws {
-            counts[choose(logits, options, position).unwrap() as usize] += 1;
+            counts[chosen(logits, options, position).unwrap() as usize] += 1;
         }
         counts
     }
 
     #[test]
+    fn repeated_tokens_are_penalised_by_their_sign_and_repeated_ngrams_and_early_ends_are_excluded() {
+        let with = |change: &dyn Fn(&mut GenerateOptions)| {
+            let mut options = GenerateOptions { max_new_tokens: 9, ..options(0.0, 0, 1.0) };
+            change(&mut options);
+            let mut logits = [2.0, -1.0, 1.5, 1.0];
+            process(&mut logits, &[0, 1, 2, 0, 1], 3, &options);
+            logits
+        };
+        assert_eq!(with(&|options| options.repetition_penalty = 2.0), [1.0, -2.0, 0.75, 1.0]);
+        let none = f32::NEG_INFINITY;
+        assert_eq!(with(&|options| options.no_repeat_ngram_size = 3), [2.0, -1.0, none, 1.0], "0 1 2 has come");
+        assert_eq!(with(&|options| options.no_repeat_ngram_size = 1), [none, none, none, 1.0]);
+        let early = |options: &mut GenerateOptions, least| (options.min_new_tokens, options.stop) = (least, vec![3]);
+        assert_eq!(with(&|options| early(options, 3)), [2.0, -1.0, 1.5, none]);
+        assert_eq!(with(&|options| early(options, 2)), [2.0, -1.0, 1.5, 1.0]);
+    }
+
+    #[test]
     fn temperature_zero_is_greedy_and_ties_go_to_the_lower_id() {
-        assert_eq!(choose(&[0.0, 3.0, 3.0], &options(0.0, 0, 1.0), 0).unwrap(), 1);
+        assert_eq!(chosen(&[0.0, 3.0, 3.0], &options(0.0, 0, 1.0), 0).unwrap(), 1);
     }
 
     #[test]
@@ -164,6 +277,6 @@ mod tests {
         assert!(options(-1.0, 0, 1.0).validate().is_err());
         assert!(options(f64::NAN, 0, 1.0).validate().is_err());
         assert!(options(1.0, 0, 0.0).validate().is_err());
-        assert!(choose(&[0.0, f32::NAN], &options(1.0, 0, 1.0), 0).is_err());
+        assert!(chosen(&[0.0, f32::NAN], &options(1.0, 0, 1.0), 0).is_err());
     }
 }

@@ -91,6 +91,10 @@ pub trait Callback<M = Model> {
     /// After an evaluation row was written.
     fn on_evaluate(&mut self, progress: &Progress, row: &Record, control: &mut Control) {}
 
+    /// After the model wrote `samples` of text in the middle of the run (`generation.every`), each a prompt with its
+    /// continuation.
+    fn on_samples(&mut self, progress: &Progress, samples: &[String]) {}
+
     /// Something worth telling has happened.
     fn on_notice(&mut self, notice: &str) {}
 

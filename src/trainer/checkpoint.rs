@@ -29,6 +29,7 @@ use crate::base::error::{Error, Result, printable};
 use crate::base::files::{free_beside, hex, read_regular, sha256, sync_folder, write_folder, write_whole};
 use crate::data::loader::Position;
 use crate::data::tokenizer::{NamedFile, write_files};
+use crate::plan::RunPlan;
 use crate::precision::scaler::ScalerState;
 
 /// The version of the format that this Kiln writes and reads. Version 1 had no digest of `state.json`.
@@ -66,6 +67,10 @@ pub struct State {
     pub kiln_version: String,
     /// Optimizer steps made.
     pub step: u64,
+    /// Those of them that are not steps of the schedule: it counts those that so many examples are in batches of the present
+    /// size, and this is not 0 where the run was continued with another global batch. Negative where there are fewer.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub steps_ahead: i64,
     /// Examples seen.
     pub samples: u64,
     /// Attended tokens seen.
@@ -95,6 +100,28 @@ pub struct State {
     pub only_model: bool,
     /// The other files, by name.
     pub files: BTreeMap<String, Checksum>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_zero(value: &i64) -> bool {
+    *value == 0
+}
+
+impl State {
+    /// [`steps_ahead`](Self::steps_ahead) for a run that goes on by `plan`, perhaps with another global batch.
+    pub fn steps_ahead_of(&self, plan: &RunPlan) -> i64 {
+        let step_examples = (plan.batch.micro * plan.batch.accumulation) as u64;
+        if self.promise.step_examples() == Some(step_examples) {
+            return self.steps_ahead;
+        }
+        let Position { epoch, index } = self.position;
+        self.step as i64 - (epoch * plan.steps.per_epoch as u64 + index / step_examples) as i64
+    }
+
+    /// The step of the schedule of `plan` that the run has come to.
+    pub fn scheduled(&self, plan: &RunPlan) -> u64 {
+        self.step.saturating_add_signed(-self.steps_ahead_of(plan))
+    }
 }
 
 /// Size and content of a file.
@@ -204,16 +231,20 @@ impl Checkpoint {
         })
     }
 
-    /// The checkpoint `path`, which must lie in the folder `checkpoints` of the run that is to be continued.
+    /// The checkpoint `path`: one of the folder `checkpoints` of the run that is to be continued, or, for a run that has none
+    /// yet, that of any run, which then goes on in a folder of its own.
     ///
     /// # Errors
-    /// A folder that is no checkpoint of this run; one that is damaged, suspect, or has no optimizer.
+    /// A folder that is no checkpoint, or none of this run although it has some; one that is damaged, suspect, or has no
+    /// optimizer.
     pub fn chosen(path: &Path, checkpoints: &Path) -> Result<Self> {
         let at = |error: Error| error.at("run.resume_from_checkpoint");
         let same =
             |a: &Path, b: &Path| fs::canonicalize(a).ok().is_some_and(|a| fs::canonicalize(b).is_ok_and(|b| a == b));
         let listed = list(checkpoints)?;
-        let Some((_, found)) = listed.iter().find(|(_, listed)| same(listed, path)) else {
+        let own = listed.iter().find(|(_, listed)| same(listed, path)).map(|(_, own)| own.as_path());
+        let Some(found) = own.or_else(|| Some(path).filter(|path| listed.is_empty() && path.join(STATE).is_file()))
+        else {
             let steps = listed.iter().map(|(step, _)| name(*step)).collect::<Vec<_>>().join(", ");
             let has = if steps.is_empty() { "it has none".into() } else { format!("it has {steps}") };
             return Err(at(Error::config(format!(
@@ -221,7 +252,10 @@ impl Checkpoint {
                 checkpoints.display(),
                 path.display()
             ))
-            .help(format!("{has}; to train on from the weights of another run, set model.from"))));
+            .help(format!(
+                "{has}; to go on from a checkpoint of another run of Kiln, set run.output_dir to a new folder; to train on from \
+                 the weights of a model, set model.from"
+            ))));
         };
         let unusable =
             |why: &str| at(Error::data(format!("{}: {why}", path.display())).help("name another checkpoint"));
@@ -651,6 +685,7 @@ mod tests {
             format_version: FORMAT_VERSION,
             kiln_version: "test".into(),
             step,
+            steps_ahead: 0,
             samples: 6 * step,
             tokens: 30 * step,
             epoch: 0.1 + 0.2,

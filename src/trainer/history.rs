@@ -45,7 +45,7 @@ pub(super) fn write_trainer_state(folder: &RunFolder, plan: &RunPlan, run: &mut 
         "is_local_process_zero": true,
         "is_world_process_zero": true,
         "logging_steps": plan.logging.steps,
-        "max_steps": plan.steps.total,
+        "max_steps": run.progress.total_steps,
         "num_input_tokens_seen": run.progress.tokens,
         "num_train_epochs": (plan.steps.total as f64 / plan.steps.per_epoch as f64).ceil() as u64,
         "save_steps": plan.saving.steps,

@@ -40,7 +40,6 @@ mod verifying;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use burn::module::Module;
 use burn::tensor::Device;
 use kiln_models::weights::LoadReport;
 
@@ -124,8 +123,8 @@ pub struct TrainOutput {
     /// The last record: `train_runtime`, `train_samples_per_second`, `train_steps_per_second`, `train_loss`, `epoch` and
     /// the steady-state figures.
     pub summary: Record,
-    /// The text that the model wrote at the end, when the config asks for one.
-    pub sample: Option<String>,
+    /// The texts that the model wrote at the end, when the config asks for them: each a prompt with its continuation.
+    pub samples: Vec<String>,
     /// The run that was to be continued was complete already: nothing was done, and nothing in its folder touched.
     pub was_complete: bool,
 }
@@ -262,7 +261,7 @@ impl<T: TrainingTask> Trainer<T> {
     pub fn train(&mut self) -> Result<TrainOutput> {
         let (mut folder, checkpoint) = RunFolder::create(&self.session)?;
         if let Some(summary) = folder.complete.take() {
-            return Ok(TrainOutput { step: folder.status.step, summary, sample: None, was_complete: true });
+            return Ok(TrainOutput { step: folder.status.step, summary, samples: Vec::new(), was_complete: true });
         }
         self.callbacks.push(Box::new(RunLog::new(folder.path())));
         if self.session.plan().logging.report_to.contains(&Integration::TensorBoard) {
@@ -337,6 +336,10 @@ impl<T: TrainingTask> Trainer<T> {
             if evaluates {
                 self.evaluate_and_record(folder, run)?;
             }
+            if self.samples_are_due(&after) {
+                let samples = self.sample(folder, run)?;
+                self.callbacks.iter_mut().for_each(|callback| callback.on_samples(&run.progress, &samples));
+            }
             if self.verifying.due(&after) {
                 self.verify(run)?;
             }
@@ -380,11 +383,8 @@ impl<T: TrainingTask> Trainer<T> {
         write_trainer_state(folder, self.session.plan(), run, true)?;
         folder.status.advance(&run.progress, run.clock.start.elapsed().as_secs_f64());
         self.callbacks.iter_mut().for_each(|callback| callback.on_train_end(&run.progress, &summary));
-        let sample = self.session.task.sample(self.session.plan(), &self.state.model.valid(), &self.session.device)?;
-        if let Some(sample) = &sample {
-            self.keep_sample(folder, sample, run.progress.step)?;
-        }
-        Ok(TrainOutput { step: run.progress.step, summary, sample, was_complete: false })
+        let samples = self.sample(folder, run)?;
+        Ok(TrainOutput { step: run.progress.step, summary, samples, was_complete: false })
     }
 
     fn train_loader(&self) -> Result<Loader<T::Example, T::Batch>> {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use kiln_models::weights::{StateDict, save};
 
-use super::checkpoint::{self, Checkpoint};
+use super::checkpoint::{self, Checkpoint, State};
 use super::manifest::{LOCK, Listed, MODEL, MODEL_ASIDE, Manifest};
 use super::promise::Promise;
 use super::status::{RunStatus, Status};
@@ -207,10 +207,9 @@ impl RunFolder {
             (OnExisting::Fail | OnExisting::Overwrite, _) => None,
         };
         if let Some(found) = &found {
-            found.state.promise.kept_by(&promise, found.state.step).map_err(|e| e.at(found.path.display()))?;
-            if let Some(notice) = found.state.promise.notice(&promise) {
-                tracing::warn!("{notice}");
-            }
+            let State { step, promise: was, .. } = &found.state;
+            was.kept_by(&promise, *step, found.state.scheduled(plan)).map_err(|e| e.at(found.path.display()))?;
+            was.notices(&promise, *step).iter().for_each(|notice| tracing::warn!("{notice}"));
         } else if how == OnExisting::Resume {
             // Files found here may be somebody's work: only `overwrite` may replace them.
             let mut entries = fs::read_dir(&checkpoints).into_iter().flatten().flatten();
@@ -249,7 +248,7 @@ impl RunFolder {
         let ended = found.as_ref().is_some_and(|found| {
             let limit = plan.steps.max_duration;
             let out_of_time = limit.is_some_and(|limit| found.state.seconds >= limit.as_secs_f64());
-            out_of_time || found.state.step >= plan.steps.total as u64
+            out_of_time || found.state.scheduled(plan) >= plan.steps.total as u64
         });
         if ended && path.join(MODEL).exists() {
             let status = Status::read(&path).unwrap_or_else(|error| {
@@ -282,6 +281,9 @@ impl RunFolder {
                         continue;
                     }
                     let is_own = file.strip_prefix(&path).is_ok_and(|name| manifest.has(name));
+                    if is_own && file.ends_with(page::SAMPLES) && page::keep_samples(&file, found.state.step)? {
+                        continue;
+                    }
                     let gone = if is_own { fs::remove_file(&file) } else { keep(&file, &file) };
                     gone.map_err(|error| io("remove", &file, &error))?;
                 }
@@ -303,6 +305,14 @@ impl RunFolder {
         session.write_plan(&path)?;
         Provenance::of(session).write(&path)?;
         let seconds = found.as_ref().map_or(0.0, |found| found.state.seconds);
+        let of_another = found.as_ref().filter(|found| !found.path.starts_with(&checkpoints));
+        if let Some(found) = of_another {
+            // The rows of the run that it comes from are those of this one up to here.
+            let rows = found.path.parent().and_then(Path::parent).map(|run| run.join(metrics::FILE));
+            if let Some(rows) = rows.filter(|rows| rows.is_file()) {
+                fs::copy(&rows, path.join(metrics::FILE)).map_err(|error| io("copy", &rows, &error))?;
+            }
+        }
         let metrics = match &found {
             Some(found) => MetricsFile::resume(&path, found.state.metrics_rows, found.state.step)?,
             None => MetricsFile::open(&path)?,

@@ -1,23 +1,29 @@
-//! The files that a run keeps for its page, `report.html`: the text that it generated at its end, and the confusion matrix of its
+//! The files that a run keeps for its page, `report.html`: the texts that it generated, and the confusion matrix of its
 //! last evaluation. The page itself is written by the function that is handed to [`Trainer::with_page`].
 
 use std::path::Path;
+use std::time::Instant;
 
+use burn::module::Module;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::Trainer;
+use super::observer::Part;
 use super::output::RunFolder;
-use crate::base::error::Result;
+use super::run::{After, Run};
+use crate::base::error::{Error, Result};
 use crate::base::files::{write_json, write_whole};
 use crate::data::labels::LabelNames;
+use crate::engine::device::release_memory;
 use crate::session::TrainingTask;
 use crate::task::scores::Confusion;
 
 /// The page of a run, in its folder.
 pub const PAGE: &str = "report.html";
 
-/// The text that the model wrote at the end of the run, in the run folder: a line with `step`, `prompt` and `text`.
+/// The texts that the model wrote at the end of the run and on the way, in the run folder: lines with `step`, `prompt` and
+/// `text`.
 pub const SAMPLES: &str = "samples.jsonl";
 
 /// The confusion matrix of the last evaluation of a classification, in the run folder.
@@ -84,10 +90,55 @@ impl<T: TrainingTask> Trainer<T> {
         write_json(&folder.path().join(CONFUSION), &kept)
     }
 
-    /// Keeps the text that the model wrote after step `step`.
-    pub(super) fn keep_sample(&self, folder: &RunFolder, sample: &str, step: u64) -> Result<()> {
-        let prompt = self.session.plan().generation.as_ref().map(|options| options.prompt.as_str());
-        let line = json!({"step": step, "prompt": prompt, "text": sample});
-        write_whole(&folder.path().join(SAMPLES), format!("{line}\n").as_bytes())
+    /// Whether samples of text follow a step, besides those at the end.
+    pub(super) fn samples_are_due(&self, after: &After) -> bool {
+        let every = self.session.plan().generation.as_ref().and_then(|options| options.every);
+        every.is_some_and(|every| after.step.is_multiple_of(every as u64) && !after.is_last)
+            && self.purpose.writes_model()
     }
+
+    /// Lets the model write its samples and keeps them in the place of those of this step and of later ones, which a run that
+    /// was continued from an earlier checkpoint makes again.
+    pub(super) fn sample(&mut self, folder: &RunFolder, run: &mut Run) -> Result<Vec<String>> {
+        if self.session.plan().generation.is_none() {
+            return Ok(Vec::new());
+        }
+        let (started, step) = (Instant::now(), run.progress.step);
+        let samples =
+            self.session.task.samples(self.session.plan(), &self.state.model.valid(), &self.session.device)?;
+        // Batches of other shapes leave pages in the device's pools that training does not use.
+        release_memory(&self.session.device);
+        let path = folder.path().join(SAMPLES);
+        let mut lines = earlier_samples(&path, step)?;
+        for (prompt, text) in &samples {
+            lines += &format!("{}\n", json!({"step": step, "prompt": prompt, "text": text}));
+        }
+        write_whole(&path, lines.as_bytes())?;
+        run.clock.exclude_evaluation(started.elapsed());
+        self.observer.part(Part::Evaluation);
+        Ok(samples.into_iter().map(|(_, text)| text).collect())
+    }
+}
+
+/// Leaves those lines of the file at `path` that are of step `step` and earlier ones; false when there are none.
+pub(super) fn keep_samples(path: &Path, step: u64) -> Result<bool> {
+    let lines = earlier_samples(path, step + 1)?;
+    if !lines.is_empty() {
+        write_whole(path, lines.as_bytes())?;
+    }
+    Ok(!lines.is_empty())
+}
+
+/// The lines of the file at `path` that are of steps before `step`; empty where there is no file.
+fn earlier_samples(path: &Path, step: u64) -> Result<String> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(String::new()),
+        Err(error) => return Err(Error::io(format!("read {}", path.display()), &error)),
+    };
+    let is_earlier = |line: &&str| {
+        let line = serde_json::from_str::<serde_json::Value>(line).ok();
+        line.and_then(|line| line.get("step")?.as_u64()).is_some_and(|of| of < step)
+    };
+    Ok(text.lines().filter(is_earlier).map(|line| format!("{line}\n")).collect())
 }

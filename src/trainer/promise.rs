@@ -4,8 +4,14 @@
 //! Free are settings that change what is reported, saved or measured but no weight: where the run writes, logging,
 //! evaluation and its data (a change of these is said), saving, early stopping, `max_minutes`, the text sample, and which
 //! device of a kind. Free, too, is the
-//! compiler: it computes the same function, so a run may change to it and back, though not bit for bit. The length of the run is
-//! free when the schedule does not depend on it. Everything else is refused by name.
+//! compiler: it computes the same function, so a run may change to it and back, though not bit for bit.
+//!
+//! Two settings may change with a notice, and the run is another one from there on. Its **length**: the schedule is that of the
+//! new length from the next step on, entered at the step that the run has come to, as in `transformers`' Trainer, which makes
+//! the schedule anew and puts the count of steps back (its first step still has the rate that the old schedule left). Its **global batch**: progress is counted in examples. The run goes on
+//! with the next example, and in the schedule it stands where it would stand if all examples so far had come in batches of the
+//! new size; it ends when the planned examples are seen. The warm-up that follows from a share of the steps, and a learning rate
+//! that `[learning_rate]` scales with the batch, follow both. Everything else is refused by name, with the reason.
 //!
 //! The micro-batch is free at the same number of examples in an optimizer step, unless the loss of a step depends on how it
 //! is cut (`trainer.accumulation = "transformers"`). Sums are then added in another order, so that losses differ by rounding
@@ -19,7 +25,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::base::error::{Error, Result};
 use crate::base::files::hex;
-use crate::config::{Precision, SchedulerType};
+use crate::config::{LrScaling, Precision};
 use crate::data::digest::digest;
 use crate::session::{Session, TrainingTask};
 use crate::task::Reduction;
@@ -82,6 +88,32 @@ const LENGTH: &str = "total steps";
 
 const EXAMPLES: &str = "training examples";
 
+const STEP_EXAMPLES: &str = "examples in an optimizer step";
+
+const WARMUP: &str = "trainer.warmup_steps";
+
+const RATE: &str = "trainer.learning_rate";
+
+/// Why a setting must stay: the beginning of its key, and the reason.
+const REASONS: &[(&str, &str)] = &[
+    ("model", "the weights and moments of the checkpoint have the old shape"),
+    ("lora", "the weights and moments of the checkpoint have the old shape"),
+    ("tokenizer", "the examples would be others than those that were learned from"),
+    ("content of", "the place in the data is counted in the old examples"),
+    ("training ", "the place in the data is counted in the old examples"),
+    ("examples of", "the place in the data is counted in the old examples"),
+    ("data.", "the place in the data is counted in the old examples"),
+    ("trainer.data_seed", "the order of the examples follows from it"),
+    ("trainer.seed", "dropout and the order of the examples follow from it"),
+    ("trainer.optim", "the moments of the checkpoint belong to the old optimizer"),
+    ("trainer.adam", "the moments of the checkpoint belong to the old optimizer"),
+    ("trainer.learning_rate", "the steps so far followed the old learning rate"),
+    ("trainer.lr_scheduler", "the steps so far followed the old schedule"),
+    ("trainer.warmup", "the steps so far followed the old warm-up"),
+    ("device.kind", "another kind of device rounds otherwise"),
+    ("precision", "the steps so far were rounded otherwise"),
+];
+
 /// The settings and facts that must stay, by key.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Promise {
@@ -90,6 +122,9 @@ pub struct Promise {
     settings: BTreeMap<String, Value>,
     /// The digest of the validation data, where there are any.
     validation: Option<String>,
+    /// The learning rate follows the global batch.
+    #[serde(skip)]
+    scales_rate: bool,
 }
 
 impl Promise {
@@ -113,11 +148,11 @@ impl Promise {
             settings.insert("precision".into(), json!(precision.as_str()));
         }
         settings.insert(LENGTH.into(), json!(plan.steps.total));
-        settings.insert("trainer.warmup_steps".into(), json!(plan.optimizer.schedule.warmup_steps()));
-        settings.insert("trainer.learning_rate".into(), json!(plan.optimizer.learning_rate.rate));
+        settings.insert(WARMUP.into(), json!(plan.optimizer.schedule.warmup_steps()));
+        settings.insert(RATE.into(), json!(plan.optimizer.learning_rate.rate));
         settings.insert("trainer.data_seed".into(), json!(plan.data.seed));
         let (micro, accumulation) = (plan.batch.micro, plan.batch.accumulation);
-        settings.insert("examples in an optimizer step".into(), json!(micro * accumulation));
+        settings.insert(STEP_EXAMPLES.into(), json!(micro * accumulation));
         if plan.data.drop_last {
             // The examples that an epoch leaves out depend on the micro-batch.
             settings.insert("examples of an epoch".into(), json!(plan.data.train_examples / micro * micro));
@@ -135,7 +170,8 @@ impl Promise {
             hash.update(format!("{key}={value}\n"));
         }
         let validation = session.validation().map(|data| digest(&**data)).transpose()?;
-        Ok(Self { fingerprint: hex(&hash.finalize()), settings, validation })
+        let scales_rate = session.config().learning_rate.scaling != LrScaling::None;
+        Ok(Self { fingerprint: hex(&hash.finalize()), settings, validation, scales_rate })
     }
 
     /// The number of training examples.
@@ -143,48 +179,85 @@ impl Promise {
         self.settings.get(EXAMPLES).and_then(Value::as_u64)
     }
 
-    /// A notice for when a run with the promise `self` continues as `now`, although it may.
-    pub fn notice(&self, now: &Self) -> Option<&'static str> {
-        let changed = now.validation.is_some() && self.validation.is_some() && self.validation != now.validation;
-        changed.then_some(
-            "the validation data have changed since the run began: evaluations before and after this point, and the best \
-             of them, do not compare",
-        )
+    /// The examples of an optimizer step.
+    pub fn step_examples(&self) -> Option<u64> {
+        self.settings.get(STEP_EXAMPLES).and_then(Value::as_u64)
     }
 
-    /// Whether a run with the promise `self`, now at `step`, may continue as `now`.
+    fn differs(&self, now: &Self, key: &str) -> bool {
+        self.settings.get(key) != now.settings.get(key)
+    }
+
+    /// Notices for when a run with the promise `self`, now at `step`, continues as `now`, although it may.
+    pub fn notices(&self, now: &Self, step: u64) -> Vec<String> {
+        let changed = now.validation.is_some() && self.validation.is_some() && self.validation != now.validation;
+        let validation = changed.then(|| {
+            "the validation data have changed since the run began: evaluations before and after this point, and the best of \
+             them, do not compare"
+                .to_owned()
+        });
+        let value = |of: &Self, key: &str| of.settings.get(key).map_or_else(String::new, Value::to_string);
+        let batch = self.differs(now, STEP_EXAMPLES).then(|| {
+            format!(
+                "the run goes on after step {step} with {} examples in an optimizer step, which were {}: progress is counted in \
+                 examples, and the rest of the schedule of {} steps follows",
+                value(now, STEP_EXAMPLES),
+                value(self, STEP_EXAMPLES),
+                value(now, LENGTH)
+            )
+        });
+        let length = (batch.is_none() && self.differs(now, LENGTH)).then(|| {
+            format!(
+                "the run was to end after {} steps and is to end after {}: from step {} on the learning rate follows the schedule \
+                 of the new length",
+                value(self, LENGTH),
+                value(now, LENGTH),
+                step + 1
+            )
+        });
+        [validation, batch, length].into_iter().flatten().collect()
+    }
+
+    /// Whether the setting `key` may become that of `now`.
+    fn may_change(&self, now: &Self, key: &str) -> bool {
+        let batch = self.differs(now, STEP_EXAMPLES);
+        match key {
+            LENGTH | STEP_EXAMPLES => true,
+            WARMUP => batch || self.differs(now, LENGTH),
+            RATE => batch && now.scales_rate,
+            "examples of an epoch" | "trainer.per_device_train_batch_size" => batch,
+            _ => false,
+        }
+    }
+
+    /// Whether a run with the promise `self`, now at `step`, which is step `scheduled` of the schedule of `now`, may continue as
+    /// `now`.
     ///
     /// # Errors
-    /// The settings that differ, with both values.
-    pub fn kept_by(&self, now: &Self, step: u64) -> Result<()> {
+    /// The settings that differ, with both values and the reason why they must stay.
+    pub fn kept_by(&self, now: &Self, step: u64, scheduled: u64) -> Result<()> {
         let keys = self.settings.keys().chain(now.settings.keys().filter(|key| !self.settings.contains_key(*key)));
         let mut broken = Vec::new();
         for key in keys {
             let (was, is) = (self.settings.get(key), now.settings.get(key));
-            if was == is || (key == LENGTH && now.length_is_free()) {
+            if was == is || self.may_change(now, key) {
                 continue;
             }
             let shown = |value: Option<&Value>| value.map_or("not given".into(), Value::to_string);
-            broken.push(format!("{key} was {} and is {}", shown(was), shown(is)));
+            let reason = REASONS.iter().find(|(of, _)| key.starts_with(of)).map(|(_, reason)| format!(" ({reason})"));
+            broken.push(format!("{key} was {} and is {}{}", shown(was), shown(is), reason.unwrap_or_default()));
         }
         let total = now.settings[LENGTH].as_u64().unwrap_or_default();
-        if broken.is_empty() && step > total {
-            broken.push(format!("the run has made {step} steps and is to end after {total}"));
+        if broken.is_empty() && scheduled > total {
+            broken.push(format!("the run has made {scheduled} steps and is to end after {total}"));
         }
         if broken.is_empty() {
             return Ok(());
         }
         Err(Error::config(format!("the checkpoint of step {step} is of another run: {}", broken.join("; "))).help(
-            "a resumed run continues exactly as it began: set these back, or start a new run (run.output_dir, or \
-             run.on_existing = \"overwrite\")",
+            "of what decides about the weights a resumed run may change its length and its global batch: set the rest back, or \
+             start a new run (run.output_dir, or run.on_existing = \"overwrite\"); model.from begins one with these weights",
         ))
-    }
-
-    /// Whether the learning rate of a step does not depend on how many steps follow.
-    fn length_is_free(&self) -> bool {
-        let kinds = [SchedulerType::Constant, SchedulerType::ConstantWithWarmup, SchedulerType::InverseSqrt];
-        let kind = self.settings.get("trainer.lr_scheduler_type").and_then(Value::as_str);
-        kinds.iter().any(|free| Some(free.as_str()) == kind)
     }
 }
 
@@ -212,27 +285,45 @@ mod tests {
     fn promise(settings: Value) -> Promise {
         let mut map = BTreeMap::new();
         flatten("", &settings, &mut map);
-        Promise { fingerprint: String::new(), settings: map, validation: None }
+        Promise { fingerprint: String::new(), settings: map, validation: None, scales_rate: false }
     }
 
     #[test]
     fn what_changed_is_named_with_both_values() {
         let was = promise(json!({"trainer": {"seed": 1}, "model": {"n_layer": 2}, LENGTH: 9}));
         let now = promise(json!({"trainer": {"seed": 2}, "model": {"n_head": 2}, LENGTH: 9}));
-        let error = was.kept_by(&now, 3).unwrap_err().to_string();
-        for part in
-            ["trainer.seed was 1 and is 2", "model.n_layer was 2 and is not given", "model.n_head was not given"]
-        {
+        let error = was.kept_by(&now, 3, 3).unwrap_err().to_string();
+        for part in [
+            "trainer.seed was 1 and is 2 (dropout and the order of the examples follow from it)",
+            "model.n_layer was 2 and is not given",
+            "model.n_head was not given",
+        ] {
             assert!(error.contains(part), "{error}");
         }
-        was.kept_by(&was, 3).unwrap();
+        was.kept_by(&was, 3, 3).unwrap();
     }
 
     #[test]
-    fn the_length_is_free_where_the_schedule_is() {
-        let of = |kind: &str, total: u64| promise(json!({"trainer": {"lr_scheduler_type": kind}, LENGTH: total}));
-        of("constant", 9).kept_by(&of("constant", 20), 9).unwrap();
-        assert!(of("constant", 9).kept_by(&of("constant", 5), 9).is_err());
-        assert!(of("linear", 9).kept_by(&of("linear", 20), 9).is_err());
+    fn length_and_batch_may_change_and_what_follows_from_them() {
+        let of = |total: u64, batch: u64, warmup: u64, rate: f64| {
+            promise(json!({LENGTH: total, STEP_EXAMPLES: batch, WARMUP: warmup, RATE: rate}))
+        };
+        let was = of(9, 8, 1, 0.1);
+        was.kept_by(&of(20, 8, 2, 0.1), 9, 9).unwrap();
+        was.kept_by(&of(5, 8, 1, 0.1), 4, 4).unwrap();
+        was.kept_by(&of(9, 16, 2, 0.1), 4, 2).unwrap();
+        for (now, why) in [
+            (of(3, 8, 1, 0.1), "the run has made 4 steps and is to end after 3"),
+            (of(9, 8, 2, 0.1), "trainer.warmup_steps was 1 and is 2 (the steps so far followed the old warm-up)"),
+            (of(9, 16, 1, 0.2), "trainer.learning_rate was 0.1 and is 0.2"),
+        ] {
+            let error = was.kept_by(&now, 4, 4).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+        let scaled = Promise { scales_rate: true, ..of(9, 16, 1, 0.2) };
+        was.kept_by(&scaled, 4, 2).unwrap();
+        assert!(was.notices(&was, 4).is_empty());
+        assert!(was.notices(&of(20, 8, 2, 0.1), 4)[0].contains("after 9 steps and is to end after 20: from step 5 on"));
+        assert!(was.notices(&of(5, 16, 1, 0.1), 4)[0].contains("with 16 examples in an optimizer step, which were 8"));
     }
 }

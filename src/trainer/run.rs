@@ -49,6 +49,8 @@ pub(super) struct Run {
     pub(super) clock: Clock,
     pub(super) saver: Saver,
     pub(super) guard: Guard,
+    /// See [`State::steps_ahead`].
+    pub(super) steps_ahead: i64,
     /// The step of the last log row, or where the run was taken up.
     pub(super) last_row: u64,
     pub(super) shapes: Shapes,
@@ -100,7 +102,8 @@ impl<T: TrainingTask> Trainer<T> {
         let checked = self.verify_start(checkpoint)?;
         let seen = NewKernels::start();
         let warmed = self.warm_up()?;
-        let total_steps = self.session.plan().steps.total as u64;
+        let steps_ahead = checkpoint.map_or(0, |checkpoint| checkpoint.state.steps_ahead_of(self.session.plan()));
+        let total_steps = (self.session.plan().steps.total as u64).saturating_add_signed(steps_ahead);
         let mut progress = Progress { step: 0, total_steps, samples: 0, tokens: 0, epoch: 0.0 };
         let mut evaluating = Evaluating::new(self.session.plan());
         let mut control = Control::default();
@@ -155,6 +158,7 @@ impl<T: TrainingTask> Trainer<T> {
             clock,
             saver: Saver::new(self.session.plan(), folder.checkpoints(), folder.manifest.clone()),
             guard: Guard::new(self.session.plan()),
+            steps_ahead,
             last_row: progress.step,
             shapes,
             kernels,
@@ -257,6 +261,7 @@ impl<T: TrainingTask> Trainer<T> {
             format_version: FORMAT_VERSION,
             kiln_version: env!("CARGO_PKG_VERSION").into(),
             step: progress.step,
+            steps_ahead: run.steps_ahead,
             samples: progress.samples,
             tokens: progress.tokens,
             epoch: progress.epoch,

@@ -161,7 +161,7 @@ impl<T: TrainingTask> Trainer<T> {
                 .help("every optimizer step needs at least one label that is not -100"));
         }
 
-        let lr = self.session.plan().optimizer.schedule.lr(step as usize);
+        let lr = self.session.plan().optimizer.schedule.lr(step.saturating_add_signed(-run.steps_ahead) as usize);
         let (callbacks, progress) = (&mut self.callbacks, &run.progress);
         let mut sees = |model: &T::Model, grads: &GradientsParams| {
             callbacks.iter_mut().for_each(|callback| callback.on_pre_optimizer_step(progress, model, grads));

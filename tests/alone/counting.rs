@@ -12,12 +12,21 @@ pub fn live() -> isize {
     LIVE.load(Ordering::Relaxed)
 }
 
+/// Bytes that have been allocated, freed or not.
+static ALLOCATED: AtomicIsize = AtomicIsize::new(0);
+
+/// Bytes that have been allocated so far, by all threads.
+pub fn allocated() -> isize {
+    ALLOCATED.load(Ordering::Relaxed)
+}
+
 struct Counting;
 
 // SAFETY: every call goes to the system's allocator unchanged; counting touches no memory of it.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE.fetch_add(layout.size() as isize, Ordering::Relaxed);
+        ALLOCATED.fetch_add(layout.size() as isize, Ordering::Relaxed);
         // SAFETY: the caller's layout is passed on.
         unsafe { System.alloc(layout) }
     }

@@ -4,6 +4,7 @@
 
 mod counting;
 mod device_reads;
+mod kv_cache;
 mod saved_bytes;
 mod soak;
 mod tokenized_memory;

@@ -6,6 +6,7 @@
 mod common;
 
 // Data, models and the Hub.
+mod generation;
 mod hub;
 mod init;
 mod language_models;

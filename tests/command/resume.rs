@@ -418,11 +418,9 @@ fn what_would_break_the_promise_is_refused_by_name() {
     let before = std::fs::read(folder.path().join("run/metrics.jsonl")).unwrap();
     for (set, part) in [
         ("trainer.seed=7", "trainer.seed was 42 and is 7"),
-        ("trainer.per_device_train_batch_size=2", "examples in an optimizer step was 6 and is 4"),
-        ("trainer.gradient_accumulation_steps=1", "examples in an optimizer step was 6 and is 3"),
-        ("trainer.learning_rate=2e-3", "trainer.learning_rate was 0.001 and is 0.002"),
+        ("trainer.learning_rate=2e-3", "0.001 and is 0.002 (the steps so far followed the old learning rate)"),
         ("trainer.lr_scheduler_type=cosine", "trainer.lr_scheduler_type was \"linear\" and is \"cosine\""),
-        ("trainer.max_steps=20", "total steps was 9 and is 20"),
+        ("trainer.max_steps=8", "the run has made 9 steps and is to end after 8"),
         ("trainer.warmup_steps=2", "trainer.warmup_steps was 3 and is 2"),
         ("model.n_layer=3", "model.n_layer was 2 and is 3"),
         ("model.attn_pdrop=0.0", "model.attn_pdrop was 0.1 and is 0"),
@@ -430,7 +428,7 @@ fn what_would_break_the_promise_is_refused_by_name() {
         ("data.validation=\"10%\"", "data.validation was 0.2 and is 0.1"),
     ] {
         let mut command = train(folder.path(), "run", &["--resume", "--set", "trainer.max_steps=9", "--set", set]);
-        fails(&mut command, 2, &["of another run", part, "set these back"]);
+        fails(&mut command, 2, &["of another run", part, "set the rest back"]);
     }
     let data = folder.path().join("data.jsonl");
     let text = std::fs::read_to_string(&data).unwrap();
@@ -570,4 +568,89 @@ fn without_a_checkpoint_it_begins_and_a_foreign_folder_is_left_alone() {
     std::fs::write(foreign.join("thesis.txt"), "dear").unwrap();
     fails(&mut train(folder.path(), "foreign", &["--resume"]), 2, &["holds no run of Kiln's"]);
     assert_eq!(std::fs::read_dir(&foreign).unwrap().count(), 1);
+}
+
+/// The learning rate of each step of a run.
+fn rates(folder: &Path, run: &str) -> Vec<f64> {
+    crate::common::train_rows(&folder.join(run)).iter().map(|row| row["learning_rate"].as_f64().unwrap()).collect()
+}
+
+#[test]
+fn a_run_goes_on_to_another_end_by_the_schedule_that_transformers_makes() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    for case in crate::common::json(&fixtures.join("longer.json")).as_array().unwrap() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), "clm");
+        let run = |total: &str, more: &[&str]| {
+            let mut command = train(folder.path(), "run", more);
+            for key in ["lr_scheduler_type", "warmup_steps"] {
+                command.args(["--set", &format!("trainer.{key}={}", case[key])]);
+            }
+            succeeds(
+                command.args(["--set", &format!("trainer.max_steps={}", case[total])]).args(["--log-format", "dict"]),
+            )
+        };
+        run("planned", &[]);
+        let from = format!("run/checkpoints/step-{:06}", case["from"].as_u64().unwrap());
+        run("total", &["--resume-from", &from]);
+        let expected = case["learning_rate"].as_array().unwrap().iter().map(|rate| rate.as_f64().unwrap());
+        let expected = expected.collect::<Vec<_>>();
+        let rates = rates(folder.path(), "run");
+        assert_eq!(rates.len() as u64, case["total"].as_u64().unwrap());
+        // The first step of theirs still has the rate that the old schedule left in the optimizer's state.
+        for (ours, theirs) in rates[rates.len() - expected.len()..].iter().zip(&expected).skip(1) {
+            assert!((ours - theirs).abs() <= 1e-9 * theirs.abs().max(1e-9), "{case}: {ours} {theirs}");
+        }
+    }
+}
+
+#[test]
+fn a_run_goes_on_with_another_global_batch_where_its_examples_are() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    // 20 training examples: an epoch has 4 steps of 6 examples, of which the last is smaller, or 7 of 3.
+    let epochs = [
+        "--set",
+        "trainer.max_steps=-1",
+        "--set",
+        "trainer.num_train_epochs=4",
+        "--set",
+        "trainer.save_steps=6",
+        "--set",
+        "trainer.warmup_steps=0",
+        "--log-format",
+        "dict",
+    ];
+    let small = [&epochs[..], &["--set", "trainer.gradient_accumulation_steps=1"]].concat();
+    succeeds(&mut train(folder.path(), "large", &epochs));
+    succeeds(&mut train(folder.path(), "small", &small));
+    let (large, whole) = (rates(folder.path(), "large"), rates(folder.path(), "small"));
+    assert_eq!((large.len(), whole.len()), (16, 28));
+    // Step 6 of 16 stands at example 12 of epoch 2, which is step 11 of 28: 17 follow, with their learning rates.
+    let output =
+        train(folder.path(), "large", &[&small[..], &["--resume-from", "large/checkpoints/step-000006"]].concat());
+    let output = { output }.output().unwrap();
+    let text = crate::common::text(&output);
+    assert!(output.status.success() && text.contains("with 3 examples in an optimizer step, which were 6"), "{text}");
+    let smaller = rates(folder.path(), "large");
+    assert_eq!(smaller.len(), 6 + 17);
+    assert_eq!(smaller[6..], whole[11..]);
+    let last = crate::common::train_rows(&folder.path().join("large")).pop().unwrap();
+    assert_eq!((last["step"].as_u64(), last["epoch"].as_f64()), (Some(23), Some(4.0)));
+    // And back, in a folder of its own, from a checkpoint that was saved on the way: step 18 is step 23 of 28, at example 6
+    // of epoch 4, that is step 13 of 16.
+    let back =
+        train(folder.path(), "back", &[&epochs[..], &["--resume-from", "large/checkpoints/step-000018"]].concat());
+    succeeds(&mut { back });
+    let back = rates(folder.path(), "back");
+    assert_eq!(back[..18], smaller[..18]);
+    assert_eq!(back[18..], large[13..]);
+    assert!(folder.path().join("large/checkpoints/step-000018").is_dir(), "the other run is as it was");
+    // A checkpoint of another run is no checkpoint of a run that has its own, and a folder of another program is none at all.
+    let other =
+        train(folder.path(), "small", &[&small[..], &["--resume-from", "large/checkpoints/step-000006"]].concat());
+    fails(&mut { other }, 2, &["expected a checkpoint of this run", "set run.output_dir to a new folder"]);
+    std::fs::create_dir(folder.path().join("checkpoint-500")).unwrap();
+    let foreign = train(folder.path(), "new", &["--resume-from", "checkpoint-500"]);
+    fails(&mut { foreign }, 2, &["expected a checkpoint of this run", "checkpoint-500"]);
 }

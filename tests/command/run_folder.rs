@@ -88,7 +88,8 @@ fn rows_have_the_keys_that_are_promised() {
             "trainer_state.json"
         ]
     );
-    let model = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"];
+    let model =
+        ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"];
     assert_eq!(place.listing("run/model"), model);
 }
 
@@ -229,7 +230,7 @@ fn what_kiln_has_not_written_is_never_removed() {
     std::fs::remove_file(place.path("run/.lock")).unwrap();
     place.train("rows.toml", &[&["run.on_existing=resume", "trainer.max_steps=4"], &overwrite[1..]].concat());
     stays();
-    assert_eq!(place.listing("run/model").len(), 4, "a file of the model before is taken for somebody's");
+    assert_eq!(place.listing("run/model").len(), 5, "a file of the model before is taken for somebody's");
 
     // A folder with somebody's model is no run, whatever else is in it.
     place.write("own.toml", "");

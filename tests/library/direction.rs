@@ -27,7 +27,7 @@ const KILN: [&str; 17] = [
 ];
 
 /// The modules of `models`, lowest first.
-const MODELS: [&str; 13] = [
+const MODELS: [&str; 14] = [
     "error",
     "whole_file",
     "ops",
@@ -37,6 +37,7 @@ const MODELS: [&str; 13] = [
     "lora",
     "layers",
     "rows",
+    "kv_cache",
     "gpt2",
     "bert",
     "weights",

@@ -69,6 +69,12 @@ impl Talk {
         if self.level.informs() { self.tell(line) } else { Ok(()) }
     }
 
+    /// Says texts that the model wrote, each under `head`.
+    pub(super) fn samples(self, head: &str, samples: &[String]) -> Result<()> {
+        let below = "-".repeat(head.chars().count() + 8);
+        samples.iter().try_for_each(|sample| self.tell(format!("\n--- {head} ---\n{sample}\n{below}\n")))
+    }
+
     /// Says a warning, which stands out in the table.
     pub(super) fn warn(self, line: &str) -> Result<()> {
         match self.format {

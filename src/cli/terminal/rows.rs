@@ -57,6 +57,7 @@ impl<M> Callback<M> for Printer {
     }
 
     fn on_step_end(&mut self, progress: &Progress, _control: &mut Control) {
+        self.bar.set_length(progress.total_steps);
         self.bar.set_position(progress.step);
     }
 
@@ -70,6 +71,10 @@ impl<M> Callback<M> for Printer {
     fn on_evaluate(&mut self, _progress: &Progress, row: &Record, _control: &mut Control) {
         self.print(row, Table::evaluation);
         self.evaluation = Some(row.clone());
+    }
+
+    fn on_samples(&mut self, progress: &Progress, samples: &[String]) {
+        let _ = self.talk.samples(&format!("sample after step {}", progress.step), samples);
     }
 
     fn on_notice(&mut self, notice: &str) {

@@ -147,11 +147,12 @@ impl Inputs {
         let drawn = of_batch.drawn(config);
         let data = DataFacts::new(&*train, validation.as_deref(), drawn);
         let tokenizer = inputs.task.tokenizer.as_ref().map(|tokenizer| {
-            let prompt = config.generation.as_ref().map(|generation| tokenizer.encode(&generation.prompt));
+            let prompts = config.generation.iter().flat_map(|generation| &generation.prompt);
+            let tokens = prompts.map(|prompt| tokenizer.encode(prompt).map(|ids| ids.len())).collect::<Result<_>>()?;
             Ok::<_, Error>(TokenizerFacts {
                 vocab_size: tokenizer.vocab_size(),
                 eot_id: tokenizer.eot_id(),
-                prompt_tokens: prompt.transpose()?.map(|ids| ids.len()),
+                prompt_tokens: tokens,
             })
         });
         let facts = Facts {

@@ -1,0 +1,171 @@
+//! Text that a language model writes: `kiln generate` against `transformers`, several prompts at once, the settings of a model
+//! folder, and samples on the way of a run.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::common::place::Place;
+use crate::common::small_run::copy;
+use crate::common::{fails, fixture, json, kiln, kiln_on_device, succeeds};
+
+/// The model of `fixtures/make_generation.py` with its tokenizer.
+fn model() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    copy(&fixture("generate-gpt2").join("model"), &folder.path().join("model"));
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/run_clm/gpt2").join(file);
+        std::fs::copy(from, folder.path().join("model").join(file)).unwrap();
+    }
+    folder
+}
+
+/// The lines of `kiln generate model --json` with `args`.
+fn generated(folder: &Path, args: &[&str]) -> Vec<Value> {
+    let out = succeeds(kiln_on_device(folder).args(["generate", "model", "--json"]).args(args));
+    out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn greedy_texts_are_those_of_transformers_token_by_token_alone_and_together() {
+    let folder = model();
+    let cases = json(&fixture("generate-gpt2").join("cases.json"));
+    let prompts =
+        cases["prompts"].as_array().unwrap().iter().map(|prompt| prompt.as_str().unwrap()).collect::<Vec<_>>();
+    for case in cases["cases"].as_array().unwrap() {
+        let mut settings = vec!["--temperature".to_owned(), "0".into()];
+        for (key, value) in case["settings"].as_object().unwrap() {
+            let values = value.as_array().cloned().unwrap_or_else(|| vec![value.clone()]);
+            for value in values {
+                let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                settings.extend([format!("--{}", key.replace('_', "-")), text]);
+            }
+        }
+        let settings = settings.iter().map(String::as_str).collect::<Vec<_>>();
+        let asked = prompts.iter().flat_map(|prompt| ["--prompt", prompt]).collect::<Vec<_>>();
+        for mode in ["native", "compiled"] {
+            let together = generated(folder.path(), &[&settings[..], &asked, &["--compiler", mode]].concat());
+            let tokens = together.iter().map(|line| line["token_ids"].clone()).collect::<Vec<_>>();
+            assert_eq!(Value::from(tokens), case["tokens"], "{mode} {}", case["settings"]);
+        }
+        let alone = generated(folder.path(), &[&settings[..], &["--prompt", prompts[1]]].concat());
+        assert_eq!(alone[0]["token_ids"], case["tokens"][1], "{}", case["settings"]);
+    }
+}
+
+#[test]
+fn each_prompt_is_continued_as_if_it_were_alone() {
+    let folder = model();
+    std::fs::write(folder.path().join("prompts.txt"), "the cat\na\n\nWhen the first of them came to the house,\n")
+        .unwrap();
+    for batch_size in ["1", "2", "8"] {
+        let sampled = ["--prompts", "prompts.txt", "--seed", "5", "--max-new-tokens", "90", "--batch-size", batch_size];
+        let together = generated(folder.path(), &sampled);
+        assert_eq!(together.len(), 3);
+        for (index, line) in together.iter().enumerate() {
+            let prompt = line["prompt"].as_str().unwrap();
+            let alone = generated(folder.path(), &["--prompt", prompt, "--seed", "5", "--max-new-tokens", "90"]);
+            assert_eq!((&line["index"], &line["text"]), (&json!(index), &alone[0]["text"]), "{batch_size}");
+            assert_eq!(line["token_ids"], alone[0]["token_ids"]);
+            assert!(line["text"].as_str().unwrap().starts_with(prompt));
+        }
+    }
+    // What one prompt writes as it comes is the same text.
+    let streamed = succeeds(kiln(folder.path()).args(["generate", "model", "--prompt", "a", "--temperature", "0"]));
+    let line = generated(folder.path(), &["--prompt", "a", "--temperature", "0"]);
+    assert_eq!(streamed.trim_end_matches('\n'), line[0]["text"].as_str().unwrap().trim_end_matches('\n'));
+    let refused = |args: &[&str], parts: &[&str]| {
+        fails(kiln(folder.path()).args(["generate", "model", "--prompt", "a"]).args(args), 2, parts);
+    };
+    refused(&["--batch-size", "0"], &["--batch-size: expected 1 or more, got 0"]);
+    refused(&["--repetition-penalty", "0"], &["repetition_penalty: expected a number above 0, got 0"]);
+    refused(&["--min-new-tokens", "200"], &["min_new_tokens: expected at most max_new_tokens (100), got 200"]);
+}
+
+#[test]
+fn a_model_folder_states_how_it_generates() {
+    let folder = model();
+    let path = folder.path().join("model/generation_config.json");
+    let state = |more: Value| {
+        let mut keys = json(&path);
+        keys.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        std::fs::write(&path, keys.to_string()).unwrap();
+    };
+    let greedy = generated(folder.path(), &["--prompt", "a", "--temperature", "0", "--max-new-tokens", "12"]);
+    state(json!({"do_sample": false, "max_new_tokens": 12}));
+    assert_eq!(generated(folder.path(), &["--prompt", "a"]), greedy);
+    // The command line comes first.
+    let shorter = generated(folder.path(), &["--prompt", "a", "--max-new-tokens", "3"]);
+    assert_eq!(shorter[0]["token_ids"].as_array().unwrap()[..], greedy[0]["token_ids"].as_array().unwrap()[..3]);
+    state(json!({"repetition_penalty": 1.7}));
+    let penalised = ["--prompt", "a", "--temperature", "0", "--max-new-tokens", "12", "--repetition-penalty", "1.7"];
+    let stated = generated(folder.path(), &["--prompt", "a"]);
+    assert_eq!(stated, generated(folder.path(), &penalised));
+    assert_ne!(stated, greedy);
+    // What transformers would do otherwise is said; what is no value is refused.
+    state(json!({"num_beams": 4, "min_p": 0.0}));
+    let output = kiln(folder.path()).args(["generate", "model", "--prompt", "a"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        output.status.success() && said.contains("num_beams = 4 has no effect") && !said.contains("min_p"),
+        "{said}"
+    );
+    state(json!({"top_k": "many"}));
+    fails(
+        kiln(folder.path()).args(["generate", "model", "--prompt", "a"]),
+        3,
+        &["generation_config.json: top_k", "many"],
+    );
+}
+
+/// The lines of `run/samples.jsonl`: step, prompt and text.
+fn samples(place: &Place) -> Vec<(u64, String, String)> {
+    let text = std::fs::read_to_string(place.path("run/samples.jsonl")).unwrap();
+    let line = |line: &str| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        let text = |key: &str| line[key].as_str().unwrap().to_owned();
+        (line["step"].as_u64().unwrap(), text("prompt"), text("text"))
+    };
+    text.lines().map(line).collect()
+}
+
+#[test]
+fn a_run_writes_samples_on_its_way_and_its_losses_are_those_of_a_run_without() {
+    let place = Place::new();
+    let steps = ["trainer.max_steps=7", "trainer.learning_rate=0.02", "trainer.logging_steps=1"];
+    let sampling = ["generation.prompt=[\"let\", \"fn main\"]", "generation.max_new_tokens=6", "generation.every=2"];
+    let losses = |place: &Place| {
+        let rows = crate::common::train_rows(&place.path("run"));
+        rows.iter().map(|row| row["loss"].to_string()).collect::<Vec<_>>()
+    };
+    place.train("text.toml", &steps);
+    let without = losses(&place);
+    // The model that the run writes says where its texts end.
+    let stated = json(&place.path("run/model/generation_config.json"));
+    assert_eq!(stated["_from_model_config"], true);
+    assert!(stated["eos_token_id"].is_u64(), "{stated}");
+    let all = [&steps[..], &sampling, &["run.on_existing=overwrite"]].concat();
+    let stdout = place.train("text.toml", &all);
+    assert!(
+        stdout.contains("--- sample after step 2 ---\nlet") && stdout.contains("--- sample ---\nfn main"),
+        "{stdout}"
+    );
+    assert_eq!(losses(&place), without);
+    let whole = samples(&place);
+    let at = whole.iter().map(|(step, prompt, _)| (*step, &prompt[..])).collect::<Vec<_>>();
+    assert_eq!(at, [2, 4, 6, 7].map(|step| [(step, "let"), (step, "fn main")]).concat());
+    assert!(whole.iter().all(|(_, prompt, text)| text.starts_with(&prompt[..])));
+
+    // A run that is continued has the samples of one that was not.
+    let saved = [&all[..], &["trainer.save_steps=3", "trainer.save_strategy=steps"]].concat();
+    place.train("text.toml", &saved);
+    std::fs::remove_dir_all(place.path("run/model")).unwrap();
+    let resume = [
+        &all[..all.len() - 1],
+        &["run.on_existing=resume", "trainer.save_steps=3", "trainer.save_strategy=steps"],
+        &["run.resume_from_checkpoint=run/checkpoints/step-000003"],
+    ]
+    .concat();
+    let _ = place.config("train", "text.toml", &resume).output().unwrap();
+    assert_eq!(samples(&place), whole);
+}
