@@ -1,6 +1,6 @@
 //! BERT (Devlin et al. 2018), with Hugging Face's names: `transformers/models/bert/modeling_bert.py` is the reference.
-//! Learned positions and token types, post-LayerNorm blocks, erf GELU, padding mask. RoBERTa and DistilBERT are variants:
-//! what they do otherwise is asked of [`BertVariant`] here. The heads are in `model.rs`.
+//! Learned positions and token types, post-LayerNorm blocks, erf GELU, padding mask. RoBERTa, DistilBERT, ELECTRA and ALBERT are
+//! variants: what they do otherwise is asked of [`BertVariant`] here. The heads are in `model.rs`.
 
 use burn::module::Module;
 use burn::tensor::activation::relu;
@@ -20,6 +20,9 @@ use crate::rows::{FirstTokens, Rows};
 pub struct BertModel {
     /// Word, position and token-type embeddings.
     pub embeddings: BertEmbeddings,
+    /// To `hidden_size`, where the embeddings have another width. Reference: `ElectraModel.embeddings_project`,
+    /// `AlbertTransformer.embedding_hidden_mapping_in`.
+    embeddings_project: Option<Linear>,
     encoder: BertEncoder,
     pooler: Option<BertPooler>,
     #[module(skip)]
@@ -29,7 +32,7 @@ pub struct BertModel {
 /// Sum of word, position and token-type embeddings, normalised. Reference: `BertEmbeddings`.
 #[derive(Module, Debug)]
 pub struct BertEmbeddings {
-    /// `[vocab_size, hidden_size]`; the masked language model head uses it again, transposed.
+    /// `[vocab_size, embedding_size]`; the masked language model head uses it again, transposed.
     pub word_embeddings: Embedding,
     position_embeddings: Embedding,
     token_type_embeddings: Option<Embedding>,
@@ -40,10 +43,11 @@ pub struct BertEmbeddings {
     position_padding: Option<usize>,
 }
 
-/// The stack of layers. Reference: `BertEncoder`.
+/// The stack of layers. Reference: `BertEncoder`, and `AlbertTransformer`, which passes through its one layer many times.
 #[derive(Module, Debug)]
 pub struct BertEncoder {
     layer: Vec<BertLayer>,
+    num_layers: usize,
 }
 
 /// One layer: attention and feed-forward, each added to its input and then normalised. Reference: `BertLayer`.
@@ -89,9 +93,9 @@ pub struct BertOutput {
 }
 
 /// `tanh(W h_0 + b)` of the first token. In the variants it is the first half of the classification head: RoBERTa's
-/// drops out its input too (not for multiple choice), DistilBERT's has `relu` for `tanh`. Reference: `BertPooler`,
-/// `RobertaClassificationHead.dense` and
-/// `DistilBertForSequenceClassification.pre_classifier`.
+/// drops out its input too (not for multiple choice), DistilBERT's has `relu` for `tanh`, and ELECTRA's does both, with `gelu`.
+/// Reference: `BertPooler`, `RobertaClassificationHead.dense`, `DistilBertForSequenceClassification.pre_classifier` and
+/// `ElectraClassificationHead.dense`.
 #[derive(Module, Debug)]
 pub struct BertPooler {
     dense: Linear,
@@ -109,14 +113,12 @@ impl BertModel {
     /// Random weights as `transformers` draws them, `N(0, initializer_range)`; with a pooler where the head needs one, which
     /// drops out its input with the probability `pooler`.
     pub fn new(config: &BertConfig, pooler: Option<f64>, device: &Device) -> Self {
-        let (d, std) = (config.hidden_size, config.initializer_range);
-        let norm = || LayerNorm::new(d, config.layer_norm_eps, device);
+        let (d, std, variant) = (config.hidden_size, config.initializer_range, config.variant);
+        let embedding_size = config.embedding_size();
+        let norm = |width| LayerNorm::new(width, config.layer_norm_eps, device);
         let linear = |d_in, d_out| Linear::new(d_in, d_out, true, std, device);
-        let output = |d_in, dropout| BertOutput { dense: linear(d_in, d), layer_norm: norm(), dropout };
-        let attention_output_dropout = match config.variant {
-            BertVariant::Bert | BertVariant::Roberta => config.hidden_dropout_prob,
-            BertVariant::DistilBert => 0.0,
-        };
+        let output = |d_in, dropout| BertOutput { dense: linear(d_in, d), layer_norm: norm(d), dropout };
+        let dropout_unless = |none: BertVariant| if variant == none { 0.0 } else { config.hidden_dropout_prob };
         let layer = |_| BertLayer {
             attention: BertAttention {
                 self_: BertSelfAttention {
@@ -126,28 +128,34 @@ impl BertModel {
                     num_heads: config.num_attention_heads,
                     dropout: config.attention_probs_dropout_prob,
                 },
-                output: output(d, attention_output_dropout),
+                output: output(d, dropout_unless(BertVariant::DistilBert)),
             },
             intermediate: BertIntermediate {
                 dense: linear(d, config.intermediate_size),
                 activation: config.activation(),
             },
-            output: output(config.intermediate_size, config.hidden_dropout_prob),
+            output: output(config.intermediate_size, dropout_unless(BertVariant::Albert)),
         };
-        let position_padding = config.padding_idx().filter(|_| config.variant == BertVariant::Roberta);
-        let table = |rows, padding_idx| Embedding::new(rows, d, padding_idx, std, device);
+        let position_padding = config.padding_idx().filter(|_| variant.counts_from_padding());
+        let table = |rows, padding_idx| Embedding::new(rows, embedding_size, padding_idx, std, device);
+        let projects = embedding_size != d || variant == BertVariant::Albert;
+        let num_layers = config.num_hidden_layers;
         Self {
             embeddings: BertEmbeddings {
                 word_embeddings: table(config.vocab_size, config.padding_idx()),
                 position_embeddings: table(config.max_position_embeddings, position_padding),
-                token_type_embeddings: config.variant.has_token_types().then(|| table(config.type_vocab_size, None)),
-                layer_norm: norm(),
+                token_type_embeddings: variant.has_token_types().then(|| table(config.type_vocab_size, None)),
+                layer_norm: norm(embedding_size),
                 dropout: config.hidden_dropout_prob,
                 position_padding,
             },
-            encoder: BertEncoder { layer: (0..config.num_hidden_layers).map(layer).collect() },
-            pooler: pooler.map(|dropout| BertPooler { dense: linear(d, d), dropout, variant: config.variant }),
-            variant: config.variant,
+            embeddings_project: projects.then(|| linear(embedding_size, d)),
+            encoder: BertEncoder {
+                layer: (0..if variant.shares_layers() { 1 } else { num_layers }).map(layer).collect(),
+                num_layers,
+            },
+            pooler: pooler.map(|dropout| BertPooler { dense: linear(d, d), dropout, variant }),
+            variant,
         }
     }
 
@@ -172,11 +180,14 @@ impl BertModel {
 
     /// How many layers there are.
     pub fn num_layers(&self) -> usize {
-        self.encoder.layer.len()
+        self.encoder.num_layers
     }
 
     /// Shows every linear layer to `each`.
     pub(crate) fn each_linear(&mut self, each: &mut EachLinear<'_>) {
+        if let Some(project) = &mut self.embeddings_project {
+            project.each_linear(each);
+        }
         for BertLayer { attention: BertAttention { self_, output: projection }, intermediate, output } in
             &mut self.encoder.layer
         {
@@ -198,14 +209,19 @@ impl BertModel {
         rows: &Rows,
         pass: Pass<'_>,
     ) -> Tensor<2> {
-        rows.of(self.embeddings.forward(input_ids, token_type_ids, pass), pass.ops())
+        let x = rows.of(self.embeddings.forward(input_ids, token_type_ids, pass), pass.ops()); // [rows, embedding_size]
+        match &self.embeddings_project {
+            Some(project) => project.forward(x, pass),
+            None => x,
+        }
     }
 
     /// Layer `index`: `[rows, hidden_size]` -> the same; the last layer gives the rows that `rows` wants of it.
     pub fn layer(&self, index: usize, x: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
         let is_last = index + 1 == self.num_layers();
         let only = rows.last_layer.as_ref().filter(|_| is_last);
-        self.encoder.layer[index].forward(x, rows, only, pass)
+        let BertEncoder { layer, num_layers } = &self.encoder;
+        layer[if layer.len() == *num_layers { index } else { 0 }].forward(x, rows, only, pass)
     }
 
     /// The first tokens of the sequences pooled, `[batch, hidden_size]` -> the same; as they are when the model has no pooler.
@@ -213,10 +229,10 @@ impl BertModel {
         match &self.pooler {
             Some(pooler) => {
                 let first = dropout(first, pooler.dropout, pass.rng, pass.ops());
-                let y = pooler.dense.forward(first, pass);
                 match pooler.variant {
-                    BertVariant::Bert | BertVariant::Roberta => y.tanh(),
-                    BertVariant::DistilBert => relu(y),
+                    BertVariant::Electra => pooler.dense.activated(first, Activation::GeluErf, pass),
+                    BertVariant::DistilBert => relu(pooler.dense.forward(first, pass)),
+                    _ => pooler.dense.forward(first, pass).tanh(),
                 }
             }
             None => first,
@@ -227,7 +243,7 @@ impl BertModel {
 impl BertEmbeddings {
     fn forward(&self, input_ids: Tensor<2, Int>, token_type_ids: Option<Tensor<2, Int>>, pass: Pass<'_>) -> Tensor<2> {
         let ([batch, seq], ops) = (input_ids.dims(), pass.ops());
-        let words = self.word_embeddings.forward(input_ids.clone().reshape([batch * seq]), ops); // [batch * seq, hidden]
+        let words = self.word_embeddings.forward(input_ids.clone().reshape([batch * seq]), ops); // [batch * seq, width]
         let x = match (&self.token_type_embeddings, token_type_ids) {
             (Some(table), Some(ids)) => words + table.forward(ids.reshape([batch * seq]), ops),
             (Some(table), None) => {

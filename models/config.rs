@@ -30,8 +30,17 @@ pub enum ModelType {
     Bert,
     /// RoBERTa
     Roberta,
+    /// CamemBERT
+    Camembert,
+    /// XLM-RoBERTa
+    #[serde(rename = "xlm-roberta")]
+    XlmRoberta,
     /// DistilBERT
     DistilBert,
+    /// ELECTRA
+    Electra,
+    /// ALBERT
+    Albert,
 }
 
 /// Which head stands on the body. The names of the classes are Hugging Face's.
@@ -70,7 +79,7 @@ impl Head {
 pub enum ModelConfig {
     /// GPT-2
     Gpt2(Gpt2Config),
-    /// BERT and its variants: RoBERTa, DistilBERT
+    /// BERT and its variants ([`BertVariant`])
     Bert(BertConfig),
 }
 
@@ -114,7 +123,7 @@ pub struct Gpt2Config {
     pub inert: Map<String, Value>,
 }
 
-/// The fields of BERT and its variants, by BERT's names (DistilBERT's files call some of them otherwise, see
+/// The fields of BERT and its variants, by BERT's names (the files of some variants call some of them otherwise, see
 /// [`BertVariant`]). Defaults are `transformers`' (`BertConfig`), which are BERT base uncased; those of the variants are in
 /// [`BertVariant::config`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -125,6 +134,9 @@ pub struct BertConfig {
     pub variant: BertVariant,
     /// Number of tokens in the vocabulary. Default 30522.
     pub vocab_size: usize,
+    /// Width of the embeddings, which ELECTRA and ALBERT project to `hidden_size`. Default there 128; `hidden_size` in the
+    /// others, which have no such field.
+    pub embedding_size: Option<usize>,
     /// Width. Default 768.
     pub hidden_size: usize,
     /// Number of layers. Default 12.
@@ -226,6 +238,7 @@ impl Default for BertConfig {
         Self {
             variant: BertVariant::Bert,
             vocab_size: 30522,
+            embedding_size: None,
             hidden_size: 768,
             num_hidden_layers: 12,
             num_attention_heads: 12,
@@ -248,7 +261,16 @@ impl Default for BertConfig {
 
 impl ModelType {
     /// Every family.
-    pub const ALL: [Self; 4] = [Self::Gpt2, Self::Bert, Self::Roberta, Self::DistilBert];
+    pub const ALL: [Self; 8] = [
+        Self::Gpt2,
+        Self::Bert,
+        Self::Roberta,
+        Self::Camembert,
+        Self::XlmRoberta,
+        Self::DistilBert,
+        Self::Electra,
+        Self::Albert,
+    ];
 
     /// Hugging Face's name of the family.
     pub fn name(self) -> &'static str {
@@ -256,15 +278,44 @@ impl ModelType {
             Self::Gpt2 => "gpt2",
             Self::Bert => "bert",
             Self::Roberta => "roberta",
+            Self::Camembert => "camembert",
+            Self::XlmRoberta => "xlm-roberta",
             Self::DistilBert => "distilbert",
+            Self::Electra => "electra",
+            Self::Albert => "albert",
         }
+    }
+
+    /// Which variant of BERT the family is; none for GPT-2.
+    pub fn bert_variant(self) -> Option<BertVariant> {
+        match self {
+            Self::Gpt2 => None,
+            Self::Bert => Some(BertVariant::Bert),
+            Self::Roberta => Some(BertVariant::Roberta),
+            Self::Camembert => Some(BertVariant::Camembert),
+            Self::XlmRoberta => Some(BertVariant::XlmRoberta),
+            Self::DistilBert => Some(BertVariant::DistilBert),
+            Self::Electra => Some(BertVariant::Electra),
+            Self::Albert => Some(BertVariant::Albert),
+        }
+    }
+
+    /// The names of all families in quotes, for messages: `"gpt2", "bert" or "roberta"`.
+    pub fn listed() -> String {
+        let names = Self::ALL.map(|kind| format!("{:?}", kind.name()));
+        let (last, others) = names.split_last().expect("ALL is not empty");
+        format!("{} or {last}", others.join(", "))
     }
 
     /// The tasks that the family has heads for, for messages.
     pub(crate) fn tasks(self) -> &'static str {
         match self {
             Self::Gpt2 => "clm, sequence-classification, multi-label-classification and regression",
-            Self::Bert | Self::Roberta | Self::DistilBert => {
+            Self::Electra => {
+                "mlm, sequence-classification, multi-label-classification, regression, question-answering and \
+                 token-classification"
+            }
+            _ => {
                 "mlm, sequence-classification, multi-label-classification, regression, question-answering, \
                  token-classification and multiple-choice"
             }
@@ -273,9 +324,11 @@ impl ModelType {
 
     /// Whether models of the family can have this head.
     pub fn has_head(self, head: Head) -> bool {
-        match self {
-            Self::Gpt2 => matches!(head, Head::CausalLm | Head::SequenceClassification),
-            Self::Bert | Self::Roberta | Self::DistilBert => head != Head::CausalLm,
+        match self.bert_variant() {
+            None => matches!(head, Head::CausalLm | Head::SequenceClassification),
+            // ELECTRA's head of multiple choice has a layer of its own, which is not implemented.
+            Some(BertVariant::Electra) => !matches!(head, Head::CausalLm | Head::MultipleChoice),
+            Some(_) => head != Head::CausalLm,
         }
     }
 
@@ -284,18 +337,18 @@ impl ModelType {
         match self {
             Self::Gpt2 => &["distil", "small", "medium", "large", "xl"],
             Self::Bert => &["base", "large", "base-cased", "large-cased"],
-            Self::Roberta => &["base", "large"],
+            Self::Roberta | Self::Camembert | Self::XlmRoberta => &["base", "large"],
             Self::DistilBert => &["base", "base-cased"],
+            Self::Electra => &["small", "base", "large"],
+            Self::Albert => &["base", "large", "xlarge", "xxlarge"],
         }
     }
 
     /// The configuration that `transformers` starts from when nothing is given.
     fn defaults(self) -> ModelConfig {
-        match self {
-            Self::Gpt2 => ModelConfig::Gpt2(Gpt2Config::default()),
-            Self::Bert => ModelConfig::Bert(BertConfig::default()),
-            Self::Roberta => ModelConfig::Bert(BertVariant::Roberta.config()),
-            Self::DistilBert => ModelConfig::Bert(BertVariant::DistilBert.config()),
+        match self.bert_variant() {
+            None => ModelConfig::Gpt2(Gpt2Config::default()),
+            Some(variant) => ModelConfig::Bert(variant.config()),
         }
     }
 
@@ -315,8 +368,9 @@ impl fmt::Display for ModelType {
 
 impl ModelConfig {
     /// A preset: GPT-2 `distil`, `small`, `medium`, `large`, `xl`; BERT `base`, `large` (uncased), `base-cased`,
-    /// `large-cased`; RoBERTa `base`, `large`; DistilBERT `base` (uncased), `base-cased`. Shapes from the published
-    /// `config.json` files.
+    /// `large-cased`; RoBERTa, CamemBERT and XLM-RoBERTa `base`, `large`; DistilBERT `base` (uncased), `base-cased`; ELECTRA
+    /// `small`, `base`, `large` (the discriminators); ALBERT `base`, `large`, `xlarge`, `xxlarge` (version 2). Shapes from the
+    /// published `config.json` files.
     pub fn preset(kind: ModelType, size: &str) -> Result<Self> {
         let gpt2 =
             |n_layer, n_embd, n_head| Self::Gpt2(Gpt2Config { n_layer, n_embd, n_head, ..Gpt2Config::default() });
@@ -335,11 +389,20 @@ impl ModelConfig {
         };
         let cased = |base: BertConfig| BertConfig { vocab_size: 28996, ..base };
         // The published RoBERTa models differ from the defaults of their configuration class.
-        let roberta = || BertConfig {
+        let roberta = |variant: BertVariant, vocab_size: usize| BertConfig {
+            vocab_size,
             max_position_embeddings: 514,
             type_vocab_size: 1,
             layer_norm_eps: 1e-5,
-            ..BertVariant::Roberta.config()
+            ..variant.config()
+        };
+        let electra = |embedding_size: usize, base: BertConfig| {
+            Self::Bert(BertConfig { embedding_size: Some(embedding_size), ..base })
+        };
+        let electra_base = || BertConfig { variant: BertVariant::Electra, ..BertConfig::default() };
+        let albert = |hidden_size, num_hidden_layers, num_attention_heads, intermediate_size| {
+            let base = BertVariant::Albert.config();
+            Self::Bert(BertConfig { hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, ..base })
         };
         let distilbert = || BertVariant::DistilBert.config();
         Ok(match (kind, size) {
@@ -352,8 +415,22 @@ impl ModelConfig {
             (ModelType::Bert, "large") => bert(BertConfig::default(), true),
             (ModelType::Bert, "base-cased") => bert(cased(BertConfig::default()), false),
             (ModelType::Bert, "large-cased") => bert(cased(BertConfig::default()), true),
-            (ModelType::Roberta, "base") => bert(roberta(), false),
-            (ModelType::Roberta, "large") => bert(roberta(), true),
+            (ModelType::Roberta, "base") => bert(roberta(BertVariant::Roberta, 50265), false),
+            (ModelType::Roberta, "large") => bert(roberta(BertVariant::Roberta, 50265), true),
+            (ModelType::Camembert, "base") => bert(roberta(BertVariant::Camembert, 32005), false),
+            (ModelType::Camembert, "large") => bert(roberta(BertVariant::Camembert, 32005), true),
+            (ModelType::XlmRoberta, "base") => bert(roberta(BertVariant::XlmRoberta, 250_002), false),
+            (ModelType::XlmRoberta, "large") => bert(roberta(BertVariant::XlmRoberta, 250_002), true),
+            (ModelType::Electra, "small") => Self::Bert(BertVariant::Electra.config()),
+            (ModelType::Electra, "base") => electra(768, electra_base()),
+            (ModelType::Electra, "large") => match bert(electra_base(), true) {
+                Self::Bert(large) => electra(1024, large),
+                other => other,
+            },
+            (ModelType::Albert, "base") => albert(768, 12, 12, 3072),
+            (ModelType::Albert, "large") => albert(1024, 24, 16, 4096),
+            (ModelType::Albert, "xlarge") => albert(2048, 24, 16, 8192),
+            (ModelType::Albert, "xxlarge") => albert(4096, 12, 64, 16384),
             (ModelType::DistilBert, "base") => Self::Bert(distilbert()),
             (ModelType::DistilBert, "base-cased") => Self::Bert(cased(distilbert())),
             _ => {
@@ -370,7 +447,11 @@ impl ModelConfig {
             Self::Bert(c) => match c.variant {
                 BertVariant::Bert => ModelType::Bert,
                 BertVariant::Roberta => ModelType::Roberta,
+                BertVariant::Camembert => ModelType::Camembert,
+                BertVariant::XlmRoberta => ModelType::XlmRoberta,
                 BertVariant::DistilBert => ModelType::DistilBert,
+                BertVariant::Electra => ModelType::Electra,
+                BertVariant::Albert => ModelType::Albert,
             },
         }
     }
@@ -395,6 +476,22 @@ impl ModelConfig {
         match self {
             Self::Gpt2(c) => c.n_positions,
             Self::Bert(c) => c.max_position_embeddings - c.position_offset(),
+        }
+    }
+
+    /// Width of the embeddings, and of the vocabulary's weight in a language model.
+    pub fn embedding_size(&self) -> usize {
+        match self {
+            Self::Gpt2(c) => c.n_embd,
+            Self::Bert(c) => c.embedding_size(),
+        }
+    }
+
+    /// How often the weights of a layer are used in a forward pass: by every layer in ALBERT, once in the others.
+    pub fn uses_of_a_layer(&self) -> usize {
+        match self {
+            Self::Bert(c) if c.variant.shares_layers() => c.num_hidden_layers,
+            _ => 1,
         }
     }
 
@@ -527,10 +624,15 @@ impl BertConfig {
         Activation::from_hf(&self.hidden_act).expect("validate() refuses activations that Kiln does not have")
     }
 
+    /// Width of the embeddings.
+    pub(crate) fn embedding_size(&self) -> usize {
+        self.embedding_size.unwrap_or(self.hidden_size)
+    }
+
     /// Row of the position table that the first token uses: 0, in RoBERTa the one after its padding row.
     pub(crate) fn position_offset(&self) -> usize {
-        match (self.variant, self.padding_idx()) {
-            (BertVariant::Roberta, Some(padding)) => padding + 1,
+        match self.padding_idx() {
+            Some(padding) if self.variant.counts_from_padding() => padding + 1,
             _ => 0,
         }
     }

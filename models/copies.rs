@@ -2,15 +2,16 @@
 //! its weight, in every micro-batch, in every block that is computed again, and in every batch of an evaluation.
 //!
 //! A copy is made when it is first asked for and holds until [`Copies::clear`], which whoever changes the weights calls
-//! (`kiln`'s optimizer keeps the copies, and clears them at every update). With autodiff it is a leaf of its own: the
-//! backward pass of a product uses the same tensor as the forward pass and leaves the gradient there, in the narrow type;
-//! who wants the gradient of the weight widens it and adds it to the weight's own ([`Copies::leaves`]).
+//! (`kiln`'s optimizer keeps the copies, and clears them at every update). With autodiff every use of it is a leaf of its own:
+//! the backward pass of a product uses the same values as the forward pass and leaves the gradient there, in the narrow type;
+//! who wants the gradient of the weight widens them and adds them to the weight's own ([`Copies::take_gradients`]), so that
+//! nothing is added up in the narrow type where a weight is used many times.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::module::{Param, ParamId};
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{FloatDType, Gradients, Tensor};
 
 /// The copies of one model's weights. A clone begins without any: what it is used with may soon have other weights.
 #[derive(Debug, Default)]
@@ -33,8 +34,8 @@ struct Kept {
 struct Narrow {
     /// Without autodiff.
     value: Tensor<2>,
-    /// The same where gradients are wanted.
-    leaf: Option<Tensor<2>>,
+    /// The same where gradients are wanted, for each use whose gradient has not been taken.
+    leaves: Vec<Tensor<2>>,
 }
 
 /// How often copies were made and used.
@@ -52,10 +53,23 @@ impl Copies {
         self.kept().copies.clear();
     }
 
-    /// The copies that gradients are left at, by weight.
-    pub fn leaves(&self) -> Vec<(ParamId, Tensor<2>)> {
-        let kept = self.kept();
-        kept.copies.iter().filter_map(|(id, narrow)| Some((*id, narrow.leaf.clone()?))).collect()
+    /// Takes the gradients of the copies, in their type, out of those of a backward pass, by weight: one for each use, the last
+    /// first, which is the order in which autodiff adds the gradients of a weight.
+    pub fn take_gradients(&self, grads: &mut Gradients) -> Vec<(ParamId, Tensor<2>)> {
+        let mut taken = Vec::new();
+        for (id, narrow) in &mut self.kept().copies {
+            let before = taken.len();
+            // A use without a gradient is waiting for the backward pass of another part of the model.
+            narrow.leaves.retain(|leaf| match leaf.grad_remove(grads) {
+                Some(gradient) => {
+                    taken.push((*id, gradient));
+                    false
+                }
+                None => true,
+            });
+            taken[before..].reverse();
+        }
+        taken
     }
 
     /// How often copies have been made and used until now.
@@ -78,7 +92,7 @@ impl Copies {
         let narrow = copies.entry(weight.id).or_insert_with(|| {
             counts.casts += 1;
             let value = if is_autodiff { value.inner() } else { value };
-            Narrow { value: value.cast(dtype), leaf: None }
+            Narrow { value: value.cast(dtype), leaves: Vec::new() }
         });
         let tracked = |learns: bool| {
             let copy = Tensor::from_inner(narrow.value.clone());
@@ -92,8 +106,8 @@ impl Copies {
             (false, _) => narrow.value.clone(),
             (true, false) => tracked(false),
             (true, true) => {
-                let leaf = narrow.leaf.clone().unwrap_or_else(|| tracked(true));
-                narrow.leaf = Some(leaf.clone());
+                let leaf = tracked(true);
+                narrow.leaves.push(leaf.clone());
                 leaf
             }
         }

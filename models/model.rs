@@ -30,7 +30,7 @@ pub struct Model {
     lora: Option<LoraConfig>,
 }
 
-/// The transformer body. RoBERTa and DistilBERT are BERT's type, which knows its variant.
+/// The transformer body. BERT's type knows its variant.
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant)] // there is one of these in a process
 pub enum Body {
@@ -79,7 +79,7 @@ pub struct ModelInput {
 pub struct VocabularyProjection {
     /// Hidden states, `[batch * seq, width]`.
     pub x: Tensor<2>,
-    /// `[vocab_size, width]`
+    /// `[vocab_size, width]`, where ELECTRA's and ALBERT's width is that of the embeddings.
     pub weight: Tensor<2>,
     /// `[vocab_size]`
     pub bias: Option<Tensor<1>>,
@@ -158,26 +158,20 @@ impl Model {
             }
             (ModelConfig::Bert(config), Head::SequenceClassification) => {
                 let dropout = config.classifier_dropout.unwrap_or(config.hidden_dropout_prob);
-                let of_pooler = if config.variant == BertVariant::Roberta { dropout } else { 0.0 };
+                let of_pooler = if config.variant.has_layer_in_head() { dropout } else { 0.0 };
                 let body = Body::Bert(BertModel::new(config, Some(of_pooler), device));
                 let labels = config.labels.num_labels();
                 (body, HeadLayers::BertClassification(BertClassificationHead::new(config, labels, dropout, device)))
             }
             (ModelConfig::Bert(config), Head::TokenClassification) => {
-                let dropout = match config.variant {
-                    BertVariant::Bert | BertVariant::Roberta => config.classifier_dropout,
-                    BertVariant::DistilBert => None,
-                };
+                let dropout = config.classifier_dropout.filter(|_| config.variant != BertVariant::DistilBert);
                 let dropout = dropout.unwrap_or(config.hidden_dropout_prob);
                 let body = Body::Bert(BertModel::new(config, None, device));
                 let labels = config.labels.num_labels();
                 (body, HeadLayers::BertTokens(BertClassificationHead::new(config, labels, dropout, device)))
             }
-            (ModelConfig::Bert(config), Head::MultipleChoice) => {
-                let dropout = match config.variant {
-                    BertVariant::Bert | BertVariant::DistilBert => config.classifier_dropout,
-                    BertVariant::Roberta => None,
-                };
+            (ModelConfig::Bert(config), Head::MultipleChoice) if config.variant != BertVariant::Electra => {
+                let dropout = config.classifier_dropout.filter(|_| !config.variant.counts_from_padding());
                 let dropout = dropout.unwrap_or(config.hidden_dropout_prob);
                 let body = Body::Bert(BertModel::new(config, Some(0.0), device));
                 (body, HeadLayers::BertChoice(BertClassificationHead::new(config, 1, dropout, device)))
@@ -417,26 +411,20 @@ impl Model {
     }
 
     /// The class of `transformers` that opens a folder with this model.
-    pub fn architecture(&self) -> &'static str {
-        match (self.variant(), &self.head) {
-            (_, HeadLayers::Gpt2Lm(_)) => "GPT2LMHeadModel",
-            (_, HeadLayers::Gpt2Classification(_)) => "GPT2ForSequenceClassification",
-            (BertVariant::Bert, HeadLayers::BertMlm(_)) => "BertForMaskedLM",
-            (BertVariant::Bert, HeadLayers::BertClassification(_)) => "BertForSequenceClassification",
-            (BertVariant::Bert, HeadLayers::BertSpan(_)) => "BertForQuestionAnswering",
-            (BertVariant::Bert, HeadLayers::BertTokens(_)) => "BertForTokenClassification",
-            (BertVariant::Bert, HeadLayers::BertChoice(_)) => "BertForMultipleChoice",
-            (BertVariant::Roberta, HeadLayers::BertMlm(_)) => "RobertaForMaskedLM",
-            (BertVariant::Roberta, HeadLayers::BertClassification(_)) => "RobertaForSequenceClassification",
-            (BertVariant::Roberta, HeadLayers::BertSpan(_)) => "RobertaForQuestionAnswering",
-            (BertVariant::Roberta, HeadLayers::BertTokens(_)) => "RobertaForTokenClassification",
-            (BertVariant::Roberta, HeadLayers::BertChoice(_)) => "RobertaForMultipleChoice",
-            (BertVariant::DistilBert, HeadLayers::BertMlm(_)) => "DistilBertForMaskedLM",
-            (BertVariant::DistilBert, HeadLayers::BertClassification(_)) => "DistilBertForSequenceClassification",
-            (BertVariant::DistilBert, HeadLayers::BertSpan(_)) => "DistilBertForQuestionAnswering",
-            (BertVariant::DistilBert, HeadLayers::BertTokens(_)) => "DistilBertForTokenClassification",
-            (BertVariant::DistilBert, HeadLayers::BertChoice(_)) => "DistilBertForMultipleChoice",
-        }
+    pub fn architecture(&self) -> String {
+        let class = match &self.body {
+            Body::Gpt2(_) => "GPT2",
+            Body::Bert(body) => body.variant().class(),
+        };
+        let head = match &self.head {
+            HeadLayers::Gpt2Lm(_) => "LMHeadModel",
+            HeadLayers::BertMlm(_) => "ForMaskedLM",
+            HeadLayers::Gpt2Classification(_) | HeadLayers::BertClassification(_) => "ForSequenceClassification",
+            HeadLayers::BertSpan(_) => "ForQuestionAnswering",
+            HeadLayers::BertTokens(_) => "ForTokenClassification",
+            HeadLayers::BertChoice(_) => "ForMultipleChoice",
+        };
+        format!("{class}{head}")
     }
 
     /// BERT's variant; `Bert` for GPT-2, which has none.
@@ -531,14 +519,17 @@ impl Gpt2ClassificationHead {
 
 impl BertMlmHead {
     fn new(config: &BertConfig, device: &Device) -> Self {
-        let d = config.hidden_size;
+        let (d, embedding_size) = (config.hidden_size, config.embedding_size());
         let predictions = BertLmPredictionHead {
             transform: BertPredictionHeadTransform {
-                dense: Linear::new(d, d, true, config.initializer_range, device),
-                layer_norm: LayerNorm::new(d, config.layer_norm_eps, device),
+                dense: Linear::new(d, embedding_size, true, config.initializer_range, device),
+                layer_norm: LayerNorm::new(embedding_size, config.layer_norm_eps, device),
                 activation: match config.variant {
-                    BertVariant::Bert | BertVariant::DistilBert => config.activation(),
-                    BertVariant::Roberta => Activation::GeluErf, // whatever `hidden_act` is
+                    BertVariant::Bert | BertVariant::DistilBert | BertVariant::Albert => config.activation(),
+                    // Whatever `hidden_act` is.
+                    BertVariant::Roberta | BertVariant::Camembert | BertVariant::XlmRoberta | BertVariant::Electra => {
+                        Activation::GeluErf
+                    }
                 },
             },
             bias: uninitialized([config.vocab_size], device, |shape, device| Tensor::zeros(shape, device)),
@@ -548,7 +539,7 @@ impl BertMlmHead {
 }
 
 impl BertLmPredictionHead {
-    /// The input of the tied word embedding: `[n, hidden_size] -> [n, hidden_size]`
+    /// The input of the tied word embedding: `[n, hidden_size] -> [n, embedding_size]`
     fn transformed(&self, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
         let x = self.transform.dense.activated(x, self.transform.activation, pass);
         self.transform.layer_norm.forward(x, pass.ops())

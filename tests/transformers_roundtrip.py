@@ -26,8 +26,12 @@ import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file
-from transformers import (AutoModelForCausalLM, AutoModelForQuestionAnswering, AutoModelForSequenceClassification, AutoTokenizer, BertConfig,
-                          BertForMaskedLM, BertForQuestionAnswering, BertForSequenceClassification,
+from transformers import (AlbertConfig, AlbertForMaskedLM, AlbertForQuestionAnswering, AlbertForSequenceClassification,
+                          AutoModelForCausalLM, AutoModelForQuestionAnswering, AutoModelForSequenceClassification, AutoTokenizer, BertConfig,
+                          BertForMaskedLM, BertForQuestionAnswering, BertForSequenceClassification, CamembertConfig,
+                          CamembertForMaskedLM, CamembertForSequenceClassification, ElectraConfig, ElectraForMaskedLM,
+                          ElectraForQuestionAnswering, ElectraForSequenceClassification, XLMRobertaConfig,
+                          XLMRobertaForMaskedLM, XLMRobertaForQuestionAnswering, XLMRobertaForSequenceClassification,
                           DistilBertConfig, DistilBertForMaskedLM, DistilBertForQuestionAnswering,
                           DistilBertForSequenceClassification, GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel,
                           RobertaConfig, RobertaForMaskedLM, RobertaForQuestionAnswering,
@@ -54,10 +58,17 @@ def bert(**more):
                       attn_implementation="eager", **more)
 
 
-def roberta(**more):
-    return RobertaConfig(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=2, num_attention_heads=4,
-                         intermediate_size=100, max_position_embeddings=34, type_vocab_size=1, layer_norm_eps=1e-5,
-                         hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, attn_implementation="eager", **more)
+def roberta(config=RobertaConfig, **more):
+    return config(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=100,
+                  max_position_embeddings=34, type_vocab_size=1, layer_norm_eps=1e-5, hidden_dropout_prob=0.1,
+                  attention_probs_dropout_prob=0.1, attn_implementation="eager", **more)
+
+
+def narrow(config, **more):
+    """ELECTRA and ALBERT, whose embeddings have a width of their own."""
+    return config(vocab_size=VOCAB, embedding_size=20, hidden_size=48, num_hidden_layers=3, num_attention_heads=4,
+                  intermediate_size=100, max_position_embeddings=32, hidden_dropout_prob=0.1,
+                  attention_probs_dropout_prob=0.1, attn_implementation="eager", **more)
 
 
 def distilbert(**more):
@@ -109,6 +120,20 @@ CASES = {
     "distilbert-classification": (DistilBertForSequenceClassification, distilbert(num_labels=3),
                                   "sequence-classification", dict(gpt2_inputs, labels=classes)),
     "distilbert-qa": (DistilBertForQuestionAnswering, distilbert(), "question-answering", dict(gpt2_inputs, **spans)),
+    "camembert-mlm": (CamembertForMaskedLM, roberta(CamembertConfig), "mlm", dict(roberta_inputs, labels=some_tokens)),
+    "camembert-classification": (CamembertForSequenceClassification, roberta(CamembertConfig, num_labels=3),
+                                 "sequence-classification", dict(roberta_inputs, labels=classes)),
+    "xlm-roberta-mlm": (XLMRobertaForMaskedLM, roberta(XLMRobertaConfig), "mlm", dict(roberta_inputs, labels=some_tokens)),
+    "xlm-roberta-qa": (XLMRobertaForQuestionAnswering, roberta(XLMRobertaConfig), "question-answering",
+                       dict(roberta_inputs, **spans)),
+    "electra-mlm": (ElectraForMaskedLM, narrow(ElectraConfig), "mlm", dict(bert_inputs, labels=some_tokens)),
+    "electra-classification": (ElectraForSequenceClassification, narrow(ElectraConfig, num_labels=3),
+                               "sequence-classification", dict(bert_inputs, labels=classes)),
+    "electra-qa": (ElectraForQuestionAnswering, narrow(ElectraConfig), "question-answering", dict(bert_inputs, **spans)),
+    "albert-mlm": (AlbertForMaskedLM, narrow(AlbertConfig), "mlm", dict(bert_inputs, labels=some_tokens)),
+    "albert-classification": (AlbertForSequenceClassification, narrow(AlbertConfig, num_labels=3),
+                              "sequence-classification", dict(bert_inputs, labels=classes)),
+    "albert-qa": (AlbertForQuestionAnswering, narrow(AlbertConfig), "question-answering", dict(bert_inputs, **spans)),
 }
 
 
@@ -152,7 +177,7 @@ def train(name, folder, task, batch, *overrides):
     shutil.rmtree(output, ignore_errors=True)
     config.write_text(f"""
 [model]
-kind = "{name.split("-")[0]}"
+kind = "{json.loads((folder / "config.json").read_text())["model_type"]}"
 from = {json.dumps(str(folder))}
 [data]
 task = "{task}"
@@ -184,7 +209,7 @@ def old_names(model):
     """The state dict as checkpoints of 2019 have it: no prefix, gamma and beta, buffers among the weights."""
     state = {}
     for name, tensor in model.state_dict().items():
-        name = name.removeprefix("transformer.").removeprefix("bert.").removeprefix("roberta.")
+        name = name.removeprefix("transformer.").removeprefix("bert.").removeprefix("roberta.").removeprefix("albert.")
         name = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
         if name != "lm_head.weight":
             state[name] = tensor.clone()
@@ -226,7 +251,7 @@ for name, (model_class, config, task, batch) in CASES.items():
         assert same and tensor.numpy().tobytes() == result[key].numpy().tobytes(), f"{name}: {key} has changed"
     print(f"ok  {name} untouched: {len(source)} tensors byte for byte", flush=True)
 
-    if name not in ("gpt2-lm", "bert-mlm", "roberta-mlm"):
+    if name not in ("gpt2-lm", "bert-mlm", "roberta-mlm", "albert-mlm"):
         continue
     folder = fresh(SCRATCH / f"{name}-sharded")
     model.save_pretrained(folder, max_shard_size="60KB")
@@ -250,7 +275,7 @@ TEXT = ["The cat sat on the mat.", "A dog ate my hat!", "How is the weather in t
 CHAT = "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
 SINGLES = ["The cat barks.", "It rains on the hat of the dog!", "Town?"]
 PAIRS = [("The cat sat.", "A dog ate it and the weather is good."), ("Who ate the hat?", "The dog.")]
-POSITIONS = 32
+POSITIONS = 48
 
 
 def same(what, found, expected):
@@ -271,19 +296,43 @@ def byte_level(folder, special):
     learned.model.save(str(folder))
 
 
+def sentence_piece(kind, folder):
+    """A SentencePiece vocabulary as tokenizer.json."""
+    first, last, mask = ("[CLS]", "[SEP]", "[MASK]") if kind == "albert" else ("<s>", "</s>", "<mask>")
+    special = ["<pad>", "<unk>", first, last, mask] if kind == "albert" else [first, "<pad>", last, "<unk>", mask]
+    learned = tokenizers.Tokenizer(tokenizers.models.Unigram())
+    spaces = tokenizers.normalizers.Replace(tokenizers.Regex(" {2,}"), " ")
+    learned.normalizer = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.NFKC(), *([tokenizers.normalizers.Lowercase()] if kind == "albert" else []), spaces])
+    learned.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    learned.decoder = tokenizers.decoders.Metaspace()
+    learned.train_from_iterator(TEXT * 20, tokenizers.trainers.UnigramTrainer(
+        vocab_size=120, special_tokens=special, unk_token="<unk>", show_progress=False))
+    pair = f"{first} $A {last} $B:1 {last}:1" if kind == "albert" else f"{first} $A {last} {last} $B {last}"
+    learned.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{first} $A {last}", pair=pair,
+        special_tokens=[(token, learned.token_to_id(token)) for token in (first, last)])
+    learned.save(str(folder / "tokenizer.json"))
+
+
 def tokenizer_of(kind, folder, **more):
     """The family's tokenizer, with everything that people set on one, in `folder` beside a config.json of its family."""
     if kind == "gpt2":
         byte_level(folder, ["<|endoftext|>"])
     elif kind == "roberta":
         byte_level(folder, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    elif kind in ("camembert", "xlm-roberta", "albert"):
+        sentence_piece(kind, folder)
     else:
         pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz.,?!", "the", "cat", "dog", "hat",
                   "rain", "town", "and", *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")]
         (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
     classes = {"gpt2": "GPT2Tokenizer", "bert": "BertTokenizer", "roberta": "RobertaTokenizer",
-               "distilbert": "DistilBertTokenizer"}
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": classes[kind]}))
+               "distilbert": "DistilBertTokenizer", "electra": "ElectraTokenizer", "camembert": "CamembertTokenizer",
+               "xlm-roberta": "XLMRobertaTokenizer", "albert": "AlbertTokenizer"}
+    # ALBERT's class gives token types in transformers 4 and gives none in 5.
+    names = dict(model_input_names=["input_ids", "token_type_ids", "attention_mask"]) if kind == "albert" else {}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": classes[kind], **names}))
     (folder / "config.json").write_text(json.dumps({"model_type": kind}))
     tokenizer = AutoTokenizer.from_pretrained(folder, model_max_length=POSITIONS - 1, **more)
     for file in folder.iterdir():
@@ -291,7 +340,9 @@ def tokenizer_of(kind, folder, **more):
     return tokenizer
 
 
-CONFIGS = {"gpt2": GPT2Config, "bert": BertConfig, "roberta": RobertaConfig, "distilbert": DistilBertConfig}
+CONFIGS = {"gpt2": GPT2Config, "bert": BertConfig, "roberta": RobertaConfig, "distilbert": DistilBertConfig,
+           "camembert": CamembertConfig, "xlm-roberta": XLMRobertaConfig, "electra": ElectraConfig, "albert": AlbertConfig}
+ROBERTAS = ("roberta", "camembert", "xlm-roberta")
 
 
 def sizes(kind):
@@ -301,8 +352,9 @@ def sizes(kind):
         return dict(n_embd=48, n_layer=2, n_head=4, n_positions=POSITIONS, initializer_range=0.3)
     if kind == "distilbert":
         return dict(dim=48, n_layers=2, n_heads=4, hidden_dim=64, max_position_embeddings=POSITIONS, initializer_range=0.3)
-    return dict(common, intermediate_size=64, max_position_embeddings=POSITIONS + 2 * (kind == "roberta"),
-                type_vocab_size=1 if kind == "roberta" else 2)
+    narrow = dict(embedding_size=20) if kind in ("electra", "albert") else {}
+    return dict(common, intermediate_size=64, max_position_embeddings=POSITIONS + 2 * (kind in ROBERTAS),
+                type_vocab_size=1 if kind in ROBERTAS else 2, **narrow)
 
 
 def train_text(name, task, model, data, *overrides, tokenizer=""):
@@ -490,7 +542,7 @@ def tokenizers_and_pipelines():
     second = train_text("chat-again", "clm", {"from": str(SCRATCH / "chat-run/checkpoints/step-000001")}, lines)
     came("chat, again", source, second)
 
-    for kind in ("bert", "distilbert", "roberta", "gpt2"):
+    for kind in ("bert", "distilbert", "roberta", "camembert", "xlm-roberta", "electra", "albert", "gpt2"):
         source = fresh(SCRATCH / f"{kind}-tokenizer")
         tokenizer = tokenizer_of(kind, source)
         tokenizer.save_pretrained(source)
@@ -498,7 +550,9 @@ def tokenizers_and_pipelines():
                                **(dict(bos_token_id=0, eos_token_id=0) if kind == "gpt2" else {}))
         own = fresh(SCRATCH / f"{kind}-own")
         build({"bert": BertForSequenceClassification, "distilbert": DistilBertForSequenceClassification,
-               "roberta": RobertaForSequenceClassification, "gpt2": GPT2ForSequenceClassification}[kind], config).save_pretrained(own)
+               "roberta": RobertaForSequenceClassification, "camembert": CamembertForSequenceClassification,
+               "xlm-roberta": XLMRobertaForSequenceClassification, "electra": ElectraForSequenceClassification,
+               "albert": AlbertForSequenceClassification, "gpt2": GPT2ForSequenceClassification}[kind], config).save_pretrained(own)
         tokenizer.save_pretrained(own)
         for name, model, more in ((f"{kind} of its folder", {"from": str(own)}, ""),
                                   (f"{kind} new", dict(kind=kind, **sizes(kind)), f"from = {json.dumps(str(source))}")):

@@ -3,10 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::ModelType;
-
-/// The families, for messages.
-pub(super) const MODEL_TYPES: &str = "\"gpt2\", \"bert\", \"roberta\" or \"distilbert\"";
+use super::{BertVariant, ModelType};
 
 /// Fields that only one value computes what Kiln computes: anything else is refused. `(name, that value, why)`.
 pub(super) type Fixed = (&'static str, fn() -> Value, &'static str);
@@ -24,6 +21,18 @@ const BERT_FIXED: &[Fixed] = &[
     ("add_cross_attention", || json!(false), "cross-attention is not implemented"),
     ("is_encoder_decoder", || json!(false), "encoder-decoder models are not implemented"),
     ("is_decoder", || json!(false), "causal BERT is not implemented"),
+    ("position_embedding_type", || json!("absolute"), "relative positions are not implemented"),
+    ("tie_word_embeddings", || json!(true), "the output embedding is always the input embedding"),
+    ("pruned_heads", || json!({}), "pruned heads are not implemented"),
+    ("quantization_config", || Value::Null, "quantised weights are not implemented"),
+];
+
+const ALBERT_FIXED: &[Fixed] = &[
+    ("num_hidden_groups", || json!(1), "only layers that all share one set of weights are implemented"),
+    ("inner_group_num", || json!(1), "groups of several layers are not implemented"),
+    ("add_cross_attention", || json!(false), "cross-attention is not implemented"),
+    ("is_encoder_decoder", || json!(false), "encoder-decoder models are not implemented"),
+    ("is_decoder", || json!(false), "causal ALBERT is not implemented"),
     ("position_embedding_type", || json!("absolute"), "relative positions are not implemented"),
     ("tie_word_embeddings", || json!(true), "the output embedding is always the input embedding"),
     ("pruned_heads", || json!({}), "pruned heads are not implemented"),
@@ -52,9 +61,11 @@ pub(super) const INERT: &[&str] = &[
     "chunk_size_feed_forward",
     "cls_token_id",
     "directionality",
+    "down_scale_factor",
     "dtype",
     "eos_token_id",
     "finetuning_task",
+    "gap_size",
     "gradient_checkpointing",
     "is_decoder",
     "keys_to_ignore_at_inference",
@@ -63,6 +74,8 @@ pub(super) const INERT: &[&str] = &[
     "model_type",
     "n_ctx",
     "name_or_path",
+    "net_structure_type",
+    "num_memory_blocks",
     "output_attentions",
     "output_hidden_states",
     "output_past",
@@ -76,6 +89,7 @@ pub(super) const INERT: &[&str] = &[
     "sep_token_id",
     "summary_activation",
     "summary_first_dropout",
+    "summary_last_dropout",
     "summary_proj_to_labels",
     "summary_type",
     "summary_use_proj",
@@ -101,10 +115,11 @@ const DISTILBERT_ALIASES: &[(&str, &str)] =
 
 impl ModelType {
     pub(super) fn fixed(self) -> &'static [Fixed] {
-        match self {
-            Self::Gpt2 => GPT2_FIXED,
-            Self::Bert | Self::Roberta => BERT_FIXED,
-            Self::DistilBert => DISTILBERT_FIXED,
+        match self.bert_variant() {
+            None => GPT2_FIXED,
+            Some(BertVariant::DistilBert) => DISTILBERT_FIXED,
+            Some(BertVariant::Albert) => ALBERT_FIXED,
+            Some(_) => BERT_FIXED,
         }
     }
 
@@ -112,7 +127,7 @@ impl ModelType {
         match self {
             Self::Gpt2 => GPT2_ALIASES,
             Self::DistilBert => DISTILBERT_ALIASES,
-            Self::Bert | Self::Roberta => &[],
+            _ => &[],
         }
     }
 }

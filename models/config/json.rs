@@ -4,7 +4,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::fields::{INERT, MODEL_TYPES};
+use super::fields::INERT;
 use super::{BertConfig, BertVariant, Gpt2Config, ModelConfig, ModelType};
 use crate::error::{Error, Result};
 
@@ -19,11 +19,12 @@ impl ModelConfig {
         let kind = match map.get("model_type") {
             Some(Value::String(name)) => ModelType::ALL.into_iter().find(|kind| kind.to_string() == *name),
             Some(other) => return Err(Error::Config(format!("model_type: expected a string, got {other}"))),
-            None => return Err(Error::Config(format!("model_type is missing; expected {MODEL_TYPES}"))),
+            None => return Err(Error::Config(format!("model_type is missing; expected {}", ModelType::listed()))),
         };
         let Some(kind) = kind else {
             return Err(Error::Config(format!(
-                "model_type: expected {MODEL_TYPES}, got {}; other families are not supported",
+                "model_type: expected {}, got {}; other families are not supported",
+                ModelType::listed(),
                 map["model_type"]
             )));
         };

@@ -1,6 +1,6 @@
 //! Checks of a configuration that its types cannot express: sizes, divisibility, ranges, known activations and labels.
 
-use super::{BertVariant, ModelConfig, eos_token_ids};
+use super::{ModelConfig, eos_token_ids};
 use crate::error::{Error, Result};
 use crate::ops::gelu::Activation;
 
@@ -69,7 +69,7 @@ impl ModelConfig {
         let generates = matches!(self, Self::Gpt2(_));
         eos_token_ids(self.inert().get("eos_token_id"), generates.then(|| self.vocab_size()))?;
         match self {
-            Self::Bert(c) if c.variant == BertVariant::Roberta && c.pad_token_id.is_none() => Err(Error::Config(
+            Self::Bert(c) if c.variant.counts_from_padding() && c.pad_token_id.is_none() => Err(Error::Config(
                 "pad_token_id: expected an id, got null: RoBERTa counts its positions from it".into(),
             )),
             Self::Bert(c) if c.max_position_embeddings <= c.position_offset() => Err(Error::Config(format!(
@@ -94,6 +94,7 @@ impl ModelConfig {
             ],
             Self::Bert(c) => [
                 ("vocab_size", c.vocab_size),
+                ("embedding_size", c.embedding_size()),
                 ("hidden_size", c.hidden_size),
                 ("num_hidden_layers", c.num_hidden_layers),
                 ("num_attention_heads", c.num_attention_heads),
@@ -135,7 +136,7 @@ impl ModelConfig {
 fn largest(name: &str) -> usize {
     match name {
         "n_layer" | "num_hidden_layers" | "n_layers" => 1 << 12,
-        "n_embd" | "hidden_size" | "dim" | "n_head" | "num_attention_heads" | "n_heads" => 1 << 20,
+        "n_embd" | "hidden_size" | "embedding_size" | "dim" | "n_head" | "num_attention_heads" | "n_heads" => 1 << 20,
         "n_inner" | "intermediate_size" | "hidden_dim" => 1 << 22,
         _ => 1 << 24,
     }

@@ -1,11 +1,12 @@
-//! The differences of RoBERTa (Liu et al. 2019) and DistilBERT (Sanh et al. 2019) from BERT, in one place: defaults, the
-//! spelling of configuration fields and of tensor names. The mathematics is BERT's, in `bert.rs` and `model.rs`; the few
-//! points where it differs ask [`BertVariant`] there. References: `modeling_roberta.py`, `modeling_distilbert.py` and
-//! their configuration classes in `transformers` 5.23.
+//! The differences of BERT's variants from BERT, in one place: defaults, the spelling of configuration fields and of tensor
+//! names. They are RoBERTa (Liu et al. 2019), which CamemBERT (Martin et al. 2020) and XLM-RoBERTa (Conneau et al. 2020) are
+//! with other vocabularies, DistilBERT (Sanh et al. 2019), ELECTRA's discriminator (Clark et al. 2020) and ALBERT (Lan et al.
+//! 2020). The mathematics is BERT's, in `bert.rs` and `model.rs`; the few points where it differs ask [`BertVariant`] there.
+//! References: `modeling_roberta.py` and its like, and their configuration classes in `transformers` 5.23.
 
 use std::borrow::Cow;
 
-use serde_json::{Map, Value};
+use serde_json::Map;
 
 use super::BertConfig;
 
@@ -17,8 +18,17 @@ pub enum BertVariant {
     Bert,
     /// Positions count from `pad_token_id + 1` and over tokens that are no padding.
     Roberta,
+    /// RoBERTa.
+    Camembert,
+    /// RoBERTa.
+    XlmRoberta,
     /// No token types, no pooler; a ReLU layer of its own before the classifier.
     DistilBert,
+    /// Embeddings of a width of their own where `embedding_size` is another than `hidden_size`; a GELU layer of its own before
+    /// the classifier.
+    Electra,
+    /// Embeddings of a width of their own; all layers are one.
+    Albert,
 }
 
 /// `(BERT's name, DistilBERT's)` of the configuration fields that differ.
@@ -33,6 +43,9 @@ const DISTILBERT_FIELDS: &[(&str, &str)] = &[
     ("classifier_dropout", "seq_classif_dropout"),
 ];
 
+/// The same for ALBERT.
+const ALBERT_FIELDS: &[(&str, &str)] = &[("classifier_dropout", "classifier_dropout_prob")];
+
 /// Starts of tensor names, BERT's and the variant's; the first that fits is replaced.
 const ROBERTA_STARTS: &[(&str, &str)] = &[
     ("cls.predictions.transform.LayerNorm.", "lm_head.layer_norm."),
@@ -41,9 +54,24 @@ const ROBERTA_STARTS: &[(&str, &str)] = &[
     ("bert.", "roberta."),
 ];
 
-/// Those of RoBERTa's classification of sequences, whose head has a layer of its own in place of a pooler.
-const ROBERTA_SEQUENCE_STARTS: &[(&str, &str)] =
+/// Those of the classification of sequences in RoBERTa and ELECTRA, whose head has a layer of its own in place of a pooler.
+const SEQUENCE_HEAD_STARTS: &[(&str, &str)] =
     &[("bert.pooler.dense.", "classifier.dense."), ("classifier.", "classifier.out_proj.")];
+
+const ELECTRA_STARTS: &[(&str, &str)] = &[
+    ("cls.predictions.transform.", "generator_predictions."),
+    ("cls.predictions.bias", "generator_lm_head.bias"),
+    ("bert.", "electra."),
+];
+
+const ALBERT_STARTS: &[(&str, &str)] = &[
+    ("cls.predictions.transform.", "predictions."),
+    ("cls.predictions.", "predictions."),
+    ("bert.pooler.dense.", "albert.pooler."),
+    ("bert.embeddings_project.", "albert.encoder.embedding_hidden_mapping_in."),
+    ("bert.encoder.layer.0.", "albert.encoder.albert_layer_groups.0.albert_layers.0."),
+    ("bert.", "albert."),
+];
 
 const DISTILBERT_STARTS: &[(&str, &str)] = &[
     ("cls.predictions.transform.LayerNorm.", "vocab_layer_norm."),
@@ -66,19 +94,77 @@ const DISTILBERT_PARTS: &[(&str, &str)] = &[
     (".output.LayerNorm.", ".output_layer_norm."),
 ];
 
+/// The same inside the layer of ALBERT.
+const ALBERT_PARTS: &[(&str, &str)] = &[
+    (".attention.self.", ".attention."),
+    (".attention.output.", ".attention."),
+    (".intermediate.dense.", ".ffn."),
+    (".output.dense.", ".ffn_output."),
+    (".output.LayerNorm.", ".full_layer_layer_norm."),
+];
+
 impl BertVariant {
     /// The defaults of `transformers`' configuration class.
     pub fn config(self) -> BertConfig {
         let bert = BertConfig { variant: self, ..BertConfig::default() };
+        let ids = |bos: u32, eos: u32| {
+            Map::from_iter([("bos_token_id".into(), bos.into()), ("eos_token_id".into(), eos.into())])
+        };
         match self {
             Self::Bert => bert,
-            Self::Roberta => {
-                let ids = [("bos_token_id".to_string(), Value::from(0)), ("eos_token_id".to_string(), Value::from(2))];
-                BertConfig { vocab_size: 50265, pad_token_id: Some(1), inert: Map::from_iter(ids), ..bert }
-            }
+            Self::Roberta => BertConfig { vocab_size: 50265, pad_token_id: Some(1), inert: ids(0, 2), ..bert },
+            Self::Camembert | Self::XlmRoberta => BertConfig { pad_token_id: Some(1), inert: ids(0, 2), ..bert },
             Self::DistilBert => {
                 BertConfig { num_hidden_layers: 6, qa_dropout: 0.1, classifier_dropout: Some(0.2), ..bert }
             }
+            Self::Electra => BertConfig {
+                embedding_size: Some(128),
+                hidden_size: 256,
+                num_attention_heads: 4,
+                intermediate_size: 1024,
+                ..bert
+            },
+            Self::Albert => BertConfig {
+                vocab_size: 30000,
+                embedding_size: Some(128),
+                hidden_size: 4096,
+                num_attention_heads: 64,
+                intermediate_size: 16384,
+                hidden_act: "gelu_new".into(),
+                hidden_dropout_prob: 0.0,
+                attention_probs_dropout_prob: 0.0,
+                classifier_dropout: Some(0.1),
+                inert: ids(2, 3),
+                ..bert
+            },
+        }
+    }
+
+    /// Whether positions count from the padding's row of the table and over tokens that are no padding, as in RoBERTa.
+    pub fn counts_from_padding(self) -> bool {
+        matches!(self, Self::Roberta | Self::Camembert | Self::XlmRoberta)
+    }
+
+    /// Whether all layers have the same weights.
+    pub fn shares_layers(self) -> bool {
+        self == Self::Albert
+    }
+
+    /// Whether the head that classifies sequences has a layer of its own in place of a pooler, with dropout before it.
+    pub(crate) fn has_layer_in_head(self) -> bool {
+        self.counts_from_padding() || self == Self::Electra
+    }
+
+    /// The part of `transformers`' class names that names the family.
+    pub(crate) fn class(self) -> &'static str {
+        match self {
+            Self::Bert => "Bert",
+            Self::Roberta => "Roberta",
+            Self::Camembert => "Camembert",
+            Self::XlmRoberta => "XLMRoberta",
+            Self::DistilBert => "DistilBert",
+            Self::Electra => "Electra",
+            Self::Albert => "Albert",
         }
     }
 
@@ -87,27 +173,33 @@ impl BertVariant {
         self != Self::DistilBert
     }
 
+    /// The configuration fields that have another name than BERT's: `(BERT's name, the variant's)`.
+    fn renamed(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::DistilBert => DISTILBERT_FIELDS,
+            Self::Albert => ALBERT_FIELDS,
+            _ => &[],
+        }
+    }
+
     /// The variant's own name of BERT's configuration field `name`.
     pub(crate) fn field(self, name: &str) -> &str {
-        match self {
-            Self::Bert | Self::Roberta => name,
-            Self::DistilBert => DISTILBERT_FIELDS.iter().find(|(bert, _)| *bert == name).map_or(name, |(_, own)| own),
-        }
+        self.renamed().iter().find(|(bert, _)| *bert == name).map_or(name, |(_, own)| own)
     }
 
     /// BERT's name of the variant's configuration field `name`.
     pub(crate) fn bert_field(self, name: &str) -> &str {
-        match self {
-            Self::Bert | Self::Roberta => name,
-            Self::DistilBert => DISTILBERT_FIELDS.iter().find(|(_, own)| *own == name).map_or(name, |(bert, _)| bert),
-        }
+        self.renamed().iter().find(|(_, own)| *own == name).map_or(name, |(bert, _)| bert)
     }
 
     /// Whether the variant's `config.json` has BERT's field `name`.
     pub(crate) fn has_field(self, name: &str) -> bool {
         match self {
-            Self::Bert | Self::Roberta => name != "qa_dropout",
-            Self::DistilBert => !matches!(name, "type_vocab_size" | "layer_norm_eps"),
+            Self::DistilBert => !matches!(name, "type_vocab_size" | "layer_norm_eps" | "embedding_size"),
+            Self::Electra | Self::Albert => name != "qa_dropout",
+            Self::Bert | Self::Roberta | Self::Camembert | Self::XlmRoberta => {
+                !matches!(name, "qa_dropout" | "embedding_size")
+            }
         }
     }
 
@@ -115,11 +207,13 @@ impl BertVariant {
     pub(crate) fn tensor(self, name: String, classifies_sequences: bool) -> String {
         let (starts, parts): (&[_], &[_]) = match self {
             Self::Bert => return name,
-            Self::Roberta => (ROBERTA_STARTS, &[]),
+            Self::Roberta | Self::Camembert | Self::XlmRoberta => (ROBERTA_STARTS, &[]),
             Self::DistilBert => (DISTILBERT_STARTS, DISTILBERT_PARTS),
+            Self::Electra => (ELECTRA_STARTS, &[]),
+            Self::Albert => (ALBERT_STARTS, ALBERT_PARTS),
         };
-        let of_head = match classifies_sequences && self == Self::Roberta {
-            true => ROBERTA_SEQUENCE_STARTS,
+        let of_head = match classifies_sequences && self.has_layer_in_head() {
+            true => SEQUENCE_HEAD_STARTS,
             false => &[],
         };
         let started =

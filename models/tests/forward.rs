@@ -20,7 +20,11 @@ const ROUNDING: f32 = 2e-6;
 fn model(kind: ModelType, head: Head) -> Model {
     let fields = match kind {
         ModelType::Gpt2 => json!({"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 12, "vocab_size": 40}),
-        ModelType::Bert | ModelType::Roberta => {
+        ModelType::Electra | ModelType::Albert => {
+            json!({"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "embedding_size": 8,
+            "intermediate_size": 32, "max_position_embeddings": 12, "vocab_size": 40, "num_labels": 3})
+        }
+        ModelType::Bert | ModelType::Roberta | ModelType::Camembert | ModelType::XlmRoberta => {
             json!({"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16,
             "intermediate_size": 32, "max_position_embeddings": 12, "vocab_size": 40, "num_labels": 3})
         }
@@ -147,6 +151,8 @@ fn padding_changes_nothing() {
         (ModelType::Bert, Head::QuestionAnswering),
         (ModelType::Roberta, Head::MaskedLm),
         (ModelType::Roberta, Head::SequenceClassification),
+        (ModelType::Electra, Head::MaskedLm),
+        (ModelType::Albert, Head::SequenceClassification),
         (ModelType::DistilBert, Head::QuestionAnswering),
         (ModelType::DistilBert, Head::SequenceClassification),
     ] {

@@ -27,10 +27,14 @@ const HEADS: &[&str] = &[
     "vocab_transform.",
     "vocab_layer_norm.",
     "vocab_projector.",
+    "generator_predictions.",
+    "generator_lm_head.",
+    "predictions.",
+    "albert.pooler.",
 ];
 
 /// Body prefixes that a checkpoint of the bare body leaves out.
-const BODIES: &[&str] = &["transformer.", "bert.", "roberta.", "distilbert."];
+const BODIES: &[&str] = &["transformer.", "bert.", "roberta.", "distilbert.", "electra.", "albert."];
 
 /// `(our name, the name of the same tensor elsewhere in the file)`: tied weights that files may hold under either name.
 const TIED: &[(&str, &str)] = &[
@@ -40,6 +44,9 @@ const TIED: &[(&str, &str)] = &[
     ("roberta.embeddings.word_embeddings.weight", "lm_head.decoder.weight"),
     ("lm_head.bias", "lm_head.decoder.bias"),
     ("distilbert.embeddings.word_embeddings.weight", "vocab_projector.weight"),
+    ("electra.embeddings.word_embeddings.weight", "generator_lm_head.weight"),
+    ("albert.embeddings.word_embeddings.weight", "predictions.decoder.weight"),
+    ("predictions.bias", "predictions.decoder.bias"),
 ];
 
 /// Older names of LayerNorm's parameters.

@@ -47,8 +47,9 @@ impl Parameter {
         let mut segments = self.name.split('.').peekable();
         while let Some(segment) = segments.next() {
             match (segment, segments.peek().and_then(|next| next.parse().ok())) {
-                ("h" | "layer" | "layers", Some(number)) => return Depth::Layer(number),
+                ("h" | "layer" | "layers" | "albert_layer_groups", Some(number)) => return Depth::Layer(number),
                 ("embeddings" | "embed_tokens" | "wte" | "wpe", _) => return Depth::Embeddings,
+                ("embeddings_project" | "embedding_hidden_mapping_in", _) => return Depth::Embeddings,
                 _ => {}
             }
         }

@@ -52,7 +52,11 @@ fn family_of_name(id: &str) -> Option<ModelType> {
         "gpt2" | "distilgpt2" => Some(ModelType::Gpt2),
         "bert" => Some(ModelType::Bert),
         "roberta" | "distilroberta" => Some(ModelType::Roberta),
+        "camembert" => Some(ModelType::Camembert),
+        "xlm" if name.starts_with("xlm-roberta") => Some(ModelType::XlmRoberta),
         "distilbert" => Some(ModelType::DistilBert),
+        "electra" => Some(ModelType::Electra),
+        "albert" => Some(ModelType::Albert),
         _ => None,
     }
 }

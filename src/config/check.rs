@@ -119,7 +119,7 @@ fn model(config: &RunConfig) -> Checked {
     if model.kind.is_none() && model.from.is_none() {
         return Err(Complaint::new(
             "model",
-            "expected `kind` (gpt2, bert, roberta or distilbert) or `from` (a pretrained folder or hub id), got neither",
+            "expected `kind` (a model family, such as gpt2 or bert) or `from` (a pretrained folder or hub id), got neither",
         ));
     }
     if model.from.is_some() && model.size.is_some() {

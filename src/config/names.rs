@@ -133,8 +133,16 @@ names! {
         Bert = "bert",
         /// RoBERTa: BERT with positions of its own and no use for token types.
         Roberta = "roberta",
+        /// CamemBERT: RoBERTa for French.
+        Camembert = "camembert",
+        /// XLM-RoBERTa: RoBERTa for a hundred languages.
+        XlmRoberta = "xlm-roberta",
         /// DistilBERT: half of BERT's layers, no token types.
         DistilBert = "distilbert",
+        /// ELECTRA: BERT with small embeddings; the published discriminators are fine-tuned.
+        Electra = "electra",
+        /// ALBERT: BERT with small embeddings and one layer that is used many times.
+        Albert = "albert",
     }
 }
 

@@ -143,9 +143,7 @@ impl GradientPass<'_> {
 
     /// The gradients of the parameters of `model`: those of a narrow copy are the weight's.
     fn params<M: Module>(&self, mut grads: Gradients, model: &M) -> GradientsParams {
-        let leaves = self.copies.map(Copies::leaves).unwrap_or_default();
-        let of_copies = leaves.into_iter().filter_map(|(id, leaf)| Some((id, leaf.grad_remove(&mut grads)?)));
-        let of_copies = of_copies.collect::<Vec<_>>();
+        let of_copies = self.copies.map(|copies| copies.take_gradients(&mut grads)).unwrap_or_default();
         let mut params = GradientsParams::from_grads(grads, model);
         for (id, grad) in of_copies {
             let grad = grad.cast(FloatDType::F32);

@@ -116,11 +116,13 @@ impl ModelPlan {
         let (config, task) = (self.config.as_ref()?, self.task?);
         let (width, layers, _, inner) = config.shape();
         let [width, layers, inner] = [width, layers, inner].map(|size| size as f64);
+        let (embedding, vocabulary) = (config.embedding_size() as f64, config.vocab_size() as f64);
         let head = match task {
-            Task::Clm => width * config.vocab_size() as f64,
-            Task::Mlm => width * (width + config.vocab_size() as f64),
+            Task::Clm => embedding * vocabulary,
+            Task::Mlm => embedding * (width + vocabulary),
             _ => 0.0, // one row of logits for a sequence, or two columns: nothing beside the layers
         };
+        let head = head + if embedding == width { 0.0 } else { embedding * width };
         // A frozen weight takes no part in the third product, that of its gradient.
         let products = if self.lora.is_some() { 4.0 } else { 6.0 };
         let products = products * (layers * (4.0 * width * width + 2.0 * width * inner) + head);

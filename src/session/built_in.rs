@@ -154,7 +154,7 @@ impl TrainingTask for BuiltIn {
     }
 
     fn files(&self, model: &Model) -> Result<Vec<NamedFile>> {
-        let config = serde_json::to_string_pretty(&self.model_config.to_json(model.architecture()))
+        let config = serde_json::to_string_pretty(&self.model_config.to_json(&model.architecture()))
             .map_err(|error| Error::data(format!("config.json: {error}")))?;
         // Names of labels may hold anything; transformers escapes them too.
         let mut files = vec![("config.json".into(), format!("{}\n", printable(&config)).into_bytes().into())];

@@ -33,7 +33,7 @@ pub fn merge(spec: &str, target: &Path) -> Result<Vec<String>> {
     let (config, _) = source.config()?;
     let folder = ModelFolder::open(spec, task_of(&source, &config)?, &Device::flex())?;
     let model = folder.model.merged();
-    let json = serde_json::to_string_pretty(&folder.config.to_json(model.architecture()))
+    let json = serde_json::to_string_pretty(&folder.config.to_json(&model.architecture()))
         .map_err(|error| Error::data(format!("config.json: {error}")))?;
     let mut files: Vec<NamedFile> = vec![("config.json".into(), format!("{}\n", printable(&json)).into_bytes().into())];
     let tokenizer = if Tokenizer::is_in(&folder.path) { &folder.path } else { &folder.base };

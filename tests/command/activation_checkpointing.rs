@@ -6,14 +6,16 @@ use crate::common::{fails, kiln, succeeds};
 
 #[test]
 fn runs_are_the_same() {
-    for (task, compiler, precision) in [
-        ("clm", "native", "f32"),
-        ("clm", "compiled", "f32"),
-        ("clm", "native", "f16"),
-        ("mlm", "native", "bf16"),
-        ("question-answering", "native", "f32"),
-        ("sequence-classification", "compiled", "bf16"),
-        ("sequence-classification", "compiled", "f32"),
+    for (task, compiler, precision, kind) in [
+        ("mlm", "native", "f32", Some("albert")),
+        ("mlm", "compiled", "bf16", Some("albert")),
+        ("clm", "native", "f32", None),
+        ("clm", "compiled", "f32", None),
+        ("clm", "native", "f16", None),
+        ("mlm", "native", "bf16", None),
+        ("question-answering", "native", "f32", None),
+        ("sequence-classification", "compiled", "bf16", None),
+        ("sequence-classification", "compiled", "f32", None),
     ] {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), task);
@@ -21,6 +23,9 @@ fn runs_are_the_same() {
             let name = strategy;
             let set = format!("trainer.activation_checkpointing={strategy}");
             let mut command = train(folder.path(), name, &["--set", &set]);
+            if let Some(kind) = kind {
+                command.args(["--set", &format!("model.kind={kind}"), "--set", "model.hidden_dropout_prob=0.1"]);
+            }
             let said = succeeds(command.args(["--compiler", compiler, "--precision", precision]));
             let run = folder.path().join(name);
             let weights = std::fs::read(run.join("checkpoints/step-000014/model.safetensors")).unwrap();
@@ -29,7 +34,7 @@ fn runs_are_the_same() {
             (figures(&run), weights, moments)
         };
         let kept = run("none");
-        let what = format!("{task} {compiler} {precision}");
+        let what = format!("{kind:?} {task} {compiler} {precision}");
         for strategy in ["balanced", "blocks"] {
             let again = run(strategy);
             assert_eq!(kept.0, again.0, "{what} {strategy}");

@@ -1,4 +1,4 @@
-//! RoBERTa and DistilBERT through the binary: trained from `model.kind` with fields of their own, and from a folder that
+//! The variants of BERT through the binary: trained from `model.kind` with fields of their own, and from a folder that
 //! transformers wrote; what is saved has their names. Their logits are tested in `tests/oracle/forward.rs`.
 
 use std::path::Path;
@@ -7,6 +7,8 @@ use crate::common::{fails, fixture, json, kiln, succeeds, tensors};
 
 const ROBERTA: &str = "kind = \"roberta\"\nnum_hidden_layers = 1\nnum_attention_heads = 2\nhidden_size = 8\n\
                        intermediate_size = 16\nmax_position_embeddings = 10\ntype_vocab_size = 1\nvocab_size = 131\n";
+const ELECTRA: &str = "kind = \"electra\"\nnum_hidden_layers = 1\nnum_attention_heads = 2\nhidden_size = 8\n\
+                       embedding_size = 4\nintermediate_size = 16\nmax_position_embeddings = 8\nvocab_size = 131\n";
 const DISTILBERT: &str = "kind = \"distilbert\"\nn_layers = 1\nn_heads = 2\ndim = 8\nhidden_dim = 16\n\
                           max_position_embeddings = 8\nvocab_size = 131\n";
 
@@ -33,6 +35,30 @@ fn variants_are_trained_and_saved_under_their_own_names() {
     for (model, task, kind, architecture, tensor) in [
         (ROBERTA.to_string(), "mlm", "roberta", "RobertaForMaskedLM", "lm_head.layer_norm.weight"),
         (DISTILBERT.to_string(), "mlm", "distilbert", "DistilBertForMaskedLM", "vocab_transform.weight"),
+        (ROBERTA.replace("roberta", "camembert"), "mlm", "camembert", "CamembertForMaskedLM", "lm_head.dense.weight"),
+        (ROBERTA.replace("roberta", "xlm-roberta"), "mlm", "xlm-roberta", "XLMRobertaForMaskedLM", "lm_head.bias"),
+        (ELECTRA.into(), "mlm", "electra", "ElectraForMaskedLM", "generator_predictions.dense.weight"),
+        (
+            ELECTRA.replace("electra", "albert"),
+            "mlm",
+            "albert",
+            "AlbertForMaskedLM",
+            "albert.encoder.albert_layer_groups.0.albert_layers.0.full_layer_layer_norm.weight",
+        ),
+        (
+            format!("{}\nnum_labels = 3", from("albert-mlm")),
+            "sequence-classification",
+            "albert",
+            "AlbertForSequenceClassification",
+            "albert.pooler.weight",
+        ),
+        (
+            format!("{}\nnum_labels = 3", from("electra-mlm")),
+            "sequence-classification",
+            "electra",
+            "ElectraForSequenceClassification",
+            "classifier.out_proj.weight",
+        ),
         (
             format!("{DISTILBERT}num_labels = 3"),
             "sequence-classification",
@@ -63,7 +89,7 @@ fn variants_are_trained_and_saved_under_their_own_names() {
         assert_eq!((&config["model_type"], &config["architectures"][0]), (&kind.into(), &architecture.into()));
         let weights = tensors(&saved.join("model.safetensors"));
         assert!(weights.contains_key(tensor), "{tensor} is not in {:?}", weights.keys());
-        assert_eq!(weights.keys().any(|name| name.contains("token_type")), kind == "roberta");
+        assert_eq!(weights.keys().any(|name| name.contains("token_type")), kind != "distilbert");
     }
 }
 

@@ -167,6 +167,47 @@ fn distilbert_choice() {
 }
 
 #[test]
+fn camembert_mlm() {
+    check("camembert-mlm", "mlm");
+}
+
+#[test]
+fn xlm_roberta_classification() {
+    check("xlm-roberta-classification", "sequence-classification");
+}
+
+#[test]
+fn electra_mlm() {
+    check("electra-mlm", "mlm");
+    check("electra-equal", "mlm");
+}
+
+#[test]
+fn electra_classification() {
+    check("electra-classification", "sequence-classification");
+}
+
+#[test]
+fn electra_qa() {
+    check("electra-qa", "question-answering");
+}
+
+#[test]
+fn albert_mlm_adds_the_gradients_of_one_layer() {
+    check("albert-mlm", "mlm");
+}
+
+#[test]
+fn albert_classification() {
+    check("albert-classification", "sequence-classification");
+}
+
+#[test]
+fn albert_qa() {
+    check("albert-qa", "question-answering");
+}
+
+#[test]
 fn variants_of_bert_refuse_what_they_do_not_have() {
     let folder = tempfile::tempdir().unwrap();
     let forward = |case: &str, batch: serde_json::Value, task: &str| {

@@ -87,6 +87,16 @@ fn distilbert_classification() {
 }
 
 #[test]
+fn electra_classification() {
+    check("lora-electra-classification", "sequence-classification");
+}
+
+#[test]
+fn albert_classification_has_one_adapter_for_all_layers() {
+    check("lora-albert-classification", "sequence-classification");
+}
+
+#[test]
 fn bert_qa_with_targets_by_a_pattern() {
     check("lora-bert-qa", "question-answering");
 }

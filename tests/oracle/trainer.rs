@@ -132,6 +132,26 @@ fn bert_regression_with_rows_over_several_steps() {
 }
 
 #[test]
+fn camembert_mlm_with_rows_over_several_steps() {
+    check("trainer-window-camembert-mlm", "camembert", "mlm");
+}
+
+#[test]
+fn xlm_roberta_classification_with_rows_over_several_steps() {
+    check("trainer-window-xlm-roberta-classification", "xlm-roberta", "sequence-classification");
+}
+
+#[test]
+fn electra_classification_with_rows_over_several_steps() {
+    check("trainer-window-electra-classification", "electra", "sequence-classification");
+}
+
+#[test]
+fn albert_classification_with_rows_over_several_steps() {
+    check("trainer-window-albert-classification", "albert", "sequence-classification");
+}
+
+#[test]
 fn bert_question_answering_with_rows_over_several_steps() {
     check("trainer-window-bert-qa", "bert", "question-answering");
 }

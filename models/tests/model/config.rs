@@ -35,6 +35,17 @@ fn presets_have_the_published_number_of_parameters() {
         (ModelType::Roberta, "large", Head::SequenceClassification, 355_361_794),
         (ModelType::DistilBert, "base", Head::SequenceClassification, 66_955_010),
         (ModelType::DistilBert, "base-cased", Head::SequenceClassification, 65_783_042),
+        (ModelType::Camembert, "base", Head::SequenceClassification, 110_623_490),
+        (ModelType::Camembert, "large", Head::SequenceClassification, 336_663_554),
+        (ModelType::XlmRoberta, "base", Head::SequenceClassification, 278_045_186),
+        (ModelType::XlmRoberta, "large", Head::SequenceClassification, 559_892_482),
+        (ModelType::Electra, "small", Head::SequenceClassification, 13_549_314),
+        (ModelType::Electra, "base", Head::SequenceClassification, 109_483_778),
+        (ModelType::Electra, "large", Head::SequenceClassification, 335_143_938),
+        (ModelType::Albert, "base", Head::SequenceClassification, 11_685_122),
+        (ModelType::Albert, "large", Head::SequenceClassification, 17_686_018),
+        (ModelType::Albert, "xlarge", Head::SequenceClassification, 58_728_962),
+        (ModelType::Albert, "xxlarge", Head::SequenceClassification, 222_603_778),
     ] {
         let config = ModelConfig::preset(kind, size).unwrap();
         let model = Model::new(&config, head, &Device::flex()).unwrap();

@@ -14,6 +14,9 @@ fn model(kind: ModelType, head: Head, device: &Device) -> Model {
         ModelType::DistilBert => json!({"n_layers": 2, "n_heads": 2, "dim": WIDTH, "hidden_dim": 32,
             "max_position_embeddings": 12, "vocab_size": 40, "num_labels": 3, "dropout": 0.0, "attention_dropout": 0.0,
             "seq_classif_dropout": 0.0}),
+        ModelType::Albert => json!({"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": WIDTH,
+            "embedding_size": 8, "intermediate_size": 32, "max_position_embeddings": 12, "vocab_size": 40, "num_labels": 3,
+            "classifier_dropout_prob": 0.0}),
         _ => json!({"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": WIDTH, "intermediate_size": 32,
             "max_position_embeddings": 12, "vocab_size": 40, "num_labels": 3, "hidden_dropout_prob": 0.0,
             "attention_probs_dropout_prob": 0.0}),
@@ -79,7 +82,7 @@ fn what_is_left_out_changes_nothing() {
         // A first token that is masked is read: all rows stay.
         (&[&[f, t, t, t], &[t, t, f, f]], 8),
     ];
-    for kind in [ModelType::Bert, ModelType::Roberta, ModelType::DistilBert] {
+    for kind in [ModelType::Bert, ModelType::Roberta, ModelType::DistilBert, ModelType::Electra, ModelType::Albert] {
         let device = Device::flex().autodiff();
         let plain = model(kind, Head::SequenceClassification, &device);
         let fused = plain.clone().with_ops(Ops::fused(&device).unwrap());

@@ -317,15 +317,20 @@ impl Class {
 
     fn of(name: &str) -> Option<Self> {
         let name = name.strip_suffix("Fast").unwrap_or(name);
-        Self::ALL.into_iter().find(|class| class.name() == name)
+        match name {
+            "ElectraTokenizer" => Some(Self::Bert),
+            _ => Self::ALL.into_iter().find(|class| class.name() == name),
+        }
     }
 
-    fn of_model(model_type: ModelType) -> Self {
+    /// None for SentencePiece, where `tokenizer.json` says everything.
+    fn of_model(model_type: ModelType) -> Option<Self> {
         match model_type {
-            ModelType::Gpt2 => Self::Gpt2,
-            ModelType::Bert => Self::Bert,
-            ModelType::Roberta => Self::Roberta,
-            ModelType::DistilBert => Self::DistilBert,
+            ModelType::Gpt2 => Some(Self::Gpt2),
+            ModelType::Bert | ModelType::Electra => Some(Self::Bert),
+            ModelType::Roberta => Some(Self::Roberta),
+            ModelType::DistilBert => Some(Self::DistilBert),
+            ModelType::Camembert | ModelType::XlmRoberta | ModelType::Albert => None,
         }
     }
 
@@ -344,6 +349,15 @@ impl Class {
     }
 }
 
+/// Whether the class called `name` gives token types, unless `model_input_names` says otherwise; none for one that is not known,
+/// as ALBERT's, which does in `transformers` 4 and does not in 5.
+fn gives_types(name: &str) -> Option<bool> {
+    match name.strip_suffix("Fast").unwrap_or(name) {
+        "CamembertTokenizer" | "XLMRobertaTokenizer" => Some(false),
+        name => Class::of(name).map(Class::has_types),
+    }
+}
+
 /// The class that `AutoTokenizer` takes for a folder: `tokenizer_config.json` names it, or the model's `config.json` does.
 fn class(origin: &Origin) -> Result<Option<String>> {
     let text = |value: Option<&Value>| value.and_then(Value::as_str).map(String::from);
@@ -355,8 +369,8 @@ fn class(origin: &Origin) -> Result<Option<String>> {
     let model: Value = serde_json::from_slice(&bytes).unwrap_or_default();
     let by_type = || {
         let found = model.get("model_type").and_then(Value::as_str)?;
-        let all = [ModelType::Gpt2, ModelType::Bert, ModelType::Roberta, ModelType::DistilBert];
-        all.into_iter().find(|kind| kind.to_string() == found).map(|kind| Class::of_model(kind).name().to_string())
+        let kind = ModelType::ALL.into_iter().find(|kind| kind.name() == found)?;
+        Some(Class::of_model(kind)?.name().to_string())
     };
     Ok(text(model.get("tokenizer_class")).or_else(by_type))
 }
@@ -417,10 +431,10 @@ impl Tokenizer {
             let own = described.get("tokenizer_class").cloned().unwrap_or_default();
             config.insert("tokenizer_class".into(), class.clone().map_or(own, Value::from));
         }
-        let named = config.get("tokenizer_class").and_then(Value::as_str).and_then(Class::of);
+        let named = config.get("tokenizer_class").and_then(Value::as_str);
         let has_types = match config.get("model_input_names").and_then(Value::as_array) {
             Some(names) => Some(names.iter().any(|name| name == "token_type_ids")),
-            None => named.map(Class::has_types),
+            None => named.and_then(gives_types),
         };
         if has_types != Some(self.has_types(model)?) {
             config.insert("model_input_names".into(), self.input_names(model)?);

@@ -21,6 +21,7 @@ use tokenizers::processors::bert::BertProcessing;
 use tokenizers::processors::roberta::RobertaProcessing;
 use tokenizers::{
     AddedToken, EncodeInput, Encoding, Model, PostProcessor, Token, TruncationDirection, TruncationParams,
+    truncate_encodings,
 };
 
 use super::corpus::Corpus;
@@ -71,8 +72,10 @@ pub enum RowKind {
 /// (`truncation="longest_first"`: tokens go from the end of the longer text).
 #[derive(Debug, Clone)]
 pub struct RowEncoder {
+    /// Without truncation.
     inner: tokenizers::Tokenizer,
     max_length: usize,
+    direction: TruncationDirection,
     hash: [u8; 32],
     has_types: bool,
     kind: RowKind,
@@ -101,7 +104,7 @@ impl RowEncoder {
             (RowKind::Words, _) => {
                 // The fast form does not tell words.
                 let words = EncodeInput::Single(row.parts.clone().into());
-                let encoding = self.inner.encode(words, true)?;
+                let encoding = self.cut(self.inner.encode(words, false)?, None)?;
                 add(&encoding);
                 all.words = encoding.get_word_ids().to_vec();
             }
@@ -109,24 +112,36 @@ impl RowEncoder {
                 let mut lens = Vec::new();
                 for choice in &row.parts {
                     let second = before.as_ref().map_or_else(|| choice.clone(), |before| format!("{before} {choice}"));
-                    let pair = EncodeInput::Dual(row.text.clone().into(), second.into());
-                    let encoding = self.inner.encode_fast(pair, true)?;
+                    let encoding = self.pair(&row.text, &second)?;
                     add(&encoding);
                     lens.push(encoding.len());
                 }
                 all.lens = lens;
             }
-            // Which side of a pair is cut further depends on the length of both.
-            (RowKind::Single | RowKind::Pair, Some(pair)) => {
-                let pair = EncodeInput::Dual(row.text.clone().into(), pair.clone().into());
-                add(&self.inner.encode_fast(pair, true)?);
-            }
+            (RowKind::Single | RowKind::Pair, Some(pair)) => add(&self.pair(&row.text, pair)?),
             (RowKind::Single | RowKind::Pair, None) => {
-                let text = EncodeInput::Single(self.beginning(&row.text)?.to_owned().into());
-                add(&self.inner.encode_fast(text, true)?);
+                let text = self.inner.encode_fast(self.beginning(&row.text)?, false)?;
+                add(&self.cut(text, None)?);
             }
         }
         Ok(all)
+    }
+
+    /// A pair with its special tokens, cut. Which side is cut further depends on the length of both, so both are tokenised whole:
+    /// where the library cuts, it tokenises of each what fits alone and takes that for its length (tokenizers 0.23.2).
+    fn pair(&self, first: &str, second: &str) -> tokenizers::Result<Encoding> {
+        let [first, mut second] = [self.inner.encode_fast(first, false)?, self.inner.encode_fast(second, false)?];
+        second.set_type_ids(vec![1; second.len()]);
+        self.cut(first, Some(second))
+    }
+
+    /// One or two texts with their special tokens, cut.
+    fn cut(&self, first: Encoding, second: Option<Encoding>) -> tokenizers::Result<Encoding> {
+        let special = self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(second.is_some()));
+        let max_length = self.max_length.saturating_sub(special);
+        let params = TruncationParams { max_length, direction: self.direction, ..TruncationParams::default() };
+        let (first, second) = truncate_encodings(first, second, &params)?;
+        self.inner.post_process(first, second, true)
     }
 
     /// As much of `text` as has all tokens that a row can have: the library takes a hundred times the memory of a text, and of
@@ -442,16 +457,15 @@ impl Tokenizer {
             )));
         }
         let mut inner = self.inner.clone();
-        let truncation = TruncationParams { max_length, direction: self.truncation, ..TruncationParams::default() };
-        inner.with_truncation(Some(truncation)).map_err(failed)?;
         if let (RowKind::Words, Some(PreTokenizerWrapper::ByteLevel(spaces))) = (kind, inner.get_pre_tokenizer()) {
             let spaced = spaces.add_prefix_space(true);
             inner.with_pre_tokenizer(Some(spaced));
         }
         let mut hash = Sha256::new();
         hash.update(self.hash);
-        hash.update(format!("rows of {max_length}, {kind:?}, types {has_types}").as_bytes());
-        Ok(RowEncoder { inner, max_length, hash: hash.finalize().into(), has_types, kind })
+        hash.update(format!("rows of {max_length}, {kind:?} cut by the lengths of both, types {has_types}").as_bytes());
+        let direction = self.truncation;
+        Ok(RowEncoder { inner, max_length, direction, hash: hash.finalize().into(), has_types, kind })
     }
 
     /// The id of the first of `roles` that the files state, else of the first of the `usual` tokens that exists.
@@ -479,10 +493,12 @@ impl Tokenizer {
 
     /// Whether each id continues the word of the id before it; none for a model whose pieces do not tell.
     pub fn continuations(&self) -> Option<Vec<bool>> {
-        // Word pieces mark what continues a word, byte-level BPE marks the space (or line end, or tab) before one.
+        // Word pieces mark what continues a word, byte-level BPE marks the space (or line end, or tab) before one, SentencePiece
+        // the space.
         let continues: fn(&str) -> bool = match self.inner.get_model() {
             ModelWrapper::WordPiece(_) => |token| token.starts_with("##"),
             ModelWrapper::BPE(_) => |token| !token.starts_with(['Ġ', 'Ċ', 'ĉ']),
+            ModelWrapper::Unigram(_) => |token| !token.starts_with('▁'),
             _ => return None,
         };
         let mut all = vec![false; self.vocab_size()];
@@ -829,6 +845,12 @@ mod tests {
             .encode(&[Row::of("hello world hello", None)])
             .unwrap();
         assert_eq!(cut[0].ids, [2, 7, 5, 3], "the beginning is cut off");
+        // Up to the first 8 tokens, which end with a word, the shorter text has one more.
+        let pair = Row::of(&("hello ".repeat(7) + "world"), Some(&"hello ".repeat(30)));
+        config("{}");
+        let whole = Tokenizer::load(folder.path()).unwrap();
+        let cut = whole.row_encoder(8, RowKind::Pair, true).unwrap().encode(&[pair]).unwrap();
+        assert_eq!((cut[0].ids.len(), cut[0].types.iter().filter(|kind| **kind == 1).count()), (8, 4), "{cut:?}");
         let plain = tokenizer.content_hash();
         config(r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": false, "additional_special_tokens": ["<e>"]}"#);
         assert_ne!(Tokenizer::load(folder.path()).unwrap().content_hash(), plain);

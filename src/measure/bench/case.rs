@@ -85,7 +85,7 @@ pub fn prepare(case: &Case, review_lengths: &[usize], kind: DeviceKind, folder: 
     let model = Model::new(&model_config, case.task.head(), &device)?;
     let model_folder = folder.join("model");
     fs::create_dir(&model_folder).map_err(|error| Error::io(format!("make {}", model_folder.display()), &error))?;
-    write_json(&model_folder.join("config.json"), &model_config.to_json(model.architecture()))?;
+    write_json(&model_folder.join("config.json"), &model_config.to_json(&model.architecture()))?;
     save(&model, &model_folder)?;
     let (batch, rows) = match case.batch {
         CaseBatch::Size(size) => (Some(size), size * BATCHES),

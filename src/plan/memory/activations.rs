@@ -110,7 +110,10 @@ impl Activations {
             false => kept,
         };
 
-        // Above and below the layers: the norm, its result, and in the plain form the norm's division.
+        // Above and below the layers: the norm, its result, and in the plain form the norm's division. The width there is that of
+        // the embeddings.
+        let width_of_layers = width;
+        let width = model.embedding_size() as u128;
         let norm = width + plain(Operator::LayerNorm, width);
         let is_language_model = matches!(task, Task::Clm | Task::Mlm);
         let mut around = norm + if is_language_model { width } else { 0 };
@@ -142,6 +145,7 @@ impl Activations {
             }
         };
 
+        let width = width_of_layers;
         let layer_bytes = |halves: u128| tokens * halves * F32 / 2;
         // The gradients of a layer's result, of what the activation gave, and of the feed-forward block's two weights.
         let weights = if is_frozen { 0 } else { 2 * width * inner };

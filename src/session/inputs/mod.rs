@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use kiln_models::config::Labels;
-use kiln_models::{ModelConfig, ModelType};
+use kiln_models::{BertVariant, ModelConfig, ModelType};
 use serde_json::{Map, Value};
 
 use crate::base::error::{Error, Result};
@@ -448,9 +448,10 @@ fn model_config(config: &RunConfig) -> Result<(ModelConfig, Option<PathBuf>, Vec
     let kind = match section.kind {
         Some(kind) => model_type(kind),
         None => {
-            return Err(Error::config(
-                "model.kind: expected \"gpt2\", \"bert\", \"roberta\" or \"distilbert\", since there is no model.from",
-            ));
+            return Err(Error::config(format!(
+                "model.kind: expected {}, since there is no model.from",
+                ModelType::listed()
+            )));
         }
     };
     let base = match &section.size {
@@ -465,7 +466,11 @@ fn model_type(kind: ModelKind) -> ModelType {
         ModelKind::Gpt2 => ModelType::Gpt2,
         ModelKind::Bert => ModelType::Bert,
         ModelKind::Roberta => ModelType::Roberta,
+        ModelKind::Camembert => ModelType::Camembert,
+        ModelKind::XlmRoberta => ModelType::XlmRoberta,
         ModelKind::DistilBert => ModelType::DistilBert,
+        ModelKind::Electra => ModelType::Electra,
+        ModelKind::Albert => ModelType::Albert,
     }
 }
 
@@ -554,7 +559,8 @@ fn with_vocabulary(
     }
     // A new model pads as its tokenizer does. RoBERTa counts positions from its padding, so there the model decides.
     let decided = pretrained || config.model.fields.contains_key("pad_token_id");
-    if let (false, Some(pad)) = (decided || model.model_type() == ModelType::Roberta, tokenizer.pad_id()) {
+    let counts_from_padding = model.model_type().bert_variant().is_some_and(BertVariant::counts_from_padding);
+    if let (false, Some(pad)) = (decided || counts_from_padding, tokenizer.pad_id()) {
         model = with_pad_id(model, pad)?;
     }
     Ok(model)
