@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use crate::base::reads::unread_weights;
 use crate::base::signals::Signal;
 
 /// The kind of failure that an [`Error`] is. Scripts can branch on it through the exit code.
@@ -220,7 +221,7 @@ pub(crate) fn says_no_thread(words: &str) -> bool {
 /// Whether the words of a driver, of an allocator or of another program say that memory ran out. A failed access to memory
 /// is another matter: it poisons a device.
 pub(crate) fn says_out_of_memory(words: &str) -> bool {
-    const PHRASES: [&str; 9] = [
+    const PHRASES: [&str; 10] = [
         "out of memory",
         "out_of_memory",
         "outofmemory",
@@ -230,6 +231,7 @@ pub(crate) fn says_out_of_memory(words: &str) -> bool {
         "can't allocate",
         "cannot allocate",
         "failed to allocate",
+        "unable to reserve pinned memory", // CubeCL's, of the host's memory for copies
     ];
     let words = words.to_lowercase();
     !words.contains("poison") && PHRASES.iter().any(|phrase| words.contains(phrase))
@@ -318,7 +320,7 @@ impl From<kiln_models::Error> for Error {
             kiln_models::Error::Io { action, path, source } => {
                 Self::io(format_args!("{action} {}", path.display()), source)
             }
-            _ => Self::data(error.to_string()),
+            _ => unread_weights(&error.to_string()).unwrap_or_else(|| Self::data(error.to_string())),
         }
     }
 }

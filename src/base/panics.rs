@@ -64,6 +64,14 @@ impl Watch {
     }
 }
 
+/// The first panic of the compute stack at an error of the driver, in the whole process: the device has failed.
+pub(crate) fn of_driver() -> Option<Panic> {
+    seen().iter().find(|panic| panic.message.contains(DRIVER_ERROR)).cloned()
+}
+
+/// How a driver's error begins in the words of a panic.
+const DRIVER_ERROR: &str = "DriverError(";
+
 fn note(info: &PanicHookInfo<'_>) {
     let current = std::thread::current();
     let thread = current.name().unwrap_or("without a name").to_owned();
@@ -77,8 +85,13 @@ fn note(info: &PanicHookInfo<'_>) {
 }
 
 fn counts(thread: &str, location: &str) -> bool {
+    THREADS.iter().any(|name| thread.starts_with(name)) || is_of_compute_stack(location)
+}
+
+/// Whether `location`, `FILE:LINE` of a panic, is in a crate of the compute stack.
+pub(crate) fn is_of_compute_stack(location: &str) -> bool {
     let location = location.replace('\\', "/");
-    THREADS.iter().any(|name| thread.starts_with(name)) || CRATES.iter().any(|name| location.contains(name))
+    CRATES.iter().any(|name| location.contains(name))
 }
 
 /// The text that a panic carries.

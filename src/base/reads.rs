@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use burn::tensor::Tensor;
 
 use crate::base::error::{Error, Result, says_out_of_memory};
+use crate::base::panics;
 
 static READS: AtomicU64 = AtomicU64::new(0);
 
@@ -96,13 +97,47 @@ fn without_autodiff(tensor: Tensor<1>) -> Tensor<1> {
     if tensor.is_autodiff() { tensor.inner() } else { tensor }
 }
 
-fn device_error(error: &dyn std::fmt::Display) -> Error {
+/// The error of a device that has failed with these words of Burn's or of a driver's. Where a thread of the device has panicked by an
+/// error of the driver, what fails afterwards follows from it, and that is the cause.
+pub(crate) fn device_error(error: &dyn std::fmt::Display) -> Error {
     let text = error.to_string();
+    let cause = panics::of_driver().map_or_else(|| cause(&text), |panic| cause(&panic.message));
     if says_out_of_memory(&text) {
-        Error::out_of_memory(format!("the device ran out of memory: {text}"))
+        Error::out_of_memory(format!("the device ran out of memory: {cause}"))
             .help("lower trainer.per_device_train_batch_size and raise trainer.gradient_accumulation_steps by as much")
     } else {
-        Error::device(format!("the device failed: {text}"))
+        Error::device(format!("the device failed: {cause}")).help(
+            "its memory is lost; continue with `kiln train FILE --resume`, and with --compiler native if it comes back",
+        )
+    }
+}
+
+/// How Burn begins to say that weights could not be read from the device.
+const IN_WEIGHTS: &str = "Failed to access TensorData storage: ";
+
+/// The error of the device, if these words of a failure to write weights say that they could not be read from it.
+pub(crate) fn unread_weights(text: &str) -> Option<Error> {
+    text.contains(IN_WEIGHTS).then(|| device_error(&text))
+}
+
+/// The innermost cause that an error of CubeCL's names, in one line. Its text has a line for every layer that the error passed,
+/// "Caused by:" between them, and backtraces.
+fn cause(text: &str) -> String {
+    const FRAMES: [&str; 6] = ["Caused by", "Backtrace", "No backtrace", "Asked at", "skipped `", "("];
+    let is_frame = |line: &str| {
+        FRAMES.iter().any(|begin| line.starts_with(begin))
+            || line.starts_with("at ")
+            || line.split_once(": ").is_some_and(|(number, _)| number.parse::<u32>().is_ok())
+    };
+    let text = text.split_once(IN_WEIGHTS).map_or(text, |(_, text)| text);
+    let text = text.trim_start_matches("called `Result::unwrap()` on an `Err` value: ");
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !is_frame(line));
+    let first = lines.next().unwrap_or_default();
+    match lines.next_back() {
+        // "An error happened during execution" says nothing more.
+        Some(last) if first.contains("poison") => format!("{first}: {last}"),
+        Some(last) => last.to_owned(),
+        None => first.to_owned(),
     }
 }
 
@@ -124,6 +159,18 @@ mod tests {
         read_scalars(vec![Tensor::from_floats([1.0f32], &device)]).unwrap();
         let here = (format!("{}:{line}", file!()), 1);
         assert!(DeviceReads::now().since(&before).sites().contains(&here));
+    }
+
+    #[test]
+    fn an_error_of_a_device_is_its_innermost_cause() {
+        let text = "An error happened during execution\nCaused by:\n  Several failures at once\nCaused by:\n  The bytes were \
+                    never written (failure #1)\n  skipped `Fuse`: it needed memory\n  (2 older)\nCaused by:\n  An IO error \
+                    happened\nCaused by:\n  out of device memory allocating 8 bytes\nNo backtrace available\nAsked at:\n  0: main\n  at a.rs";
+        let error = device_error(&text);
+        assert_eq!(error.message(), "the device ran out of memory: out of device memory allocating 8 bytes");
+        assert_eq!((error.exit_code(), cause("one line")), (4, "one line".into()));
+        let poisoned = "The device is poisoned\nCaused by:\n  cuLaunchKernel failed with status 700\nBacktrace:";
+        assert_eq!(cause(poisoned), "The device is poisoned: cuLaunchKernel failed with status 700");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use super::terminal::above_bar;
 use crate::base::error::{Error, Result, printable, says_no_thread};
-use crate::base::{files, panics};
+use crate::base::{files, panics, reads};
 
 /// The system's allocator, with an end where it has no more memory: nothing that asks for a block has another way to go on
 /// ([`files`] alone are read with one), and Rust's own end would print a line of its own before it aborts the process.
@@ -84,8 +84,15 @@ unsafe impl GlobalAlloc for Allocator {
     }
 }
 
-/// The panic of the main thread that was last seen, with its place.
-static PANIC: Mutex<Option<String>> = Mutex::new(None);
+/// The panic of the main thread that was last seen, with its place, and whether it is one of the compute stack.
+static PANIC: Mutex<Option<(String, bool)>> = Mutex::new(None);
+
+/// Whether it has been said that a thread of the device has failed.
+static FAILED: AtomicBool = AtomicBool::new(false);
+
+fn place_of(info: &panic::PanicHookInfo<'_>) -> String {
+    info.location().map_or_else(String::new, |at| format!("{}:{}", at.file(), at.line()))
+}
 
 /// Puts the nets up, once.
 pub(super) fn install() {
@@ -93,20 +100,31 @@ pub(super) fn install() {
     panic::set_hook(Box::new(move |info| {
         // A panic of the main thread is reported where it ends, which is here at the latest; others keep Rust's message.
         if std::thread::current().name() != Some("main") {
+            let (message, place) = (panics::message(info.payload()), place_of(info));
             // Whoever asked for a pool of threads that the system refuses panics of it in turn, and ends with one message.
-            if !says_no_thread(&panics::message(info.payload())) {
+            if says_no_thread(&message) {
+                return;
+            }
+            // A device that has failed panics at everything that it is asked for afterwards, and whoever reads from it ends with the
+            // error: the first of these panics is enough.
+            if !panics::is_of_compute_stack(&place) {
                 others(info);
+            } else if !FAILED.swap(true, Ordering::SeqCst) {
+                tracing::warn!("a thread of the device has failed: {message} ({place})");
             }
             return;
         }
-        let place = info.location().map_or_else(String::new, |at| format!(" ({}:{})", at.file(), at.line()));
+        let (message, place) = (panics::message(info.payload()), place_of(info));
         let backtrace = std::backtrace::Backtrace::capture();
-        let mut text = format!("{}{place}", panics::message(info.payload()));
-        if backtrace.status() == std::backtrace::BacktraceStatus::Captured {
+        let is_of_device = panics::is_of_compute_stack(&place);
+        let mut text = if is_of_device { message } else { format!("{message} ({place})") };
+        if !is_of_device && backtrace.status() == std::backtrace::BacktraceStatus::Captured {
             let _ = write!(text, "\n{backtrace}");
         }
-        *PANIC.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
+        *PANIC.lock().unwrap_or_else(PoisonError::into_inner) = Some((text, is_of_device));
     }));
+    // Panics of the device's threads are noted from now on.
+    panics::Watch::start();
     // Only the first call can fail to be the first.
     let _ = tracing::subscriber::set_global_default(Stderr);
 }
@@ -115,7 +133,11 @@ pub(super) fn install() {
 pub(super) fn caught(run: impl FnOnce() -> Result<()>) -> Result<()> {
     panic::catch_unwind(panic::AssertUnwindSafe(run)).unwrap_or_else(|payload| {
         let seen = PANIC.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let message = seen.unwrap_or_else(|| panics::message(&*payload));
+        let (message, is_of_device) = seen.unwrap_or_else(|| (panics::message(&*payload), false));
+        // A panic of a thread of the device that goes on in this one comes without a call of the hook.
+        if is_of_device || panics::of_driver().is_some() {
+            return Err(reads::device_error(&message));
+        }
         let error = Error::panicked("kiln", &message);
         Err(match error.kind() {
             crate::ErrorKind::OutOfMemory => error,
@@ -144,6 +166,18 @@ pub(super) fn complain_last(error: &Error) {
     } else {
         let _ = writeln!(std::io::stderr(), "{line}");
     }
+}
+
+/// The end of the process after `error`. A device that has failed may keep the destructors of its tensors and threads waiting for
+/// ever, so they are not run then; all files are written by now.
+pub(super) fn end(error: &Error) -> std::process::ExitCode {
+    use crate::ErrorKind::{Device, OutOfMemory};
+    #[cfg(unix)]
+    if matches!(error.kind(), Device | OutOfMemory) {
+        let _ = std::io::stdout().flush();
+        signal_hook::low_level::exit(i32::from(error.exit_code()));
+    }
+    std::process::ExitCode::from(error.exit_code())
 }
 
 /// Shows what the library says, as lines on stderr: warnings and errors under that name, news as they are.

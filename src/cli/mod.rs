@@ -222,6 +222,10 @@ fn devices() -> Result<()> {
     for device in device::available() {
         let note = if device.is_software { " (software, not chosen by \"auto\")" } else { "" };
         say(format!("{} {}: {}{note}", device.kind, device.index, device.name))?;
+        match device.check() {
+            Ok(found) => found.iter().try_for_each(|found| say(format!("  {found}")))?,
+            Err(error) => say(format!("  cannot be used: {}", error.message()))?,
+        }
         if Ops::fused(&device.device).is_ok() {
             for line in operators::defaults(device.kind) {
                 say(format!("  {line}"))?;
@@ -266,7 +270,7 @@ pub fn main() -> std::process::ExitCode {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
             faults::complain_last(&error);
-            std::process::ExitCode::from(error.exit_code())
+            faults::end(&error)
         }
     }
 }

@@ -3,13 +3,14 @@
 
 use std::panic;
 
-use burn::tensor::{Device, DeviceType, FloatDType};
+use burn::tensor::{Device, DeviceType, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use kiln_models::Ops;
 
 use crate::base::error::{Error, Result};
 use crate::base::host;
+use crate::base::reads::read_scalars;
 use crate::config::{CompilerMode, DeviceKind, Precision, TrainingCompilerConfig};
 use crate::engine::handover;
 use crate::engine::handover::Engine;
@@ -68,6 +69,30 @@ impl Available {
     }
 }
 
+impl Available {
+    /// Looks at what the device needs besides itself: driver, compiler and headers of CUDA. Says what there is; nothing where nothing
+    /// is needed.
+    ///
+    /// # Errors
+    /// Something that is missing or does not fit the device.
+    pub fn check(&self) -> Result<Option<String>> {
+        #[cfg(feature = "cuda")]
+        if self.kind == DeviceKind::Cuda {
+            return crate::engine::cuda::Installation::check(self.index).map(|found| Some(found.to_string()));
+        }
+        Ok(None)
+    }
+}
+
+/// Computes one value on `device` and reads it back, which is where a device that cannot compute says so: what measures kernels, as
+/// autotune does, may go on for ever on a device on which every launch fails.
+///
+/// # Errors
+/// The device's.
+pub fn probe(device: &Device) -> Result<()> {
+    read_scalars(vec![Tensor::<1>::ones([1], device) + 1.0]).map(drop)
+}
+
 /// Every device that this build and this machine offer, best first: CUDA, wgpu, CPU.
 pub fn available() -> Vec<Available> {
     let mut devices = Vec::new();
@@ -122,13 +147,19 @@ pub fn select(kind: DeviceKind, index: usize) -> Result<Available> {
         devices.retain(|device| device.kind == kind);
     }
     let found = devices.len();
-    devices.into_iter().nth(index).ok_or_else(|| {
+    #[cfg(feature = "cuda")]
+    if kind == DeviceKind::Cuda && found == 0 {
+        crate::engine::cuda::start_driver()?;
+    }
+    let chosen = devices.into_iter().nth(index).ok_or_else(|| {
         Error::config(match found {
             0 => format!("device.kind = \"{kind}\": this machine has no such device, or its driver is missing"),
             _ => format!("device.index = {index}: this machine has {found} {kind} device(s), numbered from 0"),
         })
         .help("`kiln devices` lists what this build and this machine offer")
-    })
+    })?;
+    chosen.check()?;
+    Ok(chosen)
 }
 
 /// In which form the models compute under `compiler` on `device` in f32; a narrow type may leave fewer operators fused

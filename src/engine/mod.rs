@@ -2,6 +2,8 @@
 //! operators, kernel launches.
 
 pub mod compiler;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod device;
 pub mod handover;
 pub mod launches;

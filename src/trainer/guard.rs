@@ -15,8 +15,10 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 
 use super::callback::Progress;
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::panics;
 use crate::base::panics::{Panic, Watch};
+use crate::base::reads::{device_error, read_scalars};
 use crate::plan::RunPlan;
 
 /// So many equal rows are no chance: f32 sums over other batches differ in their last bits.
@@ -109,12 +111,21 @@ impl Guard {
         });
     }
 
-    /// A panic of a device's or Kiln's thread stops the run at the next step. Reads nothing from the device.
-    pub(super) fn check_threads(&mut self, progress: &Progress, last_row: u64) -> Result<()> {
+    /// A panic of a device's or Kiln's thread stops the run at the next step. Without one nothing is read from the device; with one
+    /// the `loss` of the step is, since a device that has run out of memory may panic at what follows, and says so there.
+    pub(super) fn check_threads(&mut self, progress: &Progress, last_row: u64, loss: &Tensor<1>) -> Result<()> {
         match self.watch.panics().first() {
             None => Ok(()),
             Some(panic) => {
                 self.first_suspect = Some(last_row + 1);
+                if let Err(error) = read_scalars(vec![loss.clone()])
+                    && error.kind() == ErrorKind::OutOfMemory
+                {
+                    return Err(error);
+                }
+                if panics::of_driver().is_some() {
+                    return Err(device_error(&panic.message).at(format_args!("step {}", progress.step)));
+                }
                 Err(Error::device(format!("step {}: {panic}", progress.step)).help(
                     "values after it were perhaps never computed; run again, and with --compiler native if it comes back",
                 ))

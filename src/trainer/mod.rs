@@ -46,8 +46,10 @@ use kiln_models::weights::LoadReport;
 use crate::base::error::{Error, Result};
 use crate::base::metrics::Record;
 use crate::base::panics;
-use crate::config::{ActivationCheckpointing, Integration};
+use crate::base::reads::device_error;
+use crate::config::{ActivationCheckpointing, DeviceKind, Integration};
 use crate::data::loader::{Loader, LoaderOptions};
+use crate::engine::device;
 use crate::optim::Optimizer;
 use crate::plan::RunPlan;
 use crate::precision::scaler::{LossScaler, ScalerConfig};
@@ -136,6 +138,9 @@ impl<T: TrainingTask> Trainer<T> {
     /// Weights that do not fit the model; a plan whose mode is to be chosen by a trial that nobody has made
     /// ([`proof::trainer`](crate::proof::trainer) makes it).
     pub fn new(session: Session<T>) -> Result<Self> {
+        if session.plan().engine.device.kind != DeviceKind::Cpu {
+            device::probe(&session.device)?;
+        }
         let plan = session.plan();
         if plan.engine.is_undecided() {
             return Err(Error::config("compiler.enabled = \"auto\": nothing has chosen the mode of this plan yet")
@@ -291,9 +296,13 @@ impl<T: TrainingTask> Trainer<T> {
     fn attempt(&mut self, folder: &mut RunFolder, mut run: Run) -> Result<TrainOutput> {
         // Some failures of a device come as panics of this thread.
         let output = catch_unwind(AssertUnwindSafe(|| self.run(folder, &mut run))).unwrap_or_else(|payload| {
-            let step = run.progress.step + 1;
-            Err(Error::panicked(format_args!("step {step}"), &panics::message(&*payload))
-                .help("what the device holds is lost; continue with `kiln train FILE --resume`"))
+            let (step, message) = (run.progress.step + 1, panics::message(&*payload));
+            Err(if run.guard.panics().is_empty() {
+                Error::panicked(format_args!("step {step}"), &message)
+                    .help("what the device holds is lost; continue with `kiln train FILE --resume`")
+            } else {
+                device_error(&message).at(format_args!("step {step}"))
+            })
         });
         if let Some(notice) =
             output.as_ref().err().and_then(|error| fault::report(self.session.plan(), folder, &mut run, error))

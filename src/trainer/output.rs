@@ -18,7 +18,7 @@ use super::manifest::{LOCK, Listed, MODEL, MODEL_ASIDE, Manifest};
 use super::promise::Promise;
 use super::status::{RunStatus, Status};
 use super::{page, run_log, tensorboard};
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::files::{free_beside, is_blocked, read_regular, set_aside_damaged, write_folder, write_whole};
 use crate::base::metrics::{self, MetricsFile, Record};
 use crate::base::variables;
@@ -355,6 +355,7 @@ impl RunFolder {
         let target = self.path.join(MODEL);
         match self.write_aside(&target, model, session) {
             Ok(()) => Ok(target),
+            Err(error) if error.kind() == ErrorKind::Device => Err(error.at(target.display())),
             Err(error) => {
                 Err(error.at(target.display()).help("make room there, or fix its permissions, and run again"))
             }

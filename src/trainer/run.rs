@@ -202,7 +202,7 @@ impl<T: TrainingTask> Trainer<T> {
         run.clock.step(tokens);
         run.evaluating.is_best = false;
         run.epoch_begins = epoch_ended;
-        run.guard.check_threads(&run.progress, run.last_row)?;
+        run.guard.check_threads(&run.progress, run.last_row, &loss)?;
         self.callbacks.iter_mut().for_each(|callback| callback.on_step_end(&run.progress, &mut run.control));
         if epoch_ended {
             self.callbacks.iter_mut().for_each(|callback| callback.on_epoch_end(&run.progress, &mut run.control));

@@ -41,6 +41,7 @@ enum Result {
     INVALID_IMAGE = 200,
     INVALID_CONTEXT = 201,
     INVALID_PTX = 218,
+    UNSUPPORTED_PTX_VERSION = 222,
     INVALID_HANDLE = 400,
     NOT_FOUND = 500,
     NOT_READY = 600,
@@ -629,6 +630,7 @@ API CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, Strea
     LOCK; CALL("cuMemcpyDtoHAsync"); CONTEXT("cuMemcpyDtoHAsync");
     if (CUresult r = checked_range(from, size, "cuMemcpyDtoHAsync")) return r;
     TRACE("dtoh %zu from %lx", size, (long)from);
+    if (!settings().run) { memset(to, 0, size); return SUCCESS; } // nothing was computed, and recycled memory may hold anything
     return submit_copy(stream, to, size, (void *)from, size, size, 1, "cuMemcpyDtoHAsync");
 }
 API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, Stream *stream) {
@@ -674,6 +676,12 @@ API CUresult cuModuleLoadData(Module **module, const void *image) {
     size_t at = made->ptx.rfind(mark);
     if (at == std::string::npos) return refuse(INVALID_IMAGE, "a module that did not come from the fake nvrtc");
     made->hash = made->ptx.substr(at + strlen(mark), 16);
+    // A driver loads the PTX of its own version of CUDA and of earlier ones. Of CUDA 13.0 that is PTX 9.0, of 12.8 it is 8.7.
+    int major = 0, minor = 0;
+    size_t version = made->ptx.find(".version ");
+    if (version != std::string::npos) sscanf(made->ptx.c_str() + version, ".version %d.%d", &major, &minor);
+    int driver = settings().driver / 1000, known = driver >= 13 ? 90 + settings().driver % 1000 / 10 : driver == 12 ? 80 + std::min(8, settings().driver % 1000 / 10) : 78;
+    if (10 * major + minor > known) return refuse(UNSUPPORTED_PTX_VERSION, "PTX %d.%d by a driver of CUDA %d", major, minor, settings().driver);
     *module = made.release();
     return SUCCESS;
 }
@@ -780,7 +788,11 @@ API CUresult cuLaunchKernel(Function *f, unsigned gx, unsigned gy, unsigned gz, 
                 snprintf(digits, sizeof digits, " %lx", *(long *)argument.data());
                 pointers += digits;
             }
-        fake_log("launch %s %s grid %u %u %u block %u %u %u shared %u:%s", f->name.c_str(), f->hash.c_str(), gx, gy, gz, bx, by, bz, shared, pointers.c_str());
+        // The struct of scalars and of the lengths of buffers, as 32-bit numbers.
+        std::string info;
+        if (!node->arguments.empty() && node->arguments.back().size() != 8)
+            for (size_t at = 0; at + 4 <= node->arguments.back().size(); at += 4) info += " " + std::to_string(*(unsigned *)(node->arguments.back().data() + at));
+        fake_log("launch %s %s grid %u %u %u block %u %u %u shared %u:%s info%s", f->name.c_str(), f->hash.c_str(), gx, gy, gz, bx, by, bz, shared, pointers.c_str(), info.c_str());
     }
     return submit(stream, std::move(node));
 }
@@ -884,8 +896,8 @@ API CUresult cuTensorMapEncodeIm2col(void *map, int type, unsigned rank, void *a
 
 #define ERRORS(X) \
     X(0, SUCCESS, "no error") X(1, ERROR_INVALID_VALUE, "invalid argument") X(2, ERROR_OUT_OF_MEMORY, "out of memory") X(3, ERROR_NOT_INITIALIZED, "initialization error") \
-    X(100, ERROR_NO_DEVICE, "no CUDA-capable device is detected") X(101, ERROR_INVALID_DEVICE, "invalid device ordinal") X(200, ERROR_INVALID_IMAGE, "device kernel image is invalid") \
-    X(201, ERROR_INVALID_CONTEXT, "invalid device context") X(218, ERROR_INVALID_PTX, "a PTX JIT compilation failed") X(400, ERROR_INVALID_HANDLE, "invalid resource handle") \
+    X(46, ERROR_DEVICE_UNAVAILABLE, "CUDA-capable device(s) is/are busy or unavailable") X(100, ERROR_NO_DEVICE, "no CUDA-capable device is detected") X(101, ERROR_INVALID_DEVICE, "invalid device ordinal") X(200, ERROR_INVALID_IMAGE, "device kernel image is invalid") \
+    X(201, ERROR_INVALID_CONTEXT, "invalid device context") X(218, ERROR_INVALID_PTX, "a PTX JIT compilation failed") X(222, ERROR_UNSUPPORTED_PTX_VERSION, "the provided PTX was compiled with an unsupported toolchain.") X(400, ERROR_INVALID_HANDLE, "invalid resource handle") \
     X(500, ERROR_NOT_FOUND, "named symbol not found") X(600, ERROR_NOT_READY, "device not ready") X(700, ERROR_ILLEGAL_ADDRESS, "an illegal memory access was encountered") \
     X(701, ERROR_LAUNCH_OUT_OF_RESOURCES, "too many resources requested for launch") X(719, ERROR_LAUNCH_FAILED, "unspecified launch failure") X(801, ERROR_NOT_SUPPORTED, "operation not supported") \
     X(900, ERROR_STREAM_CAPTURE_UNSUPPORTED, "operation not permitted when stream is capturing") X(901, ERROR_STREAM_CAPTURE_INVALIDATED, "operation failed due to a previous error during capture") \

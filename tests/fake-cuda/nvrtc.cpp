@@ -56,6 +56,18 @@ API int nvrtcVersion(int *major, int *minor) {
     *major = 13, *minor = 0;
     return 0;
 }
+/// Without NVIDIA's compiler every capability that CUDA 12 and 13 know is one.
+static const int capabilities[] = {50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 89, 90, 100, 103, 120};
+API int nvrtcGetNumSupportedArchs(int *count) {
+    if (real()) return function<int (*)(int *)>("nvrtcGetNumSupportedArchs")(count);
+    *count = sizeof capabilities / sizeof *capabilities;
+    return 0;
+}
+API int nvrtcGetSupportedArchs(int *list) {
+    if (real()) return function<int (*)(int *)>("nvrtcGetSupportedArchs")(list);
+    memcpy(list, capabilities, sizeof capabilities);
+    return 0;
+}
 API const char *nvrtcGetErrorString(int) { return "an error of the fake nvrtc"; }
 
 API int nvrtcCreateProgram(Program **program, const char *source, const char *name, int headers, const char *const *texts, const char *const *names) {

@@ -1,0 +1,200 @@
+//! The CUDA installation of this machine: driver, NVRTC (NVIDIA's compiler of kernels), its headers, and the device. It is looked at
+//! before anything computes, because CubeCL panics without a library, and its measurements of the device never end where no kernel
+//! can be compiled.
+#![allow(unsafe_code)] // foreign functions; each call says why it may be made
+
+use std::fmt;
+use std::panic;
+
+use cudarc::driver::result::device;
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
+use cudarc::driver::{DriverError, result, sys};
+
+use crate::base::error::{Error, Result};
+
+/// A version as CUDA counts them: 13000 is 13.0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Version(i32);
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0 / 1000, self.0 % 1000 / 10)
+    }
+}
+
+/// The oldest driver that has every function that is called: `cuEventElapsedTime_v2`, which bindings of CUDA 13 call, came with 12.8.
+const OLDEST_DRIVER: Version = Version(if sys::CUDA_VERSION >= 13000 { 12080 } else { 12000 });
+
+/// What CUDA needs on a machine, and one device. Everything is asked of the driver and of NVRTC; nothing is computed.
+#[derive(Debug, Clone)]
+pub struct Installation {
+    driver: Version,
+    /// The NVRTC that compiles kernels; none in a build whose kernels are compiled by LLVM.
+    nvrtc: Option<Nvrtc>,
+    /// Compute capability x 10.
+    capability: i32,
+    memory: usize,
+    multiprocessors: i32,
+}
+
+#[derive(Debug, Clone)]
+struct Nvrtc {
+    version: Version,
+    /// The capabilities x 10 that it compiles for, ascending.
+    capabilities: Vec<i32>,
+}
+
+impl Installation {
+    /// That of device `index`.
+    ///
+    /// # Errors
+    /// The driver's; a library or headers that are missing; a driver that is too old; a device that NVRTC does not compile for.
+    pub fn check(index: usize) -> Result<Self> {
+        let refused = |error: DriverError| Error::config(format!("device.kind = \"cuda\": the driver: {error:?}"));
+        start_driver()?;
+        let mut driver = 0;
+        // SAFETY: the driver library is there, and writes the version to a local integer.
+        unsafe { sys::cuDriverGetVersion(&mut driver) }.result().map_err(refused)?;
+        let driver = Version(driver);
+        let device = device::get(index as i32).map_err(refused)?;
+        // SAFETY: `device` is one of the driver's, which has been initialised.
+        let attribute = |attribute| unsafe { device::get_attribute(device, attribute) }.map_err(refused);
+        let capability = 10 * attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?
+            + attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        // SAFETY: as above.
+        let memory = unsafe { device::total_mem(device) }.map_err(refused)?;
+        if driver < OLDEST_DRIVER {
+            return Err(Error::config(format!(
+                "device.kind = \"cuda\": the driver is one of CUDA {driver}; expected {OLDEST_DRIVER} or later"
+            ))
+            .help("install a newer driver of NVIDIA's"));
+        }
+        let nvrtc = if cfg!(feature = "cuda-nvrtc") { Some(Nvrtc::find()?) } else { None };
+        if let Some(nvrtc) = &nvrtc {
+            nvrtc.check(driver, capability)?;
+        }
+        Ok(Self { driver, nvrtc, capability, memory, multiprocessors })
+    }
+}
+
+impl fmt::Display for Installation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { driver, nvrtc, capability, memory, multiprocessors } = self;
+        write!(f, "driver of CUDA {driver}, ")?;
+        if let Some(nvrtc) = nvrtc {
+            write!(f, "NVRTC {}, ", nvrtc.version)?;
+        }
+        let gib = *memory as f64 / f64::from(1 << 30);
+        let capability = Capability(*capability);
+        write!(f, "compute capability {capability}, {multiprocessors} multiprocessors, {gib:.1} GiB of memory")
+    }
+}
+
+/// A compute capability x 10.
+struct Capability(i32);
+
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0 / 10, self.0 % 10)
+    }
+}
+
+/// Loads and initialises the driver.
+///
+/// # Errors
+/// It is missing, or says why it does not work.
+pub fn start_driver() -> Result<()> {
+    // SAFETY: the library, if there is one, is NVIDIA's driver, which has no conditions on being loaded.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Error::config("device.kind = \"cuda\": there is no driver: libcuda.so.1 is not found")
+            .help("install NVIDIA's driver; in a container, start it with the GPU (`docker run --gpus all`)"));
+    }
+    result::init().map_err(|error| {
+        let name = error.error_name().map_or_else(|_| "an error".into(), |name| name.to_string_lossy().into_owned());
+        Error::config(format!("device.kind = \"cuda\": the driver does not start: {name} ({})", error.0 as u32))
+            .help("`nvidia-smi` tells more; set device.kind = \"cpu\" to go without a GPU")
+    })
+}
+
+impl Nvrtc {
+    /// The library that CubeCL finds.
+    #[cfg(feature = "cuda-nvrtc")]
+    fn find() -> Result<Self> {
+        use cudarc::nvrtc::sys;
+        // SAFETY: the library, if there is one, is NVIDIA's compiler, which has no conditions on being loaded.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Error::config(
+                "device.kind = \"cuda\": NVRTC, which compiles kernels, is missing: libnvrtc.so is not found",
+            )
+            .help("install the CUDA toolkit, or its package cuda-nvrtc, and name its folder in LD_LIBRARY_PATH"));
+        }
+        let refused = |error| Error::config(format!("device.kind = \"cuda\": NVRTC: {error:?}"));
+        let (mut major, mut minor, mut count) = (0, 0, 0);
+        // SAFETY: the library is there, and writes to local integers.
+        unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result().map_err(refused)?;
+        // SAFETY: as above.
+        unsafe { sys::nvrtcGetNumSupportedArchs(&mut count) }.result().map_err(refused)?;
+        let mut capabilities = vec![0; count.max(0) as usize];
+        // SAFETY: the list has room for as many integers as the library has said.
+        unsafe { sys::nvrtcGetSupportedArchs(capabilities.as_mut_ptr()) }.result().map_err(refused)?;
+        let headers = panic::catch_unwind(cubecl::cuda::install::cuda_path).ok().flatten();
+        let include = headers.clone().unwrap_or_default().join("include");
+        if let Some(missing) = ["cuda_fp16.h", "cuda_bf16.h", "mma.h"].iter().find(|name| !include.join(name).is_file())
+        {
+            let place = headers.map_or("/usr/local/cuda".into(), |path| path.display().to_string());
+            return Err(Error::config(format!(
+                "device.kind = \"cuda\": CUDA's headers, which kernels include, are missing: no include/{missing} in {place}"
+            ))
+            .help("install the CUDA toolkit, or its package cuda-cudart-dev, and name its folder in CUDA_PATH"));
+        }
+        Ok(Self { version: Version(1000 * major + 10 * minor), capabilities })
+    }
+
+    #[cfg(not(feature = "cuda-nvrtc"))]
+    fn find() -> Result<Self> {
+        Err(Error::config("this build of kiln compiles kernels by LLVM"))
+    }
+
+    fn check(&self, driver: Version, capability: i32) -> Result<()> {
+        let Self { version, capabilities } = self;
+        if !capabilities.contains(&capability) {
+            let range = match (capabilities.first(), capabilities.last()) {
+                (Some(first), Some(last)) => format!("{} to {}", Capability(*first), Capability(*last)),
+                _ => "none".into(),
+            };
+            return Err(Error::config(format!(
+                "device.kind = \"cuda\": the device has compute capability {}, and NVRTC {version} compiles for {range}",
+                Capability(capability)
+            ))
+            .help("install another version of NVRTC: older ones know older devices, and later ones later devices"));
+        }
+        // A driver loads the PTX of its own version of CUDA and of earlier ones.
+        if driver < *version {
+            return Err(Error::config(format!(
+                "device.kind = \"cuda\": the driver is one of CUDA {driver}, and cannot load what the later NVRTC {version} compiles"
+            ))
+            .help(format!("install a newer driver of NVIDIA's, or NVRTC {driver}")));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn driver_compiler_and_device_must_fit() {
+        let nvrtc = Nvrtc { version: Version(13000), capabilities: vec![75, 80, 90] };
+        assert!(nvrtc.check(Version(13010), 80).is_ok());
+        let told = |driver, capability| nvrtc.check(Version(driver), capability).unwrap_err().to_string();
+        assert!(
+            told(13000, 61).contains("capability 6.1, and NVRTC 13.0 compiles for 7.5 to 9.0"),
+            "{}",
+            told(13000, 61)
+        );
+        assert!(told(12090, 90).contains("one of CUDA 12.9"), "{}", told(12090, 90));
+    }
+}
