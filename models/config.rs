@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 use crate::error::{Error, Result};
 use crate::ops::gelu::Activation;
 
-pub use variant::BertVariant;
+pub use variant::{BertVariant, Gpt2Variant};
 
 /// The family of a model; Hugging Face's `model_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +26,9 @@ pub use variant::BertVariant;
 pub enum ModelType {
     /// GPT-2
     Gpt2,
+    /// GPT-Neo
+    #[serde(rename = "gpt_neo")]
+    GptNeo,
     /// BERT
     Bert,
     /// RoBERTa
@@ -77,16 +80,20 @@ impl Head {
 /// The configuration of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ModelConfig {
-    /// GPT-2
+    /// GPT-2 and its variant GPT-Neo ([`Gpt2Variant`])
     Gpt2(Gpt2Config),
     /// BERT and its variants ([`BertVariant`])
     Bert(BertConfig),
 }
 
-/// GPT-2's fields. Defaults are `transformers`' (`GPT2Config`), which are GPT-2 small.
+/// The fields of GPT-2 and GPT-Neo, by GPT-2's names (GPT-Neo's files call some of them otherwise, see [`Gpt2Variant`]).
+/// Defaults are `transformers`' (`GPT2Config`), which are GPT-2 small; those of GPT-Neo are in [`Gpt2Variant::config`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Gpt2Config {
+    /// Which of the two it is. Not a field of the file, where `model_type` says it.
+    #[serde(skip)]
+    pub variant: Gpt2Variant,
     /// Number of tokens in the vocabulary. Default 50257.
     pub vocab_size: usize,
     /// Longest sequence in tokens. Default 1024.
@@ -111,8 +118,13 @@ pub struct Gpt2Config {
     pub layer_norm_epsilon: f64,
     /// Standard deviation of new weights. Default 0.02.
     pub initializer_range: f64,
-    /// Divide scores by `sqrt(head_dim)`. Default true.
+    /// Divide scores by `sqrt(head_dim)`. Default true. GPT-Neo never does.
     pub scale_attn_weights: bool,
+    /// `global` or `local` for each layer of GPT-Neo, as a list of such lists and how often each is repeated. A local layer
+    /// attends to the last `window_size` tokens. GPT-2 has none.
+    pub attention_types: Vec<(Vec<String>, usize)>,
+    /// Tokens that a local layer of GPT-Neo attends to, the own among them. Default 256.
+    pub window_size: usize,
     /// The id that padding uses, if any.
     pub pad_token_id: Option<u32>,
     /// Labels of a classification head.
@@ -213,6 +225,7 @@ impl Labels {
 impl Default for Gpt2Config {
     fn default() -> Self {
         Self {
+            variant: Gpt2Variant::Gpt2,
             vocab_size: 50257,
             n_positions: 1024,
             n_embd: 768,
@@ -226,6 +239,8 @@ impl Default for Gpt2Config {
             layer_norm_epsilon: 1e-5,
             initializer_range: 0.02,
             scale_attn_weights: true,
+            attention_types: Vec::new(),
+            window_size: 256,
             pad_token_id: None,
             labels: Labels::default(),
             inert: Map::new(),
@@ -261,8 +276,9 @@ impl Default for BertConfig {
 
 impl ModelType {
     /// Every family.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Gpt2,
+        Self::GptNeo,
         Self::Bert,
         Self::Roberta,
         Self::Camembert,
@@ -276,6 +292,7 @@ impl ModelType {
     pub fn name(self) -> &'static str {
         match self {
             Self::Gpt2 => "gpt2",
+            Self::GptNeo => "gpt_neo",
             Self::Bert => "bert",
             Self::Roberta => "roberta",
             Self::Camembert => "camembert",
@@ -286,10 +303,10 @@ impl ModelType {
         }
     }
 
-    /// Which variant of BERT the family is; none for GPT-2.
+    /// Which variant of BERT the family is; none for GPT-2 and GPT-Neo.
     pub fn bert_variant(self) -> Option<BertVariant> {
         match self {
-            Self::Gpt2 => None,
+            Self::Gpt2 | Self::GptNeo => None,
             Self::Bert => Some(BertVariant::Bert),
             Self::Roberta => Some(BertVariant::Roberta),
             Self::Camembert => Some(BertVariant::Camembert),
@@ -310,7 +327,7 @@ impl ModelType {
     /// The tasks that the family has heads for, for messages.
     pub(crate) fn tasks(self) -> &'static str {
         match self {
-            Self::Gpt2 => "clm, sequence-classification, multi-label-classification and regression",
+            Self::Gpt2 | Self::GptNeo => "clm, sequence-classification, multi-label-classification and regression",
             Self::Electra => {
                 "mlm, sequence-classification, multi-label-classification, regression, question-answering and \
                  token-classification"
@@ -336,6 +353,7 @@ impl ModelType {
     pub fn sizes(self) -> &'static [&'static str] {
         match self {
             Self::Gpt2 => &["distil", "small", "medium", "large", "xl"],
+            Self::GptNeo => &["125m", "1.3b", "2.7b"],
             Self::Bert => &["base", "large", "base-cased", "large-cased"],
             Self::Roberta | Self::Camembert | Self::XlmRoberta => &["base", "large"],
             Self::DistilBert => &["base", "base-cased"],
@@ -347,6 +365,7 @@ impl ModelType {
     /// The configuration that `transformers` starts from when nothing is given.
     fn defaults(self) -> ModelConfig {
         match self.bert_variant() {
+            None if self == Self::GptNeo => ModelConfig::Gpt2(Gpt2Variant::GptNeo.config()),
             None => ModelConfig::Gpt2(Gpt2Config::default()),
             Some(variant) => ModelConfig::Bert(variant.config()),
         }
@@ -367,13 +386,18 @@ impl fmt::Display for ModelType {
 }
 
 impl ModelConfig {
-    /// A preset: GPT-2 `distil`, `small`, `medium`, `large`, `xl`; BERT `base`, `large` (uncased), `base-cased`,
+    /// A preset: GPT-2 `distil`, `small`, `medium`, `large`, `xl`; GPT-Neo `125m`, `1.3b`, `2.7b`; BERT `base`, `large` (uncased), `base-cased`,
     /// `large-cased`; RoBERTa, CamemBERT and XLM-RoBERTa `base`, `large`; DistilBERT `base` (uncased), `base-cased`; ELECTRA
     /// `small`, `base`, `large` (the discriminators); ALBERT `base`, `large`, `xlarge`, `xxlarge` (version 2). Shapes from the
     /// published `config.json` files.
     pub fn preset(kind: ModelType, size: &str) -> Result<Self> {
         let gpt2 =
             |n_layer, n_embd, n_head| Self::Gpt2(Gpt2Config { n_layer, n_embd, n_head, ..Gpt2Config::default() });
+        let neo = |n_layer, n_embd, n_head| {
+            let attention_types = vec![(vec!["global".into(), "local".into()], n_layer / 2)];
+            let base = Gpt2Variant::GptNeo.config();
+            Self::Gpt2(Gpt2Config { n_layer, n_embd, n_head, attention_types, ..base })
+        };
         let bert = |base: BertConfig, large: bool| {
             Self::Bert(if large {
                 BertConfig {
@@ -411,6 +435,9 @@ impl ModelConfig {
             (ModelType::Gpt2, "medium") => gpt2(24, 1024, 16),
             (ModelType::Gpt2, "large") => gpt2(36, 1280, 20),
             (ModelType::Gpt2, "xl") => gpt2(48, 1600, 25),
+            (ModelType::GptNeo, "125m") => neo(12, 768, 12),
+            (ModelType::GptNeo, "1.3b") => neo(24, 2048, 16),
+            (ModelType::GptNeo, "2.7b") => neo(32, 2560, 20),
             (ModelType::Bert, "base") => bert(BertConfig::default(), false),
             (ModelType::Bert, "large") => bert(BertConfig::default(), true),
             (ModelType::Bert, "base-cased") => bert(cased(BertConfig::default()), false),
@@ -443,7 +470,10 @@ impl ModelConfig {
     /// The family.
     pub fn model_type(&self) -> ModelType {
         match self {
-            Self::Gpt2(_) => ModelType::Gpt2,
+            Self::Gpt2(c) => match c.variant {
+                Gpt2Variant::Gpt2 => ModelType::Gpt2,
+                Gpt2Variant::GptNeo => ModelType::GptNeo,
+            },
             Self::Bert(c) => match c.variant {
                 BertVariant::Bert => ModelType::Bert,
                 BertVariant::Roberta => ModelType::Roberta,
@@ -453,13 +483,6 @@ impl ModelConfig {
                 BertVariant::Electra => ModelType::Electra,
                 BertVariant::Albert => ModelType::Albert,
             },
-        }
-    }
-
-    fn variant(&self) -> Option<BertVariant> {
-        match self {
-            Self::Gpt2(_) => None,
-            Self::Bert(c) => Some(c.variant),
         }
     }
 
@@ -487,12 +510,11 @@ impl ModelConfig {
         }
     }
 
-    /// How often the weights of a layer are used in a forward pass: by every layer in ALBERT, once in the others.
-    pub fn uses_of_a_layer(&self) -> usize {
-        match self {
-            Self::Bert(c) if c.variant.shares_layers() => c.num_hidden_layers,
-            _ => 1,
-        }
+    /// The number of tokens that a local layer attends to, and how many layers are local; none where no layer is.
+    pub fn window(&self) -> Option<(usize, usize)> {
+        let Self::Gpt2(c) = self else { return None };
+        let local = c.layers_are_local().into_iter().filter(|is_local| *is_local).count();
+        (local > 0).then_some((c.window_size, local))
     }
 
     /// Width of the hidden states, number of layers, number of heads and width of the feed-forward block.
@@ -612,6 +634,26 @@ impl Gpt2Config {
     /// Width of the feed-forward block.
     pub fn inner(&self) -> usize {
         self.n_inner.unwrap_or(self.n_embd.saturating_mul(4))
+    }
+
+    /// Whether each layer attends to the last tokens only; shorter than the layers where `attention_types` is.
+    pub(crate) fn layers_are_local(&self) -> Vec<bool> {
+        match self.variant {
+            Gpt2Variant::Gpt2 => vec![false; self.n_layer],
+            Gpt2Variant::GptNeo => {
+                let each = self.attention_types.iter();
+                let each = each.flat_map(|(kinds, times)| std::iter::repeat_n(kinds, *times).flatten());
+                each.take(self.n_layer.saturating_add(1)).map(|kind| kind == "local").collect()
+            }
+        }
+    }
+
+    /// The factor of the scores.
+    pub(crate) fn scale(&self) -> f64 {
+        match self.scale_attn_weights && self.variant == Gpt2Variant::Gpt2 {
+            true => 1.0 / ((self.n_embd / self.n_head) as f64).sqrt(),
+            false => 1.0,
+        }
     }
 
     pub(crate) fn activation(&self) -> Activation {

@@ -1,14 +1,15 @@
 //! GPT-2 (Radford et al. 2019), with Hugging Face's names: `transformers/models/gpt2/modeling_gpt2.py` is the reference.
-//! Learned positions, pre-LayerNorm blocks, tanh GELU, causal attention. The heads are in `model.rs`.
+//! Learned positions, pre-LayerNorm blocks, tanh GELU, causal attention. GPT-Neo is a variant: what it does otherwise is asked of
+//! [`Gpt2Variant`] here (`modeling_gpt_neo.py`). The heads are in `model.rs`.
 
 use burn::module::Module;
 use burn::tensor::{Bool, Device, Int, Tensor};
 
 use crate::compute::Pass;
-use crate::config::Gpt2Config;
+use crate::config::{Gpt2Config, Gpt2Variant};
 use crate::kv_cache::KvCache;
-use crate::layers::{Conv1D, EachLinear, Embedding, LayerNorm};
-use crate::ops::attention::plain::{attention, merge_heads, split_heads};
+use crate::layers::{Conv1D, EachLinear, Embedding, LayerNorm, Linear};
+use crate::ops::attention::plain::{attention, local_mask, merge_heads, split_heads};
 use crate::ops::attention::{Attention, Qkv};
 use crate::ops::dropout::dropout;
 use crate::ops::gelu::Activation;
@@ -26,6 +27,11 @@ pub struct Gpt2Model {
     /// The last normalisation.
     pub ln_f: LayerNorm,
     embd_pdrop: f64,
+    #[module(skip)]
+    variant: Gpt2Variant,
+    /// Tokens that a local layer attends to.
+    #[module(skip)]
+    window: Option<usize>,
 }
 
 /// One block: attention and feed-forward, each after a LayerNorm and added to its input. Reference: `GPT2Block`.
@@ -37,15 +43,37 @@ pub struct Gpt2Block {
     mlp: Gpt2Mlp,
 }
 
-/// Causal self-attention with one projection for query, key and value. Reference: `GPT2Attention`.
+/// Causal self-attention. Reference: `GPT2Attention`, `GPTNeoSelfAttention`.
 #[derive(Module, Debug)]
 pub struct Gpt2Attention {
-    c_attn: Conv1D,
+    projections: Projections,
     c_proj: Conv1D,
+    is_local: bool,
     n_head: usize,
     scale: f64,
     attn_pdrop: f64,
     resid_pdrop: f64,
+}
+
+/// The projections to query, key and value. The names of tensors leave out the field that holds this.
+#[derive(Module, Debug)]
+enum Projections {
+    /// GPT-2's: one.
+    Packed(PackedProjection),
+    /// GPT-Neo's: three.
+    Separate(SeparateProjections),
+}
+
+#[derive(Module, Debug)]
+struct PackedProjection {
+    c_attn: Conv1D,
+}
+
+#[derive(Module, Debug)]
+struct SeparateProjections {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
 }
 
 /// The feed-forward block. Reference: `GPT2MLP`.
@@ -59,17 +87,29 @@ pub struct Gpt2Mlp {
 }
 
 impl Gpt2Model {
-    /// Random weights as `transformers` draws them: `N(0, initializer_range)`, the two projections that write to the
+    /// Random weights as `transformers` draws them: `N(0, initializer_range)`, GPT-2's two projections that write to the
     /// residual stream scaled by `1 / sqrt(2 n_layer)`.
     pub fn new(config: &Gpt2Config, device: &Device) -> Self {
         let std = config.initializer_range;
         Self {
             wte: Embedding::new(config.vocab_size, config.n_embd, None, std, device),
             wpe: Embedding::new(config.n_positions, config.n_embd, None, std, device),
-            h: (0..config.n_layer).map(|_| Gpt2Block::new(config, device)).collect(),
+            h: config.layers_are_local().into_iter().map(|is_local| Gpt2Block::new(config, is_local, device)).collect(),
             ln_f: LayerNorm::new(config.n_embd, config.layer_norm_epsilon, device),
             embd_pdrop: config.embd_pdrop,
+            variant: config.variant,
+            window: (config.variant == Gpt2Variant::GptNeo).then_some(config.window_size),
         }
+    }
+
+    /// Which model of the family it is.
+    pub fn variant(&self) -> Gpt2Variant {
+        self.variant
+    }
+
+    /// How many tokens the local layers attend to; none where no layer is local.
+    pub(crate) fn window(&self) -> Option<usize> {
+        self.window.filter(|_| self.h.iter().any(|block| block.attn.is_local))
     }
 
     /// The hidden states of whole sequences, before the last normalisation: `input_ids [batch, seq]` ->
@@ -89,6 +129,13 @@ impl Gpt2Model {
     pub fn forward_cached(&self, input_ids: Tensor<2, Int>, cache: &mut KvCache, pass: Pass<'_>) -> Tensor<2> {
         let ([batch, seq], device) = (input_ids.dims(), input_ids.device());
         let hidden = cache.hidden(seq, &device); // [batch or 1, 1, seq, past + seq]
+        let local = self.window().map(|window| {
+            let local = local_mask(seq, cache.len(), window, &device);
+            match &hidden {
+                Some(hidden) => hidden.clone().bool_or(local.expand(hidden.dims())),
+                None => local,
+            }
+        });
         let mut x = match cache.positions(seq, self.wpe.weight.lazy_shape().dims::<2>()[0], &device) {
             None => self.embed(input_ids, cache.len(), pass),
             Some(positions) => {
@@ -97,7 +144,8 @@ impl Gpt2Model {
             }
         };
         for (index, block) in self.h.iter().enumerate() {
-            x = block.forward_cached(x, batch, hidden.as_ref(), cache, index, pass);
+            let hidden = local.as_ref().filter(|_| block.attn.is_local).or(hidden.as_ref());
+            x = block.forward_cached(x, batch, hidden, cache, index, pass);
         }
         cache.advance(seq);
         x
@@ -106,7 +154,13 @@ impl Gpt2Model {
     /// Shows every linear layer to `each`.
     pub(crate) fn each_linear(&mut self, each: &mut EachLinear<'_>) {
         for Gpt2Block { attn, mlp, .. } in &mut self.h {
-            for layer in [&mut attn.c_attn, &mut attn.c_proj, &mut mlp.c_fc, &mut mlp.c_proj] {
+            match &mut attn.projections {
+                Projections::Packed(PackedProjection { c_attn }) => c_attn.each_linear(each),
+                Projections::Separate(SeparateProjections { q_proj, k_proj, v_proj }) => {
+                    [q_proj, k_proj, v_proj].into_iter().for_each(|layer| layer.each_linear(each));
+                }
+            }
+            for layer in [&mut attn.c_proj, &mut mlp.c_fc, &mut mlp.c_proj] {
                 layer.each_linear(each);
             }
         }
@@ -126,17 +180,28 @@ impl Gpt2Model {
 }
 
 impl Gpt2Block {
-    fn new(config: &Gpt2Config, device: &Device) -> Self {
+    fn new(config: &Gpt2Config, is_local: bool, device: &Device) -> Self {
         let (d, std) = (config.n_embd, config.initializer_range);
-        let residual_std = std / (2.0 * config.n_layer as f64).sqrt();
+        let linear = || Linear::new(d, d, false, std, device);
+        let (residual_std, projections) = match config.variant {
+            Gpt2Variant::Gpt2 => {
+                let c_attn = Conv1D::new(d, 3 * d, std, device);
+                (std / (2.0 * config.n_layer as f64).sqrt(), Projections::Packed(PackedProjection { c_attn }))
+            }
+            Gpt2Variant::GptNeo => {
+                let separate = SeparateProjections { q_proj: linear(), k_proj: linear(), v_proj: linear() };
+                (std, Projections::Separate(separate))
+            }
+        };
         let norm = || LayerNorm::new(d, config.layer_norm_epsilon, device);
         Self {
             ln_1: norm(),
             attn: Gpt2Attention {
-                c_attn: Conv1D::new(d, 3 * d, std, device),
+                projections,
+                is_local,
                 c_proj: Conv1D::new(d, d, residual_std, device),
                 n_head: config.n_head,
-                scale: if config.scale_attn_weights { 1.0 / ((d / config.n_head) as f64).sqrt() } else { 1.0 },
+                scale: config.scale(),
                 attn_pdrop: config.attn_pdrop,
                 resid_pdrop: config.resid_pdrop,
             },
@@ -183,9 +248,23 @@ impl Gpt2Block {
 impl Gpt2Attention {
     /// The input of `c_proj`, `[batch * seq, n_embd]`, in the compute type.
     fn forward(&self, x: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
-        let qkv = pass.compute.narrow(self.c_attn.forward(x, pass)); // [batch * seq, 3 * n_embd]
         let Self { n_head: heads, scale, attn_pdrop: dropout, .. } = *self;
-        Attention { batch: rows.batch, heads, scale, dropout, rng: pass.rng }.forward(Qkv::Packed(qkv), &rows.mask)
+        let mask = rows.local_mask.as_ref().filter(|_| self.is_local).unwrap_or(&rows.mask);
+        Attention { batch: rows.batch, heads, scale, dropout, rng: pass.rng }.forward(self.projected(x, pass), mask)
+    }
+
+    /// Query, key and value in the compute type.
+    fn projected(&self, x: Tensor<2>, pass: Pass<'_>) -> Qkv {
+        match &self.projections {
+            Projections::Packed(PackedProjection { c_attn }) => {
+                Qkv::Packed(pass.compute.narrow(c_attn.forward(x, pass))) // [batch * seq, 3 * n_embd]
+            }
+            Projections::Separate(SeparateProjections { q_proj, k_proj, v_proj }) => {
+                let [query, key, value] =
+                    [q_proj, k_proj, v_proj].map(|layer| pass.compute.narrow(layer.forward(x.clone(), pass)));
+                Qkv::Separate { query, key, value } // [batch * seq, n_embd]
+            }
+        }
     }
 
     fn forward_cached(
@@ -198,9 +277,12 @@ impl Gpt2Attention {
         pass: Pass<'_>,
     ) -> Tensor<2> {
         let [rows, d] = x.dims();
-        let qkv = pass.compute.narrow(self.c_attn.forward(x, pass)); // [batch * seq, 3 * n_embd]
-        let part = |i: usize| split_heads(qkv.clone().slice([0..rows, i * d..(i + 1) * d]), batch, self.n_head);
-        let (key, value) = cache.append(index, part(1), part(2)); // [batch, heads, past + seq, head_dim]
-        merge_heads(attention(part(0), key, value, hidden.cloned(), self.scale, self.attn_pdrop, pass.rng))
+        let parts = match self.projected(x, pass) {
+            Qkv::Packed(qkv) => [0, 1, 2].map(|i| qkv.clone().slice([0..rows, i * d..(i + 1) * d])),
+            Qkv::Separate { query, key, value } => [query, key, value],
+        };
+        let [query, key, value] = parts.map(|part| split_heads(part, batch, self.n_head));
+        let (key, value) = cache.append(index, key, value); // [batch, heads, past + seq, head_dim]
+        merge_heads(attention(query, key, value, hidden.cloned(), self.scale, self.attn_pdrop, pass.rng))
     }
 }

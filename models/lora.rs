@@ -132,6 +132,7 @@ impl LoraConfig {
     pub fn default_targets(kind: ModelType) -> &'static [&'static str] {
         match kind {
             ModelType::Gpt2 => &["c_attn"],
+            ModelType::GptNeo => &["q_proj", "v_proj"],
             ModelType::DistilBert => &["q_lin", "v_lin"],
             // `peft` knows no default for CamemBERT and ALBERT; theirs is that of the other variants.
             _ => &["query", "value"],

@@ -7,17 +7,18 @@ use burn::tensor::{Bool, Device, Int, Tensor};
 
 use crate::bert::BertModel;
 use crate::compute::{Compute, Pass};
-use crate::config::{BertConfig, BertVariant, Gpt2Config, Head, ModelConfig};
+use crate::config::{BertConfig, BertVariant, Gpt2Config, Gpt2Variant, Head, ModelConfig};
 use crate::error::{Error, Result};
 use crate::gpt2::Gpt2Model;
 use crate::kv_cache::KvCache;
 use crate::layers::{EachLinear, LayerNorm, Linear, Lora, uninitialized};
 use crate::lora::LoraConfig;
+use crate::ops::attention::Mask;
 use crate::ops::dropout::dropout;
 use crate::ops::gelu::Activation;
 use crate::ops::{Form, Operator, Ops};
 use crate::rows::{FirstTokens, Rows};
-use crate::weights::{ADAPTER_FILE, MODEL_FILE, StateDict, parameters};
+use crate::weights::{ADAPTER_FILE, MODEL_FILE, StateDict, TRANSPOSED, parameters};
 
 /// A body with its head.
 #[derive(Module, Debug)]
@@ -314,7 +315,15 @@ impl Model {
         let reads_first_tokens = matches!(self.head, HeadLayers::BertClassification(_) | HeadLayers::BertChoice(_));
         match self.ops().form(Operator::Attention) {
             Form::Fused if reads_first_tokens => Rows::first_tokens(shape, mask, &device, self.ops()),
-            _ => Rows::all(shape, matches!(self.body, Body::Gpt2(_)), mask, &device, self.ops()),
+            _ => {
+                let window = match &self.body {
+                    Body::Gpt2(body) => body.window(),
+                    Body::Bert(_) => None,
+                };
+                let local_mask = window.map(|window| Mask::local(shape[1], window, mask.clone(), &device, self.ops()));
+                let all = Rows::all(shape, matches!(self.body, Body::Gpt2(_)), mask, &device, self.ops());
+                Rows { local_mask, ..all }
+            }
         }
     }
 
@@ -413,10 +422,12 @@ impl Model {
     /// The class of `transformers` that opens a folder with this model.
     pub fn architecture(&self) -> String {
         let class = match &self.body {
+            Body::Gpt2(_) if self.is_gpt_neo() => "GPTNeo",
             Body::Gpt2(_) => "GPT2",
             Body::Bert(body) => body.variant().class(),
         };
         let head = match &self.head {
+            HeadLayers::Gpt2Lm(_) if self.is_gpt_neo() => "ForCausalLM",
             HeadLayers::Gpt2Lm(_) => "LMHeadModel",
             HeadLayers::BertMlm(_) => "ForMaskedLM",
             HeadLayers::Gpt2Classification(_) | HeadLayers::BertClassification(_) => "ForSequenceClassification",
@@ -427,12 +438,8 @@ impl Model {
         format!("{class}{head}")
     }
 
-    /// BERT's variant; `Bert` for GPT-2, which has none.
-    fn variant(&self) -> BertVariant {
-        match &self.body {
-            Body::Gpt2(_) => BertVariant::Bert,
-            Body::Bert(body) => body.variant(),
-        }
+    fn is_gpt_neo(&self) -> bool {
+        matches!(&self.body, Body::Gpt2(body) if body.variant() == Gpt2Variant::GptNeo)
     }
 
     /// A forward pass of this model, computing as [`compute`](Self::compute) says; `train` switches dropout on.
@@ -477,13 +484,22 @@ impl StateDict for Model {
             Body::Bert(_) => "bert.",
         };
         let spelled = |field| SPELLINGS.iter().find(|(ours, _)| *ours == field).map_or(field, |(_, theirs)| *theirs);
-        let path = path.split('.').map(spelled).collect::<Vec<_>>().join(".");
+        let parts = path.split('.').filter(|field| *field != "projections");
+        let path = parts.map(spelled).collect::<Vec<_>>().join(".");
         let name = match (path.strip_prefix("body."), path.strip_prefix("head.")) {
             (Some(inner), _) => format!("{body}{inner}"),
             (_, Some(inner)) => inner.to_owned(),
             _ => path,
         };
-        self.variant().tensor(name, matches!(self.head, HeadLayers::BertClassification(_)))
+        match &self.body {
+            Body::Gpt2(body) => body.variant().tensor(name),
+            Body::Bert(body) => body.variant().tensor(name, matches!(self.head, HeadLayers::BertClassification(_))),
+        }
+    }
+
+    /// GPT-Neo's weights are all those of torch's `Linear`.
+    fn stores_transposed(&self, container: &str) -> bool {
+        TRANSPOSED.contains(&container) || (container == "Struct:Conv1D" && self.is_gpt_neo())
     }
 
     fn file(&self) -> &'static str {

@@ -22,6 +22,8 @@ pub struct Rows {
     pub batch: usize,
     /// Which keys each row attends to.
     pub mask: Mask,
+    /// That of the local layers; none where no layer is local.
+    pub(crate) local_mask: Option<Mask>,
     /// The places of the rows that are computed among all `batch * seq`, in order: `[tokens]`; none where all are computed.
     pub(crate) tokens: Option<Tensor<1, Int>>,
     /// The rows that the last layer computes; none where it computes all.
@@ -43,7 +45,7 @@ impl Rows {
         ops: Ops,
     ) -> Self {
         let mask = Mask::new(seq, causal, attention_mask, device, ops);
-        Self { batch, mask, tokens: None, last_layer: None }
+        Self { batch, mask, local_mask: None, tokens: None, last_layer: None }
     }
 
     /// As [`all`](Self::all) without `causal`, where the last layer computes the first token of each sequence, and on the CPU
@@ -84,7 +86,13 @@ impl Rows {
             Tensor::from_data(TensorData::new(ids, [len]), &device)
         };
         let last_layer = Some(FirstTokens(Some(ids(first))));
-        Some(Self { batch, mask: Mask::unpadded(mask.clone()), tokens: Some(ids(tokens)), last_layer })
+        Some(Self {
+            batch,
+            mask: Mask::unpadded(mask.clone()),
+            local_mask: None,
+            tokens: Some(ids(tokens)),
+            last_layer,
+        })
     }
 
     /// The rows that are computed of all of a batch: `[batch * seq, width] -> [rows, width]`

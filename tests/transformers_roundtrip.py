@@ -34,6 +34,7 @@ from transformers import (AlbertConfig, AlbertForMaskedLM, AlbertForQuestionAnsw
                           XLMRobertaForMaskedLM, XLMRobertaForQuestionAnswering, XLMRobertaForSequenceClassification,
                           DistilBertConfig, DistilBertForMaskedLM, DistilBertForQuestionAnswering,
                           DistilBertForSequenceClassification, GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel,
+                          GPTNeoConfig, GPTNeoForCausalLM, GPTNeoForSequenceClassification,
                           RobertaConfig, RobertaForMaskedLM, RobertaForQuestionAnswering,
                           RobertaForSequenceClassification, pipeline, set_seed)
 
@@ -50,6 +51,12 @@ generator = torch.Generator().manual_seed(SEED)
 def gpt2(**more):
     return GPT2Config(vocab_size=VOCAB, n_positions=32, n_embd=48, n_layer=2, n_head=4, resid_pdrop=0.1, embd_pdrop=0.1,
                       attn_pdrop=0.1, bos_token_id=1, eos_token_id=1, attn_implementation="eager", **more)
+
+
+def gpt_neo(**more):
+    return GPTNeoConfig(vocab_size=VOCAB, max_position_embeddings=32, hidden_size=48, num_layers=2, num_heads=4, window_size=6,
+                        attention_types=[[["global", "local"], 1]], bos_token_id=1, eos_token_id=1,
+                        attn_implementation="eager", **more)
 
 
 def bert(**more):
@@ -105,6 +112,9 @@ CASES = {
     "gpt2-lm": (GPT2LMHeadModel, gpt2(), "clm", dict(gpt2_inputs, labels=every_token)),
     "gpt2-classification": (GPT2ForSequenceClassification, gpt2(num_labels=3, pad_token_id=0), "sequence-classification",
                             dict(gpt2_inputs, labels=classes)),
+    "gpt-neo-lm": (GPTNeoForCausalLM, gpt_neo(), "clm", dict(gpt2_inputs, labels=every_token)),
+    "gpt-neo-classification": (GPTNeoForSequenceClassification, gpt_neo(num_labels=3, pad_token_id=0),
+                               "sequence-classification", dict(gpt2_inputs, labels=classes)),
     "bert-mlm": (BertForMaskedLM, bert(), "mlm", dict(bert_inputs, labels=some_tokens)),
     "bert-classification": (BertForSequenceClassification, bert(num_labels=3), "sequence-classification",
                             dict(bert_inputs, labels=classes)),

@@ -17,6 +17,14 @@ const GPT2_FIXED: &[Fixed] = &[
     ("quantization_config", || Value::Null, "quantised weights are not implemented"),
 ];
 
+const GPT_NEO_FIXED: &[Fixed] = &[
+    ("add_cross_attention", || json!(false), "cross-attention is not implemented"),
+    ("is_encoder_decoder", || json!(false), "encoder-decoder models are not implemented"),
+    ("tie_word_embeddings", || json!(true), "the output embedding is always the input embedding"),
+    ("pruned_heads", || json!({}), "pruned heads are not implemented"),
+    ("quantization_config", || Value::Null, "quantised weights are not implemented"),
+];
+
 const BERT_FIXED: &[Fixed] = &[
     ("add_cross_attention", || json!(false), "cross-attention is not implemented"),
     ("is_encoder_decoder", || json!(false), "encoder-decoder models are not implemented"),
@@ -56,6 +64,7 @@ pub(super) const INERT: &[&str] = &[
     "_attn_implementation_autoset",
     "_name_or_path",
     "architectures",
+    "attention_layers",
     "attn_implementation",
     "bos_token_id",
     "chunk_size_feed_forward",
@@ -109,6 +118,9 @@ const GPT2_ALIASES: &[(&str, &str)] = &[
     ("num_hidden_layers", "n_layer"),
 ];
 
+/// Hugging Face's generic names for GPT-Neo's fields (`GPTNeoConfig.attribute_map`).
+const GPT_NEO_ALIASES: &[(&str, &str)] = &[("num_attention_heads", "num_heads"), ("num_hidden_layers", "num_layers")];
+
 /// Hugging Face's generic names for DistilBERT's fields (`DistilBertConfig.attribute_map`).
 const DISTILBERT_ALIASES: &[(&str, &str)] =
     &[("hidden_size", "dim"), ("num_attention_heads", "n_heads"), ("num_hidden_layers", "n_layers")];
@@ -116,6 +128,7 @@ const DISTILBERT_ALIASES: &[(&str, &str)] =
 impl ModelType {
     pub(super) fn fixed(self) -> &'static [Fixed] {
         match self.bert_variant() {
+            None if self == Self::GptNeo => GPT_NEO_FIXED,
             None => GPT2_FIXED,
             Some(BertVariant::DistilBert) => DISTILBERT_FIXED,
             Some(BertVariant::Albert) => ALBERT_FIXED,
@@ -126,6 +139,7 @@ impl ModelType {
     pub(super) fn aliases(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Gpt2 => GPT2_ALIASES,
+            Self::GptNeo => GPT_NEO_ALIASES,
             Self::DistilBert => DISTILBERT_ALIASES,
             _ => &[],
         }

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::fields::INERT;
-use super::{BertConfig, BertVariant, Gpt2Config, ModelConfig, ModelType};
+use super::{BertConfig, Gpt2Config, ModelConfig, ModelType};
 use crate::error::{Error, Result};
 
 impl ModelConfig {
@@ -103,14 +103,15 @@ impl ModelConfig {
         merged.retain(|name, value| !value.is_null() || name == "pad_token_id");
         let bad = |error: serde_json::Error| Error::Config(error.to_string());
         // Field by field first, so that a wrong type names its field.
-        let variant = self.variant();
-        let plain = |name: &str| variant.map_or(name, |variant| variant.bert_field(name)).to_string();
-        merged.iter().try_for_each(|(name, value)| check_type(variant, name, value))?;
-        let merged = Value::Object(merged.into_iter().map(|(name, value)| (plain(&name), value)).collect());
-        let config = match variant {
-            None => Self::Gpt2(Gpt2Config { inert, ..Gpt2Config::deserialize(&merged).map_err(bad)? }),
-            Some(variant) => {
-                Self::Bert(BertConfig { variant, inert, ..BertConfig::deserialize(&merged).map_err(bad)? })
+        merged.iter().try_for_each(|(name, value)| check_type(kind, name, value))?;
+        let plain = merged.into_iter().map(|(name, value)| (kind.plain_field(&name).to_string(), value));
+        let merged = Value::Object(plain.collect());
+        let config = match &self {
+            Self::Gpt2(Gpt2Config { variant, .. }) => {
+                Self::Gpt2(Gpt2Config { variant: *variant, inert, ..Gpt2Config::deserialize(&merged).map_err(bad)? })
+            }
+            Self::Bert(BertConfig { variant, .. }) => {
+                Self::Bert(BertConfig { variant: *variant, inert, ..BertConfig::deserialize(&merged).map_err(bad)? })
             }
         };
         config.validate()?;
@@ -124,11 +125,10 @@ impl ModelConfig {
             Self::Bert(c) => serde_json::to_value(c),
         };
         match value {
-            Ok(Value::Object(mut map)) => {
-                if let Some(variant) = self.variant() {
-                    let fields = map.into_iter().filter(|(name, _)| variant.has_field(name));
-                    map = fields.map(|(name, value)| (variant.field(&name).to_string(), value)).collect();
-                }
+            Ok(Value::Object(map)) => {
+                let kind = self.model_type();
+                let fields = map.into_iter().filter(|(name, _)| kind.has_field(name));
+                let mut map = fields.map(|(name, value)| (kind.field(&name).to_string(), value)).collect::<Map<_, _>>();
                 if let Some(count) = self.labels().num_labels.filter(|_| self.labels().id2label.is_none()) {
                     map.insert("num_labels".into(), count.into());
                 }
@@ -179,15 +179,14 @@ impl ModelType {
     /// A value of another type.
     pub fn check_type(self, name: &str, value: &Value) -> Result<()> {
         let own = self.honoured(name);
-        own.map_or(Ok(()), |own| check_type(self.defaults().variant(), own, value))
+        own.map_or(Ok(()), |own| check_type(self, own, value))
     }
 }
 
 /// Checks the type of one honoured field.
-fn check_type(variant: Option<BertVariant>, name: &str, value: &Value) -> Result<()> {
-    let plain = variant.map_or(name, |variant| variant.bert_field(name)).to_string();
-    let one = Value::Object(Map::from_iter([(plain, value.clone())]));
-    let result = match variant {
+fn check_type(kind: ModelType, name: &str, value: &Value) -> Result<()> {
+    let one = Value::Object(Map::from_iter([(kind.plain_field(name).to_string(), value.clone())]));
+    let result = match kind.bert_variant() {
         None => Gpt2Config::deserialize(&one).map(|_| ()),
         Some(_) => BertConfig::deserialize(&one).map(|_| ()),
     };

@@ -8,7 +8,7 @@ impl ModelConfig {
     /// Checks what the types cannot say: sizes, divisibility, ranges, known activations and labels.
     pub fn validate(&self) -> Result<()> {
         let (width, heads, names) = match self {
-            Self::Gpt2(c) => (c.n_embd, c.n_head, ("n_embd", "n_head")),
+            Self::Gpt2(c) => (c.n_embd, c.n_head, (c.variant.field("n_embd"), c.variant.field("n_head"))),
             Self::Bert(c) => {
                 let names = (c.variant.field("hidden_size"), c.variant.field("num_attention_heads"));
                 (c.hidden_size, c.num_attention_heads, names)
@@ -69,6 +69,21 @@ impl ModelConfig {
         let generates = matches!(self, Self::Gpt2(_));
         eos_token_ids(self.inert().get("eos_token_id"), generates.then(|| self.vocab_size()))?;
         match self {
+            Self::Gpt2(c) if c.layers_are_local().len() != c.n_layer => Err(Error::Config(format!(
+                "attention_types: expected as many layers as num_layers ({}), got {:?}",
+                c.n_layer, c.attention_types
+            ))),
+            Self::Gpt2(c)
+                if c.attention_types
+                    .iter()
+                    .flat_map(|(kinds, _)| kinds)
+                    .any(|kind| kind != "global" && kind != "local") =>
+            {
+                Err(Error::Config(format!(
+                    "attention_types: expected \"global\" and \"local\", got {:?}",
+                    c.attention_types
+                )))
+            }
             Self::Bert(c) if c.variant.counts_from_padding() && c.pad_token_id.is_none() => Err(Error::Config(
                 "pad_token_id: expected an id, got null: RoBERTa counts its positions from it".into(),
             )),
@@ -84,14 +99,17 @@ impl ModelConfig {
 
     fn sizes(&self) -> Vec<(&'static str, usize)> {
         match self {
-            Self::Gpt2(c) => vec![
+            Self::Gpt2(c) => [
                 ("vocab_size", c.vocab_size),
                 ("n_positions", c.n_positions),
                 ("n_embd", c.n_embd),
                 ("n_layer", c.n_layer),
                 ("n_head", c.n_head),
                 ("n_inner", c.inner()),
-            ],
+                ("window_size", c.window_size),
+            ]
+            .map(|(name, size)| (c.variant.field(name), size))
+            .to_vec(),
             Self::Bert(c) => [
                 ("vocab_size", c.vocab_size),
                 ("embedding_size", c.embedding_size()),
@@ -110,13 +128,15 @@ impl ModelConfig {
     /// Real-valued fields with the bound that they must stay below.
     fn reals(&self) -> Vec<(&'static str, f64, f64)> {
         match self {
-            Self::Gpt2(c) => vec![
+            Self::Gpt2(c) => [
                 ("resid_pdrop", c.resid_pdrop, 1.0),
                 ("embd_pdrop", c.embd_pdrop, 1.0),
                 ("attn_pdrop", c.attn_pdrop, 1.0),
                 ("layer_norm_epsilon", c.layer_norm_epsilon, 1.0),
                 ("initializer_range", c.initializer_range, 1e3),
-            ],
+            ]
+            .map(|(name, value, below)| (c.variant.field(name), value, below))
+            .to_vec(),
             Self::Bert(c) => [
                 ("hidden_dropout_prob", c.hidden_dropout_prob, 1.0),
                 ("attention_probs_dropout_prob", c.attention_probs_dropout_prob, 1.0),
@@ -135,8 +155,15 @@ impl ModelConfig {
 /// fits in 64 bits.
 fn largest(name: &str) -> usize {
     match name {
-        "n_layer" | "num_hidden_layers" | "n_layers" => 1 << 12,
-        "n_embd" | "hidden_size" | "embedding_size" | "dim" | "n_head" | "num_attention_heads" | "n_heads" => 1 << 20,
+        "n_layer" | "num_hidden_layers" | "n_layers" | "num_layers" => 1 << 12,
+        "n_embd"
+        | "hidden_size"
+        | "embedding_size"
+        | "dim"
+        | "n_head"
+        | "num_attention_heads"
+        | "n_heads"
+        | "num_heads" => 1 << 20,
         "n_inner" | "intermediate_size" | "hidden_dim" => 1 << 22,
         _ => 1 << 24,
     }

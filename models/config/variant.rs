@@ -1,5 +1,5 @@
-//! The differences of BERT's variants from BERT, in one place: defaults, the spelling of configuration fields and of tensor
-//! names. They are RoBERTa (Liu et al. 2019), which CamemBERT (Martin et al. 2020) and XLM-RoBERTa (Conneau et al. 2020) are
+//! The differences of the variants from GPT-2 and BERT, in one place: defaults, the spelling of configuration fields and of
+//! tensor names. GPT-2's is GPT-Neo (Black et al. 2021), whose differences `gpt2.rs` asks of [`Gpt2Variant`]. BERT's are RoBERTa (Liu et al. 2019), which CamemBERT (Martin et al. 2020) and XLM-RoBERTa (Conneau et al. 2020) are
 //! with other vocabularies, DistilBERT (Sanh et al. 2019), ELECTRA's discriminator (Clark et al. 2020) and ALBERT (Lan et al.
 //! 2020). The mathematics is BERT's, in `bert.rs` and `model.rs`; the few points where it differs ask [`BertVariant`] there.
 //! References: `modeling_roberta.py` and its like, and their configuration classes in `transformers` 5.23.
@@ -8,9 +8,111 @@ use std::borrow::Cow;
 
 use serde_json::Map;
 
-use super::BertConfig;
+use super::{BertConfig, Gpt2Config, ModelType};
 
-/// Which model of the family it is.
+/// Which model of GPT-2's family it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Gpt2Variant {
+    /// GPT-2 itself.
+    #[default]
+    Gpt2,
+    /// Scores that are not scaled, three projections without a bias before the attention, layers that attend to the last tokens
+    /// only, weights stored as those of `torch.nn.Linear`.
+    GptNeo,
+}
+
+/// `(GPT-2's name, GPT-Neo's)` of the configuration fields that differ.
+const GPT_NEO_FIELDS: &[(&str, &str)] = &[
+    ("n_positions", "max_position_embeddings"),
+    ("n_embd", "hidden_size"),
+    ("n_layer", "num_layers"),
+    ("n_head", "num_heads"),
+    ("n_inner", "intermediate_size"),
+    ("resid_pdrop", "resid_dropout"),
+    ("embd_pdrop", "embed_dropout"),
+    ("attn_pdrop", "attention_dropout"),
+];
+
+impl Gpt2Variant {
+    /// The defaults of `transformers`' configuration class.
+    pub fn config(self) -> Gpt2Config {
+        let gpt2 = Gpt2Config { variant: self, ..Gpt2Config::default() };
+        match self {
+            Self::Gpt2 => gpt2,
+            Self::GptNeo => Gpt2Config {
+                n_positions: 2048,
+                n_embd: 2048,
+                n_layer: 24,
+                n_head: 16,
+                resid_pdrop: 0.0,
+                embd_pdrop: 0.0,
+                attn_pdrop: 0.0,
+                attention_types: vec![(vec!["global".into(), "local".into()], 12)],
+                ..gpt2
+            },
+        }
+    }
+
+    /// The variant's own name of GPT-2's configuration field `name`.
+    pub(crate) fn field(self, name: &str) -> &str {
+        match self {
+            Self::Gpt2 => name,
+            Self::GptNeo => GPT_NEO_FIELDS.iter().find(|(gpt2, _)| *gpt2 == name).map_or(name, |(_, own)| own),
+        }
+    }
+
+    /// GPT-2's name of the variant's configuration field `name`.
+    fn gpt2_field(self, name: &str) -> &str {
+        match self {
+            Self::Gpt2 => name,
+            Self::GptNeo => GPT_NEO_FIELDS.iter().find(|(_, own)| *own == name).map_or(name, |(gpt2, _)| gpt2),
+        }
+    }
+
+    /// Whether the variant's `config.json` has GPT-2's field `name`.
+    fn has_field(self, name: &str) -> bool {
+        match self {
+            Self::Gpt2 => !matches!(name, "attention_types" | "window_size"),
+            Self::GptNeo => name != "scale_attn_weights",
+        }
+    }
+
+    /// The variant's own name of GPT-2's tensor `name`.
+    pub(crate) fn tensor(self, name: String) -> String {
+        match self {
+            Self::Gpt2 => name,
+            Self::GptNeo => {
+                name.replacen(".attn.c_proj.", ".attn.out_proj.", 1).replacen(".attn.", ".attn.attention.", 1)
+            }
+        }
+    }
+}
+
+impl ModelType {
+    fn gpt2_variant(self) -> Gpt2Variant {
+        match self {
+            Self::GptNeo => Gpt2Variant::GptNeo,
+            _ => Gpt2Variant::Gpt2,
+        }
+    }
+
+    /// The family's own name of the field that its configuration's struct calls `name`.
+    pub(crate) fn field(self, name: &str) -> &str {
+        self.bert_variant().map_or_else(|| self.gpt2_variant().field(name), |variant| variant.field(name))
+    }
+
+    /// The struct's name of the family's field `name`.
+    pub(crate) fn plain_field(self, name: &str) -> &str {
+        self.bert_variant().map_or_else(|| self.gpt2_variant().gpt2_field(name), |variant| variant.bert_field(name))
+    }
+
+    /// Whether the family's `config.json` has the field that the struct calls `name`.
+    pub(crate) fn has_field(self, name: &str) -> bool {
+        self.bert_variant().map_or_else(|| self.gpt2_variant().has_field(name), |variant| variant.has_field(name))
+    }
+}
+
+/// Which model of BERT's family it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BertVariant {
     /// BERT itself.

@@ -20,6 +20,8 @@ const ROUNDING: f32 = 2e-6;
 fn model(kind: ModelType, head: Head) -> Model {
     let fields = match kind {
         ModelType::Gpt2 => json!({"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 12, "vocab_size": 40}),
+        ModelType::GptNeo => json!({"num_layers": 2, "num_heads": 2, "hidden_size": 16, "max_position_embeddings": 12,
+            "vocab_size": 40, "window_size": 3, "attention_types": [[["local", "global"], 1]]}),
         ModelType::Electra | ModelType::Albert => {
             json!({"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "embedding_size": 8,
             "intermediate_size": 32, "max_position_embeddings": 12, "vocab_size": 40, "num_labels": 3})
@@ -96,7 +98,13 @@ fn berts_tokens_see_each_other() {
 
 #[test]
 fn a_cache_gives_the_logits_of_the_whole_text() {
-    let model = model(ModelType::Gpt2, Head::CausalLm);
+    for kind in [ModelType::Gpt2, ModelType::GptNeo] {
+        cached_in_pieces(kind);
+    }
+}
+
+fn cached_in_pieces(kind: ModelType) {
+    let model = model(kind, Head::CausalLm);
     assert!(model.generates());
     let text = [5, 1, 7, 3, 2, 8, 4];
     let whole = read(model.forward(input(&[&text]), false));
@@ -146,6 +154,8 @@ fn padding_changes_nothing() {
     for (kind, head) in [
         (ModelType::Gpt2, Head::CausalLm),
         (ModelType::Gpt2, Head::SequenceClassification),
+        (ModelType::GptNeo, Head::CausalLm),
+        (ModelType::GptNeo, Head::SequenceClassification),
         (ModelType::Bert, Head::MaskedLm),
         (ModelType::Bert, Head::SequenceClassification),
         (ModelType::Bert, Head::QuestionAnswering),

@@ -53,7 +53,13 @@ const TIED: &[(&str, &str)] = &[
 const OLD_NORM: &[(&str, &str)] = &[("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")];
 
 /// Constant buffers that older files carry: the causal mask and the position numbers.
-const BUFFERS: &[&str] = &[".attn.bias", ".attn.masked_bias", "embeddings.position_ids"];
+const BUFFERS: &[&str] = &[
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".attn.attention.bias",
+    ".attn.attention.masked_bias",
+    "embeddings.position_ids",
+];
 
 /// The result of loading weights.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -9,5 +9,6 @@ mod save;
 
 pub use files::{adapter_tensors, is_plain_name};
 pub use load::{LoadReport, Narrow, load, load_narrow, load_saved};
+pub(crate) use names::TRANSPOSED;
 pub use names::{Depth, Parameter, StateDict, parameters};
 pub use save::{ADAPTER_FILE, MODEL_FILE, NamedTensor, export, export_saved, save, to_hf_layout, write_safetensors};

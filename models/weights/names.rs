@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 
 /// Modules whose weight files hold transposed.
-const TRANSPOSED: [&str; 2] = ["Struct:Linear", "Struct:LowRank"];
+pub(crate) const TRANSPOSED: [&str; 2] = ["Struct:Linear", "Struct:LowRank"];
 
 /// Linear layers.
 const LINEAR: [&str; 2] = ["Struct:Linear", "Struct:Conv1D"];
@@ -76,6 +76,11 @@ pub trait StateDict: Module {
         path
     }
 
+    /// Whether files hold the transpose of the field `weight` of a module of the type `container`, as Burn spells it.
+    fn stores_transposed(&self, container: &str) -> bool {
+        TRANSPOSED.contains(&container)
+    }
+
     /// The file of weights in a saved folder.
     fn file(&self) -> &'static str {
         super::MODEL_FILE
@@ -94,6 +99,7 @@ pub fn parameters<M: StateDict>(model: &M) -> Vec<Parameter> {
     let mut visitor = Names {
         key: &|path| model.key(path),
         saved_as: &|name| model.saved_as(name),
+        transposed: &|container| model.stores_transposed(container),
         path: PathStack::default(),
         found: Vec::new(),
     };
@@ -126,10 +132,8 @@ impl PathStack {
         fields.map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".")
     }
 
-    pub(super) fn transposed(&self) -> bool {
-        self.segments
-            .last()
-            .is_some_and(|(name, container)| name == "weight" && TRANSPOSED.contains(&container.as_str()))
+    pub(super) fn transposed(&self, transposed: impl Fn(&str) -> bool) -> bool {
+        self.segments.last().is_some_and(|(name, container)| name == "weight" && transposed(container))
     }
 
     pub(super) fn in_linear(&self) -> bool {
@@ -144,6 +148,7 @@ impl PathStack {
 struct Names<'a> {
     key: &'a dyn Fn(String) -> String,
     saved_as: &'a dyn Fn(&str) -> Option<String>,
+    transposed: &'a dyn Fn(&str) -> bool,
     path: PathStack,
     found: Vec<Parameter>,
 }
@@ -158,7 +163,7 @@ impl ModuleVisitor for Names<'_> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let transposed = self.path.transposed();
+        let transposed = self.path.transposed(self.transposed);
         let mut shape = param.lazy_shape().to_vec();
         if transposed {
             shape.reverse();

@@ -50,6 +50,7 @@ fn family_of_name(id: &str) -> Option<ModelType> {
     let name = id.rsplit('/').next().unwrap_or(id).to_ascii_lowercase();
     match name.split(['-', '_', '.']).next()? {
         "gpt2" | "distilgpt2" => Some(ModelType::Gpt2),
+        "gpt" if name.starts_with("gpt-neo-") => Some(ModelType::GptNeo),
         "bert" => Some(ModelType::Bert),
         "roberta" | "distilroberta" => Some(ModelType::Roberta),
         "camembert" => Some(ModelType::Camembert),

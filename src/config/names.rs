@@ -129,6 +129,8 @@ names! {
     ModelKind("model kind") {
         /// GPT-2: a decoder for causal language modelling and sequence classification.
         Gpt2 = "gpt2",
+        /// GPT-Neo: GPT-2 in which every other layer attends to the last tokens only.
+        GptNeo = "gpt_neo",
         /// BERT: an encoder for masked language modelling, classification, regression and question answering.
         Bert = "bert",
         /// RoBERTa: BERT with positions of its own and no use for token types.

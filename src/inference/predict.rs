@@ -241,7 +241,7 @@ impl Predictor<'_> {
         let encoder = self.tokenizer.window_encoder(
             max_length,
             WindowEncoder::default_stride(max_length),
-            folder.config.type_vocab_size().is_some(),
+            folder.config.type_vocab_size().is_some_and(|types| types > 1),
         )?;
         let data = SquadData::new(questions, &encoder, SpanOptions::default())?;
         let mut logits = Vec::new();

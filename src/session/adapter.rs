@@ -232,6 +232,7 @@ pub(crate) fn task_of_architecture(config: &ModelConfig) -> Option<Task> {
     let architecture = config.architecture()?;
     let ends = [
         ("LMHeadModel", Task::Clm),
+        ("ForCausalLM", Task::Clm),
         ("ForMaskedLM", Task::Mlm),
         ("ForSequenceClassification", classifying(config)),
         ("ForQuestionAnswering", Task::QuestionAnswering),

@@ -37,6 +37,15 @@ fn variants_are_trained_and_saved_under_their_own_names() {
         (DISTILBERT.to_string(), "mlm", "distilbert", "DistilBertForMaskedLM", "vocab_transform.weight"),
         (ROBERTA.replace("roberta", "camembert"), "mlm", "camembert", "CamembertForMaskedLM", "lm_head.dense.weight"),
         (ROBERTA.replace("roberta", "xlm-roberta"), "mlm", "xlm-roberta", "XLMRobertaForMaskedLM", "lm_head.bias"),
+        (
+            "kind = \"gpt_neo\"\nnum_layers = 2\nnum_heads = 2\nhidden_size = 8\nmax_position_embeddings = 8\nvocab_size = 131\n\
+             attention_types = [[[\"global\", \"local\"], 1]]\nwindow_size = 2\nnum_labels = 3"
+                .into(),
+            "sequence-classification",
+            "gpt_neo",
+            "GPTNeoForSequenceClassification",
+            "transformer.h.1.attn.attention.q_proj.weight",
+        ),
         (ELECTRA.into(), "mlm", "electra", "ElectraForMaskedLM", "generator_predictions.dense.weight"),
         (
             ELECTRA.replace("electra", "albert"),
@@ -89,7 +98,7 @@ fn variants_are_trained_and_saved_under_their_own_names() {
         assert_eq!((&config["model_type"], &config["architectures"][0]), (&kind.into(), &architecture.into()));
         let weights = tensors(&saved.join("model.safetensors"));
         assert!(weights.contains_key(tensor), "{tensor} is not in {:?}", weights.keys());
-        assert_eq!(weights.keys().any(|name| name.contains("token_type")), kind != "distilbert");
+        assert_eq!(weights.keys().any(|name| name.contains("token_type")), !["distilbert", "gpt_neo"].contains(&kind));
     }
 }
 

@@ -208,6 +208,16 @@ fn albert_qa() {
 }
 
 #[test]
+fn gpt_neo_lm_sees_the_last_tokens_in_local_layers() {
+    check("gpt-neo-lm", "clm");
+}
+
+#[test]
+fn gpt_neo_classification() {
+    check("gpt-neo-classification", "sequence-classification");
+}
+
+#[test]
 fn variants_of_bert_refuse_what_they_do_not_have() {
     let folder = tempfile::tempdir().unwrap();
     let forward = |case: &str, batch: serde_json::Value, task: &str| {

@@ -92,6 +92,11 @@ fn electra_classification() {
 }
 
 #[test]
+fn gpt_neo_lm() {
+    check("lora-gpt-neo-lm", "clm");
+}
+
+#[test]
 fn albert_classification_has_one_adapter_for_all_layers() {
     check("lora-albert-classification", "sequence-classification");
 }

@@ -152,6 +152,11 @@ fn albert_classification_with_rows_over_several_steps() {
 }
 
 #[test]
+fn gpt_neo_lm_with_rows_over_several_steps() {
+    check("trainer-window-gpt-neo-lm", "gpt_neo", "clm");
+}
+
+#[test]
 fn bert_question_answering_with_rows_over_several_steps() {
     check("trainer-window-bert-qa", "bert", "question-answering");
 }

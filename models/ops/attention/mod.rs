@@ -17,7 +17,7 @@ use super::autodiff::{Differentiate, record};
 use super::contract::Contract;
 use super::dropout::DropoutRng;
 use super::{Form as OpForm, Operator, Ops};
-use plain::{causal_mask, merge_heads, padding_mask, split_heads};
+use plain::{causal_mask, local_mask, merge_heads, padding_mask, split_heads};
 
 /// Query, key and value, as the projections before the attention leave them.
 #[derive(Debug, Clone)]
@@ -81,6 +81,33 @@ impl Mask {
             }
         };
         Self { form, is_causal: causal, seq, batch }
+    }
+
+    /// As a causal [`new`](Self::new) where a query sees at most `window` keys, its own among them. There is no fused form, except
+    /// where all of a sequence lies in the window and the mask is the causal one.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    pub fn local(
+        seq: usize,
+        window: usize,
+        attention_mask: Option<Tensor<2, Bool>>,
+        device: &Device,
+        ops: Ops,
+    ) -> Self {
+        if seq <= window {
+            return Self::new(seq, true, attention_mask, device, ops);
+        }
+        let causal = Self::new(seq, true, attention_mask, device, Ops::Plain);
+        let local = local_mask(seq, 0, window, device);
+        let form = match causal.form {
+            Form::Plain(Some(hidden)) => {
+                let shape = hidden.dims();
+                Form::Plain(Some(hidden.bool_or(local.expand(shape))))
+            }
+            other => other,
+        };
+        Self { form, ..causal }
     }
 
     /// A mask for rows of which only those that `attention_mask [batch, seq]` (true = attend) shows are there, one sequence

@@ -58,6 +58,15 @@ pub fn causal_mask(seq: usize, past: usize, device: &Device) -> Tensor<4, Bool> 
     keys.expand([1, 1, seq, past + seq]).greater(queries.expand([1, 1, seq, past + seq]))
 }
 
+/// As [`causal_mask`], and true where `j <= past + i - window` too: a query sees `window` keys, its own among them.
+pub fn local_mask(seq: usize, past: usize, window: usize, device: &Device) -> Tensor<4, Bool> {
+    let shape = [1, 1, seq, past + seq];
+    let keys = Tensor::<1, Int>::arange(0..(past + seq) as i64, device).reshape([1, 1, 1, past + seq]);
+    let queries = Tensor::<1, Int>::arange(past as i64..(past + seq) as i64, device).reshape([1, 1, seq, 1]);
+    let is_before = keys.expand(shape).lower_equal(queries.expand(shape) - window as i64);
+    causal_mask(seq, past, device).bool_or(is_before)
+}
+
 /// True where a key is padding: `attention_mask [batch, keys]` (true = attend) -> `[batch, 1, 1, keys]`.
 pub fn padding_mask(attention_mask: Tensor<2, Bool>) -> Tensor<4, Bool> {
     let [batch, keys] = attention_mask.dims();

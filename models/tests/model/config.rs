@@ -35,6 +35,7 @@ fn presets_have_the_published_number_of_parameters() {
         (ModelType::Roberta, "large", Head::SequenceClassification, 355_361_794),
         (ModelType::DistilBert, "base", Head::SequenceClassification, 66_955_010),
         (ModelType::DistilBert, "base-cased", Head::SequenceClassification, 65_783_042),
+        (ModelType::GptNeo, "125m", Head::CausalLm, 125_198_592),
         (ModelType::Camembert, "base", Head::SequenceClassification, 110_623_490),
         (ModelType::Camembert, "large", Head::SequenceClassification, 336_663_554),
         (ModelType::XlmRoberta, "base", Head::SequenceClassification, 278_045_186),

@@ -326,7 +326,7 @@ impl Class {
     /// None for SentencePiece, where `tokenizer.json` says everything.
     fn of_model(model_type: ModelType) -> Option<Self> {
         match model_type {
-            ModelType::Gpt2 => Some(Self::Gpt2),
+            ModelType::Gpt2 | ModelType::GptNeo => Some(Self::Gpt2),
             ModelType::Bert | ModelType::Electra => Some(Self::Bert),
             ModelType::Roberta => Some(Self::Roberta),
             ModelType::DistilBert => Some(Self::DistilBert),

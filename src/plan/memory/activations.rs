@@ -75,6 +75,13 @@ impl Activations {
         // The scores' exponentials and twice the softmax, one of them as operand; where dropout falls on it its mask.
         let softmax = 2 * 2 + operand + if attention_dropout { operand } else { 0 };
         let attention = plain(Operator::Attention, softmax * scores);
+        // Local layers have no fused form where the window is shorter than the sequence.
+        let attention = match model.window() {
+            Some((window, local)) if attention == 0 && seq > window as u128 => {
+                softmax * scores * local as u128 / layers
+            }
+            _ => attention,
+        };
         // Two masks.
         let masks = if hidden_dropout { plain(Operator::Dropout, 2 * 2 * width) } else { 0 };
         // The input of the activation function, the factors of the plain form, and its result as operand.

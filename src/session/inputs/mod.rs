@@ -275,7 +275,7 @@ impl Inputs {
         let max_length = max_length(config, &model_config, RowEncoder::DEFAULT_MAX_LENGTH)?;
         let data = table::open(config, used, &mut model_config, &tokenizer, max_length, progress)?;
         let pad_id = model_config.pad_token_id().or_else(|| tokenizer.pad_id()).or_else(|| tokenizer.eot_id());
-        if let (ModelType::Gpt2, None, Some(pad)) = (model_config.model_type(), model_config.pad_token_id(), pad_id) {
+        if let (ModelConfig::Gpt2(_), None, Some(pad)) = (&model_config, model_config.pad_token_id(), pad_id) {
             // `GPT2ForSequenceClassification` finds the last token of a row by it.
             model_config = with_pad_id(model_config, pad)?;
         }
@@ -464,6 +464,7 @@ fn model_config(config: &RunConfig) -> Result<(ModelConfig, Option<PathBuf>, Vec
 fn model_type(kind: ModelKind) -> ModelType {
     match kind {
         ModelKind::Gpt2 => ModelType::Gpt2,
+        ModelKind::GptNeo => ModelType::GptNeo,
         ModelKind::Bert => ModelType::Bert,
         ModelKind::Roberta => ModelType::Roberta,
         ModelKind::Camembert => ModelType::Camembert,

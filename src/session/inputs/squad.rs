@@ -23,7 +23,8 @@ pub(super) fn open(
     progress: &mut OnProgress<'_>,
 ) -> Result<Splits<Arc<dyn Dataset>>> {
     let stride = config.data.doc_stride.unwrap_or(WindowEncoder::default_stride(max_length));
-    let encoder = tokenizer.window_encoder(max_length, stride, model.type_vocab_size().is_some())?;
+    let encoder =
+        tokenizer.window_encoder(max_length, stride, model.type_vocab_size().is_some_and(|types| types > 1))?;
     let options = span_options(config);
     let folder = cache::folder_of(cache::WINDOWS)?;
     let data = Splits::open(config, used, |patterns| {

@@ -81,7 +81,7 @@ pub(crate) fn encoder(
         _ => RowKind::Single,
     };
     let pairs = matches!(kind, RowKind::Pair | RowKind::Choices);
-    tokenizer.row_encoder(max_length, kind, pairs && model.type_vocab_size().is_some())
+    tokenizer.row_encoder(max_length, kind, pairs && model.type_vocab_size().is_some_and(|types| types > 1))
 }
 
 /// Labels come from the config, else from the model, else from the training data.
