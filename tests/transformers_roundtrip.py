@@ -400,7 +400,7 @@ def came(what, source, output):
             assert (folder / name).is_file(), f"{what}: {folder} has no {name}"
             same(f"{what}: {folder / name}", (folder / name).read_bytes(), (source / name).read_bytes())
         here = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-        same(f"{what}: {folder}: files", here - names - own - {"optimizer.safetensors", "state.json", "state.sha256"}, set())
+        same(f"{what}: {folder}: files", here - names - own - {"generation_config.json", "optimizer.safetensors", "state.json", "state.sha256"}, set())
 
 
 def predicted(folder, task, columns, rows, *more):

@@ -20,6 +20,7 @@ use crate::measure::compare::{Gate, Report, saved};
 use crate::measure::gemm;
 use crate::measure::report;
 use crate::measure::report::run::Run;
+use crate::measure::sweep;
 use crate::measure::tune_batch;
 use crate::trainer::PAGE;
 
@@ -57,7 +58,7 @@ pub(super) struct CompareArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct ReportArgs {
-    /// A run, the folder of a comparison, or finished runs; the first is what the others are compared with
+    /// A run, the folder of a comparison or of a search, or finished runs; the first is what the others are compared with
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<PathBuf>,
     /// Properties that may differ between the runs besides how they were trained, as in device,cpu,data.block_size
@@ -187,6 +188,12 @@ pub(super) fn run_report(args: &ReportArgs) -> Result<()> {
     {
         return report_run(run, folder, args);
     }
+    if let [folder] = &args.runs[..]
+        && folder.join(sweep::FILE).is_file()
+        && let Some(found) = sweep::kept(folder)?
+    {
+        return super::sweep::show(&found, args.out.as_deref().unwrap_or(folder));
+    }
     let (report, own) = saved::report(&args.runs, &args.about, args.asked.price_per_hour, args.asked.target_loss)?;
     let out = args.out.clone().or(own).unwrap_or_else(|| PathBuf::from("report"));
     let used = std::fs::read_dir(&out).is_ok_and(|mut entries| entries.next().is_some());
@@ -234,7 +241,7 @@ fn device_of(run: &Run) -> Option<Device> {
 }
 
 /// The columns of the terminal.
-fn width() -> usize {
+pub(super) fn width() -> usize {
     std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).unwrap_or(110)
 }
 

@@ -14,6 +14,7 @@ mod metrics;
 mod models;
 #[cfg(unix)]
 mod submit;
+mod sweep;
 mod terminal;
 mod training;
 mod tuning;
@@ -39,6 +40,7 @@ use help::{CompletionArgs, HelpArgs};
 use job::JobArgs;
 use metrics::MetricsArgs;
 use models::{ExportArgs, ForwardArgs, GenerateArgs, MergeArgs, PredictArgs};
+use sweep::SweepArgs;
 use terminal::show;
 use training::{ConfigArgs, EvalArgs, InitArgs, PartArgs, PlanArgs, TrainArgs, VerifyResumeArgs};
 use tuning::{TrialArgs, TuneArgs};
@@ -65,6 +67,8 @@ enum Command {
     /// One trial of tune-batch
     #[command(hide = true)]
     TrialBatch(TrialArgs),
+    /// Search over keys of a config: a grid or random draws, each combination a run, with early stopping, in one mode or both
+    Sweep(SweepArgs),
     /// Evaluate a model on the validation data of a config file
     Eval(EvalArgs),
     /// Show on a config that a run which is stopped and resumed ends where an undisturbed one ends
@@ -159,6 +163,7 @@ impl Cli {
             Command::Plan(args) => training::plan(&args),
             Command::TuneBatch(args) => tuning::run_tune(&args),
             Command::TrialBatch(args) => tuning::run_trial(&args),
+            Command::Sweep(args) => sweep::run_sweep(&args),
             Command::Eval(args) => training::run_eval(&args),
             Command::VerifyResume(args) => training::run_verify_resume(&args),
             Command::ResumePart(args) => training::run_part(&args),

@@ -1,4 +1,4 @@
-//! Measuring above the training loop: benchmarks, native against compiled, the largest batch, and reports.
+//! Measuring above the training loop: benchmarks, native against compiled, the largest batch, searches, and reports.
 //!
 //! All of them use the parts that lie beside them: programs that train by turns ([`turns`]), the record of the measurements
 //! ([`figures`]), the comparison of two participants by time ([`stats`]) and by loss ([`loss_parity`]), and the forms of a report
@@ -11,5 +11,6 @@ pub(crate) mod gemm;
 pub mod loss_parity;
 pub mod report;
 pub mod stats;
+pub mod sweep;
 pub mod tune_batch;
 pub mod turns;

@@ -185,7 +185,7 @@ impl Promise {
     }
 
     fn differs(&self, now: &Self, key: &str) -> bool {
-        self.settings.get(key) != now.settings.get(key)
+        !same(self.settings.get(key), now.settings.get(key))
     }
 
     /// Notices for when a run with the promise `self`, now at `step`, continues as `now`, although it may.
@@ -240,7 +240,7 @@ impl Promise {
         let mut broken = Vec::new();
         for key in keys {
             let (was, is) = (self.settings.get(key), now.settings.get(key));
-            if was == is || self.may_change(now, key) {
+            if same(was, is) || self.may_change(now, key) {
                 continue;
             }
             let shown = |value: Option<&Value>| value.map_or("not given".into(), Value::to_string);
@@ -258,6 +258,20 @@ impl Promise {
             "of what decides about the weights a resumed run may change its length and its global batch: set the rest back, or \
              start a new run (run.output_dir, or run.on_existing = \"overwrite\"); model.from begins one with these weights",
         ))
+    }
+}
+
+/// Whether two values are the same. A number that was read from JSON may differ from itself in the last place.
+fn same(a: Option<&Value>, b: Option<&Value>) -> bool {
+    match (a, b) {
+        (Some(Value::Array(a)), Some(Value::Array(b))) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(Some(a), Some(b)))
+        }
+        (Some(Value::Number(a)), Some(Value::Number(b))) if a.is_f64() && b.is_f64() => {
+            let (a, b) = (a.as_f64().unwrap_or(f64::NAN), b.as_f64().unwrap_or(f64::NAN));
+            (a - b).abs() <= 2.0 * f64::EPSILON * a.abs()
+        }
+        (a, b) => a == b,
     }
 }
 
@@ -301,6 +315,9 @@ mod tests {
             assert!(error.contains(part), "{error}");
         }
         was.kept_by(&was, 3, 3).unwrap();
+        let rate = |rate: f64| promise(json!({RATE: rate, LENGTH: 9}));
+        rate(0.0013543242950814507).kept_by(&rate(0.0013543242950814509), 3, 3).unwrap();
+        assert!(rate(0.00135432).kept_by(&rate(0.00135433), 3, 3).is_err());
     }
 
     #[test]

@@ -50,6 +50,7 @@ mod submit;
 mod bench;
 mod compare;
 mod report;
+mod sweep;
 mod tune_batch;
 
 // Mistakes of the user.

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Parser;
+use kiln::measure::sweep::space::SweepSection;
 use snapbox::Assert;
 use snapbox::assert::DEFAULT_ACTION_ENV;
 
@@ -233,6 +234,11 @@ impl Sandbox {
     fn plans(&self, page: &str, block: &Block) {
         let mut config: toml::Table =
             block.text.parse().unwrap_or_else(|error| panic!("{page}:{}: {error}", block.line));
+        if let Some(section) = config.remove("sweep") {
+            let section: SweepSection =
+                section.try_into().unwrap_or_else(|error| panic!("{page}:{}: {error}", block.line));
+            section.parameters_of_trials().unwrap_or_else(|error| panic!("{page}:{}: {error}", block.line));
+        }
         let has_task = config.get("data").is_some_and(|data| data.get("task").is_some());
         if !has_task {
             let mut base: toml::Table =

@@ -12,6 +12,7 @@ use crate::base::error::{Error, Result, one_line};
 use crate::base::metrics::Record;
 use crate::base::stats::mean;
 use crate::measure::compare::{ArmReport, Comparison, LossPoint, Report, Role};
+use crate::measure::sweep::Sweep;
 use crate::trainer::laps::{Parts, StepTimes};
 
 /// A drawn chart.
@@ -209,6 +210,26 @@ pub(super) fn of_run(run: &Run) -> Result<Vec<Chart>> {
     let caption = "Seconds by part up to the last log row: waiting for data, training, evaluating and saving.";
     charts.extend(stacked_chart(("time-run", "Time of the run"), caption, "s", &[stack])?);
     Ok(charts)
+}
+
+/// The charts of a search: the figure of its trials by step, the best first, as many as there are colours.
+pub(super) fn of_sweep(sweep: &Sweep) -> Result<Vec<Chart>> {
+    let ranked = sweep.ranked().into_iter().filter_map(|trial| Some((trial, trial.arms.first()?)));
+    let mut curves = Vec::new();
+    for (color, (trial, arm)) in COLORS.into_iter().zip(ranked) {
+        // A run that was removed has no curve.
+        let rows = if arm.run.is_dir() { crate::base::metrics::read(&arm.run)? } else { Vec::new() };
+        let at = |row: &Record| {
+            let (x, y) = (row.get("step")?, row.get(&sweep.metric)?);
+            Some(Point { x, y, low: y, high: y })
+        };
+        let points = rows.iter().filter_map(at).collect::<Vec<_>>();
+        let (name, has_dots) = (format!("trial {}", trial.number), points.len() <= MOST_DOTS);
+        curves.push(Curve { name, color, width: 3, has_dots, points: thinned(points) });
+    }
+    let caption = "The figure by which trials are ranked, of the best of them.";
+    let axes = ["optimizer steps", "figure"];
+    Ok(line_chart(("trials", "Trials"), caption, axes, &curves, Span::Values)?.into_iter().collect())
 }
 
 /// Curves of more points are drawn as the mean of as many stretches, in a band from the least to the largest.

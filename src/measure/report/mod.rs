@@ -7,6 +7,7 @@ pub(crate) mod document;
 mod html;
 mod markdown;
 pub(crate) mod run;
+mod sweep;
 mod text;
 
 use std::path::Path;
@@ -15,6 +16,7 @@ use std::time::SystemTime;
 use crate::base::error::{Error, Result};
 use crate::base::files::{read_regular_text, write_json, write_whole};
 use crate::measure::compare::Report;
+use crate::measure::sweep::Sweep;
 use crate::trainer::PAGE;
 
 use document::Document;
@@ -69,14 +71,29 @@ pub fn page_of_run(folder: &Path) -> Result<()> {
 /// # Errors
 /// As [`page_of_run`].
 pub(crate) fn write_run(run: &Run, out: &Path, width: usize) -> Result<String> {
-    let document = run.document(humantime::format_rfc3339_seconds(SystemTime::now()).to_string());
+    write_page(run.document(now()), &charts::of_run(run)?, out, width)
+}
+
+/// Writes the page of `sweep` into the folder `out`; what a terminal of `width` columns shows of it.
+///
+/// # Errors
+/// As [`page_of_run`].
+pub fn write_sweep(sweep: &Sweep, out: &Path, width: usize) -> Result<String> {
+    write_page(sweep::document(sweep, now()), &charts::of_sweep(sweep)?, out, width)
+}
+
+fn now() -> String {
+    humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
+}
+
+fn write_page(document: Document, charts: &[charts::Chart], out: &Path, width: usize) -> Result<String> {
     let path = out.join(PAGE);
     let is_taken = std::fs::symlink_metadata(&path).is_ok();
     if is_taken && !read_regular_text(&path).is_ok_and(|text| text.contains(html::MARK)) {
         return Err(Error::config(format!("{} is there, and Kiln has not written it", path.display()))
             .help("name another folder for the page: --out FOLDER"));
     }
-    let page = html::page(&document, &charts::of_run(run)?)?;
+    let page = html::page(&document, charts)?;
     std::fs::create_dir_all(out).map_err(|error| Error::io(format!("create {}", out.display()), &error))?;
     write_whole(&path, page.as_bytes())?;
     Ok(text::page(document, width))
