@@ -102,7 +102,10 @@ fn without_autodiff(tensor: Tensor<1>) -> Tensor<1> {
 pub(crate) fn device_error(error: &dyn std::fmt::Display) -> Error {
     let text = error.to_string();
     let cause = panics::of_driver().map_or_else(|| cause(&text), |panic| cause(&panic.message));
-    if says_out_of_memory(&text) {
+    if cause.contains(NO_TILE) {
+        Error::config(format!("the device cannot compute this model's matrix products: {cause}"))
+            .help("the native engine takes one kernel for all devices: --compiler compiled tries others, and precision = \"f32\" needs less")
+    } else if says_out_of_memory(&text) {
         Error::out_of_memory(format!("the device ran out of memory: {cause}"))
             .help("lower trainer.per_device_train_batch_size and raise trainer.gradient_accumulation_steps by as much")
     } else {
@@ -111,6 +114,10 @@ pub(crate) fn device_error(error: &dyn std::fmt::Display) -> Error {
         )
     }
 }
+
+/// A matrix product whose tiles do not fit the device: without autotune Burn takes one kernel, whose tiles in f16 and bf16 have 68 KiB,
+/// and capabilities up to 7.5 have 48 or 64.
+const NO_TILE: &str = "Shared memory budget exceeded";
 
 /// How Burn begins to say that weights could not be read from the device.
 const IN_WEIGHTS: &str = "Failed to access TensorData storage: ";
@@ -169,6 +176,14 @@ mod tests {
         let error = device_error(&text);
         assert_eq!(error.message(), "the device ran out of memory: out of device memory allocating 8 bytes");
         assert_eq!((error.exit_code(), cause("one line")), (4, "one line".into()));
+        let tiles = "Unable to launch matmul because a required feature is unavailable: Shared memory budget exceeded: kernel \
+                     requests 69632 bytes, hardware allows 49152 bytes per cube.";
+        let error = device_error(&tiles);
+        assert_eq!(error.exit_code(), 2);
+        assert!(
+            error.to_string().contains("hardware allows 49152") && error.to_string().contains("--compiler compiled"),
+            "{error}"
+        );
         let poisoned = "The device is poisoned\nCaused by:\n  cuLaunchKernel failed with status 700\nBacktrace:";
         assert_eq!(cause(poisoned), "The device is poisoned: cuLaunchKernel failed with status 700");
     }
