@@ -12,7 +12,7 @@ use burn::tensor::Device;
 use kiln::config::Task;
 use kiln::config::{DataSection, ModelKind, ModelSection, OnExisting, Sampler, SaveStrategy, TrainerSection};
 use kiln::data::collate::Collator;
-use kiln::data::loader::{Loader, LoaderOptions};
+use kiln::data::loader::{Loader, LoaderOptions, Share};
 use kiln::data::padding::Padding;
 use kiln::data::sampler::Order;
 use kiln::optim::gradient::{global_norm, scale_and_norm};
@@ -88,6 +88,7 @@ fn bare_step_ms(session: &Session) -> f64 {
         drop_last: false,
         prefetch: 0,
         repeat: true,
+        share: Share::ALL,
     };
     let collator = Collator { pad_id: 0, padding: Padding::default(), rows: plan.batch.micro };
     let mut loader =

@@ -1,6 +1,7 @@
 //! The ground floor: errors and their exit codes, signals, files that are written whole, variables in paths, processes, rows of metrics, medians, seeds,
 //! reads from a device, and facts about the machine and the build. It knows nothing of training.
 
+pub mod distributed;
 pub mod build_info;
 pub mod error;
 pub mod files;

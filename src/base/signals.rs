@@ -96,6 +96,26 @@ pub fn install() -> Result<()> {
     Ok(())
 }
 
+/// From now on SIGUSR1 is taken as SIGTERM is, for a process of a launcher: mpirun passes it on to its processes and works on,
+/// while of a SIGTERM it ends them and no longer reads what they say.
+///
+/// # Errors
+/// The operating system's.
+#[cfg(unix)]
+pub fn take_user_signal() -> Result<()> {
+    install()?;
+    let Some(received) = RECEIVED.get() else { return Ok(()) };
+    let code = usize::from(Signal::Terminate.exit_code());
+    let registered = signal_hook::flag::register_usize(signal_hook::consts::SIGUSR1, received.clone(), code);
+    registered.map(drop).map_err(|error| Error::io("watch for signals", &error))
+}
+
+/// There is no such signal.
+#[cfg(not(unix))]
+pub fn take_user_signal() -> Result<()> {
+    Ok(())
+}
+
 /// The signal that has been received, if any. Costs one atomic read.
 pub fn received() -> Option<Signal> {
     Signal::of_exit_code(RECEIVED.get()?.load(Ordering::Relaxed) as i32)

@@ -157,7 +157,7 @@ fn complain_styled(line: impl std::fmt::Display) {
 }
 
 /// Says with what error the process ends, unless a thread that has no memory is ending it already: then that ends it.
-pub(super) fn complain_last(error: &Error) {
+pub(super) fn complain_last(error: &impl std::fmt::Display) {
     // Writing it takes no more memory, so that this thread does not wait for itself.
     let error = error.to_string();
     let line = format!("{} {}", style("error:").red().bold().for_stderr(), printable(&error));

@@ -12,6 +12,7 @@ mod help;
 mod job;
 mod metrics;
 mod models;
+mod ranks;
 #[cfg(unix)]
 mod submit;
 mod sweep;
@@ -19,7 +20,6 @@ mod terminal;
 mod training;
 mod tuning;
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -40,6 +40,7 @@ use help::{CompletionArgs, HelpArgs};
 use job::JobArgs;
 use metrics::MetricsArgs;
 use models::{ExportArgs, ForwardArgs, GenerateArgs, MergeArgs, PredictArgs};
+use ranks::LaunchArgs;
 use sweep::SweepArgs;
 use terminal::show;
 use training::{ConfigArgs, EvalArgs, InitArgs, PartArgs, PlanArgs, TrainArgs, VerifyResumeArgs};
@@ -60,6 +61,8 @@ enum Command {
     Init(InitArgs),
     /// Train the model that a config file describes
     Train(TrainArgs),
+    /// Start a command in several processes that train together, one for each device: `kiln launch -n 2 -- train FILE`
+    Launch(LaunchArgs),
     /// Print what a config file would do, without training
     Plan(PlanArgs),
     /// Find the largest batch that trains on this machine
@@ -157,9 +160,13 @@ impl Cli {
     /// # Errors
     /// Any error of the command; the message is complete.
     pub fn run(self) -> Result<()> {
+        if let Some(command) = self.command.knows_no_ranks() {
+            ranks::refuse(command)?;
+        }
         match self.command {
             Command::Init(args) => training::run_init(args),
             Command::Train(args) => training::train(&args),
+            Command::Launch(args) => ranks::run_launch(&args),
             Command::Plan(args) => training::plan(&args),
             Command::TuneBatch(args) => tuning::run_tune(&args),
             Command::TrialBatch(args) => tuning::run_trial(&args),
@@ -202,6 +209,29 @@ impl Cli {
     }
 }
 
+impl Command {
+    /// The name of a command that computes or writes in one process alone.
+    fn knows_no_ranks(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::TuneBatch(_) => "tune-batch",
+            Self::VerifyResume(_) => "verify-resume",
+            Self::Parity(_) => "parity",
+            Self::Bisect(_) => "bisect",
+            Self::Forward(_) => "forward",
+            Self::Generate(_) => "generate",
+            Self::Predict(_) => "predict",
+            Self::Merge(_) => "merge",
+            Self::Export(_) => "export",
+            Self::Compare(_) => "compare",
+            Self::Bench(_) => "bench",
+            Self::Sweep(_) => "sweep",
+            Self::Job(_) => "job",
+            Self::Pretune(_) => "pretune",
+            _ => return None,
+        })
+    }
+}
+
 /// Prints a line to stdout, without anything that has power over a terminal.
 fn say(line: impl std::fmt::Display) -> Result<()> {
     show(printable(&line.to_string()))
@@ -209,7 +239,7 @@ fn say(line: impl std::fmt::Display) -> Result<()> {
 
 /// A bar on stderr when that is a terminal, nothing otherwise.
 fn progress_bar(template: &str) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
+    if !terminal::is_seen(&std::io::stderr()) {
         return ProgressBar::hidden();
     }
     let style = ProgressStyle::with_template(template).expect("the templates of this file are valid");
@@ -263,7 +293,7 @@ pub fn main() -> std::process::ExitCode {
     faults::install();
     terminal::settle_colors();
     let ended = faults::caught(|| match Cli::try_parse() {
-        Ok(cli) => process::end_with_driver().and_then(|()| cli.run()),
+        Ok(cli) => process::end_with_driver().and_then(|()| cli.run()).and_then(|()| ranks::leave()),
         Err(told) if told.use_stderr() => {
             faults::complain(told.to_string().trim_end());
             std::process::exit(told.exit_code())
@@ -274,7 +304,7 @@ pub fn main() -> std::process::ExitCode {
     match ended {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
-            faults::complain_last(&error);
+            ranks::fail(&error);
             faults::end(&error)
         }
     }

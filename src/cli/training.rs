@@ -13,9 +13,11 @@ use console::Term;
 use super::ask::{answer, tell, until_read};
 use super::compiler::{choose, verify_start};
 use super::models::predict_to_file;
+use super::ranks::{self, Ranks};
 use super::terminal::{LogFormat, Printer, Talk};
 use super::tuning::tune_if_missing;
 use super::{finite, progress_bar, say};
+use crate::base::distributed::World;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::files::write_whole;
 use crate::base::process::this_program;
@@ -25,6 +27,7 @@ use crate::cli::init::{Data, check_model, columns, template};
 use crate::config::Task;
 use crate::config::{CompilerMode, DataFormat, OnExisting, Precision, RunConfig, Switch, Validation};
 use crate::data::{paths, store};
+use crate::engine::compiler::decision::Decision;
 use crate::engine::compiler::start_up_lines;
 use crate::engine::handover;
 use crate::engine::handover::in_a_process;
@@ -277,7 +280,12 @@ pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
     }
     config.precision = args.precision.unwrap_or(config.precision);
     handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
-    let (record, confusion) = evaluate_folder(config, args.model.as_deref(), &open_evaluation)?;
+    let world = World::join()?;
+    let open = |config: &RunConfig| world.first_of_a_machine_first(|| open_evaluation(config));
+    let (record, confusion) = evaluate_folder(&world, config, args.model.as_deref(), &open)?;
+    if !world.is_root() {
+        return Ok(());
+    }
     if let Some(out) = &args.out {
         write_whole(out, (record.to_json() + "\n").as_bytes())?;
     }
@@ -329,7 +337,12 @@ fn tokenising<S>(when: &str, open: impl FnOnce(&mut store::OnProgress<'_>) -> Re
 }
 
 pub(super) fn plan(args: &PlanArgs) -> Result<()> {
-    let config = load(&args.config)?;
+    let mut config = load(&args.config)?;
+    let Ranks { world, other } = ranks::join(&mut config)?;
+    if other.is_some() {
+        return Ok(());
+    }
+    debug_assert!(world.is_root(), "the others have returned");
     let plan = match resolve(config.clone()) {
         Ok(plan) => plan,
         Err(error) => {
@@ -357,6 +370,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     let mut config = args.config.load()?;
     #[cfg(unix)]
     if args.watch {
+        ranks::refuse("train --watch")?;
         let code = super::terminal::watch::train(&config.output_dir()?, args.log_format.is_some())?;
         std::process::exit(code.into());
     }
@@ -380,21 +394,30 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     }
     handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let talk = Talk::new(args.log_format, config.trainer.log_level);
+    let Ranks { world, other } = ranks::join(&mut config)?;
     if !config.trainer.do_train {
-        return without_training(config, talk);
+        return match other {
+            None => without_training(config, talk),
+            Some(_) => Ok(()),
+        };
     }
     RunFolder::check(&RunSettings::of(&config))?;
     test_file(&config)?;
     if args.decision.is_none() && (args.verbose || talk.format != LogFormat::Table) {
         start_up_lines(config.compiler.as_ref()).iter().try_for_each(|line| talk.inform(line))?;
     }
-    tune_if_missing(&config)?;
-    let session = choose(open(config)?, args.decision.as_deref())?;
+    // What one rank of a machine has found or tokenised, the others find in the cache.
+    let session = world.first_of_a_machine_first(|| {
+        tune_if_missing(&config)?;
+        open(config)
+    })?;
+    let session = choose_together(&world, session, args.decision.as_deref())?;
     let plan = session.plan();
     talk.plan(plan, args.verbose)?;
+    world.describe().iter().try_for_each(|line| talk.inform(line))?;
     let folder = plan.output_dir()?;
-    let verified = verify_start(&session)?;
-    let trainer = auto::trainer(session)?;
+    let verified = world.is_root() && verify_start(&session)?;
+    let trainer = auto::trainer(session)?.with_world(world.clone());
     let trainer = if verified { trainer.with_verified_start() } else { trainer };
     if let Some(report) = trainer.load_report() {
         talk.inform(format!("loaded {} tensors", report.loaded))?;
@@ -404,6 +427,10 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     let mut trainer = trainer.with_callback(Printer::new(talk)).with_page(report::page_of_run);
     if let Some(steps) = args.stop_after {
         trainer = trainer.with_callback(StopAfter(steps.get()));
+    }
+    if let Some(other) = other {
+        // Its results are those of rank 0, which writes them.
+        return trainer.with_callback(other.callback()).train().map(drop);
     }
     let output = trainer.train()?;
     if output.was_complete {
@@ -431,6 +458,24 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     }
 }
 
+/// [`choose`] by rank 0 for all ranks.
+fn choose_together(world: &World, session: Session, handed: Option<&str>) -> Result<Session> {
+    if !world.is_shared() {
+        return choose(session, handed);
+    }
+    let mut chosen = None;
+    let decision = world.made_by_root(|| {
+        let session = choose(session.clone(), handed)?;
+        let decision = session.plan().engine.decision.as_ref().map(Decision::to_json).transpose()?;
+        chosen = Some(session);
+        Ok(decision)
+    })?;
+    match (chosen, decision) {
+        (Some(chosen), _) => Ok(chosen),
+        (None, decision) => choose(session, decision.as_deref()),
+    }
+}
+
 /// `trainer.do_train = false`: evaluates, or predicts, or both.
 fn without_training(config: RunConfig, talk: Talk) -> Result<()> {
     let trained = config.output_dir()?.join("model");
@@ -448,7 +493,7 @@ fn without_training(config: RunConfig, talk: Talk) -> Result<()> {
         let what = config.model.from.as_ref().or(trained.as_ref()).map_or("random weights", String::as_str);
         talk.inform(format!("trainer.do_train = false: no training; evaluating {what}"))?;
         let (record, confusion) = match &trained {
-            Some(model) => evaluate_folder(config.clone(), Some(model), &open_evaluation)?,
+            Some(model) => evaluate_folder(&World::alone(), config.clone(), Some(model), &open_evaluation)?,
             None => evaluate_untrained(open(config.clone())?)?,
         };
         confusion.iter().try_for_each(|confusion| talk.tell(confusion))?;

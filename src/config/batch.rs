@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::names::names;
 use super::values::{CountReader, some_count};
+use crate::base::distributed::Devices;
 
 names! {
     /// Which number stays when the micro-batch changes.
@@ -88,18 +89,20 @@ pub struct ScaledRate {
 }
 
 impl LearningRateSection {
-    /// `base` for optimizer steps of `per_device` examples on each of `devices` devices. In the order in which SageMaker's
-    /// documents write it, `base / reference * batch`, so that the result is theirs to the last bit.
-    pub fn scaled(&self, base: f64, per_device: usize, devices: usize) -> ScaledRate {
-        let (batch, scope) = match self.scope {
-            BatchScope::Global => (per_device.saturating_mul(devices), "global"),
-            BatchScope::PerDevice => (per_device, "per device"),
+    /// `base` for optimizer steps of `per_device` examples on each of `devices`. In the order in which SageMaker's documents
+    /// write it, `base / reference * batch * num_gpus * instance_count`, so that the result is theirs to the last bit.
+    pub fn scaled(&self, base: f64, per_device: usize, devices: Devices) -> ScaledRate {
+        let (counted, scope) = match self.scope {
+            BatchScope::Global => (devices, "global"),
+            BatchScope::PerDevice => (Devices::default(), "per device"),
         };
+        let batch = per_device.saturating_mul(counted.count);
         let Some(reference) = self.reference_batch else { return ScaledRate { rate: base, because: None } };
         match self.scaling {
             LrScaling::None => ScaledRate { rate: base, because: None },
             LrScaling::Linear => {
-                let rate = base / reference as f64 * batch as f64;
+                let per_node = counted.count as f64 / counted.nodes as f64;
+                let rate = base / reference as f64 * per_device as f64 * per_node * counted.nodes as f64;
                 let because = format!("{base:e} / {reference} x {batch} ({scope}) = {}", short(rate));
                 ScaledRate { rate, because: Some(because) }
             }
@@ -216,7 +219,7 @@ mod tests {
             (28, 32, 5.714285714285714e-05), // distilbert-base-uncased
         ] {
             for scope in [BatchScope::Global, BatchScope::PerDevice] {
-                let scaled = section(LrScaling::Linear, native, scope).scaled(5e-5, compiled, 1);
+                let scaled = section(LrScaling::Linear, native, scope).scaled(5e-5, compiled, Devices::default());
                 // One rounding: Python divides and multiplies in the same order.
                 assert!(
                     (scaled.rate / rate - 1.0).abs() < 4e-16,
@@ -231,7 +234,8 @@ mod tests {
     /// the batch is everyone's. Two instances of 8 GPUs.
     #[test]
     fn sagemakers_formula_for_several_devices() {
-        let scaled = section(LrScaling::Linear, 12, BatchScope::Global).scaled(5e-5, 24, 8 * 2);
+        let scaled =
+            section(LrScaling::Linear, 12, BatchScope::Global).scaled(5e-5, 24, Devices { count: 16, nodes: 2 });
         assert!((scaled.rate / 0.0016 - 1.0).abs() < 4e-16, "{}", scaled.rate);
         assert_eq!(scaled.because.unwrap(), "5e-5 / 12 x 384 (global) = 1.6e-3");
     }
@@ -240,7 +244,11 @@ mod tests {
     #[test]
     fn sagemakers_formula_of_the_notebook() {
         for devices in [1, 4] {
-            let scaled = section(LrScaling::Linear, 32, BatchScope::PerDevice).scaled(5e-5, 25, devices);
+            let scaled = section(LrScaling::Linear, 32, BatchScope::PerDevice).scaled(
+                5e-5,
+                25,
+                Devices { count: devices, nodes: 1 },
+            );
             assert_eq!(scaled.rate, 3.90625e-5);
             assert_eq!(scaled.because.unwrap(), "5e-5 / 32 x 25 (per device) = 3.90625e-5");
         }
@@ -248,10 +256,10 @@ mod tests {
 
     #[test]
     fn the_square_root_and_nothing() {
-        let scaled = section(LrScaling::Sqrt, 32, BatchScope::Global).scaled(5e-5, 128, 1);
+        let scaled = section(LrScaling::Sqrt, 32, BatchScope::Global).scaled(5e-5, 128, Devices::default());
         assert_eq!(scaled.rate, 1e-4);
         assert_eq!(scaled.because.unwrap(), "5e-5 x sqrt(128 / 32) (global) = 1e-4");
-        let none = LearningRateSection::default().scaled(5e-5, 128, 4);
+        let none = LearningRateSection::default().scaled(5e-5, 128, Devices { count: 4, nodes: 1 });
         assert_eq!(none, ScaledRate { rate: 5e-5, because: None });
     }
 

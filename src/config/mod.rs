@@ -54,6 +54,7 @@ pub use task::Task;
 pub use trainer::{RunLength, TrainerSection};
 pub use values::{ClassWeights, Interval, StepSize, Validation};
 
+use crate::base::distributed::Devices;
 use crate::base::error::{Error, Result};
 use crate::base::files::{MAX_CONFIG, read_given};
 use document::Document;
@@ -89,6 +90,9 @@ pub struct RunConfig {
     /// `[generation]`: a sample of text at the end. Left out: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation: Option<GenerationSection>,
+    /// The devices that the run computes on, one process each: as a launcher has started them, and no setting of the file.
+    #[serde(skip)]
+    pub devices: Devices,
     /// The settings of the file that have no effect, for people; the plan shows them.
     #[serde(skip)]
     pub no_effect: Vec<String>,

@@ -34,6 +34,7 @@ impl RunConfig {
             device: given.device,
             compiler: given.compiler.map(compiler),
             generation: None,
+            devices: given.devices,
             no_effect: Vec::new(),
         }
     }

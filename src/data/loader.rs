@@ -26,6 +26,24 @@ pub struct LoaderOptions {
     pub prefetch: usize,
     /// Go on with the next epoch, without end.
     pub repeat: bool,
+    /// The part of the batches that this loader makes.
+    pub share: Share,
+}
+
+/// The part of the batches that one of several loaders makes, which take turns: of `of` batches, one after the other, the
+/// `turn`-th, from 0. Every loader walks over all of them, so that all stand at the same position. At the end of an epoch
+/// some have no batch: they collate no examples.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// This loader's.
+    pub turn: usize,
+    /// How many loaders there are.
+    pub of: usize,
+}
+
+impl Share {
+    /// One loader makes all.
+    pub const ALL: Self = Self { turn: 0, of: 1 };
 }
 
 /// Where a loader stands: `index` examples of epoch `epoch` have been handed out.
@@ -42,7 +60,7 @@ pub struct Position {
 pub struct LoadedBatch<B = Batch> {
     /// The batch.
     pub batch: B,
-    /// Examples in it.
+    /// Examples in it, and in those of the other loaders' turns.
     pub examples: usize,
     /// Passes over the data after this batch, with fraction.
     pub epoch_progress: f64,
@@ -173,8 +191,10 @@ impl<E: Fingerprint, B> Source<E, B> {
         if !options.repeat && position.epoch > 0 {
             return Ok(None);
         }
-        let end = (position.index + size).min(usable);
-        let examples = (position.index..end).map(|place| {
+        let Share { turn, of } = options.share;
+        let end = (position.index + size * of as u64).min(usable);
+        let own = (position.index + size * turn as u64).min(end);
+        let examples = (own..(own + size).min(end)).map(|place| {
             let index = self.walk.index(&*self.dataset, position.epoch, place);
             self.dataset.get(index, position.epoch)
         });
@@ -273,6 +293,7 @@ mod tests {
             drop_last: false,
             prefetch,
             repeat,
+            share: Share::ALL,
         }
     }
 
@@ -334,6 +355,35 @@ mod tests {
                 }
                 assert_eq!(take(&mut resumed, 22 - cut), all[cut..]);
             }
+        }
+    }
+
+    #[test]
+    fn loaders_that_take_turns_make_what_one_makes() {
+        let all = take(&mut load(26, Padding::default(), options(0, true)).unwrap(), 14);
+        for of in [2, 3, 4] {
+            let mut loaders = (0..of).map(|turn| {
+                let collator = Collator { pad_id: 0, padding: Padding::default(), rows: 4 };
+                let share = Share { turn, of };
+                let collate = move |examples: &[Example]| match examples {
+                    [] => Ok(None),
+                    examples => collator.collate(examples).map(Some),
+                };
+                Loader::new(Arc::new(Numbers(26)), collate, LoaderOptions { share, ..options(2, true) }).unwrap()
+            });
+            let mut loaders = loaders.by_ref().collect::<Vec<_>>();
+            let (mut made, mut position) = (Vec::new(), Position::default());
+            while made.len() < 14 {
+                let round = loaders.iter_mut().map(|loader| loader.next_batch().unwrap().unwrap()).collect::<Vec<_>>();
+                assert!(round.iter().all(|loaded| loaded.position_after == round[0].position_after));
+                let rows = round.iter().filter_map(|loaded| Some(loaded.batch.as_ref()?.rows)).sum::<usize>();
+                assert_eq!(round[0].examples, rows);
+                position = round[0].position_after;
+                made.extend(round.into_iter().filter_map(|loaded| loaded.batch));
+            }
+            // An epoch has seven batches: the last round of each is not full.
+            assert_eq!((made.len(), position), (14, Position { epoch: 2, index: 0 }));
+            assert_eq!(made, all.iter().map(|loaded| loaded.batch.clone()).collect::<Vec<_>>());
         }
     }
 

@@ -9,12 +9,12 @@ use burn::tensor::{Device, Tensor};
 use kiln_models::ops::dropout::DropoutRng;
 use kiln_models::{Compute, Copies, Pass};
 
+use crate::base::distributed::World;
 use crate::base::error::Result;
 use crate::base::metrics::Record;
 use crate::base::reads::read_scalars;
-use crate::base::signals;
 use crate::data::Dataset;
-use crate::data::loader::{Loader, LoaderOptions};
+use crate::data::loader::{Loader, LoaderOptions, Share};
 use crate::data::sampler::Order;
 use crate::session::TrainingTask;
 use crate::task::scores::Confusion;
@@ -47,7 +47,31 @@ pub fn evaluate<T: TrainingTask>(
     dataset: Arc<dyn Dataset<T::Example>>,
     batch_size: usize,
 ) -> Result<Evaluation> {
-    let options = LoaderOptions { batch_size, order: Order::SEQUENTIAL, drop_last: false, prefetch: 2, repeat: false };
+    evaluate_together(&World::alone(), model, compute, task, device, dataset, batch_size)
+}
+
+/// [`evaluate`] by all ranks of `world`, which take turns with the batches and tell one another the values: each has the figures
+/// that one process alone has, to the bit.
+///
+/// # Errors
+/// As [`evaluate`]; a signal to any rank stops all. MPI's.
+pub fn evaluate_together<T: TrainingTask>(
+    world: &World,
+    model: &T::Model,
+    compute: Compute,
+    task: &T,
+    device: &Device,
+    dataset: Arc<dyn Dataset<T::Example>>,
+    batch_size: usize,
+) -> Result<Evaluation> {
+    let options = LoaderOptions {
+        batch_size,
+        order: Order::SEQUENTIAL,
+        drop_last: false,
+        prefetch: 2,
+        repeat: false,
+        share: Share::ALL,
+    };
     let collator = task.clone();
     let mut evaluator = task.evaluator(&dataset);
     let mut loader = Loader::new(dataset, move |examples| collator.collate(examples, batch_size), options)?;
@@ -58,13 +82,18 @@ pub fn evaluate<T: TrainingTask>(
     let mut pending: Vec<(T::Batch, Vec<Tensor<1>>)> = Vec::new();
     let (mut samples, mut batches) = (0, 0);
     loop {
-        if let Some(signal) = signals::received() {
+        let is_first_turn = batches % world.size() as u64 == 0;
+        if is_first_turn && let Some(signal) = world.received()? {
             return Err(signal.error(format_args!("stopped while evaluating, after {batches} batches")));
         }
         let loaded = loader.next_batch()?;
         let is_done = loaded.is_none();
         if let Some(loaded) = loaded {
-            let values = task.evaluate(&model, &task.to_device(&loaded.batch, device)?, pass)?;
+            let is_own = batches % world.size() as u64 == world.rank() as u64;
+            let values = match is_own {
+                true => task.evaluate(&model, &task.to_device(&loaded.batch, device)?, pass)?,
+                false => Vec::new(),
+            };
             pending.push((loaded.batch, values));
             samples += loaded.examples as u64;
             batches += 1;
@@ -74,11 +103,8 @@ pub fn evaluate<T: TrainingTask>(
             let (of_batches, tensors): (Vec<_>, Vec<_>) =
                 pending.drain(..).map(|(batch, tensors)| ((batch, lengths(&tensors)), tensors)).unzip();
             let values = read_scalars(tensors.into_iter().flatten().collect())?;
-            let mut rest = &values[..];
-            for (batch, length) in of_batches {
-                let (own, after) = rest.split_at(length);
-                evaluator.add(&batch, own);
-                rest = after;
+            for (batch, values) in in_order(world, of_batches, values)? {
+                evaluator.add(&batch, &values);
             }
         }
         if is_done {
@@ -86,6 +112,24 @@ pub fn evaluate<T: TrainingTask>(
         }
     }
     Ok(Evaluation { metrics: evaluator.metrics()?, confusion: evaluator.confusion(), samples, batches })
+}
+
+/// Batches with their values, which lie one after the other in `values`: those that other ranks have computed, and of which
+/// this one has none, are theirs.
+fn in_order<B>(world: &World, batches: Vec<(B, usize)>, values: Vec<f64>) -> Result<Vec<(B, Vec<f64>)>> {
+    let lengths = batches.iter().map(|(_, length)| *length as f64).collect();
+    let (lengths, values) = (world.gather_lists(lengths)?, world.gather_lists(values)?);
+    let mut rests = values.iter().map(Vec::as_slice).collect::<Vec<_>>();
+    let of_batch = |(at, (batch, _)): (usize, (B, usize))| {
+        let mut own = Vec::new();
+        for (rest, lengths) in rests.iter_mut().zip(&lengths) {
+            let (part, after) = rest.split_at(lengths[at] as usize);
+            own.extend_from_slice(part);
+            *rest = after;
+        }
+        (batch, own)
+    };
+    Ok(batches.into_iter().enumerate().map(of_batch).collect())
 }
 
 impl Evaluation {

@@ -4,22 +4,24 @@ use std::time::Instant;
 
 use kiln_models::Model;
 
+use crate::base::distributed::World;
 use crate::base::error::{Error, Result};
 use crate::base::metrics::Record;
 use crate::config::RunConfig;
 use crate::data::labels::LabelNames;
-use crate::inference::evaluate::evaluate;
+use crate::inference::evaluate::evaluate_together;
 use crate::session::Session;
 use crate::session::evaluation::EvaluationSession;
 use crate::session::model_folder::{ModelFolder, model_folder};
 
 /// Evaluates the model in the folder (or of the Hub id) `model`, or else the one in the run folder of `config`, on the
 /// validation data of `config`. `open` opens a config. Returns the figures of an evaluation row, and for a
-/// classification the confusion matrix as lines of text.
+/// classification the confusion matrix as lines of text. The ranks of `world` share the work.
 ///
 /// # Errors
 /// A config without validation data, a folder without a model of the config's task, and whatever reading them meets.
 pub fn evaluate_folder(
+    world: &World,
     config: RunConfig,
     model: Option<&str>,
     open: &dyn Fn(&RunConfig) -> Result<EvaluationSession>,
@@ -43,7 +45,7 @@ pub fn evaluate_folder(
     }
     let session = open(&config)?;
     let model = ModelFolder::open(&spec, config.data.task, &session.device.clone().autodiff())?;
-    figures(&session, &model.with_compute(session.compute).model)
+    figures(world, &session, &model.with_compute(session.compute).model)
 }
 
 /// Evaluates the model of `session` as it is before the first step, as [`evaluate_folder`] does.
@@ -52,14 +54,14 @@ pub fn evaluate_folder(
 /// A session without validation data, and whatever reading model and data meets.
 pub fn evaluate_untrained(session: Session) -> Result<(Record, Vec<String>)> {
     let (model, _) = session.model(&session.device.clone().autodiff())?;
-    figures(&session.into_evaluation()?, &model)
+    figures(&World::alone(), &session.into_evaluation()?, &model)
 }
 
-/// The figures of an evaluation row for `model` in `session`, and the confusion matrix as lines of text.
-fn figures(session: &EvaluationSession, model: &Model) -> Result<(Record, Vec<String>)> {
+/// The figures of an evaluation row for `model` in `session` by the ranks of `world`, and the confusion matrix as lines of text.
+fn figures(world: &World, session: &EvaluationSession, model: &Model) -> Result<(Record, Vec<String>)> {
     let started = Instant::now();
     let EvaluationSession { device, task, validation, batch_size, .. } = session;
-    let evaluation = evaluate(model, model.compute(), task, device, validation.clone(), *batch_size)?;
+    let evaluation = evaluate_together(world, model, model.compute(), task, device, validation.clone(), *batch_size)?;
     let record = evaluation.record(0, 0.0, started.elapsed());
     let figures = record.fields().filter(|(name, _)| name.starts_with("eval_"));
     let figures = figures.fold(Record::default(), |figures, (name, value)| figures.with(name, value.clone()));

@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::base::distributed::Devices;
 use crate::base::error::{Error, Result};
 use crate::config::{BatchScaling, RunConfig, TrainBatchSize};
 use crate::data::padding::Batches;
@@ -14,18 +15,18 @@ use crate::plan::FoundBatch;
 pub struct BatchPlan {
     /// Examples a forward pass.
     pub micro: usize,
-    /// Forward and backward passes an optimizer step.
+    /// Forward and backward passes an optimizer step, on each device.
     pub accumulation: usize,
-    /// Examples an optimizer step: `micro * accumulation`.
+    /// The devices that share the micro-batches of a step.
+    #[serde(default)]
+    pub devices: Devices,
+    /// Examples an optimizer step: `micro * accumulation * devices`.
     pub global: usize,
     /// Longest example in tokens.
     pub seq_len: usize,
     /// Where a micro-batch comes from that the config does not state.
     pub note: Option<String>,
 }
-
-/// Devices that a run computes on.
-pub const NUM_DEVICES: usize = 1;
 
 impl BatchPlan {
     /// The batch that `config` asks for, with the micro-batch `found` where it leaves that open; `seq_len` is for the plan to
@@ -45,9 +46,11 @@ impl BatchPlan {
         };
         let accumulation = match config.batch.global_batch_size {
             None => trainer.gradient_accumulation_steps,
-            Some(global) => accumulation(global, micro, trainer.gradient_accumulation_steps)?,
+            Some(global) => accumulation(global, micro, config.devices, trainer.gradient_accumulation_steps)?,
         };
-        Ok(Self { micro, accumulation, global: micro * accumulation, seq_len: 0, note })
+        let devices = config.devices;
+        let global = micro.saturating_mul(accumulation).saturating_mul(devices.count);
+        Ok(Self { micro, accumulation, devices, global, seq_len: 0, note })
     }
 
     /// How the training data of the run of `config` is drawn, a micro-batch each.
@@ -59,20 +62,40 @@ impl BatchPlan {
 
     /// This batch with the next smaller micro-batch that divides it, at most half of this one; none at a micro-batch of 1.
     pub fn halved(&self) -> Option<Self> {
-        let micro = largest_divisor(self.global, self.micro / 2)?;
-        Some(Self { micro, accumulation: self.global / micro, ..self.clone() })
+        let per_device = self.global / self.devices.count;
+        let micro = largest_divisor(per_device, self.micro / 2)?;
+        Some(Self { micro, accumulation: per_device / micro, ..self.clone() })
     }
 
-    /// `480 = 12 x 40 micro-batches x 1 device`
+    /// The micro-batches of an optimizer step, of all devices.
+    pub fn micro_batches(&self) -> usize {
+        self.accumulation * self.devices.count
+    }
+
+    /// `480 = 12 x 10 micro-batches x 4 devices (2 nodes x 2)`
     pub fn arithmetic(&self) -> String {
         let batches = if self.accumulation == 1 { "micro-batch" } else { "micro-batches" };
-        format!("{} = {} x {} {batches} x {NUM_DEVICES} device", self.global, self.micro, self.accumulation)
+        format!("{} = {} x {} {batches} x {}", self.global, self.micro, self.accumulation, self.devices)
     }
 }
 
-/// How often `micro` goes into the stated global batch. `given` is the accumulation that the config states; 1, its default,
-/// leaves it to be derived.
-fn accumulation(global: usize, micro: usize, given: usize) -> Result<usize> {
+/// How often `micro` goes into each device's part of the stated global batch. `given` is the accumulation that the config
+/// states; 1, its default, leaves it to be derived.
+fn accumulation(global: usize, micro: usize, devices: Devices, given: usize) -> Result<usize> {
+    let count = devices.count;
+    if count > 1 && !global.is_multiple_of(micro.saturating_mul(count)) {
+        let near = largest_divisor(global / count, micro).filter(|_| global.is_multiple_of(count));
+        let error = Error::config(format!(
+            "batch.global_batch_size = {global} is no multiple of trainer.per_device_train_batch_size = {micro} x {devices}"
+        ));
+        let round = global.next_multiple_of(micro * count);
+        return Err(error.help(match near {
+            Some(near) => {
+                format!("set trainer.per_device_train_batch_size = {near}, or batch.global_batch_size = {round}")
+            }
+            None => format!("set batch.global_batch_size = {round}, or start another number of processes"),
+        }));
+    }
     if !global.is_multiple_of(micro) {
         let near = largest_divisor(global, micro).unwrap_or(1);
         return Err(Error::config(format!(
@@ -83,12 +106,13 @@ fn accumulation(global: usize, micro: usize, given: usize) -> Result<usize> {
             global.next_multiple_of(micro)
         )));
     }
-    let derived = global / micro;
+    let derived = global / micro / count;
     if given != 1 && given != derived {
         return Err(Error::config(format!(
-            "batch.global_batch_size = {global}, but {micro} x {given} micro-batches (trainer.gradient_accumulation_steps) \
+            "batch.global_batch_size = {global}, but {micro} x {given} micro-batches (trainer.gradient_accumulation_steps){} \
              are {}",
-            micro * given
+            if count == 1 { String::new() } else { format!(" x {devices}") },
+            micro * given * count
         ))
         .help(format!("leave trainer.gradient_accumulation_steps out: {derived} follows from the global batch")));
     }

@@ -20,8 +20,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::error::{Error, Result, nearest};
 use crate::config::{
-    ActivationCheckpointing, CompilerMode, DataFormat, DeviceKind, EvalStrategy, GenerateOptions, Interval,
-    LoggingStrategy, RunConfig, RunLength, SaveStrategy, StepSize, Task, TrainerSection, TrainingCompilerConfig,
+    ActivationCheckpointing, BatchScaling, CompilerMode, DataFormat, DeviceKind, EvalStrategy, GenerateOptions,
+    Interval, LoggingStrategy, RunConfig, RunLength, SaveStrategy, StepSize, Task, TrainerSection,
+    TrainingCompilerConfig,
 };
 use crate::data::padding::Padding;
 use crate::engine::compiler::decision::Decision;
@@ -33,10 +34,10 @@ use crate::optim::schedule::Schedule;
 use crate::optim::{OptimizerConfig, ParameterGroups};
 use crate::plan::memory::{Host, MemoryEstimate, MemoryInputs, Values};
 use crate::precision::PrecisionPlan;
-use crate::task::LossOptions;
+use crate::task::{LossOptions, Reduction};
 use sections::model_config;
 
-pub use batch::{BatchPlan, NUM_DEVICES};
+pub use batch::BatchPlan;
 pub use captured::NotCaptured;
 pub use facts::{DataFacts, Facts, FoundBatch, ModelFacts, TokenizerFacts};
 pub use outline::{Found, outline};
@@ -118,7 +119,8 @@ impl RunPlan {
         let mut steps = step_plan(config, &batch, &data)?;
         let step_size = steps.step_size(&batch, data.train_tokens);
         steps.intervals = interval_notes(config, step_size);
-        let learning_rate = config.learning_rate.scaled(trainer.learning_rate, batch.global / NUM_DEVICES, NUM_DEVICES);
+        let learning_rate =
+            config.learning_rate.scaled(trainer.learning_rate, batch.global / batch.devices.count, batch.devices);
         let schedule = Schedule::new(
             trainer.lr_scheduler_type,
             learning_rate.rate,
@@ -188,6 +190,13 @@ impl RunPlan {
         let trainer = &mut config.trainer;
         trainer.per_device_train_batch_size = self.batch.micro.into();
         trainer.gradient_accumulation_steps = self.batch.accumulation;
+        let can_state =
+            config.batch.scaling == BatchScaling::Fixed && self.optimizer.loss.reduction == Reduction::Exact;
+        if self.batch.devices.count > 1 && can_state {
+            // The same run on any number of devices: the accumulation follows.
+            trainer.gradient_accumulation_steps = 1;
+            config.batch.global_batch_size = Some(self.batch.global);
+        }
         trainer.logging_steps = Some(self.logging.steps.into());
         if trainer.eval_strategy == EvalStrategy::Steps {
             trainer.eval_steps = Some(self.evaluation.steps.into());
@@ -499,7 +508,7 @@ fn step_plan(config: &RunConfig, batch: &BatchPlan, data: &DataPlan) -> Result<S
         ))
         .help("lower trainer.per_device_train_batch_size or set trainer.dataloader_drop_last = false"));
     }
-    let per_epoch = batches.div_ceil(batch.accumulation);
+    let per_epoch = batches.div_ceil(batch.micro_batches());
     let tokens_per_step = data.train_tokens as f64 / per_epoch as f64;
     let (total, because) = match trainer.length() {
         _ if trainer.fast_dev_run => (1, "fast_dev_run".into()),

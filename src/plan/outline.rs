@@ -1,7 +1,7 @@
 //! The part of a plan that follows from what has been found, when not all is there that the config names.
 
 use super::print::{Lines, thousands, update};
-use super::{BatchPlan, DeviceFacts, EnginePlan, ModelFacts, NUM_DEVICES, RunSettings, automatic_logging};
+use super::{BatchPlan, DeviceFacts, EnginePlan, ModelFacts, RunSettings, automatic_logging};
 use crate::config::{EvalStrategy, Interval, LoggingStrategy, RunConfig, RunLength, SaveStrategy, StepSize};
 use crate::optim::schedule::Schedule;
 use crate::optim::{OptimizerConfig, ParameterGroups};
@@ -119,11 +119,13 @@ fn describe_rate(config: &RunConfig, batch: Option<&BatchPlan>, steps: Option<us
     let trainer = &config.trainer;
     let scales = config.learning_rate.reference_batch.is_some();
     let peak = match batch {
-        Some(batch) => config.learning_rate.scaled(trainer.learning_rate, batch.global / NUM_DEVICES, NUM_DEVICES),
+        Some(batch) => {
+            config.learning_rate.scaled(trainer.learning_rate, batch.global / batch.devices.count, batch.devices)
+        }
         None if scales => {
             return text.line("learning rate", format!("{}, its peak follows the batch", trainer.lr_scheduler_type));
         }
-        None => config.learning_rate.scaled(trainer.learning_rate, 1, NUM_DEVICES),
+        None => config.learning_rate.scaled(trainer.learning_rate, 1, config.devices),
     };
     let warmup = match (trainer.warmup_steps, steps, batch) {
         (Interval::Steps(steps), ..) => Some(steps),

@@ -55,6 +55,9 @@ impl RunPlan {
         }
         self.optimizer.describe(&mut text);
         match &self.memory.estimate {
+            Some(estimate) if self.batch.devices.count > 1 => {
+                text.line("memory", format!("of each device: {}", estimate.describe()));
+            }
             Some(estimate) => text.line("memory", estimate.describe()),
             None => text.line("memory", "not known: what this model's forward pass keeps is not Kiln's to count"),
         }
@@ -100,7 +103,7 @@ impl RunPlan {
             text.line("", note);
         }
         let accumulation = self.optimizer.accumulation;
-        if batch.accumulation > 1 || accumulation != Accumulation::Exact {
+        if batch.micro_batches() > 1 || accumulation != Accumulation::Exact {
             let loss = match self.optimizer.loss.reduction {
                 Reduction::Exact => "the sum over all micro-batches, divided once by their labels",
                 Reduction::SumOfMeans => "the sum of the micro-batches' means",

@@ -110,7 +110,7 @@ fn is_zero(value: &i64) -> bool {
 impl State {
     /// [`steps_ahead`](Self::steps_ahead) for a run that goes on by `plan`, perhaps with another global batch.
     pub fn steps_ahead_of(&self, plan: &RunPlan) -> i64 {
-        let step_examples = (plan.batch.micro * plan.batch.accumulation) as u64;
+        let step_examples = plan.batch.global as u64;
         if self.promise.step_examples() == Some(step_examples) {
             return self.steps_ahead;
         }

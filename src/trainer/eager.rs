@@ -7,6 +7,7 @@ use kiln_models::Compute;
 
 use super::observer::{Observer, Part};
 use super::step::{Executor, MicroBatch, Totals, TrainState, Updated};
+use crate::base::distributed::{World, sum_gradients};
 use crate::base::error::Result;
 use crate::config::ActivationCheckpointing;
 use crate::optim::backward::{DropoutSeed, GradientPass};
@@ -17,6 +18,8 @@ use crate::task::Reduction;
 /// Computes steps, and holds the sums over the micro-batches of the one at hand.
 pub(super) struct Eager<T: TrainingTask> {
     task: T,
+    /// The ranks whose losses and gradients are summed.
+    world: World,
     /// With autodiff.
     device: Device,
     compute: Compute,
@@ -24,35 +27,39 @@ pub(super) struct Eager<T: TrainingTask> {
     /// Whether dropout drops anything.
     drops: bool,
     checkpointing: ActivationCheckpointing,
-    accumulation: usize,
+    /// Micro-batches of a step.
+    micro_batches: usize,
     clip: Option<f64>,
     /// Stands in for the model while it is updated: it has one element in every parameter.
     stand_in: T::Model,
     grads: GradientsAccumulator<T::Model>,
     /// `[1]`
     loss_sum: Option<Tensor<1>>,
-    /// The divisor that the step will have if all its micro-batches are like the first.
-    expected_divisor: Option<f64>,
 }
 
 impl<T: TrainingTask> Eager<T> {
-    /// For the run of `session` that trains `model`, on `device` with autodiff.
-    pub(super) fn new(session: &Session<T>, model: &T::Model, device: Device, drops: bool) -> Self {
+    /// For the run of `session` by the ranks of `world` that trains `model`, on `device` with autodiff.
+    pub(super) fn new(session: &Session<T>, world: &World, model: &T::Model, device: Device, drops: bool) -> Self {
         let plan = session.plan();
         Self {
             task: session.task.clone(),
+            world: world.clone(),
             stand_in: model.clone().map(&mut Emptied),
             device,
             compute: plan.engine.compute(),
             reduction: plan.optimizer.loss.reduction,
             drops,
             checkpointing: plan.engine.activation_checkpointing,
-            accumulation: plan.batch.accumulation,
+            micro_batches: plan.batch.micro_batches(),
             clip: plan.optimizer.max_grad_norm,
             grads: GradientsAccumulator::new(),
             loss_sum: None,
-            expected_divisor: None,
         }
+    }
+
+    /// The divisor that the step will have if all its micro-batches are like the first, which has so many labels.
+    fn expected_divisor(&self, first_labels: f64) -> f64 {
+        self.reduction.divisor(first_labels * self.micro_batches as f64, self.micro_batches).max(1.0)
     }
 }
 
@@ -86,10 +93,8 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
         };
         // In f16 the gradients of a sum over thousands of tokens would overflow under any scale, so the sum is divided before
         // the backward pass, by what the step's divisor will be if all batches are like this.
-        let (reduction, accumulation) = (self.reduction, self.accumulation);
-        let all = reduction.divisor(micro.labels * accumulation as f64, accumulation);
-        let expected = *self.expected_divisor.get_or_insert(all.max(1.0));
-        let weight = reduction.weight(micro.labels);
+        let expected = self.expected_divisor(micro.first_labels);
+        let weight = self.reduction.weight(micro.labels);
         let weighted = |loss: Tensor<1>| if weight == 1.0 { loss } else { loss * weight };
         let scaled = |loss| {
             observer.part(Part::Forward);
@@ -116,9 +121,14 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
         sees: &mut dyn FnMut(&T::Model, &GradientsParams),
     ) -> Result<Updated> {
         let TrainState { model, optimizer, scaler } = state;
-        let grads = self.grads.grads();
-        let loss_sum = self.loss_sum.take().expect("a step with labels has a micro-batch");
-        let expected = self.expected_divisor.take().expect("a step with labels has a micro-batch");
+        let expected = self.expected_divisor(totals.first_labels);
+        let (grads, loss_sum) = match self.world.is_shared() {
+            true => {
+                let device = self.device.clone().inner();
+                sum_gradients(&self.world, model, self.grads.grads(), self.loss_sum.take(), &device)?
+            }
+            false => (self.grads.grads(), self.loss_sum.take().expect("a step with labels has a micro-batch")),
+        };
         // Divide once, clip by the global norm, update.
         let divisor = self.reduction.divisor(totals.labels, totals.micro_batches);
         let sum_norm = global_norm(model, &grads, self.compute.ops());

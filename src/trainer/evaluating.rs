@@ -11,7 +11,7 @@ use crate::base::error::{ErrorKind, Result};
 use crate::base::metrics::Record;
 use crate::config::EvalStrategy;
 use crate::engine::device::release_memory;
-use crate::inference::evaluate::evaluate;
+use crate::inference::evaluate::evaluate_together;
 use crate::plan::RunPlan;
 use crate::session::TrainingTask;
 
@@ -68,8 +68,15 @@ impl<T: TrainingTask> Trainer<T> {
         let started = Instant::now();
         let batch_size = self.session.plan().evaluation.batch_size;
         let compute = self.session.plan().engine.compute();
-        let evaluation =
-            evaluate(&self.state.model, compute, &self.session.task, &self.session.device, validation, batch_size);
+        let evaluation = evaluate_together(
+            &self.world,
+            &self.state.model,
+            compute,
+            &self.session.task,
+            &self.session.device,
+            validation,
+            batch_size,
+        );
         let evaluation = match evaluation {
             Err(error) if matches!(error.kind(), ErrorKind::Interrupted(_)) && run.progress.step > 0 => {
                 run.evaluating.is_pending = true;

@@ -26,6 +26,7 @@ pub(crate) mod observer;
 mod output;
 mod page;
 mod promise;
+mod ranks;
 mod recover;
 mod run;
 pub(crate) mod run_log;
@@ -43,6 +44,7 @@ use std::path::Path;
 use burn::tensor::Device;
 use kiln_models::weights::LoadReport;
 
+use crate::base::distributed::World;
 use crate::base::error::{Error, Result};
 use crate::base::metrics::Record;
 use crate::base::panics;
@@ -64,12 +66,13 @@ use stopping::Stopping;
 use tensorboard::TensorBoard;
 use verifying::Verifying;
 
-pub use crate::inference::evaluate::{Evaluation, evaluate};
+pub use crate::inference::evaluate::{Evaluation, evaluate, evaluate_together};
 pub use best::Best;
 pub use callback::{Callback, Control, DeviceValues, Progress, StopAfter};
 pub use output::{PREDICTIONS, RunFolder};
 pub use page::{CONFUSION, ConfusionFile, PAGE, SAMPLES};
 pub use promise::Promise;
+pub use ranks::{LOGS, log_of};
 pub(crate) use shapes::{Shape, Shapes};
 pub use status::{RunStatus, Status};
 pub use verifying::Verifier;
@@ -102,6 +105,8 @@ type PageWriter = Box<dyn Fn(&Path) -> Result<()>>;
 /// A model, its optimizer and its data, ready to train: of Kiln's own, or of a [`TrainingTask`] that a program brings along.
 pub struct Trainer<T: TrainingTask = BuiltIn> {
     session: Session<T>,
+    /// The ranks that share the micro-batches of a step; alone, one computes all of them.
+    world: World,
     state: TrainState<T::Model>,
     /// With autodiff.
     device: Device,
@@ -131,6 +136,13 @@ pub struct TrainOutput {
     pub was_complete: bool,
 }
 
+impl TrainOutput {
+    /// Of a rank that has no run folder.
+    fn of_other_rank(step: u64) -> Self {
+        Self { step, summary: Record::default(), samples: Vec::new(), was_complete: false }
+    }
+}
+
 impl<T: TrainingTask> Trainer<T> {
     /// Builds the model (random weights, or those that `model.from` names) and the optimizer.
     ///
@@ -155,6 +167,7 @@ impl<T: TrainingTask> Trainer<T> {
         let (callbacks, observer, verifying) = (Vec::new(), Box::new(()), Verifying::new(plan));
         Ok(Self {
             session,
+            world: World::alone(),
             state,
             device,
             purpose: Purpose::Train,
@@ -253,7 +266,15 @@ impl<T: TrainingTask> Trainer<T> {
         };
         let plan = self.session.plan();
         let (compute, batch_size) = (plan.engine.compute(), plan.evaluation.batch_size);
-        evaluate(&self.state.model, compute, &self.session.task, &self.session.device, validation, batch_size)
+        evaluate_together(
+            &self.world,
+            &self.state.model,
+            compute,
+            &self.session.task,
+            &self.session.device,
+            validation,
+            batch_size,
+        )
     }
 
     /// Trains to the end of the plan, writes the run folder, and returns the summary. With `run.on_existing = "resume"` it
@@ -264,7 +285,7 @@ impl<T: TrainingTask> Trainer<T> {
     /// cannot be read, a loss or gradient norm that is not finite, a device or a disk that fails, a checkpoint
     /// of another run; a signal that stopped the run after a checkpoint was saved.
     pub fn train(&mut self) -> Result<TrainOutput> {
-        let (mut folder, checkpoint) = RunFolder::create(&self.session)?;
+        let Some((mut folder, checkpoint)) = self.open_folder()? else { return Ok(TrainOutput::of_other_rank(0)) };
         if let Some(summary) = folder.complete.take() {
             return Ok(TrainOutput { step: folder.status.step, summary, samples: Vec::new(), was_complete: true });
         }
@@ -278,6 +299,8 @@ impl<T: TrainingTask> Trainer<T> {
         let mut output = self.begin(&folder, checkpoint.as_ref()).and_then(|run| self.attempt(&mut folder, run));
         while let Err(error) = &output
             && self.purpose == Purpose::Train
+            // The other ranks do not know of it, and end with this one.
+            && !self.world.is_shared()
             && let Some(smaller) = recover::smaller_batch(self.session.plan(), error)
         {
             let error = error.to_string();
@@ -352,7 +375,7 @@ impl<T: TrainingTask> Trainer<T> {
             if self.verifying.due(&after) {
                 self.verify(run)?;
             }
-            let stopping = Stopping::after(&after, run, folder, self.session.plan().steps.max_duration);
+            let stopping = Stopping::after(&self.world, &after, run, folder, self.session.plan().steps.max_duration)?;
             if run.saver.due(&after, stopping.is_end(), run.evaluating.is_best)
                 || run.control.should_save
                 || stopping.saves(self.purpose)
@@ -360,7 +383,7 @@ impl<T: TrainingTask> Trainer<T> {
                 self.save(folder, run, &after, stopping)?;
             }
             self.observer.end_step(&run.progress, logs)?;
-            stopping.check_signal(run, self.purpose)?;
+            stopping.check_signal(&self.world, run, self.purpose)?;
             (run.control.should_evaluate, run.control.should_save) = (false, false);
             if stopping.ends_early(run, folder) {
                 // The end of this process. It follows the checkpoint, since a run that is continued has no end here.
@@ -379,6 +402,9 @@ impl<T: TrainingTask> Trainer<T> {
 
     /// Writes the model, the summary and the results after the last step.
     fn end_training(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<TrainOutput> {
+        if !self.world.is_root() {
+            return Ok(TrainOutput::of_other_rank(run.progress.step));
+        }
         let saving = finish_saving(run)?;
         if self.session.plan().saving.load_best_at_end {
             self.load_best(folder, run)?;
@@ -396,18 +422,23 @@ impl<T: TrainingTask> Trainer<T> {
         Ok(TrainOutput { step: run.progress.step, summary, samples, was_complete: false })
     }
 
-    fn train_loader(&self) -> Result<Loader<T::Example, T::Batch>> {
+    /// The batches of this rank; none where the other ranks have the last of an epoch.
+    fn train_loader(&self) -> Result<Loader<T::Example, Option<T::Batch>>> {
         let task = self.session.task.clone();
         let batches = self.session.plan().data.drawn(&self.session.plan().batch);
         Loader::new(
             self.session.train().clone(),
-            move |examples| task.collate(examples, batches.size),
+            move |examples| match examples {
+                [] => Ok(None),
+                examples => task.collate(examples, batches.size).map(Some),
+            },
             LoaderOptions {
                 batch_size: batches.size,
                 order: batches.order,
                 drop_last: batches.drop_last,
                 prefetch: 2,
                 repeat: true,
+                share: self.share(),
             },
         )
     }

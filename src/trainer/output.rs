@@ -17,7 +17,7 @@ use super::checkpoint::{self, Checkpoint, State};
 use super::manifest::{LOCK, Listed, MODEL, MODEL_ASIDE, Manifest};
 use super::promise::Promise;
 use super::status::{RunStatus, Status};
-use super::{page, run_log, tensorboard};
+use super::{page, ranks, run_log, tensorboard};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::files::{free_beside, is_blocked, read_regular, set_aside_damaged, write_folder, write_whole};
 use crate::base::metrics::{self, MetricsFile, Record};
@@ -396,6 +396,7 @@ impl RunFolder {
 /// The files that the run of `plan` will write, besides its checkpoints and its model.
 fn written_by(plan: &RunPlan) -> Vec<PathBuf> {
     let mut files = FILES.map(PathBuf::from).to_vec();
+    files.extend((1..plan.batch.devices.count).map(ranks::log_of));
     files.extend(plan.engine.decision.as_ref().map(|_| compiler::decision::FILE.into()));
     if plan.engine.debug {
         files.extend(debug::FILES.map(|name| Path::new(debug::FOLDER).join(name)));

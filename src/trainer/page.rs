@@ -95,6 +95,7 @@ impl<T: TrainingTask> Trainer<T> {
         let every = self.session.plan().generation.as_ref().and_then(|options| options.every);
         every.is_some_and(|every| after.step.is_multiple_of(every as u64) && !after.is_last)
             && self.purpose.writes_model()
+            && self.world.is_root()
     }
 
     /// Lets the model write its samples and keeps them in the place of those of this step and of later ones, which a run that

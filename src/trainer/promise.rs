@@ -151,8 +151,8 @@ impl Promise {
         settings.insert(WARMUP.into(), json!(plan.optimizer.schedule.warmup_steps()));
         settings.insert(RATE.into(), json!(plan.optimizer.learning_rate.rate));
         settings.insert("trainer.data_seed".into(), json!(plan.data.seed));
-        let (micro, accumulation) = (plan.batch.micro, plan.batch.accumulation);
-        settings.insert(STEP_EXAMPLES.into(), json!(micro * accumulation));
+        let micro = plan.batch.micro;
+        settings.insert(STEP_EXAMPLES.into(), json!(plan.batch.global));
         if plan.data.drop_last {
             // The examples that an epoch leaves out depend on the micro-batch.
             settings.insert("examples of an epoch".into(), json!(plan.data.train_examples / micro * micro));
@@ -236,16 +236,10 @@ impl Promise {
     /// # Errors
     /// The settings that differ, with both values and the reason why they must stay.
     pub fn kept_by(&self, now: &Self, step: u64, scheduled: u64) -> Result<()> {
-        let keys = self.settings.keys().chain(now.settings.keys().filter(|key| !self.settings.contains_key(*key)));
         let mut broken = Vec::new();
-        for key in keys {
-            let (was, is) = (self.settings.get(key), now.settings.get(key));
-            if same(was, is) || self.may_change(now, key) {
-                continue;
-            }
-            let shown = |value: Option<&Value>| value.map_or("not given".into(), Value::to_string);
+        for (key, was, is) in self.differences(now).filter(|(key, ..)| !self.may_change(now, key)) {
             let reason = REASONS.iter().find(|(of, _)| key.starts_with(of)).map(|(_, reason)| format!(" ({reason})"));
-            broken.push(format!("{key} was {} and is {}{}", shown(was), shown(is), reason.unwrap_or_default()));
+            broken.push(format!("{key} was {was} and is {is}{}", reason.unwrap_or_default()));
         }
         let total = now.settings[LENGTH].as_u64().unwrap_or_default();
         if broken.is_empty() && scheduled > total {
@@ -258,6 +252,33 @@ impl Promise {
             "of what decides about the weights a resumed run may change its length and its global batch: set the rest back, or \
              start a new run (run.output_dir, or run.on_existing = \"overwrite\"); model.from begins one with these weights",
         ))
+    }
+
+    /// Whether a rank with the promise `now` makes the same run as rank 0, whose promise is `self`.
+    ///
+    /// # Errors
+    /// The settings that differ, with both values.
+    pub fn is_that_of(&self, now: &Self, rank: usize) -> Result<()> {
+        let differences = self.differences(now).map(|(key, root, own)| format!("{key} is {own} and not {root}"));
+        let mut differences = differences.collect::<Vec<_>>();
+        if self.validation != now.validation {
+            differences.push("its validation data are others".into());
+        }
+        if differences.is_empty() {
+            return Ok(());
+        }
+        Err(Error::config(format!("rank {rank} has another run than rank 0: {}", differences.join("; ")))
+            .help("every machine needs the same config, the same model and the same data"))
+    }
+
+    /// The settings of which `self` and `now` have different values, with both.
+    fn differences<'a>(&'a self, now: &'a Self) -> impl Iterator<Item = (&'a str, String, String)> {
+        let keys = self.settings.keys().chain(now.settings.keys().filter(|key| !self.settings.contains_key(*key)));
+        let shown = |value: Option<&Value>| value.map_or("not given".into(), Value::to_string);
+        let values = |key: &'a String| (key, self.settings.get(key), now.settings.get(key));
+        keys.map(values)
+            .filter(|(_, was, is)| !same(*was, *is))
+            .map(move |(key, was, is)| (key.as_str(), shown(was), shown(is)))
     }
 }
 

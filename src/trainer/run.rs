@@ -252,6 +252,10 @@ impl<T: TrainingTask> Trainer<T> {
         stopping: Stopping,
     ) -> Result<()> {
         after.values.read_finite(run)?;
+        self.check_ranks(run.progress.step)?;
+        if !self.world.is_root() {
+            return Ok(());
+        }
         let only_model = self.session.plan().saving.only_model && !stopping.is_continued(run);
         let started = Instant::now();
         folder.metrics.sync()?;

@@ -68,6 +68,8 @@ pub(super) struct MicroBatch<B> {
     pub(super) seed: u64,
     /// The sum of the weights of its valid labels.
     pub(super) labels: f64,
+    /// That of the first micro-batch of the step.
+    pub(super) first_labels: f64,
 }
 
 /// The totals of a step, for its update.
@@ -75,6 +77,8 @@ pub(super) struct MicroBatch<B> {
 pub(super) struct Totals {
     /// The sum of the weights of the valid labels of all micro-batches; more than 0.
     pub(super) labels: f64,
+    /// That of the first micro-batch.
+    pub(super) first_labels: f64,
     /// How many micro-batches there were.
     pub(super) micro_batches: usize,
     /// The learning rate.
@@ -116,46 +120,60 @@ impl<T: TrainingTask> Trainer<T> {
         if self.session.plan().captures().is_ok() {
             if self.callbacks.iter().any(|callback| callback.sees_gradients()) {
                 self.notice("steps are not captured: a callback sees gradients");
+            } else if self.world.is_shared() {
+                self.notice("steps are not captured: their gradients are summed over the ranks");
             } else if let Some(captured) = CapturedSteps::new(&mut self.state, &self.session, self.drops) {
                 return Box::new(captured);
             }
         }
-        Box::new(Eager::new(&self.session, &self.state.model, self.device.clone(), self.drops))
+        Box::new(Eager::new(&self.session, &self.world, &self.state.model, self.device.clone(), self.drops))
     }
 
-    /// The next step of `run`: up to `accumulation` micro-batches, fewer at the end of an epoch, and one update, for which their
-    /// losses and gradients are divided once.
+    /// The next step of `run`: up to `accumulation` micro-batches a device, fewer at the end of an epoch, and one update, for which
+    /// their losses and gradients are divided once. The ranks of the world take turns with the micro-batches.
     pub(super) fn step(
         &mut self,
         executor: &mut dyn Executor<T>,
-        loader: &mut Loader<T::Example, T::Batch>,
+        loader: &mut Loader<T::Example, Option<T::Batch>>,
         run: &mut Run,
     ) -> Result<Stepped> {
         let step = run.progress.step;
-        let (mut labels, mut micro_batches, mut tokens) = (0.0, 0, 0);
+        let (mut labels, mut first_labels, mut micro_batches, mut tokens) = (0.0, 0.0, 0, 0);
+        let (ranks, rank) = (self.world.size(), self.world.rank());
+        let rounds = self.session.plan().batch.micro_batches() / ranks;
         let mut epoch_ended = false;
-        while micro_batches < self.session.plan().batch.accumulation && !epoch_ended {
+        for round in 0..rounds {
+            if epoch_ended {
+                break;
+            }
             let Some(loaded) = loader.next_batch()? else { break };
-            let size = self.session.task.size(&loaded.batch);
-            let shape = Shape::of(&size);
-            if let Some(news) = run.shapes.see(shape, step + 1) {
-                self.notice(&news);
+            let size = loaded.batch.as_ref().map(|batch| self.session.task.size(batch));
+            if round == 0 {
+                first_labels = self.world.of_root(size.as_ref().map_or(0.0, |size| size.labels))?;
             }
-            let batch = self.session.task.to_device(&loaded.batch, executor.device())?;
-            self.observer.batch(shape);
-            self.observer.part(Part::Data);
-            let seed = seed_for(self.session.plan().run.seed, "dropout", step, micro_batches as u64);
-            let micro = MicroBatch { batch, seed, labels: size.labels };
-            if let Some(notice) = executor.micro_batch(&mut self.state, micro, &mut *self.observer)? {
-                self.notice(&notice);
+            if let (Some(batch), Some(size)) = (&loaded.batch, size) {
+                let shape = Shape::of(&size);
+                if let Some(news) = run.shapes.see(shape, step + 1) {
+                    self.notice(&news);
+                }
+                let batch = self.session.task.to_device(batch, executor.device())?;
+                self.observer.batch(shape);
+                self.observer.part(Part::Data);
+                let seed = seed_for(self.session.plan().run.seed, "dropout", step, (round * ranks + rank) as u64);
+                let micro = MicroBatch { batch, seed, labels: size.labels, first_labels };
+                if let Some(notice) = executor.micro_batch(&mut self.state, micro, &mut *self.observer)? {
+                    self.notice(&notice);
+                }
+                labels += size.labels;
+                micro_batches += 1;
+                tokens += size.tokens;
             }
-            labels += size.labels;
-            micro_batches += 1;
-            tokens += size.tokens;
             run.progress.samples += loaded.examples as u64;
             run.progress.epoch = loaded.epoch_progress;
             epoch_ended = loaded.last_in_epoch;
         }
+        let [labels, micro_batches, tokens] = self.world.totals([labels, micro_batches as f64, tokens as f64])?;
+        let (micro_batches, tokens) = (micro_batches as usize, tokens as u64);
         if labels == 0.0 {
             return Err(Error::data(format!("step {}: no label of the batch is valid", step + 1))
                 .help("every optimizer step needs at least one label that is not -100"));
@@ -166,7 +184,8 @@ impl<T: TrainingTask> Trainer<T> {
         let mut sees = |model: &T::Model, grads: &GradientsParams| {
             callbacks.iter_mut().for_each(|callback| callback.on_pre_optimizer_step(progress, model, grads));
         };
-        let updated = executor.update(&mut self.state, Totals { labels, micro_batches, lr }, &mut sees)?;
+        let updated =
+            executor.update(&mut self.state, Totals { labels, first_labels, micro_batches, lr }, &mut sees)?;
         run.kernels.recorded(executor.recordings());
         let Updated { loss, grad_norm, verdict, notice } = updated;
         if let Some(notice) = notice {

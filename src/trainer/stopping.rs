@@ -6,6 +6,7 @@ use super::Purpose;
 use super::output::RunFolder;
 use super::run::{After, Run, finish_saving};
 use super::status::RunStatus;
+use crate::base::distributed::World;
 use crate::base::error::Result;
 use crate::base::signals::{self, Signal};
 
@@ -20,16 +21,30 @@ pub(super) struct Stopping {
 }
 
 impl Stopping {
-    /// Asks signals, the time `limit` and what `run` has been told.
-    pub(super) fn after(after: &After, run: &Run, folder: &RunFolder, limit: Option<Duration>) -> Self {
+    /// Asks signals, the time `limit` and what `run` has been told. All ranks of `world` get the same answer: a signal to any of
+    /// them, and the time of rank 0.
+    ///
+    /// # Errors
+    /// MPI's.
+    pub(super) fn after(
+        world: &World,
+        after: &After,
+        run: &Run,
+        folder: &RunFolder,
+        limit: Option<Duration>,
+    ) -> Result<Self> {
         // Over all processes of the run.
         let seconds = folder.status.seconds_before + run.clock.start.elapsed().as_secs_f64();
-        Self {
-            signal: signals::received(),
-            out_of_time: !after.is_last && limit.is_some_and(|limit| seconds >= limit.as_secs_f64()),
+        let out_of_time = match limit.filter(|_| !after.is_last) {
+            None => false,
+            Some(limit) => world.of_root(seconds)? >= limit.as_secs_f64(),
+        };
+        Ok(Self {
+            signal: world.received()?,
+            out_of_time,
             is_told: run.control.should_training_stop,
             is_last: after.is_last,
-        }
+        })
     }
 
     /// Whether the run, or the plan, ends here, so that what is due at the end is due now. A run that is continued has no end
@@ -50,9 +65,11 @@ impl Stopping {
     }
 
     /// The error with which a signal ends the run, once its checkpoint is written.
-    pub(super) fn check_signal(&self, run: &mut Run, purpose: Purpose) -> Result<()> {
+    pub(super) fn check_signal(&self, world: &World, run: &mut Run, purpose: Purpose) -> Result<()> {
         let Some(signal) = self.signal else { return Ok(()) };
         finish_saving(run)?;
+        // A launcher ends the others with the first that ends, unless all have left.
+        world.leave()?;
         let (step, total_steps) = (run.progress.step, run.progress.total_steps);
         Err(match purpose {
             Purpose::Train => signal

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use kiln_models::Ops;
 
+use crate::base::distributed::Devices;
 use crate::base::error::{ErrorKind, Result};
 use crate::base::metrics::Record;
 use crate::base::process::scratch;
@@ -85,6 +86,7 @@ pub fn run<T: TrainingTask>(session: &Session<T>, say: &Say) -> Result<Warmed> {
         // Weights that are thrown away need not be read.
         facts.model.from = None;
         (config.data.sampler, config.batch) = (Sampler::Sequential, BatchSection::default());
+        config.devices = Devices::default();
         // The rate of the run, whatever its batch has to do with it.
         config.learning_rate = LearningRateSection::default();
         let trainer = &mut config.trainer;

@@ -29,6 +29,9 @@ mod interrupted;
 mod resume;
 mod run_folder;
 
+// Several processes.
+mod ranks;
+
 // Jobs in containers.
 mod job;
 

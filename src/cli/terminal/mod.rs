@@ -20,6 +20,7 @@ use console::{Term, style, truncate_str};
 use indicatif::ProgressBar;
 
 use super::faults::complain;
+use crate::base::distributed::environment;
 use crate::base::error::{Error, Result, one_line};
 use crate::base::metrics::{Record, Value};
 use crate::base::process;
@@ -49,7 +50,7 @@ pub(super) struct Talk {
 impl Talk {
     /// The format that was asked for, or else the one of this stdout.
     pub(super) fn new(asked: Option<LogFormat>, level: LogLevel) -> Self {
-        let of_stdout = || if std::io::stdout().is_terminal() { LogFormat::Table } else { LogFormat::Dict };
+        let of_stdout = || if is_seen(&std::io::stdout()) { LogFormat::Table } else { LogFormat::Dict };
         Self { format: asked.unwrap_or_else(of_stdout), level }
     }
 
@@ -146,13 +147,18 @@ pub(super) fn show(text: impl std::fmt::Display) -> Result<()> {
     }
 }
 
+/// Whether somebody sees `stream` on a terminal. That of a rank is the launcher's, which may pass it on to a file.
+pub(super) fn is_seen(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && matches!(environment::find(), Ok(None))
+}
+
 /// Decides once whether stdout and stderr get colours.
 pub(super) fn settle_colors() {
     let variable = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     // The output of a child that a driver reads has no colours.
     let colors = |is_terminal| !process::is_child() && colored(is_terminal, &variable);
-    console::set_colors_enabled(colors(std::io::stdout().is_terminal()));
-    console::set_colors_enabled_stderr(colors(std::io::stderr().is_terminal()));
+    console::set_colors_enabled(colors(is_seen(&std::io::stdout())));
+    console::set_colors_enabled_stderr(colors(is_seen(&std::io::stderr())));
 }
 
 /// Whether a stream has colours: never with `NO_COLOR` (<https://no-color.org>), always with `CLICOLOR_FORCE`, else on a

@@ -12,6 +12,7 @@ use kiln_models::ops::Form;
 use kiln_models::{Compute, ModelConfig, Operator};
 use serde::{Deserialize, Serialize};
 
+use crate::base::distributed::PIECE;
 use crate::config::ActivationCheckpointing;
 use crate::config::Task;
 use crate::plan::BatchPlan;
@@ -94,6 +95,8 @@ pub enum Peak {
     /// Forward and backward pass.
     #[default]
     Backward,
+    /// The sum of the gradients over the devices.
+    Exchange,
     /// The update of the weights.
     Update,
     /// An evaluation.
@@ -105,6 +108,7 @@ impl Peak {
     pub fn name(self) -> &'static str {
         match self {
             Self::Backward => "backward pass",
+            Self::Exchange => "sum over the devices",
             Self::Update => "update",
             Self::Evaluation => "evaluation",
         }
@@ -143,9 +147,12 @@ impl MemoryEstimate {
             gradients: waiting + gradients,
             other: copies + activations.at_the_bottom(),
         };
+        // What is sent lies beside the gradients, and a piece of it twice.
+        let sent = if batch.devices.count > 1 { gradients + 2 * (F32 * PIECE as u128).min(gradients) } else { 0 };
         let moments = [
             first,
             last,
+            Moment { peak: Peak::Exchange, gradients, other: sent },
             Moment { peak: Peak::Update, gradients, other: update },
             Moment { peak: Peak::Evaluation, gradients: 0, other: copies + activations.of_evaluation() },
         ];
@@ -193,7 +200,10 @@ impl MemoryEstimate {
             ("weights", self.weights),
             ("optimizer", self.optimizer),
             ("gradients", self.gradients),
-            (if self.peak == Peak::Update { "working space" } else { "activations" }, self.activations),
+            (
+                if matches!(self.peak, Peak::Update | Peak::Exchange) { "working space" } else { "activations" },
+                self.activations,
+            ),
             ("a checkpoint being written", self.checkpoint),
             ("program", self.program),
         ];

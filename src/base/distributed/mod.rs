@@ -1,0 +1,327 @@
+//! The world of a run: the processes (ranks) that a launcher has started for it, one for each device, and what they tell one
+//! another. The engine is MPI, which is loaded when a launcher has started more than one process ([`environment`], [`mpi`]);
+//! without a launcher nothing is loaded, and the world is this process alone.
+//!
+//! Sums are made in the order of the ranks, whatever the library and the size: each rank adds a part of the values of all
+//! ranks and hands its sums to the others (a reduce-scatter by an all-to-all exchange, and an all-gather). So every rank has
+//! the same bits, and `N` ranks with one value each have those of one process that adds `N` values one after the other.
+
+pub mod environment;
+pub mod launch;
+mod gradients;
+mod mpi;
+mod watchdog;
+
+use std::sync::{Arc, OnceLock};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::base::error::{Error, Result};
+use crate::base::host;
+use crate::base::signals::{self, Signal};
+use environment::Place;
+use mpi::Mpi;
+
+pub use gradients::{sum_gradients, weights_checksum};
+
+/// So many values are summed at a time, which bounds the memory that it takes: 64 MiB of f32.
+pub const PIECE: usize = 1 << 24;
+
+/// The devices that a run computes on: one process each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Devices {
+    /// How many.
+    pub count: usize,
+    /// On so many machines.
+    pub nodes: usize,
+}
+
+impl Default for Devices {
+    fn default() -> Self {
+        Self { count: 1, nodes: 1 }
+    }
+}
+
+impl std::fmt::Display for Devices {
+    /// `4 devices (2 nodes x 2)`
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { count, nodes } = *self;
+        let unit = if count == 1 { "device" } else { "devices" };
+        match (nodes, count % nodes) {
+            (1, _) => write!(f, "{count} {unit}"),
+            (_, 0) => write!(f, "{count} {unit} ({nodes} nodes x {})", count / nodes),
+            _ => write!(f, "{count} {unit} ({nodes} nodes)"),
+        }
+    }
+}
+
+/// The processes of a run, seen from one of them.
+#[derive(Debug, Clone)]
+pub struct World {
+    place: Place,
+    nodes: usize,
+    mpi: Option<Arc<Mpi>>,
+}
+
+/// The world that this process has joined: MPI can be joined once.
+static JOINED: OnceLock<World> = OnceLock::new();
+
+impl Default for World {
+    fn default() -> Self {
+        Self::alone()
+    }
+}
+
+impl World {
+    /// This process alone.
+    pub fn alone() -> Self {
+        Self { place: Place::ALONE, nodes: 1, mpi: None }
+    }
+
+    /// The world that a launcher (`kiln launch`, mpirun, srun) has made this process a part of; this process alone where none
+    /// has. Joining again gives the same world.
+    ///
+    /// # Errors
+    /// A config error for variables that contradict one another, an MPI that cannot be found or is unknown, and one that finds
+    /// another world than the launcher's variables tell of.
+    pub fn join() -> Result<Self> {
+        if let Some(joined) = JOINED.get() {
+            return Ok(joined.clone());
+        }
+        let world = match environment::find()? {
+            None => Self::alone(),
+            Some(found) => {
+                let mpi = Arc::new(Mpi::start(&found)?);
+                let alone = Self { place: found.place, nodes: 1, mpi: Some(mpi) };
+                // Who is on which machine is told by names: launchers do not all tell it.
+                let hosts = alone.gather_text(&environment::host())?;
+                let own = &hosts[found.place.rank];
+                let on_own = |ranks: &[String]| ranks.iter().filter(|host| *host == own).count();
+                let place =
+                    Place { local_rank: on_own(&hosts[..found.place.rank]), local_size: on_own(&hosts), ..found.place };
+                let nodes = hosts.iter().collect::<std::collections::BTreeSet<_>>().len();
+                watchdog::start()?;
+                signals::take_user_signal()?;
+                Self { place, nodes, ..alone }
+            }
+        };
+        Ok(JOINED.get_or_init(|| world).clone())
+    }
+
+    /// The world that [`join`](Self::join) has joined; none before.
+    pub fn joined() -> Option<&'static Self> {
+        JOINED.get()
+    }
+
+    /// The number of this process, from 0.
+    pub fn rank(&self) -> usize {
+        self.place.rank
+    }
+
+    /// How many processes there are.
+    pub fn size(&self) -> usize {
+        self.place.size
+    }
+
+    /// The number of this process among those of its machine, from 0.
+    pub fn local_rank(&self) -> usize {
+        self.place.local_rank
+    }
+
+    /// How many processes this machine has.
+    pub fn local_size(&self) -> usize {
+        self.place.local_size
+    }
+
+    /// Whether there are other processes.
+    pub fn is_shared(&self) -> bool {
+        self.mpi.is_some()
+    }
+
+    /// Whether this is rank 0, which alone writes.
+    pub fn is_root(&self) -> bool {
+        self.place.rank == 0
+    }
+
+    /// The devices of the world: one a process.
+    pub fn devices(&self) -> Devices {
+        Devices { count: self.size(), nodes: self.nodes }
+    }
+
+    /// `2 ranks by libmpi.so.40, 2 on this machine with 1 thread each`; none for a process alone.
+    pub fn describe(&self) -> Option<String> {
+        let mpi = self.mpi.as_ref()?;
+        let set = std::env::var("RAYON_NUM_THREADS").ok().and_then(|threads| threads.parse().ok());
+        let threads: usize = set.filter(|threads| *threads > 0).unwrap_or_else(host::threads);
+        let unit = if threads == 1 { "thread" } else { "threads" };
+        let (size, own) = (self.size(), self.local_size());
+        Some(format!("{size} ranks by {}, {own} on this machine with {threads} {unit} each", mpi.name()))
+    }
+
+    /// Adds up `values` over the ranks, in the order of the ranks, on each of them. All ranks call it with as many values.
+    ///
+    /// # Errors
+    /// MPI's.
+    pub fn sum(&self, values: &mut [f32]) -> Result<()> {
+        let Some(mpi) = &self.mpi else { return Ok(()) };
+        let size = self.size();
+        let (mut sent, mut received) = (Vec::new(), Vec::new());
+        for piece in values.chunks_mut(PIECE) {
+            let part = piece.len().div_ceil(size);
+            sent.clear();
+            sent.extend_from_slice(piece);
+            sent.resize(part * size, 0.0);
+            received.resize(part * size, 0.0);
+            let _watched = watchdog::Watched::new();
+            mpi.all_to_all(&sent, &mut received)?;
+            let (own, others) = received.split_at_mut(part);
+            for other in others.chunks(part) {
+                own.iter_mut().zip(other).for_each(|(sum, value)| *sum += value);
+            }
+            mpi.all_gather(own, &mut sent)?;
+            piece.copy_from_slice(&sent[..piece.len()]);
+        }
+        Ok(())
+    }
+
+    /// The `values` of each rank, in the order of the ranks, on each of them. All ranks call it with as many values.
+    ///
+    /// # Errors
+    /// MPI's.
+    pub fn gather(&self, values: &[f64]) -> Result<Vec<Vec<f64>>> {
+        let Some(mpi) = &self.mpi else { return Ok(vec![values.to_vec()]) };
+        let mut all = vec![0.0; values.len() * self.size()];
+        let _watched = watchdog::Watched::new();
+        mpi.all_gather(values, &mut all)?;
+        match values.len() {
+            0 => Ok(vec![Vec::new(); self.size()]),
+            length => Ok(all.chunks(length).map(<[f64]>::to_vec).collect()),
+        }
+    }
+
+    /// [`gather`](Self::gather) of lists whose lengths may differ.
+    ///
+    /// # Errors
+    /// MPI's.
+    pub fn gather_lists(&self, values: Vec<f64>) -> Result<Vec<Vec<f64>>> {
+        if !self.is_shared() {
+            return Ok(vec![values]);
+        }
+        let lengths = self.gather(&[values.len() as f64])?;
+        let lengths = lengths.iter().map(|length| length[0] as usize).collect::<Vec<_>>();
+        let mut padded = values;
+        padded.resize(lengths.iter().copied().max().unwrap_or(0), 0.0);
+        let mut all = self.gather(&padded)?;
+        all.iter_mut().zip(lengths).for_each(|(list, length)| list.truncate(length));
+        Ok(all)
+    }
+
+    fn gather_text(&self, text: &str) -> Result<Vec<String>> {
+        let lists = self.gather_lists(text.bytes().map(f64::from).collect())?;
+        let text = |list: Vec<f64>| list.into_iter().map(|byte| byte as u8).collect::<Vec<_>>();
+        Ok(lists.into_iter().map(|list| String::from_utf8_lossy(&text(list)).into_owned()).collect())
+    }
+
+    /// The sums of `values` over the ranks, in their order.
+    ///
+    /// # Errors
+    /// MPI's.
+    pub fn totals<const N: usize>(&self, values: [f64; N]) -> Result<[f64; N]> {
+        let mut totals = values;
+        if self.is_shared() {
+            totals = [0.0; N];
+            for of_rank in self.gather(&values)? {
+                totals.iter_mut().zip(of_rank).for_each(|(total, value)| *total += value);
+            }
+        }
+        Ok(totals)
+    }
+
+    /// What rank 0 has, on each rank.
+    ///
+    /// # Errors
+    /// MPI's.
+    pub fn of_root(&self, value: f64) -> Result<f64> {
+        Ok(self.gather(&[value])?[0][0])
+    }
+
+    /// The signal that any of the ranks has received, the same on each of them.
+    ///
+    /// # Errors
+    /// MPI's.
+    pub fn received(&self) -> Result<Option<Signal>> {
+        let own = signals::received();
+        if !self.is_shared() {
+            return Ok(own);
+        }
+        let code = own.map_or(0.0, |signal| f64::from(signal.exit_code()));
+        let all = self.gather(&[code])?;
+        let code = all.iter().map(|code| code[0] as i32).max().unwrap_or(0);
+        Ok(Signal::of_exit_code(code))
+    }
+
+    /// The bytes of rank 0, on each rank. The others may wait for them for as long as rank 0 works on them.
+    ///
+    /// # Errors
+    /// MPI's.
+    pub fn broadcast(&self, bytes: &mut Vec<u8>) -> Result<()> {
+        let Some(mpi) = &self.mpi else { return Ok(()) };
+        let mut length = (bytes.len() as u64).to_le_bytes();
+        mpi.broadcast(&mut length)?;
+        bytes.resize(u64::from_le_bytes(length) as usize, 0);
+        bytes.chunks_mut(4 * PIECE).try_for_each(|piece| mpi.broadcast(piece))
+    }
+
+    /// What rank 0 has made with `make`, on each rank.
+    ///
+    /// # Errors
+    /// That of `make`, and MPI's.
+    pub fn made_by_root<T: Serialize + DeserializeOwned>(&self, make: impl FnOnce() -> Result<T>) -> Result<T> {
+        let own = if self.is_root() { Some(make()?) } else { None };
+        let text = |error| Error::data(format!("what rank 0 tells the others: {error}"));
+        let mut bytes = own.as_ref().map_or(Ok(Vec::new()), serde_json::to_vec).map_err(text)?;
+        self.broadcast(&mut bytes)?;
+        match own {
+            Some(own) => Ok(own),
+            None => serde_json::from_slice(&bytes).map_err(text),
+        }
+    }
+
+    /// Waits until all ranks are here, for as long as they work.
+    ///
+    /// # Errors
+    /// MPI's.
+    pub fn wait(&self) -> Result<()> {
+        self.mpi.as_ref().map_or(Ok(()), |mpi| mpi.barrier())
+    }
+
+    /// Does `work` on the first rank of each machine, and then on the others, which find what it has left on that machine.
+    ///
+    /// # Errors
+    /// That of `work`, and MPI's.
+    pub fn first_of_a_machine_first<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        if self.local_rank() != 0 {
+            self.wait()?;
+            return work();
+        }
+        let made = work()?;
+        self.wait()?;
+        Ok(made)
+    }
+
+    /// Leaves the world at the end of a process that has done its part; waits for the others.
+    ///
+    /// # Errors
+    /// MPI's.
+    pub fn leave(&self) -> Result<()> {
+        self.mpi.as_ref().map_or(Ok(()), |mpi| mpi.finish())
+    }
+
+    /// Ends all processes of the world with the exit code `code`. Returns where there are no others.
+    pub fn abort(&self, code: u8) {
+        if let Some(mpi) = &self.mpi {
+            mpi.abort(code);
+        }
+    }
+}

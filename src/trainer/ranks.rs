@@ -1,0 +1,129 @@
+//! A run of several ranks: rank 0 has the run folder and alone writes there. The others train the same steps in a temporary
+//! folder each, which their session names, and into which rank 0 sends what continues the run. So no file system has to be
+//! shared, and on one that is nobody is in another's way.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::Trainer;
+use super::checkpoint::{self, Checkpoint};
+use super::output::RunFolder;
+use super::promise::Promise;
+use crate::base::distributed::{World, weights_checksum};
+use crate::base::error::{Error, Result};
+use crate::base::files::{read_regular, write_whole};
+use crate::base::metrics;
+use crate::data::loader::Share;
+use crate::session::TrainingTask;
+
+/// The folder of the logs of the ranks besides 0, in the run folder.
+pub const LOGS: &str = "ranks";
+
+/// The log of rank `rank`, in the run folder.
+pub fn log_of(rank: usize) -> PathBuf {
+    Path::new(LOGS).join(format!("{rank}.log"))
+}
+
+/// What rank 0 tells the others of the run folder that it has opened.
+#[derive(Debug, Serialize, Deserialize)]
+struct Opened {
+    promise: Promise,
+    /// The run is complete: there is nothing to do.
+    is_complete: bool,
+    /// The step and the files of the checkpoint from which the run goes on.
+    checkpoint: Option<(u64, Vec<PathBuf>)>,
+}
+
+impl<T: TrainingTask> Trainer<T> {
+    /// Trains together with the other ranks of `world`, each of which has this trainer.
+    #[must_use]
+    pub fn with_world(mut self, world: World) -> Self {
+        self.world = world;
+        self
+    }
+
+    /// The turns of this rank's loader.
+    pub(super) fn share(&self) -> Share {
+        Share { turn: self.world.rank(), of: self.world.size() }
+    }
+
+    /// Opens the run folder, and finds the checkpoint to go on from: rank 0 that of the run, the others one of their own, with
+    /// what rank 0 has found. None on the other ranks where the run is complete.
+    pub(super) fn open_folder(&self) -> Result<Option<(RunFolder, Option<Checkpoint>)>> {
+        let world = &self.world;
+        if !world.is_shared() {
+            return RunFolder::create(&self.session).map(Some);
+        }
+        let own = if world.is_root() { Some(RunFolder::create(&self.session)?) } else { None };
+        let opened = world.made_by_root(|| {
+            let (folder, checkpoint) = own.as_ref().expect("rank 0 has opened it");
+            let files = |found: &Checkpoint| {
+                let mut files = found.state.files.keys().map(PathBuf::from).collect::<Vec<_>>();
+                files.extend([checkpoint::STATE, checkpoint::DIGEST].map(PathBuf::from));
+                (found.state.step, files)
+            };
+            Ok(Opened {
+                promise: folder.promise.clone(),
+                is_complete: folder.complete.is_some(),
+                checkpoint: checkpoint.as_ref().map(files),
+            })
+        })?;
+        if opened.is_complete {
+            return Ok(own);
+        }
+        let path = self.session.plan().run.expanded_output_dir()?;
+        if let Some((step, files)) = &opened.checkpoint {
+            let target = path.join(checkpoint::FOLDER).join(checkpoint::name(*step));
+            let found = own.as_ref().and_then(|(_, found)| found.as_ref());
+            let source = found.map_or(&*target, |found| &*found.path);
+            for file in files {
+                self.send(&source.join(file), &target.join(file))?;
+            }
+            self.send(&path.join(metrics::FILE), &path.join(metrics::FILE))?;
+        }
+        match own {
+            Some(own) => Ok(Some(own)),
+            None => {
+                let (folder, checkpoint) = RunFolder::create(&self.session)?;
+                opened.promise.is_that_of(&folder.promise, world.rank())?;
+                Ok(Some((folder, checkpoint)))
+            }
+        }
+    }
+
+    /// Rank 0 reads `source`, and the others write it to `target`.
+    fn send(&self, source: &Path, target: &Path) -> Result<()> {
+        let io = |action: &str, path: &Path, error: &std::io::Error| {
+            Error::io(format!("{action} {}", path.display()), error)
+        };
+        let mut bytes = match self.world.is_root() {
+            true => read_regular(source).map_err(|error| io("read", source, &error))?,
+            false => Vec::new(),
+        };
+        self.world.broadcast(&mut bytes)?;
+        if self.world.is_root() {
+            return Ok(());
+        }
+        let folder = target.parent().unwrap_or(target);
+        std::fs::create_dir_all(folder).map_err(|error| io("create", folder, &error))?;
+        write_whole(target, &bytes)
+    }
+
+    /// Whether all ranks have the same weights, which every one of them has computed for itself.
+    pub(super) fn check_ranks(&self, step: u64) -> Result<()> {
+        if !self.world.is_shared() {
+            return Ok(());
+        }
+        let own = weights_checksum(&self.state.model)?;
+        let all = self.world.gather(&[f64::from(own)])?;
+        match all.iter().position(|other| *other != all[0]) {
+            None => Ok(()),
+            Some(rank) => Err(Error::device(format!(
+                "step {step}: the weights of rank {rank} differ from those of rank 0, and nothing is saved of them"
+            ))
+            .help("a device computes wrongly, or the machines have processors that add in another order; continue from the \
+                   newest checkpoint on machines of one kind")),
+        }
+    }
+}

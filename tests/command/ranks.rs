@@ -1,0 +1,351 @@
+//! Runs of several ranks: `kiln launch` with the mpirun that is installed. Without one these tests say so and pass; `KILN_MPIRUN`
+//! names another.
+#![cfg(unix)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::common::small_run::{figures, train, write};
+use crate::common::{fails, kiln, relative_l2, rows_with_skips, succeeds, tensors, text};
+
+fn mpirun() -> Option<PathBuf> {
+    let named = std::env::var_os("KILN_MPIRUN").map(PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found =
+        named.or_else(|| std::env::split_paths(&path).map(|folder| folder.join("mpirun")).find(|it| it.is_file()));
+    if found.is_none() {
+        eprintln!("skipped: no mpirun (install openmpi-bin, or name one with KILN_MPIRUN)");
+    }
+    found
+}
+
+/// `kiln launch -n RANKS -- train config.toml` into the folder `run`.
+fn launch(mpirun: &Path, ranks: usize, folder: &Path, run: &str, more: &[&str]) -> Command {
+    let mut command = kiln(folder);
+    command.args(["launch", "-n", &ranks.to_string(), "--mpirun", mpirun.to_str().unwrap(), "--"]);
+    command.args(["train", "config.toml", "--set", &format!("run.output_dir={run}")]).args(more);
+    // Some machines have more ranks here than cores.
+    command.env("RAYON_NUM_THREADS", "1");
+    command
+}
+
+fn accumulate(times: usize) -> [String; 2] {
+    ["--set".into(), format!("trainer.gradient_accumulation_steps={times}")]
+}
+
+/// Arguments as `&str`.
+fn all<'a>(parts: &'a [String], more: &[&'a str]) -> Vec<&'a str> {
+    parts.iter().map(String::as_str).chain(more.iter().copied()).collect()
+}
+
+fn bytes(folder: &Path, file: &str) -> Vec<u8> {
+    std::fs::read(folder.join(file)).unwrap()
+}
+
+/// Weights, moments, rows and evaluations of two runs are the same bits.
+fn same(folder: &Path, a: &str, b: &str) {
+    assert_eq!(figures(&folder.join(a)), figures(&folder.join(b)));
+    for file in ["model/model.safetensors", "checkpoints/step-000014/optimizer.safetensors"] {
+        assert!(bytes(&folder.join(a), file) == bytes(&folder.join(b), file), "{a} and {b} differ in {file}");
+    }
+}
+
+/// Every task, with dropout, clipping, label counts that differ by rank, and a rank without a batch at the end of each epoch.
+#[test]
+fn two_ranks_train_what_one_does() {
+    let Some(mpirun) = mpirun() else { return };
+    for task in ["clm", "mlm", "sequence-classification", "regression", "question-answering"] {
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path();
+        write(folder, task);
+        let clip = ["--set", "trainer.max_grad_norm=0.5"];
+        succeeds(&mut train(folder, "one", &all(&accumulate(2), &clip)));
+        let said = succeeds(&mut launch(&mpirun, 2, folder, "two", &all(&accumulate(1), &clip)));
+        same(folder, "one", "two");
+        assert!(said.contains("6 = 3 x 1 micro-batch x 2 devices"), "{said}");
+        assert_eq!(said.matches("'train_runtime'").count(), 1, "rank 0 alone talks: {said}");
+        assert_eq!(std::fs::read_dir(folder.join("two/ranks")).unwrap().count(), 1);
+        let log = std::fs::read_to_string(folder.join("two/ranks/1.log")).unwrap();
+        assert!(log.contains("'loss'"), "{log}");
+    }
+}
+
+#[test]
+fn in_compiled_mode_and_in_f16_too() {
+    let Some(mpirun) = mpirun() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    write(folder, "sequence-classification");
+    for (name, more) in [("compiled", ["--compiler", "compiled"]), ("f16", ["--precision", "f16"])] {
+        let (one, two) = (format!("{name}-one"), format!("{name}-two"));
+        succeeds(&mut train(folder, &one, &all(&accumulate(2), &more)));
+        succeeds(&mut launch(&mpirun, 2, folder, &two, &all(&accumulate(1), &more)));
+        let weights = |run: &str| bytes(&folder.join(run), "model/model.safetensors");
+        assert!(weights(&one) == weights(&two), "{name}");
+        let rows = |run: &str| {
+            let rows = rows_with_skips(&folder.join(run));
+            rows.iter().map(|row| format!("{:?} {:?}", row.get("loss"), row.get("found_inf"))).collect::<Vec<_>>()
+        };
+        assert_eq!(rows(&one), rows(&two));
+    }
+}
+
+/// The order in which ranks are summed is that of the micro-batches where each has one; with more, rounding differs.
+#[test]
+fn four_micro_batches_are_shared_in_any_way() {
+    let Some(mpirun) = mpirun() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    write(folder, "clm");
+    let set = ["--set", "batch.global_batch_size=12", "--set", "trainer.gradient_accumulation_steps=1"];
+    succeeds(&mut train(folder, "one", &set));
+    succeeds(&mut launch(&mpirun, 4, folder, "four", &set));
+    same(folder, "one", "four");
+    succeeds(&mut launch(&mpirun, 2, folder, "two", &set));
+    let [one, two] = ["one", "two"].map(|run| tensors(&folder.join(run).join("model/model.safetensors")));
+    let values = |of: &std::collections::BTreeMap<String, (Vec<usize>, Vec<f32>)>| {
+        of.values().flat_map(|(_, values)| values.clone()).collect::<Vec<_>>()
+    };
+    let difference = relative_l2(&values(&two), &values(&one));
+    assert!(difference < 1e-6, "{difference}");
+}
+
+#[test]
+fn a_run_continues_with_another_number_of_ranks() {
+    let Some(mpirun) = mpirun() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    write(folder, "sequence-classification");
+    let set = ["--set", "batch.global_batch_size=6", "--set", "trainer.gradient_accumulation_steps=1"];
+    succeeds(&mut train(folder, "straight", &set));
+    let run = |ranks: usize, run: &str, more: &[&str]| {
+        let more = [&set[..], more].concat();
+        match ranks {
+            1 => succeeds(&mut train(folder, run, &more)),
+            ranks => succeeds(&mut launch(&mpirun, ranks, folder, run, &more)),
+        }
+    };
+    for (before, after) in [(2, 1), (1, 2), (2, 2)] {
+        let name = format!("from-{before}-to-{after}");
+        run(before, &name, &["--stop-after", "5"]);
+        let said = run(after, &name, &["--resume"]);
+        assert!(said.contains("continuing after step 5"), "{said}");
+        same(folder, "straight", &name);
+        let said = run(2, &name, &["--resume"]);
+        assert!(said.contains("nothing to continue"), "{said}");
+    }
+}
+
+#[test]
+fn what_is_no_world_is_refused_and_nothing_is_written() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    write(folder, "sequence-classification");
+    let of = |variables: &[(&str, &str)]| {
+        let mut command = train(folder, "run", &[]);
+        command.envs(variables.iter().copied());
+        command
+    };
+    let ranks = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")];
+    let nowhere = [&ranks[..], &[("KILN_MPI", "/nowhere/libmpi.so.40")]].concat();
+    let parts =
+        ["OMPI_COMM_WORLD_SIZE = 2", "KILN_MPI = \"/nowhere/libmpi.so.40\" cannot be loaded", "apt-get install"];
+    fails(&mut of(&nowhere), 2, &parts);
+    let no_mpi = [&ranks[..], &[("KILN_MPI", "libc.so.6")]].concat();
+    fails(&mut of(&no_mpi), 2, &["libc.so.6 has no MPI_Init_thread"]);
+    fails(&mut of(&[("RANK", "2"), ("WORLD_SIZE", "2")]), 2, &["RANK = 2, WORLD_SIZE = 2"]);
+    let mut compare = kiln(folder);
+    fails(compare.args(["compare", "config.toml"]).envs(ranks), 2, &["kiln compare works in one process"]);
+    fails(kiln(folder).args(["launch", "--", "train", "config.toml"]), 2, &["expected the number of processes"]);
+    let mut unknown = kiln(folder);
+    fails(
+        unknown.args(["launch", "-n", "2", "--mpirun", "false", "--", "devices"]),
+        2,
+        &["the mpirun of Open MPI or MPICH"],
+    );
+    assert!(!folder.join("run").exists());
+
+    let Some(mpirun) = mpirun() else { return };
+    // Started without the launcher that the variables tell of, MPI finds a world of one.
+    if Command::new(&mpirun).arg("--version").output().is_ok_and(|it| text(&it).contains("Open")) {
+        let parts = ["RANK = 0, WORLD_SIZE = 2 tell of 2 ranks", "a world of 1", "torchrun starts no MPI"];
+        fails(&mut of(&[("RANK", "0"), ("WORLD_SIZE", "2")]), 2, &parts);
+    }
+    let three = ["--set", "batch.global_batch_size=9", "--set", "trainer.gradient_accumulation_steps=1"];
+    fails(&mut launch(&mpirun, 2, folder, "run", &three), 2, &["no multiple of", "3 x 2 devices"]);
+    let missing = ["--set", "data.train=missing.jsonl"];
+    fails(&mut launch(&mpirun, 2, folder, "run", &missing), 2, &["missing.jsonl"]);
+    assert!(!folder.join("run").exists());
+}
+
+/// The processes that train in `folder`: their rank and process id.
+fn ranks_in(folder: &Path) -> Vec<(usize, u32)> {
+    let folder = folder.canonicalize().unwrap();
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
+        let is_here = std::fs::read_link(entry.path().join("cwd")).is_ok_and(|cwd| cwd == folder);
+        let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
+        let environment = String::from_utf8_lossy(&environment).into_owned();
+        let rank = environment
+            .split('\0')
+            .find_map(|it| ["OMPI_COMM_WORLD_RANK=", "PMI_RANK="].iter().find_map(|name| it.strip_prefix(name)));
+        if let (true, Some(rank)) = (is_here, rank.and_then(|rank| rank.parse().ok())) {
+            found.push((rank, pid));
+        }
+    }
+    found
+}
+
+fn send(signal: &str, pid: u32) {
+    let _ = Command::new("kill").args([signal, &pid.to_string()]).stderr(Stdio::null()).status();
+}
+
+/// How a launcher ended that had to, within ten seconds and with all its ranks.
+fn ended(mut child: Child, folder: &Path) -> Option<i32> {
+    let asked = Instant::now();
+    let code = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status.code();
+        }
+        assert!(asked.elapsed() < Duration::from_secs(10), "it has not ended");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    while !ranks_in(folder).is_empty() {
+        assert!(asked.elapsed() < Duration::from_secs(10), "ranks are left: {:?}", ranks_in(folder));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    code
+}
+
+/// Waits until `ready`.
+fn until(what: &str, ready: impl Fn() -> bool) {
+    let asked = Instant::now();
+    while !ready() {
+        assert!(asked.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Four times here; `KILN_KILLS=100` for more.
+#[test]
+fn a_rank_that_is_killed_ends_all_and_the_run_continues() {
+    let Some(mpirun) = mpirun() else { return };
+    let kills = std::env::var("KILN_KILLS").map_or(4, |kills| kills.parse::<u32>().unwrap());
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    write(folder, "sequence-classification");
+    let steps = format!("trainer.max_steps={}", 60 * kills);
+    let set = ["--set", "trainer.save_steps=1", "--set", "trainer.save_total_limit=3", "--set", &steps];
+    let more = all(&accumulate(2), &set).into_iter().map(str::to_owned).collect::<Vec<_>>();
+    succeeds(&mut train(folder, "straight", &all(&more, &[])));
+    let more = all(&accumulate(1), &set).into_iter().map(str::to_owned).collect::<Vec<_>>();
+    let mut random = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos();
+    for kill in 0..kills {
+        let mut command = launch(&mpirun, 2, folder, "run", &all(&more, &["--resume"]));
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        until("no ranks were started", || ranks_in(folder).len() == 2);
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        std::thread::sleep(Duration::from_millis(u64::from(random >> 16) % 1000));
+        let victim = kill as usize % 2;
+        let victim = ranks_in(folder).into_iter().find(|(rank, _)| *rank == victim);
+        if let Some((_, pid)) = victim {
+            send("-KILL", pid);
+        }
+        let code = ended(child, folder);
+        assert!(code == Some(137) || victim.is_none() || code == Some(0), "{code:?}");
+    }
+    succeeds(&mut launch(&mpirun, 2, folder, "run", &all(&more, &["--resume"])));
+    assert_eq!(figures(&folder.join("straight")), figures(&folder.join("run")));
+    let weights = |run: &str| bytes(&folder.join(run), "model/model.safetensors");
+    assert!(weights("straight") == weights("run"));
+}
+
+/// A signal to the launcher or to one rank saves a checkpoint and ends all.
+#[test]
+fn a_signal_saves_and_the_run_continues() {
+    let Some(mpirun) = mpirun() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    write(folder, "sequence-classification");
+    let endless = ["--set", "trainer.max_steps=100000", "--set", "trainer.save_strategy=no", "--resume"];
+    let more = all(&accumulate(1), &endless).into_iter().map(str::to_owned).collect::<Vec<_>>();
+    let mut steps = 0;
+    for to_rank in [None, Some(1)] {
+        let mut command = launch(&mpirun, 2, folder, "run", &all(&more, &[]));
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let rows = || std::fs::read_to_string(folder.join("run/metrics.jsonl")).unwrap_or_default().lines().count();
+        until("it made no steps", || rows() > steps + 5);
+        match to_rank {
+            None => send("-TERM", child.id()),
+            Some(rank) => send("-TERM", ranks_in(folder).into_iter().find(|(other, _)| *other == rank).unwrap().1),
+        }
+        assert_eq!(ended(child, folder), Some(143));
+        let newest = std::fs::read_dir(folder.join("run/checkpoints")).unwrap().count();
+        assert!(newest > 0, "no checkpoint was saved");
+        steps = rows();
+    }
+}
+
+/// The fault of one rank ends all with its exit code; one that all of them have is told once.
+#[test]
+fn a_rank_that_fails_ends_all_with_its_exit_code() {
+    let Some(mpirun) = mpirun() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    write(folder, "sequence-classification");
+    // The learning rate makes the loss no number, on all ranks.
+    let burst =
+        ["--set", "trainer.learning_rate=1e30", "--set", "trainer.warmup_steps=0", "--set", "trainer.max_grad_norm=0"];
+    let output = launch(&mpirun, 2, folder, "run", &all(&accumulate(1), &burst)).output().unwrap();
+    assert_eq!(output.status.code(), Some(5), "{}", text(&output));
+    assert_eq!(text(&output).matches("error: ").count(), 1, "rank 0 says it for all: {}", text(&output));
+}
+
+/// Each rank in a folder of its own, as on machines that share no file system: rank 0 sends what continues the run.
+#[test]
+fn no_file_system_has_to_be_shared() {
+    let Some(mpirun) = mpirun() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let machines = [0, 1].map(|rank| place.path().join(format!("machine-{rank}")));
+    for machine in &machines {
+        std::fs::create_dir(machine).unwrap();
+        write(machine, "sequence-classification");
+    }
+    std::fs::write(
+        place.path().join("on-machine.sh"),
+        "cd machine-${OMPI_COMM_WORLD_RANK:-$PMI_RANK} && exec \"$@\"\n",
+    )
+    .unwrap();
+    let run = |more: &[&str]| {
+        let mut command = Command::new(&mpirun);
+        command.args([
+            "-n",
+            "2",
+            "sh",
+            "on-machine.sh",
+            env!("CARGO_BIN_EXE_kiln"),
+            "train",
+            "config.toml",
+            "--resume",
+        ]);
+        command.args(all(&accumulate(1), more)).current_dir(place.path()).env("RAYON_NUM_THREADS", "1");
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        command.env("OMPI_MCA_rmaps_base_oversubscribe", "1").env("KILN_CACHE", place.path().join("kiln-cache"));
+        command
+    };
+    succeeds(&mut train(&machines[0], "straight", &all(&accumulate(2), &[])));
+    succeeds(&mut run(&["--stop-after", "5"]));
+    succeeds(&mut run(&[]));
+    same(&machines[0], "straight", "run");
+    let there = std::fs::read_dir(machines[1].join("run")).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(there.collect::<Vec<_>>(), ["ranks"], "rank 1 leaves its log and nothing else");
+
+    let data = std::fs::read_to_string(machines[1].join("data.jsonl")).unwrap();
+    std::fs::write(machines[1].join("data.jsonl"), data.replacen("[1,", "[2,", 1)).unwrap();
+    let output = run(&["--set", "run.output_dir=other"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output));
+    let parts = ["error: rank 1 of 2: rank 1 has another run than rank 0", "content of the training data"];
+    assert!(parts.iter().all(|part| text(&output).contains(part)), "{}", text(&output));
+}
