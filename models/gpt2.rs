@@ -57,6 +57,7 @@ pub struct Gpt2Attention {
 
 /// The projections to query, key and value. The names of tensors leave out the field that holds this.
 #[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant)] // there is one of these in a layer
 enum Projections {
     /// GPT-2's: one.
     Packed(PackedProjection),

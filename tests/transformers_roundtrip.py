@@ -54,7 +54,7 @@ def gpt2(**more):
 
 
 def gpt_neo(**more):
-    return GPTNeoConfig(vocab_size=VOCAB, max_position_embeddings=32, hidden_size=48, num_layers=2, num_heads=4, window_size=6,
+    return GPTNeoConfig(vocab_size=VOCAB, max_position_embeddings=32, hidden_size=48, num_layers=2, num_heads=4, window_size=12,
                         attention_types=[[["global", "local"], 1]], bos_token_id=1, eos_token_id=1,
                         attn_implementation="eager", **more)
 
