@@ -4,7 +4,6 @@
 #![allow(unsafe_code)] // foreign functions; each call says why it may be made
 
 use std::fmt;
-use std::panic;
 
 use cudarc::driver::result::device;
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
@@ -78,6 +77,14 @@ impl Installation {
     }
 }
 
+impl Installation {
+    /// Whether the device has arithmetic in bf16. Before capability 8.0 NVIDIA's headers imitate it, in f32 and without tensor cores, which
+    /// CubeCL does not tell apart.
+    pub fn computes_in_bf16(&self) -> bool {
+        self.capability >= 80
+    }
+}
+
 impl fmt::Display for Installation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { driver, nvrtc, capability, memory, multiprocessors } = self;
@@ -138,7 +145,7 @@ impl Nvrtc {
         let mut capabilities = vec![0; count.max(0) as usize];
         // SAFETY: the list has room for as many integers as the library has said.
         unsafe { sys::nvrtcGetSupportedArchs(capabilities.as_mut_ptr()) }.result().map_err(refused)?;
-        let headers = panic::catch_unwind(cubecl::cuda::install::cuda_path).ok().flatten();
+        let headers = std::panic::catch_unwind(cubecl::cuda::install::cuda_path).ok().flatten();
         let include = headers.clone().unwrap_or_default().join("include");
         if let Some(missing) = ["cuda_fp16.h", "cuda_bf16.h", "mma.h"].iter().find(|name| !include.join(name).is_file())
         {

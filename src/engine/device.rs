@@ -62,7 +62,9 @@ impl Available {
     /// Its facts. Asks the device in which types it computes.
     pub fn facts(&self) -> DeviceFacts {
         let types = [(Precision::Bf16, FloatDType::BF16), (Precision::F16, FloatDType::F16)];
-        let narrow = types.into_iter().filter(|(_, dtype)| self.device.supports_dtype(*dtype));
+        let has =
+            |dtype: FloatDType| self.device.supports_dtype(dtype) && (dtype != FloatDType::BF16 || self.has_bf16());
+        let narrow = types.into_iter().filter(|(_, dtype)| has(*dtype));
         let narrow = narrow.map(|(precision, _)| precision).collect();
         let not_fused = Ops::fused(&self.device).err().map(|error| error.to_string());
         DeviceFacts { kind: self.kind, index: self.index, name: self.name.clone(), narrow, not_fused }
@@ -70,6 +72,14 @@ impl Available {
 }
 
 impl Available {
+    fn has_bf16(&self) -> bool {
+        #[cfg(feature = "cuda")]
+        if self.kind == DeviceKind::Cuda {
+            return crate::engine::cuda::Installation::check(self.index).is_ok_and(|found| found.computes_in_bf16());
+        }
+        true
+    }
+
     /// Looks at what the device needs besides itself: driver, compiler and headers of CUDA. Says what there is; nothing where nothing
     /// is needed.
     ///
