@@ -37,6 +37,7 @@ fn batch(step: u64) -> Batch {
         input_ids,
         attention_mask: None,
         token_type_ids: None,
+        position_ids: None,
     }
 }
 

@@ -87,6 +87,22 @@ pub struct Gpt2Mlp {
     resid_pdrop: f64,
 }
 
+/// The positions of tokens.
+#[derive(Debug, Clone)]
+pub enum Positions {
+    /// Of each row those that follow so many others.
+    From(usize),
+    /// `[batch * seq]`
+    At(Tensor<1, Int>),
+}
+
+impl Positions {
+    /// `position_ids [batch, seq]`, or of each row those from the first.
+    pub fn of(position_ids: Option<Tensor<2, Int>>) -> Self {
+        position_ids.map_or(Self::From(0), |ids| Self::At(ids.flatten(0, 1)))
+    }
+}
+
 impl Gpt2Model {
     /// Random weights as `transformers` draws them: `N(0, initializer_range)`, GPT-2's two projections that write to the
     /// residual stream scaled by `1 / sqrt(2 n_layer)`.
@@ -113,11 +129,17 @@ impl Gpt2Model {
         self.window.filter(|_| self.h.iter().any(|block| block.attn.is_local))
     }
 
-    /// The hidden states of whole sequences, before the last normalisation: `input_ids [batch, seq]` ->
-    /// `[batch * seq, n_embd]`.
-    pub fn forward(&self, input_ids: Tensor<2, Int>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
+    /// The hidden states of whole sequences, before the last normalisation: `input_ids`, `position_ids` `[batch, seq]` (none means
+    /// those of one document a row) -> `[batch * seq, n_embd]`.
+    pub fn forward(
+        &self,
+        input_ids: Tensor<2, Int>,
+        position_ids: Option<Tensor<2, Int>>,
+        rows: &Rows,
+        pass: Pass<'_>,
+    ) -> Tensor<2> {
         pass.begin_stage(0);
-        let mut x = self.embed(input_ids, 0, pass);
+        let mut x = self.embed(input_ids, Positions::of(position_ids), pass);
         for (index, block) in self.h.iter().enumerate() {
             pass.begin_stage(1 + index);
             x = block.forward(x, rows, pass);
@@ -137,13 +159,8 @@ impl Gpt2Model {
                 None => local,
             }
         });
-        let mut x = match cache.positions(seq, self.wpe.weight.lazy_shape().dims::<2>()[0], &device) {
-            None => self.embed(input_ids, cache.len(), pass),
-            Some(positions) => {
-                let tokens = self.wte.forward(input_ids.reshape([batch * seq]), pass.ops());
-                tokens + self.wpe.forward(positions, pass.ops())
-            }
-        };
+        let positions = cache.positions(seq, self.wpe.weight.lazy_shape().dims::<2>()[0], &device);
+        let mut x = self.embed(input_ids, positions.map_or(Positions::From(cache.len()), Positions::At), pass);
         for (index, block) in self.h.iter().enumerate() {
             let hidden = local.as_ref().filter(|_| block.attn.is_local).or(hidden.as_ref());
             x = block.forward_cached(x, batch, hidden, cache, index, pass);
@@ -172,11 +189,15 @@ impl Gpt2Model {
         self.ln_f.forward(x, pass.ops())
     }
 
-    /// The input of the first block, for ids `[batch, seq]` that follow `past` others: `[batch * seq, n_embd]`.
-    pub fn embed(&self, input_ids: Tensor<2, Int>, past: usize, pass: Pass<'_>) -> Tensor<2> {
+    /// The input of the first block, for ids `[batch, seq]` at `positions`: `[batch * seq, n_embd]`.
+    pub fn embed(&self, input_ids: Tensor<2, Int>, positions: Positions, pass: Pass<'_>) -> Tensor<2> {
         let [batch, seq] = input_ids.dims();
         let tokens = self.wte.forward(input_ids.reshape([batch * seq]), pass.ops()); // [batch * seq, n_embd]
-        dropout(self.wpe.positions(tokens, batch, past), self.embd_pdrop, pass.rng, pass.ops())
+        let x = match positions {
+            Positions::From(past) => self.wpe.positions(tokens, batch, past),
+            Positions::At(ids) => tokens + self.wpe.forward(ids, pass.ops()),
+        };
+        dropout(x, self.embd_pdrop, pass.rng, pass.ops())
     }
 }
 

@@ -9,7 +9,7 @@ use crate::bert::BertModel;
 use crate::compute::{Compute, Pass};
 use crate::config::{BertConfig, BertVariant, Gpt2Config, Gpt2Variant, Head, ModelConfig};
 use crate::error::{Error, Result};
-use crate::gpt2::Gpt2Model;
+use crate::gpt2::{Gpt2Model, Positions};
 use crate::kv_cache::KvCache;
 use crate::layers::{EachLinear, LayerNorm, Linear, Lora, uninitialized};
 use crate::lora::LoraConfig;
@@ -70,6 +70,10 @@ pub struct ModelInput {
     pub attention_mask: Option<Tensor<2, Bool>>,
     /// `[batch, seq]`; none means all 0. GPT-2 has none.
     pub token_type_ids: Option<Tensor<2, Int>>,
+    /// `[batch, seq]`, for GPT-2's language model on rows of several documents: the position of each token in its document. A
+    /// document begins at position 0 and attends to itself alone, padding behind it too, which `attention_mask` then need not
+    /// hide. None means that a row is one document.
+    pub position_ids: Option<Tensor<2, Int>>,
     /// `[batch]`: index of the last valid token of each sequence, which GPT-2's classification head reads; none means the
     /// last position.
     pub last_token: Option<Tensor<1, Int>>,
@@ -274,7 +278,7 @@ impl Model {
     pub fn hidden(&self, input: &ModelInput, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
         let ids = input.input_ids.clone();
         match &self.body {
-            Body::Gpt2(body) => body.forward(ids, rows, pass),
+            Body::Gpt2(body) => body.forward(ids, input.position_ids.clone(), rows, pass),
             Body::Bert(body) => body.forward(ids, input.token_type_ids.clone(), rows, pass),
         }
     }
@@ -312,6 +316,9 @@ impl Model {
     pub fn rows(&self, input: &ModelInput) -> Rows {
         let (shape, device) = (input.input_ids.dims(), input.input_ids.device());
         let mask = input.attention_mask.clone();
+        if let (Some(positions), Body::Gpt2(body)) = (&input.position_ids, &self.body) {
+            return Rows::documents(positions.clone(), body.window(), self.ops());
+        }
         let reads_first_tokens = matches!(self.head, HeadLayers::BertClassification(_) | HeadLayers::BertChoice(_));
         match self.ops().form(Operator::Attention) {
             Form::Fused if reads_first_tokens => Rows::first_tokens(shape, mask, &device, self.ops()),
@@ -339,7 +346,7 @@ impl Model {
     pub fn embed(&self, input: &ModelInput, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
         let ids = input.input_ids.clone();
         match &self.body {
-            Body::Gpt2(body) => body.embed(ids, 0, pass),
+            Body::Gpt2(body) => body.embed(ids, Positions::of(input.position_ids.clone()), pass),
             Body::Bert(body) => body.embed(ids, input.token_type_ids.clone(), rows, pass),
         }
     }

@@ -11,9 +11,9 @@
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 
-use crate::ops::Ops;
 use crate::ops::attention::Mask;
 use crate::ops::embedding::embedding;
+use crate::ops::{Form, Operator, Ops};
 
 /// See the top of this file. Made once for a batch by [`Model::rows`](crate::Model::rows) and handed to every layer.
 #[derive(Debug, Clone)]
@@ -46,6 +46,33 @@ impl Rows {
     ) -> Self {
         let mask = Mask::new(seq, causal, attention_mask, device, ops);
         Self { batch, mask, local_mask: None, tokens: None, last_layer: None }
+    }
+
+    /// All rows of sequences that are several documents: `position_ids [batch, seq]` are the positions of tokens in their documents,
+    /// each of which begins at 0, or with its row. A token attends to those before it in its document. The fused attention on
+    /// the CPU computes each document as a sequence of its own, so that nothing masked is computed; elsewhere a mask hides the
+    /// other documents, as in a model with local layers, whose tokens attend to at most `window` keys.
+    pub(crate) fn documents(position_ids: Tensor<2, Int>, window: Option<usize>, ops: Ops) -> Self {
+        let ([batch, seq], device) = (position_ids.dims(), position_ids.device());
+        let is_fused = ops.form(Operator::Attention) == Form::Fused;
+        if !is_fused || window.is_some() || device.clone().without_autodiff() != Device::flex() {
+            let documents = position_ids.equal_scalar(0).int().cumsum(1);
+            let mask = Mask::of_documents(documents.clone(), None);
+            let local_mask = window.map(|window| Mask::of_documents(documents, Some(window)));
+            return Self { batch, mask, local_mask, tokens: None, last_layer: None };
+        }
+        // Read, which is no transfer on the CPU.
+        let mut lens = Vec::<usize>::new();
+        for (place, position) in position_ids.into_data().iter::<i64>().enumerate() {
+            match lens.last_mut() {
+                Some(len) if position != 0 && place % seq != 0 => *len += 1,
+                _ => lens.push(1),
+            }
+        }
+        let longest = lens.iter().copied().max().unwrap_or(1);
+        let shown = lens.iter().flat_map(|len| (0..longest).map(move |place| place < *len)).collect::<Vec<_>>();
+        let shown = Tensor::from_data(TensorData::new(shown, [lens.len(), longest]), &device);
+        Self { batch: lens.len(), mask: Mask::unpadded(shown, true), local_mask: None, tokens: None, last_layer: None }
     }
 
     /// As [`all`](Self::all) without `causal`, where the last layer computes the first token of each sequence, and on the CPU
@@ -88,7 +115,7 @@ impl Rows {
         let last_layer = Some(FirstTokens(Some(ids(first))));
         Some(Self {
             batch,
-            mask: Mask::unpadded(mask.clone()),
+            mask: Mask::unpadded(mask.clone(), false),
             local_mask: None,
             tokens: Some(ids(tokens)),
             last_layer,

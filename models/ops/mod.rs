@@ -59,7 +59,8 @@ pub enum Operator {
     LayerNorm,
     /// Matrix product and bias ([`linear`]).
     Linear,
-    /// Attention without stored scores ([`attention`]).
+    /// Attention without stored scores ([`attention`]). Of rows of several documents it is fused on the CPU alone; elsewhere they
+    /// have the plain form with a mask.
     Attention,
     /// Bias and GELU or another activation ([`gelu`]).
     Gelu,

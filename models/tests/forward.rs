@@ -46,7 +46,13 @@ fn ids(rows: &[&[i32]]) -> Tensor<2, Int> {
 }
 
 fn input(rows: &[&[i32]]) -> ModelInput {
-    ModelInput { input_ids: ids(rows), attention_mask: None, token_type_ids: None, last_token: None }
+    ModelInput {
+        input_ids: ids(rows),
+        attention_mask: None,
+        token_type_ids: None,
+        position_ids: None,
+        last_token: None,
+    }
 }
 
 /// Rows padded on the right with `padding` to one length, with their mask.

@@ -225,6 +225,7 @@ pub fn columns(task: Task, text: Option<String>, pair: Option<String>, label: Op
         text: text.unwrap_or_else(|| if is_choice { "sent1".into() } else { of_text.into() }),
         text_pair: pair.or_else(|| is_choice.then(|| "sent2".into())),
         words: task == Task::TokenClassification,
+        json: false,
         choices: if is_choice { (0..4).map(|choice| format!("ending{choice}")).collect() } else { Vec::new() },
         label: has_label.then(|| label.unwrap_or_else(|| of_label.into())),
     }

@@ -279,6 +279,7 @@ fn table(data: &DataSection) -> Checked {
         not_empty(key, name.as_deref())?;
     }
     choices(data)?;
+    instructions(data)?;
     if !data.format.is_table() {
         let max_length = data.max_length.is_some() && data.format != DataFormat::Squad;
         let given = [("data.label_names", data.label_names.is_some()), ("data.max_length", max_length)];
@@ -301,6 +302,14 @@ fn table(data: &DataSection) -> Checked {
         if let Some((key, _)) = given.into_iter().find(|(_, given)| *given) {
             return Err(Complaint::new(key, format!("has no effect with the task {}", data.task))
                 .help("a language model reads data.text_column alone"));
+        }
+        if data.has_instructions() {
+            if data.text_column.is_some() || data.block_size.is_some() {
+                let key = if data.text_column.is_some() { "data.text_column" } else { "data.block_size" };
+                return Err(Complaint::new(key, "has no effect on conversations, prompts and completions")
+                    .help("data.max_length cuts long rows, and is the length of samples with data.packing"));
+            }
+            return at_least("data.max_length", data.max_length.unwrap_or(2), 2);
         }
         if data.max_length.is_some() {
             return Err(Complaint::new("data.max_length", format!("has no effect with the task {}", data.task))
@@ -327,6 +336,52 @@ fn table(data: &DataSection) -> Checked {
         return Err(Complaint::new("data.label_names", format!("the task {} has numbers, not names", data.task)));
     }
     check_label_names(names).map_err(|error| Complaint::of("data.label_names", error))
+}
+
+/// The keys of instructions.
+fn instructions(data: &DataSection) -> Checked {
+    let given = [
+        ("data.messages_column", data.messages_column.is_some()),
+        ("data.prompt_column", data.prompt_column.is_some()),
+        ("data.completion_column", data.completion_column.is_some()),
+        ("data.chat_template_path", data.chat_template_path.is_some()),
+        ("data.completion_only_loss", data.completion_only_loss.is_some()),
+        ("data.assistant_only_loss", data.assistant_only_loss),
+        ("data.packing", data.packing),
+    ];
+    let names = [&data.messages_column, &data.prompt_column, &data.completion_column, &data.chat_template_path];
+    for ((key, _), name) in given.iter().zip(names) {
+        not_empty(key, name.as_deref())?;
+    }
+    let Some((key, _)) = given.into_iter().find(|(_, given)| *given) else { return Ok(()) };
+    if data.task != Task::Clm || !data.format.is_table() {
+        let message = format!("has no effect with task = \"{}\" and format = \"{}\"", data.task, data.format);
+        return Err(Complaint::new(key, message).help("it belongs to `clm` on `jsonl`, `parquet`, `csv` or `tsv`"));
+    }
+    if !data.has_instructions() {
+        return Err(Complaint::new(key, "needs data.messages_column or data.completion_column")
+            .help("name the column with the conversations, or that with the completions"));
+    }
+    if data.messages_column.is_some() && (data.completion_column.is_some() || data.prompt_column.is_some()) {
+        return Err(two_ways(
+            "data.completion_column",
+            "data.messages_column",
+            "a row is a conversation, or a prompt with its completion",
+        ));
+    }
+    if data.messages_column.is_some() && matches!(data.format, DataFormat::Csv | DataFormat::Tsv) {
+        return Err(Complaint::new("data.messages_column", format!("`{}` has no lists of messages", data.format))
+            .help("use `jsonl` or `parquet`"));
+    }
+    if data.messages_column.is_some() && data.completion_only_loss.is_some() {
+        return Err(Complaint::new("data.completion_only_loss", "conversations have no completions")
+            .help("data.assistant_only_loss = true counts the words of the assistant"));
+    }
+    if data.completion_column.is_some() && data.assistant_only_loss {
+        return Err(Complaint::new("data.assistant_only_loss", "has no effect on prompts with completions")
+            .help("it belongs to data.messages_column; data.completion_only_loss = true is the default here"));
+    }
+    Ok(())
 }
 
 /// The columns of a multiple choice.

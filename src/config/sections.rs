@@ -129,12 +129,37 @@ pub struct DataSection {
     /// choice; where there is a `text_pair_column`, its text stands before each choice, as `sent2` of SWAG does. Required there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub choice_columns: Option<Vec<String>>,
+    /// The column with conversations, for the task `clm` on `jsonl` and `parquet`: each a list of messages with `role` and
+    /// `content`, which the tokenizer's chat template writes as text. Not with `completion_column`. Default: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub messages_column: Option<String>,
+    /// The column with prompts, for the task `clm` on tables: texts, or lists of messages. Default: `prompt` where there is a
+    /// `completion_column`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_column: Option<String>,
+    /// The column with completions, of the same kind as the prompts. End-of-text follows a completion that is a text. Default:
+    /// none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_column: Option<String>,
+    /// The file with the Jinja template of conversations, which the trained model keeps as `chat_template.jinja`. Default: that
+    /// of the tokenizer: `chat_template.jinja`, or `chat_template` in its `tokenizer_config.json`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chat_template_path: Option<String>,
+    /// Whether the loss counts completions and not their prompts. Default: true where there is a `completion_column`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_only_loss: Option<bool>,
+    /// Whether the loss counts the words of the assistant alone, where there is a `messages_column`: what a template encloses in `{%
+    /// generation %}`, or what the messages of the role `assistant` add. Default: false.
+    pub assistant_only_loss: bool,
+    /// Whether several rows of `messages_column` or `completion_column` stand in one sample of at most `max_length` tokens, each
+    /// with attention and positions of its own. Default: false.
+    pub packing: bool,
     /// The labels in the order of their ids. Default: the pretrained model's `id2label`, else those of the training data,
     /// sorted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label_names: Option<Vec<String>>,
     /// Tokens that a row of a table or a window of `squad` is cut to, special ones included. Default: the model's number of
-    /// positions, at most 512 (384 for `squad`).
+    /// positions, at most 512 (384 for `squad`, 1024 for instructions).
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
     pub max_length: Option<usize>,
     /// The unit that is a document of plain text, for `text`; a row of a table always is one. Default: `file`.
@@ -184,6 +209,13 @@ impl Default for DataSection {
             text_pair_column: None,
             label_column: None,
             choice_columns: None,
+            messages_column: None,
+            prompt_column: None,
+            completion_column: None,
+            chat_template_path: None,
+            completion_only_loss: None,
+            assistant_only_loss: false,
+            packing: false,
             label_names: None,
             max_length: None,
             documents: Documents::File,
@@ -211,6 +243,11 @@ impl DataSection {
     /// Tables in `format` for `task`, with the columns `text` and `label`.
     pub fn table<S: Into<String>>(task: Task, format: DataFormat, train: impl IntoIterator<Item = S>) -> Self {
         Self { format, ..Self::text(task, train) }
+    }
+
+    /// Whether rows are instructions: conversations, or prompts with completions.
+    pub fn has_instructions(&self) -> bool {
+        self.messages_column.is_some() || self.completion_column.is_some()
     }
 
     /// Whether end-of-text follows every document.

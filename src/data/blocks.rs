@@ -46,7 +46,7 @@ impl Dataset for Blocks {
     fn get(&self, index: usize, _epoch: u64) -> Result<Example> {
         let input_ids = self.store.tokens(index * self.block_size..(index + 1) * self.block_size);
         let label = Label::Tokens(input_ids.clone());
-        Ok(Example { input_ids, attention_mask: None, token_type_ids: None, label })
+        Ok(Example { input_ids, attention_mask: None, token_type_ids: None, position_ids: None, label })
     }
 
     fn max_len(&self) -> usize {

@@ -72,6 +72,16 @@ pub fn collate(examples: &[Example], pad_id: u32, padding: &Padding, rows: usize
     if has_types {
         types.resize(rows * seq_len, 0);
     }
+    let position_ids = examples.iter().any(|example| example.position_ids.is_some()).then(|| {
+        // Padding is a document of its own, and so is a row that fills the batch.
+        let row = |example: &Example| {
+            let len = example.input_ids.len() as i32;
+            let own = example.position_ids.clone().unwrap_or_else(|| (0..len).collect());
+            own.into_iter().chain(0..seq_len as i32 - len)
+        };
+        let filler = std::iter::repeat_n(0..seq_len as i32, rows - examples.len()).flatten();
+        examples.iter().flat_map(row).chain(filler).collect()
+    });
     let num_tokens = mask.iter().filter(|&&attended| attended).count();
     // A row that only fills the batch has a token to attend to: what reads first tokens need not compute its padding.
     mask.iter_mut().step_by(seq_len.max(1)).skip(examples.len()).for_each(|first| *first = true);
@@ -82,6 +92,7 @@ pub fn collate(examples: &[Example], pad_id: u32, padding: &Padding, rows: usize
         input_ids,
         attention_mask: (num_tokens < rows * seq_len).then_some(mask),
         token_type_ids: has_types.then_some(types),
+        position_ids,
         labels: of_examples.padded(examples, rows, seq_len),
         num_tokens,
     })
@@ -167,7 +178,7 @@ mod tests {
     use super::*;
 
     fn example(ids: &[i32], label: Label) -> Example {
-        Example { input_ids: ids.to_vec(), attention_mask: None, token_type_ids: None, label }
+        Example { input_ids: ids.to_vec(), attention_mask: None, token_type_ids: None, position_ids: None, label }
     }
 
     #[test]

@@ -68,6 +68,10 @@ impl Fingerprint for Example {
         bytes.extend(self.attention_mask.iter().flatten().map(|attended| u8::from(*attended)));
         bytes.push(u8::from(self.token_type_ids.is_some()));
         numbers(&mut bytes, self.token_type_ids.as_deref().unwrap_or_default());
+        if let Some(positions) = &self.position_ids {
+            bytes.push(2);
+            numbers(&mut bytes, positions);
+        }
         match &self.label {
             Label::None => bytes.push(0),
             // The most frequent case by far, and twice the work: the label of a causal model is its text.
@@ -127,7 +131,13 @@ mod tests {
     }
 
     fn example(id: i32) -> Example {
-        Example { input_ids: vec![id, 2, 3], attention_mask: None, token_type_ids: None, label: Label::Class(1) }
+        Example {
+            input_ids: vec![id, 2, 3],
+            attention_mask: None,
+            token_type_ids: None,
+            position_ids: None,
+            label: Label::Class(1),
+        }
     }
 
     fn of(examples: &[Example]) -> String {

@@ -13,7 +13,7 @@ impl Dataset for Lengths {
 
     fn get(&self, index: usize, _: u64) -> Result<Example> {
         let input_ids = vec![index as i32; self.0[index]];
-        Ok(Example { input_ids, attention_mask: None, token_type_ids: None, label: Label::None })
+        Ok(Example { input_ids, attention_mask: None, token_type_ids: None, position_ids: None, label: Label::None })
     }
 
     fn len_of(&self, index: usize) -> usize {

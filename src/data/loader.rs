@@ -279,7 +279,13 @@ mod tests {
             }
             assert!(index != 199, "example 199 panics");
             let input_ids = vec![index as i32; index % 3 + 1];
-            Ok(Example { input_ids, attention_mask: None, token_type_ids: None, label: Label::Class(index as i32) })
+            Ok(Example {
+                input_ids,
+                attention_mask: None,
+                token_type_ids: None,
+                position_ids: None,
+                label: Label::Class(index as i32),
+            })
         }
         fn max_len(&self) -> usize {
             3

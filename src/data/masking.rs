@@ -176,7 +176,13 @@ mod tests {
         }
         fn get(&self, _: usize, _: u64) -> Result<Example> {
             let input_ids = IDS.repeat(16);
-            Ok(Example { input_ids, attention_mask: None, token_type_ids: None, label: Label::None })
+            Ok(Example {
+                input_ids,
+                attention_mask: None,
+                token_type_ids: None,
+                position_ids: None,
+                label: Label::None,
+            })
         }
         fn len_of(&self, _: usize) -> usize {
             IDS.len() * 16

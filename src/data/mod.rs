@@ -8,6 +8,7 @@ pub mod collate;
 pub mod corpus;
 pub mod digest;
 pub(crate) mod guard;
+pub mod instruct;
 pub mod labels;
 pub mod learned;
 #[cfg(test)]
@@ -51,6 +52,9 @@ pub struct Batch {
     pub attention_mask: Option<Vec<bool>>,
     /// `[rows * seq_len]`
     pub token_type_ids: Option<Vec<i32>>,
+    /// `[rows * seq_len]`, where a row has several documents: each begins at position 0, and attends to itself alone. None means
+    /// that a row is one document.
+    pub position_ids: Option<Vec<i32>>,
     /// The targets of the loss.
     pub labels: Labels,
     /// Attended tokens.
@@ -96,6 +100,8 @@ pub struct Example {
     pub attention_mask: Option<Vec<bool>>,
     /// Token types, where the data has them.
     pub token_type_ids: Option<Vec<i32>>,
+    /// Positions, where the example is several documents: each begins at position 0. None means one document.
+    pub position_ids: Option<Vec<i32>>,
     /// The label that is to be predicted.
     pub label: Label,
 }
@@ -120,6 +126,7 @@ impl Example {
                 input_ids: self.input_ids[range.clone()].to_vec(),
                 attention_mask: self.attention_mask.as_ref().map(|mask| mask[range.clone()].to_vec()),
                 token_type_ids: self.token_type_ids.as_ref().map(|types| types[range].to_vec()),
+                position_ids: None,
                 label: Label::None,
             }
         };

@@ -75,6 +75,13 @@ impl Scan {
     }
 }
 
+impl Scan {
+    /// The hash of all rows.
+    pub(super) fn hash(&self) -> [u8; 32] {
+        self.hash
+    }
+}
+
 impl RowStore {
     /// The rows of `table` under `encoder`, with labels by `rule`: from the cache in `folder`, or encoded now.
     ///
@@ -125,6 +132,7 @@ impl Dataset for RowStore {
             input_ids: self.store.list(INPUT_IDS, index, |id| id as i32),
             attention_mask: None,
             token_type_ids: self.store.some_list(TOKEN_TYPE_IDS, index, |kind| kind as i32),
+            position_ids: None,
             label,
         })
     }
@@ -164,7 +172,7 @@ fn key(scan: &Scan, encoder: &RowEncoder, rule: &LabelRule) -> Sha256 {
 }
 
 /// Adds what the rows depend on of a row to the hash of a scan.
-fn add(hash: &mut Sha256, row: &Row) {
+pub(super) fn add(hash: &mut Sha256, row: &Row) {
     for text in row.texts() {
         hash.update((text.len() as u64).to_le_bytes());
         hash.update(text.as_bytes());

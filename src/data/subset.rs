@@ -107,7 +107,13 @@ mod tests {
         }
         fn get(&self, index: usize, _epoch: u64) -> Result<Example> {
             let input_ids = vec![index as i32; self.len_of(index)];
-            Ok(Example { input_ids, attention_mask: None, token_type_ids: None, label: Label::None })
+            Ok(Example {
+                input_ids,
+                attention_mask: None,
+                token_type_ids: None,
+                position_ids: None,
+                label: Label::None,
+            })
         }
         fn max_len(&self) -> usize {
             self.0
@@ -137,7 +143,13 @@ mod tests {
             }
             fn get(&self, index: usize, epoch: u64) -> Result<Example> {
                 let input_ids = vec![index as i32, epoch as i32];
-                Ok(Example { input_ids, attention_mask: None, token_type_ids: None, label: Label::None })
+                Ok(Example {
+                    input_ids,
+                    attention_mask: None,
+                    token_type_ids: None,
+                    position_ids: None,
+                    label: Label::None,
+                })
             }
             fn max_len(&self) -> usize {
                 2

@@ -134,6 +134,7 @@ impl Predictor<'_> {
         let columns = Columns {
             text: options.text_column.clone(),
             words: task == Task::TokenClassification,
+            json: false,
             text_pair: options.text_pair_column.clone(),
             choices: options.choice_columns.clone(),
             label: None,
@@ -162,6 +163,7 @@ impl Predictor<'_> {
                 input_ids: row.ids.iter().map(|id| *id as i32).collect(),
                 attention_mask: None,
                 token_type_ids: encoder.has_types().then(|| row.types.iter().map(|kind| i32::from(*kind)).collect()),
+                position_ids: None,
                 label: match task {
                     Task::MultipleChoice => Label::Choice { lens: row.lens.clone(), answer: IGNORED },
                     _ => Label::None,

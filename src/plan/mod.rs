@@ -103,7 +103,7 @@ impl RunPlan {
         let update = OptimizerConfig::from(trainer);
         let values = values(facts, &groups, &update);
         let model = facts.model.plan(values.parameters, values.trained);
-        let mut data = data_plan(config, &facts.data, &batch);
+        let mut data = data_plan(config, &facts.data, &batch, facts.device.kind);
         if model.task.is_none() {
             data.documents = None;
         }
@@ -207,7 +207,9 @@ impl RunPlan {
         config.data.max_length = self.data.max_length;
         if config.data.format.is_table() {
             let (text, label) = config.data.task.columns();
-            config.data.text_column.get_or_insert_with(|| text.into());
+            if !config.data.has_instructions() {
+                config.data.text_column.get_or_insert_with(|| text.into());
+            }
             if !config.data.task.is_language_model() {
                 config.data.label_column.get_or_insert_with(|| label.into());
             }
@@ -342,7 +344,7 @@ impl ModelFacts {
     }
 }
 
-fn data_plan(config: &RunConfig, facts: &DataFacts, batch: &BatchPlan) -> DataPlan {
+fn data_plan(config: &RunConfig, facts: &DataFacts, batch: &BatchPlan, device: DeviceKind) -> DataPlan {
     let data = &config.data;
     let validation = facts.validation.map_or(0, |split| split.max_len);
     let longest = facts.max_length.unwrap_or(facts.train.max_len.max(validation));
@@ -354,7 +356,7 @@ fn data_plan(config: &RunConfig, facts: &DataFacts, batch: &BatchPlan) -> DataPl
         validation_examples: facts.validation.map(|split| split.examples),
         block_size: facts.block_size,
         max_length: facts.max_length,
-        documents: documents(config),
+        documents: documents(config, device),
         limits: limits(config),
         sampler: data.sampler,
         seed: config.trainer.data_seed(),
@@ -367,8 +369,19 @@ fn data_plan(config: &RunConfig, facts: &DataFacts, batch: &BatchPlan) -> DataPl
 }
 
 /// How documents are joined; none where examples are rows.
-fn documents(config: &RunConfig) -> Option<String> {
+fn documents(config: &RunConfig, device: DeviceKind) -> Option<String> {
     let data = &config.data;
+    if data.has_instructions() {
+        return data.packing.then(|| {
+            let attention = match device {
+                DeviceKind::Cpu => "",
+                _ => "; their attention is the plain operator, since the kernel of this device knows no documents",
+            };
+            format!(
+                "several rows stand in a sample, each with attention and positions of its own (data.packing){attention}"
+            )
+        });
+    }
     let script = match data.task {
         Task::Clm => "run_clm.py",
         Task::Mlm => "run_mlm.py",

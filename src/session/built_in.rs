@@ -24,6 +24,9 @@ use crate::task::evaluator::{Evaluator, Predictions};
 use crate::task::generate::Generator;
 use crate::task::{DeviceBatch, LossOptions, Targets};
 
+/// The file of a chat template.
+const CHAT_TEMPLATE: &str = "chat_template.jinja";
+
 /// A model of Kiln's with a task.
 #[derive(Clone)]
 pub struct BuiltIn {
@@ -45,6 +48,8 @@ pub struct BuiltIn {
     pub lora: Option<LoraConfig>,
     /// The folder of the adapters that are trained on; none for new ones.
     pub adapter: Option<PathBuf>,
+    /// The chat template that the model is trained with, where it is not the tokenizer's own.
+    pub chat_template: Option<String>,
     /// Files of that folder that the trained model keeps as they are.
     pub kept_files: Vec<NamedFile>,
 }
@@ -62,6 +67,7 @@ impl BuiltIn {
             model_from: None,
             lora: None,
             adapter: None,
+            chat_template: None,
             kept_files: Vec::new(),
         }
     }
@@ -166,6 +172,10 @@ impl TrainingTask for BuiltIn {
         if let Some(tokenizer) = &self.tokenizer {
             files.extend(tokenizer.files(&self.model_config, self.model_from.as_deref())?);
         }
+        if let Some(template) = &self.chat_template {
+            files.retain(|(name, _)| name != CHAT_TEMPLATE);
+            files.push((CHAT_TEMPLATE.into(), template.clone().into_bytes().into()));
+        }
         files.extend(self.kept_files.iter().cloned());
         // An adapter's folder has no settings of the whole model.
         if model.generates() && model.lora().is_none() && !files.iter().any(|(name, _)| name == GENERATION_CONFIG) {
@@ -223,11 +233,12 @@ impl Stages<Model> for BatchStages<'_> {
 
 impl TensorTree for DeviceBatch {
     fn map<M: TensorMapper>(self, mapper: &mut M) -> Self {
-        let ModelInput { input_ids, attention_mask, token_type_ids, last_token } = self.input;
+        let ModelInput { input_ids, attention_mask, token_type_ids, position_ids, last_token } = self.input;
         let input = ModelInput {
             input_ids: input_ids.map(mapper),
             attention_mask: attention_mask.map(|mask| mask.map(mapper)),
             token_type_ids: token_type_ids.map(|ids| ids.map(mapper)),
+            position_ids: position_ids.map(|ids| ids.map(mapper)),
             last_token: last_token.map(|last| last.map(mapper)),
         };
         let targets = self.targets.map(|targets| match targets {

@@ -300,6 +300,7 @@ mod tests {
                 input_ids: vec![0; rows],
                 attention_mask: None,
                 token_type_ids: None,
+                position_ids: None,
                 labels,
                 num_tokens: rows,
             };
@@ -334,6 +335,7 @@ mod tests {
                 input_ids: vec![0; 2],
                 attention_mask: None,
                 token_type_ids: None,
+                position_ids: None,
                 labels: Labels::Classes(vec![0, 1]),
                 num_tokens: 2,
             };

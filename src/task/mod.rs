@@ -197,6 +197,7 @@ impl DeviceBatch {
             input_ids: ids(&batch.input_ids),
             attention_mask: attention_mask.map(|mask| Tensor::from_data(TensorData::new(mask.clone(), shape), device)),
             token_type_ids: batch.token_type_ids.as_deref().map(ids),
+            position_ids: batch.position_ids.as_deref().map(ids),
             last_token,
         };
         Ok(Self { input, targets, examples: batch.examples, count, num_labels: batch.num_labels() })

@@ -52,6 +52,7 @@ fn live_after_forward(sizes: &Sizes, ops: Ops, device: &Device, live: impl Fn() 
         input_ids: ids.clone(),
         attention_mask: None,
         token_type_ids: None,
+        position_ids: None,
         labels: Labels::Tokens(ids),
         num_tokens: batch * seq,
     };

@@ -12,7 +12,7 @@ use kiln::data::corpus::Corpus;
 use kiln::data::table::{Columns, Table};
 use kiln::data::tokenizer::Tokenizer;
 use kiln::data::tokens::TokenStore;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// A model without dropout, so that runs that must agree can be compared.
 const BERT: &str = r#"
@@ -328,4 +328,106 @@ fn what_cannot_be_masked_is_refused() {
     refused("bert.toml", &["data.validation=[\"blank.txt\"]"], 3, &["data.validation", "blank.txt", "got only white"]);
     std::fs::write(path.join("broken.txt"), b"good film\nbad \xff\n").unwrap();
     refused("bert.toml", &["data.validation=[\"broken.txt\"]"], 3, &["broken.txt", "0xff at offset 14"]);
+}
+
+/// Prompts with completions and the same as conversations, and a template of the ChatML form.
+fn with_instructions(folder: &Path) {
+    let lines = |first: usize, count: usize| {
+        let row = |i: usize| {
+            let (prompt, completion) = (sentences(i, 1).remove(0), sentences(i + 1, 1).remove(0));
+            let completion = completion.split(' ').take(1 + i % 4).collect::<Vec<_>>().join(" ");
+            json!({
+                "prompt": format!("{prompt} "),
+                "completion": completion,
+                "messages": [{ "role": "user", "content": prompt }, { "role": "assistant", "content": completion }]
+            })
+        };
+        (first..first + count).map(|i| format!("{}\n", row(i))).collect::<String>()
+    };
+    std::fs::write(folder.join("train.jsonl"), lines(0, 24)).unwrap();
+    std::fs::write(folder.join("validation.jsonl"), lines(100, 12)).unwrap();
+    let template = "{% for message in messages %}<{{ message.role }}>{{ message.content }}</>{% endfor %}\
+                    {% if add_generation_prompt %}<assistant>{% endif %}";
+    std::fs::write(folder.join("template.jinja"), template).unwrap();
+}
+
+const INSTRUCTIONS: [&str; 8] = [
+    "data.format=jsonl",
+    "data.train=[\"train.jsonl\"]",
+    "data.validation=[\"validation.jsonl\"]",
+    "data.documents=file",
+    "model.n_positions=128",
+    "model.resid_pdrop=0.0",
+    "model.embd_pdrop=0.0",
+    "model.attn_pdrop=0.0",
+];
+
+/// A tokenizer of bytes in the folder `tokenizer`.
+fn with_tokenizer(folder: &Path) {
+    let set = ["run.output_dir=first", "trainer.max_steps=1"];
+    succeeds(&mut command(folder, "train", "gpt2.toml", &set));
+    std::fs::rename(folder.join("first/model"), folder.join("tokenizer")).unwrap();
+    let config = std::fs::read_to_string(folder.join("gpt2.toml")).unwrap();
+    let config = config.replace("train_vocab_size = 270", "from = \"tokenizer\"").replace("documents = \"line\"\n", "");
+    std::fs::write(folder.join("gpt2.toml"), config).unwrap();
+}
+
+fn eval_loss(folder: &Path, run: &str) -> f64 {
+    let all = rows(&folder.join(run));
+    all.iter().rfind(|row| row.get("eval_loss").is_some()).unwrap()["eval_loss"].as_f64().unwrap()
+}
+
+#[test]
+fn packed_instructions_have_the_losses_that_they_have_alone() {
+    let folder = folder();
+    let folder = folder.path();
+    with_instructions(folder);
+    with_tokenizer(folder);
+    let run = |name: &str, verb: &str, more: &[&str]| {
+        let output = format!("run.output_dir={name}");
+        let always =
+            ["trainer.eval_strategy=epoch", "trainer.max_steps=1", "trainer.per_device_train_batch_size=24", &output];
+        command(folder, verb, "gpt2.toml", &[&INSTRUCTIONS[..], &always, more].concat())
+    };
+    let completions = ["data.completion_column=completion"];
+    let messages =
+        ["data.messages_column=messages", "data.chat_template_path=template.jinja", "data.assistant_only_loss=true"];
+    for (kind, keys) in [("completions", &completions[..]), ("messages", &messages)] {
+        let mut losses = Vec::new();
+        for mode in ["native", "compiled"] {
+            for packing in ["false", "true"] {
+                let name = format!("{kind}-{mode}-{packing}");
+                let packing = format!("data.packing={packing}");
+                let length = ["data.max_length=96", packing.as_str()];
+                succeeds(run(&name, "train", &[keys, &length].concat()).args(["--compiler", mode]));
+                let row = &train_rows(&folder.join(&name))[0];
+                let of_row = |name: &str| row[name].as_f64().unwrap();
+                losses.push([eval_loss(folder, &name), of_row("loss"), of_row("grad_norm")]);
+            }
+        }
+        for other in &losses[1..] {
+            // The same sums in another order, of numbers of order 5.
+            let off = other.iter().zip(&losses[0]).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max);
+            assert!(off < 1e-5, "{kind}: {losses:?}");
+        }
+    }
+    let kept = std::fs::read_to_string(folder.join("messages-native-true/model/chat_template.jinja")).unwrap();
+    assert_eq!(kept, std::fs::read_to_string(folder.join("template.jinja")).unwrap());
+    // Without the prompts the loss counts less, and so it is another.
+    succeeds(&mut run("all", "train", &["data.completion_column=completion", "data.completion_only_loss=false"]));
+    assert!((eval_loss(folder, "all") / eval_loss(folder, "completions-native-false") - 1.0).abs() > 1e-4);
+    for (keys, code, says) in [
+        (&["data.messages_column=messages"][..], 3, "the tokenizer has no chat template"),
+        (&["data.packing=true"], 2, "needs data.messages_column or data.completion_column"),
+        (&["data.completion_column=answer"], 3, "there is no column \"answer\""),
+        (
+            &["data.messages_column=prompt", "data.chat_template_path=template.jinja"],
+            3,
+            "line 1: expected a list of messages",
+        ),
+        (&["data.completion_column=completion", "data.max_length=4"], 3, "no token of the rows has a loss"),
+        (&["data.completion_column=completion", "data.block_size=16"], 2, "data.block_size"),
+    ] {
+        fails(&mut run("refused", "plan", keys), code, &[says]);
+    }
 }

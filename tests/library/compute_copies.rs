@@ -53,6 +53,7 @@ fn batch(case: Case, device: &Device) -> DeviceBatch {
         input_ids: ids,
         attention_mask,
         token_type_ids,
+        position_ids: None,
         labels,
         num_tokens: 24,
     };

@@ -57,6 +57,11 @@ fn gpt2_lm_padded() {
 }
 
 #[test]
+fn gpt2_lm_packed() {
+    check("gpt2-lm-packed", "clm");
+}
+
+#[test]
 fn bert_mlm() {
     check("bert-mlm", "mlm");
 }

@@ -11,7 +11,7 @@ pub mod plain;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, autodiff::Autodiff, backend_extension};
-use burn::tensor::{Bool, Device, Tensor};
+use burn::tensor::{Bool, Device, Int, Tensor};
 
 use super::autodiff::{Differentiate, record};
 use super::contract::Contract;
@@ -111,11 +111,27 @@ impl Mask {
     }
 
     /// A mask for rows of which only those that `attention_mask [batch, seq]` (true = attend) shows are there, one sequence
-    /// after the other: each attends to all of its own sequence. The fused form on the CPU alone.
-    pub(crate) fn unpadded(attention_mask: Tensor<2, Bool>) -> Self {
+    /// after the other: each attends to all of its own sequence, with `causal` to what is before it. The fused form on the CPU
+    /// alone.
+    pub(crate) fn unpadded(attention_mask: Tensor<2, Bool>, causal: bool) -> Self {
         let [batch, seq] = attention_mask.dims();
         let form = Form::Fused { rows: Rows::Unpadded, keys: attention_mask };
-        Self { form, is_causal: false, seq, batch: Some(batch) }
+        Self { form, is_causal: causal, seq, batch: Some(batch) }
+    }
+
+    /// A causal mask for rows of several documents, where `documents [batch, seq]` is the number of each token's: no query sees a
+    /// key of another, and with a `window` at most so many, its own among them. The plain form.
+    pub(crate) fn of_documents(documents: Tensor<2, Int>, window: Option<usize>) -> Self {
+        let ([batch, seq], device) = (documents.dims(), documents.device());
+        let shape = [batch, 1, seq, seq];
+        let of_keys = documents.clone().reshape([batch, 1, 1, seq]).expand(shape);
+        let of_queries = documents.reshape([batch, 1, seq, 1]).expand(shape);
+        let hidden = match window {
+            Some(window) => local_mask(seq, 0, window, &device),
+            None => causal_mask(seq, 0, &device),
+        };
+        let hidden = of_queries.not_equal(of_keys).bool_or(hidden.expand(shape));
+        Self { form: Form::Plain(Some(hidden)), is_causal: true, seq, batch: Some(batch) }
     }
 }
 

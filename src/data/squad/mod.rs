@@ -143,6 +143,7 @@ impl Dataset for SquadData {
             input_ids: window.input_ids,
             attention_mask: None,
             token_type_ids: window.token_type_ids,
+            position_ids: None,
             label: Label::Span { start: window.start, end: window.end },
         })
     }

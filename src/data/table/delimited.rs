@@ -31,7 +31,8 @@ pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows
     let names = (0..header.len()).map(|index| text(&header, index, "the column names").map_err(|e| e.at(&place)));
     let names = names.collect::<Result<Vec<_>>>()?;
     let found = columns.find(&names, file.display())?;
-    let words = columns.words;
+    let (words, json) = (columns.words, columns.json);
+    let of_kind = move |text: String| if json { serde_json::Value::from(text).to_string() } else { text };
     let mut records = reader.into_byte_records();
     let records = std::iter::from_fn(move || {
         left.store(MAX_ROW_BYTES, Ordering::Relaxed);
@@ -50,12 +51,12 @@ pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows
             true => Cell::Null,
             false => Cell::Text(label),
         });
-        let text = get(found.text)?;
+        let text = of_kind(get(found.text)?);
         let (text, parts) = match words {
             true => (String::new(), super::words(&names[found.text], spaced(&text))?),
             false => (text, found.choices.iter().map(|at| get(*at)).collect::<Result<_>>()?),
         };
-        Ok(Row { text, text_pair: found.text_pair.map(&get).transpose()?, parts, label, place })
+        Ok(Row { text, text_pair: found.text_pair.map(&get).transpose()?.map(of_kind), parts, label, place })
     })))
 }
 

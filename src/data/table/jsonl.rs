@@ -53,6 +53,7 @@ fn row(line: &[u8], columns: &Columns, place: &Place) -> Result<Row> {
     if let Some(name) = columns.names().find(|name| !object.contains_key(*name)) {
         return Err(missing(name, &object.keys().cloned().collect::<Vec<_>>()));
     }
+    let text = |object: &_, name: &_| if columns.json { json(object, name) } else { text(object, name) };
     let text_pair = columns.text_pair.as_deref().map(|name| text(&object, name)).transpose()?;
     let (text, parts) = match columns.words {
         true => (String::new(), words(&columns.text, cell(&columns.text, object[&columns.text].clone())?)?),
@@ -63,6 +64,10 @@ fn row(line: &[u8], columns: &Columns, place: &Place) -> Result<Row> {
     };
     let label = columns.label.as_ref().map(|name| cell(name, object.remove(name).unwrap_or_default())).transpose()?;
     Ok(Row { place: place.clone(), text, text_pair, parts, label })
+}
+
+fn json(object: &Map<String, Value>, name: &str) -> Result<String> {
+    Ok(object[name].to_string())
 }
 
 fn text(object: &Map<String, Value>, name: &str) -> Result<String> {

@@ -36,6 +36,8 @@ pub struct Columns {
     pub text: String,
     /// Whether the text, and so its labels, is a list of words.
     pub words: bool,
+    /// Whether the texts are kept as JSON, whatever they are: lists of messages, for example.
+    pub json: bool,
     /// The choices of a multiple choice.
     pub choices: Vec<String>,
     /// The second text of a pair.

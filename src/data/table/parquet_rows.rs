@@ -9,6 +9,8 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
 use parquet::schema::types::{Type, TypePtr};
 
+use serde_json::Value;
+
 use super::{Cell, Columns, Place, Row, Rows, not_text, words};
 use crate::base::error::{Error, Result};
 use crate::base::files::read_error;
@@ -41,8 +43,9 @@ fn open(path: &Arc<Path>, columns: &Columns) -> Result<Rows> {
     // Of a column that is named twice, once as text and once as label, one copy is decoded.
     let wanted = schema.get_fields().iter().filter(|field| columns.names().any(|name| name == field.name()));
     let wanted = wanted.cloned().collect::<Vec<_>>();
+    let as_json = columns.json;
     let is_list = |field: &TypePtr| field.get_basic_info().converted_type() == ConvertedType::LIST;
-    if let Some(nested) = wanted.iter().find(|field| !field.is_primitive() && !is_list(field)) {
+    if let Some(nested) = wanted.iter().find(|field| !as_json && !field.is_primitive() && !is_list(field)) {
         let message =
             format!("{}: column {:?}: expected text or numbers, got a nested type", path.display(), nested.name());
         return Err(Error::data(message));
@@ -56,7 +59,10 @@ fn open(path: &Arc<Path>, columns: &Columns) -> Result<Rows> {
         let record = record.map_err(|error| damaged(&path, &error))?;
         let get = |name: &str| record.get_column_iter().find_map(|(column, field)| (column == name).then_some(field));
         let get = |name: &str| get(name).unwrap_or(&Field::Null);
-        let text = |name: &str| text(name, get(name)).map_err(|error| error.at(&place));
+        let text = |name: &str| {
+            let text = if as_json { Ok(json(get(name)).to_string()) } else { text(name, get(name)) };
+            text.map_err(|error| error.at(&place))
+        };
         let (of_text, parts) = match columns.words {
             true => {
                 let name = &columns.text;
@@ -81,6 +87,24 @@ fn text(name: &str, field: &Field) -> Result<String> {
         Field::Bytes(bytes) => String::from_utf8(bytes.data().to_vec())
             .map_err(|_| Error::data(format!("column {name:?}: expected UTF-8 text, got other bytes"))),
         other => Err(not_text(name, &other.to_string())),
+    }
+}
+
+/// A field of any type as JSON.
+fn json(field: &Field) -> Value {
+    match field {
+        Field::Str(text) => Value::from(text.as_str()),
+        Field::Bool(value) => Value::from(*value),
+        Field::Int(value) => Value::from(*value),
+        Field::Long(value) => Value::from(*value),
+        Field::Float(value) => Value::from(*value),
+        Field::Double(value) => Value::from(*value),
+        Field::Null => Value::Null,
+        Field::ListInternal(list) => list.elements().iter().map(json).collect(),
+        Field::Group(row) => {
+            Value::Object(row.get_column_iter().map(|(name, field)| (name.clone(), json(field))).collect())
+        }
+        other => Value::from(other.to_string()),
     }
 }
 

@@ -16,6 +16,7 @@ struct Row {
     input_ids: Vec<i64>,
     attention_mask: Option<Vec<i64>>,
     token_type_ids: Option<Vec<i64>>,
+    position_ids: Option<Vec<i64>>,
     labels: Option<Value>,
     start_positions: Option<i64>,
     end_positions: Option<i64>,
@@ -70,7 +71,8 @@ fn read<T: DeserializeOwned>(row: Value) -> Result<T> {
         let (path, problem) = (error.path().to_string(), plain_words(&error.inner().to_string()));
         let problem = if path == "." || problem.contains("field `") { problem } else { format!("{path}: {problem}") };
         Error::data(problem).help(
-            "a row has input_ids and, as needed, attention_mask, token_type_ids, labels, start_positions, end_positions",
+            "a row has input_ids and, as needed, attention_mask, token_type_ids, position_ids, labels, start_positions, \
+             end_positions",
         )
     })
 }
@@ -95,8 +97,9 @@ fn choices(row: Choices) -> Result<Example> {
     for ((choice, input_ids), (attention_mask, token_type_ids)) in
         row.input_ids.into_iter().enumerate().zip(masks?.into_iter().zip(types?))
     {
-        let (labels, start_positions, end_positions) = (None, None, None);
-        let row = Row { input_ids, attention_mask, token_type_ids, labels, start_positions, end_positions };
+        let (position_ids, labels, start_positions, end_positions) = (None, None, None, None);
+        let row =
+            Row { input_ids, attention_mask, token_type_ids, position_ids, labels, start_positions, end_positions };
         let own = example(row, Task::MultipleChoice).map_err(|error| error.at(format_args!("choice {choice}")))?;
         lens.push(own.input_ids.len());
         match &mut all {
@@ -138,8 +141,31 @@ fn example(row: Row, task: Task) -> Result<Example> {
         ints("token_type_ids", types)
     });
     let token_type_ids = token_type_ids.transpose()?;
-    let label = label(&row, task, &input_ids, mask.as_deref())?;
-    Ok(Example { input_ids, attention_mask: mask, token_type_ids, label })
+    let position_ids = row.position_ids.as_deref().map(|positions| positions_of(positions, len, task)).transpose()?;
+    let mut label = label(&row, task, &input_ids, mask.as_deref())?;
+    if let (Some(positions), Label::Tokens(labels), None) = (&position_ids, &mut label, &row.labels) {
+        // Nothing before it predicts the first token of a document.
+        labels.iter_mut().zip(positions).filter(|(_, at)| **at == 0).for_each(|(label, _)| *label = IGNORED);
+    }
+    Ok(Example { input_ids, attention_mask: mask, token_type_ids, position_ids, label })
+}
+
+/// The positions of several documents in a row, each of which counts from 0.
+fn positions_of(positions: &[i64], len: usize, task: Task) -> Result<Vec<i32>> {
+    same_length("position_ids", positions.len(), len)?;
+    if task != Task::Clm {
+        return Err(Error::data(format!("position_ids: the task {task} has one text a row"))
+            .help("they are for several documents in a row of the task clm; leave them out"));
+    }
+    let before = std::iter::once(-1).chain(positions.iter().copied());
+    if let Some((place, (_, got))) =
+        before.zip(positions).enumerate().find(|(_, (before, at))| **at != 0 && **at != before + 1)
+    {
+        return Err(Error::data(format!(
+            "position_ids[{place}]: expected the number after the one before, or 0, got {got}"
+        )));
+    }
+    ints("position_ids", positions)
 }
 
 fn mask_of(mask: &[i64], len: usize) -> Result<Vec<bool>> {

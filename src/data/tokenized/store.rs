@@ -17,8 +17,8 @@ use crate::data::store::{Column, Format, OnProgress, Store, Writer};
 use crate::data::{Example, IGNORED, Label};
 
 const FORMAT: Format = Format {
-    kind: Kind { magic: b"KILNIDS4", name: "store of tokenized rows", extension: "rows" },
-    columns: &["input_ids", "attention_mask", "token_type_ids", "labels", "number", "files", "summary"],
+    kind: Kind { magic: b"KILNIDS5", name: "store of tokenized rows", extension: "rows" },
+    columns: &["input_ids", "attention_mask", "token_type_ids", "labels", "number", "files", "summary", "position_ids"],
 };
 
 const INPUT_IDS: Column = Column(0);
@@ -35,6 +35,8 @@ const NUMBER: Column = Column(4);
 const FILES: Column = Column(5);
 /// Attended tokens, whether the rows have labels, and [`Extremes`].
 const SUMMARY: Column = Column(6);
+/// An empty list where the row is one document.
+const POSITION_IDS: Column = Column(7);
 
 /// Progress is told after about so many bytes.
 const GROUP_BYTES: u64 = 1 << 20;
@@ -118,7 +120,8 @@ impl Rows {
         let attention_mask = self.store.some_list(ATTENTION_MASK, row, |attended| attended == 1);
         let label = self.label(row, &input_ids, attention_mask.as_deref());
         let token_type_ids = self.store.some_list(TOKEN_TYPE_IDS, row, |kind| kind as i32);
-        Example { input_ids, attention_mask, token_type_ids, label }
+        let position_ids = self.store.some_list(POSITION_IDS, row, |position| position as i32);
+        Example { input_ids, attention_mask, token_type_ids, position_ids, label }
     }
 
     /// The label of a row that has these ids and this mask.
@@ -228,7 +231,7 @@ fn write(writer: &mut Writer<'_, '_>, files: &[PathBuf], task: Task) -> Result<(
 
 /// Writes a row, which is element or line `number` of its file.
 fn write_row(writer: &mut Writer<'_, '_>, example: Example, task: Task, number: u64) -> Result<()> {
-    let Example { input_ids, attention_mask, token_type_ids, label } = example;
+    let Example { input_ids, attention_mask, token_type_ids, position_ids, label } = example;
     match label {
         Label::None => writer.list(LABELS, [0; 0]),
         Label::Tokens(labels)
@@ -249,6 +252,7 @@ fn write_row(writer: &mut Writer<'_, '_>, example: Example, task: Task, number: 
     writer.list(INPUT_IDS, input_ids)?;
     writer.list(ATTENTION_MASK, attention_mask.into_iter().flatten())?;
     writer.list(TOKEN_TYPE_IDS, token_type_ids.into_iter().flatten())?;
+    writer.list(POSITION_IDS, position_ids.into_iter().flatten())?;
     writer.numbers(NUMBER, [number as i64])
 }
 

@@ -59,6 +59,29 @@ impl Origin {
         Ok(Self { folder: folder.into(), files: files.collect() })
     }
 
+    /// The text of the chat template.
+    pub(super) fn chat_template(&self) -> Result<Option<String>> {
+        if let Some((name, bytes)) = self.files.iter().find(|(name, _)| name == "chat_template.jinja") {
+            let text = String::from_utf8(bytes.to_vec())
+                .map_err(|error| Error::data(format!("{}: {error}", self.folder.join(name).display())))?;
+            return Ok(Some(text));
+        }
+        let bad = || {
+            let place = self.folder.join(CONFIG);
+            Error::data(format!("{}: chat_template: expected a text, or a list of name and template", place.display()))
+        };
+        match self.object(CONFIG)?.get("chat_template") {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(template)) => Ok(Some(template.clone())),
+            Some(Value::Array(named)) => {
+                let default = named.iter().find(|entry| entry.get("name").is_some_and(|name| name == "default"));
+                let Some(default) = default else { return Ok(None) };
+                default.get("template").and_then(Value::as_str).map(|text| Some(text.to_owned())).ok_or_else(bad)
+            }
+            Some(_) => Err(bad()),
+        }
+    }
+
     /// One of the files as a JSON object; an empty one if it is not there.
     fn object(&self, name: &str) -> Result<Map<String, Value>> {
         let Some((_, bytes)) = self.files.iter().find(|(file, _)| file == name) else { return Ok(Map::new()) };

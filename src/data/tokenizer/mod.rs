@@ -6,6 +6,7 @@ mod guard;
 #[cfg(test)]
 mod mutations;
 
+use std::ops::Range;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
@@ -399,6 +400,32 @@ impl Tokenizer {
             .into_maybe_par_iter()
             .map(|text| guarded(|| Ok(self.inner.encode_fast(*text, false).map_err(failed)?.get_ids().to_vec())));
         ids.collect()
+    }
+
+    /// The ids of `text` without the special tokens that go around a text, and the bytes of it that each stands for.
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
+        guarded(|| {
+            let encoding = self.inner.encode(text, false).map_err(failed)?;
+            let places = encoding.get_offsets().iter().map(|(start, end)| *start..*end).collect();
+            Ok((encoding.get_ids().to_vec(), places))
+        })
+    }
+
+    /// The special tokens by role, such as `eos_token`, as the files state them.
+    pub fn roles(&self) -> &[(&'static str, String)] {
+        &self.roles
+    }
+
+    /// The text of the chat template in its files: `chat_template.jinja`, else `chat_template` of `tokenizer_config.json`, of
+    /// several the one called `default`. None where there is none.
+    ///
+    /// # Errors
+    /// A file that holds something else.
+    pub fn chat_template(&self) -> Result<Option<String>> {
+        self.origin.as_ref().map_or(Ok(None), Origin::chat_template)
     }
 
     /// The special tokens that [`encode`](Self::encode) puts before and after a text: none for GPT-2, `[CLS]` and `[SEP]`

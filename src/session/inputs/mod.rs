@@ -1,6 +1,7 @@
 //! Opens everything a run reads, before anything is planned: model configuration, tokenizer, training and validation data.
 //! The result is facts about these inputs; [`plan`](crate::plan) derives the plan of the run from them and the config.
 
+mod instructions;
 mod squad;
 pub(crate) mod table;
 
@@ -235,6 +236,9 @@ impl Inputs {
             {
                 Self::open_table(config, used, model_config, model_from, unknown_model_fields, progress)
             }
+            _ if config.data.has_instructions() => {
+                Self::open_instructions(config, used, model_config, model_from, unknown_model_fields, progress)
+            }
             _ => Self::open_text(config, used, model_config, model_from, unknown_model_fields, progress),
         }
     }
@@ -255,6 +259,35 @@ impl Inputs {
         let task = BuiltIn::new(config.data.task, model_config);
         Ok(Self {
             task: BuiltIn { pad_id, tokenizer: Some(tokenizer), model_from, ..task },
+            unknown_model_fields,
+            block_size: None,
+            max_length: Some(max_length),
+            data,
+        })
+    }
+
+    fn open_instructions(
+        config: &RunConfig,
+        used: Use,
+        model_config: ModelConfig,
+        model_from: Option<PathBuf>,
+        unknown_model_fields: Vec<String>,
+        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Self> {
+        let tokenizer = required_tokenizer(config, &model_from)?;
+        let model_config = with_vocabulary(model_config, &tokenizer, config, model_from.is_some())?;
+        let max_length = max_length(config, &model_config, instructions::DEFAULT_MAX_LENGTH)?;
+        let (data, template) = instructions::open(config, used, &tokenizer, max_length, progress)?;
+        let pad_id = model_config.pad_token_id().or_else(|| tokenizer.pad_id()).or_else(|| tokenizer.eot_id());
+        let task = BuiltIn::new(config.data.task, model_config);
+        Ok(Self {
+            task: BuiltIn {
+                pad_id: pad_id.unwrap_or(0),
+                tokenizer: Some(tokenizer),
+                model_from,
+                chat_template: template,
+                ..task
+            },
             unknown_model_fields,
             block_size: None,
             max_length: Some(max_length),
