@@ -20,7 +20,7 @@ use crate::data::tokenizer::{NamedFile, Tokenizer};
 use crate::data::{Batch, Dataset, Example};
 use crate::optim::backward::Stages;
 use crate::plan::{ModelFacts, RunPlan};
-use crate::task::evaluator::{Evaluator, Predictions};
+use crate::task::evaluator::{ComputeMetrics, EvalPrediction, Evaluator, Predictions, WithMetrics};
 use crate::task::generate::Generator;
 use crate::task::{DeviceBatch, LossOptions, Targets};
 
@@ -48,6 +48,8 @@ pub struct BuiltIn {
     pub lora: Option<LoraConfig>,
     /// The folder of the adapters that are trained on; none for new ones.
     pub adapter: Option<PathBuf>,
+    /// Figures of one's own, with the names of all figures of an evaluation.
+    pub compute_metrics: Option<(ComputeMetrics, &'static [&'static str])>,
     /// The chat template that the model is trained with, where it is not the tokenizer's own.
     pub chat_template: Option<String>,
     /// Files of that folder that the trained model keeps as they are.
@@ -67,6 +69,7 @@ impl BuiltIn {
             model_from: None,
             lora: None,
             adapter: None,
+            compute_metrics: None,
             chat_template: None,
             kept_files: Vec::new(),
         }
@@ -144,15 +147,32 @@ impl TrainingTask for BuiltIn {
     }
 
     fn evaluate(&self, model: &Model, batch: &DeviceBatch, pass: Pass<'_>) -> Result<Vec<Tensor<1>>> {
-        Predictions::values(self.task, batch, model.logits(&batch.input, pass), &self.loss)
+        let logits = model.logits(&batch.input, pass);
+        let own = self.compute_metrics.is_some().then(|| logits.clone());
+        let mut values = Predictions::values(self.task, batch, logits, &self.loss)?;
+        values.extend(own.map(|logits| {
+            let [rows, width] = logits.dims();
+            let rows = rows / batch.input.input_ids.dims()[0] * batch.examples;
+            logits.slice([0..rows, 0..width]).reshape([rows * width])
+        }));
+        Ok(values)
     }
 
     fn metrics(&self) -> &'static [&'static str] {
-        self.task.figures()
+        self.compute_metrics.as_ref().map_or(self.task.figures(), |(_, figures)| figures)
     }
 
     fn evaluator(&self, data: &Arc<dyn Dataset>) -> Box<dyn Evaluator<Batch>> {
-        Box::new(Predictions::new(self.task, data.clone(), label_names(self.model_config.labels())))
+        let names = label_names(self.model_config.labels());
+        let width = names.len();
+        let inner = Predictions::new(self.task, data.clone(), names);
+        match &self.compute_metrics {
+            None => Box::new(inner),
+            Some((metrics, _)) => {
+                let (task, metrics, seen) = (self.task, metrics.clone(), EvalPrediction::default());
+                Box::new(WithMetrics { task, width, inner, metrics, seen })
+            }
+        }
     }
 
     fn config(&self) -> serde_json::Value {

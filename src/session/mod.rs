@@ -34,6 +34,7 @@ use crate::engine::compiler::decision::Decision;
 use crate::engine::device;
 use crate::engine::handover;
 use crate::plan::{self, BatchPlan, DataFacts, Facts, Found, RunPlan};
+use crate::task::evaluator::ComputeMetrics;
 use evaluation::EvaluationSession;
 use inputs::{Inputs, Use, resident};
 
@@ -294,10 +295,30 @@ impl Session {
         config: RunConfig,
         progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Self> {
+        Self::open_for(config, None, progress)
+    }
+
+    /// As [`open`](Self::open), where evaluations have `metrics` beside the figures of the task.
+    ///
+    /// # Errors
+    /// As there, and a task whose predictions are not collected (`clm`, `mlm` and `question-answering`).
+    pub fn open_with_metrics(config: RunConfig, metrics: ComputeMetrics) -> Result<Self> {
+        Self::open_for(config, Some(metrics), &mut |_| ControlFlow::Continue(()))
+    }
+
+    fn open_for(
+        config: RunConfig,
+        metrics: Option<ComputeMetrics>,
+        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Self> {
         config.validate()?;
         handover::settle(config.compiler.as_ref(), config.device.kind)?;
         let found = device::select(config.device.kind, config.device.index)?;
-        let inputs = Inputs::open(&config, Use::Training, progress)?;
+        let mut inputs = Inputs::open(&config, Use::Training, progress)?;
+        if let Some(metrics) = metrics {
+            let figures = metrics.figures(config.data.task)?;
+            inputs.task.compute_metrics = Some((metrics, figures));
+        }
         let facts = found.facts();
         let batch = batch_sizes::found(&config, &inputs, &facts)?;
         let (train, validation, facts) = inputs.facts(&config, facts, batch)?;

@@ -62,6 +62,103 @@ pub(crate) fn no_label() -> Error {
     Error::data("the validation data has no valid label").help("at least one label must not be -100")
 }
 
+/// The logits and labels of an evaluation (`EvalPrediction` of `transformers`).
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct EvalPrediction {
+    /// The logits of each example, or of each word that has a label: those of its classes, labels or choices, or the number.
+    pub predictions: Vec<Vec<f32>>,
+    /// For each of these the class or the number of the right choice; empty where labels are numbers.
+    pub label_ids: Vec<i32>,
+    /// For each of these the number, or one for every label; empty where labels are classes.
+    pub label_values: Vec<Vec<f32>>,
+}
+
+/// Figures of one's own beside those of a task, computed after an evaluation from all of its predictions: `compute_metrics` of
+/// `transformers`' Trainer.
+#[derive(Clone)]
+pub struct ComputeMetrics {
+    names: Vec<&'static str>,
+    compute: Arc<dyn Fn(&EvalPrediction) -> Result<Vec<f64>> + Send + Sync>,
+}
+
+impl ComputeMetrics {
+    /// The figures called `names`, without `eval_`, which `compute` gives in the same order. They stand in the rows of the log, and
+    /// `trainer.metric_for_best_model` may name one of them.
+    pub fn new(
+        names: &[&'static str],
+        compute: impl Fn(&EvalPrediction) -> Result<Vec<f64>> + Send + Sync + 'static,
+    ) -> Self {
+        Self { names: names.to_vec(), compute: Arc::new(compute) }
+    }
+
+    /// The figures of `task` and these.
+    ///
+    /// # Errors
+    /// A task whose predictions are not collected, and a name that the task has already.
+    pub(crate) fn figures(&self, task: Task) -> Result<&'static [&'static str]> {
+        if task.is_language_model() || task == Task::QuestionAnswering {
+            return Err(Error::config(format!("figures of one's own: the task {task} does not collect its logits"))
+                .help("they are for tasks whose examples, words or choices have labels"));
+        }
+        if let Some(known) = self.names.iter().find(|name| task.figures().contains(name)) {
+            return Err(Error::config(format!(
+                "figures of one's own: the task {task} has the figure {known:?} already"
+            )));
+        }
+        // A program has a handful of tasks, and the names of figures are static everywhere else.
+        Ok(Vec::leak([task.figures(), &self.names].concat()))
+    }
+}
+
+/// [`Predictions`] with figures of one's own: their values are followed by the logits of the examples.
+pub(crate) struct WithMetrics {
+    pub task: Task,
+    /// Logits of an example or a word.
+    pub width: usize,
+    pub inner: Predictions,
+    pub metrics: ComputeMetrics,
+    pub seen: EvalPrediction,
+}
+
+impl Evaluator<Batch> for WithMetrics {
+    fn add(&mut self, batch: &Batch, values: &[f64]) {
+        let (choices, rows) = (batch.sequences(), batch.examples / batch.sequences());
+        let rows = if self.task == Task::TokenClassification { rows * batch.seq_len } else { rows };
+        let width = if self.task == Task::MultipleChoice { choices } else { self.width };
+        let (own, logits) = values.split_at(values.len() - rows * width);
+        self.inner.add(batch, own);
+        for (row, logits) in logits.chunks(width).enumerate() {
+            match &batch.labels {
+                Labels::Tokens(ids) | Labels::Classes(ids) | Labels::Choices { answers: ids, .. } => match ids[row] {
+                    IGNORED => continue,
+                    id => self.seen.label_ids.push(id),
+                },
+                Labels::Values(values) => self.seen.label_values.push(vec![values[row]]),
+                Labels::Multi(values) => {
+                    self.seen.label_values.push(values[row * width..(row + 1) * width].to_vec());
+                }
+                Labels::None | Labels::Spans { .. } => continue,
+            }
+            self.seen.predictions.push(logits.iter().map(|logit| *logit as f32).collect());
+        }
+    }
+
+    fn metrics(&self) -> Result<Vec<(&'static str, f64)>> {
+        let mut all = self.inner.metrics()?;
+        let (names, own) = (&self.metrics.names, (self.metrics.compute)(&self.seen)?);
+        if own.len() != names.len() {
+            let (expected, got) = (names.len(), own.len());
+            return Err(Error::config(format!("figures of one's own: expected {expected} ({names:?}), got {got}")));
+        }
+        all.extend(names.iter().copied().zip(own));
+        Ok(all)
+    }
+
+    fn confusion(&self) -> Option<Confusion> {
+        self.inner.confusion()
+    }
+}
+
 /// The evaluator of Kiln's tasks: the mean loss over all valid terms, not a mean of batch means, and what the predictions are
 /// worth. Of a batch it takes the loss sum with the label smoothing of training, the sum of negative log-likelihoods, the
 /// number of right predictions, and the predictions, where they are compared row by row.

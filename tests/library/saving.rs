@@ -385,3 +385,50 @@ fn files_of_a_pretrained_models_folder_stand_in_every_folder_as_they_came() {
     fails(&mut place.kiln(&["init", "clm", "bert-base-uncased"]), 2, &["mlm, sequence-classification, regression"]);
     assert!(!place.path("clm.toml").exists());
 }
+
+/// Figures of one's own: here the accuracy again, and how many examples there were.
+#[test]
+fn figures_of_ones_own_stand_in_the_log_and_choose_the_best_model() {
+    use kiln::task::evaluator::{ComputeMetrics, EvalPrediction};
+
+    for task in ["sequence-classification", "token-classification", "multiple-choice", "multi-label-classification"] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = write(folder.path(), task);
+        let keys = "save_steps = 3\nload_best_model_at_end = true\nmetric_for_best_model = \"own_accuracy\"\n\
+                    greater_is_better = true";
+        let place = |name: &str| format!("{:?}", folder.path().join(name));
+        let text = std::fs::read_to_string(&path).unwrap().replace("save_steps = 7", keys);
+        let text = text.replace("\"data.jsonl\"", &place("data.jsonl")).replace("\"run\"", &place("run"));
+        std::fs::write(&path, text).unwrap();
+        let config = RunConfig::load(&path).unwrap();
+        let compute = |seen: &EvalPrediction| {
+            let best = |logits: &Vec<f32>| (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
+            let several = |(logits, values): (&Vec<f32>, &Vec<f32>)| {
+                logits.iter().zip(values).all(|(logit, value)| (*logit > 0.0) == (*value > 0.5))
+            };
+            let ids = seen.predictions.iter().zip(&seen.label_ids);
+            let right = ids.filter(|(logits, id)| best(logits) == **id as usize).count();
+            let right = right + seen.predictions.iter().zip(&seen.label_values).filter(|pair| several(*pair)).count();
+            Ok(vec![right as f64 / seen.predictions.len() as f64, seen.predictions.len() as f64])
+        };
+        let metrics = ComputeMetrics::new(&["own_accuracy", "own_count"], compute);
+        let session = Session::open_with_metrics(config, metrics).unwrap();
+        Trainer::new(session).unwrap().train().unwrap();
+        let all = rows(&folder.path().join("run"));
+        let of_eval = all.iter().filter(|row| row.get("eval_loss").is_some()).collect::<Vec<_>>();
+        assert!(of_eval.len() >= 2, "{task}");
+        for row in of_eval {
+            let figure = |name: &str| row[name].as_f64().unwrap();
+            assert!((figure("eval_own_accuracy") - figure("eval_accuracy")).abs() < 1e-6, "{task}: {row}");
+            assert!(figure("eval_own_count") >= figure("eval_samples"), "{task}: {row}");
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), "sequence-classification");
+    let data = format!("{:?}", folder.path().join("data.jsonl"));
+    std::fs::write(&path, std::fs::read_to_string(&path).unwrap().replace("\"data.jsonl\"", &data)).unwrap();
+    let config = RunConfig::load(&path).unwrap();
+    let known = ComputeMetrics::new(&["accuracy"], |_| Ok(vec![1.0]));
+    let error = Session::open_with_metrics(config, known).map(drop).unwrap_err().to_string();
+    assert!(error.contains("has the figure \"accuracy\" already"), "{error}");
+}
