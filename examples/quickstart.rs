@@ -43,6 +43,6 @@ fn main() -> Result<()> {
     let session = Session::open(config)?;
     print!("{}", session.plan().describe());
     let output = Trainer::new(session)?.with_callback(ShowLoss).train()?;
-    println!("{}", output.sample.unwrap_or_default());
+    output.samples.iter().for_each(|sample| println!("{sample}"));
     Ok(())
 }

@@ -26,7 +26,8 @@ pub struct RunSection {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The checkpoint to continue from, with `on_existing = "resume"`, also `--resume-from`: one in this run's folder, such as
-    /// `runs/x/checkpoints/step-000100`, or for a run folder that does not exist yet, one of another run. It belongs to a call and not to the run, so that plan.toml does not repeat it. Default: the newest.
+    /// `runs/x/checkpoints/step-000100`, or for a run folder that does not exist yet, one of another run, which is copied
+    /// there. It belongs to a call and not to the run, so that plan.toml does not repeat it. Default: the newest.
     #[serde(skip_serializing)]
     pub resume_from_checkpoint: Option<PathBuf>,
 }

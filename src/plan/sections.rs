@@ -431,6 +431,12 @@ pub struct MemoryPlan {
 }
 
 impl DataPlan {
+    /// The examples that an epoch of micro-batches of `batch` has.
+    pub fn examples_of_epoch(&self, batch: &BatchPlan) -> usize {
+        let left_out = if self.drop_last { self.train_examples % batch.micro } else { 0 };
+        self.train_examples - left_out
+    }
+
     /// How training data is drawn in micro-batches of `batch`.
     pub fn drawn(&self, batch: &BatchPlan) -> Batches {
         let order = Order { sampler: self.sampler, seed: self.seed, step: batch.global };

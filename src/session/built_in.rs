@@ -212,7 +212,7 @@ impl TrainingTask for BuiltIn {
         for prompts in options.prompts.chunks(PROMPTS_OF_A_BATCH) {
             let ids = prompts.iter().map(|prompt| tokenizer.encode(prompt)).collect::<Result<Vec<_>>>()?;
             let tokens = generator.generate(&ids, &options.sampling, |_, _| {
-                // What has been learned is safe by now, so a signal only cuts the samples short.
+                // Nobody keeps samples once a signal has come.
                 if signals::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             })?;
             for (prompt, tokens) in prompts.iter().zip(tokens) {

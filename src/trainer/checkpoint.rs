@@ -114,8 +114,11 @@ impl State {
         if self.promise.step_examples() == Some(step_examples) {
             return self.steps_ahead;
         }
-        let Position { epoch, index } = self.position;
-        self.step as i64 - (epoch * plan.steps.per_epoch as u64 + index / step_examples) as i64
+        // Counted from the end of the epoch, where only the last step may be a smaller one.
+        let examples = plan.data.examples_of_epoch(&plan.batch) as u64;
+        let left = examples.saturating_sub(self.position.index).div_ceil(step_examples);
+        let of_epoch = (plan.steps.per_epoch as u64).saturating_sub(left);
+        self.step as i64 - (self.position.epoch * plan.steps.per_epoch as u64 + of_epoch) as i64
     }
 
     /// The step of the schedule of `plan` that the run has come to.
@@ -179,19 +182,10 @@ impl Snapshot {
         list: &dyn Fn(&[&str]) -> Result<()>,
         is_own: IsOwn<'_>,
     ) -> Result<PathBuf> {
-        let target = checkpoints.join(name(self.state.step));
-        let io = |error: &std::io::Error| Error::io(format!("write {}", target.display()), error);
-        let aside = checkpoints.join(format!("{ASIDE}{}", name(self.state.step)));
-        fs::create_dir_all(checkpoints).map_err(|error| io(&error))?;
-        remove_folder(&aside).map_err(|error| io(&error))?;
-        fs::create_dir(&aside).map_err(|error| io(&error))?;
-        let write = || {
-            self.write_into(&aside)?;
-            let own = [STATE, DIGEST, SUSPECT];
-            list(&self.state.files.keys().map(String::as_str).chain(own).collect::<Vec<_>>())
-        };
-        let make_way = || make_way(checkpoints, &target, is_own).map_err(|error| io(&error));
-        write_folder(&aside, &target, write, make_way).map(|()| target)
+        write_aside(checkpoints, self.state.step, list, is_own, |aside| {
+            self.write_into(aside)?;
+            Ok(self.state.files.keys().cloned().collect())
+        })
     }
 
     fn write_into(&mut self, folder: &Path) -> Result<()> {
@@ -219,6 +213,29 @@ impl Snapshot {
     }
 }
 
+/// Writes the checkpoint of step `step`, whose files besides [`STATE`] and [`DIGEST`] `fill` writes and names; see
+/// [`Snapshot::write`].
+fn write_aside(
+    checkpoints: &Path,
+    step: u64,
+    list: &dyn Fn(&[&str]) -> Result<()>,
+    is_own: IsOwn<'_>,
+    fill: impl FnOnce(&Path) -> Result<Vec<String>>,
+) -> Result<PathBuf> {
+    let target = checkpoints.join(name(step));
+    let io = |error: &std::io::Error| Error::io(format!("write {}", target.display()), error);
+    let aside = checkpoints.join(format!("{ASIDE}{}", name(step)));
+    fs::create_dir_all(checkpoints).map_err(|error| io(&error))?;
+    remove_folder(&aside).map_err(|error| io(&error))?;
+    fs::create_dir(&aside).map_err(|error| io(&error))?;
+    let write = || {
+        let files = fill(&aside)?;
+        list(&files.iter().map(String::as_str).chain([STATE, DIGEST, SUSPECT]).collect::<Vec<_>>())
+    };
+    let make_way = || make_way(checkpoints, &target, is_own).map_err(|error| io(&error));
+    write_folder(&aside, &target, write, make_way).map(|()| target)
+}
+
 impl Checkpoint {
     /// Opens a checkpoint and verifies it: its format and every file's size and content.
     ///
@@ -231,22 +248,24 @@ impl Checkpoint {
         })
     }
 
-    /// The checkpoint `path`: one of the folder `checkpoints` of the run that is to be continued, or, for a run that has none
-    /// yet, that of any run, which then goes on in a folder of its own.
+    /// The checkpoint `path`: one of the folder `checkpoints` of the run that is to be continued, or, where the run folder
+    /// `is_free`, that of any run, which then goes on in a folder of its own.
     ///
     /// # Errors
-    /// A folder that is no checkpoint, or none of this run although it has some; one that is damaged, suspect, or has no
+    /// A folder that is no checkpoint, or none of the run that the run folder holds; one that is damaged, suspect, or has no
     /// optimizer.
-    pub fn chosen(path: &Path, checkpoints: &Path) -> Result<Self> {
+    pub fn chosen(path: &Path, checkpoints: &Path, is_free: bool) -> Result<Self> {
         let at = |error: Error| error.at("run.resume_from_checkpoint");
         let same =
             |a: &Path, b: &Path| fs::canonicalize(a).ok().is_some_and(|a| fs::canonicalize(b).is_ok_and(|b| a == b));
         let listed = list(checkpoints)?;
         let own = listed.iter().find(|(_, listed)| same(listed, path)).map(|(_, own)| own.as_path());
-        let Some(found) = own.or_else(|| Some(path).filter(|path| listed.is_empty() && path.join(STATE).is_file()))
-        else {
+        let Some(found) = own.or_else(|| Some(path).filter(|path| is_free && path.join(STATE).is_file())) else {
             let steps = listed.iter().map(|(step, _)| name(*step)).collect::<Vec<_>>().join(", ");
-            let has = if steps.is_empty() { "it has none".into() } else { format!("it has {steps}") };
+            let has = match steps.is_empty() {
+                true => "it has none".into(),
+                false => format!("it has {steps}, and --resume alone continues from the newest"),
+            };
             return Err(at(Error::config(format!(
                 "expected a checkpoint of this run, in {}, got {}",
                 checkpoints.display(),
@@ -267,6 +286,29 @@ impl Checkpoint {
             true => Err(unusable(&format!("the checkpoint has {ONLY_MODEL}"))),
             false => Ok(checkpoint),
         }
+    }
+
+    /// A copy of it in the folder `checkpoints` of another run, whole or not there; see [`Snapshot::write`].
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn copied(self, checkpoints: &Path, list: &dyn Fn(&[&str]) -> Result<()>) -> Result<Self> {
+        let Self { path, state } = self;
+        let target = write_aside(checkpoints, state.step, list, &|_| false, |aside| {
+            let names = state.files.keys().cloned().collect::<Vec<_>>();
+            for name in names.iter().map(String::as_str).chain([STATE, DIGEST]) {
+                let (from, to) = (path.join(name), aside.join(name));
+                let above = to.parent().unwrap_or(aside);
+                let copied = fs::create_dir_all(above).and_then(|()| {
+                    fs::copy(&from, &to)?;
+                    File::open(&to)?.sync_all()?;
+                    sync_folder(above)
+                });
+                copied.map_err(|error| Error::io(format!("copy {} to {}", from.display(), to.display()), &error))?;
+            }
+            Ok(names)
+        })?;
+        Ok(Self { path: target, state })
     }
 
     /// The newest whole checkpoint of the folder `checkpoints` of a run; none when there is none. Every other one is passed over

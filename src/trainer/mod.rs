@@ -370,7 +370,9 @@ impl<T: TrainingTask> Trainer<T> {
             }
             if self.samples_are_due(&after) {
                 let samples = self.sample(folder, run)?;
-                self.callbacks.iter_mut().for_each(|callback| callback.on_samples(&run.progress, &samples));
+                if !samples.is_empty() {
+                    self.callbacks.iter_mut().for_each(|callback| callback.on_samples(&run.progress, &samples));
+                }
             }
             if self.verifying.due(&after) {
                 self.verify(run)?;

@@ -201,7 +201,8 @@ impl RunFolder {
         let checkpoints = path.join(checkpoint::FOLDER);
         let found = match (how, &plan.run.resume_from_checkpoint) {
             (OnExisting::Resume, Some(chosen)) => {
-                Some(Checkpoint::chosen(&variables::expand(&chosen.to_string_lossy())?, &checkpoints)?)
+                let chosen = variables::expand(&chosen.to_string_lossy())?;
+                Some(Checkpoint::chosen(&chosen, &checkpoints, matches!(content, Content::Free))?)
             }
             (OnExisting::Resume, None) => Checkpoint::newest(&checkpoints)?,
             (OnExisting::Fail | OnExisting::Overwrite, _) => None,
@@ -245,6 +246,14 @@ impl RunFolder {
         }
         manifest.remove_unfinished()?;
         finish_replacing(&path, &manifest)?;
+        // From here on the folder itself has the weights and moments that the run goes on from, however this process ends.
+        let origin = found.as_ref().filter(|_| matches!(content, Content::Free)).map(|found| found.path.clone());
+        let found = match found {
+            Some(found) if origin.is_some() => Some(found.copied(&checkpoints, &|names| {
+                manifest.list(names.iter().map(|name| Manifest::any_checkpoint().join(name)))
+            })?),
+            found => found,
+        };
         let ended = found.as_ref().is_some_and(|found| {
             let limit = plan.steps.max_duration;
             let out_of_time = limit.is_some_and(|limit| found.state.seconds >= limit.as_secs_f64());
@@ -281,7 +290,7 @@ impl RunFolder {
                         continue;
                     }
                     let is_own = file.strip_prefix(&path).is_ok_and(|name| manifest.has(name));
-                    if is_own && file.ends_with(page::SAMPLES) && page::keep_samples(&file, found.state.step)? {
+                    if is_own && file.ends_with(page::SAMPLES) && page::keep_samples(&file, &file, found.state.step)? {
                         continue;
                     }
                     let gone = if is_own { fs::remove_file(&file) } else { keep(&file, &file) };
@@ -305,16 +314,15 @@ impl RunFolder {
         session.write_plan(&path)?;
         Provenance::of(session).write(&path)?;
         let seconds = found.as_ref().map_or(0.0, |found| found.state.seconds);
-        let of_another = found.as_ref().filter(|found| !found.path.starts_with(&checkpoints));
-        if let Some(found) = of_another {
-            // The rows of the run that it comes from are those of this one up to here.
-            let rows = found.path.parent().and_then(Path::parent).map(|run| run.join(metrics::FILE));
-            if let Some(rows) = rows.filter(|rows| rows.is_file()) {
-                fs::copy(&rows, path.join(metrics::FILE)).map_err(|error| io("copy", &rows, &error))?;
-            }
-        }
+        let has_rows = match (&found, &origin) {
+            (Some(found), Some(origin)) => take_over(origin, &found.state, &path)?,
+            _ => true,
+        };
         let metrics = match &found {
-            Some(found) => MetricsFile::resume(&path, found.state.metrics_rows, found.state.step)?,
+            Some(found) => {
+                let rows = if has_rows { found.state.metrics_rows } else { 0 };
+                MetricsFile::resume(&path, rows, found.state.step)?
+            }
             None => MetricsFile::open(&path)?,
         };
         let status = Status::begin(plan, seconds);
@@ -391,6 +399,30 @@ impl RunFolder {
         write_folder(&aside, target, write, make_way)?;
         finish_replacing(&self.path, &self.manifest)
     }
+}
+
+/// Copies rows and samples of the run of the checkpoint `origin` to `folder`, where the run goes on: up to there they are
+/// those of both. False, with a warning, where `origin` lies in no run folder, so that there are no rows.
+fn take_over(origin: &Path, state: &State, folder: &Path) -> Result<bool> {
+    let whole = fs::canonicalize(origin).unwrap_or_else(|_| origin.to_owned());
+    let run = whole.parent().filter(|above| above.ends_with(checkpoint::FOLDER)).and_then(Path::parent);
+    let Some(run) = run.filter(|run| run.join(metrics::FILE).is_file()) else {
+        if state.metrics_rows > 0 {
+            tracing::warn!(
+                "the checkpoint {} lies in no run folder with a {}: the {} rows up to step {} are missing in that of {}",
+                origin.display(),
+                metrics::FILE,
+                state.metrics_rows,
+                state.step,
+                folder.display()
+            );
+        }
+        return Ok(false);
+    };
+    page::keep_samples(&run.join(page::SAMPLES), &folder.join(page::SAMPLES), state.step)?;
+    let rows = run.join(metrics::FILE);
+    let copied = fs::copy(&rows, folder.join(metrics::FILE));
+    copied.map(|_| true).map_err(|error| Error::io(format!("copy {}", rows.display()), &error))
 }
 
 /// The files that the run of `plan` will write, besides its checkpoints and its model.

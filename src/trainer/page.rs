@@ -14,6 +14,7 @@ use super::output::RunFolder;
 use super::run::{After, Run};
 use crate::base::error::{Error, Result};
 use crate::base::files::{write_json, write_whole};
+use crate::base::signals;
 use crate::data::labels::LabelNames;
 use crate::engine::device::release_memory;
 use crate::session::TrainingTask;
@@ -99,7 +100,7 @@ impl<T: TrainingTask> Trainer<T> {
     }
 
     /// Lets the model write its samples and keeps them in the place of those of this step and of later ones, which a run that
-    /// was continued from an earlier checkpoint makes again.
+    /// was continued from an earlier checkpoint makes again. None are written once a signal has come, since it cuts them short.
     pub(super) fn sample(&mut self, folder: &RunFolder, run: &mut Run) -> Result<Vec<String>> {
         if self.session.plan().generation.is_none() {
             return Ok(Vec::new());
@@ -107,6 +108,9 @@ impl<T: TrainingTask> Trainer<T> {
         let (started, step) = (Instant::now(), run.progress.step);
         let samples =
             self.session.task.samples(self.session.plan(), &self.state.model.valid(), &self.session.device)?;
+        if signals::received().is_some() {
+            return Ok(Vec::new());
+        }
         // Batches of other shapes leave pages in the device's pools that training does not use.
         release_memory(&self.session.device);
         let path = folder.path().join(SAMPLES);
@@ -121,11 +125,11 @@ impl<T: TrainingTask> Trainer<T> {
     }
 }
 
-/// Leaves those lines of the file at `path` that are of step `step` and earlier ones; false when there are none.
-pub(super) fn keep_samples(path: &Path, step: u64) -> Result<bool> {
-    let lines = earlier_samples(path, step + 1)?;
+/// Writes those lines of the file at `from` that are of step `step` and earlier ones to `to`; false when there are none.
+pub(super) fn keep_samples(from: &Path, to: &Path, step: u64) -> Result<bool> {
+    let lines = earlier_samples(from, step + 1)?;
     if !lines.is_empty() {
-        write_whole(path, lines.as_bytes())?;
+        write_whole(to, lines.as_bytes())?;
     }
     Ok(!lines.is_empty())
 }

@@ -3,15 +3,17 @@
 //!
 //! Free are settings that change what is reported, saved or measured but no weight: where the run writes, logging,
 //! evaluation and its data (a change of these is said), saving, early stopping, `max_minutes`, the text sample, and which
-//! device of a kind. Free, too, is the
-//! compiler: it computes the same function, so a run may change to it and back, though not bit for bit.
+//! device of a kind. Free, too, is the compiler: it computes the same function, so a run may change to it and back, though
+//! not bit for bit.
 //!
 //! Two settings may change with a notice, and the run is another one from there on. Its **length**: the schedule is that of the
 //! new length from the next step on, entered at the step that the run has come to, as in `transformers`' Trainer, which makes
-//! the schedule anew and puts the count of steps back (its first step still has the rate that the old schedule left). Its **global batch**: progress is counted in examples. The run goes on
-//! with the next example, and in the schedule it stands where it would stand if all examples so far had come in batches of the
-//! new size; it ends when the planned examples are seen. The warm-up that follows from a share of the steps, and a learning rate
-//! that `[learning_rate]` scales with the batch, follow both. Everything else is refused by name, with the reason.
+//! the schedule anew and puts the count of steps back (its first step still has the rate that the old schedule left). Its
+//! **global batch**: progress is counted in examples. The run goes on with the next example, and in the schedule it stands
+//! where it would stand if all examples so far had come in batches of the new size; it ends when the planned examples are
+//! seen. An order by length follows from the global batch, which then must stay. The steps of a warm-up that is given as a
+//! share of the run, in samples or in tokens, and a learning rate that `[learning_rate]` scales with the batch follow both,
+//! as long as the settings that they are derived from stay. Everything else is refused by name, with the reason.
 //!
 //! The micro-batch is free at the same number of examples in an optimizer step, unless the loss of a step depends on how it
 //! is cut (`trainer.accumulation = "transformers"`). Sums are then added in another order, so that losses differ by rounding
@@ -25,7 +27,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::base::error::{Error, Result};
 use crate::base::files::hex;
-use crate::config::{LrScaling, Precision};
+use crate::config::{Precision, Sampler};
 use crate::data::digest::digest;
 use crate::session::{Session, TrainingTask};
 use crate::task::Reduction;
@@ -94,6 +96,14 @@ const WARMUP: &str = "trainer.warmup_steps";
 
 const RATE: &str = "trainer.learning_rate";
 
+const SAMPLER: &str = "data.sampler";
+
+/// Settings that follow from the length and the global batch, each with the keys that it is derived from.
+const FOLLOWING: [(&str, &[&str]); 2] = [
+    (WARMUP, &[WARMUP]),
+    (RATE, &[RATE, "learning_rate.scaling", "learning_rate.reference_batch", "learning_rate.scope"]),
+];
+
 /// Why a setting must stay: the beginning of its key, and the reason.
 const REASONS: &[(&str, &str)] = &[
     ("model", "the weights and moments of the checkpoint have the old shape"),
@@ -102,6 +112,7 @@ const REASONS: &[(&str, &str)] = &[
     ("content of", "the place in the data is counted in the old examples"),
     ("training ", "the place in the data is counted in the old examples"),
     ("examples of", "the place in the data is counted in the old examples"),
+    (STEP_EXAMPLES, "data.sampler = \"group_by_length\" makes its order from the old global batch"),
     ("data.", "the place in the data is counted in the old examples"),
     ("trainer.data_seed", "the order of the examples follows from it"),
     ("trainer.seed", "dropout and the order of the examples follow from it"),
@@ -122,9 +133,9 @@ pub struct Promise {
     settings: BTreeMap<String, Value>,
     /// The digest of the validation data, where there are any.
     validation: Option<String>,
-    /// The learning rate follows the global batch.
-    #[serde(skip)]
-    scales_rate: bool,
+    /// What the config gives for each of [`FOLLOWING`]. A checkpoint of an older Kiln does not know.
+    #[serde(default)]
+    given: BTreeMap<String, Value>,
 }
 
 impl Promise {
@@ -138,6 +149,11 @@ impl Promise {
         let config = session.config();
         let config = serde_json::to_value(&config).map_err(|error| Error::config(error.to_string()))?;
         flatten("", &config, &mut settings);
+        let given = FOLLOWING.iter().map(|(key, from)| {
+            let values = from.iter().map(|key| settings.get(*key).cloned()).collect::<Vec<_>>();
+            ((*key).to_owned(), json!(values))
+        });
+        let given = given.collect();
         settings.retain(|key, _| {
             let free = |name: &str| key == name || (name.ends_with('.') && key.starts_with(name));
             !FREE.iter().any(|name| free(name)) && !DERIVED.contains(&key.as_str())
@@ -155,7 +171,7 @@ impl Promise {
         settings.insert(STEP_EXAMPLES.into(), json!(plan.batch.global));
         if plan.data.drop_last {
             // The examples that an epoch leaves out depend on the micro-batch.
-            settings.insert("examples of an epoch".into(), json!(plan.data.train_examples / micro * micro));
+            settings.insert("examples of an epoch".into(), json!(plan.data.examples_of_epoch(&plan.batch)));
         }
         if plan.optimizer.loss.reduction != Reduction::Exact {
             settings.insert("trainer.accumulation".into(), json!(plan.optimizer.accumulation.as_str()));
@@ -170,8 +186,7 @@ impl Promise {
             hash.update(format!("{key}={value}\n"));
         }
         let validation = session.validation().map(|data| digest(&**data)).transpose()?;
-        let scales_rate = session.config().learning_rate.scaling != LrScaling::None;
-        Ok(Self { fingerprint: hex(&hash.finalize()), settings, validation, scales_rate })
+        Ok(Self { fingerprint: hex(&hash.finalize()), settings, validation, given })
     }
 
     /// The number of training examples.
@@ -222,9 +237,9 @@ impl Promise {
     fn may_change(&self, now: &Self, key: &str) -> bool {
         let batch = self.differs(now, STEP_EXAMPLES);
         match key {
-            LENGTH | STEP_EXAMPLES => true,
-            WARMUP => batch || self.differs(now, LENGTH),
-            RATE => batch && now.scales_rate,
+            LENGTH => true,
+            STEP_EXAMPLES => now.settings.get(SAMPLER) != Some(&json!(Sampler::GroupByLength.as_str())),
+            WARMUP | RATE => self.given.contains_key(key) && self.given.get(key) == now.given.get(key),
             "examples of an epoch" | "trainer.per_device_train_batch_size" => batch,
             _ => false,
         }
@@ -320,7 +335,7 @@ mod tests {
     fn promise(settings: Value) -> Promise {
         let mut map = BTreeMap::new();
         flatten("", &settings, &mut map);
-        Promise { fingerprint: String::new(), settings: map, validation: None, scales_rate: false }
+        Promise { fingerprint: String::new(), settings: map, validation: None, given: BTreeMap::new() }
     }
 
     #[test]
@@ -342,24 +357,47 @@ mod tests {
     }
 
     #[test]
-    fn length_and_batch_may_change_and_what_follows_from_them() {
+    fn length_and_batch_may_change_and_settings_that_follow_from_them() {
+        // A warm-up of a tenth of the run, and a learning rate of 0.1 for 8 examples.
         let of = |total: u64, batch: u64, warmup: u64, rate: f64| {
-            promise(json!({LENGTH: total, STEP_EXAMPLES: batch, WARMUP: warmup, RATE: rate}))
+            let promise = promise(json!({LENGTH: total, STEP_EXAMPLES: batch, WARMUP: warmup, RATE: rate}));
+            let given = [(WARMUP, json!([0.1])), (RATE, json!([0.1, "linear", 8, "global"]))];
+            Promise { given: given.map(|(key, value)| (key.into(), value)).into(), ..promise }
+        };
+        let giving = |promise: Promise, key: &str, value: Value| {
+            let mut given = promise.given.clone();
+            given.insert(key.into(), value);
+            Promise { given, ..promise }
         };
         let was = of(9, 8, 1, 0.1);
         was.kept_by(&of(20, 8, 2, 0.1), 9, 9).unwrap();
         was.kept_by(&of(5, 8, 1, 0.1), 4, 4).unwrap();
-        was.kept_by(&of(9, 16, 2, 0.1), 4, 2).unwrap();
+        was.kept_by(&of(9, 16, 2, 0.2), 4, 2).unwrap();
+        // The same steps of warm-up, given otherwise.
+        was.kept_by(&giving(of(9, 8, 1, 0.1), WARMUP, json!([1])), 4, 4).unwrap();
+        let followed = "trainer.warmup_steps was 1 and is 2 (the steps so far followed the old warm-up)";
         for (now, why) in [
             (of(3, 8, 1, 0.1), "the run has made 4 steps and is to end after 3"),
-            (of(9, 8, 2, 0.1), "trainer.warmup_steps was 1 and is 2 (the steps so far followed the old warm-up)"),
-            (of(9, 16, 1, 0.2), "trainer.learning_rate was 0.1 and is 0.2"),
+            (giving(of(9, 8, 2, 0.1), WARMUP, json!([2])), followed),
+            (giving(of(20, 8, 2, 0.1), WARMUP, json!([2])), followed),
+            (
+                giving(of(9, 16, 1, 6.4), RATE, json!([3.2, "linear", 8, "global"])),
+                "trainer.learning_rate was 0.1 and is 6.4 (the steps so far followed the old learning rate)",
+            ),
+            (giving(of(9, 16, 1, 0.2), RATE, json!([0.1, "linear", 4, "global"])), "trainer.learning_rate was 0.1"),
         ] {
-            let error = was.kept_by(&now, 4, 4).unwrap_err().to_string();
-            assert!(error.contains(why), "{error}");
+            for was in [was.clone(), Promise { given: BTreeMap::new(), ..was.clone() }] {
+                let error = was.kept_by(&now, 4, 4).unwrap_err().to_string();
+                assert!(error.contains(why), "{error}");
+            }
         }
-        let scaled = Promise { scales_rate: true, ..of(9, 16, 1, 0.2) };
-        was.kept_by(&scaled, 4, 2).unwrap();
+        let by_length = |batch: u64| {
+            let mut promise = of(9, batch, 1, 0.1);
+            promise.settings.insert(SAMPLER.into(), json!("group_by_length"));
+            promise
+        };
+        let error = by_length(8).kept_by(&by_length(16), 4, 2).unwrap_err().to_string();
+        assert!(error.contains("examples in an optimizer step was 8 and is 16 (data.sampler = "), "{error}");
         assert!(was.notices(&was, 4).is_empty());
         assert!(was.notices(&of(20, 8, 2, 0.1), 4)[0].contains("after 9 steps and is to end after 20: from step 5 on"));
         assert!(was.notices(&of(5, 16, 1, 0.1), 4)[0].contains("with 16 examples in an optimizer step, which were 8"));

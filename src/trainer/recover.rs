@@ -21,11 +21,9 @@ pub(super) fn smaller_batch(plan: &RunPlan, error: &Error) -> Option<BatchPlan> 
     if plan.optimizer.loss.reduction != Reduction::Exact {
         return None;
     }
-    let examples = plan.data.train_examples;
     // The examples that an epoch leaves out must stay the same too.
-    let left_out = |batch: &BatchPlan| if plan.data.drop_last { examples % batch.micro } else { 0 };
     let mut smaller = plan.batch.halved()?;
-    while left_out(&smaller) != left_out(&plan.batch) {
+    while plan.data.examples_of_epoch(&smaller) != plan.data.examples_of_epoch(&plan.batch) {
         smaller = smaller.halved()?;
     }
     Some(smaller)

@@ -128,6 +128,18 @@ impl<T: TrainingTask> Trainer<T> {
                 epoch: state.epoch,
             };
             evaluating.best.restore(&state.best);
+            let has = |step: u64| folder.checkpoints().join(checkpoint::name(step)).exists();
+            if self.session.plan().saving.load_best_at_end
+                && self.world.is_root()
+                && let Some(step) = evaluating.best.step.filter(|step| !has(*step))
+            {
+                tracing::warn!(
+                    "the best evaluation so far is that of step {step}, of which {} has no checkpoint: \
+                     trainer.load_best_model_at_end loads a later one that is better, or else the model is the last one",
+                    folder.checkpoints().display()
+                );
+                evaluating.best.step = None;
+            }
             control.should_training_stop = evaluating.best.is_exhausted();
             position = state.position;
             losses = Losses::restored(state.losses, device);

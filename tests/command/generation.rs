@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::common::place::Place;
 use crate::common::small_run::copy;
-use crate::common::{fails, fixture, json, kiln, kiln_on_device, succeeds};
+use crate::common::{fails, fixture, json, kiln, kiln_on_device, succeeds, text};
 
 /// The model of `fixtures/make_generation.py` with its tokenizer.
 fn model() -> tempfile::TempDir {
@@ -70,7 +70,7 @@ fn each_prompt_is_continued_as_if_it_were_alone() {
             assert!(line["text"].as_str().unwrap().starts_with(prompt));
         }
     }
-    // What one prompt writes as it comes is the same text.
+    // The text of one prompt, which is written as it comes, is the same.
     let streamed = succeeds(kiln(folder.path()).args(["generate", "model", "--prompt", "a", "--temperature", "0"]));
     let line = generated(folder.path(), &["--prompt", "a", "--temperature", "0"]);
     assert_eq!(streamed.trim_end_matches('\n'), line[0]["text"].as_str().unwrap().trim_end_matches('\n'));
@@ -102,7 +102,7 @@ fn a_model_folder_states_how_it_generates() {
     let stated = generated(folder.path(), &["--prompt", "a"]);
     assert_eq!(stated, generated(folder.path(), &penalised));
     assert_ne!(stated, greedy);
-    // What transformers would do otherwise is said; what is no value is refused.
+    // A key with another effect in transformers is said; a value that cannot be is refused.
     state(json!({"num_beams": 4, "min_p": 0.0}));
     let output = kiln(folder.path()).args(["generate", "model", "--prompt", "a"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -118,15 +118,19 @@ fn a_model_folder_states_how_it_generates() {
     );
 }
 
-/// The lines of `run/samples.jsonl`: step, prompt and text.
-fn samples(place: &Place) -> Vec<(u64, String, String)> {
-    let text = std::fs::read_to_string(place.path("run/samples.jsonl")).unwrap();
+/// The lines of `samples.jsonl` of `run`: step, prompt and text.
+fn samples_of(place: &Place, run: &str) -> Vec<(u64, String, String)> {
+    let text = std::fs::read_to_string(place.path(run).join("samples.jsonl")).unwrap();
     let line = |line: &str| {
         let line: Value = serde_json::from_str(line).unwrap();
         let text = |key: &str| line[key].as_str().unwrap().to_owned();
         (line["step"].as_u64().unwrap(), text("prompt"), text("text"))
     };
     text.lines().map(line).collect()
+}
+
+fn samples(place: &Place) -> Vec<(u64, String, String)> {
+    samples_of(place, "run")
 }
 
 #[test]
@@ -159,13 +163,45 @@ fn a_run_writes_samples_on_its_way_and_its_losses_are_those_of_a_run_without() {
     // A run that is continued has the samples of one that was not.
     let saved = [&all[..], &["trainer.save_steps=3", "trainer.save_strategy=steps"]].concat();
     place.train("text.toml", &saved);
-    std::fs::remove_dir_all(place.path("run/model")).unwrap();
     let resume = [
         &all[..all.len() - 1],
         &["run.on_existing=resume", "trainer.save_steps=3", "trainer.save_strategy=steps"],
         &["run.resume_from_checkpoint=run/checkpoints/step-000003"],
     ]
     .concat();
-    let _ = place.config("train", "text.toml", &resume).output().unwrap();
+    // So has one that continues it in a folder of its own.
+    place.train("text.toml", &[&resume[..], &["run.output_dir=other"]].concat());
+    assert_eq!(samples_of(&place, "other"), whole);
+    // The samples after step 3 are made again.
+    let file = place.path("run/samples.jsonl");
+    let old = |(step, prompt, text): &(u64, String, String)| {
+        let text = if *step > 3 { "old" } else { &text[..] };
+        json!({"step": step, "prompt": prompt, "text": text}).to_string() + "\n"
+    };
+    std::fs::write(&file, whole.iter().map(old).collect::<String>()).unwrap();
+    assert_ne!(samples(&place), whole);
+    place.train("text.toml", &resume);
     assert_eq!(samples(&place), whole);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_sample_that_a_signal_cuts_short_is_not_written() {
+    let place = Place::new();
+    // So many that they take seconds.
+    let prompts = format!("generation.prompt={}", json!(vec!["let"; 2000]));
+    let sets = ["trainer.max_steps=5", "trainer.logging_steps=1", "generation.every=2", &prompts];
+    let mut command = place.config("train", "text.toml", &sets);
+    let child = command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let rows = || std::fs::read_to_string(place.path("run/metrics.jsonl")).unwrap_or_default().lines().count();
+    let started = std::time::Instant::now();
+    while rows() < 2 && started.elapsed().as_secs() < 100 {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert!(std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let said = text(&output);
+    assert!(output.status.code() == Some(130) && said.contains("stopped after step 2 of 5"), "{said}");
+    assert!(!said.contains("sample after step") && !place.path("run/samples.jsonl").exists(), "{said}");
 }

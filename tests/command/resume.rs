@@ -430,6 +430,16 @@ fn what_would_break_the_promise_is_refused_by_name() {
         let mut command = train(folder.path(), "run", &["--resume", "--set", "trainer.max_steps=9", "--set", set]);
         fails(&mut command, 2, &["of another run", part, "set the rest back"]);
     }
+    // A warm-up and a learning rate that are given do not follow from another length or another batch.
+    let scaled = ["learning_rate.scaling=linear", "learning_rate.reference_batch=3", "trainer.learning_rate=0.05"];
+    let scaled = [&scaled[..], &["trainer.gradient_accumulation_steps=1", "trainer.max_steps=20"]].concat();
+    for (sets, part) in [
+        (&["trainer.max_steps=20", "trainer.warmup_steps=2"][..], "trainer.warmup_steps was 3 and is 2"),
+        (&scaled, "trainer.learning_rate was 0.001 and is 0.05"),
+    ] {
+        let mut command = train(folder.path(), "run", &["--resume"]);
+        fails(command.args(sets.iter().flat_map(|set| ["--set", set])), 2, &["of another run", part]);
+    }
     let data = folder.path().join("data.jsonl");
     let text = std::fs::read_to_string(&data).unwrap();
     std::fs::write(&data, text.replace("[1,", "[2,")).unwrap();
@@ -578,7 +588,7 @@ fn rates(folder: &Path, run: &str) -> Vec<f64> {
 #[test]
 fn a_run_goes_on_to_another_end_by_the_schedule_that_transformers_makes() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-    for case in crate::common::json(&fixtures.join("longer.json")).as_array().unwrap() {
+    for case in json(&fixtures.join("longer.json")).as_array().unwrap() {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), "clm");
         let run = |total: &str, more: &[&str]| {
@@ -653,4 +663,116 @@ fn a_run_goes_on_with_another_global_batch_where_its_examples_are() {
     std::fs::create_dir(folder.path().join("checkpoint-500")).unwrap();
     let foreign = train(folder.path(), "new", &["--resume-from", "checkpoint-500"]);
     fails(&mut { foreign }, 2, &["expected a checkpoint of this run", "checkpoint-500"]);
+}
+
+#[test]
+fn another_global_batch_within_an_epoch_ends_with_the_planned_examples() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let sets = ["trainer.max_steps=-1", "trainer.num_train_epochs=1", "trainer.warmup_steps=0", "trainer.save_steps=3"];
+    let sets = [&sets[..], &["trainer.gradient_accumulation_steps=1"]].concat();
+    let sets = sets.iter().flat_map(|set| ["--set", set]).collect::<Vec<_>>();
+    succeeds(&mut train(folder.path(), "run", &sets));
+    // 9 of 20 examples in batches of 3, and the other 11 in batches of 6 and 5.
+    let other = [&sets[..], &["--set", "trainer.gradient_accumulation_steps=2"]].concat();
+    let from = ["--resume-from", "run/checkpoints/step-000003"];
+    succeeds(&mut train(folder.path(), "other", &[&other[..], &from].concat()));
+    let last = crate::common::train_rows(&folder.path().join("other")).pop().unwrap();
+    let last = ["step", "samples", "epoch"].map(|key| last[key].as_f64());
+    assert_eq!(last, [5.0, 20.0, 1.0].map(Some));
+
+    let by_length = [&sets[..], &["--set", "data.sampler=group_by_length"]].concat();
+    succeeds(&mut train(folder.path(), "lengths", &by_length));
+    let other = [&other[..], &["--set", "data.sampler=group_by_length"]].concat();
+    let from = ["--resume-from", "lengths/checkpoints/step-000003"];
+    let parts = ["examples in an optimizer step was 3 and is 6 (data.sampler = \"group_by_length\" makes its order"];
+    fails(&mut train(folder.path(), "lengths", &[&other[..], &from].concat()), 2, &parts);
+}
+
+/// A folder that holds a run, whatever became of it, is none for a checkpoint of another run.
+#[test]
+fn a_checkpoint_of_another_run_replaces_no_run() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    succeeds(&mut train(folder.path(), "run", &[]));
+    succeeds(&mut train(folder.path(), "finished", &["--set", "trainer.save_strategy=no", "--set", "trainer.seed=7"]));
+    assert!(!folder.path().join("finished/checkpoints").exists());
+    let state = || {
+        let files = ["metrics.jsonl", "all_results.json", "plan.toml", "model/model.safetensors"];
+        files.map(|file| std::fs::read(folder.path().join("finished").join(file)).unwrap())
+    };
+    let before = state();
+    for step in ["step-000007", "step-000014"] {
+        let from = format!("run/checkpoints/{step}");
+        let parts = ["expected a checkpoint of this run", "it has none", "set run.output_dir to a new folder"];
+        fails(&mut train(folder.path(), "finished", &["--resume-from", &from]), 2, &parts);
+        assert!(state() == before);
+    }
+    // A checkpoint that lies elsewhere has no rows before it, which is said once.
+    copy(&folder.path().join("run/checkpoints/step-000007"), &folder.path().join("copies/mine"));
+    let said = text_of(&mut train(folder.path(), "new", &["--resume-from", "copies/mine"]));
+    assert_eq!(said.matches("rows up to step 7").count(), 1, "{said}");
+    assert!(said.contains("copies/mine lies in no run folder"), "{said}");
+    same_model(&folder.path().join("run"), &folder.path().join("new"));
+    assert!(figures(&folder.path().join("new")).iter().all(|row| row["step"].as_u64().unwrap() > 7));
+}
+
+fn same_model(a: &Path, b: &Path) {
+    let model = |run: &Path| std::fs::read(run.join("model/model.safetensors")).unwrap();
+    assert!(model(a) == model(b), "{} and {} differ", a.display(), b.display());
+}
+
+/// The process is killed before the new folder has a checkpoint that it has made itself.
+#[cfg(unix)]
+#[test]
+fn a_run_that_continues_another_one_survives_a_kill() {
+    use std::io::{BufRead, BufReader};
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    succeeds(&mut train(folder.path(), "run", &["--set", "trainer.max_steps=7"]));
+    let longer = ["--set", "trainer.max_steps=80", "--set", "trainer.save_steps=80"];
+    let from = [&longer[..], &["--resume-from", "run/checkpoints/step-000007"]].concat();
+    succeeds(&mut train(folder.path(), "straight", &from));
+    let mut command = train(folder.path(), "killed", &from);
+    let mut child = command.args(["--log-format", "dict"]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("'loss'")), "it ended before its first row");
+    child.kill().unwrap();
+    assert!(child.wait().unwrap().code().is_none(), "it was faster than the signal");
+    let checkpoints = folder.path().join("killed/checkpoints");
+    assert_eq!(std::fs::read_dir(&checkpoints).unwrap().count(), 1);
+    let file = |run: &str| std::fs::read(folder.path().join(run).join("checkpoints/step-000007/state.sha256")).unwrap();
+    assert!(file("killed") == file("run"));
+    let said = text_of(&mut train(folder.path(), "killed", &[&longer[..], &["--resume"]].concat()));
+    assert!(said.contains("continuing after step 7 from"), "{said}");
+    let (straight, killed) = (folder.path().join("straight"), folder.path().join("killed"));
+    assert_eq!(figures(&straight), figures(&killed));
+    same_model(&straight, &killed);
+}
+
+#[test]
+fn the_best_checkpoint_is_the_one_continued_from_or_is_said_to_be_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    // The worst is the best, so that no later evaluation is.
+    let worst = ["trainer.metric_for_best_model=eval_loss", "trainer.greater_is_better=true"];
+    let sets = |every: &str| {
+        let all = [&worst[..], &[every]].concat();
+        all.iter().flat_map(|set| ["--set".to_owned(), (*set).to_owned()]).collect::<Vec<_>>()
+    };
+    for (every, run) in [("trainer.eval_steps=7", "seven"), ("trainer.eval_steps=3", "three")] {
+        succeeds(train(folder.path(), run, &[]).args(sets(every)));
+        let mut command = train(
+            folder.path(),
+            &format!("{run}-new"),
+            &["--set", "trainer.load_best_model_at_end=true", "--set", "trainer.save_strategy=best"],
+        );
+        let from = format!("{run}/checkpoints/step-000007");
+        let said = text_of(command.args(sets(every)).args(["--resume-from", &from]));
+        let says = said.contains("the best evaluation so far is that of step 3, of which");
+        assert!(says == (run == "three") && !said.contains("was not kept"), "{said}");
+    }
+    let weights = |file: &str| std::fs::read(folder.path().join(file)).unwrap();
+    assert!(weights("seven-new/model/model.safetensors") == weights("seven/checkpoints/step-000007/model.safetensors"));
+    same_model(&folder.path().join("three"), &folder.path().join("three-new"));
 }
