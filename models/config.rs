@@ -144,31 +144,32 @@ pub struct BertConfig {
     /// Which of the family it is. Not a field of the file, where `model_type` says it.
     #[serde(skip)]
     pub variant: BertVariant,
-    /// Number of tokens in the vocabulary. Default 30522.
+    /// Number of tokens in the vocabulary. Default 30522; RoBERTa 50265, ALBERT 30000.
     pub vocab_size: usize,
     /// Width of the embeddings, which ELECTRA and ALBERT project to `hidden_size`. Default there 128; `hidden_size` in the
     /// others, which have no such field.
     pub embedding_size: Option<usize>,
-    /// Width. Default 768.
+    /// Width. Default 768; ELECTRA 256, ALBERT 4096.
     pub hidden_size: usize,
-    /// Number of layers. Default 12.
+    /// Number of layers. Default 12; DistilBERT 6. ALBERT's layers are one set of weights.
     pub num_hidden_layers: usize,
-    /// Number of attention heads; must divide `hidden_size`. Default 12.
+    /// Number of attention heads; must divide `hidden_size`. Default 12; ELECTRA 4, ALBERT 64.
     pub num_attention_heads: usize,
-    /// Width of the feed-forward block. Default 3072.
+    /// Width of the feed-forward block. Default 3072; ELECTRA 1024, ALBERT 16384.
     pub intermediate_size: usize,
-    /// `gelu`, `gelu_new` or `gelu_pytorch_tanh`. Default `gelu`.
+    /// `gelu`, `gelu_new` or `gelu_pytorch_tanh`. Default `gelu`; ALBERT `gelu_new`.
     pub hidden_act: String,
-    /// Dropout of embeddings and residual branches. Default 0.1.
+    /// Dropout of embeddings and residual branches. Default 0.1; ALBERT 0.
     pub hidden_dropout_prob: f64,
-    /// Dropout of the attention weights. Default 0.1.
+    /// Dropout of the attention weights. Default 0.1; ALBERT 0.
     pub attention_probs_dropout_prob: f64,
-    /// Dropout before the classifier. Default `hidden_dropout_prob`.
+    /// Dropout before the classifier; `classifier_dropout_prob` in ALBERT, `seq_classif_dropout` in DistilBERT. Default
+    /// `hidden_dropout_prob`; ALBERT 0.1, DistilBERT 0.2.
     pub classifier_dropout: Option<f64>,
-    /// Dropout before the span head, which DistilBERT alone has. Default 0.
+    /// Dropout before the span head, which DistilBERT alone has. Default there 0.1.
     pub qa_dropout: f64,
-    /// Rows of the position table: the longest sequence in tokens, except in RoBERTa, which uses the rows that follow
-    /// `pad_token_id`. Default 512.
+    /// Rows of the position table: the longest sequence in tokens, except in RoBERTa, CamemBERT and XLM-RoBERTa, which
+    /// use the rows that follow `pad_token_id`. Default 512.
     pub max_position_embeddings: usize,
     /// Number of token types. Default 2. DistilBERT has none.
     pub type_vocab_size: usize,
@@ -176,7 +177,7 @@ pub struct BertConfig {
     pub layer_norm_eps: f64,
     /// Standard deviation of new weights. Default 0.02.
     pub initializer_range: f64,
-    /// The id that padding uses. Default 0.
+    /// The id that padding uses. Default 0; RoBERTa, CamemBERT and XLM-RoBERTa 1.
     pub pad_token_id: Option<u32>,
     /// Labels of a classification head.
     #[serde(flatten)]

@@ -85,12 +85,13 @@ impl ModelConfig {
                 )))
             }
             Self::Bert(c) if c.variant.counts_from_padding() && c.pad_token_id.is_none() => Err(Error::Config(
-                "pad_token_id: expected an id, got null: RoBERTa counts its positions from it".into(),
+                format!("pad_token_id: expected an id, got null: {} counts its positions from it", self.model_type()),
             )),
             Self::Bert(c) if c.max_position_embeddings <= c.position_offset() => Err(Error::Config(format!(
-                "max_position_embeddings: expected more than pad_token_id + 1 = {}, where RoBERTa's first position is, got \
-                 {}",
+                "max_position_embeddings: expected more than pad_token_id + 1 = {}, where the first position of {} is, \
+                 got {}",
                 c.position_offset(),
+                self.model_type(),
                 c.max_position_embeddings
             ))),
             _ => Ok(()),

@@ -11,7 +11,7 @@ const THREADS: [&str; 4] = ["DSU-", "DSD-", "burn", "kiln-"];
 /// Crates whose panics count wherever they happen.
 const CRATES: [&str; 6] = ["/burn-", "/cubecl-", "/cubek-", "/wgpu-", "/naga-", "/cudarc-"];
 
-/// More than these are not kept: a device that fails may fail thousands of times.
+/// More than these are not kept after a watch begins: a device that fails may fail thousands of times.
 const KEPT: usize = 64;
 
 /// A panic that was seen.
@@ -31,10 +31,38 @@ impl std::fmt::Display for Panic {
     }
 }
 
-static SEEN: Mutex<Vec<Panic>> = Mutex::new(Vec::new());
+/// The panics of the process.
+struct Seen {
+    panics: Vec<Panic>,
+    /// How many there were when the latest watch began.
+    watched: usize,
+}
+
+impl Seen {
+    const fn new() -> Self {
+        Self { panics: Vec::new(), watched: 0 }
+    }
+
+    fn add(&mut self, panic: Panic) {
+        if self.panics.len() - self.watched < KEPT {
+            self.panics.push(panic);
+        }
+    }
+
+    fn watch(&mut self) -> usize {
+        self.watched = self.panics.len();
+        self.watched
+    }
+
+    fn of_driver(&self) -> Option<&Panic> {
+        self.panics[self.watched..].iter().find(|panic| panic.message.contains(DRIVER_ERROR))
+    }
+}
+
+static SEEN: Mutex<Seen> = Mutex::new(Seen::new());
 static INSTALLED: Once = Once::new();
 
-fn seen() -> MutexGuard<'static, Vec<Panic>> {
+fn seen() -> MutexGuard<'static, Seen> {
     // A panic while the list was held leaves a list all the same.
     SEEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -55,18 +83,19 @@ impl Watch {
                 before(info);
             }));
         });
-        Self { from: seen().len() }
+        Self { from: seen().watch() }
     }
 
     /// The panics since then, oldest first.
     pub fn panics(&self) -> Vec<Panic> {
-        seen().get(self.from..).unwrap_or_default().to_vec()
+        seen().panics.get(self.from..).unwrap_or_default().to_vec()
     }
 }
 
-/// The first panic of the compute stack at an error of the driver, in the whole process: the device has failed.
+/// The first panic of the compute stack at an error of the driver since the latest [`Watch`] began: the device has failed. A run
+/// begins one, and begins another when it goes on after a failure, whose panics explain nothing that comes later.
 pub(crate) fn of_driver() -> Option<Panic> {
-    seen().iter().find(|panic| panic.message.contains(DRIVER_ERROR)).cloned()
+    seen().of_driver().cloned()
 }
 
 /// How a driver's error begins in the words of a panic.
@@ -77,10 +106,7 @@ fn note(info: &PanicHookInfo<'_>) {
     let thread = current.name().unwrap_or("without a name").to_owned();
     let location = info.location().map_or_else(String::new, |at| format!("{}:{}", at.file(), at.line()));
     if counts(&thread, &location) {
-        let mut seen = seen();
-        if seen.len() < KEPT {
-            seen.push(Panic { thread, location, message: message(info.payload()) });
-        }
+        seen().add(Panic { thread, location, message: message(info.payload()) });
     }
 }
 
@@ -102,7 +128,23 @@ pub fn message(payload: &dyn std::any::Any) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::counts;
+    #![allow(clippy::unwrap_used)]
+    use super::{KEPT, Panic, Seen, counts};
+
+    #[test]
+    fn the_failure_of_a_device_is_the_first_since_the_latest_watch() {
+        let panic =
+            |message: &str| Panic { thread: "DSD-0-0".into(), location: "a.rs:1".into(), message: message.into() };
+        let mut seen = Seen::new();
+        (0..2 * KEPT).for_each(|number| seen.add(panic(&format!("DriverError({number})"))));
+        assert_eq!((seen.panics.len(), &seen.of_driver().unwrap().message[..]), (KEPT, "DriverError(0)"));
+        assert_eq!(seen.watch(), KEPT);
+        assert_eq!(seen.of_driver(), None, "a run that goes on after a failure does not fail by it again");
+        seen.add(panic("index out of range"));
+        assert_eq!(seen.of_driver(), None);
+        seen.add(panic("DriverError(later)"));
+        assert_eq!(seen.of_driver().unwrap().message, "DriverError(later)");
+    }
 
     #[test]
     fn device_threads_and_the_compute_stack_count_and_others_do_not() {

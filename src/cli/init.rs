@@ -97,7 +97,7 @@ impl Data {
             format,
             train,
             validation,
-            columns: columns(task, None, None, None),
+            columns: columns(task, None, None, &[], None),
             block_size: LONGEST_BLOCK,
             documents: Documents::File,
             is_named: false,
@@ -134,7 +134,10 @@ impl Data {
         if format.is_table() {
             let row = Table::open(&train, format, columns.clone())?.rows().next().transpose();
             row.map_err(|error| {
-                error.help("name the columns with --text-column, --text-pair-column and --label-column")
+                let choices = if task == Task::MultipleChoice { ", --choice-columns" } else { "" };
+                error.help(format!(
+                    "name the columns with --text-column, --text-pair-column{choices} and --label-column"
+                ))
             })?;
         }
         let named = |validation, block_size, documents| Self {
@@ -216,7 +219,13 @@ fn fills(text: &Corpus, block_size: usize) -> Result<bool> {
 }
 
 /// The columns that were named, else those that Kiln takes by default.
-pub fn columns(task: Task, text: Option<String>, pair: Option<String>, label: Option<String>) -> Columns {
+pub fn columns(
+    task: Task,
+    text: Option<String>,
+    pair: Option<String>,
+    choices: &[String],
+    label: Option<String>,
+) -> Columns {
     let (of_text, of_label) = task.columns();
     let has_label = !task.is_language_model() && task != Task::QuestionAnswering;
     let is_choice = task == Task::MultipleChoice;
@@ -226,7 +235,10 @@ pub fn columns(task: Task, text: Option<String>, pair: Option<String>, label: Op
         text_pair: pair.or_else(|| is_choice.then(|| "sent2".into())),
         words: task == Task::TokenClassification,
         json: false,
-        choices: if is_choice { (0..4).map(|choice| format!("ending{choice}")).collect() } else { Vec::new() },
+        choices: match choices {
+            [] if is_choice => (0..4).map(|choice| format!("ending{choice}")).collect(),
+            named => named.to_vec(),
+        },
         label: has_label.then(|| label.unwrap_or_else(|| of_label.into())),
     }
 }
@@ -439,7 +451,7 @@ mod tests {
         std::fs::write(&file, "review\tstars\nwarm\t5\n").unwrap();
         let train = vec![file.display().to_string()];
         let named = |text: &str, label: &str| {
-            let columns = columns(Task::Regression, Some(text.into()), None, Some(label.into()));
+            let columns = columns(Task::Regression, Some(text.into()), None, &[], Some(label.into()));
             Data::named(Task::Regression, train.clone(), Some(Validation::Share(0.25)), columns, None)
         };
         let text = template(Task::Regression, "new", "org/model", Some(32), &named("review", "stars").unwrap());
@@ -453,7 +465,7 @@ mod tests {
         assert_eq!(data.max_length, Some(32), "the model has no more positions");
         let error = named("text", "stars").unwrap_err().to_string();
         assert!(error.contains("there are \"review\", \"stars\"") && error.contains("--text-column"), "{error}");
-        let columns = columns(Task::QuestionAnswering, None, None, None);
+        let columns = columns(Task::QuestionAnswering, None, None, &[], None);
         let error = Data::named(Task::QuestionAnswering, train.clone(), None, columns, None).unwrap_err().to_string();
         assert!(error.contains("expected SQuAD's JSON, got tsv"), "{error}");
     }

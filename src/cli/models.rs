@@ -74,10 +74,11 @@ pub(super) struct GenerateArgs {
     /// The text to continue; given again, another one
     #[arg(long, required_unless_present = "prompts")]
     prompt: Vec<String>,
-    /// A file with a prompt on every line
+    /// A file with a prompt on every line; lines without a character are skipped, and `index` counts the prompts
     #[arg(long, value_name = "FILE")]
     prompts: Option<PathBuf>,
-    /// Write a line of JSON for every prompt: index, prompt, text, token_ids (the new ones). Several prompts are always written so
+    /// Write a line of JSON for every prompt: index, prompt, text, token_ids (the new ones). Several prompts and those of --prompts are
+    /// always written so
     #[arg(long)]
     json: bool,
     /// Prompts that are continued together
@@ -224,15 +225,17 @@ impl GenerateArgs {
 
     /// The settings: those of the command line, else those of `defaults`.
     fn options(&self, defaults: GenerateOptions) -> GenerateOptions {
+        let max_new_tokens = self.max_new_tokens.unwrap_or(defaults.max_new_tokens);
         GenerateOptions {
-            max_new_tokens: self.max_new_tokens.unwrap_or(defaults.max_new_tokens),
+            max_new_tokens,
             temperature: self.temperature.unwrap_or(defaults.temperature),
             top_k: self.top_k.unwrap_or(defaults.top_k),
             top_p: self.top_p.unwrap_or(defaults.top_p),
             seed: self.seed,
             repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
             no_repeat_ngram_size: self.no_repeat_ngram_size.unwrap_or(defaults.no_repeat_ngram_size),
-            min_new_tokens: self.min_new_tokens.unwrap_or(defaults.min_new_tokens),
+            // A model's own least number yields to the largest that is asked for.
+            min_new_tokens: self.min_new_tokens.unwrap_or(defaults.min_new_tokens.min(max_new_tokens)),
             stop: defaults.stop,
             stop_strings: if self.stop_strings.is_empty() { defaults.stop_strings } else { self.stop_strings.clone() },
         }
@@ -253,7 +256,7 @@ pub(super) fn run_generate(args: &GenerateArgs) -> Result<()> {
     let generator =
         Generator { model: &folder.model, config: &folder.config, device: &device, tokenizer: Some(&tokenizer) };
     match &prompts[..] {
-        [prompt] if !args.json => streamed(&generator, &tokenizer, prompt, &options),
+        [prompt] if !args.json && args.prompts.is_none() => streamed(&generator, &tokenizer, prompt, &options),
         prompts => {
             let ids = prompts.iter().map(|prompt| tokenizer.encode(prompt)).collect::<Result<Vec<_>>>()?;
             let together = prompts.chunks(args.batch_size).zip(ids.chunks(args.batch_size));
@@ -334,15 +337,19 @@ pub(super) fn run_predict(args: &PredictArgs) -> Result<()> {
 fn predict_with(args: &PredictArgs) -> Result<()> {
     signals::install()?;
     let task = args.task.as_deref().map_or_else(|| trained_task(&args.model), Task::from_name)?;
-    let trained = trained_columns(&args.model)?;
-    let (text_column, text_pair_column) = match (&args.text_column, &args.text_pair_column) {
-        (None, None) => (trained.text_column, trained.text_pair_column),
-        (text, pair) => (text.clone(), pair.clone()),
-    };
-    let choice_columns = match args.choice_columns.as_slice() {
-        [] => trained.choice_columns.unwrap_or_default(),
-        given => given.to_vec(),
-    };
+    let (mut text_column, mut text_pair_column) = (args.text_column.clone(), args.text_pair_column.clone());
+    let mut choice_columns = args.choice_columns.clone();
+    let (names_no_text, names_no_choice) =
+        (text_column.is_none() && text_pair_column.is_none(), choice_columns.is_empty());
+    if names_no_text || (names_no_choice && task == Task::MultipleChoice) {
+        let trained = trained_columns(&args.model)?;
+        if names_no_text {
+            (text_column, text_pair_column) = (trained.text_column, trained.text_pair_column);
+        }
+        if names_no_choice {
+            choice_columns = trained.choice_columns.unwrap_or_default();
+        }
+    }
     let format = args.format.as_deref().map(str::parse::<DataFormat>).transpose().map_err(|e| e.at("--format"))?;
     if args.batch_size == 0 {
         return Err(Error::config("--batch-size: expected 1 or more, got 0"));
@@ -444,6 +451,13 @@ mod tests {
         let section = GenerationSection { temperature: 0.5, ..GenerationSection::default() };
         let options = args.options(GenerateOptions::of(&section, vec![7]));
         assert_eq!(options, GenerateOptions { top_k: 3, ..GenerateOptions::of(&section, vec![7]) });
+        let section = GenerationSection { min_new_tokens: 10, ..GenerationSection::default() };
+        let least = |args: &[&str]| {
+            let args = Generate::try_parse_from([&["generate", "model", "--prompt", "a"], args].concat()).unwrap().args;
+            args.options(GenerateOptions::of(&section, vec![7])).min_new_tokens
+        };
+        assert_eq!((least(&["--max-new-tokens", "5"]), least(&[])), (5, 10), "the model's own number yields");
+        assert_eq!(least(&["--max-new-tokens", "5", "--min-new-tokens", "6"]), 6, "and that of the user is refused");
         let default = GenerationSection::default();
         assert_eq!((default.top_k, default.top_p, default.temperature), (50, 1.0, 1.0));
     }

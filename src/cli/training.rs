@@ -26,6 +26,7 @@ use crate::base::variables;
 use crate::cli::init::{Data, check_model, columns, template};
 use crate::config::Task;
 use crate::config::{CompilerMode, DataFormat, OnExisting, Precision, RunConfig, Switch, Validation};
+use crate::data::table::Columns;
 use crate::data::{paths, store};
 use crate::engine::compiler::decision::Decision;
 use crate::engine::compiler::start_up_lines;
@@ -154,6 +155,10 @@ pub(super) struct InitArgs {
     /// The column with the second text of a pair
     #[arg(long, value_name = "COLUMN", requires = "train")]
     text_pair_column: Option<String>,
+    /// The columns with the choices of a multiple choice, separated by commas; those of SWAG, `ending0` to `ending3`, when they are
+    /// left out
+    #[arg(long, value_name = "COLUMNS", value_delimiter = ',', requires = "train")]
+    choice_columns: Vec<String>,
     /// The column with the label; `label` when it is left out
     #[arg(long, value_name = "COLUMN", requires = "train")]
     label_column: Option<String>,
@@ -176,8 +181,22 @@ impl InitArgs {
             }
             files => Some(Validation::Files(files.to_vec())),
         };
+        let is_choice = task == Task::MultipleChoice;
+        match &self.choice_columns[..] {
+            [_, ..] if !is_choice => {
+                return Err(Error::config(format!("--choice-columns: the task {task} has no choices")));
+            }
+            [one] => return Err(Error::config(format!("--choice-columns: expected two columns or more, got {one:?}"))),
+            _ => {}
+        }
         let [text, pair, label] = [&self.text_column, &self.text_pair_column, &self.label_column].map(Option::clone);
-        Data::named(task, self.train.clone(), validation, columns(task, text, pair, label), positions)
+        let columns = columns(task, text, pair, &self.choice_columns, label);
+        let named = |columns| Data::named(task, self.train.clone(), validation.clone(), columns, positions);
+        match named(columns.clone()) {
+            // The second text of SWAG is taken where it is there.
+            Err(_) if is_choice && self.text_pair_column.is_none() => named(Columns { text_pair: None, ..columns }),
+            data => data,
+        }
     }
 
     /// Task, model and data as the arguments name them.
@@ -220,6 +239,11 @@ impl InitArgs {
                 data => break data?,
             }
             self.text_column = Some(answer(&term, "Column with the text", self.text_column.as_deref())?);
+            if task == Task::MultipleChoice {
+                let usual = Some(self.choice_columns.join(",")).filter(|columns| !columns.is_empty());
+                let choices = answer(&term, "Columns with the choices, separated by commas", usual.as_deref())?;
+                self.choice_columns = choices.split(',').map(|column| column.trim().to_owned()).collect();
+            }
             if !task.is_language_model() {
                 self.label_column = Some(answer(&term, "Column with the label", self.label_column.as_deref())?);
             }

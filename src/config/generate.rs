@@ -59,7 +59,7 @@ impl GenerateOptions {
         }
         if !self.repetition_penalty.is_finite() || self.repetition_penalty <= 0.0 {
             let got = self.repetition_penalty;
-            return Err(Error::config(format!("repetition_penalty: expected a number above 0, got {got}")));
+            return Err(Error::config(format!("repetition_penalty: expected a finite number above 0, got {got}")));
         }
         if self.max_new_tokens == 0 {
             return Err(Error::config("max_new_tokens: expected at least 1, got 0"));

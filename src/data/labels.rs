@@ -54,7 +54,9 @@ impl LabelRule {
     pub fn apply(&self, cell: Option<&Cell>) -> Result<Label> {
         match (self, cell) {
             (Self::Nothing, _) => Ok(Label::None),
-            (Self::Several(names), Some(Cell::Null)) => Ok(Label::Multi(vec![0.0; names.names.len()])),
+            (Self::Several(_), None | Some(Cell::Null)) => {
+                Err(Error::data("the row has no label").help("write [] where none of the labels applies"))
+            }
             (_, None | Some(Cell::Null)) => {
                 Err(Error::data("the row has no label").help("every row needs one; leave out those without"))
             }
@@ -67,7 +69,13 @@ impl LabelRule {
             (Self::Several(names), Some(Cell::List(cells))) => {
                 let mut applies = vec![0.0; names.names.len()];
                 for cell in cells {
-                    applies[names.id(cell)? as usize] = 1.0;
+                    // A row of zeros and ones of three labels and more has one of them twice.
+                    if std::mem::replace(&mut applies[names.id(cell)? as usize], 1.0) > 0.0 {
+                        return Err(Error::data(format!("the label {:?} stands twice in the list", name_of(cell)?)).help(
+                            "a table lists the labels that apply, by name or id; a vector with 0 or 1 for each label \
+                             belongs in data.format = \"tokenized\"",
+                        ));
+                    }
                 }
                 Ok(Label::Multi(applies))
             }
@@ -116,12 +124,10 @@ impl LabelNames {
     /// # Errors
     /// As [`new`](Self::new), and an `id2label` whose ids are not `0, 1, 2, ...`.
     pub fn of_model(labels: &Labels) -> Result<Option<Self>> {
-        let Some(map) = &labels.id2label else { return Ok(None) };
-        let name = |id: usize| match map.get(&id.to_string()) {
-            Some(Value::String(name)) => Ok(name.clone()),
-            _ => Err(Error::data(format!("config.json id2label: expected a name for the id {id}"))),
-        };
-        Self::new((0..map.len()).map(name).collect::<Result<_>>()?).map(Some)
+        if labels.id2label.is_none() {
+            return Ok(None);
+        }
+        Self::new(label_names(labels)?).map(Some)
     }
 
     /// The names, in the order of their ids.
@@ -199,9 +205,18 @@ impl SeenLabels {
 }
 
 /// The names of a model's labels, as its `config.json` has them, else `LABEL_0`, `LABEL_1`, ...
-pub fn label_names(labels: &Labels) -> Vec<String> {
-    let names = LabelNames::of_model(labels).ok().flatten().map(|names| names.names);
-    names.unwrap_or_else(|| (0..labels.num_labels()).map(|class| format!("LABEL_{class}")).collect())
+///
+/// # Errors
+/// An `id2label` whose ids are not `0, 1, 2, ...`.
+pub fn label_names(labels: &Labels) -> Result<Vec<String>> {
+    let Some(map) = &labels.id2label else {
+        return Ok((0..labels.num_labels()).map(|class| format!("LABEL_{class}")).collect());
+    };
+    let name = |id: usize| match map.get(&id.to_string()) {
+        Some(Value::String(name)) => Ok(name.clone()),
+        _ => Err(Error::data(format!("config.json id2label: expected a name for the id {id}"))),
+    };
+    (0..map.len()).map(name).collect()
 }
 
 /// `problem_type` of the `config.json` of a model for `task`, where `transformers` reads one.
@@ -311,6 +326,28 @@ mod tests {
         assert_eq!(model.label2id.as_ref().unwrap()["pos"], 1);
         assert_eq!(LabelNames::of_model(&model).unwrap(), Some(names));
         assert!(LabelNames::new(vec!["a".into(), "a".into()]).is_err());
+    }
+
+    #[test]
+    fn a_list_names_each_label_that_applies_once() {
+        let rule = LabelRule::Several(LabelNames::new(vec!["a".into(), "b".into(), "c".into()]).unwrap());
+        let list = |cells: &[Cell]| rule.apply(Some(&Cell::List(cells.to_vec())));
+        assert_eq!(list(&[]).unwrap(), Label::Multi(vec![0.0; 3]));
+        assert_eq!(list(&[text("c"), Cell::Integer(0)]).unwrap(), Label::Multi(vec![1.0, 0.0, 1.0]));
+        let error = list(&[Cell::Integer(0), Cell::Integer(1), Cell::Integer(0)]).unwrap_err().to_string();
+        assert!(error.contains("\"0\" stands twice") && error.contains("\"tokenized\""), "{error}");
+        for none in [None, Some(&Cell::Null)] {
+            let error = rule.apply(none).unwrap_err().to_string();
+            assert!(error.contains("the row has no label") && error.contains("write []"), "{error}");
+        }
+    }
+
+    #[test]
+    fn ids_without_a_name_are_refused() {
+        let labels = |text: &str| Labels { id2label: serde_json::from_str(text).unwrap(), ..Labels::default() };
+        assert_eq!(label_names(&labels("null")).unwrap(), ["LABEL_0", "LABEL_1"]);
+        let error = label_names(&labels(r#"{"0": "a", "2": "b"}"#)).unwrap_err().to_string();
+        assert!(error.contains("id2label: expected a name for the id 1"), "{error}");
     }
 
     #[test]

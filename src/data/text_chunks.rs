@@ -112,12 +112,21 @@ pub(super) fn cut(document: Result<TextChunk>, max_bytes: usize) -> impl Iterato
 /// are no white space. GPT-2's pattern and BERT's both end a word there, and a tokenizer that puts a space before a text
 /// that has none finds one. Where there is no such space, after a single line feed between two such characters.
 pub(super) fn seam(text: &str) -> Option<usize> {
-    let stands_alone = |at: usize| {
+    seams(text, b' ').next_back().or_else(|| seams(text, b'\n').next_back().map(|at| at + 1))
+}
+
+/// The first place of which [`seam`] is the last.
+pub(super) fn first_seam(text: &str) -> Option<usize> {
+    seams(text, b' ').next().or_else(|| seams(text, b'\n').next().map(|at| at + 1))
+}
+
+/// Where `byte`, which is white space, stands between two characters that are none.
+fn seams(text: &str, byte: u8) -> impl DoubleEndedIterator<Item = usize> {
+    let stands_alone = move |at: usize| {
         let solid = |character: Option<char>| character.is_some_and(|character| !character.is_whitespace());
         solid(text[..at].chars().next_back()) && solid(text[at + 1..].chars().next())
     };
-    let last = |byte: u8| (0..text.len()).rev().find(|&at| text.as_bytes()[at] == byte && stands_alone(at));
-    last(b' ').or_else(|| last(b'\n').map(|at| at + 1))
+    (0..text.len()).filter(move |&at| text.as_bytes()[at] == byte && stands_alone(at))
 }
 
 /// The error for a text file that is not UTF-8 from `offset` on.

@@ -168,7 +168,13 @@ pub fn select(kind: DeviceKind, index: usize) -> Result<Available> {
         })
         .help("`kiln devices` lists what this build and this machine offer")
     })?;
-    chosen.check()?;
+    // A slower device is taken where it is asked for, and not because a faster one lacks something.
+    chosen.check().map_err(|error| match kind {
+        DeviceKind::Auto => error
+            .at(format_args!("device.kind = \"auto\" takes {} here", chosen.kind))
+            .in_terms_of(&[(&format!("device.kind = \"{}\": ", chosen.kind), "")]),
+        _ => error,
+    })?;
     Ok(chosen)
 }
 

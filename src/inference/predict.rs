@@ -10,10 +10,9 @@ use serde_json::{Map, Value, json};
 use crate::base::error::{Error, Result};
 use crate::base::reads::read_values;
 use crate::base::signals;
-use crate::config::DataFormat;
-use crate::config::Task;
+use crate::config::{DataFormat, Task, check_label_names};
 use crate::data::collate::collate;
-use crate::data::labels::{LabelNames, label_names};
+use crate::data::labels::label_names;
 use crate::data::padding::Padding;
 use crate::data::squad::{Question, SpanLogits, SpanOptions, SquadData, WindowEncoder, read_unanswered};
 use crate::data::table::{Columns, Row, Table};
@@ -145,13 +144,10 @@ impl Predictor<'_> {
         }
         let encoder = encoder(&self.tokenizer, task, &columns, self.max_length, &folder.config)?;
         let table = Table::open(&[options.input.display().to_string()], self.format, columns)?;
-        let names = match task {
-            Task::SequenceClassification => {
-                LabelNames::of_model(folder.config.labels())?.map(|names| names.names().to_vec())
-            }
-            _ => None,
-        };
-        let names = names.unwrap_or_else(|| label_names(folder.config.labels()));
+        let names = if task.has_label_names() { label_names(folder.config.labels())? } else { Vec::new() };
+        if task == Task::SequenceClassification {
+            check_label_names(&names)?;
+        }
         let name = |class: usize| names[class].clone();
         let mut written = 0;
         let mut flush = |rows: &mut Vec<Row>| -> Result<()> {

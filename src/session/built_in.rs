@@ -163,14 +163,16 @@ impl TrainingTask for BuiltIn {
     }
 
     fn evaluator(&self, data: &Arc<dyn Dataset>) -> Box<dyn Evaluator<Batch>> {
-        let names = label_names(self.model_config.labels());
-        let width = names.len();
+        let labels = self.model_config.labels();
+        // Where there are names that cannot be read, the data were refused; the figures need no more than their number.
+        let names = || label_names(labels).unwrap_or_else(|_| vec![String::new(); labels.num_labels()]);
+        let names = if self.task.has_label_names() { names() } else { Vec::new() };
         let inner = Predictions::new(self.task, data.clone(), names);
         match &self.compute_metrics {
             None => Box::new(inner),
             Some((metrics, _)) => {
                 let (task, metrics, seen) = (self.task, metrics.clone(), EvalPrediction::default());
-                Box::new(WithMetrics { task, width, inner, metrics, seen })
+                Box::new(WithMetrics { task, width: labels.num_labels(), inner, metrics, seen })
             }
         }
     }

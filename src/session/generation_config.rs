@@ -15,30 +15,95 @@ use crate::session::model_folder::ModelFolder;
 /// The file of a model folder.
 pub(crate) const GENERATION_CONFIG: &str = "generation_config.json";
 
-/// Keys that change which tokens `transformers` chooses and that Kiln does not have. Values that change nothing are null,
-/// false, 0, 1 and an empty list.
-const OTHERS: [&str; 20] = [
-    "num_beams",
-    "num_beam_groups",
-    "penalty_alpha",
-    "dola_layers",
+/// Keys that Kiln reads.
+const READ: [&str; 10] = [
+    "max_new_tokens",
+    "temperature",
+    "do_sample",
+    "top_k",
+    "top_p",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "min_new_tokens",
+    "stop_strings",
+    "eos_token_id",
+];
+
+/// Keys that do not change which tokens `transformers` 4.57 and 5.23 choose with one model: ids of tokens that a causal model does not choose by or that
+/// encoder-decoders begin with, the form of the result, caches, compilation, and helpers of a second model.
+const HARMLESS: [&str; 34] = [
+    "_from_model_config",
+    "transformers_version",
+    "bos_token_id",
+    "pad_token_id",
+    "decoder_start_token_id",
+    "output_attentions",
+    "output_hidden_states",
+    "output_logits",
+    "output_scores",
+    "return_dict_in_generate",
+    "return_legacy_cache",
+    "use_cache",
+    "cache_config",
+    "cache_implementation",
+    "max_cache_len",
+    "compile_config",
+    "disable_compile",
+    "continuous_batching_config",
+    "low_memory",
+    "prefill_chunk_size",
+    "remove_invalid_values",
+    "renormalize_logits",
+    "is_assistant",
+    "assistant_confidence_threshold",
+    "assistant_early_exit",
+    "assistant_ensemble_weight",
+    "assistant_lookbehind",
+    "target_lookbehind",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "max_matching_ngram_size",
+    "prompt_lookup_num_tokens",
+    "speculation_type",
+    "use_mtp",
+];
+
+/// Keys whose number 0 changes nothing.
+const OFF_AT_0: [&str; 7] = [
     "min_p",
-    "top_h",
-    "typical_p",
     "epsilon_cutoff",
     "eta_cutoff",
-    "bad_words_ids",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "suppress_tokens",
-    "begin_suppress_tokens",
-    "sequence_bias",
-    "exponential_decay_length_penalty",
-    "guidance_scale",
+    "penalty_alpha",
+    "diversity_penalty",
+    "encoder_no_repeat_ngram_size",
     "min_length",
-    "max_length",
-    "num_return_sequences",
 ];
+
+/// Keys whose number 1 changes nothing.
+const OFF_AT_1: [&str; 8] = [
+    "num_beams",
+    "num_beam_groups",
+    "num_return_sequences",
+    "length_penalty",
+    "typical_p",
+    "top_h",
+    "guidance_scale",
+    "encoder_repetition_penalty",
+];
+
+/// Whether `key` = `value` is without effect in `transformers`, or has its effect in Kiln.
+fn is_heeded(key: &str, value: &Value) -> bool {
+    READ.contains(&key)
+        || HARMLESS.contains(&key)
+        || match value {
+            Value::Null | Value::Bool(false) => true,
+            Value::Array(values) => values.is_empty(),
+            Value::Object(values) => values.is_empty(),
+            value if value.as_f64() == Some(0.0) => OFF_AT_0.contains(&key),
+            value if value.as_f64() == Some(1.0) => OFF_AT_1.contains(&key),
+            _ => false,
+        }
+}
 
 /// The `generation_config.json` of a model folder.
 struct File<'a> {
@@ -86,8 +151,8 @@ impl<'a> File<'a> {
 }
 
 /// How the model of `folder` continues texts when nobody says otherwise: as its `generation_config.json` says, and where that
-/// says nothing, as Kiln does by default ([`GenerationSection`]). The second value are the keys of the file that have an effect
-/// in `transformers` and none here.
+/// says nothing, as Kiln does by default ([`GenerationSection`]). The second value are the keys of the file that may have an effect
+/// in `transformers` and have none here.
 ///
 /// Generation ends before the `eos_token_id` of that file, else of `config.json`; without either before the id that ends a
 /// document of `tokenizer`.
@@ -113,15 +178,8 @@ pub fn defaults(folder: &ModelFolder, tokenizer: &Tokenizer) -> Result<(Generate
         stop_strings: strings,
         ..default
     };
-    let changes_nothing = |value: &Value| match value {
-        Value::Null | Value::Bool(false) => true,
-        Value::Number(number) => matches!(number.as_f64(), Some(0.0 | 1.0)),
-        Value::Array(values) => values.is_empty(),
-        _ => false,
-    };
-    let has_effect = |key: &&str| file.keys.get(*key).is_some_and(|value| !changes_nothing(value));
-    let unused = OTHERS.iter().filter(|key| has_effect(key)).map(|key| format!("{key} = {}", file.keys[*key]));
-    let unused = unused.map(|key| format!("{}: {key} has no effect in Kiln", file.path)).collect();
+    let unused = file.keys.iter().filter(|(key, value)| !is_heeded(key, value));
+    let unused = unused.map(|(key, value)| format!("{}: {key} = {value} has no effect in Kiln", file.path)).collect();
     Ok((GenerateOptions::of(&section, file.stop_ids(tokenizer)?), unused))
 }
 
@@ -137,4 +195,41 @@ pub(crate) fn file(config: &ModelConfig, eot: Option<u32>) -> NamedFile {
     }
     let text = serde_json::to_string_pretty(&keys).expect("a JSON value has a text");
     (GENERATION_CONFIG.into(), format!("{text}\n").into_bytes().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_told_unless_it_is_known_to_change_nothing() {
+        for (key, value) in [
+            ("max_time", json!(1)),
+            ("watermarking_config", json!({"bias": 2.5})),
+            ("forced_eos_token_id", json!(1)),
+            ("forced_bos_token_id", json!(0)),
+            ("suppress_tokens", json!([0])),
+            ("token_healing", json!(true)),
+            ("diversity_penalty", json!(0.5)),
+            ("min_p", json!(1.0)),
+            ("num_beams", json!(4)),
+            ("a_key_of_tomorrow", json!("on")),
+        ] {
+            assert!(!is_heeded(key, &value), "{key} = {value}");
+        }
+        for (key, value) in [
+            ("max_time", Value::Null),
+            ("token_healing", json!(false)),
+            ("min_p", json!(0.0)),
+            ("num_beams", json!(1)),
+            ("typical_p", json!(1.0)),
+            ("suppress_tokens", json!([])),
+            ("use_cache", json!(true)),
+            ("bos_token_id", json!(50256)),
+            ("transformers_version", json!("5.23.0")),
+            ("temperature", json!(0.7)),
+        ] {
+            assert!(is_heeded(key, &value), "{key} = {value}");
+        }
+    }
 }

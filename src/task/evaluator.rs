@@ -175,13 +175,14 @@ pub struct Predictions {
     predicted: Vec<f64>,
     /// Examples and tokens of each batch, where predictions are span logits.
     spans: Vec<(usize, usize)>,
-    /// The entities of token classification.
-    entities: Entities,
+    /// The entities of token classification; none where no label is a tag of one.
+    entities: Option<Entities>,
 }
 
 impl Predictions {
     /// For `task` on `dataset`, with the classes `label_names`.
     pub fn new(task: Task, dataset: Arc<dyn Dataset>, label_names: Vec<String>) -> Self {
+        let entities = scores::are_tags(&label_names).then(Entities::default);
         Self {
             task,
             dataset,
@@ -193,7 +194,7 @@ impl Predictions {
             expected: Expected::default(),
             predicted: Vec::new(),
             spans: Vec::new(),
-            entities: Entities::default(),
+            entities,
         }
     }
 
@@ -236,7 +237,9 @@ impl Evaluator<Batch> for Predictions {
         match (&batch.labels, self.task) {
             (Labels::Tokens(labels), Task::TokenClassification) => {
                 let rows = labels.chunks(batch.seq_len).zip(values[3..].chunks(batch.seq_len));
-                rows.for_each(|(expected, predicted)| self.entities.add(&self.label_names, expected, predicted));
+                if let Some(entities) = &mut self.entities {
+                    rows.for_each(|(expected, predicted)| entities.add(&self.label_names, expected, predicted));
+                }
             }
             (_, Task::QuestionAnswering) if SquadData::of(&*self.dataset).is_none() => {}
             _ => self.predicted.extend_from_slice(&values[3..]),
@@ -258,7 +261,9 @@ impl Evaluator<Batch> for Predictions {
             (None, Some(confusion)) => {
                 vec![("f1", confusion.f1()), ("matthews_correlation", confusion.matthews_correlation())]
             }
-            (None, None) if self.task == Task::TokenClassification => self.entities.scores(),
+            (None, None) if self.task == Task::TokenClassification => {
+                self.entities.as_ref().map_or_else(Vec::new, Entities::scores)
+            }
             (None, None) => self.expected.scores(&self.predicted, self.label_names.len()),
         });
         Ok(metrics)

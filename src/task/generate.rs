@@ -127,9 +127,10 @@ impl Generator<'_> {
         let (Some(tokenizer), Some(longest)) = (self.tokenizer, stops.iter().map(String::len).max()) else {
             return Ok(false);
         };
-        // A token has a byte at least, besides special ones, which have no text.
+        // A token has a byte at least. Special ones count with their text, which may be a stop string.
         let tail = &tokens[tokens.len().saturating_sub(longest + 1)..];
-        let (before, text) = (tokenizer.decode(&tail[..tail.len() - 1])?, tokenizer.decode(tail)?);
+        let text = |tokens: &[u32]| tokenizer.decode_with_special(tokens);
+        let (before, text) = (text(&tail[..tail.len() - 1])?, text(tail)?);
         let shared = before.bytes().zip(text.bytes()).take_while(|(a, b)| a == b).count();
         Ok(stops.iter().any(|stop| text.rmatch_indices(stop.as_str()).any(|(at, _)| at + stop.len() > shared)))
     }

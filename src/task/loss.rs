@@ -99,8 +99,10 @@ impl LossOptions {
         let class_weights = match &trainer.class_weights {
             None => None,
             Some(_) if task != Task::SequenceClassification => {
-                return Err(Error::config(format!("trainer.class_weights: the task {task} has no classes"))
-                    .help("it is for sequence-classification; remove it"));
+                return Err(Error::config(format!(
+                    "trainer.class_weights: Kiln has no weights of classes for the task {task}"
+                ))
+                .help("it is for sequence-classification; remove it"));
             }
             Some(weights) => Some(in_order(weights, labels)?),
         };
@@ -370,7 +372,7 @@ mod tests {
         for (lines, task, part) in [
             ("label_smoothing_factor = 0.1", Task::Regression, "no labels that could be smoothed"),
             ("label_smoothing_factor = 0.1", Task::QuestionAnswering, "no labels that could be smoothed"),
-            ("class_weights = [1, 1, 1]", Task::Clm, "the task clm has no classes"),
+            ("class_weights = [1, 1, 1]", Task::Clm, "no weights of classes for the task clm"),
             ("class_weights = [1, 1]", Task::SequenceClassification, "expected 3 weights"),
             ("class_weights = { good = 1, bad = 1 }", Task::SequenceClassification, "no weight for the label `fair`"),
             ("class_weights = { good = 1, evil = 1 }", Task::SequenceClassification, "there is no label `evil`"),

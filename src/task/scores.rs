@@ -1,5 +1,6 @@
 //! Metrics of predictions, computed on the host in f64 from all predictions of a dataset. The formulas are those of
-//! scikit-learn and SciPy, which `run_glue` reports, and of seqeval, which `run_ner` reports; `tests/fixtures/make_scores.py` makes the values the tests compare with.
+//! scikit-learn and SciPy, which `run_glue` reports, and of seqeval, which `run_ner` reports;
+//! `tests/fixtures/make_scores.py` makes the values the tests compare with.
 
 use std::collections::BTreeSet;
 
@@ -74,6 +75,9 @@ impl Confusion {
     }
 }
 
+/// The figures of entities.
+pub const ENTITY_FIGURES: [&str; 3] = ["precision", "recall", "f1"];
+
 /// Counts of entities that stand in rows of tags: a name that begins at a word, ends at one and has a type. They are found as
 /// seqeval does by default, which is the rule of CoNLL's `conlleval`: an entity begins at `B-`, or where the type changes; tags
 /// of the schemes IOB1, IOB2, IOE and IOBES are understood.
@@ -104,8 +108,16 @@ impl Entities {
         let share = |of: u64| if of == 0 { 0.0 } else { self.right as f64 / of as f64 };
         let (precision, recall) = (share(self.predicted), share(self.expected));
         let f1 = if precision + recall == 0.0 { 0.0 } else { 2.0 * precision * recall / (precision + recall) };
-        vec![("precision", precision), ("recall", recall), ("f1", f1)]
+        ENTITY_FIGURES.into_iter().zip([precision, recall, f1]).collect()
     }
+}
+
+/// Whether one of `names` is the tag of an entity: `B-`, `I-`, `E-`, `L-`, `S-` or `U-` and a type, or the letter alone.
+pub fn are_tags(names: &[String]) -> bool {
+    names.iter().any(|name| {
+        let (kind, kind_of) = name.split_once('-').unwrap_or((name, "_"));
+        ["B", "I", "E", "L", "S", "U"].contains(&kind) && !kind_of.is_empty()
+    })
 }
 
 /// The entities of a row of tags: type, first and last place.
@@ -114,7 +126,7 @@ fn entities<'a>(tags: &[&'a str]) -> BTreeSet<(&'a str, usize, usize)> {
         let mut chars = tag.chars();
         let kind = chars.next().unwrap_or('O');
         let rest = chars.as_str();
-        // What stands behind the first hyphen of the rest; a tag without a type has the type `_`.
+        // The type stands behind the first hyphen of the rest; a tag without a type has the type `_`.
         let name = rest.split_once('-').map_or(rest, |(_, name)| name);
         (kind, if name.is_empty() { "_" } else { name })
     };
@@ -279,6 +291,13 @@ mod tests {
             near(pearson(&case.expected, &case.predicted), case.pearson);
             near(spearman(&case.expected, &case.predicted), case.spearmanr);
         }
+    }
+
+    #[test]
+    fn tags_are_known_by_their_form() {
+        let are = |names: &[&str]| are_tags(&names.iter().map(ToString::to_string).collect::<Vec<_>>());
+        assert!(are(&["O", "B-PER"]) && are(&["O", "U-LOC"]) && are(&["O", "I"]));
+        assert!(!are(&["0", "1", "2"]) && !are(&["LABEL_0", "LABEL_1"]) && !are(&["O", "NOUN", "B-"]));
     }
 
     #[test]

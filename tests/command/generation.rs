@@ -70,6 +70,13 @@ fn each_prompt_is_continued_as_if_it_were_alone() {
             assert!(line["text"].as_str().unwrap().starts_with(prompt));
         }
     }
+    // A file with one prompt is written as one with several.
+    std::fs::write(folder.path().join("one.txt"), "a\n").unwrap();
+    let out = succeeds(kiln(folder.path()).args(["generate", "model", "--prompts", "one.txt", "--temperature", "0"]));
+    assert_eq!(
+        serde_json::from_str::<Value>(&out).unwrap(),
+        generated(folder.path(), &["--prompt", "a", "--temperature", "0"])[0]
+    );
     // The text of one prompt, which is written as it comes, is the same.
     let streamed = succeeds(kiln(folder.path()).args(["generate", "model", "--prompt", "a", "--temperature", "0"]));
     let line = generated(folder.path(), &["--prompt", "a", "--temperature", "0"]);
@@ -78,7 +85,8 @@ fn each_prompt_is_continued_as_if_it_were_alone() {
         fails(kiln(folder.path()).args(["generate", "model", "--prompt", "a"]).args(args), 2, parts);
     };
     refused(&["--batch-size", "0"], &["--batch-size: expected 1 or more, got 0"]);
-    refused(&["--repetition-penalty", "0"], &["repetition_penalty: expected a number above 0, got 0"]);
+    refused(&["--repetition-penalty", "0"], &["repetition_penalty: expected a finite number above 0, got 0"]);
+    refused(&["--repetition-penalty", "inf"], &["repetition_penalty: expected a finite number above 0, got inf"]);
     refused(&["--min-new-tokens", "200"], &["min_new_tokens: expected at most max_new_tokens (100), got 200"]);
 }
 
@@ -103,19 +111,42 @@ fn a_model_folder_states_how_it_generates() {
     assert_eq!(stated, generated(folder.path(), &penalised));
     assert_ne!(stated, greedy);
     // A key with another effect in transformers is said; a value that cannot be is refused.
-    state(json!({"num_beams": 4, "min_p": 0.0}));
+    state(json!({"num_beams": 4, "min_p": 0.0, "max_time": 60, "min_new_tokens": 10}));
     let output = kiln(folder.path()).args(["generate", "model", "--prompt", "a"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
         output.status.success() && said.contains("num_beams = 4 has no effect") && !said.contains("min_p"),
         "{said}"
     );
+    assert!(said.contains("max_time = 60 has no effect") && !said.contains("min_new_tokens"), "{said}");
+    let shorter = generated(folder.path(), &["--prompt", "a", "--max-new-tokens", "3"]);
+    assert_eq!(shorter[0]["token_ids"].as_array().unwrap().len(), 3, "the model's least number yields");
     state(json!({"top_k": "many"}));
     fails(
         kiln(folder.path()).args(["generate", "model", "--prompt", "a"]),
         3,
         &["generation_config.json: top_k", "many"],
     );
+}
+
+#[test]
+fn a_special_token_is_a_stop_string_too() {
+    let folder = model();
+    let greedy = ["--prompt", "a", "--temperature", "0", "--max-new-tokens", "12"];
+    let all = generated(folder.path(), &greedy)[0]["token_ids"].as_array().unwrap().clone();
+    // The third new token becomes a special one of another name.
+    let path = folder.path().join("model/tokenizer.json");
+    let mut tokenizer = json(&path);
+    let third = all[2].as_u64().unwrap();
+    let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+    let name = vocab.iter().find(|(_, id)| id.as_u64() == Some(third)).unwrap().0.clone();
+    let added = json!({"id": third, "content": name, "single_word": false, "lstrip": false, "rstrip": false,
+                       "normalized": false, "special": true});
+    tokenizer["added_tokens"].as_array_mut().unwrap().push(added);
+    std::fs::write(&path, tokenizer.to_string()).unwrap();
+    let line = &generated(folder.path(), &[&greedy[..], &["--stop-strings", &name]].concat())[0];
+    let first = all.iter().position(|id| id.as_u64() == Some(third)).unwrap();
+    assert_eq!(line["token_ids"].as_array().unwrap()[..], all[..=first], "{line}");
 }
 
 /// The lines of `samples.jsonl` of `run`: step, prompt and text.

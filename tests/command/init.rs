@@ -48,6 +48,34 @@ fn a_config_for_little_text_trains() {
 }
 
 #[test]
+fn a_config_for_choices_names_the_columns_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    std::fs::create_dir(&model).unwrap();
+    std::fs::write(model.join("config.json"), r#"{"model_type": "bert"}"#).unwrap();
+    std::fs::write(model.join("model.safetensors"), "").unwrap();
+    std::fs::write(folder.path().join("own.csv"), "question,a,b,c,answer\nwhere,in,on,at,0\n").unwrap();
+    let swag = "sent1,sent2,ending0,ending1,ending2,ending3,label\nwhere,it,in,on,at,by,0\n";
+    std::fs::write(folder.path().join("swag.csv"), swag).unwrap();
+    let init = |args: &[&str]| {
+        let mut command = kiln(folder.path());
+        command.args(["init", "multiple-choice", "model", "--train"]).args(args);
+        command
+    };
+    let written = |args: &[&str], name: &str| {
+        succeeds(init(args).args(["--out", name]));
+        std::fs::read_to_string(folder.path().join(name)).unwrap()
+    };
+    let own = ["own.csv", "--text-column", "question", "--choice-columns", "a,b,c", "--label-column", "answer"];
+    let text = written(&own, "own.toml");
+    assert!(text.contains("choice_columns = [\"a\", \"b\", \"c\"]") && !text.contains("sent2"), "{text}");
+    let text = written(&["swag.csv"], "swag.toml");
+    assert!(text.contains("text_pair_column = \"sent2\"") && text.contains("\"ending3\"]"), "{text}");
+    fails(&mut init(&["own.csv", "--text-column", "question"]), 3, &["no column \"ending0\"", "--choice-columns"]);
+    fails(&mut init(&["own.csv", "--choice-columns", "a"]), 2, &["--choice-columns: expected two columns or more"]);
+}
+
+#[test]
 fn without_a_terminal_nobody_is_asked() {
     let folder = tempfile::tempdir().unwrap();
     for args in [&["init"][..], &["init", "sequence-classification"]] {

@@ -108,6 +108,13 @@ fn labels() {
         fails(kiln(folder.path()).args(full).args(task), 1, &["cannot write /dev/full: No space left"]);
     }
 
+    // The run is asked for its columns where none is named.
+    let plan = std::fs::read_to_string(folder.path().join("run/plan.toml")).unwrap();
+    std::fs::write(folder.path().join("run/plan.toml"), "no plan").unwrap();
+    fails(kiln(folder.path()).args(["predict", "run/model"]).args(task), 2, &["plan.toml"]);
+    assert_eq!(predictions(folder.path(), &[&task[..], &["--text-column", "text"]].concat()), found);
+    std::fs::write(folder.path().join("run/plan.toml"), plan).unwrap();
+
     let predict = |args: &[&str], code, parts: &[&str]| {
         fails(kiln(folder.path()).args(["predict", "run/model"]).args(args), code, parts);
     };
@@ -339,6 +346,32 @@ fn labels_of_words() {
 }
 
 #[test]
+fn tags_without_names_have_no_figures_of_entities() {
+    let folder = folder("token-classification", "jsonl", 2);
+    let rows = (0..8).map(|i| json!({ "tokens": ["the", "cat"], "ner_tags": [0, 1 + i % 2] }).to_string() + "\n");
+    let rows = rows.collect::<String>();
+    for file in ["train.jsonl", "validation.jsonl"] {
+        std::fs::write(folder.path().join(file), &rows).unwrap();
+    }
+    let said = |args: &[&str]| {
+        let output = kiln(folder.path()).args(["train", "config.toml"]).args(args).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stderr).matches("no label has the form of a tag").count()
+    };
+    assert_eq!(said(&[]), 1);
+    let (row, again) = evaluations(folder.path());
+    same(&row, &again, &["eval_loss", "eval_accuracy"]);
+    assert!(
+        ["precision", "recall", "f1"].iter().all(|figure| again.get(format!("eval_{figure}")).is_none()),
+        "{again}"
+    );
+    let best = ["train", "config.toml", "--set", "trainer.metric_for_best_model=f1"];
+    fails(kiln(folder.path()).args(best), 2, &["trainer.metric_for_best_model", "data.label_names"]);
+    let named = "data.label_names=[\"O\", \"B-PET\", \"I-PET\"]";
+    assert_eq!(said(&["--set", named, "--set", "run.on_existing=overwrite"]), 0);
+}
+
+#[test]
 fn several_labels() {
     let rows = (0..12).map(|i| {
         let words = [("cat", i % 2 == 0), ("dog", i % 3 == 0), ("box", i % 4 < 2)];
@@ -356,9 +389,16 @@ fn several_labels() {
     assert!(found.iter().all(|prediction| prediction["probabilities"].as_object().unwrap().len() == 3));
     let config = json(&folder.path().join("run/model/config.json"));
     assert_eq!(config["problem_type"], "multi_label_classification");
-    let bad = json!({ "text": "the", "label": "cat" });
-    std::fs::write(folder.path().join("train.jsonl"), format!("{}\n{bad}\n", rows[0])).unwrap();
-    fails(kiln(folder.path()).args(["plan", "config.toml"]), 3, &["line 2", "expected a list of labels, got \"cat\""]);
+    for (label, says) in [
+        (json!("cat"), "expected a list of labels, got \"cat\""),
+        (json!([0, 1, 0]), "the label \"0\" stands twice in the list"),
+        (json!(null), "the row has no label"),
+    ] {
+        let bad = json!({ "text": "the", "label": label });
+        std::fs::write(folder.path().join("train.jsonl"), format!("{}\n{bad}\n", rows[0])).unwrap();
+        let named = ["plan", "config.toml", "--set", "data.label_names=[\"cat\", \"dog\", \"box\"]"];
+        fails(kiln(folder.path()).args(named), 3, &["line 2", says]);
+    }
 }
 
 #[test]

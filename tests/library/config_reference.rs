@@ -255,7 +255,8 @@ fn chapter() -> String {
     for field in fields.iter().filter(|field| sources.structs.contains_key(&field.kind)) {
         sources.section(&field.kind, &field.name, defaults.get(&field.name), &mut out);
         if field.name == "model" {
-            for (title, name) in [("GPT-2", "Gpt2Config"), ("BERT, RoBERTa and DistilBERT", "BertConfig")] {
+            let berts = "BERT, RoBERTa, CamemBERT, XLM-RoBERTa, DistilBERT, ELECTRA and ALBERT";
+            for (title, name) in [("GPT-2", "Gpt2Config"), (berts, "BertConfig")] {
                 out += &format!("\n### Fields of {title} in `[model]`\n\n");
                 sources.fields(name, &mut out);
             }

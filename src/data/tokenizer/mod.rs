@@ -27,7 +27,7 @@ use tokenizers::{
 
 use super::corpus::Corpus;
 use super::table::Row;
-use super::text_chunks::seam;
+use super::text_chunks::{first_seam, seam};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::files::{read_error, read_regular_text};
 use crate::data::squad::WindowEncoder;
@@ -56,7 +56,7 @@ pub struct Encoded {
     pub lens: Vec<usize>,
 }
 
-/// What a row is encoded from.
+/// The texts that a row is encoded from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowKind {
     /// One text.
@@ -121,7 +121,7 @@ impl RowEncoder {
             }
             (RowKind::Single | RowKind::Pair, Some(pair)) => add(&self.pair(&row.text, pair)?),
             (RowKind::Single | RowKind::Pair, None) => {
-                let text = self.inner.encode_fast(self.beginning(&row.text)?, false)?;
+                let text = self.inner.encode_fast(self.enough(&row.text)?, false)?;
                 add(&self.cut(text, None)?);
             }
         }
@@ -146,13 +146,21 @@ impl RowEncoder {
     }
 
     /// As much of `text` as has all tokens that a row can have: the library takes a hundred times the memory of a text, and of
-    /// a long one only the beginning stays.
-    fn beginning<'a>(&self, text: &'a str) -> tokenizers::Result<&'a str> {
+    /// a long one only the beginning stays, or the end where the left side is cut.
+    fn enough<'a>(&self, text: &'a str) -> tokenizers::Result<&'a str> {
         // More than almost every text needs for its tokens.
         let mut bytes = self.max_length.saturating_mul(32);
         while bytes < text.len() {
-            let some = &text[..text.floor_char_boundary(bytes)];
-            let some = &some[..seam(some).unwrap_or(some.len())];
+            let some = match self.direction {
+                TruncationDirection::Right => {
+                    let some = &text[..text.floor_char_boundary(bytes)];
+                    &some[..seam(some).unwrap_or(some.len())]
+                }
+                TruncationDirection::Left => {
+                    let some = &text[text.ceil_char_boundary(text.len() - bytes)..];
+                    &some[first_seam(some).unwrap_or(0)..]
+                }
+            };
             if self.inner.encode_fast(some, false)?.len() >= self.max_length {
                 return Ok(some);
             }
@@ -458,11 +466,23 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer's.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        self.text_of(ids, true)
+    }
+
+    /// The text of `ids` with special tokens.
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn decode_with_special(&self, ids: &[u32]) -> Result<String> {
+        self.text_of(ids, false)
+    }
+
+    fn text_of(&self, ids: &[u32], skip_special: bool) -> Result<String> {
         // Some decoders of the library expect at least one token.
         if ids.is_empty() {
             return Ok(String::new());
         }
-        guarded(|| self.inner.decode(ids, true).map_err(failed))
+        guarded(|| self.inner.decode(ids, skip_special).map_err(failed))
     }
 
     /// Number of ids, added tokens included: one more than the largest id.
@@ -492,6 +512,9 @@ impl Tokenizer {
         hash.update(self.hash);
         hash.update(format!("rows of {max_length}, {kind:?} cut by the lengths of both, types {has_types}").as_bytes());
         let direction = self.truncation;
+        if direction == TruncationDirection::Left {
+            hash.update("the end of a long text stays");
+        }
         Ok(RowEncoder { inner, max_length, direction, hash: hash.finalize().into(), has_types, kind })
     }
 
@@ -714,6 +737,23 @@ mod tests {
         assert_eq!(ids(folder.path()), [2, 1, 6, 7, 1, 3]);
         fs::write(folder.path().join("vocab.txt"), "hello\n").unwrap();
         assert!(Tokenizer::load(folder.path()).unwrap_err().to_string().contains("[UNK] is missing"));
+    }
+
+    #[test]
+    fn of_a_long_text_the_side_that_the_files_name_is_cut() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("vocab.txt"), PIECES).unwrap();
+        // Longer than the 32 bytes a token that are looked at first.
+        let text = "hello ".repeat(200) + "world hello" + &" world".repeat(200) + " hello";
+        let ids = |side: &str| {
+            let config = format!(r#"{{"truncation_side": "{side}"}}"#);
+            fs::write(folder.path().join("tokenizer_config.json"), config).unwrap();
+            let tokenizer = Tokenizer::load(folder.path()).unwrap();
+            let row = Row::of(&text, None);
+            tokenizer.row_encoder(6, RowKind::Single, false).unwrap().encode(&[row]).unwrap().remove(0).ids
+        };
+        assert_eq!(ids("right"), [2, 5, 5, 5, 5, 3]);
+        assert_eq!(ids("left"), [2, 7, 6, 7, 5, 3]);
     }
 
     #[test]

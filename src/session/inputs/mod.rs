@@ -21,7 +21,7 @@ use crate::config::Task;
 use crate::config::{DEFAULT_TEXT_COLUMN, DataFormat, ModelKind, RunConfig, Validation};
 use crate::data::blocks::Blocks;
 use crate::data::corpus::Corpus;
-use crate::data::labels::{LabelNames, problem_type};
+use crate::data::labels::{LabelNames, label_names, problem_type};
 use crate::data::learned::learned_bpe;
 use crate::data::masking::{Masked, Masking};
 use crate::data::squad::{SquadData, WindowEncoder};
@@ -38,6 +38,7 @@ use crate::plan::{BatchPlan, DataFacts, Facts, Found, FoundBatch, ModelFacts, To
 use crate::session::BuiltIn;
 use crate::session::adapter::{Adapters, Source};
 use crate::session::model_folder::kept_files;
+use crate::task::scores::{ENTITY_FIGURES, are_tags};
 
 /// Examples of Kiln's tasks.
 type Data = Arc<dyn Dataset>;
@@ -207,6 +208,9 @@ impl Inputs {
         let task = &mut inputs.task;
         if let Some(folder) = &task.model_from {
             task.kept_files = kept_files(folder, task.tokenizer.is_none())?;
+        }
+        if config.data.task == Task::TokenClassification {
+            check_tags(config, inputs.task.model_config.labels())?;
         }
         let adapters = Adapters::of(config, &inputs.task.model_config)?;
         Ok(Self { task: inputs.task.with_adapters(adapters), ..inputs })
@@ -627,6 +631,26 @@ fn tokenized(
         data.validate(&limits)?;
         Ok(Arc::new(data) as Arc<dyn Dataset>)
     })
+}
+
+/// Says that there will be no figures of entities where no label is the tag of one.
+///
+/// # Errors
+/// Such a figure decides which evaluation is the best.
+fn check_tags(config: &RunConfig, labels: &Labels) -> Result<()> {
+    if are_tags(&label_names(labels)?) {
+        return Ok(());
+    }
+    let message = "no label has the form of a tag such as \"B-PER\" or \"I-PER\", so evaluation leaves out precision, recall and F1 \
+                   of entities";
+    let key = if config.data.format == DataFormat::Tokenized { "model.id2label" } else { "data.label_names" };
+    let help = format!("give the names of the labels, in the order of their ids, in {key}");
+    let best = config.trainer.best_metric();
+    if ENTITY_FIGURES.iter().any(|figure| best.strip_prefix("eval_") == Some(figure)) {
+        return Err(Error::config(format!("trainer.metric_for_best_model: {message}")).help(help));
+    }
+    tracing::warn!("{message}; {help}");
+    Ok(())
 }
 
 /// A classification head can have as many labels as the vocabularies of language models have tokens, and not many more.
