@@ -89,6 +89,7 @@ pub struct Gpt2Mlp {
 
 /// The positions of tokens.
 #[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant)] // there is one of these in a pass
 pub enum Positions {
     /// Of each row those that follow so many others.
     From(usize),

@@ -1,5 +1,5 @@
 //! The ranks of a run as the commands see them: `kiln launch` starts them, and a command that knows of ranks joins their world.
-//! Rank 0 talks to people. What another rank prints goes to its log in the run folder, and only the error that ends it to the
+//! Rank 0 talks to people. The output of another rank goes to its log in the run folder, and only the error that ends it to the
 //! stderr that it was started with.
 
 use std::fs::{File, OpenOptions};
@@ -133,7 +133,7 @@ fn watch_over(command: &mut std::process::Command, _grace: Duration) -> Result<i
 /// The place of a command in its world.
 pub(super) struct Ranks {
     pub(super) world: World,
-    /// What rank 0 does not need.
+    /// Redirections that rank 0 does not need.
     pub(super) other: Option<OtherRank>,
 }
 

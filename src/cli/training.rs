@@ -430,7 +430,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     if args.decision.is_none() && (args.verbose || talk.format != LogFormat::Table) {
         start_up_lines(config.compiler.as_ref()).iter().try_for_each(|line| talk.inform(line))?;
     }
-    // What one rank of a machine has found or tokenised, the others find in the cache.
+    // The files that one rank of a machine has found or tokenised are in the cache for the others.
     let session = world.first_of_a_machine_first(|| {
         tune_if_missing(&config)?;
         open(config)

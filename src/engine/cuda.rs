@@ -24,7 +24,7 @@ impl fmt::Display for Version {
 /// The oldest driver that has every function that is called: `cuEventElapsedTime_v2`, which bindings of CUDA 13 call, came with 12.8.
 const OLDEST_DRIVER: Version = Version(if sys::CUDA_VERSION >= 13000 { 12080 } else { 12000 });
 
-/// What CUDA needs on a machine, and one device. Everything is asked of the driver and of NVRTC; nothing is computed.
+/// The parts that CUDA needs on a machine, and one device. Everything is asked of the driver and of NVRTC; nothing is computed.
 #[derive(Debug, Clone)]
 pub struct Installation {
     driver: Version,

@@ -133,7 +133,7 @@ pub struct Promise {
     settings: BTreeMap<String, Value>,
     /// The digest of the validation data, where there are any.
     validation: Option<String>,
-    /// What the config gives for each of [`FOLLOWING`]. A checkpoint of an older Kiln does not know.
+    /// The config's values for each of [`FOLLOWING`]. A checkpoint of an older Kiln does not know.
     #[serde(default)]
     given: BTreeMap<String, Value>,
 }

@@ -25,7 +25,7 @@ pub fn log_of(rank: usize) -> PathBuf {
     Path::new(LOGS).join(format!("{rank}.log"))
 }
 
-/// What rank 0 tells the others of the run folder that it has opened.
+/// The state of the run folder that rank 0 has opened, told to the others.
 #[derive(Debug, Serialize, Deserialize)]
 struct Opened {
     promise: Promise,

@@ -17,7 +17,7 @@ fn place(text: &str) -> tempfile::TempDir {
     folder
 }
 
-/// What each mode would draw of its own.
+/// The plots that each mode would draw of its own.
 const NO_DROPOUT: [&str; 3] = ["model.attn_pdrop=0.0", "model.resid_pdrop=0.0", "model.embd_pdrop=0.0"];
 
 fn sweep(folder: &Path, args: &[&str]) -> Command {

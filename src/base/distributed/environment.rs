@@ -51,7 +51,7 @@ const LAUNCHERS: [(Launcher, [&str; 2], [&str; 2]); 5] = [
     (Launcher::Torchrun, ["RANK", "WORLD_SIZE"], ["LOCAL_RANK", "LOCAL_WORLD_SIZE"]),
 ];
 
-/// What a launcher has told.
+/// The place of this process in the world, as its launcher has told it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
     /// Which it is.
@@ -84,6 +84,9 @@ fn found_in(variables: &BTreeMap<String, String>) -> Result<Option<Found>> {
         }),
     };
     for (launcher, [rank, size], [local_rank, local_size]) in LAUNCHERS {
+        if !variables.contains_key(rank) || !variables.contains_key(size) {
+            continue;
+        }
         let (Some(own), Some(all)) = (number(rank)?, number(size)?) else { continue };
         let told = format!("{rank} = {own}, {size} = {all}");
         if own >= all {

@@ -238,7 +238,7 @@ impl World {
         Ok(totals)
     }
 
-    /// What rank 0 has, on each rank.
+    /// The value of rank 0, on each rank.
     ///
     /// # Errors
     /// MPI's.
@@ -273,7 +273,7 @@ impl World {
         bytes.chunks_mut(4 * PIECE).try_for_each(|piece| mpi.broadcast(piece))
     }
 
-    /// What rank 0 has made with `make`, on each rank.
+    /// The value that rank 0 has made with `make`, on each rank.
     ///
     /// # Errors
     /// That of `make`, and MPI's.

@@ -236,7 +236,7 @@ fn count<T>(values: &[T]) -> Result<c_int> {
     c_int::try_from(bytes).map_err(|_| Error::device(format!("MPI cannot send {bytes} bytes at once")))
 }
 
-/// What an MPI function answers.
+/// The result of an MPI function.
 fn check(code: c_int, function: &str) -> Result<()> {
     match code {
         0 => Ok(()),

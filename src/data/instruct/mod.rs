@@ -177,7 +177,7 @@ impl InstructionStore {
 
 fn write(writer: &mut Writer<'_, '_>, table: &Table, scan: &Scan, encoder: &Encoder) -> Result<()> {
     writer.state.total_bytes = scan.bytes;
-    let mut counted = 0;
+    let (mut counted, mut left_out) = (0, 0_usize);
     let mut flush = |group: &mut Vec<Row>| -> Result<()> {
         let encoded = group.into_maybe_par_iter().map(|row| {
             let encoded = encoder.encode(row).map_err(|error| error.at(&row.place))?;
@@ -185,7 +185,13 @@ fn write(writer: &mut Writer<'_, '_>, table: &Table, scan: &Scan, encoder: &Enco
         });
         for (Encoded { ids, counts }, bytes) in encoded.collect::<Result<Vec<_>>>()? {
             // The first token of a row is predicted by nothing.
-            counted += counts[1..].iter().filter(|counts| **counts).count();
+            let counted_of_row = counts.iter().skip(1).filter(|counts| **counts).count();
+            counted += counted_of_row;
+            if counted_of_row == 0 {
+                left_out += 1;
+                writer.state.done_bytes += bytes as u64;
+                continue;
+            }
             writer.state.tokens += ids.len() as u64;
             writer.state.done_bytes += bytes as u64;
             writer.list(INPUT_IDS, ids)?;
@@ -208,6 +214,13 @@ fn write(writer: &mut Writer<'_, '_>, table: &Table, scan: &Scan, encoder: &Enco
     flush(&mut group)?;
     if <[u8; 32]>::from(hash.finalize()) != scan.hash() {
         return Err(changed(&table.files()[0]));
+    }
+    if counted > 0 && left_out > 0 {
+        tracing::warn!(
+            "{}: {left_out} rows are left out, since none of their tokens has a loss: their prompts are longer than \
+             data.max_length, or their answers are empty",
+            table.files()[0].display()
+        );
     }
     match counted {
         0 => Err(Error::data(format!("{}: no token of the rows has a loss", table.files()[0].display()))

@@ -142,6 +142,10 @@ fn example(row: Row, task: Task) -> Result<Example> {
     });
     let token_type_ids = token_type_ids.transpose()?;
     let position_ids = row.position_ids.as_deref().map(|positions| positions_of(positions, len, task)).transpose()?;
+    if position_ids.is_some() && mask.as_ref().is_some_and(|mask| !mask.iter().all(|shown| *shown)) {
+        return Err(Error::data("position_ids: expected a row without padding, got zeros in its attention_mask")
+            .help("leave the padding and the mask out of a row of several documents"));
+    }
     let mut label = label(&row, task, &input_ids, mask.as_deref())?;
     if let (Some(positions), Label::Tokens(labels), None) = (&position_ids, &mut label, &row.labels) {
         // Nothing before it predicts the first token of a document.

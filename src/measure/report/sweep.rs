@@ -46,7 +46,7 @@ pub(super) fn document(sweep: &Sweep, made_at: String) -> Document {
     }
 }
 
-/// What compiling saved over the whole search, from the seconds of the runs in both modes.
+/// The time that compiling saved over the whole search, from the seconds of the runs in both modes.
 fn saved((native, compiled): (f64, f64)) -> Statement {
     let (difference, share) = (native - compiled, (native - compiled) / native * 100.0);
     let (tone, what) = match difference >= 0.0 {

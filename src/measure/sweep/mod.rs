@@ -1,5 +1,5 @@
 //! A search over keys of a config: each combination is a trial, each trial a run like any other, in a process and a folder of its
-//! own, in one mode or in both. `kiln sweep` is built on it. What is known is kept in `sweep.json` after every step of the search,
+//! own, in one mode or in both. `kiln sweep` is built on it. Its results are kept in `sweep.json` after every step of the search,
 //! so that a search which was stopped or killed goes on where it stood.
 
 mod halving;
@@ -91,7 +91,7 @@ pub struct TrialArm {
     pub mode: CompilerMode,
     /// The run folder.
     pub run: PathBuf,
-    /// What is known of it at each rung.
+    /// Its figures at each rung.
     pub rungs: Vec<Rung>,
     /// It has made all of its steps.
     pub is_complete: bool,
@@ -99,7 +99,7 @@ pub struct TrialArm {
     pub failure: Option<Failure>,
 }
 
-/// What is known of a run when it has come to a rung.
+/// The figures of a run when it has come to a rung.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Rung {
     /// Optimizer steps made.
@@ -111,7 +111,7 @@ pub struct Rung {
 }
 
 impl Trial {
-    /// What is known last of the run whose figures decide.
+    /// The last figures of the run whose figures decide.
     pub fn last(&self) -> Option<Rung> {
         self.arms.first()?.rungs.last().copied()
     }
@@ -139,14 +139,19 @@ impl Trial {
 }
 
 impl Sweep {
-    /// The trials that have not failed and have a figure, the best first: those that came farther before the others.
+    /// The trials that have not failed and have a figure, the best first: the complete ones by their figure, then the others, of which
+    /// those that came farther stand before the rest.
     pub fn ranked(&self) -> Vec<&Trial> {
         let known = |trial: &&Trial| trial.failure().is_none() && trial.last().is_some();
         let mut trials = self.trials.iter().filter(known).collect::<Vec<_>>();
-        let key = |trial: &Trial| trial.last().map_or((0, 0.0), |last| (last.step, self.score(last.value)));
+        // A complete trial may have fewer steps than another: the batch and the epochs can be searched.
+        let key = |trial: &Trial| {
+            let (step, value) = trial.last().map_or((0, 0.0), |last| (last.step, last.value));
+            (if trial.is_complete() { u64::MAX } else { step as u64 }, self.score(value))
+        };
         trials.sort_by(|a, b| {
-            let ((a_step, a_score), (b_step, b_score)) = (key(a), key(b));
-            b_step.cmp(&a_step).then(a_score.total_cmp(&b_score))
+            let ((a_steps, a_score), (b_steps, b_score)) = (key(a), key(b));
+            b_steps.cmp(&a_steps).then(a_score.total_cmp(&b_score))
         });
         trials
     }
@@ -177,6 +182,7 @@ impl Sweep {
     /// Whether this search, which was kept, is that of `asked`, of which nothing is known yet.
     fn is_of(&self, asked: &Self) -> Result<bool> {
         let mut kept = self.clone();
+        kept.title.clone_from(&asked.title);
         for arm in kept.trials.iter_mut().flat_map(|trial| &mut trial.arms) {
             (arm.rungs, arm.is_complete, arm.failure) = (Vec::new(), false, None);
         }
@@ -224,6 +230,11 @@ fn read(file: &Path) -> Result<(SweepSection, String)> {
 /// The search that `options` ask for, with nothing known yet, and its folder.
 fn asked(options: &Options) -> Result<(Sweep, PathBuf)> {
     let (section, config) = read(&options.file)?;
+    for (key, help) in space::SET_BY_THE_SEARCH {
+        if options.set.iter().any(|set| set.split('=').next().is_some_and(|name| name.trim() == key)) {
+            return Err(Error::config(format!("--set {key}: a search sets it for each of its runs")).help(help));
+        }
+    }
     let stem = options.file.file_stem().unwrap_or_default().to_string_lossy();
     let out = options.out.clone().or_else(|| section.output_dir.clone());
     let out = out.unwrap_or_else(|| PathBuf::from("runs").join(format!("{stem}-sweep")));
@@ -282,7 +293,7 @@ fn asked(options: &Options) -> Result<(Sweep, PathBuf)> {
     Ok((sweep, out))
 }
 
-/// What overrides the config in a trial of `parameters` whose run folder is `run`.
+/// The settings that override the config in a trial of `parameters` whose run folder is `run`.
 fn overrides(parameters: &Parameters, run: &Path) -> Vec<String> {
     let own = parameters.iter().map(|(key, value)| format!("{key}={value}"));
     let run = toml::Value::String(run.display().to_string());
@@ -453,7 +464,7 @@ fn train(command: &mut Command) -> Result<Exit> {
     }
 }
 
-/// What is known of the run in the folder `run`, and whether it has made all of its steps; or why that is no result.
+/// The figures of the run in the folder `run`, and whether it has made all of its steps; or why that is no result.
 fn known(run: &Path, metric: &str) -> Result<std::result::Result<(Rung, bool), Failure>> {
     let status = Status::read(run)?.ok_or_else(|| Error::data(format!("{}: there is no run in it", run.display())))?;
     let rows = metrics::read(run)?;

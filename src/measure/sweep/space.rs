@@ -40,7 +40,7 @@ pub struct SweepSection {
     /// `native`, `compiled`, or `both`: every trial in both modes. Default: what `[compiler]` says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<Modes>,
-    /// What is searched: keys of the config, each a list of values, `{ values = [...] }`, or `{ min, max, log }`. A range whose
+    /// The search space: keys of the config, each a list of values, `{ values = [...] }`, or `{ min, max, log }`. A range whose
     /// ends are whole numbers has whole numbers. Required.
     #[serde(default)]
     pub parameters: Table,
@@ -138,7 +138,14 @@ pub type Parameters = BTreeMap<String, String>;
 /// More trials than anybody has the time for.
 const MOST_TRIALS: usize = 10_000;
 
-/// What a key may be.
+/// Keys that a search sets for its runs, and the setting of the search that decides them.
+pub(super) const SET_BY_THE_SEARCH: [(&str, &str); 3] = [
+    ("compiler.enabled", "set sweep.mode to native, compiled or both"),
+    ("run.output_dir", "set sweep.output_dir, or --out"),
+    ("run.on_existing", "a search that is started again goes on by itself"),
+];
+
+/// The values that a key may have.
 enum Choice {
     Values(Vec<Value>),
     Range { min: f64, max: f64, is_log: bool, is_whole: bool },
@@ -155,6 +162,13 @@ impl SweepSection {
         if choices.is_empty() {
             return Err(Error::config("sweep.parameters: required: the keys to search")
                 .help("for example: [sweep.parameters] \"trainer.learning_rate\" = [1e-4, 1e-3]"));
+        }
+        for (key, help) in SET_BY_THE_SEARCH {
+            if choices.iter().any(|(searched, _)| searched.as_str() == key) {
+                return Err(
+                    Error::config(format!("sweep.parameters: {key}: a search sets it for each of its runs")).help(help)
+                );
+            }
         }
         if let Some(asha) = self.asha
             && (asha.min_steps == 0 || asha.reduction_factor < 2)

@@ -147,7 +147,7 @@ impl MemoryEstimate {
             gradients: waiting + gradients,
             other: copies + activations.at_the_bottom(),
         };
-        // What is sent lies beside the gradients, and a piece of it twice.
+        // The gradients that are sent lie beside the others, and a piece of it twice.
         let sent = if batch.devices.count > 1 { gradients + 2 * (F32 * PIECE as u128).min(gradients) } else { 0 };
         let moments = [
             first,
