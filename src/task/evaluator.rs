@@ -73,12 +73,15 @@ pub struct EvalPrediction {
     pub label_values: Vec<Vec<f32>>,
 }
 
+/// From all predictions of an evaluation to one number for each name.
+type Compute = dyn Fn(&EvalPrediction) -> Result<Vec<f64>> + Send + Sync;
+
 /// Figures of one's own beside those of a task, computed after an evaluation from all of its predictions: `compute_metrics` of
 /// `transformers`' Trainer.
 #[derive(Clone)]
 pub struct ComputeMetrics {
     names: Vec<&'static str>,
-    compute: Arc<dyn Fn(&EvalPrediction) -> Result<Vec<f64>> + Send + Sync>,
+    compute: Arc<Compute>,
 }
 
 impl ComputeMetrics {

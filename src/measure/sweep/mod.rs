@@ -147,7 +147,7 @@ impl Sweep {
         // A complete trial may have fewer steps than another: the batch and the epochs can be searched.
         let key = |trial: &Trial| {
             let (step, value) = trial.last().map_or((0, 0.0), |last| (last.step, last.value));
-            (if trial.is_complete() { u64::MAX } else { step as u64 }, self.score(value))
+            (if trial.is_complete() { u64::MAX } else { step }, self.score(value))
         };
         trials.sort_by(|a, b| {
             let ((a_steps, a_score), (b_steps, b_score)) = (key(a), key(b));

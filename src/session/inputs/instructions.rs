@@ -21,6 +21,8 @@ use crate::data::tokenizer::Tokenizer;
 /// Tokens that rows are cut to unless something else is asked for: TRL's.
 pub(super) const DEFAULT_MAX_LENGTH: usize = 1024;
 
+type Examples = Splits<Arc<dyn Dataset>>;
+
 /// Opens the tables that `config` names, with rows of at most `max_length` tokens; and the text of a chat template that is not the
 /// tokenizer's own.
 pub(super) fn open(
@@ -29,7 +31,7 @@ pub(super) fn open(
     tokenizer: &Arc<Tokenizer>,
     max_length: usize,
     progress: &mut OnProgress<'_>,
-) -> Result<(Splits<Arc<dyn Dataset>>, Option<String>)> {
+) -> Result<(Examples, Option<String>)> {
     let data = &config.data;
     let columns = match (&data.messages_column, &data.completion_column) {
         (Some(messages), _) => Columns { text: messages.clone(), json: true, ..Columns::default() },
