@@ -96,10 +96,10 @@ fn unknown_keys_and_sections() {
 fn hugging_face_arguments_that_are_not_honoured() {
     for (key, part) in [
         ("fp16_full_eval = true", "evaluation computes as training does"),
-        ("deepspeed = \"ds.json\"", "one device"),
-        ("fsdp = \"full_shard\"", "one device"),
+        ("deepspeed = \"ds.json\"", "the whole model in each"),
+        ("fsdp = \"full_shard\"", "the whole model in each"),
         ("push_to_hub = true", "upload"),
-        ("local_rank = 1", "one device"),
+        ("local_rank = 1", "the whole model in each"),
         ("n_gpu = 4", "batch.global_batch_size"),
         ("neftune_noise_alpha = 5", "no noise"),
         ("optim_target_modules = \"all-linear\"", "GaLore"),
