@@ -365,7 +365,8 @@ fn tags_without_names_have_no_figures_of_entities() {
         ["precision", "recall", "f1"].iter().all(|figure| again.get(format!("eval_{figure}")).is_none()),
         "{again}"
     );
-    let best = ["train", "config.toml", "--set", "trainer.metric_for_best_model=f1"];
+    let best =
+        ["train", "config.toml", "--set", "trainer.metric_for_best_model=f1", "--set", "run.on_existing=overwrite"];
     fails(kiln(folder.path()).args(best), 2, &["trainer.metric_for_best_model", "data.label_names"]);
     let named = "data.label_names=[\"O\", \"B-PET\", \"I-PET\"]";
     assert_eq!(said(&["--set", named, "--set", "run.on_existing=overwrite"]), 0);

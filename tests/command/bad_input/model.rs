@@ -45,7 +45,7 @@ fn fields_of_hugging_face_that_are_refused() {
         (json!({"n_embd": "wide"}), "expected a whole number"),
         (json!({"n_layer": -1}), "expected a whole number"),
         (json!({"n_head": 5}), "n_embd (48) is not divisible by n_head (5)"),
-        (json!({"problem_type": "multi_label_classification"}), "got \"multi_label_classification\""),
+        (json!({"problem_type": "ranking"}), "got \"ranking\""),
         (json!({"pad_token_id": 211}), "expected an id below vocab_size (211), got 211"),
         (json!({"model_type": "llama"}), "or \"albert\", got \"llama\""),
         (json!({"model_type": 2}), "model_type: expected a string, got 2"),
