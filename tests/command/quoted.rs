@@ -159,7 +159,7 @@ impl Sandbox {
         std::fs::write(path, bytes).unwrap();
     }
 
-    /// The reviews of the chapter on classifiers.
+    /// The reviews of the chapter on classifiers, and the choices of the one on data formats.
     fn write_table(&self) {
         let (mut rows, mut unlabelled) = ("text,label\n".to_owned(), "text\n".to_owned());
         for n in 0..40 {
@@ -173,6 +173,14 @@ impl Sandbox {
         self.write("reviews.csv", &rows);
         self.write("held-out.csv", &rows);
         self.write("new.csv", &unlabelled);
+        let choices = "a warm film,a dull film,a film,more words";
+        self.write(
+            "swag/train.csv",
+            format!(
+                "sent1,sent2,ending0,ending1,ending2,ending3,label\n{}",
+                format!("A film.,It is,{choices},2\n").repeat(8)
+            ),
+        );
     }
 
     /// A small DistilBERT in the cache of Hugging Face, by the name of the one on the Hub.

@@ -1,5 +1,5 @@
 //! The world of a run: the processes (ranks) that a launcher has started for it, one for each device, and what they tell one
-//! another. The engine is MPI, which is loaded when a launcher has started more than one process ([`environment`], [`mpi`]);
+//! another. The engine is MPI, which is loaded when a launcher has started more than one process ([`environment`], `mpi`);
 //! without a launcher nothing is loaded, and the world is this process alone.
 //!
 //! Sums are made in the order of the ranks, whatever the library and the size: each rank adds a part of the values of all
