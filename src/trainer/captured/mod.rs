@@ -166,7 +166,7 @@ impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
         micro: MicroBatch<T::DeviceBatch>,
         observer: &mut dyn Observer,
     ) -> Result<Option<String>> {
-        let MicroBatch { batch, seed, labels } = micro;
+        let MicroBatch { batch, seed, labels, .. } = micro;
         if labels == 0.0 {
             return Ok(None); // it adds nothing, and a step of nothing else is refused
         }
