@@ -108,7 +108,7 @@ static std::recursive_mutex &lock() {
 #define LOCK std::lock_guard<std::recursive_mutex> guard_(lock())
 
 void fake_log(const char *format, ...) {
-    char line[4096];
+    static thread_local char line[1 << 16]; // a launch on many tensors has thousands of numbers
     va_list arguments;
     va_start(arguments, format);
     int n = vsnprintf(line, sizeof line - 1, format, arguments);
@@ -424,6 +424,36 @@ static std::vector<int> parameters_of(const std::string &ptx, const std::string 
     return sizes;
 }
 
+/// Parameters of a kernel as its source declares them, where NVIDIA's compiler made no PTX of it: pointers, and structs by value.
+static std::vector<int> parameters_of_source(const std::string &hash, const std::string &name) {
+    std::ifstream in(settings().dir + "/src/" + hash + ".cu");
+    std::string source((std::istreambuf_iterator<char>(in)), {});
+    std::vector<int> sizes;
+    size_t at = source.find(name + "("), end = source.find("{", at);
+    if (at == std::string::npos) return sizes;
+    std::stringstream parts(source.substr(at + name.size() + 1, source.rfind(')', end) - at - name.size() - 1));
+    for (std::string part; std::getline(parts, part, ',');) {
+        if (part.find('*') != std::string::npos) sizes.push_back(8);
+        else if (part.find("CUtensorMap") != std::string::npos) sizes.push_back(128);
+        else { // struct info_st { uint32_t name[count]; ... }, whose fields the host fills without gaps
+            size_t body = source.find("struct info_st {"), close = source.find("};", body);
+            int size = 0, widest = 1;
+            std::stringstream fields(body == std::string::npos ? "" : source.substr(body + 16, close - body - 16));
+            for (std::string field; std::getline(fields, field, ';');) {
+                size_t bracket = field.find('[');
+                if (bracket == std::string::npos) continue;
+                int width = field.find("64_t") != std::string::npos || field.find("double") != std::string::npos ? 8
+                    : field.find("16") != std::string::npos || field.find("half") != std::string::npos ? 2
+                    : field.find("int8_t") != std::string::npos || field.find("bool") != std::string::npos ? 1 : 4;
+                size = (size + width - 1) / width * width + width * atoi(field.c_str() + bracket + 1);
+                widest = std::max(widest, width);
+            }
+            sizes.push_back((size + widest - 1) / widest * widest);
+        }
+    }
+    return sizes;
+}
+
 // ------------------------------------------------------------------------------------------------ summary
 
 static void summary() {
@@ -730,6 +760,7 @@ API CUresult cuModuleGetFunction(Function **function, Module *module, const char
                 complain("kernel " + made->name + " " + made->hash + ": " + std::to_string(made->registers) + " registers, " + std::to_string(made->stack) +
                     " bytes of stack, " + std::to_string(made->spills) + " bytes spilled");
         }
+        if (made->parameters.empty() && !settings().run) made->parameters = parameters_of_source(made->hash, made->name);
         if (settings().run) {
             made->state = fake_compile(settings().dir, made->hash, made->name, made->kernel) ? 1 : -1;
         }

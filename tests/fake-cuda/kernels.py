@@ -4,15 +4,15 @@
     . FOLDER/env; tests/fake-cuda/kernels.py ptxas KILN OUT        # registers, spills, shared memory, occupancy of Kiln's own kernels
     . FOLDER/env; tests/fake-cuda/kernels.py steps KILN OUT --native KILN_NATIVE    # launches and bytes of a step, and a roofline
 
-Both print the Markdown of a dated result. `ptxas` compiles for capabilities 8.0 and 9.0 at the sizes of GPT-2 small and BERT base, with
+Both print the Markdown of a dated result, and no kernel computes; `steps` does not have them compiled either. `ptxas` compiles for capabilities 8.0 and 9.0 at the sizes of GPT-2 small and BERT base, with
 one block of layers. `steps` runs whole models. Autotune takes the first candidate that compiles (FAKE_CUDA_TUNE=first), which need not be
 the one that wins on a GPU.
 
 Bytes are those of the buffers that a launch has as arguments, each counted once: an embedding reads less, and a product without a cache
 reads more. Their lengths are what CubeCL passes to every kernel (`static_meta` in the struct of scalars).
 """
-import argparse, json, math, os, re, shutil, subprocess, sys
-from collections import defaultdict
+import argparse, json, math, os, re, shutil, subprocess, sys, time
+from collections import Counter, defaultdict
 from pathlib import Path
 
 parser = argparse.ArgumentParser()
@@ -27,8 +27,10 @@ args.kiln, args.out = args.kiln.resolve(), args.out.resolve()
 args.native = args.native and args.native.resolve()
 root = Path(__file__).resolve().parents[2]
 
-GPT2 = 'kind = "gpt2"\nn_embd = 768\nn_head = 12\nn_positions = 1024\nvocab_size = 50257\n'
-BERT = 'kind = "bert"\nhidden_size = 768\nnum_attention_heads = 12\nintermediate_size = 3072\nvocab_size = 30522\n'
+GPT2 = ('kind = "gpt2"\nn_embd = 768\nn_head = 12\nn_positions = 1024\nvocab_size = 50257\nresid_pdrop = 0.0\nembd_pdrop = 0.0\n'
+        'attn_pdrop = 0.0\n')
+BERT = ('kind = "bert"\nhidden_size = 768\nnum_attention_heads = 12\nintermediate_size = 3072\nvocab_size = 30522\nhidden_dropout_prob = 0.0\n'
+        'attention_probs_dropout_prob = 0.0\n')
 # Name, model, task, batch, length, layers, precision: those of `kiln bench --suite gpu`, without the largest batches.
 SUITE = [(f"{name}-{precision}", model, task, batch, length, 12, precision) for precision in ["bf16", "f32"] for name, model, task, batch, length in [
     ("gpt2-small-b8", GPT2, "clm", 8, 1024), ("gpt2-small-b32", GPT2, "clm", 32, 1024),
@@ -37,7 +39,7 @@ SUITE = [(f"{name}-{precision}", model, task, batch, length, 12, precision) for 
 ]]
 
 
-def run(name, case, capability, steps, program, settings):
+def run(name, case, capability, steps, program, settings, compiles=True):
     """The driver's log of a run of `case`, and the folder of its kernels."""
     _, model, task, batch, length, layers, precision = case
     work, kernels = args.out / name, args.out / f"kernels-{capability}"
@@ -62,7 +64,7 @@ train = "data.jsonl"
 max_steps = {steps}
 per_device_train_batch_size = {batch}
 learning_rate = 1e-4
-logging_steps = 1000
+logging_steps = 1
 logging_nan_inf_filter = false
 eval_strategy = "no"
 save_strategy = "no"
@@ -75,12 +77,24 @@ kind = "cuda"
         "FAKE_CUDA_CC": str(capability), "FAKE_CUDA_DIR": str(kernels), "KILN_CACHE": str(args.out / f"cache-{capability}"),
         "FAKE_CUDA_TUNE": "first", "CUBECL_AUTOTUNE_LEVEL": "minimal",
     }
+    if not compiles:
+        environment |= {"FAKE_CUDA_NVRTC": "", "FAKE_CUDA_PTXAS": ""}
     if args.native:
         environment["KILN_NATIVE"] = str(args.native)
     command = [str(program), "train", "config.toml"] + [word for setting in settings for word in ("--set", setting)]
-    done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"kernels.py: {name}: {done.stderr[-2000:]}")
+    errors = work / "errors"
+    with open(errors, "w") as stderr:
+        child = subprocess.Popen(command, cwd=work, env=environment, stdout=subprocess.DEVNULL, stderr=stderr)
+        # Nothing was computed, so the model that the end of a run writes is of no use: it ends with its last step.
+        metrics = work / "run/metrics.jsonl"
+        while child.poll() is None:
+            time.sleep(0.5)
+            if not compiles and metrics.exists() and metrics.read_text().count('"grad_norm"') >= steps:
+                child.kill()
+                child.wait()
+                return log.read_text(), kernels
+    if child.returncode != 0:
+        sys.exit(f"kernels.py: {name}: {errors.read_text()[-2000:]}")
     return log.read_text(), kernels
 
 
@@ -163,25 +177,31 @@ signatures = {}
 
 
 def buffers(kernels, hash_):
-    """(bytes of an element, is written) of every buffer of a kernel, and where the lengths begin in its struct."""
+    """(bytes of an element, is read, is written) of every buffer of a kernel, and where the lengths begin in its struct."""
     if hash_ not in signatures:
         source = (kernels / "src" / f"{hash_}.cu").read_text()
-        head = re.search(r'extern "C" __global__ .*?\((.*?)\)\s*\{', source[source.find('extern "C" __global__') :], re.S)
-        text = re.search(r"__launch_bounds__\(\d+\)[^(]*\((.*?)\)\s*\{", source, re.S)
-        parameters = (text or head).group(1).split(",")
+        parameters = re.search(r"__launch_bounds__\(\d+\)[^(]*\((.*?)\)\s*\{", source, re.S).group(1).split(",")
         sizes = {**SIZES, **{name: width * size for name, width, size in aligned(source)}}
         list_ = []
         for parameter in parameters:
             if "dynamic_meta" in parameter or "*" not in parameter:
                 continue
-            type_ = parameter.strip().split("*")[0].replace("const", "").strip()
-            list_.append((sizes.get(type_, 4), "const*" not in parameter.replace(" ", "")))
+            type_, name = parameter.strip().split("*")[0].replace("const", "").strip(), parameter.split()[-1]
+            # A generated kernel reads through pointers to constants and writes through the others.
+            read = bool(re.search(rf"const\s*\* const \w+ = &{name}\[|= {name}\[", source))
+            written = "const*" not in parameter.replace(" ", "") and bool(re.search(rf"\w \* const \w+ = &{name}\[|^{name}\[", source, re.M))
+            if not read and not written:  # passed on as a whole
+                read = "const*" in parameter.replace(" ", "")
+                written = not read
+            list_.append((sizes.get(type_, 4), read, written))
         struct = re.search(r"struct info_st \{(.*?)\};", source, re.S)
         offset, found = 0, None
         for type_, name, count in re.findall(r"(\w+) (\w+)\[(\d+)\];", struct.group(1) if struct else ""):
+            size = SIZES.get(type_, 4)
+            offset = (offset + size - 1) // size * size
             if name == "static_meta":
                 found = offset // 4
-            offset += int(count) * SIZES.get(type_, 4)
+            offset += int(count) * size
         signatures[hash_] = (list_, found)
     return signatures[hash_]
 
@@ -195,20 +215,29 @@ def aligned(source):
 
 
 def of_step(case, program, settings, name):
-    """Launches of a step, and by kernel: launches, bytes read, bytes written."""
-    def table(steps):
-        log, kernels = run(name, case, 90, steps, program, settings)
-        found = defaultdict(lambda: [0, 0, 0])
-        for kernel, hash_, _, info in launches(log):
-            list_, at = buffers(kernels, hash_)
-            entry = found[re.sub(r"_[0-9a-f]{8}$", "", kernel)]
-            entry[0] += 1
-            for index, (size, written) in enumerate(list_):
-                if at is not None and at + index < len(info):
-                    entry[1 + written] += size * info[at + index]
-        return found
-    few, more = table(2), table(4)
-    return {kernel: [(b - a) / 2 for a, b in zip(few.get(kernel, [0, 0, 0]), entry)] for kernel, entry in more.items()}
+    """By kernel of a step: launches, bytes read, bytes written."""
+    log, kernels = run(name, case, 90, 3, program, settings, compiles=False)
+    # The loss of every step is read, which ends it. The first steps choose kernels.
+    steps = [[]]
+    for line in log.splitlines():
+        if found := LAUNCH.search(line):
+            steps[-1].append(found)
+        elif "] dtoh " in line:
+            steps.append([])
+    lengths = Counter(len(step) for step in steps if len(step) > 20)
+    length = max(lengths, key=lambda length: (lengths[length], length))
+    step = [step for step in steps if len(step) == length][-1]
+    found = defaultdict(lambda: [0, 0, 0])
+    for launch in step:
+        kernel, hash_, info = launch.group(1), launch.group(2), [int(word) for word in launch.group(11).split()]
+        list_, at = buffers(kernels, hash_)
+        entry = found[re.sub(r"_[0-9a-f]{8}$", "", kernel)]
+        entry[0] += 1
+        for index, (size, read, written) in enumerate(list_):
+            if at is not None and at + index < len(info):
+                entry[1] += read * size * info[at + index]
+                entry[2] += written * size * info[at + index]
+    return found
 
 
 def flops(case):
@@ -223,35 +252,49 @@ def flops(case):
 GPUS = [("H200", 4.8e12, 989e12, 494e12), ("A100 80 GB", 2.0e12, 312e12, 156e12)]
 
 
+def kind_of(kernel, own):
+    if own_name(kernel, own):
+        return "Kiln's operators"
+    for name, pattern in [("products", "matmul|gemm|vecmat"), ("casts", "cast"), ("copies and transposes", "contiguous|copy|permute|slice|cat_"),
+                          ("reductions", "reduce"), ("Burn's fused blocks", "fuse")]:
+        if re.search(pattern, kernel):
+            return name
+    return "single operations"
+
+
 def steps():
-    rows = []
-    print("| case | engine | launches | kinds | GB read | GB written | " + " | ".join(f"{name}: ms of memory, products, launches" for name, *_ in GPUS) + " |")
+    rows, own = [], own_kernels()
+    print("| case | engine | launches | kernels | GB read | GB written | " + " | ".join(f"{name}: ms of memory, products, launches" for name, *_ in GPUS) + " |")
     print("| --- | --- | ---: | ---: | ---: | ---: |" + " ---: |" * len(GPUS))
-    most = {}
     for case in SUITE:
         if not re.search(args.cases, case[0]):
             continue
-        for engine, program, settings in [
-            ("native", args.kiln, ["compiler.enabled=native"]), ("compiled", args.kiln, ["compiler.enabled=compiled", "compiler.fused_ops=off"]),
-            ("compiled, fused operators", args.kiln, ["compiler.enabled=compiled", "compiler.fused_ops=on", "compiler.graph=off"]),
+        for engine, settings in [
+            ("native", ["compiler.enabled=native"]), ("compiled, plain operators", ["compiler.enabled=compiled", "compiler.fused_ops=off"]),
+            ("compiled", ["compiler.enabled=compiled", "compiler.fused_ops=on", "compiler.graph=off"]),
         ]:
             if engine == "native" and not args.native:
                 continue
-            found = of_step(case, program, settings, f"steps-{case[0]}")
+            found = of_step(case, args.kiln, settings, f"steps-{case[0]}")
             count, read, written = (sum(entry[i] for entry in found.values()) for i in range(3))
             cells = []
             for _, bandwidth, bf16, tf32 in GPUS:
                 peak = bf16 if case[6] == "bf16" else tf32
                 cells.append(f"{(read + written) / bandwidth * 1e3:.1f}, {flops(case) / peak * 1e3:.1f}, {count * args.launch_us / 1e3:.1f}")
-            kinds = sum(1 for entry in found.values() if entry[0] > 0)
-            print(f"| {case[0]} | {engine} | {count:.0f} | {kinds} | {read / 1e9:.2f} | {written / 1e9:.2f} | {' | '.join(cells)} |", flush=True)
-            most[(case[0], engine)] = sorted(found.items(), key=lambda item: -(item[1][1] + item[1][2]))[:8]
+            print(f"| {case[0]} | {engine} | {count} | {len(found)} | {read / 1e9:.2f} | {written / 1e9:.2f} | {' | '.join(cells)} |", flush=True)
             rows.append({"case": case[0], "engine": engine, "kernels": found})
-    for (case, engine), kernels in most.items():
-        print(f"\n{case}, {engine}: the kernels with the most bytes\n\n| kernel | launches | GB read | GB written |\n| --- | ---: | ---: | ---: |")
-        for kernel, (count, read, written) in kernels:
-            print(f"| `{kernel}` | {count:.0f} | {read / 1e9:.2f} | {written / 1e9:.2f} |")
-    (args.out / "steps.json").write_text(json.dumps(rows, indent=1))
+            (args.out / "steps.json").write_text(json.dumps(rows, indent=1))
+    print("\nBy kind, launches and GB read and written:\n\n| case | engine | kind | launches | GB read | GB written |\n| --- | --- | --- | ---: | ---: | ---: |")
+    for row in rows:
+        kinds = defaultdict(lambda: [0, 0, 0])
+        for kernel, entry in row["kernels"].items():
+            kinds[kind_of(kernel, own)] = [a + b for a, b in zip(kinds[kind_of(kernel, own)], entry)]
+        for kind, (count, read, written) in sorted(kinds.items(), key=lambda item: -(item[1][1] + item[1][2])):
+            print(f"| {row['case']} | {row['engine']} | {kind} | {count} | {read / 1e9:.2f} | {written / 1e9:.2f} |")
+    print("\nThe kernels with the most bytes:\n\n| case | engine | kernel | launches | GB read | GB written |\n| --- | --- | --- | ---: | ---: | ---: |")
+    for row in rows:
+        for kernel, (count, read, written) in sorted(row["kernels"].items(), key=lambda item: -(item[1][1] + item[1][2]))[:6]:
+            print(f"| {row['case']} | {row['engine']} | `{kernel}` | {count} | {read / 1e9:.2f} | {written / 1e9:.2f} |")
 
 
 args.out.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 #pragma once
 #include "../thread.h"
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
@@ -302,12 +303,11 @@ template <typename... A, size_t... I> inline void fake_call(void (*kernel)(A...)
     kernel((*(typename std::remove_const<A>::type *)arguments[I])...);
 }
 template <typename... A> inline void fake_invoke(void (*kernel)(A...), void **arguments) { fake_call(kernel, arguments, std::index_sequence_for<A...>()); }
-template <typename F> struct FakeSizes;
-template <typename... A> struct FakeSizes<void (*)(A...)> {
-    static const int count = sizeof...(A);
-    static constexpr int sizes[sizeof...(A) + 1] = {(int)sizeof(A)..., 0};
-};
+/// The sizes of a kernel's parameters, with a 0 behind them. The array is local to a library: a variable of a template would be one for
+/// all libraries (STB_GNU_UNIQUE), and kernels with different structs of one name have one type.
+template <typename... A> constexpr std::array<int, sizeof...(A) + 1> fake_sizes_of(void (*)(A...)) { return {(int)sizeof(A)..., 0}; }
 #define FAKE_ENTRY(KERNEL) \
+    static constexpr auto fake_sizes_ = fake_sizes_of(&KERNEL); \
     extern "C" void fake_entry(void **arguments) { fake_invoke(&KERNEL, arguments); } \
-    extern "C" int fake_parameters() { return FakeSizes<decltype(&KERNEL)>::count; } \
-    extern "C" const int *fake_sizes() { return FakeSizes<decltype(&KERNEL)>::sizes; }
+    extern "C" int fake_parameters() { return fake_sizes_.size() - 1; } \
+    extern "C" const int *fake_sizes() { return fake_sizes_.data(); }
