@@ -3,9 +3,8 @@
 #
 #     benches/pytorch/run.sh [cpu|gpu|smoke] [options of `kiln bench`]
 #
-# Needs a release build of kiln (or $KILN) and Python 3. Makes a Python of its own under
-# ${XDG_CACHE_HOME:-~/.cache}/kiln-bench, with torch (for the CPU where there is no NVIDIA driver) and transformers;
-# $KILN_PYTHON names one that has them. The result is benches/results/DATE-pytorch-SUITE.json unless --out says otherwise.
+# Needs a release build of kiln (or $KILN) and a Python with torch and transformers, which python.sh finds or makes. The result is
+# benches/results/DATE-pytorch-SUITE.json unless --out says otherwise.
 # Without --no-compile there are two peers: eager, and torch.compile.
 set -Eeuo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
@@ -16,19 +15,7 @@ kiln="${KILN:-$root/target/release/kiln}"
 suite=cpu
 case "${1:-}" in "" | -*) ;; *) suite="$1" && shift ;; esac
 
-python="${KILN_PYTHON:-}"
-if [ -z "$python" ]; then
-    venv="${XDG_CACHE_HOME:-$HOME/.cache}/kiln-bench"
-    python="$venv/bin/python"
-    if ! "$python" -c 'import torch, transformers' 2>/dev/null; then
-        python3 -m venv "$venv"
-        index=()
-        command -v nvidia-smi >/dev/null || index=(--index-url https://download.pytorch.org/whl/cpu)
-        "$venv/bin/pip" install --quiet torch==2.15.0 "${index[@]}"
-        "$venv/bin/pip" install --quiet transformers==5.23.0
-    fi
-fi
-"$python" -c 'import torch, transformers' || { echo "error: $python has no torch and transformers" >&2; exit 1; }
+python="$("$here/python.sh")"
 
 peers=(--peer "eager=$python $here/worker.py --mode eager" --peer "compile=$python $here/worker.py --mode compile")
 more=() out=()

@@ -52,7 +52,8 @@ class Place:
     """The device, how it is waited for, and its memory."""
 
     def __init__(self, case):
-        if case["device"] == "cpu":
+        # A rehearsal on an emulated device has no device that torch could use.
+        if case["device"] == "cpu" or os.environ.get("KILN_BENCH_TORCH_DEVICE") == "cpu":
             torch.set_num_threads(case["threads"])
             self.device = torch.device("cpu")
         else:

@@ -25,7 +25,7 @@ pub(super) struct BenchArgs {
     /// Override a key of the file; the value is TOML, anything else is taken as text
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE", conflicts_with = "suite")]
     set: Vec<String>,
-    /// Measure fixed models on synthetic tokens instead: smoke, cpu or gpu
+    /// Measure fixed models on synthetic tokens instead: smoke, cpu, gpu or gpu-tiny
     #[arg(long, value_name = "NAME")]
     suite: Option<String>,
     /// Only these cases of the suite

@@ -184,7 +184,7 @@ fn a_run_of_ones_own_is_measured_and_left_alone() {
 fn what_makes_no_sense_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |args: &[&str], parts: &[&str]| fails(&mut bench(folder.path(), args), 2, parts);
-    refused(&["--suite", "smok"], &["unknown suite `smok`", "did you mean `smoke`?", "cpu, gpu, smoke"]);
+    refused(&["--suite", "smok"], &["unknown suite `smok`", "did you mean `smoke`?", "cpu, gpu, gpu-tiny, smoke"]);
     refused(&["--suite", "smoke", "--case", "gpt2-tony"], &["unknown case", "did you mean `gpt2-tiny`?"]);
     if cfg!(not(any(feature = "wgpu", feature = "cuda"))) {
         refused(&["--suite", "gpu"], &["is for a GPU", "for the CPU alone", "--suite cpu"]);

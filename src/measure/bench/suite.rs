@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn every_case_describes_a_model() {
-        for name in ["smoke", "cpu", "gpu"] {
+        for name in ["smoke", "cpu", "gpu", "gpu-tiny"] {
             let suite = Suite::named(name).unwrap();
             let mut names = suite.cases.iter().map(|case| case.name.as_str()).collect::<Vec<_>>();
             names.sort_unstable();
