@@ -9,17 +9,8 @@ use cudarc::driver::result::device;
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::{DriverError, result, sys};
 
+use super::cuda_versions::{Capability, Nvrtc, Version};
 use crate::base::error::{Error, Result};
-
-/// A version as CUDA counts them: 13000 is 13.0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Version(i32);
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.0 / 1000, self.0 % 1000 / 10)
-    }
-}
 
 /// The oldest driver that has every function that is called: `cuEventElapsedTime_v2`, which bindings of CUDA 13 call, came with 12.8.
 const OLDEST_DRIVER: Version = Version(if sys::CUDA_VERSION >= 13000 { 12080 } else { 12000 });
@@ -36,13 +27,6 @@ pub struct Installation {
     multiprocessors: i32,
 }
 
-#[derive(Debug, Clone)]
-struct Nvrtc {
-    version: Version,
-    /// The capabilities x 10 that it compiles for, ascending.
-    capabilities: Vec<i32>,
-}
-
 impl Installation {
     /// That of device `index`.
     ///
@@ -56,11 +40,11 @@ impl Installation {
         unsafe { sys::cuDriverGetVersion(&mut driver) }.result().map_err(refused)?;
         let driver = Version(driver);
         let device = device::get(index as i32).map_err(refused)?;
+        let capability = capability(device).map_err(refused)?;
         // SAFETY: `device` is one of the driver's, which has been initialised.
-        let attribute = |attribute| unsafe { device::get_attribute(device, attribute) }.map_err(refused);
-        let capability = 10 * attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?
-            + attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let multiprocessors =
+            unsafe { device::get_attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) }
+                .map_err(refused)?;
         // SAFETY: as above.
         let memory = unsafe { device::total_mem(device) }.map_err(refused)?;
         if driver < OLDEST_DRIVER {
@@ -98,13 +82,21 @@ impl fmt::Display for Installation {
     }
 }
 
-/// A compute capability x 10.
-struct Capability(i32);
+/// Name and capability of the first device, as part of a file's name: `nvidia-h200-9.0`. None where there is none.
+pub fn model() -> Option<String> {
+    start_driver().ok()?;
+    let first = device::get(0).ok()?;
+    let name = device::get_name(first).ok()?.to_lowercase();
+    let words = name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    Some(format!("{}-{}", words.collect::<Vec<_>>().join("-"), Capability(capability(first).ok()?)))
+}
 
-impl fmt::Display for Capability {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.0 / 10, self.0 % 10)
-    }
+/// The compute capability x 10.
+fn capability(device: sys::CUdevice) -> std::result::Result<i32, DriverError> {
+    // SAFETY: `device` is one of the driver's, which has been initialised.
+    let attribute = |attribute| unsafe { device::get_attribute(device, attribute) };
+    Ok(10 * attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?
+        + attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?)
 }
 
 /// Loads and initialises the driver.
@@ -161,47 +153,5 @@ impl Nvrtc {
     #[cfg(not(feature = "cuda-nvrtc"))]
     fn find() -> Result<Self> {
         Err(Error::config("this build of kiln compiles kernels by LLVM"))
-    }
-
-    fn check(&self, driver: Version, capability: i32) -> Result<()> {
-        let Self { version, capabilities } = self;
-        if !capabilities.contains(&capability) {
-            let range = match (capabilities.first(), capabilities.last()) {
-                (Some(first), Some(last)) => format!("{} to {}", Capability(*first), Capability(*last)),
-                _ => "none".into(),
-            };
-            return Err(Error::config(format!(
-                "device.kind = \"cuda\": the device has compute capability {}, and NVRTC {version} compiles for {range}",
-                Capability(capability)
-            ))
-            .help("install another version of NVRTC: older ones know older devices, and later ones later devices"));
-        }
-        // A driver loads the PTX of its own version of CUDA and of earlier ones.
-        if driver < *version {
-            return Err(Error::config(format!(
-                "device.kind = \"cuda\": the driver is one of CUDA {driver}, and cannot load what the later NVRTC {version} compiles"
-            ))
-            .help(format!("install a newer driver of NVIDIA's, or NVRTC {driver}")));
-        }
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    #[test]
-    fn driver_compiler_and_device_must_fit() {
-        let nvrtc = Nvrtc { version: Version(13000), capabilities: vec![75, 80, 90] };
-        assert!(nvrtc.check(Version(13010), 80).is_ok());
-        let told = |driver, capability| nvrtc.check(Version(driver), capability).unwrap_err().to_string();
-        assert!(
-            told(13000, 61).contains("capability 6.1, and NVRTC 13.0 compiles for 7.5 to 9.0"),
-            "{}",
-            told(13000, 61)
-        );
-        assert!(told(12090, 90).contains("one of CUDA 12.9"), "{}", told(12090, 90));
     }
 }

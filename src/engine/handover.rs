@@ -402,8 +402,13 @@ mod compiled {
         };
         cubecl.compilation.cache = true;
         cubecl.environment.path = CacheConfig::Directory(cache::folder()?.join(cache::KERNELS));
-        // Within the file CubeCL tells devices, drivers' features and builds of kiln apart.
-        cubecl.environment.name = format!("kiln-{}-burn-{BURN_VERSION}", env!("CARGO_PKG_VERSION"));
+        // Within the file CubeCL tells devices, drivers' features and builds of kiln apart; but devices of CUDA by their number, and
+        // a cache may be shared by machines with different ones.
+        #[cfg(feature = "cuda")]
+        let model = crate::engine::cuda::model().map_or_else(String::new, |model| format!("-{model}"));
+        #[cfg(not(feature = "cuda"))]
+        let model = "";
+        cubecl.environment.name = format!("kiln-{}-burn-{BURN_VERSION}{model}", env!("CARGO_PKG_VERSION"));
         let text = if settings.fusion { "" } else { "[fusion.beam_search]\nmax_explorations = 0" };
         let burn: BurnConfig = toml::from_str(text).expect("the two texts are valid");
         if !CubeClRuntimeConfig::try_set(cubecl.override_from_env()) || !BurnConfig::try_set(burn.override_from_env()) {

@@ -4,6 +4,8 @@
 pub mod compiler;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+#[cfg(any(feature = "cuda", test))]
+mod cuda_versions;
 pub mod device;
 pub mod handover;
 pub mod launches;
