@@ -140,7 +140,7 @@ impl Sandbox {
             sandbox.write(format!("cargo-home/registry/src/index/burn-1.0.0/src/{n}.rs"), &sources[n * 1000..]);
         });
         sandbox.write_table();
-        sandbox.write_model();
+        sandbox.write_models();
         sandbox.write("args.json", r#"{"learning_rate": 0.001, "per_device_train_batch_size": 4, "seed": 7}"#);
         sandbox.write("batch.json", r#"{"input_ids": [[1, 2, 3, 4, 5, 6]], "labels": [[1, 2, 3, 4, 5, 6]]}"#);
         std::fs::create_dir(sandbox.path("bin")).unwrap();
@@ -159,7 +159,7 @@ impl Sandbox {
         std::fs::write(path, bytes).unwrap();
     }
 
-    /// The reviews of the chapter on classifiers, and the choices of the one on data formats.
+    /// The reviews of the chapter on classifiers, and the choices and conversations of the one on data formats.
     fn write_table(&self) {
         let (mut rows, mut unlabelled) = ("text,label\n".to_owned(), "text\n".to_owned());
         for n in 0..40 {
@@ -181,18 +181,33 @@ impl Sandbox {
                 format!("A film.,It is,{choices},2\n").repeat(8)
             ),
         );
+        let talk = r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#;
+        self.write("conversations.jsonl", format!("{talk}\n").repeat(8));
+        self.write("chat_template.jinja", "{% for message in messages %}{{ message.content }}\n{% endfor %}");
     }
 
-    /// A small DistilBERT in the cache of Hugging Face, by the name of the one on the Hub.
-    fn write_model(&self) {
-        let model = fixture("distilbert-mlm").join("model");
-        let repo = Path::new("hf-home/hub/models--distilbert--distilbert-base-uncased");
+    /// The model of a fixture in the cache of Hugging Face under `id`; its folder there.
+    fn write_cached(&self, id: &str, fixture_of_model: &str) -> PathBuf {
+        let repo = Path::new("hf-home/hub").join(format!("models--{}", id.replace('/', "--")));
         let commit = "12040accade4e8a0f71eabdb258fecc2e7e948be";
         let snapshot = repo.join("snapshots").join(commit);
         self.write(repo.join("refs/main"), commit);
+        let model = fixture(fixture_of_model).join("model");
         for file in ["config.json", "model.safetensors"] {
             self.write(snapshot.join(file), std::fs::read(model.join(file)).unwrap());
         }
+        snapshot
+    }
+
+    /// A small DistilBERT and a small GPT-2 in the cache of Hugging Face, by the names of those on the Hub.
+    fn write_models(&self) {
+        let snapshot = self.write_cached("openai-community/gpt2", "generate-gpt2");
+        for file in ["tokenizer.json", "tokenizer_config.json"] {
+            let tokenizer = repository().join("tests/fixtures/run_clm/gpt2").join(file);
+            self.write(snapshot.join(file), std::fs::read(tokenizer).unwrap());
+        }
+        let snapshot = self.write_cached("distilbert/distilbert-base-uncased", "distilbert-mlm");
+        let model = fixture("distilbert-mlm").join("model");
         let config: serde_json::Value =
             serde_json::from_slice(&std::fs::read(model.join("config.json")).unwrap()).unwrap();
         let size = config["vocab_size"].as_u64().unwrap() as usize;
