@@ -304,6 +304,16 @@ fn signal_of(_: ExitStatus) -> Option<i32> {
     None
 }
 
+/// What `command` starts has no driver: neither its stdin nor what it says is for this process.
+pub(crate) fn without_driver(command: &mut Command) {
+    command.env_remove(CHILD);
+}
+
+/// Whether the variable `name` tells a process of its driver.
+pub(crate) fn is_drivers(name: &str) -> bool {
+    name == CHILD
+}
+
 /// Whether a driver has started this process, and reads what it says.
 pub(crate) fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()

@@ -57,6 +57,16 @@ impl Signal {
         }
     }
 
+    /// The number of the signal by which an mpirun passes this one on to its processes and works on; of this one it would end
+    /// them, and no longer read what they say. SIGUSR1 stands for SIGTERM and SIGHUP, SIGUSR2 for SIGINT.
+    #[cfg(unix)]
+    pub fn number_for_ranks(self) -> i32 {
+        match self {
+            Self::Interrupt => signal_hook::consts::SIGUSR2,
+            Self::Terminate | Self::Hangup => signal_hook::consts::SIGUSR1,
+        }
+    }
+
     /// The exit code of a process that it stopped, 128 and its number, as shells have it: 129 for SIGHUP, 130 for SIGINT, 143
     /// for SIGTERM.
     pub fn exit_code(self) -> u8 {
@@ -96,23 +106,26 @@ pub fn install() -> Result<()> {
     Ok(())
 }
 
-/// From now on SIGUSR1 is taken as SIGTERM is, for a process of a launcher: mpirun passes it on to its processes and works on,
-/// while of a SIGTERM it ends them and no longer reads what they say.
+/// From now on the signals that [`Signal::number_for_ranks`] names are taken as those that they stand for, in a process of a
+/// launcher.
 ///
 /// # Errors
 /// The operating system's.
 #[cfg(unix)]
-pub fn take_user_signal() -> Result<()> {
+pub fn take_user_signals() -> Result<()> {
     install()?;
     let Some(received) = RECEIVED.get() else { return Ok(()) };
-    let code = usize::from(Signal::Terminate.exit_code());
-    let registered = signal_hook::flag::register_usize(signal_hook::consts::SIGUSR1, received.clone(), code);
-    registered.map(drop).map_err(|error| Error::io("watch for signals", &error))
+    for signal in [Signal::Terminate, Signal::Interrupt] {
+        let code = usize::from(signal.exit_code());
+        let registered = signal_hook::flag::register_usize(signal.number_for_ranks(), received.clone(), code);
+        registered.map_err(|error| Error::io("watch for signals", &error))?;
+    }
+    Ok(())
 }
 
-/// There is no such signal.
+/// There are no such signals.
 #[cfg(not(unix))]
-pub fn take_user_signal() -> Result<()> {
+pub fn take_user_signals() -> Result<()> {
     Ok(())
 }
 

@@ -47,6 +47,7 @@ const ENDS_WITHIN: Duration = Duration::from_secs(1);
 /// Ends the process with exit code 4, without allocating or taking a lock.
 #[cfg(unix)]
 fn out_of_memory() -> ! {
+    const BEGIN: &[u8] = b"error: ";
     const MESSAGE: &[u8] = b"error: out of memory: the system has no more for this process\n  help: lower \
         trainer.per_device_train_batch_size, data.block_size or the model's sizes, or raise the limit of memory (`ulimit -v`, \
         a container's)\n";
@@ -54,6 +55,11 @@ fn out_of_memory() -> ! {
         std::thread::sleep(ENDS_WITHIN);
     } else {
         let _ = rustix::io::write(rustix::stdio::stderr(), MESSAGE);
+        // That of a rank is its log.
+        if let Some((stderr, rank)) = super::ranks::stderr() {
+            let parts = [BEGIN, rank.as_bytes(), &MESSAGE[BEGIN.len()..]];
+            let _ = rustix::io::writev(stderr, &parts.map(std::io::IoSlice::new));
+        }
     }
     signal_hook::low_level::exit(i32::from(crate::ErrorKind::OutOfMemory.exit_code()))
 }

@@ -160,8 +160,8 @@ impl Cli {
     /// # Errors
     /// Any error of the command; the message is complete.
     pub fn run(self) -> Result<()> {
-        if let Some(command) = self.command.knows_no_ranks() {
-            ranks::refuse(command)?;
+        if !self.command.knows_ranks() {
+            ranks::refuse(&command_name())?;
         }
         match self.command {
             Command::Init(args) => training::run_init(args),
@@ -210,26 +210,25 @@ impl Cli {
 }
 
 impl Command {
-    /// The name of a command that computes or writes in one process alone.
-    fn knows_no_ranks(&self) -> Option<&'static str> {
-        Some(match self {
-            Self::TuneBatch(_) => "tune-batch",
-            Self::VerifyResume(_) => "verify-resume",
-            Self::Parity(_) => "parity",
-            Self::Bisect(_) => "bisect",
-            Self::Forward(_) => "forward",
-            Self::Generate(_) => "generate",
-            Self::Predict(_) => "predict",
-            Self::Merge(_) => "merge",
-            Self::Export(_) => "export",
-            Self::Compare(_) => "compare",
-            Self::Bench(_) => "bench",
-            Self::Sweep(_) => "sweep",
-            Self::Job(_) => "job",
-            Self::Pretune(_) => "pretune",
-            _ => return None,
-        })
+    /// Whether several processes of a launcher may do it together, or each for itself: it writes nothing then.
+    fn knows_ranks(&self) -> bool {
+        matches!(
+            self,
+            Self::Train(_)
+                | Self::Plan(_)
+                | Self::Eval(_)
+                | Self::Launch(_)
+                | Self::Devices
+                | Self::Engine
+                | Self::Help(_)
+                | Self::Completions(_)
+        )
     }
+}
+
+/// The name of the command that this process was started for.
+fn command_name() -> String {
+    std::env::args().nth(1).unwrap_or_default()
 }
 
 /// Prints a line to stdout, without anything that has power over a terminal.

@@ -14,10 +14,13 @@ use super::faults;
 use crate::base::distributed::World;
 use crate::base::distributed::environment::{self, Hosts};
 use crate::base::distributed::launch::Launch;
+#[cfg(unix)]
+use crate::base::distributed::launch::{Ended, Said};
 use crate::base::error::{Error, Result};
 use crate::base::process::{Scratch, scratch, this_program};
 use crate::base::signals;
-use crate::config::{OnExisting, RunConfig};
+use crate::config::{CompilerMode, DeviceKind, OnExisting, RunConfig};
+use crate::engine::device;
 use crate::plan::{RunPlan, RunSettings};
 use crate::trainer::{Callback, log_of};
 
@@ -73,27 +76,43 @@ pub(super) fn run_launch(args: &LaunchArgs) -> Result<()> {
     let launch = args.launch()?;
     let mut command = launch.command(&this_program()?, &args.command)?;
     signals::install()?;
-    let code = watch_over(&mut command, Duration::from_secs(args.grace))?;
-    // The ranks have said why.
-    std::process::exit(code)
+    std::process::exit(watch_over(&mut command, Duration::from_secs(args.grace))?)
 }
 
-/// Runs `command`, passes a signal on to it, whose ranks have `grace` then, and returns the exit code of this process.
+/// Runs `command`, an mpirun, passes a signal on to it, whose ranks have `grace` then, says what no rank has said of the end, and
+/// returns the exit code of this process.
 #[cfg(unix)]
 fn watch_over(command: &mut std::process::Command, grace: Duration) -> Result<i32> {
+    use std::io::Read;
     use std::os::unix::process::{CommandExt, ExitStatusExt};
     use std::process::Stdio;
+    use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
     use std::time::Instant;
 
     use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
     // A group of its own: a terminal's signals reach it once, through this process. It reads nothing.
-    command.process_group(0).stdin(Stdio::null());
+    command.process_group(0).stdin(Stdio::null()).stderr(Stdio::piped());
     #[cfg(target_os = "linux")]
     crate::base::process::end_with_parent(command, Signal::TERM);
     let spawned = command.spawn();
     let mut child = spawned.map_err(|error| Error::start(command.get_program().display(), &error))?;
     let pid = Pid::from_raw(child.id().cast_signed());
+    let said = Arc::new(Mutex::new(Said::default()));
+    fn locked(said: &Mutex<Said>) -> MutexGuard<'_, Said> {
+        said.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    let listener = child.stderr.take().map(|mut stream| {
+        let said = said.clone();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 8192];
+            // Whoever cannot be written to misses it.
+            while let Ok(count @ 1..) = stream.read(&mut bytes) {
+                let shown = locked(&said).take(&bytes[..count]);
+                let _ = std::io::stderr().write_all(&shown);
+            }
+        })
+    });
     /// After that, an mpirun that is to end its ranks is killed itself.
     const KILLED_AFTER: Duration = Duration::from_secs(5);
 
@@ -101,14 +120,26 @@ fn watch_over(command: &mut std::process::Command, grace: Duration) -> Result<i3
     loop {
         let ended = child.try_wait().map_err(|error| Error::io("wait for mpirun", &error))?;
         if let Some(status) = ended {
-            let signal = |signal| 128 + signal;
-            let code = status.code().unwrap_or_else(|| status.signal().map_or(1, signal));
-            return Ok(told.map_or(code, |(signal, _)| i32::from(signal.exit_code())));
+            // Something that a rank has started may hold its stderr.
+            let asked = Instant::now();
+            while listener.as_ref().is_some_and(|it| !it.is_finished()) && asked.elapsed() < LISTENED {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            let _ = std::io::stderr().write_all(&locked(&said).rest());
+            let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+            let end = End { code, told: told.map(|(signal, _)| signal), is_ended: is_ending };
+            let said = locked(&said);
+            if let Some(error) = end.unsaid(said.ended, said.has_error) {
+                faults::complain_last(&error);
+            }
+            return Ok(end.exit_code(said.has_error));
         }
         match (told, signals::received(), pid) {
             (None, Some(signal), Some(pid)) => {
                 told = Some((signal, Instant::now()));
-                let _ = kill_process(pid, Signal::USR1);
+                if let Some(number) = Signal::from_named_raw(signal.number_for_ranks()) {
+                    let _ = kill_process(pid, number);
+                }
             }
             // Ranks that hear nothing are ended.
             (Some((_, since)), _, Some(pid)) if since.elapsed() > grace + KILLED_AFTER => {
@@ -121,6 +152,71 @@ fn watch_over(command: &mut std::process::Command, grace: Duration) -> Result<i3
             _ => {}
         }
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// So long what an mpirun that has ended wrote is waited for.
+#[cfg(unix)]
+const LISTENED: Duration = Duration::from_secs(2);
+
+/// The end of an mpirun.
+#[cfg(unix)]
+#[derive(Debug, Clone, Copy)]
+struct End {
+    /// Its exit code, or 128 and the number of the signal that ended it.
+    code: i32,
+    /// The signal that was passed on to its ranks.
+    told: Option<signals::Signal>,
+    /// It has been told to end them.
+    is_ended: bool,
+}
+
+#[cfg(unix)]
+impl End {
+    /// The exit code of the cause; Hydra tells a signal by its bare number, which no error of Kiln's has.
+    fn cause(self) -> i32 {
+        if (8..=64).contains(&self.code) { 128 + self.code } else { self.code }
+    }
+
+    /// The exit code of the launcher: that of the cause. A run that was complete before the signal came is complete.
+    fn exit_code(self, has_error: bool) -> i32 {
+        match (self.cause(), self.told) {
+            (0, _) => 0,
+            (code @ 1..=7, Some(_)) if has_error && !self.is_ended => code,
+            (_, Some(signal)) => signal.exit_code().into(),
+            (code, None) => code,
+        }
+    }
+
+    /// What no rank has said of it, where mpirun tells which one `ended` first.
+    fn unsaid(self, ended: Option<(usize, Ended)>, has_error: bool) -> Option<Error> {
+        const CONTINUE: &str = "continue with `kiln train FILE --resume`";
+        let by =
+            |signal: i32| signal_hook::low_level::signal_name(signal).map_or(format!("signal {signal}"), str::to_owned);
+        let of_signal = |signal: i32| match signal {
+            9 => format!("nobody ends a rank so, unless by hand, but the kernel for lack of memory; {CONTINUE}"),
+            _ => CONTINUE.to_owned(),
+        };
+        let told = self.told.filter(|_| self.cause() != 0);
+        match (told, ended, self.cause()) {
+            (Some(_), ..) if has_error => None,
+            (Some(signal), ..) => Some(signal.error("the ranks have ended without a word").help(CONTINUE)),
+            (None, _, 0) => None,
+            (None, Some((rank, Ended::Signal(signal))), _) => {
+                Some(Error::device(format!("rank {rank} was ended by {}", by(signal))).help(of_signal(signal)))
+            }
+            (None, ..) if has_error => None,
+            (None, Some((rank, Ended::Code(code))), _) => Some(
+                Error::device(format!("rank {rank} ended with exit code {code} and said nothing here"))
+                    .help(format!("{} in the run folder may have its last words", log_of(rank).display())),
+            ),
+            (None, None, code @ 129..) => {
+                Some(Error::device(format!("a rank was ended by {}", by(code - 128))).help(of_signal(code - 128)))
+            }
+            (None, None, code) => {
+                Some(Error::device(format!("the ranks ended with exit code {code} and said nothing")))
+            }
+        }
     }
 }
 
@@ -145,13 +241,40 @@ pub(super) struct OtherRank {
     log: PathBuf,
 }
 
+/// The world of the launcher, if there is one, with the device that this process of it has for `config`.
+///
+/// # Errors
+/// Those of [`World::join`], and fewer devices than ranks of a machine.
+pub(super) fn world(config: &mut RunConfig) -> Result<World> {
+    let world = World::join()?;
+    config.device.index = device::index_of_rank(config.device.kind, config.device.index, &world)?;
+    Ok(world)
+}
+
+/// Refuses a trial of the modes in ranks on a device of `kind` where each mode is an engine of its own: a process that MPI knows
+/// cannot become the other one.
+fn check_mode(mode: CompilerMode, kind: DeviceKind) -> Result<()> {
+    if mode != CompilerMode::Auto || kind == DeviceKind::Cpu {
+        return Ok(());
+    }
+    Err(Error::config(format!(
+        "compiler.enabled = \"auto\": on {kind} the modes are tried by one process before there are ranks"
+    ))
+    .help(
+        "`kiln compare FILE` tells which mode pays; then start the ranks with --compiler native or --compiler compiled",
+    ))
+}
+
 /// Joins the world of the launcher, if there is one, for a run of `config`, which is told the devices. On a rank besides 0 it gets
 /// a temporary run folder.
 ///
 /// # Errors
-/// Those of [`World::join`].
+/// Those of [`world`], and a mode that ranks cannot choose.
 pub(super) fn join(config: &mut RunConfig) -> Result<Ranks> {
-    let world = World::join()?;
+    if environment::find()?.is_some() && config.compiler_mode() == CompilerMode::Auto {
+        check_mode(CompilerMode::Auto, device::select(config.device.kind, config.device.index)?.kind)?;
+    }
+    let world = world(config)?;
     config.devices = world.devices();
     if world.is_root() {
         return Ok(Ranks { world, other: None });
@@ -199,17 +322,28 @@ impl<M> Callback<M> for MoveLog {
     }
 }
 
-/// The stderr that a rank besides 0 was started with.
-static STDERR: OnceLock<File> = OnceLock::new();
+/// The stderr that a rank besides 0 was started with, and the beginning of what it says there.
+static STDERR: OnceLock<(File, String)> = OnceLock::new();
 
-/// From now on stdout and stderr are the file `log`.
+/// That, for a rank whose own stderr is its log.
+#[cfg(unix)]
+pub(super) fn stderr() -> Option<(&'static File, &'static str)> {
+    STDERR.get().map(|(stderr, begin)| (stderr, begin.as_str()))
+}
+
+/// The beginning of what this rank of `world` says to people.
+fn begin(world: &World) -> String {
+    format!("rank {} of {}: ", world.rank(), world.size())
+}
+
+/// From now on stdout and stderr of this rank are the file `log`.
 #[cfg(unix)]
 fn divert(log: &Path) -> Result<()> {
     let io = |error: std::io::Error| Error::io(format!("write {}", log.display()), &error);
     let file = OpenOptions::new().create(true).append(true).open(log).map_err(io)?;
     if STDERR.get().is_none() {
         let kept = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), 3).map_err(|error| io(error.into()))?;
-        let _ = STDERR.set(kept.into());
+        let _ = STDERR.set((kept.into(), World::joined().map_or(String::new(), begin)));
     }
     rustix::stdio::dup2_stdout(&file).and_then(|()| rustix::stdio::dup2_stderr(&file)).map_err(|error| io(error.into()))
 }
@@ -248,10 +382,12 @@ pub(super) fn fail(error: &Error) {
     if world.is_root() {
         faults::complain_last(error);
     } else {
-        let is_known = is_ended_by_rank_0();
-        let line = format!("rank {} of {}: {error}", world.rank(), world.size());
+        // What all have left the world for is the same for all.
+        let is_known = is_ended_by_rank_0() || world.is_left();
+        let line = begin(world) + &error.to_string();
         faults::complain_last(&line);
-        if let Some(mut stderr) = STDERR.get().filter(|_| !is_known) {
+        if let Some((stderr, _)) = STDERR.get().filter(|_| !is_known) {
+            let mut stderr: &File = stderr;
             let _ = writeln!(stderr, "error: {}", crate::base::error::printable(&line));
         }
     }
@@ -271,5 +407,59 @@ pub(super) fn refuse(command: &str) -> Result<()> {
             Err(Error::config(format!("kiln {command} works in one process, and {} tell of several", found.variables))
                 .help("start it without mpirun, srun or kiln launch; train, plan and eval know of ranks"))
         }
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::base::signals::Signal;
+
+    const NONE: End = End { code: 0, told: None, is_ended: false };
+
+    #[test]
+    fn the_exit_code_is_that_of_the_cause() {
+        let code = |code, told, has_error| End { code, told, ..NONE }.exit_code(has_error);
+        assert_eq!((code(0, None, false), code(3, None, true), code(137, None, false)), (0, 3, 137));
+        assert_eq!(code(9, None, false), 137, "Hydra tells the bare number of a signal");
+        let told = Some(Signal::Interrupt);
+        assert_eq!(code(0, told, false), 0, "the run was complete");
+        assert_eq!((code(130, told, true), code(143, told, true), code(138, told, false)), (130, 130, 130));
+        assert_eq!(code(1, told, true), 1, "a disk that was full when the checkpoint was saved");
+        assert_eq!(End { code: 1, told, is_ended: true }.exit_code(true), 130);
+    }
+
+    #[test]
+    fn what_no_rank_has_said_the_launcher_says() {
+        let unsaid = |code, told, ended, has_error| {
+            let error = End { code, told, ..NONE }.unsaid(ended, has_error);
+            error.map_or(String::new(), |error| error.message().to_owned())
+        };
+        let killed = Some((1, Ended::Signal(9)));
+        assert_eq!(unsaid(137, None, killed, false), "rank 1 was ended by SIGKILL");
+        assert_eq!(
+            unsaid(137, None, killed, true),
+            "rank 1 was ended by SIGKILL",
+            "another has said that it was left alone"
+        );
+        assert_eq!(unsaid(9, None, None, false), "a rank was ended by SIGKILL");
+        assert_eq!(unsaid(4, None, Some((1, Ended::Code(4))), true), "");
+        assert!(unsaid(4, None, Some((1, Ended::Code(4))), false).starts_with("rank 1 ended with exit code 4"));
+        assert_eq!(
+            (unsaid(0, None, None, false), unsaid(143, Some(Signal::Terminate), None, true)),
+            Default::default()
+        );
+        assert!(unsaid(138, Some(Signal::Terminate), killed, false).starts_with("SIGTERM: "));
+    }
+
+    #[test]
+    fn ranks_choose_no_engine() {
+        assert!(
+            check_mode(CompilerMode::Auto, DeviceKind::Cpu).is_ok()
+                && check_mode(CompilerMode::Compiled, DeviceKind::Cuda).is_ok()
+        );
+        let error = check_mode(CompilerMode::Auto, DeviceKind::Wgpu).unwrap_err();
+        assert!(error.exit_code() == 2 && error.to_string().contains("--compiler compiled"), "{error}");
     }
 }

@@ -15,7 +15,7 @@ use super::compiler::{choose, verify_start};
 use super::models::predict_to_file;
 use super::ranks::{self, Ranks};
 use super::terminal::{LogFormat, Printer, Talk};
-use super::tuning::tune_if_missing;
+use super::tuning;
 use super::{finite, progress_bar, say};
 use crate::base::distributed::World;
 use crate::base::error::{Error, ErrorKind, Result};
@@ -43,7 +43,7 @@ use crate::proof::verify_resume::{Part, Report, across_modes, verify};
 use crate::session::evaluation::EvaluationSession;
 use crate::session::model_folder::ModelFolder;
 use crate::session::{Session, outline};
-use crate::trainer::{PAGE, PREDICTIONS, RunFolder, RunStatus, Status, StopAfter};
+use crate::trainer::{PAGE, PREDICTIONS, RunFolder, RunStatus, Status, StopAfter, TrainOutput, Trainer};
 
 #[derive(Debug, Args)]
 pub(super) struct ConfigArgs {
@@ -304,7 +304,7 @@ pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
     }
     config.precision = args.precision.unwrap_or(config.precision);
     handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
-    let world = World::join()?;
+    let world = ranks::world(&mut config)?;
     let open = |config: &RunConfig| world.first_of_a_machine_first(|| open_evaluation(config));
     let (record, confusion) = evaluate_folder(&world, config, args.model.as_deref(), &open)?;
     if !world.is_root() {
@@ -362,22 +362,22 @@ fn tokenising<S>(when: &str, open: impl FnOnce(&mut store::OnProgress<'_>) -> Re
 
 pub(super) fn plan(args: &PlanArgs) -> Result<()> {
     let mut config = load(&args.config)?;
-    let Ranks { world, other } = ranks::join(&mut config)?;
-    if other.is_some() {
-        return Ok(());
-    }
-    debug_assert!(world.is_root(), "the others have returned");
+    let Ranks { world, .. } = ranks::join(&mut config)?;
+    world.by_root(|| show_plan(config, args.json)).map(drop)
+}
+
+fn show_plan(config: RunConfig, as_json: bool) -> Result<()> {
     let plan = match resolve(config.clone()) {
         Ok(plan) => plan,
         Err(error) => {
             let stopped = matches!(error.kind(), ErrorKind::Interrupted(_));
-            if let Some(text) = outline(&config).filter(|_| !stopped && !args.json) {
+            if let Some(text) = outline(&config).filter(|_| !stopped && !as_json) {
                 say(text)?;
             }
             return Err(error);
         }
     };
-    if args.json {
+    if as_json {
         let text = serde_json::to_string_pretty(&plan).map_err(|error| Error::data(format!("plan: {error}")))?;
         return say(text);
     }
@@ -420,27 +420,25 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     let talk = Talk::new(args.log_format, config.trainer.log_level);
     let Ranks { world, other } = ranks::join(&mut config)?;
     if !config.trainer.do_train {
-        return match other {
-            None => without_training(config, talk),
-            Some(_) => Ok(()),
-        };
+        return world.by_root(|| without_training(config, talk)).map(drop);
     }
     RunFolder::check(&RunSettings::of(&config))?;
     test_file(&config)?;
     if args.decision.is_none() && (args.verbose || talk.format != LogFormat::Table) {
         start_up_lines(config.compiler.as_ref()).iter().try_for_each(|line| talk.inform(line))?;
     }
-    // The files that one rank of a machine has found or tokenised are in the cache for the others.
-    let session = world.first_of_a_machine_first(|| {
-        tune_if_missing(&config)?;
-        open(config)
-    })?;
+    // The others have the micro-batch of rank 0: theirs might be another one.
+    let found = world.made_by_root(|| tuning::size_of(&config))?;
+    if let Some(micro) = found.filter(|_| !world.is_root()) {
+        config.trainer.per_device_train_batch_size = micro.into();
+    }
+    // The files that one rank of a machine has tokenised are in the cache for the others.
+    let session = world.first_of_a_machine_first(|| open(config))?;
     let session = choose_together(&world, session, args.decision.as_deref())?;
     let plan = session.plan();
     talk.plan(plan, args.verbose)?;
     world.describe().iter().try_for_each(|line| talk.inform(line))?;
-    let folder = plan.output_dir()?;
-    let verified = world.is_root() && verify_start(&session)?;
+    let verified = world.made_by_root(|| verify_start(&session))?;
     let trainer = auto::trainer(session)?.with_world(world.clone());
     let trainer = if verified { trainer.with_verified_start() } else { trainer };
     if let Some(report) = trainer.load_report() {
@@ -452,11 +450,17 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     if let Some(steps) = args.stop_after {
         trainer = trainer.with_callback(StopAfter(steps.get()));
     }
-    if let Some(other) = other {
-        // Its results are those of rank 0, which writes them.
-        return trainer.with_callback(other.callback()).train().map(drop);
+    if let Some(other) = &other {
+        trainer = trainer.with_callback(other.callback());
     }
     let output = trainer.train()?;
+    // The results of the other ranks are those of rank 0, which writes them.
+    world.by_root(|| end_training(&trainer, output, talk)).map(drop)
+}
+
+/// Tells where the results of a run lie, and predicts where that is asked for.
+fn end_training(trainer: &Trainer, output: TrainOutput, talk: Talk) -> Result<()> {
+    let folder = trainer.plan().output_dir()?;
     if output.was_complete {
         let stopped = Status::read(&folder)?.filter(|status| status.status == RunStatus::Stopped);
         talk.inform(match stopped.and_then(|status| status.message) {

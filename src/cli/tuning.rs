@@ -12,14 +12,14 @@ use super::{say, time};
 use crate::base::error::{Error, Result};
 use crate::base::files::{read_json, write_json};
 use crate::base::process::{scratch, this_program};
-use crate::config::{CompilerMode, DeviceKind, RunConfig};
+use crate::config::{CompilerMode, DeviceKind, RunConfig, TrainBatchSize};
 use crate::engine::handover;
 use crate::engine::handover::{Identity, in_a_process};
 use crate::measure::tune_batch;
 use crate::measure::tune_batch::measured;
 use crate::measure::tune_batch::{DEFAULT_RESERVE, Event, TuneOptions, parse_mib, trial, tune};
-use crate::session::batch_sizes::Stored;
-use crate::session::batch_sizes::{Outcome, Trial};
+use crate::plan::batch::micro_batch;
+use crate::session::batch_sizes::{Outcome, Stored, Trial, size_of_run};
 
 #[derive(Debug, Args)]
 pub(super) struct TuneArgs {
@@ -137,13 +137,19 @@ pub(super) fn run_tune(args: &TuneArgs) -> Result<()> {
     Ok(())
 }
 
-/// Finds the size of a run that asks for it with `"auto"` and has none yet.
-pub(super) fn tune_if_missing(config: &RunConfig) -> Result<()> {
-    if tune_batch::is_missing(config, &resolve)? {
-        say("trainer.per_device_train_batch_size = \"auto\", and no size is known for this run: looking for one")?;
-        search(config, config.compiler_mode(), &TuneOptions::new(this_program()?))?;
+/// The size of a run that asks for it with `"auto"`, which is looked for where none is known; none for a run that states its own.
+pub(super) fn size_of(config: &RunConfig) -> Result<Option<usize>> {
+    if config.trainer.per_device_train_batch_size != TrainBatchSize::Auto {
+        return Ok(None);
     }
-    Ok(())
+    if let Some(size) =
+        size_of_run(config)?.map_or_else(|| tune_batch::found(config, &resolve), |size| Ok(Some(size)))?
+    {
+        return Ok(Some(size));
+    }
+    say("trainer.per_device_train_batch_size = \"auto\", and no size is known for this run: looking for one")?;
+    let found = search(config, config.compiler_mode(), &TuneOptions::new(this_program()?))?;
+    Ok(Some(micro_batch(config, found.batch)))
 }
 
 /// The same command for one mode, in a process that becomes that mode's engine.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use kiln_models::Ops;
 
+use crate::base::distributed::World;
 use crate::base::error::{Error, Result};
 use crate::base::host;
 use crate::base::reads::read_scalars;
@@ -148,14 +149,7 @@ pub fn select(kind: DeviceKind, index: usize) -> Result<Available> {
         return Err(Error::config(format!("device.kind = \"{kind}\": this build of kiln has no {kind} support"))
             .help(format!("build it with `cargo build --release --features {kind}`, or set device.kind = \"cpu\"")));
     }
-    let mut devices = available();
-    if kind == DeviceKind::Auto {
-        devices.retain(|device| !device.is_software);
-        let best = devices.first().map(|device| device.kind);
-        devices.retain(|device| Some(device.kind) == best);
-    } else {
-        devices.retain(|device| device.kind == kind);
-    }
+    let devices = of_kind(kind);
     let found = devices.len();
     #[cfg(feature = "cuda")]
     if kind == DeviceKind::Cuda && found == 0 {
@@ -176,6 +170,50 @@ pub fn select(kind: DeviceKind, index: usize) -> Result<Available> {
         _ => error,
     })?;
     Ok(chosen)
+}
+
+/// The devices among which an index chooses where a config names `kind`.
+fn of_kind(kind: DeviceKind) -> Vec<Available> {
+    let mut devices = available();
+    if kind == DeviceKind::Auto {
+        devices.retain(|device| !device.is_software);
+        let best = devices.first().map(|device| device.kind);
+        devices.retain(|device| Some(device.kind) == best);
+    } else {
+        devices.retain(|device| device.kind == kind);
+    }
+    devices
+}
+
+/// The index of the device of this process of `world`, where the config names the kind `kind` and the index `first`: the
+/// processes of a machine take the devices from there on, in their order. A processor is shared by all of them.
+///
+/// # Errors
+/// Fewer devices than processes.
+pub fn index_of_rank(kind: DeviceKind, first: usize, world: &World) -> Result<usize> {
+    let devices = of_kind(kind);
+    let is_shared = devices.get(first).is_none_or(|device| device.kind == DeviceKind::Cpu || device.is_software);
+    if is_shared || world.sees_own_devices() {
+        return Ok(first);
+    }
+    let left = devices.len() - first;
+    index_of(first, left, (world.local_rank(), world.local_size()))
+        .map_err(|error| error.at(format_args!("device.kind = \"{}\", device.index = {first}", devices[first].kind)))
+}
+
+/// The index of the `rank`-th of `ranks` processes where there are `left` devices from index `first` on.
+fn index_of(first: usize, left: usize, (rank, ranks): (usize, usize)) -> Result<usize> {
+    if left < ranks {
+        return Err(Error::config(format!(
+            "{ranks} ranks of this machine need a device each, and there {} {left} from index {first} on",
+            if left == 1 { "is" } else { "are" }
+        ))
+        .help(format!(
+            "start {left} on this machine, or let the launcher give each rank devices of its own (CUDA_VISIBLE_DEVICES); \
+             `kiln devices` lists them"
+        )));
+    }
+    Ok(first + rank)
 }
 
 /// In which form the models compute under `compiler` on `device` in f32; a narrow type may leave fewer operators fused
@@ -251,5 +289,19 @@ mod tests {
         assert_eq!(select(DeviceKind::Cpu, 0).unwrap().kind, DeviceKind::Cpu);
         let error = select(DeviceKind::Cpu, 7).unwrap_err().to_string();
         assert!(error.contains("device.index = 7"), "{error}");
+    }
+
+    #[test]
+    fn the_ranks_of_a_machine_have_a_device_each() {
+        let of = |first, left, ranks| {
+            (0..ranks).map(|rank| index_of(first, left, (rank, ranks))).collect::<Result<Vec<_>>>()
+        };
+        assert_eq!(of(0, 2, 2).unwrap(), [0, 1]);
+        assert_eq!(of(2, 6, 4).unwrap(), [2, 3, 4, 5]);
+        let error = of(1, 1, 2).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        let text = error.to_string();
+        assert!(text.contains("2 ranks of this machine need a device each, and there is 1 from index 1 on"), "{text}");
+        assert_eq!(index_of_rank(DeviceKind::Cpu, 0, &World::alone()).unwrap(), 0);
     }
 }

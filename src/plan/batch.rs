@@ -124,11 +124,16 @@ fn largest_divisor(global: usize, most: usize) -> Option<usize> {
     (1..=most.min(global)).rev().find(|size| global.is_multiple_of(*size))
 }
 
+/// The examples of a stated global batch that each device has in a step; none where it is not stated.
+pub fn part_of_device(config: &RunConfig) -> Option<usize> {
+    config.batch.global_batch_size.map(|global| global / config.devices.count)
+}
+
 /// The micro-batch for a device on which `fits` examples fit: all of them where the batch grows, else the largest number
-/// that divides the global batch.
+/// that divides its part of the global batch.
 pub fn micro_batch(config: &RunConfig, fits: usize) -> usize {
-    match (config.batch.scaling, config.batch.global_batch_size) {
-        (BatchScaling::Fixed, Some(global)) => largest_divisor(global, fits).unwrap_or(1),
+    match (config.batch.scaling, part_of_device(config)) {
+        (BatchScaling::Fixed, Some(part)) => largest_divisor(part, fits).unwrap_or(1),
         _ => fits,
     }
 }
@@ -201,6 +206,13 @@ mod tests {
     fn what_fits_becomes_a_divisor_or_the_batch() {
         let mut config = config(1, 1, Some(480));
         assert_eq!([1, 13, 47, 500].map(|fits| micro_batch(&config, fits)), [1, 12, 40, 480]);
+        config.devices = Devices { count: 4, nodes: 2 };
+        let sizes = [1, 13, 47, 500].map(|fits| micro_batch(&config, fits));
+        assert_eq!(sizes, [1, 12, 40, 120], "each of 4 devices has 120 of 480 examples");
+        for micro in sizes {
+            config.trainer.per_device_train_batch_size = micro.into();
+            assert_eq!(BatchPlan::of(&config, None).unwrap().global, 480);
+        }
         config.batch = BatchSection { scaling: BatchScaling::Grow, global_batch_size: None };
         assert_eq!(micro_batch(&config, 13), 13);
     }

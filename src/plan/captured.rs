@@ -6,6 +6,7 @@ use kiln_models::Operator;
 use serde::{Deserialize, Serialize};
 
 use super::{EnginePlan, ModelPlan, OptimizerPlan, RunPlan};
+use crate::base::distributed::Devices;
 use crate::base::error::{Error, Result};
 use crate::config::{ActivationCheckpointing, CompilerMode, DeviceKind, Precision, Switch, TrainingCompilerConfig};
 use crate::engine::handover::Engine;
@@ -42,7 +43,7 @@ impl NotCaptured {
 }
 
 impl EnginePlan {
-    /// Whether steps that train `model` by `optimizer` under `compiler`, whose mode is the plan's, are captured.
+    /// Whether steps that train `model` by `optimizer` on `devices` under `compiler`, whose mode is the plan's, are captured.
     ///
     /// # Errors
     /// Why they are not.
@@ -51,6 +52,7 @@ impl EnginePlan {
         compiler: Option<&TrainingCompilerConfig>,
         model: &ModelPlan,
         optimizer: &OptimizerPlan,
+        devices: Devices,
     ) -> std::result::Result<(), NotCaptured> {
         let Some(compiler) = compiler else { return Err(NotCaptured::run("the run is native")) };
         let fused = |operator| self.ops.fused_operators().contains(&operator);
@@ -61,6 +63,7 @@ impl EnginePlan {
             }
             () if compiler.enabled == CompilerMode::Native || Engine::this() == Engine::Native => "the run is native",
             () if compiler.graph == Switch::Off => "compiler.graph says so",
+            () if devices.count > 1 => "the gradients of a step are summed over the ranks",
             () if self.unfused => "compiler.fusion is off",
             () if !model.can_be_captured => "the task does not say that its steps can be (CAN_BE_CAPTURED)",
             () if !matches!(optimizer.config, OptimizerConfig::AdamW(_)) => "only AdamW updates in place",

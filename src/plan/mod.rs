@@ -152,7 +152,7 @@ impl RunPlan {
             loss,
         };
         let compiler = compiler(config, facts.decision.as_ref());
-        let captured = engine.can_capture(compiler.as_ref(), &model, &optimizer);
+        let captured = engine.can_capture(compiler.as_ref(), &model, &optimizer, batch.devices);
         let engine = engine.with_capture(compiler.as_ref(), captured.err());
         let plan = Self {
             schema: SCHEMA.into(),

@@ -17,7 +17,7 @@ use crate::cache;
 use crate::cache::mapped::make_way;
 use crate::config::{BatchSection, CompilerMode, DeviceKind, OnExisting, RunConfig, SaveStrategy, TrainBatchSize};
 use crate::engine::device::DeviceFacts;
-use crate::plan::batch::micro_batch;
+use crate::plan::batch::{micro_batch, part_of_device};
 use crate::plan::{FoundBatch, RunPlan};
 use crate::session::inputs::Inputs;
 use crate::session::memory_line::MemoryLine;
@@ -77,7 +77,12 @@ impl Key {
                 if accumulates(config) { "accumulates" } else { "one micro-batch a step" },
                 if trainer.save_strategy == SaveStrategy::No { "no checkpoints" } else { "checkpoints" },
             ),
-            device: format!("{} {}: {device}", plan.engine.device.kind, plan.engine.device.index),
+            device: format!(
+                "{} {}: {device}{}",
+                plan.engine.device.kind,
+                plan.engine.device.index,
+                shared(config, plan)
+            ),
             versions: format!("kiln {}, burn {BURN_VERSION}", env!("CARGO_PKG_VERSION")),
         })
     }
@@ -85,6 +90,19 @@ impl Key {
     fn file(&self) -> Result<PathBuf> {
         let text = serde_json::to_string(self).map_err(|error| Error::data(format!("the key of a size: {error}")))?;
         Ok(cache::folder()?.join(cache::BATCH_SIZES).join(format!("{}.json", digest(&text))))
+    }
+}
+
+/// The processes of a run that share the memory of a machine, where it is that of the processor.
+pub fn sharers(config: &RunConfig, kind: DeviceKind) -> usize {
+    if kind == DeviceKind::Cpu { config.devices.count.div_ceil(config.devices.nodes) } else { 1 }
+}
+
+/// What a key says of them.
+fn shared(config: &RunConfig, plan: &RunPlan) -> String {
+    match sharers(config, plan.engine.device.kind) {
+        1 => String::new(),
+        ranks => format!(", shared by {ranks} ranks"),
     }
 }
 
@@ -241,18 +259,18 @@ pub(crate) fn found(config: &RunConfig, inputs: &Inputs, device: &DeviceFacts) -
     let micro = micro_batch(config, stored.batch);
     let budget = stored.budget_mib.map_or(String::new(), |mib| format!(" in {mib:.0} MiB"));
     let fits = format!("{} fit{budget}, {mode} (kiln tune-batch, {})", stored.batch, stored.date);
-    let because = match config.batch.global_batch_size {
-        Some(global) if micro < stored.batch => {
-            format!("{micro} is the largest divisor of {global} up to what fits: {fits}")
+    let because = match part_of_device(config) {
+        Some(part) if micro < stored.batch => {
+            format!("{micro} is the largest divisor of {part} up to what fits: {fits}")
         }
         _ => fits,
     };
     Ok(Some(FoundBatch { micro, because }))
 }
 
-/// The largest size that the run has a use for: a fixed global batch, and no more than all training examples.
+/// The largest size that the run has a use for: each device's part of a fixed global batch, and no more than all training examples.
 pub fn useful(config: &RunConfig, probe: &RunPlan) -> usize {
-    config.batch.global_batch_size.unwrap_or(usize::MAX).min(probe.data.train_examples)
+    part_of_device(config).unwrap_or(usize::MAX).min(probe.data.train_examples).max(1)
 }
 
 /// The micro-batch of the run that `config` continues; none when it begins one.

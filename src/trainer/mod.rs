@@ -285,6 +285,7 @@ impl<T: TrainingTask> Trainer<T> {
     /// cannot be read, a loss or gradient norm that is not finite, a device or a disk that fails, a checkpoint
     /// of another run; a signal that stopped the run after a checkpoint was saved.
     pub fn train(&mut self) -> Result<TrainOutput> {
+        self.check_world()?;
         let Some((mut folder, checkpoint)) = self.open_folder()? else { return Ok(TrainOutput::of_other_rank(0)) };
         if let Some(summary) = folder.complete.take() {
             return Ok(TrainOutput { step: folder.status.step, summary, samples: Vec::new(), was_complete: true });
@@ -399,14 +400,12 @@ impl<T: TrainingTask> Trainer<T> {
                 break;
             }
         }
-        self.end_training(folder, run)
+        let written = self.world.clone().by_root(|| self.end_training(folder, run))?;
+        Ok(written.unwrap_or_else(|| TrainOutput::of_other_rank(run.progress.step)))
     }
 
     /// Writes the model, the summary and the results after the last step.
     fn end_training(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<TrainOutput> {
-        if !self.world.is_root() {
-            return Ok(TrainOutput::of_other_rank(run.progress.step));
-        }
         let saving = finish_saving(run)?;
         if self.session.plan().saving.load_best_at_end {
             self.load_best(folder, run)?;

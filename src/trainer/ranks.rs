@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::Trainer;
 use super::checkpoint::{self, Checkpoint};
 use super::output::RunFolder;
 use super::promise::Promise;
+use super::{Purpose, Trainer};
 use crate::base::distributed::{World, weights_checksum};
 use crate::base::error::{Error, Result};
 use crate::base::files::{read_regular, write_whole};
@@ -36,11 +36,25 @@ struct Opened {
 }
 
 impl<T: TrainingTask> Trainer<T> {
-    /// Trains together with the other ranks of `world`, each of which has this trainer.
+    /// Trains together with the other ranks of `world`, each of which has this trainer. The plan is one for as many devices
+    /// ([`RunConfig::devices`](crate::RunConfig::devices)), or else the run is refused where it begins.
     #[must_use]
     pub fn with_world(mut self, world: World) -> Self {
         self.world = world;
         self
+    }
+
+    /// Refuses a plan for another number of devices than there are ranks. A rehearsal may make the steps of all in one process.
+    pub(super) fn check_world(&self) -> Result<()> {
+        let (planned, ranks) = (self.session.plan().batch.devices, self.world.size());
+        if planned.count == ranks || (ranks == 1 && self.purpose != Purpose::Train) {
+            return Ok(());
+        }
+        Err(Error::config(format!(
+            "the plan is one for {planned}, and the trainer's world has {}",
+            self.world.devices()
+        ))
+        .help("set RunConfig::devices = world.devices() before Session::open, and give the trainer the same world"))
     }
 
     /// The turns of this rank's loader.

@@ -120,8 +120,6 @@ impl<T: TrainingTask> Trainer<T> {
         if self.session.plan().captures().is_ok() {
             if self.callbacks.iter().any(|callback| callback.sees_gradients()) {
                 self.notice("steps are not captured: a callback sees gradients");
-            } else if self.world.is_shared() {
-                self.notice("steps are not captured: their gradients are summed over the ranks");
             } else if let Some(captured) = CapturedSteps::new(&mut self.state, &self.session, self.drops) {
                 return Box::new(captured);
             }

@@ -87,7 +87,10 @@ impl<T: TrainingTask> Trainer<T> {
         let started = Instant::now();
         let from = checkpoint.map(|checkpoint| (checkpoint.path.as_path(), checkpoint.state.step));
         let verifier = self.verifying.verifier()?;
-        let said = verifier.verify(&self.session, from.map(|from| from.0), from.map_or(0, |from| from.1))?;
+        // What rank 0 finds is the verdict for all.
+        let said = self
+            .world
+            .made_by_root(|| verifier.verify(&self.session, from.map(|from| from.0), from.map_or(0, |from| from.1)))?;
         self.notice(&said);
         Ok(Some(started.elapsed()))
     }
@@ -96,9 +99,12 @@ impl<T: TrainingTask> Trainer<T> {
     /// passed are suspect.
     pub(super) fn verify(&mut self, run: &mut Run) -> Result<()> {
         let started = Instant::now();
-        let folder = scratch()?;
-        save(&self.state.model, folder.path())?;
-        let verdict = self.verifying.verifier()?.verify(&self.session, Some(folder.path()), run.progress.step);
+        let verifier = self.verifying.verifier()?;
+        let verdict = self.world.made_by_root(|| {
+            let folder = scratch()?;
+            save(&self.state.model, folder.path())?;
+            verifier.verify(&self.session, Some(folder.path()), run.progress.step)
+        });
         release_memory(&self.session.device);
         run.clock.exclude_check(started.elapsed(), false);
         match verdict {

@@ -155,8 +155,30 @@ fn what_is_no_world_is_refused_and_nothing_is_written() {
     let no_mpi = [&ranks[..], &[("KILN_MPI", "libc.so.6")]].concat();
     fails(&mut of(&no_mpi), 2, &["libc.so.6 has no MPI_Init_thread"]);
     fails(&mut of(&[("RANK", "2"), ("WORLD_SIZE", "2")]), 2, &["RANK = 2, WORLD_SIZE = 2"]);
-    let mut compare = kiln(folder);
-    fails(compare.args(["compare", "config.toml"]).envs(ranks), 2, &["kiln compare works in one process"]);
+    let missing_half = [("WORLD_SIZE", "2")];
+    fails(&mut of(&missing_half), 2, &["WORLD_SIZE is set and RANK is not"]);
+    let two_worlds = [&ranks[..], &[("RANK", "1"), ("WORLD_SIZE", "4")]].concat();
+    fails(&mut of(&two_worlds), 2, &["tell of another world than RANK = 1, WORLD_SIZE = 4"]);
+    let hosts = [("SM_HOSTS", "[\"algo-1\",\"algo-2\"]"), ("SM_CURRENT_HOST", "algo-2")];
+    fails(&mut of(&hosts), 2, &["SM_HOSTS names 2 machines (algo-1, algo-2)", "kiln launch -n N", "on algo-1"]);
+    fails(&mut of(&hosts[..1]), 2, &["SM_HOSTS is set and SM_CURRENT_HOST is not"]);
+    let mut second = kiln(folder);
+    second.args(["launch", "-n", "2", "--", "train", "config.toml"]).envs(hosts);
+    fails(&mut second, 2, &["SM_CURRENT_HOST = algo-2: `kiln launch` is for algo-1"]);
+    for alone in [
+        &["compare", "config.toml"][..],
+        &["tune-batch", "config.toml"],
+        &["verify-resume", "config.toml"],
+        &["sweep", "config.toml"],
+        &["predict", "model", "--input", "data.jsonl"],
+        &["job", "--root", "."],
+        &["report", "run"],
+        &["init", "clm", "gpt2"],
+        &["runs"],
+    ] {
+        let mut command = kiln(folder);
+        fails(command.args(alone).envs(ranks), 2, &[&format!("kiln {} works in one process", alone[0]), "kiln launch"]);
+    }
     fails(kiln(folder).args(["launch", "--", "train", "config.toml"]), 2, &["expected the number of processes"]);
     let mut unknown = kiln(folder);
     fails(
@@ -177,6 +199,98 @@ fn what_is_no_world_is_refused_and_nothing_is_written() {
     let missing = ["--set", "data.train=missing.jsonl"];
     fails(&mut launch(&mpirun, 2, folder, "run", &missing), 2, &["missing.jsonl"]);
     assert!(!folder.join("run").exists());
+}
+
+/// A library that has MPI's functions and is none that Kiln knows how to call, or one that is not built for threads.
+#[test]
+fn an_unknown_mpi_is_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    write(folder, "sequence-classification");
+    let functions =
+        ["Comm_size", "Comm_rank", "Comm_set_errhandler", "Alltoall", "Allgather", "Bcast", "Abort", "Finalize"];
+    let functions = functions.map(|name| format!("int MPI_{name}() {{ return 0; }}\n")).concat();
+    let source = format!(
+        "#include <string.h>\nint MPI_Get_library_version(char *text, int *length) {{ strcpy(text, NAME); return 0; }}\nint \
+         MPI_Init_thread(int *c, char ***v, int asked, int *provided) {{ *provided = 1; return 0; }}\n{functions}"
+    );
+    std::fs::write(folder.join("stub.c"), source).unwrap();
+    for (name, parts) in [
+        ("Some MPI 7.1, of 2026", ["it calls itself \"Some MPI 7.1\"", "expected is Open MPI"]),
+        ("MPICH Version:\\t9.9\\nDate: today", ["MPICH Version: 9.9", "provides MPI_THREAD_FUNNELED"]),
+    ] {
+        let mut cc = Command::new("cc");
+        cc.args(["-shared", "-fPIC", "-o", "libstub.so", "stub.c", &format!("-DNAME=\"{name}\"")]);
+        let Ok(output) = cc.current_dir(folder).output() else { return eprintln!("skipped: no C compiler") };
+        assert!(output.status.success(), "{}", text(&output));
+        let mut command = train(folder, "run", &[]);
+        command.env("KILN_MPI", folder.join("libstub.so")).env("PMI_RANK", "0").env("PMI_SIZE", "2");
+        fails(&mut command, 2, &parts);
+    }
+    assert!(!folder.join("run").exists());
+}
+
+/// There is no Slurm here: the variables of a step stand for an srun that starts no MPI.
+#[test]
+fn srun_without_mpi_is_refused_with_the_way_out() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    write(folder, "sequence-classification");
+    let step = [
+        ("SLURM_PROCID", "0"),
+        ("SLURM_LOCALID", "0"),
+        ("SLURM_NTASKS", "2"),
+        ("SLURM_STEP_NUM_TASKS", "2"),
+        ("SLURM_STEP_TASKS_PER_NODE", "2"),
+        ("SLURM_JOB_ID", "7"),
+        ("SLURM_JOBID", "7"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_STEPID", "0"),
+        ("SLURM_NODELIST", "localhost"),
+    ];
+    let mut command = train(folder, "run", &[]);
+    fails(command.envs(step), 2, &["SLURM_STEP_NUM_TASKS = 2 tell of 2 ranks", "srun --mpi=pmix"]);
+    assert!(!folder.join("run").exists());
+}
+
+/// Each rank has a part of the global batch: the size that fits is asked for that.
+#[test]
+fn a_batch_that_is_looked_for_is_that_of_a_device() {
+    let Some(mpirun) = mpirun() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    write(folder, "sequence-classification");
+    let set = [
+        "batch.global_batch_size=12",
+        "trainer.gradient_accumulation_steps=1",
+        "trainer.per_device_train_batch_size=auto",
+    ];
+    let set = set.iter().flat_map(|setting| ["--set", *setting]).collect::<Vec<_>>();
+    let said = succeeds(&mut launch(&mpirun, 2, folder, "run", &[&set[..], &["--stop-after", "3"]].concat()));
+    assert!(said.contains("12 = 6 x 1 micro-batch x 2 devices") && said.contains("shared by 2 ranks"), "{said}");
+    assert_eq!(said.matches("looking for one").count(), 1, "{said}");
+    // A run that goes on keeps its size, on the ranks that have no run folder, too.
+    let said = succeeds(&mut launch(&mpirun, 2, folder, "run", &[&set[..], &["--resume"]].concat()));
+    assert!(said.contains("continuing after step 3") && !said.contains("looking for one"), "{said}");
+}
+
+/// What one rank finds out is the answer for all.
+#[test]
+fn modes_are_tried_and_verified_by_rank_0_for_all() {
+    let Some(mpirun) = mpirun() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    write(folder, "clm");
+    let said = succeeds(&mut launch(&mpirun, 2, folder, "auto", &all(&accumulate(1), &["--compiler", "auto"])));
+    assert_eq!(said.matches("compiler auto: trying both modes").count(), 1, "{said}");
+    let verified = ["--compiler", "compiled", "--set", "compiler.verify=7"];
+    succeeds(&mut launch(&mpirun, 2, folder, "verified", &all(&accumulate(1), &verified)));
+    for log in ["verified/run.log", "verified/ranks/1.log"] {
+        let log = std::fs::read_to_string(folder.join(log)).unwrap();
+        for part in ["verify before step 1: native and compiled compute the same", "verify after step 14: native"] {
+            assert_eq!(log.matches(part).count(), 1, "{part} in {log}");
+        }
+    }
 }
 
 /// The processes that train in `folder`: their rank and process id.
@@ -244,7 +358,8 @@ fn a_rank_that_is_killed_ends_all_and_the_run_continues() {
     let mut random = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos();
     for kill in 0..kills {
         let mut command = launch(&mpirun, 2, folder, "run", &all(&more, &["--resume"]));
-        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let said = std::fs::File::create(folder.join("said")).unwrap();
+        let child = command.stdout(Stdio::null()).stderr(said).spawn().unwrap();
         until("no ranks were started", || ranks_in(folder).len() == 2);
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         std::thread::sleep(Duration::from_millis(u64::from(random >> 16) % 1000));
@@ -255,6 +370,14 @@ fn a_rank_that_is_killed_ends_all_and_the_run_continues() {
         }
         let code = ended(child, folder);
         assert!(code == Some(137) || victim.is_none() || code == Some(0), "{code:?}");
+        let said = std::fs::read_to_string(folder.join("said")).unwrap();
+        if code == Some(137) {
+            // Hydra does not tell which.
+            let ended =
+                [format!("error: rank {} was ended by SIGKILL", kill % 2), "error: a rank was ended by SIGKILL".into()];
+            assert!(ended.iter().any(|ended| said.contains(ended)), "{said}");
+            assert!(!said.contains("-----"), "mpirun's own notices are left out: {said}");
+        }
     }
     succeeds(&mut launch(&mpirun, 2, folder, "run", &all(&more, &["--resume"])));
     assert_eq!(figures(&folder.join("straight")), figures(&folder.join("run")));
@@ -272,16 +395,20 @@ fn a_signal_saves_and_the_run_continues() {
     let endless = ["--set", "trainer.max_steps=100000", "--set", "trainer.save_strategy=no", "--resume"];
     let more = all(&accumulate(1), &endless).into_iter().map(str::to_owned).collect::<Vec<_>>();
     let mut steps = 0;
-    for to_rank in [None, Some(1)] {
+    for (to_rank, signal, code) in [(None, "TERM", 143), (None, "INT", 130), (Some(1), "TERM", 143)] {
         let mut command = launch(&mpirun, 2, folder, "run", &all(&more, &[]));
-        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let said = std::fs::File::create(folder.join("said")).unwrap();
+        let child = command.stdout(Stdio::null()).stderr(said).spawn().unwrap();
         let rows = || std::fs::read_to_string(folder.join("run/metrics.jsonl")).unwrap_or_default().lines().count();
         until("it made no steps", || rows() > steps + 5);
         match to_rank {
-            None => send("-TERM", child.id()),
+            None => send(&format!("-{signal}"), child.id()),
             Some(rank) => send("-TERM", ranks_in(folder).into_iter().find(|(other, _)| *other == rank).unwrap().1),
         }
-        assert_eq!(ended(child, folder), Some(143));
+        assert_eq!(ended(child, folder), Some(code));
+        let said = std::fs::read_to_string(folder.join("said")).unwrap();
+        assert!(said.contains(&format!("error: SIG{signal}: stopped after step")), "{said}");
+        assert_eq!(said.matches("error:").count(), 1, "it is said once: {said}");
         let newest = std::fs::read_dir(folder.join("run/checkpoints")).unwrap().count();
         assert!(newest > 0, "no checkpoint was saved");
         steps = rows();
@@ -343,6 +470,15 @@ fn no_file_system_has_to_be_shared() {
     assert_eq!(there.collect::<Vec<_>>(), ["ranks"], "rank 1 leaves its log and nothing else");
 
     let data = std::fs::read_to_string(machines[1].join("data.jsonl")).unwrap();
+    std::fs::write(machines[1].join("data.jsonl"), data.replacen("[1,", "[oops,", 1)).unwrap();
+    let output = run(&["--set", "run.output_dir=other"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output));
+    assert!(
+        text(&output).contains("error: rank 1 of 2: data.train: data.jsonl line 1: malformed JSON"),
+        "{}",
+        text(&output)
+    );
+
     std::fs::write(machines[1].join("data.jsonl"), data.replacen("[1,", "[2,", 1)).unwrap();
     let output = run(&["--set", "run.output_dir=other"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2), "{}", text(&output));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::common::{fails, kiln, succeeds, text};
+use crate::common::{fails, kiln, small_run, succeeds, text};
 
 /// A job that SageMaker would take.
 const JOB: &str = r#"
@@ -327,12 +327,12 @@ fn a_local_job_is_refused_with_all_reasons() {
     scripted(
         folder,
         "true",
-        "instance_count = 2\nmax_run = 0\n[channels]\ntrain = \"nowhere\"\nfar = \"s3://b/c\"\nTrain = \".\"",
+        "instance_count = 0\nmax_run = 0\n[channels]\ntrain = \"nowhere\"\nfar = \"s3://b/c\"\nTrain = \".\"",
     );
     let (_, error) = ends(&mut run(folder, &["--name", "a/b"]), 2);
     for part in [
         "name: expected up to 63 letters",
-        "instance_count: Kiln trains on one device of one machine, expected 1, got 2",
+        "instance_count: the job is run in as many processes of this machine, expected 1 to 64, got 0",
         "max_run: expected 1 or more seconds, got 0",
         "channels.Train: train has the same variable, SM_CHANNEL_TRAIN; rename one",
     ] {
@@ -489,4 +489,29 @@ fn the_examples_have_their_requests() {
         }
         assert_eq!(fs::read_to_string(&written).unwrap(), fs::read_to_string(&kept).unwrap(), "{}", kept.display());
     }
+}
+
+/// A job of two machines is run in two processes of this one.
+#[test]
+fn a_local_job_of_two_instances_trains_in_two_ranks() {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if !std::env::split_paths(&path).any(|folder| folder.join("mpirun").is_file()) {
+        return eprintln!("skipped: no mpirun (install openmpi-bin)");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let config = small_run::write(folder, "sequence-classification");
+    fs::create_dir(folder.join("data")).unwrap();
+    fs::rename(folder.join("data.jsonl"), folder.join("data/data.jsonl")).unwrap();
+    let text =
+        fs::read_to_string(&config).unwrap().replace("train = \"data.jsonl\"", "train = \"/opt/ml/input/data/train\"");
+    fs::create_dir(folder.join("configs")).unwrap();
+    fs::write(folder.join("configs/run.toml"), text).unwrap();
+    let job = "name = \"two\"\ninstance_count = 2\n[channels]\ntrain = { local = \"data\" }\nconfig = { local = \"configs\" }\n";
+    let mut command = submit(folder, job, &["--local", "--process"]);
+    command.env("RAYON_NUM_THREADS", "1");
+    let said = succeeds(&mut command);
+    assert!(said.contains("12 = 3 x 2 micro-batches x 2 devices") && said.contains("Completed"), "{said}");
+    assert!(folder.join("jobs/two/opt/ml/model/model.safetensors").is_file());
+    assert!(folder.join("jobs/two/opt/ml/checkpoints/run/ranks/1.log").is_file());
 }

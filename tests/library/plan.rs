@@ -111,3 +111,18 @@ fn a_model_that_is_not_kilns_has_a_plan() -> Result<()> {
     assert!(error.contains("label_smoothing_factor: this model computes its own loss"), "{error}");
     Ok(())
 }
+
+/// A trainer whose world is another one than that of the plan would make other steps than the plan says, on each of the ranks.
+#[test]
+fn a_plan_for_several_devices_is_not_trained_on_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path(), BERT, ROWS, "max_steps = 2", "");
+    config.devices = kiln::base::distributed::Devices { count: 2, nodes: 1 };
+    let error = kiln::Trainer::new(Session::open(config).unwrap()).unwrap().train().unwrap_err();
+    assert_eq!(error.exit_code(), 2);
+    assert!(
+        error.to_string().contains("the plan is one for 2 devices, and the trainer's world has 1 device"),
+        "{error}"
+    );
+    assert!(!folder.path().join("run").exists(), "nothing is written");
+}

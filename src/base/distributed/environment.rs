@@ -37,6 +37,25 @@ pub enum Launcher {
     Torchrun,
 }
 
+impl Launcher {
+    /// It is an mpirun.
+    fn is_mpirun(self) -> bool {
+        matches!(self, Self::OpenMpi | Self::Hydra)
+    }
+
+    /// How ranks are started otherwise where MPI does not find the world of this launcher.
+    pub(super) const fn other_start(self) -> &'static str {
+        match self {
+            Self::Torchrun => "torchrun starts no MPI: start with `kiln launch -n N -- train FILE`, mpirun or srun",
+            Self::Slurm => {
+                "start with `srun --mpi=pmix` (or pmi2, by what this MPI was built for: `srun --mpi=list`), or with mpirun; KILN_MPI \
+                 names another library"
+            }
+            Self::OpenMpi | Self::Hydra => "the library is not that of this mpirun: KILN_MPI names the right one",
+        }
+    }
+}
+
 /// The variables of a launcher: its kind, rank and size, and rank and size on the machine, which not all of them tell.
 const LAUNCHERS: [(Launcher, [&str; 2], [&str; 2]); 5] = [
     (
@@ -84,16 +103,43 @@ fn found_in(variables: &BTreeMap<String, String>) -> Result<Option<Found>> {
         }),
     };
     for (launcher, [rank, size], [local_rank, local_size]) in LAUNCHERS {
-        if !variables.contains_key(rank) || !variables.contains_key(size) {
-            continue;
+        match (variables.contains_key(rank), variables.contains_key(size)) {
+            (true, true) => {}
+            // The script of a SLURM job has the one, and no place in a world.
+            (true, false) | (false, true) if launcher != Launcher::Slurm => {
+                let [there, lacks] = if variables.contains_key(rank) { [rank, size] } else { [size, rank] };
+                return Err(Error::config(format!("{there} is set and {lacks} is not: expected both, of a launcher"))
+                    .help(format!("unset {there} to train in one process")));
+            }
+            _ => continue,
         }
         let (Some(own), Some(all)) = (number(rank)?, number(size)?) else { continue };
         let told = format!("{rank} = {own}, {size} = {all}");
         if own >= all {
             return Err(Error::config(format!("{told}: expected a rank below the size of the world")));
         }
+        let [other_rank, other_size] = LAUNCHERS[4].1;
+        // Clusters set the variables of torchrun for each process, or for each machine, on which mpirun then makes a world.
+        if let (true, Some(other), Some(of)) =
+            (launcher.is_mpirun(), number(other_rank)?, number(other_size)?.filter(|size| *size > 1))
+            && (other, of) != (own, all)
+        {
+            return Err(Error::config(format!(
+                "{told} tell of another world than {other_rank} = {other}, {other_size} = {of}"
+            ))
+            .help(
+                "let one mpirun start all ranks, on all machines (`-H`), and unset the variables that are not its own",
+            ));
+        }
         if all == 1 {
             return Ok(None);
+        }
+        // Open MPI ends a process that srun has started so, without a word of Kiln's.
+        if launcher == Launcher::Slurm && !variables.keys().any(|name| name.starts_with("PMI")) {
+            return Err(Error::config(format!(
+                "{told} tell of {all} ranks, and srun has started no MPI: there is no variable PMIX_.. or PMI_.."
+            ))
+            .help(launcher.other_start()));
         }
         let local = |name| number(name).ok().flatten();
         let place = Place {
@@ -104,7 +150,13 @@ fn found_in(variables: &BTreeMap<String, String>) -> Result<Option<Found>> {
         };
         return Ok(Some(Found { launcher, variables: told, place }));
     }
-    Ok(None)
+    match number("PMIX_RANK")? {
+        None => Ok(None),
+        Some(rank) => Err(Error::config(format!(
+            "PMIX_RANK = {rank} tells of a launcher that does not say how many ranks there are"
+        ))
+        .help("start with mpirun or `srun --mpi=pmix`, or unset PMIX_RANK to train in one process")),
+    }
 }
 
 /// The name of this machine.
@@ -123,6 +175,17 @@ fn name_of_machine() -> String {
     String::new()
 }
 
+/// The devices that this process may see, as `CUDA_VISIBLE_DEVICES` lists them; nothing where it may see all.
+pub(super) fn visible_devices() -> String {
+    std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default()
+}
+
+/// Whether the lists of visible devices of processes have nothing in common, none of them empty.
+pub(super) fn are_disjoint<'a>(lists: impl Iterator<Item = &'a String>) -> bool {
+    let mut seen = std::collections::BTreeSet::new();
+    lists.flat_map(|list| list.split(',')).all(|device| !device.trim().is_empty() && seen.insert(device.trim()))
+}
+
 /// The machines of a SageMaker job (`SM_HOSTS`, a JSON list) and this one among them (`SM_CURRENT_HOST`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hosts {
@@ -136,11 +199,36 @@ impl Hosts {
     /// As the variables tell; none where they are not set.
     ///
     /// # Errors
-    /// A list that cannot be read, or that this machine is not in.
+    /// One of them without the other, a list that cannot be read, or that this machine is not in.
     pub fn of_sagemaker() -> Result<Option<Self>> {
-        let variable = |name: &str| std::env::var(name).ok();
-        let (Some(hosts), Some(own)) = (variable("SM_HOSTS"), variable("SM_CURRENT_HOST")) else { return Ok(None) };
-        Self::read(&hosts, &own).map(Some)
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        match (variable("SM_HOSTS"), variable("SM_CURRENT_HOST")) {
+            (Some(hosts), Some(own)) => Self::read(&hosts, &own).map(Some),
+            (None, None) => Ok(None),
+            (hosts, _) => {
+                let [there, lacks] = ["SM_HOSTS", "SM_CURRENT_HOST"];
+                let [there, lacks] = if hosts.is_some() { [there, lacks] } else { [lacks, there] };
+                Err(Error::config(format!("{there} is set and {lacks} is not: expected both, of a SageMaker job"))
+                    .help(format!("unset {there} to train in one process")))
+            }
+        }
+    }
+
+    /// Refuses a process that no launcher has started in a job of several machines: each of them would make the whole run.
+    pub(super) fn check_alone() -> Result<()> {
+        let hosts = if process::is_child() { None } else { Self::of_sagemaker()? };
+        match hosts.filter(|hosts| hosts.all.len() > 1) {
+            None => Ok(()),
+            Some(hosts) => Err(Error::config(format!(
+                "SM_HOSTS names {} machines ({}), and no launcher has started the ranks of a run on them",
+                hosts.all.len(),
+                hosts.all.join(", ")
+            ))
+            .help(format!(
+                "start `kiln launch -n N -- train FILE` on {}, or let the platform's mpirun start Kiln (SageMaker:                  distribution={{\"mpi\": {{\"enabled\": True}}}})",
+                hosts.all[0]
+            ))),
+        }
     }
 
     fn read(hosts: &str, own: &str) -> Result<Self> {
@@ -176,7 +264,8 @@ mod tests {
         assert_eq!((open_mpi.launcher, open_mpi.place), (Launcher::OpenMpi, place));
         let hydra = of(&[("PMI_RANK", "1"), ("PMI_SIZE", "4"), ("MPI_LOCALRANKID", "1"), ("MPI_LOCALNRANKS", "2")]);
         assert_eq!((hydra.launcher, hydra.place), (Launcher::Hydra, place));
-        let slurm = of(&[("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_LOCALID", "1")]);
+        let step = [("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_LOCALID", "1"), ("PMIX_RANK", "1")];
+        let slurm = of(&step);
         assert_eq!((slurm.launcher, slurm.place.rank, slurm.place.size), (Launcher::Slurm, 1, 4));
         let torch = of(&[("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")]);
         assert_eq!((torch.launcher, torch.place), (Launcher::Torchrun, place));
@@ -191,10 +280,46 @@ mod tests {
     }
 
     #[test]
+    fn srun_tells_the_place_and_starts_pmi_or_pmix() {
+        let step =
+            [("SLURM_PROCID", "3"), ("SLURM_NTASKS", "4"), ("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_LOCALID", "1")];
+        for (more, launcher) in [
+            (&[("PMI_FD", "9"), ("PMI_JOBID", "7.0")][..], Launcher::Slurm),
+            (&[("PMIX_RANK", "3"), ("PMIX_NAMESPACE", "slurm.pmix.7.0")], Launcher::Slurm),
+            (&[("PMI_RANK", "3"), ("PMI_SIZE", "4"), ("PMI_JOBID", "7.0")], Launcher::Hydra),
+        ] {
+            let found = found(&[&step[..], more].concat()).unwrap().unwrap();
+            assert_eq!((found.launcher, found.place.rank, found.place.size), (launcher, 3, 4));
+        }
+        let error = found(&step).unwrap_err();
+        assert!(error.exit_code() == 2 && error.to_string().contains("srun --mpi=pmix"), "{error}");
+        // mpirun in a job starts its helpers by srun, one on each machine; their children are its own.
+        let helper = [("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2")];
+        let own = [("OMPI_COMM_WORLD_RANK", "5"), ("OMPI_COMM_WORLD_SIZE", "8")];
+        assert_eq!(found(&[helper, own].concat()).unwrap().unwrap().place.size, 8);
+    }
+
+    #[test]
+    fn devices_of_ones_own_are_disjoint_lists() {
+        let disjoint =
+            |lists: &[&str]| are_disjoint(lists.iter().map(|list| (*list).to_owned()).collect::<Vec<_>>().iter());
+        assert!(disjoint(&["0", "1"]) && disjoint(&["0,1", "2,3"]) && disjoint(&["GPU-a", "GPU-b"]));
+        assert!(!disjoint(&["0,1", "0,1"]) && !disjoint(&["", ""]) && !disjoint(&["0", ""]));
+    }
+
+    #[test]
     fn nonsense_is_refused() {
         let error = |variables: &[(&str, &str)]| found(variables).unwrap_err();
         let text = error(&[("PMI_RANK", "one"), ("PMI_SIZE", "2")]);
         assert!(text.to_string().starts_with("PMI_RANK: expected a whole number, got \"one\""), "{text}");
+        let two_worlds =
+            [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2"), ("RANK", "1"), ("WORLD_SIZE", "4")];
+        let text = error(&two_worlds);
+        assert!(text.to_string().contains("tell of another world than RANK = 1, WORLD_SIZE = 4"), "{text}");
+        let text = error(&[("PMIX_RANK", "1"), ("PMIX_NAMESPACE", "prterun-1@1")]);
+        assert!(text.to_string().contains("does not say how many ranks there are"), "{text}");
+        let text = error(&[("WORLD_SIZE", "2")]);
+        assert!(text.to_string().contains("WORLD_SIZE is set and RANK is not"), "{text}");
         let text = error(&[("RANK", "2"), ("WORLD_SIZE", "2")]);
         assert!(text.to_string().contains("RANK = 2, WORLD_SIZE = 2"), "{text}");
         assert_eq!(text.exit_code(), 2);

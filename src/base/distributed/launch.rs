@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::base::error::{Error, Result};
-use crate::base::host;
+use crate::base::{host, process};
 
 /// The ranks that are to be started.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,7 +33,15 @@ impl Launch {
     pub fn command(&self, program: &std::path::Path, args: &[String]) -> Result<Command> {
         let mut command = Command::new(&self.mpirun);
         let is_root = std::fs::metadata("/proc/self").is_ok_and(|own| is_owned_by_root(&own));
-        command.args(self.options(self.kind()?, is_root, host::threads(), threads_are_set())?).arg(program).args(args);
+        let kind = self.kind()?;
+        command.args(self.options(kind, is_root, host::threads(), threads_are_set())?);
+        if matches!(kind, Kind::OpenMpi(_)) && !self.hosts.is_empty() {
+            // Of other machines; Hydra passes on all variables.
+            let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+            command.args(names.filter(|name| is_for_ranks(name)).flat_map(|name| ["-x".to_owned(), name]));
+        }
+        command.arg(program).args(args);
+        process::without_driver(&mut command);
         Ok(command)
     }
 
@@ -66,7 +74,7 @@ impl Launch {
         let per_rank = (threads / per_machine).max(1).to_string();
         match kind {
             Kind::OpenMpi(version) => {
-                add(&["-np", &count, "--bind-to", "none", "--quiet"]);
+                add(&["-np", &count, "--bind-to", "none"]);
                 if is_root {
                     add(&["--allow-run-as-root"]);
                 }
@@ -97,6 +105,125 @@ impl Launch {
         }
         Ok(options)
     }
+}
+
+/// How a rank ended that was the first to fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// By a signal.
+    Signal(i32),
+    /// With an exit code.
+    Code(i32),
+}
+
+/// What an mpirun writes to its stderr: what the ranks say, and notices of its own, of which those that tell how ranks ended are
+/// taken out.
+#[derive(Debug, Default)]
+pub struct Said {
+    /// The line that has begun.
+    line: Vec<u8>,
+    /// So much of it has been passed on.
+    passed: usize,
+    /// The notice that has begun.
+    notice: Option<Vec<u8>>,
+    /// The rank that ended first, and how.
+    pub ended: Option<(usize, Ended)>,
+    /// A rank has told an error.
+    pub has_error: bool,
+}
+
+/// No notice is longer, in bytes.
+const NOTICE: usize = 1 << 14;
+
+impl Said {
+    /// Takes what mpirun has written; returns what is for people.
+    pub fn take(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut shown = Vec::new();
+        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
+            self.line.extend(part);
+            if part.ends_with(b"\n") {
+                self.end_line(&mut shown);
+            } else if self.notice.is_none() && (self.passed > 0 || !is_rule(&self.line, 1)) {
+                shown.extend(&self.line[self.passed..]);
+                self.passed = self.line.len();
+            }
+        }
+        shown
+    }
+
+    /// What was held back as a notice that has not come to its end.
+    pub fn rest(&mut self) -> Vec<u8> {
+        let mut rest = self.notice.take().unwrap_or_default();
+        rest.extend(self.line.drain(std::mem::take(&mut self.passed)..));
+        rest
+    }
+
+    fn end_line(&mut self, shown: &mut Vec<u8>) {
+        let (line, passed) = (std::mem::take(&mut self.line), std::mem::take(&mut self.passed));
+        let is_rule = passed == 0 && is_rule(&line, RULE);
+        match (&mut self.notice, is_rule) {
+            (None, true) => self.notice = Some(line),
+            (None, false) => {
+                let text = String::from_utf8_lossy(&line);
+                self.has_error |= text.contains("error:");
+                if !is_count_of_notices(&text) {
+                    shown.extend(&line[passed..]);
+                }
+            }
+            (Some(notice), is_end) => {
+                notice.extend(line);
+                if is_end || notice.len() > NOTICE {
+                    let notice = self.notice.take().unwrap_or_default();
+                    match end_in(&String::from_utf8_lossy(&notice)) {
+                        Some(ended) => self.ended = self.ended.or(ended),
+                        None => shown.extend(notice),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Hyphens of the line above and below a notice; Open MPI has 74.
+const RULE: usize = 60;
+
+/// Whether `line` is such a line of `least` hyphens or more.
+fn is_rule(line: &[u8], least: usize) -> bool {
+    let line = line.trim_ascii_end();
+    line.len() >= least && line.iter().all(|byte| *byte == b'-')
+}
+
+/// Whether a line only counts the notices that more than one rank had.
+fn is_count_of_notices(line: &str) -> bool {
+    line.contains("has sent help message")
+        || line.contains("have sent help message")
+        || line.contains("orte_base_help_aggregate")
+}
+
+/// The rank of which a notice tells that it ended, and how, where the notice names it; none where it tells of anything else.
+fn end_in(notice: &str) -> Option<Option<(usize, Ended)>> {
+    fn after<T: std::str::FromStr>(text: &str, words: &str) -> Option<T> {
+        let rest = text.split_once(words)?.1.trim_start();
+        rest[..rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len())].parse().ok()
+    }
+    let notice = notice.split_whitespace().collect::<Vec<_>>().join(" ");
+    if notice.contains("exited on signal") {
+        return Some(after(&notice, "process rank ").zip(after(&notice, "on signal ").map(Ended::Signal)));
+    }
+    if notice.contains("exited with non-zero status") {
+        // `Process name: [[51213,1],1]`, in Open MPI 5 `[prterun-host-1@1,1]`.
+        let name =
+            notice.split_once("Process name: ").and_then(|(_, name)| name.split_once("] ")).map(|(name, _)| name);
+        let rank = name.and_then(|name| name.rsplit_once(',')).and_then(|(_, rank)| rank.parse().ok());
+        return Some(rank.zip(after(&notice, "Exit code: ").map(Ended::Code)));
+    }
+    ["MPI_ABORT was invoked", "Primary job terminated normally"].iter().any(|it| notice.contains(it)).then_some(None)
+}
+
+/// Whether the ranks on other machines need the variable `name` of this process.
+fn is_for_ranks(name: &str) -> bool {
+    let begins = ["KILN_", "HF_", "SM_", "RAYON_", "BURN_", "CUBECL_"].iter().any(|begin| name.starts_with(begin));
+    (begins && !process::is_drivers(name)) || name == "LD_LIBRARY_PATH"
 }
 
 fn threads_are_set() -> bool {
@@ -142,6 +269,55 @@ mod tests {
         assert_eq!(kind_of("mpirun.openmpi (OpenRTE) 4.1.4\n"), Some(Kind::OpenMpi(4)));
         assert_eq!(kind_of("HYDRA build details:\n    Version: 4.0.2\n"), Some(Kind::Hydra));
         assert_eq!(kind_of("GNU bash, version 5\n"), None);
+    }
+
+    const LINE: &str = "--------------------------------------------------------------------------\n";
+
+    #[test]
+    fn the_notices_of_an_mpirun_tell_which_rank_ended_and_how() {
+        let of = |notices: &[&str]| {
+            let text = notices.iter().map(|notice| format!("{LINE}{notice}\n{LINE}")).collect::<String>();
+            let mut said = Said::default();
+            let shown = said.take(
+                format!("warning: one\n{text}[vm:1] 1 more process has sent help message a / b\ntwo\n").as_bytes(),
+            );
+            (String::from_utf8(shown).unwrap(), said.ended, said.has_error)
+        };
+        let killed = "mpirun noticed that process rank 1 with PID 0 on node vm exited on signal 9 (Killed).";
+        let primary = "Primary job  terminated normally, but 1 process returned\na non-zero exit code. Per user-direction, the \
+                       job has been aborted.";
+        let shown = "warning: one\ntwo\n".to_owned();
+        assert_eq!(of(&[primary, killed]), (shown.clone(), Some((1, Ended::Signal(9))), false));
+        let code = "mpirun detected that one or more processes exited with non-zero status, thus causing\nthe job to be \
+                    terminated. The first process to do so was:\n\n  Process name: [[51213,1],3]\n  Exit code:    4";
+        assert_eq!(of(&[code]), (shown.clone(), Some((3, Ended::Code(4))), false));
+        let prte = "prterun detected that one or more processes exited with non-zero status, thus causing\nthe job to be \
+                    terminated. The first process to do so was:\n\n   Process name: [prterun-vm-70@1,2] \n   Exit code:    7";
+        assert_eq!(of(&[prte]).1, Some((2, Ended::Code(7))));
+        let abort = "MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD\nwith errorcode 5.";
+        assert_eq!(of(&[abort]), (shown, None, false));
+        let slots = "There are not enough slots available in the system to satisfy the 3 slots\nthat were requested.";
+        assert!(of(&[slots]).0.contains("not enough slots"), "a notice of another kind is shown");
+    }
+
+    #[test]
+    fn what_ranks_say_is_passed_on_as_it_comes() {
+        let mut said = Said::default();
+        assert_eq!(said.take(b"error: half"), b"error: half");
+        assert_eq!(said.take(b" and half\n--"), b" and half\n");
+        assert_eq!(said.take(b" a list\n---\n"), b"-- a list\n---\n");
+        assert!(said.has_error && said.ended.is_none());
+        assert_eq!(said.take(format!("{LINE}no end").as_bytes()), b"");
+        assert_eq!(said.rest(), format!("{LINE}no end").as_bytes());
+        let long = format!("{LINE}{}", "a table of its own\n".repeat(NOTICE / 19 + 1));
+        assert_eq!(said.take(long.as_bytes()), long.as_bytes());
+    }
+
+    #[test]
+    fn ranks_of_other_machines_have_the_variables_of_kiln() {
+        let given = ["KILN_MPI_TIMEOUT", "KILN_CHILD", "HF_HOME", "SM_CHANNEL_TRAIN", "HOME", "LD_LIBRARY_PATH"];
+        let names = given.into_iter().filter(|name| is_for_ranks(name)).collect::<Vec<_>>();
+        assert_eq!(names, ["KILN_MPI_TIMEOUT", "HF_HOME", "SM_CHANNEL_TRAIN", "LD_LIBRARY_PATH"]);
     }
 
     #[test]

@@ -12,7 +12,10 @@ mod gradients;
 mod mpi;
 mod watchdog;
 
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -20,13 +23,16 @@ use serde::{Deserialize, Serialize};
 use crate::base::error::{Error, Result};
 use crate::base::host;
 use crate::base::signals::{self, Signal};
-use environment::Place;
+use environment::{Hosts, Place};
 use mpi::Mpi;
 
 pub use gradients::{sum_gradients, weights_checksum};
 
 /// So many values are summed at a time, which bounds the memory that it takes: 64 MiB of f32.
 pub const PIECE: usize = 1 << 24;
+
+/// How often a rank that works while others wait for it tells them that it goes on.
+const BEAT: Duration = Duration::from_millis(500);
 
 /// The devices that a run computes on: one process each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,6 +67,8 @@ impl std::fmt::Display for Devices {
 pub struct World {
     place: Place,
     nodes: usize,
+    /// Each process of this machine sees other devices.
+    sees_own_devices: bool,
     mpi: Option<Arc<Mpi>>,
 }
 
@@ -76,34 +84,40 @@ impl Default for World {
 impl World {
     /// This process alone.
     pub fn alone() -> Self {
-        Self { place: Place::ALONE, nodes: 1, mpi: None }
+        Self { place: Place::ALONE, nodes: 1, sees_own_devices: false, mpi: None }
     }
 
     /// The world that a launcher (`kiln launch`, mpirun, srun) has made this process a part of; this process alone where none
     /// has. Joining again gives the same world.
     ///
     /// # Errors
-    /// A config error for variables that contradict one another, an MPI that cannot be found or is unknown, and one that finds
-    /// another world than the launcher's variables tell of.
+    /// A config error for variables that contradict one another, an MPI that cannot be found or is unknown, one that finds
+    /// another world than the launcher's variables tell of, and a job of several machines that no launcher has begun.
     pub fn join() -> Result<Self> {
         if let Some(joined) = JOINED.get() {
             return Ok(joined.clone());
         }
         let world = match environment::find()? {
-            None => Self::alone(),
+            None => {
+                Hosts::check_alone()?;
+                Self::alone()
+            }
             Some(found) => {
+                watchdog::start()?;
                 let mpi = Arc::new(Mpi::start(&found)?);
-                let alone = Self { place: found.place, nodes: 1, mpi: Some(mpi) };
+                let joined = Self { place: found.place, mpi: Some(mpi), ..Self::alone() };
                 // Who is on which machine is told by names: launchers do not all tell it.
-                let hosts = alone.gather_text(&environment::host())?;
+                let hosts = joined.gather_text(&environment::host())?;
                 let own = &hosts[found.place.rank];
                 let on_own = |ranks: &[String]| ranks.iter().filter(|host| *host == own).count();
                 let place =
                     Place { local_rank: on_own(&hosts[..found.place.rank]), local_size: on_own(&hosts), ..found.place };
                 let nodes = hosts.iter().collect::<std::collections::BTreeSet<_>>().len();
-                watchdog::start()?;
-                signals::take_user_signal()?;
-                Self { place, nodes, ..alone }
+                let devices = joined.gather_text(&environment::visible_devices())?;
+                let here = hosts.iter().zip(&devices).filter(|(host, _)| *host == own).map(|(_, devices)| devices);
+                let sees_own_devices = place.local_size > 1 && environment::are_disjoint(here);
+                signals::take_user_signals()?;
+                Self { place, nodes, sees_own_devices, ..joined }
             }
         };
         Ok(JOINED.get_or_init(|| world).clone())
@@ -132,6 +146,11 @@ impl World {
     /// How many processes this machine has.
     pub fn local_size(&self) -> usize {
         self.place.local_size
+    }
+
+    /// Whether the launcher lets each process of this machine see devices of its own (`CUDA_VISIBLE_DEVICES`).
+    pub fn sees_own_devices(&self) -> bool {
+        self.sees_own_devices
     }
 
     /// Whether there are other processes.
@@ -173,7 +192,6 @@ impl World {
             sent.extend_from_slice(piece);
             sent.resize(part * size, 0.0);
             received.resize(part * size, 0.0);
-            let _watched = watchdog::Watched::new();
             mpi.all_to_all(&sent, &mut received)?;
             let (own, others) = received.split_at_mut(part);
             for other in others.chunks(part) {
@@ -192,7 +210,6 @@ impl World {
     pub fn gather(&self, values: &[f64]) -> Result<Vec<Vec<f64>>> {
         let Some(mpi) = &self.mpi else { return Ok(vec![values.to_vec()]) };
         let mut all = vec![0.0; values.len() * self.size()];
-        let _watched = watchdog::Watched::new();
         mpi.all_gather(values, &mut all)?;
         match values.len() {
             0 => Ok(vec![Vec::new(); self.size()]),
@@ -261,7 +278,7 @@ impl World {
         Ok(Signal::of_exit_code(code))
     }
 
-    /// The bytes of rank 0, on each rank. The others may wait for them for as long as rank 0 works on them.
+    /// The bytes of rank 0, on each rank.
     ///
     /// # Errors
     /// MPI's.
@@ -273,12 +290,12 @@ impl World {
         bytes.chunks_mut(4 * PIECE).try_for_each(|piece| mpi.broadcast(piece))
     }
 
-    /// The value that rank 0 has made with `make`, on each rank.
+    /// The value that rank 0 has made with `make`, on each rank. The others wait for as long as rank 0 works.
     ///
     /// # Errors
     /// That of `make`, and MPI's.
     pub fn made_by_root<T: Serialize + DeserializeOwned>(&self, make: impl FnOnce() -> Result<T>) -> Result<T> {
-        let own = if self.is_root() { Some(make()?) } else { None };
+        let own = self.by_root(make)?;
         let text = |error| Error::data(format!("what rank 0 tells the others: {error}"));
         let mut bytes = own.as_ref().map_or(Ok(Vec::new()), serde_json::to_vec).map_err(text)?;
         self.broadcast(&mut bytes)?;
@@ -288,12 +305,15 @@ impl World {
         }
     }
 
-    /// Waits until all ranks are here, for as long as they work.
+    /// Does `work` on rank 0 alone, while the others wait for as long as it takes; its result, on rank 0.
     ///
     /// # Errors
-    /// MPI's.
-    pub fn wait(&self) -> Result<()> {
-        self.mpi.as_ref().map_or(Ok(()), |mpi| mpi.barrier())
+    /// That of `work`, and MPI's.
+    pub fn by_root<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
+        match self.is_root() {
+            true => self.working(work).map(Some),
+            false => self.wait().map(|()| None),
+        }
     }
 
     /// Does `work` on the first rank of each machine, and then on the others, which find what it has left on that machine.
@@ -305,17 +325,59 @@ impl World {
             self.wait()?;
             return work();
         }
+        self.working(work)
+    }
+
+    /// Does `work` while other ranks [`wait`](Self::wait), who are told that it goes on; so the watchdog tells long work from a
+    /// rank that is gone. Returns when no rank works any more.
+    fn working<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        if !self.is_shared() {
+            return work();
+        }
+        let (done, heard) = channel();
+        let world = self.clone();
+        let tell = move || loop {
+            match heard.recv_timeout(BEAT) {
+                Ok(()) => return world.wait(),
+                Err(RecvTimeoutError::Timeout) => {
+                    world.nobody_works(true)?;
+                }
+                // The work has failed, which ends all ranks.
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            }
+        };
+        let teller = thread::Builder::new().name("kiln-ranks".into()).spawn(tell);
+        let teller = teller.map_err(|error| Error::start("the thread that talks to the other ranks", &error))?;
         let made = work()?;
-        self.wait()?;
+        // A teller that has ended says why.
+        let _ = done.send(());
+        teller.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         Ok(made)
     }
 
-    /// Leaves the world at the end of a process that has done its part; waits for the others.
+    /// Waits until no rank works any more.
+    fn wait(&self) -> Result<()> {
+        while !self.nobody_works(false)? {}
+        Ok(())
+    }
+
+    /// Tells all ranks whether this one `works`, and asks whether any does.
+    fn nobody_works(&self, works: bool) -> Result<bool> {
+        let all = self.gather(&[f64::from(u8::from(works))])?;
+        Ok(all.iter().all(|works| works[0] == 0.0))
+    }
+
+    /// Leaves the world at the end of a process that has done its part, as all others have.
     ///
     /// # Errors
     /// MPI's.
     pub fn leave(&self) -> Result<()> {
         self.mpi.as_ref().map_or(Ok(()), |mpi| mpi.finish())
+    }
+
+    /// Whether this process has left the world, as all others have.
+    pub fn is_left(&self) -> bool {
+        self.mpi.as_ref().is_some_and(|mpi| mpi.is_finished())
     }
 
     /// Ends all processes of the world with the exit code `code`. Returns where there are no others.

@@ -6,10 +6,12 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{ManuallyDrop, size_of_val};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use libloading::Library;
 
 use super::environment::{Found, Launcher};
+use super::watchdog::Watched;
 use crate::base::error::{Error, Result};
 
 /// The variable that names the library.
@@ -25,11 +27,20 @@ type Handle = usize;
 /// `MPI_THREAD_SERIALIZED`: any thread may call, one at a time.
 const SERIALIZED: c_int = 2;
 
+/// The names of the levels of threads, from 0.
+const LEVELS: [&str; 4] = ["MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE"];
+
+/// More than any library's name and version take: MPICH has the longest limit, 8192 bytes.
+const VERSION_SIZE: usize = 1 << 14;
+
+/// The words by which libraries with MPICH's interface call themselves.
+const OF_MPICH: [&str; 4] = ["MPICH", "Intel(R) MPI", "MVAPICH", "ParaStation"];
+
+type LibraryVersion = unsafe extern "C" fn(*mut c_char, *mut c_int) -> c_int;
 type InitThread = unsafe extern "C" fn(*mut c_int, *mut *mut *mut c_char, c_int, *mut c_int) -> c_int;
 type OfComm = unsafe extern "C" fn(Handle, *mut c_int) -> c_int;
 type Exchange = unsafe extern "C" fn(*const c_void, c_int, Handle, *mut c_void, c_int, Handle, Handle) -> c_int;
 type Bcast = unsafe extern "C" fn(*mut c_void, c_int, Handle, c_int, Handle) -> c_int;
-type WithComm = unsafe extern "C" fn(Handle) -> c_int;
 type Abort = unsafe extern "C" fn(Handle, c_int) -> c_int;
 type SetErrhandler = unsafe extern "C" fn(Handle, Handle) -> c_int;
 type Finalize = unsafe extern "C" fn() -> c_int;
@@ -38,12 +49,13 @@ type Finalize = unsafe extern "C" fn() -> c_int;
 ///
 /// Their signatures are those of the MPI standard (3.1), the same in all libraries, with a handle as a word; the pointers that
 /// they are given point to slices of Kiln's that outlive the call, and the counts are those of these slices. One thread calls at
-/// a time: the training thread, which owns the world.
+/// a time, the one that holds `calls`: the library has said that this is enough for it (`MPI_THREAD_SERIALIZED`). `MPI_Abort` alone
+/// is called besides, since it ends the process.
 pub(super) struct Mpi {
+    calls: Mutex<()>,
     all_to_all: Exchange,
     all_gather: Exchange,
     broadcast: Bcast,
-    barrier: WithComm,
     abort: Abort,
     finalize: Finalize,
     world: Handle,
@@ -99,19 +111,28 @@ impl Mpi {
             function!(OfComm, b"MPI_Comm_rank"),
         );
         let set_errhandler = function!(SetErrhandler, b"MPI_Comm_set_errhandler");
+        let version = version(function!(LibraryVersion, b"MPI_Get_library_version"));
         let (world, byte, errors_return) = match object(b"ompi_mpi_comm_world") {
             Some(world) => {
                 let handle = |name: &str| object(name.as_bytes()).ok_or_else(|| missing(name));
                 (world, handle("ompi_mpi_byte")?, handle("ompi_mpi_errors_return")?)
             }
             // MPI_COMM_WORLD, MPI_BYTE and MPI_ERRORS_RETURN of MPICH's mpi.h.
-            None => (0x4400_0000, 0x4c00_010d, 0x5400_0001),
+            None if OF_MPICH.iter().any(|name| version.contains(name)) => (0x4400_0000, 0x4c00_010d, 0x5400_0001),
+            None => {
+                return Err(Error::config(format!(
+                    "{name} is no MPI that Kiln knows: it calls itself {version:?}, and expected is Open MPI, or one of MPICH's \
+                     interface ({})",
+                    OF_MPICH.join(", ")
+                ))
+                .help(install(found)));
+            }
         };
         let mpi = Self {
+            calls: Mutex::new(()),
             all_to_all: function!(Exchange, b"MPI_Alltoall"),
             all_gather: function!(Exchange, b"MPI_Allgather"),
             broadcast: function!(Bcast, b"MPI_Bcast"),
-            barrier: function!(WithComm, b"MPI_Barrier"),
             abort: function!(Abort, b"MPI_Abort"),
             finalize: function!(Finalize, b"MPI_Finalize"),
             world,
@@ -124,14 +145,23 @@ impl Mpi {
         };
         let (mut provided, mut of_world, mut own) = (0, 0, 0);
         // SAFETY: see `Mpi`; null stands for the arguments of the program, which MPI does not need.
-        let codes = unsafe {
-            let started = init(std::ptr::null_mut(), std::ptr::null_mut(), SERIALIZED, &raw mut provided);
-            [started, set_errhandler(world, errors_return), size(world, &raw mut of_world), rank(world, &raw mut own)]
-        };
-        for (code, what) in
-            codes.into_iter().zip(["MPI_Init_thread", "MPI_Comm_set_errhandler", "MPI_Comm_size", "MPI_Comm_rank"])
-        {
-            check(code, what)?;
+        mpi.call("MPI_Init_thread", || unsafe {
+            init(std::ptr::null_mut(), std::ptr::null_mut(), SERIALIZED, &raw mut provided)
+        })?;
+        if provided < SERIALIZED {
+            let level = usize::try_from(provided).ok().and_then(|level| LEVELS.get(level)).copied();
+            return Err(Error::config(format!(
+                "{name} ({version}) provides {}, and expected is {} or more: Kiln calls it from more than one thread",
+                level.map_or_else(|| format!("the level {provided} of threads"), str::to_owned),
+                LEVELS[SERIALIZED as usize]
+            ))
+            .help(format!("take an MPI that was built for threads; {VARIABLE} names its library")));
+        }
+        // SAFETY: see `Mpi`; the numbers outlive the calls.
+        unsafe {
+            mpi.call("MPI_Comm_set_errhandler", || set_errhandler(world, errors_return))?;
+            mpi.call("MPI_Comm_size", || size(world, &raw mut of_world))?;
+            mpi.call("MPI_Comm_rank", || rank(world, &raw mut own))?;
         }
         let place = &found.place;
         if (of_world as usize, own as usize) != (place.size, place.rank) {
@@ -140,20 +170,16 @@ impl Mpi {
                 found.variables, place.size
             ));
             // A process that is alone in its library's world ends alone: its launcher ends the others.
-            return Err(error.help(match found.launcher {
-                Launcher::Torchrun => {
-                    "torchrun starts no MPI: start with `kiln launch -n N -- train FILE`, mpirun or srun".to_owned()
-                }
-                Launcher::Slurm => format!(
-                    "start with `srun --mpi=pmix` (or pmi2, by what this MPI was built for: `srun --mpi=list`); {VARIABLE} names \
-                     another library"
-                ),
-                Launcher::OpenMpi | Launcher::Hydra => {
-                    format!("the library is not that of this mpirun: {VARIABLE} names the right one")
-                }
-            }));
+            return Err(error.help(found.launcher.other_start()));
         }
         Ok(mpi)
+    }
+
+    /// Makes a call of a function of this name, one at a time; the watchdog ends a process whose call does not return.
+    fn call(&self, function: &str, make: impl FnOnce() -> c_int) -> Result<()> {
+        let _alone = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let _watched = Watched::new();
+        check(make(), function)
     }
 
     /// The name of the library.
@@ -166,7 +192,7 @@ impl Mpi {
         assert_eq!(sent.len(), received.len(), "an exchange keeps the size");
         let count = count(&sent[..sent.len() / self.size])?;
         // SAFETY: see `Mpi`: both slices have `size` parts of `count` bytes.
-        let code = unsafe {
+        self.call("MPI_Alltoall", || unsafe {
             (self.all_to_all)(
                 sent.as_ptr().cast(),
                 count,
@@ -176,8 +202,7 @@ impl Mpi {
                 self.byte,
                 self.world,
             )
-        };
-        check(code, "MPI_Alltoall")
+        })
     }
 
     /// Sends all of `sent` to every rank; `received` has what the ranks have sent, one after the other.
@@ -185,7 +210,7 @@ impl Mpi {
         assert_eq!(sent.len() * self.size, received.len(), "every rank sends as much");
         let count = count(sent)?;
         // SAFETY: see `Mpi`: `sent` has `count` bytes, and `received` `size` times as many.
-        let code = unsafe {
+        self.call("MPI_Allgather", || unsafe {
             (self.all_gather)(
                 sent.as_ptr().cast(),
                 count,
@@ -195,21 +220,16 @@ impl Mpi {
                 self.byte,
                 self.world,
             )
-        };
-        check(code, "MPI_Allgather")
+        })
     }
 
     /// Gives every rank the bytes of rank 0.
     pub(super) fn broadcast(&self, bytes: &mut [u8]) -> Result<()> {
         let count = count(bytes)?;
         // SAFETY: see `Mpi`: `bytes` has `count` bytes.
-        check(unsafe { (self.broadcast)(bytes.as_mut_ptr().cast(), count, self.byte, 0, self.world) }, "MPI_Bcast")
-    }
-
-    /// Waits until all ranks are here.
-    pub(super) fn barrier(&self) -> Result<()> {
-        // SAFETY: see `Mpi`.
-        check(unsafe { (self.barrier)(self.world) }, "MPI_Barrier")
+        self.call("MPI_Bcast", || unsafe {
+            (self.broadcast)(bytes.as_mut_ptr().cast(), count, self.byte, 0, self.world)
+        })
     }
 
     /// Ends MPI in this process, once; waits for the other ranks.
@@ -218,12 +238,17 @@ impl Mpi {
             return Ok(());
         }
         // SAFETY: see `Mpi`; nothing is called after it.
-        check(unsafe { (self.finalize)() }, "MPI_Finalize")
+        self.call("MPI_Finalize", || unsafe { (self.finalize)() })
+    }
+
+    /// Whether MPI has ended in this process.
+    pub(super) fn is_finished(&self) -> bool {
+        self.is_finished.load(Ordering::SeqCst)
     }
 
     /// Ends all ranks with the exit code `code`.
     pub(super) fn abort(&self, code: u8) {
-        if !self.is_finished.load(Ordering::SeqCst) {
+        if !self.is_finished() {
             // SAFETY: see `Mpi`.
             unsafe { (self.abort)(self.world, c_int::from(code)) };
         }
@@ -268,12 +293,32 @@ fn load(found: &Found) -> Result<(String, Library)> {
         |name| format!("{VARIABLE} = {name:?} cannot be loaded"),
     );
     refused.dedup();
-    Err(Error::config(format!("{} tell of several ranks, and {what}. Looked for\n{}", found.variables, refused.join("\n"))).help(
-        format!(
-            "install the MPI of the launcher on every machine (Debian, Ubuntu: `apt-get install openmpi-bin`; Red Hat: `dnf \
-             install openmpi`), or name its library: {VARIABLE}=/path/to/libmpi.so.40"
-        ),
-    ))
+    let looked_for = refused.join("\n");
+    Err(Error::config(format!("{} tell of several ranks, and {what}. Looked for\n{looked_for}", found.variables))
+        .help(install(found)))
+}
+
+/// How the library of the launcher is installed, or named.
+fn install(found: &Found) -> String {
+    let (debian, red_hat, library) = match found.launcher {
+        Launcher::Hydra => ("mpich", "mpich", "libmpi.so.12"),
+        Launcher::OpenMpi | Launcher::Slurm | Launcher::Torchrun => ("openmpi-bin", "openmpi", "libmpi.so.40"),
+    };
+    format!(
+        "install the MPI of the launcher on every machine (Debian, Ubuntu: `apt-get install {debian}`; Red Hat: `dnf install \
+         {red_hat}`), or name its library: {VARIABLE}=/path/to/{library}"
+    )
+}
+
+/// The name and version of a library, one line. The function may be called before MPI is initialised.
+fn version(ask: LibraryVersion) -> String {
+    let (mut text, mut length) = (vec![0_u8; VERSION_SIZE], 0);
+    // SAFETY: see `Mpi`; the text has room for more than any library writes.
+    let code = unsafe { ask(text.as_mut_ptr().cast(), &raw mut length) };
+    let end = text.iter().position(|byte| *byte == 0).unwrap_or(VERSION_SIZE);
+    let text = String::from_utf8_lossy(&text[..if code == 0 { end } else { 0 }]).into_owned();
+    let first = text.lines().next().unwrap_or_default();
+    first.split(',').next().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Loads the library `name`.

@@ -1,5 +1,6 @@
 //! Ends a process that waits for the other ranks for too long: a rank that is gone without its launcher knowing, or a link that
-//! is down, would hold it for ever. Kiln's own work between two exchanges is not limited, only the wait for the others.
+//! is down, would hold it for ever. Kiln's own work between two exchanges is not limited, only the wait for the others; a rank
+//! that works for long while others wait tells them that it does.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,10 +11,11 @@ use crate::base::error::{Error, ErrorKind, Result};
 /// The variable that sets how many seconds a rank waits for the others.
 pub(super) const VARIABLE: &str = "KILN_MPI_TIMEOUT";
 
-/// Ten minutes: a rank that evaluates, saves or loads data keeps the others waiting.
+/// Ten minutes: the steps of ranks take unequal time, and so do loading data and saving.
 const LIMIT: u64 = 600;
 
 /// Since when this process waits, in milliseconds after [`start`] and 1; 0 while it does not wait.
+/// One call of MPI is made at a time.
 static WAITS_SINCE: AtomicU64 = AtomicU64::new(0);
 
 /// When the watchdog began.

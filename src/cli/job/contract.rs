@@ -48,6 +48,8 @@ pub(super) struct Contract {
     pub(super) channels: Vec<Channel>,
     /// The machines of the job.
     pub(super) hosts: Vec<String>,
+    /// All of them are this one: they talk by its loopback interface, as those of a local job do.
+    pub(super) is_local: bool,
     /// The folder of the trained model.
     pub(super) model: PathBuf,
     /// The folder of all other results.
@@ -109,10 +111,13 @@ impl Contract {
                 .or_insert_with(|| Channel { name: name.to_lowercase(), path: path.into() })
                 .path = path.into();
         }
+        let Resources { hosts, network_interface_name: network } =
+            resources(&config.join("resourceconfig.json"), variables)?;
         Ok(Self {
             hyperparameters,
             channels: channels.into_values().collect(),
-            hosts: hosts(&config.join("resourceconfig.json"), variables)?,
+            hosts,
+            is_local: network.as_deref() == Some(LOOPBACK),
             model: folder("SM_MODEL_DIR", "model"),
             output: folder("SM_OUTPUT_DATA_DIR", "output/data"),
             checkpoints: root.join("checkpoints"),
@@ -196,18 +201,25 @@ fn hyperparameters_of(variables: &BTreeMap<String, String>) -> Result<Vec<(Strin
     Ok(all)
 }
 
-/// The names of the machines.
-fn hosts(path: &Path, variables: &BTreeMap<String, String>) -> Result<Vec<String>> {
-    #[derive(Deserialize)]
-    struct Resources {
-        #[serde(default)]
-        hosts: Vec<String>,
-    }
+/// The network interface by which the machines of a job on one machine talk.
+pub(in crate::cli) const LOOPBACK: &str = "lo";
+
+/// The machines, and the network interface between them.
+#[derive(Default, Deserialize)]
+struct Resources {
+    #[serde(default)]
+    hosts: Vec<String>,
+    network_interface_name: Option<String>,
+}
+
+fn resources(path: &Path, variables: &BTreeMap<String, String>) -> Result<Resources> {
     if let Some(resources) = read::<Resources>(path)? {
-        return Ok(resources.hosts);
+        return Ok(resources);
     }
-    let Some(text) = variables.get("SM_HOSTS").filter(|text| !text.is_empty()) else { return Ok(Vec::new()) };
-    serde_json::from_str(text).map_err(|error| Error::config(format!("SM_HOSTS: {error}")))
+    let network_interface_name = variables.get("SM_NETWORK_INTERFACE_NAME").cloned();
+    let Some(text) = variables.get("SM_HOSTS").filter(|text| !text.is_empty()) else { return Ok(Resources::default()) };
+    let hosts = serde_json::from_str(text).map_err(|error| Error::config(format!("SM_HOSTS: {error}")))?;
+    Ok(Resources { hosts, network_interface_name })
 }
 
 /// The entries of a JSON object in their order, names that are there twice included.

@@ -2,7 +2,7 @@
 //! it, trains in a process of its own that continues from the job's checkpoints, and leaves the results where the platform looks
 //! for them ([`results`]).
 
-mod contract;
+pub(super) mod contract;
 mod hyperparameters;
 mod results;
 mod scripts;
@@ -97,13 +97,16 @@ fn job(args: &JobArgs, root: &Path) -> Result<Ended> {
         std::env::vars_os().map(|(name, value)| [name, value].map(|text| text.to_string_lossy().into_owned()));
     let variables = variables.map(|[name, value]| (name, value)).filter(|(name, _)| name.starts_with("SM_"));
     let contract = Contract::read(root, &variables.collect::<BTreeMap<_, _>>())?;
-    if contract.hosts.len() > 1 {
+    if contract.hosts.len() > 1 && !contract.is_local {
         return Err(Error::config(format!(
-            "the job has {} machines ({}), and a run trains on one",
+            "the job has {} machines ({}), and `kiln job` trains on one",
             contract.hosts.len(),
             contract.hosts.join(", ")
         ))
-        .help("start it with one instance"));
+        .help(
+            "start it with one instance; `kiln launch` and mpirun train on several machines, and `kiln submit --local` tries the \
+             job in as many processes of one machine",
+        ));
     }
     let (config, Hyperparameters { left, price: hyper, .. }) = config_of(&contract)?;
     let of_variable = std::env::var("KILN_PRICE_PER_HOUR").ok().filter(|text| !text.is_empty());
@@ -141,6 +144,12 @@ fn train(contract: &Contract, config: &Path, clock: &mut Clock) -> Result<Ended>
     signals::install()?;
     let folder = scratch()?;
     let mut command = Command::new(this_program()?);
+    if contract.hosts.len() > 1 {
+        // A rank for each machine of the job, all of them here.
+        let hosts = serde_json::to_string(&contract.hosts).expect("names are JSON");
+        command.args(["launch", "-n", &contract.hosts.len().to_string(), "--hosts", "localhost", "--"]);
+        command.env("SM_HOSTS", hosts).env("SM_CURRENT_HOST", &contract.hosts[0]);
+    }
     command.arg("train").arg(config).args(["--log-format", "dict"]).envs(contract.variables());
     for channel in &contract.channels {
         if let Some(model) = unpacked(channel, folder.path())? {

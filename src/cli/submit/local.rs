@@ -17,6 +17,7 @@ use crate::base::files::{read_error, write_json};
 use crate::base::process::this_program;
 use crate::base::signals::{self, Signal};
 use crate::base::variables::expand;
+use crate::cli::job::contract::LOOPBACK;
 use crate::cli::metrics::Definition;
 use crate::session::export::{export, pack};
 use crate::trainer::{RunStatus, Status};
@@ -35,6 +36,9 @@ const GRACE: Duration = Duration::from_secs(120);
 
 /// No file of a failure is read further, in bytes: SageMaker shows its first 1024 characters.
 const REASON: usize = 1024;
+
+/// No job has more machines here.
+const MOST: i64 = 64;
 
 /// The archives of a job's results, by SageMaker's names: the model, and all else.
 const ARCHIVES: [&str; 2] = ["model.tar.gz", "output.tar.gz"];
@@ -168,9 +172,9 @@ fn check(job: &JobFile) -> Result<(Vec<Source>, Vec<Definition>)> {
     });
     sagemaker::name(job, &mut wrong);
     sagemaker::times(job, &mut wrong);
-    if job.instance_count != 1 {
+    if !(1..=MOST).contains(&job.instance_count) {
         wrong.add(format!(
-            "instance_count: Kiln trains on one device of one machine, expected 1, got {}",
+            "instance_count: the job is run in as many processes of this machine, expected 1 to {MOST}, got {}",
             job.instance_count
         ));
     }
@@ -396,14 +400,15 @@ fn lay_out(job: &JobFile, runner: &Runner, sources: &[Source], folder: &JobFolde
     let hyperparameters = job.hyperparameters().into_iter().map(|(name, value)| (name, Value::from(value)));
     let machine = job.instance_type.as_deref().unwrap_or("local");
     let config = root.join("input/config");
+    let hosts = (1..=job.instance_count).map(|number| format!("algo-{number}")).collect::<Vec<_>>();
     write_json(&config.join("hyperparameters.json"), &hyperparameters.collect::<Map<_, _>>())?;
     write_json(&config.join("inputdataconfig.json"), &channels)?;
     write_json(
         &config.join("resourceconfig.json"),
         &json!({
             "current_host": "algo-1", "current_instance_type": machine, "current_group_name": "homogeneousCluster",
-            "hosts": ["algo-1"], "network_interface_name": "lo", "instance_groups": [{
-                "instance_group_name": "homogeneousCluster", "instance_type": machine, "hosts": ["algo-1"] }] }),
+            "hosts": hosts, "network_interface_name": LOOPBACK, "instance_groups": [{
+                "instance_group_name": "homogeneousCluster", "instance_type": machine, "hosts": hosts }] }),
     )
 }
 

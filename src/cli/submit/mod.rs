@@ -67,7 +67,10 @@ pub(super) fn run_submit(args: &SubmitArgs) -> Result<()> {
     if args.sagemaker {
         let request = sagemaker::request(&job).map_err(at)?;
         if job.instance_count > 1 {
-            tracing::warn!("instance_count: Kiln does not train on {} machines together yet", job.instance_count);
+            tracing::warn!(
+                "instance_count: the entry point `kiln job` trains on one machine, and refuses a job of {}",
+                job.instance_count
+            );
         }
         return match &args.out {
             Some(out) => {

@@ -1,16 +1,17 @@
 //! The files of a run folder as they grow: what `kiln watch` shows, read from the folder alone.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::base::error::Result;
 use crate::base::metrics::{self, Record};
 use crate::base::stats::median;
 use crate::trainer::laps::{self, Parts, StepTimes};
-use crate::trainer::{RunStatus, Status, run_log};
+use crate::trainer::{LOGS, RunStatus, Status, run_log};
 
 /// Lines of the log that are kept.
 const LOG: usize = 200;
@@ -73,6 +74,23 @@ impl Lines {
     }
 }
 
+/// A rank besides 0, as its log tells.
+#[derive(Debug)]
+pub(super) struct FollowedRank {
+    log: Lines,
+    /// The last line of its log.
+    pub(super) last: String,
+    /// When the log was last written.
+    written: SystemTime,
+}
+
+impl FollowedRank {
+    /// How long it has said nothing.
+    pub(super) fn silence(&self) -> Duration {
+        self.written.elapsed().unwrap_or_default()
+    }
+}
+
 /// One run, followed.
 #[derive(Debug)]
 pub(super) struct Followed {
@@ -84,6 +102,8 @@ pub(super) struct Followed {
     pub(super) rows: Vec<Record>,
     pub(super) log: VecDeque<String>,
     steps: VecDeque<StepTimes>,
+    /// The ranks besides 0 whose logs are here, by number.
+    pub(super) ranks: BTreeMap<usize, FollowedRank>,
     files: [Lines; 3],
 }
 
@@ -97,6 +117,7 @@ impl Followed {
             rows: Vec::new(),
             log: VecDeque::new(),
             steps: VecDeque::new(),
+            ranks: BTreeMap::new(),
             files: [file(metrics::FILE, u64::MAX), file(run_log::FILE, TAIL), file(laps::FILE, TAIL)],
         }
     }
@@ -119,6 +140,29 @@ impl Followed {
         self.log.drain(..self.log.len().saturating_sub(LOG));
         self.steps.drain(..self.steps.len().saturating_sub(STEPS));
         self.status = Status::read(&self.folder).transpose();
+        self.read_ranks();
+    }
+
+    /// The logs of an earlier start of the run, which may have had more ranks, are left out.
+    fn read_ranks(&mut self) {
+        let began = self.known().map_or(0.0, |status| status.started_at).max(0.0);
+        let began = UNIX_EPOCH + Duration::try_from_secs_f64(began).unwrap_or_default();
+        let mut there = BTreeMap::new();
+        for entry in fs::read_dir(self.folder.join(LOGS)).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let rank = name.to_str().and_then(|name| name.strip_suffix(".log")).and_then(|rank| rank.parse().ok());
+            let written = entry.metadata().ok().filter(fs::Metadata::is_file).and_then(|found| found.modified().ok());
+            if let (Some(rank), Some(written)) = (rank, written.filter(|written| *written >= began)) {
+                let new = || FollowedRank { log: Lines::new(entry.path(), TAIL), last: String::new(), written };
+                let mut followed = self.ranks.remove(&rank).unwrap_or_else(new);
+                followed.written = written;
+                if let Some(last) = followed.log.read().1.into_iter().rfind(|line| !line.trim().is_empty()) {
+                    followed.last = last;
+                }
+                there.insert(rank, followed);
+            }
+        }
+        self.ranks = there;
     }
 
     /// Nothing of what the folder held before `since` (seconds since 1970) is of the run that is to begin.
@@ -129,6 +173,7 @@ impl Followed {
             self.rows.clear();
             self.log.clear();
             self.steps.clear();
+            self.ranks.clear();
             self.files.iter_mut().for_each(|file| file.inode = 0);
         }
     }

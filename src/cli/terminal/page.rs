@@ -1,5 +1,7 @@
 //! The page of `kiln watch`: what is known of runs, drawn into whatever room there is.
 
+use std::time::Duration;
+
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -7,7 +9,7 @@ use ratatui::symbols::Marker;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Axis, Block, Chart, Dataset, GraphType, Paragraph};
 
-use super::follow::Followed;
+use super::follow::{Followed, FollowedRank};
 use super::{duration, memory, rate, significant};
 use crate::base::error::one_line;
 use crate::trainer::RunStatus;
@@ -28,6 +30,9 @@ const COLORS: [Color; 6] = [Color::Cyan, Color::Yellow, Color::Magenta, Color::G
 
 /// Points of a curve; a longer one is thinned out by means.
 const POINTS: usize = 600;
+
+/// A rank of a run that goes on has said nothing for so long when that is told.
+const SILENT: Duration = Duration::from_secs(30);
 
 /// Figures beyond it are drawn at it: differences of finite numbers have to be finite.
 const FARTHEST: f64 = 1e100;
@@ -132,6 +137,7 @@ impl Page {
             let mut lines = vec![Line::from(first)];
             let known = run.known();
             lines.extend(known.and_then(|status| status.message.as_deref()).map(|why| Line::raw(one_line(why))));
+            lines.extend(run.ranks.iter().map(|(number, rank)| self.rank(run, *number, rank)));
             return lines;
         }
         let mut lines = vec![Line::from(title)];
@@ -142,6 +148,18 @@ impl Page {
             Line::from(spans)
         }));
         lines
+    }
+
+    /// How the rank `number` of `run` stands: the last line of its log, and for how long it has said nothing.
+    fn rank(&self, run: &Followed, number: usize, rank: &FollowedRank) -> Line<'static> {
+        let mut spans = vec![Span::styled(format!("rank {number}  "), self.color(COLORS[number % COLORS.len()]))];
+        let silence = rank.silence();
+        if run.goes_on() && silence >= SILENT {
+            let text = format!("silent for {}  ", duration(silence.as_secs_f64()));
+            spans.push(Span::styled(text, self.color(Color::Yellow)));
+        }
+        spans.push(Span::raw(one_line(&rank.last)));
+        Line::from(spans)
     }
 
     /// How `run` stands.
@@ -360,6 +378,32 @@ mod tests {
         for size in [(1, 1), (2, 3), (10, 2), (60, 18), (300, 5)] {
             drawn(folder.path(), size);
         }
+    }
+
+    #[test]
+    fn each_rank_has_a_line_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        run(folder.path(), "InProgress", None, &[row(1, "3.0"), row(2, "2.0")]);
+        let log = |rank: usize, text: &str| {
+            std::fs::create_dir_all(folder.path().join("ranks")).unwrap();
+            let path = folder.path().join(format!("ranks/{rank}.log"));
+            std::fs::write(&path, text).unwrap();
+            std::fs::File::open(path).unwrap()
+        };
+        log(1, &format!("first\n{{'loss': 2.5, {HOSTILE}}}\n\n"));
+        let since = std::time::SystemTime::now() - Duration::from_secs(60);
+        log(2, "the last of 2\n").set_modified(since).unwrap();
+        // That of a start of the run before this one, which had more ranks.
+        log(3, "of yesterday\n").set_modified(std::time::UNIX_EPOCH + Duration::from_secs(1000)).unwrap();
+        log(4, "").set_modified(std::time::SystemTime::now()).unwrap();
+        std::fs::write(folder.path().join("ranks/notes.log"), "somebody's own\n").unwrap();
+        let lines = drawn(folder.path(), (120, 30));
+        let of = |rank: usize| lines.iter().find(|line| line.starts_with(&format!("rank {rank}  "))).cloned();
+        assert!(of(1).unwrap().contains("rank 1  {'loss': 2.5"), "{lines:#?}");
+        let second = of(2).unwrap();
+        assert!(second.contains("silent for 1m") && second.contains("  the last of 2"), "{lines:#?}");
+        assert!(of(3).is_none() && of(4).is_some(), "{lines:#?}");
+        assert!(!lines.concat().contains("somebody"), "{lines:#?}");
     }
 
     #[test]

@@ -15,11 +15,11 @@ use crate::base::error::{Error, Result};
 use crate::base::files::write_whole;
 use crate::base::host::available_mib;
 use crate::base::process::scratch;
-use crate::config::{CompilerMode, DeviceKind, RunConfig, TrainBatchSize};
+use crate::config::{CompilerMode, DeviceKind, RunConfig};
 use crate::engine::device::DeviceFacts;
 use crate::plan::{RunPlan, batch::micro_batch};
 use crate::session::Session;
-use crate::session::batch_sizes::{Key, Outcome, Stored, Trial, accumulates, probe, size_of_run, useful};
+use crate::session::batch_sizes::{Key, Outcome, Stored, Trial, accumulates, probe, sharers, useful};
 use process::Watch;
 use search::Range;
 use trial::{MIN_STEPS, trial_config};
@@ -84,8 +84,9 @@ impl TuneOptions {
         Ok(())
     }
 
-    /// The memory of a trial on `device`, in MiB, and the arithmetic; none where the device's own memory is the limit.
-    fn budget(&self, device: &DeviceFacts) -> Result<(Option<f64>, String)> {
+    /// The memory of a trial on `device`, whose memory `sharers` processes of the run share, in MiB, and the arithmetic; none where
+    /// the device's own memory is the limit.
+    fn budget(&self, device: &DeviceFacts, sharers: usize) -> Result<(Option<f64>, String)> {
         if device.kind != DeviceKind::Cpu {
             if self.memory_budget_mib.is_some() {
                 return Err(Error::config(format!(
@@ -113,10 +114,12 @@ impl TuneOptions {
             ))
             .help("end other programs, or lower the budget"));
         }
-        let budget = memory * (1.0 - reserve);
+        let budget = memory * (1.0 - reserve) / sharers as f64;
+        let shared = if sharers == 1 { String::new() } else { format!(", shared by {sharers} ranks") };
         let because = match reserve {
-            0.0 => format!("{budget:.0} MiB ({what})"),
-            _ => format!("{budget:.0} MiB = {memory:.0} MiB {what} - {:.0} % left alone", reserve * 100.0),
+            0.0 if sharers == 1 => format!("{budget:.0} MiB ({what})"),
+            0.0 => format!("{budget:.0} MiB = {memory:.0} MiB {what}{shared}"),
+            _ => format!("{budget:.0} MiB = {memory:.0} MiB {what} - {:.0} % left alone{shared}", reserve * 100.0),
         };
         Ok((Some(budget), because))
     }
@@ -156,7 +159,7 @@ pub fn tune(
     config.set_compiler(mode);
     let session = open(probe(&config))?;
     let probe = session.plan();
-    let (budget_mib, because) = options.budget(&probe.engine.device)?;
+    let (budget_mib, because) = options.budget(&probe.engine.device, sharers(&config, probe.engine.device.kind))?;
     let key = Key::of(&config, probe)?;
     watch(Event::Begins { key: &key, budget: &because })?;
     let folder = scratch()?;
@@ -227,17 +230,6 @@ fn try_size(
     let mut command = Command::new(&options.program);
     command.arg("trial-batch").arg(&file).arg("--out").arg(&report);
     process::run(&mut command, folder, &report, watch)
-}
-
-/// Whether a run of `config` needs a search before it can be planned. `plan` makes a plan of a config.
-///
-/// # Errors
-/// A config that cannot be planned.
-pub fn is_missing(config: &RunConfig, plan: &dyn Fn(RunConfig) -> Result<RunPlan>) -> Result<bool> {
-    if config.trainer.per_device_train_batch_size != TrainBatchSize::Auto || size_of_run(config)?.is_some() {
-        return Ok(false);
-    }
-    Ok(found(config, plan)?.is_none())
 }
 
 /// The micro-batch that `kiln tune-batch` has found for a run of `config`, in the mode that it names; none when nothing is
@@ -316,13 +308,17 @@ mod tests {
     fn the_budget_is_stated_or_a_share_of_what_is_free() {
         let cpu = crate::engine::device::select(DeviceKind::Cpu, 0).unwrap().facts();
         let options = TuneOptions::new("kiln");
-        let (budget, because) = options.budget(&cpu).unwrap();
+        let (budget, because) = options.budget(&cpu, 1).unwrap();
         assert!(budget.unwrap() > 0.0 && because.contains("free - 10 % left alone"), "{because}");
         let stated = TuneOptions { memory_budget_mib: Some(64.0), ..options.clone() };
-        assert_eq!(stated.budget(&cpu).unwrap(), (Some(64.0), "64 MiB (stated)".into()));
+        assert_eq!(stated.budget(&cpu, 1).unwrap(), (Some(64.0), "64 MiB (stated)".into()));
         let both = TuneOptions { memory_reserve: Some(0.25), ..stated };
-        assert_eq!(both.budget(&cpu).unwrap(), (Some(48.0), "48 MiB = 64 MiB stated - 25 % left alone".into()));
-        let error = TuneOptions { memory_budget_mib: Some(1e12), ..options }.budget(&cpu).unwrap_err().to_string();
+        assert_eq!(both.budget(&cpu, 1).unwrap(), (Some(48.0), "48 MiB = 64 MiB stated - 25 % left alone".into()));
+        assert_eq!(
+            both.budget(&cpu, 2).unwrap(),
+            (Some(24.0), "24 MiB = 64 MiB stated - 25 % left alone, shared by 2 ranks".into())
+        );
+        let error = TuneOptions { memory_budget_mib: Some(1e12), ..options }.budget(&cpu, 1).unwrap_err().to_string();
         assert!(error.contains("MiB are free"), "{error}");
     }
 }
