@@ -81,8 +81,9 @@ bench() {
     local name="$1" ended=0
     shift
     "$KILN" bench --suite "$suite" "${variants[@]}" ${contestants[@]+"${contestants[@]}"} --time-limit "$limit" \
-        --out "$out/$name.json" "$@" ${more[@]+"${more[@]}"} 2>>"$out/errors.txt" | tee "$out/$name.txt" || ended=$?
-    [ "$ended" = 0 ] || { tail -n 20 "$out/errors.txt" >&2; echo "$name ended with $ended; what was measured is in $out" >&2; status=$ended; }
+        --out "$out/$name.json" "$@" ${more[@]+"${more[@]}"} 2>"$out/$name.err" | tee "$out/$name.txt" || ended=$?
+    cat "$out/$name.err" >>"$out/errors.txt"
+    [ "$ended" = 0 ] || { tail -n 20 "$out/$name.err" >&2; echo "$name ended with $ended; what was measured is in $out" >&2; status=$ended; }
 }
 cases() { for name in "$@"; do echo --case "$name"; done; }
 

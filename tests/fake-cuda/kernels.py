@@ -187,9 +187,10 @@ def buffers(kernels, hash_):
             if "dynamic_meta" in parameter or "*" not in parameter:
                 continue
             type_, name = parameter.strip().split("*")[0].replace("const", "").strip(), parameter.split()[-1]
-            # A generated kernel reads through pointers to constants and writes through the others.
-            read = bool(re.search(rf"const\s*\* const \w+ = &{name}\[|= {name}\[", source))
-            written = "const*" not in parameter.replace(" ", "") and bool(re.search(rf"\w \* const \w+ = &{name}\[|^{name}\[", source, re.M))
+            # A generated kernel reads and writes through pointers into a buffer; through one that is not constant it may do both.
+            at = re.findall(rf"\* const (\w+) = &{name}\[", source)
+            read = any(re.search(rf"= \*{pointer}\b", source) for pointer in at) or bool(re.search(rf"= {name}\[", source))
+            written = any(re.search(rf"^\s*\*{pointer} =", source, re.M) for pointer in at) or bool(re.search(rf"^\s*{name}\[", source, re.M))
             if not read and not written:  # passed on as a whole
                 read = "const*" in parameter.replace(" ", "")
                 written = not read
@@ -208,7 +209,7 @@ def buffers(kernels, hash_):
 
 def aligned(source):
     """Vectors that the source declares: name, width, bytes of an element."""
-    for name, body in re.findall(r"struct __align__\(\d+\) (\w+) \{(.*?)\};", source, re.S):
+    for name, body in re.findall(r"struct (?:__align__|alignas)\(\d+\) (\w+) \{(.*?)\};", source, re.S):
         fields = re.findall(r"(\w+) \w+;", body)
         if fields:
             yield name, len(fields), SIZES.get(fields[0], 4)
