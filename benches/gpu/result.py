@@ -61,8 +61,6 @@ for part, report in reports:
                        f"{number(it.get('first_step_seconds'))} | {(it.get('failure') or '').splitlines()[0] if it.get('failure') else ''} |")
             if it.get("tokens_per_s"):
                 cells[it["name"]] = f"{it['tokens_per_s']:,.0f}" + (f" (batch {it['batch']})" if "-max-" in case["name"] else "")
-        if "fused" in cells:
-            cells["compiled"] = cells["fused"]
         short.append(f"| {case['name']} | " + " | ".join(cells.get(name, "-") for name in ["native", "compiled", "eager", "compile"]) + " |")
         out.append("")
         for loss in case.get("losses", []):

@@ -61,7 +61,7 @@ fi
     if command -v lscpu >/dev/null; then lscpu; fi
 } >"$out/machine.txt"
 
-variants=(--variant "fused=compiler.fused_ops=on")
+variants=(--variant "plain=compiler.fused_ops=off") # Burn's compiler without Kiln's own operators
 contestants=()
 if [ "$peers" = 1 ]; then
     if python="$("$here/../pytorch/python.sh" 2>>"$out/errors.txt")"; then
