@@ -29,8 +29,6 @@ pub const DTYPES: [FloatDType; 3] = [FloatDType::F32, FloatDType::BF16, FloatDTy
 pub enum Availability {
     /// It has, and the compiled mode uses it.
     Default,
-    /// It has, but the compiled mode uses it only when asked to, for this reason.
-    OnRequest(&'static str),
     /// It has none, for this reason.
     Missing(&'static str),
 }
@@ -49,8 +47,6 @@ pub struct FusedForm {
 }
 
 const YES: Availability = Availability::Default;
-const NOT_RUN: Availability =
-    Availability::OnRequest("experimental on CUDA: the kernel compiles, and no CUDA device has run it yet");
 const F32_ONLY: Availability = Availability::Missing("its kernel is f32 only");
 const NOT_SCALED: Availability = Availability::Missing(
     "it takes gradients in the forward pass, before the loss scale could lift them into f16's range",
@@ -70,15 +66,15 @@ const fn row(
 /// allow it.
 #[rustfmt::skip]
 pub const FUSED: [FusedForm; 8] = [
-    //                                            cpu  wgpu cuda       f32  bf16      f16
-    row(Operator::Embedding,    "embedding",     [YES, YES, NOT_RUN], [YES, YES,      YES]),
-    row(Operator::Dropout,      "dropout",       [YES, YES, NOT_RUN], [YES, YES,      YES]),
-    row(Operator::LayerNorm,    "layer_norm",    [YES, YES, NOT_RUN], [YES, YES,      YES]),
-    row(Operator::Linear,       "linear",        [YES, YES, NOT_RUN], [YES, F32_ONLY, F32_ONLY]),
-    row(Operator::Attention,    "attention",     [YES, YES, NOT_RUN], [YES, YES,      YES]),
-    row(Operator::Gelu,         "gelu",          [YES, YES, NOT_RUN], [YES, YES,      YES]),
-    row(Operator::CrossEntropy, "cross_entropy", [YES, YES, NOT_RUN], [YES, YES,      NOT_SCALED]),
-    row(Operator::AdamW,        "adamw",         [YES, YES, NOT_RUN], [YES, YES,      NO_SKIP]),
+    //                                            cpu  wgpu cuda   f32  bf16      f16
+    row(Operator::Embedding,    "embedding",     [YES, YES, YES], [YES, YES,      YES]),
+    row(Operator::Dropout,      "dropout",       [YES, YES, YES], [YES, YES,      YES]),
+    row(Operator::LayerNorm,    "layer_norm",    [YES, YES, YES], [YES, YES,      YES]),
+    row(Operator::Linear,       "linear",        [YES, YES, YES], [YES, F32_ONLY, F32_ONLY]),
+    row(Operator::Attention,    "attention",     [YES, YES, YES], [YES, YES,      YES]),
+    row(Operator::Gelu,         "gelu",          [YES, YES, YES], [YES, YES,      YES]),
+    row(Operator::CrossEntropy, "cross_entropy", [YES, YES, YES], [YES, YES,      NOT_SCALED]),
+    row(Operator::AdamW,        "adamw",         [YES, YES, YES], [YES, YES,      NO_SKIP]),
 ];
 
 impl Operator {

@@ -309,8 +309,8 @@ pub struct TrainingCompilerConfig {
     /// Writes what the compiler did into `compiler/` of the run folder and shows a table of it at the end. Looking takes time,
     /// so the run's times are marked as not comparable. Default: false.
     pub debug: bool,
-    /// Kiln's own fused operators (`kiln_models::ops`): all, or a list of names. `auto` is on for the CPU and wgpu and off for
-    /// CUDA, where they are experimental. Default: `auto`.
+    /// Kiln's own fused operators (`kiln_models::ops`): all, or a list of names. `auto` takes all that the device and the precision
+    /// have. Default: `auto`.
     pub fused_ops: FusedOps,
     /// Burn's fusion on wgpu and CUDA; `off` is `--unfused`, for debugging, and labelled in every row. Default: `auto`.
     pub fusion: Switch,

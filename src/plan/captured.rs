@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{EnginePlan, ModelPlan, OptimizerPlan, RunPlan};
 use crate::base::distributed::Devices;
 use crate::base::error::{Error, Result};
-use crate::config::{ActivationCheckpointing, CompilerMode, DeviceKind, Precision, Switch, TrainingCompilerConfig};
+use crate::config::{ActivationCheckpointing, CompilerMode, DeviceKind, Switch, TrainingCompilerConfig};
 use crate::engine::handover::Engine;
 use crate::optim::OptimizerConfig;
 
@@ -71,7 +71,6 @@ impl EnginePlan {
             () if drops && !(fused(Operator::Dropout) && fused(Operator::Attention)) => {
                 "dropout of plain operators draws from the host: a replay would repeat it"
             }
-            () if self.precision.precision != Precision::F32 => "only f32 steps are captured",
             () if self.activation_checkpointing != ActivationCheckpointing::None => {
                 "activation checkpointing draws dropout from the host"
             }

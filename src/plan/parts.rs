@@ -65,7 +65,14 @@ pub(super) fn parts(
         (fusion, "the CPU backend (Flex) computes every operation at once", "in every element-wise block"),
         ("autotune", "the CPU backend (Flex) has one kernel for an operation", ""),
     ];
-    let mut parts = vec![fused_part];
+    let tried = |part: Part| match operators::tried(device.kind) {
+        Some(tried) if part.state == "on" => {
+            let because = format!("{}; {tried}", part.because);
+            Part { because, ..part }
+        }
+        _ => part,
+    };
+    let mut parts = vec![tried(fused_part)];
     let settings = handover::settings(compiler, device.kind).ok().flatten();
     for (name, no_cpu, on) in burns {
         parts.push(match (device.kind, settings) {
@@ -81,7 +88,7 @@ pub(super) fn parts(
         });
     }
     let captured = "captured step";
-    parts.push(match not_captured {
+    parts.push(tried(match not_captured {
         None => Part::new(
             captured,
             "on",
@@ -89,7 +96,7 @@ pub(super) fn parts(
         ),
         Some(NotCaptured { by_device: true, because }) => Part::new(captured, "not available", because.clone()),
         Some(NotCaptured { because, .. }) => Part::new(captured, "off", because.clone()),
-    });
+    }));
     parts.push(warmup_part(compiler.filter(|_| !native), device.kind));
     parts
 }

@@ -2,7 +2,7 @@
 
 use crate::common::small_run::{copy, train, write};
 use crate::common::{relative_l2, rows, succeeds, tensors};
-use crate::{apart, losses, on_device, prepare};
+use crate::{ONE_SHAPE, apart, device, losses, on_device, prepare};
 
 /// Each part of the compiler off by itself, and all of them on: the same training. With several micro-batches a step, of
 /// which the last of an epoch has fewer, those are captured one by one.
@@ -34,6 +34,27 @@ fn every_part_of_the_compiler_gives_the_figures_of_the_cpu() {
             let apart = relative_l2(&weights(name)[&tensor].1, &values);
             assert!(apart < 1e-2, "{name} {tensor}: {apart}");
         }
+    }
+}
+
+/// Weights are cast within a recording. WGSL has no bf16.
+#[test]
+fn bf16_steps_give_the_figures_of_the_cpu() {
+    if device() == "wgpu" {
+        println!("skipped: WGSL has no bf16");
+        return;
+    }
+    let folder = prepare("clm");
+    for steps in [1, 2] {
+        let accumulation = format!("trainer.gradient_accumulation_steps={steps}");
+        let same = [&ONE_SHAPE[..], &["--precision", "bf16", "--set", &accumulation]].concat();
+        let (cpu, captured) = (format!("cpu-{steps}"), format!("captured-{steps}"));
+        succeeds(&mut train(folder.path(), &cpu, &[&same[..], &["--compiler", "native"]].concat()));
+        let said = succeeds(&mut on_device(folder.path(), &captured, &same));
+        assert!(said.contains("is captured ("), "{said}");
+        let apart = apart(&losses(&folder.path().join(captured)), &losses(&folder.path().join(cpu)));
+        println!("bf16, {steps} micro-batches: {apart:.1e}");
+        assert!(apart < 2e-2, "{steps} micro-batches: {apart}");
     }
 }
 

@@ -115,7 +115,7 @@ impl<T: TrainingTask> Body<T> {
             checkpointing: ActivationCheckpointing::None,
             compute: self.compute,
             device: &self.device,
-            copies: None, // all is f32
+            copies: None, // in a narrow type a recording casts each weight where it is used, once a step
         };
         self.task
             .gradients(&self.model, &tracked(batch), &pass, |loss| loss)
