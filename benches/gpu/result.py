@@ -67,7 +67,8 @@ for part, report in reports:
             out.append(f"- losses of {loss['of']} against {loss['against']}: {loss['relative']:.1e} apart over {loss['losses']}, {loss['limit']:.0e} allowed"
                        + ("" if loss["passed"] else ": **failed**"))
         for ratio in case.get("ratios", []):
-            out.append(f"- {ratio['against']} is {ratio['ratio']:.2f} times as fast as {ratio['of']} ({ratio['low']:.2f} to {ratio['high']:.2f})")
+            spread = "" if None in (ratio["low"], ratio["high"]) else f" ({ratio['low']:.2f} to {ratio['high']:.2f})"
+            out.append(f"- {ratio['against']} is {ratio['ratio']:.2f} times as fast as {ratio['of']}{spread}")
         out.append("")
 if not reports:
     out += ["No part of the bench was begun.", ""]
