@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use kiln_models::whole_file;
@@ -26,7 +26,7 @@ pub fn may_lack_memory() -> bool {
     READS.try_with(Cell::get).unwrap_or(false)
 }
 
-fn reading<T>(read: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
+fn reading<T>(read: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     READS.set(true);
     let content = read();
     READS.set(false);
@@ -37,10 +37,10 @@ fn reading<T>(read: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
 ///
 /// # Errors
 /// The operating system's; anything but a regular file.
-pub fn read_regular(path: &Path) -> std::io::Result<Vec<u8>> {
+pub fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
     match std::fs::metadata(path)?.is_file() {
         true => reading(|| std::fs::read(path)),
-        false => Err(std::io::Error::new(std::io::ErrorKind::InvalidData, "it is no regular file")),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, "it is no regular file")),
     }
 }
 
@@ -48,14 +48,102 @@ pub fn read_regular(path: &Path) -> std::io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// As there, and text that is not UTF-8.
-pub fn read_regular_text(path: &Path) -> std::io::Result<String> {
+pub fn read_regular_text(path: &Path) -> io::Result<String> {
     String::from_utf8(read_regular(path)?)
-        .map_err(|_| std::io::Error::new(std::io::ErrorKind::InvalidData, "stream did not contain valid UTF-8"))
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "stream did not contain valid UTF-8"))
 }
 
 /// The error for a file or folder at `path` that cannot be read.
-pub fn read_error(path: &Path, error: &std::io::Error) -> Error {
+pub fn read_error(path: &Path, error: &io::Error) -> Error {
     Error::io(format!("read {}", path.display()), error)
+}
+
+/// A file of text as it is read: what an archive of gzip or zstd holds, and any other file as it is. An archive is known by its first
+/// bytes, which no UTF-8 text has, whatever its name. Damage is an error of the kind `InvalidData`.
+pub struct Decoded {
+    inner: Box<dyn Read + Send>,
+    /// The name of the compression, if there is one.
+    archive: Option<&'static str>,
+}
+
+impl Decoded {
+    /// Opens the file at `path` at byte `at` of what it holds.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and damage before that byte.
+    pub fn open_at(path: &Path, at: u64) -> io::Result<Self> {
+        let mut opened = Self::open(path)?;
+        if opened.archive.is_some() {
+            io::copy(&mut (&mut opened).take(at), &mut io::sink())?;
+        } else if at > 0 {
+            let mut file = File::open(path)?;
+            file.seek(SeekFrom::Start(at))?;
+            opened.inner = Box::new(file);
+        }
+        Ok(opened)
+    }
+
+    /// Opens the file at `path`.
+    ///
+    /// # Errors
+    /// The operating system's; a name that ends in `.gz` or `.zst` of a file that is no such archive.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let mut file = File::open(path)?;
+        let mut first = Vec::new();
+        (&mut file).take(4).read_to_end(&mut first)?;
+        let named = compression(path);
+        let archive = match &first[..] {
+            [0x1f, 0x8b, ..] => Some(GZIP),
+            [0x28, 0xb5, 0x2f, 0xfd] => Some(ZSTD),
+            // A frame that zstd skips; as text, these bytes are possible.
+            [0x50..=0x5f, 0x2a, 0x4d, 0x18] if named == Some(ZSTD) => Some(ZSTD),
+            _ => None,
+        };
+        if let Some(named) = named.filter(|named| archive != Some(named)) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("no {named} archive, as its name says")));
+        }
+        let whole = io::Cursor::new(first).chain(file);
+        let inner: Box<dyn Read + Send> = match archive {
+            // `cat` may have joined several.
+            Some(GZIP) => Box::new(flate2::bufread::MultiGzDecoder::new(BufReader::with_capacity(BLOCK, whole))),
+            Some(_) => Box::new(zstd::Decoder::with_buffer(BufReader::with_capacity(BLOCK, whole))?),
+            None => Box::new(whole),
+        };
+        Ok(Self { inner, archive })
+    }
+}
+
+impl Read for Decoded {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.inner.read(buffer).map_err(|error| match self.archive {
+            Some(archive) if error.raw_os_error().is_none() && error.kind() != io::ErrorKind::Interrupted => {
+                io::Error::new(io::ErrorKind::InvalidData, format!("damaged or truncated {archive} archive: {error}"))
+            }
+            _ => error,
+        })
+    }
+}
+
+/// Compressed bytes are read in blocks of this size.
+const BLOCK: usize = 1 << 17;
+
+const GZIP: &str = "gzip";
+
+const ZSTD: &str = "zstd";
+
+/// The compression that the name of a file states.
+fn compression(path: &Path) -> Option<&'static str> {
+    match path.extension()?.to_string_lossy().to_ascii_lowercase().as_str() {
+        "gz" => Some(GZIP),
+        "zst" => Some(ZSTD),
+        _ => None,
+    }
+}
+
+/// The ending of the name of the file at `path` that tells how it is written, in lower case: `csv` also of `a.CSV.gz`.
+pub fn ending(path: &Path) -> Option<String> {
+    let name = if compression(path).is_some() { path.file_stem().map(Path::new)? } else { path };
+    name.extension().map(|ending| ending.to_string_lossy().to_ascii_lowercase())
 }
 
 /// The content of the file at `path`, which a user has named and which may be a pipe (`<(command)`, `/dev/stdin`), of at most
@@ -63,7 +151,7 @@ pub fn read_error(path: &Path, error: &std::io::Error) -> Error {
 ///
 /// # Errors
 /// The operating system's; a file that is longer (`InvalidData`).
-pub fn read_given(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
+pub fn read_given(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut file = File::open(path)?.take(most + 1);
     reading(|| file.read_to_end(&mut bytes))?;
@@ -71,7 +159,7 @@ pub fn read_given(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
         false => Ok(bytes),
         true => {
             let what = format!("it has more than {} MiB", most >> 20);
-            Err(std::io::Error::new(std::io::ErrorKind::InvalidData, what))
+            Err(io::Error::new(io::ErrorKind::InvalidData, what))
         }
     }
 }
@@ -87,7 +175,7 @@ pub fn write_folder(
     write: impl FnOnce() -> Result<()>,
     make_way: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
-    let io = |error: std::io::Error| Error::io(format!("write {}", target.display()), &error);
+    let io = |error: io::Error| Error::io(format!("write {}", target.display()), &error);
     let written = write().and_then(|()| {
         sync_folder(aside).map_err(io)?;
         make_way()?;
@@ -104,7 +192,7 @@ pub fn write_folder(
 ///
 /// # Errors
 /// The operating system's.
-pub fn sync_folder(path: &Path) -> std::io::Result<()> {
+pub fn sync_folder(path: &Path) -> io::Result<()> {
     if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
 }
 
@@ -131,7 +219,7 @@ pub fn set_aside_damaged(path: &Path) -> Result<PathBuf> {
 pub fn is_blocked(path: &Path) -> bool {
     match std::fs::metadata(path) {
         Ok(found) => !found.is_file(),
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => true,
+        Err(error) if error.kind() != io::ErrorKind::NotFound => true,
         Err(_) => std::fs::read_link(path).is_ok_and(|link| {
             let target = path.parent().unwrap_or(Path::new("")).join(link);
             !target.parent().is_some_and(|above| above.as_os_str().is_empty() || above.is_dir()) || is_blocked(&target)
@@ -148,9 +236,9 @@ pub fn hex(bytes: &[u8]) -> String {
 ///
 /// # Errors
 /// The operating system's.
-pub fn sha256(path: &Path) -> std::io::Result<(u64, String)> {
+pub fn sha256(path: &Path) -> io::Result<(u64, String)> {
     let mut hash = Sha256::new();
-    let bytes = std::io::copy(&mut File::open(path)?, &mut hash)?;
+    let bytes = io::copy(&mut File::open(path)?, &mut hash)?;
     Ok((bytes, hex(&hash.finalize())))
 }
 

@@ -120,6 +120,7 @@ impl Data {
         let language = matches!(task, Task::Clm | Task::Mlm);
         let format = match format_of(&files[0]) {
             Ok(DataFormat::Squad) if task != Task::QuestionAnswering => DataFormat::Tokenized,
+            Ok(DataFormat::Parquet | DataFormat::Jsonl) if task == Task::QuestionAnswering => DataFormat::Squad,
             Ok(format) => format,
             Err(_) if language => DataFormat::Text,
             Err(_) => {
@@ -128,8 +129,8 @@ impl Data {
             }
         };
         if task == Task::QuestionAnswering && format.is_table() {
-            return Err(Error::config(format!("--train {}: expected SQuAD's JSON, got {format}", files[0].display()))
-                .help("questions are read from SQuAD's JSON or from rows of tokens"));
+            return Err(Error::config(format!("--train {}: expected SQuAD, got {format}", files[0].display()))
+                .help("questions are read from SQuAD's JSON, parquet or JSON lines, or from rows of tokens"));
         }
         if format.is_table() {
             let row = Table::open(&train, format, columns.clone())?.rows().next().transpose();
@@ -467,7 +468,7 @@ mod tests {
         assert!(error.contains("there are \"review\", \"stars\"") && error.contains("--text-column"), "{error}");
         let columns = columns(Task::QuestionAnswering, None, None, &[], None);
         let error = Data::named(Task::QuestionAnswering, train.clone(), None, columns, None).unwrap_err().to_string();
-        assert!(error.contains("expected SQuAD's JSON, got tsv"), "{error}");
+        assert!(error.contains("expected SQuAD, got tsv"), "{error}");
     }
 
     #[test]

@@ -10,8 +10,9 @@ use toml::Value;
 use super::document::Complaint;
 use super::{
     BatchScaling, BatchScope, ClassWeights, CompilerMode, DataFormat, DataSection, DocumentEnd, Documents,
-    EvalStrategy, GenerationSection, Interval, LoraSection, LrScaling, ModelSection, OnExisting, RunConfig, RunSection,
-    SaveStrategy, SchedulerType, TokenizerSection, TrainBatchSize, TrainerSection, Validation,
+    EvalStrategy, GenerationSection, Interval, LoraSection, LrScaling, ModelSection, OnExisting, PaddingStrategy,
+    RunConfig, RunSection, Sampler, SaveStrategy, SchedulerType, TokenizerSection, TrainBatchSize, TrainerSection,
+    Validation,
 };
 use crate::config::Task;
 
@@ -23,6 +24,7 @@ pub(super) fn check(config: &RunConfig) -> Checked {
     model(config)?;
     config.lora.as_ref().map_or(Ok(()), |section| lora(section, config))?;
     data(&config.data)?;
+    streaming(config)?;
     tokenizer(config)?;
     of_the_training(config)?;
     evaluation(config)?;
@@ -167,7 +169,20 @@ fn lora(section: &LoraSection, config: &RunConfig) -> Checked {
 }
 
 fn data(data: &DataSection) -> Checked {
-    if data.train.is_empty() {
+    not_empty("data.dataset_name", data.dataset_name.as_deref())?;
+    not_empty("data.dataset_config_name", data.dataset_config_name.as_deref())?;
+    match (&data.dataset_name, &data.dataset_config_name) {
+        (Some(_), _) if !data.train.is_empty() => {
+            let help = "files, or a dataset of the Hub; data.validation may name files beside either";
+            return Err(two_ways("data.dataset_name", "data.train", help));
+        }
+        (None, Some(_)) => {
+            return Err(Complaint::new("data.dataset_config_name", "has no effect without data.dataset_name")
+                .help("name the dataset, such as dataset_name = \"nyu-mll/glue\""));
+        }
+        _ => {}
+    }
+    if data.train.is_empty() && data.dataset_name.is_none() {
         return Err(Complaint::new("data.train", "required: the files to train on, got none"));
     }
     for path in &data.train {
@@ -217,6 +232,50 @@ fn data(data: &DataSection) -> Checked {
             .help("use `csv`, `tsv`, `jsonl` or `parquet` with a label column, `squad`, or `tokenized`"));
     }
     table(data)
+}
+
+/// Data that are read as they are needed: their number, their lengths and their labels are not known before.
+fn streaming(config: &RunConfig) -> Checked {
+    let (data, trainer) = (&config.data, &config.trainer);
+    if !data.streaming {
+        return match data.shuffle_buffer_size == DataSection::default().shuffle_buffer_size {
+            true => Ok(()),
+            false => Err(Complaint::new("data.shuffle_buffer_size", "has no effect without data.streaming = true")
+                .help("without streaming, `sampler = \"random\"` shuffles all examples")),
+        };
+    }
+    at_least("data.shuffle_buffer_size", data.shuffle_buffer_size, 1)?;
+    at_most("data.shuffle_buffer_size", data.shuffle_buffer_size, MAX_BATCH)?;
+    let refuse = |message: &str, help: &str| Err(Complaint::new("data.streaming", message).help(help));
+    match data {
+        _ if trainer.max_steps.is_none() => refuse(
+            "how many examples there are is not known before they are read, so the length of the run must be given in steps",
+            "set trainer.max_steps",
+        ),
+        DataSection { format: DataFormat::Squad | DataFormat::Tokenized, .. } => refuse(
+            &format!("format = \"{}\" is not read as a stream", data.format),
+            "use `text` or a table, or leave data.streaming out",
+        ),
+        DataSection { validation: Some(Validation::Share(_)), .. } => refuse(
+            "a share of data that are not read before cannot be split off for validation",
+            "set data.validation to files",
+        ),
+        DataSection { packing: true, .. } => {
+            refuse("data.packing fits rows together by the lengths of all of them", "leave one of the two out")
+        }
+        DataSection { sampler: Sampler::GroupByLength, .. } => refuse(
+            "data.sampler = \"group_by_length\" needs the lengths of all examples",
+            "set data.sampler = \"random\"",
+        ),
+        DataSection { padding: PaddingStrategy::Buckets, .. } => refuse(
+            "data.padding = \"buckets\" chooses lengths from those of all examples",
+            "set data.padding = \"longest\" or \"max_length\"",
+        ),
+        DataSection { max_train_samples: Some(_), .. } => {
+            refuse("data.max_train_samples chooses among all examples", "trainer.max_steps limits what is read")
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The keys of question answering on SQuAD's files.
@@ -291,7 +350,9 @@ fn table(data: &DataSection) -> Checked {
     }
     if data.task == Task::QuestionAnswering {
         let message = format!("`{}` is not available for the task {}", data.format, data.task);
-        return Err(Complaint::new("data.format", message).help("use `squad` or `tokenized`"));
+        return Err(Complaint::new("data.format", message).help(
+            "use `squad`, which also reads rows with id, question, context and answers in .parquet and .jsonl, or `tokenized`",
+        ));
     }
     if matches!(data.task, Task::Clm | Task::Mlm) {
         let given = [
@@ -659,7 +720,8 @@ fn learning_rate(config: &RunConfig) -> Checked {
 fn evaluation(config: &RunConfig) -> Checked {
     let trainer = &config.trainer;
     prediction(config)?;
-    if config.data.validation.is_some() {
+    // Whether a dataset of the Hub has validation data shows when it is opened.
+    if config.data.validation.is_some() || config.data.dataset_name.is_some() {
         return Ok(());
     }
     let help = "set data.validation to files, or to a share such as \"2%\"";

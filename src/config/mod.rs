@@ -207,6 +207,12 @@ impl RunConfig {
         {
             config.run.output_dir = Path::new("runs").join(stem);
         }
+        if config.data.dataset_name.is_some()
+            && document.table.get("data").and_then(|data| data.get("format")).is_none()
+        {
+            let is_answering = config.data.task == Task::QuestionAnswering;
+            config.data.format = if is_answering { DataFormat::Squad } else { DataFormat::Parquet };
+        }
         check::check(&config).map_err(|complaint| document.locate(complaint))?;
         config.no_effect = document.unused.lines();
         Ok(config)

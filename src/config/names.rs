@@ -188,7 +188,7 @@ impl DataFormat {
             Self::Tsv => &["tsv"],
             Self::Jsonl | Self::Tokenized => &["jsonl", "ndjson", "json"],
             Self::Parquet => &["parquet"],
-            Self::Squad => &["json"],
+            Self::Squad => &["json", "jsonl", "ndjson", "parquet"],
         }
     }
 

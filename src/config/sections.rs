@@ -97,10 +97,18 @@ pub struct DataSection {
     /// The task that the model learns. Required in a file.
     #[serde(deserialize_with = "task")]
     pub task: Task,
-    /// How the files are written. Default: `text`.
+    /// How the files are written. Default: `text`; with `dataset_name` it is `parquet`, or `squad` for question answering.
     pub format: DataFormat,
+    /// A dataset of the Hub, as the scripts of `transformers` name it: `ID`, `ID@REVISION`, or a folder with such files. Its
+    /// split `train` is the training data, and its split `validation`, if it has one, the validation data where
+    /// `validation` is left out. Not with `train`. Default: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dataset_name: Option<String>,
+    /// The configuration of `dataset_name`, such as `sst2` of `nyu-mll/glue`. Default: the only one, or `default`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dataset_config_name: Option<String>,
     /// The training data: paths, globs, folders (their files that end as those of `format`), `~`, `${VAR:-default}`; a list, or
-    /// one string. Required.
+    /// one string. Files may be archives of gzip or zstd. Required without `dataset_name`.
     #[serde(deserialize_with = "strings")]
     pub train: Vec<String>,
     /// The validation data: files likewise, or a share of the training documents such as `"2%"` or `0.02`. Default:
@@ -195,6 +203,13 @@ pub struct DataSection {
     pub max_eval_samples: Option<usize>,
     /// The order of training samples; evaluation always keeps the order of the files. Default: `random`.
     pub sampler: Sampler,
+    /// Whether training data are read and tokenised as they are needed, over and over, and kept nowhere: for data that do not fit
+    /// the disk. Files are read in order; with `sampler = "random"` examples are shuffled in a buffer. Needs
+    /// `trainer.max_steps`. Default: false.
+    pub streaming: bool,
+    /// Examples of the buffer in which `streaming` shuffles, as `buffer_size` of `IterableDataset.shuffle`. Default: 1000.
+    #[serde(deserialize_with = "count")]
+    pub shuffle_buffer_size: usize,
 }
 
 impl Default for DataSection {
@@ -202,6 +217,8 @@ impl Default for DataSection {
         Self {
             task: Task::Clm,
             format: DataFormat::Text,
+            dataset_name: None,
+            dataset_config_name: None,
             train: Vec::new(),
             validation: None,
             test: None,
@@ -231,6 +248,8 @@ impl Default for DataSection {
             max_train_samples: None,
             max_eval_samples: None,
             sampler: Sampler::Random,
+            streaming: false,
+            shuffle_buffer_size: 1000,
         }
     }
 }

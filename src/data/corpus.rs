@@ -2,14 +2,16 @@
 //! pieces, so a corpus may be larger than memory.
 
 use std::fs;
+use std::io::Read as _;
 use std::path::PathBuf;
 
 use super::paths;
+use super::stream::{PIECE_BYTES, Unit};
 use super::table::Table;
 use super::text_chunks::{MARK, TextChunk, TextChunks, cut, not_utf8};
 use super::text_lines::TextLines;
 use crate::base::error::{Error, Result};
-use crate::base::files::{read_error, read_regular};
+use crate::base::files::{Decoded, read_error};
 use crate::base::random::{seed_for, uniform};
 use crate::config::{DataFormat, Documents};
 
@@ -175,6 +177,31 @@ impl Corpus {
         Box::new((0..).zip(documents).filter(move |(index, piece)| piece.is_err() || part.has(*index)).map(|(_, p)| p))
     }
 
+    /// The parts of the file numbered `file` that can be read by themselves, whether it belongs to a share of the documents or not,
+    /// from place `at` on, each with its place: of a document that is a file a piece of at most `PIECE_BYTES`, by its byte; else a
+    /// line or row, by how many are before it.
+    ///
+    /// # Errors
+    /// A file that cannot be opened.
+    pub(super) fn units(&self, file: usize, at: u64) -> Result<Box<dyn Iterator<Item = Result<Unit>> + Send>> {
+        let path = &self.files[file];
+        let documents: Box<dyn Iterator<Item = Result<TextChunk>> + Send> = match &self.documents {
+            Kind::File => {
+                let mut chunks = TextChunks::open_at(path, PIECE_BYTES, at)?;
+                return Ok(Box::new(std::iter::from_fn(move || {
+                    let at = chunks.offset();
+                    chunks.next().map(|chunk| chunk.map(|chunk| (at, at == 0, chunk)))
+                })));
+            }
+            Kind::Line => Box::new(TextLines::open(path)?),
+            Kind::Row(table) => Box::new(
+                table.rows_of(file).map(|row| row.map(|row| TextChunk { text: row.text, ends_document: true })),
+            ),
+        };
+        let numbered = (0..).zip(documents).filter(move |(number, document)| document.is_err() || *number >= at);
+        Ok(Box::new(numbered.map(|(number, document)| document.map(|document| (number, true, document)))))
+    }
+
     fn pieces_of(&self, file: usize, max_bytes: usize) -> impl Iterator<Item = Result<TextChunk>> + Send {
         or_error(TextChunks::open(&self.files[file], max_bytes))
     }
@@ -210,7 +237,9 @@ impl Corpus {
     /// A file that cannot be read or is not UTF-8.
     pub fn document(&self, index: usize) -> Result<String> {
         let file = &self.files[index];
-        let bytes = read_regular(file).map_err(|error| read_error(file, &error))?;
+        let mut bytes = Vec::new();
+        let read = Decoded::open(file).and_then(|mut opened| opened.read_to_end(&mut bytes));
+        read.map_err(|error| read_error(file, &error))?;
         let text = String::from_utf8(bytes).map_err(|error| {
             let offset = error.utf8_error().valid_up_to();
             not_utf8(file, offset, error.as_bytes()[offset])

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sha2::{Digest, Sha256};
 
+use super::stream::Streamed;
 use super::{Dataset, Example, Fingerprint, Label};
 use crate::base::error::Result;
 use crate::base::files::hex;
@@ -14,11 +15,14 @@ use crate::base::signals;
 /// Examples are hashed in groups of so many, on all cores, and then the digests of the groups in order.
 const GROUP: usize = 4096;
 
-/// SHA-256 over all examples of `data`, in hexadecimal digits.
+/// SHA-256 over all examples of `data`, in hexadecimal digits; of a stream, [its own](Streamed::digest).
 ///
 /// # Errors
 /// Data that cannot be read; a signal.
 pub fn digest<E: Fingerprint>(data: &dyn Dataset<E>) -> Result<String> {
+    if let Some(streamed) = Streamed::of(data) {
+        return Ok(streamed.digest());
+    }
     let (next, groups) = (AtomicUsize::new(0), data.len().div_ceil(GROUP));
     let work = || {
         let mut done = Vec::new();

@@ -118,6 +118,11 @@ impl Masked {
     pub fn new(data: Arc<dyn Dataset>, masking: Arc<Masking>, seed: u64) -> Self {
         Self { data, masking, seed }
     }
+
+    /// The examples that are masked.
+    pub(super) fn inner(&self) -> &dyn Dataset {
+        &*self.data
+    }
 }
 
 impl Dataset for Masked {

@@ -1,5 +1,5 @@
 //! Data, in the order in which it flows: paths -> corpus -> text chunks -> tokenizer -> tokens -> blocks (or a table -> its rows,
-//! windows of SQuAD's contexts, or tokenised rows), all kept in one kind of [store] -> subset -> sampler -> loader -> collate ->
+//! windows of SQuAD's contexts, or tokenised rows), all kept in one kind of [store], or kept nowhere ([stream]) -> subset -> sampler -> loader -> collate ->
 //! [`Batch`]. Everything here lives on the host; nothing knows models or the trainer.
 
 pub mod squad;
@@ -22,6 +22,7 @@ pub mod text_chunks;
 pub mod rows;
 pub mod sampler;
 pub mod store;
+pub mod stream;
 pub mod table;
 pub mod tokenized;
 pub mod tokenizer;
@@ -116,7 +117,7 @@ impl Example {
     }
 
     /// Its sequences, unlabelled: the choices of a multiple choice, else itself.
-    fn sequences(&self) -> Vec<Self> {
+    pub(crate) fn sequences(&self) -> Vec<Self> {
         let Label::Choice { lens, .. } = &self.label else { return vec![self.clone()] };
         let mut begin = 0;
         let sequence = |len: &usize| {

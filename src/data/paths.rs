@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 use glob::{MatchOptions, Pattern};
 
 use crate::base::error::{Error, Result};
-use crate::base::files::read_error;
+use crate::base::files::{ending, read_error};
 use crate::base::variables::expand_text;
 use crate::config::DataFormat;
 use crate::hub;
@@ -85,8 +85,8 @@ fn matching(pattern: &str, format: DataFormat) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// The format that the ending of the file `path` names, or those of all files in the folder `path`; JSON is SQuAD's where the
-/// task is question answering. None where no ending tells.
+/// The format that the ending of the file `path` names, or those of all files in the folder `path`; JSON and parquet are SQuAD's
+/// where the task is question answering. None where no ending tells.
 ///
 /// # Errors
 /// A folder with files of several formats.
@@ -96,10 +96,9 @@ pub fn format_of(path: &Path, is_answering: bool) -> Result<Option<DataFormat>> 
         true => visible(path, &mut all)?,
         false => all.push(path.to_path_buf()),
     }
-    let ending = |file: &PathBuf| file.extension().map(|ending| ending.to_string_lossy().to_ascii_lowercase());
-    let endings = all.iter().filter_map(ending).collect::<BTreeSet<_>>();
+    let endings = all.iter().filter_map(|file| ending(file)).collect::<BTreeSet<_>>();
     let format = |ending: &String| match ending.as_str() {
-        "json" if is_answering => Some(DataFormat::Squad),
+        ending if is_answering && DataFormat::Squad.endings().contains(&ending) => Some(DataFormat::Squad),
         ending => {
             let formats = [DataFormat::Csv, DataFormat::Tsv, DataFormat::Jsonl, DataFormat::Parquet, DataFormat::Text];
             formats.into_iter().find(|format| format.endings().contains(&ending))
@@ -132,10 +131,7 @@ fn visible(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
 fn in_folder(folder: &Path, format: DataFormat) -> Result<Vec<PathBuf>> {
     let mut all = Vec::new();
     visible(folder, &mut all)?;
-    let is_wanted = |file: &&PathBuf| {
-        let ending = file.extension().map(|ending| ending.to_string_lossy().to_ascii_lowercase());
-        ending.is_some_and(|ending| format.endings().contains(&&*ending))
-    };
+    let is_wanted = |file: &&PathBuf| ending(file).is_some_and(|ending| format.endings().contains(&&*ending));
     let files = all.iter().filter(is_wanted).cloned().collect::<Vec<_>>();
     if !files.is_empty() {
         return Ok(files);

@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 
 use super::labels::{LabelRule, SeenLabels};
 use super::store::{Column, Format, OnProgress, Store, Writer};
+use super::stream::{self, Made};
 use super::table::{Row, Table};
 use super::tokenizer::{Encoded, RowEncoder};
 use super::{Dataset, Example, IGNORED, Label};
@@ -182,6 +183,53 @@ pub(super) fn add(hash: &mut Sha256, row: &Row) {
     }
 }
 
+/// The example of `row`, which `encoder` has encoded, with its label by `rule`.
+///
+/// # Errors
+/// A row without a token, and a label that `rule` refuses, with the place of the row.
+fn example(row: &Row, encoded: Encoded, encoder: &RowEncoder, rule: &LabelRule) -> Result<Example> {
+    let at = |error: Error| error.at(&row.place);
+    let Encoded { ids, types, words, lens } = encoded;
+    if ids.is_empty() || row.parts.is_empty() && matches!(rule, LabelRule::Tags(_)) {
+        return Err(at(Error::data("the text is empty: it has no tokens").help("leave the row out")));
+    }
+    let label = match rule.apply(row.label.as_ref()).map_err(at)? {
+        Label::Class(answer) if *rule == LabelRule::Choice => {
+            if usize::try_from(answer).map_or(true, |answer| answer >= lens.len()) {
+                let last = lens.len() - 1;
+                return Err(at(Error::data(format!("label: expected a choice from 0 to {last}, got {answer}"))));
+            }
+            Label::Choice { lens, answer }
+        }
+        Label::Tokens(tags) if tags.len() != row.parts.len() => {
+            let (words, tags) = (row.parts.len(), tags.len());
+            return Err(at(Error::data(format!("expected a label for each of the {words} words, got {tags}"))));
+        }
+        Label::Tokens(tags) => Label::Tokens(on_first_pieces(&tags, &words).collect()),
+        label => label,
+    };
+    Ok(Example {
+        input_ids: ids.into_iter().map(|id| id as i32).collect(),
+        attention_mask: None,
+        token_type_ids: encoder.has_types().then(|| types.into_iter().map(i32::from).collect()),
+        position_ids: None,
+        label,
+    })
+}
+
+/// The rows of `table` under `encoder`, with labels by `rule`, as a stream.
+pub fn streamed(table: Table, encoder: RowEncoder, rule: LabelRule) -> Made {
+    let mut settings = Sha256::new_with_prefix("table");
+    settings.update(encoder.content_hash());
+    settings.update(rule.describe().as_bytes());
+    let longest = encoder.max_length();
+    let encode = move |rows: &[Row]| {
+        let examples = rows.iter().zip(encoder.encode(rows)?);
+        examples.map(|(row, encoded)| example(row, encoded, &encoder, &rule).map(Some)).collect()
+    };
+    stream::rows(table, Box::new(encode), longest, settings)
+}
+
 /// Writes the rows.
 fn write(
     writer: &mut Writer<'_, '_>,
@@ -193,34 +241,20 @@ fn write(
     writer.state.total_bytes = scan.bytes;
     let mut flush = |group: &mut Vec<Row>| -> Result<()> {
         for (row, encoded) in group.iter().zip(encoder.encode(group)?) {
-            let at = |error: Error| error.at(&row.place);
-            let Encoded { ids, types, words, lens } = encoded;
-            if ids.is_empty() || row.parts.is_empty() && matches!(rule, LabelRule::Tags(_)) {
-                return Err(at(Error::data("the text is empty: it has no tokens").help("leave the row out")));
-            }
-            let label = match rule.apply(row.label.as_ref()).map_err(at)? {
-                Label::Class(answer) if *rule == LabelRule::Choice => {
-                    if usize::try_from(answer).map_or(true, |answer| answer >= lens.len()) {
-                        let last = lens.len() - 1;
-                        return Err(at(Error::data(format!(
-                            "label: expected a choice from 0 to {last}, got {answer}"
-                        ))));
-                    }
+            let example = example(row, encoded, encoder, rule)?;
+            let label = match example.label {
+                Label::Choice { lens, answer } => {
                     std::iter::once(i64::from(answer)).chain(lens.iter().map(|len| *len as i64)).collect()
                 }
                 Label::Class(class) => vec![i64::from(class)],
                 Label::Value(value) => vec![i64::from(value.to_bits())],
                 Label::Multi(values) => values.into_iter().map(|value| i64::from(value.to_bits())).collect(),
-                Label::Tokens(tags) if tags.len() != row.parts.len() => {
-                    let (words, tags) = (row.parts.len(), tags.len());
-                    return Err(at(Error::data(format!("expected a label for each of the {words} words, got {tags}"))));
-                }
-                Label::Tokens(tags) => on_first_pieces(&tags, &words).map(i64::from).collect(),
-                Label::None | Label::Span { .. } | Label::Choice { .. } => Vec::new(),
+                Label::Tokens(tags) => tags.into_iter().map(i64::from).collect(),
+                Label::None | Label::Span { .. } => Vec::new(),
             };
-            writer.state.tokens += ids.len() as u64;
-            writer.list(INPUT_IDS, ids)?;
-            writer.list(TOKEN_TYPE_IDS, types.into_iter().filter(|_| encoder.has_types()))?;
+            writer.state.tokens += example.input_ids.len() as u64;
+            writer.list(INPUT_IDS, example.input_ids)?;
+            writer.list(TOKEN_TYPE_IDS, example.token_type_ids.into_iter().flatten())?;
             writer.list(LABEL, label)?;
         }
         writer.state.done_bytes += group.iter().map(size).sum::<usize>() as u64;

@@ -4,6 +4,7 @@
 
 use std::cmp::Reverse;
 
+use super::stream::Streamed;
 use super::{Dataset, Fingerprint};
 use crate::base::random::seed_for;
 pub use crate::config::Sampler;
@@ -52,6 +53,8 @@ impl Walk {
     pub fn index<E: Fingerprint>(&mut self, data: &dyn Dataset<E>, epoch: u64, position: u64) -> usize {
         let (Order { sampler, seed, .. }, len) = (self.order, data.len() as u64);
         let index = match sampler {
+            // A stream has its own order.
+            _ if Streamed::of(data).is_some() => position,
             Sampler::Sequential => position,
             Sampler::Random => shuffled(seed, epoch, len, position),
             Sampler::GroupByLength => self.by_length(data, epoch, position),

@@ -2,12 +2,11 @@
 //! tokenising the chunks one by one gives the ids of the whole. Tokenising and the learning of a vocabulary read text this way;
 //! nothing here knows tokenizers beyond where it is safe to cut.
 
-use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::base::error::{Error, Result};
-use crate::base::files::read_error;
+use crate::base::files::{Decoded, read_error};
 use crate::base::signals;
 use crate::cache::mapped::interrupted;
 
@@ -24,9 +23,9 @@ pub struct TextChunk {
 }
 
 /// Reads one file; an iterator over at least one chunk.
-pub struct TextChunks<'a> {
-    path: &'a Path,
-    file: File,
+pub struct TextChunks {
+    path: PathBuf,
+    file: Decoded,
     /// Read, but not handed out yet.
     pending: Vec<u8>,
     /// Bytes handed out.
@@ -35,14 +34,28 @@ pub struct TextChunks<'a> {
     finished: bool,
 }
 
-impl<'a> TextChunks<'a> {
+impl TextChunks {
     /// Opens `path`. Chunks have at most `max_bytes` bytes, which is at least 4 (the longest character).
     ///
     /// # Errors
     /// A file that cannot be opened.
-    pub fn open(path: &'a Path, max_bytes: usize) -> Result<Self> {
-        let file = File::open(path).map_err(|error| read_error(path, &error))?;
-        Ok(Self { path, file, pending: Vec::new(), offset: 0, max_bytes: max_bytes.max(4), finished: false })
+    pub fn open(path: &Path, max_bytes: usize) -> Result<Self> {
+        Self::open_at(path, max_bytes, 0)
+    }
+
+    /// As [`open`](Self::open), from byte `offset` of the text, at which a chunk of that size begins.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_at(path: &Path, max_bytes: usize, offset: u64) -> Result<Self> {
+        let file = Decoded::open_at(path, offset).map_err(|error| read_error(path, &error))?;
+        let (path, offset) = (path.to_owned(), offset as usize);
+        Ok(Self { path, file, pending: Vec::new(), offset, max_bytes: max_bytes.max(4), finished: false })
+    }
+
+    /// The byte at which the next chunk begins.
+    pub fn offset(&self) -> u64 {
+        self.offset as u64
     }
 
     fn read(&mut self) -> Result<TextChunk> {
@@ -51,7 +64,7 @@ impl<'a> TextChunks<'a> {
         }
         let wanted = self.max_bytes.saturating_sub(self.pending.len()) as u64;
         let read = (&mut self.file).take(wanted).read_to_end(&mut self.pending);
-        let read = read.map_err(|error| read_error(self.path, &error))?;
+        let read = read.map_err(|error| read_error(&self.path, &error))?;
         // A file that ends exactly here shows its end only in the next read, which may then find nothing.
         let at_end = (read as u64) < wanted;
         let text = match std::str::from_utf8(&self.pending) {
@@ -62,7 +75,7 @@ impl<'a> TextChunks<'a> {
             }
             Err(error) => {
                 let at = error.valid_up_to();
-                return Err(not_utf8(self.path, self.offset + at, self.pending[at]));
+                return Err(not_utf8(&self.path, self.offset + at, self.pending[at]));
             }
         };
         let mark = if self.offset == 0 && text.starts_with(MARK) { MARK.len_utf8() } else { 0 };
@@ -74,7 +87,7 @@ impl<'a> TextChunks<'a> {
     }
 }
 
-impl Iterator for TextChunks<'_> {
+impl Iterator for TextChunks {
     type Item = Result<TextChunk>;
 
     fn next(&mut self) -> Option<Self::Item> {

@@ -1,13 +1,12 @@
 //! A text file whose lines are documents of their own. A line is held in memory whole; blank lines are left out, as
 //! `run_mlm --line_by_line` leaves them out. Used by the corpus and for JSON lines.
 
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::text_chunks::{MARK, TextChunk, not_utf8};
 use crate::base::error::{Error, Result};
-use crate::base::files::read_error;
+use crate::base::files::{Decoded, read_error};
 use crate::base::signals;
 use crate::cache::mapped::interrupted;
 
@@ -28,9 +27,9 @@ pub(super) fn too_long(place: impl std::fmt::Display) -> Error {
 }
 
 /// Reads one file; an iterator over its lines that are not blank, without their ends.
-pub struct TextLines<'a> {
-    path: &'a Path,
-    file: BufReader<File>,
+pub struct TextLines {
+    path: PathBuf,
+    file: BufReader<Decoded>,
     /// Bytes read.
     offset: usize,
     /// Lines read.
@@ -38,14 +37,20 @@ pub struct TextLines<'a> {
     finished: bool,
 }
 
-impl<'a> TextLines<'a> {
+impl TextLines {
     /// Opens `path`.
     ///
     /// # Errors
     /// A file that cannot be opened.
-    pub fn open(path: &'a Path) -> Result<Self> {
-        let file = File::open(path).map_err(|error| read_error(path, &error))?;
-        Ok(Self { path, file: BufReader::with_capacity(1 << 18, file), offset: 0, number: 0, finished: false })
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = Decoded::open(path).map_err(|error| read_error(path, &error))?;
+        Ok(Self {
+            path: path.to_owned(),
+            file: BufReader::with_capacity(1 << 18, file),
+            offset: 0,
+            number: 0,
+            finished: false,
+        })
     }
 
     /// Bytes of the file that have been read.
@@ -66,7 +71,7 @@ impl<'a> TextLines<'a> {
                 return Err(interrupted());
             }
             bytes.clear();
-            let read = read_line(&mut self.file, &mut bytes).map_err(|error| read_error(self.path, &error))?;
+            let read = read_line(&mut self.file, &mut bytes).map_err(|error| read_error(&self.path, &error))?;
             if read > MAX_ROW_BYTES {
                 return Err(too_long(format_args!("{} line {}", self.path.display(), self.number + 1)));
             }
@@ -77,7 +82,7 @@ impl<'a> TextLines<'a> {
             self.offset += read;
             self.number += 1;
             let text = std::str::from_utf8(&bytes)
-                .map_err(|error| not_utf8(self.path, start + error.valid_up_to(), bytes[error.valid_up_to()]))?;
+                .map_err(|error| not_utf8(&self.path, start + error.valid_up_to(), bytes[error.valid_up_to()]))?;
             let text = if start == 0 { text.trim_start_matches(MARK) } else { text };
             let line = text.strip_suffix('\n').unwrap_or(text);
             let line = line.strip_suffix('\r').unwrap_or(line);
@@ -88,7 +93,7 @@ impl<'a> TextLines<'a> {
     }
 }
 
-impl Iterator for TextLines<'_> {
+impl Iterator for TextLines {
     type Item = Result<TextChunk>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -138,7 +143,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.txt");
         // A hole of the file system: nothing of it is on the disk.
-        let mut file = File::create(&path).unwrap();
+        let mut file = std::fs::File::create(&path).unwrap();
         io::Write::write_all(&mut file, b"one\n").unwrap();
         file.set_len(3 << 30).unwrap();
         let mut lines = TextLines::open(&path).unwrap();

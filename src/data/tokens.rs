@@ -75,8 +75,11 @@ fn key(sources: &Sources<'_>, corpus: &Corpus, tokenizer: &Tokenizer) -> Result<
     Ok(hash)
 }
 
-/// Writes the ids.
-fn write(writer: &mut Writer<'_, '_>, corpus: &Corpus, tokenizer: &Tokenizer) -> Result<()> {
+/// The ids before and after each document of `corpus`.
+///
+/// # Errors
+/// A tokenizer without an end-of-text that the corpus asks for.
+pub(super) fn ends(tokenizer: &Tokenizer, corpus: &Corpus) -> Result<(Vec<u32>, Vec<u32>)> {
     let (before, mut after) = tokenizer.around()?;
     if corpus.marks_ends() {
         // BERT's [SEP] is both what ends a text and what separates documents: once is enough.
@@ -86,6 +89,12 @@ fn write(writer: &mut Writer<'_, '_>, corpus: &Corpus, tokenizer: &Tokenizer) ->
         })?;
         after.extend((after.last() != Some(&end)).then_some(end));
     }
+    Ok((before, after))
+}
+
+/// Writes the ids.
+fn write(writer: &mut Writer<'_, '_>, corpus: &Corpus, tokenizer: &Tokenizer) -> Result<()> {
+    let (before, after) = ends(tokenizer, corpus)?;
     writer.state.total_bytes = corpus.num_bytes();
     let mut starts_document = true;
     let mut flush = |group: &mut Vec<TextChunk>| -> Result<()> {

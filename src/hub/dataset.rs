@@ -106,7 +106,8 @@ fn patterns_of(path: &str, shown: &str) -> Result<Vec<Pattern>> {
         if config == "default" {
             stems.extend([format!("data/{split}-*"), format!("data/{split}"), split.to_string()]);
         }
-        let endings = ["parquet", "jsonl", "json", "csv", "tsv"];
+        let endings =
+            ["parquet", "jsonl", "json", "csv", "tsv", "jsonl.gz", "json.gz", "csv.gz", "jsonl.zst", "json.zst"];
         stems.iter().flat_map(|stem| endings.map(|ending| format!("{stem}.{ending}"))).collect()
     };
     let compile = |glob: String| {
@@ -127,7 +128,7 @@ fn choose(patterns: &[Pattern], names: &[String]) -> Vec<String> {
 }
 
 /// Whether no part of a file in parts (`train-00000-of-00003.parquet`) is missing: a download may have been interrupted.
-fn is_complete(names: &[String]) -> bool {
+pub(super) fn is_complete(names: &[String]) -> bool {
     names.iter().all(|name| {
         let Some((head, tail)) = name.split_once("-of-") else { return true };
         let digits = tail.chars().take_while(char::is_ascii_digit).count();
@@ -140,7 +141,7 @@ fn is_complete(names: &[String]) -> bool {
 }
 
 /// The names of all files below `folder`, with `/` between folders.
-fn names_in(folder: &Path) -> Vec<String> {
+pub(super) fn names_in(folder: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut pending = vec![(folder.to_path_buf(), String::new())];
     while let Some((folder, prefix)) = pending.pop() {

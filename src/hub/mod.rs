@@ -6,6 +6,7 @@
 mod dataset;
 mod repo;
 mod settings;
+mod splits;
 mod transfer;
 mod wanted;
 
@@ -19,6 +20,7 @@ use transfer::{Session, Unanswered};
 
 pub use dataset::{dataset_files, dataset_files_with, is_dataset};
 pub use settings::HubSettings;
+pub use splits::{Split, dataset_split, dataset_split_with};
 pub use wanted::Wanted;
 
 /// The revision that an id without `@revision` means.

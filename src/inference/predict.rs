@@ -8,6 +8,7 @@ use kiln_models::Copies;
 use serde_json::{Map, Value, json};
 
 use crate::base::error::{Error, Result};
+use crate::base::files::ending;
 use crate::base::reads::read_values;
 use crate::base::signals;
 use crate::config::{DataFormat, Task, check_label_names};
@@ -102,7 +103,7 @@ pub fn predict(
 
 /// The format that the ending of a file names.
 pub(crate) fn format_of(path: &Path) -> Result<DataFormat> {
-    match path.extension().and_then(|ending| ending.to_str()) {
+    match ending(path).as_deref() {
         Some("csv") => Ok(DataFormat::Csv),
         Some("tsv") => Ok(DataFormat::Tsv),
         Some("jsonl" | "ndjson") => Ok(DataFormat::Jsonl),

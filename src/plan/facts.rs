@@ -92,6 +92,8 @@ pub struct DataFacts {
     pub max_length: Option<usize>,
     /// The id that padding uses.
     pub pad_id: u32,
+    /// Sequences of an example: the choices of a multiple choice, else one.
+    pub sequences: usize,
 }
 
 /// The number of examples of the training or validation data, and the length of the longest.
@@ -120,6 +122,7 @@ impl DataFacts {
             block_size: None,
             max_length: None,
             pad_id: 0,
+            sequences: 1,
         }
     }
 

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::base::error::{Error, Result, nearest};
 use crate::config::{
     ActivationCheckpointing, BatchScaling, CompilerMode, DataFormat, DeviceKind, EvalStrategy, GenerateOptions,
-    Interval, LoggingStrategy, RunConfig, RunLength, SaveStrategy, StepSize, Task, TrainerSection,
+    Interval, LoggingStrategy, RunConfig, RunLength, Sampler, SaveStrategy, StepSize, Task, TrainerSection,
     TrainingCompilerConfig,
 };
 use crate::data::padding::Padding;
@@ -231,6 +231,8 @@ impl RunPlan {
             task,
             values: self.memory.values,
             batch: &self.batch,
+            sequences: self.data.sequences,
+            documents: self.data.packing,
             eval_batch: self.evaluation.batch_size.min(examples),
             compute: self.engine.compute(),
             checkpointing: self.engine.activation_checkpointing,
@@ -362,6 +364,8 @@ fn data_plan(config: &RunConfig, facts: &DataFacts, batch: &BatchPlan, device: D
         seed: config.trainer.data_seed(),
         drop_last: config.trainer.dataloader_drop_last,
         pad_id: facts.pad_id,
+        sequences: facts.sequences,
+        packing: data.packing,
         padding_strategy: data.padding,
         padding,
         padding_cost,
@@ -398,12 +402,20 @@ fn documents(config: &RunConfig, device: DeviceKind) -> Option<String> {
     })
 }
 
-/// The settings that keep the run from using all of its data.
+/// The settings that keep the run from using all of its data as they stand.
 fn limits(config: &RunConfig) -> Vec<String> {
     let (data, trainer) = (&config.data, &config.trainer);
     let limit = |name: &str, limit: Option<usize>| limit.map(|limit| format!("{name} = {limit}"));
     let flag = |name: &str, on: bool| on.then(|| name.to_owned());
+    let streaming = data.streaming.then(|| match data.sampler {
+        Sampler::Sequential => "streaming: read in order as needed, over and over".to_owned(),
+        _ => format!(
+            "streaming: read in order as needed, over and over, and shuffled among {}",
+            data.shuffle_buffer_size
+        ),
+    });
     let limits = [
+        streaming,
         limit("max_train_samples", data.max_train_samples),
         limit("max_eval_samples", data.max_eval_samples),
         flag("overfit_one_batch: the examples of the first step over and over", trainer.overfit_one_batch),

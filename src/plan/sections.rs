@@ -216,12 +216,27 @@ pub struct DataPlan {
     pub drop_last: bool,
     /// The id that padding uses.
     pub pad_id: u32,
+    /// Sequences of an example: the choices of a multiple choice, else one.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub sequences: usize,
+    /// Whether a sequence is several documents.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub packing: bool,
     /// How lengths are chosen.
     pub padding_strategy: PaddingStrategy,
     /// The lengths that batches are padded to.
     pub padding: Padding,
     /// The cost of padding in training.
     pub padding_cost: PaddingCost,
+}
+
+fn one() -> usize {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_one(count: &usize) -> bool {
+    *count == 1
 }
 
 /// How many steps the run has, and why.

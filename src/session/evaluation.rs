@@ -45,7 +45,7 @@ impl EvaluationSession {
         progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Self> {
         config.validate()?;
-        if config.data.validation.is_none() {
+        if config.data.validation.is_none() && config.data.dataset_name.is_none() {
             return Err(Self::no_data());
         }
         handover::settle(config.compiler.as_ref(), config.device.kind)?;

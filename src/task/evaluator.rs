@@ -97,21 +97,37 @@ impl ComputeMetrics {
     /// The figures of `task` and these.
     ///
     /// # Errors
-    /// A task whose predictions are not collected, and a name that the task has already.
+    /// A task whose predictions are not collected, and a name that stands in the rows of the log already, or comes twice.
     pub(crate) fn figures(&self, task: Task) -> Result<&'static [&'static str]> {
         if task.is_language_model() || task == Task::QuestionAnswering {
             return Err(Error::config(format!("figures of one's own: the task {task} does not collect its logits"))
                 .help("they are for tasks whose examples, words or choices have labels"));
         }
-        if let Some(known) = self.names.iter().find(|name| task.figures().contains(name)) {
-            return Err(Error::config(format!(
-                "figures of one's own: the task {task} has the figure {known:?} already"
-            )));
+        for (index, name) in self.names.iter().enumerate() {
+            let refuse =
+                |why: String| Err(Error::config(format!("figures of one's own: {why}")).help("choose another name"));
+            if task.figures().contains(name) {
+                return refuse(format!("the task {task} has the figure {name:?} already"));
+            }
+            if OF_EVERY_EVALUATION.contains(name) {
+                return refuse(format!("the row of every evaluation has \"eval_{name}\" already"));
+            }
+            if self.names[..index].contains(name) {
+                return refuse(format!("the name {name:?} comes twice"));
+            }
+            if name.is_empty()
+                || !name.chars().all(|character| character.is_ascii_alphanumeric() || "_-./@".contains(character))
+            {
+                return refuse(format!("expected a name of letters, digits and _-./@, got {name:?}"));
+            }
         }
         // A program has a handful of tasks, and the names of figures are static everywhere else.
         Ok(Vec::leak([task.figures(), &self.names].concat()))
     }
 }
+
+/// What the row of an evaluation has beside its figures.
+const OF_EVERY_EVALUATION: [&str; 4] = ["samples", "runtime", "samples_per_second", "steps_per_second"];
 
 /// [`Predictions`] with figures of one's own: their values are followed by the logits of the examples.
 pub(crate) struct WithMetrics {

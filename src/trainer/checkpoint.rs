@@ -28,6 +28,7 @@ use super::promise::Promise;
 use crate::base::error::{Error, Result, printable};
 use crate::base::files::{free_beside, hex, read_regular, sha256, sync_folder, write_folder, write_whole};
 use crate::data::loader::Position;
+use crate::data::stream::StreamPosition;
 use crate::data::tokenizer::{NamedFile, write_files};
 use crate::plan::RunPlan;
 use crate::precision::scaler::ScalerState;
@@ -80,6 +81,9 @@ pub struct State {
     pub epoch: f64,
     /// Where the training data stands. A checkpoint lies between optimizer steps, so no accumulated gradient is open.
     pub position: Position,
+    /// Where in the files, for data that are streamed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream: Option<StreamPosition>,
     /// Sums of the losses of the steps.
     pub losses: LossSums,
     /// Rows of `metrics.jsonl` that belong to the run up to here.
@@ -733,6 +737,7 @@ mod tests {
             epoch: 0.1 + 0.2,
             position: Position { epoch: 0, index: step },
             losses: LossSums { logged: 0.7, window: 0.1, steps: 1 },
+            stream: None,
             metrics_rows: step,
             pending_evaluation: false,
             seconds: 1.5,

@@ -369,11 +369,8 @@ impl<T: TrainingTask> Trainer<T> {
             if evaluates {
                 self.evaluate_and_record(folder, run)?;
             }
-            if self.samples_are_due(&after) {
-                let samples = self.sample(folder, run)?;
-                if !samples.is_empty() {
-                    self.callbacks.iter_mut().for_each(|callback| callback.on_samples(&run.progress, &samples));
-                }
+            if self.samples_are_due(after.step, run.progress.total_steps) {
+                self.show_samples(folder, run)?;
             }
             if self.verifying.due(&after) {
                 self.verify(run)?;

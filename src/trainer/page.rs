@@ -9,9 +9,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::Trainer;
+use super::callback::Progress;
 use super::observer::Part;
 use super::output::RunFolder;
-use super::run::{After, Run};
+use super::run::Run;
 use crate::base::error::{Error, Result};
 use crate::base::files::{write_json, write_whole};
 use crate::base::signals;
@@ -91,12 +92,34 @@ impl<T: TrainingTask> Trainer<T> {
         write_json(&folder.path().join(CONFUSION), &kept)
     }
 
-    /// Whether samples of text follow a step, besides those at the end.
-    pub(super) fn samples_are_due(&self, after: &After) -> bool {
+    /// Whether samples of text follow step `step`, besides those at the end of a run of `total` steps.
+    pub(super) fn samples_are_due(&self, step: u64, total: u64) -> bool {
         let every = self.session.plan().generation.as_ref().and_then(|options| options.every);
-        every.is_some_and(|every| after.step.is_multiple_of(every as u64) && !after.is_last)
+        every.is_some_and(|every| step.is_multiple_of(every as u64) && step != total)
             && self.purpose.writes_model()
             && self.world.is_root()
+    }
+
+    /// Makes the samples of the step from which the run is continued, where a signal cut them short.
+    pub(super) fn make_up_samples(&mut self, folder: &RunFolder, run: &mut Run) -> Result<()> {
+        let Progress { step, total_steps, .. } = run.progress;
+        if step == 0 || !self.samples_are_due(step, total_steps) {
+            return Ok(());
+        }
+        let path = folder.path().join(SAMPLES);
+        match earlier_samples(&path, step + 1)?.len() > earlier_samples(&path, step)?.len() {
+            true => Ok(()),
+            false => self.show_samples(folder, run),
+        }
+    }
+
+    /// Lets the model write its samples, keeps them and shows them.
+    pub(super) fn show_samples(&mut self, folder: &RunFolder, run: &mut Run) -> Result<()> {
+        let samples = self.sample(folder, run)?;
+        if !samples.is_empty() {
+            self.callbacks.iter_mut().for_each(|callback| callback.on_samples(&run.progress, &samples));
+        }
+        Ok(())
     }
 
     /// Lets the model write its samples and keeps them in the place of those of this step and of later ones, which a run that

@@ -29,6 +29,7 @@ use crate::base::error::{Error, Result};
 use crate::base::files::hex;
 use crate::config::{Precision, Sampler};
 use crate::data::digest::digest;
+use crate::data::stream::Streamed;
 use crate::session::{Session, TrainingTask};
 use crate::task::Reduction;
 
@@ -178,8 +179,11 @@ impl Promise {
             settings.insert("trainer.per_device_train_batch_size".into(), json!(micro));
         }
         settings.insert("device.kind".into(), json!(plan.engine.device.kind.as_str()));
-        settings.insert(EXAMPLES.into(), json!(plan.data.train_examples));
-        settings.insert("training tokens".into(), json!(plan.data.train_tokens));
+        // Of a stream, as many as the length of the run needs.
+        if Streamed::of(&**session.train()).is_none() {
+            settings.insert(EXAMPLES.into(), json!(plan.data.train_examples));
+            settings.insert("training tokens".into(), json!(plan.data.train_tokens));
+        }
         settings.insert("content of the training data".into(), json!(digest(&**session.train())?));
         let mut hash = Sha256::new();
         for (key, value) in &settings {

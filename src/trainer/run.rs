@@ -25,7 +25,9 @@ use super::step::{Stepped, TrainState};
 use super::stopping::{Stopping, check_signals_at_start};
 use crate::base::error::{Error, Result};
 use crate::config::DeviceKind;
+use crate::data::Dataset as _;
 use crate::data::loader::Position;
+use crate::data::stream::Streamed;
 use crate::engine::launches::NewKernels;
 use crate::precision::scaler::{LossScaler, ScalerConfig, Verdict};
 use crate::session::TrainingTask;
@@ -142,6 +144,9 @@ impl<T: TrainingTask> Trainer<T> {
             }
             control.should_training_stop = evaluating.best.is_exhausted();
             position = state.position;
+            if let (Some(streamed), Some(place)) = (Streamed::of(&**self.session.train()), &state.stream) {
+                streamed.seek(place).map_err(|error| error.at(checkpoint.path.display()))?;
+            }
             losses = Losses::restored(state.losses, device);
             evaluating.is_pending = state.pending_evaluation;
             evaluating.last = folder.metrics.last_with("eval_loss");
@@ -189,6 +194,7 @@ impl<T: TrainingTask> Trainer<T> {
         if run.evaluating.is_pending {
             self.evaluate_and_record(folder, run)?;
         }
+        self.make_up_samples(folder, run)?;
         self.observer.part(Part::Evaluation);
         check_signals_at_start()
     }
@@ -273,6 +279,14 @@ impl<T: TrainingTask> Trainer<T> {
         folder.metrics.sync()?;
         let progress = run.progress;
         let elapsed = run.clock.start.elapsed().as_secs_f64();
+        let (position, stream) = match Streamed::of(&**self.session.train()) {
+            Some(streamed) => {
+                // Counted over all passes: how many examples one has is not known.
+                let index = run.position.epoch * streamed.len() as u64 + run.position.index;
+                (Position { epoch: 0, index }, Some(streamed.position(index)?))
+            }
+            None => (run.position, None),
+        };
         let state = State {
             format_version: FORMAT_VERSION,
             kiln_version: env!("CARGO_PKG_VERSION").into(),
@@ -281,7 +295,8 @@ impl<T: TrainingTask> Trainer<T> {
             samples: progress.samples,
             tokens: progress.tokens,
             epoch: progress.epoch,
-            position: run.position,
+            position,
+            stream,
             losses: run.losses.state()?,
             metrics_rows: folder.metrics.rows(),
             pending_evaluation: run.evaluating.is_pending,

@@ -237,4 +237,8 @@ fn a_sample_that_a_signal_cuts_short_is_not_written() {
     let said = text(&output);
     assert!(output.status.code() == Some(130) && said.contains("stopped after step 2 of 5"), "{said}");
     assert!(!said.contains("sample after step") && !place.path("run/samples.jsonl").exists(), "{said}");
+    // The run that goes on makes it up.
+    let sets = [sets[0], sets[1], sets[2], "generation.prompt=\"let\"", "run.on_existing=\"resume\""];
+    place.train("text.toml", &sets);
+    assert_eq!(samples(&place).iter().map(|(step, ..)| *step).collect::<Vec<_>>(), [2, 4, 5]);
 }

@@ -182,7 +182,7 @@ fn what_is_not_known_or_cannot_be_read_is_refused_together() {
     let root = Root::small(&json!({
         "learning_rat": "1e-4", "n_layer": "two", "fp16": "maybe", "per_device_train_batch_size": "-1", "n_gpus": "4",
         "model.n_heads_": "1", "sagemaker_training_compiler_enable": "true", "save_steps": {"a": [1]}, "deepspeed": "ds.json",
-        "max_run": "-3", "warmup_steps": "0x10", "streaming": "True", "push_to_hub_token": "hf_secret", "hub_tokn": "\u{1b}[2J",
+        "max_run": "-3", "warmup_steps": "0x10", "line_by_line": "True", "push_to_hub_token": "hf_secret", "hub_tokn": "\u{1b}[2J",
     }));
     let stderr = root.fails(
         2,
@@ -200,7 +200,7 @@ fn what_is_not_known_or_cannot_be_read_is_refused_together() {
             "deepspeed = \"ds.json\": ",
             "max_run = \"-3\": expected a number of seconds above 0",
             "warmup_steps = \"0x10\": ",
-            "streaming = \"True\": not supported",
+            "line_by_line = \"True\": not supported",
             "did you mean `hub_token`?",
         ],
     );
@@ -601,5 +601,37 @@ fn hyperparameters_of_the_notebooks_are_a_config() {
     root.hyperparameters(
         &json!({"training_script": "run_qa.py", "dataset_name": "squad", "model_name_or_path": "bert-base-cased"}),
     );
-    root.fails(2, &["dataset_name = \"squad\"", "train_file"]);
+    root.fails(3, &[]);
+    of(
+        root.config(),
+        &[("data.dataset_name", "rajpurkar/squad"), ("data.format", "squad"), ("data.task", "question-answering")],
+    );
+    let ner = json!({"training_script": "run_ner.py", "model_name_or_path": "bert-base-cased"});
+    let root = Root::new();
+    root.hyperparameters(&ner);
+    root.write("input/data/train/sample.json", "{\"words\": [\"He\", \"ran\"], \"ner\": [\"O\", \"O\"]}\n");
+    root.fails(3, &[]);
+    of(root.config(), &[("data.text_column", "words"), ("data.label_column", "ner"), ("data.format", "jsonl")]);
+    let pos =
+        json!({"training_script": "run_ner.py", "task_name": "pos", "train_file": "a.jsonl", "model_name": "bert"});
+    of(config(&pos, &[]), &[("data.label_column", "pos_tags"), ("data.task", "token-classification")]);
+    let swag = json!({"training_script": "run_swag.py", "train_file": "swag.csv", "model_name": "bert-base-cased"});
+    of(
+        config(&swag, &[]),
+        &[
+            ("data.task", "multiple-choice"),
+            ("data.text_column", "sent1"),
+            ("data.text_pair_column", "sent2"),
+            ("data.choice_columns", "[ending0, ending1, ending2, ending3]"),
+        ],
+    );
+    let root = Root::new();
+    root.hyperparameters(&json!({
+        "task": "clm", "dataset_name": "org/texts", "dataset_config_name": "en", "model_name_or_path": "gpt2",
+    }));
+    root.fails(3, &[]);
+    of(
+        root.config(),
+        &[("data.dataset_name", "org/texts"), ("data.dataset_config_name", "en"), ("data.format", "parquet")],
+    );
 }

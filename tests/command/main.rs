@@ -13,6 +13,7 @@ mod language_models;
 mod lora;
 mod predict;
 mod tables;
+mod streaming;
 mod variants;
 
 // Training: batches, options, precision, memory.

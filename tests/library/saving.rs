@@ -428,7 +428,15 @@ fn figures_of_ones_own_stand_in_the_log_and_choose_the_best_model() {
     let data = format!("{:?}", folder.path().join("data.jsonl"));
     std::fs::write(&path, std::fs::read_to_string(&path).unwrap().replace("\"data.jsonl\"", &data)).unwrap();
     let config = RunConfig::load(&path).unwrap();
-    let known = ComputeMetrics::new(&["accuracy"], |_| Ok(vec![1.0]));
-    let error = Session::open_with_metrics(config, known).map(drop).unwrap_err().to_string();
-    assert!(error.contains("has the figure \"accuracy\" already"), "{error}");
+    for (names, part) in [
+        (&["accuracy"][..], "has the figure \"accuracy\" already"),
+        (&["own", "samples"], "\"eval_samples\" already"),
+        (&["runtime"], "\"eval_runtime\" already"),
+        (&["own", "own"], "\"own\" comes twice"),
+        (&["a b"], "got \"a b\""),
+    ] {
+        let known = ComputeMetrics::new(names, |_| Ok(vec![1.0]));
+        let error = Session::open_with_metrics(config.clone(), known).map(drop).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
 }

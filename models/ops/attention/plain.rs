@@ -24,7 +24,8 @@ pub fn merge_heads(x: Tensor<4>) -> Tensor<2> {
 /// - `hidden`: true where a key must not be seen, `[batch or 1, 1, seq or 1, keys]`
 ///
 /// Hidden scores become the most negative finite number, as in `transformers`: a row in which every key is hidden is
-/// then uniform instead of NaN.
+/// then uniform instead of NaN. Scores without a scale, as GPT-Neo's, can be larger than f16 holds: there they are computed in
+/// f32, as `transformers` computes them.
 pub fn attention(
     query: Tensor<4>,
     key: Tensor<4>,
@@ -37,6 +38,10 @@ pub fn attention(
     let [batch, heads, seq, _] = query.dims();
     let keys = key.dims()[2];
     let dtype = FloatDType::from(query.dtype());
+    let (query, key) = match dtype == FloatDType::F16 && scale >= 1.0 {
+        true => (query.cast(FloatDType::F32), key.cast(FloatDType::F32)),
+        false => (query, key),
+    };
     let mut scores = (query * scale).matmul(key.swap_dims(2, 3)); // [batch, heads, seq, keys]
     if dtype != FloatDType::F32 {
         scores = scores.cast(FloatDType::F32);

@@ -84,6 +84,7 @@ pub(super) fn read(contract: &Contract, base: &Table) -> Result<Hyperparameters>
         refused: Vec::new(),
         set_by: BTreeMap::new(),
         more: BTreeMap::new(),
+        swag: false,
     };
     for (name, value) in &contract.hyperparameters {
         reader.take(name, value);
@@ -124,6 +125,8 @@ struct Reader<'a> {
     set_by: BTreeMap<String, String>,
     /// Those that are read with others.
     more: BTreeMap<String, Json>,
+    /// The script is run_swag.py.
+    swag: bool,
 }
 
 impl Reader<'_> {
@@ -201,7 +204,26 @@ impl Reader<'_> {
         self.dataset();
         self.model();
         self.data();
+        self.swag();
         self.devices();
+    }
+
+    /// The columns of SWAG, which run_swag.py reads.
+    fn swag(&mut self) {
+        if !self.swag || self.task() != Some(Task::MultipleChoice) {
+            return;
+        }
+        let choices = (0..4).map(|choice| format!("ending{choice}")).collect::<Vec<_>>();
+        let columns = [
+            ("text_column", toml::Value::from("sent1")),
+            ("text_pair_column", "sent2".into()),
+            ("choice_columns", choices.into()),
+        ];
+        // Where one is named, the rows are not SWAG's.
+        if columns.iter().all(|(key, _)| !self.is_set("data", key)) {
+            let columns = columns.map(|(key, value)| Setting::new(&format!("data.{key}"), value, "run_swag.py"));
+            self.found.settings.extend(columns);
+        }
     }
 
     fn price(&mut self) {
@@ -256,7 +278,9 @@ impl Reader<'_> {
         });
         for name in ["training_script", "sagemaker_program"] {
             let Some(value) = self.more(name) else { continue };
-            match text(&value).as_deref().and_then(scripts::task_of_script) {
+            let task = text(&value).as_deref().and_then(scripts::task_of_script);
+            self.swag |= task == Some("multiple-choice");
+            match task {
                 Some(_) if self.set_by.contains_key("data.task") => {}
                 Some("sequence-classification") if regression == Some(true) => {
                     self.set(name, &"regression".into(), "data.task");
@@ -294,6 +318,15 @@ impl Reader<'_> {
         let glue = match glue {
             Some(value) => match text(&value).map(|name| name.to_lowercase()) {
                 Some(name) if GLUE.iter().any(|(task, ..)| *task == name) => Some((name, value)),
+                // run_ner.py's task, which its labels are called after.
+                Some(name)
+                    if self.task() == Some(Task::TokenClassification) && ["ner", "pos", "chunk"].contains(&&*name) =>
+                {
+                    if !self.is_set("data", "label_column") {
+                        self.set("task_name", &format!("{name}_tags").into(), "data.label_column");
+                    }
+                    None
+                }
                 Some(name) if self.task() != Some(Task::SequenceClassification) && Task::from_name(&name).is_ok() => {
                     return self.set("task_name", &value, "data.task");
                 }
@@ -332,10 +365,6 @@ impl Reader<'_> {
             }
             return;
         };
-        if name.contains("squad") {
-            let why = "the Hub's SQuAD is not read; give its JSON by train_file and validation_file, or as channels";
-            return self.refuse("dataset_name", &value, why);
-        }
         let known = DATASETS.iter().find(|known| known.names.contains(&name.as_str()));
         let Some(id) = known.map(|known| known.names[0]).or(Some(name.as_str()).filter(|name| name.contains('/')))
         else {
@@ -348,6 +377,13 @@ impl Reader<'_> {
             return self.refuse("dataset_name", &value, why);
         }
         let of_text = |value: &Option<Json>| value.as_ref().and_then(text);
+        if known.is_none_or(|known| known.text.is_empty()) && train.is_none() && validation.is_none() {
+            self.set("dataset_name", &id.into(), "data.dataset_name");
+            if let Some(config) = config {
+                self.set("dataset_config_name", &config, "data.dataset_config_name");
+            }
+            return;
+        }
         let config = config_text.or(known.map(|known| known.config.to_owned())).unwrap_or_else(|| "default".into());
         let train = of_text(&train).unwrap_or_else(|| "train".into());
         let validation =

@@ -23,8 +23,9 @@ use crate::base::files::write_whole;
 use crate::base::process::{Child, scratch, this_program};
 use crate::base::signals;
 use crate::config::settings::{Setting, value_in};
-use crate::config::{self, OnExisting, RunConfig, Task, Validation};
+use crate::config::{self, DataFormat, OnExisting, RunConfig, Task, Validation};
 use crate::data::paths;
+use crate::data::text_lines::TextLines;
 use contract::{Channel, Contract, ROOT};
 use hyperparameters::Hyperparameters;
 use results::{Clock, Failure};
@@ -234,7 +235,9 @@ fn of_channels(contract: &Contract, base: &Table, given: &[Setting]) -> Result<V
         settings.push(Setting::new(key, channel.in_config(), &origin));
         Some(channel)
     };
-    take("data.train", &["train", "training"]);
+    if !is_set("data", "dataset_name") {
+        take("data.train", &["train", "training"]);
+    }
     let flag = |value: &Value| value.as_bool() == Some(true);
     let predicts = set("trainer", "do_predict").map(|setting| &setting.value);
     let predicts = predicts.or(value_in(base, "trainer", "do_predict")).is_some_and(flag);
@@ -256,12 +259,34 @@ fn of_channels(contract: &Contract, base: &Table, given: &[Setting]) -> Result<V
             value => value.as_str(),
         };
         let path = pattern.map(|pattern| contract.expand(pattern)).transpose()?;
-        if let Some(format) = path.map(|path| paths::format_of(&path, is_answering)).transpose()?.flatten() {
+        if let Some(format) = path.as_ref().map(|path| paths::format_of(path, is_answering)).transpose()?.flatten() {
             let origin = format!("the files of {}", train.origin);
             settings.push(Setting::new("data.format", format.as_str(), &origin));
+            let is_tagging = task.and_then(Value::as_str) == Some(Task::TokenClassification.name());
+            if let Some(path) = path.filter(|_| is_tagging && format == DataFormat::Jsonl) {
+                for (key, column) in columns_of_words(&path) {
+                    if !is_set("data", key) {
+                        settings.push(Setting::new(&format!("data.{key}"), column, &origin));
+                    }
+                }
+            }
         }
     }
     Ok(settings)
+}
+
+/// The columns of words and of their labels in the rows of `path`, by the rule of `run_ner.py`: `tokens` and `ner_tags` where there are
+/// such, else the first and the second. Rows that cannot be read are told when they are trained on.
+fn columns_of_words(path: &Path) -> Vec<(&'static str, String)> {
+    let files = paths::resolve(&[path.display().to_string()], DataFormat::Jsonl).unwrap_or_default();
+    let first = files.first().and_then(|file| TextLines::open(file).ok()?.next()?.ok());
+    let row =
+        first.and_then(|line| serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&line.text).ok());
+    let Some(row) = row else { return Vec::new() };
+    let (text, label) = Task::TokenClassification.columns();
+    let wanted = [("text_column", text), ("label_column", label)];
+    let missing = wanted.into_iter().zip(row.keys()).filter(|((_, usual), _)| !row.contains_key(*usual));
+    missing.map(|((key, _), column)| (key, column.clone())).collect()
 }
 
 /// Puts the paths of the config under the root of the job.

@@ -64,7 +64,7 @@ pub(super) const NAMES: &[(&str, Means)] = &[
     ("overwrite_cache", Nothing("tokenised text is kept by its content, so that no cache is stale")),
     ("keep_linebreaks", Off("set it to true or leave it out: line breaks of a text are kept")),
     ("line_by_line", Off("leave it out: lines are joined to blocks; `documents = line` ends each with a token")),
-    ("streaming", Off("leave it out: data are tokenised once and then mapped from a file")),
+    ("streaming", Key("data.streaming")),
     ("max_val_samples", Key("data.max_eval_samples")),
     ("max_predict_samples", More),
     ("max_test_samples", More),
@@ -133,7 +133,7 @@ pub(super) struct Dataset {
     pub(super) names: &'static [&'static str],
     /// The configuration that is meant where none is given.
     pub(super) config: &'static str,
-    /// The columns of text, one or two; none of a dataset that cannot be read.
+    /// The columns of text, one or two; none of a dataset that has more.
     pub(super) text: &'static [&'static str],
     pub(super) validation: &'static str,
 }
@@ -149,6 +149,8 @@ pub(super) const DATASETS: &[Dataset] = &[
     Dataset { names: &["stanfordnlp/imdb", "imdb"], config: "plain_text", text: &["text"], validation: "test" },
     Dataset { names: &["stanfordnlp/sst2", "sst2"], config: "default", text: &["sentence"], validation: "validation" },
     Dataset { names: &["fancyzhx/ag_news", "ag_news"], config: "default", text: &["text"], validation: "test" },
+    Dataset { names: &["rajpurkar/squad", "squad"], config: "plain_text", text: &[], validation: "validation" },
+    Dataset { names: &["rajpurkar/squad_v2", "squad_v2"], config: "squad_v2", text: &[], validation: "validation" },
     Dataset { names: &["dair-ai/emotion", "emotion"], config: "split", text: &["text"], validation: "validation" },
 ];
 

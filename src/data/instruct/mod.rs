@@ -15,6 +15,7 @@ use tokenizers::parallelism::MaybeParallelIterator;
 
 use super::rows::{Scan, add};
 use super::store::{Column, Format, OnProgress, Store, Writer};
+use super::stream::{self, Made};
 use super::table::{Row, Table};
 use super::tokenizer::Tokenizer;
 use super::{Dataset, Example, IGNORED, Label};
@@ -37,7 +38,7 @@ const COUNTS: Column = Column(1);
 const GROUP_BYTES: usize = 1 << 20;
 
 /// How rows become tokens.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Encoder {
     /// The tokenizer.
     pub tokenizer: Arc<Tokenizer>,
@@ -175,6 +176,34 @@ impl InstructionStore {
     }
 }
 
+/// How many tokens of a row have a loss: its first one is predicted by nothing.
+fn counted_tokens(counts: &[bool]) -> usize {
+    counts.iter().skip(1).filter(|counts| **counts).count()
+}
+
+/// The example of a row.
+fn example(input_ids: Vec<i32>, counts: Vec<bool>) -> Example {
+    let labels = input_ids.iter().zip(counts).map(|(id, counts)| if counts { *id } else { IGNORED });
+    let label = Label::Tokens(labels.collect());
+    Example { input_ids, attention_mask: None, token_type_ids: None, position_ids: None, label }
+}
+
+/// The rows of `table` under `encoder` as a stream. Those none of whose tokens counts are left out.
+pub fn streamed(table: Table, encoder: Encoder) -> Made {
+    let mut settings = Sha256::new_with_prefix("instructions");
+    encoder.hash_into(&mut settings);
+    let longest = encoder.max_length;
+    let encode = move |rows: &[Row]| {
+        let encoded = rows.into_maybe_par_iter().map(|row| {
+            let Encoded { ids, counts } = encoder.encode(row).map_err(|error| error.at(&row.place))?;
+            let has_loss = counted_tokens(&counts) > 0;
+            Ok(has_loss.then(|| example(ids.into_iter().map(|id| id as i32).collect(), counts)))
+        });
+        encoded.collect()
+    };
+    stream::rows(table, Box::new(encode), longest, settings)
+}
+
 fn write(writer: &mut Writer<'_, '_>, table: &Table, scan: &Scan, encoder: &Encoder) -> Result<()> {
     writer.state.total_bytes = scan.bytes;
     let (mut counted, mut left_out) = (0, 0_usize);
@@ -184,8 +213,7 @@ fn write(writer: &mut Writer<'_, '_>, table: &Table, scan: &Scan, encoder: &Enco
             Ok::<_, Error>((encoded, row.texts().map(str::len).sum::<usize>()))
         });
         for (Encoded { ids, counts }, bytes) in encoded.collect::<Result<Vec<_>>>()? {
-            // The first token of a row is predicted by nothing.
-            let counted_of_row = counts.iter().skip(1).filter(|counts| **counts).count();
+            let counted_of_row = counted_tokens(&counts);
             counted += counted_of_row;
             if counted_of_row == 0 {
                 left_out += 1;
@@ -237,9 +265,7 @@ impl Dataset for InstructionStore {
     fn get(&self, index: usize, _epoch: u64) -> Result<Example> {
         let input_ids = self.store.list(INPUT_IDS, index, |id| id as i32);
         let counts = self.store.list(COUNTS, index, |counts| counts == 1);
-        let labels = input_ids.iter().zip(counts).map(|(id, counts)| if counts { *id } else { IGNORED });
-        let label = Label::Tokens(labels.collect());
-        Ok(Example { input_ids, attention_mask: None, token_type_ids: None, position_ids: None, label })
+        Ok(example(input_ids, counts))
     }
 
     fn max_len(&self) -> usize {

@@ -17,7 +17,7 @@ use super::super::tokenizer::Tokenizer;
 use crate::base::error::{Error, Result};
 
 /// A template, compiled, with the special tokens that it names.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
     /// As it stands in its file.
@@ -47,6 +47,9 @@ impl ChatTemplate {
         environment.set_formatter(|out, state, value| match value.kind() {
             ValueKind::None => out.write_str("None").map_err(JinjaError::from),
             ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" }).map_err(JinjaError::from),
+            ValueKind::Number if !value.is_integer() => {
+                out.write_str(&python_float(f64::try_from(value.clone())?)).map_err(JinjaError::from)
+            }
             _ => minijinja::escape_formatter(out, state, value),
         });
         environment.add_function("raise_exception", |message: String| -> std::result::Result<Value, JinjaError> {
@@ -54,6 +57,12 @@ impl ChatTemplate {
         });
         environment.add_function("strftime_now", |format: String| strftime(&format, SystemTime::now()));
         environment.add_filter("tojson", tojson);
+        // In Python texts are sequences, and mappings have a length and items too.
+        let has_items = |value: &Value| {
+            matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable | ValueKind::String)
+        };
+        environment.add_test("sequence", move |value: &Value| has_items(value));
+        environment.add_test("iterable", move |value: &Value| has_items(value));
         let marked = with_marks(source);
         let marks_answers = marked != source;
         environment.add_template_owned(NAME, marked).map_err(|error| unusable(&error))?;
@@ -194,48 +203,109 @@ fn split_marks(text: &str) -> (String, Vec<Range<usize>>) {
     (plain, spans)
 }
 
-/// `json.dumps(value, ensure_ascii=False)`, with `indent` if it is given.
+/// `json.dumps(value, ensure_ascii=False)` with the options of `transformers`' filter: `ensure_ascii`, `indent`, `separators` and
+/// `sort_keys`.
 fn tojson(value: Value, options: Kwargs) -> std::result::Result<Value, JinjaError> {
     let indent = options.get::<Option<usize>>("indent")?;
-    let _ = options.get::<Option<bool>>("ensure_ascii")?;
+    let separators = options.get::<Option<Vec<String>>>("separators")?;
+    let of_items = if indent.is_some() { "," } else { ", " };
+    let dump = Dump {
+        indent,
+        is_ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        sorts: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+        separators: match separators.as_deref() {
+            None => [of_items.into(), ": ".into()],
+            Some([items, keys]) => [items.clone(), keys.clone()],
+            Some(_) => {
+                return Err(JinjaError::new(ErrorKind::InvalidOperation, "tojson: expected two separators"));
+            }
+        },
+    };
     options.assert_all_used()?;
     let json = serde_json::to_value(&value)
         .map_err(|error| JinjaError::new(ErrorKind::InvalidOperation, format!("tojson: {error}")))?;
     let mut text = String::new();
-    dump(&json, indent, 0, &mut text);
+    dump.write(&json, 0, &mut text);
     Ok(Value::from(text))
 }
 
-/// Python's form of JSON: `", "` and `": "` between values on one line.
-fn dump(json: &Json, indent: Option<usize>, depth: usize, text: &mut String) {
-    let line = |depth: usize, text: &mut String| {
-        if let Some(indent) = indent {
-            text.push('\n');
-            text.extend(std::iter::repeat_n(' ', indent * depth));
+/// Python's form of JSON.
+struct Dump {
+    indent: Option<usize>,
+    /// Whether other characters than ASCII's are escaped.
+    is_ascii: bool,
+    /// Whether keys stand in order.
+    sorts: bool,
+    /// Between items, and between a key and its value.
+    separators: [String; 2],
+}
+
+impl Dump {
+    fn write(&self, json: &Json, depth: usize, text: &mut String) {
+        let line = |depth: usize, text: &mut String| {
+            if let Some(indent) = self.indent {
+                text.push('\n');
+                text.extend(std::iter::repeat_n(' ', indent * depth));
+            }
+        };
+        let (open, close, len) = match json {
+            Json::Array(values) => ('[', ']', values.len()),
+            Json::Object(object) => ('{', '}', object.len()),
+            Json::Number(number) if number.is_f64() => {
+                return text.push_str(&python_float(number.as_f64().unwrap_or(f64::NAN)));
+            }
+            other => return text.push_str(&self.escaped(other.to_string())),
+        };
+        text.push(open);
+        let mut keys =
+            json.as_object().into_iter().flatten().map(|(key, value)| (Some(key), value)).collect::<Vec<_>>();
+        if self.sorts {
+            keys.sort_by_key(|(key, _)| *key);
         }
-    };
-    let (open, close, len) = match json {
-        Json::Array(values) => ('[', ']', values.len()),
-        Json::Object(object) => ('{', '}', object.len()),
-        other => return text.push_str(&other.to_string()),
-    };
-    text.push(open);
-    let keys = json.as_object().into_iter().flat_map(|object| object.iter().map(|(key, value)| (Some(key), value)));
-    let values = json.as_array().into_iter().flatten().map(|value| (None, value));
-    for (index, (key, value)) in keys.chain(values).enumerate() {
-        if index > 0 {
-            text.push_str(if indent.is_some() { "," } else { ", " });
+        let values = json.as_array().into_iter().flatten().map(|value| (None, value));
+        for (index, (key, value)) in keys.into_iter().chain(values).enumerate() {
+            if index > 0 {
+                text.push_str(&self.separators[0]);
+            }
+            line(depth + 1, text);
+            if let Some(key) = key {
+                text.push_str(&self.escaped(Json::from(key.as_str()).to_string()));
+                text.push_str(&self.separators[1]);
+            }
+            self.write(value, depth + 1, text);
         }
-        line(depth + 1, text);
-        if let Some(key) = key {
-            text.push_str(&format!("{}: ", Json::from(key.as_str())));
+        if len > 0 {
+            line(depth, text);
         }
-        dump(value, indent, depth + 1, text);
+        text.push(close);
     }
-    if len > 0 {
-        line(depth, text);
+
+    fn escaped(&self, text: String) -> String {
+        if !self.is_ascii || text.is_ascii() {
+            return text;
+        }
+        let escape = |c: char| match c.is_ascii() {
+            true => c.to_string(),
+            false => c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect(),
+        };
+        text.chars().map(escape).collect()
     }
-    text.push(close);
+}
+
+/// A number as Python's `repr` writes it: the shortest digits, with an exponent below 1e-4 and from 1e16 on.
+fn python_float(number: f64) -> String {
+    if number.is_nan() {
+        return "nan".into();
+    }
+    if number.is_infinite() {
+        return if number > 0.0 { "inf".into() } else { "-inf".into() };
+    }
+    let shortest = format!("{number:e}");
+    let (digits, exponent) = shortest.split_once('e').unwrap_or((&shortest, "0"));
+    match exponent.parse::<i32>().unwrap_or(0) {
+        -4..16 => format!("{number:?}"),
+        exponent => format!("{digits}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs()),
+    }
 }
 
 const MONTHS: [&str; 12] = [
@@ -347,6 +417,40 @@ mod tests {
             let expected = answers.iter().map(|(start, end)| text.chars().skip(*start).take(end - start).collect());
             let got = spans.iter().map(|span| text[span.clone()].to_owned());
             assert_eq!(got.collect::<Vec<_>>(), expected.collect::<Vec<String>>(), "{name}");
+        }
+    }
+
+    /// The texts are those of transformers 5.23.
+    #[test]
+    fn values_are_written_as_python_writes_them() {
+        let messages = serde_json::json!([
+            { "role": "user", "content": "a", "x": { "b": 1.0, "a": 1e16, "é": [1e-5, 0.0001, -2.5e20, "日🦀"] } }
+        ]);
+        let tokenizer = tokenizer(&HashMap::new(), None);
+        for (template, text) in [
+            (
+                "{{ messages[0].content is sequence }} {{ messages is sequence }} {{ messages[0] is sequence }} \
+                 {{ 3 is sequence }} {{ 'a' is iterable }}",
+                "True True True False True",
+            ),
+            (
+                "{{ messages[0].x.b }} {{ messages[0].x.a }} {{ messages[0].x['é'][0] }} {{ messages[0].x['é'][1] }} \
+                 {{ messages[0].x['é'][2] }}",
+                "1.0 1e+16 1e-05 0.0001 -2.5e+20",
+            ),
+            ("{{ messages[0].x | tojson }}", r#"{"b": 1.0, "a": 1e+16, "é": [1e-05, 0.0001, -2.5e+20, "日🦀"]}"#),
+            (
+                "{{ messages[0].x | tojson(sort_keys=true, separators=[',', ':']) }}",
+                r#"{"a":1e+16,"b":1.0,"é":[1e-05,0.0001,-2.5e+20,"日🦀"]}"#,
+            ),
+            (
+                "{{ messages[0].x | tojson(ensure_ascii=true, indent=2) }}",
+                "{\n  \"b\": 1.0,\n  \"a\": 1e+16,\n  \"\\u00e9\": [\n    1e-05,\n    0.0001,\n    -2.5e+20,\n    \
+                 \"\\u65e5\\ud83e\\udd80\"\n  ]\n}",
+            ),
+        ] {
+            let rendered = ChatTemplate::new(template, &tokenizer).unwrap().render(&messages, false).unwrap();
+            assert_eq!(rendered, text, "{template}");
         }
     }
 

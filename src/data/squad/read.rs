@@ -1,13 +1,19 @@
-//! SQuAD's JSON files: articles, paragraphs, questions with their answers. `answer_start` counts characters (Unicode code
-//! points), as Python does.
+//! SQuAD's files: its JSON with articles, paragraphs and questions, and the rows of parquet and JSON lines that the Hub has
+//! of it, each a question with `id`, `question`, `context` and `answers`. `answer_start` counts characters (Unicode code points),
+//! as Python does.
 
+use std::collections::HashSet;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::base::error::{Error, Result};
+use crate::base::files::{Decoded, ending};
+use crate::config::DataFormat;
+use crate::data::table::{Columns, Row, Table};
 use crate::data::text_chunks::{MARK, not_utf8, utf16};
 
 /// An answer in a context.
@@ -31,7 +37,8 @@ pub struct Question {
     pub context: Arc<str>,
     /// Accepted answers; none for a question that its context does not answer.
     pub answers: Vec<Answer>,
-    /// Whether the file is of version 2.0, in which "no answer" may be right.
+    /// Whether the file is of version 2.0, in which "no answer" may be right. Rows do not say so: they are of version 2.0 where one
+    /// of them has no answer.
     pub may_be_unanswerable: bool,
 }
 
@@ -61,10 +68,20 @@ struct Entry {
     is_impossible: Option<bool>,
 }
 
+/// The answers of a row.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Answers {
+    /// A list for each field, as the Hub's parquet files have them.
+    Columns { text: Vec<String>, answer_start: Vec<usize> },
+    /// An object for each answer.
+    Rows(Vec<Answer>),
+}
+
 /// The questions of `files`, in order.
 ///
 /// # Errors
-/// A file that cannot be read or is no SQuAD JSON; an answer that is not in its context at the place it names; no
+/// A file that cannot be read or is no SQuAD; an answer that is not in its context at the place it names; no
 /// question.
 pub fn read(files: &[PathBuf]) -> Result<Vec<Question>> {
     read_as(files, true)
@@ -79,9 +96,23 @@ pub fn read_unanswered(files: &[PathBuf]) -> Result<Vec<Question>> {
 }
 
 fn read_as(files: &[PathBuf], answered: bool) -> Result<Vec<Question>> {
-    let mut questions = Vec::new();
+    let (mut questions, mut contexts) = (Vec::new(), HashSet::new());
+    let mut rows = Vec::new();
     for file in files {
-        read_file(file, answered, &mut questions)?;
+        let first = questions.len();
+        let format = match ending(file).as_deref() {
+            Some("parquet") => DataFormat::Parquet,
+            Some("jsonl" | "ndjson") => DataFormat::Jsonl,
+            _ => {
+                read_file(file, answered, &mut contexts, &mut questions)?;
+                continue;
+            }
+        };
+        read_rows(file, format, answered, &mut contexts, &mut questions)?;
+        rows.extend(first..questions.len());
+    }
+    if answered && rows.iter().any(|row| questions[*row].answers.is_empty()) {
+        rows.iter().for_each(|row| questions[*row].may_be_unanswerable = true);
     }
     if questions.is_empty() {
         let first = files.first().map(|file| file.display().to_string()).unwrap_or_default();
@@ -90,10 +121,82 @@ fn read_as(files: &[PathBuf], answered: bool) -> Result<Vec<Question>> {
     Ok(questions)
 }
 
-fn read_file(path: &Path, answered: bool, questions: &mut Vec<Question>) -> Result<()> {
+/// A context, of which one copy is kept: questions about the same one belong together.
+fn shared(contexts: &mut HashSet<Arc<str>>, context: &str) -> Arc<str> {
+    if let Some(known) = contexts.get(context) {
+        return known.clone();
+    }
+    let context: Arc<str> = context.into();
+    contexts.insert(context.clone());
+    context
+}
+
+/// The questions of a file of rows.
+fn read_rows(
+    path: &Path,
+    format: DataFormat,
+    answered: bool,
+    contexts: &mut HashSet<Arc<str>>,
+    questions: &mut Vec<Question>,
+) -> Result<()> {
+    let names = ["question", "context", "answers"].into_iter().take(if answered { 3 } else { 2 });
+    let choices = names.map(str::to_owned).collect();
+    let columns = Columns { text: "id".into(), json: true, choices, ..Columns::default() };
+    for row in Table::of(vec![path.to_owned()], format, columns).rows() {
+        let row = row.map_err(|error| match error.message().contains("there is no column") {
+            true => error.help("rows of SQuAD have the columns id, question, context and answers"),
+            false => error,
+        })?;
+        questions.push(question(&row, contexts).map_err(|error| error.at(&row.place))?);
+    }
+    Ok(())
+}
+
+fn question(row: &Row, contexts: &mut HashSet<Arc<str>>) -> Result<Question> {
+    let value = |text: &str| -> Result<Value> {
+        serde_json::from_str(text).map_err(|error| Error::data(format!("malformed JSON: {error}")))
+    };
+    let text = |name: &str, json: &str| match value(json)? {
+        Value::String(text) => Ok(text),
+        other => Err(Error::data(format!("column {name:?}: expected text, got {other}"))),
+    };
+    let id = match value(&row.text)? {
+        Value::String(id) => id,
+        other => other.to_string(),
+    };
+    let context = shared(contexts, &text("context", &row.parts[1])?);
+    let answers = match row.parts.get(2).map(|json| value(json)).transpose()? {
+        None | Some(Value::Null) => Vec::new(),
+        Some(found) => {
+            let shown = found.to_string();
+            let wrong = || {
+                Error::data(format!("column \"answers\": expected texts with the places where they start, got {shown}"))
+                    .help("expected {\"text\": [..], \"answer_start\": [..]}, two lists of one length")
+            };
+            match serde_json::from_value(found).map_err(|_| wrong())? {
+                Answers::Columns { text, answer_start } if text.len() == answer_start.len() => {
+                    text.into_iter().zip(answer_start).map(|(text, start)| Answer { text, start }).collect()
+                }
+                Answers::Columns { .. } => return Err(wrong()),
+                Answers::Rows(answers) => answers,
+            }
+        }
+    };
+    for answer in &answers {
+        check(answer, &context).map_err(|error| error.at(format_args!("question {id}")))?;
+    }
+    Ok(Question { id, text: text("question", &row.parts[0])?, context, answers, may_be_unanswerable: false })
+}
+
+fn read_file(
+    path: &Path,
+    answered: bool,
+    contexts: &mut HashSet<Arc<str>>,
+    questions: &mut Vec<Question>,
+) -> Result<()> {
     let shown = path.display();
     let io = |error: std::io::Error| Error::io(format!("read {shown}"), &error);
-    let mut opened = BufReader::new(std::fs::File::open(path).map_err(io)?);
+    let mut opened = BufReader::new(Decoded::open(path).map_err(io)?);
     let head = opened.fill_buf().map_err(io)?;
     if let Some(byte) = head.first().filter(|byte| utf16(0, **byte).is_some()) {
         return Err(not_utf8(path, 0, *byte));
@@ -113,7 +216,7 @@ fn read_file(path: &Path, answered: bool, questions: &mut Vec<Question>) -> Resu
     let version_2 = file.version.as_deref().is_some_and(|version| version.trim_start_matches('v').starts_with('2'))
         || paragraphs().any(|paragraph| paragraph.qas.iter().any(states));
     for paragraph in paragraphs() {
-        let context: Arc<str> = paragraph.context.as_str().into();
+        let context = shared(contexts, &paragraph.context);
         for entry in &paragraph.qas {
             let impossible = entry.is_impossible.unwrap_or(false);
             let answers = if impossible || !answered { Vec::new() } else { entry.answers.clone() };
@@ -174,6 +277,50 @@ mod tests {
         let two = r#"{"id": "2", "question": "Who?", "answers": [], "is_impossible": true}"#;
         let questions = parse(&file(&format!("{one}, {two}"))).unwrap();
         assert!(questions.iter().all(|question| question.may_be_unanswerable) && questions[1].answers.is_empty());
+    }
+
+    #[test]
+    fn rows_are_read_as_the_articles_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("squad.jsonl");
+        let answers = [r#"{"text": ["city"], "answer_start": [12]}"#, r#"[{"text": "city", "answer_start": 12}]"#];
+        let row = |id: &str, answers: &str| {
+            format!(r#"{{"id": "{id}", "question": "Which?", "context": "Zürich is a city.", "answers": {answers}}}"#)
+        };
+        let rows = |rows: &[String]| {
+            std::fs::write(&path, rows.join("\n")).unwrap();
+            read(std::slice::from_ref(&path))
+        };
+        let one = r#"{"id": "1", "question": "Which?", "answers": [{"text": "city", "answer_start": 12}]}"#;
+        for answers in answers {
+            assert_eq!(rows(&[row("1", answers)]).unwrap(), parse(&file(one)).unwrap());
+        }
+        let empty = r#"{"text": [], "answer_start": []}"#;
+        let both = rows(&[row("1", answers[0]), row("2", empty)]).unwrap();
+        assert!(both.iter().all(|question| question.may_be_unanswerable) && both[1].answers.is_empty());
+        assert!(Arc::ptr_eq(&both[0].context, &both[1].context));
+        let refused = |answers: &str, part: &str| {
+            let error = rows(&[row("q9", answers)]).unwrap_err().to_string();
+            assert!(error.contains("line 1") && error.contains(part), "{error}");
+        };
+        refused(r#"{"text": ["city"], "answer_start": []}"#, "two lists of one length");
+        refused("3", "got 3");
+        refused(
+            r#"{"text": ["city"], "answer_start": [13]}"#,
+            "question q9: the answer \"city\" is not in its context",
+        );
+    }
+
+    /// tests/fixtures/make_tables.py writes both, the first with pyarrow.
+    #[test]
+    fn the_parquet_of_the_hub_has_the_questions_of_the_json() {
+        let file =
+            |name: &str| [PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tables")).join(name)];
+        let questions = read(&file("squad.parquet")).unwrap();
+        assert_eq!(questions, read(&file("squad.json")).unwrap());
+        assert_eq!(questions.len(), 4);
+        let unanswered = read_unanswered(&file("squad.parquet")).unwrap();
+        assert!(unanswered.iter().all(|question| question.answers.is_empty()));
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! CSV and TSV rows.
 
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
@@ -10,12 +9,13 @@ use csv::{ByteRecord, ErrorKind, ReaderBuilder};
 
 use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, spaced, too_long};
 use crate::base::error::{Error, Result};
+use crate::base::files::{Decoded, read_error};
 use crate::data::text_chunks::{not_utf8, utf16};
 
 /// The rows of `file`, whose fields `delimiter` separates. Quotes mean something only in CSV.
 pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows> {
     let path: Arc<Path> = file.into();
-    let opened = File::open(file).map_err(|error| Error::io(format!("read {}", file.display()), &error))?;
+    let opened = Decoded::open(file).map_err(|error| read_error(file, &error))?;
     let left = Arc::new(AtomicUsize::new(MAX_ROW_BYTES));
     let limited = Limited { file: opened, left: left.clone() };
     let mut reader = ReaderBuilder::new().delimiter(delimiter).quoting(delimiter == b',').from_reader(limited);
@@ -72,7 +72,7 @@ fn text(record: &ByteRecord, index: usize, what: &str) -> Result<String> {
 
 /// A file of which no more is read than a row may have: the parser holds a row in memory whole.
 struct Limited {
-    file: File,
+    file: Decoded,
     /// Bytes that may still be read for this row.
     left: Arc<AtomicUsize>,
 }

@@ -1,6 +1,5 @@
 //! JSON lines: an object a line.
 
-use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,14 +8,14 @@ use serde_json::{Map, Value};
 
 use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, missing, not_text, too_long, words};
 use crate::base::error::{Error, Result};
-use crate::base::files::read_error;
+use crate::base::files::{Decoded, read_error};
 use crate::data::text_chunks::{MARK, utf16};
 use crate::data::text_lines::read_line;
 
 /// The rows of `file`; empty lines are skipped.
 pub(super) fn rows(file: &Path, columns: &Columns) -> Result<Rows> {
     let path: Arc<Path> = file.into();
-    let opened = File::open(file).map_err(|error| read_error(file, &error))?;
+    let opened = Decoded::open(file).map_err(|error| read_error(file, &error))?;
     let columns = columns.clone();
     let mut reader = BufReader::new(opened);
     let lines = std::iter::from_fn(move || {

@@ -4,7 +4,9 @@
 //! - CSV: RFC 4180, fields may stand in double quotes and span lines; the first row names the columns.
 //! - TSV: no quoting, a quote is a character like any other; a row is a line, the first names the columns.
 //! - JSONL: an object a line; every object must have the columns.
-//! - parquet: flat columns of strings and numbers; uncompressed, Snappy, gzip or zstd.
+//! - parquet: columns of strings, numbers and lists, as JSON nested ones too; uncompressed, Snappy, gzip or zstd.
+//!
+//! Files of text may be archives of gzip or zstd.
 
 mod delimited;
 mod jsonl;
@@ -127,7 +129,7 @@ fn spaced(text: &str) -> Cell {
     Cell::List(text.split_whitespace().map(|word| Cell::Text(word.into())).collect())
 }
 
-type Rows = Box<dyn Iterator<Item = Result<Row>> + Send>;
+pub(super) type Rows = Box<dyn Iterator<Item = Result<Row>> + Send>;
 
 impl Table {
     /// The table that `patterns` name.
@@ -135,7 +137,12 @@ impl Table {
     /// # Errors
     /// As [`paths::resolve`].
     pub fn open(patterns: &[String], format: DataFormat, columns: Columns) -> Result<Self> {
-        Ok(Self { files: paths::resolve(patterns, format)?, format, columns })
+        Ok(Self::of(paths::resolve(patterns, format)?, format, columns))
+    }
+
+    /// The table in `files`, of which there is at least one.
+    pub fn of(files: Vec<PathBuf>, format: DataFormat, columns: Columns) -> Self {
+        Self { files, format, columns }
     }
 
     /// The files, for messages.
@@ -150,26 +157,30 @@ impl Table {
 
     /// The rows in order, read as they are asked for. After an error nothing more follows from that file. A signal is an error.
     pub fn rows(&self) -> impl Iterator<Item = Result<Row>> + Send {
-        let rows = self.files.iter().flat_map(|file| {
-            let rows = match self.format {
-                DataFormat::Csv => delimited::rows(file, b',', &self.columns),
-                DataFormat::Tsv => delimited::rows(file, b'\t', &self.columns),
-                DataFormat::Jsonl => jsonl::rows(file, &self.columns),
-                DataFormat::Parquet => parquet_rows::rows(file, &self.columns),
-                DataFormat::Text | DataFormat::Tokenized | DataFormat::Squad => {
-                    Err(Error::config(format!("data.format = \"{}\" has no columns", self.format)))
-                }
-            };
-            rows.unwrap_or_else(|error| Box::new(std::iter::once(Err(error))))
-        });
-        rows.map(|row| {
+        (0..self.files.len()).flat_map(|file| self.rows_of(file))
+    }
+
+    /// The rows of the file numbered `file`; otherwise as [`rows`](Self::rows).
+    pub(super) fn rows_of(&self, file: usize) -> Rows {
+        let file = &self.files[file];
+        let rows = match self.format {
+            DataFormat::Csv => delimited::rows(file, b',', &self.columns),
+            DataFormat::Tsv => delimited::rows(file, b'\t', &self.columns),
+            DataFormat::Jsonl => jsonl::rows(file, &self.columns),
+            DataFormat::Parquet => parquet_rows::rows(file, &self.columns),
+            DataFormat::Text | DataFormat::Tokenized | DataFormat::Squad => {
+                Err(Error::config(format!("data.format = \"{}\" has no columns", self.format)))
+            }
+        };
+        let rows: Rows = rows.unwrap_or_else(|error| Box::new(std::iter::once(Err(error))));
+        Box::new(rows.map(|row| {
             let row = row?;
             match row.texts().map(str::len).sum::<usize>() {
                 _ if signals::received().is_some() => Err(interrupted()),
                 bytes if bytes > MAX_ROW_BYTES => Err(too_long(&row.place)),
                 _ => Ok(row),
             }
-        })
+        }))
     }
 }
 
@@ -248,6 +259,39 @@ mod tests {
         let tsv = "\u{feff}label\ttext\npos\t\"one\nneg\ta\"b\n";
         let rows = read("a.tsv", tsv.as_bytes(), DataFormat::Tsv, columns()).unwrap();
         assert_eq!(cells(&rows), [("\"one", &pos), ("a\"b", &neg)]);
+    }
+
+    #[test]
+    fn archives_are_read_as_what_they_hold() {
+        use std::io::Write;
+        let csv = "label,text\npos,one\nneg,two\n";
+        let gzip = |text: &str| {
+            let mut to = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            to.write_all(text.as_bytes()).unwrap();
+            to.finish().unwrap()
+        };
+        let zstd = |text: &str| zstd::encode_all(text.as_bytes(), 0).unwrap();
+        let whole = read("a.csv", csv.as_bytes(), DataFormat::Csv, columns()).unwrap();
+        // `cat` may have made one archive of several.
+        let two = |pack: &dyn Fn(&str) -> Vec<u8>| [pack(&csv[..15]), pack(&csv[15..])].concat();
+        for (name, bytes) in [("a.csv.gz", two(&gzip)), ("a.csv.zst", two(&zstd)), ("a.csv", gzip(csv))] {
+            let rows = read(name, &bytes, DataFormat::Csv, columns()).unwrap();
+            assert_eq!(cells(&rows), cells(&whole), "{name}");
+            for end in [bytes.len() - 1, bytes.len() - 9, 12] {
+                refused(name, &bytes[..end], DataFormat::Csv, &["a.csv", "damaged or truncated"]);
+            }
+            if bytes[0] == 0x1f {
+                // Gzip has a checksum; zstd only where it is asked for.
+                let mut damaged = bytes.clone();
+                damaged[bytes.len() - 6] ^= 0x55;
+                let error = read(name, &damaged, DataFormat::Csv, columns()).unwrap_err();
+                assert_eq!(error.kind(), crate::ErrorKind::Data, "{name}: {error}");
+            }
+        }
+        refused("a.csv.gz", csv.as_bytes(), DataFormat::Csv, &["a.csv.gz", "no gzip archive"]);
+        refused("a.csv.zst", &gzip(csv), DataFormat::Csv, &["a.csv.zst", "no zstd archive"]);
+        let line = gzip("{\"text\": \"a\", \"label\": 1}\n");
+        assert_eq!(read("a.jsonl.gz", &line, DataFormat::Jsonl, columns()).unwrap().len(), 1);
     }
 
     #[test]

@@ -3,7 +3,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::Path;
 
@@ -13,7 +12,7 @@ use serde_json::Value;
 
 use super::row;
 use crate::base::error::{Error, Result};
-use crate::base::files::read_error;
+use crate::base::files::{Decoded, read_error};
 use crate::config::Task;
 use crate::data::Example;
 use crate::data::text_chunks::{MARK, TextChunks};
@@ -67,7 +66,7 @@ pub(super) fn rows(file: &Path, task: Task, take: &mut dyn FnMut(Found) -> Resul
 
 /// Whether the first character that is not white space opens an array.
 fn is_array(file: &Path) -> io::Result<bool> {
-    for (at, byte) in BufReader::new(File::open(file)?).bytes().enumerate() {
+    for (at, byte) in BufReader::new(Decoded::open(file)?).bytes().enumerate() {
         let byte = byte?;
         let is_mark = MARK.encode_utf8(&mut [0; 3]).as_bytes().get(at) == Some(&byte);
         if !is_mark && !byte.is_ascii_whitespace() {
@@ -119,7 +118,7 @@ struct State {
 /// A file as a stream of bytes that are known to be UTF-8.
 struct Text<'a> {
     file: &'a Path,
-    pieces: TextChunks<'a>,
+    pieces: TextChunks,
     piece: Vec<u8>,
     /// Bytes of the piece that are read.
     at: usize,

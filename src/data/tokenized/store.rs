@@ -207,7 +207,8 @@ fn write(writer: &mut Writer<'_, '_>, files: &[PathBuf], task: Task) -> Result<(
                 _ => is_labelled = true,
             }
             write_row(writer, example, task, number)?;
-            writer.state.done_bytes = before + read;
+            // Of a compressed file there is more text than bytes.
+            writer.state.done_bytes = (before + read).min(writer.state.total_bytes);
             if writer.state.done_bytes - told >= GROUP_BYTES {
                 told = writer.state.done_bytes;
                 writer.tell()?;

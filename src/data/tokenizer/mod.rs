@@ -83,6 +83,11 @@ pub struct RowEncoder {
 }
 
 impl RowEncoder {
+    /// Tokens that a row is cut to.
+    pub fn max_length(&self) -> usize {
+        self.max_length
+    }
+
     /// Tokens that a row is cut to unless something else is asked for: what BERT was made for.
     pub const DEFAULT_MAX_LENGTH: usize = 512;
 

@@ -16,6 +16,7 @@ use crate::config::{
     BatchSection, LearningRateSection, OnExisting, RunConfig, Sampler, SaveStrategy, SchedulerKwargs, SchedulerType,
     TokenizerSection,
 };
+use crate::data::stream::Streamed;
 use crate::data::tokenizer::write_files;
 use crate::data::{Dataset, Example};
 use crate::inference::evaluate::evaluate;
@@ -87,6 +88,12 @@ pub fn run_trial(file: &Path, out: &Path) -> Result<()> {
     // If memory has to be found somewhere, the kernel should end this process first. Where it cannot be told: so be it.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     let session = Session::open(RunConfig::load(file)?)?;
+    if Streamed::of(&**session.train()).is_some_and(|streamed| !streamed.is_exact()) {
+        return Err(Error::config(
+            "data.streaming: the longest rows, which decide what fits, are not known before they are read",
+        )
+        .help("set trainer.per_device_train_batch_size to a number"));
+    }
     let evaluated = session.validation().cloned().unwrap_or_else(|| session.train().clone());
     let plan = session.plan();
     let eval_batch = plan.evaluation.batch_size;

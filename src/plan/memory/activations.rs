@@ -56,7 +56,7 @@ impl Activations {
         let (width, layers, heads, inner) = model.shape();
         let [width, layers, heads, inner] = [width, layers, heads, inner].map(|size| size as u128);
         let seq = batch.seq_len as u128;
-        let tokens = batch.micro as u128 * seq;
+        let tokens = (batch.micro * inputs.sequences) as u128 * seq;
         let scores = heads * seq;
         let is_plain = |operator| compute.ops().form(operator) == Form::Plain;
         let plain = |operator, values: u128| if is_plain(operator) { values } else { 0 };
@@ -91,6 +91,12 @@ impl Activations {
         };
         let gelu = 2 * (inner + plain(Operator::Gelu, factors * inner)) + operand * inner;
         let layer = norms + operands + attention + masks + gelu;
+        // A byte for each pair of a row's tokens, the same for all layers, and another where some are local.
+        let documents = match (inputs.documents, model.window()) {
+            (true, Some(_)) => 2 * tokens * seq,
+            (true, None) if is_plain(Operator::Attention) => tokens * seq,
+            _ => 0,
+        };
 
         // Balanced: the results of products, sums and casts stay, and random numbers.
         let drops = attention_dropout || hidden_dropout;
@@ -167,7 +173,7 @@ impl Activations {
             last: layer_bytes(last),
             passed: F32 * tokens * width,
             layers,
-            head: F32 * tokens * around + loss,
+            head: F32 * tokens * around + loss + documents,
             head_gradient,
             moving,
             again,
@@ -219,7 +225,7 @@ impl Evaluation {
     /// layer in training.
     fn new(inputs: &MemoryInputs<'_>, is_language_model: bool, widest: u128) -> Self {
         let MemoryInputs { model, compute, batch, .. } = *inputs;
-        let tokens = inputs.eval_batch as u128 * batch.seq_len as u128;
+        let tokens = (inputs.eval_batch * inputs.sequences) as u128 * batch.seq_len as u128;
         let (width, _, heads, _) = model.shape();
         let scores = 3 * heads * batch.seq_len;
         let layer = match compute.ops().form(Operator::Attention) {

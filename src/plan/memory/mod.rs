@@ -29,7 +29,11 @@ pub struct MemoryInputs<'a> {
     pub values: Values,
     /// The batch of a step.
     pub batch: &'a BatchPlan,
-    /// Sequences a batch of an evaluation; 0 for a run without.
+    /// Sequences of an example.
+    pub sequences: usize,
+    /// Whether a sequence is several documents, which a mask keeps apart.
+    pub documents: bool,
+    /// Examples a batch of an evaluation; 0 for a run without.
     pub eval_batch: usize,
     /// The form of the operators and the type of matrix products.
     pub compute: Compute,

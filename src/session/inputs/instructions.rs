@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Splits, Use};
+use super::{Splits, Use, shuffle};
 use crate::base::error::Result;
 use crate::base::variables::expand_text;
 use crate::cache;
@@ -11,9 +11,10 @@ use crate::config::RunConfig;
 use crate::data::Dataset;
 use crate::data::instruct::packed::Packed;
 use crate::data::instruct::template::ChatTemplate;
-use crate::data::instruct::{Encoder, InstructionStore};
+use crate::data::instruct::{self, Encoder, InstructionStore};
 use crate::data::rows::Scan;
 use crate::data::store::OnProgress;
+use crate::data::stream::Streamed;
 use crate::data::subset::Subset;
 use crate::data::table::{Columns, Table};
 use crate::data::tokenizer::Tokenizer;
@@ -58,12 +59,23 @@ pub(super) fn open(
         completion_only_loss: data.completion_only_loss.unwrap_or(true),
         assistant_only_loss: data.assistant_only_loss,
     };
+    let folder = cache::folder_of(cache::ROWS)?;
+    if data.streaming && used == Use::Training {
+        let validation = |patterns: &[String]| -> Result<Arc<dyn Dataset>> {
+            let table = Table::open(patterns, data.format, columns.clone())?;
+            let scan = Scan::new(&table, false)?;
+            Ok(Arc::new(InstructionStore::build_or_open(&folder, &table, &scan, &encoder, progress)?))
+        };
+        let table = Table::open(&data.train, data.format, columns.clone()).map_err(|error| error.at("data.train"))?;
+        let encoder = encoder.clone();
+        let train = Arc::new(Streamed::new(instruct::streamed(table, encoder), shuffle(config))?) as Arc<dyn Dataset>;
+        return Ok((Splits::streamed(config, train, validation)?, given));
+    }
     let tables = Splits::open(config, used, |patterns| {
         let table = Table::open(patterns, data.format, columns.clone())?;
         let scan = Scan::new(&table, false)?;
         Ok((table, scan))
     })?;
-    let folder = cache::folder_of(cache::ROWS)?;
     let rows = tables.map(|(table, scan)| {
         let store = InstructionStore::build_or_open(&folder, &table, &scan, &encoder, progress)?;
         Ok(Arc::new(store) as Arc<dyn Dataset>)

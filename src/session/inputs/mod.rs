@@ -5,6 +5,7 @@ mod instructions;
 mod squad;
 pub(crate) mod table;
 
+use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use crate::base::host::resident_mib;
 use crate::base::variables::expand_text;
 use crate::cache;
 use crate::config::Task;
-use crate::config::{DEFAULT_TEXT_COLUMN, DataFormat, ModelKind, RunConfig, Validation};
+use crate::config::{DEFAULT_TEXT_COLUMN, DataFormat, ModelKind, RunConfig, Sampler, Validation};
 use crate::data::blocks::Blocks;
 use crate::data::corpus::Corpus;
 use crate::data::labels::{LabelNames, label_names, problem_type};
@@ -26,6 +27,7 @@ use crate::data::learned::learned_bpe;
 use crate::data::masking::{Masked, Masking};
 use crate::data::squad::{SquadData, WindowEncoder};
 use crate::data::store::Progress;
+use crate::data::stream::{self, Shuffle, Streamed};
 use crate::data::subset::Subset;
 use crate::data::table::{Columns, Table};
 use crate::data::tokenized::{Limits, TokenizedData};
@@ -33,7 +35,7 @@ use crate::data::tokenizer::{RowEncoder, Tokenizer};
 use crate::data::tokens::TokenStore;
 use crate::data::{Dataset, paths};
 use crate::engine::device::DeviceFacts;
-use crate::hub::{self, Wanted};
+use crate::hub::{self, Split, Wanted};
 use crate::plan::{BatchPlan, DataFacts, Facts, Found, FoundBatch, ModelFacts, TokenizerFacts};
 use crate::session::BuiltIn;
 use crate::session::adapter::{Adapters, Source};
@@ -98,6 +100,16 @@ impl<D> Splits<D> {
         })
     }
 
+    /// The training data `train`, which are read as they are needed, and the validation files that `config` names, opened by
+    /// `open`.
+    fn streamed(config: &RunConfig, train: D, mut open: impl FnMut(&[String]) -> Result<D>) -> Result<Self> {
+        let validation = match &config.data.validation {
+            Some(Validation::Files(patterns)) => Some(open(patterns).map_err(|error| error.at("data.validation"))?),
+            Some(Validation::Share(_)) | None => None,
+        };
+        Ok(Self { train: Some(train), validation })
+    }
+
     /// With the share of the training data that `config` asks for as validation data, split off by `split`; any other as it
     /// is.
     fn split(self, config: &RunConfig, used: Use, split: impl FnOnce(D, f64) -> Result<(D, D)>) -> Result<Self> {
@@ -123,6 +135,15 @@ impl<D> Splits<D> {
         let first = train.or(self.validation.as_ref().map(|data| ("data.validation", data)));
         first.expect("`open` opens one of the two, and no step drops both")
     }
+}
+
+/// The order in which data are streamed.
+fn shuffle(config: &RunConfig) -> Shuffle {
+    let buffer = match config.data.sampler {
+        Sampler::Sequential => 1,
+        Sampler::Random | Sampler::GroupByLength => config.data.shuffle_buffer_size,
+    };
+    Shuffle { buffer, seed: config.trainer.data_seed() }
 }
 
 /// Bytes that this process has resident.
@@ -163,6 +184,10 @@ impl Inputs {
                 block_size: inputs.block_size,
                 max_length: inputs.max_length,
                 pad_id: inputs.task.pad_id,
+                sequences: match config.data.task {
+                    Task::MultipleChoice => train.get(0, 0)?.sequences().len().max(1),
+                    _ => 1,
+                },
                 ..data
             },
             tokenizer: tokenizer.transpose()?,
@@ -180,6 +205,9 @@ impl Inputs {
         let train = self.data.train.clone();
         let train = train
             .ok_or_else(|| Error::data("data.train: it was not opened, since the inputs are for an evaluation"))?;
+        if let Some(streamed) = Streamed::of(&*train) {
+            streamed.set_len(trainer.max_steps.unwrap_or(1).saturating_mul(step));
+        }
         let one_step = trainer.overfit_one_batch || trainer.fast_dev_run;
         let wanted = if one_step { Some(step) } else { config.data.max_train_samples };
         Ok(match wanted.filter(|wanted| *wanted < train.len()) {
@@ -217,6 +245,7 @@ impl Inputs {
     }
 
     fn found(config: &RunConfig, used: Use, progress: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Self> {
+        let config = &*with_dataset(config, used)?;
         let (mut model_config, model_from, unknown_model_fields) = model_config(config)?;
         match config.data.format {
             DataFormat::Tokenized => {
@@ -376,9 +405,6 @@ impl Inputs {
             .help(format!("set data.block_size = {positions}, or raise the model's n_positions")));
         }
         let folder = cache::folder_of(cache::TOKENS)?;
-        let blocks = corpora.map(|corpus| {
-            Blocks::new(TokenStore::build_or_open(&folder, &corpus, &tokenizer, progress)?, block_size)
-        })?;
         let masking = match config.data.task {
             Task::Mlm => {
                 let (probability, whole_words) = (config.data.mlm_probability, config.data.whole_word_mask);
@@ -386,11 +412,22 @@ impl Inputs {
             }
             _ => None,
         };
-        let masked = |blocks: Blocks| -> Arc<dyn Dataset> {
-            match &masking {
-                Some(masking) => Arc::new(Masked::new(Arc::new(blocks), masking.clone(), seed)),
-                None => Arc::new(blocks),
+        let mut open = |corpus: Corpus| -> Result<Arc<dyn Dataset>> {
+            let store = TokenStore::build_or_open(&folder, &corpus, &tokenizer, progress)?;
+            Ok(Arc::new(Blocks::new(store, block_size)?))
+        };
+        let data = match corpora {
+            Splits { train: Some(train), validation } if config.data.streaming && used == Use::Training => {
+                let validation = validation.map(open).transpose().map_err(|error| error.at("data.validation"))?;
+                let blocks = stream::blocks(train, tokenizer.clone(), block_size)?;
+                let train = Streamed::new(blocks, shuffle(config)).map_err(|error| error.at("data.train"))?;
+                Splits { train: Some(Arc::new(train) as Arc<dyn Dataset>), validation }
             }
+            corpora => corpora.map(&mut open)?,
+        };
+        let masked = |data: Arc<dyn Dataset>| match &masking {
+            Some(masking) => Arc::new(Masked::new(data, masking.clone(), seed)) as Arc<dyn Dataset>,
+            None => data,
         };
         let pad_id = model_config.pad_token_id().unwrap_or_else(|| tokenizer.eot_id().unwrap_or(0));
         let task = BuiltIn::new(config.data.task, model_config);
@@ -399,7 +436,7 @@ impl Inputs {
             unknown_model_fields,
             block_size: Some(block_size),
             max_length: None,
-            data: blocks.map(|blocks| Ok(masked(blocks)))?,
+            data: data.map(|data| Ok(masked(data)))?,
         })
     }
 }
@@ -421,7 +458,11 @@ pub(crate) fn found(config: &RunConfig) -> Found {
     let from = model.as_ref().and_then(|(_, from, _)| from.clone());
     let tokenizer = optional_tokenizer(config, &from).map_err(|error| lacks("tokenizer", error)).ok().flatten();
     let resolve = |patterns: &[String]| paths::resolve(patterns, config.data.format).map(drop);
-    if let Err(error) = resolve(&config.data.train) {
+    if config.data.dataset_name.is_some() {
+        if let Err(error) = with_dataset(config, Use::Training) {
+            lacks("data", error);
+        }
+    } else if let Err(error) = resolve(&config.data.train) {
         lacks("data.train", error);
     }
     if let Some(Validation::Files(patterns)) = &config.data.validation
@@ -456,6 +497,44 @@ pub(crate) fn found(config: &RunConfig) -> Found {
     let facts = task.facts().ok();
     found.model = facts.map(|facts| ModelFacts { unknown_fields, ..facts });
     found
+}
+
+/// `config` with the files of the dataset that `data.dataset_name` names, as far as it is `used`.
+///
+/// # Errors
+/// A dataset that is not found, has several configurations of which none is named, or lacks a split that is needed.
+fn with_dataset(config: &RunConfig, used: Use) -> Result<Cow<'_, RunConfig>> {
+    let Some(name) = &config.data.dataset_name else { return Ok(Cow::Borrowed(config)) };
+    let data = &config.data;
+    let files = |split: Split| -> Result<Vec<String>> {
+        let files = hub::dataset_split(name, data.dataset_config_name.as_deref(), split, data.format.endings());
+        let files = files.map_err(|error| error.at("data.dataset_name"))?;
+        let text = |file: PathBuf| {
+            file.into_os_string().into_string().map_err(|file| {
+                Error::config(format!("data.dataset_name: {}: expected a path in UTF-8", file.to_string_lossy()))
+                    .help("set HF_HOME to such a folder")
+            })
+        };
+        files.into_iter().map(text).collect()
+    };
+    let validation = match &data.validation {
+        Some(given) => Some(given.clone()),
+        None => Some(files(Split::Validation)?).filter(|files| !files.is_empty()).map(Validation::Files),
+    };
+    if validation.is_none() && (config.trainer.do_eval || config.trainer.eval_on_start) {
+        return Err(Error::config(format!("trainer.do_eval: {name} has no split `validation`"))
+            .help("set data.validation to files, or to a share such as \"2%\""));
+    }
+    let needed = used == Use::Training || !matches!(validation, Some(Validation::Files(_)));
+    let train = if needed { files(Split::Train)? } else { Vec::new() };
+    if needed && train.is_empty() {
+        return Err(
+            Error::data(format!("data.dataset_name: {name} has no split `train`")).help("name files in data.train")
+        );
+    }
+    let mut config = config.clone();
+    (config.data.train, config.data.validation) = (train, validation);
+    Ok(Cow::Owned(config))
 }
 
 /// The columns of a table whose rows are documents.

@@ -5,15 +5,16 @@ use std::sync::Arc;
 use kiln_models::ModelConfig;
 use kiln_models::config::Labels;
 
-use super::{Splits, Use};
+use super::{Splits, Use, shuffle};
 use crate::base::error::{Error, Result};
 use crate::cache;
 use crate::config::Task;
 use crate::config::{DataSection, RunConfig};
 use crate::data::Dataset;
 use crate::data::labels::{LabelNames, LabelRule};
-use crate::data::rows::{RowStore, Scan};
+use crate::data::rows::{self, RowStore, Scan};
 use crate::data::store::OnProgress;
+use crate::data::stream::Streamed;
 use crate::data::subset::Subset;
 use crate::data::table::{Columns, Table};
 use crate::data::tokenizer::{RowEncoder, RowKind, Tokenizer};
@@ -31,6 +32,19 @@ pub(super) fn open(
     let columns = columns(data);
     let encoder = encoder(tokenizer, data.task, &columns, max_length, model)?;
     let classes = data.task.has_label_names();
+    if data.streaming && used == Use::Training {
+        let rule = settle_labels(config, model, "data.streaming", None)?;
+        let table = Table::open(&data.train, data.format, columns.clone()).map_err(|error| error.at("data.train"))?;
+        let streamed = rows::streamed(table, encoder.clone(), rule.clone());
+        let train = Arc::new(Streamed::new(streamed, shuffle(config))?) as Arc<dyn Dataset>;
+        let validation = |patterns: &[String]| -> Result<Arc<dyn Dataset>> {
+            let table = Table::open(patterns, data.format, columns.clone())?;
+            let scan = Scan::new(&table, classes)?;
+            let folder = cache::folder_of(cache::ROWS)?;
+            Ok(Arc::new(RowStore::build_or_open(&folder, &table, &scan, &encoder, &rule, progress)?))
+        };
+        return Splits::streamed(config, train, validation);
+    }
     // All are read once before any is encoded: what is wrong with the last shows at once.
     let tables = Splits::open(config, used, |patterns| {
         let table = Table::open(patterns, data.format, columns.clone())?;
@@ -38,7 +52,7 @@ pub(super) fn open(
         Ok((table, scan))
     })?;
     let (key, (_, scan)) = tables.first();
-    let rule = settle_labels(config, model, key, scan)?;
+    let rule = settle_labels(config, model, key, Some(scan))?;
     let folder = cache::folder_of(cache::ROWS)?;
     let rows = tables.map(|(table, scan)| {
         let store = RowStore::build_or_open(&folder, &table, &scan, &encoder, &rule, progress)?;
@@ -85,8 +99,8 @@ pub(crate) fn encoder(
     tokenizer.row_encoder(max_length, kind, pairs && model.type_vocab_size().is_some_and(|types| types > 1))
 }
 
-/// Labels come from the config, else from the model, else from the training data.
-fn settle_labels(config: &RunConfig, model: &mut ModelConfig, key: &str, scan: &Scan) -> Result<LabelRule> {
+/// Labels come from the config, else from the model, else from the training data, where these were read before.
+fn settle_labels(config: &RunConfig, model: &mut ModelConfig, key: &str, scan: Option<&Scan>) -> Result<LabelRule> {
     if config.data.task == Task::Regression {
         *model.labels_mut() = Labels { problem_type: Some("regression".into()), ..Labels::numbered(1) };
         return Ok(LabelRule::Values);
@@ -97,9 +111,15 @@ fn settle_labels(config: &RunConfig, model: &mut ModelConfig, key: &str, scan: &
     let stated = model.labels().num_labels.filter(|_| config.model.fields.contains_key("num_labels"));
     let names = match &config.data.label_names {
         Some(names) => LabelNames::new(names.clone()).map_err(|error| error.at("data.label_names"))?,
-        None => match LabelNames::of_model(model.labels())? {
-            Some(names) => names,
-            None => scan.labels.names().map_err(|error| error.at(key))?,
+        None => match (LabelNames::of_model(model.labels())?, scan) {
+            (Some(names), _) => names,
+            (None, Some(scan)) => scan.labels.names().map_err(|error| error.at(key))?,
+            (None, None) => {
+                return Err(Error::config(
+                    "data.streaming: which labels there are is not known before the data are read",
+                )
+                .help("give them in data.label_names, in the order of their ids"));
+            }
         },
     };
     if let Some(stated) = stated.filter(|stated| *stated != names.names().len()) {

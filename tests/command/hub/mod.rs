@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use kiln::ErrorKind;
-use kiln::hub::{HubSettings, Wanted, dataset_files_with, resolve_with};
+use kiln::hub::{HubSettings, Split, Wanted, dataset_files_with, dataset_split_with, resolve_with};
 use server::{COMMIT, COMMIT_V1, Hub};
 
 const ID: &str = "org/tiny";
@@ -424,6 +424,108 @@ fn the_files_of_a_dataset_are_downloaded_once_and_found_offline() {
     assert!(error(address, &offline).contains("HF_HUB_OFFLINE"));
     assert_eq!(dataset_files_with(address, &settings).unwrap(), files);
     assert!(files[1].is_file());
+}
+
+#[test]
+fn a_dataset_is_found_by_its_name_and_configuration() {
+    let home = tempfile::tempdir().unwrap();
+    let hub = Hub::start(
+        ID,
+        &[
+            ("README.md", b"#"),
+            ("cola/train-00000-of-00001.parquet", b"cola"),
+            ("sst2/train-00000-of-00002.parquet", b"first"),
+            ("sst2/train-00001-of-00002.parquet", b"second"),
+            ("sst2/dev-00000-of-00001.parquet", b"third"),
+        ],
+    );
+    hub.change(|state| state.is_dataset = true);
+    let settings = settings(&hub, home.path());
+    let split = |config: Option<&str>, split: Split, settings: &HubSettings| {
+        dataset_split_with(ID, config, split, &["parquet"], settings)
+    };
+    let files = split(Some("sst2"), Split::Train, &settings).unwrap();
+    let read = |files: &[PathBuf]| files.iter().map(|file| std::fs::read(file).unwrap()).collect::<Vec<_>>();
+    assert_eq!(read(&files), [&b"first"[..], b"second"]);
+    assert_eq!(read(&split(Some("sst2"), Split::Validation, &settings).unwrap()), [b"third"]);
+    assert!(split(Some("cola"), Split::Validation, &settings).unwrap().is_empty());
+    for (config, part) in [(None, "data.dataset_config_name names none"), (Some("qqp"), "no configuration \"qqp\"")] {
+        let error = split(config, Split::Train, &settings).unwrap_err();
+        assert!(error.kind() == ErrorKind::Config && error.to_string().contains(part), "{error}");
+        assert!(error.to_string().contains("cola, sst2"), "{error}");
+    }
+    let asked = hub.requests().len();
+    assert_eq!(split(Some("sst2"), Split::Train, &settings).unwrap(), files);
+    assert_eq!(hub.requests().len(), asked, "all parts are there, as their names say");
+    let offline = HubSettings { offline: true, ..settings.clone() };
+    assert_eq!(split(Some("sst2"), Split::Train, &offline).unwrap(), files);
+    let error = split(Some("cola"), Split::Train, &offline).unwrap_err().to_string();
+    assert!(error.contains("configuration cola is not in the cache") && error.contains("HF_HUB_OFFLINE"), "{error}");
+}
+
+#[test]
+fn a_dataset_of_a_script_is_read_from_its_parquet_branch() {
+    const CONVERTED: &str = "fedcba98765432100123456789abcdeffedcba98";
+    let home = tempfile::tempdir().unwrap();
+    let hub = Hub::start(ID, &[("README.md", b"#"), ("tiny.py", b"import datasets")]);
+    hub.change(|state| {
+        state.is_dataset = true;
+        state.revisions.insert("refs/convert/parquet".into(), CONVERTED.into());
+        let files = [("en/train/0000.parquet", "a"), ("en/train/0001.parquet", "b"), ("de/train/0000.parquet", "c")];
+        let files = files.map(|(name, text)| (name.to_owned(), text.as_bytes().to_vec()));
+        state.commits.insert(CONVERTED.into(), files.into());
+    });
+    let settings = settings(&hub, home.path());
+    let split = |config, settings| dataset_split_with(ID, config, Split::Train, &["parquet"], settings);
+    let files = split(Some("en"), &settings).unwrap();
+    let folder = home.path().join("hub/datasets--org--tiny/snapshots").join(CONVERTED).join("en/train");
+    assert_eq!(files, ["0000.parquet", "0001.parquet"].map(|name| folder.join(name)));
+    let offline = HubSettings { offline: true, ..settings.clone() };
+    assert_eq!(split(Some("en"), &offline).unwrap(), files);
+    assert!(split(None, &settings).unwrap_err().to_string().contains("one of: de, en"));
+    // Without that branch there is nothing to read.
+    hub.change(|state| {
+        state.revisions.remove("refs/convert/parquet");
+    });
+    let error = split(Some("en"), &settings).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Data);
+    assert!(error.to_string().contains("no file of a split") && error.to_string().contains("tiny.py"), "{error}");
+}
+
+#[test]
+fn a_run_names_its_dataset_as_scripts_do() {
+    let home = tempfile::tempdir().unwrap();
+    let rows =
+        |count: usize| (0..count).map(|row| format!("{{\"text\": \"a text of row {row}\"}}\n")).collect::<String>();
+    let (train, validation) = (rows(40), rows(8));
+    let hub = Hub::start(ID, &[("en/train.jsonl", train.as_bytes()), ("en/validation.jsonl", validation.as_bytes())]);
+    hub.change(|state| state.is_dataset = true);
+    let plan = |data: &str| {
+        let config = format!(
+            "[run]\noutput_dir = \"run\"\n[model]\nkind = \"gpt2\"\nn_layer = 1\nn_embd = 16\nn_head = 2\nn_positions = 16\n\
+             [data]\ntask = \"clm\"\nformat = \"jsonl\"\n{data}\n[tokenizer]\ntrain_vocab_size = 260\n\
+             [trainer]\neval_strategy = \"epoch\"\n"
+        );
+        std::fs::write(home.path().join("c.toml"), config).unwrap();
+        let mut command = assert_cmd::Command::cargo_bin("kiln").unwrap();
+        command.current_dir(home.path()).env("KILN_CACHE", home.path().join("cache")).env("HF_HOME", home.path());
+        command.env("HF_ENDPOINT", &hub.endpoint).env_remove("HF_HUB_CACHE").env_remove("HF_HUB_OFFLINE");
+        command.args(["plan", "c.toml", "--json"]).output().unwrap()
+    };
+    let output = plan("dataset_name = \"org/tiny\"");
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{stderr}");
+    let plan_of: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    assert!(plan_of["data"]["validation_examples"].as_u64() > Some(0), "{stdout}");
+    for (data, part) in [
+        ("dataset_name = \"org/tiny\"\ndataset_config_name = \"de\"", "one of: en"),
+        ("dataset_name = \"org/tiny\"\ntrain = \"a.txt\"", "two ways of stating"),
+        ("train = \"a.txt\"\ndataset_config_name = \"de\"", "without data.dataset_name"),
+    ] {
+        let output = plan(data);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && stderr.contains(part), "{stderr}");
+    }
 }
 
 /// A listing of whoever stands between, with a file that is there to be downloaded.
