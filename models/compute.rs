@@ -3,15 +3,18 @@
 //! Mixed precision has one rule, and it is this file's: weights, activations between operators, and everything that adds up
 //! many terms (norms, softmax, activation functions, sums of gradients) are in f32; the two operands of a matrix product are
 //! rounded to the compute type, and its result is of that type before it is widened again. That is what PyTorch's autocast
-//! does to these models. The gradient of a weight is widened to f32 before it is added to anything. Fused attention and
-//! cross-entropy round less on the CPU, where scores, weights and logits, which stay within the operator, are f32.
+//! does to these models. The gradient of a weight is widened to f32 before it is added to anything.
+//!
+//! Fused operators round less on the CPU. A fused product rounds its operands itself; its result, and the gradients that it gives,
+//! are f32 (`ops::products`). Query, key and value then stay f32, and so do the scores and weights of fused attention and the logits
+//! of fused cross-entropy, which never leave the operator.
 
 use burn::module::Param;
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::copies::Copies;
 use crate::ops::dropout::DropoutRng;
-use crate::ops::{self, Availability, Operator, Ops, linear};
+use crate::ops::{self, Availability, Form, Operator, Ops, linear};
 
 /// The form of the operators and the type of matrix products. Default: plain operators in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,14 +51,22 @@ impl Compute {
         self.dtype == FloatDType::F32
     }
 
-    /// `x` as an operand of a matrix product.
+    /// Whether products of `x` take f32 and round their operands themselves: fused ones on the CPU.
+    fn rounds<const D: usize>(self, x: &Tensor<D>) -> bool {
+        self.ops.form(Operator::Linear) == Form::Fused && x.device() == Device::flex()
+    }
+
+    /// `x` as an operand of a matrix product: in the compute type, unless products round their operands themselves.
     pub fn narrow<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
-        cast(x, self.dtype)
+        if self.is_f32() || self.rounds(&x) { x } else { cast(x, self.dtype) }
     }
 
     /// `x y` of operands in the compute type, the result in f32: `[n, k]`, `[k, m]` -> `[n, m]`.
     pub fn product(self, x: Tensor<2>, y: Tensor<2>) -> Tensor<2> {
-        cast(self.narrow(x).matmul(self.narrow(y)), FloatDType::F32)
+        match !self.is_f32() && self.rounds(&x) {
+            true => linear::product_in(self.dtype, x, y, self.ops),
+            false => cast(cast(x, self.dtype).matmul(cast(y, self.dtype)), FloatDType::F32),
+        }
     }
 }
 
@@ -106,18 +117,26 @@ impl<'a> Pass<'a> {
         }
     }
 
+    /// `weight` as an operand of a product with `x`: as [`weight`](Self::weight), unless products round their operands themselves.
+    pub(crate) fn factor(self, x: &Tensor<2>, weight: &Param<Tensor<2>>) -> Tensor<2> {
+        if self.compute.rounds(x) { weight.val() } else { self.weight(weight) }
+    }
+
     /// `x W` with a weight as it is stored, in the form of the linear operator: `[n, in]`, `[in, out]` -> `[n, out]`, f32.
     pub fn projection(self, x: Tensor<2>, weight: &Param<Tensor<2>>) -> Tensor<2> {
         match self.compute.is_f32() {
-            true => linear::product(x, self.weight(weight), self.compute.ops),
-            false => self.compute.product(x, self.weight(weight)),
+            true => linear::product(x, weight.val(), self.compute.ops),
+            false => {
+                let weight = self.factor(&x, weight);
+                self.compute.product(x, weight)
+            }
         }
     }
 
     /// `x W + b` as [`projection`](Self::projection): the bias, whose gradient is a sum over all rows, is added in f32.
     pub fn affine(self, x: Tensor<2>, weight: &Param<Tensor<2>>, bias: Tensor<1>) -> Tensor<2> {
-        match self.compute.is_f32() {
-            true => linear::linear(x, self.weight(weight), bias, self.compute.ops),
+        match self.compute.is_f32() || self.compute.rounds(&x) {
+            true => linear::linear_in(self.compute.dtype, x, weight.val(), bias, self.compute.ops),
             false => self.compute.product(x, self.weight(weight)) + bias.unsqueeze(),
         }
     }
@@ -133,8 +152,9 @@ impl<'a> Pass<'a> {
         dropout: f64,
         scaling: f64,
     ) -> Tensor<2> {
-        if self.compute.is_f32() {
-            let adapted = linear::Adapted { weight: self.weight(weight), a: a.val(), b: b.val(), scaling, dropout };
+        if self.compute.is_f32() || self.compute.rounds(&x) {
+            let ([weight, a, b], dtype) = ([weight, a, b].map(Param::val), self.compute.dtype);
+            let adapted = linear::Adapted { weight, a, b, scaling, dropout, dtype };
             return linear::adapted(x, adapted, bias, self.rng, self.compute.ops);
         }
         let dropped = match self.rng {

@@ -12,6 +12,9 @@ pub enum Error {
     /// A field of a model configuration that is wrong or that Kiln does not honour.
     #[error("model config: {0}")]
     Config(String),
+    /// An environment variable that is wrong, or asks for what this machine lacks.
+    #[error("{0}")]
+    Environment(String),
     /// The family has no such head.
     #[error("the task {task}: {model_type} has no head for it; it has heads for {tasks}")]
     NoSuchHead {

@@ -79,7 +79,7 @@ pub struct ModelInput {
     pub last_token: Option<Tensor<1, Int>>,
 }
 
-/// The factors of a language model's logits, `logits = x weight^T + bias`, in the type of matrix products.
+/// The factors of a language model's logits, `logits = x weight^T + bias`, in the type of matrix products, or in f32 where these round their operands themselves.
 #[derive(Debug, Clone)]
 pub struct VocabularyProjection {
     /// Hidden states, `[batch * seq, width]`.
@@ -404,16 +404,16 @@ impl Model {
     /// none for the other heads.
     pub fn projection(&self, x: Tensor<2>, pass: Pass<'_>) -> Option<VocabularyProjection> {
         match (&self.body, &self.head) {
-            (Body::Gpt2(body), HeadLayers::Gpt2Lm(_)) => Some(VocabularyProjection {
-                x: pass.compute.narrow(body.normalised(x, pass)),
-                weight: pass.weight(&body.wte.weight),
-                bias: None,
-            }),
-            (Body::Bert(body), HeadLayers::BertMlm(head)) => Some(VocabularyProjection {
-                x: pass.compute.narrow(head.cls.predictions.transformed(x, pass)),
-                weight: pass.weight(&body.embeddings.word_embeddings.weight),
-                bias: Some(head.cls.predictions.bias.val()),
-            }),
+            (Body::Gpt2(body), HeadLayers::Gpt2Lm(_)) => {
+                let x = pass.compute.narrow(body.normalised(x, pass));
+                let weight = pass.factor(&x, &body.wte.weight);
+                Some(VocabularyProjection { x, weight, bias: None })
+            }
+            (Body::Bert(body), HeadLayers::BertMlm(head)) => {
+                let x = pass.compute.narrow(head.cls.predictions.transformed(x, pass));
+                let weight = pass.factor(&x, &body.embeddings.word_embeddings.weight);
+                Some(VocabularyProjection { x, weight, bias: Some(head.cls.predictions.bias.val()) })
+            }
             _ => None,
         }
     }

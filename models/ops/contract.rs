@@ -52,6 +52,12 @@ impl Contract {
         dtype
     }
 
+    /// The type of a weight that f32 is multiplied with: on the CPU that of the products, elsewhere f32.
+    #[track_caller]
+    pub(super) fn weight(&self, argument: &str, weight: &Tensor<2>) -> DType {
+        if self.device == Device::flex() { self.factor(argument, weight) } else { DType::F32 }
+    }
+
     /// A tensor of real numbers in `dtype`.
     #[track_caller]
     pub(super) fn floats<const D: usize>(&self, argument: &str, tensor: &Tensor<D>, shape: [usize; D], dtype: DType) {

@@ -1,9 +1,9 @@
-//! Building blocks of the CPU kernels: access to the values of Flex tensors, new tensors that are not filled first, matrix
-//! products by the library that Burn Flex multiplies with, and splitting rows over threads.
+//! Building blocks of the CPU kernels: access to the values of Flex tensors, new tensors that are not filled first, and splitting
+//! rows over threads.
 //!
 //! Work is split into blocks whose size depends on the shapes alone, and partial sums are added in the order of the
 //! blocks, so results do not depend on the number of threads.
-#![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
+#![allow(unsafe_code)] // kernel: memory is written without being filled first
 
 use std::mem::MaybeUninit;
 
@@ -12,6 +12,8 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape, TensorData};
 use rayon::prelude::*;
+
+use super::products::{Factor, Matrix};
 
 /// The CPU backend's tensor, of any kind.
 pub(super) type FlexTensor = FloatTensor<Flex>;
@@ -38,6 +40,26 @@ pub(super) fn cast(tensor: FlexTensor, dtype: FloatDType) -> FlexTensor {
 /// The values of a tensor that [`row_major`] has returned.
 pub(super) fn values(tensor: &FlexTensor) -> &[f32] {
     tensor.as_slice().expect("row_major() has made it contiguous and f32")
+}
+
+/// `tensor` with rows or columns that are contiguous, as products take it.
+pub(super) fn strided(tensor: FlexTensor) -> FlexTensor {
+    let is_strided =
+        matches!(tensor.layout().strides(), [row, col] if *row >= 1 && *col >= 1 && (*row == 1 || *col == 1));
+    if is_strided { tensor } else { tensor.to_contiguous() }
+}
+
+/// A matrix that [`strided`] has returned, of f32, bf16 or f16, as a factor of a product.
+pub(super) fn factor(tensor: &FlexTensor) -> Factor<'_> {
+    fn matrix<'a, T>(storage: &'a [T], tensor: &FlexTensor) -> Matrix<'a, T> {
+        let strides = [0, 1].map(|axis| tensor.layout().strides()[axis].unsigned_abs());
+        Matrix::with_strides(&storage[tensor.layout().start_offset()..], dims2(tensor), strides)
+    }
+    match tensor.dtype() {
+        DType::BF16 => Factor::Bf16(matrix(tensor.storage(), tensor)),
+        DType::F16 => Factor::F16(matrix(tensor.storage(), tensor)),
+        _ => Factor::F32(matrix(tensor.storage(), tensor)),
+    }
 }
 
 /// Rows and columns of a matrix.
@@ -132,134 +154,5 @@ super::simd::vectorised! {
                 *sum += *x;
             }
         }
-    }
-}
-
-/// A matrix within a slice.
-#[derive(Clone, Copy)]
-pub(super) struct Matrix<'a> {
-    data: &'a [f32],
-    rows: usize,
-    cols: usize,
-    row_stride: usize,
-    col_stride: usize,
-}
-
-impl<'a> Matrix<'a> {
-    /// Row-major, without gaps.
-    pub fn new(data: &'a [f32], rows: usize, cols: usize) -> Self {
-        Self::strided(data, rows, cols, cols)
-    }
-
-    /// Row-major; a row starts `row_stride` after the one before it.
-    ///
-    /// # Panics
-    /// When `data` is too short.
-    pub fn strided(data: &'a [f32], rows: usize, cols: usize, row_stride: usize) -> Self {
-        assert!(rows == 0 || cols == 0 || (rows - 1) * row_stride + cols <= data.len(), "matrix beyond its data");
-        Self { data, rows, cols, row_stride, col_stride: 1 }
-    }
-
-    /// The transpose, without moving anything.
-    pub fn t(self) -> Self {
-        let Self { data, rows, cols, row_stride, col_stride } = self;
-        Self { data, rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride }
-    }
-}
-
-/// How a product writes its destination.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Output {
-    /// Overwrites it.
-    Overwrite,
-    /// Is added to it.
-    Add,
-}
-
-/// Products with fewer multiplications stay on one thread, as in Burn Flex.
-const PARALLEL_FROM: usize = 192 * 192 * 192;
-
-/// `out = a b` or `out += a b` over all threads, row-major without gaps.
-pub(super) fn multiply(out: &mut [f32], a: Matrix<'_>, b: Matrix<'_>, into: Output) {
-    assert_eq!(out.len(), a.rows * b.cols, "product of another size than its destination");
-    // SAFETY: `out` is exclusively borrowed and holds `a.rows` rows of `b.cols` elements.
-    unsafe { multiply_raw(out.as_mut_ptr(), b.cols, a, b, 1.0, into, true) }
-}
-
-/// `a b`, a new row-major matrix.
-pub(super) fn product(a: Matrix<'_>, b: Matrix<'_>) -> Vec<f32> {
-    // SAFETY: the product overwrites all of its `a.rows * b.cols` elements, which are the whole destination.
-    unsafe {
-        written(a.rows * b.cols, |out| {
-            multiply_raw(out.as_mut_ptr().cast(), b.cols, a, b, 1.0, Output::Overwrite, true);
-        })
-    }
-}
-
-/// `out = scale a b` or `out += scale a b` for a destination that starts at `out` and whose rows are `row_stride` apart.
-///
-/// # Safety
-/// The `a.rows` rows of `b.cols` elements at `out` must be valid for writing and accessed by nobody else meanwhile; for
-/// [`Output::Add`] they must be initialised.
-pub(super) unsafe fn multiply_raw(
-    out: *mut f32,
-    row_stride: usize,
-    a: Matrix<'_>,
-    b: Matrix<'_>,
-    scale: f32,
-    into: Output,
-    threads: bool,
-) {
-    assert_eq!(a.cols, b.rows, "inner dimensions of a product");
-    let work = a.rows.saturating_mul(b.cols).saturating_mul(a.cols);
-    let keep = if into == Output::Add { 1.0 } else { 0.0 };
-    let parallelism = match threads && work >= PARALLEL_FROM {
-        true => gemm::Parallelism::Rayon(0),
-        false => gemm::Parallelism::None,
-    };
-    // SAFETY: the strides of `a` and `b` stay within their slices (checked when they were made); the caller vouches for
-    // the destination. With an inner dimension of 0 the library writes zeros (or leaves what is added to).
-    unsafe {
-        gemm::gemm(
-            a.rows,
-            b.cols,
-            a.cols,
-            out,
-            1,
-            row_stride as isize,
-            into == Output::Add,
-            a.data.as_ptr(),
-            a.col_stride as isize,
-            a.row_stride as isize,
-            b.data.as_ptr(),
-            b.col_stride as isize,
-            b.row_stride as isize,
-            keep,
-            scale,
-            false,
-            false,
-            false,
-            parallelism,
-        );
-    }
-}
-
-/// A destination that several threads write to, each its own elements.
-#[derive(Clone, Copy)]
-pub(super) struct Shared(pub *mut f32);
-
-// SAFETY: it is a pointer and nothing more; whoever writes through it must see to it that no two threads touch one element.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
-
-impl Shared {
-    /// The address of element `index`.
-    ///
-    /// # Safety
-    /// `index` must lie within (or just behind) the buffer.
-    pub unsafe fn at(self, index: usize) -> *mut f32 {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.add(index) }
     }
 }

@@ -29,6 +29,8 @@ pub const DTYPES: [FloatDType; 3] = [FloatDType::F32, FloatDType::BF16, FloatDTy
 pub enum Availability {
     /// It has, and the compiled mode uses it.
     Default,
+    /// It has on the CPU, and the compiled mode uses it there; elsewhere it has none, for this reason.
+    OnCpu(&'static str),
     /// It has none, for this reason.
     Missing(&'static str),
 }
@@ -47,7 +49,7 @@ pub struct FusedForm {
 }
 
 const YES: Availability = Availability::Default;
-const F32_ONLY: Availability = Availability::Missing("its kernel is f32 only");
+const F32_ONLY: Availability = Availability::OnCpu("its kernel is f32 only");
 const NOT_SCALED: Availability = Availability::Missing(
     "it takes gradients in the forward pass, before the loss scale could lift them into f16's range",
 );

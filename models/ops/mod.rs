@@ -41,6 +41,7 @@ pub mod in_place;
 pub mod layer_norm;
 pub mod linear;
 pub mod list;
+pub mod products;
 mod simd;
 
 use burn::tensor::Device;

@@ -179,8 +179,8 @@ fn device(args: &DeviceArgs) -> Result<(Device, Compute)> {
     let found = device::select(kind, args.device_index)?;
     let facts = found.facts();
     let ops = device::ops(Some(&compiler), &facts)?;
-    let dtype = PrecisionPlan::new(args.precision, &facts)?.dtype();
-    Ok((found.device, Compute::new(ops, dtype)))
+    let precision = PrecisionPlan::new(args.precision, &facts, ops)?;
+    Ok((found.device, Compute::new(precision.ops(ops, facts.kind), precision.dtype())))
 }
 
 pub(super) fn run_forward(args: &ForwardArgs) -> Result<()> {

@@ -7,6 +7,7 @@ use burn::tensor::{Device, DeviceType, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use kiln_models::Ops;
+use kiln_models::ops::products::{self, Unit};
 
 use crate::base::distributed::World;
 use crate::base::error::{Error, Result};
@@ -45,6 +46,9 @@ pub struct DeviceFacts {
     pub narrow: Vec<Precision>,
     /// Why this build has no fused operators for it; none where it has them.
     pub not_fused: Option<String>,
+    /// What multiplies bf16 operands in fused operators on a CPU; none on another device.
+    #[serde(default)]
+    pub bf16_products: Option<Unit>,
 }
 
 impl DeviceFacts {
@@ -68,7 +72,9 @@ impl Available {
         let narrow = types.into_iter().filter(|(_, dtype)| has(*dtype));
         let narrow = narrow.map(|(precision, _)| precision).collect();
         let not_fused = Ops::fused(&self.device).err().map(|error| error.to_string());
-        DeviceFacts { kind: self.kind, index: self.index, name: self.name.clone(), narrow, not_fused }
+        // An environment that asks for another unit than there is has been refused with the choice of the device.
+        let bf16_products = (self.kind == DeviceKind::Cpu).then(|| products::unit().ok()).flatten();
+        DeviceFacts { kind: self.kind, index: self.index, name: self.name.clone(), narrow, not_fused, bf16_products }
     }
 }
 
@@ -81,15 +87,19 @@ impl Available {
         true
     }
 
-    /// Looks at what the device needs besides itself: driver, compiler and headers of CUDA. Says what there is; nothing where nothing
-    /// is needed.
+    /// Looks at what the device needs besides itself: driver, compiler and headers of CUDA, and the CPU's instructions for products
+    /// of bf16. Says what there is; nothing where nothing is needed.
     ///
     /// # Errors
-    /// Something that is missing or does not fit the device.
+    /// Something that is missing or does not fit the device, and `KILN_CPU_PRODUCTS` where the CPU lacks what it asks for.
     pub fn check(&self) -> Result<Option<String>> {
         #[cfg(feature = "cuda")]
         if self.kind == DeviceKind::Cuda {
             return crate::engine::cuda::Installation::check(self.index).map(|found| Some(found.to_string()));
+        }
+        if self.kind == DeviceKind::Cpu {
+            let unit = products::unit().map_err(|error| Error::config(error.to_string()))?;
+            return Ok(Some(format!("products of bf16 in fused operators by {unit}")));
         }
         Ok(None)
     }

@@ -24,10 +24,16 @@ pub fn plain_because(operator: Operator, fused_ops: &FusedOps, kind: DeviceKind,
         _ => {}
     }
     match (operator.within(dtype), operator.on(target(kind))) {
-        (Availability::Missing(why), _) => Some(format!("precision {}: {why}", format!("{dtype:?}").to_lowercase())),
+        (Availability::Missing(why), _) => Some(missing(dtype, why)),
+        (Availability::OnCpu(why), _) if target(kind) != Target::Cpu => Some(missing(dtype, why)),
         (_, Availability::Missing(why)) => Some(why.into()),
-        (Availability::Default, Availability::Default) => None,
+        (Availability::Default | Availability::OnCpu(_), Availability::Default | Availability::OnCpu(_)) => None,
     }
+}
+
+/// Why an operator has no fused form in `dtype`.
+fn missing(dtype: FloatDType, why: &str) -> String {
+    format!("precision {}: {why}", format!("{dtype:?}").to_lowercase())
 }
 
 /// The reasons why the operators `plain` are plain, each with its operators, as in `linear (precision bf16: its kernel is f32

@@ -259,9 +259,10 @@ impl EnginePlan {
         }
         let ops = device::ops(config.compiler.as_ref(), device)?;
         checks::allowed(config.compiler.as_ref(), device.kind)?;
-        let precision = PrecisionPlan::new(config.precision, device)?;
         let chosen_native = decision.as_ref().is_some_and(|decision| decision.mode != CompilerMode::Compiled);
-        let ops = if chosen_native { Ops::Plain } else { precision.ops(ops).only(Operator::ALL) };
+        let ops = if chosen_native { Ops::Plain } else { ops };
+        let precision = PrecisionPlan::new(config.precision, device, ops)?;
+        let ops = precision.ops(ops, device.kind);
         let settings = compiler(config, decision.as_ref());
         let mode = settings.as_ref().map_or(CompilerMode::Native, |settings| settings.enabled);
         let why = |operator| match &settings {

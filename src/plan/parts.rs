@@ -146,10 +146,14 @@ mod tests {
             table(Some(&some))[0].because.starts_with("gelu; plain: embedding,")
                 && table(Some(&some))[0].because.ends_with("adamw (not in the list of compiler.fused_ops)")
         );
-        let bf16 = PrecisionPlan::new(Precision::Bf16, &cpu).unwrap();
-        let fused = bf16.ops(ops(Some(&compiled), &cpu).unwrap());
-        let part = &parts(Some(&compiled), &cpu, bf16.dtype(), fused, Some(&NO_CAPTURE))[0];
-        assert!(part.because.ends_with("adamw; plain: linear (precision bf16: its kernel is f32 only)"), "{part}");
+        let all = ops(Some(&compiled), &cpu).unwrap();
+        let bf16 = PrecisionPlan::new(Precision::Bf16, &cpu, all).unwrap();
+        let part = &parts(Some(&compiled), &cpu, bf16.dtype(), bf16.ops(all, cpu.kind), Some(&NO_CAPTURE))[0];
+        assert_eq!(part.because, on[0].because, "on the CPU bf16 has every fused operator that f32 has");
+        let f16 = PrecisionPlan::new(Precision::F16, &cpu, all).unwrap();
+        let part = &parts(Some(&compiled), &cpu, f16.dtype(), f16.ops(all, cpu.kind), Some(&NO_CAPTURE))[0];
+        let why = "plain: cross_entropy (precision f16: it takes gradients in the forward pass";
+        assert!(part.because.contains(why), "{part}");
         let off = TrainingCompilerConfig { fused_ops: Switch::Off.into(), ..compiled.clone() };
         assert_eq!(
             (&*table(Some(&off))[0].state, &*table(Some(&off))[0].because),

@@ -4,12 +4,15 @@
 pub mod scaler;
 
 use burn::tensor::FloatDType;
-use kiln_models::{Compute, Ops};
+use kiln_models::ops::Form;
+use kiln_models::ops::products::Unit;
+use kiln_models::{Operator, Ops};
 use serde::{Deserialize, Serialize};
 
 use crate::base::error::{Error, Result};
-use crate::config::{DeviceKind, Precision};
+use crate::config::{DeviceKind, FusedOps, Precision, Switch};
 use crate::engine::device::DeviceFacts;
+use crate::engine::operators;
 
 /// The precision of a run, and why it is this one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,20 +24,23 @@ pub struct PrecisionPlan {
 }
 
 impl PrecisionPlan {
-    /// Resolves `asked` on `device`.
+    /// Resolves `asked` on `device` for a run that computes in the form `ops` in f32.
     ///
     /// # Errors
     /// A type that the device does not compute in.
-    pub fn new(asked: Precision, device: &DeviceFacts) -> Result<Self> {
-        let (precision, note) = match asked {
-            Precision::Auto => choose(device),
-            Precision::F32 if device.kind == DeviceKind::Cuda => {
+    pub fn new(asked: Precision, device: &DeviceFacts, ops: Ops) -> Result<Self> {
+        let unit = device.bf16_products.filter(|_| ops.form(Operator::Linear) == Form::Fused);
+        let (precision, note) = match (asked, unit) {
+            (Precision::Auto, unit) => choose(device, unit),
+            (Precision::F32, _) if device.kind == DeviceKind::Cuda => {
                 (Precision::F32, "matrix products in TF32 where such a kernel wins: Burn has no switch".into())
             }
-            other if device.kind == DeviceKind::Cpu && other != Precision::F32 => {
+            (Precision::Bf16, Some(unit)) => (Precision::Bf16, bf16_note(unit)),
+            (Precision::F16, Some(unit)) => (Precision::F16, f16_note(unit)),
+            (other, None) if device.kind == DeviceKind::Cpu && other != Precision::F32 => {
                 (other, "the CPU converts to f32 and back: close to the numbers of a GPU, not its speed".into())
             }
-            other => (other, String::new()),
+            (other, _) => (other, String::new()),
         };
         if !device.computes_in(precision) {
             let others = [Precision::F16, Precision::Bf16].into_iter().filter(|other| device.computes_in(*other));
@@ -65,9 +71,10 @@ impl PrecisionPlan {
         }
     }
 
-    /// Those of the fused operators `ops` that compute in this precision.
-    pub fn ops(&self, ops: Ops) -> Ops {
-        Compute::new(ops, self.dtype()).ops()
+    /// Those of the fused operators `ops` that compute in this precision on a device of kind `kind`.
+    pub fn ops(&self, ops: Ops, kind: DeviceKind) -> Ops {
+        let on_request = FusedOps::from(Switch::On);
+        ops.only(operators::fused(&on_request, kind, self.dtype()))
     }
 
     /// Whether losses are scaled.
@@ -88,10 +95,31 @@ impl PrecisionPlan {
     }
 }
 
-/// The precision that `auto` chooses, and why.
-fn choose(device: &DeviceFacts) -> (Precision, String) {
-    match device.kind {
-        DeviceKind::Cpu | DeviceKind::Auto => {
+/// What multiplies in a run in bf16 whose products are fused on the CPU.
+fn bf16_note(unit: Unit) -> String {
+    match unit.is_faster_than_f32() {
+        true => format!("products by {unit}"),
+        false => format!("products by {unit}, of rounded operands: this CPU multiplies bf16 no faster"),
+    }
+}
+
+/// The same in f16.
+fn f16_note(unit: Unit) -> String {
+    let f32 = Unit::F32;
+    match unit.is_faster_than_f32() {
+        true => format!("products by {f32}, of rounded operands: bf16 is the fast type here, by {unit}"),
+        false => format!("products by {f32}, of rounded operands: bf16 has the same products and needs no loss scale"),
+    }
+}
+
+/// The precision that `auto` chooses, and why; `unit` multiplies bf16 where products are fused on the CPU.
+fn choose(device: &DeviceFacts, unit: Option<Unit>) -> (Precision, String) {
+    match (device.kind, unit) {
+        (DeviceKind::Cpu, Some(unit)) if unit.is_faster_than_f32() => {
+            (Precision::Bf16, format!("auto: this CPU multiplies bf16 faster than f32, by {unit}"))
+        }
+        (DeviceKind::Cpu, Some(_)) => (Precision::F32, "auto: this CPU multiplies bf16 no faster than f32".into()),
+        (DeviceKind::Cpu | DeviceKind::Auto, _) => {
             (Precision::F32, "auto: the CPU converts narrower types to f32 and back, which is slower".into())
         }
         _ if device.computes_in(Precision::Bf16) => {

@@ -25,6 +25,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
+use kiln_models::Operator;
+use kiln_models::ops::Form;
+
 use crate::base::error::{Error, Result};
 use crate::base::files::hex;
 use crate::config::{Precision, Sampler};
@@ -96,6 +99,8 @@ const STEP_EXAMPLES: &str = "examples in an optimizer step";
 const WARMUP: &str = "trainer.warmup_steps";
 
 const RATE: &str = "trainer.learning_rate";
+/// The instructions that multiply bf16 operands.
+const PRODUCTS: &str = "products of bf16";
 
 const SAMPLER: &str = "data.sampler";
 
@@ -124,6 +129,7 @@ const REASONS: &[(&str, &str)] = &[
     ("trainer.warmup", "the steps so far followed the old warm-up"),
     ("device.kind", "another kind of device rounds otherwise"),
     ("precision", "the steps so far were rounded otherwise"),
+    (PRODUCTS, "other instructions add in another order; KILN_CPU_PRODUCTS chooses lower ones"),
 ];
 
 /// The settings and facts that must stay, by key.
@@ -163,6 +169,10 @@ impl Promise {
         let precision = plan.engine.precision.precision;
         if precision != Precision::F32 {
             settings.insert("precision".into(), json!(precision.as_str()));
+        }
+        let is_fused = plan.engine.ops.form(Operator::Linear) == Form::Fused;
+        if let Some(unit) = plan.engine.device.bf16_products.filter(|_| precision == Precision::Bf16 && is_fused) {
+            settings.insert(PRODUCTS.into(), json!(unit.name()));
         }
         settings.insert(LENGTH.into(), json!(plan.steps.total));
         settings.insert(WARMUP.into(), json!(plan.optimizer.schedule.warmup_steps()));

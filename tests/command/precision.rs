@@ -81,8 +81,7 @@ fn every_task_in_every_mode_and_precision() {
                 let (said, rows) = run(compiler, precision);
                 assert!(said.contains(&format!("{precision} in matrix products")), "{said}");
                 // The operators that this precision leaves plain, each with its reason.
-                let plain: &[&str] =
-                    if precision == "f16" { &["linear", "cross_entropy", "adamw"] } else { &["linear"] };
+                let plain: &[&str] = if precision == "f16" { &["cross_entropy", "adamw"] } else { &[] };
                 let told = said.lines().find_map(|line| line.split_once("; plain: ")).map_or("", |(_, told)| told);
                 let reasons = told.matches(&format!(" (precision {precision}: ")).count();
                 assert_eq!(reasons, if compiler == "compiled" { plain.len() } else { 0 }, "{said}");
@@ -233,7 +232,10 @@ fn how_it_can_be_asked_for() {
         (&["--set", "trainer.bf16=true"], "bf16 in matrix products"),
         (&["--set", "trainer.fp16=true"], "dynamic loss scale"),
         (&["--set", "trainer.fp16=false"], "precision      f32\n"),
-        (&["--set", "precision=auto"], "f32 (auto: the CPU converts narrower types to f32 and back, which is slower)"),
+        (
+            &["--set", "precision=auto", "--set", "compiler.enabled=false"],
+            "f32 (auto: the CPU converts narrower types to f32 and back, which is slower)",
+        ),
         (&[], "precision      f32\n"),
     ] {
         let said = plan(more);
@@ -253,4 +255,58 @@ fn how_it_can_be_asked_for() {
     );
     std::fs::write(folder.path().join("two.toml"), "precision = \"f16\"\n[trainer]\nbf16 = true\n").unwrap();
     fails(kiln(folder.path()).args(["plan", "two.toml"]), 2, &["`precision` and `trainer.bf16` are two ways"]);
+}
+
+/// What multiplies bf16 is printed, may be lowered for a process, and is part of what a run promises.
+#[test]
+fn the_instructions_of_products_can_be_lowered() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let with = |unit: &str, arguments: &[&str]| {
+        let mut command = kiln(folder.path());
+        command.env("KILN_CPU_PRODUCTS", unit).args(arguments);
+        command
+    };
+    let compiled = ["plan", "config.toml", "--set", "compiler.enabled=true"];
+    let plan = |unit: &str, precision: &str| {
+        succeeds(with(unit, &compiled).args(["--set", &format!("precision={precision}")]))
+    };
+    let devices = |unit: &str| succeeds(&mut with(unit, &["devices"]));
+    for f32 in [plan("f32", "bf16"), plan("f32", "f16")] {
+        assert!(f32.contains("(products by f32: ") && f32.contains(" of rounded operands"), "{f32}");
+    }
+    assert!(plan("f32", "auto").contains("f32 (auto: this CPU multiplies bf16 no faster than f32)"));
+    assert!(devices("f32").contains("products of bf16 in fused operators by f32: "));
+    assert!(devices("").contains("products of bf16 in fused operators by "));
+
+    fails(&mut with("avx2", &compiled), 2, &["KILN_CPU_PRODUCTS=avx2: expected one of amx-bf16, avx512-bf16, f32"]);
+    let run = |unit: &str, name: &str| {
+        let mut command = train(folder.path(), name, &["--compiler", "compiled", "--precision", "bf16"]);
+        command.env("KILN_CPU_PRODUCTS", unit);
+        command
+    };
+    succeeds(&mut run("f32", "f32"));
+    for unit in ["avx512-bf16", "amx-bf16"] {
+        if !devices(unit).contains(&format!("by {unit}: ")) {
+            fails(
+                &mut with(unit, &compiled),
+                2,
+                &[&format!("KILN_CPU_PRODUCTS={unit}: this CPU lacks it"), "the highest here is "],
+            );
+            continue;
+        }
+        assert!(plan(unit, "bf16").contains(&format!("(products by {unit}: ")));
+        assert!(plan(unit, "auto").contains(&format!("bf16 in matrix products; weights, moments, norms, softmax, activation functions and loss in f32 (auto: this CPU multiplies bf16 faster than f32, by {unit}: ")));
+        let mut other = run(unit, "f32");
+        let told = format!("products of bf16 was \"f32\" and is \"{unit}\" (other instructions add in another order");
+        fails(other.args(["--resume", "--set", "trainer.max_steps=20"]), 2, &[&told]);
+        succeeds(&mut run(unit, unit));
+        let loss = |name: &str| {
+            let rows = rows(&folder.path().join(name));
+            rows.iter().filter_map(|row| row["loss"].as_f64()).collect::<Vec<_>>()
+        };
+        for (a, b) in loss("f32").into_iter().zip(loss(unit)) {
+            assert!((a / b - 1.0).abs() < 1e-3, "{unit}: {b}, f32: {a}"); // the same operands, sums in another order
+        }
+    }
 }

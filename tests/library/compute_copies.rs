@@ -133,6 +133,10 @@ fn a_step_casts_a_weight_once_and_computes_the_same() {
                         _ => (2 * 6, 2, 0),
                     };
                     let matrices = in_layers + others;
+                    if ops != Ops::Plain {
+                        assert_eq!(counts, Counts::default(), "{case:?}: fused products round the weights themselves");
+                        continue;
+                    }
                     assert_eq!(counts.casts, STEPS * (matrices - shared), "{case:?}");
                     let again = if checkpointing == ActivationCheckpointing::Blocks { in_layers } else { 0 };
                     assert_eq!(counts.uses, STEPS * MICRO_BATCHES * (matrices + again), "{case:?}");

@@ -10,6 +10,7 @@ fn table() -> String {
     let mut cell = |availability| {
         let (word, why) = match availability {
             Availability::Default => return "yes".to_owned(),
+            Availability::OnCpu(why) => ("on the CPU", why),
             Availability::Missing(why) => ("no", why),
         };
         let note = notes.iter().position(|note| *note == why).unwrap_or_else(|| {

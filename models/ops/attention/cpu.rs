@@ -10,7 +10,8 @@ use rayon::prelude::*;
 
 use super::{AttentionKernel, Inputs, Parts, Rows, SavedOf, Settings};
 use crate::ops::dropout::{Keep, KeepRow};
-use crate::ops::flex::{self, FlexTensor, Matrix, Output, Shared, multiply_raw};
+use crate::ops::flex::{self, FlexTensor};
+use crate::ops::products::{Matrix, Output, Shared, multiply_raw};
 use crate::ops::simd::{exp_shifted, max, sum_pairs, vectorised};
 
 /// Elements of one block of scores: 256 KiB, a part of a core's second-level cache.

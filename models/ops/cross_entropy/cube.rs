@@ -23,7 +23,7 @@ impl CrossEntropyKernel for Cube {
         inputs: Inputs<FusedTensor, FusedTensor>,
         wanted: Wanted,
     ) -> (FusedTensor, Option<Gradient<FusedTensor>>) {
-        let Inputs { x, weight, bias, target, row_weight, label_smoothing } = inputs;
+        let Inputs { x, weight, bias, target, row_weight, settings } = inputs;
         let ([n, _], [classes, _]) = (x.shape().dims::<2>(), weight.shape().dims::<2>());
         let has_bias = bias.is_some();
         let bias = bias.unwrap_or_else(|| Self::float_zeros(Shape::from([classes]), &weight.device(), FloatDType::F32));
@@ -48,7 +48,7 @@ impl CrossEntropyKernel for Cube {
             let target = if whole { target.clone() } else { Self::int_slice(target.clone(), &[rows]) };
             let logits = wide(product(plain(hidden.clone()), transposed(weight.clone())));
             let (loss, dlogits) =
-                Self::cross_entropy(logits, bias.clone(), target, part(&row_weight), label_smoothing as f32);
+                Self::cross_entropy(logits, bias.clone(), target, part(&row_weight), settings.label_smoothing as f32);
             losses.push(Self::float_sum(loss));
             if wanted.any {
                 if has_bias {

@@ -21,7 +21,8 @@ use rayon::prelude::*;
 
 use super::autodiff::{Differentiate, record};
 use super::contract::Contract;
-use super::flex::{self, FlexTensor, Matrix, Output};
+use super::flex::{self, FlexTensor};
+use super::products::{self, Matrix, Output};
 use super::simd::{exp_shifted, max, sum, vectorised};
 use super::{Form, Operator, Ops};
 
@@ -30,7 +31,8 @@ use super::{Form, Operator, Ops};
 pub struct CrossEntropy {
     /// Hidden states, `[n, features]`, in f32 or bf16.
     pub x: Tensor<2>,
-    /// Projection, `[classes, features]`: the token embedding where that is tied; of the type of `x`.
+    /// Projection, `[classes, features]`: the token embedding where that is tied; of the type of `x`, and on the CPU possibly in that
+    /// of the products beside an `x` in f32.
     pub weight: Tensor<2>,
     /// Added to the logits, `[classes]`.
     pub bias: Option<Tensor<1>>,
@@ -40,6 +42,9 @@ pub struct CrossEntropy {
     pub row_weight: Option<Tensor<1>>,
     /// Part of the probability that is spread evenly over all classes, as torch's `label_smoothing`; 0 for none.
     pub label_smoothing: f64,
+    /// The type of the products' operands, those of the gradients included, which on the CPU are rounded to it. Elsewhere it is that
+    /// of `x` and `weight`.
+    pub dtype: FloatDType,
 }
 
 impl CrossEntropy {
@@ -55,15 +60,16 @@ impl CrossEntropy {
         match form {
             Form::Plain => self.plain(),
             Form::Fused => {
-                let Self { x, weight, bias, target, row_weight, label_smoothing } = self;
+                let Self { x, weight, bias, target, row_weight, label_smoothing, dtype } = self;
+                let settings = Settings { label_smoothing, dtype };
                 let row_weight = row_weight.unwrap_or_else(|| Tensor::ones([x.dims()[0]], &x.device()));
                 let row_weight = row_weight.into_dispatch();
                 let (x, weight, target) = (x.into_dispatch(), weight.into_dispatch(), target.into_dispatch());
                 Tensor::from_dispatch(match bias {
-                    None => <Dispatch as CrossEntropyOp>::tied(x, weight, target, row_weight, label_smoothing),
+                    None => <Dispatch as CrossEntropyOp>::tied(x, weight, target, row_weight, settings),
                     Some(bias) => {
                         let bias = bias.into_dispatch();
-                        <Dispatch as CrossEntropyOp>::biased(x, weight, bias, target, row_weight, label_smoothing)
+                        <Dispatch as CrossEntropyOp>::biased(x, weight, bias, target, row_weight, settings)
                     }
                 })
             }
@@ -74,10 +80,12 @@ impl CrossEntropy {
     fn check(&self, form: Form) {
         let contract = Contract::new("cross_entropy", form, self.x.device());
         let ([rows, features], [classes, _]) = (contract.matrix("x", &self.x), contract.matrix("weight", &self.weight));
-        let dtype = contract.factor("x", &self.x);
-        contract.floats("x", &self.x, [rows, features], dtype);
+        let of_x = contract.factor("x", &self.x);
+        contract.floats("x", &self.x, [rows, features], of_x);
         contract.ensure(classes > 0, "weight", "1 class or more", self.weight.dims());
-        contract.floats("weight", &self.weight, [classes, features], dtype);
+        // On the CPU the products round their operands themselves.
+        let of_weight = if of_x == DType::F32 { contract.weight("weight", &self.weight) } else { of_x };
+        contract.floats("weight", &self.weight, [classes, features], of_weight);
         if let Some(bias) = &self.bias {
             contract.floats("bias", bias, [classes], DType::F32);
         }
@@ -90,7 +98,11 @@ impl CrossEntropy {
     }
 
     fn plain(self) -> Tensor<1> {
-        let logits = self.x.matmul(self.weight.transpose()).cast(FloatDType::F32);
+        let (x, weight) = match self.dtype {
+            FloatDType::F32 => (self.x, self.weight),
+            dtype => (self.x.cast(dtype), self.weight.cast(dtype)),
+        };
+        let logits = x.matmul(weight.transpose()).cast(FloatDType::F32);
         let logits = match self.bias {
             Some(bias) => logits + bias.unsqueeze(),
             None => logits,
@@ -139,6 +151,13 @@ pub fn plain(
     picked + all.sum_dim(1).reshape([rows]) * (label_smoothing / classes as f64)
 }
 
+/// The numbers among the fields of [`CrossEntropy`].
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Settings {
+    pub label_smoothing: f64,
+    pub dtype: FloatDType,
+}
+
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
 trait CrossEntropyOp: Backend {
     fn tied(
@@ -146,7 +165,7 @@ trait CrossEntropyOp: Backend {
         weight: FloatTensor<Self>,
         target: IntTensor<Self>,
         row_weight: FloatTensor<Self>,
-        label_smoothing: f64,
+        settings: Settings,
     ) -> FloatTensor<Self>;
 
     fn biased(
@@ -155,7 +174,7 @@ trait CrossEntropyOp: Backend {
         bias: FloatTensor<Self>,
         target: IntTensor<Self>,
         row_weight: FloatTensor<Self>,
-        label_smoothing: f64,
+        settings: Settings,
     ) -> FloatTensor<Self>;
 }
 
@@ -167,7 +186,7 @@ pub(super) struct Inputs<F, I> {
     pub bias: Option<F>,
     pub target: I,
     pub row_weight: F,
-    pub label_smoothing: f64,
+    pub settings: Settings,
 }
 
 /// Gradients of the loss sum, in f32 whatever the type of the factors.
@@ -216,9 +235,9 @@ impl<B: CrossEntropyKernel> CrossEntropyOp for B {
         weight: FloatTensor<B>,
         target: IntTensor<B>,
         row_weight: FloatTensor<B>,
-        label_smoothing: f64,
+        settings: Settings,
     ) -> FloatTensor<B> {
-        B::forward(Inputs { x, weight, bias: None, target, row_weight, label_smoothing }, Wanted::NONE).0
+        B::forward(Inputs { x, weight, bias: None, target, row_weight, settings }, Wanted::NONE).0
     }
 
     fn biased(
@@ -227,9 +246,9 @@ impl<B: CrossEntropyKernel> CrossEntropyOp for B {
         bias: FloatTensor<B>,
         target: IntTensor<B>,
         row_weight: FloatTensor<B>,
-        label_smoothing: f64,
+        settings: Settings,
     ) -> FloatTensor<B> {
-        B::forward(Inputs { x, weight, bias: Some(bias), target, row_weight, label_smoothing }, Wanted::NONE).0
+        B::forward(Inputs { x, weight, bias: Some(bias), target, row_weight, settings }, Wanted::NONE).0
     }
 }
 
@@ -239,11 +258,11 @@ impl<B: CrossEntropyKernel, C: CheckpointStrategy> CrossEntropyOp for Autodiff<B
         weight: FloatTensor<Self>,
         target: IntTensor<Self>,
         row_weight: FloatTensor<Self>,
-        label_smoothing: f64,
+        settings: Settings,
     ) -> FloatTensor<Self> {
         let row_weight = row_weight.into_primitive();
         record::<C, _, _, _>([x, weight], |[x, weight], tracked| {
-            B::forward(Inputs { x, weight, bias: None, target, row_weight, label_smoothing }, Wanted::of(&tracked))
+            B::forward(Inputs { x, weight, bias: None, target, row_weight, settings }, Wanted::of(&tracked))
         })
     }
 
@@ -253,14 +272,11 @@ impl<B: CrossEntropyKernel, C: CheckpointStrategy> CrossEntropyOp for Autodiff<B
         bias: FloatTensor<Self>,
         target: IntTensor<Self>,
         row_weight: FloatTensor<Self>,
-        label_smoothing: f64,
+        settings: Settings,
     ) -> FloatTensor<Self> {
         let row_weight = row_weight.into_primitive();
         record::<C, _, _, _>([x, weight, bias], |[x, weight, bias], tracked| {
-            B::forward(
-                Inputs { x, weight, bias: Some(bias), target, row_weight, label_smoothing },
-                Wanted::of(&tracked),
-            )
+            B::forward(Inputs { x, weight, bias: Some(bias), target, row_weight, settings }, Wanted::of(&tracked))
         })
     }
 }
@@ -284,7 +300,7 @@ fn chunk_rows(features: usize) -> usize {
 impl CrossEntropyKernel for Flex {
     fn forward(inputs: Inputs<FlexTensor, FlexTensor>, wanted: Wanted) -> (FlexTensor, Option<Gradient<FlexTensor>>) {
         let gradients = wanted.any;
-        let (x, weight) = (flex::widened(inputs.x), flex::widened(inputs.weight));
+        let (x, weight) = (flex::widened(inputs.x), flex::strided(inputs.weight));
         let bias = inputs.bias.map(flex::row_major);
         let ([n, features], [classes, _]) = (flex::dims2(&x), flex::dims2(&weight));
         let target = flex::integers(&inputs.target);
@@ -293,7 +309,7 @@ impl CrossEntropyKernel for Flex {
         let counted = (0..n).filter(|&row| weight_of(row) != 0.0).collect::<Vec<_>>();
 
         let chunk = chunk_rows(features).min(counted.len().max(1));
-        let projection = Matrix::new(flex::values(&weight), classes, features);
+        let (projection, rounding) = (flex::factor(&weight), inputs.settings.dtype.into());
         let bias = bias.as_ref().map(flex::values);
         // Where every row counts, chunks are read and written in place; otherwise their rows are gathered and put back.
         let all = counted.len() == n;
@@ -315,16 +331,18 @@ impl CrossEntropyKernel for Flex {
             };
             let hidden = Matrix::new(hidden, rows.len(), features);
             if logits.is_empty() {
-                logits = flex::product(hidden, projection.t());
+                logits = products::product(hidden, projection.t(), None, rounding);
             } else {
-                flex::multiply(&mut logits[..rows.len() * classes], hidden, projection.t(), Output::Overwrite);
+                let logits = &mut logits[..rows.len() * classes];
+                products::multiply(logits, hidden, projection.t(), Output::Overwrite, rounding);
             }
             let logits = &mut logits[..rows.len() * classes];
             let losses = logits.par_chunks_exact_mut(classes).zip(rows).map(|(logits, &row)| {
                 if let Some(bias) = bias {
                     flex::add_rows(bias, logits);
                 }
-                let loss = loss_row(logits, target[row] as usize, inputs.label_smoothing as f32, weight_of(row));
+                let loss =
+                    loss_row(logits, target[row] as usize, inputs.settings.label_smoothing as f32, weight_of(row));
                 f64::from(loss)
             });
             total += losses.collect::<Vec<_>>().into_iter().sum::<f64>();
@@ -334,10 +352,10 @@ impl CrossEntropyKernel for Flex {
             let dlogits = Matrix::new(logits, rows.len(), classes);
             if all {
                 let dx = &mut dx[rows[0] * features..][..rows.len() * features];
-                flex::multiply(dx, dlogits, projection, Output::Overwrite);
+                products::multiply(dx, dlogits, projection, Output::Overwrite, rounding);
             } else {
                 let dgathered = &mut dgathered[..rows.len() * features];
-                flex::multiply(dgathered, dlogits, projection, Output::Overwrite);
+                products::multiply(dgathered, dlogits, projection, Output::Overwrite, rounding);
                 for (&row, dhidden) in rows.iter().zip(dgathered.chunks_exact(features)) {
                     dx[row * features..][..features].copy_from_slice(dhidden);
                 }
@@ -345,9 +363,9 @@ impl CrossEntropyKernel for Flex {
             if !wanted.weight {
                 // It is frozen.
             } else if dweight.is_empty() {
-                dweight = flex::product(dlogits.t(), hidden);
+                dweight = products::product(dlogits.t(), hidden, None, rounding);
             } else {
-                flex::multiply(&mut dweight, dlogits.t(), hidden, Output::Add);
+                products::multiply(&mut dweight, dlogits.t(), hidden, Output::Add, rounding);
             }
             if bias.is_some() {
                 for (dbias, sum) in dbias.iter_mut().zip(flex::column_sums(logits, classes)) {

@@ -8,13 +8,13 @@ use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::LinearKernel;
 use crate::ops::autodiff::{Differentiate, record};
 use crate::ops::contract::Contract;
 use crate::ops::dropout::{self, DropoutKernel, DropoutRng};
-use crate::ops::{Form, Operator, Ops};
+use crate::ops::{Form, Ops};
 
 /// The layer: its weight and what stands beside it.
 #[derive(Debug, Clone)]
@@ -29,41 +29,45 @@ pub struct Adapted {
     pub scaling: f64,
     /// The probability of the dropout of the input of `a`.
     pub dropout: f64,
+    /// The type of the products' operands, as in [`linear_in`](super::linear_in).
+    pub dtype: FloatDType,
 }
 
 /// `x W + b + s (drop(x) A) B`: `x [n, in]`, `bias [out]`, if there is one, -> `[n, out]`. In the form of [`Operator::Linear`].
 ///
 /// # Panics
-/// For tensors of other shapes and a probability outside `[0, 1)`; in the fused form for another type than f32 and for tensors
-/// on different devices.
+/// For tensors of other shapes and a probability outside `[0, 1)`; in the fused form for other types than those of
+/// [`linear_in`](super::linear_in) and for tensors on different devices.
 pub fn adapted(x: Tensor<2>, layer: Adapted, bias: Option<Tensor<1>>, rng: DropoutRng<'_>, ops: Ops) -> Tensor<2> {
-    let Adapted { weight, a, b, scaling, dropout } = layer;
-    let form = ops.form(Operator::Linear);
+    let Adapted { weight, a, b, scaling, dropout, dtype } = layer;
+    let form = super::form(dtype, &x, ops);
     let contract = Contract::new("adapted", form, x.device());
     let width = super::factors(&contract, &x, &weight);
     let ([_, inner], [_, rank]) = (x.dims(), contract.matrix("a", &a));
-    contract.floats("a", &a, [inner, rank], DType::F32);
-    contract.floats("b", &b, [rank, width], DType::F32);
+    contract.floats("a", &a, [inner, rank], contract.weight("a", &a));
+    contract.floats("b", &b, [rank, width], contract.weight("b", &b));
     if let Some(bias) = &bias {
         contract.floats("bias", bias, [width], DType::F32);
     }
     contract.probability("dropout", dropout);
     match form {
         Form::Plain => {
-            let low = dropout::plain(x.clone(), dropout, rng).matmul(a);
+            let low = super::plain(dtype, dropout::plain(x.clone(), dropout, rng), a);
             let y = match bias {
-                Some(bias) => x.matmul(weight) + bias.unsqueeze(),
-                None => x.matmul(weight),
+                Some(bias) => super::plain(dtype, x, weight) + bias.unsqueeze(),
+                None => super::plain(dtype, x, weight),
             };
-            y + low.matmul(b) * scaling
+            y + super::plain(dtype, low, b) * scaling
         }
         Form::Fused => {
             let p = rng.probability(dropout);
             let seed = rng.seed(p, &x.device()).into_dispatch();
             let (x, weight, a, b) = (x.into_dispatch(), weight.into_dispatch(), a.into_dispatch(), b.into_dispatch());
             Tensor::from_dispatch(match bias {
-                Some(bias) => <Dispatch as AdaptedOp>::linear(x, weight, bias.into_dispatch(), a, b, seed, p, scaling),
-                None => <Dispatch as AdaptedOp>::product(x, weight, a, b, seed, p, scaling),
+                Some(bias) => {
+                    <Dispatch as AdaptedOp>::linear(x, weight, bias.into_dispatch(), a, b, seed, p, scaling, dtype)
+                }
+                None => <Dispatch as AdaptedOp>::product(x, weight, a, b, seed, p, scaling, dtype),
             })
         }
     }
@@ -80,6 +84,7 @@ trait AdaptedOp: Backend {
         seed: IntTensor<Self>,
         p: f64,
         scaling: f64,
+        dtype: FloatDType,
     ) -> FloatTensor<Self>;
 
     fn linear(
@@ -91,6 +96,7 @@ trait AdaptedOp: Backend {
         seed: IntTensor<Self>,
         p: f64,
         scaling: f64,
+        dtype: FloatDType,
     ) -> FloatTensor<Self>;
 }
 
@@ -103,6 +109,7 @@ struct Inputs<F, I> {
     b: F,
     dropout: Dropout<I>,
     scaling: f64,
+    dtype: FloatDType,
 }
 
 /// The dropout of the adapter's input.
@@ -127,22 +134,22 @@ fn forward<B: LinearKernel + DropoutKernel>(
     y: FloatTensor<B>,
     inputs: &Inputs<FloatTensor<B>, IntTensor<B>>,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
-    let low = <B as LinearKernel>::product(inputs.dropout.of::<B>(inputs.x.clone()), inputs.a.clone());
+    let low = <B as LinearKernel>::product(inputs.dropout.of::<B>(inputs.x.clone()), inputs.a.clone(), inputs.dtype);
     let low = B::float_mul_scalar(low, inputs.scaling.into());
-    (B::add_product(y, low.clone(), inputs.b.clone()), low)
+    (B::add_product(y, low.clone(), inputs.b.clone(), inputs.dtype), low)
 }
 
 fn projected<B: LinearKernel + DropoutKernel>(
     inputs: &Inputs<FloatTensor<B>, IntTensor<B>>,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
-    forward::<B>(<B as LinearKernel>::product(inputs.x.clone(), inputs.weight.clone()), inputs)
+    forward::<B>(<B as LinearKernel>::product(inputs.x.clone(), inputs.weight.clone(), inputs.dtype), inputs)
 }
 
 fn biased<B: LinearKernel + DropoutKernel>(
     bias: FloatTensor<B>,
     inputs: &Inputs<FloatTensor<B>, IntTensor<B>>,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
-    forward::<B>(<B as LinearKernel>::forward(inputs.x.clone(), inputs.weight.clone(), bias), inputs)
+    forward::<B>(<B as LinearKernel>::forward(inputs.x.clone(), inputs.weight.clone(), bias, inputs.dtype), inputs)
 }
 
 /// Without autodiff the operator is its forward.
@@ -155,8 +162,9 @@ impl<B: LinearKernel + DropoutKernel> AdaptedOp for B {
         seed: IntTensor<B>,
         p: f64,
         scaling: f64,
+        dtype: FloatDType,
     ) -> FloatTensor<B> {
-        projected::<B>(&Inputs { x, weight, a, b, dropout: Dropout { seed, p }, scaling }).0
+        projected::<B>(&Inputs { x, weight, a, b, dropout: Dropout { seed, p }, scaling, dtype }).0
     }
 
     fn linear(
@@ -168,8 +176,9 @@ impl<B: LinearKernel + DropoutKernel> AdaptedOp for B {
         seed: IntTensor<B>,
         p: f64,
         scaling: f64,
+        dtype: FloatDType,
     ) -> FloatTensor<B> {
-        biased::<B>(bias, &Inputs { x, weight, a, b, dropout: Dropout { seed, p }, scaling }).0
+        biased::<B>(bias, &Inputs { x, weight, a, b, dropout: Dropout { seed, p }, scaling, dtype }).0
     }
 }
 
@@ -182,9 +191,10 @@ impl<B: LinearKernel + DropoutKernel, C: CheckpointStrategy> AdaptedOp for Autod
         seed: IntTensor<Self>,
         p: f64,
         scaling: f64,
+        dtype: FloatDType,
     ) -> FloatTensor<Self> {
         record::<C, _, _, _>([x, weight, a, b], |[x, weight, a, b], _| {
-            let inputs = Inputs { x, weight, a, b, dropout: Dropout { seed, p }, scaling };
+            let inputs = Inputs { x, weight, a, b, dropout: Dropout { seed, p }, scaling, dtype };
             let (y, low) = projected::<B>(&inputs);
             (y, Saved::<_, _> { inputs, low })
         })
@@ -199,9 +209,10 @@ impl<B: LinearKernel + DropoutKernel, C: CheckpointStrategy> AdaptedOp for Autod
         seed: IntTensor<Self>,
         p: f64,
         scaling: f64,
+        dtype: FloatDType,
     ) -> FloatTensor<Self> {
         record::<C, _, _, _>([x, weight, a, b, bias], |[x, weight, a, b, bias], _| {
-            let inputs = Inputs { x, weight, a, b, dropout: Dropout { seed, p }, scaling };
+            let inputs = Inputs { x, weight, a, b, dropout: Dropout { seed, p }, scaling, dtype };
             let (y, low) = biased::<B>(bias, &inputs);
             (y, Saved { inputs, low })
         })
@@ -220,16 +231,16 @@ impl<B: LinearKernel + DropoutKernel> Differentiate<B> for Saved<FloatTensor<B>,
     /// Those of `x`, `weight`, `a`, `b`, and of the bias where there is one.
     fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>> {
         let is_tracked = |input: usize| tracked.get(input) == Some(&true);
-        let Self { inputs: Inputs { x, weight, a, b, dropout, scaling }, low } = self;
-        let db = is_tracked(3).then(|| B::backward_weight(low, dy.clone()));
+        let Self { inputs: Inputs { x, weight, a, b, dropout, scaling, dtype }, low } = self;
+        let db = is_tracked(3).then(|| B::backward_weight(low, dy.clone(), dtype));
         let dbias = is_tracked(4).then(|| B::backward_bias(dy.clone()));
-        let dweight = is_tracked(1).then(|| B::backward_weight(x.clone(), dy.clone()));
-        let up =
-            (is_tracked(0) || is_tracked(2)).then(|| B::float_mul_scalar(B::backward_x(b, dy.clone()), scaling.into())); // [n, r]
-        let da = up.clone().filter(|_| is_tracked(2)).map(|up| B::backward_weight(dropout.of::<B>(x), up));
+        let dweight = is_tracked(1).then(|| B::backward_weight(x.clone(), dy.clone(), dtype));
+        let up = (is_tracked(0) || is_tracked(2))
+            .then(|| B::float_mul_scalar(B::backward_x(b, dy.clone(), dtype), scaling.into())); // [n, r]
+        let da = up.clone().filter(|_| is_tracked(2)).map(|up| B::backward_weight(dropout.of::<B>(x), up, dtype));
         let dx = up.filter(|_| is_tracked(0)).map(|up| {
-            let through_a = dropout.of::<B>(B::backward_x(a, up));
-            B::add_backward_x(through_a, weight, dy)
+            let through_a = dropout.of::<B>(B::backward_x(a, up, dtype));
+            B::add_backward_x(through_a, weight, dy, dtype)
         });
         vec![dx, dweight, da, db, dbias]
     }

@@ -3,27 +3,27 @@
 
 use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
-use burn::tensor::Shape;
+use burn::tensor::{FloatDType, Shape};
 
 use super::LinearKernel;
 use crate::ops::cube::product::{plain, product, transposed};
 use crate::ops::cube::{Cube, FusedTensor, Kernels};
 
 impl LinearKernel for Cube {
-    fn product(x: FusedTensor, weight: FusedTensor) -> FusedTensor {
+    fn product(x: FusedTensor, weight: FusedTensor, _: FloatDType) -> FusedTensor {
         product(plain(x), plain(weight))
     }
 
-    fn forward(x: FusedTensor, weight: FusedTensor, bias: FusedTensor) -> FusedTensor {
+    fn forward(x: FusedTensor, weight: FusedTensor, bias: FusedTensor, _: FloatDType) -> FusedTensor {
         let row = Shape::from([1, bias.shape()[0]]);
         Self::float_add(product(plain(x), plain(weight)), Self::float_reshape(bias, row))
     }
 
-    fn backward_x(weight: FusedTensor, dy: FusedTensor) -> FusedTensor {
+    fn backward_x(weight: FusedTensor, dy: FusedTensor, _: FloatDType) -> FusedTensor {
         product(plain(dy), transposed(weight))
     }
 
-    fn backward_weight(x: FusedTensor, dy: FusedTensor) -> FusedTensor {
+    fn backward_weight(x: FusedTensor, dy: FusedTensor, _: FloatDType) -> FusedTensor {
         product(transposed(x), plain(dy))
     }
 

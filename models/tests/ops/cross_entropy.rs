@@ -44,6 +44,7 @@ impl Case {
                     .clone()
                     .map(|weight| Tensor::from_data(TensorData::new(weight, [case.rows]), &device)),
                 label_smoothing: case.label_smoothing,
+                dtype: FloatDType::F32,
             };
             loss.sum(ops)
         }

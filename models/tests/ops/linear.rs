@@ -1,6 +1,6 @@
 //! `x W + b`, and `x W`.
 
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 use kiln_models::Ops;
 use kiln_models::ops::dropout::{DropoutRng, dropout};
 use kiln_models::ops::linear::{Adapted, adapted, linear, product};
@@ -57,7 +57,13 @@ fn with_adapter(mut inputs: Vec<Tensor<2>>, p: f64, ops: Ops) -> Tensor<1> {
     let bias = (inputs.len() == 5).then(|| vector(inputs.pop().unwrap()));
     let [x, weight, a, b] = inputs.try_into().unwrap();
     crate::device().seed(7);
-    vector(adapted(x, Adapted { weight, a, b, scaling: 0.75, dropout: p }, bias, DropoutRng::Device, ops))
+    vector(adapted(
+        x,
+        Adapted { weight, a, b, scaling: 0.75, dropout: p, dtype: FloatDType::F32 },
+        bias,
+        DropoutRng::Device,
+        ops,
+    ))
 }
 
 #[test]
@@ -117,7 +123,7 @@ fn an_adapter_drops_out_its_input_and_the_gradient() {
     let device = crate::device();
     let tensors = inputs.iter().map(|input| crate::tensor(input, &device)).collect::<Vec<_>>();
     let [x, weight, a, b, bias]: [Tensor<2>; 5] = tensors.try_into().unwrap();
-    let layer = Adapted { weight, a, b, scaling: 0.75, dropout: 0.4 };
+    let layer = Adapted { weight, a, b, scaling: 0.75, dropout: 0.4, dtype: FloatDType::F32 };
     let off = adapted(x, layer, Some(vector(bias)), DropoutRng::Off, Ops::Fused);
     assert_eq!(read(off).len(), undropped.len());
 }

@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
+use burn::tensor::{Bool, Device, Distribution, FloatDType, Int, Tensor};
 use kiln_models::Activation;
 use kiln_models::ops::attention::{Attention, Mask, Qkv};
 use kiln_models::ops::cross_entropy::CrossEntropy;
@@ -149,7 +149,7 @@ impl Shapes {
                 format!("{tokens} x {width} x {inner}, rank {RANK}, frozen weight"),
                 Box::new(|| {
                     let (weight, [a, b]) = (frozen.clone(), low_rank.clone());
-                    let layer = linear::Adapted { weight, a, b, scaling: 1.0, dropout: 0.0 };
+                    let layer = linear::Adapted { weight, a, b, scaling: 1.0, dropout: 0.0, dtype: FloatDType::F32 };
                     linear::adapted(x.clone(), layer, Some(frozen_bias.clone()), DropoutRng::Device, ops)
                 }),
             ),
@@ -179,6 +179,7 @@ impl Shapes {
                         target: ids.clone(),
                         row_weight: None,
                         label_smoothing: 0.0,
+                        dtype: FloatDType::F32,
                     };
                     (entropy.sum(ops) / tokens as f64).unsqueeze()
                 }),

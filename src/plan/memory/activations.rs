@@ -62,14 +62,16 @@ impl Activations {
         let plain = |operator, values: u128| if is_plain(operator) { values } else { 0 };
         let is_bert = matches!(model, ModelConfig::Bert(_));
         let [hidden_dropout, attention_dropout] = model.has_dropout();
+        // Fused products on the CPU take f32 and round their operands themselves.
+        let takes_f32 = compute.is_f32() || (inputs.host.is_some() && !is_plain(Operator::Linear));
         // An operand of a matrix product.
-        let operand: Halves = if compute.is_f32() { 2 } else { 1 };
+        let operand: Halves = if takes_f32 { 2 } else { 1 };
 
         // Of a token of a layer, in halves of a value. LayerNorm, twice: what it normalised, and in the plain form that once
         // more, divided.
         let norms = 2 * 2 * (width + plain(Operator::LayerNorm, width));
         // Their results as operands: f32 is kept once; BERT's query, key and value each cast their own.
-        let casts = if is_bert && !compute.is_f32() { 4 } else { 2 };
+        let casts = if is_bert && !takes_f32 { 4 } else { 2 };
         // And query, key, value and the context, which the projection after it multiplies.
         let operands = operand * (casts + 4) * width;
         // The scores' exponentials and twice the softmax, one of them as operand; where dropout falls on it its mask.
@@ -101,7 +103,7 @@ impl Activations {
         // Balanced: the results of products, sums and casts stay, and random numbers.
         let drops = attention_dropout || hidden_dropout;
         let balanced = 2 * inner
-            + if compute.is_f32() {
+            + if takes_f32 {
                 12 * width + plain(Operator::Attention, (2 + if drops { 4 } else { 0 }) * scores)
             } else {
                 inner
@@ -111,7 +113,7 @@ impl Activations {
             + if drops { plain(Operator::Dropout, 9 * width) } else { 0 };
         let kept = match checkpointing {
             // A fused operator is not computed again.
-            ActivationCheckpointing::Balanced if is_plain(Operator::LayerNorm) || !compute.is_f32() => balanced,
+            ActivationCheckpointing::Balanced if is_plain(Operator::LayerNorm) || !takes_f32 => balanced,
             _ => layer,
         };
 
@@ -119,7 +121,7 @@ impl Activations {
         let reads_first =
             is_bert && !matches!(task, Task::Clm | Task::Mlm | Task::QuestionAnswering | Task::TokenClassification);
         let last = match reads_first && !is_plain(Operator::Attention) {
-            true => (operand * 2 + if compute.is_f32() { 0 } else { operand * 2 }) * width, // each casts its own operand
+            true => (operand * 2 + if takes_f32 { 0 } else { operand * 2 }) * width, // each casts its own operand
             false => kept,
         };
 
@@ -151,8 +153,8 @@ impl Activations {
             (false, _) => (0, 0),
             (true, false) => (3 * logits + zeros, table_gradient),
             (true, true) => {
-                // On the CPU narrow factors are widened.
-                let widened = if inputs.host.is_some() && !compute.is_f32() { table + F32 * tokens * width } else { 0 };
+                // On the CPU a narrow `x` is widened.
+                let widened = if inputs.host.is_some() && !takes_f32 { F32 * tokens * width } else { 0 };
                 let chunk = F32 * tokens.min(width.clamp(128, 1024)) * vocabulary;
                 (table_gradient + widened + chunk, table_gradient)
             }
@@ -232,7 +234,9 @@ impl Evaluation {
             Form::Plain => scores.max(9 * width),
             Form::Fused => 9 * width,
         };
-        let halves = match (is_language_model, compute.is_f32()) {
+        let takes_f32 =
+            compute.is_f32() || (inputs.host.is_some() && compute.ops().form(Operator::Linear) == Form::Fused);
+        let halves = match (is_language_model, takes_f32) {
             (false, _) => 0,
             (true, true) => 4,
             (true, false) => 5,

@@ -137,8 +137,10 @@ impl MemoryEstimate {
         let is_narrow = !compute.is_f32();
         let weights = if is_narrow { weights - narrow / 2 } else { weights };
         let activations = Activations::new(inputs);
-        // Copies of the weights in the type of matrix products; gradients that wait for those of the next micro-batch.
-        let copies = if is_narrow { (weights - narrow / 2) / 2 } else { 0 };
+        // Copies of the weights in the type of matrix products, which fused products on the CPU do without; gradients that wait for
+        // those of the next micro-batch.
+        let is_cast = is_narrow && (host.is_none() || compute.ops().form(Operator::Linear) == Form::Plain);
+        let copies = if is_cast { (weights - narrow / 2) / 2 } else { 0 };
         let waiting = if batch.accumulation > 1 { gradients } else { 0 };
         let update = match (inputs.skips, compute.ops().form(Operator::AdamW)) {
             (true, _) => 4 * largest,

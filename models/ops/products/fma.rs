@@ -1,0 +1,233 @@
+//! Products in f32 by fused multiply-add: 12 x 32 of the result in 24 registers of AVX-512.
+//!
+//! A panel of 32 columns of the right factor, up to 384 of the inner dimension deep, stays in the caches while panels of 12 rows of
+//! the left one stream by. The inner loop is assembly: of a tile of 24 registers a compiler spills some as soon as it
+//! cannot unroll everything.
+
+use std::arch::asm;
+
+use super::pack::F32_STEP;
+use super::panels::{Panels, Start, Target, quickest};
+
+/// Rows of a block of the result.
+pub(super) const ROWS: usize = 12;
+/// Columns of a block of the result.
+pub(super) const COLS: usize = 32;
+/// Bytes of one step of a panel of the left and of the right factor.
+pub(super) const STEP_BYTES: [usize; 2] = [ROWS * F32_STEP * 4, COLS * F32_STEP * 4];
+/// Steps of a panel of the right factor, 48 KiB, most of which stay in the first-level cache.
+pub(super) const INNER: usize = 96;
+
+macro_rules! clear {
+    ($lo:literal, $hi:literal) => {
+        concat!("vpxord zmm", $lo, ", zmm", $lo, ", zmm", $lo, "\nvpxord zmm", $hi, ", zmm", $hi, ", zmm", $hi)
+    };
+}
+macro_rules! begin {
+    ($lo:literal, $hi:literal) => {
+        concat!("vmovups zmm", $lo, ", [{i}]\nvmovups zmm", $hi, ", [{i} + 64]\nadd {i}, {is}")
+    };
+}
+/// The lines of the block below, which is the next one, come while this one is computed.
+macro_rules! ahead {
+    ($lo:literal, $hi:literal) => {
+        "prefetchw [{p}]\nprefetchw [{p} + 64]\nadd {p}, {cs}"
+    };
+}
+macro_rules! store {
+    ($lo:literal, $hi:literal) => {
+        concat!("vmovups [{c}], zmm", $lo, "\nvmovups [{c} + 64], zmm", $hi, "\nadd {c}, {cs}")
+    };
+}
+/// Two registers of sums get one element of the left factor times 32 of the right one.
+macro_rules! row {
+    ($x:literal, $lo:literal, $hi:literal, $k:literal, $at:literal) => {
+        concat!(
+            "vbroadcastss zmm",
+            $x,
+            ", dword ptr [{a} + ",
+            $k,
+            " + ",
+            $at,
+            "]\n",
+            "vfmadd231ps zmm",
+            $lo,
+            ", zmm24, zmm",
+            $x,
+            "\n",
+            "vfmadd231ps zmm",
+            $hi,
+            ", zmm25, zmm",
+            $x
+        )
+    };
+}
+macro_rules! columns {
+    ($k:literal) => {
+        concat!("vmovaps zmm24, [{b} + ", $k, "]\nvmovaps zmm25, [{b} + ", $k, " + 64]")
+    };
+}
+macro_rules! four_rows {
+    (0, $k:literal) => {
+        concat!(
+            row!(28, 0, 1, $k, 0),
+            "\n",
+            row!(29, 2, 3, $k, 4),
+            "\n",
+            row!(30, 4, 5, $k, 8),
+            "\n",
+            row!(31, 6, 7, $k, 12)
+        )
+    };
+    (4, $k:literal) => {
+        concat!(
+            row!(28, 8, 9, $k, 16),
+            "\n",
+            row!(29, 10, 11, $k, 20),
+            "\n",
+            row!(30, 12, 13, $k, 24),
+            "\n",
+            row!(31, 14, 15, $k, 28)
+        )
+    };
+    (8, $k:literal) => {
+        concat!(
+            row!(28, 16, 17, $k, 32),
+            "\n",
+            row!(29, 18, 19, $k, 36),
+            "\n",
+            row!(30, 20, 21, $k, 40),
+            "\n",
+            row!(31, 22, 23, $k, 44)
+        )
+    };
+}
+macro_rules! each_four {
+    ($what:ident, 0) => {
+        concat!($what!(0, 1), "\n", $what!(2, 3), "\n", $what!(4, 5), "\n", $what!(6, 7))
+    };
+    ($what:ident, 4) => {
+        concat!($what!(8, 9), "\n", $what!(10, 11), "\n", $what!(12, 13), "\n", $what!(14, 15))
+    };
+    ($what:ident, 8) => {
+        concat!($what!(16, 17), "\n", $what!(18, 19), "\n", $what!(20, 21), "\n", $what!(22, 23))
+    };
+}
+
+/// Defines the kernel for blocks of 4, 8 or 12 rows, given as their first rows in fours.
+macro_rules! kernel {
+    ($(#[$attr:meta])* $name:ident, $($rows:tt),+) => {
+        $(#[$attr])*
+        ///
+        /// # Safety
+        /// The panels must have `steps` steps, at least one; what `start` names must be readable, and the block at `c`, whose rows
+        /// are `c_stride` elements apart, writable; and the CPU must have AVX-512 F.
+        #[target_feature(enable = "avx512f")]
+        unsafe fn $name(a: *const u8, b: *const u8, steps: usize, start: Start, c: *mut f32, c_stride: usize) {
+            // SAFETY: the caller's promise; all registers that are written are named.
+            unsafe {
+                asm!(
+                    "test {i}, {i}",
+                    "jz 3f",
+                    $(each_four!(begin, $rows),)+
+                    "jmp 2f",
+                    "3:",
+                    $(each_four!(clear, $rows),)+
+                    "2:",
+                    $(each_four!(ahead, $rows),)+
+                    ".p2align 5",
+                    "4:",
+                    columns!(0), $(four_rows!($rows, 0),)+
+                    columns!(128), $(four_rows!($rows, 48),)+
+                    columns!(256), $(four_rows!($rows, 96),)+
+                    columns!(384), $(four_rows!($rows, 144),)+
+                    "add {a}, 192",
+                    "add {b}, 512",
+                    "dec {n}",
+                    "jnz 4b",
+                    $(each_four!(store, $rows),)+
+                    a = inout(reg) a => _, b = inout(reg) b => _, n = inout(reg) steps => _,
+                    i = inout(reg) start.at => _, is = in(reg) start.stride * 4,
+                    p = inout(reg) c.wrapping_add(ROWS * c_stride) => _,
+                    c = inout(reg) c => _, cs = in(reg) c_stride * 4,
+                    out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _,
+                    out("zmm6") _, out("zmm7") _, out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _,
+                    out("zmm12") _, out("zmm13") _, out("zmm14") _, out("zmm15") _, out("zmm16") _, out("zmm17") _,
+                    out("zmm18") _, out("zmm19") _, out("zmm20") _, out("zmm21") _, out("zmm22") _, out("zmm23") _,
+                    out("zmm24") _, out("zmm25") _, out("zmm28") _, out("zmm29") _, out("zmm30") _, out("zmm31") _,
+                    options(nostack)
+                );
+            }
+        }
+    };
+}
+kernel! {
+    /// 12 x 32 of the result.
+    twelve, 0, 4, 8
+}
+kernel! {
+    /// 8 x 32 of the result, of a panel of 12 rows.
+    eight, 0, 4
+}
+kernel! {
+    /// 4 x 32 of the result, of a panel of 12 rows.
+    four, 0
+}
+
+/// A block of at most 12 x 32.
+///
+/// # Safety
+/// As the kernels; what is beyond `rows`, filled up to 4, 8 or 12, is neither read nor written.
+#[inline(always)]
+unsafe fn kernel(a: *const u8, b: *const u8, steps: usize, start: Start, (c, stride): (*mut f32, usize), rows: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match rows {
+            9.. => twelve(a, b, steps, start, c, stride),
+            5.. => eight(a, b, steps, start, c, stride),
+            _ => four(a, b, steps, start, c, stride),
+        }
+    }
+}
+
+#[repr(align(64))]
+struct Block([f32; ROWS * COLS]);
+
+/// `a` by `b` over `steps`; `is_first` tells whether they are the first of the inner dimension.
+///
+/// # Safety
+/// The panels must have `steps` steps, the blocks of the target that they give must be this call's alone, and the CPU must have
+/// AVX-512 F.
+pub(super) unsafe fn run(target: &Target, a: Panels, b: Panels, steps: usize, is_first: bool) {
+    let mut edge = Block([0.0; ROWS * COLS]);
+    for s in (0..steps).step_by(INNER) {
+        let (n, is_first) = (INNER.min(steps - s), is_first && s == 0);
+        for j in 0..b.count {
+            for i in 0..a.count {
+                let block_a = a.at.wrapping_add(i * a.stride + s * STEP_BYTES[0]);
+                let block_b = b.at.wrapping_add(j * b.stride + s * STEP_BYTES[1]);
+                let (row, col) = ((a.first + i) * ROWS, (b.first + j) * COLS);
+                let (rows, cols) = ((target.rows - row).min(ROWS), (target.cols - col).min(COLS));
+                let whole = cols == COLS && rows % 4 == 0;
+                // SAFETY: the caller's promise; blocks at the edges go through a buffer of their own.
+                unsafe {
+                    target.block((row, col), (rows, cols), whole, is_first, &mut edge.0, COLS, |start, c| {
+                        kernel(block_a, block_b, n, start, c, rows);
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// Seconds of a product of 12 x 32 x 256 whose operands are in the first-level cache: the quickest of some.
+pub(super) fn seconds_of_a_product() -> f64 {
+    #[repr(align(64))]
+    struct Operand<const N: usize>([f32; N]);
+    let (a, b) = (Operand([1.0; ROWS * 256]), Operand([1.0; COLS * 256]));
+    let mut c = Block([0.0; ROWS * COLS]);
+    let (a, b, c) = (a.0.as_ptr().cast(), b.0.as_ptr().cast(), c.0.as_mut_ptr());
+    // SAFETY: both panels have 64 steps of 4, and `c` is whole; only a CPU with AVX-512 has AVX512_BF16 to compare it with.
+    let seconds = quickest(|| unsafe { twelve(a, b, 64, Start::ZERO, c, COLS) });
+    seconds * (32 * 32) as f64 / (ROWS * COLS) as f64
+}

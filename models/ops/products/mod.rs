@@ -1,0 +1,306 @@
+//! Matrix products on the CPU: `a b`, `a b + bias` and `c + a b` of factors in f32, bf16 or f16, transposed or not, with operands
+//! rounded to the type of the products and sums in f32.
+//!
+//! Products of bf16 are made by the fastest [`Unit`] of this CPU. The others, and those of f16, are made in f32 on rounded operands:
+//! by a kernel of AVX-512 or, on a CPU without it, by the `gemm` crate, with which Burn Flex multiplies too. Packed factors live in
+//! memory that every thread keeps and that starts at a page: fresh pages and results that straddle cache lines cost AMX most of its
+//! speed.
+//!
+//! A sum is taken in the order of the inner dimension, whatever blocks and threads there are: blocks say when it is stored and loaded
+//! again, in f32. So results do not depend on the number of threads.
+#![allow(unsafe_code)] // kernels: vector and tile instructions, memory that is not filled first or written by several threads
+
+#[cfg(target_arch = "x86_64")]
+mod fma;
+#[cfg(target_arch = "x86_64")]
+mod pack;
+#[cfg(target_arch = "x86_64")]
+mod panels;
+#[cfg(test)]
+mod tests;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
+mod units;
+
+use burn::tensor::FloatDType;
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+pub use units::{Unit, VARIABLE, unit};
+
+/// A matrix within a slice.
+#[derive(Clone, Copy)]
+pub(super) struct Matrix<'a, T = f32> {
+    data: &'a [T],
+    rows: usize,
+    cols: usize,
+    row_stride: usize,
+    col_stride: usize,
+}
+
+impl<'a, T> Matrix<'a, T> {
+    /// Row-major, without gaps.
+    pub fn new(data: &'a [T], rows: usize, cols: usize) -> Self {
+        Self::strided(data, rows, cols, cols)
+    }
+
+    /// Row-major; a row starts `row_stride` after the one before it.
+    ///
+    /// # Panics
+    /// When `data` is too short.
+    pub fn strided(data: &'a [T], rows: usize, cols: usize, row_stride: usize) -> Self {
+        assert!(rows == 0 || cols == 0 || (rows - 1) * row_stride + cols <= data.len(), "matrix beyond its data");
+        Self { data, rows, cols, row_stride, col_stride: 1 }
+    }
+
+    /// Element `(r, c)` is at `r * row_stride + c * col_stride`; one of the strides must be 1.
+    ///
+    /// # Panics
+    /// When `data` is too short, or no stride is 1.
+    pub fn with_strides(data: &'a [T], [rows, cols]: [usize; 2], [row_stride, col_stride]: [usize; 2]) -> Self {
+        match (row_stride, col_stride) {
+            (_, 1) => Self::strided(data, rows, cols, row_stride),
+            (1, _) => Self::strided(data, cols, rows, col_stride).t(),
+            _ => panic!("a matrix of which neither rows nor columns are contiguous"),
+        }
+    }
+
+    /// The transpose, without moving anything.
+    pub fn t(self) -> Self {
+        let Self { data, rows, cols, row_stride, col_stride } = self;
+        Self { data, rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride }
+    }
+}
+
+/// A factor of a product.
+#[derive(Clone, Copy)]
+pub(super) enum Factor<'a> {
+    F32(Matrix<'a>),
+    Bf16(Matrix<'a, bf16>),
+    F16(Matrix<'a, f16>),
+}
+
+impl Factor<'_> {
+    /// The transpose, without moving anything.
+    pub fn t(self) -> Self {
+        match self {
+            Self::F32(x) => Self::F32(x.t()),
+            Self::Bf16(x) => Self::Bf16(x.t()),
+            Self::F16(x) => Self::F16(x.t()),
+        }
+    }
+
+    fn size(self) -> (usize, usize) {
+        match self {
+            Self::F32(x) => (x.rows, x.cols),
+            Self::Bf16(x) => (x.rows, x.cols),
+            Self::F16(x) => (x.rows, x.cols),
+        }
+    }
+}
+
+impl<'a> From<Matrix<'a>> for Factor<'a> {
+    fn from(matrix: Matrix<'a>) -> Self {
+        Self::F32(matrix)
+    }
+}
+
+/// The type to which the operands of a product are rounded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rounding {
+    /// None: all is f32.
+    F32,
+    Bf16,
+    F16,
+}
+
+impl From<FloatDType> for Rounding {
+    fn from(dtype: FloatDType) -> Self {
+        match dtype {
+            FloatDType::BF16 => Self::Bf16,
+            FloatDType::F16 => Self::F16,
+            _ => Self::F32,
+        }
+    }
+}
+
+/// How a product writes its destination.
+#[derive(Clone, Copy)]
+pub(super) enum Output<'a> {
+    /// Overwrites it.
+    Overwrite,
+    /// Is added to it.
+    Add,
+    /// Overwrites it, with a number for each column added.
+    Bias(&'a [f32]),
+}
+
+/// Products with fewer multiplications stay on one thread, as in Burn Flex.
+const PARALLEL_FROM: usize = 192 * 192 * 192;
+
+/// `out = a b`, `a b + bias` or `out + a b` over all threads, row-major without gaps, of operands rounded to `rounding`.
+pub(super) fn multiply<'a>(
+    out: &mut [f32],
+    a: impl Into<Factor<'a>>,
+    b: impl Into<Factor<'a>>,
+    into: Output<'_>,
+    rounding: Rounding,
+) {
+    let (a, b) = (a.into(), b.into());
+    let ((rows, _), (_, cols)) = (a.size(), b.size());
+    assert_eq!(out.len(), rows * cols, "product of another size than its destination");
+    // SAFETY: `out` is exclusively borrowed and holds `rows` rows of `cols` elements.
+    unsafe { multiply_into(out.as_mut_ptr(), a, b, into, rounding) }
+}
+
+/// `a b`, or `a b + bias`, a new row-major matrix; otherwise as [`multiply`].
+pub(super) fn product<'a>(
+    a: impl Into<Factor<'a>>,
+    b: impl Into<Factor<'a>>,
+    bias: Option<&[f32]>,
+    rounding: Rounding,
+) -> Vec<f32> {
+    let (a, b) = (a.into(), b.into());
+    let ((rows, _), (_, cols)) = (a.size(), b.size());
+    // SAFETY: the product overwrites all of its `rows * cols` elements, which are the whole destination.
+    unsafe {
+        super::flex::written(rows * cols, |out| {
+            let into = bias.map_or(Output::Overwrite, Output::Bias);
+            multiply_into(out.as_mut_ptr().cast(), a, b, into, rounding);
+        })
+    }
+}
+
+/// # Safety
+/// The elements of the product at `out` must be valid for writing and accessed by nobody else meanwhile; for [`Output::Add`] they
+/// must be initialised.
+unsafe fn multiply_into(out: *mut f32, a: Factor<'_>, b: Factor<'_>, into: Output<'_>, rounding: Rounding) {
+    let ((rows, inner), (others, cols)) = (a.size(), b.size());
+    assert_eq!(inner, others, "inner dimensions of a product");
+    if let Output::Bias(bias) = into {
+        assert_eq!(bias.len(), cols, "a bias of a product has a number for each column");
+    }
+    if rows == 0 || cols == 0 {
+        return;
+    }
+    #[cfg(target_arch = "x86_64")]
+    if let Some(method) = panels::Method::of(a, b, rounding) {
+        // SAFETY: the caller's promise; the method has been asked of the CPU.
+        return unsafe { panels::multiply(method, out, a, b, into, rounding) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { multiply_by_gemm(out, a, b, into, rounding) }
+}
+
+/// As [`multiply_into`], by the `gemm` crate on operands that are rounded before.
+///
+/// # Safety
+/// As [`multiply_into`].
+unsafe fn multiply_by_gemm(out: *mut f32, a: Factor<'_>, b: Factor<'_>, into: Output<'_>, rounding: Rounding) {
+    let ((rows, _), (_, cols)) = (a.size(), b.size());
+    if let Output::Bias(bias) = into {
+        let rows_at = Shared(out);
+        (0..rows).into_par_iter().with_min_len(super::flex::block_rows(cols)).for_each(|row| {
+            // SAFETY: every row is `cols` long, as the bias is, and is written by one task.
+            unsafe { std::ptr::copy_nonoverlapping(bias.as_ptr(), rows_at.at(row * cols), cols) };
+        });
+    }
+    let into = if matches!(into, Output::Overwrite) { into } else { Output::Add };
+    let mut rounded = [Vec::new(), Vec::new()];
+    let [of_a, of_b] = &mut rounded;
+    let (a, b) = (in_f32(a, rounding, of_a), in_f32(b, rounding, of_b));
+    // SAFETY: the caller's promise, and the bias has been written.
+    unsafe { multiply_raw(out, cols, a, b, 1.0, into, true) }
+}
+
+/// `factor` in f32, rounded to `rounding`, in `memory` where it is not so already.
+fn in_f32<'a>(factor: Factor<'a>, rounding: Rounding, memory: &'a mut Vec<f32>) -> Matrix<'a> {
+    fn converted<'a, T: Copy + Sync>(
+        x: Matrix<'_, T>,
+        memory: &'a mut Vec<f32>,
+        f: impl Fn(T) -> f32 + Sync,
+    ) -> Matrix<'a> {
+        memory.par_extend(x.data.par_iter().with_min_len(1 << 14).map(|x| f(*x)));
+        Matrix { data: memory, rows: x.rows, cols: x.cols, row_stride: x.row_stride, col_stride: x.col_stride }
+    }
+    match (factor, rounding) {
+        (Factor::F32(x), Rounding::F32) => x,
+        (Factor::F32(x), Rounding::Bf16) => converted(x, memory, |x| bf16::from_f32(x).to_f32()),
+        (Factor::F32(x), Rounding::F16) => converted(x, memory, |x| f16::from_f32(x).to_f32()),
+        (Factor::Bf16(x), _) => converted(x, memory, bf16::to_f32),
+        (Factor::F16(x), _) => converted(x, memory, f16::to_f32),
+    }
+}
+
+/// `out = scale a b` or `out += scale a b` by the `gemm` crate for a destination that starts at `out` and whose rows are
+/// `row_stride` apart.
+///
+/// # Safety
+/// The `a.rows` rows of `b.cols` elements at `out` must be valid for writing and accessed by nobody else meanwhile; for
+/// [`Output::Add`] they must be initialised.
+///
+/// # Panics
+/// With a bias, which the crate cannot add.
+pub(super) unsafe fn multiply_raw(
+    out: *mut f32,
+    row_stride: usize,
+    a: Matrix<'_>,
+    b: Matrix<'_>,
+    scale: f32,
+    into: Output<'_>,
+    threads: bool,
+) {
+    assert_eq!(a.cols, b.rows, "inner dimensions of a product");
+    assert!(!matches!(into, Output::Bias(_)), "a bias is written before");
+    let add = matches!(into, Output::Add);
+    let work = a.rows.saturating_mul(b.cols).saturating_mul(a.cols);
+    let parallelism = match threads && work >= PARALLEL_FROM {
+        true => gemm::Parallelism::Rayon(0),
+        false => gemm::Parallelism::None,
+    };
+    // SAFETY: the strides of `a` and `b` stay within their slices (checked when they were made); the caller vouches for
+    // the destination. With an inner dimension of 0 the library writes zeros (or leaves what is added to).
+    unsafe {
+        gemm::gemm(
+            a.rows,
+            b.cols,
+            a.cols,
+            out,
+            1,
+            row_stride as isize,
+            add,
+            a.data.as_ptr(),
+            a.col_stride as isize,
+            a.row_stride as isize,
+            b.data.as_ptr(),
+            b.col_stride as isize,
+            b.row_stride as isize,
+            if add { 1.0 } else { 0.0 },
+            scale,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}
+
+/// A destination that several threads write to, each its own elements.
+#[derive(Clone, Copy)]
+pub(super) struct Shared(pub *mut f32);
+
+// SAFETY: it is a pointer and nothing more; whoever writes through it must see to it that no two threads touch one element.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    /// The address of element `index`.
+    ///
+    /// # Safety
+    /// `index` must lie within (or just behind) the buffer.
+    pub unsafe fn at(self, index: usize) -> *mut f32 {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.add(index) }
+    }
+}

@@ -1,0 +1,358 @@
+//! Products of packed panels: what is packed when and by whom, and which block of the result is whose task.
+
+use std::cell::RefCell;
+use std::time::Instant;
+
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::pack::{self, Buffer, Exact, F32_STEP, Part, Side, ToBf16, ToF16, View, Wide};
+use super::{Factor, Matrix, Output, PARALLEL_FROM, Rounding, Shared, Unit, fma, tiles, units};
+
+/// The kernel, and with it the form of the panels.
+#[derive(Clone, Copy)]
+pub(super) enum Method {
+    /// Panels of f32.
+    F32,
+    /// Tiles of bf16.
+    Tiles {
+        kernel: tiles::Kernel,
+        /// Whether it needs tiles to be configured.
+        is_amx: bool,
+    },
+}
+
+/// Whether the CPU has AVX-512 and the operating system saves its registers.
+pub(super) fn has_avx512() -> bool {
+    is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw")
+}
+
+impl Method {
+    /// The method for a product of `a` and `b`; none for the `gemm` crate's.
+    ///
+    /// # Panics
+    /// Where the environment asks for a unit that is not permitted, which [`Ops::fused`](crate::Ops::fused) refuses.
+    pub(super) fn of(a: Factor<'_>, b: Factor<'_>, rounding: Rounding) -> Option<Self> {
+        let is_f16 = |factor| matches!(factor, Factor::F16(_));
+        let unit = match rounding {
+            Rounding::Bf16 if !is_f16(a) && !is_f16(b) => units::unit().unwrap_or_else(|error| panic!("{error}")),
+            _ => Unit::F32,
+        };
+        Self::on(unit).filter(|_| rounding != Rounding::F32 && a.size().1 > 0)
+    }
+
+    /// The method of `unit`; none where it is the `gemm` crate's.
+    pub(super) fn on(unit: Unit) -> Option<Self> {
+        match unit {
+            Unit::F32 => has_avx512().then_some(Self::F32),
+            Unit::Avx512Bf16 | Unit::AmxBf16 => {
+                Some(Self::Tiles { kernel: tiles::kernel(unit), is_amx: unit == Unit::AmxBf16 })
+            }
+        }
+    }
+
+    /// Rows and columns of a block of the result.
+    fn block(self) -> [usize; 2] {
+        match self {
+            Self::F32 => [fma::ROWS, fma::COLS],
+            Self::Tiles { .. } => [pack::TILES; 2],
+        }
+    }
+
+    /// How much of the inner dimension a step has.
+    fn step(self) -> usize {
+        match self {
+            Self::F32 => F32_STEP,
+            Self::Tiles { .. } => pack::TILE_STEP,
+        }
+    }
+
+    /// Bytes of a step of a panel of each factor.
+    fn bytes(self) -> [usize; 2] {
+        match self {
+            Self::F32 => fma::STEP_BYTES,
+            Self::Tiles { .. } => [pack::TILE_BYTES; 2],
+        }
+    }
+
+    /// Steps that a task packs of its own factor at once: at most so many.
+    fn steps_at_once(self) -> usize {
+        match self {
+            Self::F32 => fma::INNER,
+            Self::Tiles { .. } => usize::MAX,
+        }
+    }
+
+    /// # Safety
+    /// `part` must lie within `factor`, its panels within the memory at `to`, which starts at a cache line.
+    unsafe fn pack(self, factor: Factor<'_>, rounding: Rounding, side: Side, part: Part, to: *mut u8, stride: usize) {
+        // SAFETY: the caller's promise; the method's instructions have been asked of the CPU.
+        unsafe {
+            match (self, factor, rounding) {
+                (Self::F32, Factor::F32(x), Rounding::F32) => wide::<Exact>(view(x, side), side, part, to, stride),
+                (Self::F32, Factor::F32(x), Rounding::Bf16) => wide::<ToBf16>(view(x, side), side, part, to, stride),
+                (Self::F32, Factor::F32(x), Rounding::F16) => wide::<ToF16>(view(x, side), side, part, to, stride),
+                (Self::F32, Factor::Bf16(x), _) => wide::<bf16>(view(x, side), side, part, to, stride),
+                (Self::F32, Factor::F16(x), _) => wide::<f16>(view(x, side), side, part, to, stride),
+                (Self::Tiles { .. }, Factor::F32(x), _) => pack::pack_tiles(view(x, side), side, part, to, stride),
+                (Self::Tiles { .. }, Factor::Bf16(x), _) => pack::pack_tiles(view(x, side), side, part, to, stride),
+                (Self::Tiles { .. }, Factor::F16(_), _) => unreachable!("`Method::of` gives f16 panels of f32"),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`fma::run`] and [`tiles::run`].
+    unsafe fn run(self, target: &Target, a: Panels, b: Panels, steps: usize, is_first: bool) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Self::F32 => fma::run(target, a, b, steps, is_first),
+                Self::Tiles { kernel, is_amx } => {
+                    let _tiles = is_amx.then(|| tiles::amx::Tiles::configured());
+                    tiles::run(kernel, target, a, b, steps, is_first);
+                }
+            }
+        }
+    }
+}
+
+/// Whether elements that follow each other in the inner dimension are neighbours in memory, and not those of the outer one.
+fn inner_is_contiguous(factor: Factor<'_>, side: Side) -> bool {
+    let outer_step = match factor {
+        Factor::F32(x) => view(x, side).outer_step,
+        Factor::Bf16(x) => view(x, side).outer_step,
+        Factor::F16(x) => view(x, side).outer_step,
+    };
+    outer_step != 1
+}
+
+fn view<T>(matrix: Matrix<'_, T>, side: Side) -> View<T> {
+    let Matrix { data, rows, cols, row_stride, col_stride } = matrix;
+    let at = data.as_ptr();
+    match side {
+        Side::Left => View { at, outer: rows, outer_step: row_stride, inner_step: col_stride },
+        Side::Right => View { at, outer: cols, outer_step: col_stride, inner_step: row_stride },
+    }
+}
+
+/// # Safety
+/// As [`pack::pack_f32`].
+unsafe fn wide<E: Wide>(view: View<E::Of>, side: Side, part: Part, to: *mut u8, stride: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match side {
+            Side::Left => pack::pack_f32::<E, { fma::ROWS }>(view, part, to, stride),
+            Side::Right => pack::pack_f32::<E, { fma::COLS }>(view, part, to, stride),
+        }
+    }
+}
+
+/// What sums begin with: `at` null: 0; rows `stride` elements apart, 0 repeating one row (a bias).
+#[derive(Clone, Copy)]
+pub(super) struct Start {
+    pub at: *const f32,
+    pub stride: usize,
+}
+
+impl Start {
+    pub const ZERO: Self = Self { at: std::ptr::null(), stride: 0 };
+}
+
+/// Panels next to each other: where the first of them starts, how far apart they are, which they are.
+#[derive(Clone, Copy)]
+pub(super) struct Panels {
+    pub at: *const u8,
+    pub stride: usize,
+    pub first: usize,
+    pub count: usize,
+}
+
+/// Where a product goes, row-major without gaps, and what its sums begin with.
+#[derive(Clone, Copy)]
+pub(super) struct Target {
+    out: Shared,
+    pub rows: usize,
+    pub cols: usize,
+    /// Whether it is added to what is there.
+    add: bool,
+    /// As many numbers as whole panels have columns, or null.
+    bias: *const f32,
+}
+
+// SAFETY: the bias is only read, and `out` is shared as `Shared` says.
+unsafe impl Send for Target {}
+// SAFETY: as above.
+unsafe impl Sync for Target {}
+
+impl Target {
+    /// Calls `kernel` for the block of `size` at `(row, col)` with what its sums begin with, its address and how far its rows
+    /// are apart. A block that is not `whole` for the kernel is one in `edge`, whose rows are `width` long.
+    ///
+    /// # Safety
+    /// The block must lie within the target and be accessed by nobody else, and be initialised unless it `is_first` and nothing
+    /// is added to.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    pub(super) unsafe fn block(
+        &self,
+        (row, col): (usize, usize),
+        (rows, cols): (usize, usize),
+        whole: bool,
+        is_first: bool,
+        edge: &mut [f32],
+        width: usize,
+        kernel: impl FnOnce(Start, (*mut f32, usize)),
+    ) {
+        let fresh = is_first && !self.add;
+        let bias = match self.bias.is_null() {
+            true => Start::ZERO,
+            false => Start { at: self.bias.wrapping_add(col), stride: 0 },
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            let c = self.out.at(row * self.cols + col);
+            if whole {
+                let start = if fresh { bias } else { Start { at: c, stride: self.cols } };
+                kernel(start, (c, self.cols));
+                return;
+            }
+            let sums = edge.as_mut_ptr();
+            if !fresh {
+                for r in 0..rows {
+                    std::ptr::copy_nonoverlapping(c.add(r * self.cols), sums.add(r * width), cols);
+                }
+            }
+            kernel(if fresh { bias } else { Start { at: sums, stride: width } }, (sums, width));
+            for r in 0..rows {
+                std::ptr::copy_nonoverlapping(sums.add(r * width), c.add(r * self.cols), cols);
+            }
+        }
+    }
+}
+
+thread_local! {
+    /// What a thread packs for its own task.
+    static OWN: RefCell<Buffer> = const { RefCell::new(Buffer::new()) };
+    /// What is packed for all tasks of a product, kept by the thread that calls it.
+    static SHARED: RefCell<Buffer> = const { RefCell::new(Buffer::new()) };
+}
+
+/// Bytes that one task packs at once, at most: a part of the second-level cache.
+const OWN_BYTES: usize = 768 << 10;
+/// Bytes that are packed for all tasks at once, about.
+const SHARED_BYTES: usize = 4 << 20;
+/// Rows, or columns, of a task, at most.
+const TASK: usize = 528;
+
+/// Parts of about the same size, at most `most`, that `count` is split into.
+pub(super) fn even(count: usize, most: usize) -> usize {
+    count.div_ceil(count.div_ceil(most))
+}
+
+/// Calls `f` for each number below `n`, over all threads if it is `parallel`.
+fn for_each(parallel: bool, n: usize, f: impl Fn(usize) + Send + Sync) {
+    match parallel {
+        true => (0..n).into_par_iter().with_max_len(1).for_each(f),
+        false => (0..n).for_each(f),
+    }
+}
+
+/// `a b` to `out`. The factor with the larger outer dimension is cut into tasks, each of which packs its own part; the other one is
+/// packed before, by all threads, in pieces of the inner dimension that stay in the caches.
+///
+/// # Safety
+/// As [`super::multiply_into`], and `method` must have been asked of the CPU. The inner dimension must not be 0.
+pub(super) unsafe fn multiply(
+    method: Method,
+    out: *mut f32,
+    a: Factor<'_>,
+    b: Factor<'_>,
+    into: Output<'_>,
+    rounding: Rounding,
+) {
+    let ((rows, inner), (_, cols)) = (a.size(), b.size());
+    let (step, block, bytes) = (method.step(), method.block(), method.bytes());
+    let mut bias = Vec::new();
+    if let Output::Bias(values) = into {
+        bias.extend_from_slice(values);
+        bias.resize(cols.next_multiple_of(block[1]), 0.0);
+    }
+    let bias = if bias.is_empty() { std::ptr::null() } else { bias.as_ptr() };
+    let target = Target { out: Shared(out), rows, cols, add: matches!(into, Output::Add), bias };
+
+    let factors = [(a, Side::Left), (b, Side::Right)];
+    let panels = [rows.div_ceil(block[0]), cols.div_ceil(block[1])];
+    let (own, shared) = if rows >= cols { (0, 1) } else { (1, 0) };
+    let is_parallel = rows.saturating_mul(cols).saturating_mul(inner) >= PARALLEL_FROM;
+    let threads = if is_parallel { rayon::current_num_threads() } else { 1 };
+    let tasks = panels[own].div_ceil(TASK / block[own]).next_multiple_of(threads);
+    let width = panels[own].div_ceil(tasks);
+    let steps = inner.div_ceil(step);
+    let piece = even(steps, (SHARED_BYTES / (panels[shared] * bytes[shared])).max(fma::INNER));
+    let at_once = even(piece, method.steps_at_once().min((OWN_BYTES / (width * bytes[own])).max(1)));
+
+    // Taken, not borrowed: while this thread waits, it may run a task that calls for another product.
+    let mut buffer = SHARED.replace(Buffer::new());
+    let stride = piece * bytes[shared];
+    let packed = Shared(buffer.at_least(panels[shared] * stride).cast());
+    for s0 in (0..steps).step_by(piece) {
+        let s1 = (s0 + piece).min(steps);
+        let at = |s: usize| (s * step).min(inner);
+        // Blocks of about 128 KiB, long in the direction in which the factor is contiguous.
+        let (factor, side) = factors[shared];
+        let (across, down) = match inner_is_contiguous(factor, side) {
+            true => ((131_072 / ((s1 - s0) * bytes[shared])).max(1), s1 - s0),
+            false => (32, (131_072 / (32 * bytes[shared])).max(1)),
+        };
+        let columns = panels[shared].div_ceil(across);
+        for_each(is_parallel, columns * (s1 - s0).div_ceil(down), |block| {
+            let (p, s) = (block % columns * across, s0 + block / columns * down);
+            let part = Part { panels: (p, (p + across).min(panels[shared])), inner: (at(s), at((s + down).min(s1))) };
+            let offset = p * stride + (s - s0) * bytes[shared];
+            // SAFETY: within the factor, and each block writes its own part of the buffer.
+            unsafe { method.pack(factor, rounding, side, part, packed.at(0).cast::<u8>().add(offset), stride) };
+        });
+        for_each(is_parallel, panels[own].div_ceil(width), |task| {
+            let (p0, p1) = (task * width, ((task + 1) * width).min(panels[own]));
+            let mut buffer = OWN.replace(Buffer::new());
+            for t0 in (s0..s1).step_by(at_once) {
+                let t1 = (t0 + at_once).min(s1);
+                let stride_own = (t1 - t0) * bytes[own];
+                let to = buffer.at_least((p1 - p0) * stride_own);
+                let (factor, side) = factors[own];
+                // SAFETY: the part lies within the factor and fits the buffer; every task has its own rows or columns of the
+                // result; the first steps write all of it.
+                unsafe {
+                    let part = Part { panels: (p0, p1), inner: (at(t0), at(t1)) };
+                    method.pack(factor, rounding, side, part, to, stride_own);
+                    let own_panels = Panels { at: to, stride: stride_own, first: p0, count: p1 - p0 };
+                    let shared_panels = Panels {
+                        at: packed.at(0).cast::<u8>().add((t0 - s0) * bytes[shared]),
+                        stride,
+                        first: 0,
+                        count: panels[shared],
+                    };
+                    let (a, b) = if own == 0 { (own_panels, shared_panels) } else { (shared_panels, own_panels) };
+                    method.run(&target, a, b, t1 - t0, t0 == 0);
+                }
+            }
+            OWN.set(buffer);
+        });
+    }
+    SHARED.set(buffer);
+}
+
+/// Seconds of a call of `f`: the quickest of some.
+pub(super) fn quickest(mut f: impl FnMut()) -> f64 {
+    const CALLS: u32 = 8;
+    let mut quickest = f64::INFINITY;
+    for _ in 0..24 {
+        let start = Instant::now();
+        for _ in 0..CALLS {
+            f();
+        }
+        quickest = quickest.min(start.elapsed().as_secs_f64() / f64::from(CALLS));
+    }
+    quickest
+}

@@ -1,0 +1,268 @@
+//! Every method of this CPU, and the tiles by an emulation of their instruction, against f64 arithmetic on rounded operands. AMX itself
+//! runs where it is: elsewhere the emulation shows that packing, blocks and edges are right.
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+
+/// Numbers in `[-1, 1)`.
+fn noise(n: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+fn rounded(x: f32, rounding: Rounding) -> f64 {
+    f64::from(match rounding {
+        Rounding::F32 => x,
+        Rounding::Bf16 => bf16::from_f32(x).to_f32(),
+        Rounding::F16 => f16::from_f32(x).to_f32(),
+    })
+}
+
+/// A method by its name, as it writes a product to memory.
+type Multiply = Box<dyn Fn(&mut [f32], Factor<'_>, Factor<'_>, Output<'_>) + Send + Sync>;
+
+/// What `TDPBF16PS` does, on panels of tiles.
+#[cfg(target_arch = "x86_64")]
+unsafe fn emulated(a: *const u8, b: *const u8, steps: usize, start: panels::Start, c: *mut f32, c_stride: usize) {
+    let bf16_at = |at: *const u8, i: usize| unsafe { at.cast::<bf16>().add(i).read().to_f32() };
+    for row in 0..32 {
+        for col in 0..32 {
+            let mut sum = match start.at.is_null() {
+                true => 0.0,
+                false => unsafe { start.at.add(row * start.stride + col).read() },
+            };
+            for step in 0..steps {
+                // Rows 16 and more are in the second tile of `a`, columns 16 and more in that of `b`.
+                let (a, b) = unsafe {
+                    (a.add(step * 2048 + row / 16 * 1024 + row % 16 * 64), b.add(step * 2048 + col / 16 * 1024))
+                };
+                for k in 0..32 {
+                    sum += bf16_at(a, k) * bf16_at(b, k / 2 * 32 + col % 16 * 2 + k % 2);
+                }
+            }
+            unsafe { c.add(row * c_stride + col).write(sum) };
+        }
+    }
+}
+
+/// Says once what this CPU cannot run.
+#[cfg(target_arch = "x86_64")]
+fn skipped(what: &str) {
+    static TOLD: std::sync::Mutex<Vec<String>> = std::sync::Mutex::new(Vec::new());
+    let mut told = TOLD.lock().unwrap();
+    if !told.iter().any(|told| told == what) {
+        println!("{what}");
+        told.push(what.to_owned());
+    }
+}
+
+/// The methods for `rounding` that this CPU can run.
+fn methods(rounding: Rounding) -> Vec<(&'static str, Multiply)> {
+    let by_gemm: Multiply = Box::new(move |out, a, b, into| {
+        // SAFETY: `out` is as large as the product.
+        unsafe { multiply_by_gemm(out.as_mut_ptr(), a, b, into, rounding) }
+    });
+    let mut all = vec![("gemm", by_gemm)];
+    #[cfg(target_arch = "x86_64")]
+    {
+        use panels::Method;
+        let mut add = |name, method| {
+            let multiply: Multiply = Box::new(move |out, a, b, into| {
+                // SAFETY: `out` is as large as the product, and the CPU has been asked.
+                unsafe { panels::multiply(method, out.as_mut_ptr(), a, b, into, rounding) }
+            });
+            all.push((name, multiply));
+        };
+        match Method::on(Unit::F32) {
+            Some(method) => add("f32 of AVX-512", method),
+            None => skipped("no AVX-512 here: its kernel of f32 is not run"),
+        }
+        if rounding == Rounding::Bf16 {
+            for unit in [Unit::Avx512Bf16, Unit::AmxBf16] {
+                match units::choose(Some(unit)) {
+                    Ok(_) => add(unit.name(), Method::on(unit).unwrap()),
+                    Err(error) => skipped(&format!("{} is not run: {error}", unit.name())),
+                }
+            }
+            if units::choose(Some(Unit::Avx512Bf16)).is_ok() {
+                add("amx-bf16, emulated", Method::Tiles { kernel: emulated, is_amx: false });
+            }
+        }
+    }
+    all
+}
+
+/// The product in f64 of rounded operands on top of `start`, and the sums of the terms' magnitudes.
+fn reference(
+    [a, b]: [&[f32]; 2],
+    (m, n, k): (usize, usize, usize),
+    start: &dyn Fn(usize, usize) -> f32,
+    rounding: Rounding,
+) -> Vec<(f64, f64)> {
+    let [a, b] = [a, b].map(|x| x.iter().map(|x| rounded(*x, rounding)).collect::<Vec<_>>());
+    let cells = (0..m).flat_map(|i| (0..n).map(move |j| (i, j)));
+    let cell = |(i, j)| {
+        let first = f64::from(start(i, j));
+        (0..k).fold((first, first.abs()), |(sum, size), l| {
+            let term = a[i * k + l] * b[l * n + j];
+            (sum + term, size + term.abs())
+        })
+    };
+    cells.map(cell).collect()
+}
+
+fn transposed<T: Copy>(x: &[T], rows: usize, cols: usize) -> Vec<T> {
+    (0..cols).flat_map(|c| (0..rows).map(move |r| x[r * cols + c])).collect()
+}
+
+/// All methods on factors of `m x k` and `k x n` in f32 and in the narrow type, either of them as its transpose in memory (the forward
+/// product of a linear layer, the gradient of its input and that of its weight among them), written, added to and with a bias.
+fn check(rounding: Rounding, (m, n, k): (usize, usize, usize)) {
+    let (a, b, before, bias) = (noise(m * k, 1), noise(k * n, 2), noise(m * n, 3), noise(n, 4));
+    let (at, bt) = (transposed(&a, m, k), transposed(&b, k, n));
+    let narrow = |x: &[f32]| x.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>();
+    let half = |x: &[f32]| x.iter().map(|x| f16::from_f32(*x)).collect::<Vec<_>>();
+    let (b16, bt16, b_half) = (narrow(&b), narrow(&bt), half(&b));
+    let left = [Factor::F32(Matrix::new(&a, m, k)), Factor::F32(Matrix::new(&at, k, m)).t()];
+    let mut right = vec![Factor::F32(Matrix::new(&b, k, n)), Factor::F32(Matrix::new(&bt, n, k)).t()];
+    match rounding {
+        Rounding::F32 => {}
+        Rounding::Bf16 => {
+            right.extend([Factor::Bf16(Matrix::new(&b16, k, n)), Factor::Bf16(Matrix::new(&bt16, n, k)).t()]);
+        }
+        Rounding::F16 => right.push(Factor::F16(Matrix::new(&b_half, k, n))),
+    }
+    let of = |start: &dyn Fn(usize, usize) -> f32| reference([&a, &b], (m, n, k), start, rounding);
+    let outputs = [
+        (Output::Overwrite, of(&|_, _| 0.0)),
+        (Output::Add, of(&|i, j| before[i * n + j])),
+        (Output::Bias(&bias), of(&|_, j| bias[j])),
+    ];
+    for (name, multiply) in methods(rounding) {
+        for (i, a) in left.iter().enumerate() {
+            for (j, b) in right.iter().enumerate() {
+                for (l, (into, expected)) in outputs.iter().enumerate() {
+                    let mut c = match into {
+                        Output::Add => before.clone(),
+                        _ => vec![f32::NAN; m * n],
+                    };
+                    multiply(&mut c, *a, *b, *into);
+                    for (at, (c, (value, size))) in c.iter().zip(expected).enumerate() {
+                        // Of k roundings of 6e-8 each, relative to the sum of the terms' magnitudes, most cancel.
+                        let bound = (2e-7 + 3e-8 * (k as f64).sqrt()) * size;
+                        let off = (f64::from(*c) - value).abs();
+                        assert!(
+                            off <= bound,
+                            "{name} {rounding:?} {m} x {n} x {k}, factors {i} and {j}, output {l}, element {at}: {c}, not \
+                             {value}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn products_of_awkward_sizes() {
+    for rounding in [Rounding::F32, Rounding::Bf16, Rounding::F16] {
+        let sizes = [1, 15, 17, 33];
+        for m in sizes {
+            for n in sizes {
+                sizes.into_iter().for_each(|k| check(rounding, (m, n, k)));
+            }
+        }
+        for size in [(12, 32, 64), (13, 97, 31), (101, 67, 257), (8, 4, 1), (5, 37, 3)] {
+            check(rounding, size);
+        }
+    }
+}
+
+#[test]
+fn products_of_long_sums_and_of_several_tasks() {
+    for rounding in [Rounding::F32, Rounding::Bf16] {
+        for size in [(3, 5, 8209), (67, 35, 4099), (1031, 41, 263), (37, 1033, 131)] {
+            check(rounding, size);
+        }
+    }
+}
+
+/// Also of a product whose packed factor comes in several pieces.
+#[test]
+fn results_do_not_depend_on_the_number_of_threads() {
+    for (m, n, k) in [(577, 193, 401), (193, 1201, 97), (200, 500, 4500)] {
+        let (a, b) = (noise(m * k, 5), noise(k * n, 6));
+        for rounding in [Rounding::F32, Rounding::Bf16] {
+            for (name, multiply) in methods(rounding) {
+                if name.contains("emulated") {
+                    continue;
+                }
+                let [one, two, three] = [1, 2, 3].map(|threads| {
+                    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                    let mut c = vec![0.0; m * n];
+                    let (fa, fb) = (Matrix::new(&a, m, k).into(), Matrix::new(&b, k, n).into());
+                    pool.install(|| multiply(&mut c, fa, fb, Output::Overwrite));
+                    c
+                });
+                assert!(one == two && two == three, "{name} {rounding:?} {m} x {n} x {k}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_no_number_stays_so() {
+    for rounding in [Rounding::F32, Rounding::Bf16, Rounding::F16] {
+        for (name, multiply) in methods(rounding) {
+            // Bits of a NaN that bf16 does not have, and a number that rounds to infinity in f16.
+            let nan = f32::from_bits(0x7f80_0001);
+            for (x, expected) in [(nan, f32::NAN), (f32::INFINITY, f32::INFINITY), (-1e38, f32::NEG_INFINITY)] {
+                let a = vec![x; 3 * 20];
+                let b = vec![1.0; 20 * 35];
+                let mut c = vec![0.0; 3 * 35];
+                multiply(&mut c, Matrix::new(&a, 3, 20).into(), Matrix::new(&b, 20, 35).into(), Output::Overwrite);
+                for c in c {
+                    let is_right = if expected.is_nan() { c.is_nan() } else { c == expected };
+                    assert!(is_right, "{name} {rounding:?}: {c} for {x}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_product_without_terms_is_its_beginning() {
+    let (a, b, bias) = (Vec::<f32>::new(), Vec::<f32>::new(), [1.0, 2.0, 3.0]);
+    let (a, b) = (Matrix::new(&a, 2, 0), Matrix::new(&b, 0, 3));
+    for rounding in [Rounding::F32, Rounding::Bf16] {
+        assert_eq!(product(a, b, None, rounding), [0.0; 6]);
+        assert_eq!(product(a, b, Some(&bias), rounding), [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]);
+        let mut c = vec![5.0; 6];
+        multiply(&mut c, a, b, Output::Add, rounding);
+        assert_eq!(c, [5.0; 6]);
+    }
+}
+
+#[test]
+fn a_lower_unit_may_be_asked_for_and_a_higher_one_is_refused() {
+    assert_eq!(units::choose(Some(Unit::F32)).unwrap(), Unit::F32);
+    let best = units::choose(None).unwrap();
+    for unit in [Unit::F32, Unit::Avx512Bf16, Unit::AmxBf16] {
+        match units::choose(Some(unit)) {
+            Ok(chosen) => assert_eq!(chosen, unit),
+            Err(error) => {
+                assert!(unit > best, "{unit:?} is refused, and {best:?} is there: {error}");
+                let told = format!("KILN_CPU_PRODUCTS={}: this CPU lacks it", unit.name());
+                assert!(error.to_string().contains(&told), "{error}");
+            }
+        }
+    }
+    let error = "avx2".parse::<Unit>().unwrap_err().to_string();
+    assert!(error.contains("KILN_CPU_PRODUCTS=avx2: expected one of amx-bf16, avx512-bf16, f32"), "{error}");
+}
