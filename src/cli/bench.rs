@@ -7,7 +7,9 @@ use clap::Args;
 
 use super::training::{ConfigArgs, open};
 use super::{say, time};
+use crate::base::distributed::World;
 use crate::base::error::{Error, Result};
+use crate::base::files::write_json;
 use crate::base::signals;
 use crate::config::RunConfig;
 use crate::engine::handover;
@@ -15,12 +17,13 @@ use crate::measure::bench::report::SCHEMA;
 use crate::measure::bench::run::{Options, Peer, Subject, Variant, run};
 use crate::measure::bench::suite::Suite;
 use crate::measure::bench::table;
+use crate::measure::collectives;
 use crate::measure::turns::worker;
 
 #[derive(Debug, Args)]
 pub(super) struct BenchArgs {
     /// The config file (TOML) of the run to measure
-    #[arg(required_unless_present = "suite", conflicts_with = "suite")]
+    #[arg(required_unless_present_any = ["suite", "collectives"], conflicts_with = "suite")]
     file: Option<PathBuf>,
     /// Override a key of the file; the value is TOML, anything else is taken as text
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE", conflicts_with = "suite")]
@@ -28,6 +31,12 @@ pub(super) struct BenchArgs {
     /// Measure fixed models on synthetic tokens instead: smoke, cpu, gpu or gpu-tiny
     #[arg(long, value_name = "NAME")]
     suite: Option<String>,
+    /// Measure the exchanges of ranks instead, from 1 KiB to 64 MiB, as in kiln launch -n 2 -- bench --collectives
+    #[arg(
+        long,
+        conflicts_with_all = ["file", "set", "suite", "warmup", "rounds", "steps", "variants", "peers", "time_limit"]
+    )]
+    pub(super) collectives: bool,
     /// Only these cases of the suite
     #[arg(long = "case", value_name = "NAME", requires = "suite")]
     cases: Vec<String>,
@@ -81,6 +90,9 @@ pub(super) fn run_worker(args: &WorkerArgs) -> Result<()> {
 
 pub(super) fn run_bench(args: &BenchArgs) -> Result<()> {
     signals::install()?;
+    if args.collectives {
+        return bench_collectives(args.out.as_deref().unwrap_or(Path::new("bench-collectives.json")));
+    }
     let (subject, name) = match (&args.file, &args.suite) {
         (_, Some(name)) => {
             let suite = Suite::named(name)?.only(&args.cases)?;
@@ -100,7 +112,7 @@ pub(super) fn run_bench(args: &BenchArgs) -> Result<()> {
         return Err(Error::config(format!("--peer, --variant: two are called `{}`", pair[0])).help("name them apart"));
     }
     let out = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("bench-{name}.json")));
-    check(&out)?;
+    check(&out, SCHEMA)?;
     let options = Options {
         subject,
         warmup: args.warmup,
@@ -119,12 +131,32 @@ pub(super) fn run_bench(args: &BenchArgs) -> Result<()> {
     error.map_or(Ok(()), Err)
 }
 
-/// Refuses to replace a file that is no benchmark.
-fn check(out: &Path) -> Result<()> {
+/// Measures the exchanges of the world that this process is a part of; rank 0 tells and writes the figures.
+fn bench_collectives(out: &Path) -> Result<()> {
+    let world = World::join()?;
+    if !world.is_shared() {
+        return Err(Error::config("kiln bench --collectives: expected several ranks, got this process alone")
+            .help("kiln launch -n 2 -- bench --collectives"));
+    }
+    if world.is_root() {
+        check(out, collectives::SCHEMA)?;
+    }
+    let is_root = world.is_root();
+    let found = collectives::measure(&world, &mut |line| if is_root { say(line) } else { Ok(()) })?;
+    if !is_root {
+        return Ok(());
+    }
+    write_json(out, &found)?;
+    say(found.table())?;
+    say(format!("result: {}", out.display()))
+}
+
+/// Refuses to replace a file that is no benchmark of the form `schema`.
+fn check(out: &Path, schema: &str) -> Result<()> {
     if !out.is_file() {
         return Ok(()); // a pipe or a device has nothing to lose
     }
-    let schema = format!("\"schema\": \"{SCHEMA}\"");
+    let schema = format!("\"schema\": \"{schema}\"");
     match std::fs::read(out) {
         Ok(bytes) if !String::from_utf8_lossy(&bytes).contains(&schema) => {
             Err(Error::config(format!("{} is there and is no benchmark of Kiln's", out.display()))

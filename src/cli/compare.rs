@@ -10,9 +10,11 @@ use super::say;
 use super::training::resolve;
 use crate::base::error::{Error, Result};
 use crate::base::host;
+use crate::base::signals;
 use crate::config::{CompilerMode, DeviceKind, TrainBatchSize};
 use crate::engine::device;
 use crate::engine::handover::Engine;
+use crate::measure::collectives::Collectives;
 use crate::measure::compare::ablation::Ablate;
 use crate::measure::compare::arms::{Sweep, Wanted};
 use crate::measure::compare::run::{Options, run};
@@ -20,6 +22,7 @@ use crate::measure::compare::{Gate, Report, saved};
 use crate::measure::gemm;
 use crate::measure::report;
 use crate::measure::report::run::Run;
+use crate::measure::scaling;
 use crate::measure::sweep;
 use crate::measure::tune_batch;
 use crate::trainer::PAGE;
@@ -49,6 +52,18 @@ pub(super) struct CompareArgs {
     /// Also both modes at every batch and block, as in batch=4,8,block=64,128
     #[arg(long, value_name = "POINTS")]
     sweep: Option<Sweep>,
+    /// Compare numbers of devices instead of modes, as in 1,2,4: the same run with the same global batch, one process a device
+    #[arg(long, value_name = "N,...", value_delimiter = ',', conflicts_with_all = ["arms", "compiled_batch", "ablate", "sweep"])]
+    world: Vec<usize>,
+    /// The machines of --world, as `kiln launch` takes them
+    #[arg(long, value_name = "HOST,...", value_delimiter = ',', requires = "world")]
+    hosts: Vec<String>,
+    /// The launcher of --world: mpirun of Open MPI or MPICH
+    #[arg(long, value_name = "PROGRAM", default_value = "mpirun", requires = "world")]
+    mpirun: PathBuf,
+    /// What `kiln bench --collectives` has measured of the link: steps are predicted from it, also of 8, 64 and 512 devices
+    #[arg(long, value_name = "FILE", requires = "world")]
+    collectives: Option<PathBuf>,
     #[command(flatten)]
     asked: Asked,
     /// Run the compiled arms with this program, to see that the comparison finds out what is wrong with it
@@ -120,6 +135,9 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
         at_least("compiled-batch", batch, 1, "it is the micro-batch of the -large arms")?;
     }
     args.asked.check()?;
+    if !args.world.is_empty() {
+        return compare_worlds(args);
+    }
     let mut config = args.config.load().map_err(|error| {
         if args.config.file.is_dir() { error.help("`kiln report RUN..` reports on finished runs") } else { error }
     })?;
@@ -178,6 +196,54 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
         return Err(error);
     }
     args.asked.of(&report)
+}
+
+/// Steps of each run of `--world` where the command line has none.
+const WORLD_STEPS: usize = 20;
+
+/// `kiln compare --world`.
+fn compare_worlds(args: &CompareArgs) -> Result<()> {
+    let Asked { price_per_hour, target_loss, gate } = &args.asked;
+    let of_modes = [
+        ("--price-per-hour", price_per_hour.is_some()),
+        ("--target-loss", target_loss.is_some()),
+        ("--gate", gate.is_some()),
+    ];
+    if let Some((name, _)) = of_modes.iter().find(|(_, is_given)| *is_given) {
+        return Err(Error::config(format!("{name}: has no effect with --world")).help("leave it out"));
+    }
+    let mut worlds = args.world.clone();
+    worlds.sort_unstable();
+    worlds.dedup();
+    if worlds.len() != args.world.len() || worlds[0] == 0 {
+        return Err(Error::config(format!("--world: expected different numbers from 1, got {:?}", args.world))
+            .help("as in --world 1,2,4"));
+    }
+    signals::install()?;
+    let options = scaling::Options {
+        title: format!("{}: {} devices", args.config.file.display(), listed(&worlds)),
+        config: args.config.load()?,
+        out: args.out.clone(),
+        worlds,
+        steps: args.steps.unwrap_or(WORLD_STEPS),
+        repeats: args.repeats,
+        hosts: args.hosts.clone(),
+        mpirun: args.mpirun.clone(),
+        collectives: args.collectives.as_deref().map(Collectives::read).transpose()?,
+    };
+    let (found, out) = scaling::run(&options, &resolve, &mut |line| say(line))?;
+    say("")?;
+    say(found.table())?;
+    say(format!("result: {}", out.join(scaling::FILE).display()))
+}
+
+/// `1, 2 and 4`
+fn listed(numbers: &[usize]) -> String {
+    let texts = numbers.iter().map(usize::to_string).collect::<Vec<_>>();
+    match texts.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
+        _ => texts.concat(),
+    }
 }
 
 pub(super) fn run_report(args: &ReportArgs) -> Result<()> {

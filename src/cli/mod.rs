@@ -212,17 +212,18 @@ impl Cli {
 impl Command {
     /// Whether several processes of a launcher may do it together, or each for itself: it writes nothing then.
     fn knows_ranks(&self) -> bool {
-        matches!(
-            self,
-            Self::Train(_)
-                | Self::Plan(_)
-                | Self::Eval(_)
-                | Self::Launch(_)
-                | Self::Devices
-                | Self::Engine
-                | Self::Help(_)
-                | Self::Completions(_)
-        )
+        matches!(self, Self::Bench(args) if args.collectives)
+            || matches!(
+                self,
+                Self::Train(_)
+                    | Self::Plan(_)
+                    | Self::Eval(_)
+                    | Self::Launch(_)
+                    | Self::Devices
+                    | Self::Engine
+                    | Self::Help(_)
+                    | Self::Completions(_)
+            )
     }
 }
 

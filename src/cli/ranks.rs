@@ -403,10 +403,11 @@ pub(super) fn leave() -> Result<()> {
 pub(super) fn refuse(command: &str) -> Result<()> {
     match environment::find()? {
         None => Ok(()),
-        Some(found) => {
-            Err(Error::config(format!("kiln {command} works in one process, and {} tell of several", found.variables))
-                .help("start it without mpirun, srun or kiln launch; train, plan and eval know of ranks"))
-        }
+        Some(found) => Err(Error::config(format!(
+            "kiln {command} works in one process, and {} tell of several",
+            found.variables
+        ))
+        .help("start it without mpirun, srun or kiln launch; train, plan, eval and bench --collectives know of ranks")),
     }
 }
 

@@ -4,8 +4,9 @@
 use std::path::PathBuf;
 
 use super::{
-    BatchSection, DataSection, DeviceKind, DeviceSection, GenerationSection, LearningRateSection, LoraSection,
-    ModelSection, OnExisting, Precision, RunConfig, TokenizerSection, TrainerSection, TrainingCompilerConfig,
+    BatchSection, DataSection, DeviceKind, DeviceSection, DistributedSection, GenerationSection, LearningRateSection,
+    LoraSection, ModelSection, OnExisting, Precision, RunConfig, TokenizerSection, TrainerSection,
+    TrainingCompilerConfig,
 };
 use crate::base::error::Result;
 
@@ -86,6 +87,12 @@ impl RunConfigBuilder {
     /// The first device of this kind. Default: the best there is.
     pub fn device(mut self, kind: DeviceKind) -> Self {
         self.config.device = DeviceSection { kind, ..DeviceSection::default() };
+        self
+    }
+
+    /// How the devices of a run share its work. Default: each has the whole optimizer.
+    pub fn distributed(mut self, distributed: DistributedSection) -> Self {
+        self.config.distributed = distributed;
         self
     }
 

@@ -69,7 +69,14 @@ fn of_the_run(config: &RunConfig) -> Checked {
 fn of_the_training(config: &RunConfig) -> Checked {
     trainer(&config.trainer)?;
     batch(config)?;
-    learning_rate(config)
+    learning_rate(config)?;
+    match (config.distributed.optimizer_sharding, config.distributed.overlap_communication) {
+        (true, true) => {
+            let message = "has no effect with distributed.optimizer_sharding = true, which sums the gradients of all blocks at once";
+            Err(Complaint::new("distributed.overlap_communication", message).help("set one of them"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// TOML's whole numbers are signed: more could not be written to plan.toml.

@@ -13,7 +13,8 @@ use toml::{Spanned, Table, Value};
 use super::hf_args::Unused;
 use super::hugging_face::place;
 use super::sections::{
-    DataSection, DeviceSection, GenerationSection, RunSection, TokenizerSection, TrainingCompilerConfig,
+    DataSection, DeviceSection, DistributedSection, GenerationSection, RunSection, TokenizerSection,
+    TrainingCompilerConfig,
 };
 use super::settings::Setting;
 use super::trainer::TrainerSection;
@@ -435,6 +436,7 @@ pub(super) fn keys_of(section: &str) -> Option<&'static [&'static str]> {
         "batch" => field_names::<BatchSection>(),
         "learning_rate" => field_names::<LearningRateSection>(),
         "device" => field_names::<DeviceSection>(),
+        "distributed" => field_names::<DistributedSection>(),
         "compiler" => field_names::<TrainingCompilerConfig>(),
         "generation" => field_names::<GenerationSection>(),
         "lora" => field_names::<LoraSection>(),

@@ -47,8 +47,8 @@ pub use names::{
 pub use optimizer::{AdjustLr, OptimArgs, OptimizerName};
 pub use scheduler::{Ramp, SchedulerKwargs, SchedulerType};
 pub use sections::{
-    DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DataSection, DeviceSection, GenerationSection, ModelSection, RunSection,
-    TokenizerSection, TrainingCompilerConfig,
+    DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DataSection, DeviceSection, DistributedSection, GenerationSection,
+    ModelSection, RunSection, TokenizerSection, TrainingCompilerConfig,
 };
 pub use task::Task;
 pub use trainer::{RunLength, TrainerSection};
@@ -84,6 +84,8 @@ pub struct RunConfig {
     pub learning_rate: LearningRateSection,
     /// `[device]`: where the run computes.
     pub device: DeviceSection,
+    /// `[distributed]`: how the devices of a run share its work.
+    pub distributed: DistributedSection,
     /// `[compiler]`: the training compiler. Left out: native.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compiler: Option<TrainingCompilerConfig>,

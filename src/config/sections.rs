@@ -375,6 +375,19 @@ pub struct DeviceSection {
     pub index: usize,
 }
 
+/// `[distributed]`: how the devices of a run share its work. A run on one device does all of it, whatever stands here.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DistributedSection {
+    /// Divides the optimizer among the devices (ZeRO, stage 1): each has the moments of an equal part of the parameters, updates
+    /// that part and hands it to the others; otherwise each has all moments. The run computes the same to the bit, and its checkpoints
+    /// are the same. On the CPU, with an element-wise optimizer (AdamW, Adam, SGD, Lion). Default: false.
+    pub optimizer_sharding: bool,
+    /// Sums the gradients of a block over the devices while the backward pass computes those of the blocks before it; otherwise all are
+    /// summed after the backward pass. The run computes the same to the bit. Not with `optimizer_sharding`. Default: false.
+    pub overlap_communication: bool,
+}
+
 /// `[generation]`: samples of text, written when training ends and, with `every`, on the way; only for causal language models. Left out: none.
 /// Names and defaults are those of Hugging Face's `GenerationConfig`, except that Kiln samples unless the temperature
 /// is 0, and that `max_new_tokens`, which has no default there, has one. They are the defaults of `kiln generate` too.

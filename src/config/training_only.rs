@@ -32,6 +32,7 @@ impl RunConfig {
             batch: given.batch,
             learning_rate: given.learning_rate,
             device: given.device,
+            distributed: given.distributed,
             compiler: given.compiler.map(compiler),
             generation: None,
             devices: given.devices,

@@ -5,11 +5,13 @@
 //! ([`report`]).
 
 pub mod bench;
+pub mod collectives;
 pub mod compare;
 pub mod figures;
 pub(crate) mod gemm;
 pub mod loss_parity;
 pub mod report;
+pub mod scaling;
 pub mod stats;
 pub mod sweep;
 pub mod tune_batch;

@@ -92,8 +92,7 @@ impl GradientPass<'_> {
         Pass { compute: self.compute, rng, copies: self.copies, on_stage: Some(on_stage) }
     }
 
-    /// As [`run`](Self::run) for a loss in `stages`: blocks forward without gradients, keeping what goes into each; then the
-    /// loss, and each block again from the last to the first, with its gradients.
+    /// As [`run`](Self::run) for a loss in `stages`, with the gradients of the whole model.
     ///
     /// # Errors
     /// Those of the loss.
@@ -103,42 +102,79 @@ impl GradientPass<'_> {
         stages: &dyn Stages<M>,
         scaled: impl FnOnce(Tensor<1>) -> Tensor<1>,
     ) -> Result<(Tensor<1>, GradientsParams)> {
+        let mut accumulator = GradientsAccumulator::new();
+        let loss = self.in_parts(model, stages, scaled, &mut |part| {
+            accumulator.accumulate(model, part);
+            Ok(())
+        })?;
+        Ok((loss, accumulator.grads()))
+    }
+
+    /// As [`run`](Self::run) for a loss in `stages`, whose gradients `on_part` gets part by part: those of the loss, of each block from
+    /// the last to the first, and of the embeddings. With [`ActivationCheckpointing::Blocks`] the forward pass keeps nothing but what
+    /// goes into each block, which is then computed again with its gradients; otherwise it keeps what the backward pass needs.
+    ///
+    /// # Errors
+    /// Those of the loss, and of `on_part`.
+    pub fn in_parts<M: Module>(
+        &self,
+        model: &M,
+        stages: &dyn Stages<M>,
+        scaled: impl FnOnce(Tensor<1>) -> Tensor<1>,
+        on_part: &mut dyn FnMut(GradientsParams) -> Result<()>,
+    ) -> Result<Tensor<1>> {
         let begin_stage = |stage: usize| self.begin_stage(stage);
         let (pass, blocks) = (self.pass(&begin_stage), stages.num_blocks(model));
         self.begin_stage(0);
         let embedded = stages.embed(model, pass);
         // On the device with autodiff although nothing is tracked: without it backends compute a softmax in another way,
         // and the block that is computed again would not be this one to the last bit.
-        let untracked = model.clone().no_grad();
-        let mut inputs = Vec::with_capacity(blocks); // as many rows as `embed` gives each
+        let computes_again = self.checkpointing == ActivationCheckpointing::Blocks;
+        let untracked = computes_again.then(|| model.clone().no_grad());
+        // As many rows as `embed` gives each, and the output of a block that is not computed again.
+        let mut kept = Vec::with_capacity(blocks);
         let mut x = embedded.clone().detach();
         for block in 0..blocks {
             self.begin_stage(1 + block);
-            inputs.push(x.clone());
-            x = stages.block(&untracked, block, x, pass);
+            match &untracked {
+                Some(untracked) => {
+                    kept.push((x.clone(), None));
+                    x = stages.block(untracked, block, x, pass);
+                }
+                None => {
+                    let input = x.require_grad();
+                    let output = stages.block(model, block, input.clone(), pass);
+                    x = output.clone().detach();
+                    kept.push((input, Some(output)));
+                }
+            }
         }
         drop(untracked);
 
-        let mut accumulator = GradientsAccumulator::new();
         self.begin_stage(1 + blocks);
         let top = x.require_grad();
         let loss = stages.loss(model, top.clone(), pass)?;
         let mut grads = scaled(loss.clone()).backward();
         let mut above = top.grad_remove(&mut grads).ok_or_else(no_gradient)?;
-        accumulator.accumulate(model, self.params(grads, model));
+        on_part(self.params(grads, model))?;
 
-        for (block, input) in inputs.into_iter().enumerate().rev() {
-            self.begin_stage(1 + block);
-            let x = input.require_grad();
-            let y = stages.block(model, block, x.clone(), pass);
+        for (block, (input, output)) in kept.into_iter().enumerate().rev() {
+            let (x, y) = match output {
+                Some(output) => (input, output),
+                None => {
+                    self.begin_stage(1 + block);
+                    let x = input.require_grad();
+                    (x.clone(), stages.block(model, block, x, pass))
+                }
+            };
             let mut grads = backward_from(y, above);
             above = x.grad_remove(&mut grads).ok_or_else(no_gradient)?;
-            accumulator.accumulate(model, self.params(grads, model));
+            on_part(self.params(grads, model))?;
         }
         if embedded.is_tracked() {
-            accumulator.accumulate(model, self.params(backward_from(embedded, above), model));
+            on_part(self.params(backward_from(embedded, above), model))?;
         }
-        Ok((loss.inner(), accumulator.grads()))
+        Ok(loss.inner())
     }
 
     /// The gradients of the parameters of `model`: those of a narrow copy are the weight's.

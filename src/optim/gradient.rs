@@ -3,11 +3,15 @@
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor, TensorData};
 use kiln_models::ops::Form;
-use kiln_models::ops::adamw::norm;
+use kiln_models::ops::adamw::{norm, sum_of_squares};
 use kiln_models::ops::list::TensorList;
 use kiln_models::{Operator, Ops};
+
+use crate::base::distributed::{Shard, ShardGradients};
+use crate::base::error::Result;
+use crate::base::reads::read_values;
 
 /// L2 norm over the gradients of all parameters of `model`, `[1]`, f32, computed in the form `ops`.
 pub fn global_norm<M: Module>(model: &M, grads: &GradientsParams, ops: Ops) -> Tensor<1> {
@@ -23,6 +27,22 @@ pub fn global_norm<M: Module>(model: &M, grads: &GradientsParams, ops: Ops) -> T
         true => Tensor::zeros([1], &device),
         false => Tensor::cat(sums, 0).sum().sqrt(),
     }
+}
+
+/// [`global_norm`] of gradients that are divided among ranks, on each of them: the same bits, on the CPU.
+///
+/// # Errors
+/// The device's, and MPI's.
+pub fn global_norm_of_shards(shard: &Shard, grads: &ShardGradients, ops: Ops, device: &Device) -> Result<Tensor<1>> {
+    let tensor = |values: Vec<f32>| {
+        let n = values.len();
+        Tensor::<1>::from_data(TensorData::new(values, [n]), device)
+    };
+    let sums = shard.of_gradients(grads, |grad| match ops.form(Operator::AdamW) {
+        Form::Fused => Ok(sum_of_squares(&grad)),
+        Form::Plain => read_values(tensor(grad).square().sum()).map(|sum| sum[0]),
+    })?;
+    Ok(if sums.is_empty() { Tensor::zeros([1], device) } else { tensor(sums).sum().sqrt() })
 }
 
 /// The factor that turns summed gradients into the clipped mean gradient, and the norm of the mean before clipping.

@@ -19,6 +19,7 @@ use super::muon::{self, MuonConfig};
 use super::sgd::{self, SgdConfig};
 use super::skip::{Skip, Tables};
 use super::step::Step;
+use crate::base::distributed::Shard;
 use crate::base::error::{Error, Result};
 use crate::base::reads::read_values;
 use crate::config::{AdjustLr, OptimizerName, TrainerSection};
@@ -107,6 +108,24 @@ impl OptimizerConfig {
         .help("use another optimizer, such as adamw_torch; or precision = \"bf16\", which needs no loss scale"))
     }
 
+    /// Refuses to divide this optimizer, called `name`, among devices where the update of a value needs more than its own gradient.
+    ///
+    /// # Errors
+    /// `distributed.optimizer_sharding` with an optimizer that is not element-wise.
+    pub fn check_sharding(&self, name: &str) -> Result<()> {
+        let needs = match self {
+            Self::AdamW(_) | Self::Adam(_) | Self::Sgd(_) | Self::Lion(_) => return Ok(()),
+            Self::Adafactor(_) => "the rows and columns of a whole matrix",
+            Self::Lamb(_) => "the norms of a whole parameter",
+            Self::Muon(_) => "a whole matrix",
+        };
+        Err(Error::config(format!(
+            "distributed.optimizer_sharding = true with trainer.optim = \"{name}\": its update needs {needs}, and a device has \
+             a part of it"
+        ))
+        .help("use an element-wise optimizer (adamw_torch, adam, sgd, lion), or distributed.optimizer_sharding = false"))
+    }
+
     /// Names and sizes of what is kept for `parameter`, in the order in which the optimizer keeps it.
     pub fn state(&self, parameter: &Parameter) -> Vec<(&'static str, usize)> {
         let n = parameter.num_elements();
@@ -180,6 +199,8 @@ pub struct Optimizer {
     pub(super) step: u64,
     pub(super) groups: HashMap<ParamId, Group>,
     pub(super) state: BTreeMap<ParamId, State>,
+    /// The part of the parameters whose state is here; none for all.
+    shard: Option<Shard>,
     /// In which form AdamW's update computes.
     pub(super) ops: Ops,
     /// Bias corrections by number of updates, where the device counts them.
@@ -214,6 +235,7 @@ impl Optimizer {
             step: 0,
             groups,
             state: BTreeMap::new(),
+            shard: None,
             ops: Ops::Plain,
             tables: Tables::default(),
             copies: Copies::default(),
@@ -226,6 +248,19 @@ impl Optimizer {
     pub fn with_ops(mut self, ops: Ops) -> Self {
         self.ops = ops;
         self
+    }
+
+    /// The same optimizer for the part `shard` of the parameters, before it has a state. It updates what
+    /// [`Shard::cut`] gives it, and its moments are those of that part.
+    #[must_use]
+    pub fn with_shard(mut self, shard: Shard) -> Self {
+        self.shard = Some(shard);
+        self
+    }
+
+    /// The part of the parameters that is updated here; none for all.
+    pub fn shard(&self) -> Option<&Shard> {
+        self.shard.as_ref()
     }
 
     /// Copies of the model's weights in the type of its matrix products, for whoever computes with it
@@ -267,24 +302,35 @@ impl Optimizer {
     }
 
     /// The state on the host, `NAME.exp_avg` and the like, flat in Kiln's own layout, `[n]`, for every parameter that has
-    /// been updated. The number of updates is the caller's to keep.
+    /// been updated. The number of updates is the caller's to keep. Of an optimizer that is divided among ranks all of them
+    /// call it, and rank 0 gets the state of all; the others get values of no length.
     ///
     /// # Errors
-    /// The device's, when a value cannot be read.
+    /// The device's, when a value cannot be read, and MPI's.
     pub fn export<M: StateDict>(&self, model: &M) -> Result<Vec<NamedTensor>> {
+        let parameters = parameters(model);
+        let mut has_state = parameters.iter().map(|it| self.state.contains_key(&it.id)).collect::<Vec<_>>();
+        if let Some(shard) = &self.shard {
+            has_state = shard.any(&has_state)?;
+        }
         let mut tensors = Vec::new();
-        for parameter in parameters(model) {
-            let Some(state) = self.state.get(&parameter.id) else { continue };
-            for ((ending, n), tensor) in self.config.state(&parameter).into_iter().zip(state) {
-                let name = format!("{}.{ending}", parameter.name);
-                tensors.push(NamedTensor { name, shape: vec![n], data: read_values(tensor.clone())? });
+        for parameter in parameters.iter().zip(has_state).filter_map(|(parameter, has)| has.then_some(parameter)) {
+            let state = self.state.get(&parameter.id);
+            for (index, (ending, n)) in self.config.state(parameter).into_iter().enumerate() {
+                let own = state.and_then(|state| state.get(index));
+                let own = own.map_or_else(|| Ok(Vec::new()), |tensor| read_values(tensor.clone()))?;
+                let data = match &self.shard {
+                    Some(shard) => shard.join_at_root(parameter.id, &own)?,
+                    None => own,
+                };
+                tensors.push(NamedTensor { name: format!("{}.{ending}", parameter.name), shape: vec![n], data });
             }
         }
         Ok(tensors)
     }
 
     /// Puts back what [`export`](Self::export) gave after `step` updates of a model of the same shape by the same
-    /// optimizer.
+    /// optimizer, divided or not. One that is divided among ranks takes its part of it.
     ///
     /// # Errors
     /// Names or sizes that are not the model's, or a part of a parameter's state without the rest; the state is then as
@@ -306,8 +352,12 @@ impl Optimizer {
                 continue; // it has not been updated yet, or never is
             }
             let tensor = |(values, (_, n)): (Option<Vec<f32>>, &(&str, usize))| {
-                let values = values.filter(|values| values.len() == *n)?;
-                Some(Tensor::from_data(TensorData::new(values, [*n]), device))
+                let mut values = values.filter(|values| values.len() == *n)?;
+                if let Some(shard) = &self.shard {
+                    values = values[shard.own(parameter.id)].to_vec();
+                }
+                let n = values.len();
+                Some(Tensor::from_data(TensorData::new(values, [n]), device))
             };
             let Some(tensors) = found.into_iter().zip(&expected).map(tensor).collect::<Option<State>>() else {
                 let expected = expected.iter().map(|(name, n)| format!("{name} with {n} values"));
@@ -317,7 +367,9 @@ impl Optimizer {
                     expected.collect::<Vec<_>>().join(" and ")
                 )));
             };
-            state.insert(parameter.id, tensors);
+            if self.shard.as_ref().is_none_or(|shard| !shard.own(parameter.id).is_empty()) {
+                state.insert(parameter.id, tensors);
+            }
         }
         if let Some(name) = given.keys().next() {
             return Err(Error::data(format!("the optimizer's state has {name}, which the model does not have")));

@@ -20,9 +20,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::error::{Error, Result, nearest};
 use crate::config::{
-    ActivationCheckpointing, BatchScaling, CompilerMode, DataFormat, DeviceKind, EvalStrategy, GenerateOptions,
-    Interval, LoggingStrategy, RunConfig, RunLength, Sampler, SaveStrategy, StepSize, Task, TrainerSection,
-    TrainingCompilerConfig,
+    ActivationCheckpointing, BatchScaling, CompilerMode, DataFormat, DeviceKind, DistributedSection, EvalStrategy,
+    GenerateOptions, Interval, LoggingStrategy, RunConfig, RunLength, Sampler, SaveStrategy, StepSize, Task,
+    TrainerSection, TrainingCompilerConfig,
 };
 use crate::data::padding::Padding;
 use crate::engine::compiler::decision::Decision;
@@ -69,6 +69,9 @@ pub struct RunPlan {
     pub data: DataPlan,
     /// Batch arithmetic.
     pub batch: BatchPlan,
+    /// How the devices share the work.
+    #[serde(default)]
+    pub distributed: DistributedSection,
     /// Step arithmetic.
     pub steps: StepPlan,
     /// How gradients become new weights.
@@ -140,6 +143,16 @@ impl RunPlan {
         let (evaluation, logging, saving) = work(config, step_size)?;
         let engine = EnginePlan::of(config, &facts.device, facts.decision.clone())?;
         update.check_precision(&engine.precision, trainer.optim.as_str())?;
+        if config.distributed.optimizer_sharding {
+            update.check_sharding(trainer.optim.as_str())?;
+            if facts.device.kind != DeviceKind::Cpu {
+                return Err(Error::config(format!(
+                    "distributed.optimizer_sharding = true: it is for the CPU so far, and this run computes on {}",
+                    facts.device.kind
+                ))
+                .help("set it to false, which computes the same with all moments on every device"));
+            }
+        }
         let generation = sample_plan(config, facts)?;
         let optimizer = OptimizerPlan {
             name: trainer.optim,
@@ -161,6 +174,7 @@ impl RunPlan {
             model,
             data,
             batch,
+            distributed: config.distributed,
             steps,
             optimizer,
             engine,
@@ -237,6 +251,7 @@ impl RunPlan {
             compute: self.engine.compute(),
             checkpointing: self.engine.activation_checkpointing,
             skips: self.engine.precision.scales_loss(),
+            sharded: self.distributed.optimizer_sharding,
             host: (self.engine.device.kind == DeviceKind::Cpu).then_some(host),
         }))
     }

@@ -54,6 +54,9 @@ impl RunPlan {
             text.line("", format!("peak {because}"));
         }
         self.optimizer.describe(&mut text);
+        if self.distributed.optimizer_sharding && self.batch.devices.count > 1 {
+            text.line("", format!("its moments are divided among {} (ZeRO, stage 1)", self.batch.devices));
+        }
         match &self.memory.estimate {
             Some(estimate) if self.batch.devices.count > 1 => {
                 text.line("memory", format!("of each device: {}", estimate.describe()));

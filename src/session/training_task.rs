@@ -80,6 +80,31 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
         }
     }
 
+    /// As [`gradients`](Self::gradients), but `on_part` gets the gradients as the backward pass computes them: part by part where the
+    /// loss comes in [stages](Self::stages), which may add to the same parameter, and all at once otherwise.
+    ///
+    /// # Errors
+    /// Those of [`loss`](Self::loss), and of `on_part`.
+    fn gradients_in_parts(
+        &self,
+        model: &Self::Model,
+        batch: &Self::DeviceBatch,
+        pass: &GradientPass<'_>,
+        scaled: impl FnOnce(Tensor<1>) -> Tensor<1>,
+        on_part: &mut dyn FnMut(GradientsParams) -> Result<()>,
+    ) -> Result<Tensor<1>> {
+        // Burn refuses two ways to keep activations in one graph, and the parts are joined with the usual one.
+        let stages = self.stages(model, batch).filter(|_| pass.checkpointing != ActivationCheckpointing::Balanced);
+        match stages {
+            Some(stages) => pass.in_parts(model, &*stages, scaled, on_part),
+            None => {
+                let (loss, grads) = self.gradients(model, batch, pass, scaled)?;
+                on_part(grads)?;
+                Ok(loss)
+            }
+        }
+    }
+
     /// Whether the loss comes in [stages](Self::stages), so that the backward pass can compute blocks again
     /// (`trainer.activation_checkpointing = "blocks"`).
     const HAS_BLOCKS: bool = false;

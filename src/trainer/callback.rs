@@ -68,7 +68,8 @@ pub trait Callback<M = Model> {
     }
 
     /// Before the weights change: the model and its gradients, summed over the micro-batches, neither divided nor clipped.
-    /// Only where some callback [sees gradients](Self::sees_gradients), or steps are not captured.
+    /// Only where some callback [sees gradients](Self::sees_gradients), or steps are not captured and the optimizer is not divided
+    /// among ranks.
     fn on_pre_optimizer_step(&mut self, progress: &Progress, model: &M, grads: &GradientsParams) {}
 
     /// After the weights have changed, before the step is counted. As `on_pre_optimizer_step`.

@@ -18,10 +18,14 @@ pub(super) struct Clock {
     window_start: Instant,
     window_steps: u64,
     window_tokens: u64,
+    /// Time of exchanges with other ranks in the window; none where there are no others.
+    communicated: Option<Duration>,
     /// How long the loader had been waited for when the window began.
     waited_before: Duration,
     /// `(step_ms, tokens_per_s)` of every log window but the first, which is the warm-up.
     steady: Vec<(f64, f64)>,
+    /// `communicate_ms` of the same windows, where there are other ranks.
+    steady_communicate_ms: Vec<f64>,
     warmup: Option<Duration>,
     /// Time of the warm-up stage before the first step, where there was one.
     stage: Option<Duration>,
@@ -45,8 +49,10 @@ impl Clock {
             window_start: now,
             window_steps: 0,
             window_tokens: 0,
+            communicated: None,
             waited_before: Duration::ZERO,
             steady: Vec::new(),
+            steady_communicate_ms: Vec::new(),
             warmup: None,
             stage: None,
             eval: Duration::ZERO,
@@ -76,6 +82,11 @@ impl Clock {
     pub(super) fn step(&mut self, tokens: u64) {
         self.window_steps += 1;
         self.window_tokens += tokens;
+    }
+
+    /// A step has spent `elapsed` on exchanges with other ranks.
+    pub(super) fn communicated(&mut self, elapsed: Duration) {
+        *self.communicated.get_or_insert_default() += elapsed;
     }
 
     /// Evaluation is not training time: the open window starts that much later.
@@ -113,6 +124,10 @@ impl Clock {
             Some(_) => self.steady.push((step_ms, tokens_per_s)),
             None => self.warmup = Some(self.window_start.elapsed()),
         }
+        let communicated = self.communicated.take().map(|spent| spent.as_secs_f64() * 1e3 / self.window_steps as f64);
+        if let Some(ms) = communicated.filter(|_| self.warmup.is_some() && !self.steady.is_empty()) {
+            self.steady_communicate_ms.push(ms);
+        }
         let data_wait = (waited - self.waited_before).as_secs_f64() / seconds;
         self.window_start = Instant::now();
         (self.window_steps, self.window_tokens, self.waited_before) = (0, 0, waited);
@@ -131,6 +146,7 @@ impl Clock {
             .with("data_wait", data_wait)
             .with("peak_mib", self.peak_mib)
             .with("reserved_mib", reserved_mib);
+        let row = communicated.into_iter().fold(row, |row, ms| row.with("communicate_ms", ms));
         match stage {
             Some(stage) => row.with("warmup_seconds", stage.as_secs_f64()),
             None => row,
@@ -162,6 +178,8 @@ impl Clock {
             .with("save_seconds", saving.as_secs_f64())
             .with("save_wait_seconds", self.save_wait.as_secs_f64())
             .with("peak_mib", self.peak_mib);
+        let communicate = (!self.steady_communicate_ms.is_empty()).then(|| stats::median(&self.steady_communicate_ms));
+        let summary = communicate.into_iter().fold(summary, |row, ms| row.with("steady_communicate_ms", ms));
         match self.verify {
             Some(verify) => summary.with("verify_seconds", verify.as_secs_f64()),
             None => summary,

@@ -1,5 +1,7 @@
 //! Steps that are computed operation by operation: on every device, and with every option.
 
+use std::time::{Duration, Instant};
+
 use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, Tensor};
@@ -7,11 +9,13 @@ use kiln_models::Compute;
 
 use super::observer::{Observer, Part};
 use super::step::{Executor, MicroBatch, Totals, TrainState, Updated};
-use crate::base::distributed::{World, sum_gradients};
+use crate::base::distributed::{Overlap, Shard, ShardGradients, World, sum_gradients, sum_loss};
 use crate::base::error::Result;
 use crate::config::ActivationCheckpointing;
+use crate::optim::Optimizer;
 use crate::optim::backward::{DropoutSeed, GradientPass};
-use crate::optim::gradient::{global_norm, scale_and_norm, unscale_and_norm};
+use crate::optim::gradient::{global_norm, global_norm_of_shards, scale_and_norm, unscale_and_norm};
+use crate::precision::scaler::Verdict;
 use crate::session::{Session, TrainingTask};
 use crate::task::Reduction;
 
@@ -30,18 +34,35 @@ pub(super) struct Eager<T: TrainingTask> {
     /// Micro-batches of a step.
     micro_batches: usize,
     clip: Option<f64>,
+    /// Whether a callback sees gradients, which are put together for it where they are divided.
+    shows_gradients: bool,
     /// Stands in for the model while it is updated: it has one element in every parameter.
     stand_in: T::Model,
     grads: GradientsAccumulator<T::Model>,
+    /// Sums gradients during the backward pass, where the plan asks for it.
+    overlap: Option<Overlap>,
+    /// The sums that it has made in the step at hand.
+    summed: Option<GradientsParams>,
     /// `[1]`
     loss_sum: Option<Tensor<1>>,
 }
 
 impl<T: TrainingTask> Eager<T> {
     /// For the run of `session` by the ranks of `world` that trains `model`, on `device` with autodiff.
-    pub(super) fn new(session: &Session<T>, world: &World, model: &T::Model, device: Device, drops: bool) -> Self {
+    ///
+    /// # Errors
+    /// A thread that cannot be started.
+    pub(super) fn new(
+        session: &Session<T>,
+        world: &World,
+        model: &T::Model,
+        device: Device,
+        drops: bool,
+        shows_gradients: bool,
+    ) -> Result<Self> {
         let plan = session.plan();
-        Self {
+        let overlaps = world.is_shared() && plan.distributed.overlap_communication;
+        Ok(Self {
             task: session.task.clone(),
             world: world.clone(),
             stand_in: model.clone().map(&mut Emptied),
@@ -52,9 +73,12 @@ impl<T: TrainingTask> Eager<T> {
             checkpointing: plan.engine.activation_checkpointing,
             micro_batches: plan.batch.micro_batches(),
             clip: plan.optimizer.max_grad_norm,
+            shows_gradients,
             grads: GradientsAccumulator::new(),
+            overlap: if overlaps { Some(Overlap::new(world, model)?) } else { None },
+            summed: None,
             loss_sum: None,
-        }
+        })
     }
 
     /// The divisor that the step will have if all its micro-batches are like the first, which has so many labels.
@@ -103,8 +127,23 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
                 Some(scaler) => scaler.scaled(weighted(loss), expected),
             }
         };
-        let (sum, grads) = self.task.gradients(&state.model, &micro.batch, &pass, scaled)?;
-        self.grads.accumulate(&state.model, grads);
+        let sum = match self.overlap.as_mut().filter(|_| micro.is_last) {
+            Some(overlap) => {
+                let model = &state.model;
+                overlap.begin(if overlap.is_ready() { self.grads.grads() } else { GradientsParams::new() });
+                let on_part = &mut |part| overlap.part(model, part);
+                let sum = self.task.gradients_in_parts(model, &micro.batch, &pass, scaled, on_part)?;
+                if let Some(grads) = overlap.end() {
+                    self.grads.accumulate(model, grads);
+                }
+                sum
+            }
+            None => {
+                let (sum, grads) = self.task.gradients(&state.model, &micro.batch, &pass, scaled)?;
+                self.grads.accumulate(&state.model, grads);
+                sum
+            }
+        };
         observer.part(Part::Backward);
         let sum = weighted(sum);
         self.loss_sum = Some(match self.loss_sum.take() {
@@ -114,36 +153,98 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
         Ok(None)
     }
 
+    fn end_micro_batches(&mut self, state: &mut TrainState<T::Model>) -> Result<()> {
+        let Some(overlap) = &mut self.overlap else { return Ok(()) };
+        let grads = &mut self.grads;
+        let device = self.device.clone().inner();
+        overlap.finish(&state.model, || grads.grads())?;
+        self.summed = overlap.sums(&state.model, &device)?;
+        Ok(())
+    }
+
     fn update(
         &mut self,
         state: &mut TrainState<T::Model>,
         totals: Totals,
         sees: &mut dyn FnMut(&T::Model, &GradientsParams),
+        observer: &mut dyn Observer,
     ) -> Result<Updated> {
         let TrainState { model, optimizer, scaler } = state;
         let expected = self.expected_divisor(totals.first_labels);
-        let (grads, loss_sum) = match self.world.is_shared() {
-            true => {
-                let device = self.device.clone().inner();
-                sum_gradients(&self.world, model, self.grads.grads(), self.loss_sum.take(), &device)?
-            }
-            false => (self.grads.grads(), self.loss_sum.take().expect("a step with labels has a micro-batch")),
-        };
-        // Divide once, clip by the global norm, update.
         let divisor = self.reduction.divisor(totals.labels, totals.micro_batches);
-        let sum_norm = global_norm(model, &grads, self.compute.ops());
+        let device = self.device.clone().inner();
+        let mut communicated = Duration::ZERO;
+        let (grads, loss) = (self.grads.grads(), self.loss_sum.take());
+        let began = Instant::now();
+        let (grads, loss_sum) = match (optimizer.shard(), self.summed.take()) {
+            (Some(shard), _) => {
+                let (grads, loss) = shard.scatter(model, grads, loss, &device)?;
+                (Summed::Shard(shard.clone(), grads), loss)
+            }
+            (None, Some(grads)) => (Summed::All(grads), sum_loss(&self.world, loss, &device)?),
+            (None, None) if self.world.is_shared() => {
+                let (grads, loss) = sum_gradients(&self.world, model, grads, loss, &device)?;
+                (Summed::All(grads), loss)
+            }
+            (None, None) => (Summed::All(grads), loss.expect("a step with labels has a micro-batch")),
+        };
+        if self.world.is_shared() {
+            observer.part(Part::Communicate);
+            communicated += began.elapsed();
+        }
+        // Divide once, clip by the global norm, update.
+        let sum_norm = match &grads {
+            Summed::All(grads) => global_norm(model, grads, self.compute.ops()),
+            Summed::Shard(shard, grads) => global_norm_of_shards(shard, grads, self.compute.ops(), &device)?,
+        };
         let verdict = scaler.as_ref().map(|scaler| scaler.judge(sum_norm.clone()));
         let (scale, grad_norm) = match scaler {
             None => scale_and_norm(sum_norm, divisor, self.clip),
             Some(scaler) => unscale_and_norm(sum_norm, scaler.scale(), divisor / expected, self.clip),
         };
-        sees(model, &grads);
         // The model is moved, not copied: weights that nobody else holds are updated in place.
-        let moved = std::mem::replace(model, self.stand_in.clone());
-        *model = match &verdict {
-            None => optimizer.step(moved, grads, &scale, totals.lr),
-            Some(verdict) => optimizer.step_unless(verdict, moved, grads, &scale, totals.lr),
-        };
-        Ok(Updated { loss: loss_sum * (1.0 / divisor), grad_norm, verdict, notice: None })
+        match grads {
+            Summed::All(grads) => {
+                sees(model, &grads);
+                let moved = std::mem::replace(model, self.stand_in.clone());
+                *model = update(optimizer, moved, grads, &scale, verdict.as_ref(), totals.lr);
+            }
+            Summed::Shard(shard, grads) => {
+                if self.shows_gradients {
+                    sees(model, &shard.all_gradients(model, &grads, &device)?);
+                }
+                let (own, grads) = shard.cut(model, &grads, &device);
+                let own = update(optimizer, own, grads, &scale, verdict.as_ref(), totals.lr);
+                observer.part(Part::Update);
+                let began = Instant::now();
+                let moved = std::mem::replace(model, self.stand_in.clone());
+                *model = shard.put_back(moved, own, &device)?;
+                observer.part(Part::Communicate);
+                communicated += began.elapsed();
+            }
+        }
+        Ok(Updated { loss: loss_sum * (1.0 / divisor), grad_norm, verdict, notice: None, communicated })
+    }
+}
+
+/// The gradients of a step, summed over the ranks.
+enum Summed {
+    All(GradientsParams),
+    /// Those of this rank's part of the parameters.
+    Shard(Shard, ShardGradients),
+}
+
+/// `parameters` after an update, unless `verdict` says that it is skipped.
+fn update<M: Module>(
+    optimizer: &mut Optimizer,
+    parameters: M,
+    grads: GradientsParams,
+    scale: &Tensor<1>,
+    verdict: Option<&Verdict>,
+    lr: f64,
+) -> M {
+    match verdict {
+        None => optimizer.step(parameters, grads, scale, lr),
+        Some(verdict) => optimizer.step_unless(verdict, parameters, grads, scale, lr),
     }
 }

@@ -51,6 +51,9 @@ pub struct StepTimes {
     pub forward_ms: f64,
     /// Gradients.
     pub backward_ms: f64,
+    /// Exchanges with the other ranks, and waiting for them.
+    #[serde(default)]
+    pub communicate_ms: f64,
     /// Gradient norm, clipping and optimizer.
     pub update_ms: f64,
     /// Reading values back and logging.
@@ -93,6 +96,8 @@ pub struct Parts {
     pub forward: f64,
     /// Gradients.
     pub backward: f64,
+    /// Exchanges with the other ranks; 0 for one alone.
+    pub communicate: f64,
     /// Gradient norm, clipping, optimizer.
     pub update: f64,
     /// Reading values back and logging.
@@ -111,6 +116,7 @@ impl Parts {
             data: part(|it| it.data),
             forward: part(|it| it.forward),
             backward: part(|it| it.backward),
+            communicate: part(|it| it.communicate),
             update: part(|it| it.update),
             sync: part(|it| it.sync),
             evaluation: part(|it| it.evaluation),
@@ -119,11 +125,12 @@ impl Parts {
     }
 
     /// Name and milliseconds of every part.
-    pub fn named(&self) -> [(&'static str, f64); 7] {
+    pub fn named(&self) -> [(&'static str, f64); 8] {
         [
             ("data", self.data),
             ("forward", self.forward),
             ("backward", self.backward),
+            ("communicate", self.communicate),
             ("update", self.update),
             ("sync", self.sync),
             ("evaluation", self.evaluation),
@@ -139,6 +146,7 @@ impl StepTimes {
             data: self.data_ms,
             forward: self.forward_ms,
             backward: self.backward_ms,
+            communicate: self.communicate_ms,
             update: self.update_ms,
             sync: self.sync_ms,
             evaluation: self.evaluation_ms,
@@ -227,6 +235,7 @@ impl Observer for Laps {
             Part::Data => &mut step.data_ms,
             Part::Forward => &mut step.forward_ms,
             Part::Backward => &mut step.backward_ms,
+            Part::Communicate => &mut step.communicate_ms,
             Part::Update => &mut step.update_ms,
             Part::Sync => &mut step.sync_ms,
             Part::Evaluation => &mut step.evaluation_ms,
@@ -243,7 +252,8 @@ impl Observer for Laps {
         (step.samples, step.tokens) = (progress.samples - open.before.0, progress.tokens - open.before.1);
         open.before = (progress.samples, progress.tokens);
         step.since_start_ms = milliseconds(open.start.elapsed());
-        step.step_ms = step.data_ms + step.forward_ms + step.backward_ms + step.update_ms + step.sync_ms;
+        let computing = step.forward_ms + step.backward_ms + step.update_ms;
+        step.step_ms = step.data_ms + computing + step.communicate_ms + step.sync_ms;
         step.synced = open.is_synchronous || read;
         let line = serde_json::to_string(&step).map_err(|error| Error::data(format!("{FILE}: {error}")))?;
         let written = writeln!(open.file, "{line}").and_then(|()| if read { open.file.flush() } else { Ok(()) });
@@ -272,7 +282,8 @@ mod tests {
         laps.begin(folder.path(), &progress, true).unwrap();
         for step in 1..=2 {
             laps.batch(Shape { rows: 4, seq_len: 8, padded: false });
-            for part in [Part::Data, Part::Forward, Part::Backward, Part::Update, Part::Evaluation, Part::Save] {
+            let training = [Part::Data, Part::Forward, Part::Backward, Part::Communicate, Part::Update];
+            for part in training.into_iter().chain([Part::Evaluation, Part::Save]) {
                 std::thread::sleep(Duration::from_millis(2));
                 laps.part(part);
             }
@@ -284,8 +295,9 @@ mod tests {
         assert_eq!(steps.len(), 2);
         for (index, step) in steps.iter().enumerate() {
             assert_eq!((step.step, step.samples, step.tokens), (index as u64 + 1, 4, 32));
-            let parts = step.data_ms + step.forward_ms + step.backward_ms + step.update_ms + step.sync_ms;
-            assert!((parts - step.step_ms).abs() < 1e-9 && step.step_ms >= 8.0 && step.evaluation_ms >= 2.0);
+            let parts = step.parts().named()[..6].iter().map(|(_, ms)| ms).sum::<f64>();
+            assert!((parts - step.step_ms).abs() < 1e-9 && step.step_ms >= 10.0 && step.evaluation_ms >= 2.0);
+            assert!(step.communicate_ms >= 2.0);
             assert_eq!(step.new_shape, index == 0);
             assert!(step.synced, "on a synchronous device every step is");
         }

@@ -348,7 +348,7 @@ impl<T: TrainingTask> Trainer<T> {
 
     /// THE loop.
     fn run(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<TrainOutput> {
-        let mut executor = self.executor();
+        let mut executor = self.executor()?;
         let mut loader = self.train_loader()?;
         loader.seek(run.position);
         self.begin_training(folder, run)?;
@@ -375,7 +375,10 @@ impl<T: TrainingTask> Trainer<T> {
             if self.verifying.due(&after) {
                 self.verify(run)?;
             }
-            let stopping = Stopping::after(&self.world, &after, run, folder, self.session.plan().steps.max_duration)?;
+            self.observer.part(Part::Sync);
+            let limit = self.session.plan().steps.max_duration;
+            let stopping = Stopping::of(&after, run, folder, limit);
+            let stopping = self.exchange(run, |world| stopping.agreed(world))?;
             if run.saver.due(&after, stopping.is_end(), run.evaluating.is_best)
                 || run.control.should_save
                 || stopping.saves(self.purpose)

@@ -17,6 +17,8 @@ pub(crate) enum Part {
     Forward,
     /// Gradients, and their accumulation.
     Backward,
+    /// Exchanges with the other ranks and waiting for them, with what brings gradients and weights to the host for it.
+    Communicate,
     /// Gradient norm, clipping, optimizer.
     Update,
     /// Reading values back (waiting for the device) and writing the log row.

@@ -2,8 +2,8 @@
 //! Every setting belongs to it unless it is listed here as free, so a setting that is new is on the safe side.
 //!
 //! Free are settings that change what is reported, saved or measured but no weight: where the run writes, logging,
-//! evaluation and its data (a change of these is said), saving, early stopping, `max_minutes`, the text sample, and which
-//! device of a kind. Free, too, is the compiler: it computes the same function, so a run may change to it and back, though
+//! evaluation and its data (a change of these is said), saving, early stopping, `max_minutes`, the text sample, which
+//! device of a kind, and how devices share the work. Free, too, is the compiler: it computes the same function, so a run may change to it and back, though
 //! not bit for bit.
 //!
 //! Two settings may change with a notice, and the run is another one from there on. Its **length**: the schedule is that of the
@@ -43,6 +43,7 @@ const FREE: &[&str] = &[
     "compiler.",
     "batch.",
     "device.index",
+    "distributed.",
     "data.max_eval_samples",
     "data.test",
     "trainer.do_train",

@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::checkpoint::{self, Checkpoint};
 use super::output::RunFolder;
 use super::promise::Promise;
+use super::step::TrainState;
 use super::{Purpose, Trainer};
-use crate::base::distributed::{World, weights_checksum};
+use crate::base::distributed::{Shard, World, weights_checksum};
 use crate::base::error::{Error, Result};
 use crate::base::files::{read_regular, write_whole};
 use crate::base::metrics;
@@ -40,6 +41,10 @@ impl<T: TrainingTask> Trainer<T> {
     /// ([`RunConfig::devices`](crate::RunConfig::devices)), or else the run is refused where it begins.
     #[must_use]
     pub fn with_world(mut self, world: World) -> Self {
+        if world.is_shared() && self.session.plan().distributed.optimizer_sharding {
+            let TrainState { model, optimizer, .. } = &mut self.state;
+            *optimizer = optimizer.clone().with_shard(Shard::of(model, &world));
+        }
         self.world = world;
         self
     }

@@ -271,11 +271,17 @@ impl<T: TrainingTask> Trainer<T> {
     ) -> Result<()> {
         after.values.read_finite(run)?;
         self.check_ranks(run.progress.step)?;
-        if !self.world.is_root() {
-            return Ok(());
-        }
         let only_model = self.session.plan().saving.only_model && !stopping.is_continued(run);
         let started = Instant::now();
+        let is_divided = self.state.optimizer.shard().is_some();
+        // Rank 0 says whether all of them hand it their moments.
+        let joins = is_divided && self.world.of_root(f64::from(u8::from(!only_model)))? > 0.0;
+        let divided = if joins { Some(self.state.optimizer.export(&self.state.model)?) } else { None };
+        if !self.world.is_root() {
+            run.clock.exclude_saving(started.elapsed());
+            self.observer.part(Part::Save);
+            return Ok(());
+        }
         folder.metrics.sync()?;
         let progress = run.progress;
         let elapsed = run.clock.start.elapsed().as_secs_f64();
@@ -312,7 +318,11 @@ impl<T: TrainingTask> Trainer<T> {
             state,
             file: model.file(),
             model: export_saved(model).map_err(Error::device)?,
-            optimizer: if only_model { Vec::new() } else { self.state.optimizer.export(model)? },
+            optimizer: match divided {
+                Some(joined) => joined,
+                None if only_model => Vec::new(),
+                None => self.state.optimizer.export(model)?,
+            },
             files: self.session.task.files(model)?,
         };
         run.saver.spent += started.elapsed();

@@ -1,6 +1,8 @@
 //! One optimizer step of the loop: its micro-batches, and the update. How their losses, gradients and the update are computed
 //! is the [`Executor`]'s; what follows from a step is the loop's.
 
+use std::time::{Duration, Instant};
+
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 
@@ -11,6 +13,7 @@ use super::eager::Eager;
 use super::observer::{Observer, Part};
 use super::run::Run;
 use super::shapes::Shape;
+use crate::base::distributed::World;
 use crate::base::error::{Error, Result};
 use crate::base::random::seed_for;
 use crate::data::loader::Loader;
@@ -43,6 +46,16 @@ pub(super) trait Executor<T: TrainingTask> {
         observer: &mut dyn Observer,
     ) -> Result<Option<String>>;
 
+    /// All micro-batches of the step have been computed on this rank: exchanges with others that they have begun are completed as far
+    /// as other exchanges need it.
+    ///
+    /// # Errors
+    /// MPI's, and the device's.
+    fn end_micro_batches(&mut self, state: &mut TrainState<T::Model>) -> Result<()> {
+        let _ = state;
+        Ok(())
+    }
+
     /// The update after the micro-batches of a step. `sees` is called with the model and its summed gradients before the
     /// weights change, where there is a moment for it.
     ///
@@ -53,6 +66,7 @@ pub(super) trait Executor<T: TrainingTask> {
         state: &mut TrainState<T::Model>,
         totals: Totals,
         sees: &mut dyn FnMut(&T::Model, &GradientsParams),
+        observer: &mut dyn Observer,
     ) -> Result<Updated>;
 
     /// Steps, micro-batches and updates that have been recorded.
@@ -70,6 +84,8 @@ pub(super) struct MicroBatch<B> {
     pub(super) labels: f64,
     /// That of the first micro-batch of the step.
     pub(super) first_labels: f64,
+    /// No micro-batch of the step follows, on any rank.
+    pub(super) is_last: bool,
 }
 
 /// The totals of a step, for its update.
@@ -95,6 +111,8 @@ pub(super) struct Updated {
     pub(super) verdict: Option<Verdict>,
     /// A notice for the user.
     pub(super) notice: Option<String>,
+    /// Time of exchanges with the other ranks.
+    pub(super) communicated: Duration,
 }
 
 /// The results of a step, for the loop.
@@ -115,16 +133,20 @@ pub(super) struct Stepped {
 
 impl<T: TrainingTask> Trainer<T> {
     /// Captured steps where the plan has them, unless a callback sees gradients, which is then said; else eager ones.
-    pub(super) fn executor(&mut self) -> Box<dyn Executor<T>> {
+    ///
+    /// # Errors
+    /// A thread that cannot be started.
+    pub(super) fn executor(&mut self) -> Result<Box<dyn Executor<T>>> {
         #[cfg(feature = "compiler")]
         if self.session.plan().captures().is_ok() {
             if self.callbacks.iter().any(|callback| callback.sees_gradients()) {
                 self.notice("steps are not captured: a callback sees gradients");
             } else if let Some(captured) = CapturedSteps::new(&mut self.state, &self.session, self.drops) {
-                return Box::new(captured);
+                return Ok(Box::new(captured));
             }
         }
-        Box::new(Eager::new(&self.session, &self.world, &self.state.model, self.device.clone(), self.drops))
+        let sees = self.callbacks.iter().any(|callback| callback.sees_gradients());
+        Ok(Box::new(Eager::new(&self.session, &self.world, &self.state.model, self.device.clone(), self.drops, sees)?))
     }
 
     /// The next step of `run`: up to `accumulation` micro-batches a device, fewer at the end of an epoch, and one update, for which
@@ -147,7 +169,9 @@ impl<T: TrainingTask> Trainer<T> {
             let Some(loaded) = loader.next_batch()? else { break };
             let size = loaded.batch.as_ref().map(|batch| self.session.task.size(batch));
             if round == 0 {
-                first_labels = self.world.of_root(size.as_ref().map_or(0.0, |size| size.labels))?;
+                let own = size.as_ref().map_or(0.0, |size| size.labels);
+                self.observer.part(Part::Data);
+                first_labels = self.exchange(run, |world| world.of_root(own))?;
             }
             if let (Some(batch), Some(size)) = (&loaded.batch, size) {
                 let shape = Shape::of(&size);
@@ -158,7 +182,8 @@ impl<T: TrainingTask> Trainer<T> {
                 self.observer.batch(shape);
                 self.observer.part(Part::Data);
                 let seed = seed_for(self.session.plan().run.seed, "dropout", step, (round * ranks + rank) as u64);
-                let micro = MicroBatch { batch, seed, labels: size.labels, first_labels };
+                let is_last = round + 1 == rounds || loaded.last_in_epoch;
+                let micro = MicroBatch { batch, seed, labels: size.labels, first_labels, is_last };
                 if let Some(notice) = executor.micro_batch(&mut self.state, micro, &mut *self.observer)? {
                     self.notice(&notice);
                 }
@@ -170,7 +195,14 @@ impl<T: TrainingTask> Trainer<T> {
             run.progress.epoch = loaded.epoch_progress;
             epoch_ended = loaded.last_in_epoch;
         }
-        let [labels, micro_batches, tokens] = self.world.totals([labels, micro_batches as f64, tokens as f64])?;
+        if self.world.is_shared() {
+            let began = Instant::now();
+            executor.end_micro_batches(&mut self.state)?;
+            run.clock.communicated(began.elapsed());
+            self.observer.part(Part::Communicate);
+        }
+        let own = [labels, micro_batches as f64, tokens as f64];
+        let [labels, micro_batches, tokens] = self.exchange(run, |world| world.totals(own))?;
         let (micro_batches, tokens) = (micro_batches as usize, tokens as u64);
         if labels == 0.0 {
             return Err(Error::data(format!("step {}: no label of the batch is valid", step + 1))
@@ -182,14 +214,29 @@ impl<T: TrainingTask> Trainer<T> {
         let mut sees = |model: &T::Model, grads: &GradientsParams| {
             callbacks.iter_mut().for_each(|callback| callback.on_pre_optimizer_step(progress, model, grads));
         };
-        let updated =
-            executor.update(&mut self.state, Totals { labels, first_labels, micro_batches, lr }, &mut sees)?;
+        let totals = Totals { labels, first_labels, micro_batches, lr };
+        let updated = executor.update(&mut self.state, totals, &mut sees, &mut *self.observer)?;
         run.kernels.recorded(executor.recordings());
-        let Updated { loss, grad_norm, verdict, notice } = updated;
+        let Updated { loss, grad_norm, verdict, notice, communicated } = updated;
+        if self.world.is_shared() {
+            run.clock.communicated(communicated);
+        }
         if let Some(notice) = notice {
             self.notice(&notice);
         }
         self.observer.part(Part::Update);
         Ok(Stepped { loss, grad_norm, lr, verdict, tokens, epoch_ended })
+    }
+
+    /// Has `exchange` done with the other ranks, and counts its time.
+    pub(super) fn exchange<R>(&mut self, run: &mut Run, exchange: impl FnOnce(&World) -> Result<R>) -> Result<R> {
+        if !self.world.is_shared() {
+            return exchange(&self.world);
+        }
+        let began = Instant::now();
+        let result = exchange(&self.world)?;
+        run.clock.communicated(began.elapsed());
+        self.observer.part(Part::Communicate);
+        Ok(result)
     }
 }

@@ -21,30 +21,25 @@ pub(super) struct Stopping {
 }
 
 impl Stopping {
-    /// Asks signals, the time `limit` and what `run` has been told. All ranks of `world` get the same answer: a signal to any of
-    /// them, and the time of rank 0.
+    /// Asks signals, the time `limit` and what `run` has been told.
+    pub(super) fn of(after: &After, run: &Run, folder: &RunFolder, limit: Option<Duration>) -> Self {
+        // Over all processes of the run.
+        let seconds = folder.status.seconds_before + run.clock.start.elapsed().as_secs_f64();
+        Self {
+            signal: signals::received(),
+            out_of_time: !after.is_last && limit.is_some_and(|limit| seconds >= limit.as_secs_f64()),
+            is_told: run.control.should_training_stop,
+            is_last: after.is_last,
+        }
+    }
+
+    /// The same for all ranks of `world`: a signal to any of them, and the time of rank 0.
     ///
     /// # Errors
     /// MPI's.
-    pub(super) fn after(
-        world: &World,
-        after: &After,
-        run: &Run,
-        folder: &RunFolder,
-        limit: Option<Duration>,
-    ) -> Result<Self> {
-        // Over all processes of the run.
-        let seconds = folder.status.seconds_before + run.clock.start.elapsed().as_secs_f64();
-        let out_of_time = match limit.filter(|_| !after.is_last) {
-            None => false,
-            Some(limit) => world.of_root(seconds)? >= limit.as_secs_f64(),
-        };
-        Ok(Self {
-            signal: world.received()?,
-            out_of_time,
-            is_told: run.control.should_training_stop,
-            is_last: after.is_last,
-        })
+    pub(super) fn agreed(self, world: &World) -> Result<Self> {
+        let out_of_time = world.of_root(f64::from(u8::from(self.out_of_time)))? > 0.0;
+        Ok(Self { signal: world.received()?, out_of_time, ..self })
     }
 
     /// Whether the run, or the plan, ends here, so that what is due at the end is due now. A run that is continued has no end

@@ -91,6 +91,128 @@ fn in_compiled_mode_and_in_f16_too() {
     }
 }
 
+const DIVIDED: [&str; 2] = ["--set", "distributed.optimizer_sharding=true"];
+
+/// The update of each value is made by one rank; every optimizer, mode and precision, with clipping.
+#[test]
+fn a_divided_optimizer_gives_the_bits_of_a_whole_one() {
+    let Some(mpirun) = mpirun() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    write(folder, "clm");
+    let clip = ["--set", "trainer.max_grad_norm=0.5"];
+    let adamw = ["--set", "trainer.optim=\"adamw_torch\""];
+    let sgd = ["--set", "trainer.optim=\"sgd\"", "--set", "trainer.optim_args=\"momentum=0.9\""];
+    let cases: [(&str, &[&str]); 6] = [
+        ("adamw", &adamw),
+        ("compiled", &["--compiler", "compiled"]),
+        ("sgd", &sgd),
+        ("lion", &["--set", "trainer.optim=\"lion\""]),
+        ("f16", &["--precision", "f16"]),
+        ("layers", &["--set", "trainer.freeze=[\"transformer.wte.*\"]"]),
+    ];
+    for (name, more) in cases {
+        let more = [&clip[..], more].concat();
+        let (one, two) = (format!("{name}-one"), format!("{name}-two"));
+        succeeds(&mut train(folder, &one, &all(&accumulate(2), &more)));
+        let said =
+            succeeds(&mut launch(&mpirun, 2, folder, &two, &all(&accumulate(1), &[&more[..], &DIVIDED].concat())));
+        assert!(said.contains("divided among 2 devices"), "{said}");
+        same(folder, &one, &two);
+    }
+    // Three parts, of which none begins with a parameter.
+    let set = ["--set", "batch.global_batch_size=9", "--set", "trainer.gradient_accumulation_steps=1"];
+    succeeds(&mut train(folder, "nine", &set));
+    succeeds(&mut launch(&mpirun, 3, folder, "three", &[&set[..], &DIVIDED].concat()));
+    same(folder, "nine", "three");
+
+    for (optim, needs) in [("adafactor", "rows and columns"), ("lamb", "the norms"), ("muon", "a whole matrix")] {
+        let optim = format!("trainer.optim=\"{optim}\"");
+        let mut refused = launch(&mpirun, 2, folder, "no", &[&["--set", &optim][..], &DIVIDED].concat());
+        fails(&mut refused, 2, &["distributed.optimizer_sharding = true with trainer.optim", needs, "element-wise"]);
+    }
+    assert!(!folder.join("no").exists());
+}
+
+/// Checkpoints are those of a whole optimizer: any number of ranks continues them, divided or not.
+#[test]
+fn a_divided_optimizer_is_saved_whole() {
+    let Some(mpirun) = mpirun() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    write(folder, "sequence-classification");
+    let set = ["--set", "batch.global_batch_size=6", "--set", "trainer.gradient_accumulation_steps=1"];
+    succeeds(&mut train(folder, "straight", &set));
+    let run = |(ranks, divided): (usize, bool), run: &str, more: &[&str]| {
+        let more = [&set[..], if divided { &DIVIDED } else { &[] }, more].concat();
+        match ranks {
+            1 => succeeds(&mut train(folder, run, &more)),
+            ranks => succeeds(&mut launch(&mpirun, ranks, folder, run, &more)),
+        }
+    };
+    for (index, (before, after)) in
+        [((2, true), (1, false)), ((1, true), (2, true)), ((2, true), (2, false)), ((2, false), (2, true))]
+            .into_iter()
+            .enumerate()
+    {
+        let name = format!("run-{index}");
+        run(before, &name, &["--stop-after", "5"]);
+        run(after, &name, &["--resume"]);
+        same(folder, "straight", &name);
+    }
+}
+
+/// Half the moments of a rank are gone from its plan, and from the largest memory of its process.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_divided_optimizer_has_half_the_moments() {
+    let Some(mpirun) = mpirun() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    write(folder, "clm");
+    // 16.8 million parameters, nearly all of them positions: 128 MiB of moments.
+    let large = ["--set", "model.n_positions=262144", "--set", "model.n_embd=64", "--set", "trainer.eval_strategy=no"];
+    let few = ["--set", "trainer.save_strategy=no", "--set", "trainer.max_steps=4"];
+    let peaks = [("whole", &[][..]), ("divided", &DIVIDED[..])].map(|(run, more)| {
+        let said =
+            succeeds(&mut launch(&mpirun, 2, folder, run, &all(&accumulate(1), &[&large[..], &few, more].concat())));
+        let planned = said.lines().find(|line| line.starts_with("memory ")).unwrap().to_owned();
+        let measured = crate::common::train_rows(&folder.join(run)).last().unwrap()["peak_mib"].as_f64().unwrap();
+        (planned, measured)
+    });
+    assert!(peaks[0].0.contains("optimizer 129 MiB") && peaks[1].0.contains("optimizer 64 MiB"), "{peaks:?}");
+    let less = peaks[0].1 - peaks[1].1;
+    // 64 MiB of moments less, of which the weights of the other rank take a part when they come.
+    assert!(less > 30.0, "{less} MiB less: {peaks:?}");
+}
+
+/// Gradients that are summed during the backward pass, with tied weights, layers that are computed again, frozen embeddings and ranks
+/// that have no micro-batch at the end of an epoch.
+#[test]
+fn sums_during_the_backward_pass_are_those_after_it() {
+    let Some(mpirun) = mpirun() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    write(folder, "clm");
+    let cases: [(&str, &[&str]); 6] = [
+        ("native", &[]),
+        ("compiled", &["--compiler", "compiled"]),
+        ("f16", &["--precision", "f16"]),
+        ("blocks", &["--set", "trainer.activation_checkpointing=blocks"]),
+        ("balanced", &["--set", "trainer.activation_checkpointing=balanced"]),
+        ("frozen", &["--set", "trainer.freeze=[\"transformer.wte.*\"]"]),
+    ];
+    for (name, more) in cases {
+        let (after, during) = (format!("{name}-after"), format!("{name}-during"));
+        succeeds(&mut launch(&mpirun, 2, folder, &after, &all(&accumulate(2), more)));
+        let overlap = [more, &["--set", "distributed.overlap_communication=true"]].concat();
+        succeeds(&mut launch(&mpirun, 2, folder, &during, &all(&accumulate(2), &overlap)));
+        same(folder, &after, &during);
+    }
+    let both = [&DIVIDED[..], &["--set", "distributed.overlap_communication=true"]].concat();
+    fails(&mut launch(&mpirun, 2, folder, "no", &both), 2, &["distributed.overlap_communication", "set one of them"]);
+}
+
 /// The order in which ranks are summed is that of the micro-batches where each has one; with more, rounding differs.
 #[test]
 fn four_micro_batches_are_shared_in_any_way() {
@@ -208,8 +330,9 @@ fn an_unknown_mpi_is_refused() {
     let folder = place.path();
     write(folder, "sequence-classification");
     let functions =
-        ["Comm_size", "Comm_rank", "Comm_set_errhandler", "Alltoall", "Allgather", "Bcast", "Abort", "Finalize"];
-    let functions = functions.map(|name| format!("int MPI_{name}() {{ return 0; }}\n")).concat();
+        ["Comm_size", "Comm_rank", "Comm_set_errhandler", "Alltoall", "Allgather", "Ialltoall", "Iallgather"];
+    let functions = [&functions[..], &["Test", "Gather", "Bcast", "Abort", "Finalize"]].concat();
+    let functions = functions.iter().map(|name| format!("int MPI_{name}() {{ return 0; }}\n")).collect::<String>();
     let source = format!(
         "#include <string.h>\nint MPI_Get_library_version(char *text, int *length) {{ strcpy(text, NAME); return 0; }}\nint \
          MPI_Init_thread(int *c, char ***v, int asked, int *provided) {{ *provided = 1; return 0; }}\n{functions}"
@@ -484,4 +607,58 @@ fn no_file_system_has_to_be_shared() {
     assert_eq!(output.status.code(), Some(2), "{}", text(&output));
     let parts = ["error: rank 1 of 2: rank 1 has another run than rank 0", "content of the training data"];
     assert!(parts.iter().all(|part| text(&output).contains(part)), "{}", text(&output));
+}
+
+/// Exchanges are measured by size, and worlds are compared: times of their own, and a model of the link that predicts steps.
+#[test]
+fn exchanges_and_worlds_are_measured() {
+    let Some(mpirun) = mpirun() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    write(folder, "clm");
+    fails(kiln(folder).args(["bench", "--collectives"]), 2, &["expected several ranks", "kiln launch -n 2"]);
+    let mut bench = kiln(folder);
+    bench.args(["launch", "-n", "2", "--mpirun", mpirun.to_str().unwrap(), "--", "bench", "--collectives"]);
+    let said = succeeds(bench.args(["--out", "link.json"]).env("RAYON_NUM_THREADS", "1"));
+    assert_eq!(said.matches("result: link.json").count(), 1, "rank 0 alone talks: {said}");
+    let found: serde_json::Value = serde_json::from_slice(&bytes(folder, "link.json")).unwrap();
+    let rows = found["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 45, "five exchanges of nine sizes");
+    for row in rows {
+        let number = |name: &str| row[name].as_f64().unwrap();
+        let rate = number("bytes") / number("time_us") / 1e3;
+        assert!((rate / number("algorithm_gb_s") - 1.0).abs() < 1e-6, "{row}");
+        let factor = if row["collective"] == "reduce_scatter" || row["collective"] == "all_gather" { 0.5 } else { 1.0 };
+        assert!((number("bus_gb_s") / rate / factor - 1.0).abs() < 1e-6, "{row}");
+        assert!(number("least_us") <= number("time_us") && number("time_us") <= number("p90_us"), "{row}");
+    }
+
+    let compare = |more: &[&str]| {
+        let mut command = kiln(folder);
+        command.args(["compare", "config.toml", "--mpirun", mpirun.to_str().unwrap()]).args(more);
+        command.env("RAYON_NUM_THREADS", "1");
+        command
+    };
+    let set = ["--set", "batch.global_batch_size=6", "--set", "trainer.gradient_accumulation_steps=1"];
+    let worlds = ["--world", "1,2", "--repeats", "2", "--steps", "12", "--collectives", "link.json"];
+    let said = succeeds(&mut compare(&[&set[..], &worlds].concat()));
+    assert!(said.contains("modelled, not measured") && said.contains("     512 "), "{said}");
+    let found: serde_json::Value = serde_json::from_slice(&bytes(folder, "run-scaling/scaling.json")).unwrap();
+    let [one, two] = [0, 1].map(|index| &found["worlds"][index]);
+    assert_eq!((&one["devices"], &one["accumulation"]), (&serde_json::json!(1), &serde_json::json!(2)));
+    assert_eq!((&two["devices"], &two["accumulation"]), (&serde_json::json!(2), &serde_json::json!(1)));
+    assert!(one["communicate_ms"] == 0.0 && one["efficiency"] == 1.0 && one["modelled_step_ms"].is_null(), "{one}");
+    assert!(two["communicate_ms"].as_f64().unwrap() > 0.0 && two["modelled_step_ms"].as_f64().unwrap() > 0.0, "{two}");
+    assert_eq!(two["step_ms_by_repeat"].as_array().unwrap().len(), 2);
+    let steps = std::fs::read_to_string(folder.join("run-scaling/world-2/repeat-1/steps.jsonl")).unwrap();
+    for line in steps.lines() {
+        let step: serde_json::Value = serde_json::from_str(line).unwrap();
+        let part = |name: &str| step[format!("{name}_ms")].as_f64().unwrap();
+        let parts = ["data", "forward", "backward", "communicate", "update", "sync"].map(part);
+        assert!(parts[3] > 0.0 && (parts.iter().sum::<f64>() / part("step") - 1.0).abs() < 1e-9, "{step}");
+    }
+    fails(&mut compare(&worlds), 2, &["run-scaling holds a comparison already"]);
+    fails(&mut compare(&["--world", "1,3", "--out", "other"]), 2, &["no multiple of", "--world 3"]);
+    fails(&mut compare(&["--world", "1,1", "--out", "other"]), 2, &["different numbers"]);
+    assert!(!folder.join("other").exists());
 }

@@ -8,9 +8,11 @@ use serde_json::{Value, json};
 use super::{kiln, rows};
 
 /// Figures that measure time or memory: they differ from run to run.
-const MEASURED: [&str; 14] = [
+const MEASURED: [&str; 16] = [
     "data_wait",
     "step_ms",
+    "communicate_ms",
+    "steady_communicate_ms",
     "tokens_per_s",
     "peak_mib",
     "reserved_mib",

@@ -149,6 +149,12 @@ pub fn updates_together(device: &Device) -> bool {
     device.clone().without_autodiff() != Device::flex()
 }
 
+/// The sum of the squares of `values` in f32, as [`norm`] on the CPU computes it of each tensor.
+pub fn sum_of_squares(values: &[f32]) -> f32 {
+    let parts = values.par_chunks(BLOCK).map(|block| f64::from(squares(block)));
+    parts.collect::<Vec<_>>().into_iter().sum::<f64>() as f32
+}
+
 /// L2 norm over all elements of all `tensors`, `[1]`. The fused form.
 ///
 /// # Panics
@@ -202,12 +208,8 @@ impl AdamWOp for Flex {
     }
 
     fn norm(tensors: TensorList<Self>) -> FlexTensor {
-        let sum_of_squares = |x: FlexTensor| {
-            let x = flex::row_major(x);
-            let parts = flex::values(&x).par_chunks(BLOCK).map(|block| f64::from(squares(block)));
-            parts.collect::<Vec<_>>().into_iter().sum::<f64>() as f32
-        };
-        let sums = tensors.0.into_iter().map(sum_of_squares).collect::<Vec<_>>();
+        let sum = |x: FlexTensor| sum_of_squares(flex::values(&flex::row_major(x)));
+        let sums = tensors.0.into_iter().map(sum).collect::<Vec<_>>();
         let n = sums.len();
         Self::float_sqrt(Self::float_sum(flex::tensor(sums, [n])))
     }

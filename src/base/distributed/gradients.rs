@@ -8,6 +8,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 
 use super::World;
 use crate::base::error::{Error, Result};
+use crate::base::reads::read_values;
 
 /// The sums over the ranks of the gradients of `model` and of `loss`, `[1]`, f32, the same bits on each rank. A rank without
 /// gradients, which had no micro-batch, adds nothing. A parameter that has a gradient on no rank has none in the result.
@@ -21,53 +22,74 @@ pub fn sum_gradients<M: Module>(
     loss: Option<Tensor<1>>,
     device: &Device,
 ) -> Result<(GradientsParams, Tensor<1>)> {
-    let mut taken = Taken { grads, has: Vec::new(), lengths: Vec::new(), values: Vec::new(), error: None };
-    model.visit(&mut taken);
-    let Taken { has, lengths, values, error, .. } = taken;
-    error.map_or(Ok(()), Err)?;
-    let mut has_any = vec![false; has.len()];
-    let flags = has.iter().map(|has| f64::from(u8::from(*has))).collect::<Vec<_>>();
-    for of_rank in world.gather(&flags)? {
-        has_any.iter_mut().zip(of_rank).for_each(|(any, has)| *any |= has > 0.0);
-    }
-    // The gradients that any rank has, one after the other. Minus zero is what adds nothing to any value, a zero of either
-    // sign included.
-    let mut own = values.into_iter();
+    let Taken { lengths, values, .. } = Taken::of(model, grads)?;
+    let has_any = any_of_ranks(world, values.iter().map(Option::is_some))?;
+    // The gradients that any rank has, one after the other.
     let mut flat = Vec::with_capacity(lengths.iter().sum::<usize>() + 1);
-    for ((any, has), length) in has_any.iter().zip(&has).zip(&lengths) {
-        match (any, has) {
-            (true, true) => flat.extend(own.next().into_iter().flatten()),
-            (true, false) => flat.resize(flat.len() + length, -0.0),
-            (false, _) => {}
+    for ((any, values), length) in has_any.iter().zip(values).zip(lengths) {
+        if *any {
+            append(&mut flat, values, length);
         }
     }
-    flat.extend(match loss {
-        Some(loss) => read(loss)?,
-        None => vec![-0.0],
-    });
+    append(&mut flat, loss.map(read_values).transpose()?, 1);
     world.sum(&mut flat)?;
     let loss = flat.pop().into_iter().collect::<Vec<_>>();
-    let mut given = Given { has_any: has_any.into(), values: &flat, device, grads: GradientsParams::new() };
-    model.visit(&mut given);
-    Ok((given.grads, Tensor::from_data(TensorData::new(loss, [1]), device)))
+    let grads = given(model, has_any, &flat, device);
+    Ok((grads, Tensor::from_data(TensorData::new(loss, [1]), device)))
 }
 
-/// The values of `tensor`, f32.
-fn read<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {
-    let data = tensor.try_into_data().map_err(|error| Error::device(format!("cannot read gradients: {error:?}")))?;
-    data.try_into_vec::<f32>().map_err(|error| Error::device(format!("gradients are not f32: {error:?}")))
+/// The sum of `loss`, `[1]`, over the ranks; a rank without one adds nothing.
+///
+/// # Errors
+/// The device's, and MPI's.
+pub fn sum_loss(world: &World, loss: Option<Tensor<1>>, device: &Device) -> Result<Tensor<1>> {
+    let mut sum = Vec::new();
+    append(&mut sum, loss.map(read_values).transpose()?, 1);
+    world.sum(&mut sum)?;
+    Ok(Tensor::from_data(TensorData::new(sum, [1]), device))
+}
+
+/// Whether any rank says so of each of a list of things, of which this one says `own`.
+pub(super) fn any_of_ranks(world: &World, own: impl Iterator<Item = bool>) -> Result<Vec<bool>> {
+    let flags = own.map(|own| f64::from(u8::from(own))).collect::<Vec<_>>();
+    let mut any = vec![false; flags.len()];
+    for of_rank in world.gather(&flags)? {
+        any.iter_mut().zip(of_rank).for_each(|(any, own)| *any |= own > 0.0);
+    }
+    Ok(any)
+}
+
+/// Appends `values`, or what adds nothing to any value, a zero of either sign included: minus zeros.
+pub(super) fn append(flat: &mut Vec<f32>, values: Option<Vec<f32>>, length: usize) {
+    match values {
+        Some(values) => flat.extend(values),
+        None => flat.resize(flat.len() + length, -0.0),
+    }
+}
+
+/// The gradients of those parameters of `model` that learn and `has_any`, whose values lie in `values` one after the other.
+pub(super) fn given<M: Module>(model: &M, has_any: Vec<bool>, values: &[f32], device: &Device) -> GradientsParams {
+    let mut given = Given { has_any: has_any.into(), values, device, grads: GradientsParams::new() };
+    model.visit(&mut given);
+    given.grads
 }
 
 /// Takes the gradients of the parameters that learn.
-struct Taken {
+pub(super) struct Taken {
     grads: GradientsParams,
-    /// Whether each parameter has one.
-    has: Vec<bool>,
     /// Elements of each parameter.
-    lengths: Vec<usize>,
-    /// The gradients that there are.
-    values: Vec<Vec<f32>>,
+    pub(super) lengths: Vec<usize>,
+    /// The gradient of each, where it has one.
+    pub(super) values: Vec<Option<Vec<f32>>>,
     error: Option<Error>,
+}
+
+impl Taken {
+    pub(super) fn of<M: Module>(model: &M, grads: GradientsParams) -> Result<Self> {
+        let mut taken = Self { grads, lengths: Vec::new(), values: Vec::new(), error: None };
+        model.visit(&mut taken);
+        taken.error.take().map_or(Ok(taken), Err)
+    }
 }
 
 impl ModuleVisitor for Taken {
@@ -75,14 +97,12 @@ impl ModuleVisitor for Taken {
         if !param.val().is_require_grad() {
             return;
         }
-        let values = self.grads.remove::<D>(param.id).map(read).transpose();
-        let values = values.unwrap_or_else(|error| {
+        let values = self.grads.remove::<D>(param.id).map(read_values).transpose();
+        self.lengths.push(param.shape().num_elements());
+        self.values.push(values.unwrap_or_else(|error| {
             self.error.get_or_insert(error);
             None
-        });
-        self.has.push(values.is_some());
-        self.lengths.push(param.shape().num_elements());
-        self.values.extend(values);
+        }));
     }
 }
 

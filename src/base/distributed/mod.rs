@@ -10,8 +10,11 @@ pub mod environment;
 pub mod launch;
 mod gradients;
 mod mpi;
+mod overlap;
+mod shard;
 mod watchdog;
 
+use std::ops::Range;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -26,13 +29,19 @@ use crate::base::signals::{self, Signal};
 use environment::{Hosts, Place};
 use mpi::Mpi;
 
-pub use gradients::{sum_gradients, weights_checksum};
+pub use gradients::{sum_gradients, sum_loss, weights_checksum};
+pub use overlap::Overlap;
+pub use shard::{Shard, ShardGradients};
 
 /// So many values are summed at a time, which bounds the memory that it takes: 64 MiB of f32.
 pub const PIECE: usize = 1 << 24;
 
 /// How often a rank that works while others wait for it tells them that it goes on.
 const BEAT: Duration = Duration::from_millis(500);
+
+/// So many values at a time go to the ranks whose part they are, or come from them: 16 MiB of f32, since who divides its values wants
+/// to save memory.
+pub const SHARD_PIECE: usize = 1 << 22;
 
 /// The devices that a run computes on: one process each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +79,8 @@ pub struct World {
     /// Each process of this machine sees other devices.
     sees_own_devices: bool,
     mpi: Option<Arc<Mpi>>,
+    /// Sums leave the processor to other threads while they wait.
+    is_patient: bool,
 }
 
 /// The world that this process has joined: MPI can be joined once.
@@ -84,7 +95,7 @@ impl Default for World {
 impl World {
     /// This process alone.
     pub fn alone() -> Self {
-        Self { place: Place::ALONE, nodes: 1, sees_own_devices: false, mpi: None }
+        Self { place: Place::ALONE, nodes: 1, sees_own_devices: false, mpi: None, is_patient: false }
     }
 
     /// The world that a launcher (`kiln launch`, mpirun, srun) has made this process a part of; this process alone where none
@@ -153,6 +164,11 @@ impl World {
         self.sees_own_devices
     }
 
+    /// The same world, for a thread beside one that computes: [sums](Self::sum) leave the processor to others while they wait.
+    pub(super) fn patient(&self) -> Self {
+        Self { is_patient: true, ..self.clone() }
+    }
+
     /// Whether there are other processes.
     pub fn is_shared(&self) -> bool {
         self.mpi.is_some()
@@ -192,15 +208,104 @@ impl World {
             sent.extend_from_slice(piece);
             sent.resize(part * size, 0.0);
             received.resize(part * size, 0.0);
-            mpi.all_to_all(&sent, &mut received)?;
-            let (own, others) = received.split_at_mut(part);
-            for other in others.chunks(part) {
-                own.iter_mut().zip(other).for_each(|(sum, value)| *sum += value);
+            match self.is_patient {
+                true => {
+                    mpi.all_to_all_patiently(&sent, &mut received)?;
+                    mpi.all_gather_patiently(summed(&mut received, part), &mut sent)?;
+                }
+                false => {
+                    mpi.all_to_all(&sent, &mut received)?;
+                    mpi.all_gather(summed(&mut received, part), &mut sent)?;
+                }
             }
-            mpi.all_gather(own, &mut sent)?;
             piece.copy_from_slice(&sent[..piece.len()]);
         }
         Ok(())
+    }
+
+    /// The part of `len` values that is rank `rank`'s: the parts are equally long and lie one after the other in the order of
+    /// the ranks; the last ones may be shorter, or empty.
+    pub fn part(&self, rank: usize, len: usize) -> Range<usize> {
+        let part = len.div_ceil(self.size());
+        (rank * part).min(len)..((rank + 1) * part).min(len)
+    }
+
+    /// The sums over the ranks, in their order, of this rank's [`part`](Self::part) of `values`: the bits of
+    /// [`sum`](Self::sum). All ranks call it with as many values.
+    ///
+    /// # Errors
+    /// MPI's.
+    pub fn reduce_scatter(&self, values: &[f32]) -> Result<Vec<f32>> {
+        let Some(mpi) = &self.mpi else { return Ok(values.to_vec()) };
+        let (size, len) = (self.size(), values.len());
+        let part = len.div_ceil(size);
+        let mut sums = Vec::with_capacity(part);
+        let (mut sent, mut received) = (Vec::new(), Vec::new());
+        while sums.len() < part {
+            let (start, length) = (sums.len(), (SHARD_PIECE / size).max(1).min(part - sums.len()));
+            sent.clear();
+            for rank in 0..size {
+                let begin = (rank * part + start).min(len);
+                sent.extend_from_slice(&values[begin..(begin + length).min(len)]);
+                sent.resize((rank + 1) * length, 0.0);
+            }
+            received.resize(length * size, 0.0);
+            mpi.all_to_all(&sent, &mut received)?;
+            sums.extend_from_slice(summed(&mut received, length));
+        }
+        sums.truncate(self.part(self.rank(), len).len());
+        Ok(sums)
+    }
+
+    /// The values of all ranks one after the other, on each of them; this one has `own`, and rank `i` has `lengths[i]` values.
+    ///
+    /// # Errors
+    /// MPI's.
+    pub fn all_gather(&self, own: &[f32], lengths: &[usize]) -> Result<Vec<f32>> {
+        let Some(mpi) = &self.mpi else { return Ok(own.to_vec()) };
+        self.joined_by(own, lengths, |sent, received| mpi.all_gather(sent, received))
+    }
+
+    /// [`all_gather`](Self::all_gather) for rank 0 alone; the others get nothing.
+    ///
+    /// # Errors
+    /// MPI's.
+    pub fn gather_at_root(&self, own: &[f32], lengths: &[usize]) -> Result<Vec<f32>> {
+        let Some(mpi) = &self.mpi else { return Ok(own.to_vec()) };
+        self.joined_by(own, lengths, |sent, received| mpi.gather(sent, received))
+    }
+
+    /// Joins lists piece by piece: `gather` puts the pieces of all ranks one after the other, or leaves nothing where this rank
+    /// gets none.
+    fn joined_by(
+        &self,
+        own: &[f32],
+        lengths: &[usize],
+        gather: impl Fn(&[f32], &mut Vec<f32>) -> Result<()>,
+    ) -> Result<Vec<f32>> {
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        let within = |list: usize, start: usize, length: usize| start.min(list)..(start + length).min(list);
+        let most = (SHARD_PIECE / self.size()).max(1);
+        let (mut all, mut sent) = (Vec::new(), Vec::new());
+        for start in (0..longest).step_by(most) {
+            let length = most.min(longest - start);
+            sent.clear();
+            sent.extend_from_slice(&own[within(own.len(), start, length)]);
+            sent.resize(length, 0.0);
+            let mut received = vec![0.0; length * self.size()];
+            gather(&sent, &mut received)?;
+            if received.is_empty() {
+                continue;
+            }
+            all.resize(lengths.iter().sum(), 0.0);
+            let mut begin = 0;
+            for (piece, list) in received.chunks(length).zip(lengths) {
+                let place = within(*list, start, length);
+                all[begin + place.start..begin + place.end].copy_from_slice(&piece[..place.len()]);
+                begin += list;
+            }
+        }
+        Ok(all)
     }
 
     /// The `values` of each rank, in the order of the ranks, on each of them. All ranks call it with as many values.
@@ -386,4 +491,13 @@ impl World {
             mpi.abort(code);
         }
     }
+}
+
+/// The sums of parts of `part` values that the ranks have sent, in the order of the ranks.
+fn summed(received: &mut [f32], part: usize) -> &[f32] {
+    let (own, others) = received.split_at_mut(part);
+    for other in others.chunks(part) {
+        own.iter_mut().zip(other).for_each(|(sum, value)| *sum += value);
+    }
+    own
 }

@@ -24,6 +24,10 @@ const MPICH: &[&str] = &["libmpi.so.12", "libmpich.so.12", "libmpi_cray.so.12", 
 /// A handle: a pointer in Open MPI, a number of 32 bits in MPICH's interface, which is passed in the same register.
 type Handle = usize;
 
+/// An exchange that leaves the processor to others looks so often whether it has ended, and moves on what has come: at 1 Gbit/s
+/// some 12 KB, far less than the buffers of a socket.
+const PATIENCE: std::time::Duration = std::time::Duration::from_micros(100);
+
 /// `MPI_THREAD_SERIALIZED`: any thread may call, one at a time.
 const SERIALIZED: c_int = 2;
 
@@ -40,6 +44,11 @@ type LibraryVersion = unsafe extern "C" fn(*mut c_char, *mut c_int) -> c_int;
 type InitThread = unsafe extern "C" fn(*mut c_int, *mut *mut *mut c_char, c_int, *mut c_int) -> c_int;
 type OfComm = unsafe extern "C" fn(Handle, *mut c_int) -> c_int;
 type Exchange = unsafe extern "C" fn(*const c_void, c_int, Handle, *mut c_void, c_int, Handle, Handle) -> c_int;
+/// With a request, which it begins.
+type BeginExchange =
+    unsafe extern "C" fn(*const c_void, c_int, Handle, *mut c_void, c_int, Handle, Handle, *mut Handle) -> c_int;
+type Test = unsafe extern "C" fn(*mut Handle, *mut c_int, *mut c_void) -> c_int;
+type Gather = unsafe extern "C" fn(*const c_void, c_int, Handle, *mut c_void, c_int, Handle, c_int, Handle) -> c_int;
 type Bcast = unsafe extern "C" fn(*mut c_void, c_int, Handle, c_int, Handle) -> c_int;
 type Abort = unsafe extern "C" fn(Handle, c_int) -> c_int;
 type SetErrhandler = unsafe extern "C" fn(Handle, Handle) -> c_int;
@@ -55,15 +64,23 @@ pub(super) struct Mpi {
     calls: Mutex<()>,
     all_to_all: Exchange,
     all_gather: Exchange,
+    begin_all_to_all: BeginExchange,
+    begin_all_gather: BeginExchange,
+    test: Test,
+    gather: Gather,
     broadcast: Bcast,
     abort: Abort,
     finalize: Finalize,
     world: Handle,
     byte: Handle,
+    /// `MPI_STATUS_IGNORE`, an address.
+    status_ignore: usize,
     /// The library's.
     name: String,
     /// Ranks of the world.
     size: usize,
+    /// This is rank 0.
+    is_root: bool,
     is_finished: AtomicBool,
     /// Stays loaded as long as the functions may be called.
     _library: ManuallyDrop<Library>,
@@ -112,13 +129,13 @@ impl Mpi {
         );
         let set_errhandler = function!(SetErrhandler, b"MPI_Comm_set_errhandler");
         let version = version(function!(LibraryVersion, b"MPI_Get_library_version"));
-        let (world, byte, errors_return) = match object(b"ompi_mpi_comm_world") {
+        let (world, byte, errors_return, status_ignore) = match object(b"ompi_mpi_comm_world") {
             Some(world) => {
                 let handle = |name: &str| object(name.as_bytes()).ok_or_else(|| missing(name));
-                (world, handle("ompi_mpi_byte")?, handle("ompi_mpi_errors_return")?)
+                (world, handle("ompi_mpi_byte")?, handle("ompi_mpi_errors_return")?, 0)
             }
-            // MPI_COMM_WORLD, MPI_BYTE and MPI_ERRORS_RETURN of MPICH's mpi.h.
-            None if OF_MPICH.iter().any(|name| version.contains(name)) => (0x4400_0000, 0x4c00_010d, 0x5400_0001),
+            // MPI_COMM_WORLD, MPI_BYTE, MPI_ERRORS_RETURN and MPI_STATUS_IGNORE of MPICH's mpi.h.
+            None if OF_MPICH.iter().any(|name| version.contains(name)) => (0x4400_0000, 0x4c00_010d, 0x5400_0001, 1),
             None => {
                 return Err(Error::config(format!(
                     "{name} is no MPI that Kiln knows: it calls itself {version:?}, and expected is Open MPI, or one of MPICH's \
@@ -132,13 +149,19 @@ impl Mpi {
             calls: Mutex::new(()),
             all_to_all: function!(Exchange, b"MPI_Alltoall"),
             all_gather: function!(Exchange, b"MPI_Allgather"),
+            begin_all_to_all: function!(BeginExchange, b"MPI_Ialltoall"),
+            begin_all_gather: function!(BeginExchange, b"MPI_Iallgather"),
+            test: function!(Test, b"MPI_Test"),
+            gather: function!(Gather, b"MPI_Gather"),
             broadcast: function!(Bcast, b"MPI_Bcast"),
             abort: function!(Abort, b"MPI_Abort"),
             finalize: function!(Finalize, b"MPI_Finalize"),
             world,
             byte,
+            status_ignore,
             name: name.clone(),
             size: found.place.size,
+            is_root: found.place.rank == 0,
             is_finished: AtomicBool::new(false),
             // MPI's threads and handlers stay: it cannot be unloaded.
             _library: ManuallyDrop::new(library),
@@ -221,6 +244,81 @@ impl Mpi {
                 self.world,
             )
         })
+    }
+
+    /// [`all_to_all`](Self::all_to_all), which leaves the processor to others while it waits.
+    pub(super) fn all_to_all_patiently<T: Plain>(&self, sent: &[T], received: &mut [T]) -> Result<()> {
+        assert_eq!(sent.len(), received.len(), "an exchange keeps the size");
+        let count = count(&sent[..sent.len() / self.size])?;
+        self.patiently(self.begin_all_to_all, count, sent, received, "MPI_Ialltoall")
+    }
+
+    /// [`all_gather`](Self::all_gather), which leaves the processor to others while it waits.
+    pub(super) fn all_gather_patiently<T: Plain>(&self, sent: &[T], received: &mut [T]) -> Result<()> {
+        assert_eq!(sent.len() * self.size, received.len(), "every rank sends as much");
+        let count = count(sent)?;
+        self.patiently(self.begin_all_gather, count, sent, received, "MPI_Iallgather")
+    }
+
+    /// Begins `exchange`, with parts of `count` bytes, and looks now and then whether it has ended.
+    fn patiently<T: Plain>(
+        &self,
+        exchange: BeginExchange,
+        count: c_int,
+        sent: &[T],
+        received: &mut [T],
+        name: &str,
+    ) -> Result<()> {
+        let (mut request, mut is_done): (Handle, c_int) = (0, 0);
+        self.call(name, || {
+            // SAFETY: see `Mpi`; the callers have checked the sizes. MPI uses the slices until the request has ended, and they are
+            // borrowed here until then: the loop below ends with it, or with an error after which the process ends.
+            let mut code = unsafe {
+                exchange(
+                    sent.as_ptr().cast(),
+                    count,
+                    self.byte,
+                    received.as_mut_ptr().cast(),
+                    count,
+                    self.byte,
+                    self.world,
+                    &raw mut request,
+                )
+            };
+            while code == 0 && is_done == 0 {
+                let ignored = std::ptr::without_provenance_mut(self.status_ignore);
+                // SAFETY: see `Mpi`: the request is the one that was begun, and the status is not wanted.
+                code = unsafe { (self.test)(&raw mut request, &raw mut is_done, ignored) };
+                if is_done == 0 {
+                    std::thread::sleep(PATIENCE);
+                }
+            }
+            code
+        })
+    }
+
+    /// Sends all of `sent` to rank 0, where `received` has what the ranks have sent, one after the other; it is left empty on the
+    /// others.
+    pub(super) fn gather<T: Plain>(&self, sent: &[T], received: &mut Vec<T>) -> Result<()> {
+        assert_eq!(sent.len() * self.size, received.len(), "every rank sends as much");
+        let count = count(sent)?;
+        // SAFETY: see `Mpi`: `sent` has `count` bytes, and `received` `size` times as many.
+        self.call("MPI_Gather", || unsafe {
+            (self.gather)(
+                sent.as_ptr().cast(),
+                count,
+                self.byte,
+                received.as_mut_ptr().cast(),
+                count,
+                self.byte,
+                0,
+                self.world,
+            )
+        })?;
+        if !self.is_root {
+            received.clear();
+        }
+        Ok(())
     }
 
     /// Gives every rank the bytes of rank 0.

@@ -60,8 +60,8 @@ pub(super) fn derive(
     // A GPU works while the host goes on, which waits for it where it reads: there that wait is the computing.
     let is_cpu = native.and_then(|arm| arm.provenance.as_ref()).is_none_or(|it| it.device.starts_with("cpu"));
     let compute = budget.map(|b| match (b.forward + b.backward + b.update, is_cpu) {
-        (parts, true) => (parts, b.data + b.sync),
-        (parts, false) => (parts + b.sync, b.data),
+        (parts, true) => (parts, b.data + b.communicate + b.sync),
+        (parts, false) => (parts + b.sync, b.data + b.communicate),
     });
     let pays = |overhead: fn(&ArmReport) -> Option<f64>| {
         let (native, compiled) = (native?, other?);

@@ -308,6 +308,7 @@ fn table(report: &Report) -> Table {
     rows.number("  data wait", 1, |arm| Some(arm.budget_ms?.data));
     rows.number("  forward", 1, |arm| Some(arm.budget_ms?.forward));
     rows.number("  backward", 1, |arm| Some(arm.budget_ms?.backward));
+    rows.number("  communicate", 1, |arm| arm.budget_ms.map(|budget| budget.communicate).filter(|ms| *ms > 0.0));
     rows.number("  update", 1, |arm| Some(arm.budget_ms?.update));
     rows.number("  sync and log", 1, |arm| Some(arm.budget_ms?.sync));
     rows.number("  evaluation, spread", 1, |arm| Some(arm.budget_ms?.evaluation));

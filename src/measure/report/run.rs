@@ -356,8 +356,13 @@ impl Run {
         rows.add(&format!("step ms, max{of}"), |_| at(1.0));
         let parts = self.steps.iter().map(StepTimes::parts).collect::<Vec<_>>();
         let parts = (!parts.is_empty()).then(|| Parts::over(&parts, median));
-        for (index, name) in ["data wait", "forward", "backward", "update", "sync and log"].into_iter().enumerate() {
-            rows.add(&format!("  {name}"), |_| Some(significant(parts?.named()[index].1)));
+        let names = ["data wait", "forward", "backward", "communicate", "update", "sync and log"];
+        for (index, name) in names.into_iter().enumerate() {
+            let part = parts.map(|parts| parts.named()[index].1).filter(|ms| name != "communicate" || *ms > 0.0);
+            rows.add(&format!("  {name}"), |_| part.map(significant));
+        }
+        if parts.is_none() {
+            rows.add("  communicate", count("steady_communicate_ms"));
         }
         rows.add("waiting for data", |run| Some(format!("{:.1} %", run.waiting_share()? * 100.0)));
         rows.add("warm-up s", count("warmup_seconds"));

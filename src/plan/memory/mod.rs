@@ -12,7 +12,7 @@ use kiln_models::ops::Form;
 use kiln_models::{Compute, ModelConfig, Operator};
 use serde::{Deserialize, Serialize};
 
-use crate::base::distributed::PIECE;
+use crate::base::distributed::{PIECE, SHARD_PIECE};
 use crate::config::ActivationCheckpointing;
 use crate::config::Task;
 use crate::plan::BatchPlan;
@@ -41,6 +41,8 @@ pub struct MemoryInputs<'a> {
     pub checkpointing: ActivationCheckpointing,
     /// Whether an update may be skipped (f16), so that the values before it have to be kept.
     pub skips: bool,
+    /// Whether each device has a part of the optimizer's state.
+    pub sharded: bool,
     /// The other contents of the same memory (the program, and a checkpoint on its way to disk); none on a device with memory
     /// of its own.
     pub host: Option<Host>,
@@ -79,7 +81,7 @@ pub struct MemoryEstimate {
     pub peak: Peak,
     /// Weights, f32.
     pub weights: u64,
-    /// The optimizer's state, f32.
+    /// The optimizer's state on this device, f32.
     pub optimizer: u64,
     /// Gradients, f32.
     pub gradients: u64,
@@ -136,6 +138,8 @@ impl MemoryEstimate {
             [parameters, multiplying, trained, state, largest].map(|n| F32 * n as u128);
         let is_narrow = !compute.is_f32();
         let weights = if is_narrow { weights - narrow / 2 } else { weights };
+        let saved = optimizer;
+        let optimizer = if inputs.sharded { optimizer.div_ceil(batch.devices.count as u128) } else { optimizer };
         let activations = Activations::new(inputs);
         // Copies of the weights in the type of matrix products, which fused products on the CPU do without; gradients that wait for
         // those of the next micro-batch.
@@ -153,8 +157,14 @@ impl MemoryEstimate {
             gradients: waiting + gradients,
             other: copies + activations.at_the_bottom(),
         };
-        // The gradients that are sent lie beside the others, and a piece of it twice.
-        let sent = if batch.devices.count > 1 { gradients + 2 * (F32 * PIECE as u128).min(gradients) } else { 0 };
+        // The gradients that are sent lie beside the others, and a piece of it twice; where they are divided, the sums besides.
+        let sent = match (batch.devices.count, inputs.sharded) {
+            (1, _) => 0,
+            (_, false) => gradients + 2 * (F32 * PIECE as u128).min(gradients),
+            (count, true) => {
+                gradients.div_ceil(count as u128) + gradients + 2 * (F32 * SHARD_PIECE as u128).min(gradients)
+            }
+        };
         let moments = [
             first,
             last,
@@ -168,9 +178,9 @@ impl MemoryEstimate {
         let checkpoint = match host {
             // Adapters are saved without their base.
             Some(Host { saves: true, .. }) if parameters > trained && multiplying > 0 => {
-                gradients + optimizer + gradients.max(optimizer)
+                gradients + saved + gradients.max(saved)
             }
-            Some(Host { saves: true, .. }) => weights + optimizer + weights.max(optimizer),
+            Some(Host { saves: true, .. }) => weights + saved + weights.max(saved),
             _ => 0,
         };
         let is_fused = compute.ops().form(Operator::Attention) == Form::Fused;

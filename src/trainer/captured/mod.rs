@@ -13,6 +13,7 @@ mod body;
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::time::Duration;
 
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Graph, Tensor, TensorData, capture};
@@ -199,6 +200,7 @@ impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
         state: &mut TrainState<T::Model>,
         totals: step::Totals,
         _sees: &mut dyn FnMut(&T::Model, &GradientsParams),
+        _observer: &mut dyn Observer,
     ) -> Result<Updated> {
         self.is_begun = false;
         Ok(match self.alone.take() {
@@ -215,7 +217,8 @@ impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
 impl Output {
     /// Copies: the next replay writes where these lie.
     fn copied(&self, notice: Notice) -> Updated {
-        Updated { loss: self.loss.clone() * 1.0, grad_norm: self.grad_norm.clone() * 1.0, verdict: None, notice }
+        let (loss, grad_norm) = (self.loss.clone() * 1.0, self.grad_norm.clone() * 1.0);
+        Updated { loss, grad_norm, verdict: None, notice, communicated: Duration::ZERO }
     }
 }
 
