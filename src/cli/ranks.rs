@@ -76,13 +76,16 @@ pub(super) fn run_launch(args: &LaunchArgs) -> Result<()> {
     let launch = args.launch()?;
     let mut command = launch.command(&this_program()?, &args.command)?;
     signals::install()?;
-    std::process::exit(watch_over(&mut command, Duration::from_secs(args.grace))?)
+    let is_over_hosts = !launch.hosts.is_empty();
+    std::process::exit(watch_over(&mut command, Duration::from_secs(args.grace), is_over_hosts)?)
 }
 
 /// Runs `command`, an mpirun, passes a signal on to it, whose ranks have `grace` then, says what no rank has said of the end, and
-/// returns the exit code of this process.
+/// returns the exit code of this process. An mpirun that stays when its ranks have ended is killed: Open MPI's does where a rank
+/// ends before it has connected, and where the link to another machine is lost. With `is_over_hosts` its children are shells
+/// of other machines instead of ranks, and the last words of a rank tell the end.
 #[cfg(unix)]
-fn watch_over(command: &mut std::process::Command, grace: Duration) -> Result<i32> {
+fn watch_over(command: &mut std::process::Command, grace: Duration, is_over_hosts: bool) -> Result<i32> {
     use std::io::Read;
     use std::os::unix::process::{CommandExt, ExitStatusExt};
     use std::process::Stdio;
@@ -117,8 +120,29 @@ fn watch_over(command: &mut std::process::Command, grace: Duration) -> Result<i3
     const KILLED_AFTER: Duration = Duration::from_secs(5);
 
     let (mut told, mut is_ending): (Option<(signals::Signal, Instant)>, bool) = (None, false);
+    let mut life = Life::default();
     loop {
         let ended = child.try_wait().map_err(|error| Error::io("wait for mpirun", &error))?;
+        if ended.is_none() && life.is_over_for(STAYS, child.id(), is_over_hosts && locked(&said).has_last_words) {
+            if let Some(pid) = pid {
+                let _ = kill_process_group(pid, Signal::KILL);
+            }
+            let _ = child.wait();
+            let _ = std::io::stderr().write_all(&locked(&said).rest());
+            let said = locked(&said);
+            if !said.has_error {
+                faults::complain_last(
+                    &Error::device("the ranks have ended without a word, and mpirun has not: it was killed")
+                        .help(CONTINUE),
+                );
+            }
+            return Ok(match (said.ended, said.has_error) {
+                (Some((_, Ended::Code(code))), _) => code,
+                (Some((_, Ended::Signal(signal))), _) => 128 + signal,
+                (None, true) => i32::from(Error::device("").exit_code()),
+                (None, false) => 137,
+            });
+        }
         if let Some(status) = ended {
             // Something that a rank has started may hold its stderr.
             let asked = Instant::now();
@@ -159,6 +183,52 @@ fn watch_over(command: &mut std::process::Command, grace: Duration) -> Result<i3
 #[cfg(unix)]
 const LISTENED: Duration = Duration::from_secs(2);
 
+/// So long an mpirun may stay when its ranks have ended.
+#[cfg(unix)]
+const STAYS: Duration = Duration::from_secs(4);
+
+#[cfg(unix)]
+const CONTINUE: &str = "continue with `kiln train FILE --resume`";
+
+/// Whether the ranks of an mpirun live.
+#[cfg(unix)]
+#[derive(Default)]
+struct Life {
+    looked: Option<std::time::Instant>,
+    has_lived: bool,
+    over_since: Option<std::time::Instant>,
+}
+
+#[cfg(unix)]
+impl Life {
+    /// Whether no process that `pid` started has lived for `time`, although one did before, or `is_told`, for as long, that a rank
+    /// has ended.
+    fn is_over_for(&mut self, time: Duration, pid: u32, is_told: bool) -> bool {
+        if self.looked.is_none_or(|looked| looked.elapsed() > Duration::from_millis(200)) {
+            self.looked = Some(std::time::Instant::now());
+            let lives = has_live_child(pid);
+            self.has_lived |= lives == Some(true);
+            let is_over = is_told || (self.has_lived && lives == Some(false));
+            self.over_since = is_over.then(|| self.over_since.unwrap_or_else(std::time::Instant::now));
+        }
+        self.over_since.is_some_and(|since| since.elapsed() > time)
+    }
+}
+
+/// Whether a process that `pid` started still lives; none where the system does not tell.
+#[cfg(unix)]
+fn has_live_child(pid: u32) -> Option<bool> {
+    let mut children = String::new();
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task")).ok()? {
+        children += &std::fs::read_to_string(thread.ok()?.path().join("children")).ok()?;
+    }
+    Some(children.split_whitespace().any(|child| {
+        // Its state follows its name, which is in brackets.
+        let stat = std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+    }))
+}
+
 /// The end of an mpirun.
 #[cfg(unix)]
 #[derive(Debug, Clone, Copy)]
@@ -190,7 +260,6 @@ impl End {
 
     /// What no rank has said of it, where mpirun tells which one `ended` first.
     fn unsaid(self, ended: Option<(usize, Ended)>, has_error: bool) -> Option<Error> {
-        const CONTINUE: &str = "continue with `kiln train FILE --resume`";
         let by =
             |signal: i32| signal_hook::low_level::signal_name(signal).map_or(format!("signal {signal}"), str::to_owned);
         let of_signal = |signal: i32| match signal {
@@ -221,7 +290,7 @@ impl End {
 }
 
 #[cfg(not(unix))]
-fn watch_over(command: &mut std::process::Command, _grace: Duration) -> Result<i32> {
+fn watch_over(command: &mut std::process::Command, _grace: Duration, _is_over_hosts: bool) -> Result<i32> {
     let status = command.status().map_err(|error| Error::start(command.get_program().display(), &error))?;
     Ok(status.code().unwrap_or(1))
 }
@@ -452,6 +521,23 @@ mod tests {
             Default::default()
         );
         assert!(unsaid(138, Some(Signal::Terminate), killed, false).starts_with("SIGTERM: "));
+    }
+
+    /// Stands in for an mpirun whose ranks have ended.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn an_mpirun_that_stays_without_ranks_is_killed() {
+        let ends = |script: &str, is_over_hosts| {
+            let begun = std::time::Instant::now();
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", script]);
+            let code = watch_over(&mut command, Duration::from_secs(60), is_over_hosts).unwrap();
+            assert!(begun.elapsed() < Duration::from_secs(30), "{script}");
+            code
+        };
+        assert_eq!(ends("sleep 1; exec sleep 60", false), 137);
+        assert_eq!(ends("echo 'rank 1 of 2: error: no word' >&2; sleep 60; true", true), 7);
+        assert_eq!(ends("echo 'error: told by a rank, whose mpirun ends' >&2; sleep 6; exit 3", false), 3);
     }
 
     #[test]

@@ -455,8 +455,8 @@ fn what_is_refused() {
     refused(&["--target-loss", "inf"], &["--target-loss: expected a number"]);
     refused(&["--ablate", "--arms", "native,compiled-large", "--compiled-batch", "5"], &["which --arms lacks"]);
     refused(&["--ablate", "--set", "compiler.fused_ops=off"], &["nothing of the compiler can be switched off"]);
-    // The linear operator is plain in bf16, so there is nothing to switch off.
-    let narrow = ["--ablate=operators", "--set", "compiler.fused_ops=[\"linear\"]", "--set", "precision=bf16"];
+    // The cross-entropy is plain in f16, so there is nothing to switch off.
+    let narrow = ["--ablate=operators", "--set", "compiler.fused_ops=[\"cross_entropy\"]", "--set", "precision=f16"];
     refused(&narrow, &["nothing of the compiler can be switched off"]);
     // Settings with which only one of the modes can run.
     refused(&["--set", "compiler.fusion=on"], &["arm compiled: compiler.fusion = \"on\"", "on the CPU"]);

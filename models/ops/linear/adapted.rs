@@ -33,7 +33,7 @@ pub struct Adapted {
     pub dtype: FloatDType,
 }
 
-/// `x W + b + s (drop(x) A) B`: `x [n, in]`, `bias [out]`, if there is one, -> `[n, out]`. In the form of [`Operator::Linear`].
+/// `x W + b + s (drop(x) A) B`: `x [n, in]`, `bias [out]`, if there is one, -> `[n, out]`. In the form of [`Operator::Linear`](crate::Operator::Linear).
 ///
 /// # Panics
 /// For tensors of other shapes and a probability outside `[0, 1)`; in the fused form for other types than those of

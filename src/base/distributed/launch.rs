@@ -130,6 +130,8 @@ pub struct Said {
     pub ended: Option<(usize, Ended)>,
     /// A rank has told an error.
     pub has_error: bool,
+    /// A rank has told the error that ends it.
+    pub has_last_words: bool,
 }
 
 /// No notice is longer, in bytes.
@@ -166,6 +168,7 @@ impl Said {
             (None, false) => {
                 let text = String::from_utf8_lossy(&line);
                 self.has_error |= text.contains("error:");
+                self.has_last_words |= is_last_words(&text);
                 if !is_count_of_notices(&text) {
                     shown.extend(&line[passed..]);
                 }
@@ -191,6 +194,12 @@ const RULE: usize = 60;
 fn is_rule(line: &[u8], least: usize) -> bool {
     let line = line.trim_ascii_end();
     line.len() >= least && line.iter().all(|byte| *byte == b'-')
+}
+
+/// Whether a line begins the error that ends a rank: `error: ..`, on a rank besides 0 behind `rank 1 of 2: `.
+fn is_last_words(line: &str) -> bool {
+    let of_rank = line.strip_prefix("rank ").and_then(|rest| rest.split_once(": ")).map(|(_, text)| text);
+    of_rank.unwrap_or(line).starts_with("error: ")
 }
 
 /// Whether a line only counts the notices that more than one rank had.
