@@ -16,7 +16,8 @@ use super::gradients::{any_of_ranks, append, given};
 use crate::base::error::{Error, Result};
 use crate::base::reads::read_values;
 
-/// See the top of this file. Other exchanges of this rank have to [wait](Self::wait) for its.
+/// The sums of one step after the other, as the introduction of the module has it. Until [`sums`](Self::sums) has returned, this rank
+/// makes no other exchange.
 #[derive(Debug)]
 pub struct Overlap {
     world: World,
