@@ -16,6 +16,8 @@ use crate::base::distributed::environment::{self, Hosts};
 use crate::base::distributed::launch::Launch;
 #[cfg(unix)]
 use crate::base::distributed::launch::{Ended, Said};
+#[cfg(unix)]
+use crate::base::error::ErrorKind;
 use crate::base::error::{Error, Result};
 use crate::base::process::{Scratch, scratch, this_program};
 use crate::base::signals;
@@ -139,7 +141,7 @@ fn watch_over(command: &mut std::process::Command, grace: Duration, is_over_host
             return Ok(match (said.ended, said.has_error) {
                 (Some((_, Ended::Code(code))), _) => code,
                 (Some((_, Ended::Signal(signal))), _) => 128 + signal,
-                (None, true) => i32::from(Error::device("").exit_code()),
+                (None, true) => ErrorKind::Device.exit_code().into(),
                 (None, false) => 137,
             });
         }
@@ -243,9 +245,14 @@ struct End {
 
 #[cfg(unix)]
 impl End {
-    /// The exit code of the cause; Hydra tells a signal by its bare number, which no error of Kiln's has.
+    /// The exit code of the cause. Hydra tells a signal by its bare number, which no error of Kiln's has; a code above that of any
+    /// signal is mpirun's own, which has lost a machine.
     fn cause(self) -> i32 {
-        if (8..=64).contains(&self.code) { 128 + self.code } else { self.code }
+        match self.code {
+            code @ 8..=64 => 128 + code,
+            193.. => ErrorKind::Device.exit_code().into(),
+            code => code,
+        }
     }
 
     /// The exit code of the launcher: that of the cause. A run that was complete before the signal came is complete.
@@ -492,6 +499,7 @@ mod tests {
     fn the_exit_code_is_that_of_the_cause() {
         let code = |code, told, has_error| End { code, told, ..NONE }.exit_code(has_error);
         assert_eq!((code(0, None, false), code(3, None, true), code(137, None, false)), (0, 3, 137));
+        assert_eq!(code(205, None, true), 7, "Open MPI has lost a machine");
         assert_eq!(code(9, None, false), 137, "Hydra tells the bare number of a signal");
         let told = Some(Signal::Interrupt);
         assert_eq!(code(0, told, false), 0, "the run was complete");

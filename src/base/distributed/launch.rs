@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use super::watchdog;
 use crate::base::error::{Error, Result};
 use crate::base::{host, process};
 
@@ -37,6 +38,7 @@ impl Launch {
         command.args(self.options(kind, is_root, host::threads(), threads_are_set())?);
         if matches!(kind, Kind::OpenMpi(_)) && !self.hosts.is_empty() {
             // Of other machines; Hydra passes on all variables.
+            command.args(keepalive(watchdog::limit()?));
             let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
             command.args(names.filter(|name| is_for_ranks(name)).flat_map(|name| ["-x".to_owned(), name]));
         }
@@ -105,6 +107,20 @@ impl Launch {
         }
         Ok(options)
     }
+}
+
+/// Options with which the helpers of Open MPI 4 on the machines end where nothing has come over a link for about `seconds`, the time
+/// that a rank waits: by its default they notice after eight minutes. Open MPI 5 does not know them and passes over them.
+fn keepalive(seconds: u64) -> Vec<String> {
+    let (probes, between) = (3, (seconds / 10).max(1));
+    let values = [
+        ("time", seconds.saturating_sub(probes * between).clamp(1, 300)),
+        ("intvl", between.min(20)),
+        ("probes", probes),
+    ];
+    let option =
+        |(name, value): (&str, u64)| ["--mca".to_owned(), format!("oob_tcp_keepalive_{name}"), value.to_string()];
+    values.into_iter().flat_map(option).collect()
 }
 
 /// How a rank ended that was the first to fail.
@@ -327,6 +343,13 @@ mod tests {
         let given = ["KILN_MPI_TIMEOUT", "KILN_CHILD", "HF_HOME", "SM_CHANNEL_TRAIN", "HOME", "LD_LIBRARY_PATH"];
         let names = given.into_iter().filter(|name| is_for_ranks(name)).collect::<Vec<_>>();
         assert_eq!(names, ["KILN_MPI_TIMEOUT", "HF_HOME", "SM_CHANNEL_TRAIN", "LD_LIBRARY_PATH"]);
+    }
+
+    #[test]
+    fn a_lost_link_is_noticed_when_the_watchdog_does() {
+        let named = |seconds| keepalive(seconds).join(" ").replace("--mca oob_tcp_keepalive_", "");
+        assert_eq!(named(5), "time 2 intvl 1 probes 3");
+        assert_eq!(named(600), "time 300 intvl 20 probes 3");
     }
 
     #[test]

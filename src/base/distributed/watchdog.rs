@@ -41,18 +41,27 @@ impl Drop for Watched {
     }
 }
 
+/// How many seconds a rank waits for the others.
+///
+/// # Errors
+/// A variable that is no number of seconds.
+pub(super) fn limit() -> Result<u64> {
+    match std::env::var(VARIABLE) {
+        Err(_) => Ok(LIMIT),
+        Ok(text) => text
+            .parse::<u64>()
+            .ok()
+            .filter(|seconds| *seconds > 0)
+            .ok_or_else(|| Error::config(format!("{VARIABLE}: expected a number of seconds above 0, got {text:?}"))),
+    }
+}
+
 /// Begins to watch.
 ///
 /// # Errors
 /// A limit that is no number of seconds, and a thread that cannot be started.
 pub(super) fn start() -> Result<()> {
-    let limit =
-        match std::env::var(VARIABLE) {
-            Err(_) => LIMIT,
-            Ok(text) => text.parse::<u64>().ok().filter(|seconds| *seconds > 0).ok_or_else(|| {
-                Error::config(format!("{VARIABLE}: expected a number of seconds above 0, got {text:?}"))
-            })?,
-        };
+    let limit = limit()?;
     BEGAN.get_or_init(Instant::now);
     let watch = move || loop {
         std::thread::sleep(Duration::from_millis(200));
