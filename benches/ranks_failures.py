@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What happens to a run of two ranks when something fails, on the CPU, under Open MPI:
+"""Failures of a run of two ranks on the CPU under Open MPI, and their consequences:
 
     benches/ranks_failures.py [--kills 100] [--only kills,signals,memory,data,disk,link] [--repeats 5] [--out FILE.json]
 

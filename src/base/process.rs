@@ -304,7 +304,7 @@ fn signal_of(_: ExitStatus) -> Option<i32> {
     None
 }
 
-/// What `command` starts has no driver: neither its stdin nor what it says is for this process.
+/// The process that `command` starts has no driver: neither its stdin nor its output is for this process.
 pub(crate) fn without_driver(command: &mut Command) {
     command.env_remove(CHILD);
 }

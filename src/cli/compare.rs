@@ -61,7 +61,7 @@ pub(super) struct CompareArgs {
     /// The launcher of --world: mpirun of Open MPI or MPICH
     #[arg(long, value_name = "PROGRAM", default_value = "mpirun", requires = "world")]
     mpirun: PathBuf,
-    /// What `kiln bench --collectives` has measured of the link: steps are predicted from it, also of 8, 64 and 512 devices
+    /// The measurements of `kiln bench --collectives` of the link: steps are predicted from it, also of 8, 64 and 512 devices
     #[arg(long, value_name = "FILE", requires = "world")]
     collectives: Option<PathBuf>,
     #[command(flatten)]

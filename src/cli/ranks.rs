@@ -265,7 +265,7 @@ impl End {
         }
     }
 
-    /// What no rank has said of it, where mpirun tells which one `ended` first.
+    /// The error that no rank has told, where mpirun tells which one `ended` first.
     fn unsaid(self, ended: Option<(usize, Ended)>, has_error: bool) -> Option<Error> {
         let by =
             |signal: i32| signal_hook::low_level::signal_name(signal).map_or(format!("signal {signal}"), str::to_owned);
@@ -458,7 +458,7 @@ pub(super) fn fail(error: &Error) {
     if world.is_root() {
         faults::complain_last(error);
     } else {
-        // What all have left the world for is the same for all.
+        // All ranks leave the world for the same reason.
         let is_known = is_ended_by_rank_0() || world.is_left();
         let line = begin(world) + &error.to_string();
         faults::complain_last(&line);

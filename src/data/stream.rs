@@ -175,7 +175,7 @@ struct Cursor {
     examples: Examples,
 }
 
-/// What an example that was handed out has changed.
+/// The change that handing out an example makes to the position.
 enum Undo {
     /// It stood in this place of the buffer, and another one came there.
     Replaced(usize, u64, Mark),
@@ -302,7 +302,7 @@ impl Streamed {
                     let (index, pass) = (cursor.index, cursor.pass + 1);
                     *cursor = self.cursor(&StreamPosition::start(index, pass))?;
                 }
-                // What was read of the files is lost with the error: who asks again begins again.
+                // The error loses the text that was read: who asks again begins again.
                 Err(error) => {
                     *state = State::default();
                     return Err(error);

@@ -46,7 +46,7 @@ pub struct DeviceFacts {
     pub narrow: Vec<Precision>,
     /// Why this build has no fused operators for it; none where it has them.
     pub not_fused: Option<String>,
-    /// What multiplies bf16 operands in fused operators on a CPU; none on another device.
+    /// The unit that multiplies bf16 operands in fused operators on a CPU; none on another device.
     #[serde(default)]
     pub bf16_products: Option<Unit>,
 }

@@ -39,7 +39,7 @@ const PREDICTED: [usize; 3] = [8, 64, 512];
 /// Exchanges of a few numbers in a step: labels of the first micro-batch, totals, which parameters have gradients, time, signals.
 const SMALL_EXCHANGES: f64 = 5.0;
 
-/// What is compared.
+/// The comparison that is asked for.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The config file, for the title.
@@ -121,7 +121,7 @@ pub struct Scaling {
     pub global_batch: usize,
     /// Bytes of gradients that a step sums.
     pub gradient_bytes: u64,
-    /// What was measured.
+    /// The measurements of every world.
     pub worlds: Vec<World>,
     /// The model of the link.
     pub link: Option<Link>,

@@ -95,7 +95,7 @@ impl PrecisionPlan {
     }
 }
 
-/// What multiplies in a run in bf16 whose products are fused on the CPU.
+/// The note of the plan on the unit that multiplies in a run in bf16 whose products are fused on the CPU.
 fn bf16_note(unit: Unit) -> String {
     match unit.is_faster_than_f32() {
         true => format!("products by {unit}"),

@@ -98,7 +98,7 @@ pub fn sharers(config: &RunConfig, kind: DeviceKind) -> usize {
     if kind == DeviceKind::Cpu { config.devices.count.div_ceil(config.devices.nodes) } else { 1 }
 }
 
-/// What a key says of them.
+/// The part of a key that counts the ranks of a machine, which share its memory; empty for one.
 fn shared(config: &RunConfig, plan: &RunPlan) -> String {
     match sharers(config, plan.engine.device.kind) {
         1 => String::new(),

@@ -126,7 +126,7 @@ impl ComputeMetrics {
     }
 }
 
-/// What the row of an evaluation has beside its figures.
+/// The names that the row of an evaluation has beside its figures.
 const OF_EVERY_EVALUATION: [&str; 4] = ["samples", "runtime", "samples_per_second", "steps_per_second"];
 
 /// [`Predictions`] with figures of one's own: their values are followed by the logits of the examples.

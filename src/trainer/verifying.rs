@@ -87,7 +87,7 @@ impl<T: TrainingTask> Trainer<T> {
         let started = Instant::now();
         let from = checkpoint.map(|checkpoint| (checkpoint.path.as_path(), checkpoint.state.step));
         let verifier = self.verifying.verifier()?;
-        // What rank 0 finds is the verdict for all.
+        // The verdict of rank 0 is that of all.
         let said = self
             .world
             .made_by_root(|| verifier.verify(&self.session, from.map(|from| from.0), from.map_or(0, |from| from.1)))?;

@@ -257,7 +257,7 @@ fn how_it_can_be_asked_for() {
     fails(kiln(folder.path()).args(["plan", "two.toml"]), 2, &["`precision` and `trainer.bf16` are two ways"]);
 }
 
-/// What multiplies bf16 is printed, may be lowered for a process, and is part of what a run promises.
+/// The unit that multiplies bf16 is printed, may be lowered for a process, and is part of what a run promises.
 #[test]
 fn the_instructions_of_products_can_be_lowered() {
     let folder = tempfile::tempdir().unwrap();

@@ -397,7 +397,7 @@ fn a_batch_that_is_looked_for_is_that_of_a_device() {
     assert!(said.contains("continuing after step 3") && !said.contains("looking for one"), "{said}");
 }
 
-/// What one rank finds out is the answer for all.
+/// The answer of one rank is that of all.
 #[test]
 fn modes_are_tried_and_verified_by_rank_0_for_all() {
     let Some(mpirun) = mpirun() else { return };

@@ -1,6 +1,6 @@
 //! Packing: a factor as panels of its outer dimension (rows of the left factor, columns of the right one), each a sequence of steps
-//! of the inner dimension, so that a kernel reads memory in order. Operands are rounded on the way. What is missing at the edges
-//! is 0.
+//! of the inner dimension, so that a kernel reads memory in order. Operands are rounded on the way. Elements beyond
+//! the edges are 0.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::arch::x86_64::*;

@@ -148,7 +148,8 @@ unsafe fn wide<E: Wide>(view: View<E::Of>, side: Side, part: Part, to: *mut u8, 
     }
 }
 
-/// What sums begin with: `at` null: 0; rows `stride` elements apart, 0 repeating one row (a bias).
+/// The values that sums begin with: 0 where `at` is null, else those at `at`, in rows `stride` elements apart; a stride of 0 repeats
+/// one row (a bias).
 #[derive(Clone, Copy)]
 pub(super) struct Start {
     pub at: *const f32,
@@ -232,9 +233,9 @@ impl Target {
 }
 
 thread_local! {
-    /// What a thread packs for its own task.
+    /// The panels that a thread packs for its own task.
     static OWN: RefCell<Buffer> = const { RefCell::new(Buffer::new()) };
-    /// What is packed for all tasks of a product, kept by the thread that calls it.
+    /// The panels that all tasks of a product share, kept by the thread that calls it.
     static SHARED: RefCell<Buffer> = const { RefCell::new(Buffer::new()) };
 }
 

@@ -27,7 +27,7 @@ fn rounded(x: f32, rounding: Rounding) -> f64 {
 /// A method by its name, as it writes a product to memory.
 type Multiply = Box<dyn Fn(&mut [f32], Factor<'_>, Factor<'_>, Output<'_>) + Send + Sync>;
 
-/// What `TDPBF16PS` does, on panels of tiles.
+/// The instruction `TDPBF16PS` in software, on panels of tiles.
 #[cfg(target_arch = "x86_64")]
 unsafe fn emulated(a: *const u8, b: *const u8, steps: usize, start: panels::Start, c: *mut f32, c_stride: usize) {
     let bf16_at = |at: *const u8, i: usize| unsafe { at.cast::<bf16>().add(i).read().to_f32() };

@@ -132,8 +132,8 @@ pub enum Ended {
     Code(i32),
 }
 
-/// What an mpirun writes to its stderr: what the ranks say, and notices of its own, of which those that tell how ranks ended are
-/// taken out.
+/// The stderr of an mpirun: the output of the ranks, and notices of its own, of which those that tell how ranks ended are taken
+/// out.
 #[derive(Debug, Default)]
 pub struct Said {
     /// The line that has begun.
@@ -169,7 +169,7 @@ impl Said {
         shown
     }
 
-    /// What was held back as a notice that has not come to its end.
+    /// The bytes that were held back as a notice without an end.
     pub fn rest(&mut self) -> Vec<u8> {
         let mut rest = self.notice.take().unwrap_or_default();
         rest.extend(self.line.drain(std::mem::take(&mut self.passed)..));
