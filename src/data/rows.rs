@@ -81,6 +81,41 @@ impl Scan {
     pub(super) fn hash(&self) -> [u8; 32] {
         self.hash
     }
+
+    /// Hands the rows of `table` to `write` in groups of about [`GROUP_BYTES`], and tells of the bytes done after each.
+    ///
+    /// # Errors
+    /// Those of `write`; a row that cannot be read; rows that are not those of the first reading; an interruption.
+    pub(super) fn write_groups(
+        &self,
+        table: &Table,
+        writer: &mut Writer<'_, '_>,
+        mut write: impl FnMut(&mut Writer<'_, '_>, &[Row]) -> Result<()>,
+    ) -> Result<()> {
+        writer.state.total_bytes = self.bytes;
+        let mut flush = |group: &mut Vec<Row>, bytes: usize| -> Result<()> {
+            write(writer, group)?;
+            group.clear();
+            writer.state.done_bytes += bytes as u64;
+            writer.tell()
+        };
+        let (mut group, mut bytes, mut hash) = (Vec::new(), 0, Sha256::new());
+        for row in table.rows() {
+            let row = row?;
+            add(&mut hash, &row);
+            bytes += size(&row);
+            group.push(row);
+            if bytes >= GROUP_BYTES {
+                flush(&mut group, std::mem::take(&mut bytes))?;
+            }
+        }
+        flush(&mut group, bytes)?;
+        // Labels were settled by the first reading, and the key is made of it.
+        match <[u8; 32]>::from(hash.finalize()) == self.hash {
+            true => Ok(()),
+            false => Err(changed(&table.files()[0])),
+        }
+    }
 }
 
 impl RowStore {
@@ -98,7 +133,9 @@ impl RowStore {
         progress: &mut OnProgress<'_>,
     ) -> Result<Self> {
         let key = key(scan, encoder, rule);
-        let fill = |writer: &mut Writer<'_, '_>| write(writer, table, scan, encoder, rule);
+        let fill = |writer: &mut Writer<'_, '_>| {
+            scan.write_groups(table, writer, |writer, rows| write(writer, rows, encoder, rule))
+        };
         let store = FORMAT.build_or_open(folder, key, progress, fill)?;
         let rows = Self { max_len: store.longest(INPUT_IDS), store, rule: rule.clone() };
         Ok(match rule {
@@ -173,7 +210,7 @@ fn key(scan: &Scan, encoder: &RowEncoder, rule: &LabelRule) -> Sha256 {
 }
 
 /// Adds what the rows depend on of a row to the hash of a scan.
-pub(super) fn add(hash: &mut Sha256, row: &Row) {
+fn add(hash: &mut Sha256, row: &Row) {
     for text in row.texts() {
         hash.update((text.len() as u64).to_le_bytes());
         hash.update(text.as_bytes());
@@ -230,52 +267,24 @@ pub fn streamed(table: Table, encoder: RowEncoder, rule: LabelRule) -> Made {
     stream::rows(table, Box::new(encode), longest, settings)
 }
 
-/// Writes the rows.
-fn write(
-    writer: &mut Writer<'_, '_>,
-    table: &Table,
-    scan: &Scan,
-    encoder: &RowEncoder,
-    rule: &LabelRule,
-) -> Result<()> {
-    writer.state.total_bytes = scan.bytes;
-    let mut flush = |group: &mut Vec<Row>| -> Result<()> {
-        for (row, encoded) in group.iter().zip(encoder.encode(group)?) {
-            let example = example(row, encoded, encoder, rule)?;
-            let label = match example.label {
-                Label::Choice { lens, answer } => {
-                    std::iter::once(i64::from(answer)).chain(lens.iter().map(|len| *len as i64)).collect()
-                }
-                Label::Class(class) => vec![i64::from(class)],
-                Label::Value(value) => vec![i64::from(value.to_bits())],
-                Label::Multi(values) => values.into_iter().map(|value| i64::from(value.to_bits())).collect(),
-                Label::Tokens(tags) => tags.into_iter().map(i64::from).collect(),
-                Label::None | Label::Span { .. } => Vec::new(),
-            };
-            writer.state.tokens += example.input_ids.len() as u64;
-            writer.list(INPUT_IDS, example.input_ids)?;
-            writer.list(TOKEN_TYPE_IDS, example.token_type_ids.into_iter().flatten())?;
-            writer.list(LABEL, label)?;
-        }
-        writer.state.done_bytes += group.iter().map(size).sum::<usize>() as u64;
-        group.clear();
-        writer.tell()
-    };
-    let (mut group, mut group_bytes, mut hash) = (Vec::<Row>::new(), 0, Sha256::new());
-    for row in table.rows() {
-        let row = row?;
-        add(&mut hash, &row);
-        group_bytes += size(&row);
-        group.push(row);
-        if group_bytes >= GROUP_BYTES {
-            flush(&mut group)?;
-            group_bytes = 0;
-        }
-    }
-    flush(&mut group)?;
-    // Labels were settled by the first reading, and the key is made of it.
-    if <[u8; 32]>::from(hash.finalize()) != scan.hash {
-        return Err(changed(&table.files()[0]));
+/// Appends `rows`.
+fn write(writer: &mut Writer<'_, '_>, rows: &[Row], encoder: &RowEncoder, rule: &LabelRule) -> Result<()> {
+    for (row, encoded) in rows.iter().zip(encoder.encode(rows)?) {
+        let example = example(row, encoded, encoder, rule)?;
+        let label = match example.label {
+            Label::Choice { lens, answer } => {
+                std::iter::once(i64::from(answer)).chain(lens.iter().map(|len| *len as i64)).collect()
+            }
+            Label::Class(class) => vec![i64::from(class)],
+            Label::Value(value) => vec![i64::from(value.to_bits())],
+            Label::Multi(values) => values.into_iter().map(|value| i64::from(value.to_bits())).collect(),
+            Label::Tokens(tags) => tags.into_iter().map(i64::from).collect(),
+            Label::None | Label::Span { .. } => Vec::new(),
+        };
+        writer.state.tokens += example.input_ids.len() as u64;
+        writer.list(INPUT_IDS, example.input_ids)?;
+        writer.list(TOKEN_TYPE_IDS, example.token_type_ids.into_iter().flatten())?;
+        writer.list(LABEL, label)?;
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokenizers::parallelism::MaybeParallelIterator;
 
-use super::rows::{Scan, add};
+use super::rows::Scan;
 use super::store::{Column, Format, OnProgress, Store, Writer};
 use super::stream::{self, Made};
 use super::table::{Row, Table};
@@ -21,7 +21,6 @@ use super::tokenizer::Tokenizer;
 use super::{Dataset, Example, IGNORED, Label};
 use crate::base::error::{Error, Result};
 use crate::cache::mapped::Kind;
-use crate::cache::sources::changed;
 use template::ChatTemplate;
 
 const FORMAT: Format = Format {
@@ -33,9 +32,6 @@ const INPUT_IDS: Column = Column(0);
 
 /// For each token 1 where its loss counts, else 0.
 const COUNTS: Column = Column(1);
-
-/// Rows are encoded in groups of about this many bytes.
-const GROUP_BYTES: usize = 1 << 20;
 
 /// How rows become tokens.
 #[derive(Debug, Clone)]
@@ -205,44 +201,22 @@ pub fn streamed(table: Table, encoder: Encoder) -> Made {
 }
 
 fn write(writer: &mut Writer<'_, '_>, table: &Table, scan: &Scan, encoder: &Encoder) -> Result<()> {
-    writer.state.total_bytes = scan.bytes;
     let (mut counted, mut left_out) = (0, 0_usize);
-    let mut flush = |group: &mut Vec<Row>| -> Result<()> {
-        let encoded = group.into_maybe_par_iter().map(|row| {
-            let encoded = encoder.encode(row).map_err(|error| error.at(&row.place))?;
-            Ok::<_, Error>((encoded, row.texts().map(str::len).sum::<usize>()))
-        });
-        for (Encoded { ids, counts }, bytes) in encoded.collect::<Result<Vec<_>>>()? {
+    scan.write_groups(table, writer, |writer, rows| {
+        let encoded = rows.into_maybe_par_iter().map(|row| encoder.encode(row).map_err(|error| error.at(&row.place)));
+        for Encoded { ids, counts } in encoded.collect::<Result<Vec<_>>>()? {
             let counted_of_row = counted_tokens(&counts);
             counted += counted_of_row;
             if counted_of_row == 0 {
                 left_out += 1;
-                writer.state.done_bytes += bytes as u64;
                 continue;
             }
             writer.state.tokens += ids.len() as u64;
-            writer.state.done_bytes += bytes as u64;
             writer.list(INPUT_IDS, ids)?;
             writer.list(COUNTS, counts)?;
         }
-        group.clear();
-        writer.tell()
-    };
-    let (mut group, mut group_bytes, mut hash) = (Vec::<Row>::new(), 0, Sha256::new());
-    for row in table.rows() {
-        let row = row?;
-        add(&mut hash, &row);
-        group_bytes += row.texts().map(str::len).sum::<usize>();
-        group.push(row);
-        if group_bytes >= GROUP_BYTES {
-            flush(&mut group)?;
-            group_bytes = 0;
-        }
-    }
-    flush(&mut group)?;
-    if <[u8; 32]>::from(hash.finalize()) != scan.hash() {
-        return Err(changed(&table.files()[0]));
-    }
+        Ok(())
+    })?;
     if counted > 0 && left_out > 0 {
         tracing::warn!(
             "{}: {left_out} rows are left out, since none of their tokens has a loss: their prompts are longer than \

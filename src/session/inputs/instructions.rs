@@ -3,36 +3,28 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Splits, Use, shuffle};
+use super::opening::Opening;
+use super::{Inputs, Splits, Use, shuffle};
 use crate::base::error::Result;
 use crate::base::variables::expand_text;
 use crate::cache;
-use crate::config::RunConfig;
 use crate::data::Dataset;
 use crate::data::instruct::packed::Packed;
 use crate::data::instruct::template::ChatTemplate;
 use crate::data::instruct::{self, Encoder, InstructionStore};
 use crate::data::rows::Scan;
-use crate::data::store::OnProgress;
 use crate::data::stream::Streamed;
-use crate::data::subset::Subset;
 use crate::data::table::{Columns, Table};
-use crate::data::tokenizer::Tokenizer;
 
 /// Tokens that rows are cut to unless something else is asked for: TRL's.
-pub(super) const DEFAULT_MAX_LENGTH: usize = 1024;
+const DEFAULT_MAX_LENGTH: usize = 1024;
 
-type Examples = Splits<Arc<dyn Dataset>>;
-
-/// Opens the tables that `config` names, with rows of at most `max_length` tokens; and the text of a chat template that is not the
-/// tokenizer's own.
-pub(super) fn open(
-    config: &RunConfig,
-    used: Use,
-    tokenizer: &Arc<Tokenizer>,
-    max_length: usize,
-    progress: &mut OnProgress<'_>,
-) -> Result<(Examples, Option<String>)> {
+/// Opens the tables, with rows of at most `data.max_length` tokens. A chat template that is not the tokenizer's own is kept with the
+/// model.
+pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
+    let Opening { config, used, .. } = opening;
+    let tokenizer = opening.tokenizer()?;
+    let max_length = opening.max_length(DEFAULT_MAX_LENGTH)?;
     let data = &config.data;
     let columns = match (&data.messages_column, &data.completion_column) {
         (Some(messages), _) => Columns { text: messages.clone(), json: true, ..Columns::default() },
@@ -47,9 +39,9 @@ pub(super) fn open(
         Some(path) => {
             let at = "data.chat_template_path";
             let path = expand_text(path).map_err(|error| error.at(at))?;
-            Some(ChatTemplate::read(Path::new(&path), tokenizer).map_err(|error| error.at(at))?)
+            Some(ChatTemplate::read(Path::new(&path), &tokenizer).map_err(|error| error.at(at))?)
         }
-        None => ChatTemplate::of(tokenizer)?,
+        None => ChatTemplate::of(&tokenizer)?,
     };
     let given = template.as_ref().filter(|_| data.chat_template_path.is_some()).map(|it| it.source().to_owned());
     let encoder = Encoder {
@@ -60,32 +52,33 @@ pub(super) fn open(
         assistant_only_loss: data.assistant_only_loss,
     };
     let folder = cache::folder_of(cache::ROWS)?;
-    if data.streaming && used == Use::Training {
+    let rows = if data.streaming && used == Use::Training {
         let validation = |patterns: &[String]| -> Result<Arc<dyn Dataset>> {
             let table = Table::open(patterns, data.format, columns.clone())?;
             let scan = Scan::new(&table, false)?;
-            Ok(Arc::new(InstructionStore::build_or_open(&folder, &table, &scan, &encoder, progress)?))
+            Ok(Arc::new(InstructionStore::build_or_open(&folder, &table, &scan, &encoder, opening.progress)?))
         };
         let table = Table::open(&data.train, data.format, columns.clone()).map_err(|error| error.at("data.train"))?;
         let encoder = encoder.clone();
         let train = Arc::new(Streamed::new(instruct::streamed(table, encoder), shuffle(config))?) as Arc<dyn Dataset>;
-        return Ok((Splits::streamed(config, train, validation)?, given));
-    }
-    let tables = Splits::open(config, used, |patterns| {
-        let table = Table::open(patterns, data.format, columns.clone())?;
-        let scan = Scan::new(&table, false)?;
-        Ok((table, scan))
-    })?;
-    let rows = tables.map(|(table, scan)| {
-        let store = InstructionStore::build_or_open(&folder, &table, &scan, &encoder, progress)?;
-        Ok(Arc::new(store) as Arc<dyn Dataset>)
-    })?;
-    let rows = rows.split(config, used, |rows, share| {
-        let (train, validation) = Subset::split(rows, share, config.trainer.seed)?;
-        Ok((Arc::new(train) as Arc<dyn Dataset>, Arc::new(validation) as Arc<dyn Dataset>))
-    })?;
-    let rows = rows.map(|rows| {
-        Ok(if data.packing { Arc::new(Packed::new(rows, max_length)) as Arc<dyn Dataset> } else { rows })
-    })?;
-    Ok((rows, given))
+        Splits::streamed(config, train, validation)?
+    } else {
+        let tables = Splits::open(config, used, |patterns| {
+            let table = Table::open(patterns, data.format, columns.clone())?;
+            let scan = Scan::new(&table, false)?;
+            Ok((table, scan))
+        })?;
+        let rows = tables.map(|(table, scan)| {
+            let store = InstructionStore::build_or_open(&folder, &table, &scan, &encoder, opening.progress)?;
+            Ok(Arc::new(store) as Arc<dyn Dataset>)
+        })?;
+        let rows = rows.split_rows(config, used)?;
+        rows.map(|rows| {
+            Ok(if data.packing { Arc::new(Packed::new(rows, max_length)) as Arc<dyn Dataset> } else { rows })
+        })?
+    };
+    let pad_id = opening.model.pad_token_id().or_else(|| tokenizer.pad_id()).or_else(|| tokenizer.eot_id());
+    let mut inputs = opening.inputs(Some(tokenizer), pad_id.unwrap_or(0), rows);
+    inputs.task.chat_template = given;
+    Ok(Inputs { max_length: Some(max_length), ..inputs })
 }

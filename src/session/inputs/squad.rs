@@ -2,36 +2,31 @@
 
 use std::sync::Arc;
 
-use kiln_models::ModelConfig;
-
-use super::{Splits, Use};
+use super::opening::Opening;
+use super::{Inputs, Splits};
 use crate::base::error::Result;
 use crate::cache;
 use crate::config::RunConfig;
 use crate::data::squad::{SpanOptions, SquadData, WindowEncoder};
-use crate::data::store::OnProgress;
-use crate::data::tokenizer::Tokenizer;
 use crate::data::{Dataset, paths};
 
-/// Opens the files that `config` names, in windows of at most `max_length` tokens.
-pub(super) fn open(
-    config: &RunConfig,
-    used: Use,
-    model: &ModelConfig,
-    tokenizer: &Tokenizer,
-    max_length: usize,
-    progress: &mut OnProgress<'_>,
-) -> Result<Splits<Arc<dyn Dataset>>> {
+/// Opens the files in windows of at most `data.max_length` tokens.
+pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
+    let Opening { config, used, .. } = opening;
+    let tokenizer = opening.tokenizer()?;
+    let max_length = opening.max_length(WindowEncoder::DEFAULT_MAX_LENGTH)?;
     let stride = config.data.doc_stride.unwrap_or(WindowEncoder::default_stride(max_length));
-    let encoder =
-        tokenizer.window_encoder(max_length, stride, model.type_vocab_size().is_some_and(|types| types > 1))?;
+    let types = opening.model.type_vocab_size().is_some_and(|types| types > 1);
+    let encoder = tokenizer.window_encoder(max_length, stride, types)?;
     let options = span_options(config);
     let folder = cache::folder_of(cache::WINDOWS)?;
     let data = Splits::open(config, used, |patterns| {
-        SquadData::open(&folder, &paths::resolve(patterns, config.data.format)?, &encoder, options, progress)
+        SquadData::open(&folder, &paths::resolve(patterns, config.data.format)?, &encoder, options, opening.progress)
     })?;
     let data = data.split(config, used, |data, share| data.split(share, config.trainer.seed))?;
-    data.map(|data| Ok(Arc::new(data) as Arc<dyn Dataset>))
+    let data = data.map(|data| Ok(Arc::new(data) as Arc<dyn Dataset>))?;
+    let pad_id = opening.model.pad_token_id().unwrap_or(0);
+    Ok(Inputs { max_length: Some(max_length), ..opening.inputs(Some(tokenizer), pad_id, data) })
 }
 
 /// How answers are looked for.

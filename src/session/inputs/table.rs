@@ -5,7 +5,9 @@ use std::sync::Arc;
 use kiln_models::ModelConfig;
 use kiln_models::config::Labels;
 
-use super::{Splits, Use, shuffle};
+use super::model::with_pad_id;
+use super::opening::Opening;
+use super::{Inputs, Splits, Use, shuffle};
 use crate::base::error::{Error, Result};
 use crate::cache;
 use crate::config::Task;
@@ -13,27 +15,32 @@ use crate::config::{DataSection, RunConfig};
 use crate::data::Dataset;
 use crate::data::labels::{LabelNames, LabelRule};
 use crate::data::rows::{self, RowStore, Scan};
-use crate::data::store::OnProgress;
 use crate::data::stream::Streamed;
-use crate::data::subset::Subset;
 use crate::data::table::{Columns, Table};
 use crate::data::tokenizer::{RowEncoder, RowKind, Tokenizer};
 
-/// Opens the tables that `config` names, with rows of at most `max_length` tokens, and writes their labels into `model`.
-pub(super) fn open(
-    config: &RunConfig,
-    used: Use,
-    model: &mut ModelConfig,
-    tokenizer: &Tokenizer,
-    max_length: usize,
-    progress: &mut OnProgress<'_>,
-) -> Result<Splits<Arc<dyn Dataset>>> {
+/// Opens the tables, with rows of at most `data.max_length` tokens; the model takes their labels.
+pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
+    let tokenizer = opening.tokenizer()?;
+    let max_length = opening.max_length(RowEncoder::DEFAULT_MAX_LENGTH)?;
+    let data = rows(&mut opening, &tokenizer, max_length)?;
+    let pad_id = opening.model.pad_token_id().or_else(|| tokenizer.pad_id()).or_else(|| tokenizer.eot_id());
+    if let (ModelConfig::Gpt2(_), None, Some(pad)) = (&opening.model, opening.model.pad_token_id(), pad_id) {
+        // `GPT2ForSequenceClassification` finds the last token of a row by it.
+        opening.model = with_pad_id(opening.model, pad)?;
+    }
+    Ok(Inputs { max_length: Some(max_length), ..opening.inputs(Some(tokenizer), pad_id.unwrap_or(0), data) })
+}
+
+/// The rows of training and validation data, encoded.
+fn rows(opening: &mut Opening<'_>, tokenizer: &Tokenizer, max_length: usize) -> Result<Splits<Arc<dyn Dataset>>> {
+    let Opening { config, used, .. } = *opening;
     let data = &config.data;
     let columns = columns(data);
-    let encoder = encoder(tokenizer, data.task, &columns, max_length, model)?;
+    let encoder = encoder(tokenizer, data.task, &columns, max_length, &opening.model)?;
     let classes = data.task.has_label_names();
     if data.streaming && used == Use::Training {
-        let rule = settle_labels(config, model, "data.streaming", None)?;
+        let rule = settle_labels(config, &mut opening.model, "data.streaming", None)?;
         let table = Table::open(&data.train, data.format, columns.clone()).map_err(|error| error.at("data.train"))?;
         let streamed = rows::streamed(table, encoder.clone(), rule.clone());
         let train = Arc::new(Streamed::new(streamed, shuffle(config))?) as Arc<dyn Dataset>;
@@ -41,7 +48,7 @@ pub(super) fn open(
             let table = Table::open(patterns, data.format, columns.clone())?;
             let scan = Scan::new(&table, classes)?;
             let folder = cache::folder_of(cache::ROWS)?;
-            Ok(Arc::new(RowStore::build_or_open(&folder, &table, &scan, &encoder, &rule, progress)?))
+            Ok(Arc::new(RowStore::build_or_open(&folder, &table, &scan, &encoder, &rule, opening.progress)?))
         };
         return Splits::streamed(config, train, validation);
     }
@@ -52,16 +59,13 @@ pub(super) fn open(
         Ok((table, scan))
     })?;
     let (key, (_, scan)) = tables.first();
-    let rule = settle_labels(config, model, key, Some(scan))?;
+    let rule = settle_labels(config, &mut opening.model, key, Some(scan))?;
     let folder = cache::folder_of(cache::ROWS)?;
     let rows = tables.map(|(table, scan)| {
-        let store = RowStore::build_or_open(&folder, &table, &scan, &encoder, &rule, progress)?;
+        let store = RowStore::build_or_open(&folder, &table, &scan, &encoder, &rule, opening.progress)?;
         Ok(Arc::new(store) as Arc<dyn Dataset>)
     })?;
-    rows.split(config, used, |rows, share| {
-        let (train, validation) = Subset::split(rows, share, config.trainer.seed)?;
-        Ok((Arc::new(train) as Arc<dyn Dataset>, Arc::new(validation) as Arc<dyn Dataset>))
-    })
+    rows.split_rows(config, used)
 }
 
 /// The columns that `data` names, or those of its task.

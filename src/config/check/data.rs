@@ -1,0 +1,326 @@
+//! The rules of the section `[data]`.
+
+use std::collections::BTreeSet;
+
+use super::{Checked, MAX_BATCH, at_least, at_most, not_empty, two_ways};
+use crate::base::error::Error;
+use crate::config::document::Complaint;
+use crate::config::{
+    DataFormat, DataSection, DocumentEnd, Documents, PaddingStrategy, RunConfig, Sampler, Task, Validation,
+};
+
+pub(super) fn check(data: &DataSection) -> Checked {
+    not_empty("data.dataset_name", data.dataset_name.as_deref())?;
+    not_empty("data.dataset_config_name", data.dataset_config_name.as_deref())?;
+    match (&data.dataset_name, &data.dataset_config_name) {
+        (Some(_), _) if !data.train.is_empty() => {
+            let help = "files, or a dataset of the Hub; data.validation may name files beside either";
+            return Err(two_ways("data.dataset_name", "data.train", help));
+        }
+        (None, Some(_)) => {
+            return Err(Complaint::new("data.dataset_config_name", "has no effect without data.dataset_name")
+                .help("name the dataset, such as dataset_name = \"nyu-mll/glue\""));
+        }
+        _ => {}
+    }
+    if data.train.is_empty() && data.dataset_name.is_none() {
+        return Err(Complaint::new("data.train", "required: the files to train on, got none"));
+    }
+    for path in &data.train {
+        not_empty("data.train", Some(path))?;
+    }
+    match &data.validation {
+        Some(Validation::Share(share)) if !(*share > 0.0 && *share < 1.0) => {
+            return Err(Complaint::new("data.validation", format!("expected a share between 0 and 1, got {share}")));
+        }
+        Some(Validation::Files(files)) if files.is_empty() => {
+            return Err(Complaint::new("data.validation", "expected files or a share, got an empty list")
+                .help("remove the key"));
+        }
+        Some(Validation::Files(files)) => {
+            files.iter().try_for_each(|path| not_empty("data.validation", Some(path)))?;
+        }
+        _ => {}
+    }
+    if let Some(size) = data.block_size {
+        at_least("data.block_size", size, 1)?;
+    }
+    if data.block_size == Some(1) && data.task == Task::Clm {
+        return Err(Complaint::new(
+            "data.block_size",
+            "expected 2 or more, got 1: a single token has nothing to predict",
+        ));
+    }
+    let limits = [("data.max_train_samples", data.max_train_samples), ("data.max_eval_samples", data.max_eval_samples)];
+    for (key, value) in limits {
+        at_least(key, value.unwrap_or(1), 1)?;
+    }
+    if data.documents == Documents::Line && data.format != DataFormat::Text {
+        let message = format!("has no effect with format = \"{}\"", data.format);
+        return Err(Complaint::new("data.documents", message).help("remove it; a row of a table is a document"));
+    }
+    let has_documents = data.format == DataFormat::Text || data.format.is_table();
+    let is_packed = has_documents && matches!(data.task, Task::Clm | Task::Mlm);
+    if data.document_end != DocumentEnd::Auto && !is_packed {
+        let message = format!("has no effect with task = \"{}\" and format = \"{}\"", data.task, data.format);
+        return Err(Complaint::new("data.document_end", message)
+            .help("remove it; it belongs to text and tables whose rows are joined for a language model"));
+    }
+    masking(data)?;
+    squad(data)?;
+    if data.format == DataFormat::Text && !matches!(data.task, Task::Clm | Task::Mlm) {
+        return Err(Complaint::new("data.format", format!("`text` holds no labels for the task {}", data.task))
+            .help("use `csv`, `tsv`, `jsonl` or `parquet` with a label column, `squad`, or `tokenized`"));
+    }
+    table(data)
+}
+
+/// Data that are read as they are needed: their number, their lengths and their labels are not known before.
+pub(super) fn streaming(config: &RunConfig) -> Checked {
+    let (data, trainer) = (&config.data, &config.trainer);
+    if !data.streaming {
+        return match data.shuffle_buffer_size == DataSection::default().shuffle_buffer_size {
+            true => Ok(()),
+            false => Err(Complaint::new("data.shuffle_buffer_size", "has no effect without data.streaming = true")
+                .help("without streaming, `sampler = \"random\"` shuffles all examples")),
+        };
+    }
+    at_least("data.shuffle_buffer_size", data.shuffle_buffer_size, 1)?;
+    at_most("data.shuffle_buffer_size", data.shuffle_buffer_size, MAX_BATCH)?;
+    let refuse = |message: &str, help: &str| Err(Complaint::new("data.streaming", message).help(help));
+    match data {
+        _ if trainer.max_steps.is_none() => refuse(
+            "how many examples there are is not known before they are read, so the length of the run must be given in steps",
+            "set trainer.max_steps",
+        ),
+        DataSection { format: DataFormat::Squad | DataFormat::Tokenized, .. } => refuse(
+            &format!("format = \"{}\" is not read as a stream", data.format),
+            "use `text` or a table, or leave data.streaming out",
+        ),
+        DataSection { validation: Some(Validation::Share(_)), .. } => refuse(
+            "a share of data that are not read before cannot be split off for validation",
+            "set data.validation to files",
+        ),
+        DataSection { packing: true, .. } => {
+            refuse("data.packing fits rows together by the lengths of all of them", "leave one of the two out")
+        }
+        DataSection { sampler: Sampler::GroupByLength, .. } => refuse(
+            "data.sampler = \"group_by_length\" needs the lengths of all examples",
+            "set data.sampler = \"random\"",
+        ),
+        DataSection { padding: PaddingStrategy::Buckets, .. } => refuse(
+            "data.padding = \"buckets\" chooses lengths from those of all examples",
+            "set data.padding = \"longest\" or \"max_length\"",
+        ),
+        DataSection { max_train_samples: Some(_), .. } => {
+            refuse("data.max_train_samples chooses among all examples", "trainer.max_steps limits what is read")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The keys of question answering on SQuAD's files.
+fn squad(data: &DataSection) -> Checked {
+    let squad = data.format == DataFormat::Squad;
+    let given = [
+        ("data.doc_stride", data.doc_stride.is_some()),
+        ("data.n_best_size", data.n_best_size.is_some()),
+        ("data.max_answer_length", data.max_answer_length.is_some()),
+        ("data.null_score_diff_threshold", data.null_score_diff_threshold.is_some()),
+    ];
+    if let Some((key, _)) = given.into_iter().find(|(_, given)| *given && !squad) {
+        return Err(Complaint::new(key, format!("has no effect with format = \"{}\"", data.format))
+            .help("it belongs to `squad`"));
+    }
+    if squad && data.task != Task::QuestionAnswering {
+        return Err(Complaint::new("data.format", format!("`squad` is not available for the task {}", data.task))
+            .help("set data.task = \"question-answering\""));
+    }
+    if squad && data.block_size.is_some() {
+        return Err(Complaint::new("data.block_size", "has no effect with format = \"squad\"")
+            .help("data.max_length is the length of a window of the context"));
+    }
+    for (key, value) in [("data.n_best_size", data.n_best_size), ("data.max_answer_length", data.max_answer_length)] {
+        at_least(key, value.unwrap_or(1), 1)?;
+    }
+    Ok(())
+}
+
+/// The keys of masked language modelling.
+fn masking(data: &DataSection) -> Checked {
+    if !(data.mlm_probability > 0.0 && data.mlm_probability <= 1.0) {
+        let message = format!("expected a share above 0 and at most 1, got {}", data.mlm_probability);
+        return Err(Complaint::new("data.mlm_probability", message));
+    }
+    let default = DataSection::default();
+    let given = [
+        ("data.mlm_probability", data.mlm_probability != default.mlm_probability),
+        ("data.whole_word_mask", data.whole_word_mask),
+    ];
+    let Some((key, _)) = given.into_iter().find(|(_, given)| *given) else { return Ok(()) };
+    if data.task != Task::Mlm {
+        return Err(Complaint::new(key, format!("has no effect with the task {}", data.task)).help("remove it"));
+    }
+    if data.format == DataFormat::Tokenized {
+        return Err(Complaint::new(key, "has no effect with format = \"tokenized\": the rows carry their own labels")
+            .help("remove it"));
+    }
+    Ok(())
+}
+
+/// The keys of tables.
+fn table(data: &DataSection) -> Checked {
+    let names = [
+        ("data.text_column", &data.text_column),
+        ("data.text_pair_column", &data.text_pair_column),
+        ("data.label_column", &data.label_column),
+    ];
+    for (key, name) in names {
+        not_empty(key, name.as_deref())?;
+    }
+    choices(data)?;
+    instructions(data)?;
+    if !data.format.is_table() {
+        let max_length = data.max_length.is_some() && data.format != DataFormat::Squad;
+        let given = [("data.label_names", data.label_names.is_some()), ("data.max_length", max_length)];
+        let given = names.iter().map(|(key, name)| (*key, name.is_some())).chain(given).find(|(_, given)| *given);
+        return given.map_or(Ok(()), |(key, _)| {
+            Err(Complaint::new(key, format!("has no effect with format = \"{}\"", data.format))
+                .help("it belongs to tables: `csv`, `tsv`, `jsonl` or `parquet`"))
+        });
+    }
+    if data.task == Task::QuestionAnswering {
+        let message = format!("`{}` is not available for the task {}", data.format, data.task);
+        return Err(Complaint::new("data.format", message).help(
+            "use `squad`, which also reads rows with id, question, context and answers in .parquet and .jsonl, or `tokenized`",
+        ));
+    }
+    if matches!(data.task, Task::Clm | Task::Mlm) {
+        let given = [
+            ("data.text_pair_column", data.text_pair_column.is_some()),
+            ("data.label_column", data.label_column.is_some()),
+            ("data.label_names", data.label_names.is_some()),
+        ];
+        if let Some((key, _)) = given.into_iter().find(|(_, given)| *given) {
+            return Err(Complaint::new(key, format!("has no effect with the task {}", data.task))
+                .help("a language model reads data.text_column alone"));
+        }
+        if data.has_instructions() {
+            if data.text_column.is_some() || data.block_size.is_some() {
+                let key = if data.text_column.is_some() { "data.text_column" } else { "data.block_size" };
+                return Err(Complaint::new(key, "has no effect on conversations, prompts and completions")
+                    .help("data.max_length cuts long rows, and is the length of samples with data.packing"));
+            }
+            return at_least("data.max_length", data.max_length.unwrap_or(2), 2);
+        }
+        if data.max_length.is_some() {
+            return Err(Complaint::new("data.max_length", format!("has no effect with the task {}", data.task))
+                .help("rows run on in blocks of data.block_size tokens"));
+        }
+        return Ok(());
+    }
+    if data.block_size.is_some() {
+        return Err(Complaint::new("data.block_size", "rows of a table are not packed into blocks")
+            .help("data.max_length cuts long rows"));
+    }
+    if let Some(length) = data.max_length {
+        at_least("data.max_length", length, 1)?;
+    }
+    if data.task == Task::TokenClassification && data.text_pair_column.is_some() {
+        return Err(Complaint::new(
+            "data.text_pair_column",
+            "the task token-classification has one text, a list of words",
+        )
+        .help("remove it"));
+    }
+    let Some(names) = &data.label_names else { return Ok(()) };
+    if !data.task.has_label_names() {
+        return Err(Complaint::new("data.label_names", format!("the task {} has numbers, not names", data.task)));
+    }
+    check_label_names(names).map_err(|error| Complaint::of("data.label_names", error))
+}
+
+/// The keys of instructions.
+fn instructions(data: &DataSection) -> Checked {
+    let given = [
+        ("data.messages_column", data.messages_column.is_some()),
+        ("data.prompt_column", data.prompt_column.is_some()),
+        ("data.completion_column", data.completion_column.is_some()),
+        ("data.chat_template_path", data.chat_template_path.is_some()),
+        ("data.completion_only_loss", data.completion_only_loss.is_some()),
+        ("data.assistant_only_loss", data.assistant_only_loss),
+        ("data.packing", data.packing),
+    ];
+    let names = [&data.messages_column, &data.prompt_column, &data.completion_column, &data.chat_template_path];
+    for ((key, _), name) in given.iter().zip(names) {
+        not_empty(key, name.as_deref())?;
+    }
+    let Some((key, _)) = given.into_iter().find(|(_, given)| *given) else { return Ok(()) };
+    if data.task != Task::Clm || !data.format.is_table() {
+        let message = format!("has no effect with task = \"{}\" and format = \"{}\"", data.task, data.format);
+        return Err(Complaint::new(key, message).help("it belongs to `clm` on `jsonl`, `parquet`, `csv` or `tsv`"));
+    }
+    if !data.has_instructions() {
+        return Err(Complaint::new(key, "needs data.messages_column or data.completion_column")
+            .help("name the column with the conversations, or that with the completions"));
+    }
+    if data.messages_column.is_some() && (data.completion_column.is_some() || data.prompt_column.is_some()) {
+        return Err(two_ways(
+            "data.completion_column",
+            "data.messages_column",
+            "a row is a conversation, or a prompt with its completion",
+        ));
+    }
+    if data.messages_column.is_some() && matches!(data.format, DataFormat::Csv | DataFormat::Tsv) {
+        return Err(Complaint::new("data.messages_column", format!("`{}` has no lists of messages", data.format))
+            .help("use `jsonl` or `parquet`"));
+    }
+    if data.messages_column.is_some() && data.completion_only_loss.is_some() {
+        return Err(Complaint::new("data.completion_only_loss", "conversations have no completions")
+            .help("data.assistant_only_loss = true counts the words of the assistant"));
+    }
+    if data.completion_column.is_some() && data.assistant_only_loss {
+        return Err(Complaint::new("data.assistant_only_loss", "has no effect on prompts with completions")
+            .help("it belongs to data.messages_column; data.completion_only_loss = true is the default here"));
+    }
+    Ok(())
+}
+
+/// The columns of a multiple choice.
+fn choices(data: &DataSection) -> Checked {
+    let needs = data.task == Task::MultipleChoice && data.format.is_table();
+    match &data.choice_columns {
+        Some(_) if !needs => {
+            let message = format!("has no effect with task = \"{}\" and format = \"{}\"", data.task, data.format);
+            Err(Complaint::new("data.choice_columns", message).help("it belongs to `multiple-choice` on tables"))
+        }
+        Some(columns) if columns.len() < 2 => {
+            Err(Complaint::new("data.choice_columns", format!("expected at least two columns, got {columns:?}"))
+                .help("one choice leaves nothing to choose"))
+        }
+        None if needs => {
+            Err(Complaint::new("data.choice_columns", "the task multiple-choice needs it, and there is none")
+                .help("as in choice_columns = [\"ending0\", \"ending1\", \"ending2\", \"ending3\"]"))
+        }
+        _ => columns_are_named("data.choice_columns", data.choice_columns.as_deref().unwrap_or_default()),
+    }
+}
+
+fn columns_are_named(key: &'static str, columns: &[String]) -> Checked {
+    columns.iter().try_for_each(|column| not_empty(key, Some(column)))
+}
+
+/// Refuses names of labels that tell nothing apart.
+///
+/// # Errors
+/// Fewer than two names, or one twice.
+pub(crate) fn check_label_names(names: &[String]) -> crate::Result<()> {
+    if names.len() < 2 {
+        return Err(Error::config(format!("expected at least two labels, got {names:?}"))
+            .help("one label leaves nothing to tell apart; for numbers set data.task = \"regression\""));
+    }
+    if names.iter().collect::<BTreeSet<_>>().len() < names.len() {
+        return Err(Error::config(format!("expected each label once, got {names:?}")));
+    }
+    Ok(())
+}

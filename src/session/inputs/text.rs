@@ -1,0 +1,108 @@
+//! Text as training and validation data: documents are encoded and cut into blocks.
+
+use std::sync::Arc;
+
+use super::opening::Opening;
+use super::{Inputs, Splits, Use, shuffle};
+use crate::base::error::{Error, Result};
+use crate::cache;
+use crate::config::{DEFAULT_TEXT_COLUMN, RunConfig, Task};
+use crate::data::Dataset;
+use crate::data::blocks::Blocks;
+use crate::data::corpus::Corpus;
+use crate::data::learned::learned_bpe;
+use crate::data::masking::{Masked, Masking};
+use crate::data::stream::{self, Streamed};
+use crate::data::table::{Columns, Table};
+use crate::data::tokenizer::Tokenizer;
+use crate::data::tokens::TokenStore;
+
+/// Opens the text in blocks of `data.block_size` tokens; where nothing else names a tokenizer, one is learned from the training
+/// text.
+pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
+    let Opening { config, used, .. } = opening;
+    let seed = config.trainer.seed;
+    let corpora = Splits::open(config, used, |patterns| {
+        let corpus = match config.data.format.is_table() {
+            true => Table::open(patterns, config.data.format, text_column(config)).and_then(Corpus::of_table),
+            false => Corpus::open(patterns, config.data.documents),
+        };
+        corpus.map(|corpus| corpus.with_ends(config.data.marks_ends()))
+    })?;
+    let corpora = corpora.split(config, used, |corpus, share| corpus.split(share, seed))?;
+    let tokenizer = match opening.optional_tokenizer()? {
+        Some(tokenizer) => tokenizer,
+        None => match (config.tokenizer.train_vocab_size, &corpora.train) {
+            (Some(size), Some(train)) => Arc::new(trained_tokenizer(train, size, seed)?),
+            (Some(_), None) => {
+                return Err(Error::data("the model's folder has no tokenizer, and one that is learned now is another")
+                    .help("set tokenizer.from to the tokenizer that the model was trained with"));
+            }
+            (None, _) => {
+                let format = config.data.format;
+                return Err(Error::config(format!(
+                    "data.format = \"{format}\" needs a tokenizer, and the config names none"
+                ))
+                .help(
+                    "set tokenizer.from to a tokenizer, or tokenizer.train_vocab_size = 4096 to learn one from the \
+                     training text",
+                ));
+            }
+        },
+    };
+    opening.settle_vocabulary(&tokenizer)?;
+    let positions = opening.model.max_positions();
+    let block_size = config.data.block_size.unwrap_or(positions.min(1024));
+    if block_size > positions {
+        return Err(Error::config(format!(
+            "data.block_size = {block_size}: the model has {positions} positions, so a block can have at most as many"
+        ))
+        .help(format!("set data.block_size = {positions}, or raise the model's n_positions")));
+    }
+    let folder = cache::folder_of(cache::TOKENS)?;
+    let masking = match config.data.task {
+        Task::Mlm => {
+            let (probability, whole_words) = (config.data.mlm_probability, config.data.whole_word_mask);
+            Some(Arc::new(Masking::new(&tokenizer, probability, whole_words)?))
+        }
+        _ => None,
+    };
+    let mut open = |corpus: Corpus| -> Result<Arc<dyn Dataset>> {
+        let store = TokenStore::build_or_open(&folder, &corpus, &tokenizer, opening.progress)?;
+        Ok(Arc::new(Blocks::new(store, block_size)?))
+    };
+    let data = match corpora {
+        Splits { train: Some(train), validation } if config.data.streaming && used == Use::Training => {
+            let validation = validation.map(open).transpose().map_err(|error| error.at("data.validation"))?;
+            let blocks = stream::blocks(train, tokenizer.clone(), block_size)?;
+            let train = Streamed::new(blocks, shuffle(config)).map_err(|error| error.at("data.train"))?;
+            Splits { train: Some(Arc::new(train) as Arc<dyn Dataset>), validation }
+        }
+        corpora => corpora.map(&mut open)?,
+    };
+    let masked = |data: Arc<dyn Dataset>| match &masking {
+        Some(masking) => Arc::new(Masked::new(data, masking.clone(), seed)) as Arc<dyn Dataset>,
+        None => data,
+    };
+    let pad_id = opening.model.pad_token_id().unwrap_or_else(|| tokenizer.eot_id().unwrap_or(0));
+    let data = data.map(|data| Ok(masked(data)))?;
+    Ok(Inputs { block_size: Some(block_size), ..opening.inputs(Some(tokenizer), pad_id, data) })
+}
+
+/// The columns of a table whose rows are documents.
+fn text_column(config: &RunConfig) -> Columns {
+    let text = config.data.text_column.clone().unwrap_or_else(|| DEFAULT_TEXT_COLUMN.into());
+    Columns { text, ..Columns::default() }
+}
+
+fn trained_tokenizer(corpus: &Corpus, size: usize, seed: u64) -> Result<Tokenizer> {
+    let tokenizer = learned_bpe(&cache::folder_of(cache::TOKENIZERS)?, corpus, size, seed)?;
+    if tokenizer.vocab_size() < size {
+        return Err(Error::data(format!(
+            "tokenizer.train_vocab_size = {size}: the training text yields only {} tokens",
+            tokenizer.vocab_size()
+        ))
+        .help(format!("set tokenizer.train_vocab_size = {} or train on more text", tokenizer.vocab_size())));
+    }
+    Ok(tokenizer)
+}

@@ -1,0 +1,85 @@
+//! Rows of tokens as training and validation data.
+
+use std::sync::Arc;
+
+use kiln_models::ModelConfig;
+use kiln_models::config::Labels;
+
+use super::opening::Opening;
+use super::{Inputs, Splits};
+use crate::base::error::{Error, Result};
+use crate::cache;
+use crate::config::{RunConfig, Task};
+use crate::data::labels::problem_type;
+use crate::data::tokenized::{Limits, TokenizedData};
+use crate::data::{Dataset, paths};
+
+/// Opens the files; a model without stated labels takes as many as the data show.
+pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
+    let Opening { config, used, .. } = opening;
+    let task = config.data.task;
+    let folder = cache::folder_of(cache::TOKENIZED)?;
+    if config.tokenizer.train_vocab_size.is_some() {
+        return Err(Error::config("tokenizer.train_vocab_size with data.format = \"tokenized\": the data has no text")
+            .help("leave it out; give model.vocab_size"));
+    }
+    let data = Splits::open(config, used, |patterns| {
+        TokenizedData::open(&folder, &paths::resolve(patterns, config.data.format)?, task, opening.progress)
+    })?;
+    let data = data.split(config, used, |data, share| data.split(share, config.trainer.seed))?;
+    settle_labels(task, &mut opening.model, config, data.first())?;
+    let limits = Limits::of(&opening.model, task);
+    let data = data.map(|data| {
+        data.validate(&limits)?;
+        Ok(Arc::new(data) as Arc<dyn Dataset>)
+    })?;
+    let tokenizer = opening.optional_tokenizer()?;
+    let pad_id = opening.model.pad_token_id().unwrap_or(0);
+    Ok(opening.inputs(tokenizer, pad_id, data))
+}
+
+/// A classification head can have as many labels as the vocabularies of language models have tokens, and not many more.
+const MAX_STATED_CLASSES: usize = 1_000_000;
+
+/// A classification head has as many labels as the config or the pretrained model states, else as the data shows.
+/// Regression has one.
+fn settle_labels(
+    task: Task,
+    model: &mut ModelConfig,
+    config: &RunConfig,
+    (key, data): (&str, &TokenizedData),
+) -> Result<()> {
+    let stated = model.labels().id2label.is_some() || model.labels().num_labels.is_some();
+    match task {
+        Task::Regression => {
+            if stated && model.labels().num_labels() != 1 && config.model.from.is_none() {
+                return Err(Error::config(format!(
+                    "data.task = \"regression\" predicts one number, but the model has {} labels",
+                    model.labels().num_labels()
+                ))
+                .help("set model.num_labels = 1 or leave it out"));
+            }
+            *model.labels_mut() = Labels { problem_type: Some("regression".into()), ..Labels::numbered(1) };
+        }
+        task if task.has_label_names() && !stated => {
+            let count = data.num_classes().map_err(|error| error.at(key))?;
+            *model.labels_mut() = Labels::numbered(count.max(2));
+        }
+        task if task.has_label_names() && model.labels().id2label.is_none() => {
+            let count = model.labels().num_labels();
+            // Each label gets a name in memory, and a row of the head.
+            if count > MAX_STATED_CLASSES {
+                return Err(Error::config(format!(
+                    "model.num_labels: expected at most {MAX_STATED_CLASSES}, got {count}"
+                )));
+            }
+            *model.labels_mut() = Labels::numbered(count);
+        }
+        _ => {}
+    }
+    if task == Task::MultiLabelClassification {
+        // The class of `transformers` reads its loss from it.
+        model.labels_mut().problem_type = problem_type(task).map(str::to_owned);
+    }
+    Ok(())
+}
