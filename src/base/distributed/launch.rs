@@ -85,6 +85,9 @@ impl Launch {
                     hosts => {
                         let hosts = hosts.iter().map(|host| format!("{host}:{per_machine}")).collect::<Vec<_>>();
                         add(&["-H", &hosts.join(",")]);
+                        // With one connection of TCP the messages by which two ranks agree on an exchange wait behind the values
+                        // of the exchange before, and the two directions of the link take turns.
+                        add(&["--mca", "btl_tcp_links", "2"]);
                     }
                 }
                 if version <= 4 {
@@ -359,6 +362,7 @@ mod tests {
         assert!(text.contains("-x RAYON_NUM_THREADS=2"), "{text}");
         let text = options(4, &["a", "b"], Kind::OpenMpi(4)).unwrap();
         assert!(text.contains("-H a:2,b:2") && text.contains("RAYON_NUM_THREADS=4"), "{text}");
+        assert!(text.contains("--mca btl_tcp_links 2"), "{text}");
         let text = options(4, &["a", "b"], Kind::Hydra).unwrap();
         assert_eq!(text, "-n 4 -hosts a,b -ppn 2 -genv RAYON_NUM_THREADS 4");
         let error = options(3, &["a", "b"], Kind::Hydra).unwrap_err();
