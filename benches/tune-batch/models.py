@@ -3,8 +3,8 @@
     benches/tune-batch/models.py [--models gpt2,...] [--blocks 128,512] [--modes native,compiled] [--budgets 2GiB,4GiB]
                                  [--time-limit 10m] [--skip-found] [--table]
 
-runs `kiln tune-batch` for each shape, block, mode and budget, beginning at the batch that `kiln plan` estimates; adds what it
-found, every trial included, to configs/measured/sizes.json (a search of the same machine, version and budget replaces an
+runs `kiln tune-batch` for each shape, block, mode and budget, the smallest first, beginning at the batch that `kiln plan` estimates,
+then where the memory line of the smaller budget leads; adds what it found, every trial included, to configs/measured/sizes.json (a search of the same machine, version and budget replaces an
 older one); and writes the table configs/measured/README.md from that file. A cell that was not searched holds the
 estimate of `kiln plan`, marked as such. --table only writes the table. --skip-found leaves out what the file has. Needs a release build of kiln
 ($KILN, else target/release/kiln) and Python 3.
@@ -28,6 +28,8 @@ SIZES = ROOT / "configs/measured/sizes.json"
 TABLE = ROOT / "configs/measured/README.md"
 KILN = os.environ.get("KILN", str(ROOT / "target/release/kiln"))
 COLUMNS_GIB = [2, 4, 8, 16]
+# Searches follow the memory line of an earlier one of the same shape, block and mode, which is kept here.
+CACHE = tempfile.TemporaryDirectory()
 # The published shapes as [model] has them, and the task of the models' own training.
 SHAPES = {
     "gpt2": ("clm", {"kind": "gpt2", "size": "small"}),
@@ -40,7 +42,7 @@ SHAPES = {
 }
 
 
-def config(name, block):
+def config(name, block, batch=2):
     task, model = SHAPES[name]
     fields = "\n".join(f"{key} = {json.dumps(value)}" for key, value in model.items())
     return f"""[run]
@@ -55,7 +57,7 @@ train = ["data.jsonl"]
 block_size = {block}
 [trainer]
 max_steps = 1000
-per_device_train_batch_size = 2
+per_device_train_batch_size = {batch}
 per_device_eval_batch_size = 1
 learning_rate = 5e-5
 save_strategy = "no"
@@ -86,7 +88,7 @@ def inputs(name, block):
 
 
 def kiln(folder, *arguments, **more):
-    return subprocess.run([KILN, *map(str, arguments)], cwd=folder, env={**os.environ, "KILN_CACHE": str(folder / "cache")},
+    return subprocess.run([KILN, *map(str, arguments)], cwd=folder, env={**os.environ, "KILN_CACHE": CACHE.name},
                           text=True, stderr=subprocess.PIPE, **more)
 
 
@@ -116,8 +118,8 @@ def search(name, block, mode, budget, time_limit):
     start = max(1, estimate(name, block, mode, budget * 1024))
     print(f"== {name}, {block} tokens, {mode}, {budget:g} GiB, from {start}", flush=True)
     with inputs(name, block) as folder:
-        done = kiln(folder, "tune-batch", "config.toml", "--mode", mode, "--memory-budget", f"{budget:g}GiB", "--start", start,
-                    "--steps-per-trial", 2, "--time-limit", time_limit, "--out", "found.json")
+        (folder / "config.toml").write_text(config(name, block, start), encoding="utf-8")
+        done = kiln(folder, "tune-batch", "config.toml", "--mode", mode, "--memory-budget", f"{budget:g}GiB", "--steps-per-trial", 2, "--time-limit", time_limit, "--out", "found.json")
         if done.returncode == 0:
             return json.loads((folder / "found.json").read_text(encoding="utf-8")) | {"shape": name}
     print(done.stderr, end="", flush=True)
@@ -206,7 +208,7 @@ def main():
     args = parser.parse_args()
     if unknown := set(args.models.split(",")) - set(SHAPES):
         sys.exit(f"error: --models: unknown {', '.join(sorted(unknown))}; there are {', '.join(SHAPES)}")
-    budgets = [gibibytes(budget) for budget in args.budgets.split(",")]
+    budgets = sorted(gibibytes(budget) for budget in args.budgets.split(","))
     points = itertools.product(args.models.split(","), map(int, args.blocks.split(",")), args.modes.split(","), budgets)
     for name, block, mode, budget in [] if args.table else points:
         sizes = json.loads(SIZES.read_text(encoding="utf-8"))

@@ -35,7 +35,7 @@ pub(super) struct TuneArgs {
     /// native, compiled or both; what [compiler] says when it is left out
     #[arg(long, value_name = "MODE")]
     mode: Option<String>,
-    /// The first size to try; the config's, or 8, when it is left out
+    /// The first size to try; when it is left out, the one that an earlier search leads to, else the config's, or 8
     #[arg(long, value_name = "SIZE")]
     start: Option<usize>,
     /// The largest size to try

@@ -29,7 +29,7 @@ use trial::{MIN_STEPS, trial_config};
 pub struct TuneOptions {
     /// The `kiln` that makes the trials, by its hidden command `trial-batch`.
     pub program: PathBuf,
-    /// The first size. Default: the config's, or 8.
+    /// The first size. Default: what the memory line of an earlier search of the same run has room for, else the config's, or 8.
     pub start: Option<usize>,
     /// The largest size to try. Default: 65,536.
     pub max: usize,
@@ -170,7 +170,8 @@ pub fn tune(
     };
     let start = options.start.or(config.trainer.per_device_train_batch_size.size()).unwrap_or(DEFAULT_START);
     let useful = useful(&config, probe).checked_next_multiple_of(options.multiple_of).unwrap_or(usize::MAX);
-    let range = Range { start, max: options.max.min(useful), multiple_of: options.multiple_of };
+    let known = Stored::find(&key, 0)?.filter(|_| options.start.is_none()).and_then(|stored| stored.line);
+    let range = Range { start, max: options.max.min(useful), multiple_of: options.multiple_of, known };
     let mut found = range.search(budget_mib, &mut run)?;
     if let (None, Some(batch)) = (budget_mib, found.batch) {
         // Nobody measures the device's memory here, so the reserve is taken from the size; what it comes to is run too.

@@ -6,7 +6,7 @@ use crate::session::batch_sizes::{Outcome, Trial};
 use crate::session::memory_line::MemoryLine;
 
 /// Where the search may look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Range {
     /// The first size to try.
     pub start: usize,
@@ -14,6 +14,9 @@ pub struct Range {
     pub max: usize,
     /// Sizes are multiples of this.
     pub multiple_of: usize,
+    /// The line that an earlier search of the same run has found, perhaps in other memory. It leads until two sizes of this
+    /// search have run.
+    pub known: Option<MemoryLine>,
 }
 
 /// The result of a search.
@@ -47,8 +50,9 @@ impl Range {
         }
         // In units: the largest that fits and the smallest that does not.
         let (mut fits, mut fails) = (0, most + 1);
-        let (mut trials, mut guided, mut wrong) = (Vec::<Trial>::new(), 0, 0u32);
-        let mut next = (self.start / unit).clamp(1, most);
+        let (mut trials, mut guided, mut wrong, mut below) = (Vec::<Trial>::new(), 0, 0u32, 0u32);
+        let start = self.known.zip(budget_mib).map_or(self.start, |(line, budget)| line.largest(budget));
+        let mut next = (start / unit).clamp(1, most);
         loop {
             let outcome = run(next * unit)?;
             trials.push(Trial { batch: next * unit, outcome: outcome.clone() });
@@ -61,10 +65,15 @@ impl Range {
                 break;
             }
             let bracketed = fails <= most;
-            let line = line_of(&trials);
+            let line = line_of(&trials).or(self.known);
             let guess = line.zip(budget_mib).map(|(line, budget)| line.largest(budget) / unit);
             next = match (fits, bracketed, guess) {
-                (0, _, _) => fails / 2,
+                (0, _, Some(_)) => {
+                    // Only a line that was known leads before anything has run. It was a little too high: small steps, that grow.
+                    below += 1;
+                    fails.saturating_sub(1 << (below - 1).min(31)).max(fails / 2)
+                }
+                (0, _, None) => fails / 2,
                 (_, false, Some(guess)) if guess <= fits => {
                     // The line has no room left: the next size decides, and where the line is wrong the steps grow.
                     wrong += 1;
@@ -109,7 +118,7 @@ mod tests {
     }
 
     fn range(start: usize) -> Range {
-        Range { start, max: 4096, multiple_of: 1 }
+        Range { start, max: 4096, multiple_of: 1, known: None }
     }
 
     fn sizes(found: &Found) -> Vec<usize> {
@@ -149,13 +158,30 @@ mod tests {
     }
 
     #[test]
+    fn a_line_that_is_known_needs_few_trials_and_may_be_wrong() {
+        let known =
+            |fixed_mib, per_sample_mib| Range { known: Some(MemoryLine { fixed_mib, per_sample_mib }), ..range(8) };
+        let budget = Some(100.0 + 10.0 * 777.0 + 5.0);
+        let sizes_of = |range: Range| sizes(&range.search(budget, &mut machine(777)).unwrap());
+        assert_eq!(sizes_of(known(100.0, 10.0)), [777, 778]);
+        assert_eq!(sizes_of(known(85.0, 10.0)), [779, 778, 776, 777]);
+        for (fixed, by_sample) in [(0.0, 1.0), (0.0, 9.0), (500.0, 11.0), (7000.0, 10.0), (1e9, 10.0)] {
+            for limit in [1, 2, 31, 777] {
+                let found = known(fixed, by_sample).search(budget, &mut machine(limit)).unwrap();
+                assert_eq!((found.batch, found.next_fails), (Some(limit), true), "{fixed} + {by_sample} x batch");
+            }
+        }
+    }
+
+    #[test]
     fn the_range_is_kept() {
-        let found = Range { start: 8, max: 20, multiple_of: 8 }.search(None, &mut machine(100)).unwrap();
+        let found = Range { start: 8, max: 20, multiple_of: 8, known: None }.search(None, &mut machine(100)).unwrap();
         assert_eq!((found.batch, found.next_fails, sizes(&found)), (Some(16), false, vec![8, 16]));
-        let found = Range { start: 3, max: 4096, multiple_of: 8 }.search(None, &mut machine(100)).unwrap();
+        let found = Range { start: 3, max: 4096, multiple_of: 8, known: None }.search(None, &mut machine(100)).unwrap();
         assert_eq!((found.batch, found.next_fails), (Some(96), true));
         assert!(sizes(&found).iter().all(|size| size % 8 == 0), "{:?}", sizes(&found));
-        let error = Range { start: 8, max: 7, multiple_of: 8 }.search(None, &mut machine(100)).unwrap_err();
+        let error =
+            Range { start: 8, max: 7, multiple_of: 8, known: None }.search(None, &mut machine(100)).unwrap_err();
         assert!(error.to_string().contains("no multiple of 8"), "{error}");
     }
 
