@@ -1,68 +1,24 @@
-//! Runs of several ranks: `kiln launch` with the mpirun that is installed. Without one these tests say so and pass; `KILN_MPIRUN`
-//! names another.
+//! Runs of several ranks: `kiln launch` with the mpirun that is installed.
 #![cfg(unix)]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::common::ranks::{Launcher, accumulate, all, mpirun, same};
 use crate::common::small_run::{figures, train, write};
 use crate::common::{fails, kiln, relative_l2, rows_with_skips, succeeds, tensors, text};
-
-fn mpirun() -> Option<PathBuf> {
-    let named = std::env::var_os("KILN_MPIRUN").map(PathBuf::from);
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found =
-        named.or_else(|| std::env::split_paths(&path).map(|folder| folder.join("mpirun")).find(|it| it.is_file()));
-    if found.is_none() {
-        eprintln!("skipped: no mpirun (install openmpi-bin, or name one with KILN_MPIRUN)");
-    }
-    found
-}
-
-/// `kiln launch -n RANKS -- train config.toml` into the folder `run`.
-fn launch(mpirun: &Path, ranks: usize, folder: &Path, run: &str, more: &[&str]) -> Command {
-    let mut command = kiln(folder);
-    command.args(["launch", "-n", &ranks.to_string(), "--mpirun", mpirun.to_str().unwrap(), "--"]);
-    command.args(["train", "config.toml", "--set", &format!("run.output_dir={run}")]).args(more);
-    // Some machines have more ranks here than cores.
-    command.env("RAYON_NUM_THREADS", "1");
-    command
-}
-
-fn accumulate(times: usize) -> [String; 2] {
-    ["--set".into(), format!("trainer.gradient_accumulation_steps={times}")]
-}
-
-/// Arguments as `&str`.
-fn all<'a>(parts: &'a [String], more: &[&'a str]) -> Vec<&'a str> {
-    parts.iter().map(String::as_str).chain(more.iter().copied()).collect()
-}
-
-fn bytes(folder: &Path, file: &str) -> Vec<u8> {
-    std::fs::read(folder.join(file)).unwrap()
-}
-
-/// Weights, moments, rows and evaluations of two runs are the same bits.
-fn same(folder: &Path, a: &str, b: &str) {
-    assert_eq!(figures(&folder.join(a)), figures(&folder.join(b)));
-    for file in ["model/model.safetensors", "checkpoints/step-000014/optimizer.safetensors"] {
-        assert!(bytes(&folder.join(a), file) == bytes(&folder.join(b), file), "{a} and {b} differ in {file}");
-    }
-}
 
 /// Every task, with dropout, clipping, label counts that differ by rank, and a rank without a batch at the end of each epoch.
 #[test]
 fn two_ranks_train_what_one_does() {
-    let Some(mpirun) = mpirun() else { return };
     for task in ["clm", "mlm", "sequence-classification", "regression", "question-answering"] {
-        let place = tempfile::tempdir().unwrap();
-        let folder = place.path();
-        write(folder, task);
+        let Some(launcher) = Launcher::of(task) else { return };
+        let folder = launcher.folder();
         let clip = ["--set", "trainer.max_grad_norm=0.5"];
-        succeeds(&mut train(folder, "one", &all(&accumulate(2), &clip)));
-        let said = succeeds(&mut launch(&mpirun, 2, folder, "two", &all(&accumulate(1), &clip)));
-        same(folder, "one", "two");
+        succeeds(&mut launcher.alone("one", &all(&accumulate(2), &clip)));
+        let said = succeeds(&mut launcher.launch(2, "two", &all(&accumulate(1), &clip)));
+        launcher.same("one", "two");
         assert!(said.contains("6 = 3 x 1 micro-batch x 2 devices"), "{said}");
         assert_eq!(said.matches("'train_runtime'").count(), 1, "rank 0 alone talks: {said}");
         assert_eq!(std::fs::read_dir(folder.join("two/ranks")).unwrap().count(), 1);
@@ -73,15 +29,13 @@ fn two_ranks_train_what_one_does() {
 
 #[test]
 fn in_compiled_mode_and_in_f16_too() {
-    let Some(mpirun) = mpirun() else { return };
-    let place = tempfile::tempdir().unwrap();
-    let folder = place.path();
-    write(folder, "sequence-classification");
+    let Some(launcher) = Launcher::of("sequence-classification") else { return };
+    let folder = launcher.folder();
     for (name, more) in [("compiled", ["--compiler", "compiled"]), ("f16", ["--precision", "f16"])] {
         let (one, two) = (format!("{name}-one"), format!("{name}-two"));
-        succeeds(&mut train(folder, &one, &all(&accumulate(2), &more)));
-        succeeds(&mut launch(&mpirun, 2, folder, &two, &all(&accumulate(1), &more)));
-        let weights = |run: &str| bytes(&folder.join(run), "model/model.safetensors");
+        succeeds(&mut launcher.alone(&one, &all(&accumulate(2), &more)));
+        succeeds(&mut launcher.launch(2, &two, &all(&accumulate(1), &more)));
+        let weights = |run: &str| launcher.bytes(&format!("{run}/model/model.safetensors"));
         assert!(weights(&one) == weights(&two), "{name}");
         let rows = |run: &str| {
             let rows = rows_with_skips(&folder.join(run));
@@ -96,10 +50,8 @@ const DIVIDED: [&str; 2] = ["--set", "distributed.optimizer_sharding=true"];
 /// The update of each value is made by one rank; every optimizer, mode and precision, with clipping.
 #[test]
 fn a_divided_optimizer_gives_the_bits_of_a_whole_one() {
-    let Some(mpirun) = mpirun() else { return };
-    let place = tempfile::tempdir().unwrap();
-    let folder = place.path();
-    write(folder, "clm");
+    let Some(launcher) = Launcher::of("clm") else { return };
+    let folder = launcher.folder();
     let clip = ["--set", "trainer.max_grad_norm=0.5"];
     let adamw = ["--set", "trainer.optim=\"adamw_torch\""];
     let sgd = ["--set", "trainer.optim=\"sgd\"", "--set", "trainer.optim_args=\"momentum=0.9\""];
@@ -114,21 +66,20 @@ fn a_divided_optimizer_gives_the_bits_of_a_whole_one() {
     for (name, more) in cases {
         let more = [&clip[..], more].concat();
         let (one, two) = (format!("{name}-one"), format!("{name}-two"));
-        succeeds(&mut train(folder, &one, &all(&accumulate(2), &more)));
-        let said =
-            succeeds(&mut launch(&mpirun, 2, folder, &two, &all(&accumulate(1), &[&more[..], &DIVIDED].concat())));
+        succeeds(&mut launcher.alone(&one, &all(&accumulate(2), &more)));
+        let said = succeeds(&mut launcher.launch(2, &two, &all(&accumulate(1), &[&more[..], &DIVIDED].concat())));
         assert!(said.contains("divided among 2 devices"), "{said}");
-        same(folder, &one, &two);
+        launcher.same(&one, &two);
     }
     // Three parts, of which none begins with a parameter.
     let set = ["--set", "batch.global_batch_size=9", "--set", "trainer.gradient_accumulation_steps=1"];
-    succeeds(&mut train(folder, "nine", &set));
-    succeeds(&mut launch(&mpirun, 3, folder, "three", &[&set[..], &DIVIDED].concat()));
-    same(folder, "nine", "three");
+    succeeds(&mut launcher.alone("nine", &set));
+    succeeds(&mut launcher.launch(3, "three", &[&set[..], &DIVIDED].concat()));
+    launcher.same("nine", "three");
 
     for (optim, needs) in [("adafactor", "rows and columns"), ("lamb", "the norms"), ("muon", "a whole matrix")] {
         let optim = format!("trainer.optim=\"{optim}\"");
-        let mut refused = launch(&mpirun, 2, folder, "no", &[&["--set", &optim][..], &DIVIDED].concat());
+        let mut refused = launcher.launch(2, "no", &[&["--set", &optim][..], &DIVIDED].concat());
         fails(&mut refused, 2, &["distributed.optimizer_sharding = true with trainer.optim", needs, "element-wise"]);
     }
     assert!(!folder.join("no").exists());
@@ -137,18 +88,12 @@ fn a_divided_optimizer_gives_the_bits_of_a_whole_one() {
 /// Checkpoints are those of a whole optimizer: any number of ranks continues them, divided or not.
 #[test]
 fn a_divided_optimizer_is_saved_whole() {
-    let Some(mpirun) = mpirun() else { return };
-    let place = tempfile::tempdir().unwrap();
-    let folder = place.path();
-    write(folder, "sequence-classification");
+    let Some(launcher) = Launcher::of("sequence-classification") else { return };
     let set = ["--set", "batch.global_batch_size=6", "--set", "trainer.gradient_accumulation_steps=1"];
-    succeeds(&mut train(folder, "straight", &set));
+    succeeds(&mut launcher.alone("straight", &set));
     let run = |(ranks, divided): (usize, bool), run: &str, more: &[&str]| {
-        let more = [&set[..], if divided { &DIVIDED } else { &[] }, more].concat();
-        match ranks {
-            1 => succeeds(&mut train(folder, run, &more)),
-            ranks => succeeds(&mut launch(&mpirun, ranks, folder, run, &more)),
-        }
+        let divided: &[&str] = if divided { &DIVIDED } else { &[] };
+        succeeds(&mut launcher.run(ranks, run, &[&set[..], divided, more].concat()))
     };
     for (index, (before, after)) in
         [((2, true), (1, false)), ((1, true), (2, true)), ((2, true), (2, false)), ((2, false), (2, true))]
@@ -158,42 +103,46 @@ fn a_divided_optimizer_is_saved_whole() {
         let name = format!("run-{index}");
         run(before, &name, &["--stop-after", "5"]);
         run(after, &name, &["--resume"]);
-        same(folder, "straight", &name);
+        launcher.same("straight", &name);
     }
 }
 
-/// Half the moments of a rank are gone from its plan, and from the largest memory of its process.
+/// Half the moments of a rank are gone from its plan, from its tensors, and from the largest memory of its process.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_divided_optimizer_has_half_the_moments() {
-    let Some(mpirun) = mpirun() else { return };
-    let place = tempfile::tempdir().unwrap();
-    let folder = place.path();
-    write(folder, "clm");
+    let Some(launcher) = Launcher::of("clm") else { return };
+    let folder = launcher.folder();
     // 16.8 million parameters, nearly all of them positions: 128 MiB of moments.
     let large = ["--set", "model.n_positions=262144", "--set", "model.n_embd=64", "--set", "trainer.eval_strategy=no"];
     let few = ["--set", "trainer.save_strategy=no", "--set", "trainer.max_steps=4"];
-    let peaks = [("whole", &[][..]), ("divided", &DIVIDED[..])].map(|(run, more)| {
-        let said =
-            succeeds(&mut launch(&mpirun, 2, folder, run, &all(&accumulate(1), &[&large[..], &few, more].concat())));
+    let found = [("whole", &[][..]), ("divided", &DIVIDED[..])].map(|(run, more)| {
+        let said = succeeds(&mut launcher.launch(2, run, &all(&accumulate(1), &[&large[..], &few, more].concat())));
         let planned = said.lines().find(|line| line.starts_with("memory ")).unwrap().to_owned();
-        let measured = crate::common::train_rows(&folder.join(run)).last().unwrap()["peak_mib"].as_f64().unwrap();
-        (planned, measured)
+        let peak = crate::common::train_rows(&folder.join(run)).last().unwrap()["peak_mib"].as_f64().unwrap();
+        let held = ["run.log", "ranks/1.log"].map(|log| {
+            let log = std::fs::read_to_string(folder.join(run).join(log)).unwrap();
+            let (_, values) = log.split_once("the optimizer of this rank holds ").unwrap();
+            values.split(' ').next().unwrap().replace(',', "").parse::<usize>().unwrap()
+        });
+        println!("{run}: rank 0 and 1 hold {held:?} values; largest memory of rank 0 {peak} MiB; {planned}");
+        (planned, peak, held)
     });
-    assert!(peaks[0].0.contains("optimizer 129 MiB") && peaks[1].0.contains("optimizer 64 MiB"), "{peaks:?}");
-    let less = peaks[0].1 - peaks[1].1;
+    let [(whole, peak_whole, [all, same]), (divided, peak_divided, halves)] = found;
+    assert!(whole.contains("optimizer 129 MiB") && divided.contains("optimizer 64 MiB"), "{whole} {divided}");
+    assert!(all == same && all > 2 * 16_800_000, "{all} {same}");
+    assert_eq!(halves[0] + halves[1], all);
+    assert!(halves[0].abs_diff(halves[1]) <= 2, "{halves:?}");
     // 64 MiB of moments less, of which the weights of the other rank take a part when they come.
-    assert!(less > 30.0, "{less} MiB less: {peaks:?}");
+    let less = peak_whole - peak_divided;
+    assert!(less > 30.0, "{less} MiB less");
 }
 
 /// Gradients that are summed during the backward pass, with tied weights, layers that are computed again, frozen embeddings and ranks
 /// that have no micro-batch at the end of an epoch.
 #[test]
 fn sums_during_the_backward_pass_are_those_after_it() {
-    let Some(mpirun) = mpirun() else { return };
-    let place = tempfile::tempdir().unwrap();
-    let folder = place.path();
-    write(folder, "clm");
+    let Some(launcher) = Launcher::of("clm") else { return };
     let cases: [(&str, &[&str]); 6] = [
         ("native", &[]),
         ("compiled", &["--compiler", "compiled"]),
@@ -204,27 +153,25 @@ fn sums_during_the_backward_pass_are_those_after_it() {
     ];
     for (name, more) in cases {
         let (after, during) = (format!("{name}-after"), format!("{name}-during"));
-        succeeds(&mut launch(&mpirun, 2, folder, &after, &all(&accumulate(2), more)));
+        succeeds(&mut launcher.launch(2, &after, &all(&accumulate(2), more)));
         let overlap = [more, &["--set", "distributed.overlap_communication=true"]].concat();
-        succeeds(&mut launch(&mpirun, 2, folder, &during, &all(&accumulate(2), &overlap)));
-        same(folder, &after, &during);
+        succeeds(&mut launcher.launch(2, &during, &all(&accumulate(2), &overlap)));
+        launcher.same(&after, &during);
     }
     let both = [&DIVIDED[..], &["--set", "distributed.overlap_communication=true"]].concat();
-    fails(&mut launch(&mpirun, 2, folder, "no", &both), 2, &["distributed.overlap_communication", "set one of them"]);
+    fails(&mut launcher.launch(2, "no", &both), 2, &["distributed.overlap_communication", "set one of them"]);
 }
 
 /// The order in which ranks are summed is that of the micro-batches where each has one; with more, rounding differs.
 #[test]
 fn four_micro_batches_are_shared_in_any_way() {
-    let Some(mpirun) = mpirun() else { return };
-    let place = tempfile::tempdir().unwrap();
-    let folder = place.path();
-    write(folder, "clm");
+    let Some(launcher) = Launcher::of("clm") else { return };
+    let folder = launcher.folder();
     let set = ["--set", "batch.global_batch_size=12", "--set", "trainer.gradient_accumulation_steps=1"];
-    succeeds(&mut train(folder, "one", &set));
-    succeeds(&mut launch(&mpirun, 4, folder, "four", &set));
-    same(folder, "one", "four");
-    succeeds(&mut launch(&mpirun, 2, folder, "two", &set));
+    succeeds(&mut launcher.alone("one", &set));
+    succeeds(&mut launcher.launch(4, "four", &set));
+    launcher.same("one", "four");
+    succeeds(&mut launcher.launch(2, "two", &set));
     let [one, two] = ["one", "two"].map(|run| tensors(&folder.join(run).join("model/model.safetensors")));
     let values = |of: &std::collections::BTreeMap<String, (Vec<usize>, Vec<f32>)>| {
         of.values().flat_map(|(_, values)| values.clone()).collect::<Vec<_>>()
@@ -235,25 +182,16 @@ fn four_micro_batches_are_shared_in_any_way() {
 
 #[test]
 fn a_run_continues_with_another_number_of_ranks() {
-    let Some(mpirun) = mpirun() else { return };
-    let place = tempfile::tempdir().unwrap();
-    let folder = place.path();
-    write(folder, "sequence-classification");
+    let Some(launcher) = Launcher::of("sequence-classification") else { return };
     let set = ["--set", "batch.global_batch_size=6", "--set", "trainer.gradient_accumulation_steps=1"];
-    succeeds(&mut train(folder, "straight", &set));
-    let run = |ranks: usize, run: &str, more: &[&str]| {
-        let more = [&set[..], more].concat();
-        match ranks {
-            1 => succeeds(&mut train(folder, run, &more)),
-            ranks => succeeds(&mut launch(&mpirun, ranks, folder, run, &more)),
-        }
-    };
+    succeeds(&mut launcher.alone("straight", &set));
+    let run = |ranks, run: &str, more: &[&str]| succeeds(&mut launcher.run(ranks, run, &[&set[..], more].concat()));
     for (before, after) in [(2, 1), (1, 2), (2, 2)] {
         let name = format!("from-{before}-to-{after}");
         run(before, &name, &["--stop-after", "5"]);
         let said = run(after, &name, &["--resume"]);
         assert!(said.contains("continuing after step 5"), "{said}");
-        same(folder, "straight", &name);
+        launcher.same("straight", &name);
         let said = run(2, &name, &["--resume"]);
         assert!(said.contains("nothing to continue"), "{said}");
     }
@@ -310,17 +248,17 @@ fn what_is_no_world_is_refused_and_nothing_is_written() {
     );
     assert!(!folder.join("run").exists());
 
-    let Some(mpirun) = mpirun() else { return };
+    let Some(launcher) = Launcher::of("sequence-classification") else { return };
     // Started without the launcher that the variables tell of, MPI finds a world of one.
-    if Command::new(&mpirun).arg("--version").output().is_ok_and(|it| text(&it).contains("Open")) {
+    if Command::new(&launcher.mpirun).arg("--version").output().is_ok_and(|it| text(&it).contains("Open")) {
         let parts = ["RANK = 0, WORLD_SIZE = 2 tell of 2 ranks", "a world of 1", "torchrun starts no MPI"];
         fails(&mut of(&[("RANK", "0"), ("WORLD_SIZE", "2")]), 2, &parts);
     }
     let three = ["--set", "batch.global_batch_size=9", "--set", "trainer.gradient_accumulation_steps=1"];
-    fails(&mut launch(&mpirun, 2, folder, "run", &three), 2, &["no multiple of", "3 x 2 devices"]);
+    fails(&mut launcher.launch(2, "run", &three), 2, &["no multiple of", "3 x 2 devices"]);
     let missing = ["--set", "data.train=missing.jsonl"];
-    fails(&mut launch(&mpirun, 2, folder, "run", &missing), 2, &["missing.jsonl"]);
-    assert!(!folder.join("run").exists());
+    fails(&mut launcher.launch(2, "run", &missing), 2, &["missing.jsonl"]);
+    assert!(!launcher.folder().join("run").exists());
 }
 
 /// A library that has MPI's functions and is none that Kiln knows how to call, or one that is not built for threads.
@@ -379,35 +317,30 @@ fn srun_without_mpi_is_refused_with_the_way_out() {
 /// Each rank has a part of the global batch: the size that fits is asked for that.
 #[test]
 fn a_batch_that_is_looked_for_is_that_of_a_device() {
-    let Some(mpirun) = mpirun() else { return };
-    let place = tempfile::tempdir().unwrap();
-    let folder = place.path();
-    write(folder, "sequence-classification");
+    let Some(launcher) = Launcher::of("sequence-classification") else { return };
     let set = [
         "batch.global_batch_size=12",
         "trainer.gradient_accumulation_steps=1",
         "trainer.per_device_train_batch_size=auto",
     ];
     let set = set.iter().flat_map(|setting| ["--set", *setting]).collect::<Vec<_>>();
-    let said = succeeds(&mut launch(&mpirun, 2, folder, "run", &[&set[..], &["--stop-after", "3"]].concat()));
+    let said = succeeds(&mut launcher.launch(2, "run", &[&set[..], &["--stop-after", "3"]].concat()));
     assert!(said.contains("12 = 6 x 1 micro-batch x 2 devices") && said.contains("shared by 2 ranks"), "{said}");
     assert_eq!(said.matches("looking for one").count(), 1, "{said}");
     // A run that goes on keeps its size, on the ranks that have no run folder, too.
-    let said = succeeds(&mut launch(&mpirun, 2, folder, "run", &[&set[..], &["--resume"]].concat()));
+    let said = succeeds(&mut launcher.launch(2, "run", &[&set[..], &["--resume"]].concat()));
     assert!(said.contains("continuing after step 3") && !said.contains("looking for one"), "{said}");
 }
 
 /// The answer of one rank is that of all.
 #[test]
 fn modes_are_tried_and_verified_by_rank_0_for_all() {
-    let Some(mpirun) = mpirun() else { return };
-    let place = tempfile::tempdir().unwrap();
-    let folder = place.path();
-    write(folder, "clm");
-    let said = succeeds(&mut launch(&mpirun, 2, folder, "auto", &all(&accumulate(1), &["--compiler", "auto"])));
+    let Some(launcher) = Launcher::of("clm") else { return };
+    let folder = launcher.folder();
+    let said = succeeds(&mut launcher.launch(2, "auto", &all(&accumulate(1), &["--compiler", "auto"])));
     assert_eq!(said.matches("compiler auto: trying both modes").count(), 1, "{said}");
     let verified = ["--compiler", "compiled", "--set", "compiler.verify=7"];
-    succeeds(&mut launch(&mpirun, 2, folder, "verified", &all(&accumulate(1), &verified)));
+    succeeds(&mut launcher.launch(2, "verified", &all(&accumulate(1), &verified)));
     for log in ["verified/run.log", "verified/ranks/1.log"] {
         let log = std::fs::read_to_string(folder.join(log)).unwrap();
         for part in ["verify before step 1: native and compiled compute the same", "verify after step 14: native"] {
@@ -468,19 +401,17 @@ fn until(what: &str, ready: impl Fn() -> bool) {
 /// Four times here; `KILN_KILLS=100` for more.
 #[test]
 fn a_rank_that_is_killed_ends_all_and_the_run_continues() {
-    let Some(mpirun) = mpirun() else { return };
+    let Some(launcher) = Launcher::of("sequence-classification") else { return };
+    let folder = launcher.folder();
     let kills = std::env::var("KILN_KILLS").map_or(4, |kills| kills.parse::<u32>().unwrap());
-    let place = tempfile::tempdir().unwrap();
-    let folder = place.path();
-    write(folder, "sequence-classification");
     let steps = format!("trainer.max_steps={}", 60 * kills);
     let set = ["--set", "trainer.save_steps=1", "--set", "trainer.save_total_limit=3", "--set", &steps];
     let more = all(&accumulate(2), &set).into_iter().map(str::to_owned).collect::<Vec<_>>();
-    succeeds(&mut train(folder, "straight", &all(&more, &[])));
+    succeeds(&mut launcher.alone("straight", &all(&more, &[])));
     let more = all(&accumulate(1), &set).into_iter().map(str::to_owned).collect::<Vec<_>>();
     let mut random = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos();
     for kill in 0..kills {
-        let mut command = launch(&mpirun, 2, folder, "run", &all(&more, &["--resume"]));
+        let mut command = launcher.launch(2, "run", &all(&more, &["--resume"]));
         let said = std::fs::File::create(folder.join("said")).unwrap();
         let child = command.stdout(Stdio::null()).stderr(said).spawn().unwrap();
         until("no ranks were started", || ranks_in(folder).len() == 2);
@@ -502,24 +433,22 @@ fn a_rank_that_is_killed_ends_all_and_the_run_continues() {
             assert!(!said.contains("-----"), "mpirun's own notices are left out: {said}");
         }
     }
-    succeeds(&mut launch(&mpirun, 2, folder, "run", &all(&more, &["--resume"])));
+    succeeds(&mut launcher.launch(2, "run", &all(&more, &["--resume"])));
     assert_eq!(figures(&folder.join("straight")), figures(&folder.join("run")));
-    let weights = |run: &str| bytes(&folder.join(run), "model/model.safetensors");
+    let weights = |run: &str| launcher.bytes(&format!("{run}/model/model.safetensors"));
     assert!(weights("straight") == weights("run"));
 }
 
 /// A signal to the launcher or to one rank saves a checkpoint and ends all.
 #[test]
 fn a_signal_saves_and_the_run_continues() {
-    let Some(mpirun) = mpirun() else { return };
-    let place = tempfile::tempdir().unwrap();
-    let folder = place.path();
-    write(folder, "sequence-classification");
+    let Some(launcher) = Launcher::of("sequence-classification") else { return };
+    let folder = launcher.folder();
     let endless = ["--set", "trainer.max_steps=100000", "--set", "trainer.save_strategy=no", "--resume"];
     let more = all(&accumulate(1), &endless).into_iter().map(str::to_owned).collect::<Vec<_>>();
     let mut steps = 0;
     for (to_rank, signal, code) in [(None, "TERM", 143), (None, "INT", 130), (Some(1), "TERM", 143)] {
-        let mut command = launch(&mpirun, 2, folder, "run", &all(&more, &[]));
+        let mut command = launcher.launch(2, "run", &all(&more, &[]));
         let said = std::fs::File::create(folder.join("said")).unwrap();
         let child = command.stdout(Stdio::null()).stderr(said).spawn().unwrap();
         let rows = || std::fs::read_to_string(folder.join("run/metrics.jsonl")).unwrap_or_default().lines().count();
@@ -541,14 +470,11 @@ fn a_signal_saves_and_the_run_continues() {
 /// The fault of one rank ends all with its exit code; one that all of them have is told once.
 #[test]
 fn a_rank_that_fails_ends_all_with_its_exit_code() {
-    let Some(mpirun) = mpirun() else { return };
-    let place = tempfile::tempdir().unwrap();
-    let folder = place.path();
-    write(folder, "sequence-classification");
+    let Some(launcher) = Launcher::of("sequence-classification") else { return };
     // The learning rate makes the loss no number, on all ranks.
     let burst =
         ["--set", "trainer.learning_rate=1e30", "--set", "trainer.warmup_steps=0", "--set", "trainer.max_grad_norm=0"];
-    let output = launch(&mpirun, 2, folder, "run", &all(&accumulate(1), &burst)).output().unwrap();
+    let output = launcher.launch(2, "run", &all(&accumulate(1), &burst)).output().unwrap();
     assert_eq!(output.status.code(), Some(5), "{}", text(&output));
     assert_eq!(text(&output).matches("error: ").count(), 1, "rank 0 says it for all: {}", text(&output));
 }
@@ -612,16 +538,12 @@ fn no_file_system_has_to_be_shared() {
 /// Exchanges are measured by size, and worlds are compared: times of their own, and a model of the link that predicts steps.
 #[test]
 fn exchanges_and_worlds_are_measured() {
-    let Some(mpirun) = mpirun() else { return };
-    let place = tempfile::tempdir().unwrap();
-    let folder = place.path();
-    write(folder, "clm");
+    let Some(launcher) = Launcher::of("clm") else { return };
+    let folder = launcher.folder();
     fails(kiln(folder).args(["bench", "--collectives"]), 2, &["expected several ranks", "kiln launch -n 2"]);
-    let mut bench = kiln(folder);
-    bench.args(["launch", "-n", "2", "--mpirun", mpirun.to_str().unwrap(), "--", "bench", "--collectives"]);
-    let said = succeeds(bench.args(["--out", "link.json"]).env("RAYON_NUM_THREADS", "1"));
+    let said = succeeds(&mut launcher.start(2, &["bench", "--collectives", "--out", "link.json"]));
     assert_eq!(said.matches("result: link.json").count(), 1, "rank 0 alone talks: {said}");
-    let found: serde_json::Value = serde_json::from_slice(&bytes(folder, "link.json")).unwrap();
+    let found: serde_json::Value = serde_json::from_slice(&launcher.bytes("link.json")).unwrap();
     let rows = found["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 45, "five exchanges of nine sizes");
     for row in rows {
@@ -635,7 +557,7 @@ fn exchanges_and_worlds_are_measured() {
 
     let compare = |more: &[&str]| {
         let mut command = kiln(folder);
-        command.args(["compare", "config.toml", "--mpirun", mpirun.to_str().unwrap()]).args(more);
+        command.args(["compare", "config.toml", "--mpirun", launcher.mpirun.to_str().unwrap()]).args(more);
         command.env("RAYON_NUM_THREADS", "1");
         command
     };
@@ -643,7 +565,7 @@ fn exchanges_and_worlds_are_measured() {
     let worlds = ["--world", "1,2", "--repeats", "2", "--steps", "12", "--collectives", "link.json"];
     let said = succeeds(&mut compare(&[&set[..], &worlds].concat()));
     assert!(said.contains("modelled, not measured") && said.contains("     512 "), "{said}");
-    let found: serde_json::Value = serde_json::from_slice(&bytes(folder, "run-scaling/scaling.json")).unwrap();
+    let found: serde_json::Value = serde_json::from_slice(&launcher.bytes("run-scaling/scaling.json")).unwrap();
     let [one, two] = [0, 1].map(|index| &found["worlds"][index]);
     assert_eq!((&one["devices"], &one["accumulation"]), (&serde_json::json!(1), &serde_json::json!(2)));
     assert_eq!((&two["devices"], &two["accumulation"]), (&serde_json::json!(2), &serde_json::json!(1)));

@@ -3,6 +3,8 @@
 
 pub mod place;
 pub mod pty;
+#[cfg(unix)]
+pub mod ranks;
 pub mod small_run;
 
 use std::collections::BTreeMap;

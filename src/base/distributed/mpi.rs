@@ -4,6 +4,7 @@
 #![allow(unsafe_code)] // foreign functions: see `Mpi`
 
 use std::ffi::{c_char, c_int, c_void};
+use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, size_of_val};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -212,79 +213,37 @@ impl Mpi {
 
     /// Sends the `i`-th of equal parts of `sent` to rank `i`; `received` has the parts that the ranks have sent to this one.
     pub(super) fn all_to_all<T: Plain>(&self, sent: &[T], received: &mut [T]) -> Result<()> {
-        assert_eq!(sent.len(), received.len(), "an exchange keeps the size");
-        let count = count(&sent[..sent.len() / self.size])?;
-        // SAFETY: see `Mpi`: both slices have `size` parts of `count` bytes.
-        self.call("MPI_Alltoall", || unsafe {
-            (self.all_to_all)(
-                sent.as_ptr().cast(),
-                count,
-                self.byte,
-                received.as_mut_ptr().cast(),
-                count,
-                self.byte,
-                self.world,
-            )
-        })
+        let parts = Parts::of_each(sent, received, self.size)?;
+        // SAFETY: see `Mpi` and `Parts`.
+        self.call("MPI_Alltoall", || unsafe { parts.exchange(self.all_to_all, self) })
     }
 
     /// Sends all of `sent` to every rank; `received` has what the ranks have sent, one after the other.
     pub(super) fn all_gather<T: Plain>(&self, sent: &[T], received: &mut [T]) -> Result<()> {
-        assert_eq!(sent.len() * self.size, received.len(), "every rank sends as much");
-        let count = count(sent)?;
-        // SAFETY: see `Mpi`: `sent` has `count` bytes, and `received` `size` times as many.
-        self.call("MPI_Allgather", || unsafe {
-            (self.all_gather)(
-                sent.as_ptr().cast(),
-                count,
-                self.byte,
-                received.as_mut_ptr().cast(),
-                count,
-                self.byte,
-                self.world,
-            )
-        })
+        let parts = Parts::of_all(sent, received, self.size)?;
+        // SAFETY: see `Mpi` and `Parts`.
+        self.call("MPI_Allgather", || unsafe { parts.exchange(self.all_gather, self) })
     }
 
     /// [`all_to_all`](Self::all_to_all), which leaves the processor to others while it waits.
     pub(super) fn all_to_all_patiently<T: Plain>(&self, sent: &[T], received: &mut [T]) -> Result<()> {
-        assert_eq!(sent.len(), received.len(), "an exchange keeps the size");
-        let count = count(&sent[..sent.len() / self.size])?;
-        self.patiently(self.begin_all_to_all, count, sent, received, "MPI_Ialltoall")
+        self.patiently("MPI_Ialltoall", self.begin_all_to_all, Parts::of_each(sent, received, self.size)?)
     }
 
     /// [`all_gather`](Self::all_gather), which leaves the processor to others while it waits.
     pub(super) fn all_gather_patiently<T: Plain>(&self, sent: &[T], received: &mut [T]) -> Result<()> {
-        assert_eq!(sent.len() * self.size, received.len(), "every rank sends as much");
-        let count = count(sent)?;
-        self.patiently(self.begin_all_gather, count, sent, received, "MPI_Iallgather")
+        self.patiently("MPI_Iallgather", self.begin_all_gather, Parts::of_all(sent, received, self.size)?)
     }
 
-    /// Begins `exchange`, with parts of `count` bytes, and looks now and then whether it has ended.
-    fn patiently<T: Plain>(
-        &self,
-        exchange: BeginExchange,
-        count: c_int,
-        sent: &[T],
-        received: &mut [T],
-        name: &str,
-    ) -> Result<()> {
+    /// Begins `exchange` and looks now and then whether it has ended.
+    fn patiently(&self, name: &str, exchange: BeginExchange, parts: Parts<'_>) -> Result<()> {
         let (mut request, mut is_done): (Handle, c_int) = (0, 0);
+        let Parts { sent, received, count, .. } = parts;
         self.call(name, || {
-            // SAFETY: see `Mpi`; the callers have checked the sizes. MPI uses the slices until the request has ended, and they are
-            // borrowed here until then: the loop below ends with it, or with an error after which the process ends.
-            let mut code = unsafe {
-                exchange(
-                    sent.as_ptr().cast(),
-                    count,
-                    self.byte,
-                    received.as_mut_ptr().cast(),
-                    count,
-                    self.byte,
-                    self.world,
-                    &raw mut request,
-                )
-            };
+            // SAFETY: see `Mpi` and `Parts`. MPI uses the memory until the request has ended, and it is borrowed here until then: the
+            // loop below ends with it, or with an error after which the process ends.
+            let mut code =
+                unsafe { exchange(sent, count, self.byte, received, count, self.byte, self.world, &raw mut request) };
             while code == 0 && is_done == 0 {
                 let ignored = std::ptr::without_provenance_mut(self.status_ignore);
                 // SAFETY: see `Mpi`: the request is the one that was begun, and the status is not wanted.
@@ -300,20 +259,10 @@ impl Mpi {
     /// Sends all of `sent` to rank 0, where `received` has what the ranks have sent, one after the other; it is left empty on the
     /// others.
     pub(super) fn gather<T: Plain>(&self, sent: &[T], received: &mut Vec<T>) -> Result<()> {
-        assert_eq!(sent.len() * self.size, received.len(), "every rank sends as much");
-        let count = count(sent)?;
-        // SAFETY: see `Mpi`: `sent` has `count` bytes, and `received` `size` times as many.
+        let Parts { sent, received: to, count, .. } = Parts::of_all(sent, received, self.size)?;
+        // SAFETY: see `Mpi` and `Parts`.
         self.call("MPI_Gather", || unsafe {
-            (self.gather)(
-                sent.as_ptr().cast(),
-                count,
-                self.byte,
-                received.as_mut_ptr().cast(),
-                count,
-                self.byte,
-                0,
-                self.world,
-            )
+            (self.gather)(sent, count, self.byte, to, count, self.byte, 0, self.world)
         })?;
         if !self.is_root {
             received.clear();
@@ -350,6 +299,40 @@ impl Mpi {
             // SAFETY: see `Mpi`.
             unsafe { (self.abort)(self.world, c_int::from(code)) };
         }
+    }
+}
+
+/// The memory of an exchange in which every rank sends parts of `count` bytes and gets one of each rank: `received` has as many parts
+/// as there are ranks, and `sent` has as many or one.
+struct Parts<'a> {
+    sent: *const c_void,
+    received: *mut c_void,
+    count: c_int,
+    borrowed: PhantomData<&'a mut ()>,
+}
+
+impl<'a> Parts<'a> {
+    /// A part of `sent` for each of so many ranks.
+    fn of_each<T: Plain>(sent: &'a [T], received: &'a mut [T], ranks: usize) -> Result<Self> {
+        assert_eq!(sent.len(), received.len(), "an exchange keeps the size");
+        Ok(Self::new(sent, received, count(&sent[..sent.len() / ranks])?))
+    }
+
+    /// All of `sent` for each of so many ranks.
+    fn of_all<T: Plain>(sent: &'a [T], received: &'a mut [T], ranks: usize) -> Result<Self> {
+        assert_eq!(sent.len() * ranks, received.len(), "every rank sends as much");
+        Ok(Self::new(sent, received, count(sent)?))
+    }
+
+    fn new<T: Plain>(sent: &'a [T], received: &'a mut [T], count: c_int) -> Self {
+        Self { sent: sent.as_ptr().cast(), received: received.as_mut_ptr().cast(), count, borrowed: PhantomData }
+    }
+
+    /// # Safety
+    /// `function` is one of `mpi`'s that uses this memory as it is described.
+    unsafe fn exchange(&self, function: Exchange, mpi: &Mpi) -> c_int {
+        // SAFETY: the caller's.
+        unsafe { function(self.sent, self.count, mpi.byte, self.received, self.count, mpi.byte, mpi.world) }
     }
 }
 
