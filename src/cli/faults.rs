@@ -64,6 +64,37 @@ fn out_of_memory() -> ! {
     signal_hook::low_level::exit(i32::from(crate::ErrorKind::OutOfMemory.exit_code()))
 }
 
+/// More than any library asks for at once beside Kiln's allocator.
+#[cfg(unix)]
+const PROBE: usize = 8 << 20;
+
+/// An abort where the system has no more memory is one for want of it: libraries in C (MPI, drivers) and Rust's runtime, which ask
+/// without Kiln's allocator, know no other end. Any other abort stays one.
+#[cfg(unix)]
+#[allow(unsafe_code)]
+fn end_aborts() {
+    let ended = || {
+        // SAFETY: a new mapping anywhere, which nobody uses, and its end.
+        let lacks_memory = unsafe {
+            let place = libc::mmap(
+                std::ptr::null_mut(),
+                PROBE,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            );
+            place == libc::MAP_FAILED || libc::munmap(place, PROBE) != 0
+        };
+        if lacks_memory {
+            out_of_memory();
+        }
+        let _ = signal_hook::low_level::emulate_default_handler(libc::SIGABRT);
+    };
+    // SAFETY: what runs in the handler makes system calls and looks at atomics, and nothing else. Without it an abort is one.
+    let _ = unsafe { signal_hook::low_level::register(libc::SIGABRT, ended) };
+}
+
 // SAFETY: every call is the system allocator's with the same arguments, and its answer is returned as it is. Whether a
 // file is being read is in a thread-local `Cell` that is initialised at compile time and needs no destructor, so reading it never
 // allocates; the end of the process is an atomic flag and two system calls.
@@ -102,6 +133,8 @@ fn place_of(info: &panic::PanicHookInfo<'_>) -> String {
 
 /// Puts the nets up, once.
 pub(super) fn install() {
+    #[cfg(unix)]
+    end_aborts();
     let others = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         // A panic of the main thread is reported where it ends, which is here at the latest; others keep Rust's message.

@@ -179,3 +179,42 @@ fn a_process_without_memory_says_so() {
     }
     assert!(without > 0 && with > 0, "{without} ended without memory, {with} with it");
 }
+
+/// An abort where the system has no more memory, as that of a library which knows no other end, is a lack of memory; any other abort
+/// stays one.
+#[cfg(target_os = "linux")]
+#[test]
+fn an_abort_without_memory_is_a_lack_of_memory() {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Command, Stdio};
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    if Command::new("prlimit").arg("--version").stdout(Stdio::null()).status().is_err() {
+        return eprintln!("skipped: no prlimit (util-linux)");
+    }
+    for (run, lacks_memory) in [("without", true), ("with", false)] {
+        let output = format!("run.output_dir={run}");
+        let set = [&output[..], "trainer.max_steps=100000", "trainer.save_strategy=no"];
+        let mut command = kiln(folder.path());
+        command.args(["train", "config.toml"]).args(set.iter().flat_map(|set| ["--set", set]));
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let rows = folder.path().join(run).join("metrics.jsonl");
+        while !std::fs::read_to_string(&rows).is_ok_and(|rows| rows.lines().count() > 5) {
+            assert!(child.try_wait().unwrap().is_none(), "it has ended");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        let script = match lacks_memory {
+            true => format!("prlimit --pid {0} --as=1000000 && kill -ABRT {0}", child.id()),
+            false => format!("kill -ABRT {}", child.id()),
+        };
+        assert!(Command::new("sh").args(["-c", &script]).status().unwrap().success());
+        let output = child.wait_with_output().unwrap();
+        let said = text(&output);
+        if lacks_memory {
+            assert_eq!(output.status.code(), Some(4), "{said}");
+            assert!(said.contains("error: out of memory: the system has no more"), "{said}");
+        } else {
+            assert_eq!(output.status.signal(), Some(6), "{said}");
+        }
+    }
+}
