@@ -85,10 +85,13 @@ pub(super) struct TrialArgs {
     /// The report to write
     #[arg(long)]
     out: PathBuf,
+    /// The devices of the run
+    #[arg(long, default_value_t = 1)]
+    devices: usize,
 }
 
 pub(super) fn run_trial(args: &TrialArgs) -> Result<()> {
-    trial::run_trial(&args.file, &args.out)
+    trial::run_trial(&args.file, &args.out, args.devices)
 }
 
 pub(super) fn run_tune(args: &TuneArgs) -> Result<()> {

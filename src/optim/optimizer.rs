@@ -263,6 +263,11 @@ impl Optimizer {
         self.shard.as_ref()
     }
 
+    /// How many values the state has here: those of its tensors, f32 each.
+    pub fn state_values(&self) -> usize {
+        self.state.values().flatten().map(|tensor| tensor.shape().num_elements()).sum()
+    }
+
     /// Copies of the model's weights in the type of its matrix products, for whoever computes with it
     /// ([`Pass::with_copies`](kiln_models::Pass::with_copies)): a step then casts a weight once, however often it is used.
     /// An update forgets them; so must whoever changes the weights otherwise.

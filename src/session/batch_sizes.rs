@@ -69,13 +69,18 @@ impl Key {
             precision: plan.engine.precision.precision.to_string(),
             block_size: plan.batch.seq_len,
             training: format!(
-                "{} {}, {} parameters learn, evaluation of {}, {}, {}",
+                "{} {}, {} parameters learn, evaluation of {}, {}, {}{}",
                 trainer.optim,
                 plan.optimizer.config.describe(),
                 plan.model.num_trainable,
                 trainer.per_device_eval_batch_size,
                 if accumulates(config) { "accumulates" } else { "one micro-batch a step" },
                 if trainer.save_strategy == SaveStrategy::No { "no checkpoints" } else { "checkpoints" },
+                match (config.devices.count, config.distributed.optimizer_sharding) {
+                    (1, _) => String::new(),
+                    (devices, false) => format!(", gradients of {devices} devices"),
+                    (devices, true) => format!(", gradients and optimizer of {devices} devices"),
+                }
             ),
             device: format!(
                 "{} {}: {device}{}",

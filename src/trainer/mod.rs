@@ -400,6 +400,7 @@ impl<T: TrainingTask> Trainer<T> {
                 break;
             }
         }
+        self.tell_moments();
         let written = self.world.clone().by_root(|| self.end_training(folder, run))?;
         Ok(written.unwrap_or_else(|| TrainOutput::of_other_rank(run.progress.step)))
     }

@@ -16,6 +16,7 @@ use crate::base::error::{Error, Result};
 use crate::base::files::{read_regular, write_whole};
 use crate::base::metrics;
 use crate::data::loader::Share;
+use crate::plan::thousands;
 use crate::session::TrainingTask;
 
 /// The folder of the logs of the ranks besides 0, in the run folder.
@@ -127,6 +128,15 @@ impl<T: TrainingTask> Trainer<T> {
         let folder = target.parent().unwrap_or(target);
         std::fs::create_dir_all(folder).map_err(|error| io("create", folder, &error))?;
         write_whole(target, &bytes)
+    }
+
+    /// Says how much of the optimizer's state each rank has, by its tensors.
+    pub(super) fn tell_moments(&mut self) {
+        if self.world.is_shared() {
+            let values = self.state.optimizer.state_values() as u64;
+            let mib = values as f64 * 4.0 / f64::from(1 << 20);
+            self.notice(&format!("the optimizer of this rank holds {} values, {mib:.1} MiB", thousands(values)));
+        }
     }
 
     /// Whether all ranks have the same weights, which every one of them has computed for itself.

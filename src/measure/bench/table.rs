@@ -13,6 +13,7 @@ pub fn terminal(report: &CaseReport) -> String {
     rows.number("  data", 2, |it| Some(it.parts_ms?.data));
     rows.number("  forward", 1, |it| Some(it.parts_ms?.forward));
     rows.number("  backward", 1, |it| Some(it.parts_ms?.backward));
+    rows.number("  communicate", 1, |it| it.parts_ms.map(|parts| parts.communicate).filter(|ms| *ms > 0.0));
     rows.number("  update", 1, |it| Some(it.parts_ms?.update));
     rows.number("  sync and log", 2, |it| Some(it.parts_ms?.sync));
     rows.number("tokens/s", 0, |it| it.figures.tokens_per_s);

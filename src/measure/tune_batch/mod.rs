@@ -230,6 +230,7 @@ fn try_size(
     write_whole(&file, trial.to_toml()?.as_bytes())?;
     let mut command = Command::new(&options.program);
     command.arg("trial-batch").arg(&file).arg("--out").arg(&report);
+    command.args(["--devices", &config.devices.count.to_string()]);
     process::run(&mut command, folder, &report, watch)
 }
 

@@ -4,24 +4,27 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::hint::black_box;
 use std::path::Path;
 use std::sync::Arc;
 
+use burn::optim::GradientsParams;
 use serde::{Deserialize, Serialize};
 
 use crate::base::error::{Error, Result};
 use crate::base::files::write_json;
 use crate::base::host::peak_mib;
 use crate::config::{
-    BatchSection, LearningRateSection, OnExisting, RunConfig, Sampler, SaveStrategy, SchedulerKwargs, SchedulerType,
-    TokenizerSection,
+    BatchSection, DeviceKind, LearningRateSection, OnExisting, RunConfig, Sampler, SaveStrategy, SchedulerKwargs,
+    SchedulerType, TokenizerSection,
 };
 use crate::data::stream::Streamed;
 use crate::data::tokenizer::write_files;
 use crate::data::{Dataset, Example};
 use crate::inference::evaluate::evaluate;
+use crate::plan::memory::sent;
 use crate::session::Session;
-use crate::trainer::Trainer;
+use crate::trainer::{Callback, Progress, Trainer};
 
 /// The report of a trial that trained.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -80,11 +83,12 @@ pub fn trial_config(
     Ok(config)
 }
 
-/// Trains the trial that `file` describes (what [`trial_config`] gave, written) and writes its [`TrialReport`] to `out`.
+/// Trains the trial that `file` describes (what [`trial_config`] gave, written) and writes its [`TrialReport`] to `out`. On the CPU
+/// each step also takes the memory in which a run of `devices` sums its gradients.
 ///
 /// # Errors
 /// Any error of the training, out of memory included; a loss after it that is no number.
-pub fn run_trial(file: &Path, out: &Path) -> Result<()> {
+pub fn run_trial(file: &Path, out: &Path, devices: usize) -> Result<()> {
     // If memory has to be found somewhere, the kernel should end this process first. Where it cannot be told: so be it.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     let session = Session::open(RunConfig::load(file)?)?;
@@ -99,7 +103,15 @@ pub fn run_trial(file: &Path, out: &Path) -> Result<()> {
     let eval_batch = plan.evaluation.batch_size;
     let evaluated = Arc::new(Longest::new(evaluated, eval_batch, 1));
     let train = Longest::new(session.train().clone(), plan.batch.micro, plan.batch.accumulation);
+    let gradients = 4 * plan.memory.values.trained as u128;
+    let sent = match plan.engine.device.kind {
+        DeviceKind::Cpu => sent(gradients, devices, plan.distributed.optimizer_sharding),
+        _ => 0,
+    };
     let mut trainer = Trainer::new(session.with_examples(Arc::new(train), None)?)?;
+    if sent > 0 {
+        trainer = trainer.with_callback(Exchange(usize::try_from(sent).unwrap_or(usize::MAX)));
+    }
     let output = trainer.train()?;
     let (session, compute) = (trainer.session(), trainer.plan().engine.compute());
     let evaluation = evaluate(trainer.model(), compute, &session.task, &session.device, evaluated, eval_batch)?;
@@ -110,6 +122,20 @@ pub fn run_trial(file: &Path, out: &Path) -> Result<()> {
     }
     let report = TrialReport { peak_mib: peak_mib(), step_ms: output.summary.get("steady_step_ms"), loss };
     write_json(out, &report)
+}
+
+/// The memory of so many bytes in which gradients are summed over devices, for as long as a step has all of them.
+struct Exchange(usize);
+
+impl<M> Callback<M> for Exchange {
+    fn sees_gradients(&self) -> bool {
+        true
+    }
+
+    fn on_pre_optimizer_step(&mut self, _progress: &Progress, _model: &M, _gradients: &GradientsParams) {
+        // Memory is the process's when it is written to.
+        drop(black_box(vec![1_u8; self.0]));
+    }
 }
 
 /// The longest examples of a dataset, as many as a batch has and the same for each of its batches. Where lengths differ, one

@@ -145,7 +145,9 @@ impl MemoryEstimate {
         // those of the next micro-batch.
         let is_cast = is_narrow && (host.is_none() || compute.ops().form(Operator::Linear) == Form::Plain);
         let copies = if is_cast { (weights - narrow / 2) / 2 } else { 0 };
-        let waiting = if batch.accumulation > 1 { gradients } else { 0 };
+        // Captured steps of several devices, which are on a GPU, always sum in one place.
+        let is_waiting = batch.accumulation > 1 || (host.is_none() && batch.devices.count > 1);
+        let waiting = if is_waiting { gradients } else { 0 };
         let update = match (inputs.skips, compute.ops().form(Operator::AdamW)) {
             (true, _) => 4 * largest,
             (false, Form::Plain) => largest,
@@ -157,14 +159,8 @@ impl MemoryEstimate {
             gradients: waiting + gradients,
             other: copies + activations.at_the_bottom(),
         };
-        // The gradients that are sent lie beside the others, and a piece of it twice; where they are divided, the sums besides.
-        let sent = match (batch.devices.count, inputs.sharded) {
-            (1, _) => 0,
-            (_, false) => gradients + 2 * (F32 * PIECE as u128).min(gradients),
-            (count, true) => {
-                gradients.div_ceil(count as u128) + gradients + 2 * (F32 * SHARD_PIECE as u128).min(gradients)
-            }
-        };
+        // Gradients of a GPU are sent from the host's memory.
+        let sent = if host.is_some() { sent(gradients, batch.devices.count, inputs.sharded) } else { 0 };
         let moments = [
             first,
             last,
@@ -226,6 +222,17 @@ impl MemoryEstimate {
         let parts = parts.into_iter().filter(|(_, bytes)| *bytes > 0);
         let parts = parts.map(|(name, bytes)| format!("{name} {}", mib(bytes))).collect::<Vec<_>>();
         format!("about {} in the {} = {}", mib(self.total()), self.peak.name(), parts.join(" + "))
+    }
+}
+
+/// The bytes that summing `gradients` bytes of gradients over `devices` takes beside them: what is sent, and a piece of it twice;
+/// where the optimizer is `sharded`, the sums of a part besides.
+pub(crate) fn sent(gradients: u128, devices: usize, sharded: bool) -> u128 {
+    let f32s = |count: usize| F32 * count as u128;
+    match (devices, sharded) {
+        (1, _) => 0,
+        (_, false) => gradients + 2 * f32s(PIECE).min(gradients),
+        (count, true) => gradients.div_ceil(count as u128) + gradients + 2 * f32s(SHARD_PIECE).min(gradients),
     }
 }
 
