@@ -3,8 +3,9 @@
 #
 #     benches/pytorch/run.sh [cpu|gpu|smoke] [options of `kiln bench`]
 #
-# Needs a release build of kiln (or $KILN) and a Python with torch and transformers, which python.sh finds or makes. The result is
-# benches/results/DATE-pytorch-SUITE.json unless --out says otherwise.
+# Needs a release build of kiln (or $KILN) and a Python with torch and transformers, which python.sh finds or makes. The suite cpu is
+# measured in f32 and then in bf16, PyTorch by autocast, unless --precision names one type. The result is
+# benches/results/DATE-pytorch-SUITE.json, in bf16 DATE-pytorch-SUITE-bf16.json, unless --out says otherwise.
 # Without --no-compile there are two peers: eager, and torch.compile.
 set -Eeuo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
@@ -18,14 +19,22 @@ case "${1:-}" in "" | -*) ;; *) suite="$1" && shift ;; esac
 python="$("$here/python.sh")"
 
 peers=(--peer "eager=$python $here/worker.py --mode eager" --peer "compile=$python $here/worker.py --mode compile")
-more=() out=()
+more=() out="" precisions=()
+[ "$suite" = cpu ] && precisions=(f32 bf16)
 while [ $# -gt 0 ]; do
     case "$1" in
     --no-compile) peers=("${peers[@]:0:2}") ;;
-    --out) out=(--out "$2") && shift ;;
+    --out) out="$2" && shift ;;
+    --precision) precisions=("$2") && shift ;;
     *) more+=("$1") ;;
     esac
     shift
 done
-[ "${#out[@]}" -gt 0 ] || out=(--out "$root/benches/results/$(date -u +%F)-pytorch-$suite.json")
-exec "$kiln" bench --suite "$suite" "${peers[@]}" "${out[@]}" "${more[@]}"
+[ -z "$out" ] || [ "${#precisions[@]}" -lt 2 ] || { echo "error: --out names one file: name one --precision too" >&2; exit 2; }
+
+# A measurement that fails ends the script with its exit code.
+for precision in "${precisions[@]:-}"; do
+    case "$precision" in "" | f32) name="$suite" ;; *) name="$suite-$precision" ;; esac
+    "$kiln" bench --suite "$suite" ${precision:+--precision "$precision"} "${peers[@]}" \
+        --out "${out:-$root/benches/results/$(date -u +%F)-pytorch-$name.json}" "${more[@]}"
+done

@@ -197,6 +197,7 @@ def operators(shapes, device, compiled):
 
 def serve_operators(case, mode, place):
     timed = operators(case["shapes"], place.device, mode == "compile")
+    narrow = TYPES.get(case["precision"])
     say({"provenance": provenance(mode, place), "batch": case["batch"], "total_steps": 2**40})
     for count in commands():
         answer = []
@@ -205,7 +206,8 @@ def serve_operators(case, mode, place):
             for _ in range(count):
                 place.wait()
                 start = time.perf_counter()
-                y = function(*inputs)
+                with torch.autocast(place.device.type, dtype=narrow, enabled=narrow is not None):
+                    y = function(*inputs)
                 y.backward(torch.ones_like(y))
                 for leaf in inputs:
                     leaf.grad = None

@@ -11,7 +11,7 @@ use crate::base::distributed::World;
 use crate::base::error::{Error, Result};
 use crate::base::files::write_json;
 use crate::base::signals;
-use crate::config::RunConfig;
+use crate::config::{Precision, RunConfig};
 use crate::engine::handover;
 use crate::measure::bench::report::SCHEMA;
 use crate::measure::bench::run::{Options, Peer, Subject, Variant, run};
@@ -37,6 +37,9 @@ pub(super) struct BenchArgs {
         conflicts_with_all = ["file", "set", "suite", "warmup", "rounds", "steps", "variants", "peers", "time_limit"]
     )]
     pub(super) collectives: bool,
+    /// f32, bf16 or f16: the type of matrix products, whatever the file or the suite says
+    #[arg(long, value_name = "TYPE", conflicts_with = "collectives")]
+    precision: Option<Precision>,
     /// Only these cases of the suite
     #[arg(long = "case", value_name = "NAME", requires = "suite")]
     cases: Vec<String>,
@@ -93,13 +96,18 @@ pub(super) fn run_bench(args: &BenchArgs) -> Result<()> {
     if args.collectives {
         return bench_collectives(args.out.as_deref().unwrap_or(Path::new("bench-collectives.json")));
     }
+    if args.precision == Some(Precision::Auto) {
+        return Err(Error::config("--precision: expected f32, bf16 or f16, got auto"));
+    }
     let (subject, name) = match (&args.file, &args.suite) {
         (_, Some(name)) => {
             let suite = Suite::named(name)?.only(&args.cases)?;
+            let suite = args.precision.into_iter().fold(suite, Suite::in_precision);
             (Subject::Suite { name: name.clone(), suite }, name.clone())
         }
         (Some(file), None) => {
-            let config = Box::new(RunConfig::load_with(file, &args.set)?);
+            let mut config = Box::new(RunConfig::load_with(file, &args.set)?);
+            config.precision = args.precision.unwrap_or(config.precision);
             let stem = file.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy().into_owned());
             (Subject::Config { title: file.display().to_string(), config }, stem)
         }

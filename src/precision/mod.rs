@@ -5,7 +5,7 @@ pub mod scaler;
 
 use burn::tensor::FloatDType;
 use kiln_models::ops::Form;
-use kiln_models::ops::products::Unit;
+use kiln_models::ops::products::{self, Unit};
 use kiln_models::{Operator, Ops};
 use serde::{Deserialize, Serialize};
 
@@ -99,7 +99,18 @@ impl PrecisionPlan {
 fn bf16_note(unit: Unit) -> String {
     match unit.is_faster_than_f32() {
         true => format!("products by {unit}"),
-        false => format!("products by {unit}, of rounded operands: this CPU multiplies bf16 no faster"),
+        false => format!("products by {unit}, of rounded operands: {}", no_faster()),
+    }
+}
+
+/// Why bf16 is multiplied in f32 on this CPU.
+fn no_faster() -> String {
+    match products::slower_unit() {
+        Ok(Some(unit)) => {
+            format!("this CPU multiplies bf16 no faster than f32, as its {} was measured to be slower", unit.name())
+        }
+        // It has none, or the environment asks for f32.
+        _ => "this CPU multiplies bf16 no faster than f32".into(),
     }
 }
 
@@ -108,7 +119,11 @@ fn f16_note(unit: Unit) -> String {
     let f32 = Unit::F32;
     match unit.is_faster_than_f32() {
         true => format!("products by {f32}, of rounded operands: bf16 is the fast type here, by {unit}"),
-        false => format!("products by {f32}, of rounded operands: bf16 has the same products and needs no loss scale"),
+        // Measured: 1.4 times a step in bf16 (benches/results/2026-11-23-cpu-products.md).
+        false => format!(
+            "products by {f32}, of rounded operands: bf16 is the faster of the two here, with the same products, more fused \
+             operators and no loss scale"
+        ),
     }
 }
 
@@ -118,7 +133,7 @@ fn choose(device: &DeviceFacts, unit: Option<Unit>) -> (Precision, String) {
         (DeviceKind::Cpu, Some(unit)) if unit.is_faster_than_f32() => {
             (Precision::Bf16, format!("auto: this CPU multiplies bf16 faster than f32, by {unit}"))
         }
-        (DeviceKind::Cpu, Some(_)) => (Precision::F32, "auto: this CPU multiplies bf16 no faster than f32".into()),
+        (DeviceKind::Cpu, Some(_)) => (Precision::F32, format!("auto: {}", no_faster())),
         (DeviceKind::Cpu | DeviceKind::Auto, _) => {
             (Precision::F32, "auto: the CPU converts narrower types to f32 and back, which is slower".into())
         }

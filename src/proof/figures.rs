@@ -98,7 +98,7 @@ impl Limits {
     pub fn above(self, noise: &Distance) -> Self {
         Self {
             loss: self.loss.max(10.0 * noise.loss),
-            gradient: self.gradient.max(10.0 * noise.gradient),
+            gradient: self.gradient.max(10.0 * noise.beyond),
             change: self.change.max(10.0 * noise.change),
             ..self
         }
@@ -110,8 +110,12 @@ impl Limits {
 pub struct Distance {
     /// Of the loss.
     pub loss: f64,
-    /// Of a gradient, relative to its norm.
+    /// Of a gradient, relative to its norm; gradients whose norm is within what is allowed of all are left out, since most of them is
+    /// rounding.
     pub gradient: f64,
+    /// The same of gradients that differ by more than what is allowed of all, for [`Limits::above`].
+    #[serde(default)]
+    pub beyond: f64,
     /// Of a layer's weight change.
     pub change: f64,
 }
@@ -160,8 +164,7 @@ pub fn compare(a: &[StepFigures], b: &[StepFigures], limits: &Limits) -> (Distan
                 let limit = limit + if size > 0.0 { floor / size } else { 0.0 };
                 first = Some(Difference { step: index + 1, what, values, relative, limit });
             }
-            // The relative error of a value that is 0 up to rounding says nothing about noise.
-            if error <= floor { 0.0 } else { relative }
+            relative
         };
         let loss = check("loss".into(), [a.loss, b.loss], (a.loss - b.loss).abs(), a.loss.abs(), limits.loss, 0.0);
         distance.loss = distance.loss.max(loss);
@@ -175,8 +178,15 @@ pub fn compare(a: &[StepFigures], b: &[StepFigures], limits: &Limits) -> (Distan
         for (a, b) in a_gradients.iter().zip(b_gradients) {
             let error = (a.norm - b.norm).abs().max((a.projection - b.projection).abs());
             let what = format!("gradient of {}", a.name);
-            let relative = check(what, [a.norm, b.norm], error, a.norm, limits.gradient, limits.all_gradients * all);
-            distance.gradient = distance.gradient.max(relative);
+            let floor = limits.all_gradients * all;
+            let relative = check(what, [a.norm, b.norm], error, a.norm, limits.gradient, floor);
+            // The relative error of a value that is 0 up to rounding says nothing.
+            if a.norm > floor {
+                distance.gradient = distance.gradient.max(relative);
+            }
+            if error > floor {
+                distance.beyond = distance.beyond.max(relative);
+            }
         }
         for (a, b) in a.changes.iter().zip(&b.changes) {
             let what = format!("weight change of {}", a.name);
@@ -308,6 +318,11 @@ mod tests {
         let a = [step(2.0, &[("head", [1.0, 2.0, 2.0]), ("key.bias", [1e-9, 0.0, 0.0])])];
         let b = [step(2.0, &[("head", [1.0, 2.0, 2.0]), ("key.bias", [-1e-9, 0.0, 0.0])])];
         assert_eq!(compare(&a, &b, &Limits::F32), (Distance::default(), None));
+        // Of bf16, whose limit for one gradient of all is large beside most differences.
+        let near = [step(2.001, &[("head", [1.0, 2.0, 2.003]), ("key.bias", [-1e-9, 0.0, 0.0])])];
+        let (distance, difference) = compare(&a, &near, &Limits::BF16);
+        assert!(difference.is_none() && distance.beyond == 0.0, "{difference:?}");
+        assert!((1e-4..1e-2).contains(&distance.gradient), "{distance}");
         let noisy = Distance { loss: 1e-4, ..Distance::default() };
         assert_eq!(Limits::F32.above(&noisy), Limits { loss: 1e-3, ..Limits::F32 });
     }

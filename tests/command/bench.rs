@@ -80,6 +80,43 @@ fn the_smoke_suite_measures_both_modes() {
 }
 
 #[test]
+fn products_are_measured_in_the_precision_that_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let (few, bf16) = (["--operators", "1", "--precision", "bf16"], ["--suite", "smoke", "--case", "gpt2-tiny"]);
+    let out = succeeds(bench(folder.path(), &bf16).args(few));
+    assert!(
+        out.contains("tokens, bf16, no dropout") && out.contains("losses of compiled against native: equal"),
+        "{out}"
+    );
+    assert!(out.contains("% of the peak") && out.contains("the peak of products is "), "{out}");
+    let report = json(&folder.path().join("bench-smoke.json"));
+    let case = &report["cases"][0];
+    for mode in ["native", "compiled"] {
+        assert_eq!(contestant(case, mode)["provenance"]["precision"], "bf16");
+    }
+    // The unit is that of the plan and of `kiln devices`.
+    let unit = case["peak"]["unit"].as_str().unwrap();
+    let devices = succeeds(kiln(folder.path()).arg("devices"));
+    assert!(devices.contains(&format!("products of bf16 in fused operators by {unit}")), "{unit}: {devices}");
+    assert!(case["peak"]["gflops"].as_f64().unwrap() > 0.1);
+    for operator in case["operators"].as_array().unwrap() {
+        let multiplies = ["linear", "lora", "attention", "cross_entropy"].contains(&operator["name"].as_str().unwrap());
+        assert_eq!(operator["gflop"].as_f64().is_some_and(|gflop| gflop > 0.0), multiplies, "{operator}");
+    }
+    // 64 tokens, 32 x 128 weights: three products of two operations a multiplication.
+    let linear = case["operators"].as_array().unwrap().iter().find(|it| it["name"] == "linear").unwrap();
+    assert_eq!(linear["gflop"].as_f64(), Some(6.0 * 64.0 * 32.0 * 128.0 / 1e9));
+
+    write(folder.path(), "clm");
+    let few = ["--warmup", "1", "--rounds", "1", "--steps", "2", "--operators", "1", "--precision", "f16"];
+    succeeds(bench(folder.path(), &["config.toml"]).args(few));
+    let report = json(&folder.path().join("bench-config.json"));
+    let case = &report["cases"][0];
+    assert_eq!(contestant(case, "compiled")["provenance"]["precision"], "f16");
+    assert!(case["peak"]["unit"].as_str().unwrap().starts_with("f32: "), "f16 is multiplied in f32");
+}
+
+#[test]
 fn a_planted_difference_makes_no_ratio() {
     let folder = tempfile::tempdir().unwrap();
     let planted = ["--variant", "planted=trainer.learning_rate=0.01"];
@@ -190,6 +227,7 @@ fn what_makes_no_sense_is_refused() {
         refused(&["--suite", "gpu"], &["is for a GPU", "for the CPU alone", "--suite cpu"]);
     }
     refused(&["--suite", "smoke", "--rounds", "0"], &["--rounds: expected 1 or more"]);
+    refused(&["--suite", "smoke", "--precision", "auto"], &["--precision: expected f32, bf16 or f16, got auto"]);
     for flag in ["--warmup", "--rounds", "--steps", "--operators"] {
         let parts = [&format!("{flag}: expected"), "got 18446744073709551615"];
         refused(&["--suite", "smoke", flag, "18446744073709551615"], &parts);

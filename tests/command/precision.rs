@@ -275,7 +275,18 @@ fn the_instructions_of_products_can_be_lowered() {
     for f32 in [plan("f32", "bf16"), plan("f32", "f16")] {
         assert!(f32.contains("(products by f32: ") && f32.contains(" of rounded operands"), "{f32}");
     }
+    assert!(plan("f32", "f16").contains("bf16 is the faster of the two here"));
     assert!(plan("f32", "auto").contains("f32 (auto: this CPU multiplies bf16 no faster than f32)"));
+    // Without the variable the choice is that of a measurement, which `auto` names where it decided.
+    let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let reason = match devices("").contains("products of bf16 in fused operators by f32: ") {
+        true if flags.contains("avx512_bf16") => {
+            "auto: this CPU multiplies bf16 no faster than f32, as its avx512-bf16 was measured to be slower)"
+        }
+        true => "auto: this CPU multiplies bf16 no faster than f32)",
+        false => "auto: this CPU multiplies bf16 faster than f32, by ",
+    };
+    assert!(plan("", "auto").contains(reason), "{reason}: {}", plan("", "auto"));
     assert!(devices("f32").contains("products of bf16 in fused operators by f32: "));
     assert!(devices("").contains("products of bf16 in fused operators by "));
 

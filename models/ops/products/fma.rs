@@ -7,7 +7,8 @@
 use std::arch::asm;
 
 use super::pack::F32_STEP;
-use super::panels::{Panels, Start, Target, quickest};
+use super::panels::{Panels, Start, Target, has_avx512};
+use super::units::Count;
 
 /// Rows of a block of the result.
 pub(super) const ROWS: usize = 12;
@@ -220,14 +221,15 @@ pub(super) unsafe fn run(target: &Target, a: Panels, b: Panels, steps: usize, is
     }
 }
 
-/// Seconds of a product of 12 x 32 x 256 whose operands are in the first-level cache: the quickest of some.
-pub(super) fn seconds_of_a_product() -> f64 {
+/// Gives `count` a product of 12 x 32 x 256 whose operands are in the first-level cache. The CPU must have AVX-512.
+pub(super) fn with_product(count: &mut Count<'_>) {
+    const STEPS: usize = 64;
     #[repr(align(64))]
     struct Operand<const N: usize>([f32; N]);
-    let (a, b) = (Operand([1.0; ROWS * 256]), Operand([1.0; COLS * 256]));
+    assert!(has_avx512());
+    let (a, b) = (Operand([1.0; ROWS * F32_STEP * STEPS]), Operand([1.0; COLS * F32_STEP * STEPS]));
     let mut c = Block([0.0; ROWS * COLS]);
     let (a, b, c) = (a.0.as_ptr().cast(), b.0.as_ptr().cast(), c.0.as_mut_ptr());
-    // SAFETY: both panels have 64 steps of 4, and `c` is whole; only a CPU with AVX-512 has AVX512_BF16 to compare it with.
-    let seconds = quickest(|| unsafe { twelve(a, b, 64, Start::ZERO, c, COLS) });
-    seconds * (32 * 32) as f64 / (ROWS * COLS) as f64
+    // SAFETY: both panels have so many steps, and `c` is whole.
+    count(2 * ROWS * COLS * F32_STEP * STEPS, &mut || unsafe { twelve(a, b, STEPS, Start::ZERO, c, COLS) });
 }

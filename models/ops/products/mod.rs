@@ -26,7 +26,7 @@ use burn::tensor::FloatDType;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-pub use units::{Unit, VARIABLE, unit};
+pub use units::{Unit, VARIABLE, peak_gflops, slower_unit, unit};
 
 /// A matrix within a slice.
 #[derive(Clone, Copy)]

@@ -250,12 +250,24 @@ fn a_product_without_terms_is_its_beginning() {
 }
 
 #[test]
+fn the_peak_is_that_of_the_unit_of_the_products() {
+    for (dtype, of) in [(FloatDType::F32, Unit::F32), (FloatDType::F16, Unit::F32), (FloatDType::BF16, unit().unwrap())]
+    {
+        let (unit, gflops) = peak_gflops(dtype).unwrap();
+        assert_eq!(unit, of);
+        // A core does more than 0.1 GFLOP/s and less than 100 TFLOP/s.
+        assert!((0.1..1e5 * rayon::current_num_threads() as f64).contains(&gflops), "{unit:?}: {gflops}");
+    }
+}
+
+#[test]
 fn a_lower_unit_may_be_asked_for_and_a_higher_one_is_refused() {
-    assert_eq!(units::choose(Some(Unit::F32)).unwrap(), Unit::F32);
-    let best = units::choose(None).unwrap();
+    assert_eq!(units::choose(Some(Unit::F32)).unwrap(), (Unit::F32, None));
+    let (best, slower) = units::choose(None).unwrap();
+    assert!(slower.is_none_or(|slower| best == Unit::F32 && slower == Unit::Avx512Bf16), "{slower:?}");
     for unit in [Unit::F32, Unit::Avx512Bf16, Unit::AmxBf16] {
         match units::choose(Some(unit)) {
-            Ok(chosen) => assert_eq!(chosen, unit),
+            Ok(chosen) => assert_eq!(chosen, (unit, None)),
             Err(error) => {
                 assert!(unit > best, "{unit:?} is refused, and {best:?} is there: {error}");
                 let told = format!("KILN_CPU_PRODUCTS={}: this CPU lacks it", unit.name());

@@ -8,8 +8,9 @@
 use std::arch::x86_64::*;
 
 use super::Unit;
-use super::pack::{TILE_BYTES, TILES};
-use super::panels::{Panels, Start, Target, even, quickest};
+use super::pack::{TILE_BYTES, TILE_STEP, TILES};
+use super::panels::{Panels, Start, Target, even};
+use super::units::Count;
 
 /// Steps whose part of a left panel (40 KiB) stays in the first-level cache while right panels stream by.
 const INNER: usize = 20;
@@ -112,17 +113,23 @@ unsafe fn avx512(a: *const u8, b: *const u8, steps: usize, start: Start, c: *mut
     }
 }
 
-/// Seconds of a product of 32 x 32 x 256 by AVX512_BF16, which must be permitted, whose operands are in the first-level cache: the
-/// quickest of some.
-pub(super) fn seconds_of_a_product() -> f64 {
+/// Gives `count` a product of 32 x 32 x 256 by `unit`, which must be permitted, whose operands are in the first-level cache.
+pub(super) fn with_product(unit: Unit, count: &mut Count<'_>) {
     const STEPS: usize = 8;
     #[repr(align(64))]
     struct Operand([u16; STEPS * TILE_BYTES / 2]);
+    // Numbers, since tiles of zeros are multiplied faster.
     let (a, b) = (Operand([0x3f80; STEPS * TILE_BYTES / 2]), Operand([0x3f80; STEPS * TILE_BYTES / 2]));
     let mut c = Block([0.0; TILES * TILES]);
     let (a, b, c) = (a.0.as_ptr().cast(), b.0.as_ptr().cast(), c.0.as_mut_ptr());
-    // SAFETY: both panels have 8 steps, and `c` is whole; the caller has asked whether it is permitted.
-    quickest(|| unsafe { avx512(a, b, STEPS, Start::ZERO, c, TILES) })
+    // SAFETY (all): the caller has asked whether the unit is permitted; both panels have so many steps, and `c` is whole.
+    if unit == Unit::AmxBf16 {
+        // Without the stores of a result, which take as long as three steps.
+        let _tiles = unsafe { amx::Tiles::configured() };
+        return count(2 * TILES * TILES * TILE_STEP * 64, &mut || unsafe { amx::multiply_tiles(a, b, 64) });
+    }
+    let kernel = kernel(unit);
+    count(2 * TILES * TILES * STEPS * TILE_STEP, &mut || unsafe { kernel(a, b, STEPS, Start::ZERO, c, TILES) });
 }
 
 /// AMX in stable Rust: tiles are clobbers of inline assembly only, so that a block of sums begins and ends within one `asm!`.
@@ -203,6 +210,31 @@ pub(super) mod amx {
                 asm!("tilerelease", out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                      out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack, preserves_flags));
             }
+        }
+    }
+
+    /// 2 x 2 tiles of sums of the first step of two panels, `times` times: nothing but the instruction that multiplies.
+    ///
+    /// # Safety
+    /// The panels must have a step, `times` must not be 0, and tiles must be configured.
+    pub(super) unsafe fn multiply_tiles(a: *const u8, b: *const u8, times: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            asm!(
+                "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+                "tileloadd tmm4, [{a} + {s}]", "tileloadd tmm5, [{a} + {s} + 1024]",
+                "tileloadd tmm6, [{b} + {s}]", "tileloadd tmm7, [{b} + {s} + 1024]",
+                ".p2align 5",
+                "2:",
+                "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6", "tdpbf16ps tmm3, tmm5, tmm7",
+                "dec {n}",
+                "jnz 2b",
+                a = in(reg) a, b = in(reg) b, s = in(reg) 64usize, n = inout(reg) times => _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack)
+            );
         }
     }
 

@@ -54,7 +54,7 @@ pub(super) fn floor_ms(report: &CaseReport, gflops: f64) -> Option<f64> {
     Some(provenance.flops_per_token? * tokens / gflops / 1e6)
 }
 
-fn kiln_provenance(contestant: &ContestantReport) -> Option<Provenance> {
+pub(super) fn kiln_provenance(contestant: &ContestantReport) -> Option<Provenance> {
     serde_json::from_value(contestant.provenance.clone()).ok()
 }
 

@@ -1,16 +1,16 @@
-//! Single operators, forward and backward, at the sizes of a model: each in the form that the contestant's mode has, so that
-//! a fused operator can be seen against its composition and against another framework's. AdamW is not among them: it is the
-//! part `update` of a step.
+//! Single operators, forward and backward, at the sizes of a model: each in the form that the contestant's mode has and with
+//! products in the type of the run, so that a fused operator can be seen against its composition and against another framework's.
+//! AdamW is not among them: it is the part `update` of a step.
 
 use std::time::Instant;
 
-use burn::tensor::{Bool, Device, Distribution, FloatDType, Int, Tensor};
+use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
 use kiln_models::Activation;
 use kiln_models::ops::attention::{Attention, Mask, Qkv};
 use kiln_models::ops::cross_entropy::CrossEntropy;
 use kiln_models::ops::dropout::DropoutRng;
 use kiln_models::ops::{dropout, embedding, gelu, layer_norm, linear};
-use kiln_models::{ModelConfig, Ops};
+use kiln_models::{Compute, ModelConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::base::error::{Error, Result};
@@ -52,6 +52,10 @@ pub struct OperatorTimes {
     pub name: String,
     /// Its sizes, for people.
     pub shape: String,
+    /// The arithmetic of its matrix products, forward and backward, in 10^9 operations, where it consists of them: an addition and a
+    /// multiplication are two, and scores that no query sees are not counted.
+    #[serde(default)]
+    pub gflop: Option<f64>,
     /// Milliseconds of forward and backward, one a repeat.
     pub ms: Vec<f64>,
 }
@@ -77,13 +81,14 @@ impl Shapes {
         }
     }
 
-    /// Makes every operator `repeats` times in the form `ops`. The gradient that comes from above is all ones (for
+    /// Makes every operator `repeats` times as `compute` says. The gradient that comes from above is all ones (for
     /// cross-entropy the mean's), so nothing but the operator and that filling is timed, and what it leaves is freed.
     ///
     /// # Errors
     /// The device's.
-    pub fn measure(&self, ops: Ops, device: &Device, repeats: usize) -> Result<Vec<OperatorTimes>> {
+    pub fn measure(&self, compute: Compute, device: &Device, repeats: usize) -> Result<Vec<OperatorTimes>> {
         let Self { batch, length, width, heads, inner, vocabulary, .. } = *self;
+        let (ops, dtype) = (compute.ops(), compute.dtype());
         let tokens = batch * length;
         let device = &device.clone().autodiff();
         let matrix = |rows: usize, columns: usize| {
@@ -142,14 +147,14 @@ impl Shapes {
             (
                 "linear",
                 format!("{tokens} x {width} x {inner}"),
-                Box::new(|| linear::linear(x.clone(), weight.clone(), large.clone(), ops)),
+                Box::new(|| linear::linear_in(dtype, x.clone(), weight.clone(), large.clone(), ops)),
             ),
             (
                 "lora",
                 format!("{tokens} x {width} x {inner}, rank {RANK}, frozen weight"),
                 Box::new(|| {
                     let (weight, [a, b]) = (frozen.clone(), low_rank.clone());
-                    let layer = linear::Adapted { weight, a, b, scaling: 1.0, dropout: 0.0, dtype: FloatDType::F32 };
+                    let layer = linear::Adapted { weight, a, b, scaling: 1.0, dropout: 0.0, dtype };
                     linear::adapted(x.clone(), layer, Some(frozen_bias.clone()), DropoutRng::Device, ops)
                 }),
             ),
@@ -157,7 +162,7 @@ impl Shapes {
                 "attention",
                 format!("{batch} x {heads} heads x {length} x {}", width / heads),
                 Box::new(|| {
-                    let [query, key, value] = qkv.clone();
+                    let [query, key, value] = qkv.clone().map(|part| compute.narrow(part));
                     attention.forward(Qkv::Separate { query, key, value }, &mask)
                 }),
             ),
@@ -173,13 +178,13 @@ impl Shapes {
                 format!("{tokens} x {width} x {vocabulary}"),
                 Box::new(|| {
                     let entropy = CrossEntropy {
-                        x: x.clone(),
-                        weight: table.clone(),
+                        x: compute.narrow(x.clone()),
+                        weight: compute.narrow(table.clone()),
                         bias: None,
                         target: ids.clone(),
                         row_weight: None,
                         label_smoothing: 0.0,
-                        dtype: FloatDType::F32,
+                        dtype,
                     };
                     (entropy.sum(ops) / tokens as f64).unsqueeze()
                 }),
@@ -195,9 +200,25 @@ impl Shapes {
                 device.sync().map_err(|error| failed(&error))?;
                 ms.push(start.elapsed().as_secs_f64() * 1e3);
             }
-            Ok(OperatorTimes { name: name.into(), shape, ms })
+            Ok(OperatorTimes { name: name.into(), shape, gflop: self.gflop(name), ms })
         });
         timed.collect()
+    }
+
+    /// [`OperatorTimes::gflop`] of operator `name`: a product of its forward pass has two gradients, which are products of the same
+    /// size, but for a frozen weight, which has none.
+    fn gflop(&self, name: &str) -> Option<f64> {
+        let [tokens, length, width, inner, vocabulary] =
+            [self.batch * self.length, self.length, self.width, self.inner, self.vocabulary].map(|n| n as f64);
+        let multiplications = match name {
+            "linear" => 3.0 * tokens * width * inner,
+            "lora" => 2.0 * tokens * width * inner + 3.0 * tokens * RANK as f64 * (width + inner),
+            // Scores, and their product with the values.
+            "attention" => 3.0 * 2.0 * tokens * if self.causal { (length + 1.0) / 2.0 } else { length } * width,
+            "cross_entropy" => 3.0 * tokens * width * vocabulary,
+            _ => return None,
+        };
+        Some(2.0 * multiplications / 1e9)
     }
 }
 
@@ -205,7 +226,8 @@ impl Shapes {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use kiln_models::ModelType;
+    use kiln_models::ops::DTYPES;
+    use kiln_models::{ModelType, Ops};
     use serde_json::json;
 
     #[test]
@@ -214,14 +236,19 @@ mod tests {
         let config = ModelConfig::from_fields(ModelType::Gpt2, fields.as_object().unwrap()).unwrap();
         let shapes = Shapes::new(&config, Task::Clm, 2, 8);
         assert_eq!((shapes.inner, shapes.causal, shapes.gelu_tanh), (64, true, true));
-        for ops in [Ops::Plain, Ops::Fused] {
-            let times = shapes.measure(ops, &Device::flex(), 2).unwrap();
+        for (ops, dtype) in [Ops::Plain, Ops::Fused].into_iter().flat_map(|ops| DTYPES.map(|dtype| (ops, dtype))) {
+            let times = shapes.measure(Compute::new(ops, dtype), &Device::flex(), 2).unwrap();
             let names = times.iter().map(|it| it.name.as_str()).collect::<Vec<_>>();
             let all = ["embedding", "dropout", "layer_norm", "linear", "lora", "attention", "gelu", "cross_entropy"];
             assert_eq!(names, all);
             assert!(times.iter().all(|it| it.ms.len() == 2 && it.ms.iter().all(|ms| *ms > 0.0)));
+            // 16 tokens, 16 x 64 weights: three products of 16,384 multiplications.
+            assert_eq!(times[3].gflop, Some(6.0 * 16_384.0 / 1e9));
+            // A query sees 4.5 keys in the mean.
+            assert_eq!(times[5].gflop, Some(12.0 * 16.0 * 4.5 * 16.0 / 1e9));
+            assert_eq!(times[6].gflop, None);
         }
         let shapes = Shapes { causal: false, predicts_tokens: false, ..shapes };
-        assert_eq!(shapes.measure(Ops::Fused, &Device::flex(), 1).unwrap().len(), 7);
+        assert_eq!(shapes.measure(Compute::new(Ops::Fused, DTYPES[0]), &Device::flex(), 1).unwrap().len(), 7);
     }
 }

@@ -63,6 +63,8 @@ pub struct CaseReport {
     pub ratios: Vec<Pair<Interval>>,
     /// Single operators.
     pub operators: Vec<OperatorReport>,
+    /// The most that the CPU can multiply, beside which the rates of operators stand; none on other devices.
+    pub peak: Option<UnitPeak>,
 }
 
 /// The measurements of one contestant.
@@ -105,6 +107,15 @@ pub struct Pair<T> {
     pub found: T,
 }
 
+/// The rate of the instructions that multiply in fused operators on the CPU.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct UnitPeak {
+    /// The unit and its threads, as in plans.
+    pub unit: String,
+    /// GFLOP/s of all threads together, of operands that stay in the first-level caches.
+    pub gflops: f64,
+}
+
 /// One operator in every contestant.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct OperatorReport {
@@ -112,6 +123,8 @@ pub struct OperatorReport {
     pub name: String,
     /// Its sizes.
     pub shape: String,
+    /// The arithmetic of its matrix products, forward and backward, in 10^9 operations, where it consists of them.
+    pub gflop: Option<f64>,
     /// Contestant and milliseconds of forward and backward.
     pub ms: Vec<(String, Spread)>,
 }

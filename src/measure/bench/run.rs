@@ -3,18 +3,20 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use burn::tensor::Device;
+use burn::tensor::{Device, FloatDType};
+use kiln_models::ops::products;
 
 use super::case::prepare;
-use super::judge::{floor_ms, judge};
+use super::judge::{floor_ms, judge, kiln_provenance};
 use super::operators::OperatorTimes;
-use super::report::{BenchReport, CaseReport, ContestantReport, OperatorReport, SCHEMA};
+use super::report::{BenchReport, CaseReport, ContestantReport, OperatorReport, SCHEMA, UnitPeak};
 use super::suite::{Case, CaseBatch, Suite};
 use crate::base::error::{Error, Result};
 use crate::base::files::{write_json, write_whole};
 use crate::base::host;
 use crate::base::process::scratch;
-use crate::config::{CompilerMode, DeviceKind, RunConfig, TrainBatchSize};
+use crate::base::signals;
+use crate::config::{CompilerMode, DeviceKind, Precision, RunConfig, TrainBatchSize};
 use crate::engine::device;
 use crate::engine::handover::{Programs, in_a_process};
 use crate::measure::figures::Spread;
@@ -337,6 +339,9 @@ fn measure(
     }
     if options.operators > 0 && !is_max {
         failures.extend(operators(&mut report, &contestants, options.operators, turns)?);
+        if kind == DeviceKind::Cpu {
+            report.peak = peak(&report)?;
+        }
     }
     report.load_after = host::load();
     let unequal = report.losses.iter().find(|check| !check.found.passed).map(|check| {
@@ -426,6 +431,21 @@ fn whole(turn: Turn, count: usize) -> Answer<Turn> {
     }
 }
 
+/// The peak of the instructions that multiply in the fused operators of `report`, whose contestants have one precision; none where all
+/// have failed.
+fn peak(report: &CaseReport) -> Result<Option<UnitPeak>> {
+    let Some(provenance) = report.contestants.iter().find_map(kiln_provenance) else { return Ok(None) };
+    let dtype = match provenance.precision {
+        Precision::Bf16 => FloatDType::BF16,
+        Precision::F16 => FloatDType::F16,
+        Precision::F32 | Precision::Auto => FloatDType::F32,
+    };
+    let measured = signals::leaving(move || products::peak_gflops(dtype));
+    let measured = measured.map_err(|signal| signal.error("stopped while the peak of products was measured"))?;
+    let (unit, gflops) = measured.map_err(|error| Error::config(error.to_string()))?;
+    Ok(Some(UnitPeak { unit: unit.to_string(), gflops }))
+}
+
 /// Measures single operators in processes of their own, by turns where that is wanted.
 fn operators(report: &mut CaseReport, contestants: &[Participant], repeats: usize, turns: Turns) -> Result<Failed> {
     let (mut failures, mut measured) = (Failed::new(), Vec::<(&str, OperatorTimes)>::new());
@@ -453,7 +473,7 @@ fn operators(report: &mut CaseReport, contestants: &[Participant], repeats: usiz
         let ends = members.iter().zip(group.end());
         failures.extend(ends.filter_map(|(contestant, end)| Some((contestant.name.clone(), end.err()?))));
     }
-    for (_, OperatorTimes { name, shape, .. }) in &measured {
+    for (_, OperatorTimes { name, shape, gflop, .. }) in &measured {
         if report.operators.iter().any(|operator| operator.name == *name) {
             continue;
         }
@@ -463,7 +483,7 @@ fn operators(report: &mut CaseReport, contestants: &[Participant], repeats: usiz
             Some((contestant.name.clone(), Spread::of(&ms)?))
         };
         let ms = contestants.iter().filter_map(spread).collect();
-        report.operators.push(OperatorReport { name: name.clone(), shape: shape.clone(), ms });
+        report.operators.push(OperatorReport { name: name.clone(), shape: shape.clone(), gflop: *gflop, ms });
     }
     Ok(failures)
 }

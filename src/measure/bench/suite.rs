@@ -182,6 +182,13 @@ impl Suite {
         Ok(self)
     }
 
+    /// All cases with products in `precision`.
+    #[must_use]
+    pub fn in_precision(mut self, precision: Precision) -> Self {
+        self.cases.iter_mut().for_each(|case| case.precision = precision);
+        self
+    }
+
     /// The kind of device that it is measured on.
     ///
     /// # Errors

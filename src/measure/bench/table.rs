@@ -1,6 +1,6 @@
 //! A case of a benchmark for the terminal.
 
-use super::report::CaseReport;
+use super::report::{CaseReport, UnitPeak};
 use crate::measure::report::document::Rows;
 
 /// `report` as text: a table of the contestants, the losses, the ratios, the operators.
@@ -27,6 +27,13 @@ pub fn terminal(report: &CaseReport) -> String {
     for operator in &report.operators {
         let median = |of: &str| operator.ms.iter().find(|(name, _)| name == of).map(|(_, ms)| ms.median);
         rows.number(&format!("  {} {}", operator.name, operator.shape), 2, |it| median(&it.name));
+        if let Some(gflop) = operator.gflop {
+            let rate = |of: &str| Some(gflop / median(of)? * 1e3);
+            rows.number("    GFLOP/s", 0, |it| rate(&it.name));
+            if let Some(peak) = &report.peak {
+                rows.number("    % of the peak", 0, |it| Some(rate(&it.name)? / peak.gflops * 100.0));
+            }
+        }
     }
     let mut lines = vec![format!("{}: {}", report.name, report.about)];
     lines.extend(rows.table(|it| &it.name).blocks(usize::MAX).concat());
@@ -35,6 +42,9 @@ pub fn terminal(report: &CaseReport) -> String {
     }
     if let Some(floor) = report.gemm_floor_ms {
         lines.push(format!("{floor:.1} ms is what the step's arithmetic takes at the rate of a large matrix product"));
+    }
+    if let Some(UnitPeak { unit, gflops }) = &report.peak {
+        lines.push(format!("the peak of products is {gflops:.0} GFLOP/s here ({unit})"));
     }
     for check in &report.losses {
         let what = if check.found.passed { "equal" } else { "NOT EQUAL, no ratio" };

@@ -60,7 +60,7 @@ pub fn serve_operators(session: &Session) -> Result<()> {
     let device = &session.device;
     say(&hello(&Provenance::of(session), plan))?;
     while let Some(repeats) = command()? {
-        let operators = shapes.measure(plan.engine.ops, device, repeats)?;
+        let operators = shapes.measure(plan.engine.compute(), device, repeats)?;
         say(&Turn { steps: Vec::new(), operators, peak_mib: memory_use(device).peak_mib })?;
     }
     Ok(())
