@@ -121,6 +121,24 @@ unsafe impl GlobalAlloc for Allocator {
     }
 }
 
+/// Makes the C library keep memory that is freed, up to 2 GiB at the end of the heap, for what is asked for next. By default it gives it
+/// back to the system as soon as twice the largest block is free there, and a step that computes in bf16 then finds 60 to 160 MiB of its
+/// tensors in pages that the system has to clear again, every step (benches/results/2026-11-23-cpu-step-parts.md). Blocks of 32 MiB or
+/// more are the system's as before: the library has no higher limit for them.
+#[allow(unsafe_code)]
+pub(super) fn keep_freed_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        // The largest that the library takes; setting either ends the adaption of both.
+        const MAPPED_FROM: libc::c_int = 32 << 20;
+        // SAFETY: two settings of the C library's allocator, which may be changed at any time. One that it refuses stays as it is.
+        unsafe {
+            libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_FROM);
+            libc::mallopt(libc::M_TRIM_THRESHOLD, libc::c_int::MAX);
+        }
+    }
+}
+
 /// The panic of the main thread that was last seen, with its place, and whether it is one of the compute stack.
 static PANIC: Mutex<Option<(String, bool)>> = Mutex::new(None);
 

@@ -290,6 +290,7 @@ fn time(text: &str) -> Result<Duration> {
 
 /// Parses the arguments, runs the command, prints an error if there is one, and returns the exit code.
 pub fn main() -> std::process::ExitCode {
+    faults::keep_freed_memory();
     faults::install();
     terminal::settle_colors();
     let ended = faults::caught(|| match Cli::try_parse() {

@@ -98,3 +98,37 @@ fn of_a_last_layer_that_computes_first_tokens_alone() {
         assert!(off.abs() < TOLERANCE, "{mode}: off by {off:.2}: {measured} measured; {line}");
     }
 }
+
+/// Pages that the system made for the process of a command, without reading a file.
+#[cfg(target_env = "gnu")]
+#[allow(clippy::zombie_processes)] // `wait4` waits for it
+fn pages(command: &mut std::process::Command) -> i64 {
+    let child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
+    // SAFETY: the process is a child that nobody else waits for, and both structures are plain data that the call fills.
+    #[allow(unsafe_code)]
+    let (status, usage) = unsafe {
+        let (mut status, mut usage) = (0, std::mem::zeroed::<libc::rusage>());
+        assert!(libc::wait4(child.id() as libc::pid_t, &raw mut status, 0, &raw mut usage) > 0);
+        (status, usage)
+    };
+    assert_eq!(status, 0, "{command:?}");
+    usage.ru_minflt
+}
+
+/// The tensors of a step lie where those of the step before it were: memory that is freed is kept.
+#[test]
+#[cfg(target_env = "gnu")] // whose allocator is told so
+fn a_step_finds_the_memory_of_the_one_before_it() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), Size { layers: 2, width: 128, heads: 2, vocabulary: 4096, batch: 4, seq: 128 });
+    let pages_of = |steps: usize| {
+        let mut command = kiln(folder.path());
+        command.args(["train", "config.toml", "--compiler", "compiled", "--precision", "bf16"]);
+        command.args(["--set", "trainer.eval_strategy=no", "--set", "run.on_existing=overwrite"]);
+        pages(command.args(["--set", &format!("trainer.max_steps={steps}")]))
+    };
+    pages_of(1); // the data are kept from now on
+    let (few, many) = (pages_of(4), pages_of(24));
+    // About 2,400 a step where the memory is given back.
+    assert!((many - few) / 20 < 400, "{few} pages in 4 steps, {many} in 24");
+}
