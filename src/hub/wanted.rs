@@ -42,6 +42,9 @@ impl Wanted {
             "vocab.json",
             "merges.txt",
             "vocab.txt",
+            "sentencepiece.bpe.model",
+            "spiece.model",
+            "spm.model",
             "special_tokens_map.json",
             "added_tokens.json",
             "chat_template.jinja",
@@ -62,6 +65,9 @@ impl Wanted {
             "vocab.json",
             "merges.txt",
             "vocab.txt",
+            "sentencepiece.bpe.model",
+            "spiece.model",
+            "spm.model",
             "special_tokens_map.json",
             "added_tokens.json",
             "chat_template.jinja",
@@ -70,12 +76,19 @@ impl Wanted {
         accepts_file: false,
     };
 
-    /// A tokenizer: `tokenizer.json`, or the byte-level BPE's `vocab.json` and `merges.txt`, or WordPiece's `vocab.txt`.
-    /// A single file will do.
+    /// A tokenizer: `tokenizer.json`, or the byte-level BPE's `vocab.json` and `merges.txt`, or WordPiece's `vocab.txt`, or a
+    /// model of SentencePiece. A single file will do.
     pub const TOKENIZER: Self = Self {
         what: "tokenizer",
         required: &[],
-        one_of: &[&["tokenizer.json"], &["vocab.json", "merges.txt"], &["vocab.txt"]],
+        one_of: &[
+            &["tokenizer.json"],
+            &["vocab.json", "merges.txt"],
+            &["vocab.txt"],
+            &["sentencepiece.bpe.model"],
+            &["spiece.model"],
+            &["spm.model"],
+        ],
         // The model's config.json names the tokenizer's class where tokenizer_config.json does not.
         optional: &[
             "tokenizer_config.json",

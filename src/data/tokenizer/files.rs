@@ -41,7 +41,8 @@ pub(super) const FILES: [&str; 14] = [
 const CHAT_TEMPLATES: &str = "additional_chat_templates";
 
 /// The tokens with a role, by `transformers`' names.
-const ROLES: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+pub(super) const ROLES: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// Where a tokenizer came from.
 #[derive(Debug, Clone)]
@@ -57,6 +58,12 @@ impl Origin {
     pub(super) fn read(folder: &Path, without: &[&str]) -> Result<Self> {
         let files = tokenizer_files(folder)?.into_iter().filter(|(name, _)| !without.contains(&name.as_str()));
         Ok(Self { folder: folder.into(), files: files.collect() })
+    }
+
+    /// The same with the text of a `tokenizer.json` that it does not have.
+    pub(super) fn with_json(mut self, text: String) -> Self {
+        self.files.push(("tokenizer.json".into(), text.into_bytes().into()));
+        self
     }
 
     /// The text of the chat template.

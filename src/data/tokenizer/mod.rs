@@ -5,6 +5,7 @@ mod files;
 mod guard;
 #[cfg(test)]
 mod mutations;
+mod sentence_piece;
 
 use std::ops::Range;
 use std::path::Path;
@@ -229,11 +230,12 @@ impl Tokenizer {
             || has("vocab.txt")
             || (has("vocab.json") && has("merges.txt"))
             || (has("encoder.json") && has("vocab.bpe"))
+            || sentence_piece::NAMES.into_iter().any(has)
     }
 
     /// Reads a folder with `tokenizer.json`, `vocab.json` and `merges.txt` (or OpenAI's names, `encoder.json` and
-    /// `vocab.bpe`), or `vocab.txt` (WordPiece, lower-casing unless `tokenizer_config.json` says `do_lower_case: false`); or
-    /// one such file. Added tokens, special tokens and what the tokenizer's class decides are taken from the files beside
+    /// `vocab.bpe`), `vocab.txt` (WordPiece, lower-casing unless `tokenizer_config.json` says `do_lower_case: false`), or
+    /// SentencePiece's `sentencepiece.bpe.model` or `spiece.model` of ALBERT, CamemBERT or XLM-RoBERTa; or one such file. Added tokens, special tokens and what the tokenizer's class decides are taken from the files beside
     /// it, so that ids are those of `transformers`' `AutoTokenizer`.
     ///
     /// # Errors
@@ -279,6 +281,15 @@ impl Tokenizer {
             let origin = Origin::read(folder, &["tokenizer.json", "vocab.json", "merges.txt"])?;
             return Self::wrap(inner, Some(origin), Some(&found));
         }
+        if let Some(found) = sentence_piece::NAMES.into_iter().find_map(find) {
+            let others = ["tokenizer.json", "vocab.json", "merges.txt", "vocab.txt"];
+            let origin = Origin::read(folder, &others)?;
+            let text = sentence_piece::converted(folder, &found, &Stated::read(&origin)?)?;
+            let inner = guarded(|| text.parse::<tokenizers::Tokenizer>().map_err(failed));
+            let inner = inner.map_err(|error| error.at(found.display()))?;
+            // With it the folder of a trained model is opened also where SentencePiece is not installed.
+            return Self::wrap(inner, Some(origin.with_json(text)), Some(&found));
+        }
         for (vocab, merges) in [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")] {
             for (there, missing) in [(vocab, merges), (merges, vocab)] {
                 if find(there).is_some() {
@@ -293,8 +304,9 @@ impl Tokenizer {
             let inner = tokenizers::Tokenizer::from_file(&found).map_err(|error| bad(&found, error))?;
             return Self::wrap(inner, None, Some(&found));
         }
-        Err(Error::data(format!("{}: no tokenizer found", path.display()))
-            .help("expected tokenizer.json, vocab.json with merges.txt, or vocab.txt"))
+        Err(Error::data(format!("{}: no tokenizer found", path.display())).help(
+            "expected tokenizer.json, vocab.json with merges.txt, vocab.txt, sentencepiece.bpe.model or spiece.model",
+        ))
     }
 
     /// Learns a byte-level BPE (Radford et al. 2019) of `vocab_size` tokens from `corpus`: 256 bytes, end-of-text (id 0),
