@@ -94,8 +94,8 @@ pub struct BertOutput {
 
 /// `tanh(W h_0 + b)` of the first token. In the variants it is the first half of the classification head: RoBERTa's
 /// drops out its input too (not for multiple choice), DistilBERT's has `relu` for `tanh`, and ELECTRA's does both, with `gelu`.
-/// Reference: `BertPooler`, `RobertaClassificationHead.dense`, `DistilBertForSequenceClassification.pre_classifier` and
-/// `ElectraClassificationHead.dense`.
+/// Reference: `BertPooler`, `RobertaClassificationHead.dense`, `DistilBertForSequenceClassification.pre_classifier`,
+/// `ElectraClassificationHead.dense` and `ElectraSequenceSummary`.
 #[derive(Module, Debug)]
 pub struct BertPooler {
     dense: Linear,

@@ -18,6 +18,7 @@ use serde_json::{Map, Value};
 use crate::error::{Error, Result};
 use crate::ops::gelu::Activation;
 
+pub(crate) use fields::ELECTRA_SUMMARY_DROPOUT;
 pub use variant::{BertVariant, Gpt2Variant};
 
 /// The family of a model; Hugging Face's `model_type`.
@@ -329,10 +330,6 @@ impl ModelType {
     pub(crate) fn tasks(self) -> &'static str {
         match self {
             Self::Gpt2 | Self::GptNeo => "clm, sequence-classification, multi-label-classification and regression",
-            Self::Electra => {
-                "mlm, sequence-classification, multi-label-classification, regression, question-answering and \
-                 token-classification"
-            }
             _ => {
                 "mlm, sequence-classification, multi-label-classification, regression, question-answering, \
                  token-classification and multiple-choice"
@@ -344,8 +341,6 @@ impl ModelType {
     pub fn has_head(self, head: Head) -> bool {
         match self.bert_variant() {
             None => matches!(head, Head::CausalLm | Head::SequenceClassification),
-            // ELECTRA's head of multiple choice has a layer of its own, which is not implemented.
-            Some(BertVariant::Electra) => !matches!(head, Head::CausalLm | Head::MultipleChoice),
             Some(_) => head != Head::CausalLm,
         }
     }

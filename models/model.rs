@@ -7,7 +7,7 @@ use burn::tensor::{Bool, Device, Int, Tensor};
 
 use crate::bert::BertModel;
 use crate::compute::{Compute, Pass};
-use crate::config::{BertConfig, BertVariant, Gpt2Config, Gpt2Variant, Head, ModelConfig};
+use crate::config::{BertConfig, BertVariant, ELECTRA_SUMMARY_DROPOUT, Gpt2Config, Gpt2Variant, Head, ModelConfig};
 use crate::error::{Error, Result};
 use crate::gpt2::{Gpt2Model, Positions};
 use crate::kv_cache::KvCache;
@@ -175,8 +175,11 @@ impl Model {
                 let labels = config.labels.num_labels();
                 (body, HeadLayers::BertTokens(BertClassificationHead::new(config, labels, dropout, device)))
             }
-            (ModelConfig::Bert(config), Head::MultipleChoice) if config.variant != BertVariant::Electra => {
-                let dropout = config.classifier_dropout.filter(|_| !config.variant.counts_from_padding());
+            (ModelConfig::Bert(config), Head::MultipleChoice) => {
+                let dropout = match config.variant {
+                    BertVariant::Electra => Some(ELECTRA_SUMMARY_DROPOUT),
+                    variant => config.classifier_dropout.filter(|_| !variant.counts_from_padding()),
+                };
                 let dropout = dropout.unwrap_or(config.hidden_dropout_prob);
                 let body = Body::Bert(BertModel::new(config, Some(0.0), device));
                 (body, HeadLayers::BertChoice(BertClassificationHead::new(config, 1, dropout, device)))
@@ -317,7 +320,7 @@ impl Model {
         let (shape, device) = (input.input_ids.dims(), input.input_ids.device());
         let mask = input.attention_mask.clone();
         if let (Some(positions), Body::Gpt2(body)) = (&input.position_ids, &self.body) {
-            return Rows::documents(positions.clone(), body.window(), self.ops());
+            return Rows::documents(positions.clone(), mask, body.window(), self.ops());
         }
         let reads_first_tokens = matches!(self.head, HeadLayers::BertClassification(_) | HeadLayers::BertChoice(_));
         match self.ops().form(Operator::Attention) {

@@ -51,28 +51,47 @@ impl Rows {
     /// All rows of sequences that are several documents: `position_ids [batch, seq]` are the positions of tokens in their documents,
     /// each of which begins at 0, or with its row. A token attends to those before it in its document. The fused attention on
     /// the CPU computes each document as a sequence of its own, so that nothing masked is computed; elsewhere a mask hides the
-    /// other documents, as in a model with local layers, whose tokens attend to at most `window` keys.
-    pub(crate) fn documents(position_ids: Tensor<2, Int>, window: Option<usize>, ops: Ops) -> Self {
+    /// other documents. So it does where a document is longer than the `window` of local layers, and where `attention_mask [batch, seq]`
+    /// (true = attend) hides a part of a document or a whole row.
+    pub(crate) fn documents(
+        position_ids: Tensor<2, Int>,
+        attention_mask: Option<Tensor<2, Bool>>,
+        window: Option<usize>,
+        ops: Ops,
+    ) -> Self {
         let ([batch, seq], device) = (position_ids.dims(), position_ids.device());
         let is_fused = ops.form(Operator::Attention) == Form::Fused;
-        if !is_fused || window.is_some() || device.clone().without_autodiff() != Device::flex() {
-            let documents = position_ids.equal_scalar(0).int().cumsum(1);
-            let mask = Mask::of_documents(documents.clone(), None);
-            let local_mask = window.map(|window| Mask::of_documents(documents, Some(window)));
-            return Self { batch, mask, local_mask, tokens: None, last_layer: None };
-        }
+        let by_document = is_fused && device.clone().without_autodiff() == Device::flex();
         // Read, which is no transfer on the CPU.
         let mut lens = Vec::<usize>::new();
-        for (place, position) in position_ids.into_data().iter::<i64>().enumerate() {
-            match lens.last_mut() {
-                Some(len) if position != 0 && place % seq != 0 => *len += 1,
-                _ => lens.push(1),
+        let mut hides_a_part = false;
+        if by_document {
+            let shown = attention_mask.clone().map(|mask| mask.into_data().iter::<bool>().collect::<Vec<_>>());
+            let shown = |place: usize| shown.as_ref().is_none_or(|shown| shown[place]);
+            // In a row that is hidden whole a token attends to all of it.
+            hides_a_part = (0..batch).any(|row| (0..seq).all(|token| !shown(row * seq + token)));
+            for (place, position) in position_ids.clone().into_data().iter::<i64>().enumerate() {
+                match lens.last_mut() {
+                    Some(len) if position != 0 && place % seq != 0 => {
+                        *len += 1;
+                        hides_a_part |= shown(place) != shown(place - 1);
+                    }
+                    _ => lens.push(1),
+                }
             }
         }
         let longest = lens.iter().copied().max().unwrap_or(1);
+        if !by_document || hides_a_part || window.is_some_and(|window| longest > window) {
+            let documents = position_ids.equal_scalar(0).int().cumsum(1);
+            let mask = Mask::of_documents(documents.clone(), attention_mask.clone(), None);
+            let local_mask = window.map(|window| Mask::of_documents(documents, attention_mask, Some(window)));
+            return Self { batch, mask, local_mask, tokens: None, last_layer: None };
+        }
         let shown = lens.iter().flat_map(|len| (0..longest).map(move |place| place < *len)).collect::<Vec<_>>();
         let shown = Tensor::from_data(TensorData::new(shown, [lens.len(), longest]), &device);
-        Self { batch: lens.len(), mask: Mask::unpadded(shown, true), local_mask: None, tokens: None, last_layer: None }
+        let mask = Mask::unpadded(shown, true);
+        let local_mask = window.map(|_| mask.clone());
+        Self { batch: lens.len(), mask, local_mask, tokens: None, last_layer: None }
     }
 
     /// As [`all`](Self::all) without `causal`, where the last layer computes the first token of each sequence, and on the CPU

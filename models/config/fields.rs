@@ -35,6 +35,23 @@ const BERT_FIXED: &[Fixed] = &[
     ("quantization_config", || Value::Null, "quantised weights are not implemented"),
 ];
 
+const ELECTRA_FIXED: &[Fixed] = &[
+    ("summary_type", || json!("first"), "multiple choice reads the first token"),
+    ("summary_use_proj", || json!(true), "the head of multiple choice has a layer of its own"),
+    ("summary_activation", || json!("gelu"), "the head of multiple choice has no other activation function"),
+    ("summary_last_dropout", || json!(ELECTRA_SUMMARY_DROPOUT), "the head of multiple choice has no other dropout"),
+    ("add_cross_attention", || json!(false), "cross-attention is not implemented"),
+    ("is_encoder_decoder", || json!(false), "encoder-decoder models are not implemented"),
+    ("is_decoder", || json!(false), "causal ELECTRA is not implemented"),
+    ("position_embedding_type", || json!("absolute"), "relative positions are not implemented"),
+    ("tie_word_embeddings", || json!(true), "the output embedding is always the input embedding"),
+    ("pruned_heads", || json!({}), "pruned heads are not implemented"),
+    ("quantization_config", || Value::Null, "quantised weights are not implemented"),
+];
+
+/// The dropout of ELECTRA's head of multiple choice (`summary_last_dropout`).
+pub(crate) const ELECTRA_SUMMARY_DROPOUT: f64 = 0.1;
+
 const ALBERT_FIXED: &[Fixed] = &[
     ("num_hidden_groups", || json!(1), "only layers that all share one set of weights are implemented"),
     ("inner_group_num", || json!(1), "groups of several layers are not implemented"),
@@ -132,6 +149,7 @@ impl ModelType {
             None => GPT2_FIXED,
             Some(BertVariant::DistilBert) => DISTILBERT_FIXED,
             Some(BertVariant::Albert) => ALBERT_FIXED,
+            Some(BertVariant::Electra) => ELECTRA_FIXED,
             Some(_) => BERT_FIXED,
         }
     }

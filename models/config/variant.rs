@@ -161,6 +161,7 @@ const SEQUENCE_HEAD_STARTS: &[(&str, &str)] =
     &[("bert.pooler.dense.", "classifier.dense."), ("classifier.", "classifier.out_proj.")];
 
 const ELECTRA_STARTS: &[(&str, &str)] = &[
+    ("bert.pooler.dense.", "sequence_summary.summary."), // of multiple choice; the classification of sequences comes first
     ("cls.predictions.transform.", "generator_predictions."),
     ("cls.predictions.bias", "generator_lm_head.bias"),
     ("bert.", "electra."),

@@ -73,13 +73,15 @@ pub fn collate(examples: &[Example], pad_id: u32, padding: &Padding, rows: usize
         types.resize(rows * seq_len, 0);
     }
     let position_ids = examples.iter().any(|example| example.position_ids.is_some()).then(|| {
-        // Padding is a document of its own, and so is a row that fills the batch.
+        // Padding is a document of its own, and so are the first token of a row that fills the batch, which is attended to, and the
+        // rest of it: no document is masked in part but those that are given so.
         let row = |example: &Example| {
             let len = example.input_ids.len() as i32;
             let own = example.position_ids.clone().unwrap_or_else(|| (0..len).collect());
             own.into_iter().chain(0..seq_len as i32 - len)
         };
-        let filler = std::iter::repeat_n(0..seq_len as i32, rows - examples.len()).flatten();
+        let filler = || std::iter::once(0).chain(0..seq_len as i32 - 1);
+        let filler = (examples.len()..rows).flat_map(|_| filler());
         examples.iter().flat_map(row).chain(filler).collect()
     });
     let num_tokens = mask.iter().filter(|&&attended| attended).count();

@@ -193,6 +193,11 @@ fn electra_classification() {
 }
 
 #[test]
+fn electra_choice() {
+    check("electra-choice", "multiple-choice");
+}
+
+#[test]
 fn electra_qa() {
     check("electra-qa", "question-answering");
 }

@@ -120,8 +120,13 @@ impl Mask {
     }
 
     /// A causal mask for rows of several documents, where `documents [batch, seq]` is the number of each token's: no query sees a
-    /// key of another, and with a `window` at most so many, its own among them. The plain form.
-    pub(crate) fn of_documents(documents: Tensor<2, Int>, window: Option<usize>) -> Self {
+    /// key of another, nor one that `attention_mask [batch, seq]` hides, and with a `window` at most so many, its own among them. The
+    /// plain form.
+    pub(crate) fn of_documents(
+        documents: Tensor<2, Int>,
+        attention_mask: Option<Tensor<2, Bool>>,
+        window: Option<usize>,
+    ) -> Self {
         let ([batch, seq], device) = (documents.dims(), documents.device());
         let shape = [batch, 1, seq, seq];
         let of_keys = documents.clone().reshape([batch, 1, 1, seq]).expand(shape);
@@ -131,6 +136,10 @@ impl Mask {
             None => causal_mask(seq, 0, &device),
         };
         let hidden = of_queries.not_equal(of_keys).bool_or(hidden.expand(shape));
+        let hidden = match attention_mask {
+            Some(mask) => padding_mask(mask).expand(shape).bool_or(hidden),
+            None => hidden,
+        };
         Self { form: Form::Plain(Some(hidden)), is_causal: true, seq, batch: Some(batch) }
     }
 }

@@ -147,3 +147,55 @@ fn heads_that_read_every_token_keep_every_row() {
         assert_eq!(rows, [8; 3], "{head:?}");
     }
 }
+
+/// A row with a mask beside a row of several documents: each has the logits and the gradients that it has alone.
+#[test]
+fn a_mask_beside_several_documents_hides_what_it_hides_alone() {
+    let (t, f) = (true, false);
+    let device = Device::flex().autodiff();
+    let sizes = json!({"n_layer": 2, "n_head": 2, "n_embd": WIDTH, "n_positions": 12, "vocab_size": 40, "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0, "attn_pdrop": 0.0, "initializer_range": 0.3});
+    let neo = json!({"num_layers": 2, "num_heads": 2, "hidden_size": WIDTH, "max_position_embeddings": 12, "vocab_size": 40,
+        "window_size": 2, "attention_types": [[["global", "local"], 1]], "resid_dropout": 0.0, "embed_dropout": 0.0,
+        "attention_dropout": 0.0, "initializer_range": 0.3});
+    let mut wide = neo.clone();
+    wide["window_size"] = json!(3); // as long as the longest document
+    for (kind, fields) in [(ModelType::Gpt2, sizes), (ModelType::GptNeo, neo), (ModelType::GptNeo, wide)] {
+        device.seed(3);
+        let config = ModelConfig::from_fields(kind, fields.as_object().unwrap()).unwrap();
+        let plain = Model::new(&config, Head::CausalLm, &device).unwrap();
+        plain.forward(input(&[&[t; 3]]), false);
+        let mut of_documents = Vec::new();
+        for model in [plain.clone(), plain.with_ops(Ops::fused(&device).unwrap())] {
+            for mask in [[t, f, t, t, f, f], [f, f, t, t, t, t], [t, t, t, f, f, f], [f; 6]] {
+                let both = input(&[&[t; 6], &mask]);
+                let row = |index: usize| {
+                    let ids = both.input_ids.clone().slice([index..index + 1, 0..6]);
+                    let mask = both.attention_mask.clone().map(|mask| mask.slice([index..index + 1, 0..6]));
+                    ModelInput { input_ids: ids, attention_mask: mask, ..both.clone() }
+                };
+                let positions = |of: &[i32]| {
+                    let rows = of.len() / 6;
+                    Some(Tensor::<2, Int>::from_data(TensorData::new(of.to_vec(), [rows, 6]), &Device::flex()))
+                };
+                let packed = [0, 1, 2, 0, 1, 0];
+                let alone = ModelInput { position_ids: positions(&packed), ..row(0) };
+                let together = positions(&[packed, [0, 1, 2, 3, 4, 5]].concat());
+                let (logits, _, gradients) = computed(&model, &ModelInput { position_ids: together, ..both.clone() });
+                let (first, _, of_first) = computed(&model, &alone);
+                of_documents.push(first.clone());
+                let (second, _, of_second) = computed(&model, &row(1));
+                let apart = relative_l2(&logits, &[first, second].concat());
+                assert!(apart < 1e-5, "{kind} {mask:?}: {apart}");
+                for (gradient, expected) in gradients.iter().zip(of_first.iter().zip(&of_second)) {
+                    let expected = expected.0.iter().zip(expected.1).map(|(a, b)| a + b).collect::<Vec<_>>();
+                    // Of a key's bias the gradient is 0 but for rounding.
+                    let size = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+                    assert!(size < 1e-2 || relative_l2(gradient, &expected) < 1e-4, "{kind} {mask:?}");
+                }
+            }
+        }
+        let [plain, .., fused] = &of_documents[..] else { panic!("{}", of_documents.len()) };
+        assert!(relative_l2(fused, plain) < 1e-5, "{kind}: {}", relative_l2(fused, plain));
+    }
+}

@@ -4,6 +4,8 @@
 //! there.
 
 use std::collections::BTreeMap;
+#[cfg(unix)]
+use std::ffi::CString;
 use std::ops::Range;
 use std::path::Path;
 use std::time::SystemTime;
@@ -308,47 +310,62 @@ fn python_float(number: f64) -> String {
     }
 }
 
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
-
-/// The time `now` in UTC, as Python's `strftime` writes it; of its directives those for date and time in numbers and for months.
+/// The local time `now` by the format of Python's `datetime.now().strftime`, which is that of the C library in the locale `C`, but
+/// for the microseconds and for the time zone, which `datetime.now()` does not know.
+#[cfg(unix)]
 fn strftime(format: &str, now: SystemTime) -> std::result::Result<String, JinjaError> {
-    let stamp = humantime::format_rfc3339_seconds(now).to_string(); // 2026-11-23T02:39:00Z
-    let month = MONTHS[stamp[5..7].parse::<usize>().unwrap_or(1) - 1];
-    let mut text = String::new();
+    let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let seconds = libc::time_t::try_from(since.as_secs()).unwrap_or(libc::time_t::MAX);
+    formatted(format, &local_time(seconds)?, since.subsec_micros())
+}
+
+#[cfg(not(unix))]
+fn strftime(_format: &str, _now: SystemTime) -> std::result::Result<String, JinjaError> {
+    Err(no_time())
+}
+
+fn no_time() -> JinjaError {
+    JinjaError::new(ErrorKind::InvalidOperation, "strftime_now: the local time is not known on this system")
+}
+
+/// The parts of a time, `seconds` after 1970, where this machine is.
+#[cfg(unix)]
+#[allow(unsafe_code)]
+fn local_time(seconds: libc::time_t) -> std::result::Result<libc::tm, JinjaError> {
+    let mut parts = std::mem::MaybeUninit::<libc::tm>::zeroed();
+    // SAFETY: both pointers are valid for the call; the second is to memory for a `tm`, in which zeros are a valid one.
+    unsafe {
+        if libc::localtime_r(&seconds, parts.as_mut_ptr()).is_null() {
+            return Err(no_time());
+        }
+        Ok(parts.assume_init())
+    }
+}
+
+/// The time `parts` by `format`.
+#[cfg(unix)]
+#[allow(unsafe_code)]
+fn formatted(format: &str, parts: &libc::tm, microseconds: u32) -> std::result::Result<String, JinjaError> {
+    // Python's own directives. A byte at the end tells a text that is empty from one that has no room.
+    let mut own = String::with_capacity(format.len() + 1);
     let mut chars = format.chars();
     while let Some(c) = chars.next() {
         match (c, if c == '%' { chars.next() } else { None }) {
-            ('%', Some('Y')) => text.push_str(&stamp[..4]),
-            ('%', Some('y')) => text.push_str(&stamp[2..4]),
-            ('%', Some('m')) => text.push_str(&stamp[5..7]),
-            ('%', Some('d')) => text.push_str(&stamp[8..10]),
-            ('%', Some('H')) => text.push_str(&stamp[11..13]),
-            ('%', Some('M')) => text.push_str(&stamp[14..16]),
-            ('%', Some('S')) => text.push_str(&stamp[17..19]),
-            ('%', Some('B')) => text.push_str(month),
-            ('%', Some('b')) => text.push_str(&month[..3]),
-            ('%', Some('%')) => text.push('%'),
-            ('%', other) => {
-                let message = format!("strftime_now: the directive %{} is not known", other.unwrap_or(' '));
-                return Err(JinjaError::new(ErrorKind::InvalidOperation, message));
-            }
-            (c, _) => text.push(c),
+            ('%', Some('f')) => own.push_str(&format!("{microseconds:06}")),
+            ('%', Some('z' | 'Z')) => {}
+            ('%', Some(other)) => own.extend(['%', other]),
+            (c, _) => own.push(c),
         }
     }
-    Ok(text)
+    own.push('.');
+    let own = CString::new(own)
+        .map_err(|_| JinjaError::new(ErrorKind::InvalidOperation, "strftime_now: the format has a null character"))?;
+    // As much as Python allows for.
+    let mut text = vec![0u8; 256 * own.as_bytes().len()];
+    // SAFETY: `text` has as many bytes as are told, the format ends with a null byte, and `parts` is a whole time.
+    let len = unsafe { libc::strftime(text.as_mut_ptr().cast(), text.len(), own.as_ptr(), parts) };
+    text.truncate(len.checked_sub(1).ok_or_else(no_time)?);
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 #[cfg(test)]
@@ -365,6 +382,8 @@ mod tests {
         tokens: HashMap<String, String>,
         templates: HashMap<String, String>,
         cases: Vec<Case>,
+        /// Seconds since 1970, microseconds, a format, and the text.
+        dates: Vec<(i32, u32, String, String)>,
     }
 
     #[derive(Deserialize)]
@@ -493,13 +512,24 @@ mod tests {
         assert!(broken.contains("line 1: expected a Jinja template"), "{broken}");
     }
 
+    /// The texts are those of Python's `datetime` (tests/fixtures/make_chat_templates.py).
     #[test]
     fn dates_are_pythons() {
-        let at = |seconds| SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
-        assert_eq!(
-            strftime("%d %b %Y, %B %y-%m %H:%M:%S %%", at(1_700_000_000)).unwrap(),
-            "14 Nov 2023, November 23-11 22:13:20 %"
-        );
-        assert!(strftime("%Q", at(0)).is_err());
+        let cases = fixture().dates;
+        assert!(cases.len() >= 20);
+        for (seconds, microseconds, format, text) in cases {
+            let seconds = libc::time_t::from(seconds);
+            let mut parts = std::mem::MaybeUninit::<libc::tm>::zeroed();
+            #[allow(unsafe_code)]
+            // SAFETY: as in `local_time`.
+            let parts = unsafe {
+                assert!(!libc::gmtime_r(&seconds, parts.as_mut_ptr()).is_null());
+                parts.assume_init()
+            };
+            assert_eq!(formatted(&format, &parts, microseconds).unwrap(), text, "{format}");
+        }
+        assert!(formatted("a\0b", &local_time(0).unwrap(), 0).is_err());
+        let year = strftime("%Y", SystemTime::now()).unwrap();
+        assert!(year.len() == 4 && year.as_str() >= "2025", "{year}");
     }
 }
