@@ -297,7 +297,7 @@ fn task<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Task, D::Error> {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TokenizerSection {
-    /// A folder or hub id with `tokenizer.json`, `vocab.json` + `merges.txt` or `vocab.txt`. Not with
+    /// A folder or hub id with `tokenizer.json`, `vocab.json` + `merges.txt`, `vocab.txt` or a model of SentencePiece. Not with
     /// `train_vocab_size`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
@@ -333,6 +333,11 @@ pub struct TrainingCompilerConfig {
     pub fused_ops: FusedOps,
     /// Burn's fusion on wgpu and CUDA; `off` is `--unfused`, for debugging, and labelled in every row. Default: `auto`.
     pub fusion: Switch,
+    /// Burn's fusion explores at most so many sequences of operations. The sequences that it knows by then stay fused, and every
+    /// other one is computed operation by operation, where shapes that never come again would be explored without end. Default: no
+    /// limit.
+    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    pub max_explorations: Option<usize>,
     /// How much Burn tunes on wgpu and CUDA: auto, minimal, balanced, extensive or full. Default: `auto`.
     pub autotune: AutotuneLevel,
     /// Steps captured and replayed, on wgpu and CUDA, in runs that can have it ([`RunPlan::captures`](crate::RunPlan::captures)
@@ -356,6 +361,7 @@ impl Default for TrainingCompilerConfig {
             debug: false,
             fused_ops: Switch::Auto.into(),
             fusion: Switch::Auto,
+            max_explorations: None,
             autotune: AutotuneLevel::Auto,
             graph: Switch::Auto,
             warmup: Switch::Auto,

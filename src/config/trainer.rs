@@ -78,6 +78,13 @@ pub struct TrainerSection {
     pub layer_wise_lr_decay: Option<f64>,
     /// Largest global gradient norm; 0 means no clipping. Default: 1.0.
     pub max_grad_norm: f64,
+    /// A step is not applied where its loss has a z-score above this among the losses of the last 128 steps (`-sl` of llm.c); 0
+    /// applies all. A device that works asynchronously is read from in every step for it. Default: not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skip_update_lossz: Option<f64>,
+    /// The same for the gradient norm before clipping (`-sg` of llm.c). Default: not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skip_update_gradz: Option<f64>,
     /// Part of a target's probability that is spread evenly over all classes, in training and in `eval_loss`: for language
     /// models and classification. Default: 0.0.
     pub label_smoothing_factor: f64,
@@ -193,6 +200,8 @@ impl Default for TrainerSection {
             freeze_layers: 0,
             layer_wise_lr_decay: None,
             max_grad_norm: 1.0,
+            skip_update_lossz: None,
+            skip_update_gradz: None,
             label_smoothing_factor: 0.0,
             class_weights: None,
             optim: OptimizerName::AdamW,

@@ -83,6 +83,8 @@ impl TrainerSection {
             freeze_layers: self.freeze_layers,
             layer_wise_lr_decay: self.layer_wise_lr_decay,
             max_grad_norm: self.max_grad_norm,
+            skip_update_lossz: self.skip_update_lossz,
+            skip_update_gradz: self.skip_update_gradz,
             label_smoothing_factor: self.label_smoothing_factor,
             class_weights: self.class_weights,
             optim: self.optim,

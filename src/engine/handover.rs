@@ -324,6 +324,8 @@ fn become_process(command: &mut Command, sibling: &Path) -> Error {
 pub struct Settings {
     /// Burn's fusion explores; off is `--unfused`.
     pub fusion: bool,
+    /// At most so many sequences of operations.
+    pub max_explorations: Option<usize>,
     /// How much Burn tunes.
     pub autotune: AutotuneLevel,
 }
@@ -334,17 +336,22 @@ pub struct Settings {
 /// A setting that is asked for by name and that the device lacks.
 pub fn settings(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) -> Result<Option<Settings>> {
     let Some(compiler) = compiler.filter(|compiler| compiler.enabled != CompilerMode::Native) else { return Ok(None) };
+    let max_explorations = compiler.max_explorations;
+    if max_explorations == Some(0) || (max_explorations.is_some() && compiler.fusion == Switch::Off) {
+        return Err(Error::config("compiler.max_explorations: expected 1 or more, with compiler.fusion on")
+            .help("compiler.fusion = \"off\" explores nothing; leave max_explorations out"));
+    }
     if kind == DeviceKind::Cpu {
         let refused = match (compiler.fusion, compiler.graph, compiler.autotune) {
             (Switch::On, ..) => Some("fusion = \"on\"".to_string()),
             (_, Switch::On, _) => Some("graph = \"on\"".to_string()),
-            (.., AutotuneLevel::Auto) => None,
+            (.., AutotuneLevel::Auto) => max_explorations.map(|most| format!("max_explorations = {most}")),
             (.., level) => Some(format!("autotune = \"{level}\"")),
         };
         return match refused {
             None => Ok(None),
             Some(key) => Err(Error::config(format!("compiler.{key}: Burn does not fuse, tune or capture on the CPU"))
-                .help("set it to \"auto\", or choose a device of kind wgpu or cuda")),
+                .help("set it to \"auto\" or leave it out, or choose a device of kind wgpu or cuda")),
         };
     }
     let autotune = match compiler.autotune {
@@ -352,7 +359,7 @@ pub fn settings(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) -> 
         AutotuneLevel::Auto => AutotuneLevel::Balanced,
         level => level,
     };
-    Ok(Some(Settings { fusion: compiler.fusion != Switch::Off, autotune }))
+    Ok(Some(Settings { fusion: compiler.fusion != Switch::Off, max_explorations, autotune }))
 }
 
 /// Whether `compiler` holds Burn's fusion off on `kind`, as `--unfused` does.
@@ -409,8 +416,9 @@ mod compiled {
         #[cfg(not(feature = "cuda"))]
         let model = "";
         cubecl.environment.name = format!("kiln-{}-burn-{BURN_VERSION}{model}", env!("CARGO_PKG_VERSION"));
-        let text = if settings.fusion { "" } else { "[fusion.beam_search]\nmax_explorations = 0" };
-        let burn: BurnConfig = toml::from_str(text).expect("the two texts are valid");
+        let most = if settings.fusion { settings.max_explorations } else { Some(0) };
+        let text = most.map_or_else(String::new, |most| format!("[fusion.beam_search]\nmax_explorations = {most}"));
+        let burn: BurnConfig = toml::from_str(&text).expect("the texts are valid");
         if !CubeClRuntimeConfig::try_set(cubecl.override_from_env()) || !BurnConfig::try_set(burn.override_from_env()) {
             return Err(too_late("Burn's own"));
         }
@@ -420,7 +428,7 @@ mod compiled {
 
     fn too_late(before: &str) -> Error {
         Error::config(format!("the training compiler of this process has its settings already: {before}"))
-            .help("a process keeps one setting of compiler.fusion and compiler.autotune: start another one")
+            .help("a process keeps one setting of compiler.fusion, max_explorations and autotune: start another one")
     }
 }
 
@@ -477,10 +485,15 @@ mod tests {
         assert_eq!(of(|c| c.fusion = Switch::Off, DeviceKind::Cpu), Ok(None));
         assert!(of(|c| c.fusion = Switch::On, DeviceKind::Cpu).unwrap_err().contains("compiler.fusion"));
         assert!(of(|c| c.autotune = AutotuneLevel::Full, DeviceKind::Cpu).unwrap_err().contains("\"full\""));
+        let capped = |c: &mut TrainingCompilerConfig| c.max_explorations = Some(7);
+        assert!(of(capped, DeviceKind::Cpu).unwrap_err().contains("compiler.max_explorations = 7"));
+        assert_eq!(of(capped, DeviceKind::Cuda).unwrap().unwrap().max_explorations, Some(7));
+        let none = |c: &mut TrainingCompilerConfig| c.max_explorations = Some(0);
+        assert!(of(none, DeviceKind::Wgpu).unwrap_err().contains("expected 1 or more"));
         assert!(of(|c| c.graph = Switch::On, DeviceKind::Cpu).unwrap_err().contains("compiler.graph"));
-        let balanced = Settings { fusion: true, autotune: AutotuneLevel::Balanced };
+        let balanced = Settings { fusion: true, max_explorations: None, autotune: AutotuneLevel::Balanced };
         assert_eq!(of(|_| {}, DeviceKind::Wgpu), Ok(Some(balanced)));
-        let full = Settings { fusion: false, autotune: AutotuneLevel::Full };
+        let full = Settings { fusion: false, max_explorations: None, autotune: AutotuneLevel::Full };
         assert_eq!(of(|c| c.fusion = Switch::Off, DeviceKind::Cuda), Ok(Some(full)));
         let off = TrainingCompilerConfig { enabled: CompilerMode::Native, ..TrainingCompilerConfig::default() };
         assert_eq!(settings(Some(&off), DeviceKind::Wgpu).unwrap(), None);

@@ -8,6 +8,7 @@
 pub mod backward;
 pub mod gradient;
 pub mod groups;
+pub mod outliers;
 pub mod schedule;
 
 mod adafactor;

@@ -284,6 +284,11 @@ impl Optimizer {
         Step::new(self, grads, scale, lr, None).make(model)
     }
 
+    /// Counts an update that is not made.
+    pub fn pass_over(&mut self) {
+        self.step += 1;
+    }
+
     /// [`step`](Self::step), unless `verdict` says that the gradients overflowed: then weights and state stay what they
     /// were. Nothing is read from the device to know it. Without an overflow the results are those of `step`, bit for bit.
     /// In the plain form whatever [`with_ops`](Self::with_ops) says. For an optimizer that

@@ -75,6 +75,7 @@ impl EnginePlan {
                 "activation checkpointing draws dropout from the host"
             }
             () if optimizer.loss.class_weights.is_some() => "class weights are copied from the host in every step",
+            () if optimizer.outliers.is_some() => "whether a step is an outlier is found out on the host",
             () => return Ok(()),
         };
         Err(NotCaptured::run(because))

@@ -30,6 +30,7 @@ use crate::engine::compiler::{checks, warms_up};
 use crate::engine::device;
 use crate::engine::device::DeviceFacts;
 use crate::engine::{handover, operators};
+use crate::optim::outliers::OutlierLimits;
 use crate::optim::schedule::Schedule;
 use crate::optim::{OptimizerConfig, ParameterGroups};
 use crate::plan::memory::{Host, MemoryEstimate, MemoryInputs, Values};
@@ -161,6 +162,7 @@ impl RunPlan {
             learning_rate,
             schedule,
             max_grad_norm: (trainer.max_grad_norm > 0.0).then_some(trainer.max_grad_norm),
+            outliers: OutlierLimits::of(trainer),
             accumulation: trainer.accumulation,
             loss,
         };

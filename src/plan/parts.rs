@@ -83,6 +83,9 @@ pub(super) fn parts(
             (_, Some(settings)) if name != fusion && Engine::this() == Engine::Compiled => {
                 Part::new(name, "on", settings.autotune.as_str())
             }
+            (_, Some(Settings { max_explorations: Some(most), .. })) if Engine::this() == Engine::Compiled => {
+                Part::new(name, "on", format!("{on}, up to {most} explorations; then unfused where it is new"))
+            }
             _ if Engine::this() == Engine::Compiled => Part::new(name, "on", on),
             _ => Part::new(name, "off", "this build is the native engine"),
         });

@@ -283,6 +283,9 @@ impl OptimizerPlan {
             text.line("", format!("by layer, times {}", factors.collect::<Vec<_>>().join(", ")));
         }
         text.line("optimizer", update(self.name, &self.config, self.groups.stated_weight_decay(), self.max_grad_norm));
+        if let Some(outliers) = &self.outliers {
+            text.line("outliers", outliers.describe());
+        }
         if !self.loss.is_plain() {
             let weights = self.loss.class_weights.as_ref().map_or("none".into(), |weights| format!("{weights:?}"));
             let smoothing = self.loss.label_smoothing;

@@ -21,6 +21,7 @@ use crate::data::padding::{Batches, Padding, PaddingCost};
 use crate::data::sampler::Order;
 use crate::engine::compiler::decision::Decision;
 use crate::engine::device::DeviceFacts;
+use crate::optim::outliers::OutlierLimits;
 use crate::optim::schedule::Schedule;
 use crate::optim::{OptimizerConfig, ParameterGroups};
 use crate::precision::PrecisionPlan;
@@ -279,6 +280,9 @@ pub struct OptimizerPlan {
     pub schedule: Schedule,
     /// The norm to which gradients are clipped.
     pub max_grad_norm: Option<f64>,
+    /// The steps that are not applied; none where all are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outliers: Option<OutlierLimits>,
     /// How the micro-batches of a step become its loss.
     pub accumulation: Accumulation,
     /// The loss of training.

@@ -169,12 +169,12 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
         sees: &mut dyn FnMut(&T::Model, &GradientsParams),
         observer: &mut dyn Observer,
     ) -> Result<Updated> {
-        let TrainState { model, optimizer, scaler } = state;
         let expected = self.expected_divisor(totals.first_labels);
         let divisor = self.reduction.divisor(totals.labels, totals.micro_batches);
         let device = self.device.clone().inner();
         let mut communicated = Duration::ZERO;
         let (grads, loss) = (self.grads.grads(), self.loss_sum.take());
+        let TrainState { model, optimizer, scaler, .. } = &mut *state;
         let began = Instant::now();
         let (grads, loss_sum) = match (optimizer.shard(), self.summed.take()) {
             (Some(shard), _) => {
@@ -202,6 +202,12 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
             None => scale_and_norm(sum_norm, divisor, self.clip),
             Some(scaler) => unscale_and_norm(sum_norm, scaler.scale(), divisor / expected, self.clip),
         };
+        let loss = loss_sum * (1.0 / divisor);
+        if let Some(why) = state.outlier(&self.world, &loss, &grad_norm)? {
+            state.optimizer.pass_over();
+            return Ok(Updated { loss, grad_norm, verdict, outlier: Some(why), notice: None, communicated });
+        }
+        let TrainState { model, optimizer, .. } = state;
         // The model is moved, not copied: weights that nobody else holds are updated in place.
         match grads {
             Summed::All(grads) => {
@@ -223,7 +229,7 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
                 communicated += began.elapsed();
             }
         }
-        Ok(Updated { loss: loss_sum * (1.0 / divisor), grad_norm, verdict, notice: None, communicated })
+        Ok(Updated { loss, grad_norm, verdict, outlier: None, notice: None, communicated })
     }
 }
 

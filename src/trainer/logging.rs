@@ -126,6 +126,8 @@ impl<T: TrainingTask> Trainer<T> {
         let row = new_shapes.into_iter().fold(row, |row, new| row.with("new_shapes", new));
         let news = run.kernels.since_last_row(run.progress.step, new_shapes.unwrap_or(0));
         let row = news.iter().fold(row, |row, news| row.with("new_kernels", news.kernels));
+        let outliers = self.state.outliers.iter();
+        let row = outliers.fold(row, |row, outliers| row.with("outlier_steps", outliers.state.skipped));
         let row = self.labelled(read.scaling.iter().fold(row, |row, scaling| scaling.record(row)));
         if run.logging.writes() {
             folder.metrics.append(&row)?;

@@ -53,6 +53,7 @@ use crate::config::{ActivationCheckpointing, DeviceKind, Integration};
 use crate::data::loader::{Loader, LoaderOptions};
 use crate::engine::device;
 use crate::optim::Optimizer;
+use crate::optim::outliers::Outliers;
 use crate::plan::RunPlan;
 use crate::precision::scaler::{LossScaler, ScalerConfig};
 use crate::session::{BuiltIn, Session, TrainingTask};
@@ -187,7 +188,8 @@ impl<T: TrainingTask> Trainer<T> {
         let optimizer = Optimizer::new(plan.optimizer.config, &plan.optimizer.groups, &model).with_ops(plan.engine.ops);
         let scales = plan.engine.precision.scales_loss();
         let scaler = scales.then(|| LossScaler::new(ScalerConfig::default(), &session.device));
-        Ok((TrainState { model, optimizer, scaler }, load_report))
+        let outliers = plan.optimizer.outliers.map(Outliers::new);
+        Ok((TrainState { model, optimizer, scaler, outliers }, load_report))
     }
 
     /// A run that is not made for its model.

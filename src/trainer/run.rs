@@ -114,7 +114,7 @@ impl<T: TrainingTask> Trainer<T> {
             let state = &checkpoint.state;
             self.load_weights(&checkpoint.path)?;
             let device = &self.session.device;
-            let TrainState { model, optimizer, scaler } = &mut self.state;
+            let TrainState { model, optimizer, scaler, outliers } = &mut self.state;
             optimizer
                 .import(model, state.step, checkpoint.optimizer()?, device)
                 .map_err(|error| error.at(checkpoint.path.display()))?;
@@ -122,6 +122,9 @@ impl<T: TrainingTask> Trainer<T> {
                 (Some(_), Some(state)) => Some(LossScaler::restored(ScalerConfig::default(), state, device)),
                 (scaler, _) => scaler,
             };
+            if let (Some(outliers), Some(state)) = (outliers, &state.outliers) {
+                outliers.state = state.clone();
+            }
             progress = Progress {
                 step: state.step,
                 total_steps,
@@ -309,6 +312,7 @@ impl<T: TrainingTask> Trainer<T> {
             seconds: folder.status.seconds_before + elapsed,
             best: run.evaluating.best.clone(),
             scaler: self.state.scaler.as_ref().map(LossScaler::state).transpose()?,
+            outliers: self.state.outliers.as_ref().map(|outliers| outliers.state.clone()),
             promise: folder.promise.clone(),
             only_model,
             files: Default::default(),

@@ -16,8 +16,10 @@ use super::shapes::Shape;
 use crate::base::distributed::World;
 use crate::base::error::{Error, Result};
 use crate::base::random::seed_for;
+use crate::base::reads::read_scalars;
 use crate::data::loader::Loader;
 use crate::optim::Optimizer;
+use crate::optim::outliers::Outliers;
 use crate::precision::scaler::{LossScaler, Verdict};
 use crate::session::TrainingTask;
 
@@ -27,6 +29,21 @@ pub(super) struct TrainState<M> {
     pub(super) optimizer: Optimizer,
     /// The loss scale of f16.
     pub(super) scaler: Option<LossScaler>,
+    /// Finds the steps that are not applied.
+    pub(super) outliers: Option<Outliers>,
+}
+
+impl<M> TrainState<M> {
+    /// Why a step with this loss and gradient norm, `[1]` each, is not to be applied, if it is an outlier. The ranks of `world` all go by
+    /// the values of rank 0.
+    ///
+    /// # Errors
+    /// The device's, and MPI's.
+    pub(super) fn outlier(&mut self, world: &World, loss: &Tensor<1>, grad_norm: &Tensor<1>) -> Result<Option<String>> {
+        let Some(outliers) = &mut self.outliers else { return Ok(None) };
+        let values = read_scalars(vec![loss.clone(), grad_norm.clone()])?;
+        Ok(outliers.judge(world.of_root(values[0])?, world.of_root(values[1])?))
+    }
 }
 
 /// Computes the micro-batches of a step and its update: operation by operation ([`Eager`]), or by replaying recordings
@@ -109,6 +126,8 @@ pub(super) struct Updated {
     pub(super) grad_norm: Tensor<1>,
     /// Whether it overflowed, where losses are scaled.
     pub(super) verdict: Option<Verdict>,
+    /// Why it was not applied, where it was an outlier.
+    pub(super) outlier: Option<String>,
     /// A notice for the user.
     pub(super) notice: Option<String>,
     /// Time of exchanges with the other ranks.
@@ -217,12 +236,15 @@ impl<T: TrainingTask> Trainer<T> {
         let totals = Totals { labels, first_labels, micro_batches, lr };
         let updated = executor.update(&mut self.state, totals, &mut sees, &mut *self.observer)?;
         run.kernels.recorded(executor.recordings());
-        let Updated { loss, grad_norm, verdict, notice, communicated } = updated;
+        let Updated { loss, grad_norm, verdict, outlier, notice, communicated } = updated;
         if self.world.is_shared() {
             run.clock.communicated(communicated);
         }
         if let Some(notice) = notice {
             self.notice(&notice);
+        }
+        if let Some(why) = outlier {
+            self.notice(&format!("step {} is not applied: {why}", step + 1));
         }
         self.observer.part(Part::Update);
         Ok(Stepped { loss, grad_norm, lr, verdict, tokens, epoch_ended })

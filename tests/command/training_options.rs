@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use crate::common::small_run::{copy, train, write};
+use crate::common::small_run::{SPIKE, copy, figures, train, write, write_with_a_spike};
 use crate::common::{fails, kiln, rows, succeeds, tensors, train_rows};
 
 /// Every name of `trainer.optim`, with arguments where it takes some, and a learning rate that suits it.
@@ -349,5 +349,72 @@ fn files_of_hugging_faces_arguments_are_taken_whole() {
         kiln(folder.path()).args(["plan", "config.toml", "--hf-args", "."]),
         2,
         &["expected a JSON file, got a folder"],
+    );
+}
+
+/// Step 140 has a batch of tokens that no other step has. The z-scores are computed again here from the rows of the run.
+#[test]
+fn steps_that_are_outliers_are_not_applied_also_after_a_resume() {
+    let folder = tempfile::tempdir().unwrap();
+    write_with_a_spike(folder.path());
+    let same = [&SPIKE[..], &["trainer.eval_steps=1", "trainer.save_steps=135"]].concat();
+    let run = |name: &str, more: &[&str]| {
+        let sets = same.iter().chain(more).flat_map(|set| ["--set", *set]).collect::<Vec<_>>();
+        succeeds(&mut train(folder.path(), name, &sets))
+    };
+    // The z-score of every step from 129 on in the window of the 128 steps up to it.
+    let scores = |name: &str, figure: &str| {
+        let rows = train_rows(&folder.path().join(name));
+        let values = rows.iter().map(|row| row[figure].as_f64().unwrap()).collect::<Vec<_>>();
+        let score = |window: &[f64]| {
+            let mean = window.iter().sum::<f64>() / 128.0;
+            let variance = window.iter().map(|value| value * value).sum::<f64>() / 128.0 - mean * mean;
+            (window[127] - mean) / variance.sqrt()
+        };
+        (129..=values.len()).map(|step| (step, score(&values[step - 128..step]))).collect::<Vec<_>>()
+    };
+    let losses = |name: &str| {
+        let rows = rows(&folder.path().join(name));
+        rows.iter().filter_map(|row| row["eval_loss"].as_f64()).collect::<Vec<_>>()
+    };
+    let plain = run("plain", &[]);
+    assert!(!plain.contains("is not applied") && losses("plain")[139] != losses("plain")[138]);
+    for (name, key, figure, words) in [
+        ("of-loss", "trainer.skip_update_lossz=4", "loss", "its loss "),
+        ("of-norm", "trainer.skip_update_gradz=4", "grad_norm", "its gradient norm "),
+    ] {
+        let stdout = run(name, &[key]);
+        let outliers = scores(name, figure).into_iter().filter(|(_, score)| *score > 4.0).collect::<Vec<_>>();
+        let [(140, score)] = outliers[..] else { panic!("{name}: {outliers:?}") };
+        assert_eq!(stdout.matches("is not applied: ").count(), 1, "{stdout}");
+        assert!(stdout.contains(&format!("step 140 is not applied: {words}")), "{stdout}");
+        assert!(stdout.contains(&format!("has the z-score {score:.1} among")), "{stdout}");
+        let evaluations = losses(name);
+        assert_eq!(evaluations[..139], losses("plain")[..139], "up to there it is the run without");
+        assert_eq!(evaluations[139], evaluations[138], "{name}: no weight moved");
+        assert_ne!(evaluations[140], evaluations[139]);
+        let counts =
+            train_rows(&folder.path().join(name)).iter().map(|row| row["outlier_steps"].as_u64().unwrap()).sum::<u64>();
+        assert_eq!(counts, 6, "one step from 140 to 145");
+
+        let resumed = format!("{name}-resumed");
+        copy(&folder.path().join(name), &folder.path().join(&resumed));
+        std::fs::remove_dir_all(folder.path().join(&resumed).join("checkpoints/step-000145")).unwrap();
+        std::fs::remove_dir_all(folder.path().join(&resumed).join("model")).unwrap();
+        let changed = [key.replace("=4", "=5"), "run.on_existing=resume".into()];
+        let sets = same.iter().copied().chain(changed.iter().map(String::as_str)).flat_map(|set| ["--set", set]);
+        let sets = sets.collect::<Vec<_>>();
+        fails(&mut train(folder.path(), &resumed, &sets), 2, &[key.split('=').next().unwrap()]);
+        let stdout = run(&resumed, &[key, "run.on_existing=resume"]);
+        assert!(stdout.contains("continuing after step 135") && stdout.contains("step 140 is not applied"), "{stdout}");
+        assert_eq!(figures(&folder.path().join(&resumed)), figures(&folder.path().join(name)));
+        let weights = |name: &str| bytes(&folder.path().join(name), "model/model.safetensors");
+        assert!(weights(&resumed) == weights(name), "{name}");
+    }
+    let negative = ["--set", "trainer.skip_update_lossz=-1"];
+    fails(
+        &mut train(folder.path(), "no", &negative),
+        2,
+        &["trainer.skip_update_lossz: expected a number of 0 or more"],
     );
 }

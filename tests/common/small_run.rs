@@ -79,6 +79,30 @@ pub fn write(folder: &Path, task: &str) -> PathBuf {
     path
 }
 
+/// As [`write`] for `clm`, with rows of 150 steps of 3 (see [`SPIKE`]), of which those of step 140 alone have tokens above 19.
+#[allow(dead_code)]
+pub fn write_with_a_spike(folder: &Path) {
+    let row = |i: usize| {
+        let id =
+            |j: usize| if i / 3 == 139 { (i * 5 + j * j * 7) % 11 + 20 } else { (i * 3 + j) % 5 + 1 + (i % 7) / 6 };
+        format!("{{\"input_ids\": {:?}}}\n", (0..6).map(id).collect::<Vec<_>>())
+    };
+    let config = write(folder, "clm");
+    std::fs::write(folder.join("data.jsonl"), (0..450).map(row).collect::<String>()).unwrap();
+    std::fs::write(folder.join("other.jsonl"), (0..6).map(row).collect::<String>()).unwrap();
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, text.replace("\"20%\"", "\"other.jsonl\"")).unwrap();
+}
+
+/// The settings of such a run.
+#[allow(dead_code)]
+pub const SPIKE: [&str; 4] = [
+    "data.sampler=sequential",
+    "trainer.max_steps=145",
+    "trainer.gradient_accumulation_steps=1",
+    "trainer.learning_rate=5e-3",
+];
+
 pub fn train(folder: &Path, run: &str, more: &[&str]) -> Command {
     let mut command = kiln(folder);
     command.args(["train", "config.toml", "--set", &format!("run.output_dir={run}")]).args(more);

@@ -277,6 +277,18 @@ fn trainer(trainer: &TrainerSection) -> Checked {
             &|v: f64| v > 0.0 && v <= 1.0,
         ),
         ("trainer.max_grad_norm", trainer.max_grad_norm, "of 0 or more (0 means no clipping)", &not_negative),
+        (
+            "trainer.skip_update_lossz",
+            trainer.skip_update_lossz.unwrap_or(0.0),
+            "of 0 or more (0 applies all steps)",
+            &not_negative,
+        ),
+        (
+            "trainer.skip_update_gradz",
+            trainer.skip_update_gradz.unwrap_or(0.0),
+            "of 0 or more (0 applies all steps)",
+            &not_negative,
+        ),
         ("trainer.eval_delay", trainer.eval_delay, "of 0 or more", &not_negative),
     ] {
         if !ok(value) {

@@ -218,7 +218,7 @@ impl Output {
     /// Copies: the next replay writes where these lie.
     fn copied(&self, notice: Notice) -> Updated {
         let (loss, grad_norm) = (self.loss.clone() * 1.0, self.grad_norm.clone() * 1.0);
-        Updated { loss, grad_norm, verdict: None, notice, communicated: Duration::ZERO }
+        Updated { loss, grad_norm, verdict: None, outlier: None, notice, communicated: Duration::ZERO }
     }
 }
 

@@ -38,6 +38,7 @@ use crate::base::files::{hex, sha256, sync_folder, write_whole};
 use crate::data::loader::Position;
 use crate::data::stream::StreamPosition;
 use crate::data::tokenizer::{NamedFile, write_files};
+use crate::optim::outliers::OutlierState;
 use crate::plan::RunPlan;
 use crate::precision::scaler::ScalerState;
 
@@ -101,6 +102,9 @@ pub struct State {
     /// The loss scale of f16 with its counters; none in other precisions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaler: Option<ScalerState>,
+    /// What outliers are found by, where the run looks for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outliers: Option<OutlierState>,
     /// The settings that must not change for the run to stay the same run.
     pub promise: Promise,
     /// It has no optimizer (`trainer.save_only_model`): no run continues from it.
@@ -435,6 +439,7 @@ impl State {
                 return Err(format!("{name}: expected a number, got NaN"));
             }
         }
+        self.outliers.as_ref().map_or(Ok(()), |outliers| outliers.check(self.step))?;
         let model = if self.files.contains_key(ADAPTER_FILE) { ADAPTER_FILE } else { MODEL };
         for name in [model, OPTIMIZER, CONFIG].into_iter().filter(|name| *name != OPTIMIZER || !self.only_model) {
             if !self.files.contains_key(name) {
@@ -508,6 +513,7 @@ mod tests {
             seconds: 1.5,
             best: Best::new(&crate::plan::SavingPlan::of(&TrainerSection::default(), 1)),
             scaler: Some(ScalerState { scale: 65536.0, growth_tracker: 1, skipped: 0, applied: step }),
+            outliers: Some(OutlierState { loss: [0.1, 3.4e38].into(), grad_norm: [1e-7].into(), skipped: 0 }),
             promise: serde_json::from_value(json!({"fingerprint": "", "settings": {"training examples": 20}})).unwrap(),
             files: BTreeMap::new(),
         }
@@ -561,7 +567,7 @@ mod tests {
     #[test]
     fn numbers_that_cannot_be_are_refused_by_name() {
         type Change = fn(&mut State);
-        let changes: [(&str, Change); 12] = [
+        let changes: [(&str, Change); 14] = [
             ("step", |state| state.step = 1 << 63),
             ("samples", |state| state.samples = u64::MAX),
             ("tokens", |state| state.tokens = (1 << 53) + 1),
@@ -574,6 +580,8 @@ mod tests {
             ("seconds", |state| state.seconds = -1.0),
             ("losses.window", |state| state.losses.window = f64::NAN),
             ("losses.steps", |state| state.losses.steps = 8),
+            ("outliers.loss", |state| state.outliers.as_mut().unwrap().loss.extend([0.5; 128])),
+            ("outliers.skipped", |state| state.outliers.as_mut().unwrap().skipped = 8),
         ];
         for (name, change) in changes {
             let folder = tempfile::tempdir().unwrap();
