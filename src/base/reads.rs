@@ -6,7 +6,7 @@ use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use burn::tensor::Tensor;
+use burn::tensor::{Tensor, Transaction};
 
 use crate::base::error::{Error, Result, says_out_of_memory};
 use crate::base::panics;
@@ -93,7 +93,59 @@ pub fn read_values<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {
     tensor.try_into_vec_as::<f32>().map_err(|error| device_error(&error))
 }
 
-fn without_autodiff(tensor: Tensor<1>) -> Tensor<1> {
+/// Tensors of any shape that are read back together, in row-major order: in one transfer, or in several where they are large,
+/// which bounds the memory that lies between the device and their values. A tensor that nobody else holds is freed when it is read.
+pub(crate) struct Reads {
+    /// With how many tensors, and values of theirs.
+    pending: (Transaction, usize, usize),
+    values: Vec<Vec<f32>>,
+}
+
+/// So many values are transferred at a time: 64 MiB of f32.
+const AT_ONCE: usize = 1 << 24;
+
+impl Reads {
+    pub(crate) fn new() -> Self {
+        Self { pending: (Transaction::default(), 0, 0), values: Vec::new() }
+    }
+
+    /// Adds `tensor`.
+    ///
+    /// # Errors
+    /// As [`read_scalars`].
+    #[track_caller]
+    pub(crate) fn push<const D: usize>(&mut self, tensor: Tensor<D>) -> Result<()> {
+        let (pending, count, size) = std::mem::take(&mut self.pending);
+        let size = size + tensor.shape().num_elements();
+        self.pending = (pending.register(without_autodiff(tensor)), count + 1, size);
+        if size < AT_ONCE { Ok(()) } else { self.transfer() }
+    }
+
+    /// The values of each tensor, in the order in which they were added.
+    ///
+    /// # Errors
+    /// As [`read_scalars`].
+    #[track_caller]
+    pub(crate) fn finish(mut self) -> Result<Vec<Vec<f32>>> {
+        self.transfer()?;
+        Ok(self.values)
+    }
+
+    #[track_caller]
+    fn transfer(&mut self) -> Result<()> {
+        let (pending, count, _) = std::mem::take(&mut self.pending);
+        if count == 0 {
+            return Ok(());
+        }
+        count_read(Location::caller());
+        for data in pending.try_execute().map_err(|error| device_error(&error))? {
+            self.values.push(data.try_into_vec::<f32>().map_err(|error| device_error(&error))?);
+        }
+        Ok(())
+    }
+}
+
+fn without_autodiff<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     if tensor.is_autodiff() { tensor.inner() } else { tensor }
 }
 
@@ -164,6 +216,20 @@ mod tests {
         assert!(device_reads() > before);
         let (before, line) = (DeviceReads::now(), line!() + 1);
         read_scalars(vec![Tensor::from_floats([1.0f32], &device)]).unwrap();
+        let here = (format!("{}:{line}", file!()), 1);
+        assert!(DeviceReads::now().since(&before).sites().contains(&here));
+    }
+
+    #[test]
+    fn tensors_of_many_shapes_are_one_read() {
+        let device = Device::flex();
+        assert_eq!(Reads::new().finish().unwrap(), Vec::<Vec<f32>>::new());
+        let (before, mut reads) = (DeviceReads::now(), Reads::new());
+        let matrix = Tensor::<2>::from_floats([[1.0f32, 2.0], [3.0, 4.0]], &device);
+        reads.push(matrix.clone().transpose()).unwrap();
+        reads.push(Tensor::<1>::from_floats([5.0f32], &device.clone().autodiff())).unwrap();
+        let line = line!() + 1;
+        assert_eq!(reads.finish().unwrap(), [vec![1.0, 3.0, 2.0, 4.0], vec![5.0]]);
         let here = (format!("{}:{line}", file!()), 1);
         assert!(DeviceReads::now().since(&before).sites().contains(&here));
     }

@@ -390,7 +390,8 @@ pub struct DistributedSection {
     /// are the same. On the CPU, with an element-wise optimizer (AdamW, Adam, SGD, Lion). Default: false.
     pub optimizer_sharding: bool,
     /// Sums the gradients of a block over the devices while the backward pass computes those of the blocks before it; otherwise all are
-    /// summed after the backward pass. The run computes the same to the bit. Not with `optimizer_sharding`. Default: false.
+    /// summed after the backward pass. On the CPU the run computes the same to the bit, on a GPU up to rounding. Not with
+    /// `optimizer_sharding`; steps are not captured. Default: false.
     pub overlap_communication: bool,
 }
 

@@ -5,13 +5,12 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_models::ops::Form;
-use kiln_models::ops::adamw::{norm, sum_of_squares};
+use kiln_models::ops::adamw::{norm, sum_of_squares, updates_together};
 use kiln_models::ops::list::TensorList;
 use kiln_models::{Operator, Ops};
 
 use crate::base::distributed::{Shard, ShardGradients};
 use crate::base::error::Result;
-use crate::base::reads::read_values;
 
 /// L2 norm over the gradients of all parameters of `model`, `[1]`, f32, computed in the form `ops`.
 pub fn global_norm<M: Module>(model: &M, grads: &GradientsParams, ops: Ops) -> Tensor<1> {
@@ -29,7 +28,8 @@ pub fn global_norm<M: Module>(model: &M, grads: &GradientsParams, ops: Ops) -> T
     }
 }
 
-/// [`global_norm`] of gradients that are divided among ranks, on each of them: the same bits, on the CPU.
+/// [`global_norm`] of gradients that are divided among ranks, on each of them: on the CPU the same bits; the fused operator of
+/// a GPU adds in another order.
 ///
 /// # Errors
 /// The device's, and MPI's.
@@ -38,9 +38,10 @@ pub fn global_norm_of_shards(shard: &Shard, grads: &ShardGradients, ops: Ops, de
         let n = values.len();
         Tensor::<1>::from_data(TensorData::new(values, [n]), device)
     };
-    let sums = shard.of_gradients(grads, |grad| match ops.form(Operator::AdamW) {
-        Form::Fused => Ok(sum_of_squares(&grad)),
-        Form::Plain => read_values(tensor(grad).square().sum()).map(|sum| sum[0]),
+    let is_fused = ops.form(Operator::AdamW) == Form::Fused && !updates_together(device);
+    let sums = shard.of_gradients(grads, |grad| match is_fused {
+        true => tensor(vec![sum_of_squares(&grad)]),
+        false => tensor(grad).square().sum(),
     })?;
     Ok(if sums.is_empty() { Tensor::zeros([1], device) } else { tensor(sums).sum().sqrt() })
 }

@@ -6,9 +6,10 @@ use kiln_models::Operator;
 use serde::{Deserialize, Serialize};
 
 use super::{EnginePlan, ModelPlan, OptimizerPlan, RunPlan};
-use crate::base::distributed::Devices;
 use crate::base::error::{Error, Result};
-use crate::config::{ActivationCheckpointing, CompilerMode, DeviceKind, Switch, TrainingCompilerConfig};
+use crate::config::{
+    ActivationCheckpointing, CompilerMode, DeviceKind, DistributedSection, Switch, TrainingCompilerConfig,
+};
 use crate::engine::handover::Engine;
 use crate::optim::OptimizerConfig;
 
@@ -43,7 +44,8 @@ impl NotCaptured {
 }
 
 impl EnginePlan {
-    /// Whether steps that train `model` by `optimizer` on `devices` under `compiler`, whose mode is the plan's, are captured.
+    /// Whether steps that train `model` by `optimizer` under `compiler`, whose mode is the plan's, are captured; several devices share
+    /// the work as `shared` says.
     ///
     /// # Errors
     /// Why they are not.
@@ -52,7 +54,7 @@ impl EnginePlan {
         compiler: Option<&TrainingCompilerConfig>,
         model: &ModelPlan,
         optimizer: &OptimizerPlan,
-        devices: Devices,
+        shared: Option<DistributedSection>,
     ) -> std::result::Result<(), NotCaptured> {
         let Some(compiler) = compiler else { return Err(NotCaptured::run("the run is native")) };
         let fused = |operator| self.ops.fused_operators().contains(&operator);
@@ -63,7 +65,10 @@ impl EnginePlan {
             }
             () if compiler.enabled == CompilerMode::Native || Engine::this() == Engine::Native => "the run is native",
             () if compiler.graph == Switch::Off => "compiler.graph says so",
-            () if devices.count > 1 => "the gradients of a step are summed over the ranks",
+            () if shared.is_some_and(|it| it.optimizer_sharding) => "the optimizer is divided among the devices",
+            () if shared.is_some_and(|it| it.overlap_communication) => {
+                "gradients are summed over the devices during the backward pass"
+            }
             () if self.unfused => "compiler.fusion is off",
             () if !model.can_be_captured => "the task does not say that its steps can be (CAN_BE_CAPTURED)",
             () if !matches!(optimizer.config, OptimizerConfig::AdamW(_)) => "only AdamW updates in place",

@@ -167,7 +167,8 @@ impl RunPlan {
             loss,
         };
         let compiler = compiler(config, facts.decision.as_ref());
-        let captured = engine.can_capture(compiler.as_ref(), &model, &optimizer, batch.devices);
+        let shared = (batch.devices.count > 1).then_some(config.distributed);
+        let captured = engine.can_capture(compiler.as_ref(), &model, &optimizer, shared);
         let engine = engine.with_capture(compiler.as_ref(), captured.err());
         let plan = Self {
             schema: SCHEMA.into(),

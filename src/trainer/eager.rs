@@ -11,7 +11,8 @@ use super::observer::{Observer, Part};
 use super::step::{Executor, MicroBatch, Totals, TrainState, Updated};
 use crate::base::distributed::{Overlap, Shard, ShardGradients, World, sum_gradients, sum_loss};
 use crate::base::error::Result;
-use crate::config::ActivationCheckpointing;
+use crate::base::reads::read_scalars;
+use crate::config::{ActivationCheckpointing, DeviceKind};
 use crate::optim::Optimizer;
 use crate::optim::backward::{DropoutSeed, GradientPass};
 use crate::optim::gradient::{global_norm, global_norm_of_shards, scale_and_norm, unscale_and_norm};
@@ -34,6 +35,9 @@ pub(super) struct Eager<T: TrainingTask> {
     /// Micro-batches of a step.
     micro_batches: usize,
     clip: Option<f64>,
+    /// Whether the gradient norm of rank 0 is that of all: on a GPU ranks may have tuned their way to kernels that add in different
+    /// orders, and their weights would drift apart.
+    agrees: bool,
     /// Whether a callback sees gradients, which are put together for it where they are divided.
     shows_gradients: bool,
     /// Stands in for the model while it is updated: it has one element in every parameter.
@@ -73,6 +77,7 @@ impl<T: TrainingTask> Eager<T> {
             checkpointing: plan.engine.activation_checkpointing,
             micro_batches: plan.batch.micro_batches(),
             clip: plan.optimizer.max_grad_norm,
+            agrees: world.is_shared() && plan.engine.device.kind != DeviceKind::Cpu,
             shows_gradients,
             grads: GradientsAccumulator::new(),
             overlap: if overlaps { Some(Overlap::new(world, model)?) } else { None },
@@ -196,6 +201,17 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
         let sum_norm = match &grads {
             Summed::All(grads) => global_norm(model, grads, self.compute.ops()),
             Summed::Shard(shard, grads) => global_norm_of_shards(shard, grads, self.compute.ops(), &device)?,
+        };
+        let sum_norm = match self.agrees {
+            true => {
+                observer.part(Part::Update);
+                let began = Instant::now();
+                let norm = self.world.of_root(read_scalars(vec![sum_norm])?[0])?;
+                observer.part(Part::Communicate);
+                communicated += began.elapsed();
+                Tensor::from_floats([norm as f32], &device)
+            }
+            false => sum_norm,
         };
         let verdict = scaler.as_ref().map(|scaler| scaler.judge(sum_norm.clone()));
         let (scale, grad_norm) = match scaler {

@@ -16,7 +16,7 @@ use super::shapes::Shape;
 use crate::base::distributed::World;
 use crate::base::error::{Error, Result};
 use crate::base::random::seed_for;
-use crate::base::reads::read_scalars;
+use crate::base::reads::{device_error, read_scalars};
 use crate::data::loader::Loader;
 use crate::optim::Optimizer;
 use crate::optim::outliers::Outliers;
@@ -160,7 +160,7 @@ impl<T: TrainingTask> Trainer<T> {
         if self.session.plan().captures().is_ok() {
             if self.callbacks.iter().any(|callback| callback.sees_gradients()) {
                 self.notice("steps are not captured: a callback sees gradients");
-            } else if let Some(captured) = CapturedSteps::new(&mut self.state, &self.session, self.drops) {
+            } else if let Some(captured) = CapturedSteps::new(&mut self.state, &self.session, &self.world, self.drops) {
                 return Ok(Box::new(captured));
             }
         }
@@ -215,6 +215,9 @@ impl<T: TrainingTask> Trainer<T> {
             epoch_ended = loaded.last_in_epoch;
         }
         if self.world.is_shared() {
+            // Gradients are read next. What a device computes until then is the backward pass, and no exchange.
+            self.session.device.sync().map_err(|error| device_error(&error))?;
+            self.observer.part(Part::Backward);
             let began = Instant::now();
             executor.end_micro_batches(&mut self.state)?;
             run.clock.communicated(began.elapsed());

@@ -77,7 +77,12 @@ pub fn run<T: TrainingTask>(session: &Session<T>, say: &Say) -> Result<Warmed> {
     // Once more the first: what adds a step to those before it is launched from the second on.
     let steps = train.batches.len() + 1;
     // With accumulation, gradients are also added to those of a batch before.
-    let accumulation = plan.batch.accumulation.min(2);
+    let accumulation = match plan.captures() {
+        // So it does in a captured step of several devices.
+        Ok(()) => plan.batch.micro_batches(),
+        Err(_) => plan.batch.accumulation,
+    }
+    .min(2);
     let picked = Arc::new(picks(session.train(), &train.batches, accumulation, plan.batch.micro));
     let evaluated = evaluation.as_ref().zip(session.validation()).map(|(found, data)| {
         Arc::new(picks(data, &found.batches, 1, plan.evaluation.batch_size)) as Arc<dyn Dataset<T::Example>>

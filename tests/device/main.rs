@@ -16,10 +16,11 @@ mod debug;
 mod engines;
 mod launches;
 mod memory;
+mod ranks;
 mod sizes;
 mod tasks;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -81,11 +82,20 @@ fn on_device(folder: &Path, name: &str, more: &[&str]) -> Command {
     on_device_in(MODE, folder, name, more)
 }
 
-/// A run on the device. Kernels are kept from test to test: a software device compiles them for minutes.
+/// A run on the device.
 fn on_device_in(mode: &str, folder: &Path, name: &str, more: &[&str]) -> Command {
-    let mut command = train(folder, name, &["--set", &format!("device.kind={}", device()), "--compiler", mode]);
-    command.env("KILN_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels")).args(more);
+    let (settings, cache) = on_device_settings(mode);
+    let mut command = train(folder, name, &[]);
+    command.args(settings).env("KILN_CACHE", cache).args(more);
     command
+}
+
+/// The arguments of a run on the device, and its cache: kernels are kept from test to test, since a software device compiles them
+/// for minutes.
+fn on_device_settings(mode: &str) -> ([String; 4], PathBuf) {
+    let kind = format!("device.kind={}", device());
+    let settings = ["--set".into(), kind, "--compiler".into(), mode.into()];
+    (settings, Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels"))
 }
 
 /// Losses of training and evaluation, and gradient norms but those of skipped steps, by row.

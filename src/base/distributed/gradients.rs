@@ -8,7 +8,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 
 use super::World;
 use crate::base::error::{Error, Result};
-use crate::base::reads::read_values;
+use crate::base::reads::{Reads, read_values};
 
 /// The sums over the ranks of the gradients of `model` and of `loss`, `[1]`, f32, the same bits on each rank. A rank without
 /// gradients, which had no micro-batch, adds nothing. A parameter that has a gradient on no rank has none in the result.
@@ -22,7 +22,7 @@ pub fn sum_gradients<M: Module>(
     loss: Option<Tensor<1>>,
     device: &Device,
 ) -> Result<(GradientsParams, Tensor<1>)> {
-    let Taken { lengths, values, .. } = Taken::of(model, grads)?;
+    let Taken { lengths, values, loss } = Taken::of(model, grads, loss)?;
     let has_any = any_of_ranks(world, values.iter().map(Option::is_some))?;
     // The gradients that any rank has, one after the other.
     let mut flat = Vec::with_capacity(lengths.iter().sum::<usize>() + 1);
@@ -31,7 +31,7 @@ pub fn sum_gradients<M: Module>(
             append(&mut flat, values, length);
         }
     }
-    append(&mut flat, loss.map(read_values).transpose()?, 1);
+    append(&mut flat, loss, 1);
     world.sum(&mut flat)?;
     let loss = flat.pop().into_iter().collect::<Vec<_>>();
     let grads = given(model, has_any, &flat, device);
@@ -43,8 +43,13 @@ pub fn sum_gradients<M: Module>(
 /// # Errors
 /// The device's, and MPI's.
 pub fn sum_loss(world: &World, loss: Option<Tensor<1>>, device: &Device) -> Result<Tensor<1>> {
+    sum_read_loss(world, loss.map(read_values).transpose()?, device)
+}
+
+/// [`sum_loss`] of the one value of a loss that has been read.
+pub(super) fn sum_read_loss(world: &World, loss: Option<Vec<f32>>, device: &Device) -> Result<Tensor<1>> {
     let mut sum = Vec::new();
-    append(&mut sum, loss.map(read_values).transpose()?, 1);
+    append(&mut sum, loss, 1);
     world.sum(&mut sum)?;
     Ok(Tensor::from_data(TensorData::new(sum, [1]), device))
 }
@@ -74,35 +79,51 @@ pub(super) fn given<M: Module>(model: &M, has_any: Vec<bool>, values: &[f32], de
     given.grads
 }
 
-/// Takes the gradients of the parameters that learn.
+/// The gradients of the parameters that learn, and a loss, on the host.
 pub(super) struct Taken {
-    grads: GradientsParams,
     /// Elements of each parameter.
     pub(super) lengths: Vec<usize>,
     /// The gradient of each, where it has one.
     pub(super) values: Vec<Option<Vec<f32>>>,
-    error: Option<Error>,
+    /// The loss, where there is one.
+    pub(super) loss: Option<Vec<f32>>,
 }
 
 impl Taken {
-    pub(super) fn of<M: Module>(model: &M, grads: GradientsParams) -> Result<Self> {
-        let mut taken = Self { grads, lengths: Vec::new(), values: Vec::new(), error: None };
-        model.visit(&mut taken);
-        taken.error.take().map_or(Ok(taken), Err)
+    /// Reads those of `model` among `grads`, and `loss`, together.
+    pub(super) fn of<M: Module>(model: &M, grads: GradientsParams, loss: Option<Tensor<1>>) -> Result<Self> {
+        let mut take = Take { grads, lengths: Vec::new(), has: Vec::new(), reads: Reads::new(), result: Ok(()) };
+        model.visit(&mut take);
+        let Take { lengths, has, mut reads, result, .. } = take;
+        result?;
+        let has_loss = loss.is_some();
+        loss.map_or(Ok(()), |loss| reads.push(loss))?;
+        let mut read = reads.finish()?.into_iter();
+        let mut next = |has: bool| if has { read.next() } else { None };
+        let values = has.into_iter().map(&mut next).collect();
+        Ok(Self { lengths, values, loss: next(has_loss) })
     }
 }
 
-impl ModuleVisitor for Taken {
+/// See [`Taken`].
+struct Take {
+    grads: GradientsParams,
+    lengths: Vec<usize>,
+    /// Whether each parameter has a gradient.
+    has: Vec<bool>,
+    reads: Reads,
+    result: Result<()>,
+}
+
+impl ModuleVisitor for Take {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !param.val().is_require_grad() {
+        if !param.val().is_require_grad() || self.result.is_err() {
             return;
         }
-        let values = self.grads.remove::<D>(param.id).map(read_values).transpose();
+        let grad = self.grads.remove::<D>(param.id);
         self.lengths.push(param.shape().num_elements());
-        self.values.push(values.unwrap_or_else(|error| {
-            self.error.get_or_insert(error);
-            None
-        }));
+        self.has.push(grad.is_some());
+        self.result = grad.map_or(Ok(()), |grad| self.reads.push(grad));
     }
 }
 

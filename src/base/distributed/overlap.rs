@@ -14,7 +14,7 @@ use burn::tensor::{Device, Tensor};
 use super::World;
 use super::gradients::{any_of_ranks, append, given};
 use crate::base::error::{Error, Result};
-use crate::base::reads::read_values;
+use crate::base::reads::Reads;
 
 /// The sums of one step after the other, as the introduction of the module has it. Until [`sums`](Self::sums) has returned, this rank
 /// makes no other exchange.
@@ -91,10 +91,15 @@ impl Overlap {
         let Self { lengths, order, pass, .. } = &mut *self;
         let number = pass.parts.len();
         let whole = order.as_ref().map(|order| order.iter().map(|whole| whole.cmp(&number)).collect::<Vec<_>>());
-        let mut take = Take { pass, part, number, whole, lengths, index: 0, values: Vec::new(), error: None };
+        let mut take =
+            Take { pass, part, number, whole, index: 0, own: Vec::new(), reads: Reads::new(), result: Ok(()) };
         model.visit(&mut take);
-        let Take { values, error, .. } = take;
-        error.map_or(Ok(()), Err)?;
+        let Take { own, reads, result, .. } = take;
+        result?;
+        let (mut read, mut values) = (reads.finish()?.into_iter(), Vec::new());
+        for (index, has) in own {
+            append(&mut values, if has { read.next() } else { None }, lengths[index]);
+        }
         self.pass.parts.push(!values.is_empty());
         if values.is_empty() {
             return Ok(()); // on every rank
@@ -181,16 +186,18 @@ struct Take<'a> {
     number: usize,
     /// Whether each parameter is whole before it, with it or after it; none where that is not known.
     whole: Option<Vec<std::cmp::Ordering>>,
-    lengths: &'a [usize],
     /// The place of the next parameter that learns.
     index: usize,
-    values: Vec<f32>,
-    error: Option<Error>,
+    /// The parameters that are whole with it, and whether each has a gradient.
+    own: Vec<(usize, bool)>,
+    /// Those gradients.
+    reads: Reads,
+    result: Result<()>,
 }
 
 impl ModuleVisitor for Take<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !param.val().is_require_grad() {
+        if !param.val().is_require_grad() || self.result.is_err() {
             return;
         }
         let index = self.index;
@@ -198,13 +205,11 @@ impl ModuleVisitor for Take<'_> {
         let whole = self.whole.as_ref().map(|whole| whole[index]);
         if let Some(grad) = self.part.remove::<D>(param.id) {
             if whole == Some(std::cmp::Ordering::Less) {
-                self.error = Some(
-                    Error::device(format!(
-                        "the gradient of a parameter was sent before part {} of the backward pass had added to it",
-                        self.number
-                    ))
-                    .help("set distributed.overlap_communication = false"),
-                );
+                self.result = Err(Error::device(format!(
+                    "the gradient of a parameter was sent before part {} of the backward pass had added to it",
+                    self.number
+                ))
+                .help("set distributed.overlap_communication = false"));
                 return;
             }
             let sum = match self.pass.own.remove::<D>(param.id) {
@@ -222,9 +227,7 @@ impl ModuleVisitor for Take<'_> {
             (before, own) => before.or(own),
         };
         self.pass.has[index] = total.is_some();
-        match total.map(read_values).transpose() {
-            Ok(values) => append(&mut self.values, values, self.lengths[index]),
-            Err(error) => self.error = Some(error),
-        }
+        self.own.push((index, total.is_some()));
+        self.result = total.map_or(Ok(()), |total| self.reads.push(total));
     }
 }

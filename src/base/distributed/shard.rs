@@ -12,9 +12,9 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
 
 use super::World;
-use super::gradients::{Taken, any_of_ranks, append, given, sum_loss};
-use crate::base::error::{Error, Result};
-use crate::base::reads::read_values;
+use super::gradients::{Taken, any_of_ranks, append, given, sum_read_loss};
+use crate::base::error::Result;
+use crate::base::reads::{Reads, read_scalars};
 
 /// The part of a model's parameters whose optimizer is this rank's.
 #[derive(Debug, Clone)]
@@ -96,39 +96,42 @@ impl Shard {
         loss: Option<Tensor<1>>,
         device: &Device,
     ) -> Result<(ShardGradients, Tensor<1>)> {
-        let Taken { lengths, values, .. } = Taken::of(model, grads)?;
+        let Taken { lengths, values, loss } = Taken::of(model, grads, loss)?;
         let has_any = any_of_ranks(&self.world, values.iter().map(Option::is_some))?;
         let mut flat = Vec::with_capacity(self.len());
         values.into_iter().zip(lengths).for_each(|(values, length)| append(&mut flat, values, length));
         let sums = self.world.reduce_scatter(&flat)?;
-        Ok((ShardGradients { sums, has_any }, sum_loss(&self.world, loss, device)?))
+        Ok((ShardGradients { sums, has_any }, sum_read_loss(&self.world, loss, device)?))
     }
 
-    /// The value of `of` for the whole gradient of each parameter that has one, on every rank.
+    /// The value of `of`, `[1]`, for the whole gradient of each parameter that has one, on every rank.
     ///
     /// # Errors
-    /// Those of `of`, and MPI's.
-    pub fn of_gradients(&self, grads: &ShardGradients, of: impl Fn(Vec<f32>) -> Result<f32>) -> Result<Vec<f32>> {
+    /// The device's, and MPI's.
+    pub fn of_gradients(&self, grads: &ShardGradients, of: impl Fn(Vec<f32>) -> Tensor<1>) -> Result<Vec<f32>> {
         let own = self.part(self.world.rank());
-        let (mut values, mut owners) = (Vec::new(), Vec::new());
+        let (mut mine, mut owners) = (Vec::new(), Vec::new());
         for ((_, place), _) in self.places.iter().zip(&grads.has_any).filter(|(_, has)| **has) {
             let parts = (0..self.world.size()).map(|rank| common(&self.part(rank), place)).collect::<Vec<_>>();
             let has_some = |part: &Range<usize>| !part.is_empty() || place.is_empty();
             let owner = parts.iter().position(has_some).unwrap_or(0);
-            let mine = &parts[self.world.rank()];
-            let mut whole = match mine.is_empty() {
+            let part = &parts[self.world.rank()];
+            let mut whole = match part.is_empty() {
                 true => Vec::new(),
-                false => grads.sums[mine.start - own.start..mine.end - own.start].to_vec(),
+                false => grads.sums[part.start - own.start..part.end - own.start].to_vec(),
             };
             if parts[owner].len() < place.len() {
                 let lengths = parts.iter().map(Range::len).collect::<Vec<_>>();
                 whole = self.world.all_gather(&whole, &lengths)?;
             }
-            let value = if owner == self.world.rank() { f64::from(of(whole)?) } else { 0.0 };
-            values.push(value);
+            if owner == self.world.rank() {
+                mine.push(of(whole));
+            }
             owners.push(owner);
         }
-        let all = self.world.gather(&values)?;
+        let mut mine = read_scalars(mine)?.into_iter();
+        let own = |owner: &usize| if *owner == self.world.rank() { mine.next().unwrap_or_default() } else { 0.0 };
+        let all = self.world.gather(&owners.iter().map(own).collect::<Vec<_>>())?;
         Ok(owners.into_iter().enumerate().map(|(index, owner)| all[owner][index] as f32).collect())
     }
 
@@ -167,10 +170,11 @@ impl Shard {
     /// # Errors
     /// The device's, and MPI's.
     pub fn put_back<M: Module>(&self, model: M, updated: Vec<Param<Tensor<1>>>, device: &Device) -> Result<M> {
-        let mut own = Own { shard: self, updated: updated.into_iter().peekable(), values: Vec::new(), error: None };
+        let updated = updated.into_iter().peekable();
+        let mut own = Own { shard: self, updated, reads: Reads::new(), result: Ok(()) };
         model.visit(&mut own);
-        let Own { values, error, .. } = own;
-        error.map_or(Ok(()), Err)?;
+        let Own { reads, result, .. } = own;
+        let values = result.and_then(|()| reads.finish())?.concat();
         let all = self.world.all_gather(&values, &self.lengths())?;
         Ok(model.map(&mut Put { shard: self, all: &all, device }))
     }
@@ -235,24 +239,21 @@ impl ModuleVisitor for Cut<'_> {
 struct Own<'a> {
     shard: &'a Shard,
     updated: std::iter::Peekable<std::vec::IntoIter<Param<Tensor<1>>>>,
-    values: Vec<f32>,
-    error: Option<Error>,
+    reads: Reads,
+    result: Result<()>,
 }
 
 impl ModuleVisitor for Own<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let own = self.shard.own(param.id);
-        if own.is_empty() {
+        if own.is_empty() || self.result.is_err() {
             return;
         }
         let value = match self.updated.next_if(|updated| updated.id == param.id) {
             Some(updated) => updated.val().inner(),
             None => param.val().inner().reshape([param.shape().num_elements()]).slice([own]),
         };
-        match read_values(value) {
-            Ok(values) => self.values.extend(values),
-            Err(error) => self.error = Some(error),
-        }
+        self.result = self.reads.push(value);
     }
 }
 

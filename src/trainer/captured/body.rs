@@ -70,6 +70,22 @@ impl Totals {
         Self { loss: zero.zeros_like(), grads, by: Tensor::from_floats([1.0, 0.0], &zero.device()) }
     }
 
+    /// The sums so far of loss and gradients of `model`, for whoever reads them before they change.
+    pub(super) fn shared<M: Module>(&self, model: &M) -> (GradientsParams, Tensor<1>) {
+        let totals = self.grads.borrow();
+        let mut shared = Shared { from: &totals, grads: GradientsParams::new() };
+        model.visit(&mut shared);
+        (shared.grads, self.loss.clone())
+    }
+
+    /// Writes `grads` of `model` and `loss`, `[1]`, to where the sums lie; a gradient that had none before gets a place.
+    pub(super) fn replace<M: Module>(&self, model: &M, grads: GradientsParams, loss: Tensor<1>) -> Vec<Written> {
+        let mut totals = self.grads.borrow_mut();
+        let mut replacing = Replacing { totals: &mut totals, grads, written: vec![overwrite(&self.loss, loss)] };
+        model.visit(&mut replacing);
+        replacing.written
+    }
+
     /// Sets the use of the following micro-batches.
     #[must_use]
     pub(super) fn set(&self, adding: Adding) -> Written {
@@ -148,5 +164,36 @@ impl ModuleVisitor for Lists<'_> {
         });
         self.sums.push(total);
         self.values.push(grad);
+    }
+}
+
+/// See [`Totals::shared`].
+struct Shared<'a> {
+    from: &'a GradientsParams,
+    grads: GradientsParams,
+}
+
+impl ModuleVisitor for Shared<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(total) = self.from.get::<D>(param.id) {
+            self.grads.register(param.id, total);
+        }
+    }
+}
+
+/// See [`Totals::replace`].
+struct Replacing<'a> {
+    totals: &'a mut GradientsParams,
+    grads: GradientsParams,
+    written: Vec<Written>,
+}
+
+impl ModuleVisitor for Replacing<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(grad) = self.grads.remove::<D>(param.id) else { return };
+        match self.totals.get::<D>(param.id) {
+            Some(total) => self.written.push(overwrite(&total, grad)),
+            None => self.totals.register(param.id, row_major(grad)),
+        }
     }
 }

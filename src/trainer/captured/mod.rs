@@ -1,6 +1,7 @@
 //! Captured steps, on wgpu and CUDA: forward pass, backward pass and update of a batch are recorded once for the batch's
 //! shape, and from then on a step is that recording, replayed. Where a step has several micro-batches, these are recorded
-//! without the update, which is a recording of its own. The values that change from step to step (the batch, the learning rate,
+//! without the update, which is a recording of its own; so they are where there are several ranks, which exchange the sums over
+//! micro-batches between the two. The values that change from step to step (the batch, the learning rate,
 //! the divisor of the loss, the seeds of dropout) lie in tensors that are written to before the replay; weights, moments and
 //! sums over micro-batches are updated in place.
 //!
@@ -13,7 +14,7 @@ mod body;
 
 use std::cell::Cell;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Graph, Tensor, TensorData, capture};
@@ -23,6 +24,7 @@ use self::batch::{shapes, write};
 use self::body::{Adding, Body, Output, Totals};
 use super::observer::{Observer, Part};
 use super::step::{self, Executor, MicroBatch, TrainState, Updated};
+use crate::base::distributed::{World, sum_gradients};
 use crate::base::error::Result;
 use crate::base::random::seed_for;
 use crate::engine::launches;
@@ -43,8 +45,10 @@ pub(super) struct CapturedSteps<T: TrainingTask> {
     body: Rc<Body<T>>,
     reduction: Reduction,
     device: Device,
-    /// Micro-batches of a step.
-    accumulation: usize,
+    /// The ranks whose losses and gradients are summed.
+    world: World,
+    /// A step is one micro-batch.
+    is_whole: bool,
     /// The one micro-batch of the step at hand, with the seed of its dropout.
     alone: Option<(T::DeviceBatch, u64)>,
     /// The step at hand has a micro-batch already.
@@ -65,9 +69,14 @@ pub(super) struct CapturedSteps<T: TrainingTask> {
 type Notice = Option<String>;
 
 impl<T: TrainingTask> CapturedSteps<T> {
-    /// For the model of `state`, whose tensors are written to from now on, in the run of `session`; none for another optimizer
-    /// than AdamW.
-    pub(super) fn new(state: &mut TrainState<T::Model>, session: &Session<T>, drops: bool) -> Option<Self> {
+    /// For the model of `state`, whose tensors are written to from now on, in the run of `session` by the ranks of `world`; none
+    /// for another optimizer than AdamW.
+    pub(super) fn new(
+        state: &mut TrainState<T::Model>,
+        session: &Session<T>,
+        world: &World,
+        drops: bool,
+    ) -> Option<Self> {
         let (plan, device) = (session.plan(), &session.device);
         let update = state.optimizer.in_place(device)?;
         state.model = updatable(state.model.clone());
@@ -88,7 +97,8 @@ impl<T: TrainingTask> CapturedSteps<T> {
             body: Rc::new(body),
             reduction: plan.optimizer.loss.reduction,
             device: device.clone(),
-            accumulation: plan.batch.accumulation,
+            world: world.clone(),
+            is_whole: plan.batch.micro_batches() == 1,
             alone: None,
             is_begun: false,
             steps: ByShape::default(),
@@ -117,6 +127,24 @@ impl<T: TrainingTask> CapturedSteps<T> {
             None => computed.insert(body.step(&batch)),
         };
         output.copied(notice)
+    }
+
+    /// Puts the sums over the ranks in the place of this rank's. One that had no micro-batch with labels adds nothing.
+    fn exchange(&mut self, has_any: bool) -> Result<()> {
+        if !has_any {
+            self.forget();
+        }
+        let Body { model, totals, .. } = &*self.body;
+        let (grads, loss) = match has_any {
+            true => {
+                let (grads, loss) = totals.shared(model);
+                (grads, Some(loss))
+            }
+            false => (GradientsParams::new(), None),
+        };
+        let (grads, loss) = sum_gradients(&self.world, model, grads, loss, &self.device)?;
+        self.written.extend(totals.replace(model, grads, loss));
+        Ok(())
     }
 
     /// The update after several micro-batches.
@@ -171,7 +199,7 @@ impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
         if labels == 0.0 {
             return Ok(None); // it adds nothing, and a step of nothing else is refused
         }
-        if self.accumulation == 1 {
+        if self.is_whole {
             self.alone = Some((batch, seed));
             return Ok(None);
         }
@@ -200,13 +228,20 @@ impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
         state: &mut TrainState<T::Model>,
         totals: step::Totals,
         _sees: &mut dyn FnMut(&T::Model, &GradientsParams),
-        _observer: &mut dyn Observer,
+        observer: &mut dyn Observer,
     ) -> Result<Updated> {
-        self.is_begun = false;
-        Ok(match self.alone.take() {
-            Some((batch, seed)) => self.step(batch, seed, &mut state.optimizer, totals),
-            None => self.update_by_totals(&mut state.optimizer, totals),
-        })
+        let has_any = std::mem::replace(&mut self.is_begun, false);
+        if let Some((batch, seed)) = self.alone.take() {
+            return Ok(self.step(batch, seed, &mut state.optimizer, totals));
+        }
+        let mut communicated = Duration::ZERO;
+        if self.world.is_shared() {
+            let began = Instant::now();
+            self.exchange(has_any)?;
+            communicated = began.elapsed();
+            observer.part(Part::Communicate);
+        }
+        Ok(Updated { communicated, ..self.update_by_totals(&mut state.optimizer, totals) })
     }
 
     fn recordings(&self) -> usize {
@@ -294,7 +329,7 @@ impl<B: TensorTree, T: 'static> ByShape<B, T> {
             });
             return (None, notice);
         }
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         let _written = idle();
         let recorded = Recorded::new(device, compute(batch.clone()));
         let seconds = started.elapsed().as_secs_f64();
