@@ -38,7 +38,11 @@ impl Method {
             Rounding::Bf16 if !is_f16(a) && !is_f16(b) => units::unit().unwrap_or_else(|error| panic!("{error}")),
             _ => Unit::F32,
         };
-        Self::on(unit).filter(|_| rounding != Rounding::F32 && a.size().1 > 0)
+        let ((rows, inner), (_, cols)) = (a.size(), b.size());
+        // In f32 the crate is faster, but for the gradient of a weight with more rows than columns, such as a vocabulary's.
+        let is_faster = rounding != Rounding::F32
+            || (rows > cols && !inner_is_contiguous(a, Side::Left) && rows * cols * inner >= PARALLEL_FROM);
+        Self::on(unit).filter(|_| is_faster && inner > 0)
     }
 
     /// The method of `unit`; none where it is the `gemm` crate's.

@@ -216,6 +216,28 @@ fn results_do_not_depend_on_the_number_of_threads() {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn gradients_of_tall_weights_are_made_in_own_panels_in_f32() {
+    let (tokens, rows, cols) = (600, 307, 40);
+    let (x, dy) = (noise(tokens * rows, 7), noise(tokens * cols, 8));
+    let (x, dy) = (Factor::from(Matrix::new(&x, tokens, rows)), Factor::from(Matrix::new(&dy, tokens, cols)));
+    let has = |a: Factor<'_>, b: Factor<'_>| panels::Method::of(a, b, Rounding::F32).is_some();
+    assert_eq!(has(x.t(), dy), panels::has_avx512());
+    assert!(!has(dy.t(), x), "it is wide");
+    let (y, weight) = (noise(rows * tokens, 9), noise(tokens * cols, 10));
+    let (y, weight) = (Matrix::new(&y, rows, tokens), Matrix::new(&weight, tokens, cols));
+    assert!(!has(y.into(), weight.into()), "its left factor does not lie transposed");
+    let (mut own, mut crates) = (vec![1.0; rows * cols], vec![1.0; rows * cols]);
+    multiply(&mut own, x.t(), dy, Output::Add, Rounding::F32);
+    // SAFETY: the destination is exclusively borrowed and as large as the product.
+    unsafe { multiply_by_gemm(crates.as_mut_ptr(), x.t(), dy, Output::Add, Rounding::F32) };
+    for (own, other) in own.iter().zip(&crates) {
+        // 600 terms of up to 1, each rounded to 6e-8 of sums of about 20.
+        assert!((own - other).abs() < 1e-4, "{own} and {other}");
+    }
+}
+
 #[test]
 fn what_is_no_number_stays_so() {
     for rounding in [Rounding::F32, Rounding::Bf16, Rounding::F16] {
