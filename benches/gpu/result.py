@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Makes a dated result of what benches/gpu/run.sh has left in a folder, whole or not:
 
-    benches/gpu/result.py FOLDER [--to benches/results/DATE-gpu.md] [--readme README.md]
+    benches/gpu/result.py FOLDER [--to benches/results/DATE-gpu.md [--readme README.md]]
 
-Prints the result, or writes it with --to. --readme puts the short table in the place of what stands between the lines `<!-- gpu -->` and
-`<!-- /gpu -->` of that file.
+Prints the result, or writes it with --to. --readme puts a sentence with its first figures in the place of what stands between
+`<!-- gpu -->` and `<!-- /gpu -->` in that file, which leaves the number of its lines as it is.
 """
 import argparse, json, re, sys
 from pathlib import Path
@@ -72,19 +72,23 @@ for part, report in reports:
         out.append("")
 if not reports:
     out += ["No part of the bench was begun.", ""]
+if reports:
+    out[out.index("```") + 1:out.index("```") + 1] = ["", "Tokens a second:", "", *short]
 text = "\n".join(out).rstrip() + "\n"
 if args.to:
     args.to.write_text(text)
     print(f"wrote {args.to}")
 else:
     print(text)
-table = "\n".join(["Tokens a second:", "", *short])
 if args.readme:
-    readme = args.readme.read_text()
-    changed, found = re.subn(r"(<!-- gpu -->\n).*?(<!-- /gpu -->)", lambda match: f"{match[1]}{table}\n{match[2]}", readme, flags=re.S)
+    figures = [f"{name} {it['tokens_per_s']:,.0f} tokens/s" for _, report in reports[:1] for case in report["cases"][:1]
+               for name in ["native", "compiled", "eager", "compile"] for it in case["contestants"] if it["name"] == name and it.get("tokens_per_s")]
+    if not args.to or not figures:
+        sys.exit("error: --readme: expected a result with figures that --to writes, for the sentence to name")
+    device = re.search(r"^cuda +0 +(.+?)(?:  |$)", machine, re.M)
+    sentence = (f"On {device[1].strip() if device else 'a GPU'} ([result](benches/results/{args.to.name})), {reports[0][1]['cases'][0]['name']}: {', '.join(figures)}.")
+    changed, found = re.subn(r"(<!-- gpu -->).*?(<!-- /gpu -->)", lambda match: f"{match[1]}{sentence}{match[2]}", args.readme.read_text(), flags=re.S)
     if not found:
-        sys.exit(f"error: {args.readme} has no lines <!-- gpu --> and <!-- /gpu -->")
+        sys.exit(f"error: {args.readme} has no <!-- gpu --> and <!-- /gpu -->")
     args.readme.write_text(changed)
-    print(f"wrote the table into {args.readme}")
-else:
-    print(f"\nFor the README:\n\n{table}")
+    print(f"wrote into {args.readme}: {sentence}")
