@@ -97,7 +97,7 @@ pub struct DataSection {
     /// The task that the model learns. Required in a file.
     #[serde(deserialize_with = "task")]
     pub task: Task,
-    /// How the files are written. Default: `text`; with `dataset_name` it is `parquet`, or `squad` for question answering.
+    /// How the files are written. With `dataset_name` the default is `parquet`, or `squad` for question answering.
     pub format: DataFormat,
     /// A dataset of the Hub, as the scripts of `transformers` name it: `ID`, `ID@REVISION`, or a folder with such files. Its
     /// split `train` is the training data, and its split `validation`, if it has one, the validation data where
@@ -175,7 +175,7 @@ pub struct DataSection {
     pub documents: Documents,
     /// The token that follows a document, for the tasks `clm` and `mlm` on text and tables: `eos`, the tokenizer's end-of-text, or `none`:
     /// documents run on, as `run_clm.py` and `run_mlm.py` of `transformers` join rows. `[CLS]`, `[SEP]` and whatever else a
-    /// tokenizer puts around every text stay. Default: `auto`, which is `none` for rows of tables and `eos` for the rest.
+    /// tokenizer puts around every text stay.
     pub document_end: DocumentEnd,
     /// The share of tokens that the task `mlm` masks and predicts. Default: 0.15.
     pub mlm_probability: f64,

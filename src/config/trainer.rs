@@ -21,7 +21,7 @@ pub struct TrainerSection {
     /// Length of the run in optimizer steps; -1 means not given, here and in the two below. Default: not given.
     #[serde(deserialize_with = "count_or_minus_one", skip_serializing_if = "Option::is_none")]
     pub max_steps: Option<usize>,
-    /// Length of the run in passes over the training data, with fractions. Default: 3.0 when no length is given.
+    /// Length of the run in passes over the training data, with fractions; the length where no other one is given.
     #[serde(deserialize_with = "number_or_minus_one", skip_serializing_if = "Option::is_none")]
     pub num_train_epochs: Option<f64>,
     /// Length of the run in training tokens. Default: not given.
@@ -105,7 +105,7 @@ pub struct TrainerSection {
     pub logging_steps: Option<Interval>,
     /// Logs step 1 too. Default: false.
     pub logging_first_step: bool,
-    /// How much `kiln train` says besides rows and errors. Default: `passive`, which says everything.
+    /// How much `kiln train` says besides rows and errors.
     pub log_level: LogLevel,
     /// Who is told of the rows besides `metrics.jsonl` and stdout: one name, a list, `all` or `none`. Default: `none`.
     #[serde(deserialize_with = "integrations", skip_serializing_if = "Vec::is_empty")]
