@@ -2,7 +2,8 @@
 //! bottom, with Hugging Face's names; the device decides which backend runs it. GPT-Neo is a
 //! variant of GPT-2; RoBERTa (with CamemBERT and XLM-RoBERTa), DistilBERT, ELECTRA and ALBERT are variants of BERT.
 //!
-//! The crate knows no data and no training loop, and no files but weights: `[batch, seq]` ids go in, logits come out. [`ops`] has the
+//! The crate knows no data and no training loop, and no files but weights and [`whole_file`], by which files are written whole:
+//! `[batch, seq]` ids go in, logits come out. [`ops`] has the
 //! operators that the models and their training are made of, in a plain and a fused form, for models of one's own as well.
 //!
 //! ```

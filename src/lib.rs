@@ -33,7 +33,6 @@ pub mod task;
 
 // How it is computed.
 pub mod engine;
-pub mod precision;
 pub mod optim;
 
 // The run as it will be, and what it has open.

@@ -2,7 +2,8 @@
 //! fused kernel with one hand-written backward, which `compiled` uses. [`Ops`] chooses, for all operators or one by one
 //! ([`Operator`]); both compute the same function.
 //!
-//! One folder is one operator. Its `mod.rs` has the public function, the plain composition, the operator as Burn's backend
+//! A folder is an operator, but for `cube` (parts of kernels that several share), `in_place` (writing into buffers) and `products`
+//! (matrix products on the CPU). Its `mod.rs` has the public function, the plain composition, the operator as Burn's backend
 //! extension, its backward and the CPU kernel; `cube.rs` has the kernel for wgpu and CUDA, in CubeCL. A trait `...Kernel`
 //! names the kernels that a backend must supply. [`FUSED`] tells which operator has a fused form on which device and in which
 //! precision. Every public function checks its arguments (`contract`) before a kernel sees them, and panics where they do not

@@ -3,6 +3,8 @@
 
 pub mod distributed;
 pub mod build_info;
+mod caught;
+pub(crate) mod clock;
 pub mod error;
 pub mod files;
 pub mod host;
@@ -14,3 +16,5 @@ pub mod reads;
 pub mod signals;
 pub mod stats;
 pub mod variables;
+
+pub(crate) use caught::caught;

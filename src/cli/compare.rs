@@ -6,8 +6,8 @@ use burn::tensor::Device;
 use clap::Args;
 
 use super::compiler::verify_compare;
-use super::say;
 use super::training::resolve;
+use super::{say, terminal};
 use crate::base::error::{Error, Result};
 use crate::base::host;
 use crate::base::signals;
@@ -306,9 +306,9 @@ fn device_of(run: &Run) -> Option<Device> {
     devices.find(|device| describe(device) == made.device).map(|found| found.device)
 }
 
-/// The columns of the terminal.
+/// The columns of the terminal, or those of a table in a file.
 pub(super) fn width() -> usize {
-    std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).unwrap_or(110)
+    terminal::width().unwrap_or(110)
 }
 
 fn show(report: &Report, out: &Path) -> Result<()> {

@@ -2,32 +2,31 @@
 //! windows of SQuAD's contexts, or tokenised rows), all kept in one kind of [store], or kept nowhere ([stream]) -> subset -> sampler -> loader -> collate ->
 //! [`Batch`]. Everything here lives on the host; nothing knows models or the trainer.
 
-pub mod squad;
-pub mod blocks;
-pub mod collate;
+pub mod paths;
 pub mod corpus;
-pub mod digest;
-pub(crate) mod guard;
-pub mod instruct;
-pub mod labels;
+pub mod text_lines;
+pub mod text_chunks;
+pub mod tokenizer;
 pub mod learned;
+pub mod digest;
+pub mod store;
+pub mod tokens;
+pub mod blocks;
+pub mod masking;
+pub mod labels;
+pub mod table;
+pub mod rows;
+pub mod instruct;
+pub mod squad;
+pub mod tokenized;
+pub mod stream;
+pub mod subset;
+pub mod sampler;
+pub mod padding;
+pub mod loader;
+pub mod collate;
 #[cfg(test)]
 pub(crate) mod lengths;
-pub mod text_lines;
-pub mod loader;
-pub mod masking;
-pub mod padding;
-pub mod paths;
-pub mod text_chunks;
-pub mod rows;
-pub mod sampler;
-pub mod store;
-pub mod stream;
-pub mod table;
-pub mod tokenized;
-pub mod tokenizer;
-pub mod tokens;
-pub mod subset;
 
 use std::any::Any;
 

@@ -108,20 +108,24 @@ pub struct Surveyed {
     pub longest: usize,
 }
 
+impl Batches {
+    /// The indices of the examples of each batch of the first epoch over `data`, in order, or of its first 4096.
+    pub fn of_first_epoch<E: Fingerprint>(self, data: &dyn Dataset<E>) -> impl Iterator<Item = Vec<usize>> {
+        let len = data.len();
+        let count = if self.drop_last { len / self.size } else { len.div_ceil(self.size) };
+        let mut walk = self.order.walk();
+        (0..count.min(MAX_BATCHES)).map(move |batch| {
+            let places = batch * self.size..((batch + 1) * self.size).min(len);
+            places.map(|place| walk.index(data, 0, place as u64)).collect()
+        })
+    }
+}
+
 /// The batches of the first epoch over `data`, in order, or its first 4096.
 pub fn survey<E: Fingerprint>(data: &dyn Dataset<E>, batches: Batches) -> Vec<Surveyed> {
-    let len = data.len();
-    let count = if batches.drop_last { len / batches.size } else { len.div_ceil(batches.size) };
-    let mut walk = batches.order.walk();
-    let surveyed = (0..count.min(MAX_BATCHES)).map(|batch| {
-        let places = batch * batches.size..((batch + 1) * batches.size).min(len);
-        let mut surveyed = Surveyed { rows: places.len(), tokens: 0, longest: 0 };
-        for place in places {
-            let length = data.len_of(walk.index(data, 0, place as u64));
-            surveyed.tokens += length;
-            surveyed.longest = surveyed.longest.max(length);
-        }
-        surveyed
+    let surveyed = batches.of_first_epoch(data).map(|examples| {
+        let lengths = examples.iter().map(|index| data.len_of(*index));
+        Surveyed { rows: examples.len(), tokens: lengths.clone().sum(), longest: lengths.max().unwrap_or(0) }
     });
     surveyed.collect()
 }

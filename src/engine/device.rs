@@ -1,7 +1,5 @@
-//! Where a run executes: finds the device that the config names, seeds it, reads values back from it (and counts the
-//! reads, since a read in the middle of a step stalls the device), and knows how much memory the process has used.
-
-use std::panic;
+//! The device on which a run computes: finds the one that the config names, says what it computes in, and how much of its memory
+//! is in use.
 
 use burn::tensor::{Device, DeviceType, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
@@ -9,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use kiln_models::Ops;
 use kiln_models::ops::products::{self, Unit};
 
+use crate::base::caught;
 use crate::base::distributed::World;
 use crate::base::error::{Error, Result};
 use crate::base::host;
@@ -49,9 +48,21 @@ pub struct DeviceFacts {
     /// The unit that multiplies bf16 operands in fused operators on a CPU; none on another device.
     #[serde(default)]
     pub bf16_products: Option<Unit>,
+    /// The engine of the build that found it.
+    #[serde(default = "Engine::this")]
+    pub engine: Engine,
 }
 
 impl DeviceFacts {
+    /// The engine that computes a run of `mode` here: on a GPU that of the build, since each is a program of its own.
+    pub fn engine_of(&self, mode: CompilerMode) -> Engine {
+        match (mode, self.kind) {
+            (CompilerMode::Native, DeviceKind::Cpu) => Engine::Native,
+            (CompilerMode::Native, _) => self.engine,
+            (CompilerMode::Compiled | CompilerMode::Auto, _) => Engine::Compiled,
+        }
+    }
+
     /// Whether the device computes in `precision`.
     pub fn computes_in(&self, precision: Precision) -> bool {
         precision == Precision::F32 || self.narrow.contains(&precision)
@@ -74,7 +85,15 @@ impl Available {
         let not_fused = Ops::fused(&self.device).err().map(|error| error.to_string());
         // An environment that asks for another unit than there is has been refused with the choice of the device.
         let bf16_products = (self.kind == DeviceKind::Cpu).then(|| products::unit().ok()).flatten();
-        DeviceFacts { kind: self.kind, index: self.index, name: self.name.clone(), narrow, not_fused, bf16_products }
+        DeviceFacts {
+            kind: self.kind,
+            index: self.index,
+            name: self.name.clone(),
+            narrow,
+            not_fused,
+            bf16_products,
+            engine: Engine::this(),
+        }
     }
 }
 
@@ -133,10 +152,7 @@ pub fn kernel_devices() -> Vec<String> {
 
 /// Asks Burn for the devices of one kind. A missing driver makes the runtimes panic; here that means "none".
 fn enumerate(kind: DeviceKind, device_type: DeviceType) -> Vec<Available> {
-    let hook = panic::take_hook();
-    panic::set_hook(Box::new(|_| {}));
-    let found = panic::catch_unwind(|| Device::enumerate(device_type).into_vec()).unwrap_or_default();
-    panic::set_hook(hook);
+    let found = caught(|| Device::enumerate(device_type).into_vec()).unwrap_or_default();
     let described = found.into_iter().enumerate().map(|(index, device)| {
         let name = format!("{device:?}").trim_start_matches("Device<").trim_end_matches('>').to_string();
         let is_software = kind == DeviceKind::Wgpu && name.contains("Cpu");

@@ -1,5 +1,5 @@
 //! Devices, the two engines and the hand-over between them, the settings of the training compiler, the choice of fused
-//! operators, kernel launches.
+//! operators and of the precision, kernel launches.
 
 pub mod compiler;
 #[cfg(feature = "cuda")]
@@ -10,3 +10,4 @@ pub mod device;
 pub mod handover;
 pub mod launches;
 pub mod operators;
+pub mod precision;

@@ -1,22 +1,21 @@
 //! Evaluation: one pass over a dataset in order, without gradients. The task's [`Evaluator`](crate::task::evaluator::Evaluator)
 //! collects the values of each batch.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 use kiln_models::ops::dropout::DropoutRng;
-use kiln_models::{Compute, Copies, Pass};
+use kiln_models::{Copies, Pass};
 
 use crate::base::distributed::World;
 use crate::base::error::Result;
 use crate::base::metrics::Record;
 use crate::base::reads::read_scalars;
-use crate::data::Dataset;
 use crate::data::loader::{Loader, LoaderOptions, Share};
 use crate::data::sampler::Order;
 use crate::session::TrainingTask;
+use crate::session::evaluation::EvaluationSession;
 use crate::task::scores::Confusion;
 
 /// The result of an evaluation.
@@ -35,35 +34,18 @@ pub struct Evaluation {
 /// Batches after which values are read back, so that pending work does not pile up on the device.
 const READ_EVERY: usize = 32;
 
-/// Evaluates `model`, which computes as `compute` says, by `task` on `device`, on `dataset` in batches of `batch_size`.
+/// Evaluates `model` in `session`. The ranks of `world` take turns with the batches and tell one another the values: each has the
+/// figures that one process alone has, to the bit.
 ///
 /// # Errors
-/// Data that cannot be read, a dataset without one valid label, or a signal that asks the process to stop.
+/// Data that cannot be read, a dataset without one valid label; a signal to any rank, which stops all. MPI's.
 pub fn evaluate<T: TrainingTask>(
-    model: &T::Model,
-    compute: Compute,
-    task: &T,
-    device: &Device,
-    dataset: Arc<dyn Dataset<T::Example>>,
-    batch_size: usize,
-) -> Result<Evaluation> {
-    evaluate_together(&World::alone(), model, compute, task, device, dataset, batch_size)
-}
-
-/// [`evaluate`] by all ranks of `world`, which take turns with the batches and tell one another the values: each has the figures
-/// that one process alone has, to the bit.
-///
-/// # Errors
-/// As [`evaluate`]; a signal to any rank stops all. MPI's.
-pub fn evaluate_together<T: TrainingTask>(
     world: &World,
+    session: &EvaluationSession<T>,
     model: &T::Model,
-    compute: Compute,
-    task: &T,
-    device: &Device,
-    dataset: Arc<dyn Dataset<T::Example>>,
-    batch_size: usize,
 ) -> Result<Evaluation> {
+    let EvaluationSession { device, compute, task, validation, batch_size } = session;
+    let (compute, batch_size) = (*compute, *batch_size);
     let options = LoaderOptions {
         batch_size,
         order: Order::SEQUENTIAL,
@@ -73,8 +55,8 @@ pub fn evaluate_together<T: TrainingTask>(
         share: Share::ALL,
     };
     let collator = task.clone();
-    let mut evaluator = task.evaluator(&dataset);
-    let mut loader = Loader::new(dataset, move |examples| collator.collate(examples, batch_size), options)?;
+    let mut evaluator = task.evaluator(validation);
+    let mut loader = Loader::new(validation.clone(), move |examples| collator.collate(examples, batch_size), options)?;
     let model = model.valid();
     let copies = Copies::default();
     let pass = Pass { compute, rng: DropoutRng::Off, copies: Some(&copies), on_stage: None };

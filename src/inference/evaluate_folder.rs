@@ -9,9 +9,9 @@ use crate::base::error::{Error, Result};
 use crate::base::metrics::Record;
 use crate::config::RunConfig;
 use crate::data::labels::LabelNames;
-use crate::inference::evaluate::evaluate_together;
+use crate::inference::evaluate::evaluate;
 use crate::session::Session;
-use crate::session::evaluation::EvaluationSession;
+use crate::session::evaluation::{EvaluationSession, no_validation};
 use crate::session::model_folder::{ModelFolder, model_folder};
 
 /// Evaluates the model in the folder (or of the Hub id) `model`, or else the one in the run folder of `config`, on the
@@ -54,19 +54,19 @@ pub fn evaluate_folder(
 /// A session without validation data, and whatever reading model and data meets.
 pub fn evaluate_untrained(session: Session) -> Result<(Record, Vec<String>)> {
     let (model, _) = session.model(&session.device.clone().autodiff())?;
-    figures(&World::alone(), &session.into_evaluation()?, &model)
+    let validation = session.validation().cloned().ok_or_else(no_validation)?;
+    figures(&World::alone(), &session.evaluation(validation), &model)
 }
 
 /// The figures of an evaluation row for `model` in `session` by the ranks of `world`, and the confusion matrix as lines of text.
 fn figures(world: &World, session: &EvaluationSession, model: &Model) -> Result<(Record, Vec<String>)> {
     let started = Instant::now();
-    let EvaluationSession { device, task, validation, batch_size, .. } = session;
-    let evaluation = evaluate_together(world, model, model.compute(), task, device, validation.clone(), *batch_size)?;
+    let evaluation = evaluate(world, session, model)?;
     let record = evaluation.record(0, 0.0, started.elapsed());
     let figures = record.fields().filter(|(name, _)| name.starts_with("eval_"));
     let figures = figures.fold(Record::default(), |figures, (name, value)| figures.with(name, value.clone()));
     let names = match evaluation.confusion {
-        Some(_) => LabelNames::of_model(task.model_config.labels())?,
+        Some(_) => LabelNames::of_model(session.task.model_config.labels())?,
         None => None,
     };
     Ok((figures, evaluation.confusion_lines(names.as_ref().map_or(&[], LabelNames::names))))

@@ -13,7 +13,7 @@
 //! nothing, `beta` the time that a byte takes on the link, and `gamma` the time to add a byte to another.
 
 use std::path::Path;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use burn::module::{Param, ParamId};
 use burn::optim::GradientsParams;
@@ -21,6 +21,7 @@ use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::base::build_info::COMMIT;
+use crate::base::clock;
 use crate::base::distributed::{Devices, World, sum_gradients};
 use crate::base::error::{Error, Result};
 use crate::base::files::read_regular_text;
@@ -227,7 +228,7 @@ pub fn measure(world: &World, say: &mut dyn FnMut(&str) -> Result<()>) -> Result
     }
     Ok(Collectives {
         schema: SCHEMA.into(),
-        made_at: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+        made_at: clock::rfc3339(),
         commit: COMMIT.into(),
         build: if cfg!(debug_assertions) { "debug" } else { "release" }.into(),
         devices: world.devices(),

@@ -10,6 +10,7 @@ pub mod compare;
 pub mod figures;
 pub(crate) mod gemm;
 pub mod loss_parity;
+mod output;
 pub mod report;
 pub mod scaling;
 pub mod stats;

@@ -9,14 +9,15 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::SystemTime;
 
 use serde::Serialize;
 
 use super::collectives::{Collectives, Link};
 use super::compare::measured::MeasuredRun;
 use super::figures::{Spread, Window};
+use super::output;
 use crate::base::build_info::COMMIT;
+use crate::base::clock;
 use crate::base::distributed::Devices;
 use crate::base::error::{Error, Result};
 use crate::base::files::{write_json, write_whole};
@@ -25,7 +26,6 @@ use crate::base::process::{Child, this_program};
 use crate::base::stats::median;
 use crate::config::{BatchScaling, OnExisting, RunConfig};
 use crate::plan::RunPlan;
-use crate::trainer::checkpoint;
 
 /// The file of the figures.
 pub const FILE: &str = "scaling.json";
@@ -153,7 +153,7 @@ pub fn run(
         Some(out) => out.clone(),
         None => PathBuf::from(format!("{}-scaling", base.output_dir()?.display())),
     };
-    check(&out, base.run.on_existing)?;
+    output::check(&out, FILE, base.run.on_existing)?;
     let planned = plan(RunConfig { devices: Devices::default(), ..base.clone() })?;
     let (global, gradient_bytes) = (planned.batch.global, 4 * planned.memory.values.trained as u64);
     let mut arms = Vec::new();
@@ -202,7 +202,7 @@ pub fn run(
     let scaling = Scaling {
         schema: SCHEMA.into(),
         title: options.title.clone(),
-        made_at: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+        made_at: clock::rfc3339(),
         commit: COMMIT.into(),
         build: if cfg!(debug_assertions) { "debug" } else { "release" }.into(),
         cpu: host::cpu(),
@@ -277,10 +277,7 @@ impl Arm {
             return Err(error.at(format_args!("--world {}", self.ranks)));
         }
         let read = MeasuredRun::read(folder)?;
-        // Weights say nothing about speed and take most of the room.
-        for heavy in ["model", checkpoint::FOLDER] {
-            let _ = fs::remove_dir_all(folder.join(heavy));
-        }
+        output::drop_weights(folder);
         if read.steady.is_empty() {
             return Err(Error::config(format!("--world {}: the run is too short: it has no steady state", self.ranks))
                 .help("raise --steps"));
@@ -311,22 +308,6 @@ impl Arm {
                 .filter(|_| self.ranks > 1)
                 .map(|link| computes + exchanges_ms(link, self.ranks, bytes)),
         }
-    }
-}
-
-/// Whether the figures may go to `out`.
-fn check(out: &Path, on_existing: OnExisting) -> Result<()> {
-    let shown = out.display();
-    if out.exists() && !out.is_dir() {
-        return Err(Error::config(format!("{shown} exists and is not a folder")).help("name another with --out FOLDER"));
-    }
-    let is_occupied = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some());
-    match (is_occupied, out.join(FILE).exists(), on_existing) {
-        (false, ..) | (true, true, OnExisting::Overwrite) => Ok(()),
-        (true, true, _) => Err(Error::config(format!("{shown} holds a comparison already"))
-            .help("name another folder with --out FOLDER, or set run.on_existing = \"overwrite\" to replace it")),
-        (true, false, _) => Err(Error::config(format!("{shown} is not empty and holds no comparison of Kiln's"))
-            .help("name another folder with --out FOLDER")),
     }
 }
 

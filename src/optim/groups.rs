@@ -57,7 +57,8 @@ impl ParameterGroups {
             return Err(Error::config(format!(
                 "trainer.freeze_layers: the model has {num_layers} layers, got {}",
                 trainer.freeze_layers
-            )));
+            ))
+            .help("freeze fewer layers"));
         }
         if trainer.freeze_layers > 0 {
             let below = parameters.iter().filter(|parameter| match parameter.depth() {
@@ -68,7 +69,8 @@ impl ParameterGroups {
             frozen.extend(below.map(|parameter| parameter.name.clone()));
         }
         if frozen.len() == parameters.len() {
-            return Err(Error::config("trainer.freeze: every tensor of the model is frozen, so nothing would learn"));
+            return Err(Error::config("trainer.freeze: every tensor of the model is frozen, so nothing would learn")
+                .help("freeze fewer layers (trainer.freeze_layers) or name fewer tensors (trainer.freeze)"));
         }
         let lr_decay = trainer.layer_wise_lr_decay.unwrap_or(1.0);
         Ok(Self { weight_decay: trainer.weight_decay, lr_decay, num_layers, frozen })

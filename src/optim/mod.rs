@@ -9,6 +9,7 @@ pub mod backward;
 pub mod gradient;
 pub mod groups;
 pub mod outliers;
+pub mod scaler;
 pub mod schedule;
 
 mod adafactor;

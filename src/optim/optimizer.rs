@@ -23,8 +23,8 @@ use crate::base::distributed::Shard;
 use crate::base::error::{Error, Result};
 use crate::base::reads::read_values;
 use crate::config::{AdjustLr, OptimizerName, TrainerSection};
-use crate::precision::PrecisionPlan;
-use crate::precision::scaler::Verdict;
+use crate::engine::precision::PrecisionPlan;
+use crate::optim::scaler::Verdict;
 
 /// Which optimizer, with what it is told once.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

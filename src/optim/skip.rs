@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use burn::tensor::{Tensor, TensorData};
 
 use super::{AdamConfig, State};
-use crate::precision::scaler::Verdict;
+use crate::optim::scaler::Verdict;
 
 /// A verdict with what Adam needs to know of the number of updates.
 pub(super) struct Skip<'a> {

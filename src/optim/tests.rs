@@ -14,7 +14,7 @@ use kiln_models::weights::{NamedTensor, Parameter, StateDict, export, parameters
 use super::gradient::global_norm;
 use super::{Optimizer, OptimizerConfig, ParameterGroups};
 use crate::config::{OptimizerName, TrainerSection};
-use crate::precision::scaler::{LossScaler, ScalerConfig};
+use crate::optim::scaler::{LossScaler, ScalerConfig};
 
 type Values = BTreeMap<String, Vec<f64>>;
 

@@ -63,7 +63,9 @@ impl EnginePlan {
             () if self.device.kind == DeviceKind::Cpu => {
                 return Err(NotCaptured::on_cpu());
             }
-            () if compiler.enabled == CompilerMode::Native || Engine::this() == Engine::Native => "the run is native",
+            () if compiler.enabled == CompilerMode::Native || self.device.engine == Engine::Native => {
+                "the run is native"
+            }
             () if compiler.graph == Switch::Off => "compiler.graph says so",
             () if shared.is_some_and(|it| it.optimizer_sharding) => "the optimizer is divided among the devices",
             () if shared.is_some_and(|it| it.overlap_communication) => {

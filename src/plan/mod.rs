@@ -29,12 +29,12 @@ use crate::engine::compiler::decision::Decision;
 use crate::engine::compiler::{checks, warms_up};
 use crate::engine::device;
 use crate::engine::device::DeviceFacts;
+use crate::engine::precision::PrecisionPlan;
 use crate::engine::{handover, operators};
 use crate::optim::outliers::OutlierLimits;
 use crate::optim::schedule::Schedule;
 use crate::optim::{OptimizerConfig, ParameterGroups};
 use crate::plan::memory::{Host, MemoryEstimate, MemoryInputs, Values};
-use crate::precision::PrecisionPlan;
 use crate::task::{LossOptions, Reduction};
 use sections::model_config;
 
@@ -138,7 +138,10 @@ impl RunPlan {
                 "trainer.eval_strategy = \"{}\", but there is no validation data",
                 trainer.eval_strategy
             ))
-            .help("set data.validation to files or to a share such as \"2%\", or trainer.eval_strategy = \"no\""));
+            .help(
+                "set data.validation to files or to a share such as \"2%\" (a task of your own gets its validation data from \
+                 Session::new), or trainer.eval_strategy = \"no\"",
+            ));
         }
         check_metric(trainer, &facts.model)?;
         let (evaluation, logging, saving) = work(config, step_size)?;

@@ -77,16 +77,16 @@ pub(super) fn parts(
     for (name, no_cpu, on) in burns {
         parts.push(match (device.kind, settings) {
             (DeviceKind::Cpu, _) => Part::new(name, "not available", no_cpu),
-            (_, Some(Settings { fusion: false, .. })) if name == fusion && Engine::this() == Engine::Compiled => {
+            (_, Some(Settings { fusion: false, .. })) if name == fusion && device.engine == Engine::Compiled => {
                 Part::new(name, "off", "compiler.fusion, or --unfused: for debugging, slower than the native engine")
             }
-            (_, Some(settings)) if name != fusion && Engine::this() == Engine::Compiled => {
+            (_, Some(settings)) if name != fusion && device.engine == Engine::Compiled => {
                 Part::new(name, "on", settings.autotune.as_str())
             }
-            (_, Some(Settings { max_explorations: Some(most), .. })) if Engine::this() == Engine::Compiled => {
+            (_, Some(Settings { max_explorations: Some(most), .. })) if device.engine == Engine::Compiled => {
                 Part::new(name, "on", format!("{on}, up to {most} explorations; then unfused where it is new"))
             }
-            _ if Engine::this() == Engine::Compiled => Part::new(name, "on", on),
+            _ if device.engine == Engine::Compiled => Part::new(name, "on", on),
             _ => Part::new(name, "off", "this build is the native engine"),
         });
     }
@@ -122,7 +122,7 @@ mod tests {
     use crate::config::Precision;
     use crate::engine::compiler::start_up_lines;
     use crate::engine::device::{ops, select};
-    use crate::precision::PrecisionPlan;
+    use crate::engine::precision::PrecisionPlan;
 
     const NO_CAPTURE: NotCaptured = NotCaptured { by_device: true, because: Cow::Borrowed("Flex") };
 

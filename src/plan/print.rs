@@ -10,7 +10,6 @@ use crate::config::{
     Accumulation, ActivationCheckpointing, CompilerMode, EvalStrategy, LoggingStrategy, OptimizerName, PaddingStrategy,
     RunConfig, SaveStrategy, Task,
 };
-use crate::engine::handover::Engine;
 use crate::hub;
 use crate::optim::OptimizerConfig;
 use crate::task::Reduction;
@@ -319,7 +318,7 @@ impl EnginePlan {
             "active",
             format!(
                 "{} engine, Kiln's fused operators {}, seed {seed}",
-                if mode == CompilerMode::Native { Engine::this() } else { Engine::Compiled },
+                self.device.engine_of(mode),
                 if self.ops.fused_operators().is_empty() { "off" } else { "on" },
             ),
         );

@@ -21,10 +21,10 @@ use crate::data::padding::{Batches, Padding, PaddingCost};
 use crate::data::sampler::Order;
 use crate::engine::compiler::decision::Decision;
 use crate::engine::device::DeviceFacts;
+use crate::engine::precision::PrecisionPlan;
 use crate::optim::outliers::OutlierLimits;
 use crate::optim::schedule::Schedule;
 use crate::optim::{OptimizerConfig, ParameterGroups};
-use crate::precision::PrecisionPlan;
 use crate::task::LossOptions;
 
 /// The run's name, its folder, and its work besides training.

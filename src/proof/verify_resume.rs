@@ -71,7 +71,7 @@ pub fn train(part: &Part, open: &dyn Fn(RunConfig) -> Result<Session>) -> Result
         return Err(Error::config("this run has one step: there is nothing to stop in the middle of"));
     }
     let steps = if part.before_stop { (total / 2).min(3) } else { total.min(6) };
-    let trainer = auto::trainer(session)?.with_callback(StopAfter(steps));
+    let trainer = auto::trainer(session)?.with_callback(SaveAndStop(steps));
     let mut trainer = if part.without_dropout { trainer.without_dropout() } else { trainer };
     trainer.train().map(drop)
 }
@@ -200,9 +200,9 @@ fn rows(run: &Path) -> Result<Vec<Record>> {
 }
 
 /// Saves and stops after a number of steps.
-struct StopAfter(u64);
+struct SaveAndStop(u64);
 
-impl<M> Callback<M> for StopAfter {
+impl<M> Callback<M> for SaveAndStop {
     fn on_step_end(&mut self, progress: &Progress, control: &mut Control) {
         let reached = progress.step >= self.0;
         (control.should_save, control.should_training_stop) = (reached, reached);

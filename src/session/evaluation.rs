@@ -7,8 +7,8 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use kiln_models::Compute;
 
-use super::BuiltIn;
 use super::inputs::{Inputs, Use};
+use super::{BuiltIn, TrainingTask};
 use crate::base::error::{Error, Result};
 use crate::config::RunConfig;
 use crate::data::Dataset;
@@ -21,15 +21,15 @@ use crate::plan::EnginePlan;
 use crate::task::LossOptions;
 
 /// An evaluation that can begin.
-pub struct EvaluationSession {
+pub struct EvaluationSession<T: TrainingTask = BuiltIn> {
     /// Where it runs.
     pub device: Device,
     /// How a model computes.
     pub compute: Compute,
     /// The task, with its loss and its metrics.
-    pub task: BuiltIn,
+    pub task: T,
     /// Validation data.
-    pub validation: Arc<dyn Dataset>,
+    pub validation: Arc<dyn Dataset<T::Example>>,
     /// Examples of a batch.
     pub batch_size: usize,
 }
@@ -46,13 +46,13 @@ impl EvaluationSession {
     ) -> Result<Self> {
         config.validate()?;
         if config.data.validation.is_none() && config.data.dataset_name.is_none() {
-            return Err(Self::no_data());
+            return Err(no_validation());
         }
         handover::settle(config.compiler.as_ref(), config.device.kind)?;
         let found = device::select(config.device.kind, config.device.index)?;
         let engine = EnginePlan::of(config, &found.facts(), None)?;
         let inputs = Inputs::open(config, Use::Evaluation, progress)?;
-        let validation = inputs.validation(config).ok_or_else(Self::no_data)?;
+        let validation = inputs.validation(config).ok_or_else(no_validation)?;
         let batch_size = config.trainer.per_device_eval_batch_size;
         let drawn = Batches { size: batch_size, order: Order::SEQUENTIAL, drop_last: false };
         let longest = inputs.max_length.unwrap_or(validation.max_len());
@@ -61,10 +61,12 @@ impl EvaluationSession {
         let task = BuiltIn { loss, padding, ..inputs.task };
         Ok(Self { device: found.device, compute: engine.compute(), task, validation, batch_size })
     }
+}
 
-    /// The error of an evaluation without data.
-    pub(super) fn no_data() -> Error {
-        Error::config("data.validation: required to evaluate, got none")
-            .help("name files, or a share to split off: --set data.validation=10%")
-    }
+/// The error of an evaluation without data.
+pub(crate) fn no_validation() -> Error {
+    Error::config("data.validation: required to evaluate, got none").help(
+        "name files, or a share to split off: --set data.validation=10%; a task of your own gets its validation data from \
+         Session::new",
+    )
 }

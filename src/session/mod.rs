@@ -89,6 +89,17 @@ impl<T: TrainingTask> Session<T> {
         self.validation.as_ref()
     }
 
+    /// An evaluation on `data`, as this run evaluates.
+    pub fn evaluation(&self, data: Arc<dyn Dataset<T::Example>>) -> EvaluationSession<T> {
+        EvaluationSession {
+            device: self.device.clone(),
+            compute: self.plan.engine.compute(),
+            task: self.task.clone(),
+            validation: data,
+            batch_size: self.plan.evaluation.batch_size,
+        }
+    }
+
     /// The plan alone; the datasets are closed.
     pub fn into_plan(self) -> RunPlan {
         self.plan
@@ -244,13 +255,18 @@ impl<T: TrainingTask> Session<T> {
         };
         let train = limit(train, trainer.overfit_one_batch || trainer.fast_dev_run, batch.global);
         let validation = validation.map(|data| limit(data, trainer.fast_dev_run, trainer.per_device_eval_batch_size));
-        if train.is_empty() || validation.as_ref().is_some_and(|data| data.is_empty()) {
-            return Err(Error::data("the training or the validation data has no example"));
+        for (name, is_empty) in
+            [("training", train.is_empty()), ("validation", validation.as_ref().is_some_and(|data| data.is_empty()))]
+        {
+            if is_empty {
+                return Err(Error::data(format!("expected examples in the {name} data, got none")));
+            }
         }
         if validation.is_none() && (trainer.do_eval || trainer.eval_on_start) {
             return Err(Error::config(
                 "trainer.do_eval, trainer.eval_on_start: they need validation data, and there is none",
-            ));
+            )
+            .help("give Session::new validation data, or leave the two keys out"));
         }
         let facts = Facts {
             model: model_facts(&task)?,
@@ -323,16 +339,6 @@ impl Session {
         let batch = batch_sizes::found(&config, &inputs, &facts)?;
         let (train, validation, facts) = inputs.facts(&config, facts, batch)?;
         Self::opened(config, facts, inputs.task, found.device, train, validation)
-    }
-
-    /// The evaluation of this run, without what only training needs.
-    ///
-    /// # Errors
-    /// A run without validation data.
-    pub fn into_evaluation(self) -> Result<EvaluationSession> {
-        let validation = self.validation.ok_or_else(EvaluationSession::no_data)?;
-        let (compute, batch_size) = (self.plan.engine.compute(), self.plan.evaluation.batch_size);
-        Ok(EvaluationSession { device: self.device, compute, task: self.task, validation, batch_size })
     }
 }
 

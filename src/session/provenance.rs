@@ -10,7 +10,6 @@ use crate::base::error::{Error, Result};
 use crate::base::files::{hex, read_regular_text, write_json};
 use crate::base::host;
 use crate::config::{CompilerMode, DeviceKind, Precision, RunConfig};
-use crate::engine::handover::Engine;
 use crate::session::{Session, TrainingTask};
 use kiln_models::Ops;
 use sha2::{Digest, Sha256};
@@ -69,10 +68,9 @@ impl Provenance {
     /// The provenance of the run of `session` by this process.
     pub fn of<T: TrainingTask>(session: &Session<T>) -> Self {
         let plan = session.plan();
-        let compiled = match plan.engine.mode {
-            CompilerMode::Native => false,
-            CompilerMode::Compiled => true,
-            CompilerMode::Auto => plan.engine.ops != Ops::Plain,
+        let mode = match plan.engine.mode {
+            CompilerMode::Auto if plan.engine.ops == Ops::Plain => CompilerMode::Native,
+            mode => mode,
         };
         let fused = plan.engine.ops.fused_operators().into_iter().map(|operator| operator.name().to_owned());
         let fused = fused.collect::<Vec<_>>();
@@ -82,7 +80,7 @@ impl Provenance {
             commit: Some(COMMIT.into()),
             burn: BURN_VERSION.into(),
             build: if cfg!(debug_assertions) { "debug" } else { "release" }.into(),
-            mode: if compiled { Engine::Compiled } else { Engine::this() }.name().into(),
+            mode: plan.engine.device.engine_of(mode).name().into(),
             fused_ops: !fused.is_empty(),
             fused_operators: Some(fused),
             precision: plan.engine.precision.precision,

@@ -1,19 +1,16 @@
-//! Who wants to train something of their own with the [`Trainer`](crate::Trainer) says four things here: the model, how
-//! examples become a batch, what its loss is, and what an evaluation measures. [`BuiltIn`](super::BuiltIn) says them for
-//! Kiln's models and tasks; the Trainer knows no others.
+//! The trait by which the [`Trainer`](crate::Trainer) trains any model. A [`TrainingTask`] must define `model`, `collate`, `size`,
+//! `to_device` and `loss`; everything else has a default. [`BuiltIn`](super::BuiltIn) implements it for Kiln's models and tasks.
 
 use std::sync::Arc;
 
-use burn::optim::GradientsParams;
 use burn::tensor::{Bool, Device, Int, Tensor};
 use kiln_models::weights::StateDict;
 use kiln_models::{Compute, Pass};
 
 use crate::base::error::Result;
-use crate::config::ActivationCheckpointing;
 use crate::data::tokenizer::NamedFile;
 use crate::data::{Dataset, Fingerprint};
-use crate::optim::backward::{GradientPass, Stages};
+use crate::optim::backward::Stages;
 use crate::plan::{ModelFacts, RunPlan};
 use crate::task::evaluator::{Evaluator, Means};
 
@@ -62,49 +59,6 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
     /// A batch without labels.
     fn loss(&self, model: &Self::Model, batch: &Self::DeviceBatch, pass: Pass<'_>) -> Result<Tensor<1>>;
 
-    /// The loss sum of `batch`, `[1]`, without autodiff, and the gradients of `scaled` of it.
-    ///
-    /// # Errors
-    /// Those of [`loss`](Self::loss).
-    fn gradients(
-        &self,
-        model: &Self::Model,
-        batch: &Self::DeviceBatch,
-        pass: &GradientPass<'_>,
-        scaled: impl FnOnce(Tensor<1>) -> Tensor<1>,
-    ) -> Result<(Tensor<1>, GradientsParams)> {
-        let stages = self.stages(model, batch).filter(|_| pass.checkpointing == ActivationCheckpointing::Blocks);
-        match stages {
-            Some(stages) => pass.by_blocks(model, &*stages, scaled),
-            None => pass.run(model, |pass| self.loss(model, batch, pass), scaled),
-        }
-    }
-
-    /// As [`gradients`](Self::gradients), but `on_part` gets the gradients as the backward pass computes them: part by part where the
-    /// loss comes in [stages](Self::stages), which may add to the same parameter, and all at once otherwise.
-    ///
-    /// # Errors
-    /// Those of [`loss`](Self::loss), and of `on_part`.
-    fn gradients_in_parts(
-        &self,
-        model: &Self::Model,
-        batch: &Self::DeviceBatch,
-        pass: &GradientPass<'_>,
-        scaled: impl FnOnce(Tensor<1>) -> Tensor<1>,
-        on_part: &mut dyn FnMut(GradientsParams) -> Result<()>,
-    ) -> Result<Tensor<1>> {
-        // Burn refuses two ways to keep activations in one graph, and the parts are joined with the usual one.
-        let stages = self.stages(model, batch).filter(|_| pass.checkpointing != ActivationCheckpointing::Balanced);
-        match stages {
-            Some(stages) => pass.in_parts(model, &*stages, scaled, on_part),
-            None => {
-                let (loss, grads) = self.gradients(model, batch, pass, scaled)?;
-                on_part(grads)?;
-                Ok(loss)
-            }
-        }
-    }
-
     /// Whether the loss comes in [stages](Self::stages), so that the backward pass can compute blocks again
     /// (`trainer.activation_checkpointing = "blocks"`).
     const HAS_BLOCKS: bool = false;
@@ -152,7 +106,8 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
         Box::new(Means::new(self.metrics(), move |batch: &Self::Batch| task.size(batch).labels))
     }
 
-    /// The same task as `plan` has it, another plan of the same run. By default nothing of it is the plan's.
+    /// The task with those of its settings that a plan decides, such as loss and padding, as `plan` has them; called whenever a run gets
+    /// another plan. By default a task has no such settings.
     #[must_use]
     fn planned(&self, plan: &RunPlan) -> Self {
         let _ = plan;

@@ -7,6 +7,7 @@ use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, Tensor};
 use kiln_models::Compute;
 
+use super::gradients::{gradients, gradients_in_parts};
 use super::observer::{Observer, Part};
 use super::step::{Executor, MicroBatch, Totals, TrainState, Updated};
 use crate::base::distributed::{Overlap, Shard, ShardGradients, World, sum_gradients, sum_loss};
@@ -16,7 +17,7 @@ use crate::config::{ActivationCheckpointing, DeviceKind};
 use crate::optim::Optimizer;
 use crate::optim::backward::{DropoutSeed, GradientPass};
 use crate::optim::gradient::{global_norm, global_norm_of_shards, scale_and_norm, unscale_and_norm};
-use crate::precision::scaler::Verdict;
+use crate::optim::scaler::Verdict;
 use crate::session::{Session, TrainingTask};
 use crate::task::Reduction;
 
@@ -137,14 +138,14 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
                 let model = &state.model;
                 overlap.begin(if overlap.is_ready() { self.grads.grads() } else { GradientsParams::new() });
                 let on_part = &mut |part| overlap.part(model, part);
-                let sum = self.task.gradients_in_parts(model, &micro.batch, &pass, scaled, on_part)?;
+                let sum = gradients_in_parts(&self.task, model, &micro.batch, &pass, scaled, on_part)?;
                 if let Some(grads) = overlap.end() {
                     self.grads.accumulate(model, grads);
                 }
                 sum
             }
             None => {
-                let (sum, grads) = self.task.gradients(&state.model, &micro.batch, &pass, scaled)?;
+                let (sum, grads) = gradients(&self.task, &state.model, &micro.batch, &pass, scaled)?;
                 self.grads.accumulate(&state.model, grads);
                 sum
             }

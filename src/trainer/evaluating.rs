@@ -11,7 +11,7 @@ use crate::base::error::{ErrorKind, Result};
 use crate::base::metrics::Record;
 use crate::config::EvalStrategy;
 use crate::engine::device::release_memory;
-use crate::inference::evaluate::evaluate_together;
+use crate::inference::evaluate::evaluate;
 use crate::plan::RunPlan;
 use crate::session::TrainingTask;
 
@@ -66,18 +66,7 @@ impl<T: TrainingTask> Trainer<T> {
         run.evaluating.is_pending = false;
         let Some(validation) = self.session.validation().cloned() else { return Ok(()) };
         let started = Instant::now();
-        let batch_size = self.session.plan().evaluation.batch_size;
-        let compute = self.session.plan().engine.compute();
-        let evaluation = evaluate_together(
-            &self.world,
-            &self.state.model,
-            compute,
-            &self.session.task,
-            &self.session.device,
-            validation,
-            batch_size,
-        );
-        let evaluation = match evaluation {
+        let evaluation = match evaluate(&self.world, &self.session.evaluation(validation), &self.state.model) {
             Err(error) if matches!(error.kind(), ErrorKind::Interrupted(_)) && run.progress.step > 0 => {
                 run.evaluating.is_pending = true;
                 return Ok(());

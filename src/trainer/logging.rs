@@ -15,8 +15,8 @@ use super::step_closures::{StepClosures, When};
 use crate::base::error::Result;
 use crate::base::metrics::Record;
 use crate::config::LoggingStrategy;
+use crate::optim::scaler::{MIN_SCALE, Scaling};
 use crate::plan::RunPlan;
-use crate::precision::scaler::{MIN_SCALE, Scaling};
 use crate::session::TrainingTask;
 
 /// When a row is due.

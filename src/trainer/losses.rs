@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::checkpoint::exact;
 use crate::base::error::Result;
 use crate::base::reads::read_scalars;
-use crate::precision::scaler::Verdict;
+use crate::optim::scaler::Verdict;
 
 /// Sums of the losses of all steps so far.
 #[derive(Debug, Default)]

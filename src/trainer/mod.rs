@@ -1,8 +1,10 @@
-//! The training loop, read from top to bottom: [`Trainer::train`]. After each step it asks its parts (logging, evaluation,
+//! The training loop is `Trainer::run`; [`Trainer::train`] opens the run folder around it, and makes micro-batches smaller where memory
+//! runs out. After each step the loop asks its parts (logging, evaluation,
 //! verification, saving, the reasons to stop) whether they are due; each decides for itself. The steps are computed by an
 //! executor, operation by operation or as recordings. The loop trains a [`TrainingTask`]; it is the only training loop of Kiln.
 
 pub mod debug;
+pub mod gradients;
 pub mod runs;
 pub mod step_closures;
 pub mod warmup;
@@ -52,10 +54,12 @@ use crate::base::reads::device_error;
 use crate::config::{ActivationCheckpointing, DeviceKind, Integration};
 use crate::data::loader::{Loader, LoaderOptions};
 use crate::engine::device;
+use crate::inference::evaluate::evaluate;
 use crate::optim::Optimizer;
 use crate::optim::outliers::Outliers;
+use crate::optim::scaler::{LossScaler, ScalerConfig};
 use crate::plan::RunPlan;
-use crate::precision::scaler::{LossScaler, ScalerConfig};
+use crate::session::evaluation::no_validation;
 use crate::session::{BuiltIn, Session, TrainingTask};
 use history::write_trainer_state;
 use laps::Laps;
@@ -67,7 +71,7 @@ use stopping::Stopping;
 use tensorboard::TensorBoard;
 use verifying::Verifying;
 
-pub use crate::inference::evaluate::{Evaluation, evaluate, evaluate_together};
+pub use crate::inference::evaluate::Evaluation;
 pub use best::Best;
 pub use callback::{Callback, Control, DeviceValues, Progress, StopAfter};
 pub use output::{PREDICTIONS, RunFolder};
@@ -263,20 +267,8 @@ impl<T: TrainingTask> Trainer<T> {
     /// # Errors
     /// A run without validation data, data that cannot be read, a signal.
     pub fn evaluate(&self) -> Result<Evaluation> {
-        let Some(validation) = self.session.validation().cloned() else {
-            return Err(Error::config("data.validation: required to evaluate, got none"));
-        };
-        let plan = self.session.plan();
-        let (compute, batch_size) = (plan.engine.compute(), plan.evaluation.batch_size);
-        evaluate_together(
-            &self.world,
-            &self.state.model,
-            compute,
-            &self.session.task,
-            &self.session.device,
-            validation,
-            batch_size,
-        )
+        let validation = self.session.validation().cloned().ok_or_else(no_validation)?;
+        evaluate(&self.world, &self.session.evaluation(validation), &self.state.model)
     }
 
     /// Trains to the end of the plan, writes the run folder, and returns the summary. With `run.on_existing = "resume"` it
@@ -348,7 +340,7 @@ impl<T: TrainingTask> Trainer<T> {
         output
     }
 
-    /// THE loop.
+    /// The training loop: an iteration computes one optimizer step, counts it, and lets every part do what is due.
     fn run(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<TrainOutput> {
         let mut executor = self.executor()?;
         let mut loader = self.train_loader()?;

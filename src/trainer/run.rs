@@ -29,7 +29,7 @@ use crate::data::Dataset as _;
 use crate::data::loader::Position;
 use crate::data::stream::Streamed;
 use crate::engine::launches::NewKernels;
-use crate::precision::scaler::{LossScaler, ScalerConfig, Verdict};
+use crate::optim::scaler::{LossScaler, ScalerConfig, Verdict};
 use crate::session::TrainingTask;
 use crate::trainer::debug::Watch;
 use crate::trainer::step_closures::StepClosures;
@@ -256,7 +256,8 @@ impl<T: TrainingTask> Trainer<T> {
                 "{}: the checkpoint is of another model: {}",
                 path.display(),
                 report.lines().join("; ")
-            )));
+            ))
+            .help("restore the [model] section of the run, or set run.output_dir to another folder"));
         }
         self.state.model = self.session.plan().optimizer.groups.freeze(model);
         self.state.optimizer.copies().clear();

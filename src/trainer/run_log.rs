@@ -5,9 +5,9 @@ use std::fmt::Display;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use super::callback::{Callback, Control, Progress};
+use crate::base::clock;
 use crate::base::error::printable;
 use crate::base::metrics::Record;
 use crate::plan::RunPlan;
@@ -33,7 +33,7 @@ impl RunLog {
 
     /// Appends the lines of `text`. A log that cannot be written is no reason to end a training: it is said once.
     pub fn say(&mut self, text: impl Display) {
-        let now = humantime::format_rfc3339_seconds(SystemTime::now());
+        let now = clock::rfc3339();
         let lines = printable(&text.to_string()).lines().map(|line| format!("{now} {line}\n")).collect::<String>();
         let file = OpenOptions::new().create(true).append(true).open(&self.path);
         let written = file.and_then(|mut file| file.write_all(lines.as_bytes()));

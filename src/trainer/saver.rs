@@ -10,6 +10,7 @@ use super::checkpoint::{self, Snapshot};
 use super::manifest::Manifest;
 use super::run::After;
 use crate::base::error::{Error, Result};
+use crate::base::panics;
 use crate::config::SaveStrategy;
 use crate::plan::RunPlan;
 
@@ -86,8 +87,9 @@ impl Saver {
     /// Those of the write.
     pub fn wait(&mut self) -> Result<()> {
         let Some(thread) = self.writing.take() else { return Ok(()) };
-        let written =
-            thread.join().map_err(|_| Error::data("the thread that saves checkpoints ended without a word"))?;
+        let written = thread
+            .join()
+            .map_err(|payload| Error::panicked("the thread that saves checkpoints", &panics::message(&*payload)))?;
         self.spent += written?;
         Ok(())
     }

@@ -3,12 +3,13 @@
 
 use std::fs::{self, File};
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use serde::{Deserialize, Serialize};
 
 use super::callback::Progress;
 use super::manifest::LOCK;
+use crate::base::clock;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::files::write_json;
 use crate::plan::RunPlan;
@@ -66,15 +67,10 @@ pub struct Status {
     pub seconds: f64,
 }
 
-/// Seconds since 1970.
-fn now() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
-}
-
 impl Status {
     /// A run that begins now, or is taken up after `seconds`.
     pub fn begin(plan: &RunPlan, seconds: f64) -> Self {
-        let now = now();
+        let now = clock::seconds();
         Self {
             status: RunStatus::InProgress,
             message: None,
@@ -93,7 +89,7 @@ impl Status {
     pub fn advance(&mut self, progress: &Progress, seconds: f64) {
         (self.step, self.total_steps) = (progress.step, progress.total_steps);
         self.seconds = self.seconds_before + seconds;
-        self.written_at = now();
+        self.written_at = clock::seconds();
     }
 
     /// The run has ended well, or with `error`.
@@ -107,7 +103,7 @@ impl Status {
                 _ => (RunStatus::Failed, Some(error.to_string())),
             },
         };
-        self.written_at = now();
+        self.written_at = clock::seconds();
     }
 
     /// Writes `status.json` into the run folder.
@@ -146,7 +142,7 @@ impl Status {
                 status.status = RunStatus::Failed;
                 status.message = Some("the process ended without a word; it was killed, or the machine stopped".into());
             } else {
-                status.seconds = status.seconds.max(status.seconds_before + since(now()));
+                status.seconds = status.seconds.max(status.seconds_before + since(clock::seconds()));
             }
         }
         Ok(Some(status))

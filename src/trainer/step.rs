@@ -20,7 +20,7 @@ use crate::base::reads::{device_error, read_scalars};
 use crate::data::loader::Loader;
 use crate::optim::Optimizer;
 use crate::optim::outliers::Outliers;
-use crate::precision::scaler::{LossScaler, Verdict};
+use crate::optim::scaler::{LossScaler, Verdict};
 use crate::session::TrainingTask;
 
 /// The state that training changes.

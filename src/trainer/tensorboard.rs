@@ -8,11 +8,11 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use prost::Message;
 
 use super::callback::{Callback, Control, Progress};
+use crate::base::clock;
 use crate::base::error::{Error, Result};
 use crate::base::metrics::Record;
 
@@ -70,7 +70,7 @@ impl TensorBoard {
     /// The operating system's.
     pub fn create(folder: &Path) -> Result<Self> {
         let folder = folder.join(FOLDER);
-        let now = seconds();
+        let now = clock::seconds();
         let path = folder.join(format!("events.out.tfevents.{:010}.kiln.{}", now as u64, std::process::id()));
         let io = |error: std::io::Error| Error::io(format!("write {}", path.display()), &error);
         fs::create_dir_all(&folder).map_err(io)?;
@@ -84,7 +84,7 @@ impl TensorBoard {
         let values = row.fields().filter_map(|(name, _)| Some((tag(name)?, row.get(name)? as f32)));
         let value = values.map(|(tag, value)| Scalar { tag, simple_value: Some(value) }).collect();
         let event = Event {
-            wall_time: seconds(),
+            wall_time: clock::seconds(),
             step: progress.step as i64,
             summary: Some(Summary { value }),
             ..Event::default()
@@ -134,11 +134,6 @@ fn record(event: &Event) -> Vec<u8> {
 /// CRC-32C, rotated and shifted, as TensorFlow stores checksums (`core/lib/hash/crc32c.h`, `Mask`).
 fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
-}
-
-/// Seconds since 1970.
-fn seconds() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
 #[cfg(test)]

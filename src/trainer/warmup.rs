@@ -33,9 +33,6 @@ use crate::trainer::{Callback, Control, Progress, Purpose, Shape, StopAfter, Tra
 /// Shapes that are warmed at most where every batch has a length of its own.
 pub(crate) const MOST: usize = 12;
 
-/// Batches that are looked at: more say nothing new.
-const MAX_BATCHES: usize = 4096;
-
 /// Hears what the stage says.
 pub type Say = Rc<dyn Fn(&str)>;
 
@@ -152,19 +149,14 @@ fn batches<T: TrainingTask>(
     draw: Batches,
     padding: &Padding,
 ) -> Result<Found> {
-    let len = data.len();
     let shape_of = |examples: &[usize]| -> Result<Shape> {
         let examples = examples.iter().map(|index| data.get(*index, 0)).collect::<Result<Vec<_>>>()?;
         Ok(Shape::of(&task.size(&task.collate(&examples, draw.size)?)))
     };
     // By rows, length and whether rows are shorter, which the lengths tell; what a mask hides besides, the batch itself.
     let mut seen: BTreeMap<(usize, usize, bool), (Vec<usize>, usize)> = BTreeMap::new();
-    let count = if draw.drop_last { len / draw.size } else { len.div_ceil(draw.size) };
-    let mut walk = draw.order.walk();
-    for batch in 0..count.min(MAX_BATCHES) {
-        let places = batch * draw.size..((batch + 1) * draw.size).min(len);
-        let examples = places.map(|place| walk.index(&**data, 0, place as u64));
-        note(&mut seen, data, padding, draw.size, examples.collect());
+    for examples in draw.of_first_epoch(&**data) {
+        note(&mut seen, data, padding, draw.size, examples);
     }
     for examples in of_every_length(data, draw.size, padding) {
         note(&mut seen, data, padding, draw.size, examples);

@@ -13,6 +13,7 @@ use kiln::optim::gradient::{global_norm, scale_and_norm};
 use kiln::optim::{Optimizer, OptimizerConfig, ParameterGroups};
 use kiln::session::{BuiltIn, TrainingTask};
 use kiln::task::DeviceBatch;
+use kiln::trainer::gradients::gradients;
 use kiln_models::config::ModelType;
 use kiln_models::copies::Counts;
 use kiln_models::{Compute, ModelConfig, Ops};
@@ -92,7 +93,7 @@ fn train(case: Case, with_copies: bool) -> (Vec<Vec<f32>>, Counts) {
                 device: &device,
                 copies: with_copies.then(|| optimizer.copies()),
             };
-            let (loss, grads) = task.gradients(&model, &batch, &pass, |loss| loss).unwrap();
+            let (loss, grads) = gradients(&task, &model, &batch, &pass, |loss| loss).unwrap();
             values.push(read_values(loss).unwrap());
             accumulator.accumulate(&model, grads);
         }

@@ -10,10 +10,11 @@
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use crate::base::clock;
 use crate::base::error::{Error, Result};
 use crate::base::files::{read_json, write_json};
 use crate::cli::metrics::Definition;
@@ -113,7 +114,7 @@ impl JobFolder {
     /// # Errors
     /// The operating system's.
     pub(super) fn enter(&self, job: &mut JobStatus, status: &str, message: impl Into<String>) -> Result<()> {
-        let (at, message) = (now(), message.into());
+        let (at, message) = (clock::seconds(), message.into());
         status.clone_into(&mut job.secondary_status);
         let path = self.log();
         let io = |error: std::io::Error| Error::io(format!("write {}", path.display()), &error);
@@ -130,7 +131,7 @@ impl JobFolder {
     /// # Errors
     /// The operating system's.
     pub(super) fn write(&self, job: &mut JobStatus) -> Result<()> {
-        job.written_at = now();
+        job.written_at = clock::seconds();
         write_json(&self.0.join(STATUS), job)
     }
 }
@@ -142,11 +143,6 @@ pub(super) fn names(jobs: &Path) -> Vec<String> {
     let mut names = jobs.map(|job| job.file_name().to_string_lossy().into_owned()).collect::<Vec<_>>();
     names.sort();
     names
-}
-
-/// Seconds since 1970.
-pub(super) fn now() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
 /// Prints a log as it grows, in whole lines.

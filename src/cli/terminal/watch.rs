@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use ratatui::Terminal;
 use ratatui::backend::TermionBackend;
@@ -25,6 +25,7 @@ use signal_hook::iterator::Signals;
 
 use super::follow::{Followed, runs_in};
 use super::page::Page;
+use crate::base::clock;
 use crate::base::error::{Error, Result};
 use crate::base::process::this_program;
 use crate::base::signals;
@@ -232,7 +233,7 @@ pub(in crate::cli) fn train(folder: &Path, has_format: bool) -> Result<u8> {
     check_terminal("--watch")?;
     let failed = |error: std::io::Error| Error::io("watch a run", &error);
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(failed)?;
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+    let since = clock::seconds();
     let program = this_program()?;
     let mut command = Command::new(&program);
     command.args(std::env::args_os().skip(1).filter(|argument| argument != "--watch"));

@@ -12,9 +12,9 @@ use parquet::schema::types::{Type, TypePtr};
 use serde_json::Value;
 
 use super::{Cell, Columns, Place, Row, Rows, not_text, words};
+use crate::base::caught;
 use crate::base::error::{Error, Result};
 use crate::base::files::read_error;
-use crate::data::guard::caught;
 
 /// The rows of `file`. Values that do not fit together make the library panic.
 pub(super) fn rows(file: &Path, columns: &Columns) -> Result<Rows> {

@@ -1,7 +1,7 @@
 //! Panics of the library `tokenizers`, which files with odd values make it do, as errors.
 
+use crate::base::caught;
 use crate::base::error::{Error, Result};
-use crate::data::guard::caught;
 
 /// The result of `work`; its panic as an error, without the panic's own message on stderr. `work` stays on this thread.
 ///

@@ -1,7 +1,7 @@
 //! Drives the contestants of a benchmark by turns, checks their losses, and writes the report as it goes.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, FloatDType};
 use kiln_models::ops::products;
@@ -11,6 +11,7 @@ use super::judge::{floor_ms, judge, kiln_provenance};
 use super::operators::OperatorTimes;
 use super::report::{BenchReport, CaseReport, ContestantReport, OperatorReport, SCHEMA, UnitPeak};
 use super::suite::{Case, CaseBatch, Suite};
+use crate::base::clock;
 use crate::base::error::{Error, Result};
 use crate::base::files::{write_json, write_whole};
 use crate::base::host;
@@ -182,8 +183,8 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&CaseReport) -> Result<()>) ->
     let mut report = BenchReport {
         schema: SCHEMA,
         title,
-        began_at: now(),
-        written_at: now(),
+        began_at: clock::rfc3339(),
+        written_at: clock::rfc3339(),
         complete: false,
         machine: host::cpu_name(),
         gemm_gflops: None,
@@ -253,12 +254,8 @@ impl Turns {
     }
 }
 
-fn now() -> String {
-    humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
-}
-
 fn write(report: &mut BenchReport, out: &Path) -> Result<()> {
-    report.written_at = now();
+    report.written_at = clock::rfc3339();
     write_json(out, report)
 }
 

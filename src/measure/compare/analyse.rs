@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::time::SystemTime;
 
 use super::derived::{at_equal, common_moments, common_target, derive, seconds_to};
 use super::measured::MeasuredRun;
 use super::verdict::{Word, word};
 use super::{Arm, ArmReport, Comparison, Experiment, LossPoint, REPORT_SCHEMA, Report, Role, WholeRun};
+use crate::base::clock;
 use crate::base::error::{Error, Result};
 use crate::base::stats::{mean, median};
 use crate::measure::figures::{Figures, Window, finite};
@@ -113,7 +113,7 @@ pub fn analyse(experiment: &Experiment, base: &Path) -> Result<Report> {
     Ok(Report {
         schema: REPORT_SCHEMA.into(),
         title: experiment.title.clone(),
-        made_at: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+        made_at: clock::rfc3339(),
         arms: reports,
         noise,
         comparisons,

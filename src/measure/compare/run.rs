@@ -14,14 +14,13 @@ use crate::base::files::write_json;
 use crate::base::process::scratch;
 use crate::base::stats::median;
 use crate::cache;
-use crate::config::{CompilerMode, DeviceKind, EvalStrategy, OnExisting, RunConfig, SaveStrategy, Switch};
+use crate::config::{CompilerMode, DeviceKind, EvalStrategy, RunConfig, SaveStrategy, Switch};
 use crate::engine::device;
 use crate::engine::handover::{Engine, Programs, in_a_process};
 use crate::measure::figures::Window;
 use crate::measure::turns::participant::{Answer, Participant};
-use crate::measure::{gemm, report};
+use crate::measure::{gemm, output, report};
 use crate::plan::RunPlan;
-use crate::trainer::checkpoint;
 
 /// The file that keeps an [`Experiment`].
 pub const FILE: &str = "experiment.json";
@@ -68,7 +67,7 @@ pub fn run(
         Some(out) => out.clone(),
         None => PathBuf::from(format!("{}-compare", base.output_dir()?.display())),
     };
-    check(&out, base.run.on_existing)?;
+    output::check(&out, FILE, base.run.on_existing)?;
     let device = device::select(base.device.kind, base.device.index)?;
     let is_cpu = device.kind == DeviceKind::Cpu;
     let programs = Programs::find(device.kind)?;
@@ -212,10 +211,7 @@ impl Round<'_> {
                     arm.runs.failure = Some(failure);
                 }
             }
-            // Weights say nothing about speed and take most of the room.
-            for heavy in ["model", checkpoint::FOLDER] {
-                let _ = fs::remove_dir_all(folder.join(heavy));
-            }
+            output::drop_weights(&folder);
         }
         Ok(())
     }
@@ -332,22 +328,6 @@ fn whole_run(plan: &RunPlan) -> WholeRun {
         SaveStrategy::Best => evaluations,
     };
     WholeRun { steps, samples: steps * plan.batch.global as u64, evaluations, saves }
-}
-
-/// Refuses a folder with anything in it but a comparison that may be replaced.
-fn check(out: &Path, on_existing: OnExisting) -> Result<()> {
-    let shown = out.display();
-    if out.exists() && !out.is_dir() {
-        return Err(Error::config(format!("{shown} exists and is not a folder")).help("name another with --out FOLDER"));
-    }
-    let occupied = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some());
-    match (occupied, out.join(FILE).exists(), on_existing) {
-        (false, ..) | (true, true, OnExisting::Overwrite) => Ok(()),
-        (true, true, _) => Err(Error::config(format!("{shown} holds a comparison already"))
-            .help("name another folder with --out FOLDER, or set run.on_existing = \"overwrite\" to replace it")),
-        (true, false, _) => Err(Error::config(format!("{shown} is not empty and holds no comparison of Kiln's"))
-            .help("name another folder with --out FOLDER")),
-    }
 }
 
 /// Makes the folder, without what an earlier comparison left in it.

@@ -11,8 +11,8 @@ mod sweep;
 mod text;
 
 use std::path::Path;
-use std::time::SystemTime;
 
+use crate::base::clock;
 use crate::base::error::{Error, Result};
 use crate::base::files::{read_regular_text, write_json, write_whole};
 use crate::measure::compare::Report;
@@ -71,7 +71,7 @@ pub fn page_of_run(folder: &Path) -> Result<()> {
 /// # Errors
 /// As [`page_of_run`].
 pub(crate) fn write_run(run: &Run, out: &Path, width: usize) -> Result<String> {
-    write_page(run.document(now()), &charts::of_run(run)?, out, width)
+    write_page(run.document(clock::rfc3339()), &charts::of_run(run)?, out, width)
 }
 
 /// Writes the page of `sweep` into the folder `out`; what a terminal of `width` columns shows of it.
@@ -79,11 +79,7 @@ pub(crate) fn write_run(run: &Run, out: &Path, width: usize) -> Result<String> {
 /// # Errors
 /// As [`page_of_run`].
 pub fn write_sweep(sweep: &Sweep, out: &Path, width: usize) -> Result<String> {
-    write_page(sweep::document(sweep, now()), &charts::of_sweep(sweep)?, out, width)
-}
-
-fn now() -> String {
-    humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
+    write_page(sweep::document(sweep, clock::rfc3339()), &charts::of_sweep(sweep)?, out, width)
 }
 
 fn write_page(document: Document, charts: &[charts::Chart], out: &Path, width: usize) -> Result<String> {

@@ -9,8 +9,9 @@ pub mod trial;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
+use crate::base::clock;
 use crate::base::error::{Error, Result};
 use crate::base::files::write_whole;
 use crate::base::host::available_mib;
@@ -203,7 +204,7 @@ pub fn tune(
         budget_mib,
         line: found.line,
         trials: found.trials,
-        date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+        date: clock::rfc3339(),
     };
     stored.write()?;
     Ok(stored)

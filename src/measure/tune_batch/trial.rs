@@ -11,6 +11,7 @@ use std::sync::Arc;
 use burn::optim::GradientsParams;
 use serde::{Deserialize, Serialize};
 
+use crate::base::distributed::World;
 use crate::base::error::{Error, Result};
 use crate::base::files::write_json;
 use crate::base::host::peak_mib;
@@ -113,8 +114,7 @@ pub fn run_trial(file: &Path, out: &Path, devices: usize) -> Result<()> {
         trainer = trainer.with_callback(Exchange(usize::try_from(sent).unwrap_or(usize::MAX)));
     }
     let output = trainer.train()?;
-    let (session, compute) = (trainer.session(), trainer.plan().engine.compute());
-    let evaluation = evaluate(trainer.model(), compute, &session.task, &session.device, evaluated, eval_batch)?;
+    let evaluation = evaluate(&World::alone(), &trainer.session().evaluation(evaluated), trainer.model())?;
     let loss = evaluation.metric("loss");
     if !loss.is_finite() {
         return Err(Error::non_finite(format!("after the trial's steps the loss is {loss}"))

@@ -16,6 +16,7 @@ use crate::optim::backward::{DropoutSeed, GradientPass};
 use crate::optim::gradient::{global_norm, scale_and_norm_by};
 use crate::optim::in_place::InPlace;
 use crate::session::TrainingTask;
+use crate::trainer::gradients::gradients;
 
 /// The computation of a step.
 pub(super) struct Body<T: TrainingTask> {
@@ -133,8 +134,7 @@ impl<T: TrainingTask> Body<T> {
             device: &self.device,
             copies: None, // in a narrow type a recording casts each weight where it is used, once a step
         };
-        self.task
-            .gradients(&self.model, &tracked(batch), &pass, |loss| loss)
+        gradients(&self.task, &self.model, &tracked(batch), &pass, |loss| loss)
             .expect("a batch with labels has a loss, and one without is not computed")
     }
 

@@ -39,8 +39,8 @@ use crate::data::loader::Position;
 use crate::data::stream::StreamPosition;
 use crate::data::tokenizer::{NamedFile, write_files};
 use crate::optim::outliers::OutlierState;
+use crate::optim::scaler::ScalerState;
 use crate::plan::RunPlan;
-use crate::precision::scaler::ScalerState;
 
 /// The version of the format that this Kiln writes and reads. Version 1 had no digest of `state.json`.
 pub const FORMAT_VERSION: u32 = 2;

@@ -1,10 +1,10 @@
-//! Turns panics of libraries that read files into errors: those libraries panic on some damaged files.
+//! Turns panics of libraries into errors: some panic on damaged files, or where a driver is missing.
 
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
 
-use crate::base::panics;
+use super::panics;
 
 thread_local! {
     /// Whether this thread is at work under [`caught`], which reports its panics.
