@@ -195,7 +195,7 @@ pub fn streamed(table: Table, encoder: Encoder) -> Made {
             let has_loss = counted_tokens(&counts) > 0;
             Ok(has_loss.then(|| example(ids.into_iter().map(|id| id as i32).collect(), counts)))
         });
-        encoded.collect()
+        encoded.collect::<Vec<_>>().into_iter().collect()
     };
     stream::rows(table, Box::new(encode), longest, settings)
 }
@@ -204,7 +204,9 @@ fn write(writer: &mut Writer<'_, '_>, table: &Table, scan: &Scan, encoder: &Enco
     let (mut counted, mut left_out) = (0, 0_usize);
     scan.write_groups(table, writer, |writer, rows| {
         let encoded = rows.into_maybe_par_iter().map(|row| encoder.encode(row).map_err(|error| error.at(&row.place)));
-        for Encoded { ids, counts } in encoded.collect::<Result<Vec<_>>>()? {
+        // Of several bad rows the first is told, whichever thread comes to its own first.
+        for encoded in encoded.collect::<Vec<_>>() {
+            let Encoded { ids, counts } = encoded?;
             let counted_of_row = counted_tokens(&counts);
             counted += counted_of_row;
             if counted_of_row == 0 {

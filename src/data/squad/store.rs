@@ -115,7 +115,9 @@ fn write(writer: &mut Writer<'_, '_>, questions: &[Question], encoder: &WindowEn
     for (group, some) in questions.chunks(GROUP).enumerate() {
         let numbered = some.iter().enumerate().map(|(index, question)| (group * GROUP + index, question));
         let windows = numbered.collect::<Vec<_>>().into_maybe_par_iter();
-        let windows = windows.map(|(index, question)| encoder.windows(index, question)).collect::<Result<Vec<_>>>()?;
+        let windows = windows.map(|(index, question)| encoder.windows(index, question)).collect::<Vec<_>>();
+        // Of several bad questions the first is told.
+        let windows = windows.into_iter().collect::<Result<Vec<_>>>()?;
         for window in windows.into_iter().flatten() {
             writer.state.tokens += window.input_ids.len() as u64;
             writer.numbers(QUESTION, [window.question as i64])?;
