@@ -76,11 +76,11 @@ pub fn unit() -> Result<Unit> {
     chosen().map(|(unit, _)| unit)
 }
 
-/// The instructions for bf16 that this CPU has and that were measured to be no faster than f32, so that [`unit`] is f32; none where the
+/// The instructions for bf16 that this CPU has and that were measured to be no faster than f32, so that [`unit()`] is f32; none where the
 /// CPU has none, and where `KILN_CPU_PRODUCTS` has chosen.
 ///
 /// # Errors
-/// As [`unit`].
+/// As [`unit()`].
 pub fn slower_unit() -> Result<Option<Unit>> {
     chosen().map(|(_, slower)| slower)
 }
@@ -138,7 +138,7 @@ fn is_permitted(unit: Unit) -> bool {
 /// together, in GFLOP/s: of operands that stay in the first-level caches, nothing of them packed.
 ///
 /// # Errors
-/// As [`unit`].
+/// As [`unit()`].
 pub fn peak_gflops(dtype: FloatDType) -> Result<(Unit, f64)> {
     let unit = if dtype == FloatDType::BF16 { unit()? } else { Unit::F32 };
     // The threads begin a little apart, and two of them may share a core: the best window of some has all of them at work.
