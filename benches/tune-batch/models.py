@@ -114,7 +114,7 @@ def estimate(name, block, mode, budget):
 
 
 def search(name, block, mode, budget, time_limit):
-    """What `kiln tune-batch` found, or None where not even one sequence fits or the time was too short."""
+    """The result of `kiln tune-batch`, or None where not even one sequence fits or the time was too short."""
     start = max(1, estimate(name, block, mode, budget * 1024))
     print(f"== {name}, {block} tokens, {mode}, {budget:g} GiB, from {start}", flush=True)
     with inputs(name, block) as folder:

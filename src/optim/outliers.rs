@@ -22,7 +22,7 @@ pub struct OutlierLimits {
 }
 
 impl OutlierLimits {
-    /// What `[trainer]` asks for; none if it is nothing.
+    /// The limits that `[trainer]` asks for; none if there is no limit.
     pub fn of(trainer: &TrainerSection) -> Option<Self> {
         let limit = |limit: Option<f64>| limit.filter(|limit| *limit > 0.0);
         let (loss, grad_norm) = (limit(trainer.skip_update_lossz), limit(trainer.skip_update_gradz));
@@ -52,7 +52,7 @@ impl OutlierState {
     /// Whether it can be one of a run that has made `steps` steps.
     ///
     /// # Errors
-    /// What it cannot have.
+    /// The field that such a run cannot have, with its value.
     pub fn check(&self, steps: u64) -> Result<(), String> {
         for (name, window) in [("loss", &self.loss), ("grad_norm", &self.grad_norm)] {
             if window.len() > WINDOW || window.iter().any(|value| !value.is_finite()) {

@@ -215,7 +215,7 @@ impl<T: TrainingTask> Trainer<T> {
             epoch_ended = loaded.last_in_epoch;
         }
         if self.world.is_shared() {
-            // Gradients are read next. What a device computes until then is the backward pass, and no exchange.
+            // Gradients are read next. The work of the device until then is the backward pass, and no exchange.
             self.session.device.sync().map_err(|error| device_error(&error))?;
             self.observer.part(Part::Backward);
             let began = Instant::now();

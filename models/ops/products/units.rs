@@ -151,7 +151,7 @@ pub fn peak_gflops(dtype: FloatDType) -> Result<(Unit, f64)> {
 const WINDOWS: usize = 3;
 const WINDOW: Duration = Duration::from_millis(20);
 
-/// What this thread reaches in a window.
+/// Operations a second of this thread over one [`WINDOW`].
 fn operations_a_second(unit: Unit) -> f64 {
     let mut rate = 0.0;
     let mut count = |operations: usize, product: &mut dyn FnMut()| {

@@ -102,7 +102,7 @@ pub struct State {
     /// The loss scale of f16 with its counters; none in other precisions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaler: Option<ScalerState>,
-    /// What outliers are found by, where the run looks for them.
+    /// The values by which outliers are found, where the run looks for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outliers: Option<OutlierState>,
     /// The settings that must not change for the run to stay the same run.
