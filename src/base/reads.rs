@@ -139,7 +139,7 @@ impl Reads {
         }
         count_read(Location::caller());
         for data in pending.try_execute().map_err(|error| device_error(&error))? {
-            self.values.push(data.try_into_vec::<f32>().map_err(|error| device_error(&error))?);
+            self.values.push(data.convert::<f32>().try_into_vec::<f32>().map_err(|error| device_error(&error))?);
         }
         Ok(())
     }

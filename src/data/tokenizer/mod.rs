@@ -230,7 +230,7 @@ impl Tokenizer {
             || has("vocab.txt")
             || (has("vocab.json") && has("merges.txt"))
             || (has("encoder.json") && has("vocab.bpe"))
-            || sentence_piece::NAMES.into_iter().any(has)
+            || (sentence_piece::NAMES.into_iter().any(has) && sentence_piece::is_known(folder))
     }
 
     /// Reads a folder with `tokenizer.json`, `vocab.json` and `merges.txt` (or OpenAI's names, `encoder.json` and

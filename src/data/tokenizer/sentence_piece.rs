@@ -66,6 +66,12 @@ enum Family {
     XlmRoberta,
 }
 
+/// Whether the files of `folder` say that a model of SentencePiece in it is that of a family which is read.
+pub(super) fn is_known(folder: &Path) -> bool {
+    let config = |name: &str| read_json::<Value>(&folder.join(name)).unwrap_or(Value::Null);
+    Family::of(&config(CONFIG), &config("config.json")).is_some()
+}
+
 /// The text of the `tokenizer.json` that `file`, a model in `folder`, stands for. `said` is what the files beside it say.
 ///
 /// # Errors
@@ -407,6 +413,17 @@ mod tests {
             fs::write(folder.path().join(name), text).unwrap();
             let error = Tokenizer::load(folder.path()).unwrap_err();
             assert!(error.exit_code() == 3 && error.to_string().contains(says), "{name}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_model_of_another_family_is_no_tokenizer_that_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("spiece.model"), b"any").unwrap();
+        assert!(!Tokenizer::is_in(folder.path()), "nothing says whose it is");
+        for (class, is_read) in [("T5Tokenizer", false), ("AlbertTokenizer", true)] {
+            fs::write(folder.path().join(CONFIG), format!("{{\"tokenizer_class\": \"{class}\"}}")).unwrap();
+            assert_eq!(Tokenizer::is_in(folder.path()), is_read, "{class}");
         }
     }
 }

@@ -65,13 +65,14 @@ impl Range {
                 break;
             }
             let bracketed = fails <= most;
-            let line = line_of(&trials).or(self.known);
+            let line = line_of(&trials, self.known);
             let guess = line.zip(budget_mib).map(|(line, budget)| line.largest(budget) / unit);
             next = match (fits, bracketed, guess) {
                 (0, _, Some(_)) => {
-                    // Only a line that was known leads before anything has run. It was a little too high: small steps, that grow.
+                    // Only a line that was known leads before anything has run. It was a little too high: small steps, that grow; or
+                    // it is of no use.
                     below += 1;
-                    fails.saturating_sub(1 << (below - 1).min(31)).max(fails / 2)
+                    if below > 4 { fails / 2 } else { fails.saturating_sub(1 << (below - 1)).max(fails / 2) }
                 }
                 (0, _, None) => fails / 2,
                 (_, false, Some(guess)) if guess <= fits => {
@@ -89,17 +90,22 @@ impl Range {
             };
         }
         let batch = (fits > 0).then_some(fits * unit);
-        let line = line_of(&trials);
+        let line = line_of(&trials, self.known);
         Ok(Found { trials, batch, next_fails: fails == fits + 1 && fails <= most, line })
     }
 }
 
-fn line_of(trials: &[Trial]) -> Option<MemoryLine> {
+/// The line through the sizes that ran. Sizes that are close to each other tell the noise of a measurement and no slope, so a line that
+/// is known stays until they differ by a quarter.
+fn line_of(trials: &[Trial], known: Option<MemoryLine>) -> Option<MemoryLine> {
     let points = trials.iter().filter_map(|trial| match trial.outcome {
         Outcome::Fits { peak_mib: Some(mib), .. } => Some((trial.batch, mib)),
         _ => None,
     });
-    MemoryLine::fit(&points.collect::<Vec<_>>())
+    let points = points.collect::<Vec<_>>();
+    let sizes = || points.iter().map(|(batch, _)| *batch);
+    let tells = known.is_none() || sizes().max() >= sizes().min().map(|least| least + least.div_ceil(4));
+    MemoryLine::fit(&points).filter(|_| tells).or(known)
 }
 
 #[cfg(test)]
@@ -169,6 +175,7 @@ mod tests {
             for limit in [1, 2, 31, 777] {
                 let found = known(fixed, by_sample).search(budget, &mut machine(limit)).unwrap();
                 assert_eq!((found.batch, found.next_fails), (Some(limit), true), "{fixed} + {by_sample} x batch");
+                assert!(found.line.is_some() && found.trials.len() <= 26, "{:?}", sizes(&found));
             }
         }
     }
