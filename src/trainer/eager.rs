@@ -236,7 +236,7 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
                 if self.shows_gradients {
                     sees(model, &shard.all_gradients(model, &grads, &device)?);
                 }
-                let (own, grads) = shard.cut(model, &grads, &device);
+                let (own, grads) = shard.cut(model, grads, &device);
                 let own = update(optimizer, own, grads, &scale, verdict.as_ref(), totals.lr);
                 observer.part(Part::Update);
                 let began = Instant::now();

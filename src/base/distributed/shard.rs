@@ -156,11 +156,11 @@ impl Shard {
     pub fn cut<M: Module>(
         &self,
         model: &M,
-        grads: &ShardGradients,
+        grads: ShardGradients,
         device: &Device,
     ) -> (Vec<Param<Tensor<1>>>, GradientsParams) {
         let mut cut =
-            Cut { shard: self, of: grads, index: 0, device, values: Vec::new(), grads: GradientsParams::new() };
+            Cut { shard: self, of: &grads, index: 0, device, values: Vec::new(), grads: GradientsParams::new() };
         model.visit(&mut cut);
         (cut.values, cut.grads)
     }
@@ -176,6 +176,7 @@ impl Shard {
         let Own { reads, result, .. } = own;
         let values = result.and_then(|()| reads.finish())?.concat();
         let all = self.world.all_gather(&values, &self.lengths())?;
+        drop(values);
         Ok(model.map(&mut Put { shard: self, all: &all, device }))
     }
 }
@@ -268,12 +269,15 @@ impl ModuleMapper for Put<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let Some((_, place)) = self.shard.places.iter().find(|(id, _)| *id == param.id) else { return param };
         let (id, old, mapper) = param.consume();
-        let data = TensorData::new(self.all[place.clone()].to_vec(), old.shape());
+        let (shape, learns) = (old.shape(), old.is_require_grad());
+        let strategy = old.gradient_checkpointing_strategy();
+        drop(old); // before its successor takes memory
+        let data = TensorData::new(self.all[place.clone()].to_vec(), shape);
         let value = Tensor::from_inner(Tensor::from_data(data, self.device));
-        let value = match old.gradient_checkpointing_strategy() {
+        let value = match strategy {
             Some(strategy) => value.with_gradient_checkpointing_strategy(strategy),
             None => value,
         };
-        Param::from_mapped_value(id, value.set_require_grad(old.is_require_grad()), mapper)
+        Param::from_mapped_value(id, value.set_require_grad(learns), mapper)
     }
 }
