@@ -28,8 +28,10 @@ SIZES = ROOT / "configs/measured/sizes.json"
 TABLE = ROOT / "configs/measured/README.md"
 KILN = os.environ.get("KILN", str(ROOT / "target/release/kiln"))
 COLUMNS_GIB = [2, 4, 8, 16]
-# Searches follow the memory line of an earlier one of the same shape, block and mode, which is kept here.
-CACHE = tempfile.TemporaryDirectory()
+# Searches follow the memory line of an earlier one of the same shape, block and mode, which is kept here. A KILN_CACHE that is named
+# keeps it from one call of this script to the next.
+OWN_CACHE = tempfile.TemporaryDirectory()
+CACHE = os.environ.get("KILN_CACHE", OWN_CACHE.name)
 # The published shapes as [model] has them, and the task of the models' own training.
 SHAPES = {
     "gpt2": ("clm", {"kind": "gpt2", "size": "small"}),
@@ -88,7 +90,7 @@ def inputs(name, block):
 
 
 def kiln(folder, *arguments, **more):
-    return subprocess.run([KILN, *map(str, arguments)], cwd=folder, env={**os.environ, "KILN_CACHE": CACHE.name},
+    return subprocess.run([KILN, *map(str, arguments)], cwd=folder, env={**os.environ, "KILN_CACHE": CACHE},
                           text=True, stderr=subprocess.PIPE, **more)
 
 
