@@ -272,9 +272,9 @@ impl EnginePlan {
     pub fn of(config: &RunConfig, device: &DeviceFacts, decision: Option<Decision>) -> Result<Self> {
         if config.trainer.full_determinism && device.kind != DeviceKind::Cpu {
             return Err(Error::config(format!(
-                "trainer.full_determinism = true: on {} kernels add in an order of their own, so two runs may differ in \
-                 their last bits",
-                device.kind
+                "trainer.full_determinism = true: on {} {}",
+                device.kind,
+                parts::NOT_DETERMINISTIC
             ))
             .help("set device.kind = \"cpu\", where every run is deterministic, or leave it out"));
         }

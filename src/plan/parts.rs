@@ -39,6 +39,9 @@ impl std::fmt::Display for Part {
     }
 }
 
+/// Why two runs of a config on a GPU may differ.
+pub(super) const NOT_DETERMINISTIC: &str = "kernels are chosen by their measured time, and those of Burn add in an order of their own: two runs may differ in their last bits";
+
 /// The parts of the training compiler that are active on `device` in this build when a run under `compiler`, whose matrix
 /// products are in `dtype`, computes in the form `ops` and [captures](crate::plan::RunPlan::captures) its steps or not, and
 /// the reasons why the others are not.
@@ -101,6 +104,11 @@ pub(super) fn parts(
         Some(NotCaptured { because, .. }) => Part::new(captured, "off", because.clone()),
     }));
     parts.push(warmup_part(compiler.filter(|_| !native), device.kind));
+    let name = "determinism";
+    parts.push(match device.kind {
+        DeviceKind::Cpu => Part::new(name, "on", "the same config gives the same run, bit for bit"),
+        _ => Part::new(name, "not available", NOT_DETERMINISTIC),
+    });
     parts
 }
 
@@ -134,7 +142,7 @@ mod tests {
             parts(config, &cpu, FloatDType::F32, ops(config, &cpu).unwrap(), Some(&NO_CAPTURE))
         };
         let on = table(Some(&compiled));
-        assert_eq!((&*on[0].state, on.len()), ("on", 5));
+        assert_eq!((&*on[0].state, on.len()), ("on", 6));
         assert!(on[0].because.starts_with("embedding, dropout, layer_norm") && on[0].because.ends_with("adamw"));
         assert!(on[1..4].iter().all(|part| part.state == "not available" && part.because.contains("Flex")));
         assert_eq!((&*on[4].state, on[4].because.as_str()), ("off", "nothing is compiled or tuned on the CPU"));
@@ -162,6 +170,10 @@ mod tests {
             (&*table(Some(&off))[0].state, &*table(Some(&off))[0].because),
             ("off", "compiler.fused_ops = \"off\"")
         );
+        assert_eq!((&*on[5].name, &*on[5].state), ("determinism", "on"));
+        let gpu = DeviceFacts { kind: DeviceKind::Wgpu, ..cpu };
+        let on_gpu = parts(None, &gpu, FloatDType::F32, Ops::Plain, Some(&NO_CAPTURE));
+        assert_eq!((&*on_gpu[5].state, on_gpu[5].because.as_str()), ("not available", NOT_DETERMINISTIC));
         assert_eq!((start_up_lines(None).len(), start_up_lines(Some(&compiled)).len()), (0, 2));
     }
 }
