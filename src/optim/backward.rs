@@ -192,10 +192,12 @@ impl GradientPass<'_> {
         params
     }
 
-    /// Seeds the device for stage `stage`: 0 the embeddings, then the blocks, then the head.
+    /// Makes the random numbers those of stage `stage`: 0 the embeddings, then the blocks, then the head.
     fn begin_stage(&self, stage: usize) {
-        if let DropoutSeed::Host(seed) = self.seed {
-            self.device.seed(seed_for(seed, "stage", stage as u64, 0));
+        match self.seed {
+            DropoutSeed::Host(seed) => self.device.seed(seed_for(seed, "stage", stage as u64, 0)),
+            DropoutSeed::Device(seeds) => seeds.begin_stage(stage),
+            DropoutSeed::Off => {}
         }
     }
 }

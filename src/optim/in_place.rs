@@ -1,21 +1,25 @@
-//! AdamW in the parameters' own memory, told its numbers through the device: the update of a captured step, which does the
-//! same every time but finds other numbers.
+//! Updates in the parameters' own memory, told their numbers through the device: those of captured steps, which do the same every
+//! time but find other numbers. AdamW has a kernel for all parameters together. The other optimizers, and AdamW where its operator is
+//! plain or a step may be skipped (f16), compute their own formula at the learning rate 1: all of them move a weight by the learning
+//! rate times something that does not depend on it, which is then scaled by the rate that the device has.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tensor};
-use kiln_models::ops::adamw::{Parameters, Update};
-use kiln_models::ops::in_place::{DeviceUpdates, Written, row_major, update};
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use kiln_models::Operator;
+use kiln_models::ops::Form;
+use kiln_models::ops::adamw::{self, Parameters};
+use kiln_models::ops::in_place::{DeviceUpdates, Written, accumulate, overwrite, overwrite_ints, row_major, update};
+use kiln_models::ops::list::TensorList;
 
-use super::AdamConfig;
 use super::optimizer::{Group, Optimizer, OptimizerConfig};
+use super::skip::{Skip, Tables};
 use super::step::tracked_like;
-
-/// The moments of a parameter, `[n]` each.
-type Moments = [Tensor<1>; 2];
+use super::{AdamConfig, State, Update};
+use crate::optim::scaler::Verdict;
 
 /// `model` with parameters that can be updated in place: those that are not row-major are copied.
 pub fn updatable<M: Module>(model: M) -> M {
@@ -32,85 +36,241 @@ pub fn updatable<M: Module>(model: M) -> M {
     model.map(&mut RowMajor)
 }
 
-/// AdamW in place. The weights are the model's own tensors, [`updatable`], the moments the optimizer's.
+/// An optimizer in place. The weights are the model's own tensors, [`updatable`], the state is the optimizer's.
 pub struct InPlace {
-    config: AdamConfig,
     device: Device,
-    /// Weight decay and factor of the learning rate of each kind of parameter.
-    kinds: Vec<(f64, f64)>,
-    /// The numbers for each kind.
-    numbers: DeviceUpdates,
-    kind_of: HashMap<ParamId, usize>,
-    moments: RefCell<HashMap<ParamId, Moments>>,
+    how: How,
+    state: RefCell<HashMap<ParamId, State>>,
 }
 
+/// The form of the update.
+#[allow(clippy::large_enum_variant)] // a run has one
+enum How {
+    /// AdamW's kernel.
+    Fused {
+        config: AdamConfig,
+        /// Weight decay and factor of the learning rate of each kind of parameter.
+        kinds: Vec<(f64, f64)>,
+        /// The numbers for each kind.
+        numbers: DeviceUpdates,
+        kind_of: HashMap<ParamId, usize>,
+    },
+    /// The optimizer's formula.
+    Formula {
+        config: OptimizerConfig,
+        groups: HashMap<ParamId, Group>,
+        /// Learning rate, `1 / (1 - beta1^t)`, `sqrt(1 - beta2^t)`, and 1 where the update is idle, else 0: `[4]`.
+        numbers: Tensor<1>,
+        /// The number of the update, `[1]`.
+        update: Tensor<1, Int>,
+    },
+}
+
+/// The numbers of a formula while updates are idle.
+const IDLE: [f32; 4] = [0.0, 1.0, 1.0, 1.0];
+
 impl Optimizer {
-    /// The same optimizer in place; none for another one than AdamW. Its numbers are idle until
-    /// [`begin_in_place`](Self::begin_in_place).
-    pub fn in_place(&self, device: &Device) -> Option<InPlace> {
-        let OptimizerConfig::AdamW(config) = self.config else { return None };
-        let (mut kinds, mut kind_of) = (Vec::<(f64, f64)>::new(), HashMap::new());
-        for (id, Group { weight_decay, lr_factor, .. }) in &self.groups {
-            let told = (*weight_decay, *lr_factor);
-            let kind = kinds.iter().position(|kind| *kind == told).unwrap_or_else(|| {
-                kinds.push(told);
-                kinds.len() - 1
-            });
-            kind_of.insert(*id, kind);
+    /// The same optimizer in place; none for one whose formula needs the number of updates on the host, so that it cannot
+    /// [skip](OptimizerConfig::can_skip) one either. Its numbers are idle until
+    /// [`begin_in_place`](Self::begin_in_place). With `skips`, an update may be told that it is skipped.
+    pub fn in_place(&self, device: &Device, skips: bool) -> Option<InPlace> {
+        if !self.config.can_skip() {
+            return None;
         }
-        let moments = self.state.iter().filter_map(|(id, state)| Some((*id, Moments::try_from(state.clone()).ok()?)));
-        let (numbers, moments) = (DeviceUpdates::idle(kinds.len(), device), RefCell::new(moments.collect()));
-        Some(InPlace { config, device: device.clone(), kinds, numbers, kind_of, moments })
+        let how = match self.config {
+            OptimizerConfig::AdamW(config) if !skips && self.ops.form(Operator::AdamW) == Form::Fused => {
+                let (mut kinds, mut kind_of) = (Vec::<(f64, f64)>::new(), HashMap::new());
+                for (id, Group { weight_decay, lr_factor, .. }) in &self.groups {
+                    let told = (*weight_decay, *lr_factor);
+                    let kind = kinds.iter().position(|kind| *kind == told).unwrap_or_else(|| {
+                        kinds.push(told);
+                        kinds.len() - 1
+                    });
+                    kind_of.insert(*id, kind);
+                }
+                let numbers = DeviceUpdates::idle(kinds.len(), device);
+                How::Fused { config, kinds, numbers, kind_of }
+            }
+            config => How::Formula {
+                config,
+                groups: self.groups.clone(),
+                numbers: Tensor::from_floats(IDLE, device),
+                update: Tensor::from_data(TensorData::from([1i32]), device),
+            },
+        };
+        let state = self.state.iter().map(|(id, state)| (*id, state.clone())).collect();
+        Some(InPlace { device: device.clone(), how, state: RefCell::new(state) })
     }
 
-    /// Counts an update and writes its numbers, for the learning rate `lr`, to where `in_place` finds them.
+    /// Counts an update and writes its numbers, for the learning rate `lr`, to where `in_place` finds them. `update` is its
+    /// number where the device counts the updates that were not skipped, `[1]`.
     #[must_use]
-    pub fn begin_in_place(&mut self, in_place: &InPlace, lr: f64) -> Written {
+    pub fn begin_in_place(&mut self, in_place: &InPlace, lr: f64, update: Option<Tensor<1, Int>>) -> Vec<Written> {
         self.step += 1;
-        let update =
-            |(weight_decay, lr_factor): &(f64, f64)| in_place.config.fused(lr * lr_factor, *weight_decay, self.step);
-        let updates = in_place.kinds.iter().map(update).collect::<Vec<Update>>();
-        in_place.numbers.set(DeviceUpdates::new(&updates, &in_place.device))
+        let device = &in_place.device;
+        match &in_place.how {
+            How::Fused { config, kinds, numbers, .. } => {
+                let update =
+                    |(weight_decay, lr_factor): &(f64, f64)| config.fused(lr * lr_factor, *weight_decay, self.step);
+                let updates = kinds.iter().map(update).collect::<Vec<adamw::Update>>();
+                vec![numbers.set(DeviceUpdates::new(&updates, device))]
+            }
+            How::Formula { config, numbers, update: number, .. } => {
+                let scalar = |value: f64| Tensor::<1>::from_floats([value as f32], device);
+                let step = i32::try_from(self.step).unwrap_or(i32::MAX);
+                let corrections = match (config.adam(), &update) {
+                    (None, _) => [1.0, 1.0].map(scalar),
+                    (Some(config), None) => config.corrections(self.step).map(scalar),
+                    (Some(config), Some(update)) => self.tables.corrections(&config, self.step, update),
+                };
+                let [rate, root] = corrections;
+                let told = Tensor::cat(vec![scalar(lr), rate, root, scalar(0.0)], 0);
+                let update = update.unwrap_or_else(|| Tensor::from_data(TensorData::from([step]), device));
+                vec![overwrite(numbers, told), overwrite_ints(number, update)]
+            }
+        }
     }
 
-    /// Takes the moments that `in_place` made for parameters which had none.
+    /// Takes the state that `in_place` made for parameters which had none.
     pub fn adopt(&mut self, in_place: &InPlace) {
-        for (id, moments) in &*in_place.moments.borrow() {
-            self.state.entry(*id).or_insert_with(|| moments.to_vec());
+        for (id, state) in &*in_place.state.borrow() {
+            self.state.entry(*id).or_insert_with(|| state.clone());
         }
     }
 }
 
 impl InPlace {
-    /// From now on, until [`Optimizer::begin_in_place`], updates leave weights and moments what they are.
+    /// From now on, until [`Optimizer::begin_in_place`], updates leave weights and state what they are.
     #[must_use]
-    pub fn idle(&self) -> Written {
-        self.numbers.set(DeviceUpdates::idle(self.kinds.len(), &self.device))
+    pub fn idle(&self) -> Vec<Written> {
+        vec![match &self.how {
+            How::Fused { kinds, numbers, .. } => numbers.set(DeviceUpdates::idle(kinds.len(), &self.device)),
+            How::Formula { numbers, .. } => overwrite(numbers, Tensor::from_floats(IDLE, &self.device)),
+        }]
     }
 
-    /// The update of all parameters of `model` that have a gradient, each multiplied by `scale`, `[1]`.
+    /// The update of all parameters of `model` that have a gradient, each multiplied by `scale`, `[1]`. Nothing changes where
+    /// `skipped`, `[1]`, is true, in one that was made to skip.
     #[must_use]
-    pub fn apply<M: Module>(&self, model: &M, grads: &GradientsParams, scale: &Tensor<1>) -> Option<Written> {
-        let mut all = All { of: self, grads, parameters: Parameters::default() };
-        model.visit(&mut all);
-        (!all.parameters.is_empty()).then(|| update(all.parameters, &self.numbers, scale))
+    pub fn apply<M: Module>(
+        &self,
+        model: &M,
+        grads: &GradientsParams,
+        scale: &Tensor<1>,
+        skipped: &Tensor<1, Bool>,
+    ) -> Vec<Written> {
+        let (mut state, device) = (self.state.borrow_mut(), &self.device);
+        match &self.how {
+            How::Fused { numbers, kind_of, .. } => {
+                let parameters = Parameters::default();
+                let mut all = Together { grads, kind_of, device, state: &mut state, parameters };
+                model.visit(&mut all);
+                let parameters = all.parameters;
+                if parameters.is_empty() { Vec::new() } else { vec![update(parameters, numbers, scale)] }
+            }
+            How::Formula { config, groups, numbers, update } => {
+                let [lr, rate, root, idle] = [0, 1, 2, 3].map(|index| numbers.clone().narrow(0, index, 1));
+                let keeps = idle.greater_elem(0.0).bool_or(skipped.clone());
+                let by = Tensor::cat(vec![keeps.clone().float(), keeps.clone().bool_not().float()], 0);
+                let verdict = Verdict { overflow: keeps, update: update.clone() };
+                let mut tables = Tables::default();
+                let skip = Skip::with_corrections(&verdict, &mut tables, 1.0, [rate, root]);
+                let (state, written) = (&mut state, Vec::new());
+                let mut each = Each { config, groups, grads, scale, lr, by, skip, device, state, written };
+                model.visit(&mut each);
+                each.written
+            }
+        }
     }
 }
 
-/// The parameters that have a gradient.
-struct All<'a> {
-    of: &'a InPlace,
+/// Zeros for a state of `count` tensors that was not there yet.
+fn zeros(count: usize, n: usize, device: &Device) -> State {
+    (0..count).map(|_| Tensor::zeros([n], device)).collect()
+}
+
+/// The parameters that have a gradient, for AdamW's kernel.
+struct Together<'a> {
     grads: &'a GradientsParams,
+    kind_of: &'a HashMap<ParamId, usize>,
+    device: &'a Device,
+    state: &'a mut HashMap<ParamId, State>,
     parameters: Parameters,
 }
 
-impl ModuleVisitor for All<'_> {
+impl ModuleVisitor for Together<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some(grad) = self.grads.get::<D>(param.id) else { return };
         let value = param.val().inner();
-        let zeros = || Tensor::zeros([value.shape().num_elements()], &self.of.device);
-        let mut moments = self.of.moments.borrow_mut();
-        let moments = moments.entry(param.id).or_insert_with(|| [zeros(), zeros()]);
-        self.parameters.push(value, moments.clone(), grad, self.of.kind_of[&param.id]);
+        let n = value.shape().num_elements();
+        let state = self.state.entry(param.id).or_insert_with(|| zeros(2, n, self.device));
+        let moments = [state[0].clone(), state[1].clone()];
+        self.parameters.push(value, moments, grad, self.kind_of[&param.id]);
+    }
+}
+
+/// The parameters that have a gradient, each updated by the formula.
+struct Each<'a> {
+    config: &'a OptimizerConfig,
+    groups: &'a HashMap<ParamId, Group>,
+    grads: &'a GradientsParams,
+    scale: &'a Tensor<1>,
+    /// `[1]`
+    lr: Tensor<1>,
+    /// The factors of the old and the new values, `[2]`: 1 for those that stay, 0 for the others.
+    by: Tensor<1>,
+    skip: Skip<'a>,
+    device: &'a Device,
+    state: &'a mut HashMap<ParamId, State>,
+    written: Vec<Written>,
+}
+
+impl ModuleVisitor for Each<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(grad) = self.grads.get::<D>(param.id) else { return };
+        let (value, group) = (param.val().inner(), &self.groups[&param.id]);
+        let shape = value.shape();
+        let (n, own_shape) = (shape.num_elements(), shape.to_vec());
+        let state = self.state.entry(param.id).or_insert_with(|| zeros(group.num_state, n, self.device));
+        let (old, mut new_state) = (value.clone().reshape([n]), state.clone());
+        let update = Update {
+            value: old.clone(),
+            grad: grad.reshape([n]) * self.scale.clone(),
+            shape: &own_shape,
+            hf_shape: &group.hf_shape,
+            lr: 1.0,
+            weight_decay: group.weight_decay,
+            step: 0, // the corrections are given
+            skip: Some(&mut self.skip),
+        };
+        let at_one = self.config.compute(group.is_layer_matrix, update, &mut new_state);
+        let moved = old.clone() + (at_one - old) * (self.lr.clone() * group.lr_factor);
+        let (mut places, mut values) = (TensorList::default(), TensorList::default());
+        places.push(value);
+        values.push::<D>(moved.reshape(shape));
+        for (place, new) in state.iter().zip(new_state) {
+            places.push(place.clone());
+            values.push(new);
+        }
+        self.written.push(accumulate(&places, values, &self.by));
+    }
+}
+
+impl OptimizerConfig {
+    /// The settings by which Adam's moments are corrected, where it has such moments.
+    fn adam(&self) -> Option<AdamConfig> {
+        match self {
+            Self::AdamW(config) | Self::Adam(config) | Self::Lamb(config) => Some(*config),
+            Self::Muon(config) => Some(config.adamw),
+            Self::Sgd(_) | Self::Lion(_) | Self::Adafactor(_) => None,
+        }
+    }
+}
+
+impl AdamConfig {
+    /// `1 / (1 - beta1^t)` and `sqrt(1 - beta2^t)` of the update of number `t`.
+    fn corrections(&self, t: u64) -> [f64; 2] {
+        let [first, second] = [self.beta1, self.beta2].map(|beta| 1.0 - beta.powf(t as f64));
+        [1.0 / first, second.sqrt()]
     }
 }

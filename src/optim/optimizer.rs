@@ -204,7 +204,7 @@ pub struct Optimizer {
     /// In which form AdamW's update computes.
     pub(super) ops: Ops,
     /// Bias corrections by number of updates, where the device counts them.
-    tables: Tables,
+    pub(super) tables: Tables,
     copies: Copies,
 }
 
@@ -215,6 +215,9 @@ pub(super) struct Group {
     pub(super) lr_factor: f64,
     pub(super) hf_shape: Vec<usize>,
     pub(super) is_layer_matrix: bool,
+    /// Tensors of its state.
+    #[cfg(feature = "compiler")]
+    pub(super) num_state: usize,
 }
 
 impl Optimizer {
@@ -225,6 +228,8 @@ impl Optimizer {
                 weight_decay: groups.weight_decay(&parameter),
                 lr_factor: groups.lr_factor(&parameter),
                 is_layer_matrix: is_layer_matrix(&parameter),
+                #[cfg(feature = "compiler")]
+                num_state: config.state(&parameter).len(),
                 hf_shape: parameter.shape,
             };
             (parameter.id, group)

@@ -122,7 +122,12 @@ impl LossScaler {
     /// Decides about a step whose gradients have the global norm `norm`, `[1]`: it is infinite or NaN exactly if
     /// one of them is, since gradients that were f16 are far from where their squares leave f32.
     pub fn judge(&self, norm: Tensor<1>) -> Verdict {
-        Verdict { overflow: norm.is_finite().bool_not(), update: self.applied.clone() + 1 }
+        Verdict { overflow: norm.is_finite().bool_not(), update: self.next_update() }
+    }
+
+    /// The number of the next update if it is not skipped, `[1]`, from 1.
+    pub fn next_update(&self) -> Tensor<1, Int> {
+        self.applied.clone() + 1
     }
 
     /// Moves the scale after a step, as `GradScaler.update` does, and returns what there is to log of it.

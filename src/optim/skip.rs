@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Int, Tensor, TensorData};
 
 use super::{AdamConfig, State};
 use crate::optim::scaler::Verdict;
@@ -36,6 +36,13 @@ impl Tables {
         extend(&mut self.first, step, |t| 1.0 - config.beta1.powf(t));
         extend(&mut self.second, step, |t| (1.0 - config.beta2.powf(t)).sqrt());
     }
+
+    /// `1 / (1 - beta1^t)` and `sqrt(1 - beta2^t)`, `[1]` each, of the update whose number `t`, `step` at most, is `update`, `[1]`.
+    #[cfg(feature = "compiler")]
+    pub(super) fn corrections(&mut self, config: &AdamConfig, step: u64, update: &Tensor<1, Int>) -> [Tensor<1>; 2] {
+        self.extend(config, step);
+        [at(update, self.first.iter().map(|c| 1.0 / c)), at(update, self.second.iter().copied())]
+    }
 }
 
 fn extend(table: &mut Vec<f64>, step: u64, value: impl Fn(f64) -> f64) {
@@ -49,13 +56,24 @@ impl<'a> Skip<'a> {
         Self { verdict, tables, rates: HashMap::new(), root: None }
     }
 
+    /// With the [`corrections`](Self::corrections) for the learning rate `lr`, which are not looked up.
+    #[cfg(feature = "compiler")]
+    pub(super) fn with_corrections(
+        verdict: &'a Verdict,
+        tables: &'a mut Tables,
+        lr: f64,
+        [rate, root]: [Tensor<1>; 2],
+    ) -> Self {
+        Self { verdict, tables, rates: HashMap::from([(lr.to_bits(), rate)]), root: Some(root) }
+    }
+
     /// `lr / (1 - beta1^t)` and `sqrt(1 - beta2^t)`, `[1]` each, where `t` is the number of this update, which is `step` at
     /// most.
     pub(super) fn corrections(&mut self, config: &AdamConfig, step: u64, lr: f64) -> [Tensor<1>; 2] {
         self.tables.extend(config, step);
-        let Self { verdict, tables, rates, root } = self;
-        let rate = rates.entry(lr.to_bits()).or_insert_with(|| at(verdict, tables.first.iter().map(|c| lr / c)));
-        let root = root.get_or_insert_with(|| at(verdict, tables.second.iter().copied()));
+        let Self { verdict: Verdict { update, .. }, tables, rates, root } = self;
+        let rate = rates.entry(lr.to_bits()).or_insert_with(|| at(update, tables.first.iter().map(|c| lr / c)));
+        let root = root.get_or_insert_with(|| at(update, tables.second.iter().copied()));
         [rate.clone(), root.clone()]
     }
 
@@ -77,10 +95,11 @@ impl<'a> Skip<'a> {
     }
 }
 
-/// The value of this update in a table that begins with update 1 and whose last value holds for all that follow, `[1]`.
-fn at(verdict: &Verdict, table: impl Iterator<Item = f64>) -> Tensor<1> {
+/// The value of the update of number `update`, `[1]`, in a table that begins with update 1 and whose last value holds for all
+/// that follow, `[1]`.
+fn at(update: &Tensor<1, Int>, table: impl Iterator<Item = f64>) -> Tensor<1> {
     let table = table.map(|value| value as f32).collect::<Vec<_>>();
     let len = table.len();
-    let table = Tensor::<1>::from_data(TensorData::new(table, [len]), &verdict.update.device());
-    table.select(0, verdict.update.clone().clamp_max(len as i64) - 1)
+    let table = Tensor::<1>::from_data(TensorData::new(table, [len]), &update.device());
+    table.select(0, update.clone().clamp_max(len as i64) - 1)
 }

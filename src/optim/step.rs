@@ -13,7 +13,7 @@ use kiln_models::ops::adamw::{self, Parameters, Updated, updates_together};
 use super::adam;
 use super::optimizer::{Optimizer, OptimizerConfig};
 use super::skip::Skip;
-use super::{Update, lamb};
+use super::{State, Update, lamb};
 
 /// An update under way.
 pub(super) struct Step<'a, 'b> {
@@ -69,6 +69,22 @@ impl<'a, 'b> Step<'a, 'b> {
     }
 }
 
+impl OptimizerConfig {
+    /// The parameter of `update` after it, flat; `is_layer_matrix` is whether Muon takes it.
+    pub(super) fn compute(&self, is_layer_matrix: bool, update: Update<'_, '_>, state: &mut State) -> Tensor<1> {
+        match self {
+            Self::AdamW(config) => config.adamw(update, state),
+            Self::Adam(config) => config.adam(update, state),
+            Self::Sgd(config) => config.update(update, state),
+            Self::Adafactor(config) => config.update(update, state),
+            Self::Lion(config) => config.update(update, state),
+            Self::Lamb(config) => lamb::update(config, update, state),
+            Self::Muon(config) if is_layer_matrix => config.update(update, state),
+            Self::Muon(config) => config.adamw.adamw(update, state),
+        }
+    }
+}
+
 impl ModuleMapper for Step<'_, '_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let Some(grad) = self.grads.remove::<D>(param.id) else { return param };
@@ -115,16 +131,7 @@ impl ModuleMapper for Step<'_, '_> {
             step: *step,
             skip: self.skip.as_mut(),
         };
-        let updated = match config {
-            OptimizerConfig::AdamW(config) => config.adamw(update, state),
-            OptimizerConfig::Adam(config) => config.adam(update, state),
-            OptimizerConfig::Sgd(config) => config.update(update, state),
-            OptimizerConfig::Adafactor(config) => config.update(update, state),
-            OptimizerConfig::Lion(config) => config.update(update, state),
-            OptimizerConfig::Lamb(config) => lamb::update(config, update, state),
-            OptimizerConfig::Muon(config) if group.is_layer_matrix => config.update(update, state),
-            OptimizerConfig::Muon(config) => config.adamw.adamw(update, state),
-        };
+        let updated = config.compute(group.is_layer_matrix, update, state);
         let updated = match (&self.skip, before) {
             (Some(skip), Some((old, old_state))) => skip.choose(updated, old, state, old_state),
             _ => updated,

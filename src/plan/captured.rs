@@ -11,7 +11,6 @@ use crate::config::{
     ActivationCheckpointing, CompilerMode, DeviceKind, DistributedSection, Switch, TrainingCompilerConfig,
 };
 use crate::engine::handover::Engine;
-use crate::optim::OptimizerConfig;
 
 /// Why steps are not captured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,16 +72,19 @@ impl EnginePlan {
             }
             () if self.unfused => "compiler.fusion is off",
             () if !model.can_be_captured => "the task does not say that its steps can be (CAN_BE_CAPTURED)",
-            () if !matches!(optimizer.config, OptimizerConfig::AdamW(_)) => "only AdamW updates in place",
-            () if !fused(Operator::AdamW) => "the operator adamw is plain, and only the fused one updates in place",
+            () if self.precision.scales_loss() => {
+                "precision f16: a recording of its steps waited for minutes on a software driver, and has not been seen on a GPU"
+            }
+            () if !optimizer.config.can_skip() => "the update of adafactor needs the number of updates on the host",
+            () if shared.is_some() && !fused(Operator::AdamW) => {
+                "kernels of Burn take the gradient norm, each device may have its own, and a captured step agrees on none"
+            }
             () if drops && !(fused(Operator::Dropout) && fused(Operator::Attention)) => {
                 "dropout of plain operators draws from the host: a replay would repeat it"
             }
-            () if self.activation_checkpointing != ActivationCheckpointing::None => {
-                "activation checkpointing draws dropout from the host"
+            () if self.activation_checkpointing == ActivationCheckpointing::Balanced => {
+                "Burn's activation checkpointing (\"balanced\") refuses the numbers that a captured step is told; \"blocks\" does not"
             }
-            () if optimizer.loss.class_weights.is_some() => "class weights are copied from the host in every step",
-            () if optimizer.outliers.is_some() => "whether a step is an outlier is found out on the host",
             () => return Ok(()),
         };
         Err(NotCaptured::run(because))

@@ -180,9 +180,9 @@ mod tests {
     ) -> impl FnMut(&RunConfig, usize, Look) -> Result<Probe> + 'a {
         move |config, steps, look| {
             let on = columns(config, kind);
-            // As the device has it: only AdamW in place is captured, and only with fusion.
-            let captures =
-                [Column::Graph, Column::Fusion, Column::Operator(Operator::AdamW)].iter().all(|it| on.contains(it));
+            // As the device has it: dropout of plain operators is not captured, nor is a step without fusion.
+            let operators = [Operator::Dropout, Operator::Attention].map(Column::Operator);
+            let captures = [Column::Graph, Column::Fusion].iter().chain(&operators).all(|it| on.contains(it));
             let met = |column: &&Column| {
                 on.contains(column) && (**column != Column::Graph || (captures && look != Look::Figures))
             };

@@ -133,7 +133,7 @@ impl TrainingTask for BuiltIn {
     }
 
     fn to_device(&self, batch: &Batch, device: &Device) -> Result<DeviceBatch> {
-        DeviceBatch::new(self.task, batch, device)
+        Ok(DeviceBatch::new(self.task, batch, device)?.with_class_weights(&self.loss, device))
     }
 
     fn loss(&self, model: &Model, batch: &DeviceBatch, pass: Pass<'_>) -> Result<Tensor<1>> {
@@ -279,6 +279,7 @@ impl TensorTree for DeviceBatch {
                 weight: weight.map(|weight| weight.map(mapper)),
             },
         });
-        Self { input, targets, ..self }
+        let class_weights = self.class_weights.map(|weights| weights.map(mapper));
+        Self { input, targets, class_weights, ..self }
     }
 }

@@ -72,6 +72,11 @@ impl Reduction {
         }
     }
 
+    /// The divisor of a step of `micro_batches` if all of them are like the first, which has so many labels; at least 1.
+    pub fn expected_divisor(self, first_labels: f64, micro_batches: usize) -> f64 {
+        self.divisor(first_labels * micro_batches as f64, micro_batches).max(1.0)
+    }
+
     /// The divisor of the sum over the `micro_batches` of a step, where the valid labels of all of them count `labels`.
     pub fn divisor(self, labels: f64, micro_batches: usize) -> f64 {
         match self {
@@ -238,7 +243,11 @@ impl DeviceBatch {
         let Some(Targets::Classes { index, weight }) = self.targets.as_ref().filter(|_| !options.is_plain()) else {
             return self.loss(logits);
         };
-        let class_weights = options.class_weights.as_ref().map(|weights| on_device(weights, &logits.device()));
+        let moved = |weights: &Vec<f64>| match &self.class_weights {
+            Some(there) => there.clone(),
+            None => on_device(weights, &logits.device()),
+        };
+        let class_weights = options.class_weights.as_ref().map(moved);
         let loss = cross_entropy::plain(
             by_target(in_f32(logits), index),
             index.clone(),
@@ -250,6 +259,15 @@ impl DeviceBatch {
             None => loss.sum(),
         };
         Ok(LossSum { sum, count: self.count })
+    }
+}
+
+impl DeviceBatch {
+    /// The same with the weights of the classes of `options` beside it, which would otherwise be copied to the device when the loss is
+    /// computed: a captured step cannot do that.
+    #[must_use]
+    pub fn with_class_weights(self, options: &LossOptions, device: &Device) -> Self {
+        Self { class_weights: options.class_weights.as_ref().map(|weights| on_device(weights, device)), ..self }
     }
 }
 

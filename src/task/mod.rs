@@ -74,6 +74,8 @@ pub struct DeviceBatch {
     /// token of a row has a label, but nothing before it predicts it. The Trainer of `transformers` 5.23 counts it too
     /// (`num_items_in_batch` of GPT-2).
     pub num_labels: usize,
+    /// The weights of the classes in the loss of training, `[classes]`, where it has some and they are on the device already.
+    pub class_weights: Option<Tensor<1>>,
 }
 
 /// Labels on the device.
@@ -200,7 +202,14 @@ impl DeviceBatch {
             position_ids: batch.position_ids.as_deref().map(ids),
             last_token,
         };
-        Ok(Self { input, targets, examples: batch.examples, count, num_labels: batch.num_labels() })
+        Ok(Self {
+            input,
+            targets,
+            examples: batch.examples,
+            count,
+            num_labels: batch.num_labels(),
+            class_weights: None,
+        })
     }
 
     /// The loss sum of `logits` against this batch's targets.

@@ -89,7 +89,7 @@ impl<T: TrainingTask> Eager<T> {
 
     /// The divisor that the step will have if all its micro-batches are like the first, which has so many labels.
     fn expected_divisor(&self, first_labels: f64) -> f64 {
-        self.reduction.divisor(first_labels * self.micro_batches as f64, self.micro_batches).max(1.0)
+        self.reduction.expected_divisor(first_labels, self.micro_batches)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Captured steps and the other parts of the compiler: the same training without each, and with all of them.
 
-use crate::common::small_run::{copy, train, write};
+use crate::common::small_run::{SPIKE, copy, train, write, write_with_a_spike};
 use crate::common::{relative_l2, rows, succeeds, tensors};
 use crate::{ONE_SHAPE, apart, device, losses, on_device, prepare};
 
@@ -24,7 +24,7 @@ fn every_part_of_the_compiler_gives_the_figures_of_the_cpu() {
         let more = ["--set", &accumulation(steps)];
         let said = succeeds(on_device(folder.path(), name, &more).args(settings));
         let captured = said.lines().any(|line| line.contains("captured step          on"));
-        assert_eq!(captured, ["all", "micro-batches"].contains(&name), "{said}");
+        assert_eq!(captured, ["all", "micro-batches", "no-operators"].contains(&name), "{said}");
         assert_eq!(said.contains("is captured ("), captured, "{said}");
         let cpu = format!("cpu-{steps}");
         let apart = apart(&losses(&folder.path().join(name)), &losses(&folder.path().join(&cpu)));
@@ -90,4 +90,96 @@ fn captured_runs(accumulation: &str) {
         rows(&folder.path().join("still")).iter().filter_map(|row| row["eval_loss"].as_f64()).collect::<Vec<_>>();
     assert!(evaluations.iter().all(|loss| *loss == evaluations[0]), "{evaluations:?}");
     assert_ne!(still, captured);
+}
+
+/// The figures of a run on the CPU in its native mode, and of one on the device with captured steps, which is said.
+fn beside_the_cpu(folder: &std::path::Path, name: &str, settings: &[&str], limit: f64) {
+    let (cpu, captured) = (format!("{name}-cpu"), format!("{name}-captured"));
+    succeeds(&mut train(folder, &cpu, &[settings, &["--compiler", "native"]].concat()));
+    let said = succeeds(&mut on_device(folder, &captured, &[settings, &["--set", "compiler.graph=on"]].concat()));
+    assert!(said.contains("is captured ("), "{name}: {said}");
+    let apart = apart(&losses(&folder.join(captured)), &losses(&folder.join(cpu)));
+    println!("{name}: {apart:.1e}");
+    assert!(apart < limit, "{name}: {apart}");
+}
+
+/// Those without a kernel compute their formula in place.
+#[test]
+fn every_optimizer_is_captured_but_adafactor() {
+    let folder = prepare("clm");
+    for (optim, args, lr, steps) in [
+        ("adam", "", "1e-3", 1),
+        ("sgd", "momentum=0.9,dampening=0.2", "0.1", 2),
+        ("sgd", "", "0.1", 1),
+        ("lion", "", "1e-3", 1),
+        ("lamb", "", "1e-2", 1),
+        ("muon", "", "1e-2", 1),
+    ] {
+        let sets = [
+            format!("trainer.optim={optim}"),
+            format!("trainer.optim_args={args}"),
+            format!("trainer.learning_rate={lr}"),
+            format!("trainer.gradient_accumulation_steps={steps}"),
+        ];
+        let sets = sets.iter().filter(|set| !set.ends_with("optim_args=")).flat_map(|set| ["--set", set.as_str()]);
+        let sets = ONE_SHAPE.into_iter().chain(sets).collect::<Vec<_>>();
+        beside_the_cpu(folder.path(), &format!("{optim}-{steps}-{}", args.len()), &sets, 2e-3);
+    }
+    let said = succeeds(&mut on_device(folder.path(), "adafactor", &["--set", "trainer.optim=adafactor"]));
+    assert!(said.contains("the update of adafactor needs the number of updates on the host"), "{said}");
+}
+
+#[test]
+fn the_loss_with_weights_and_smoothing_is_captured() {
+    let folder = prepare("sequence-classification");
+    let weights = ["--set", "trainer.class_weights=[1.0, 2.0, 0.5]", "--set", "trainer.label_smoothing_factor=0.1"];
+    for steps in ["1", "2"] {
+        let steps = format!("trainer.gradient_accumulation_steps={steps}");
+        let settings = [&ONE_SHAPE[..], &weights, &["--set", &steps]].concat();
+        beside_the_cpu(folder.path(), &steps, &settings, 1e-3);
+    }
+}
+
+/// A layer that is computed again drops what it dropped the first time.
+#[test]
+fn layers_are_computed_again_in_captured_steps() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    for steps in ["1", "2"] {
+        let steps = format!("trainer.gradient_accumulation_steps={steps}");
+        let run = |name: &str, more: &[&str]| {
+            let settings = [&ONE_SHAPE[..], &["--set", &steps, "--set", "compiler.graph=on"], more].concat();
+            let said = succeeds(&mut on_device(folder.path(), name, &settings));
+            assert!(said.contains("is captured ("), "{said}");
+            losses(&folder.path().join(name))
+        };
+        let kept = run(&format!("kept-{steps}"), &[]);
+        let again = run(&format!("again-{steps}"), &["--set", "trainer.activation_checkpointing=blocks"]);
+        assert!(apart(&kept, &again) < 1e-4, "{}", apart(&kept, &again));
+    }
+}
+
+/// Loss and gradient norm are read between the micro-batches and the update, which is not replayed then.
+#[test]
+fn outliers_are_not_applied_in_captured_steps() {
+    let folder = tempfile::tempdir().unwrap();
+    write_with_a_spike(folder.path());
+    let sets = [&SPIKE[..], &["trainer.skip_update_lossz=4", "trainer.eval_steps=5", "compiler.graph=on"]].concat();
+    let sets = sets.iter().flat_map(|set| ["--set", *set]).collect::<Vec<_>>();
+    let said = succeeds(&mut on_device(folder.path(), "run", &[&ONE_SHAPE[..], &sets].concat()));
+    assert!(said.contains("is captured (") && said.contains("step 140 is not applied: its loss"), "{said}");
+    assert_eq!(said.matches("is not applied: ").count(), 1, "{said}");
+}
+
+/// After the first few sequences of operations nothing new is fused.
+#[test]
+fn explorations_have_a_limit() {
+    let folder = prepare("clm");
+    succeeds(&mut train(folder.path(), "cpu", &ONE_SHAPE));
+    let settings =
+        [&ONE_SHAPE[..], &["--set", "compiler.max_explorations=3", "--set", "compiler.fused_ops=off"]].concat();
+    let said = succeeds(&mut on_device(folder.path(), "limited", &settings));
+    assert!(said.contains("up to 3 explorations; then unfused where it is new"), "{said}");
+    let apart = apart(&losses(&folder.path().join("limited")), &losses(&folder.path().join("cpu")));
+    assert!(apart < 1e-3, "{apart}");
 }

@@ -290,7 +290,7 @@ fn root_of_sum(sums: &[f32], norm: &mut [f32], n: usize, #[comptime] lanes: usiz
     }
 }
 
-/// `sums * by[0] + values * by[1]` in the memory of every one of `sums`.
+/// `sums * by[0] + values * by[1]` in the memory of every one of `sums`; what is multiplied by 0 counts as 0 whatever it is.
 pub(in crate::ops) fn accumulate(sums: Vec<CubeTensor>, values: Vec<CubeTensor>, by: CubeTensor) -> Vec<CubeTensor> {
     let by = into_contiguous(by);
     let values = values.into_iter().map(into_contiguous).collect::<Vec<_>>();
@@ -339,7 +339,8 @@ fn accumulate_each(
             for k in 0..each {
                 let i = start + k * units;
                 if i < size {
-                    sums.index_mut(t)[i] = sums[t][i] * by[0] + values[t][i] * by[1];
+                    let old = select(by[0] != 0.0f32, sums[t][i] * by[0], 0.0f32);
+                    sums.index_mut(t)[i] = select(by[1] != 0.0f32, old + values[t][i] * by[1], old);
                 }
             }
         }

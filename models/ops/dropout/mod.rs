@@ -67,14 +67,20 @@ pub struct DropoutSeeds {
 }
 
 impl DropoutSeeds {
-    /// `base`: two whole numbers below 2^30, `[2]`, without autodiff. The seed of the `n`-th dropout of the pass, counted from
-    /// 1, is `base + n`.
+    /// `base`: two whole numbers below 2^30, `[2]`, without autodiff. The seed of the `n`-th dropout of stage `s`, counted from
+    /// 1, is `base + 1024 s + n`; a pass that tells of no stages is all in stage 0.
     ///
     /// # Panics
     /// For a `base` of another length.
     pub fn new(base: Tensor<1, Int>) -> Self {
         Contract::new("DropoutSeeds::new", Form::Fused, base.device()).tensor("base", &base, [2]);
         Self { base, made: Cell::new(0) }
+    }
+
+    /// The dropouts from here on are those of stage `stage` of the model: a stage that is computed a second time drops what it
+    /// dropped the first time. A stage has fewer than 1,024 of them.
+    pub fn begin_stage(&self, stage: usize) {
+        self.made.set((stage << 10) as i32);
     }
 
     fn next(&self) -> Tensor<1, Int> {

@@ -27,10 +27,15 @@ pub(super) struct Body<T: TrainingTask> {
     pub(super) device: Device,
     /// Whether dropout drops anything.
     pub(super) drops: bool,
+    pub(super) checkpointing: ActivationCheckpointing,
     pub(super) update: InPlace,
     pub(super) clip: Option<f64>,
-    /// The factor of the loss sum, `[1]`.
-    pub(super) per_term: Tensor<1>,
+    /// Whether the gradients may overflow (f16), so that an update finds out whether it is skipped.
+    pub(super) skips: bool,
+    /// The numbers of a pass, `[2]`: the factor of its loss, and that of the loss before the backward pass, in which f16 has its scale.
+    pub(super) of_pass: Tensor<1>,
+    /// The numbers of an update, `[2]`: the factor of the sum of the losses, and that of the sum of the gradients.
+    pub(super) of_update: Tensor<1>,
     /// The words of dropout's seeds, `[2]`.
     pub(super) seeds: Tensor<1, Int>,
     pub(super) totals: Totals,
@@ -42,33 +47,35 @@ pub(super) struct Totals {
     loss: Tensor<1>,
     /// Of every parameter that has a gradient; made when the first comes.
     grads: RefCell<GradientsParams>,
-    /// The factors of the sums so far and of a new value, `[2]`.
+    /// The factors of the sums so far and of a new value, `[2]`: 1 where it counts, else 0.
     by: Tensor<1>,
 }
 
-/// The results of a step: loss and gradient norm, `[1]` each.
+/// The results of a step, `[1]` each.
 pub(super) struct Output {
     pub(super) loss: Tensor<1>,
     pub(super) grad_norm: Tensor<1>,
-    _written: Option<Written>,
+    /// 1 where the update was skipped, else 0.
+    pub(super) skipped: Tensor<1>,
+    _written: Vec<Written>,
 }
 
 /// The use of a micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Adding {
-    /// It is the first: the sums of the last step are forgotten. Loss and gradients are multiplied by the number.
-    First(f64),
-    /// It is added, times the number.
-    Next(f64),
+    /// It is the first: the sums of the last step are forgotten.
+    First,
+    /// It is added.
+    Next,
     /// It leaves no trace.
     Nothing,
 }
 
 impl Totals {
-    /// Without gradients yet; `zero` is `[1]`, on the device.
-    pub(super) fn new(zero: &Tensor<1>) -> Self {
+    /// Without gradients yet, on `device`.
+    pub(super) fn new(device: &Device) -> Self {
         let grads = RefCell::new(GradientsParams::new());
-        Self { loss: zero.zeros_like(), grads, by: Tensor::from_floats([1.0, 0.0], &zero.device()) }
+        Self { loss: Tensor::zeros([1], device), grads, by: Tensor::from_floats([1.0, 0.0], device) }
     }
 
     /// The sums so far of loss and gradients of `model`, for whoever reads them before they change.
@@ -91,8 +98,8 @@ impl Totals {
     #[must_use]
     pub(super) fn set(&self, adding: Adding) -> Written {
         let by = match adding {
-            Adding::First(weight) => [0.0, weight as f32],
-            Adding::Next(weight) => [1.0, weight as f32],
+            Adding::First => [0.0, 1.0],
+            Adding::Next => [1.0, 1.0],
             Adding::Nothing => [1.0, 0.0],
         };
         overwrite(&self.by, Tensor::from_floats(by, &self.by.device()))
@@ -119,31 +126,52 @@ impl<T: TrainingTask> Body<T> {
         accumulate(&sums, values, &self.totals.by)
     }
 
+    /// Loss and gradient norm of the totals, `[1]` each.
+    pub(super) fn of_totals(&self) -> (Tensor<1>, Tensor<1>) {
+        let [loss_by, grads_by] = pair(&self.of_update);
+        let sum_norm = global_norm(&self.model, &self.totals.grads.borrow(), self.compute.ops());
+        (self.totals.loss.clone() * loss_by, sum_norm * grads_by)
+    }
+
     /// The update by the totals.
     pub(super) fn update_by_totals(&self) -> Output {
         self.update(self.totals.loss.clone(), &self.totals.grads.borrow())
     }
 
-    /// Loss sum, `[1]`, and gradients.
+    /// Loss, `[1]`, and gradients.
     fn pass(&self, batch: &T::DeviceBatch) -> (Tensor<1>, GradientsParams) {
         let seeds = DropoutSeeds::new(self.seeds.clone());
         let pass = GradientPass {
             seed: if self.drops { DropoutSeed::Device(&seeds) } else { DropoutSeed::Off },
-            checkpointing: ActivationCheckpointing::None,
+            checkpointing: self.checkpointing,
             compute: self.compute,
             device: &self.device,
             copies: None, // in a narrow type a recording casts each weight where it is used, once a step
         };
-        gradients(&self.task, &self.model, &tracked(batch), &pass, |loss| loss)
-            .expect("a batch with labels has a loss, and one without is not computed")
+        let [by, by_before_backward] = pair(&self.of_pass);
+        let scaled = |loss| loss * Tensor::from_inner(by_before_backward);
+        let (loss, grads) = gradients(&self.task, &self.model, &tracked(batch), &pass, scaled)
+            .expect("a batch with labels has a loss, and one without is not computed");
+        (loss * by, grads)
     }
 
-    fn update(&self, sum: Tensor<1>, grads: &GradientsParams) -> Output {
+    fn update(&self, loss: Tensor<1>, grads: &GradientsParams) -> Output {
+        let [loss_by, grads_by] = pair(&self.of_update);
         let sum_norm = global_norm(&self.model, grads, self.compute.ops());
-        let (scale, grad_norm) = scale_and_norm_by(sum_norm, self.per_term.clone(), self.clip);
-        let written = self.update.apply(&self.model, grads, &scale);
-        Output { loss: sum * self.per_term.clone(), grad_norm, _written: written }
+        // Without f16 never, but the update still waits for the norm, and thus for all that reads the weights of before.
+        let skipped = match self.skips {
+            true => sum_norm.clone().is_finite().bool_not(),
+            false => sum_norm.clone().lower_elem(0.0),
+        };
+        let (scale, grad_norm) = scale_and_norm_by(sum_norm, grads_by, self.clip);
+        let written = self.update.apply(&self.model, grads, &scale, &skipped);
+        Output { loss: loss * loss_by, grad_norm, skipped: skipped.float(), _written: written }
     }
+}
+
+/// Both elements of `numbers`, `[1]` each.
+fn pair(numbers: &Tensor<1>) -> [Tensor<1>; 2] {
+    [0, 1].map(|index| numbers.clone().narrow(0, index, 1))
 }
 
 /// Totals and what is added to them, in the same order.

@@ -7,6 +7,9 @@
 //!
 //! Recording computes a few times. That leaves no trace in the run: updates are idle ([`InPlace::idle`]), and nothing is
 //! added to sums ([`Adding::Nothing`]).
+//!
+//! In f16 the scale of the loss is one of these tensors, and the update finds out on the device whether it is skipped. Where steps may
+//! be outliers, loss and gradient norm are read between the micro-batches and the update, which is then replayed or not.
 #![allow(unsafe_code)] // a replay is: see `Recorded::replay`
 
 mod batch;
@@ -17,7 +20,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Graph, Tensor, TensorData, capture};
+use burn::tensor::{Device, Graph, Int, Tensor, TensorData, capture};
 use kiln_models::ops::in_place::{Written, overwrite, overwrite_ints};
 
 use self::batch::{shapes, write};
@@ -29,10 +32,10 @@ use crate::base::error::Result;
 use crate::base::random::seed_for;
 use crate::engine::launches;
 use crate::engine::launches::kernel_launches;
-use crate::optim::Optimizer;
 #[cfg(doc)]
 use crate::optim::in_place::InPlace;
 use crate::optim::in_place::updatable;
+use crate::optim::scaler::{LossScaler, Verdict};
 use crate::session::{Session, TensorTree, TrainingTask};
 use crate::task::Reduction;
 
@@ -47,10 +50,12 @@ pub(super) struct CapturedSteps<T: TrainingTask> {
     device: Device,
     /// The ranks whose losses and gradients are summed.
     world: World,
-    /// A step is one micro-batch.
+    /// Micro-batches of a step.
+    accumulation: usize,
+    /// A step is one recording: it has one micro-batch, and is applied whatever its loss is.
     is_whole: bool,
-    /// The one micro-batch of the step at hand, with the seed of its dropout.
-    alone: Option<(T::DeviceBatch, u64)>,
+    /// The one micro-batch of the step at hand.
+    alone: Option<MicroBatch<T::DeviceBatch>>,
     /// The step at hand has a micro-batch already.
     is_begun: bool,
     /// Whole steps, and micro-batches without the update: a run has either.
@@ -70,7 +75,7 @@ type Notice = Option<String>;
 
 impl<T: TrainingTask> CapturedSteps<T> {
     /// For the model of `state`, whose tensors are written to from now on, in the run of `session` by the ranks of `world`; none
-    /// for another optimizer than AdamW.
+    /// for an optimizer that cannot update in place.
     pub(super) fn new(
         state: &mut TrainState<T::Model>,
         session: &Session<T>,
@@ -78,19 +83,22 @@ impl<T: TrainingTask> CapturedSteps<T> {
         drops: bool,
     ) -> Option<Self> {
         let (plan, device) = (session.plan(), &session.device);
-        let update = state.optimizer.in_place(device)?;
+        let update = state.optimizer.in_place(device, state.scaler.is_some())?;
         state.model = updatable(state.model.clone());
-        let per_term = Tensor::ones([1], device);
+        let ones = || Tensor::ones([2], device);
         let body = Body {
             task: session.task.clone(),
             model: state.model.clone(),
             compute: plan.engine.compute(),
             device: device.clone().autodiff(),
             drops,
+            checkpointing: plan.engine.activation_checkpointing,
             update,
             clip: plan.optimizer.max_grad_norm,
-            totals: Totals::new(&per_term),
-            per_term,
+            skips: state.scaler.is_some(),
+            totals: Totals::new(device),
+            of_pass: ones(),
+            of_update: ones(),
             seeds: Tensor::zeros([2], device),
         };
         Some(Self {
@@ -98,7 +106,8 @@ impl<T: TrainingTask> CapturedSteps<T> {
             reduction: plan.optimizer.loss.reduction,
             device: device.clone(),
             world: world.clone(),
-            is_whole: plan.batch.micro_batches() == 1,
+            accumulation: plan.batch.micro_batches(),
+            is_whole: plan.batch.micro_batches() == 1 && state.outliers.is_none(),
             alone: None,
             is_begun: false,
             steps: ByShape::default(),
@@ -109,24 +118,29 @@ impl<T: TrainingTask> CapturedSteps<T> {
         })
     }
 
-    /// The step of one micro-batch, whose dropout is drawn from `seed`.
-    fn step(&mut self, batch: T::DeviceBatch, seed: u64, optimizer: &mut Optimizer, totals: step::Totals) -> Updated {
+    /// The step of the one micro-batch `micro`.
+    fn step(
+        &mut self,
+        micro: MicroBatch<T::DeviceBatch>,
+        state: &mut TrainState<T::Model>,
+        totals: step::Totals,
+    ) -> Updated {
         self.forget();
         let body = &self.body;
         let idle = || body.update.idle();
         let recorded = Rc::clone(body);
         let compute = |batch: T::DeviceBatch| move || recorded.step(&batch);
-        let (place, notice) = self.steps.find(&batch, &self.device, idle, compute);
-        optimizer.adopt(&self.body.update);
-        self.tell(seed);
-        // The mean of the one micro-batch is that of the step, and it was not weighted before.
-        self.tell_update(optimizer, totals.lr, totals.labels);
+        let (place, notice) = self.steps.find(&micro.batch, &self.device, idle, compute);
+        state.optimizer.adopt(&self.body.update);
+        self.tell_pass(&micro, state.scaler.as_ref());
+        self.tell_divisor(totals, state.scaler.as_ref());
+        let number = self.tell_update(state, totals.lr);
         let Self { body, steps, written, computed, .. } = self;
         let output = match place {
-            Some(place) => steps.replay(place, batch, written),
-            None => computed.insert(body.step(&batch)),
+            Some(place) => steps.replay(place, micro.batch, written),
+            None => computed.insert(body.step(&micro.batch)),
         };
-        output.copied(notice)
+        output.copied(notice, number)
     }
 
     /// Puts the sums over the ranks in the place of this rank's. One that had no micro-batch with labels adds nothing.
@@ -147,19 +161,31 @@ impl<T: TrainingTask> CapturedSteps<T> {
         Ok(())
     }
 
-    /// The update after several micro-batches.
-    fn update_by_totals(&mut self, optimizer: &mut Optimizer, totals: step::Totals) -> Updated {
+    /// The update by the totals, unless the step is an outlier.
+    ///
+    /// # Errors
+    /// Those of [`TrainState::outlier`].
+    fn update_by_totals(&mut self, state: &mut TrainState<T::Model>, totals: step::Totals) -> Result<Updated> {
+        self.tell_divisor(totals, state.scaler.as_ref());
+        if state.outliers.is_some() {
+            let (loss, grad_norm) = self.body.of_totals();
+            if let Some(why) = state.outlier(&self.world, &loss, &grad_norm)? {
+                state.optimizer.pass_over();
+                let verdict = state.scaler.as_ref().map(|scaler| scaler.judge(grad_norm.clone()));
+                let (outlier, notice, communicated) = (Some(why), None, Duration::ZERO);
+                return Ok(Updated { loss, grad_norm, verdict, outlier, notice, communicated });
+            }
+        }
         if self.update.is_none() {
-            self.written.push(self.body.update.idle());
+            self.written.extend(self.body.update.idle());
             let body = Rc::clone(&self.body);
             self.update = Some(Recorded::new(&self.device, move || body.update_by_totals()));
-            optimizer.adopt(&self.body.update);
+            state.optimizer.adopt(&self.body.update);
         }
-        let divisor = self.reduction.divisor(totals.labels, totals.micro_batches);
-        self.tell_update(optimizer, totals.lr, divisor);
+        let number = self.tell_update(state, totals.lr);
         let update = self.update.as_mut().expect("it is recorded above");
         // SAFETY: what the recording reads or writes and that is not its own lives in `body`; see `Recorded::replay`.
-        unsafe { update.replay() }.copied(None)
+        Ok(unsafe { update.replay() }.copied(None, number))
     }
 
     /// A new step begins: what the last one wrote has been computed.
@@ -168,18 +194,41 @@ impl<T: TrainingTask> CapturedSteps<T> {
         self.computed = None;
     }
 
-    /// Tells the pass after this what its dropout is drawn from.
-    fn tell(&mut self, seed: u64) {
-        let halves = [0, 1].map(|part| (seed_for(seed, "captured", 0, part) >> 34) as i32);
+    /// Tells the pass after this, of `micro`, what its dropout is drawn from and what its loss is multiplied by.
+    fn tell_pass(&mut self, micro: &MicroBatch<T::DeviceBatch>, scaler: Option<&LossScaler>) {
+        let halves = [0, 1].map(|part| (seed_for(micro.seed, "captured", 0, part) >> 34) as i32);
         let seeds = Tensor::from_data(TensorData::new(halves.to_vec(), [2]), &self.device);
-        self.written.push(overwrite_ints(&self.body.seeds, seeds));
+        let weight = self.reduction.weight(micro.labels);
+        // In f16 the loss is divided before the backward pass; see `Eager::micro_batch`.
+        let expected = self.reduction.expected_divisor(micro.first_labels, self.accumulation);
+        let of_loss = scaler.map(|scaler| scaler.scale() * (weight / expected));
+        let of_pass = self.pair(weight, of_loss);
+        self.written.extend([overwrite_ints(&self.body.seeds, seeds), overwrite(&self.body.of_pass, of_pass)]);
     }
 
-    /// Counts an update and tells it its numbers.
-    fn tell_update(&mut self, optimizer: &mut Optimizer, lr: f64, divisor: f64) {
-        self.written.push(optimizer.begin_in_place(&self.body.update, lr));
-        let per_term = Tensor::from_floats([(1.0 / divisor) as f32], &self.device);
-        self.written.push(overwrite(&self.body.per_term, per_term));
+    /// Tells the update after this by what the sums of the step are divided.
+    fn tell_divisor(&mut self, totals: step::Totals, scaler: Option<&LossScaler>) {
+        let divisor = self.reduction.divisor(totals.labels, totals.micro_batches);
+        let expected = self.reduction.expected_divisor(totals.first_labels, self.accumulation);
+        let of_grads = scaler.map(|scaler| scaler.scale().recip() * (expected / divisor));
+        let of_update = self.pair(1.0 / divisor, of_grads);
+        self.written.push(overwrite(&self.body.of_update, of_update));
+    }
+
+    /// Counts an update and tells it its numbers. Returns the one that the device counts it by, where it may be skipped.
+    fn tell_update(&mut self, state: &mut TrainState<T::Model>, lr: f64) -> Option<Tensor<1, Int>> {
+        let number = state.scaler.as_ref().map(LossScaler::next_update);
+        self.written.extend(state.optimizer.begin_in_place(&self.body.update, lr, number.clone()));
+        number
+    }
+
+    /// `of_loss` and the number of the gradients, which is the same if it is not given, `[2]`.
+    fn pair(&self, of_loss: f64, of_grads: Option<Tensor<1>>) -> Tensor<1> {
+        let of_loss = of_loss as f32;
+        match of_grads {
+            Some(of_grads) => Tensor::cat(vec![Tensor::from_floats([of_loss], &self.device), of_grads], 0),
+            None => Tensor::from_floats([of_loss; 2], &self.device),
+        }
     }
 }
 
@@ -191,33 +240,31 @@ impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
 
     fn micro_batch(
         &mut self,
-        _state: &mut TrainState<T::Model>,
+        state: &mut TrainState<T::Model>,
         micro: MicroBatch<T::DeviceBatch>,
         observer: &mut dyn Observer,
     ) -> Result<Option<String>> {
-        let MicroBatch { batch, seed, labels, .. } = micro;
-        if labels == 0.0 {
+        if micro.labels == 0.0 {
             return Ok(None); // it adds nothing, and a step of nothing else is refused
         }
         if self.is_whole {
-            self.alone = Some((batch, seed));
+            self.alone = Some(micro);
             return Ok(None);
         }
-        let weight = self.reduction.weight(labels);
-        let adding = if self.is_begun { Adding::Next(weight) } else { Adding::First(weight) };
+        let adding = if self.is_begun { Adding::Next } else { Adding::First };
         if !std::mem::replace(&mut self.is_begun, true) {
             self.forget();
         }
         let body = &self.body;
-        let idle = || body.totals.set(Adding::Nothing);
+        let idle = || vec![body.totals.set(Adding::Nothing)];
         let recorded = Rc::clone(body);
         let compute = |batch: T::DeviceBatch| move || recorded.micro_batch(&batch);
-        let (place, notice) = self.micro_batches.find(&batch, &self.device, idle, compute);
+        let (place, notice) = self.micro_batches.find(&micro.batch, &self.device, idle, compute);
         self.written.push(self.body.totals.set(adding));
-        self.tell(seed);
+        self.tell_pass(&micro, state.scaler.as_ref());
         match place {
-            Some(place) => _ = self.micro_batches.replay(place, batch, &mut self.written),
-            None => self.written.push(self.body.micro_batch(&batch)),
+            Some(place) => _ = self.micro_batches.replay(place, micro.batch, &mut self.written),
+            None => self.written.push(self.body.micro_batch(&micro.batch)),
         }
         observer.part(Part::Backward);
         Ok(notice)
@@ -231,8 +278,8 @@ impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
         observer: &mut dyn Observer,
     ) -> Result<Updated> {
         let has_any = std::mem::replace(&mut self.is_begun, false);
-        if let Some((batch, seed)) = self.alone.take() {
-            return Ok(self.step(batch, seed, &mut state.optimizer, totals));
+        if let Some(micro) = self.alone.take() {
+            return Ok(self.step(micro, state, totals));
         }
         let mut communicated = Duration::ZERO;
         if self.world.is_shared() {
@@ -241,7 +288,7 @@ impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
             communicated = began.elapsed();
             observer.part(Part::Communicate);
         }
-        Ok(Updated { communicated, ..self.update_by_totals(&mut state.optimizer, totals) })
+        Ok(Updated { communicated, ..self.update_by_totals(state, totals)? })
     }
 
     fn recordings(&self) -> usize {
@@ -250,10 +297,11 @@ impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
 }
 
 impl Output {
-    /// Copies: the next replay writes where these lie.
-    fn copied(&self, notice: Notice) -> Updated {
+    /// Copies: the next replay writes where these lie. `number` is that of the update if it was not skipped, where it may be.
+    fn copied(&self, notice: Notice, number: Option<Tensor<1, Int>>) -> Updated {
         let (loss, grad_norm) = (self.loss.clone() * 1.0, self.grad_norm.clone() * 1.0);
-        Updated { loss, grad_norm, verdict: None, outlier: None, notice, communicated: Duration::ZERO }
+        let verdict = number.map(|update| Verdict { overflow: self.skipped.clone().greater_elem(0.0), update });
+        Updated { loss, grad_norm, verdict, outlier: None, notice, communicated: Duration::ZERO }
     }
 }
 
@@ -310,7 +358,7 @@ impl<B: TensorTree, T: 'static> ByShape<B, T> {
         &mut self,
         batch: &B,
         device: &Device,
-        idle: impl FnOnce() -> Written,
+        idle: impl FnOnce() -> Vec<Written>,
         compute: impl FnOnce(B) -> C,
     ) -> (Option<usize>, Notice) {
         let own = shapes(batch);
