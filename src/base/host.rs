@@ -47,6 +47,32 @@ pub fn resident_mib() -> Option<f64> {
     mib("/proc/self/status", "VmRSS")
 }
 
+/// More than any library asks for at once beside Kiln's allocator: twice the stack of a thread.
+const PROBE: usize = 16 << 20;
+
+/// Whether the system refuses this process more memory. It allocates nothing, so that a handler of a signal may ask.
+pub fn lacks_memory() -> bool {
+    refuses(PROBE)
+}
+
+/// Whether the system refuses this process `bytes` of memory in one piece.
+#[cfg(unix)]
+#[allow(unsafe_code)]
+pub fn refuses(bytes: usize) -> bool {
+    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping anywhere, which nobody uses, and its end.
+    unsafe {
+        let place = libc::mmap(std::ptr::null_mut(), bytes, access, kind, -1, 0);
+        place == libc::MAP_FAILED || libc::munmap(place, bytes) != 0
+    }
+}
+
+/// Whether the system refuses this process `bytes` of memory: here it does not tell.
+#[cfg(not(unix))]
+pub fn refuses(_bytes: usize) -> bool {
+    false
+}
+
 /// The version of NVIDIA's kernel driver, as it calls itself; none where there is none.
 pub fn gpu_driver() -> Option<String> {
     let text = fs::read_to_string("/proc/driver/nvidia/version").ok()?;

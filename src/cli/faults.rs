@@ -16,7 +16,11 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 use super::terminal::above_bar;
+#[cfg(unix)]
+use crate::base::error::says_out_of_memory;
 use crate::base::error::{Error, Result, printable, says_no_thread};
+#[cfg(unix)]
+use crate::base::{distributed::World, host};
 use crate::base::{files, panics, reads};
 
 /// The system's allocator, with an end where it has no more memory: nothing that asks for a block has another way to go on
@@ -64,35 +68,92 @@ fn out_of_memory() -> ! {
     signal_hook::low_level::exit(i32::from(crate::ErrorKind::OutOfMemory.exit_code()))
 }
 
-/// More than any library asks for at once beside Kiln's allocator.
+/// Rust's handler of a fault, which tells a stack that has overflowed.
 #[cfg(unix)]
-const PROBE: usize = 8 << 20;
+static BEFORE: std::sync::OnceLock<libc::sigaction> = std::sync::OnceLock::new();
 
-/// An abort where the system has no more memory is one for want of it: libraries in C (MPI, drivers) and Rust's runtime, which ask
-/// without Kiln's allocator, know no other end. Any other abort stays one.
+/// A fault while the system has no more memory is a stack that could not grow. Any other comes again, to the handler before.
+#[cfg(unix)]
+#[allow(unsafe_code)]
+extern "C" fn on_fault(signal: libc::c_int) {
+    if host::lacks_memory() {
+        out_of_memory();
+    }
+    if let Some(before) = BEFORE.get() {
+        // SAFETY: the action is one that the system gave.
+        unsafe { libc::sigaction(signal, before, std::ptr::null_mut()) };
+    }
+}
+
+/// The exit code of the error that ends the process and all ranks; 0 before.
+#[cfg(unix)]
+static ENDS_WITH: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
+
+/// MPI's time to end all ranks, in seconds.
+#[cfg(unix)]
+const ENDS_ALL_WITHIN: u32 = 5;
+
+/// From now on the process ends with the exit code of `error`, whatever MPI makes of its end: without memory it ends a process with
+/// another code, or not at all.
+#[cfg(unix)]
+#[allow(unsafe_code)]
+pub(super) fn ends_with(error: &Error) {
+    ENDS_WITH.store(error.exit_code(), Ordering::SeqCst);
+    // SAFETY: the handler ends the process, and does nothing else.
+    let _ = unsafe { signal_hook::low_level::register(libc::SIGALRM, end_as_told) };
+    // SAFETY: it has no conditions.
+    unsafe { libc::alarm(ENDS_ALL_WITHIN) };
+}
+
+#[cfg(not(unix))]
+pub(super) fn ends_with(_: &Error) {}
+
+/// Ends the process with the exit code that [`ends_with`] has told, if it has.
+#[cfg(unix)]
+fn end_as_told() {
+    let code = ENDS_WITH.load(Ordering::SeqCst);
+    if code != 0 {
+        signal_hook::low_level::exit(i32::from(code));
+    }
+}
+
+/// The process exits. Where a library does it in the middle of an exchange, which is how MPI ends when it cannot start, and the system
+/// has no more memory, that is why.
+#[cfg(unix)]
+extern "C" fn on_exit() {
+    end_as_told();
+    if World::waits() && host::lacks_memory() {
+        out_of_memory();
+    }
+}
+
+/// An abort, a fault or an exit of a library where the system has no more memory is one for want of it: libraries in C (MPI, drivers) and
+/// Rust's runtime, which ask without Kiln's allocator, know no other end. Any other stays one.
 #[cfg(unix)]
 #[allow(unsafe_code)]
 fn end_aborts() {
-    let ended = || {
-        // SAFETY: a new mapping anywhere, which nobody uses, and its end.
-        let lacks_memory = unsafe {
-            let place = libc::mmap(
-                std::ptr::null_mut(),
-                PROBE,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            );
-            place == libc::MAP_FAILED || libc::munmap(place, PROBE) != 0
-        };
-        if lacks_memory {
+    let aborted = || {
+        if host::lacks_memory() {
             out_of_memory();
         }
         let _ = signal_hook::low_level::emulate_default_handler(libc::SIGABRT);
     };
     // SAFETY: what runs in the handler makes system calls and looks at atomics, and nothing else. Without it an abort is one.
-    let _ = unsafe { signal_hook::low_level::register(libc::SIGABRT, ended) };
+    let _ = unsafe { signal_hook::low_level::register(libc::SIGABRT, aborted) };
+    // SAFETY: the handler runs at the end of the process and unwinds nowhere.
+    unsafe { libc::atexit(on_exit) };
+    let handler: extern "C" fn(libc::c_int) = on_fault;
+    // SAFETY: all zero is an action; the handler is as above, on the stack for signals that Rust gives its threads, and it is installed
+    // once it knows the one before.
+    unsafe {
+        let mut action = std::mem::zeroed::<libc::sigaction>();
+        if libc::sigaction(libc::SIGSEGV, std::ptr::null(), &raw mut action) == 0 {
+            let _ = BEFORE.set(action);
+            action.sa_sigaction = handler as libc::sighandler_t;
+            action.sa_flags = libc::SA_ONSTACK;
+            libc::sigaction(libc::SIGSEGV, &raw const action, std::ptr::null_mut());
+        }
+    }
 }
 
 // SAFETY: every call is the system allocator's with the same arguments, and its answer is returned as it is. Whether a
@@ -161,6 +222,11 @@ pub(super) fn install() {
             // Whoever asked for a pool of threads that the system refuses panics of it in turn, and ends with one message.
             if says_no_thread(&message) {
                 return;
+            }
+            // A thread for which there is no memory panics as it begins, and aborts the process then.
+            #[cfg(unix)]
+            if says_out_of_memory(&message) && host::lacks_memory() {
+                out_of_memory();
             }
             // A device that has failed panics at everything that it is asked for afterwards, and whoever reads from it ends with the
             // error: the first of these panics is enough.

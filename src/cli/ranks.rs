@@ -467,6 +467,7 @@ pub(super) fn fail(error: &Error) {
             let _ = writeln!(stderr, "error: {}", crate::base::error::printable(&line));
         }
     }
+    faults::ends_with(error);
     world.abort(error.exit_code());
 }
 

@@ -439,6 +439,61 @@ fn a_rank_that_is_killed_ends_all_and_the_run_continues() {
     assert!(weights("straight") == weights("run"));
 }
 
+/// Memory that a rank cannot get ends all ranks with exit code 4 and says so, and the run continues from a checkpoint that is whole.
+/// Three moments here; `KILN_CUTS=40` for more.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_rank_without_memory_ends_all_and_the_run_continues() {
+    let Some(launcher) = Launcher::of("sequence-classification") else { return };
+    if Command::new("prlimit").arg("--version").stdout(Stdio::null()).status().is_err() {
+        return eprintln!("skipped: no prlimit (util-linux)");
+    }
+    let folder = launcher.folder();
+    let cuts = std::env::var("KILN_CUTS").map_or(3, |cuts| cuts.parse::<u32>().unwrap());
+    let steps = format!("trainer.max_steps={}", 60 * (cuts + 1));
+    let set = ["--set", "trainer.save_steps=1", "--set", "trainer.save_total_limit=3", "--set", &steps];
+    succeeds(&mut launcher.alone("straight", &all(&accumulate(2), &set)));
+    let more = all(&accumulate(1), &set).into_iter().map(str::to_owned).collect::<Vec<_>>();
+    let launched = |limit: u32| {
+        let run = launcher.launch(2, "run", &all(&more, &["--resume"]));
+        let mut command = Command::new("sh");
+        let limit = if limit > 0 { format!("ulimit -v {};", limit << 10) } else { String::new() };
+        command.args(["-c", &(limit + " exec \"$0\" \"$@\"")]).arg(run.get_program()).args(run.get_args());
+        command.envs(run.get_envs().filter_map(|(name, value)| Some((name, value?)))).current_dir(folder);
+        let said = std::fs::File::create(folder.join("said")).unwrap();
+        command.stdout(Stdio::null()).stderr(said).spawn().unwrap()
+    };
+    let said = || std::fs::read_to_string(folder.join("said")).unwrap();
+    // Too little for an mpirun: none is started.
+    for limit in [80, 110, 140] {
+        assert_eq!(ended(launched(limit), folder), Some(4), "{limit} MiB: {}", said());
+        assert!(said().contains("error: MPI, which takes up to 96 MiB, cannot start: the system has no more memory"));
+        assert_eq!(said().lines().count(), 2, "{limit} MiB: {}", said());
+    }
+    assert!(!folder.join("run").exists());
+    let mut random = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos();
+    for cut in 0..cuts {
+        let child = launched(0);
+        until("no ranks were started", || ranks_in(folder).len() == 2);
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let after = Duration::from_millis(300 + u64::from(random >> 16) % 700);
+        std::thread::sleep(after);
+        let victim = ranks_in(folder).into_iter().find(|(rank, _)| *rank == cut as usize % 2);
+        if let Some((_, pid)) = victim {
+            let _ = Command::new("prlimit").args(["--pid", &pid.to_string(), "--as=1000000"]).status();
+        }
+        let code = ended(child, folder);
+        assert!(code == Some(4) || code == Some(0), "{victim:?} after {after:?}: {code:?} {}", said());
+        if code == Some(4) {
+            assert!(said().contains("error: ") && said().contains("memory"), "{}", said());
+        }
+    }
+    succeeds(&mut launcher.launch(2, "run", &all(&more, &["--resume"])));
+    assert_eq!(figures(&folder.join("straight")), figures(&folder.join("run")));
+    let weights = |run: &str| launcher.bytes(&format!("{run}/model/model.safetensors"));
+    assert!(weights("straight") == weights("run"));
+}
+
 /// A signal to the launcher or to one rank saves a checkpoint and ends all.
 #[test]
 fn a_signal_saves_and_the_run_continues() {

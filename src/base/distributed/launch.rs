@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use super::watchdog;
+use super::{mpi, watchdog};
 use crate::base::error::{Error, Result};
 use crate::base::{host, process};
 
@@ -30,8 +30,9 @@ impl Launch {
     /// The command that starts `program` with `args` on every rank.
     ///
     /// # Errors
-    /// Ranks that do not fill the machines evenly, and an mpirun that is missing or unknown.
+    /// Ranks that do not fill the machines evenly, an mpirun that is missing or unknown, and too little memory for one.
     pub fn command(&self, program: &std::path::Path, args: &[String]) -> Result<Command> {
+        mpi::check_memory()?;
         let mut command = Command::new(&self.mpirun);
         let is_root = std::fs::metadata("/proc/self").is_ok_and(|own| is_owned_by_root(&own));
         let kind = self.kind()?;

@@ -485,6 +485,11 @@ impl World {
         self.mpi.as_ref().is_some_and(|mpi| mpi.is_finished())
     }
 
+    /// Whether this process is in a call of MPI. It allocates nothing and takes no lock.
+    pub fn waits() -> bool {
+        watchdog::waits()
+    }
+
     /// Ends all processes of the world with the exit code `code`. Returns where there are no others.
     pub fn abort(&self, code: u8) {
         if let Some(mpi) = &self.mpi {

@@ -14,6 +14,7 @@ use libloading::Library;
 use super::environment::{Found, Launcher};
 use super::watchdog::Watched;
 use crate::base::error::{Error, Result};
+use crate::base::host;
 
 /// The variable that names the library.
 const VARIABLE: &str = "KILN_MPI";
@@ -21,6 +22,9 @@ const VARIABLE: &str = "KILN_MPI";
 /// The libraries that are looked for: Open MPI's, then those of MPICH's interface.
 const OPEN_MPI: &[&str] = &["libmpi.so.40", "libmpi.so.80", "libmpi.so"];
 const MPICH: &[&str] = &["libmpi.so.12", "libmpich.so.12", "libmpi_cray.so.12", "libmpi.so"];
+
+/// More address space than mpirun, or a rank with its library, takes to start: Open MPI 4.1 up to 60 MiB.
+const STARTS_IN: usize = 96 << 20;
 
 /// A handle: a pointer in Open MPI, a number of 32 bits in MPICH's interface, which is passed in the same register.
 type Handle = usize;
@@ -106,6 +110,7 @@ impl Mpi {
     /// # Errors
     /// A config error where there is no library, or one that is not the launcher's.
     pub(super) fn start(found: &Found) -> Result<Self> {
+        check_memory()?;
         let (name, library) = load(found)?;
         let missing = |what: &str| {
             Error::config(format!(
@@ -342,10 +347,27 @@ fn count<T>(values: &[T]) -> Result<c_int> {
     c_int::try_from(bytes).map_err(|_| Error::device(format!("MPI cannot send {bytes} bytes at once")))
 }
 
+/// Refuses to start MPI where the system has too little memory for it: MPI itself would end the process, with an exit code of its own.
+///
+/// # Errors
+/// Too little memory.
+pub(super) fn check_memory() -> Result<()> {
+    match host::refuses(STARTS_IN) {
+        true => Err(no_memory(format_args!("MPI, which takes up to {} MiB, cannot start", STARTS_IN >> 20))),
+        false => Ok(()),
+    }
+}
+
+fn no_memory(refused: std::fmt::Arguments<'_>) -> Error {
+    Error::out_of_memory(format!("{refused}: the system has no more memory for this process"))
+        .help("raise the limit of memory (`ulimit -v`, a container's)")
+}
+
 /// The result of an MPI function.
 fn check(code: c_int, function: &str) -> Result<()> {
     match code {
         0 => Ok(()),
+        code if host::lacks_memory() => Err(no_memory(format_args!("{function} failed with MPI's error {code}"))),
         code => Err(Error::device(format!("{function} failed with MPI's error {code}"))
             .help("another rank has ended, or the network is down; continue with `kiln train FILE --resume`")),
     }
@@ -364,9 +386,12 @@ fn load(found: &Found) -> Result<(String, Library)> {
     };
     let mut refused = Vec::new();
     for name in names {
-        match open(name) {
+        match open(name).map_err(|error| reason(&error)) {
             Ok(library) => return Ok((name.to_owned(), library)),
-            Err(error) => refused.push(format!("  {name}: {}", reason(&error))),
+            Err(reason) if host::lacks_memory() => {
+                return Err(no_memory(format_args!("MPI cannot be loaded ({reason})")));
+            }
+            Err(reason) => refused.push(format!("  {name}: {reason}")),
         }
     }
     let what = named.map_or_else(

@@ -41,6 +41,11 @@ impl Drop for Watched {
     }
 }
 
+/// Whether a call of MPI is being made.
+pub(super) fn waits() -> bool {
+    WAITS_SINCE.load(Ordering::Relaxed) != 0
+}
+
 /// How many seconds a rank waits for the others.
 ///
 /// # Errors
