@@ -104,7 +104,7 @@ pub fn update(parameters: Parameters, updates: &DeviceUpdates, scale: &Tensor<1>
 }
 
 /// `sums * by[0] + values * by[1]` in the memory of `sums`, which are [`row_major`]; both lists have the same shapes, `by` is
-/// `[2]`. What is multiplied by 0 counts as 0, also if it is no finite number.
+/// `[2]`. A product with 0 is 0, also of a number that is not finite.
 ///
 /// # Panics
 /// For lists of different shapes, and a `by` of another length.
