@@ -51,6 +51,7 @@ const ENDS_WITHIN: Duration = Duration::from_secs(1);
 /// Ends the process with exit code 4, without allocating or taking a lock.
 #[cfg(unix)]
 fn out_of_memory() -> ! {
+    end_as_told();
     const BEGIN: &[u8] = b"error: ";
     const MESSAGE: &[u8] = b"error: out of memory: the system has no more for this process\n  help: lower \
         trainer.per_device_train_batch_size, data.block_size or the model's sizes, or raise the limit of memory (`ulimit -v`, \

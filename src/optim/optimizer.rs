@@ -108,6 +108,11 @@ impl OptimizerConfig {
         .help("use another optimizer, such as adamw_torch; or precision = \"bf16\", which needs no loss scale"))
     }
 
+    /// Whether the update of a value needs its own gradient and moments alone.
+    pub fn is_element_wise(&self) -> bool {
+        matches!(self, Self::AdamW(_) | Self::Adam(_) | Self::Sgd(_) | Self::Lion(_))
+    }
+
     /// Refuses to divide this optimizer, called `name`, among devices where the update of a value needs more than its own gradient.
     ///
     /// # Errors

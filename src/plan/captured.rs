@@ -79,6 +79,9 @@ impl EnginePlan {
             () if shared.is_some() && !fused(Operator::AdamW) => {
                 "kernels of Burn take the gradient norm, each device may have its own, and a captured step agrees on none"
             }
+            () if shared.is_some() && !optimizer.config.is_element_wise() => {
+                "kernels of Burn take the norms or products of this optimizer's update, and each device may have its own"
+            }
             () if drops && !(fused(Operator::Dropout) && fused(Operator::Attention)) => {
                 "dropout of plain operators draws from the host: a replay would repeat it"
             }

@@ -106,7 +106,11 @@ pub(super) fn parts(
     parts.push(warmup_part(compiler.filter(|_| !native), device.kind));
     let name = "determinism";
     parts.push(match device.kind {
-        DeviceKind::Cpu => Part::new(name, "on", "the same config gives the same run, bit for bit"),
+        DeviceKind::Cpu => Part::new(
+            name,
+            "on",
+            "the same config gives the same run, bit for bit, in the same mode and with the same batch size",
+        ),
         _ => Part::new(name, "not available", NOT_DETERMINISTIC),
     });
     parts
