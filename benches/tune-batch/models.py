@@ -116,24 +116,26 @@ def estimate(name, block, mode, budget):
 
 
 def search(name, block, mode, budget, time_limit):
-    """The result of `kiln tune-batch`, or None where not even one sequence fits or the time was too short."""
+    """The result of `kiln tune-batch`, and whether not even one sequence fits; no result then, nor where the time was too short."""
     start = max(1, estimate(name, block, mode, budget * 1024))
     print(f"== {name}, {block} tokens, {mode}, {budget:g} GiB, from {start}", flush=True)
     with inputs(name, block) as folder:
         (folder / "config.toml").write_text(config(name, block, start), encoding="utf-8")
         done = kiln(folder, "tune-batch", "config.toml", "--mode", mode, "--memory-budget", f"{budget:g}GiB", "--steps-per-trial", 2, "--time-limit", time_limit, "--out", "found.json")
         if done.returncode == 0:
-            return json.loads((folder / "found.json").read_text(encoding="utf-8")) | {"shape": name}
+            return json.loads((folder / "found.json").read_text(encoding="utf-8")) | {"shape": name}, False
     print(done.stderr, end="", flush=True)
     if done.returncode != 4 and "time limit" not in done.stderr:
         sys.exit(f"error: kiln tune-batch ended with {done.returncode}")
-    return None
+    return None, done.returncode == 4
 
 
 def trials(rows):
     """Batch -> peak in MiB of every trial that ran; and batch -> budget in MiB of every one that was over it."""
     fits, over = {}, {}
     for row in rows:
+        if too_small := row.get("too_small_mib"):
+            over[1] = max(over.get(1, 0), too_small)
         for trial in row["trials"]:
             match trial["outcome"]:
                 case {"fits": figures}:
@@ -173,7 +175,8 @@ def write_table(sizes):
     rows = [row for row in sizes if row.get("shape")]
     devices = sorted({row["key"]["device"] for row in rows})
     dates = sorted(row["date"][:10] for row in rows)
-    budgets = sorted({row["budget_mib"] / 1024 for row in rows})
+    searched = {row["budget_mib"] for row in rows} | {row["too_small_mib"] for row in rows if "too_small_mib" in row}
+    budgets = sorted(budget / 1024 for budget in searched)
     have = {(row["shape"], row["key"]["block_size"], row["key"]["mode"]) for row in rows}
     left = [f"{name} ({block}, {mode})" for name in SHAPES for block in (128, 512) for mode in ("native", "compiled")
             if (name, block, mode) not in have]
@@ -212,13 +215,23 @@ def main():
         sys.exit(f"error: --models: unknown {', '.join(sorted(unknown))}; there are {', '.join(SHAPES)}")
     budgets = sorted(gibibytes(budget) for budget in args.budgets.split(","))
     points = itertools.product(args.models.split(","), map(int, args.blocks.split(",")), args.modes.split(","), budgets)
+    too_small = 0.0  # MiB in which not even one sequence of the present point fits; the point's results have it
     for name, block, mode, budget in [] if args.table else points:
         sizes = json.loads(SIZES.read_text(encoding="utf-8"))
-        has = [row.get("shape") == name and row["budget_mib"] == budget * 1024
-               and (row["key"]["block_size"], row["key"]["mode"]) == (block, mode) for row in sizes]
-        if args.skip_found and any(has):
+        too_small = 0.0 if budget == budgets[0] else too_small
+        own = [row for row in sizes if row.get("shape") == name
+               and (row["key"]["block_size"], row["key"]["mode"]) == (block, mode)]
+        if args.skip_found and any(budget * 1024 in (row["budget_mib"], row.get("too_small_mib")) for row in own):
             continue
-        if found := search(name, block, mode, budget, args.time_limit):
+        found, none_fits = search(name, block, mode, budget, args.time_limit)
+        if none_fits:
+            too_small = budget * 1024
+            for row in own:
+                row["too_small_mib"] = too_small
+            SIZES.write_text(json.dumps(sizes, indent=1) + "\n", encoding="utf-8")
+        if found:
+            if too_small:
+                found["too_small_mib"] = too_small
             same = [(row["key"], row["budget_mib"]) == (found["key"], found["budget_mib"]) for row in sizes]
             sizes = [row for row, replaced in zip(sizes, same) if not replaced] + [found]
             SIZES.write_text(json.dumps(sizes, indent=1) + "\n", encoding="utf-8")
