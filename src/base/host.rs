@@ -47,7 +47,7 @@ pub fn resident_mib() -> Option<f64> {
     mib("/proc/self/status", "VmRSS")
 }
 
-/// More than any library asks for at once beside Kiln's allocator: twice the stack of a thread.
+/// A process that is refused a block of this size, twice the stack of a thread, counts as one without memory.
 const PROBE: usize = 16 << 20;
 
 /// Whether the system refuses this process more memory. It allocates nothing, so that a handler of a signal may ask.

@@ -135,7 +135,7 @@ fn a_divided_optimizer_has_half_the_moments() {
     assert!(halves[0].abs_diff(halves[1]) <= 2, "{halves:?}");
     // 64 MiB of moments less. Of them MPI's buffers have taken up to 33, where the other rank came later to an exchange.
     let less = peak_whole - peak_divided;
-    assert!(less > 20.0, "{less} MiB less");
+    assert!(less > 30.0, "{less} MiB less");
 }
 
 /// Gradients that are summed during the backward pass, with tied weights, layers that are computed again, frozen embeddings and ranks
