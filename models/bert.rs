@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Int, Tensor};
 
-use crate::compute::Pass;
+use crate::compute::{Compute, Pass};
 use crate::config::{BertConfig, BertVariant};
 use crate::layers::{EachLinear, Embedding, LayerNorm, Linear};
 use crate::ops::attention::{Attention, Qkv};
@@ -230,7 +230,7 @@ impl BertModel {
             Some(pooler) => {
                 let first = dropout(first, pooler.dropout, pass.rng, pass.ops());
                 match pooler.variant {
-                    BertVariant::Electra => pooler.dense.activated(first, Activation::GeluErf, pass),
+                    BertVariant::Electra => Compute::wide(pooler.dense.activated(first, Activation::GeluErf, pass)),
                     BertVariant::DistilBert => relu(pooler.dense.forward(first, pass)),
                     _ => pooler.dense.forward(first, pass).tanh(),
                 }

@@ -5,6 +5,10 @@
 //! rounded to the compute type, and its result is of that type before it is widened again. That is what PyTorch's autocast
 //! does to these models. The gradient of a weight is widened to f32 before it is added to anything.
 //!
+//! Fused operators on wgpu and CUDA read and write the compute type where a product gives or takes their values, and compute in f32
+//! between: the same roundings without a cast of their own. The gradient of a bias that such an operator adds is the f32 sum of
+//! gradients that are rounded, as PyTorch's is.
+//!
 //! Fused operators round less on the CPU. A fused product rounds its operands itself; its result, and the gradients that it gives,
 //! are f32 (`ops::products`). Query, key and value then stay f32, and so do the scores and weights of fused attention and the logits
 //! of fused cross-entropy, which never leave the operator.
@@ -59,6 +63,23 @@ impl Compute {
     /// `x` as an operand of a matrix product: in the compute type, unless products round their operands themselves.
     pub fn narrow<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
         if self.is_f32() || self.rounds(&x) { x } else { cast(x, self.dtype) }
+    }
+
+    /// Whether the kernel of `operator` on `x` reads and writes the compute type, so that nothing is cast between it and a product:
+    /// fused ones elsewhere than on the CPU.
+    fn is_narrow_in<const D: usize>(self, operator: Operator, x: &Tensor<D>) -> bool {
+        !self.is_f32() && self.ops.form(operator) == Form::Fused && x.device() != Device::flex()
+    }
+
+    /// The type in which `operator` on `x` gives the operand of a product: the compute type where its kernel writes that, or f32,
+    /// which [`narrow`](Self::narrow) casts.
+    pub(crate) fn operand_of<const D: usize>(self, operator: Operator, x: &Tensor<D>) -> FloatDType {
+        if self.is_narrow_in(operator, x) { self.dtype } else { FloatDType::F32 }
+    }
+
+    /// `x` in f32.
+    pub(crate) fn wide<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+        cast(x, FloatDType::F32)
     }
 
     /// `x y` of operands in the compute type, the result in f32: `[n, k]`, `[k, m]` -> `[n, m]`.
@@ -133,6 +154,15 @@ impl<'a> Pass<'a> {
         }
     }
 
+    /// `x W` for the kernel of `reader`: as the product gives it where that kernel reads the compute type, else as
+    /// [`projection`](Self::projection).
+    pub(crate) fn projection_for(self, reader: Operator, x: Tensor<2>, weight: &Param<Tensor<2>>) -> Tensor<2> {
+        match self.compute.is_narrow_in(reader, &x) {
+            true => cast(x, self.compute.dtype).matmul(self.weight(weight)),
+            false => self.projection(x, weight),
+        }
+    }
+
     /// `x W + b` as [`projection`](Self::projection): the bias, whose gradient is a sum over all rows, is added in f32.
     pub fn affine(self, x: Tensor<2>, weight: &Param<Tensor<2>>, bias: Tensor<1>) -> Tensor<2> {
         match self.compute.is_f32() || self.compute.rounds(&x) {
@@ -157,10 +187,11 @@ impl<'a> Pass<'a> {
             let adapted = linear::Adapted { weight, a, b, scaling, dropout, dtype };
             return linear::adapted(x, adapted, bias, self.rng, self.compute.ops);
         }
+        let x = Compute::wide(x); // its two gradients are added in f32
         let dropped = match self.rng {
             DropoutRng::Off => x.clone(),
             _ if dropout == 0.0 => x.clone(),
-            rng => ops::dropout::dropout(cast(x.clone(), FloatDType::F32), dropout, rng, self.compute.ops),
+            rng => ops::dropout::dropout(x.clone(), dropout, rng, self.compute.ops),
         };
         let y = match bias {
             Some(bias) => self.affine(x, weight, bias),

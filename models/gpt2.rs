@@ -5,7 +5,7 @@
 use burn::module::Module;
 use burn::tensor::{Bool, Device, Int, Tensor};
 
-use crate::compute::Pass;
+use crate::compute::{Compute, Pass};
 use crate::config::{Gpt2Config, Gpt2Variant};
 use crate::kv_cache::KvCache;
 use crate::layers::{Conv1D, EachLinear, Embedding, LayerNorm, Linear};
@@ -240,7 +240,7 @@ impl Gpt2Block {
 
     /// `[batch * seq, n_embd]` -> the same, of whole sequences.
     pub fn forward(&self, x: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
-        let attended = self.attn.forward(self.ln_1.forward(x.clone(), pass.ops()), rows, pass);
+        let attended = self.attn.forward(self.ln_1.operand(x.clone(), pass), rows, pass);
         self.after_attention(attended, x, pass)
     }
 
@@ -255,7 +255,7 @@ impl Gpt2Block {
         index: usize,
         pass: Pass<'_>,
     ) -> Tensor<2> {
-        let normalised = self.ln_1.forward(x.clone(), pass.ops());
+        let normalised = self.ln_1.operand(x.clone(), pass);
         let attended = self.attn.forward_cached(normalised, batch, hidden, cache, index, pass);
         self.after_attention(attended, x, pass)
     }
@@ -263,7 +263,7 @@ impl Gpt2Block {
     /// The projection of the attention, added to `x`, and the feed-forward block, added to the sum.
     fn after_attention(&self, attended: Tensor<2>, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
         let x = self.attn.c_proj.onto_residual(attended, x, self.attn.resid_pdrop, pass);
-        let inner = self.mlp.c_fc.activated(self.ln_2.forward(x.clone(), pass.ops()), self.mlp.activation, pass);
+        let inner = self.mlp.c_fc.activated(self.ln_2.operand(x.clone(), pass), self.mlp.activation, pass);
         self.mlp.c_proj.onto_residual(inner, x, self.mlp.resid_pdrop, pass) // inner: [batch * seq, n_inner]
     }
 }
@@ -283,6 +283,7 @@ impl Gpt2Attention {
                 Qkv::Packed(pass.compute.narrow(c_attn.forward(x, pass))) // [batch * seq, 3 * n_embd]
             }
             Projections::Separate(SeparateProjections { q_proj, k_proj, v_proj }) => {
+                let x = Compute::wide(x); // its three gradients are added in f32
                 let [query, key, value] =
                     [q_proj, k_proj, v_proj].map(|layer| pass.compute.narrow(layer.forward(x.clone(), pass)));
                 Qkv::Separate { query, key, value } // [batch * seq, n_embd]

@@ -11,7 +11,7 @@ use burn::tensor::{Device, Distribution, Int, Shape, Tensor};
 use crate::compute::Pass;
 use crate::lora::{LoraConfig, LoraInit};
 use crate::ops::gelu::Activation;
-use crate::ops::{self, Ops};
+use crate::ops::{self, Operator, Ops};
 
 /// `y = x W + b` with `W` stored as `[in, out]`; the files hold the transpose, which `weights` turns around. Reference:
 /// `torch.nn.Linear`.
@@ -70,6 +70,22 @@ fn product(
     }
 }
 
+/// `activation(x W + b)`: `[n, in] -> [n, out]`
+fn activated(
+    x: Tensor<2>,
+    weight: &Param<Tensor<2>>,
+    bias: &Param<Tensor<1>>,
+    lora: Option<&Lora>,
+    activation: Activation,
+    pass: Pass<'_>,
+) -> Tensor<2> {
+    let x = match lora {
+        Some(_) => product(x, weight, None, lora, pass),
+        None => pass.projection_for(Operator::Gelu, x, weight),
+    };
+    ops::gelu::bias_gelu(x, bias.val(), activation, pass.ops())
+}
+
 impl Linear {
     /// Weights from `N(0, std)`, bias zero, as `transformers` initialises them.
     pub fn new(d_in: usize, d_out: usize, bias: bool, std: f64, device: &Device) -> Self {
@@ -86,12 +102,12 @@ impl Linear {
         each(&mut self.weight, &mut self.lora);
     }
 
-    /// `activation(x W + b)`: `[n, in] -> [n, out]`
+    /// `activation(x W + b)`, to be the operand of a product: in f32, or in the compute type where its kernel writes that.
+    /// `[n, in] -> [n, out]`
     pub fn activated(&self, x: Tensor<2>, activation: Activation, pass: Pass<'_>) -> Tensor<2> {
-        let x = product(x, &self.weight, None, self.lora.as_ref(), pass);
         match &self.bias {
-            Some(bias) => ops::gelu::bias_gelu(x, bias.val(), activation, pass.ops()),
-            None => activation.forward(x),
+            Some(bias) => activated(x, &self.weight, bias, self.lora.as_ref(), activation, pass),
+            None => activation.forward(product(x, &self.weight, None, self.lora.as_ref(), pass)),
         }
     }
 }
@@ -112,10 +128,9 @@ impl Conv1D {
         each(&mut self.weight, &mut self.lora);
     }
 
-    /// `activation(x W + b)`: `[n, in] -> [n, out]`
+    /// As [`Linear::activated`]: `[n, in] -> [n, out]`
     pub fn activated(&self, x: Tensor<2>, activation: Activation, pass: Pass<'_>) -> Tensor<2> {
-        let x = product(x, &self.weight, None, self.lora.as_ref(), pass);
-        ops::gelu::bias_gelu(x, self.bias.val(), activation, pass.ops())
+        activated(x, &self.weight, &self.bias, self.lora.as_ref(), activation, pass)
     }
 
     /// `residual + dropout(x W + b)`: `x [n, in]`, `residual [n, out]` -> `[n, out]`
@@ -184,6 +199,12 @@ impl LayerNorm {
     /// `[n, features] -> [n, features]`
     pub fn forward(&self, x: Tensor<2>, ops: Ops) -> Tensor<2> {
         ops::layer_norm::layer_norm(x, None, self.weight.val(), self.bias.val(), self.eps, ops)
+    }
+
+    /// The same, to be the operand of a product: in f32, or in the compute type where the kernel writes that.
+    pub fn operand(&self, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
+        let dtype = pass.compute.operand_of(Operator::LayerNorm, &x);
+        ops::layer_norm::layer_norm_in(dtype, x, self.weight.val(), self.bias.val(), self.eps, pass.ops())
     }
 
     /// The same of `x + residual`, both `[n, features]`.

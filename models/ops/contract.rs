@@ -52,6 +52,12 @@ impl Contract {
         dtype
     }
 
+    /// The type of what a kernel reads and writes for products: on the CPU f32, elsewhere also theirs.
+    #[track_caller]
+    pub(super) fn operand(&self, argument: &str, tensor: &Tensor<2>) -> DType {
+        if self.device == Device::flex() { DType::F32 } else { self.factor(argument, tensor) }
+    }
+
     /// The type of a weight that f32 is multiplied with: on the CPU that of the products, elsewhere f32.
     #[track_caller]
     pub(super) fn weight(&self, argument: &str, weight: &Tensor<2>) -> DType {

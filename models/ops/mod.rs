@@ -104,11 +104,25 @@ pub enum Ops {
     /// Compositions of Burn's operations, on every device and in every type.
     #[default]
     Plain,
-    /// Kiln's fused kernels, where [`FUSED`] has them, and in f32; attention and cross-entropy take narrow factors as well.
+    /// Kiln's fused kernels, where [`FUSED`] has them, and in f32; attention and cross-entropy take narrow factors as well, and on wgpu and
+    /// CUDA GELU takes a narrow argument and LayerNorm gives a narrow result.
     /// Calling one with other tensors panics: [`Ops::fused`] checks the device, [`Compute::new`](crate::Compute::new) the type.
     Fused,
     /// The fused kernels of these operators, under the conditions of [`Ops::Fused`]; compositions for the others.
     Chosen(Operators),
+}
+
+/// Bytes of attention's scores, and of the logits of cross-entropy, that a fused operator has at a time on `device`: a 64th of its
+/// memory, 1 GiB at the most, and 256 MiB where it does not tell how much it has, but no more than one of its buffers holds. The
+/// scores of one sequence, and the logits of one row, are there in any case. None without fused kernels, and on the CPU, where blocks
+/// are smaller.
+pub fn bytes_at_a_time(device: &Device) -> Option<u64> {
+    #[cfg(feature = "compiler")]
+    if let burn::backend::DispatchDevice::Cube(device) = device.clone().without_autodiff().as_dispatch() {
+        return Some(cube::bytes_at_a_time(device));
+    }
+    let _ = device;
+    None
 }
 
 impl Ops {

@@ -5,7 +5,10 @@ use burn::tensor::{Device, DeviceType, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use kiln_models::Ops;
-use kiln_models::ops::products::{self, Unit};
+use kiln_models::ops::{
+    self,
+    products::{self, Unit},
+};
 
 use crate::base::caught;
 use crate::base::distributed::World;
@@ -51,6 +54,9 @@ pub struct DeviceFacts {
     /// The engine of the build that found it.
     #[serde(default = "Engine::this")]
     pub engine: Engine,
+    /// Bytes that a fused operator's scores or logits have at a time (`ops::bytes_at_a_time`).
+    #[serde(default)]
+    pub bytes_at_a_time: Option<u64>,
 }
 
 impl DeviceFacts {
@@ -93,6 +99,7 @@ impl Available {
             not_fused,
             bf16_products,
             engine: Engine::this(),
+            bytes_at_a_time: ops::bytes_at_a_time(&self.device),
         }
     }
 }

@@ -258,6 +258,7 @@ impl RunPlan {
             checkpointing: self.engine.activation_checkpointing,
             skips: self.engine.precision.scales_loss(),
             sharded: self.distributed.optimizer_sharding,
+            bytes_at_a_time: self.engine.device.bytes_at_a_time,
             host: (self.engine.device.kind == DeviceKind::Cpu).then_some(host),
         }))
     }

@@ -1,5 +1,6 @@
-//! Attention: Burn's matrix products around one kernel that makes weights of scores, and one that takes their gradient back.
-//! Scores exist for a few sequences at a time and are computed again in the backward, so none are kept.
+//! Attention: Burn's matrix products around one kernel that makes weights of scores, and one that takes their gradient back. Both
+//! read and write the type of the products and compute in f32. Scores exist for a few sequences at a time ([`bytes_at_a_time`])
+//! and are computed again in the backward, so none are kept.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn::backend::TensorMetadata;
@@ -7,11 +8,14 @@ use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::tensor::{DType, IntDType, Shape, Slice};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::{AttentionKernel, InputsOf, Parts, Rows, SavedOf};
 use crate::ops::cube::rows::{cube_max, cube_sum};
-use crate::ops::cube::{Cube, FusedTensor, Kernels, addresses, buffer, by_row, empty, lanes, narrow, own, wide};
+use crate::ops::cube::{
+    Cube, FusedTensor, Kernels, addresses, buffer, by_row, bytes_at_a_time, element, empty_in, lanes, own_rows,
+};
 use crate::ops::dropout::cube::{factor, scale, threshold};
 
 /// How the scores of attention become weights.
@@ -25,9 +29,6 @@ pub(in crate::ops) struct Scores {
     /// The sequence of the whole batch that is the first here.
     first: usize,
 }
-
-/// Scores that exist at a time: 64 MiB of them.
-const SCORES: usize = 1 << 24;
 
 /// The sequences `start..end` of a batch, with what the kernels need of it.
 struct Part {
@@ -70,7 +71,9 @@ impl Split {
         };
         let qkv = [query, key, value];
         let [queries, keys] = [0, 1].map(|i| qkv[i].shape()[2]);
-        let each = (SCORES / (settings.heads * queries * keys).max(1)).clamp(1, settings.batch);
+        let bytes = bytes_at_a_time(&qkv[0].device());
+        let sequence = settings.heads * queries * keys * qkv[0].dtype().size();
+        let each = (bytes as usize / sequence.max(1)).clamp(1, settings.batch);
         let starts = (0..settings.batch).step_by(each);
         Self {
             qkv,
@@ -127,15 +130,16 @@ impl AttentionKernel for Cube {
         let (mut outs, mut lses) = (Vec::new(), Vec::new());
         for &chunk in &split.chunks {
             let Part { qkv: [query, key, value], keys, by } = split.part(chunk);
-            let scores = wide(Self::float_matmul(query, transposed(&key)));
+            let scores = Self::float_matmul(query, transposed(&key));
             let (weights, lse) = Self::attention_weights(scores, keys, inputs.seed.clone(), by);
-            outs.push(Self::float_matmul(narrow(weights, value.dtype()), value));
+            outs.push(Self::float_matmul(weights, value));
             lses.push(lse);
         }
         (merge(together(outs)), together(lses))
     }
 
     fn backward(saved: SavedOf<Self>, dout: FusedTensor) -> Parts<FusedTensor> {
+        // The scores are those of the forward to the last bit only by the same product of the same layouts.
         let split = Split::of(&saved.inputs);
         let settings = saved.inputs.settings;
         let [rows, width] = dout.shape().dims();
@@ -145,11 +149,10 @@ impl AttentionKernel for Cube {
         for &chunk in &split.chunks {
             let Part { qkv: [query, key, value], keys, by } = split.part(chunk);
             let (dout, lse) = (split.rows(&dout, chunk), split.rows(&saved.lse, chunk));
-            let scores = wide(Self::float_matmul(query.clone(), transposed(&key)));
-            let dweights = wide(Self::float_matmul(dout.clone(), transposed(&value)));
+            let scores = Self::float_matmul(query.clone(), transposed(&key));
+            let dweights = Self::float_matmul(dout.clone(), transposed(&value));
             let (weights, dscores) =
                 <Self as Kernels>::attention_backward(scores, lse, dweights, keys, saved.inputs.seed.clone(), by);
-            let [weights, dscores] = [weights, dscores].map(|x| narrow(x, value.dtype()));
             gradients[0].push(Self::float_matmul(dscores.clone(), key));
             gradients[1].push(Self::float_matmul(transposed(&dscores), query));
             gradients[2].push(Self::float_matmul(transposed(&weights), dout));
@@ -176,10 +179,10 @@ pub(in crate::ops) fn weights(
     seed: CubeTensor,
     by: Scores,
 ) -> (CubeTensor, CubeTensor) {
-    let scores = own(scores);
+    let (scores, pitch) = own_rows(scores);
     let [keys, seed] = [keys, seed].map(into_contiguous);
     let [batch, heads, queries, columns] = sizes(&scores);
-    let lse = empty(&scores, [batch, heads, queries]);
+    let lse = empty_in(&scores, [batch, heads, queries], DType::F32);
     let (count, dim) = by_row(&scores, batch * heads * queries);
     // SAFETY: a cube reads and writes its own row, if there is one; where `padded`, `keys` has a row for every sequence.
     unsafe {
@@ -196,6 +199,7 @@ pub(in crate::ops) fn weights(
             queries,
             columns,
             heads,
+            pitch,
             by.first * heads * queries,
             by.scale,
             threshold(by.dropout),
@@ -204,6 +208,7 @@ pub(in crate::ops) fn weights(
             by.padded,
             by.dropout > 0.0,
             lanes(&scores),
+            element(&scores),
         );
     }
     (scores, lse)
@@ -217,7 +222,7 @@ pub(in crate::ops) fn scores_backward(
     seed: CubeTensor,
     by: Scores,
 ) -> (CubeTensor, CubeTensor) {
-    let [scores, dweights] = [scores, dweights].map(own);
+    let [(scores, pitch), (dweights, dpitch)] = [scores, dweights].map(own_rows);
     let [lse, keys, seed] = [lse, keys, seed].map(into_contiguous);
     let [batch, heads, queries, columns] = sizes(&scores);
     let (count, dim) = by_row(&scores, batch * heads * queries);
@@ -237,6 +242,8 @@ pub(in crate::ops) fn scores_backward(
             queries,
             columns,
             heads,
+            pitch,
+            dpitch,
             by.first * heads * queries,
             by.scale,
             threshold(by.dropout),
@@ -245,6 +252,7 @@ pub(in crate::ops) fn scores_backward(
             by.padded,
             by.dropout > 0.0,
             lanes(&scores),
+            element(&scores),
         );
     }
     (scores, dweights)
@@ -283,9 +291,15 @@ fn score(
     score
 }
 
+/// The first column behind those that the query of row `row` may see: padding may leave none, so that all are weighted.
+#[cube]
+fn behind(row: usize, queries: usize, columns: usize, #[comptime] causal: bool, #[comptime] padded: bool) -> usize {
+    if comptime!(causal && !padded) { min(row % queries + 1, columns) } else { columns }
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn weigh_rows(
-    scores: &mut [f32],
+fn weigh_rows<F: Float>(
+    scores: &mut [F],
     keys: &[i32],
     seed: &[i32],
     lse: &mut [f32],
@@ -293,6 +307,7 @@ fn weigh_rows(
     queries: usize,
     columns: usize,
     heads: usize,
+    pitch: usize,
     first_row: usize,
     scale: f32,
     threshold: u32,
@@ -301,38 +316,46 @@ fn weigh_rows(
     #[comptime] padded: bool,
     #[comptime] drops: bool,
     #[comptime] lanes: usize,
+    #[define(F)] _dtype: ElemType,
 ) {
     let mut scratch = Shared::<[f32]>::new_slice(lanes);
     let row = CUBE_POS;
     if row >= rows {
         terminate!();
     }
-    let start = row * columns;
+    let start = row * pitch;
+    let end = behind(row, queries, columns, causal, padded);
     let mut largest = f32::cast_from(HIDDEN);
     let mut column = UNIT_POS as usize;
-    while column < columns {
-        let value = score(scores[start + column], keys, row, column, queries, columns, heads, scale, causal, padded);
+    while column < end {
+        let value = f32::cast_from(scores[start + column]);
+        let value = score(value, keys, row, column, queries, columns, heads, scale, causal, padded);
         largest = max(largest, value);
         column += lanes;
     }
     let largest = cube_max(largest, &mut scratch, lanes);
     let mut sum = 0.0f32;
     let mut column = UNIT_POS as usize;
-    while column < columns {
-        let value = score(scores[start + column], keys, row, column, queries, columns, heads, scale, causal, padded);
-        let value = (value - largest).exp();
-        sum += value;
-        scores[start + column] = value; // a unit reads back only what it wrote itself
+    while column < end {
+        let value = f32::cast_from(scores[start + column]);
+        let value = score(value, keys, row, column, queries, columns, heads, scale, causal, padded);
+        sum += (value - largest).exp();
         column += lanes;
     }
     let sum = cube_sum(sum, &mut scratch, lanes);
     let mut column = UNIT_POS as usize;
-    while column < columns {
-        let mut weight = scores[start + column] / sum;
+    while column < end {
+        let value = f32::cast_from(scores[start + column]);
+        let value = score(value, keys, row, column, queries, columns, heads, scale, causal, padded);
+        let mut weight = (value - largest).exp() / sum;
         if comptime!(drops) {
             weight *= factor(seed, u32::cast_from(first_row + row), u32::cast_from(column), threshold, keep_scale);
         }
-        scores[start + column] = weight;
+        scores[start + column] = F::cast_from(weight); // of the unit's own score, which nobody else reads
+        column += lanes;
+    }
+    while column < columns {
+        scores[start + column] = F::cast_from(0.0f32);
         column += lanes;
     }
     if UNIT_POS == 0 {
@@ -343,9 +366,9 @@ fn weigh_rows(
 /// With `p` the weights before dropout, `f` dropout's factors and `g` the gradient of the weights:
 /// `ds = scale p (f g - sum(p f g))`. `scores` become the weights after dropout, `dweights` become `ds`.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn weigh_backward_rows(
-    scores: &mut [f32],
-    dweights: &mut [f32],
+fn weigh_backward_rows<F: Float>(
+    scores: &mut [F],
+    dweights: &mut [F],
     lse: &[f32],
     keys: &[i32],
     seed: &[i32],
@@ -353,6 +376,8 @@ fn weigh_backward_rows(
     queries: usize,
     columns: usize,
     heads: usize,
+    pitch: usize,
+    dpitch: usize,
     first_row: usize,
     scale: f32,
     threshold: u32,
@@ -361,41 +386,53 @@ fn weigh_backward_rows(
     #[comptime] padded: bool,
     #[comptime] drops: bool,
     #[comptime] lanes: usize,
+    #[define(F)] _dtype: ElemType,
 ) {
     let mut scratch = Shared::<[f32]>::new_slice(lanes);
     let row = CUBE_POS;
     if row >= rows {
         terminate!();
     }
-    let start = row * columns;
+    let start = row * pitch;
+    let dstart = row * dpitch;
+    let end = behind(row, queries, columns, causal, padded);
     // Where no key is seen, the logarithm of the sum has drowned in HIDDEN, and all weights are alike.
     let none = lse[row] < 0.5f32 * HIDDEN;
+    let even = 1.0f32 / f32::cast_from(columns);
     let mut sum = 0.0f32;
     let mut column = UNIT_POS as usize;
-    while column < columns {
-        let value = score(scores[start + column], keys, row, column, queries, columns, heads, scale, causal, padded);
-        let even = 1.0f32 / f32::cast_from(columns);
-        let weight = select(none, even, (value - lse[row]).exp());
-        let mut dweight = dweights[start + column];
+    while column < end {
+        let value = f32::cast_from(scores[start + column]);
+        let value = score(value, keys, row, column, queries, columns, heads, scale, causal, padded);
+        let mut weight = select(none, even, (value - lse[row]).exp());
         if comptime!(drops) {
-            dweight *= factor(seed, u32::cast_from(first_row + row), u32::cast_from(column), threshold, keep_scale);
+            weight *= factor(seed, u32::cast_from(first_row + row), u32::cast_from(column), threshold, keep_scale);
         }
-        sum += weight * dweight;
-        scores[start + column] = weight;
-        dweights[start + column] = dweight;
+        sum += weight * f32::cast_from(dweights[dstart + column]);
         column += lanes;
     }
     let sum = cube_sum(sum, &mut scratch, lanes);
     let mut column = UNIT_POS as usize;
-    while column < columns {
-        let weight = scores[start + column];
+    while column < end {
+        let value = f32::cast_from(scores[start + column]);
+        let value = score(value, keys, row, column, queries, columns, heads, scale, causal, padded);
+        let weight = select(none, even, (value - lse[row]).exp());
+        let mut dropped = weight;
+        let mut dweight = f32::cast_from(dweights[dstart + column]);
+        if comptime!(drops) {
+            let factor = factor(seed, u32::cast_from(first_row + row), u32::cast_from(column), threshold, keep_scale);
+            dropped *= factor;
+            dweight *= factor;
+        }
         // A hidden key has no gradient: its score is a constant.
         let seen = score(0.0f32, keys, row, column, queries, columns, heads, scale, causal, padded) == 0.0f32;
-        dweights[start + column] = select(seen, scale * weight * (dweights[start + column] - sum), 0.0f32);
-        if comptime!(drops) {
-            scores[start + column] =
-                weight * factor(seed, u32::cast_from(first_row + row), u32::cast_from(column), threshold, keep_scale);
-        }
+        dweights[dstart + column] = F::cast_from(select(seen, scale * weight * (dweight - sum), 0.0f32));
+        scores[start + column] = F::cast_from(dropped);
+        column += lanes;
+    }
+    while column < columns {
+        dweights[dstart + column] = F::cast_from(0.0f32);
+        scores[start + column] = F::cast_from(0.0f32);
         column += lanes;
     }
 }

@@ -5,7 +5,7 @@
 //! plain composition has). So the forward computes the gradients, and the backward only multiplies them by what comes from
 //! above. Rows whose label is ignored are left out altogether.
 //!
-//! The vocabulary is not padded to a multiple of 64 on the CPU: its matrix products gain nothing from it. Forward and
+//! The vocabulary is not padded on the CPU, as it is elsewhere ([`padded`]): its matrix products gain nothing from it. Forward and
 //! backward, in turn, on 2 cores of a shared machine, quickest of 7: 796 ms with 50,257 classes and 784 with 50,304 (features
 //! 768, 512 rows; medians 845 and 860), 131 ms with 8,191 and 138 with 8,192 (features 384, 1,024 rows; medians 162 and 152):
 //! less than two such runs differ by.
@@ -289,6 +289,12 @@ impl<B: CrossEntropyKernel> Differentiate<B> for Option<Gradient<FloatTensor<B>>
             .map(|(grad, tracked)| grad.filter(|_| *tracked).map(|grad| B::scale(grad, upstream.clone())))
             .collect()
     }
+}
+
+/// Columns of the logits of `classes` classes on wgpu and CUDA: a multiple of 256 where that adds at most a sixteenth, so that the
+/// products of an odd vocabulary read and write vectors, and CUDA's allocator, which aligns rows, leaves none of their memory out.
+pub fn padded(classes: usize) -> usize {
+    if classes < 16 * 256 { classes } else { classes.next_multiple_of(256) }
 }
 
 /// Rows in a chunk: enough that adding a chunk's share to the gradient of the weight (`classes * features`, read and

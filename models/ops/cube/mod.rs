@@ -3,10 +3,11 @@
 //! Burn's fusion around CubeCL's backend.
 //!
 //! [`Kernels`] lists every kernel with the shapes it gives, which Burn's fusion needs to know before a kernel runs: to
-//! fusion a kernel is one operation that it does not look into. Everything is f32 and row-major, but for the factors of
-//! matrix products. Burn's tensors are not row-major by themselves: CUDA's allocator gives rows a pitch, a multiple of 512
-//! bytes, and views have strides of their own. So a kernel's inputs go through [`own`] or `into_contiguous`, its outputs
-//! are made by [`empty`], and what is written in place and may have a pitch is told its strides.
+//! fusion a kernel is one operation that it does not look into. Everything is f32 and row-major, but for factors and results of
+//! matrix products: kernels that work on those read and write them in their type, and compute in f32. Burn's tensors are not
+//! row-major by themselves: CUDA's allocator gives rows a pitch, a multiple of 512 bytes, and views have strides of their own.
+//! So a kernel's inputs go through [`own`] or `into_contiguous`, its outputs are made by [`empty`], and what may have a pitch
+//! goes through [`own_rows`] or [`rows_of`], which tell the kernel how far a row is from the next.
 //!
 //! Kernels that work on rows give each row to one cube of [`lanes`] units, which share sums through shared memory, so
 //! that no device needs subgroups.
@@ -22,11 +23,14 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::{DType, FloatDType, Shape};
-use burn_cubecl::CubeBackend;
+use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{CubeBackend, CubeDevice};
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
+use cubecl::zspace::striding::has_pitched_row_major_strides;
 
 use super::gelu::Activation;
 use super::list::TensorList;
@@ -40,6 +44,11 @@ pub(super) type FusedTensor = FloatTensor<Cube>;
 
 /// Whole numbers of [`Cube`].
 pub(super) type FusedInts = IntTensor<Cube>;
+
+/// A tensor of f32.
+fn floats<const D: usize>(shape: [usize; D]) -> TensorSpec {
+    TensorSpec::new(Shape::from(shape), DType::F32)
+}
 
 /// A tensor like `x` with another shape.
 fn shaped<const D: usize>(x: &TensorSpec, shape: [usize; D]) -> TensorSpec {
@@ -102,17 +111,20 @@ pub(super) trait Kernels: Backend {
         b_transposed: bool,
     ) -> FloatTensor<Self>;
 
-    /// `x` summed over its rows, `[width]`.
-    #[fusion(meta = |x| shaped(x, [x.shape[1]]))]
+    /// `x`, of any type, summed over its rows, `[width]` in f32.
+    #[fusion(meta = |x| floats([x.shape[1]]))]
     fn column_sums(x: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// `(y, statistics)`: the normalised rows, and mean and reciprocal deviation of each, `[rows, 2]`.
-    #[fusion(meta = |x, _weight, _bias, _eps| (x.clone(), shaped(x, [x.shape[0], 2])))]
+    /// `(y, statistics)`: the normalised rows in `dtype`, and mean and reciprocal deviation of each, `[rows, 2]`.
+    #[fusion(meta = |x, _weight, _bias, _eps, dtype| {
+        (TensorSpec::new(x.shape.clone(), (*dtype).into()), shaped(x, [x.shape[0], 2]))
+    })]
     fn norm(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
         eps: f32,
+        dtype: FloatDType,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// `(y, sum, statistics)`: [`norm`](Self::norm) of the sum of `x` and `residual`.
@@ -125,7 +137,7 @@ pub(super) trait Kernels: Backend {
         eps: f32,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// `(dx, dweight, dbias)` of [`norm`](Self::norm).
+    /// `(dx, dweight, dbias)` of [`norm`](Self::norm), `dy` being in the type of its result.
     #[fusion(meta = |x, weight, _statistics, _dy| (x.clone(), weight.clone(), weight.clone()))]
     fn norm_backward(
         x: FloatTensor<Self>,
@@ -134,7 +146,7 @@ pub(super) trait Kernels: Backend {
         dy: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// `gelu(x + bias)`
+    /// `gelu(x + bias)` in the type of `x`.
     #[fusion(meta = |x, _bias, _kind| x.clone())]
     fn gelu(x: FloatTensor<Self>, bias: FloatTensor<Self>, kind: Activation) -> FloatTensor<Self>;
 
@@ -161,9 +173,9 @@ pub(super) trait Kernels: Backend {
         p: f64,
     ) -> FloatTensor<Self>;
 
-    /// `(losses [rows], dlogits)`: the cross-entropy of each row of `logits [rows, classes]`, in place where nobody else
-    /// holds them.
-    #[fusion(meta = |logits, _bias, _target, _row_weight, _smoothing| (shaped(logits, [logits.shape[0]]), logits.clone()))]
+    /// `(losses [rows], dlogits)`: the cross-entropy of each row of `logits [rows, columns]`, of any type, in place where nobody
+    /// else holds them. There are as many classes as `bias [classes]` has; the columns behind them count for nothing.
+    #[fusion(meta = |logits, _bias, _target, _row_weight, _smoothing| (floats([logits.shape[0]]), logits.clone()))]
     fn cross_entropy(
         logits: FloatTensor<Self>,
         bias: FloatTensor<Self>,
@@ -177,10 +189,10 @@ pub(super) trait Kernels: Backend {
     #[fusion(meta = |dy, _ids, num, _skipped| shaped(dy, [*num, dy.shape[1]]))]
     fn embedding_backward(dy: FloatTensor<Self>, ids: IntTensor<Self>, num: usize, skipped: i32) -> FloatTensor<Self>;
 
-    /// `(weights, lse)`: the softmax of each row of `scores [batch, heads, queries, keys]` with its dropout, in place where
-    /// nobody else holds them, and the logarithm of the row's sum, `[batch, heads, queries]`.
+    /// `(weights, lse)`: the softmax of each row of `scores [batch, heads, queries, keys]`, of any type, with its dropout, in
+    /// place where nobody else holds them, and the logarithm of the row's sum, `[batch, heads, queries]` in f32.
     #[fusion(meta = |scores, _keys, _seed, _by| {
-        (scores.clone(), shaped(scores, [scores.shape[0], scores.shape[1], scores.shape[2]]))
+        (scores.clone(), floats([scores.shape[0], scores.shape[1], scores.shape[2]]))
     })]
     fn attention_weights(
         scores: FloatTensor<Self>,
@@ -189,7 +201,7 @@ pub(super) trait Kernels: Backend {
         by: attention::cube::Scores,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// `(weights, dscores)` from the scores, their rows' logarithms and the gradient of the weights.
+    /// `(weights, dscores)` from the scores, their rows' logarithms and the gradient of the weights, in the type of the scores.
     #[fusion(meta = |scores, _lse, _dweights, _keys, _seed, _by| (scores.clone(), scores.clone()))]
     fn attention_backward(
         scores: FloatTensor<Self>,
@@ -248,8 +260,14 @@ impl Kernels for CubeBackend {
         rows::column_sums(x)
     }
 
-    fn norm(x: CubeTensor, weight: CubeTensor, bias: CubeTensor, eps: f32) -> (CubeTensor, CubeTensor) {
-        layer_norm::cube::forward(x, weight, bias, eps)
+    fn norm(
+        x: CubeTensor,
+        weight: CubeTensor,
+        bias: CubeTensor,
+        eps: f32,
+        dtype: FloatDType,
+    ) -> (CubeTensor, CubeTensor) {
+        layer_norm::cube::forward(x, weight, bias, eps, dtype)
     }
 
     fn add_norm(
@@ -352,7 +370,12 @@ pub(super) fn by_element(x: &CubeTensor, n: usize) -> (CubeCount, CubeDim) {
 
 /// A row-major tensor without values on the device of `x` and in its type.
 pub(super) fn empty(x: &CubeTensor, shape: impl Into<Shape>) -> CubeTensor {
-    empty_device_contiguous_dtype(x.client.clone(), x.device.clone(), shape.into(), x.dtype)
+    empty_in(x, shape, x.dtype)
+}
+
+/// [`empty`] in another type.
+pub(super) fn empty_in(x: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(x.client.clone(), x.device.clone(), shape.into(), dtype)
 }
 
 /// The type of the indices of a kernel that works on `tensors`: 32 bits, or 64 where one has so many elements that the number of a
@@ -365,6 +388,46 @@ pub(super) fn addresses<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>) -
 /// `x` row-major, in its own memory if nobody else holds that.
 pub(super) fn own(x: CubeTensor) -> CubeTensor {
     if x.is_contiguous() && x.can_mut() { x } else { in_place::cube::copied(x) }
+}
+
+/// Elements from a row of `x` to the next, where all rows lie in order and equally far apart.
+fn pitch(x: &CubeTensor) -> Option<usize> {
+    let (shape, strides) = (x.meta.shape(), x.meta.strides());
+    has_pitched_row_major_strides(shape, strides).then(|| strides[strides.len() - 2])
+}
+
+/// `x` with rows in order, and the elements from one to the next; in its own memory if nobody else holds that.
+pub(super) fn own_rows(x: CubeTensor) -> (CubeTensor, usize) {
+    match pitch(&x) {
+        Some(pitch) if x.can_mut() => (x, pitch),
+        _ => dense_rows(in_place::cube::copied(x)),
+    }
+}
+
+/// `x` to be read with rows in order, and the elements from one to the next.
+pub(super) fn rows_of(x: CubeTensor) -> (CubeTensor, usize) {
+    match pitch(&x) {
+        Some(pitch) => (x, pitch),
+        None => dense_rows(into_contiguous(x)),
+    }
+}
+
+fn dense_rows(x: CubeTensor) -> (CubeTensor, usize) {
+    let width = x.shape()[x.shape().num_dims() - 1];
+    (x, width)
+}
+
+/// The type of the elements of `x`, as a kernel is told it.
+pub(super) fn element(x: &CubeTensor) -> ElemType {
+    dtype_to_storage_type(x.dtype)
+}
+
+/// Bytes of an operator's intermediate result that exist at a time (`ops::bytes_at_a_time`).
+pub(super) fn bytes_at_a_time(device: &CubeDevice) -> u64 {
+    let client = device.client();
+    let memory = &client.properties().memory;
+    // On wgpu a page is the longest buffer that a kernel can be given.
+    memory.max_memory().map_or(256 << 20, |memory| (memory / 64).min(1 << 30)).min(memory.max_page_size)
 }
 
 /// The two dimensions of a matrix.

@@ -1,10 +1,11 @@
 //! Building blocks of the kernels that work on rows: sums and maxima over a cube, and sums over the rows of a matrix.
 
-use burn_cubecl::kernel::into_contiguous;
+use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::{addresses, buffer, by_element, dims2, empty};
+use super::{addresses, buffer, by_element, dims2, element, empty_in, rows_of};
 
 /// The sum of the `value`s of all units of the cube, for every one of them. `scratch` is shared memory of `lanes` numbers.
 #[cube]
@@ -37,13 +38,13 @@ pub(in crate::ops) fn cube_max(value: f32, scratch: &mut Shared<[f32]>, #[compti
 /// Rows that one unit adds up: long enough to be worth a unit, short enough that a tall matrix has work for many.
 const PART: usize = 128;
 
-/// `x [rows, width]` summed over its rows, `[width]`: parts of the rows first, then the parts.
+/// `x [rows, width]` summed over its rows, `[width]` in f32: parts of the rows first, then the parts.
 pub(in crate::ops) fn column_sums(x: CubeTensor) -> CubeTensor {
-    let mut x = into_contiguous(x);
+    let (mut x, mut pitch) = rows_of(x);
     loop {
         let [rows, width] = dims2(&x);
         let parts = rows.div_ceil(PART).max(1);
-        let sums = empty(&x, [parts, width]);
+        let sums = empty_in(&x, [parts, width], DType::F32);
         let (count, dim) = by_element(&x, parts * width);
         // SAFETY: a unit reads rows below `rows` of its column and writes its own element, if there is one.
         unsafe {
@@ -57,18 +58,29 @@ pub(in crate::ops) fn column_sums(x: CubeTensor) -> CubeTensor {
                 parts,
                 rows,
                 width,
+                pitch,
                 PART,
+                element(&x),
             );
         }
         if parts == 1 {
             return CubeTensor::new_contiguous(sums.client, sums.device, [width].into(), sums.handle, sums.dtype);
         }
-        x = sums;
+        (x, pitch) = (sums, width);
     }
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn add_rows(x: &[f32], sums: &mut [f32], parts: usize, rows: usize, width: usize, part: usize) {
+fn add_rows<F: Float>(
+    x: &[F],
+    sums: &mut [f32],
+    parts: usize,
+    rows: usize,
+    width: usize,
+    pitch: usize,
+    part: usize,
+    #[define(F)] _dtype: ElemType,
+) {
     if ABSOLUTE_POS >= parts * width {
         terminate!();
     }
@@ -77,7 +89,7 @@ fn add_rows(x: &[f32], sums: &mut [f32], parts: usize, rows: usize, width: usize
     let end = min(first + part, rows);
     let mut sum = 0.0f32;
     for row in first..end {
-        sum += x[row * width + column];
+        sum += f32::cast_from(x[row * pitch + column]);
     }
     sums[ABSOLUTE_POS] = sum;
 }

@@ -3,10 +3,11 @@
 
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::{Activation, CUBIC, GeluKernel, SQRT_2_OVER_PI};
-use crate::ops::cube::{Cube, FusedTensor, Kernels, addresses, buffer, by_element, dims2, empty};
+use crate::ops::cube::{Cube, FusedTensor, Kernels, addresses, buffer, by_element, dims2, element, empty, rows_of};
 
 impl GeluKernel for Cube {
     fn forward(x: FusedTensor, bias: FusedTensor, kind: Activation) -> FusedTensor {
@@ -20,7 +21,7 @@ impl GeluKernel for Cube {
 }
 
 pub(in crate::ops) fn forward(x: CubeTensor, bias: CubeTensor, kind: Activation) -> CubeTensor {
-    let [x, bias] = [x, bias].map(into_contiguous);
+    let ((x, pitch), bias) = (rows_of(x), into_contiguous(bias));
     let [rows, width] = dims2(&x);
     let y = empty(&x, [rows, width]);
     let (count, dim) = by_element(&x, rows * width);
@@ -36,14 +37,16 @@ pub(in crate::ops) fn forward(x: CubeTensor, bias: CubeTensor, kind: Activation)
             buffer(&y),
             rows * width,
             width,
+            pitch,
             kind == Activation::GeluTanh,
+            element(&x),
         );
     }
     y
 }
 
 pub(in crate::ops) fn backward(x: CubeTensor, bias: CubeTensor, dy: CubeTensor, kind: Activation) -> CubeTensor {
-    let [x, bias, dy] = [x, bias, dy].map(into_contiguous);
+    let ((x, pitch), bias, (dy, dpitch)) = (rows_of(x), into_contiguous(bias), rows_of(dy));
     let [rows, width] = dims2(&x);
     let dx = empty(&x, [rows, width]);
     let (count, dim) = by_element(&x, rows * width);
@@ -60,39 +63,58 @@ pub(in crate::ops) fn backward(x: CubeTensor, bias: CubeTensor, dy: CubeTensor, 
             buffer(&dx),
             rows * width,
             width,
+            pitch,
+            dpitch,
             kind == Activation::GeluTanh,
+            element(&x),
         );
     }
     dx
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn gelu_each(x: &[f32], bias: &[f32], y: &mut [f32], n: usize, width: usize, #[comptime] tanh: bool) {
-    let i = ABSOLUTE_POS;
-    if i >= n {
-        terminate!();
-    }
-    let x = x[i] + bias[i % width];
-    y[i] = x * cdf(x, tanh);
-}
-
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn gelu_backward_each(
-    x: &[f32],
+fn gelu_each<F: Float>(
+    x: &[F],
     bias: &[f32],
-    dy: &[f32],
-    dx: &mut [f32],
+    y: &mut [F],
     n: usize,
     width: usize,
+    pitch: usize,
     #[comptime] tanh: bool,
+    #[define(F)] _dtype: ElemType,
 ) {
     let i = ABSOLUTE_POS;
     if i >= n {
         terminate!();
     }
-    let x = x[i] + bias[i % width];
+    let column = i % width;
+    let x = f32::cast_from(x[i / width * pitch + column]) + bias[column];
+    y[i] = F::cast_from(x * cdf(x, tanh));
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn gelu_backward_each<F: Float>(
+    x: &[F],
+    bias: &[f32],
+    dy: &[F],
+    dx: &mut [F],
+    n: usize,
+    width: usize,
+    pitch: usize,
+    dpitch: usize,
+    #[comptime] tanh: bool,
+    #[define(F)] _dtype: ElemType,
+) {
+    let i = ABSOLUTE_POS;
+    if i >= n {
+        terminate!();
+    }
+    let row = i / width;
+    let column = i % width;
+    let x = f32::cast_from(x[row * pitch + column]) + bias[column];
+    let dy = f32::cast_from(dy[row * dpitch + column]);
     let cdf = cdf(x, tanh);
-    dx[i] = dy[i] * (cdf + x * density(x, cdf, tanh));
+    dx[i] = F::cast_from(dy * (cdf + x * density(x, cdf, tanh)));
 }
 
 /// The factor of `x` in GELU: the normal distribution function, or its approximation `1 / (1 + e^(-2u))`, which is

@@ -52,15 +52,17 @@ impl Activation {
     }
 }
 
-/// `gelu(x + bias)`: `x [n, features]`, `bias [features]`, the form of GELU that `kind` names.
+/// `gelu(x + bias)`: `x [n, features]`, `bias [features]` in f32, the form of GELU that `kind` names. The result is in the type of
+/// `x`, which in the fused form on wgpu and CUDA may be that of the products: it is computed in f32.
 ///
 /// # Panics
-/// For tensors of other shapes; in the fused form for another type than f32 and for tensors on different devices.
+/// For tensors of other shapes; in the fused form on the CPU for another type than f32, and for tensors on different devices.
 pub fn bias_gelu(x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> Tensor<2> {
     let form = ops.form(Operator::Gelu);
     let contract = Contract::new("bias_gelu", form, x.device());
     let [rows, width] = contract.matrix("x", &x);
-    contract.floats("x", &x, [rows, width], DType::F32);
+    let dtype = contract.operand("x", &x);
+    contract.floats("x", &x, [rows, width], dtype);
     contract.floats("bias", &bias, [width], DType::F32);
     match form {
         Form::Plain => kind.forward(x + bias.unsqueeze()),

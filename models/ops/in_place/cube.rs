@@ -7,6 +7,7 @@ use burn::tensor::{BoolStore, DType};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
+use half::{bf16, f16};
 
 use super::InPlaceOp;
 use crate::ops::cube::{Cube, FusedInts, FusedTensor, Kernels, addresses, by_element, empty};
@@ -49,16 +50,18 @@ impl InPlaceOp for Cube {
 pub(in crate::ops) fn overwrite(target: CubeTensor, values: CubeTensor) -> CubeTensor {
     match target.dtype {
         DType::F32 => write::<f32>(target, values),
+        DType::F16 => write::<f16>(target, values),
+        DType::BF16 => write::<bf16>(target, values),
         DType::I32 => write::<i32>(target, values),
         DType::Bool(BoolStore::U32) => write::<u32>(target, values),
         DType::Bool(BoolStore::U8) => write::<u8>(target, values),
-        other => panic!("tensors of f32, i32 and bool are overwritten, not of {other:?}"),
+        other => panic!("tensors of f32, f16, bf16, i32 and bool are overwritten, not of {other:?}"),
     }
 }
 
 /// `x` row-major in memory of its own. Burn's copy would have rows with a pitch where the device's allocator gives them one.
 pub(in crate::ops) fn copied(x: CubeTensor) -> CubeTensor {
-    write::<f32>(empty(&x, x.shape()), x)
+    overwrite(empty(&x, x.shape()), x)
 }
 
 fn write<E: Numeric + CubeElement>(target: CubeTensor, values: CubeTensor) -> CubeTensor {

@@ -1,13 +1,17 @@
 //! Layer normalisation: a row to a cube, mean first and then the variance around it, as on the CPU.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
+use burn::tensor::FloatDType;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::{LayerNormKernel, Saved};
 use crate::ops::cube::rows::{column_sums, cube_sum};
-use crate::ops::cube::{Cube, FusedTensor, Kernels, addresses, buffer, by_element, by_row, dims2, empty, lanes};
+use crate::ops::cube::{
+    Cube, FusedTensor, Kernels, addresses, buffer, by_element, by_row, dims2, element, empty, empty_in, lanes,
+};
 
 impl LayerNormKernel for Cube {
     fn forward(
@@ -16,11 +20,12 @@ impl LayerNormKernel for Cube {
         weight: FusedTensor,
         bias: FusedTensor,
         eps: f64,
+        dtype: FloatDType,
     ) -> (FusedTensor, Saved<FusedTensor>) {
         let (y, normalised, statistics) = match residual {
             Some(residual) => Self::add_norm(x, residual, weight.clone(), bias, eps as f32),
             None => {
-                let (y, statistics) = Self::norm(x.clone(), weight.clone(), bias, eps as f32);
+                let (y, statistics) = Self::norm(x.clone(), weight.clone(), bias, eps as f32, dtype);
                 (y, x, statistics)
             }
         };
@@ -39,10 +44,11 @@ pub(in crate::ops) fn forward(
     weight: CubeTensor,
     bias: CubeTensor,
     eps: f32,
+    dtype: FloatDType,
 ) -> (CubeTensor, CubeTensor) {
     let [x, weight, bias] = [x, weight, bias].map(into_contiguous);
     let [rows, width] = dims2(&x);
-    let (y, statistics) = (empty(&x, [rows, width]), empty(&x, [rows, 2]));
+    let (y, statistics) = (empty_in(&x, [rows, width], dtype.into()), empty(&x, [rows, 2]));
     let (count, dim) = by_row(&x, rows);
     // SAFETY: a cube reads and writes its own row, if there is one, at columns below `width`.
     unsafe {
@@ -60,6 +66,7 @@ pub(in crate::ops) fn forward(
             width,
             eps,
             lanes(&x),
+            element(&y),
         );
     }
     (y, statistics)
@@ -125,6 +132,7 @@ pub(in crate::ops) fn backward(
             rows,
             width,
             lanes(&x),
+            element(&dy),
         );
     }
     let parts = rows.div_ceil(PART).max(1);
@@ -146,6 +154,7 @@ pub(in crate::ops) fn backward(
             rows,
             width,
             PART,
+            element(&dy),
         );
     }
     (dx, column_sums(dweights), column_sums(dbiases))
@@ -155,16 +164,17 @@ pub(in crate::ops) fn backward(
 const PART: usize = 128;
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn norm_rows(
+fn norm_rows<F: Float>(
     x: &[f32],
     weight: &[f32],
     bias: &[f32],
-    y: &mut [f32],
+    y: &mut [F],
     statistics: &mut [f32],
     rows: usize,
     width: usize,
     eps: f32,
     #[comptime] lanes: usize,
+    #[define(F)] _dtype: ElemType,
 ) {
     let mut scratch = Shared::<[f32]>::new_slice(lanes);
     let row = CUBE_POS;
@@ -192,7 +202,7 @@ fn norm_rows(
     let rstd = 1.0f32 / (variance + eps).sqrt();
     let mut i = first;
     while i < end {
-        y[i] = (x[i] - mean) * rstd * weight[i - start] + bias[i - start];
+        y[i] = F::cast_from((x[i] - mean) * rstd * weight[i - start] + bias[i - start]);
         i += lanes;
     }
     if UNIT_POS == 0 {
@@ -254,15 +264,16 @@ fn add_norm_rows(
 
 /// `dx = rstd (g - mean(g) - n mean(g n))` with `n` the normalised row and `g = dy * weight`.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn norm_backward_rows(
+fn norm_backward_rows<F: Float>(
     x: &[f32],
     weight: &[f32],
     statistics: &[f32],
-    dy: &[f32],
+    dy: &[F],
     dx: &mut [f32],
     rows: usize,
     width: usize,
     #[comptime] lanes: usize,
+    #[define(F)] _dtype: ElemType,
 ) {
     let mut scratch = Shared::<[f32]>::new_slice(lanes);
     let row = CUBE_POS;
@@ -278,7 +289,7 @@ fn norm_backward_rows(
     let mut sum_gn = 0.0f32;
     let mut i = first;
     while i < end {
-        let g = dy[i] * weight[i - start];
+        let g = f32::cast_from(dy[i]) * weight[i - start];
         sum_g += g;
         sum_gn += g * (x[i] - mean) * rstd;
         i += lanes;
@@ -287,23 +298,24 @@ fn norm_backward_rows(
     let mean_gn = cube_sum(sum_gn, &mut scratch, lanes) / f32::cast_from(width);
     let mut i = first;
     while i < end {
-        let g = dy[i] * weight[i - start];
+        let g = f32::cast_from(dy[i]) * weight[i - start];
         dx[i] = rstd * (g - mean_g - (x[i] - mean) * rstd * mean_gn);
         i += lanes;
     }
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn affine_backward(
+fn affine_backward<F: Float>(
     x: &[f32],
     statistics: &[f32],
-    dy: &[f32],
+    dy: &[F],
     dweights: &mut [f32],
     dbiases: &mut [f32],
     parts: usize,
     rows: usize,
     width: usize,
     part: usize,
+    #[define(F)] _dtype: ElemType,
 ) {
     if ABSOLUTE_POS >= parts * width {
         terminate!();
@@ -314,7 +326,7 @@ fn affine_backward(
     let mut dweight = 0.0f32;
     let mut dbias = 0.0f32;
     for row in first..end {
-        let g = dy[row * width + column];
+        let g = f32::cast_from(dy[row * width + column]);
         dweight += g * (x[row * width + column] - statistics[2 * row]) * statistics[2 * row + 1];
         dbias += g;
     }

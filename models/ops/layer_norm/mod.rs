@@ -11,7 +11,7 @@ use std::mem::MaybeUninit;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use rayon::prelude::*;
 
 use super::autodiff::{Differentiate, record};
@@ -35,6 +35,36 @@ pub fn layer_norm(
     eps: f64,
     ops: Ops,
 ) -> Tensor<2> {
+    normalised(FloatDType::F32, x, residual, weight, bias, eps, ops)
+}
+
+/// [`layer_norm`] of `x` with the result in `dtype`, for a product of that type. Fused in bf16 and f16 on wgpu and CUDA alone.
+///
+/// # Panics
+/// As [`layer_norm`].
+pub fn layer_norm_in(
+    dtype: FloatDType,
+    x: Tensor<2>,
+    weight: Tensor<1>,
+    bias: Tensor<1>,
+    eps: f64,
+    ops: Ops,
+) -> Tensor<2> {
+    if dtype != FloatDType::F32 && (ops.form(Operator::LayerNorm) == Form::Plain || x.device() == Device::flex()) {
+        return layer_norm(x, None, weight, bias, eps, ops).cast(dtype);
+    }
+    normalised(dtype, x, None, weight, bias, eps, ops)
+}
+
+fn normalised(
+    dtype: FloatDType,
+    x: Tensor<2>,
+    residual: Option<Tensor<2>>,
+    weight: Tensor<1>,
+    bias: Tensor<1>,
+    eps: f64,
+    ops: Ops,
+) -> Tensor<2> {
     let form = ops.form(Operator::LayerNorm);
     let contract = Contract::new("layer_norm", form, x.device());
     let [rows, width] = contract.matrix("x", &x);
@@ -50,7 +80,7 @@ pub fn layer_norm(
         (Form::Fused, residual) => {
             let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
             Tensor::from_dispatch(match residual {
-                None => <Dispatch as LayerNormOp>::layer_norm(x, weight, bias, eps),
+                None => <Dispatch as LayerNormOp>::layer_norm(x, weight, bias, eps, dtype),
                 Some(residual) => {
                     <Dispatch as LayerNormOp>::add_layer_norm(x, residual.into_dispatch(), weight, bias, eps)
                 }
@@ -76,6 +106,7 @@ trait LayerNormOp: Backend {
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
         eps: f64,
+        dtype: FloatDType,
     ) -> FloatTensor<Self>;
 
     fn add_layer_norm(
@@ -99,13 +130,14 @@ pub(super) struct Saved<T> {
 
 /// The kernels that a backend supplies.
 pub(super) trait LayerNormKernel: Backend {
-    /// The result and what is saved.
+    /// The result, in `dtype`, which is f32 on the CPU and where there is a residual, and what is saved.
     fn forward(
         x: FloatTensor<Self>,
         residual: Option<FloatTensor<Self>>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
         eps: f64,
+        dtype: FloatDType,
     ) -> (FloatTensor<Self>, Saved<FloatTensor<Self>>);
 
     /// `(d normalised, dweight, dbias)`
@@ -114,8 +146,14 @@ pub(super) trait LayerNormKernel: Backend {
 
 /// Without autodiff the operator is its kernel's forward.
 impl<B: LayerNormKernel> LayerNormOp for B {
-    fn layer_norm(x: FloatTensor<B>, weight: FloatTensor<B>, bias: FloatTensor<B>, eps: f64) -> FloatTensor<B> {
-        B::forward(x, None, weight, bias, eps).0
+    fn layer_norm(
+        x: FloatTensor<B>,
+        weight: FloatTensor<B>,
+        bias: FloatTensor<B>,
+        eps: f64,
+        dtype: FloatDType,
+    ) -> FloatTensor<B> {
+        B::forward(x, None, weight, bias, eps, dtype).0
     }
 
     fn add_layer_norm(
@@ -125,7 +163,7 @@ impl<B: LayerNormKernel> LayerNormOp for B {
         bias: FloatTensor<B>,
         eps: f64,
     ) -> FloatTensor<B> {
-        B::forward(x, Some(residual), weight, bias, eps).0
+        B::forward(x, Some(residual), weight, bias, eps, FloatDType::F32).0
     }
 }
 
@@ -135,8 +173,9 @@ impl<B: LayerNormKernel, C: CheckpointStrategy> LayerNormOp for Autodiff<B, C> {
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
         eps: f64,
+        dtype: FloatDType,
     ) -> FloatTensor<Self> {
-        record::<C, _, _, _>([weight, bias, x], |[weight, bias, x], _| B::forward(x, None, weight, bias, eps))
+        record::<C, _, _, _>([weight, bias, x], |[weight, bias, x], _| B::forward(x, None, weight, bias, eps, dtype))
     }
 
     fn add_layer_norm(
@@ -147,7 +186,7 @@ impl<B: LayerNormKernel, C: CheckpointStrategy> LayerNormOp for Autodiff<B, C> {
         eps: f64,
     ) -> FloatTensor<Self> {
         record::<C, _, _, _>([weight, bias, x, residual], |[weight, bias, x, residual], _| {
-            B::forward(x, Some(residual), weight, bias, eps)
+            B::forward(x, Some(residual), weight, bias, eps, FloatDType::F32)
         })
     }
 }
@@ -169,6 +208,7 @@ impl LayerNormKernel for Flex {
         weight: FlexTensor,
         bias: FlexTensor,
         eps: f64,
+        _: FloatDType,
     ) -> (FlexTensor, Saved<FlexTensor>) {
         let [rows, width] = flex::dims2(&x);
         let (weight, bias) = (flex::row_major(weight), flex::row_major(bias));

@@ -72,8 +72,10 @@ fn bias_gelu_asks() {
             refused("bias_gelu", "x", || call([3, 0], 0));
         }
     }
-    let narrow = || bias_gelu(matrix([3, 8]).cast(FloatDType::BF16), vector(8), Activation::GeluErf, Ops::Fused);
-    refused("bias_gelu", "x", narrow);
+    if crate::on_cpu() {
+        let narrow = || bias_gelu(matrix([3, 8]).cast(FloatDType::BF16), vector(8), Activation::GeluErf, Ops::Fused);
+        refused("bias_gelu", "x", narrow);
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
 use kiln_models::Ops;
 use kiln_models::ops::cross_entropy::CrossEntropy;
 
-use crate::{Input, agrees_with_host, agrees_with_plain, close, input, run, wide};
+use crate::{Input, agrees_with_host, agrees_with_plain, close, input, of_products, run, wide};
 
 /// One case: sizes, and what the rows count.
 #[derive(Clone)]
@@ -105,7 +105,49 @@ fn chunks_that_do_not_divide_the_rows() {
     // A chunk has 128 rows: three, of which the last has 45 (or 30 less after ignoring).
     for (bias, row_weight) in [(false, None), (true, some_ignored(301))] {
         let case = Case { bias, row_weight, ..case(301, 13, 1009) };
-        agrees_with_plain("chunks", &case.inputs(), &case.op(), 2e-5);
+        agrees_with_plain("chunks", &case.inputs(), &case.op(), of_products(2e-5));
+    }
+}
+
+/// For a device of little memory (`FAKE_CUDA_MEMORY=64M`), since others have so many rows at a time that this takes minutes.
+#[test]
+fn more_rows_than_have_their_logits_at_a_time() {
+    let Some(bytes) = kiln_models::ops::bytes_at_a_time(&crate::device()).filter(|bytes| *bytes <= 4 << 20) else {
+        return;
+    };
+    let classes = 4099;
+    let rows = bytes as usize / size_of::<f32>() / classes + 45;
+    let case = Case { bias: true, ..case(rows, 3, classes) };
+    let in_two = |inputs: Vec<Tensor<2>>, ops: Ops| {
+        let part = |first: usize, last: usize| {
+            let targets = case.targets()[first..last].to_vec();
+            let loss = CrossEntropy {
+                x: inputs[0].clone().slice(first..last),
+                weight: inputs[1].clone(),
+                bias: Some(crate::vector(inputs[2].clone())),
+                target: Tensor::<1, Int>::from_data(TensorData::new(targets, [last - first]), &inputs[0].device()),
+                row_weight: None,
+                label_smoothing: 0.0,
+                dtype: FloatDType::F32,
+            };
+            loss.sum(ops)
+        };
+        part(0, 31) + part(31, rows)
+    };
+    let (expected, gradients) = run(&case.inputs(), &in_two, Ops::Fused);
+    let (got, of_all) = run(&case.inputs(), &case.op(), Ops::Fused);
+    close("loss", &got, &wide(&expected), of_products(1e-5));
+    for (got, expected) in of_all.iter().zip(&gradients) {
+        close("gradient", got, &wide(expected), of_products(1e-5));
+    }
+}
+
+#[test]
+fn a_large_vocabulary_that_is_padded() {
+    // To 4352 columns on a GPU. The classes behind the last must not count, in the bias least of all.
+    for (bias, row_weight) in [(false, None), (true, some_ignored(5))] {
+        let case = Case { bias, row_weight, label_smoothing: 0.1, ..case(5, 3, 4099) };
+        agrees_with_plain("padded", &case.inputs(), &case.op(), of_products(1e-5));
     }
 }
 

@@ -1,6 +1,6 @@
 //! `gelu(x + bias)`.
 
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 use kiln_models::Activation;
 use kiln_models::Ops;
 use kiln_models::ops::gelu::bias_gelu;
@@ -56,6 +56,31 @@ fn values_and_gradients() {
         }
         // Several blocks of rows, and the last one is not whole.
         agrees_with_plain("blocks", &[input(1009, 67, 4.0, 3), input(1, 67, 1.0, 4)], &op(kind), 2e-6);
+    }
+}
+
+/// Off the CPU the kernel reads and writes the type of products. Rows of 7 have a pitch on CUDA.
+#[test]
+fn narrow_values_are_computed_in_f32() {
+    for (dtype, rounding) in [(FloatDType::BF16, 2f64.powi(-8)), (FloatDType::F16, 2f64.powi(-11))] {
+        if on_cpu() || !crate::device().supports_dtype(dtype) {
+            continue;
+        }
+        for kind in [Activation::GeluTanh, Activation::GeluErf] {
+            let mut inputs = [input(3, 7, 3.0, 1), input(1, 7, 1.0, 2)];
+            // Numbers of 6 bits are themselves in both types.
+            inputs[0].values.iter_mut().for_each(|x| *x = (*x * 8.0).round() / 8.0);
+            let narrow = |mut inputs: Vec<Tensor<2>>, ops: Ops| {
+                let bias = vector(inputs.pop().unwrap());
+                let y = bias_gelu(inputs.pop().unwrap().cast(dtype), bias, kind, ops);
+                assert_eq!(y.dtype(), dtype.into());
+                vector(y.cast(FloatDType::F32))
+            };
+            let host = |values: &[Vec<f64>]| {
+                values[0].iter().enumerate().map(|(i, x)| gelu(x + values[1][i % 7], kind)).collect()
+            };
+            agrees_with_host(&format!("{dtype:?} {kind:?}"), &inputs, &narrow, &host, 2.0 * rounding);
+        }
     }
 }
 

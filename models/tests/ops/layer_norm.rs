@@ -1,8 +1,8 @@
 //! Layer normalisation, with and without a residual.
 
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 use kiln_models::Ops;
-use kiln_models::ops::layer_norm::layer_norm;
+use kiln_models::ops::layer_norm::{layer_norm, layer_norm_in};
 
 use crate::{Input, agrees_with_host, agrees_with_plain, input, vector};
 
@@ -48,6 +48,26 @@ fn values_and_gradients() {
         }
         // Several blocks of rows: the gradients of weight and bias are sums over 1009 rows.
         agrees_with_plain("blocks", &inputs(1009, 97, residual), &op, 1e-5);
+    }
+}
+
+/// The result is rounded, and the gradient that comes in; statistics and sums are f32.
+#[test]
+fn a_result_for_a_narrow_product() {
+    for (dtype, rounding) in [(FloatDType::BF16, 2f64.powi(-8)), (FloatDType::F16, 2f64.powi(-11))] {
+        if !crate::device().supports_dtype(dtype) {
+            continue; // WGSL has no bf16
+        }
+        let narrow = |mut inputs: Vec<Tensor<2>>, ops: Ops| {
+            let (bias, weight) = (vector(inputs.pop().unwrap()), vector(inputs.pop().unwrap()));
+            let y = layer_norm_in(dtype, inputs.pop().unwrap(), weight, bias, EPS, ops);
+            assert_eq!(y.dtype(), dtype.into());
+            vector(y.cast(FloatDType::F32))
+        };
+        for (rows, width) in [(3, 7), (2, 67)] {
+            let inputs = inputs(rows, width, false);
+            agrees_with_host(&format!("{dtype:?}"), &inputs, &narrow, &host, 4.0 * rounding);
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 
 use kiln_models::Activation;
 use kiln_models::ops::Form;
+use kiln_models::ops::cross_entropy::padded;
 use kiln_models::{ModelConfig, Operator};
 
 use super::MemoryInputs;
@@ -91,7 +92,9 @@ impl Activations {
             Activation::GeluTanh => 4,
             Activation::GeluErf => 2,
         };
-        let gelu = 2 * (inner + plain(Operator::Gelu, factors * inner)) + operand * inner;
+        // A fused kernel on a GPU keeps its input as the product gives it.
+        let of_input = if inputs.host.is_some() || is_plain(Operator::Gelu) { 2 } else { operand };
+        let gelu = of_input * inner + 2 * plain(Operator::Gelu, factors * inner) + operand * inner;
         let layer = norms + operands + attention + masks + gelu;
         // A byte for each pair of a row's tokens, the same for all layers, and another where some are local.
         let documents = match (inputs.documents, model.window()) {
@@ -153,9 +156,16 @@ impl Activations {
             (false, _) => (0, 0),
             (true, false) => (3 * logits + zeros, table_gradient),
             (true, true) => {
-                // On the CPU a narrow `x` is widened.
+                // On the CPU a narrow `x` is widened. Elsewhere logits are as wide as operands, and a padded table is a copy.
                 let widened = if inputs.host.is_some() && !takes_f32 { F32 * tokens * width } else { 0 };
-                let chunk = F32 * tokens.min(width.clamp(128, 1024)) * vocabulary;
+                let chunk = match inputs.bytes_at_a_time {
+                    None => F32 * tokens.min(width.clamp(128, 1024)) * vocabulary,
+                    Some(bytes) => {
+                        let columns = padded(model.vocab_size()) as u128;
+                        let copy = if columns == vocabulary { 0 } else { operand * table / 2 };
+                        copy + at_a_time(bytes, operand * F32 / 2 * columns, tokens)
+                    }
+                };
                 (table_gradient + widened + chunk, table_gradient)
             }
         };
@@ -164,7 +174,14 @@ impl Activations {
         let layer_bytes = |halves: u128| tokens * halves * F32 / 2;
         // The gradients of a layer's result, of what the activation gave, and of the feed-forward block's two weights.
         let weights = if is_frozen { 0 } else { 2 * width * inner };
-        let moving = F32 * (tokens * (width + plain(Operator::Gelu, inner)) + weights);
+        // Fused attention on a GPU computes scores and the gradient of the weights again, for some sequences at a time.
+        let of_scores = match inputs.bytes_at_a_time {
+            Some(bytes) if attention == 0 => {
+                2 * at_a_time(bytes, operand * F32 / 2 * scores * seq, tokens / seq.max(1))
+            }
+            _ => 0,
+        };
+        let moving = F32 * (tokens * (width + plain(Operator::Gelu, inner)) + weights) + of_scores;
         let again = match checkpointing {
             ActivationCheckpointing::Balanced => layer_bytes(layer.saturating_sub(kept)),
             _ => 0,
@@ -214,6 +231,11 @@ impl Activations {
     }
 }
 
+/// The bytes of as many of `count` parts, of `each` bytes, as `bytes` hold; of one at the least.
+fn at_a_time(bytes: u64, each: u128, count: u128) -> u128 {
+    each * (u128::from(bytes) / each.max(1)).clamp(1, count.max(1))
+}
+
 /// A batch of an evaluation.
 #[derive(Debug, Clone, Copy)]
 struct Evaluation {
@@ -246,5 +268,17 @@ impl Evaluation {
             bytes: (F32 * tokens * layer as u128).max(logits * halves / 2),
             beside_training: inputs.host.is_some() && is_language_model && logits >= MAPPED && widest < MAPPED,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::at_a_time;
+
+    #[test]
+    fn parts_exist_as_far_as_memory_holds_them() {
+        assert_eq!(at_a_time(100, 30, 5), 90);
+        assert_eq!(at_a_time(100, 30, 2), 60, "no more than there are");
+        assert_eq!(at_a_time(100, 200, 5), 200, "one at the least");
     }
 }

@@ -43,6 +43,8 @@ pub struct MemoryInputs<'a> {
     pub skips: bool,
     /// Whether each device has a part of the optimizer's state.
     pub sharded: bool,
+    /// Bytes that a fused operator's scores or logits have at a time; none on the CPU.
+    pub bytes_at_a_time: Option<u64>,
     /// The other contents of the same memory (the program, and a checkpoint on its way to disk); none on a device with memory
     /// of its own.
     pub host: Option<Host>,
