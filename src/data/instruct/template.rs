@@ -151,6 +151,11 @@ impl ChatTemplate {
         given.extend(others.map(|(name, value)| (name.to_owned(), value)));
         template.render(Value::from(given)).map_err(|error| {
             let words = error.detail().map_or_else(|| error.to_string(), str::to_owned);
+            if words.contains("tried to use % operator") {
+                let line = error.line().map_or_else(String::new, |line| format!(", line {line}"));
+                return Error::data(format!("{NAME}{line}: % after a text, Python's formatting, is not supported: {words}"))
+                    .help("write {{ \"%s, %s\" | format(a, b) }} instead of {{ \"%s, %s\" % (a, b) }}: transformers gives the same text");
+            }
             Error::data(format!("the chat template refuses the messages: {words}"))
         })
     }
@@ -470,6 +475,26 @@ mod tests {
         ] {
             let rendered = ChatTemplate::new(template, &tokenizer).unwrap().render(&messages, false).unwrap();
             assert_eq!(rendered, text, "{template}");
+        }
+    }
+
+    /// The texts of the filter are those of transformers 5.23.
+    #[test]
+    fn formatting_by_an_operator_names_the_filter_that_does_the_same() {
+        let messages = serde_json::json!([{ "role": "user", "content": "a", "n": 7 }]);
+        let tokenizer = tokenizer(&HashMap::new(), None);
+        let render = |template: &str| ChatTemplate::new(template, &tokenizer).unwrap().render(&messages, false);
+        for template in ["{{ '%s' % messages[0].role }}", "{{ '%s: %d' % (messages[0].role, messages[0].n) }}"] {
+            let error = render(&format!("x\n{template}")).unwrap_err();
+            let said = error.to_string();
+            assert!(error.exit_code() == 3 && said.contains("line 2: % after a text"), "{said}");
+        }
+        for (template, text) in [
+            ("{{ '%s: %03d, %.2f %%' | format(messages[0].role, messages[0].n, 1.5) }}", "user: 007, 1.50 %"),
+            ("{{ '%s %s %s' | format(true, none, 0.5) }}", "True None 0.5"),
+            ("{{ messages[0].n % 4 }}", "3"),
+        ] {
+            assert_eq!(render(template).unwrap(), text, "{template}");
         }
     }
 

@@ -3,9 +3,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
+use std::sync::LazyLock;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use prost::Message;
+use regex::Regex;
 use serde_json::{Value, json};
 
 use super::files::{CONFIG, ROLES, Stated};
@@ -282,10 +284,18 @@ impl Family {
     }
 }
 
-/// Whether a piece ends with a digit and a comma, which ALBERT keeps apart.
+/// Whether a piece ends with a digit and a comma, which ALBERT keeps apart. Digits are those of Python's `str.isdigit`: decimal ones, and
+/// those of Unicode's `Numeric_Type=Digit`, to which fractions and larger numbers do not belong.
 fn ends_a_number(piece: &str) -> bool {
-    let mut last = piece.chars().rev();
-    last.next() == Some(',') && last.next().is_some_and(char::is_numeric)
+    static ENDS: LazyLock<Regex> = LazyLock::new(|| {
+        let digits = concat!(
+            r"\p{Nd}\u{b2}\u{b3}\u{b9}\u{1369}-\u{1371}\u{19da}\u{2070}\u{2074}-\u{2079}\u{2080}-\u{2089}\u{2460}-\u{2468}",
+            r"\u{2474}-\u{247c}\u{2488}-\u{2490}\u{24ea}\u{24f5}-\u{24fd}\u{24ff}\u{2776}-\u{277e}\u{2780}-\u{2788}",
+            r"\u{278a}-\u{2792}\u{10a40}-\u{10a43}\u{10e60}-\u{10e68}\u{11052}-\u{1105a}\u{1f100}-\u{1f10a}",
+        );
+        Regex::new(&format!("[{digits}],$")).expect("a set of characters")
+    });
+    ENDS.is_match(piece)
 }
 
 #[cfg(test)]
@@ -372,6 +382,30 @@ mod tests {
             assert_eq!(fs::read(saved.path().join(&case.file)).unwrap(), case.bytes());
             fs::remove_file(saved.path().join(&case.file)).unwrap();
             assert_eq!(Tokenizer::load(saved.path()).unwrap().content_hash(), hash, "{name}");
+        }
+    }
+
+    /// As `check_number_comma` of transformers 4.57 and 5.23 tells them.
+    #[test]
+    fn digits_before_a_comma_are_those_of_python() {
+        for (piece, is_number) in [
+            ("1,", true),
+            ("▁1,", true),
+            ("²,", true),
+            ("٣,", true),
+            ("①,", true),
+            ("፩,", true),
+            ("🄊,", true),
+            ("½,", false),
+            ("Ⅷ,", false),
+            ("⑩,", false),
+            ("三,", false),
+            ("a,", false),
+            ("1", false),
+            (",", false),
+            ("1,1", false),
+        ] {
+            assert_eq!(ends_a_number(piece), is_number, "{piece}");
         }
     }
 
