@@ -276,21 +276,11 @@ pub(super) fn run_generate(args: &GenerateArgs) -> Result<()> {
 
 /// Writes the continuation of one prompt as it comes.
 fn streamed(generator: &Generator<'_>, tokenizer: &Tokenizer, prompt: &str, options: &GenerateOptions) -> Result<()> {
-    // Nothing is shown before the first token, so that what is refused leaves no half line. A token may end in the middle
-    // of a character: text is shown as far as it is whole. The text of a few tokens depends on those before them (a space at
-    // the beginning), so the last ones that were shown are decoded again with the new ones, and no more of them.
-    let (mut tokens, mut failed) = (Vec::new(), None);
-    let (mut context, mut shown) = (0, 0);
+    // Nothing is shown before the first token, so that what is refused leaves no half line.
+    let (mut text, mut failed) = (TextStream { tokenizer, tokens: Vec::new(), context: 0, shown: 0 }, None);
     generator.generate(&[tokenizer.encode(prompt)?], options, |_, token| {
-        let head = if tokens.is_empty() { prompt } else { "" };
-        tokens.push(token);
-        let text = new_text(tokenizer, &tokens[context..], shown - context);
-        let is_whole = text.as_ref().is_ok_and(|text| !text.is_empty() && !text.ends_with(char::REPLACEMENT_CHARACTER));
-        let text = if is_whole { text.unwrap_or_default() } else { String::new() };
-        if is_whole {
-            (context, shown) = (shown, tokens.len());
-        }
-        stream(&format!("{head}{text}")).unwrap_or_else(|error| {
+        let head = if text.tokens.is_empty() { prompt } else { "" };
+        text.push(token).and_then(|text| stream(&format!("{head}{text}"))).unwrap_or_else(|error| {
             failed = Some(error);
             ControlFlow::Break(())
         })
@@ -298,8 +288,59 @@ fn streamed(generator: &Generator<'_>, tokenizer: &Tokenizer, prompt: &str, opti
     if let Some(error) = failed {
         return Err(error);
     }
-    let head = if tokens.is_empty() { prompt } else { "" };
-    stream(&format!("{head}{}\n", new_text(tokenizer, &tokens[context..], shown - context)?)).map(drop)
+    let head = if text.tokens.is_empty() { prompt } else { "" };
+    stream(&format!("{head}{}\n", text.rest()?)).map(drop)
+}
+
+/// The text of tokens that come one by one. A token may end in the middle of a character: text is shown as far as it is whole. The text of
+/// a few tokens depends on those before them (a space at the beginning), so the last ones that were shown are decoded again with the new
+/// ones, and no more of them.
+struct TextStream<'a> {
+    tokenizer: &'a Tokenizer,
+    tokens: Vec<u32>,
+    /// The first token that is decoded.
+    context: usize,
+    /// How many tokens have been shown.
+    shown: usize,
+}
+
+/// The tokens that may stay unshown.
+const UNSHOWN: usize = 8;
+
+impl TextStream<'_> {
+    /// The text that `token` makes whole.
+    fn push(&mut self, token: u32) -> Result<String> {
+        self.tokens.push(token);
+        let (text, count) = (self.rest()?, self.tokens.len());
+        if !text.ends_with(char::REPLACEMENT_CHARACTER) {
+            return Ok(if text.is_empty() { text } else { self.show(text, count) });
+        }
+        // A model that has learned little writes many tokens that are no characters. A character has four bytes at most, so all tokens
+        // but the last three are decided.
+        let decided = count - count.min(3);
+        if count - self.shown > UNSHOWN {
+            let first = self.text(decided)?;
+            if text.starts_with(&first) {
+                return Ok(self.show(first, decided));
+            }
+        }
+        Ok(String::new())
+    }
+
+    /// The text that has not been shown.
+    fn rest(&self) -> Result<String> {
+        self.text(self.tokens.len())
+    }
+
+    fn text(&self, end: usize) -> Result<String> {
+        new_text(self.tokenizer, &self.tokens[self.context..end], self.shown - self.context)
+    }
+
+    /// Counts the tokens before `end`, which have `text`, as shown.
+    fn show(&mut self, text: String, end: usize) -> String {
+        (self.context, self.shown) = (self.shown, end);
+        text
+    }
 }
 
 /// The text that `tokens` have beyond that of their first `known`.
@@ -443,6 +484,26 @@ mod tests {
     struct Generate {
         #[command(flatten)]
         args: GenerateArgs,
+    }
+
+    /// Also where the tokens are bytes of no characters, of which no more than a few wait to be shown.
+    #[test]
+    fn text_that_is_shown_as_it_comes_is_the_text_of_all_tokens() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/run_clm/gpt2");
+        let tokenizer = Tokenizer::load(Path::new(folder)).unwrap();
+        let mut ids = tokenizer.encode("Ärger 日本語 🦀🐕! the").unwrap();
+        let random = |i: u64| crate::base::random::uniform(crate::base::random::seed_for(1, "ids", i, 0));
+        ids.extend((0..600).map(|i| (random(i) * 260.0) as u32));
+        ids.extend(tokenizer.encode("🦀 日本 a").unwrap());
+        ids.extend(vec![ids[1]; 200]);
+        let mut text = TextStream { tokenizer: &tokenizer, tokens: Vec::new(), context: 0, shown: 0 };
+        let mut shown = String::new();
+        for id in &ids {
+            shown.push_str(&text.push(*id).unwrap());
+            assert!(text.tokens.len() - text.shown <= UNSHOWN + 3);
+        }
+        shown.push_str(&text.rest().unwrap());
+        assert_eq!(shown, tokenizer.decode(&ids).unwrap());
     }
 
     #[test]

@@ -31,8 +31,22 @@ pub struct Generator<'a> {
 struct Row {
     /// The prompt and the new tokens.
     tokens: Vec<u32>,
+    /// Each of them once.
+    distinct: BTreeSet<u32>,
     prompt: usize,
     is_done: bool,
+}
+
+impl Row {
+    fn new(prompt: &[u32]) -> Self {
+        let distinct = prompt.iter().copied().collect();
+        Self { tokens: prompt.to_vec(), distinct, prompt: prompt.len(), is_done: false }
+    }
+
+    fn push(&mut self, token: u32) {
+        self.tokens.push(token);
+        self.distinct.insert(token);
+    }
 }
 
 impl Generator<'_> {
@@ -60,8 +74,7 @@ impl Generator<'_> {
             input.extend(std::iter::repeat_n(0, *padding));
             input.extend(prompt.iter().map(|id| *id as i32));
         }
-        let row = |prompt: &Vec<u32>| Row { tokens: prompt.clone(), prompt: prompt.len(), is_done: false };
-        let mut rows = prompts.iter().map(row).collect::<Vec<_>>();
+        let mut rows = prompts.iter().map(|prompt| Row::new(prompt)).collect::<Vec<_>>();
         let (mut cache, copies) = (KvCache::left_padded(padding), Copies::default());
         let pass = model.pass(false).with_copies(&copies);
         'tokens: while !rows.iter().all(|row| row.is_done) {
@@ -73,12 +86,12 @@ impl Generator<'_> {
                 if row.is_done {
                     continue;
                 }
-                let token = choose(logits, &row.tokens, row.prompt, options)?;
+                let token = choose(logits, row, options)?;
                 if options.stop.contains(&token) {
                     row.is_done = true;
                     continue;
                 }
-                row.tokens.push(token);
+                row.push(token);
                 row.is_done = row.tokens.len() - row.prompt == options.max_new_tokens
                     || row.tokens.len() > config.max_positions()
                     || self.completes_stop_string(&row.tokens, &options.stop_strings)?;
@@ -140,12 +153,12 @@ fn no_head() -> Error {
     Error::config("this model has no language model head").help("generation needs a GPT-2 model")
 }
 
-/// Chooses the token that follows `tokens`, of which the first `prompt` are the prompt, from logits `[vocab]`.
-fn choose(logits: &mut [f32], tokens: &[u32], prompt: usize, options: &GenerateOptions) -> Result<u32> {
+/// Chooses the token that follows those of `row` from logits `[vocab]`.
+fn choose(logits: &mut [f32], row: &Row, options: &GenerateOptions) -> Result<u32> {
     if let Some(bad) = logits.iter().find(|logit| !logit.is_finite()) {
         return Err(Error::non_finite(format!("the model's logits contain {bad}; its weights are not usable")));
     }
-    process(logits, tokens, prompt, options);
+    process(logits, row, options);
     let mut ranked =
         logits.iter().copied().enumerate().filter(|(_, logit)| *logit > f32::NEG_INFINITY).collect::<Vec<_>>();
     // Ties go to the lower id, so that the result does not depend on the sort.
@@ -174,7 +187,7 @@ fn choose(logits: &mut [f32], tokens: &[u32], prompt: usize, options: &GenerateO
     });
     weights.truncate(kept.map_or(weights.len(), |last| last + 1));
     // 53 random bits in [0, 1).
-    let draw = uniform(seed_for(options.seed, "generate", (tokens.len() - prompt) as u64, 0));
+    let draw = uniform(seed_for(options.seed, "generate", (row.tokens.len() - row.prompt) as u64, 0));
     let mut left = draw * weights.iter().sum::<f64>();
     let chosen = weights.iter().position(|weight| {
         left -= weight;
@@ -185,10 +198,11 @@ fn choose(logits: &mut [f32], tokens: &[u32], prompt: usize, options: &GenerateO
 
 /// Changes logits as the processors of `transformers` do, in their order: `RepetitionPenaltyLogitsProcessor`,
 /// `NoRepeatNGramLogitsProcessor`, `MinNewTokensLengthLogitsProcessor`. A token that must not come gets minus infinity.
-fn process(logits: &mut [f32], tokens: &[u32], prompt: usize, options: &GenerateOptions) {
+fn process(logits: &mut [f32], row: &Row, options: &GenerateOptions) {
+    let Row { tokens, distinct, prompt, .. } = row;
     if options.repetition_penalty != 1.0 {
         let penalty = options.repetition_penalty as f32;
-        for token in tokens.iter().collect::<BTreeSet<_>>() {
+        for token in distinct {
             let logit = &mut logits[*token as usize];
             *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
         }
@@ -200,7 +214,7 @@ fn process(logits: &mut [f32], tokens: &[u32], prompt: usize, options: &Generate
             logits[window[size - 1] as usize] = f32::NEG_INFINITY;
         }
     }
-    if tokens.len() - prompt < options.min_new_tokens {
+    if tokens.len() - *prompt < options.min_new_tokens {
         for id in &options.stop {
             if let Some(logit) = logits.get_mut(*id as usize) {
                 *logit = f32::NEG_INFINITY;
@@ -222,7 +236,9 @@ mod tests {
 
     /// The token that follows a prompt of one token and `position` others.
     fn chosen(logits: &[f32], options: &GenerateOptions, position: u64) -> Result<u32> {
-        choose(&mut logits.to_vec(), &vec![0; 1 + position as usize], 1, options)
+        let mut row = Row::new(&[0]);
+        (0..position).for_each(|_| row.push(0));
+        choose(&mut logits.to_vec(), &row, options)
     }
 
     fn counts(options: &GenerateOptions, logits: &[f32], draws: u64) -> Vec<usize> {
@@ -239,7 +255,9 @@ mod tests {
             let mut options = GenerateOptions { max_new_tokens: 9, ..options(0.0, 0, 1.0) };
             change(&mut options);
             let mut logits = [2.0, -1.0, 1.5, 1.0];
-            process(&mut logits, &[0, 1, 2, 0, 1], 3, &options);
+            let mut row = Row::new(&[0, 1, 2]);
+            [0, 1].into_iter().for_each(|token| row.push(token));
+            process(&mut logits, &row, &options);
             logits
         };
         assert_eq!(with(&|options| options.repetition_penalty = 2.0), [1.0, -2.0, 0.75, 1.0]);
