@@ -73,17 +73,44 @@ fn out_of_memory() -> ! {
 #[cfg(unix)]
 static BEFORE: std::sync::OnceLock<libc::sigaction> = std::sync::OnceLock::new();
 
-/// A fault while the system has no more memory is a stack that could not grow. Any other comes again, to the handler before.
+/// A fault at a stack while the system has no more memory is a stack that could not grow. Any other comes again, to the handler before: a
+/// signal that a process has sent is sent again for that.
 #[cfg(unix)]
 #[allow(unsafe_code)]
-extern "C" fn on_fault(signal: libc::c_int) {
-    if host::lacks_memory() {
+extern "C" fn on_fault(signal: libc::c_int, info: *const libc::siginfo_t, context: *const libc::c_void) {
+    // SAFETY: the system gives a handler with SA_SIGINFO a description of the signal and the state that it has interrupted.
+    let (is_sent, is_of_stack) = unsafe { ((*info).si_code <= 0, is_of_stack(info, context)) };
+    if !is_sent && is_of_stack && host::lacks_memory() {
         out_of_memory();
     }
     if let Some(before) = BEFORE.get() {
-        // SAFETY: the action is one that the system gave.
-        unsafe { libc::sigaction(signal, before, std::ptr::null_mut()) };
+        // SAFETY: the action is one that the system gave. The signal is held back until this handler returns.
+        unsafe {
+            libc::sigaction(signal, before, std::ptr::null_mut());
+            if is_sent {
+                libc::raise(signal);
+            }
+        }
     }
+}
+
+/// Whether the address of a fault is within 1 MiB of the stack pointer; true where the pointer is not known.
+///
+/// # Safety
+/// Both are what the system gives the handler of a fault.
+#[cfg(unix)]
+#[allow(unsafe_code)]
+#[cfg_attr(not(all(target_os = "linux", target_arch = "x86_64")), allow(unused_variables))]
+unsafe fn is_of_stack(info: *const libc::siginfo_t, context: *const libc::c_void) -> bool {
+    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+    {
+        // SAFETY: the caller's.
+        let (at, registers) =
+            unsafe { ((*info).si_addr() as usize, (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs) };
+        at.abs_diff(registers[libc::REG_RSP as usize] as usize) < 1 << 20
+    }
+    #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+    true
 }
 
 /// The exit code of the error that ends the process and all ranks; 0 before.
@@ -119,14 +146,26 @@ fn end_as_told() {
 }
 
 /// The process exits. Where a library does it in the middle of an exchange, which is how MPI ends when it cannot start, and the system
-/// has no more memory, that is why.
+/// has no more memory, that is why; otherwise it is not the MPI of the launcher.
 #[cfg(unix)]
 extern "C" fn on_exit() {
     end_as_told();
-    if World::waits() && host::lacks_memory() {
+    if !World::waits() {
+        return;
+    }
+    if host::lacks_memory() {
         out_of_memory();
     }
+    if World::joined().is_none() {
+        let _ = rustix::io::write(rustix::stdio::stderr(), NOT_STARTED);
+        signal_hook::low_level::exit(i32::from(crate::ErrorKind::Config.exit_code()));
+    }
 }
+
+#[cfg(unix)]
+const NOT_STARTED: &[u8] = b"error: the MPI library has ended this process while it started, with the words above\n  help: it has to be \
+    the MPI of the launcher: KILN_MPI names another library; under Slurm `srun --mpi=pmix` starts Open MPI and `srun --mpi=pmi2` \
+    MPICH, as far as they were built for it\n";
 
 /// An abort, a fault or an exit of a library where the system has no more memory is one for want of it: libraries in C (MPI, drivers) and
 /// Rust's runtime, which ask without Kiln's allocator, know no other end. Any other stays one.
@@ -143,7 +182,7 @@ fn end_aborts() {
     let _ = unsafe { signal_hook::low_level::register(libc::SIGABRT, aborted) };
     // SAFETY: the handler runs at the end of the process and unwinds nowhere.
     unsafe { libc::atexit(on_exit) };
-    let handler: extern "C" fn(libc::c_int) = on_fault;
+    let handler: extern "C" fn(libc::c_int, *const libc::siginfo_t, *const libc::c_void) = on_fault;
     // SAFETY: all zero is an action; the handler is as above, on the stack for signals that Rust gives its threads, and it is installed
     // once it knows the one before.
     unsafe {
@@ -151,7 +190,7 @@ fn end_aborts() {
         if libc::sigaction(libc::SIGSEGV, std::ptr::null(), &raw mut action) == 0 {
             let _ = BEFORE.set(action);
             action.sa_sigaction = handler as libc::sighandler_t;
-            action.sa_flags = libc::SA_ONSTACK;
+            action.sa_flags = libc::SA_ONSTACK | libc::SA_SIGINFO;
             libc::sigaction(libc::SIGSEGV, &raw const action, std::ptr::null_mut());
         }
     }

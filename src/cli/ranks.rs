@@ -163,7 +163,11 @@ fn watch_over(command: &mut std::process::Command, grace: Duration, is_over_host
         match (told, signals::received(), pid) {
             (None, Some(signal), Some(pid)) => {
                 told = Some((signal, Instant::now()));
-                if let Some(number) = Signal::from_named_raw(signal.number_for_ranks()) {
+                let number = match signal.number_for_ranks() {
+                    number if catches(child.id(), number) => number,
+                    _ => signals::Signal::Terminate.number_for_ranks(),
+                };
+                if let Some(number) = Signal::from_named_raw(number) {
                     let _ = kill_process(pid, number);
                 }
             }
@@ -179,6 +183,15 @@ fn watch_over(command: &mut std::process::Command, grace: Duration, is_over_host
         }
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Whether the process `pid` has a handler for the signal `number`; true where the system does not tell. Hydra has none for SIGUSR2 and
+/// passes on SIGUSR1 alone, for which its ranks stop as for SIGTERM.
+#[cfg(unix)]
+fn catches(pid: u32, number: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_none_or(|mask| mask >> (number - 1) & 1 == 1)
 }
 
 /// So long what an mpirun that has ended wrote is waited for.
@@ -255,9 +268,11 @@ impl End {
         }
     }
 
-    /// The exit code of the launcher: that of the cause. A run that was complete before the signal came is complete.
+    /// The exit code of the launcher: that of the cause. A run that was complete before the signal came is complete; Hydra sometimes
+    /// ends with 0 where its ranks have not.
     fn exit_code(self, has_error: bool) -> i32 {
         match (self.cause(), self.told) {
+            (0, Some(signal)) if has_error => signal.exit_code().into(),
             (0, _) => 0,
             (code @ 1..=7, Some(_)) if has_error && !self.is_ended => code,
             (_, Some(signal)) => signal.exit_code().into(),
@@ -504,6 +519,7 @@ mod tests {
         assert_eq!(code(9, None, false), 137, "Hydra tells the bare number of a signal");
         let told = Some(Signal::Interrupt);
         assert_eq!(code(0, told, false), 0, "the run was complete");
+        assert_eq!(code(0, told, true), 130, "Hydra has lost the exit code");
         assert_eq!((code(130, told, true), code(143, told, true), code(138, told, false)), (130, 130, 130));
         assert_eq!(code(1, told, true), 1, "a disk that was full when the checkpoint was saved");
         assert_eq!(End { code: 1, told, is_ended: true }.exit_code(true), 130);

@@ -1,6 +1,7 @@
 //! Runs of several ranks: `kiln launch` with the mpirun that is installed.
 #![cfg(unix)]
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -261,7 +262,8 @@ fn what_is_no_world_is_refused_and_nothing_is_written() {
     assert!(!launcher.folder().join("run").exists());
 }
 
-/// A library that has MPI's functions and is none that Kiln knows how to call, or one that is not built for threads.
+/// A library that has MPI's functions and is none that Kiln knows how to call, one that is not built for threads, or one that ends the
+/// process, as Open MPI does where it finds no launcher that it was built for.
 #[test]
 fn an_unknown_mpi_is_refused() {
     let place = tempfile::tempdir().unwrap();
@@ -271,23 +273,34 @@ fn an_unknown_mpi_is_refused() {
         ["Comm_size", "Comm_rank", "Comm_set_errhandler", "Alltoall", "Allgather", "Ialltoall", "Iallgather"];
     let functions = [&functions[..], &["Test", "Gather", "Bcast", "Abort", "Finalize"]].concat();
     let functions = functions.iter().map(|name| format!("int MPI_{name}() {{ return 0; }}\n")).collect::<String>();
+    let headers = ["stdlib.h", "string.h", "sys/resource.h"].map(|name| format!("#include <{name}>\n")).concat();
     let source = format!(
-        "#include <string.h>\nint MPI_Get_library_version(char *text, int *length) {{ strcpy(text, NAME); return 0; }}\nint \
-         MPI_Init_thread(int *c, char ***v, int asked, int *provided) {{ *provided = 1; return 0; }}\n{functions}"
+        "{headers}int MPI_Get_library_version(char *text, int *length) {{ strcpy(text, NAME); return 0; }}\nint \
+         MPI_Init_thread(int *c, char ***v, int asked, int *provided) {{ *provided = 1; ENDS; return 0; }}\n{functions}"
     );
     std::fs::write(folder.join("stub.c"), source).unwrap();
-    for (name, parts) in [
-        ("Some MPI 7.1, of 2026", ["it calls itself \"Some MPI 7.1\"", "expected is Open MPI"]),
-        ("MPICH Version:\\t9.9\\nDate: today", ["MPICH Version: 9.9", "provides MPI_THREAD_FUNNELED"]),
-    ] {
+    let mpich = "MPICH Version:\\t9.9\\nDate: today";
+    let compile = |name: &str, ends: &str| {
         let mut cc = Command::new("cc");
         cc.args(["-shared", "-fPIC", "-o", "libstub.so", "stub.c", &format!("-DNAME=\"{name}\"")]);
-        let Ok(output) = cc.current_dir(folder).output() else { return eprintln!("skipped: no C compiler") };
+        let output = cc.arg(format!("-DENDS={ends}")).current_dir(folder).output().ok()?;
         assert!(output.status.success(), "{}", text(&output));
         let mut command = train(folder, "run", &[]);
         command.env("KILN_MPI", folder.join("libstub.so")).env("PMI_RANK", "0").env("PMI_SIZE", "2");
+        Some(command)
+    };
+    for (name, ends, parts) in [
+        ("Some MPI 7.1, of 2026", "", ["it calls itself \"Some MPI 7.1\"", "expected is Open MPI"]),
+        (mpich, "", ["MPICH Version: 9.9", "provides MPI_THREAD_FUNNELED"]),
+        (mpich, "exit(1)", ["the MPI library has ended this process while it started", "srun --mpi=pmix"]),
+    ] {
+        let Some(mut command) = compile(name, ends) else { return eprintln!("skipped: no C compiler") };
         fails(&mut command, 2, &parts);
     }
+    // A fault that is not at the stack is one, without memory too.
+    let fault = "struct rlimit none = {1, 1}; setrlimit(RLIMIT_AS, &none); *(volatile int *)0 = 1";
+    let output = compile(mpich, fault).unwrap().output().unwrap();
+    assert!(cfg!(not(target_arch = "x86_64")) || output.status.signal() == Some(11), "{}", text(&output));
     assert!(!folder.join("run").exists());
 }
 
@@ -519,7 +532,9 @@ fn a_signal_saves_and_the_run_continues() {
         }
         assert_eq!(ended(child, folder), Some(code));
         let said = std::fs::read_to_string(folder.join("said")).unwrap();
-        assert!(said.contains(&format!("error: SIG{signal}: stopped after step")), "{said}");
+        // MPICH's mpirun passes on one signal for both.
+        let names = [signal, "TERM"].map(|name| format!("error: SIG{name}: stopped after step"));
+        assert!(names.iter().any(|words| said.contains(words)), "{said}");
         assert_eq!(said.matches("error:").count(), 1, "it is said once: {said}");
         let newest = std::fs::read_dir(folder.join("run/checkpoints")).unwrap().count();
         assert!(newest > 0, "no checkpoint was saved");

@@ -225,7 +225,8 @@ impl Hosts {
                 hosts.all.join(", ")
             ))
             .help(format!(
-                "start `kiln launch -n N -- train FILE` on {}, or let the platform's mpirun start Kiln (SageMaker:                  distribution={{\"mpi\": {{\"enabled\": True}}}})",
+                "start `kiln launch -n N -- train FILE` on {}, or let the platform's mpirun start Kiln (SageMaker: \
+                 distribution={{\"mpi\": {{\"enabled\": True}}}})",
                 hosts.all[0]
             ))),
         }

@@ -360,7 +360,7 @@ pub(super) fn check_memory() -> Result<()> {
 
 fn no_memory(refused: std::fmt::Arguments<'_>) -> Error {
     Error::out_of_memory(format!("{refused}: the system has no more memory for this process"))
-        .help("raise the limit of memory (`ulimit -v`, a container's)")
+        .help("raise the limit of memory (`ulimit -v`, a container's), and start again with `--resume`")
 }
 
 /// The result of an MPI function.
