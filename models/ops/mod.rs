@@ -32,6 +32,8 @@ mod contract;
 pub mod cross_entropy;
 #[cfg(feature = "compiler")]
 mod cube;
+#[cfg(feature = "cuda")]
+pub mod cuda_memory;
 pub mod dropout;
 pub mod embedding;
 mod flex;

@@ -145,7 +145,8 @@ impl Reads {
     }
 }
 
-fn without_autodiff<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+/// `tensor` without its history.
+pub(crate) fn without_autodiff<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     if tensor.is_autodiff() { tensor.inner() } else { tensor }
 }
 

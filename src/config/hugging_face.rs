@@ -153,6 +153,7 @@ pub(crate) fn place<'a>(section: &'a str, key: &'a str, value: Value) -> Result<
         "per_gpu_train_batch_size" => (section, "per_device_train_batch_size", value),
         "per_gpu_eval_batch_size" => (section, "per_device_eval_batch_size", value),
         "train_sampling_strategy" => ("data", "sampler", value),
+        "ddp_backend" => ("distributed", "ddp_backend", value),
         "output_dir" => ("run", "output_dir", value),
         "run_name" => ("run", "name", value),
         "optim_args" => match value {
@@ -497,7 +498,7 @@ pub(crate) const ARGUMENTS: &[Argument] = {
         no_effect("ddp_bucket_cap_mb", Both, WHOLE, "[]", ONE_DEVICE),
         no_effect("ddp_broadcast_buffers", Both, FLAG, "[]", ONE_DEVICE),
         no_effect("ddp_static_graph", New, FLAG, "[]", ONE_DEVICE),
-        no_effect("ddp_backend", Both, TEXT, "[]", ONE_DEVICE),
+        honoured("ddp_backend", Both, TEXT, "sets `distributed.ddp_backend`; `nccl` or `mpi`"),
         no_effect("ddp_timeout", Both, WHOLE, "[1800]", ONE_DEVICE),
         refused("fsdp", Both, FLAG_OR_NAMES, "[\"\", [], false]", LAUNCHER),
         no_effect(

@@ -40,9 +40,9 @@ pub use generate::GenerateOptions;
 pub use hugging_face::hugging_face_arguments;
 pub use lora::LoraSection;
 pub use names::{
-    Accumulation, ActivationCheckpointing, AutotuneLevel, CompilerMode, DataFormat, DeviceKind, DocumentEnd, Documents,
-    EvalStrategy, Integration, LogLevel, LoggingStrategy, ModelKind, OnExisting, PaddingStrategy, Precision, Sampler,
-    SaveStrategy, Switch,
+    Accumulation, ActivationCheckpointing, AutotuneLevel, CompilerMode, DataFormat, DdpBackend, DeviceKind,
+    DocumentEnd, Documents, EvalStrategy, Integration, LogLevel, LoggingStrategy, ModelKind, OnExisting,
+    PaddingStrategy, Precision, Sampler, SaveStrategy, Switch,
 };
 pub use optimizer::{AdjustLr, OptimArgs, OptimizerName};
 pub use scheduler::{Ramp, SchedulerKwargs, SchedulerType};

@@ -97,6 +97,16 @@ names! {
 }
 
 names! {
+    /// The library that sums the gradients of several devices.
+    DdpBackend("ddp_backend") {
+        /// NVIDIA's NCCL, on the devices themselves, which are CUDA's.
+        Nccl = "nccl",
+        /// MPI, in the memory of the machine.
+        Mpi = "mpi",
+    }
+}
+
+names! {
     /// A part of the training compiler.
     Switch("setting") {
         /// Where the device has it.

@@ -8,7 +8,7 @@ use toml::Table;
 
 use super::compiler::{FusedOps, Verify, read_enabled, write_enabled};
 use super::names::{
-    AutotuneLevel, CompilerMode, DataFormat, DeviceKind, DocumentEnd, Documents, ModelKind, OnExisting,
+    AutotuneLevel, CompilerMode, DataFormat, DdpBackend, DeviceKind, DocumentEnd, Documents, ModelKind, OnExisting,
     PaddingStrategy, Sampler, Switch, unknown_name,
 };
 use super::values::{Validation, count, seed, some_count, strings};
@@ -393,6 +393,21 @@ pub struct DistributedSection {
     /// summed after the backward pass. On the CPU the run computes the same to the bit, on a GPU up to rounding. Not with
     /// `optimizer_sharding`; steps are not captured. Default: false.
     pub overlap_communication: bool,
+    /// The library that sums the gradients of the devices. Left out: `nccl` on CUDA, `mpi` elsewhere and where one of the keys above is
+    /// true.
+    pub ddp_backend: Option<DdpBackend>,
+}
+
+impl DistributedSection {
+    /// What sums the gradients of devices of this kind.
+    pub fn backend(&self, kind: DeviceKind) -> DdpBackend {
+        let by_default = if kind != DeviceKind::Cuda || self.optimizer_sharding || self.overlap_communication {
+            DdpBackend::Mpi
+        } else {
+            DdpBackend::Nccl
+        };
+        self.ddp_backend.unwrap_or(by_default)
+    }
 }
 
 /// `[generation]`: samples of text, written when training ends and, with `every`, on the way; only for causal language models. Left out: none.

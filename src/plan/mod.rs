@@ -20,9 +20,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::error::{Error, Result, nearest};
 use crate::config::{
-    ActivationCheckpointing, BatchScaling, CompilerMode, DataFormat, DeviceKind, DistributedSection, EvalStrategy,
-    GenerateOptions, Interval, LoggingStrategy, RunConfig, RunLength, Sampler, SaveStrategy, StepSize, Task,
-    TrainerSection, TrainingCompilerConfig,
+    ActivationCheckpointing, BatchScaling, CompilerMode, DataFormat, DdpBackend, DeviceKind, DistributedSection,
+    EvalStrategy, GenerateOptions, Interval, LoggingStrategy, RunConfig, RunLength, Sampler, SaveStrategy, StepSize,
+    Task, TrainerSection, TrainingCompilerConfig,
 };
 use crate::data::padding::Padding;
 use crate::engine::compiler::decision::Decision;
@@ -156,6 +156,16 @@ impl RunPlan {
                 ))
                 .help("set it to false, which computes the same with all moments on every device"));
             }
+        }
+        if config.distributed.ddp_backend == Some(DdpBackend::Nccl)
+            && batch.devices.count > 1
+            && facts.device.kind != DeviceKind::Cuda
+        {
+            return Err(Error::config(format!(
+                "distributed.ddp_backend = \"nccl\": NCCL sums the gradients of CUDA devices, and this run computes on {}",
+                facts.device.kind
+            ))
+            .help("leave it out, or set it to \"mpi\""));
         }
         let generation = sample_plan(config, facts)?;
         let optimizer = OptimizerPlan {

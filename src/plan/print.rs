@@ -7,8 +7,8 @@ use kiln_models::LoraBias;
 use super::{EnginePlan, ModelPlan, OptimizerPlan, RunPlan, RunSettings};
 use crate::base::error::{Result, one_line};
 use crate::config::{
-    Accumulation, ActivationCheckpointing, CompilerMode, EvalStrategy, LoggingStrategy, OptimizerName, PaddingStrategy,
-    RunConfig, SaveStrategy, Task,
+    Accumulation, ActivationCheckpointing, CompilerMode, DdpBackend, DeviceKind, EvalStrategy, LoggingStrategy,
+    OptimizerName, PaddingStrategy, RunConfig, SaveStrategy, Task,
 };
 use crate::hub;
 use crate::optim::OptimizerConfig;
@@ -55,6 +55,15 @@ impl RunPlan {
         self.optimizer.describe(&mut text);
         if self.distributed.optimizer_sharding && self.batch.devices.count > 1 {
             text.line("", format!("its moments are divided among {} (ZeRO, stage 1)", self.batch.devices));
+        }
+        if self.engine.device.kind == DeviceKind::Cuda && self.batch.devices.count > 1 {
+            text.line(
+                "",
+                match self.distributed.backend(DeviceKind::Cuda) {
+                    DdpBackend::Nccl => "NCCL sums the gradients of the devices where they lie",
+                    DdpBackend::Mpi => "MPI sums the gradients of the devices in the memory of the machine",
+                },
+            );
         }
         match &self.memory.estimate {
             Some(estimate) if self.batch.devices.count > 1 => {

@@ -280,11 +280,17 @@ impl<T: TrainingTask> Trainer<T> {
     /// of another run; a signal that stopped the run after a checkpoint was saved.
     pub fn train(&mut self) -> Result<TrainOutput> {
         self.check_world()?;
+        #[cfg(feature = "cuda")]
+        self.connect_devices()?;
         let Some((mut folder, checkpoint)) = self.open_folder()? else { return Ok(TrainOutput::of_other_rank(0)) };
         if let Some(summary) = folder.complete.take() {
             return Ok(TrainOutput { step: folder.status.step, summary, samples: Vec::new(), was_complete: true });
         }
         self.callbacks.push(Box::new(RunLog::new(folder.path())));
+        #[cfg(feature = "cuda")]
+        if let Some(name) = self.world.nccl() {
+            self.notice(&format!("gradients are summed by {name}"));
+        }
         if self.session.plan().logging.report_to.contains(&Integration::TensorBoard) {
             self.callbacks.push(Box::new(TensorBoard::create(folder.path())?));
         }

@@ -15,6 +15,8 @@ use crate::base::distributed::{Shard, World, weights_checksum};
 use crate::base::error::{Error, Result};
 use crate::base::files::{read_regular, write_whole};
 use crate::base::metrics;
+#[cfg(feature = "cuda")]
+use crate::config::DdpBackend;
 use crate::data::loader::Share;
 use crate::plan::thousands;
 use crate::session::TrainingTask;
@@ -61,6 +63,17 @@ impl<T: TrainingTask> Trainer<T> {
             self.world.devices()
         ))
         .help("set RunConfig::devices = world.devices() before Session::open, and give the trainer the same world"))
+    }
+
+    /// Has NCCL sum the gradients of CUDA devices, where the plan has it so.
+    #[cfg(feature = "cuda")]
+    pub(super) fn connect_devices(&mut self) -> Result<()> {
+        let plan = self.session.plan();
+        let (shared, device) = (plan.distributed, &plan.engine.device);
+        if self.world.is_shared() && shared.backend(device.kind) == DdpBackend::Nccl {
+            self.world = self.world.clone().with_nccl(device.index)?;
+        }
+        Ok(())
     }
 
     /// The turns of this rank's loader.

@@ -257,6 +257,8 @@ fn what_is_no_world_is_refused_and_nothing_is_written() {
     }
     let three = ["--set", "batch.global_batch_size=9", "--set", "trainer.gradient_accumulation_steps=1"];
     fails(&mut launcher.launch(2, "run", &three), 2, &["no multiple of", "3 x 2 devices"]);
+    let nccl = ["--set", "distributed.ddp_backend=nccl"];
+    fails(&mut launcher.launch(2, "run", &nccl), 2, &["NCCL sums the gradients of CUDA devices", "computes on cpu"]);
     let missing = ["--set", "data.train=missing.jsonl"];
     fails(&mut launcher.launch(2, "run", &missing), 2, &["missing.jsonl"]);
     assert!(!launcher.folder().join("run").exists());

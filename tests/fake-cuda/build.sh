@@ -54,12 +54,15 @@ ln -sf libcuda.so.1 "$lib/libcuda.so"
 built "$lib/device/device.h.gch" device/device.h thread.h build.sh || # as run.cpp compiles kernels
     g++ -std=c++17 -O1 -fPIC -w -fno-strict-aliasing -ffp-contract=off -x c++-header "$lib/device/device.h" -o "$lib/device/device.h.gch"
 built "$lib/libnvrtc.so" nvrtc.cpp build.sh || g++ "${flags[@]}" nvrtc.cpp -o "$lib/libnvrtc.so" -ldl
+mkdir -p "$into/nccl" # where no program finds it by itself
+built "$into/nccl/libnccl.so.2" nccl.cpp build.sh ||
+    g++ "${flags[@]}" -Wl,-soname,libnccl.so.2 -Wl,--no-undefined nccl.cpp -o "$into/nccl/libnccl.so.2" -L"$lib" -lcuda -lrt
 
 cat >"$into/env" <<EOF
 export CUDA_PATH="$cuda"
 export LD_LIBRARY_PATH="$lib:$cuda/lib\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}"
 export FAKE_CUDA_NVRTC="$cuda/lib/libnvrtc.so.13" FAKE_CUDA_PTXAS="$cuda/bin/ptxas" FAKE_CUDA_RUN=1
-export FAKE_CUDA_DIR="$into/kernels" FAKE_CUDA_LOG="$into/log"
+export FAKE_CUDA_DIR="$into/kernels" FAKE_CUDA_LOG="$into/log" FAKE_NCCL="$into/nccl/libnccl.so.2"
 EOF
 (
     . "$into/env"

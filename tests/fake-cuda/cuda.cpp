@@ -745,11 +745,17 @@ API CUresult cuModuleGetFunction(Function **function, Module *module, const char
                 output.assign(std::istreambuf_iterator<char>(in), {});
             } else {
                 mkdir((settings().dir + "/ptx").c_str(), 0755);
-                std::ofstream(file) << module->ptx;
+                // Other processes may do the same.
+                auto written = [](const std::string &path, const std::string &text) {
+                    std::string own = path + "." + std::to_string(getpid());
+                    std::ofstream(own) << text;
+                    rename(own.c_str(), path.c_str());
+                };
+                written(file, module->ptx);
                 std::string arch = "sm_" + std::to_string(settings().cc) + (settings().cc >= 90 ? "a" : "");
                 int status = run_process({settings().ptxas, "-v", "-arch=" + arch, file, "-o", "/dev/null"}, output);
                 if (status) output = "FAILED\n" + output;
-                std::ofstream(kept) << output;
+                written(kept, output);
             }
             if (output.rfind("FAILED", 0) == 0) return refuse(INVALID_PTX, "ptxas refuses %s %s: %s", name, module->hash.c_str(), output.substr(0, 1500).c_str());
             made->registers = number_before(output, " registers");

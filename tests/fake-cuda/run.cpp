@@ -385,18 +385,20 @@ bool fake_compile(const std::string &dir, const std::string &hash, const std::st
             fake_log("kernel %s %s is not imitated: %s", name.c_str(), hash.c_str(), unknown.c_str());
             return false;
         }
-        std::ofstream(base + ".cpp") << "#include \"device.h\"\n#line 1 \"" << hash << ".cu\"\n" << text << "\nFAKE_ENTRY(" << name << ")\n";
+        std::string own = base + "." + std::to_string(getpid()); // other processes may compile it too
+        std::ofstream(own + ".cpp") << "#include \"device.h\"\n#line 1 \"" << hash << ".cu\"\n" << text << "\nFAKE_ENTRY(" << name << ")\n";
         const char *flags = getenv("FAKE_CUDA_CXXFLAGS");
-        std::string temporary = base + "." + std::to_string(getpid()) + ".so";
         std::string command = "g++ -std=c++17 -O1 -fPIC -shared -w -fno-strict-aliasing -ffp-contract=off -I'" + here() + "/device' -I'" + here() + "' " + (flags ? flags : "") +
-            " '" + base + ".cpp' '" + here() + "/libcuda.so.1' -Wl,-rpath,'" + here() + "' -o '" + temporary + "' 2>'" + base + ".log'";
-        if (system(command.c_str())) {
-            rename((base + ".log").c_str(), (base + ".failed").c_str());
+            " '" + own + ".cpp' '" + here() + "/libcuda.so.1' -Wl,-rpath,'" + here() + "' -o '" + own + ".so' 2>'" + own + ".log'";
+        int status = system(command.c_str());
+        rename((own + ".cpp").c_str(), (base + ".cpp").c_str());
+        if (status) {
+            rename((own + ".log").c_str(), (base + ".failed").c_str());
             fake_log("g++ refuses kernel %s %s: see %s.failed", name.c_str(), hash.c_str(), base.c_str());
             return false;
         }
-        unlink((base + ".log").c_str());
-        rename(temporary.c_str(), library.c_str());
+        unlink((own + ".log").c_str());
+        rename((own + ".so").c_str(), library.c_str());
     }
     void *loaded = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!loaded) { fake_log("%s", dlerror()); return false; }

@@ -14,7 +14,7 @@ use crate::base::reads::{Reads, read_values};
 /// gradients, which had no micro-batch, adds nothing. A parameter that has a gradient on no rank has none in the result.
 ///
 /// # Errors
-/// The device's, and MPI's.
+/// The device's, MPI's, and NCCL's.
 pub fn sum_gradients<M: Module>(
     world: &World,
     model: &M,
@@ -22,6 +22,10 @@ pub fn sum_gradients<M: Module>(
     loss: Option<Tensor<1>>,
     device: &Device,
 ) -> Result<(GradientsParams, Tensor<1>)> {
+    #[cfg(feature = "cuda")]
+    if let Some(nccl) = &world.nccl {
+        return nccl.sum_gradients(world, model, grads, loss, device);
+    }
     let Taken { lengths, values, loss } = Taken::of(model, grads, loss)?;
     let has_any = any_of_ranks(world, values.iter().map(Option::is_some))?;
     // The gradients that any rank has, one after the other.

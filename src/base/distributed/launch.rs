@@ -251,7 +251,8 @@ fn end_in(notice: &str) -> Option<Option<(usize, Ended)>> {
 
 /// Whether the ranks on other machines need the variable `name` of this process.
 fn is_for_ranks(name: &str) -> bool {
-    let begins = ["KILN_", "HF_", "SM_", "RAYON_", "BURN_", "CUBECL_"].iter().any(|begin| name.starts_with(begin));
+    let begins =
+        ["KILN_", "HF_", "SM_", "NCCL_", "RAYON_", "BURN_", "CUBECL_"].iter().any(|begin| name.starts_with(begin));
     (begins && !process::is_drivers(name)) || name == "LD_LIBRARY_PATH"
 }
 
@@ -344,9 +345,10 @@ mod tests {
 
     #[test]
     fn ranks_of_other_machines_have_the_variables_of_kiln() {
-        let given = ["KILN_MPI_TIMEOUT", "KILN_CHILD", "HF_HOME", "SM_CHANNEL_TRAIN", "HOME", "LD_LIBRARY_PATH"];
+        let given =
+            ["KILN_MPI_TIMEOUT", "NCCL_DEBUG", "KILN_CHILD", "HF_HOME", "SM_CHANNEL_TRAIN", "HOME", "LD_LIBRARY_PATH"];
         let names = given.into_iter().filter(|name| is_for_ranks(name)).collect::<Vec<_>>();
-        assert_eq!(names, ["KILN_MPI_TIMEOUT", "HF_HOME", "SM_CHANNEL_TRAIN", "LD_LIBRARY_PATH"]);
+        assert_eq!(names, ["KILN_MPI_TIMEOUT", "NCCL_DEBUG", "HF_HOME", "SM_CHANNEL_TRAIN", "LD_LIBRARY_PATH"]);
     }
 
     #[test]

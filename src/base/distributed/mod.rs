@@ -1,6 +1,6 @@
 //! The world of a run: the processes (ranks) that a launcher has started for it, one for each device, and what they tell one
 //! another. The engine is MPI, which is loaded when a launcher has started more than one process ([`environment`], `mpi`);
-//! without a launcher nothing is loaded, and the world is this process alone.
+//! without a launcher nothing is loaded, and the world is this process alone. NCCL sums the gradients of CUDA devices (`nccl`).
 //!
 //! Sums are made in the order of the ranks, whatever the library and the size: each rank adds a part of the values of all
 //! ranks and hands its sums to the others (a reduce-scatter by an all-to-all exchange, and an all-gather). So every rank has
@@ -10,6 +10,8 @@ pub mod environment;
 pub mod launch;
 mod gradients;
 mod mpi;
+#[cfg(feature = "cuda")]
+mod nccl;
 mod overlap;
 mod shard;
 mod watchdog;
@@ -81,6 +83,9 @@ pub struct World {
     mpi: Option<Arc<Mpi>>,
     /// Sums leave the processor to other threads while they wait.
     is_patient: bool,
+    /// Sums gradients where they lie on CUDA devices.
+    #[cfg(feature = "cuda")]
+    nccl: Option<Arc<nccl::Nccl>>,
 }
 
 /// The world that this process has joined: MPI can be joined once.
@@ -95,7 +100,15 @@ impl Default for World {
 impl World {
     /// This process alone.
     pub fn alone() -> Self {
-        Self { place: Place::ALONE, nodes: 1, sees_own_devices: false, mpi: None, is_patient: false }
+        Self {
+            place: Place::ALONE,
+            nodes: 1,
+            sees_own_devices: false,
+            mpi: None,
+            is_patient: false,
+            #[cfg(feature = "cuda")]
+            nccl: None,
+        }
     }
 
     /// The world that a launcher (`kiln launch`, mpirun, srun) has made this process a part of; this process alone where none
@@ -167,6 +180,22 @@ impl World {
     /// The same world, for a thread beside one that computes: [sums](Self::sum) leave the processor to others while they wait.
     pub(super) fn patient(&self) -> Self {
         Self { is_patient: true, ..self.clone() }
+    }
+
+    /// The same world, whose gradients NCCL sums where they lie on CUDA devices, of which `index` is this rank's; all ranks call it.
+    ///
+    /// # Errors
+    /// A config error where there is no NCCL; NCCL's, MPI's and the driver's.
+    #[cfg(feature = "cuda")]
+    pub fn with_nccl(self, index: usize) -> Result<Self> {
+        let nccl = nccl::Nccl::start(&self, index)?;
+        Ok(Self { nccl: Some(Arc::new(nccl)), ..self })
+    }
+
+    /// The name and version of the NCCL that sums gradients.
+    #[cfg(feature = "cuda")]
+    pub fn nccl(&self) -> Option<String> {
+        self.nccl.as_ref().map(|nccl| nccl.name())
     }
 
     /// Whether there are other processes.

@@ -10,9 +10,9 @@ pub(crate) use data::check_label_names;
 
 use super::document::Complaint;
 use super::{
-    BatchScaling, BatchScope, ClassWeights, CompilerMode, DataFormat, DataSection, EvalStrategy, GenerationSection,
-    Interval, LoraSection, LrScaling, ModelSection, OnExisting, RunConfig, RunSection, SaveStrategy, SchedulerType,
-    TokenizerSection, TrainBatchSize, TrainerSection,
+    BatchScaling, BatchScope, ClassWeights, CompilerMode, DataFormat, DataSection, DdpBackend, DistributedSection,
+    EvalStrategy, GenerationSection, Interval, LoraSection, LrScaling, ModelSection, OnExisting, RunConfig, RunSection,
+    SaveStrategy, SchedulerType, TokenizerSection, TrainBatchSize, TrainerSection,
 };
 use crate::config::Task;
 
@@ -70,13 +70,20 @@ fn of_the_training(config: &RunConfig) -> Checked {
     trainer(&config.trainer)?;
     batch(config)?;
     learning_rate(config)?;
-    match (config.distributed.optimizer_sharding, config.distributed.overlap_communication) {
-        (true, true) => {
-            let message = "has no effect with distributed.optimizer_sharding = true, which sums the gradients of all blocks at once";
-            Err(Complaint::new("distributed.overlap_communication", message).help("set one of them"))
-        }
-        _ => Ok(()),
+    let DistributedSection { optimizer_sharding, overlap_communication, ddp_backend } = config.distributed;
+    if optimizer_sharding && overlap_communication {
+        let message =
+            "has no effect with distributed.optimizer_sharding = true, which sums the gradients of all blocks at once";
+        return Err(Complaint::new("distributed.overlap_communication", message).help("set one of them"));
     }
+    if ddp_backend == Some(DdpBackend::Nccl) && (optimizer_sharding || overlap_communication) {
+        let message = "\"nccl\" sums all gradients at once and on every device, so that neither distributed.optimizer_sharding nor \
+                       distributed.overlap_communication can be true";
+        return Err(
+            Complaint::new("distributed.ddp_backend", message).help("set it to \"mpi\", or the other key to false")
+        );
+    }
+    Ok(())
 }
 
 /// TOML's whole numbers are signed: more could not be written to plan.toml.

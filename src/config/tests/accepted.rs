@@ -177,6 +177,8 @@ fn older_spellings() {
         let args = OptimArgs { momentum: Some(0.9), nesterov: Some(true), ..Default::default() };
         assert_eq!((trainer.optim, trainer.optim_args), (OptimizerName::Sgd, args));
     }
+    assert_eq!(parse("ddp_backend = \"mpi\"").unwrap().distributed.ddp_backend, Some(DdpBackend::Mpi));
+    refused(parse("ddp_backend = \"gloo\""), &["unknown ddp_backend `gloo`: expected one of nccl, mpi"]);
     assert_eq!(parse("no_cuda = false").unwrap().device.kind, DeviceKind::Auto);
     assert_eq!(parse("warmup_ratio = 0").unwrap().trainer.warmup_steps, Interval::Steps(0));
     refused(

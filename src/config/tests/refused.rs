@@ -21,6 +21,10 @@ fn two_spellings_of_one_thing() {
         &["a.toml:12", "`device.kind` and `trainer.use_cpu` are two ways"],
     );
     refused(parse("fp16 = true\nbf16 = true"), &["`trainer.fp16` and `trainer.bf16` are two ways"]);
+    refused(
+        parse("ddp_backend = \"nccl\"\n[distributed]\noptimizer_sharding = true"),
+        &["distributed.ddp_backend", "set it to \"mpi\", or the other key to false"],
+    );
 }
 
 #[test]
