@@ -6,9 +6,10 @@ use burn::module::Module;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Int, Tensor};
 
-use crate::compute::{Compute, Pass};
+use crate::compute::Pass;
 use crate::config::{BertConfig, BertVariant};
 use crate::layers::{EachLinear, Embedding, LayerNorm, Linear};
+use crate::ops::Operator;
 use crate::ops::attention::{Attention, Qkv};
 use crate::ops::dropout::dropout;
 use crate::ops::gelu::Activation;
@@ -230,7 +231,7 @@ impl BertModel {
             Some(pooler) => {
                 let first = dropout(first, pooler.dropout, pass.rng, pass.ops());
                 match pooler.variant {
-                    BertVariant::Electra => Compute::wide(pooler.dense.activated(first, Activation::GeluErf, pass)),
+                    BertVariant::Electra => pooler.dense.activated_wide(first, Activation::GeluErf, pass),
                     BertVariant::DistilBert => relu(pooler.dense.forward(first, pass)),
                     _ => pooler.dense.forward(first, pass).tanh(),
                 }
@@ -292,7 +293,8 @@ impl BertAttention {
         let query = project(query, &x);
         let scale = 1.0 / ((query.dims()[1] / heads) as f64).sqrt();
         let attention = Attention { batch: rows.batch, heads: *heads, scale, dropout: *dropout, rng: pass.rng };
-        let context = attention.forward(Qkv::Separate { query, key, value }, &rows.mask);
+        let dtype = pass.compute.operand_of(Operator::Attention, &x);
+        let context = attention.forward_in(dtype, Qkv::Separate { query, key, value }, &rows.mask);
         self.output.forward(context, x, pass)
     }
 }

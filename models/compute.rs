@@ -11,7 +11,8 @@
 //!
 //! Fused operators round less on the CPU. A fused product rounds its operands itself; its result, and the gradients that it gives,
 //! are f32 (`ops::products`). Query, key and value then stay f32, and so do the scores and weights of fused attention and the logits
-//! of fused cross-entropy, which never leave the operator.
+//! of fused cross-entropy, which never leave the operator. Fused LayerNorm, GELU and attention write bf16 where products alone read
+//! what they give: the values that those would round.
 
 use burn::module::Param;
 use burn::tensor::{Device, FloatDType, Tensor};
@@ -71,10 +72,18 @@ impl Compute {
         !self.is_f32() && self.ops.form(operator) == Form::Fused && x.device() != Device::flex()
     }
 
-    /// The type in which `operator` on `x` gives the operand of a product: the compute type where its kernel writes that, or f32,
-    /// which [`narrow`](Self::narrow) casts.
+    /// The type in which `operator` on `x` gives the operand of a product: the compute type where its kernel writes that (on the CPU
+    /// bf16 alone), or f32, which [`narrow`](Self::narrow) casts.
     pub(crate) fn operand_of<const D: usize>(self, operator: Operator, x: &Tensor<D>) -> FloatDType {
-        if self.is_narrow_in(operator, x) { self.dtype } else { FloatDType::F32 }
+        let is_narrow_on_cpu =
+            self.dtype == FloatDType::BF16 && self.rounds(x) && self.ops.form(operator) == Form::Fused;
+        if is_narrow_on_cpu || self.is_narrow_in(operator, x) { self.dtype } else { FloatDType::F32 }
+    }
+
+    /// `x`, an operand, for several products: in f32 where each gives a gradient of `x` in the compute type, so that they are added in
+    /// f32.
+    pub(crate) fn shared_operand(self, x: Tensor<2>) -> Tensor<2> {
+        if self.rounds(&x) { x } else { Self::wide(x) }
     }
 
     /// `x` in f32.
@@ -187,7 +196,7 @@ impl<'a> Pass<'a> {
             let adapted = linear::Adapted { weight, a, b, scaling, dropout, dtype };
             return linear::adapted(x, adapted, bias, self.rng, self.compute.ops);
         }
-        let x = Compute::wide(x); // its two gradients are added in f32
+        let x = self.compute.shared_operand(x);
         let dropped = match self.rng {
             DropoutRng::Off => x.clone(),
             _ if dropout == 0.0 => x.clone(),

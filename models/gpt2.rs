@@ -5,10 +5,11 @@
 use burn::module::Module;
 use burn::tensor::{Bool, Device, Int, Tensor};
 
-use crate::compute::{Compute, Pass};
+use crate::compute::Pass;
 use crate::config::{Gpt2Config, Gpt2Variant};
 use crate::kv_cache::KvCache;
 use crate::layers::{Conv1D, EachLinear, Embedding, LayerNorm, Linear};
+use crate::ops::Operator;
 use crate::ops::attention::plain::{attention, local_mask, merge_heads, split_heads};
 use crate::ops::attention::{Attention, Qkv};
 use crate::ops::dropout::dropout;
@@ -273,7 +274,9 @@ impl Gpt2Attention {
     fn forward(&self, x: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
         let Self { n_head: heads, scale, attn_pdrop: dropout, .. } = *self;
         let mask = rows.local_mask.as_ref().filter(|_| self.is_local).unwrap_or(&rows.mask);
-        Attention { batch: rows.batch, heads, scale, dropout, rng: pass.rng }.forward(self.projected(x, pass), mask)
+        let dtype = pass.compute.operand_of(Operator::Attention, &x);
+        let attention = Attention { batch: rows.batch, heads, scale, dropout, rng: pass.rng };
+        attention.forward_in(dtype, self.projected(x, pass), mask)
     }
 
     /// Query, key and value in the compute type.
@@ -283,7 +286,7 @@ impl Gpt2Attention {
                 Qkv::Packed(pass.compute.narrow(c_attn.forward(x, pass))) // [batch * seq, 3 * n_embd]
             }
             Projections::Separate(SeparateProjections { q_proj, k_proj, v_proj }) => {
-                let x = Compute::wide(x); // its three gradients are added in f32
+                let x = pass.compute.shared_operand(x);
                 let [query, key, value] =
                     [q_proj, k_proj, v_proj].map(|layer| pass.compute.narrow(layer.forward(x.clone(), pass)));
                 Qkv::Separate { query, key, value } // [batch * seq, n_embd]

@@ -6,7 +6,7 @@
 //! backward pass, or by Kiln's fused kernels (`ops`). Layers with a matrix product take the whole [`Pass`].
 
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{Device, Distribution, Int, Shape, Tensor};
+use burn::tensor::{Device, Distribution, FloatDType, Int, Shape, Tensor};
 
 use crate::compute::Pass;
 use crate::lora::{LoraConfig, LoraInit};
@@ -70,7 +70,7 @@ fn product(
     }
 }
 
-/// `activation(x W + b)`: `[n, in] -> [n, out]`
+/// `activation(x W + b)`, in f32 or as an operand: `[n, in] -> [n, out]`
 fn activated(
     x: Tensor<2>,
     weight: &Param<Tensor<2>>,
@@ -78,12 +78,14 @@ fn activated(
     lora: Option<&Lora>,
     activation: Activation,
     pass: Pass<'_>,
+    is_operand: bool,
 ) -> Tensor<2> {
     let x = match lora {
         Some(_) => product(x, weight, None, lora, pass),
         None => pass.projection_for(Operator::Gelu, x, weight),
     };
-    ops::gelu::bias_gelu(x, bias.val(), activation, pass.ops())
+    let dtype = if is_operand { pass.compute.operand_of(Operator::Gelu, &x) } else { FloatDType::F32 };
+    ops::gelu::bias_gelu_in(dtype, x, bias.val(), activation, pass.ops())
 }
 
 impl Linear {
@@ -105,8 +107,17 @@ impl Linear {
     /// `activation(x W + b)`, to be the operand of a product: in f32, or in the compute type where its kernel writes that.
     /// `[n, in] -> [n, out]`
     pub fn activated(&self, x: Tensor<2>, activation: Activation, pass: Pass<'_>) -> Tensor<2> {
+        self.activation_of(x, activation, pass, true)
+    }
+
+    /// `activation(x W + b)` in f32: `[n, in] -> [n, out]`
+    pub fn activated_wide(&self, x: Tensor<2>, activation: Activation, pass: Pass<'_>) -> Tensor<2> {
+        self.activation_of(x, activation, pass, false)
+    }
+
+    fn activation_of(&self, x: Tensor<2>, activation: Activation, pass: Pass<'_>, is_operand: bool) -> Tensor<2> {
         match &self.bias {
-            Some(bias) => activated(x, &self.weight, bias, self.lora.as_ref(), activation, pass),
+            Some(bias) => activated(x, &self.weight, bias, self.lora.as_ref(), activation, pass, is_operand),
             None => activation.forward(product(x, &self.weight, None, self.lora.as_ref(), pass)),
         }
     }
@@ -130,7 +141,7 @@ impl Conv1D {
 
     /// As [`Linear::activated`]: `[n, in] -> [n, out]`
     pub fn activated(&self, x: Tensor<2>, activation: Activation, pass: Pass<'_>) -> Tensor<2> {
-        activated(x, &self.weight, &self.bias, self.lora.as_ref(), activation, pass)
+        activated(x, &self.weight, &self.bias, self.lora.as_ref(), activation, pass, true)
     }
 
     /// `residual + dropout(x W + b)`: `x [n, in]`, `residual [n, out]` -> `[n, out]`

@@ -567,7 +567,7 @@ impl BertMlmHead {
 impl BertLmPredictionHead {
     /// The input of the tied word embedding: `[n, hidden_size] -> [n, embedding_size]`
     fn transformed(&self, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
-        let x = Compute::wide(self.transform.dense.activated(x, self.transform.activation, pass));
+        let x = self.transform.dense.activated_wide(x, self.transform.activation, pass);
         self.transform.layer_norm.forward(x, pass.ops())
     }
 }

@@ -58,10 +58,10 @@ impl Contract {
         if self.device == Device::flex() { DType::F32 } else { self.factor(argument, tensor) }
     }
 
-    /// The type of a weight that f32 is multiplied with: on the CPU that of the products, elsewhere f32.
+    /// The type of a factor of a product that rounds its factors itself: on the CPU also a narrow one, elsewhere f32.
     #[track_caller]
-    pub(super) fn weight(&self, argument: &str, weight: &Tensor<2>) -> DType {
-        if self.device == Device::flex() { self.factor(argument, weight) } else { DType::F32 }
+    pub(super) fn rounded(&self, argument: &str, factor: &Tensor<2>) -> DType {
+        if self.device == Device::flex() { self.factor(argument, factor) } else { DType::F32 }
     }
 
     /// A tensor of real numbers in `dtype`.

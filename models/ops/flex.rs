@@ -11,6 +11,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape, TensorData};
+use half::bf16;
 use rayon::prelude::*;
 
 use super::products::{Factor, Matrix};
@@ -91,11 +92,69 @@ pub(super) fn tensor(values: Vec<f32>, shape: impl Into<Shape>) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(values, shape))
 }
 
+/// A tensor `[rows, width]` in `dtype`, f32 or bf16, of which `write` computes a block of rows at a time in f32: it is given the
+/// block's number and its elements. There are [`block_rows`] rows in a block, fewer in the last one.
+///
+/// # Safety
+/// `write` must initialise every element of its block.
+///
+/// # Panics
+/// For another type.
+pub(super) unsafe fn written_in(
+    dtype: FloatDType,
+    [rows, width]: [usize; 2],
+    write: impl Fn(usize, &mut [MaybeUninit<f32>]) + Sync,
+) -> FlexTensor {
+    let block = block_rows(width) * width;
+    // SAFETY (both): every block of the result is written, by `write` as the caller promises, or by `narrow` from what `write` wrote.
+    match dtype {
+        FloatDType::F32 => tensor(
+            unsafe {
+                written(rows * width, |out| {
+                    out.par_chunks_mut(block).enumerate().for_each(|(i, out)| write(i, out));
+                })
+            },
+            [rows, width],
+        ),
+        FloatDType::BF16 => {
+            let values = unsafe {
+                written(rows * width, |out| {
+                    let blocks = out.par_chunks_mut(block).enumerate();
+                    blocks.for_each_init(
+                        || Vec::with_capacity(block),
+                        |wide, (i, out)| {
+                            write(i, &mut wide.spare_capacity_mut()[..out.len()]);
+                            wide.set_len(out.len());
+                            narrow(out, wide);
+                            wide.clear();
+                        },
+                    );
+                })
+            };
+            FlexTensor::from_data(TensorData::new(values, [rows, width]))
+        }
+        other => panic!("a kernel of the CPU gives f32 or bf16, not {other:?}"),
+    }
+}
+
+super::simd::vectorised! {
+    /// `x` rounded to bf16, ties to even, as the operands of products are. `out` is as long as `x`.
+    pub(super) fn narrow(out: &mut [MaybeUninit<bf16>], x: &[f32]) {
+        for (out, x) in out.iter_mut().zip(x) {
+            let bits = x.to_bits();
+            let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+            // The bits that are cut off may be all that tells a NaN from infinity.
+            let nan = (bits >> 16) | 0x40;
+            out.write(bf16::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { nan } else { rounded } as u16));
+        }
+    }
+}
+
 /// `n` values that `write` writes, all of them.
 ///
 /// # Safety
 /// `write` must initialise every element.
-pub(super) unsafe fn written(n: usize, write: impl FnOnce(&mut [MaybeUninit<f32>])) -> Vec<f32> {
+pub(super) unsafe fn written<T>(n: usize, write: impl FnOnce(&mut [MaybeUninit<T>])) -> Vec<T> {
     let mut values = Vec::with_capacity(n);
     write(&mut values.spare_capacity_mut()[..n]);
     // SAFETY: the capacity is at least `n`, and the caller promises that `write` has initialised the first `n` elements.
@@ -153,6 +212,26 @@ super::simd::vectorised! {
             for (sum, x) in sums.iter_mut().zip(row) {
                 *sum += *x;
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_is_that_of_bf16() {
+        let ties =
+            [1.0f32, 1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, f32::MAX, f32::MIN_POSITIVE / 3.0, f32::INFINITY, -0.0];
+        let mut x = [ties.to_vec(), vec![f32::NAN, f32::from_bits(0x7f80_0001), f32::from_bits(0xff80_0001)]].concat();
+        x.extend((0..10_007u32).map(|i| f32::from_bits(i.wrapping_mul(2_654_435_761))));
+        let mut out = Vec::with_capacity(x.len());
+        narrow(&mut out.spare_capacity_mut()[..x.len()], &x);
+        // SAFETY: `narrow` has written every element.
+        unsafe { out.set_len(x.len()) };
+        for (x, out) in x.iter().zip(&out) {
+            assert_eq!(out.to_bits(), bf16::from_f32(*x).to_bits(), "{x:?}");
         }
     }
 }

@@ -5,7 +5,7 @@
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
 use burn::backend::Flex;
-use burn::tensor::FloatDType;
+use burn::tensor::{FloatDType, TensorData};
 use rayon::prelude::*;
 
 use super::{AttentionKernel, Inputs, Parts, Rows, SavedOf, Settings};
@@ -187,7 +187,9 @@ impl<'a> Call<'a> {
     /// Runs `f` for every head, with scratch memory for two blocks of scores.
     fn for_each_head(&self, f: impl Fn(Head, Visible<'_>, &mut [f32], &mut [f32]) + Sync) {
         let heads = self.sizes.heads;
-        let block = self.sequences.iter().map(|sequence| block(*sequence) * sequence.keys.len).max().unwrap_or(0);
+        // A block of the result fits as well.
+        let elements = |sequence: &Sequence| block(*sequence) * sequence.keys.len.max(self.sizes.head_dim);
+        let block = self.sequences.iter().map(elements).max().unwrap_or(0);
         (0..self.sequences.len() * heads).into_par_iter().for_each_init(
             || vec![0.0f32; 2 * block],
             |scratch, index| {
@@ -225,45 +227,69 @@ fn dtype(qkv: &Parts<FlexTensor>) -> FloatDType {
     }
 }
 
+/// Multiplies weights and values of a block of queries: it has memory for the product, and where its first element belongs in the result.
+type Multiply<'a> = dyn Fn(Matrix<'_>, Matrix<'_>, &mut [f32], usize) + Sync + 'a;
+
 impl AttentionKernel for Flex {
     fn forward(inputs: &Inputs<FlexTensor, FlexTensor, FlexTensor>) -> (FlexTensor, FlexTensor) {
-        let (qkv, dtype) = (widened(&inputs.qkv), dtype(&inputs.qkv));
+        let (qkv, dtype) = (widened(&inputs.qkv), inputs.settings.dtype);
         let call = Call::new(inputs, &qkv);
         let Sizes { queries, heads, head_dim, .. } = call.sizes;
         let width = heads * head_dim;
         let mut lse = vec![0.0f32; heads * queries];
         let lse_at = Shared(lse.as_mut_ptr());
-        // SAFETY: every head writes the rows of all its queries in its own columns of `out` and its own part of `lse`, and the
-        // heads together are all columns of all sequences.
-        let out = unsafe {
-            flex::written(queries * width, |out| {
-                let out = Shared(out.as_mut_ptr().cast());
-                call.for_each_head(|head, visible, scores, _| {
-                    let (Span { start, len }, block) = (head.sequence.queries, block(head.sequence));
-                    for from in (0..len).step_by(block.max(1)) {
-                        let to = (from + block).min(len);
-                        let keys = visible.width(from, to);
-                        let scores = &mut scores[..(to - from) * keys];
-                        let (query, key) = (head.queries(call.query, from, to), head.keys(call.key, keys));
-                        multiply_raw(
-                            scores.as_mut_ptr(),
-                            keys,
-                            query,
-                            key.t(),
-                            call.settings.scale,
-                            Output::Overwrite,
-                            false,
-                        );
-                        let lse = std::slice::from_raw_parts_mut(lse_at.at(head.first_query() + from), to - from);
-                        softmax_rows(scores, keys, lse, from, visible, call.keep(head));
-                        let weights = Matrix::new(scores, to - from, keys);
-                        let out = out.at(head.element(0, width, start + from));
-                        multiply_raw(out, width, weights, head.keys(call.value, keys), 1.0, Output::Overwrite, false);
-                    }
-                });
-            })
+        // Calls `multiply` for each block of queries of each head.
+        let each_block = |multiply: &Multiply<'_>| {
+            call.for_each_head(|head, visible, scores, product| {
+                let (Span { start, len }, block) = (head.sequence.queries, block(head.sequence));
+                for from in (0..len).step_by(block.max(1)) {
+                    let to = (from + block).min(len);
+                    let keys = visible.width(from, to);
+                    let scores = &mut scores[..(to - from) * keys];
+                    let (query, key) = (head.queries(call.query, from, to), head.keys(call.key, keys));
+                    // SAFETY: the scores are exclusively borrowed and as large as the product; every head has its own part of
+                    // `lse`.
+                    let lse = unsafe {
+                        let scale = call.settings.scale;
+                        multiply_raw(scores.as_mut_ptr(), keys, query, key.t(), scale, Output::Overwrite, false);
+                        std::slice::from_raw_parts_mut(lse_at.at(head.first_query() + from), to - from)
+                    };
+                    softmax_rows(scores, keys, lse, from, visible, call.keep(head));
+                    let weights = Matrix::new(scores, to - from, keys);
+                    let product = &mut product[..(to - from) * head_dim];
+                    multiply(weights, head.keys(call.value, keys), product, head.element(0, width, start + from));
+                }
+            });
         };
-        (flex::cast(flex::tensor(out, [queries, width]), dtype), flex::tensor(lse, [heads * queries]))
+        // SAFETY (both): every head writes the rows of all its queries in its own columns, and the heads together are all columns of all
+        // sequences. In bf16 a block is multiplied in memory of its own, which is as large as it, and rounded from there.
+        let out = match dtype {
+            FloatDType::BF16 => unsafe {
+                let values = flex::written(queries * width, |out| {
+                    let out = Shared(out.as_mut_ptr());
+                    each_block(&|weights, values, product, first| {
+                        multiply_raw(product.as_mut_ptr(), head_dim, weights, values, 1.0, Output::Overwrite, false);
+                        for (row, product) in product.chunks_exact(head_dim).enumerate() {
+                            flex::narrow(
+                                std::slice::from_raw_parts_mut(out.at(first + row * width), head_dim),
+                                product,
+                            );
+                        }
+                    });
+                });
+                FlexTensor::from_data(TensorData::new(values, [queries, width]))
+            },
+            dtype => unsafe {
+                let values = flex::written(queries * width, |out| {
+                    let out = Shared(out.as_mut_ptr().cast());
+                    each_block(&|weights, values, _, first| {
+                        multiply_raw(out.at(first), width, weights, values, 1.0, Output::Overwrite, false);
+                    });
+                });
+                flex::cast(flex::tensor(values, [queries, width]), dtype)
+            },
+        };
+        (out, flex::tensor(lse, [heads * queries]))
     }
 
     fn backward(saved: SavedOf<Self>, dout: FlexTensor) -> Parts<FlexTensor> {

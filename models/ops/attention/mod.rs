@@ -11,7 +11,7 @@ pub mod plain;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, autodiff::Autodiff, backend_extension};
-use burn::tensor::{Bool, Device, Int, Tensor};
+use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
 
 use super::autodiff::{Differentiate, record};
 use super::contract::Contract;
@@ -35,6 +35,19 @@ pub enum Qkv {
         /// The values.
         value: Tensor<2>,
     },
+}
+
+impl Qkv {
+    /// The tensor with the queries.
+    fn first(&self) -> &Tensor<2> {
+        match self {
+            Self::Packed(qkv) | Self::Separate { query: qkv, .. } => qkv,
+        }
+    }
+
+    fn dtype(&self) -> FloatDType {
+        self.first().dtype().into()
+    }
 }
 
 /// Which keys a query attends to. It is made once for all layers of a forward pass.
@@ -179,23 +192,35 @@ impl Attention<'_> {
     /// For sizes that do not fit together: those of the tensors, of the mask, and the fields of this; in the fused form for
     /// tensors of different types, of another than f32, f16 and bf16, or on different devices.
     pub fn forward(self, qkv: Qkv, mask: &Mask) -> Tensor<2> {
-        self.check(&qkv, mask);
+        let dtype = qkv.dtype();
+        self.forward_in(dtype, qkv, mask)
+    }
+
+    /// [`forward`](Self::forward) for a product of `dtype`: the fused form on the CPU gives its result in that type, the others give
+    /// the inputs' type.
+    ///
+    /// # Panics
+    /// As [`forward`](Self::forward).
+    pub fn forward_in(self, dtype: FloatDType, qkv: Qkv, mask: &Mask) -> Tensor<2> {
+        let device = self.check(&qkv, mask);
         match &mask.form {
             Form::Plain(hidden) => self.plain(qkv, hidden.clone()),
-            Form::Fused { rows, keys } => self.fused(qkv, mask.is_causal, *rows, keys.clone()),
+            Form::Fused { rows, keys } => {
+                let dtype = if device == Device::flex() { dtype } else { qkv.dtype() };
+                self.fused(qkv, mask.is_causal, *rows, keys.clone(), dtype)
+            }
         }
     }
 
+    /// Asks for arguments that fit together; their device.
     #[track_caller]
-    fn check(self, qkv: &Qkv, mask: &Mask) {
+    fn check(self, qkv: &Qkv, mask: &Mask) -> Device {
         let Self { batch, heads, .. } = self;
         let form = match mask.form {
             Form::Plain(_) => OpForm::Plain,
             Form::Fused { .. } => OpForm::Fused,
         };
-        let first = match qkv {
-            Qkv::Packed(qkv) | Qkv::Separate { query: qkv, .. } => qkv,
-        };
+        let first = qkv.first();
         let contract = Contract::new("attention", form, first.device());
         contract.ensure(batch > 0, "batch", "1 sequence or more", batch);
         contract.ensure(heads > 0, "heads", "1 head or more", heads);
@@ -226,6 +251,7 @@ impl Attention<'_> {
             let expected = format_args!("{batch} x {} rows, as the mask has", mask.seq);
             contract.ensure(keys == batch * mask.seq, "key", expected, keys);
         }
+        first.device()
     }
 
     fn plain(self, qkv: Qkv, hidden: Option<Tensor<4, Bool>>) -> Tensor<2> {
@@ -242,10 +268,10 @@ impl Attention<'_> {
         merge_heads(plain::attention(query, key, value, hidden, self.scale, self.dropout, self.rng))
     }
 
-    fn fused(self, qkv: Qkv, causal: bool, rows: Rows, keys: Tensor<2, Bool>) -> Tensor<2> {
+    fn fused(self, qkv: Qkv, causal: bool, rows: Rows, keys: Tensor<2, Bool>, dtype: FloatDType) -> Tensor<2> {
         let dropout = self.rng.probability(self.dropout);
         let settings =
-            Settings { batch: self.batch, heads: self.heads, scale: self.scale as f32, causal, rows, dropout };
+            Settings { batch: self.batch, heads: self.heads, scale: self.scale as f32, causal, rows, dropout, dtype };
         let (seed, keys) = (self.rng.seed(dropout, &keys.device()).into_dispatch(), keys.into_dispatch());
         Tensor::from_dispatch(match qkv {
             Qkv::Packed(qkv) => <Dispatch as AttentionOp>::packed(qkv.into_dispatch(), keys, seed, settings),
@@ -268,6 +294,8 @@ pub(super) struct Settings {
     pub rows: Rows,
     /// Probability that a weight is zeroed; 0 without training.
     pub dropout: f64,
+    /// The type of the result: elsewhere than on the CPU that of the inputs.
+    pub dtype: FloatDType,
 }
 
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]

@@ -84,7 +84,7 @@ impl CrossEntropy {
         contract.floats("x", &self.x, [rows, features], of_x);
         contract.ensure(classes > 0, "weight", "1 class or more", self.weight.dims());
         // On the CPU the products round their operands themselves.
-        let of_weight = if of_x == DType::F32 { contract.weight("weight", &self.weight) } else { of_x };
+        let of_weight = if of_x == DType::F32 { contract.rounded("weight", &self.weight) } else { of_x };
         contract.floats("weight", &self.weight, [classes, features], of_weight);
         if let Some(bias) = &self.bias {
             contract.floats("bias", bias, [classes], DType::F32);

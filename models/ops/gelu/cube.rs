@@ -1,6 +1,7 @@
 //! Bias and GELU: an element to a unit.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
+use burn::tensor::FloatDType;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
@@ -10,11 +11,17 @@ use super::{Activation, CUBIC, GeluKernel, SQRT_2_OVER_PI};
 use crate::ops::cube::{Cube, FusedTensor, Kernels, addresses, buffer, by_element, dims2, element, empty, rows_of};
 
 impl GeluKernel for Cube {
-    fn forward(x: FusedTensor, bias: FusedTensor, kind: Activation) -> FusedTensor {
+    fn forward(x: FusedTensor, bias: FusedTensor, kind: Activation, _: FloatDType) -> FusedTensor {
         Self::gelu(x, bias, kind)
     }
 
-    fn backward(x: FusedTensor, bias: FusedTensor, dy: FusedTensor, kind: Activation) -> (FusedTensor, FusedTensor) {
+    fn backward(
+        x: FusedTensor,
+        bias: FusedTensor,
+        dy: FusedTensor,
+        kind: Activation,
+        _: FloatDType,
+    ) -> (FusedTensor, FusedTensor) {
         let dx = Self::gelu_backward(x, bias, dy, kind);
         (dx.clone(), Self::column_sums(dx))
     }

@@ -9,7 +9,7 @@ pub(super) mod cube;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, autodiff::Autodiff, backend_extension};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use rayon::prelude::*;
 
 use super::autodiff::{Differentiate, record};
@@ -58,16 +58,30 @@ impl Activation {
 /// # Panics
 /// For tensors of other shapes; in the fused form on the CPU for another type than f32, and for tensors on different devices.
 pub fn bias_gelu(x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> Tensor<2> {
+    let dtype = x.dtype().into();
+    bias_gelu_in(dtype, x, bias, kind, ops)
+}
+
+/// [`bias_gelu`] with the result in `dtype`, for a product of that type. In the fused form on the CPU the gradient of `x`, which a product
+/// reads as well, is then also in `dtype`: f32 or bf16.
+///
+/// # Panics
+/// As [`bias_gelu`].
+pub fn bias_gelu_in(dtype: FloatDType, x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> Tensor<2> {
     let form = ops.form(Operator::Gelu);
+    let has_no_kernel = form == Form::Plain || x.device() != Device::flex() || dtype == FloatDType::F16;
+    if has_no_kernel && dtype != x.dtype().into() {
+        return bias_gelu(x, bias, kind, ops).cast(dtype);
+    }
     let contract = Contract::new("bias_gelu", form, x.device());
     let [rows, width] = contract.matrix("x", &x);
-    let dtype = contract.operand("x", &x);
-    contract.floats("x", &x, [rows, width], dtype);
+    let of_x = contract.operand("x", &x);
+    contract.floats("x", &x, [rows, width], of_x);
     contract.floats("bias", &bias, [width], DType::F32);
     match form {
         Form::Plain => kind.forward(x + bias.unsqueeze()),
         Form::Fused => {
-            let y = <Dispatch as GeluOp>::bias_gelu(x.into_dispatch(), bias.into_dispatch(), kind);
+            let y = <Dispatch as GeluOp>::bias_gelu(x.into_dispatch(), bias.into_dispatch(), kind, dtype);
             Tensor::from_dispatch(y)
         }
     }
@@ -75,12 +89,18 @@ pub fn bias_gelu(x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> T
 
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
 trait GeluOp: Backend {
-    fn bias_gelu(x: FloatTensor<Self>, bias: FloatTensor<Self>, kind: Activation) -> FloatTensor<Self>;
+    fn bias_gelu(
+        x: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        kind: Activation,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self>;
 }
 
-/// The kernels that a backend supplies.
+/// The kernels that a backend supplies. `dtype` is that of the result and of `dx`: elsewhere than on the CPU that of `x`.
 pub(super) trait GeluKernel: Backend {
-    fn forward(x: FloatTensor<Self>, bias: FloatTensor<Self>, kind: Activation) -> FloatTensor<Self>;
+    fn forward(x: FloatTensor<Self>, bias: FloatTensor<Self>, kind: Activation, dtype: FloatDType)
+    -> FloatTensor<Self>;
 
     /// `(dx, dbias)`
     fn backward(
@@ -88,21 +108,27 @@ pub(super) trait GeluKernel: Backend {
         bias: FloatTensor<Self>,
         dy: FloatTensor<Self>,
         kind: Activation,
+        dtype: FloatDType,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 }
 
 /// Without autodiff the operator is its kernel's forward.
 impl<B: GeluKernel> GeluOp for B {
-    fn bias_gelu(x: FloatTensor<B>, bias: FloatTensor<B>, kind: Activation) -> FloatTensor<B> {
-        B::forward(x, bias, kind)
+    fn bias_gelu(x: FloatTensor<B>, bias: FloatTensor<B>, kind: Activation, dtype: FloatDType) -> FloatTensor<B> {
+        B::forward(x, bias, kind, dtype)
     }
 }
 
 impl<B: GeluKernel, C: CheckpointStrategy> GeluOp for Autodiff<B, C> {
-    fn bias_gelu(x: FloatTensor<Self>, bias: FloatTensor<Self>, kind: Activation) -> FloatTensor<Self> {
+    fn bias_gelu(
+        x: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        kind: Activation,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
         record::<C, _, _, _>([x, bias], |[x, bias], _| {
-            let saved = Saved { x: x.clone(), bias: bias.clone(), kind };
-            (B::forward(x, bias, kind), saved)
+            let saved = Saved { x: x.clone(), bias: bias.clone(), kind, dtype };
+            (B::forward(x, bias, kind, dtype), saved)
         })
     }
 }
@@ -113,45 +139,71 @@ struct Saved<F> {
     x: F,
     bias: F,
     kind: Activation,
+    dtype: FloatDType,
 }
 
 impl<B: GeluKernel> Differentiate<B> for Saved<FloatTensor<B>> {
     fn gradients(self, dy: FloatTensor<B>, _: &[bool]) -> Vec<Option<FloatTensor<B>>> {
-        let (dx, dbias) = B::backward(self.x, self.bias, dy, self.kind);
+        let (dx, dbias) = B::backward(self.x, self.bias, dy, self.kind, self.dtype);
         vec![Some(dx), Some(dbias)]
     }
 }
 
 impl GeluKernel for Flex {
-    fn forward(x: FlexTensor, bias: FlexTensor, kind: Activation) -> FlexTensor {
+    fn forward(x: FlexTensor, bias: FlexTensor, kind: Activation, dtype: FloatDType) -> FlexTensor {
         let (x, bias) = (flex::row_major(x), flex::row_major(bias));
         let [rows, width] = flex::dims2(&x);
         let block = flex::block_rows(width) * width;
-        // SAFETY: the blocks of `out` and of `x` pair up, and `forward_rows` writes every element of its block, whose rows are
-        // as long as the bias (`bias_gelu` has asked).
-        let y = unsafe {
-            flex::written(rows * width, |out| {
-                let blocks = out.par_chunks_mut(block).zip(flex::values(&x).par_chunks(block));
-                blocks.for_each(|(out, x)| forward_rows(out, x, flex::values(&bias), kind));
+        // SAFETY: `forward_rows` writes every element of its block, which `x` has as well and whose rows are as long as the bias
+        // (`bias_gelu_in` has asked).
+        unsafe {
+            flex::written_in(dtype, [rows, width], |i, out| {
+                let x = &flex::values(&x)[i * block..][..out.len()];
+                forward_rows(out, x, flex::values(&bias), kind);
             })
-        };
-        flex::tensor(y, [rows, width])
+        }
     }
 
-    fn backward(x: FlexTensor, bias: FlexTensor, dy: FlexTensor, kind: Activation) -> (FlexTensor, FlexTensor) {
+    fn backward(
+        x: FlexTensor,
+        bias: FlexTensor,
+        dy: FlexTensor,
+        kind: Activation,
+        dtype: FloatDType,
+    ) -> (FlexTensor, FlexTensor) {
         let (x, bias) = (flex::row_major(x), flex::row_major(bias));
-        let [_, width] = flex::dims2(&x);
+        let [rows, width] = flex::dims2(&x);
         let block = flex::block_rows(width) * width;
-        let mut parts = Vec::new();
-        let dx = flex::overwritten(dy, |dy| {
-            let blocks = dy.par_chunks_mut(block).zip(flex::values(&x).par_chunks(block));
-            let sums = blocks.map(|(dy, x)| {
-                let mut dbias = vec![0.0; width];
-                backward_rows(dy, x, flex::values(&bias), &mut dbias, kind);
-                dbias
-            });
-            parts = sums.collect();
-        });
+        let mut dy = flex::widened(dy);
+        let dbias_of = |dy: &mut [f32], x: &[f32]| {
+            let mut dbias = vec![0.0; width];
+            backward_rows(dy, x, flex::values(&bias), &mut dbias, kind);
+            dbias
+        };
+        let blocks = flex::writable(&mut dy).par_chunks_mut(block).zip(flex::values(&x).par_chunks(block));
+        let (dx, parts) = match dtype {
+            FloatDType::F32 => {
+                let parts: Vec<_> = blocks.map(|(dy, x)| dbias_of(dy, x)).collect();
+                (dy, parts)
+            }
+            dtype => {
+                assert_eq!(dtype, FloatDType::BF16, "a kernel of the CPU gives f32 or bf16");
+                let mut parts = Vec::new();
+                // SAFETY: the blocks pair up, and `narrow` writes every element of its block.
+                let dx = unsafe {
+                    flex::written(rows * width, |out| {
+                        let blocks = out.par_chunks_mut(block).zip(blocks);
+                        let each = blocks.map(|(out, (dy, x))| {
+                            let dbias = dbias_of(dy, x);
+                            flex::narrow(out, dy);
+                            dbias
+                        });
+                        parts = each.collect();
+                    })
+                };
+                (FlexTensor::from_data(TensorData::new(dx, [rows, width])), parts)
+            }
+        };
         (dx, flex::tensor(flex::add_up(parts, width), bias.shape()))
     }
 }

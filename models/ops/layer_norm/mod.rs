@@ -17,6 +17,7 @@ use rayon::prelude::*;
 use super::autodiff::{Differentiate, record};
 use super::contract::Contract;
 use super::flex::{self, FlexTensor};
+use super::products::Shared;
 use super::simd::{fma, sum, sum_pairs, vectorised};
 use super::{Form, Operator, Ops};
 
@@ -38,7 +39,7 @@ pub fn layer_norm(
     normalised(FloatDType::F32, x, residual, weight, bias, eps, ops)
 }
 
-/// [`layer_norm`] of `x` with the result in `dtype`, for a product of that type. Fused in bf16 and f16 on wgpu and CUDA alone.
+/// [`layer_norm`] of `x` with the result in `dtype`, for a product of that type. Fused in bf16, and on wgpu and CUDA in f16.
 ///
 /// # Panics
 /// As [`layer_norm`].
@@ -50,7 +51,9 @@ pub fn layer_norm_in(
     eps: f64,
     ops: Ops,
 ) -> Tensor<2> {
-    if dtype != FloatDType::F32 && (ops.form(Operator::LayerNorm) == Form::Plain || x.device() == Device::flex()) {
+    let has_no_kernel =
+        ops.form(Operator::LayerNorm) == Form::Plain || (x.device() == Device::flex() && dtype == FloatDType::F16);
+    if dtype != FloatDType::F32 && has_no_kernel {
         return layer_norm(x, None, weight, bias, eps, ops).cast(dtype);
     }
     normalised(dtype, x, None, weight, bias, eps, ops)
@@ -130,7 +133,7 @@ pub(super) struct Saved<T> {
 
 /// The kernels that a backend supplies.
 pub(super) trait LayerNormKernel: Backend {
-    /// The result, in `dtype`, which is f32 on the CPU and where there is a residual, and what is saved.
+    /// The result, in `dtype`, which is f32 where there is a residual and f32 or bf16 on the CPU, and what is saved.
     fn forward(
         x: FloatTensor<Self>,
         residual: Option<FloatTensor<Self>>,
@@ -208,7 +211,7 @@ impl LayerNormKernel for Flex {
         weight: FlexTensor,
         bias: FlexTensor,
         eps: f64,
-        _: FloatDType,
+        dtype: FloatDType,
     ) -> (FlexTensor, Saved<FlexTensor>) {
         let [rows, width] = flex::dims2(&x);
         let (weight, bias) = (flex::row_major(weight), flex::row_major(bias));
@@ -224,21 +227,20 @@ impl LayerNormKernel for Flex {
                 })
             }
         };
-        let block = flex::block_rows(width);
+        let block = flex::block_rows(width) * width;
         let mut statistics = vec![0.0; 2 * rows];
-        // SAFETY: the blocks of the three slices pair up, and `forward_rows` writes every element of its block of `out`.
+        let statistics_at = Shared(statistics.as_mut_ptr());
+        // SAFETY: `forward_rows` writes every element of its block, which `x` has as well; every block has the statistics of its own rows.
         let y = unsafe {
-            flex::written(rows * width, |out| {
-                out.par_chunks_mut(block * width)
-                    .zip(flex::values(&normalised).par_chunks(block * width))
-                    .zip(statistics.par_chunks_mut(2 * block))
-                    .for_each(|((out, x), statistics)| {
-                        forward_rows(out, x, statistics, flex::values(&weight), flex::values(&bias), eps as f32);
-                    });
+            flex::written_in(dtype, [rows, width], |i, out| {
+                let x = &flex::values(&normalised)[i * block..][..out.len()];
+                let first = 2 * i * flex::block_rows(width);
+                let statistics = std::slice::from_raw_parts_mut(statistics_at.at(first), 2 * (out.len() / width));
+                forward_rows(out, x, statistics, flex::values(&weight), flex::values(&bias), eps as f32);
             })
         };
         let statistics = flex::tensor(statistics, [rows, 2]);
-        (flex::tensor(y, [rows, width]), Saved { normalised, weight, statistics })
+        (y, Saved { normalised, weight, statistics })
     }
 
     fn backward(saved: Saved<FlexTensor>, dy: FlexTensor) -> [FlexTensor; 3] {
@@ -246,7 +248,7 @@ impl LayerNormKernel for Flex {
         let [_, width] = flex::dims2(&normalised);
         let block = flex::block_rows(width);
         let mut parts = Vec::new();
-        let dx = flex::overwritten(dy, |dy| {
+        let dx = flex::overwritten(flex::widened(dy), |dy| {
             let blocks = dy
                 .par_chunks_mut(block * width)
                 .zip(flex::values(&normalised).par_chunks(block * width))

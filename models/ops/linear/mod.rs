@@ -30,14 +30,14 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, ops: Ops) -> Ten
 }
 
 /// [`linear`] with the operands of the products, those of the gradients included, in `dtype`, and all results in f32. A weight may be
-/// stored in that type. Fused in bf16 and f16 on the CPU alone.
+/// stored in that type, and so may `x`. Fused in bf16 and f16 on the CPU alone.
 ///
 /// # Panics
 /// As [`linear`].
 pub fn linear_in(dtype: FloatDType, x: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, ops: Ops) -> Tensor<2> {
     let form = form(dtype, &x, ops);
     let contract = Contract::new("linear", form, x.device());
-    let width = factors(&contract, &x, &weight);
+    let width = factors(&contract, dtype, &x, &weight);
     contract.floats("bias", &bias, [width], DType::F32);
     match form {
         Form::Plain => plain(dtype, x, weight) + bias.unsqueeze(),
@@ -62,7 +62,7 @@ pub fn product(x: Tensor<2>, weight: Tensor<2>, ops: Ops) -> Tensor<2> {
 /// As [`linear`].
 pub fn product_in(dtype: FloatDType, x: Tensor<2>, weight: Tensor<2>, ops: Ops) -> Tensor<2> {
     let form = form(dtype, &x, ops);
-    factors(&Contract::new("product", form, x.device()), &x, &weight);
+    factors(&Contract::new("product", form, x.device()), dtype, &x, &weight);
     match form {
         Form::Plain => plain(dtype, x, weight),
         Form::Fused => {
@@ -88,12 +88,13 @@ fn plain(dtype: FloatDType, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     }
 }
 
-/// Asks for factors that can be multiplied; the width of their product.
+/// Asks for factors that can be multiplied in `dtype`; the width of their product.
 #[track_caller]
-fn factors(contract: &Contract, x: &Tensor<2>, weight: &Tensor<2>) -> usize {
+fn factors(contract: &Contract, dtype: FloatDType, x: &Tensor<2>, weight: &Tensor<2>) -> usize {
     let ([rows, inner], [_, width]) = (contract.matrix("x", x), contract.matrix("weight", weight));
-    contract.floats("x", x, [rows, inner], DType::F32);
-    contract.floats("weight", weight, [inner, width], contract.weight("weight", weight));
+    let of_x = if x.dtype() == dtype.into() { contract.rounded("x", x) } else { DType::F32 };
+    contract.floats("x", x, [rows, inner], of_x);
+    contract.floats("weight", weight, [inner, width], contract.rounded("weight", weight));
     width
 }
 

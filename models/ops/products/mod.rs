@@ -287,20 +287,27 @@ pub(super) unsafe fn multiply_raw(
 }
 
 /// A destination that several threads write to, each its own elements.
-#[derive(Clone, Copy)]
-pub(super) struct Shared(pub *mut f32);
+pub(super) struct Shared<T = f32>(pub *mut T);
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Shared<T> {}
 
 // SAFETY: it is a pointer and nothing more; whoever writes through it must see to it that no two threads touch one element.
-unsafe impl Send for Shared {}
+unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: as above.
-unsafe impl Sync for Shared {}
+unsafe impl<T: Send> Sync for Shared<T> {}
 
-impl Shared {
+impl<T> Shared<T> {
     /// The address of element `index`.
     ///
     /// # Safety
     /// `index` must lie within (or just behind) the buffer.
-    pub unsafe fn at(self, index: usize) -> *mut f32 {
+    pub unsafe fn at(self, index: usize) -> *mut T {
         // SAFETY: the caller's promise.
         unsafe { self.0.add(index) }
     }

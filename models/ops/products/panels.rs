@@ -300,7 +300,7 @@ pub(super) unsafe fn multiply(
     // Taken, not borrowed: while this thread waits, it may run a task that calls for another product.
     let mut buffer = SHARED.replace(Buffer::new());
     let stride = piece * bytes[shared];
-    let packed = Shared(buffer.at_least(panels[shared] * stride).cast());
+    let packed = Shared::<f32>(buffer.at_least(panels[shared] * stride).cast());
     for s0 in (0..steps).step_by(piece) {
         let s1 = (s0 + piece).min(steps);
         let at = |s: usize| (s * step).min(inner);

@@ -12,6 +12,7 @@ mod fused;
 mod gelu;
 mod layer_norm;
 mod linear;
+mod operands;
 
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_models::Ops;

@@ -5,6 +5,7 @@
 //!
 //! All figures are bytes for one micro-batch.
 
+use burn::tensor::FloatDType;
 use kiln_models::Activation;
 use kiln_models::ops::Form;
 use kiln_models::ops::cross_entropy::padded;
@@ -67,14 +68,21 @@ impl Activations {
         let takes_f32 = compute.is_f32() || (inputs.host.is_some() && !is_plain(Operator::Linear));
         // An operand of a matrix product.
         let operand: Halves = if takes_f32 { 2 } else { 1 };
+        // Those that a fused kernel of the CPU gives to products alone are bf16 there.
+        let is_bf16 = takes_f32 && compute.dtype() == FloatDType::BF16;
+        let given = |by: Operator| if is_bf16 && !is_plain(by) { 1 } else { operand };
 
         // Of a token of a layer, in halves of a value. LayerNorm, twice: what it normalised, and in the plain form that once
         // more, divided.
         let norms = 2 * 2 * (width + plain(Operator::LayerNorm, width));
         // Their results as operands: f32 is kept once; BERT's query, key and value each cast their own.
-        let casts = if is_bert && !takes_f32 { 4 } else { 2 };
+        let casts = match (is_bert, takes_f32) {
+            (true, true) => 2 * operand, // BERT's are residuals as well
+            (true, false) => 4 * operand,
+            (false, _) => 2 * given(Operator::LayerNorm),
+        };
         // And query, key, value and the context, which the projection after it multiplies.
-        let operands = operand * (casts + 4) * width;
+        let operands = (casts + 3 * operand + given(Operator::Attention)) * width;
         // The scores' exponentials and twice the softmax, one of them as operand; where dropout falls on it its mask.
         let softmax = 2 * 2 + operand + if attention_dropout { operand } else { 0 };
         let attention = plain(Operator::Attention, softmax * scores);
@@ -94,7 +102,7 @@ impl Activations {
         };
         // A fused kernel on a GPU keeps its input as the product gives it.
         let of_input = if inputs.host.is_some() || is_plain(Operator::Gelu) { 2 } else { operand };
-        let gelu = of_input * inner + 2 * plain(Operator::Gelu, factors * inner) + operand * inner;
+        let gelu = of_input * inner + 2 * plain(Operator::Gelu, factors * inner) + given(Operator::Gelu) * inner;
         let layer = norms + operands + attention + masks + gelu;
         // A byte for each pair of a row's tokens, the same for all layers, and another where some are local.
         let documents = match (inputs.documents, model.window()) {
