@@ -8,6 +8,7 @@
 //
 // README.md beside this file lists the environment variables.
 #include "fake.h"
+#include "thread.h"
 
 #include <algorithm>
 #include <chrono>
@@ -908,23 +909,32 @@ API CUresult cuGraphLaunch(Exec *exec, Stream *stream) {
 API CUresult cuGraphDestroy(Graph *graph) { LOCK; CALL("cuGraphDestroy"); delete graph; return SUCCESS; }
 API CUresult cuGraphExecDestroy(Exec *exec) { LOCK; CALL("cuGraphExecDestroy"); delete exec; return SUCCESS; }
 
-// Tensor maps of the bulk copy engine: their conditions are checked, and nothing reads them, since kernels that copy in bulk are not
-// imitated.
+// Tensor maps of the bulk copy engine, which kernels on the CPU read (device/device.h).
 
-static CUresult tensor_map(void *map, int type, unsigned rank, void *address, const unsigned long long *strides, const unsigned *box, const unsigned *element_strides) {
+static CUresult tensor_map(FakeTensorMap *map, int type, unsigned rank, void *address, const unsigned long long *strides, const unsigned *box, const unsigned *element_strides) {
     if ((uintptr_t)map % 64) return refuse(INVALID_VALUE, "a tensor map that is not aligned to 64 bytes");
     if (rank < 1 || rank > 5 || (uintptr_t)address % 16) return refuse(INVALID_VALUE, "a tensor map of rank %u at %p", rank, address);
     for (unsigned i = 0; i + 1 < rank; i++) if (strides[i] % 16) return refuse(INVALID_VALUE, "a tensor map with a stride of %llu bytes", strides[i]);
     if (box) for (unsigned i = 0; i < rank; i++) if (!box[i] || box[i] > 256) return refuse(INVALID_VALUE, "a tensor map with a box of %u", box[i]);
     for (unsigned i = 0; i < rank; i++) if (!element_strides[i] || element_strides[i] > 8) return refuse(INVALID_VALUE, "a tensor map with an element stride of %u", element_strides[i]);
-    memset(map, type, 128);
+    static const uint8_t bytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4}; // CUtensorMapDataType
+    if (type < 0 || type >= (int)sizeof bytes) return refuse(NOT_SUPPORTED, "a tensor map of type %d, which is not imitated", type);
+    memset(map, 0, 128);
+    map->address = (char *)address, map->rank = rank, map->element = bytes[type];
     return SUCCESS;
 }
-API CUresult cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *address, const unsigned long long *, const unsigned long long *strides, const unsigned *box, const unsigned *element_strides, int, int, int, int) {
+API CUresult cuTensorMapEncodeTiled(FakeTensorMap *map, int type, unsigned rank, void *address, const unsigned long long *sizes, const unsigned long long *strides, const unsigned *box, const unsigned *element_strides, int interleave, int swizzle, int, int fill) {
     LOCK; CALL("cuTensorMapEncodeTiled");
-    return tensor_map(map, type, rank, address, strides, box, element_strides);
+    CUresult result = tensor_map(map, type, rank, address, strides, box, element_strides);
+    if (result) return result;
+    for (unsigned i = 0; i < rank; i++) {
+        if (element_strides[i] != 1 || interleave || swizzle > 3) return refuse(NOT_SUPPORTED, "a tensor map with gaps, interleaved or swizzled by other than 16 bytes, which is not imitated");
+        map->sizes[i] = sizes[i], map->strides[i] = i ? strides[i - 1] : map->element, map->box[i] = box[i];
+    }
+    map->swizzle = swizzle, map->fills_nan = fill;
+    return SUCCESS;
 }
-API CUresult cuTensorMapEncodeIm2col(void *map, int type, unsigned rank, void *address, const unsigned long long *, const unsigned long long *strides, const int *, const int *, unsigned, unsigned, const unsigned *element_strides, int, int, int, int) {
+API CUresult cuTensorMapEncodeIm2col(FakeTensorMap *map, int type, unsigned rank, void *address, const unsigned long long *, const unsigned long long *strides, const int *, const int *, unsigned, unsigned, const unsigned *element_strides, int, int, int, int) {
     LOCK; CALL("cuTensorMapEncodeIm2col");
     return tensor_map(map, type, rank, address, strides, nullptr, element_strides);
 }

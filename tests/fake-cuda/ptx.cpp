@@ -13,9 +13,14 @@ static bool starts(const char *text, const char *with) { return strncmp(text, wi
 
 static const char *KNOWN[] = {"mma.sync.aligned.m16n8k16.row.col.f32.f16", "mma.sync.aligned.m16n8k16.row.col.f32.bf16", "mma.sync.aligned.m16n8k8.row.col.f32.tf32",
     "ldmatrix.sync.aligned.m8n8", "stmatrix.sync.aligned.m8n8",
-    "max.NaN.f32", "min.NaN.f32", "atom.relaxed.add.f32", "atom.relaxed.add.u32", "atom.relaxed.add.u64", "atom.relaxed.add.f64"};
+    "max.NaN.f32", "min.NaN.f32", "atom.relaxed.add.f32", "atom.relaxed.add.u32", "atom.relaxed.add.u64", "atom.relaxed.add.f64",
+    "cp.async.cg.shared::cta.global [%0], [%1], 16, %2", "cp.async.mbarrier.arrive.shared::cta.b64"};
+
+/// Chooses a lane of a warp. Its text begins with the declaration of a register.
+static bool elects(const char *text) { return strstr(text, "elect.sync _|"); }
 
 bool fake_knows(const std::string &ptx) {
+    if (elects(ptx.c_str())) return true;
     for (auto known : KNOWN)
         if (starts(ptx.c_str(), known)) return true;
     return false;
@@ -107,6 +112,16 @@ extern "C" void fake_ptx(const char *text, FakeOperand *outs, int num_outs, Fake
     if (starts(text, "atom.relaxed.add.u32")) return add<unsigned>(outs, ins);
     if (starts(text, "atom.relaxed.add.u64")) return add<unsigned long long>(outs, ins);
     if (starts(text, "atom.relaxed.add.f64")) return add<double>(outs, ins);
+    if (elects(text)) { *(uint32_t *)outs[0].at = fake_self->lane == (unsigned)__builtin_ctz(fake_active()); return; }
+    // Made at once, so that the arrival which follows has nothing to wait for; the barrier's own count does not change by it.
+    if (starts(text, "cp.async.cg")) {
+        char *to = fake_self->shared + *(uint32_t *)ins[0].at;
+        unsigned size = *(uint32_t *)ins[2].at;
+        memcpy(to, *(char **)ins[1].at, size);
+        memset(to + size, 0, 16 - size);
+        return;
+    }
+    if (starts(text, "cp.async.mbarrier.arrive")) return;
     if (starts(text, "mma.sync")) return mma(text, outs, ins);
     if (starts(text, "ldmatrix")) return move_matrices(text, outs, num_outs, *(uint32_t *)ins[0].at, false);
     // The address comes first in the text; the operands are given in the order value, address or the other way round.

@@ -20,7 +20,7 @@ __thread FakeThread *fake_self = nullptr;
 
 // ------------------------------------------------------------------------------------------------ the runtime
 
-enum State { READY, AT_BLOCK, AT_WARP, DONE };
+enum State { READY, AT_BLOCK, AT_WARP, AT_WORD, DONE };
 
 struct Warp {
     uint64_t values[2][32];
@@ -100,6 +100,13 @@ extern "C" {
 void fake_sync_block(void) {
     if (!running) return;
     fake_self->state = AT_BLOCK;
+    to_main();
+}
+
+void fake_wait(const uint32_t *word, uint32_t mask, uint32_t value) {
+    FakeThread *self = fake_self;
+    if ((*word & mask) != value) return;
+    self->word = word, self->mask = mask, self->value = value, self->state = AT_WORD;
     to_main();
 }
 
@@ -235,12 +242,15 @@ void fake_run(const FakeKernel &kernel, const std::string &name, const std::stri
                 }
                 while (run.alive) {
                     bool moved = false;
-                    for (unsigned i = 0; i < n; i++)
-                        if (run.threads[i].state == READY) {
+                    for (unsigned i = 0; i < n; i++) {
+                        FakeThread &t = run.threads[i];
+                        if (t.state == AT_WORD && (*t.word & t.mask) != t.value) t.state = READY;
+                        if (t.state == READY) {
                             moved = true;
                             fake_self = &run.threads[i];
                             fake_switch(&run.main_stack, run.threads[i].stack_pointer);
                         }
+                    }
                     if (moved) continue;
                     // All threads wait. If all of them are at the block's barrier, they continue.
                     unsigned at_block = 0;
@@ -376,10 +386,9 @@ bool fake_compile(const std::string &dir, const std::string &hash, const std::st
         text = std::regex_replace(text, std::regex("\\buint64_t\\b"), "fake_uint64");
         text = std::regex_replace(text, std::regex("\\bint64_t\\b"), "fake_int64");
         text = std::regex_replace(text, std::regex("extern __shared__ __align__\\(\\d+\\) char (\\w+)\\[\\];"), "char *$1 = fake_self->shared;");
+        text = std::regex_replace(text, std::regex("#include <(cooperative_groups|cuda/barrier)[^>]*>"), ""); // device.h has what is used of them
         std::string unknown;
         text = without_asm(text, unknown);
-        for (const char *header : {"cuda/barrier", "cooperative_groups"})
-            if (text.find(std::string("#include <") + header) != std::string::npos) unknown = header;
         if (!unknown.empty()) {
             std::ofstream(base + ".failed") << "not imitated: " << unknown << "\n";
             fake_log("kernel %s %s is not imitated: %s", name.c_str(), hash.c_str(), unknown.c_str());

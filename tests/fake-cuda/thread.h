@@ -11,6 +11,16 @@ struct FakeThread {
     // used by run.cpp alone
     void *stack_pointer;
     int state;
+    const uint32_t *word; // the thread waits until this word, under the mask, has another value
+    uint32_t mask, value;
+};
+
+/// A tensor map as cuTensorMapEncodeTiled leaves it in the 128 bytes of a CUtensorMap, innermost dimension first.
+struct FakeTensorMap {
+    char *address;
+    uint64_t sizes[5], strides[5]; // elements; bytes
+    uint16_t box[5];
+    uint8_t rank, element, swizzle, fills_nan;
 };
 
 #pragma GCC visibility push(default)
@@ -23,6 +33,8 @@ void fake_sync_block(void);
 unsigned fake_sync_warp(unsigned mask);
 /// Waits for the threads of the warp and returns the values of its 32 lanes; only those of the lanes in `lanes` are set.
 const uint64_t *fake_exchange(uint64_t value, unsigned mask, unsigned *lanes);
+/// Waits until `*word & mask` is not `value`.
+void fake_wait(const uint32_t *word, uint32_t mask, uint32_t value);
 /// The lanes of the warp that have not returned from the kernel.
 unsigned fake_active(void);
 /// Executes an instruction of inline PTX. The process ends for an instruction that is not imitated.

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
+#include <initializer_list>
 #include <math.h>
 #include <tuple>
 #include <type_traits>
@@ -142,6 +143,69 @@ inline unsigned __brev(unsigned x) {
     return y;
 }
 inline unsigned __cvta_generic_to_shared(const void *at) { return (unsigned)((const char *)at - fake_self->shared); }
+
+// ---------------------------------------------------------------------------------------------- barriers and bulk copies
+
+/// Copies a box of a tensor to shared memory, at once. Elements outside of the tensor are 0 or NaN.
+inline void fake_bulk_copy(void *to, const void *encoded, std::initializer_list<int> first) {
+    FakeTensorMap map;
+    memcpy(&map, encoded, sizeof map);
+    const int *corner = first.begin();
+    size_t count = 1, start = (char *)to - fake_self->shared;
+    for (int d = 0; d < map.rank; d++) count *= map.box[d];
+    for (size_t i = 0; i < count; i++) {
+        size_t rest = i, at = start + i * map.element;
+        const char *from = map.address;
+        bool inside = true;
+        for (int d = 0; d < map.rank; d++) {
+            long position = corner[d] + (long)(rest % map.box[d]);
+            rest /= map.box[d];
+            inside &= position >= 0 && position < (long)map.sizes[d];
+            from += position * (long)map.strides[d];
+        }
+        // Swizzled over 32, 64 or 128 bytes, the bits 7 to 9 of an address change which 16 bytes of the span it is.
+        at ^= (at >> 7 & ((1 << map.swizzle) - 1)) << 4;
+        if (inside) memcpy(fake_self->shared + at, from, map.element);
+        else memset(fake_self->shared + at, map.fills_nan ? 0xFF : 0, map.element);
+    }
+}
+
+namespace cuda {
+enum thread_scope { thread_scope_system, thread_scope_device, thread_scope_block, thread_scope_thread };
+/// Copies are made when they are issued, so a phase ends with its last arrival.
+template <thread_scope> struct barrier {
+    typedef uint32_t arrival_token;
+    uint16_t expected, pending;
+    uint32_t phase;
+    arrival_token arrive(int count = 1) {
+        arrival_token token = phase;
+        if (!(pending -= count)) pending = expected, phase++;
+        return token;
+    }
+    void wait(arrival_token token) const { fake_wait(&phase, ~0u, token); }
+    void wait_parity(bool parity) const { fake_wait(&phase, 1, parity); }
+    void arrive_and_wait() { wait(arrive()); }
+};
+template <thread_scope S> void init(barrier<S> *it, int expected) { it->expected = it->pending = expected, it->phase = 0; }
+namespace device {
+template <thread_scope S> uint32_t barrier_arrive_tx(barrier<S> &it, int count, int) { return it.arrive(count); }
+template <thread_scope S> uint64_t *barrier_native_handle(barrier<S> &it) { return (uint64_t *)&it; }
+namespace experimental {
+inline void fence_proxy_async_shared_cta() {}
+template <typename B> void cp_async_bulk_tensor_1d_global_to_shared(void *to, const void *map, int a, B &) { fake_bulk_copy(to, map, {a}); }
+template <typename B> void cp_async_bulk_tensor_2d_global_to_shared(void *to, const void *map, int a, int b, B &) { fake_bulk_copy(to, map, {a, b}); }
+template <typename B> void cp_async_bulk_tensor_3d_global_to_shared(void *to, const void *map, int a, int b, int c, B &) {
+    fake_bulk_copy(to, map, {a, b, c});
+}
+template <typename B> void cp_async_bulk_tensor_4d_global_to_shared(void *to, const void *map, int a, int b, int c, int d, B &) {
+    fake_bulk_copy(to, map, {a, b, c, d});
+}
+template <typename B> void cp_async_bulk_tensor_5d_global_to_shared(void *to, const void *map, int a, int b, int c, int d, int e, B &) {
+    fake_bulk_copy(to, map, {a, b, c, d, e});
+}
+} // namespace experimental
+} // namespace device
+} // namespace cuda
 
 // ---------------------------------------------------------------------------------------------- half and bfloat16
 
