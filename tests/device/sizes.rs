@@ -46,7 +46,7 @@ fn check_sizes(sizes: &[usize], precision: &str, tolerance: f64) {
             for mode in modes() {
                 check(mode, mode, &["--set", "compiler.graph=off", "--set", "compiler.fused_ops=on"]);
             }
-            if MODE == "compiled" && precision == "f32" {
+            if MODE == "compiled" && precision != "f16" {
                 check(MODE, "captured", &["--set", "compiler.graph=on", "--set", "compiler.fused_ops=on"]);
             }
         }
@@ -78,4 +78,13 @@ fn every_size_in_bf16_gives_the_figures_of_the_cpu() {
 #[test]
 fn a_width_of_48_gives_the_figures_of_the_cpu() {
     check_sizes(&[48], "f32", 1e-3);
+}
+
+/// As [`a_width_of_48_gives_the_figures_of_the_cpu`], in the narrow types.
+#[test]
+fn a_width_of_48_in_narrow_types_gives_the_figures_of_the_cpu() {
+    check_sizes(&[48], "f16", 5e-3);
+    if device() != "wgpu" {
+        check_sizes(&[48], "bf16", 2e-2);
+    }
 }

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Every test that wgpu has, on the emulated CUDA device, and runs through the binary at several capabilities:
 
-    . FOLDER/env; tests/fake-cuda/checks.py OUT --compiled KILN --native KILN_NATIVE [--device TEST] [--oracle TEST] [--ops TEST] [--only PATTERN]
+    . FOLDER/env; tests/fake-cuda/checks.py OUT --compiled KILN [--native KILN_NATIVE] [--device TEST] [--oracle TEST] [--ops TEST] [--only PATTERN]
 
-KILN is the compiled engine and KILN_NATIVE the native one; TEST are the binaries that `cargo test --no-run` names. Kernels are compiled for
+KILN is the compiled engine and KILN_NATIVE the native one, without which native mode on the device is left out; TEST are the binaries that `cargo test --no-run` names. Kernels are compiled for
 the CPU alone unless --nvrtc is given: NVIDIA's compiler takes most of the time. Each check has --timeout seconds. A check that did not end
 is said to have not ended. Appends to OUT/checks.jsonl as it goes, prints the Markdown table of a dated result, and exits with 1 where a
 check failed.
@@ -14,7 +14,7 @@ from pathlib import Path
 parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)
 parser.add_argument("--compiled", type=Path, required=True)
-parser.add_argument("--native", type=Path, required=True)
+parser.add_argument("--native", type=Path)
 parser.add_argument("--device", type=Path)
 parser.add_argument("--oracle", type=Path)
 parser.add_argument("--ops", type=Path)
@@ -36,7 +36,7 @@ def environment(capability):
     return {
         **os.environ, **({} if args.nvrtc else {"FAKE_CUDA_NVRTC": "", "FAKE_CUDA_PTXAS": ""}), "FAKE_CUDA_CC": str(capability),
         "FAKE_CUDA_DIR": str(args.out / "kernels"), "FAKE_CUDA_LOG": str(args.out / f"log-{capability}"), "FAKE_CUDA_TUNE": "first",
-        "CUBECL_AUTOTUNE_LEVEL": "minimal", "KILN_NATIVE": str(args.native), "KILN_CACHE": str(args.out / f"cache-{capability}"),
+        "CUBECL_AUTOTUNE_LEVEL": "minimal", **({"KILN_NATIVE": str(args.native)} if args.native else {}), "KILN_CACHE": str(args.out / f"cache-{capability}"),
         "RUST_BACKTRACE": "0", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1",
     }
 
@@ -45,10 +45,10 @@ class Wrong(Exception):
     pass
 
 
-def check(name, capability=90):
+def check(name, capability=90, native=False):
     """Runs the decorated function at once, and keeps what it returns as the check's figures."""
     def run(function):
-        if not re.search(args.only, name):
+        if not re.search(args.only, name) or (native and not args.native):
             return
         started = time.monotonic()
         try:
@@ -76,7 +76,8 @@ def execute(command, env, cwd=work, codes=(0,)):
 
 def tests(binary, kind, names, folder):
     for name in names:
-        @check(f"{kind} {name}")
+        # Products of f32 on tensor cores are in TF32, for which most bounds of these tests are too narrow. 6.1 has no tensor cores.
+        @check(f"{kind} {name}", 61 if kind == "ops" and not re.search("narrow|bf16", name) else 90)
         def _(env):
             # The tests keep kernels in cargo's target folder; sources and kernels for the CPU go with them.
             env |= {"KILN_TEST_DEVICE": "cuda", "CARGO_MANIFEST_DIR": str(folder)}
@@ -182,7 +183,7 @@ def train(folder, env, name, *settings, codes=(0,)):
 
 BOUNDS = {"f32": 1e-3, "bf16": 3e-2, "f16": 5e-3}
 WAYS = [("native", ["compiler.enabled=native"]), ("compiled", ["compiler.enabled=compiled", "compiler.fused_ops=on", "compiler.graph=off"]),
-        ("captured", ["compiler.enabled=compiled", "compiler.fused_ops=on", "compiler.graph=auto"])]
+        ("captured", ["compiler.enabled=compiled", "compiler.fused_ops=on", "compiler.graph=auto"])][0 if args.native else 1:]
 
 
 def against_cpu(env, name, task, precisions, accumulation=(1,), **model):
@@ -231,21 +232,21 @@ def _(env):
 
 
 for precision in ["f32", "bf16"]:
-    @check(f"parity, {precision}")
+    @check(f"parity, {precision}", native=True)
     def _(env):
         folder = config(f"parity-{precision}", "clm")
         out, _ = execute([args.compiled, "parity", "config.toml", "--steps", "3", "--set", f"precision={precision}", "--set", "compiler.fused_ops=on"], env, folder)
         return next((line.strip() for line in out.splitlines()[::-1] if line.strip()), "")
 
 
-@check("bisect")
+@check("bisect", native=True)
 def _(env):
     folder = config("bisect", "clm")
     out, _ = execute([args.compiled, "bisect", "config.toml", "--steps", "2", "--set", "compiler.fused_ops=on"], env, folder)
     return next((line.strip() for line in out.splitlines()[::-1] if line.strip()), "")
 
 
-@check("verify-resume across modes")
+@check("verify-resume across modes", native=True)
 def _(env):
     folder = config("resume", "clm", dropout=0.1)
     out, _ = execute([args.compiled, "verify-resume", "config.toml", "--modes", "--set", "compiler.fused_ops=on"], env, folder)

@@ -63,11 +63,13 @@ PLAIN = {"FAKE_CUDA_CC": "61", "FAKE_CUDA_NVRTC": "", "FAKE_CUDA_PTXAS": ""}
 work = args.out / "work"
 work.mkdir(parents=True, exist_ok=True)
 (work / "config.toml").write_text(CONFIG)
-(work / "data.jsonl").write_text("".join(
-    json.dumps({"input_ids": [(i * 7 + j * 3 + j * j) % 48 for j in range(13)]}) + "\n" for i in range(24)))
+rows_of = lambda name, lengths: (work / name).write_text("".join(
+    json.dumps({"input_ids": [(i * 7 + j * 3 + j * j) % 48 for j in range(length)]}) + "\n" for i, length in enumerate(lengths)))
+rows_of("data.jsonl", [13] * 24)
+rows_of("growing.jsonl", [13] * 12 + [250] * 12) # the fourth step is the first of long rows
 
 
-def run(name, variables, settings=(), program=args.kiln, plain=True, timeout=args.timeout):
+def run(name, variables, settings=(), program=args.kiln, plain=True, timeout=args.timeout, keeps=False):
     """Exit code (none: it hung), seconds, stderr, stdout and the driver's log of a run with `variables`."""
     log = work / f"{name}.log"
     log.unlink(missing_ok=True)
@@ -86,7 +88,8 @@ def run(name, variables, settings=(), program=args.kiln, plain=True, timeout=arg
         code, out, err = None, (late.stdout or b"").decode(), (late.stderr or b"").decode()
     (work / f"{name}.out").write_text(out)
     (work / f"{name}.err").write_text(err)
-    shutil.rmtree(work / name, ignore_errors=True)
+    if not keeps:
+        shutil.rmtree(work / name, ignore_errors=True)
     return code, time.monotonic() - started, err, out, log.read_text() if log.exists() else ""
 
 
@@ -129,6 +132,44 @@ def calls(settings=()):
     if code != 0:
         sys.exit(f"faults.py: a run without a fault ends with {code}: {err}")
     return {name: int(count) for count, name in re.findall(r"CALLS +(\d+) (\w+)", log)}
+
+
+def figures(name):
+    """The losses of a run that was kept."""
+    lines = [json.loads(line) for line in (work / name / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if isinstance(line.get("loss"), float)]
+
+
+def memory_in_the_middle(name, settings, where, share=0.8):
+    """Rows that grow in the middle of a run, in memory for half a micro-batch of them: the run halves it and computes what it would have.
+    Compiled, the warm-up meets the longest rows before the first step; natively that is the fourth step. `where` is in the message.
+    The run has `share` of the memory that a run with enough keeps: captured steps keep so much of theirs that the half needs most of it."""
+    if args.only and not re.search(args.only, name):
+        return
+    settings = [*settings, 'data.train="growing.jsonl"', 'data.sampler="sequential"', "model.n_positions=256", "trainer.logging_steps=1",
+                *(f"model.{part}_pdrop=0.0" for part in ["resid", "embd", "attn"])]
+    wrong = []
+    code, seconds, err, out, log = run(f"{name}-enough", {}, settings, timeout=900, keeps=True)
+    pools = [json.loads(line).get("reserved_mib") for line in (work / f"{name}-enough/metrics.jsonl").read_text().splitlines()] if code == 0 else []
+    most = max((size for size in pools if isinstance(size, (int, float))), default=0)
+    if code != 0 or not most:
+        wrong.append(f"with enough memory it ends with {code}")
+    else:
+        expected = figures(f"{name}-enough")
+        code, seconds, err, out, log = run(name, {"FAKE_CUDA_MEMORY": f"{int(most * share)}M"}, settings, timeout=900, keeps=True)
+        halved = re.search(f"out of memory: {where}.*half the micro-batch", out + err)
+        apart = max((abs(a / b - 1) for a, b in zip(figures(name), expected)), default=1.0) if code == 0 else None
+        if code != 0:
+            wrong.append(f"exit code {code}")
+        elif not halved:
+            wrong.append("the micro-batch was not halved where it was expected")
+        elif len(figures(name)) != len(expected) or apart > 1e-4:
+            wrong.append(f"losses {apart:.1e} apart")
+        if "panicked" in err:
+            wrong.append(f"{err.count('panicked')} panics")
+    message = next((line for line in (out + err).splitlines() if "half the micro-batch" in line), (err.splitlines() or [""])[-1])
+    rows.append({"fault": name, "exit_code": code, "seconds": round(seconds, 1), "message": message, "wrong": wrong})
+    print(f"{'WRONG ' + ', '.join(wrong) if wrong else 'ok':30} {name:34} {code!s:>4} {seconds:5.1f} s  {message[:160]}", flush=True)
 
 
 def finish():
@@ -174,6 +215,8 @@ for size in ["1M", "5M", "9M", "12M", "16M"]:
 for call in ["cuMemAlloc", "cuMemAllocAsync", "cuMemAllocHost"]:
     for nth in range(1, counts.get(call, 0) + 1):
         fault(f"{call}-{nth}-oom", [0, 4], {"FAKE_CUDA_FAIL": f"{call}:{nth}:2"}, "out of memory", settings=compiled)
+memory_in_the_middle("memory-in-the-middle", compiled, "warm-up")
+memory_in_the_middle("memory-in-the-middle-captured", ["compiler.graph=on"], "warm-up", 0.94)
 
 # Faults of calls: sticky ones (700, 719), launches, copies, a device that vanishes (46: unavailable; 101: no such device).
 for call, code in [
@@ -208,5 +251,6 @@ if native:
         ("native-copy-719", {"FAKE_CUDA_FAIL": "cuMemcpyDtoHAsync:2:719"}, [7]),
     ]:
         fault(name, codes, variables, settings=["compiler.enabled=native"])
+    memory_in_the_middle("native-memory-in-the-middle", ["compiler.enabled=native"], "step 4")
 
 finish()
