@@ -44,14 +44,22 @@ impl AdafactorConfig {
         state
     }
 
+    /// The weights of the past and of the update of number `step` in the second moments.
+    pub(super) fn weights(&self, step: u64) -> [f64; 2] {
+        let new = (step as f64).powf(self.decay_rate); // 1 in the first update
+        [1.0 - new, 1.0 - (1.0 - new)]
+    }
+
     pub(super) fn update(&self, update: Update<'_, '_>, state: &mut State) -> Tensor<1> {
-        let Update { value, grad, shape, lr, weight_decay, step, .. } = update;
-        let past = 1.0 - (step as f64).powf(self.decay_rate); // 0 in the first step
+        let Update { value, grad, shape, lr, weight_decay, step, skip, .. } = update;
+        let told = skip.and_then(|skip| skip.told());
+        let [past, new] = self.weights(step);
         let mut old = std::mem::take(state).into_iter();
         let squared = grad.clone().square() + EPSILON;
-        let averaged = |old: Option<Tensor<1>>, new: Tensor<1>| match old {
-            Some(old) => old * past + new * (1.0 - past),
-            None => new,
+        let averaged = |old: Option<Tensor<1>>, squared: Tensor<1>| match (old, &told) {
+            (Some(old), Some([past, new])) => old * past.clone() + squared * new.clone(),
+            (Some(old), None) => old * past + squared * new,
+            (None, _) => squared,
         };
         let scaled = match *shape {
             [rows, columns] => {

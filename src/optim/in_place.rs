@@ -18,7 +18,7 @@ use kiln_models::ops::list::TensorList;
 use super::optimizer::{Group, Optimizer, OptimizerConfig};
 use super::skip::{Skip, Tables};
 use super::step::tracked_like;
-use super::{AdamConfig, State, Update};
+use super::{AdafactorConfig, AdamConfig, State, Update};
 use crate::optim::scaler::Verdict;
 
 /// `model` with parameters that can be updated in place: those that are not row-major are copied.
@@ -59,7 +59,8 @@ enum How {
     Formula {
         config: OptimizerConfig,
         groups: HashMap<ParamId, Group>,
-        /// Learning rate, `1 / (1 - beta1^t)`, `sqrt(1 - beta2^t)`, and 1 where the update is idle, else 0: `[4]`.
+        /// Learning rate, `1 / (1 - beta1^t)` and `sqrt(1 - beta2^t)`, or Adafactor's weights of the past and of the update, and 1 where
+        /// the update is idle, else 0: `[4]`.
         numbers: Tensor<1>,
         /// The number of the update, `[1]`.
         update: Tensor<1, Int>,
@@ -70,11 +71,11 @@ enum How {
 const IDLE: [f32; 4] = [0.0, 1.0, 1.0, 1.0];
 
 impl Optimizer {
-    /// The same optimizer in place; none for one whose formula needs the number of updates on the host, so that it cannot
-    /// [skip](OptimizerConfig::can_skip) one either. Its numbers are idle until
-    /// [`begin_in_place`](Self::begin_in_place). With `skips`, an update may be told that it is skipped.
+    /// The same optimizer in place; none for one that [cannot be](OptimizerConfig::can_be_in_place). Its numbers are idle until
+    /// [`begin_in_place`](Self::begin_in_place). With `skips`, an update may be told that it is skipped, if the optimizer
+    /// [can skip](OptimizerConfig::can_skip) one.
     pub fn in_place(&self, device: &Device, skips: bool) -> Option<InPlace> {
-        if !self.config.can_skip() {
+        if !self.config.can_be_in_place() || skips && !self.config.can_skip() {
             return None;
         }
         let how = match self.config {
@@ -119,7 +120,7 @@ impl Optimizer {
                 let scalar = |value: f64| Tensor::<1>::from_floats([value as f32], device);
                 let step = i32::try_from(self.step).unwrap_or(i32::MAX);
                 let corrections = match (config.adam(), &update) {
-                    (None, _) => [1.0, 1.0].map(scalar),
+                    (None, _) => config.adafactor().map_or([1.0, 1.0], |config| config.weights(self.step)).map(scalar),
                     (Some(config), None) => config.corrections(self.step).map(scalar),
                     (Some(config), Some(update)) => self.tables.corrections(&config, self.step, update),
                 };
@@ -174,7 +175,7 @@ impl InPlace {
                 let by = Tensor::cat(vec![keeps.clone().float(), keeps.clone().bool_not().float()], 0);
                 let verdict = Verdict { overflow: keeps, update: update.clone() };
                 let mut tables = Tables::default();
-                let skip = Skip::with_corrections(&verdict, &mut tables, 1.0, [rate, root]);
+                let skip = Skip::with_told(&verdict, &mut tables, [rate, root]);
                 let (state, written) = (&mut state, Vec::new());
                 let mut each = Each { config, groups, grads, scale, lr, by, skip, device, state, written };
                 model.visit(&mut each);
@@ -184,9 +185,9 @@ impl InPlace {
     }
 }
 
-/// Zeros for a state of `count` tensors that was not there yet.
-fn zeros(count: usize, n: usize, device: &Device) -> State {
-    (0..count).map(|_| Tensor::zeros([n], device)).collect()
+/// Zeros for a state of tensors of these sizes that was not there yet.
+fn zeros(sizes: impl IntoIterator<Item = usize>, device: &Device) -> State {
+    sizes.into_iter().map(|n| Tensor::zeros([n], device)).collect()
 }
 
 /// The parameters that have a gradient, for AdamW's kernel.
@@ -203,7 +204,7 @@ impl ModuleVisitor for Together<'_> {
         let Some(grad) = self.grads.get::<D>(param.id) else { return };
         let value = param.val().inner();
         let n = value.shape().num_elements();
-        let state = self.state.entry(param.id).or_insert_with(|| zeros(2, n, self.device));
+        let state = self.state.entry(param.id).or_insert_with(|| zeros([n, n], self.device));
         let moments = [state[0].clone(), state[1].clone()];
         self.parameters.push(value, moments, grad, self.kind_of[&param.id]);
     }
@@ -231,7 +232,10 @@ impl ModuleVisitor for Each<'_> {
         let (value, group) = (param.val().inner(), &self.groups[&param.id]);
         let shape = value.shape();
         let (n, own_shape) = (shape.num_elements(), shape.to_vec());
-        let state = self.state.entry(param.id).or_insert_with(|| zeros(group.num_state, n, self.device));
+        let state = self.state.entry(param.id).or_insert_with(|| match self.config.adafactor() {
+            Some(config) => zeros(config.state(&own_shape).into_iter().map(|(_, n)| n), self.device),
+            None => zeros(std::iter::repeat_n(n, group.num_state), self.device),
+        });
         let (old, mut new_state) = (value.clone().reshape([n]), state.clone());
         let update = Update {
             value: old.clone(),
@@ -263,6 +267,13 @@ impl OptimizerConfig {
             Self::AdamW(config) | Self::Adam(config) | Self::Lamb(config) => Some(*config),
             Self::Muon(config) => Some(config.adamw),
             Self::Sgd(_) | Self::Lion(_) | Self::Adafactor(_) => None,
+        }
+    }
+
+    fn adafactor(&self) -> Option<&AdafactorConfig> {
+        match self {
+            Self::Adafactor(config) => Some(config),
+            _ => None,
         }
     }
 }

@@ -151,6 +151,12 @@ impl OptimizerConfig {
         !matches!(self, Self::Adafactor(_)) // its decay rate is a function of the number of updates
     }
 
+    /// Whether an update can be made in place, as captured steps make it: a weight moves by the learning rate times something that
+    /// does not depend on it.
+    pub fn can_be_in_place(&self) -> bool {
+        !matches!(self, Self::Adafactor(config) if config.beta1.is_some()) // its first moment has learning rates in it
+    }
+
     /// The hyperparameters in words, for the plan.
     pub fn describe(&self) -> String {
         let adam = |c: &AdamConfig| format!("betas ({}, {}), epsilon {}", c.beta1, c.beta2, c.epsilon);

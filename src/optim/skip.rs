@@ -19,6 +19,8 @@ pub(super) struct Skip<'a> {
     rates: HashMap<u64, Tensor<1>>,
     /// `sqrt(1 - beta2^t)` of this update, `[1]`.
     root: Option<Tensor<1>>,
+    /// Both, for the learning rate 1, of an update in place; of Adafactor the weights of the past and of this update.
+    told: Option<[Tensor<1>; 2]>,
 }
 
 /// Bias corrections of the updates from 1 on, up to where they are 1 and stay so, or to the last update that is possible.
@@ -53,25 +55,28 @@ fn extend(table: &mut Vec<f64>, step: u64, value: impl Fn(f64) -> f64) {
 
 impl<'a> Skip<'a> {
     pub(super) fn new(verdict: &'a Verdict, tables: &'a mut Tables) -> Self {
-        Self { verdict, tables, rates: HashMap::new(), root: None }
+        Self { verdict, tables, rates: HashMap::new(), root: None, told: None }
     }
 
-    /// With the [`corrections`](Self::corrections) for the learning rate `lr`, which are not looked up.
+    /// With the numbers that an update in place is told, which are not looked up.
     #[cfg(feature = "compiler")]
-    pub(super) fn with_corrections(
-        verdict: &'a Verdict,
-        tables: &'a mut Tables,
-        lr: f64,
-        [rate, root]: [Tensor<1>; 2],
-    ) -> Self {
-        Self { verdict, tables, rates: HashMap::from([(lr.to_bits(), rate)]), root: Some(root) }
+    pub(super) fn with_told(verdict: &'a Verdict, tables: &'a mut Tables, told: [Tensor<1>; 2]) -> Self {
+        Self { told: Some(told), ..Self::new(verdict, tables) }
+    }
+
+    /// The numbers that an update in place is told.
+    pub(super) fn told(&self) -> Option<[Tensor<1>; 2]> {
+        self.told.clone()
     }
 
     /// `lr / (1 - beta1^t)` and `sqrt(1 - beta2^t)`, `[1]` each, where `t` is the number of this update, which is `step` at
     /// most.
     pub(super) fn corrections(&mut self, config: &AdamConfig, step: u64, lr: f64) -> [Tensor<1>; 2] {
+        if let Some(told) = self.told() {
+            return told;
+        }
         self.tables.extend(config, step);
-        let Self { verdict: Verdict { update, .. }, tables, rates, root } = self;
+        let Self { verdict: Verdict { update, .. }, tables, rates, root, .. } = self;
         let rate = rates.entry(lr.to_bits()).or_insert_with(|| at(update, tables.first.iter().map(|c| lr / c)));
         let root = root.get_or_insert_with(|| at(update, tables.second.iter().copied()));
         [rate.clone(), root.clone()]

@@ -72,10 +72,9 @@ impl EnginePlan {
             }
             () if self.unfused => "compiler.fusion is off",
             () if !model.can_be_captured => "the task does not say that its steps can be (CAN_BE_CAPTURED)",
-            () if self.precision.scales_loss() => {
-                "precision f16: a recording of its steps waited for minutes on a software driver, and has not been seen on a GPU"
+            () if !optimizer.config.can_be_in_place() => {
+                "the first moment of adafactor (beta1) has the learning rate in it"
             }
-            () if !optimizer.config.can_skip() => "the update of adafactor needs the number of updates on the host",
             () if shared.is_some() && !fused(Operator::AdamW) => {
                 "kernels of Burn take the gradient norm, each device may have its own, and a captured step agrees on none"
             }

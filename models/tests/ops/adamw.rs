@@ -143,7 +143,7 @@ fn norms() {
     }
 }
 
-/// The sum over micro-batches begins anew, goes on, and is left alone.
+/// The sum over micro-batches begins anew, goes on, and is left alone, also where it or a gradient has overflowed.
 #[test]
 #[cfg(feature = "compiler")]
 fn sums_of_micro_batches() {
@@ -153,16 +153,19 @@ fn sums_of_micro_batches() {
     }
     let sizes = sizes();
     let values = |seed: u64| sizes.iter().enumerate().map(move |(i, n)| noise(*n, 1000 * seed + i as u64));
-    let list = |seed: u64| {
+    let list = |seed: Option<u64>| {
         let mut list = TensorList::default();
-        values(seed).for_each(|values| list.push(tensor(&values)));
+        match seed {
+            Some(seed) => values(seed).for_each(|values| list.push(tensor(&values))),
+            None => sizes.iter().for_each(|n| list.push(tensor(&vec![f32::INFINITY; *n]))),
+        }
         list
     };
     let tensors = values(1).map(|values| tensor(&values)).collect::<Vec<_>>();
     let mut sums = TensorList::default();
     tensors.iter().for_each(|tensor| sums.push(tensor.clone()));
     let mut written = Vec::new();
-    for (seed, by) in [(2, [0.0, 1.0]), (3, [1.0, 1.0]), (4, [1.0, 0.0])] {
+    for (seed, by) in [(None, [1.0, 1.0]), (Some(2), [0.0, 1.0]), (Some(3), [1.0, 1.0]), (None, [1.0, 0.0])] {
         written.push(accumulate(&sums, list(seed), &tensor(&by)));
     }
     for ((tensor, a), b) in tensors.into_iter().zip(values(2)).zip(values(3)) {
