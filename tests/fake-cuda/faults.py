@@ -140,10 +140,10 @@ def figures(name):
     return [line["loss"] for line in lines if isinstance(line.get("loss"), float)]
 
 
-def memory_in_the_middle(name, settings, where, share=0.8):
+def memory_in_the_middle(name, settings, where):
     """Rows that grow in the middle of a run, in memory for half a micro-batch of them: the run halves it and computes what it would have.
     Compiled, the warm-up meets the longest rows before the first step; natively that is the fourth step. `where` is in the message.
-    The run has `share` of the memory that a run with enough keeps: captured steps keep so much of theirs that the half needs most of it."""
+    Not for captured steps: with so small a model pages of 8 MiB take as much for half a micro-batch."""
     if args.only and not re.search(args.only, name):
         return
     settings = [*settings, 'data.train="growing.jsonl"', 'data.sampler="sequential"', "model.n_positions=256", "trainer.logging_steps=1",
@@ -156,7 +156,7 @@ def memory_in_the_middle(name, settings, where, share=0.8):
         wrong.append(f"with enough memory it ends with {code}")
     else:
         expected = figures(f"{name}-enough")
-        code, seconds, err, out, log = run(name, {"FAKE_CUDA_MEMORY": f"{int(most * share)}M"}, settings, timeout=900, keeps=True)
+        code, seconds, err, out, log = run(name, {"FAKE_CUDA_MEMORY": f"{int(most * 0.8)}M"}, settings, timeout=900, keeps=True)
         halved = re.search(f"out of memory: {where}.*half the micro-batch", out + err)
         apart = max((abs(a / b - 1) for a, b in zip(figures(name), expected)), default=1.0) if code == 0 else None
         if code != 0:
@@ -216,7 +216,6 @@ for call in ["cuMemAlloc", "cuMemAllocAsync", "cuMemAllocHost"]:
     for nth in range(1, counts.get(call, 0) + 1):
         fault(f"{call}-{nth}-oom", [0, 4], {"FAKE_CUDA_FAIL": f"{call}:{nth}:2"}, "out of memory", settings=compiled)
 memory_in_the_middle("memory-in-the-middle", compiled, "warm-up")
-memory_in_the_middle("memory-in-the-middle-captured", ["compiler.graph=on"], "warm-up", 0.94)
 
 # Faults of calls: sticky ones (700, 719), launches, copies, a device that vanishes (46: unavailable; 101: no such device).
 for call, code in [
