@@ -149,13 +149,6 @@ impl RunPlan {
         update.check_precision(&engine.precision, trainer.optim.as_str())?;
         if config.distributed.optimizer_sharding {
             update.check_sharding(trainer.optim.as_str())?;
-            if facts.device.kind != DeviceKind::Cpu {
-                return Err(Error::config(format!(
-                    "distributed.optimizer_sharding = true: it is for the CPU so far, and this run computes on {}",
-                    facts.device.kind
-                ))
-                .help("set it to false, which computes the same with all moments on every device"));
-            }
         }
         if config.distributed.ddp_backend == Some(DdpBackend::Nccl)
             && batch.devices.count > 1
