@@ -156,7 +156,7 @@ extern "C" fn on_exit() {
     if host::lacks_memory() {
         out_of_memory();
     }
-    if World::joined().is_none() {
+    if World::is_starting() {
         let _ = rustix::io::write(rustix::stdio::stderr(), NOT_STARTED);
         signal_hook::low_level::exit(i32::from(crate::ErrorKind::Config.exit_code()));
     }

@@ -274,10 +274,13 @@ fn an_unknown_mpi_is_refused() {
     let functions =
         ["Comm_size", "Comm_rank", "Comm_set_errhandler", "Alltoall", "Allgather", "Ialltoall", "Iallgather"];
     let functions = [&functions[..], &["Test", "Gather", "Bcast", "Abort", "Finalize"]].concat();
-    let functions = functions.iter().map(|name| format!("int MPI_{name}() {{ return 0; }}\n")).collect::<String>();
+    let functions = functions
+        .iter()
+        .map(|name| format!("int MPI_{name}() {{ if (ends) exit(5); return 0; }}\n"))
+        .collect::<String>();
     let headers = ["stdlib.h", "string.h", "sys/resource.h"].map(|name| format!("#include <{name}>\n")).concat();
     let source = format!(
-        "{headers}int MPI_Get_library_version(char *text, int *length) {{ strcpy(text, NAME); return 0; }}\nint \
+        "{headers}static int ends;\nint MPI_Get_library_version(char *text, int *length) {{ strcpy(text, NAME); return 0; }}\nint \
          MPI_Init_thread(int *c, char ***v, int asked, int *provided) {{ *provided = 1; ENDS; return 0; }}\n{functions}"
     );
     std::fs::write(folder.join("stub.c"), source).unwrap();
@@ -299,6 +302,9 @@ fn an_unknown_mpi_is_refused() {
         let Some(mut command) = compile(name, ends) else { return eprintln!("skipped: no C compiler") };
         fails(&mut command, 2, &parts);
     }
+    // One that ends the process later ends it with its own code.
+    let output = compile(mpich, "*provided = 2; ends = 1").unwrap().output().unwrap();
+    assert!(output.status.code() == Some(5) && !text(&output).contains("while it started"), "{}", text(&output));
     // A fault that is not at the stack is one, without memory too.
     let fault = "struct rlimit none = {1, 1}; setrlimit(RLIMIT_AS, &none); *(volatile int *)0 = 1";
     let output = compile(mpich, fault).unwrap().output().unwrap();

@@ -519,6 +519,11 @@ impl World {
         watchdog::waits()
     }
 
+    /// Whether MPI is starting in this process. It allocates nothing and takes no lock.
+    pub fn is_starting() -> bool {
+        mpi::is_starting()
+    }
+
     /// Ends all processes of the world with the exit code `code`. Returns where there are no others.
     pub fn abort(&self, code: u8) {
         if let Some(mpi) = &self.mpi {

@@ -59,6 +59,14 @@ type Abort = unsafe extern "C" fn(Handle, c_int) -> c_int;
 type SetErrhandler = unsafe extern "C" fn(Handle, Handle) -> c_int;
 type Finalize = unsafe extern "C" fn() -> c_int;
 
+/// Whether `MPI_Init_thread` is being called.
+static IS_STARTING: AtomicBool = AtomicBool::new(false);
+
+/// Whether MPI is starting in this process.
+pub(super) fn is_starting() -> bool {
+    IS_STARTING.load(Ordering::SeqCst)
+}
+
 /// The functions and the handles of a library that has been initialised.
 ///
 /// Their signatures are those of the MPI standard (3.1), the same in all libraries, with a handle as a word; the pointers that
@@ -173,10 +181,13 @@ impl Mpi {
             _library: ManuallyDrop::new(library),
         };
         let (mut provided, mut of_world, mut own) = (0, 0, 0);
+        IS_STARTING.store(true, Ordering::SeqCst);
         // SAFETY: see `Mpi`; null stands for the arguments of the program, which MPI does not need.
-        mpi.call("MPI_Init_thread", || unsafe {
+        let started = mpi.call("MPI_Init_thread", || unsafe {
             init(std::ptr::null_mut(), std::ptr::null_mut(), SERIALIZED, &raw mut provided)
-        })?;
+        });
+        IS_STARTING.store(false, Ordering::SeqCst);
+        started?;
         if provided < SERIALIZED {
             let level = usize::try_from(provided).ok().and_then(|level| LEVELS.get(level)).copied();
             return Err(Error::config(format!(
