@@ -1,6 +1,7 @@
 // A stand-in for NCCL between processes of one machine that compute on the emulated device: values go through shared memory and are
 // added in the order of the ranks. FAKE_NCCL_FAIL=HOW:N: rank 1 does not make the Nth sum: it returns an error (error), tells of one
-// later (later), is killed (kill) or waits for ever (wait). FAKE_NCCL_VERSION: the version that it tells.
+// later (later), is killed (kill), waits for ever (wait), or has no memory left (memory), of which the others are told as of a remote
+// error. FAKE_NCCL_VERSION: the version that it tells.
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -13,15 +14,18 @@
 #include <vector>
 
 #define API extern "C" __attribute__((visibility("default")))
+extern "C" int cuMemGetInfo_v2(size_t *, size_t *);
+extern "C" int cuMemAlloc_v2(uint64_t *, size_t);
 extern "C" int cuMemcpyDtoHAsync_v2(void *, uint64_t, size_t, void *);
 extern "C" int cuMemcpyHtoDAsync_v2(uint64_t, const void *, size_t, void *);
 extern "C" int cuStreamSynchronize(void *);
 
-enum { SUCCESS = 0, UNHANDLED_CUDA_ERROR = 1, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, REMOTE_ERROR = 6, FLOAT32 = 7, SUM = 0 };
+enum { SUCCESS = 0, UNHANDLED_CUDA_ERROR = 1, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, REMOTE_ERROR = 6, IN_PROGRESS = 7, FLOAT32 = 7, SUM = 0 };
 const size_t PIECE = 1 << 20, MOST = 8;
 
 struct Shared {
     std::atomic<uint64_t> arrived;
+    std::atomic<bool> failed;
     float values[MOST][PIECE];
 };
 struct Id {
@@ -32,9 +36,10 @@ struct Comm {
     uint64_t rounds, sums;
     int error;
     Shared *shared;
-    void meet() {
+    bool meet() {
         shared->arrived++;
-        for (uint64_t all = ++rounds * ranks; shared->arrived < all;) usleep(50);
+        for (uint64_t all = ++rounds * ranks; shared->arrived < all && !shared->failed;) usleep(50);
+        return !shared->failed;
     }
 };
 
@@ -52,6 +57,8 @@ API int ncclGetUniqueId(Id *id) {
 }
 
 API int ncclCommInitRank(Comm **comm, int ranks, Id id, int rank) {
+    const char *blocking = getenv("NCCL_COMM_BLOCKING");
+    if (blocking && *blocking == '0') return IN_PROGRESS;
     if (ranks < 1 || ranks > (int)MOST || rank < 0 || rank >= ranks) return INVALID_ARGUMENT;
     int file = shm_open(id.name, O_RDWR, 0600);
     void *shared = file < 0 ? MAP_FAILED : mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -69,6 +76,12 @@ API int ncclAllReduce(const void *sent, void *received, size_t count, int type, 
     if (++comm->sums == (number ? strtoull(number + 1, nullptr, 10) : 0) && comm->rank == 1) switch (*fail) {
         case 'e': return SYSTEM_ERROR;
         case 'l': return comm->error = REMOTE_ERROR, SUCCESS;
+        case 'm': {
+            size_t free, total;
+            uint64_t taken;
+            if (cuMemGetInfo_v2(&free, &total) || cuMemAlloc_v2(&taken, free - (1 << 20))) abort();
+            return comm->shared->failed = true, UNHANDLED_CUDA_ERROR;
+        }
         case 'k': raise(SIGKILL);
         case 'w': for (;;) pause();
     }
@@ -78,7 +91,7 @@ API int ncclAllReduce(const void *sent, void *received, size_t count, int type, 
         if (cuMemcpyDtoHAsync_v2(comm->shared->values[comm->rank], (uint64_t)sent + 4 * start, 4 * size, stream) ||
             cuStreamSynchronize(stream))
             return UNHANDLED_CUDA_ERROR;
-        comm->meet();
+        if (!comm->meet()) return comm->error = REMOTE_ERROR, SUCCESS;
         sums.assign(comm->shared->values[0], comm->shared->values[0] + size);
         for (int rank = 1; rank < comm->ranks; rank++)
             for (size_t i = 0; i < size; i++) sums[i] += comm->shared->values[rank][i];
@@ -90,14 +103,6 @@ API int ncclAllReduce(const void *sent, void *received, size_t count, int type, 
 }
 
 API int ncclCommGetAsyncError(Comm *comm, int *error) { return *error = comm->error, SUCCESS; }
-
-API int ncclCommDestroy(Comm *comm) {
-    munmap(comm->shared, sizeof(Shared));
-    delete comm;
-    return SUCCESS;
-}
-
-API int ncclCommAbort(Comm *comm) { return ncclCommDestroy(comm); }
 
 API const char *ncclGetErrorString(int code) {
     switch (code) {

@@ -37,7 +37,9 @@ def main():
         assert found, pattern
         return int(found.group(1))
 
-    facts = [("FLOAT32: c_int", "ncclFloat32"), ("SUM: c_int", "ncclSum")]
+    facts = [("FLOAT32: c_int", "ncclFloat32"), ("SUM: c_int", "ncclSum"), ("CUDA_ERROR: c_int", "ncclUnhandledCudaError")]
+    facts += [("SYSTEM_ERROR: c_int", "ncclSystemError"), ("REMOTE_ERROR: c_int", "ncclRemoteError")]
+    facts += [("IN_PROGRESS: c_int", "ncclInProgress")]
     facts = [(number(rf"const {ours} = (\d+);", source), number(rf"\b{theirs}\s*=\s*(\d+)", header)) for ours, theirs in facts]
     facts += [(number(r"struct UniqueId\(\[u8; (\d+)\]\)", source), number(r"NCCL_UNIQUE_ID_BYTES (\d+)", header))]
     facts += [(0, number(r"ncclSuccess\s*=\s*(\d+)", header))]
@@ -45,7 +47,7 @@ def main():
 
     signatures = dict(re.findall(r"type (\w+) = unsafe extern \"C\" fn\((.*?\) -> .*?);", source))
     functions = re.findall(r"function!\((\w+), b\"(\w+)\"\)", source)
-    assert len(functions) >= 7, functions
+    assert len(functions) >= 6, functions
     for kind, name in functions:
         getattr(library, name)
         arguments, result = signatures[kind].split(") -> ")

@@ -7,13 +7,13 @@
 //! sum, and for the sum before it goes on.
 #![allow(unsafe_code)] // foreign functions: see `Nccl`
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 use cudarc::driver::{DriverError, result, sys};
@@ -23,7 +23,7 @@ use libloading::Library;
 use super::gradients::any_of_ranks;
 use super::watchdog::Watched;
 use super::{PIECE, World};
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, Result, says_out_of_memory};
 use crate::base::reads::{device_error, without_autodiff};
 
 /// The variable that names the library.
@@ -39,7 +39,20 @@ const PATIENCE: Duration = Duration::from_micros(50);
 const FLOAT32: c_int = 7;
 const SUM: c_int = 0;
 
-/// The first version with `ncclCommAbort` and `ncclCommGetAsyncError`: 2.4.
+/// `ncclUnhandledCudaError`, `ncclSystemError`, `ncclRemoteError` and `ncclInProgress`.
+const CUDA_ERROR: c_int = 1;
+const SYSTEM_ERROR: c_int = 2;
+const REMOTE_ERROR: c_int = 6;
+const IN_PROGRESS: c_int = 7;
+
+/// NCCL does not say whether an error of CUDA is one for want of memory: it is taken for that where less than this is free.
+const FEW_BYTES: usize = 256 << 20;
+
+/// How long a rank waits with an error that another rank may be the cause of. Within this time a rank besides 0 says why it ends, MPI
+/// tells the launcher, and that ends this process.
+const CAUSE_FIRST: Duration = Duration::from_secs(4);
+
+/// The first version with `ncclCommGetAsyncError`: 2.4.
 const OLDEST: c_int = 2400;
 
 /// `NCCL_VERSION_CODE`
@@ -65,7 +78,6 @@ type GetUniqueId = unsafe extern "C" fn(*mut UniqueId) -> c_int;
 type CommInitRank = unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int) -> c_int;
 type AllReduce = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, sys::CUstream) -> c_int;
 type GetAsyncError = unsafe extern "C" fn(Comm, *mut c_int) -> c_int;
-type OfComm = unsafe extern "C" fn(Comm) -> c_int;
 type GetErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
 
 /// The functions of a library, whose signatures are those of NCCL 2 (nccl.h).
@@ -76,7 +88,6 @@ struct Functions {
     comm_init_rank: CommInitRank,
     all_reduce: AllReduce,
     get_async_error: GetAsyncError,
-    abort: OfComm,
     get_error_string: GetErrorString,
     /// NCCL has threads: it stays loaded.
     _library: ManuallyDrop<Library>,
@@ -85,7 +96,8 @@ struct Functions {
 /// What this rank is to the others in NCCL.
 ///
 /// The communicator and the stream are NCCL's and the driver's own, made for the context that CubeCL computes in, the primary one of the
-/// device. One thread uses them at a time, the one that holds `calls`, with that context; they live as long as this.
+/// device. One thread uses them at a time, the one that holds `calls`, with that context. They are left to the end of the process: a rank
+/// that fails would break the sums of the others, who are to hear of its error by MPI, and could hang there itself.
 pub(super) struct Nccl {
     calls: Mutex<()>,
     functions: Functions,
@@ -136,7 +148,6 @@ impl Functions {
             comm_init_rank: function!(CommInitRank, b"ncclCommInitRank"),
             all_reduce: function!(AllReduce, b"ncclAllReduce"),
             get_async_error: function!(GetAsyncError, b"ncclCommGetAsyncError"),
-            abort: function!(OfComm, b"ncclCommAbort"),
             get_error_string: function!(GetErrorString, b"ncclGetErrorString"),
             _library: ManuallyDrop::new(library),
         })
@@ -161,20 +172,38 @@ impl Functions {
             |name| format!("{VARIABLE} = {name:?} cannot be used"),
         );
         Err(Error::config(format!("{what}. Looked for\n{}", refused.join("\n"))).help(format!(
-            "install NVIDIA's NCCL on every machine (Debian, Ubuntu: `apt-get install libnccl2`; PyPI: nvidia-nccl-cu12 or -cu13), or \
-             name its library: {VARIABLE}=/path/to/libnccl.so.2; with distributed.ddp_backend = \"mpi\", MPI sums gradients in the \
-             memory of the machine"
+            "install NVIDIA's NCCL on every machine (Debian, Ubuntu: `apt-get install libnccl2`), or name its library, as that of \
+             PyPI's nvidia-nccl-cu12 or -cu13 has to be: {VARIABLE}=/path/to/libnccl.so.2; with distributed.ddp_backend = \"mpi\", MPI \
+             sums gradients in the memory of the machine"
         )))
     }
 
-    /// The result of the function `name`.
+    /// The result of the function `name`, which was called with the context of the device.
     fn check(&self, code: c_int, name: &str) -> Result<()> {
         if code == 0 {
             return Ok(());
         }
+        if code == IN_PROGRESS {
+            return Err(Error::config(format!("{name} of {} goes on in the background", self.name)).help(
+                "set NCCL_COMM_BLOCKING=1: the environment or nccl.conf has it as 0, and Kiln's calls are to wait",
+            ));
+        }
         // SAFETY: the text is a constant of the library's.
         let text = unsafe { CStr::from_ptr((self.get_error_string)(code)) }.to_string_lossy();
-        Err(Error::device(format!("{name} of {} failed: {text} ({code})", self.name)).help(
+        let message = format!("{name} of {} failed: {text} ({code})", self.name);
+        match code {
+            CUDA_ERROR => {
+                // A device that has failed does not tell.
+                if let Some((free, _)) = result::mem_get_info().ok().filter(|(free, _)| *free < FEW_BYTES) {
+                    let message =
+                        format!("the device ran out of memory, of which {} MiB are free: {message}", free >> 20);
+                    return Err(no_memory(message));
+                }
+            }
+            SYSTEM_ERROR | REMOTE_ERROR => std::thread::sleep(CAUSE_FIRST),
+            _ => {}
+        }
+        Err(Error::device(message).help(
             "NCCL_DEBUG=INFO tells more; a rank that has ended, a network that is down, and two ranks on one device end so too; a run that \
              has made steps continues with `kiln train FILE --resume`",
         ))
@@ -182,7 +211,13 @@ impl Functions {
 }
 
 fn refused(error: DriverError) -> Error {
-    Error::device(format!("the driver refuses NCCL a stream: {error:?}"))
+    let message = format!("the driver refuses what NCCL needs (a context, a stream, memory): {error}");
+    if says_out_of_memory(&message) { no_memory(message) } else { Error::device(message) }
+}
+
+fn no_memory(message: String) -> Error {
+    Error::out_of_memory(message)
+        .help("lower trainer.per_device_train_batch_size and raise trainer.gradient_accumulation_steps by as much")
 }
 
 impl Nccl {
@@ -192,13 +227,6 @@ impl Nccl {
     /// A config error where there is no NCCL; NCCL's, MPI's and the driver's.
     pub(super) fn start(world: &World, index: usize) -> Result<Self> {
         let functions = Functions::find()?;
-        let id = world.made_by_root(|| {
-            let mut id = UniqueId([0; 128]);
-            // SAFETY: the function fills the id.
-            functions.check(unsafe { (functions.get_unique_id)(&raw mut id) }, "ncclGetUniqueId")?;
-            Ok(id.0.to_vec())
-        })?;
-        let id = UniqueId(id.try_into().map_err(|_| Error::device("rank 0 has sent no id of NCCL's"))?);
         let (ranks, rank) = (world.size() as c_int, world.rank() as c_int);
         result::init().map_err(refused)?;
         let device = result::device::get(index as c_int).map_err(refused)?;
@@ -206,6 +234,13 @@ impl Nccl {
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(refused)?;
         // SAFETY: as above.
         unsafe { result::ctx::set_current(context) }.map_err(refused)?;
+        let id = world.made_by_root(|| {
+            let mut id = UniqueId([0; 128]);
+            // SAFETY: the function fills the id.
+            functions.check(unsafe { (functions.get_unique_id)(&raw mut id) }, "ncclGetUniqueId")?;
+            Ok(id.0.to_vec())
+        })?;
+        let id = UniqueId(id.try_into().map_err(|_| Error::device("rank 0 has sent no id of NCCL's"))?);
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(refused)?;
         let mut comm = std::ptr::null_mut();
         let watched = Watched::new();
@@ -213,7 +248,16 @@ impl Nccl {
         let code = unsafe { (functions.comm_init_rank)(&raw mut comm, ranks, id, rank) };
         drop(watched);
         functions.check(code, "ncclCommInitRank")?;
-        Ok(Self { calls: Mutex::new(()), functions, comm, context, stream })
+        let nccl = Self { calls: Mutex::new(()), functions, comm, context, stream };
+        // With its first sum NCCL connects the ranks and takes its memory: before training takes the rest.
+        // SAFETY: the memory is one f32, set to zero by the stream before the sum, and freed after it, or never where it fails.
+        unsafe {
+            let address = result::malloc_sync(size_of::<f32>()).map_err(refused)?;
+            result::memset_d8_async(address, 0, size_of::<f32>(), stream).map_err(refused)?;
+            nccl.all_reduce(address, 1)?;
+            result::free_sync(address).map_err(refused)?;
+        }
+        Ok(nccl)
     }
 
     /// `NCCL 2.27.3 (libnccl.so.2)`
@@ -222,17 +266,32 @@ impl Nccl {
         format!("NCCL {} ({name})", Version(*version))
     }
 
-    /// Adds up `memory` over the ranks, in its place.
-    fn all_reduce(&self, memory: &CudaMemory) -> Result<()> {
+    /// Adds up `values` over the ranks, in their place.
+    fn all_reduce_tensor(&self, values: &Tensor<1>) -> Result<()> {
+        let memory = CudaMemory::of(values).map_err(|error| device_error(&error))?;
+        // SAFETY: the memory is that of so many f32 on the device that the model and the communicator have. CubeCL, whose work on it
+        // has ended, gives it to nothing else while `memory` lives, which is until the sum has ended, or for ever.
+        let result = unsafe { self.all_reduce(memory.address(), memory.len()) };
+        if result.is_err() {
+            std::mem::forget(memory);
+        }
+        result
+    }
+
+    /// Adds up `len` f32 at `address` over the ranks, in their place, after what the stream does already.
+    ///
+    /// # Safety
+    /// The values lie on the device of the context, and nothing else uses their memory until this returns. After an error NCCL may go
+    /// on with it until the process ends.
+    unsafe fn all_reduce(&self, address: u64, len: usize) -> Result<()> {
         let _alone = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let _watched = Watched::new();
         let Functions { all_reduce, get_async_error, .. } = &self.functions;
-        let address = std::ptr::with_exposed_provenance_mut::<c_void>(memory.address() as usize);
-        // SAFETY: see `Nccl`. `memory` has as many f32 as are told, on the device of the context, and nothing else uses it until the
-        // stream has ended, which is waited for below.
+        let address = std::ptr::with_exposed_provenance_mut::<c_void>(address as usize);
+        // SAFETY: see `Nccl`, and the caller's.
         let code = unsafe {
             result::ctx::set_current(self.context).map_err(refused)?;
-            all_reduce(address.cast_const(), address, memory.len(), FLOAT32, SUM, self.comm, self.stream)
+            all_reduce(address.cast_const(), address, len, FLOAT32, SUM, self.comm, self.stream)
         };
         self.functions.check(code, "ncclAllReduce")?;
         loop {
@@ -245,12 +304,13 @@ impl Nccl {
             match unsafe { sys::cuStreamQuery(self.stream) } {
                 sys::CUresult::CUDA_SUCCESS => return Ok(()),
                 sys::CUresult::CUDA_ERROR_NOT_READY => std::thread::sleep(PATIENCE),
-                failed => return Err(device_error(&format!("{:?}", DriverError(failed)))),
+                failed => return Err(device_error(&DriverError(failed))),
             }
         }
     }
 
-    /// [`sum_gradients`](super::sum_gradients) on the device. The gradients are copied into buffers of their own, one after the other.
+    /// [`sum_gradients`](super::sum_gradients) on the device. Each gradient is freed when it has been copied into a buffer, of which there
+    /// is one at a time that does not hold sums yet.
     pub(super) fn sum_gradients<M: Module>(
         &self,
         world: &World,
@@ -259,125 +319,97 @@ impl Nccl {
         loss: Option<Tensor<1>>,
         device: &Device,
     ) -> Result<(GradientsParams, Tensor<1>)> {
-        let mut has = Has { grads: &grads, has: Vec::new() };
+        let mut has = Has { grads: &grads, has: Vec::new(), seen: HashSet::new() };
         model.visit(&mut has);
-        let has_any = any_of_ranks(world, has.has.into_iter())?;
-        let mut fill =
-            Fill { grads, has_any: has_any.clone().into(), device, parts: Vec::new(), size: 0, full: Vec::new() };
-        model.visit(&mut fill);
-        fill.push(1, loss.map(without_autodiff));
-        fill.close();
-        let buffers = fill.full;
-        for buffer in &buffers {
-            self.all_reduce(&CudaMemory::of(buffer).map_err(|error| device_error(&error))?)?;
-        }
-        let mut take =
-            Take { has_any: has_any.into(), buffers: buffers.into(), used: 0, grads: GradientsParams::new() };
-        model.visit(&mut take);
-        let loss = take.next(1);
-        Ok((take.grads, loss))
+        let has_any = any_of_ranks(world, has.has.into_iter())?.into();
+        let summed = (GradientsParams::new(), None);
+        let mut sums = Sums { nccl: self, grads, has_any, device, parts: Vec::new(), size: 0, summed, result: Ok(()) };
+        model.visit(&mut sums);
+        std::mem::replace(&mut sums.result, Ok(()))?;
+        sums.push(1, loss.map(without_autodiff), |summed, loss| summed.1 = Some(loss))?;
+        sums.sum()?;
+        let (grads, loss) = sums.summed;
+        Ok((grads, loss.expect("a loss was the last part")))
     }
 }
 
-impl Drop for Nccl {
-    /// Leaves the other ranks without waiting for them: where this one ends with an error they may be in the middle of a sum. All sums
-    /// that this rank has begun have ended, and after each the ranks have met in an exchange by MPI.
-    fn drop(&mut self) {
-        // SAFETY: see `Nccl`; nothing uses them after this.
-        unsafe {
-            if result::ctx::set_current(self.context).is_ok() {
-                (self.functions.abort)(self.comm);
-                let _ = result::stream::destroy(self.stream);
-            }
-        }
-    }
-}
-
-/// Whether each parameter that learns has a gradient.
+/// Whether each parameter that learns has a gradient; one that the model visits again has it the first time.
 struct Has<'a> {
     grads: &'a GradientsParams,
     has: Vec<bool>,
+    seen: HashSet<ParamId>,
 }
 
 impl ModuleVisitor for Has<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if param.val().is_require_grad() {
-            self.has.push(self.grads.get::<D>(param.id).is_some());
+            self.has.push(self.seen.insert(param.id) && self.grads.get::<D>(param.id).is_some());
         }
     }
 }
 
-/// Puts gradients one after the other into buffers.
-struct Fill<'a> {
+/// The sums of gradients, and of a loss.
+type Summed = (GradientsParams, Option<Tensor<1>>);
+
+/// Puts the sums of a part where they belong.
+type Place = Box<dyn FnOnce(&mut Summed, Tensor<1>)>;
+
+/// Puts gradients one after the other into a buffer, which is summed when it has [`PIECE`] values or more: then the next begins.
+struct Sums<'a> {
+    nccl: &'a Nccl,
     grads: GradientsParams,
     has_any: VecDeque<bool>,
     device: &'a Device,
-    /// The parts of the next buffer.
-    parts: Vec<Tensor<1>>,
+    /// The parts of the buffer.
+    parts: Vec<(Tensor<1>, Place)>,
     /// Their values.
     size: usize,
-    full: Vec<Tensor<1>>,
+    summed: Summed,
+    result: Result<()>,
 }
 
-impl Fill<'_> {
-    /// `values`, or so many that add nothing to any value, a zero of either sign included.
-    fn push(&mut self, len: usize, values: Option<Tensor<1>>) {
-        self.parts.push(values.unwrap_or_else(|| Tensor::full([len], -0.0, self.device)));
+impl Sums<'_> {
+    /// Adds `values`, or so many that add nothing to any value, a zero of either sign included.
+    fn push(
+        &mut self,
+        len: usize,
+        values: Option<Tensor<1>>,
+        place: impl FnOnce(&mut Summed, Tensor<1>) + 'static,
+    ) -> Result<()> {
+        let values = values.unwrap_or_else(|| Tensor::full([len], -0.0, self.device));
+        self.parts.push((values, Box::new(place)));
         self.size += len;
-        if self.size >= PIECE {
-            self.close();
-        }
+        if self.size >= PIECE { self.sum() } else { Ok(()) }
     }
 
-    fn close(&mut self) {
-        if std::mem::take(&mut self.size) > 0 {
-            // Of one part alone there would be no copy.
-            self.parts.push(Tensor::zeros([1], self.device));
-            self.full.push(Tensor::cat(std::mem::take(&mut self.parts), 0));
+    /// Sums the buffer over the ranks.
+    fn sum(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.size) == 0 {
+            return Ok(());
         }
+        let (mut values, places): (Vec<_>, Vec<_>) = std::mem::take(&mut self.parts).into_iter().unzip();
+        let lengths = values.iter().map(|values| values.dims()[0]).collect::<Vec<_>>();
+        // Of one part alone there would be no copy.
+        values.push(Tensor::zeros([1], self.device));
+        let buffer = Tensor::cat(values, 0);
+        self.nccl.all_reduce_tensor(&buffer)?;
+        let mut used = 0;
+        for (len, place) in lengths.into_iter().zip(places) {
+            place(&mut self.summed, buffer.clone().narrow(0, used, len));
+            used += len;
+        }
+        Ok(())
     }
 }
 
-impl ModuleVisitor for Fill<'_> {
+impl ModuleVisitor for Sums<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !param.val().is_require_grad() || self.has_any.pop_front() != Some(true) {
+        if !param.val().is_require_grad() || self.has_any.pop_front() != Some(true) || self.result.is_err() {
             return;
         }
-        let len = param.shape().num_elements();
-        let grad = self.grads.remove::<D>(param.id);
-        self.push(len, grad.map(|grad| grad.reshape([len]).cast(DType::F32)));
-    }
-}
-
-/// Gives parameters the gradients that lie in buffers as [`Fill`] has put them there.
-struct Take {
-    has_any: VecDeque<bool>,
-    buffers: VecDeque<Tensor<1>>,
-    /// Values of the first buffer that have been taken.
-    used: usize,
-    grads: GradientsParams,
-}
-
-impl Take {
-    fn next(&mut self, len: usize) -> Tensor<1> {
-        let buffer = self.buffers.front().expect("there is a buffer for all that was put there").clone();
-        let values = buffer.narrow(0, self.used, len);
-        self.used += len;
-        if self.used >= PIECE {
-            self.buffers.pop_front();
-            self.used = 0;
-        }
-        values
-    }
-}
-
-impl ModuleVisitor for Take {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !param.val().is_require_grad() || self.has_any.pop_front() != Some(true) {
-            return;
-        }
-        let shape = param.shape();
-        let values = self.next(shape.num_elements());
-        self.grads.register::<D>(param.id, values.reshape(shape));
+        let (id, shape) = (param.id, param.shape());
+        let len = shape.num_elements();
+        let grad = self.grads.remove::<D>(id).map(|grad| grad.reshape([len]).cast(DType::F32));
+        self.result = self.push(len, grad, move |(grads, _), sums| grads.register::<D>(id, sums.reshape(shape)));
     }
 }

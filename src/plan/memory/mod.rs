@@ -161,7 +161,8 @@ impl MemoryEstimate {
             gradients: waiting + gradients,
             other: copies + activations.at_the_bottom(),
         };
-        // Gradients of a GPU are sent from the host's memory.
+        // Gradients of a GPU are sent from the host's memory; or NCCL sums them in buffers, which hold no more than the gradients that
+        // wait in the backward pass.
         let sent = if host.is_some() { sent(gradients, batch.devices.count, inputs.sharded) } else { 0 };
         let moments = [
             first,
