@@ -4,7 +4,7 @@
 
 use burn::module::Module;
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
 
 use crate::compute::Pass;
 use crate::config::{BertConfig, BertVariant};
@@ -231,7 +231,7 @@ impl BertModel {
             Some(pooler) => {
                 let first = dropout(first, pooler.dropout, pass.rng, pass.ops());
                 match pooler.variant {
-                    BertVariant::Electra => pooler.dense.activated_wide(first, Activation::GeluErf, pass),
+                    BertVariant::Electra => pooler.dense.activated(first, Activation::GeluErf, FloatDType::F32, pass),
                     BertVariant::DistilBert => relu(pooler.dense.forward(first, pass)),
                     _ => pooler.dense.forward(first, pass).tanh(),
                 }
@@ -275,7 +275,9 @@ impl BertLayer {
     /// `[rows, hidden_size]` -> the same, or `[batch, hidden_size]` where it computes `only` the first tokens.
     fn forward(&self, x: Tensor<2>, rows: &Rows, only: Option<&FirstTokens>, pass: Pass<'_>) -> Tensor<2> {
         let attended = self.attention.forward(x, rows, only, pass);
-        let inner = self.intermediate.dense.activated(attended.clone(), self.intermediate.activation, pass);
+        let BertIntermediate { dense, activation } = &self.intermediate;
+        let dtype = self.output.dense.operand_of(Operator::Gelu, &attended, pass);
+        let inner = dense.activated(attended.clone(), *activation, dtype, pass);
         self.output.forward(inner, attended, pass)
     }
 }
@@ -293,7 +295,7 @@ impl BertAttention {
         let query = project(query, &x);
         let scale = 1.0 / ((query.dims()[1] / heads) as f64).sqrt();
         let attention = Attention { batch: rows.batch, heads: *heads, scale, dropout: *dropout, rng: pass.rng };
-        let dtype = pass.compute.operand_of(Operator::Attention, &x);
+        let dtype = self.output.dense.operand_of(Operator::Attention, &x, pass);
         let context = attention.forward_in(dtype, Qkv::Separate { query, key, value }, &rows.mask);
         self.output.forward(context, x, pass)
     }

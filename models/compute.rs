@@ -6,13 +6,13 @@
 //! does to these models. The gradient of a weight is widened to f32 before it is added to anything.
 //!
 //! Fused operators on wgpu and CUDA read and write the compute type where a product gives or takes their values, and compute in f32
-//! between: the same roundings without a cast of their own. The gradient of a bias that such an operator adds is the f32 sum of
+//! between: the same roundings without a cast of their own, but where several products, or an adapter, read what they give. The gradient of a bias that such an operator adds is the f32 sum of
 //! gradients that are rounded, as PyTorch's is.
 //!
 //! Fused operators round less on the CPU. A fused product rounds its operands itself; its result, and the gradients that it gives,
 //! are f32 (`ops::products`). Query, key and value then stay f32, and so do the scores and weights of fused attention and the logits
-//! of fused cross-entropy, which never leave the operator. Fused LayerNorm, GELU and attention write bf16 where products alone read
-//! what they give: the values that those would round.
+//! of fused cross-entropy, which never leave the operator. Fused LayerNorm, GELU and attention write bf16 where a product alone reads
+//! what they give: the values that it would round.
 
 use burn::module::Param;
 use burn::tensor::{Device, FloatDType, Tensor};
@@ -80,14 +80,8 @@ impl Compute {
         if is_narrow_on_cpu || self.is_narrow_in(operator, x) { self.dtype } else { FloatDType::F32 }
     }
 
-    /// `x`, an operand, for several products: in f32 where each gives a gradient of `x` in the compute type, so that they are added in
-    /// f32.
-    pub(crate) fn shared_operand(self, x: Tensor<2>) -> Tensor<2> {
-        if self.rounds(&x) { x } else { Self::wide(x) }
-    }
-
     /// `x` in f32.
-    pub(crate) fn wide<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    fn wide<const D: usize>(x: Tensor<D>) -> Tensor<D> {
         cast(x, FloatDType::F32)
     }
 
@@ -196,7 +190,7 @@ impl<'a> Pass<'a> {
             let adapted = linear::Adapted { weight, a, b, scaling, dropout, dtype };
             return linear::adapted(x, adapted, bias, self.rng, self.compute.ops);
         }
-        let x = self.compute.shared_operand(x);
+        let x = Compute::wide(x); // its two gradients are added in f32
         let dropped = match self.rng {
             DropoutRng::Off => x.clone(),
             _ if dropout == 0.0 => x.clone(),

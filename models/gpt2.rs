@@ -3,7 +3,7 @@
 //! [`Gpt2Variant`] here (`modeling_gpt_neo.py`). The heads are in `model.rs`.
 
 use burn::module::Module;
-use burn::tensor::{Bool, Device, Int, Tensor};
+use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
 
 use crate::compute::Pass;
 use crate::config::{Gpt2Config, Gpt2Variant};
@@ -241,7 +241,7 @@ impl Gpt2Block {
 
     /// `[batch * seq, n_embd]` -> the same, of whole sequences.
     pub fn forward(&self, x: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
-        let attended = self.attn.forward(self.ln_1.operand(x.clone(), pass), rows, pass);
+        let attended = self.attn.forward(self.attention_input(x.clone(), pass), rows, pass);
         self.after_attention(attended, x, pass)
     }
 
@@ -256,25 +256,38 @@ impl Gpt2Block {
         index: usize,
         pass: Pass<'_>,
     ) -> Tensor<2> {
-        let normalised = self.ln_1.operand(x.clone(), pass);
+        let normalised = self.attention_input(x.clone(), pass);
         let attended = self.attn.forward_cached(normalised, batch, hidden, cache, index, pass);
         self.after_attention(attended, x, pass)
+    }
+
+    /// `ln_1` of `x`, as the projections take it: in f32 for several, whose gradients are added.
+    fn attention_input(&self, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
+        let dtype = match &self.attn.projections {
+            Projections::Packed(PackedProjection { c_attn }) => c_attn.operand_of(Operator::LayerNorm, &x, pass),
+            Projections::Separate(_) => FloatDType::F32,
+        };
+        self.ln_1.forward_in(dtype, x, pass.ops())
     }
 
     /// The projection of the attention, added to `x`, and the feed-forward block, added to the sum.
     fn after_attention(&self, attended: Tensor<2>, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
         let x = self.attn.c_proj.onto_residual(attended, x, self.attn.resid_pdrop, pass);
-        let inner = self.mlp.c_fc.activated(self.ln_2.operand(x.clone(), pass), self.mlp.activation, pass);
-        self.mlp.c_proj.onto_residual(inner, x, self.mlp.resid_pdrop, pass) // inner: [batch * seq, n_inner]
+        let Gpt2Mlp { c_fc, c_proj, activation, resid_pdrop } = &self.mlp;
+        let of_norm = c_fc.operand_of(Operator::LayerNorm, &x, pass);
+        let of_gelu = c_proj.operand_of(Operator::Gelu, &x, pass);
+        let normalised = self.ln_2.forward_in(of_norm, x.clone(), pass.ops());
+        let inner = c_fc.activated(normalised, *activation, of_gelu, pass); // [batch * seq, n_inner]
+        c_proj.onto_residual(inner, x, *resid_pdrop, pass)
     }
 }
 
 impl Gpt2Attention {
-    /// The input of `c_proj`, `[batch * seq, n_embd]`, in the compute type.
+    /// The input of `c_proj`, `[batch * seq, n_embd]`.
     fn forward(&self, x: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
         let Self { n_head: heads, scale, attn_pdrop: dropout, .. } = *self;
         let mask = rows.local_mask.as_ref().filter(|_| self.is_local).unwrap_or(&rows.mask);
-        let dtype = pass.compute.operand_of(Operator::Attention, &x);
+        let dtype = self.c_proj.operand_of(Operator::Attention, &x, pass);
         let attention = Attention { batch: rows.batch, heads, scale, dropout, rng: pass.rng };
         attention.forward_in(dtype, self.projected(x, pass), mask)
     }
@@ -286,7 +299,6 @@ impl Gpt2Attention {
                 Qkv::Packed(pass.compute.narrow(c_attn.forward(x, pass))) // [batch * seq, 3 * n_embd]
             }
             Projections::Separate(SeparateProjections { q_proj, k_proj, v_proj }) => {
-                let x = pass.compute.shared_operand(x);
                 let [query, key, value] =
                     [q_proj, k_proj, v_proj].map(|layer| pass.compute.narrow(layer.forward(x.clone(), pass)));
                 Qkv::Separate { query, key, value } // [batch * seq, n_embd]

@@ -70,22 +70,27 @@ fn product(
     }
 }
 
-/// `activation(x W + b)`, in f32 or as an operand: `[n, in] -> [n, out]`
+/// `activation(x W + b)` in `dtype`: `[n, in] -> [n, out]`
 fn activated(
     x: Tensor<2>,
     weight: &Param<Tensor<2>>,
     bias: &Param<Tensor<1>>,
     lora: Option<&Lora>,
     activation: Activation,
+    dtype: FloatDType,
     pass: Pass<'_>,
-    is_operand: bool,
 ) -> Tensor<2> {
-    let x = match lora {
-        Some(_) => product(x, weight, None, lora, pass),
-        None => pass.projection_for(Operator::Gelu, x, weight),
+    let x = match (lora, dtype) {
+        (None, FloatDType::F16 | FloatDType::BF16) => pass.projection_for(Operator::Gelu, x, weight),
+        _ => product(x, weight, None, lora, pass),
     };
-    let dtype = if is_operand { pass.compute.operand_of(Operator::Gelu, &x) } else { FloatDType::F32 };
     ops::gelu::bias_gelu_in(dtype, x, bias.val(), activation, pass.ops())
+}
+
+/// The type in which `operator` on `x` gives a layer its operand: f32 for an adapter, whose input is dropped out and has two gradients,
+/// else the type that the product takes.
+fn operand_of(operator: Operator, x: &Tensor<2>, lora: Option<&Lora>, pass: Pass<'_>) -> FloatDType {
+    if lora.is_some() { FloatDType::F32 } else { pass.compute.operand_of(operator, x) }
 }
 
 impl Linear {
@@ -104,22 +109,17 @@ impl Linear {
         each(&mut self.weight, &mut self.lora);
     }
 
-    /// `activation(x W + b)`, to be the operand of a product: in f32, or in the compute type where its kernel writes that.
-    /// `[n, in] -> [n, out]`
-    pub fn activated(&self, x: Tensor<2>, activation: Activation, pass: Pass<'_>) -> Tensor<2> {
-        self.activation_of(x, activation, pass, true)
-    }
-
-    /// `activation(x W + b)` in f32: `[n, in] -> [n, out]`
-    pub fn activated_wide(&self, x: Tensor<2>, activation: Activation, pass: Pass<'_>) -> Tensor<2> {
-        self.activation_of(x, activation, pass, false)
-    }
-
-    fn activation_of(&self, x: Tensor<2>, activation: Activation, pass: Pass<'_>, is_operand: bool) -> Tensor<2> {
+    /// `activation(x W + b)`, in `dtype` where there is a bias, else in f32: `[n, in] -> [n, out]`
+    pub fn activated(&self, x: Tensor<2>, activation: Activation, dtype: FloatDType, pass: Pass<'_>) -> Tensor<2> {
         match &self.bias {
-            Some(bias) => activated(x, &self.weight, bias, self.lora.as_ref(), activation, pass, is_operand),
+            Some(bias) => activated(x, &self.weight, bias, self.lora.as_ref(), activation, dtype, pass),
             None => activation.forward(product(x, &self.weight, None, self.lora.as_ref(), pass)),
         }
+    }
+
+    /// The type in which `operator` on `x` gives this layer its operand.
+    pub(crate) fn operand_of(&self, operator: Operator, x: &Tensor<2>, pass: Pass<'_>) -> FloatDType {
+        operand_of(operator, x, self.lora.as_ref(), pass)
     }
 }
 
@@ -140,8 +140,13 @@ impl Conv1D {
     }
 
     /// As [`Linear::activated`]: `[n, in] -> [n, out]`
-    pub fn activated(&self, x: Tensor<2>, activation: Activation, pass: Pass<'_>) -> Tensor<2> {
-        activated(x, &self.weight, &self.bias, self.lora.as_ref(), activation, pass, true)
+    pub fn activated(&self, x: Tensor<2>, activation: Activation, dtype: FloatDType, pass: Pass<'_>) -> Tensor<2> {
+        activated(x, &self.weight, &self.bias, self.lora.as_ref(), activation, dtype, pass)
+    }
+
+    /// The type in which `operator` on `x` gives this layer its operand.
+    pub(crate) fn operand_of(&self, operator: Operator, x: &Tensor<2>, pass: Pass<'_>) -> FloatDType {
+        operand_of(operator, x, self.lora.as_ref(), pass)
     }
 
     /// `residual + dropout(x W + b)`: `x [n, in]`, `residual [n, out]` -> `[n, out]`
@@ -212,10 +217,9 @@ impl LayerNorm {
         ops::layer_norm::layer_norm(x, None, self.weight.val(), self.bias.val(), self.eps, ops)
     }
 
-    /// The same, to be the operand of a product: in f32, or in the compute type where the kernel writes that.
-    pub fn operand(&self, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
-        let dtype = pass.compute.operand_of(Operator::LayerNorm, &x);
-        ops::layer_norm::layer_norm_in(dtype, x, self.weight.val(), self.bias.val(), self.eps, pass.ops())
+    /// The same in `dtype`, which the layer that reads it takes.
+    pub fn forward_in(&self, dtype: FloatDType, x: Tensor<2>, ops: Ops) -> Tensor<2> {
+        ops::layer_norm::layer_norm_in(dtype, x, self.weight.val(), self.bias.val(), self.eps, ops)
     }
 
     /// The same of `x + residual`, both `[n, features]`.

@@ -107,7 +107,7 @@ pub enum Ops {
     #[default]
     Plain,
     /// Kiln's fused kernels, where [`FUSED`] has them, and in f32; attention and cross-entropy take narrow factors as well, and on wgpu and
-    /// CUDA GELU takes a narrow argument and LayerNorm gives a narrow result.
+    /// CUDA GELU takes a narrow argument. LayerNorm, and on the CPU GELU and attention of f32, can give a narrow result.
     /// Calling one with other tensors panics: [`Ops::fused`] checks the device, [`Compute::new`](crate::Compute::new) the type.
     Fused,
     /// The fused kernels of these operators, under the conditions of [`Ops::Fused`]; compositions for the others.
@@ -125,6 +125,11 @@ pub fn bytes_at_a_time(device: &Device) -> Option<u64> {
     }
     let _ = device;
     None
+}
+
+/// Bytes from one row of a matrix to the next in the result of a product on CUDA, for rows of `bytes` each.
+pub fn pitched(bytes: u64) -> u64 {
+    bytes.next_multiple_of(bytes.next_power_of_two().min(512))
 }
 
 impl Ops {

@@ -1,7 +1,7 @@
 //! Attention on the CPU: every head of every sequence is a task of its own; within it, blocks of query rows go through
 //! scores, softmax and product one after the other, in memory that stays in the cache. A causal block stops at its last
 //! row, so about half of the products are never computed. Sequences need not have the same length, and may have one query each.
-//! Of narrow operands everything is computed in f32; the results are of their type.
+//! Everything is computed in f32. The result is in the type that the call names, gradients are in the inputs'.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
 use burn::backend::Flex;

@@ -14,9 +14,11 @@ use cubecl::prelude::*;
 use super::{AttentionKernel, InputsOf, Parts, Rows, SavedOf};
 use crate::ops::cube::rows::{cube_max, cube_sum};
 use crate::ops::cube::{
-    Cube, FusedTensor, Kernels, addresses, buffer, by_row, bytes_at_a_time, element, empty_in, lanes, own_rows,
+    Cube, FusedTensor, Kernels, addresses, buffer, by_row, bytes_at_a_time, element, empty_in, lanes, narrow, own_rows,
+    wide,
 };
 use crate::ops::dropout::cube::{factor, scale, threshold};
+use crate::ops::pitched;
 
 /// How the scores of attention become weights.
 #[derive(Debug, Clone, Copy)]
@@ -59,7 +61,10 @@ impl Split {
                 [0, 1, 2].map(|i| Cube::float_slice(qkv.clone(), &[Slice::full(), Slice::from(i * d..(i + 1) * d)]))
             }
         };
+        // Scores without a scale, as GPT-Neo's, can be larger than f16 holds.
+        let is_unscaled = settings.scale >= 1.0 && qkv[0].dtype() == DType::F16;
         let qkv = qkv.map(|x| {
+            let x = if is_unscaled { wide(x) } else { x };
             let [rows, width] = x.shape().dims();
             let shape = [settings.batch, rows / settings.batch, settings.heads, width / settings.heads];
             Cube::float_swap_dims(Cube::float_reshape(x, Shape::from(shape)), 1, 2)
@@ -72,8 +77,8 @@ impl Split {
         let qkv = [query, key, value];
         let [queries, keys] = [0, 1].map(|i| qkv[i].shape()[2]);
         let bytes = bytes_at_a_time(&qkv[0].device());
-        let sequence = settings.heads * queries * keys * qkv[0].dtype().size();
-        let each = (bytes as usize / sequence.max(1)).clamp(1, settings.batch);
+        let sequence = (settings.heads * queries) as u64 * pitched((keys * qkv[0].dtype().size()) as u64);
+        let each = ((bytes / sequence.max(1)) as usize).clamp(1, settings.batch);
         let starts = (0..settings.batch).step_by(each);
         Self {
             qkv,
@@ -120,6 +125,13 @@ fn merge(x: FusedTensor) -> FusedTensor {
     Cube::float_reshape(Cube::float_swap_dims(x, 1, 2), Shape::from([batch * rows, heads * head_dim]))
 }
 
+/// The type of query, key and value.
+fn dtype(inputs: &InputsOf<Cube>) -> DType {
+    match &inputs.qkv {
+        Parts::Packed(all) | Parts::Separate([all, _, _]) => all.dtype(),
+    }
+}
+
 fn transposed(x: &FusedTensor) -> FusedTensor {
     Cube::float_swap_dims(x.clone(), 2, 3)
 }
@@ -135,7 +147,7 @@ impl AttentionKernel for Cube {
             outs.push(Self::float_matmul(weights, value));
             lses.push(lse);
         }
-        (merge(together(outs)), together(lses))
+        (narrow(merge(together(outs)), dtype(inputs)), together(lses))
     }
 
     fn backward(saved: SavedOf<Self>, dout: FusedTensor) -> Parts<FusedTensor> {
@@ -144,6 +156,7 @@ impl AttentionKernel for Cube {
         let settings = saved.inputs.settings;
         let [rows, width] = dout.shape().dims();
         let shape = [settings.batch, rows / settings.batch, settings.heads, width / settings.heads];
+        let dout = narrow(dout, split.qkv[0].dtype());
         let dout = Self::float_swap_dims(Self::float_reshape(dout, Shape::from(shape)), 1, 2);
         let mut gradients = [Vec::new(), Vec::new(), Vec::new()];
         for &chunk in &split.chunks {
@@ -160,7 +173,7 @@ impl AttentionKernel for Cube {
         let [query, key, value] = gradients.map(|parts| merge(together(parts)));
         let scales = split.query_scale != 1.0;
         let query = if scales { Self::float_mul_scalar(query, split.query_scale.into()) } else { query };
-        let gradients = [query, key, value];
+        let gradients = [query, key, value].map(|gradient| narrow(gradient, dtype(&saved.inputs)));
         match saved.inputs.qkv {
             Parts::Separate(_) => Parts::Separate(gradients),
             Parts::Packed(_) => Parts::Packed(Self::float_cat(gradients.to_vec(), 1)),

@@ -196,8 +196,8 @@ impl Attention<'_> {
         self.forward_in(dtype, qkv, mask)
     }
 
-    /// [`forward`](Self::forward) for a product of `dtype`: the fused form on the CPU gives its result in that type, the others give
-    /// the inputs' type.
+    /// [`forward`](Self::forward) for a product of `dtype`: of inputs in f32 the fused form on the CPU gives its result in that type. All
+    /// else gives the inputs' type.
     ///
     /// # Panics
     /// As [`forward`](Self::forward).
@@ -206,7 +206,8 @@ impl Attention<'_> {
         match &mask.form {
             Form::Plain(hidden) => self.plain(qkv, hidden.clone()),
             Form::Fused { rows, keys } => {
-                let dtype = if device == Device::flex() { dtype } else { qkv.dtype() };
+                let of_qkv = qkv.dtype();
+                let dtype = if device == Device::flex() && of_qkv == FloatDType::F32 { dtype } else { of_qkv };
                 self.fused(qkv, mask.is_causal, *rows, keys.clone(), dtype)
             }
         }
@@ -294,7 +295,7 @@ pub(super) struct Settings {
     pub rows: Rows,
     /// Probability that a weight is zeroed; 0 without training.
     pub dropout: f64,
-    /// The type of the result: elsewhere than on the CPU that of the inputs.
+    /// The type of the result: that of the inputs, or on the CPU a narrower one.
     pub dtype: FloatDType,
 }
 

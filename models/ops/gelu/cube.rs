@@ -1,6 +1,7 @@
 //! Bias and GELU: an element to a unit.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
+use burn::backend::TensorMetadata;
 use burn::tensor::FloatDType;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
@@ -8,7 +9,9 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::{Activation, CUBIC, GeluKernel, SQRT_2_OVER_PI};
-use crate::ops::cube::{Cube, FusedTensor, Kernels, addresses, buffer, by_element, dims2, element, empty, rows_of};
+use crate::ops::cube::{
+    Cube, FusedTensor, Kernels, addresses, buffer, by_element, dims2, element, empty, narrow, rows_of,
+};
 
 impl GeluKernel for Cube {
     fn forward(x: FusedTensor, bias: FusedTensor, kind: Activation, _: FloatDType) -> FusedTensor {
@@ -22,6 +25,7 @@ impl GeluKernel for Cube {
         kind: Activation,
         _: FloatDType,
     ) -> (FusedTensor, FusedTensor) {
+        let dy = narrow(dy, x.dtype());
         let dx = Self::gelu_backward(x, bias, dy, kind);
         (dx.clone(), Self::column_sums(dx))
     }

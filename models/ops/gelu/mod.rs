@@ -62,8 +62,8 @@ pub fn bias_gelu(x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> T
     bias_gelu_in(dtype, x, bias, kind, ops)
 }
 
-/// [`bias_gelu`] with the result in `dtype`, for a product of that type. In the fused form on the CPU the gradient of `x`, which a product
-/// reads as well, is then also in `dtype`: f32 or bf16.
+/// [`bias_gelu`] with the result in `dtype`, for a product of that type. In the fused form on the CPU, which writes f32 and bf16 itself, the
+/// gradient of `x` is then also in `dtype`: `x` must be what a product gives, and nothing else may read it.
 ///
 /// # Panics
 /// As [`bias_gelu`].

@@ -7,7 +7,7 @@ use burn::backend::Dispatch;
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, TensorMetadata, backend_extension};
+use burn::backend::{Backend, backend_extension};
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::LinearKernel;
@@ -42,7 +42,7 @@ pub fn adapted(x: Tensor<2>, layer: Adapted, bias: Option<Tensor<1>>, rng: Dropo
     let Adapted { weight, a, b, scaling, dropout, dtype } = layer;
     let form = super::form(dtype, &x, ops);
     let contract = Contract::new("adapted", form, x.device());
-    let width = super::factors(&contract, dtype, &x, &weight);
+    let width = super::factors(&contract, FloatDType::F32, &x, &weight);
     let ([_, inner], [_, rank]) = (x.dims(), contract.matrix("a", &a));
     contract.floats("a", &a, [inner, rank], contract.rounded("a", &a));
     contract.floats("b", &b, [rank, width], contract.rounded("b", &b));
@@ -125,11 +125,7 @@ impl<I> Dropout<I> {
     where
         I: Clone,
     {
-        if self.p == 0.0 {
-            return x;
-        }
-        let x = if x.dtype() == DType::F32 { x } else { B::float_cast(x, FloatDType::F32) };
-        B::masked(x, self.seed.clone(), self.p)
+        if self.p > 0.0 { B::masked(x, self.seed.clone(), self.p) } else { x }
     }
 }
 

@@ -234,7 +234,7 @@ impl LinearKernel for Flex {
     }
 
     fn backward_bias(dy: FlexTensor) -> FlexTensor {
-        let dy = flex::row_major(dy);
+        let dy = flex::widened(dy);
         let [_, width] = flex::dims2(&dy);
         flex::tensor(flex::column_sums(flex::values(&dy), width), [width])
     }

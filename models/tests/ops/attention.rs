@@ -2,7 +2,7 @@
 
 use burn::tensor::{Bool, FloatDType, Tensor, TensorData};
 use kiln_models::Ops;
-use kiln_models::ops::attention::{Attention, Mask, Qkv, plain};
+use kiln_models::ops::attention::{Attention, Mask, Qkv};
 use kiln_models::ops::dropout::DropoutRng;
 
 use crate::{
@@ -192,18 +192,22 @@ fn large_scores_do_not_overflow() {
 /// GPT-Neo does not scale its scores: 4 x 200 x 200 is beyond f16.
 #[test]
 fn scores_beyond_f16_are_computed_in_f32() {
-    let device = burn::tensor::Device::flex();
-    let tensor = |values: [f32; 8]| {
-        let whole = Tensor::<1>::from_floats(values, &device).reshape([1, 1, 2, 4]);
-        whole.cast(FloatDType::F16)
-    };
-    let query = tensor([200.0; 8]);
-    let key = tensor([200.0, 200.0, 200.0, 200.0, 200.0, 200.0, 200.0, 199.0]);
-    let value = tensor([1.0, 2.0, 3.0, 4.0, 9.0, 9.0, 9.0, 9.0]);
-    let result = plain::attention(query, key, value, None, 1.0, 0.0, DropoutRng::Off);
-    let result = result.cast(FloatDType::F32).into_data().iter::<f32>().collect::<Vec<_>>();
-    // The first key has a score that is larger by 200.
-    assert_eq!(result, [1.0, 2.0, 3.0, 4.0, 1.0, 2.0, 3.0, 4.0]);
+    let device = crate::device();
+    if !device.supports_dtype(FloatDType::F16) {
+        return;
+    }
+    let tensor = |values: [f32; 8]| Tensor::<1>::from_floats(values, &device).reshape([2, 4]).cast(FloatDType::F16);
+    for ops in [Ops::Plain, Ops::Fused] {
+        let query = tensor([200.0; 8]);
+        let key = tensor([200.0, 200.0, 200.0, 200.0, 200.0, 200.0, 200.0, 199.0]);
+        let value = tensor([1.0, 2.0, 3.0, 4.0, 9.0, 9.0, 9.0, 9.0]);
+        let mask = Mask::new(2, false, None, &device, ops);
+        let attention = Attention { batch: 1, heads: 1, scale: 1.0, dropout: 0.0, rng: DropoutRng::Off };
+        let result = attention.forward(Qkv::Separate { query, key, value }, &mask);
+        assert_eq!(result.dtype(), FloatDType::F16.into());
+        // The first key has a score that is larger by 200.
+        assert_eq!(read(result.cast(FloatDType::F32)), [1.0, 2.0, 3.0, 4.0, 1.0, 2.0, 3.0, 4.0], "{ops:?}");
+    }
 }
 
 /// Two of the three sequences have their scores at a time: for a device of little memory (`FAKE_CUDA_MEMORY=64M`), since others have so

@@ -9,7 +9,8 @@ use burn::tensor::FloatDType;
 use kiln_models::Activation;
 use kiln_models::ops::Form;
 use kiln_models::ops::cross_entropy::padded;
-use kiln_models::{ModelConfig, Operator};
+use kiln_models::ops::pitched;
+use kiln_models::{Gpt2Variant, ModelConfig, Operator};
 
 use super::MemoryInputs;
 use crate::config::ActivationCheckpointing;
@@ -75,14 +76,20 @@ impl Activations {
         // Of a token of a layer, in halves of a value. LayerNorm, twice: what it normalised, and in the plain form that once
         // more, divided.
         let norms = 2 * 2 * (width + plain(Operator::LayerNorm, width));
-        // Their results as operands: f32 is kept once; BERT's query, key and value each cast their own.
-        let casts = match (is_bert, takes_f32) {
-            (true, true) => 2 * operand, // BERT's are residuals as well
-            (true, false) => 4 * operand,
-            (false, _) => 2 * given(Operator::LayerNorm),
+        // Their results as operands: f32 is kept once; projections that stand apart each cast their own.
+        let is_apart = matches!(model, ModelConfig::Gpt2(config) if config.variant == Gpt2Variant::GptNeo);
+        let casts = match (is_bert, is_apart, takes_f32) {
+            (true, _, true) => 2 * operand, // BERT's are residuals as well
+            (false, true, true) => operand + given(Operator::LayerNorm),
+            (true, _, false) | (false, true, false) => 4 * operand,
+            (false, false, _) => 2 * given(Operator::LayerNorm),
         };
         // And query, key, value and the context, which the projection after it multiplies.
-        let operands = (casts + 3 * operand + given(Operator::Attention)) * width;
+        let context = match model.window() {
+            Some((window, _)) if seq > window as u128 => operand,
+            _ => given(Operator::Attention),
+        };
+        let operands = (casts + 3 * operand + context) * width;
         // The scores' exponentials and twice the softmax, one of them as operand; where dropout falls on it its mask.
         let softmax = 2 * 2 + operand + if attention_dropout { operand } else { 0 };
         let attention = plain(Operator::Attention, softmax * scores);
@@ -184,12 +191,15 @@ impl Activations {
         let weights = if is_frozen { 0 } else { 2 * width * inner };
         // Fused attention on a GPU computes scores and the gradient of the weights again, for some sequences at a time.
         let of_scores = match inputs.bytes_at_a_time {
-            Some(bytes) if attention == 0 => {
-                2 * at_a_time(bytes, operand * F32 / 2 * scores * seq, tokens / seq.max(1))
+            Some(bytes) if !is_plain(Operator::Attention) => {
+                let row = pitched((operand * F32 / 2 * seq) as u64);
+                2 * at_a_time(bytes, heads * seq * u128::from(row), tokens / seq.max(1))
             }
             _ => 0,
         };
-        let moving = F32 * (tokens * (width + plain(Operator::Gelu, inner)) + weights) + of_scores;
+        // What the fused kernel of the CPU writes in bf16 is not written in place.
+        let gradient_of_gelu = if is_bf16 || is_plain(Operator::Gelu) { inner } else { 0 };
+        let moving = F32 * (tokens * (width + gradient_of_gelu) + weights) + of_scores;
         let again = match checkpointing {
             ActivationCheckpointing::Balanced => layer_bytes(layer.saturating_sub(kept)),
             _ => 0,
