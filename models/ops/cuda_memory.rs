@@ -3,7 +3,6 @@
 use burn::backend::{Backend, BackendTensor, DispatchTensorKind};
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::CubeBackend;
-use burn_cubecl::tensor::CubeTensor;
 // The trait has no other name among the crates that Kiln depends on.
 use cubecl::__private::Runtime;
 use cubecl::cuda::CudaRuntime;
@@ -26,7 +25,7 @@ impl CudaMemory {
             return Err("expected a tensor on a CUDA device, without autodiff".into());
         };
         #[cfg(feature = "compiler")]
-        let tensor: CubeTensor = tensor.client.clone().resolve_tensor_float::<CubeBackend>(tensor);
+        let tensor: burn_cubecl::tensor::CubeTensor = tensor.client.clone().resolve_tensor_float::<CubeBackend>(tensor);
         let len = values.dims()[0];
         if tensor.dtype != DType::F32 || !tensor.is_contiguous() {
             return Err("expected values in f32 that lie one after the other".into());
