@@ -316,9 +316,11 @@ impl TextStream<'_> {
             return Ok(if text.is_empty() { text } else { self.show(text, count) });
         }
         // A model that has learned little writes many tokens that are no characters. A character has four bytes at most, so all tokens
-        // but the last three are decided.
-        let decided = count - count.min(3);
-        if count - self.shown > UNSHOWN {
+        // but the last three are decided; special tokens, which have no text, do not count.
+        let has_text =
+            |index: &usize| self.tokenizer.decode(&self.tokens[*index..=*index]).is_ok_and(|text| !text.is_empty());
+        let decided = (0..count).rev().filter(has_text).nth(2).unwrap_or(0);
+        if count - self.shown > UNSHOWN && decided > self.shown {
             let first = self.text(decided)?;
             if text.starts_with(&first) {
                 return Ok(self.show(first, decided));

@@ -46,7 +46,7 @@ fn check_sizes(sizes: &[usize], precision: &str, tolerance: f64) {
             for mode in modes() {
                 check(mode, mode, &["--set", "compiler.graph=off", "--set", "compiler.fused_ops=on"]);
             }
-            if MODE == "compiled" && precision != "f16" {
+            if MODE == "compiled" {
                 check(MODE, "captured", &["--set", "compiler.graph=on", "--set", "compiler.fused_ops=on"]);
             }
         }

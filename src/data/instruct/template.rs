@@ -151,7 +151,7 @@ impl ChatTemplate {
         given.extend(others.map(|(name, value)| (name.to_owned(), value)));
         template.render(Value::from(given)).map_err(|error| {
             let words = error.detail().map_or_else(|| error.to_string(), str::to_owned);
-            if words.contains("tried to use % operator") {
+            if words.contains("% operator on unsupported types string") {
                 let line = error.line().map_or_else(String::new, |line| format!(", line {line}"));
                 return Error::data(format!("{NAME}{line}: % after a text, Python's formatting, is not supported: {words}"))
                     .help("write {{ \"%s, %s\" | format(a, b) }} instead of {{ \"%s, %s\" % (a, b) }}: transformers gives the same text");

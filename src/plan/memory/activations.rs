@@ -69,9 +69,10 @@ impl Activations {
         let takes_f32 = compute.is_f32() || (inputs.host.is_some() && !is_plain(Operator::Linear));
         // An operand of a matrix product.
         let operand: Halves = if takes_f32 { 2 } else { 1 };
-        // Those that a fused kernel of the CPU gives to products alone are bf16 there.
+        // Those that a fused kernel of the CPU gives to one product alone are bf16 there; adapters take f32.
+        let is_adapted = inputs.values.multiplying > 0;
         let is_bf16 = takes_f32 && compute.dtype() == FloatDType::BF16;
-        let given = |by: Operator| if is_bf16 && !is_plain(by) { 1 } else { operand };
+        let given = |by: Operator| if is_bf16 && !is_adapted && !is_plain(by) { 1 } else { operand };
 
         // Of a token of a layer, in halves of a value. LayerNorm, twice: what it normalised, and in the plain form that once
         // more, divided.
@@ -159,8 +160,7 @@ impl Activations {
         let vocabulary = model.vocab_size() as u128;
         let table = F32 * vocabulary * width;
         // Under adapters the table and the layers' weights are frozen.
-        let is_frozen = inputs.values.multiplying > 0;
-        let table_gradient = if is_frozen { 0 } else { table };
+        let table_gradient = if is_adapted { 0 } else { table };
         let is_fused = is_language_model && !is_plain(Operator::CrossEntropy);
         // The plain loss keeps the exponentials; its gradient passes through three more of their size, one of them zeros but
         // for the targets. The fused one has its gradients at once, and a chunk of rows.
@@ -188,11 +188,13 @@ impl Activations {
         let width = width_of_layers;
         let layer_bytes = |halves: u128| tokens * halves * F32 / 2;
         // The gradients of a layer's result, of what the activation gave, and of the feed-forward block's two weights.
-        let weights = if is_frozen { 0 } else { 2 * width * inner };
+        let weights = if is_adapted { 0 } else { 2 * width * inner };
         // Fused attention on a GPU computes scores and the gradient of the weights again, for some sequences at a time.
         let of_scores = match inputs.bytes_at_a_time {
             Some(bytes) if !is_plain(Operator::Attention) => {
-                let row = pitched((operand * F32 / 2 * seq) as u64);
+                // Without a scale they are f32 where f16 would overflow.
+                let of_score = if is_apart && compute.dtype() == FloatDType::F16 { F32 } else { operand * F32 / 2 };
+                let row = pitched((of_score * seq) as u64);
                 2 * at_a_time(bytes, heads * seq * u128::from(row), tokens / seq.max(1))
             }
             _ => 0,

@@ -8,8 +8,7 @@
 //! Recording computes a few times. That leaves no trace in the run: updates are idle ([`InPlace::idle`]), and nothing is
 //! added to sums ([`Adding::Nothing`]).
 //!
-//! In f16, whose steps the plan does not capture yet, the scale of the loss is one of these tensors, and the update finds out on the
-//! device whether it is skipped. Where steps may
+//! In f16 the scale of the loss is one of these tensors, and the update finds out on the device whether it is skipped. Where steps may
 //! be outliers, loss and gradient norm are read between the micro-batches and the update, which is then replayed or not.
 #![allow(unsafe_code)] // a replay is: see `Recorded::replay`
 
