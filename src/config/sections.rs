@@ -400,7 +400,7 @@ pub struct DistributedSection {
 }
 
 impl DistributedSection {
-    /// What sums the gradients of devices of this kind.
+    /// The library that sums the gradients of devices of this kind.
     pub fn backend(&self, kind: DeviceKind) -> DdpBackend {
         let by_default = if kind != DeviceKind::Cuda || self.optimizer_sharding || self.overlap_communication {
             DdpBackend::Mpi

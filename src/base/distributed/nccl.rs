@@ -93,7 +93,7 @@ struct Functions {
     _library: ManuallyDrop<Library>,
 }
 
-/// What this rank is to the others in NCCL.
+/// This rank as a member of NCCL's communicator.
 ///
 /// The communicator and the stream are NCCL's and the driver's own, made for the context that CubeCL computes in, the primary one of the
 /// device. One thread uses them at a time, the one that holds `calls`, with that context. They are left to the end of the process: a rank

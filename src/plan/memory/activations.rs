@@ -199,7 +199,7 @@ impl Activations {
             }
             _ => 0,
         };
-        // What the fused kernel of the CPU writes in bf16 is not written in place.
+        // The fused kernel of the CPU writes bf16 to new memory, f32 in place.
         let gradient_of_gelu = if is_bf16 || is_plain(Operator::Gelu) { inner } else { 0 };
         let moving = F32 * (tokens * (width + gradient_of_gelu) + weights) + of_scores;
         let again = match checkpointing {
