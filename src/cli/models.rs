@@ -315,18 +315,18 @@ impl TextStream<'_> {
         if !text.ends_with(char::REPLACEMENT_CHARACTER) {
             return Ok(if text.is_empty() { text } else { self.show(text, count) });
         }
+        if count - self.shown <= UNSHOWN {
+            return Ok(String::new());
+        }
         // A model that has learned little writes many tokens that are no characters. A character has four bytes at most, so all tokens
         // but the last three are decided; special tokens, which have no text, do not count.
         let has_text =
             |index: &usize| self.tokenizer.decode(&self.tokens[*index..=*index]).is_ok_and(|text| !text.is_empty());
-        let decided = (0..count).rev().filter(has_text).nth(2).unwrap_or(0);
-        if count - self.shown > UNSHOWN && decided > self.shown {
-            let first = self.text(decided)?;
-            if text.starts_with(&first) {
-                return Ok(self.show(first, decided));
-            }
-        }
-        Ok(String::new())
+        let Some(decided) = (self.shown + 1..count).rev().filter(has_text).nth(2) else {
+            return Ok(String::new());
+        };
+        let first = self.text(decided)?;
+        Ok(if text.starts_with(&first) { self.show(first, decided) } else { String::new() })
     }
 
     /// The text that has not been shown.
@@ -505,6 +505,24 @@ mod tests {
             assert!(text.tokens.len() - text.shown <= UNSHOWN + 3);
         }
         shown.push_str(&text.rest().unwrap());
+        assert_eq!(shown, tokenizer.decode(&ids).unwrap());
+    }
+
+    /// Special tokens have no text, wherever they stand.
+    #[test]
+    fn special_tokens_within_a_character_lose_nothing_of_it() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/run_clm/gpt2");
+        let tokenizer = Tokenizer::load(Path::new(folder)).unwrap();
+        let [first, second, third] = tokenizer.encode("日").unwrap()[..] else {
+            panic!("a token for each of three bytes")
+        };
+        let end_of_text = 0;
+        let mut ids = vec![first; 12];
+        ids.extend([first, second, end_of_text, end_of_text, end_of_text, third]);
+        let mut text = TextStream { tokenizer: &tokenizer, tokens: Vec::new(), context: 0, shown: 0 };
+        let mut shown = ids.iter().map(|id| text.push(*id).unwrap()).collect::<String>();
+        shown.push_str(&text.rest().unwrap());
+        assert!(shown.ends_with('日'), "{shown}");
         assert_eq!(shown, tokenizer.decode(&ids).unwrap());
     }
 

@@ -489,6 +489,8 @@ mod tests {
             let said = error.to_string();
             assert!(error.exit_code() == 3 && said.contains("line 2: % after a text"), "{said}");
         }
+        let of_nothing = render("{{ messages[0].turn % 2 }}").unwrap_err().to_string();
+        assert!(of_nothing.contains("refuses the messages") && !of_nothing.contains("after a text"), "{of_nothing}");
         for (template, text) in [
             ("{{ '%s: %03d, %.2f %%' | format(messages[0].role, messages[0].n, 1.5) }}", "user: 007, 1.50 %"),
             ("{{ '%s %s %s' | format(true, none, 0.5) }}", "True None 0.5"),
