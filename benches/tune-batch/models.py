@@ -1,13 +1,15 @@
 """The largest batches of known model shapes in a given memory, on the CPU, with random weights and random tokens:
 
     benches/tune-batch/models.py [--models gpt2,...] [--blocks 128,512] [--modes native,compiled] [--budgets 2GiB,4GiB]
-                                 [--time-limit 10m] [--skip-found] [--table]
+                                 [--time-limit 10m] [--skip-found] [--no-next] [--table]
 
-runs `kiln tune-batch` for each shape, block, mode and budget, the smallest first, beginning at the batch that `kiln plan` estimates,
-then where the memory line of the smaller budget leads; adds what it found, every trial included, to configs/measured/sizes.json (a search of the same machine, version and budget replaces an
-older one); and writes the table configs/measured/README.md from that file. A cell that was not searched holds the
-estimate of `kiln plan`, marked as such. --table only writes the table. --skip-found leaves out what the file has. Needs a release build of kiln
-($KILN, else target/release/kiln) and Python 3.
+runs `kiln tune-batch` for each shape, block, mode and budget, the smallest first, beginning at the estimate of `kiln plan`, corrected
+by what a batch of this shape (or of another one, where none was measured) took; adds what it found, every trial included, to
+configs/measured/sizes.json (a search of the same machine, version and budget replaces an older one); and writes the table
+configs/measured/README.md from that file. A cell that was not searched holds the estimate of `kiln plan`, marked as such. --table only
+writes the table. --skip-found leaves out the cells whose batch and the next one the file has, --no-next the trial of a batch
+beyond the one that is expected to be the largest, which halves the time. Needs a release build of kiln ($KILN, else
+target/release/kiln) and Python 3.
 """
 
 import argparse
@@ -28,10 +30,7 @@ SIZES = ROOT / "configs/measured/sizes.json"
 TABLE = ROOT / "configs/measured/README.md"
 KILN = os.environ.get("KILN", str(ROOT / "target/release/kiln"))
 COLUMNS_GIB = [2, 4, 8, 16]
-# Searches follow the memory line of an earlier one of the same shape, block and mode, which is kept here. A KILN_CACHE that is named
-# keeps it from one call of this script to the next.
-OWN_CACHE = tempfile.TemporaryDirectory()
-CACHE = os.environ.get("KILN_CACHE", OWN_CACHE.name)
+CACHE = tempfile.TemporaryDirectory() # the user's own is not touched
 # The published shapes as [model] has them, and the task of the models' own training.
 SHAPES = {
     "gpt2": ("clm", {"kind": "gpt2", "size": "small"}),
@@ -44,7 +43,7 @@ SHAPES = {
 }
 
 
-def config(name, block, batch=2):
+def config(name, block):
     task, model = SHAPES[name]
     fields = "\n".join(f"{key} = {json.dumps(value)}" for key, value in model.items())
     return f"""[run]
@@ -59,7 +58,7 @@ train = ["data.jsonl"]
 block_size = {block}
 [trainer]
 max_steps = 1000
-per_device_train_batch_size = {batch}
+per_device_train_batch_size = 2
 per_device_eval_batch_size = 1
 learning_rate = 5e-5
 save_strategy = "no"
@@ -72,7 +71,7 @@ def write_data(path, task, block):
     """Random ids: what they are changes neither memory nor time. Of an MLM row 15 % carry labels, as masking has it."""
     draw = random.Random(0)
     with open(path, "w", encoding="utf-8") as file:
-        for _ in range(256):
+        for _ in range(1024): # more than any of the batches
             ids = [draw.randrange(1000, 28000) for _ in range(block)]
             row = {"input_ids": ids}
             if task == "mlm":
@@ -90,7 +89,7 @@ def inputs(name, block):
 
 
 def kiln(folder, *arguments, **more):
-    return subprocess.run([KILN, *map(str, arguments)], cwd=folder, env={**os.environ, "KILN_CACHE": CACHE},
+    return subprocess.run([KILN, *map(str, arguments)], cwd=folder, env={**os.environ, "KILN_CACHE": CACHE.name},
                           text=True, stderr=subprocess.PIPE, **more)
 
 
@@ -115,19 +114,33 @@ def estimate(name, block, mode, budget):
     return fits
 
 
-def search(name, block, mode, budget, time_limit):
+def corrected(name, block, mode, rows, budget):
+    """The largest batch that is expected to need no more than `budget` MiB, at least 1."""
+    for shape in (name, *SHAPES):
+        if fits := trials(rows_of(rows, shape, block, mode))[0]:
+            batch, peak = max(fits.items())
+            return max(1, estimate(name, block, mode, budget * planned(shape, block, mode, batch) / peak))
+    return max(1, estimate(name, block, mode, budget))
+
+
+def search(name, block, mode, rows, budget, args):
     """The result of `kiln tune-batch`, and whether not even one sequence fits; no result then, nor where the time was too short."""
-    start = max(1, estimate(name, block, mode, budget * 1024))
+    start = corrected(name, block, mode, rows, budget * 1024)
     print(f"== {name}, {block} tokens, {mode}, {budget:g} GiB, from {start}", flush=True)
     with inputs(name, block) as folder:
-        (folder / "config.toml").write_text(config(name, block, start), encoding="utf-8")
-        done = kiln(folder, "tune-batch", "config.toml", "--mode", mode, "--memory-budget", f"{budget:g}GiB", "--steps-per-trial", 2, "--time-limit", time_limit, "--out", "found.json")
+        done = kiln(folder, "tune-batch", "config.toml", "--mode", mode, "--memory-budget", f"{budget:g}GiB", "--start", start,
+                    "--steps-per-trial", 2, "--time-limit", args.time_limit, "--out", "found.json",
+                    *(["--max", start] if args.no_next else []))
         if done.returncode == 0:
             return json.loads((folder / "found.json").read_text(encoding="utf-8")) | {"shape": name}, False
     print(done.stderr, end="", flush=True)
     if done.returncode != 4 and "time limit" not in done.stderr:
         sys.exit(f"error: kiln tune-batch ended with {done.returncode}")
     return None, done.returncode == 4
+
+
+def rows_of(rows, name, block, mode):
+    return [row for row in rows if row.get("shape") == name and (row["key"]["block_size"], row["key"]["mode"]) == (block, mode)]
 
 
 def trials(rows):
@@ -145,30 +158,44 @@ def trials(rows):
     return fits, over
 
 
+def known(rows, budget):
+    """The largest batch that ran within `budget` MiB, 0 if none did, and those that did not."""
+    fits, over = trials(rows)
+    held = max((batch for batch, peak in fits.items() if peak <= budget), default=0)
+    return held, [batch for batch, peak in fits.items() if peak > budget] + [batch for batch, limit in over.items() if limit >= budget]
+
+
+def exact(rows, budget):
+    """The largest batch within `budget` MiB where one machine ran it and not the next one, 0 if none fits; else None."""
+    for device in sorted({row["key"]["device"] for row in rows}):
+        held, failed = known([row for row in rows if row["key"]["device"] == device], budget)
+        if failed and min(failed) == held + 1:
+            return held
+    return None
+
+
 def cell(name, block, mode, rows, gib):
     """The largest batch in `gib`, marked by how it is known."""
     budget = gib * 1024
-    fits, over = trials(rows)
-    held = max((batch for batch, peak in fits.items() if peak <= budget), default=0)
-    failed = [batch for batch, peak in fits.items() if peak > budget] + [batch for batch, limit in over.items() if limit >= budget]
-    if failed and min(failed) == held + 1:
-        return str(held or "none")
+    largest = exact(rows, budget)
+    if largest is not None:
+        return str(largest or "none")
+    held, failed = known(rows, budget)
     # Between what ran and what did not, the plan's estimate.
     batch = max(held, min([estimate(name, block, mode, budget), *(size - 1 for size in failed)]))
     return f"{held}+" if batch == held > 0 else f"~{batch or 'none'}"
 
 
-def table(rows):
+def table(rows, devices):
     for name in SHAPES:
         for block in sorted({row["key"]["block_size"] for row in rows if row["shape"] == name}):
             for mode in ("native", "compiled"):
-                own = [row for row in rows
-                       if row["shape"] == name and (row["key"]["block_size"], row["key"]["mode"]) == (block, mode)]
-                if own:
+                if own := rows_of(rows, name, block, mode):
                     cells = " | ".join(cell(name, block, mode, own, gib) for gib in COLUMNS_GIB)
                     batch, peak = max(trials(own)[0].items())
                     off = f"{planned(name, block, mode, batch) / peak - 1:+.0%}"
-                    yield f"| {name} | {block} | {mode} | {cells} | {peak:.0f} MiB at {batch} | {off} |"
+                    machines = ", ".join(str(devices.index(device) + 1) for device in sorted({row["key"]["device"] for row in own}))
+                    yield f"| {name} | {block} | {mode} | {cells} | {peak:.0f} MiB at {batch} | {off} | {machines} |"
 
 
 def write_table(sizes):
@@ -184,14 +211,14 @@ def write_table(sizes):
     text = ["<!-- Written by benches/tune-batch/models.py from sizes.json. -->", "# Largest batches of known model shapes, CPU", "",
             "Random weights of the published shapes and random tokens, f32, AdamW, no checkpoints. GPT-2 shapes train `clm`, the "
             "others `mlm` with labels at 15 % of the tokens. `kiln tune-batch` measures the peak of the whole process.", "",
-            f"Machine: {'; '.join(devices)}. Dates: {dates[0]} to {dates[-1]}. Budgets that were searched: "
+            f"Machines: {'; '.join(f'{number}. {device}' for number, device in enumerate(devices, 1))}. Dates: {dates[0]} to {dates[-1]}. Budgets that were searched: "
             f"{', '.join(f'{budget:g} GiB' for budget in budgets)}.", "",
             "A number without a mark was measured: that batch ran within the memory and the next one did not. `+`: that batch ran, "
             "and the next one was not tried. `none`: one sequence was tried and does not fit. `~`: nothing was run at this size; it is "
-            "the estimate of `kiln plan`. The last column "
-            "has the estimate of `kiln plan` against the largest measured peak.", "",
-            f"| shape | tokens | mode | {' | '.join(columns)} | largest peak that was measured | plan |",
-            f"| --- | ---: | --- |{' ---: |' * len(columns)} ---: | ---: |", *table(rows), "",
+            "the estimate of `kiln plan`. The column plan has "
+            "that estimate against the largest measured peak.", "",
+            f"| shape | tokens | mode | {' | '.join(columns)} | largest peak that was measured | plan | machine |",
+            f"| --- | ---: | --- |{' ---: |' * len(columns)} ---: | ---: | ---: |", *table(rows, devices), "",
             f"Not measured, or not within the time of the search: {', '.join(left) or 'nothing'}.", ""]
     TABLE.write_text("\n".join(text), encoding="utf-8")
 
@@ -209,6 +236,7 @@ def main():
     parser.add_argument("--budgets", default="2GiB,4GiB")
     parser.add_argument("--time-limit", default="10m")
     parser.add_argument("--skip-found", action="store_true")
+    parser.add_argument("--no-next", action="store_true")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     if unknown := set(args.models.split(",")) - set(SHAPES):
@@ -219,11 +247,10 @@ def main():
     for name, block, mode, budget in [] if args.table else points:
         sizes = json.loads(SIZES.read_text(encoding="utf-8"))
         too_small = 0.0 if budget == budgets[0] else too_small
-        own = [row for row in sizes if row.get("shape") == name
-               and (row["key"]["block_size"], row["key"]["mode"]) == (block, mode)]
-        if args.skip_found and any(budget * 1024 in (row["budget_mib"], row.get("too_small_mib")) for row in own):
+        own = rows_of(sizes, name, block, mode)
+        if args.skip_found and exact(own, budget * 1024) is not None:
             continue
-        found, none_fits = search(name, block, mode, budget, args.time_limit)
+        found, none_fits = search(name, block, mode, sizes, budget, args)
         if none_fits:
             too_small = budget * 1024
             for row in own:

@@ -35,7 +35,8 @@ pub(super) struct TuneArgs {
     /// native, compiled or both; what [compiler] says when it is left out
     #[arg(long, value_name = "MODE")]
     mode: Option<String>,
-    /// The first size to try; when it is left out, the one that an earlier search leads to, else the config's, or 8
+    /// The first size to try; when it is left out, the one that an earlier search or the plan's estimate leads to; where the memory
+    /// has no stated size, the config's, or 8
     #[arg(long, value_name = "SIZE")]
     start: Option<usize>,
     /// The largest size to try

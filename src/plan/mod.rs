@@ -240,6 +240,13 @@ impl RunPlan {
         config
     }
 
+    /// The estimated memory of the same run with micro-batches of `micro` examples.
+    pub fn estimated_memory_of(&self, micro: usize) -> Option<MemoryEstimate> {
+        let mut plan = self.clone();
+        plan.batch.micro = micro;
+        plan.estimated_memory()
+    }
+
     fn estimated_memory(&self) -> Option<MemoryEstimate> {
         let (model, task) = self.model.built_in().ok()?;
         let examples = self.data.validation_examples.filter(|_| self.evaluation.is_on()).unwrap_or(0);

@@ -32,6 +32,21 @@ impl MemoryLine {
             .then_some(Self { fixed_mib: mean_y - per_sample_mib * mean_x, per_sample_mib })
     }
 
+    /// The memory of a batch, in MiB.
+    pub fn mib(&self, batch: usize) -> f64 {
+        self.fixed_mib + self.per_sample_mib * batch as f64
+    }
+
+    /// The line through a measured `(batch, peak in MiB)`, in the proportions of this one; this one where it needs no memory there.
+    #[must_use]
+    pub fn through(self, (batch, peak): (usize, f64)) -> Self {
+        let ratio = peak / self.mib(batch);
+        if !(ratio.is_finite() && ratio > 0.0) {
+            return self;
+        }
+        Self { fixed_mib: ratio * self.fixed_mib, per_sample_mib: ratio * self.per_sample_mib }
+    }
+
     /// The largest batch that the line has room for in `budget_mib`.
     pub fn largest(&self, budget_mib: f64) -> usize {
         // A negative quotient becomes 0: nothing fits.
@@ -59,6 +74,18 @@ mod tests {
         // By hand: means 2 and 40/3; slope (20 - 10) / 2.
         let line = MemoryLine::fit(&[(1, 10.0), (2, 10.0), (3, 20.0)]).unwrap();
         assert!((line.per_sample_mib - 5.0).abs() < 1e-12 && (line.fixed_mib - 10.0 / 3.0).abs() < 1e-12, "{line}");
+    }
+
+    #[test]
+    fn a_line_is_put_through_a_point() {
+        let line = MemoryLine { fixed_mib: 100.0, per_sample_mib: 10.0 };
+        assert_eq!(line.mib(10), 200.0);
+        assert_eq!(line.through((10, 180.0)), MemoryLine { fixed_mib: 90.0, per_sample_mib: 9.0 });
+        for no_memory in [(10, 0.0), (10, f64::NAN)] {
+            assert_eq!(line.through(no_memory), line);
+        }
+        let below = MemoryLine { fixed_mib: -200.0, per_sample_mib: 10.0 };
+        assert_eq!([below.through((10, 50.0)), below.through((20, 50.0))], [below; 2]);
     }
 
     #[test]

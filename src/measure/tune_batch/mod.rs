@@ -21,6 +21,7 @@ use crate::engine::device::DeviceFacts;
 use crate::plan::{RunPlan, batch::micro_batch};
 use crate::session::Session;
 use crate::session::batch_sizes::{Key, Outcome, Stored, Trial, accumulates, probe, sharers, useful};
+use crate::session::memory_line::MemoryLine;
 use process::Watch;
 use search::Range;
 use trial::{MIN_STEPS, trial_config};
@@ -30,7 +31,8 @@ use trial::{MIN_STEPS, trial_config};
 pub struct TuneOptions {
     /// The `kiln` that makes the trials, by its hidden command `trial-batch`.
     pub program: PathBuf,
-    /// The first size. Default: what the memory line of an earlier search of the same run has room for, else the config's, or 8.
+    /// The first size. Default: what the memory line of an earlier search of the same run, or else that of the plan's estimate, has
+    /// room for; where the memory has no stated size, the config's, or 8.
     pub start: Option<usize>,
     /// The largest size to try. Default: 65,536.
     pub max: usize,
@@ -169,9 +171,12 @@ pub fn tune(
         watch(Event::Tried(&Trial { batch, outcome: outcome.clone() }))?;
         Ok(outcome)
     };
-    let start = options.start.or(config.trainer.per_device_train_batch_size.size()).unwrap_or(DEFAULT_START);
     let useful = useful(&config, probe).checked_next_multiple_of(options.multiple_of).unwrap_or(usize::MAX);
-    let known = Stored::find(&key, 0)?.filter(|_| options.start.is_none()).and_then(|stored| stored.line);
+    let known = Stored::find(&key, 0)?.and_then(|stored| stored.line);
+    let known = known.or_else(|| estimated_line(probe, budget_mib?));
+    let room = || known.zip(budget_mib).map(|(line, budget)| line.largest(budget));
+    let start =
+        options.start.or_else(room).or(config.trainer.per_device_train_batch_size.size()).unwrap_or(DEFAULT_START);
     let range = Range { start, max: options.max.min(useful), multiple_of: options.multiple_of, known };
     let mut found = range.search(budget_mib, &mut run)?;
     if let (None, Some(batch)) = (budget_mib, found.batch) {
@@ -209,6 +214,19 @@ pub fn tune(
     stored.write()?;
     Ok(stored)
 }
+
+/// The line through the plan's estimates of two sizes about the largest that it has room for in `budget_mib`.
+fn estimated_line(plan: &RunPlan, budget_mib: f64) -> Option<MemoryLine> {
+    let estimate = |batch| Some((batch, plan.estimated_memory_of(batch)?.total() as f64 / f64::from(1 << 20)));
+    let mut points = [estimate(1)?, estimate(2)?];
+    while points[1].1 <= budget_mib && points[1].0 < LARGEST_ESTIMATED {
+        points = [points[1], estimate(2 * points[1].0)?];
+    }
+    MemoryLine::fit(&points)
+}
+
+/// No memory holds batches so large.
+const LARGEST_ESTIMATED: usize = 1 << 24;
 
 /// The first size, when the config names none.
 const DEFAULT_START: usize = 8;

@@ -14,8 +14,8 @@ pub struct Range {
     pub max: usize,
     /// Sizes are multiples of this.
     pub multiple_of: usize,
-    /// The line that an earlier search of the same run has found, perhaps in other memory. It leads until two sizes of this
-    /// search have run.
+    /// A line that is known before: that of an earlier search of the same run, perhaps in other memory, or the plan's estimate. Put
+    /// through the largest size that ran, it leads until two sizes of this search tell another one.
     pub known: Option<MemoryLine>,
 }
 
@@ -28,7 +28,7 @@ pub struct Found {
     pub batch: Option<usize>,
     /// The next size was tried and does not fit.
     pub next_fails: bool,
-    /// The line through the trials that ran.
+    /// The line through the trials that ran; with the slope that was known where they tell none.
     pub line: Option<MemoryLine>,
 }
 
@@ -51,8 +51,7 @@ impl Range {
         // In units: the largest that fits and the smallest that does not.
         let (mut fits, mut fails) = (0, most + 1);
         let (mut trials, mut guided, mut wrong, mut below) = (Vec::<Trial>::new(), 0, 0u32, 0u32);
-        let start = self.known.zip(budget_mib).map_or(self.start, |(line, budget)| line.largest(budget));
-        let mut next = (start / unit).clamp(1, most);
+        let mut next = (self.start / unit).clamp(1, most);
         loop {
             let outcome = run(next * unit)?;
             trials.push(Trial { batch: next * unit, outcome: outcome.clone() });
@@ -95,8 +94,8 @@ impl Range {
     }
 }
 
-/// The line through the sizes that ran. Sizes that are close to each other tell the noise of a measurement and no slope, so a line that
-/// is known stays until they differ by a quarter.
+/// The line through the sizes that ran. Sizes that are close to each other tell the noise of a measurement and no slope, so the slope of
+/// a line that is known stays until they differ by a quarter.
 fn line_of(trials: &[Trial], known: Option<MemoryLine>) -> Option<MemoryLine> {
     let points = trials.iter().filter_map(|trial| match trial.outcome {
         Outcome::Fits { peak_mib: Some(mib), .. } => Some((trial.batch, mib)),
@@ -105,7 +104,9 @@ fn line_of(trials: &[Trial], known: Option<MemoryLine>) -> Option<MemoryLine> {
     let points = points.collect::<Vec<_>>();
     let sizes = || points.iter().map(|(batch, _)| *batch);
     let tells = known.is_none() || sizes().max() >= sizes().min().map(|least| least + least.div_ceil(4));
-    MemoryLine::fit(&points).filter(|_| tells).or(known)
+    let largest = points.iter().copied().max_by_key(|(batch, _)| *batch);
+    let moved = || known.map(|line| largest.map_or(line, |point| line.through(point)));
+    MemoryLine::fit(&points).filter(|_| tells).or_else(moved)
 }
 
 #[cfg(test)]
@@ -165,12 +166,17 @@ mod tests {
 
     #[test]
     fn a_line_that_is_known_needs_few_trials_and_may_be_wrong() {
-        let known =
-            |fixed_mib, per_sample_mib| Range { known: Some(MemoryLine { fixed_mib, per_sample_mib }), ..range(8) };
         let budget = Some(100.0 + 10.0 * 777.0 + 5.0);
+        let known = |fixed_mib, per_sample_mib| {
+            let line = MemoryLine { fixed_mib, per_sample_mib };
+            Range { known: Some(line), ..range(line.largest(100.0 + 10.0 * 777.0 + 5.0)) }
+        };
         let sizes_of = |range: Range| sizes(&range.search(budget, &mut machine(777)).unwrap());
         assert_eq!(sizes_of(known(100.0, 10.0)), [777, 778]);
         assert_eq!(sizes_of(known(85.0, 10.0)), [779, 778, 776, 777]);
+        // A tenth too much, as estimates are.
+        assert_eq!(sizes_of(known(110.0, 11.0)), [705, 777, 778]);
+        assert_eq!(sizes_of(Range { start: 8, ..known(110.0, 11.0) }), [8, 32, 128, 512, 777, 778]);
         for (fixed, by_sample) in [(0.0, 1.0), (0.0, 9.0), (500.0, 11.0), (7000.0, 10.0), (1e9, 10.0)] {
             for limit in [1, 2, 31, 777] {
                 let found = known(fixed, by_sample).search(budget, &mut machine(limit)).unwrap();
