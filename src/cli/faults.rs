@@ -167,6 +167,10 @@ const NOT_STARTED: &[u8] = b"error: the MPI library has ended this process while
     the MPI of the launcher: KILN_MPI names another library; under Slurm `srun --mpi=pmix` starts Open MPI and `srun --mpi=pmi2` \
     MPICH, as far as they were built for it\n";
 
+/// In this time a launcher, or rank 0, tells a rank that another one is gone.
+#[cfg(unix)]
+const RANK_IS_GONE: Duration = Duration::from_secs(1);
+
 /// An abort, a fault or an exit of a library where the system has no more memory is one for want of it: libraries in C (MPI, drivers) and
 /// Rust's runtime, which ask without Kiln's allocator, know no other end. Any other stays one.
 #[cfg(unix)]
@@ -175,6 +179,11 @@ fn end_aborts() {
     let aborted = || {
         if host::lacks_memory() {
             out_of_memory();
+        }
+        // The transport of an MPI library aborts where a rank is gone; that the rank is gone is told on another way, and ends this process
+        // with the exit code for it.
+        if World::waits() {
+            std::thread::sleep(RANK_IS_GONE);
         }
         let _ = signal_hook::low_level::emulate_default_handler(libc::SIGABRT);
     };

@@ -32,6 +32,7 @@ mod run_folder;
 
 // Several processes.
 mod ranks;
+mod torchrun;
 
 // Jobs in containers.
 mod job;

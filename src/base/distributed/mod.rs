@@ -13,6 +13,8 @@ mod mpi;
 #[cfg(feature = "cuda")]
 mod nccl;
 mod overlap;
+#[cfg(unix)]
+mod pmi;
 mod shard;
 mod watchdog;
 

@@ -11,7 +11,11 @@ use std::sync::{Mutex, PoisonError};
 
 use libloading::Library;
 
+#[cfg(unix)]
+use super::environment::Meeting;
 use super::environment::{Found, Launcher};
+#[cfg(unix)]
+use super::pmi::Line;
 use super::watchdog::Watched;
 use crate::base::error::{Error, Result};
 use crate::base::host;
@@ -95,6 +99,9 @@ pub(super) struct Mpi {
     /// This is rank 0.
     is_root: bool,
     is_finished: AtomicBool,
+    /// To rank 0, where the launcher has started no MPI.
+    #[cfg(unix)]
+    line: Option<Line>,
     /// Stays loaded as long as the functions may be called.
     _library: ManuallyDrop<Library>,
 }
@@ -159,6 +166,25 @@ impl Mpi {
                 .help(install(found)));
             }
         };
+        #[cfg(not(unix))]
+        if found.launcher == Launcher::Torchrun {
+            return Err(Error::config(format!("{}: on this system only an mpirun makes a world", found.variables))
+                .help("start with `kiln launch -n N -- train FILE` or mpirun"));
+        }
+        #[cfg(unix)]
+        let (line, variables) = match found.launcher {
+            Launcher::Torchrun if status_ignore == 0 => {
+                return Err(Error::config(format!(
+                    "{} tell of {} ranks, of which {name} ({version}) makes no world",
+                    found.variables, found.place.size
+                ))
+                .help(found.launcher.other_start()));
+            }
+            Launcher::Torchrun => {
+                Line::open(&found.place, &Meeting::find()?).map(|(line, set)| (Some(line), set.to_vec()))?
+            }
+            _ => (None, Vec::new()),
+        };
         let mpi = Self {
             calls: Mutex::new(()),
             all_to_all: function!(Exchange, b"MPI_Alltoall"),
@@ -177,16 +203,30 @@ impl Mpi {
             size: found.place.size,
             is_root: found.place.rank == 0,
             is_finished: AtomicBool::new(false),
+            #[cfg(unix)]
+            line,
             // MPI's threads and handlers stay: it cannot be unloaded.
             _library: ManuallyDrop::new(library),
         };
         let (mut provided, mut of_world, mut own) = (0, 0, 0);
+        #[cfg(unix)]
+        for (name, value) in &variables {
+            // SAFETY: no other thread reads the environment but through the standard library, which has a lock for it: those of this
+            // process are Kiln's and Burn's, and none of them calls a C library that reads it.
+            unsafe { std::env::set_var(name, value) };
+        }
         IS_STARTING.store(true, Ordering::SeqCst);
         // SAFETY: see `Mpi`; null stands for the arguments of the program, which MPI does not need.
         let started = mpi.call("MPI_Init_thread", || unsafe {
             init(std::ptr::null_mut(), std::ptr::null_mut(), SERIALIZED, &raw mut provided)
         });
         IS_STARTING.store(false, Ordering::SeqCst);
+        #[cfg(unix)]
+        for (name, _) in &variables {
+            // SAFETY: as above; the library's threads, if it has any, have found their launcher. What this process starts is none of its
+            // ranks.
+            unsafe { std::env::remove_var(name) };
+        }
         started?;
         if provided < SERIALIZED {
             let level = usize::try_from(provided).ok().and_then(|level| LEVELS.get(level)).copied();
@@ -301,7 +341,13 @@ impl Mpi {
             return Ok(());
         }
         // SAFETY: see `Mpi`; nothing is called after it.
-        self.call("MPI_Finalize", || unsafe { (self.finalize)() })
+        self.call("MPI_Finalize", || unsafe { (self.finalize)() })?;
+        #[cfg(unix)]
+        if let Some(line) = &self.line {
+            let _watched = Watched::new();
+            line.close();
+        }
+        Ok(())
     }
 
     /// Whether MPI has ended in this process.
@@ -312,6 +358,10 @@ impl Mpi {
     /// Ends all ranks with the exit code `code`.
     pub(super) fn abort(&self, code: u8) {
         if !self.is_finished() {
+            #[cfg(unix)]
+            if let Some(line) = &self.line {
+                line.abort(code);
+            }
             // SAFETY: see `Mpi`.
             unsafe { (self.abort)(self.world, c_int::from(code)) };
         }
@@ -388,8 +438,8 @@ fn check(code: c_int, function: &str) -> Result<()> {
 fn load(found: &Found) -> Result<(String, Library)> {
     let named = std::env::var(VARIABLE).ok().filter(|name| !name.is_empty());
     let of_kind = match found.launcher {
-        Launcher::Hydra => [MPICH, OPEN_MPI],
-        Launcher::OpenMpi | Launcher::Slurm | Launcher::Torchrun => [OPEN_MPI, MPICH],
+        Launcher::Hydra | Launcher::Torchrun => [MPICH, OPEN_MPI],
+        Launcher::OpenMpi | Launcher::Slurm => [OPEN_MPI, MPICH],
     };
     let names = match &named {
         Some(name) => vec![name.as_str()],
@@ -419,7 +469,8 @@ fn load(found: &Found) -> Result<(String, Library)> {
 fn install(found: &Found) -> String {
     let (debian, red_hat, library) = match found.launcher {
         Launcher::Hydra => ("mpich", "mpich", "libmpi.so.12"),
-        Launcher::OpenMpi | Launcher::Slurm | Launcher::Torchrun => ("openmpi-bin", "openmpi", "libmpi.so.40"),
+        Launcher::Torchrun => return Launcher::Torchrun.other_start().into(),
+        Launcher::OpenMpi | Launcher::Slurm => ("openmpi-bin", "openmpi", "libmpi.so.40"),
     };
     format!(
         "install the MPI of the launcher on every machine (Debian, Ubuntu: `apt-get install {debian}`; Red Hat: `dnf install \
