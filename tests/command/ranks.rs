@@ -481,7 +481,7 @@ fn a_rank_without_memory_ends_all_and_the_run_continues() {
     };
     let said = || std::fs::read_to_string(folder.join("said")).unwrap();
     // Too little for an mpirun: none is started.
-    for limit in [80, 110, 140] {
+    for limit in [80, 100, 120] {
         assert_eq!(ended(launched(limit), folder), Some(4), "{limit} MiB: {}", said());
         assert!(said().contains("error: MPI, which takes up to 96 MiB, cannot start: the system has no more memory"));
         assert_eq!(said().lines().count(), 2, "{limit} MiB: {}", said());

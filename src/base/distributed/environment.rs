@@ -74,64 +74,6 @@ const LAUNCHERS: [(Launcher, [&str; 2], [&str; 2]); 5] = [
     (Launcher::Torchrun, ["RANK", "WORLD_SIZE"], ["LOCAL_RANK", "LOCAL_WORLD_SIZE"]),
 ];
 
-/// Where processes meet whose launcher starts no MPI: at rank 0's machine (`MASTER_ADDR`, `MASTER_PORT`).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Meeting {
-    /// The name or address of the machine.
-    pub(super) host: String,
-    /// What the processes of this start have in common and those of another one have not; no space is in it.
-    pub(super) run: String,
-    /// The first port that may be free there.
-    port: u16,
-}
-
-impl Meeting {
-    /// As the variables tell.
-    ///
-    /// # Errors
-    /// One that lacks, and a port that is none.
-    pub(super) fn find() -> Result<Self> {
-        Self::found_in(|name| std::env::var(name).ok().filter(|value| !value.trim().is_empty()))
-    }
-
-    pub(super) fn found_in(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
-        let needed = |name: &str| {
-            variable(name).ok_or_else(|| {
-                Error::config(format!(
-                    "RANK and WORLD_SIZE are set and {name} is not: the ranks do not know where to meet"
-                ))
-                .help("torchrun sets it; or start with `kiln launch -n N -- train FILE`, mpirun or srun")
-            })
-        };
-        let (host, port) = (needed("MASTER_ADDR")?, needed("MASTER_PORT")?);
-        let first = port
-            .trim()
-            .parse::<u16>()
-            .ok()
-            .filter(|port| *port > 0)
-            .ok_or_else(|| Error::config(format!("MASTER_PORT: expected a port from 1 to 65535, got {port:?}")))?;
-        // torchrun itself listens at its port.
-        let is_taken = variable("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
-        let names = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"];
-        let run = names.map(|name| variable(name).unwrap_or_default().replace(char::is_whitespace, "_")).join("-");
-        Ok(Self { host: host.trim().into(), run, port: first.saturating_add(u16::from(is_taken)) })
-    }
-
-    /// The ports at which rank 0 may listen.
-    pub(super) fn ports(&self) -> impl Iterator<Item = u16> + use<> {
-        self.port..=self.port.saturating_add(PORTS - 1)
-    }
-}
-
-impl std::fmt::Display for Meeting {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}, ports {} to {}", self.host, self.port, self.port.saturating_add(PORTS - 1))
-    }
-}
-
-/// So many ports are tried.
-const PORTS: u16 = 8;
-
 /// The place of this process in the world, as its launcher has told it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
@@ -386,35 +328,6 @@ mod tests {
         let text = error(&[("RANK", "2"), ("WORLD_SIZE", "2")]);
         assert!(text.to_string().contains("RANK = 2, WORLD_SIZE = 2"), "{text}");
         assert_eq!(text.exit_code(), 2);
-    }
-
-    #[test]
-    fn the_ranks_of_torchrun_meet_beside_its_store() {
-        let of = |variables: &[(&str, &str)]| {
-            let all = variables.iter().copied().collect::<BTreeMap<_, _>>();
-            Meeting::found_in(|name| all.get(name).map(|value| (*value).to_owned()))
-        };
-        let master = [("MASTER_ADDR", "node-0"), ("MASTER_PORT", "29500")];
-        let meeting = of(&master).unwrap();
-        assert_eq!((meeting.ports().min(), meeting.ports().max()), (Some(29500), Some(29507)));
-        assert_eq!((meeting.run.as_str(), meeting.to_string()), ("-", "node-0, ports 29500 to 29507".into()));
-        let more = [
-            ("TORCHELASTIC_USE_AGENT_STORE", "True"),
-            ("TORCHELASTIC_RUN_ID", "a b"),
-            ("TORCHELASTIC_RESTART_COUNT", "1"),
-        ];
-        let meeting = of(&[&master[..], &more].concat()).unwrap();
-        assert_eq!((meeting.ports().min(), meeting.run.as_str()), (Some(29501), "a_b-1"));
-        assert_eq!(of(&[master[0], ("MASTER_PORT", "65535")]).unwrap().ports().collect::<Vec<_>>(), [65535]);
-        for (variables, said) in [
-            (&master[..1], "MASTER_PORT is not"),
-            (&master[1..], "MASTER_ADDR is not"),
-            (&[master[0], ("MASTER_PORT", "0")], "MASTER_PORT: expected a port"),
-            (&[master[0], ("MASTER_PORT", "70000")], "got \"70000\""),
-        ] {
-            let error = of(variables).unwrap_err();
-            assert!(error.exit_code() == 2 && error.to_string().contains(said), "{error}");
-        }
     }
 
     #[test]

@@ -11,11 +11,9 @@ use std::sync::{Mutex, PoisonError};
 
 use libloading::Library;
 
-#[cfg(unix)]
-use super::environment::Meeting;
 use super::environment::{Found, Launcher};
 #[cfg(unix)]
-use super::pmi::Line;
+use super::pmi::{Line, Meeting};
 use super::watchdog::Watched;
 use crate::base::error::{Error, Result};
 use crate::base::host;
