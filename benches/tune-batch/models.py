@@ -216,7 +216,8 @@ def write_table(sizes):
             "A number without a mark was measured: that batch ran within the memory and the next one did not. `+`: that batch ran, "
             "and the next one was not tried. `none`: one sequence was tried and does not fit. `~`: nothing was run at this size; it is "
             "the estimate of `kiln plan`. The column plan has "
-            "that estimate against the largest measured peak.", "",
+            "that estimate against the largest measured peak. `src/guide/batch_and_learning_rate.md` has SageMaker's figures for these "
+            "shapes, which are of a GPU and in mixed precision.", "",
             f"| shape | tokens | mode | {' | '.join(columns)} | largest peak that was measured | plan | machine |",
             f"| --- | ---: | --- |{' ---: |' * len(columns)} ---: | ---: | ---: |", *table(rows, devices), "",
             f"Not measured, or not within the time of the search: {', '.join(left) or 'nothing'}.", ""]
