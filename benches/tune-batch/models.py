@@ -214,7 +214,7 @@ def write_table(sizes):
             f"Machines: {'; '.join(f'{number}. {device}' for number, device in enumerate(devices, 1))}. Dates: {dates[0]} to {dates[-1]}. Budgets that were searched: "
             f"{', '.join(f'{budget:g} GiB' for budget in budgets)}.", "",
             "A number without a mark was measured: that batch ran within the memory and the next one did not. `+`: that batch ran, "
-            "and the next one was not tried. `none`: one sequence was tried and does not fit. `~`: nothing was run at this size; it is "
+            "and the next one was not tried on the same machine. `none`: one sequence was tried and does not fit. `~`: nothing was run at this size; it is "
             "the estimate of `kiln plan`. The column plan has "
             "that estimate against the largest measured peak. `src/guide/batch_and_learning_rate.md` has SageMaker's figures for these "
             "shapes, which are of a GPU and in mixed precision.", "",
@@ -258,6 +258,7 @@ def main():
                 row["too_small_mib"] = too_small
             SIZES.write_text(json.dumps(sizes, indent=1) + "\n", encoding="utf-8")
         if found:
+            too_small = max([too_small, *(row.get("too_small_mib", 0) for row in own if row["key"] == found["key"])])
             if too_small:
                 found["too_small_mib"] = too_small
             same = [(row["key"], row["budget_mib"]) == (found["key"], found["budget_mib"]) for row in sizes]

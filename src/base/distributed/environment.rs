@@ -135,11 +135,19 @@ fn found_in(variables: &BTreeMap<String, String>) -> Result<Option<Found>> {
                 "let one mpirun start all ranks, on all machines (`-H`), and unset the variables that are not its own",
             ));
         }
+        // torchrun in a step of Slurm makes a world of its own.
+        let of_torchrun = number(other_rank)?.zip(number(other_size)?).filter(|(_, size)| *size > 1);
+        let starts_mpi = variables.keys().any(|name| name.starts_with("PMI"));
+        if let (Launcher::Slurm, Some(world), true) = (launcher, of_torchrun, variables.contains_key("MASTER_ADDR"))
+            && (world != (own, all) || !starts_mpi)
+        {
+            continue;
+        }
         if all == 1 {
             return Ok(None);
         }
         // Open MPI ends a process that srun has started so, without a word of Kiln's.
-        if launcher == Launcher::Slurm && !variables.keys().any(|name| name.starts_with("PMI")) {
+        if launcher == Launcher::Slurm && !starts_mpi {
             return Err(Error::config(format!(
                 "{told} tell of {all} ranks, and srun has started no MPI: there is no variable PMIX_.. or PMI_.."
             ))
@@ -298,6 +306,14 @@ mod tests {
         }
         let error = found(&step).unwrap_err();
         assert!(error.exit_code() == 2 && error.to_string().contains("srun --mpi=pmix"), "{error}");
+        // torchrun in a step: its own world, of other ranks than the step's, or of as many where srun starts no MPI.
+        for (rank, size, more) in [("1", "2", &[][..]), ("1", "8", &[("PMIX_RANK", "3")]), ("3", "4", &[])] {
+            let torch = [("RANK", rank), ("WORLD_SIZE", size), ("MASTER_ADDR", "node-0")];
+            let found = found(&[&step[..], &torch, more].concat()).unwrap().unwrap();
+            assert_eq!((found.launcher, found.place.size.to_string()), (Launcher::Torchrun, size.to_owned()));
+        }
+        let agree = [("RANK", "3"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "node-0"), ("PMIX_RANK", "3")];
+        assert_eq!(found(&[&step[..], &agree].concat()).unwrap().unwrap().launcher, Launcher::Slurm);
         // mpirun in a job starts its helpers by srun, one on each machine; their children are its own.
         let helper = [("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2")];
         let own = [("OMPI_COMM_WORLD_RANK", "5"), ("OMPI_COMM_WORLD_SIZE", "8")];

@@ -206,51 +206,54 @@ impl Mpi {
             // MPI's threads and handlers stay: it cannot be unloaded.
             _library: ManuallyDrop::new(library),
         };
-        let (mut provided, mut of_world, mut own) = (0, 0, 0);
+        let begin = || -> Result<()> {
+            let (mut provided, mut of_world, mut own) = (0, 0, 0);
+            #[cfg(unix)]
+            for (name, value) in &variables {
+                // SAFETY: no other thread reads the environment but through the standard library, which has a lock for it: those of this
+                // process are Kiln's and Burn's, and a driver of a GPU is called by none of them now. They stay: the library has threads
+                // then, and the children of this process are none of its ranks (`process::is_child`).
+                unsafe { std::env::set_var(name, value) };
+            }
+            IS_STARTING.store(true, Ordering::SeqCst);
+            // SAFETY: see `Mpi`; null stands for the arguments of the program, which MPI does not need.
+            let started = mpi.call("MPI_Init_thread", || unsafe {
+                init(std::ptr::null_mut(), std::ptr::null_mut(), SERIALIZED, &raw mut provided)
+            });
+            IS_STARTING.store(false, Ordering::SeqCst);
+            started?;
+            if provided < SERIALIZED {
+                let level = usize::try_from(provided).ok().and_then(|level| LEVELS.get(level)).copied();
+                return Err(Error::config(format!(
+                    "{name} ({version}) provides {}, and expected is {} or more: Kiln calls it from more than one thread",
+                    level.map_or_else(|| format!("the level {provided} of threads"), str::to_owned),
+                    LEVELS[SERIALIZED as usize]
+                ))
+                .help(format!("take an MPI that was built for threads; {VARIABLE} names its library")));
+            }
+            // SAFETY: see `Mpi`; the numbers outlive the calls.
+            unsafe {
+                mpi.call("MPI_Comm_set_errhandler", || set_errhandler(world, errors_return))?;
+                mpi.call("MPI_Comm_size", || size(world, &raw mut of_world))?;
+                mpi.call("MPI_Comm_rank", || rank(world, &raw mut own))?;
+            }
+            let place = &found.place;
+            if (of_world as usize, own as usize) != (place.size, place.rank) {
+                let error = Error::config(format!(
+                    "{} tell of {} ranks, and {name} finds a world of {of_world}, where this is rank {own}",
+                    found.variables, place.size
+                ));
+                // A process that is alone in its library's world ends alone: its launcher ends the others.
+                return Err(error.help(found.launcher.other_start()));
+            }
+            Ok(())
+        };
+        let begun = begin();
         #[cfg(unix)]
-        for (name, value) in &variables {
-            // SAFETY: no other thread reads the environment but through the standard library, which has a lock for it: those of this
-            // process are Kiln's and Burn's, and none of them calls a C library that reads it.
-            unsafe { std::env::set_var(name, value) };
+        if let (Err(error), Some(line)) = (&begun, &mpi.line) {
+            line.abort(error.exit_code());
         }
-        IS_STARTING.store(true, Ordering::SeqCst);
-        // SAFETY: see `Mpi`; null stands for the arguments of the program, which MPI does not need.
-        let started = mpi.call("MPI_Init_thread", || unsafe {
-            init(std::ptr::null_mut(), std::ptr::null_mut(), SERIALIZED, &raw mut provided)
-        });
-        IS_STARTING.store(false, Ordering::SeqCst);
-        #[cfg(unix)]
-        for (name, _) in &variables {
-            // SAFETY: as above; the library's threads, if it has any, have found their launcher. What this process starts is none of its
-            // ranks.
-            unsafe { std::env::remove_var(name) };
-        }
-        started?;
-        if provided < SERIALIZED {
-            let level = usize::try_from(provided).ok().and_then(|level| LEVELS.get(level)).copied();
-            return Err(Error::config(format!(
-                "{name} ({version}) provides {}, and expected is {} or more: Kiln calls it from more than one thread",
-                level.map_or_else(|| format!("the level {provided} of threads"), str::to_owned),
-                LEVELS[SERIALIZED as usize]
-            ))
-            .help(format!("take an MPI that was built for threads; {VARIABLE} names its library")));
-        }
-        // SAFETY: see `Mpi`; the numbers outlive the calls.
-        unsafe {
-            mpi.call("MPI_Comm_set_errhandler", || set_errhandler(world, errors_return))?;
-            mpi.call("MPI_Comm_size", || size(world, &raw mut of_world))?;
-            mpi.call("MPI_Comm_rank", || rank(world, &raw mut own))?;
-        }
-        let place = &found.place;
-        if (of_world as usize, own as usize) != (place.size, place.rank) {
-            let error = Error::config(format!(
-                "{} tell of {} ranks, and {name} finds a world of {of_world}, where this is rank {own}",
-                found.variables, place.size
-            ));
-            // A process that is alone in its library's world ends alone: its launcher ends the others.
-            return Err(error.help(found.launcher.other_start()));
-        }
-        Ok(mpi)
+        begun.map(|()| mpi)
     }
 
     /// Makes a call of a function of this name, one at a time; the watchdog ends a process whose call does not return.

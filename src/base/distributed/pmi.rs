@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::IntoRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -75,8 +75,9 @@ impl Meeting {
             .ok_or_else(|| Error::config(format!("MASTER_PORT: expected a port from 1 to 65535, got {port:?}")))?;
         // torchrun itself listens at its port.
         let is_taken = variable("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
-        let names = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"];
-        let run = names.map(|name| variable(name).unwrap_or_default().replace(char::is_whitespace, "_")).join("-");
+        // Not the count of restarts, which each agent of torchrun has for itself.
+        let run = format!("{first}-{}", variable("TORCHELASTIC_RUN_ID").unwrap_or_default());
+        let run = run.replace(char::is_whitespace, "_");
         Ok(Self { host: host.trim().into(), run, port: first.saturating_add(u16::from(is_taken)) })
     }
 
@@ -114,11 +115,14 @@ impl Line {
     /// # Errors
     /// No free port on rank 0, a rank 0 that does not answer as long as a rank waits for others, and the system's.
     pub(super) fn open(place: &Place, meeting: &Meeting) -> Result<(Self, Variables)> {
-        let manager = match place.rank {
-            0 => Some(Manager::start(place.size, meeting)?),
-            _ => None,
+        let (manager, to_root) = match place.rank {
+            0 => {
+                let (manager, own) = Manager::start(place.size, meeting)?;
+                let connected = TcpStream::connect(own).and_then(|to| greet(&to, place, meeting).map(|()| to));
+                (Some(manager), connected.map_err(|error| Error::start("the connection of rank 0 to itself", &error))?)
+            }
+            _ => (None, meet(place, meeting)?),
         };
-        let to_root = meet(place, meeting)?;
         let failed = |error: io::Error| Error::start("the connection of MPI to rank 0", &error);
         let (own, of_library) = UnixStream::pair().map_err(failed)?;
         let (mut from_library, mut to_library) = (own.try_clone().map_err(failed)?, own);
@@ -139,7 +143,7 @@ impl Line {
         Ok((Self { to_root: Mutex::new(to_root), rank: place.rank, is_ending, manager }, variables))
     }
 
-    /// Tells all ranks to end with the exit code `code`. The library tells it too, but its process may end before that has left it.
+    /// Tells all ranks to end with the exit code `code`. Not all libraries tell it, and their process may end before it has left.
     pub(super) fn abort(&self, code: u8) {
         self.is_ending.store(true, Ordering::SeqCst);
         match &self.manager {
@@ -163,13 +167,11 @@ impl Line {
 /// Connects to rank 0 as soon as it listens.
 fn meet(place: &Place, meeting: &Meeting) -> Result<TcpStream> {
     let (began, limit) = (Instant::now(), Duration::from_secs(watchdog::limit()?));
-    // Rank 0 itself need not be reached by the name that it has for others.
-    let host = if place.rank == 0 { "localhost" } else { &meeting.host };
     let mut is_quiet = true;
     while began.elapsed() < limit {
         for port in meeting.ports() {
             // A name may not be known yet, and a port be that of another program.
-            for address in (host, port).to_socket_addrs().into_iter().flatten() {
+            for address in (meeting.host.as_str(), port).to_socket_addrs().into_iter().flatten() {
                 if let Ok(stream) = TcpStream::connect_timeout(&address, GREETING)
                     && greet(&stream, place, meeting).is_ok()
                 {
@@ -197,6 +199,7 @@ fn greet(stream: &TcpStream, place: &Place, meeting: &Meeting) -> io::Result<()>
     if answer != *WELCOME {
         return Err(io::ErrorKind::InvalidData.into());
     }
+    (&*stream).write_all(HERE)?;
     stream.set_read_timeout(None)
 }
 
@@ -206,13 +209,16 @@ fn greeting(rank: usize, size: usize, run: &str) -> String {
 
 const WELCOME: &[u8; 8] = b"welcome\n";
 
+/// The answer to it: a rank that has given up waiting for the other does not take its place.
+const HERE: &[u8; 5] = b"here\n";
+
 /// Hands the library what rank 0 answers. Ends the process where rank 0 says so, or is gone before this rank is done.
 fn listen(mut receiver: impl BufRead, to_library: &mut impl Write, is_ending: &AtomicBool) {
     let mut is_done = false;
     while let Ok(Some(line)) = next_line(&mut receiver) {
         if let Some(code) = command(&line).filter(|name| *name == "abort").and_then(|_| value(&line, "exitcode")) {
             let rank = value(&line, "rank").unwrap_or("?");
-            if is_ending.load(Ordering::SeqCst) {
+            if is_done || is_ending.load(Ordering::SeqCst) {
                 return;
             }
             match code.parse() {
@@ -277,17 +283,21 @@ struct Ranks {
     waiting: usize,
     /// Ranks that are done.
     done: usize,
-    /// A rank has ended before it was done.
-    is_over: bool,
+    /// What all are told since a rank has ended before it was done.
+    end: Option<String>,
 }
 
 impl Manager {
-    fn start(size: usize, meeting: &Meeting) -> Result<Arc<Self>> {
-        let bind = || meeting.ports().map(|port| TcpListener::bind(("0.0.0.0", port))).find_map(io::Result::ok);
-        let listener = bind().ok_or_else(|| {
+    /// With the address by which this process itself reaches it.
+    fn start(size: usize, meeting: &Meeting) -> Result<(Arc<Self>, SocketAddr)> {
+        // With IPv6, on most systems for both.
+        let bind = |port| TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port))).ok();
+        let listener = meeting.ports().find_map(bind).ok_or_else(|| {
             Error::config(format!("no port for the ranks is free on this machine: tried {meeting}"))
                 .help("choose another port: MASTER_PORT, `torchrun --master-port`")
         })?;
+        let mut own = listener.local_addr().map_err(|error| Error::start("the place where the ranks meet", &error))?;
+        own.set_ip(if own.is_ipv6() { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() });
         let manager = Arc::new(Self { size, ranks: Mutex::default(), done: Condvar::new() });
         let (served, run) = (manager.clone(), meeting.run.clone());
         let accept = move || {
@@ -300,7 +310,7 @@ impl Manager {
         };
         let started = thread::Builder::new().name("kiln-pmi".into()).spawn(accept);
         started.map_err(|error| Error::start("the thread at which the ranks meet", &error))?;
-        Ok(manager)
+        Ok((manager, own))
     }
 
     fn ranks(&self) -> MutexGuard<'_, Ranks> {
@@ -317,13 +327,20 @@ impl Manager {
         let Some(rank) = rank.filter(|rank| greeted == greeting(*rank, self.size, run).trim_end()) else {
             return Err(io::ErrorKind::InvalidData.into());
         };
+        let is_taken = || self.ranks().lines.contains_key(&rank);
+        if is_taken() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        (&stream).write_all(WELCOME)?;
+        if next_line(&mut from)?.is_none_or(|line| line.as_bytes() != HERE.trim_ascii_end()) || is_taken() {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
         stream.set_read_timeout(None)?;
         {
             let mut ranks = self.ranks();
-            if ranks.lines.contains_key(&rank) {
-                return Err(io::ErrorKind::AlreadyExists.into());
+            if let Some(end) = &ranks.end {
+                (&stream).write_all(end.as_bytes())?;
             }
-            (&stream).write_all(WELCOME)?;
             ranks.lines.insert(rank, stream);
         }
         let mut is_done = false;
@@ -387,23 +404,26 @@ impl Manager {
     /// Tells the other ranks, once, that `rank` has ended, and that they do with its exit code; none where it is gone without one.
     fn end_others(&self, rank: usize, code: Option<u8>) {
         let mut ranks = self.ranks();
-        if !std::mem::replace(&mut ranks.is_over, true) {
-            // Who does not hear it has ended.
+        if ranks.end.is_none() {
             let code = code.map_or_else(|| "none".to_owned(), |code| code.to_string());
-            let _ = ranks.tell(|other| other != rank, &format!("cmd=abort exitcode={code} rank={rank}\n"));
+            let line = format!("cmd=abort exitcode={code} rank={rank}\n");
+            // Who does not hear it has ended.
+            let _ = ranks.tell(|other| other != rank, &line);
+            ranks.end = Some(line);
         }
         self.done.notify_all();
     }
 
     fn wait_for_all(&self) {
-        let is_open = |ranks: &mut Ranks| ranks.done < self.size && !ranks.is_over;
+        let is_open = |ranks: &mut Ranks| ranks.done < self.size && ranks.end.is_none();
         drop(self.done.wait_while(self.ranks(), is_open));
     }
 }
 
 impl Ranks {
     fn tell(&mut self, whom: impl Fn(usize) -> bool, line: &str) -> io::Result<()> {
-        let told = self.lines.iter_mut().filter(|(rank, _)| whom(**rank));
+        // Rank 0 last: it is this process, which may end by it.
+        let told = self.lines.iter_mut().rev().filter(|(rank, _)| whom(**rank));
         // A rank that is gone is noticed by who listens to it; the others are told all the same.
         let results = told.map(|(_, stream)| stream.write_all(line.as_bytes())).collect::<Vec<_>>();
         results.into_iter().collect()
@@ -424,14 +444,10 @@ mod tests {
         let master = [("MASTER_ADDR", "node-0"), ("MASTER_PORT", "29500")];
         let meeting = of(&master).unwrap();
         assert_eq!((meeting.ports().min(), meeting.ports().max()), (Some(29500), Some(29507)));
-        assert_eq!((meeting.run.as_str(), meeting.to_string()), ("-", "node-0, ports 29500 to 29507".into()));
-        let more = [
-            ("TORCHELASTIC_USE_AGENT_STORE", "True"),
-            ("TORCHELASTIC_RUN_ID", "a b"),
-            ("TORCHELASTIC_RESTART_COUNT", "1"),
-        ];
+        assert_eq!((meeting.run.as_str(), meeting.to_string()), ("29500-", "node-0, ports 29500 to 29507".into()));
+        let more = [("TORCHELASTIC_USE_AGENT_STORE", "True"), ("TORCHELASTIC_RUN_ID", "a b")];
         let meeting = of(&[&master[..], &more].concat()).unwrap();
-        assert_eq!((meeting.ports().min(), meeting.run.as_str()), (Some(29501), "a_b-1"));
+        assert_eq!((meeting.ports().min(), meeting.run.as_str()), (Some(29501), "29500-a_b"));
         assert_eq!(of(&[master[0], ("MASTER_PORT", "65535")]).unwrap().ports().collect::<Vec<_>>(), [65535]);
         for (variables, said) in [
             (&master[..1], "MASTER_PORT is not"),
@@ -485,7 +501,7 @@ mod tests {
 
     fn two_ranks() -> (Arc<Manager>, [Rank; 2]) {
         let meeting = meeting(&free_port());
-        let manager = Manager::start(2, &meeting).unwrap();
+        let (manager, _) = Manager::start(2, &meeting).unwrap();
         (manager, [0, 1].map(|rank| Rank::meet(rank, &meeting)))
     }
 
@@ -513,7 +529,7 @@ mod tests {
         manager.wait_for_all();
         drop(b);
         let ranks = manager.ranks();
-        assert!(ranks.done == 2 && !ranks.is_over);
+        assert!(ranks.done == 2 && ranks.end.is_none());
     }
 
     #[test]
@@ -532,24 +548,25 @@ mod tests {
     fn ports_of_others_are_passed_over_and_strangers_sent_away() {
         let port = free_port();
         let (meeting, other) = (meeting(&port), TcpListener::bind(format!("0.0.0.0:{port}")).unwrap());
-        let manager = Manager::start(2, &meeting).unwrap();
+        let (manager, _) = Manager::start(2, &meeting).unwrap();
         let ends = thread::spawn(move || drop(other.accept()));
-        let rank = Rank::meet(1, &meeting);
+        let mut rank = Rank::meet(1, &meeting);
+        assert!(rank.ask("cmd=get_maxes").contains("rc=0"), "it has its place");
         ends.join().unwrap();
         let address = rank.0.get_ref().peer_addr().unwrap();
         assert!(meeting.ports().skip(1).any(|port| port == address.port()));
         for stranger in [
-            "GET / HTTP/1.1\n",
-            "kiln rank=2 size=2 run=-\n",
-            "kiln rank=1 size=2 run=other\n",
-            "kiln rank=1 size=2 run=-\n",
+            "GET / HTTP/1.1\n".into(),
+            greeting(2, 2, &meeting.run),
+            greeting(1, 2, "other"),
+            greeting(1, 2, &meeting.run),
         ] {
             let mut stream = TcpStream::connect(address).unwrap();
             stream.write_all(stranger.as_bytes()).unwrap();
             assert_eq!(stream.read(&mut [0; 8]).unwrap_or(0), 0, "{stranger}");
         }
         let ranks = manager.ranks();
-        assert!(ranks.lines.len() == 1 && !ranks.is_over);
+        assert!(ranks.lines.len() == 1 && ranks.end.is_none());
     }
 
     #[test]

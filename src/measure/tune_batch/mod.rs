@@ -173,11 +173,11 @@ pub fn tune(
     };
     let useful = useful(&config, probe).checked_next_multiple_of(options.multiple_of).unwrap_or(usize::MAX);
     let known = Stored::find(&key, 0)?.and_then(|stored| stored.line);
-    let known = known.or_else(|| estimated_line(probe, budget_mib?));
-    let room = || known.zip(budget_mib).map(|(line, budget)| line.largest(budget));
+    let estimate = budget_mib.and_then(|budget| estimated_line(probe, budget));
+    let room = || known.or(estimate).zip(budget_mib).map(|(line, budget)| line.largest(budget));
     let start =
         options.start.or_else(room).or(config.trainer.per_device_train_batch_size.size()).unwrap_or(DEFAULT_START);
-    let range = Range { start, max: options.max.min(useful), multiple_of: options.multiple_of, known };
+    let range = Range { start, max: options.max.min(useful), multiple_of: options.multiple_of, known, estimate };
     let mut found = range.search(budget_mib, &mut run)?;
     if let (None, Some(batch)) = (budget_mib, found.batch) {
         // Nobody measures the device's memory here, so the reserve is taken from the size; what it comes to is run too.

@@ -14,9 +14,11 @@ pub struct Range {
     pub max: usize,
     /// Sizes are multiples of this.
     pub multiple_of: usize,
-    /// A line that is known before: that of an earlier search of the same run, perhaps in other memory, or the plan's estimate. Put
-    /// through the largest size that ran, it leads until two sizes of this search tell another one.
+    /// The line that an earlier search of the same run has found, perhaps in other memory. Put through the largest size that ran, it
+    /// leads until two sizes of this search tell another one.
     pub known: Option<MemoryLine>,
+    /// The plan's estimate, which leads likewise where no line is known.
+    pub estimate: Option<MemoryLine>,
 }
 
 /// The result of a search.
@@ -64,7 +66,7 @@ impl Range {
                 break;
             }
             let bracketed = fails <= most;
-            let line = line_of(&trials, self.known);
+            let line = line_of(&trials, self.known.or(self.estimate));
             let guess = line.zip(budget_mib).map(|(line, budget)| line.largest(budget) / unit);
             next = match (fits, bracketed, guess) {
                 (0, _, Some(_)) => {
@@ -125,7 +127,7 @@ mod tests {
     }
 
     fn range(start: usize) -> Range {
-        Range { start, max: 4096, multiple_of: 1, known: None }
+        Range { start, max: 4096, multiple_of: 1, known: None, estimate: None }
     }
 
     fn sizes(found: &Found) -> Vec<usize> {
@@ -188,13 +190,18 @@ mod tests {
 
     #[test]
     fn the_range_is_kept() {
-        let found = Range { start: 8, max: 20, multiple_of: 8, known: None }.search(None, &mut machine(100)).unwrap();
+        let found = Range { start: 8, max: 20, multiple_of: 8, known: None, estimate: None }
+            .search(None, &mut machine(100))
+            .unwrap();
         assert_eq!((found.batch, found.next_fails, sizes(&found)), (Some(16), false, vec![8, 16]));
-        let found = Range { start: 3, max: 4096, multiple_of: 8, known: None }.search(None, &mut machine(100)).unwrap();
+        let found = Range { start: 3, max: 4096, multiple_of: 8, known: None, estimate: None }
+            .search(None, &mut machine(100))
+            .unwrap();
         assert_eq!((found.batch, found.next_fails), (Some(96), true));
         assert!(sizes(&found).iter().all(|size| size % 8 == 0), "{:?}", sizes(&found));
-        let error =
-            Range { start: 8, max: 7, multiple_of: 8, known: None }.search(None, &mut machine(100)).unwrap_err();
+        let error = Range { start: 8, max: 7, multiple_of: 8, known: None, estimate: None }
+            .search(None, &mut machine(100))
+            .unwrap_err();
         assert!(error.to_string().contains("no multiple of 8"), "{error}");
     }
 
