@@ -47,9 +47,9 @@ impl Launcher {
     pub(super) const fn other_start(self) -> &'static str {
         match self {
             Self::Torchrun => {
-                "torchrun starts no MPI, and of its variables alone only a library of MPICH's interface makes a world: install it on \
-                 every machine (Debian, Ubuntu: `apt-get install libmpich12`; Red Hat: `dnf install mpich`) or name it by KILN_MPI, \
-                 or start with `kiln launch -n N -- train FILE`, mpirun or srun"
+                "torchrun starts no MPI, and of its variables alone only a library of MPICH's interface makes a world that knows PMI-1 \
+                 (not PMIx alone, as Ubuntu 24.04's): install it on every machine (Debian: `apt-get install libmpich12`; Red Hat: \
+                 `dnf install mpich`) or name it by KILN_MPI, or start with `kiln launch -n N -- train FILE`, mpirun or srun"
             }
             Self::Slurm => {
                 "start with `srun --mpi=pmix` (or pmi2, by what this MPI was built for: `srun --mpi=list`), or with mpirun; KILN_MPI \
