@@ -42,7 +42,7 @@ const MAXIMA: &str = "kvsname_max=256 keylen_max=64 vallen_max=1024";
 pub(super) struct Meeting {
     /// The name or address of the machine.
     host: String,
-    /// What the processes of this start have in common and those of another one have not; no space is in it.
+    /// A name that the processes of this start have in common, and those of another one have not; no space is in it.
     run: String,
     /// The first port that may be free there.
     port: u16,
@@ -130,7 +130,7 @@ impl Line {
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             thread::Builder::new().name(name.into()).spawn(work).map(drop).map_err(failed)
         };
-        // What ends the connection is seen by its other direction.
+        // The other direction sees what ends the connection.
         spawn("kiln-pmi-out", Box::new(move || drop(io::copy(&mut from_library, &mut sender))))?;
         let is_ending = Arc::<AtomicBool>::default();
         let ends_others = is_ending.clone();
@@ -277,13 +277,13 @@ struct Manager {
 #[derive(Default)]
 struct Ranks {
     lines: BTreeMap<usize, TcpStream>,
-    /// What the ranks tell one another of how they are reached.
+    /// How the ranks are reached, by the names that the library gives it.
     values: BTreeMap<String, String>,
     /// Ranks that wait for all others.
     waiting: usize,
     /// Ranks that are done.
     done: usize,
-    /// What all are told since a rank has ended before it was done.
+    /// The line that all are told since a rank has ended before it was done.
     end: Option<String>,
 }
 
