@@ -62,7 +62,8 @@ impl Llama {
             let qkv = layer.qkv.forward(rms_norm(x.clone(), &layer.norms[0]), pass);
             let [query, key, value] = [0, 1, 2].map(|part| qkv.clone().narrow(1, part * WIDTH, WIDTH));
             let scale = (HEADS as f64 / WIDTH as f64).sqrt();
-            let attention = Attention { batch, heads: HEADS, scale, dropout: 0.1, rng: pass.rng };
+            let attention =
+                Attention { batch, heads: HEADS, scale, dropout: 0.1, rng: pass.rng, products: pass.compute.dtype() };
             let (query, key) = (rotary(query, batch), rotary(key, batch));
             x = x + layer.out.forward(attention.forward(Qkv::Separate { query, key, value }, &mask), pass);
             let h = layer.gate_up.forward(rms_norm(x.clone(), &layer.norms[1]), pass);

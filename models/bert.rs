@@ -294,7 +294,8 @@ impl BertAttention {
         };
         let query = project(query, &x);
         let scale = 1.0 / ((query.dims()[1] / heads) as f64).sqrt();
-        let attention = Attention { batch: rows.batch, heads: *heads, scale, dropout: *dropout, rng: pass.rng };
+        let (dropout, products) = (*dropout, pass.compute.dtype());
+        let attention = Attention { batch: rows.batch, heads: *heads, scale, dropout, rng: pass.rng, products };
         let dtype = self.output.dense.operand_of(Operator::Attention, &x, pass);
         let context = attention.forward_in(dtype, Qkv::Separate { query, key, value }, &rows.mask);
         self.output.forward(context, x, pass)

@@ -288,7 +288,8 @@ impl Gpt2Attention {
         let Self { n_head: heads, scale, attn_pdrop: dropout, .. } = *self;
         let mask = rows.local_mask.as_ref().filter(|_| self.is_local).unwrap_or(&rows.mask);
         let dtype = self.c_proj.operand_of(Operator::Attention, &x, pass);
-        let attention = Attention { batch: rows.batch, heads, scale, dropout, rng: pass.rng };
+        let attention =
+            Attention { batch: rows.batch, heads, scale, dropout, rng: pass.rng, products: pass.compute.dtype() };
         attention.forward_in(dtype, self.projected(x, pass), mask)
     }
 

@@ -46,6 +46,7 @@ pub mod linear;
 pub mod list;
 pub mod products;
 mod simd;
+pub mod threads;
 
 use burn::tensor::Device;
 pub use fused::{Availability, DTYPES, FUSED, FusedForm, Target};

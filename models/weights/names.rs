@@ -41,19 +41,26 @@ pub enum Depth {
     Head,
 }
 
-impl Parameter {
-    /// Where in the model it stands, by its Hugging Face name.
-    pub fn depth(&self) -> Depth {
-        let mut segments = self.name.split('.').peekable();
+impl Depth {
+    /// Where in a model the tensor of this Hugging Face name stands.
+    pub fn of(name: &str) -> Self {
+        let mut segments = name.split('.').peekable();
         while let Some(segment) = segments.next() {
             match (segment, segments.peek().and_then(|next| next.parse().ok())) {
-                ("h" | "layer" | "layers" | "albert_layer_groups", Some(number)) => return Depth::Layer(number),
-                ("embeddings" | "embed_tokens" | "wte" | "wpe", _) => return Depth::Embeddings,
-                ("embeddings_project" | "embedding_hidden_mapping_in", _) => return Depth::Embeddings,
+                ("h" | "layer" | "layers" | "albert_layer_groups", Some(number)) => return Self::Layer(number),
+                ("embeddings" | "embed_tokens" | "wte" | "wpe", _) => return Self::Embeddings,
+                ("embeddings_project" | "embedding_hidden_mapping_in", _) => return Self::Embeddings,
                 _ => {}
             }
         }
-        Depth::Head
+        Self::Head
+    }
+}
+
+impl Parameter {
+    /// Where in the model it stands, by its Hugging Face name.
+    pub fn depth(&self) -> Depth {
+        Depth::of(&self.name)
     }
 
     /// Whether weight decay applies: not to biases and not to weights of normalisations, which are known by their module or,

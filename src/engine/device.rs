@@ -74,6 +74,12 @@ impl DeviceFacts {
         precision == Precision::F32 || self.narrow.contains(&precision)
     }
 
+    /// Whether kernels may multiply f32 in TF32, whose operands have 10 bits behind the first: CUDA's from compute capability 8.0 on, as
+    /// bf16 is.
+    pub fn has_tf32(&self) -> bool {
+        self.kind == DeviceKind::Cuda && self.computes_in(Precision::Bf16)
+    }
+
     /// `cpu 0 (Flex)`
     pub fn describe(&self) -> String {
         format!("{} {} ({})", self.kind, self.index, self.name)

@@ -30,7 +30,7 @@ impl PrecisionPlan {
         let unit = device.bf16_products.filter(|_| ops.form(Operator::Linear) == Form::Fused);
         let (precision, note) = match (asked, unit) {
             (Precision::Auto, unit) => choose(device, unit),
-            (Precision::F32, _) if device.kind == DeviceKind::Cuda => {
+            (Precision::F32, _) if device.has_tf32() => {
                 (Precision::F32, "matrix products in TF32 where such a kernel wins: Burn has no switch".into())
             }
             (Precision::Bf16, Some(unit)) => (Precision::Bf16, bf16_note(unit)),

@@ -142,7 +142,7 @@ pub(super) fn report(native: &Probe, again: &Probe, (compiled, captured): &Compi
             shape(native)
         )));
     }
-    let limits = Limits::of(native.precision);
+    let limits = Limits::of(native.precision, native.in_tf32);
     let (noise, _) = compare(&native.steps, &again.steps, &limits);
     let limits = limits.above(&noise);
     let (distance, difference) = compare(&native.steps, &compiled.steps, &limits);

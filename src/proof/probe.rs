@@ -37,6 +37,9 @@ pub enum Look {
 pub struct Probe {
     /// The type in which the model computed.
     pub precision: Precision,
+    /// Whether its products of f32 may have been in TF32.
+    #[serde(default)]
+    pub in_tf32: bool,
     /// The kind of the device.
     pub device: DeviceKind,
     /// The fused operators that computed, by name.
@@ -71,6 +74,7 @@ pub fn run<T: TrainingTask>(session: &Session<T>, ops: Ops, steps: usize, look: 
     let session = if look == Look::Times { repeat_first_step(&session)? } else { session };
     let plan = session.plan();
     let (precision, device) = (plan.engine.precision.precision, plan.engine.device.kind);
+    let in_tf32 = plan.engine.device.has_tf32();
     let captures = plan.captures().is_ok();
     let seen = Arc::new(Mutex::new(Seen::default()));
     let trainer = Trainer::new(session)?.with_purpose(Purpose::Rehearsal);
@@ -83,7 +87,7 @@ pub fn run<T: TrainingTask>(session: &Session<T>, ops: Ops, steps: usize, look: 
         Some(error) => Err(error),
         None => {
             let fused = ops.fused_operators().into_iter().map(|operator| operator.name().to_owned()).collect();
-            Ok(Probe { precision, device, fused, captures, ..std::mem::take(&mut seen.probe) })
+            Ok(Probe { precision, in_tf32, device, fused, captures, ..std::mem::take(&mut seen.probe) })
         }
     }
 }

@@ -5,14 +5,14 @@
 //! With `--modes` also across the compiler's modes ([`across_modes`]): native or compiled before the stop, native or compiled
 //! after it. In one mode on the CPU every bit is the same. A change of the mode is compared with the mode of the first part,
 //! without dropout, which the modes draw differently: names, shapes and types of all tensors byte for byte (the files'
-//! headers), losses to 1e-5 and gradient norms to 1e-3 relative, the weights of a tensor to 1e-3 of its norm, since f32 sums
-//! are rounded in another order. So they may be on a GPU from run to run, where tuning chooses the kernels.
+//! headers), losses, gradient norms and tensors to [`Limits`], in f32 1e-5 and 1e-3 relative, since f32 sums are rounded in another
+//! order. So they may be on a GPU from run to run, where tuning chooses the kernels.
 //!
 //! A run is made of [`Part`]s, each in a process of its own: where the modes are two engines, no process has both.
 
 use std::path::Path;
 
-use kiln_models::weights::{ADAPTER_FILE, MODEL_FILE};
+use kiln_models::weights::{ADAPTER_FILE, Depth, MODEL_FILE};
 use safetensors::SafeTensors;
 
 use crate::base::error::{Error, Result};
@@ -21,7 +21,9 @@ use crate::base::metrics::{self, Record};
 use crate::base::process::scratch;
 use crate::config::{CompilerMode, DeviceKind, OnExisting, RunConfig};
 use crate::engine::device;
+use crate::plan::EnginePlan;
 use crate::proof::auto;
+use crate::proof::figures::Limits;
 use crate::session::Session;
 use crate::trainer::{Callback, Control, Progress, checkpoint};
 
@@ -40,7 +42,7 @@ pub struct Report {
     /// Rows that were compared.
     pub rows: usize,
     /// To what: `bit for bit`, or the tolerances.
-    pub within: &'static str,
+    pub within: String,
     /// The differences; empty when the promise is kept.
     pub differences: Vec<String>,
 }
@@ -108,27 +110,31 @@ fn verify_in(config: &RunConfig, modes: [CompilerMode; 2], runner: &Runner<'_>) 
     let all = run("straight", false, modes[0])?;
     let before = run("stopped", true, modes[0])?;
     run("stopped", false, modes[1])?;
-    let device = device::select(config.device.kind, config.device.index)?;
-    let exact = modes[0] == modes[1] && device.kind == DeviceKind::Cpu;
-    compare(&folder.path().join("straight"), &folder.path().join("stopped"), [before, all], exact)
+    let device = device::select(config.device.kind, config.device.index)?.facts();
+    let rounded = match modes[0] == modes[1] && device.kind == DeviceKind::Cpu {
+        true => None,
+        false => {
+            let precision = EnginePlan::of(config, &device, None)?.precision.precision;
+            Some(Limits::of(precision, device.has_tf32()))
+        }
+    };
+    compare(&folder.path().join("straight"), &folder.path().join("stopped"), [before, all], rounded)
 }
 
-/// Figures of rows that a change of the mode may round in another way, with how much.
-const ROUNDED: [(&str, f64); 2] = [("loss", 1e-5), ("grad_norm", 1e-3)];
-
-/// The same for a tensor: of the norm of what is compared.
-const ROUNDED_TENSOR: f64 = 1e-3;
-
-fn compare(straight: &Path, stopped: &Path, [before, all]: [u64; 2], exact: bool) -> Result<Report> {
-    let within = if exact {
-        "bit for bit"
-    } else {
-        "the layout of the files to the byte, losses to 1e-5, gradient norms and tensors to 1e-3"
+/// `rounded`: how far figures may be apart; none for not at all.
+fn compare(straight: &Path, stopped: &Path, [before, all]: [u64; 2], rounded: Option<Limits>) -> Result<Report> {
+    let within = match rounded {
+        None => "bit for bit".into(),
+        Some(Limits { loss, gradient, .. }) => {
+            format!(
+                "the layout of the files to the byte, losses to {loss:.0e}, gradient norms and tensors to {gradient:.0e}"
+            )
+        }
     };
     let mut report = Report { before, after: all - before, tensors: 0, rows: 0, within, differences: Vec::new() };
     let last = Path::new(checkpoint::FOLDER).join(checkpoint::name(all));
     let adapters = straight.join(&last).join(ADAPTER_FILE).is_file();
-    for file in [if adapters { ADAPTER_FILE } else { MODEL_FILE }, "optimizer.safetensors"] {
+    for file in [if adapters { ADAPTER_FILE } else { MODEL_FILE }, checkpoint::OPTIMIZER] {
         let [a, b] = [straight, stopped].map(|run| read(&run.join(&last).join(file)));
         let (a, b) = (a?, b?);
         let bad = |error: safetensors::SafeTensorError| Error::data(format!("{file}: {error}"));
@@ -138,11 +144,24 @@ fn compare(straight: &Path, stopped: &Path, [before, all]: [u64; 2], exact: bool
         let (a, b) = (SafeTensors::deserialize(&a).map_err(bad)?, SafeTensors::deserialize(&b).map_err(bad)?);
         let mut names = a.names();
         names.extend(b.names().into_iter().filter(|name| a.tensor(name).is_err()));
+        let mut groups: Vec<(Group<'_>, Vec<&str>)> = Vec::new();
         for name in names {
             report.tensors += 1;
-            match (a.tensor(name), b.tensor(name)) {
-                (Ok(a), Ok(b)) if a.data() == b.data() || (!exact && near(a.data(), b.data())) => {}
-                _ => report.differences.push(name.to_owned()),
+            let group = Group::of(name, file, rounded);
+            match groups.iter_mut().find(|(known, _)| *known == group) {
+                Some((_, all)) => all.push(name),
+                None => groups.push((group, vec![name])),
+            }
+        }
+        for (_, names) in groups {
+            let pairs = names.iter().map(|name| Some((a.tensor(name).ok()?, b.tensor(name).ok()?)));
+            let pairs = pairs.collect::<Option<Vec<_>>>();
+            let is_same = pairs.is_some_and(|pairs| {
+                pairs.iter().all(|(a, b)| a.data() == b.data())
+                    || rounded.is_some_and(|limits| near(pairs.iter().map(|(a, b)| (a.data(), b.data())), limits))
+            });
+            if !is_same {
+                report.differences.push(names.join(", "));
             }
         }
     }
@@ -151,7 +170,7 @@ fn compare(straight: &Path, stopped: &Path, [before, all]: [u64; 2], exact: bool
     if a.len() != b.len() {
         report.differences.push(format!("{} rows against {}", a.len(), b.len()));
     }
-    for (a, b) in a.iter().zip(&b).filter(|(a, b)| exact || !near_rows(a, b)) {
+    for (a, b) in a.iter().zip(&b).filter(|(a, b)| !rounded.is_some_and(|limits| near_rows(a, b, limits))) {
         // As text, in which NaN is the same as NaN.
         let (a, b) = (a.to_json(), b.to_json());
         if a != b {
@@ -167,22 +186,51 @@ fn header(file: &[u8]) -> Option<&[u8]> {
     file.get(..8 + usize::try_from(length).ok()?)
 }
 
-/// Whether two f32 tensors are the same but for rounding. Adam's first moments of a weight without a gradient are nothing but
+/// The tensors that are compared together.
+#[derive(Debug, PartialEq)]
+enum Group<'a> {
+    /// This one.
+    One(&'a str),
+    /// All of a layer that end in the same, in the optimizer's file. Where products round their operands, Adam moves a weight without
+    /// a gradient, such as an attention key's bias, as far as any other, in a direction that rounding decides.
+    Layer(Depth, &'a str),
+}
+
+impl<'a> Group<'a> {
+    fn of(name: &'a str, file: &str, rounded: Option<Limits>) -> Self {
+        match rounded.is_none_or(|limits| limits == Limits::F32) {
+            true => Self::One(name),
+            false if file == checkpoint::OPTIMIZER => {
+                Self::Layer(Depth::of(name), name.rsplit('.').next().unwrap_or(name))
+            }
+            false => Self::Layer(Depth::of(name), ""),
+        }
+    }
+}
+
+/// Whether f32 tensors, together, are the same but for rounding. Adam's first moments of a weight without a gradient are nothing but
 /// rounding, so what is smaller than any update counts as 0.
-fn near(a: &[u8], b: &[u8]) -> bool {
-    let values = |bytes: &[u8]| {
-        bytes.as_chunks().0.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes))).collect::<Vec<_>>()
-    };
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
-    let (a, b) = (values(a), values(b));
-    let apart = norm(&mut a.iter().zip(&b).map(|(a, b)| a - b));
-    a.len() == b.len() && apart <= ROUNDED_TENSOR * norm(&mut a.iter().copied()) + 1e-7
+fn near<'a>(tensors: impl Iterator<Item = (&'a [u8], &'a [u8])>, limits: Limits) -> bool {
+    let values = |bytes: &'a [u8]| bytes.as_chunks().0.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes)));
+    let (mut apart, mut norm) = (0.0, 0.0);
+    for (a, b) in tensors {
+        if a.len() != b.len() {
+            return false;
+        }
+        apart += values(a).zip(values(b)).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
+        norm += values(a).map(|a| a * a).sum::<f64>();
+    }
+    apart.sqrt() <= limits.gradient * norm.sqrt() + 1e-7
 }
 
 /// Whether two rows are the same but for rounding.
-fn near_rows(a: &Record, b: &Record) -> bool {
+fn near_rows(a: &Record, b: &Record, limits: Limits) -> bool {
     FIGURES.iter().all(|name| {
-        let limit = ROUNDED.iter().find(|(rounded, _)| rounded == name).map_or(0.0, |(_, limit)| *limit);
+        let limit = match *name {
+            "loss" => limits.loss,
+            "grad_norm" => limits.gradient,
+            _ => 0.0,
+        };
         match (a.get(name), b.get(name)) {
             (Some(a), Some(b)) => (a - b).abs() <= limit * a.abs(),
             (a, b) => a == b,

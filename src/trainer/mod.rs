@@ -44,6 +44,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use burn::tensor::Device;
+use kiln_models::ops::threads;
 use kiln_models::weights::LoadReport;
 
 use crate::base::distributed::World;
@@ -280,6 +281,9 @@ impl<T: TrainingTask> Trainer<T> {
     /// of another run; a signal that stopped the run after a checkpoint was saved.
     pub fn train(&mut self) -> Result<TrainOutput> {
         self.check_world()?;
+        if self.session.plan().engine.device.kind == DeviceKind::Cpu {
+            threads::compute_here();
+        }
         #[cfg(feature = "cuda")]
         self.connect_devices()?;
         let Some((mut folder, checkpoint)) = self.open_folder()? else { return Ok(TrainOutput::of_other_rank(0)) };

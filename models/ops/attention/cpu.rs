@@ -1,7 +1,8 @@
 //! Attention on the CPU: every head of every sequence is a task of its own; within it, blocks of query rows go through
 //! scores, softmax and product one after the other, in memory that stays in the cache. A causal block stops at its last
 //! row, so about half of the products are never computed. Sequences need not have the same length, and may have one query each.
-//! Everything is computed in f32. The result is in the type that the call names, gradients are in the inputs'.
+//! Scores, softmax and all sums are in f32. The operands of the products are rounded to bf16 in a call of that type, weights and
+//! gradients of scores among them; those of f16 stay f32. The result is in the type that the call names, gradients are in the inputs'.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
 use burn::backend::Flex;
@@ -11,7 +12,7 @@ use rayon::prelude::*;
 use super::{AttentionKernel, Inputs, Parts, Rows, SavedOf, Settings};
 use crate::ops::dropout::{Keep, KeepRow};
 use crate::ops::flex::{self, FlexTensor};
-use crate::ops::products::{Matrix, Output, Shared, multiply_raw};
+use crate::ops::products::{Matrix, Output, Rounding, Shared, multiply_rows};
 use crate::ops::simd::{exp_shifted, max, sum_pairs, vectorised};
 
 /// Elements of one block of scores: 256 KiB, a part of a core's second-level cache.
@@ -202,6 +203,14 @@ impl<'a> Call<'a> {
         );
     }
 
+    /// The type to which the operands of products are rounded: f16 stays f32.
+    fn rounding(&self) -> Rounding {
+        match self.settings.products {
+            FloatDType::BF16 => Rounding::Bf16,
+            _ => Rounding::F32,
+        }
+    }
+
     /// The dropout of a head, and where its first query's is.
     fn keep(&self, head: Head) -> Option<(Keep, usize)> {
         self.keep.map(|keep| (keep, head.first_query()))
@@ -234,7 +243,7 @@ impl AttentionKernel for Flex {
     fn forward(inputs: &Inputs<FlexTensor, FlexTensor, FlexTensor>) -> (FlexTensor, FlexTensor) {
         let (qkv, dtype) = (widened(&inputs.qkv), inputs.settings.dtype);
         let call = Call::new(inputs, &qkv);
-        let Sizes { queries, heads, head_dim, .. } = call.sizes;
+        let (Sizes { queries, heads, head_dim, .. }, rounding) = (call.sizes, call.rounding());
         let width = heads * head_dim;
         let mut lse = vec![0.0f32; heads * queries];
         let lse_at = Shared(lse.as_mut_ptr());
@@ -250,11 +259,10 @@ impl AttentionKernel for Flex {
                     // SAFETY: the scores are exclusively borrowed and as large as the product; every head has its own part of
                     // `lse`.
                     let lse = unsafe {
-                        let scale = call.settings.scale;
-                        multiply_raw(scores.as_mut_ptr(), keys, query, key.t(), scale, Output::Overwrite, false);
+                        multiply_rows(scores.as_mut_ptr(), keys, query, key.t(), Output::Overwrite, rounding);
                         std::slice::from_raw_parts_mut(lse_at.at(head.first_query() + from), to - from)
                     };
-                    softmax_rows(scores, keys, lse, from, visible, call.keep(head));
+                    softmax_rows(scores, keys, lse, from, visible, call.settings.scale, call.keep(head));
                     let weights = Matrix::new(scores, to - from, keys);
                     let product = &mut product[..(to - from) * head_dim];
                     multiply(weights, head.keys(call.value, keys), product, head.element(0, width, start + from));
@@ -268,7 +276,7 @@ impl AttentionKernel for Flex {
                 let values = flex::written(queries * width, |out| {
                     let out = Shared(out.as_mut_ptr());
                     each_block(&|weights, values, product, first| {
-                        multiply_raw(product.as_mut_ptr(), head_dim, weights, values, 1.0, Output::Overwrite, false);
+                        multiply_rows(product.as_mut_ptr(), head_dim, weights, values, Output::Overwrite, rounding);
                         for (row, product) in product.chunks_exact(head_dim).enumerate() {
                             flex::narrow(
                                 std::slice::from_raw_parts_mut(out.at(first + row * width), head_dim),
@@ -283,7 +291,7 @@ impl AttentionKernel for Flex {
                 let values = flex::written(queries * width, |out| {
                     let out = Shared(out.as_mut_ptr().cast());
                     each_block(&|weights, values, _, first| {
-                        multiply_raw(out.at(first), width, weights, values, 1.0, Output::Overwrite, false);
+                        multiply_rows(out.at(first), width, weights, values, Output::Overwrite, rounding);
                     });
                 });
                 flex::cast(flex::tensor(values, [queries, width]), dtype)
@@ -353,7 +361,7 @@ struct Target {
 }
 
 /// The three gradients of one head. With weights `P`, dropout factors `M`, result `(P M) V` and scores `S = scale Q K^T`:
-/// `dV = (P M)^T dO`, `dP = M (dO V^T)`, `dS = P (dP - rowsum(P dP))`, `dQ = scale dS K`, `dK = scale dS^T Q`
+/// `dV = (P M)^T dO`, `dP = M (dO V^T)`, `dS = P (dP - rowsum(P dP))`, `dQ = (scale dS) K`, `dK = (scale dS)^T Q`
 /// (Dao et al. 2022, whose `rowsum(dO O)` is the same sum, but rounds apart from `P dP`).
 ///
 /// # Safety
@@ -369,7 +377,7 @@ unsafe fn backward_head(
     dscores: &mut [f32],
     [dq, dk, dv]: [Target; 3],
 ) {
-    let (Sequence { queries, keys: all }, scale) = (head.sequence, call.settings.scale);
+    let (Sequence { queries, keys: all }, rounding) = (head.sequence, call.rounding());
     let block = block(head.sequence);
     let at = |target: Target, row: usize| {
         // SAFETY: the element is one of this head's, which the caller vouches for.
@@ -386,23 +394,26 @@ unsafe fn backward_head(
         let (weights, dscores) = (&mut weights[..(to - from) * keys], &mut dscores[..(to - from) * keys]);
         // SAFETY: both destinations are exclusively borrowed and as large as the products.
         unsafe {
-            multiply_raw(weights.as_mut_ptr(), keys, query, key.t(), scale, Output::Overwrite, false);
-            multiply_raw(dscores.as_mut_ptr(), keys, dout_rows, value.t(), 1.0, Output::Overwrite, false);
+            multiply_rows(weights.as_mut_ptr(), keys, query, key.t(), Output::Overwrite, rounding);
+            multiply_rows(dscores.as_mut_ptr(), keys, dout_rows, value.t(), Output::Overwrite, rounding);
         }
-        backward_rows(weights, dscores, keys, lse, from, visible, call.keep(head));
+        backward_rows(weights, dscores, keys, lse, from, visible, call.settings.scale, call.keep(head));
         let (weights, dscores) = (Matrix::new(weights, to - from, keys), Matrix::new(dscores, to - from, keys));
         // SAFETY: the rows are this head's; those of dK and dV that are added to were written with the first block.
         unsafe {
-            multiply_raw(at(dv, all.start), dv.row_stride, weights.t(), dout_rows, 1.0, into, false);
-            multiply_raw(at(dk, all.start), dk.row_stride, dscores.t(), query, scale, into, false);
-            multiply_raw(at(dq, queries.start + from), dq.row_stride, dscores, key, scale, Output::Overwrite, false);
+            multiply_rows(at(dv, all.start), dv.row_stride, weights.t(), dout_rows, into, rounding);
+            multiply_rows(at(dk, all.start), dk.row_stride, dscores.t(), query, into, rounding);
+            multiply_rows(at(dq, queries.start + from), dq.row_stride, dscores, key, Output::Overwrite, rounding);
         }
     }
 }
 
-/// Scores that the mask hides become the most negative number.
+/// Multiplies scores by `scale`; those that the mask hides become the most negative number.
 #[inline(always)]
-fn hide(scores: &mut [f32], visible: Visible<'_>) {
+fn scale_and_hide(scores: &mut [f32], scale: f32, visible: Visible<'_>) {
+    for score in scores.iter_mut() {
+        *score *= scale;
+    }
     if let Some(keys) = visible.keys {
         for (score, key) in scores.iter_mut().zip(keys) {
             *score = if *key { *score } else { f32::MIN };
@@ -418,13 +429,15 @@ fn drop_row(weights: &mut [f32], keep: KeepRow) {
 }
 
 vectorised! {
-    /// Turns rows of scores, the first being row `from` of its head, into weights after dropout; writes their log-sum-exp.
+    /// Turns rows of products of queries and keys, the first being row `from` of its head, into weights after dropout; writes the
+    /// log-sum-exp of `scale` times them.
     fn softmax_rows(
         scores: &mut [f32],
         keys: usize,
         lse: &mut [f32],
         from: usize,
         visible: Visible<'_>,
+        scale: f32,
         keep: Option<(Keep, usize)>,
     ) {
         for (i, (scores, lse)) in scores.chunks_exact_mut(keys).zip(lse).enumerate() {
@@ -435,7 +448,7 @@ vectorised! {
             } else {
                 let (seen, later) = scores.split_at_mut(visible.end(row));
                 later.fill(0.0);
-                hide(seen, visible);
+                scale_and_hide(seen, scale, visible);
                 let largest = max(seen);
                 let total = exp_shifted::<FMA>(seen, largest);
                 *lse = largest + total.ln();
@@ -452,7 +465,8 @@ vectorised! {
 }
 
 vectorised! {
-    /// Turns scores into weights after dropout, and the gradients of these weights into gradients of the scores.
+    /// Turns products of queries and keys into weights after dropout, and the gradients of these weights into `scale` times those of
+    /// the scores, which are the gradients of the products.
     fn backward_rows(
         weights: &mut [f32],
         dscores: &mut [f32],
@@ -460,6 +474,7 @@ vectorised! {
         lse: &[f32],
         from: usize,
         visible: Visible<'_>,
+        scale: f32,
         keep: Option<(Keep, usize)>,
     ) {
         for (i, (weights, dscores)) in weights.chunks_exact_mut(keys).zip(dscores.chunks_exact_mut(keys)).enumerate() {
@@ -477,7 +492,7 @@ vectorised! {
             weights[end..].fill(0.0);
             dscores[end..].fill(0.0);
             let (weights, dscores) = (&mut weights[..end], &mut dscores[..end]);
-            hide(weights, visible);
+            scale_and_hide(weights, scale, visible);
             let total = exp_shifted::<FMA>(weights, lse[row]); // 1 but for rounding
             if let Some(keep) = keep {
                 drop_row(dscores, keep);
@@ -486,7 +501,7 @@ vectorised! {
             // gradient of a key's bias is that sum, and an optimizer like Adam makes steps of whatever is left.
             let mean = sum_pairs(weights, dscores, |weight, dscore| weight * dscore) / total;
             for (weight, dscore) in weights.iter().zip(dscores.iter_mut()) {
-                *dscore = weight * (*dscore - mean);
+                *dscore = weight * (*dscore - mean) * scale;
             }
             if let Some(keep) = keep {
                 drop_row(weights, keep);

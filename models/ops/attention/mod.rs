@@ -181,6 +181,9 @@ pub struct Attention<'a> {
     pub dropout: f64,
     /// Where dropout takes its random numbers from.
     pub rng: DropoutRng<'a>,
+    /// The type of the products' operands in the fused form on the CPU, which rounds them to bf16 itself (in f16 they stay f32). All
+    /// other forms multiply in the type of the inputs.
+    pub products: FloatDType,
 }
 
 impl Attention<'_> {
@@ -271,8 +274,9 @@ impl Attention<'_> {
 
     fn fused(self, qkv: Qkv, causal: bool, rows: Rows, keys: Tensor<2, Bool>, dtype: FloatDType) -> Tensor<2> {
         let dropout = self.rng.probability(self.dropout);
-        let settings =
-            Settings { batch: self.batch, heads: self.heads, scale: self.scale as f32, causal, rows, dropout, dtype };
+        let Self { batch, heads, products, .. } = self;
+        let scale = self.scale as f32;
+        let settings = Settings { batch, heads, scale, causal, rows, dropout, products, dtype };
         let (seed, keys) = (self.rng.seed(dropout, &keys.device()).into_dispatch(), keys.into_dispatch());
         Tensor::from_dispatch(match qkv {
             Qkv::Packed(qkv) => <Dispatch as AttentionOp>::packed(qkv.into_dispatch(), keys, seed, settings),
@@ -295,6 +299,8 @@ pub(super) struct Settings {
     pub rows: Rows,
     /// Probability that a weight is zeroed; 0 without training.
     pub dropout: f64,
+    /// The type of the products' operands on the CPU.
+    pub products: FloatDType,
     /// The type of the result: that of the inputs, or on the CPU a narrower one.
     pub dtype: FloatDType,
 }

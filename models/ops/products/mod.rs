@@ -151,7 +151,24 @@ pub(super) fn multiply<'a>(
     let ((rows, _), (_, cols)) = (a.size(), b.size());
     assert_eq!(out.len(), rows * cols, "product of another size than its destination");
     // SAFETY: `out` is exclusively borrowed and holds `rows` rows of `cols` elements.
-    unsafe { multiply_into(out.as_mut_ptr(), a, b, into, rounding) }
+    unsafe { multiply_into(Destination::new(out.as_mut_ptr(), cols), a, b, into, rounding, true) }
+}
+
+/// As [`multiply`] on this thread alone, for a destination that starts at `out` and whose rows are `row_stride` apart.
+///
+/// # Safety
+/// The rows of the product at `out` must be valid for writing and accessed by nobody else meanwhile; for [`Output::Add`] they
+/// must be initialised.
+pub(super) unsafe fn multiply_rows<'a>(
+    out: *mut f32,
+    row_stride: usize,
+    a: impl Into<Factor<'a>>,
+    b: impl Into<Factor<'a>>,
+    into: Output<'_>,
+    rounding: Rounding,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { multiply_into(Destination::new(out, row_stride), a.into(), b.into(), into, rounding, false) }
 }
 
 /// `a b`, or `a b + bias`, a new row-major matrix; otherwise as [`multiply`].
@@ -167,15 +184,37 @@ pub(super) fn product<'a>(
     unsafe {
         super::flex::written(rows * cols, |out| {
             let into = bias.map_or(Output::Overwrite, Output::Bias);
-            multiply_into(out.as_mut_ptr().cast(), a, b, into, rounding);
+            multiply_into(Destination::new(out.as_mut_ptr().cast(), cols), a, b, into, rounding, true);
         })
     }
 }
 
+/// Where a product goes: its first element, and how far its rows are apart.
+#[derive(Clone, Copy)]
+struct Destination {
+    at: Shared,
+    row_stride: usize,
+}
+
+impl Destination {
+    fn new(at: *mut f32, row_stride: usize) -> Self {
+        Self { at: Shared(at), row_stride }
+    }
+}
+
+/// The product over all threads where it is large enough and `threads` is set, else on this one.
+///
 /// # Safety
-/// The elements of the product at `out` must be valid for writing and accessed by nobody else meanwhile; for [`Output::Add`] they
+/// The rows of the product at `out` must be valid for writing and accessed by nobody else meanwhile; for [`Output::Add`] they
 /// must be initialised.
-unsafe fn multiply_into(out: *mut f32, a: Factor<'_>, b: Factor<'_>, into: Output<'_>, rounding: Rounding) {
+unsafe fn multiply_into(
+    out: Destination,
+    a: Factor<'_>,
+    b: Factor<'_>,
+    into: Output<'_>,
+    rounding: Rounding,
+    threads: bool,
+) {
     let ((rows, inner), (others, cols)) = (a.size(), b.size());
     assert_eq!(inner, others, "inner dimensions of a product");
     if let Output::Bias(bias) = into {
@@ -184,89 +223,51 @@ unsafe fn multiply_into(out: *mut f32, a: Factor<'_>, b: Factor<'_>, into: Outpu
     if rows == 0 || cols == 0 {
         return;
     }
+    let threads = threads && rows.saturating_mul(cols).saturating_mul(inner) >= PARALLEL_FROM;
     #[cfg(target_arch = "x86_64")]
     if let Some(method) = panels::Method::of(a, b, rounding) {
         // SAFETY: the caller's promise; the method has been asked of the CPU.
-        return unsafe { panels::multiply(method, out, a, b, into, rounding) };
+        return unsafe { panels::multiply(method, out, a, b, into, rounding, threads) };
     }
     // SAFETY: the caller's promise.
-    unsafe { multiply_by_gemm(out, a, b, into, rounding) }
+    unsafe { multiply_by_gemm(out, a, b, into, rounding, threads) }
 }
 
 /// As [`multiply_into`], by the `gemm` crate on operands that are rounded before.
 ///
 /// # Safety
 /// As [`multiply_into`].
-unsafe fn multiply_by_gemm(out: *mut f32, a: Factor<'_>, b: Factor<'_>, into: Output<'_>, rounding: Rounding) {
-    let ((rows, _), (_, cols)) = (a.size(), b.size());
-    if let Output::Bias(bias) = into {
-        let rows_at = Shared(out);
-        (0..rows).into_par_iter().with_min_len(super::flex::block_rows(cols)).for_each(|row| {
-            // SAFETY: every row is `cols` long, as the bias is, and is written by one task.
-            unsafe { std::ptr::copy_nonoverlapping(bias.as_ptr(), rows_at.at(row * cols), cols) };
-        });
-    }
-    let into = if matches!(into, Output::Overwrite) { into } else { Output::Add };
-    let mut rounded = [Vec::new(), Vec::new()];
-    let [of_a, of_b] = &mut rounded;
-    let (a, b) = (in_f32(a, rounding, of_a), in_f32(b, rounding, of_b));
-    // SAFETY: the caller's promise, and the bias has been written.
-    unsafe { multiply_raw(out, cols, a, b, 1.0, into, true) }
-}
-
-/// `factor` in f32, rounded to `rounding`, in `memory` where it is not so already.
-fn in_f32<'a>(factor: Factor<'a>, rounding: Rounding, memory: &'a mut Vec<f32>) -> Matrix<'a> {
-    fn converted<'a, T: Copy + Sync>(
-        x: Matrix<'_, T>,
-        memory: &'a mut Vec<f32>,
-        f: impl Fn(T) -> f32 + Sync,
-    ) -> Matrix<'a> {
-        memory.par_extend(x.data.par_iter().with_min_len(1 << 14).map(|x| f(*x)));
-        Matrix { data: memory, rows: x.rows, cols: x.cols, row_stride: x.row_stride, col_stride: x.col_stride }
-    }
-    match (factor, rounding) {
-        (Factor::F32(x), Rounding::F32) => x,
-        (Factor::F32(x), Rounding::Bf16) => converted(x, memory, |x| bf16::from_f32(x).to_f32()),
-        (Factor::F32(x), Rounding::F16) => converted(x, memory, |x| f16::from_f32(x).to_f32()),
-        (Factor::Bf16(x), _) => converted(x, memory, bf16::to_f32),
-        (Factor::F16(x), _) => converted(x, memory, f16::to_f32),
-    }
-}
-
-/// `out = scale a b` or `out += scale a b` by the `gemm` crate for a destination that starts at `out` and whose rows are
-/// `row_stride` apart.
-///
-/// # Safety
-/// The `a.rows` rows of `b.cols` elements at `out` must be valid for writing and accessed by nobody else meanwhile; for
-/// [`Output::Add`] they must be initialised.
-///
-/// # Panics
-/// With a bias, which the crate cannot add.
-pub(super) unsafe fn multiply_raw(
-    out: *mut f32,
-    row_stride: usize,
-    a: Matrix<'_>,
-    b: Matrix<'_>,
-    scale: f32,
+unsafe fn multiply_by_gemm(
+    out: Destination,
+    a: Factor<'_>,
+    b: Factor<'_>,
     into: Output<'_>,
+    rounding: Rounding,
     threads: bool,
 ) {
-    assert_eq!(a.cols, b.rows, "inner dimensions of a product");
-    assert!(!matches!(into, Output::Bias(_)), "a bias is written before");
-    let add = matches!(into, Output::Add);
-    let work = a.rows.saturating_mul(b.cols).saturating_mul(a.cols);
-    let parallelism = match threads && work >= PARALLEL_FROM {
-        true => gemm::Parallelism::Rayon(0),
-        false => gemm::Parallelism::None,
-    };
-    // SAFETY: the strides of `a` and `b` stay within their slices (checked when they were made); the caller vouches for
-    // the destination. With an inner dimension of 0 the library writes zeros (or leaves what is added to).
+    let Destination { at, row_stride } = out;
+    let ((rows, _), (_, cols)) = (a.size(), b.size());
+    if let Output::Bias(bias) = into {
+        let at_once = if threads { super::flex::block_rows(cols) } else { rows };
+        (0..rows).into_par_iter().with_min_len(at_once).for_each(|row| {
+            // SAFETY: every row is `cols` long, as the bias is, and is written by one task.
+            unsafe { std::ptr::copy_nonoverlapping(bias.as_ptr(), at.at(row * row_stride), cols) };
+        });
+    }
+    let add = !matches!(into, Output::Overwrite);
+    let mut rounded = [Vec::new(), Vec::new()];
+    let [of_a, of_b] = &mut rounded;
+    let (a, b) = (in_f32(a, rounding, of_a, threads), in_f32(b, rounding, of_b, threads));
+    let parallelism = if threads { gemm::Parallelism::Rayon(0) } else { gemm::Parallelism::None };
+    // SAFETY: the strides of `a` and `b` stay within their slices (checked when they were made); the caller vouches for the
+    // destination, in which the bias has been written. With an inner dimension of 0 the library writes zeros (or leaves what is
+    // added to).
     unsafe {
         gemm::gemm(
-            a.rows,
-            b.cols,
+            rows,
+            cols,
             a.cols,
-            out,
+            at.0,
             1,
             row_stride as isize,
             add,
@@ -277,12 +278,40 @@ pub(super) unsafe fn multiply_raw(
             b.col_stride as isize,
             b.row_stride as isize,
             if add { 1.0 } else { 0.0 },
-            scale,
+            1.0,
             false,
             false,
             false,
             parallelism,
         );
+    }
+}
+
+/// `factor` in f32, rounded to `rounding`, in `memory` where it is not so already.
+fn in_f32<'a>(factor: Factor<'a>, rounding: Rounding, memory: &'a mut Vec<f32>, threads: bool) -> Matrix<'a> {
+    fn converted<'a, T: Copy + Sync>(
+        x: Matrix<'_, T>,
+        memory: &'a mut Vec<f32>,
+        threads: bool,
+        f: impl Fn(T) -> f32 + Sync,
+    ) -> Matrix<'a> {
+        let Matrix { data, rows, cols, row_stride, col_stride } = x;
+        let end = match rows * cols {
+            0 => 0,
+            _ => (rows - 1) * row_stride + (cols - 1) * col_stride + 1,
+        };
+        match threads {
+            true => memory.par_extend(data[..end].par_iter().with_min_len(1 << 14).map(|x| f(*x))),
+            false => memory.extend(data[..end].iter().map(|x| f(*x))),
+        }
+        Matrix { data: memory, rows, cols, row_stride, col_stride }
+    }
+    match (factor, rounding) {
+        (Factor::F32(x), Rounding::F32) => x,
+        (Factor::F32(x), Rounding::Bf16) => converted(x, memory, threads, |x| bf16::from_f32(x).to_f32()),
+        (Factor::F32(x), Rounding::F16) => converted(x, memory, threads, |x| f16::from_f32(x).to_f32()),
+        (Factor::Bf16(x), _) => converted(x, memory, threads, bf16::to_f32),
+        (Factor::F16(x), _) => converted(x, memory, threads, f16::to_f32),
     }
 }
 

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::pack::{self, Buffer, Exact, F32_STEP, Part, Side, ToBf16, ToF16, View, Wide};
-use super::{Factor, Matrix, Output, PARALLEL_FROM, Rounding, Shared, Unit, fma, tiles, units};
+use super::{Destination, Factor, Matrix, Output, PARALLEL_FROM, Rounding, Shared, Unit, fma, tiles, units};
 
 /// The kernel, and with it the form of the panels.
 #[derive(Clone, Copy)]
@@ -173,10 +173,10 @@ pub(super) struct Panels {
     pub count: usize,
 }
 
-/// Where a product goes, row-major without gaps, and what its sums begin with.
+/// Where a product goes, and what its sums begin with.
 #[derive(Clone, Copy)]
 pub(super) struct Target {
-    out: Shared,
+    out: Destination,
     pub rows: usize,
     pub cols: usize,
     /// Whether it is added to what is there.
@@ -214,23 +214,24 @@ impl Target {
             true => Start::ZERO,
             false => Start { at: self.bias.wrapping_add(col), stride: 0 },
         };
+        let Destination { at, row_stride } = self.out;
         // SAFETY: the caller's promise.
         unsafe {
-            let c = self.out.at(row * self.cols + col);
+            let c = at.at(row * row_stride + col);
             if whole {
-                let start = if fresh { bias } else { Start { at: c, stride: self.cols } };
-                kernel(start, (c, self.cols));
+                let start = if fresh { bias } else { Start { at: c, stride: row_stride } };
+                kernel(start, (c, row_stride));
                 return;
             }
             let sums = edge.as_mut_ptr();
             if !fresh {
                 for r in 0..rows {
-                    std::ptr::copy_nonoverlapping(c.add(r * self.cols), sums.add(r * width), cols);
+                    std::ptr::copy_nonoverlapping(c.add(r * row_stride), sums.add(r * width), cols);
                 }
             }
             kernel(if fresh { bias } else { Start { at: sums, stride: width } }, (sums, width));
             for r in 0..rows {
-                std::ptr::copy_nonoverlapping(sums.add(r * width), c.add(r * self.cols), cols);
+                std::ptr::copy_nonoverlapping(sums.add(r * width), c.add(r * row_stride), cols);
             }
         }
     }
@@ -263,18 +264,19 @@ fn for_each(parallel: bool, n: usize, f: impl Fn(usize) + Send + Sync) {
     }
 }
 
-/// `a b` to `out`. The factor with the larger outer dimension is cut into tasks, each of which packs its own part; the other one is
+/// `a b` to `out`, over all threads if it is `parallel`. The factor with the larger outer dimension is cut into tasks, each of which packs its own part; the other one is
 /// packed before, by all threads, in pieces of the inner dimension that stay in the caches.
 ///
 /// # Safety
 /// As [`super::multiply_into`], and `method` must have been asked of the CPU. The inner dimension must not be 0.
 pub(super) unsafe fn multiply(
     method: Method,
-    out: *mut f32,
+    out: Destination,
     a: Factor<'_>,
     b: Factor<'_>,
     into: Output<'_>,
     rounding: Rounding,
+    parallel: bool,
 ) {
     let ((rows, inner), (_, cols)) = (a.size(), b.size());
     let (step, block, bytes) = (method.step(), method.block(), method.bytes());
@@ -284,13 +286,12 @@ pub(super) unsafe fn multiply(
         bias.resize(cols.next_multiple_of(block[1]), 0.0);
     }
     let bias = if bias.is_empty() { std::ptr::null() } else { bias.as_ptr() };
-    let target = Target { out: Shared(out), rows, cols, add: matches!(into, Output::Add), bias };
+    let target = Target { out, rows, cols, add: matches!(into, Output::Add), bias };
 
     let factors = [(a, Side::Left), (b, Side::Right)];
     let panels = [rows.div_ceil(block[0]), cols.div_ceil(block[1])];
     let (own, shared) = if rows >= cols { (0, 1) } else { (1, 0) };
-    let is_parallel = rows.saturating_mul(cols).saturating_mul(inner) >= PARALLEL_FROM;
-    let threads = if is_parallel { rayon::current_num_threads() } else { 1 };
+    let threads = if parallel { rayon::current_num_threads() } else { 1 };
     let tasks = panels[own].div_ceil(TASK / block[own]).next_multiple_of(threads);
     let width = panels[own].div_ceil(tasks);
     let steps = inner.div_ceil(step);
@@ -311,14 +312,14 @@ pub(super) unsafe fn multiply(
             false => (32, (131_072 / (32 * bytes[shared])).max(1)),
         };
         let columns = panels[shared].div_ceil(across);
-        for_each(is_parallel, columns * (s1 - s0).div_ceil(down), |block| {
+        for_each(parallel, columns * (s1 - s0).div_ceil(down), |block| {
             let (p, s) = (block % columns * across, s0 + block / columns * down);
             let part = Part { panels: (p, (p + across).min(panels[shared])), inner: (at(s), at((s + down).min(s1))) };
             let offset = p * stride + (s - s0) * bytes[shared];
             // SAFETY: within the factor, and each block writes its own part of the buffer.
             unsafe { method.pack(factor, rounding, side, part, packed.at(0).cast::<u8>().add(offset), stride) };
         });
-        for_each(is_parallel, panels[own].div_ceil(width), |task| {
+        for_each(parallel, panels[own].div_ceil(width), |task| {
             let (p0, p1) = (task * width, ((task + 1) * width).min(panels[own]));
             let mut buffer = OWN.replace(Buffer::new());
             for t0 in (s0..s1).step_by(at_once) {

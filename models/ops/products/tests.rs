@@ -66,7 +66,7 @@ fn skipped(what: &str) {
 fn methods(rounding: Rounding) -> Vec<(&'static str, Multiply)> {
     let by_gemm: Multiply = Box::new(move |out, a, b, into| {
         // SAFETY: `out` is as large as the product.
-        unsafe { multiply_by_gemm(out.as_mut_ptr(), a, b, into, rounding) }
+        unsafe { multiply_by_gemm(Destination::new(out.as_mut_ptr(), b.size().1), a, b, into, rounding, true) }
     });
     let mut all = vec![("gemm", by_gemm)];
     #[cfg(target_arch = "x86_64")]
@@ -75,7 +75,10 @@ fn methods(rounding: Rounding) -> Vec<(&'static str, Multiply)> {
         let mut add = |name, method| {
             let multiply: Multiply = Box::new(move |out, a, b, into| {
                 // SAFETY: `out` is as large as the product, and the CPU has been asked.
-                unsafe { panels::multiply(method, out.as_mut_ptr(), a, b, into, rounding) }
+                unsafe {
+                    let out = Destination::new(out.as_mut_ptr(), b.size().1);
+                    panels::multiply(method, out, a, b, into, rounding, true);
+                }
             });
             all.push((name, multiply));
         };
@@ -193,6 +196,31 @@ fn products_of_long_sums_and_of_several_tasks() {
     }
 }
 
+/// On one thread, between columns that are not the product's.
+#[test]
+fn rows_of_a_destination_with_gaps() {
+    const GAP: usize = 3;
+    for rounding in [Rounding::F32, Rounding::Bf16, Rounding::F16] {
+        for (m, n, k) in [(1, 1, 1), (17, 33, 5), (131, 64, 19), (35, 70, 200)] {
+            let (a, b, before) = (noise(m * k, 11), noise(k * n, 12), noise(m * (n + GAP), 13));
+            for (into, start) in [(Output::Overwrite, 0.0), (Output::Add, 1.0)] {
+                let expected = reference([&a, &b], (m, n, k), &|i, j| start * before[i * (n + GAP) + j], rounding);
+                let mut c = before.clone();
+                let (fa, fb) = (Matrix::new(&a, m, k), Matrix::new(&b, k, n));
+                // SAFETY: the destination is exclusively borrowed and has the rows of the product.
+                unsafe { multiply_rows(c.as_mut_ptr(), n + GAP, fa, fb, into, rounding) };
+                for (i, (c, before)) in c.chunks_exact(n + GAP).zip(before.chunks_exact(n + GAP)).enumerate() {
+                    assert_eq!(c[n..], before[n..], "{rounding:?} {m} x {n} x {k}, row {i}");
+                    for (c, (value, size)) in c.iter().zip(&expected[i * n..][..n]) {
+                        // As in `check`.
+                        assert!((f64::from(*c) - value).abs() <= (2e-7 + 3e-8 * (k as f64).sqrt()) * size);
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// Also of a product whose packed factor comes in several pieces.
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
@@ -231,7 +259,8 @@ fn gradients_of_tall_weights_are_made_in_own_panels_in_f32() {
     let (mut own, mut crates) = (vec![1.0; rows * cols], vec![1.0; rows * cols]);
     multiply(&mut own, x.t(), dy, Output::Add, Rounding::F32);
     // SAFETY: the destination is exclusively borrowed and as large as the product.
-    unsafe { multiply_by_gemm(crates.as_mut_ptr(), x.t(), dy, Output::Add, Rounding::F32) };
+    let by_gemm = Destination::new(crates.as_mut_ptr(), cols);
+    unsafe { multiply_by_gemm(by_gemm, x.t(), dy, Output::Add, Rounding::F32, true) };
     for (own, other) in own.iter().zip(&crates) {
         // 600 terms of up to 1, each rounded to 6e-8 of sums of about 20.
         assert!((own - other).abs() < 1e-4, "{own} and {other}");

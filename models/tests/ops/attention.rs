@@ -61,6 +61,10 @@ impl Case {
     }
 
     fn op(self, dropout: f64) -> impl Fn(Vec<Tensor<2>>, Ops) -> Tensor<1> {
+        self.op_in(FloatDType::F32, dropout)
+    }
+
+    fn op_in(self, products: FloatDType, dropout: f64) -> impl Fn(Vec<Tensor<2>>, Ops) -> Tensor<1> {
         move |inputs, ops| {
             let device = inputs[0].device();
             let keys = self
@@ -81,6 +85,7 @@ impl Case {
                 scale: self.scale(),
                 dropout,
                 rng: DropoutRng::of(dropout > 0.0),
+                products,
             };
             vector(attention.forward(qkv, &mask))
         }
@@ -179,6 +184,33 @@ fn several_blocks_of_rows() {
     }
 }
 
+/// On the CPU the operands of products are rounded to bf16 in a run of that type, and to nothing in one of f16.
+#[test]
+fn operands_of_products_are_rounded_to_bf16() {
+    if !crate::on_cpu() {
+        return; // elsewhere they have the type of the inputs
+    }
+    for (batch, heads, seq, head_dim) in [(1, 1, 1, 1), (2, 3, 7, 5), (1, 2, 131, 8), (1, 1, 300, 17)] {
+        for case in cases(batch, heads, seq, head_dim) {
+            let mut inputs = case.inputs();
+            let values = inputs.iter_mut().flat_map(|input| &mut input.values);
+            values.for_each(|x| *x = half::bf16::from_f32(*x).to_f32());
+            let of = |dtype| run(&inputs, &case.op_in(dtype, 0.0), Ops::Fused);
+            let [(exact, gradients), half, (rounded, of_rounded)] =
+                [FloatDType::F32, FloatDType::F16, FloatDType::BF16].map(of);
+            let name = name(&case);
+            assert_eq!((&exact, &gradients), (&half.0, &half.1), "{name}: f16");
+            // Weights and gradients of scores are rounded by up to 2^-8 of themselves, and so is the gradient of the result; what is
+            // smaller than the largest by cancellation has the error of the terms.
+            close(&format!("{name}: value"), &rounded, &wide(&exact), 1.0 / 256.0);
+            for (i, (rounded, exact)) in of_rounded.iter().zip(&gradients).enumerate() {
+                close(&format!("{name}: gradient {i}"), rounded, &wide(exact), 4.0 / 256.0);
+            }
+            assert!(seq == 1 || of_rounded != gradients, "{name}: nothing was rounded");
+        }
+    }
+}
+
 #[test]
 fn large_scores_do_not_overflow() {
     for case in few(2, 2, 7, 5) {
@@ -202,7 +234,8 @@ fn scores_beyond_f16_are_computed_in_f32() {
         let key = tensor([200.0, 200.0, 200.0, 200.0, 200.0, 200.0, 200.0, 199.0]);
         let value = tensor([1.0, 2.0, 3.0, 4.0, 9.0, 9.0, 9.0, 9.0]);
         let mask = Mask::new(2, false, None, &device, ops);
-        let attention = Attention { batch: 1, heads: 1, scale: 1.0, dropout: 0.0, rng: DropoutRng::Off };
+        let attention =
+            Attention { batch: 1, heads: 1, scale: 1.0, dropout: 0.0, rng: DropoutRng::Off, products: FloatDType::F32 };
         let result = attention.forward(Qkv::Separate { query, key, value }, &mask);
         assert_eq!(result.dtype(), FloatDType::F16.into());
         // The first key has a score that is larger by 200.

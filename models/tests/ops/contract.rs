@@ -237,7 +237,14 @@ fn cross_entropy_asks() {
 
 #[test]
 fn attention_asks() {
-    let attention = |batch, heads, dropout| Attention { batch, heads, scale: 0.5, dropout, rng: DropoutRng::Device };
+    let attention = |batch, heads, dropout| Attention {
+        batch,
+        heads,
+        scale: 0.5,
+        dropout,
+        rng: DropoutRng::Device,
+        products: FloatDType::F32,
+    };
     let separate = |query, key, value| Qkv::Separate { query: matrix(query), key: matrix(key), value: matrix(value) };
     let keys = |shape: [usize; 2]| Tensor::<2, Bool>::full(shape, true, &device());
     for ops in FORMS {

@@ -35,7 +35,14 @@ fn call(operator: Operator, ops: Ops, factors: FloatDType, others: FloatDType) -
             vector(linear_in(factors, wide, tensor(&input(6, 6, 1.0, 2), &device).cast(others), row_f32(3), ops))
         }
         Operator::Attention => {
-            let of = Attention { batch: 2, heads: 1, scale: 0.5, dropout: 0.0, rng: DropoutRng::Off };
+            let of = Attention {
+                batch: 2,
+                heads: 1,
+                scale: 0.5,
+                dropout: 0.0,
+                rng: DropoutRng::Off,
+                products: FloatDType::F32,
+            };
             vector(of.forward(Qkv::Packed(narrow), &Mask::new(2, true, None, &device, ops)))
         }
         Operator::Gelu => vector(bias_gelu(wide, row(3), Activation::GeluErf, ops)),

@@ -20,7 +20,7 @@ fn attention(operand: FloatDType, [seq, heads]: [usize; 2], mut inputs: Vec<Tens
     let qkv = linear_in(BF16, x, qkv, vector(to_qkv), ops);
     let batch = qkv.dims()[0] / seq;
     let mask = Mask::new(seq, true, None, &qkv.device(), ops);
-    let attention = Attention { batch, heads, scale: 0.3, dropout: 0.0, rng: DropoutRng::Off };
+    let attention = Attention { batch, heads, scale: 0.3, dropout: 0.0, rng: DropoutRng::Off, products: BF16 };
     let attended = attention.forward_in(operand, Qkv::Packed(qkv), &mask);
     assert_eq!(FloatDType::from(attended.dtype()), operand);
     vector(product_in(BF16, attended, out, ops))

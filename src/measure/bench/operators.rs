@@ -114,6 +114,7 @@ impl Shapes {
             scale: ((width / heads) as f64).powf(-0.5),
             dropout: 0.0,
             rng: DropoutRng::Device,
+            products: dtype,
         };
         type Make<'a> = Box<dyn Fn() -> Tensor<2> + 'a>;
         let mut all: Vec<(&str, String, Make<'_>)> = vec![

@@ -52,7 +52,7 @@ pub const FOLDER: &str = "checkpoints";
 pub const STATE: &str = "state.json";
 /// The digest of [`STATE`], as `sha256sum` writes it.
 pub const DIGEST: &str = "state.sha256";
-const OPTIMIZER: &str = "optimizer.safetensors";
+pub(crate) const OPTIMIZER: &str = "optimizer.safetensors";
 /// Why a checkpoint is not to be trusted, in the checkpoint.
 pub const SUSPECT: &str = "suspect.txt";
 /// The model's config, in a checkpoint as in a model folder.
