@@ -296,22 +296,38 @@ pub(super) unsafe fn pack_tiles<T: Narrow>(view: View<T>, side: Side, part: Part
     }
 }
 
-/// Left tiles from rows that are contiguous: converted and put where they belong.
+/// Left tiles from rows that are contiguous: converted and put where they belong, in the order of the panel.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn rows<T: Narrow>(view: View<T>, part: Part, to: *mut u8, stride: usize) {
     let Part { panels: (p0, p1), inner: (k0, k1) } = part;
     for p in p0..p1 {
-        for r in 0..TILES {
-            let row = p * TILES + r;
-            let mut to = to.wrapping_add((p - p0) * stride + r * 64);
-            let from = view.at.wrapping_add(row * view.outer_step);
-            for k in (k0..k1).step_by(TILE_STEP) {
+        for (s, k) in (k0..k1).step_by(TILE_STEP).enumerate() {
+            let to = to.wrapping_add((p - p0) * stride + s * TILE_BYTES);
+            for r in 0..TILES {
+                let row = p * TILES + r;
+                let from = view.at.wrapping_add(row * view.outer_step + k);
                 let mask = if row < view.outer { lowest(k1 - k) } else { 0 };
+                fetch_ahead(from);
                 // SAFETY: `mask` keeps loads within the factor; the store is within the panel.
-                unsafe { _mm512_store_si512(to.cast(), T::load32(from.wrapping_add(k), mask)) };
-                to = to.wrapping_add(TILE_BYTES);
+                unsafe { _mm512_store_si512(to.wrapping_add(r * 64).cast(), T::load32(from, mask)) };
             }
         }
+    }
+}
+
+/// How far ahead elements are fetched along a row, of which a tile has 16 or 32 at once: more than what a CPU foresees by itself.
+/// Measured on an AMD EPYC (Zen 5) on factors that no cache has: 0.09 to 0.25 ns an element instead of 0.2 to 0.5; 4 steps are as
+/// good, 8 worse.
+const AHEAD: usize = 2 * TILE_STEP;
+
+/// Has the 32 elements that are [`AHEAD`] of `at` fetched into the first-level cache; they may lie beyond the factor.
+#[inline(always)]
+fn fetch_ahead<T>(at: *const T) {
+    let at = at.wrapping_add(AHEAD);
+    // SAFETY (both): a prefetch of any address does not fault.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+    if size_of::<T>() > 2 {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(16).cast()) };
     }
 }
 
@@ -326,8 +342,10 @@ unsafe fn pairs_along_rows<T: Narrow>(view: View<T>, part: Part, to: *mut u8, st
                 for (r, v) in v.iter_mut().enumerate() {
                     let row = p * TILES + half * 16 + r;
                     let mask = if row < view.outer { lowest(k1 - k) } else { 0 };
+                    let from = view.at.wrapping_add(row * view.outer_step + k);
+                    fetch_ahead(from);
                     // SAFETY: as in `rows`.
-                    *v = unsafe { T::load32(view.at.wrapping_add(row * view.outer_step + k), mask) };
+                    *v = unsafe { T::load32(from, mask) };
                 }
                 transpose(&mut v);
                 // SAFETY: as in `rows`.
@@ -351,8 +369,10 @@ unsafe fn pairs_of_rows<T: Narrow, const TRANSPOSE: bool>(view: View<T>, part: P
             let mut halves = [[_mm512_setzero_si512(); 16]; 2];
             let load = |k: usize| {
                 let mask = if k < k1 { columns } else { 0 };
+                let from = view.at.wrapping_add(p * TILES + k * view.inner_step);
+                fetch_ahead(from);
                 // SAFETY: as in `rows`.
-                unsafe { T::load32(view.at.wrapping_add(p * TILES + k * view.inner_step), mask) }
+                unsafe { T::load32(from, mask) }
             };
             let [first, second] = &mut halves;
             for (i, (first, second)) in first.iter_mut().zip(second).enumerate() {
