@@ -10,9 +10,10 @@
 //! gradients that are rounded, as PyTorch's is.
 //!
 //! Fused operators round less on the CPU. A fused product rounds its operands itself; its result, and the gradients that it gives,
-//! are f32 (`ops::products`). Query, key and value then stay f32, and so do the scores and weights of fused attention and the logits
-//! of fused cross-entropy, which never leave the operator. Fused LayerNorm, GELU and attention write bf16 where a product alone reads
-//! what they give: the values that it would round.
+//! are f32 (`ops::products`). Query, key and value are f32 then. Fused attention in bf16 rounds the operands of its products, the
+//! weights and the gradients of the scores among them; in f16 it rounds none. Scores, and the logits of fused cross-entropy, are f32 and
+//! never leave the operator. Fused LayerNorm, GELU and attention write bf16 where a product alone reads what they give: the values
+//! that it would round.
 
 use burn::module::Param;
 use burn::tensor::{Device, FloatDType, Tensor};

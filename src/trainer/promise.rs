@@ -30,7 +30,7 @@ use kiln_models::ops::Form;
 
 use crate::base::error::{Error, Result};
 use crate::base::files::hex;
-use crate::config::{Precision, Sampler};
+use crate::config::{DeviceKind, Precision, Sampler};
 use crate::data::digest::digest;
 use crate::data::stream::Streamed;
 use crate::session::{Session, TrainingTask};
@@ -102,6 +102,8 @@ const WARMUP: &str = "trainer.warmup_steps";
 const RATE: &str = "trainer.learning_rate";
 /// The instructions that multiply bf16 operands.
 const PRODUCTS: &str = "products of bf16";
+/// The type of the operands of fused attention's products in a run in bf16 on the CPU.
+const ATTENTION: &str = "products of attention";
 
 const SAMPLER: &str = "data.sampler";
 
@@ -131,6 +133,7 @@ const REASONS: &[(&str, &str)] = &[
     ("device.kind", "another kind of device rounds otherwise"),
     ("precision", "the steps so far were rounded otherwise"),
     (PRODUCTS, "other instructions add in another order; KILN_CPU_PRODUCTS chooses lower ones"),
+    (ATTENTION, "attention of the steps so far multiplied in f32, in an older Kiln"),
 ];
 
 /// The settings and facts that must stay, by key.
@@ -174,6 +177,10 @@ impl Promise {
         let is_fused = plan.engine.ops.form(Operator::Linear) == Form::Fused;
         if let Some(unit) = plan.engine.device.bf16_products.filter(|_| precision == Precision::Bf16 && is_fused) {
             settings.insert(PRODUCTS.into(), json!(unit.name()));
+        }
+        let attends = plan.engine.ops.form(Operator::Attention) == Form::Fused;
+        if attends && precision == Precision::Bf16 && plan.engine.device.kind == DeviceKind::Cpu {
+            settings.insert(ATTENTION.into(), json!("bf16"));
         }
         settings.insert(LENGTH.into(), json!(plan.steps.total));
         settings.insert(WARMUP.into(), json!(plan.optimizer.schedule.warmup_steps()));
@@ -251,8 +258,11 @@ impl Promise {
     /// Whether the setting `key` may become that of `now`.
     fn may_change(&self, now: &Self, key: &str) -> bool {
         let batch = self.differs(now, STEP_EXAMPLES);
+        let has_products = |promise: &Self| promise.settings.contains_key(PRODUCTS);
         match key {
             LENGTH => true,
+            // Of the compiled mode, which a run may begin or leave.
+            PRODUCTS | ATTENTION => !(has_products(self) && has_products(now)),
             STEP_EXAMPLES => now.settings.get(SAMPLER) != Some(&json!(Sampler::GroupByLength.as_str())),
             WARMUP | RATE => self.given.contains_key(key) && self.given.get(key) == now.given.get(key),
             "examples of an epoch" | "trainer.per_device_train_batch_size" => batch,
