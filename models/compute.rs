@@ -11,7 +11,8 @@
 //!
 //! Fused operators round less on the CPU. A fused product rounds its operands itself; its result, and the gradients that it gives,
 //! are f32 (`ops::products`). Query, key and value are f32 then. Fused attention in bf16 rounds the operands of its products, the
-//! weights and the gradients of the scores among them; in f16 it rounds none. Scores, and the logits of fused cross-entropy, are f32 and
+//! weights and the gradients of the scores among them; in f16 it rounds none, nor does
+//! attention without a fused form (windows of GPT-Neo, rows of several documents with padding between, a cache of keys) in either type. Scores, and the logits of fused cross-entropy, are f32 and
 //! never leave the operator. Fused LayerNorm, GELU and attention write bf16 where a product alone reads what they give: the values
 //! that it would round.
 

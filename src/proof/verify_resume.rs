@@ -6,10 +6,12 @@
 //! after it. In one mode on the CPU every bit is the same. A change of the mode is compared with the mode of the first part,
 //! without dropout, which the modes draw differently: names, shapes and types of all tensors byte for byte (the files'
 //! headers), losses, gradient norms and tensors to [`Limits`], in f32 1e-5 and 1e-3 relative, since f32 sums are rounded in another
-//! order. So they may be on a GPU from run to run, where tuning chooses the kernels.
+//! order; where products round their operands, moments and the changes of a layer's weights instead of single tensors. So they may
+//! be on a GPU from run to run, where tuning chooses the kernels.
 //!
 //! A run is made of [`Part`]s, each in a process of its own: where the modes are two engines, no process has both.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use kiln_models::weights::{ADAPTER_FILE, Depth, MODEL_FILE};
@@ -20,10 +22,9 @@ use crate::base::files::read_regular;
 use crate::base::metrics::{self, Record};
 use crate::base::process::scratch;
 use crate::config::{CompilerMode, DeviceKind, OnExisting, RunConfig};
-use crate::engine::device;
-use crate::plan::EnginePlan;
+use crate::plan::{self, RunPlan};
 use crate::proof::auto;
-use crate::proof::figures::Limits;
+use crate::proof::figures::{self, Limits, StepFigures, TensorFigures};
 use crate::session::Session;
 use crate::trainer::{Callback, Control, Progress, checkpoint};
 
@@ -110,58 +111,64 @@ fn verify_in(config: &RunConfig, modes: [CompilerMode; 2], runner: &Runner<'_>) 
     let all = run("straight", false, modes[0])?;
     let before = run("stopped", true, modes[0])?;
     run("stopped", false, modes[1])?;
-    let device = device::select(config.device.kind, config.device.index)?.facts();
-    let rounded = match modes[0] == modes[1] && device.kind == DeviceKind::Cpu {
+    // As the parts have resolved it: this process may have the other engine.
+    let straight = folder.path().join("straight");
+    let plan = serde_json::from_slice::<RunPlan>(&read(&straight.join(plan::FILE))?);
+    let engine = plan.map_err(|error| Error::data(format!("{}: {error}", plan::FILE)))?.engine;
+    let rounded = match modes[0] == modes[1] && engine.device.kind == DeviceKind::Cpu {
         true => None,
-        false => {
-            let precision = EnginePlan::of(config, &device, None)?.precision.precision;
-            Some(Limits::of(precision, device.has_tf32()))
-        }
+        false => Some(Limits::of(engine.precision.precision, engine.device.has_tf32())),
     };
-    compare(&folder.path().join("straight"), &folder.path().join("stopped"), [before, all], rounded)
+    compare(&straight, &folder.path().join("stopped"), [before, all], rounded)
 }
 
 /// `rounded`: how far figures may be apart; none for not at all.
 fn compare(straight: &Path, stopped: &Path, [before, all]: [u64; 2], rounded: Option<Limits>) -> Result<Report> {
     let within = match rounded {
         None => "bit for bit".into(),
-        Some(Limits { loss, gradient, .. }) => {
+        Some(Limits { loss, gradient, .. }) if rounded == Some(Limits::F32) => {
             format!(
                 "the layout of the files to the byte, losses to {loss:.0e}, gradient norms and tensors to {gradient:.0e}"
             )
         }
+        Some(Limits { loss, gradient, change, .. }) => format!(
+            "the layout of the files to the byte, losses to {loss:.0e}, gradient norms and moments to {gradient:.0e}, the weight \
+             change of every layer to {change:.0e}"
+        ),
     };
     let mut report = Report { before, after: all - before, tensors: 0, rows: 0, within, differences: Vec::new() };
     let last = Path::new(checkpoint::FOLDER).join(checkpoint::name(all));
     let adapters = straight.join(&last).join(ADAPTER_FILE).is_file();
-    for file in [if adapters { ADAPTER_FILE } else { MODEL_FILE }, checkpoint::OPTIMIZER] {
+    let model = if adapters { ADAPTER_FILE } else { MODEL_FILE };
+    let narrow = rounded.filter(|limits| *limits != Limits::F32);
+    for file in [model, checkpoint::OPTIMIZER] {
         let [a, b] = [straight, stopped].map(|run| read(&run.join(&last).join(file)));
         let (a, b) = (a?, b?);
-        let bad = |error: safetensors::SafeTensorError| Error::data(format!("{file}: {error}"));
         if header(&a) != header(&b) {
             report.differences.push(format!("{file}: names, shapes or types of its tensors"));
         }
-        let (a, b) = (SafeTensors::deserialize(&a).map_err(bad)?, SafeTensors::deserialize(&b).map_err(bad)?);
+        let (a, b) = (tensors(file, &a)?, tensors(file, &b)?);
         let mut names = a.names();
         names.extend(b.names().into_iter().filter(|name| a.tensor(name).is_err()));
-        let mut groups: Vec<(Group<'_>, Vec<&str>)> = Vec::new();
-        for name in names {
-            report.tensors += 1;
-            let group = Group::of(name, file, rounded);
-            match groups.iter_mut().find(|(known, _)| *known == group) {
-                Some((_, all)) => all.push(name),
-                None => groups.push((group, vec![name])),
-            }
+        report.tensors += names.len();
+        if let Some(limits) = narrow {
+            let figures = match file == model {
+                true => {
+                    let start = Path::new(checkpoint::FOLDER).join(checkpoint::name(before));
+                    let start = read(&stopped.join(start).join(file))?;
+                    let start = tensors(file, &start)?;
+                    [&a, &b].map(|end| vec![StepFigures { changes: changes(&start, end), ..StepFigures::default() }])
+                }
+                false => [&a, &b].map(moments),
+            };
+            let (_, difference) = figures::compare(&figures[0], &figures[1], &limits);
+            report.differences.extend(difference.map(|difference| format!("{file}: {}", difference.what)));
+            continue;
         }
-        for (_, names) in groups {
-            let pairs = names.iter().map(|name| Some((a.tensor(name).ok()?, b.tensor(name).ok()?)));
-            let pairs = pairs.collect::<Option<Vec<_>>>();
-            let is_same = pairs.is_some_and(|pairs| {
-                pairs.iter().all(|(a, b)| a.data() == b.data())
-                    || rounded.is_some_and(|limits| near(pairs.iter().map(|(a, b)| (a.data(), b.data())), limits))
-            });
-            if !is_same {
-                report.differences.push(names.join(", "));
+        for name in names {
+            match (a.tensor(name), b.tensor(name)) {
+                (Ok(a), Ok(b)) if a.data() == b.data() || (rounded.is_some() && near(a.data(), b.data())) => {}
+                _ => report.differences.push(name.to_owned()),
             }
         }
     }
@@ -186,41 +193,51 @@ fn header(file: &[u8]) -> Option<&[u8]> {
     file.get(..8 + usize::try_from(length).ok()?)
 }
 
-/// The tensors that are compared together.
-#[derive(Debug, PartialEq)]
-enum Group<'a> {
-    /// This one.
-    One(&'a str),
-    /// All of a layer that end in the same, in the optimizer's file. Where products round their operands, Adam moves a weight without
-    /// a gradient, such as an attention key's bias, as far as any other, in a direction that rounding decides.
-    Layer(Depth, &'a str),
+fn tensors<'a>(file: &str, bytes: &'a [u8]) -> Result<SafeTensors<'a>> {
+    SafeTensors::deserialize(bytes).map_err(|error| Error::data(format!("{file}: {error}")))
 }
 
-impl<'a> Group<'a> {
-    fn of(name: &'a str, file: &str, rounded: Option<Limits>) -> Self {
-        match rounded.is_none_or(|limits| limits == Limits::F32) {
-            true => Self::One(name),
-            false if file == checkpoint::OPTIMIZER => {
-                Self::Layer(Depth::of(name), name.rsplit('.').next().unwrap_or(name))
-            }
-            false => Self::Layer(Depth::of(name), ""),
+fn values(bytes: &[u8]) -> impl Iterator<Item = f64> {
+    bytes.as_chunks().0.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes)))
+}
+
+/// How far the weights of each layer have moved from `start` to `end`, those of the second matrices of adapters, which begin at 0,
+/// apart. Where products round their operands, Adam moves a weight without a gradient, such as an attention key's bias, as far as any
+/// other, in a direction that rounding decides: the weights of a layer are not the same one by one.
+fn changes(start: &SafeTensors<'_>, end: &SafeTensors<'_>) -> Vec<TensorFigures> {
+    let mut layers = BTreeMap::<String, Vec<f64>>::new();
+    for (name, tensor) in end.iter() {
+        let adapter = if name.contains("lora_B") { ", lora_B" } else { "" };
+        let moved = layers.entry(format!("{:?}{adapter}", Depth::of(name))).or_default();
+        let from = start.tensor(name).map(|tensor| values(tensor.data()).collect::<Vec<_>>()).unwrap_or_default();
+        moved.extend(values(tensor.data()).zip(from).map(|(to, from)| to - from));
+    }
+    layers.into_iter().map(|(name, moved)| TensorFigures::of(name, moved)).collect()
+}
+
+/// The moments of each kind as if they were the gradients of a step: they are means of gradients, or of their squares, of which
+/// roots are taken.
+fn moments(optimizer: &SafeTensors<'_>) -> Vec<StepFigures> {
+    let mut kinds = BTreeMap::<&str, Vec<TensorFigures>>::new();
+    let mut names = optimizer.names();
+    names.sort_unstable();
+    for name in names {
+        let kind = name.rsplit('.').next().unwrap_or(name);
+        let root = |value: f64| if kind.contains("_sq") { value.sqrt() } else { value };
+        if let Ok(tensor) = optimizer.tensor(name) {
+            let figures = TensorFigures::of(name.to_owned(), values(tensor.data()).map(root));
+            kinds.entry(kind).or_default().push(figures);
         }
     }
+    kinds.into_values().map(|gradients| StepFigures { gradients, ..StepFigures::default() }).collect()
 }
 
-/// Whether f32 tensors, together, are the same but for rounding. Adam's first moments of a weight without a gradient are nothing but
+/// Whether two f32 tensors are the same but for rounding. Adam's first moments of a weight without a gradient are nothing but
 /// rounding, so what is smaller than any update counts as 0.
-fn near<'a>(tensors: impl Iterator<Item = (&'a [u8], &'a [u8])>, limits: Limits) -> bool {
-    let values = |bytes: &'a [u8]| bytes.as_chunks().0.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes)));
-    let (mut apart, mut norm) = (0.0, 0.0);
-    for (a, b) in tensors {
-        if a.len() != b.len() {
-            return false;
-        }
-        apart += values(a).zip(values(b)).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
-        norm += values(a).map(|a| a * a).sum::<f64>();
-    }
-    apart.sqrt() <= limits.gradient * norm.sqrt() + 1e-7
+fn near(a: &[u8], b: &[u8]) -> bool {
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
+    let apart = norm(&mut values(a).zip(values(b)).map(|(a, b)| a - b));
+    a.len() == b.len() && apart <= Limits::F32.gradient * norm(&mut values(a)) + 1e-7
 }
 
 /// Whether two rows are the same but for rounding.
@@ -254,5 +271,61 @@ impl<M> Callback<M> for SaveAndStop {
     fn on_step_end(&mut self, progress: &Progress, control: &mut Control) {
         let reached = progress.step >= self.0;
         (control.should_save, control.should_training_stop) = (reached, reached);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use safetensors::Dtype;
+    use safetensors::tensor::TensorView;
+
+    use super::*;
+
+    fn file(tensors: &[(&str, [f32; 4])]) -> Vec<u8> {
+        let bytes = tensors.iter().map(|(_, values)| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>());
+        let bytes = bytes.collect::<Vec<_>>();
+        let views = tensors
+            .iter()
+            .zip(&bytes)
+            .map(|((name, _), bytes)| (*name, TensorView::new(Dtype::F32, vec![4], bytes).unwrap()));
+        safetensors::serialize(views, None).unwrap()
+    }
+
+    /// The first difference in bf16's limits.
+    fn difference(a: Vec<StepFigures>, b: Vec<StepFigures>) -> Option<String> {
+        figures::compare(&a, &b, &Limits::BF16).1.map(|difference| difference.what)
+    }
+
+    #[test]
+    fn a_part_that_did_not_learn_or_has_lost_its_moments_is_found_in_bf16() {
+        let weights = |weight: f32, adapter: f32| {
+            file(&[("h.0.attn.weight", [1.0, -2.0, weight, 3.0]), ("h.0.attn.lora_B.weight", [adapter, 0.0, 0.0, 0.0])])
+        };
+        let [start, end, rounded, same_weight, same_adapter] = [
+            weights(0.5, 0.0),
+            weights(0.501, 0.002),
+            weights(0.50101, 0.002),
+            weights(0.5, 0.002),
+            weights(0.501, 0.0),
+        ];
+        let of = |end: &[u8]| {
+            let changes = changes(&tensors("start", &start).unwrap(), &tensors("end", end).unwrap());
+            vec![StepFigures { changes, ..StepFigures::default() }]
+        };
+        assert_eq!(difference(of(&end), of(&rounded)), None);
+        assert_eq!(difference(of(&end), of(&same_weight)).unwrap(), "weight change of Layer(0)");
+        assert_eq!(difference(of(&end), of(&same_adapter)).unwrap(), "weight change of Layer(0), lora_B");
+
+        let optimizer = |first: f32, second: f32| {
+            let second = ("h.0.w.exp_avg_sq", [second, 1e-10, 4e-10, 1e-10]);
+            file(&[("h.0.w.exp_avg", [first, 1e-3, -1e-3, 1e-3]), second])
+        };
+        let of = |bytes: &[u8]| moments(&tensors("optimizer", bytes).unwrap());
+        let kept = of(&optimizer(2e-3, 9e-10));
+        assert_eq!(difference(kept.clone(), of(&optimizer(2.02e-3, 9.1e-10))), None);
+        assert_eq!(difference(kept.clone(), of(&optimizer(0.0, 9e-10))).unwrap(), "gradient of h.0.w.exp_avg");
+        assert_eq!(difference(kept, of(&optimizer(2e-3, 0.0))).unwrap(), "gradient of h.0.w.exp_avg_sq");
     }
 }

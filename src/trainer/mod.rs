@@ -273,7 +273,8 @@ impl<T: TrainingTask> Trainer<T> {
     }
 
     /// Trains to the end of the plan, writes the run folder, and returns the summary. With `run.on_existing = "resume"` it
-    /// begins where the newest checkpoint stands.
+    /// begins where the newest checkpoint stands. On the CPU this thread is one of those that compute from then on
+    /// ([`threads::compute_here`]).
     ///
     /// # Errors
     /// Memory that does not suffice for a micro-batch of 1 (a larger one is halved, from the last good state on); data that

@@ -30,7 +30,7 @@ use kiln_models::ops::Form;
 
 use crate::base::error::{Error, Result};
 use crate::base::files::hex;
-use crate::config::{DeviceKind, Precision, Sampler};
+use crate::config::{Precision, Sampler};
 use crate::data::digest::digest;
 use crate::data::stream::Streamed;
 use crate::session::{Session, TrainingTask};
@@ -174,13 +174,13 @@ impl Promise {
         if precision != Precision::F32 {
             settings.insert("precision".into(), json!(precision.as_str()));
         }
-        let is_fused = plan.engine.ops.form(Operator::Linear) == Form::Fused;
-        if let Some(unit) = plan.engine.device.bf16_products.filter(|_| precision == Precision::Bf16 && is_fused) {
+        let is_fused = |operator: &Operator| plan.engine.ops.form(*operator) == Form::Fused;
+        let multiplies = [Operator::Linear, Operator::Attention, Operator::CrossEntropy].iter().any(is_fused);
+        if let Some(unit) = plan.engine.device.bf16_products.filter(|_| precision == Precision::Bf16 && multiplies) {
             settings.insert(PRODUCTS.into(), json!(unit.name()));
-        }
-        let attends = plan.engine.ops.form(Operator::Attention) == Form::Fused;
-        if attends && precision == Precision::Bf16 && plan.engine.device.kind == DeviceKind::Cpu {
-            settings.insert(ATTENTION.into(), json!("bf16"));
+            if is_fused(&Operator::Attention) {
+                settings.insert(ATTENTION.into(), json!("bf16"));
+            }
         }
         settings.insert(LENGTH.into(), json!(plan.steps.total));
         settings.insert(WARMUP.into(), json!(plan.optimizer.schedule.warmup_steps()));

@@ -136,6 +136,14 @@ fn a_run_may_be_stopped_in_either_mode_and_continued_in_either() {
     }
     assert!(lines[..2].iter().all(|line| line.ends_with("the same, bit for bit")), "{stdout}");
     assert!(lines[2..].iter().all(|line| line.contains("the layout of the files to the byte")), "{stdout}");
+    for precision in ["bf16", "f16"] {
+        let set = format!("precision={precision}");
+        let stdout = succeeds(kiln(folder.path()).args(["verify-resume", "config.toml", "--modes", "--set", &set]));
+        let lines = stdout.lines().collect::<Vec<_>>();
+        assert!(lines[..2].iter().all(|line| line.ends_with("the same, bit for bit")), "{stdout}");
+        let within = "the weight change of every layer to 2e-2";
+        assert!(lines.len() == 4 && lines[2..].iter().all(|line| line.contains(within)), "{stdout}");
+    }
 }
 
 #[test]

@@ -498,7 +498,8 @@ vectorised! {
                 drop_row(dscores, keep);
             }
             // Divided by the sum as it is, so that a row's gradients add up to 0 as exactly as f32 can have it: the
-            // gradient of a key's bias is that sum, and an optimizer like Adam makes steps of whatever is left.
+            // gradient of a key's bias is that sum, and an optimizer like Adam makes steps of whatever is left. Products in bf16
+            // round the gradients after this, as autocast does, and leave more.
             let mean = sum_pairs(weights, dscores, |weight, dscore| weight * dscore) / total;
             for (weight, dscore) in weights.iter().zip(dscores.iter_mut()) {
                 *dscore = weight * (*dscore - mean) * scale;

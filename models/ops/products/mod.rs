@@ -225,7 +225,7 @@ unsafe fn multiply_into(
     }
     let threads = threads && rows.saturating_mul(cols).saturating_mul(inner) >= PARALLEL_FROM;
     #[cfg(target_arch = "x86_64")]
-    if let Some(method) = panels::Method::of(a, b, rounding) {
+    if let Some(method) = panels::Method::of(a, b, rounding, threads) {
         // SAFETY: the caller's promise; the method has been asked of the CPU.
         return unsafe { panels::multiply(method, out, a, b, into, rounding, threads) };
     }
@@ -287,7 +287,7 @@ unsafe fn multiply_by_gemm(
     }
 }
 
-/// `factor` in f32, rounded to `rounding`, in `memory` where it is not so already.
+/// `factor` in f32, rounded to `rounding`, in `memory` without gaps where it is not so already.
 fn in_f32<'a>(factor: Factor<'a>, rounding: Rounding, memory: &'a mut Vec<f32>, threads: bool) -> Matrix<'a> {
     fn converted<'a, T: Copy + Sync>(
         x: Matrix<'_, T>,
@@ -295,16 +295,16 @@ fn in_f32<'a>(factor: Factor<'a>, rounding: Rounding, memory: &'a mut Vec<f32>, 
         threads: bool,
         f: impl Fn(T) -> f32 + Sync,
     ) -> Matrix<'a> {
-        let Matrix { data, rows, cols, row_stride, col_stride } = x;
-        let end = match rows * cols {
-            0 => 0,
-            _ => (rows - 1) * row_stride + (cols - 1) * col_stride + 1,
-        };
-        match threads {
-            true => memory.par_extend(data[..end].par_iter().with_min_len(1 << 14).map(|x| f(*x))),
-            false => memory.extend(data[..end].iter().map(|x| f(*x))),
+        if x.col_stride != 1 {
+            return converted(x.t(), memory, threads, f).t();
         }
-        Matrix { data: memory, rows, cols, row_stride, col_stride }
+        let Matrix { data, rows, cols, row_stride, .. } = x;
+        memory.resize(rows * cols, 0.0);
+        let at_once = if threads { super::flex::block_rows(cols) } else { rows.max(1) };
+        memory.par_chunks_exact_mut(cols.max(1)).with_min_len(at_once).enumerate().for_each(|(row, to)| {
+            to.iter_mut().zip(&data[row * row_stride..]).for_each(|(to, x)| *to = f(*x));
+        });
+        Matrix::new(memory, rows, cols)
     }
     match (factor, rounding) {
         (Factor::F32(x), Rounding::F32) => x,

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::pack::{self, Buffer, Exact, F32_STEP, Part, Side, ToBf16, ToF16, View, Wide};
-use super::{Destination, Factor, Matrix, Output, PARALLEL_FROM, Rounding, Shared, Unit, fma, tiles, units};
+use super::{Destination, Factor, Matrix, Output, Rounding, Shared, Unit, fma, tiles, units};
 
 /// The kernel, and with it the form of the panels.
 #[derive(Clone, Copy)]
@@ -28,11 +28,11 @@ pub(super) fn has_avx512() -> bool {
 }
 
 impl Method {
-    /// The method for a product of `a` and `b`; none for the `gemm` crate's.
+    /// The method for a product of `a` and `b`, on all `threads` or on one; none for the `gemm` crate's.
     ///
     /// # Panics
     /// Where the environment asks for a unit that is not permitted, which [`Ops::fused`](crate::Ops::fused) refuses.
-    pub(super) fn of(a: Factor<'_>, b: Factor<'_>, rounding: Rounding) -> Option<Self> {
+    pub(super) fn of(a: Factor<'_>, b: Factor<'_>, rounding: Rounding, threads: bool) -> Option<Self> {
         let is_f16 = |factor| matches!(factor, Factor::F16(_));
         let unit = match rounding {
             Rounding::Bf16 if !is_f16(a) && !is_f16(b) => units::unit().unwrap_or_else(|error| panic!("{error}")),
@@ -40,8 +40,7 @@ impl Method {
         };
         let ((rows, inner), (_, cols)) = (a.size(), b.size());
         // In f32 the crate is faster, but for the gradient of a weight with more rows than columns, such as a vocabulary's.
-        let is_faster = rounding != Rounding::F32
-            || (rows > cols && !inner_is_contiguous(a, Side::Left) && rows * cols * inner >= PARALLEL_FROM);
+        let is_faster = rounding != Rounding::F32 || (threads && rows > cols && !inner_is_contiguous(a, Side::Left));
         Self::on(unit).filter(|_| is_faster && inner > 0)
     }
 

@@ -250,7 +250,7 @@ fn gradients_of_tall_weights_are_made_in_own_panels_in_f32() {
     let (tokens, rows, cols) = (600, 307, 40);
     let (x, dy) = (noise(tokens * rows, 7), noise(tokens * cols, 8));
     let (x, dy) = (Factor::from(Matrix::new(&x, tokens, rows)), Factor::from(Matrix::new(&dy, tokens, cols)));
-    let has = |a: Factor<'_>, b: Factor<'_>| panels::Method::of(a, b, Rounding::F32).is_some();
+    let has = |a: Factor<'_>, b: Factor<'_>| panels::Method::of(a, b, Rounding::F32, true).is_some();
     assert_eq!(has(x.t(), dy), panels::has_avx512());
     assert!(!has(dy.t(), x), "it is wide");
     let (y, weight) = (noise(rows * tokens, 9), noise(tokens * cols, 10));

@@ -9,7 +9,7 @@ use kiln_models::Activation;
 use kiln_models::ops::attention::{Attention, Mask, Qkv};
 use kiln_models::ops::cross_entropy::CrossEntropy;
 use kiln_models::ops::dropout::DropoutRng;
-use kiln_models::ops::{dropout, embedding, gelu, layer_norm, linear};
+use kiln_models::ops::{dropout, embedding, gelu, layer_norm, linear, threads};
 use kiln_models::{Compute, ModelConfig};
 use serde::{Deserialize, Serialize};
 
@@ -89,6 +89,9 @@ impl Shapes {
     pub fn measure(&self, compute: Compute, device: &Device, repeats: usize) -> Result<Vec<OperatorTimes>> {
         let Self { batch, length, width, heads, inner, vocabulary, .. } = *self;
         let (ops, dtype) = (compute.ops(), compute.dtype());
+        if *device == Device::flex() {
+            threads::compute_here(); // as training does
+        }
         let tokens = batch * length;
         let device = &device.clone().autodiff();
         let matrix = |rows: usize, columns: usize| {
