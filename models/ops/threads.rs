@@ -31,7 +31,7 @@ impl Drop for Own {
 /// operator and sleeps until they have done it. Does nothing where rayon has one thread, on a thread that is one of a pool, while another
 /// thread of the process has its pool, and where the system gives no threads.
 ///
-/// What this thread hands to `rayon::spawn` from then on runs when another thread of its pool takes it.
+/// A job that this thread gives to `rayon::spawn` from then on runs when another thread of its pool takes it.
 pub fn compute_here() {
     let threads = rayon::current_num_threads();
     if threads > 1 && rayon::current_thread_index().is_none() && !TAKEN.swap(true, Ordering::Acquire) {
