@@ -33,7 +33,7 @@ pub mod cross_entropy;
 #[cfg(feature = "compiler")]
 mod cube;
 #[cfg(feature = "cuda")]
-pub mod cuda_memory;
+pub mod cuda;
 pub mod dropout;
 pub mod embedding;
 mod flex;

@@ -5,9 +5,13 @@
 
 use std::fmt;
 
+#[cfg(feature = "compiler")]
+use burn::tensor::Device;
 use cudarc::driver::result::device;
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::{DriverError, result, sys};
+#[cfg(feature = "compiler")]
+use kiln_models::ops::cuda::on_driver_thread;
 
 use super::cuda_versions::{Capability, Nvrtc, Version};
 use crate::base::error::{Error, Result};
@@ -97,6 +101,25 @@ fn capability(device: sys::CUdevice) -> std::result::Result<i32, DriverError> {
     let attribute = |attribute| unsafe { device::get_attribute(device, attribute) };
     Ok(10 * attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?
         + attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?)
+}
+
+/// Permits the calls that may be made while a stream is not captured, those that load kernels and get memory among them, also while the
+/// thread that calls the driver for `device` captures one: CubeCL captures in the global mode, in which the driver refuses them and
+/// ends the capture. What is recorded may need a kernel that no run before it needed, since CubeCL lets an operation write into its
+/// input only if nobody else holds that, and the driver's thread holds each new tensor for a moment.
+///
+/// # Errors
+/// The driver's, and those of [`on_driver_thread`].
+#[cfg(feature = "compiler")]
+pub fn permit_loading_while_capturing(device: &Device) -> Result<()> {
+    let relaxed = || {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the device has started the driver. The mode before, which the call leaves in the local variable, is not needed again:
+        // the thread has no other purpose than the device. What is loaded or allocated is not part of the recording, and stays.
+        unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.result()
+    };
+    let refused = |what: String| Error::device(format!("captured steps on CUDA: {what}"));
+    on_driver_thread(device, relaxed).map_err(refused)?.map_err(|error| refused(format!("the driver: {error:?}")))
 }
 
 /// Loads and initialises the driver.

@@ -17,7 +17,11 @@ use crate::base::distributed::World;
 use crate::base::error::{Error, Result};
 use crate::base::random::seed_for;
 use crate::base::reads::{device_error, read_scalars};
+#[cfg(all(feature = "compiler", feature = "cuda"))]
+use crate::config::DeviceKind;
 use crate::data::loader::Loader;
+#[cfg(all(feature = "compiler", feature = "cuda"))]
+use crate::engine::cuda;
 use crate::optim::Optimizer;
 use crate::optim::outliers::Outliers;
 use crate::optim::scaler::{LossScaler, Verdict};
@@ -154,13 +158,17 @@ impl<T: TrainingTask> Trainer<T> {
     /// Captured steps where the plan has them, unless a callback sees gradients, which is then said; else eager ones.
     ///
     /// # Errors
-    /// A thread that cannot be started.
+    /// A thread that cannot be started; a CUDA driver that does not permit a capture.
     pub(super) fn executor(&mut self) -> Result<Box<dyn Executor<T>>> {
         #[cfg(feature = "compiler")]
         if self.session.plan().captures().is_ok() {
             if self.callbacks.iter().any(|callback| callback.sees_gradients()) {
                 self.notice("steps are not captured: a callback sees gradients");
             } else if let Some(captured) = CapturedSteps::new(&mut self.state, &self.session, &self.world, self.drops) {
+                #[cfg(feature = "cuda")]
+                if self.session.plan().engine.device.kind == DeviceKind::Cuda {
+                    cuda::permit_loading_while_capturing(&self.session.device)?;
+                }
                 return Ok(Box::new(captured));
             }
         }

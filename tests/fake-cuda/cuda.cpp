@@ -269,10 +269,13 @@ static Result in_context(const char *call) {
 }
 #define CONTEXT(call) do { if (Result r_ = in_context(call)) return r_; } while (0)
 
+/// The mode that a thread has of its own: 0 global, 1 thread-local, 2 relaxed.
+static thread_local int thread_mode = 0;
+
 /// Refuses a call that is forbidden while a stream records in global mode. As in the driver, the attempt invalidates the
-/// recording.
-static Result unsafe_call(const char *call) {
-    if (!capturing) return SUCCESS;
+/// recording. A thread in the relaxed mode may make those calls that do not wait for a recording.
+static Result unsafe_call(const char *call, bool waits = false) {
+    if (!capturing || (thread_mode == 2 && !waits)) return SUCCESS;
     for (Stream *stream : streams)
         if (stream->capturing) stream->invalidated = true;
     return refuse(STREAM_CAPTURE_UNSUPPORTED, "%s while a stream records in global mode", call);
@@ -536,7 +539,7 @@ API CUresult cuDevicePrimaryCtxRetain(Context **context, CUdevice device) { LOCK
 API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice) { LOCK; CALL("cuDevicePrimaryCtxRelease"); return SUCCESS; }
 API CUresult cuCtxSetCurrent(Context *context) { LOCK; CALL("cuCtxSetCurrent"); current = context; return alive(); }
 API CUresult cuCtxGetCurrent(Context **context) { LOCK; CALL("cuCtxGetCurrent"); *context = current; return alive(); }
-API CUresult cuCtxSynchronize(void) { LOCK; CALL("cuCtxSynchronize"); CONTEXT("cuCtxSynchronize"); NOT_WHILE_CAPTURING("cuCtxSynchronize"); return SUCCESS; }
+API CUresult cuCtxSynchronize(void) { LOCK; CALL("cuCtxSynchronize"); CONTEXT("cuCtxSynchronize"); return (CUresult)unsafe_call("cuCtxSynchronize", true); }
 API CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) { LOCK; CALL("cuCtxGetStreamPriorityRange"); *least = 0; *greatest = -5; return SUCCESS; }
 
 // NVIDIA's compiler asks for undocumented tables and works without them.
@@ -560,7 +563,7 @@ API CUresult cuStreamSynchronize(Stream *stream) {
     if (stream && stream->capturing) { stream->invalidated = true; return refuse(STREAM_CAPTURE_UNSUPPORTED, "cuStreamSynchronize of a stream that records"); }
     return SUCCESS;
 }
-API CUresult cuStreamQuery(Stream *stream) { LOCK; CALL("cuStreamQuery"); return stream && stream->capturing ? (CUresult)unsafe_call("cuStreamQuery") : SUCCESS; }
+API CUresult cuStreamQuery(Stream *stream) { LOCK; CALL("cuStreamQuery"); return stream && stream->capturing ? (CUresult)unsafe_call("cuStreamQuery", true) : SUCCESS; }
 API CUresult cuStreamWaitEvent(Stream *stream, Event *event, unsigned) {
     LOCK; CALL("cuStreamWaitEvent");
     if (!streams.count(stream) || !events.count(event)) return refuse(INVALID_HANDLE, "cuStreamWaitEvent");
@@ -700,13 +703,15 @@ API CUresult cuMemcpy2DAsync_v2(const Memcpy2D *copy, Stream *stream) {
 // modules and launches
 
 API CUresult cuModuleLoadData(Module **module, const void *image) {
-    LOCK; CALL("cuModuleLoadData"); CONTEXT("cuModuleLoadData"); NOT_WHILE_CAPTURING("cuModuleLoadData");
+    LOCK; CALL("cuModuleLoadData"); CONTEXT("cuModuleLoadData");
     auto made = std::make_unique<Module>();
     made->ptx = (const char *)image;
     const char *mark = "// fake-cuda source ";
     size_t at = made->ptx.rfind(mark);
     if (at == std::string::npos) return refuse(INVALID_IMAGE, "a module that did not come from the fake nvrtc");
     made->hash = made->ptx.substr(at + strlen(mark), 16);
+    NOT_WHILE_CAPTURING(("cuModuleLoadData of src/" + made->hash).c_str());
+    if (capturing) fake_log("src/%s is loaded while a stream records", made->hash.c_str());
     // A driver loads the PTX of its own version of CUDA and of earlier ones. Of CUDA 13.0 that is PTX 9.0, of 12.8 it is 8.7.
     int major = 0, minor = 0;
     size_t version = made->ptx.find(".version ");
@@ -837,6 +842,13 @@ API CUresult cuLaunchKernel(Function *f, unsigned gx, unsigned gy, unsigned gz, 
 
 // graphs
 
+API CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
+    LOCK; CALL("cuThreadExchangeStreamCaptureMode");
+    if (!mode || *mode < 0 || *mode > 2) return refuse(INVALID_VALUE, "cuThreadExchangeStreamCaptureMode");
+    if (*mode == 1) complain("the thread-local mode of a thread is taken for the global one");
+    std::swap(*mode, thread_mode);
+    return SUCCESS;
+}
 API CUresult cuStreamBeginCapture_v2(Stream *stream, int mode) {
     LOCK; CALL("cuStreamBeginCapture");
     if (!settings().graphs) return NOT_SUPPORTED;

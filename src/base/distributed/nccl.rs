@@ -17,7 +17,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 use cudarc::driver::{DriverError, result, sys};
-use kiln_models::ops::cuda_memory::CudaMemory;
+use kiln_models::ops::cuda::CudaMemory;
 use libloading::Library;
 
 use super::gradients::any_of_ranks;
