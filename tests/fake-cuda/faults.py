@@ -238,6 +238,7 @@ for name, variables, codes in [
     ("capture-invalidated", {"FAKE_CUDA_FAIL": "cuStreamEndCapture:1:901"}, [0, 7]),
     ("capture-refused", {"FAKE_CUDA_FAIL": "cuStreamBeginCapture:1:901"}, [0, 7]),
     ("no-graphs", {"FAKE_CUDA_GRAPHS": "0"}, [0, 7]),
+    ("capture-mode-refused", {"FAKE_CUDA_FAIL": "cuThreadExchangeStreamCaptureMode:1:999"}, [7]),
     ("graph-not-made", {"FAKE_CUDA_FAIL": "cuGraphInstantiate:1:2"}, [0, 4, 7]),
     ("graph-launch-700", {"FAKE_CUDA_FAIL": "cuGraphLaunch:2:700"}, [7]),
     ("graph-launch-719", {"FAKE_CUDA_FAIL": "cuGraphLaunch:3:719"}, [7]),
