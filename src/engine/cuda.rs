@@ -105,7 +105,7 @@ fn capability(device: sys::CUdevice) -> std::result::Result<i32, DriverError> {
 
 /// Permits the calls that may be made while a stream is not captured, those that load kernels and get memory among them, also while the
 /// thread that calls the driver for `device` captures one: CubeCL captures in the global mode, in which the driver refuses them and
-/// ends the capture. What is recorded may need a kernel that no run before it needed, since CubeCL lets an operation write into its
+/// ends the capture. A recording may need a kernel that no run before it needed, since CubeCL lets an operation write into its
 /// input only if nobody else holds that, and the driver's thread holds each new tensor for a moment.
 ///
 /// # Errors
@@ -115,7 +115,7 @@ pub fn permit_loading_while_capturing(device: &Device) -> Result<()> {
     let relaxed = || {
         let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the device has started the driver. The mode before, which the call leaves in the local variable, is not needed again:
-        // the thread has no other purpose than the device. What is loaded or allocated is not part of the recording, and stays.
+        // the thread has no other purpose than the device. Kernels and memory that it gets are no part of the recording, and stay.
         unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.result()
     };
     let refused = |what: String| Error::device(format!("captured steps on CUDA: {what}"));
