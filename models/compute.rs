@@ -21,6 +21,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::copies::Copies;
 use crate::ops::dropout::DropoutRng;
+use crate::ops::products::Operands;
 use crate::ops::{self, Availability, Form, Operator, Ops, linear};
 
 /// The form of the operators and the type of matrix products. Default: plain operators in f32.
@@ -89,8 +90,13 @@ impl Compute {
 
     /// `x y` of operands in the compute type, the result in f32: `[n, k]`, `[k, m]` -> `[n, m]`.
     pub fn product(self, x: Tensor<2>, y: Tensor<2>) -> Tensor<2> {
+        self.product_of(self.dtype.into(), x, y)
+    }
+
+    /// [`product`](Self::product) of `operands`, which are of the compute type.
+    pub(crate) fn product_of(self, operands: Operands, x: Tensor<2>, y: Tensor<2>) -> Tensor<2> {
         match !self.is_f32() && self.rounds(&x) {
-            true => linear::product_in(self.dtype, x, y, self.ops),
+            true => linear::product_in(operands, x, y, self.ops),
             false => cast(cast(x, self.dtype).matmul(cast(y, self.dtype)), FloatDType::F32),
         }
     }
@@ -148,13 +154,20 @@ impl<'a> Pass<'a> {
         if self.compute.rounds(x) { weight.val() } else { self.weight(weight) }
     }
 
+    /// How fused products of `x` with `weight` take them: in bf16 on the CPU packed, where copies are kept.
+    pub(crate) fn operands(self, x: &Tensor<2>, weight: &Param<Tensor<2>>) -> Operands {
+        let dtype = self.compute.dtype;
+        let is_packed = dtype == FloatDType::BF16 && self.compute.rounds(x);
+        Operands { dtype, packed: self.copies.filter(|_| is_packed).and_then(|copies| copies.packed(weight)) }
+    }
+
     /// `x W` with a weight as it is stored, in the form of the linear operator: `[n, in]`, `[in, out]` -> `[n, out]`, f32.
     pub fn projection(self, x: Tensor<2>, weight: &Param<Tensor<2>>) -> Tensor<2> {
         match self.compute.is_f32() {
             true => linear::product(x, weight.val(), self.compute.ops),
             false => {
-                let weight = self.factor(&x, weight);
-                self.compute.product(x, weight)
+                let (factor, operands) = (self.factor(&x, weight), self.operands(&x, weight));
+                self.compute.product_of(operands, x, factor)
             }
         }
     }
@@ -171,7 +184,7 @@ impl<'a> Pass<'a> {
     /// `x W + b` as [`projection`](Self::projection): the bias, whose gradient is a sum over all rows, is added in f32.
     pub fn affine(self, x: Tensor<2>, weight: &Param<Tensor<2>>, bias: Tensor<1>) -> Tensor<2> {
         match self.compute.is_f32() || self.compute.rounds(&x) {
-            true => linear::linear_in(self.compute.dtype, x, weight.val(), bias, self.compute.ops),
+            true => linear::linear_in(self.operands(&x, weight), x, weight.val(), bias, self.compute.ops),
             false => self.compute.product(x, self.weight(weight)) + bias.unsqueeze(),
         }
     }
@@ -188,8 +201,8 @@ impl<'a> Pass<'a> {
         scaling: f64,
     ) -> Tensor<2> {
         if self.compute.is_f32() || self.compute.rounds(&x) {
-            let ([weight, a, b], dtype) = ([weight, a, b].map(Param::val), self.compute.dtype);
-            let adapted = linear::Adapted { weight, a, b, scaling, dropout, dtype };
+            let (operands, [weight, a, b]) = (self.operands(&x, weight), [weight, a, b].map(Param::val));
+            let adapted = linear::Adapted { weight, a, b, scaling, dropout, operands };
             return linear::adapted(x, adapted, bias, self.rng, self.compute.ops);
         }
         let x = Compute::wide(x); // its two gradients are added in f32

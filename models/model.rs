@@ -16,6 +16,7 @@ use crate::lora::LoraConfig;
 use crate::ops::attention::Mask;
 use crate::ops::dropout::dropout;
 use crate::ops::gelu::Activation;
+use crate::ops::products::Operands;
 use crate::ops::{Form, Operator, Ops};
 use crate::rows::{FirstTokens, Rows};
 use crate::weights::{ADAPTER_FILE, MODEL_FILE, StateDict, TRANSPOSED, parameters};
@@ -88,6 +89,8 @@ pub struct VocabularyProjection {
     pub weight: Tensor<2>,
     /// `[vocab_size]`
     pub bias: Option<Tensor<1>>,
+    /// How fused products take them; the transpose of `weight` is the right factor.
+    pub operands: Operands,
 }
 
 /// The head of a causal language model: it has no parameters of its own. Reference: `GPT2LMHeadModel.lm_head`, which is tied.
@@ -410,19 +413,21 @@ impl Model {
             (Body::Gpt2(body), HeadLayers::Gpt2Lm(_)) => {
                 let x = pass.compute.narrow(body.normalised(x, pass));
                 let weight = pass.factor(&x, &body.wte.weight);
-                Some(VocabularyProjection { x, weight, bias: None })
+                let operands = pass.operands(&x, &body.wte.weight);
+                Some(VocabularyProjection { x, weight, bias: None, operands })
             }
             (Body::Bert(body), HeadLayers::BertMlm(head)) => {
                 let x = pass.compute.narrow(head.cls.predictions.transformed(x, pass));
                 let weight = pass.factor(&x, &body.embeddings.word_embeddings.weight);
-                Some(VocabularyProjection { x, weight, bias: Some(head.cls.predictions.bias.val()) })
+                let operands = pass.operands(&x, &body.embeddings.word_embeddings.weight);
+                Some(VocabularyProjection { x, weight, bias: Some(head.cls.predictions.bias.val()), operands })
             }
             _ => None,
         }
     }
 
     fn vocabulary_logits(&self, projection: VocabularyProjection, pass: Pass<'_>) -> Tensor<2> {
-        let logits = pass.compute.product(projection.x, projection.weight.transpose());
+        let logits = pass.compute.product_of(projection.operands, projection.x, projection.weight.transpose());
         match projection.bias {
             Some(bias) => logits + bias.unsqueeze(),
             None => logits,

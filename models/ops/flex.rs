@@ -14,7 +14,7 @@ use burn::tensor::{DType, FloatDType, Shape, TensorData};
 use half::bf16;
 use rayon::prelude::*;
 
-use super::products::{Factor, Matrix};
+use super::products::{Factor, Matrix, Operands};
 
 /// The CPU backend's tensor, of any kind.
 pub(super) type FlexTensor = FloatTensor<Flex>;
@@ -60,6 +60,14 @@ pub(super) fn factor(tensor: &FlexTensor) -> Factor<'_> {
         DType::BF16 => Factor::Bf16(matrix(tensor.storage(), tensor)),
         DType::F16 => Factor::F16(matrix(tensor.storage(), tensor)),
         _ => Factor::F32(matrix(tensor.storage(), tensor)),
+    }
+}
+
+/// What [`strided`] has returned as the right factor of a product: packed where `operands` keep it so.
+pub(super) fn right_factor<'a>(tensor: &'a FlexTensor, operands: &'a Operands) -> Factor<'a> {
+    match &operands.packed {
+        Some(packed) => packed.right(factor(tensor), operands.dtype.into()),
+        None => factor(tensor),
     }
 }
 

@@ -228,7 +228,7 @@ impl DeviceBatch {
                 target: index.clone(),
                 row_weight: weight.clone(),
                 label_smoothing: options.label_smoothing,
-                dtype: pass.compute.dtype(),
+                operands: projection.operands,
             };
             return Ok(LossSum { sum: loss.sum(Ops::Fused), count: self.count });
         }

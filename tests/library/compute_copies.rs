@@ -1,9 +1,9 @@
 //! Narrow copies of the weights: a step casts a weight once, however many products use it, and computes to the bit what it
 //! computes when every product casts its own.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use kiln::base::reads::read_values;
 use kiln::config::ActivationCheckpointing;
 use kiln::config::Task;
@@ -15,8 +15,9 @@ use kiln::session::{BuiltIn, TrainingTask};
 use kiln::task::DeviceBatch;
 use kiln::trainer::gradients::gradients;
 use kiln_models::config::ModelType;
-use kiln_models::copies::Counts;
-use kiln_models::{Compute, ModelConfig, Ops};
+use kiln_models::copies::{Copies, Counts};
+use kiln_models::ops::products::unit;
+use kiln_models::{Compute, KvCache, Model, ModelConfig, Ops};
 use serde_json::json;
 
 const STEPS: u64 = 3;
@@ -144,5 +145,53 @@ fn a_step_casts_a_weight_once_and_computes_the_same() {
                 }
             }
         }
+    }
+}
+
+/// The last logits of `model` for a batch, of a pass without gradients.
+fn logits(model: &Model, copies: Option<&Copies>) -> Vec<f32> {
+    let device = Device::flex();
+    let ids = Tensor::<2, Int>::from_data(
+        TensorData::new((0..24).map(|i| i * 7 % 31).collect::<Vec<i32>>(), [3, 8]),
+        &device,
+    );
+    let mut pass = model.pass(false);
+    pass.copies = copies;
+    read_values(model.next_logits(ids, &mut KvCache::default(), pass).unwrap()).unwrap()
+}
+
+/// Where nothing learns fused products on the CPU keep the weights that they have packed, until they are told of others.
+#[test]
+fn passes_without_gradients_pack_a_weight_once() {
+    let _alone = crate::one_at_a_time();
+    let (ops, checkpointing) = (Ops::fused(&Device::flex()).unwrap(), ActivationCheckpointing::None);
+    let case = Case { kind: ModelType::Gpt2, task: Task::Clm, ops, dtype: FloatDType::BF16, checkpointing };
+    let model = |seed| {
+        let device = Device::flex();
+        device.seed(seed);
+        let model = task(case).model(Compute::new(ops, case.dtype), &device).unwrap();
+        model.visit(&mut Read(Vec::new())); // draws the weights
+        model
+    };
+    let (first, copies) = (model(3), Copies::default());
+    let expected = logits(&first, None);
+    for _ in 0..2 {
+        assert!(logits(&first, Some(&copies)) == expected);
+    }
+    // The same parameters with other values: what is packed is used until it is cleared.
+    let other = first.clone().map(&mut Halved);
+    let of_other = logits(&other, None);
+    assert!(of_other != expected);
+    let is_packed = unit().unwrap().is_faster_than_f32();
+    assert_eq!(logits(&other, Some(&copies)) != of_other, is_packed);
+    copies.clear();
+    assert!(logits(&other, Some(&copies)) == of_other);
+}
+
+struct Halved;
+
+impl ModuleMapper for Halved {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|value| value * 0.5)
     }
 }

@@ -14,6 +14,7 @@
 pub(super) mod cube;
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
 use burn::tensor::{DType, FloatDType, Int, Tensor};
@@ -22,7 +23,7 @@ use rayon::prelude::*;
 use super::autodiff::{Differentiate, record};
 use super::contract::Contract;
 use super::flex::{self, FlexTensor};
-use super::products::{self, Matrix, Output};
+use super::products::{self, Matrix, Operands, Output};
 use super::simd::{exp_shifted, max, sum, vectorised};
 use super::{Form, Operator, Ops};
 
@@ -42,9 +43,9 @@ pub struct CrossEntropy {
     pub row_weight: Option<Tensor<1>>,
     /// Part of the probability that is spread evenly over all classes, as torch's `label_smoothing`; 0 for none.
     pub label_smoothing: f64,
-    /// The type of the products' operands, those of the gradients included, which on the CPU are rounded to it. Elsewhere it is that
-    /// of `x` and `weight`.
-    pub dtype: FloatDType,
+    /// How the products take their operands, those of the gradients included, which on the CPU are rounded to its type; elsewhere that is
+    /// the type of `x` and `weight`. The right factor is the transpose of `weight`.
+    pub operands: Operands,
 }
 
 impl CrossEntropy {
@@ -60,8 +61,8 @@ impl CrossEntropy {
         match form {
             Form::Plain => self.plain(),
             Form::Fused => {
-                let Self { x, weight, bias, target, row_weight, label_smoothing, dtype } = self;
-                let settings = Settings { label_smoothing, dtype };
+                let Self { x, weight, bias, target, row_weight, label_smoothing, operands } = self;
+                let settings = Settings { label_smoothing, operands };
                 let row_weight = row_weight.unwrap_or_else(|| Tensor::ones([x.dims()[0]], &x.device()));
                 let row_weight = row_weight.into_dispatch();
                 let (x, weight, target) = (x.into_dispatch(), weight.into_dispatch(), target.into_dispatch());
@@ -98,7 +99,7 @@ impl CrossEntropy {
     }
 
     fn plain(self) -> Tensor<1> {
-        let (x, weight) = match self.dtype {
+        let (x, weight) = match self.operands.dtype {
             FloatDType::F32 => (self.x, self.weight),
             dtype => (self.x.cast(dtype), self.weight.cast(dtype)),
         };
@@ -152,10 +153,10 @@ pub fn plain(
 }
 
 /// The numbers among the fields of [`CrossEntropy`].
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Settings {
     pub label_smoothing: f64,
-    pub dtype: FloatDType,
+    pub operands: Operands,
 }
 
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
@@ -315,7 +316,9 @@ impl CrossEntropyKernel for Flex {
         let counted = (0..n).filter(|&row| weight_of(row) != 0.0).collect::<Vec<_>>();
 
         let chunk = chunk_rows(features).min(counted.len().max(1));
-        let (projection, rounding) = (flex::factor(&weight), inputs.settings.dtype.into());
+        let operands = inputs.settings.operands;
+        let (transposed, rounding) = (Self::float_transpose(weight.clone()), operands.dtype.into());
+        let (projection, to_logits) = (flex::factor(&weight), flex::right_factor(&transposed, &operands));
         let bias = bias.as_ref().map(flex::values);
         // Where every row counts, chunks are read and written in place; otherwise their rows are gathered and put back.
         let all = counted.len() == n;
@@ -337,10 +340,10 @@ impl CrossEntropyKernel for Flex {
             };
             let hidden = Matrix::new(hidden, rows.len(), features);
             if logits.is_empty() {
-                logits = products::product(hidden, projection.t(), None, rounding);
+                logits = products::product(hidden, to_logits, None, rounding);
             } else {
                 let logits = &mut logits[..rows.len() * classes];
-                products::multiply(logits, hidden, projection.t(), Output::Overwrite, rounding);
+                products::multiply(logits, hidden, to_logits, Output::Overwrite, rounding);
             }
             let logits = &mut logits[..rows.len() * classes];
             let losses = logits.par_chunks_exact_mut(classes).zip(rows).map(|(logits, &row)| {

@@ -14,6 +14,7 @@ use super::LinearKernel;
 use crate::ops::autodiff::{Differentiate, record};
 use crate::ops::contract::Contract;
 use crate::ops::dropout::{self, DropoutKernel, DropoutRng};
+use crate::ops::products::Operands;
 use crate::ops::{Form, Ops};
 
 /// The layer: its weight and what stands beside it.
@@ -29,8 +30,8 @@ pub struct Adapted {
     pub scaling: f64,
     /// The probability of the dropout of the input of `a`.
     pub dropout: f64,
-    /// The type of the products' operands, as in [`linear_in`](super::linear_in).
-    pub dtype: FloatDType,
+    /// How the products take their operands, as in [`linear_in`](super::linear_in); `weight` is the right factor.
+    pub operands: Operands,
 }
 
 /// `x W + b + s (drop(x) A) B`: `x [n, in]`, `bias [out]`, if there is one, -> `[n, out]`. In the form of [`Operator::Linear`](crate::Operator::Linear).
@@ -39,7 +40,8 @@ pub struct Adapted {
 /// For tensors of other shapes and a probability outside `[0, 1)`; in the fused form for other types than those of
 /// [`linear_in`](super::linear_in) and for tensors on different devices.
 pub fn adapted(x: Tensor<2>, layer: Adapted, bias: Option<Tensor<1>>, rng: DropoutRng<'_>, ops: Ops) -> Tensor<2> {
-    let Adapted { weight, a, b, scaling, dropout, dtype } = layer;
+    let Adapted { weight, a, b, scaling, dropout, operands } = layer;
+    let dtype = operands.dtype;
     let form = super::form(dtype, &x, ops);
     let contract = Contract::new("adapted", form, x.device());
     let width = super::factors(&contract, FloatDType::F32, &x, &weight);
@@ -65,9 +67,9 @@ pub fn adapted(x: Tensor<2>, layer: Adapted, bias: Option<Tensor<1>>, rng: Dropo
             let (x, weight, a, b) = (x.into_dispatch(), weight.into_dispatch(), a.into_dispatch(), b.into_dispatch());
             Tensor::from_dispatch(match bias {
                 Some(bias) => {
-                    <Dispatch as AdaptedOp>::linear(x, weight, bias.into_dispatch(), a, b, seed, p, scaling, dtype)
+                    <Dispatch as AdaptedOp>::linear(x, weight, bias.into_dispatch(), a, b, seed, p, scaling, operands)
                 }
-                None => <Dispatch as AdaptedOp>::product(x, weight, a, b, seed, p, scaling, dtype),
+                None => <Dispatch as AdaptedOp>::product(x, weight, a, b, seed, p, scaling, operands),
             })
         }
     }
@@ -84,7 +86,7 @@ trait AdaptedOp: Backend {
         seed: IntTensor<Self>,
         p: f64,
         scaling: f64,
-        dtype: FloatDType,
+        operands: Operands,
     ) -> FloatTensor<Self>;
 
     fn linear(
@@ -96,7 +98,7 @@ trait AdaptedOp: Backend {
         seed: IntTensor<Self>,
         p: f64,
         scaling: f64,
-        dtype: FloatDType,
+        operands: Operands,
     ) -> FloatTensor<Self>;
 }
 
@@ -109,7 +111,7 @@ struct Inputs<F, I> {
     b: F,
     dropout: Dropout<I>,
     scaling: f64,
-    dtype: FloatDType,
+    operands: Operands,
 }
 
 /// The dropout of the adapter's input.
@@ -134,22 +136,29 @@ fn forward<B: LinearKernel + DropoutKernel>(
     y: FloatTensor<B>,
     inputs: &Inputs<FloatTensor<B>, IntTensor<B>>,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
-    let low = <B as LinearKernel>::product(inputs.dropout.of::<B>(inputs.x.clone()), inputs.a.clone(), inputs.dtype);
+    let low = <B as LinearKernel>::product(
+        inputs.dropout.of::<B>(inputs.x.clone()),
+        inputs.a.clone(),
+        inputs.operands.dtype.into(),
+    );
     let low = B::float_mul_scalar(low, inputs.scaling.into());
-    (B::add_product(y, low.clone(), inputs.b.clone(), inputs.dtype), low)
+    (B::add_product(y, low.clone(), inputs.b.clone(), inputs.operands.dtype.into()), low)
 }
 
 fn projected<B: LinearKernel + DropoutKernel>(
     inputs: &Inputs<FloatTensor<B>, IntTensor<B>>,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
-    forward::<B>(<B as LinearKernel>::product(inputs.x.clone(), inputs.weight.clone(), inputs.dtype), inputs)
+    forward::<B>(<B as LinearKernel>::product(inputs.x.clone(), inputs.weight.clone(), inputs.operands.clone()), inputs)
 }
 
 fn biased<B: LinearKernel + DropoutKernel>(
     bias: FloatTensor<B>,
     inputs: &Inputs<FloatTensor<B>, IntTensor<B>>,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
-    forward::<B>(<B as LinearKernel>::forward(inputs.x.clone(), inputs.weight.clone(), bias, inputs.dtype), inputs)
+    forward::<B>(
+        <B as LinearKernel>::forward(inputs.x.clone(), inputs.weight.clone(), bias, inputs.operands.clone()),
+        inputs,
+    )
 }
 
 /// Without autodiff the operator is its forward.
@@ -162,9 +171,9 @@ impl<B: LinearKernel + DropoutKernel> AdaptedOp for B {
         seed: IntTensor<B>,
         p: f64,
         scaling: f64,
-        dtype: FloatDType,
+        operands: Operands,
     ) -> FloatTensor<B> {
-        projected::<B>(&Inputs { x, weight, a, b, dropout: Dropout { seed, p }, scaling, dtype }).0
+        projected::<B>(&Inputs { x, weight, a, b, dropout: Dropout { seed, p }, scaling, operands }).0
     }
 
     fn linear(
@@ -176,9 +185,9 @@ impl<B: LinearKernel + DropoutKernel> AdaptedOp for B {
         seed: IntTensor<B>,
         p: f64,
         scaling: f64,
-        dtype: FloatDType,
+        operands: Operands,
     ) -> FloatTensor<B> {
-        biased::<B>(bias, &Inputs { x, weight, a, b, dropout: Dropout { seed, p }, scaling, dtype }).0
+        biased::<B>(bias, &Inputs { x, weight, a, b, dropout: Dropout { seed, p }, scaling, operands }).0
     }
 }
 
@@ -191,10 +200,10 @@ impl<B: LinearKernel + DropoutKernel, C: CheckpointStrategy> AdaptedOp for Autod
         seed: IntTensor<Self>,
         p: f64,
         scaling: f64,
-        dtype: FloatDType,
+        operands: Operands,
     ) -> FloatTensor<Self> {
         record::<C, _, _, _>([x, weight, a, b], |[x, weight, a, b], _| {
-            let inputs = Inputs { x, weight, a, b, dropout: Dropout { seed, p }, scaling, dtype };
+            let inputs = Inputs { x, weight, a, b, dropout: Dropout { seed, p }, scaling, operands };
             let (y, low) = projected::<B>(&inputs);
             (y, Saved::<_, _> { inputs, low })
         })
@@ -209,10 +218,10 @@ impl<B: LinearKernel + DropoutKernel, C: CheckpointStrategy> AdaptedOp for Autod
         seed: IntTensor<Self>,
         p: f64,
         scaling: f64,
-        dtype: FloatDType,
+        operands: Operands,
     ) -> FloatTensor<Self> {
         record::<C, _, _, _>([x, weight, a, b, bias], |[x, weight, a, b, bias], _| {
-            let inputs = Inputs { x, weight, a, b, dropout: Dropout { seed, p }, scaling, dtype };
+            let inputs = Inputs { x, weight, a, b, dropout: Dropout { seed, p }, scaling, operands };
             let (y, low) = biased::<B>(bias, &inputs);
             (y, Saved { inputs, low })
         })
@@ -231,7 +240,7 @@ impl<B: LinearKernel + DropoutKernel> Differentiate<B> for Saved<FloatTensor<B>,
     /// Those of `x`, `weight`, `a`, `b`, and of the bias where there is one.
     fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>> {
         let is_tracked = |input: usize| tracked.get(input) == Some(&true);
-        let Self { inputs: Inputs { x, weight, a, b, dropout, scaling, dtype }, low } = self;
+        let Self { inputs: Inputs { x, weight, a, b, dropout, scaling, operands: Operands { dtype, .. } }, low } = self;
         let db = is_tracked(3).then(|| B::backward_weight(low, dy.clone(), dtype));
         let dbias = is_tracked(4).then(|| B::backward_bias(dy.clone()));
         let dweight = is_tracked(1).then(|| B::backward_weight(x.clone(), dy.clone(), dtype));

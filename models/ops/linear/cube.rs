@@ -8,13 +8,14 @@ use burn::tensor::{FloatDType, Shape};
 use super::LinearKernel;
 use crate::ops::cube::product::{plain, product, transposed};
 use crate::ops::cube::{Cube, FusedTensor, Kernels};
+use crate::ops::products::Operands;
 
 impl LinearKernel for Cube {
-    fn product(x: FusedTensor, weight: FusedTensor, _: FloatDType) -> FusedTensor {
+    fn product(x: FusedTensor, weight: FusedTensor, _: Operands) -> FusedTensor {
         product(plain(x), plain(weight))
     }
 
-    fn forward(x: FusedTensor, weight: FusedTensor, bias: FusedTensor, _: FloatDType) -> FusedTensor {
+    fn forward(x: FusedTensor, weight: FusedTensor, bias: FusedTensor, _: Operands) -> FusedTensor {
         let row = Shape::from([1, bias.shape()[0]]);
         Self::float_add(product(plain(x), plain(weight)), Self::float_reshape(bias, row))
     }

@@ -17,7 +17,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use super::autodiff::{Differentiate, record};
 use super::contract::Contract;
 use super::flex::{self, FlexTensor};
-use super::products::{self, Output};
+use super::products::{self, Operands, Output};
 use super::{Form, Operator, Ops};
 pub use adapted::{Adapted, adapted};
 
@@ -29,12 +29,20 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, ops: Ops) -> Ten
     linear_in(FloatDType::F32, x, weight, bias, ops)
 }
 
-/// [`linear`] with the operands of the products, those of the gradients included, in `dtype`, and all results in f32. A weight may be
-/// stored in that type, and so may `x`. Fused in bf16 and f16 on the CPU alone.
+/// [`linear`] with the operands of the products, those of the gradients included, in the type of `operands`, and all results in f32. A
+/// weight may be stored in that type, and so may `x`. Fused in bf16 and f16 on the CPU alone.
 ///
 /// # Panics
 /// As [`linear`].
-pub fn linear_in(dtype: FloatDType, x: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, ops: Ops) -> Tensor<2> {
+pub fn linear_in(
+    operands: impl Into<Operands>,
+    x: Tensor<2>,
+    weight: Tensor<2>,
+    bias: Tensor<1>,
+    ops: Ops,
+) -> Tensor<2> {
+    let operands = operands.into();
+    let dtype = operands.dtype;
     let form = form(dtype, &x, ops);
     let contract = Contract::new("linear", form, x.device());
     let width = factors(&contract, dtype, &x, &weight);
@@ -43,7 +51,7 @@ pub fn linear_in(dtype: FloatDType, x: Tensor<2>, weight: Tensor<2>, bias: Tenso
         Form::Plain => plain(dtype, x, weight) + bias.unsqueeze(),
         Form::Fused => {
             let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
-            Tensor::from_dispatch(<Dispatch as LinearOp>::linear(x, weight, bias, dtype))
+            Tensor::from_dispatch(<Dispatch as LinearOp>::linear(x, weight, bias, operands))
         }
     }
 }
@@ -56,17 +64,19 @@ pub fn product(x: Tensor<2>, weight: Tensor<2>, ops: Ops) -> Tensor<2> {
     product_in(FloatDType::F32, x, weight, ops)
 }
 
-/// [`product`] with the operands in `dtype`, as [`linear_in`] has them.
+/// [`product`] of `operands`, as [`linear_in`] has them.
 ///
 /// # Panics
 /// As [`linear`].
-pub fn product_in(dtype: FloatDType, x: Tensor<2>, weight: Tensor<2>, ops: Ops) -> Tensor<2> {
+pub fn product_in(operands: impl Into<Operands>, x: Tensor<2>, weight: Tensor<2>, ops: Ops) -> Tensor<2> {
+    let operands = operands.into();
+    let dtype = operands.dtype;
     let form = form(dtype, &x, ops);
     factors(&Contract::new("product", form, x.device()), dtype, &x, &weight);
     match form {
         Form::Plain => plain(dtype, x, weight),
         Form::Fused => {
-            let y = <Dispatch as LinearOp>::product(x.into_dispatch(), weight.into_dispatch(), dtype);
+            let y = <Dispatch as LinearOp>::product(x.into_dispatch(), weight.into_dispatch(), operands);
             Tensor::from_dispatch(y)
         }
     }
@@ -100,26 +110,27 @@ fn factors(contract: &Contract, dtype: FloatDType, x: &Tensor<2>, weight: &Tenso
 
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
 trait LinearOp: Backend {
-    fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self>;
+    fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>, operands: Operands) -> FloatTensor<Self>;
 
     fn linear(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
-        dtype: FloatDType,
+        operands: Operands,
     ) -> FloatTensor<Self>;
 }
 
-/// The kernels that a backend supplies, with operands of the products in `dtype`: on other devices than the CPU always f32.
+/// The kernels that a backend supplies, with operands of the products in the type that is given: on other devices than the CPU
+/// always f32.
 pub(super) trait LinearKernel: Backend {
     /// `x W`
-    fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self>;
+    fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>, operands: Operands) -> FloatTensor<Self>;
 
     fn forward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
-        dtype: FloatDType,
+        operands: Operands,
     ) -> FloatTensor<Self>;
 
     /// `dy W^T`
@@ -136,9 +147,9 @@ pub(super) trait LinearKernel: Backend {
         y: FloatTensor<Self>,
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
-        dtype: FloatDType,
+        operands: Operands,
     ) -> FloatTensor<Self> {
-        Self::float_add(y, <Self as LinearKernel>::product(x, weight, dtype))
+        Self::float_add(y, <Self as LinearKernel>::product(x, weight, operands))
     }
 
     /// `dx + dy W^T`
@@ -154,20 +165,20 @@ pub(super) trait LinearKernel: Backend {
 
 /// Without autodiff the operator is its kernel's forward.
 impl<B: LinearKernel> LinearOp for B {
-    fn product(x: FloatTensor<B>, weight: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
-        <B as LinearKernel>::product(x, weight, dtype)
+    fn product(x: FloatTensor<B>, weight: FloatTensor<B>, operands: Operands) -> FloatTensor<B> {
+        <B as LinearKernel>::product(x, weight, operands)
     }
 
-    fn linear(x: FloatTensor<B>, weight: FloatTensor<B>, bias: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
-        B::forward(x, weight, bias, dtype)
+    fn linear(x: FloatTensor<B>, weight: FloatTensor<B>, bias: FloatTensor<B>, operands: Operands) -> FloatTensor<B> {
+        B::forward(x, weight, bias, operands)
     }
 }
 
 impl<B: LinearKernel, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
-    fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+    fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>, operands: Operands) -> FloatTensor<Self> {
         record::<C, _, _, _>([x, weight], |[x, weight], tracked| {
-            let saved = Saved::new(&x, &weight, tracked[1], dtype);
-            (<B as LinearKernel>::product(x, weight, dtype), saved)
+            let saved = Saved::new(&x, &weight, tracked[1], operands.dtype);
+            (<B as LinearKernel>::product(x, weight, operands), saved)
         })
     }
 
@@ -175,11 +186,11 @@ impl<B: LinearKernel, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
-        dtype: FloatDType,
+        operands: Operands,
     ) -> FloatTensor<Self> {
         record::<C, _, _, _>([x, weight, bias], |[x, weight, bias], tracked| {
-            let saved = Saved::new(&x, &weight, tracked[1], dtype);
-            (B::forward(x, weight, bias, dtype), saved)
+            let saved = Saved::new(&x, &weight, tracked[1], operands.dtype);
+            (B::forward(x, weight, bias, operands), saved)
         })
     }
 }
@@ -209,28 +220,29 @@ impl<B: LinearKernel> Differentiate<B> for Saved<FloatTensor<B>> {
     }
 }
 
-/// `a b` and, where there is one, a bias, of operands in `dtype`.
-fn multiplied(a: FlexTensor, b: FlexTensor, bias: Option<FlexTensor>, dtype: FloatDType) -> FlexTensor {
+/// `a b` and, where there is one, a bias.
+fn multiplied(a: FlexTensor, b: FlexTensor, bias: Option<FlexTensor>, operands: &Operands) -> FlexTensor {
     let (a, b, bias) = (flex::strided(a), flex::strided(b), bias.map(flex::row_major));
-    let y = products::product(flex::factor(&a), flex::factor(&b), bias.as_ref().map(flex::values), dtype.into());
+    let (left, right) = (flex::factor(&a), flex::right_factor(&b, operands));
+    let y = products::product(left, right, bias.as_ref().map(flex::values), operands.dtype.into());
     flex::tensor(y, [flex::dims2(&a)[0], flex::dims2(&b)[1]])
 }
 
 impl LinearKernel for Flex {
-    fn product(x: FlexTensor, weight: FlexTensor, dtype: FloatDType) -> FlexTensor {
-        multiplied(x, weight, None, dtype)
+    fn product(x: FlexTensor, weight: FlexTensor, operands: Operands) -> FlexTensor {
+        multiplied(x, weight, None, &operands)
     }
 
-    fn forward(x: FlexTensor, weight: FlexTensor, bias: FlexTensor, dtype: FloatDType) -> FlexTensor {
-        multiplied(x, weight, Some(bias), dtype)
+    fn forward(x: FlexTensor, weight: FlexTensor, bias: FlexTensor, operands: Operands) -> FlexTensor {
+        multiplied(x, weight, Some(bias), &operands)
     }
 
     fn backward_x(weight: FlexTensor, dy: FlexTensor, dtype: FloatDType) -> FlexTensor {
-        multiplied(dy, Self::float_transpose(weight), None, dtype)
+        multiplied(dy, Self::float_transpose(weight), None, &dtype.into())
     }
 
     fn backward_weight(x: FlexTensor, dy: FlexTensor, dtype: FloatDType) -> FlexTensor {
-        multiplied(Self::float_transpose(x), dy, None, dtype)
+        multiplied(Self::float_transpose(x), dy, None, &dtype.into())
     }
 
     fn backward_bias(dy: FlexTensor) -> FlexTensor {
@@ -239,13 +251,13 @@ impl LinearKernel for Flex {
         flex::tensor(flex::column_sums(flex::values(&dy), width), [width])
     }
 
-    fn add_product(y: FlexTensor, x: FlexTensor, weight: FlexTensor, dtype: FloatDType) -> FlexTensor {
+    fn add_product(y: FlexTensor, x: FlexTensor, weight: FlexTensor, operands: Operands) -> FlexTensor {
         let (x, weight) = (flex::strided(x), flex::strided(weight));
-        let (x, weight) = (flex::factor(&x), flex::factor(&weight));
-        flex::overwritten(y, |y| products::multiply(y, x, weight, Output::Add, dtype.into()))
+        let (left, right) = (flex::factor(&x), flex::right_factor(&weight, &operands));
+        flex::overwritten(y, |y| products::multiply(y, left, right, Output::Add, operands.dtype.into()))
     }
 
     fn add_backward_x(dx: FlexTensor, weight: FlexTensor, dy: FlexTensor, dtype: FloatDType) -> FlexTensor {
-        Self::add_product(dx, dy, Self::float_transpose(weight), dtype)
+        Self::add_product(dx, dy, Self::float_transpose(weight), dtype.into())
     }
 }

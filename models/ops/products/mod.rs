@@ -15,6 +15,7 @@
 mod fma;
 #[cfg(target_arch = "x86_64")]
 mod pack;
+mod packed;
 #[cfg(target_arch = "x86_64")]
 mod panels;
 #[cfg(test)]
@@ -27,6 +28,7 @@ use burn::tensor::FloatDType;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
+pub use packed::{Operands, Packed};
 pub use units::{Unit, VARIABLE, peak_gflops, slower_unit, unit};
 
 /// A matrix within a slice.
@@ -79,23 +81,19 @@ pub(super) enum Factor<'a> {
     F32(Matrix<'a>),
     Bf16(Matrix<'a, bf16>),
     F16(Matrix<'a, f16>),
+    /// A right factor of which all panels are there ([`Packed`]), for products of bf16.
+    #[cfg(target_arch = "x86_64")]
+    Packed(&'a panels::Whole),
 }
 
 impl Factor<'_> {
-    /// The transpose, without moving anything.
-    pub fn t(self) -> Self {
-        match self {
-            Self::F32(x) => Self::F32(x.t()),
-            Self::Bf16(x) => Self::Bf16(x.t()),
-            Self::F16(x) => Self::F16(x.t()),
-        }
-    }
-
     fn size(self) -> (usize, usize) {
         match self {
             Self::F32(x) => (x.rows, x.cols),
             Self::Bf16(x) => (x.rows, x.cols),
             Self::F16(x) => (x.rows, x.cols),
+            #[cfg(target_arch = "x86_64")]
+            Self::Packed(x) => x.size(),
         }
     }
 }
@@ -223,7 +221,9 @@ unsafe fn multiply_into(
     if rows == 0 || cols == 0 {
         return;
     }
-    let threads = threads && rows.saturating_mul(cols).saturating_mul(inner) >= PARALLEL_FROM;
+    // Panels of bf16 are packed and multiplied whole, whatever is missing of them.
+    let whole = |outer: usize| if rounding == Rounding::Bf16 { outer.next_multiple_of(32) } else { outer };
+    let threads = threads && whole(rows).saturating_mul(whole(cols)).saturating_mul(inner) >= PARALLEL_FROM;
     #[cfg(target_arch = "x86_64")]
     if let Some(method) = panels::Method::of(a, b, rounding, threads) {
         // SAFETY: the caller's promise; the method has been asked of the CPU.
@@ -312,6 +312,8 @@ fn in_f32<'a>(factor: Factor<'a>, rounding: Rounding, memory: &'a mut Vec<f32>, 
         (Factor::F32(x), Rounding::F16) => converted(x, memory, threads, |x| f16::from_f32(x).to_f32()),
         (Factor::Bf16(x), _) => converted(x, memory, threads, bf16::to_f32),
         (Factor::F16(x), _) => converted(x, memory, threads, f16::to_f32),
+        #[cfg(target_arch = "x86_64")]
+        (Factor::Packed(_), _) => unreachable!("`Method::of` gives a product of packed panels their own method"),
     }
 }
 

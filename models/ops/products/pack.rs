@@ -15,6 +15,8 @@ pub(super) struct Buffer {
 
 // SAFETY: it owns its memory, as a `Vec` does.
 unsafe impl Send for Buffer {}
+// SAFETY: it gives its memory to whoever holds it alone.
+unsafe impl Sync for Buffer {}
 
 impl Buffer {
     pub(super) const fn new() -> Self {

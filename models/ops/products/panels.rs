@@ -1,6 +1,7 @@
 //! Products of packed panels: what is packed when and by whom, and which block of the result is whose task.
 
 use std::cell::RefCell;
+use std::sync::OnceLock;
 use std::time::Instant;
 
 use half::{bf16, f16};
@@ -100,6 +101,7 @@ impl Method {
                 (Self::Tiles { .. }, Factor::F32(x), _) => pack::pack_tiles(view(x, side), side, part, to, stride),
                 (Self::Tiles { .. }, Factor::Bf16(x), _) => pack::pack_tiles(view(x, side), side, part, to, stride),
                 (Self::Tiles { .. }, Factor::F16(_), _) => unreachable!("`Method::of` gives f16 panels of f32"),
+                (_, Factor::Packed(_), _) => unreachable!("`multiply` takes whole panels as they are"),
             }
         }
     }
@@ -126,6 +128,7 @@ fn inner_is_contiguous(factor: Factor<'_>, side: Side) -> bool {
         Factor::F32(x) => view(x, side).outer_step,
         Factor::Bf16(x) => view(x, side).outer_step,
         Factor::F16(x) => view(x, side).outer_step,
+        Factor::Packed(_) => return true,
     };
     outer_step != 1
 }
@@ -294,50 +297,57 @@ pub(super) unsafe fn multiply(
     let tasks = panels[own].div_ceil(TASK / block[own]).next_multiple_of(threads);
     let width = panels[own].div_ceil(tasks);
     let steps = inner.div_ceil(step);
-    let piece = even(steps, (SHARED_BYTES / (panels[shared] * bytes[shared])).max(fma::INNER));
+    let whole = factors.map(|(factor, _)| match factor {
+        Factor::Packed(whole) => Some(whole),
+        _ => None,
+    });
+    let piece = match whole[shared] {
+        Some(_) => steps,
+        None => even(steps, (SHARED_BYTES / (panels[shared] * bytes[shared])).max(fma::INNER)),
+    };
     let at_once = even(piece, method.steps_at_once().min((OWN_BYTES / (width * bytes[own])).max(1)));
 
     // Taken, not borrowed: while this thread waits, it may run a task that calls for another product.
     let mut buffer = SHARED.replace(Buffer::new());
-    let stride = piece * bytes[shared];
-    let packed = Shared::<f32>(buffer.at_least(panels[shared] * stride).cast());
+    let (packed, stride) = match whole[shared] {
+        Some(whole) => (whole.at(), whole.stride()),
+        None => {
+            let stride = piece * bytes[shared];
+            (Shared(buffer.at_least(panels[shared] * stride)), stride)
+        }
+    };
     for s0 in (0..steps).step_by(piece) {
         let s1 = (s0 + piece).min(steps);
         let at = |s: usize| (s * step).min(inner);
-        // Blocks of about 128 KiB, long in the direction in which the factor is contiguous.
-        let (factor, side) = factors[shared];
-        let (across, down) = match inner_is_contiguous(factor, side) {
-            true => ((131_072 / ((s1 - s0) * bytes[shared])).max(1), s1 - s0),
-            false => (32, (131_072 / (32 * bytes[shared])).max(1)),
-        };
-        let columns = panels[shared].div_ceil(across);
-        for_each(parallel, columns * (s1 - s0).div_ceil(down), |block| {
-            let (p, s) = (block % columns * across, s0 + block / columns * down);
-            let part = Part { panels: (p, (p + across).min(panels[shared])), inner: (at(s), at((s + down).min(s1))) };
-            let offset = p * stride + (s - s0) * bytes[shared];
-            // SAFETY: within the factor, and each block writes its own part of the buffer.
-            unsafe { method.pack(factor, rounding, side, part, packed.at(0).cast::<u8>().add(offset), stride) };
-        });
+        if whole[shared].is_none() {
+            let (factor, side) = factors[shared];
+            // SAFETY: the steps lie within the factor, and the buffer holds all its panels of them.
+            unsafe { pack_all(method, factor, rounding, side, (s0, s1), packed, stride, parallel) };
+        }
         for_each(parallel, panels[own].div_ceil(width), |task| {
             let (p0, p1) = (task * width, ((task + 1) * width).min(panels[own]));
             let mut buffer = OWN.replace(Buffer::new());
             for t0 in (s0..s1).step_by(at_once) {
                 let t1 = (t0 + at_once).min(s1);
-                let stride_own = (t1 - t0) * bytes[own];
-                let to = buffer.at_least((p1 - p0) * stride_own);
-                let (factor, side) = factors[own];
-                // SAFETY: the part lies within the factor and fits the buffer; every task has its own rows or columns of the
-                // result; the first steps write all of it.
+                // SAFETY: the part lies within the factor and fits the buffer, as whole panels hold all steps; every task has its own
+                // rows or columns of the result; the first steps write all of it.
                 unsafe {
-                    let part = Part { panels: (p0, p1), inner: (at(t0), at(t1)) };
-                    method.pack(factor, rounding, side, part, to, stride_own);
-                    let own_panels = Panels { at: to, stride: stride_own, first: p0, count: p1 - p0 };
-                    let shared_panels = Panels {
-                        at: packed.at(0).cast::<u8>().add((t0 - s0) * bytes[shared]),
-                        stride,
-                        first: 0,
-                        count: panels[shared],
+                    let (at, stride_own) = match whole[own] {
+                        Some(whole) => {
+                            (whole.at().at(p0 * whole.stride() + t0 * bytes[own]).cast_const(), whole.stride())
+                        }
+                        None => {
+                            let stride_own = (t1 - t0) * bytes[own];
+                            let to = buffer.at_least((p1 - p0) * stride_own);
+                            let (factor, side) = factors[own];
+                            let part = Part { panels: (p0, p1), inner: (at(t0), at(t1)) };
+                            method.pack(factor, rounding, side, part, to, stride_own);
+                            (to.cast_const(), stride_own)
+                        }
                     };
+                    let own_panels = Panels { at, stride: stride_own, first: p0, count: p1 - p0 };
+                    let at = packed.at((t0 - s0) * bytes[shared]).cast_const();
+                    let shared_panels = Panels { at, stride, first: 0, count: panels[shared] };
                     let (a, b) = if own == 0 { (own_panels, shared_panels) } else { (shared_panels, own_panels) };
                     method.run(&target, a, b, t1 - t0, t0 == 0);
                 }
@@ -346,6 +356,113 @@ pub(super) unsafe fn multiply(
         });
     }
     SHARED.set(buffer);
+}
+
+/// The steps from `s0` to `s1` of all panels of `factor` to `to`, where panels are `stride` bytes apart, in blocks of about 128 KiB that
+/// are long in the direction in which the factor is contiguous; by all threads if it is `parallel`.
+///
+/// # Safety
+/// The steps must lie within `factor`, their panels within the memory at `to`, which starts at a cache line; and `method` must have been
+/// asked of the CPU.
+#[allow(clippy::too_many_arguments)]
+unsafe fn pack_all(
+    method: Method,
+    factor: Factor<'_>,
+    rounding: Rounding,
+    side: Side,
+    (s0, s1): (usize, usize),
+    to: Shared<u8>,
+    stride: usize,
+    parallel: bool,
+) {
+    const BYTES: usize = 131_072;
+    let (inner, outer) = match (side, factor.size()) {
+        (Side::Left, (rows, inner)) => (inner, rows),
+        (Side::Right, (inner, cols)) => (inner, cols),
+    };
+    let place = usize::from(side == Side::Right);
+    let (panels, step, bytes) = (outer.div_ceil(method.block()[place]), method.step(), method.bytes()[place]);
+    let at = |s: usize| (s * step).min(inner);
+    let (across, down) = match inner_is_contiguous(factor, side) {
+        true => ((BYTES / ((s1 - s0) * bytes)).max(1), s1 - s0),
+        false => (32, (BYTES / (32 * bytes)).max(1)),
+    };
+    let columns = panels.div_ceil(across);
+    for_each(parallel, columns * (s1 - s0).div_ceil(down), |block| {
+        let (p, s) = (block % columns * across, s0 + block / columns * down);
+        let part = Part { panels: (p, (p + across).min(panels)), inner: (at(s), at((s + down).min(s1))) };
+        // SAFETY: within the factor, and each block writes its own part of the memory.
+        unsafe { method.pack(factor, rounding, side, part, to.at(p * stride + (s - s0) * bytes), stride) };
+    });
+}
+
+/// All panels of a right factor in bf16, each with all steps of the inner dimension.
+pub(in crate::ops) struct Whole {
+    at: Shared<u8>,
+    _memory: Buffer,
+    inner: usize,
+    cols: usize,
+}
+
+impl Whole {
+    /// # Safety
+    /// `method`, which is of tiles, must have been asked of the CPU.
+    unsafe fn new(method: Method, matrix: Factor<'_>) -> Self {
+        let (inner, cols) = matrix.size();
+        let steps = inner.div_ceil(pack::TILE_STEP);
+        let stride = steps * pack::TILE_BYTES;
+        let mut memory = Buffer::new();
+        let at = Shared(memory.at_least(cols.div_ceil(pack::TILES) * stride));
+        let parallel = inner * cols >= PACK_PARALLEL_FROM;
+        // SAFETY: the memory holds all panels; the caller's promise.
+        unsafe { pack_all(method, matrix, Rounding::Bf16, Side::Right, (0, steps), at, stride, parallel) };
+        Self { at, _memory: memory, inner, cols }
+    }
+
+    pub(super) fn size(&self) -> (usize, usize) {
+        (self.inner, self.cols)
+    }
+
+    /// The first panel. Nobody writes there.
+    fn at(&self) -> Shared<u8> {
+        self.at
+    }
+
+    /// Bytes of a panel.
+    fn stride(&self) -> usize {
+        self.inner.div_ceil(pack::TILE_STEP) * pack::TILE_BYTES
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.cols.div_ceil(pack::TILES) * self.stride()
+    }
+}
+
+/// Elements from which a matrix is packed by all threads.
+const PACK_PARALLEL_FROM: usize = 1 << 16;
+
+/// The panels of `matrix` in `kept`, where they are put if they are not there, for products with operands rounded to `rounding`; none
+/// where those have no tiles of bf16.
+///
+/// # Panics
+/// For a matrix of another size than the one whose panels are there.
+pub(super) fn packed<'a>(kept: &'a OnceLock<Whole>, matrix: Factor<'_>, rounding: Rounding) -> Option<&'a Whole> {
+    let ((inner, cols), is_narrow) = (matrix.size(), matches!(matrix, Factor::F32(_) | Factor::Bf16(_)));
+    if rounding != Rounding::Bf16 || !is_narrow || inner == 0 || cols == 0 {
+        return None;
+    }
+    let method = Method::on(units::unit().ok()?).filter(|method| matches!(method, Method::Tiles { .. }))?;
+    let whole = match kept.get() {
+        Some(whole) => whole,
+        None => {
+            // Not within `get_or_init`: a thread that waits for others may run a task that asks for the same panels.
+            // SAFETY: the unit of the process is permitted.
+            let made = unsafe { Whole::new(method, matrix) };
+            kept.get_or_init(|| made)
+        }
+    };
+    assert_eq!(whole.size(), (inner, cols), "packed panels of another matrix");
+    Some(whole)
 }
 
 /// Seconds of a call of `f`: the quickest of some.

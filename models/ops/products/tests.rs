@@ -29,9 +29,17 @@ type Multiply = Box<dyn Fn(&mut [f32], Factor<'_>, Factor<'_>, Output<'_>) + Sen
 
 /// The instruction `TDPBF16PS` in software, on panels of tiles.
 #[cfg(target_arch = "x86_64")]
-unsafe fn emulated(a: *const u8, b: *const u8, steps: usize, start: panels::Start, c: *mut f32, c_stride: usize) {
+unsafe fn emulated(
+    a: *const u8,
+    b: *const u8,
+    steps: usize,
+    rows: usize,
+    start: panels::Start,
+    c: *mut f32,
+    c_stride: usize,
+) {
     let bf16_at = |at: *const u8, i: usize| unsafe { at.cast::<bf16>().add(i).read().to_f32() };
-    for row in 0..32 {
+    for row in 0..rows {
         for col in 0..32 {
             let mut sum = match start.at.is_null() {
                 true => 0.0,
@@ -132,12 +140,12 @@ fn check(rounding: Rounding, (m, n, k): (usize, usize, usize)) {
     let narrow = |x: &[f32]| x.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>();
     let half = |x: &[f32]| x.iter().map(|x| f16::from_f32(*x)).collect::<Vec<_>>();
     let (b16, bt16, b_half) = (narrow(&b), narrow(&bt), half(&b));
-    let left = [Factor::F32(Matrix::new(&a, m, k)), Factor::F32(Matrix::new(&at, k, m)).t()];
-    let mut right = vec![Factor::F32(Matrix::new(&b, k, n)), Factor::F32(Matrix::new(&bt, n, k)).t()];
+    let left = [Factor::F32(Matrix::new(&a, m, k)), Factor::F32(Matrix::new(&at, k, m).t())];
+    let mut right = vec![Factor::F32(Matrix::new(&b, k, n)), Factor::F32(Matrix::new(&bt, n, k).t())];
     match rounding {
         Rounding::F32 => {}
         Rounding::Bf16 => {
-            right.extend([Factor::Bf16(Matrix::new(&b16, k, n)), Factor::Bf16(Matrix::new(&bt16, n, k)).t()]);
+            right.extend([Factor::Bf16(Matrix::new(&b16, k, n)), Factor::Bf16(Matrix::new(&bt16, n, k).t())]);
         }
         Rounding::F16 => right.push(Factor::F16(Matrix::new(&b_half, k, n))),
     }
@@ -249,18 +257,18 @@ fn results_do_not_depend_on_the_number_of_threads() {
 fn gradients_of_tall_weights_are_made_in_own_panels_in_f32() {
     let (tokens, rows, cols) = (600, 307, 40);
     let (x, dy) = (noise(tokens * rows, 7), noise(tokens * cols, 8));
-    let (x, dy) = (Factor::from(Matrix::new(&x, tokens, rows)), Factor::from(Matrix::new(&dy, tokens, cols)));
-    let has = |a: Factor<'_>, b: Factor<'_>| panels::Method::of(a, b, Rounding::F32, true).is_some();
+    let (x, dy) = (Matrix::new(&x, tokens, rows), Matrix::new(&dy, tokens, cols));
+    let has = |a: Matrix<'_>, b: Matrix<'_>| panels::Method::of(a.into(), b.into(), Rounding::F32, true).is_some();
     assert_eq!(has(x.t(), dy), panels::has_avx512());
     assert!(!has(dy.t(), x), "it is wide");
     let (y, weight) = (noise(rows * tokens, 9), noise(tokens * cols, 10));
     let (y, weight) = (Matrix::new(&y, rows, tokens), Matrix::new(&weight, tokens, cols));
-    assert!(!has(y.into(), weight.into()), "its left factor does not lie transposed");
+    assert!(!has(y, weight), "its left factor does not lie transposed");
     let (mut own, mut crates) = (vec![1.0; rows * cols], vec![1.0; rows * cols]);
     multiply(&mut own, x.t(), dy, Output::Add, Rounding::F32);
     // SAFETY: the destination is exclusively borrowed and as large as the product.
     let by_gemm = Destination::new(crates.as_mut_ptr(), cols);
-    unsafe { multiply_by_gemm(by_gemm, x.t(), dy, Output::Add, Rounding::F32, true) };
+    unsafe { multiply_by_gemm(by_gemm, x.t().into(), dy.into(), Output::Add, Rounding::F32, true) };
     for (own, other) in own.iter().zip(&crates) {
         // 600 terms of up to 1, each rounded to 6e-8 of sums of about 20.
         assert!((own - other).abs() < 1e-4, "{own} and {other}");
@@ -328,4 +336,39 @@ fn a_lower_unit_may_be_asked_for_and_a_higher_one_is_refused() {
     }
     let error = "avx2".parse::<Unit>().unwrap_err().to_string();
     assert!(error.contains("KILN_CPU_PRODUCTS=avx2: expected one of amx-bf16, avx512-bf16, f32"), "{error}");
+}
+
+/// Products with a packed right factor are those with the factor itself, to the bit.
+#[test]
+fn packed_factors_give_equal_products() {
+    let is_packed = unit().unwrap().is_faster_than_f32();
+    for (m, n, k) in [(1, 1, 1), (1, 17, 33), (9, 3001, 64), (15, 1, 31), (33, 97, 64), (131, 67, 1031), (257, 769, 97)]
+    {
+        let (a, b, bias) = (noise(m * k, 1), noise(k * n, 2), noise(n, 4));
+        let (bt, b16) = (transposed(&b, k, n), b.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>());
+        for matrix in [
+            Factor::F32(Matrix::new(&b, k, n)),
+            Factor::F32(Matrix::new(&bt, n, k).t()),
+            Factor::Bf16(Matrix::new(&b16, k, n)),
+        ] {
+            let packed = Packed::default();
+            assert!(matches!(packed.right(matrix, Rounding::F32), Factor::F32(_) | Factor::Bf16(_)));
+            assert_eq!(packed.bytes(), 0);
+            for _ in 0..2 {
+                let right = packed.right(matrix, Rounding::Bf16);
+                assert_eq!(matches!(right, Factor::F32(_) | Factor::Bf16(_)), !is_packed);
+                let left = Matrix::new(&a, m, k);
+                for bias in [None, Some(&bias[..])] {
+                    let expected = product(left, matrix, bias, Rounding::Bf16);
+                    assert!(product(left, right, bias, Rounding::Bf16) == expected, "{m} x {n} x {k}");
+                }
+                let (mut sums, mut expected) = (noise(m * n, 3), noise(m * n, 3));
+                multiply(&mut sums, left, right, Output::Add, Rounding::Bf16);
+                multiply(&mut expected, left, matrix, Output::Add, Rounding::Bf16);
+                assert!(sums == expected, "{m} x {n} x {k}, added");
+            }
+            let bytes = 2 * n.next_multiple_of(32) * k.next_multiple_of(32);
+            assert_eq!(packed.bytes(), if is_packed { bytes } else { 0 });
+        }
+    }
 }

@@ -43,7 +43,7 @@ pub(super) unsafe fn run(kernel: Kernel, target: &Target, a: Panels, b: Panels, 
                     // SAFETY: the caller's promise; blocks at the edges go through a buffer of their own.
                     unsafe {
                         target.block((row, col), size, whole, is_first, &mut edge.0, TILES, |start, (c, stride)| {
-                            kernel(block_a, block_b, n, start, c, stride);
+                            kernel(block_a, block_b, n, size.0, start, c, stride);
                         });
                     }
                 }
@@ -52,8 +52,9 @@ pub(super) unsafe fn run(kernel: Kernel, target: &Target, a: Panels, b: Panels, 
     }
 }
 
-/// A kernel: a panel of each factor, how many steps, what the sums begin with, the block of 32 x 32 and how far its rows are apart.
-pub(super) type Kernel = unsafe fn(*const u8, *const u8, usize, Start, *mut f32, usize);
+/// A kernel: a panel of each factor, how many steps, how many of the 32 rows are wanted (those after them may be left out), what the
+/// sums begin with, the block of 32 x 32 and how far its rows are apart.
+pub(super) type Kernel = unsafe fn(*const u8, *const u8, usize, usize, Start, *mut f32, usize);
 
 /// The kernel of `unit`.
 ///
@@ -70,11 +71,11 @@ pub(super) fn kernel(unit: Unit) -> Kernel {
 /// 8 x 32 of the result at a time: 16 sums, each pair of the left factor broadcast from memory.
 ///
 /// # Safety
-/// The panels must have `steps` steps; what `start` names must be readable, and the block at `c` writable; and the CPU must have
-/// AVX-512 F, BW and BF16.
+/// The panels must have `steps` steps; `rows` must be 32 at most; what `start` names must be readable, and the block at `c` writable; and
+/// the CPU must have AVX-512 F, BW and BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn avx512(a: *const u8, b: *const u8, steps: usize, start: Start, c: *mut f32, c_stride: usize) {
-    for quarter in 0..4 {
+unsafe fn avx512(a: *const u8, b: *const u8, steps: usize, rows: usize, start: Start, c: *mut f32, c_stride: usize) {
+    for quarter in 0..rows.div_ceil(8) {
         let mut sums = [[_mm512_setzero_ps(); 2]; 8];
         if !start.at.is_null() {
             for (r, sums) in sums.iter_mut().enumerate() {
@@ -129,7 +130,7 @@ pub(super) fn with_product(unit: Unit, count: &mut Count<'_>) {
         return count(2 * TILES * TILES * TILE_STEP * 64, &mut || unsafe { amx::multiply_tiles(a, b, 64) });
     }
     let kernel = kernel(unit);
-    count(2 * TILES * TILES * STEPS * TILE_STEP, &mut || unsafe { kernel(a, b, STEPS, Start::ZERO, c, TILES) });
+    count(2 * TILES * TILES * STEPS * TILE_STEP, &mut || unsafe { kernel(a, b, STEPS, TILES, Start::ZERO, c, TILES) });
 }
 
 /// AMX in stable Rust: tiles are clobbers of inline assembly only, so that a block of sums begins and ends within one `asm!`.
@@ -238,12 +239,20 @@ pub(super) mod amx {
         }
     }
 
-    /// tmm0-3 are 2 x 2 tiles of the result, tmm4-5 of the left factor, tmm6-7 of the right one.
+    /// tmm0-3 are 2 x 2 tiles of the result, tmm4-5 of the left factor, tmm6-7 of the right one. All rows are computed.
     ///
     /// # Safety
     /// The panels must have `steps` steps, at least one; what `start` names must be readable, and the block at `c` writable; and
     /// tiles must be configured.
-    pub(super) unsafe fn kernel(a: *const u8, b: *const u8, steps: usize, start: Start, c: *mut f32, c_stride: usize) {
+    pub(super) unsafe fn kernel(
+        a: *const u8,
+        b: *const u8,
+        steps: usize,
+        _rows: usize,
+        start: Start,
+        c: *mut f32,
+        c_stride: usize,
+    ) {
         // SAFETY: the caller's promise.
         unsafe {
             asm!(

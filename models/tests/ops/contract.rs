@@ -195,7 +195,7 @@ fn cross_entropy_asks() {
             target: ids(&sizes.target),
             row_weight: sizes.row_weight.map(|n| Tensor::ones([n], &device().autodiff())),
             label_smoothing: sizes.label_smoothing,
-            dtype: FloatDType::F32,
+            operands: FloatDType::F32.into(),
         };
         entropy.sum(ops)
     };
@@ -230,7 +230,7 @@ fn cross_entropy_asks() {
         target: ids(&[0, 1, 2]),
         row_weight: None,
         label_smoothing: 0.0,
-        dtype: FloatDType::BF16,
+        operands: FloatDType::BF16.into(),
     };
     refused("cross_entropy", "weight", || two_types().sum(Ops::Fused));
 }

@@ -44,7 +44,7 @@ impl Case {
                     .clone()
                     .map(|weight| Tensor::from_data(TensorData::new(weight, [case.rows]), &device)),
                 label_smoothing: case.label_smoothing,
-                dtype: FloatDType::F32,
+                operands: FloatDType::F32.into(),
             };
             loss.sum(ops)
         }
@@ -128,7 +128,7 @@ fn more_rows_than_have_their_logits_at_a_time() {
                 target: Tensor::<1, Int>::from_data(TensorData::new(targets, [last - first]), &inputs[0].device()),
                 row_weight: None,
                 label_smoothing: 0.0,
-                dtype: FloatDType::F32,
+                operands: FloatDType::F32.into(),
             };
             loss.sum(ops)
         };

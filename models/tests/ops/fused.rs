@@ -54,7 +54,7 @@ fn call(operator: Operator, ops: Ops, factors: FloatDType, others: FloatDType) -
                 target: ids,
                 row_weight: None,
                 label_smoothing: 0.0,
-                dtype: factors,
+                operands: factors.into(),
             };
             of.sum(ops)
         }

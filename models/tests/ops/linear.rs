@@ -59,7 +59,7 @@ fn with_adapter(mut inputs: Vec<Tensor<2>>, p: f64, ops: Ops) -> Tensor<1> {
     crate::device().seed(7);
     vector(adapted(
         x,
-        Adapted { weight, a, b, scaling: 0.75, dropout: p, dtype: FloatDType::F32 },
+        Adapted { weight, a, b, scaling: 0.75, dropout: p, operands: FloatDType::F32.into() },
         bias,
         DropoutRng::Device,
         ops,
@@ -123,7 +123,7 @@ fn an_adapter_drops_out_its_input_and_the_gradient() {
     let device = crate::device();
     let tensors = inputs.iter().map(|input| crate::tensor(input, &device)).collect::<Vec<_>>();
     let [x, weight, a, b, bias]: [Tensor<2>; 5] = tensors.try_into().unwrap();
-    let layer = Adapted { weight, a, b, scaling: 0.75, dropout: 0.4, dtype: FloatDType::F32 };
+    let layer = Adapted { weight, a, b, scaling: 0.75, dropout: 0.4, operands: FloatDType::F32.into() };
     let off = adapted(x, layer, Some(vector(bias)), DropoutRng::Off, Ops::Fused);
     assert_eq!(read(off).len(), undropped.len());
 }

@@ -158,7 +158,7 @@ impl Shapes {
                 format!("{tokens} x {width} x {inner}, rank {RANK}, frozen weight"),
                 Box::new(|| {
                     let (weight, [a, b]) = (frozen.clone(), low_rank.clone());
-                    let layer = linear::Adapted { weight, a, b, scaling: 1.0, dropout: 0.0, dtype };
+                    let layer = linear::Adapted { weight, a, b, scaling: 1.0, dropout: 0.0, operands: dtype.into() };
                     linear::adapted(x.clone(), layer, Some(frozen_bias.clone()), DropoutRng::Device, ops)
                 }),
             ),
@@ -188,7 +188,7 @@ impl Shapes {
                         target: ids.clone(),
                         row_weight: None,
                         label_smoothing: 0.0,
-                        dtype,
+                        operands: dtype.into(),
                     };
                     (entropy.sum(ops) / tokens as f64).unsqueeze()
                 }),

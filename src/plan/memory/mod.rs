@@ -8,6 +8,7 @@
 
 mod activations;
 
+use burn::tensor::FloatDType;
 use kiln_models::ops::Form;
 use kiln_models::{Compute, ModelConfig, Operator};
 use serde::{Deserialize, Serialize};
@@ -147,6 +148,8 @@ impl MemoryEstimate {
         // those of the next micro-batch.
         let is_cast = is_narrow && (host.is_none() || compute.ops().form(Operator::Linear) == Form::Plain);
         let copies = if is_cast { (weights - narrow / 2) / 2 } else { 0 };
+        // Those products keep the weights packed in bf16 while an evaluation goes on.
+        let packed = if compute.dtype() == FloatDType::BF16 && !is_cast { F32 * parameters as u128 / 2 } else { 0 };
         // Captured steps of several devices, which are on a GPU, always sum in one place.
         let is_waiting = batch.accumulation > 1 || (host.is_none() && batch.devices.count > 1);
         let waiting = if is_waiting { gradients } else { 0 };
@@ -169,7 +172,7 @@ impl MemoryEstimate {
             last,
             Moment { peak: Peak::Exchange, gradients, other: sent },
             Moment { peak: Peak::Update, gradients, other: update },
-            Moment { peak: Peak::Evaluation, gradients: 0, other: copies + activations.of_evaluation() },
+            Moment { peak: Peak::Evaluation, gradients: 0, other: copies + packed + activations.of_evaluation() },
         ];
         let Moment { peak, gradients, other } =
             moments.into_iter().max_by_key(|moment| moment.gradients + moment.other).unwrap_or(first);

@@ -1,0 +1,66 @@
+//! A right factor that is packed once for many products, such as a weight that does not learn.
+
+use std::fmt;
+use std::sync::Arc;
+#[cfg(target_arch = "x86_64")]
+use std::sync::OnceLock;
+
+use burn::tensor::FloatDType;
+
+use super::{Factor, Rounding};
+
+/// How products take their operands.
+#[derive(Debug, Clone)]
+pub struct Operands {
+    /// The type that they are rounded to.
+    pub dtype: FloatDType,
+    /// Where the right factor is kept packed, for products of bf16 on the CPU; none to pack it for every one.
+    pub packed: Option<Packed>,
+}
+
+impl From<FloatDType> for Operands {
+    fn from(dtype: FloatDType) -> Self {
+        Self { dtype, packed: None }
+    }
+}
+
+/// One matrix, packed as the right factor of products of bf16 by the first of them. It must not change meanwhile. Clones share the
+/// memory.
+#[derive(Clone, Default)]
+pub struct Packed(Arc<Panels>);
+
+#[cfg(target_arch = "x86_64")]
+type Panels = OnceLock<super::panels::Whole>;
+#[cfg(not(target_arch = "x86_64"))]
+type Panels = ();
+
+impl fmt::Debug for Packed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Packed").field("bytes", &self.bytes()).finish()
+    }
+}
+
+impl Packed {
+    /// Bytes that are packed: 0 before the first product, and where the products of this CPU have no packed form.
+    pub fn bytes(&self) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        return self.0.get().map_or(0, super::panels::Whole::bytes);
+        #[cfg(not(target_arch = "x86_64"))]
+        return 0;
+    }
+
+    /// `matrix` as the right factor of a product with operands rounded to `rounding`: packed, or as it is where such products have no
+    /// packed form.
+    ///
+    /// # Panics
+    /// For a matrix of another size than the one that is packed.
+    pub(in crate::ops) fn right<'a>(&'a self, matrix: Factor<'a>, rounding: Rounding) -> Factor<'a> {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(packed) = super::panels::packed(&self.0, matrix, rounding) {
+            return Factor::Packed(packed);
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = rounding;
+        matrix
+    }
+}
