@@ -120,9 +120,8 @@ impl TrainingTask for NextNumber {
     }
     fn loss(&self, model: &Llama, (ids, next): &Self::DeviceBatch, pass: Pass<'_>) -> Result<Tensor<1>> {
         let (x, weight) = (model.forward(ids.clone(), pass), model.embed_tokens.weight.val());
-        let (target, dtype, row_weight) = (next.clone(), pass.compute.dtype(), None);
-        Ok(CrossEntropy { x, weight, bias: None, target, row_weight, label_smoothing: 0.0, operands: dtype.into() }
-            .sum(pass.ops()))
+        let (target, operands, row_weight) = (next.clone(), pass.compute.dtype().into(), None);
+        Ok(CrossEntropy { x, weight, bias: None, target, row_weight, label_smoothing: 0.0, operands }.sum(pass.ops()))
     }
     fn evaluate(&self, model: &Llama, batch: &Self::DeviceBatch, pass: Pass<'_>) -> Result<Vec<Tensor<1>>> {
         let logits = model.forward(batch.0.clone(), pass).matmul(model.embed_tokens.weight.val().transpose());
