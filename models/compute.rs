@@ -17,7 +17,7 @@
 //! that it would round.
 
 use burn::module::Param;
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use crate::copies::Copies;
 use crate::ops::dropout::DropoutRng;
@@ -154,10 +154,11 @@ impl<'a> Pass<'a> {
         if self.compute.rounds(x) { weight.val() } else { self.weight(weight) }
     }
 
-    /// How fused products of `x` with `weight` take them: in bf16 on the CPU packed, where copies are kept.
+    /// How fused products of `x` with `weight` take them: in bf16 on the CPU packed, where copies are kept and the weight is not stored in
+    /// bf16 itself, as the base of adapters is to save memory.
     pub(crate) fn operands(self, x: &Tensor<2>, weight: &Param<Tensor<2>>) -> Operands {
         let dtype = self.compute.dtype;
-        let is_packed = dtype == FloatDType::BF16 && self.compute.rounds(x);
+        let is_packed = dtype == FloatDType::BF16 && self.compute.rounds(x) && weight.val().dtype() == DType::F32;
         Operands { dtype, packed: self.copies.filter(|_| is_packed).and_then(|copies| copies.packed(weight)) }
     }
 

@@ -147,10 +147,11 @@ impl MemoryEstimate {
         // Copies of the weights in the type of matrix products, which fused products on the CPU do without; gradients that wait for
         // those of the next micro-batch.
         let is_cast = is_narrow && (host.is_none() || compute.ops().form(Operator::Linear) == Form::Plain);
-        let copies = if is_cast { (weights - narrow / 2) / 2 } else { 0 };
+        let half = (weights - narrow / 2) / 2;
+        let copies = if is_cast { half } else { 0 };
         // Those products keep the weights packed in bf16 while an evaluation goes on.
         let is_packed = compute.dtype() == FloatDType::BF16 && !is_cast && inputs.eval_batch > 0;
-        let packed = if is_packed { F32 * parameters as u128 / 2 } else { 0 };
+        let packed = if is_packed { half } else { 0 };
         // Captured steps of several devices, which are on a GPU, always sum in one place.
         let is_waiting = batch.accumulation > 1 || (host.is_none() && batch.devices.count > 1);
         let waiting = if is_waiting { gradients } else { 0 };
