@@ -40,9 +40,11 @@ impl Method {
             _ => Unit::F32,
         };
         let ((rows, inner), (_, cols)) = (a.size(), b.size());
-        // In f32 the crate is faster, but for the gradient of a weight with more rows than columns, such as a vocabulary's.
-        let is_faster = rounding != Rounding::F32 || (threads && rows > cols && !inner_is_contiguous(a, Side::Left));
-        Self::on(unit).filter(|_| is_faster && inner > 0)
+        // In f32 the crate is faster, but for the gradient of a weight with more rows than columns, such as a vocabulary's, and for a right
+        // factor that lies transposed, whose packing takes it milliseconds however few rows there are.
+        let is_tall_gradient = rows > cols && !inner_is_contiguous(a, Side::Left);
+        let is_faster = threads && (is_tall_gradient || inner_is_contiguous(b, Side::Right));
+        Self::on(unit).filter(|_| (rounding != Rounding::F32 || is_faster) && inner > 0)
     }
 
     /// The method of `unit`; none where it is the `gemm` crate's.

@@ -254,7 +254,7 @@ fn results_do_not_depend_on_the_number_of_threads() {
 
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn gradients_of_tall_weights_are_made_in_own_panels_in_f32() {
+fn tall_gradients_and_products_with_a_transpose_are_made_in_own_panels_in_f32() {
     let (tokens, rows, cols) = (600, 307, 40);
     let (x, dy) = (noise(tokens * rows, 7), noise(tokens * cols, 8));
     let (x, dy) = (Matrix::new(&x, tokens, rows), Matrix::new(&dy, tokens, cols));
@@ -264,6 +264,7 @@ fn gradients_of_tall_weights_are_made_in_own_panels_in_f32() {
     let (y, weight) = (noise(rows * tokens, 9), noise(tokens * cols, 10));
     let (y, weight) = (Matrix::new(&y, rows, tokens), Matrix::new(&weight, tokens, cols));
     assert!(!has(y, weight), "its left factor does not lie transposed");
+    assert_eq!(has(dy, weight.t()), panels::has_avx512(), "its right factor does");
     let (mut own, mut crates) = (vec![1.0; rows * cols], vec![1.0; rows * cols]);
     multiply(&mut own, x.t(), dy, Output::Add, Rounding::F32);
     // SAFETY: the destination is exclusively borrowed and as large as the product.
