@@ -118,10 +118,11 @@ impl Line {
         let (manager, to_root) = match place.rank {
             0 => {
                 let (manager, own) = Manager::start(place.size, meeting)?;
-                let connected = TcpStream::connect(own).and_then(|to| greet(&to, place, meeting).map(|()| to));
+                let connected =
+                    TcpStream::connect(own).and_then(|to| greet(&to, place, meeting, GREETING).map(|()| to));
                 (Some(manager), connected.map_err(|error| Error::start("the connection of rank 0 to itself", &error))?)
             }
-            _ => (None, meet(place, meeting)?),
+            _ => (None, meet(place, meeting, Duration::from_secs(watchdog::limit()?))?),
         };
         let failed = |error: io::Error| Error::start("the connection of MPI to rank 0", &error);
         let (own, of_library) = UnixStream::pair().map_err(failed)?;
@@ -164,16 +165,18 @@ impl Line {
     }
 }
 
-/// Connects to rank 0 as soon as it listens.
-fn meet(place: &Place, meeting: &Meeting) -> Result<TcpStream> {
-    let (began, limit) = (Instant::now(), Duration::from_secs(watchdog::limit()?));
+/// Connects to rank 0 as soon as it listens, within `limit`.
+fn meet(place: &Place, meeting: &Meeting, limit: Duration) -> Result<TcpStream> {
+    let began = Instant::now();
     let mut is_quiet = true;
     while began.elapsed() < limit {
         for port in meeting.ports() {
             // A name may not be known yet, and a port be that of another program.
             for address in (meeting.host.as_str(), port).to_socket_addrs().into_iter().flatten() {
-                if let Ok(stream) = TcpStream::connect_timeout(&address, GREETING)
-                    && greet(&stream, place, meeting).is_ok()
+                // A program that takes the connection and says nothing does not hold the rank beyond its limit.
+                let left = limit.saturating_sub(began.elapsed()).clamp(BETWEEN, GREETING);
+                if let Ok(stream) = TcpStream::connect_timeout(&address, left)
+                    && greet(&stream, place, meeting, left).is_ok()
                 {
                     return Ok(stream);
                 }
@@ -189,10 +192,10 @@ fn meet(place: &Place, meeting: &Meeting) -> Result<TcpStream> {
         .help("see what rank 0 says, and whether MASTER_ADDR names its machine for the others; KILN_MPI_TIMEOUT sets how long a rank waits"))
 }
 
-/// Tells rank 0 who this is, and hears that it is Kiln.
-fn greet(stream: &TcpStream, place: &Place, meeting: &Meeting) -> io::Result<()> {
+/// Tells rank 0 who this is, and hears within `limit` that it is Kiln.
+fn greet(stream: &TcpStream, place: &Place, meeting: &Meeting, limit: Duration) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(GREETING))?;
+    stream.set_read_timeout(Some(limit))?;
     (&*stream).write_all(greeting(place.rank, place.size, &meeting.run).as_bytes())?;
     let mut answer = [0; WELCOME.len()];
     (&*stream).read_exact(&mut answer)?;
@@ -482,7 +485,7 @@ mod tests {
 
     impl Rank {
         fn meet(rank: usize, meeting: &Meeting) -> Self {
-            Self(BufReader::new(meet(&place(rank), meeting).unwrap()))
+            Self(BufReader::new(meet(&place(rank), meeting, Duration::from_secs(60)).unwrap()))
         }
 
         fn say(&mut self, line: &str) {
@@ -567,6 +570,18 @@ mod tests {
         }
         let ranks = manager.ranks();
         assert!(ranks.lines.len() == 1 && ranks.end.is_none());
+    }
+
+    #[test]
+    fn a_program_that_says_nothing_does_not_hold_a_rank_beyond_its_limit() {
+        let port = free_port();
+        // The system takes the connection, and nobody answers.
+        let _silent = TcpListener::bind(format!("127.0.0.1:{port}")).unwrap();
+        let (began, limit) = (Instant::now(), Duration::from_secs(1));
+        let error = meet(&place(1), &meeting(&port), limit).unwrap_err();
+        assert!(error.exit_code() == 7 && error.to_string().contains("for 1 s"), "{error}");
+        // Without a limit of its own the answer of one port is waited for as long as a greeting may take.
+        assert!(began.elapsed() < GREETING, "{:?}", began.elapsed());
     }
 
     #[test]
