@@ -8,7 +8,7 @@ use burn::tensor::{Device, FloatDType, Int, Tensor};
 
 use crate::compute::Pass;
 use crate::config::{BertConfig, BertVariant};
-use crate::layers::{EachLinear, Embedding, LayerNorm, Linear};
+use crate::layers::{EachLinear, Embedding, LayerNorm, Linear, feed_forward};
 use crate::ops::Operator;
 use crate::ops::attention::{Attention, Qkv};
 use crate::ops::dropout::dropout;
@@ -276,9 +276,9 @@ impl BertLayer {
     fn forward(&self, x: Tensor<2>, rows: &Rows, only: Option<&FirstTokens>, pass: Pass<'_>) -> Tensor<2> {
         let attended = self.attention.forward(x, rows, only, pass);
         let BertIntermediate { dense, activation } = &self.intermediate;
-        let dtype = self.output.dense.operand_of(Operator::Gelu, &attended, pass);
-        let inner = dense.activated(attended.clone(), *activation, dtype, pass);
-        self.output.forward(inner, attended, pass)
+        let layers = [dense.into(), (&self.output.dense).into()];
+        let fed = feed_forward(attended.clone(), layers, *activation, pass);
+        self.output.normalised(fed, attended, pass)
     }
 }
 
@@ -304,7 +304,12 @@ impl BertAttention {
 
 impl BertOutput {
     fn forward(&self, x: Tensor<2>, residual: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
-        let x = dropout(self.dense.forward(x, pass), self.dropout, pass.rng, pass.ops());
+        self.normalised(self.dense.forward(x, pass), residual, pass)
+    }
+
+    /// The same of what the dense layer gives.
+    fn normalised(&self, x: Tensor<2>, residual: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
+        let x = dropout(x, self.dropout, pass.rng, pass.ops());
         self.layer_norm.forward_sum(x, residual, pass.ops())
     }
 }

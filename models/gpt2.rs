@@ -8,7 +8,7 @@ use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
 use crate::compute::Pass;
 use crate::config::{Gpt2Config, Gpt2Variant};
 use crate::kv_cache::KvCache;
-use crate::layers::{Conv1D, EachLinear, Embedding, LayerNorm, Linear};
+use crate::layers::{Conv1D, Dense, EachLinear, Embedding, LayerNorm, Linear, feed_forward};
 use crate::ops::Operator;
 use crate::ops::attention::plain::{attention, local_mask, merge_heads, split_heads};
 use crate::ops::attention::{Attention, Qkv};
@@ -275,10 +275,10 @@ impl Gpt2Block {
         let x = self.attn.c_proj.onto_residual(attended, x, self.attn.resid_pdrop, pass);
         let Gpt2Mlp { c_fc, c_proj, activation, resid_pdrop } = &self.mlp;
         let of_norm = c_fc.operand_of(Operator::LayerNorm, &x, pass);
-        let of_gelu = c_proj.operand_of(Operator::Gelu, &x, pass);
         let normalised = self.ln_2.forward_in(of_norm, x.clone(), pass.ops());
-        let inner = c_fc.activated(normalised, *activation, of_gelu, pass); // [batch * seq, n_inner]
-        c_proj.onto_residual(inner, x, *resid_pdrop, pass)
+        let layers = [c_fc.into(), Dense::from(c_proj).unbiased()];
+        let fed = feed_forward(normalised, layers, *activation, pass); // [batch * seq, n_embd]
+        c_proj.added(fed, x, *resid_pdrop, pass)
     }
 }
 

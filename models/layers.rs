@@ -11,6 +11,7 @@ use burn::tensor::{Device, Distribution, FloatDType, Int, Shape, Tensor};
 use crate::compute::Pass;
 use crate::lora::{LoraConfig, LoraInit};
 use crate::ops::gelu::Activation;
+use crate::ops::linear::{self, FeedForward};
 use crate::ops::{self, Operator, Ops};
 
 /// `y = x W + b` with `W` stored as `[in, out]`; the files hold the transpose, which `weights` turns around. Reference:
@@ -87,6 +88,61 @@ fn activated(
     ops::gelu::bias_gelu_in(dtype, x, bias.val(), activation, pass.ops())
 }
 
+/// A linear layer, of whichever type.
+#[derive(Clone, Copy)]
+pub(crate) struct Dense<'a> {
+    weight: &'a Param<Tensor<2>>,
+    bias: Option<&'a Param<Tensor<1>>>,
+    lora: Option<&'a Lora>,
+}
+
+impl<'a> From<&'a Linear> for Dense<'a> {
+    fn from(Linear { weight, bias, lora }: &'a Linear) -> Self {
+        Self { weight, bias: bias.as_ref(), lora: lora.as_ref() }
+    }
+}
+
+impl<'a> From<&'a Conv1D> for Dense<'a> {
+    fn from(Conv1D { weight, bias, lora }: &'a Conv1D) -> Self {
+        Self { weight, bias: Some(bias), lora: lora.as_ref() }
+    }
+}
+
+impl Dense<'_> {
+    /// The same without its bias.
+    pub(crate) fn unbiased(self) -> Self {
+        Self { bias: None, ..self }
+    }
+}
+
+/// `activation(x W1 + b1) W2 + b2`, the biases where there are any: `[n, in] -> [n, out]`
+pub(crate) fn feed_forward(
+    x: Tensor<2>,
+    [first, second]: [Dense<'_>; 2],
+    activation: Activation,
+    pass: Pass<'_>,
+) -> Tensor<2> {
+    let bias = second.bias.map(Param::val);
+    if let (Dense { weight, bias: Some(inner_bias), lora: None }, None) = (first, second.lora)
+        && linear::is_fused(pass.compute.dtype(), &x, pass.ops())
+    {
+        let block = FeedForward {
+            weights: [weight, second.weight].map(Param::val),
+            inner_bias: inner_bias.val(),
+            bias,
+            activation,
+            operands: [weight, second.weight].map(|weight| pass.operands(&x, weight)),
+        };
+        return linear::feed_forward(x, block, pass.ops());
+    }
+    let dtype = operand_of(Operator::Gelu, &x, second.lora, pass);
+    let inner = match first.bias {
+        Some(bias) => activated(x, first.weight, bias, first.lora, activation, dtype, pass),
+        None => activation.forward(product(x, first.weight, None, first.lora, pass)),
+    };
+    product(inner, second.weight, bias, second.lora, pass)
+}
+
 /// The type in which `operator` on `x` gives a layer its operand: f32 for an adapter, whose input is dropped out and has two gradients,
 /// else the type that the product takes.
 fn operand_of(operator: Operator, x: &Tensor<2>, lora: Option<&Lora>, pass: Pass<'_>) -> FloatDType {
@@ -139,11 +195,6 @@ impl Conv1D {
         each(&mut self.weight, &mut self.lora);
     }
 
-    /// As [`Linear::activated`]: `[n, in] -> [n, out]`
-    pub fn activated(&self, x: Tensor<2>, activation: Activation, dtype: FloatDType, pass: Pass<'_>) -> Tensor<2> {
-        activated(x, &self.weight, &self.bias, self.lora.as_ref(), activation, dtype, pass)
-    }
-
     /// The type in which `operator` on `x` gives this layer its operand.
     pub(crate) fn operand_of(&self, operator: Operator, x: &Tensor<2>, pass: Pass<'_>) -> FloatDType {
         operand_of(operator, x, self.lora.as_ref(), pass)
@@ -152,6 +203,11 @@ impl Conv1D {
     /// `residual + dropout(x W + b)`: `x [n, in]`, `residual [n, out]` -> `[n, out]`
     pub fn onto_residual(&self, x: Tensor<2>, residual: Tensor<2>, p: f64, pass: Pass<'_>) -> Tensor<2> {
         let x = product(x, &self.weight, None, self.lora.as_ref(), pass);
+        self.added(x, residual, p, pass)
+    }
+
+    /// `residual + dropout(product + b)` of the product that this layer has made without its bias, both `[n, out]`.
+    pub(crate) fn added(&self, x: Tensor<2>, residual: Tensor<2>, p: f64, pass: Pass<'_>) -> Tensor<2> {
         ops::dropout::bias_dropout_residual(x, self.bias.val(), residual, p, pass.rng, pass.ops())
     }
 }

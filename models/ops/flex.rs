@@ -149,13 +149,51 @@ super::simd::vectorised! {
     /// `x` rounded to bf16, ties to even, as the operands of products are. `out` is as long as `x`.
     pub(super) fn narrow(out: &mut [MaybeUninit<bf16>], x: &[f32]) {
         for (out, x) in out.iter_mut().zip(x) {
-            let bits = x.to_bits();
-            let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-            // The bits that are cut off may be all that tells a NaN from infinity.
-            let nan = (bits >> 16) | 0x40;
-            out.write(bf16::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { nan } else { rounded } as u16));
+            out.write(to_bf16(*x));
         }
     }
+}
+
+#[inline(always)]
+fn to_bf16(x: f32) -> bf16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    // The bits that are cut off may be all that tells a NaN from infinity.
+    let nan = (bits >> 16) | 0x40;
+    bf16::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { nan } else { rounded } as u16)
+}
+
+super::simd::vectorised! {
+    /// Rounds `x` to bf16 where it is: as many elements of bf16 then fill the first half of its memory ([`narrowed_rows`]).
+    pub(super) fn narrow_in_place(x: &mut [f32]) {
+        const LANES: usize = 32;
+        let (from, to) = (x.as_mut_ptr(), x.as_mut_ptr().cast::<MaybeUninit<bf16>>());
+        for start in (0..x.len()).step_by(LANES) {
+            let n = LANES.min(x.len() - start);
+            let mut wide = [0.0f32; LANES];
+            let mut rounded = [MaybeUninit::<bf16>::uninit(); LANES];
+            // SAFETY: both ranges lie within the memory of `x`. The elements that are written over, which end 2 (start + n) bytes behind
+            // its start, have been read: those that have not begin 4 (start + n) bytes behind it.
+            unsafe {
+                std::ptr::copy_nonoverlapping(from.add(start), wide.as_mut_ptr(), n);
+                for (rounded, x) in rounded.iter_mut().zip(&wide) {
+                    rounded.write(to_bf16(*x));
+                }
+                std::ptr::copy_nonoverlapping(rounded.as_ptr(), to.add(start), n);
+            }
+        }
+    }
+}
+
+/// The rows, `width` elements each, that [`narrow_in_place`] has rounded one by one.
+pub(super) fn narrowed_rows(x: &[f32], width: usize) -> Matrix<'_, bf16> {
+    Matrix::strided(halves(x), x.len() / width, width, 2 * width)
+}
+
+/// The memory of `x` as twice as many elements of bf16.
+fn halves(x: &[f32]) -> &[bf16] {
+    // SAFETY: the same memory, all of it initialised: a bf16 is any 16 bits, and is aligned where an f32 is.
+    unsafe { std::slice::from_raw_parts(x.as_ptr().cast::<bf16>(), 2 * x.len()) }
 }
 
 /// `n` values that `write` writes, all of them.
@@ -240,6 +278,12 @@ mod tests {
         unsafe { out.set_len(x.len()) };
         for (x, out) in x.iter().zip(&out) {
             assert_eq!(out.to_bits(), bf16::from_f32(*x).to_bits(), "{x:?}");
+        }
+        let width = x.len();
+        let mut twice = [x.clone(), x].concat();
+        twice.chunks_exact_mut(width).for_each(narrow_in_place);
+        for row in halves(&twice).chunks_exact(2 * width) {
+            assert!(row[..width].iter().zip(&out).all(|(row, out)| row.to_bits() == out.to_bits()));
         }
     }
 }

@@ -23,7 +23,7 @@ use rayon::prelude::*;
 use super::autodiff::{Differentiate, record};
 use super::contract::Contract;
 use super::flex::{self, FlexTensor};
-use super::products::{self, Matrix, Operands, Output};
+use super::products::{self, Factor, Matrix, Operands, Output, Rounding};
 use super::simd::{exp_shifted, max, sum, vectorised};
 use super::{Form, Operator, Ops};
 
@@ -320,6 +320,8 @@ impl CrossEntropyKernel for Flex {
         let (transposed, rounding) = (Self::float_transpose(weight.clone()), operands.dtype.into());
         let (projection, to_logits) = (flex::factor(&weight), flex::right_factor(&transposed, &operands));
         let bias = bias.as_ref().map(flex::values);
+        // The gradient of the logits is rounded for its two products while a row is in the caches; that of a bias sums it as it is.
+        let is_narrow = gradients && bias.is_none() && rounding == Rounding::Bf16;
         // Where every row counts, chunks are read and written in place; otherwise their rows are gathered and put back.
         let all = counted.len() == n;
         let mut gathered = vec![0.0; if all { 0 } else { chunk * features }];
@@ -352,13 +354,19 @@ impl CrossEntropyKernel for Flex {
                 }
                 let loss =
                     loss_row(logits, target[row] as usize, inputs.settings.label_smoothing as f32, weight_of(row));
+                if is_narrow {
+                    flex::narrow_in_place(logits);
+                }
                 f64::from(loss)
             });
             total += losses.collect::<Vec<_>>().into_iter().sum::<f64>();
             if !gradients {
                 continue;
             }
-            let dlogits = Matrix::new(logits, rows.len(), classes);
+            let dlogits = match is_narrow {
+                true => Factor::Bf16(flex::narrowed_rows(logits, classes)),
+                false => Factor::F32(Matrix::new(logits, rows.len(), classes)),
+            };
             if all {
                 let dx = &mut dx[rows[0] * features..][..rows.len() * features];
                 products::multiply(dx, dlogits, projection, Output::Overwrite, rounding);

@@ -227,7 +227,8 @@ fn derivative_tanh<const FMA: bool>(x: f32) -> f32 {
 }
 
 vectorised! {
-    fn forward_rows(out: &mut [std::mem::MaybeUninit<f32>], x: &[f32], bias: &[f32], kind: Activation) {
+    /// `gelu(x + bias)` of rows as long as the bias. `out` is as long as `x`.
+    pub(super) fn forward_rows(out: &mut [std::mem::MaybeUninit<f32>], x: &[f32], bias: &[f32], kind: Activation) {
         let rows = out.chunks_exact_mut(bias.len()).zip(x.chunks_exact(bias.len()));
         match kind {
             Activation::GeluTanh => {
@@ -251,7 +252,8 @@ vectorised! {
 }
 
 vectorised! {
-    fn backward_rows(dy: &mut [f32], x: &[f32], bias: &[f32], dbias: &mut [f32], kind: Activation) {
+    /// Turns the gradients `dy` of `gelu(x + bias)` into those of `x`, and adds those of rows to `dbias`. All rows are as long as the bias.
+    pub(super) fn backward_rows(dy: &mut [f32], x: &[f32], bias: &[f32], dbias: &mut [f32], kind: Activation) {
         let rows = dy.chunks_exact_mut(bias.len()).zip(x.chunks_exact(bias.len()));
         match kind {
             Activation::GeluTanh => {

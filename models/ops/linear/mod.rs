@@ -7,6 +7,7 @@
 #[cfg(feature = "compiler")]
 pub(super) mod cube;
 mod adapted;
+mod feed_forward;
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::ops::FloatTensorOps;
@@ -20,6 +21,7 @@ use super::flex::{self, FlexTensor};
 use super::products::{self, Operands, Output};
 use super::{Form, Operator, Ops};
 pub use adapted::{Adapted, adapted};
+pub use feed_forward::{FeedForward, feed_forward, is_fused};
 
 /// `x W + b`: `x [n, in]`, `weight [in, out]`, `bias [out]` -> `[n, out]`.
 ///

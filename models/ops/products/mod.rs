@@ -99,6 +99,22 @@ impl Factor<'_> {
     }
 }
 
+impl Factor<'_> {
+    /// The transpose, without moving anything.
+    ///
+    /// # Panics
+    /// For packed panels.
+    pub fn t(self) -> Self {
+        match self {
+            Self::F32(x) => Self::F32(x.t()),
+            Self::Bf16(x) => Self::Bf16(x.t()),
+            Self::F16(x) => Self::F16(x.t()),
+            #[cfg(target_arch = "x86_64")]
+            Self::Packed(_) => panic!("panels of a right factor have no transpose"),
+        }
+    }
+}
+
 impl<'a> From<Matrix<'a>> for Factor<'a> {
     fn from(matrix: Matrix<'a>) -> Self {
         Self::F32(matrix)
@@ -134,6 +150,25 @@ pub(super) enum Output<'a> {
     /// Overwrites it, with a number for each column added.
     Bias(&'a [f32]),
 }
+
+/// Rows of a product that one block of [`Sums`] has at most, the first being a multiple of it.
+pub(super) const BLOCK_ROWS: usize = 32;
+
+/// A block of a product whose sums are complete.
+pub(super) struct Sums<'a> {
+    /// Its first row and column in the product.
+    pub row: usize,
+    pub col: usize,
+    /// Its size: [`BLOCK_ROWS`] rows or those that are left, and columns.
+    pub rows: usize,
+    pub cols: usize,
+    /// Its rows, `stride` elements each. Those behind the columns are no part of the product.
+    pub values: &'a mut [f32],
+    pub stride: usize,
+}
+
+/// Takes the blocks of a product, each once, on the threads that compute them. It must not wait for other tasks.
+pub(super) type Finish<'a> = dyn Fn(Sums<'_>) + Sync + 'a;
 
 /// Products with fewer multiplications stay on one thread, as in Burn Flex.
 const PARALLEL_FROM: usize = 192 * 192 * 192;
@@ -188,6 +223,31 @@ pub(super) fn product<'a>(
     }
 }
 
+/// `a b` over all threads, given to `finish` block by block while the sums are in the caches; otherwise as [`multiply`].
+pub(super) fn finished<'a>(
+    a: impl Into<Factor<'a>>,
+    b: impl Into<Factor<'a>>,
+    rounding: Rounding,
+    finish: &Finish<'_>,
+) {
+    let (a, b) = (a.into(), b.into());
+    let ((rows, inner), (others, cols)) = (a.size(), b.size());
+    assert_eq!(inner, others, "inner dimensions of a product");
+    if rows == 0 || cols == 0 {
+        return;
+    }
+    let threads = is_parallel(rows, inner, cols, rounding);
+    #[cfg(target_arch = "x86_64")]
+    if let Some(method @ panels::Method::Tiles { .. }) = panels::Method::of(a, b, rounding, threads) {
+        // SAFETY: the method has been asked of the CPU, and no element is written but by `finish`.
+        return unsafe { panels::finished(method, a, b, rounding, threads, finish) };
+    }
+    let mut values = product(a, b, None, rounding);
+    values.par_chunks_mut(BLOCK_ROWS * cols).enumerate().for_each(|(block, values)| {
+        finish(Sums { row: block * BLOCK_ROWS, col: 0, rows: values.len() / cols, cols, values, stride: cols });
+    });
+}
+
 /// Where a product goes: its first element, and how far its rows are apart.
 #[derive(Clone, Copy)]
 struct Destination {
@@ -222,9 +282,7 @@ unsafe fn multiply_into(
     if rows == 0 || cols == 0 {
         return;
     }
-    // Panels of bf16 are packed and multiplied whole, whatever is missing of them.
-    let whole = |outer: usize| if rounding == Rounding::Bf16 { outer.next_multiple_of(32) } else { outer };
-    let threads = threads && whole(rows).saturating_mul(whole(cols)).saturating_mul(inner) >= PARALLEL_FROM;
+    let threads = threads && is_parallel(rows, inner, cols, rounding);
     #[cfg(target_arch = "x86_64")]
     if let Some(method) = panels::Method::of(a, b, rounding, threads) {
         // SAFETY: the caller's promise; the method has been asked of the CPU.
@@ -232,6 +290,13 @@ unsafe fn multiply_into(
     }
     // SAFETY: the caller's promise.
     unsafe { multiply_by_gemm(out, a, b, into, rounding, threads) }
+}
+
+/// Whether a product is large enough for all threads.
+fn is_parallel(rows: usize, inner: usize, cols: usize, rounding: Rounding) -> bool {
+    // Panels of bf16 are packed and multiplied whole, whatever is missing of them.
+    let whole = |outer: usize| if rounding == Rounding::Bf16 { outer.next_multiple_of(32) } else { outer };
+    whole(rows).saturating_mul(whole(cols)).saturating_mul(inner) >= PARALLEL_FROM
 }
 
 /// As [`multiply_into`], by the `gemm` crate on operands that are rounded before.

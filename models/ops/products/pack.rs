@@ -368,7 +368,6 @@ unsafe fn pairs_of_rows<T: Narrow, const TRANSPOSE: bool>(view: View<T>, part: P
     for (s, k) in (k0..k1).step_by(TILE_STEP).enumerate() {
         for p in p0..p1 {
             let columns = lowest(view.outer - p * TILES);
-            let mut halves = [[_mm512_setzero_si512(); 16]; 2];
             let load = |k: usize| {
                 let mask = if k < k1 { columns } else { 0 };
                 let from = view.at.wrapping_add(p * TILES + k * view.inner_step);
@@ -376,18 +375,21 @@ unsafe fn pairs_of_rows<T: Narrow, const TRANSPOSE: bool>(view: View<T>, part: P
                 // SAFETY: as in `rows`.
                 unsafe { T::load32(from, mask) }
             };
-            let [first, second] = &mut halves;
-            for (i, (first, second)) in first.iter_mut().zip(second).enumerate() {
+            let tiles = to.wrapping_add((p - p0) * stride + s * TILE_BYTES);
+            for i in 0..16 {
                 let (even, odd) = (load(k + 2 * i), load(k + 2 * i + 1));
-                *first = _mm512_permutex2var_epi16(even, low, odd);
-                *second = _mm512_permutex2var_epi16(even, high, odd);
-            }
-            for (half, v) in halves.iter_mut().enumerate() {
-                if TRANSPOSE {
-                    transpose(v);
+                let to = tiles.wrapping_add(i * 64);
+                // SAFETY (both): as in `rows`.
+                unsafe {
+                    _mm512_store_si512(to.cast(), _mm512_permutex2var_epi16(even, low, odd));
+                    _mm512_store_si512(to.wrapping_add(1024).cast(), _mm512_permutex2var_epi16(even, high, odd));
                 }
-                // SAFETY: as in `rows`.
-                unsafe { store_tile(to.wrapping_add((p - p0) * stride + s * TILE_BYTES + half * 1024), v) };
+            }
+            if TRANSPOSE {
+                for half in 0..2 {
+                    // SAFETY: the tile has just been written.
+                    unsafe { transpose_tile(tiles.wrapping_add(half * 1024)) };
+                }
             }
         }
     }
@@ -414,6 +416,23 @@ unsafe fn store_tile(to: *mut u8, v: &[__m512i; 16]) {
         // SAFETY: the caller's promise.
         unsafe { _mm512_store_si512(to.wrapping_add(r * 64).cast(), *v) };
     }
+}
+
+/// Transposes a tile where it is.
+///
+/// # Safety
+/// The 1,024 bytes at `at`, which start at a cache line, must be initialised and writable.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn transpose_tile(at: *mut u8) {
+    let mut v = [_mm512_setzero_si512(); 16];
+    for (r, v) in v.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        *v = unsafe { _mm512_load_si512(at.wrapping_add(r * 64).cast()) };
+    }
+    transpose(&mut v);
+    // SAFETY: the caller's promise.
+    unsafe { store_tile(at, &v) };
 }
 
 /// Transposes 16 x 16 elements of 32 bits: 64 shuffles.

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::pack::{self, Buffer, Exact, F32_STEP, Part, Side, ToBf16, ToF16, View, Wide};
-use super::{Destination, Factor, Matrix, Output, Rounding, Shared, Unit, fma, tiles, units};
+use super::{Destination, Factor, Finish, Matrix, Output, Rounding, Shared, Unit, fma, tiles, units};
 
 /// The kernel, and with it the form of the panels.
 #[derive(Clone, Copy)]
@@ -120,6 +120,19 @@ impl Method {
                     tiles::run(kernel, target, a, b, steps, is_first);
                 }
             }
+        }
+    }
+
+    /// The same of all steps of the inner dimension, by tiles, with each block given to `finish`.
+    ///
+    /// # Safety
+    /// As [`tiles::finish`].
+    unsafe fn finish(self, size: (usize, usize), a: Panels, b: Panels, steps: usize, finish: &Finish<'_>) {
+        let Self::Tiles { kernel, is_amx } = self else { unreachable!("`finished` is called for tiles") };
+        // SAFETY: the caller's promise.
+        unsafe {
+            let _tiles = is_amx.then(|| tiles::amx::Tiles::configured());
+            tiles::finish(kernel, size, a, b, steps, finish);
         }
     }
 }
@@ -268,8 +281,7 @@ fn for_each(parallel: bool, n: usize, f: impl Fn(usize) + Send + Sync) {
     }
 }
 
-/// `a b` to `out`, over all threads if it is `parallel`. The factor with the larger outer dimension is cut into tasks, each of which packs its own part; the other one is
-/// packed before, by all threads, in pieces of the inner dimension that stay in the caches.
+/// `a b` to `out`, over all threads if it is `parallel`.
 ///
 /// # Safety
 /// As [`super::multiply_into`], and `method` must have been asked of the CPU. The inner dimension must not be 0.
@@ -283,7 +295,7 @@ pub(super) unsafe fn multiply(
     parallel: bool,
 ) {
     let ((rows, inner), (_, cols)) = (a.size(), b.size());
-    let (step, block, bytes) = (method.step(), method.block(), method.bytes());
+    let block = method.block();
     let mut bias = Vec::new();
     if let Output::Bias(values) = into {
         bias.extend_from_slice(values);
@@ -291,73 +303,146 @@ pub(super) unsafe fn multiply(
     }
     let bias = if bias.is_empty() { std::ptr::null() } else { bias.as_ptr() };
     let target = Target { out, rows, cols, add: matches!(into, Output::Add), bias };
-
-    let factors = [(a, Side::Left), (b, Side::Right)];
-    let panels = [rows.div_ceil(block[0]), cols.div_ceil(block[1])];
-    let (own, shared) = if rows >= cols { (0, 1) } else { (1, 0) };
-    let threads = if parallel { rayon::current_num_threads() } else { 1 };
-    let tasks = panels[own].div_ceil(TASK / block[own]).next_multiple_of(threads);
-    let width = panels[own].div_ceil(tasks);
-    let steps = inner.div_ceil(step);
-    let whole = factors.map(|(factor, _)| match factor {
-        Factor::Packed(whole) => Some(whole),
-        _ => None,
-    });
-    let piece = match whole[shared] {
+    let cut = Cut::new(method, a, b, parallel);
+    let steps = inner.div_ceil(method.step());
+    let piece = match cut.whole(cut.shared) {
         Some(_) => steps,
-        None => even(steps, (SHARED_BYTES / (panels[shared] * bytes[shared])).max(fma::INNER)),
+        None => even(steps, (SHARED_BYTES / (cut.panels[cut.shared] * method.bytes()[cut.shared])).max(fma::INNER)),
     };
-    let at_once = even(piece, method.steps_at_once().min((OWN_BYTES / (width * bytes[own])).max(1)));
+    let at_once = even(piece, method.steps_at_once().min((OWN_BYTES / (cut.width * method.bytes()[cut.own])).max(1)));
+    // SAFETY: the caller's promise; every task has its own rows or columns of the result, and the first steps write all of it.
+    unsafe {
+        cut.run(rounding, steps, piece, at_once, |a, b, (t0, t1)| method.run(&target, a, b, t1 - t0, t0 == 0));
+    }
+}
 
-    // Taken, not borrowed: while this thread waits, it may run a task that calls for another product.
-    let mut buffer = SHARED.replace(Buffer::new());
-    let (packed, stride) = match whole[shared] {
-        Some(whole) => (whole.at(), whole.stride()),
-        None => {
-            let stride = piece * bytes[shared];
-            (Shared(buffer.at_least(panels[shared] * stride)), stride)
+/// `a b`, of which each block is given to `finish`, over all threads if it is `parallel`. No sum is stored before it is complete.
+///
+/// # Safety
+/// `method`, which is of tiles, must have been asked of the CPU. The inner dimension must not be 0.
+pub(super) unsafe fn finished(
+    method: Method,
+    a: Factor<'_>,
+    b: Factor<'_>,
+    rounding: Rounding,
+    parallel: bool,
+    finish: &Finish<'_>,
+) {
+    let ((rows, inner), (_, cols)) = (a.size(), b.size());
+    let mut cut = Cut::new(method, a, b, parallel);
+    let steps = inner.div_ceil(method.step());
+    cut.narrow((OWN_BYTES / (steps * method.bytes()[cut.own])).max(1));
+    // SAFETY: the caller's promise; the steps are all that there are.
+    unsafe { cut.run(rounding, steps, steps, steps, |a, b, _| method.finish((rows, cols), a, b, steps, finish)) };
+}
+
+/// How a product is divided: the factor with the larger outer dimension is cut into tasks, each of which packs its own part; the other
+/// one is packed before, by all threads, in pieces of the inner dimension that stay in the caches.
+struct Cut<'a> {
+    method: Method,
+    factors: [(Factor<'a>, Side); 2],
+    /// Panels of each factor.
+    panels: [usize; 2],
+    /// Which factor is cut, and which is shared.
+    own: usize,
+    shared: usize,
+    /// Panels of a task.
+    width: usize,
+    parallel: bool,
+}
+
+impl<'a> Cut<'a> {
+    fn new(method: Method, a: Factor<'a>, b: Factor<'a>, parallel: bool) -> Self {
+        let ((rows, _), (_, cols), block) = (a.size(), b.size(), method.block());
+        let panels = [rows.div_ceil(block[0]), cols.div_ceil(block[1])];
+        let (own, shared) = if rows >= cols { (0, 1) } else { (1, 0) };
+        let mut cut =
+            Self { method, factors: [(a, Side::Left), (b, Side::Right)], panels, own, shared, width: 0, parallel };
+        cut.narrow(TASK / block[own]);
+        cut
+    }
+
+    /// Gives each task `most` panels at most.
+    fn narrow(&mut self, most: usize) {
+        let threads = if self.parallel { rayon::current_num_threads() } else { 1 };
+        let most = if self.width == 0 { most } else { most.min(self.width) };
+        let tasks = self.panels[self.own].div_ceil(most).next_multiple_of(threads);
+        self.width = self.panels[self.own].div_ceil(tasks);
+    }
+
+    /// The panels of a factor, where all of them are there.
+    fn whole(&self, factor: usize) -> Option<&'a Whole> {
+        match self.factors[factor].0 {
+            Factor::Packed(whole) => Some(whole),
+            _ => None,
         }
-    };
-    for s0 in (0..steps).step_by(piece) {
-        let s1 = (s0 + piece).min(steps);
-        let at = |s: usize| (s * step).min(inner);
-        if whole[shared].is_none() {
-            let (factor, side) = factors[shared];
-            // SAFETY: the steps lie within the factor, and the buffer holds all its panels of them.
-            unsafe { pack_all(method, factor, rounding, side, (s0, s1), packed, stride, parallel) };
-        }
-        for_each(parallel, panels[own].div_ceil(width), |task| {
-            let (p0, p1) = (task * width, ((task + 1) * width).min(panels[own]));
-            let mut buffer = OWN.replace(Buffer::new());
-            for t0 in (s0..s1).step_by(at_once) {
-                let t1 = (t0 + at_once).min(s1);
-                // SAFETY: the part lies within the factor and fits the buffer, as whole panels hold all steps; every task has its own
-                // rows or columns of the result; the first steps write all of it.
-                unsafe {
-                    let (at, stride_own) = match whole[own] {
-                        Some(whole) => {
-                            (whole.at().at(p0 * whole.stride() + t0 * bytes[own]).cast_const(), whole.stride())
-                        }
-                        None => {
-                            let stride_own = (t1 - t0) * bytes[own];
-                            let to = buffer.at_least((p1 - p0) * stride_own);
-                            let (factor, side) = factors[own];
-                            let part = Part { panels: (p0, p1), inner: (at(t0), at(t1)) };
-                            method.pack(factor, rounding, side, part, to, stride_own);
-                            (to.cast_const(), stride_own)
+    }
+
+    /// Calls `run` with panels of both factors for steps of the inner dimension, until all products of theirs were given: `piece` of the
+    /// `steps` are packed for all tasks at once, `at_once` of these by a task for itself.
+    ///
+    /// # Safety
+    /// The method must have been asked of the CPU, and the factors must have so many steps.
+    unsafe fn run(
+        &self,
+        rounding: Rounding,
+        steps: usize,
+        piece: usize,
+        at_once: usize,
+        run: impl Fn(Panels, Panels, (usize, usize)) + Sync,
+    ) {
+        let Self { method, factors, panels, own, shared, width, parallel } = *self;
+        let (step, bytes, inner) = (method.step(), method.bytes(), factors[0].0.size().1);
+        // Taken, not borrowed: while this thread waits, it may run a task that calls for another product.
+        let mut buffer = SHARED.replace(Buffer::new());
+        let (packed, stride) = match self.whole(shared) {
+            Some(whole) => (whole.at(), whole.stride()),
+            None => {
+                let stride = piece * bytes[shared];
+                (Shared(buffer.at_least(panels[shared] * stride)), stride)
+            }
+        };
+        for s0 in (0..steps).step_by(piece) {
+            let s1 = (s0 + piece).min(steps);
+            let at = |s: usize| (s * step).min(inner);
+            if self.whole(shared).is_none() {
+                let (factor, side) = factors[shared];
+                // SAFETY: the steps lie within the factor, and the buffer holds all its panels of them.
+                unsafe { pack_all(method, factor, rounding, side, (s0, s1), packed, stride, parallel) };
+            }
+            for_each(parallel, panels[own].div_ceil(width), |task| {
+                let (p0, p1) = (task * width, ((task + 1) * width).min(panels[own]));
+                let mut buffer = OWN.replace(Buffer::new());
+                for t0 in (s0..s1).step_by(at_once) {
+                    let t1 = (t0 + at_once).min(s1);
+                    // SAFETY: the part lies within the factor and fits the buffer, as whole panels hold all steps.
+                    let (at_own, stride_own) = unsafe {
+                        match self.whole(own) {
+                            Some(whole) => {
+                                (whole.at().at(p0 * whole.stride() + t0 * bytes[own]).cast_const(), whole.stride())
+                            }
+                            None => {
+                                let stride_own = (t1 - t0) * bytes[own];
+                                let to = buffer.at_least((p1 - p0) * stride_own);
+                                let (factor, side) = factors[own];
+                                let part = Part { panels: (p0, p1), inner: (at(t0), at(t1)) };
+                                method.pack(factor, rounding, side, part, to, stride_own);
+                                (to.cast_const(), stride_own)
+                            }
                         }
                     };
-                    let own_panels = Panels { at, stride: stride_own, first: p0, count: p1 - p0 };
-                    let at = packed.at((t0 - s0) * bytes[shared]).cast_const();
+                    let own_panels = Panels { at: at_own, stride: stride_own, first: p0, count: p1 - p0 };
+                    // SAFETY: the steps are packed there.
+                    let at = unsafe { packed.at((t0 - s0) * bytes[shared]).cast_const() };
                     let shared_panels = Panels { at, stride, first: 0, count: panels[shared] };
                     let (a, b) = if own == 0 { (own_panels, shared_panels) } else { (shared_panels, own_panels) };
-                    method.run(&target, a, b, t1 - t0, t0 == 0);
+                    run(a, b, (t0, t1));
                 }
-            }
-            OWN.set(buffer);
-        });
+                OWN.set(buffer);
+            });
+        }
+        SHARED.set(buffer);
     }
-    SHARED.set(buffer);
 }
 
 /// The steps from `s0` to `s1` of all panels of `factor` to `to`, where panels are `stride` bytes apart, in blocks of about 128 KiB that

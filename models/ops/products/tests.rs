@@ -80,6 +80,7 @@ fn methods(rounding: Rounding) -> Vec<(&'static str, Multiply)> {
     #[cfg(target_arch = "x86_64")]
     {
         use panels::Method;
+        let mut finished: Vec<(&str, Multiply)> = Vec::new();
         let mut add = |name, method| {
             let multiply: Multiply = Box::new(move |out, a, b, into| {
                 // SAFETY: `out` is as large as the product, and the CPU has been asked.
@@ -90,6 +91,28 @@ fn methods(rounding: Rounding) -> Vec<(&'static str, Multiply)> {
             });
             all.push((name, multiply));
         };
+        let mut add_finished = |name, method| {
+            let multiply: Multiply = Box::new(move |out, a, b, into| {
+                let (width, out) = (b.size().1, std::sync::Mutex::new(out));
+                let finish = |block: Sums<'_>| {
+                    assert!(block.row % BLOCK_ROWS == 0 && block.rows <= BLOCK_ROWS);
+                    let mut out = out.lock().unwrap();
+                    for (row, sums) in block.values.chunks_exact(block.stride).enumerate() {
+                        let at = (block.row + row) * width + block.col;
+                        for (column, (out, sum)) in out[at..].iter_mut().zip(&sums[..block.cols]).enumerate() {
+                            *out = match into {
+                                Output::Overwrite => *sum,
+                                Output::Add => *out + sum,
+                                Output::Bias(bias) => bias[block.col + column] + sum,
+                            };
+                        }
+                    }
+                };
+                // SAFETY: the CPU has been asked.
+                unsafe { panels::finished(method, a, b, rounding, true, &finish) };
+            });
+            finished.push((name, multiply));
+        };
         match Method::on(Unit::F32) {
             Some(method) => add("f32 of AVX-512", method),
             None => skipped("no AVX-512 here: its kernel of f32 is not run"),
@@ -97,14 +120,19 @@ fn methods(rounding: Rounding) -> Vec<(&'static str, Multiply)> {
         if rounding == Rounding::Bf16 {
             for unit in [Unit::Avx512Bf16, Unit::AmxBf16] {
                 match units::choose(Some(unit)) {
-                    Ok(_) => add(unit.name(), Method::on(unit).unwrap()),
+                    Ok(_) => {
+                        add(unit.name(), Method::on(unit).unwrap());
+                        add_finished("blocks of the unit", Method::on(unit).unwrap());
+                    }
                     Err(error) => skipped(&format!("{} is not run: {error}", unit.name())),
                 }
             }
             if units::choose(Some(Unit::Avx512Bf16)).is_ok() {
                 add("amx-bf16, emulated", Method::Tiles { kernel: emulated, is_amx: false });
+                add_finished("blocks, emulated", Method::Tiles { kernel: emulated, is_amx: false });
             }
         }
+        all.append(&mut finished);
     }
     all
 }

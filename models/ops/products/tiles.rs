@@ -7,10 +7,10 @@
 
 use std::arch::x86_64::*;
 
-use super::Unit;
-use super::pack::{TILE_BYTES, TILE_STEP, TILES};
+use super::pack::{Buffer, TILE_BYTES, TILE_STEP, TILES};
 use super::panels::{Panels, Start, Target, even};
 use super::units::Count;
+use super::{BLOCK_ROWS, Finish, Sums, Unit};
 
 /// Steps whose part of a left panel (40 KiB) stays in the first-level cache while right panels stream by.
 const INNER: usize = 20;
@@ -45,6 +45,53 @@ pub(super) unsafe fn run(kernel: Kernel, target: &Target, a: Panels, b: Panels, 
                         target.block((row, col), size, whole, is_first, &mut edge.0, TILES, |start, (c, stride)| {
                             kernel(block_a, block_b, n, size.0, start, c, stride);
                         });
+                    }
+                }
+            }
+        }
+    }
+}
+
+const _: () = assert!(TILES == BLOCK_ROWS);
+
+/// `a` by `b`, which are of a product of `size`, over all its `steps` by `kernel`: each block is given to `finish`. Where the steps do not
+/// stay in the first-level cache, the sums of a row of blocks wait for those of the others in the second-level one.
+///
+/// # Safety
+/// The panels must have `steps` steps, at least one, and `kernel` must be permitted, within [`amx::Tiles`] where it is of AMX.
+pub(super) unsafe fn finish(
+    kernel: Kernel,
+    size: (usize, usize),
+    a: Panels,
+    b: Panels,
+    steps: usize,
+    finish: &Finish<'_>,
+) {
+    const BLOCK: usize = TILES * TILES;
+    let inner = even(steps, INNER);
+    let chunk = even(b.count, (CHUNK / (steps * TILE_BYTES)).max(2));
+    let waiting = if inner < steps { chunk } else { 1 };
+    let mut memory = Buffer::new();
+    let sums = memory.at_least(waiting * BLOCK * size_of::<f32>()).cast::<f32>();
+    for j0 in (0..b.count).step_by(chunk) {
+        for i in 0..a.count {
+            for s in (0..steps).step_by(inner) {
+                let n = inner.min(steps - s);
+                let block_a = a.at.wrapping_add(i * a.stride + s * TILE_BYTES);
+                for j in j0..(j0 + chunk).min(b.count) {
+                    let block_b = b.at.wrapping_add(j * b.stride + s * TILE_BYTES);
+                    let (row, col) = ((a.first + i) * TILES, (b.first + j) * TILES);
+                    let (rows, cols) = ((size.0 - row).min(TILES), (size.1 - col).min(TILES));
+                    let at = sums.wrapping_add((j - j0) % waiting * BLOCK);
+                    let start = if s == 0 { Start::ZERO } else { Start { at, stride: TILES } };
+                    // SAFETY: the caller's promise; the memory has so many blocks, which a kernel writes whole but for rows that are
+                    // not wanted, of which a slice of the others has none.
+                    let values = unsafe {
+                        kernel(block_a, block_b, n, rows, start, at, TILES);
+                        std::slice::from_raw_parts_mut(at, rows * TILES)
+                    };
+                    if s + n == steps {
+                        finish(Sums { row, col, rows, cols, values, stride: TILES });
                     }
                 }
             }

@@ -2,7 +2,7 @@
 //! largest number of f16, and above 256 bf16 no longer counts by one.
 
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
-use kiln_models::layers::{Conv1D, LayerNorm, Linear};
+use kiln_models::layers::{LayerNorm, Linear};
 use kiln_models::ops::attention::plain::attention;
 use kiln_models::ops::dropout::DropoutRng;
 use kiln_models::{Activation, Compute, Ops, Pass};
@@ -81,10 +81,10 @@ fn activations_bear_inputs_whose_cube_is_no_number() {
     let device = Device::flex().autodiff();
     for dtype in NARROW {
         for activation in [Activation::GeluTanh, Activation::GeluErf] {
-            let layer = Conv1D::new(1, 1, 0.0, &device);
+            let layer = Linear::new(1, 1, true, 0.0, &device);
             let x = tensor(vec![1000.0, -1000.0], [2, 1], &device).require_grad();
             let weight = tensor(vec![1.0], [1, 1], &device).require_grad();
-            let layer = Conv1D { weight: burn::module::Param::from_tensor(weight), ..layer };
+            let layer = Linear { weight: burn::module::Param::from_tensor(weight), ..layer };
             let y = layer.activated(x.clone(), activation, FloatDType::F32, pass(dtype));
             let grads = y.clone().sum().backward();
             assert_eq!(read(y), [1000.0, 0.0], "{dtype:?} {activation:?}");

@@ -13,8 +13,9 @@ use kiln_models::ops::dropout::{DropoutRng, DropoutSeeds, bias_dropout_residual,
 use kiln_models::ops::embedding::embedding;
 use kiln_models::ops::gelu::bias_gelu;
 use kiln_models::ops::layer_norm::layer_norm;
-use kiln_models::ops::linear::{linear, product};
+use kiln_models::ops::linear::{FeedForward, feed_forward, linear, product};
 use kiln_models::ops::list::TensorList;
+use kiln_models::ops::products::Operands;
 
 use crate::{device, read};
 
@@ -122,6 +123,35 @@ fn linear_and_product_ask() {
     refused("product", "weight", || product(matrix([3, 4]), other(), Ops::Fused));
     let narrow = || matrix([3, 4]).cast(FloatDType::BF16);
     refused("linear", "x", || linear(narrow(), matrix([4, 8]), vector(8), Ops::Fused));
+}
+
+#[test]
+fn feed_forward_asks() {
+    for ops in FORMS {
+        let call = |x, first, inner_bias, second, bias| {
+            let block = FeedForward {
+                weights: [matrix(first), matrix(second)],
+                inner_bias: vector(inner_bias),
+                bias: Some(vector(bias)),
+                activation: Activation::GeluTanh,
+                operands: [FloatDType::BF16, FloatDType::BF16].map(Operands::from),
+            };
+            feed_forward(matrix(x), block, ops)
+        };
+        assert_eq!(call([3, 4], [4, 8], 8, [8, 2], 2).dims(), [3, 2]);
+        assert_eq!(call([0, 4], [4, 8], 8, [8, 2], 2).dims(), [0, 2]);
+        for other in others(8) {
+            refused("feed_forward", "inner_bias", || call([3, 4], [4, 8], other, [8, 2], 2));
+            refused("feed_forward", "weight", || call([3, 4], [4, 8], 8, [other, 2], 2));
+        }
+        for other in others(4) {
+            refused("feed_forward", "weight", || call([3, 4], [other, 8], 8, [8, 2], 2));
+        }
+        for bias in others(2) {
+            refused("feed_forward", "bias", || call([3, 4], [4, 8], 8, [8, 2], bias));
+        }
+        refused("feed_forward", "x", || call([3, 0], [0, 8], 8, [8, 2], 2));
+    }
 }
 
 #[test]

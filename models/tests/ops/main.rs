@@ -8,6 +8,7 @@ mod contract;
 mod cross_entropy;
 mod dropout;
 mod embedding;
+mod feed_forward;
 mod fused;
 mod gelu;
 mod layer_norm;

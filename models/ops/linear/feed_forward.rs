@@ -1,0 +1,418 @@
+//! The feed-forward block of a transformer, `activation(x W1 + b1) W2 + b2`, as one operator: what lies between the two products never
+//! leaves the caches in f32.
+//!
+//! On the CPU in bf16 the first product gives each block of its sums to the activation while it is there. Written are its argument, which
+//! the backward needs, and its value, both in bf16: the latter is rounded as the operand of the second product, the former as PyTorch's
+//! autocast rounds it. In the backward pass the product `dy W2^T` does the same with the activation's derivative and gives
+//! the gradient of the first product in bf16, and the sums of its columns (the gradient of `b1`) in f32 before they are rounded.
+#![allow(unsafe_code)] // kernel: memory is written without being filled first, by several threads at once
+
+use std::cell::RefCell;
+use std::mem::MaybeUninit;
+
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use half::bf16;
+
+use super::LinearKernel;
+use crate::ops::autodiff::{Differentiate, record};
+use crate::ops::contract::Contract;
+use crate::ops::flex::{self, FlexTensor};
+use crate::ops::gelu::{self, Activation, GeluKernel};
+use crate::ops::products::{self, BLOCK_ROWS, Operands, Rounding, Shared, Sums};
+use crate::ops::{Form, Operator, Ops};
+
+/// The block: two layers and the activation between them.
+#[derive(Debug, Clone)]
+pub struct FeedForward {
+    /// `W1 [in, inner]` and `W2 [inner, out]`
+    pub weights: [Tensor<2>; 2],
+    /// `b1 [inner]`
+    pub inner_bias: Tensor<1>,
+    /// `b2 [out]`
+    pub bias: Option<Tensor<1>>,
+    /// The activation.
+    pub activation: Activation,
+    /// How the two products take their operands, as in [`linear_in`](super::linear_in), in one type; the weights are the right factors.
+    pub operands: [Operands; 2],
+}
+
+/// Whether there is a fused form of the block for products of `x` in `dtype`: on the CPU in bf16, where both the linear layer and the
+/// activation are fused. Elsewhere it is these operators one after the other.
+pub fn is_fused(dtype: FloatDType, x: &Tensor<2>, ops: Ops) -> bool {
+    let operators = [Operator::Linear, Operator::Gelu];
+    dtype == FloatDType::BF16
+        && operators.into_iter().all(|operator| ops.form(operator) == Form::Fused)
+        && x.device() == Device::flex()
+}
+
+/// `activation(x W1 + b1) W2 + b2`: `x [n, in]` -> `[n, out]`, f32. Fused where [`is_fused`] says so, else the composition of Burn's operations.
+///
+/// # Panics
+/// For tensors of other shapes and operands of different types; in the fused form for other types than those of
+/// [`linear_in`](super::linear_in) and for tensors on different devices.
+pub fn feed_forward(x: Tensor<2>, block: FeedForward, ops: Ops) -> Tensor<2> {
+    let FeedForward { weights: [first, second], inner_bias, bias, activation, operands } = block;
+    let dtype = operands[0].dtype;
+    let form = if is_fused(dtype, &x, ops) { Form::Fused } else { Form::Plain };
+    let contract = Contract::new("feed_forward", form, x.device());
+    contract.ensure(operands[1].dtype == dtype, "operands", "operands of one type", operands[1].dtype);
+    let inner = super::factors(&contract, dtype, &x, &first);
+    let [_, width] = contract.matrix("weight", &second);
+    contract.floats("weight", &second, [inner, width], contract.rounded("weight", &second));
+    contract.floats("inner_bias", &inner_bias, [inner], DType::F32);
+    if let Some(bias) = &bias {
+        contract.floats("bias", bias, [width], DType::F32);
+    }
+    match form {
+        Form::Plain => {
+            let hidden = activation.forward(super::plain(dtype, x, first) + inner_bias.unsqueeze());
+            let y = super::plain(dtype, hidden, second);
+            match bias {
+                Some(bias) => y + bias.unsqueeze(),
+                None => y,
+            }
+        }
+        Form::Fused => {
+            let (x, inner_bias) = (x.into_dispatch(), inner_bias.into_dispatch());
+            let (first, second) = (first.into_dispatch(), second.into_dispatch());
+            let settings = Settings { activation, operands };
+            Tensor::from_dispatch(match bias {
+                Some(bias) => {
+                    let bias = bias.into_dispatch();
+                    <Dispatch as FeedForwardOp>::biased(x, first, inner_bias, second, bias, settings)
+                }
+                None => <Dispatch as FeedForwardOp>::unbiased(x, first, inner_bias, second, settings),
+            })
+        }
+    }
+}
+
+/// What is no tensor among the fields of [`FeedForward`].
+#[derive(Debug, Clone)]
+pub(in crate::ops) struct Settings {
+    activation: Activation,
+    operands: [Operands; 2],
+}
+
+#[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
+trait FeedForwardOp: Backend {
+    fn unbiased(
+        x: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        inner_bias: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        settings: Settings,
+    ) -> FloatTensor<Self>;
+
+    fn biased(
+        x: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        inner_bias: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        settings: Settings,
+    ) -> FloatTensor<Self>;
+}
+
+/// The kernels that a backend supplies; the default ones are compositions of others.
+pub(in crate::ops) trait FeedForwardKernel: LinearKernel + GeluKernel {
+    /// `u = x W1` and `h = activation(u + b1)`; `u` is none unless it is `wanted`.
+    fn inner(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        settings: &Settings,
+        wanted: bool,
+    ) -> (Option<FloatTensor<Self>>, FloatTensor<Self>) {
+        let u = <Self as LinearKernel>::product(x, weight, settings.operands[0].clone());
+        let h = <Self as GeluKernel>::forward(u.clone(), bias, settings.activation, FloatDType::F32);
+        (wanted.then_some(u), h)
+    }
+
+    /// The gradients of `u` and `b1`, of `u` and the gradient `dy` of `h W2`.
+    fn inner_backward(
+        u: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        settings: &Settings,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let dh = Self::backward_x(weight, dy, settings.operands[1].dtype);
+        <Self as GeluKernel>::backward(u, bias, dh, settings.activation, FloatDType::F32)
+    }
+}
+
+#[cfg(feature = "compiler")]
+impl FeedForwardKernel for crate::ops::cube::Cube {}
+
+/// `h W2`, or `h W2 + b2`.
+fn outer<B: FeedForwardKernel>(
+    h: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    bias: Option<FloatTensor<B>>,
+    settings: &Settings,
+) -> FloatTensor<B> {
+    let operands = settings.operands[1].clone();
+    match bias {
+        Some(bias) => <B as LinearKernel>::forward(h, weight, bias, operands),
+        None => <B as LinearKernel>::product(h, weight, operands),
+    }
+}
+
+/// Without autodiff the operator is its kernels' forward.
+impl<B: FeedForwardKernel> FeedForwardOp for B {
+    fn unbiased(
+        x: FloatTensor<B>,
+        first: FloatTensor<B>,
+        inner_bias: FloatTensor<B>,
+        second: FloatTensor<B>,
+        settings: Settings,
+    ) -> FloatTensor<B> {
+        let (_, h) = B::inner(x, first, inner_bias, &settings, false);
+        outer::<B>(h, second, None, &settings)
+    }
+
+    fn biased(
+        x: FloatTensor<B>,
+        first: FloatTensor<B>,
+        inner_bias: FloatTensor<B>,
+        second: FloatTensor<B>,
+        bias: FloatTensor<B>,
+        settings: Settings,
+    ) -> FloatTensor<B> {
+        let (_, h) = B::inner(x, first, inner_bias, &settings, false);
+        outer::<B>(h, second, Some(bias), &settings)
+    }
+}
+
+impl<B: FeedForwardKernel, C: CheckpointStrategy> FeedForwardOp for Autodiff<B, C> {
+    fn unbiased(
+        x: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        inner_bias: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        settings: Settings,
+    ) -> FloatTensor<Self> {
+        record::<C, _, _, _>([x, first, inner_bias, second], |[x, first, inner_bias, second], tracked| {
+            Saved::<FloatTensor<B>>::of::<B>([x, first, inner_bias, second], None, settings, &tracked)
+        })
+    }
+
+    fn biased(
+        x: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        inner_bias: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        settings: Settings,
+    ) -> FloatTensor<Self> {
+        record::<C, _, _, _>([x, first, inner_bias, second, bias], |[x, first, inner_bias, second, bias], tracked| {
+            Saved::<FloatTensor<B>>::of::<B>([x, first, inner_bias, second], Some(bias), settings, &tracked)
+        })
+    }
+}
+
+/// The values that the backward needs.
+#[derive(Debug, Clone)]
+struct Saved<F> {
+    /// Where the first weight learns.
+    x: Option<F>,
+    weights: [F; 2],
+    inner_bias: F,
+    /// `x W1`; none where nothing before the second product learns.
+    u: Option<F>,
+    /// `activation(x W1 + b1)`, where the second weight learns.
+    h: Option<F>,
+    settings: Settings,
+}
+
+impl<F: Clone> Saved<F> {
+    /// The result, and what is saved; of `[x, first, inner_bias, second]` those that are `tracked` have a gradient.
+    fn of<B: FeedForwardKernel + Backend<FloatTensorPrimitive = F>>(
+        [x, first, inner_bias, second]: [F; 4],
+        bias: Option<F>,
+        settings: Settings,
+        tracked: &[bool],
+    ) -> (F, Self) {
+        let kept = tracked[1].then(|| x.clone());
+        let is_wanted = tracked[..3].contains(&true);
+        let (u, h) = B::inner(x, first.clone(), inner_bias.clone(), &settings, is_wanted);
+        let saved_h = tracked[3].then(|| h.clone());
+        let y = outer::<B>(h, second.clone(), bias, &settings);
+        (y, Self { x: kept, weights: [first, second], inner_bias, u, h: saved_h, settings })
+    }
+}
+
+impl<B: FeedForwardKernel> Differentiate<B> for Saved<FloatTensor<B>> {
+    /// Those of `x`, `W1`, `b1`, `W2`, and of `b2` where there is one.
+    fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>> {
+        let Self { x, weights: [first, second], inner_bias, u, h, settings } = self;
+        let dtype = settings.operands[0].dtype;
+        let is_tracked = |input: usize| tracked.get(input) == Some(&true);
+        let dbias = is_tracked(4).then(|| B::backward_bias(dy.clone()));
+        let dsecond = h.map(|h| B::backward_weight(h, dy.clone(), dtype));
+        let Some(u) = u else { return vec![None, None, None, dsecond, dbias] };
+        let (du, dinner_bias) = B::inner_backward(u, inner_bias, dy, second, &settings);
+        let dfirst = x.map(|x| B::backward_weight(x, du.clone(), dtype));
+        let dx = is_tracked(0).then(|| B::backward_x(first, du, dtype));
+        vec![dx, dfirst, Some(dinner_bias), dsecond, dbias]
+    }
+}
+
+/// A matrix that blocks are written to, each by the thread that has computed it.
+#[derive(Clone, Copy)]
+struct Blocks {
+    at: Shared<bf16>,
+    width: usize,
+}
+
+impl Blocks {
+    /// # Safety
+    /// The matrix must have the block, and nobody else may access that meanwhile.
+    unsafe fn write(self, block: &Sums<'_>, rounded: &mut Vec<bf16>) {
+        // SAFETY: `narrow` writes all elements; the rows lie within the matrix, as the caller promises, and within what was rounded.
+        unsafe {
+            rounded.clear();
+            rounded.reserve(block.values.len());
+            flex::narrow(&mut rounded.spare_capacity_mut()[..block.values.len()], block.values);
+            rounded.set_len(block.values.len());
+            for row in 0..block.rows {
+                let from = rounded.as_ptr().add(row * block.stride);
+                let to = self.at.at((block.row + row) * self.width + block.col);
+                match block.cols {
+                    // A constant length is a move of a register, where another one is a call.
+                    BLOCK_ROWS => std::ptr::copy_nonoverlapping(from, to, BLOCK_ROWS),
+                    cols => std::ptr::copy_nonoverlapping(from, to, cols),
+                }
+            }
+        }
+    }
+
+    /// The block of this matrix where `of` is, as f32, in rows of its stride; 0 behind its columns.
+    ///
+    /// # Safety
+    /// The matrix must have the block, whose elements must be initialised and not be written meanwhile.
+    unsafe fn read(self, of: &Sums<'_>, wide: &mut Vec<f32>) {
+        wide.resize(of.rows * of.stride, 0.0);
+        for (row, to) in wide.chunks_exact_mut(of.stride).enumerate() {
+            // SAFETY: the caller's promise.
+            let from = unsafe { std::slice::from_raw_parts(self.at.at((of.row + row) * self.width + of.col), of.cols) };
+            let (to, behind) = to.split_at_mut(of.cols);
+            widen(to, from);
+            behind.fill(0.0);
+        }
+    }
+}
+
+/// `x` in f32.
+fn widen(out: &mut [f32], x: &[bf16]) {
+    for (out, x) in out.iter_mut().zip(x) {
+        *out = f32::from_bits(u32::from(x.to_bits()) << 16);
+    }
+}
+
+/// `bias`, followed by zeros for the columns that a block has beyond the matrix.
+fn padded(bias: &FlexTensor) -> Vec<f32> {
+    let mut values = flex::values(bias).to_vec();
+    values.resize(values.len().next_multiple_of(BLOCK_ROWS), 0.0);
+    values
+}
+
+/// Memory of a thread for one block.
+struct Block {
+    wide: Vec<f32>,
+    columns: Vec<f32>,
+    rounded: Vec<bf16>,
+}
+
+thread_local! {
+    static BLOCK: RefCell<Block> =
+        const { RefCell::new(Block { wide: Vec::new(), columns: Vec::new(), rounded: Vec::new() }) };
+}
+
+impl FeedForwardKernel for Flex {
+    fn inner(
+        x: FlexTensor,
+        weight: FlexTensor,
+        bias: FlexTensor,
+        settings: &Settings,
+        wanted: bool,
+    ) -> (Option<FlexTensor>, FlexTensor) {
+        let (x, weight, bias) = (flex::strided(x), flex::strided(weight), flex::row_major(bias));
+        let ([rows, _], [_, width]) = (flex::dims2(&x), flex::dims2(&weight));
+        let (left, right) = (flex::factor(&x), flex::right_factor(&weight, &settings.operands[0]));
+        let bias = padded(&bias);
+        let mut u = Vec::<bf16>::with_capacity(if wanted { rows * width } else { 0 });
+        let to_u = Blocks { at: Shared(u.as_mut_ptr()), width };
+        // SAFETY: each block of the product is given once, and all blocks are the whole of both matrices.
+        let h = unsafe {
+            let h = flex::written(rows * width, |h: &mut [MaybeUninit<bf16>]| {
+                let to_h = Blocks { at: Shared(h.as_mut_ptr().cast()), width };
+                products::finished(left, right, Rounding::Bf16, &|block: Sums<'_>| {
+                    BLOCK.with_borrow_mut(|Block { wide, rounded, .. }| {
+                        if wanted {
+                            to_u.write(&block, rounded);
+                        }
+                        wide.clear();
+                        wide.reserve(block.values.len());
+                        gelu::forward_rows(
+                            &mut wide.spare_capacity_mut()[..block.values.len()],
+                            block.values,
+                            &bias[block.col..][..block.stride],
+                            settings.activation,
+                        );
+                        wide.set_len(block.values.len());
+                        to_h.write(&Sums { values: wide, ..block }, rounded);
+                    });
+                });
+            });
+            u.set_len(if wanted { rows * width } else { 0 });
+            h
+        };
+        let tensor = |values: Vec<bf16>| FlexTensor::from_data(TensorData::new(values, [rows, width]));
+        (wanted.then(|| tensor(u)), tensor(h))
+    }
+
+    fn inner_backward(
+        u: FlexTensor,
+        bias: FlexTensor,
+        dy: FlexTensor,
+        weight: FlexTensor,
+        settings: &Settings,
+    ) -> (FlexTensor, FlexTensor) {
+        let [rows, width] = flex::dims2(&u);
+        let (dy, weight) = (flex::strided(dy), Self::float_transpose(flex::strided(weight)));
+        let u = u.as_slice::<bf16>().expect("`inner` has made it");
+        let bias = padded(&flex::row_major(bias));
+        // The sums of the columns of each row of blocks, which are added in their order.
+        let mut sums = vec![0.0f32; rows.div_ceil(BLOCK_ROWS) * width];
+        let sums_at = Shared(sums.as_mut_ptr());
+        let from_u = Blocks { at: Shared(u.as_ptr().cast_mut()), width }; // read alone
+        // SAFETY: each block of the product is given once, and all blocks are the whole of the matrix.
+        let du = unsafe {
+            flex::written(rows * width, |du: &mut [MaybeUninit<bf16>]| {
+                let to_du = Blocks { at: Shared(du.as_mut_ptr().cast()), width };
+                products::finished(flex::factor(&dy), flex::factor(&weight), Rounding::Bf16, &|block: Sums<'_>| {
+                    BLOCK.with_borrow_mut(|Block { wide, columns, rounded }| {
+                        from_u.read(&block, wide);
+                        columns.clear();
+                        columns.resize(block.stride, 0.0);
+                        let bias = &bias[block.col..][..block.stride];
+                        gelu::backward_rows(block.values, wide, bias, columns, settings.activation);
+                        let to = sums_at.at(block.row / BLOCK_ROWS * width + block.col);
+                        std::ptr::copy_nonoverlapping(columns.as_ptr(), to, block.cols);
+                        to_du.write(&block, rounded);
+                    });
+                });
+            })
+        };
+        let mut dbias = vec![0.0; width];
+        flex::add_rows(&sums, &mut dbias);
+        let du = FlexTensor::from_data(TensorData::new(du, [rows, width]));
+        (du, flex::tensor(dbias, [width]))
+    }
+}
