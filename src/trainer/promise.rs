@@ -104,6 +104,8 @@ const RATE: &str = "trainer.learning_rate";
 const PRODUCTS: &str = "products of bf16";
 /// The type of the operands of fused attention's products in a run in bf16 on the CPU.
 const ATTENTION: &str = "products of attention";
+/// The type in which the feed-forward block as one operator keeps the argument of its activation, in such a run.
+const ACTIVATION: &str = "arguments of activations";
 
 const SAMPLER: &str = "data.sampler";
 
@@ -133,7 +135,8 @@ const REASONS: &[(&str, &str)] = &[
     ("device.kind", "another kind of device rounds otherwise"),
     ("precision", "the steps so far were rounded otherwise"),
     (PRODUCTS, "other instructions add in another order; KILN_CPU_PRODUCTS chooses lower ones"),
-    (ATTENTION, "attention of the steps so far multiplied in f32, in an older Kiln"),
+    (ATTENTION, "attention of the steps so far multiplied in f32, in an older Kiln or with other fused operators"),
+    (ACTIVATION, "activations of the steps so far kept f32, in an older Kiln or with other fused operators"),
 ];
 
 /// The settings and facts that must stay, by key.
@@ -180,6 +183,9 @@ impl Promise {
             settings.insert(PRODUCTS.into(), json!(unit.name()));
             if is_fused(&Operator::Attention) {
                 settings.insert(ATTENTION.into(), json!("bf16"));
+            }
+            if [Operator::Linear, Operator::Gelu].iter().all(is_fused) {
+                settings.insert(ACTIVATION.into(), json!("bf16"));
             }
         }
         settings.insert(LENGTH.into(), json!(plan.steps.total));
@@ -262,7 +268,7 @@ impl Promise {
         match key {
             LENGTH => true,
             // Of the compiled mode, which a run may begin or leave.
-            PRODUCTS | ATTENTION => !(has_products(self) && has_products(now)),
+            PRODUCTS | ATTENTION | ACTIVATION => !(has_products(self) && has_products(now)),
             STEP_EXAMPLES => now.settings.get(SAMPLER) != Some(&json!(Sampler::GroupByLength.as_str())),
             WARMUP | RATE => self.given.contains_key(key) && self.given.get(key) == now.given.get(key),
             "examples of an epoch" | "trainer.per_device_train_batch_size" => batch,

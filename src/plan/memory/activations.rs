@@ -108,8 +108,13 @@ impl Activations {
             Activation::GeluTanh => 4,
             Activation::GeluErf => 2,
         };
-        // A fused kernel on a GPU keeps its input as the product gives it.
-        let of_input = if inputs.host.is_some() || is_plain(Operator::Gelu) { 2 } else { operand };
+        // The feed-forward block as one operator keeps its input in bf16, a fused kernel on a GPU as the product gives it.
+        let is_joined = is_bf16 && !is_adapted && !is_plain(Operator::Gelu);
+        let of_input = match inputs.host.is_some() || is_plain(Operator::Gelu) {
+            true if is_joined => 1,
+            true => 2,
+            false => operand,
+        };
         let gelu = of_input * inner + 2 * plain(Operator::Gelu, factors * inner) + given(Operator::Gelu) * inner;
         let layer = norms + operands + attention + masks + gelu;
         // A byte for each pair of a row's tokens, the same for all layers, and another where some are local.
@@ -199,8 +204,12 @@ impl Activations {
             }
             _ => 0,
         };
-        // The fused kernel of the CPU writes bf16 to new memory, f32 in place.
-        let gradient_of_gelu = if is_bf16 || is_plain(Operator::Gelu) { inner } else { 0 };
+        // The fused kernel of the CPU writes bf16 to new memory, f32 in place; of the feed-forward block there is one in bf16 alone.
+        let gradient_of_gelu = match is_bf16 || is_plain(Operator::Gelu) {
+            true if is_joined => inner / 2,
+            true => inner,
+            false => 0,
+        };
         let moving = F32 * (tokens * (width + gradient_of_gelu) + weights) + of_scores;
         let again = match checkpointing {
             ActivationCheckpointing::Balanced => layer_bytes(layer.saturating_sub(kept)),
