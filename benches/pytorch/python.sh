@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Prints a Python that has torch and transformers: KILN_PYTHON; python3; or one of its own below ${XDG_CACHE_HOME:-~/.cache}/kiln-bench,
-# into which it installs them (torch for the CPU where there is no NVIDIA driver). Fails, with the reason as its last line, where there
-# is none.
+# Prints a Python that has torch and transformers: KILN_PYTHON; python3; or one of its own below ${XDG_CACHE_HOME:-~/.cache}/kiln-bench, into
+# which it installs them (without an NVIDIA driver torch's build for the CPU, or that of PyPI where the index of the former is not
+# reached). Fails, with the reason as its last line, where there is none.
 set -Eeuo pipefail
 has() { "$1" -c 'import torch, transformers' 2>/dev/null; }
 if [ -n "${KILN_PYTHON:-}" ]; then
@@ -16,10 +16,9 @@ if has python3; then
 fi
 venv="${XDG_CACHE_HOME:-$HOME/.cache}/kiln-bench"
 if ! has "$venv/bin/python"; then
-    index=()
-    command -v nvidia-smi >/dev/null || index=(--index-url https://download.pytorch.org/whl/cpu)
-    { python3 -m venv "$venv" && "$venv/bin/pip" install --quiet torch==2.15.0 ${index[@]+"${index[@]}"} &&
-        "$venv/bin/pip" install --quiet transformers==5.23.0; } >&2 ||
+    install() { "$venv/bin/pip" install --quiet "$@"; }
+    for_cpu() { ! command -v nvidia-smi >/dev/null && install torch==2.15.0 --index-url https://download.pytorch.org/whl/cpu; }
+    { python3 -m venv "$venv" && { for_cpu || install torch==2.15.0; } && install transformers==5.23.0; } >&2 ||
         { echo "error: no Python with torch and transformers (KILN_PYTHON names one), and they cannot be installed here" >&2; exit 1; }
 fi
 echo "$venv/bin/python"

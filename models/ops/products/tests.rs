@@ -95,7 +95,7 @@ fn methods(rounding: Rounding) -> Vec<(&'static str, Multiply)> {
             let multiply: Multiply = Box::new(move |out, a, b, into| {
                 let (width, out) = (b.size().1, std::sync::Mutex::new(out));
                 let finish = |block: Sums<'_>| {
-                    assert!(block.row % BLOCK_ROWS == 0 && block.rows <= BLOCK_ROWS);
+                    assert!(block.row.is_multiple_of(BLOCK_ROWS) && block.rows <= BLOCK_ROWS);
                     let mut out = out.lock().unwrap();
                     for (row, sums) in block.values.chunks_exact(block.stride).enumerate() {
                         let at = (block.row + row) * width + block.col;
