@@ -102,10 +102,10 @@ const WARMUP: &str = "trainer.warmup_steps";
 const RATE: &str = "trainer.learning_rate";
 /// The instructions that multiply bf16 operands.
 const PRODUCTS: &str = "products of bf16";
-/// The type of the operands of fused attention's products in a run in bf16 on the CPU.
-const ATTENTION: &str = "products of attention";
-/// The type in which the feed-forward block as one operator keeps the argument of its activation, in such a run.
-const ACTIVATION: &str = "arguments of activations";
+/// What fused operators round in a run in bf16 on the CPU: another Kiln may round more or less of it.
+const ROUNDED: &str = "values rounded to bf16";
+/// A part of that in the checkpoints of an older Kiln, which lack the former.
+const ROUNDED_BEFORE: &str = "products of attention";
 
 const SAMPLER: &str = "data.sampler";
 
@@ -135,8 +135,7 @@ const REASONS: &[(&str, &str)] = &[
     ("device.kind", "another kind of device rounds otherwise"),
     ("precision", "the steps so far were rounded otherwise"),
     (PRODUCTS, "other instructions add in another order; KILN_CPU_PRODUCTS chooses lower ones"),
-    (ATTENTION, "attention of the steps so far multiplied in f32, in an older Kiln or with other fused operators"),
-    (ACTIVATION, "activations of the steps so far kept f32, in an older Kiln or with other fused operators"),
+    (ROUNDED, "fused operators of the steps so far rounded otherwise, in an older Kiln"),
 ];
 
 /// The settings and facts that must stay, by key.
@@ -181,12 +180,7 @@ impl Promise {
         let multiplies = [Operator::Linear, Operator::Attention, Operator::CrossEntropy].iter().any(is_fused);
         if let Some(unit) = plan.engine.device.bf16_products.filter(|_| precision == Precision::Bf16 && multiplies) {
             settings.insert(PRODUCTS.into(), json!(unit.name()));
-            if is_fused(&Operator::Attention) {
-                settings.insert(ATTENTION.into(), json!("bf16"));
-            }
-            if [Operator::Linear, Operator::Gelu].iter().all(is_fused) {
-                settings.insert(ACTIVATION.into(), json!("bf16"));
-            }
+            settings.insert(ROUNDED.into(), json!("operands of products, arguments of activations"));
         }
         settings.insert(LENGTH.into(), json!(plan.steps.total));
         settings.insert(WARMUP.into(), json!(plan.optimizer.schedule.warmup_steps()));
@@ -268,7 +262,8 @@ impl Promise {
         match key {
             LENGTH => true,
             // Of the compiled mode, which a run may begin or leave.
-            PRODUCTS | ATTENTION | ACTIVATION => !(has_products(self) && has_products(now)),
+            PRODUCTS | ROUNDED => !(has_products(self) && has_products(now)),
+            ROUNDED_BEFORE => true,
             STEP_EXAMPLES => now.settings.get(SAMPLER) != Some(&json!(Sampler::GroupByLength.as_str())),
             WARMUP | RATE => self.given.contains_key(key) && self.given.get(key) == now.given.get(key),
             "examples of an epoch" | "trainer.per_device_train_batch_size" => batch,
@@ -432,5 +427,36 @@ mod tests {
         assert!(was.notices(&was, 4).is_empty());
         assert!(was.notices(&of(20, 8, 2, 0.1), 4)[0].contains("after 9 steps and is to end after 20: from step 5 on"));
         assert!(was.notices(&of(5, 16, 1, 0.1), 4)[0].contains("with 16 examples in an optimizer step, which were 8"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn promise(settings: &[(&str, &str)]) -> Promise {
+        let settings = settings.iter().map(|(key, value)| ((*key).to_owned(), json!(value)));
+        let settings = settings.chain([(LENGTH.to_owned(), json!(9))]).collect();
+        Promise { fingerprint: String::new(), settings, validation: None, given: BTreeMap::new() }
+    }
+
+    #[test]
+    fn a_compiled_run_in_bf16_goes_on_as_it_rounded() {
+        let (native, now) = (promise(&[]), promise(&[(PRODUCTS, "f32"), (ROUNDED, "operands")]));
+        let older = [promise(&[(PRODUCTS, "f32")]), promise(&[(PRODUCTS, "f32"), (ROUNDED_BEFORE, "bf16")])];
+        let other = promise(&[(PRODUCTS, "amx-bf16"), (ROUNDED, "operands")]);
+        now.kept_by(&now, 3, 3).unwrap();
+        for compiled in older.iter().chain([&now, &other]) {
+            compiled.kept_by(&native, 3, 3).unwrap();
+            native.kept_by(compiled, 3, 3).unwrap();
+        }
+        for older in &older {
+            let error = older.kept_by(&now, 3, 3).unwrap_err().to_string();
+            let told = "another run: values rounded to bf16 was not given and is \"operands\" (fused operators";
+            assert!(error.contains(told) && !error.contains(ROUNDED_BEFORE), "{error}");
+        }
+        let error = other.kept_by(&now, 3, 3).unwrap_err().to_string();
+        assert!(error.contains("products of bf16 was \"amx-bf16\" and is \"f32\""), "{error}");
     }
 }
