@@ -4,7 +4,7 @@
 
 use burn::module::Module;
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 
 use crate::compute::Pass;
 use crate::config::{BertConfig, BertVariant};
@@ -231,7 +231,7 @@ impl BertModel {
             Some(pooler) => {
                 let first = dropout(first, pooler.dropout, pass.rng, pass.ops());
                 match pooler.variant {
-                    BertVariant::Electra => pooler.dense.activated(first, Activation::GeluErf, FloatDType::F32, pass),
+                    BertVariant::Electra => pooler.dense.activated(first, Activation::GeluErf, pass),
                     BertVariant::DistilBert => relu(pooler.dense.forward(first, pass)),
                     _ => pooler.dense.forward(first, pass).tanh(),
                 }

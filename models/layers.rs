@@ -71,23 +71,6 @@ fn product(
     }
 }
 
-/// `activation(x W + b)` in `dtype`: `[n, in] -> [n, out]`
-fn activated(
-    x: Tensor<2>,
-    weight: &Param<Tensor<2>>,
-    bias: &Param<Tensor<1>>,
-    lora: Option<&Lora>,
-    activation: Activation,
-    dtype: FloatDType,
-    pass: Pass<'_>,
-) -> Tensor<2> {
-    let x = match (lora, dtype) {
-        (None, FloatDType::F16 | FloatDType::BF16) => pass.projection_for(Operator::Gelu, x, weight),
-        _ => product(x, weight, None, lora, pass),
-    };
-    ops::gelu::bias_gelu_in(dtype, x, bias.val(), activation, pass.ops())
-}
-
 /// A linear layer, of whichever type.
 #[derive(Clone, Copy)]
 pub(crate) struct Dense<'a> {
@@ -136,11 +119,18 @@ pub(crate) fn feed_forward(
         return linear::feed_forward(x, block, pass.ops());
     }
     let dtype = operand_of(Operator::Gelu, &x, second.lora, pass);
-    let inner = match first.bias {
-        Some(bias) => activated(x, first.weight, bias, first.lora, activation, dtype, pass),
-        None => activation.forward(product(x, first.weight, None, first.lora, pass)),
+    product(activated(x, first, activation, dtype, pass), second.weight, bias, second.lora, pass)
+}
+
+/// `activation(x W + b)`, in `dtype` where there is a bias, else in f32: `[n, in] -> [n, out]`
+fn activated(x: Tensor<2>, layer: Dense<'_>, activation: Activation, dtype: FloatDType, pass: Pass<'_>) -> Tensor<2> {
+    let Dense { weight, bias, lora } = layer;
+    let Some(bias) = bias else { return activation.forward(product(x, weight, None, lora, pass)) };
+    let x = match (lora, dtype) {
+        (None, FloatDType::F16 | FloatDType::BF16) => pass.projection_for(Operator::Gelu, x, weight),
+        _ => product(x, weight, None, lora, pass),
     };
-    product(inner, second.weight, bias, second.lora, pass)
+    ops::gelu::bias_gelu_in(dtype, x, bias.val(), activation, pass.ops())
 }
 
 /// The type in which `operator` on `x` gives a layer its operand: f32 for an adapter, whose input is dropped out and has two gradients,
@@ -165,12 +155,9 @@ impl Linear {
         each(&mut self.weight, &mut self.lora);
     }
 
-    /// `activation(x W + b)`, in `dtype` where there is a bias, else in f32: `[n, in] -> [n, out]`
-    pub fn activated(&self, x: Tensor<2>, activation: Activation, dtype: FloatDType, pass: Pass<'_>) -> Tensor<2> {
-        match &self.bias {
-            Some(bias) => activated(x, &self.weight, bias, self.lora.as_ref(), activation, dtype, pass),
-            None => activation.forward(product(x, &self.weight, None, self.lora.as_ref(), pass)),
-        }
+    /// `activation(x W + b)`, f32: `[n, in] -> [n, out]`
+    pub fn activated(&self, x: Tensor<2>, activation: Activation, pass: Pass<'_>) -> Tensor<2> {
+        activated(x, self.into(), activation, FloatDType::F32, pass)
     }
 
     /// The type in which `operator` on `x` gives this layer its operand.

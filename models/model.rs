@@ -3,7 +3,7 @@
 //! [`Model::forward`] gives logits and nothing else; the loss belongs to the trainer.
 
 use burn::module::{Module, Param};
-use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
+use burn::tensor::{Bool, Device, Int, Tensor};
 
 use crate::bert::BertModel;
 use crate::compute::{Compute, Pass};
@@ -572,7 +572,7 @@ impl BertMlmHead {
 impl BertLmPredictionHead {
     /// The input of the tied word embedding: `[n, hidden_size] -> [n, embedding_size]`
     fn transformed(&self, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
-        let x = self.transform.dense.activated(x, self.transform.activation, FloatDType::F32, pass);
+        let x = self.transform.dense.activated(x, self.transform.activation, pass);
         self.transform.layer_norm.forward(x, pass.ops())
     }
 }

@@ -428,24 +428,15 @@ mod tests {
         assert!(was.notices(&of(20, 8, 2, 0.1), 4)[0].contains("after 9 steps and is to end after 20: from step 5 on"));
         assert!(was.notices(&of(5, 16, 1, 0.1), 4)[0].contains("with 16 examples in an optimizer step, which were 8"));
     }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    fn promise(settings: &[(&str, &str)]) -> Promise {
-        let settings = settings.iter().map(|(key, value)| ((*key).to_owned(), json!(value)));
-        let settings = settings.chain([(LENGTH.to_owned(), json!(9))]).collect();
-        Promise { fingerprint: String::new(), settings, validation: None, given: BTreeMap::new() }
-    }
 
     #[test]
     fn a_compiled_run_in_bf16_goes_on_as_it_rounded() {
-        let (native, now) = (promise(&[]), promise(&[(PRODUCTS, "f32"), (ROUNDED, "operands")]));
-        let older = [promise(&[(PRODUCTS, "f32")]), promise(&[(PRODUCTS, "f32"), (ROUNDED_BEFORE, "bf16")])];
-        let other = promise(&[(PRODUCTS, "amx-bf16"), (ROUNDED, "operands")]);
+        let of = |products: &str, rounded: &str, value: &str| {
+            promise(json!({PRODUCTS: products, rounded: value, LENGTH: 9}))
+        };
+        let (native, now) = (promise(json!({LENGTH: 9})), of("f32", ROUNDED, "operands"));
+        let older = [promise(json!({PRODUCTS: "f32", LENGTH: 9})), of("f32", ROUNDED_BEFORE, "bf16")];
+        let other = of("amx-bf16", ROUNDED, "operands");
         now.kept_by(&now, 3, 3).unwrap();
         for compiled in older.iter().chain([&now, &other]) {
             compiled.kept_by(&native, 3, 3).unwrap();

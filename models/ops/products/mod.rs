@@ -236,11 +236,13 @@ pub(super) fn finished<'a>(
     if rows == 0 || cols == 0 {
         return;
     }
-    let threads = is_parallel(rows, inner, cols, rounding);
     #[cfg(target_arch = "x86_64")]
-    if let Some(method @ panels::Method::Tiles { .. }) = panels::Method::of(a, b, rounding, threads) {
-        // SAFETY: the method has been asked of the CPU, and no element is written but by `finish`.
-        return unsafe { panels::finished(method, a, b, rounding, threads, finish) };
+    {
+        let threads = is_parallel(rows, inner, cols, rounding);
+        if let Some(method @ panels::Method::Tiles { .. }) = panels::Method::of(a, b, rounding, threads) {
+            // SAFETY: the method has been asked of the CPU, and no element is written but by `finish`.
+            return unsafe { panels::finished(method, a, b, rounding, threads, finish) };
+        }
     }
     let mut values = product(a, b, None, rounding);
     values.par_chunks_mut(BLOCK_ROWS * cols).enumerate().for_each(|(block, values)| {
