@@ -167,9 +167,10 @@ super::simd::vectorised! {
     /// Rounds `x` to bf16 where it is: as many elements of bf16 then fill the first half of its memory ([`narrowed_rows`]).
     pub(super) fn narrow_in_place(x: &mut [f32]) {
         const LANES: usize = 32;
-        let (from, to) = (x.as_mut_ptr(), x.as_mut_ptr().cast::<MaybeUninit<bf16>>());
-        for start in (0..x.len()).step_by(LANES) {
-            let n = LANES.min(x.len() - start);
+        let (len, from) = (x.len(), x.as_mut_ptr());
+        let to = from.cast::<MaybeUninit<bf16>>();
+        for start in (0..len).step_by(LANES) {
+            let n = LANES.min(len - start);
             let mut wide = [0.0f32; LANES];
             let mut rounded = [MaybeUninit::<bf16>::uninit(); LANES];
             // SAFETY: both ranges lie within the memory of `x`. The elements that are written over, which end 2 (start + n) bytes behind

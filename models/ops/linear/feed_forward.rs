@@ -1,10 +1,10 @@
-//! The feed-forward block of a transformer, `activation(x W1 + b1) W2 + b2`, as one operator: what lies between the two products never
-//! leaves the caches in f32.
+//! The feed-forward block of a transformer, `activation(x W1 + b1) W2 + b2`, as one operator.
 //!
-//! On the CPU in bf16 the first product gives each block of its sums to the activation while it is there. Written are its argument, which
-//! the backward needs, and its value, both in bf16: the latter is rounded as the operand of the second product, the former as PyTorch's
-//! autocast rounds it. In the backward pass the product `dy W2^T` does the same with the activation's derivative and gives
-//! the gradient of the first product in bf16, and the sums of its columns (the gradient of `b1`) in f32 before they are rounded.
+//! On the CPU in bf16, where it has instructions for that, the first product gives each block of its sums to the activation while it is
+//! there. Written are its argument, which the backward needs, and its value, both in bf16: the latter is rounded as the operand of the second
+//! product, the former as PyTorch's autocast rounds it. In the backward pass the product `dy W2^T` does the same with the activation's
+//! derivative and gives the gradient of the first product in bf16, and the sums of its columns (the gradient of `b1`) in f32 before they are
+//! rounded. Without such instructions the products are made whole in f32, with the same roundings.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, by several threads at once
 
 use std::cell::RefCell;
@@ -23,6 +23,7 @@ use crate::ops::contract::Contract;
 use crate::ops::flex::{self, FlexTensor};
 use crate::ops::gelu::{self, Activation, GeluKernel};
 use crate::ops::products::{self, BLOCK_ROWS, Operands, Rounding, Shared, Sums};
+use crate::ops::simd::vectorised;
 use crate::ops::{Form, Operator, Ops};
 
 /// The block: two layers and the activation between them.
@@ -120,7 +121,8 @@ trait FeedForwardOp: Backend {
 
 /// The kernels that a backend supplies; the default ones are compositions of others.
 pub(in crate::ops) trait FeedForwardKernel: LinearKernel + GeluKernel {
-    /// `u = x W1` and `h = activation(u + b1)`; `u` is none unless it is `wanted`.
+    /// `activation(x W1 + b1)`, and where it is `wanted` what [`inner_backward`](Self::inner_backward) takes of the argument: `x W1` or
+    /// `x W1 + b1`, as the backend has it.
     fn inner(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -133,7 +135,7 @@ pub(in crate::ops) trait FeedForwardKernel: LinearKernel + GeluKernel {
         (wanted.then_some(u), h)
     }
 
-    /// The gradients of `u` and `b1`, of `u` and the gradient `dy` of `h W2`.
+    /// The gradients of `x W1` and `b1`, of what [`inner`](Self::inner) has kept and the gradient `dy` of the second product.
     fn inner_backward(
         u: FloatTensor<Self>,
         bias: FloatTensor<Self>,
@@ -223,7 +225,7 @@ struct Saved<F> {
     x: Option<F>,
     weights: [F; 2],
     inner_bias: F,
-    /// `x W1`; none where nothing before the second product learns.
+    /// What [`FeedForwardKernel::inner`] keeps; none where nothing before the second product learns.
     u: Option<F>,
     /// `activation(x W1 + b1)`, where the second weight learns.
     h: Option<F>,
@@ -315,6 +317,24 @@ fn widen(out: &mut [f32], x: &[bf16]) {
     }
 }
 
+/// So many zeros.
+fn zeros(values: &mut Vec<f32>, n: usize) -> &mut [f32] {
+    values.clear();
+    values.resize(n, 0.0);
+    values
+}
+
+vectorised! {
+    /// Adds `bias` to every row of `x`.
+    fn add_to_rows(x: &mut [f32], bias: &[f32]) {
+        for row in x.chunks_exact_mut(bias.len()) {
+            for (x, bias) in row.iter_mut().zip(bias) {
+                *x += *bias;
+            }
+        }
+    }
+}
+
 /// `bias`, followed by zeros for the columns that a block has beyond the matrix.
 fn padded(bias: &FlexTensor) -> Vec<f32> {
     let mut values = flex::values(bias).to_vec();
@@ -353,7 +373,8 @@ impl FeedForwardKernel for Flex {
             let h = flex::written(rows * width, |h: &mut [MaybeUninit<bf16>]| {
                 let to_h = Blocks { at: Shared(h.as_mut_ptr().cast()), width };
                 products::finished(left, right, Rounding::Bf16, &|block: Sums<'_>| {
-                    BLOCK.with_borrow_mut(|Block { wide, rounded, .. }| {
+                    BLOCK.with_borrow_mut(|Block { wide, columns, rounded }| {
+                        add_to_rows(block.values, &bias[block.col..][..block.stride]);
                         if wanted {
                             to_u.write(&block, rounded);
                         }
@@ -362,7 +383,7 @@ impl FeedForwardKernel for Flex {
                         gelu::forward_rows(
                             &mut wide.spare_capacity_mut()[..block.values.len()],
                             block.values,
-                            &bias[block.col..][..block.stride],
+                            zeros(columns, block.stride),
                             settings.activation,
                         );
                         wide.set_len(block.values.len());
@@ -379,7 +400,7 @@ impl FeedForwardKernel for Flex {
 
     fn inner_backward(
         u: FlexTensor,
-        bias: FlexTensor,
+        _: FlexTensor,
         dy: FlexTensor,
         weight: FlexTensor,
         settings: &Settings,
@@ -387,7 +408,6 @@ impl FeedForwardKernel for Flex {
         let [rows, width] = flex::dims2(&u);
         let (dy, weight) = (flex::strided(dy), Self::float_transpose(flex::strided(weight)));
         let u = u.as_slice::<bf16>().expect("`inner` has made it");
-        let bias = padded(&flex::row_major(bias));
         // The sums of the columns of each row of blocks, which are added in their order.
         let mut sums = vec![0.0f32; rows.div_ceil(BLOCK_ROWS) * width];
         let sums_at = Shared(sums.as_mut_ptr());
@@ -399,10 +419,8 @@ impl FeedForwardKernel for Flex {
                 products::finished(flex::factor(&dy), flex::factor(&weight), Rounding::Bf16, &|block: Sums<'_>| {
                     BLOCK.with_borrow_mut(|Block { wide, columns, rounded }| {
                         from_u.read(&block, wide);
-                        columns.clear();
-                        columns.resize(block.stride, 0.0);
-                        let bias = &bias[block.col..][..block.stride];
-                        gelu::backward_rows(block.values, wide, bias, columns, settings.activation);
+                        let (columns, no_bias) = zeros(columns, 2 * block.stride).split_at_mut(block.stride);
+                        gelu::backward_rows(block.values, wide, no_bias, columns, settings.activation);
                         let to = sums_at.at(block.row / BLOCK_ROWS * width + block.col);
                         std::ptr::copy_nonoverlapping(columns.as_ptr(), to, block.cols);
                         to_du.write(&block, rounded);

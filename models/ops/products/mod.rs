@@ -223,7 +223,8 @@ pub(super) fn product<'a>(
     }
 }
 
-/// `a b` over all threads, given to `finish` block by block while the sums are in the caches; otherwise as [`multiply`].
+/// `a b` over all threads, given to `finish` block by block: products of tiles while the sums are in the caches, others once they are whole.
+/// Otherwise as [`multiply`].
 pub(super) fn finished<'a>(
     a: impl Into<Factor<'a>>,
     b: impl Into<Factor<'a>>,

@@ -337,7 +337,7 @@ pub(super) unsafe fn finished(
 }
 
 /// How a product is divided: the factor with the larger outer dimension is cut into tasks, each of which packs its own part; the other
-/// one is packed before, by all threads, in pieces of the inner dimension that stay in the caches.
+/// one is packed before, by all threads, whole or in pieces of the inner dimension.
 struct Cut<'a> {
     method: Method,
     factors: [(Factor<'a>, Side); 2],

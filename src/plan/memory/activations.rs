@@ -204,12 +204,9 @@ impl Activations {
             }
             _ => 0,
         };
-        // The fused kernel of the CPU writes bf16 to new memory, f32 in place; of the feed-forward block there is one in bf16 alone.
-        let gradient_of_gelu = match is_bf16 || is_plain(Operator::Gelu) {
-            true if is_joined => inner / 2,
-            true => inner,
-            false => 0,
-        };
+        // The fused kernel of the CPU writes bf16 to new memory, f32 in place. Of the feed-forward block there is one in bf16 alone where the
+        // CPU has instructions for that, and the product in f32 elsewhere.
+        let gradient_of_gelu = if is_bf16 || is_plain(Operator::Gelu) { inner } else { 0 };
         let moving = F32 * (tokens * (width + gradient_of_gelu) + weights) + of_scores;
         let again = match checkpointing {
             ActivationCheckpointing::Balanced => layer_bytes(layer.saturating_sub(kept)),
