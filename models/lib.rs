@@ -30,6 +30,7 @@
 compile_error!("`compiler` is the compiled engine for a GPU: add the feature `wgpu` or `cuda`; the CPU needs neither");
 
 mod error;
+pub mod names;
 pub mod whole_file;
 pub mod ops;
 pub mod copies;
@@ -50,6 +51,7 @@ pub use copies::Copies;
 pub use error::{Error, Result};
 pub use kv_cache::KvCache;
 pub use lora::{LoraBias, LoraConfig, LoraInit};
+pub use names::{Name, NameTable, Treatment, Unknown};
 pub use model::{Body, Model, ModelInput, VocabularyProjection};
 pub use ops::gelu::Activation;
 pub use ops::{Operator, Ops};

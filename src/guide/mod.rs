@@ -1,7 +1,7 @@
 //! The guide to the command and the library, in chapters. `kiln help CHAPTER` prints the same chapters in a terminal.
 //!
-//! The first half follows a user: [`first_run`], [`classifier`], [`pre_training`], [`data_formats`] and the
-//! [`config_reference`] with every key. [`compiler_switch`] and [`comparing`] explain the two modes of a run and what the
+//! The first half follows a user: [`first_run`], [`classifier`], [`pre_training`], [`data_formats`], [`other_files`] and
+//! the [`config_reference`] with every key. [`compiler_switch`] and [`comparing`] explain the two modes of a run and what the
 //! faster one is worth; [`batch_and_learning_rate`], [`precision`], [`checkpoints_and_faults`] and [`jobs`] cover the
 //! rest of a training. [`own_model`] and [`operators`] are for people who extend Kiln, and [`numbers`] says how its
 //! results are checked. [`from_hugging_face`] and [`from_burn_train`] translate names; the [`glossary`] explains words.
@@ -50,6 +50,7 @@ chapters! {
     classifier,
     pre_training,
     data_formats,
+    other_files,
     config_reference,
     compiler_switch,
     comparing,
@@ -63,6 +64,11 @@ chapters! {
     from_hugging_face,
     from_burn_train,
     glossary,
+}
+
+/// The tables of names of other programs' files, in the order of the chapter [`other_files`].
+pub fn other_files_tables() -> Vec<&'static kiln_models::NameTable> {
+    Vec::new()
 }
 
 /// The README's samples are tested as the guide's are.

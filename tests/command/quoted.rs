@@ -333,6 +333,7 @@ pages! {
     classifier: "src/guide/classifier.md",
     pre_training: "src/guide/pre_training.md",
     data_formats: "src/guide/data_formats.md",
+    other_files: "src/guide/other_files.md",
     config_reference: "src/guide/config_reference.md",
     compiler_switch: "src/guide/compiler_switch.md",
     comparing: "src/guide/comparing.md",

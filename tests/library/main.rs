@@ -11,6 +11,7 @@ mod config_reference;
 mod direction;
 mod guard;
 mod operators;
+mod other_files;
 mod out_of_memory;
 mod own_model;
 mod parity;

@@ -1,0 +1,191 @@
+//! One table for each kind of file that another program wrote: what Kiln does with every name in it. A name is honoured,
+//! changes nothing, is told in one line, or is refused; a name that is missing from the table is never taken as harmless.
+
+use serde_json::{Map, Value};
+
+use crate::error::{Error, Result};
+
+/// What Kiln does with a name of a file that another program wrote.
+#[derive(Debug, Clone, Copy)]
+pub enum Treatment {
+    /// Kiln does what the value says.
+    Honoured,
+    /// No value changes what Kiln computes.
+    Inert,
+    /// Kiln goes on without it and says so in one line.
+    Told,
+    /// This value computes what Kiln computes; every other one is refused. Null counts as not set.
+    Only(fn() -> Value),
+    /// Every value but null is refused.
+    Refused,
+}
+
+/// A name of a file, and what Kiln does with it.
+#[derive(Debug, Clone, Copy)]
+pub struct Name {
+    /// The name, by the other program's spelling.
+    pub name: &'static str,
+    /// What Kiln does with it.
+    pub treatment: Treatment,
+    /// The reason, for messages and the guide: a clause without a full stop.
+    pub why: &'static str,
+}
+
+impl Name {
+    /// A name whose value Kiln follows; `why` says by what means.
+    pub const fn honoured(name: &'static str, why: &'static str) -> Self {
+        Self { name, treatment: Treatment::Honoured, why }
+    }
+
+    /// A name that changes nothing here.
+    pub const fn inert(name: &'static str, why: &'static str) -> Self {
+        Self { name, treatment: Treatment::Inert, why }
+    }
+
+    /// A name that Kiln tells of and does not follow.
+    pub const fn told(name: &'static str, why: &'static str) -> Self {
+        Self { name, treatment: Treatment::Told, why }
+    }
+
+    /// A name that has one possible value.
+    pub const fn only(name: &'static str, value: fn() -> Value, why: &'static str) -> Self {
+        Self { name, treatment: Treatment::Only(value), why }
+    }
+
+    /// A name that must not be there.
+    pub const fn refused(name: &'static str, why: &'static str) -> Self {
+        Self { name, treatment: Treatment::Refused, why }
+    }
+}
+
+/// What Kiln does with a name that is in no table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unknown {
+    /// It says in one line that it does not follow the name.
+    Told,
+    /// It refuses the file.
+    Refused,
+}
+
+/// The names of one kind of file.
+#[derive(Debug, Clone, Copy)]
+pub struct NameTable {
+    /// The file: `adapter_config.json`.
+    pub file: &'static str,
+    /// The program that defines the names, with the version whose names the table was held against: `peft 0.21`.
+    pub source: &'static str,
+    /// Every name.
+    pub names: &'static [Name],
+    /// What happens to a name that is not among them.
+    pub unknown: Unknown,
+}
+
+impl NameTable {
+    /// The entry of `name`.
+    pub fn get(&self, name: &str) -> Option<&'static Name> {
+        self.names.iter().find(|entry| entry.name == name)
+    }
+
+    /// Checks every name of `object` and returns what has to be told, one line each.
+    ///
+    /// # Errors
+    /// The first name or value that Kiln refuses. The message begins with the name; the caller puts the path before it.
+    pub fn check(&self, object: &Map<String, Value>) -> Result<Vec<String>> {
+        let mut told = Vec::new();
+        for (name, value) in object {
+            let Some(entry) = self.get(name) else {
+                match self.unknown {
+                    Unknown::Told => told.push(format!("{name} is not known and not followed")),
+                    Unknown::Refused if value.is_null() => {}
+                    Unknown::Refused => return Err(self.not_known(name, value)),
+                }
+                continue;
+            };
+            let why = entry.why;
+            match entry.treatment {
+                Treatment::Honoured | Treatment::Inert => {}
+                _ if value.is_null() => {}
+                Treatment::Told => told.push(format!("{name} = {value} is not followed: {why}")),
+                Treatment::Only(only) if *value == only() => {}
+                Treatment::Only(only) => {
+                    return Err(Error::Config(format!("{name}: expected {}, got {value}: {why}", only())));
+                }
+                Treatment::Refused => return Err(Error::Config(format!("{name}: expected null, got {value}: {why}"))),
+            }
+        }
+        Ok(told)
+    }
+
+    fn not_known(&self, name: &str, value: &Value) -> Error {
+        let near = self.names.iter().map(|entry| (strsim::jaro_winkler(name, entry.name), entry.name));
+        let near = near.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|(score, _)| *score > 0.85);
+        let near = near.map_or_else(String::new, |(_, near)| format!("; did the writer mean {near}?"));
+        Error::Config(format!("{name} = {value}: expected a name of {}, got one that Kiln does not know{near}", self.source))
+    }
+
+    /// The table as Markdown, for the guide.
+    pub fn markdown(&self) -> String {
+        let mut out = format!("| name in `{}` | Kiln | why |\n| --- | --- | --- |\n", self.file);
+        for Name { name, treatment, why } in self.names {
+            let does = match treatment {
+                Treatment::Honoured => "honoured".to_owned(),
+                Treatment::Inert => "no effect".to_owned(),
+                Treatment::Told => "told, not followed".to_owned(),
+                Treatment::Only(only) => format!("only `{}`", only()),
+                Treatment::Refused => "refused".to_owned(),
+            };
+            out += &format!("| `{name}` | {does} | {} |\n", why.replace('|', "\\|"));
+        }
+        let unknown = match self.unknown {
+            Unknown::Told => "told, not followed",
+            Unknown::Refused => "refused",
+        };
+        out + &format!("| any other name | {unknown} | Kiln does not know what it changes |\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const TABLE: NameTable = NameTable {
+        file: "x.json",
+        source: "peer 1.0",
+        names: &[
+            Name::honoured("rank", "the rank"),
+            Name::inert("version", "identity"),
+            Name::told("speed", "Kiln has one speed"),
+            Name::only("mode", || json!("plain"), "no other mode is implemented"),
+            Name::refused("extra", "extras are not implemented"),
+        ],
+        unknown: Unknown::Refused,
+    };
+
+    fn check(value: Value) -> std::result::Result<Vec<String>, String> {
+        TABLE.check(value.as_object().expect("an object")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn names_are_honoured_told_or_refused() {
+        let told = check(json!({"rank": 1, "version": 2, "speed": 3, "mode": "plain", "extra": null, "new": null}));
+        assert_eq!(told, Ok(vec!["speed = 3 is not followed: Kiln has one speed".to_owned()]));
+        for (value, words) in [
+            (json!({"mode": "odd"}), "mode: expected \"plain\", got \"odd\": no other mode is implemented"),
+            (json!({"extra": 1}), "extra: expected null, got 1: extras are not implemented"),
+            (json!({"versio": 1}), "did the writer mean version?"),
+        ] {
+            let error = check(value).expect_err("it is refused");
+            assert!(error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_tolerant_table_tells_of_an_unknown_name() {
+        let table = NameTable { unknown: Unknown::Told, ..TABLE };
+        let value = json!({"new": 1});
+        let told = table.check(value.as_object().expect("an object")).expect("it is not refused");
+        assert_eq!(told, ["new is not known and not followed"]);
+    }
+}

@@ -1,0 +1,57 @@
+//! The tables of names of other programs' files: each holds every name that the other program itself defines
+//! (`tests/fixtures/peers.json`, written by `make_peers.py`), and the chapter of the guide shows them. With `KILN_WRITE_DOCS=1`
+//! the test writes the chapter; without it, a chapter that is stale fails.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+const CHAPTER: &str = "src/guide/other_files.md";
+const PEERS: &str = include_str!("../fixtures/peers.json");
+
+/// What one library defines.
+#[derive(Deserialize)]
+struct Peer {
+    /// Name and version: `peft 0.21.0`.
+    source: String,
+    /// The names in the library's own files of this kind.
+    names: Vec<String>,
+}
+
+/// What the libraries define, by the file of [`kiln::guide::other_files_tables`].
+fn peers() -> BTreeMap<String, Peer> {
+    serde_json::from_str(PEERS).expect("peers.json is a map from a file to its names")
+}
+
+#[test]
+fn every_name_that_the_other_program_defines_is_in_the_table() {
+    let peers = peers();
+    for table in kiln::guide::other_files_tables() {
+        let peer = peers.get(table.file).unwrap_or_else(|| panic!("peers.json has no names of {}", table.file));
+        assert!(!peer.names.is_empty(), "peers.json: {} has no names", table.file);
+        assert!(peer.source.starts_with(table.source), "{}: the table names {}, the list {}", table.file, table.source, peer.source);
+        let missing = peer.names.iter().filter(|name| table.get(name).is_none()).collect::<Vec<_>>();
+        assert!(missing.is_empty(), "{}: the table lacks {missing:?}", table.file);
+        let twice = table.names.iter().filter(|one| table.names.iter().filter(|other| other.name == one.name).count() > 1);
+        assert_eq!(twice.map(|name| name.name).collect::<Vec<_>>(), Vec::<&str>::new(), "{}: names stand twice", table.file);
+    }
+    let tables = kiln::guide::other_files_tables();
+    for file in peers.keys() {
+        assert!(tables.iter().any(|table| table.file == file), "no table is held against the names of {file}");
+    }
+}
+
+#[test]
+fn the_chapter_shows_the_tables() {
+    let text = std::fs::read_to_string(CHAPTER).expect("the chapter is there");
+    let introduction = text.split("\n## ").next().expect("a text has a first part").trim_end();
+    let mut wanted = format!("{introduction}\n");
+    for table in kiln::guide::other_files_tables() {
+        wanted += &format!("\n## `{}` ({})\n\n{}", table.file, table.source, table.markdown());
+    }
+    if std::env::var_os("KILN_WRITE_DOCS").is_some() {
+        std::fs::write(CHAPTER, &wanted).expect("the chapter can be written");
+    }
+    let text = std::fs::read_to_string(CHAPTER).expect("the chapter is there");
+    assert!(text == wanted, "{CHAPTER} is stale: KILN_WRITE_DOCS=1 cargo test -p kiln --test library other_files writes it");
+}
