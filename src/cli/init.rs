@@ -170,6 +170,7 @@ impl Data {
                 for validation in validation.clone().map_or_else(shares, |validation| vec![validation]) {
                     let (rest, held_out) = match &validation {
                         Validation::Share(share) => text.clone().split(*share, SEED)?,
+                        Validation::First(percent) => text.clone().split_first(*percent)?,
                         Validation::Files(files) => (text.clone(), open(files, documents)?),
                     };
                     if fills(&held_out, block_size)? && fills(&rest, block_size)? {
@@ -190,6 +191,7 @@ impl Data {
     fn validation(&self) -> String {
         match &self.validation {
             Validation::Share(share) => format!("\"{}%\"", (share * 1e6).round() / 1e4),
+            Validation::First(percent) => format!("\"train[:{percent}%]\""),
             Validation::Files(files) => list(files),
         }
     }

@@ -32,7 +32,7 @@ use crate::engine::compiler::decision::Decision;
 use crate::engine::compiler::start_up_lines;
 use crate::engine::handover;
 use crate::engine::handover::in_a_process;
-use crate::hub::HubSettings;
+use crate::hub::{self, HubSettings};
 use crate::inference::evaluate_folder::{evaluate_folder, evaluate_untrained};
 use crate::inference::predict::{PredictOptions, format_of};
 use crate::measure::report;
@@ -539,7 +539,7 @@ fn without_training(config: RunConfig, talk: Talk) -> Result<()> {
 fn test_file(config: &RunConfig) -> Result<Option<PathBuf>> {
     let Some(test) = config.data.test.as_ref().filter(|_| config.trainer.do_predict) else { return Ok(None) };
     let path = variables::expand(test)?;
-    if path.is_dir() {
+    if path.is_dir() || hub::is_dataset(test) {
         let files =
             paths::resolve(std::slice::from_ref(test), config.data.format).map_err(|error| error.at("data.test"))?;
         return match &files[..] {

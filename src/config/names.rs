@@ -227,6 +227,10 @@ names! {
         File = "file",
         /// A line; blank lines are none.
         Line = "line",
+        /// A line, blank ones too, without its end, as `load_dataset("text")` reads rows for `run_mlm.py` of `transformers`.
+        Row = "row",
+        /// A line with its end, blank ones too, as `run_clm.py` of `transformers` keeps line breaks.
+        RowWithBreak = "row_with_break",
     }
 }
 

@@ -155,6 +155,9 @@ pub enum Validation {
     /// This share of the training documents, above 0 and below 1, split off deterministically. Written `"2%"` or
     /// `0.02`.
     Share(f64),
+    /// The first rows of the training data, this percentage of them, above 0 and below 100, as the scripts of `transformers` take
+    /// them. Written `"train[:5%]"`.
+    First(f64),
     /// Files of their own: paths, globs, `~`, `${VAR:-default}`.
     Files(Vec<String>),
 }
@@ -163,6 +166,7 @@ impl Serialize for Validation {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Share(share) => serializer.serialize_f64(*share),
+            Self::First(percent) => serializer.serialize_str(&format!("train[:{percent}%]")),
             Self::Files(files) => files.serialize(serializer),
         }
     }
@@ -175,7 +179,7 @@ impl<'de> Deserialize<'de> for Validation {
             type Value = Validation;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("files, or a share of the training data such as \"2%\" or 0.02")
+                f.write_str("files, or a share of the training data such as \"2%\", 0.02 or \"train[:2%]\"")
             }
 
             fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Validation, E> {
@@ -186,6 +190,13 @@ impl<'de> Deserialize<'de> for Validation {
             }
 
             fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<Validation, E> {
+                let first = value.strip_prefix("train[:").and_then(|rest| rest.strip_suffix("%]"));
+                if let Some(percent) = first.and_then(|number| number.trim().parse::<f64>().ok()) {
+                    return match percent > 0.0 && percent < 100.0 {
+                        true => Ok(Validation::First(percent)),
+                        false => Err(E::invalid_value(Unexpected::Str(value), &"a share between \"0%\" and \"100%\"")),
+                    };
+                }
                 let Some(percent) = value.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok()) else {
                     return Ok(Validation::Files(vec![value.to_owned()]));
                 };
@@ -461,6 +472,8 @@ mod tests {
     fn validation_is_a_share_or_files() {
         assert_eq!(read("\"2%\""), Ok(Validation::Share(0.02)));
         assert_eq!(read("0.02"), Ok(Validation::Share(0.02)));
+        assert_eq!(read("\"train[:5%]\""), Ok(Validation::First(5.0)));
+        assert_eq!(serde_json::to_string(&Validation::First(2.5)).unwrap(), "\"train[:2.5%]\"");
         assert_eq!(read("\"a.txt\""), Ok(Validation::Files(vec!["a.txt".into()])));
         assert_eq!(read("\"odd name%\""), Ok(Validation::Files(vec!["odd name%".into()])));
         assert_eq!(read("[\"a\", \"b\"]"), Ok(Validation::Files(vec!["a".into(), "b".into()])));

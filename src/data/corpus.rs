@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::Read as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::paths;
 use super::stream::{PIECE_BYTES, Unit};
@@ -33,21 +33,40 @@ pub struct Corpus {
 enum Kind {
     File,
     Line,
+    /// Each line of a file, blank ones too, with its end or without.
+    EveryLine {
+        keeps_breaks: bool,
+    },
     Row(Table),
 }
 
-/// A seeded share of the documents of a stream, each decided by its number alone.
+impl Kind {
+    /// The lines of `file` that are documents.
+    fn lines(&self, file: &Path) -> Result<TextLines> {
+        match self {
+            Self::EveryLine { keeps_breaks } => TextLines::all(file, *keeps_breaks),
+            _ => TextLines::open(file),
+        }
+    }
+}
+
+/// A part of the documents of a stream, each decided by its number alone.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Part {
-    seed: u64,
-    share: f64,
-    /// The share itself, or what it leaves.
-    is_share: bool,
+enum Part {
+    /// A seeded share, or what it leaves.
+    Share { seed: u64, share: f64, is_share: bool },
+    /// The first so many, or those after them.
+    First { count: u64, is_first: bool },
 }
 
 impl Part {
-    fn has(&self, document: u64) -> bool {
-        (uniform(seed_for(self.seed, "validation", document, 0)) < self.share) == self.is_share
+    fn has(self, document: u64) -> bool {
+        match self {
+            Self::Share { seed, share, is_share } => {
+                (uniform(seed_for(seed, "validation", document, 0)) < share) == is_share
+            }
+            Self::First { count, is_first } => (document < count) == is_first,
+        }
     }
 }
 
@@ -60,6 +79,8 @@ impl Corpus {
         let documents = match documents {
             Documents::File => Kind::File,
             Documents::Line => Kind::Line,
+            Documents::Row => Kind::EveryLine { keeps_breaks: false },
+            Documents::RowWithBreak => Kind::EveryLine { keeps_breaks: true },
         };
         Self::of(paths::resolve(patterns, DataFormat::Text)?, documents)
     }
@@ -120,6 +141,7 @@ impl Corpus {
         let documents = match &self.documents {
             Kind::File => "files".into(),
             Kind::Line => "lines".into(),
+            Kind::EveryLine { keeps_breaks } => format!("every line {keeps_breaks}"),
             Kind::Row(table) => format!("rows {:?}", table.columns()),
         };
         format!("{documents} {:?} ends {}", self.part, self.marks_ends)
@@ -133,7 +155,7 @@ impl Corpus {
     /// Too few files for both sides to have one.
     pub fn split(self, share: f64, seed: u64) -> Result<(Self, Self)> {
         if self.documents != Kind::File {
-            let side = |is_share| Self { part: Some(Part { seed, share, is_share }), ..self.clone() };
+            let side = |is_share| Self { part: Some(Part::Share { seed, share, is_share }), ..self.clone() };
             return Ok((side(false), side(true)));
         }
         let chosen = split_off(self.files.len(), share, seed).ok_or_else(|| {
@@ -148,6 +170,17 @@ impl Corpus {
             let (files, sizes) = indices.map(|index| (self.files[index].clone(), self.sizes[index])).unzip();
             Self { files, sizes, documents: Kind::File, marks_ends: self.marks_ends, part: None }
         };
+        Ok((side(false), side(true)))
+    }
+
+    /// Splits off the first lines or rows, `percent` of 100, for validation: `(rest, validation)`.
+    ///
+    /// # Errors
+    /// As [`first_of`]; text that cannot be read.
+    pub(crate) fn split_first(self, percent: f64) -> Result<(Self, Self)> {
+        let rows = self.streamed().try_fold(0, |rows, row| row.map(|_| rows + 1))?;
+        let count = first_of(rows, percent)? as u64;
+        let side = |is_first| Self { part: Some(Part::First { count, is_first }), ..self.clone() };
         Ok((side(false), side(true)))
     }
 
@@ -168,7 +201,9 @@ impl Corpus {
     fn streamed(&self) -> Box<dyn Iterator<Item = Result<TextChunk>> + Send + '_> {
         let documents: Box<dyn Iterator<Item = Result<TextChunk>> + Send + '_> = match &self.documents {
             Kind::File => return Box::new(std::iter::empty()),
-            Kind::Line => Box::new(self.files.iter().flat_map(|file| or_error(TextLines::open(file)))),
+            Kind::Line | Kind::EveryLine { .. } => {
+                Box::new(self.files.iter().flat_map(|file| or_error(self.documents.lines(file))))
+            }
             Kind::Row(table) => {
                 Box::new(table.rows().map(|row| row.map(|row| TextChunk { text: row.text, ends_document: true })))
             }
@@ -193,7 +228,7 @@ impl Corpus {
                     chunks.next().map(|chunk| chunk.map(|chunk| (at, at == 0, chunk)))
                 })));
             }
-            Kind::Line => Box::new(TextLines::open(path)?),
+            Kind::Line | Kind::EveryLine { .. } => Box::new(self.documents.lines(path)?),
             Kind::Row(table) => Box::new(
                 table.rows_of(file).map(|row| row.map(|row| TextChunk { text: row.text, ends_document: true })),
             ),
@@ -282,6 +317,24 @@ pub(crate) fn split_off(len: usize, share: f64, seed: u64) -> Option<Vec<bool>> 
     Some(chosen)
 }
 
+/// How many of `rows` rows the first `percent` of 100 are, by the rule of `load_dataset(.., split="train[:5%]")`: the nearest whole number,
+/// of two equally near ones the even one.
+///
+/// # Errors
+/// A percentage that leaves one side without a row.
+pub(crate) fn first_of(rows: usize, percent: f64) -> Result<usize> {
+    let count = (percent * rows as f64 / 100.0).round_ties_even() as usize;
+    match count {
+        0 => Err("none"),
+        count if count >= rows => Err("all"),
+        count => Ok(count),
+    }
+    .map_err(|taken| {
+        Error::data(format!("data.validation = \"train[:{percent}%]\": of {rows} rows it takes {taken}"))
+            .help("name validation files, or set another percentage (validation_split_percentage)")
+    })
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -331,6 +384,25 @@ mod tests {
             let half = corpus.sample(corpus.num_bytes() / 2, 1, 4096).count();
             assert!((30..=70).contains(&half), "100 draws with the chance 0.5 gave {half}");
         }
+    }
+
+    /// The numbers of rows are those of `datasets` 4: see `make_scripts.py`.
+    #[test]
+    fn the_first_rows_are_split_off_as_datasets_does_it() {
+        for (rows, percent, count) in
+            [(10, 5.0, None), (11, 5.0, Some(1)), (30, 5.0, Some(2)), (50, 5.0, Some(2)), (150, 7.0, Some(10))]
+        {
+            assert_eq!(first_of(rows, percent).ok(), count, "{percent} % of {rows}");
+        }
+        assert!(first_of(10, 99.0).unwrap_err().to_string().contains("it takes all"));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.txt");
+        fs::write(&path, (0..20).map(|i| format!("line {i}\n\n")).collect::<String>()).unwrap();
+        let all = Corpus::open(&[path.display().to_string()], Documents::RowWithBreak).unwrap();
+        let (rest, first) = all.split_first(5.0).unwrap();
+        let texts = |corpus: &Corpus| corpus.pieces(4096).map(|piece| piece.unwrap().text).collect::<Vec<_>>();
+        assert_eq!((texts(&first), texts(&rest).len()), (vec!["line 0\n".to_owned(), "\n".to_owned()], 38));
+        assert_ne!(rest.describe(), first.describe());
     }
 
     #[test]

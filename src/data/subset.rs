@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use sha2::Sha256;
 
+use super::corpus::first_of;
 use super::sampler::shuffled;
 use super::{Dataset, Example, Fingerprint};
 use crate::base::error::{Error, Result};
@@ -47,6 +48,16 @@ impl<E: Fingerprint> Subset<E> {
         let count = ((len as f64 * share).round() as usize).clamp(1, len - 1);
         let seed = seed_for(seed, "validation", 0, 0);
         let part = |range| Self { data: data.clone(), examples: Examples::Shuffled(range, seed) };
+        Ok((part(count..len), part(0..count)))
+    }
+
+    /// Splits off the first examples of `data`, `percent` of 100, for validation: `(rest, validation)`.
+    ///
+    /// # Errors
+    /// A percentage that leaves one side without an example.
+    pub(crate) fn split_first(data: Arc<dyn Dataset<E>>, percent: f64) -> Result<(Self, Self)> {
+        let (len, count) = (data.len(), first_of(data.len(), percent)?);
+        let part = |range| Self { data: data.clone(), examples: Examples::Range(range) };
         Ok((part(count..len), part(0..count)))
     }
 

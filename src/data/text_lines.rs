@@ -26,10 +26,22 @@ pub(super) fn too_long(place: impl std::fmt::Display) -> Error {
         .help("a row is held in memory whole: cut it, or train on plain text with data.documents = \"file\"")
 }
 
-/// Reads one file; an iterator over its lines that are not blank, without their ends.
+/// Which lines are read, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lines {
+    /// Those that are not blank, without their ends.
+    NotBlank,
+    /// All of them, without their ends.
+    All,
+    /// All of them, with a line feed where they have an end.
+    WithBreaks,
+}
+
+/// Reads one file; an iterator over its lines.
 pub struct TextLines {
     path: PathBuf,
     file: BufReader<Decoded>,
+    lines: Lines,
     /// Bytes read.
     offset: usize,
     /// Lines read.
@@ -38,15 +50,28 @@ pub struct TextLines {
 }
 
 impl TextLines {
-    /// Opens `path`.
+    /// The lines of `path` that are not blank, without their ends.
     ///
     /// # Errors
     /// A file that cannot be opened.
     pub fn open(path: &Path) -> Result<Self> {
+        Self::of(path, Lines::NotBlank)
+    }
+
+    /// All lines of `path`, as `load_dataset("text")` reads them: with `keeps_breaks` each has the line feed that ends it.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn all(path: &Path, keeps_breaks: bool) -> Result<Self> {
+        Self::of(path, if keeps_breaks { Lines::WithBreaks } else { Lines::All })
+    }
+
+    fn of(path: &Path, lines: Lines) -> Result<Self> {
         let file = Decoded::open(path).map_err(|error| read_error(path, &error))?;
         Ok(Self {
             path: path.to_owned(),
             file: BufReader::with_capacity(1 << 18, file),
+            lines,
             offset: 0,
             number: 0,
             finished: false,
@@ -63,7 +88,7 @@ impl TextLines {
         self.number
     }
 
-    /// The next line that is not blank; none at the end.
+    /// The next line; none at the end.
     fn read(&mut self) -> Result<Option<TextChunk>> {
         let mut bytes = Vec::new();
         loop {
@@ -86,9 +111,12 @@ impl TextLines {
             let text = if start == 0 { text.trim_start_matches(MARK) } else { text };
             let line = text.strip_suffix('\n').unwrap_or(text);
             let line = line.strip_suffix('\r').unwrap_or(line);
-            if !line.trim().is_empty() {
-                return Ok(Some(TextChunk { text: line.to_string(), ends_document: true }));
-            }
+            let text = match self.lines {
+                Lines::NotBlank if line.trim().is_empty() => continue,
+                Lines::WithBreaks if text.ends_with('\n') => format!("{line}\n"),
+                _ => line.to_string(),
+            };
+            return Ok(Some(TextChunk { text, ends_document: true }));
         }
     }
 }
@@ -116,6 +144,18 @@ mod tests {
         let path = folder.path().join("a.txt");
         std::fs::write(&path, bytes).unwrap();
         TextLines::open(&path)?.map(|line| line.map(|piece| piece.text)).collect()
+    }
+
+    #[test]
+    fn all_lines_are_the_rows_of_load_dataset() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.txt");
+        std::fs::write(&path, "\u{feff}one\r\n\n two \nend").unwrap();
+        let all = |keeps_breaks| -> Vec<String> {
+            TextLines::all(&path, keeps_breaks).unwrap().map(|line| line.unwrap().text).collect()
+        };
+        assert_eq!(all(false), ["one", "", " two ", "end"]);
+        assert_eq!(all(true), ["one\n", "\n", " two \n", "end"]);
     }
 
     #[test]

@@ -21,8 +21,8 @@ use serde::{Deserialize, Serialize};
 use crate::base::error::{Error, Result, nearest};
 use crate::config::{
     ActivationCheckpointing, BatchScaling, CompilerMode, DataFormat, DdpBackend, DeviceKind, DistributedSection,
-    EvalStrategy, GenerateOptions, Interval, LoggingStrategy, RunConfig, RunLength, Sampler, SaveStrategy, StepSize,
-    Task, TrainerSection, TrainingCompilerConfig,
+    Documents, EvalStrategy, GenerateOptions, Interval, LoggingStrategy, RunConfig, RunLength, Sampler, SaveStrategy,
+    StepSize, Task, TrainerSection, TrainingCompilerConfig,
 };
 use crate::data::padding::Padding;
 use crate::engine::compiler::decision::Decision;
@@ -426,7 +426,8 @@ fn documents(config: &RunConfig, device: DeviceKind) -> Option<String> {
     };
     let unit = match data.format {
         DataFormat::Tokenized | DataFormat::Squad => return None,
-        DataFormat::Text => data.documents.as_str(),
+        DataFormat::Text if data.documents == Documents::File => "file",
+        DataFormat::Text => "line",
         _ => "row",
     };
     Some(match data.marks_ends() {

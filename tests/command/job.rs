@@ -12,12 +12,12 @@ use crate::common::small_run::figures;
 use crate::common::{fails, kiln, succeeds, text};
 
 /// The root of a job.
-struct Root {
+pub(crate) struct Root {
     folder: tempfile::TempDir,
 }
 
 impl Root {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap() }
     }
 
@@ -35,11 +35,11 @@ impl Root {
         root
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    fn write(&self, name: &str, bytes: impl AsRef<[u8]>) {
+    pub(crate) fn write(&self, name: &str, bytes: impl AsRef<[u8]>) {
         let path = self.path(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, bytes).unwrap();
@@ -49,7 +49,7 @@ impl Root {
         std::fs::read_to_string(self.path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
-    fn hyperparameters(&self, all: &Value) {
+    pub(crate) fn hyperparameters(&self, all: &Value) {
         self.write("input/config/hyperparameters.json", all.to_string());
     }
 
@@ -68,14 +68,14 @@ impl Root {
         command
     }
 
-    fn succeeds(&self) -> String {
+    pub(crate) fn succeeds(&self) -> String {
         let stdout = succeeds(&mut self.job());
         assert!(!self.path("output/failure").exists());
         stdout
     }
 
     /// It fails with this code, says each part in one message, and leaves that message where the platform reads it.
-    fn fails(&self, code: i32, parts: &[&str]) -> String {
+    pub(crate) fn fails(&self, code: i32, parts: &[&str]) -> String {
         let output = self.job().output().unwrap();
         let (all, stderr) = (text(&output), String::from_utf8_lossy(&output.stderr).into_owned());
         assert_eq!(output.status.code(), Some(code), "{all}");
@@ -88,7 +88,7 @@ impl Root {
     }
 
     /// The config of the run.
-    fn config(&self) -> toml::Table {
+    pub(crate) fn config(&self) -> toml::Table {
         self.read("output/data/config.toml").parse().unwrap()
     }
 }

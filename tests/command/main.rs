@@ -36,6 +36,7 @@ mod torchrun;
 
 // Jobs in containers.
 mod job;
+mod scripts;
 
 // The terminal.
 mod terminal;

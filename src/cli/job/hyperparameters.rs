@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 use toml::Table;
 
 use super::contract::Contract;
-use super::scripts::{self, DATASETS, GLUE, Means};
+use super::scripts::{self, DATASETS, GLUE, Glue, Means, Script};
 use crate::base::error::{Error, Result, nearest, one_line};
 use crate::config::Task;
 use crate::config::settings::{self, PRECISION, Setting};
@@ -24,6 +24,10 @@ pub(super) struct Hyperparameters {
     pub(super) left: Vec<String>,
     /// The price of an hour of the machine.
     pub(super) price: Option<f64>,
+    /// The script whose rules hold for what is left open.
+    pub(super) script: Option<Script>,
+    /// The task of GLUE.
+    pub(super) glue: Option<&'static Glue>,
 }
 
 /// Sections whose keys may stand without the section's name, in the order in which they are looked through.
@@ -84,7 +88,6 @@ pub(super) fn read(contract: &Contract, base: &Table) -> Result<Hyperparameters>
         refused: Vec::new(),
         set_by: BTreeMap::new(),
         more: BTreeMap::new(),
-        swag: false,
     };
     for (name, value) in &contract.hyperparameters {
         reader.take(name, value);
@@ -125,8 +128,6 @@ struct Reader<'a> {
     set_by: BTreeMap<String, String>,
     /// Those that are read with others.
     more: BTreeMap<String, Json>,
-    /// The script is run_swag.py.
-    swag: bool,
 }
 
 impl Reader<'_> {
@@ -135,16 +136,12 @@ impl Reader<'_> {
             Some(Target::Key(path)) => self.set(name, value, &path),
             Some(Target::Means(Means::Key(path))) => self.set(name, value, path),
             Some(Target::Means(Means::Nothing(why))) => self.leave(name, value, why),
-            Some(Target::Means(Means::Off(help))) => {
-                // Line breaks are kept whenever it is said that they are.
-                let wanted = name != "keep_linebreaks";
-                match flag(value) {
-                    _ if is_null(value) => {}
-                    Some(on) if on != wanted => {}
-                    Some(_) => self.refuse(name, value, &format!("not supported; {help}")),
-                    None => self.refuse(name, value, "expected true or false"),
-                }
-            }
+            Some(Target::Means(Means::Off(help))) => match flag(value) {
+                _ if is_null(value) => {}
+                Some(false) => {}
+                Some(true) => self.refuse(name, value, &format!("not supported; {help}")),
+                None => self.refuse(name, value, "expected true or false"),
+            },
             Some(Target::Means(Means::More)) => drop(self.more.insert(name.to_owned(), value.clone())),
             None => {
                 let known = known();
@@ -200,8 +197,9 @@ impl Reader<'_> {
         self.price();
         self.limit();
         self.compiler();
-        self.script();
+        self.scripts();
         self.dataset();
+        self.script();
         self.model();
         self.data();
         self.swag();
@@ -210,7 +208,7 @@ impl Reader<'_> {
 
     /// The columns of SWAG, which run_swag.py reads.
     fn swag(&mut self) {
-        if !self.swag || self.task() != Some(Task::MultipleChoice) {
+        if self.found.script != Some(Script::Swag) || self.task() != Some(Task::MultipleChoice) {
             return;
         }
         let choices = (0..4).map(|choice| format!("ending{choice}")).collect::<Vec<_>>();
@@ -267,7 +265,21 @@ impl Reader<'_> {
         }
     }
 
-    /// The task, which the name of a script tells.
+    /// The script, which the job's program or what that starts tells.
+    fn scripts(&mut self) {
+        for name in ["training_script", "sagemaker_program"] {
+            let Some(value) = self.more.get(name).filter(|value| !is_null(value)).cloned() else { continue };
+            match (text(&value).as_deref().and_then(Script::of), self.found.script) {
+                (Some(script), None) => self.found.script = Some(script),
+                (Some(script), Some(other)) if script != other => {
+                    self.refuse(name, &value, &format!("training_script names {}; keep one of the two", other.file()));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The task, where no dataset tells it.
     fn script(&mut self) {
         let regression = self.more("do_regression").and_then(|value| {
             let on = flag(&value);
@@ -278,14 +290,15 @@ impl Reader<'_> {
         });
         for name in ["training_script", "sagemaker_program"] {
             let Some(value) = self.more(name) else { continue };
-            let task = text(&value).as_deref().and_then(scripts::task_of_script);
-            self.swag |= task == Some("multiple-choice");
-            match task {
+            match text(&value).as_deref().and_then(Script::of) {
                 Some(_) if self.set_by.contains_key("data.task") => {}
-                Some("sequence-classification") if regression == Some(true) => {
-                    self.set(name, &"regression".into(), "data.task");
+                // Told, so that the labels of the data do not tell it.
+                Some(Script::Classification) if regression.is_some() => {
+                    let task = if regression == Some(true) { "regression" } else { "sequence-classification" };
+                    self.set("do_regression", &task.into(), "data.task");
                 }
-                Some(task) => self.set(name, &task.into(), "data.task"),
+                Some(script) => self.set(name, &script.task().name().into(), "data.task"),
+                None if name == "sagemaker_program" && self.found.script.is_some() => {}
                 None => self.leave(name, &value, "it names no script whose task is known; `task` says it"),
             }
         }
@@ -317,21 +330,19 @@ impl Reader<'_> {
         }
         let glue = match glue {
             Some(value) => match text(&value).map(|name| name.to_lowercase()) {
-                Some(name) if GLUE.iter().any(|(task, ..)| *task == name) => Some((name, value)),
+                Some(name) if Glue::of(&name).is_some() => Some((name, value)),
                 // run_ner.py's task, which its labels are called after.
-                Some(name)
-                    if self.task() == Some(Task::TokenClassification) && ["ner", "pos", "chunk"].contains(&&*name) =>
-                {
+                Some(name) if self.is_for(Task::TokenClassification) && ["ner", "pos", "chunk"].contains(&&*name) => {
                     if !self.is_set("data", "label_column") {
                         self.set("task_name", &format!("{name}_tags").into(), "data.label_column");
                     }
                     None
                 }
-                Some(name) if self.task() != Some(Task::SequenceClassification) && Task::from_name(&name).is_ok() => {
+                Some(name) if !self.is_for(Task::SequenceClassification) && Task::from_name(&name).is_ok() => {
                     return self.set("task_name", &value, "data.task");
                 }
                 _ => {
-                    let tasks = GLUE.iter().map(|(task, ..)| *task).collect::<Vec<_>>().join(", ");
+                    let tasks = GLUE.iter().map(|glue| glue.task).collect::<Vec<_>>().join(", ");
                     return self.refuse("task_name", &value, &format!("expected a task of GLUE: {tasks}"));
                 }
             },
@@ -347,15 +358,31 @@ impl Reader<'_> {
             _ => None,
         };
         if let Some((task, given, value)) = of_glue {
-            let Some((task, columns, split)) = GLUE.iter().find(|(name, ..)| *name == task) else {
+            let Some(glue) = Glue::of(&task) else {
                 return self.refuse(given, &value, "not a task of GLUE that has labels for training");
             };
             if !self.set_by.contains_key("data.task") {
-                let task = if *task == "stsb" { "regression" } else { "sequence-classification" };
-                self.set(given, &task.into(), "data.task");
+                self.set(given, &glue.learns().name().into(), "data.task");
             }
+            self.found.glue = Some(glue);
             if !self.set_by.contains_key("data.train") {
-                self.splits(given, &value, &format!("nyu-mll/glue/{task}"), ("train", split), columns);
+                let (validation, test) = glue.splits();
+                let at = format!("nyu-mll/glue/{}", glue.task);
+                self.splits(given, &value, &at, ("train", validation), glue.text);
+                if self.predicts() && !self.is_set("data", "test") {
+                    let origin = format!("hyperparameter {given} = {}", shown(given, &value));
+                    let address = format!("hf://datasets/{at}/{test}");
+                    self.found.settings.push(Setting::new("data.test", address, &origin));
+                }
+                if glue.task == "mnli" {
+                    self.found.left.push(format!(
+                        "{given} = mnli: run_glue.py evaluates and predicts the mismatched rows too; afterwards `kiln eval CONFIG --set \
+                         data.validation=hf://datasets/{at}/validation_mismatched` evaluates them"
+                    ));
+                }
+            } else if given == "task_name" {
+                let files = "train_file is read, with the columns and labels of the task; run_glue.py reads GLUE from the Hub instead";
+                self.found.left.push(format!("task_name = {}: {files}", shown(given, &value)));
             }
             return;
         }
@@ -390,6 +417,18 @@ impl Reader<'_> {
             of_text(&validation).unwrap_or_else(|| known.map_or("validation", |known| known.validation).to_owned());
         let columns = known.map_or(&[][..], |known| known.text);
         self.splits("dataset_name", &value, &format!("{id}/{config}"), (&train, &validation), columns);
+    }
+
+    /// Whether the job is for `task`, as far as is known before the script's own task is set.
+    fn is_for(&self, task: Task) -> bool {
+        self.task().or(self.found.script.map(Script::task)) == Some(task)
+    }
+
+    /// Whether rows are to be predicted.
+    fn predicts(&self) -> bool {
+        let given = self.found.settings.iter().find(|setting| setting.path == ["trainer", "do_predict"]);
+        let value = given.map(|setting| &setting.value).or(settings::value_in(self.base, "trainer", "do_predict"));
+        value.and_then(toml::Value::as_bool) == Some(true)
     }
 
     /// Sets the data of two splits, and the columns of their text, where they are not set.
@@ -484,16 +523,36 @@ impl Reader<'_> {
                     self.leave("validation_split_percentage", &value, "there are validation data");
                 }
                 Some(share) => {
-                    self.set("validation_split_percentage", &format!("{share}%").into(), "data.validation");
+                    let is_script = matches!(self.found.script, Some(Script::Clm | Script::Mlm));
+                    let first = if is_script { format!("train[:{share}%]") } else { format!("{share}%") };
+                    self.set("validation_split_percentage", &first.into(), "data.validation");
                 }
                 None => self.refuse("validation_split_percentage", &value, "expected a percentage between 0 and 100"),
             }
         }
+        if let Some(value) = self.more("keep_linebreaks") {
+            match flag(&value) {
+                None => self.refuse("keep_linebreaks", &value, "expected true or false"),
+                Some(false) if self.found.script != Some(Script::Clm) => {
+                    self.refuse("keep_linebreaks", &value, "not supported; `documents = row` leaves line breaks out");
+                }
+                Some(_) => {}
+            }
+        }
+        let delimiter = self.more("text_column_delimiter");
         if let Some(value) = self.more("text_column_names") {
             let names = text(&value).unwrap_or_default();
             let names = names.split(',').map(str::trim).filter(|name| !name.is_empty()).collect::<Vec<_>>();
             match names[..] {
                 [one] => self.set("text_column_names", &one.into(), "data.text_column"),
+                [_, _] if self.found.script == Some(Script::Classification) => {
+                    let delimiter = delimiter.as_ref().and_then(text).unwrap_or_else(|| " ".into());
+                    let why = format!(
+                        "run_classification.py joins the columns to one text with {delimiter:?} between them, and Kiln does not: write one \
+                         column, or name a pair by text_column and text_pair_column"
+                    );
+                    self.refuse("text_column_names", &value, &why);
+                }
                 [one, two] => {
                     self.set("text_column_names", &one.into(), "data.text_column");
                     self.set("text_column_names", &two.into(), "data.text_pair_column");
@@ -503,10 +562,7 @@ impl Reader<'_> {
         }
         for name in ["max_predict_samples", "max_test_samples"] {
             let Some(value) = self.more(name) else { continue };
-            let predicts = self.found.settings.iter().find(|setting| setting.path == ["trainer", "do_predict"]);
-            let predicts =
-                predicts.map(|setting| &setting.value).or(settings::value_in(self.base, "trainer", "do_predict"));
-            if predicts.and_then(toml::Value::as_bool) != Some(true) {
+            if !self.predicts() {
                 self.leave(name, &value, "no rows are predicted");
             } else {
                 self.refuse(name, &value, "not supported; `data.test` names the file whose rows are all predicted");
@@ -614,7 +670,7 @@ fn is_null(value: &Json) -> bool {
 }
 
 /// A switch in the spellings of `HfArgumentParser`.
-fn flag(value: &Json) -> Option<bool> {
+pub(super) fn flag(value: &Json) -> Option<bool> {
     match text(value)?.trim().to_ascii_lowercase().as_str() {
         "true" | "yes" | "t" | "y" | "1" => Some(true),
         "false" | "no" | "f" | "n" | "0" => Some(false),

@@ -5,6 +5,7 @@
 pub(super) mod contract;
 mod hyperparameters;
 mod results;
+mod rules;
 mod scripts;
 
 use std::collections::BTreeMap;
@@ -22,13 +23,13 @@ use crate::base::error::{Error, Result};
 use crate::base::files::write_whole;
 use crate::base::process::{Child, scratch, this_program};
 use crate::base::signals;
-use crate::config::settings::{Setting, value_in};
-use crate::config::{self, DataFormat, OnExisting, RunConfig, Task, Validation};
+use crate::config::settings::Setting;
+use crate::config::{self, OnExisting, RunConfig, Task, Validation};
 use crate::data::paths;
-use crate::data::text_lines::TextLines;
 use contract::{Channel, Contract, ROOT};
 use hyperparameters::Hyperparameters;
 use results::{Clock, Failure};
+use rules::Known;
 
 /// The config of the job's run, among its results.
 const CONFIG: &str = "config.toml";
@@ -97,7 +98,7 @@ fn job(args: &JobArgs, root: &Path) -> Result<Ended> {
     let variables =
         std::env::vars_os().map(|(name, value)| [name, value].map(|text| text.to_string_lossy().into_owned()));
     let variables = variables.map(|[name, value]| (name, value)).filter(|(name, _)| name.starts_with("SM_"));
-    let contract = Contract::read(root, &variables.collect::<BTreeMap<_, _>>())?;
+    let mut contract = Contract::read(root, &variables.collect::<BTreeMap<_, _>>())?;
     if contract.hosts.len() > 1 && !contract.is_local {
         return Err(Error::config(format!(
             "the job has {} machines ({}), and `kiln job` trains on one",
@@ -109,6 +110,12 @@ fn job(args: &JobArgs, root: &Path) -> Result<Ended> {
              job in as many processes of one machine",
         ));
     }
+    let folder = scratch()?;
+    for channel in &mut contract.channels {
+        if let Some(model) = unpacked(channel, folder.path())? {
+            channel.path = model;
+        }
+    }
     let (config, Hyperparameters { left, price: hyper, .. }) = config_of(&contract)?;
     let of_variable = std::env::var("KILN_PRICE_PER_HOUR").ok().filter(|text| !text.is_empty());
     let price = match (&args.price_per_hour, of_variable) {
@@ -116,15 +123,15 @@ fn job(args: &JobArgs, root: &Path) -> Result<Ended> {
         (None, Some(text)) if hyper.is_none() => Some(price(&text).map_err(|error| error.at("KILN_PRICE_PER_HOUR"))?),
         _ => hyper,
     };
-    let folder = |path: &Path| {
+    let make = |path: &Path| {
         std::fs::create_dir_all(path).map_err(|error| Error::io(format!("create {}", path.display()), &error))
     };
-    [&contract.output, &contract.model, &contract.checkpoints].into_iter().try_for_each(|path| folder(path))?;
+    [&contract.output, &contract.model, &contract.checkpoints].into_iter().try_for_each(|path| make(path))?;
     let file = contract.output.join(CONFIG);
     write_whole(&file, config.to_toml()?.as_bytes())?;
     left.iter().chain(&config.no_effect).try_for_each(|line| say(format!("hyperparameters: {line}")))?;
     let mut clock = Clock::start(&contract.checkpoints)?;
-    let ended = train(&contract, &file, &mut clock);
+    let ended = train(&contract, &file, folder.path(), &mut clock);
     let published = match &ended {
         Ok(Ended { error: None, .. }) => results::publish(&contract, &config.run.output_dir),
         _ => {
@@ -141,9 +148,8 @@ fn job(args: &JobArgs, root: &Path) -> Result<Ended> {
 }
 
 /// Trains in a process of its own, so that no end of it goes untold.
-fn train(contract: &Contract, config: &Path, clock: &mut Clock) -> Result<Ended> {
+fn train(contract: &Contract, config: &Path, folder: &Path, clock: &mut Clock) -> Result<Ended> {
     signals::install()?;
-    let folder = scratch()?;
     let mut command = Command::new(this_program()?);
     if contract.hosts.len() > 1 {
         // A rank for each machine of the job, all of them here.
@@ -152,12 +158,7 @@ fn train(contract: &Contract, config: &Path, clock: &mut Clock) -> Result<Ended>
         command.env("SM_HOSTS", hosts).env("SM_CURRENT_HOST", &contract.hosts[0]);
     }
     command.arg("train").arg(config).args(["--log-format", "dict"]).envs(contract.variables());
-    for channel in &contract.channels {
-        if let Some(model) = unpacked(channel, folder.path())? {
-            command.env(channel.variable(), model);
-        }
-    }
-    let mut child = Child::start_aloud(&mut command, &folder.path().join("said"))?;
+    let mut child = Child::start_aloud(&mut command, &folder.join("said"))?;
     let mut is_told = false;
     let exit = loop {
         if let Some(signal) = signals::received().filter(|_| !is_told) {
@@ -206,6 +207,12 @@ fn config_of(contract: &Contract) -> Result<(RunConfig, Hyperparameters)> {
     let mut found = hyperparameters::read(contract, &table)?;
     let channels = of_channels(contract, &table, &found.settings)?;
     found.settings.extend(channels);
+    if let Some(script) = found.script {
+        let known = Known { contract, base: &table, given: found.settings.clone() };
+        let (settings, said) = rules::settings(script, found.glue, known)?;
+        found.settings.extend(settings);
+        found.left.extend(said);
+    }
     let run = contract.checkpoints.join(RUN);
     found.settings.push(Setting::new("run.output_dir", run.display().to_string(), "the job"));
     found.settings.push(Setting::new("run.on_existing", OnExisting::Resume.as_str(), "the job"));
@@ -225,8 +232,9 @@ fn config_of(contract: &Contract) -> Result<(RunConfig, Hyperparameters)> {
 /// Data and model from channels, where nothing else says where they are; and the format of data that are named outside of the
 /// config file.
 fn of_channels(contract: &Contract, base: &Table, given: &[Setting]) -> Result<Vec<Setting>> {
-    let set = |section: &str, key: &str| given.iter().rev().find(|setting| setting.path == [section, key]);
-    let is_set = |section: &str, key: &str| set(section, key).is_some() || value_in(base, section, key).is_some();
+    let known = Known { contract, base, given: given.to_vec() };
+    let set = |section: &str, key: &str| known.setting(section, key);
+    let is_set = |section: &str, key: &str| known.is_set(section, key);
     let mut settings = Vec::new();
     let mut take = |key: &str, names: &[&str]| {
         let (section, name) = key.split_once('.').unwrap_or(("", key));
@@ -238,9 +246,7 @@ fn of_channels(contract: &Contract, base: &Table, given: &[Setting]) -> Result<V
     if !is_set("data", "dataset_name") {
         take("data.train", &["train", "training"]);
     }
-    let flag = |value: &Value| value.as_bool() == Some(true);
-    let predicts = set("trainer", "do_predict").map(|setting| &setting.value);
-    let predicts = predicts.or(value_in(base, "trainer", "do_predict")).is_some_and(flag);
+    let predicts = known.is_true("trainer", "do_predict");
     // Scripts for SageMaker evaluate on the channel `test`; those of Hugging Face predict its rows.
     let others = if predicts { &[][..] } else { &["test"] };
     take("data.validation", &[&["validation", "valid", "val", "eval", "evaluation"][..], others].concat());
@@ -252,8 +258,7 @@ fn of_channels(contract: &Contract, base: &Table, given: &[Setting]) -> Result<V
     }
     let train = settings.iter().find(|setting| setting.path == ["data", "train"]).or(set("data", "train"));
     if let Some(train) = train.filter(|_| !is_set("data", "format")) {
-        let task = set("data", "task").map(|setting| &setting.value).or(value_in(base, "data", "task"));
-        let is_answering = task.and_then(Value::as_str) == Some(Task::QuestionAnswering.name());
+        let is_answering = known.task() == Some(Task::QuestionAnswering);
         let pattern = match &train.value {
             Value::Array(patterns) => patterns.first().and_then(Value::as_str),
             value => value.as_str(),
@@ -262,31 +267,9 @@ fn of_channels(contract: &Contract, base: &Table, given: &[Setting]) -> Result<V
         if let Some(format) = path.as_ref().map(|path| paths::format_of(path, is_answering)).transpose()?.flatten() {
             let origin = format!("the files of {}", train.origin);
             settings.push(Setting::new("data.format", format.as_str(), &origin));
-            let is_tagging = task.and_then(Value::as_str) == Some(Task::TokenClassification.name());
-            if let Some(path) = path.filter(|_| is_tagging && format == DataFormat::Jsonl) {
-                for (key, column) in columns_of_words(&path) {
-                    if !is_set("data", key) {
-                        settings.push(Setting::new(&format!("data.{key}"), column, &origin));
-                    }
-                }
-            }
         }
     }
     Ok(settings)
-}
-
-/// The columns of words and of their labels in the rows of `path`, by the rule of `run_ner.py`: `tokens` and `ner_tags` where there are
-/// such, else the first and the second. Rows that cannot be read are told when they are trained on.
-fn columns_of_words(path: &Path) -> Vec<(&'static str, String)> {
-    let files = paths::resolve(&[path.display().to_string()], DataFormat::Jsonl).unwrap_or_default();
-    let first = files.first().and_then(|file| TextLines::open(file).ok()?.next()?.ok());
-    let row =
-        first.and_then(|line| serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&line.text).ok());
-    let Some(row) = row else { return Vec::new() };
-    let (text, label) = Task::TokenClassification.columns();
-    let wanted = [("text_column", text), ("label_column", label)];
-    let missing = wanted.into_iter().zip(row.keys()).filter(|((_, usual), _)| !row.contains_key(*usual));
-    missing.map(|((key, _), column)| (key, column.clone())).collect()
 }
 
 /// Puts the paths of the config under the root of the job.

@@ -15,6 +15,8 @@ pub(super) enum Means {
     More,
 }
 
+use crate::config::Task;
+
 use Means::{Key, More, Nothing, Off};
 
 const TOKENIZER: &str = "the tokenizer has one implementation, in Rust";
@@ -62,7 +64,7 @@ pub(super) const NAMES: &[(&str, Means)] = &[
     ("validation_split_percentage", More),
     ("preprocessing_num_workers", Nothing("text is tokenised by all cores")),
     ("overwrite_cache", Nothing("tokenised text is kept by its content, so that no cache is stale")),
-    ("keep_linebreaks", Off("set it to true or leave it out: line breaks of a text are kept")),
+    ("keep_linebreaks", More),
     ("line_by_line", Off("leave it out: lines are joined to blocks; `documents = line` ends each with a token")),
     ("streaming", Key("data.streaming")),
     ("max_val_samples", Key("data.max_eval_samples")),
@@ -72,7 +74,9 @@ pub(super) const NAMES: &[(&str, Means)] = &[
     ("do_regression", More),
     ("text_column_name", Key("data.text_column")),
     ("text_column_names", More),
-    ("text_column_delimiter", Nothing("two texts of a pair are told apart by the tokenizer")),
+    ("text_column_delimiter", More),
+    ("label_all_tokens", Off("leave it out: the first piece of a word has its label, and the others have none")),
+    ("return_entity_level_metrics", Off("leave it out: the figures of an evaluation are those of all entities")),
     ("label_column_name", Key("data.label_column")),
     ("remove_splits", Nothing(COLUMNS)),
     ("remove_columns", Nothing(COLUMNS)),
@@ -154,29 +158,99 @@ pub(super) const DATASETS: &[Dataset] = &[
     Dataset { names: &["dair-ai/emotion", "emotion"], config: "split", text: &["text"], validation: "validation" },
 ];
 
-/// GLUE: the task, its columns of text, and its validation split.
-pub(super) const GLUE: &[(&str, &[&str], &str)] = &[
-    ("cola", &["sentence"], "validation"),
-    ("mnli", &["premise", "hypothesis"], "validation_matched"),
-    ("mrpc", &["sentence1", "sentence2"], "validation"),
-    ("qnli", &["question", "sentence"], "validation"),
-    ("qqp", &["question1", "question2"], "validation"),
-    ("rte", &["sentence1", "sentence2"], "validation"),
-    ("sst2", &["sentence"], "validation"),
-    ("stsb", &["sentence1", "sentence2"], "validation"),
-    ("wnli", &["sentence1", "sentence2"], "validation"),
+/// A task of GLUE.
+#[derive(Debug)]
+pub(super) struct Glue {
+    pub(super) task: &'static str,
+    /// Its columns of text, one or two.
+    pub(super) text: &'static [&'static str],
+    /// Its labels in the order of their ids; none of a regression.
+    pub(super) labels: &'static [&'static str],
+}
+
+impl Glue {
+    /// The task called `name`.
+    pub(super) fn of(name: &str) -> Option<&'static Self> {
+        GLUE.iter().find(|glue| glue.task == name)
+    }
+
+    /// What a row has.
+    pub(super) fn learns(&self) -> Task {
+        if self.labels.is_empty() { Task::Regression } else { Task::SequenceClassification }
+    }
+
+    /// Its splits for validation and for predictions.
+    pub(super) fn splits(&self) -> (&'static str, &'static str) {
+        match self.task {
+            "mnli" => ("validation_matched", "test_matched"),
+            _ => ("validation", "test"),
+        }
+    }
+}
+
+/// Every task that has labels for training, with the columns that `run_glue.py` reads and the names that the dataset gives its labels.
+pub(super) const GLUE: &[Glue] = &[
+    Glue { task: "cola", text: &["sentence"], labels: &["unacceptable", "acceptable"] },
+    Glue { task: "mnli", text: &["premise", "hypothesis"], labels: &["entailment", "neutral", "contradiction"] },
+    Glue { task: "mrpc", text: &["sentence1", "sentence2"], labels: &["not_equivalent", "equivalent"] },
+    Glue { task: "qnli", text: &["question", "sentence"], labels: &["entailment", "not_entailment"] },
+    Glue { task: "qqp", text: &["question1", "question2"], labels: &["not_duplicate", "duplicate"] },
+    Glue { task: "rte", text: &["sentence1", "sentence2"], labels: &["entailment", "not_entailment"] },
+    Glue { task: "sst2", text: &["sentence"], labels: &["negative", "positive"] },
+    Glue { task: "stsb", text: &["sentence1", "sentence2"], labels: &[] },
+    Glue { task: "wnli", text: &["sentence1", "sentence2"], labels: &["not_entailment", "entailment"] },
 ];
 
-/// The task of a script, by its file's name.
-pub(super) fn task_of_script(path: &str) -> Option<&'static str> {
-    let file = path.rsplit('/').next().unwrap_or(path);
-    Some(match file.strip_suffix(".py").unwrap_or(file) {
-        "run_clm" => "clm",
-        "run_mlm" => "mlm",
-        "run_glue" | "run_classification" | "run_text_classification" => "sequence-classification",
-        "run_qa" | "run_squad" => "question-answering",
-        "run_ner" => "token-classification",
-        "run_swag" => "multiple-choice",
-        _ => return None,
-    })
+/// A script of Hugging Face's whose rules Kiln follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Script {
+    Clm,
+    Mlm,
+    Glue,
+    Classification,
+    Qa,
+    Ner,
+    Swag,
+}
+
+impl Script {
+    /// The script that the path of a file names.
+    pub(super) fn of(path: &str) -> Option<Self> {
+        let file = path.rsplit('/').next().unwrap_or(path);
+        Some(match file.strip_suffix(".py").unwrap_or(file) {
+            "run_clm" => Self::Clm,
+            "run_mlm" => Self::Mlm,
+            "run_glue" => Self::Glue,
+            "run_classification" | "run_text_classification" => Self::Classification,
+            "run_qa" | "run_squad" => Self::Qa,
+            "run_ner" => Self::Ner,
+            "run_swag" => Self::Swag,
+            _ => return None,
+        })
+    }
+
+    /// The name of its file.
+    pub(super) fn file(self) -> &'static str {
+        match self {
+            Self::Clm => "run_clm.py",
+            Self::Mlm => "run_mlm.py",
+            Self::Glue => "run_glue.py",
+            Self::Classification => "run_classification.py",
+            Self::Qa => "run_qa.py",
+            Self::Ner => "run_ner.py",
+            Self::Swag => "run_swag.py",
+        }
+    }
+
+    /// Its task, where nothing else tells of another.
+    pub(super) fn task(self) -> Task {
+        match self {
+            Self::Clm => Task::Clm,
+            Self::Mlm => Task::Mlm,
+            Self::Glue | Self::Classification => Task::SequenceClassification,
+            Self::Qa => Task::QuestionAnswering,
+            Self::Ner => Task::TokenClassification,
+            Self::Swag => Task::MultipleChoice,
+        }
+    }
 }

@@ -33,6 +33,19 @@ pub(super) fn check(data: &DataSection) -> Checked {
         Some(Validation::Share(share)) if !(*share > 0.0 && *share < 1.0) => {
             return Err(Complaint::new("data.validation", format!("expected a share between 0 and 1, got {share}")));
         }
+        Some(Validation::First(percent)) => {
+            if !(*percent > 0.0 && *percent < 100.0) {
+                let message = format!("expected a percentage between 0 and 100, got {percent}");
+                return Err(Complaint::new("data.validation", message));
+            }
+            let has_rows = data.format.is_table() || data.documents != Documents::File;
+            if !has_rows || data.has_instructions() {
+                let message =
+                    format!("\"train[:{percent}%]\" are the first rows of a table or the first lines of a text");
+                return Err(Complaint::new("data.validation", message)
+                    .help(format!("set data.validation = \"{percent}%\", which the seed draws, or name files")));
+            }
+        }
         Some(Validation::Files(files)) if files.is_empty() => {
             return Err(Complaint::new("data.validation", "expected files or a share, got an empty list")
                 .help("remove the key"));
@@ -55,7 +68,7 @@ pub(super) fn check(data: &DataSection) -> Checked {
     for (key, value) in limits {
         at_least(key, value.unwrap_or(1), 1)?;
     }
-    if data.documents == Documents::Line && data.format != DataFormat::Text {
+    if data.documents != Documents::File && data.format != DataFormat::Text {
         let message = format!("has no effect with format = \"{}\"", data.format);
         return Err(Complaint::new("data.documents", message).help("remove it; a row of a table is a document"));
     }
@@ -97,7 +110,7 @@ pub(super) fn streaming(config: &RunConfig) -> Checked {
             &format!("format = \"{}\" is not read as a stream", data.format),
             "use `text` or a table, or leave data.streaming out",
         ),
-        DataSection { validation: Some(Validation::Share(_)), .. } => refuse(
+        DataSection { validation: Some(Validation::Share(_) | Validation::First(_)), .. } => refuse(
             "a share of data that are not read before cannot be split off for validation",
             "set data.validation to files",
         ),

@@ -60,6 +60,14 @@ pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows
     })))
 }
 
+/// The names in the first row of `file`; none where it cannot be read.
+pub(super) fn names(file: &Path, delimiter: u8) -> Vec<String> {
+    let Ok(opened) = Decoded::open(file) else { return Vec::new() };
+    let mut reader = ReaderBuilder::new().delimiter(delimiter).quoting(delimiter == b',').from_reader(opened);
+    let names = reader.headers().map(|header| header.iter().map(str::to_owned).collect());
+    names.unwrap_or_default()
+}
+
 fn text(record: &ByteRecord, index: usize, what: &str) -> Result<String> {
     let bytes = &record[index];
     let text = std::str::from_utf8(bytes).map_err(|error| {

@@ -10,7 +10,7 @@ use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, missing, not_text, t
 use crate::base::error::{Error, Result};
 use crate::base::files::{Decoded, read_error};
 use crate::data::text_chunks::{MARK, utf16};
-use crate::data::text_lines::read_line;
+use crate::data::text_lines::{TextLines, read_line};
 
 /// The rows of `file`; empty lines are skipped.
 pub(super) fn rows(file: &Path, columns: &Columns) -> Result<Rows> {
@@ -31,6 +31,13 @@ pub(super) fn rows(file: &Path, columns: &Columns) -> Result<Rows> {
             Ok(line) => Some(row(&line, &columns, &place).map_err(|error| error.at(&place))),
         }
     })))
+}
+
+/// The names in the first row of `file`; none where it cannot be read.
+pub(super) fn names(file: &Path) -> Vec<String> {
+    let first = TextLines::open(file).ok().and_then(|mut lines| lines.next()?.ok());
+    let row = first.and_then(|line| serde_json::from_str::<Map<String, Value>>(&line.text).ok());
+    row.into_iter().flat_map(|row| row.into_iter().map(|(name, _)| name)).collect()
 }
 
 fn row(line: &[u8], columns: &Columns, place: &Place) -> Result<Row> {

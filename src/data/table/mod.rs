@@ -31,6 +31,18 @@ pub struct Table {
     columns: Columns,
 }
 
+/// The names of the columns of the table in `file`, in their order; of JSON lines those of the first row. None where it cannot be
+/// read.
+pub(crate) fn column_names(file: &Path, format: DataFormat) -> Vec<String> {
+    match format {
+        DataFormat::Csv => delimited::names(file, b','),
+        DataFormat::Tsv => delimited::names(file, b'\t'),
+        DataFormat::Jsonl => jsonl::names(file),
+        DataFormat::Parquet => parquet_rows::names(file),
+        DataFormat::Text | DataFormat::Tokenized | DataFormat::Squad => Vec::new(),
+    }
+}
+
 /// Which columns are read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Columns {

@@ -30,6 +30,15 @@ pub(super) fn rows(file: &Path, columns: &Columns) -> Result<Rows> {
     })))
 }
 
+/// The names of the columns of `file`; none where it cannot be read.
+pub(super) fn names(file: &Path) -> Vec<String> {
+    let Ok(opened) = File::open(file) else { return Vec::new() };
+    let read = caught(|| SerializedFileReader::new(opened));
+    let Ok(Ok(reader)) = read else { return Vec::new() };
+    let fields = reader.metadata().file_metadata().schema().get_fields();
+    fields.iter().map(|field| field.name().to_owned()).collect()
+}
+
 fn open(path: &Arc<Path>, columns: &Columns) -> Result<Rows> {
     let (file, path) = (&**path, path.clone());
     let opened = File::open(file).map_err(|error| read_error(file, &error))?;

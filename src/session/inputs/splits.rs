@@ -8,6 +8,25 @@ use crate::config::{RunConfig, Validation};
 use crate::data::Dataset;
 use crate::data::subset::Subset;
 
+/// Which part of the training data is validation data.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Held {
+    /// This share, between 0 and 1, drawn by the seed.
+    Share(f64),
+    /// The first rows, this percentage of them.
+    First(f64),
+}
+
+impl Held {
+    /// As a share between 0 and 1, for data of which the config allows no other.
+    pub(super) fn share(self) -> f64 {
+        match self {
+            Self::Share(share) => share,
+            Self::First(percent) => percent / 100.0,
+        }
+    }
+}
+
 /// Training and validation data, in one of the forms that they have on their way from files to examples. At least one of the
 /// two is there.
 #[derive(Clone)]
@@ -32,7 +51,7 @@ impl<D> Splits<D> {
                 let train = open("data.train", &data.train)?;
                 Self { train: Some(train), validation: Some(open("data.validation", patterns)?) }
             }
-            (None | Some(Validation::Share(_)), _) => {
+            (None | Some(Validation::Share(_) | Validation::First(_)), _) => {
                 Self { train: Some(open("data.train", &data.train)?), validation: None }
             }
         })
@@ -43,7 +62,7 @@ impl<D> Splits<D> {
     pub(super) fn streamed(config: &RunConfig, train: D, mut open: impl FnMut(&[String]) -> Result<D>) -> Result<Self> {
         let validation = match &config.data.validation {
             Some(Validation::Files(patterns)) => Some(open(patterns).map_err(|error| error.at("data.validation"))?),
-            Some(Validation::Share(_)) | None => None,
+            Some(Validation::Share(_) | Validation::First(_)) | None => None,
         };
         Ok(Self { train: Some(train), validation })
     }
@@ -54,11 +73,16 @@ impl<D> Splits<D> {
         self,
         config: &RunConfig,
         used: Use,
-        split: impl FnOnce(D, f64) -> Result<(D, D)>,
+        split: impl FnOnce(D, Held) -> Result<(D, D)>,
     ) -> Result<Self> {
-        match (&config.data.validation, self.train) {
-            (Some(Validation::Share(share)), Some(all)) => {
-                let (train, validation) = split(all, *share)?;
+        let held = match config.data.validation {
+            Some(Validation::Share(share)) => Some(Held::Share(share)),
+            Some(Validation::First(percent)) => Some(Held::First(percent)),
+            Some(Validation::Files(_)) | None => None,
+        };
+        match (held, self.train) {
+            (Some(held), Some(all)) => {
+                let (train, validation) = split(all, held)?;
                 Ok(Self { train: (used == Use::Training).then_some(train), validation: Some(validation) })
             }
             (_, train) => Ok(Self { train, ..self }),
@@ -83,8 +107,11 @@ impl<D> Splits<D> {
 impl Splits<Arc<dyn Dataset>> {
     /// With a share of the rows of the training data, drawn by the seed, as validation data where `config` asks for it.
     pub(super) fn split_rows(self, config: &RunConfig, used: Use) -> Result<Self> {
-        self.split(config, used, |rows, share| {
-            let (train, validation) = Subset::split(rows, share, config.trainer.seed)?;
+        self.split(config, used, |rows, held| {
+            let (train, validation) = match held {
+                Held::Share(share) => Subset::split(rows, share, config.trainer.seed)?,
+                Held::First(percent) => Subset::split_first(rows, percent)?,
+            };
             Ok((Arc::new(train) as Arc<dyn Dataset>, Arc::new(validation) as Arc<dyn Dataset>))
         })
     }

@@ -23,7 +23,7 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     let data = Splits::open(config, used, |patterns| {
         SquadData::open(&folder, &paths::resolve(patterns, config.data.format)?, &encoder, options, opening.progress)
     })?;
-    let data = data.split(config, used, |data, share| data.split(share, config.trainer.seed))?;
+    let data = data.split(config, used, |data, held| data.split(held.share(), config.trainer.seed))?;
     let data = data.map(|data| Ok(Arc::new(data) as Arc<dyn Dataset>))?;
     let pad_id = opening.model.pad_token_id().unwrap_or(0);
     Ok(Inputs { max_length: Some(max_length), ..opening.inputs(Some(tokenizer), pad_id, data) })

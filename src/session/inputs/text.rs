@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::opening::Opening;
+use super::splits::Held;
 use super::{Inputs, Splits, Use, shuffle};
 use crate::base::error::{Error, Result};
 use crate::cache;
@@ -29,7 +30,10 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
         };
         corpus.map(|corpus| corpus.with_ends(config.data.marks_ends()))
     })?;
-    let corpora = corpora.split(config, used, |corpus, share| corpus.split(share, seed))?;
+    let corpora = corpora.split(config, used, |corpus, held| match held {
+        Held::Share(share) => corpus.split(share, seed),
+        Held::First(percent) => corpus.split_first(percent),
+    })?;
     let tokenizer = match opening.optional_tokenizer()? {
         Some(tokenizer) => tokenizer,
         None => match (config.tokenizer.train_vocab_size, &corpora.train) {

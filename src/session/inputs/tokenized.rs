@@ -26,7 +26,7 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     let data = Splits::open(config, used, |patterns| {
         TokenizedData::open(&folder, &paths::resolve(patterns, config.data.format)?, task, opening.progress)
     })?;
-    let data = data.split(config, used, |data, share| data.split(share, config.trainer.seed))?;
+    let data = data.split(config, used, |data, held| data.split(held.share(), config.trainer.seed))?;
     settle_labels(task, &mut opening.model, config, data.first())?;
     let limits = Limits::of(&opening.model, task);
     let data = data.map(|data| {
