@@ -120,7 +120,10 @@ impl NameTable {
         let near = self.names.iter().map(|entry| (strsim::jaro_winkler(name, entry.name), entry.name));
         let near = near.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|(score, _)| *score > 0.85);
         let near = near.map_or_else(String::new, |(_, near)| format!("; did the writer mean {near}?"));
-        Error::Config(format!("{name} = {value}: expected a name of {}, got one that Kiln does not know{near}", self.source))
+        Error::Config(format!(
+            "{name} = {value}: expected a name of {}, got one that Kiln does not know{near}",
+            self.source
+        ))
     }
 
     /// The table as Markdown, for the guide.

@@ -29,11 +29,23 @@ fn every_name_that_the_other_program_defines_is_in_the_table() {
     for table in kiln::guide::other_files_tables() {
         let peer = peers.get(table.file).unwrap_or_else(|| panic!("peers.json has no names of {}", table.file));
         assert!(!peer.names.is_empty(), "peers.json: {} has no names", table.file);
-        assert!(peer.source.starts_with(table.source), "{}: the table names {}, the list {}", table.file, table.source, peer.source);
+        assert!(
+            peer.source.starts_with(table.source),
+            "{}: the table names {}, the list {}",
+            table.file,
+            table.source,
+            peer.source
+        );
         let missing = peer.names.iter().filter(|name| table.get(name).is_none()).collect::<Vec<_>>();
         assert!(missing.is_empty(), "{}: the table lacks {missing:?}", table.file);
-        let twice = table.names.iter().filter(|one| table.names.iter().filter(|other| other.name == one.name).count() > 1);
-        assert_eq!(twice.map(|name| name.name).collect::<Vec<_>>(), Vec::<&str>::new(), "{}: names stand twice", table.file);
+        let twice =
+            table.names.iter().filter(|one| table.names.iter().filter(|other| other.name == one.name).count() > 1);
+        assert_eq!(
+            twice.map(|name| name.name).collect::<Vec<_>>(),
+            Vec::<&str>::new(),
+            "{}: names stand twice",
+            table.file
+        );
     }
     let tables = kiln::guide::other_files_tables();
     for file in peers.keys() {
@@ -53,5 +65,8 @@ fn the_chapter_shows_the_tables() {
         std::fs::write(CHAPTER, &wanted).expect("the chapter can be written");
     }
     let text = std::fs::read_to_string(CHAPTER).expect("the chapter is there");
-    assert!(text == wanted, "{CHAPTER} is stale: KILN_WRITE_DOCS=1 cargo test -p kiln --test library other_files writes it");
+    assert!(
+        text == wanted,
+        "{CHAPTER} is stale: KILN_WRITE_DOCS=1 cargo test -p kiln --test library other_files writes it"
+    );
 }
