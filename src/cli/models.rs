@@ -11,23 +11,23 @@ use serde_json::json;
 
 use super::{finite, say};
 use crate::base::error::{Error, Result, printable};
-use crate::base::files::read_regular_text;
+use crate::base::files::{ending, read_regular_text};
 use crate::base::signals;
 use crate::config::Task;
 use crate::config::{CompilerMode, DataFormat, DeviceKind, GenerationSection, Precision, TrainingCompilerConfig};
-use crate::config::{DataSection, GenerateOptions, RunConfig};
+use crate::config::{GenerateOptions, RunConfig};
 use crate::data::tokenized::{Limits, read_batch};
 use crate::data::tokenizer::Tokenizer;
 use crate::engine::device;
 use crate::engine::handover;
 use crate::engine::precision::PrecisionPlan;
 use crate::inference::forward::forward_to_file;
-use crate::inference::predict::{PredictOptions, predict};
+use crate::inference::predict::{PredictOptions, format_of, predict};
 use crate::session::adapter::task_of_architecture;
 use crate::session::export::export;
 use crate::session::generation_config;
 use crate::session::merge::merge;
-use crate::session::model_folder::{ModelFolder, described};
+use crate::session::model_folder::{ModelFolder, described, run_of};
 use crate::task::generate::Generator;
 
 #[derive(Debug, Args)]
@@ -41,9 +41,9 @@ struct DeviceArgs {
     /// native, compiled, or auto: compiled where the device has it
     #[arg(long, value_name = "MODE", default_value = "native")]
     compiler: CompilerMode,
-    /// f32, bf16, f16 or auto
-    #[arg(long, default_value_t)]
-    precision: Precision,
+    /// f32, bf16, f16 or auto; f32 when it is left out, and for `predict` that of the run
+    #[arg(long)]
+    precision: Option<Precision>,
 }
 
 #[derive(Debug, Args)]
@@ -131,7 +131,8 @@ pub(super) struct PredictArgs {
     /// csv, tsv, jsonl, parquet or squad, when the ending of the file does not tell
     #[arg(long)]
     format: Option<String>,
-    /// The column with the text, or with the question; that of the run, else `text`, when it is left out
+    /// The column with the text, or with the question; that of the run (as all settings below), else `text`, when it is left
+    /// out
     #[arg(long)]
     text_column: Option<String>,
     /// The column with the second text of a pair, or with the context of a question; that of the run when neither is given
@@ -140,15 +141,28 @@ pub(super) struct PredictArgs {
     /// The columns with the choices of a multiple choice, separated by commas; those of the run when they are left out
     #[arg(long, value_delimiter = ',')]
     choice_columns: Vec<String>,
-    /// Whether "no answer" may be the answer to a question, as in SQuAD 2.0
+    /// Whether "no answer" may be the answer to a question, as in SQuAD 2.0; where the file or the run says so when it is left
+    /// out
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    version_2_with_negative: Option<bool>,
+    /// Rows of a forward pass; `per_device_eval_batch_size` of the run, else 8, when it is left out
     #[arg(long)]
-    version_2_with_negative: bool,
-    /// Rows of a forward pass
-    #[arg(long, default_value_t = 8)]
-    batch_size: usize,
-    /// Tokens that a row is cut to
+    batch_size: Option<usize>,
+    /// Tokens that a row, or a window of a context, is cut to
     #[arg(long)]
     max_length: Option<usize>,
+    /// Tokens that two neighbouring windows of a context share
+    #[arg(long)]
+    doc_stride: Option<usize>,
+    /// So many best starts are paired with so many best ends when an answer is looked for
+    #[arg(long)]
+    n_best_size: Option<usize>,
+    /// The longest answer in tokens
+    #[arg(long)]
+    max_answer_length: Option<usize>,
+    /// No answer is given when its score is more than this above the best answer's
+    #[arg(long, allow_negative_numbers = true)]
+    null_score_diff_threshold: Option<f64>,
     #[command(flatten)]
     device: DeviceArgs,
 }
@@ -171,21 +185,21 @@ pub(super) struct ExportArgs {
     tar: PathBuf,
 }
 
-/// The device, and in which form and which type the model computes there.
-fn device(args: &DeviceArgs) -> Result<(Device, Compute)> {
+/// The device, and in which form and which type the model computes there: in `precision` where the arguments name none.
+fn device(args: &DeviceArgs, precision: Precision) -> Result<(Device, Compute)> {
     let kind = args.device.parse::<DeviceKind>().map_err(|error| error.at("--device"))?;
     let compiler = TrainingCompilerConfig { enabled: args.compiler, ..TrainingCompilerConfig::default() };
     handover::hand_over(Some(&compiler), kind)?;
     let found = device::select(kind, args.device_index)?;
     let facts = found.facts();
     let ops = device::ops(Some(&compiler), &facts)?;
-    let precision = PrecisionPlan::new(args.precision, &facts, ops)?;
+    let precision = PrecisionPlan::new(args.precision.unwrap_or(precision), &facts, ops)?;
     Ok((found.device, Compute::new(precision.ops(ops, facts.kind), precision.dtype())))
 }
 
 pub(super) fn run_forward(args: &ForwardArgs) -> Result<()> {
     let task = Task::from_name(&args.task)?;
-    let (device, compute) = device(&args.device)?;
+    let (device, compute) = device(&args.device, Precision::F32)?;
     let device = if args.gradients { device.autodiff() } else { device };
     let folder = ModelFolder::open(&args.model, task, &device)?.with_compute(compute);
     folder.notes.iter().try_for_each(say)?;
@@ -247,7 +261,7 @@ pub(super) fn run_generate(args: &GenerateArgs) -> Result<()> {
         return Err(Error::config("--batch-size: expected 1 or more, got 0"));
     }
     let prompts = args.prompts()?;
-    let (device, compute) = device(&args.device)?;
+    let (device, compute) = device(&args.device, Precision::F32)?;
     let folder = ModelFolder::open(&args.model, Task::Clm, &device)?.with_compute(compute);
     let tokenizer = folder.tokenizer()?;
     let (defaults, unused) = generation_config::defaults(&folder, &tokenizer)?;
@@ -363,14 +377,15 @@ fn stream(text: &str) -> Result<ControlFlow<()>> {
 }
 
 /// The settings of a config that `kiln predict` takes as arguments.
-const PREDICT_NAMES: [(&str, &str); 7] = [
+const PREDICT_NAMES: [(&str, &str); 8] = [
     ("data.text_column, data.text_pair_column and data.label_column", "--text-column and --text-pair-column"),
     ("data.text_column", "--text-column"),
     ("data.text_pair_column", "--text-pair-column"),
     ("data.choice_columns", "--choice-columns"),
     ("data.max_length", "--max-length"),
-    ("data.doc_stride", "--max-length"),
+    ("data.doc_stride", "--doc-stride"),
     ("data.format", "--format"),
+    ("set --", "give --"),
 ];
 
 pub(super) fn run_predict(args: &PredictArgs) -> Result<()> {
@@ -380,34 +395,16 @@ pub(super) fn run_predict(args: &PredictArgs) -> Result<()> {
 fn predict_with(args: &PredictArgs) -> Result<()> {
     signals::install()?;
     let task = args.task.as_deref().map_or_else(|| trained_task(&args.model), Task::from_name)?;
-    let (mut text_column, mut text_pair_column) = (args.text_column.clone(), args.text_pair_column.clone());
-    let mut choice_columns = args.choice_columns.clone();
-    let (names_no_text, names_no_choice) =
-        (text_column.is_none() && text_pair_column.is_none(), choice_columns.is_empty());
-    if names_no_text || (names_no_choice && task == Task::MultipleChoice) {
-        let trained = trained_columns(&args.model)?;
-        if names_no_text {
-            (text_column, text_pair_column) = (trained.text_column, trained.text_pair_column);
-        }
-        if names_no_choice {
-            choice_columns = trained.choice_columns.unwrap_or_default();
-        }
+    // Of a run of another task nothing is taken.
+    let run = run_of(&args.model)?.filter(|(_, config)| config.data.task == task);
+    let options = args.options(task, run.as_ref().map(|(_, config)| config))?;
+    let precision = run.as_ref().map_or(Precision::F32, |(_, config)| config.precision);
+    if let Some((plan, config)) = &run {
+        let taken = args.taken(task, config).join(", ");
+        let taken = if taken.is_empty() { "nothing, since arguments say all" } else { &taken };
+        tracing::info!("from {}: {taken}", plan.display());
     }
-    let format = args.format.as_deref().map(str::parse::<DataFormat>).transpose().map_err(|e| e.at("--format"))?;
-    if args.batch_size == 0 {
-        return Err(Error::config("--batch-size: expected 1 or more, got 0"));
-    }
-    let options = PredictOptions {
-        input: args.input.clone(),
-        format,
-        text_column: text_column.unwrap_or_else(|| task.columns().0.into()),
-        text_pair_column,
-        choice_columns,
-        version_2_with_negative: args.version_2_with_negative,
-        batch_size: args.batch_size,
-        max_length: args.max_length,
-    };
-    let (device, compute) = device(&args.device)?;
+    let (device, compute) = device(&args.device, precision)?;
     let folder = ModelFolder::open(&args.model, task, &device)?.with_compute(compute);
     let Some(out) = &args.out else {
         return predict(&folder, task, &options, &device, &mut |prediction| say(prediction)).map(drop);
@@ -417,14 +414,79 @@ fn predict_with(args: &PredictArgs) -> Result<()> {
     say(format!("wrote {count} predictions to {}", out.display()))
 }
 
-/// The keys of `[data]` of the run whose folder, or whose folder `model`, `model` is; the defaults where there is none.
-fn trained_columns(model: &str) -> Result<DataSection> {
-    let folder = Path::new(model);
-    let parent = || if folder.is_dir() { folder.canonicalize().ok()?.parent().map(Path::to_path_buf) } else { None };
-    let plan = [Some(folder.to_path_buf()), parent()].into_iter().flatten().map(|folder| folder.join("plan.toml"));
-    match plan.into_iter().find(|plan| plan.is_file()) {
-        Some(plan) => RunConfig::load(&plan).map(|config| config.data),
-        None => Ok(DataSection::default()),
+impl PredictArgs {
+    /// Whether the columns of the texts are named; those of the run would be another table's.
+    fn names_columns(&self) -> bool {
+        self.text_column.is_some() || self.text_pair_column.is_some()
+    }
+
+    /// The settings: those of the command line, else those of the run `config`, else the defaults.
+    fn options(&self, task: Task, config: Option<&RunConfig>) -> Result<PredictOptions> {
+        let mut data = config.map(|config| config.data.clone()).unwrap_or_default();
+        if self.names_columns() {
+            (data.text_column, data.text_pair_column) = (self.text_column.clone(), self.text_pair_column.clone());
+        }
+        if !self.choice_columns.is_empty() {
+            data.choice_columns = Some(self.choice_columns.clone());
+        }
+        data.max_length = self.max_length.or(data.max_length);
+        // A stride belongs to its length.
+        data.doc_stride = self.doc_stride.or(data.doc_stride.filter(|_| self.max_length.is_none()));
+        data.n_best_size = self.n_best_size.or(data.n_best_size);
+        data.max_answer_length = self.max_answer_length.or(data.max_answer_length);
+        data.null_score_diff_threshold = self.null_score_diff_threshold.or(data.null_score_diff_threshold);
+        data.version_2_with_negative = self.version_2_with_negative.unwrap_or(data.version_2_with_negative);
+        let batch_size = config.map_or(8, |config| config.trainer.per_device_eval_batch_size);
+        let batch_size = self.batch_size.unwrap_or(batch_size);
+        let counts = [
+            ("--batch-size", Some(batch_size)),
+            ("--n-best-size", data.n_best_size),
+            ("--max-answer-length", data.max_answer_length),
+        ];
+        if let Some((name, _)) = counts.into_iter().find(|(_, count)| *count == Some(0)) {
+            return Err(Error::config(format!("{name}: expected 1 or more, got 0")));
+        }
+        let format = self.format.as_deref().map(str::parse::<DataFormat>).transpose();
+        let format = format.map_err(|error| error.at("--format"))?.or_else(|| self.format_of_run(config?.data.format));
+        Ok(PredictOptions { format, ..PredictOptions::of(&data, task, self.input.clone(), batch_size) })
+    }
+
+    /// The format of the rows by that of the run's data, where it fits the ending of the file, or the ending tells none.
+    fn format_of_run(&self, format: DataFormat) -> Option<DataFormat> {
+        let fits = match ending(&self.input) {
+            Some(ending) if format.endings().contains(&&*ending) => {
+                format != DataFormat::Squad || !self.names_columns()
+            }
+            _ => format_of(&self.input).is_err(),
+        };
+        (fits && (format.is_table() || format == DataFormat::Squad)).then_some(format)
+    }
+
+    /// The settings of the run `config` that hold for this prediction, as `name = value`.
+    fn taken(&self, task: Task, config: &RunConfig) -> Vec<String> {
+        let data = &config.data;
+        let quoted = |name: &Option<String>| name.as_ref().map(|name| format!("{name:?}"));
+        let number = |count: Option<usize>| count.map(|count| count.to_string());
+        let (answers, columns) = (task == Task::QuestionAnswering, !self.names_columns());
+        let choices = data.choice_columns.as_ref().map(|choices| format!("{choices:?}"));
+        let threshold = data.null_score_diff_threshold.map(|threshold| threshold.to_string());
+        let batch_size = Some(config.trainer.per_device_eval_batch_size);
+        let negative = data.version_2_with_negative.then(|| "true".to_owned());
+        let precision = Some(config.precision.to_string());
+        let settings = [
+            ("text_column", quoted(&data.text_column).filter(|_| columns)),
+            ("text_pair_column", quoted(&data.text_pair_column).filter(|_| columns)),
+            ("choice_columns", choices.filter(|_| self.choice_columns.is_empty())),
+            ("max_length", number(data.max_length.filter(|_| self.max_length.is_none()))),
+            ("doc_stride", number(data.doc_stride.filter(|_| self.doc_stride.or(self.max_length).is_none()))),
+            ("n_best_size", number(data.n_best_size.filter(|_| self.n_best_size.is_none()))),
+            ("max_answer_length", number(data.max_answer_length.filter(|_| self.max_answer_length.is_none()))),
+            ("null_score_diff_threshold", threshold.filter(|_| self.null_score_diff_threshold.is_none())),
+            ("version_2_with_negative", negative.filter(|_| answers && self.version_2_with_negative.is_none())),
+            ("per_device_eval_batch_size", number(batch_size.filter(|_| self.batch_size.is_none()))),
+            ("precision", precision.filter(|_| self.device.precision.is_none())),
+        ];
+        settings.into_iter().filter_map(|(name, value)| Some(format!("{name} = {}", value?))).collect()
     }
 }
 

@@ -41,13 +41,13 @@ use crate::proof::auto;
 use crate::proof::verify_resume;
 use crate::proof::verify_resume::{Part, Report, across_modes, verify};
 use crate::session::evaluation::EvaluationSession;
-use crate::session::model_folder::ModelFolder;
+use crate::session::model_folder::{ModelFolder, PLAN_TOML};
 use crate::session::{Session, outline};
 use crate::trainer::{PAGE, PREDICTIONS, RunFolder, RunStatus, Status, StopAfter, TrainOutput, Trainer};
 
 #[derive(Debug, Args)]
 pub(super) struct ConfigArgs {
-    /// The config file (TOML)
+    /// The config file (TOML); for `eval` a run folder, too, whose plan.toml and model are taken
     pub(super) file: PathBuf,
     /// Lay Hugging Face's arguments over the file: JSON that TrainingArguments.to_json_string() wrote. They win over FILE, and
     /// --set wins over them; null asks for nothing. The plan lists arguments that have no effect
@@ -298,7 +298,10 @@ pub(super) struct EvalArgs {
 }
 
 pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
-    let mut config = args.config.load()?;
+    let mut config = match args.config.file.is_dir() {
+        true => of_run(&args.config)?,
+        false => args.config.load()?,
+    };
     if let Some(mode) = args.compiler {
         config.set_compiler(mode);
     }
@@ -316,6 +319,22 @@ pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
     confusion.iter().try_for_each(say)?;
     say(record.to_dict())?;
     finite("eval_loss", record.get("eval_loss").unwrap_or(0.0))
+}
+
+/// The config of the run whose folder `args` names in place of a config file.
+fn of_run(args: &ConfigArgs) -> Result<RunConfig> {
+    let (folder, plan) = (&args.file, args.file.join(PLAN_TOML));
+    if !plan.is_file() {
+        return Err(Error::config(format!(
+            "{}: expected a config file, or a run folder with {PLAN_TOML}, got another folder",
+            folder.display()
+        ))
+        .help("name the config file, and the model by --model"));
+    }
+    let mut config = RunConfig::load_with_hf_args(&plan, args.hf_args.as_deref(), &args.set)?;
+    // The folder may have been moved since the plan was written.
+    config.run.output_dir.clone_from(folder);
+    Ok(config)
 }
 
 /// The config of `args`, in the engine that it asks for.
@@ -560,17 +579,10 @@ fn test_file(config: &RunConfig) -> Result<Option<PathBuf>> {
 fn predict_test(session: &Session, model: &str, talk: Talk) -> Result<()> {
     let plan = session.plan();
     let (config, folder, (_, task)) = (session.config(), plan.output_dir()?, plan.model.built_in()?);
-    let data = &config.data;
     let Some(input) = test_file(&config)? else { return Ok(()) };
     let options = PredictOptions {
-        input,
-        format: Some(data.format),
-        text_column: data.text_column.clone().unwrap_or_else(|| data.task.columns().0.into()),
-        text_pair_column: data.text_pair_column.clone(),
-        choice_columns: data.choice_columns.clone().unwrap_or_default(),
-        batch_size: plan.evaluation.batch_size,
-        version_2_with_negative: false,
-        max_length: data.max_length,
+        format: Some(config.data.format),
+        ..PredictOptions::of(&config.data, task, input, plan.evaluation.batch_size)
     };
     let device = &session.device;
     let model = ModelFolder::open(model, task, device)?.with_compute(plan.engine.compute());

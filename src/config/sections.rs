@@ -193,6 +193,10 @@ pub struct DataSection {
     /// No answer is given when its score is more than this above the best answer's, for SQuAD 2.0. Default: 0.0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub null_score_diff_threshold: Option<f64>,
+    /// Whether "no answer" may be the answer to every question, for `squad`. Files of SQuAD 2.0, and rows of which one has
+    /// no answer, say so themselves. Default: false.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub version_2_with_negative: bool,
     /// To which length the rows of a batch are padded. Default: `longest`.
     pub padding: PaddingStrategy,
     /// Trains on the first so many examples only. Default: all.
@@ -244,6 +248,7 @@ impl Default for DataSection {
             n_best_size: None,
             max_answer_length: None,
             null_score_diff_threshold: None,
+            version_2_with_negative: false,
             padding: PaddingStrategy::Longest,
             max_train_samples: None,
             max_eval_samples: None,

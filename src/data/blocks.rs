@@ -32,7 +32,10 @@ impl Blocks {
                 "the text has {} tokens, fewer than one block of {block_size}",
                 store.len()
             ))
-            .help(format!("add text, or set data.block_size to at most {}", store.len())));
+            .help(match store.len() {
+                0 | 1 => "add text".to_owned(),
+                tokens => format!("add text, or set data.block_size to at most {tokens}"),
+            }));
         }
         Ok(Self { store, block_size })
     }

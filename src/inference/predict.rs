@@ -11,7 +11,7 @@ use crate::base::error::{Error, Result};
 use crate::base::files::ending;
 use crate::base::reads::read_values;
 use crate::base::signals;
-use crate::config::{DataFormat, Task, check_label_names};
+use crate::config::{DataFormat, DataSection, Task, check_label_names};
 use crate::data::collate::collate;
 use crate::data::labels::label_names;
 use crate::data::padding::Padding;
@@ -19,7 +19,8 @@ use crate::data::squad::{Question, SpanLogits, SpanOptions, SquadData, WindowEnc
 use crate::data::table::{Columns, Row, Table};
 use crate::data::tokenizer::{RowEncoder, Tokenizer};
 use crate::data::{Dataset, Example, IGNORED, Label};
-use crate::session::inputs::table::encoder;
+use crate::session::inputs::squad::span_options;
+use crate::session::inputs::table::{encoder, pad_id};
 use crate::session::model_folder::ModelFolder;
 use crate::task::{DeviceBatch, span_logits};
 
@@ -38,10 +39,29 @@ pub struct PredictOptions {
     pub choice_columns: Vec<String>,
     /// Rows of a forward pass.
     pub batch_size: usize,
-    /// Whether "no answer" may be the answer, for questions whose file does not say so (`run_qa.py`'s name).
-    pub version_2_with_negative: bool,
     /// Tokens that a row, or a window of a context, is cut to; the model's positions, at most 512 (384), when none.
     pub max_length: Option<usize>,
+    /// Tokens that two neighbouring windows of a context share; those of `run_qa.py` when none.
+    pub doc_stride: Option<usize>,
+    /// How answers are looked for.
+    pub spans: SpanOptions,
+}
+
+impl PredictOptions {
+    /// The rows of `input`, predicted as a run of `task` on `data` evaluates, in batches of `batch_size`.
+    pub fn of(data: &DataSection, task: Task, input: PathBuf, batch_size: usize) -> Self {
+        Self {
+            input,
+            format: None,
+            text_column: data.text_column.clone().unwrap_or_else(|| task.columns().0.into()),
+            text_pair_column: data.text_pair_column.clone(),
+            choice_columns: data.choice_columns.clone().unwrap_or_default(),
+            batch_size,
+            max_length: data.max_length,
+            doc_stride: data.doc_stride,
+            spans: span_options(data),
+        }
+    }
 }
 
 /// Predicts every row with the model of `folder` and hands the predictions to `write` in the order of the rows:
@@ -74,8 +94,9 @@ pub fn predict(
     let max_length = options.max_length.unwrap_or(positions.min(longest));
     if max_length == 0 || max_length > positions {
         return Err(Error::config(format!(
-            "--max-length {max_length}: expected 1 to the model's {positions} positions"
-        )));
+            "data.max_length = {max_length}: expected 1 to the model's {positions} positions"
+        ))
+        .help(format!("set data.max_length to at most {positions}")));
     }
     let predictor = Predictor {
         folder,
@@ -222,8 +243,8 @@ impl Predictor<'_> {
             ))
             .help("the tokenizer does not belong to this model"));
         }
-        let pad_id = folder.config.pad_token_id().unwrap_or(0);
-        let batch = collate(examples, pad_id, &Padding::default(), examples.len())?;
+        let pad_id = pad_id(&folder.config, &self.tokenizer);
+        let batch = collate(examples, pad_id.unwrap_or(0), &Padding::default(), examples.len())?;
         let batch = DeviceBatch::new(task, &batch, device)?;
         let pass = folder.model.pass(false).with_copies(&self.copies);
         Ok(folder.model.logits(&batch.input, pass))
@@ -232,17 +253,16 @@ impl Predictor<'_> {
     /// Answers to the questions of a file.
     fn answers(&self, write: &mut dyn FnMut(&Value) -> Result<()>) -> Result<usize> {
         let Self { folder, max_length, options, .. } = *self;
-        let mut questions = match self.format {
+        let questions = match self.format {
             DataFormat::Squad => read_unanswered(std::slice::from_ref(&options.input))?,
             format => table_questions(format, options)?,
         };
-        questions.iter_mut().for_each(|question| question.may_be_unanswerable |= options.version_2_with_negative);
         let encoder = self.tokenizer.window_encoder(
             max_length,
-            WindowEncoder::default_stride(max_length),
+            options.doc_stride.unwrap_or(WindowEncoder::default_stride(max_length)),
             folder.config.type_vocab_size().is_some_and(|types| types > 1),
         )?;
-        let data = SquadData::new(questions, &encoder, SpanOptions::default())?;
+        let data = SquadData::new(questions, &encoder, options.spans)?;
         let mut logits = Vec::new();
         for first in (0..data.len()).step_by(options.batch_size) {
             if let Some(signal) = signals::received() {
@@ -318,7 +338,8 @@ fn tagged<'a>(
 /// The labels that apply, and the probabilities of all: the logistic function of the logits, in f64.
 fn several(index: usize, logits: &[f32], name: &dyn Fn(usize) -> String) -> Value {
     let probabilities = logits.iter().map(|logit| 1.0 / (1.0 + f64::from(-logit).exp())).collect::<Vec<_>>();
-    let labels = probabilities.iter().enumerate().filter(|(_, probability)| **probability > 0.5);
+    // The probability is above one half, as an evaluation asks it.
+    let labels = logits.iter().enumerate().filter(|(_, logit)| **logit > 0.0);
     let labels = labels.map(|(label, _)| name(label)).collect::<Vec<_>>();
     let named = probabilities.iter().enumerate().map(|(label, probability)| (name(label), json!(probability)));
     json!({ "index": index, "labels": labels, "probabilities": named.collect::<Map<_, _>>() })
@@ -339,7 +360,7 @@ fn table_questions(format: DataFormat, options: &PredictOptions) -> Result<Vec<Q
             text: row.text,
             context: row.text_pair.unwrap_or_default().into(),
             answers: Vec::new(),
-            may_be_unanswerable: options.version_2_with_negative,
+            may_be_unanswerable: false,
         })
     };
     table.rows().enumerate().map(question).collect()

@@ -94,6 +94,8 @@ pub struct DataFacts {
     pub pad_id: u32,
     /// Sequences of an example: the choices of a multiple choice, else one.
     pub sequences: usize,
+    /// Whether "no answer" may be the answer to the questions that an evaluation asks.
+    pub version_2_with_negative: bool,
 }
 
 /// The number of examples of the training or validation data, and the length of the longest.
@@ -123,6 +125,7 @@ impl DataFacts {
             max_length: None,
             pad_id: 0,
             sequences: 1,
+            version_2_with_negative: false,
         }
     }
 

@@ -228,6 +228,7 @@ impl RunPlan {
         config.precision = self.engine.precision.precision;
         config.data.block_size = self.data.block_size.or(config.data.block_size);
         config.data.max_length = self.data.max_length;
+        config.data.version_2_with_negative = self.data.version_2_with_negative;
         if config.data.format.is_table() {
             let (text, label) = config.data.task.columns();
             if !config.data.has_instructions() {
@@ -399,6 +400,7 @@ fn data_plan(config: &RunConfig, facts: &DataFacts, batch: &BatchPlan, device: D
         pad_id: facts.pad_id,
         sequences: facts.sequences,
         packing: data.packing,
+        version_2_with_negative: facts.version_2_with_negative,
         padding_strategy: data.padding,
         padding,
         padding_cost,

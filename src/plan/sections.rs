@@ -223,6 +223,9 @@ pub struct DataPlan {
     /// Whether a sequence is several documents.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub packing: bool,
+    /// Whether "no answer" may be the answer to the questions that an evaluation asks.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub version_2_with_negative: bool,
     /// How lengths are chosen.
     pub padding_strategy: PaddingStrategy,
     /// The lengths that batches are padded to.

@@ -7,9 +7,9 @@ use burn::tensor::Device;
 use kiln_models::weights::save;
 
 use super::adapter::{Source, task_of};
-use super::model_folder::{ModelFolder, kept_files};
+use super::model_folder::{ModelFolder, PLAN_TOML, kept_files, plan_of};
 use crate::base::error::{Error, Result, printable};
-use crate::base::files::write_folder;
+use crate::base::files::{read_regular, write_folder};
 use crate::data::tokenizer::{NamedFile, Tokenizer, write_files};
 
 /// Writes the model of the adapter `spec` (a folder, a run folder that ended with one, or a Hub id), merged into the weights of its
@@ -38,6 +38,11 @@ pub fn merge(spec: &str, target: &Path) -> Result<Vec<String>> {
     let mut files: Vec<NamedFile> = vec![("config.json".into(), format!("{}\n", printable(&json)).into_bytes().into())];
     let tokenizer = if Tokenizer::is_in(&folder.path) { &folder.path } else { &folder.base };
     files.extend(kept_files(tokenizer, true)?);
+    // `kiln predict` reads rows by it, as the run of the adapter did.
+    if let Some(plan) = plan_of(&folder.path) {
+        let text = read_regular(&plan).map_err(|error| Error::io(format!("read {}", plan.display()), &error))?;
+        files.push((PLAN_TOML.into(), text.into()));
+    }
 
     let target =
         &std::path::absolute(target).map_err(|error| Error::io(format!("write {}", target.display()), &error))?;

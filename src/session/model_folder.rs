@@ -5,13 +5,16 @@ use std::path::{Path, PathBuf};
 use burn::tensor::Device;
 use kiln_models::{Compute, Model, ModelConfig};
 
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::files::read_regular_text;
-use crate::config::Task;
+use crate::config::{RunConfig, Task};
 use crate::data::labels::problem_type;
 use crate::data::tokenizer::{NamedFile, Tokenizer, read_file, tokenizer_files};
 use crate::session::adapter::{Source, stated_task};
 use crate::session::generation_config::GENERATION_CONFIG;
+
+/// The config of a run with every default explicit, in the run folder and in what `kiln merge` makes of it.
+pub const PLAN_TOML: &str = "plan.toml";
 
 /// A model read from a folder, with everything in place.
 pub struct ModelFolder {
@@ -97,6 +100,33 @@ pub(crate) fn kept_files(folder: &Path, with_tokenizer: bool) -> Result<Vec<Name
 /// Files that are missing.
 pub fn model_folder(spec: &str) -> Result<PathBuf> {
     Ok(Source::resolve(spec)?.folder().to_owned())
+}
+
+/// The file with the config of the run that the model in `folder` was trained by: beside it in what `kiln merge` wrote, above
+/// `model/` and above `checkpoints/`; none for a model that stands alone.
+pub(crate) fn plan_of(folder: &Path) -> Option<PathBuf> {
+    let folder = folder.canonicalize().ok()?;
+    let parent = folder.parent();
+    let above = parent.filter(|parent| parent.ends_with("checkpoints")).and_then(Path::parent);
+    let folders = [Some(&*folder), parent, above].into_iter().flatten();
+    folders.map(|folder| folder.join(PLAN_TOML)).find(|plan| plan.is_file())
+}
+
+/// The config of the run that the model `spec` was trained by, with its file; none for a model that stands alone.
+///
+/// # Errors
+/// A model that is not there, and a file that is no config.
+pub fn run_of(spec: &str) -> Result<Option<(PathBuf, RunConfig)>> {
+    let Some(plan) = plan_of(&model_folder(spec)?) else { return Ok(None) };
+    let config = RunConfig::load(&plan).map_err(|error| match error.kind() {
+        ErrorKind::Config => error.help(format!(
+            "it says how the run of this model read its rows; without the file (move {} away) rows are read by the \
+             arguments alone",
+            plan.display()
+        )),
+        _ => error,
+    })?;
+    Ok(Some((plan, config)))
 }
 
 /// The configuration of the model or adapter that `spec` names, and the task that an adapter states.

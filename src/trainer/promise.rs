@@ -46,6 +46,7 @@ const FREE: &[&str] = &[
     "distributed.",
     "data.max_eval_samples",
     "data.test",
+    "data.version_2_with_negative",
     "trainer.do_train",
     "trainer.do_eval",
     "trainer.do_predict",

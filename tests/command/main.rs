@@ -12,6 +12,7 @@ mod init;
 mod language_models;
 mod lora;
 mod predict;
+mod predict_agrees;
 mod tables;
 mod streaming;
 mod variants;
@@ -61,3 +62,4 @@ mod tune_batch;
 
 // Mistakes of the user.
 mod bad_input;
+mod help_followed;

@@ -108,10 +108,11 @@ fn labels() {
         fails(kiln(folder.path()).args(full).args(task), 1, &["cannot write /dev/full: No space left"]);
     }
 
-    // The run is asked for its columns where none is named.
+    // The run is asked how it read its rows.
     let plan = std::fs::read_to_string(folder.path().join("run/plan.toml")).unwrap();
     std::fs::write(folder.path().join("run/plan.toml"), "no plan").unwrap();
-    fails(kiln(folder.path()).args(["predict", "run/model"]).args(task), 2, &["plan.toml"]);
+    fails(kiln(folder.path()).args(["predict", "run/model"]).args(task), 2, &["plan.toml", "move "]);
+    std::fs::remove_file(folder.path().join("run/plan.toml")).unwrap();
     assert_eq!(predictions(folder.path(), &[&task[..], &["--text-column", "text"]].concat()), found);
     std::fs::write(folder.path().join("run/plan.toml"), plan).unwrap();
 
@@ -121,7 +122,7 @@ fn labels() {
     predict(&["--task", "regression", "--input", "new.csv"], 3, &["2 labels"]);
     predict(&["--task", "question-answering", "--input", "new.csv"], 3, &["no head for the task"]);
     predict(&["--task", "sequence-classification", "--input", "none.csv"], 2, &["no such file"]);
-    predict(&["--task", "sequence-classification", "--input", "config.toml"], 2, &["ending tells no format"]);
+    predict(&["--task", "sequence-classification", "--input", "config.toml"], 3, &["there is no column"]);
     let column = ["--task", "sequence-classification", "--input", "new.csv", "--text-column", "words"];
     predict(&column, 3, &["words", "--text-column"]);
     let short = ["--task", "sequence-classification", "--input", "new.csv", "--max-length", "1"];

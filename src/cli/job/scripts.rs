@@ -70,7 +70,7 @@ pub(super) const NAMES: &[(&str, Means)] = &[
     ("max_val_samples", Key("data.max_eval_samples")),
     ("max_predict_samples", More),
     ("max_test_samples", More),
-    ("version_2_with_negative", Nothing("the data say whether a question may have no answer")),
+    ("version_2_with_negative", Key("data.version_2_with_negative")),
     ("do_regression", More),
     ("text_column_name", Key("data.text_column")),
     ("text_column_names", More),

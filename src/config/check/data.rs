@@ -140,6 +140,7 @@ fn squad(data: &DataSection) -> Checked {
         ("data.n_best_size", data.n_best_size.is_some()),
         ("data.max_answer_length", data.max_answer_length.is_some()),
         ("data.null_score_diff_threshold", data.null_score_diff_threshold.is_some()),
+        ("data.version_2_with_negative", data.version_2_with_negative),
     ];
     if let Some((key, _)) = given.into_iter().find(|(_, given)| *given && !squad) {
         return Err(Complaint::new(key, format!("has no effect with format = \"{}\"", data.format))

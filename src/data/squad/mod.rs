@@ -69,7 +69,11 @@ impl SquadData {
         Ok(Self::whole(questions, store, options))
     }
 
-    fn whole(questions: Vec<Question>, store: WindowStore, options: SpanOptions) -> Self {
+    /// All questions with their windows. Where one may have no answer, each may, as `run_qa.py` has one setting for all.
+    fn whole(mut questions: Vec<Question>, store: WindowStore, options: SpanOptions) -> Self {
+        if options.version_2_with_negative || questions.iter().any(|question| question.may_be_unanswerable) {
+            questions.iter_mut().for_each(|question| question.may_be_unanswerable = true);
+        }
         let windows = (0..store.len()).map(|window| (window, store.question_of(window))).collect();
         Self { questions: questions.into(), store: Arc::new(store), windows, options }
     }

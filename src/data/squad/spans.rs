@@ -23,12 +23,14 @@ pub struct SpanOptions {
     pub max_answer_length: usize,
     /// SQuAD 2.0: no answer is given when its score is more than this above the best answer's.
     pub null_score_diff_threshold: f64,
+    /// Whether "no answer" may be the answer to every question, whatever the files say.
+    pub version_2_with_negative: bool,
 }
 
 impl Default for SpanOptions {
     /// Those of `run_qa.py`: 20, 30, 0.
     fn default() -> Self {
-        Self { n_best_size: 20, max_answer_length: 30, null_score_diff_threshold: 0.0 }
+        Self { n_best_size: 20, max_answer_length: 30, null_score_diff_threshold: 0.0, version_2_with_negative: false }
     }
 }
 

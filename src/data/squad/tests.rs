@@ -137,7 +137,12 @@ fn the_best_span_is_the_best_of_all() {
         let windows = [window(0), window(10)];
         let logits = [0, 1]
             .map(|part| SpanLogits { start: noise(seed * 4 + part * 2, 24), end: noise(seed * 4 + part * 2 + 1, 24) });
-        let options = SpanOptions { n_best_size: 24, max_answer_length: 4, null_score_diff_threshold: 1.0 };
+        let options = SpanOptions {
+            n_best_size: 24,
+            max_answer_length: 4,
+            null_score_diff_threshold: 1.0,
+            ..SpanOptions::default()
+        };
         let mut best = (f64::NEG_INFINITY, (0, 0));
         let mut none = f64::INFINITY;
         for (window, logits) in windows.iter().zip(&logits) {

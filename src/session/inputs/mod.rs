@@ -6,7 +6,7 @@ mod instructions;
 mod model;
 mod opening;
 mod splits;
-mod squad;
+pub(crate) mod squad;
 pub(crate) mod table;
 mod text;
 mod tokenized;
@@ -110,6 +110,8 @@ impl Inputs {
                 block_size: inputs.block_size,
                 max_length: inputs.max_length,
                 pad_id: inputs.task.pad_id,
+                version_2_with_negative: SquadData::of(&**validation.as_ref().unwrap_or(&train))
+                    .is_some_and(|squad| squad.questions().iter().any(|question| question.may_be_unanswerable)),
                 sequences: match config.data.task {
                     Task::MultipleChoice => train.get(0, 0)?.sequences().len().max(1),
                     _ => 1,

@@ -6,7 +6,7 @@ use super::opening::Opening;
 use super::{Inputs, Splits};
 use crate::base::error::Result;
 use crate::cache;
-use crate::config::RunConfig;
+use crate::config::DataSection;
 use crate::data::squad::{SpanOptions, SquadData, WindowEncoder};
 use crate::data::{Dataset, paths};
 
@@ -18,7 +18,7 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     let stride = config.data.doc_stride.unwrap_or(WindowEncoder::default_stride(max_length));
     let types = opening.model.type_vocab_size().is_some_and(|types| types > 1);
     let encoder = tokenizer.window_encoder(max_length, stride, types)?;
-    let options = span_options(config);
+    let options = span_options(&config.data);
     let folder = cache::folder_of(cache::WINDOWS)?;
     let data = Splits::open(config, used, |patterns| {
         SquadData::open(&folder, &paths::resolve(patterns, config.data.format)?, &encoder, options, opening.progress)
@@ -29,12 +29,13 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     Ok(Inputs { max_length: Some(max_length), ..opening.inputs(Some(tokenizer), pad_id, data) })
 }
 
-/// How answers are looked for.
-fn span_options(config: &RunConfig) -> SpanOptions {
-    let (data, default) = (&config.data, SpanOptions::default());
+/// How `data` has answers looked for.
+pub(crate) fn span_options(data: &DataSection) -> SpanOptions {
+    let default = SpanOptions::default();
     SpanOptions {
         n_best_size: data.n_best_size.unwrap_or(default.n_best_size),
         max_answer_length: data.max_answer_length.unwrap_or(default.max_answer_length),
         null_score_diff_threshold: data.null_score_diff_threshold.unwrap_or(default.null_score_diff_threshold),
+        version_2_with_negative: data.version_2_with_negative,
     }
 }

@@ -24,7 +24,7 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     let tokenizer = opening.tokenizer()?;
     let max_length = opening.max_length(RowEncoder::DEFAULT_MAX_LENGTH)?;
     let data = rows(&mut opening, &tokenizer, max_length)?;
-    let pad_id = opening.model.pad_token_id().or_else(|| tokenizer.pad_id()).or_else(|| tokenizer.eot_id());
+    let pad_id = pad_id(&opening.model, &tokenizer);
     if let (ModelConfig::Gpt2(_), None, Some(pad)) = (&opening.model, opening.model.pad_token_id(), pad_id) {
         // `GPT2ForSequenceClassification` finds the last token of a row by it.
         opening.model = with_pad_id(opening.model, pad)?;
@@ -66,6 +66,11 @@ fn rows(opening: &mut Opening<'_>, tokenizer: &Tokenizer, max_length: usize) -> 
         Ok(Arc::new(store) as Arc<dyn Dataset>)
     })?;
     rows.split_rows(config, used)
+}
+
+/// The id that pads rows: the model's, else the tokenizer's, else that of its end of text.
+pub(crate) fn pad_id(model: &ModelConfig, tokenizer: &Tokenizer) -> Option<u32> {
+    model.pad_token_id().or_else(|| tokenizer.pad_id()).or_else(|| tokenizer.eot_id())
 }
 
 /// The columns that `data` names, or those of its task.

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use kiln_models::ModelConfig;
+
 use super::opening::Opening;
 use super::splits::Held;
 use super::{Inputs, Splits, Use, shuffle};
 use crate::base::error::{Error, Result};
 use crate::cache;
-use crate::config::{DEFAULT_TEXT_COLUMN, RunConfig, Task};
+use crate::config::{DEFAULT_TEXT_COLUMN, DataFormat, RunConfig, Task};
 use crate::data::Dataset;
 use crate::data::blocks::Blocks;
 use crate::data::corpus::Corpus;
@@ -44,13 +46,12 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
             }
             (None, _) => {
                 let format = config.data.format;
+                let learned = ", or tokenizer.train_vocab_size = 4096 to learn one from the training text";
+                let learned = if format == DataFormat::Text { learned } else { "" };
                 return Err(Error::config(format!(
                     "data.format = \"{format}\" needs a tokenizer, and the config names none"
                 ))
-                .help(
-                    "set tokenizer.from to a tokenizer, or tokenizer.train_vocab_size = 4096 to learn one from the \
-                     training text",
-                ));
+                .help(format!("set tokenizer.from to a tokenizer{learned}")));
             }
         },
     };
@@ -61,7 +62,13 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
         return Err(Error::config(format!(
             "data.block_size = {block_size}: the model has {positions} positions, so a block can have at most as many"
         ))
-        .help(format!("set data.block_size = {positions}, or raise the model's n_positions")));
+        .help(match (opening.model_from.is_some(), &opening.model) {
+            (true, _) => format!("set data.block_size = {positions}"),
+            (false, ModelConfig::Gpt2(_)) => {
+                format!("set data.block_size = {positions}, or raise the model's n_positions")
+            }
+            (false, _) => format!("set data.block_size = {positions}, or raise the model's max_position_embeddings"),
+        }));
     }
     let folder = cache::folder_of(cache::TOKENS)?;
     let masking = match config.data.task {
