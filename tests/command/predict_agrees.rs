@@ -204,7 +204,7 @@ fn squad(negative: bool) -> Value {
         let mut qas = json!({ "id": format!("q{i}"), "question": format!("where is the {animal}") });
         qas["answers"] = json!([{ "text": place, "answer_start": start }]);
         if negative {
-            qas["is_impossible"] = json!(i % 3 == 0);
+            qas["is_impossible"] = json!(i.is_multiple_of(3));
         }
         json!({ "context": context, "qas": [qas] })
     };
